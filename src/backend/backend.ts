@@ -1,0 +1,57 @@
+/**
+ * The backend contract: how Ferry talks to one kind of worker.
+ *
+ * A backend owns its workers, each able to run one batch at a time; the dispatcher never calls `run`
+ * on a worker that is still running. `run` never throws and never hangs past `signal`: whatever the
+ * worker does becomes one of five replies. `test/contract/backend.ts` holds every backend to this.
+ *
+ *   answered   one output per task, keyed by task id. The backend has checked that the worker sent
+ *              exactly as many usable outputs as it got inputs; if not, the reply is `unusable`.
+ *   rejected   the worker lives and refused this batch (a 4xx, an exception in the user's function).
+ *   unusable   the worker lives and its reply cannot be used: wrong count, not JSON, NaN, too large.
+ *   busy       the worker asks to come back later (429, 503); the attempt does not count.
+ *   failed     the worker is broken or gone. `crashed` means that it died with the batch in its
+ *              hands, so one of its inputs may be what killed it.
+ *
+ * A reply's `message` is for operators and for the error a client sees: one line, no stack, no secret.
+ */
+import type { Json } from "../core/task.ts";
+
+export interface BatchTask {
+  readonly id: string;
+  readonly input: Json;
+}
+
+export interface Batch {
+  readonly id: string;
+  readonly tasks: readonly BatchTask[];
+  /** Shared by all tasks of the batch; "" when there are none. */
+  readonly parameters: Json;
+}
+
+export type Reply =
+  | { readonly kind: "answered"; readonly outputs: ReadonlyMap<string, Json> }
+  | { readonly kind: "rejected"; readonly message: string }
+  | { readonly kind: "unusable"; readonly message: string }
+  | { readonly kind: "busy"; readonly message: string; readonly retryAfterMs: number }
+  | { readonly kind: "failed"; readonly message: string; readonly crashed: boolean };
+
+export interface Worker {
+  /** Unique in its model, stable over restarts; what people see. */
+  readonly name: string;
+  /**
+   * Runs one batch. When `signal` aborts, the reply is `failed` at once and whatever was in flight is
+   * destroyed: the next `run` must never see the tail of this one.
+   */
+  run(batch: Batch, signal: AbortSignal): Promise<Reply>;
+  /** Asks whether the worker is well, where its protocol has a way to ask. Never throws. */
+  probe?(signal: AbortSignal): Promise<boolean>;
+}
+
+export interface Backend {
+  readonly workers: readonly Worker[];
+  /** Resolves when every worker can take a batch; rejects with a one-line Error that says what to do. */
+  start(): Promise<void>;
+  /** Ends every worker and resolves when they are gone. Idempotent. */
+  stop(): Promise<void>;
+}

@@ -1,0 +1,33 @@
+/**
+ * Time, as a value that is handed in.
+ *
+ * Every instant in Ferry is one kind of number: milliseconds that read like Unix time but never
+ * jump, because they are the process's start on the wall clock plus a monotonic count since then.
+ * This is the only file that touches real time; `plan/virtual-clock.ts` is the other implementation.
+ */
+
+/** A timer that can be called off; calling it off twice, or after it fired, does nothing. */
+export interface Alarm {
+  cancel(): void;
+}
+
+export interface Clock {
+  /** Milliseconds since 1970, monotonic, with a fraction. */
+  now(): number;
+  /** Runs `ring` once, at `time` or as soon after it as the process can. */
+  at(time: number, ring: () => void): Alarm;
+}
+
+export class SystemClock implements Clock {
+  readonly #origin = performance.timeOrigin;
+
+  now(): number {
+    return this.#origin + performance.now();
+  }
+
+  at(time: number, ring: () => void): Alarm {
+    // Node fires up to a millisecond early (it truncates); rounding up keeps `now() >= time` true.
+    const timer = setTimeout(ring, Math.max(0, Math.ceil(time - this.now())));
+    return { cancel: () => clearTimeout(timer) };
+  }
+}

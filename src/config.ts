@@ -1,0 +1,120 @@
+/** The settings of one Ferry process, checked and with every default filled in. */
+
+export interface Address {
+  readonly host: string;
+  readonly port: number;
+}
+
+export interface Config {
+  readonly listen: Address;
+  readonly admin: { readonly listen: Address; readonly token?: string };
+  readonly engine: EngineConfig;
+  readonly zone: string;
+  readonly api: { readonly defaultMode: "sync" | "async"; readonly maxPollMs: number };
+  readonly models: readonly ModelConfig[];
+  /** In order of priority. */
+  readonly tiers: readonly TierConfig[];
+  readonly auth: { readonly mode: "none" | "required"; readonly anonymousTier: string };
+  readonly limits: LimitsConfig;
+  readonly admission: {
+    readonly mode: "predictive" | "thresholds" | "off";
+    readonly targetUtilization: number;
+  };
+  readonly results: { readonly ttlMs: number; readonly evictAfterRead: boolean; readonly maxBytes: number };
+  readonly deadLetters: { readonly max: number; readonly ttlMs: number };
+  readonly telemetry: { readonly logLevel: "debug" | "info" | "warn" | "error" | "silent" };
+}
+
+export interface EngineConfig {
+  readonly kind: "memory";
+  /** Left out: nothing is kept on disk. */
+  readonly dataDir?: string;
+}
+
+export interface TierConfig {
+  readonly name: string;
+  readonly weight: number;
+  /** Left out: no limit. */
+  readonly ratePerMinute?: number;
+}
+
+export interface LimitsConfig {
+  readonly maxBodyBytes: number;
+  readonly maxQueued: number;
+  readonly maxHeaders: number;
+  readonly maxConnections: number;
+  /** Left out: no limit (auth.mode none) */
+  readonly perUserPerMinute?: number;
+  readonly headersTimeoutMs: number;
+  readonly requestTimeoutMs: number;
+  readonly keepAliveTimeoutMs: number;
+  readonly drainMs: number;
+}
+
+export interface ModelConfig {
+  readonly name: string;
+  readonly backend: BackendConfig;
+  readonly maxBatchSize: number;
+  readonly maxWaitMs: number;
+  readonly policy: "adaptive" | "latency" | "eco" | "fixed";
+  readonly timeouts: { readonly queueMs: number; readonly workerMs: number; readonly totalMs: number };
+  readonly retry: {
+    readonly max: number;
+    readonly baseMs: number;
+    readonly maxMs: number;
+    readonly budget: number;
+  };
+  readonly cache: { readonly ttlMs: number; readonly scope: "tenant" | "shared" | "off" };
+  readonly collapse: boolean;
+  readonly health: { readonly failures: number; readonly ejectMs: number; readonly maxEjectMs: number };
+}
+
+export type BackendConfig =
+  | HttpBackendConfig
+  | PythonBackendConfig
+  | ModuleBackendConfig
+  | SimulatedBackendConfig;
+
+export interface HttpBackendConfig {
+  readonly kind: "http";
+  readonly protocol: "batch";
+  /** Full endpoint URLs. */
+  readonly workers: readonly string[];
+  readonly maxReplyBytes: number;
+}
+
+export interface PythonBackendConfig {
+  readonly kind: "python";
+  /** `file.py:function`, the file's path made absolute (relative to the config file). */
+  readonly function: string;
+  readonly workers: number;
+  /** The interpreter to run. */
+  readonly python: string;
+  readonly startTimeoutMs: number;
+  readonly maxReplyBytes: number;
+}
+
+export interface ModuleBackendConfig {
+  readonly kind: "module";
+  /** `file.ts` (default export) or `file.ts:name`, the file's path made absolute. */
+  readonly function: string;
+  readonly workers: number;
+  readonly startTimeoutMs: number;
+}
+
+export interface SimulatedBackendConfig {
+  readonly kind: "simulated";
+  readonly workers: number;
+  /** A batch of n takes baseMs + n * perItemMs, times 1 + jitter * N(0,1). */
+  readonly baseMs: number;
+  readonly perItemMs: number;
+  readonly jitter: number;
+  /** Shares of batches, 0 to 1. */
+  readonly errorRate: number;
+  readonly hangRate: number;
+  readonly shortRate: number;
+  readonly slowRate: number;
+  /** How many times longer a slow batch takes. */
+  readonly slowFactor: number;
+  readonly seed: number;
+}

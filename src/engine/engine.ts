@@ -1,0 +1,210 @@
+/**
+ * The engine contract: where tasks and their outcomes live.
+ *
+ * One record per task, under its id, from `put` until a time to live after its end. The record owns
+ * the response: result store, idempotency, joining identical tasks and "who gets the answer" are all
+ * that record. Each verb says what is atomic, what happens when it is done twice, and what it returns.
+ * `test/contract/engine.ts` holds every engine to this page.
+ *
+ * Rules that hold across verbs:
+ *  - `done` and `failed` are final; only `deadLetters.replay` reopens a dead letter.
+ *  - The first good outcome wins, from whichever lease it comes, also an expired one.
+ *  - Bad news (`retry`, `failed`, `dead`) is taken only from the lease that holds the task now.
+ *  - A record that is not final is in exactly one place: a queue, the waiting room for retries, or a lease.
+ *  - Only the tenant that owns a record can see or end it; to anybody else it does not exist.
+ */
+import type { ErrorCode } from "../core/errors.ts";
+import type { BatchNote, Json, Outcome, Task, TaskState } from "../core/task.ts";
+
+/** How a new task may share the work or the outcome of another. Keys are made by the intake. */
+export interface Sharing {
+  /** Join a task in flight that carries the same key. */
+  readonly joinKey?: string;
+  /** Reuse a success settled under the same key; this one's success is kept for `cacheTtlMs`. */
+  readonly cacheKey?: string;
+  readonly cacheTtlMs?: number;
+  /** The caller's Idempotency-Key, scoped to its tenant, and a fingerprint of the body it came with. */
+  readonly idempotency?: { readonly key: string; readonly fingerprint: string };
+}
+
+export type PutReply =
+  /** The task is in its queue. */
+  | { readonly kind: "queued"; readonly id: string }
+  /** Task `id` of the same tenant is in flight and will answer for this one; wait for it instead. */
+  | { readonly kind: "joined"; readonly id: string }
+  /** The outcome is known: `record` holds it, under an id that belongs to this tenant. */
+  | { readonly kind: "done"; readonly id: string; readonly record: RecordView; readonly cached: boolean }
+  /** The Idempotency-Key was used with another body. */
+  | { readonly kind: "conflict"; readonly id: string }
+  /** Nothing was written. `message` says which bound is reached. */
+  | { readonly kind: "full"; readonly message: string };
+
+/** What the owner, or an operator, may read of a record. */
+export interface RecordView {
+  readonly task: Task;
+  readonly state: TaskState;
+  /** First is 1; 0 while it was never claimed. */
+  readonly attempt: number;
+  /** When it last entered its queue. */
+  readonly queuedAt: number;
+  readonly settledAt?: number;
+  readonly outcome?: Outcome;
+  /** The batch that it is in, or that decided it. */
+  readonly batch?: BatchNote;
+}
+
+export interface ClaimRequest {
+  readonly model: string;
+  /** Which tasks: those with exactly these parameters. */
+  readonly parameters: Json;
+  readonly max: number;
+  readonly leaseMs: number;
+  readonly batch: Omit<BatchNote, "size">;
+}
+
+export interface ClaimedTask {
+  readonly task: Task;
+  readonly attempt: number;
+  readonly queuedAt: number;
+}
+
+export interface Lease {
+  /** Unique to this claim and to the process that made it. */
+  readonly token: string;
+  readonly model: string;
+  readonly tasks: readonly ClaimedTask[];
+}
+
+export type Verdict = { readonly id: string } & (
+  | { readonly kind: "done"; readonly output: Json }
+  /** Final, and not worth keeping for a person. */
+  | { readonly kind: "failed"; readonly code: ErrorCode; readonly message: string }
+  /** Final, and kept as a dead letter with its input. */
+  | { readonly kind: "dead"; readonly code: ErrorCode; readonly message: string }
+  | {
+      readonly kind: "retry";
+      readonly at: number;
+      readonly message: string;
+      /** Ahead of everything queued. */
+      readonly front?: boolean;
+      /** Does not count as an attempt. */
+      readonly spared?: boolean;
+      /** Never again in a batch larger than this: one of its mates may be poison. */
+      readonly maxBatchSize?: number;
+    }
+);
+
+/** What became of a verdict: taken, too late (somebody else decided or holds it), or no such record. */
+export type SettleReply = "taken" | "late" | "gone";
+
+export type CancelReply =
+  /** It was queued and is now failed with CANCELLED (or dropped, when it was abandoned). */
+  | "cancelled"
+  /** It was final and is forgotten. */
+  | "forgotten"
+  /** It is running, another caller joined it, or it carries a key that somebody may come back for. */
+  | "kept"
+  | "unknown";
+
+/** The tasks of one model that may share a batch: same parameters. */
+export interface QueueView {
+  readonly parameters: Json;
+  readonly depth: number;
+  /** When the task that waits longest was queued. */
+  readonly oldestAt: number;
+  readonly earliestDeadlineAt: number;
+  /** Tasks at the head that were never tried are 0; used to tell extra calls from first ones. */
+  readonly fresh: number;
+}
+
+export interface DeadLetter {
+  readonly task: Task;
+  readonly attempts: number;
+  readonly code: ErrorCode;
+  readonly message: string;
+  readonly diedAt: number;
+}
+
+export interface EngineListener {
+  /** A task reached its end. Called once per settled record. */
+  settled?(record: RecordView): void;
+  /** A task entered the queue of `model` (new, retried, replayed or put back). */
+  queued?(model: string, parameters: Json): void;
+}
+
+export interface Engine {
+  /**
+   * Takes a task in: joins it, answers it or queues it, atomically. Resolves when the task is as safe
+   * as this engine makes it (on disk, where it has one); only then may a client be told "accepted".
+   * Putting the same task id twice queues it once.
+   */
+  put(task: Task, sharing?: Sharing): Promise<PutReply>;
+
+  /**
+   * Moves up to `max` queued tasks under one lease. Tasks past their deadline are settled, not
+   * claimed. An empty lease means that nothing was there. If nobody settles or extends the lease in
+   * time, `reap` puts its tasks back.
+   */
+  claim(request: ClaimRequest): Promise<Lease>;
+
+  /** Holds the lease for another `leaseMs`. Resolves with the ids that it no longer holds. */
+  extend(lease: Lease, leaseMs: number): Promise<readonly string[]>;
+
+  /**
+   * Decides tasks of a lease; each verdict is one atomic act: state, outcome, queue and wake-up.
+   * Repeating it changes nothing. A lease may be settled in parts.
+   */
+  settle(lease: Lease, verdicts: readonly Verdict[]): Promise<readonly SettleReply[]>;
+
+  /**
+   * Ends a task for its owner. With `abandoned`, the caller hung up: it is dropped only if it is
+   * queued, nobody joined it, and no Idempotency-Key could bring the caller back.
+   */
+  cancel(id: string, tenant: string, abandoned?: boolean): Promise<CancelReply>;
+
+  /** The record, if it exists and belongs to `tenant`; `tenant` left out: an operator asks. */
+  outcome(id: string, tenant?: string): Promise<RecordView | undefined>;
+
+  /** Its owner has received the outcome; with `results.evictAfterRead` it is forgotten. */
+  delivered(id: string): void;
+
+  /**
+   * Does what time demands: fails what waited too long, returns expired leases and due retries to
+   * their queues, forgets old records. Resolves with the instant of the next thing to do.
+   */
+  reap(now: number): Promise<number>;
+
+  /** Spends one unit of `perMinute` under `key`. Resolves with what is left, and when one is free again. */
+  spend(
+    key: string,
+    perMinute: number,
+  ): Promise<{ readonly allowed: boolean; readonly left: number; readonly resetMs: number }>;
+
+  /** What this process knows of a model's queues now, the longest-waiting first; no round trip. */
+  queues(model: string): Iterable<QueueView>;
+
+  stats(): EngineStats;
+
+  watch(listener: EngineListener): () => void;
+
+  readonly deadLetters: {
+    list(): Promise<readonly DeadLetter[]>;
+    get(id: string): Promise<DeadLetter | undefined>;
+    /** Queues it again under its own id with fresh attempts; false when it is not (or no longer) dead. */
+    replay(id: string): Promise<boolean>;
+    /** Forgets it; false when there is none. */
+    purge(id: string): Promise<boolean>;
+  };
+
+  /** Stops, with everything accepted safe on disk where there is one. Idempotent. */
+  close(): Promise<void>;
+}
+
+export interface EngineStats {
+  readonly queued: number;
+  readonly running: number;
+  readonly kept: number;
+  readonly deadLetters: number;
+  /** Queued tasks by model, then tier. */
+  readonly depth: ReadonlyMap<string, readonly number[]>;
+}

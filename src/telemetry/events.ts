@@ -1,0 +1,107 @@
+/**
+ * The one typed list of things that happen. Metrics, logs, the dashboard and tests only listen.
+ *
+ * Publishing is a synchronous call to each listener, so a listener must be quick and must not throw.
+ * With nobody listening an event costs one property read; build its fields only behind `heard(name)`
+ * where that matters.
+ */
+import type { ErrorCode } from "../core/errors.ts";
+import type { BatchNote, DispatchReason } from "../core/task.ts";
+
+export type WorkerState = "idle" | "busy" | "draining" | "down";
+export type ShedReason = "rate" | "capacity" | "deadline" | "full" | "draining" | "no_worker";
+
+export interface EventFields {
+  /** An HTTP answer was written, whatever its status. `model` is "" when it was never known. */
+  "request.answered": { model: string; tier: string; status: number; latencyMs: number };
+  /** Refused at the door. */
+  "request.shed": { tier: string; reason: ShedReason };
+  "task.queued": { id: string; model: string; tier: number };
+  /** Another task in flight does the same work. */
+  "task.joined": { id: string; model: string };
+  /** Answered from an earlier outcome. */
+  "task.cached": { id: string; model: string };
+  /** Discarded: nobody waits for it any more. */
+  "task.dropped": { id: string; model: string };
+  "task.retried": { id: string; model: string; attempt: number; at: number; message: string };
+  "task.dead": { id: string; model: string; code: ErrorCode; message: string };
+  /** Reached its end. `code` is "" for a success; `queueMs` is the time before its last batch. */
+  "task.settled": {
+    id: string;
+    model: string;
+    tier: number;
+    code: ErrorCode | "";
+    queueMs: number;
+    totalMs: number;
+  };
+  "batch.started": { model: string; batch: BatchNote; maxBatchSize: number; oldestWaitMs: number };
+  /** One call for a batch came back; `kind` is the backend's word for how. */
+  "batch.answered": {
+    model: string;
+    batchId: string;
+    worker: string;
+    size: number;
+    kind: string;
+    serviceMs: number;
+  };
+  /** Every task of the batch was given back to the engine and the slot is free. */
+  "batch.settled": {
+    model: string;
+    batchId: string;
+    worker: string;
+    size: number;
+    reason: DispatchReason;
+    calls: number;
+    busyMs: number;
+  };
+  /** Overdue: its tasks went to the queue's front, the first answer wins. */
+  "batch.overdue": { model: string; batchId: string; worker: string; afterMs: number };
+  "worker.changed": { model: string; worker: string; state: WorkerState; why: string };
+  /** A line that a worker's own code printed. */
+  "worker.printed": { model: string; worker: string; stream: "stdout" | "stderr"; line: string };
+  /** An accepted task can no longer be answered. Must never happen; counted and logged if it does. */
+  "task.lost": { id: string; model: string; why: string };
+  /** Something an operator should know. */
+  notice: { level: "info" | "warn" | "error"; message: string };
+}
+
+export type EventName = keyof EventFields;
+type Listener<Name extends EventName> = (fields: EventFields[Name]) => void;
+
+export class Events {
+  readonly #listeners: { [Name in EventName]?: Listener<Name>[] } = {};
+
+  on<Name extends EventName>(name: Name, listener: Listener<Name>): () => void {
+    const listeners: Listener<Name>[] = (this.#listeners[name] ??= [] as never);
+    listeners.push(listener);
+    return () => {
+      const at = listeners.indexOf(listener);
+      if (at >= 0) listeners.splice(at, 1);
+    };
+  }
+
+  heard(name: EventName): boolean {
+    const listeners = this.#listeners[name];
+    return listeners !== undefined && listeners.length > 0;
+  }
+
+  emit<Name extends EventName>(name: Name, fields: EventFields[Name]): void {
+    const listeners = this.#listeners[name];
+    if (listeners === undefined) return;
+    for (const listener of listeners) listener(fields);
+  }
+
+  /** The next event of that name that passes `test`; what tests await instead of sleeping. */
+  next<Name extends EventName>(
+    name: Name,
+    test: (fields: EventFields[Name]) => boolean = () => true,
+  ): Promise<EventFields[Name]> {
+    return new Promise((resolve) => {
+      const off = this.on(name, (fields) => {
+        if (!test(fields)) return;
+        off();
+        resolve(fields);
+      });
+    });
+  }
+}
