@@ -1,0 +1,86 @@
+/**
+ * What falls due, soonest first; anything can be taken out or moved at any time.
+ *
+ * Each value carries its own place, so that a heap never holds on to what is done with. Equal instants
+ * come out in no promised order.
+ */
+
+export interface Due {
+  /** When it falls due. Written by the heap it stands in. */
+  dueAt: number;
+  /** Where it stands in its heap; -1 when it is in none. Written by the heap it stands in. */
+  place: number;
+}
+
+export class Heap<Value extends Due> {
+  readonly #values: Value[] = [];
+
+  get size(): number {
+    return this.#values.length;
+  }
+
+  get first(): Value | undefined {
+    return this.#values[0];
+  }
+
+  /** When the first falls due; Infinity when there is none. */
+  get firstAt(): number {
+    return this.#values[0]?.dueAt ?? Infinity;
+  }
+
+  /** Puts `value` in, or moves it. */
+  set(value: Value, dueAt: number): void {
+    if (value.place < 0) {
+      value.dueAt = dueAt;
+      this.#rise(value, this.#values.length);
+    } else if (dueAt < value.dueAt) {
+      value.dueAt = dueAt;
+      this.#rise(value, value.place);
+    } else {
+      value.dueAt = dueAt;
+      this.#sink(value, value.place);
+    }
+  }
+
+  /** Takes `value` out, if it is in. */
+  remove(value: Value): void {
+    const { place } = value;
+    if (place < 0) return;
+    value.place = -1;
+    const last = this.#values.pop()!;
+    if (last === value) return;
+    if (last.dueAt < value.dueAt) this.#rise(last, place);
+    else this.#sink(last, place);
+  }
+
+  #rise(value: Value, at: number): void {
+    const values = this.#values;
+    while (at > 0) {
+      const parent = (at - 1) >> 1;
+      const above = values[parent]!;
+      if (above.dueAt <= value.dueAt) break;
+      values[at] = above;
+      above.place = at;
+      at = parent;
+    }
+    values[at] = value;
+    value.place = at;
+  }
+
+  #sink(value: Value, at: number): void {
+    const values = this.#values;
+    const size = values.length;
+    for (;;) {
+      let child = 2 * at + 1;
+      if (child >= size) break;
+      if (child + 1 < size && values[child + 1]!.dueAt < values[child]!.dueAt) child++;
+      const below = values[child]!;
+      if (below.dueAt >= value.dueAt) break;
+      values[at] = below;
+      below.place = at;
+      at = child;
+    }
+    values[at] = value;
+    value.place = at;
+  }
+}

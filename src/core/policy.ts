@@ -1,0 +1,139 @@
+/**
+ * When a batch leaves, and how large: `decide` answers "send n", "wait until t" or "idle".
+ *
+ * A batch is composed only when it leaves (late binding), so the question is asked of the queue as it
+ * stands whenever a worker is free. It leaves at once when it is full. Otherwise it leaves at
+ *
+ *   due = min( guard, cap, max(gate, eco) )
+ *
+ *   gate   the stagger. Workers that start together finish together, and whoever arrives just after
+ *          waits a whole batch (p99 → 2S). So starts are spread as evenly as the workers' predicted free
+ *          times allow, the taut string over them:
+ *              gate = lastStart + max_i (free_i − lastStart) / (idle + i) / u
+ *          With nobody running there is nothing to stagger against: gate = −∞, an idle fleet never waits.
+ *   eco    the economic batch. Waiting for a larger batch saves fixed cost a and costs everybody in it
+ *          time; the balance lies at  m = sqrt(2λκa / (1 + 2λb)),  reached after (m − 1)/λ. It is not
+ *          worth waiting when less than one arrival is expected within the patience W.
+ *   guard  the earliest deadline in the queue, minus S(n + 1) and a margin.
+ *   cap    oldest + maxWaitMs: no task waits longer than that while a worker is free, whatever else.
+ *
+ *   preset     κ   u                                             W
+ *   latency    0   1                                             –
+ *   adaptive   1   1 up to 3 workers, 0.9 when S grows with n, else 0.8    S(B)/4
+ *   eco        8   0.5                                           a quarter of the slack to the deadline
+ *   fixed      full, or oldest + maxWaitMs; nothing is learned, nothing is guarded
+ *
+ * Everything is in milliseconds. Pure: the same numbers give the same decision, in production, in
+ * `ferry plan` and in the simulation.
+ */
+import type { DispatchReason } from "./task.ts";
+
+export type PolicyName = "adaptive" | "latency" | "eco" | "fixed";
+
+/** The part of a service estimate that the policy reads. */
+export interface ServiceCurve {
+  readonly baseMs: number;
+  readonly perTaskMs: number;
+  msFor(size: number): number;
+}
+
+export interface View {
+  /** Tasks that could leave in one batch now. */
+  readonly queued: number;
+  readonly oldestAt: number;
+  readonly earliestDeadlineAt: number;
+  /** Workers that could start now. */
+  readonly idle: number;
+  /** When each busy worker is expected to be free, earliest first. */
+  readonly freeAt: readonly number[];
+  readonly lastStartAt: number;
+  readonly arrivalsPerMs: number;
+  readonly service: ServiceCurve;
+}
+
+export interface Limits {
+  readonly policy: PolicyName;
+  readonly maxBatchSize: number;
+  readonly maxWaitMs: number;
+}
+
+export type Decision =
+  | { readonly kind: "send"; readonly size: number; readonly reason: DispatchReason }
+  /** Ask again at `until`, or as soon as `unless` are queued. */
+  | { readonly kind: "wait"; readonly until: number; readonly unless: number }
+  | { readonly kind: "idle" };
+
+const IDLE: Decision = { kind: "idle" };
+const GUARD_MARGIN_MS = 5;
+const FEW_WORKERS = 3;
+/** A timer may ring this much early; going then is better than going round once more. */
+const ROUNDING_MS = 0.05;
+
+export function decide(view: View, limits: Limits, now: number): Decision {
+  if (view.queued === 0 || view.idle === 0) return IDLE;
+  const size = Math.min(view.queued, limits.maxBatchSize);
+  if (size === limits.maxBatchSize) return { kind: "send", size, reason: "full" };
+  const { at, reason } = limits.policy === "fixed" ? whenCapped(view, limits) : whenDue(view, limits, now);
+  if (now >= at - ROUNDING_MS) return { kind: "send", size, reason };
+  return { kind: "wait", until: at, unless: nextSize(view, limits) };
+}
+
+interface Due {
+  readonly at: number;
+  readonly reason: DispatchReason;
+}
+
+function whenCapped(view: View, limits: Limits): Due {
+  return { at: view.oldestAt + limits.maxWaitMs, reason: "wait" };
+}
+
+function whenDue(view: View, limits: Limits, now: number): Due {
+  const worthIt = Math.max(staggerGate(view, limits, now), economicGate(view, limits));
+  const guard = view.earliestDeadlineAt - view.service.msFor(view.queued + 1) - GUARD_MARGIN_MS;
+  const capped = whenCapped(view, limits);
+  if (worthIt <= guard && worthIt <= capped.at) return { at: worthIt, reason: "idle" };
+  return guard < capped.at ? { at: guard, reason: "deadline" } : capped;
+}
+
+function staggerGate(view: View, limits: Limits, now: number): number {
+  if (view.freeAt.length === 0) return -Infinity;
+  let gap = 0;
+  for (let i = 0; i < view.freeAt.length; i++) {
+    const free = Math.max(now, view.freeAt[i]!);
+    gap = Math.max(gap, (free - view.lastStartAt) / (view.idle + i + 1));
+  }
+  return view.lastStartAt + gap / spread(view, limits);
+}
+
+/** u: below 1 the starts are further apart than the fleet needs, which fills batches better. */
+function spread(view: View, limits: Limits): number {
+  if (limits.policy === "latency") return 1;
+  if (limits.policy === "eco") return 0.5;
+  if (view.idle + view.freeAt.length <= FEW_WORKERS) return 1;
+  const grows = view.service.msFor(limits.maxBatchSize) > 1.25 * view.service.msFor(1);
+  return grows ? 0.9 : 0.8;
+}
+
+function economicGate(view: View, limits: Limits): number {
+  const rate = view.arrivalsPerMs;
+  const full = view.service.msFor(limits.maxBatchSize);
+  const patience =
+    limits.policy === "eco" ? Math.max(0, view.earliestDeadlineAt - view.oldestAt - full) / 4 : full / 4;
+  if (rate * patience < 1) return -Infinity;
+  const size = economicSize(view, limits);
+  return view.queued >= size ? -Infinity : view.oldestAt + Math.min(patience, (size - 1) / rate);
+}
+
+const KAPPA: Record<PolicyName, number> = { latency: 0, adaptive: 1, eco: 8, fixed: 0 };
+
+/** m: the batch at which one more task's wait costs as much as it saves. */
+function economicSize({ arrivalsPerMs: rate, service }: View, limits: Limits): number {
+  const saving = 2 * rate * KAPPA[limits.policy] * service.baseMs;
+  return Math.min(limits.maxBatchSize, Math.sqrt(saving / (1 + 2 * rate * service.perTaskMs)));
+}
+
+/** The depth at which the answer may change before the time is up. */
+function nextSize(view: View, limits: Limits): number {
+  const size = economicSize(view, limits);
+  return view.queued < size ? Math.ceil(size) : limits.maxBatchSize;
+}

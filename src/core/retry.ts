@@ -1,0 +1,68 @@
+/**
+ * When a failed task is tried again.
+ *
+ * Backoff is exponential with full jitter: attempt k waits a random time in [0, min(maxMs, baseMs·2^(k−1))].
+ * Random numbers are handed in. `RetryBudget` keeps a broken fleet from being hit harder than a healthy
+ * one: a call that carries only tasks tried before is extra, and extra calls may be at most `share` of the
+ * first ones, plus a small reserve so that a single crash is answered at once. When the budget is spent
+ * the tasks wait; nothing fails because of it.
+ */
+
+export interface RetryLimits {
+  /** Retries after the first attempt. */
+  readonly max: number;
+  readonly baseMs: number;
+  readonly maxMs: number;
+}
+
+/** When to try again after `attempt` failed (first is 1), or undefined when it was the last. */
+export function retryAt(
+  attempt: number,
+  limits: RetryLimits,
+  now: number,
+  random: number,
+): number | undefined {
+  if (attempt > limits.max) return undefined;
+  const ceiling = Math.min(limits.maxMs, limits.baseMs * 2 ** (attempt - 1));
+  return now + ceiling * random;
+}
+
+const RESERVE_CALLS = 10;
+const REFILL_PER_MS = 1 / 1000;
+
+export class RetryBudget {
+  readonly #share: number;
+  #calls = RESERVE_CALLS;
+  #at = 0;
+
+  constructor(share: number) {
+    this.#share = share;
+  }
+
+  /** A call that carries at least one task for the first time. */
+  first(): void {
+    this.#calls = Math.min(RESERVE_CALLS, this.#calls + this.#share);
+  }
+
+  /** May an extra call go now? Takes it from the budget if so. A quiet system earns one a second. */
+  extra(now: number): boolean {
+    if (this.#at > 0) this.#calls = Math.min(RESERVE_CALLS, this.#calls + (now - this.#at) * REFILL_PER_MS);
+    this.#at = now;
+    if (this.#calls < 1) return false;
+    this.#calls--;
+    return true;
+  }
+
+  /** How long until an extra call may go. */
+  waitMs(): number {
+    return Math.max(0, (1 - this.#calls) / REFILL_PER_MS);
+  }
+}
+
+/**
+ * The largest batch for tasks whose batch just killed its worker, or could not be bisected in time: a
+ * quarter of what it was. Three retries take 64 to 1, so the poison is alone before it is given up.
+ */
+export function smallerBatch(size: number): number {
+  return Math.max(1, Math.ceil(size / 4));
+}
