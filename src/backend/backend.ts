@@ -10,8 +10,12 @@
  *   rejected   the worker lives and refused this batch (a 4xx, an exception in the user's function).
  *   unusable   the worker lives and its reply cannot be used: wrong count, not JSON, NaN, too large.
  *   busy       the worker asks to come back later (429, 503); the attempt does not count.
- *   failed     the worker is broken or gone. `crashed` means that it died with the batch in its
- *              hands, so one of its inputs may be what killed it.
+ *   failed     the worker is broken or gone. `blame` says what that means for the tasks:
+ *                worker    it answered with an error of its own; the attempt counts.
+ *                batch     it died, or hung, with the batch in its hands: one of the inputs may be what
+ *                          killed it.
+ *                nobody    the batch never reached it (refused connection, still restarting); the
+ *                          attempt does not count.
  *
  * A reply's `message` is for operators and for the error a client sees: one line, no stack, no secret.
  */
@@ -34,7 +38,7 @@ export type Reply =
   | { readonly kind: "rejected"; readonly message: string }
   | { readonly kind: "unusable"; readonly message: string }
   | { readonly kind: "busy"; readonly message: string; readonly retryAfterMs: number }
-  | { readonly kind: "failed"; readonly message: string; readonly crashed: boolean };
+  | { readonly kind: "failed"; readonly message: string; readonly blame: "worker" | "batch" | "nobody" };
 
 export interface Worker {
   /** Unique in its model, stable over restarts; what people see. */

@@ -1,0 +1,62 @@
+/**
+ * What a worker is told, and what it said, made fit to be passed on.
+ *
+ * `requestText` is the batch as one JSON text, joined from the tasks' own texts.
+ *
+ * `match` is the one place where outputs become an answer. A worker's API knows no ids, so the n-th
+ * output belongs to the n-th task, and that holds only while the counts agree: one output too few and
+ * somebody would get another caller's answer. A wrong count therefore discards the whole reply.
+ *
+ * `quote` makes a worker's own words fit for a reply's message: one line, printable, short.
+ */
+import type { Json } from "../core/task.ts";
+import type { Batch, Reply } from "./backend.ts";
+
+/** `{"inputs":[…]}`, with `"parameters":{…}` beside it where there are any. */
+export function requestText(batch: Batch): Json {
+  const inputs = batch.tasks.map((task) => task.input).join(",");
+  return batch.parameters === ""
+    ? `{"inputs":[${inputs}]}`
+    : `{"inputs":[${inputs}],"parameters":${batch.parameters}}`;
+}
+
+export function match(batch: Batch, texts: readonly Json[]): Reply {
+  const { tasks } = batch;
+  if (texts.length !== tasks.length) {
+    return unusable(`worker returned ${count(texts.length, "output")} for ${count(tasks.length, "input")}`);
+  }
+  const outputs = new Map<string, Json>();
+  for (let at = 0; at < tasks.length; at++) outputs.set(tasks[at]!.id, texts[at]!);
+  return { kind: "answered", outputs };
+}
+
+type Blame = Extract<Reply, { kind: "failed" }>["blame"];
+
+export function unusable(message: string): Reply {
+  return { kind: "unusable", message };
+}
+
+export function rejected(message: string): Reply {
+  return { kind: "rejected", message };
+}
+
+export function failed(message: string, blame: Blame): Reply {
+  return { kind: "failed", message, blame };
+}
+
+export const MAX_QUOTE_CHARS = 200;
+
+/** The start of `text` as one printable line. */
+export function quote(text: string, maxChars = MAX_QUOTE_CHARS): string {
+  // Only the start is looked at: the text may be an error page of a megabyte.
+  const line = text
+    .slice(0, 4 * maxChars)
+    .replace(/[\p{Cc}\p{Zl}\p{Zp}\s]+/gu, " ")
+    .replace(/[\p{Cf}\p{Cs}]/gu, "")
+    .trim();
+  return line.length <= maxChars ? line : `${line.slice(0, maxChars - 1).replace(/[\ud800-\udbff]$/, "")}…`;
+}
+
+function count(n: number, noun: string): string {
+  return `${n} ${noun}${n === 1 ? "" : "s"}`;
+}

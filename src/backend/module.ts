@@ -1,0 +1,115 @@
+/**
+ * Workers that are a JavaScript or TypeScript function, each in a worker thread of its own.
+ *
+ *   export default async function (inputs, { parameters }) { return outputs; }
+ *
+ * `function: model.ts` takes the default export, `model.ts:name` the export of that name. The function
+ * gets the inputs as values and returns one output per input, in order. A throw is `rejected`; what JSON
+ * cannot hold (undefined, a function, NaN, a BigInt, a cycle) is `unusable`, because JSON.stringify would
+ * quietly turn half of that into null. Runs side by side with the gateway without blocking it, and an
+ * endless loop in it ends with the abort: the thread is terminated and `restart.ts` starts the next.
+ */
+import { Worker as Thread } from "node:worker_threads";
+import type { Backend, Batch, Reply } from "./backend.ts";
+import { printLines } from "./lines.ts";
+import { match, quote, rejected, unusable } from "./match.ts";
+import type { ThreadCall, ThreadReport, ThreadFunction } from "./module-worker.ts";
+import { type Child, RestartingWorker, type Surroundings, startAll, stopAll } from "./restart.ts";
+
+export interface ModuleOptions {
+  /** `/abs/model.ts` (default export) or `/abs/model.ts:name`. */
+  readonly function: string;
+  readonly workers: number;
+  readonly startTimeoutMs: number;
+}
+
+/** In a checkout this file is TypeScript, in a build it is JavaScript, and so is its neighbour. */
+const THREAD_FILE = new URL(`module-worker${import.meta.url.slice(-3)}`, import.meta.url);
+
+export class ModuleBackend implements Backend {
+  readonly workers: readonly RestartingWorker[];
+
+  constructor(options: ModuleOptions, around: Surroundings) {
+    const what = exportOf(options.function);
+    this.workers = Array.from({ length: options.workers }, (_, index) => {
+      const name = `module-${index + 1}`;
+      return new RestartingWorker(
+        name,
+        () => new ModuleChild(name, what, around),
+        options.startTimeoutMs,
+        around,
+      );
+    });
+  }
+
+  start(): Promise<void> {
+    return startAll(this.workers);
+  }
+
+  stop(): Promise<void> {
+    return stopAll(this.workers);
+  }
+}
+
+class ModuleChild implements Child {
+  readonly #loaded = Promise.withResolvers<void>();
+  readonly ready = this.#loaded.promise;
+  readonly gone: Promise<string>;
+  readonly #thread: Thread;
+  #number = 0;
+  #running: { readonly batch: Batch; readonly answer: (reply: Reply) => void } | undefined;
+
+  constructor(name: string, what: ThreadFunction, around: Surroundings) {
+    this.#thread = new Thread(THREAD_FILE, { workerData: what, stdout: true, stderr: true });
+    printLines(this.#thread.stdout, "stdout", name, around);
+    printLines(this.#thread.stderr, "stderr", name, around);
+    this.#thread.on("message", (report: ThreadReport) => this.#hear(report));
+    this.gone = new Promise((resolve) => {
+      let died: string | undefined;
+      this.#thread.on("error", (error) => (died = `died: ${quote(String(error))}`));
+      this.#thread.on("exit", (code) => {
+        const how = died ?? `ended with exit code ${code}`;
+        this.#loaded.reject(new Error(`${name} ${how} before it was ready`));
+        resolve(how);
+      });
+    });
+  }
+
+  run(batch: Batch, answer: (reply: Reply) => void): void {
+    this.#running = { batch, answer };
+    const call: ThreadCall = {
+      number: ++this.#number,
+      inputs: `[${batch.tasks.map((task) => task.input).join(",")}]`,
+      parameters: batch.parameters,
+    };
+    this.#thread.postMessage(call);
+  }
+
+  close(): void {
+    // A thread has nothing of its own to put away, so there is no gentler end.
+    this.kill();
+  }
+
+  kill(): void {
+    void this.#thread.terminate();
+  }
+
+  #hear(report: ThreadReport): void {
+    if (report.kind === "ready") return this.#loaded.resolve();
+    if (report.kind === "cannot") return this.#loaded.reject(new Error(quote(report.message, 400)));
+    const running = this.#running;
+    if (running === undefined || report.number !== this.#number) return;
+    this.#running = undefined;
+    if (report.kind === "outputs") running.answer(match(running.batch, report.outputs));
+    else if (report.kind === "rejected") running.answer(rejected(quote(report.message)));
+    else running.answer(unusable(quote(report.message)));
+  }
+}
+
+function exportOf(text: string): ThreadFunction {
+  // A colon after the file's ending names an export; any other is part of the path.
+  const named = /^(?<file>.*\.[cm]?[jt]s):(?<name>[^/:]+)$/.exec(text)?.groups;
+  return named === undefined
+    ? { file: text, name: "default" }
+    : { file: named["file"]!, name: named["name"]! };
+}

@@ -1,0 +1,245 @@
+/**
+ * A worker whose child may die: one child (a process or a thread) after another under one name.
+ *
+ *   starting ──► ready ──► gone ──► wait ──► starting …        stop() leads out from everywhere
+ *
+ * The wait is 100 ms and doubles with each death to 30 s; a batch that was answered resets it. An abort
+ * kills the child, because code in the middle of a batch cannot be interrupted, and starts the next one
+ * without a wait: its end was our doing. While no child is ready, `run` says so at once instead of
+ * holding the batch, so that another worker can have it; `probe` resolves when the next child is ready.
+ *
+ * Every child gets its own pipes and is forgotten when it ends, so nothing that it still says can reach a
+ * later batch.
+ */
+import assert from "node:assert/strict";
+import type { Alarm, Clock } from "../clock.ts";
+import type { Events } from "../telemetry/events.ts";
+import type { Batch, Reply, Worker } from "./backend.ts";
+import { failed } from "./match.ts";
+
+/** One life of a worker. */
+export interface Child {
+  /** Resolves when it can take a batch; rejects with a one-line Error when it never will. */
+  readonly ready: Promise<void>;
+  /** Resolves once it has ended, with how in words ("was killed by SIGSEGV"). Never rejects. */
+  readonly gone: Promise<string>;
+  /** Hands it a batch; `answer` is called once, or never if it ends first. */
+  run(batch: Batch, answer: (reply: Reply) => void): void;
+  /** Asks it to end after what it is doing. */
+  close(): void;
+  /** Ends it now. */
+  kill(): void;
+}
+
+/** Where a worker lives. */
+export interface Surroundings {
+  /** The model's name, for events. */
+  readonly model: string;
+  readonly clock: Clock;
+  readonly events: Events;
+}
+
+export const FIRST_WAIT_MS = 100;
+export const MAX_WAIT_MS = 30_000;
+/** How long `stop` waits for a child to end by itself. */
+export const CLOSE_MS = 1_000;
+
+export class RestartingWorker implements Worker {
+  readonly name: string;
+  readonly #spawn: () => Child;
+  readonly #startTimeoutMs: number;
+  readonly #around: Surroundings;
+  /** The child that can take a batch; undefined while there is none. */
+  #ready: Child | undefined;
+  /** The child that lives, ready or not. */
+  #child: Child | undefined;
+  /** Settles the batch in the child's hands. */
+  #finish: ((reply: Reply) => void) | undefined;
+  /** Those that wait in `probe`; bounded by the dispatcher, which asks once at a time. */
+  readonly #probes = new Set<(well: boolean) => void>();
+  #waitMs = FIRST_WAIT_MS;
+  #nextStartAt = 0;
+  #endWait: (() => void) | undefined;
+  /** The child was killed by an abort, so the next one need not wait. */
+  #aborted = false;
+  #stopped = false;
+  #life: Promise<void> | undefined;
+
+  constructor(name: string, spawn: () => Child, startTimeoutMs: number, around: Surroundings) {
+    this.name = name;
+    this.#spawn = spawn;
+    this.#startTimeoutMs = startTimeoutMs;
+    this.#around = around;
+  }
+
+  /** Resolves when the first child is ready; rejects, with no child left, when it will not be. */
+  start(): Promise<void> {
+    assert(this.#life === undefined, "a worker starts once");
+    const { promise, resolve, reject } = Promise.withResolvers<void>();
+    this.#life = this.#live(resolve, reject);
+    return promise;
+  }
+
+  async stop(): Promise<void> {
+    this.#stopped = true;
+    this.#ready = undefined;
+    this.#endWait?.();
+    const { clock } = this.#around;
+    const child = this.#child;
+    child?.close();
+    const alarm = clock.at(clock.now() + CLOSE_MS, () => child?.kill());
+    await this.#life;
+    alarm.cancel();
+    for (const probe of this.#probes) probe(false);
+  }
+
+  run(batch: Batch, signal: AbortSignal): Promise<Reply> {
+    if (signal.aborted) return Promise.resolve(failed("aborted", "nobody"));
+    const child = this.#ready;
+    if (child === undefined) return Promise.resolve(failed(this.#whyNot(), "nobody"));
+    assert(this.#finish === undefined, "a worker runs one batch at a time");
+    return new Promise((resolve) => {
+      const abort = (): void => {
+        this.#ready = undefined;
+        this.#aborted = true;
+        child.kill();
+        finish(failed("aborted", "batch"));
+      };
+      const finish = (reply: Reply): void => {
+        // A child that was killed may still have had an answer on its way.
+        if (this.#finish !== finish) return;
+        this.#finish = undefined;
+        signal.removeEventListener("abort", abort);
+        if (reply.kind === "answered") this.#waitMs = FIRST_WAIT_MS;
+        resolve(reply);
+      };
+      this.#finish = finish;
+      signal.addEventListener("abort", abort);
+      child.run(batch, finish);
+    });
+  }
+
+  /** True as soon as a child is ready; false when `signal` aborts or the worker stops first. */
+  probe(signal: AbortSignal): Promise<boolean> {
+    if (this.#ready !== undefined) return Promise.resolve(true);
+    if (this.#stopped || signal.aborted) return Promise.resolve(false);
+    return new Promise((resolve) => {
+      const abort = (): void => settle(false);
+      const settle = (well: boolean): void => {
+        this.#probes.delete(settle);
+        signal.removeEventListener("abort", abort);
+        resolve(well);
+      };
+      this.#probes.add(settle);
+      signal.addEventListener("abort", abort);
+    });
+  }
+
+  #whyNot(): string {
+    if (this.#stopped) return `${this.name} was stopped`;
+    const leftMs = Math.ceil(this.#nextStartAt - this.#around.clock.now());
+    return leftMs > 0
+      ? `${this.name} is restarting, next try in ${leftMs} ms`
+      : `${this.name} is restarting, it is not ready yet`;
+  }
+
+  /** One child after another. Ends when stopped, or when the first child never gets ready. */
+  async #live(started: () => void, neverStarted: (error: Error) => void): Promise<void> {
+    for (let first = true; ; first = false) {
+      const child = this.#born();
+      this.#child = child;
+      const flaw = await this.#load(child);
+      if (flaw === undefined && !this.#stopped) {
+        this.#ready = child;
+        if (first) started();
+        else this.#notice("info", "is ready again");
+        for (const probe of this.#probes) probe(true);
+      } else child.kill();
+      const how = await child.gone;
+      this.#ready = undefined;
+      this.#child = undefined;
+      this.#finish?.(
+        this.#stopped ? failed(`${this.name} was stopped`, "nobody") : failed(`${this.name} ${how}`, "batch"),
+      );
+      if (this.#stopped || (first && flaw !== undefined)) {
+        neverStarted(flaw ?? new Error(`${this.name} was stopped`));
+        return;
+      }
+      await this.#wait(flaw === undefined ? how : `cannot start: ${flaw.message}`);
+      if (this.#stopped) return;
+    }
+  }
+
+  /** Starting one can fail on the spot (no memory, no file descriptors); that is a death like any other. */
+  #born(): Child {
+    try {
+      return this.#spawn();
+    } catch (error) {
+      const nothing = (): void => {};
+      return {
+        ready: Promise.reject(error),
+        gone: Promise.resolve("could not be started"),
+        run: nothing,
+        close: nothing,
+        kill: nothing,
+      };
+    }
+  }
+
+  /** Waits until the child is ready and says what went wrong if it will not be. */
+  async #load(child: Child): Promise<Error | undefined> {
+    const { clock } = this.#around;
+    let alarm: Alarm | undefined;
+    const late = new Promise<Error>((resolve) => {
+      alarm = clock.at(clock.now() + this.#startTimeoutMs, () => {
+        const within = `${this.#startTimeoutMs} ms`;
+        resolve(new Error(`${this.name} was not ready within ${within}; raise backend.startTimeoutMs`));
+      });
+    });
+    const loaded = child.ready.then(
+      () => undefined,
+      (error: Error) => error,
+    );
+    const flaw = await Promise.race([loaded, late]);
+    alarm?.cancel();
+    return flaw;
+  }
+
+  async #wait(how: string): Promise<void> {
+    if (this.#aborted) {
+      this.#aborted = false;
+      this.#notice("warn", "was ended because its batch was aborted; restarting");
+      return;
+    }
+    const { clock } = this.#around;
+    const waitMs = this.#waitMs;
+    this.#waitMs = Math.min(2 * waitMs, MAX_WAIT_MS);
+    this.#nextStartAt = clock.now() + waitMs;
+    const { promise, resolve } = Promise.withResolvers<void>();
+    this.#endWait = resolve;
+    const alarm = clock.at(this.#nextStartAt, resolve);
+    this.#notice("warn", `${how}; restarting in ${waitMs} ms`);
+    await promise;
+    alarm.cancel();
+    this.#endWait = undefined;
+  }
+
+  #notice(level: "info" | "warn", what: string): void {
+    const { model, events } = this.#around;
+    events.emit("notice", { level, message: `${model}: ${this.name} ${what}` });
+  }
+}
+
+/** Starts all at once; when one cannot start, ends the others and says why. */
+export async function startAll(workers: readonly RestartingWorker[]): Promise<void> {
+  try {
+    await Promise.all(workers.map((worker) => worker.start()));
+  } catch (error) {
+    await stopAll(workers);
+    throw error;
+  }
+}
+
+export async function stopAll(workers: readonly RestartingWorker[]): Promise<void> {
+  await Promise.all(workers.map((worker) => worker.stop()));
+}

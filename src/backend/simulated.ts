@@ -1,0 +1,162 @@
+/**
+ * A GPU made of arithmetic, for demos, capacity plans and tests. It echoes: a task's output is its
+ * input's text. Time passes only on the clock it is given, so on a virtual clock a day takes seconds.
+ *
+ *   service time = (baseMs + n * perItemMs) * max(0.3, 1 + jitter * N(0,1)), times slowFactor if slow
+ *
+ * Faults come by rate from a seeded generator of each worker's own, so that one worker's fate does not
+ * depend on how often another was asked. One draw per batch decides between error (`failed`), hang
+ * (no reply until aborted) and short (one output is dropped, so the reply is `unusable`); a second one
+ * decides whether it is slow. All but a hang show after the service time.
+ *
+ * `kill(name)` is a power cut: the batch in the worker's hands fails with blame `batch`, every later one with
+ * blame `nobody`, because it never gets there, until `revive(name)`.
+ */
+import assert from "node:assert/strict";
+import type { Alarm, Clock } from "../clock.ts";
+import { Random } from "../core/random.ts";
+import type { Json } from "../core/task.ts";
+import type { Backend, Batch, Reply, Worker } from "./backend.ts";
+import { failed, match, rejected } from "./match.ts";
+
+export interface SimulatedOptions {
+  readonly workers: number;
+  readonly baseMs: number;
+  readonly perItemMs: number;
+  readonly jitter: number;
+  readonly errorRate: number;
+  readonly hangRate: number;
+  readonly shortRate: number;
+  readonly slowRate: number;
+  readonly slowFactor: number;
+  readonly seed: number;
+  /** For tests: an input that makes its whole batch `rejected`. */
+  readonly reject?: (input: Json) => boolean;
+  /** For tests: an input that kills the worker, which comes back at once. */
+  readonly crash?: (input: Json) => boolean;
+}
+
+/** What a dead worker takes to be found dead: a refused connection, not an instant answer. */
+const REFUSED_AFTER_MS = 1;
+const FASTEST = 0.3;
+
+type Fault = "none" | "error" | "hang" | "short" | "down";
+
+export class SimulatedBackend implements Backend {
+  readonly workers: readonly SimulatedWorker[];
+
+  constructor(options: SimulatedOptions, clock: Clock) {
+    this.workers = Array.from(
+      { length: options.workers },
+      (_, index) => new SimulatedWorker(`gpu-${index + 1}`, options, clock, new Random(options.seed + index)),
+    );
+  }
+
+  start(): Promise<void> {
+    for (const worker of this.workers) worker.revive();
+    return Promise.resolve();
+  }
+
+  stop(): Promise<void> {
+    for (const worker of this.workers) worker.kill("stopped", "nobody");
+    return Promise.resolve();
+  }
+
+  kill(name: string): void {
+    this.#worker(name).kill("killed", "batch");
+  }
+
+  revive(name: string): void {
+    this.#worker(name).revive();
+  }
+
+  #worker(name: string): SimulatedWorker {
+    const worker = this.workers.find((worker) => worker.name === name);
+    if (worker === undefined) throw new Error(`no simulated worker is called ${name}`);
+    return worker;
+  }
+}
+
+class SimulatedWorker implements Worker {
+  readonly name: string;
+  readonly #options: SimulatedOptions;
+  readonly #clock: Clock;
+  readonly #random: Random;
+  /** Why it takes no batch; undefined while it is well. */
+  #down: string | undefined;
+  /** Ends the batch in its hands, if there is one. */
+  #finish: ((reply: Reply) => void) | undefined;
+
+  constructor(name: string, options: SimulatedOptions, clock: Clock, random: Random) {
+    this.name = name;
+    this.#options = options;
+    this.#clock = clock;
+    this.#random = random;
+  }
+
+  run(batch: Batch, signal: AbortSignal): Promise<Reply> {
+    if (signal.aborted) return Promise.resolve(failed("aborted", "nobody"));
+    assert(this.#finish === undefined, "a worker runs one batch at a time");
+    return new Promise((resolve) => {
+      let alarm: Alarm | undefined;
+      const abort = (): void => finish(failed("aborted", "batch"));
+      const finish = (reply: Reply): void => {
+        this.#finish = undefined;
+        alarm?.cancel();
+        signal.removeEventListener("abort", abort);
+        resolve(reply);
+      };
+      this.#finish = finish;
+      signal.addEventListener("abort", abort);
+      const fault = this.#down === undefined ? this.#drawFault() : "down";
+      if (fault === "hang") return;
+      const afterMs = fault === "down" ? REFUSED_AFTER_MS : this.#drawServiceMs(batch.tasks.length);
+      alarm = this.#clock.at(this.#clock.now() + afterMs, () => finish(this.#reply(batch, fault)));
+    });
+  }
+
+  probe(): Promise<boolean> {
+    return Promise.resolve(this.#down === undefined);
+  }
+
+  /** Down until `revive`; the batch in its hands is lost with it. */
+  kill(why: string, blame: "batch" | "nobody"): void {
+    this.#down = why;
+    this.#finish?.(failed(`worker was ${why}`, blame));
+  }
+
+  revive(): void {
+    this.#down = undefined;
+  }
+
+  #drawFault(): Fault {
+    const { errorRate, hangRate, shortRate } = this.#options;
+    const draw = this.#random.next();
+    if (draw < errorRate) return "error";
+    if (draw < errorRate + hangRate) return "hang";
+    if (draw < errorRate + hangRate + shortRate) return "short";
+    return "none";
+  }
+
+  #drawServiceMs(size: number): number {
+    const { baseMs, perItemMs, jitter, slowRate, slowFactor } = this.#options;
+    const slow = this.#random.next() < slowRate ? slowFactor : 1;
+    const noise = jitter === 0 ? 1 : Math.max(FASTEST, 1 + jitter * this.#random.gaussian());
+    return (baseMs + size * perItemMs) * noise * slow;
+  }
+
+  #reply(batch: Batch, fault: Fault): Reply {
+    if (fault === "down") return failed(`worker was ${this.#down ?? "killed"}`, "nobody");
+    if (fault === "error") return failed("simulated failure", "worker");
+    const { reject, crash } = this.#options;
+    if (crash !== undefined && batch.tasks.some((task) => crash(task.input))) {
+      return failed("simulated crash", "batch");
+    }
+    if (reject !== undefined && batch.tasks.some((task) => reject(task.input))) {
+      return rejected("simulated rejection");
+    }
+    const outputs = batch.tasks.map((task) => task.input);
+    if (fault === "short") outputs.pop();
+    return match(batch, outputs);
+  }
+}

@@ -1,0 +1,23 @@
+/** From a model's settings to its backend: the one list of the kinds there are. */
+import type { Backend } from "./backend/backend.ts";
+import { HttpBackend } from "./backend/http.ts";
+import { ModuleBackend } from "./backend/module.ts";
+import { PythonBackend } from "./backend/python.ts";
+import { SimulatedBackend } from "./backend/simulated.ts";
+import type { Clock } from "./clock.ts";
+import type { ModelConfig } from "./config.ts";
+import type { Events } from "./telemetry/events.ts";
+
+export function makeBackend({ name, backend }: ModelConfig, clock: Clock, events: Events): Backend {
+  const around = { model: name, clock, events };
+  switch (backend.kind) {
+    case "http":
+      return new HttpBackend(backend, clock);
+    case "python":
+      return new PythonBackend(backend, around);
+    case "module":
+      return new ModuleBackend(backend, around);
+    case "simulated":
+      return new SimulatedBackend(backend, clock);
+  }
+}

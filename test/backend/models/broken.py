@@ -1,0 +1,5 @@
+import no_such_library
+
+
+def batchstring(inputs):
+    return inputs

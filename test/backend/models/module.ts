@@ -1,0 +1,81 @@
+/** Batch functions for the tests of the module backend. */
+type Context = { parameters: Record<string, unknown> };
+
+export default async function echo(inputs: unknown[]): Promise<unknown[]> {
+  if (inputs.includes("please reject")) throw new RangeError("refused:\n an input");
+  if (inputs.includes("please crash")) process.exit(3);
+  return inputs;
+}
+
+export function short(inputs: unknown[]): unknown[] {
+  return inputs.slice(1);
+}
+
+export function hang(): Promise<never> {
+  return new Promise(() => {});
+}
+
+export function endlessLoop(): never {
+  for (;;);
+}
+
+export function withParameters(inputs: unknown[], { parameters }: Context): unknown[] {
+  return inputs.map(() => parameters);
+}
+
+export function printing(inputs: unknown[]): unknown[] {
+  console.log("from log");
+  console.error("from error");
+  return inputs;
+}
+
+const circular: unknown[] = [];
+circular.push(circular);
+
+const returns: Record<string, (inputs: unknown[]) => unknown> = {
+  nothing: () => undefined,
+  null: () => null,
+  string: () => "ab",
+  object: () => ({ 0: 1, 1: 2, length: 2 }),
+  long: () => [1, 2, 3],
+  undefined: () => [1, undefined],
+  hole: () => new Array(2),
+  "undefined inside": () => [1, { label: undefined }],
+  "undefined in an array": () => [[undefined], 1],
+  NaN: () => [NaN, 1],
+  "NaN inside": () => [1, { scores: [0.5, NaN] }],
+  Infinity: () => [1, [[-Infinity]]],
+  "NaN in a tensor": () => [new Float32Array([1, NaN]), 1],
+  BigInt: () => [1, 1n],
+  function: () => [{ run: () => {} }, 1],
+  symbol: () => [Symbol("s"), 1],
+  circular: () => [1, circular],
+  promises: (inputs) => inputs.map((input) => Promise.resolve(input)),
+  map: () => [new Map([[1, 2]]), 1],
+  date: () => [new Date(NaN), 1],
+  tensors: () => [new Float32Array([0.5, 1]), new Uint8Array([1, 2])],
+  scores: () => new Float64Array([0.25, 0.5]),
+  fine: () => [{ at: new Date(0), none: null, list: [] }, "é\ud800"],
+};
+
+export function returning(inputs: unknown[]): unknown {
+  return returns[String(inputs[0])]!(inputs);
+}
+
+export async function dying(inputs: unknown[]): Promise<unknown[]> {
+  if (inputs[0] === "exit") process.exit(4);
+  if (inputs[0] === "uncaught") {
+    queueMicrotask(() => {
+      throw new TypeError("nobody\ncatches this");
+    });
+    await new Promise(() => {});
+  }
+  if (inputs[0] === "unhandled") {
+    void Promise.reject(new Error("nobody waits for this"));
+    await new Promise(() => {});
+  }
+  if (inputs[0] === "string") throw "only a string";
+  return inputs;
+}
+
+export const notAFunction = 5;

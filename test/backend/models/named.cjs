@@ -1,0 +1,2 @@
+module.exports = (inputs) => inputs.map((input) => ["default", input]);
+module.exports.named = async (inputs) => inputs.map((input) => ["named", input]);
