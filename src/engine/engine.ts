@@ -45,7 +45,7 @@ export interface RecordView {
   readonly state: TaskState;
   /** First is 1; 0 while it was never claimed. */
   readonly attempt: number;
-  /** When it last entered its queue. */
+  /** When it came to its queue. A retry or a put-back keeps it, and so its age; a replay starts anew. */
   readonly queuedAt: number;
   readonly settledAt?: number;
   readonly outcome?: Outcome;
@@ -71,7 +71,7 @@ export interface ClaimedTask {
 export interface Lease {
   /** Unique to this claim and to the process that made it. */
   readonly token: string;
-  readonly model: string;
+  readonly batch: BatchNote;
   readonly tasks: readonly ClaimedTask[];
 }
 
@@ -81,14 +81,15 @@ export type Verdict = { readonly id: string } & (
   | { readonly kind: "failed"; readonly code: ErrorCode; readonly message: string }
   /** Final, and kept as a dead letter with its input. */
   | { readonly kind: "dead"; readonly code: ErrorCode; readonly message: string }
+  /** Not final: back to the front of its queue at `at`. */
   | {
       readonly kind: "retry";
       readonly at: number;
       readonly message: string;
-      /** Ahead of everything queued. */
-      readonly front?: boolean;
       /** Does not count as an attempt. */
       readonly spared?: boolean;
+      /** Its batch is overdue and still running. Taken once in a task's life; after that it is late. */
+      readonly overdue?: boolean;
       /** Never again in a batch larger than this: one of its mates may be poison. */
       readonly maxBatchSize?: number;
     }
@@ -113,7 +114,7 @@ export interface QueueView {
   /** When the task that waits longest was queued. */
   readonly oldestAt: number;
   readonly earliestDeadlineAt: number;
-  /** Tasks at the head that were never tried are 0; used to tell extra calls from first ones. */
+  /** How many of them were never tried; a batch without one is an extra call. */
   readonly fresh: number;
 }
 
@@ -128,8 +129,10 @@ export interface DeadLetter {
 export interface EngineListener {
   /** A task reached its end. Called once per settled record. */
   settled?(record: RecordView): void;
-  /** A task entered the queue of `model` (new, retried, replayed or put back). */
-  queued?(model: string, parameters: Json): void;
+  /** A task entered a queue (new, retried, replayed or put back), which now holds `depth`. */
+  queued?(model: string, parameters: Json, depth: number): void;
+  /** Something falls due at `at`, sooner than `reap` last said. */
+  due?(at: number): void;
 }
 
 export interface Engine {
@@ -162,7 +165,10 @@ export interface Engine {
    */
   cancel(id: string, tenant: string, abandoned?: boolean): Promise<CancelReply>;
 
-  /** The record, if it exists and belongs to `tenant`; `tenant` left out: an operator asks. */
+  /**
+   * The record, if it exists and belongs to `tenant`; `tenant` left out: an operator asks. The input of a
+   * finished task is no longer there (""): only dead letters keep theirs.
+   */
   outcome(id: string, tenant?: string): Promise<RecordView | undefined>;
 
   /** Its owner has received the outcome; with `results.evictAfterRead` it is forgotten. */

@@ -1,0 +1,79 @@
+/**
+ * Tasks that will not be tried again, kept with their input for a person to look at and replay.
+ *
+ * Bounded by number and by age; when the list is full the oldest letter goes, and says so.
+ */
+import type { Task } from "../core/task.ts";
+import type { Events } from "../telemetry/events.ts";
+import type { DeadLetter } from "./engine.ts";
+
+export interface DeadLetterLimits {
+  readonly max: number;
+  readonly ttlMs: number;
+}
+
+interface Owner {
+  /** Queues it again; false when its model is no longer there. */
+  replay(task: Task): boolean;
+  /** The letter is gone: dropped, purged or too old. */
+  forgotten(id: string): void;
+}
+
+export class DeadLetters {
+  readonly #limits: DeadLetterLimits;
+  readonly #events: Events;
+  readonly #owner: Owner;
+  /** Oldest first. */
+  readonly #letters = new Map<string, DeadLetter>();
+
+  constructor(limits: DeadLetterLimits, events: Events, owner: Owner) {
+    this.#limits = limits;
+    this.#events = events;
+    this.#owner = owner;
+  }
+
+  get size(): number {
+    return this.#letters.size;
+  }
+
+  add(letter: DeadLetter): void {
+    this.#letters.set(letter.task.id, letter);
+    const oldest = this.#letters.keys().next().value;
+    if (this.#letters.size <= this.#limits.max || oldest === undefined) return;
+    this.#letters.delete(oldest);
+    this.#owner.forgotten(oldest);
+    const message = `dead letter ${oldest} was dropped to make room (deadLetters.max ${this.#limits.max})`;
+    this.#events.emit("notice", { level: "warn", message });
+  }
+
+  async list(): Promise<readonly DeadLetter[]> {
+    return [...this.#letters.values()];
+  }
+
+  async get(id: string): Promise<DeadLetter | undefined> {
+    return this.#letters.get(id);
+  }
+
+  async replay(id: string): Promise<boolean> {
+    const letter = this.#letters.get(id);
+    if (letter === undefined || !this.#owner.replay(letter.task)) return false;
+    this.#letters.delete(id);
+    return true;
+  }
+
+  async purge(id: string): Promise<boolean> {
+    if (!this.#letters.delete(id)) return false;
+    this.#owner.forgotten(id);
+    return true;
+  }
+
+  /** Drops what is too old and returns when the next one will be. */
+  sweep(now: number): number {
+    for (const [id, letter] of this.#letters) {
+      if (letter.diedAt + this.#limits.ttlMs > now) return letter.diedAt + this.#limits.ttlMs;
+      this.#letters.delete(id);
+      this.#owner.forgotten(id);
+    }
+    return Infinity;
+  }
+}

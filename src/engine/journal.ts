@@ -1,0 +1,393 @@
+/**
+ * The journal: the durable copy of the memory engine's records.
+ *
+ * The engine works in memory; the journal only remembers. What the engine says is collected, and one
+ * worker thread (`journal-writer.ts`) writes it to SQLite, so that the main thread never waits for a
+ * disk:
+ *
+ *   save / update / forget ──► group ──► one postMessage ──► one transaction ──► flushed() resolves
+ *
+ * A group is what was said in one turn of the event loop, or while the commit before it was running:
+ * a slow disk makes larger groups, not more of them. Inside a group only the net change of each id is
+ * kept (save and update become one save, save and forget a plain forget). A group is sealed at
+ * GROUP_BYTES, so that after a stall of the disk no single copy to the thread holds up the main thread.
+ * `flushed()` resolves after COMMIT returned, with `synchronous=FULL`: the log has been fsynced.
+ * One change costs the main thread about 1 µs at 2 KB (`node bench/journal.ts`).
+ *
+ * Bounds: nothing here refuses. `pendingBytes` is what was said and is not yet on disk (one byte per
+ * character); the engine refuses new tasks when it grows too large.
+ *
+ * When a write fails (disk full, I/O error, the thread died) the journal is `broken` for ever:
+ * every waiting and later `flushed()` rejects, later changes are dropped, `onBroken` is called once.
+ * Nothing is tried again, because after a failed fsync nobody knows what is on the disk. Changes that
+ * were not confirmed may or may not be there after a restart; confirmed ones are.
+ *
+ * Files in `dataDir` (directory 0700, files 0600):
+ *   ferry.db         SQLite, WAL. `record`: one row per record with CRC32 of id+task and of id+state.
+ *                    `tally`: one row, rewritten by every commit: how many commits, how many records, and
+ *                    the sum of all their CRCs. There is no index: the thread knows each id's row.
+ *   ferry.db-wal     SQLite's log, folded into ferry.db about every 2 MB and at `close`.
+ *   ferry.db-mark    the number of the last confirmed commit, written (not fsynced) after its fsync. It can
+ *                    lag behind the disk, never run ahead of it; so a `tally` below it proves a loss.
+ *   ferry.lock       empty; held with SQLite's own file lock, which the kernel drops when the process dies,
+ *   ferry.pid        so that one process at a time uses the directory. ferry.pid only names it.
+ *   ferry.db-new, ferry.db-recovered, ferry.db-mended, ferry.db.damaged-N: see `journal-recover.ts`,
+ *                    where it is also written which damage is noticed at `openJournal` and which is not.
+ * The file does not shrink: room of forgotten records is used again, the peak size stays.
+ */
+import * as fs from "node:fs";
+import { dirname, extname, join, resolve } from "node:path";
+import { DatabaseSync } from "node:sqlite";
+import { Worker } from "node:worker_threads";
+import { crc32 } from "node:zlib";
+
+/** Two texts owned by the engine: what never changes, and what does. */
+export interface SavedRecord {
+  readonly id: string;
+  readonly task: string;
+  readonly state: string;
+}
+
+export interface Journal {
+  /** Both texts of a new record. Saving an id again replaces the record and moves it to the end. */
+  save(id: string, task: string, state: string): void;
+  /** A new `state` for a saved record; ignored when the record is not there. */
+  update(id: string, state: string): void;
+  forget(id: string): void;
+  /** Resolves when everything said before this call is on disk (fsynced); rejects when it cannot be. */
+  flushed(): Promise<void>;
+  /** Said but not yet confirmed, in characters, with a little for each change. */
+  readonly pendingBytes: number;
+  /** undefined while well; once a write failed it is the reason, for ever: nothing more is accepted. */
+  readonly broken: Error | undefined;
+  /**
+   * Flushes, folds the log into the file, ends the thread; idempotent. Always resolves: whether all is
+   * on disk is what `broken` says. A change after it is a programmer's error and throws.
+   */
+  close(): Promise<void>;
+}
+
+export interface OpenedJournal {
+  readonly journal: Journal;
+  /** What is on disk, in the order of their `save`. */
+  readonly records: SavedRecord[];
+  /**
+   * Confirmed commits that are gone because the end of the log was cut off or damaged; 0 unless the
+   * disk broke its word. Not 0: say so loudly, those tasks are lost.
+   */
+  readonly torn: number;
+}
+
+export interface JournalOptions {
+  /** Pages that ferry.db may have; more is "disk full". Tests use it; left out: no bound. */
+  readonly maxPages?: number;
+}
+
+/** What the thread is given, and what it says. A group goes to it as a bare array. */
+export interface WriterStart extends JournalOptions {
+  readonly dataDir: string;
+}
+export type WriterNote =
+  | { readonly kind: "records"; readonly texts: readonly string[] }
+  | { readonly kind: "opened"; readonly torn: number }
+  | { readonly kind: "committed" }
+  | { readonly kind: "failed"; readonly why: string };
+/** id, task, state; task null = update, both null = forget, all null = nothing. Three per change. */
+export type Changes = readonly (string | null)[];
+
+const GROUP_BYTES = 4 * 1024 * 1024;
+/** What a change costs beside its texts, roughly. */
+const CHANGE_BYTES = 64;
+
+/** The net change of each id, in the order in which they were first said. */
+class Group {
+  readonly changes: (string | null)[] = [];
+  bytes = 0;
+  readonly #places = new Map<string, number>();
+  #settled: PromiseWithResolvers<void> | undefined;
+
+  save(id: string, task: string, state: string): void {
+    const at = this.#places.get(id);
+    if (at !== undefined) this.changes.fill(null, at, at + 3);
+    this.#places.set(id, this.changes.length);
+    this.changes.push(id, task, state);
+    this.bytes += id.length + task.length + state.length + CHANGE_BYTES;
+  }
+
+  update(id: string, state: string): void {
+    const at = this.#places.get(id);
+    if (at === undefined) {
+      this.#places.set(id, this.changes.length);
+      this.changes.push(id, null, state);
+      this.bytes += id.length + state.length + CHANGE_BYTES;
+      return;
+    }
+    const before = this.changes[at + 2];
+    if (typeof before !== "string") return; // forgotten a moment ago
+    this.changes[at + 2] = state;
+    this.bytes += state.length - before.length;
+  }
+
+  forget(id: string): void {
+    const at = this.#places.get(id);
+    if (at === undefined) {
+      this.#places.set(id, this.changes.length);
+      this.changes.push(id, null, null);
+      this.bytes += id.length + CHANGE_BYTES;
+      return;
+    }
+    // A save of this group goes away, but the id may be on disk from an earlier one: still forget it.
+    this.bytes -= (this.changes[at + 1]?.length ?? 0) + (this.changes[at + 2]?.length ?? 0);
+    this.changes.fill(null, at + 1, at + 3);
+  }
+
+  /** One promise for all who wait for this group; made only when somebody asks. */
+  get settled(): PromiseWithResolvers<void> {
+    return (this.#settled ??= Promise.withResolvers<void>());
+  }
+
+  end(why?: Error): void {
+    if (why === undefined) this.#settled?.resolve();
+    else this.#settled?.reject(why);
+  }
+}
+
+class ThreadJournal implements Journal {
+  readonly records: SavedRecord[] = [];
+  readonly opened = Promise.withResolvers<number>();
+  readonly #thread: Worker;
+  readonly #exited: Promise<void>;
+  readonly #onBroken: (why: Error) => void;
+  #open = new Group();
+  #sealed: Group[] = [];
+  #sealedBytes = 0;
+  #committing: Group | undefined;
+  #scheduled = false;
+  #broken: Error | undefined;
+  #closed: Promise<void> | undefined;
+
+  constructor(start: WriterStart, onBroken: (why: Error) => void) {
+    this.#onBroken = onBroken;
+    // The same ending as this file's: .ts in a checkout, .js in dist/.
+    const program = new URL(`./journal-writer${extname(import.meta.filename)}`, import.meta.url);
+    this.#thread = new Worker(program, { workerData: start, name: "journal" });
+    const exited = Promise.withResolvers<void>();
+    this.#exited = exited.promise;
+    this.#thread.on("message", (note: WriterNote) => this.#hear(note));
+    this.#thread.on("error", (error) =>
+      this.#break(new Error(`the journal's thread failed: ${String(error)}`)),
+    );
+    this.#thread.on("exit", () => {
+      exited.resolve();
+      if (this.#closed === undefined) this.#break(new Error("the journal's thread ended"));
+    });
+  }
+
+  save(id: string, task: string, state: string): void {
+    if (this.#accepts()) this.#open.save(id, task, state);
+  }
+
+  update(id: string, state: string): void {
+    if (this.#accepts()) this.#open.update(id, state);
+  }
+
+  forget(id: string): void {
+    if (this.#accepts()) this.#open.forget(id);
+  }
+
+  flushed(): Promise<void> {
+    if (this.#broken !== undefined) return Promise.reject(this.#broken);
+    const last = this.#open.changes.length > 0 ? this.#open : (this.#sealed.at(-1) ?? this.#committing);
+    return last === undefined ? Promise.resolve() : last.settled.promise;
+  }
+
+  get pendingBytes(): number {
+    return this.#open.bytes + this.#sealedBytes + (this.#committing?.bytes ?? 0);
+  }
+
+  get broken(): Error | undefined {
+    return this.#broken;
+  }
+
+  close(): Promise<void> {
+    return (this.#closed ??= this.#end());
+  }
+
+  async #end(): Promise<void> {
+    await this.flushed().catch(() => {}); // `broken` tells
+    this.#thread.postMessage("close");
+    await this.#exited;
+  }
+
+  /** Makes room in the open group and sees to it that it will be sent. */
+  #accepts(): boolean {
+    if (this.#closed !== undefined) throw new Error("the journal is closed");
+    if (this.#broken !== undefined) return false;
+    if (this.#open.bytes > GROUP_BYTES) {
+      this.#sealed.push(this.#open);
+      this.#sealedBytes += this.#open.bytes;
+      this.#open = new Group();
+    }
+    if (!this.#scheduled && this.#committing === undefined) {
+      this.#scheduled = true;
+      setImmediate(() => {
+        this.#scheduled = false;
+        if (this.#committing === undefined) this.#send();
+      });
+    }
+    return true;
+  }
+
+  #send(): void {
+    let group = this.#sealed.shift();
+    if (group !== undefined) {
+      this.#sealedBytes -= group.bytes;
+    } else if (this.#open.changes.length > 0) {
+      group = this.#open;
+      this.#open = new Group();
+    }
+    this.#committing = group;
+    if (group !== undefined) this.#thread.postMessage(group.changes);
+  }
+
+  #hear(note: WriterNote): void {
+    if (note.kind === "committed") {
+      const group = this.#committing;
+      this.#send();
+      group?.end();
+    } else if (note.kind === "failed") {
+      this.#break(new Error(note.why));
+    } else if (note.kind === "opened") {
+      this.opened.resolve(note.torn);
+    } else {
+      for (let at = 0; at < note.texts.length; at += 3) {
+        const [id = "", task = "", state = ""] = note.texts.slice(at, at + 3);
+        this.records.push({ id, task, state });
+      }
+    }
+  }
+
+  #break(why: Error): void {
+    if (this.#broken !== undefined) return;
+    this.#broken = why;
+    this.opened.reject(why); // does nothing once it is open
+    const waiting = [this.#committing, ...this.#sealed, this.#open];
+    this.#committing = undefined;
+    this.#sealed = [];
+    this.#sealedBytes = 0;
+    this.#open = new Group();
+    for (const group of waiting) group?.end(why);
+    this.#onBroken(why);
+  }
+}
+
+/**
+ * Opens the journal in `dataDir`, which is made when it is missing. Rejects, with one sentence that
+ * names the file and says what to do, when the directory cannot be used, is in use, or is damaged.
+ */
+export async function openJournal(
+  dataDir: string,
+  onBroken: (why: Error) => void,
+  options: JournalOptions = {},
+): Promise<OpenedJournal> {
+  let isOpen = false;
+  const journal = new ThreadJournal({ dataDir: resolve(dataDir), ...options }, (why) => {
+    if (isOpen) onBroken(why);
+  });
+  try {
+    const torn = await journal.opened.promise;
+    isOpen = true;
+    return { journal, records: journal.records, torn };
+  } catch (why) {
+    await journal.close(); // when this rejects, the lock is free again
+    throw why;
+  }
+}
+
+// ── What is on disk; shared with the writer and with recovery ────────────────────────────────────────
+
+export interface Tally {
+  /** Random, one per ferry.db: a mark speaks only of the file that it was made for. */
+  readonly file: string;
+  readonly commits: number;
+  readonly records: number;
+  /** Of `task_crc` and `state_crc` over all records, modulo 2^32. */
+  readonly sum: number;
+  /** The highest `seq` ever given. */
+  readonly top: number;
+}
+
+export const journalFile = (dataDir: string): string => join(dataDir, "ferry.db");
+
+/** CRC32 of id and text, one after the other. */
+export const textCrc = (id: string, text: string): number => crc32(text, crc32(id));
+
+export const tallyCrc = (tally: Tally): number =>
+  crc32(`${tally.file} ${tally.commits} ${tally.records} ${tally.sum} ${tally.top}`);
+
+/** The whole of ferry.db-mark; always of one length, so that writing it over itself is one write. */
+export function markText(file: string, commits: number): string {
+  const text = `${file} ${String(commits).padStart(16, "0")}`;
+  return `${text} ${crc32(text).toString(16).padStart(8, "0")}\n`;
+}
+
+/** The one failure that `ferry recover` is for. */
+export class DamagedJournal extends Error {}
+
+/** SQLite's primary result codes that mean something to us. */
+const BUSY = 5;
+const FULL = 13;
+const CANNOT = new Set<unknown>([3, 8, 14, "EACCES", "EPERM", "EROFS"]); // permission, read-only, cannot open
+
+/** Says what is wrong with the files in words for the person who runs Ferry. */
+export function explain(error: unknown, dataDir: string): Error {
+  if (error instanceof DamagedJournal || !(error instanceof Error)) return error as Error;
+  const { errcode, code } = error as { errcode?: number; code?: string };
+  const cause = errcode === undefined ? code : errcode & 0xff;
+  const said = (text: string): Error => new Error(`${text} (${error.message})`, { cause: error });
+  if (cause === "EEXIST" || cause === "ENOTDIR") {
+    return said(`engine.dataDir ${dataDir} is not a directory: remove the file, or set another path`);
+  }
+  if (cause === FULL || cause === "ENOSPC") {
+    return said(`no space left to write ${journalFile(dataDir)}: free some, or move engine.dataDir`);
+  }
+  if (CANNOT.has(cause)) {
+    return said(`cannot write in engine.dataDir ${dataDir}: give this user access, or set another path`);
+  }
+  return cause === undefined ? error : said(`cannot use ${journalFile(dataDir)}`);
+}
+
+/**
+ * Makes `dataDir` if need be and holds it until the returned connection is closed or the process ends,
+ * however it ends. Never open ferry.lock in another way: closing it would drop the kernel's lock.
+ */
+export function lockDataDir(dataDir: string): DatabaseSync {
+  const made = fs.mkdirSync(dataDir, { recursive: true, mode: 0o700 });
+  const first = made?.length ?? Infinity; // of the directories made here, the topmost
+  for (let dir = dataDir; dir.length >= first; dir = dirname(dir)) syncPath(dirname(dir));
+  const path = join(dataDir, "ferry.lock");
+  const pidFile = join(dataDir, "ferry.pid");
+  const lock = new DatabaseSync(path);
+  try {
+    lock.exec("PRAGMA journal_mode=MEMORY; BEGIN EXCLUSIVE"); // writes nothing, so nothing can be left behind
+    fs.chmodSync(path, 0o600);
+    fs.writeFileSync(pidFile, `${process.pid}\n`, { mode: 0o600 });
+  } catch (error) {
+    lock.close();
+    if ((error as { errcode?: number }).errcode !== BUSY) throw error;
+    const pid = fs.existsSync(pidFile) ? fs.readFileSync(pidFile, "utf8").trim() : "unknown";
+    const why = `engine.dataDir ${dataDir} is in use by pid ${pid}: stop that Ferry, or set another path`;
+    throw new Error(why, { cause: error });
+  }
+  return lock;
+}
+
+/** fsync of a file, or of a directory and thereby of the names in it. */
+export function syncPath(path: string): void {
+  const fd = fs.openSync(path, "r");
+  try {
+    fs.fsyncSync(fd);
+  } finally {
+    fs.closeSync(fd);
+  }
+}

@@ -1,0 +1,139 @@
+/**
+ * The queues of one model: by parameters first, because only tasks with equal parameters share a batch,
+ * then by tier.
+ *
+ * A group exists only while it holds a task, so there are never more groups than queued tasks. Groups are
+ * kept in order of their oldest task, so that the one that waits longest is found first; the order is
+ * mended when it is asked for, and only after a task left or came back at the head of a group.
+ */
+import { seatTiers } from "../core/fair.ts";
+import type { Json } from "../core/task.ts";
+import type { QueueView } from "./engine.ts";
+import { RecordList, type TaskRecord } from "./record.ts";
+
+export class Group implements QueueView {
+  readonly parameters: Json;
+  readonly tiers: RecordList[];
+  /** Written and read by `take`: seats that the lower tiers are owed. */
+  readonly credits: number[];
+  depth = 0;
+  fresh = 0;
+
+  constructor(parameters: Json, tiers: number) {
+    this.parameters = parameters;
+    this.tiers = Array.from({ length: tiers }, () => new RecordList());
+    this.credits = Array.from({ length: tiers }, () => 0);
+  }
+
+  /** The head of each tier waits longest in it: what comes back stands where its arrival puts it. */
+  get oldestAt(): number {
+    let oldest = Infinity;
+    for (const { first } of this.tiers) if (first !== undefined) oldest = Math.min(oldest, first.queuedAt);
+    return oldest;
+  }
+
+  /**
+   * Of the heads: deadlines are a fixed time after arrival, so whoever came first is due first. The first
+   * caller's own: whoever joined it and waits longer must not hide the hurry of those behind it.
+   */
+  get earliestDeadlineAt(): number {
+    let earliest = Infinity;
+    for (const { first } of this.tiers)
+      if (first !== undefined) earliest = Math.min(earliest, first.task.deadlineAt);
+    return earliest;
+  }
+}
+
+export class ModelQueues {
+  readonly #tiers: number;
+  readonly #groups = new Map<Json, Group>();
+  #inOrder = true;
+  #arrivals = 0;
+  depth = 0;
+
+  constructor(tiers: number) {
+    this.#tiers = tiers;
+  }
+
+  /** The one that waits longest first. */
+  groups(): Iterable<Group> {
+    if (!this.#inOrder) this.#putInOrder();
+    return this.#groups.values();
+  }
+
+  #putInOrder(): void {
+    const groups = [...this.#groups.values()].sort((one, other) => one.oldestAt - other.oldestAt);
+    this.#groups.clear();
+    for (const group of groups) this.#groups.set(group.parameters, group);
+    this.#inOrder = true;
+  }
+
+  depthByTier(): number[] {
+    const depths = Array.from({ length: this.#tiers }, () => 0);
+    for (const group of this.#groups.values()) {
+      for (let tier = 0; tier < this.#tiers; tier++) depths[tier]! += group.tiers[tier]!.size;
+    }
+    return depths;
+  }
+
+  /** Returns how many tasks with these parameters wait now. */
+  push(record: TaskRecord, place: "back" | "arrival"): number {
+    const { parameters } = record.task;
+    let group = this.#groups.get(parameters);
+    if (group === undefined) this.#groups.set(parameters, (group = new Group(parameters, this.#tiers)));
+    // A record from disk may carry a tier that is no longer configured.
+    const list = group.tiers[Math.min(record.tier, this.#tiers - 1)]!;
+    if (place === "back") {
+      record.arrival = ++this.#arrivals;
+      list.pushBack(record);
+    } else {
+      list.insert(record);
+      this.#inOrder = this.#groups.size === 1;
+    }
+    group.depth++;
+    if (record.attempt === 0) group.fresh++;
+    this.depth++;
+    return group.depth;
+  }
+
+  remove(record: TaskRecord): void {
+    const group = this.#groups.get(record.task.parameters)!;
+    const wasHead = record.before === undefined;
+    record.list!.remove(record);
+    group.depth--;
+    if (record.attempt === 0) group.fresh--;
+    this.depth--;
+    if (group.depth === 0) this.#groups.delete(group.parameters);
+    else if (wasHead && this.#groups.size > 1) this.#inOrder = false;
+  }
+
+  /**
+   * Takes out up to `max` records of one group, tiers in fair turn. A record that may only ride in a small
+   * batch makes this batch small, or stays for the next one when the batch has outgrown it. A tier with
+   * such a record at its head gets in first, or the tiers above would outgrow it every time.
+   */
+  take(parameters: Json, max: number): TaskRecord[] {
+    const group = this.#groups.get(parameters);
+    if (group === undefined) return [];
+    const seats = seatTiers(
+      max,
+      group.tiers.map((list) => list.size),
+      group.credits,
+    );
+    const taken: TaskRecord[] = [];
+    let limit = max;
+    const turns = [...seats.keys()];
+    const small = turns.find((tier) => seats[tier]! > 0 && group.tiers[tier]!.first!.maxBatchSize < max);
+    if (small !== undefined) turns.unshift(...turns.splice(small, 1));
+    for (const tier of turns) {
+      for (let left = seats[tier]!; left > 0 && taken.length < limit; left--) {
+        const record = group.tiers[tier]!.first!;
+        if (record.maxBatchSize <= taken.length) break;
+        limit = Math.min(limit, record.maxBatchSize);
+        this.remove(record);
+        taken.push(record);
+      }
+    }
+    return taken;
+  }
+}

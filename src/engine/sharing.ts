@@ -1,0 +1,71 @@
+/**
+ * Who does whose work: tasks in flight by content, outcomes by content, tasks by Idempotency-Key.
+ *
+ * A key is never answered with another body's outcome. A failure that time may heal is not held against
+ * a key: the next request with it runs again, and the key then points there.
+ */
+import { errors } from "../core/errors.ts";
+import { type Cached, OutcomeCache } from "./cache.ts";
+import type { Sharing } from "./engine.ts";
+import type { TaskRecord } from "./record.ts";
+
+export class SharedWork {
+  readonly #cache: OutcomeCache;
+  /** Bounded by the records that exist: each entry goes with its record. */
+  readonly #inFlight = new Map<string, TaskRecord>();
+  readonly #keys = new Map<string, { readonly record: TaskRecord; readonly fingerprint: string }>();
+
+  constructor(cacheBytes: number) {
+    this.#cache = new OutcomeCache(cacheBytes);
+  }
+
+  /** The record that this Idempotency-Key stands for, or "conflict" when it came with another body. */
+  keyed({ idempotency }: Sharing): { record: TaskRecord; conflict: boolean } | undefined {
+    const used = idempotency && this.#keys.get(idempotency.key);
+    if (used === undefined) return undefined;
+    const conflict = used.fingerprint !== idempotency!.fingerprint;
+    return conflict || !mayRunAgain(used.record) ? { record: used.record, conflict } : undefined;
+  }
+
+  cached({ cacheKey }: Sharing, now: number): Cached | undefined {
+    return cacheKey === undefined ? undefined : this.#cache.get(cacheKey, now);
+  }
+
+  inFlight({ joinKey }: Sharing): TaskRecord | undefined {
+    return joinKey === undefined ? undefined : this.#inFlight.get(joinKey);
+  }
+
+  /** `record` will answer for whoever comes with the same content or key. */
+  started(record: TaskRecord): void {
+    const { joinKey } = record.sharing;
+    if (joinKey !== undefined) this.#inFlight.set(joinKey, record);
+    this.bindKey(record, record.sharing);
+  }
+
+  bindKey(record: TaskRecord, { idempotency }: Sharing): void {
+    if (idempotency === undefined) return;
+    this.#keys.set(idempotency.key, { record, fingerprint: idempotency.fingerprint });
+    record.keys.push(idempotency);
+  }
+
+  finished(record: TaskRecord): void {
+    const { joinKey, cacheKey, cacheTtlMs } = record.sharing;
+    if (joinKey !== undefined && this.#inFlight.get(joinKey) === record) this.#inFlight.delete(joinKey);
+    if (record.outcome?.ok === true && cacheKey !== undefined && cacheTtlMs !== undefined) {
+      const expiresAt = record.settledAt! + cacheTtlMs;
+      this.#cache.set({ key: cacheKey, outcome: record.outcome, batch: record.batch, expiresAt });
+    }
+  }
+
+  forgotten(record: TaskRecord): void {
+    for (const { key } of record.keys) if (this.#keys.get(key)?.record === record) this.#keys.delete(key);
+  }
+
+  sweep(now: number): number {
+    return this.#cache.sweep(now);
+  }
+}
+
+function mayRunAgain({ outcome }: TaskRecord): boolean {
+  return outcome?.ok === false && errors[outcome.code].retryable;
+}

@@ -1,0 +1,238 @@
+/** What `deadLetters` and `close` promise: kept for a person, replayed under the same id, bounded. */
+import assert from "node:assert/strict";
+import { describe } from "node:test";
+import {
+  dead,
+  done,
+  failed,
+  type Holds,
+  idsOf,
+  LEASE_MS,
+  LETTER_TTL_MS,
+  QUEUE_MS,
+  RESULT_TTL_MS,
+  retry,
+  TOTAL_MS,
+} from "./engine-stage.ts";
+
+export function lettersContract(holds: Holds): void {
+  describe("deadLetters", () => {
+    letters(holds);
+    replays(holds);
+    replaysAgain(holds);
+    purges(holds);
+    letterBounds(holds);
+  });
+  describe("close", () => {
+    closing(holds);
+  });
+}
+
+function letters(holds: Holds): void {
+  holds("a dead letter keeps the task with its input, its attempts, why and when", async (stage) => {
+    const task = stage.task({ input: '{"a":1.0}', parameters: '{"t":1}', tier: 2, tenant: "bob" });
+    await stage.engine.put(task);
+    const parameters = '{"t":1}';
+    const first = await stage.claim(64, { parameters });
+    await stage.settle(first, retry(task.id, stage.now));
+    await stage.tick(50);
+    await stage.settle(await stage.claim(64, { parameters }), dead(task.id));
+    const letter = await stage.engine.deadLetters.get(task.id);
+    assert.deepEqual(letter, {
+      task,
+      attempts: 2,
+      code: "INFERENCE_FAILED",
+      message: "gave up",
+      diedAt: stage.now,
+    });
+    assert.deepEqual(await stage.engine.deadLetters.list(), [letter]);
+  });
+
+  holds("nothing but `dead` makes one", async (stage) => {
+    await stage.ended(done);
+    await stage.ended(failed);
+    const cancelled = await stage.queue();
+    await stage.engine.cancel(cancelled, "ann");
+    await stage.queue();
+    await stage.pass(QUEUE_MS);
+    assert.deepEqual(await stage.engine.deadLetters.list(), []);
+    assert.equal(await stage.engine.deadLetters.get("nobody"), undefined);
+  });
+
+  holds("it outlives its record, and the owner's forgetting", async (stage) => {
+    const old = await stage.ended(dead);
+    await stage.pass(RESULT_TTL_MS);
+    const forgotten = await stage.ended(dead);
+    await stage.engine.cancel(forgotten, "ann");
+    for (const id of [old, forgotten]) {
+      assert.equal(await stage.engine.outcome(id), undefined);
+      assert.equal((await stage.engine.deadLetters.get(id))?.task.id, id);
+    }
+    assert.deepEqual(stage.counts(), [0, 0, 0, 2]);
+  });
+}
+
+function replays(holds: Holds): void {
+  holds(
+    "a replay keeps the id, starts with fresh attempts and fresh time, and leaves the list",
+    async (stage) => {
+      const id = await stage.ended(dead, { input: '"precious"', tier: 1, tenant: "bob" });
+      await stage.pass(TOTAL_MS);
+      assert.equal(await stage.engine.deadLetters.replay(id), true);
+      assert.deepEqual(await stage.look(id, "bob"), { id, state: "queued", attempt: 0, outcome: undefined });
+      assert.deepEqual(await stage.engine.deadLetters.list(), []);
+      assert.equal(await stage.engine.deadLetters.get(id), undefined);
+      assert.equal((await stage.engine.outcome(id))?.queuedAt, stage.now);
+      await stage.pass(QUEUE_MS - 1);
+      const [claimed] = (await stage.claim()).tasks;
+      assert.deepEqual(
+        [claimed?.task.id, claimed?.task.input, claimed?.task.tier, claimed?.task.tenant, claimed?.attempt],
+        [id, '"precious"', 1, "bob", 1],
+      );
+    },
+  );
+
+  holds("a replayed task becomes a success, announced again", async (stage) => {
+    const id = await stage.ended(dead);
+    await stage.engine.deadLetters.replay(id);
+    assert.equal(await stage.settle(await stage.claim(), done(id)), "taken");
+    assert.equal(await stage.state(id), "done");
+    assert.deepEqual(stage.counts(), [0, 0, 1, 0]);
+    assert.deepEqual(
+      stage.settled.map(({ state }) => state),
+      ["failed", "done"],
+    );
+  });
+
+  holds("or returns to the list", async (stage) => {
+    const id = await stage.ended(dead);
+    await stage.engine.deadLetters.replay(id);
+    await stage.pass(100);
+    assert.equal(await stage.settle(await stage.claim(), dead(id)), "taken");
+    assert.deepEqual(stage.counts(), [0, 0, 1, 1]);
+    const letter = await stage.engine.deadLetters.get(id);
+    assert.deepEqual([letter?.attempts, letter?.diedAt, letter?.task.input], [1, stage.now, '"in"']);
+  });
+
+  holds("or ends like any other task", async (stage) => {
+    const startedAt = stage.now;
+    const id = await stage.ended(dead);
+    await stage.engine.deadLetters.replay(id);
+    await stage.pass(QUEUE_MS);
+    assert.equal(await stage.code(id), "DEADLINE_EXCEEDED");
+    assert.equal((await stage.engine.outcome(id))?.settledAt, startedAt + QUEUE_MS);
+    assert.deepEqual(stage.counts(), [0, 0, 1, 0]);
+  });
+}
+
+function replaysAgain(holds: Holds): void {
+  holds("replayed twice at once, it is queued once", async (stage) => {
+    const id = await stage.ended(dead);
+    const { replay } = { replay: (which: string) => stage.engine.deadLetters.replay(which) };
+    const replies = await Promise.all([replay(id), replay(id), replay(id)]);
+    assert.deepEqual(replies.sort(), [false, false, true]);
+    assert.deepEqual(stage.counts(), [1, 0, 0, 0]);
+    assert.deepEqual(idsOf(await stage.claim()), [id]);
+    assert.equal(await replay(id), false);
+  });
+
+  holds("what is not dead cannot be replayed", async (stage) => {
+    const { id } = await stage.run();
+    const failing = await stage.ended(failed, { parameters: "other" });
+    for (const each of [id, failing, "nobody"])
+      assert.equal(await stage.engine.deadLetters.replay(each), false);
+    assert.equal(await stage.state(failing), "failed");
+  });
+
+  holds("a letter whose record is forgotten can be replayed; its owner finds it again", async (stage) => {
+    const id = await stage.ended(dead);
+    await stage.pass(RESULT_TTL_MS);
+    assert.equal(await stage.engine.deadLetters.replay(id), true);
+    await stage.settle(await stage.claim(), done(id));
+    assert.equal((await stage.look(id, "ann"))?.state, "done");
+    assert.equal(await stage.look(id, "bob"), undefined);
+  });
+
+  holds("a good outcome from the life before wins in the life after", async (stage) => {
+    const { id, lease } = await stage.run();
+    await stage.pass(LEASE_MS);
+    await stage.settle(await stage.claim(), dead(id));
+    await stage.engine.deadLetters.replay(id);
+    assert.equal(await stage.settle(lease, done(id)), "taken");
+    assert.deepEqual(stage.counts(), [0, 0, 1, 0]);
+  });
+
+  holds("a replayed task can be joined again", async (stage) => {
+    const id = await stage.ended(dead, {}, { joinKey: "same ann" });
+    await stage.engine.deadLetters.replay(id);
+    assert.deepEqual(await stage.put({}, { joinKey: "same ann" }), { kind: "joined", id });
+  });
+}
+
+function purges(holds: Holds): void {
+  holds("a purged letter is gone, once; its record stays for its owner", async (stage) => {
+    const [id, other] = [await stage.ended(dead), await stage.ended(dead)];
+    assert.equal(await stage.engine.deadLetters.purge(id), true);
+    assert.equal(await stage.engine.deadLetters.purge(id), false);
+    assert.equal(await stage.engine.deadLetters.purge("nobody"), false);
+    assert.equal(await stage.engine.deadLetters.replay(id), false);
+    assert.deepEqual(
+      (await stage.engine.deadLetters.list()).map(({ task }) => task.id),
+      [other],
+    );
+    assert.equal(await stage.code(id), "INFERENCE_FAILED");
+  });
+}
+
+function letterBounds(holds: Holds): void {
+  holds(
+    "when there are too many, the oldest goes and an operator is told",
+    async (stage) => {
+      let notices = 0;
+      stage.events.on("notice", () => notices++);
+      const ids = [await stage.ended(dead), await stage.ended(dead)];
+      assert.equal(notices, 0);
+      ids.push(await stage.ended(dead));
+      const kept = (await stage.engine.deadLetters.list()).map(({ task }) => task.id);
+      assert.deepEqual(new Set(kept), new Set(ids.slice(1)));
+      assert.ok(notices > 0);
+      assert.equal(await stage.code(ids[0]!), "INFERENCE_FAILED");
+      assert.equal(await stage.engine.deadLetters.replay(ids[0]!), false);
+    },
+    { deadLetters: { max: 2, ttlMs: LETTER_TTL_MS } },
+  );
+
+  holds("after its time to live it is gone", async (stage) => {
+    const id = await stage.ended(dead);
+    await stage.pass(1000);
+    const other = await stage.ended(dead);
+    await stage.pass(LETTER_TTL_MS - 1001);
+    assert.equal((await stage.engine.deadLetters.list()).length, 2);
+    await stage.pass(1);
+    assert.equal(await stage.engine.deadLetters.get(id), undefined);
+    assert.equal(await stage.engine.deadLetters.replay(id), false);
+    await stage.pass(1000);
+    assert.equal(await stage.engine.deadLetters.get(other), undefined);
+    assert.deepEqual(stage.counts(), [0, 0, 0, 0]);
+  });
+}
+
+function closing(holds: Holds): void {
+  holds("closing twice, also at once, is closing once", async (stage) => {
+    await stage.queue();
+    await Promise.all([stage.engine.close(), stage.engine.close()]);
+    await stage.engine.close();
+  });
+
+  holds("what was accepted is there after a restart, where the engine keeps anything", async (stage) => {
+    const queued = await stage.queue();
+    const finished = await stage.ended(done, { parameters: "other" });
+    const next = await stage.reopen();
+    if (next === undefined) return;
+    assert.equal(await next.state(queued), "queued");
+    assert.equal(await next.state(finished), "done");
+    assert.equal(await next.look(queued, "bob"), undefined);
+    assert.deepEqual(idsOf(await next.claim()), [queued]);
+    await next.engine.close();
+  });
+}

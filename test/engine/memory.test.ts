@@ -1,0 +1,389 @@
+/**
+ * The memory engine: the contract, without a journal and on a real one, and what only this engine promises:
+ * what a restart brings back, and what happens when finished records fill the memory that they may use.
+ */
+import assert from "node:assert/strict";
+import * as fs from "node:fs";
+import { tmpdir } from "node:os";
+import { join } from "node:path";
+import { after, describe } from "node:test";
+import type { Clock } from "../../src/clock.ts";
+import { type Journal, openJournal, type SavedRecord } from "../../src/engine/journal.ts";
+import { MemoryEngine } from "../../src/engine/memory.ts";
+import { RecordKeeper } from "../../src/engine/saved.ts";
+import { VirtualClock } from "../../src/plan/virtual-clock.ts";
+import { Events } from "../../src/telemetry/events.ts";
+import { engineContract } from "../contract/engine.ts";
+import { propertyContract } from "../contract/engine-property.ts";
+import {
+  dead,
+  done,
+  type EngineOptions,
+  failed,
+  holdsOn,
+  idsOf,
+  LETTER_TTL_MS,
+  MODEL,
+  OTHER_MODEL,
+  type OpenEngine,
+  type Opened,
+  QUEUE_MS,
+  RESULT_TTL_MS,
+  retry,
+  type Stage,
+  TOTAL_MS,
+} from "../contract/engine-stage.ts";
+
+const home = fs.mkdtempSync(join(tmpdir(), "ferry-memory-"));
+after(() => fs.rmSync(home, { recursive: true, force: true }));
+let dirs = 0;
+
+const openBare: OpenEngine = async (options) => {
+  const [clock, events] = [new VirtualClock(), new Events()];
+  return { engine: new MemoryEngine(options, clock, events), clock, events };
+};
+
+const openOnDisk: OpenEngine = (options) => {
+  const dir = join(home, String(dirs++));
+  const start = () => openJournal(dir, (why) => assert.fail(why.message));
+  return openKept(start, options, new VirtualClock(), new Events());
+};
+
+/** A disk that is always well and costs nothing: what the engine says, it has. */
+class PerfectJournal implements Journal {
+  readonly kept = new Map<string, SavedRecord>();
+  readonly pendingBytes = 0;
+  broken: Error | undefined;
+
+  save(id: string, task: string, state: string): void {
+    this.kept.delete(id);
+    this.kept.set(id, { id, task, state });
+  }
+  update(id: string, state: string): void {
+    const record = this.kept.get(id);
+    if (record !== undefined) this.kept.set(id, { ...record, state });
+  }
+  forget(id: string): void {
+    this.kept.delete(id);
+  }
+  async flushed(): Promise<void> {
+    if (this.broken !== undefined) throw this.broken;
+  }
+  async close(): Promise<void> {}
+}
+
+const openOnPerfectDisk: OpenEngine = (options) => {
+  const journal = new PerfectJournal();
+  const start = async () => ({ journal, records: [...journal.kept.values()] });
+  return openKept(start, options, new VirtualClock(), new Events());
+};
+
+async function openKept(
+  start: () => Promise<{ journal: Journal; records: SavedRecord[] }>,
+  options: EngineOptions,
+  clock: Clock & VirtualClock,
+  events: Events,
+): Promise<Opened> {
+  const { journal, records } = await start();
+  const engine = new MemoryEngine(options, clock, events, new RecordKeeper(journal, records));
+  return {
+    engine,
+    clock,
+    events,
+    reopen: async (more) => {
+      await engine.close();
+      return openKept(start, { ...options, ...more }, clock, events);
+    },
+  };
+}
+
+engineContract("the memory engine", openBare);
+engineContract("the memory engine on a journal", openOnDisk, { runs: 15 });
+describe("the memory engine over many restarts:", () => propertyContract(openOnPerfectDisk, {}));
+
+const holdsOnDisk = holdsOn(openOnDisk);
+
+/** A restart on the same disk; `play` goes on with the engine that finds it. */
+async function restarted(
+  stage: Stage,
+  play: (next: Stage) => Promise<void>,
+  options?: Partial<EngineOptions>,
+): Promise<void> {
+  const next = await stage.reopen(options);
+  assert(next !== undefined);
+  try {
+    await play(next);
+  } finally {
+    await next.engine.close();
+  }
+}
+
+describe("a restart brings back", () => {
+  holdsOnDisk("queued tasks in their order, with nothing changed but their clocks", async (stage) => {
+    const first = stage.task({ input: '{"é":[1.0,"漢"]}', parameters: '{"t":1}', tier: 2, tenant: "bob" });
+    const second = stage.task({ parameters: '{"t":1}', tier: 2 });
+    for (const task of [first, second]) await stage.engine.put(task);
+    await stage.tick(10 * TOTAL_MS);
+    await restarted(stage, async (next) => {
+      const [createdAt, deadlineAt] = [next.now, next.now + TOTAL_MS];
+      assert.deepEqual(next.counts(), [2, 0, 0, 0]);
+      await next.pass(QUEUE_MS - 1);
+      const { tasks } = await next.claim(64, { parameters: '{"t":1}', leaseMs: 10 * TOTAL_MS });
+      assert.deepEqual(
+        tasks.map(({ task }) => task),
+        [first, second].map((task) => ({ ...task, createdAt, deadlineAt })),
+      );
+      await next.pass(deadlineAt - next.now);
+      assert.equal(await next.code(first.id), "DEADLINE_EXCEEDED");
+    });
+  });
+
+  holdsOnDisk("running tasks and those that wait for a retry, to run again", async (stage) => {
+    const waiting = await stage.run();
+    await stage.settle(waiting.lease, retry(waiting.id, stage.now + 1000));
+    const running = await stage.run();
+    await restarted(stage, async (next) => {
+      const lease = await next.claim(64, { batch: { ...running.lease.batch, id: "another" } });
+      assert.deepEqual(idsOf(lease), [waiting.id, running.id]);
+      assert.equal(await next.settle(running.lease, failed(running.id)), "late");
+      assert.equal(await next.settle(running.lease, done(running.id)), "taken");
+    });
+  });
+
+  holdsOnDisk("outcomes, for their owner, until the same instant as without it", async (stage) => {
+    const [good, bad] = [await stage.ended(done), await stage.ended(failed)];
+    const cancelled = await stage.queue();
+    await stage.engine.cancel(cancelled, "ann");
+    await stage.tick(RESULT_TTL_MS - 1);
+    await restarted(stage, async (next) => {
+      assert.deepEqual((await next.look(good, "ann"))?.outcome, { ok: true, output: '"out"' });
+      assert.equal((await next.engine.outcome(good))?.batch?.worker, "gpu");
+      assert.equal((await next.engine.outcome(good))?.task.input, "");
+      assert.equal(await next.code(bad), "INPUT_REJECTED");
+      assert.equal(await next.code(cancelled), "CANCELLED");
+      assert.equal(await next.look(good, "bob"), undefined);
+      await next.pass(1);
+      assert.deepEqual(next.counts(), [0, 0, 0, 0]);
+    });
+  });
+
+  holdsOnDisk("nothing that was forgotten", async (stage) => {
+    const ids = [await stage.ended(done), await stage.ended(dead), await stage.ended(dead)];
+    await stage.engine.cancel(ids[0]!, "ann");
+    await stage.engine.deadLetters.purge(ids[1]!);
+    await stage.pass(RESULT_TTL_MS);
+    await stage.engine.deadLetters.purge(ids[2]!);
+    await restarted(stage, async (next) => {
+      assert.deepEqual(next.counts(), [0, 0, 0, 0]);
+    });
+  });
+
+  holdsOnDisk("what is in flight and what is cached, to be shared", async (stage) => {
+    const sharing = { joinKey: "same ann", cacheKey: "cache", cacheTtlMs: 1000 };
+    const id = await stage.queue({}, { joinKey: "other ann" });
+    await stage.ended(done, { parameters: "hot" }, sharing);
+    await restarted(stage, async (next) => {
+      assert.deepEqual(await next.put({}, { joinKey: "other ann" }), { kind: "joined", id });
+      assert.equal((await next.put({}, sharing)).kind, "done");
+      await next.tick(1000);
+      assert.equal((await next.put({}, sharing)).kind, "queued");
+    });
+  });
+
+  holdsOnDisk("Idempotency-Keys, also of those who joined", async (stage) => {
+    const keyed = (key: string, fingerprint = "f") => ({ idempotency: { key, fingerprint } });
+    const queued = await stage.queue({}, { joinKey: "same ann", ...keyed("first") });
+    await stage.put({}, { joinKey: "same ann", ...keyed("joined") });
+    const finished = await stage.ended(done, { parameters: "hot" }, keyed("done"));
+    const healable = await stage.ended(dead, { parameters: "hot" }, keyed("failed"));
+    await restarted(stage, async (next) => {
+      for (const key of ["first", "joined"]) {
+        assert.deepEqual(await next.put({}, keyed(key)), { kind: "joined", id: queued });
+        assert.deepEqual(await next.put({}, keyed(key, "g")), { kind: "conflict", id: queued });
+        assert.equal(await next.engine.cancel(queued, "ann", true), "kept");
+      }
+      const reply = await next.put({}, keyed("done"));
+      assert.deepEqual([reply.kind, "id" in reply && reply.id], ["done", finished]);
+      assert.equal((await next.put({}, keyed("failed"))).kind, "queued");
+      assert.equal(await next.code(healable), "INFERENCE_FAILED");
+    });
+  });
+});
+
+describe("a restart brings back dead letters", () => {
+  holdsOnDisk("with their input, also when the record is long forgotten", async (stage) => {
+    const id = await stage.ended(dead, { input: '"precious"', tenant: "bob" });
+    const before = await stage.engine.deadLetters.get(id);
+    await stage.pass(RESULT_TTL_MS);
+    await restarted(stage, async (next) => {
+      await next.reap();
+      assert.deepEqual(await next.engine.deadLetters.list(), [before]);
+      assert.equal(await next.engine.outcome(id), undefined);
+      assert.equal(await next.engine.deadLetters.replay(id), true);
+      await next.settle(await next.claim(), done(id));
+      assert.equal((await next.look(id, "bob"))?.state, "done");
+    });
+  });
+
+  holdsOnDisk("until their time to live has passed", async (stage) => {
+    await stage.ended(dead);
+    await stage.tick(LETTER_TTL_MS - 1);
+    await restarted(stage, async (next) => {
+      await next.reap();
+      assert.deepEqual(next.counts(), [0, 0, 0, 1]);
+      await next.pass(1);
+      assert.deepEqual(next.counts(), [0, 0, 0, 0]);
+      await restarted(next, async (last) => assert.deepEqual(last.counts(), [0, 0, 0, 0]));
+    });
+  });
+
+  holdsOnDisk("as queued tasks once they are replayed", async (stage) => {
+    const id = await stage.ended(dead);
+    await stage.engine.deadLetters.replay(id);
+    await restarted(stage, async (next) => {
+      assert.deepEqual(next.counts(), [1, 0, 0, 0]);
+      assert.deepEqual(idsOf(await next.claim()), [id]);
+    });
+  });
+
+  holdsOnDisk("up to a smaller bound; the rest stay failed", async (stage) => {
+    const ids = [await stage.ended(dead), await stage.ended(dead)];
+    const fewer = (max: number) => ({ deadLetters: { max, ttlMs: LETTER_TTL_MS } });
+    await restarted(stage, async (next) => assert.deepEqual(next.counts(), [0, 0, 2, 1]), fewer(1));
+    await restarted(stage, async (next) => assert.deepEqual(next.counts(), [0, 0, 2, 0]), fewer(0));
+    await restarted(stage, async (next) => {
+      for (const id of ids) assert.equal(await next.code(id), "INFERENCE_FAILED");
+      assert.deepEqual(next.counts(), [0, 0, 2, 0]);
+    });
+  });
+});
+
+describe("a restart with another configuration", () => {
+  const without = { models: new Map([[OTHER_MODEL, { queueMs: QUEUE_MS, totalMs: TOTAL_MS }]]) };
+
+  holdsOnDisk("turns the tasks of a model that is gone into dead letters, for good", async (stage) => {
+    const id = await stage.queue({ input: '"precious"' });
+    await stage.queue({ model: OTHER_MODEL });
+    await restarted(
+      stage,
+      async (next) => {
+        assert.deepEqual(next.counts(), [1, 0, 1, 1]);
+        assert.equal(await next.code(id), "INFERENCE_FAILED");
+        const letter = await next.engine.deadLetters.get(id);
+        assert.deepEqual([letter?.task.input, letter?.diedAt], ['"precious"', next.now]);
+        assert.match(letter!.message, new RegExp(MODEL));
+        assert.equal(await next.engine.deadLetters.replay(id), false);
+      },
+      without,
+    );
+    await stage.tick(1000);
+    await restarted(stage, async (next) => {
+      assert.equal(await next.code(id), "INFERENCE_FAILED");
+      assert.equal((await next.engine.deadLetters.get(id))?.diedAt, next.now - 1000);
+      assert.equal(await next.engine.deadLetters.replay(id), true);
+      assert.deepEqual(idsOf(await next.claim()), [id]);
+    });
+  });
+
+  holdsOnDisk("serves tasks of a tier that is gone in the last one", async (stage) => {
+    const letter = await stage.ended(dead, { tier: 2 });
+    const id = await stage.queue({ tier: 2 });
+    await restarted(
+      stage,
+      async (next) => {
+        await next.engine.deadLetters.replay(letter);
+        assert.deepEqual(next.engine.stats().depth.get(MODEL), [0, 2]);
+        assert.deepEqual(new Set(idsOf(await next.claim())), new Set([id, letter]));
+      },
+      { tiers: 2 },
+    );
+  });
+});
+
+describe("the journal", () => {
+  const journal = new PerfectJournal();
+  const holds = holdsOn((options) =>
+    openKept(async () => ({ journal, records: [] }), options, new VirtualClock(), new Events()),
+  );
+
+  holds(
+    "is waited for before a task counts as accepted, and refuses all when it is broken",
+    async (stage) => {
+      const written = Promise.withResolvers<void>();
+      journal.flushed = () => written.promise;
+      let reply: unknown;
+      const put = stage.put().then((each) => (reply = each));
+      await stage.tick(0);
+      assert.equal(reply, undefined);
+      written.resolve();
+      assert.equal((await put).kind, "queued");
+      journal.flushed = () => Promise.reject(new Error("no space left"));
+      const refused = stage.task();
+      const full = await stage.engine.put(refused);
+      assert(full.kind === "full");
+      assert.match(full.message, /no space left/);
+      assert.notEqual(await stage.state(refused.id), "queued");
+    },
+  );
+});
+
+describe("finished records have a bounded shelf", () => {
+  const holds = holdsOn(openBare);
+  const shelf = { results: { ttlMs: RESULT_TTL_MS, evictAfterRead: false, maxBytes: 100_000 } };
+  const large = (id: string) => ({ id, kind: "done", output: `"${"x".repeat(30_000)}"` }) as const;
+
+  holds(
+    "what was delivered goes first, the oldest of it before the rest",
+    async (stage) => {
+      const ids = [await stage.ended(large), await stage.ended(large), await stage.ended(large)];
+      stage.engine.delivered(ids[1]!);
+      stage.engine.delivered(ids[2]!);
+      ids.push(await stage.ended(large));
+      const there = await Promise.all(ids.map((id) => stage.state(id)));
+      assert.deepEqual(there, ["done", undefined, "done", "done"]);
+    },
+    shelf,
+  );
+
+  holds(
+    "what was not delivered never goes before its time: put answers full instead",
+    async (stage) => {
+      const ids: string[] = [];
+      for (let n = 0; n < 4; n++) ids.push(await stage.ended(large));
+      const full = await stage.put();
+      assert(full.kind === "full");
+      assert.match(full.message, /results\.maxBytes/);
+      for (const id of ids) assert.equal(await stage.state(id), "done");
+      stage.engine.delivered(ids[3]!);
+      await stage.queue();
+      await stage.pass(RESULT_TTL_MS - 1);
+      for (const id of ids.slice(0, 3)) assert.equal(await stage.state(id), "done");
+    },
+    shelf,
+  );
+
+  holds(
+    "the cache is bounded too, and its oldest goes first",
+    async (stage) => {
+      const sharing = (n: number) => ({ cacheKey: `cache ${n}`, cacheTtlMs: RESULT_TTL_MS });
+      for (let n = 0; n < 4; n++) stage.engine.delivered(await stage.ended(large, {}, sharing(n)));
+      assert.equal((await stage.put({}, sharing(3))).kind, "done");
+      assert.equal((await stage.put({}, sharing(0))).kind, "queued");
+    },
+    shelf,
+  );
+});
+
+describe("order", () => {
+  holdsOn(openBare)("tasks that come back stand in the order in which they came", async (stage) => {
+    const ids = await stage.queueMany(6);
+    const [first, second] = [await stage.claim(2), await stage.claim(2)];
+    const backwards = (lease: typeof first) =>
+      idsOf(lease)
+        .reverse()
+        .map((id) => retry(id, stage.now));
+    await stage.engine.settle(second, backwards(second));
+    await stage.engine.settle(first, backwards(first));
+    assert.deepEqual(idsOf(await stage.claim(6)), ids);
+  });
+});
