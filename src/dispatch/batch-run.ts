@@ -1,0 +1,349 @@
+/**
+ * One claimed batch, from the worker's door to its last verdict.
+ *
+ * Every task of the lease is given back to the engine exactly once by this run, or has been taken from
+ * it meanwhile (its time was up, or another run was faster). What the worker says decides:
+ *
+ *   answered           done
+ *   rejected, unusable the batch is cut in halves under the same lease until the guilty inputs stand
+ *                      alone; nobody is blamed before it failed alone. At most 2 + 2·log2(n) calls; what
+ *                      is not cleared by then goes back to the queue in smaller batches.
+ *   busy               back to the queue, no attempt counted; the worker is left alone for a while
+ *   failed             retry with backoff, then dead letter; when the batch may have killed the worker it
+ *                      comes back in smaller batches, so that the innocent part company with the guilty
+ *
+ * Tasks of the same content are sent once, whoever they belong to.
+ */
+import type { BatchTask, Reply } from "../backend/backend.ts";
+import type { Clock } from "../clock.ts";
+import { type RetryLimits, retryAt, smallerBatch } from "../core/retry.ts";
+import type { Task } from "../core/task.ts";
+import type { ClaimedTask, Engine, Lease, Verdict } from "../engine/engine.ts";
+import type { Events } from "../telemetry/events.ts";
+import type { Prober } from "./prober.ts";
+import type { Slot, Workers } from "./workers.ts";
+
+export interface RunRules {
+  readonly model: string;
+  readonly workerMs: number;
+  readonly retry: RetryLimits;
+  /** Overdue batches go back to the queue's front while this says so. */
+  mayRequeue(): boolean;
+}
+
+export interface RunParts {
+  readonly engine: Engine;
+  readonly clock: Clock;
+  readonly events: Events;
+  readonly workers: Workers;
+  readonly prober: Prober;
+  readonly random: () => number;
+}
+
+/** Beyond the worker's time: for the engine to hear the verdicts. */
+export const LEASE_GRACE_MS = 2000;
+const OVERDUE_FACTOR = 1.5;
+const OVERDUE_DEVIATIONS = 4;
+const OVERDUE_FLOOR_MS = 20;
+
+/** A task that is sent, and those of the same content that ride along with it. */
+interface Rider {
+  readonly sent: BatchTask;
+  readonly tasks: ClaimedTask[];
+}
+
+export class BatchRun {
+  readonly #rules: RunRules;
+  readonly #parts: RunParts;
+  readonly #slot: Slot;
+  readonly #lease: Lease;
+  #timeout: AbortController | undefined;
+  #givenUp = false;
+  #calls = 0;
+  #anyAnswered = false;
+
+  constructor(rules: RunRules, parts: RunParts, slot: Slot, lease: Lease) {
+    this.#rules = rules;
+    this.#parts = parts;
+    this.#slot = slot;
+    this.#lease = lease;
+  }
+
+  /** Ferry stops: the call is aborted and nothing more is said, so that the engine keeps what was accepted. */
+  giveUp(): void {
+    this.#givenUp = true;
+    this.#timeout?.abort();
+  }
+
+  /** Resolves with the number of calls made, when every task has its verdict. */
+  async run(): Promise<number> {
+    const riders = ride(this.#lease.tasks);
+    const reply = await this.#callUnlessOverdue(riders);
+    if (riders.length > 1 && (reply.kind === "rejected" || reply.kind === "unusable"))
+      await this.#isolate(riders);
+    else await this.#conclude(riders, reply);
+    return this.#calls;
+  }
+
+  /** Bisects: everybody in `suspects` was part of a batch that was refused. */
+  async #isolate(riders: Rider[]): Promise<void> {
+    const maxCalls = 2 + 2 * Math.ceil(Math.log2(riders.length));
+    const suspects = halves(riders);
+    const unusable: Rider[] = [];
+    while (suspects.length > 0 && !this.#givenUp) {
+      const suspect = suspects.pop()!;
+      const group = await this.#stillOurs(suspect.riders);
+      if (group.length === 0) continue;
+      if (this.#calls >= maxCalls) {
+        await this.#putBack([group, ...allRiders(suspects.splice(0))].flat(), riders.length);
+        break;
+      }
+      const reply = await this.#call(group);
+      if (reply.kind === "answered") {
+        await this.#conclude(group, reply);
+        if (suspect.first) splitLast(suspects);
+      } else if (reply.kind !== "rejected" && reply.kind !== "unusable") {
+        await this.#conclude(group, reply);
+        await this.#putBack(allRiders(suspects.splice(0)).flat(), riders.length);
+      } else if (group.length > 1) {
+        suspects.push(...halves(group));
+      } else if (reply.kind === "rejected") {
+        await this.#conclude(group, reply);
+      } else if (suspect.again) {
+        unusable.push(...group);
+      } else {
+        suspects.push({ riders: group, first: false, again: true });
+      }
+    }
+    if (unusable.length > 0) await this.#blame(unusable);
+  }
+
+  /** Alone, twice, and no usable output: its own fault if the worker could answer others just now. */
+  async #blame(guilty: Rider[]): Promise<void> {
+    const message = "the worker returned no usable output for this input";
+    if (this.#anyAnswered)
+      await this.#settle(guilty, () => ({ kind: "failed", code: "INPUT_REJECTED", message }));
+    else await this.#conclude(guilty, { kind: "unusable", message });
+  }
+
+  async #stillOurs(group: Rider[]): Promise<Rider[]> {
+    const lost = await this.#parts.engine.extend(this.#lease, this.#rules.workerMs + LEASE_GRACE_MS);
+    return lost.length === 0
+      ? group
+      : group.filter(({ tasks }) => tasks.some(({ task }) => !lost.includes(task.id)));
+  }
+
+  async #conclude(riders: Rider[], reply: Reply): Promise<void> {
+    const now = this.#parts.clock.now();
+    switch (reply.kind) {
+      case "answered":
+        return this.#settle(riders, ({ sent }) => ({ kind: "done", output: reply.outputs.get(sent.id)! }));
+      case "rejected":
+        return this.#settle(riders, () => ({
+          kind: "failed",
+          code: "INPUT_REJECTED",
+          message: reply.message,
+        }));
+      case "busy":
+        this.#slot.circuit.pause(now + reply.retryAfterMs);
+        return this.#settle(riders, () => ({ kind: "retry", at: now, message: reply.message, spared: true }));
+      case "unusable":
+        this.#failed(reply.message, now, false);
+        return this.#retry(riders, reply.message, {});
+      case "failed":
+        this.#failed(reply.message, now, reply.blame === "nobody");
+        if (reply.blame === "nobody") {
+          return this.#settle(riders, () => ({
+            kind: "retry",
+            at: now,
+            message: reply.message,
+            spared: true,
+          }));
+        }
+        return this.#retry(
+          riders,
+          reply.message,
+          reply.blame === "batch" ? { maxBatchSize: smallerBatch(riders.length) } : {},
+        );
+    }
+  }
+
+  #failed(why: string, now: number, unreachable: boolean): void {
+    const { workers, prober } = this.#parts;
+    if (workers.failed(this.#slot, now, why, unreachable)) prober.ejected(this.#slot, unreachable);
+  }
+
+  async #retry(riders: Rider[], message: string, more: { maxBatchSize?: number }): Promise<void> {
+    const now = this.#parts.clock.now();
+    // One roll for the batch: its tasks come back together and fill one batch again.
+    const random = this.#parts.random();
+    await this.#settle(riders, (_, { attempt, task }) => {
+      const at = retryAt(attempt, this.#rules.retry, now, random);
+      if (at !== undefined) return { kind: "retry", at, message, ...more };
+      this.#parts.events.emit("task.dead", {
+        id: task.id,
+        model: task.model,
+        code: "INFERENCE_FAILED",
+        message,
+      });
+      return { kind: "dead", code: "INFERENCE_FAILED", message };
+    });
+  }
+
+  /** Not cleared in time: back to the queue, where the attempt counts, and never again in so large a batch. */
+  async #putBack(riders: Rider[], batchSize: number): Promise<void> {
+    if (riders.length === 0) return;
+    await this.#retry(riders, "a batch-mate was refused", { maxBatchSize: smallerBatch(batchSize) });
+  }
+
+  async #settle(
+    riders: readonly Rider[],
+    judge: (rider: Rider, claimed: ClaimedTask) => JudgedVerdict,
+  ): Promise<void> {
+    if (this.#givenUp) return;
+    const verdicts: Verdict[] = [];
+    for (const rider of riders) {
+      for (const claimed of rider.tasks) verdicts.push({ id: claimed.task.id, ...judge(rider, claimed) });
+    }
+    await this.#parts.engine.settle(this.#lease, verdicts);
+  }
+
+  async #callUnlessOverdue(riders: Rider[]): Promise<Reply> {
+    const { clock, workers } = this.#parts;
+    const { service } = workers;
+    const expectedMs = service.msFor(riders.length) * this.#slot.ratio;
+    const overdueMs = Math.max(
+      OVERDUE_FACTOR * expectedMs,
+      expectedMs + OVERDUE_DEVIATIONS * service.deviationMs,
+      expectedMs + OVERDUE_FLOOR_MS,
+    );
+    const alarm = service.settled
+      ? clock.at(clock.now() + overdueMs, () => void this.#requeue(overdueMs))
+      : undefined;
+    try {
+      return await this.#call(riders);
+    } finally {
+      alarm?.cancel();
+    }
+  }
+
+  /** First answer wins: the tasks go to the queue's front while this worker still tries. */
+  async #requeue(afterMs: number): Promise<void> {
+    if (!this.#rules.mayRequeue()) return;
+    const { engine, events, clock } = this.#parts;
+    const at = clock.now();
+    const message = `no answer from ${this.#slot.name} after ${Math.round(afterMs)} ms`;
+    events.emit("batch.overdue", {
+      model: this.#rules.model,
+      batchId: this.#lease.batch.id,
+      worker: this.#slot.name,
+      afterMs,
+    });
+    await engine.settle(
+      this.#lease,
+      this.#lease.tasks.map(({ task }) => ({
+        id: task.id,
+        kind: "retry",
+        at,
+        message,
+        spared: true,
+        overdue: true,
+      })),
+    );
+  }
+
+  async #call(riders: Rider[]): Promise<Reply> {
+    const { clock, events, workers } = this.#parts;
+    const { workerMs, model } = this.#rules;
+    const startedAt = clock.now();
+    const timeout = (this.#timeout = new AbortController());
+    const alarm = clock.at(startedAt + workerMs, () => timeout.abort());
+    const batch = {
+      id: this.#lease.batch.id,
+      tasks: riders.map(({ sent }) => sent),
+      parameters: this.#parameters,
+    };
+    this.#calls++;
+    this.#slot.calls++;
+    let reply = await this.#slot.worker.run(batch, timeout.signal);
+    alarm.cancel();
+    const serviceMs = clock.now() - startedAt;
+    if (timeout.signal.aborted && reply.kind === "failed") {
+      reply = { kind: "failed", message: `no answer within ${workerMs} ms`, blame: "batch" };
+    }
+    if (reply.kind === "answered") {
+      this.#anyAnswered = true;
+      workers.answered(this.#slot, riders.length, serviceMs);
+    } else if (reply.kind === "rejected") {
+      workers.alive(this.#slot);
+    }
+    events.emit("batch.answered", {
+      model,
+      batchId: batch.id,
+      worker: this.#slot.name,
+      size: riders.length,
+      kind: reply.kind,
+      serviceMs,
+    });
+    return reply;
+  }
+
+  get #parameters(): string {
+    return this.#lease.tasks[0]!.task.parameters;
+  }
+}
+
+type WithoutId<V> = V extends Verdict ? Omit<V, "id"> : never;
+type JudgedVerdict = WithoutId<Verdict>;
+
+/** Tasks of the same content become one rider. */
+function ride(claimed: readonly ClaimedTask[]): Rider[] {
+  const byContent = new Map<string, Rider>();
+  const riders: Rider[] = [];
+  for (const each of claimed) {
+    const { content } = each.task;
+    const same = content === "" ? undefined : byContent.get(content);
+    if (same !== undefined) {
+      same.tasks.push(each);
+      continue;
+    }
+    const rider = { sent: toSend(each.task), tasks: [each] };
+    riders.push(rider);
+    if (content !== "") byContent.set(content, rider);
+  }
+  return riders;
+}
+
+function toSend({ id, input }: Task): BatchTask {
+  return { id, input };
+}
+
+/** Part of a batch that was refused. */
+interface Suspect {
+  readonly riders: Rider[];
+  /** Its other half is next on the pile. */
+  readonly first: boolean;
+  /** It was asked about alone and got no usable output, which may have been chance. */
+  readonly again: boolean;
+}
+
+/** The second half below, so that the first is asked about first. */
+function halves(riders: Rider[]): Suspect[] {
+  const middle = riders.length >> 1;
+  return [
+    { riders: riders.slice(middle), first: false, again: false },
+    { riders: riders.slice(0, middle), first: true, again: false },
+  ];
+}
+
+/** Its first half was good, so the guilty one is here: no need to ask about it as a whole. */
+function splitLast(suspects: Suspect[]): void {
+  const guilty = suspects.at(-1);
+  if (guilty === undefined || guilty.riders.length < 2) return;
+  suspects.pop();
+  suspects.push(...halves(guilty.riders));
+}
+
+function allRiders(suspects: Suspect[]): Rider[][] {
+  return suspects.map(({ riders }) => riders);
+}

@@ -1,0 +1,259 @@
+/**
+ * The loop of one model: free slot → policy → claim → run → settle.
+ *
+ * Woken by an arrival, a free slot or its own alarm, it asks the policy about each queue while a worker
+ * is free, and claims a batch only into that worker's slot. Until then tasks stay in the engine, where
+ * they can be seen, cancelled and shed, and where the batch goes on filling.
+ */
+import type { Worker } from "../backend/backend.ts";
+import type { Alarm, Clock } from "../clock.ts";
+import { RateEstimate } from "../core/estimate.ts";
+import { decide, type Decision, type Limits } from "../core/policy.ts";
+import { RetryBudget, type RetryLimits, smallerBatch } from "../core/retry.ts";
+import type { DispatchReason } from "../core/task.ts";
+import type { Engine, QueueView } from "../engine/engine.ts";
+import type { Events } from "../telemetry/events.ts";
+import { BatchRun, LEASE_GRACE_MS, type RunRules } from "./batch-run.ts";
+import type { HealthLimits } from "./health.ts";
+import { Prober } from "./prober.ts";
+import { type Slot, Workers } from "./workers.ts";
+
+export interface ModelRules {
+  readonly name: string;
+  readonly limits: Limits;
+  readonly workerMs: number;
+  readonly retry: RetryLimits & { readonly budget: number };
+  readonly health: HealthLimits;
+}
+
+export interface DispatcherParts {
+  readonly engine: Engine;
+  readonly clock: Clock;
+  readonly events: Events;
+  readonly random: () => number;
+  readonly newBatchId: () => string;
+}
+
+/** Queues with other parameters than the oldest ones are looked at only this far. */
+const MAX_QUEUES_SEEN = 64;
+const REQUEUE_BELOW_LOAD = 0.9;
+
+export class Dispatcher {
+  readonly rules: ModelRules;
+  readonly workers: Workers;
+  readonly #parts: DispatcherParts;
+  readonly #arrivals = new RateEstimate();
+  readonly #budget: RetryBudget;
+  readonly #prober: Prober;
+  /** What is on its way; at most one per slot. */
+  readonly #runs = new Set<Promise<void>>();
+  readonly #running = new Set<BatchRun>();
+  readonly #unwatch: () => void;
+  readonly #runRules: RunRules;
+  #lastStartAt = -Infinity;
+  #alarm: Alarm | undefined;
+  /** An arrival matters only from this depth on; Infinity while no worker is free. */
+  #wakeDepth = 0;
+  #paused = false;
+
+  constructor(rules: ModelRules, workers: readonly Worker[], parts: DispatcherParts) {
+    this.rules = rules;
+    this.#parts = parts;
+    this.workers = new Workers(rules.name, workers, rules.health, parts.events);
+    this.#budget = new RetryBudget(rules.retry.budget);
+    this.#prober = new Prober(parts.clock, (slot) => {
+      this.workers.alive(slot);
+      this.#pump();
+    });
+    this.#runRules = {
+      model: rules.name,
+      workerMs: rules.workerMs,
+      retry: rules.retry,
+      mayRequeue: () => this.#mayRequeue(),
+    };
+    this.#unwatch = parts.engine.watch({
+      queued: (model, _, depth) => {
+        if (model === rules.name) this.#arrived(depth);
+      },
+    });
+    this.#pump();
+  }
+
+  /** Tasks per millisecond that arrive. */
+  arrivalsPerMs(): number {
+    return this.#arrivals.perMs(this.#parts.clock.now());
+  }
+
+  /** No further batch is started; resolves when the running ones are settled. */
+  async drain(): Promise<void> {
+    this.#paused = true;
+    this.#prober.stop();
+    this.#unwatch();
+    this.#alarm?.cancel();
+    while (this.#runs.size > 0) await Promise.allSettled(this.#runs);
+  }
+
+  /** Drains, but does not wait for workers: what they run is given up and stays in the engine. */
+  async stop(): Promise<void> {
+    for (const run of this.#running) run.giveUp();
+    await this.drain();
+  }
+
+  #arrived(depth: number): void {
+    this.#arrivals.count(this.#parts.clock.now());
+    const firstOfItsQueue = depth === 1 && this.#wakeDepth !== Infinity;
+    if (firstOfItsQueue || depth >= this.#wakeDepth) this.#pump();
+  }
+
+  #pump(): void {
+    if (this.#paused) return;
+    this.#alarm?.cancel();
+    this.#wakeDepth = 1;
+    for (;;) {
+      const now = this.#parts.clock.now();
+      const slot = this.workers.best(now);
+      if (slot === undefined) return this.#wake(this.workers.nextUsableAt(now), Infinity);
+      const next = this.#choose(slot, now);
+      if (next === undefined) return;
+      if (next.decision.kind !== "send") return this.#wake(next.decision.until, next.decision.unless);
+      const { size, reason } = next.decision;
+      this.#launch(slot, next.queue, size, reason, now);
+    }
+  }
+
+  #wake(at: number, depth: number): void {
+    this.#wakeDepth = depth;
+    if (at !== Infinity) this.#alarm = this.#parts.clock.at(at, () => this.#pump());
+  }
+
+  /** The queue to send from now, or the one to wait for. */
+  #choose(
+    slot: Slot,
+    now: number,
+  ): { queue: QueueView; decision: Exclude<Decision, { kind: "idle" }> } | undefined {
+    let waiting: { queue: QueueView; decision: Decision & { kind: "wait" } } | undefined;
+    let seen = 0;
+    const freeAt = this.workers.freeAt(now);
+    const idle = this.workers.free(now);
+    for (const queue of this.#parts.engine.queues(this.rules.name)) {
+      if (++seen > MAX_QUEUES_SEEN) break;
+      let decision = this.#decide(queue, slot, freeAt, idle, now);
+      if (decision.kind === "send" && queue.fresh === 0 && !this.#budget.extra(now)) {
+        decision = { kind: "wait", until: now + this.#budget.waitMs(), unless: 1 };
+      }
+      if (decision.kind === "send") return { queue, decision };
+      if (decision.kind === "wait" && (waiting === undefined || decision.until < waiting.decision.until)) {
+        waiting = { queue, decision };
+      }
+    }
+    return waiting;
+  }
+
+  #decide(queue: QueueView, slot: Slot, freeAt: number[], idle: number, now: number): Decision {
+    const { limits } = this.rules;
+    const view = {
+      queued: queue.depth,
+      oldestAt: queue.oldestAt,
+      earliestDeadlineAt: queue.earliestDeadlineAt,
+      idle,
+      freeAt,
+      lastStartAt: this.#lastStartAt,
+      arrivalsPerMs: this.#arrivals.perMs(now),
+      service: this.workers.service,
+    };
+    const decision = decide(view, limits, now);
+    if (decision.kind !== "send" || decision.reason !== "idle" || !this.workers.slow(slot)) return decision;
+    // A slow worker is worth a full batch, or one that has waited as long as it may.
+    return decide(view, { ...limits, policy: "fixed" }, now);
+  }
+
+  #launch(slot: Slot, queue: QueueView, size: number, reason: DispatchReason, now: number): void {
+    const { engine, newBatchId } = this.#parts;
+    const { name, workerMs } = this.rules;
+    const max = slot.circuit.probing ? Math.min(size, smallerBatch(this.rules.limits.maxBatchSize)) : size;
+    const oldestWaitMs = now - queue.oldestAt;
+    const why = `${max} of ${this.rules.limits.maxBatchSize} left after ${Math.round(oldestWaitMs)} ms: ${WORDS[reason]}`;
+    const note = { id: newBatchId(), reason, worker: slot.name, startedAt: now, why };
+    if (queue.fresh > 0) this.#budget.first();
+    this.workers.noteUsage(now);
+    slot.batch = { ...note, size: max, expectedFreeAt: now + this.workers.service.msFor(max) * slot.ratio };
+    this.#lastStartAt = now;
+    const claim = engine.claim({
+      model: name,
+      parameters: queue.parameters,
+      max,
+      leaseMs: workerMs + LEASE_GRACE_MS,
+      batch: note,
+    });
+    const run = claim
+      .then((lease) => this.#run(slot, lease, oldestWaitMs))
+      .catch((error: unknown) => this.#broken(error))
+      .finally(() => {
+        this.#runs.delete(run);
+        slot.batch = undefined;
+        this.#pump();
+      });
+    this.#runs.add(run);
+  }
+
+  async #run(slot: Slot, lease: Awaited<ReturnType<Engine["claim"]>>, oldestWaitMs: number): Promise<void> {
+    const size = lease.tasks.length;
+    if (size === 0) return;
+    const { clock, events } = this.#parts;
+    const { batch } = lease;
+    const model = this.rules.name;
+    const startedAt = clock.now();
+    slot.batches++;
+    slot.tasks += size;
+    if (events.heard("batch.started")) {
+      events.emit("batch.started", {
+        model,
+        batch,
+        maxBatchSize: this.rules.limits.maxBatchSize,
+        oldestWaitMs,
+      });
+    }
+    const parts = { ...this.#parts, workers: this.workers, prober: this.#prober };
+    const run = new BatchRun(this.#runRules, parts, slot, lease);
+    this.#running.add(run);
+    const calls = await run.run();
+    this.#running.delete(run);
+    const now = clock.now();
+    slot.busyMs += now - startedAt;
+    this.workers.noteUsage(now);
+    events.emit("batch.settled", {
+      model,
+      batchId: batch.id,
+      worker: slot.name,
+      size,
+      reason: batch.reason,
+      calls,
+      busyMs: now - startedAt,
+    });
+  }
+
+  /** The engine failed us. The lease will run out and its tasks will be tried again. */
+  #broken(error: unknown): void {
+    const message = `dispatch of ${this.rules.name}: ${error instanceof Error ? error.message : String(error)}`;
+    this.#parts.events.emit("notice", { level: "error", message });
+  }
+
+  /** A second try costs nothing only while there is room: below 0.9 load, short queue, another worker. */
+  #mayRequeue(): boolean {
+    const now = this.#parts.clock.now();
+    const { maxBatchSize } = this.rules.limits;
+    const healthy = this.workers.healthy(now);
+    if (healthy < 2) return false;
+    let depth = 0;
+    for (const queue of this.#parts.engine.queues(this.rules.name)) depth += queue.depth;
+    const load = this.#arrivals.perMs(now) / this.workers.capacityPerMs(maxBatchSize, now);
+    return load < REQUEUE_BELOW_LOAD && depth < (healthy * maxBatchSize) / 2;
+  }
+}
+
+const WORDS: Record<DispatchReason, string> = {
+  full: "it was full",
+  wait: "it had waited for maxWaitMs",
+  idle: "a worker was free and waiting longer would not have paid",
+  deadline: "waiting longer would have missed a deadline",
+};

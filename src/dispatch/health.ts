@@ -1,0 +1,71 @@
+/**
+ * Whether a worker may be given work: a circuit that opens after failures in a row.
+ *
+ *   closed ──failures in a row──► open for ejectMs ──► half-open: one batch ──fails──► open, twice as long
+ *     ▲                                                     │
+ *     └─────────────────────────── answers ─────────────────┘
+ *
+ * A worker that cannot be reached at all opens it at once. A worker that asks for a pause (429, 503) is
+ * left alone for that long, and nothing is held against it.
+ */
+
+export interface HealthLimits {
+  /** Failures in a row that eject a worker. */
+  readonly failures: number;
+  readonly ejectMs: number;
+  readonly maxEjectMs: number;
+}
+
+export class Circuit {
+  readonly #limits: HealthLimits;
+  #failures = 0;
+  #ejections = 0;
+  #closedUntil = 0;
+  #pausedUntil = 0;
+  /** Why it was last ejected; "" while it is well. */
+  why = "";
+
+  constructor(limits: HealthLimits) {
+    this.#limits = limits;
+  }
+
+  /** Ejected, and its time is not over. */
+  down(now: number): boolean {
+    return now < this.#closedUntil;
+  }
+
+  paused(now: number): boolean {
+    return now < this.#pausedUntil;
+  }
+
+  /** Ejected, its time is over, and no batch has told yet whether it is well again. */
+  get probing(): boolean {
+    return this.#ejections > 0;
+  }
+
+  /** When it may be given a batch again. */
+  get usableAt(): number {
+    return Math.max(this.#closedUntil, this.#pausedUntil);
+  }
+
+  answered(): void {
+    this.#failures = this.#ejections = 0;
+    this.#closedUntil = this.#pausedUntil = 0;
+    this.why = "";
+  }
+
+  /** Counts a failure; true when it ejects the worker. */
+  failed(now: number, why: string, unreachable = false): boolean {
+    this.#failures++;
+    if (!unreachable && !this.probing && this.#failures < this.#limits.failures) return false;
+    const ms = Math.min(this.#limits.maxEjectMs, this.#limits.ejectMs * 2 ** this.#ejections);
+    this.#ejections++;
+    this.#closedUntil = now + ms;
+    this.why = why;
+    return true;
+  }
+
+  pause(until: number): void {
+    this.#pausedUntil = Math.max(this.#pausedUntil, until);
+  }
+}

@@ -1,0 +1,42 @@
+/** Calls `engine.reap` whenever something falls due, and never later. */
+import type { Alarm, Clock } from "../clock.ts";
+import type { Engine } from "../engine/engine.ts";
+
+/** Even with nothing known to be due; an engine that is shared learns of others' work this way. */
+const AT_LEAST_EVERY_MS = 1000;
+
+export class Reaper {
+  readonly #engine: Engine;
+  readonly #clock: Clock;
+  readonly #unwatch: () => void;
+  #alarm: Alarm | undefined;
+  #alarmAt = Infinity;
+  #stopped = false;
+
+  constructor(engine: Engine, clock: Clock) {
+    this.#engine = engine;
+    this.#clock = clock;
+    this.#unwatch = engine.watch({ due: (at) => this.#arm(at) });
+    this.#arm(clock.now());
+  }
+
+  stop(): void {
+    this.#stopped = true;
+    this.#unwatch();
+    this.#alarm?.cancel();
+  }
+
+  #arm(at: number): void {
+    if (this.#stopped || at >= this.#alarmAt) return;
+    this.#alarm?.cancel();
+    this.#alarmAt = at;
+    this.#alarm = this.#clock.at(at, () => void this.#ring());
+  }
+
+  async #ring(): Promise<void> {
+    this.#alarmAt = Infinity;
+    const now = this.#clock.now();
+    const next = await this.#engine.reap(now);
+    this.#arm(Math.min(next, now + AT_LEAST_EVERY_MS));
+  }
+}

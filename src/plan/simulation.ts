@@ -1,0 +1,107 @@
+/**
+ * A whole Ferry behind the door, on virtual time: the real engine, dispatcher and reaper with simulated
+ * workers. What `ferry plan` and the simulation tests run.
+ */
+import { type SimulatedOptions, SimulatedBackend } from "../backend/simulated.ts";
+import type { Worker } from "../backend/backend.ts";
+import { Random } from "../core/random.ts";
+import type { Task } from "../core/task.ts";
+import { Dispatcher, type ModelRules } from "../dispatch/dispatcher.ts";
+import { Reaper } from "../dispatch/reaper.ts";
+import type { PutReply, Sharing } from "../engine/engine.ts";
+import { MemoryEngine, type MemoryOptions } from "../engine/memory.ts";
+import { Events } from "../telemetry/events.ts";
+import { VirtualClock } from "./virtual-clock.ts";
+
+export interface SimulationOptions {
+  readonly seed: number;
+  readonly rules: ModelRules;
+  readonly timeouts: { readonly queueMs: number; readonly totalMs: number };
+  readonly backend: Omit<SimulatedOptions, "seed">;
+  readonly engine?: Partial<MemoryOptions>;
+  /** Puts something between the dispatcher and the workers, such as a check. */
+  readonly wrap?: (worker: Worker) => Worker;
+}
+
+export class Simulation {
+  readonly clock = new VirtualClock();
+  readonly events = new Events();
+  readonly engine: MemoryEngine;
+  readonly backend: SimulatedBackend;
+  readonly dispatcher: Dispatcher;
+  readonly random: Random;
+  readonly startedAt: number;
+  readonly #options: SimulationOptions;
+  readonly #reaper: Reaper;
+  #ids = 0;
+
+  constructor(options: SimulationOptions) {
+    this.#options = options;
+    this.startedAt = this.clock.now();
+    this.random = new Random(options.seed);
+    const { rules, timeouts } = options;
+    this.engine = new MemoryEngine(
+      {
+        models: new Map([[rules.name, timeouts]]),
+        tiers: 1,
+        maxQueued: 1_000_000,
+        maxQueuedBytes: Infinity,
+        results: { ttlMs: 600_000, evictAfterRead: false, maxBytes: Infinity },
+        deadLetters: { max: 10_000, ttlMs: Infinity },
+        ...options.engine,
+      },
+      this.clock,
+      this.events,
+    );
+    this.backend = new SimulatedBackend({ ...options.backend, seed: options.seed }, this.clock);
+    const workers = this.backend.workers.map((worker) => options.wrap?.(worker) ?? worker);
+    let batches = 0;
+    this.dispatcher = new Dispatcher(rules, workers, {
+      engine: this.engine,
+      clock: this.clock,
+      events: this.events,
+      random: () => this.random.next(),
+      newBatchId: () => `batch-${++batches}`,
+    });
+    this.#reaper = new Reaper(this.engine, this.clock);
+  }
+
+  /** Calls `arrive` at each instant, counted from the start. */
+  schedule(arrivals: readonly number[], arrive: (index: number) => void): void {
+    const next = (index: number): void => {
+      if (index === arrivals.length) return;
+      this.clock.at(this.startedAt + arrivals[index]!, () => {
+        arrive(index);
+        next(index + 1);
+      });
+    };
+    next(0);
+  }
+
+  /** One task enters now. */
+  put(changes: Partial<Task> = {}, sharing: Sharing = {}): { id: string; reply: Promise<PutReply> } {
+    const createdAt = this.clock.now();
+    const task = {
+      id: `task-${++this.#ids}`,
+      tenant: "anonymous",
+      tier: 0,
+      model: this.#options.rules.name,
+      input: "null",
+      parameters: "",
+      content: "",
+      createdAt,
+      deadlineAt: createdAt + this.#options.timeouts.totalMs,
+      ...changes,
+    };
+    return { id: task.id, reply: this.engine.put(task, sharing) };
+  }
+
+  /** Lets `ms` pass. */
+  run(ms: number): Promise<number> {
+    return this.clock.run(this.clock.now() + ms);
+  }
+
+  stop(): void {
+    this.#reaper.stop();
+  }
+}

@@ -1,0 +1,159 @@
+/**
+ * Who in this process waits for which task.
+ *
+ * A caller says that it will wait (`expect`) before it puts the task into the engine, so that an outcome
+ * can never arrive between the two. The engine's word that a task is settled wakes everybody who waits
+ * for that id, once. How long a caller waits is its own affair: at `until` it wakes empty-handed.
+ */
+import type { Alarm, Clock } from "../clock.ts";
+import { type Due, Heap } from "../core/heap.ts";
+import type { Engine, RecordView } from "../engine/engine.ts";
+
+export class Waiter implements Due {
+  /** The task it waits for; changes when the task joins another. */
+  id: string;
+  /** The next one that waits for the same task; written and read by the router. */
+  next: Waiter | undefined;
+  dueAt = Infinity;
+  place = -1;
+  #woken = false;
+  #record: RecordView | undefined;
+  #wake: (() => void) | undefined;
+
+  constructor(id: string) {
+    this.id = id;
+  }
+
+  get woken(): boolean {
+    return this.#woken;
+  }
+
+  wake(record: RecordView | undefined): void {
+    if (this.#woken) return;
+    this.#woken = true;
+    this.#record = record;
+    this.#wake?.();
+  }
+
+  /** The finished record, or undefined when the time was up. */
+  settled(): Promise<RecordView | undefined> {
+    if (this.#woken) return Promise.resolve(this.#record);
+    return new Promise((resolve) => {
+      this.#wake = () => resolve(this.#record);
+    });
+  }
+}
+
+export class Router {
+  readonly #clock: Clock;
+  readonly #engine: Engine;
+  readonly #unwatch: () => void;
+  /** The first of those who wait for each task. Bounded by the connections that the server holds. */
+  readonly #waiting = new Map<string, Waiter>();
+  readonly #timeouts = new Heap<Waiter>();
+  #alarm: Alarm | undefined;
+  #alarmAt = Infinity;
+
+  constructor(engine: Engine, clock: Clock) {
+    this.#clock = clock;
+    this.#engine = engine;
+    this.#unwatch = engine.watch({ settled: (record) => this.#settled(record) });
+  }
+
+  get waiting(): number {
+    return this.#waiting.size;
+  }
+
+  /** Listens for `id`, before anything is said about it. */
+  expect(id: string): Waiter {
+    const waiter = new Waiter(id);
+    this.#add(waiter);
+    return waiter;
+  }
+
+  /** The task joined another: listen for that one, which may have ended meanwhile. */
+  async follow(waiter: Waiter, id: string): Promise<void> {
+    this.release(waiter);
+    waiter.id = id;
+    this.#add(waiter);
+    const record = await this.#engine.outcome(id);
+    if (record?.outcome !== undefined) this.#settled(record);
+  }
+
+  /** The finished record, or undefined at `until`. */
+  async wait(waiter: Waiter, until: number): Promise<RecordView | undefined> {
+    if (!waiter.woken) this.#limit(waiter, until);
+    const record = await waiter.settled();
+    this.#timeouts.remove(waiter);
+    this.release(waiter);
+    return record;
+  }
+
+  /** Stops listening. Returns whether nobody else here waits for that task. */
+  release(waiter: Waiter): boolean {
+    const first = this.#waiting.get(waiter.id);
+    if (first === undefined) return true;
+    if (first === waiter) {
+      if (waiter.next === undefined) return this.#waiting.delete(waiter.id);
+      this.#waiting.set(waiter.id, waiter.next);
+      return false;
+    }
+    for (let each = first; each.next !== undefined; each = each.next) {
+      if (each.next === waiter) each.next = waiter.next;
+      if (each.next === undefined) break;
+    }
+    return false;
+  }
+
+  /** Wakes everybody empty-handed; what they wait for stays in the engine. */
+  releaseAll(): void {
+    for (const first of this.#waiting.values()) wakeAll(first, undefined);
+    this.#waiting.clear();
+  }
+
+  close(): void {
+    this.#unwatch();
+    this.releaseAll();
+    this.#alarm?.cancel();
+  }
+
+  #add(waiter: Waiter): void {
+    waiter.next = this.#waiting.get(waiter.id);
+    this.#waiting.set(waiter.id, waiter);
+  }
+
+  #settled(record: RecordView): void {
+    const first = this.#waiting.get(record.task.id);
+    if (first === undefined) return;
+    this.#waiting.delete(record.task.id);
+    wakeAll(first, record);
+  }
+
+  #limit(waiter: Waiter, until: number): void {
+    this.#timeouts.set(waiter, until);
+    if (until < this.#alarmAt) this.#arm(until);
+  }
+
+  #arm(at: number): void {
+    this.#alarm?.cancel();
+    this.#alarmAt = at;
+    this.#alarm = at === Infinity ? undefined : this.#clock.at(at, () => this.#ring());
+  }
+
+  #ring(): void {
+    const now = this.#clock.now();
+    for (
+      let first = this.#timeouts.first;
+      first !== undefined && first.dueAt <= now;
+      first = this.#timeouts.first
+    ) {
+      this.#timeouts.remove(first);
+      first.wake(undefined);
+    }
+    this.#arm(this.#timeouts.firstAt);
+  }
+}
+
+function wakeAll(first: Waiter, record: RecordView | undefined): void {
+  for (let each: Waiter | undefined = first; each !== undefined; each = each.next) each.wake(record);
+}

@@ -1,0 +1,198 @@
+import assert from "node:assert/strict";
+import { describe, test } from "node:test";
+import type { Reply } from "../../src/backend/backend.ts";
+import type { Simulation } from "../../src/plan/simulation.ts";
+import { type Changes, codes, endings, simulate } from "./simulated.ts";
+
+/** A fleet that answers as `behave` says, and counts its calls. */
+function stubbed(behave: (inputs: string[], call: number) => Reply["kind"] | Reply, changes: Changes = {}) {
+  const calls: number[] = [];
+  const simulation: Simulation = simulate({
+    ...changes,
+    wrap: (worker) => ({
+      name: worker.name,
+      async run(batch, signal): Promise<Reply> {
+        calls.push(batch.tasks.length);
+        const answered = await worker.run(batch, signal);
+        const reply = behave(
+          batch.tasks.map(({ input }) => input),
+          calls.length,
+        );
+        if (typeof reply !== "string") return reply;
+        if (reply === "answered") return answered;
+        if (reply === "busy") return { kind: "busy", message: "later", retryAfterMs: 500 };
+        if (reply === "failed") return { kind: "failed", message: "broken", blame: "worker" };
+        return { kind: reply, message: "no" };
+      },
+    }),
+  });
+  return { simulation, calls, ended: endings(simulation) };
+}
+
+/** One task keeps the worker busy so that the others leave as one batch. */
+async function putTogether(simulation: Simulation, inputs: readonly string[]): Promise<string[]> {
+  simulation.put({ input: '"first"' });
+  await simulation.run(1);
+  return inputs.map((input) => simulation.put({ input: JSON.stringify(input) }).id);
+}
+
+const sixtyFour = Array.from({ length: 64 }, (_, at) => `good-${at}`);
+
+describe("a worker that refuses a batch", () => {
+  for (const kind of ["rejected", "unusable"] as const) {
+    test(`${kind}: wherever the guilty input stands among 64, only it fails, in at most 14 calls`, async () => {
+      for (let guilty = 0; guilty < 64; guilty += 7) {
+        const inputs = sixtyFour.with(guilty, "bad");
+        const { simulation, calls, ended } = stubbed((seen) => (seen.includes('"bad"') ? kind : "answered"), {
+          backend: { baseMs: 10 },
+        });
+        const ids = await putTogether(simulation, inputs);
+        await simulation.run(2000);
+        const failed = ids.filter((id) => ended.get(id)?.outcome?.ok !== true);
+        assert.deepEqual(failed, [ids[guilty]]);
+        assert.equal(codes(new Map([["", ended.get(ids[guilty]!)!]]))[0], "INPUT_REJECTED");
+        assert.ok(calls.length - 1 <= 14, `${calls.length - 1} calls`);
+      }
+    });
+  }
+
+  test("many guilty inputs: the innocent are answered, the guilty refused, the worker is not held for ever", async () => {
+    const inputs = sixtyFour.map((input, at) => (at % 5 === 0 ? `bad-${at}` : input));
+    const { simulation, ended, calls } = stubbed(
+      (seen) => (seen.some((input) => input.startsWith('"bad')) ? "rejected" : "answered"),
+      { backend: { baseMs: 5, workers: 2 }, totalMs: 60_000, queueMs: 60_000 },
+    );
+    const ids = await putTogether(simulation, inputs);
+    await simulation.run(30_000);
+    ids.forEach((id, at) => assert.equal(ended.get(id)?.outcome?.ok, at % 5 !== 0));
+    assert.ok(calls.length < 130, `${calls.length} calls`);
+  });
+
+  test("everything unusable, always: 502 and dead letters, not 422", async () => {
+    const { simulation, ended } = stubbed(() => "unusable", {
+      backend: { baseMs: 1 },
+      totalMs: 60_000,
+      queueMs: 60_000,
+    });
+    simulation.put();
+    await simulation.run(60_000);
+    assert.deepEqual(codes(ended), ["INFERENCE_FAILED"]);
+    assert.equal((await simulation.engine.deadLetters.list()).length, 1);
+  });
+});
+
+describe("a worker that fails", () => {
+  test("a task is tried 1 + 3 times with growing pauses, then it is a dead letter", async () => {
+    const { simulation, calls, ended } = stubbed(() => "failed", { failures: 100 });
+    const { id } = simulation.put();
+    await simulation.run(4000);
+    assert.equal(calls.length, 4);
+    assert.deepEqual(codes(ended), ["INFERENCE_FAILED"]);
+    assert.equal((await simulation.engine.deadLetters.get(id))?.attempts, 4);
+  });
+
+  test("after failures in a row it is left alone, then tried with one small batch, for ever longer", async () => {
+    const calledAt: number[] = [];
+    const { simulation } = stubbed(
+      () => {
+        calledAt.push(Math.round(simulation.clock.now() - simulation.startedAt));
+        return "failed";
+      },
+      { failures: 1, retries: 100, totalMs: 60_000, queueMs: 60_000, backend: { baseMs: 1 } },
+    );
+    simulation.put();
+    await simulation.run(20_000);
+    const gaps = calledAt.slice(1).map((at, index) => Math.round((at - calledAt[index]!) / 1000));
+    assert.deepEqual(gaps.slice(0, 4), [1, 2, 4, 8]);
+  });
+
+  test("poison that kills its worker ends alone; its mates are answered", async () => {
+    const inputs = sixtyFour.with(40, "killer");
+    const simulation = simulate({
+      backend: { workers: 2, baseMs: 10, crash: (input) => input === '"killer"' },
+      totalMs: 60_000,
+      queueMs: 60_000,
+    });
+    const ended = endings(simulation);
+    const ids = await putTogether(simulation, inputs);
+    await simulation.run(30_000);
+    ids.forEach((id, at) => assert.equal(ended.get(id)?.outcome?.ok, at !== 40, `task ${at}`));
+    assert.equal((await simulation.engine.deadLetters.get(ids[40]!))?.attempts, 4);
+  });
+
+  test("429 and 503 are honoured: the worker is left alone, no attempt counts", async () => {
+    const at: number[] = [];
+    const { simulation, ended } = stubbed((_, call) => {
+      at.push(simulation.clock.now());
+      return call < 4 ? "busy" : "answered";
+    });
+    simulation.put();
+    await simulation.run(3000);
+    assert.deepEqual(codes(ended), ["ok"]);
+    assert.equal([...ended.values()][0]!.attempt, 1);
+    assert.ok(at.slice(1).every((time, index) => time - at[index]! >= 500));
+  });
+
+  test("an outage costs at most a tenth more calls than there were first ones, and its end is noticed", async () => {
+    let down = true;
+    const { simulation, calls, ended } = stubbed(() => (down ? "failed" : "answered"), {
+      failures: 1_000_000,
+      backend: { workers: 4, baseMs: 5 },
+      retries: 1000,
+    });
+    simulation.schedule(
+      Array.from({ length: 2000 }, (_, at) => at * 10),
+      () => simulation.put(),
+    );
+    simulation.clock.at(simulation.startedAt + 18_000, () => (down = false));
+    await simulation.run(18_000);
+    const allowed = 1.1 * 1800 + 10 + 18 + 20;
+    assert.ok(calls.length <= allowed, `${calls.length} calls, ${allowed} allowed`);
+    await simulation.run(6000);
+    assert.ok(
+      codes(ended)
+        .slice(-100)
+        .every((code) => code === "ok"),
+    );
+  });
+});
+
+describe("time", () => {
+  test("queue age and total time are enforced while every worker hangs", async () => {
+    const simulation = simulate({ backend: { hangRate: 1 }, workerMs: 30_000 });
+    const ended = endings(simulation);
+    const running = simulation.put();
+    await simulation.run(1);
+    const queued = simulation.put();
+    await simulation.run(2001);
+    assert.equal(ended.get(queued.id)?.outcome?.ok, false);
+    assert.equal(ended.has(running.id), false);
+    await simulation.run(2000);
+    assert.deepEqual(codes(ended), ["DEADLINE_EXCEEDED", "DEADLINE_EXCEEDED"]);
+  });
+
+  test("a worker that answers nothing is given up after workerMs and its tasks are tried elsewhere", async () => {
+    let first = true;
+    const simulation = simulate({
+      backend: { workers: 2 },
+      workerMs: 500,
+      wrap: (worker) => ({
+        name: worker.name,
+        run(batch, signal) {
+          if (!first) return worker.run(batch, signal);
+          first = false;
+          return new Promise((resolve) => {
+            signal.addEventListener("abort", () =>
+              resolve({ kind: "failed", message: "aborted", blame: "batch" }),
+            );
+          });
+        },
+      }),
+    });
+    const ended = endings(simulation);
+    simulation.put();
+    await simulation.run(2000);
+    assert.deepEqual(codes(ended), ["ok"]);
+    assert.equal([...ended.values()][0]!.attempt, 2);
+  });
+});
