@@ -1,0 +1,125 @@
+/**
+ * Who may enter, and when not: the order of refusal, in one place.
+ *
+ *   draining → nobody may            503, come back when the next process is there
+ *   credential → tenant and tier     everybody is "anonymous" while auth.mode is none
+ *   rate of the user, of the tier    429 with the time until the window closes
+ *   no healthy worker                503 with the time until one is tried again
+ *
+ * The engine has the last word: its queue may be full.
+ */
+import type { Clock } from "../clock.ts";
+import { Refusal } from "../core/errors.ts";
+import type { Engine } from "../engine/engine.ts";
+import type { Events, ShedReason } from "../telemetry/events.ts";
+
+export interface Caller {
+  readonly tenant: string;
+  /** Position in the configured tiers. */
+  readonly tier: number;
+}
+
+/** What admission knows of a model's workers; the dispatcher tells. */
+export interface Capacity {
+  healthy(now: number): number;
+  /** When a worker that is down will be tried again. */
+  nextUsableAt(now: number): number;
+  /** How long a full queue needs to make room. */
+  drainMs(now: number): number;
+}
+
+export interface AdmissionRules {
+  readonly tiers: readonly { readonly name: string; readonly ratePerMinute?: number }[];
+  readonly anonymousTier: string;
+  readonly perUserPerMinute?: number;
+}
+
+/** Quota of the narrowest limit that applies, for the RateLimit headers. */
+export interface Quota {
+  readonly limit: number;
+  readonly left: number;
+  readonly resetMs: number;
+}
+
+export class Admission {
+  readonly #rules: AdmissionRules;
+  readonly #engine: Engine;
+  readonly #clock: Clock;
+  readonly #events: Events;
+  readonly #anonymous: Caller;
+  readonly #limited: boolean;
+  draining = false;
+
+  constructor(rules: AdmissionRules, engine: Engine, clock: Clock, events: Events) {
+    this.#rules = rules;
+    this.#engine = engine;
+    this.#clock = clock;
+    this.#events = events;
+    const tier = rules.tiers.findIndex(({ name }) => name === rules.anonymousTier);
+    this.#limited =
+      rules.perUserPerMinute !== undefined ||
+      rules.tiers.some(({ ratePerMinute }) => ratePerMinute !== undefined);
+    this.#anonymous = { tenant: "anonymous", tier: Math.max(0, tier) };
+  }
+
+  /** Who is behind a request. With auth.mode none there is only one answer. */
+  identify(): Caller {
+    return this.#anonymous;
+  }
+
+  tierName(tier: number): string {
+    return this.#rules.tiers[tier]!.name;
+  }
+
+  /** Throws a Refusal, or returns the quota where one applies. */
+  async admit(caller: Caller, capacity: Capacity): Promise<Quota | undefined> {
+    if (this.draining) {
+      throw this.refuse(caller, "draining", "this process is shutting down; send the request again", 1000);
+    }
+    const quota = this.#limited ? await this.#spendRates(caller) : undefined;
+    const now = this.#clock.now();
+    if (capacity.healthy(now) === 0) {
+      const waitMs = capacity.nextUsableAt(now) - now;
+      throw this.refuse(caller, "no_worker", "no worker of this model is healthy", waitMs);
+    }
+    return quota;
+  }
+
+  /** A refusal, counted by its reason. */
+  refuse(caller: Caller, reason: ShedReason, message: string, waitMs: number): Refusal {
+    this.#events.emit("request.shed", { tier: this.tierName(caller.tier), reason });
+    const code = reason === "rate" ? "RATE_LIMITED" : "SERVICE_OVERLOADED";
+    return new Refusal(code, message, {
+      retryAfterMs: Math.max(1, Math.ceil(Number.isFinite(waitMs) ? waitMs : 1000)),
+    });
+  }
+
+  async #spendRates(caller: Caller): Promise<Quota | undefined> {
+    const tier = this.#rules.tiers[caller.tier]!;
+    const user = await this.#spend(
+      `user:${caller.tenant}`,
+      this.#rules.perUserPerMinute,
+      caller,
+      "your limit",
+    );
+    const all = await this.#spend(
+      `tier:${tier.name}`,
+      tier.ratePerMinute,
+      caller,
+      `the limit of tier ${tier.name}`,
+    );
+    return all === undefined || (user !== undefined && user.left <= all.left) ? user : all;
+  }
+
+  async #spend(
+    key: string,
+    limit: number | undefined,
+    caller: Caller,
+    whose: string,
+  ): Promise<Quota | undefined> {
+    if (limit === undefined) return undefined;
+    const { allowed, left, resetMs } = await this.#engine.spend(key, limit);
+    if (allowed) return { limit, left, resetMs };
+    throw this.refuse(caller, "rate", `${whose} of ${limit} requests a minute is used up`, resetMs);
+  }
+}

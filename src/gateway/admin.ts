@@ -1,0 +1,171 @@
+/**
+ * The admin listener: what operators see and do. Never on the public port.
+ *
+ * With a token every /internal route needs it. Without one the listener is on loopback (the config
+ * check sees to that), and the only stranger who could reach it is a web page in a browser on the same
+ * machine: requests that such a page could send (another site's Origin, or a Host that is a name pointing
+ * here) are refused.
+ */
+import { hash, timingSafeEqual } from "node:crypto";
+import { isIP } from "node:net";
+import { Refusal } from "../core/errors.ts";
+import type { DeadLetter, Engine, RecordView } from "../engine/engine.ts";
+import type { Exchange } from "./exchange.ts";
+import { healthRoutes } from "./health.ts";
+import type { Answer, Routes } from "./server.ts";
+
+/** One worker, as /internal/workers shows it. */
+export interface WorkerReport {
+  readonly model: string;
+  readonly name: string;
+  readonly state: string;
+  /** Tasks of the batch it runs now. */
+  readonly in_flight: number;
+  readonly batches: number;
+  readonly tasks: number;
+  readonly calls: number;
+  readonly failures: number;
+  readonly busy_ms: number;
+  /** Share of the time since the start. */
+  readonly utilization: number;
+  /** Its pace against the fleet's: 2 needs twice as long. */
+  readonly ratio: number;
+  readonly down?: { readonly why: string; readonly retry_in_ms: number };
+}
+
+/** What the admin listener shows of the process around it. */
+export interface Inside {
+  health(): Readonly<Record<string, unknown>>;
+  workers(): readonly WorkerReport[];
+  readonly draining: () => boolean;
+}
+
+type Tiers = readonly { readonly name: string }[];
+
+export function adminRoutes(engine: Engine, inside: Inside, tiers: Tiers, token: string | undefined): Routes {
+  const guarded =
+    (answer: Answer): Answer =>
+    (exchange, id) => {
+      checkAccess(exchange, token);
+      return answer(exchange, id);
+    };
+  const json = (exchange: Exchange, value: unknown): void => exchange.send(200, JSON.stringify(value));
+  const letters = engine.deadLetters;
+  const show = (letter: DeadLetter): object => letterView(letter, tiers);
+  return {
+    ...healthRoutes(inside.draining),
+    "/internal/health": { GET: guarded((exchange) => json(exchange, inside.health())) },
+    "/internal/workers": { GET: guarded((exchange) => json(exchange, { workers: inside.workers() })) },
+    "/internal/requests/{id}": {
+      GET: guarded(async (exchange, id) => {
+        const record = found(await engine.outcome(id), "no such task, or its time to live has passed");
+        json(exchange, story(record, tiers));
+      }),
+    },
+    "/internal/dead-letters": {
+      GET: guarded(async (exchange) => json(exchange, { dead_letters: (await letters.list()).map(show) })),
+    },
+    "/internal/dead-letters/{id}": {
+      GET: guarded(async (exchange, id) => {
+        const letter = found(await letters.get(id), NO_LETTER);
+        const { input, parameters } = letter.task;
+        const texts = `,"input":${input},"parameters":${parameters === "" ? "{}" : parameters}}`;
+        exchange.send(200, JSON.stringify(show(letter)).slice(0, -1) + texts);
+      }),
+      DELETE: guarded(async (exchange, id) => {
+        found((await letters.purge(id)) || undefined, NO_LETTER);
+        exchange.sendNothing(204);
+      }),
+    },
+    "/internal/dead-letters/{id}/replay": {
+      POST: guarded(async (exchange, id) => {
+        found((await letters.replay(id)) || undefined, NO_LETTER);
+        exchange.send(202, JSON.stringify({ task_id: id, status: "PENDING" }));
+      }),
+    },
+  };
+}
+
+const NO_LETTER = "no such dead letter: it was replayed, purged, or never there";
+
+function found<Value>(value: Value | undefined, otherwise: string): Value {
+  if (value === undefined) throw new Refusal("NOT_FOUND", otherwise);
+  return value;
+}
+
+function letterView({ task, attempts, code, message, diedAt }: DeadLetter, tiers: Tiers): object {
+  return {
+    task_id: task.id,
+    tenant: task.tenant,
+    model: task.model,
+    tier: tiers[task.tier]?.name,
+    attempts,
+    error: code,
+    message,
+    created_at: iso(task.createdAt),
+    died_at: iso(diedAt),
+  };
+}
+
+/** What happened to a task so far. */
+function story(record: RecordView, tiers: Tiers): object {
+  const { task, state, attempt, queuedAt, settledAt, outcome, batch } = record;
+  return {
+    task_id: task.id,
+    tenant: task.tenant,
+    model: task.model,
+    tier: tiers[task.tier]?.name,
+    state,
+    attempts: attempt,
+    created_at: iso(task.createdAt),
+    queued_at: iso(queuedAt),
+    deadline_at: iso(task.deadlineAt),
+    ...(batch && {
+      batch: {
+        id: batch.id,
+        size: batch.size,
+        reason: batch.reason,
+        why: batch.why,
+        worker: batch.worker,
+        started_at: iso(batch.startedAt),
+        queue_ms: Math.max(0, Math.round(batch.startedAt - queuedAt)),
+      },
+    }),
+    ...(settledAt !== undefined && {
+      settled_at: iso(settledAt),
+      total_ms: Math.round(settledAt - task.createdAt),
+    }),
+    ...(outcome && { outcome: outcome.ok ? { ok: true, output_bytes: outcome.output.length } : outcome }),
+  };
+}
+
+function iso(instant: number): string {
+  return new Date(instant).toISOString();
+}
+
+function checkAccess(exchange: Exchange, token: string | undefined): void {
+  if (token !== undefined) {
+    const given = /^Bearer (.+)$/i.exec(exchange.header("authorization") ?? "")?.[1] ?? "";
+    if (!timingSafeEqual(hash("sha256", given, "buffer"), hash("sha256", token, "buffer"))) {
+      throw new Refusal("UNAUTHENTICATED", "send Authorization: Bearer <admin.token>");
+    }
+    return;
+  }
+  const host = hostName(exchange.header("host") ?? "");
+  const origin = exchange.header("origin");
+  const foreign = origin !== undefined && originHost(origin) !== exchange.header("host");
+  if (foreign || (host !== "localhost" && isIP(host) === 0)) {
+    throw new Refusal(
+      "FORBIDDEN",
+      "requests from web pages need admin.token; reach the listener by its address",
+    );
+  }
+}
+
+function hostName(host: string): string {
+  return host.replace(/:\d+$/, "").replace(/^\[(.*)\]$/, "$1");
+}
+
+function originHost(origin: string): string | undefined {
+  return URL.canParse(origin) ? new URL(origin).host : undefined;
+}

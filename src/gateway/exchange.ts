@@ -1,0 +1,165 @@
+/**
+ * One HTTP request and its one answer.
+ *
+ * Reading: the body is taken only when it is asked for, never beyond the limit, and must be UTF-8. A
+ * body that is announced too large is refused before a byte of it is read. Writing: exactly one answer,
+ * always JSON, with its length.
+ */
+import { isUtf8 } from "node:buffer";
+import type { IncomingMessage, ServerResponse } from "node:http";
+import { Refusal } from "../core/errors.ts";
+import { newId } from "./ids.ts";
+
+const JSON_TYPE = "application/json; charset=utf-8";
+
+export interface ExchangeLimits {
+  readonly maxBodyBytes: number;
+  /** An answer that the client does not take within this time ends the connection. */
+  readonly writeTimeoutMs: number;
+}
+
+export class Exchange {
+  readonly request: IncomingMessage;
+  readonly path: string;
+  readonly query: string;
+  readonly startedAt: number;
+  readonly #response: ServerResponse;
+  readonly #limits: ExchangeLimits;
+  #gone: (() => void) | undefined;
+  /** What is known of the request when it is answered; for the event. */
+  model = "";
+  tier = "";
+  status = 0;
+  /** Set while the server drains: the connection ends with this answer. */
+  last = false;
+
+  constructor(request: IncomingMessage, response: ServerResponse, limits: ExchangeLimits, now: number) {
+    this.request = request;
+    this.#response = response;
+    this.#limits = limits;
+    this.startedAt = now;
+    const url = request.url!;
+    const mark = url.indexOf("?");
+    this.path = mark < 0 ? url : url.slice(0, mark);
+    this.query = mark < 0 ? "" : url.slice(mark + 1);
+  }
+
+  header(name: string): string | undefined {
+    const value = this.request.headers[name];
+    return typeof value === "string" ? value : value?.[0];
+  }
+
+  get answered(): boolean {
+    return this.#response.writableEnded;
+  }
+
+  /** Calls `gone` when the client leaves before it is answered. */
+  onGone(gone: () => void): void {
+    this.#gone = gone;
+  }
+
+  /** The listener's word that the connection, or this answer, is at its end. */
+  closed(): void {
+    if (!this.answered) this.#gone?.();
+  }
+
+  /** The body as text. Refuses what is too large, not JSON by its own account, or not UTF-8. */
+  async body(): Promise<string> {
+    this.#checkType();
+    const { maxBodyBytes } = this.#limits;
+    if (Number(this.header("content-length") ?? 0) > maxBodyBytes) throw this.#tooLarge();
+    const bytes = await this.#read(maxBodyBytes);
+    if (!isUtf8(bytes)) throw new Refusal("INVALID_REQUEST", "the body is not UTF-8");
+    return bytes.toString("utf8");
+  }
+
+  #checkType(): void {
+    const type = this.header("content-type");
+    if (type === undefined || !/^application\/json\s*(;|$)/i.test(type)) {
+      throw new Refusal("UNSUPPORTED_MEDIA_TYPE", "send Content-Type: application/json (curl: --json)");
+    }
+    const encoding = this.header("content-encoding");
+    if (encoding !== undefined && encoding.toLowerCase() !== "identity") {
+      throw new Refusal(
+        "UNSUPPORTED_MEDIA_TYPE",
+        `send the body without Content-Encoding: ${encoding.slice(0, 32)}`,
+      );
+    }
+  }
+
+  #read(maxBodyBytes: number): Promise<Buffer> {
+    return new Promise((resolve, reject) => {
+      const { request } = this;
+      let first: Buffer | undefined;
+      let chunks: Buffer[] | undefined;
+      let bytes = 0;
+      request.on("data", (chunk: Buffer) => {
+        bytes += chunk.length;
+        if (bytes > maxBodyBytes) {
+          request.removeAllListeners("data");
+          reject(this.#tooLarge());
+        } else if (first === undefined) {
+          first = chunk;
+        } else {
+          (chunks ??= [first]).push(chunk);
+        }
+      });
+      request.once("end", () => resolve(chunks === undefined ? (first ?? EMPTY) : Buffer.concat(chunks)));
+      request.once("error", () =>
+        reject(new Refusal("INVALID_REQUEST", "the request ended before its body did")),
+      );
+    });
+  }
+
+  #tooLarge(): Refusal {
+    this.last = true;
+    return new Refusal("PAYLOAD_TOO_LARGE", `the body is larger than ${this.#limits.maxBodyBytes} bytes`);
+  }
+
+  /** Answers. `headers` are name, value, name, value… */
+  send(status: number, body: string, headers: readonly string[] = []): void {
+    const response = this.#response;
+    if (response.writableEnded) return;
+    this.status = status;
+    const bytes = Buffer.byteLength(body);
+    const head = ["content-type", JSON_TYPE, "content-length", String(bytes), ...headers];
+    if (this.last) head.push("connection", "close");
+    response.writeHead(status, head);
+    // As many bytes as characters means ASCII, which can be written as it is.
+    response.end(body, bytes === body.length ? "latin1" : "utf8");
+    if (response.writableLength > 0) this.#cutIfStuck();
+  }
+
+  fail(refusal: Refusal, id?: string, headers: readonly string[] = []): void {
+    const { code, message, retryAfterMs, status } = refusal;
+    const requestId = id ?? newId(this.startedAt);
+    const body = {
+      error: code,
+      message,
+      request_id: requestId,
+      ...(retryAfterMs && { retry_after_ms: retryAfterMs }),
+    };
+    const wait = retryAfterMs === undefined ? [] : ["retry-after", String(Math.ceil(retryAfterMs / 1000))];
+    this.send(status, JSON.stringify(body), [...headers, ...wait]);
+  }
+
+  sendNothing(status: number): void {
+    this.status = status;
+    this.#response.writeHead(status, this.last ? ["connection", "close"] : []);
+    this.#response.end();
+  }
+
+  /** The client does not read: its answer must not sit in memory for ever. */
+  #cutIfStuck(): void {
+    const { socket } = this.#response;
+    if (socket === null) return;
+    const cut = (): void => void socket.destroy();
+    socket.setTimeout(this.#limits.writeTimeoutMs, cut);
+    this.#response.once("finish", () => {
+      socket.setTimeout(0);
+      socket.removeListener("timeout", cut);
+    });
+  }
+}
+
+const EMPTY = Buffer.alloc(0);

@@ -1,0 +1,14 @@
+/** /healthz says that the process lives; /readyz that it wants requests. Neither looks at workers. */
+import type { Exchange } from "./exchange.ts";
+import type { Routes } from "./server.ts";
+
+export function healthRoutes(draining: () => boolean): Routes {
+  const ready = (exchange: Exchange): void => {
+    if (draining()) exchange.send(503, '{"status":"draining"}', ["retry-after", "1"]);
+    else exchange.send(200, '{"status":"ready"}');
+  };
+  return {
+    "/healthz": { GET: (exchange) => exchange.send(200, '{"status":"ok"}') },
+    "/readyz": { GET: ready },
+  };
+}

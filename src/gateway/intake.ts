@@ -1,0 +1,138 @@
+/**
+ * The one door that every protocol goes through: admit → expect → put.
+ *
+ * Here a draft becomes a task: it gets its id, its deadline (once, for good) and the keys under which
+ * its work may be shared. What comes back is a `Ticket`: the id to wait for, and the outcome if it is
+ * known already.
+ */
+import { hash } from "node:crypto";
+import type { Admission, Caller, Capacity, Quota } from "../admission/admit.ts";
+import type { Clock } from "../clock.ts";
+import { Refusal } from "../core/errors.ts";
+import { canonical } from "../core/json.ts";
+import type { Json } from "../core/task.ts";
+import type { Engine, RecordView, Sharing } from "../engine/engine.ts";
+import type { Router, Waiter } from "../result/router.ts";
+import { newId } from "./ids.ts";
+
+/** One input as a protocol read it, checked. */
+export interface Draft {
+  /** Left out when the client named none. */
+  readonly model: string | undefined;
+  readonly input: Json;
+  /** Canonical; "" when there are none. */
+  readonly parameters: Json;
+  readonly idempotencyKey: string | undefined;
+}
+
+export interface ModelDoor {
+  readonly name: string;
+  readonly totalMs: number;
+  readonly cache: { readonly ttlMs: number; readonly scope: "tenant" | "shared" | "off" };
+  readonly collapse: boolean;
+  readonly capacity: Capacity;
+}
+
+export interface Ticket {
+  readonly id: string;
+  readonly caller: Caller;
+  readonly model: string;
+  readonly deadlineAt: number;
+  readonly quota: Quota | undefined;
+  /** Set when the outcome was known at once. */
+  readonly record: RecordView | undefined;
+  readonly cached: boolean;
+  readonly waiter: Waiter;
+}
+
+export class Intake {
+  readonly #models: ReadonlyMap<string, ModelDoor>;
+  readonly #only: ModelDoor | undefined;
+  readonly #admission: Admission;
+  readonly #router: Router;
+  readonly #engine: Engine;
+  readonly #clock: Clock;
+
+  constructor(
+    models: readonly ModelDoor[],
+    admission: Admission,
+    router: Router,
+    engine: Engine,
+    clock: Clock,
+  ) {
+    this.#models = new Map(models.map((model) => [model.name, model]));
+    this.#only = models.length === 1 ? models[0] : undefined;
+    this.#admission = admission;
+    this.#router = router;
+    this.#engine = engine;
+    this.#clock = clock;
+  }
+
+  model(name: string | undefined): ModelDoor {
+    const model = name === undefined ? this.#only : this.#models.get(name);
+    if (model !== undefined) return model;
+    const names = [...this.#models.keys()].join(", ");
+    const what =
+      name === undefined ? `"model" is missing` : `model ${JSON.stringify(name)} is not served here`;
+    throw new Refusal("INVALID_REQUEST", `${what}; choose one of: ${names}`);
+  }
+
+  async submit(draft: Draft, caller: Caller): Promise<Ticket> {
+    const model = this.model(draft.model);
+    const quota = await this.#admission.admit(caller, model.capacity);
+    const now = this.#clock.now();
+    const id = newId(now);
+    const { content, sharing } = share(draft, model, caller);
+    const { input, parameters } = draft;
+    const deadlineAt = now + model.totalMs;
+    const task = { id, ...caller, model: model.name, input, parameters, content, createdAt: now, deadlineAt };
+    const waiter = this.#router.expect(id);
+    const ticket = {
+      id,
+      caller,
+      model: model.name,
+      deadlineAt,
+      quota,
+      record: undefined,
+      cached: false,
+      waiter,
+    };
+    const put = await this.#engine.put(task, sharing);
+    if (put.kind === "queued") return ticket;
+    if (put.kind === "joined") {
+      await this.#router.follow(waiter, put.id);
+      return { ...ticket, id: put.id };
+    }
+    this.#router.release(waiter);
+    if (put.kind === "done") return { ...ticket, id: put.id, record: put.record, cached: put.cached };
+    if (put.kind === "full")
+      throw this.#admission.refuse(caller, "full", put.message, model.capacity.drainMs(now));
+    throw new Refusal(
+      "IDEMPOTENCY_CONFLICT",
+      "this Idempotency-Key was used with another body; use a new key",
+    );
+  }
+}
+
+/** Under which keys this work may be shared. */
+function share(draft: Draft, model: ModelDoor, caller: Caller): { content: string; sharing: Sharing } {
+  const { collapse, cache } = model;
+  const { idempotencyKey } = draft;
+  if (!collapse && cache.scope === "off" && idempotencyKey === undefined) return { content: "", sharing: {} };
+  const digest = hash("sha256", `${model.name}\n${draft.parameters}\n${canonical(draft.input)}`, "base64url");
+  const own = `${digest} ${caller.tenant}`;
+  return {
+    content: collapse ? digest : "",
+    sharing: {
+      ...(collapse && { joinKey: own }),
+      ...(cache.scope !== "off" && {
+        cacheKey: cache.scope === "shared" ? digest : own,
+        cacheTtlMs: cache.ttlMs,
+      }),
+      ...(idempotencyKey !== undefined && {
+        // A key holds no control character, so the line break ends it.
+        idempotency: { key: `${idempotencyKey}\n${caller.tenant}`, fingerprint: digest },
+      }),
+    },
+  };
+}

@@ -1,0 +1,297 @@
+/**
+ * Ferry's own protocol: /v1/inference, /v1/result/{task_id}, /api/inference.
+ *
+ * How long a caller waits is one idea in RFC 7240's words: by default until done or the total timeout;
+ * `Prefer: respond-async` not at all; `Prefer: wait=N` N seconds, then 202.
+ */
+import type { Admission } from "../admission/admit.ts";
+import type { Clock } from "../clock.ts";
+import { Refusal } from "../core/errors.ts";
+import { canonical, scan } from "../core/json.ts";
+import type { Engine, RecordView } from "../engine/engine.ts";
+import type { Router } from "../result/router.ts";
+import type { Exchange } from "./exchange.ts";
+import { looksLikeId } from "./ids.ts";
+import type { Draft, Intake, Ticket } from "./intake.ts";
+import { batchHeaders, outputAndMetadata, quotaHeaders, refusalOf, resultBody, tenths } from "./reply.ts";
+import type { Routes } from "./server.ts";
+
+export interface NativeOptions {
+  readonly defaultMode: "sync" | "async";
+  readonly maxPollMs: number;
+  /** Accepted tasks outlive this process, so that a caller can be sent to poll for them elsewhere. */
+  readonly durable: boolean;
+}
+
+const FIELDS = new Set(["input", "model", "parameters", "client_id"]);
+const MAX_NAME = 255;
+
+export class NativeProtocol {
+  readonly #options: NativeOptions;
+  readonly #intake: Intake;
+  readonly #admission: Admission;
+  readonly #router: Router;
+  readonly #engine: Engine;
+  readonly #clock: Clock;
+
+  constructor(
+    options: NativeOptions,
+    parts: { intake: Intake; admission: Admission; router: Router; engine: Engine; clock: Clock },
+  ) {
+    this.#options = options;
+    this.#intake = parts.intake;
+    this.#admission = parts.admission;
+    this.#router = parts.router;
+    this.#engine = parts.engine;
+    this.#clock = parts.clock;
+  }
+
+  routes(): Routes {
+    return {
+      "/v1/inference": { POST: (exchange) => this.#infer(exchange) },
+      "/api/inference": { POST: (exchange) => this.#inferPlainly(exchange) },
+      "/v1/result/{id}": {
+        GET: (exchange, id) => this.#result(exchange, id),
+        DELETE: (exchange, id) => this.#forget(exchange, id),
+      },
+    };
+  }
+
+  async #infer(exchange: Exchange): Promise<void> {
+    const draft = parseBody(await exchange.body(), idempotencyKey(exchange));
+    const ticket = await this.#submit(exchange, draft);
+    const waitMs = preferredWaitMs(exchange.header("prefer"), this.#options.defaultMode);
+    const record = ticket.record ?? (await this.#wait(exchange, ticket, waitMs));
+    if (exchange.answered) return;
+    if (record === undefined || waitMs === 0) this.#answerUndone(exchange, ticket, waitMs);
+    else this.#answer(exchange, ticket, record);
+  }
+
+  async #inferPlainly(exchange: Exchange): Promise<void> {
+    const draft = parseBody(await exchange.body(), idempotencyKey(exchange), new Set(["input"]));
+    if (!draft.input.startsWith('"')) throw new Refusal("INVALID_REQUEST", `"input" must be a string`);
+    const ticket = await this.#submit(exchange, draft);
+    const record = ticket.record ?? (await this.#wait(exchange, ticket, undefined));
+    if (exchange.answered) return;
+    const refusal = record === undefined ? tooLate() : refusalOf(record);
+    if (refusal !== undefined) return exchange.fail(refusal, ticket.id);
+    const output = record?.outcome?.ok === true ? record.outcome.output : "null";
+    const latencyMs = tenths(this.#clock.now() - exchange.startedAt);
+    exchange.send(
+      200,
+      `{"output":${output},"request_id":"${ticket.id}","latency_ms":${latencyMs}}`,
+      batchHeaders(record!),
+    );
+    this.#engine.delivered(ticket.id);
+  }
+
+  async #submit(exchange: Exchange, draft: Draft): Promise<Ticket> {
+    const caller = this.#admission.identify();
+    exchange.tier = this.#admission.tierName(caller.tier);
+    exchange.model = this.#intake.model(draft.model).name;
+    return this.#intake.submit(draft, caller);
+  }
+
+  /** Until the outcome is there, the caller's patience ends, or the caller is gone. */
+  async #wait(
+    exchange: Exchange,
+    ticket: Ticket,
+    waitMs: number | undefined,
+  ): Promise<RecordView | undefined> {
+    const { waiter, id, caller } = ticket;
+    if (waitMs === 0) {
+      this.#router.release(waiter);
+      return undefined;
+    }
+    exchange.onGone(() => {
+      waiter.wake(undefined);
+      if (this.#router.release(waiter)) void this.#engine.cancel(id, caller.tenant, true);
+    });
+    const patience = waitMs === undefined ? Infinity : exchange.startedAt + waitMs;
+    return this.#router.wait(waiter, Math.min(ticket.deadlineAt, patience));
+  }
+
+  #answer(exchange: Exchange, ticket: Ticket, record: RecordView): void {
+    const { id, cached, quota } = ticket;
+    const refusal = refusalOf(record);
+    const headers = [...batchHeaders(record), ...quotaHeaders(quota)];
+    if (refusal === undefined) {
+      const explain = exchange.header("x-ferry-explain") === "1";
+      const latencyMs = this.#clock.now() - exchange.startedAt;
+      const rest = outputAndMetadata(record, { cached, explain, latencyMs });
+      exchange.send(200, `{"request_id":"${id}","task_id":"${id}","status":"SUCCESS",${rest}}`, headers);
+    } else {
+      exchange.fail(refusal, id, headers);
+    }
+    this.#engine.delivered(id);
+  }
+
+  /**
+   * Not done. 202 to those who said how long they would wait; 504 to those who waited for the end. If
+   * the end has not come, this process is being stopped: whoever can poll later is told so.
+   */
+  #answerUndone(exchange: Exchange, ticket: Ticket, waitMs: number | undefined): void {
+    const { id, quota, caller, deadlineAt } = ticket;
+    const stopped = waitMs === undefined && this.#admission.draining && this.#clock.now() < deadlineAt;
+    if (stopped && !this.#options.durable) {
+      const message = "this process is shutting down; send the request again";
+      return exchange.fail(this.#admission.refuse(caller, "draining", message, 1000), id);
+    }
+    if (waitMs === undefined && !stopped) return exchange.fail(tooLate(), id);
+    exchange.send(202, `{"request_id":"${id}","task_id":"${id}","status":"PENDING"}`, [
+      "location",
+      `/v1/result/${id}`,
+      "preference-applied",
+      "respond-async",
+      ...quotaHeaders(quota),
+    ]);
+  }
+
+  async #result(exchange: Exchange, id: string): Promise<void> {
+    const { tenant } = this.#admission.identify();
+    const waitMs = Math.min(pollMs(exchange), this.#options.maxPollMs);
+    const record = looksLikeId(id) ? await this.#lookUp(exchange, id, tenant, waitMs) : undefined;
+    if (exchange.answered) return;
+    if (record === undefined) throw new Refusal("NOT_FOUND", NO_RESULT);
+    const explain = exchange.header("x-ferry-explain") === "1";
+    exchange.send(200, resultBody(record, { cached: false, explain }), batchHeaders(record));
+    if (record.outcome !== undefined) this.#engine.delivered(id);
+  }
+
+  async #lookUp(
+    exchange: Exchange,
+    id: string,
+    tenant: string,
+    waitMs: number,
+  ): Promise<RecordView | undefined> {
+    if (waitMs === 0) return this.#engine.outcome(id, tenant);
+    const waiter = this.#router.expect(id);
+    exchange.onGone(() => waiter.wake(undefined));
+    const now = await this.#engine.outcome(id, tenant);
+    if (now === undefined || now.outcome !== undefined) {
+      this.#router.release(waiter);
+      return now;
+    }
+    return (await this.#router.wait(waiter, exchange.startedAt + waitMs)) ?? this.#engine.outcome(id, tenant);
+  }
+
+  async #forget(exchange: Exchange, id: string): Promise<void> {
+    const { tenant } = this.#admission.identify();
+    const reply = looksLikeId(id) ? await this.#engine.cancel(id, tenant) : "unknown";
+    if (reply === "unknown") throw new Refusal("NOT_FOUND", NO_RESULT);
+    if (reply === "kept") {
+      throw new Refusal("NOT_CANCELLABLE", "the task is running, or another request waits for it too");
+    }
+    if (reply === "forgotten") return exchange.sendNothing(204);
+    exchange.send(
+      200,
+      `{"task_id":"${id}","status":"FAILED","error":"CANCELLED","message":"cancelled before it ran"}`,
+    );
+  }
+}
+
+const NO_RESULT = "no such result: the id is unknown, its time to live has passed, or it is not yours";
+
+function tooLate(): Refusal {
+  return new Refusal("DEADLINE_EXCEEDED", "no answer before the total timeout");
+}
+
+/** Reads `{"input", "model"?, "parameters"?, "client_id"?}`. */
+export function parseBody(
+  text: string,
+  key: string | undefined,
+  fields: ReadonlySet<string> = FIELDS,
+): Draft {
+  const found = readObject(text);
+  for (const name of found.keys()) {
+    if (!fields.has(name)) {
+      const known = [...fields].map((field) => `"${field}"`).join(", ");
+      throw new Refusal(
+        "INVALID_REQUEST",
+        `unknown field ${JSON.stringify(name.slice(0, 64))}; known: ${known}`,
+      );
+    }
+  }
+  const field = (name: string): string | undefined => {
+    const range = found.get(name);
+    return range === undefined ? undefined : text.slice(range[0], range[1]);
+  };
+  const input = field("input");
+  if (input === undefined) throw new Refusal("INVALID_REQUEST", `"input" is missing`);
+  name("client_id", field("client_id"));
+  const parameters = field("parameters") ?? "{}";
+  if (!parameters.startsWith("{")) throw new Refusal("INVALID_REQUEST", `"parameters" must be an object`);
+  const canonicalParameters = canonical(parameters);
+  return {
+    model: name("model", field("model")),
+    input,
+    parameters: canonicalParameters === "{}" ? "" : canonicalParameters,
+    idempotencyKey: key,
+  };
+}
+
+function readObject(text: string): NonNullable<ReturnType<typeof scan>["fields"]> {
+  const { fields, problem, tooDeep } = scan(text);
+  if (tooDeep) throw new Refusal("INVALID_REQUEST", `the body is ${problem!}`);
+  try {
+    JSON.parse(text);
+  } catch (error) {
+    const at = /position \d+/.exec((error as Error).message)?.[0];
+    throw new Refusal("INVALID_REQUEST", `the body is not valid JSON${at === undefined ? "" : ` (${at})`}`);
+  }
+  if (problem !== undefined) throw new Refusal("INVALID_REQUEST", problem);
+  if (fields === undefined) throw new Refusal("INVALID_REQUEST", `send an object: {"input": …}`);
+  return fields;
+}
+
+/** A short string without control characters. */
+function name(field: string, json: string | undefined): string | undefined {
+  if (json === undefined) return undefined;
+  const value: unknown = JSON.parse(json);
+  if (typeof value !== "string") throw new Refusal("INVALID_REQUEST", `"${field}" must be a string`);
+  checkName(`"${field}"`, value);
+  return value;
+}
+
+function checkName(what: string, value: string): void {
+  if (value.length === 0 || value.length > MAX_NAME) {
+    throw new Refusal("INVALID_REQUEST", `${what} must have 1 to ${MAX_NAME} characters`);
+  }
+  if (/[\u0000-\u001f\u007f-\u009f]/.test(value)) {
+    throw new Refusal("INVALID_REQUEST", `${what} holds a control character`);
+  }
+}
+
+function idempotencyKey(exchange: Exchange): string | undefined {
+  const key = exchange.header("idempotency-key");
+  if (key !== undefined) checkName("Idempotency-Key", key);
+  return key;
+}
+
+/** Undefined: until it is done. What cannot be understood is ignored, as preferences are. */
+export function preferredWaitMs(
+  prefer: string | undefined,
+  defaultMode: "sync" | "async",
+): number | undefined {
+  let async = defaultMode === "async";
+  let waitMs: number | undefined;
+  for (const preference of prefer?.split(",") ?? []) {
+    const [key, value] = preference.split(";")[0]!.split("=");
+    if (key!.trim().toLowerCase() === "respond-async") async = true;
+    if (key!.trim().toLowerCase() === "wait") waitMs = seconds(value) ?? waitMs;
+  }
+  return waitMs ?? (async ? 0 : undefined);
+}
+
+function pollMs(exchange: Exchange): number {
+  const asked = new URLSearchParams(exchange.query).get("wait");
+  if (asked === null) return preferredWaitMs(exchange.header("prefer"), "async") ?? 0;
+  const waitMs = seconds(asked);
+  if (waitMs === undefined) throw new Refusal("INVALID_REQUEST", `"wait" must be a number of seconds`);
+  return waitMs;
+}
+
+function seconds(text: string | undefined): number | undefined {
+  const trimmed = text?.trim().replace(/^"(.*)"$/, "$1");
+  return trimmed !== undefined && /^\d{1,6}(\.\d{1,3})?$/.test(trimmed) ? Number(trimmed) * 1000 : undefined;
+}

@@ -1,0 +1,180 @@
+/** /openapi.json: the public listener, described for tools. Built once. */
+import { errors, type ErrorCode } from "../core/errors.ts";
+import type { Routes } from "./server.ts";
+
+const string = { type: "string" };
+const number = { type: "number" };
+const anything = {};
+const taskId = { name: "task_id", in: "path", required: true, schema: string };
+
+function ref(name: string): object {
+  return { $ref: `#/components/schemas/${name}` };
+}
+
+function json(schema: object): object {
+  return { "application/json": { schema } };
+}
+
+function answer(description: string, schema: object, headers?: object): object {
+  return { description, content: json(schema), ...(headers && { headers }) };
+}
+
+/** One response per status, naming the codes it may carry. */
+function failures(...codes: ErrorCode[]): Record<string, object> {
+  const byStatus = Map.groupBy(codes, (code) => String(errors[code].status));
+  return Object.fromEntries(
+    [...byStatus].map(([status, list]) => [status, answer(list.join(" or "), ref("Error"))]),
+  );
+}
+
+const taking = failures(
+  "INVALID_REQUEST",
+  "REQUEST_TIMEOUT",
+  "PAYLOAD_TOO_LARGE",
+  "UNSUPPORTED_MEDIA_TYPE",
+  "IDEMPOTENCY_CONFLICT",
+  "INPUT_REJECTED",
+  "RATE_LIMITED",
+  "INFERENCE_FAILED",
+  "SERVICE_OVERLOADED",
+  "DEADLINE_EXCEEDED",
+);
+
+const batchHeaders = {
+  "x-ferry-batch-id": { schema: string },
+  "x-ferry-batch-size": { schema: number },
+  "x-ferry-queue-ms": { schema: number },
+};
+
+const preferences = [
+  { name: "Prefer", in: "header", schema: string, description: "respond-async, or wait=SECONDS" },
+  { name: "Idempotency-Key", in: "header", schema: { type: "string", maxLength: 255 } },
+  {
+    name: "x-ferry-explain",
+    in: "header",
+    schema: string,
+    description: "1: say why the batch left when it did",
+  },
+];
+
+const metadata = {
+  type: "object",
+  properties: {
+    model: string,
+    latency_ms: number,
+    queue_ms: number,
+    batch_size: number,
+    cached: { type: "boolean" },
+    why: string,
+  },
+};
+
+const schemas = {
+  Request: {
+    type: "object",
+    required: ["input"],
+    additionalProperties: false,
+    properties: { input: anything, model: string, parameters: { type: "object" }, client_id: string },
+  },
+  Success: {
+    type: "object",
+    properties: {
+      request_id: string,
+      task_id: string,
+      status: { const: "SUCCESS" },
+      output: anything,
+      metadata,
+    },
+  },
+  Pending: {
+    type: "object",
+    properties: { request_id: string, task_id: string, status: { const: "PENDING" } },
+  },
+  Result: {
+    type: "object",
+    properties: {
+      task_id: string,
+      status: { enum: ["PENDING", "SUCCESS", "FAILED"] },
+      output: anything,
+      metadata,
+      error: string,
+      message: string,
+    },
+  },
+  Error: {
+    type: "object",
+    required: ["error", "message", "request_id"],
+    properties: {
+      error: { enum: Object.keys(errors) },
+      message: string,
+      request_id: string,
+      retry_after_ms: number,
+    },
+  },
+};
+
+const document = {
+  openapi: "3.1.0",
+  info: { title: "Ferry", version: "0.1.0", license: { name: "Apache-2.0" } },
+  paths: {
+    "/v1/inference": {
+      post: {
+        summary: "Run one input; batched with others on the way",
+        parameters: preferences,
+        requestBody: { required: true, content: json(ref("Request")) },
+        responses: {
+          "200": answer("done", ref("Success"), batchHeaders),
+          "202": answer("accepted; poll Location", ref("Pending"), { location: { schema: string } }),
+          ...taking,
+        },
+      },
+    },
+    "/api/inference": {
+      post: {
+        summary: "The minimal contract: a string in, its output out",
+        requestBody: {
+          required: true,
+          content: json({ type: "object", required: ["input"], properties: { input: string } }),
+        },
+        responses: {
+          "200": answer("done", {
+            type: "object",
+            properties: { output: anything, request_id: string, latency_ms: number },
+          }),
+          ...taking,
+        },
+      },
+    },
+    "/v1/result/{task_id}": {
+      parameters: [taskId],
+      get: {
+        summary: "A task's state and outcome",
+        parameters: [
+          { name: "wait", in: "query", schema: number, description: "seconds to wait for the outcome" },
+        ],
+        responses: { "200": answer("its state", ref("Result"), batchHeaders), ...failures("NOT_FOUND") },
+      },
+      delete: {
+        summary: "Cancel a queued task, or forget a finished one",
+        responses: {
+          "200": answer("cancelled", ref("Result")),
+          "204": { description: "forgotten" },
+          ...failures("NOT_FOUND", "NOT_CANCELLABLE"),
+        },
+      },
+    },
+    "/healthz": { get: { summary: "The process lives", responses: { "200": { description: "ok" } } } },
+    "/readyz": {
+      get: {
+        summary: "The process wants requests",
+        responses: { "200": { description: "ready" }, "503": { description: "draining" } },
+      },
+    },
+  },
+  components: { schemas },
+};
+
+export function openapiRoutes(): Routes {
+  const body = JSON.stringify(document);
+  return { "/openapi.json": { GET: (exchange) => exchange.send(200, body) } };
+}

@@ -1,0 +1,95 @@
+/**
+ * Outcomes as HTTP answers: what a record looks like to its caller.
+ *
+ * The output is JSON text already, so the body is put together from text; only what people wrote
+ * (messages, reasons) is escaped here.
+ */
+import type { Quota } from "../admission/admit.ts";
+import { errors, Refusal } from "../core/errors.ts";
+import type { RecordView } from "../engine/engine.ts";
+
+export interface Rendering {
+  readonly cached: boolean;
+  /** Say in words why the batch left when it did. */
+  readonly explain: boolean;
+  readonly latencyMs: number;
+}
+
+/** `"output":…,"metadata":{…}` of a success. */
+export function outputAndMetadata(record: RecordView, { cached, explain, latencyMs }: Rendering): string {
+  const { batch, outcome, task } = record;
+  const output = outcome?.ok === true ? outcome.output : "null";
+  const why = explain && batch !== undefined ? `,"why":${JSON.stringify(batch.why)}` : "";
+  return (
+    `"output":${output},"metadata":{"model":${quoted(task.model)},"latency_ms":${tenths(latencyMs)},` +
+    `"queue_ms":${tenths(queueMs(record))},"batch_size":${batch?.size ?? 0},"cached":${cached}${why}}`
+  );
+}
+
+export function batchHeaders(record: RecordView): string[] {
+  const { batch } = record;
+  if (batch === undefined) return [];
+  return [
+    "x-ferry-batch-id",
+    batch.id,
+    "x-ferry-batch-size",
+    String(batch.size),
+    "x-ferry-queue-ms",
+    String(tenths(queueMs(record))),
+  ];
+}
+
+/** The failure of a task, as an error of the request that waited for it. */
+export function refusalOf(record: RecordView): Refusal | undefined {
+  const { outcome } = record;
+  return outcome === undefined || outcome.ok ? undefined : new Refusal(outcome.code, outcome.message);
+}
+
+export function quotaHeaders(quota: Quota | undefined): string[] {
+  if (quota === undefined) return [];
+  const reset = String(Math.ceil(quota.resetMs / 1000));
+  return [
+    "ratelimit-limit",
+    String(quota.limit),
+    "ratelimit-remaining",
+    String(quota.left),
+    "ratelimit-reset",
+    reset,
+    "ratelimit-policy",
+    `"minute";q=${quota.limit};w=60`,
+    "ratelimit",
+    `"minute";r=${quota.left};t=${reset}`,
+  ];
+}
+
+/** A finished or unfinished record, as polling shows it. */
+export function resultBody(record: RecordView, rendering: Omit<Rendering, "latencyMs">): string {
+  const { task, outcome, settledAt } = record;
+  const id = `{"task_id":"${task.id}","status":`;
+  if (outcome === undefined) return `${id}"PENDING"}`;
+  if (!outcome.ok)
+    return `${id}"FAILED","error":"${outcome.code}","message":${JSON.stringify(outcome.message)}}`;
+  const latencyMs = (settledAt ?? task.createdAt) - task.createdAt;
+  return `${id}"SUCCESS",${outputAndMetadata(record, { ...rendering, latencyMs })}}`;
+}
+
+export function statusOf(record: RecordView): number {
+  return record.outcome?.ok === false ? errors[record.outcome.code].status : 200;
+}
+
+export function tenths(ms: number): number {
+  return Math.round(ms * 10) / 10;
+}
+
+function queueMs({ batch, queuedAt }: RecordView): number {
+  return batch === undefined ? 0 : Math.max(0, batch.startedAt - queuedAt);
+}
+
+const quotes = new Map<string, string>();
+
+/** Model names come from the config, so this stays as small as the config. */
+function quoted(name: string): string {
+  let text = quotes.get(name);
+  if (text === undefined) quotes.set(name, (text = JSON.stringify(name)));
+  return text;
+}

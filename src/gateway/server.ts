@@ -1,0 +1,235 @@
+/**
+ * A listener: sockets, limits, routes.
+ *
+ * What a client may do before it is heard is bounded here: how many connections, headers and bytes, and
+ * how slowly. Node's parser refuses what is malformed; two `Host` headers, which it lets through, are
+ * refused here. Every refusal has the same JSON shape, also those that the parser makes.
+ */
+import {
+  createServer,
+  type IncomingMessage,
+  type Server,
+  type ServerResponse,
+  STATUS_CODES,
+} from "node:http";
+import type { AddressInfo, Socket } from "node:net";
+import type { Duplex } from "node:stream";
+import type { Clock } from "../clock.ts";
+import { errors, type ErrorCode, Refusal } from "../core/errors.ts";
+import type { Events } from "../telemetry/events.ts";
+import { Exchange, type ExchangeLimits } from "./exchange.ts";
+import { newId } from "./ids.ts";
+
+export interface ListenerLimits {
+  readonly maxBodyBytes: number;
+  readonly maxHeaders: number;
+  readonly maxConnections: number;
+  readonly headersTimeoutMs: number;
+  readonly requestTimeoutMs: number;
+  readonly keepAliveTimeoutMs: number;
+}
+
+/** Answers one request. `id` is what stands in the path where the route has `{id}`. */
+export type Answer = (exchange: Exchange, id: string) => Promise<void> | void;
+type Methods = Readonly<Record<string, Answer>>;
+
+/** Path → method → answer. `{id}` in a path stands for one segment. */
+export type Routes = Readonly<Record<string, Methods>>;
+
+interface Pattern {
+  readonly before: string;
+  readonly after: string;
+  readonly methods: Methods;
+}
+
+const MAX_HEADER_BYTES = 16_384;
+const CHECK_EVERY_MS = 1000;
+
+export class Listener {
+  readonly #server: Server;
+  readonly #paths: ReadonlyMap<string, Methods>;
+  readonly #patterns: readonly Pattern[];
+  readonly #limits: ListenerLimits;
+  readonly #exchangeLimits: ExchangeLimits;
+  readonly #clock: Clock;
+  readonly #events: Events;
+  #connections = 0;
+  #open = 0;
+  #draining = false;
+  #whenQuiet: (() => void) | undefined;
+
+  constructor(routes: Routes, limits: ListenerLimits, clock: Clock, events: Events) {
+    this.#paths = new Map(Object.entries(routes));
+    this.#patterns = Object.entries(routes)
+      .filter(([path]) => path.includes("{id}"))
+      .map(([path, methods]) => ({ before: path.split("{id}")[0]!, after: path.split("{id}")[1]!, methods }));
+    this.#limits = limits;
+    this.#exchangeLimits = { maxBodyBytes: limits.maxBodyBytes, writeTimeoutMs: limits.requestTimeoutMs };
+    this.#clock = clock;
+    this.#events = events;
+    this.#server = createServer({
+      maxHeaderSize: MAX_HEADER_BYTES,
+      headersTimeout: limits.headersTimeoutMs,
+      requestTimeout: limits.requestTimeoutMs,
+      connectionsCheckingInterval: CHECK_EVERY_MS,
+      keepAliveTimeout: limits.keepAliveTimeoutMs,
+      noDelay: true,
+    });
+    this.#server.maxHeadersCount = limits.maxHeaders + 1;
+    this.#server.on("connection", (socket) => this.#connected(socket));
+    this.#server.on("request", (request, response) => this.#request(request, response));
+    this.#server.on("checkContinue", (request, response) => this.#mayContinue(request, response));
+    this.#server.on("clientError", (error, socket) => this.#malformed(error, socket));
+  }
+
+  /** Requests that are not answered yet. */
+  get open(): number {
+    return this.#open;
+  }
+
+  async listen(host: string, port: number): Promise<string> {
+    await new Promise<void>((resolve, reject) => {
+      this.#server.once("error", reject);
+      this.#server.listen(port, host, 4096, () => {
+        this.#server.removeListener("error", reject);
+        resolve();
+      });
+    });
+    const { address, family, port: bound } = this.#server.address() as AddressInfo;
+    return `http://${family === "IPv6" ? `[${address}]` : address}:${bound}`;
+  }
+
+  /** Takes no new connection and ends each one with its next answer; resolves when none is open. */
+  async drain(): Promise<void> {
+    this.#draining = true;
+    this.#server.close();
+    this.#server.closeIdleConnections();
+    if (this.#open > 0) await new Promise<void>((resolve) => (this.#whenQuiet = resolve));
+  }
+
+  close(): void {
+    this.#server.close();
+    this.#server.closeAllConnections();
+  }
+
+  #connected(socket: Socket): void {
+    this.#connections++;
+    socket.once("close", () => this.#connections--);
+    if (this.#connections <= this.#limits.maxConnections) return;
+    const message = `more than ${this.#limits.maxConnections} connections; try again later`;
+    refuseSocket(socket, 503, "SERVICE_OVERLOADED", message, newId(this.#clock.now()));
+  }
+
+  #mayContinue(request: IncomingMessage, response: ServerResponse): void {
+    const tooLarge = Number(request.headers["content-length"] ?? 0) > this.#limits.maxBodyBytes;
+    if (!tooLarge) response.writeContinue();
+    this.#request(request, response);
+  }
+
+  #request(request: IncomingMessage, response: ServerResponse): void {
+    const exchange = new Exchange(request, response, this.#exchangeLimits, this.#clock.now());
+    exchange.last = this.#draining;
+    this.#open++;
+    response.once("close", () => this.#closed(exchange));
+    // A client that leaves while it sends is no error of ours; without a listener it would be.
+    request.on("error", ignore);
+    try {
+      const answer = this.#find(exchange, request);
+      const done = answer.run(exchange, answer.id);
+      if (done !== undefined) done.catch((error: unknown) => this.#failed(exchange, error));
+    } catch (error) {
+      this.#failed(exchange, error);
+    }
+  }
+
+  #closed(exchange: Exchange): void {
+    exchange.closed();
+    this.#open--;
+    if (this.#open === 0) this.#whenQuiet?.();
+    if (exchange.status === 0 || !this.#events.heard("request.answered")) return;
+    const { model, tier, status, startedAt } = exchange;
+    this.#events.emit("request.answered", { model, tier, status, latencyMs: this.#clock.now() - startedAt });
+  }
+
+  #find({ path }: Exchange, request: IncomingMessage): { run: Answer; id: string } {
+    checkHeaders(request.rawHeaders, this.#limits.maxHeaders);
+    const { methods, id } = this.#route(path);
+    const method = request.method === "HEAD" ? "GET" : request.method!;
+    const run = Object.hasOwn(methods, method) ? methods[method] : undefined;
+    if (run !== undefined) return { run, id };
+    throw new Refusal("METHOD_NOT_ALLOWED", `use ${Object.keys(methods).join(" or ")} here`);
+  }
+
+  #route(path: string): { methods: Methods; id: string } {
+    const methods = this.#paths.get(path);
+    if (methods !== undefined) return { methods, id: "" };
+    for (const { before, after, methods } of this.#patterns) {
+      if (path.length <= before.length + after.length || !path.startsWith(before) || !path.endsWith(after))
+        continue;
+      const id = path.slice(before.length, path.length - after.length);
+      if (!id.includes("/")) return { methods, id };
+    }
+    throw new Refusal("NOT_FOUND", "there is nothing at this path");
+  }
+
+  #failed(exchange: Exchange, error: unknown): void {
+    if (exchange.answered) return;
+    const refusal = error instanceof Refusal ? error : this.#bug(error);
+    // What is left of a body that nobody read would be taken for the next request.
+    if (!exchange.request.complete) exchange.last = true;
+    const allow =
+      refusal.code === "METHOD_NOT_ALLOWED"
+        ? ["allow", Object.keys(this.#route(exchange.path).methods).join(", ")]
+        : [];
+    exchange.fail(refusal, undefined, allow);
+  }
+
+  #bug(error: unknown): Refusal {
+    const what = error instanceof Error ? (error.stack ?? error.message) : String(error);
+    this.#events.emit("notice", { level: "error", message: `this is a bug in Ferry: ${what}` });
+    return new Refusal("INTERNAL", "an internal error; it is logged, and the request may be sent again");
+  }
+
+  #malformed(error: Error & { code?: string }, socket: Duplex): void {
+    const id = newId(this.#clock.now());
+    if (error.code === "ECONNRESET" || !socket.writable) socket.destroy();
+    else if (error.code === "ERR_HTTP_REQUEST_TIMEOUT") {
+      refuseSocket(socket, 408, "REQUEST_TIMEOUT", "the request was sent too slowly", id);
+    } else if (error.code === "HPE_HEADER_OVERFLOW") {
+      refuseSocket(
+        socket,
+        431,
+        "INVALID_REQUEST",
+        `the headers are larger than ${MAX_HEADER_BYTES} bytes`,
+        id,
+      );
+    } else {
+      refuseSocket(socket, 400, "INVALID_REQUEST", "this is not well-formed HTTP", id);
+    }
+  }
+}
+
+/** Node keeps the first of two `Host` headers and drops headers past its count; both must be refused. */
+function checkHeaders(raw: readonly string[], maxHeaders: number): void {
+  if (raw.length > 2 * maxHeaders) {
+    throw new Refusal("INVALID_REQUEST", `more than ${maxHeaders} headers`, { status: 431 });
+  }
+  let hosts = 0;
+  for (let i = 0; i < raw.length; i += 2) {
+    if (raw[i]!.length === 4 && raw[i]!.toLowerCase() === "host") hosts++;
+  }
+  if (hosts > 1) throw new Refusal("INVALID_REQUEST", "more than one Host header");
+}
+
+function ignore(): void {}
+
+/** An answer without a request that could be parsed: straight to the socket, then the end. */
+function refuseSocket(socket: Duplex, status: number, code: ErrorCode, message: string, id: string): void {
+  const wait = errors[code].status === 503 ? { retry_after_ms: 1000 } : {};
+  const body = JSON.stringify({ error: code, message, request_id: id, ...wait });
+  const retry = errors[code].status === 503 ? "Retry-After: 1\r\n" : "";
+  socket.end(
+    `HTTP/1.1 ${status} ${STATUS_CODES[status]}\r\nContent-Type: application/json; charset=utf-8\r\n` +
+      `Content-Length: ${Buffer.byteLength(body)}\r\n${retry}Connection: close\r\n\r\n${body}`,
+  );
+}

@@ -1,0 +1,99 @@
+import assert from "node:assert/strict";
+import { describe, test } from "node:test";
+import fc from "fast-check";
+import { Refusal } from "../../src/core/errors.ts";
+import { looksLikeId, newId } from "../../src/gateway/ids.ts";
+import { parseBody, preferredWaitMs } from "../../src/gateway/native.ts";
+
+function refusal(body: string): string {
+  try {
+    parseBody(body, undefined);
+  } catch (error) {
+    assert.ok(error instanceof Refusal && error.code === "INVALID_REQUEST", String(error));
+    return error.message;
+  }
+  throw new Error("it was accepted");
+}
+
+describe("a body", () => {
+  test("gives its input as the very characters it came in", () => {
+    fc.assert(
+      fc.property(fc.json({ noUnicodeString: false }), (input) => {
+        fc.pre(!input.includes("__proto__") && !/\\u[dD][89a-fA-F]/.test(input));
+        assert.equal(parseBody(`{ "input" : ${input} }`, undefined).input, input.trim());
+      }),
+    );
+  });
+
+  test("any text at all is a draft or a refusal, never a crash", () => {
+    fc.assert(
+      fc.property(
+        fc.oneof(
+          fc.string(),
+          fc.json(),
+          fc.string({ unit: fc.constantFrom("{", "}", '"', ":", ",", "a", "1", "\\") }),
+        ),
+        (body) => {
+          try {
+            parseBody(body, undefined);
+          } catch (error) {
+            assert.ok(error instanceof Refusal);
+          }
+        },
+      ),
+      { numRuns: 2000 },
+    );
+  });
+
+  test("empty parameters are none; others are made canonical", () => {
+    assert.equal(parseBody('{"input":1,"parameters":{ }}', undefined).parameters, "");
+    assert.equal(parseBody('{"input":1,"parameters":{"b":1, "a":2}}', undefined).parameters, '{"a":2,"b":1}');
+  });
+
+  test("is refused with a reason", () => {
+    assert.match(refusal("[1]"), /send an object/);
+    assert.match(refusal("{}"), /"input" is missing/);
+    assert.match(refusal('{"input":1,"tier":"enterprise"}'), /unknown field "tier"/);
+    assert.match(refusal('{"input":1,"parameters":[]}'), /"parameters" must be an object/);
+    assert.match(refusal('{"input":1,"model":7}'), /"model" must be a string/);
+    assert.match(refusal('{"input":1,"model":"a\\u0007"}'), /control character/);
+    assert.match(refusal('{"input":1,"client_id":""}'), /1 to 255 characters/);
+    assert.match(refusal('{"input":1'), /not valid JSON/);
+  });
+});
+
+describe("Prefer", () => {
+  const cases: [string | undefined, number | undefined][] = [
+    [undefined, undefined],
+    ["respond-async", 0],
+    ["Respond-Async", 0],
+    ["wait=2", 2000],
+    ["wait=0", 0],
+    ['wait="1.5"', 1500],
+    ["respond-async, wait=10", 10_000],
+    ["return=minimal; x=y, respond-async; foo", 0],
+    ["wait=soon", undefined],
+    ["wait=-1", undefined],
+    ["", undefined],
+  ];
+  for (const [prefer, waitMs] of cases) {
+    test(`${prefer ?? "(none)"} → ${waitMs ?? "until it is done"}`, () => {
+      assert.equal(preferredWaitMs(prefer, "sync"), waitMs);
+    });
+  }
+
+  test("api.defaultMode async: not at all, unless the caller says how long", () => {
+    assert.equal(preferredWaitMs(undefined, "async"), 0);
+    assert.equal(preferredWaitMs("wait=3", "async"), 3000);
+  });
+});
+
+describe("ids", () => {
+  test("sort by time, never repeat, and are recognised", () => {
+    const ids = Array.from({ length: 2000 }, (_, at) => newId(1_700_000_000_000 + at));
+    assert.deepEqual(ids, ids.toSorted());
+    assert.equal(new Set(ids).size, ids.length);
+    assert.ok(ids.every(looksLikeId));
+    assert.ok(!looksLikeId("../../etc/passwd") && !looksLikeId(ids[0]!.toLowerCase()));
+  });
+});
