@@ -1,4 +1,9 @@
-/** The settings of one Ferry process, checked and with every default filled in. */
+/**
+ * The settings of one Ferry process, checked and with every default filled in.
+ *
+ * Types only. `settings.ts` is the table behind them (units, bounds, defaults), `config-load.ts` makes
+ * a `Config` from a file.
+ */
 
 export interface Address {
   readonly host: string;
@@ -41,6 +46,8 @@ export interface TierConfig {
 export interface LimitsConfig {
   readonly maxBodyBytes: number;
   readonly maxQueued: number;
+  /** Of the inputs of tasks that are queued or running. */
+  readonly maxQueuedBytes: number;
   readonly maxHeaders: number;
   readonly maxConnections: number;
   /** Left out: no limit (auth.mode none) */
@@ -90,6 +97,8 @@ export interface PythonBackendConfig {
   readonly workers: number;
   /** The interpreter to run. */
   readonly python: string;
+  /** Comma-separated; worker i sees the i-th, counted round. Left out: every worker sees them all. */
+  readonly gpus?: string;
   readonly startTimeoutMs: number;
   readonly maxReplyBytes: number;
 }
@@ -117,4 +126,16 @@ export interface SimulatedBackendConfig {
   /** How many times longer a slow batch takes. */
   readonly slowFactor: number;
   readonly seed: number;
+}
+
+/** One thing that is wrong with a config file, or that its author should know. */
+export interface Problem {
+  readonly file: string;
+  /** First is 1; left out where the file as a whole is meant. */
+  readonly line?: number;
+  readonly column?: number;
+  /** The setting, `models[0].maxWaitMs`; "" for the file as a whole. */
+  readonly path: string;
+  /** What is wrong and what to do, in one line; never a secret. */
+  readonly message: string;
 }

@@ -1,0 +1,261 @@
+/**
+ * Writes what can be derived from the table of settings: `ferry.example.yaml` and
+ * `docs/configuration.md`.
+ *
+ *   node scripts/generate-docs.ts           write them
+ *   node scripts/generate-docs.ts --check   exit 1 when one of them is stale
+ *
+ * `test/config.test.ts` calls `staleDocs`, so a changed table cannot be committed without its documents.
+ */
+import { readFileSync, writeFileSync } from "node:fs";
+import type { Fields, Leaf, Setting } from "../src/setting-kinds.ts";
+import { settingRows, type Row } from "../src/setting-rows.ts";
+import { settings } from "../src/settings.ts";
+
+interface Generated {
+  /** From the root of the checkout. */
+  readonly path: string;
+  readonly text: string;
+}
+
+export function generateDocs(): Generated[] {
+  return [
+    { path: "ferry.example.yaml", text: exampleFile() },
+    { path: "docs/configuration.md", text: configurationPage() },
+  ];
+}
+
+/** The generated files that differ from what is on disk. */
+export function staleDocs(): string[] {
+  return generateDocs()
+    .filter(({ path, text }) => onDisk(path) !== text)
+    .map(({ path }) => path);
+}
+
+function onDisk(path: string): string | undefined {
+  try {
+    return readFileSync(rooted(path), "utf8");
+  } catch {
+    return undefined;
+  }
+}
+
+function rooted(path: string): URL {
+  return new URL(`../${path}`, import.meta.url);
+}
+
+// ── ferry.example.yaml ──────────────────────────────────────────────────────────────────────────
+
+const exampleHead = `# Every setting of Ferry with its default. As it stands it starts a simulated GPU.
+# A setting that is commented out has no default, or is another way. Paths are relative to this file.
+# \${NAME} and \${NAME:-default} come from the environment; $\${ is a plain \${.
+# Check a file: ferry check -c FILE. Generated from src/settings.ts by scripts/generate-docs.ts.
+`;
+
+function exampleFile(): string {
+  const sections = Object.entries(settings.fields).map(([name, setting]) =>
+    exampleOf(name, setting).join("\n"),
+  );
+  return `${exampleHead}\n${sections.join("\n\n")}\n`;
+}
+
+/** The lines of one setting, not indented. */
+function exampleOf(name: string, setting: Setting): string[] {
+  switch (setting.type) {
+    case "leaf":
+      return leafLines(name, setting);
+    case "later":
+      return commented([...exampleOf(name, setting.setting)].map(uncommented), "not in this version yet: ");
+    case "group": {
+      const lines = fieldLines(setting.fields);
+      const nothingOn = lines.every((line) => line.startsWith("#"));
+      const head = [`# ${setting.doc}`, nothingOn ? `# ${name}:` : `${name}:`];
+      return [...head, ...(nothingOn ? lines.map((line) => `#   ${uncommented(line)}`) : indented(lines))];
+    }
+    case "named":
+      return [
+        `# ${setting.doc}`,
+        `${name}:`,
+        ...setting.fallback.flatMap((each, index) => {
+          const lines = fieldLines(setting.fields, each);
+          // The words are the same for each, so the first has them for all.
+          const wanted = index === 0 ? lines : lines.filter((line) => !/^# (?!\w+:)/.test(line));
+          return indented([`${each.name}:`, ...indented(wanted)]);
+        }),
+      ];
+    case "list": {
+      const each = setting.each as Setting;
+      if (each.type === "leaf") return [`# ${setting.doc}`, `${name}: [${each.example}]`];
+      const lines = each.type === "group" ? fieldLines(each.fields) : [];
+      const first = lines.findIndex((line) => !line.startsWith("#"));
+      const dashed = lines.map((line, index) =>
+        index < first ? line : `${index === first ? "- " : "  "}${line}`,
+      );
+      return [`# ${setting.doc}`, `${name}:`, ...indented(dashed)];
+    }
+    case "one-of":
+      return Object.entries(setting.variants)
+        .toReversed()
+        .flatMap(([kind, variant], index) => {
+          const lines = [
+            `# ${variant.doc}`,
+            `${name}:`,
+            ...indented([`kind: ${kind}`, ...fieldLines(variant.fields)]),
+          ];
+          return index === 0 ? [`# ${setting.doc}`, ...lines] : commented(lines, "");
+        });
+  }
+}
+
+function fieldLines(fields: Fields, values: object = {}): string[] {
+  return Object.entries(fields).flatMap(([name, setting]) => {
+    const value = (values as Record<string, unknown>)[name];
+    if (setting.type === "leaf" && value !== undefined) {
+      return leafLines(name, { ...setting, need: "default", defaultText: JSON.stringify(value) });
+    }
+    return exampleOf(name, setting);
+  });
+}
+
+function leafLines(name: string, leaf: Leaf<unknown>): string[] {
+  const facts = [leaf.unit, leaf.bounds].filter((fact) => fact !== "").join(", ");
+  const comment = `# ${leaf.doc}${facts === "" ? "" : ` (${facts})`}`;
+  const line = `${name}: ${leaf.defaultText === "" ? leaf.example : leaf.defaultText}`;
+  const on = leaf.need === "required" || leaf.defaultText !== "";
+  return [comment, on ? line : `# ${line}`];
+}
+
+function indented(lines: readonly string[]): string[] {
+  return lines.map((line) => `  ${line}`);
+}
+
+function commented(lines: readonly string[], note: string): string[] {
+  return lines.map(
+    (line, index) => `# ${index === 0 ? note : ""}${line.replace(/^# /, index === 0 ? "" : "# ")}`,
+  );
+}
+
+function uncommented(line: string): string {
+  return line.replace(/^# (?=\w+:)/, "");
+}
+
+// ── docs/configuration.md ───────────────────────────────────────────────────────────────────────
+
+const pageHead = `# Configuration
+
+Ferry reads one YAML file: the one named by \`-c\`, else \`./ferry.yaml\`, else it runs a built-in demo.
+\`ferry check -c ferry.yaml\` reports every mistake at once, with line and column, and starts nothing.
+
+- Names end in their unit: \`Ms\`, \`Bytes\`, \`PerMinute\`. Values are plain numbers.
+- \`\${NAME}\` in a value comes from the environment, \`\${NAME:-default}\` has a way out, \`$\${\` is a plain \`\${\`.
+- Relative paths start from the folder of the config file.
+- An unknown or repeated name is a mistake, never ignored.
+
+## Examples
+
+The smallest file: one model behind a fixed HTTP batch API on two GPUs.
+
+\`\`\`yaml
+models:
+  - name: embed
+    backend: { kind: http, workers: [http://gpu-1:9000/infer, http://gpu-2:9000/infer] }
+\`\`\`
+
+A Python function \`def batchstring(inputs): return outputs\` in \`model.py\`, one process for each of four GPUs:
+
+\`\`\`yaml
+models:
+  - name: classify
+    backend: { kind: python, function: model.py:batchstring, workers: 4 }
+    maxBatchSize: 32
+\`\`\`
+
+Open to a network, with limits for its tiers, tasks that survive a restart, and a token for operators:
+
+\`\`\`yaml
+listen: 0.0.0.0:8080
+admin: { listen: 0.0.0.0:8081, token: \${FERRY_ADMIN_TOKEN} }
+engine: { dataDir: /var/lib/ferry }
+models:
+  - name: embed
+    backend: { kind: http, workers: [http://gpu-1:9000/infer] }
+    timeouts: { queueMs: 1000, workerMs: 2000, totalMs: 2500 }
+tiers:
+  paid: { weight: 4 }
+  free: { weight: 1, ratePerMinute: 1000 }
+auth: { anonymousTier: free }
+\`\`\`
+
+\`ferry.example.yaml\` holds every setting with its default.
+
+## Settings
+
+\`[]\` stands for each of a list, \`NAME\` for a name you choose. "–" as default: there is none.
+`;
+
+const pageTail = `
+## Rules between settings
+
+| rule | if not |
+|---|---|
+| \`timeouts.totalMs\` ≥ \`timeouts.workerMs\` + \`maxWaitMs\` | nothing could be answered in time |
+| \`maxWaitMs\` < \`timeouts.queueMs\` | tasks could time out while they wait for others |
+| \`retry.maxMs\` ≥ \`retry.baseMs\`, \`health.maxEjectMs\` ≥ \`health.ejectMs\` | the longest is shorter than the first |
+| \`limits.headersTimeoutMs\` ≤ \`limits.requestTimeoutMs\` | the header is part of the request |
+| \`limits.maxBodyBytes\` ≤ \`limits.maxQueuedBytes\` | the largest request could never be queued |
+| model names differ; no worker URL is listed twice | a worker would get two batches at once |
+| \`listen\` and \`admin.listen\` do not meet | one of them could not start |
+| \`admin.listen\` on loopback, or \`admin.token\` set | anyone who reaches the port could replay tasks |
+| \`auth.anonymousTier\` is one of \`tiers\` | there would be no queue for its tasks |
+| \`limits.drainMs\` > \`timeouts.totalMs\` (a warning) | a stop could cut off requests in progress |
+| \`limits.maxQueued\` ≥ \`maxBatchSize\` (a warning) | no batch could ever be full |
+
+Settings marked "later" are read and have no effect yet; \`ferry check\` says so. Where that would be unsafe
+or could not work (\`auth.mode: required\`, \`engine.kind: redis\`, \`kind: grpc\`, other HTTP protocols) Ferry
+refuses to start.
+`;
+
+function configurationPage(): string {
+  const single = settingRows.filter((row) => !/[.[]/.test(row.path));
+  const sections = [`\n### ${single.map((row) => row.path).join(", ")}\n\n${tables(single)}`];
+  for (const [name, setting] of Object.entries(settings.fields)) {
+    if (setting.type === "leaf") continue;
+    const rows = settingRows.filter((row) => new RegExp(`^${name}[.[]`).test(row.path));
+    sections.push(`\n### ${name}\n\n${setting.doc}\n\n${tables(rows)}`);
+  }
+  return `${pageHead}${sections.join("")}${pageTail}`;
+}
+
+/** One table for what always holds, one for each kind of backend. */
+function tables(rows: readonly Row[]): string {
+  const kinds = [...new Set(rows.map((row) => row.onlyKind))];
+  const parts = kinds.map((kind) => {
+    const head = kind === "" ? "" : `With \`backend: { kind: ${kind} }\`:\n\n`;
+    const lines = rows.filter((row) => row.onlyKind === kind).map(tableRow);
+    const columns = "| setting | default | unit | bounds | what for |\n|---|---|---|---|---|";
+    return `${head}${columns}\n${lines.join("\n")}\n`;
+  });
+  return parts.join("\n");
+}
+
+function tableRow({ path, leaf, doc, later }: Row): string {
+  const fallback = leaf.defaultText === "" ? "–" : `\`${leaf.defaultText}\``;
+  const bounds = leaf.bounds === "" ? leaf.kind : leaf.bounds;
+  const what = `${later ? "*later* " : ""}${doc}`;
+  return `| ${[`\`${path}\``, fallback, leaf.unit || "–", bounds, what].map(cell).join(" | ")} |`;
+}
+
+/** A bar inside a cell would end it. */
+function cell(text: string): string {
+  return text.replaceAll("|", "\\|");
+}
+
+if (import.meta.main) {
+  const stale = staleDocs();
+  if (!process.argv.includes("--check")) {
+    for (const { path, text } of generateDocs()) writeFileSync(rooted(path), text);
+  } else if (stale.length > 0) {
+    console.error(`stale: ${stale.join(", ")}; run node scripts/generate-docs.ts`);
+    process.exitCode = 1;
+  }
+}

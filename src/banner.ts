@@ -1,0 +1,218 @@
+/**
+ * What `ferry serve` says: ready, draining, farewell. Pure functions from facts to text.
+ *
+ * On a terminal `ready` is a banner of at most nine lines; elsewhere each is one JSON line with the
+ * same words. Capacity is claimed only where it is known: a simulated worker takes
+ * baseMs + maxBatchSize × perItemMs for a full batch, so w of them serve
+ * w × maxBatchSize / that time. For real workers it is learned from traffic.
+ */
+import type { Address, Config, ModelConfig, SimulatedBackendConfig } from "./config.ts";
+import { isAnyHost } from "./config-check.ts";
+import { paint, printable } from "./terminal.ts";
+
+export interface ReadyFacts {
+  readonly config: Config;
+  readonly version: string;
+  readonly apiUrl: string;
+  readonly adminUrl: string;
+  /** From the start of the process. */
+  readonly startMs: number;
+}
+
+/** What happened so far, as `Ferry.tally` counts it. */
+export interface Tally {
+  readonly requests: number;
+  readonly batches: number;
+  readonly tasks: number;
+  /** Calls to workers; more than batches when some were tried again. */
+  readonly calls: number;
+  readonly lost: number;
+  /** Requests that wait for their answer now. */
+  readonly queued: number;
+  /** Batches on workers now. */
+  readonly running: number;
+}
+
+/** Models beyond this many share one line, so that the banner keeps to nine. */
+const maxModelLines = 3;
+
+export function readyBanner(facts: ReadyFacts, color: boolean): string {
+  const { config, version, startMs } = facts;
+  const [apiUrl, adminUrl] = [reachable(facts.apiUrl), reachable(facts.adminUrl)];
+  const { bold, dim, green, yellow, cyan } = paint(color);
+  const demo = demoLabel(config);
+  const arrow = green("➜");
+  const lines = [
+    `  ${bold(green("FERRY"))} ${green(`v${version}`)}  ready in ${bold(String(Math.round(startMs)))} ms` +
+      (demo === "" ? "" : `    ${yellow(demo)}`),
+    `  ${arrow}  API        ${cyan(`${apiUrl}/v1/inference`)}`,
+    `  ${arrow}  Admin      ${cyan(`${adminUrl}/internal/health`)}`,
+    ...modelLines(config),
+    `     Engine     ${engineLine(config, dim)}`,
+    `     Try        ${tryLine(config, apiUrl)}`,
+  ];
+  if (config.auth.mode === "none") {
+    lines.push(`  ${yellow("!")}  auth: none, anyone who reaches the port is tenant "anonymous"`);
+  }
+  return lines.map((line) => `${line}\n`).join("");
+}
+
+/** The last line of a start, for programs. */
+export function readyLine(facts: ReadyFacts, now: number): string {
+  const { config, version, apiUrl, adminUrl, startMs } = facts;
+  return jsonLine("info", now, "ready", {
+    version,
+    listen: apiUrl,
+    admin: adminUrl,
+    engine: config.engine.kind,
+    durability: config.engine.dataDir === undefined ? "none" : "disk",
+    models: config.models.length,
+    workers: countWorkers(config),
+    startMs: Math.round(startMs),
+    ...(demoLabel(config) === "" ? {} : { demo: true }),
+  });
+}
+
+export function drainBanner(tally: Tally, config: Config, signal: string): string {
+  const again = signal === "SIGINT" ? "Ctrl-C again" : `${signal} again`;
+  const kept =
+    config.engine.dataDir === undefined
+      ? "accepted tasks end with the process"
+      : "accepted tasks are on disk and go on after a restart";
+  const seconds = count(config.limits.drainMs / 1000);
+  const left = `${plural(tally.queued, "request")}, ${plural(tally.running, "batch")}`;
+  return `  draining: ${left}, at most ${seconds} s (${again} to stop now; ${kept})\n`;
+}
+
+export function drainLine(tally: Tally, config: Config, signal: string, now: number): string {
+  const { queued: requests, running: batches } = tally;
+  return jsonLine("info", now, "draining", { signal, requests, batches, atMostMs: config.limits.drainMs });
+}
+
+/** `served 18,402 requests in 331 batches (55.6 of 64 full), 18,071 GPU calls saved, 0 lost` */
+export function farewellBanner(tally: Tally, config: Config): string {
+  const { requests, batches, lost } = tally;
+  const saved = `${count(callsSaved(tally))} GPU calls saved`;
+  const mean = batches === 0 ? "" : ` (${meanSize(tally)}${commonBatchSize(config)})`;
+  const unfinished = tally.queued === 0 ? "" : `, ${plural(tally.queued, "request")} not answered`;
+  const served = `served ${plural(requests, "request")} in ${plural(batches, "batch")}${mean}`;
+  return `  ${served}, ${saved}${unfinished}, ${count(lost)} lost\n`;
+}
+
+export function farewellLine(tally: Tally, now: number): string {
+  const { requests, batches, tasks, queued: unanswered, lost } = tally;
+  const facts = { requests, batches, tasks, gpuCallsSaved: callsSaved(tally), unanswered, lost };
+  return jsonLine(lost > 0 ? "error" : "info", now, "stopped", facts);
+}
+
+/** Requests per second of full batches; undefined when only traffic can tell. */
+export function capacityPerSecond(model: ModelConfig): number | undefined {
+  if (model.backend.kind !== "simulated") return undefined;
+  const fullMs = fullBatchMs(model.backend, model.maxBatchSize);
+  return fullMs === 0 ? undefined : (model.backend.workers * model.maxBatchSize * 1000) / fullMs;
+}
+
+export function countWorkers(config: Config): number {
+  let total = 0;
+  for (const { backend } of config.models) total += workersOf(backend);
+  return total;
+}
+
+/** One JSON line as every Ferry log writes it: level, time, msg, then the facts. */
+export function jsonLine(level: string, now: number, msg: string, facts: object): string {
+  return `${JSON.stringify({ level, time: new Date(now).toISOString(), msg, ...facts })}\n`;
+}
+
+/** Where a client on this machine reaches a listener. */
+export function urlOf({ host, port }: Address): string {
+  const reachable = isAnyHost(host) ? (host.includes(":") ? "::1" : "127.0.0.1") : host;
+  return `http://${reachable.includes(":") ? `[${reachable}]` : reachable}:${port}`;
+}
+
+/** People click on it, and nobody can go to 0.0.0.0. */
+function reachable(url: string): string {
+  return url.replace("//0.0.0.0:", "//127.0.0.1:").replace("//[::]:", "//[::1]:");
+}
+
+/** 1234.5 → "1,234.5" */
+export function count(value: number): string {
+  return value.toLocaleString("en-US", { maximumFractionDigits: 1 });
+}
+
+export function plural(value: number, noun: string): string {
+  const ending = /(?:ch|s)$/.test(noun) ? "es" : "s";
+  return `${count(value)} ${value === 1 ? noun : `${noun}${ending}`}`;
+}
+
+function demoLabel(config: Config): string {
+  const simulated = config.models.find((model) => model.backend.kind === "simulated");
+  if (simulated?.backend.kind !== "simulated") return "";
+  const fullMs = fullBatchMs(simulated.backend, simulated.maxBatchSize);
+  return `DEMO: simulated GPU, ${count(fullMs)} ms a ${simulated.backend.perItemMs > 0 ? "full " : ""}batch`;
+}
+
+function modelLines(config: Config): string[] {
+  const { models } = config;
+  const fits = models.length <= maxModelLines ? models.length : maxModelLines - 1;
+  const width = Math.max(...models.slice(0, fits).map((model) => model.name.length));
+  const lines = models.slice(0, fits).map((model) => {
+    return `     Model      ${printable(model.name).padEnd(width)}   ${modelFacts(model, config)}`;
+  });
+  if (fits < models.length) lines.push(`                and ${models.length - fits} more models`);
+  return lines;
+}
+
+function modelFacts(model: ModelConfig, config: Config): string {
+  const { backend, maxBatchSize } = model;
+  const workers = plural(workersOf(backend), "worker");
+  const capacity = capacityPerSecond(model);
+  if (capacity === undefined || backend.kind !== "simulated") {
+    return `${workers} × ${maxBatchSize} (${backend.kind}), capacity is learned from traffic`;
+  }
+  const fullMs = count(fullBatchMs(backend, maxBatchSize));
+  const plan = count(threeDigits(capacity * config.admission.targetUtilization));
+  const most = count(Math.floor(capacity));
+  return `${workers} × ${maxBatchSize} / ${fullMs} ms = up to ${most} req/s, plan with ${plan}`;
+}
+
+function engineLine(config: Config, dim: (text: string) => string): string {
+  const { dataDir } = config.engine;
+  if (dataDir !== undefined) return `memory, kept on disk in ${printable(dataDir)}`;
+  return `memory, nothing kept on disk    ${dim("set engine.dataDir to survive a restart")}`;
+}
+
+function tryLine(config: Config, apiUrl: string): string {
+  const name = config.models.length > 1 ? config.models[0]?.name : undefined;
+  const body = JSON.stringify({ ...(name === undefined ? {} : { model: name }), input: "hello" });
+  // Inside single quotes a shell takes everything as it is, except the quote itself.
+  return `curl -s --json '${body.replaceAll("'", String.raw`'\''`)}' ${apiUrl}/v1/inference`;
+}
+
+function workersOf(backend: ModelConfig["backend"]): number {
+  return typeof backend.workers === "number" ? backend.workers : backend.workers.length;
+}
+
+function fullBatchMs({ baseMs, perItemMs }: SimulatedBackendConfig, maxBatchSize: number): number {
+  return baseMs + perItemMs * maxBatchSize;
+}
+
+/** Rounded down, so that nobody plans with more than there is. */
+function threeDigits(value: number): number {
+  const unit = 10 ** Math.max(0, Math.floor(Math.log10(Math.max(1, value))) - 2);
+  return Math.floor(value / unit) * unit;
+}
+
+/** One call for each task is what a model without Ferry would have seen. */
+function callsSaved({ tasks, calls }: Tally): number {
+  return Math.max(0, tasks - calls);
+}
+
+function meanSize({ tasks, batches }: Tally): string {
+  return (tasks / batches).toFixed(1);
+}
+
+/** " of 64 full" where every model has the same largest batch; else "full" would mean nothing. */
+function commonBatchSize(config: Config): string {
+  const sizes = new Set(config.models.map((model) => model.maxBatchSize));
+  return sizes.size === 1 ? ` of ${[...sizes][0]} full` : " on average";
+}

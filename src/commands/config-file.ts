@@ -1,0 +1,35 @@
+/**
+ * Which config a command works with: the file named by -c, else ./ferry.yaml, else the built-in demo.
+ */
+import { existsSync } from "node:fs";
+import { demoConfig, formatProblems, loadConfig } from "../config-load.ts";
+import type { Config, Problem } from "../config.ts";
+import { plural } from "../banner.ts";
+import type { Call, Console, Flag } from "./command.ts";
+
+export const defaultFile = "ferry.yaml";
+
+export const configFlag: Flag = {
+  type: "string",
+  short: "c",
+  value: "FILE",
+  doc: "the config file; default ./ferry.yaml when it exists, else the built-in demo",
+};
+
+export interface Chosen {
+  readonly config: Config;
+  readonly warnings: readonly Problem[];
+}
+
+/** Says what is wrong on `err`, and its consequence, and returns undefined when the file cannot be used. */
+export function chooseConfig(call: Call, console: Console, consequence: string): Chosen | undefined {
+  const named = call.text("config");
+  if (named === undefined && !existsSync(defaultFile)) {
+    return { config: demoConfig(console.errIsTTY ? "silent" : "info"), warnings: [] };
+  }
+  const loaded = loadConfig(named ?? defaultFile, console.env);
+  if (loaded.problems === undefined) return loaded;
+  console.err(formatProblems(loaded.problems));
+  console.err(`${plural(loaded.problems.length, "problem")}, ${consequence}.\n`);
+  return undefined;
+}

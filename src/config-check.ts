@@ -1,0 +1,198 @@
+/**
+ * The rules between settings: each one sees a draft, so a setting that is wrong in itself is simply
+ * not there, and no rule fires on it.
+ *
+ * A problem stops the start, because the file would do something that nobody can want; a warning
+ * does not. The place reported is the setting that the reader most likely wants to change.
+ */
+import type { Findings, Draft } from "./config-read.ts";
+import type { Settings } from "./settings.ts";
+import type { Address } from "./config.ts";
+
+type Draftings = Draft<Settings>;
+type DraftModel = NonNullable<Draftings["models"]>[number];
+
+export function checkSettings(draft: Draftings, findings: Findings): void {
+  checkListeners(draft, findings);
+  checkModelNames(draft, findings);
+  checkWorkerUrls(draft, findings);
+  for (const [index, model] of (draft.models ?? []).entries()) {
+    checkTimes(model, `models[${index}]`, findings);
+    checkSizes(draft, model, `models[${index}]`, findings);
+  }
+  checkTiers(draft, findings);
+  checkLimits(draft, findings);
+  checkAdmission(draft, findings);
+}
+
+function checkListeners({ listen, admin }: Draftings, findings: Findings): void {
+  const adminListen = admin?.listen;
+  if (isAddress(listen) && isAddress(adminListen) && overlap(listen, adminListen)) {
+    const at = findings.has("admin.listen") ? "admin.listen" : "listen";
+    findings.problem(
+      at,
+      `listen and admin.listen are both on port ${listen.port}; give one of them another port`,
+    );
+  }
+  const tokenWritten = findings.has("admin.token");
+  if (isAddress(adminListen) && !isLoopback(adminListen.host) && !tokenWritten) {
+    findings.problem(
+      "admin.listen",
+      "anyone who reaches the port could read and replay tasks; set admin.token, or listen on 127.0.0.1",
+    );
+  }
+}
+
+function isAddress(value: Draft<Address> | undefined): value is Address {
+  return value?.host !== undefined && value.port !== undefined;
+}
+
+export function isLoopback(host: string): boolean {
+  return host === "localhost" || host === "::1" || /^(?:::ffff:)?127\.\d+\.\d+\.\d+$/.test(host);
+}
+
+export function isAnyHost(host: string): boolean {
+  return host === "0.0.0.0" || /^[0:]+$/.test(host);
+}
+
+function overlap(a: Address, b: Address): boolean {
+  if (a.port !== b.port || a.port === 0) return false;
+  if (a.host === b.host || isAnyHost(a.host) || isAnyHost(b.host)) return true;
+  return isLoopback(a.host) && isLoopback(b.host) && [a.host, b.host].includes("localhost");
+}
+
+function checkModelNames({ models = [] }: Draftings, findings: Findings): void {
+  const seen = new Map<string, number>();
+  for (const [index, { name } = {}] of models.entries()) {
+    if (name === undefined) continue;
+    const first = seen.get(name);
+    if (first === undefined) seen.set(name, index);
+    else
+      findings.problem(
+        `models[${index}].name`,
+        `${name} is also the name of models[${first}]; choose another`,
+      );
+  }
+}
+
+/** Two slots on one worker would send it two batches at once, in one model or in two. */
+function checkWorkerUrls({ models = [] }: Draftings, findings: Findings): void {
+  const seen = new Map<string, string>();
+  for (const [index, { backend } = {}] of models.entries()) {
+    if (backend?.kind !== "http") continue;
+    for (const [position, worker] of (backend.workers ?? []).entries()) {
+      if (worker === undefined) continue;
+      const at = `models[${index}].backend.workers[${position}]`;
+      const first = seen.get(worker);
+      if (first === undefined) seen.set(worker, at);
+      else findings.problem(at, `the same worker as ${first}; it would get two batches at once, so keep one`);
+    }
+  }
+}
+
+function checkTimes(model: DraftModel | undefined, path: string, findings: Findings): void {
+  const { maxWaitMs, timeouts: { queueMs, workerMs, totalMs } = {}, retry, health, backend } = model ?? {};
+  const at = (...names: string[]) => firstWritten(findings, path, names);
+  if (maxWaitMs !== undefined && workerMs !== undefined && totalMs !== undefined) {
+    const least = workerMs + maxWaitMs;
+    if (totalMs < least) {
+      findings.problem(
+        at("timeouts.totalMs", "timeouts.workerMs", "maxWaitMs"),
+        `totalMs ${totalMs} < workerMs ${workerMs} + maxWaitMs ${maxWaitMs}: ` +
+          `nothing could be answered in time; set totalMs ≥ ${least} or lower workerMs`,
+      );
+    }
+  }
+  if (maxWaitMs !== undefined && queueMs !== undefined && maxWaitMs >= queueMs) {
+    findings.problem(
+      at("maxWaitMs", "timeouts.queueMs"),
+      `maxWaitMs ${maxWaitMs} ≥ timeouts.queueMs ${queueMs}: ` +
+        `tasks could time out while they wait for others; lower maxWaitMs or raise queueMs`,
+    );
+  }
+  if (retry?.baseMs !== undefined && retry.maxMs !== undefined && retry.maxMs < retry.baseMs) {
+    const message = `maxMs ${retry.maxMs} < baseMs ${retry.baseMs}; set maxMs ≥ ${retry.baseMs}`;
+    findings.problem(at("retry.maxMs", "retry.baseMs"), message);
+  }
+  if (
+    health?.ejectMs !== undefined &&
+    health.maxEjectMs !== undefined &&
+    health.maxEjectMs < health.ejectMs
+  ) {
+    const { ejectMs, maxEjectMs } = health;
+    const message = `maxEjectMs ${maxEjectMs} < ejectMs ${ejectMs}; set maxEjectMs ≥ ${ejectMs}`;
+    findings.problem(at("health.maxEjectMs", "health.ejectMs"), message);
+  }
+  if (backend?.kind === "simulated" && workerMs !== undefined) {
+    const fullMs = (backend.baseMs ?? 0) + (backend.perItemMs ?? 0) * (model?.maxBatchSize ?? 1);
+    if (fullMs >= workerMs) {
+      findings.warn(
+        at("backend.baseMs", "backend.perItemMs", "timeouts.workerMs"),
+        `a full batch takes ${fullMs} ms, workerMs is ${workerMs}: every full batch would time out`,
+      );
+    }
+  }
+}
+
+function checkSizes(draft: Draftings, model: DraftModel | undefined, path: string, findings: Findings): void {
+  const maxQueued = draft.limits?.maxQueued;
+  const maxBatchSize = model?.maxBatchSize;
+  if (maxQueued === undefined || maxBatchSize === undefined || maxQueued >= maxBatchSize) return;
+  const at = findings.has("limits.maxQueued") ? "limits.maxQueued" : `${path}.maxBatchSize`;
+  findings.warn(at, `maxQueued ${maxQueued} < maxBatchSize ${maxBatchSize}: no batch can ever be full`);
+}
+
+function checkTiers({ tiers, auth }: Draftings, findings: Findings): void {
+  const wanted = auth?.anonymousTier;
+  if (wanted === undefined || tiers === undefined) return;
+  const names = tiers.map((tier) => tier.name);
+  if (!names.includes(wanted)) {
+    findings.problem("auth.anonymousTier", `${wanted} is not one of tiers: ${names.join(", ")}`);
+  }
+}
+
+function checkLimits({ limits, models = [] }: Draftings, findings: Findings): void {
+  const { drainMs, headersTimeoutMs, requestTimeoutMs } = limits ?? {};
+  if (
+    headersTimeoutMs !== undefined &&
+    requestTimeoutMs !== undefined &&
+    headersTimeoutMs > requestTimeoutMs
+  ) {
+    findings.problem(
+      firstWritten(findings, "limits", ["headersTimeoutMs", "requestTimeoutMs"]),
+      `headersTimeoutMs ${headersTimeoutMs} > requestTimeoutMs ${requestTimeoutMs}: ` +
+        `the header is part of the request; lower headersTimeoutMs or raise requestTimeoutMs`,
+    );
+  }
+  const { maxBodyBytes, maxQueuedBytes } = limits ?? {};
+  if (maxBodyBytes !== undefined && maxQueuedBytes !== undefined && maxBodyBytes > maxQueuedBytes) {
+    findings.problem(
+      firstWritten(findings, "limits", ["maxBodyBytes", "maxQueuedBytes"]),
+      `maxBodyBytes ${maxBodyBytes} > maxQueuedBytes ${maxQueuedBytes}: ` +
+        `the largest request could never be queued; lower maxBodyBytes or raise maxQueuedBytes`,
+    );
+  }
+  const totals = models.map((model) => model?.timeouts?.totalMs ?? 0);
+  const longest = Math.max(0, ...totals);
+  if (drainMs !== undefined && drainMs <= longest) {
+    const at = findings.has("limits.drainMs")
+      ? "limits.drainMs"
+      : `models[${totals.indexOf(longest)}].timeouts.totalMs`;
+    findings.warn(
+      at,
+      `drainMs ${drainMs} ≤ totalMs ${longest}: ` +
+        `a stop could cut off requests in progress; set drainMs > ${longest}`,
+    );
+  }
+}
+
+function checkAdmission({ admission }: Draftings, findings: Findings): void {
+  if (!findings.has("admission.mode") || admission?.mode === undefined || admission.mode === "off") return;
+  findings.warn("admission.mode", `${admission.mode} is not in this version yet; it has no effect`);
+}
+
+/** Of several settings that disagree, the one the file sets; else the first. */
+function firstWritten(findings: Findings, path: string, names: readonly string[]): string {
+  const paths = names.map((name) => `${path}.${name}`);
+  return paths.find((each) => findings.has(each)) ?? paths[0]!;
+}

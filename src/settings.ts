@@ -1,0 +1,389 @@
+/**
+ * The table of settings: every name that `ferry.yaml` may hold, with kind, unit, bounds and default.
+ *
+ * It is the only place where a setting is written down. The loader reads files by it,
+ * `ferry.example.yaml` and `docs/configuration.md` are generated from it, and `tsc` checks it against
+ * `Config`. A name ends in its unit (`maxWaitMs`, `maxBodyBytes`). Rules between two settings are in
+ * `config-check.ts`.
+ */
+import {
+  address,
+  boolean,
+  choice,
+  functionIn,
+  group,
+  integer,
+  later,
+  list,
+  named,
+  number,
+  oneOf,
+  optional,
+  path,
+  text,
+  url,
+  type Value,
+} from "./setting-kinds.ts";
+
+const second = 1000;
+const minute = 60 * second;
+const hour = 60 * minute;
+const day = 24 * hour;
+/** A timer of Node holds 24.8 days at most and fires at once beyond that. */
+const longestTtl = 24 * day;
+const mebibyte = 2 ** 20;
+
+const workers = integer("How many workers; each runs one batch at a time.", {
+  default: 1,
+  min: 1,
+  max: 1024,
+});
+const maxReplyBytes = integer("The largest answer taken from a worker for one batch.", {
+  default: 64 * mebibyte,
+  min: 1024,
+  max: 2048 * mebibyte,
+  unit: "bytes",
+});
+const startTimeoutMs = integer("How long a worker may take until it is ready, loading the model included.", {
+  default: 5 * minute,
+  min: 100,
+  max: hour,
+  unit: "ms",
+});
+const share = (doc: string) => number(doc, { default: 0, min: 0, max: 1, unit: "share" });
+
+const backends = oneOf(
+  "How Ferry talks to the workers of this model.",
+  {
+    http: group("A fixed batch API over HTTP; nothing about it has to change.", {
+      protocol: choice(
+        'What the workers speak. `batch`: POST {"inputs":[…]} answers {"outputs":[…]}.',
+        ["batch"],
+        "batch",
+        notYet("use batch", [
+          "openai-embeddings",
+          "openai-completions",
+          "tei",
+          "kserve-v1",
+          "oip-v2",
+          "ollama",
+        ]),
+      ),
+      workers: list(
+        "Full endpoint URLs, one per GPU; no URL twice.",
+        url("One worker.", ["http", "https"], "http://gpu-1:9000/infer"),
+        { min: 1, max: 1024 },
+      ),
+      maxReplyBytes,
+    }),
+    python: group("A Python function `def batch(inputs): return outputs`; one process per worker.", {
+      function: functionIn("The function, in a file that stays as it is.", {
+        endings: [".py"],
+        nameRequired: true,
+        example: "model.py:batchstring",
+      }),
+      workers,
+      python: path("The interpreter: a name on PATH, or a path such as .venv/bin/python.", {
+        default: "python3",
+        program: true,
+      }),
+      gpus: optional(
+        text('The GPUs to share out, as in "0,1,2,3": each worker sees one (CUDA_VISIBLE_DEVICES).', {
+          maxLength: 1024,
+          example: "0,1,2,3",
+        }),
+      ),
+      startTimeoutMs,
+      maxReplyBytes,
+    }),
+    module: group("A JavaScript or TypeScript function; one thread per worker.", {
+      function: functionIn("The function; without a name, the file's default export.", {
+        endings: [".ts", ".mts", ".js", ".mjs", ".cjs"],
+        nameRequired: false,
+        example: "model.ts:batch",
+      }),
+      workers,
+      startTimeoutMs,
+    }),
+    simulated: group("A GPU made of arithmetic, for trying things out.", {
+      workers,
+      baseMs: number("A batch of n takes baseMs + n × perItemMs.", {
+        default: 100,
+        min: 0,
+        max: minute,
+        unit: "ms",
+      }),
+      perItemMs: number("What each task adds to its batch.", { default: 0, min: 0, max: minute, unit: "ms" }),
+      jitter: share("How far service times scatter, as a share of the time (one standard deviation)."),
+      errorRate: share("Share of batches that fail."),
+      hangRate: share("Share of batches that never come back."),
+      shortRate: share("Share of batches that come back with an output missing."),
+      slowRate: share("Share of batches that take slowFactor times longer."),
+      slowFactor: number("How many times longer a slow batch takes.", {
+        default: 10,
+        min: 1,
+        max: 1000,
+        unit: "times",
+      }),
+      seed: integer("The same seed gives the same faults.", { default: 1, min: 0, max: 2 ** 32 - 1 }),
+    }),
+  },
+  ["grpc"],
+);
+
+const model = group("One model: its backend, its batches, its limits.", {
+  name: text("What clients write in `model`.", { maxLength: 128, example: "embed" }),
+  backend: backends,
+  maxBatchSize: integer("The most tasks in one batch.", { default: 64, min: 1, max: 10_000 }),
+  maxWaitMs: integer("The longest a task waits for others while a worker is free.", {
+    default: 50,
+    min: 0,
+    max: minute,
+    unit: "ms",
+  }),
+  policy: choice(
+    "When a batch leaves: for latency and fill, for latency, for full batches, or by size and time only.",
+    ["adaptive", "latency", "eco", "fixed"],
+    "adaptive",
+  ),
+  timeouts: group("How long things may take; enforced also while every worker is busy.", {
+    queueMs: timeout("From accepted to on its way to a worker.", 2 * second),
+    workerMs: timeout("One call to a worker.", 3 * second),
+    totalMs: timeout("From arrival to answer; at least workerMs + maxWaitMs.", 4 * second),
+  }),
+  retry: group("What happens when a worker fails: exponential backoff with jitter, then dead letter.", {
+    max: integer("Retries after the first attempt.", { default: 3, min: 0, max: 100 }),
+    baseMs: integer("The first backoff; it doubles each time.", {
+      default: 50,
+      min: 0,
+      max: minute,
+      unit: "ms",
+    }),
+    maxMs: integer("The longest backoff.", { default: second, min: 0, max: hour, unit: "ms" }),
+    budget: number("Calls that only repeat, as a share of first calls: a dying worker causes no storm.", {
+      default: 0.1,
+      min: 0,
+      max: 1,
+      unit: "share",
+    }),
+  }),
+  cache: group("Reusing the outcome of an identical input.", {
+    ttlMs: integer("How long an outcome is reused.", {
+      default: 5 * minute,
+      min: 0,
+      max: longestTtl,
+      unit: "ms",
+    }),
+    scope: choice("Who may share outcomes.", ["tenant", "shared", "off"], "tenant"),
+  }),
+  collapse: boolean("Identical inputs in flight run once, and every caller gets the answer.", true),
+  health: group("When a worker is left alone for a while.", {
+    failures: integer("Failures in a row until it is down.", { default: 3, min: 1, max: 1000 }),
+    ejectMs: integer("How long it stays down the first time; doubles each time.", {
+      default: second,
+      min: 10,
+      max: hour,
+      unit: "ms",
+    }),
+    maxEjectMs: integer("The longest it stays down between two tries.", {
+      default: 30 * second,
+      min: 10,
+      max: day,
+      unit: "ms",
+    }),
+  }),
+});
+
+const tierFields = {
+  weight: integer("Its share of the workers when all tiers have tasks queued.", {
+    default: 1,
+    min: 1,
+    max: 1000,
+  }),
+  ratePerMinute: optional(
+    integer("Requests of the whole tier; left out: no limit.", {
+      min: 1,
+      max: 1_000_000_000,
+      unit: "per minute",
+      example: 6000,
+    }),
+  ),
+};
+
+export const settings = group("Everything Ferry can be told.", {
+  listen: address("Where clients connect.", "127.0.0.1:8080"),
+  admin: group("The listener for operators: health, metrics, dead letters.", {
+    listen: address("Keep it away from clients.", "127.0.0.1:8081"),
+    token: optional(
+      text("Asked as `Authorization: Bearer …`; required unless the listener is on loopback.", {
+        maxLength: 512,
+        secret: true,
+        example: "${FERRY_ADMIN_TOKEN}",
+      }),
+    ),
+  }),
+  engine: group("Where accepted tasks and their outcomes live.", {
+    kind: choice(
+      "`memory`: in this process.",
+      ["memory"],
+      "memory",
+      notYet("use memory, with dataDir to survive a restart", ["redis"]),
+    ),
+    dataDir: optional(
+      path("Accepted tasks, outcomes and dead letters survive a restart here; left out: nothing on disk.", {
+        example: "./ferry-data",
+      }),
+    ),
+    url: later(
+      text("The Redis to use.", { maxLength: 2048, secret: true, example: "redis://127.0.0.1:6379" }),
+    ),
+    nodes: later(
+      list("The nodes of a Redis Cluster.", address("One node.", "127.0.0.1:6379"), { min: 1, max: 1000 }),
+    ),
+  }),
+  zone: text("Where this process runs; only a label in this version.", {
+    maxLength: 64,
+    default: "",
+    example: "a",
+  }),
+  api: group("How clients are answered.", {
+    defaultMode: choice(
+      "`async` answers 202 at once unless the client says otherwise.",
+      ["sync", "async"],
+      "sync",
+    ),
+    maxPollMs: integer("The longest a result is waited for with `?wait=`.", {
+      default: 30 * second,
+      min: 0,
+      max: 10 * minute,
+      unit: "ms",
+    }),
+  }),
+  models: list("The models that clients can name.", model, { min: 1, max: 256 }),
+  tiers: named("Who is served first: in the order written here.", tierFields, {
+    max: 16,
+    fallback: [
+      { name: "enterprise", weight: 8 },
+      { name: "paid", weight: 4 },
+      { name: "free", weight: 1 },
+    ],
+  }),
+  auth: group("Who may call.", {
+    mode: choice("`none`: everybody is the tenant `anonymous`.", ["none"], "none", {
+      required:
+        "is not in this version yet, and starting without it would leave the port open; " +
+        "use none, behind something that checks who calls",
+    }),
+    anonymousTier: optional(
+      text("The tier of everybody while auth.mode is none; left out: the first.", {
+        maxLength: 64,
+        example: "enterprise",
+      }),
+    ),
+    keysFile: later(path("The file with the API keys' digests.", { example: "./keys.json" })),
+    jwt: group("How JSON Web Tokens are checked.", {
+      jwksUrl: later(url("Where the public keys are.", ["https", "http"], "https://id.example/jwks.json")),
+      publicKeyFile: later(path("Or the public key itself.", { example: "./jwt.pem" })),
+      issuer: later(
+        text("The `iss` that a token must carry.", { maxLength: 512, example: "https://id.example" }),
+      ),
+      audience: later(text("The `aud` that a token must carry.", { maxLength: 512, example: "ferry" })),
+    }),
+  }),
+  limits: group("Bounds on what clients can make this process hold.", {
+    maxBodyBytes: integer("The largest request body.", {
+      default: mebibyte,
+      min: 1,
+      max: 1024 * mebibyte,
+      unit: "bytes",
+    }),
+    maxQueued: integer("Tasks queued at once; more are refused.", {
+      default: 10_000,
+      min: 1,
+      max: 10_000_000,
+    }),
+    maxQueuedBytes: integer("Bytes of their inputs; more are refused.", {
+      default: 256 * mebibyte,
+      min: mebibyte,
+      max: 64 * 1024 * mebibyte,
+      unit: "bytes",
+    }),
+    maxHeaders: integer("Header fields in one request.", { default: 100, min: 10, max: 2000 }),
+    maxConnections: integer("Open connections from clients.", { default: 20_000, min: 1, max: 1_000_000 }),
+    perUserPerMinute: optional(
+      integer("Requests of one tenant; left out: no limit.", {
+        min: 1,
+        max: 1_000_000_000,
+        unit: "per minute",
+        example: 1000,
+      }),
+    ),
+    headersTimeoutMs: timeout("How long a client may take to send the header.", 10 * second),
+    requestTimeoutMs: timeout("How long a client may take to send all of a request.", 30 * second),
+    keepAliveTimeoutMs: timeout(
+      "How long an idle connection stays open; longer than a load balancer's.",
+      75 * second,
+    ),
+    drainMs: integer("How long accepted work may go on after a signal to stop.", {
+      default: 15 * second,
+      min: 0,
+      max: hour,
+      unit: "ms",
+    }),
+  }),
+  admission: group("What is refused when more arrives than the workers can serve.", {
+    // SPEC's default is predictive; until it exists the config says what really runs.
+    mode: choice(
+      "How that is decided; only off has an effect yet.",
+      ["predictive", "thresholds", "off"],
+      "off",
+    ),
+    targetUtilization: number("The share of capacity to plan with.", {
+      default: 0.7,
+      min: 0.05,
+      max: 1,
+      unit: "share",
+    }),
+  }),
+  results: group("Outcomes kept for polling.", {
+    ttlMs: integer("How long after the end of its task.", {
+      default: 10 * minute,
+      min: second,
+      max: longestTtl,
+      unit: "ms",
+    }),
+    evictAfterRead: boolean("Forget an outcome once its owner has it.", false),
+    maxBytes: integer("The most memory for kept outcomes; the oldest go first.", {
+      default: 256 * mebibyte,
+      min: mebibyte,
+      max: 64 * 1024 * mebibyte,
+      unit: "bytes",
+    }),
+  }),
+  deadLetters: group("Tasks that will not be tried again, kept for a person.", {
+    max: integer("How many; the oldest go first.", { default: 10_000, min: 0, max: 1_000_000 }),
+    ttlMs: integer("How long.", { default: 7 * day, min: second, max: longestTtl, unit: "ms" }),
+  }),
+  requestLog: group("A record of every request; left out: none.", {
+    url: later(
+      text("The PostgreSQL to write to.", { maxLength: 2048, secret: true, example: "${POSTGRES_URL}" }),
+    ),
+  }),
+  telemetry: group("What Ferry tells about itself.", {
+    otlpUrl: later(url("Where traces go.", ["http", "https"], "http://127.0.0.1:4318")),
+    sample: later(number("Share of requests traced.", { default: 0.01, min: 0, max: 1, unit: "share" })),
+    logLevel: choice("JSON lines on stderr.", ["debug", "info", "warn", "error", "silent"], "info"),
+  }),
+});
+
+/** What a valid file becomes, before `config-load.ts` fills in what depends on other settings. */
+export type Settings = Value<typeof settings>;
+
+function timeout(doc: string, fallback: number) {
+  return integer(doc, { default: fallback, min: 1, max: hour, unit: "ms" });
+}
+
+/** Choices that SPEC names and that this version cannot do. */
+function notYet(advice: string, choices: readonly string[]): { readonly [choice: string]: string } {
+  return Object.fromEntries(choices.map((each) => [each, `is not in this version yet; ${advice}`]));
+}

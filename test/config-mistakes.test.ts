@@ -1,0 +1,163 @@
+/** One mistake, one line: what each kind of mistake is answered with. */
+import assert from "node:assert/strict";
+import { mkdtempSync, rmSync, writeFileSync } from "node:fs";
+import { tmpdir } from "node:os";
+import { join } from "node:path";
+import { after, describe, test } from "node:test";
+import { parseConfig, type Loaded } from "../src/config-load.ts";
+
+const folder = mkdtempSync(join(tmpdir(), "ferry-config-"));
+after(() => rmSync(folder, { recursive: true }));
+writeFileSync(join(folder, "model.py"), "def batchstring(inputs): return inputs\n");
+
+function parse(text: string, env: NodeJS.ProcessEnv = {}): Loaded {
+  return parseConfig(text, join(folder, "ferry.yaml"), env);
+}
+
+const models = "models: [{ name: embed, backend: { kind: http, workers: [http://gpu-1:9000/infer] } }]\n";
+/** A file with one model, to which settings of that model can be added. */
+const withModel = (more: string) =>
+  `models:\n  - name: embed\n    backend: { kind: http, workers: [http://gpu-1:9000/infer] }\n${more}`;
+
+const mistakes: readonly (readonly [string, RegExp])[] = [
+  ["models: []\n", /^models: is empty; add a model/],
+  ["zone: a\n", /^models: is missing; add a model/],
+  [`listn: x\n${models}`, /^listn: unknown setting; did you mean listen\?$/],
+  [`maxWaitMs: 5\n${models}`, /^maxWaitMs: unknown setting here; models\[\]\.maxWaitMs exists$/],
+  [`qqqqq: 5\n${models}`, /^qqqqq: unknown setting; docs\/configuration\.md lists them$/],
+  [`zone: a\nzone: b\n${models}`, /^zone: is written twice; keep one$/],
+  [`listen: 8080\n${models}`, /^listen: 8080 is not host:port; write one like/],
+  [`listen: 127.0.0.1:70000\n${models}`, /^listen: .* is not host:port/],
+  [`listen: 300.0.0.1:80\n${models}`, /^listen: .* is not host:port/],
+  [`listen: ":8080"\n${models}`, /^listen: .* is not host:port/],
+  [`zone: [a]\n${models}`, /^zone: a list stands where one value belongs/],
+  [`zone: 5\n${models}`, /^zone: 5 is not text; put it in quotes$/],
+  [`zone:\n${models}`, /^zone: has no value; write one, or remove the line$/],
+  [`limits: 5\n${models}`, /^limits: a single value stands where a map/],
+  [
+    `limits: { maxBodyBytes: 1MB }\n${models}`,
+    /^limits\.maxBodyBytes: "1MB" is not a number; write 1048576 \(bytes\)$/,
+  ],
+  [withModel("    maxWaitMs: 2s\n"), /^models\[0\]\.maxWaitMs: "2s" is not a number; write 2000 \(ms\)$/],
+  [withModel("    maxWaitMs: 0.5\n"), /is not a whole number$/],
+  [withModel("    maxWaitMs: .inf\n"), /is not a number/],
+  [withModel("    maxBatchSize: 0\n"), /^models\[0\]\.maxBatchSize: 0 is too small; write 1 to 10,000$/],
+  [withModel("    policy: adaptve\n"), /"adaptve" is not one of .*; did you mean adaptive\?$/],
+  [withModel("    collapse: yes\n"), /"yes" is neither true nor false$/],
+  [
+    withModel("    maxWaitMs: 2000\n    timeouts: { workerMs: 1000 }\n"),
+    /^models\[0\]\.maxWaitMs: maxWaitMs 2000 ≥ timeouts\.queueMs 2000/,
+  ],
+  [
+    withModel("    timeouts: { workerMs: 3951 }\n"),
+    /^models\[0\]\.timeouts\.workerMs: totalMs 4000 < workerMs 3951/,
+  ],
+  [withModel("    retry: { maxMs: 10 }\n"), /^models\[0\]\.retry\.maxMs: maxMs 10 < baseMs 50/],
+  [
+    withModel("    health: { ejectMs: 60000 }\n"),
+    /^models\[0\]\.health\.ejectMs: maxEjectMs 30000 < ejectMs 60000/,
+  ],
+  [
+    withModel("  - name: embed\n    backend: { kind: simulated }\n"),
+    /^models\[1\]\.name: embed is also the name of models\[0\]/,
+  ],
+  [
+    "models: [{ name: a b, backend: { kind: simulated } }]\n",
+    /^models\[0\]\.name: "a b" may hold only 1 to 128 visible/,
+  ],
+  [
+    `models: [{ name: ${"x".repeat(129)}, backend: { kind: simulated } }]\n`,
+    /too long; write 1 to 128 visible/,
+  ],
+  [
+    "models: [{ backend: { kind: simulated } }]\n",
+    /^models\[0\]\.name: is missing; add one, for example embed$/,
+  ],
+  ["models: [{ name: a }]\n", /^models\[0\]\.backend: is missing; add one, for example \{ kind: http/],
+  [
+    "models: [{ name: a, backend: {} }]\n",
+    /^models\[0\]\.backend\.kind: is missing; write one of http, python/,
+  ],
+  ["models: [{ name: a, backend: { kind: htp } }]\n", /"htp" is not one of .*; did you mean http\?$/],
+  [
+    "models: [{ name: a, backend: { kind: grpc } }]\n",
+    /kind: grpc is not in this version yet; use one of http/,
+  ],
+  [
+    "models: [{ name: a, backend: { kind: http } }]\n",
+    /^models\[0\]\.backend\.workers: is missing; add at least one$/,
+  ],
+  [
+    "models: [{ name: a, backend: { kind: http, workers: 4 } }]\n",
+    /workers: a single value stands where a list belongs/,
+  ],
+  [
+    "models: [{ name: a, backend: { kind: simulated, workers: [b] } }]\n",
+    /workers: a list stands where one value belongs/,
+  ],
+  [
+    "models: [{ name: a, backend: { kind: http, workers: [gpu-1] } }]\n",
+    /workers\[0\]: "gpu-1" is not a full URL/,
+  ],
+  [
+    "models: [{ name: a, backend: { kind: http, workers: [ftp://x/] } }]\n",
+    /must begin with http:\/\/ or https:\/\//,
+  ],
+  [
+    "models: [{ name: a, backend: { kind: http, workers: [http://g/x, http://G:80/x] } }]\n",
+    /workers\[1\]: the same worker as models\[0\]\.backend\.workers\[0\]/,
+  ],
+  [
+    "models: [{ name: a, backend: { kind: http, protocol: tei, workers: [http://g] } }]\n",
+    /"tei" is not in this version yet; use batch$/,
+  ],
+  [
+    "models: [{ name: a, backend: { kind: python, function: gone.py:f } }]\n",
+    /"gone\.py:f" names a file that is not there: /,
+  ],
+  [
+    "models: [{ name: a, backend: { kind: python, function: model.py } }]\n",
+    /is not file:function; write one like model\.py:batchstring$/,
+  ],
+  [
+    `admin: { listen: 127.0.0.1:8080 }\n${models}`,
+    /^admin\.listen: listen and admin\.listen are both on port 8080/,
+  ],
+  [`listen: 0.0.0.0:8081\n${models}`, /^listen: listen and admin\.listen are both on port 8081/],
+  [
+    `admin: { listen: 0.0.0.0:8081 }\n${models}`,
+    /^admin\.listen: anyone who reaches the port could .*; set admin\.token/,
+  ],
+  [
+    `auth: { anonymousTier: gold }\n${models}`,
+    /^auth\.anonymousTier: gold is not one of tiers: enterprise, paid, free$/,
+  ],
+  [`auth: { mode: required }\n${models}`, /^auth\.mode: "required" is not in this version yet, and starting/],
+  [`engine: { kind: redis }\n${models}`, /^engine\.kind: "redis" is not in this version yet; use memory/],
+  [`tiers: { "a b": {} }\n${models}`, /^tiers\.a b: is no name; use 1 to 64 letters/],
+  [`tiers: {}\n${models}`, /^tiers: is empty; add at least one/],
+  [
+    `limits: { headersTimeoutMs: 40000 }\n${models}`,
+    /^limits\.headersTimeoutMs: headersTimeoutMs 40000 > requestTimeoutMs 30000/,
+  ],
+  [
+    `limits: { maxBodyBytes: 300000000 }\n${models}`,
+    /^limits\.maxBodyBytes: maxBodyBytes 300000000 > maxQueuedBytes 268435456/,
+  ],
+  [`results: *gone\n${models}`, /^results: alias \*gone points to nothing/],
+  [`<<: { zone: a }\n${models}`, /^<<: merging maps is not supported/],
+];
+
+describe("one mistake is one line", () => {
+  for (const [text, expected] of mistakes) {
+    test(
+      text.replace(models, "").replace(withModel(""), "").trim().slice(0, 90).replaceAll("\n", " "),
+      () => {
+        const { problems = [] } = parse(text);
+        const found = problems.map(({ path, message }) => `${path}: ${message}`);
+        assert.equal(found.length, 1, found.join("\n"));
+        assert.match(found[0]!, expected);
+      },
+    );
+  }
+});

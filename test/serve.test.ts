@@ -1,0 +1,243 @@
+/** `ferry serve`: first around a Ferry made of plain functions, then the real one as a child process. */
+import assert from "node:assert/strict";
+import { spawn } from "node:child_process";
+import { once } from "node:events";
+import { createServer, type AddressInfo } from "node:net";
+import { createInterface } from "node:readline";
+import { describe, test } from "node:test";
+import type { Alarm } from "../src/clock.ts";
+import { Failure, type Console } from "../src/commands/command.ts";
+import { runServe, type Served, type ServeParts, type StopSignal } from "../src/commands/serve.ts";
+import { demoConfig } from "../src/config-load.ts";
+import { portHolder } from "../src/port-holder.ts";
+import { bin, ferry, file } from "./cli-child.ts";
+
+/** A world where time stands still until `ring`, and signals come when the test says so. */
+function world(options: { people?: boolean; served?: Partial<Served>; startFails?: Error } = {}) {
+  const said: string[] = [];
+  const raised: StopSignal[] = [];
+  const calls: string[] = [];
+  const alarms: { at: number; ring: () => void }[] = [];
+  const listeners = new Map<StopSignal, (() => void)[]>();
+  const ready = Promise.withResolvers<void>();
+  const draining = Promise.withResolvers<void>();
+  const console: Console = {
+    out: () => assert.fail("serve has no results"),
+    err: (text) => {
+      said.push(text);
+      if (text.includes("FERRY v") || text.includes('"ready"')) ready.resolve();
+      if (text.includes("draining")) draining.resolve();
+    },
+    env: { NO_COLOR: "1" },
+    outIsTTY: false,
+    errIsTTY: options.people ?? false,
+  };
+  const served: Served = {
+    apiUrl: "http://127.0.0.1:8080",
+    adminUrl: "http://127.0.0.1:8081",
+    tally: () => ({ requests: 3, batches: 1, tasks: 3, calls: 1, lost: 0, queued: 0, running: 0 }),
+    drain: async () => void calls.push("drain"),
+    stop: async () => void calls.push("stop"),
+    ...options.served,
+  };
+  const parts: ServeParts = {
+    start: async () => {
+      if (options.startFails !== undefined) throw options.startFails;
+      return served;
+    },
+    clock: {
+      now: () => 1000,
+      at: (at, ring): Alarm => {
+        alarms.push({ at, ring });
+        return { cancel: () => void alarms.splice(0) };
+      },
+    },
+    signals: {
+      on: (signal, listener) => listeners.set(signal, [...(listeners.get(signal) ?? []), listener]),
+      off: (signal, listener) =>
+        listeners.set(
+          signal,
+          (listeners.get(signal) ?? []).filter((each) => each !== listener),
+        ),
+      raise: (signal) => void raised.push(signal),
+    },
+    uptimeMs: () => 42,
+  };
+  const send = (signal: StopSignal) => listeners.get(signal)?.forEach((listener) => listener());
+  const code = runServe(demoConfig(), [], console, parts, false);
+  return { said, raised, calls, alarms, send, code, ready: ready.promise, draining: draining.promise };
+}
+
+describe("around a Ferry", () => {
+  test("people get a banner, a drain line and a farewell", async () => {
+    const { said, send, code, ready, calls, alarms } = world({ people: true });
+    await ready;
+    send("SIGINT");
+    assert.equal(await code, 0);
+    assert.deepEqual(calls, ["drain", "stop"]);
+    assert.deepEqual(alarms, []);
+    const [nothing, banner, drain, farewell] = said;
+    assert.equal(nothing, "");
+    assert.match(banner!, /ready in .*42.* ms/);
+    assert.match(drain!, /^ {2}draining: 0 requests, 0 batches, at most 15 s \(Ctrl-C again/);
+    assert.match(
+      farewell!,
+      /^ {2}served 3 requests in 1 batch \(3\.0 of 64 full\), 2 GPU calls saved, 0 lost\n$/,
+    );
+  });
+
+  test("programs get one JSON line a fact", async () => {
+    const { said, send, code, ready } = world();
+    await ready;
+    send("SIGTERM");
+    assert.equal(await code, 0);
+    const facts = said.map((line) => JSON.parse(line) as { msg: string });
+    assert.deepEqual(
+      facts.map(({ msg }) => msg),
+      ["ready", "draining", "stopped"],
+    );
+  });
+
+  test("drains no longer than limits.drainMs", async () => {
+    const { send, code, ready, draining, calls, alarms } = world({
+      served: { drain: () => new Promise(() => {}) },
+    });
+    await ready;
+    send("SIGTERM");
+    await draining;
+    assert.deepEqual(
+      alarms.map(({ at }) => at),
+      [16_000],
+    );
+    alarms[0]!.ring();
+    assert.equal(await code, 0);
+    assert.deepEqual(calls, ["stop"]);
+  });
+
+  test("a second signal, of either kind, ends it at once by that signal", async () => {
+    const { send, ready, draining, raised } = world({ served: { drain: () => new Promise(() => {}) } });
+    await ready;
+    send("SIGTERM");
+    await draining;
+    assert.deepEqual(raised, []);
+    send("SIGINT");
+    assert.deepEqual(raised, ["SIGINT"]);
+    // Nobody listens any more, so that the raised signal kills.
+    send("SIGINT");
+    assert.deepEqual(raised, ["SIGINT"]);
+  });
+
+  test("a failed start is one line", async () => {
+    const message = "model a: python3 is not on PATH; set backend.python";
+    await assert.rejects(world({ startFails: new Error(message) }).code, new Failure(message));
+    const taken = Object.assign(new Error("listen EADDRINUSE"), { code: "EADDRINUSE", port: 8081 });
+    await assert.rejects(
+      world({ startFails: taken }).code,
+      /^Error: admin\.listen 127\.0\.0\.1:8081: already in use/,
+    );
+    const inside = new Error("cannot listen", {
+      cause: Object.assign(new Error("x"), { code: "EACCES", port: 8080 }),
+    });
+    await assert.rejects(world({ startFails: inside }).code, /listen 127\.0\.0\.1:8080: ports below 1024/);
+  });
+});
+
+describe("as a child process", () => {
+  const config = () =>
+    file(
+      "serve.yaml",
+      "listen: 127.0.0.1:0\nadmin: { listen: 127.0.0.1:0 }\nmodels: [{ name: a, backend: { kind: simulated, baseMs: 1 } }]\n",
+    );
+
+  /** Resolves with the JSON line that says `msg`. */
+  async function line(lines: AsyncIterator<string>, msg: string): Promise<Record<string, unknown>> {
+    for (;;) {
+      const { value, done } = await lines.next();
+      assert.ok(done !== true, `ended before it said ${msg}`);
+      const fact = JSON.parse(value) as Record<string, unknown>;
+      if (fact["msg"] === msg) return fact;
+    }
+  }
+
+  for (const signal of ["SIGTERM", "SIGINT"] as const) {
+    test(`says ready, answers, and ends well on ${signal}`, async (t) => {
+      const child = spawn(bin, ["serve", "-c", config()], { stdio: ["ignore", "pipe", "pipe"] });
+      t.after(() => child.kill("SIGKILL"));
+      const ended = once(child, "exit");
+      const lines = createInterface({ input: child.stderr })[Symbol.asyncIterator]();
+      const ready = await line(lines, "ready");
+      assert.partialDeepStrictEqual(ready, { level: "info", engine: "memory", workers: 1, demo: true });
+      const body = JSON.stringify({ input: "hello" });
+      const headers = { "content-type": "application/json" };
+      const answer = await fetch(`${String(ready["listen"])}/v1/inference`, {
+        method: "POST",
+        headers,
+        body,
+      });
+      assert.equal(answer.status, 200);
+      await answer.text();
+      child.kill(signal);
+      await line(lines, "draining");
+      assert.partialDeepStrictEqual(await line(lines, "stopped"), { requests: 1, batches: 1, lost: 0 });
+      assert.deepEqual(await ended, [0, null]);
+    });
+  }
+
+  test("a second signal ends it at once, by that signal", async (t) => {
+    const path = file(
+      "slow.yaml",
+      `listen: 127.0.0.1:0
+admin: { listen: 127.0.0.1:0 }
+models:
+  - { name: a, backend: { kind: simulated, baseMs: 60000 }, timeouts: { workerMs: 3500000, totalMs: 3600000 } }
+limits: { drainMs: 3600000 }
+telemetry: { logLevel: debug }
+`,
+    );
+    const child = spawn(bin, ["serve", "-c", path], { stdio: ["ignore", "ignore", "pipe"] });
+    t.after(() => child.kill("SIGKILL"));
+    const ended = once(child, "exit");
+    const lines = createInterface({ input: child.stderr })[Symbol.asyncIterator]();
+    const ready = await line(lines, "ready");
+    const headers = { "content-type": "application/json" };
+    const cut = assert.rejects(
+      fetch(`${String(ready["listen"])}/v1/inference`, { method: "POST", headers, body: '{"input":"x"}' }),
+    );
+    await line(lines, "batch started");
+    child.kill("SIGTERM");
+    assert.partialDeepStrictEqual(await line(lines, "draining"), { requests: 1, batches: 1 });
+    child.kill("SIGINT");
+    assert.deepEqual(await ended, [null, "SIGINT"]);
+    await cut;
+  });
+
+  test("a port in use names who has it", async () => {
+    const holder = createServer();
+    holder.listen(0, "127.0.0.1");
+    await once(holder, "listening");
+    const { port } = holder.address() as AddressInfo;
+    const path = file(
+      "taken.yaml",
+      `listen: 127.0.0.1:${port}\nadmin: { listen: 127.0.0.1:0 }\nmodels: [{ name: a, backend: { kind: simulated } }]\n`,
+    );
+    const { code, out, err } = await ferry("serve", "-c", path);
+    holder.close();
+    assert.deepEqual([code, out], [1, ""]);
+    const by = process.platform === "linux" ? ` by pid ${process.pid} \\(node\\)` : "";
+    assert.match(
+      err,
+      new RegExp(`listen 127\\.0\\.0\\.1:${port}: already in use${by}; stop it or change listen`),
+    );
+  });
+});
+
+test("the holder of a port is found on Linux", { skip: process.platform !== "linux" }, async () => {
+  const server = createServer();
+  server.listen(0, "127.0.0.1");
+  await once(server, "listening");
+  const { port } = server.address() as AddressInfo;
+  assert.deepEqual(portHolder(port), { pid: process.pid, command: "node" });
+  server.close();
+  await once(server, "close");
+  assert.equal(portHolder(port), undefined);
+});

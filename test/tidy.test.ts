@@ -1,0 +1,216 @@
+/** The house rules, checked on the source itself. What each rule is for stands in CONTRIBUTING.md. */
+import assert from "node:assert/strict";
+import { globSync, readFileSync } from "node:fs";
+import { basename, dirname, join, relative } from "node:path";
+import { describe, test } from "node:test";
+import { errors } from "../src/core/errors.ts";
+
+const root = join(import.meta.dirname, "..");
+const read = (file: string): string => readFileSync(join(root, file), "utf8");
+const list = (pattern: string): string[] => globSync(pattern, { cwd: root }).sort();
+const sources = list("src/**/*.ts");
+const everything = [
+  ...sources,
+  ...list("test/**/*.ts"),
+  ...list("bench/**/*.ts"),
+  ...list("scripts/**/*.ts"),
+];
+
+/** Folder → what its files may import from other folders; "type:" for types only. */
+const MAY_IMPORT: Record<string, readonly string[]> = {
+  "src/core": [],
+  "src/clock.ts": [],
+  "src/telemetry": ["src/core", "src/clock.ts"],
+  "src/engine": ["src/core", "src/clock.ts", "src/telemetry/events.ts"],
+  "src/backend": ["src/core", "src/clock.ts", "src/telemetry/events.ts"],
+  "src/dispatch": [
+    "src/core",
+    "src/clock.ts",
+    "src/telemetry/events.ts",
+    "type:src/engine/engine.ts",
+    "type:src/backend/backend.ts",
+  ],
+  "src/result": ["src/core", "src/clock.ts", "src/telemetry/events.ts", "type:src/engine/engine.ts"],
+  "src/admission": ["src/core", "src/clock.ts", "src/telemetry/events.ts", "type:src/engine/engine.ts"],
+  "src/gateway": [
+    "src/core",
+    "src/clock.ts",
+    "src/telemetry/events.ts",
+    "src/admission",
+    "src/result",
+    "type:src/engine/engine.ts",
+  ],
+  "src/plan": [
+    "src/core",
+    "src/clock.ts",
+    "src/telemetry/events.ts",
+    "src/dispatch",
+    "src/engine/memory.ts",
+    "src/backend/simulated.ts",
+    "type:src/engine/engine.ts",
+    "type:src/backend/backend.ts",
+  ],
+};
+
+interface Import {
+  readonly from: string;
+  readonly typeOnly: boolean;
+}
+
+const IMPORT = /^(?:import|export)\s+(type\s)?[^;]*?from\s+"(\.[^"]+)";|\bimport\("(\.[^"]+)"\)/gms;
+
+function importsOf(file: string): Import[] {
+  return [...read(file).matchAll(IMPORT)].map((found) => ({
+    from: relative(root, join(root, dirname(file), (found[2] ?? found[3])!)),
+    typeOnly: found[1] !== undefined,
+  }));
+}
+
+function room(file: string): string {
+  return dirname(file) === "src" ? file : dirname(file);
+}
+
+describe("imports", () => {
+  for (const file of sources) {
+    const allowed = MAY_IMPORT[room(file)];
+    if (allowed === undefined) continue;
+    test(`${file} imports only what its room may`, () => {
+      for (const { from, typeOnly } of importsOf(file)) {
+        const may = (name: string): boolean =>
+          allowed.includes(name) || (typeOnly && allowed.includes(`type:${name}`));
+        assert.ok(
+          room(from) === room(file) || may(from) || may(room(from)),
+          `${file} may not import ${from}`,
+        );
+      }
+    });
+  }
+
+  test("nobody imports the files that know every part", () => {
+    const tops = new Set(["src/ferry.ts", "src/cli.ts"]);
+    for (const file of sources) {
+      for (const { from } of importsOf(file))
+        assert.ok(!tops.has(from) || file === "src/commands/serve.ts", `${file} → ${from}`);
+    }
+  });
+
+  test("every source file is used", () => {
+    const used = new Set(everything.flatMap((file) => importsOf(file).map(({ from }) => from)));
+    const started = new Set([
+      "src/cli.ts",
+      "src/ferry.ts",
+      "src/engine/journal-writer.ts",
+      "src/backend/module-worker.ts",
+    ]);
+    for (const file of sources) assert.ok(used.has(file) || started.has(file), `${file} is not imported`);
+  });
+});
+
+/** Pattern → where it may stand, and what to use instead. */
+const BANNED: [pattern: RegExp, allowed: readonly string[], instead: string][] = [
+  [
+    /\bDate\.now\(|(?<!\.)\bset(Timeout|Interval)\(|\bperformance\.(now|timeOrigin)/,
+    ["src/clock.ts"],
+    "the Clock",
+  ],
+  [/\bMath\.random\b/, ["src/ferry.ts"], "a random number that is handed in"],
+  [
+    /\bconsole\.(log|error|warn|info)\(/,
+    ["src/backend/module-worker.ts"],
+    "events, or the command's console",
+  ],
+  [/\bas any\b|: any\b|@ts-ignore|@ts-expect-error/, [], "a type"],
+  [/\b(TODO|FIXME|XXX)\b/, [], "the work itself"],
+  [/\bunref\(\)/, [], "stopping it"],
+];
+
+describe("banned in src", () => {
+  for (const [pattern, allowed, instead] of BANNED) {
+    test(`${pattern.source} (use ${instead})`, () => {
+      for (const file of sources) {
+        if (allowed.includes(file)) continue;
+        const at = read(file)
+          .split("\n")
+          .findIndex((line) => pattern.test(line) && !/^\s*(\*|\/\/|\/\*\*)/.test(line));
+        assert.equal(at, -1, `${file}:${at + 1}`);
+      }
+    });
+  }
+
+  test("words that mean something else here are not used as names", () => {
+    const synonyms =
+      /\b(const|let|class|function|interface|type)\s+\w*([Jj]ob|[Hh]andler|[Mm]anager|[Uu]tils?|[Hh]elper|[Bb]roker|[Ll]ane)s?\b/;
+    for (const file of sources) assert.doesNotMatch(read(file), synonyms, file);
+  });
+});
+
+describe("size", () => {
+  for (const file of everything) {
+    test(`${file} has at most 400 lines, and its functions at most 70`, () => {
+      const lines = read(file).split("\n");
+      assert.ok(lines.length <= 401, `${lines.length} lines`);
+      for (const { name, length } of functionsOf(lines))
+        assert.ok(length <= 70, `${name} has ${length} lines`);
+    });
+  }
+});
+
+/** By indentation, which the formatter guarantees: a function ends at the brace that stands where it began. */
+function functionsOf(lines: readonly string[]): { name: string; length: number }[] {
+  const found: { name: string; length: number }[] = [];
+  lines.forEach((line, at) => {
+    const start =
+      /^(\s*)(?:export )?(?:async )?(?:function\*? (\w+)|(?:static |async |get )*(#?\w+)\([^;]*\)(?:: [^;]+)?) ?.*\{$/.exec(
+        line,
+      );
+    if (start === null || /^\s*(if|for|while|switch|return|\}|else|catch)\b|=> \{$/.test(line)) return;
+    const end = lines.indexOf(`${start[1]}}`, at);
+    if (end > 0) found.push({ name: start[2] ?? start[3] ?? "?", length: end - at + 1 });
+  });
+  return found;
+}
+
+test("tests do not sleep outside e2e", () => {
+  for (const file of list("test/**/*.ts")) {
+    if (file.startsWith("test/e2e/") || basename(file) === "tidy.test.ts") continue;
+    assert.doesNotMatch(read(file), /(?<!\.)\bsetTimeout\(|setTimeout as/, file);
+  }
+});
+
+test("no test is skipped or alone", () => {
+  for (const file of list("test/**/*.test.ts")) {
+    if (basename(file) === "tidy.test.ts") continue;
+    assert.doesNotMatch(read(file), /\.(skip|only|todo)\(|skip: true|only: true/, file);
+  }
+});
+
+describe("docs", () => {
+  test("docs/errors.md lists every code with its status, and no other", () => {
+    const rows = [...read("docs/errors.md").matchAll(/^\| (\d{3}) \| `([A-Z_]+)` \|/gm)].map((row) => [
+      row[2],
+      Number(row[1]),
+    ]);
+    const table = Object.entries(errors).map(([code, { status }]) => [code, status]);
+    assert.deepEqual(new Map(rows as [string, number][]), new Map(table as [string, number][]));
+  });
+
+  test("every relative link in the docs leads somewhere", () => {
+    for (const file of [...list("*.md"), ...list("docs/*.md"), "bench/README.md"]) {
+      for (const [, target] of read(file).matchAll(/\]\((?!https?:|#|mailto:)([^)#]+)[^)]*\)/g)) {
+        assert.equal(globSync(join(root, dirname(file), target!)).length, 1, `${file} → ${target}`);
+      }
+    }
+  });
+
+  test("no machine path stands in the tree", () => {
+    for (const file of [
+      ...list("*.md"),
+      ...list("docs/*.md"),
+      ...everything,
+      "package.json",
+      "package-lock.json",
+    ]) {
+      assert.doesNotMatch(read(file), /\/work\/|\/root\//, file);
+    }
+  });
+});
