@@ -1,0 +1,193 @@
+/**
+ * One keep-alive HTTP/1.1 connection of the load generator, on a raw socket.
+ *
+ * Everything that can be done before the clock runs is done before: the request is a buffer that each
+ * connection owns, and a send patches the request's unique marker into it and writes it. Reads go into
+ * one buffer shared by all connections (libuv fills it and calls back before it reads another socket),
+ * so an answer that arrives in one piece, the rule, is parsed where it lies and never copied.
+ *
+ * One request is in flight per connection at most: no pipelining, since real clients do not pipeline.
+ *
+ * The parser knows what a benchmark's server sends and no more: a status line, a `content-length`, a
+ * body. Anything else (chunked, bytes nobody asked for, an early end) breaks the connection, and a
+ * broken connection is counted by its owner as an error; it is never repaired in silence.
+ */
+import { connect, type Socket } from "node:net";
+
+export interface Target {
+  readonly host: string;
+  readonly port: number;
+  readonly path: string;
+}
+
+export const markerLength = 16;
+
+/** The bytes of a request, and where in them its marker goes. */
+export interface Template {
+  readonly bytes: Buffer;
+  readonly markerAt: number;
+}
+
+/**
+ * A request whose body is `bodyBytes` long (as near as its frame allows): {"input":"<marker> xxx…"}.
+ * `fields` are further fields of the body, such as the model.
+ */
+export function template(
+  target: Target,
+  bodyBytes: number,
+  fields: Readonly<Record<string, string>>,
+): Template {
+  const rest = Object.entries(fields).map(
+    ([name, value]) => `,${JSON.stringify(name)}:${JSON.stringify(value)}`,
+  );
+  const open = '{"input":"';
+  const close = `"${rest.join("")}}`;
+  const fill = Math.max(0, bodyBytes - open.length - markerLength - close.length);
+  const body = open + "0".repeat(markerLength) + "x".repeat(fill) + close;
+  const head =
+    `POST ${target.path} HTTP/1.1\r\nhost: ${target.host}:${target.port}\r\n` +
+    `content-type: application/json\r\ncontent-length: ${Buffer.byteLength(body)}\r\n\r\n`;
+  return { bytes: Buffer.from(head + body), markerAt: head.length + open.length };
+}
+
+/** Markers of fixed width, unique in this run and, by their random start, across runs. */
+export class Markers {
+  readonly #run = Math.floor(Math.random() * 36 ** 6)
+    .toString(36)
+    .padStart(6, "0");
+  #next = 36 ** 9;
+
+  take(): string {
+    // From 36^9 on numbers have ten digits; ten billion years of requests fit before the eleventh.
+    return this.#run + (this.#next++).toString(36);
+  }
+}
+
+/** What an owner hears of its connections; always at most one call per request. */
+export interface Owner {
+  /** `connection.status` and `connection.crossed` describe the answer; `send` may be called at once. */
+  answered(connection: Connection): void;
+  /** The socket is gone. `inFlight`: a request had been sent and was not answered. */
+  closed(connection: Connection, inFlight: boolean): void;
+}
+
+/** Most heads fit; the marker, at the front of the output, lies in the same stretch. */
+const headBytes = 1024;
+const maxHeadBytes = 65_536;
+const readBuffer = Buffer.allocUnsafeSlow(256 * 1024);
+
+export class Connection {
+  /** When the request now in flight should have left, and when it did; performance.now(). */
+  intendedAt = 0;
+  /** Since when there has been nothing in flight; written by the owner, for its pool. */
+  idleSince = 0;
+  status = 0;
+  crossed = false;
+
+  readonly #owner: Owner;
+  readonly #verify: boolean;
+  readonly #bytes: Buffer;
+  readonly #markerAt: number;
+  readonly #socket: Socket;
+  #marker = "";
+  #inFlight = false;
+  /** The front of an answer that came in pieces. */
+  #partial: Buffer | undefined;
+
+  constructor(target: Target, request: Template, owner: Owner, verify: boolean) {
+    this.#owner = owner;
+    this.#verify = verify;
+    this.#bytes = Buffer.from(request.bytes);
+    this.#markerAt = request.markerAt;
+    const onread = { buffer: readBuffer, callback: (length: number): boolean => this.#read(length) };
+    this.#socket = connect({ host: target.host, port: target.port, noDelay: true, onread });
+    // An error is always followed by close, where it is counted.
+    this.#socket.on("error", () => {});
+    this.#socket.on("close", () => this.#owner.closed(this, this.#inFlight));
+  }
+
+  /** May be called before the connection is open: the bytes then leave when it is. */
+  send(marker: string, intendedAt: number): void {
+    this.#marker = marker;
+    this.intendedAt = intendedAt;
+    this.#inFlight = true;
+    // The last answer has arrived, so the kernel has long taken the bytes that are overwritten here.
+    this.#bytes.write(marker, this.#markerAt, markerLength, "latin1");
+    this.#socket.write(this.#bytes);
+  }
+
+  close(): void {
+    this.#socket.destroy();
+  }
+
+  #read(length: number): boolean {
+    let bytes = readBuffer;
+    let end = length;
+    if (this.#partial !== undefined) {
+      bytes = Buffer.concat([this.#partial, readBuffer.subarray(0, length)]);
+      end = bytes.length;
+    }
+    const answer = readAnswer(bytes, end);
+    if (answer.length > end) {
+      // Buffer.from copies, which it must: the shared buffer is about to be read into again.
+      this.#partial = this.#partial === undefined ? Buffer.from(readBuffer.subarray(0, length)) : bytes;
+    } else if (answer.length === end && this.#inFlight) {
+      this.#partial = undefined;
+      this.#inFlight = false;
+      this.status = answer.status;
+      this.crossed = this.#verify && answer.status === 200 && !this.#isOurs(answer, bytes);
+      this.#owner.answered(this);
+    } else {
+      this.#socket.destroy();
+    }
+    return true;
+  }
+
+  #isOurs(answer: Answer, bytes: Buffer): boolean {
+    const { text, headEnd, length } = answer;
+    if (text.includes(this.#marker, headEnd)) return true;
+    return bytes.toString("latin1", headEnd, length).includes(this.#marker);
+  }
+}
+
+/** The answer at the front of some bytes. */
+export interface Answer {
+  /** Of head and body. More than there are bytes: some are still to come. -1: nothing that we know. */
+  readonly length: number;
+  readonly status: number;
+  readonly headEnd: number;
+  /** The first bytes, decoded: the head and at least a part of the body. */
+  readonly text: string;
+}
+
+const unknown: Answer = { length: -1, status: 0, headEnd: 0, text: "" };
+
+/** Looks at the first `end` of `bytes`. A length below `end` means more bytes than were asked for. */
+export function readAnswer(bytes: Buffer, end: number): Answer {
+  let text = bytes.toString("latin1", 0, Math.min(end, headBytes));
+  let headEnd = text.indexOf("\r\n\r\n");
+  if (headEnd < 0 && end > headBytes) {
+    text = bytes.toString("latin1", 0, end);
+    headEnd = text.indexOf("\r\n\r\n");
+  }
+  if (headEnd < 0) return end < maxHeadBytes ? { length: end + 1, status: 0, headEnd: 0, text } : unknown;
+  const bodyLength = contentLength(text, headEnd);
+  if (bodyLength < 0 || !text.startsWith("HTTP/1.1 ")) return unknown;
+  const status = Number.parseInt(text.slice(9, 12), 10);
+  return { length: headEnd + 4 + bodyLength, status, headEnd, text };
+}
+
+/** -1 when there is none. Both usual spellings are tried before the general, slower way. */
+function contentLength(text: string, headEnd: number): number {
+  let at = text.indexOf("\r\ncontent-length: ");
+  if (at < 0) at = text.indexOf("\r\nContent-Length: ");
+  if (at < 0) at = text.slice(0, headEnd).toLowerCase().indexOf("\r\ncontent-length: ");
+  if (at < 0 || at > headEnd) return -1;
+  let length = 0;
+  for (let i = at + 18; i < headEnd; i++) {
+    const digit = text.charCodeAt(i) - 48;
+    if (digit < 0 || digit > 9) break;
+    length = length * 10 + digit;
+  }
+  return length;
+}

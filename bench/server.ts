@@ -1,0 +1,191 @@
+/**
+ * The servers under load: Ferry with a generated configuration, and the floor it is measured against.
+ *
+ * Ferry runs as its users run it, `ferry serve -c ferry.yaml` in a process of its own, on two free
+ * ports of 127.0.0.1. It counts as up when it prints its `ready` line on stderr. Its batches, tasks
+ * and busy time are read from the admin listener, so what is reported is what its operator would see.
+ */
+import { mkdtempSync, writeFileSync } from "node:fs";
+import { createServer, type AddressInfo } from "node:net";
+import { join } from "node:path";
+import type { Target } from "./connection.ts";
+import { Child, type ChildOptions } from "./process.ts";
+
+const host = "127.0.0.1";
+const readyTimeoutMs = 20_000;
+/** FERRY_CLI measures another checkout with this one's benchmark. */
+const cli = process.env["FERRY_CLI"] ?? join(import.meta.dirname, "../src/cli.ts");
+
+export interface SimulatedModel {
+  readonly name: string;
+  readonly workers: number;
+  readonly baseMs: number;
+  /** Share of batches that never come back. */
+  readonly hangRate?: number;
+  readonly maxBatchSize?: number;
+  readonly maxWaitMs?: number;
+  readonly policy?: "adaptive" | "latency" | "eco" | "fixed";
+  readonly timeouts?: { readonly queueMs: number; readonly workerMs: number; readonly totalMs: number };
+}
+
+export interface FerrySetup extends ChildOptions {
+  /** Where the configuration is written. */
+  readonly dir: string;
+  readonly models: readonly SimulatedModel[];
+  /** Further settings, as in ferry.yaml. */
+  readonly settings?: Readonly<Record<string, unknown>>;
+}
+
+/** Lifetime counters, summed over all workers; only differences of two readings mean something. */
+export interface Counters {
+  readonly atMs: number;
+  readonly workers: number;
+  readonly batches: number;
+  readonly tasks: number;
+  readonly busyMs: number;
+}
+
+/** What happened between two readings. */
+export interface Work {
+  readonly batches: number;
+  readonly meanBatch: number;
+  /** 0 to 1: busy time over the time there was. */
+  readonly busyShare: number;
+  readonly meanBusyMs: number;
+}
+
+export class FerryServer implements AsyncDisposable {
+  readonly pid: number;
+  readonly target: Target;
+  /** From spawn to the ready line. */
+  readonly readyMs: number;
+  readonly #child: Child;
+  readonly #admin: string;
+
+  private constructor(child: Child, port: number, adminPort: number, readyMs: number) {
+    this.#child = child;
+    this.pid = child.pid;
+    this.target = { host, port, path: "/v1/inference" };
+    this.#admin = `http://${host}:${adminPort}`;
+    this.readyMs = readyMs;
+  }
+
+  static async start(setup: FerrySetup): Promise<FerryServer> {
+    const [port, adminPort] = await freePorts(2);
+    const file = join(mkdtempSync(join(setup.dir, "ferry-")), "ferry.yaml");
+    // JSON is YAML.
+    writeFileSync(file, JSON.stringify(configuration(setup, port!, adminPort!), null, 2));
+    const spawnedAt = performance.now();
+    const child = new Child(cli, ["serve", "-c", file], setup);
+    await ready(child);
+    return new FerryServer(child, port!, adminPort!, performance.now() - spawnedAt);
+  }
+
+  async counters(): Promise<Counters> {
+    const { workers } = (await this.#get("/internal/workers")) as { workers: WorkerRow[] };
+    const sum = (pick: (row: WorkerRow) => number): number => workers.reduce((n, row) => n + pick(row), 0);
+    return {
+      atMs: performance.now(),
+      workers: workers.length,
+      batches: sum((row) => row.batches),
+      tasks: sum((row) => row.tasks),
+      busyMs: sum((row) => row.busy_ms),
+    };
+  }
+
+  async health(): Promise<Health> {
+    return (await this.#get("/internal/health")) as Health;
+  }
+
+  async #get(path: string): Promise<unknown> {
+    const response = await fetch(this.#admin + path, { signal: AbortSignal.timeout(5000) });
+    if (!response.ok) throw new Error(`GET ${path} answered ${response.status}: ${await response.text()}`);
+    return await response.json();
+  }
+
+  async [Symbol.asyncDispose](): Promise<void> {
+    await this.#child[Symbol.asyncDispose]();
+  }
+}
+
+export interface Health {
+  readonly status: string;
+  readonly gpu_utilization: number;
+  readonly queue_depth: number;
+  readonly requests_per_second: number;
+}
+
+interface WorkerRow {
+  readonly batches: number;
+  readonly tasks: number;
+  readonly busy_ms: number;
+}
+
+export function workBetween(before: Counters, after: Counters): Work {
+  const batches = after.batches - before.batches;
+  const busyMs = after.busyMs - before.busyMs;
+  return {
+    batches,
+    meanBatch: (after.tasks - before.tasks) / batches,
+    busyShare: busyMs / ((after.atMs - before.atMs) * after.workers),
+    meanBusyMs: busyMs / batches,
+  };
+}
+
+export class FloorServer implements AsyncDisposable {
+  readonly pid: number;
+  readonly target: Target;
+  readonly #child: Child;
+
+  private constructor(child: Child, port: number) {
+    this.#child = child;
+    this.pid = child.pid;
+    this.target = { host, port, path: "/v1/inference" };
+  }
+
+  static async start(options: ChildOptions): Promise<FloorServer> {
+    const [port] = await freePorts(1);
+    const child = new Child(join(import.meta.dirname, "floor.ts"), [String(port)], options);
+    await ready(child);
+    return new FloorServer(child, port!);
+  }
+
+  async [Symbol.asyncDispose](): Promise<void> {
+    await this.#child[Symbol.asyncDispose]();
+  }
+}
+
+async function ready(child: Child): Promise<void> {
+  try {
+    await child.line((line) => line.startsWith("{") && line.includes('"msg":"ready"'), readyTimeoutMs);
+  } catch (error) {
+    await child[Symbol.asyncDispose]();
+    throw error;
+  }
+}
+
+function configuration(setup: FerrySetup, port: number, adminPort: number): unknown {
+  const models = setup.models.map(({ name, workers, baseMs, hangRate = 0, ...rest }) => ({
+    name,
+    backend: { kind: "simulated", workers, baseMs, perItemMs: 0, hangRate },
+    maxBatchSize: 64,
+    policy: "adaptive",
+    ...rest,
+  }));
+  return { listen: `${host}:${port}`, admin: { listen: `${host}:${adminPort}` }, models, ...setup.settings };
+}
+
+/** Held open together, so that they differ; free when this returns, and nobody promised to stay away. */
+async function freePorts(count: number): Promise<number[]> {
+  const servers = Array.from({ length: count }, () => createServer());
+  const ports = servers.map(
+    (server) =>
+      new Promise<number>((resolve, reject) => {
+        server.once("error", reject);
+        server.listen(0, host, () => resolve((server.address() as AddressInfo).port));
+      }),
+  );
+  const free = await Promise.all(ports);
+  await Promise.all(servers.map((server) => new Promise((resolve) => server.close(resolve))));
+  return free;
+}
