@@ -3,7 +3,7 @@
  *
  *  - rows/s and ms a commit: 100 new records of 2 KB are said and waited for, again and again; half of the
  *    commits took less than the figure;
- *  - a lone record: the same with one record at a time, so mostly the disk's fsync and two hops between threads;
+ *  - a lone row: the same with one record at a time: the disk's fsync and two hops between threads;
  *  - lives/s: tasks with all they need (save, then an outcome of 2 KB, then forget), 100 of each a commit;
  *  - µs a change: CPU of the main thread over those lives, with everything: gathering, copying to the
  *    thread, hearing back.
@@ -71,11 +71,11 @@ try {
   const lone = await commits(journal, "lone", 1000, 1);
   const life = await lives(journal, 800);
   await journal.close();
-  process.stdout.write(
-    `journal, 2 KB rows: ${Math.round(hundred.rowsPerSecond)} rows/s at ${hundred.medianMs.toFixed(2)} ms a commit ` +
-      `of 100; a lone row ${lone.medianMs.toFixed(2)} ms; ${Math.round(life.perSecond)} whole lives/s; ` +
-      `main thread ${life.microseconds.toFixed(2)} µs a change\n`,
-  );
+  const perSecond = Math.round(hundred.rowsPerSecond);
+  const rows = `${perSecond} rows/s at ${hundred.medianMs.toFixed(2)} ms a commit of 100`;
+  const rest = `a lone row ${lone.medianMs.toFixed(2)} ms; ${Math.round(life.perSecond)} whole lives/s`;
+  const cost = `main thread ${life.microseconds.toFixed(2)} µs a change`;
+  process.stdout.write(`journal, 2 KB rows: ${rows}; ${rest}; ${cost}\n`);
 } finally {
   rmSync(dir, { recursive: true, force: true });
 }

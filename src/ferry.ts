@@ -36,6 +36,8 @@ export async function startFerry(config: Config, clock: Clock = new SystemClock(
   }
 }
 
+const LAST_WORDS_MS = 500;
+
 export class Ferry {
   readonly events = new Events();
   readonly #config: Config;
@@ -106,7 +108,9 @@ export class Ferry {
 
   async #stop(): Promise<void> {
     if (this.#admission !== undefined) this.#admission.draining = true;
+    // Whoever still waits is told where to ask; that takes a moment to reach the socket.
     this.#router?.releaseAll();
+    await this.#listener?.settle(LAST_WORDS_MS);
     for (const undo of this.#undo.toReversed()) await undo();
   }
 
@@ -121,10 +125,14 @@ export class Ferry {
       deadLetters,
     };
     if (engine.dataDir === undefined) return new MemoryEngine(options, this.#clock, this.events);
-    const { journal, records } = await openJournal(engine.dataDir, (why) => {
+    const { journal, records, torn } = await openJournal(engine.dataDir, (why) => {
       const message = `the journal is broken, nothing more is accepted: ${why.message}`;
       this.events.emit("notice", { level: "error", message });
     });
+    if (torn > 0) {
+      const message = `${torn} torn at the end of the journal in ${engine.dataDir}: the last commits before a crash or damage`;
+      this.events.emit("notice", { level: "warn", message });
+    }
     return new MemoryEngine(options, this.#clock, this.events, new RecordKeeper(journal, records));
   }
 

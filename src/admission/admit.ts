@@ -9,7 +9,7 @@
  * The engine has the last word: its queue may be full.
  */
 import type { Clock } from "../clock.ts";
-import { Refusal } from "../core/errors.ts";
+import { type Quota, Refusal } from "../core/errors.ts";
 import type { Engine } from "../engine/engine.ts";
 import type { Events, ShedReason } from "../telemetry/events.ts";
 
@@ -32,13 +32,6 @@ export interface AdmissionRules {
   readonly tiers: readonly { readonly name: string; readonly ratePerMinute?: number }[];
   readonly anonymousTier: string;
   readonly perUserPerMinute?: number;
-}
-
-/** Quota of the narrowest limit that applies, for the RateLimit headers. */
-export interface Quota {
-  readonly limit: number;
-  readonly left: number;
-  readonly resetMs: number;
 }
 
 export class Admission {
@@ -86,12 +79,11 @@ export class Admission {
   }
 
   /** A refusal, counted by its reason. */
-  refuse(caller: Caller, reason: ShedReason, message: string, waitMs: number): Refusal {
+  refuse(caller: Caller, reason: ShedReason, message: string, waitMs: number, quota?: Quota): Refusal {
     this.#events.emit("request.shed", { tier: this.tierName(caller.tier), reason });
     const code = reason === "rate" ? "RATE_LIMITED" : "SERVICE_OVERLOADED";
-    return new Refusal(code, message, {
-      retryAfterMs: Math.max(1, Math.ceil(Number.isFinite(waitMs) ? waitMs : 1000)),
-    });
+    const retryAfterMs = Math.max(1, Math.ceil(Number.isFinite(waitMs) ? waitMs : 1000));
+    return new Refusal(code, message, { retryAfterMs, ...(quota && { quota }) });
   }
 
   async #spendRates(caller: Caller): Promise<Quota | undefined> {
@@ -119,7 +111,8 @@ export class Admission {
   ): Promise<Quota | undefined> {
     if (limit === undefined) return undefined;
     const { allowed, left, resetMs } = await this.#engine.spend(key, limit);
-    if (allowed) return { limit, left, resetMs };
-    throw this.refuse(caller, "rate", `${whose} of ${limit} requests a minute is used up`, resetMs);
+    const quota = { limit, left, resetMs };
+    if (allowed) return quota;
+    throw this.refuse(caller, "rate", `${whose} of ${limit} requests a minute is used up`, resetMs, quota);
   }
 }

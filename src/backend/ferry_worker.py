@@ -18,7 +18,7 @@ on. A frame on either pipe:
                  6 unusable  u32 LE number, UTF-8 text: what it returned is no list of JSON values
 
 The number of a reply is the number of its call. One call is answered before the next is read. The end of
-fd 3 ends the process. Runs on Python 3.8 and later, standard library only.
+fd 3 ends the process; the end of fd 5, on which nothing is ever sent, ends everything it has started. Runs on Python 3.8 and later, standard library only.
 """
 
 import importlib.machinery
@@ -35,6 +35,7 @@ import traceback
 CALL, READY, CANNOT, OUTPUTS, REJECTED, UNUSABLE = 1, 2, 3, 4, 5, 6
 MAX_TEXT_CHARS = 400
 CLOSE_SECONDS = 1.0
+LIFELINE_FD = 5
 
 
 class CannotStart(Exception):
@@ -254,9 +255,32 @@ def die_with_parent():
         pass
 
 
+def guard_group():
+    """Leaves a process beside this one that ends the whole group when Ferry is gone, busy or not.
+
+    Forked twice, so that it is nobody's child here and a user's os.wait() never meets it.
+    """
+    if not hasattr(os, "fork"):
+        return
+    middle = os.fork()
+    if middle:
+        os.waitpid(middle, 0)
+        os.close(LIFELINE_FD)
+        return
+    if os.fork():
+        os._exit(0)
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    for fd in range(LIFELINE_FD):
+        os.close(fd)
+    os.read(LIFELINE_FD, 1)
+    os.killpg(0, signal.SIGKILL)
+
+
 def main():
     path, name, max_reply_bytes = sys.argv[1], sys.argv[2], int(sys.argv[3])
     pipes = Pipes()
+    guard_group()
     die_with_parent()
     for stream in (sys.stdout, sys.stderr):
         # Whatever the locale says, printing must not be what fails a batch.

@@ -105,7 +105,8 @@ class PythonChild implements Child {
     const colon = options.function.lastIndexOf(":");
     const [file, called] = [options.function.slice(0, colon), options.function.slice(colon + 1)];
     this.#process = spawn(options.python, ["-u", WORKER_FILE, file, called, String(options.maxReplyBytes)], {
-      stdio: ["ignore", "pipe", "pipe", "pipe", "pipe"],
+      // Two for frames; the last one only tells the child, by its end, that Ferry is gone.
+      stdio: ["ignore", "pipe", "pipe", "pipe", "pipe", "pipe"],
       detached: true,
       env,
     });
@@ -126,7 +127,7 @@ class PythonChild implements Child {
       () => {},
     );
     // A pipe breaks when the child ends, and that is heard in #end.
-    this.#toChild.on("error", () => {});
+    for (const stream of stdio.slice(3)) stream?.on("error", () => {});
   }
 
   run(batch: Batch, answer: (reply: Reply) => void): void {

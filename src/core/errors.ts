@@ -27,6 +27,13 @@ export const errors = {
 
 export type ErrorCode = keyof typeof errors;
 
+/** A limit per minute, for the RateLimit headers. */
+export interface Quota {
+  readonly limit: number;
+  readonly left: number;
+  readonly resetMs: number;
+}
+
 /**
  * An expected failure on its way to one client. Thrown inside the gateway only; between rooms
  * failures travel as values (`Outcome`, `Reply`).
@@ -35,11 +42,18 @@ export class Refusal extends Error {
   readonly code: ErrorCode;
   readonly status: number;
   readonly retryAfterMs: number | undefined;
+  /** The quota that is used up, where that is the reason. */
+  readonly quota: Quota | undefined;
 
-  constructor(code: ErrorCode, message: string, more: { status?: number; retryAfterMs?: number } = {}) {
+  constructor(
+    code: ErrorCode,
+    message: string,
+    more: { status?: number; retryAfterMs?: number; quota?: Quota } = {},
+  ) {
     super(message);
     this.code = code;
     this.status = more.status ?? errors[code].status;
     this.retryAfterMs = more.retryAfterMs;
+    this.quota = more.quota;
   }
 }

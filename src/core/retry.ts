@@ -3,9 +3,10 @@
  *
  * Backoff is exponential with full jitter: attempt k waits a random time in [0, min(maxMs, baseMs·2^(k−1))].
  * Random numbers are handed in. `RetryBudget` keeps a broken fleet from being hit harder than a healthy
- * one: a call that carries only tasks tried before is extra, and extra calls may be at most `share` of the
- * first ones, plus a small reserve so that a single crash is answered at once. When the budget is spent
- * the tasks wait; nothing fails because of it.
+ * one: a call that carries only tasks tried before is extra, and while no worker answers, extra calls may be
+ * at most `share` of the first ones, beside a small reserve so that a single crash is repaired at once. An
+ * answer fills the reserve again: a fleet that answers is not down, and what is being sorted out then is
+ * which input is to blame. When the budget is spent the tasks wait; nothing fails because of it.
  */
 
 export interface RetryLimits {
@@ -44,6 +45,11 @@ export class RetryBudget {
     this.#calls = Math.min(RESERVE_CALLS, this.#calls + this.#share);
   }
 
+  /** A worker answered. */
+  answered(): void {
+    this.#calls = RESERVE_CALLS;
+  }
+
   /** May an extra call go now? Takes it from the budget if so. A quiet system earns one a second. */
   extra(now: number): boolean {
     if (this.#at > 0) this.#calls = Math.min(RESERVE_CALLS, this.#calls + (now - this.#at) * REFILL_PER_MS);
@@ -65,4 +71,13 @@ export class RetryBudget {
  */
 export function smallerBatch(size: number): number {
   return Math.max(1, Math.ceil(size / 4));
+}
+
+/**
+ * The same for a batch that its worker answered with an error of its own. The first time that is taken
+ * for the worker's trouble, and everybody is tried again together; after that an eighth, then alone.
+ */
+export function smallerBatchAfter(attempt: number, size: number): number {
+  if (attempt === 1) return Infinity;
+  return attempt === 2 ? Math.max(1, Math.ceil(size / 8)) : 1;
 }

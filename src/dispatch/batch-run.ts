@@ -9,14 +9,20 @@
  *                      alone; nobody is blamed before it failed alone. At most 2 + 2·log2(n) calls; what
  *                      is not cleared by then goes back to the queue in smaller batches.
  *   busy               back to the queue, no attempt counted; the worker is left alone for a while
- *   failed             retry with backoff, then dead letter; when the batch may have killed the worker it
- *                      comes back in smaller batches, so that the innocent part company with the guilty
+ *   failed             retry with backoff, then dead letter. When one of the inputs may be the cause they
+ *                      come back in smaller batches, so that the innocent part company with the guilty
  *
  * Tasks of the same content are sent once, whoever they belong to.
  */
 import type { BatchTask, Reply } from "../backend/backend.ts";
 import type { Clock } from "../clock.ts";
-import { type RetryLimits, retryAt, smallerBatch } from "../core/retry.ts";
+import {
+  type RetryBudget,
+  type RetryLimits,
+  retryAt,
+  smallerBatch,
+  smallerBatchAfter,
+} from "../core/retry.ts";
 import type { Task } from "../core/task.ts";
 import type { ClaimedTask, Engine, Lease, Verdict } from "../engine/engine.ts";
 import type { Events } from "../telemetry/events.ts";
@@ -37,6 +43,7 @@ export interface RunParts {
   readonly events: Events;
   readonly workers: Workers;
   readonly prober: Prober;
+  readonly budget: RetryBudget;
   readonly random: () => number;
 }
 
@@ -149,7 +156,7 @@ export class BatchRun {
         return this.#settle(riders, () => ({ kind: "retry", at: now, message: reply.message, spared: true }));
       case "unusable":
         this.#failed(reply.message, now, false);
-        return this.#retry(riders, reply.message, {});
+        return this.#retry(riders, reply.message, () => Infinity);
       case "failed":
         this.#failed(reply.message, now, reply.blame === "nobody");
         if (reply.blame === "nobody") {
@@ -160,10 +167,8 @@ export class BatchRun {
             spared: true,
           }));
         }
-        return this.#retry(
-          riders,
-          reply.message,
-          reply.blame === "batch" ? { maxBatchSize: smallerBatch(riders.length) } : {},
+        return this.#retry(riders, reply.message, (attempt) =>
+          reply.blame === "batch" ? smallerBatch(riders.length) : smallerBatchAfter(attempt, riders.length),
         );
     }
   }
@@ -173,27 +178,31 @@ export class BatchRun {
     if (workers.failed(this.#slot, now, why, unreachable)) prober.ejected(this.#slot, unreachable);
   }
 
-  async #retry(riders: Rider[], message: string, more: { maxBatchSize?: number }): Promise<void> {
+  /** Tries again later in batches of at most `atMost(attempt)`, or gives up. */
+  async #retry(riders: Rider[], message: string, atMost: (attempt: number) => number): Promise<void> {
     const now = this.#parts.clock.now();
     // One roll for the batch: its tasks come back together and fill one batch again.
     const random = this.#parts.random();
     await this.#settle(riders, (_, { attempt, task }) => {
       const at = retryAt(attempt, this.#rules.retry, now, random);
-      if (at !== undefined) return { kind: "retry", at, message, ...more };
-      this.#parts.events.emit("task.dead", {
-        id: task.id,
-        model: task.model,
-        code: "INFERENCE_FAILED",
-        message,
-      });
-      return { kind: "dead", code: "INFERENCE_FAILED", message };
+      if (at !== undefined) return { kind: "retry", at, message, maxBatchSize: atMost(attempt) };
+      const { id, model } = task;
+      const code = "INFERENCE_FAILED";
+      this.#parts.events.emit("task.dead", { id, model, code, message });
+      // The worker's own words may tell more of the inside than a caller should see.
+      return {
+        kind: "dead",
+        code,
+        message: `${plural(attempt)} failed; it is kept as a dead letter`,
+        detail: message,
+      };
     });
   }
 
   /** Not cleared in time: back to the queue, where the attempt counts, and never again in so large a batch. */
   async #putBack(riders: Rider[], batchSize: number): Promise<void> {
     if (riders.length === 0) return;
-    await this.#retry(riders, "a batch-mate was refused", { maxBatchSize: smallerBatch(batchSize) });
+    await this.#retry(riders, "a batch-mate was refused", () => smallerBatch(batchSize));
   }
 
   async #settle(
@@ -253,7 +262,7 @@ export class BatchRun {
   }
 
   async #call(riders: Rider[]): Promise<Reply> {
-    const { clock, events, workers } = this.#parts;
+    const { clock, events, workers, budget } = this.#parts;
     const { workerMs, model } = this.#rules;
     const startedAt = clock.now();
     const timeout = (this.#timeout = new AbortController());
@@ -273,6 +282,7 @@ export class BatchRun {
     }
     if (reply.kind === "answered") {
       this.#anyAnswered = true;
+      budget.answered();
       workers.answered(this.#slot, riders.length, serviceMs);
     } else if (reply.kind === "rejected") {
       workers.alive(this.#slot);
@@ -295,6 +305,10 @@ export class BatchRun {
 
 type WithoutId<V> = V extends Verdict ? Omit<V, "id"> : never;
 type JudgedVerdict = WithoutId<Verdict>;
+
+function plural(attempts: number): string {
+  return attempts === 1 ? "the only attempt" : `all ${attempts} attempts`;
+}
 
 /** Tasks of the same content become one rider. */
 function ride(claimed: readonly ClaimedTask[]): Rider[] {

@@ -138,7 +138,7 @@ export class Dispatcher {
     for (const queue of this.#parts.engine.queues(this.rules.name)) {
       if (++seen > MAX_QUEUES_SEEN) break;
       let decision = this.#decide(queue, slot, freeAt, idle, now);
-      if (decision.kind === "send" && queue.fresh === 0 && !this.#budget.extra(now)) {
+      if (decision.kind === "send" && repeats(queue) && !this.#budget.extra(now)) {
         decision = { kind: "wait", until: now + this.#budget.waitMs(), unless: 1 };
       }
       if (decision.kind === "send") return { queue, decision };
@@ -150,7 +150,8 @@ export class Dispatcher {
   }
 
   #decide(queue: QueueView, slot: Slot, freeAt: number[], idle: number, now: number): Decision {
-    const { limits } = this.rules;
+    const maxBatchSize = Math.min(this.rules.limits.maxBatchSize, queue.headMaxBatchSize);
+    const limits = { ...this.rules.limits, maxBatchSize };
     const view = {
       queued: queue.depth,
       oldestAt: queue.oldestAt,
@@ -174,7 +175,7 @@ export class Dispatcher {
     const oldestWaitMs = now - queue.oldestAt;
     const why = `${max} of ${this.rules.limits.maxBatchSize} left after ${Math.round(oldestWaitMs)} ms: ${WORDS[reason]}`;
     const note = { id: newBatchId(), reason, worker: slot.name, startedAt: now, why };
-    if (queue.fresh > 0) this.#budget.first();
+    if (!repeats(queue)) this.#budget.first();
     this.workers.noteUsage(now);
     slot.batch = { ...note, size: max, expectedFreeAt: now + this.workers.service.msFor(max) * slot.ratio };
     this.#lastStartAt = now;
@@ -213,7 +214,7 @@ export class Dispatcher {
         oldestWaitMs,
       });
     }
-    const parts = { ...this.#parts, workers: this.workers, prober: this.#prober };
+    const parts = { ...this.#parts, workers: this.workers, prober: this.#prober, budget: this.#budget };
     const run = new BatchRun(this.#runRules, parts, slot, lease);
     this.#running.add(run);
     const calls = await run.run();
@@ -249,6 +250,11 @@ export class Dispatcher {
     const load = this.#arrivals.perMs(now) / this.workers.capacityPerMs(maxBatchSize, now);
     return load < REQUEUE_BELOW_LOAD && depth < (healthy * maxBatchSize) / 2;
   }
+}
+
+/** The next batch would hold only tasks that were tried before. */
+function repeats({ depth, fresh, headMaxBatchSize }: QueueView): boolean {
+  return fresh === 0 || headMaxBatchSize <= depth - fresh;
 }
 
 const WORDS: Record<DispatchReason, string> = {

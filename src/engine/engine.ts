@@ -79,8 +79,8 @@ export type Verdict = { readonly id: string } & (
   | { readonly kind: "done"; readonly output: Json }
   /** Final, and not worth keeping for a person. */
   | { readonly kind: "failed"; readonly code: ErrorCode; readonly message: string }
-  /** Final, and kept as a dead letter with its input. */
-  | { readonly kind: "dead"; readonly code: ErrorCode; readonly message: string }
+  /** Final, and kept as a dead letter with its input. Callers see `message`, operators `detail`. */
+  | { readonly kind: "dead"; readonly code: ErrorCode; readonly message: string; readonly detail: string }
   /** Not final: back to the front of its queue at `at`. */
   | {
       readonly kind: "retry";
@@ -116,6 +116,8 @@ export interface QueueView {
   readonly earliestDeadlineAt: number;
   /** How many of them were never tried; a batch without one is an extra call. */
   readonly fresh: number;
+  /** The first task may not ride in a larger batch than this. */
+  readonly headMaxBatchSize: number;
 }
 
 export interface DeadLetter {

@@ -243,9 +243,10 @@ export class MemoryEngine implements Engine {
     }
     this.#leavePlace(record);
     const { code, message } = verdict;
-    record.dead = verdict.kind === "dead";
-    if (record.dead) {
-      this.deadLetters.add({ task: record.task, attempts: record.attempt, code, message, diedAt: now });
+    if (verdict.kind === "dead") {
+      record.dead = verdict.detail;
+      const { task, attempt, dead } = record;
+      this.deadLetters.add({ task, attempts: attempt, code, message: dead, diedAt: now });
       this.#fallsDue(now + this.#options.deadLetters.ttlMs);
     }
     this.#finish(record, { ok: false, code, message }, now);
@@ -460,7 +461,8 @@ export class MemoryEngine implements Engine {
     const { id } = record.task;
     if (this.#records.get(id) === record) this.#records.delete(id);
     this.#shared.forgotten(record);
-    if (!record.dead) this.#keeper?.forget(id);
+    if (record.dead !== undefined) this.#keeper?.keepLetter(record);
+    else this.#keeper?.forget(id);
   }
 
   #review(record: TaskRecord, at: number): void {
@@ -497,7 +499,7 @@ export class MemoryEngine implements Engine {
     const record = this.#records.get(id);
     if (record === undefined) this.#keeper?.forget(id);
     else {
-      record.dead = false;
+      record.dead = undefined;
       this.#keeper?.update(record);
     }
   }
@@ -509,13 +511,14 @@ export class MemoryEngine implements Engine {
       now,
       (model) => this.#options.models.get(model)?.totalMs,
     );
+    if (state.forgotten === true) return this.deadLetters.add(letter!);
     const record = new TaskRecord(task, sharing, this.#expiry(task.model, now, task.deadlineAt));
     record.attempt = state.attempt;
     if (state.batch !== undefined) record.batch = state.batch;
     this.#records.set(task.id, record);
     this.#shared.started(record);
     for (const idempotency of state.keys ?? NOTHING) this.#shared.bindKey(record, { idempotency });
-    record.dead = letter !== undefined;
+    record.dead = letter?.message;
     if (state.outcome === undefined) this.#enqueue(record, "back");
     else this.#shelve(record, state.outcome, Math.min(now, state.settledAt ?? now));
     if (letter !== undefined) this.deadLetters.add(letter);

@@ -32,6 +32,11 @@ export class Group implements QueueView {
     return oldest;
   }
 
+  get headMaxBatchSize(): number {
+    for (const { first } of this.tiers) if (first !== undefined) return first.maxBatchSize;
+    return Infinity;
+  }
+
   /**
    * Of the heads: deadlines are a fixed time after arrival, so whoever came first is due first. The first
    * caller's own: whoever joined it and waits longer must not hide the hurry of those behind it.

@@ -41,7 +41,8 @@ export class TaskRecord implements RecordView, Due {
   maxBatchSize = Infinity;
   /** It was put back once because its batch was overdue. */
   overdue = false;
-  dead = false;
+  /** What its dead letter tells operators; undefined when it is none. */
+  dead: string | undefined;
   delivered = false;
   /** The instant at which `reap` must look at it; until it is final. */
   dueAt = Infinity;

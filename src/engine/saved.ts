@@ -15,7 +15,10 @@ interface SavedState {
   readonly outcome?: Outcome;
   readonly settledAt?: number;
   readonly batch?: BatchNote;
-  readonly dead?: boolean;
+  /** What the dead letter tells operators. */
+  readonly dead?: string;
+  /** Only the dead letter is left of it. */
+  readonly forgotten?: true;
   /** Idempotency-Keys of those who joined. */
   readonly keys?: TaskRecord["keys"];
 }
@@ -49,6 +52,11 @@ export class RecordKeeper {
     this.#journal.forget(id);
   }
 
+  /** Forgets it for its owner; the dead letter stays. */
+  keepLetter(record: TaskRecord): void {
+    this.#journal.update(record.task.id, stateText(record, true));
+  }
+
   flushed(): Promise<void> {
     return this.#journal.flushed();
   }
@@ -58,9 +66,10 @@ export class RecordKeeper {
   }
 }
 
-function stateText({ attempt, outcome, settledAt, batch, dead, keys, sharing }: TaskRecord): string {
+function stateText(record: TaskRecord, forgotten?: true): string {
+  const { attempt, outcome, settledAt, batch, dead, keys, sharing } = record;
   const joined = keys.filter(({ key }) => key !== sharing.idempotency?.key);
-  const state = { attempt, outcome, settledAt, batch: outcome && batch, dead };
+  const state = { attempt, outcome, settledAt, batch: outcome && batch, dead, forgotten };
   return JSON.stringify(joined.length === 0 ? state : { ...state, keys: joined });
 }
 
@@ -97,12 +106,13 @@ export function restored(
       message: `model ${task.model} is no longer configured`,
     } as const;
     const letter = { task, attempts: attempt, code: orphan.code, message: orphan.message, diedAt: now };
-    const ended = { ...state, outcome: orphan, settledAt: now, dead: true };
+    const ended = { ...state, outcome: orphan, settledAt: now, dead: orphan.message };
     return { task, sharing, state: ended, letter, orphan: true };
   }
-  const dead = state.dead === true && !outcome.ok;
-  const letter = dead
-    ? { task, attempts: attempt, code: outcome.code, message: outcome.message, diedAt: settledAt }
-    : undefined;
+  const { dead } = state;
+  const letter =
+    dead === undefined || outcome.ok
+      ? undefined
+      : { task, attempts: attempt, code: outcome.code, message: dead, diedAt: settledAt };
   return { task, sharing, state, letter, orphan: false };
 }

@@ -9,6 +9,7 @@ import { isUtf8 } from "node:buffer";
 import type { IncomingMessage, ServerResponse } from "node:http";
 import { Refusal } from "../core/errors.ts";
 import { newId } from "./ids.ts";
+import { quotaHeaders } from "./reply.ts";
 
 const JSON_TYPE = "application/json; charset=utf-8";
 
@@ -38,7 +39,7 @@ export class Exchange {
     this.#response = response;
     this.#limits = limits;
     this.startedAt = now;
-    const url = request.url!;
+    const url = originForm(request.url!, request.headers.host);
     const mark = url.indexOf("?");
     this.path = mark < 0 ? url : url.slice(0, mark);
     this.query = mark < 0 ? "" : url.slice(mark + 1);
@@ -77,6 +78,10 @@ export class Exchange {
     const type = this.header("content-type");
     if (type === undefined || !/^application\/json\s*(;|$)/i.test(type)) {
       throw new Refusal("UNSUPPORTED_MEDIA_TYPE", "send Content-Type: application/json (curl: --json)");
+    }
+    const charset = /charset="?([^";\s]+)/i.exec(type)?.[1];
+    if (charset !== undefined && charset.toLowerCase() !== "utf-8") {
+      throw new Refusal("UNSUPPORTED_MEDIA_TYPE", `send the body as UTF-8, not ${charset.slice(0, 32)}`);
     }
     const encoding = this.header("content-encoding");
     if (encoding !== undefined && encoding.toLowerCase() !== "identity") {
@@ -131,7 +136,7 @@ export class Exchange {
   }
 
   fail(refusal: Refusal, id?: string, headers: readonly string[] = []): void {
-    const { code, message, retryAfterMs, status } = refusal;
+    const { code, message, retryAfterMs, status, quota } = refusal;
     const requestId = id ?? newId(this.startedAt);
     const body = {
       error: code,
@@ -140,7 +145,7 @@ export class Exchange {
       ...(retryAfterMs && { retry_after_ms: retryAfterMs }),
     };
     const wait = retryAfterMs === undefined ? [] : ["retry-after", String(Math.ceil(retryAfterMs / 1000))];
-    this.send(status, JSON.stringify(body), [...headers, ...wait]);
+    this.send(status, JSON.stringify(body), [...headers, ...wait, ...quotaHeaders(quota)]);
   }
 
   sendNothing(status: number): void {
@@ -163,3 +168,10 @@ export class Exchange {
 }
 
 const EMPTY = Buffer.alloc(0);
+
+/** A target may name its host ("GET http://host/path"); it is ours only if that is the Host we were asked for. */
+function originForm(url: string, host: string | undefined): string {
+  if (url.startsWith("/")) return url;
+  const own = `http://${host ?? ""}/`;
+  return url.startsWith(own) ? url.slice(own.length - 1) : url;
+}

@@ -6,9 +6,9 @@
  * known already.
  */
 import { hash } from "node:crypto";
-import type { Admission, Caller, Capacity, Quota } from "../admission/admit.ts";
+import type { Admission, Caller, Capacity } from "../admission/admit.ts";
 import type { Clock } from "../clock.ts";
-import { Refusal } from "../core/errors.ts";
+import { type Quota, Refusal } from "../core/errors.ts";
 import { canonical } from "../core/json.ts";
 import type { Json } from "../core/task.ts";
 import type { Engine, RecordView, Sharing } from "../engine/engine.ts";

@@ -4,8 +4,7 @@
  * The output is JSON text already, so the body is put together from text; only what people wrote
  * (messages, reasons) is escaped here.
  */
-import type { Quota } from "../admission/admit.ts";
-import { errors, Refusal } from "../core/errors.ts";
+import { errors, type Quota, Refusal } from "../core/errors.ts";
 import type { RecordView } from "../engine/engine.ts";
 
 export interface Rendering {

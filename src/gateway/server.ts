@@ -74,11 +74,14 @@ export class Listener {
       connectionsCheckingInterval: CHECK_EVERY_MS,
       keepAliveTimeout: limits.keepAliveTimeoutMs,
       noDelay: true,
+      // Checked below, so that the answer has our shape.
+      requireHostHeader: false,
     });
     this.#server.maxHeadersCount = limits.maxHeaders + 1;
     this.#server.on("connection", (socket) => this.#connected(socket));
     this.#server.on("request", (request, response) => this.#request(request, response));
     this.#server.on("checkContinue", (request, response) => this.#mayContinue(request, response));
+    this.#server.on("checkExpectation", (request, response) => this.#expectsTooMuch(request, response));
     this.#server.on("clientError", (error, socket) => this.#malformed(error, socket));
   }
 
@@ -107,6 +110,18 @@ export class Listener {
     if (this.#open > 0) await new Promise<void>((resolve) => (this.#whenQuiet = resolve));
   }
 
+  /** Waits until every request is answered, but not longer than `ms`. */
+  async settle(ms: number): Promise<void> {
+    if (this.#open === 0) return;
+    await new Promise<void>((resolve) => {
+      const alarm = this.#clock.at(this.#clock.now() + ms, resolve);
+      this.#whenQuiet = () => {
+        alarm.cancel();
+        resolve();
+      };
+    });
+  }
+
   close(): void {
     this.#server.close();
     this.#server.closeAllConnections();
@@ -124,6 +139,12 @@ export class Listener {
     const tooLarge = Number(request.headers["content-length"] ?? 0) > this.#limits.maxBodyBytes;
     if (!tooLarge) response.writeContinue();
     this.#request(request, response);
+  }
+
+  #expectsTooMuch(request: IncomingMessage, response: ServerResponse): void {
+    const exchange = new Exchange(request, response, this.#exchangeLimits, this.#clock.now());
+    exchange.last = true;
+    exchange.fail(new Refusal("INVALID_REQUEST", "only Expect: 100-continue is understood", { status: 417 }));
   }
 
   #request(request: IncomingMessage, response: ServerResponse): void {
@@ -151,9 +172,13 @@ export class Listener {
     this.#events.emit("request.answered", { model, tier, status, latencyMs: this.#clock.now() - startedAt });
   }
 
-  #find({ path }: Exchange, request: IncomingMessage): { run: Answer; id: string } {
-    checkHeaders(request.rawHeaders, this.#limits.maxHeaders);
-    const { methods, id } = this.#route(path);
+  #find(exchange: Exchange, request: IncomingMessage): { run: Answer; id: string } {
+    const flaw = flawOf(request, this.#limits.maxHeaders);
+    if (flaw !== undefined) {
+      exchange.last = true;
+      throw flaw;
+    }
+    const { methods, id } = this.#route(exchange.path);
     const method = request.method === "HEAD" ? "GET" : request.method!;
     const run = Object.hasOwn(methods, method) ? methods[method] : undefined;
     if (run !== undefined) return { run, id };
@@ -176,7 +201,7 @@ export class Listener {
     if (exchange.answered) return;
     const refusal = error instanceof Refusal ? error : this.#bug(error);
     // What is left of a body that nobody read would be taken for the next request.
-    if (!exchange.request.complete) exchange.last = true;
+    if (hasBody(exchange.request) && !exchange.request.complete) exchange.last = true;
     const allow =
       refusal.code === "METHOD_NOT_ALLOWED"
         ? ["allow", Object.keys(this.#route(exchange.path).methods).join(", ")]
@@ -209,16 +234,22 @@ export class Listener {
   }
 }
 
-/** Node keeps the first of two `Host` headers and drops headers past its count; both must be refused. */
-function checkHeaders(raw: readonly string[], maxHeaders: number): void {
+/** What Node lets through: it keeps the first of two `Host` headers and drops headers past its count. */
+function flawOf({ rawHeaders: raw, httpVersion }: IncomingMessage, maxHeaders: number): Refusal | undefined {
   if (raw.length > 2 * maxHeaders) {
-    throw new Refusal("INVALID_REQUEST", `more than ${maxHeaders} headers`, { status: 431 });
+    return new Refusal("INVALID_REQUEST", `more than ${maxHeaders} headers`, { status: 431 });
   }
   let hosts = 0;
   for (let i = 0; i < raw.length; i += 2) {
     if (raw[i]!.length === 4 && raw[i]!.toLowerCase() === "host") hosts++;
   }
-  if (hosts > 1) throw new Refusal("INVALID_REQUEST", "more than one Host header");
+  if (hosts > 1) return new Refusal("INVALID_REQUEST", "more than one Host header");
+  if (hosts === 1 || httpVersion === "1.0") return undefined;
+  return new Refusal("INVALID_REQUEST", "the Host header is missing");
+}
+
+function hasBody({ headers }: IncomingMessage): boolean {
+  return headers["transfer-encoding"] !== undefined || Number(headers["content-length"] ?? 0) > 0;
 }
 
 function ignore(): void {}

@@ -241,6 +241,24 @@ function delivered(holds: Holds): void {
   );
 
   holds(
+    "with evictAfterRead, what others joined or may come back for with a key stays for them",
+    async (stage) => {
+      const { id: joined, lease } = await stage.run({}, SAME);
+      await stage.put({}, SAME);
+      await stage.settle(lease, done(joined));
+      const keyed = await stage.ended(done, {}, KEYED);
+      for (const id of [joined, keyed]) {
+        stage.engine.delivered(id);
+        assert.equal(await stage.state(id), "done");
+      }
+      assert.equal((await stage.put({}, KEYED)).kind, "done");
+      await stage.pass(RESULT_TTL_MS);
+      assert.deepEqual(stage.counts(), [0, 0, 0, 0]);
+    },
+    EVICT,
+  );
+
+  holds(
     "with evictAfterRead a dead letter outlives its record",
     async (stage) => {
       const id = await stage.ended(dead);

@@ -18,6 +18,7 @@ import {
 export function claimContract(holds: Holds): void {
   describe("claim", () => {
     batches(holds);
+    notes(holds);
     expired(holds);
     order(holds);
     tiers(holds);
@@ -70,7 +71,9 @@ function batches(holds: Holds): void {
       outcome: undefined,
     });
   });
+}
 
+function notes(holds: Holds): void {
   holds("each claim counts as an attempt", async (stage) => {
     const id = await stage.queue();
     for (let attempt = 1; attempt <= 4; attempt++) {

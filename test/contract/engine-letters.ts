@@ -42,7 +42,7 @@ function letters(holds: Holds): void {
       task,
       attempts: 2,
       code: "INFERENCE_FAILED",
-      message: "gave up",
+      message: "why",
       diedAt: stage.now,
     });
     assert.deepEqual(await stage.engine.deadLetters.list(), [letter]);

@@ -368,5 +368,6 @@ function verdictOf(judged: Judged, task: Task, now: number): Verdict | undefined
   if (kind === "failed") return { id, kind, code: "INPUT_REJECTED", message: "no" };
   // What a replay may share is told one by one in engine-letters.ts; here only plain tasks die.
   const dies = kind === "dead" && task.content === "";
-  return { id, kind: dies ? "dead" : "failed", code: "INFERENCE_FAILED", message: "gave up" };
+  const end = { id, code: "INFERENCE_FAILED", message: "gave up" } as const;
+  return dies ? { ...end, kind: "dead", detail: "why" } : { ...end, kind: "failed" };
 }

@@ -195,7 +195,7 @@ export class Stage {
     return [queued, running, kept, deadLetters];
   }
 
-  queues(model = MODEL): QueueView[] {
+  queues(model = MODEL): Omit<QueueView, "headMaxBatchSize">[] {
     return [...this.engine.queues(model)].map(
       ({ parameters, depth, oldestAt, earliestDeadlineAt, fresh }) => ({
         parameters,
@@ -238,7 +238,13 @@ export type Judgement = (id: string) => Verdict;
 
 export const done: Judgement = (id) => ({ id, kind: "done", output: '"out"' });
 export const failed: Judgement = (id) => ({ id, kind: "failed", code: "INPUT_REJECTED", message: "no" });
-export const dead: Judgement = (id) => ({ id, kind: "dead", code: "INFERENCE_FAILED", message: "gave up" });
+export const dead: Judgement = (id) => ({
+  id,
+  kind: "dead",
+  code: "INFERENCE_FAILED",
+  message: "gave up",
+  detail: "why",
+});
 
 type Retry = Verdict & { readonly kind: "retry" };
 

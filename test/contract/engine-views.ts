@@ -17,6 +17,7 @@ import {
 export function viewsContract(holds: Holds): void {
   describe("queues", () => {
     queues(holds);
+    heads(holds);
     queuesInOrder(holds);
   });
   describe("stats", () => {
@@ -71,6 +72,19 @@ function queues(holds: Holds): void {
     assert.equal(stage.queues()[0]?.depth, 2);
     await stage.pass(TOTAL_MS);
     assert.deepEqual(now(), []);
+  });
+}
+
+function heads(holds: Holds): void {
+  holds("the first task says how large its batch may be", async (stage) => {
+    const head = () => [...stage.engine.queues(MODEL)].map(({ headMaxBatchSize }) => headMaxBatchSize);
+    const { id, lease } = await stage.run();
+    await stage.queue();
+    assert.deepEqual(head(), [Infinity]);
+    await stage.settle(lease, retry(id, stage.now, { maxBatchSize: 3 }));
+    assert.deepEqual(head(), [3]);
+    await stage.claim(1);
+    assert.deepEqual(head(), [Infinity]);
   });
 
   holds("fresh counts those that were never tried", async (stage) => {

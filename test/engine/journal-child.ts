@@ -1,16 +1,16 @@
 /**
  * What the journal's tests work with: a process to be killed, and files to be damaged.
  *
- * `node journal-child.ts hold DIR` opens the journal, prints "open" and stays. `save` in its place saves, updates
- * and forgets until it is killed, and prints one line for each thing:
+ * `node journal-child.ts hold DIR` opens the journal, prints "open" and stays. `save` in its place saves,
+ * updates and forgets until it is killed, and prints one line for each thing:
  *   +ID     the save of ID is confirmed
  *   ?ID     ID is about to be forgotten
  *   -ID     the forgetting of ID is confirmed
  *   broken  a write failed; it then ends
  *
- * Damage is done to copies, made by `cp`: opening ferry.db in a process that holds the journal, and closing it
- * again, would drop the lock. `readJournal` is what runs at every start, without the thread, so that thousands of
- * damaged files can be tried in seconds.
+ * Damage is done to copies, made by `cp`: opening ferry.db in a process that holds the journal, and closing
+ * it again, would drop the lock. `readJournal` is what runs at every start, without the thread, so that
+ * thousands of damaged files can be tried in seconds.
  */
 import assert from "node:assert/strict";
 import { execFileSync, spawn } from "node:child_process";
@@ -74,12 +74,13 @@ export async function runChild(mode: string, dir: string, killAfter: number): Pr
 
 // ── Files ────────────────────────────────────────────────────────────────────────────────────────────
 
-let home: string | undefined;
+const homes = new Map<string, string>();
 let dirs = 0;
 
 /** The name of a directory that is not there yet, in one that `cleanUp` removes. */
-export function newDir(): string {
-  home ??= fs.mkdtempSync(join(tmpdir(), "ferry-journal-"));
+export function newDir(parent = tmpdir()): string {
+  const home = homes.get(parent) ?? fs.mkdtempSync(join(parent, "ferry-journal-"));
+  homes.set(parent, home);
   fs.chmodSync(home, 0o755); // another user must get as far as the directory that is closed to him
   return join(home, String(dirs++));
 }
@@ -89,7 +90,7 @@ const opened = new Set<Journal>();
 /** Also closes what a failed test left open: its thread would keep the process alive. */
 export async function cleanUp(): Promise<void> {
   for (const journal of opened) await journal.close();
-  if (home !== undefined) fs.rmSync(home, { recursive: true, force: true });
+  for (const home of homes.values()) fs.rmSync(home, { recursive: true, force: true });
 }
 
 export async function open(dir: string): Promise<OpenedJournal> {
@@ -98,8 +99,9 @@ export async function open(dir: string): Promise<OpenedJournal> {
   return it;
 }
 
+/** In memory where that is possible: thousands of looks at damaged files need no disk. */
 export function copyOf(dir: string): string {
-  const copy = newDir();
+  const copy = newDir(fs.existsSync("/dev/shm") ? "/dev/shm" : tmpdir());
   execFileSync("cp", ["-r", dir, copy]);
   return copy;
 }
@@ -168,8 +170,8 @@ export async function tenCommits(): Promise<{ dir: string; sizes: number[]; stat
   const states: SavedRecord[][] = [[]];
   for (let n = 1; n <= 10; n++) {
     const [id, old] = [`id ${n}`, `id ${n - 1}`];
-    journal.save(id, `task ${n} ${"x".repeat(n * 20)}`, "new");
-    model.set(id, { id, task: `task ${n} ${"x".repeat(n * 20)}`, state: "new" });
+    journal.save(id, `task ${n} ${"x".repeat(n * 12)}`, "new");
+    model.set(id, { id, task: `task ${n} ${"x".repeat(n * 12)}`, state: "new" });
     journal.update(old, `${n}`);
     const known = model.get(old);
     if (known !== undefined) model.set(old, { ...known, state: `${n}` });
@@ -193,5 +195,5 @@ export async function closedJournal(): Promise<{ dir: string; records: SavedReco
   await journal.flushed();
   for (let n = 0; n < 60; n += 2) journal.update(`id ${n}`, `state ${n} ${"y".repeat(n * 200)}`);
   await journal.close();
-  return { dir, records: read(dir).records };
+  return { dir: copyOf(dir), records: read(dir).records };
 }

@@ -225,6 +225,15 @@ describe("a restart brings back dead letters", () => {
     });
   });
 
+  holdsOnDisk("without their record, once its owner has forgotten it", async (stage) => {
+    const id = await stage.ended(dead);
+    await stage.engine.cancel(id, "ann");
+    await restarted(stage, async (next) => {
+      assert.equal(await next.engine.outcome(id), undefined);
+      assert.deepEqual(next.counts(), [0, 0, 0, 1]);
+    });
+  });
+
   holdsOnDisk("until their time to live has passed", async (stage) => {
     await stage.ended(dead);
     await stage.tick(LETTER_TTL_MS - 1);
