@@ -354,7 +354,7 @@ export const settings = group("Everything Ferry can be told.", {
     }),
     evictAfterRead: boolean("Forget an outcome once its owner has it.", false),
     maxBytes: integer("The most memory for kept outcomes; the oldest go first.", {
-      default: 256 * mebibyte,
+      default: 128 * mebibyte,
       min: mebibyte,
       max: 64 * 1024 * mebibyte,
       unit: "bytes",

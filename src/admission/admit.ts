@@ -64,18 +64,26 @@ export class Admission {
     return this.#rules.tiers[tier]!.name;
   }
 
-  /** Throws a Refusal, or returns the quota where one applies. */
-  async admit(caller: Caller, capacity: Capacity): Promise<Quota | undefined> {
+  /** Throws a Refusal, or gives the quota where one applies; waits only where there is a rate to look up. */
+  admit(caller: Caller, capacity: Capacity): Promise<Quota | undefined> | undefined {
     if (this.draining) {
       throw this.refuse(caller, "draining", "this process is shutting down; send the request again", 1000);
     }
-    const quota = this.#limited ? await this.#spendRates(caller) : undefined;
-    const now = this.#clock.now();
-    if (capacity.healthy(now) === 0) {
-      const waitMs = capacity.nextUsableAt(now) - now;
-      throw this.refuse(caller, "no_worker", "no worker of this model is healthy", waitMs);
+    if (this.#limited) {
+      return this.#spendRates(caller).then((quota) => {
+        this.#checkWorkers(caller, capacity);
+        return quota;
+      });
     }
-    return quota;
+    this.#checkWorkers(caller, capacity);
+    return undefined;
+  }
+
+  #checkWorkers(caller: Caller, capacity: Capacity): void {
+    const now = this.#clock.now();
+    if (capacity.healthy(now) > 0) return;
+    const waitMs = capacity.nextUsableAt(now) - now;
+    throw this.refuse(caller, "no_worker", "no worker of this model is healthy", waitMs);
   }
 
   /** A refusal, counted by its reason. */

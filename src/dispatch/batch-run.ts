@@ -310,8 +310,12 @@ function plural(attempts: number): string {
   return attempts === 1 ? "the only attempt" : `all ${attempts} attempts`;
 }
 
-/** Tasks of the same content become one rider. */
+/** Tasks of the same content become one rider. Those of one tenant have joined before they came here. */
 function ride(claimed: readonly ClaimedTask[]): Rider[] {
+  const { tenant } = claimed[0]!.task;
+  if (claimed.every(({ task }) => task.tenant === tenant)) {
+    return claimed.map((each) => ({ sent: toSend(each.task), tasks: [each] }));
+  }
   const byContent = new Map<string, Rider>();
   const riders: Rider[] = [];
   for (const each of claimed) {

@@ -117,7 +117,7 @@ export class MemoryEngine implements Engine {
       const record = this.#open(task, keyOnly(sharing), now);
       if (cached.batch !== undefined) record.batch = cached.batch;
       this.#events.emit("task.cached", { id: task.id, model: task.model });
-      this.#finish(record, cached.outcome, now);
+      this.#finish(record, cached.outcome!, now);
       return { kind: "done", id: task.id, record, cached: true };
     }
     const leader = this.#shared.inFlight(sharing);
@@ -451,7 +451,7 @@ export class MemoryEngine implements Engine {
     record.state = outcome.ok ? "done" : "failed";
     record.outcome = outcome;
     record.settledAt = settledAt;
-    record.task = { ...record.task, input: "" };
+    record.task = { ...record.task, input: "", content: "" };
     this.#shared.finished(record);
     this.#shelf.add(record);
     this.#fallsDue(settledAt + this.#options.results.ttlMs);

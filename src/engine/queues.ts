@@ -9,7 +9,7 @@
 import { seatTiers } from "../core/fair.ts";
 import type { Json } from "../core/task.ts";
 import type { QueueView } from "./engine.ts";
-import { RecordList, type TaskRecord } from "./record.ts";
+import { ANY_BATCH, RecordList, type TaskRecord } from "./record.ts";
 
 export class Group implements QueueView {
   readonly parameters: Json;
@@ -33,8 +33,8 @@ export class Group implements QueueView {
   }
 
   get headMaxBatchSize(): number {
-    for (const { first } of this.tiers) if (first !== undefined) return first.maxBatchSize;
-    return Infinity;
+    const head = this.tiers.find(({ first }) => first !== undefined)?.first;
+    return head === undefined || head.maxBatchSize === ANY_BATCH ? Infinity : head.maxBatchSize;
   }
 
   /**

@@ -9,7 +9,11 @@ import type { BatchNote, Outcome, Task, TaskState } from "../core/task.ts";
 import type { RecordView, Sharing } from "./engine.ts";
 
 /** What a record costs beside its texts; measured on V8 with room to spare. */
-const RECORD_BYTES = 600;
+const RECORD_BYTES = 1500;
+
+const NO_KEYS: readonly never[] = [];
+/** Larger than any batch; an integer, which V8 keeps in the record itself. */
+export const ANY_BATCH = 1 << 30;
 
 export class TaskRecord implements RecordView, Due {
   task: Task;
@@ -36,9 +40,9 @@ export class TaskRecord implements RecordView, Due {
   /** Callers that share this record through their content beside the first. */
   joins = 0;
   /** The Idempotency-Keys that point here. */
-  readonly keys: NonNullable<Sharing["idempotency"]>[] = [];
+  keys: readonly NonNullable<Sharing["idempotency"]>[] = NO_KEYS;
   /** Never in a larger batch than this. */
-  maxBatchSize = Infinity;
+  maxBatchSize = ANY_BATCH;
   /** It was put back once because its batch was overdue. */
   overdue = false;
   /** What its dead letter tells operators; undefined when it is none. */

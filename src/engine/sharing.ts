@@ -5,7 +5,7 @@
  * a key: the next request with it runs again, and the key then points there.
  */
 import { errors } from "../core/errors.ts";
-import { type Cached, OutcomeCache } from "./cache.ts";
+import { OutcomeCache } from "./cache.ts";
 import type { Sharing } from "./engine.ts";
 import type { TaskRecord } from "./record.ts";
 
@@ -27,7 +27,7 @@ export class SharedWork {
     return conflict || !mayRunAgain(used.record) ? { record: used.record, conflict } : undefined;
   }
 
-  cached({ cacheKey }: Sharing, now: number): Cached | undefined {
+  cached({ cacheKey }: Sharing, now: number): TaskRecord | undefined {
     return cacheKey === undefined ? undefined : this.#cache.get(cacheKey, now);
   }
 
@@ -45,15 +45,14 @@ export class SharedWork {
   bindKey(record: TaskRecord, { idempotency }: Sharing): void {
     if (idempotency === undefined) return;
     this.#keys.set(idempotency.key, { record, fingerprint: idempotency.fingerprint });
-    record.keys.push(idempotency);
+    record.keys = [...record.keys, idempotency];
   }
 
   finished(record: TaskRecord): void {
     const { joinKey, cacheKey, cacheTtlMs } = record.sharing;
     if (joinKey !== undefined && this.#inFlight.get(joinKey) === record) this.#inFlight.delete(joinKey);
     if (record.outcome?.ok === true && cacheKey !== undefined && cacheTtlMs !== undefined) {
-      const expiresAt = record.settledAt! + cacheTtlMs;
-      this.#cache.set({ key: cacheKey, outcome: record.outcome, batch: record.batch, expiresAt });
+      this.#cache.add(cacheKey, record);
     }
   }
 

@@ -35,15 +35,16 @@ export class Shelf {
     (record.delivered ? this.#delivered : this.#awaited).pushBack(record);
     this.#bytes += record.bytes;
     if (!record.delivered) this.#awaitedBytes += record.bytes;
-    while (this.#bytes > this.#maxBytes && this.#delivered.first !== undefined)
-      this.#drop(this.#delivered.first);
+    this.#makeRoom();
   }
 
   deliver(record: TaskRecord): void {
     if (record.delivered) return;
-    this.remove(record);
     record.delivered = true;
-    this.add(record);
+    this.#awaitedBytes -= record.bytes;
+    record.list!.remove(record);
+    this.#delivered.pushBack(record);
+    this.#makeRoom();
   }
 
   remove(record: TaskRecord): void {
@@ -60,6 +61,11 @@ export class Shelf {
       if (row.first !== undefined) next = Math.min(next, row.first.settledAt! + this.#ttlMs);
     }
     return next;
+  }
+
+  #makeRoom(): void {
+    while (this.#bytes > this.#maxBytes && this.#delivered.first !== undefined)
+      this.#drop(this.#delivered.first);
   }
 
   #drop(record: TaskRecord): void {

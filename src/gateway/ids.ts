@@ -6,23 +6,25 @@
  */
 import { randomFillSync } from "node:crypto";
 
-const DIGITS = "0123456789ABCDEFGHJKMNPQRSTVWXYZ";
+const DIGITS = Buffer.from("0123456789ABCDEFGHJKMNPQRSTVWXYZ", "latin1");
+const TIME_DIGITS = 10;
 const RANDOM_DIGITS = 26;
 const POOL_IDS = 256;
 
 const pool = new Uint8Array(RANDOM_DIGITS * POOL_IDS);
 let used = pool.length;
+/** Written anew for each id: one string is made, instead of one for every character on the way. */
+const digits = Buffer.alloc(TIME_DIGITS + RANDOM_DIGITS);
 let lastMs = -1;
-let lastTime = "";
 
 export function newId(nowMs: number): string {
   if (used === pool.length) {
     randomFillSync(pool);
     used = 0;
   }
-  let id = timeDigits(Math.floor(nowMs));
-  for (const end = used + RANDOM_DIGITS; used < end; used++) id += DIGITS[pool[used]! & 31]!;
-  return id;
+  writeTime(Math.floor(nowMs));
+  for (let at = 0; at < RANDOM_DIGITS; at++) digits[TIME_DIGITS + at] = DIGITS[pool[used++]! & 31]!;
+  return digits.toString("latin1");
 }
 
 /** Whether a text could be one of ours; anything else need not be looked up. */
@@ -30,13 +32,11 @@ export function looksLikeId(text: string): boolean {
   return /^[0-9A-HJKMNP-TV-Z]{36}$/.test(text);
 }
 
-function timeDigits(ms: number): string {
-  if (ms === lastMs) return lastTime;
-  let digits = "";
-  for (let left = ms, i = 0; i < 10; i++) {
-    digits = DIGITS[left % 32]! + digits;
+function writeTime(ms: number): void {
+  if (ms === lastMs) return;
+  lastMs = ms;
+  for (let left = ms, at = TIME_DIGITS - 1; at >= 0; at--) {
+    digits[at] = DIGITS[left % 32]!;
     left = Math.floor(left / 32);
   }
-  lastMs = ms;
-  return (lastTime = digits);
 }

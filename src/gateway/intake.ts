@@ -79,7 +79,8 @@ export class Intake {
 
   async submit(draft: Draft, caller: Caller): Promise<Ticket> {
     const model = this.model(draft.model);
-    const quota = await this.#admission.admit(caller, model.capacity);
+    const admitted = this.#admission.admit(caller, model.capacity);
+    const quota = admitted === undefined ? undefined : await admitted;
     const now = this.#clock.now();
     const id = newId(now);
     const { content, sharing } = share(draft, model, caller);
@@ -114,24 +115,25 @@ export class Intake {
   }
 }
 
-/** Under which keys this work may be shared. */
+/**
+ * Under which keys this work may be shared. The input is hashed alone, without a copy of it joined to the
+ * model and parameters; those stand beside the hash, where nothing can be mistaken for anything else.
+ */
 function share(draft: Draft, model: ModelDoor, caller: Caller): { content: string; sharing: Sharing } {
   const { collapse, cache } = model;
   const { idempotencyKey } = draft;
   if (!collapse && cache.scope === "off" && idempotencyKey === undefined) return { content: "", sharing: {} };
-  const digest = hash("sha256", `${model.name}\n${draft.parameters}\n${canonical(draft.input)}`, "base64url");
-  const own = `${digest} ${caller.tenant}`;
+  const content = `${hash("sha256", canonical(draft.input), "base64url")} ${model.name} ${draft.parameters}`;
+  // Neither a name, nor canonical JSON, nor a key holds a line break.
+  const own = `${content}\n${caller.tenant}`;
+  const cacheKey = cache.scope === "shared" ? content : own;
   return {
-    content: collapse ? digest : "",
+    content: collapse ? content : "",
     sharing: {
       ...(collapse && { joinKey: own }),
-      ...(cache.scope !== "off" && {
-        cacheKey: cache.scope === "shared" ? digest : own,
-        cacheTtlMs: cache.ttlMs,
-      }),
+      ...(cache.scope !== "off" && { cacheKey, cacheTtlMs: cache.ttlMs }),
       ...(idempotencyKey !== undefined && {
-        // A key holds no control character, so the line break ends it.
-        idempotency: { key: `${idempotencyKey}\n${caller.tenant}`, fingerprint: digest },
+        idempotency: { key: `${idempotencyKey}\n${caller.tenant}`, fingerprint: content },
       }),
     },
   };

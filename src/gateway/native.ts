@@ -13,7 +13,7 @@ import type { Router } from "../result/router.ts";
 import type { Exchange } from "./exchange.ts";
 import { looksLikeId } from "./ids.ts";
 import type { Draft, Intake, Ticket } from "./intake.ts";
-import { batchHeaders, outputAndMetadata, quotaHeaders, refusalOf, resultBody, tenths } from "./reply.ts";
+import { batchHeaders, quotaHeaders, refusalOf, resultBody, successBody, tenths } from "./reply.ts";
 import type { Routes } from "./server.ts";
 
 export interface NativeOptions {
@@ -85,7 +85,7 @@ export class NativeProtocol {
     this.#engine.delivered(ticket.id);
   }
 
-  async #submit(exchange: Exchange, draft: Draft): Promise<Ticket> {
+  #submit(exchange: Exchange, draft: Draft): Promise<Ticket> {
     const caller = this.#admission.identify();
     exchange.tier = this.#admission.tierName(caller.tier);
     exchange.model = this.#intake.model(draft.model).name;
@@ -93,11 +93,11 @@ export class NativeProtocol {
   }
 
   /** Until the outcome is there, the caller's patience ends, or the caller is gone. */
-  async #wait(
+  #wait(
     exchange: Exchange,
     ticket: Ticket,
     waitMs: number | undefined,
-  ): Promise<RecordView | undefined> {
+  ): Promise<RecordView | undefined> | undefined {
     const { waiter, id, caller } = ticket;
     if (waitMs === 0) {
       this.#router.release(waiter);
@@ -105,7 +105,9 @@ export class NativeProtocol {
     }
     exchange.onGone(() => {
       waiter.wake(undefined);
-      if (this.#router.release(waiter)) void this.#engine.cancel(id, caller.tenant, true);
+      this.#router.release(waiter);
+      // Whoever joined is counted by the engine; somebody who only polls is known to the router alone.
+      if (!this.#router.polled(id)) void this.#engine.cancel(id, caller.tenant, true);
     });
     const patience = waitMs === undefined ? Infinity : exchange.startedAt + waitMs;
     return this.#router.wait(waiter, Math.min(ticket.deadlineAt, patience));
@@ -114,12 +116,14 @@ export class NativeProtocol {
   #answer(exchange: Exchange, ticket: Ticket, record: RecordView): void {
     const { id, cached, quota } = ticket;
     const refusal = refusalOf(record);
-    const headers = [...batchHeaders(record), ...quotaHeaders(quota)];
+    const headers = batchHeaders(record);
+    if (quota !== undefined) headers.push(...quotaHeaders(quota));
     if (refusal === undefined) {
       const explain = exchange.header("x-ferry-explain") === "1";
       const latencyMs = this.#clock.now() - exchange.startedAt;
-      const rest = outputAndMetadata(record, { cached, explain, latencyMs });
-      exchange.send(200, `{"request_id":"${id}","task_id":"${id}","status":"SUCCESS",${rest}}`, headers);
+      const head = `{"request_id":"${id}","task_id":"${id}","status":"SUCCESS",`;
+      const { text, bytes } = successBody(head, record, { cached, explain, latencyMs });
+      exchange.send(200, text, headers, bytes);
     } else {
       exchange.fail(refusal, id, headers);
     }
@@ -154,7 +158,8 @@ export class NativeProtocol {
     if (exchange.answered) return;
     if (record === undefined) throw new Refusal("NOT_FOUND", NO_RESULT);
     const explain = exchange.header("x-ferry-explain") === "1";
-    exchange.send(200, resultBody(record, { cached: false, explain }), batchHeaders(record));
+    const { text, bytes } = resultBody(record, { cached: false, explain });
+    exchange.send(200, text, batchHeaders(record), bytes);
     if (record.outcome !== undefined) this.#engine.delivered(id);
   }
 
@@ -165,7 +170,7 @@ export class NativeProtocol {
     waitMs: number,
   ): Promise<RecordView | undefined> {
     if (waitMs === 0) return this.#engine.outcome(id, tenant);
-    const waiter = this.#router.expect(id);
+    const waiter = this.#router.expect(id, true);
     exchange.onGone(() => waiter.wake(undefined));
     const now = await this.#engine.outcome(id, tenant);
     if (now === undefined || now.outcome !== undefined) {

@@ -4,7 +4,7 @@
  * The output is JSON text already, so the body is put together from text; only what people wrote
  * (messages, reasons) is escaped here.
  */
-import { errors, type Quota, Refusal } from "../core/errors.ts";
+import { type Quota, Refusal } from "../core/errors.ts";
 import type { RecordView } from "../engine/engine.ts";
 
 export interface Rendering {
@@ -14,15 +14,22 @@ export interface Rendering {
   readonly latencyMs: number;
 }
 
-/** `"output":…,"metadata":{…}` of a success. */
-export function outputAndMetadata(record: RecordView, { cached, explain, latencyMs }: Rendering): string {
+/** A body and how many bytes it has; counted here, where all but the output is known to be ASCII. */
+export interface Body {
+  readonly text: string;
+  readonly bytes: number;
+}
+
+/** `head`, then `"output":…,"metadata":{…}` of a success. */
+export function successBody(head: string, record: RecordView, rendering: Rendering): Body {
   const { batch, outcome, task } = record;
+  const { cached, explain, latencyMs } = rendering;
   const output = outcome?.ok === true ? outcome.output : "null";
   const why = explain && batch !== undefined ? `,"why":${JSON.stringify(batch.why)}` : "";
-  return (
-    `"output":${output},"metadata":{"model":${quoted(task.model)},"latency_ms":${tenths(latencyMs)},` +
-    `"queue_ms":${tenths(queueMs(record))},"batch_size":${batch?.size ?? 0},"cached":${cached}${why}}`
-  );
+  const text =
+    `${head}"output":${output},"metadata":{"model":${quoted(task.model)},"latency_ms":${tenths(latencyMs)},` +
+    `"queue_ms":${tenths(queueMs(record))},"batch_size":${batch?.size ?? 0},"cached":${cached}${why}}}`;
+  return { text, bytes: text.length - output.length + Buffer.byteLength(output) };
 }
 
 export function batchHeaders(record: RecordView): string[] {
@@ -62,18 +69,19 @@ export function quotaHeaders(quota: Quota | undefined): string[] {
 }
 
 /** A finished or unfinished record, as polling shows it. */
-export function resultBody(record: RecordView, rendering: Omit<Rendering, "latencyMs">): string {
+export function resultBody(record: RecordView, rendering: Omit<Rendering, "latencyMs">): Body {
   const { task, outcome, settledAt } = record;
-  const id = `{"task_id":"${task.id}","status":`;
-  if (outcome === undefined) return `${id}"PENDING"}`;
-  if (!outcome.ok)
-    return `${id}"FAILED","error":"${outcome.code}","message":${JSON.stringify(outcome.message)}}`;
+  const head = `{"task_id":"${task.id}","status":`;
+  if (outcome === undefined) return counted(`${head}"PENDING"}`);
+  if (!outcome.ok) {
+    return counted(`${head}"FAILED","error":"${outcome.code}","message":${JSON.stringify(outcome.message)}}`);
+  }
   const latencyMs = (settledAt ?? task.createdAt) - task.createdAt;
-  return `${id}"SUCCESS",${outputAndMetadata(record, { ...rendering, latencyMs })}}`;
+  return successBody(`${head}"SUCCESS",`, record, { ...rendering, latencyMs });
 }
 
-export function statusOf(record: RecordView): number {
-  return record.outcome?.ok === false ? errors[record.outcome.code].status : 200;
+function counted(text: string): Body {
+  return { text, bytes: Buffer.byteLength(text) };
 }
 
 export function tenths(ms: number): number {

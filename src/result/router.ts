@@ -12,6 +12,8 @@ import type { Engine, RecordView } from "../engine/engine.ts";
 export class Waiter implements Due {
   /** The task it waits for; changes when the task joins another. */
   id: string;
+  /** It only looks: the task is not its own request. */
+  readonly polls: boolean;
   /** The next one that waits for the same task; written and read by the router. */
   next: Waiter | undefined;
   dueAt = Infinity;
@@ -20,8 +22,9 @@ export class Waiter implements Due {
   #record: RecordView | undefined;
   #wake: (() => void) | undefined;
 
-  constructor(id: string) {
+  constructor(id: string, polls: boolean) {
     this.id = id;
+    this.polls = polls;
   }
 
   get woken(): boolean {
@@ -65,8 +68,8 @@ export class Router {
   }
 
   /** Listens for `id`, before anything is said about it. */
-  expect(id: string): Waiter {
-    const waiter = new Waiter(id);
+  expect(id: string, polls = false): Waiter {
+    const waiter = new Waiter(id, polls);
     this.#add(waiter);
     return waiter;
   }
@@ -81,16 +84,20 @@ export class Router {
   }
 
   /** The finished record, or undefined at `until`. */
-  async wait(waiter: Waiter, until: number): Promise<RecordView | undefined> {
+  wait(waiter: Waiter, until: number): Promise<RecordView | undefined> {
     if (!waiter.woken) this.#limit(waiter, until);
-    const record = await waiter.settled();
-    this.#timeouts.remove(waiter);
-    this.release(waiter);
-    return record;
+    return waiter.settled();
+  }
+
+  /** Somebody looks at this task who has not asked for it with a request of its own. */
+  polled(id: string): boolean {
+    for (let each = this.#waiting.get(id); each !== undefined; each = each.next) if (each.polls) return true;
+    return false;
   }
 
   /** Stops listening. Returns whether nobody else here waits for that task. */
   release(waiter: Waiter): boolean {
+    this.#timeouts.remove(waiter);
     const first = this.#waiting.get(waiter.id);
     if (first === undefined) return true;
     if (first === waiter) {
@@ -107,7 +114,7 @@ export class Router {
 
   /** Wakes everybody empty-handed; what they wait for stays in the engine. */
   releaseAll(): void {
-    for (const first of this.#waiting.values()) wakeAll(first, undefined);
+    for (const first of this.#waiting.values()) this.#wakeAll(first, undefined);
     this.#waiting.clear();
   }
 
@@ -126,7 +133,14 @@ export class Router {
     const first = this.#waiting.get(record.task.id);
     if (first === undefined) return;
     this.#waiting.delete(record.task.id);
-    wakeAll(first, record);
+    this.#wakeAll(first, record);
+  }
+
+  #wakeAll(first: Waiter, record: RecordView | undefined): void {
+    for (let each: Waiter | undefined = first; each !== undefined; each = each.next) {
+      this.#timeouts.remove(each);
+      each.wake(record);
+    }
   }
 
   #limit(waiter: Waiter, until: number): void {
@@ -147,13 +161,9 @@ export class Router {
       first !== undefined && first.dueAt <= now;
       first = this.#timeouts.first
     ) {
-      this.#timeouts.remove(first);
+      this.release(first);
       first.wake(undefined);
     }
     this.#arm(this.#timeouts.firstAt);
   }
-}
-
-function wakeAll(first: Waiter, record: RecordView | undefined): void {
-  for (let each: Waiter | undefined = first; each !== undefined; each = each.next) each.wake(record);
 }
