@@ -1,0 +1,153 @@
+/**
+ * Where records stand that are not final yet, each in exactly one place:
+ *
+ *   in a queue            state queued, `list` set
+ *   waiting for a retry   state queued, `retryAt` set
+ *   under a lease         state running, `lease` and `leaseUntil` set
+ *
+ * and, in each of them, with an alarm: the instant at which `reap` must look at it.
+ */
+import type { Clock } from "../clock.ts";
+import { Heap } from "../core/heap.ts";
+import type { BatchNote, Json } from "../core/task.ts";
+import type { EngineListener, QueueView } from "./engine.ts";
+import { ModelQueues } from "./queues.ts";
+import type { TaskRecord } from "./record.ts";
+
+const NOTHING: readonly never[] = [];
+
+export class Places {
+  readonly #queueMs: ReadonlyMap<string, { readonly queueMs: number }>;
+  readonly #clock: Clock;
+  readonly #listeners: ReadonlySet<EngineListener>;
+  readonly #fallsDue: (at: number) => void;
+  readonly #queues = new Map<string, ModelQueues>();
+  readonly #alarms = new Heap<TaskRecord>();
+  /** Queued, or waiting for a retry. */
+  waiting = 0;
+  waitingBytes = 0;
+  running = 0;
+
+  constructor(
+    models: ReadonlyMap<string, { readonly queueMs: number }>,
+    tiers: number,
+    clock: Clock,
+    listeners: ReadonlySet<EngineListener>,
+    fallsDue: (at: number) => void,
+  ) {
+    this.#queueMs = models;
+    this.#clock = clock;
+    this.#listeners = listeners;
+    this.#fallsDue = fallsDue;
+    for (const model of models.keys()) this.#queues.set(model, new ModelQueues(tiers));
+  }
+
+  queues(model: string): Iterable<QueueView> {
+    return this.#queues.get(model)?.groups() ?? NOTHING;
+  }
+
+  depths(): Map<string, readonly number[]> {
+    return new Map([...this.#queues].map(([model, queues]) => [model, queues.depthByTier()]));
+  }
+
+  /** When a task that enters its queue at `from` gives up its place. */
+  expiry(model: string, from: number, deadlineAt: number): number {
+    return Math.min(deadlineAt, from + (this.#queueMs.get(model)?.queueMs ?? 0));
+  }
+
+  enqueue(record: TaskRecord, place: "back" | "arrival"): void {
+    record.state = "queued";
+    record.retryAt = 0;
+    if (place === "back") record.queuedAt = this.#clock.now();
+    const { model, parameters } = record.task;
+    const depth = this.#queues.get(model)!.push(record, place);
+    this.#wait(record);
+    this.#setAlarm(record, record.expiresAt);
+    for (const listener of this.#listeners) listener.queued?.(model, parameters, depth);
+  }
+
+  /** Out of sight until `at`, when `reap` puts it back into its queue. */
+  sitOut(record: TaskRecord, at: number): void {
+    record.state = "queued";
+    record.retryAt = at;
+    this.#wait(record);
+    this.#setAlarm(record, Math.min(at, record.deadlineAt));
+  }
+
+  /** Takes records of one batch out of their queue; each goes to its next place at once. */
+  take(model: string, parameters: Json, max: number): readonly TaskRecord[] {
+    const taken = this.#queues.get(model)?.take(parameters, max) ?? NOTHING;
+    for (const record of taken) this.#unwait(record);
+    return taken;
+  }
+
+  lease(record: TaskRecord, token: string, until: number, batch: BatchNote): void {
+    record.state = "running";
+    record.attempt++;
+    record.batch = batch;
+    record.lease = token;
+    this.running++;
+    this.extend(record, until);
+  }
+
+  extend(record: TaskRecord, until: number): void {
+    record.leaseUntil = until;
+    this.#setAlarm(record, Math.min(until, record.deadlineAt));
+  }
+
+  /** Takes a record out of wherever it is; the caller puts it into its next place at once. */
+  leave(record: TaskRecord): void {
+    if (record.state === "running") this.running--;
+    else {
+      if (record.list !== undefined) this.#queues.get(record.task.model)!.remove(record);
+      this.#unwait(record);
+    }
+    record.lease = "";
+  }
+
+  /** A better tier joined: it moves there, if it is in a queue. */
+  promote(record: TaskRecord, tier: number): void {
+    const queued = record.list !== undefined;
+    if (queued) this.leave(record);
+    record.tier = tier;
+    if (queued) this.enqueue(record, "arrival");
+  }
+
+  /** It is final. */
+  retire(record: TaskRecord): void {
+    this.#alarms.remove(record);
+  }
+
+  /** The record whose alarm rings first, if one has rung by `now`. */
+  rung(now: number): TaskRecord | undefined {
+    return this.#alarms.firstAt <= now ? this.#alarms.first : undefined;
+  }
+
+  /** When the next alarm rings. */
+  get nextAlarmAt(): number {
+    return this.#alarms.firstAt;
+  }
+
+  /** Nothing is due yet: somebody gave it more time. */
+  snooze(record: TaskRecord): void {
+    const { state, list, retryAt, deadlineAt, expiresAt, leaseUntil } = record;
+    const running = Math.min(leaseUntil, deadlineAt);
+    const waiting = list === undefined ? Math.min(retryAt, deadlineAt) : expiresAt;
+    this.#setAlarm(record, state === "running" ? running : waiting);
+  }
+
+  #setAlarm(record: TaskRecord, at: number): void {
+    this.#alarms.set(record, at);
+    this.#fallsDue(at);
+  }
+
+  #wait(record: TaskRecord): void {
+    this.waiting++;
+    this.waitingBytes += record.task.input.length;
+  }
+
+  #unwait(record: TaskRecord): void {
+    this.waiting--;
+    this.waitingBytes -= record.task.input.length;
+  }
+}
