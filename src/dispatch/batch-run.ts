@@ -82,12 +82,16 @@ export class BatchRun {
     this.#timeout?.abort();
   }
 
-  /** Resolves with the number of calls made, when every task has its verdict. */
-  async run(): Promise<number> {
+  /**
+   * Resolves with the number of calls made, when every task has its verdict. `free` is called as soon as the
+   * worker has answered: its next batch leaves before these answers are written to anybody.
+   */
+  async run(free: () => void): Promise<number> {
     const riders = ride(this.#lease.tasks);
     const reply = await this.#callUnlessOverdue(riders);
-    if (riders.length > 1 && (reply.kind === "rejected" || reply.kind === "unusable"))
-      await this.#isolate(riders);
+    if (reply.kind === "answered") free();
+    const refused = reply.kind === "rejected" || reply.kind === "unusable";
+    if (refused && riders.length > 1) await this.#isolate(riders);
     else await this.#conclude(riders, reply);
     return this.#calls;
   }

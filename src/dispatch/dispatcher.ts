@@ -11,7 +11,7 @@ import { RateEstimate } from "../core/estimate.ts";
 import { decide, type Decision, type Limits } from "../core/policy.ts";
 import { RetryBudget, type RetryLimits, smallerBatch } from "../core/retry.ts";
 import type { DispatchReason } from "../core/task.ts";
-import type { Engine, QueueView } from "../engine/engine.ts";
+import type { Engine, Lease, QueueView } from "../engine/engine.ts";
 import type { Events } from "../telemetry/events.ts";
 import { BatchRun, LEASE_GRACE_MS, type RunRules } from "./batch-run.ts";
 import type { HealthLimits } from "./health.ts";
@@ -177,7 +177,8 @@ export class Dispatcher {
     const note = { id: newBatchId(), reason, worker: slot.name, startedAt: now, why };
     if (!repeats(queue)) this.#budget.first();
     this.workers.noteUsage(now);
-    slot.batch = { ...note, size: max, expectedFreeAt: now + this.workers.service.msFor(max) * slot.ratio };
+    const held = { ...note, size: max, expectedFreeAt: now + this.workers.service.msFor(max) * slot.ratio };
+    slot.batch = held;
     this.#lastStartAt = now;
     const claim = engine.claim({
       model: name,
@@ -186,18 +187,28 @@ export class Dispatcher {
       leaseMs: workerMs + LEASE_GRACE_MS,
       batch: note,
     });
+    const free = (): void => {
+      if (slot.batch === held) this.#free(slot, held.startedAt);
+    };
     const run = claim
-      .then((lease) => this.#run(slot, lease, oldestWaitMs))
+      .then((lease) => this.#run(slot, lease, oldestWaitMs, free))
       .catch((error: unknown) => this.#broken(error))
       .finally(() => {
         this.#runs.delete(run);
-        slot.batch = undefined;
-        this.#pump();
+        free();
       });
     this.#runs.add(run);
   }
 
-  async #run(slot: Slot, lease: Awaited<ReturnType<Engine["claim"]>>, oldestWaitMs: number): Promise<void> {
+  #free(slot: Slot, startedAt: number): void {
+    const now = this.#parts.clock.now();
+    slot.busyMs += now - startedAt;
+    slot.batch = undefined;
+    this.workers.noteUsage(now);
+    this.#pump();
+  }
+
+  async #run(slot: Slot, lease: Lease, oldestWaitMs: number, free: () => void): Promise<void> {
     const size = lease.tasks.length;
     if (size === 0) return;
     const { clock, events } = this.#parts;
@@ -217,11 +228,12 @@ export class Dispatcher {
     const parts = { ...this.#parts, workers: this.workers, prober: this.#prober, budget: this.#budget };
     const run = new BatchRun(this.#runRules, parts, slot, lease);
     this.#running.add(run);
-    const calls = await run.run();
+    let freeAt = 0;
+    const calls = await run.run(() => {
+      freeAt = clock.now();
+      free();
+    });
     this.#running.delete(run);
-    const now = clock.now();
-    slot.busyMs += now - startedAt;
-    this.workers.noteUsage(now);
     events.emit("batch.settled", {
       model,
       batchId: batch.id,
@@ -229,7 +241,7 @@ export class Dispatcher {
       size,
       reason: batch.reason,
       calls,
-      busyMs: now - startedAt,
+      busyMs: (freeAt === 0 ? clock.now() : freeAt) - startedAt,
     });
   }
 
