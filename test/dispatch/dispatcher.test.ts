@@ -3,6 +3,7 @@ import { describe, test } from "node:test";
 import type { EventFields } from "../../src/telemetry/events.ts";
 import { poisson } from "../../src/plan/workload.ts";
 import type { Simulation } from "../../src/plan/simulation.ts";
+import { Router } from "../../src/result/router.ts";
 import { codes, endings, simulate } from "./simulated.ts";
 
 function started(simulation: Simulation): EventFields["batch.started"][] {
@@ -82,6 +83,24 @@ describe("batching", () => {
       simulation.schedule(poisson(1.5, 5000, 3), () => simulation.put());
       await simulation.run(8000);
     }
+  });
+
+  test("a worker's next batch leaves before the answers of its last one are given out", async () => {
+    const order: string[] = [];
+    const simulation = simulate({
+      wrap: (worker) => ({
+        name: worker.name,
+        run: (batch, signal) => (order.push(`start ${batch.tasks.length}`), worker.run(batch, signal)),
+      }),
+    });
+    const router = new Router(simulation.engine, simulation.clock);
+    const { id } = simulation.put();
+    void router.wait(router.expect(id), Infinity).then(() => order.push("answer"));
+    await simulation.run(10);
+    for (let i = 0; i < 3; i++) simulation.put();
+    await simulation.run(95);
+    assert.equal(simulation.dispatcher.workers.slots[0]!.batch?.size, 3);
+    assert.deepEqual(order, ["start 1", "start 3", "answer"]);
   });
 
   test("identical content in one batch is sent once, also across tenants, and everybody is answered", async () => {
