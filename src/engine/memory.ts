@@ -140,6 +140,9 @@ export class MemoryEngine implements Engine {
     if (this.#places.waitingBytes + task.input.length > maxQueuedBytes) {
       return `the queue is full (limits.maxQueuedBytes ${maxQueuedBytes})`;
     }
+    if ((this.#keeper?.pendingBytes ?? 0) > maxQueuedBytes) {
+      return `the journal is behind its disk (limits.maxQueuedBytes ${maxQueuedBytes})`;
+    }
     return this.#records.full ? "too many results wait to be fetched (results.maxBytes)" : undefined;
   }
 

@@ -57,6 +57,11 @@ export class RecordKeeper {
     this.#journal.update(record.task.id, stateText(record, true));
   }
 
+  /** Said, and not on disk yet. */
+  get pendingBytes(): number {
+    return this.#journal.pendingBytes;
+  }
+
   flushed(): Promise<void> {
     return this.#journal.flushed();
   }

@@ -52,7 +52,7 @@ const openOnDisk: OpenEngine = (options) => {
 /** A disk that is always well and costs nothing: what the engine says, it has. */
 class PerfectJournal implements Journal {
   readonly kept = new Map<string, SavedRecord>();
-  readonly pendingBytes = 0;
+  pendingBytes = 0;
   broken: Error | undefined;
 
   save(id: string, task: string, state: string): void {
@@ -332,6 +332,8 @@ describe("the journal", () => {
       assert(full.kind === "full");
       assert.match(full.message, /no space left/);
       assert.notEqual(await stage.state(refused.id), "queued");
+      journal.pendingBytes = Infinity; // a disk that cannot keep up is refused before it is asked
+      assert.match(((await stage.put()) as { message?: string }).message ?? "", /behind its disk/);
     },
   );
 });
