@@ -49,6 +49,8 @@ export interface RecordView {
   readonly queuedAt: number;
   readonly settledAt?: number;
   readonly outcome?: Outcome;
+  /** Answered from an earlier outcome. */
+  readonly cached?: boolean;
   /** The batch that it is in, or that decided it. */
   readonly batch?: BatchNote;
 }

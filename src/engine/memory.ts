@@ -1,9 +1,8 @@
 /**
  * The embedded engine: everything in this process, and on disk too when it is given a journal.
  *
- * Each verb changes memory in one synchronous step, which is what makes it atomic; only then does it
- * wait for the journal. `records.ts` keeps every record by id, `places.ts` knows where those stand that are
- * not final, `sharing.ts` who does whose work.
+ * Each verb changes memory in one synchronous step, which is what makes it atomic; only then does it wait for
+ * the journal. `records.ts` keeps every record by id, `places.ts` where those stand that are not final.
  *
  * Bounds: `maxQueued` and `maxQueuedBytes` for what waits, `results.maxBytes` for what is finished and
  * again for the cache, `deadLetters.max`, and `MAX_SPENDERS` rate windows.
@@ -88,6 +87,7 @@ export class MemoryEngine implements Engine {
     const cached = this.#records.shared.cached(sharing, now);
     if (cached !== undefined) {
       const record = this.#open(task, keyOnly(sharing), now);
+      record.cached = true;
       if (cached.batch !== undefined) record.batch = cached.batch;
       this.#events.emit("task.cached", { id: task.id, model: task.model });
       this.#finish(record, cached.outcome!, now);

@@ -29,6 +29,7 @@ export class TaskRecord implements RecordView, Due {
   deadlineAt: number;
   settledAt?: number;
   outcome?: Outcome;
+  cached = false;
   batch?: BatchNote;
   /** The lease that may bring bad news; "" when none does. */
   lease = "";

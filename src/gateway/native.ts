@@ -158,7 +158,7 @@ export class NativeProtocol {
     if (exchange.answered) return;
     if (record === undefined) throw new Refusal("NOT_FOUND", NO_RESULT);
     const explain = exchange.header("x-ferry-explain") === "1";
-    const { text, bytes } = resultBody(record, { cached: false, explain });
+    const { text, bytes } = resultBody(record, explain);
     exchange.send(200, text, batchHeaders(record), bytes);
     if (record.outcome !== undefined) this.#engine.delivered(id);
   }

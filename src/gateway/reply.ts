@@ -69,7 +69,7 @@ export function quotaHeaders(quota: Quota | undefined): string[] {
 }
 
 /** A finished or unfinished record, as polling shows it. */
-export function resultBody(record: RecordView, rendering: Omit<Rendering, "latencyMs">): Body {
+export function resultBody(record: RecordView, explain: boolean): Body {
   const { task, outcome, settledAt } = record;
   const head = `{"task_id":"${task.id}","status":`;
   if (outcome === undefined) return counted(`${head}"PENDING"}`);
@@ -77,7 +77,7 @@ export function resultBody(record: RecordView, rendering: Omit<Rendering, "laten
     return counted(`${head}"FAILED","error":"${outcome.code}","message":${JSON.stringify(outcome.message)}}`);
   }
   const latencyMs = (settledAt ?? task.createdAt) - task.createdAt;
-  return successBody(`${head}"SUCCESS",`, record, { ...rendering, latencyMs });
+  return successBody(`${head}"SUCCESS",`, record, { cached: record.cached === true, explain, latencyMs });
 }
 
 function counted(text: string): Body {

@@ -71,6 +71,7 @@ describe("POST /v1/inference", () => {
     assert.deepEqual(second.json.output, { of: input });
     assert.equal(second.json.request_id, second.json.task_id);
     const found = await ferry.get(`/v1/result/${second.json.task_id}`);
+    assert.equal(found.json.metadata?.["cached"], true);
     assert.equal(found.json.status, "SUCCESS", "the id of a cached answer can be polled too");
     assert.equal((await ferry.post({ input: fresh() })).json.metadata!["cached"], false);
     assert.equal(stub.calls.length, 2);
