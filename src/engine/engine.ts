@@ -164,7 +164,7 @@ export interface Engine {
   settle(lease: Lease, verdicts: readonly Verdict[]): Promise<readonly SettleReply[]>;
 
   /**
-   * Ends a task for its owner. With `abandoned`, the caller hung up: it is dropped only if it is
+   * Ends a task for its owner, and resolves when that is as safe as `put` makes a task. With `abandoned`, the caller hung up: it is dropped only if it is
    * queued, nobody joined it, and no Idempotency-Key could bring the caller back.
    */
   cancel(id: string, tenant: string, abandoned?: boolean): Promise<CancelReply>;

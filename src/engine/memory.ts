@@ -19,6 +19,7 @@ import { Places } from "./places.ts";
 import { TaskRecord } from "./record.ts";
 import { Records, type ResultLimits } from "./records.ts";
 import { type RecordKeeper, restored } from "./saved.ts";
+import { keyOnly } from "./sharing.ts";
 
 export interface MemoryOptions {
   /** Each model's own limits. */
@@ -140,9 +141,8 @@ export class MemoryEngine implements Engine {
     if (this.#places.waitingBytes + task.input.length > maxQueuedBytes) {
       return `the queue is full (limits.maxQueuedBytes ${maxQueuedBytes})`;
     }
-    if ((this.#keeper?.pendingBytes ?? 0) > maxQueuedBytes) {
-      return `the journal is behind its disk (limits.maxQueuedBytes ${maxQueuedBytes})`;
-    }
+    const behind = (this.#keeper?.pendingBytes ?? 0) > maxQueuedBytes;
+    if (behind) return `the journal is behind its disk (limits.maxQueuedBytes ${maxQueuedBytes})`;
     return this.#records.full ? "too many results wait to be fetched (results.maxBytes)" : undefined;
   }
 
@@ -232,6 +232,12 @@ export class MemoryEngine implements Engine {
   }
 
   async cancel(id: string, tenant: string, abandoned = false): Promise<CancelReply> {
+    const reply = this.#cancelNow(id, tenant, abandoned);
+    if (!abandoned && reply !== "kept") await this.#keeper?.flushed();
+    return reply;
+  }
+
+  #cancelNow(id: string, tenant: string, abandoned: boolean): CancelReply {
     const record = this.#records.find(id);
     if (record === undefined || record.task.tenant !== tenant) return "unknown";
     if (record.final) {
@@ -390,11 +396,4 @@ export class MemoryEngine implements Engine {
   }
 }
 
-/** An answer from the cache is neither work in flight nor a reason to keep the cached one for longer. */
-function keyOnly({ idempotency }: Sharing): Sharing {
-  return idempotency === undefined ? {} : { idempotency };
-}
-
-function tooLate(message: string): { ok: false; code: "DEADLINE_EXCEEDED"; message: string } {
-  return { ok: false, code: "DEADLINE_EXCEEDED", message };
-}
+const tooLate = (message: string): Outcome => ({ ok: false, code: "DEADLINE_EXCEEDED", message });

@@ -68,3 +68,8 @@ export class SharedWork {
 function mayRunAgain({ outcome }: TaskRecord): boolean {
   return outcome?.ok === false && errors[outcome.code].retryable;
 }
+
+/** An answer from the cache is neither work in flight nor a reason to keep the cached one for longer. */
+export function keyOnly({ idempotency }: Sharing): Sharing {
+  return idempotency === undefined ? {} : { idempotency };
+}
