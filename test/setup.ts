@@ -1,9 +1,12 @@
 /**
- * What the tests need beside Node: a real Python 3, for the python backend.
+ * What the tests need beside Node: a real Python 3, for the python backend, and a real Redis, for its engine.
  *
- * Installed from Debian's packages where it is missing and that is possible; otherwise a clear failure.
+ * Installed from Debian's packages where it is missing and that is possible; otherwise a clear failure. Only
+ * the programs are wanted: the tests start their own servers on their own ports, and Debian's redis-server
+ * package would also start a service, on port 6379. While packages are installed a policy forbids that.
  */
 import { spawnSync } from "node:child_process";
+import { existsSync, rmSync, writeFileSync } from "node:fs";
 
 interface Need {
   readonly command: string;
@@ -17,21 +20,47 @@ const NEEDS: readonly Need[] = [
     debianPackage: "python3",
     what: "the python backend is tested with real child processes",
   },
+  {
+    command: "redis-server",
+    debianPackage: "redis-server",
+    what: "the Redis engine is tested with real servers",
+  },
 ];
+
+/** Debian asks it before a package starts or stops a service; 101: it may not. */
+const SERVICE_POLICY = "/usr/sbin/policy-rc.d";
 
 export function setUp(): void {
   const missing = NEEDS.filter(({ command }) => !runs(command, "--version"));
   if (missing.length === 0) return;
   const packages = missing.map(({ debianPackage }) => debianPackage);
   console.error(`installing ${packages.join(", ")}: ${missing.map(({ what }) => what).join("; ")}`);
-  const installed =
-    runs("apt-get", "update") && runs("apt-get", "install", "-y", "--no-install-recommends", ...packages);
+  const installed = runs("apt-get", "update") && install(packages);
   const still = missing.filter(({ command }) => !runs(command, "--version"));
   if (still.length === 0) return;
   const names = still.map(({ command }) => command).join(", ");
   const hint = installed ? "" : ` (apt-get install ${packages.join(" ")} did not work)`;
   console.error(`the tests need ${names}${hint}; install it and run npm test again`);
   process.exit(1);
+}
+
+function install(packages: readonly string[]): boolean {
+  const ours = !existsSync(SERVICE_POLICY) && mayWrite(SERVICE_POLICY, "#!/bin/sh\nexit 101\n");
+  try {
+    return runs("apt-get", "install", "-y", "--no-install-recommends", ...packages);
+  } finally {
+    if (ours) rmSync(SERVICE_POLICY);
+  }
+}
+
+/** False where it is not allowed, or not Debian: there, nothing can be installed either. */
+function mayWrite(path: string, script: string): boolean {
+  try {
+    writeFileSync(path, script, { mode: 0o755 });
+    return true;
+  } catch {
+    return false;
+  }
 }
 
 function runs(command: string, ...words: string[]): boolean {

@@ -1,0 +1,109 @@
+/**
+ * Group commit: many writes, one wait for a replica.
+ *
+ *   run run run ──► [script, script, script, WAIT 1 ms] ──► all replies ──► everybody's promise
+ *                    while it is in flight the next group gathers
+ *
+ * WAIT looks only at what its own connection wrote, and on a fresh connection it is satisfied at once. So
+ * the scripts and their WAIT always travel together, and each script must write when it answers, also when
+ * it only finds what an earlier attempt left.
+ */
+import { LinkDown, RedisError } from "./link.ts";
+import type { Arg, RedisReply } from "./link.ts";
+import type { KeptLink } from "./kept.ts";
+
+/** The store cannot say yes now. `unknown`: what was asked may have happened all the same. */
+export class StoreAway extends Error {
+  readonly unknown: boolean;
+
+  constructor(message: string, unknown: boolean) {
+    super(message);
+    this.name = "StoreAway";
+    this.unknown = unknown;
+  }
+}
+
+/** More in one pipeline gain nothing, and the first would wait for the last. */
+const GROUP_CALLS = 512;
+
+/** One member's commands, in the order in which they are sent; the last one's reply is its answer. */
+export function together(
+  command: readonly Arg[],
+  asking: boolean,
+  before: readonly (readonly Arg[])[],
+): (readonly Arg[])[] {
+  const all = before.length === 0 ? [command] : [...before, command];
+  return asking ? all.flatMap((each) => [["ASKING"], each]) : all;
+}
+
+interface Member {
+  readonly commands: readonly (readonly Arg[])[];
+  readonly resolve: (reply: RedisReply) => void;
+  readonly reject: (why: Error) => void;
+}
+
+export class GroupCommit {
+  readonly #kept: KeptLink;
+  /** Is a replica wanted now? */
+  readonly #waits: () => boolean;
+  readonly #waitTimeoutMs: number;
+  #gathering: Member[] = [];
+  #busy = false;
+
+  constructor(kept: KeptLink, waits: () => boolean, waitTimeoutMs: number) {
+    this.#kept = kept;
+    this.#waits = waits;
+    this.#waitTimeoutMs = waitTimeoutMs;
+  }
+
+  /** Rejects with the script's own RedisError, LinkDown, or StoreAway when no replica confirmed. */
+  run(commands: readonly (readonly Arg[])[]): Promise<RedisReply> {
+    return new Promise((resolve, reject) => {
+      const first = this.#gathering.push({ commands, resolve, reject }) === 1;
+      if (first && !this.#busy) setImmediate(() => void this.#commit());
+    });
+  }
+
+  async #commit(): Promise<void> {
+    while (this.#gathering.length > 0 && !this.#busy) {
+      const group = this.#gathering.splice(0, GROUP_CALLS);
+      const { link, why } = this.#kept;
+      const commands = group.flatMap((member) => member.commands);
+      const waits = this.#waits();
+      if (waits) commands.push(["WAIT", 1, this.#waitTimeoutMs]);
+      this.#busy = true;
+      try {
+        if (link === undefined) throw new LinkDown(why.message, false);
+        this.#settle(group, await link.callAll(commands), waits);
+      } catch (error) {
+        for (const { reject } of group) reject(error as Error);
+      }
+      this.#busy = false;
+    }
+  }
+
+  #settle(group: readonly Member[], replies: readonly (RedisReply | RedisError)[], waits: boolean): void {
+    const doubt = waits ? this.#doubt(replies.at(-1)) : undefined;
+    let at = 0;
+    for (const { commands, resolve, reject } of group) {
+      const own = replies.slice(at, (at += commands.length));
+      const refused = own.find((reply) => reply instanceof RedisError);
+      if (refused !== undefined) reject(refused);
+      else if (doubt === undefined) resolve(own.at(-1) as RedisReply);
+      else reject(doubt);
+    }
+  }
+
+  /** Why the group's writes are not safe, judging by WAIT's reply. */
+  #doubt(confirmed: RedisReply | RedisError | undefined): Error | undefined {
+    if (typeof confirmed === "number" && confirmed >= 1) return undefined;
+    if (!(confirmed instanceof RedisError))
+      return new StoreAway(`no replica confirmed the write within ${this.#waitTimeoutMs} ms`, true);
+    if (confirmed.code === "NOPERM") return confirmed;
+    // Demoted in the middle of it (UNBLOCKED): as good as a lost connection.
+    return new LinkDown(
+      `redis ${this.#kept.link?.address ?? ""} answered WAIT with: ${confirmed.message}`,
+      true,
+    );
+  }
+}

@@ -1,0 +1,203 @@
+/**
+ * Who is who among Redis servers: what one server says of itself, and of its Cluster.
+ *
+ * A shard is a hash tag; its slot is CRC16(tag) mod 16384 (CRC-16/XMODEM, as the Cluster specification has
+ * it), and whoever serves that slot serves the shard. A view of the Cluster is one server's word: when
+ * several differ, that of the highest epoch is the newest, and one that says `cluster_state:ok` sits in the
+ * majority.
+ */
+import { addressOf, RedisError } from "./link.ts";
+import type { RedisLink, RedisReply } from "./link.ts";
+
+export interface Address {
+  readonly host: string;
+  readonly port: number;
+}
+
+/** When a durable write is accepted: see `nodes.ts`. */
+export type Durability = "auto" | "replica" | "local";
+
+export interface NodesOptions {
+  /** redis://user:password@host:port/db, rediss:// for TLS. */
+  readonly url?: string | undefined;
+  /** Seeds of a Cluster, or a primary and its replicas in any order. */
+  readonly nodes?: readonly Address[] | undefined;
+  readonly username?: string | undefined;
+  readonly password?: string | undefined;
+  readonly tls?: boolean | undefined;
+  /** Every key of shard i contains {tags[i]}. */
+  readonly tags: readonly string[];
+  readonly connectTimeoutMs: number;
+  readonly commandTimeoutMs: number;
+  /** What CLIENT LIST shows. */
+  readonly name: string;
+  readonly durability: Durability;
+  readonly waitTimeoutMs: number;
+  /** For jitter, in [0, 1); seeded by the time when left out. */
+  readonly random?: (() => number) | undefined;
+}
+
+/** What a server says of itself. */
+export interface ServerFacts {
+  readonly address: string;
+  readonly version: string;
+  readonly cluster: boolean;
+  readonly primary: boolean;
+  /** Replicas that are connected and in step. */
+  readonly replicas: number;
+  /** How far its replication stream is, in bytes. */
+  readonly offset: number;
+}
+
+/** What a server says of its Cluster. */
+export interface ClusterView {
+  readonly ok: boolean;
+  readonly epoch: number;
+  readonly ranges: readonly SlotRange[];
+  /** Everybody who is named, primaries and replicas. */
+  readonly members: readonly Address[];
+}
+
+export interface SlotRange {
+  readonly from: number;
+  readonly to: number;
+  readonly primary: Address;
+}
+
+export interface Endpoints {
+  readonly seeds: readonly Address[];
+  readonly tls: boolean;
+  readonly username: string | undefined;
+  readonly password: string | undefined;
+  readonly db: number;
+}
+
+const SLOTS = 16_384;
+
+export function slotOf(tag: string): number {
+  let crc = 0;
+  for (const byte of Buffer.from(tag)) {
+    crc ^= byte << 8;
+    for (let bit = 0; bit < 8; bit++) crc = (crc & 0x8000 ? (crc << 1) ^ 0x1021 : crc << 1) & 0xffff;
+  }
+  return crc % SLOTS;
+}
+
+/** Where to knock, from the two ways to say it. Throws one line that names the mistake, never the password. */
+export function endpointsOf(
+  options: Pick<NodesOptions, "url" | "nodes" | "username" | "password" | "tls">,
+): Endpoints {
+  const { url, nodes = [], username, password, tls = false } = options;
+  if (url === undefined) {
+    if (nodes.length === 0) throw new Error("no Redis server is named: set the url or the nodes");
+    return { seeds: nodes, tls, username, password, db: 0 };
+  }
+  const parsed = URL.parse(url);
+  if (parsed === null || !/^rediss?:$/.test(parsed.protocol) || parsed.hostname === "")
+    throw new Error("the Redis url must look like redis://user:password@host:6379/0, rediss:// for TLS");
+  const db = Number(parsed.pathname.slice(1) || 0);
+  if (!Number.isInteger(db) || db < 0)
+    throw new Error(`the Redis url ends with "${parsed.pathname}"; only a database number may stand there`);
+  const seed = { host: parsed.hostname.replace(/^\[(.*)\]$/, "$1"), port: Number(parsed.port || 6379) };
+  return {
+    seeds: [seed, ...nodes],
+    tls: tls || parsed.protocol === "rediss:",
+    username: username ?? (decodeURIComponent(parsed.username) || undefined),
+    password: password ?? (decodeURIComponent(parsed.password) || undefined),
+    db,
+  };
+}
+
+/** `section` left out: everything that `ServerFacts` needs; "replication" alone leaves the version empty. */
+export async function askFacts(link: RedisLink, section?: "replication"): Promise<ServerFacts> {
+  const reply = await link
+    .call(section === undefined ? ["INFO"] : ["INFO", section])
+    .catch((error: Error) => {
+      const denied = error instanceof RedisError && error.code === "NOPERM";
+      throw denied ? new Error(`redis ${link.address}: our user may not run INFO; grant it +info`) : error;
+    });
+  const info = readInfo(String(reply));
+  let replicas = 0;
+  for (const [name, value] of info) if (/^slave\d+$/.test(name) && value.includes("state=online")) replicas++;
+  return {
+    address: link.address,
+    version: info.get("redis_version") ?? "",
+    cluster: info.get("cluster_enabled") === "1",
+    primary: info.get("role") === "master",
+    replicas,
+    offset: Number(info.get("master_repl_offset") ?? 0),
+  };
+}
+
+export async function askCluster(link: RedisLink, host: string): Promise<ClusterView> {
+  const [info, slots] = await link.callAll([
+    ["CLUSTER", "INFO"],
+    ["CLUSTER", "SLOTS"],
+  ]);
+  if (info instanceof RedisError) throw info;
+  if (slots instanceof RedisError) throw slots;
+  const facts = readInfo(String(info));
+  return {
+    ok: facts.get("cluster_state") === "ok",
+    epoch: Number(facts.get("cluster_current_epoch") ?? 0),
+    ...readSlots(slots as RedisReply, host),
+  };
+}
+
+/** CLUSTER SLOTS: [from, to, [host, port, id …], replica …] each. A host that is not announced is the one asked. */
+export function readSlots(reply: RedisReply, askedHost: string): Pick<ClusterView, "ranges" | "members"> {
+  const ranges: SlotRange[] = [];
+  const members = new Map<string, Address>();
+  for (const row of reply as RedisReply[][]) {
+    const [from, to, ...servers] = row;
+    const addresses = (servers as RedisReply[][]).map(([host, port]) => {
+      const said = host === null ? "" : String(host);
+      return { host: said === "" || said === "?" ? askedHost : said, port: Number(port) };
+    });
+    for (const address of addresses) members.set(addressOf(address.host, address.port), address);
+    if (addresses[0] !== undefined)
+      ranges.push({ from: Number(from), to: Number(to), primary: addresses[0] });
+  }
+  return { ranges, members: [...members.values()] };
+}
+
+export function primaryOf(view: ClusterView, slot: number): Address | undefined {
+  return view.ranges.find(({ from, to }) => from <= slot && slot <= to)?.primary;
+}
+
+/** Is `view` better than `other`: from the majority, then newer? */
+export function better(view: ClusterView, other: ClusterView | undefined): boolean {
+  if (other === undefined) return true;
+  return view.ok === other.ok ? view.epoch > other.epoch : view.ok;
+}
+
+/** "MOVED 3999 host:port" or "ASK 3999 host:port"; an empty host is the one asked. */
+export function targetOf(redirect: RedisError, askedHost: string): Address {
+  const where = redirect.message.split(" ")[2] ?? "";
+  const colon = where.lastIndexOf(":");
+  return { host: where.slice(0, colon) || askedHost, port: Number(where.slice(colon + 1)) };
+}
+
+/**
+ * Which of several servers outside a Cluster to use: the primary. After a promotion a restarted old one may
+ * also call itself that; then the one in use stays, or else the one with replicas, or with the longer history.
+ */
+export function choosePrimary(
+  servers: readonly ServerFacts[],
+  inUse: string | undefined,
+): ServerFacts | undefined {
+  const primaries = servers.filter(({ primary }) => primary);
+  return (
+    primaries.find(({ address }) => address === inUse) ??
+    primaries.sort((a, b) => b.replicas - a.replicas || b.offset - a.offset).at(0)
+  );
+}
+
+function readInfo(text: string): Map<string, string> {
+  const facts = new Map<string, string>();
+  for (const line of text.split("\r\n")) {
+    const colon = line.indexOf(":");
+    if (colon > 0) facts.set(line.slice(0, colon), line.slice(colon + 1));
+  }
+  return facts;
+}

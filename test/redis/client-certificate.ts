@@ -1,0 +1,21 @@
+/** A certificate for localhost that signs itself, good until 2126, for a server that tests TLS. No secret. */
+
+export const key = `-----BEGIN PRIVATE KEY-----
+MIGHAgEAMBMGByqGSM49AgEGCCqGSM49AwEHBG0wawIBAQQgxILzlY0b1/zlDt1P
+D7R8M2nV0oeoo+KXGR0vdwi6NM6hRANCAATGrCUyFrIfzmktwc5ZPHK3Uq9N4m2r
+W+xuGVgM5xtDxWuUA89x1fta0Y+k6h/WcbnhYIKWZ0eE+IGxpg4wdhnL
+-----END PRIVATE KEY-----
+`;
+
+export const certificate = `-----BEGIN CERTIFICATE-----
+MIIBnDCCAUGgAwIBAgIUD+hbiPcu3jxr9hsr3hqELJDgDHYwCgYIKoZIzj0EAwIw
+FDESMBAGA1UEAwwJbG9jYWxob3N0MCAXDTI2MTExNTA2NDExMloYDzIxMjYxMDIy
+MDY0MTEyWjAUMRIwEAYDVQQDDAlsb2NhbGhvc3QwWTATBgcqhkjOPQIBBggqhkjO
+PQMBBwNCAATGrCUyFrIfzmktwc5ZPHK3Uq9N4m2rW+xuGVgM5xtDxWuUA89x1fta
+0Y+k6h/WcbnhYIKWZ0eE+IGxpg4wdhnLo28wbTAdBgNVHQ4EFgQUZdZKw0l4owlm
+GYJ7FwKDVII+R0wwHwYDVR0jBBgwFoAUZdZKw0l4owlmGYJ7FwKDVII+R0wwDwYD
+VR0TAQH/BAUwAwEB/zAaBgNVHREEEzARgglsb2NhbGhvc3SHBH8AAAEwCgYIKoZI
+zj0EAwIDSQAwRgIhAKvYmYwhzI3c3dUATJkqGSbXdb11J8+wFnd5mtrXkuCpAiEA
+5fL8CppYRFLon84hTEls1Ihyqv3Y4Rwr2W1wm6n8rOA=
+-----END CERTIFICATE-----
+`;
