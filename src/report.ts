@@ -1,16 +1,32 @@
-/** What the admin listener shows of the process: /internal/health and /internal/workers. */
+/**
+ * What the admin listener shows of the process: /internal/health and /internal/workers. In a fleet both are
+ * about all of it, whichever process is asked.
+ */
 import type { Clock } from "./clock.ts";
 import type { Dispatcher } from "./dispatch/dispatcher.ts";
-import type { Slot } from "./dispatch/workers.ts";
 import type { Engine } from "./engine/engine.ts";
+import { heldWorkers, thousandths } from "./fleet/describe.ts";
+import type { Fleet } from "./fleet/fleet.ts";
+import type { WorkerBeat } from "./fleet/registry.ts";
 import type { Inside, WorkerReport } from "./gateway/admin.ts";
 import type { Tally } from "./telemetry/tally.ts";
+
+/** In a fleet a row says who runs the worker; "" while it changes hands. */
+export type FleetWorkerReport = WorkerReport & { readonly batcher?: string; readonly zone?: string };
+
+interface ModelSums {
+  readonly workers: number;
+  readonly healthy: number;
+  readonly utilization: number;
+}
 
 export class Report implements Inside {
   readonly #engine: Engine;
   readonly #dispatchers: readonly Dispatcher[];
   readonly #tally: Tally;
   readonly #clock: Clock;
+  readonly #fleet: Fleet | undefined;
+  readonly #durability: (() => "replica" | "local") | undefined;
   readonly #startedAt: number;
   readonly draining: () => boolean;
 
@@ -19,69 +35,80 @@ export class Report implements Inside {
     dispatchers: readonly Dispatcher[],
     tally: Tally,
     clock: Clock,
-    draining: () => boolean,
+    more: { draining: () => boolean; fleet?: Fleet; durability?: () => "replica" | "local" },
   ) {
     this.#engine = engine;
     this.#dispatchers = dispatchers;
     this.#tally = tally;
     this.#clock = clock;
+    this.#fleet = more.fleet;
+    this.#durability = more.durability;
     this.#startedAt = clock.now();
-    this.draining = draining;
+    this.draining = more.draining;
   }
 
   health(): Record<string, unknown> {
     const now = this.#clock.now();
     const { queued, running, kept, deadLetters } = this.#engine.stats();
-    const fleets = this.#dispatchers.map(({ workers }) => workers);
-    const sum = (each: (fleet: (typeof fleets)[number]) => number): number =>
-      fleets.reduce((total, fleet) => total + each(fleet), 0);
-    const workers = sum(({ slots }) => slots.length);
-    const served = fleets.every((fleet) => fleet.healthy(now) > 0);
+    const models = this.#models(now);
+    const sum = (each: (model: ModelSums) => number): number =>
+      models.reduce((total, model) => total + each(model), 0);
+    const workers = sum((model) => model.workers);
+    const busy = sum((model) => model.utilization * model.workers);
+    const served = models.every(({ healthy }) => healthy > 0);
     return {
       status: this.draining() ? "draining" : served ? "ok" : "degraded",
-      gpu_utilization: thousandths(sum((fleet) => fleet.utilization(now) * fleet.slots.length) / workers),
+      gpu_utilization: thousandths(busy / Math.max(1, workers)),
       queue_depth: queued,
       requests_per_second: this.#tally.requestsPerSecond(),
       running,
       workers,
-      healthy_workers: sum((fleet) => fleet.healthy(now)),
+      healthy_workers: sum(({ healthy }) => healthy),
       results_kept: kept,
       dead_letters: deadLetters,
+      ...(this.#durability && { durability: this.#durability() }),
+      ...(this.#fleet && { members: this.#fleet.members.length }),
       uptime_ms: Math.round(now - this.#startedAt),
       totals: this.#tally.totals(),
     };
   }
 
-  workers(): WorkerReport[] {
-    const now = this.#clock.now();
-    return this.#dispatchers.flatMap(({ rules, workers }) =>
-      workers.slots.map((slot) => this.#worker(rules.name, slot, now)),
-    );
+  workers(): FleetWorkerReport[] {
+    if (this.#fleet === undefined) {
+      return heldWorkers(this.#dispatchers, this.#startedAt, this.#clock.now()).map(workerReport);
+    }
+    return this.#fleet.workers().map((worker) => {
+      const { batcher, zone } = worker;
+      return { ...workerReport(worker), batcher, zone };
+    });
   }
 
-  #worker(model: string, slot: Slot, now: number): WorkerReport {
-    const { name, circuit, batches, tasks, calls, failures } = slot;
-    const busyMs = slot.busyMsUntil(now);
-    const uptimeMs = Math.max(1, now - this.#startedAt);
-    return {
-      model,
-      name,
-      state: slot.state(now),
-      in_flight: slot.batch?.size ?? 0,
-      batches,
-      tasks,
-      calls,
-      failures,
-      busy_ms: Math.round(busyMs),
-      utilization: thousandths(busyMs / uptimeMs),
-      ratio: Math.round(100 * slot.ratio) / 100,
-      ...(circuit.down(now) && {
-        down: { why: circuit.why, retry_in_ms: Math.ceil(circuit.usableAt - now) },
-      }),
-    };
+  #models(now: number): ModelSums[] {
+    const fleet = this.#fleet;
+    if (fleet !== undefined) return fleet.self.models.map((name) => fleet.model(name));
+    return this.#dispatchers.map(({ workers }) => ({
+      workers: workers.slots.length,
+      healthy: workers.healthy(now),
+      utilization: workers.utilization(now),
+    }));
   }
 }
 
-function thousandths(share: number): number {
-  return Math.round(1000 * share) / 1000;
+function workerReport(worker: WorkerBeat): WorkerReport {
+  const { model, name, state, inFlight, batches, tasks, calls, failures } = worker;
+  const { busyMs, utilization, ratio, down } = worker;
+  return {
+    model,
+    name,
+    state,
+    in_flight: inFlight,
+    batches,
+    tasks,
+    calls,
+    failures,
+    busy_ms: busyMs,
+    utilization,
+    ratio,
+    ...(down && { down: { why: down.why, retry_in_ms: down.retryInMs } }),
+  };
 }

@@ -252,17 +252,16 @@ export class BatchRun {
       worker: this.#slot.name,
       afterMs,
     });
-    await engine.settle(
-      this.#lease,
-      this.#lease.tasks.map(({ task }) => ({
-        id: task.id,
-        kind: "retry",
-        at,
-        message,
-        spared: true,
-        overdue: true,
-      })),
-    );
+    const verdicts = this.#lease.tasks.map(({ task }): Verdict => ({
+      id: task.id,
+      kind: "retry",
+      at,
+      message,
+      spared: true,
+      overdue: true,
+    }));
+    // A second try is a favour: if the engine is out of reach, the first one goes on alone.
+    await engine.settle(this.#lease, verdicts).catch(() => []);
   }
 
   async #call(riders: Rider[]): Promise<Reply> {

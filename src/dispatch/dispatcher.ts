@@ -11,7 +11,7 @@ import { RateEstimate } from "../core/estimate.ts";
 import { decide, type Decision, type Limits } from "../core/policy.ts";
 import { RetryBudget, type RetryLimits, smallerBatch } from "../core/retry.ts";
 import type { DispatchReason } from "../core/task.ts";
-import type { Engine, Lease, QueueView } from "../engine/engine.ts";
+import type { Engine, Lease, QueueView, Verdict } from "../engine/engine.ts";
 import type { Events } from "../telemetry/events.ts";
 import { BatchRun, LEASE_GRACE_MS, type RunRules } from "./batch-run.ts";
 import type { HealthLimits } from "./health.ts";
@@ -32,6 +32,8 @@ export interface DispatcherParts {
   readonly events: Events;
   readonly random: () => number;
   readonly newBatchId: () => string;
+  /** Other processes list these workers too; none is used before src/fleet says that we hold it. */
+  readonly shared?: boolean;
 }
 
 /** Queues with other parameters than the oldest ones are looked at only this far. */
@@ -59,7 +61,7 @@ export class Dispatcher {
   constructor(rules: ModelRules, workers: readonly Worker[], parts: DispatcherParts) {
     this.rules = rules;
     this.#parts = parts;
-    this.workers = new Workers(rules.name, workers, rules.health, parts.events);
+    this.workers = new Workers(rules.name, workers, rules.health, parts.events, parts.shared);
     this.#budget = new RetryBudget(rules.retry.budget);
     this.#prober = new Prober(parts.clock, (slot) => {
       this.workers.alive(slot);
@@ -72,8 +74,8 @@ export class Dispatcher {
       mayRequeue: () => this.#mayRequeue(),
     };
     this.#unwatch = parts.engine.watch({
-      queued: (model, _, depth) => {
-        if (model === rules.name) this.#arrived(depth);
+      queued: (model, _, depth, count) => {
+        if (model === rules.name) this.#arrived(depth, count);
       },
     });
     this.#pump();
@@ -82,6 +84,11 @@ export class Dispatcher {
   /** Tasks per millisecond that arrive. */
   arrivalsPerMs(): number {
     return this.#arrivals.perMs(this.#parts.clock.now());
+  }
+
+  /** A slot was acquired: looks again whether something can start. */
+  wake(): void {
+    this.#pump();
   }
 
   /** No further batch is started; resolves when the running ones are settled. */
@@ -99,10 +106,11 @@ export class Dispatcher {
     await this.drain();
   }
 
-  #arrived(depth: number): void {
-    this.#arrivals.count(this.#parts.clock.now());
-    const firstOfItsQueue = depth === 1 && this.#wakeDepth !== Infinity;
-    if (firstOfItsQueue || depth >= this.#wakeDepth) this.#pump();
+  /** `count` 0: nothing came, but what is there may be taken now. */
+  #arrived(depth: number, count: number): void {
+    if (count > 0) this.#arrivals.count(this.#parts.clock.now(), count);
+    const newQueue = (depth <= count || count === 0) && this.#wakeDepth !== Infinity;
+    if (newQueue || depth >= this.#wakeDepth) this.#pump();
   }
 
   #pump(): void {
@@ -112,16 +120,16 @@ export class Dispatcher {
     for (;;) {
       const now = this.#parts.clock.now();
       const slot = this.workers.best(now);
-      if (slot === undefined) return this.#wake(this.workers.nextUsableAt(now), Infinity);
+      if (slot === undefined) return this.#wakeAt(this.workers.nextUsableAt(now), Infinity);
       const next = this.#choose(slot, now);
       if (next === undefined) return;
-      if (next.decision.kind !== "send") return this.#wake(next.decision.until, next.decision.unless);
+      if (next.decision.kind !== "send") return this.#wakeAt(next.decision.until, next.decision.unless);
       const { size, reason } = next.decision;
       this.#launch(slot, next.queue, size, reason, now);
     }
   }
 
-  #wake(at: number, depth: number): void {
+  #wakeAt(at: number, depth: number): void {
     this.#wakeDepth = depth;
     if (at !== Infinity) this.#alarm = this.#parts.clock.at(at, () => this.#pump());
   }
@@ -205,6 +213,7 @@ export class Dispatcher {
     slot.busyMs += now - startedAt;
     slot.batch = undefined;
     this.workers.noteUsage(now);
+    if (slot.leaving) slot.onIdle?.();
     this.#pump();
   }
 
@@ -215,6 +224,7 @@ export class Dispatcher {
     const { batch } = lease;
     const model = this.rules.name;
     const startedAt = clock.now();
+    if (!slot.held(startedAt)) return this.#putBack(lease, startedAt);
     slot.batches++;
     slot.tasks += size;
     if (events.heard("batch.started")) {
@@ -243,6 +253,19 @@ export class Dispatcher {
       calls,
       busyMs: (freeAt === 0 ? clock.now() : freeAt) - startedAt,
     });
+  }
+
+  /** We slept, or the engine did, and the worker may be somebody else's by now. */
+  async #putBack(lease: Lease, at: number): Promise<void> {
+    const message = `the lease of ${lease.batch.worker} ran out before its batch could start`;
+    const verdicts = lease.tasks.map(({ task }): Verdict => ({
+      id: task.id,
+      kind: "retry",
+      at,
+      message,
+      spared: true,
+    }));
+    await this.#parts.engine.settle(lease, verdicts);
   }
 
   /** The engine failed us. The lease will run out and its tasks will be tried again. */

@@ -36,7 +36,8 @@ export class Reaper {
   async #ring(): Promise<void> {
     this.#alarmAt = Infinity;
     const now = this.#clock.now();
-    const next = await this.#engine.reap(now);
+    // An engine that is out of reach says so itself; time goes on, and it is asked again.
+    const next = await this.#engine.reap(now).catch(() => Infinity);
     this.#arm(Math.min(next, now + AT_LEAST_EVERY_MS));
   }
 }

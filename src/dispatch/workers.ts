@@ -4,6 +4,9 @@
  * A worker learns its own pace: `ratio` is its service time over the fleet's, so that predictions fit a
  * mixed fleet. One that needs more than 1.5 times the best is slow: it is chosen last, takes full batches
  * or what has waited long enough, and does not teach the fleet's estimate.
+ *
+ * A worker that other processes list too is shared: this one may use it only while it holds its lease,
+ * which src/fleet writes into its slot. Whatever counts workers here counts those that are held.
  */
 import type { Worker } from "../backend/backend.ts";
 import { ServiceEstimate } from "../core/estimate.ts";
@@ -21,6 +24,14 @@ export class Slot {
   readonly circuit: Circuit;
   /** The batch it runs; undefined when it is free. Written by the dispatcher. */
   batch: (BatchNote & { readonly expectedFreeAt: number }) | undefined;
+  /** Others list this worker too, and it is leased to one process at a time. */
+  readonly shared: boolean;
+  /** No batch starts at or after this instant. */
+  heldUntil: number;
+  /** It is to be given back: no further batch starts. */
+  leaving = false;
+  /** Called when a slot that is leaving has become free. */
+  onIdle: (() => void) | undefined;
   ratio = 1;
   batches = 0;
   tasks = 0;
@@ -28,21 +39,32 @@ export class Slot {
   failures = 0;
   busyMs = 0;
 
-  constructor(worker: Worker, limits: HealthLimits) {
+  constructor(worker: Worker, limits: HealthLimits, shared = false) {
     this.worker = worker;
     this.circuit = new Circuit(limits);
+    this.shared = shared;
+    this.heldUntil = shared ? -Infinity : Infinity;
   }
 
   get name(): string {
     return this.worker.name;
   }
 
+  held(now: number): boolean {
+    return now < this.heldUntil;
+  }
+
+  healthy(now: number): boolean {
+    return this.held(now) && !this.circuit.down(now);
+  }
+
   free(now: number): boolean {
-    return this.batch === undefined && now >= this.circuit.usableAt;
+    return this.batch === undefined && now >= this.circuit.usableAt && this.held(now) && !this.leaving;
   }
 
   state(now: number): WorkerState {
     if (this.circuit.down(now)) return "down";
+    if (this.leaving) return "draining";
     return this.batch === undefined ? "idle" : "busy";
   }
 
@@ -56,13 +78,21 @@ export class Workers {
   readonly service = new ServiceEstimate();
   readonly #model: string;
   readonly #events: Events;
-  /** Snapshots of all busy time, oldest first, at most as many as the window has steps. */
-  readonly #usage: { at: number; busyMs: number }[] = [];
+  /** Snapshots of all busy and all held time, oldest first, at most as many as the window has steps. */
+  readonly #usage: { at: number; busyMs: number; heldMs: number }[] = [];
+  #heldMs = 0;
+  #heldSince: number | undefined;
 
-  constructor(model: string, workers: readonly Worker[], limits: HealthLimits, events: Events) {
+  constructor(
+    model: string,
+    workers: readonly Worker[],
+    limits: HealthLimits,
+    events: Events,
+    shared = false,
+  ) {
     this.#model = model;
     this.#events = events;
-    this.slots = workers.map((worker) => new Slot(worker, limits));
+    this.slots = workers.map((worker) => new Slot(worker, limits, shared));
   }
 
   /** The free worker with the best pace; one that was ejected and is not proven yet comes last. */
@@ -84,9 +114,15 @@ export class Workers {
     return free;
   }
 
+  held(now: number): number {
+    let held = 0;
+    for (const slot of this.slots) if (slot.held(now)) held++;
+    return held;
+  }
+
   healthy(now: number): number {
     let healthy = 0;
-    for (const slot of this.slots) if (!slot.circuit.down(now)) healthy++;
+    for (const slot of this.slots) if (slot.healthy(now)) healthy++;
     return healthy;
   }
 
@@ -100,6 +136,7 @@ export class Workers {
   freeAt(now: number): number[] {
     const times: number[] = [];
     for (const slot of this.slots) {
+      if (slot.leaving || !slot.held(now)) continue;
       if (slot.batch !== undefined) times.push(slot.batch.expectedFreeAt);
       else if (!slot.circuit.down(now) && slot.circuit.paused(now)) times.push(slot.circuit.usableAt);
     }
@@ -109,8 +146,10 @@ export class Workers {
   /** The next instant at which an ejected or paused worker may be tried; Infinity when none is. */
   nextUsableAt(now: number): number {
     let next = Infinity;
-    for (const { batch, circuit } of this.slots) {
-      if (batch === undefined && circuit.usableAt > now) next = Math.min(next, circuit.usableAt);
+    for (const slot of this.slots) {
+      const { batch, circuit, leaving } = slot;
+      if (batch !== undefined || leaving || !slot.held(now)) continue;
+      if (circuit.usableAt > now) next = Math.min(next, circuit.usableAt);
     }
     return next;
   }
@@ -120,7 +159,7 @@ export class Workers {
     const fullMs = this.service.msFor(maxBatchSize);
     let capacity = 0;
     for (const slot of this.slots) {
-      if (!slot.circuit.down(now)) capacity += maxBatchSize / (fullMs * slot.ratio);
+      if (slot.healthy(now)) capacity += maxBatchSize / (fullMs * slot.ratio);
     }
     return capacity;
   }
@@ -146,21 +185,29 @@ export class Workers {
     return ejected;
   }
 
-  /** Share of the fleet's time spent on batches, over the last ten seconds. */
+  /** Share of the held workers' time spent on batches, over the last ten seconds. */
   utilization(now: number): number {
-    const busyMs = this.#busyMs(now);
     const since = this.#usage.find(({ at }) => at >= now - USAGE_WINDOW_MS);
-    if (since === undefined || now - since.at < 1)
-      return this.slots.filter((slot) => slot.batch).length / this.slots.length;
-    return Math.min(1, (busyMs - since.busyMs) / ((now - since.at) * this.slots.length));
+    this.#countHeld(now);
+    if (since === undefined || this.#heldMs - since.heldMs < 1) {
+      const held = this.slots.filter((slot) => slot.held(now));
+      return held.filter((slot) => slot.batch).length / Math.max(1, held.length);
+    }
+    return Math.min(1, (this.#busyMs(now) - since.busyMs) / (this.#heldMs - since.heldMs));
   }
 
-  /** Takes a snapshot for `utilization`; called when a slot changes hands. */
+  /** Takes a snapshot for `utilization`; called when a batch starts or ends, and before a lease changes. */
   noteUsage(now: number): void {
+    this.#countHeld(now);
     const last = this.#usage.at(-1);
     if (last !== undefined && now - last.at < USAGE_STEP_MS) return;
-    this.#usage.push({ at: now, busyMs: this.#busyMs(now) });
+    this.#usage.push({ at: now, busyMs: this.#busyMs(now), heldMs: this.#heldMs });
     if (this.#usage.length > USAGE_WINDOW_MS / USAGE_STEP_MS) this.#usage.shift();
+  }
+
+  #countHeld(now: number): void {
+    this.#heldMs += this.held(now) * (now - (this.#heldSince ?? now));
+    this.#heldSince = now;
   }
 
   #busyMs(now: number): number {

@@ -1,0 +1,57 @@
+/** What a process says of its own models and workers: in its beats, and on its own admin page. */
+import type { Dispatcher } from "../dispatch/dispatcher.ts";
+import type { Slot } from "../dispatch/workers.ts";
+import type { ModelBeat, WorkerBeat } from "./registry.ts";
+
+export function modelBeat(dispatcher: Dispatcher, now: number): ModelBeat {
+  const { rules, workers } = dispatcher;
+  const nextUsableAt = workers.nextUsableAt(now);
+  return {
+    name: rules.name,
+    workers: workers.held(now),
+    healthy: workers.healthy(now),
+    capacityPerMs: workers.capacityPerMs(rules.limits.maxBatchSize, now),
+    nextUsableInMs: nextUsableAt === Infinity ? null : nextUsableAt - now,
+    arrivalsPerMs: dispatcher.arrivalsPerMs(),
+    utilization: thousandths(workers.utilization(now)),
+  };
+}
+
+export function workerBeat(model: string, slot: Slot, startedAt: number, now: number): WorkerBeat {
+  const { name, circuit, batches, tasks, calls, failures } = slot;
+  const busyMs = slot.busyMsUntil(now);
+  return {
+    name,
+    model,
+    state: slot.state(now),
+    inFlight: slot.batch?.size ?? 0,
+    batches,
+    tasks,
+    calls,
+    failures,
+    busyMs: Math.round(busyMs),
+    utilization: thousandths(busyMs / Math.max(1, now - startedAt)),
+    ratio: Math.round(100 * slot.ratio) / 100,
+    leased: slot.shared,
+    ...(circuit.down(now) && {
+      down: { why: circuit.why, retryInMs: Math.ceil(circuit.usableAt - now) },
+    }),
+  };
+}
+
+/** The workers that this process runs: all but those whose lease is somebody else's. */
+export function heldWorkers(
+  dispatchers: readonly Dispatcher[],
+  startedAt: number,
+  now: number,
+): WorkerBeat[] {
+  return dispatchers.flatMap(({ rules, workers }) =>
+    workers.slots
+      .filter((slot) => slot.held(now))
+      .map((slot) => workerBeat(rules.name, slot, startedAt, now)),
+  );
+}
+
+export function thousandths(share: number): number {
+  return Math.round(1000 * share) / 1000;
+}

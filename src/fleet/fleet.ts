@@ -1,0 +1,166 @@
+/**
+ * What this process knows of the whole fleet: everybody's last beat, its own numbers fresh.
+ *
+ * A gateway has no worker of its own and admits by these sums. They are as old as the members' last beats
+ * and ours: at most 2 × beatMs, about half of it on average. While the store is away the last numbers
+ * stand, because whatever asks for them is about to hear from the store itself.
+ *
+ * A worker that changes hands is run by nobody for at most a beat. It counts as healthy for that time: a
+ * request is better queued for its next holder than refused.
+ */
+import type { Clock } from "../clock.ts";
+import type { Dispatcher } from "../dispatch/dispatcher.ts";
+import { heldWorkers, modelBeat } from "./describe.ts";
+import type { BeatReply, Member, ModelBeat, WorkerBeat } from "./registry.ts";
+
+export interface ModelView {
+  /** Members that run a worker of it. */
+  readonly batchers: number;
+  readonly workers: number;
+  readonly healthy: number;
+  readonly capacityPerMs: number;
+  /** Until a worker that is down or paused may be tried; Infinity when none is. */
+  readonly nextUsableInMs: number;
+  /** Over the last ten seconds, 0 to 1. */
+  readonly utilization: number;
+}
+
+/** Who runs a worker; "" for one that is changing hands. */
+export type FleetWorker = WorkerBeat & { readonly batcher: string; readonly zone: string };
+
+export interface Self {
+  readonly id: string;
+  readonly zone: string;
+  /** Every model that is configured, whether or not anybody serves it. */
+  readonly models: readonly string[];
+  readonly dispatchers: readonly Dispatcher[];
+}
+
+export class Fleet {
+  readonly self: Self;
+  readonly startedAt: number;
+  readonly #clock: Clock;
+  #members: readonly Member[] = [];
+  #unheld: BeatReply["unheld"] = [];
+  #heardAt = 0;
+  /** Of the configured models: whoever asks for another gets an empty sum, kept until the next beat. */
+  readonly #others = new Map<string, Sums>();
+
+  constructor(self: Self, clock: Clock) {
+    this.self = self;
+    this.#clock = clock;
+    this.startedAt = clock.now();
+  }
+
+  /** All who lived at our last beat, ourselves included. */
+  get members(): readonly Member[] {
+    return this.#members;
+  }
+
+  hear({ members, unheld }: BeatReply): void {
+    this.#members = members;
+    this.#unheld = unheld;
+    this.#heardAt = this.#clock.now();
+    this.#others.clear();
+  }
+
+  /** As in `model`, and cheap enough to ask for every request. */
+  healthy(name: string): number {
+    const now = this.#clock.now();
+    let { healthy } = this.#sumOthers(name);
+    for (const { rules, workers } of this.self.dispatchers) {
+      if (rules.name === name) healthy += workers.healthy(now);
+    }
+    return healthy;
+  }
+
+  model(name: string): ModelView {
+    const now = this.#clock.now();
+    const { nextUsableAt, busy, ...others } = this.#sumOthers(name);
+    const view = { ...others, nextUsableInMs: Math.max(0, nextUsableAt - now), busy };
+    for (const dispatcher of this.self.dispatchers) {
+      if (dispatcher.rules.name !== name) continue;
+      const own = modelBeat(dispatcher, now);
+      add(view, own);
+      view.nextUsableInMs = Math.min(view.nextUsableInMs, own.nextUsableInMs ?? Infinity);
+    }
+    const { busy: all, ...rest } = view;
+    return { ...rest, utilization: all / Math.max(1, view.workers) };
+  }
+
+  /** Every worker once, under the member that runs it. */
+  workers(): FleetWorker[] {
+    const now = this.#clock.now();
+    const { id, zone, dispatchers } = this.self;
+    const own = heldWorkers(dispatchers, this.startedAt, now);
+    return [
+      ...own.map((worker) => ({ ...worker, batcher: id, zone })),
+      ...this.#otherMembers().flatMap(({ id, zone, workers }) =>
+        workers.map((worker) => ({ ...worker, batcher: id, zone })),
+      ),
+      ...this.#unheld.map(({ model, lease }) => ({ ...UNHELD, model, name: lease.slice(model.length + 1) })),
+    ];
+  }
+
+  #otherMembers(): Member[] {
+    return this.#members.filter(({ id }) => id !== this.self.id);
+  }
+
+  /** Summed once a beat. */
+  #sumOthers(name: string): Sums {
+    let sums = this.#others.get(name);
+    if (sums !== undefined) return sums;
+    const unheld = this.#unheld.filter(({ model }) => model === name).length;
+    sums = {
+      batchers: 0,
+      workers: unheld,
+      healthy: unheld,
+      capacityPerMs: 0,
+      busy: 0,
+      nextUsableAt: Infinity,
+    };
+    for (const { models, ageMs } of this.#otherMembers()) {
+      for (const beat of models) {
+        if (beat.name !== name) continue;
+        add(sums, beat);
+        const nextUsableAt = this.#heardAt - ageMs + (beat.nextUsableInMs ?? Infinity);
+        sums.nextUsableAt = Math.min(sums.nextUsableAt, nextUsableAt);
+      }
+    }
+    this.#others.set(name, sums);
+    return sums;
+  }
+}
+
+interface Sums {
+  batchers: number;
+  workers: number;
+  healthy: number;
+  capacityPerMs: number;
+  /** Workers that are busy, on average. */
+  busy: number;
+  nextUsableAt: number;
+}
+
+function add(sums: Omit<Sums, "nextUsableAt">, beat: ModelBeat): void {
+  if (beat.workers > 0) sums.batchers++;
+  sums.workers += beat.workers;
+  sums.healthy += beat.healthy;
+  sums.capacityPerMs += beat.capacityPerMs;
+  sums.busy += beat.workers * beat.utilization;
+}
+
+const UNHELD = {
+  state: "idle",
+  inFlight: 0,
+  batches: 0,
+  tasks: 0,
+  calls: 0,
+  failures: 0,
+  busyMs: 0,
+  utilization: 0,
+  ratio: 1,
+  leased: true,
+  batcher: "",
+  zone: "",
+} as const;

@@ -1,0 +1,130 @@
+/** What a process says of the whole fleet: to its admission, and on its admin page. */
+import assert from "node:assert/strict";
+import { test } from "node:test";
+import { Fleet } from "../../src/fleet/fleet.ts";
+import { leaseNames } from "../../src/fleet/lease-names.ts";
+import type { ModelBeat, WorkerBeat } from "../../src/fleet/registry.ts";
+import { VirtualClock } from "../../src/plan/virtual-clock.ts";
+import { Report } from "../../src/report.ts";
+import { Events } from "../../src/telemetry/events.ts";
+import { Tally } from "../../src/telemetry/tally.ts";
+import { Batcher, gpus, member, memoryEngine, ScriptedRegistry } from "./batcher.ts";
+import { MODEL } from "./stage.ts";
+
+const model: ModelBeat = {
+  name: MODEL,
+  workers: 2,
+  healthy: 1,
+  capacityPerMs: 0.5,
+  nextUsableInMs: 300,
+  arrivalsPerMs: 0,
+  utilization: 0.75,
+};
+
+const worker: WorkerBeat = {
+  name: "gpu-7",
+  model: MODEL,
+  state: "busy",
+  inFlight: 3,
+  batches: 4,
+  tasks: 9,
+  calls: 4,
+  failures: 1,
+  busyMs: 1234,
+  utilization: 0.25,
+  ratio: 1.5,
+  leased: true,
+};
+
+const down = { ...worker, name: "gpu-8", state: "down", down: { why: "gone", retryInMs: 70 } } as const;
+const others = [
+  member({ id: "b1", zone: "west", models: [model], workers: [worker, down], ageMs: 40 }),
+  member({ id: "b2", models: [{ ...model, healthy: 2, nextUsableInMs: null, utilization: 0.25 }] }),
+  member({ id: "idle", models: [{ ...model, workers: 0, healthy: 0, capacityPerMs: 0 }] }),
+  member({ id: "g1", role: "gateway" }),
+];
+
+function gateway(models: readonly string[]) {
+  const clock = new VirtualClock();
+  const events = new Events();
+  const fleet = new Fleet({ id: "g1", zone: "west", models, dispatchers: [] }, clock);
+  const engine = memoryEngine(clock, events);
+  const report = new Report(engine, [], new Tally(events, clock), clock, { draining: () => false, fleet });
+  return { clock, fleet, report };
+}
+
+test("a model is the sum of the members that serve it; ages count", async () => {
+  const { clock, fleet } = gateway([MODEL]);
+  fleet.hear({ held: [], giveBack: [], unheld: [], members: others });
+  await clock.run(clock.now() + 60);
+  assert.deepEqual(fleet.model(MODEL), {
+    batchers: 2,
+    workers: 4,
+    healthy: 3,
+    capacityPerMs: 1,
+    nextUsableInMs: 200,
+    utilization: 0.5,
+  });
+  assert.equal(fleet.healthy(MODEL), 3);
+  assert.equal(fleet.healthy("other"), 0);
+  assert.equal(fleet.model("other").nextUsableInMs, Infinity);
+});
+
+test("a worker that changes hands counts as healthy, and stands on the page under nobody", () => {
+  const { fleet, report } = gateway([MODEL]);
+  const lease = leaseNames(MODEL, ["http://gpu-9/run"])[0]!;
+  fleet.hear({ held: [], giveBack: [], unheld: [{ model: MODEL, lease }], members: [] });
+  assert.equal(fleet.model(MODEL).healthy, 1);
+  const [row] = report.workers();
+  assert.deepEqual([row!.name, row!.batcher, row!.state], ["http://gpu-9/run", "", "idle"]);
+});
+
+test("a gateway's admin page shows the fleet", () => {
+  const { fleet, report } = gateway([MODEL]);
+  assert.equal(report.health()["status"], "degraded", "nobody is there yet");
+  assert.equal(report.health()["gpu_utilization"], 0);
+  fleet.hear({ held: [], giveBack: [], unheld: [], members: others });
+  const { status, workers, healthy_workers, gpu_utilization } = report.health();
+  assert.deepEqual([status, workers, healthy_workers, gpu_utilization], ["ok", 4, 3, 0.5]);
+  const rows = report.workers();
+  assert.deepEqual(rows[0], {
+    model: MODEL,
+    name: "gpu-7",
+    state: "busy",
+    in_flight: 3,
+    batches: 4,
+    tasks: 9,
+    calls: 4,
+    failures: 1,
+    busy_ms: 1234,
+    utilization: 0.25,
+    ratio: 1.5,
+    batcher: "b1",
+    zone: "west",
+  });
+  assert.deepEqual(rows[1]!.down, { why: "gone", retry_in_ms: 70 });
+});
+
+test("a model that nobody serves makes the fleet degraded", () => {
+  const { fleet, report } = gateway([MODEL, "other"]);
+  fleet.hear({ held: [], giveBack: [], unheld: [], members: others });
+  assert.equal(report.health()["status"], "degraded");
+});
+
+test("a batcher's own numbers are fresh, not those of its last beat", async () => {
+  const clock = new VirtualClock();
+  const registry = new ScriptedRegistry(clock);
+  const batcher = new Batcher(gpus(2, 100), registry, clock);
+  const held = leaseNames(MODEL, ["http://gpu-0:80/run"]);
+  registry.answer = ({ member }) => ({ held, members: [{ ...member, ageMs: 0 }] });
+  await batcher.membership.start();
+  const { fleet } = batcher.membership;
+  assert.equal(fleet.members[0]!.models[0]!.healthy, 0, "it said so before it held anything");
+  assert.equal(fleet.model(MODEL).healthy, 1);
+  assert.equal(fleet.healthy(MODEL), 1);
+  batcher.put();
+  await clock.run(clock.now() + 1);
+  const rows = fleet.workers().map(({ name, state, batcher }) => [name, state, batcher]);
+  assert.deepEqual(rows, [["gpu-0", "busy", "me"]]);
+  assert.equal(fleet.model(MODEL).utilization, 1);
+});
