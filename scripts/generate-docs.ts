@@ -85,7 +85,9 @@ function exampleOf(name: string, setting: Setting): string[] {
       ];
     case "list": {
       const each = setting.each as Setting;
-      if (each.type === "leaf") return [`# ${setting.doc}`, `${name}: [${each.example}]`];
+      if (each.type === "leaf") {
+        return [`# ${setting.doc}`, `${setting.min === 0 ? "# " : ""}${name}: [${each.example}]`];
+      }
       const lines = each.type === "group" ? fieldLines(each.fields) : [];
       const first = lines.findIndex((line) => !line.startsWith("#"));
       const dashed = lines.map((line, index) =>
@@ -93,17 +95,15 @@ function exampleOf(name: string, setting: Setting): string[] {
       );
       return [`# ${setting.doc}`, `${name}:`, ...indented(dashed)];
     }
-    case "one-of":
-      return Object.entries(setting.variants)
-        .toReversed()
-        .flatMap(([kind, variant], index) => {
-          const lines = [
-            `# ${variant.doc}`,
-            `${name}:`,
-            ...indented([`kind: ${kind}`, ...fieldLines(variant.fields)]),
-          ];
-          return index === 0 ? [`# ${setting.doc}`, ...lines] : commented(lines, "");
-        });
+    case "one-of": {
+      const variants = Object.entries(setting.variants).toReversed();
+      const shown = variants.filter(([kind]) => kind === setting.fallback);
+      const others = variants.filter(([kind]) => kind !== setting.fallback);
+      return [...shown, ...others].flatMap(([kind, { doc, fields }], index) => {
+        const lines = [`# ${doc}`, `${name}:`, ...indented([`kind: ${kind}`, ...fieldLines(fields)])];
+        return index === 0 ? [`# ${setting.doc}`, ...lines] : commented(lines, "");
+      });
+    }
   }
 }
 
@@ -120,7 +120,9 @@ function fieldLines(fields: Fields, values: object = {}): string[] {
 function leafLines(name: string, leaf: Leaf<unknown>): string[] {
   const facts = [leaf.unit, leaf.bounds].filter((fact) => fact !== "").join(", ");
   const comment = `# ${leaf.doc}${facts === "" ? "" : ` (${facts})`}`;
-  const line = `${name}: ${leaf.defaultText === "" ? leaf.example : leaf.defaultText}`;
+  const value = leaf.defaultText === "" ? leaf.example : leaf.defaultText;
+  // To YAML a colon at the end begins a map.
+  const line = `${name}: ${value.endsWith(":") ? JSON.stringify(value) : value}`;
   const on = leaf.need === "required" || leaf.defaultText !== "";
   return [comment, on ? line : `# ${line}`];
 }
@@ -186,6 +188,21 @@ tiers:
 auth: { anonymousTier: free }
 \`\`\`
 
+Several machines that share their tasks through Redis: gateways take requests, batchers run them.
+\`ferry serve --role gateway\` and \`ferry serve --role batcher\` read the same file.
+
+\`\`\`yaml
+listen: 0.0.0.0:8080
+engine:
+  kind: redis
+  nodes: [redis-1:6379, redis-2:6379, redis-3:6379]
+  password: \${REDIS_PASSWORD}
+zone: \${ZONE:-a}
+models:
+  - name: embed
+    backend: { kind: http, workers: [http://gpu-1:9000/infer, http://gpu-2:9000/infer] }
+\`\`\`
+
 \`ferry.example.yaml\` holds every setting with its default.
 
 ## Settings
@@ -207,12 +224,31 @@ const pageTail = `
 | \`listen\` and \`admin.listen\` do not meet | one of them could not start |
 | \`admin.listen\` on loopback, or \`admin.token\` set | anyone who reaches the port could replay tasks |
 | \`auth.anonymousTier\` is one of \`tiers\` | there would be no queue for its tasks |
+| \`engine.kind: redis\` has either \`url\` or \`nodes\`; \`username\` and \`password\` go with \`nodes\` | nobody could tell which one holds |
+| \`engine.waitTimeoutMs\` ≤ \`engine.commandTimeoutMs\` | the connection would be closed while a write waits for a replica |
+| \`engine.leaseMs\` ≥ 2 × \`engine.commandTimeoutMs\` | one renewal that times out would lose the lease |
+| \`engine.aliveMs\` ≥ 3 × \`engine.beatMs\` | a batcher that lives would be taken for dead when two beats are late |
 | \`limits.drainMs\` > \`timeouts.totalMs\` (a warning) | a stop could cut off requests in progress |
 | \`limits.maxQueued\` ≥ \`maxBatchSize\` (a warning) | no batch could ever be full |
 
 Settings marked "later" are read and have no effect yet; \`ferry check\` says so. Where that would be unsafe
-or could not work (\`auth.mode: required\`, \`engine.kind: redis\`, \`kind: grpc\`, other HTTP protocols) Ferry
-refuses to start.
+or could not work (\`auth.mode: required\`, \`kind: grpc\`, other HTTP protocols) Ferry refuses to start.
+
+## What Redis is asked at the start
+
+\`ferry serve\`, and \`ferry check --probe\`, ask every primary how it is set up.
+
+| what | then |
+|---|---|
+| older than Redis 7.0 or Valkey 7.2; \`INFO\` not allowed; a replica; a Cluster whose state is not ok | refused |
+| \`maxmemory-policy\` is not \`noeviction\` | refused, as a full server would drop accepted tasks; a warning while \`maxmemory\` is 0 |
+| no replica is connected | refused with \`durability: replica\`, a warning with \`auto\` |
+| neither \`appendonly\` nor snapshots, or snapshots alone | a warning: accepted tasks do not survive a restart of Redis |
+| \`maxmemory\` is 0, or more than 80 % of it is used | a warning |
+| the last write to the append-only file, or the last snapshot, failed | a warning |
+| \`min-replicas-to-write\` is 0 with \`durability: replica\`, or is more than the replicas that are connected | a warning |
+
+Each line says what is set, why it matters and the exact command that changes it.
 `;
 
 function configurationPage(): string {
@@ -226,12 +262,14 @@ function configurationPage(): string {
   return `${pageHead}${sections.join("")}${pageTail}`;
 }
 
-/** One table for what always holds, one for each kind of backend. */
+/** One table for what always holds, one for each kind of backend or engine. */
 function tables(rows: readonly Row[]): string {
   const kinds = [...new Set(rows.map((row) => row.onlyKind))];
   const parts = kinds.map((kind) => {
-    const head = kind === "" ? "" : `With \`backend: { kind: ${kind} }\`:\n\n`;
-    const lines = rows.filter((row) => row.onlyKind === kind).map(tableRow);
+    const some = rows.filter((row) => row.onlyKind === kind);
+    const owner = some[0]?.path.split(".").at(-2);
+    const head = kind === "" ? "" : `With \`${owner}: { kind: ${kind} }\`:\n\n`;
+    const lines = some.map(tableRow);
     const columns = "| setting | default | unit | bounds | what for |\n|---|---|---|---|---|";
     return `${head}${columns}\n${lines.join("\n")}\n`;
   });

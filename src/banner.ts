@@ -4,17 +4,32 @@
  * On a terminal `ready` is a banner of at most nine lines; elsewhere each is one JSON line with the
  * same words. Capacity is claimed only where it is known: a simulated worker takes
  * baseMs + maxBatchSize × perItemMs for a full batch, so w of them serve
- * w × maxBatchSize / that time. For real workers it is learned from traffic.
+ * w × maxBatchSize / that time. For real workers it is learned from traffic. A gateway has no workers of
+ * its own, and a batcher nothing that clients could call, so neither is shown.
  */
-import type { Address, Config, ModelConfig, SimulatedBackendConfig } from "./config.ts";
+import type {
+  Address,
+  Config,
+  ModelConfig,
+  RedisEngineConfig,
+  Role,
+  SimulatedBackendConfig,
+} from "./config.ts";
 import { isAnyHost } from "./config-check.ts";
 import { paint, printable } from "./terminal.ts";
 
+/** What keeps an accepted task: nothing, the disk, one Redis server, or a replica too. */
+export type Durability = "none" | "disk" | "local" | "replica";
+
 export interface ReadyFacts {
   readonly config: Config;
+  readonly role: Role;
   readonly version: string;
+  /** "" where there is none: a batcher takes no requests. */
   readonly apiUrl: string;
   readonly adminUrl: string;
+  /** As it is now; left out: as the config says. */
+  readonly durability?: Durability | undefined;
   /** From the start of the process. */
   readonly startMs: number;
 }
@@ -37,21 +52,21 @@ export interface Tally {
 const maxModelLines = 3;
 
 export function readyBanner(facts: ReadyFacts, color: boolean): string {
-  const { config, version, startMs } = facts;
+  const { config, role, version, startMs } = facts;
   const [apiUrl, adminUrl] = [reachable(facts.apiUrl), reachable(facts.adminUrl)];
   const { bold, dim, green, yellow, cyan } = paint(color);
   const demo = demoLabel(config);
   const arrow = green("➜");
   const lines = [
-    `  ${bold(green("FERRY"))} ${green(`v${version}`)}  ready in ${bold(String(Math.round(startMs)))} ms` +
-      (demo === "" ? "" : `    ${yellow(demo)}`),
-    `  ${arrow}  API        ${cyan(`${apiUrl}/v1/inference`)}`,
+    `  ${bold(green("FERRY"))} ${green(`v${version}`)}${role === "all" ? "" : ` ${role}`}  ` +
+      `ready in ${bold(String(Math.round(startMs)))} ms${demo === "" ? "" : `    ${yellow(demo)}`}`,
+    ...(apiUrl === "" ? [] : [`  ${arrow}  API        ${cyan(`${apiUrl}/v1/inference`)}`]),
     `  ${arrow}  Admin      ${cyan(`${adminUrl}/internal/health`)}`,
-    ...modelLines(config),
-    `     Engine     ${engineLine(config, dim)}`,
-    `     Try        ${tryLine(config, apiUrl)}`,
+    ...modelLines(config, role),
+    `     Engine     ${engineLine(facts, dim)}`,
+    ...(apiUrl === "" ? [] : [`     Try        ${tryLine(config, apiUrl)}`]),
   ];
-  if (config.auth.mode === "none") {
+  if (config.auth.mode === "none" && apiUrl !== "") {
     lines.push(`  ${yellow("!")}  auth: none, anyone who reaches the port is tenant "anonymous"`);
   }
   return lines.map((line) => `${line}\n`).join("");
@@ -59,15 +74,16 @@ export function readyBanner(facts: ReadyFacts, color: boolean): string {
 
 /** The last line of a start, for programs. */
 export function readyLine(facts: ReadyFacts, now: number): string {
-  const { config, version, apiUrl, adminUrl, startMs } = facts;
+  const { config, role, version, apiUrl, adminUrl, startMs } = facts;
   return jsonLine("info", now, "ready", {
     version,
-    listen: apiUrl,
+    role,
+    ...(apiUrl === "" ? {} : { listen: apiUrl }),
     admin: adminUrl,
     engine: config.engine.kind,
-    durability: config.engine.dataDir === undefined ? "none" : "disk",
+    durability: durabilityOf(facts),
     models: config.models.length,
-    workers: countWorkers(config),
+    workers: role === "gateway" ? 0 : countWorkers(config),
     startMs: Math.round(startMs),
     ...(demoLabel(config) === "" ? {} : { demo: true }),
   });
@@ -76,9 +92,11 @@ export function readyLine(facts: ReadyFacts, now: number): string {
 export function drainBanner(tally: Tally, config: Config, signal: string): string {
   const again = signal === "SIGINT" ? "Ctrl-C again" : `${signal} again`;
   const kept =
-    config.engine.dataDir === undefined
-      ? "accepted tasks end with the process"
-      : "accepted tasks are on disk and go on after a restart";
+    config.engine.kind === "redis"
+      ? "accepted tasks are in Redis and go on"
+      : config.engine.dataDir === undefined
+        ? "accepted tasks end with the process"
+        : "accepted tasks are on disk and go on after a restart";
   const seconds = count(config.limits.drainMs / 1000);
   const left = `${plural(tally.queued, "request")}, ${plural(tally.running, "batch")}`;
   return `  draining: ${left}, at most ${seconds} s (${again} to stop now; ${kept})\n`;
@@ -90,13 +108,18 @@ export function drainLine(tally: Tally, config: Config, signal: string, now: num
 }
 
 /** `served 18,402 requests in 331 batches (55.6 of 64 full), 18,071 GPU calls saved, 0 lost` */
-export function farewellBanner(tally: Tally, config: Config): string {
-  const { requests, batches, lost } = tally;
-  const saved = `${count(callsSaved(tally))} GPU calls saved`;
+export function farewellBanner(tally: Tally, config: Config, role: Role = "all"): string {
+  const { requests, batches, tasks, lost } = tally;
   const mean = batches === 0 ? "" : ` (${meanSize(tally)}${commonBatchSize(config)})`;
+  const inBatches = `in ${plural(batches, "batch")}${mean}, ${count(callsSaved(tally))} GPU calls saved`;
+  const served = `served ${plural(requests, "request")}`;
+  const done = {
+    all: `${served} ${inBatches}`,
+    gateway: served,
+    batcher: `ran ${plural(tasks, "task")} ${inBatches}`,
+  };
   const unfinished = tally.queued === 0 ? "" : `, ${plural(tally.queued, "request")} not answered`;
-  const served = `served ${plural(requests, "request")} in ${plural(batches, "batch")}${mean}`;
-  return `  ${served}, ${saved}${unfinished}, ${count(lost)} lost\n`;
+  return `  ${done[role]}${unfinished}, ${count(lost)} lost\n`;
 }
 
 export function farewellLine(tally: Tally, now: number): string {
@@ -151,19 +174,20 @@ function demoLabel(config: Config): string {
   return `DEMO: simulated GPU, ${count(fullMs)} ms a ${simulated.backend.perItemMs > 0 ? "full " : ""}batch`;
 }
 
-function modelLines(config: Config): string[] {
+function modelLines(config: Config, role: Role): string[] {
   const { models } = config;
   const fits = models.length <= maxModelLines ? models.length : maxModelLines - 1;
   const width = Math.max(...models.slice(0, fits).map((model) => model.name.length));
   const lines = models.slice(0, fits).map((model) => {
-    return `     Model      ${printable(model.name).padEnd(width)}   ${modelFacts(model, config)}`;
+    return `     Model      ${printable(model.name).padEnd(width)}   ${modelFacts(model, config, role)}`;
   });
   if (fits < models.length) lines.push(`                and ${models.length - fits} more models`);
   return lines;
 }
 
-function modelFacts(model: ModelConfig, config: Config): string {
+function modelFacts(model: ModelConfig, config: Config, role: Role): string {
   const { backend, maxBatchSize } = model;
+  if (role === "gateway") return `batches of up to ${maxBatchSize}, run by batchers`;
   const workers = plural(workersOf(backend), "worker");
   const capacity = capacityPerSecond(model);
   if (capacity === undefined || backend.kind !== "simulated") {
@@ -175,10 +199,33 @@ function modelFacts(model: ModelConfig, config: Config): string {
   return `${workers} × ${maxBatchSize} / ${fullMs} ms = up to ${most} req/s, plan with ${plan}`;
 }
 
-function engineLine(config: Config, dim: (text: string) => string): string {
-  const { dataDir } = config.engine;
-  if (dataDir !== undefined) return `memory, kept on disk in ${printable(dataDir)}`;
+function engineLine(facts: ReadyFacts, dim: (text: string) => string): string {
+  const { engine } = facts.config;
+  if (engine.kind === "redis") {
+    const durability = durabilityOf(facts);
+    const alone = durability === "local" ? `    ${dim("one server keeps the accepted tasks")}` : "";
+    return `redis ${redisPlace(engine)}, durability ${durability}${alone}`;
+  }
+  if (engine.dataDir !== undefined) return `memory, kept on disk in ${printable(engine.dataDir)}`;
   return `memory, nothing kept on disk    ${dim("set engine.dataDir to survive a restart")}`;
+}
+
+function durabilityOf({ config: { engine }, durability }: ReadyFacts): string {
+  if (durability !== undefined) return durability;
+  if (engine.kind === "redis") return engine.durability;
+  return engine.dataDir === undefined ? "none" : "disk";
+}
+
+/** Where it is, without who we are there: `redis-1:6379 and 2 more`. */
+export function redisPlace({ url, nodes }: RedisEngineConfig): string {
+  if (url !== undefined) {
+    const parsed = URL.parse(url);
+    return printable(`${parsed?.hostname ?? "?"}:${parsed?.port || "6379"}`);
+  }
+  const [first, ...others] = nodes.map(
+    ({ host, port }) => `${host.includes(":") ? `[${host}]` : host}:${port}`,
+  );
+  return `${first}${others.length === 0 ? "" : ` and ${others.length} more`}`;
 }
 
 function tryLine(config: Config, apiUrl: string): string {

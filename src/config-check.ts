@@ -11,9 +11,11 @@ import type { Address } from "./config.ts";
 
 type Draftings = Draft<Settings>;
 type DraftModel = NonNullable<Draftings["models"]>[number];
+type DraftRedis = Extract<NonNullable<Draftings["engine"]>, { readonly kind?: "redis" | undefined }>;
 
 export function checkSettings(draft: Draftings, findings: Findings): void {
   checkListeners(draft, findings);
+  checkEngine(draft, findings);
   checkModelNames(draft, findings);
   checkWorkerUrls(draft, findings);
   for (const [index, model] of (draft.models ?? []).entries()) {
@@ -59,6 +61,68 @@ function overlap(a: Address, b: Address): boolean {
   if (a.port !== b.port || a.port === 0) return false;
   if (a.host === b.host || isAnyHost(a.host) || isAnyHost(b.host)) return true;
   return isLoopback(a.host) && isLoopback(b.host) && [a.host, b.host].includes("localhost");
+}
+
+function checkEngine({ engine }: Draftings, findings: Findings): void {
+  if (engine?.kind !== "redis") return;
+  checkRedisPlace(engine, findings);
+  checkRedisTimes(engine, findings);
+}
+
+function checkRedisPlace({ url, nodes, tls }: DraftRedis, findings: Findings): void {
+  const has = (name: string) => findings.has(`engine.${name}`);
+  const problem = (name: string, message: string) => findings.problem(`engine.${name}`, message);
+  if (has("url") && has("nodes")) {
+    problem("nodes", "url says where Redis is, and nodes says it again; keep one of them");
+  } else if (!has("url") && !has("nodes")) {
+    problem("url", "is missing; add url: redis://HOST:6379, or nodes: [HOST:6379, …] for several servers");
+  } else if (!has("url") && nodes?.length === 0) {
+    problem("nodes", "is empty; add at least one, for example redis-1:6379");
+  }
+  const seen = new Map<string, number>();
+  for (const [index, node] of (nodes ?? []).entries()) {
+    if (!isAddress(node)) continue;
+    const name = `${node.host}:${node.port}`.toLowerCase();
+    const first = seen.get(name);
+    if (first === undefined) seen.set(name, index);
+    else problem(`nodes[${index}]`, `the same server as engine.nodes[${first}]; keep one`);
+  }
+  if (has("url") && !has("nodes")) {
+    const inUrl = "redis://USER:PASSWORD@HOST:PORT";
+    if (has("username")) problem("username", `is for nodes; with a url write it there: ${inUrl}`);
+    if (has("password")) problem("password", `is for nodes; with a url write it there: ${inUrl}`);
+    if (has("tls") && url !== undefined && tls !== undefined && tls !== /^rediss:/i.test(url))
+      problem("tls", `is ${tls}, and the url says otherwise: rediss:// is TLS, redis:// is not; remove tls`);
+  } else if (has("username") && !has("password")) {
+    problem("username", "needs engine.password beside it; add one, or remove username for the default user");
+  }
+}
+
+function checkRedisTimes(engine: DraftRedis, findings: Findings): void {
+  const { commandTimeoutMs, waitTimeoutMs, leaseMs, beatMs, aliveMs } = engine;
+  const at = (...names: string[]) => firstWritten(findings, "engine", names);
+  if (waitTimeoutMs !== undefined && commandTimeoutMs !== undefined && waitTimeoutMs > commandTimeoutMs) {
+    findings.problem(
+      at("waitTimeoutMs", "commandTimeoutMs"),
+      `waitTimeoutMs ${waitTimeoutMs} > commandTimeoutMs ${commandTimeoutMs}: the connection would be ` +
+        `closed while a write waits for a replica; lower waitTimeoutMs or raise commandTimeoutMs`,
+    );
+  }
+  // Renewed each third: one that times out has used 1/3 + 1/2 of the lease, and leaves a sixth for the next.
+  if (leaseMs !== undefined && commandTimeoutMs !== undefined && leaseMs < 2 * commandTimeoutMs) {
+    findings.problem(
+      at("leaseMs", "commandTimeoutMs"),
+      `leaseMs ${leaseMs} < 2 × commandTimeoutMs ${commandTimeoutMs}: one renewal that times out would ` +
+        `lose the lease; set leaseMs ≥ ${2 * commandTimeoutMs} or lower commandTimeoutMs`,
+    );
+  }
+  if (beatMs !== undefined && aliveMs !== undefined && aliveMs < 3 * beatMs) {
+    findings.problem(
+      at("aliveMs", "beatMs"),
+      `aliveMs ${aliveMs} < 3 × beatMs ${beatMs}: a batcher that lives would be taken for dead when two ` +
+        `beats are late; set aliveMs ≥ ${3 * beatMs} or lower beatMs`,
+    );
+  }
 }
 
 function checkModelNames({ models = [] }: Draftings, findings: Findings): void {

@@ -152,8 +152,14 @@ class Reader {
     return this.#problem(path, `${shown(leaf, written)} ${reading.wrong}`);
   }
 
-  #group(fields: Fields, node: Node | undefined, path: string, extra: readonly string[] = []): unknown {
-    const pairs = this.#pairs(node, path, [...Object.keys(fields), ...extra]);
+  #group(
+    fields: Fields,
+    node: Node | undefined,
+    path: string,
+    extra: readonly string[] = [],
+    whyUnknown?: (name: string) => string | undefined,
+  ): unknown {
+    const pairs = this.#pairs(node, path, [...Object.keys(fields), ...extra], whyUnknown);
     if (pairs === undefined) return undefined;
     const draft: Record<string, unknown> = {};
     for (const [name, setting] of Object.entries(fields)) {
@@ -209,19 +215,26 @@ class Reader {
   #oneOf(setting: OneOf<{ [kind: string]: Group<Fields> }>, node: Node | undefined, path: string): unknown {
     const kinds = Object.keys(setting.variants);
     const names = ["kind", ...kinds.flatMap((kind) => Object.keys(setting.variants[kind]!.fields))];
-    if (node === undefined || isNull(node)) {
+    const map = isMap(node) ? node : undefined;
+    if (map === undefined && node !== undefined && !isNull(node)) {
+      return this.#problem(path, `${kindOf(node)} stands where a map with a kind belongs`);
+    }
+    if (map === undefined && setting.fallback === undefined) {
       return this.#problem(
         path,
         "is missing; add one, for example { kind: http, workers: [http://gpu-1:9000/infer] }",
       );
     }
-    if (!isMap(node)) return this.#problem(path, `${kindOf(node)} stands where a map with a kind belongs`);
-    const chosen = this.#resolved(node.items.find((pair) => keyOf(pair) === "kind")?.value as Found);
+    const pair = map?.items.find((each) => keyOf(each) === "kind");
+    const chosen = this.#resolved(pair?.value as Found);
     const written = isScalar(chosen) && typeof chosen.value === "string" ? chosen.value : undefined;
-    const kind = written === undefined ? "" : expand(written, this.#context.env).text;
+    const unnamed = pair === undefined ? (setting.fallback ?? "") : "";
+    const kind = written === undefined ? unnamed : expand(written, this.#context.env).text;
     const variant = Object.hasOwn(setting.variants, kind) ? setting.variants[kind] : undefined;
     if (variant !== undefined) {
-      const rest = this.#group(variant.fields, node, path, ["kind"]);
+      const rest = this.#group(variant.fields, node, path, ["kind"], (name) =>
+        elsewhere(setting.variants, kind, name),
+      );
       return { kind, ...(rest as object) };
     }
     // Without a kind nothing else can be judged, but a misspelt name is wrong for all of them.
@@ -241,6 +254,7 @@ class Reader {
     node: Node | undefined,
     path: string,
     known: readonly string[] | undefined,
+    whyUnknown?: (name: string) => string | undefined,
   ): Map<string, Found> | undefined {
     const pairs = new Map<string, Found>();
     if (node === undefined || isNull(node)) return pairs;
@@ -254,7 +268,8 @@ class Reader {
       if (pairs.has(name)) {
         this.#context.findings.problem(at, "is written twice; keep one", place);
       } else if (known !== undefined && !known.includes(name)) {
-        this.#context.findings.problem(at, this.#unknown(name, path, known), place);
+        const why = whyUnknown?.(name) ?? this.#unknown(name, path, known);
+        this.#context.findings.problem(at, why, place);
       } else {
         pairs.set(name, pair.value as Found);
         this.#mark(at, (pair.value ?? pair.key) as Found);
@@ -304,6 +319,18 @@ class Reader {
     const { line, col } = this.#context.lines.linePos(found.range[0]);
     return { line, column: col };
   }
+}
+
+/** For a name that another kind has: which, and what to do. */
+function elsewhere(
+  variants: { readonly [kind: string]: Group<Fields> },
+  kind: string,
+  name: string,
+): string | undefined {
+  const owners = Object.keys(variants).filter((each) => Object.hasOwn(variants[each]!.fields, name));
+  if (owners.length === 0) return undefined;
+  const change = owners.length === 1 ? `write kind: ${owners[0]}` : "change the kind";
+  return `kind ${kind} has no such setting, only ${owners.join(", ")}; ${change}, or remove it`;
 }
 
 function join(path: string, name: string): string {

@@ -30,11 +30,40 @@ export interface Config {
   readonly telemetry: { readonly logLevel: "debug" | "info" | "warn" | "error" | "silent" };
 }
 
-export interface EngineConfig {
+export type EngineConfig = MemoryEngineConfig | RedisEngineConfig;
+
+export interface MemoryEngineConfig {
   readonly kind: "memory";
   /** Left out: nothing is kept on disk. */
   readonly dataDir?: string;
 }
+
+/** Has a `url` or some `nodes`, never both. */
+export interface RedisEngineConfig {
+  readonly kind: "redis";
+  /** With its credentials: never to be shown. */
+  readonly url?: string;
+  /** Seeds of a Cluster, or a primary and its replicas; empty when there is a `url`. */
+  readonly nodes: readonly Address[];
+  /** For `nodes`; never without a password. */
+  readonly username?: string;
+  readonly password?: string;
+  /** For `nodes`. */
+  readonly tls: boolean;
+  readonly durability: "auto" | "replica" | "local";
+  readonly keyPrefix: string;
+  readonly connectTimeoutMs: number;
+  readonly commandTimeoutMs: number;
+  readonly waitTimeoutMs: number;
+  readonly leaseMs: number;
+  readonly beatMs: number;
+  readonly aliveMs: number;
+  readonly sweepMs: number;
+  readonly zoneSpillMs: number;
+}
+
+/** What a process does: everything, take requests only, or run batches only. */
+export type Role = "all" | "gateway" | "batcher";
 
 export interface TierConfig {
   readonly name: string;

@@ -6,13 +6,13 @@ import { Admission } from "./admission/admit.ts";
 import type { Backend } from "./backend/backend.ts";
 import { makeBackend } from "./backends.ts";
 import { type Clock, SystemClock } from "./clock.ts";
-import type { Config, ModelConfig } from "./config.ts";
+import type { Config, ModelConfig, Role } from "./config.ts";
 import { Dispatcher } from "./dispatch/dispatcher.ts";
 import { Reaper } from "./dispatch/reaper.ts";
 import type { Engine } from "./engine/engine.ts";
-import { openJournal } from "./engine/journal.ts";
-import { MemoryEngine } from "./engine/memory.ts";
-import { RecordKeeper } from "./engine/saved.ts";
+import { type Opened, openEngine, type Shared } from "./engines.ts";
+import { type FleetModel, Membership } from "./fleet/membership.ts";
+import { FleetRank } from "./fleet/rank.ts";
 import { adminRoutes } from "./gateway/admin.ts";
 import { healthRoutes } from "./gateway/health.ts";
 import { Intake, type ModelDoor } from "./gateway/intake.ts";
@@ -24,9 +24,14 @@ import { Router } from "./result/router.ts";
 import { Events } from "./telemetry/events.ts";
 import { logEvents } from "./telemetry/log.ts";
 import { Tally } from "./telemetry/tally.ts";
+import { version } from "./version.ts";
 
-export async function startFerry(config: Config, clock: Clock = new SystemClock()): Promise<Ferry> {
-  const ferry = new Ferry(config, clock);
+export async function startFerry(
+  config: Config,
+  clock: Clock = new SystemClock(),
+  role: Role = "all",
+): Promise<Ferry> {
+  const ferry = new Ferry(config, clock, role);
   try {
     await ferry.start();
     return ferry;
@@ -42,6 +47,7 @@ export class Ferry {
   readonly events = new Events();
   readonly #config: Config;
   readonly #clock: Clock;
+  readonly #role: Role;
   readonly #tally: Tally;
   readonly #dispatchers: Dispatcher[] = [];
   /** How to undo what was started, in the order in which it was started. */
@@ -49,34 +55,74 @@ export class Ferry {
   #admission: Admission | undefined;
   #router: Router | undefined;
   #listener: Listener | undefined;
+  #membership: Membership | undefined;
+  #draining = false;
   #stopped: Promise<void> | undefined;
+  /** Where an accepted task is kept: by one server of the shared store, or by two. */
+  durability: "replica" | "local" | undefined;
+  /** "" in a batcher. */
   apiUrl = "";
   adminUrl = "";
 
-  constructor(config: Config, clock: Clock) {
+  constructor(config: Config, clock: Clock, role: Role) {
     this.#config = config;
     this.#clock = clock;
+    this.#role = role;
     this.#tally = new Tally(this.events, clock);
     logEvents(this.events, clock, config.telemetry.logLevel, (line) => process.stderr.write(line));
   }
 
   async start(): Promise<void> {
     const { models } = this.#config;
-    const backends = models.map((model) => makeBackend(model, this.#clock, this.events));
+    const runs = this.#role !== "gateway";
+    const backends = runs ? models.map((model) => makeBackend(model, this.#clock, this.events)) : [];
+    // A store that cannot be used is told before models are loaded, which may take minutes.
+    const early = this.#config.engine.kind === "redis" ? await this.#openEngine() : undefined;
     for (const backend of backends) this.#undo.push(() => backend.stop());
     await Promise.all(backends.map((backend) => backend.start()));
-    const engine = await this.#openEngine();
-    this.#undo.push(() => engine.close());
-    models.forEach((model, at) => this.#dispatch(model, backends[at]!, engine));
+    const opened = early ?? (await this.#openEngine());
+    const { engine, shared } = opened;
+    // Walked back, this comes after the dispatchers have stopped: what they held is free then.
+    this.#undo.push(() => this.#membership?.stop());
+    backends.forEach((backend, at) => this.#dispatch(models[at]!, backend, engine, shared !== undefined));
+    if (shared !== undefined) await this.#join(shared);
     const reaper = new Reaper(engine, this.#clock);
     this.#undo.push(() => reaper.stop());
-    await this.#openDoors(engine);
+    await this.#openAdmin(opened);
+    if (this.#role !== "batcher") await this.#openDoors(opened);
+  }
+
+  async #openEngine(): Promise<Opened> {
+    const opened = await openEngine(this.#config, this.#clock, this.events);
+    this.#undo.push(() => opened.close());
+    if (opened.shared !== undefined) this.durability = opened.shared.durability();
+    return opened;
+  }
+
+  /** Takes this process's place in the fleet: from here on it holds its share of the workers. */
+  async #join({ engine, registry, id }: Shared): Promise<void> {
+    const { engine: settings, zone, models } = this.#config;
+    if (settings.kind !== "redis") throw new Error("a fleet needs a shared engine; this is a bug");
+    const { beatMs, aliveMs } = settings;
+    const fleetModels = models.map(({ name, backend }, at): FleetModel => {
+      const dispatcher = this.#dispatchers[at];
+      const addresses = backend.kind === "http" ? backend.workers : undefined;
+      return { name, ...(dispatcher && { dispatcher, ...(addresses && { addresses }) }) };
+    });
+    const membership = new Membership(
+      { id, zone, role: this.#role, version: version(), beatMs, aliveMs, models: fleetModels },
+      { registry, clock: this.#clock, events: this.events, random: Math.random },
+    );
+    this.#membership = membership;
+    engine.rank = new FleetRank(membership.fleet);
+    await membership.start();
   }
 
   /** No new request is taken; resolves when those that wait are answered and no batch runs. */
   async drain(): Promise<void> {
-    if (this.#admission !== undefined) this.#admission.draining = true;
+    this.#drainNow();
     await this.#listener?.drain();
+    this.#membership?.drain();
     await Promise.all(this.#dispatchers.map((dispatcher) => dispatcher.drain()));
   }
 
@@ -106,37 +152,20 @@ export class Ferry {
     return { requests, batches, tasks, calls, lost, queued: this.#listener?.open ?? 0, running };
   }
 
-  async #stop(): Promise<void> {
+  #drainNow(): void {
+    this.#draining = true;
     if (this.#admission !== undefined) this.#admission.draining = true;
+  }
+
+  async #stop(): Promise<void> {
+    this.#drainNow();
     // Whoever still waits is told where to ask; that takes a moment to reach the socket.
     this.#router?.releaseAll();
     await this.#listener?.settle(LAST_WORDS_MS);
     for (const undo of this.#undo.toReversed()) await undo();
   }
 
-  async #openEngine(): Promise<Engine> {
-    const { engine, tiers, limits, results, deadLetters, models } = this.#config;
-    const options = {
-      models: new Map(models.map(({ name, timeouts }) => [name, timeouts])),
-      tiers: tiers.length,
-      maxQueued: limits.maxQueued,
-      maxQueuedBytes: limits.maxQueuedBytes,
-      results,
-      deadLetters,
-    };
-    if (engine.dataDir === undefined) return new MemoryEngine(options, this.#clock, this.events);
-    const { journal, records, torn } = await openJournal(engine.dataDir, (why) => {
-      const message = `the journal is broken, nothing more is accepted: ${why.message}`;
-      this.events.emit("notice", { level: "error", message });
-    });
-    if (torn > 0) {
-      const message = `${torn} torn at the end of the journal in ${engine.dataDir}: the last commits before a crash or damage`;
-      this.events.emit("notice", { level: "warn", message });
-    }
-    return new MemoryEngine(options, this.#clock, this.events, new RecordKeeper(journal, records));
-  }
-
-  #dispatch(model: ModelConfig, backend: Backend, engine: Engine): void {
+  #dispatch(model: ModelConfig, backend: Backend, engine: Engine, fleet: boolean): void {
     const { name, policy, maxBatchSize, maxWaitMs, timeouts, retry, health } = model;
     const rules = {
       name,
@@ -151,50 +180,69 @@ export class Ferry {
       events: this.events,
       random: Math.random,
       newBatchId: () => randomUUID(),
+      // Our own children are nobody else's.
+      shared: fleet && model.backend.kind === "http",
     });
     this.#dispatchers.push(dispatcher);
     this.#undo.push(() => dispatcher.stop());
   }
 
-  async #openDoors(engine: Engine): Promise<void> {
-    const { api, auth, tiers, limits, admin, listen, models } = this.#config;
+  async #openAdmin({ engine, shared }: Opened): Promise<void> {
+    const { tiers, limits, admin } = this.#config;
     const clock = this.#clock;
-    const router = (this.#router = new Router(engine, clock));
-    this.#undo.push(() => router.close());
-    const rules = { tiers, anonymousTier: auth.anonymousTier, ...perUser(limits.perUserPerMinute) };
-    const admission = (this.#admission = new Admission(rules, engine, clock, this.events));
-    const doors = models.map((model, at) => this.#door(model, this.#dispatchers[at]!, engine));
-    const intake = new Intake(doors, admission, router, engine, clock);
-    const durable = this.#config.engine.dataDir !== undefined;
-    const native = new NativeProtocol({ ...api, durable }, { intake, admission, router, engine, clock });
-    const draining = (): boolean => admission.draining;
-    const report = new Report(engine, this.#dispatchers, this.#tally, clock, draining);
-    const adminListener = new Listener(
+    const fleet = this.#membership?.fleet;
+    const report = new Report(engine, this.#dispatchers, this.#tally, clock, {
+      draining: () => this.#draining,
+      ...(fleet && { fleet }),
+      ...(shared && { durability: () => shared.durability() }),
+    });
+    const listener = new Listener(
       adminRoutes(engine, report, tiers, admin.token),
       limits,
       clock,
       this.events,
     );
-    this.#undo.push(() => adminListener.close());
-    this.adminUrl = await adminListener.listen(admin.listen.host, admin.listen.port);
-    const routes = { ...native.routes(), ...healthRoutes(draining), ...openapiRoutes() };
+    this.#undo.push(() => listener.close());
+    this.adminUrl = await listener.listen(admin.listen.host, admin.listen.port);
+  }
+
+  async #openDoors({ engine, durable }: Opened): Promise<void> {
+    const { api, auth, tiers, limits, listen, models } = this.#config;
+    const clock = this.#clock;
+    const router = (this.#router = new Router(engine, clock));
+    this.#undo.push(() => router.close());
+    const rules = { tiers, anonymousTier: auth.anonymousTier, ...perUser(limits.perUserPerMinute) };
+    const admission = (this.#admission = new Admission(rules, engine, clock, this.events));
+    const doors = models.map((model, at) => this.#door(model, this.#dispatchers[at], engine));
+    const intake = new Intake(doors, admission, router, engine, clock);
+    const native = new NativeProtocol({ ...api, durable }, { intake, admission, router, engine, clock });
+    const routes = { ...native.routes(), ...healthRoutes(() => this.#draining), ...openapiRoutes() };
     const listener = (this.#listener = new Listener(routes, limits, clock, this.events));
     this.#undo.push(() => listener.close());
     this.apiUrl = await listener.listen(listen.host, listen.port);
   }
 
-  #door(model: ModelConfig, { workers }: Dispatcher, engine: Engine): ModelDoor {
+  #door(model: ModelConfig, dispatcher: Dispatcher | undefined, engine: Engine): ModelDoor {
     const { name, timeouts, cache, collapse, maxBatchSize } = model;
+    const fleet = this.#membership?.fleet;
+    const own = dispatcher?.workers;
     const depth = (): number =>
       engine
         .stats()
         .depth.get(name)
         ?.reduce((sum, tier) => sum + tier, 0) ?? 0;
-    const capacity = {
-      healthy: (now: number) => workers.healthy(now),
-      nextUsableAt: (now: number) => workers.nextUsableAt(now),
-      drainMs: (now: number) => depth() / workers.capacityPerMs(maxBatchSize, now),
-    };
+    const capacity =
+      fleet === undefined
+        ? {
+            healthy: (now: number) => own!.healthy(now),
+            nextUsableAt: (now: number) => own!.nextUsableAt(now),
+            drainMs: (now: number) => depth() / own!.capacityPerMs(maxBatchSize, now),
+          }
+        : {
+            healthy: () => fleet.healthy(name),
+            nextUsableAt: (now: number) => now + fleet.model(name).nextUsableInMs,
+            drainMs: () => depth() / fleet.model(name).capacityPerMs,
+          };
     return { name, totalMs: timeouts.totalMs, cache, collapse, capacity };
   }
 }

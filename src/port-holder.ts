@@ -30,13 +30,15 @@ export function explainStart(error: unknown, config: Config): string {
   return `${start}: already in use${by}; stop it or change ${setting}`;
 }
 
+/** Ours, not one from a connection to Redis or to a worker, which names the port of another machine. */
 interface ListenError extends NodeJS.ErrnoException {
   readonly port?: number;
 }
 
 function listenError(error: unknown): ListenError | undefined {
   if (!(error instanceof Error)) return undefined;
-  const { code } = error as ListenError;
+  const { code, syscall } = error as ListenError;
+  if (syscall === "connect") return undefined;
   return code === "EADDRINUSE" || code === "EACCES" || code === "EADDRNOTAVAIL" ? error : undefined;
 }
 

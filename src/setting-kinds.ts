@@ -9,9 +9,7 @@
  * value may be shown, because it may be a secret or come from the environment.
  */
 import { statSync } from "node:fs";
-import { isIPv4, isIPv6 } from "node:net";
 import { resolve } from "node:path";
-import type { Address } from "./config.ts";
 import { didYouMean } from "./spelling.ts";
 
 export type Unit = "ms" | "bytes" | "per minute" | "share" | "times" | "";
@@ -78,6 +76,8 @@ export interface OneOf<V extends { readonly [kind: string]: Group<Fields> }> {
   readonly variants: V;
   /** Kinds that are named in the documents and not in this version yet. */
   readonly later: readonly string[];
+  /** What holds when the file names no kind; left out: it must. */
+  readonly fallback?: string;
 }
 /** Accepted as it is, but nothing acts on it yet: a warning says so. */
 export interface Later {
@@ -127,13 +127,13 @@ export const named = <const F extends Fields>(
 export const oneOf = <const V extends { readonly [kind: string]: Group<Fields> }>(
   doc: string,
   variants: V,
-  later: readonly string[],
-): OneOf<V> => ({ type: "one-of", doc, variants, later });
+  more: { readonly later?: readonly string[]; readonly fallback?: keyof V & string },
+): OneOf<V> => ({ type: "one-of", doc, variants, later: [], ...more });
 export const later = (setting: Setting): Later => ({ type: "later", setting });
 /** May be left out, and then there is no value. */
 export const optional = <T>(leaf: Leaf<T>): Leaf<T | undefined> => ({ ...leaf, need: "optional" });
 
-interface LeafFacts<T> {
+export interface LeafFacts<T> {
   readonly kind: string;
   readonly doc: string;
   readonly unit?: Unit;
@@ -144,7 +144,7 @@ interface LeafFacts<T> {
   readonly secret?: boolean;
   read(source: Source): Reading<T>;
 }
-function leaf<T>(facts: LeafFacts<T>): Leaf<T> {
+export function leaf<T>(facts: LeafFacts<T>): Leaf<T> {
   const { fallback, unit = "", bounds = "", example = "", secret = false } = facts;
   const defaultText = facts.defaultText ?? (fallback === undefined ? "" : String(fallback));
   const need = fallback === undefined ? "required" : "default";
@@ -203,10 +203,14 @@ interface TextRules {
   readonly default?: string;
   readonly example?: string;
   readonly secret?: boolean;
+  /** Characters that it may not hold. */
+  readonly without?: readonly string[];
 }
 /** Visible ASCII characters, no blanks: what fits a header, a metric label and a terminal. */
 export function text(doc: string, rules: TextRules): Leaf<string> {
-  const bounds = `1 to ${rules.maxLength} visible ASCII characters`;
+  const { without = [] } = rules;
+  const except = without.length === 0 ? "" : ` except ${without.join(" ")}`;
+  const bounds = `1 to ${rules.maxLength} visible ASCII characters${except}`;
   return leaf<string>({
     kind: rules.secret === true ? "secret" : "text",
     doc,
@@ -218,7 +222,8 @@ export function text(doc: string, rules: TextRules): Leaf<string> {
       if (typeof value !== "string") return { wrong: "is not text; put it in quotes" };
       if (value === "") return { wrong: `is empty; write ${bounds}` };
       if (value.length > rules.maxLength) return { wrong: `is too long; write ${bounds}` };
-      return /^[!-~]+$/.test(value) ? { value } : { wrong: `may hold only ${bounds}` };
+      const fits = /^[!-~]+$/.test(value) && !without.some((char) => value.includes(char));
+      return fits ? { value } : { wrong: `may hold only ${bounds}` };
     },
   });
 }
@@ -260,59 +265,6 @@ export function choice<const T extends readonly string[]>(
       if (typeof value === "string" && Object.hasOwn(later, value)) return { wrong: later[value]! };
       const guess = didYouMean(String(value), choices);
       return { wrong: `is not one of ${choices.join(", ")}${guess}` };
-    },
-  });
-}
-
-export function address(doc: string, fallback: string): Leaf<Address> {
-  return leaf<Address>({
-    kind: "host:port",
-    doc,
-    bounds: "port 0 to 65,535; 0 picks a free one",
-    fallback: parseAddress(fallback),
-    defaultText: fallback,
-    example: fallback,
-    read({ value }) {
-      const parsed = parseAddress(String(value));
-      if (parsed !== undefined) return { value: parsed };
-      return { wrong: "is not host:port; write one like 127.0.0.1:8080, [::1]:8080 or 0.0.0.0:8080" };
-    },
-  });
-}
-
-const hostName =
-  /^(?=.{1,253}$)[a-z\d_](?:[a-z\d_-]{0,62}[a-z\d_])?(?:\.[a-z\d_](?:[a-z\d_-]{0,62}[a-z\d_])?)*$/i;
-
-export function parseAddress(written: string): Address | undefined {
-  const match = /^(?:\[([^\]]+)\]|([^:[\]]+)):(\d{1,5})$/.exec(written);
-  if (match === null) return undefined;
-  const [, bracketed, plain = "", portText = ""] = match;
-  const port = Number(portText);
-  if (port > 65_535) return undefined;
-  if (bracketed !== undefined) return isIPv6(bracketed) ? { host: bracketed, port } : undefined;
-  const numeric = /^[\d.]+$/.test(plain);
-  return (numeric ? isIPv4(plain) : hostName.test(plain)) ? { host: plain, port } : undefined;
-}
-
-/** A full URL. Credentials in it are refused: worker URLs are logged and shown. */
-export function url(doc: string, schemes: readonly string[], example: string): Leaf<string> {
-  return leaf<string>({
-    kind: "URL",
-    doc,
-    bounds: schemes.join(" | "),
-    example,
-    read({ value }) {
-      const parsed = URL.parse(String(value));
-      if (parsed === null || parsed.hostname === "" || typeof value !== "string") {
-        return { wrong: `is not a full URL; write one like ${example}` };
-      }
-      if (!schemes.includes(parsed.protocol.slice(0, -1))) {
-        return { wrong: `must begin with ${schemes.map((scheme) => `${scheme}://`).join(" or ")}` };
-      }
-      if (parsed.username !== "" || parsed.password !== "") {
-        return { wrong: "holds credentials, which would be logged with it; remove the part before the @" };
-      }
-      return { value: parsed.href };
     },
   });
 }

@@ -51,9 +51,11 @@ function rowsAt(setting: Setting, path: string): Row[] {
 }
 
 /** The `kind` of a one-of, which the table holds only as the names of its variants. */
-function kindLeaf({ variants, doc }: OneOf<{ readonly [kind: string]: Group<Fields> }>): Leaf<unknown> {
-  const kinds = Object.keys(variants);
-  return { ...choice(doc, kinds, kinds[0]!), need: "required", fallback: undefined, defaultText: "" };
+function kindLeaf(setting: OneOf<{ readonly [kind: string]: Group<Fields> }>): Leaf<unknown> {
+  const kinds = Object.keys(setting.variants);
+  const leaf = choice(setting.doc, kinds, setting.fallback ?? kinds[0]!);
+  if (setting.fallback !== undefined) return leaf;
+  return { ...leaf, need: "required", fallback: undefined, defaultText: "" };
 }
 
 export const settingRows: readonly Row[] = rowsOf(settings.fields);

@@ -1,13 +1,13 @@
 /**
  * The table of settings: every name that `ferry.yaml` may hold, with kind, unit, bounds and default.
  *
- * It is the only place where a setting is written down. The loader reads files by it,
- * `ferry.example.yaml` and `docs/configuration.md` are generated from it, and `tsc` checks it against
- * `Config`. A name ends in its unit (`maxWaitMs`, `maxBodyBytes`). Rules between two settings are in
- * `config-check.ts`.
+ * It is the only place where a setting is written down; `engine` is long and stands in
+ * `settings-engine.ts`. The loader reads files by it, `ferry.example.yaml` and `docs/configuration.md` are
+ * generated from it, and `tsc` checks it against `Config`. A name ends in its unit (`maxWaitMs`,
+ * `maxBodyBytes`). Rules between two settings are in `config-check.ts`.
  */
+import { address, url } from "./setting-addresses.ts";
 import {
-  address,
   boolean,
   choice,
   functionIn,
@@ -21,9 +21,9 @@ import {
   optional,
   path,
   text,
-  url,
   type Value,
 } from "./setting-kinds.ts";
+import { engines } from "./settings-engine.ts";
 
 const second = 1000;
 const minute = 60 * second;
@@ -128,7 +128,7 @@ const backends = oneOf(
       seed: integer("The same seed gives the same faults.", { default: 1, min: 0, max: 2 ** 32 - 1 }),
     }),
   },
-  ["grpc"],
+  { later: ["grpc"] },
 );
 
 const model = group("One model: its backend, its batches, its limits.", {
@@ -222,26 +222,8 @@ export const settings = group("Everything Ferry can be told.", {
       }),
     ),
   }),
-  engine: group("Where accepted tasks and their outcomes live.", {
-    kind: choice(
-      "`memory`: in this process.",
-      ["memory"],
-      "memory",
-      notYet("use memory, with dataDir to survive a restart", ["redis"]),
-    ),
-    dataDir: optional(
-      path("Accepted tasks, outcomes and dead letters survive a restart here; left out: nothing on disk.", {
-        example: "./ferry-data",
-      }),
-    ),
-    url: later(
-      text("The Redis to use.", { maxLength: 2048, secret: true, example: "redis://127.0.0.1:6379" }),
-    ),
-    nodes: later(
-      list("The nodes of a Redis Cluster.", address("One node.", "127.0.0.1:6379"), { min: 1, max: 1000 }),
-    ),
-  }),
-  zone: text("Where this process runs; only a label in this version.", {
+  engine: engines,
+  zone: text("Where this process runs: on the redis engine, workers of the same zone come first.", {
     maxLength: 64,
     default: "",
     example: "a",

@@ -9,6 +9,7 @@ import {
   farewellLine,
   readyBanner,
   readyLine,
+  redisPlace,
   urlOf,
   type ReadyFacts,
 } from "../src/banner.ts";
@@ -24,6 +25,7 @@ function configOf(text: string): Config {
 function factsOf(config: Config): ReadyFacts {
   return {
     config,
+    role: "all",
     version: "0.4.0",
     apiUrl: "http://127.0.0.1:8080",
     adminUrl: "http://127.0.0.1:8081",
@@ -104,6 +106,7 @@ describe("ready", () => {
       time: "2026-01-05T10:00:00.180Z",
       msg: "ready",
       version: "0.4.0",
+      role: "all",
       listen: "http://127.0.0.1:8080",
       admin: "http://127.0.0.1:8081",
       engine: "memory",
@@ -122,6 +125,79 @@ describe("ready", () => {
     assert.ok(!plain.includes("\u001b"));
     assert.ok(colored.includes("\u001b[32m"));
     assert.equal(colored.replace(/\u001b\[\d+m/g, ""), plain);
+  });
+});
+
+describe("on Redis", () => {
+  const config = configOf(`
+engine: { kind: redis, url: "redis://ferry:hunter2@redis-1:7001/0" }
+models: [${http("a")}, { name: b, maxBatchSize: 8, backend: { kind: simulated } }]
+`);
+  const facts: ReadyFacts = { ...factsOf(config), durability: "replica" };
+
+  test("a gateway shows no workers of its own", () => {
+    assert.equal(
+      readyBanner({ ...facts, role: "gateway" }, false),
+      `  FERRY v0.4.0 gateway  ready in 180 ms    DEMO: simulated GPU, 100 ms a batch
+  ➜  API        http://127.0.0.1:8080/v1/inference
+  ➜  Admin      http://127.0.0.1:8081/internal/health
+     Model      a   batches of up to 64, run by batchers
+     Model      b   batches of up to 8, run by batchers
+     Engine     redis redis-1:7001, durability replica
+     Try        curl -s --json '{"model":"a","input":"hello"}' http://127.0.0.1:8080/v1/inference
+  !  auth: none, anyone who reaches the port is tenant "anonymous"
+`,
+    );
+    const line = JSON.parse(readyLine({ ...facts, role: "gateway" }, now)) as object;
+    assert.partialDeepStrictEqual(line, {
+      role: "gateway",
+      engine: "redis",
+      durability: "replica",
+      workers: 0,
+    });
+  });
+
+  test("a batcher has no address for clients", () => {
+    const batcher: ReadyFacts = { ...facts, role: "batcher", apiUrl: "", durability: "local" };
+    assert.equal(
+      readyBanner(batcher, false),
+      `  FERRY v0.4.0 batcher  ready in 180 ms    DEMO: simulated GPU, 100 ms a batch
+  ➜  Admin      http://127.0.0.1:8081/internal/health
+     Model      a   1 worker × 64 (http), capacity is learned from traffic
+     Model      b   1 worker × 8 / 100 ms = up to 80 req/s, plan with 56
+     Engine     redis redis-1:7001, durability local    one server keeps the accepted tasks
+`,
+    );
+    const line = JSON.parse(readyLine(batcher, now)) as object;
+    assert.ok(!("listen" in line));
+    assert.partialDeepStrictEqual(line, { role: "batcher", durability: "local", models: 2, workers: 2 });
+  });
+
+  test("where Redis is, and never who we are there", () => {
+    const place = (engine: string) => {
+      const { engine: made } = configOf(`engine: { kind: redis, ${engine} }\nmodels: [${http("a")}]`);
+      assert.ok(made.kind === "redis");
+      return redisPlace(made);
+    };
+    assert.equal(place('url: "rediss://u:hunter2@cache.example"'), "cache.example:6379");
+    assert.equal(place('url: "redis://[::1]:7000"'), "[::1]:7000");
+    assert.equal(place("nodes: [r:1], password: hunter2"), "r:1");
+    assert.equal(place('nodes: ["[::1]:1", r:2, r:3]'), "[::1]:1 and 2 more");
+    // Until the engine has said what it is, the config's own word.
+    assert.match(readyBanner(factsOf(config), false), /Engine {5}redis redis-1:7001, durability auto\n/);
+    for (const role of ["all", "gateway", "batcher"] as const) {
+      const said = readyBanner({ ...facts, role }, true) + readyLine({ ...facts, role }, now);
+      assert.ok(!said.includes("hunter2"));
+    }
+  });
+
+  test("each role says what it did", () => {
+    assert.match(drainBanner(tally, config, "SIGTERM"), /accepted tasks are in Redis and go on\)/);
+    assert.equal(farewellBanner(tally, config, "gateway"), "  served 18,402 requests, 0 lost\n");
+    assert.equal(
+      farewellBanner({ ...tally, requests: 0 }, config, "batcher"),
+      "  ran 18,402 tasks in 331 batches (55.6 on average), 18,071 GPU calls saved, 0 lost\n",
+    );
   });
 });
 

@@ -12,6 +12,7 @@ import { dead, formatAge, parseAge } from "../src/commands/dead.ts";
 import { serve } from "../src/commands/serve.ts";
 import { versionCommand } from "../src/commands/version.ts";
 import { bin, ferry, file, folder, run, type Ended } from "./cli-child.ts";
+import { startServer } from "./redis/servers.ts";
 
 const good = () => file("good.yaml", "models: [{ name: a, backend: { kind: simulated, workers: 4 } }]\n");
 
@@ -81,20 +82,26 @@ describe("help and usage", () => {
   }
 
   test("what comes later is said to come later: exit 1, one line", async () => {
-    const lines = [
-      "plan",
-      "bench http://x",
-      "top",
-      "keys list",
-      "serve --role gateway",
-      "serve --role batcher",
-    ];
+    const lines = ["plan", "bench http://x", "top", "keys list"];
     for (const { code, out, err } of await Promise.all(lines.map((line) => ferry(...line.split(" "))))) {
       assert.equal(code, 1);
       assert.equal(out, "");
       assert.match(err, /^ferry: .* is not in this version yet.*\n$/);
     }
   });
+});
+
+test("one role of several needs Redis: exit 1, one line that says why", async () => {
+  for (const role of ["gateway", "batcher"]) {
+    for (const args of [[], ["-c", good()]]) {
+      const { code, out, err } = await ferry("serve", "--role", role, ...args);
+      assert.deepEqual([code, out], [1, ""]);
+      assert.match(
+        err,
+        /^ferry: --role \w+ needs engine\.kind redis: two processes cannot share the memory of one; set [^\n]+\n$/,
+      );
+    }
+  }
 });
 
 describe("check", () => {
@@ -162,6 +169,47 @@ describe("check", () => {
     );
     writeFileSync(join(own, "ferry.yaml"), "models: [{ name: a, backend: { kind: simulated } }]\n");
     assert.equal((await run(bin, ["check"], {}, own)).code, 0);
+  });
+
+  test("--probe asks Redis what a start would", async () => {
+    await using server = await startServer({ maxmemory: "100mb", "maxmemory-policy": "noeviction" });
+    const path = file(
+      "redis.yaml",
+      `engine: { kind: redis, url: "${server.url}", durability: \${DURABILITY:-auto} }
+models: [{ name: a, backend: { kind: simulated } }]
+`,
+    );
+    const plain = await ferry("check", "-c", path);
+    assert.deepEqual([plain.code, plain.err], [0, ""]);
+    const probed = await ferry("check", "-c", path, "--probe");
+    assert.equal(probed.code, 0);
+    const place = `127\\.0\\.0\\.1:${server.port}`;
+    assert.match(probed.err, new RegExp(`engine\\.url +warning: redis ${place}: no replica is connected`));
+    assert.match(
+      probed.out,
+      new RegExp(`is valid: .*\nredis ${place}: redis \\S+, 0 replicas, durability local\n$`),
+    );
+    await server.cli("CONFIG", "SET", "maxmemory-policy", "allkeys-lru");
+    const strict = await run(bin, ["check", "-c", path, "--probe"], { DURABILITY: "replica" });
+    assert.equal(strict.code, 1);
+    assert.match(
+      strict.out,
+      /maxmemory-policy is allkeys-lru.*\n.*no replica is connected.*\n2 problems, nothing/,
+    );
+    const json = await run(bin, ["check", "-c", path, "--probe", "--json"], { DURABILITY: "local" });
+    assert.equal(json.code, 1);
+    const told = JSON.parse(json.out) as { valid: boolean; redis: object[]; problems: { path: string }[] };
+    assert.deepEqual([told.valid, told.problems.length, told.problems[0]?.path], [false, 1, "engine.url"]);
+    assert.partialDeepStrictEqual(told.redis[0], { facts: { product: "redis", persistence: "aof" } });
+    await server.stop();
+    const gone = await ferry("check", "-c", path, "--probe");
+    assert.equal(gone.code, 1);
+    assert.match(gone.out, new RegExp(`redis ${place} is not reachable: .*; check that it runs and`));
+    const memory = await ferry("check", "-c", good(), "--probe");
+    assert.deepEqual(
+      [memory.code, memory.err],
+      [0, "nothing to probe: engine.kind is memory, which needs nobody\n"],
+    );
   });
 
   test("serve refuses a bad file the same way, on stderr", async () => {

@@ -133,7 +133,28 @@ const mistakes: readonly (readonly [string, RegExp])[] = [
     /^auth\.anonymousTier: gold is not one of tiers: enterprise, paid, free$/,
   ],
   [`auth: { mode: required }\n${models}`, /^auth\.mode: "required" is not in this version yet, and starting/],
-  [`engine: { kind: redis }\n${models}`, /^engine\.kind: "redis" is not in this version yet; use memory/],
+  [
+    `engine: { kind: redis }\n${models}`,
+    /^engine\.url: is missing; add url: redis:\/\/HOST:6379, or nodes: \[/,
+  ],
+  [
+    `engine: { url: redis://r }\n${models}`,
+    /^engine\.url: kind memory has no such setting, only redis; write kind: redis, or remove it$/,
+  ],
+  [
+    `engine: { kind: redis, url: redis://r, dataDir: x }\n${models}`,
+    /^engine\.dataDir: kind redis has no such setting, only memory; write kind: memory, or remove it$/,
+  ],
+  [
+    `engine: { kind: reddis }\n${models}`,
+    /^engine\.kind: "reddis" is not one of memory, redis; did you mean redis\?$/,
+  ],
+  [`engine: redis\n${models}`, /^engine: a single value stands where a map with a kind belongs$/],
+  [`engine: { kind: }\n${models}`, /^engine\.kind: is missing; write one of memory, redis$/],
+  [
+    "models: [{ name: a, backend: { kind: simulated, startTimeoutMs: 5 } }]\n",
+    /startTimeoutMs: kind simulated has no such setting, only python, module; change the kind, or remove it$/,
+  ],
   [`tiers: { "a b": {} }\n${models}`, /^tiers\.a b: is no name; use 1 to 64 letters/],
   [`tiers: {}\n${models}`, /^tiers: is empty; add at least one/],
   [

@@ -38,8 +38,8 @@ describe("the table", () => {
   test("the page's examples are valid and every setting is on it", () => {
     const page = generateDocs().find(({ path }) => path === "docs/configuration.md")!.text;
     const blocks = [...page.matchAll(/```yaml\n(.*?)```/gs)].map((match) => match[1]!);
-    assert.equal(blocks.length, 3);
-    for (const block of blocks) valid(block, { FERRY_ADMIN_TOKEN: "token" });
+    assert.equal(blocks.length, 4);
+    for (const block of blocks) valid(block, { FERRY_ADMIN_TOKEN: "token", REDIS_PASSWORD: "password" });
     for (const row of settingRows) assert.ok(page.includes(`| \`${row.path}\` |`), row.path);
   });
 

@@ -82,7 +82,7 @@ models:
   - { name: b, backend: { kind: module, function: ./model.ts } }
   - { name: c, backend: { kind: python, function: "model.py:batchstring" } }
 `);
-    assert.equal(config.engine.dataDir, join(folder, "data"));
+    assert.deepEqual(config.engine, { kind: "memory", dataDir: join(folder, "data") });
     const [a, b, c] = config.models.map((model) => model.backend);
     assert.ok(a?.kind === "python" && b?.kind === "module" && c?.kind === "python");
     assert.equal(a.function, `${join(folder, "model.py")}:batchstring`);

@@ -9,13 +9,17 @@ import type { Alarm } from "../src/clock.ts";
 import { Failure, type Console } from "../src/commands/command.ts";
 import { runServe, type Served, type ServeParts, type StopSignal } from "../src/commands/serve.ts";
 import { demoConfig } from "../src/config-load.ts";
-import { portHolder } from "../src/port-holder.ts";
+import type { Role } from "../src/config.ts";
+import { explainStart, portHolder } from "../src/port-holder.ts";
 import { bin, ferry, file } from "./cli-child.ts";
 
 /** A world where time stands still until `ring`, and signals come when the test says so. */
-function world(options: { people?: boolean; served?: Partial<Served>; startFails?: Error } = {}) {
+function world(
+  options: { people?: boolean; served?: Partial<Served>; startFails?: Error; role?: Role } = {},
+) {
   const said: string[] = [];
   const raised: StopSignal[] = [];
+  const roles: Role[] = [];
   const calls: string[] = [];
   const alarms: { at: number; ring: () => void }[] = [];
   const listeners = new Map<StopSignal, (() => void)[]>();
@@ -41,7 +45,8 @@ function world(options: { people?: boolean; served?: Partial<Served>; startFails
     ...options.served,
   };
   const parts: ServeParts = {
-    start: async () => {
+    start: async (_config, _clock, role) => {
+      roles.push(role);
       if (options.startFails !== undefined) throw options.startFails;
       return served;
     },
@@ -64,8 +69,9 @@ function world(options: { people?: boolean; served?: Partial<Served>; startFails
     uptimeMs: () => 42,
   };
   const send = (signal: StopSignal) => listeners.get(signal)?.forEach((listener) => listener());
-  const code = runServe(demoConfig(), [], console, parts, false);
-  return { said, raised, calls, alarms, send, code, ready: ready.promise, draining: draining.promise };
+  const wishes = { role: options.role ?? ("all" as const), noColor: false };
+  const code = runServe(demoConfig(), [], console, parts, wishes);
+  return { said, raised, roles, calls, alarms, send, code, ready: ready.promise, draining: draining.promise };
 }
 
 describe("around a Ferry", () => {
@@ -96,6 +102,27 @@ describe("around a Ferry", () => {
       facts.map(({ msg }) => msg),
       ["ready", "draining", "stopped"],
     );
+  });
+
+  test("the role reaches Ferry, the ready line and the farewell", async () => {
+    const { said, roles, send, code, ready } = world({
+      people: true,
+      role: "batcher",
+      served: { apiUrl: "", durability: "replica" },
+    });
+    await ready;
+    send("SIGINT");
+    assert.equal(await code, 0);
+    assert.deepEqual(roles, ["batcher"]);
+    assert.match(said[1]!, /^ {2}FERRY v\S+ batcher {2}ready in /);
+    assert.doesNotMatch(said[1]!, /API|Try|auth: none/);
+    assert.match(said.at(-1)!, /^ {2}ran 3 tasks in 1 batch /);
+    const program = world({ role: "gateway", served: { durability: "local" } });
+    await program.ready;
+    program.send("SIGTERM");
+    assert.equal(await program.code, 0);
+    const facts = JSON.parse(program.said[0]!) as object;
+    assert.partialDeepStrictEqual(facts, { role: "gateway", durability: "local", workers: 0 });
   });
 
   test("drains no longer than limits.drainMs", async () => {
@@ -229,6 +256,14 @@ telemetry: { logLevel: debug }
       new RegExp(`listen 127\\.0\\.0\\.1:${port}: already in use${by}; stop it or change listen`),
     );
   });
+});
+
+test("a connection that fails is not taken for a listener", () => {
+  const facts = { code: "EADDRNOTAVAIL", port: 8081, syscall: "connect" };
+  const cause = Object.assign(new Error("connect EADDRNOTAVAIL 10.0.0.1:8081"), facts);
+  const error = new Error("redis 10.0.0.1:8081 is not reachable", { cause });
+  assert.equal(explainStart(error, demoConfig()), "redis 10.0.0.1:8081 is not reachable");
+  assert.match(explainStart(cause, demoConfig()), /^connect EADDRNOTAVAIL/);
 });
 
 test("the holder of a port is found on Linux", { skip: process.platform !== "linux" }, async () => {

@@ -1,43 +1,84 @@
 /**
- * `ferry check`: reads a config file and says everything that is wrong with it. Starts nothing and
- * calls nobody.
+ * `ferry check`: reads a config file and says everything that is wrong with it. Starts nothing, and calls
+ * nobody unless `--probe` is given: then Redis is asked what `ferry serve` would ask it at its start.
  */
 import { capacityPerSecond, count, countWorkers, plural } from "../banner.ts";
+import { SystemClock } from "../clock.ts";
 import { formatProblems, loadConfig } from "../config-load.ts";
-import type { Config } from "../config.ts";
+import type { Config, Problem } from "../config.ts";
+import type { Probe } from "../redis/probe.ts";
 import { printable } from "../terminal.ts";
 import { expectNoWords, type Call, type Command, type Console } from "./command.ts";
 import { defaultFile } from "./config-file.ts";
 
 export const check: Command = {
   summary: "check a config file without starting anything",
-  usage: "check [-c FILE] [--json]",
+  usage: "check [-c FILE] [--probe] [--json]",
   examples: [
     { line: "ferry check -c ferry.yaml", doc: "every mistake at once, with its line" },
-    { line: "ferry check -c ferry.yaml --json", doc: "one object, for scripts" },
+    {
+      line: "ferry check -c ferry.yaml --probe --json",
+      doc: "also how Redis is set up; one object, for scripts",
+    },
   ],
   flags: {
     config: { type: "string", short: "c", value: "FILE", doc: "the config file; default ./ferry.yaml" },
+    probe: { type: "boolean", doc: "with engine.kind redis: connect, and check how it is set up" },
     json: { type: "boolean", doc: "one JSON object on stdout" },
   },
 
   async run(call: Call, console: Console): Promise<number> {
     expectNoWords(call);
     const file = call.text("config") ?? defaultFile;
-    const { config, problems = [], warnings } = loadConfig(file, console.env);
+    const loaded = loadConfig(file, console.env);
+    const probe = call.is("probe") ? await probeEngine(loaded.config) : undefined;
+    const { config } = loaded;
+    const problems = [...(loaded.problems ?? []), ...found(file, config, probe?.refuse)];
+    const warnings = [...loaded.warnings, ...found(file, config, probe?.warn)];
+    const valid = problems.length === 0;
     if (call.is("json")) {
       const facts = config === undefined ? {} : factsOf(config);
-      console.out(`${JSON.stringify({ file, valid: config !== undefined, ...facts, problems, warnings })}\n`);
-    } else if (config === undefined) {
+      const redis = probe === undefined ? {} : { redis: probe.servers };
+      console.out(`${JSON.stringify({ file, valid, ...facts, ...redis, problems, warnings })}\n`);
+      return valid ? 0 : 1;
+    }
+    if (config !== undefined)
+      console.err(formatProblems(warnings.map((each) => ({ ...each, message: `warning: ${each.message}` }))));
+    if (config === undefined || !valid) {
       console.out(formatProblems(problems));
       console.out(`${plural(problems.length, "problem")}, nothing was started.\n`);
-    } else {
-      console.err(formatProblems(warnings.map((each) => ({ ...each, message: `warning: ${each.message}` }))));
-      console.out(`${printable(file)} is valid: ${summary(config)}\n`);
+      return 1;
     }
-    return config === undefined ? 1 : 0;
+    console.out(`${printable(file)} is valid: ${summary(config)}\n`);
+    for (const line of serverLines(probe)) console.out(`${line}\n`);
+    if (call.is("probe") && probe === undefined)
+      console.err("nothing to probe: engine.kind is memory, which needs nobody\n");
+    return 0;
   },
 };
+
+/** Loaded only now: a check without --probe needs no client. */
+async function probeEngine(config: Config | undefined): Promise<Probe | undefined> {
+  if (config?.engine.kind !== "redis") return undefined;
+  const { probeRedis } = await import("../redis/probe.ts");
+  return probeRedis(config.engine, new SystemClock());
+}
+
+/** What Redis answered, as problems of the setting that leads to it. */
+function found(file: string, config: Config | undefined, lines: readonly string[] = []): Problem[] {
+  const engine = config?.engine;
+  const path = engine?.kind === "redis" && engine.url === undefined ? "engine.nodes" : "engine.url";
+  return lines.map((message) => ({ file, path, message }));
+}
+
+/** `redis 127.0.0.1:6379: redis 7.0.15, 1 replica, durability replica` */
+function serverLines(probe: Probe | undefined): string[] {
+  return (probe?.servers ?? []).map(({ address, facts }) => {
+    const { product, version, replicas, durability } = facts;
+    const what = `${product} ${printable(version)}, ${plural(replicas, "replica")}, durability ${durability}`;
+    return `redis ${printable(address)}: ${what}`;
+  });
+}
 
 /** `1 model, 4 workers, up to 2,560 req/s, tiers enterprise > paid > free` */
 function summary(config: Config): string {

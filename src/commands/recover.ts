@@ -21,7 +21,9 @@ export const recover: Command = {
     expectNoWords(call);
     const chosen = chooseConfig(call, console, "nothing was changed");
     if (chosen === undefined) return 1;
-    const { dataDir } = chosen.config.engine;
+    const { engine } = chosen.config;
+    if (engine.kind !== "memory") throw new Failure("engine.kind is redis, so there is no journal here");
+    const { dataDir } = engine;
     if (dataDir === undefined) throw new Failure("engine.dataDir is not set, so there is no journal");
     const { file, records, lost, keptAs } = recoverJournal(dataDir);
     if (call.is("json")) {

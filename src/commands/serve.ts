@@ -5,6 +5,9 @@
  * `limits.drainMs`, the farewell line is printed, exit 0. A second signal ends the process at once by
  * that signal, so that shells and supervisors see the truth (130, 143). Before Ferry is ready signals
  * keep their usual meaning.
+ *
+ * `--role` splits the work over processes that share their tasks through Redis: a gateway takes requests, a
+ * batcher runs them.
  */
 import {
   drainBanner,
@@ -14,10 +17,11 @@ import {
   jsonLine,
   readyBanner,
   readyLine,
+  type Durability,
   type Tally,
 } from "../banner.ts";
 import { SystemClock, type Clock } from "../clock.ts";
-import type { Config, Problem } from "../config.ts";
+import type { Config, Problem, Role } from "../config.ts";
 import { formatProblems } from "../config-load.ts";
 import { explainStart } from "../port-holder.ts";
 import { didYouMean } from "../spelling.ts";
@@ -28,8 +32,11 @@ import { chooseConfig, configFlag } from "./config-file.ts";
 
 /** What `serve` needs of a running Ferry. */
 export interface Served {
+  /** "" for a batcher, which takes no requests. */
   readonly apiUrl: string;
   readonly adminUrl: string;
+  /** What keeps an accepted task now; left out: as the config says. */
+  readonly durability?: Durability | undefined;
   tally(): Tally;
   drain(): Promise<void>;
   stop(): Promise<void>;
@@ -46,36 +53,40 @@ export interface Signals {
 }
 
 export interface ServeParts {
-  start(config: Config, clock: Clock): Promise<Served>;
+  start(config: Config, clock: Clock, role: Role): Promise<Served>;
   readonly clock: Clock;
   readonly signals: Signals;
   /** Since the process began. */
   uptimeMs(): number;
 }
 
-const roles = ["all", "gateway", "batcher"];
+const roles: readonly Role[] = ["all", "gateway", "batcher"];
 
 export const serve: Command = {
   summary: "run the gateway",
-  usage: "serve [-c FILE] [--role all]",
+  usage: "serve [-c FILE] [--role ROLE]",
   examples: [
     { line: "ferry serve", doc: "./ferry.yaml, or a demo with a simulated GPU" },
-    { line: "ferry serve -c ferry.yaml", doc: "your models" },
+    {
+      line: "ferry serve -c ferry.yaml --role batcher",
+      doc: "your models, one part of several on one Redis",
+    },
   ],
   flags: {
     config: configFlag,
     role: {
       type: "string",
       value: "ROLE",
-      doc: "all (default); gateway and batcher are not in this version yet",
+      doc: "all (default); with engine.kind redis also gateway (takes requests) and batcher (runs batches)",
     },
   },
 
   async run(call: Call, console: Console): Promise<number> {
     expectNoWords(call);
-    checkRole(call.text("role") ?? "all");
+    const role = parseRole(call.text("role") ?? "all");
     const chosen = chooseConfig(call, console, "nothing was started");
     if (chosen === undefined) return 1;
+    checkRole(role, chosen.config);
     // Loaded only now, so that a bad config is answered before the server's code is read.
     const { startFerry } = await import("../ferry.ts");
     const parts: ServeParts = {
@@ -88,18 +99,31 @@ export const serve: Command = {
         raise: (signal) => process.kill(process.pid, signal),
       },
     };
-    return runServe(chosen.config, chosen.warnings, console, parts, call.is("no-color"));
+    const wishes = { role, noColor: call.is("no-color") };
+    return runServe(chosen.config, chosen.warnings, console, parts, wishes);
   },
 };
 
-function checkRole(role: string): void {
-  if (!roles.includes(role)) {
-    throw new UsageError(
-      `--role ${printable(role)} is not one of ${roles.join(", ")}${didYouMean(role, roles)}`,
-    );
-  }
-  if (role !== "all")
-    throw new Failure(`--role ${role} is not in this version yet; leave it out to run all in one`);
+function parseRole(written: string): Role {
+  const role = roles.find((each) => each === written);
+  if (role !== undefined) return role;
+  throw new UsageError(
+    `--role ${printable(written)} is not one of ${roles.join(", ")}${didYouMean(written, roles)}`,
+  );
+}
+
+function checkRole(role: Role, { engine }: Config): void {
+  if (role === "all" || engine.kind === "redis") return;
+  throw new Failure(
+    `--role ${role} needs engine.kind redis: two processes cannot share the memory of one; ` +
+      `set engine: { kind: redis, url: redis://HOST:6379 }, or leave --role out to run all in one`,
+  );
+}
+
+/** What the command line asks for, beside the config. */
+export interface ServeWishes {
+  readonly role: Role;
+  readonly noColor: boolean;
 }
 
 export async function runServe(
@@ -107,7 +131,7 @@ export async function runServe(
   warnings: readonly Problem[],
   console: Console,
   parts: ServeParts,
-  noColor: boolean,
+  { role, noColor }: ServeWishes,
 ): Promise<number> {
   const { clock, signals } = parts;
   const people = console.errIsTTY;
@@ -119,16 +143,18 @@ export async function runServe(
 
   let ferry: Served;
   try {
-    ferry = await parts.start(config, clock);
+    ferry = await parts.start(config, clock, role);
   } catch (error) {
     throw new Failure(explainStart(error, config));
   }
   const stopping = nextSignal(signals);
   const facts = {
     config,
+    role,
     version: version(),
     apiUrl: ferry.apiUrl,
     adminUrl: ferry.adminUrl,
+    durability: ferry.durability,
     startMs: parts.uptimeMs(),
   };
   console.err(people ? readyBanner(facts, color) : readyLine(facts, clock.now()));
@@ -139,7 +165,7 @@ export async function runServe(
   await within(config.limits.drainMs, ferry.drain(), clock);
   const after = ferry.tally();
   await ferry.stop();
-  console.err(people ? farewellBanner(after, config) : farewellLine(after, clock.now()));
+  console.err(people ? farewellBanner(after, config, role) : farewellLine(after, clock.now()));
   return 0;
 }
 

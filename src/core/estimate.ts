@@ -75,8 +75,8 @@ export class RateEstimate {
   #perMs = 0;
   #at = 0;
 
-  count(now: number): void {
-    this.#perMs = this.perMs(now) + 1 / RATE_WINDOW_MS;
+  count(now: number, arrivals = 1): void {
+    this.#perMs = this.perMs(now) + arrivals / RATE_WINDOW_MS;
     this.#at = now;
   }
 

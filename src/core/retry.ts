@@ -81,3 +81,11 @@ export function smallerBatchAfter(attempt: number, size: number): number {
   if (attempt === 1) return Infinity;
   return attempt === 2 ? Math.max(1, Math.ceil(size / 8)) : 1;
 }
+
+/**
+ * A lease that runs out says that whoever ran the batch is gone: most often a deploy or a full machine, now
+ * and then an input that kills it. The first time everybody is tried again together; a task that was there
+ * twice rides alone from then on; whose fourth attempt ends like this is a dead letter.
+ */
+export const ALONE_FROM_LOST = 2;
+export const DEAD_FROM_ATTEMPT = 4;

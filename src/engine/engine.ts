@@ -12,6 +12,12 @@
  *  - Bad news (`retry`, `failed`, `dead`) is taken only from the lease that holds the task now.
  *  - A record that is not final is in exactly one place: a queue, the waiting room for retries, or a lease.
  *  - Only the tenant that owns a record can see or end it; to anybody else it does not exist.
+ *  - A task lives at the home that its id names (`core/home.ts`). Tasks share work only at the same home, so
+ *    whoever makes ids gives those that may share the same one.
+ *  - A lease that runs out is held against its tasks as `core/retry.ts` says: alone, then dead letter.
+ *
+ * A shared engine may be out of reach: `put`, `cancel` and `outcome` then reject with a `Refusal` that tells
+ * the client to send the request again, and whatever was accepted stays accepted.
  */
 import type { ErrorCode } from "../core/errors.ts";
 import type { BatchNote, Json, Outcome, Task, TaskState } from "../core/task.ts";
@@ -131,12 +137,27 @@ export interface DeadLetter {
 }
 
 export interface EngineListener {
-  /** A task reached its end. Called once per settled record. */
+  /**
+   * A task reached its end. Called once per settled record; an engine that is shared tells each process of
+   * the tasks that it put, joined or follows.
+   */
   settled?(record: RecordView): void;
-  /** A task entered a queue (new, retried, replayed or put back), which now holds `depth`. */
-  queued?(model: string, parameters: Json, depth: number): void;
+  /** `count` tasks entered a queue (new, retried, replayed or put back), which now holds `depth`. */
+  queued?(model: string, parameters: Json, depth: number, count: number): void;
   /** Something falls due at `at`, sooner than `reap` last said. */
   due?(at: number): void;
+}
+
+/** The bounds that an engine keeps. */
+export interface EngineLimits {
+  /** Each model's own. */
+  readonly models: ReadonlyMap<string, { readonly queueMs: number; readonly totalMs: number }>;
+  readonly tiers: number;
+  /** Queued, or waiting for a retry. */
+  readonly maxQueued: number;
+  readonly maxQueuedBytes: number;
+  readonly results: { readonly ttlMs: number; readonly evictAfterRead: boolean; readonly maxBytes: number };
+  readonly deadLetters: { readonly max: number; readonly ttlMs: number };
 }
 
 export interface Engine {
@@ -174,6 +195,9 @@ export interface Engine {
    * finished task is no longer there (""): only dead letters keep theirs.
    */
   outcome(id: string, tenant?: string): Promise<RecordView | undefined>;
+
+  /** As `outcome`; and if the record is not final, this process will be told of its end (`watch`). */
+  follow(id: string, tenant: string): Promise<RecordView | undefined>;
 
   /** Its owner has received the outcome; with `results.evictAfterRead` it is forgotten. */
   delivered(id: string): void;

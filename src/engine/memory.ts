@@ -8,34 +8,32 @@
  * again for the cache, `deadLetters.max`, and `MAX_SPENDERS` rate windows.
  */
 import type { Clock } from "../clock.ts";
+import { ALONE_FROM_LOST, DEAD_FROM_ATTEMPT } from "../core/retry.ts";
 import type { Outcome, Task } from "../core/task.ts";
 import { type Spent, Windows } from "../core/window.ts";
 import type { Events } from "../telemetry/events.ts";
 import { DeadLetters } from "./dead-letters.ts";
-import type { CancelReply, ClaimRequest, Engine, EngineListener, EngineStats } from "./engine.ts";
+import type {
+  CancelReply,
+  ClaimRequest,
+  Engine,
+  EngineLimits,
+  EngineListener,
+  EngineStats,
+} from "./engine.ts";
 import type { Lease, PutReply, QueueView, RecordView, SettleReply, Sharing, Verdict } from "./engine.ts";
 import type { SavedRecord } from "./journal.ts";
 import { Places } from "./places.ts";
-import { TaskRecord } from "./record.ts";
-import { Records, type ResultLimits } from "./records.ts";
+import { lostForGood, settledFields, TaskRecord } from "./record.ts";
+import { Records } from "./records.ts";
 import { type RecordKeeper, restored } from "./saved.ts";
 import { keyOnly } from "./sharing.ts";
-
-export interface MemoryOptions {
-  /** Each model's own limits. */
-  readonly models: ReadonlyMap<string, { readonly queueMs: number; readonly totalMs: number }>;
-  readonly tiers: number;
-  readonly maxQueued: number;
-  readonly maxQueuedBytes: number;
-  readonly results: ResultLimits;
-  readonly deadLetters: { readonly max: number; readonly ttlMs: number };
-}
 
 const MAX_SPENDERS = 100_000;
 const NOTHING: readonly never[] = [];
 
 export class MemoryEngine implements Engine {
-  readonly #options: MemoryOptions;
+  readonly #options: EngineLimits;
   readonly #clock: Clock;
   readonly #events: Events;
   readonly #keeper: RecordKeeper | undefined;
@@ -47,7 +45,7 @@ export class MemoryEngine implements Engine {
   #leases = 0;
   #nextReap = Infinity;
 
-  constructor(options: MemoryOptions, clock: Clock, events: Events, keeper?: RecordKeeper) {
+  constructor(options: EngineLimits, clock: Clock, events: Events, keeper?: RecordKeeper) {
     this.#options = options;
     this.#clock = clock;
     this.#events = events;
@@ -82,7 +80,7 @@ export class MemoryEngine implements Engine {
     const keyed = this.#records.shared.keyed(sharing);
     if (keyed !== undefined && !this.#records.outlived(keyed.record, now)) {
       if (keyed.conflict) return { kind: "conflict", id: keyed.record.task.id };
-      if (!keyed.record.final) this.#accommodate(keyed.record, task, now);
+      if (!keyed.record.final) this.#places.accommodate(keyed.record, task, now);
       return this.#join(keyed.record);
     }
     const cached = this.#records.shared.cached(sharing, now);
@@ -97,7 +95,7 @@ export class MemoryEngine implements Engine {
     const leader = this.#records.shared.inFlight(sharing);
     if (leader !== undefined) {
       leader.joins++;
-      this.#accommodate(leader, task, now);
+      this.#places.accommodate(leader, task, now);
       if (sharing.idempotency !== undefined) {
         this.#records.shared.bindKey(leader, sharing);
         this.#keeper?.update(leader);
@@ -127,20 +125,10 @@ export class MemoryEngine implements Engine {
     return { kind: "joined", id };
   }
 
-  /** Whoever joins brings the longer patience and the better tier. */
-  #accommodate(record: TaskRecord, newcomer: Task, now: number): void {
-    record.deadlineAt = Math.max(record.deadlineAt, newcomer.deadlineAt);
-    const expiresAt = this.#places.expiry(newcomer.model, now, record.deadlineAt);
-    record.expiresAt = Math.max(record.expiresAt, expiresAt);
-    if (newcomer.tier < record.tier) this.#places.promote(record, newcomer.tier);
-  }
-
   #boundReached(task: Task): string | undefined {
-    const { maxQueued, maxQueuedBytes } = this.#options;
-    if (this.#places.waiting >= maxQueued) return `the queue is full (limits.maxQueued ${maxQueued})`;
-    if (this.#places.waitingBytes + task.input.length > maxQueuedBytes) {
-      return `the queue is full (limits.maxQueuedBytes ${maxQueuedBytes})`;
-    }
+    const { maxQueuedBytes } = this.#options;
+    const full = this.#places.full(this.#options, task.input.length);
+    if (full !== undefined) return full;
     const behind = (this.#keeper?.pendingBytes ?? 0) > maxQueuedBytes;
     if (behind) return `the journal is behind its disk (limits.maxQueuedBytes ${maxQueuedBytes})`;
     return this.#records.full ? "too many results wait to be fetched (results.maxBytes)" : undefined;
@@ -203,15 +191,19 @@ export class MemoryEngine implements Engine {
       this.#retry(record, verdict, now);
       return "taken";
     }
+    this.#fail(record, verdict, now);
+    return "taken";
+  }
+
+  #fail(record: TaskRecord, verdict: Verdict & { kind: "failed" | "dead" }, now: number): void {
     const { code, message } = verdict;
     if (verdict.kind === "dead") {
+      const { task, attempt } = record;
       record.dead = verdict.detail;
-      const { task, attempt, dead } = record;
-      this.deadLetters.add({ task, attempts: attempt, code, message: dead, diedAt: now });
+      this.deadLetters.add({ task, attempts: attempt, code, message: record.dead, diedAt: now });
       this.#fallsDue(now + this.#options.deadLetters.ttlMs);
     }
     this.#end(record, { ok: false, code, message }, now);
-    return "taken";
   }
 
   #retry(record: TaskRecord, verdict: Verdict & { kind: "retry" }, now: number): void {
@@ -262,6 +254,10 @@ export class MemoryEngine implements Engine {
     return tenant === undefined || record?.task.tenant === tenant ? record : undefined;
   }
 
+  follow(id: string, tenant: string): Promise<RecordView | undefined> {
+    return this.outcome(id, tenant);
+  }
+
   delivered(id: string): void {
     const record = this.#records.get(id);
     if (record !== undefined) this.#records.delivered(record);
@@ -278,13 +274,11 @@ export class MemoryEngine implements Engine {
 
   /** A record's time has come: something is due, or somebody gave it more time. */
   #look(record: TaskRecord, now: number): void {
-    const { id } = record.task;
     if (record.state === "running") {
       if (now >= record.deadlineAt) {
         this.#end(record, tooLate("no answer before the total timeout"), now);
       } else if (now >= record.leaseUntil) {
-        this.#places.leave(record);
-        this.#retry(record, { id, kind: "retry", at: now, message: "its lease ran out" }, now);
+        this.#lost(record, now);
       } else {
         this.#places.snooze(record);
       }
@@ -297,6 +291,20 @@ export class MemoryEngine implements Engine {
     } else {
       this.#places.snooze(record);
     }
+  }
+
+  /** Nobody came back with it in time. */
+  #lost(record: TaskRecord, now: number): void {
+    const { id, model } = record.task;
+    record.lost++;
+    if (record.attempt >= DEAD_FROM_ATTEMPT) {
+      const verdict = lostForGood(record);
+      this.#events.emit("task.dead", { id, model, code: verdict.code, message: verdict.detail });
+      return this.#fail(record, verdict, now);
+    }
+    this.#places.leave(record);
+    const retry = { id, kind: "retry", at: now, message: "its lease ran out" } as const;
+    this.#retry(record, record.lost < ALONE_FROM_LOST ? retry : { ...retry, maxBatchSize: 1 }, now);
   }
 
   #expire(record: TaskRecord, now: number): void {
@@ -313,11 +321,9 @@ export class MemoryEngine implements Engine {
 
   stats(): EngineStats {
     return {
-      queued: this.#places.waiting,
-      running: this.#places.running,
+      ...this.#places.stats(),
       kept: this.#records.kept,
       deadLetters: this.deadLetters.size,
-      depth: this.#places.depths(),
     };
   }
 
@@ -341,12 +347,7 @@ export class MemoryEngine implements Engine {
   #finish(record: TaskRecord, outcome: Outcome, now: number): void {
     this.#shelve(record, outcome, now);
     this.#keeper?.update(record);
-    if (this.#events.heard("task.settled")) {
-      const { id, model, tier, createdAt } = record.task;
-      const queueMs = Math.max(0, (record.batch?.startedAt ?? now) - record.queuedAt);
-      const code = outcome.ok ? "" : outcome.code;
-      this.#events.emit("task.settled", { id, model, tier, code, queueMs, totalMs: now - createdAt });
-    }
+    if (this.#events.heard("task.settled")) this.#events.emit("task.settled", settledFields(record));
     for (const listener of this.#listeners) listener.settled?.(record);
   }
 

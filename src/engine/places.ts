@@ -9,8 +9,8 @@
  */
 import type { Clock } from "../clock.ts";
 import { Heap } from "../core/heap.ts";
-import type { BatchNote, Json } from "../core/task.ts";
-import type { EngineListener, QueueView } from "./engine.ts";
+import type { BatchNote, Json, Task } from "../core/task.ts";
+import type { EngineLimits, EngineListener, EngineStats, QueueView } from "./engine.ts";
 import { ModelQueues } from "./queues.ts";
 import type { TaskRecord } from "./record.ts";
 
@@ -46,13 +46,21 @@ export class Places {
     return this.#queues.get(model)?.groups() ?? NOTHING;
   }
 
-  depths(): Map<string, readonly number[]> {
-    return new Map([...this.#queues].map(([model, queues]) => [model, queues.depthByTier()]));
+  stats(): Pick<EngineStats, "queued" | "running" | "depth"> {
+    const depth = new Map([...this.#queues].map(([model, queues]) => [model, queues.depthByTier()]));
+    return { queued: this.waiting, running: this.running, depth };
   }
 
   /** When a task that enters its queue at `from` gives up its place. */
   expiry(model: string, from: number, deadlineAt: number): number {
     return Math.min(deadlineAt, from + (this.#queueMs.get(model)?.queueMs ?? 0));
+  }
+
+  /** Which bound leaves no room for so many bytes more. */
+  full({ maxQueued, maxQueuedBytes }: EngineLimits, bytes: number): string | undefined {
+    if (this.waiting >= maxQueued) return `the queue is full (limits.maxQueued ${maxQueued})`;
+    const fits = this.waitingBytes + bytes <= maxQueuedBytes;
+    return fits ? undefined : `the queue is full (limits.maxQueuedBytes ${maxQueuedBytes})`;
   }
 
   enqueue(record: TaskRecord, place: "back" | "arrival"): void {
@@ -63,7 +71,7 @@ export class Places {
     const depth = this.#queues.get(model)!.push(record, place);
     this.#wait(record);
     this.#setAlarm(record, record.expiresAt);
-    for (const listener of this.#listeners) listener.queued?.(model, parameters, depth);
+    for (const listener of this.#listeners) listener.queued?.(model, parameters, depth, 1);
   }
 
   /** Out of sight until `at`, when `reap` puts it back into its queue. */
@@ -105,8 +113,16 @@ export class Places {
     record.lease = "";
   }
 
+  /** Whoever joins brings the longer patience and the better tier. */
+  accommodate(record: TaskRecord, newcomer: Task, now: number): void {
+    record.deadlineAt = Math.max(record.deadlineAt, newcomer.deadlineAt);
+    const expiresAt = this.expiry(newcomer.model, now, record.deadlineAt);
+    record.expiresAt = Math.max(record.expiresAt, expiresAt);
+    if (newcomer.tier < record.tier) this.#promote(record, newcomer.tier);
+  }
+
   /** A better tier joined: it moves there, if it is in a queue. */
-  promote(record: TaskRecord, tier: number): void {
+  #promote(record: TaskRecord, tier: number): void {
     const queued = record.list !== undefined;
     if (queued) this.leave(record);
     record.tier = tier;

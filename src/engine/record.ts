@@ -6,6 +6,7 @@
  */
 import type { Due } from "../core/heap.ts";
 import type { BatchNote, Outcome, Task, TaskState } from "../core/task.ts";
+import type { EventFields } from "../telemetry/events.ts";
 import type { RecordView, Sharing } from "./engine.ts";
 
 /** What a record costs beside its texts; measured on V8 with room to spare. */
@@ -44,6 +45,8 @@ export class TaskRecord implements RecordView, Due {
   keys: readonly NonNullable<Sharing["idempotency"]>[] = NO_KEYS;
   /** Never in a larger batch than this. */
   maxBatchSize = ANY_BATCH;
+  /** Leases of it that ran out. */
+  lost = 0;
   /** It was put back once because its batch was overdue. */
   overdue = false;
   /** What its dead letter tells operators; undefined when it is none. */
@@ -73,6 +76,26 @@ export class TaskRecord implements RecordView, Due {
     const output = this.outcome?.ok === true ? this.outcome.output.length : 0;
     return RECORD_BYTES + this.task.input.length + this.task.parameters.length + output;
   }
+}
+
+/** The event of its end. */
+export function settledFields(record: TaskRecord): EventFields["task.settled"] {
+  const { task, outcome, batch, queuedAt, settledAt = 0 } = record;
+  const { id, model, tier, createdAt } = task;
+  const queueMs = Math.max(0, (batch?.startedAt ?? settledAt) - queuedAt);
+  const code = outcome === undefined || outcome.ok ? "" : outcome.code;
+  return { id, model, tier, code, queueMs, totalMs: settledAt - createdAt };
+}
+
+/** What is said of a task that was lost too often. */
+export function lostForGood({ task, attempt, lost }: TaskRecord) {
+  return {
+    id: task.id,
+    kind: "dead",
+    code: "INFERENCE_FAILED",
+    message: `all ${attempt} attempts failed; it is kept as a dead letter`,
+    detail: `its lease ran out ${lost} times: whoever ran it died or was cut off`,
+  } as const;
 }
 
 export class RecordList {

@@ -4,27 +4,22 @@
  */
 import type { Clock } from "../clock.ts";
 import type { Outcome } from "../core/task.ts";
+import type { EngineLimits } from "./engine.ts";
 import type { TaskRecord } from "./record.ts";
 import type { RecordKeeper } from "./saved.ts";
 import { SharedWork } from "./sharing.ts";
 import { Shelf } from "./shelf.ts";
 
-export interface ResultLimits {
-  readonly ttlMs: number;
-  readonly evictAfterRead: boolean;
-  readonly maxBytes: number;
-}
-
 export class Records {
   readonly shared: SharedWork;
-  readonly #limits: ResultLimits;
+  readonly #limits: EngineLimits["results"];
   readonly #clock: Clock;
   readonly #keeper: RecordKeeper | undefined;
   readonly #shelf: Shelf;
   /** Bounded by the queue and the shelf. */
   readonly #byId = new Map<string, TaskRecord>();
 
-  constructor(limits: ResultLimits, clock: Clock, keeper: RecordKeeper | undefined) {
+  constructor(limits: EngineLimits["results"], clock: Clock, keeper: RecordKeeper | undefined) {
     this.#limits = limits;
     this.#clock = clock;
     this.#keeper = keeper;

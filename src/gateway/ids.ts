@@ -1,12 +1,14 @@
 /**
  * Task ids: 10 characters of time, then 26 of chance, in Crockford's base 32.
  *
- * The time makes ids sort by arrival, which keeps indexes and logs in order; the 130 random bits make
- * them impossible to guess, which is what keeps one caller's result from another.
+ * The time makes ids sort by arrival, which keeps indexes and logs in order; the 125 or more random bits
+ * make them impossible to guess, which is what keeps one caller's result from another. The last character
+ * names the task's home (`core/home.ts`), chosen for tasks that may share and chance for the others.
  */
 import { randomFillSync } from "node:crypto";
+import { ID_DIGITS } from "../core/home.ts";
 
-const DIGITS = Buffer.from("0123456789ABCDEFGHJKMNPQRSTVWXYZ", "latin1");
+const DIGITS = Buffer.from(ID_DIGITS, "latin1");
 const TIME_DIGITS = 10;
 const RANDOM_DIGITS = 26;
 const POOL_IDS = 256;
@@ -17,13 +19,14 @@ let used = pool.length;
 const digits = Buffer.alloc(TIME_DIGITS + RANDOM_DIGITS);
 let lastMs = -1;
 
-export function newId(nowMs: number): string {
+export function newId(nowMs: number, home?: number): string {
   if (used === pool.length) {
     randomFillSync(pool);
     used = 0;
   }
   writeTime(Math.floor(nowMs));
   for (let at = 0; at < RANDOM_DIGITS; at++) digits[TIME_DIGITS + at] = DIGITS[pool[used++]! & 31]!;
+  if (home !== undefined) digits[digits.length - 1] = DIGITS[home]!;
   return digits.toString("latin1");
 }
 

@@ -9,6 +9,7 @@ import { hash } from "node:crypto";
 import type { Admission, Caller, Capacity } from "../admission/admit.ts";
 import type { Clock } from "../clock.ts";
 import { type Quota, Refusal } from "../core/errors.ts";
+import { homeOf } from "../core/home.ts";
 import { canonical } from "../core/json.ts";
 import type { Json } from "../core/task.ts";
 import type { Engine, RecordView, Sharing } from "../engine/engine.ts";
@@ -82,8 +83,8 @@ export class Intake {
     const admitted = this.#admission.admit(caller, model.capacity);
     const quota = admitted === undefined ? undefined : await admitted;
     const now = this.#clock.now();
-    const id = newId(now);
-    const { content, sharing } = share(draft, model, caller);
+    const { content, sharing, home } = share(draft, model, caller);
+    const id = newId(now, home);
     const { input, parameters } = draft;
     const deadlineAt = now + model.totalMs;
     const task = { id, ...caller, model: model.name, input, parameters, content, createdAt: now, deadlineAt };
@@ -115,20 +116,30 @@ export class Intake {
   }
 }
 
+interface Shared {
+  readonly content: string;
+  readonly sharing: Sharing;
+  readonly home?: number;
+}
+
+const NOTHING_SHARED: Shared = { content: "", sharing: {} };
+
 /**
  * Under which keys this work may be shared. The input is hashed alone, without a copy of it joined to the
  * model and parameters; those stand beside the hash, where nothing can be mistaken for anything else.
  */
-function share(draft: Draft, model: ModelDoor, caller: Caller): { content: string; sharing: Sharing } {
+function share(draft: Draft, model: ModelDoor, caller: Caller): Shared {
   const { collapse, cache } = model;
   const { idempotencyKey } = draft;
-  if (!collapse && cache.scope === "off" && idempotencyKey === undefined) return { content: "", sharing: {} };
+  if (!collapse && cache.scope === "off" && idempotencyKey === undefined) return NOTHING_SHARED;
   const content = `${hash("sha256", canonical(draft.input), "base64url")} ${model.name} ${draft.parameters}`;
   // Neither a name, nor canonical JSON, nor a key holds a line break.
   const own = `${content}\n${caller.tenant}`;
   const cacheKey = cache.scope === "shared" ? content : own;
   return {
     content: collapse ? content : "",
+    // Of the content alone: whoever shares it, under whichever key, finds it at the same place.
+    home: homeOf(content),
     sharing: {
       ...(collapse && { joinKey: own }),
       ...(cache.scope !== "off" && { cacheKey, cacheTtlMs: cache.ttlMs }),

@@ -172,7 +172,7 @@ export class NativeProtocol {
     if (waitMs === 0) return this.#engine.outcome(id, tenant);
     const waiter = this.#router.expect(id, true);
     exchange.onGone(() => waiter.wake(undefined));
-    const now = await this.#engine.outcome(id, tenant);
+    const now = await this.#engine.follow(id, tenant);
     if (now === undefined || now.outcome !== undefined) {
       this.#router.release(waiter);
       return now;

@@ -9,7 +9,8 @@ import type { Task } from "../core/task.ts";
 import { Dispatcher, type ModelRules } from "../dispatch/dispatcher.ts";
 import { Reaper } from "../dispatch/reaper.ts";
 import type { PutReply, Sharing } from "../engine/engine.ts";
-import { MemoryEngine, type MemoryOptions } from "../engine/memory.ts";
+import type { EngineLimits } from "../engine/engine.ts";
+import { MemoryEngine } from "../engine/memory.ts";
 import { Events } from "../telemetry/events.ts";
 import { VirtualClock } from "./virtual-clock.ts";
 
@@ -18,7 +19,7 @@ export interface SimulationOptions {
   readonly rules: ModelRules;
   readonly timeouts: { readonly queueMs: number; readonly totalMs: number };
   readonly backend: Omit<SimulatedOptions, "seed">;
-  readonly engine?: Partial<MemoryOptions>;
+  readonly engine?: Partial<EngineLimits>;
   /** Puts something between the dispatcher and the workers, such as a check. */
   readonly wrap?: (worker: Worker) => Worker;
 }

@@ -68,7 +68,7 @@ function letters(holds: Holds): void {
       assert.equal(await stage.engine.outcome(id), undefined);
       assert.equal((await stage.engine.deadLetters.get(id))?.task.id, id);
     }
-    assert.deepEqual(stage.counts(), [0, 0, 0, 2]);
+    await stage.hasCounts([0, 0, 0, 2]);
   });
 }
 
@@ -97,7 +97,7 @@ function replays(holds: Holds): void {
     await stage.engine.deadLetters.replay(id);
     assert.equal(await stage.settle(await stage.claim(), done(id)), "taken");
     assert.equal(await stage.state(id), "done");
-    assert.deepEqual(stage.counts(), [0, 0, 1, 0]);
+    await stage.hasCounts([0, 0, 1, 0]);
     assert.deepEqual(
       stage.settled.map(({ state }) => state),
       ["failed", "done"],
@@ -109,7 +109,7 @@ function replays(holds: Holds): void {
     await stage.engine.deadLetters.replay(id);
     await stage.pass(100);
     assert.equal(await stage.settle(await stage.claim(), dead(id)), "taken");
-    assert.deepEqual(stage.counts(), [0, 0, 1, 1]);
+    await stage.hasCounts([0, 0, 1, 1]);
     const letter = await stage.engine.deadLetters.get(id);
     assert.deepEqual([letter?.attempts, letter?.diedAt, letter?.task.input], [1, stage.now, '"in"']);
   });
@@ -121,7 +121,7 @@ function replays(holds: Holds): void {
     await stage.pass(QUEUE_MS);
     assert.equal(await stage.code(id), "DEADLINE_EXCEEDED");
     assert.equal((await stage.engine.outcome(id))?.settledAt, startedAt + QUEUE_MS);
-    assert.deepEqual(stage.counts(), [0, 0, 1, 0]);
+    await stage.hasCounts([0, 0, 1, 0]);
   });
 }
 
@@ -131,7 +131,7 @@ function replaysAgain(holds: Holds): void {
     const { replay } = { replay: (which: string) => stage.engine.deadLetters.replay(which) };
     const replies = await Promise.all([replay(id), replay(id), replay(id)]);
     assert.deepEqual(replies.sort(), [false, false, true]);
-    assert.deepEqual(stage.counts(), [1, 0, 0, 0]);
+    await stage.hasCounts([1, 0, 0, 0]);
     assert.deepEqual(idsOf(await stage.claim()), [id]);
     assert.equal(await replay(id), false);
   });
@@ -159,7 +159,7 @@ function replaysAgain(holds: Holds): void {
     await stage.settle(await stage.claim(), dead(id));
     await stage.engine.deadLetters.replay(id);
     assert.equal(await stage.settle(lease, done(id)), "taken");
-    assert.deepEqual(stage.counts(), [0, 0, 1, 0]);
+    await stage.hasCounts([0, 0, 1, 0]);
   });
 
   holds("a replayed task can be joined again", async (stage) => {
@@ -213,7 +213,7 @@ function letterBounds(holds: Holds): void {
     assert.equal(await stage.engine.deadLetters.replay(id), false);
     await stage.pass(1000);
     assert.equal(await stage.engine.deadLetters.get(other), undefined);
-    assert.deepEqual(stage.counts(), [0, 0, 0, 0]);
+    await stage.hasCounts([0, 0, 0, 0]);
   });
 }
 

@@ -6,6 +6,7 @@
  */
 import assert from "node:assert/strict";
 import { type ErrorCode, errors } from "../../src/core/errors.ts";
+import { ALONE_FROM_LOST, DEAD_FROM_ATTEMPT } from "../../src/core/retry.ts";
 import type { Task } from "../../src/core/task.ts";
 import type {
   CancelReply,
@@ -36,6 +37,7 @@ interface ModelRecord {
   joins: number;
   keyed: boolean;
   overdue: boolean;
+  lost: number;
   maxBatchSize: number;
   settledAt: number;
   code: ErrorCode | "";
@@ -139,6 +141,7 @@ export class EngineModel {
       joins: 0,
       keyed: false,
       overdue: false,
+      lost: 0,
       maxBatchSize: Infinity,
       settledAt: 0,
       code: "",
@@ -280,10 +283,24 @@ export class EngineModel {
       (each) =>
         each.deadlineAt <= now || (each.state === "queued" && each.retryAt === 0 && each.expiresAt <= now),
     );
-    assert.deepEqual(new Set(ends.map(({ id }) => id)), new Set(late.map(({ task }) => task.id)));
-    this.ended(ends, now);
-    for (const record of open)
-      if (record.state === "running" && record.leaseUntil <= now) this.#putBack(record, now, now);
+    const lost = open.filter((each) => !late.includes(each) && each.token !== "" && each.leaseUntil <= now);
+    const dead = lost.filter(({ attempt }) => attempt >= DEAD_FROM_ATTEMPT);
+    const idsOf = (records: readonly ModelRecord[]): string[] => records.map(({ task }) => task.id);
+    assert.deepEqual(new Set(ends.map(({ id }) => id)), new Set(idsOf([...late, ...dead])));
+    const dying = new Set(idsOf(dead));
+    this.ended(
+      ends.filter(({ id }) => !dying.has(id)),
+      now,
+    );
+    for (const record of dead) {
+      this.letters.set(record.task.id, { task: record.task, diedAt: now });
+      this.#end(record, "INFERENCE_FAILED", now);
+    }
+    for (const record of lost) {
+      if (dying.has(record.task.id)) continue;
+      if (++record.lost >= ALONE_FROM_LOST) record.maxBatchSize = 1;
+      this.#putBack(record, now, now);
+    }
     for (const [id, record] of this.records) if (this.#isOld(record, now)) this.records.delete(id);
     for (const [id, { diedAt }] of this.letters)
       if (diedAt + this.#options.deadLetters.ttlMs <= now) this.letters.delete(id);
@@ -310,7 +327,14 @@ export class EngineModel {
       record.task = { ...record.task, createdAt: now, deadlineAt };
       const [tier, expiresAt] = [record.task.tier, this.#expiry(now, deadlineAt)];
       Object.assign(record, { state: "queued", attempt: 0, tier, queuedAt: now, deadlineAt, expiresAt });
-      Object.assign(record, { retryAt: 0, token: "", joins: 0, overdue: false, maxBatchSize: Infinity });
+      Object.assign(record, {
+        retryAt: 0,
+        token: "",
+        joins: 0,
+        overdue: false,
+        lost: 0,
+        maxBatchSize: Infinity,
+      });
     }
   }
 

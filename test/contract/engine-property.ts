@@ -16,19 +16,21 @@ import { type EngineOptions, MODEL, type OpenEngine, PLAIN, type Seen, Stage } f
 export interface PropertyLimits {
   /** How many random stories are played; 1000 unless told. */
   readonly runs?: number;
+  /** How many tasks may wait; 6 unless told, so that the bound is met. */
+  readonly maxQueued?: number;
 }
 
 /** The last one owns nothing. */
 const TENANTS = ["ann", "bob", "cid"] as const;
-const OPTIONS: EngineOptions = { ...PLAIN, maxQueued: 6 };
 const CACHE_TTL_MS = 3000;
 
-export function propertyContract(open: OpenEngine, { runs = 1000 }: PropertyLimits): void {
+export function propertyContract(open: OpenEngine, { runs = 1000, maxQueued = 6 }: PropertyLimits): void {
+  const options = { ...PLAIN, maxQueued };
   describe("random callers, workers and time", () => {
     test("no promise is broken", async () => {
       await fc.assert(
         fc.asyncProperty(fc.array(step, { maxLength: 60, size: "max" }), async (steps) => {
-          const story = new Story(new Stage(await open(OPTIONS)));
+          const story = new Story(new Stage(await open(options)), options);
           try {
             for (const each of steps) await story.play(each);
             await story.finish();
@@ -118,14 +120,17 @@ type StepOf<Verb extends Step["verb"]> = Extract<Step, { verb: Verb }>;
 
 class Story {
   #stage: Stage;
-  readonly #model = new EngineModel(OPTIONS);
+  readonly #options: EngineOptions;
+  readonly #model: EngineModel;
   readonly #leases: Lease[] = [];
   /** Every task that was ever accepted, in order, and the ends that were announced. */
   readonly #tasks: Task[] = [];
   readonly #ends = new Map<string, number>();
   #batches = 0;
 
-  constructor(stage: Stage) {
+  constructor(stage: Stage, options: EngineOptions) {
+    this.#options = options;
+    this.#model = new EngineModel(options);
     this.#stage = this.#hear(stage);
   }
 
@@ -141,8 +146,8 @@ class Story {
     const [queued, running] = this.#model.counts();
     assert.deepEqual([queued, running], [0, 0]);
     for (const [id, lives] of this.#model.lives) assert.equal(this.#ends.get(id), lives, `ends of ${id}`);
-    await this.#stage.pass(2 * OPTIONS.results.ttlMs + OPTIONS.deadLetters.ttlMs);
-    assert.deepEqual(this.#stage.counts(), [0, 0, 0, 0]);
+    await this.#stage.pass(2 * this.#options.results.ttlMs + this.#options.deadLetters.ttlMs);
+    await this.#stage.hasCounts([0, 0, 0, 0]);
     assert.deepEqual(this.#stage.queues(), []);
   }
 
@@ -250,10 +255,7 @@ class Story {
     const replies = await this.#stage.engine.settle(lease, verdicts);
     this.#model.settle(lease, verdicts, replies, now);
     const expected = verdicts.filter(({ kind }, at) => kind !== "retry" && replies[at] === "taken");
-    assert.deepEqual(
-      this.#takeEnds().map(({ id }) => id),
-      expected.map(({ id }) => id),
-    );
+    assert.deepEqual(new Set(this.#takeEnds().map(({ id }) => id)), new Set(expected.map(({ id }) => id)));
   }
 
   async #extend({ pick, leaseMs }: StepOf<"extend">): Promise<void> {
@@ -304,9 +306,10 @@ class Story {
   async #check(): Promise<void> {
     const stage = this.#stage;
     const [queued, running, kept, letters] = this.#model.counts();
+    await stage.counts();
     const stats = stage.engine.stats();
     assert.deepEqual([stats.queued, stats.running, stats.deadLetters], [queued, running, letters]);
-    assert.ok(stats.kept >= kept, "a record was forgotten before its time");
+    assert.ok(stage.approximate || stats.kept >= kept, "a record was forgotten before its time");
     for (const { id } of this.#tasks) await this.#checkRecord(id);
     const views = stage.queues();
     assert.deepEqual(new Set(views.map((view) => view.parameters)).size, views.length);
@@ -315,10 +318,12 @@ class Story {
       const there = this.#model.queue(parameters);
       for (const { tier } of there) depth[tier]!++;
       assert.equal(view.depth, there.length);
+      if (stage.approximate) continue;
       assert.equal(view.fresh, there.filter(({ attempt }) => attempt === 0).length);
       assert.equal(view.oldestAt, Math.min(...there.map(({ queuedAt }) => queuedAt)));
     }
     assert.deepEqual(stats.depth.get(MODEL), depth);
+    if (stage.approximate) return;
     const ages = views.map(({ oldestAt }) => oldestAt);
     assert.deepEqual(
       ages,

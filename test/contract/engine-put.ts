@@ -26,7 +26,7 @@ function places(holds: Holds): void {
       attempt: 0,
       outcome: undefined,
     });
-    assert.deepEqual(stage.counts(), [1, 0, 0, 0]);
+    await stage.hasCounts([1, 0, 0, 0]);
   });
 
   holds("a task goes to the queue of its own model", async (stage) => {
@@ -39,10 +39,10 @@ function places(holds: Holds): void {
     const task = stage.task();
     const replies = await Promise.all([stage.engine.put(task), stage.engine.put(task)]);
     assert.deepEqual(replies.map(({ kind }) => kind).sort(), ["joined", "queued"]);
-    assert.deepEqual(stage.counts(), [1, 0, 0, 0]);
+    await stage.hasCounts([1, 0, 0, 0]);
     assert.deepEqual(idsOf(await stage.claim()), [task.id]);
     assert.deepEqual(await stage.engine.put(task), { kind: "joined", id: task.id });
-    assert.deepEqual(stage.counts(), [0, 1, 0, 0]);
+    await stage.hasCounts([0, 1, 0, 0]);
   });
 
   holds("the same id after its end is answered with its outcome", async (stage) => {
@@ -52,7 +52,7 @@ function places(holds: Holds): void {
     const reply = await stage.engine.put(task);
     assert(reply.kind === "done");
     assert.deepEqual([reply.id, reply.cached, reply.record.outcome?.ok], [task.id, false, true]);
-    assert.deepEqual(stage.counts(), [0, 0, 1, 0]);
+    await stage.hasCounts([0, 0, 1, 0]);
   });
 }
 
@@ -68,7 +68,7 @@ function bounds(holds: Holds): void {
       assert(reply.kind === "full");
       assert.notEqual(reply.message, "");
       assert.equal(await stage.engine.outcome(task.id), undefined);
-      assert.deepEqual(stage.counts(), [2, 0, 0, 0]);
+      await stage.hasCounts([2, 0, 0, 0]);
       assert.equal(stage.arrivals.length, 2);
       await stage.claim(1);
       // Neither key was taken by the task that was refused, with whatever body it came.
@@ -86,7 +86,7 @@ function bounds(holds: Holds): void {
       await stage.queue({ input: '"4444"' });
       await stage.queue({ input: "1234" });
       assert.equal((await stage.put({ input: "1" })).kind, "full");
-      assert.deepEqual(stage.counts(), [2, 0, 0, 0]);
+      await stage.hasCounts([2, 0, 0, 0]);
       await stage.claim(1);
       assert.equal((await stage.put({ input: "1234567" })).kind, "full");
       await stage.queue({ input: "123456" });
@@ -122,7 +122,7 @@ function exceptions(holds: Holds): void {
       assert.equal(await stage.engine.deadLetters.replay(letter), true);
       await stage.pass(LEASE_MS);
       for (const id of [retried.id, expired.id, letter]) assert.equal(await stage.state(id), "queued");
-      assert.equal(stage.counts()[0], 4);
+      assert.equal((await stage.counts())[0], 4);
       assert.equal((await stage.put()).kind, "full");
       await stage.claim(3);
       assert.equal((await stage.put()).kind, "full");

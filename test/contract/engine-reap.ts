@@ -46,7 +46,7 @@ function timeouts(holds: Holds): void {
       stage.settled.map((each) => each.id),
       [id],
     );
-    assert.deepEqual(stage.counts(), [0, 0, 1, 0]);
+    await stage.hasCounts([0, 0, 1, 0]);
   });
 
   holds("a deadline before that counts first", async (stage) => {
@@ -66,7 +66,7 @@ function timeouts(holds: Holds): void {
     assert.equal(await stage.code(id), "DEADLINE_EXCEEDED");
     assert.equal(await settledAt(stage, id), startedAt + TOTAL_MS);
     assert.deepEqual(await stage.engine.extend(lease, LEASE_MS), [id]);
-    assert.deepEqual(stage.counts(), [0, 0, 1, 0]);
+    await stage.hasCounts([0, 0, 1, 0]);
   });
 
   holds("a running task has no age in the queue", async (stage) => {
@@ -85,7 +85,7 @@ function leases(holds: Holds): void {
     assert.equal(await stage.state(id), "running");
     await stage.pass(1);
     assert.deepEqual(await stage.look(id), { id, state: "queued", attempt: 1, outcome: undefined });
-    assert.deepEqual(stage.counts(), [2, 0, 0, 0]);
+    await stage.hasCounts([2, 0, 0, 0]);
     const next = await stage.claim(1);
     assert.deepEqual([idsOf(next), next.tasks[0]?.attempt], [[id], 2]);
     assert.deepEqual(idsOf(await stage.claim(1)), [fresh]);
@@ -140,7 +140,7 @@ function forgetting(holds: Holds): void {
     assert.equal(await stage.engine.cancel(early, "ann"), "unknown");
     assert.equal(await stage.state(late), "failed");
     await stage.pass(500);
-    assert.deepEqual(stage.counts(), [0, 0, 0, 0]);
+    await stage.hasCounts([0, 0, 0, 0]);
   });
 
   holds("also when it was delivered, in whatever order", async (stage) => {
@@ -153,7 +153,7 @@ function forgetting(holds: Holds): void {
     assert.equal(await stage.engine.outcome(early, "ann"), undefined);
     assert.equal(await stage.state(late), "done");
     await stage.pass(500);
-    assert.deepEqual(stage.counts(), [0, 0, 0, 0]);
+    await stage.hasCounts([0, 0, 0, 0]);
   });
 
   holds("what is not finished is never forgotten", async (stage) => {
@@ -174,7 +174,9 @@ function instants(holds: Holds): void {
       await stage.queue();
       assert.equal(await stage.reap(), startedAt + QUEUE_MS);
       await stage.pass(QUEUE_MS);
-      assert.equal(await stage.reap(), startedAt + QUEUE_MS + RESULT_TTL_MS);
+      const next = await stage.reap();
+      // A store that forgets by itself need not be told when to.
+      if (!stage.approximate) assert.equal(next, startedAt + QUEUE_MS + RESULT_TTL_MS);
     },
   );
 
@@ -241,7 +243,7 @@ function hints(holds: Holds): void {
       await stage.engine.extend(lease, TOTAL_MS);
       assert.ok((await dueAfter(stage, () => stage.settle(lease, dead(id)))) <= 200);
       await stage.pass(200);
-      assert.equal(stage.counts()[3], 0);
+      assert.equal((await stage.counts())[3], 0);
     },
     { deadLetters: { max: 10, ttlMs: 200 } },
   );
@@ -251,9 +253,9 @@ function hints(holds: Holds): void {
     await stage.claim(1);
     await stage.ended(dead, { parameters: "other" });
     await stage.pass(TOTAL_MS + RESULT_TTL_MS);
-    assert.deepEqual(stage.counts(), [0, 0, 0, 1]);
+    await stage.hasCounts([0, 0, 0, 1]);
     await stage.pass(LETTER_TTL_MS);
-    assert.deepEqual(stage.counts(), [0, 0, 0, 0]);
+    await stage.hasCounts([0, 0, 0, 0]);
     assert.equal(stage.settled.length, 4);
   });
 }

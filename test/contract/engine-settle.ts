@@ -41,21 +41,21 @@ function ends(holds: Holds): void {
       stage.settled.map((each) => [each.id, each.state]),
       [[id, "done"]],
     );
-    assert.deepEqual(stage.counts(), [0, 0, 1, 0]);
+    await stage.hasCounts([0, 0, 1, 0]);
   });
 
   holds("failed: the code and the message, and no dead letter", async (stage) => {
     const id = await stage.ended(failed);
     const outcome = { ok: false, code: "INPUT_REJECTED", message: "no" } as const;
     assert.deepEqual(await stage.look(id), { id, state: "failed", attempt: 1, outcome });
-    assert.deepEqual(stage.counts(), [0, 0, 1, 0]);
+    await stage.hasCounts([0, 0, 1, 0]);
   });
 
   holds("dead: failed for its owner, and a dead letter for the operator", async (stage) => {
     const id = await stage.ended(dead);
     const outcome = { ok: false, code: "INFERENCE_FAILED", message: "gave up" } as const;
     assert.deepEqual(await stage.look(id), { id, state: "failed", attempt: 1, outcome });
-    assert.deepEqual(stage.counts(), [0, 0, 1, 1]);
+    await stage.hasCounts([0, 0, 1, 1]);
   });
 
   holds("the input of a finished task is no longer there", async (stage) => {
@@ -81,7 +81,7 @@ function retries(holds: Holds): void {
     const { id, lease } = await stage.run();
     assert.equal(await stage.settle(lease, retry(id, stage.now + 200)), "taken");
     assert.deepEqual(await stage.look(id), { id, state: "queued", attempt: 1, outcome: undefined });
-    assert.deepEqual(stage.counts(), [1, 0, 0, 0]);
+    await stage.hasCounts([1, 0, 0, 0]);
     assert.equal(stage.arrivals.length, 1);
     await stage.pass(200);
     assert.equal(stage.arrivals.length, 2);
@@ -130,7 +130,7 @@ function retries(holds: Holds): void {
     assert.equal(await stage.state(id), "queued");
     await stage.pass(1);
     assert.equal(await stage.code(id), "DEADLINE_EXCEEDED");
-    assert.deepEqual(stage.counts(), [0, 0, 1, 0]);
+    await stage.hasCounts([0, 0, 1, 0]);
   });
 }
 
@@ -171,10 +171,10 @@ function twice(holds: Holds): void {
     holds(`${name} said twice changes nothing`, async (stage) => {
       const { id, lease } = await stage.run();
       assert.deepEqual(await stage.engine.settle(lease, [verdict(id), verdict(id)]), ["taken", "late"]);
-      const before = [await stage.look(id), stage.counts()];
+      const before = [await stage.look(id), await stage.counts()];
       for (const other of [done, failed, dead, again])
         assert.equal(await stage.settle(lease, other(id)), "late");
-      assert.deepEqual([await stage.look(id), stage.counts()], before);
+      assert.deepEqual([await stage.look(id), await stage.counts()], before);
       assert.equal(stage.settled.length, 1);
     });
   }
@@ -183,7 +183,7 @@ function twice(holds: Holds): void {
     const { id, lease } = await stage.run();
     assert.deepEqual(await stage.engine.settle(lease, [again(id), again(id)]), ["taken", "late"]);
     assert.equal(await stage.settle(lease, again(id)), "late");
-    assert.deepEqual(stage.counts(), [1, 0, 0, 0]);
+    await stage.hasCounts([1, 0, 0, 0]);
     assert.deepEqual(idsOf(await stage.claim()), [id]);
   });
 
@@ -191,14 +191,14 @@ function twice(holds: Holds): void {
     const [a, b, c, d] = (await stage.queueMany(4)) as [string, string, string, string];
     const lease = await stage.claim();
     assert.deepEqual(await stage.engine.settle(lease, [done(c), failed(a)]), ["taken", "taken"]);
-    assert.deepEqual(stage.counts(), [0, 2, 2, 0]);
+    await stage.hasCounts([0, 2, 2, 0]);
     assert.equal(await stage.state(b), "running");
     assert.deepEqual(await stage.engine.settle(lease, [dead(d), again(b), done(c)]), [
       "taken",
       "taken",
       "late",
     ]);
-    assert.deepEqual(stage.counts(), [1, 0, 3, 1]);
+    await stage.hasCounts([1, 0, 3, 1]);
     assert.deepEqual(new Set(stage.settled.map(({ id }) => id)), new Set([a, c, d]));
   });
 }
@@ -219,7 +219,7 @@ function goodNews(holds: Holds): void {
       const { id, old, holder } = await movedOn(stage, where);
       assert.equal(await stage.settle(old, done(id)), "taken");
       assert.equal(await stage.state(id), "done");
-      assert.deepEqual(stage.counts(), [0, 0, 1, 0]);
+      await stage.hasCounts([0, 0, 1, 0]);
       if (holder !== undefined) {
         assert.deepEqual(await stage.engine.extend(holder, LEASE_MS), [id]);
         for (const verdict of [done, failed, dead, again])
@@ -260,10 +260,10 @@ function badNews(holds: Holds): void {
       `bad news from a lease that no longer holds the task is late (now in a ${where})`,
       async (stage) => {
         const { id, old } = await movedOn(stage, where);
-        const before = [await stage.look(id), stage.counts()];
+        const before = [await stage.look(id), await stage.counts()];
         for (const verdict of [failed, dead, again])
           assert.equal(await stage.settle(old, verdict(id)), "late");
-        assert.deepEqual([await stage.look(id), stage.counts()], before);
+        assert.deepEqual([await stage.look(id), await stage.counts()], before);
       },
     );
   }

@@ -8,6 +8,7 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 import type { ErrorCode } from "../../src/core/errors.ts";
+import { ID_DIGITS } from "../../src/core/home.ts";
 import type { Outcome, Task, TaskState } from "../../src/core/task.ts";
 import type {
   ClaimRequest,
@@ -38,6 +39,12 @@ export interface Opened {
   readonly events: Events;
   /** Closes the engine and opens another on what it kept; left out where nothing is kept. */
   reopen?(options?: Partial<EngineOptions>): Promise<Opened>;
+  /** Reads what the engine's own view may not know yet; left out where the view is the truth. */
+  refresh?(): Promise<void>;
+  /** Ages are estimates, and finished records are not counted. */
+  readonly approximate?: boolean;
+  /** The home of a task with this content, where there is more than one. */
+  home?(content: string, number: number): number;
 }
 
 export type OpenEngine = (options: EngineOptions) => Promise<Opened>;
@@ -116,8 +123,10 @@ export class Stage {
 
   task(fields: Partial<Task> = {}): Task {
     const createdAt = this.now;
+    lastId++;
+    const home = this.#opened.home?.(fields.content ?? "", lastId) ?? 0;
     return {
-      id: `task-${++lastId}`,
+      id: `task-${lastId}-${ID_DIGITS[home]!}`,
       tenant: "ann",
       tier: 0,
       model: MODEL,
@@ -189,10 +198,19 @@ export class Stage {
     return outcome && (outcome.ok ? "" : outcome.code);
   }
 
+  get approximate(): boolean {
+    return this.#opened.approximate === true;
+  }
+
   /** Queued, running, kept, dead letters. */
-  counts(): [number, number, number, number] {
+  async counts(): Promise<[number, number, number, number]> {
+    await this.#opened.refresh?.();
     const { queued, running, kept, deadLetters } = this.engine.stats();
     return [queued, running, kept, deadLetters];
+  }
+
+  async hasCounts([queued, running, kept, letters]: [number, number, number, number]): Promise<void> {
+    assert.deepEqual(await this.counts(), [queued, running, this.approximate ? 0 : kept, letters]);
   }
 
   queues(model = MODEL): Omit<QueueView, "headMaxBatchSize">[] {

@@ -1,0 +1,57 @@
+#!lua flags=allow-oom
+-- Moves queued tasks under one lease. The caller has planned which streams to read, and how many of each;
+-- it fetches the bodies itself, and runs `reap` for those that have expired.
+-- ARGV 3 token, 4 lease until, 5 batch frame, then the shards, then per stream: shard's place, stream, how many
+local token, lease_until = ARGV[3], tonumber(ARGV[4])
+local at = read_shards(6)
+local live, expired = {}, {}
+
+local function read(sh, stream, count)
+  local key = sh.base .. stream
+  local reply = redis.pcall('XREADGROUP', 'GROUP', 'g', 'c', 'COUNT', count, 'STREAMS', key, '>')
+  if not reply then return {} end
+  if not reply.err then return reply[1][2] end
+  if string.find(reply.err, 'NOGROUP', 1, true) then
+    -- The stream, or the group, was deleted under us.
+    if redis.call('EXISTS', key) == 1 then redis.call('XGROUP', 'CREATE', key, 'g', '0') end
+    return {}
+  end
+  error(reply.err)
+end
+
+local function take(sh, stream, count)
+  local found = read(sh, stream, count)
+  touch(sh, stream)
+  if #found == 0 then return end
+  local ids = {}
+  for n, one in ipairs(found) do ids[n] = one[2][2] end
+  local states = redis.call('HMGET', sh.base .. 's', unpack(ids))
+  for n, one in ipairs(found) do
+    local id, st = ids[n], states[n] and cmsgpack.unpack(states[n])
+    if not st or st[PLACE] ~= 'q' or st[SID] ~= one[1] or st[STREAM] ~= stream then
+      leave(sh, stream, one[1]) -- it ended or moved on; this copy is nobody's
+    elseif now >= st[EXPIRES] then
+      expired[#expired + 1] = id
+    else
+      live[#live + 1] = { sh, id, st }
+    end
+  end
+end
+
+while at <= #ARGV do
+  take(order[tonumber(ARGV[at])], ARGV[at + 1], ARGV[at + 2])
+  at = at + 3
+end
+
+local batch = ARGV[5] .. piece(tostring(#live))
+local tasks = {}
+for _, one in ipairs(live) do
+  local sh, id, st = one[1], one[2], one[3]
+  unwait(sh, st)
+  st[PLACE], st[TOKEN], st[UNTIL], st[ATTEMPT], st[BATCH] = 'r', token, lease_until, st[ATTEMPT] + 1, batch
+  keep(sh, id, st)
+  tasks[#tasks + 1] = id
+  tasks[#tasks + 1] = st[ATTEMPT]
+  tasks[#tasks + 1] = text(st[QUEUED])
+end
+return { tasks, close(), expired }

@@ -1,0 +1,294 @@
+-- What the scripts share; put in front of each when it is loaded.
+--
+-- Instants come from outside (ARGV[1], the shared clock), so that a script is a function of its arguments
+-- and of what Redis holds. Bodies and outputs stay out of Lua: they are written and read by plain commands
+-- beside the script, and scripts only name their keys. Where a script makes new keys it makes them before it
+-- changes anything else: on a slot that is moving to another node the first of them fails, and nothing is
+-- half done.
+
+-- The fields of a task's state, kept with MessagePack in the hash `s`.
+local PLACE, STREAM, SID, FAMILY, TIER, LIMIT = 1, 2, 3, 4, 5, 6 -- q queued, w waits for its retry, r running
+local TOKEN, UNTIL, ATTEMPT, LOST, OVERDUE = 7, 8, 9, 10, 11 -- UNTIL: end of the lease, or time of the retry
+local DEADLINE, EXPIRES, QUEUED, BYTES = 12, 13, 14, 15
+local TENANT, JOINS, GATEWAYS, KEYS_OF, JOIN_KEY, BATCH = 16, 17, 18, 19, 20, 21
+
+local now = tonumber(ARGV[1])
+local origin = ARGV[2] -- the process that calls; it hears of its own doings in the reply
+local shards, order = {}, {}
+local ended = {}
+local dropped_letters = 0
+
+local function text(number) return string.format('%.17g', number) end
+local function piece(part) return struct.pack('>I4', #part) .. part end
+
+-- The parts of a frame, up to `count` of them.
+local function pieces(frame, count)
+  local found, at = {}, 1
+  while at <= #frame and #found < count do
+    local length = struct.unpack('>I4', frame, at)
+    found[#found + 1] = string.sub(frame, at + 4, at + 3 + length)
+    at = at + 4 + length
+  end
+  return found
+end
+
+local function shard(base, index)
+  local sh = shards[base]
+  if sh then return sh end
+  sh = { base = base, index = index, states = {}, changed = {}, touched = {}, queued = 0, bytes = 0,
+    gone = {}, bodies = {}, left = {}, unjoined = {} }
+  shards[base] = sh
+  order[#order + 1] = sh
+  return sh
+end
+
+-- The shards of a call: how many, then base and number of each. Returns where the arguments go on.
+local function read_shards(at)
+  local count = tonumber(ARGV[at])
+  for n = 1, count do shard(ARGV[at + 2 * n - 1], ARGV[at + 2 * n]) end
+  return at + 1 + 2 * count
+end
+
+local function state_of(sh, id)
+  local st = sh.states[id]
+  if st == nil then
+    local packed = redis.call('HGET', sh.base .. 's', id)
+    st = packed and cmsgpack.unpack(packed) or false
+    sh.states[id] = st
+  end
+  return st
+end
+
+-- Tasks and bytes that wait, and how often the queues of this shard have changed.
+local function counters(sh)
+  if not sh.counters then
+    local packed = redis.call('GET', sh.base .. 'n')
+    sh.counters = packed and cmsgpack.unpack(packed) or { 0, 0, 0 }
+  end
+  return sh.counters
+end
+
+local function due_at(st)
+  if st[PLACE] == 'q' then return st[EXPIRES] end
+  return math.min(st[UNTIL], st[DEADLINE])
+end
+
+local function keep(sh, id, st)
+  sh.states[id] = st
+  sh.changed[id] = true
+end
+
+-- Notes that a stream's depth changed; with a task that came, when it did and by when it must be served.
+local function touch(sh, stream, count, queued, deadline)
+  local seen = sh.touched[stream]
+  if not seen then
+    seen = {}
+    sh.touched[stream] = seen
+  end
+  if not count then return end
+  local last = seen[#seen]
+  if last and last[2] == queued then
+    last[1] = last[1] + count
+    last[3] = math.min(last[3], deadline)
+  else
+    seen[#seen + 1] = { count, queued, deadline }
+  end
+end
+
+-- What is kept of a task until its end: its meta and its input.
+local function body_of(sh, id)
+  local value = redis.call('GET', sh.base .. 'b:' .. id)
+  if not value then return '', '' end
+  local length = struct.unpack('>I4', value)
+  return string.sub(value, 5, 4 + length), string.sub(value, 5 + length)
+end
+
+-- Into its queue; its old place, if it had one, is the caller's business.
+local function enter(sh, id, st, kind, parameters)
+  local stream = st[FAMILY] .. st[TIER] .. ':' .. kind
+  local key = sh.base .. stream
+  local sid = redis.call('XADD', key, 'NOMKSTREAM', '*', 'i', id)
+  if not sid then
+    -- '0', never '$': what was queued before the group existed is read too.
+    redis.call('XGROUP', 'CREATE', key, 'g', '0', 'MKSTREAM')
+    redis.call('HSET', sh.base .. 'qs', stream, parameters or pieces((body_of(sh, id)), 4)[4] or '')
+    sid = redis.call('XADD', key, '*', 'i', id)
+  end
+  st[STREAM], st[SID], st[PLACE], st[TOKEN], st[UNTIL] = stream, sid, 'q', '', 0
+  touch(sh, stream, 1, st[QUEUED], st[DEADLINE])
+end
+
+local function kind_of(st) return st[LIMIT] == 0 and '0' or tostring(st[LIMIT]) end
+
+-- Deletes its stream entry, with others of the same stream at the end of the script.
+local function leave(sh, stream, sid)
+  local sids = sh.left[stream]
+  if not sids then
+    sids = {}
+    sh.left[stream] = sids
+  end
+  sids[#sids + 1] = sid
+  if stream ~= 'w' then touch(sh, stream) end
+end
+
+-- Out of those that wait, as far as the bounds are concerned.
+local function unwait(sh, st)
+  if st[PLACE] == 'r' then return end
+  sh.queued = sh.queued - 1
+  sh.bytes = sh.bytes - st[BYTES]
+end
+
+-- The frame of an outcome that time or an owner decided.
+local function outcome(code, message, st, meta)
+  return piece(code) .. piece(message) .. piece(text(st[ATTEMPT])) .. piece(text(st[QUEUED]))
+    .. piece(text(now)) .. piece('') .. piece(st[BATCH]) .. piece(meta)
+end
+
+-- A kept outcome: what scripts must know, where the output is, and what is kept here itself.
+local function result(head, ref, attempt, frame)
+  head = cmsgpack.pack(head)
+  return struct.pack('>I2', #head) .. head .. struct.pack('>I2I2', #ref, attempt) .. ref .. frame
+end
+
+local function find_result(sh, id)
+  local value = redis.call('GET', sh.base .. 'r:' .. id)
+  if not value then return nil end
+  local length = struct.unpack('>I2', value)
+  local head = cmsgpack.unpack(string.sub(value, 3, 2 + length))
+  if now >= head[5] then return nil end
+  local ref_length, attempt = struct.unpack('>I2I2', value, 3 + length)
+  local at = 7 + length
+  return { tenant = head[1], retryable = head[2], shared = head[3], keys = head[4], cached = head[6],
+    attempt = attempt, ref = string.sub(value, at, at + ref_length - 1), frame = string.sub(value, at + ref_length) }
+end
+
+-- The whole frame of a kept outcome. One that was answered from the cache has its own meta, and the output
+-- of another.
+local function whole_frame(sh, found)
+  if found.ref == '' then return found.frame end
+  local kept = redis.call('GET', sh.base .. found.ref)
+  if not kept then return nil end
+  local parts = pieces(kept, 8)
+  if found.frame ~= '' then
+    local mine = pieces(found.frame, 8)
+    mine[2], mine[7] = parts[2], parts[7]
+    parts = mine
+  else
+    parts[3] = tostring(found.attempt)
+  end
+  for n, part in ipairs(parts) do parts[n] = piece(part) end
+  return table.concat(parts)
+end
+
+-- The end of a task: the outcome first, then everything that kept it alive. `frame` is '' when the caller
+-- has it, in the key `ref`.
+local function finish(sh, id, st, ref, frame, retryable, ttl, cached)
+  local shared = (st[JOINS] > 0 or st[KEYS_OF] ~= '') and 1 or 0
+  local head = { st[TENANT], retryable, shared, st[KEYS_OF], now + ttl, cached or 0 }
+  redis.call('SET', sh.base .. 'r:' .. id, result(head, ref, st[ATTEMPT], frame), 'PX', ttl)
+  for key in string.gmatch(st[KEYS_OF], '%S+') do redis.call('PEXPIRE', sh.base .. 'k:' .. key, ttl) end
+  unwait(sh, st)
+  leave(sh, st[STREAM], st[SID])
+  sh.gone[#sh.gone + 1] = id
+  sh.bodies[#sh.bodies + 1] = sh.base .. 'b:' .. id
+  if st[JOIN_KEY] ~= '' then
+    sh.unjoined[#sh.unjoined + 1] = st[JOIN_KEY]
+    sh.unjoined[#sh.unjoined + 1] = id
+  end
+  sh.states[id] = false
+  sh.changed[id] = nil
+  ended[#ended + 1] = id
+  ended[#ended + 1] = st[GATEWAYS]
+  ended[#ended + 1] = frame
+end
+
+local function bury(sh, id, st, code, detail, meta, body, max)
+  if max == 0 then return end
+  local letter = piece(text(now)) .. piece(text(st[ATTEMPT])) .. piece(code) .. piece(detail) .. piece(meta) .. piece(body)
+  redis.call('HSET', sh.base .. 'd', id, letter)
+  redis.call('ZADD', sh.base .. 'dz', text(now), id)
+  local excess = redis.call('ZCARD', sh.base .. 'dz') - max
+  if excess <= 0 then return end
+  for _, old in ipairs(redis.call('ZRANGE', sh.base .. 'dz', 0, excess - 1)) do
+    redis.call('ZREM', sh.base .. 'dz', old)
+    redis.call('HDEL', sh.base .. 'd', old)
+    dropped_letters = dropped_letters + 1
+  end
+end
+
+local function depth_of(sh, stream)
+  local key = sh.base .. stream
+  local length = redis.call('XLEN', key)
+  if length == 0 then return 0 end
+  local pending = redis.pcall('XPENDING', key, 'g')
+  return length - (pending.err and 0 or pending[1])
+end
+
+local function write_states(sh)
+  local states, dues = {}, {}
+  for id in pairs(sh.changed) do
+    local st = sh.states[id]
+    states[#states + 1] = id
+    states[#states + 1] = cmsgpack.pack(st)
+    dues[#dues + 1] = text(due_at(st))
+    dues[#dues + 1] = id
+    if #states >= 1000 then
+      redis.call('HSET', sh.base .. 's', unpack(states))
+      redis.call('ZADD', sh.base .. 'due', unpack(dues))
+      states, dues = {}, {}
+    end
+  end
+  if #states == 0 then return end
+  redis.call('HSET', sh.base .. 's', unpack(states))
+  redis.call('ZADD', sh.base .. 'due', unpack(dues))
+end
+
+local function unjoin(sh)
+  local keys = {}
+  for n = 1, #sh.unjoined, 2 do keys[#keys + 1] = sh.unjoined[n] end
+  local holders = redis.call('HMGET', sh.base .. 'j', unpack(keys))
+  local ended_keys = {}
+  for n, holder in ipairs(holders) do
+    if holder == sh.unjoined[2 * n] then ended_keys[#ended_keys + 1] = keys[n] end
+  end
+  if #ended_keys > 0 then redis.call('HDEL', sh.base .. 'j', unpack(ended_keys)) end
+end
+
+-- Writes down one shard, and adds a line to `report` for each stream whose depth changed:
+-- shard, version, stream, depth, and for tasks that came: how many, since when, by when, parameters.
+local function close_shard(sh, report, parameters)
+  write_states(sh)
+  for stream, sids in pairs(sh.left) do
+    if stream ~= 'w' then redis.call('XACK', sh.base .. stream, 'g', unpack(sids)) end
+    redis.call('XDEL', sh.base .. stream, unpack(sids))
+  end
+  if #sh.gone > 0 then
+    redis.call('HDEL', sh.base .. 's', unpack(sh.gone))
+    redis.call('ZREM', sh.base .. 'due', unpack(sh.gone))
+  end
+  if #sh.bodies > 0 then redis.call('UNLINK', unpack(sh.bodies)) end
+  if #sh.unjoined > 0 then unjoin(sh) end
+  local touched = next(sh.touched)
+  if not touched and sh.queued == 0 and sh.bytes == 0 then return end
+  local counts = counters(sh)
+  counts[1], counts[2], counts[3] = counts[1] + sh.queued, counts[2] + sh.bytes, counts[3] + 1
+  redis.call('SET', sh.base .. 'n', cmsgpack.pack(counts))
+  for stream, came in pairs(sh.touched) do
+    local line = sh.index .. '\t' .. counts[3] .. '\t' .. stream .. '\t' .. depth_of(sh, stream)
+    if #came == 0 then report[#report + 1] = line .. '\t0\t0\t0\t' end
+    for _, one in ipairs(came) do
+      report[#report + 1] = line .. '\t' .. one[1] .. '\t' .. text(one[2]) .. '\t' .. text(one[3]) .. '\t'
+        .. (parameters[stream] or '')
+    end
+  end
+end
+
+-- The end of every script that moves tasks: returns the report, which all others hear on the bell.
+local function close(parameters)
+  local report = {}
+  for _, sh in ipairs(order) do close_shard(sh, report, parameters or {}) end
+  if #report == 0 then return '' end
+  report = table.concat(report, '\n')
+  redis.call('SPUBLISH', order[1].base .. 'bell', origin .. '\n' .. report)
+  return report
+end

@@ -1,0 +1,93 @@
+/**
+ * Every key and channel that Ferry writes to Redis: what it holds, who writes it, when it goes.
+ *
+ * All keys of a shard carry the shard's hash tag, so that they live in one slot of a Cluster and one script
+ * may change them together. The sixteen tags were chosen so that their slots lie in the middle of sixteen
+ * equal parts: they spread evenly over 1, 2, 4, 8 or 16 primaries, and 6/5/5 over three.
+ *
+ * `ferry:{f0h}:` is the base of shard 0; after it comes
+ *
+ * | key              | type   | holds                                             | written by               | goes                    |
+ * |------------------|--------|---------------------------------------------------|--------------------------|-------------------------|
+ * | `s`              | hash   | id → state of a task that is not final            | put claim extend settle reap cancel replay | with the task's end |
+ * | `due`            | zset   | id by the instant at which `reap` must look at it | the same                 | with the task's end     |
+ * | `q:…`            | stream | queued and running tasks (`i` id, `m` meta, `b` body), group `g` | put settle reap replay | entry: with the task's end; stream: `tend`, when empty |
+ * | `w`              | stream | tasks that wait for their retry, same fields      | settle                   | entry: when the retry is due |
+ * | `qs`             | hash   | stream → model, parameters, zone, tier            | put settle reap replay   | `tend`, when the stream is empty |
+ * | `j`              | hash   | join key → id of the task in flight               | put replay               | with the task's end     |
+ * | `n`              | hash   | `q` tasks and `b` bytes that wait, `v` version    | every script that moves a task | stays             |
+ * | `r:<id>`         | string | outcome of a final task                           | settle reap cancel put (cached) | `results.ttlMs` after the end |
+ * | `c:<digest>`     | string | reusable outcome by cache key                     | settle                   | `cache.ttlMs`           |
+ * | `k:<digest>`     | string | Idempotency-Key → id and fingerprint              | put                      | with the record         |
+ * | `f:<digest>`     | string | Idempotency-Key → home of its task, at the key's own shard | bind            | longer than the record  |
+ * | `d`, `dz`        | hash, zset | dead letters by id; ids by the time of death  | settle reap              | `deadLetters.ttlMs`, `.max`, replay, purge |
+ * | `ns`             | hash   | gateway → number of the last wake-up              | settle reap cancel       | with its gateway        |
+ * | `cur`            | hash   | stream → where `tend` goes on                     | tend                     | with its stream         |
+ * | `l:<digest>`     | string | a rate window: when it closes, what is spent      | spend                    | after two windows       |
+ *
+ * Channels: `bell` (how deep the queues are now, after every change) and `n:<gateway>` (outcomes for the
+ * callers that it holds). Registry keys of the batchers (`src/fleet/`): `members`, `leases`, on shard 0.
+ */
+import { hash } from "node:crypto";
+import type { Json } from "../core/task.ts";
+
+const TAGS = "f0h f11a f22a f38 f422 f53 f6c f712 f813 f910 fa1j fb23 fc3 fd2d fe9 ff0".split(" ");
+
+export class RedisKeys {
+  readonly tags: readonly string[];
+  /** What every key of a shard starts with. */
+  readonly bases: readonly string[];
+
+  constructor(prefix: string, shards: number) {
+    this.tags = TAGS.slice(0, shards);
+    this.bases = this.tags.map((tag) => `${prefix}{${tag}}:`);
+  }
+
+  bell(shard: number): string {
+    return `${this.bases[shard]!}bell`;
+  }
+
+  notes(shard: number, gateway: string): string {
+    return `${this.bases[shard]!}n:${gateway}`;
+  }
+}
+
+/** Keys that callers choose are digested: any length, any characters, one size. */
+export function digest(text: string): string {
+  return hash("sha256", text, "base64url").slice(0, 32);
+}
+
+/**
+ * A stream's name says what is in it: model, parameters (as a digest), the zone of the gateways that took
+ * the tasks, tier, and how they came: `n` new; `0` came back; a number: came back, and may never again ride
+ * in a larger batch than that.
+ */
+export interface StreamName {
+  readonly model: string;
+  readonly parameters: string;
+  readonly zone: string;
+  readonly tier: number;
+  readonly kind: string;
+}
+
+/** The part of the name that stays when a task comes back or changes its tier: `q:model:parameters:zone:`. */
+export function streamFamily(model: string, parameters: Json, zone: string): string {
+  const which = parameters === "" ? "" : digest(parameters);
+  return `q:${encodeURIComponent(model)}:${which}:${encodeURIComponent(zone)}:`;
+}
+
+export function readStreamName(name: string): StreamName {
+  const [, model, parameters, zone, tier, kind] = name.split(":");
+  return {
+    model: decodeURIComponent(model!),
+    parameters: parameters!,
+    zone: decodeURIComponent(zone!),
+    tier: Number(tier),
+    kind: kind!,
+  };
+}
+
+/** The largest batch for tasks of this kind of stream. */
+export function batchLimit({ kind }: StreamName): number {
+  return kind === "n" || kind === "0" ? Infinity : Number(kind);
+}

@@ -1,0 +1,194 @@
+/**
+ * How the end of a task reaches the process that waits for it.
+ *
+ * Whoever waits is written down here before the task is put, and in the task's state by the same script that
+ * takes it in. The script that ends it sends one note per process with all the outcomes of the batch. Notes
+ * are hints: each is numbered, and after a gap, after a reconnect, and once a second for whoever has waited
+ * longer than that, the outcomes are looked up. An end is told once, however often it is heard of.
+ */
+import type { Alarm } from "../clock.ts";
+import { homeIn } from "../core/home.ts";
+import type { RecordView } from "./engine.ts";
+import { asPart, frame, parts as partsOf, readOutcome } from "./redis-frames.ts";
+import type { RedisReply } from "../redis/nodes.ts";
+import type { RedisParts } from "./redis-parts.ts";
+
+interface Awaited {
+  readonly since: number;
+  /** Nobody waits any longer after this. */
+  until: number;
+  missing: boolean;
+}
+
+/** Ids in one MGET. */
+const LOOK_UP_TOGETHER = 500;
+const MAX_SENDERS = 10_000;
+/** A caller hears of a deadline from its own clock; the record may say so a little later. */
+const PATIENCE_MS = 5000;
+
+export class RedisNews {
+  readonly #parts: RedisParts;
+  readonly #sweepMs: number;
+  readonly #tell: (record: RecordView) => void;
+  /** Bounded by the tasks that this process put and the results that it long-polls. */
+  readonly #awaited = new Map<string, Awaited>();
+  /** The number of the last note heard, by sender and shard, and of the last one sent, by receiver and shard. */
+  readonly #last = new Map<string, number>();
+  readonly #sent = new Map<string, number>();
+  #alarm: Alarm | undefined;
+  #closed = false;
+  #unsubscribe: () => void = () => {};
+
+  constructor(parts: RedisParts, tell: (record: RecordView) => void) {
+    this.#parts = parts;
+    this.#sweepMs = parts.options.sweepMs;
+    this.#tell = tell;
+  }
+
+  async open(): Promise<void> {
+    const { nodes, keys, name } = this.#parts;
+    this.#unsubscribe = await nodes.subscribe(
+      (shard) => keys.notes(shard, name),
+      (shard, payload) => this.#heard(shard, payload),
+      () => this.#resubscribed(),
+    );
+    this.#arm();
+  }
+
+  close(): void {
+    this.#closed = true;
+    this.#unsubscribe();
+    this.#alarm?.cancel();
+  }
+
+  get waiting(): number {
+    return this.#awaited.size;
+  }
+
+  /** Listen for the end of `id`. */
+  expect(id: string, until: number): void {
+    const awaited = this.#awaited.get(id);
+    if (awaited === undefined) {
+      this.#awaited.set(id, { since: this.#parts.clock.now(), until: until + PATIENCE_MS, missing: false });
+    } else {
+      awaited.until = Math.max(awaited.until, until + PATIENCE_MS);
+    }
+  }
+
+  unexpect(id: string): void {
+    this.#awaited.delete(id);
+  }
+
+  /** The end of a task, from whichever side it was heard. */
+  ended(record: RecordView): void {
+    if (this.#awaited.delete(record.task.id)) this.#tell(record);
+  }
+
+  /** The same, before it is unpacked: most of what is heard is for somebody who waits here. */
+  endedFrame(id: string, bytes: Buffer): void {
+    if (this.#awaited.has(id)) this.ended(readOutcome(id, bytes, this.#parts.shared));
+  }
+
+  /** Tells another process of ends, id and outcome in turn. Whatever goes wrong here, it will look itself. */
+  send(shard: number, gateway: string, news: readonly Buffer[]): void {
+    const { nodes, keys, name } = this.#parts;
+    const number = nextOf(this.#sent, `${gateway} ${shard}`);
+    const payload = Buffer.concat([frame([name, String(number)]), ...news.map(asPart)]);
+    nodes.command(shard, ["SPUBLISH", keys.notes(shard, gateway), payload]).catch(() => {});
+  }
+
+  #heard(shard: number, payload: Buffer): void {
+    const [sender, number, ...news] = partsOf(payload);
+    const key = `${sender!.toString("latin1")} ${shard}`;
+    const last = this.#last.get(key);
+    const count = Number(number);
+    if (this.#last.size > MAX_SENDERS) this.#last.clear();
+    this.#last.set(key, count);
+    for (let at = 0; at < news.length; at += 2) this.endedFrame(news[at]!.toString("latin1"), news[at + 1]!);
+    if (last !== undefined && count !== last + 1) void this.#lookUp([...this.#awaited.keys()]);
+  }
+
+  #resubscribed(): void {
+    this.#last.clear();
+    void this.#lookUp([...this.#awaited.keys()]);
+  }
+
+  #arm(): void {
+    if (this.#closed) return;
+    const { clock } = this.#parts;
+    this.#alarm = clock.at(clock.now() + this.#sweepMs, () => {
+      void this.#sweep().finally(() => this.#arm());
+    });
+  }
+
+  async #sweep(): Promise<void> {
+    const now = this.#parts.clock.now();
+    const old: string[] = [];
+    for (const [id, { since, until }] of this.#awaited) {
+      if (until <= now) this.#awaited.delete(id);
+      else if (since + this.#sweepMs <= now) old.push(id);
+    }
+    await this.#lookUp(old);
+  }
+
+  async #lookUp(ids: readonly string[]): Promise<void> {
+    const { nodes, shards } = this.#parts;
+    const byShard = Map.groupBy(ids, (id) => homeIn(id) % shards);
+    const looks = nodes.groups([...byShard.keys()]).map((group) => {
+      const together = group.flatMap((shard) => byShard.get(shard)!);
+      return this.#lookUpGroup(group[0]!, together);
+    });
+    await Promise.allSettled(looks);
+  }
+
+  async #lookUpGroup(shard: number, ids: readonly string[]): Promise<void> {
+    const { nodes, keys, shards } = this.#parts;
+    for (let at = 0; at < ids.length; at += LOOK_UP_TOGETHER) {
+      const some = ids.slice(at, at + LOOK_UP_TOGETHER);
+      const names = some.map((id) => `${keys.bases[homeIn(id) % shards]!}r:${id}`);
+      const values = (await nodes.command(shard, ["MGET", ...names])) as (Buffer | null)[];
+      const missing: string[] = [];
+      const found: string[] = [];
+      values.forEach((value, which) => (value === null ? missing : found).push(some[which]!));
+      // Whoever is final is read as anybody would read it; there are few who were not told.
+      for (const id of found) {
+        const record = await this.#parts.record(id);
+        if (record?.outcome !== undefined) this.ended(record);
+      }
+      await this.#checkAlive(missing);
+    }
+  }
+
+  /** Not final, so it must be in its shard's states; twice in neither place, and it is lost. */
+  async #checkAlive(ids: readonly string[]): Promise<void> {
+    const { nodes, keys, shards } = this.#parts;
+    const byShard = Map.groupBy(ids, (id) => homeIn(id) % shards);
+    for (const [shard, some] of byShard) {
+      const states = (await nodes.command(shard, [
+        "HMGET",
+        `${keys.bases[shard]!}s`,
+        ...some,
+      ])) as RedisReply[];
+      states.forEach((state, which) => this.#looked(some[which]!, state !== null));
+    }
+  }
+
+  #looked(id: string, alive: boolean): void {
+    const awaited = this.#awaited.get(id);
+    if (awaited === undefined) return;
+    if (alive) awaited.missing = false;
+    else if (awaited.missing) {
+      this.#awaited.delete(id);
+      const why = "accepted, but Redis knows neither the task nor its outcome";
+      this.#parts.events.emit("task.lost", { id, model: "", why });
+    } else awaited.missing = true;
+  }
+}
+
+/** The next number under a key; bounded as the processes of a fleet are. */
+function nextOf(numbers: Map<string, number>, key: string): number {
+  if (numbers.size > MAX_SENDERS) numbers.clear();
+  const next = (numbers.get(key) ?? 0) + 1;
+  numbers.set(key, next);
+  return next;
+}

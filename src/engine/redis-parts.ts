@@ -1,0 +1,180 @@
+/**
+ * What the files of the Redis engine share: the connection, the clocks, the names, the limits, what is known
+ * of the queues, and who listens.
+ */
+import type { Clock } from "../clock.ts";
+import { type ErrorCode, Refusal } from "../core/errors.ts";
+import { homeIn } from "../core/home.ts";
+import type { Events } from "../telemetry/events.ts";
+import type { EngineLimits, EngineListener, RecordView } from "./engine.ts";
+import { readOutcome, readPending, type RedisClock } from "./redis-frames.ts";
+import type { RedisKeys } from "./redis-keys.ts";
+import { RedisNews } from "./redis-news.ts";
+import { type Arg, RedisError, type RedisNodes, type Script, StoreAway } from "../redis/nodes.ts";
+import { CallBuilder, scripts } from "./redis-scripts.ts";
+import { QueueMirror } from "./redis-view.ts";
+
+/** Bounds are the whole store's: each shard keeps its part. `results.maxBytes` is Redis's own maxmemory. */
+export interface RedisOptions extends EngineLimits {
+  readonly zone: string;
+  readonly zoneSpillMs: number;
+  /** A lease is lost when it was not renewed for so long; renewed each third. */
+  readonly leaseMs: number;
+  readonly sweepMs: number;
+  /** How long a task may take to get in before its caller is told to try again. */
+  readonly putWithinMs: number;
+}
+
+/** What the engine is built on. */
+export interface RedisBase {
+  readonly nodes: RedisNodes;
+  readonly keys: RedisKeys;
+  readonly clock: Clock;
+  readonly shared: RedisClock;
+  readonly events: Events;
+  /** Unique to this process: who waits, who claims, who speaks. */
+  readonly name: string;
+}
+
+export class RedisParts implements RedisBase {
+  readonly nodes: RedisNodes;
+  readonly keys: RedisKeys;
+  readonly clock: Clock;
+  readonly shared: RedisClock;
+  readonly events: Events;
+  readonly name: string;
+  readonly options: RedisOptions;
+  readonly shards: number;
+  readonly mirror: QueueMirror;
+  readonly news: RedisNews;
+  readonly listeners = new Set<EngineListener>();
+  /** The instant that `reap` last named, or a sooner one that was told since. */
+  nextReap = Infinity;
+
+  constructor({ nodes, keys, clock, shared, events, name }: RedisBase, options: RedisOptions) {
+    this.nodes = nodes;
+    this.keys = keys;
+    this.clock = clock;
+    this.shared = shared;
+    this.events = events;
+    this.name = name;
+    this.options = options;
+    this.shards = keys.tags.length;
+    this.mirror = new QueueMirror({ ...options, models: options.models.keys() }, clock, shared);
+    this.mirror.arrived = (model, parameters, depth, count) => {
+      for (const listener of this.listeners) listener.queued?.(model, parameters, depth, count);
+    };
+    this.news = new RedisNews(this, (record) => {
+      for (const listener of this.listeners) listener.settled?.(record);
+    });
+  }
+
+  /** Now, on the shared clock. */
+  now(): string {
+    return this.shared.shared(this.clock.now());
+  }
+
+  shardOf(id: string): number {
+    return homeIn(id) % this.shards;
+  }
+
+  /** A call that begins as all do: when it is, and who calls. */
+  call(script: Script, ...head: readonly Arg[]): CallBuilder {
+    return new CallBuilder(script, [this.now(), this.name, ...head], this.keys, this.nodes.cluster);
+  }
+
+  /** Does `work` for each group of shards that one script may span, with what belongs to them. */
+  async spread<Value, Result>(
+    values: Iterable<Value>,
+    shardOf: (value: Value) => number,
+    work: (values: readonly Value[], shards: readonly number[]) => Promise<Result>,
+  ): Promise<Result[]> {
+    const byShard = Map.groupBy(values, shardOf);
+    const groups = this.nodes.groups([...byShard.keys()]);
+    return Promise.all(
+      groups.map((group) =>
+        work(
+          group.flatMap((shard) => byShard.get(shard)!),
+          group,
+        ),
+      ),
+    );
+  }
+
+  /** The record under an id; for an operator when no tenant is named. With a gateway: it is told of the end. */
+  async record(id: string, tenant?: string, gateway = ""): Promise<RecordView | undefined> {
+    const shard = this.shardOf(id);
+    const call = this.call(scripts.join, id, gateway, tenant === undefined ? 0 : 1, tenant ?? "");
+    call.place(shard);
+    call.names(shard, `r:${id}`);
+    const reply = await this.nodes.run(shard, call.build(), { resend: true }).catch((error: unknown) => {
+      throw overloaded(error, "ask again");
+    });
+    if (reply === null) return undefined;
+    const [kind, ...fields] = reply as Buffer[];
+    const final = kind!.toString("latin1") === "e";
+    return final ? readOutcome(id, fields[0]!, this.shared) : readPending(id, fields, this.shared);
+  }
+
+  fallsDue(at: number): void {
+    if (at >= this.nextReap) return;
+    this.nextReap = at;
+    for (const listener of this.listeners) listener.due?.(at);
+  }
+
+  /**
+   * Tells everybody who waits of the ends that a script brought about: id, who waits, outcome in turn. Where
+   * the outcome is empty the caller knows it.
+   */
+  announce(shard: number, ended: readonly Buffer[], known?: (id: string) => Known | undefined): void {
+    const byGateway = new Map<string, Buffer[]>();
+    for (let at = 0; at < ended.length; at += 3) {
+      const id = ended[at]!.toString("latin1");
+      const told = ended[at + 2]!.length === 0 ? known?.(id) : undefined;
+      const bytes = told?.bytes ?? ended[at + 2]!;
+      for (const gateway of ended[at + 1]!.toString("latin1").split(",")) {
+        if (gateway !== this.name) pushTo(byGateway, gateway, ended[at]!, bytes);
+        else if (told?.record !== undefined) this.news.ended(told.record);
+        else this.news.endedFrame(id, bytes);
+      }
+    }
+    for (const [gateway, news] of byGateway) this.news.send(shard, gateway, news);
+  }
+
+  /** The dead letters are full, and so many old ones made room. */
+  lettersDropped(count: number): void {
+    if (count === 0) return;
+    const message = `${count} dead letters were dropped to make room (deadLetters.max ${this.options.deadLetters.max})`;
+    this.events.emit("notice", { level: "warn", message });
+  }
+
+  emitSettled({ task, queuedAt, batch, outcome, settledAt = 0 }: RecordView): void {
+    if (!this.events.heard("task.settled")) return;
+    const queueMs = Math.max(0, (batch?.startedAt ?? settledAt) - queuedAt);
+    const code: ErrorCode | "" = outcome === undefined || outcome.ok ? "" : outcome.code;
+    const { id, model, tier, createdAt } = task;
+    this.events.emit("task.settled", { id, model, tier, code, queueMs, totalMs: settledAt - createdAt });
+  }
+}
+
+/** An outcome in both its forms. */
+export interface Known {
+  readonly record: RecordView | undefined;
+  readonly bytes: Buffer;
+}
+
+function pushTo(map: Map<string, Buffer[]>, key: string, ...values: Buffer[]): void {
+  const list = map.get(key);
+  if (list === undefined) map.set(key, values);
+  else list.push(...values);
+}
+
+const RETRY_AFTER_MS = 1000;
+
+/** What a caller is told when Redis does not do what it should. */
+export function overloaded(error: unknown, advice: string): Refusal {
+  const why = error instanceof Error ? error.message : String(error);
+  const known = error instanceof StoreAway || error instanceof RedisError;
+  const message = known ? `the task store cannot be used now (${why})` : `the task store failed (${why})`;
+  return new Refusal("SERVICE_OVERLOADED", `${message}; ${advice}`, { retryAfterMs: RETRY_AFTER_MS });
+}

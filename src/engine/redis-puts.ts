@@ -1,0 +1,206 @@
+/**
+ * The way into Redis: the tasks of one tick go together, in one call of the `put` script per server (per
+ * shard on a Cluster), followed by one WAIT where a replica must confirm them.
+ *
+ * An Idempotency-Key belongs to the body it first came with. That is checked at the key's own shard before
+ * the task is put at the home of its body, where joining and reusing are one atomic act.
+ */
+import { homeOf } from "../core/home.ts";
+import type { Task } from "../core/task.ts";
+import type { PutReply, Sharing } from "./engine.ts";
+import { bodyFrame, frame, metaFrame, readOutcome, texts } from "./redis-frames.ts";
+import { digest, streamFamily } from "./redis-keys.ts";
+import { type Arg, type RedisReply, StoreAway } from "../redis/nodes.ts";
+import { overloaded, type RedisParts } from "./redis-parts.ts";
+import { scripts } from "./redis-scripts.ts";
+
+interface Pending {
+  readonly task: Task;
+  readonly shard: number;
+  readonly args: readonly Arg[];
+  readonly body: Buffer;
+  readonly names: readonly string[];
+  answer(reply: PutReply): void;
+  fail(why: Error): void;
+}
+
+/** A body without a task is forgotten after this. */
+const ORPHAN_MS = 60_000;
+/** Tasks in one call at most: Redis serves nobody else while a script runs. */
+const MAX_TOGETHER = 128;
+/** An Idempotency-Key's binding outlives its record by so much: joins may have given the task more time. */
+const KEY_GRACE_MS = 10 * 60_000;
+
+export class RedisPuts {
+  readonly #parts: RedisParts;
+  #pending: Pending[] = [];
+  #flushing = false;
+
+  constructor(parts: RedisParts) {
+    this.#parts = parts;
+  }
+
+  async put(task: Task, sharing: Sharing): Promise<PutReply> {
+    const { idempotency } = sharing;
+    if (idempotency !== undefined) {
+      const conflict = await this.#bind(task, idempotency.key, idempotency.fingerprint);
+      if (conflict !== undefined) return { kind: "conflict", id: conflict };
+    }
+    return this.#enter(task, sharing);
+  }
+
+  #enter(task: Task, sharing: Sharing): Promise<PutReply> {
+    const { nodes, shared, options } = this.#parts;
+    const shard = this.#parts.shardOf(task.id);
+    const { joinKey = "", cacheKey, idempotency } = sharing;
+    const family = streamFamily(task.model, task.parameters, options.zone);
+    const join = joinKey === "" ? "" : digest(joinKey);
+    const cache = cacheKey === undefined ? "" : cacheKey === joinKey ? join : digest(cacheKey);
+    const key = idempotency === undefined ? "" : digest(idempotency.key);
+    const body = bodyFrame(metaFrame(task, sharing, shared), task.input);
+    const { promise, resolve, reject } = Promise.withResolvers<PutReply>();
+    const args = [
+      task.id,
+      task.tenant,
+      family,
+      task.tier,
+      shared.shared(task.deadlineAt),
+      options.models.get(task.model)?.queueMs ?? 0,
+      join,
+      cache,
+      key,
+      idempotency?.fingerprint ?? "",
+      Buffer.byteLength(task.input),
+      task.parameters,
+    ];
+    const names = !nodes.cluster ? [] : putNames(task.id, `${family}${task.tier}:n`, cache, key);
+    this.#pending.push({ task, shard, args, body, names, answer: resolve, fail: reject });
+    if (!this.#flushing) {
+      this.#flushing = true;
+      setImmediate(() => this.#flush());
+    }
+    return promise;
+  }
+
+  #flush(): void {
+    this.#flushing = false;
+    const pending = this.#pending;
+    this.#pending = [];
+    const { nodes } = this.#parts;
+    const byShard = Map.groupBy(pending, ({ shard }) => shard);
+    for (const group of nodes.groups([...byShard.keys()])) {
+      const together = group.flatMap((shard) => byShard.get(shard)!);
+      for (let at = 0; at < together.length; at += MAX_TOGETHER) {
+        void this.#send(together.slice(at, at + MAX_TOGETHER));
+      }
+    }
+  }
+
+  async #send(pending: readonly Pending[]): Promise<void> {
+    const { nodes, keys, shards, name, mirror, options } = this.#parts;
+    const { maxQueued, maxQueuedBytes, results, putWithinMs } = options;
+    const call = this.#parts.call(
+      scripts.put,
+      name,
+      Math.ceil(maxQueued / shards),
+      Math.ceil(maxQueuedBytes / shards),
+      results.ttlMs,
+      this.#keyTtlMs(),
+    );
+    for (const { task, shard, args, body, names } of pending) {
+      call.add(call.place(shard), ...args).names(shard, ...names);
+      call.before("SET", `${keys.bases[shard]!}b:${task.id}`, body, "PX", ORPHAN_MS, "NX");
+    }
+    try {
+      const reply = await nodes.runDurably(call.shard, call.build(), putWithinMs);
+      const [replies, report] = reply as [RedisReply[], Buffer];
+      mirror.told(report.toString());
+      pending.forEach((each, at) => each.answer(this.#read(each.task, replies[at]!)));
+    } catch (error) {
+      const why = overloaded(error, "the task may have been accepted; it is safe to send it again");
+      for (const each of pending) each.fail(why);
+    }
+  }
+
+  #read(task: Task, reply: RedisReply): PutReply {
+    if (!Array.isArray(reply)) {
+      if ((reply as Buffer).toString() === "q") return { kind: "queued", id: task.id };
+      throw new StoreAway("the input was not written", false);
+    }
+    const [kind, value, bytes, cached] = reply as Buffer[];
+    const id = value!.toString();
+    switch (kind!.toString()) {
+      case "j":
+        return { kind: "joined", id };
+      case "d": {
+        const record = readOutcome(id, bytes!, this.#parts.shared);
+        return { kind: "done", id, record, cached: cached!.toString() === "1" };
+      }
+      case "c":
+        return { kind: "conflict", id };
+      default:
+        return { kind: "full", message: this.#boundReached(id) };
+    }
+  }
+
+  #boundReached(which: string): string {
+    const { maxQueued, maxQueuedBytes } = this.#parts.options;
+    return which === "n"
+      ? `the queue is full (limits.maxQueued ${maxQueued})`
+      : `the queue is full (limits.maxQueuedBytes ${maxQueuedBytes})`;
+  }
+
+  #keyTtlMs(): number {
+    let totalMs = 0;
+    const { models, results } = this.#parts.options;
+    for (const model of models.values()) totalMs = Math.max(totalMs, model.totalMs);
+    return totalMs + results.ttlMs + KEY_GRACE_MS;
+  }
+
+  /** Binds the key to this body. Resolves with the task that it stands for when it came with another. */
+  async #bind(task: Task, key: string, fingerprint: string): Promise<string | undefined> {
+    const { shards } = this.#parts;
+    const name = digest(key);
+    const shard = homeOf(name) % shards;
+    const home = this.#parts.shardOf(task.id);
+    let replacing: Arg = "";
+    for (;;) {
+      const bound = await this.#bindOnce(shard, name, [fingerprint, home, this.#keyTtlMs(), replacing]);
+      if (bound === undefined) return undefined;
+      const [boundFingerprint, boundHome] = texts(bound) as [string, string];
+      const holder = await this.#holder(Number(boundHome), name, boundFingerprint);
+      if (holder !== undefined) return holder;
+      // Nothing came of the task that it was bound to, or that is forgotten.
+      replacing = frame([boundFingerprint, boundHome]);
+    }
+  }
+
+  async #bindOnce(shard: number, name: string, args: readonly Arg[]): Promise<Buffer | undefined> {
+    const { keys, nodes } = this.#parts;
+    const key = `${keys.bases[shard]!}f:${name}`;
+    const head = [this.#parts.now(), this.#parts.name];
+    const reply = await nodes
+      .run(shard, { script: scripts.bind, keys: [key], args: [...head, ...args] }, { resend: true })
+      .catch((error: unknown) => {
+        throw overloaded(error, "nothing was accepted; send it again");
+      });
+    return reply === null ? undefined : (reply as [Buffer])[0];
+  }
+
+  /** The task that the key stands for at its home, if it is still known there. */
+  async #holder(shard: number, key: string, fingerprint: string): Promise<string | undefined> {
+    const { keys, nodes } = this.#parts;
+    const value = await nodes.command(shard, ["GET", `${keys.bases[shard]!}k:${key}`]);
+    if (value === null) return undefined;
+    const [id, bound] = texts(value as Buffer) as [string, string];
+    const known = bound === fingerprint && (await this.#parts.record(id)) !== undefined;
+    return known ? id : undefined;
+  }
+}
+
+function putNames(id: string, stream: string, cache: string, key: string): string[] {
+  const names = [stream, `r:${id}`, `b:${id}`];
+  if (cache !== "") names.push(`c:${cache}`);
+  if (key !== "") names.push(`k:${key}`);
+  return names;
+}

@@ -1,0 +1,245 @@
+/**
+ * The work of a batcher on Redis: claim, extend, settle.
+ *
+ * A claim reads the streams that the plan named (`redis-view.ts`); a second round fills up what the first did
+ * not find because another batcher was there before. A settle decides a whole batch per server, or per shard
+ * on a Cluster. Outcomes cost GPU time: they are offered again until Redis takes them.
+ */
+import type { ClaimRequest, Lease, SettleReply, Verdict } from "./engine.ts";
+import { batchFrame, readBody, readMeta } from "./redis-frames.ts";
+import { RedisLeases } from "./redis-leases.ts";
+import { type RedisReply, type ScriptCall, StoreAway } from "../redis/nodes.ts";
+import type { RedisParts } from "./redis-parts.ts";
+import { scripts } from "./redis-scripts.ts";
+import { type Claimed, tell, type Told } from "./redis-verdicts.ts";
+import type { Wanted } from "./redis-view.ts";
+
+const SETTLE_FOR_MS = 30_000;
+const SETTLE_AGAIN_MS = 100;
+/** For a full batch; an empty one is tried for until nothing is there but what has expired. */
+const CLAIM_ROUNDS = 2;
+
+const MISSING = "m";
+const REPLIES: Record<string, SettleReply> = { t: "taken", l: "late", g: "gone" };
+
+export class RedisWork {
+  readonly #parts: RedisParts;
+  readonly #leases: RedisLeases;
+  /** What claims learned of their tasks, for as long as somebody holds the lease: it may be late, and right. */
+  readonly #claimed = new WeakMap<Lease["tasks"], Map<string, Claimed>>();
+  /** Ends these tasks, whose time is over. */
+  readonly #expire: (ids: readonly string[]) => Promise<unknown>;
+  #claims = 0;
+  #closed = false;
+
+  constructor(parts: RedisParts, expire: (ids: readonly string[]) => Promise<unknown>) {
+    this.#parts = parts;
+    this.#expire = expire;
+    this.#leases = new RedisLeases(parts.options.leaseMs, parts.clock, (lease, ids, until) =>
+      this.#extend(lease, ids, until),
+    );
+  }
+
+  async claim(request: ClaimRequest): Promise<Lease> {
+    const { name, clock, mirror } = this.#parts;
+    const token = `${name}.${++this.#claims}`;
+    const until = clock.now() + request.leaseMs;
+    const known = new Map<string, Claimed>();
+    let most = request.max;
+    for (let round = 0; known.size < most && (round < CLAIM_ROUNDS || known.size === 0); round++) {
+      const wanted = mirror.plan(request.model, request.parameters, most - known.size, known.size);
+      if (wanted.length === 0) break;
+      for (const { stream } of wanted) most = Math.min(most, stream.limit);
+      await this.#take(request, token, until, wanted, known);
+    }
+    const batch = { ...request.batch, size: known.size };
+    const lease = { token, batch, tasks: [...known.values()].map(({ claimed }) => claimed) };
+    this.#claimed.set(lease.tasks, known);
+    this.#leases.hold(lease, until);
+    return lease;
+  }
+
+  async #take(
+    { batch }: ClaimRequest,
+    token: string,
+    until: number,
+    wanted: readonly Wanted[],
+    known: Map<string, Claimed>,
+  ): Promise<void> {
+    const { nodes, shared, mirror } = this.#parts;
+    const leaseUntil = this.#leases.first(until);
+    this.#parts.fallsDue(leaseUntil);
+    let failure: Error | undefined;
+    await this.#parts.spread(
+      wanted,
+      ({ stream }) => stream.shard,
+      async (some, shards) => {
+        const call = this.#parts.call(
+          scripts.claim,
+          token,
+          shared.shared(leaseUntil),
+          batchFrame(batch, shared),
+        );
+        for (const { stream, count } of some) {
+          call.add(call.place(stream.shard), stream.name, count).names(stream.shard, stream.name);
+        }
+        try {
+          const reply = await nodes.run(call.shard, call.build()).finally(() => mirror.release(some));
+          const [tasks, report, expired] = reply as [(Buffer | number)[], Buffer, Buffer[]];
+          mirror.told(report.toString());
+          await this.#learn(call.shard, tasks, known);
+          if (expired.length > 0) await this.#expire(expired.map((id) => id.toString()));
+        } catch (error) {
+          mirror.forget(shards);
+          failure = error as Error;
+        }
+      },
+    );
+    // What other shards gave is worth running.
+    if (failure !== undefined && known.size === 0) throw failure;
+  }
+
+  /** Fetches the bodies of what a claim took. */
+  async #learn(
+    shard: number,
+    tasks: readonly (Buffer | number)[],
+    known: Map<string, Claimed>,
+  ): Promise<void> {
+    if (tasks.length === 0) return;
+    const { nodes, keys, shared } = this.#parts;
+    const ids: string[] = [];
+    for (let at = 0; at < tasks.length; at += 3) ids.push((tasks[at] as Buffer).toString("latin1"));
+    const names = ids.map((id) => `${keys.bases[this.#parts.shardOf(id)]!}b:${id}`);
+    const bodies = (await nodes.command(shard, ["MGET", ...names], { resend: true })) as (Buffer | null)[];
+    bodies.forEach((body, at) => {
+      // It ended between the two: by its time, or by an answer from an earlier lease.
+      if (body === null) return;
+      const id = ids[at]!;
+      const { meta, input } = readBody(body);
+      const { task, cacheKey, cacheTtlMs } = readMeta(meta, shared);
+      const claimed = {
+        task: { id, input, ...task },
+        attempt: tasks[3 * at + 1] as number,
+        queuedAt: shared.own(tasks[3 * at + 2] as Buffer),
+      };
+      known.set(id, { claimed, meta, cacheKey, cacheTtlMs });
+    });
+  }
+
+  async extend(lease: Lease, leaseMs: number): Promise<readonly string[]> {
+    const until = this.#parts.clock.now() + leaseMs;
+    this.#leases.extended(lease, until);
+    const ids = lease.tasks.map(({ task }) => task.id);
+    return this.#extend(lease, ids, this.#leases.first(until));
+  }
+
+  async #extend({ token }: Lease, ids: readonly string[], until: number): Promise<string[]> {
+    const { nodes, shared } = this.#parts;
+    this.#parts.fallsDue(until);
+    const shardOf = (id: string): number => this.#parts.shardOf(id);
+    const lost = await this.#parts.spread(ids, shardOf, async (some) => {
+      const call = this.#parts.call(scripts.extend, token, shared.shared(until));
+      for (const id of some) call.add(call.place(shardOf(id)), id);
+      const places = (await nodes.run(call.shard, call.build(), { resend: true })) as number[];
+      return places.map((place) => some[place]!);
+    });
+    return lost.flat();
+  }
+
+  async settle(lease: Lease, verdicts: readonly Verdict[]): Promise<readonly SettleReply[]> {
+    const { clock, shared } = this.#parts;
+    const known = this.#claimed.get(lease.tasks);
+    const now = clock.now();
+    const { ttlMs } = this.#parts.options.results;
+    const told = verdicts.map((each) => tell(each, lease, known?.get(each.id), ttlMs, now, shared));
+    const replies: SettleReply[] = verdicts.map(() => "gone");
+    const shardOf = (at: number): number => this.#parts.shardOf(verdicts[at]!.id);
+    await this.#parts.spread(verdicts.keys(), shardOf, async (some) => {
+      const said = await this.#settleGroup(lease, verdicts, told, some);
+      some.forEach((at, which) => {
+        replies[at] = said[which]!;
+        if (said[which] === "taken") this.#taken(verdicts[at]!, told[at]!, known?.get(verdicts[at]!.id), now);
+      });
+    });
+    this.#leases.settled(
+      lease,
+      verdicts.map(({ id }) => id),
+    );
+    return replies;
+  }
+
+  async #settleGroup(
+    lease: Lease,
+    verdicts: readonly Verdict[],
+    told: readonly Told[],
+    some: readonly number[],
+  ): Promise<SettleReply[]> {
+    const { shards, keys, options } = this.#parts;
+    const { results, deadLetters, models } = options;
+    const queueMs = models.get(lease.tasks[0]?.task.model ?? "")?.queueMs ?? 0;
+    const most = Math.ceil(deadLetters.max / shards);
+    const call = this.#parts.call(scripts.settle, lease.token, results.ttlMs, most, queueMs);
+    for (const at of some) {
+      const shard = this.#parts.shardOf(verdicts[at]!.id);
+      const { args, names, output, bytes } = told[at]!;
+      call.add(call.place(shard), verdicts[at]!.id, ...args).names(shard, ...names);
+      if (output !== undefined)
+        call.before("SET", `${keys.bases[shard]!}${output.name}`, bytes, "PX", output.ttlMs);
+    }
+    const reply = await this.#insist(call.shard, call.build());
+    const [replies, report, ended, dropped] = reply as [Buffer[], Buffer, Buffer[], number];
+    this.#parts.mirror.told(report.toString());
+    this.#parts.lettersDropped(dropped);
+    const byId = new Map(some.map((at) => [verdicts[at]!.id, told[at]!]));
+    this.#parts.announce(call.shard, ended, (id) => byId.get(id));
+    return replies.map((each) => REPLIES[each.toString("latin1")]!);
+  }
+
+  async #insist(shard: number, call: ScriptCall): Promise<RedisReply> {
+    const { nodes, clock } = this.#parts;
+    const until = clock.now() + SETTLE_FOR_MS;
+    for (;;) {
+      try {
+        const reply = (await nodes.run(shard, call, { resend: true })) as [Buffer[], ...RedisReply[]];
+        if (reply[0].some((each) => each.toString("latin1") === MISSING)) {
+          throw new StoreAway("an output was not written", false);
+        }
+        return reply;
+      } catch (error) {
+        if (!(error instanceof StoreAway) || clock.now() >= until || this.#closed) throw error;
+        await new Promise<void>((resolve) => void clock.at(clock.now() + SETTLE_AGAIN_MS, resolve));
+      }
+    }
+  }
+
+  #taken(verdict: Verdict, { record }: Told, known: Claimed | undefined, now: number): void {
+    const { options, events } = this.#parts;
+    if (record !== undefined) {
+      this.#parts.fallsDue(now + options.results.ttlMs);
+      if (verdict.kind === "dead") this.#parts.fallsDue(now + options.deadLetters.ttlMs);
+      this.#parts.emitSettled(record);
+    } else if (verdict.kind === "retry") {
+      const { id, at, message, spared } = verdict;
+      this.#parts.fallsDue(
+        at > now ? at : now + (options.models.get(known?.claimed.task.model ?? "")?.queueMs ?? 0),
+      );
+      const attempt = (known?.claimed.attempt ?? 0) - (spared === true ? 1 : 0);
+      events.emit("task.retried", { id, model: known?.claimed.task.model ?? "", attempt, at, message });
+    }
+  }
+
+  /** What this process still holds goes back to its queues at once, with the attempt not counted. */
+  async close(): Promise<void> {
+    const left = this.#leases.close();
+    const now = this.#parts.clock.now();
+    const message = "its batcher was stopped";
+    const returns = left.map(({ lease, ids }) =>
+      this.settle(
+        lease,
+        ids.map((id) => ({ id, kind: "retry", at: now, message, spared: true })),
+      ),
+    );
+    this.#closed = true;
+    await Promise.allSettled(returns);
+  }
+}

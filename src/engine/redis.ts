@@ -1,0 +1,209 @@
+/**
+ * The engine on Redis: tasks live there, in sixteen shards, and any number of processes share them.
+ *
+ * Each verb is one script per server (per shard on a Cluster), so each is atomic where its task lives. What
+ * this process knows of the queues is in `redis-view.ts`, how tasks get in is in `redis-puts.ts`, how their
+ * ends come back in `redis-news.ts`, how leases are kept in `redis-leases.ts`; `redis-keys.ts` lists what
+ * is in Redis, and `lua/common.lua` is where a task's state is changed.
+ *
+ * Wherever a reply may be lost the same call is made again: every script says the same twice. A claim is
+ * the exception: what it took comes back when its lease runs out.
+ */
+import type { Task } from "../core/task.ts";
+import { type Spent, Windows, WINDOW_MS } from "../core/window.ts";
+import type { CancelReply, ClaimRequest, Engine, EngineListener, EngineStats } from "./engine.ts";
+import type { Lease, PutReply, QueueView, RecordView, SettleReply, Sharing, Verdict } from "./engine.ts";
+import { digest } from "./redis-keys.ts";
+import { RedisLetters } from "./redis-letters.ts";
+import { overloaded, type RedisBase, type RedisOptions, RedisParts } from "./redis-parts.ts";
+import { RedisPuts } from "./redis-puts.ts";
+import { scripts } from "./redis-scripts.ts";
+import { RedisTime } from "./redis-time.ts";
+import type { Rank } from "./redis-view.ts";
+import { RedisWork } from "./redis-work.ts";
+import { homeOf } from "../core/home.ts";
+
+const MAX_SPENDERS = 10_000;
+
+export class RedisEngine implements Engine {
+  readonly #parts: RedisParts;
+  readonly #puts: RedisPuts;
+  readonly #work: RedisWork;
+  readonly #time: RedisTime;
+  /** For when Redis is away: a limit is never open. */
+  readonly #windows = new Windows(MAX_SPENDERS);
+  readonly deadLetters: RedisLetters;
+  #closed: Promise<void> | undefined;
+
+  constructor(base: RedisBase, options: RedisOptions) {
+    const parts = (this.#parts = new RedisParts(base, options));
+    this.#puts = new RedisPuts(parts);
+    this.#time = new RedisTime(parts);
+    this.#work = new RedisWork(parts, (ids) => this.#time.expire(ids));
+    this.deadLetters = new RedisLetters(parts);
+  }
+
+  /** From here on it hears of other processes' doings, and does its rounds. */
+  async open(): Promise<void> {
+    await this.#time.setClock();
+    await this.#parts.news.open();
+    await this.#time.open();
+    await this.#time.look();
+  }
+
+  set rank(rank: Rank) {
+    this.#parts.mirror.rank = rank;
+  }
+
+  /** Reads what other processes changed, now. */
+  refresh(): Promise<void> {
+    return this.#time.look();
+  }
+
+  async put(task: Task, sharing: Sharing = {}): Promise<PutReply> {
+    const { news, events } = this.#parts;
+    // Listening first: its end may be told before the reply to this is read.
+    news.expect(task.id, task.deadlineAt);
+    const reply = await this.#puts.put(task, sharing).catch((error: unknown) => {
+      news.unexpect(task.id);
+      throw error;
+    });
+    const { id, model, tier } = task;
+    if (reply.kind === "queued") {
+      this.#parts.fallsDue(Math.min(task.deadlineAt, this.#parts.clock.now() + this.#queueMs(model)));
+      if (events.heard("task.queued")) events.emit("task.queued", { id, model, tier });
+      return reply;
+    }
+    if (reply.kind === "done" && reply.cached) this.#cached(reply.record);
+    if (reply.kind !== "joined" || reply.id !== id) news.unexpect(id);
+    if (reply.kind === "joined") {
+      news.expect(reply.id, task.deadlineAt);
+      events.emit("task.joined", { id: reply.id, model });
+    }
+    return reply;
+  }
+
+  /** An answer from the cache is an end of its own. */
+  #cached(record: RecordView): void {
+    const { events, clock, options, news } = this.#parts;
+    events.emit("task.cached", { id: record.task.id, model: record.task.model });
+    this.#parts.fallsDue(clock.now() + options.results.ttlMs);
+    this.#parts.emitSettled(record);
+    news.ended(record);
+  }
+
+  #queueMs(model: string): number {
+    return this.#parts.options.models.get(model)?.queueMs ?? 0;
+  }
+
+  claim(request: ClaimRequest): Promise<Lease> {
+    return this.#work.claim(request);
+  }
+
+  extend(lease: Lease, leaseMs: number): Promise<readonly string[]> {
+    return this.#work.extend(lease, leaseMs);
+  }
+
+  settle(lease: Lease, verdicts: readonly Verdict[]): Promise<readonly SettleReply[]> {
+    return this.#work.settle(lease, verdicts);
+  }
+
+  async cancel(id: string, tenant: string, abandoned = false): Promise<CancelReply> {
+    const { options } = this.#parts;
+    if (abandoned) return this.#cancel(id, tenant, "abandoned").catch(() => "kept");
+    try {
+      return await this.#cancel(id, tenant, "owner", options.putWithinMs);
+    } catch (error) {
+      throw overloaded(error, "it is not certain whether the task was cancelled; ask again");
+    }
+  }
+
+  async #cancel(
+    id: string,
+    tenant: string,
+    mode: "owner" | "abandoned" | "read",
+    durablyWithinMs?: number,
+  ): Promise<CancelReply> {
+    const { nodes, events, options, clock } = this.#parts;
+    const shard = this.#parts.shardOf(id);
+    const call = this.#parts.call(scripts.cancel, options.results.ttlMs, id, tenant, mode);
+    call.place(shard);
+    call.names(shard, `r:${id}`);
+    const run =
+      durablyWithinMs === undefined
+        ? nodes.run(shard, call.build())
+        : nodes.runDurably(shard, call.build(), durablyWithinMs);
+    const [reply, report, ended] = (await run) as [Buffer, Buffer, Buffer[]];
+    this.#parts.mirror.told(report.toString());
+    const said = reply.toString("latin1") as CancelReply;
+    if (said === "cancelled") {
+      this.#parts.fallsDue(clock.now() + options.results.ttlMs);
+      if (mode === "abandoned") events.emit("task.dropped", { id, model: "" });
+    }
+    this.#parts.announce(shard, ended);
+    return said;
+  }
+
+  outcome(id: string, tenant?: string): Promise<RecordView | undefined> {
+    return this.#parts.record(id, tenant);
+  }
+
+  async follow(id: string, tenant: string): Promise<RecordView | undefined> {
+    const record = await this.#parts.record(id, tenant, this.#parts.name);
+    if (record !== undefined && record.outcome === undefined) {
+      this.#parts.news.expect(id, Math.max(record.task.deadlineAt, this.#parts.clock.now()));
+    }
+    return record;
+  }
+
+  delivered(id: string): void {
+    // What fails here is forgotten later, with its time to live.
+    if (this.#parts.options.results.evictAfterRead) this.#cancel(id, "", "read").catch(() => {});
+  }
+
+  reap(now: number): Promise<number> {
+    return this.#time.reap(now);
+  }
+
+  async spend(key: string, perMinute: number): Promise<Spent> {
+    const { nodes, keys, clock, shards } = this.#parts;
+    const name = digest(key);
+    const shard = homeOf(name) % shards;
+    const args = [this.#parts.now(), this.#parts.name, perMinute, WINDOW_MS];
+    try {
+      const call = { script: scripts.spend, keys: [`${keys.bases[shard]!}l:${name}`], args };
+      const [allowed, left, resetMs] = (await nodes.run(shard, call)) as [number, number, Buffer];
+      return { allowed: allowed === 1, left, resetMs: Number(resetMs) };
+    } catch {
+      return this.#windows.spend(key, perMinute, clock.now());
+    }
+  }
+
+  queues(model: string): Iterable<QueueView> {
+    return this.#parts.mirror.queues(model);
+  }
+
+  /** Depths as the bell tells them; the other numbers are at most a second old. */
+  stats(): EngineStats {
+    const { queued, running, deadLetters } = this.#time.counts;
+    const depth = this.#parts.mirror.depths();
+    const there = [...depth.values()].flat().reduce((sum, each) => sum + each, 0);
+    return { queued: queued + there, running, kept: 0, deadLetters, depth };
+  }
+
+  watch(listener: EngineListener): () => void {
+    this.#parts.listeners.add(listener);
+    return () => this.#parts.listeners.delete(listener);
+  }
+
+  close(): Promise<void> {
+    this.#closed ??= this.#close();
+    return this.#closed;
+  }
+
+  async #close(): Promise<void> {
+    await this.#work.close();
+    this.#time.close();
+    this.#parts.news.close();
+  }
+}
