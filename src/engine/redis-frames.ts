@@ -56,13 +56,13 @@ export function texts(bytes: Buffer): string[] {
 export class RedisClock {
   offsetMs = 0;
 
-  /** An instant of this process, as Redis is told. */
+  /** An instant of this process as Redis is told: whole microseconds, which scripts print fastest. */
   shared(at: number): string {
-    return String(at + this.offsetMs);
+    return String(Math.round(1000 * (at + this.offsetMs)));
   }
 
   own(at: Buffer | string | number): number {
-    return Number(at) - this.offsetMs;
+    return Number(at) / 1000 - this.offsetMs;
   }
 }
 
@@ -159,6 +159,17 @@ export function outcomeFrame(
     "",
   ]);
   return Buffer.concat([head, asPart(fields.batch), asPart(fields.meta)]);
+}
+
+/** An outcome as it is kept: what scripts must know of it (`lua/common.lua`), then its frame. */
+export function resultValue(
+  tenant: string,
+  until: { readonly expiresAt: number; readonly reusableAt: number },
+  bytes: Buffer,
+  clock: RedisClock,
+): Buffer {
+  const reusable = until.reusableAt === 0 ? "0" : clock.shared(until.reusableAt);
+  return Buffer.concat([frame([tenant, "0", clock.shared(until.expiresAt), reusable]), bytes]);
 }
 
 export function asPart(bytes: Buffer): Buffer {

@@ -5,6 +5,9 @@ import { digest, streamFamily } from "./redis-keys.ts";
 import type { RedisParts } from "./redis-parts.ts";
 import { scripts } from "./redis-scripts.ts";
 
+/** As long as `redis-puts.ts` gives the index of a new task. */
+const INDEX_GRACE_MS = 60_000;
+
 type DeadLetterVerbs = Engine["deadLetters"];
 
 export class RedisLetters implements DeadLetterVerbs {
@@ -71,6 +74,7 @@ export class RedisLetters implements DeadLetterVerbs {
       input,
       parameters,
       joinKey === "" ? "" : digest(joinKey),
+      limits.totalMs + cacheTtlMs + INDEX_GRACE_MS,
     );
     const shard = this.#parts.shardOf(id);
     call.place(shard);

@@ -17,6 +17,8 @@ import { scripts } from "./redis-scripts.ts";
 interface Pending {
   readonly task: Task;
   readonly shard: number;
+  readonly family: string;
+  readonly indexTtlMs: number;
   readonly args: readonly Arg[];
   readonly body: Buffer;
   readonly names: readonly string[];
@@ -26,6 +28,8 @@ interface Pending {
 
 /** A body without a task is forgotten after this. */
 const ORPHAN_MS = 60_000;
+/** The index of contents outlives task and outcome by so much: joins may have given the task more time. */
+const INDEX_GRACE_MS = 60_000;
 /** Tasks in one call at most: Redis serves nobody else while a script runs. */
 const MAX_TOGETHER = 128;
 /** An Idempotency-Key's binding outlives its record by so much: joins may have given the task more time. */
@@ -59,22 +63,28 @@ export class RedisPuts {
     const key = idempotency === undefined ? "" : digest(idempotency.key);
     const body = bodyFrame(metaFrame(task, sharing, shared), task.input);
     const { promise, resolve, reject } = Promise.withResolvers<PutReply>();
-    const args = [
+    const args: Arg[] = [
       task.id,
-      task.tenant,
-      family,
-      task.tier,
       shared.shared(task.deadlineAt),
-      options.models.get(task.model)?.queueMs ?? 0,
-      join,
-      cache,
-      key,
-      idempotency?.fingerprint ?? "",
       Buffer.byteLength(task.input),
-      task.parameters,
+      join,
+      cache === join && cache !== "" ? "=" : cache,
+      key,
     ];
-    const names = !nodes.cluster ? [] : putNames(task.id, `${family}${task.tier}:n`, cache, key);
-    this.#pending.push({ task, shard, args, body, names, answer: resolve, fail: reject });
+    if (idempotency !== undefined) args.push(idempotency.fingerprint);
+    const names = !nodes.cluster ? [] : putNames(task.id, `${family}${task.tier}:n`, cache, join, key);
+    const indexTtlMs = task.deadlineAt - task.createdAt + (sharing.cacheTtlMs ?? 0) + INDEX_GRACE_MS;
+    this.#pending.push({
+      task,
+      shard,
+      family,
+      indexTtlMs: Math.ceil(indexTtlMs),
+      args,
+      body,
+      names,
+      answer: resolve,
+      fail: reject,
+    });
     if (!this.#flushing) {
       this.#flushing = true;
       setImmediate(() => this.#flush());
@@ -99,18 +109,24 @@ export class RedisPuts {
   async #send(pending: readonly Pending[]): Promise<void> {
     const { nodes, keys, shards, name, mirror, options } = this.#parts;
     const { maxQueued, maxQueuedBytes, results, putWithinMs } = options;
-    const call = this.#parts.call(
-      scripts.put,
-      name,
-      Math.ceil(maxQueued / shards),
-      Math.ceil(maxQueuedBytes / shards),
-      results.ttlMs,
-      this.#keyTtlMs(),
-    );
-    for (const { task, shard, args, body, names } of pending) {
-      call.add(call.place(shard), ...args).names(shard, ...names);
-      call.before("SET", `${keys.bases[shard]!}b:${task.id}`, body, "PX", ORPHAN_MS, "NX");
+    const kinds = new Map<string, number>();
+    const about: Arg[] = [];
+    const tasks: Arg[] = [];
+    const call = this.#parts.call(scripts.put);
+    for (const { task, shard, family, indexTtlMs, args, body, names } of pending) {
+      const { id, tenant, tier, model, parameters } = task;
+      const key = `${family}${tier} ${indexTtlMs} ${tenant}`;
+      let kind = kinds.get(key);
+      if (kind === undefined) {
+        kinds.set(key, (kind = kinds.size + 1));
+        about.push(tenant, family, tier, options.models.get(model)?.queueMs ?? 0, indexTtlMs, parameters);
+      }
+      tasks.push(call.place(shard), kind, ...args);
+      call.names(shard, ...names);
+      call.before("SET", `${keys.bases[shard]!}b:${id}`, body, "PX", ORPHAN_MS, "NX");
     }
+    const bounds = [Math.ceil(maxQueued / shards), Math.ceil(maxQueuedBytes / shards)] as const;
+    call.head(name, ...bounds, results.ttlMs, this.#keyTtlMs(), kinds.size).add(...about, ...tasks);
     try {
       const reply = await nodes.runDurably(call.shard, call.build(), putWithinMs);
       const [replies, report] = reply as [RedisReply[], Buffer];
@@ -198,9 +214,10 @@ export class RedisPuts {
   }
 }
 
-function putNames(id: string, stream: string, cache: string, key: string): string[] {
+function putNames(id: string, stream: string, cache: string, join: string, key: string): string[] {
   const names = [stream, `r:${id}`, `b:${id}`];
-  if (cache !== "") names.push(`c:${cache}`);
+  if (cache !== "") names.push(`x:${cache}`);
+  if (join !== "" && join !== cache) names.push(`x:${join}`);
   if (key !== "") names.push(`k:${key}`);
   return names;
 }

@@ -40,7 +40,7 @@ export const scripts = {
 } as const;
 
 /** Keys that every script may touch in its shard; the rest depend on the tasks. */
-const FIXED = ["s", "due", "w", "qs", "j", "n", "d", "dz"] as const;
+const FIXED = ["s", "due", "w", "qs", "n", "d", "dz"] as const;
 
 /** A call over shards: its first arguments, then which shards, then what belongs to tasks. */
 export class CallBuilder {
@@ -64,6 +64,12 @@ export class CallBuilder {
   /** Plays the call at another instant than the one it was made at, on the shared clock. */
   at(instant: string): this {
     this.#head[0] = instant;
+    return this;
+  }
+
+  /** Further first arguments. */
+  head(...args: Arg[]): this {
+    this.#head.push(...args);
     return this;
   }
 

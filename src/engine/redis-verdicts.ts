@@ -2,8 +2,7 @@
 import { errors } from "../core/errors.ts";
 import type { Outcome } from "../core/task.ts";
 import type { ClaimedTask, Lease, RecordView, Verdict } from "./engine.ts";
-import { frame, metaFrame, outcomeFrame, type RedisClock } from "./redis-frames.ts";
-import { digest } from "./redis-keys.ts";
+import { frame, metaFrame, outcomeFrame, resultValue, type RedisClock } from "./redis-frames.ts";
 import type { Arg } from "../redis/nodes.ts";
 
 /** What a claim learned of a task and a settle needs: not for anybody else. */
@@ -22,8 +21,8 @@ export interface Told {
   readonly record: RecordView | undefined;
   /** The outcome's frame; empty for a retry. */
   readonly bytes: Buffer;
-  /** Where the output goes, and for how long; only for a success. */
-  readonly output?: { readonly name: string; readonly ttlMs: number };
+  /** What is kept of a success, where it is written before the script runs, and for how long. */
+  readonly output?: { readonly name: string; readonly value: Buffer; readonly ttlMs: number };
 }
 
 const NO_BYTES = Buffer.alloc(0);
@@ -45,12 +44,12 @@ export function tell(
   const { record, bytes } = finished(verdict.id, outcomeOf(verdict), lease, known, now, clock);
   const names = [`r:${verdict.id}`, `b:${verdict.id}`];
   if (verdict.kind === "done") {
-    const cache = known === undefined || known.cacheKey === "" ? "" : digest(known.cacheKey);
-    const cacheTtlMs = cache === "" ? 0 : known!.cacheTtlMs;
-    const output = { name: `o:${verdict.id}.${lease.token}`, ttlMs: Math.max(ttlMs, cacheTtlMs) };
+    const cacheTtlMs = known === undefined || known.cacheKey === "" ? 0 : known.cacheTtlMs;
+    const until = { expiresAt: now + ttlMs, reusableAt: cacheTtlMs === 0 ? 0 : now + cacheTtlMs };
+    const value = resultValue(record.task.tenant, until, bytes, clock);
+    const output = { name: `o:${verdict.id}.${lease.token}`, value, ttlMs: Math.max(ttlMs, cacheTtlMs) };
     names.push(output.name);
-    if (cache !== "") names.push(`c:${cache}`);
-    return { args: ["d", cache, cacheTtlMs, "", ""], names, record, bytes, output };
+    return { args: ["d", known?.claimed.attempt ?? 0, "", "", ""], names, record, bytes, output };
   }
   const retryable = errors[verdict.code].retryable ? 1 : 0;
   if (verdict.kind === "failed") return { args: ["f", bytes, retryable, "", ""], names, record, bytes };

@@ -2,8 +2,9 @@
  * What this process knows of the queues in Redis, and the plan of a claim.
  *
  * Every script that moves tasks says how deep the streams are that it touched: in its reply to the caller,
- * and on the bell to everybody else. Depths are absolute and numbered per shard, so a note that comes late
- * or twice changes nothing, and one that is lost is mended by the next (or by a look every second). Of when
+ * and on the bell to everybody else. Notes are numbered per shard: whoever takes tasks out tells how many are
+ * left, whoever brings some tells how many more, so notes may come in any order, and one that is lost is
+ * mended by the next (or by a look every second). Of when
  * tasks came only what the notes said is remembered: the age of a queue is an estimate, its depth is not.
  *
  * A claim is planned here, from this view, and names the streams to read: tiers by `core/fair.ts`, then what
@@ -32,8 +33,10 @@ export class StreamView {
   readonly name: string;
   readonly about: StreamName;
   readonly limit: number;
-  version = -1;
-  depth = 0;
+  /** How many there were at `#version`, and how many came since, by their versions: notes may overtake. */
+  #version = -1;
+  #depth = 0;
+  #came: [version: number, count: number][] = [];
   reserved = 0;
   readonly #arrivals: Arrival[] = [];
 
@@ -42,6 +45,14 @@ export class StreamView {
     this.name = name;
     this.about = readStreamName(name);
     this.limit = batchLimit(this.about);
+  }
+
+  get version(): number {
+    return this.#came.at(-1)?.[0] ?? this.#version;
+  }
+
+  get depth(): number {
+    return this.#came.reduce((sum, [, count]) => sum + count, this.#depth);
   }
 
   get free(): number {
@@ -63,29 +74,34 @@ export class StreamView {
     return this.#arrivals.reduce((earliest, { deadlineAt }) => Math.min(earliest, deadlineAt), Infinity);
   }
 
-  told(version: number, depth: number, came: Arrival | undefined, now: number): void {
-    if (came !== undefined) this.#arrivals.push(came);
-    if (version >= this.version) {
-      this.version = version;
-      this.depth = depth;
+  /** `depth` undefined: as many more as came. */
+  told(version: number, depth: number | undefined, came: Arrival | undefined, now: number): void {
+    if (came !== undefined) this.#arrivals.push({ ...came });
+    if (depth === undefined) {
+      if (version > this.#version) this.#came.push([version, came?.count ?? 0]);
+    } else if (version >= this.#version) {
+      this.#version = version;
+      this.#depth = depth;
+      this.#came = this.#came.filter((each) => each[0] > version);
     }
     this.#fit(now);
   }
 
   /** Readers take from the front: what is known beyond the depth is gone from there. */
   #fit(now: number): void {
+    const { depth } = this;
     let known = this.#arrivals.reduce((sum, { count }) => sum + count, 0);
-    while (known > this.depth) {
+    while (known > depth) {
       const first = this.#arrivals[0]!;
-      const surplus = Math.min(first.count, known - this.depth);
+      const surplus = Math.min(first.count, known - depth);
       first.count -= surplus;
       known -= surplus;
       if (first.count === 0) this.#arrivals.shift();
     }
-    if (known === this.depth) return;
+    if (known === depth) return;
     const like = this.#arrivals[0];
     const { queuedAt, deadlineAt } = like ?? { queuedAt: now, deadlineAt: Infinity };
-    this.#arrivals.unshift({ count: this.depth - known, queuedAt, deadlineAt });
+    this.#arrivals.unshift({ count: depth - known, queuedAt, deadlineAt });
   }
 }
 
@@ -216,7 +232,7 @@ export class QueueMirror {
         queuedAt: this.#shared.own(queuedAt!),
         deadlineAt: this.#shared.own(deadlineAt!),
       };
-      view.told(Number(version), Number(depth), arrival || undefined, now);
+      view.told(Number(version), depth === "+" ? undefined : Number(depth), arrival || undefined, now);
       if (arrival) came.push([group, view.about.model, arrival.count]);
     }
     for (const [group, model, count] of came) this.arrived(model, group.parameters, group.depth, count);

@@ -8,9 +8,9 @@
 import type { ClaimRequest, Lease, SettleReply, Verdict } from "./engine.ts";
 import { batchFrame, readBody, readMeta } from "./redis-frames.ts";
 import { RedisLeases } from "./redis-leases.ts";
-import { type RedisReply, type ScriptCall, StoreAway } from "../redis/nodes.ts";
+import { RedisError, StoreAway } from "../redis/nodes.ts";
 import type { RedisParts } from "./redis-parts.ts";
-import { scripts } from "./redis-scripts.ts";
+import { type CallBuilder, scripts } from "./redis-scripts.ts";
 import { type Claimed, tell, type Told } from "./redis-verdicts.ts";
 import type { Wanted } from "./redis-view.ts";
 
@@ -20,6 +20,8 @@ const SETTLE_AGAIN_MS = 100;
 const CLAIM_ROUNDS = 2;
 
 const MISSING = "m";
+/** Refusals that an operator or time will lift: a full disk, a lost replica, a full Redis. */
+const PASSING = new Set(["OOM", "MISCONF", "NOREPLICAS"]);
 const REPLIES: Record<string, SettleReply> = { t: "taken", l: "late", g: "gone" };
 
 export class RedisWork {
@@ -174,40 +176,62 @@ export class RedisWork {
     told: readonly Told[],
     some: readonly number[],
   ): Promise<SettleReply[]> {
+    const reply = await this.#insist((full) => this.#settleCall(lease, verdicts, told, some, full));
+    const [replies, report, ended, dropped] = reply;
+    this.#parts.mirror.told(report.toString());
+    this.#parts.lettersDropped(dropped);
+    const byId = new Map(some.map((at) => [verdicts[at]!.id, told[at]!]));
+    this.#parts.announce(this.#parts.shardOf(verdicts[some[0]!]!.id), ended, (id) => byId.get(id));
+    return replies.map((each) => REPLIES[each.toString("latin1")]!);
+  }
+
+  /** `full`: Redis has no memory for plain writes; what finishing needs goes through the script, which may. */
+  #settleCall(
+    lease: Lease,
+    verdicts: readonly Verdict[],
+    told: readonly Told[],
+    some: readonly number[],
+    full: boolean,
+  ): CallBuilder {
     const { shards, keys, options } = this.#parts;
     const { results, deadLetters, models } = options;
     const queueMs = models.get(lease.tasks[0]?.task.model ?? "")?.queueMs ?? 0;
     const most = Math.ceil(deadLetters.max / shards);
     const call = this.#parts.call(scripts.settle, lease.token, results.ttlMs, most, queueMs);
     for (const at of some) {
-      const shard = this.#parts.shardOf(verdicts[at]!.id);
-      const { args, names, output, bytes } = told[at]!;
-      call.add(call.place(shard), verdicts[at]!.id, ...args).names(shard, ...names);
-      if (output !== undefined)
-        call.before("SET", `${keys.bases[shard]!}${output.name}`, bytes, "PX", output.ttlMs);
+      const { id } = verdicts[at]!;
+      const shard = this.#parts.shardOf(id);
+      const { args, names, output } = told[at]!;
+      call.names(shard, ...names);
+      if (output === undefined) call.add(call.place(shard), id, ...args);
+      else if (full) call.add(call.place(shard), id, args[0]!, args[1]!, output.value, "", "");
+      else {
+        call.add(call.place(shard), id, ...args);
+        call.before("SET", `${keys.bases[shard]!}${output.name}`, output.value, "PX", output.ttlMs);
+      }
     }
-    const reply = await this.#insist(call.shard, call.build());
-    const [replies, report, ended, dropped] = reply as [Buffer[], Buffer, Buffer[], number];
-    this.#parts.mirror.told(report.toString());
-    this.#parts.lettersDropped(dropped);
-    const byId = new Map(some.map((at) => [verdicts[at]!.id, told[at]!]));
-    this.#parts.announce(call.shard, ended, (id) => byId.get(id));
-    return replies.map((each) => REPLIES[each.toString("latin1")]!);
+    return call;
   }
 
-  async #insist(shard: number, call: ScriptCall): Promise<RedisReply> {
+  /** Outcomes cost GPU time: they are offered until Redis takes them, or their callers are long gone. */
+  async #insist(make: (full: boolean) => CallBuilder): Promise<[Buffer[], Buffer, Buffer[], number]> {
     const { nodes, clock } = this.#parts;
     const until = clock.now() + SETTLE_FOR_MS;
-    for (;;) {
+    for (let full = false; ;) {
+      const call = make(full);
       try {
-        const reply = (await nodes.run(shard, call, { resend: true })) as [Buffer[], ...RedisReply[]];
-        if (reply[0].some((each) => each.toString("latin1") === MISSING)) {
+        const reply = await nodes.run(call.shard, call.build(), { resend: true });
+        const [replies] = reply as [Buffer[]];
+        if (replies.some((each) => each.toString("latin1") === MISSING)) {
           throw new StoreAway("an output was not written", false);
         }
-        return reply;
+        return reply as unknown as [Buffer[], Buffer, Buffer[], number];
       } catch (error) {
-        if (!(error instanceof StoreAway) || clock.now() >= until || this.#closed) throw error;
-        await new Promise<void>((resolve) => void clock.at(clock.now() + SETTLE_AGAIN_MS, resolve));
+        const refused = error instanceof RedisError;
+        if (refused && error.code === "OOM" && !full) full = true;
+        else if (refused && !PASSING.has(error.code)) throw error;
+        else if (clock.now() >= until || this.#closed) throw error;
+        else await new Promise<void>((resolve) => void clock.at(clock.now() + SETTLE_AGAIN_MS, resolve));
       }
     }
   }

@@ -173,7 +173,7 @@ export class RedisEngine implements Engine {
     try {
       const call = { script: scripts.spend, keys: [`${keys.bases[shard]!}l:${name}`], args };
       const [allowed, left, resetMs] = (await nodes.run(shard, call)) as [number, number, Buffer];
-      return { allowed: allowed === 1, left, resetMs: Number(resetMs) };
+      return { allowed: allowed === 1, left, resetMs: Number(resetMs) / 1000 };
     } catch {
       return this.#windows.spend(key, perMinute, clock.now());
     }

@@ -6,11 +6,15 @@ local ttl, id, tenant, mode = tonumber(ARGV[3]), ARGV[4], ARGV[5], ARGV[6]
 read_shards(7)
 local sh = order[1]
 
--- An output that the cache may still give to others stays for as long as it does.
+-- What may still be given to others stays, as nobody's.
 local function forget(found)
-  redis.call('DEL', sh.base .. 'r:' .. id)
-  if found.ref ~= '' and found.cached == 0 then redis.call('UNLINK', sh.base .. found.ref) end
-  for key in string.gmatch(found.keys, '%S+') do
+  local keys = redis.call('GET', sh.base .. 'rk:' .. id) or ''
+  if found.reusable > now then
+    redis.call('SET', sh.base .. 'r:' .. id, result('', found.retryable, found.expires, found.reusable, found.frame), 'KEEPTTL')
+  else
+    redis.call('UNLINK', sh.base .. 'r:' .. id)
+  end
+  for key in string.gmatch(keys, '%S+') do
     local holder = redis.call('GET', sh.base .. 'k:' .. key)
     if holder and pieces(holder, 1)[1] == id then redis.call('DEL', sh.base .. 'k:' .. key) end
   end
@@ -22,7 +26,8 @@ local function cancel()
   if not st then
     local found = find_result(sh, id)
     if not found or (mode ~= 'read' and found.tenant ~= tenant) then return 'unknown' end
-    if mode == 'abandoned' or (mode == 'read' and found.shared == 1) then return 'kept' end
+    local shared = mode == 'read' and redis.call('EXISTS', sh.base .. 'rk:' .. id) == 1
+    if mode == 'abandoned' or shared then return 'kept' end
     return forget(found)
   end
   if mode == 'read' then return 'kept' end
@@ -36,7 +41,7 @@ local function cancel()
     return 'kept'
   end
   if st[PLACE] == 'r' or (abandoned and st[KEYS_OF] ~= '') then return 'kept' end
-  finish(sh, id, st, '', outcome('CANCELLED', 'cancelled before it ran', st, (body_of(sh, id))), 0, ttl)
+  fail(sh, id, st, outcome('CANCELLED', 'cancelled before it ran', st, (body_of(sh, id))), '0', ttl)
   return 'cancelled'
 end
 

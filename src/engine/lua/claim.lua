@@ -25,9 +25,9 @@ local function take(sh, stream, count)
   if #found == 0 then return end
   local ids = {}
   for n, one in ipairs(found) do ids[n] = one[2][2] end
-  local states = redis.call('HMGET', sh.base .. 's', unpack(ids))
+  fetch(sh, ids)
   for n, one in ipairs(found) do
-    local id, st = ids[n], states[n] and cmsgpack.unpack(states[n])
+    local id, st = ids[n], sh.states[ids[n]]
     if not st or st[PLACE] ~= 'q' or st[SID] ~= one[1] or st[STREAM] ~= stream then
       leave(sh, stream, one[1]) -- it ended or moved on; this copy is nobody's
     elseif now >= st[EXPIRES] then

@@ -1,7 +1,7 @@
 -- What the scripts share; put in front of each when it is loaded.
 --
--- Instants come from outside (ARGV[1], the shared clock), so that a script is a function of its arguments
--- and of what Redis holds. Bodies and outputs stay out of Lua: they are written and read by plain commands
+-- Instants come from outside (ARGV[1], the shared clock, whole microseconds), so that a script is a function
+-- of its arguments and of what Redis holds. Lengths of time come in milliseconds. Bodies and outputs stay out of Lua: they are written and read by plain commands
 -- beside the script, and scripts only name their keys. Where a script makes new keys it makes them before it
 -- changes anything else: on a slot that is moving to another node the first of them fails, and nothing is
 -- half done.
@@ -10,7 +10,7 @@
 local PLACE, STREAM, SID, FAMILY, TIER, LIMIT = 1, 2, 3, 4, 5, 6 -- q queued, w waits for its retry, r running
 local TOKEN, UNTIL, ATTEMPT, LOST, OVERDUE = 7, 8, 9, 10, 11 -- UNTIL: end of the lease, or time of the retry
 local DEADLINE, EXPIRES, QUEUED, BYTES = 12, 13, 14, 15
-local TENANT, JOINS, GATEWAYS, KEYS_OF, JOIN_KEY, BATCH = 16, 17, 18, 19, 20, 21
+local TENANT, JOINS, GATEWAYS, KEYS_OF, BATCH = 16, 17, 18, 19, 20
 
 local now = tonumber(ARGV[1])
 local origin = ARGV[2] -- the process that calls; it hears of its own doings in the reply
@@ -18,7 +18,9 @@ local shards, order = {}, {}
 local ended = {}
 local dropped_letters = 0
 
-local function text(number) return string.format('%.17g', number) end
+-- Whole numbers print several times faster than others.
+local function text(number) return string.format('%d', number) end
+local function after(ms) return now + 1000 * ms end
 local function piece(part) return struct.pack('>I4', #part) .. part end
 
 -- The parts of a frame, up to `count` of them.
@@ -36,7 +38,7 @@ local function shard(base, index)
   local sh = shards[base]
   if sh then return sh end
   sh = { base = base, index = index, states = {}, changed = {}, touched = {}, queued = 0, bytes = 0,
-    gone = {}, bodies = {}, left = {}, unjoined = {} }
+    gone = {}, bodies = {}, left = {} }
   shards[base] = sh
   order[#order + 1] = sh
   return sh
@@ -59,6 +61,12 @@ local function state_of(sh, id)
   return st
 end
 
+-- Reads the states of many tasks at once.
+local function fetch(sh, ids)
+  local packed = redis.call('HMGET', sh.base .. 's', unpack(ids))
+  for n, id in ipairs(ids) do sh.states[id] = packed[n] and cmsgpack.unpack(packed[n]) or false end
+end
+
 -- Tasks and bytes that wait, and how often the queues of this shard have changed.
 local function counters(sh)
   if not sh.counters then
@@ -79,13 +87,17 @@ local function keep(sh, id, st)
 end
 
 -- Notes that a stream's depth changed; with a task that came, when it did and by when it must be served.
+-- Where tasks only came, the report says how many more there are; otherwise how many there are.
 local function touch(sh, stream, count, queued, deadline)
   local seen = sh.touched[stream]
   if not seen then
     seen = {}
     sh.touched[stream] = seen
   end
-  if not count then return end
+  if not count then
+    seen.left = true
+    return
+  end
   local last = seen[#seen]
   if last and last[2] == queued then
     last[1] = last[1] + count
@@ -120,15 +132,16 @@ end
 
 local function kind_of(st) return st[LIMIT] == 0 and '0' or tostring(st[LIMIT]) end
 
--- Deletes its stream entry, with others of the same stream at the end of the script.
-local function leave(sh, stream, sid)
+-- Deletes a stream entry, with others of the same stream at the end of the script. One that was running was
+-- not counted as queued.
+local function leave(sh, stream, sid, running)
   local sids = sh.left[stream]
   if not sids then
     sids = {}
     sh.left[stream] = sids
   end
   sids[#sids + 1] = sid
-  if stream ~= 'w' then touch(sh, stream) end
+  if stream ~= 'w' and not running then touch(sh, stream) end
 end
 
 -- Out of those that wait, as far as the bounds are concerned.
@@ -144,62 +157,47 @@ local function outcome(code, message, st, meta)
     .. piece(text(now)) .. piece('') .. piece(st[BATCH]) .. piece(meta)
 end
 
--- A kept outcome: what scripts must know, where the output is, and what is kept here itself.
-local function result(head, ref, attempt, frame)
-  head = cmsgpack.pack(head)
-  return struct.pack('>I2', #head) .. head .. struct.pack('>I2I2', #ref, attempt) .. ref .. frame
+-- A kept outcome begins with what scripts must know: tenant ('' when it is forgotten), whether time may heal it,
+-- until when it is its owner's, until when others may reuse it. Its frame follows.
+local function result(tenant, retryable, expires, reusable, frame)
+  return piece(tenant) .. piece(retryable) .. piece(text(expires)) .. piece(text(reusable)) .. frame
+end
+
+local function read_result(value)
+  local head = pieces(value, 4)
+  local length = 16 + #head[1] + #head[2] + #head[3] + #head[4]
+  return { tenant = head[1], retryable = head[2], expires = tonumber(head[3]), reusable = tonumber(head[4]),
+    frame = string.sub(value, length + 1) }
 end
 
 local function find_result(sh, id)
   local value = redis.call('GET', sh.base .. 'r:' .. id)
-  if not value then return nil end
-  local length = struct.unpack('>I2', value)
-  local head = cmsgpack.unpack(string.sub(value, 3, 2 + length))
-  if now >= head[5] then return nil end
-  local ref_length, attempt = struct.unpack('>I2I2', value, 3 + length)
-  local at = 7 + length
-  return { tenant = head[1], retryable = head[2], shared = head[3], keys = head[4], cached = head[6],
-    attempt = attempt, ref = string.sub(value, at, at + ref_length - 1), frame = string.sub(value, at + ref_length) }
+  local found = value and read_result(value)
+  return found and found.tenant ~= '' and now < found.expires and found or nil
 end
 
--- The whole frame of a kept outcome. One that was answered from the cache has its own meta, and the output
--- of another.
-local function whole_frame(sh, found)
-  if found.ref == '' then return found.frame end
-  local kept = redis.call('GET', sh.base .. found.ref)
-  if not kept then return nil end
-  local parts = pieces(kept, 8)
-  if found.frame ~= '' then
-    local mine = pieces(found.frame, 8)
-    mine[2], mine[7] = parts[2], parts[7]
-    parts = mine
-  else
-    parts[3] = tostring(found.attempt)
+-- What keeps a task alive goes with its end. The outcome itself was written before.
+local function finish(sh, id, st, frame, ttl)
+  if st[JOINS] > 0 or st[KEYS_OF] ~= '' then
+    -- Others came for it too: it is not forgotten when one of them has read it.
+    redis.call('SET', sh.base .. 'rk:' .. id, st[KEYS_OF], 'PX', ttl)
+    for key in string.gmatch(st[KEYS_OF], '%S+') do redis.call('PEXPIRE', sh.base .. 'k:' .. key, ttl) end
   end
-  for n, part in ipairs(parts) do parts[n] = piece(part) end
-  return table.concat(parts)
-end
-
--- The end of a task: the outcome first, then everything that kept it alive. `frame` is '' when the caller
--- has it, in the key `ref`.
-local function finish(sh, id, st, ref, frame, retryable, ttl, cached)
-  local shared = (st[JOINS] > 0 or st[KEYS_OF] ~= '') and 1 or 0
-  local head = { st[TENANT], retryable, shared, st[KEYS_OF], now + ttl, cached or 0 }
-  redis.call('SET', sh.base .. 'r:' .. id, result(head, ref, st[ATTEMPT], frame), 'PX', ttl)
-  for key in string.gmatch(st[KEYS_OF], '%S+') do redis.call('PEXPIRE', sh.base .. 'k:' .. key, ttl) end
   unwait(sh, st)
-  leave(sh, st[STREAM], st[SID])
+  leave(sh, st[STREAM], st[SID], st[PLACE] == 'r')
   sh.gone[#sh.gone + 1] = id
   sh.bodies[#sh.bodies + 1] = sh.base .. 'b:' .. id
-  if st[JOIN_KEY] ~= '' then
-    sh.unjoined[#sh.unjoined + 1] = st[JOIN_KEY]
-    sh.unjoined[#sh.unjoined + 1] = id
-  end
   sh.states[id] = false
   sh.changed[id] = nil
   ended[#ended + 1] = id
   ended[#ended + 1] = st[GATEWAYS]
   ended[#ended + 1] = frame
+end
+
+-- The end of a task by time, by its owner or by a verdict that carries its own outcome.
+local function fail(sh, id, st, frame, retryable, ttl)
+  redis.call('SET', sh.base .. 'r:' .. id, result(st[TENANT], retryable, after(ttl), 0, frame), 'PX', ttl)
+  finish(sh, id, st, frame, ttl)
 end
 
 local function bury(sh, id, st, code, detail, meta, body, max)
@@ -243,19 +241,9 @@ local function write_states(sh)
   redis.call('ZADD', sh.base .. 'due', unpack(dues))
 end
 
-local function unjoin(sh)
-  local keys = {}
-  for n = 1, #sh.unjoined, 2 do keys[#keys + 1] = sh.unjoined[n] end
-  local holders = redis.call('HMGET', sh.base .. 'j', unpack(keys))
-  local ended_keys = {}
-  for n, holder in ipairs(holders) do
-    if holder == sh.unjoined[2 * n] then ended_keys[#ended_keys + 1] = keys[n] end
-  end
-  if #ended_keys > 0 then redis.call('HDEL', sh.base .. 'j', unpack(ended_keys)) end
-end
-
 -- Writes down one shard, and adds a line to `report` for each stream whose depth changed:
--- shard, version, stream, depth, and for tasks that came: how many, since when, by when, parameters.
+-- shard, version, stream, depth ('+': as many more as came), and for tasks that came: how many, since when,
+-- by when, parameters.
 local function close_shard(sh, report, parameters)
   write_states(sh)
   for stream, sids in pairs(sh.left) do
@@ -267,14 +255,13 @@ local function close_shard(sh, report, parameters)
     redis.call('ZREM', sh.base .. 'due', unpack(sh.gone))
   end
   if #sh.bodies > 0 then redis.call('UNLINK', unpack(sh.bodies)) end
-  if #sh.unjoined > 0 then unjoin(sh) end
   local touched = next(sh.touched)
   if not touched and sh.queued == 0 and sh.bytes == 0 then return end
   local counts = counters(sh)
   counts[1], counts[2], counts[3] = counts[1] + sh.queued, counts[2] + sh.bytes, counts[3] + 1
   redis.call('SET', sh.base .. 'n', cmsgpack.pack(counts))
   for stream, came in pairs(sh.touched) do
-    local line = sh.index .. '\t' .. counts[3] .. '\t' .. stream .. '\t' .. depth_of(sh, stream)
+    local line = sh.index .. '\t' .. counts[3] .. '\t' .. stream .. '\t' .. (came.left and depth_of(sh, stream) or '+')
     if #came == 0 then report[#report + 1] = line .. '\t0\t0\t0\t' end
     for _, one in ipairs(came) do
       report[#report + 1] = line .. '\t' .. one[1] .. '\t' .. text(one[2]) .. '\t' .. text(one[3]) .. '\t'

@@ -10,8 +10,7 @@ local sh = order[1]
 local st = state_of(sh, id)
 if not st then
   local found = find_result(sh, id)
-  local frame = found and not foreign(found.tenant) and whole_frame(sh, found)
-  return frame and { 'e', frame } or nil
+  return found and not foreign(found.tenant) and { 'e', found.frame } or nil
 end
 if foreign(st[TENANT]) then return nil end
 if gateway ~= '' and not string.find(',' .. st[GATEWAYS] .. ',', ',' .. gateway .. ',', 1, true) then

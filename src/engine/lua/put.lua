@@ -2,13 +2,18 @@
 -- Takes tasks in: each is answered, joined, queued or refused, in one atomic act. Its body was written right
 -- before, with a short time to live that ends here when it is queued. No allow-oom: a full Redis refuses
 -- before anything is written, and goes on finishing what it has.
--- ARGV 3 gateway, 4 maxQueued, 5 maxBytes, 6 results ttl, 7 key ttl, then the shards, then per task:
---   shard's place, id, tenant, family, tier, deadline, queueMs, join key, cache digest, key digest,
---   fingerprint, bytes, parameters
+-- ARGV 3 gateway, 4 maxQueued, 5 maxBytes, 6 results ttl, 7 key ttl, 8 how many kinds, then the shards, then per
+-- kind of task: tenant, family, tier, queueMs, index ttl, parameters, and per task: shard's place, kind, id, deadline, bytes,
+-- join key, cache digest ('=' the same), key digest, and with a key: fingerprint
 local gateway, max_queued, max_bytes = ARGV[3], tonumber(ARGV[4]), tonumber(ARGV[5])
 local ttl, key_ttl = tonumber(ARGV[6]), ARGV[7]
-local at = read_shards(8)
-local parameters, replies = {}, {}
+local at = read_shards(9)
+local parameters, replies, kinds = {}, {}, {}
+for n = 1, tonumber(ARGV[8]) do
+  kinds[n] = { tenant = ARGV[at], family = ARGV[at + 1], tier = tonumber(ARGV[at + 2]), queue_ms = tonumber(ARGV[at + 3]),
+    index_ttl = ARGV[at + 4], parameters = ARGV[at + 5] }
+  at = at + 6
+end
 
 local function bind(sh, st, id, key, fingerprint)
   if key == '' then return end
@@ -27,7 +32,7 @@ end
 -- Whoever joins brings the longer patience and the better tier.
 local function accommodate(sh, id, st, tier, deadline, queue_ms)
   st[DEADLINE] = math.max(st[DEADLINE], deadline)
-  st[EXPIRES] = math.max(st[EXPIRES], math.min(st[DEADLINE], now + queue_ms))
+  st[EXPIRES] = math.max(st[EXPIRES], math.min(st[DEADLINE], after(queue_ms)))
   if tier >= st[TIER] then return end
   st[TIER] = tier
   if st[PLACE] ~= 'q' then return end
@@ -50,27 +55,14 @@ local function bound_reached(sh, bytes)
   if counts[2] + sh.bytes + bytes > max_bytes then return 'b' end
 end
 
-local function answered(sh, id, found)
-  local frame = whole_frame(sh, found)
-  return frame and { 'd', id, frame, '0' }
-end
-
-local function answer_cached(sh, id, cached, tenant, key, fingerprint)
-  local ref = string.sub(cached, 9)
-  local kept = redis.call('GET', sh.base .. ref)
-  if not kept then return nil end
-  local st = { [KEYS_OF] = '' }
-  bind(sh, st, id, key, fingerprint)
-  local meta = body_of(sh, id)
-  local own = piece('') .. piece('') .. piece('0') .. piece(text(now)) .. piece(text(now)) .. piece('1') .. piece('')
-    .. piece(meta)
-  local head = { tenant, 0, key ~= '' and 1 or 0, key, now + ttl, 1 }
-  redis.call('SET', sh.base .. 'r:' .. id, result(head, ref, 0, own), 'PX', ttl)
-  redis.call('PEXPIRE', sh.base .. ref, ttl, 'GT')
-  local parts, mine = pieces(kept, 8), pieces(own, 8)
-  mine[2], mine[7] = parts[2], parts[7]
-  for n, part in ipairs(mine) do mine[n] = piece(part) end
-  return { 'd', id, table.concat(mine), '1' }
+local function answer_cached(sh, id, found, tenant, key, fingerprint)
+  bind(sh, { [KEYS_OF] = '' }, id, key, fingerprint)
+  local kept = pieces(found.frame, 8)
+  local frame = piece('') .. piece(kept[2]) .. piece('0') .. piece(text(now)) .. piece(text(now)) .. piece('1')
+    .. piece(kept[7]) .. piece((body_of(sh, id)))
+  redis.call('SET', sh.base .. 'r:' .. id, result(tenant, '0', after(ttl), 0, frame), 'PX', ttl)
+  if key ~= '' then redis.call('SET', sh.base .. 'rk:' .. id, key, 'PX', ttl) end
+  return { 'd', id, frame, '1' }
 end
 
 -- The task that an Idempotency-Key stands for answers, if it can.
@@ -85,20 +77,26 @@ local function keyed(sh, tenant, tier, deadline, queue_ms, key, fingerprint)
     accommodate(sh, bound[1], st, tier, deadline, queue_ms)
     return join(sh, bound[1], st)
   end
-  if found and found.retryable == 0 and found.tenant == tenant then return answered(sh, bound[1], found) end
+  if found and found.retryable == '0' and found.tenant == tenant then return { 'd', bound[1], found.frame, '0' } end
 end
 
--- By what is known already; nil when it must be queued.
+-- An outcome that may be given to others: a success, and not too old.
+local function reusable(sh, id)
+  local value = redis.call('GET', sh.base .. 'r:' .. id)
+  local found = value and read_result(value)
+  return found and found.reusable > now and string.sub(found.frame, 1, 4) == '\0\0\0\0' and found or nil
+end
+
+-- By what is known already; nil when it must be queued. The index names the last task with this content.
 local function share(sh, id, tenant, tier, deadline, queue_ms, join_key, cache, key, fingerprint)
   local reply = key ~= '' and keyed(sh, tenant, tier, deadline, queue_ms, key, fingerprint)
   if reply then return reply end
-  local cached = cache ~= '' and redis.call('GET', sh.base .. 'c:' .. cache)
-  if cached and struct.unpack('>d', cached) > now then
-    reply = answer_cached(sh, id, cached, tenant, key, fingerprint)
-    if reply then return reply end
-  end
-  local leader = join_key ~= '' and redis.call('HGET', sh.base .. 'j', join_key)
-  local st = leader and state_of(sh, leader)
+  local twin = cache ~= '' and redis.call('GET', sh.base .. 'x:' .. cache)
+  local found = twin and reusable(sh, twin)
+  if found then return answer_cached(sh, id, found, tenant, key, fingerprint) end
+  local leader = twin
+  if join_key ~= cache then leader = join_key ~= '' and redis.call('GET', sh.base .. 'x:' .. join_key) end
+  local st = leader and join_key ~= '' and state_of(sh, leader)
   if st and st[TENANT] == tenant then
     st[JOINS] = st[JOINS] + 1
     accommodate(sh, leader, st, tier, deadline, queue_ms)
@@ -107,8 +105,9 @@ local function share(sh, id, tenant, tier, deadline, queue_ms, join_key, cache, 
   end
 end
 
-local function put(sh, id, tenant, family, tier, deadline, queue_ms, join_key, cache, key, fingerprint, bytes, params)
+local function put(sh, kind, id, deadline, bytes, join_key, cache, key, fingerprint)
   local body = sh.base .. 'b:' .. id
+  local tenant, tier, queue_ms = kind.tenant, kind.tier, kind.queue_ms
   -- 0: it is not there, or it was put before and is kept.
   local fresh = redis.call('PERSIST', body) == 1
   local known = not fresh and state_of(sh, id)
@@ -116,7 +115,7 @@ local function put(sh, id, tenant, family, tier, deadline, queue_ms, join_key, c
   local reply
   if redis.call('EXISTS', sh.base .. 'r:' .. id) == 1 then
     local found = find_result(sh, id)
-    reply = found and answered(sh, id, found)
+    reply = found and { 'd', id, found.frame, '0' }
   end
   reply = reply or share(sh, id, tenant, tier, deadline, queue_ms, join_key, cache, key, fingerprint)
   local bound = not reply and bound_reached(sh, bytes)
@@ -126,22 +125,24 @@ local function put(sh, id, tenant, family, tier, deadline, queue_ms, join_key, c
     return reply
   end
   if not fresh then return 'm' end -- its body did not come: send both again
-  local st = { 'q', '', '', family, tier, 0, '', 0, 0, 0, 0, deadline, math.min(deadline, now + queue_ms), now, bytes,
-    tenant, 0, gateway, '', join_key, '' }
-  enter(sh, id, st, 'n', params)
-  if params ~= '' then parameters[st[STREAM]] = params end
+  local st = { 'q', '', '', kind.family, tier, 0, '', 0, 0, 0, 0, deadline, math.min(deadline, after(queue_ms)), now, bytes,
+    tenant, 0, gateway, '', '' }
+  enter(sh, id, st, 'n', kind.parameters)
+  if kind.parameters ~= '' then parameters[st[STREAM]] = kind.parameters end
   sh.queued = sh.queued + 1
   sh.bytes = sh.bytes + bytes
   bind(sh, st, id, key, fingerprint)
-  if join_key ~= '' then redis.call('HSET', sh.base .. 'j', join_key, id) end
+  if join_key ~= '' then redis.call('SET', sh.base .. 'x:' .. join_key, id, 'PX', kind.index_ttl) end
+  if cache ~= '' and cache ~= join_key then redis.call('SET', sh.base .. 'x:' .. cache, id, 'PX', kind.index_ttl) end
   keep(sh, id, st)
   return 'q'
 end
 
 while at <= #ARGV do
-  replies[#replies + 1] = put(order[tonumber(ARGV[at])], ARGV[at + 1], ARGV[at + 2], ARGV[at + 3], tonumber(ARGV[at + 4]),
-    tonumber(ARGV[at + 5]), tonumber(ARGV[at + 6]), ARGV[at + 7], ARGV[at + 8], ARGV[at + 9], ARGV[at + 10],
-    tonumber(ARGV[at + 11]), ARGV[at + 12])
-  at = at + 13
+  local join_key, cache, key = ARGV[at + 5], ARGV[at + 6], ARGV[at + 7]
+  if cache == '=' then cache = join_key end
+  replies[#replies + 1] = put(order[tonumber(ARGV[at])], kinds[tonumber(ARGV[at + 1])], ARGV[at + 2], tonumber(ARGV[at + 3]),
+    tonumber(ARGV[at + 4]), join_key, cache, key, key ~= '' and ARGV[at + 8])
+  at = at + (key == '' and 8 or 9)
 end
 return { replies, close(parameters) }

@@ -14,13 +14,13 @@ local more, next_due = 0, math.huge
 local retried, dead = {}, {}
 
 local function late(sh, id, st, message)
-  finish(sh, id, st, '', outcome('DEADLINE_EXCEEDED', message, st, (body_of(sh, id))), 1, ttl)
+  fail(sh, id, st, outcome('DEADLINE_EXCEEDED', message, st, (body_of(sh, id))), '1', ttl)
 end
 
 local function put_back(sh, id, st)
-  local stream, sid = st[STREAM], st[SID]
+  local stream, sid, running = st[STREAM], st[SID], st[PLACE] == 'r'
   enter(sh, id, st, kind_of(st))
-  leave(sh, stream, sid)
+  leave(sh, stream, sid, running)
   keep(sh, id, st)
 end
 
@@ -31,13 +31,13 @@ local function lost(sh, id, st)
     local attempts = 'all ' .. st[ATTEMPT] .. ' attempts'
     local detail = 'its lease ran out ' .. st[LOST] .. ' times: whoever ran it died or was cut off'
     bury(sh, id, st, 'INFERENCE_FAILED', detail, meta, body, max_letters)
-    finish(sh, id, st, '', outcome('INFERENCE_FAILED', attempts .. ' failed; it is kept as a dead letter', st, meta), 1, ttl)
+    fail(sh, id, st, outcome('INFERENCE_FAILED', attempts .. ' failed; it is kept as a dead letter', st, meta), '1', ttl)
     dead[#dead + 1] = id
     dead[#dead + 1] = detail
     return
   end
   if st[LOST] >= alone_from then st[LIMIT] = 1 end
-  st[EXPIRES] = math.min(st[DEADLINE], now + (queue_ms[pieces(meta, 3)[3]] or 0))
+  st[EXPIRES] = math.min(st[DEADLINE], after(queue_ms[pieces(meta, 3)[3]] or 0))
   sh.queued = sh.queued + 1
   sh.bytes = sh.bytes + st[BYTES]
   put_back(sh, id, st)
@@ -64,7 +64,7 @@ for _, sh in ipairs(only <= #ARGV and {} or order) do
   local due = redis.call('ZRANGEBYSCORE', sh.base .. 'due', '-inf', text(now), 'LIMIT', 0, most)
   if #due == most then more = 1 end
   for _, id in ipairs(due) do look(sh, id) end
-  for _, id in ipairs(redis.call('ZRANGEBYSCORE', sh.base .. 'dz', '-inf', text(now - letter_ttl), 'LIMIT', 0, most)) do
+  for _, id in ipairs(redis.call('ZRANGEBYSCORE', sh.base .. 'dz', '-inf', text(now - 1000 * letter_ttl), 'LIMIT', 0, most)) do
     redis.call('ZREM', sh.base .. 'dz', id)
     redis.call('HDEL', sh.base .. 'd', id)
   end
@@ -74,7 +74,7 @@ for _, sh in ipairs(order) do
   local first = redis.call('ZRANGE', sh.base .. 'due', 0, 0, 'WITHSCORES')
   if first[2] then next_due = math.min(next_due, tonumber(first[2])) end
   local letter = redis.call('ZRANGE', sh.base .. 'dz', 0, 0, 'WITHSCORES')
-  if letter[2] then next_due = math.min(next_due, tonumber(letter[2]) + letter_ttl) end
+  if letter[2] then next_due = math.min(next_due, tonumber(letter[2]) + 1000 * letter_ttl) end
 end
 -- What came back from its wait may have outlived its time in the queue meanwhile.
 if only > #ARGV and next_due <= now then more = 1 end

@@ -1,10 +1,11 @@
 #!lua flags=allow-oom
 -- Decides tasks: outcome, queue, retry or dead letter. allow-oom, because finishing frees memory: a full Redis
--- that could not finish anything would stay full. The outputs were written right before, each to a key of its
--- own lease, so that a late one cannot replace what was decided.
+-- that could not finish anything would stay full. Successes were written right before, each to a key of its own
+-- lease (`o:`), so that a late one cannot replace what was decided; the one that counts is renamed. Where Redis
+-- was too full for that they come as arguments.
 -- ARGV 3 token, 4 results ttl, 5 dead letters max, 6 queueMs, then the shards, then per verdict:
 -- shard's place, id, kind, and four more:
---   d done     cache digest, cache ttl
+--   d done     attempt; where it could not be written before: the outcome as it is kept
 --   f failed   outcome frame, retryable
 --   x dead     outcome frame, retryable, code, detail
 --   r retry    at, spared, overdue, maxBatchSize
@@ -16,7 +17,7 @@ local function retry(sh, id, st, when, spared, overdue, limit)
   if spared == '1' then st[ATTEMPT] = st[ATTEMPT] - 1 end
   if overdue == '1' then st[OVERDUE] = 1 end
   if limit > 0 then st[LIMIT] = st[LIMIT] == 0 and limit or math.min(st[LIMIT], limit) end
-  st[EXPIRES] = math.min(st[DEADLINE], math.max(now, when) + queue_ms)
+  st[EXPIRES] = math.min(st[DEADLINE], math.max(now, when) + 1000 * queue_ms)
   local stream, sid = st[STREAM], st[SID]
   if when <= now then
     enter(sh, id, st, kind_of(st))
@@ -24,32 +25,44 @@ local function retry(sh, id, st, when, spared, overdue, limit)
     st[SID] = redis.call('XADD', sh.base .. 'w', '*', 'i', id)
     st[STREAM], st[PLACE], st[TOKEN], st[UNTIL] = 'w', 'w', '', when
   end
-  leave(sh, stream, sid)
+  leave(sh, stream, sid, true)
   sh.queued = sh.queued + 1
   sh.bytes = sh.bytes + st[BYTES]
   keep(sh, id, st)
 end
 
+-- The record counts the attempts since, when the outcome comes from an earlier lease.
+local function count_attempts(sh, id, attempt)
+  local found = read_result(redis.call('GET', sh.base .. 'r:' .. id))
+  local parts = pieces(found.frame, 8)
+  parts[3] = tostring(attempt)
+  for n, part in ipairs(parts) do parts[n] = piece(part) end
+  found.frame = table.concat(parts)
+  redis.call('SET', sh.base .. 'r:' .. id,
+    result(found.tenant, found.retryable, found.expires, found.reusable, found.frame), 'KEEPTTL')
+  return found.frame
+end
+
 -- The first good outcome wins, from whichever lease it comes.
-local function done(sh, id, st, cache, cache_ttl)
-  local ref = 'o:' .. id .. '.' .. token
-  if redis.call('EXISTS', sh.base .. ref) == 0 then return 'm' end
-  if cache ~= '' then
-    redis.call('SET', sh.base .. 'c:' .. cache, struct.pack('>d', now + cache_ttl) .. ref, 'PX', math.max(1, cache_ttl))
+local function done(sh, id, st, attempt, inline)
+  local key, frame = sh.base .. 'r:' .. id, ''
+  if inline ~= '' then
+    redis.call('SET', key, inline, 'PX', ttl)
+  elseif redis.pcall('RENAME', sh.base .. 'o:' .. id .. '.' .. token, key).err then
+    return 'm'
   end
-  finish(sh, id, st, ref, '', 0, ttl, cache ~= '' and 1 or 0)
+  if st[ATTEMPT] ~= attempt then frame = count_attempts(sh, id, st[ATTEMPT]) end
+  finish(sh, id, st, frame, ttl)
   return 't'
 end
 
 local function settle(sh, id, kind, a, b, c, d)
   local st = state_of(sh, id)
   if not st then
-    local found = find_result(sh, id)
-    local ref = 'o:' .. id .. '.' .. token
-    if kind == 'd' and not (found and found.ref == ref) then redis.call('UNLINK', sh.base .. ref) end
-    return found and 'l' or 'g'
+    if kind == 'd' then redis.call('UNLINK', sh.base .. 'o:' .. id .. '.' .. token) end
+    return find_result(sh, id) and 'l' or 'g'
   end
-  if kind == 'd' then return done(sh, id, st, a, tonumber(b)) end
+  if kind == 'd' then return done(sh, id, st, tonumber(a), b) end
   if st[PLACE] ~= 'r' or st[TOKEN] ~= token then return 'l' end
   if kind == 'r' then
     if c == '1' and st[OVERDUE] == 1 then return 'l' end
@@ -60,9 +73,16 @@ local function settle(sh, id, kind, a, b, c, d)
     local meta, body = body_of(sh, id)
     bury(sh, id, st, c, d, meta, body, max_letters)
   end
-  finish(sh, id, st, '', a, tonumber(b), ttl)
+  fail(sh, id, st, a, b, ttl)
   return 't'
 end
+
+for n = at, #ARGV, 7 do
+  local sh = order[tonumber(ARGV[n])]
+  sh.wanted = sh.wanted or {}
+  sh.wanted[#sh.wanted + 1] = ARGV[n + 1]
+end
+for _, sh in ipairs(order) do fetch(sh, sh.wanted) end
 
 local replies = {}
 while at <= #ARGV do

@@ -3,7 +3,7 @@
 -- ARGV 3 limit, 4 windowMs; KEYS 1 the window. Returns allowed, left, ms until it closes.
 local limit, window = tonumber(ARGV[3]), tonumber(ARGV[4])
 local value = redis.call('GET', KEYS[1])
-local closes, used = now + window, 0
+local closes, used = after(window), 0
 if value then
   local found = cmsgpack.unpack(value)
   if now < found[1] then closes, used = found[1], found[2] end
