@@ -20,6 +20,12 @@ export class Fifo<Value> {
     this.#values.push(value);
   }
 
+  /** Back to the front; dear only when nothing was taken from there. */
+  unshift(value: Value): void {
+    if (this.#head > 0) this.#values[--this.#head] = value;
+    else this.#values.unshift(value);
+  }
+
   shift(): Value | undefined {
     const value = this.#values[this.#head];
     if (this.#head === this.#values.length) return undefined;

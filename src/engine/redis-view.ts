@@ -13,6 +13,7 @@
  */
 import type { Clock } from "../clock.ts";
 import { seatTiers } from "../core/fair.ts";
+import { Fifo } from "../core/fifo.ts";
 import type { Json } from "../core/task.ts";
 import type { QueueView } from "./engine.ts";
 import type { RedisClock } from "./redis-frames.ts";
@@ -25,6 +26,8 @@ interface Arrival {
   readonly deadlineAt: number;
 }
 
+/** Notes that may be apart from their order. */
+const MAX_APART = 32;
 /** How much longer a task of another batcher's shard waits than one of our own. */
 const OWN_SHARD_HEAD_START_MS = 20;
 
@@ -38,7 +41,10 @@ export class StreamView {
   #depth = 0;
   #came: [version: number, count: number][] = [];
   reserved = 0;
-  readonly #arrivals: Arrival[] = [];
+  readonly #arrivals = new Fifo<Arrival>();
+  /** Tasks in `#arrivals`. */
+  #known = 0;
+  depth = 0;
 
   constructor(shard: number, name: string) {
     this.shard = shard;
@@ -51,10 +57,6 @@ export class StreamView {
     return this.#came.at(-1)?.[0] ?? this.#version;
   }
 
-  get depth(): number {
-    return this.#came.reduce((sum, [, count]) => sum + count, this.#depth);
-  }
-
   get free(): number {
     return Math.max(0, this.depth - this.reserved);
   }
@@ -63,45 +65,61 @@ export class StreamView {
     return this.about.kind === "n";
   }
 
-  /** What came back stands in the order in which it came back, not of its age. */
+  /** The first came first; what came back stands in the order in which it came back, near enough. */
   get oldestAt(): number {
-    if (this.isNew) return this.#arrivals[0]?.queuedAt ?? Infinity;
-    return this.#arrivals.reduce((oldest, { queuedAt }) => Math.min(oldest, queuedAt), Infinity);
+    return this.#arrivals.first?.queuedAt ?? Infinity;
   }
 
   get earliestDeadlineAt(): number {
-    if (this.isNew) return this.#arrivals[0]?.deadlineAt ?? Infinity;
-    return this.#arrivals.reduce((earliest, { deadlineAt }) => Math.min(earliest, deadlineAt), Infinity);
+    return this.#arrivals.first?.deadlineAt ?? Infinity;
   }
 
   /** `depth` undefined: as many more as came. */
   told(version: number, depth: number | undefined, came: Arrival | undefined, now: number): void {
-    if (came !== undefined) this.#arrivals.push({ ...came });
-    if (depth === undefined) {
-      if (version > this.#version) this.#came.push([version, came?.count ?? 0]);
-    } else if (version >= this.#version) {
+    if (came !== undefined) this.#add(came);
+    if (depth === undefined) this.#more(version, came?.count ?? 0);
+    else if (version >= this.#version) {
       this.#version = version;
       this.#depth = depth;
-      this.#came = this.#came.filter((each) => each[0] > version);
+      if (this.#came.length > 0) this.#came = this.#came.filter((each) => each[0] > version);
     }
+    this.depth = this.#came.reduce((sum, [, count]) => sum + count, this.#depth);
     this.#fit(now);
+  }
+
+  #more(version: number, count: number): void {
+    if (version <= this.#version) return;
+    this.#came.push([version, count]);
+    if (this.#came.length <= MAX_APART) return;
+    // Nothing that old will overtake any more.
+    for (const [at, each] of this.#came.splice(0, MAX_APART / 2)) {
+      this.#version = Math.max(this.#version, at);
+      this.#depth += each;
+    }
+  }
+
+  #add({ count, queuedAt, deadlineAt }: Arrival): void {
+    // An older one that came back goes first: its age counts.
+    const before = this.#arrivals.first;
+    const older = before !== undefined && queuedAt < before.queuedAt;
+    if (older) this.#arrivals.unshift({ count, queuedAt, deadlineAt });
+    else this.#arrivals.push({ count, queuedAt, deadlineAt });
+    this.#known += count;
   }
 
   /** Readers take from the front: what is known beyond the depth is gone from there. */
   #fit(now: number): void {
-    const { depth } = this;
-    let known = this.#arrivals.reduce((sum, { count }) => sum + count, 0);
-    while (known > depth) {
-      const first = this.#arrivals[0]!;
-      const surplus = Math.min(first.count, known - depth);
+    while (this.#known > this.depth) {
+      const first = this.#arrivals.first!;
+      const surplus = Math.min(first.count, this.#known - this.depth);
       first.count -= surplus;
-      known -= surplus;
+      this.#known -= surplus;
       if (first.count === 0) this.#arrivals.shift();
     }
-    if (known === depth) return;
-    const like = this.#arrivals[0];
-    const { queuedAt, deadlineAt } = like ?? { queuedAt: now, deadlineAt: Infinity };
-    this.#arrivals.unshift({ count: depth - known, queuedAt, deadlineAt });
+    if (this.#known === this.depth) return;
+    const { queuedAt, deadlineAt } = this.#arrivals.first ?? { queuedAt: now, deadlineAt: Infinity };
+    this.#arrivals.unshift({ count: this.depth - this.#known, queuedAt, deadlineAt });
+    this.#known = this.depth;
   }
 }
 
@@ -180,6 +198,8 @@ export class QueueMirror {
   readonly #clock: Clock;
   readonly #shared: RedisClock;
   readonly #models = new Map<string, Map<string, GroupView>>();
+  /** Every stream by shard and name. */
+  readonly #streams = new Map<string, [GroupView, StreamView]>();
   rank: Rank = { prefers: () => true, deserted: () => false };
   /** Tasks came to a queue that now holds `depth`. */
   arrived: (model: string, parameters: Json, depth: number, count: number) => void = () => {};
@@ -219,30 +239,34 @@ export class QueueMirror {
   /** Reads a report: a line per stream, as `close_shard` in `lua/common.lua` writes it. */
   told(report: string, mayBeOld = false): void {
     if (report === "") return;
-    const came: [group: GroupView, model: string, count: number][] = [];
+    const came = new Map<GroupView, [model: string, count: number]>();
     const now = this.#clock.now();
     for (const line of report.split("\n")) {
       const [shard, version, name, depth, count, queuedAt, deadlineAt, parameters] = line.split("\t");
-      const stream = this.#stream(Number(shard), name!, parameters!);
-      if (stream === undefined) continue;
-      const [group, view] = stream;
+      const found = this.#stream(Number(shard), name!, parameters!);
+      if (found === undefined) continue;
+      const [group, view] = found;
       if (mayBeOld && Number(version) <= view.version) continue;
-      const arrival = Number(count) > 0 && {
-        count: Number(count),
-        queuedAt: this.#shared.own(queuedAt!),
-        deadlineAt: this.#shared.own(deadlineAt!),
-      };
-      view.told(Number(version), depth === "+" ? undefined : Number(depth), arrival || undefined, now);
-      if (arrival) came.push([group, view.about.model, arrival.count]);
+      const arrival = count === "0" ? undefined : this.#arrival(count!, queuedAt!, deadlineAt!);
+      view.told(Number(version), depth === "+" ? undefined : Number(depth), arrival, now);
+      if (arrival === undefined) continue;
+      const sum = came.get(group);
+      if (sum === undefined) came.set(group, [view.about.model, arrival.count]);
+      else sum[1] += arrival.count;
     }
-    for (const [group, model, count] of came) this.arrived(model, group.parameters, group.depth, count);
+    for (const [group, [model, count]] of came) this.arrived(model, group.parameters, group.depth, count);
+  }
+
+  #arrival(count: string, queuedAt: string, deadlineAt: string): Arrival {
+    const shared = this.#shared;
+    return { count: Number(count), queuedAt: shared.own(queuedAt), deadlineAt: shared.own(deadlineAt) };
   }
 
   /** Nothing is known of these shards any more; what is reserved is still on its way. */
   forget(shards: readonly number[]): void {
     for (const groups of this.#models.values()) {
       for (const { streams } of groups.values()) {
-        for (const [key, stream] of streams) if (shards.includes(stream.shard)) streams.delete(key);
+        for (const [key, stream] of streams) if (shards.includes(stream.shard)) this.#drop(streams, key);
       }
     }
   }
@@ -252,10 +276,15 @@ export class QueueMirror {
     for (const groups of this.#models.values()) {
       for (const [key, { streams }] of groups) {
         for (const [name, { depth, reserved }] of streams)
-          if (depth === 0 && reserved === 0) streams.delete(name);
+          if (depth === 0 && reserved === 0) this.#drop(streams, name);
         if (streams.size === 0) groups.delete(key);
       }
     }
+  }
+
+  #drop(streams: Map<string, StreamView>, key: string): void {
+    streams.delete(key);
+    this.#streams.delete(key);
   }
 
   /** When the first task of another zone may be taken; Infinity when none waits for that. */
@@ -341,6 +370,9 @@ export class QueueMirror {
   }
 
   #stream(shard: number, name: string, parameters: string): [GroupView, StreamView] | undefined {
+    const key = `${shard} ${name}`;
+    const known = this.#streams.get(key);
+    if (known !== undefined) return known;
     const about = readStreamName(name);
     const groups = this.#models.get(about.model);
     if (groups === undefined) return undefined;
@@ -351,10 +383,11 @@ export class QueueMirror {
       group = new GroupView(parameters, this.#tiers, (stream) => this.#mayTake(stream));
       groups.set(about.parameters, group);
     }
-    const key = `${shard} ${name}`;
-    let stream = group.streams.get(key);
-    if (stream === undefined) group.streams.set(key, (stream = new StreamView(shard, name)));
-    return [group, stream];
+    const stream = new StreamView(shard, name);
+    group.streams.set(key, stream);
+    const found: [GroupView, StreamView] = [group, stream];
+    this.#streams.set(key, found);
+    return found;
   }
 }
 
