@@ -11,23 +11,27 @@ import type { DeadLetter, RecordView, Sharing } from "./engine.ts";
 
 const LENGTH_BYTES = 4;
 
-export function frame(texts: readonly string[]): Buffer {
-  let size = LENGTH_BYTES * texts.length;
-  const lengths = texts.map((text) => {
-    const length = Buffer.byteLength(text);
+/** Texts and frames within it; one allocation, each byte written once. */
+export function frame(row: readonly (string | Buffer)[]): Buffer {
+  let size = LENGTH_BYTES * row.length;
+  const lengths: number[] = [];
+  for (const part of row) {
+    const length = typeof part === "string" ? Buffer.byteLength(part) : part.length;
+    lengths.push(length);
     size += length;
-    return length;
-  });
+  }
   const bytes = Buffer.allocUnsafe(size);
   let at = 0;
-  texts.forEach((text, which) => {
+  for (let which = 0; which < row.length; which++) {
+    const part = row[which]!;
     const length = lengths[which]!;
     at = bytes.writeUInt32BE(length, at);
+    if (typeof part !== "string") part.copy(bytes, at);
     // One byte a character: plain ASCII, which needs no encoder.
-    if (length === text.length) bytes.write(text, at, "latin1");
-    else bytes.write(text, at);
+    else if (length === part.length) bytes.write(part, at, "latin1");
+    else bytes.write(part, at);
     at += length;
-  });
+  }
   return bytes;
 }
 
@@ -75,47 +79,58 @@ export interface Meta {
 }
 
 export function metaFrame(task: Task, sharing: Sharing, clock: RedisClock): Buffer {
+  return frame(metaTexts(task, sharing, clock));
+}
+
+/** What a reader of the outcome must know comes first: an outcome keeps no more. */
+const OUTCOME_TEXTS = 6;
+
+function metaTexts(task: Task, sharing: Sharing, clock: RedisClock): string[] {
   const { tenant, tier, model, parameters, content, createdAt, deadlineAt } = task;
-  return frame([
+  return [
     tenant,
     String(tier),
     model,
     parameters,
-    content,
     clock.shared(createdAt),
     clock.shared(deadlineAt),
+    content,
     sharing.joinKey ?? "",
     sharing.cacheTtlMs === undefined ? "" : (sharing.cacheKey ?? ""),
     String(sharing.cacheTtlMs ?? 0),
-  ]);
+  ];
 }
 
 export function readMeta(bytes: Buffer, clock: RedisClock): Meta {
-  const [tenant, tier, model, parameters, content, createdAt, deadlineAt, joinKey, cacheKey, cacheTtlMs] =
-    texts(bytes);
+  const found = texts(bytes);
+  const [content, joinKey, cacheKey, cacheTtlMs] = found.slice(OUTCOME_TEXTS);
   return {
-    task: {
-      tenant: tenant!,
-      tier: Number(tier),
-      model: model!,
-      parameters: parameters!,
-      content: content!,
-      createdAt: clock.own(createdAt!),
-      deadlineAt: clock.own(deadlineAt!),
-    },
+    task: { ...about(found, clock), content: content! },
     joinKey: joinKey!,
     cacheKey: cacheKey!,
     cacheTtlMs: Number(cacheTtlMs),
   };
 }
 
+function about(found: readonly string[], clock: RedisClock): Omit<Task, "id" | "input" | "content"> {
+  const [tenant, tier, model, parameters, createdAt, deadlineAt] = found;
+  return {
+    tenant: tenant!,
+    tier: Number(tier),
+    model: model!,
+    parameters: parameters!,
+    createdAt: clock.own(createdAt!),
+    deadlineAt: clock.own(deadlineAt!),
+  };
+}
+
 /** What is kept of a task until its end: its meta after its length, then its input. */
-export function bodyFrame(meta: Buffer, input: string): Buffer {
-  const inputBytes = Buffer.byteLength(input);
-  const bytes = Buffer.allocUnsafe(LENGTH_BYTES + meta.length + inputBytes);
+export function bodyFrame(task: Task, sharing: Sharing, clock: RedisClock): Buffer {
+  const meta = metaFrame(task, sharing, clock);
+  const bytes = Buffer.allocUnsafe(LENGTH_BYTES + meta.length + Buffer.byteLength(task.input));
   bytes.writeUInt32BE(meta.length, 0);
   meta.copy(bytes, LENGTH_BYTES);
-  bytes.write(input, LENGTH_BYTES + meta.length);
+  bytes.write(task.input, LENGTH_BYTES + meta.length);
   return bytes;
 }
 
@@ -143,40 +158,55 @@ export function readBatch(bytes: Buffer, clock: RedisClock): BatchNote | undefin
   };
 }
 
-/** The outcome of a task as it is kept: `lua/common.lua` makes the same frame for those that time ends. */
-export function outcomeFrame(
-  fields: { meta: Buffer; attempt: number; queuedAt: number; settledAt: number; batch: Buffer },
+/** The batch of a lease, with its size. */
+export function wholeBatchFrame(batch: BatchNote, clock: RedisClock): Buffer {
+  const { id, reason, worker, startedAt, why, size } = batch;
+  return frame([id, reason, worker, clock.shared(startedAt), why, String(size)]);
+}
+
+export interface OutcomeFields {
+  readonly meta: Buffer;
+  readonly attempt: number;
+  readonly queuedAt: number;
+  readonly settledAt: number;
+  readonly batch: Buffer;
+}
+
+/** The outcome of a task: `lua/common.lua` makes the same frame for those that time ends. */
+export function outcomeFrame(fields: OutcomeFields, outcome: Outcome, clock: RedisClock): Buffer {
+  return frame(outcomeParts(fields, outcome, clock));
+}
+
+/** The same after what scripts must know of it (`lua/common.lua`): all that is kept of a success. */
+export function resultValue(
+  head: { readonly tenant: string; readonly expiresAt: number; readonly reusableAt: number },
+  fields: OutcomeFields,
   outcome: Outcome,
   clock: RedisClock,
-): Buffer {
-  const [code, text] = outcome.ok ? ["", outcome.output] : [outcome.code, outcome.message];
-  const head = frame([
-    code,
-    text,
-    String(fields.attempt),
-    clock.shared(fields.queuedAt),
-    clock.shared(fields.settledAt),
-    "",
-  ]);
-  return Buffer.concat([head, asPart(fields.batch), asPart(fields.meta)]);
+): { value: Buffer; bytes: Buffer } {
+  const { tenant, expiresAt, reusableAt } = head;
+  const reusable = reusableAt === 0 ? "0" : clock.shared(reusableAt);
+  const expires = clock.shared(expiresAt);
+  const value = frame([tenant, "0", expires, reusable, ...outcomeParts(fields, outcome, clock)]);
+  const headBytes = 4 * LENGTH_BYTES + Buffer.byteLength(tenant) + 1 + expires.length + reusable.length;
+  return { value, bytes: value.subarray(headBytes) };
 }
 
-/** An outcome as it is kept: what scripts must know of it (`lua/common.lua`), then its frame. */
-export function resultValue(
-  tenant: string,
-  until: { readonly expiresAt: number; readonly reusableAt: number },
-  bytes: Buffer,
+function outcomeParts(
+  { meta, attempt, queuedAt, settledAt, batch }: OutcomeFields,
+  outcome: Outcome,
   clock: RedisClock,
-): Buffer {
-  const reusable = until.reusableAt === 0 ? "0" : clock.shared(until.reusableAt);
-  return Buffer.concat([frame([tenant, "0", clock.shared(until.expiresAt), reusable]), bytes]);
+): (string | Buffer)[] {
+  const [code, text] = outcome.ok ? ["", outcome.output] : [outcome.code, outcome.message];
+  const times = [clock.shared(queuedAt), clock.shared(settledAt)];
+  return [code, text, String(attempt), ...times, "", batch, firstTexts(meta, OUTCOME_TEXTS)];
 }
 
-export function asPart(bytes: Buffer): Buffer {
-  const part = Buffer.allocUnsafe(LENGTH_BYTES + bytes.length);
-  part.writeUInt32BE(bytes.length, 0);
-  bytes.copy(part, LENGTH_BYTES);
-  return part;
+/** The first so many texts of a frame, as a frame. */
+function firstTexts(bytes: Buffer, count: number): Buffer {
+  let end = 0;
+  for (let which = 0; which < count; which++) end += LENGTH_BYTES + bytes.readUInt32BE(end);
+  return bytes.subarray(0, end);
 }
 
 export function readOutcome(id: string, bytes: Buffer, clock: RedisClock): RecordView {
@@ -185,7 +215,7 @@ export function readOutcome(id: string, bytes: Buffer, clock: RedisClock): Recor
   const failure = code!.toString() as ErrorCode | "";
   const message = text!.toString();
   return {
-    task: { id, input: "", ...readMeta(metaBytes!, clock).task, content: "" },
+    task: { id, input: "", content: "", ...about(texts(metaBytes!), clock) },
     state: failure === "" ? "done" : "failed",
     attempt: Number(attempt),
     queuedAt: clock.own(queuedAt!),

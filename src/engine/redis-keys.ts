@@ -11,17 +11,18 @@
  * |------------------|--------|---------------------------------------------------|--------------------------|-------------------------|
  * | `s`              | hash   | id → state of a task that is not final            | put claim extend settle reap cancel replay | with the task's end |
  * | `due`            | zset   | id by the instant at which `reap` must look at it | the same                 | with the task's end     |
- * | `q:…`            | stream | queued and running tasks (`i` id, `m` meta, `b` body), group `g` | put settle reap replay | entry: with the task's end; stream: `tend`, when empty |
- * | `w`              | stream | tasks that wait for their retry, same fields      | settle                   | entry: when the retry is due |
+ * | `q:…`            | stream | ids of queued and running tasks, group `g` | put settle reap replay | entry: with the task's end; stream: `tend`, when empty |
+ * | `w`              | stream | ids of tasks that wait for their retry            | settle                   | entry: when the retry is due |
  * | `qs`             | hash   | stream → model, parameters, zone, tier            | put settle reap replay   | `tend`, when the stream is empty |
- * | `j`              | hash   | join key → id of the task in flight               | put replay               | with the task's end     |
- * | `n`              | hash   | `q` tasks and `b` bytes that wait, `v` version    | every script that moves a task | stays             |
- * | `r:<id>`         | string | outcome of a final task                           | settle reap cancel put (cached) | `results.ttlMs` after the end |
- * | `c:<digest>`     | string | reusable outcome by cache key                     | settle                   | `cache.ttlMs`           |
+ * | `b:<id>`         | string | meta and input of a task that is not final        | put replay               | with the task's end     |
+ * | `x:<content>`    | string | join or cache key → id of the last task with it   | put replay               | totalMs + `cache.ttlMs` + 1 min |
+ * | `n`              | string | tasks and bytes that wait, version                | every script that moves a task | stays             |
+ * | `o:<id>.<token>` | string | a success before it is known whether it counts    | settle                   | renamed to `r:<id>`, or deleted |
+ * | `r:<id>`         | string | outcome of a final task                           | settle reap cancel put (cached) | `results.ttlMs` after the end, `cache.ttlMs` if that is longer |
+ * | `rk:<id>`        | string | Idempotency-Keys of a final task that is shared   | settle reap cancel put (cached) | `results.ttlMs` after the end |
  * | `k:<digest>`     | string | Idempotency-Key → id and fingerprint              | put                      | with the record         |
  * | `f:<digest>`     | string | Idempotency-Key → home of its task, at the key's own shard | bind            | longer than the record  |
  * | `d`, `dz`        | hash, zset | dead letters by id; ids by the time of death  | settle reap              | `deadLetters.ttlMs`, `.max`, replay, purge |
- * | `ns`             | hash   | gateway → number of the last wake-up              | settle reap cancel       | with its gateway        |
  * | `cur`            | hash   | stream → where `tend` goes on                     | tend                     | with its stream         |
  * | `l:<digest>`     | string | a rate window: when it closes, what is spent      | spend                    | after two windows       |
  *
@@ -55,6 +56,13 @@ export class RedisKeys {
 /** Keys that callers choose are digested: any length, any characters, one size. */
 export function digest(text: string): string {
   return hash("sha256", text, "base64url").slice(0, 32);
+}
+
+const MAX_INDEX_NAME = 128;
+
+/** Content keys are digests with a little beside them already; only long ones are digested again. */
+export function indexName(key: string): string {
+  return key.length <= MAX_INDEX_NAME ? key : digest(key);
 }
 
 /**

@@ -1,7 +1,7 @@
 /** Dead letters in Redis: kept in the shard of their task, with its input. */
 import type { DeadLetter, Engine } from "./engine.ts";
 import { metaFrame, readLetter } from "./redis-frames.ts";
-import { digest, streamFamily } from "./redis-keys.ts";
+import { indexName, streamFamily } from "./redis-keys.ts";
 import type { RedisParts } from "./redis-parts.ts";
 import { scripts } from "./redis-scripts.ts";
 
@@ -73,7 +73,7 @@ export class RedisLetters implements DeadLetterVerbs {
       meta,
       input,
       parameters,
-      joinKey === "" ? "" : digest(joinKey),
+      indexName(joinKey),
       limits.totalMs + cacheTtlMs + INDEX_GRACE_MS,
     );
     const shard = this.#parts.shardOf(id);

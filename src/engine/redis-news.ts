@@ -9,7 +9,7 @@
 import type { Alarm } from "../clock.ts";
 import { homeIn } from "../core/home.ts";
 import type { RecordView } from "./engine.ts";
-import { asPart, frame, parts as partsOf, readOutcome } from "./redis-frames.ts";
+import { frame, parts as partsOf, readOutcome } from "./redis-frames.ts";
 import type { RedisReply } from "../redis/nodes.ts";
 import type { RedisParts } from "./redis-parts.ts";
 
@@ -93,7 +93,7 @@ export class RedisNews {
   send(shard: number, gateway: string, news: readonly Buffer[]): void {
     const { nodes, keys, name } = this.#parts;
     const number = nextOf(this.#sent, `${gateway} ${shard}`);
-    const payload = Buffer.concat([frame([name, String(number)]), ...news.map(asPart)]);
+    const payload = frame([name, String(number), ...news]);
     nodes.command(shard, ["SPUBLISH", keys.notes(shard, gateway), payload]).catch(() => {});
   }
 

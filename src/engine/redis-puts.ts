@@ -8,8 +8,8 @@
 import { homeOf } from "../core/home.ts";
 import type { Task } from "../core/task.ts";
 import type { PutReply, Sharing } from "./engine.ts";
-import { bodyFrame, frame, metaFrame, readOutcome, texts } from "./redis-frames.ts";
-import { digest, streamFamily } from "./redis-keys.ts";
+import { bodyFrame, frame, readOutcome, texts } from "./redis-frames.ts";
+import { digest, indexName, streamFamily } from "./redis-keys.ts";
 import { type Arg, type RedisReply, StoreAway } from "../redis/nodes.ts";
 import { overloaded, type RedisParts } from "./redis-parts.ts";
 import { scripts } from "./redis-scripts.ts";
@@ -58,10 +58,10 @@ export class RedisPuts {
     const shard = this.#parts.shardOf(task.id);
     const { joinKey = "", cacheKey, idempotency } = sharing;
     const family = streamFamily(task.model, task.parameters, options.zone);
-    const join = joinKey === "" ? "" : digest(joinKey);
-    const cache = cacheKey === undefined ? "" : cacheKey === joinKey ? join : digest(cacheKey);
+    const join = indexName(joinKey);
+    const cache = cacheKey === joinKey ? join : indexName(cacheKey ?? "");
     const key = idempotency === undefined ? "" : digest(idempotency.key);
-    const body = bodyFrame(metaFrame(task, sharing, shared), task.input);
+    const body = bodyFrame(task, sharing, shared);
     const { promise, resolve, reject } = Promise.withResolvers<PutReply>();
     const args: Arg[] = [
       task.id,

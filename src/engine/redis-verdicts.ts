@@ -2,15 +2,25 @@
 import { errors } from "../core/errors.ts";
 import type { Outcome } from "../core/task.ts";
 import type { ClaimedTask, Lease, RecordView, Verdict } from "./engine.ts";
-import { frame, metaFrame, outcomeFrame, resultValue, type RedisClock } from "./redis-frames.ts";
+import { metaFrame, outcomeFrame, type RedisClock, resultValue } from "./redis-frames.ts";
 import type { Arg } from "../redis/nodes.ts";
+import { indexName } from "./redis-keys.ts";
 
 /** What a claim learned of a task and a settle needs: not for anybody else. */
 export interface Claimed {
   readonly claimed: ClaimedTask;
   readonly meta: Buffer;
+  readonly joinKey: string;
   readonly cacheKey: string;
   readonly cacheTtlMs: number;
+}
+
+export interface Output {
+  readonly name: string;
+  readonly value: Buffer;
+  readonly ttlMs: number;
+  /** Whoever comes with this content, from whichever tenant, is to find it; "" where only the index of `put` leads. */
+  readonly index: string;
 }
 
 export interface Told {
@@ -22,35 +32,47 @@ export interface Told {
   /** The outcome's frame; empty for a retry. */
   readonly bytes: Buffer;
   /** What is kept of a success, where it is written before the script runs, and for how long. */
-  readonly output?: { readonly name: string; readonly value: Buffer; readonly ttlMs: number };
+  readonly output?: Output;
 }
 
 const NO_BYTES = Buffer.alloc(0);
 
-export function tell(
-  verdict: Verdict,
-  lease: Lease,
-  known: Claimed | undefined,
-  ttlMs: number,
-  now: number,
-  clock: RedisClock,
-): Told {
+/** What all verdicts of one settle have in common. */
+export interface Verdicts {
+  readonly lease: Lease;
+  readonly batch: Buffer;
+  readonly ttlMs: number;
+  readonly now: number;
+  readonly clock: RedisClock;
+}
+
+export function tell(verdict: Verdict, known: Claimed | undefined, all: Verdicts): Told {
+  const { lease, ttlMs, now, clock } = all;
   if (verdict.kind === "retry") {
     const { at, spared, overdue, maxBatchSize } = verdict;
     const limit = maxBatchSize === undefined || maxBatchSize === Infinity ? 0 : maxBatchSize;
     const args = ["r", clock.shared(at), spared === true ? 1 : 0, overdue === true ? 1 : 0, limit];
     return { args, names: [], record: undefined, bytes: NO_BYTES };
   }
-  const { record, bytes } = finished(verdict.id, outcomeOf(verdict), lease, known, now, clock);
-  const names = [`r:${verdict.id}`, `b:${verdict.id}`];
+  const { id } = verdict;
+  const outcome = outcomeOf(verdict);
+  const { claimed, meta, joinKey, cacheKey, cacheTtlMs } = known ?? nobody(id, now, clock);
+  const { attempt, queuedAt } = claimed;
+  const task = { ...claimed.task, input: "", content: "" };
+  const state = outcome.ok ? "done" : "failed";
+  const record = { task, state, attempt, queuedAt, settledAt: now, outcome, batch: lease.batch } as const;
+  const fields = { meta, attempt, queuedAt, settledAt: now, batch: all.batch };
+  const names = [`r:${id}`, `b:${id}`];
   if (verdict.kind === "done") {
-    const cacheTtlMs = known === undefined || known.cacheKey === "" ? 0 : known.cacheTtlMs;
-    const until = { expiresAt: now + ttlMs, reusableAt: cacheTtlMs === 0 ? 0 : now + cacheTtlMs };
-    const value = resultValue(record.task.tenant, until, bytes, clock);
-    const output = { name: `o:${verdict.id}.${lease.token}`, value, ttlMs: Math.max(ttlMs, cacheTtlMs) };
+    const reusableMs = cacheKey === "" ? 0 : cacheTtlMs;
+    const until = { expiresAt: now + ttlMs, reusableAt: reusableMs === 0 ? 0 : now + reusableMs };
+    const { value, bytes } = resultValue({ tenant: task.tenant, ...until }, fields, outcome, clock);
+    const index = cacheKey === joinKey ? "" : indexName(cacheKey);
+    const output = { name: `o:${id}.${lease.token}`, value, ttlMs: Math.max(ttlMs, reusableMs), index };
     names.push(output.name);
-    return { args: ["d", known?.claimed.attempt ?? 0, "", "", ""], names, record, bytes, output };
+    return { args: ["d", attempt, "", "", ""], names, record, bytes, output };
   }
+  const bytes = outcomeFrame(fields, outcome, clock);
   const retryable = errors[verdict.code].retryable ? 1 : 0;
   if (verdict.kind === "failed") return { args: ["f", bytes, retryable, "", ""], names, record, bytes };
   return { args: ["x", bytes, retryable, verdict.code, verdict.detail], names, record, bytes };
@@ -62,32 +84,9 @@ function outcomeOf(verdict: Exclude<Verdict, { kind: "retry" }>): Outcome {
   return { ok: false, code, message };
 }
 
-function finished(
-  id: string,
-  outcome: Outcome,
-  { batch }: Lease,
-  known: Claimed | undefined,
-  now: number,
-  clock: RedisClock,
-): { record: RecordView; bytes: Buffer } {
-  const { id: batchId, reason, worker, startedAt, why, size } = batch;
-  const batchBytes = frame([batchId, reason, worker, clock.shared(startedAt), why, String(size)]);
-  const claimed = known?.claimed;
-  const task = { ...(claimed?.task ?? NOBODY), id, input: "", content: "" };
-  const { attempt = 0, queuedAt = now } = claimed ?? {};
-  const meta = known?.meta ?? metaFrame(task, {}, clock);
-  const bytes = outcomeFrame({ meta, attempt, queuedAt, settledAt: now, batch: batchBytes }, outcome, clock);
-  const state = outcome.ok ? "done" : "failed";
-  return { bytes, record: { task, state, attempt, queuedAt, settledAt: now, outcome, batch } };
-}
-
 /** A verdict on a task that its lease never held; the script will not take it. */
-const NOBODY = {
-  tenant: "",
-  tier: 0,
-  model: "",
-  parameters: "",
-  content: "",
-  createdAt: 0,
-  deadlineAt: 0,
-} as const;
+function nobody(id: string, now: number, clock: RedisClock): Claimed {
+  const task = { id, tenant: "", tier: 0, model: "", input: "", parameters: "", content: "", createdAt: now };
+  const claimed = { task: { ...task, deadlineAt: now }, attempt: 0, queuedAt: now };
+  return { claimed, meta: metaFrame(claimed.task, {}, clock), joinKey: "", cacheKey: "", cacheTtlMs: 0 };
+}

@@ -6,7 +6,7 @@
  * on a Cluster. Outcomes cost GPU time: they are offered again until Redis takes them.
  */
 import type { ClaimRequest, Lease, SettleReply, Verdict } from "./engine.ts";
-import { batchFrame, readBody, readMeta } from "./redis-frames.ts";
+import { batchFrame, readBody, readMeta, wholeBatchFrame } from "./redis-frames.ts";
 import { RedisLeases } from "./redis-leases.ts";
 import { RedisError, StoreAway } from "../redis/nodes.ts";
 import type { RedisParts } from "./redis-parts.ts";
@@ -118,13 +118,13 @@ export class RedisWork {
       if (body === null) return;
       const id = ids[at]!;
       const { meta, input } = readBody(body);
-      const { task, cacheKey, cacheTtlMs } = readMeta(meta, shared);
+      const { task, joinKey, cacheKey, cacheTtlMs } = readMeta(meta, shared);
       const claimed = {
         task: { id, input, ...task },
         attempt: tasks[3 * at + 1] as number,
         queuedAt: shared.own(tasks[3 * at + 2] as Buffer),
       };
-      known.set(id, { claimed, meta, cacheKey, cacheTtlMs });
+      known.set(id, { claimed, meta, joinKey, cacheKey, cacheTtlMs });
     });
   }
 
@@ -153,7 +153,8 @@ export class RedisWork {
     const known = this.#claimed.get(lease.tasks);
     const now = clock.now();
     const { ttlMs } = this.#parts.options.results;
-    const told = verdicts.map((each) => tell(each, lease, known?.get(each.id), ttlMs, now, shared));
+    const all = { lease, batch: wholeBatchFrame(lease.batch, shared), ttlMs, now, clock: shared };
+    const told = verdicts.map((each) => tell(each, known?.get(each.id), all));
     const replies: SettleReply[] = verdicts.map(() => "gone");
     const shardOf = (at: number): number => this.#parts.shardOf(verdicts[at]!.id);
     await this.#parts.spread(verdicts.keys(), shardOf, async (some) => {
@@ -207,7 +208,9 @@ export class RedisWork {
       else if (full) call.add(call.place(shard), id, args[0]!, args[1]!, output.value, "", "");
       else {
         call.add(call.place(shard), id, ...args);
-        call.before("SET", `${keys.bases[shard]!}${output.name}`, output.value, "PX", output.ttlMs);
+        const { name, value, ttlMs, index } = output;
+        call.before("SET", `${keys.bases[shard]!}${name}`, value, "PX", ttlMs);
+        if (index !== "") call.before("SET", `${keys.bases[shard]!}x:${index}`, id, "PX", ttlMs);
       }
     }
     return call;

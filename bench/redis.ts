@@ -1,0 +1,149 @@
+/**
+ * Ferry on Redis, under load: a Redis server of our own, one batcher and some gateways, each a process.
+ *
+ * Redis runs as docs/operations.md says: append-only file, synced every second, no snapshots, and not
+ * rewritten before it has 4 GB: what a queue writes is soon gone again, and rewriting costs as much CPU as
+ * serving. It has no replica, so "accepted" means that this one
+ * server has the task. Its files lie in the benchmark's folder and go with it.
+ *
+ * The batcher is up before the gateways: their first request finds its workers.
+ */
+import { once } from "node:events";
+import { mkdtempSync, writeFileSync } from "node:fs";
+import { connect } from "node:net";
+import { join } from "node:path";
+import { setTimeout as pause } from "node:timers/promises";
+import { Child } from "./process.ts";
+import { FerryServer, freePorts, host, type FerrySetup } from "./server.ts";
+
+const readyTimeoutMs = 10_000;
+const replyTimeoutMs = 5000;
+const quietTimeoutMs = 30_000;
+
+/** What Redis says of itself; of CPU and rewrites only differences of two readings mean something. */
+export interface RedisState {
+  readonly memoryKb: number;
+  /** Rewriting the file is the work of a child: this is the CPU of those that ended. */
+  readonly rewriteCpuMs: number;
+  readonly rewrites: number;
+  readonly rewriting: boolean;
+}
+
+export class RedisServer implements AsyncDisposable {
+  readonly pid: number;
+  readonly url: string;
+  readonly #port: number;
+  readonly #child: Child;
+
+  private constructor(child: Child, port: number) {
+    this.#child = child;
+    this.#port = port;
+    this.pid = child.pid;
+    this.url = `redis://${host}:${port}`;
+  }
+
+  static async start(dir: string): Promise<RedisServer> {
+    const [port] = await freePorts(1);
+    const folder = mkdtempSync(join(dir, "redis-"));
+    const file = join(folder, "redis.conf");
+    const settings = [
+      `bind ${host}`,
+      `port ${port}`,
+      `dir "${folder}"`,
+      "appendonly yes",
+      "appendfsync everysec",
+      'save ""',
+      "auto-aof-rewrite-min-size 4gb",
+    ];
+    writeFileSync(file, `${settings.join("\n")}\n`);
+    const child = new Child(file, [], { program: "redis-server" });
+    try {
+      await child.line((line) => line.includes("Ready to accept connections"), readyTimeoutMs);
+    } catch (error) {
+      await child[Symbol.asyncDispose]();
+      throw error;
+    }
+    return new RedisServer(child, port!);
+  }
+
+  async state(): Promise<RedisState> {
+    const text = await this.#info();
+    const field = (name: string): number => Number(new RegExp(`^${name}:([\\d.]+)`, "m").exec(text)?.[1]);
+    return {
+      memoryKb: field("used_memory") / 1024,
+      rewriteCpuMs: (field("used_cpu_user_children") + field("used_cpu_sys_children")) * 1000,
+      rewrites: field("aof_rewrites"),
+      rewriting: field("aof_rewrite_in_progress") !== 0,
+    };
+  }
+
+  /** Waits for the end of a rewrite, or who is measured next pays for it; half a minute at most. */
+  async quiet(): Promise<void> {
+    const until = performance.now() + quietTimeoutMs;
+    while ((await this.state()).rewriting && performance.now() < until) await pause(100);
+  }
+
+  /** One connection per question: after QUIT its end is the end of the answer. */
+  async #info(): Promise<string> {
+    const socket = connect(this.#port, host);
+    const signal = AbortSignal.timeout(replyTimeoutMs);
+    try {
+      socket.write("INFO\r\nQUIT\r\n");
+      let text = "";
+      socket.setEncoding("utf8").on("data", (chunk: string) => (text += chunk));
+      await once(socket, "end", { signal });
+      return text;
+    } finally {
+      socket.destroy();
+    }
+  }
+
+  async [Symbol.asyncDispose](): Promise<void> {
+    await this.#child[Symbol.asyncDispose]();
+  }
+}
+
+export class Fleet implements AsyncDisposable {
+  readonly redis: RedisServer;
+  readonly batcher: FerryServer;
+  readonly gateways: readonly FerryServer[];
+  readonly #started: AsyncDisposableStack;
+
+  private constructor(
+    redis: RedisServer,
+    batcher: FerryServer,
+    gateways: readonly FerryServer[],
+    started: AsyncDisposableStack,
+  ) {
+    this.redis = redis;
+    this.batcher = batcher;
+    this.gateways = gateways;
+    this.#started = started;
+  }
+
+  /** Every process gets `setup`; nothing is pinned unless it says so. */
+  static async start(setup: Omit<FerrySetup, "role">, gateways = 1): Promise<Fleet> {
+    await using started = new AsyncDisposableStack();
+    const redis = started.use(await RedisServer.start(setup.dir));
+    const settings = { ...setup.settings, engine: { kind: "redis", url: redis.url } };
+    const batcher = started.use(await FerryServer.start({ ...setup, settings, role: "batcher" }));
+    const doors: FerryServer[] = [];
+    for (let i = 0; i < gateways; i++) {
+      doors.push(started.use(await FerryServer.start({ ...setup, settings, role: "gateway" })));
+    }
+    return new Fleet(redis, batcher, doors, started.move());
+  }
+
+  get gateway(): FerryServer {
+    return this.gateways[0]!;
+  }
+
+  /** Who works behind a gateway, for `LoadOptions`. */
+  get behind(): { readonly redis: number; readonly batcher: number } {
+    return { redis: this.redis.pid, batcher: this.batcher.pid };
+  }
+
+  async [Symbol.asyncDispose](): Promise<void> {
+    await this.#started.disposeAsync();
+  }
+}
