@@ -1,6 +1,7 @@
 /**
- * The way into Redis: the tasks of one tick go together, in one call of the `put` script per server (per
- * shard on a Cluster), followed by one WAIT where a replica must confirm them.
+ * The way into Redis: the tasks of one tick, and those that come while a call is on its way, go together, in
+ * one call of the `put` script per server (per shard on a Cluster), followed by one WAIT where a replica must
+ * confirm them. Alone a task costs Redis half as much again as among twenty.
  *
  * An Idempotency-Key belongs to the body it first came with. That is checked at the key's own shard before
  * the task is put at the home of its body, where joining and reusing are one atomic act.
@@ -37,8 +38,9 @@ const KEY_GRACE_MS = 10 * 60_000;
 
 export class RedisPuts {
   readonly #parts: RedisParts;
-  #pending: Pending[] = [];
-  #flushing = false;
+  /** What gathers while a call is on its way, by what may travel together: all on one server, else by shard. */
+  readonly #gathering = new Map<number, Pending[]>();
+  readonly #busy = new Set<number>();
 
   constructor(parts: RedisParts) {
     this.#parts = parts;
@@ -74,7 +76,7 @@ export class RedisPuts {
     if (idempotency !== undefined) args.push(idempotency.fingerprint);
     const names = !nodes.cluster ? [] : putNames(task.id, `${family}${task.tier}:n`, cache, join, key);
     const indexTtlMs = task.deadlineAt - task.createdAt + (sharing.cacheTtlMs ?? 0) + INDEX_GRACE_MS;
-    this.#pending.push({
+    this.#gather({
       task,
       shard,
       family,
@@ -85,25 +87,32 @@ export class RedisPuts {
       answer: resolve,
       fail: reject,
     });
-    if (!this.#flushing) {
-      this.#flushing = true;
-      setImmediate(() => this.#flush());
-    }
     return promise;
   }
 
-  #flush(): void {
-    this.#flushing = false;
-    const pending = this.#pending;
-    this.#pending = [];
-    const { nodes } = this.#parts;
-    const byShard = Map.groupBy(pending, ({ shard }) => shard);
-    for (const group of nodes.groups([...byShard.keys()])) {
-      const together = group.flatMap((shard) => byShard.get(shard)!);
-      for (let at = 0; at < together.length; at += MAX_TOGETHER) {
-        void this.#send(together.slice(at, at + MAX_TOGETHER));
-      }
+  /** The first of a tick sets out when the tick ends; while a call is on its way the next gathers. */
+  #gather(pending: Pending): void {
+    const group = this.#parts.nodes.cluster ? pending.shard : 0;
+    const gathered = this.#gathering.get(group);
+    if (gathered !== undefined) {
+      gathered.push(pending);
+      return;
     }
+    this.#gathering.set(group, [pending]);
+    if (!this.#busy.has(group)) setImmediate(() => void this.#flush(group));
+  }
+
+  async #flush(group: number): Promise<void> {
+    this.#busy.add(group);
+    for (let next = this.#take(group); next.length > 0; next = this.#take(group)) await this.#send(next);
+    this.#busy.delete(group);
+  }
+
+  #take(group: number): Pending[] {
+    const gathered = this.#gathering.get(group) ?? [];
+    const taken = gathered.splice(0, MAX_TOGETHER);
+    if (gathered.length === 0) this.#gathering.delete(group);
+    return taken;
   }
 
   async #send(pending: readonly Pending[]): Promise<void> {
