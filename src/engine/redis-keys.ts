@@ -19,6 +19,7 @@
  * | `n`              | string | tasks and bytes that wait, version                | every script that moves a task | stays             |
  * | `o:<id>.<token>` | string | a success before it is known whether it counts    | settle                   | renamed to `r:<id>`, or deleted |
  * | `r:<id>`         | string | outcome of a final task                           | settle reap cancel put (cached) | `results.ttlMs` after the end, `cache.ttlMs` if that is longer |
+ * | `lb:<token>`     | string | the batch of a lease                              | claim                    | 10 min after the lease  |
  * | `rk:<id>`        | string | Idempotency-Keys of a final task that is shared   | settle reap cancel put (cached) | `results.ttlMs` after the end |
  * | `k:<digest>`     | string | Idempotency-Key → id and fingerprint              | put                      | with the record         |
  * | `f:<digest>`     | string | Idempotency-Key → home of its task, at the key's own shard | bind            | longer than the record  |

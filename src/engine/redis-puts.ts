@@ -11,7 +11,7 @@ import type { Task } from "../core/task.ts";
 import type { PutReply, Sharing } from "./engine.ts";
 import { bodyFrame, frame, readOutcome, texts } from "./redis-frames.ts";
 import { digest, indexName, streamFamily } from "./redis-keys.ts";
-import { type Arg, type RedisReply, StoreAway } from "../redis/nodes.ts";
+import type { Arg, RedisReply } from "../redis/nodes.ts";
 import { overloaded, type RedisParts } from "./redis-parts.ts";
 import { scripts } from "./redis-scripts.ts";
 
@@ -27,8 +27,6 @@ interface Pending {
   fail(why: Error): void;
 }
 
-/** A body without a task is forgotten after this. */
-const ORPHAN_MS = 60_000;
 /** The index of contents outlives task and outcome by so much: joins may have given the task more time. */
 const INDEX_GRACE_MS = 60_000;
 /** Tasks in one call at most: Redis serves nobody else while a script runs. */
@@ -121,6 +119,7 @@ export class RedisPuts {
     const kinds = new Map<string, number>();
     const about: Arg[] = [];
     const tasks: Arg[] = [];
+    const bodies: Arg[] = ["MSET"];
     const call = this.#parts.call(scripts.put);
     for (const { task, shard, family, indexTtlMs, args, body, names } of pending) {
       const { id, tenant, tier, model, parameters } = task;
@@ -132,10 +131,11 @@ export class RedisPuts {
       }
       tasks.push(call.place(shard), kind, ...args);
       call.names(shard, ...names);
-      call.before("SET", `${keys.bases[shard]!}b:${id}`, body, "PX", ORPHAN_MS, "NX");
+      bodies.push(`${keys.bases[shard]!}b:${id}`, body);
     }
     const bounds = [Math.ceil(maxQueued / shards), Math.ceil(maxQueuedBytes / shards)] as const;
     call.head(name, ...bounds, results.ttlMs, this.#keyTtlMs(), kinds.size).add(...about, ...tasks);
+    call.before(...bodies);
     try {
       const reply = await nodes.runDurably(call.shard, call.build(), putWithinMs);
       const [replies, report] = reply as [RedisReply[], Buffer];
@@ -148,10 +148,7 @@ export class RedisPuts {
   }
 
   #read(task: Task, reply: RedisReply): PutReply {
-    if (!Array.isArray(reply)) {
-      if ((reply as Buffer).toString() === "q") return { kind: "queued", id: task.id };
-      throw new StoreAway("the input was not written", false);
-    }
+    if (!Array.isArray(reply)) return { kind: "queued", id: task.id };
     const [kind, value, bytes, cached] = reply as Buffer[];
     const id = value!.toString();
     switch (kind!.toString()) {

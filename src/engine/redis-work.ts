@@ -15,6 +15,8 @@ import { type Claimed, tell, type Told } from "./redis-verdicts.ts";
 import type { Wanted } from "./redis-view.ts";
 
 const SETTLE_FOR_MS = 30_000;
+/** What is known of a batch is kept beyond its lease: its tasks may be asked about until they are claimed again. */
+const BATCH_KEPT_MS = 10 * 60_000;
 const SETTLE_AGAIN_MS = 100;
 /** For a full batch; an empty one is tried for until nothing is there but what has expired. */
 const CLAIM_ROUNDS = 2;
@@ -81,6 +83,7 @@ export class RedisWork {
           token,
           shared.shared(leaseUntil),
           batchFrame(batch, shared),
+          Math.ceil(until - this.#parts.clock.now()) + BATCH_KEPT_MS,
         );
         for (const { stream, count } of some) {
           call.add(call.place(stream.shard), stream.name, count).names(stream.shard, stream.name);

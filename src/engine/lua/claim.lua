@@ -1,9 +1,9 @@
 #!lua flags=allow-oom
 -- Moves queued tasks under one lease. The caller has planned which streams to read, and how many of each;
 -- it fetches the bodies itself, and runs `reap` for those that have expired.
--- ARGV 3 token, 4 lease until, 5 batch frame, then the shards, then per stream: shard's place, stream, how many
+-- ARGV 3 token, 4 lease until, 5 batch frame, 6 how long that is kept, then the shards, then per stream: shard's place, stream, how many
 local token, lease_until = ARGV[3], tonumber(ARGV[4])
-local at = read_shards(6)
+local at = read_shards(7)
 local live, expired = {}, {}
 
 local function read(sh, stream, count)
@@ -48,7 +48,11 @@ local tasks = {}
 for _, one in ipairs(live) do
   local sh, id, st = one[1], one[2], one[3]
   unwait(sh, st)
-  st[PLACE], st[TOKEN], st[UNTIL], st[ATTEMPT], st[BATCH] = 'r', token, lease_until, st[ATTEMPT] + 1, batch
+  st[PLACE], st[TOKEN], st[UNTIL], st[ATTEMPT] = 'r', token, lease_until, st[ATTEMPT] + 1
+  if not sh.noted then
+    redis.call('SET', sh.base .. 'lb:' .. token, batch, 'PX', ARGV[6])
+    sh.noted = true
+  end
   keep(sh, id, st)
   tasks[#tasks + 1] = id
   tasks[#tasks + 1] = st[ATTEMPT]

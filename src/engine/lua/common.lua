@@ -10,7 +10,7 @@
 local PLACE, STREAM, SID, FAMILY, TIER, LIMIT = 1, 2, 3, 4, 5, 6 -- q queued, w waits for its retry, r running
 local TOKEN, UNTIL, ATTEMPT, LOST, OVERDUE = 7, 8, 9, 10, 11 -- UNTIL: end of the lease, or time of the retry
 local DEADLINE, EXPIRES, QUEUED, BYTES = 12, 13, 14, 15
-local TENANT, JOINS, GATEWAYS, KEYS_OF, BATCH = 16, 17, 18, 19, 20
+local TENANT, JOINS, GATEWAYS, KEYS_OF = 16, 17, 18, 19
 
 local now = tonumber(ARGV[1])
 local origin = ARGV[2] -- the process that calls; it hears of its own doings in the reply
@@ -151,10 +151,15 @@ local function unwait(sh, st)
   sh.bytes = sh.bytes - st[BYTES]
 end
 
+-- The batch that a task is in, or was in last.
+local function batch_of(sh, st)
+  return st[TOKEN] ~= '' and redis.call('GET', sh.base .. 'lb:' .. st[TOKEN]) or ''
+end
+
 -- The frame of an outcome that time or an owner decided.
-local function outcome(code, message, st, meta)
+local function outcome(sh, code, message, st, meta)
   return piece(code) .. piece(message) .. piece(text(st[ATTEMPT])) .. piece(text(st[QUEUED]))
-    .. piece(text(now)) .. piece('') .. piece(st[BATCH]) .. piece(meta)
+    .. piece(text(now)) .. piece('') .. piece(batch_of(sh, st)) .. piece(meta)
 end
 
 -- A kept outcome begins with what scripts must know: tenant ('' when it is forgotten), whether time may heal it,

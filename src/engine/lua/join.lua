@@ -19,4 +19,4 @@ if gateway ~= '' and not string.find(',' .. st[GATEWAYS] .. ',', ',' .. gateway 
   write_states(sh)
 end
 local meta, body = body_of(sh, id)
-return { 'p', st[PLACE], tostring(st[ATTEMPT]), text(st[QUEUED]), st[BATCH], meta, body }
+return { 'p', st[PLACE], tostring(st[ATTEMPT]), text(st[QUEUED]), batch_of(sh, st), meta, body }

@@ -1,7 +1,7 @@
 #!lua
 -- Takes tasks in: each is answered, joined, queued or refused, in one atomic act. Its body was written right
--- before, with a short time to live that ends here when it is queued. No allow-oom: a full Redis refuses
--- before anything is written, and goes on finishing what it has.
+-- before, and is deleted here unless it is queued. No allow-oom: a full Redis refuses before anything is
+-- written, and goes on finishing what it has. What all tasks of a shard need is read at once.
 -- ARGV 3 gateway, 4 maxQueued, 5 maxBytes, 6 results ttl, 7 key ttl, 8 how many kinds, then the shards, then per
 -- kind of task: tenant, family, tier, queueMs, index ttl, parameters, and per task: shard's place, kind, id, deadline, bytes,
 -- join key, cache digest ('=' the same), key digest, and with a key: fingerprint
@@ -80,6 +80,13 @@ local function keyed(sh, tenant, tier, deadline, queue_ms, key, fingerprint)
   if found and found.retryable == '0' and found.tenant == tenant then return { 'd', bound[1], found.frame, '0' } end
 end
 
+-- The last task with this content. One of this very call is not in the index yet.
+local function indexed(sh, content)
+  local id = sh.index_of[content]
+  if id == nil then id = redis.call('GET', sh.base .. 'x:' .. content) end
+  return id
+end
+
 -- An outcome that may be given to others: a success, and not too old.
 local function reusable(sh, id)
   local value = redis.call('GET', sh.base .. 'r:' .. id)
@@ -87,15 +94,15 @@ local function reusable(sh, id)
   return found and found.reusable > now and string.sub(found.frame, 1, 4) == '\0\0\0\0' and found or nil
 end
 
--- By what is known already; nil when it must be queued. The index names the last task with this content.
+-- By what is known already; nil when it must be queued.
 local function share(sh, id, tenant, tier, deadline, queue_ms, join_key, cache, key, fingerprint)
   local reply = key ~= '' and keyed(sh, tenant, tier, deadline, queue_ms, key, fingerprint)
   if reply then return reply end
-  local twin = cache ~= '' and redis.call('GET', sh.base .. 'x:' .. cache)
+  local twin = cache ~= '' and indexed(sh, cache)
   local found = twin and reusable(sh, twin)
   if found then return answer_cached(sh, id, found, tenant, key, fingerprint) end
   local leader = twin
-  if join_key ~= cache then leader = join_key ~= '' and redis.call('GET', sh.base .. 'x:' .. join_key) end
+  if join_key ~= cache then leader = join_key ~= '' and indexed(sh, join_key) end
   local st = leader and join_key ~= '' and state_of(sh, leader)
   if st and st[TENANT] == tenant then
     st[JOINS] = st[JOINS] + 1
@@ -105,44 +112,60 @@ local function share(sh, id, tenant, tier, deadline, queue_ms, join_key, cache, 
   end
 end
 
+local function enter_index(sh, content, id, index_ttl)
+  redis.call('SET', sh.base .. 'x:' .. content, id, 'PX', index_ttl)
+  sh.index_of[content] = id
+end
+
 local function put(sh, kind, id, deadline, bytes, join_key, cache, key, fingerprint)
-  local body = sh.base .. 'b:' .. id
   local tenant, tier, queue_ms = kind.tenant, kind.tier, kind.queue_ms
-  -- 0: it is not there, or it was put before and is kept.
-  local fresh = redis.call('PERSIST', body) == 1
-  local known = not fresh and state_of(sh, id)
+  local known = state_of(sh, id)
   if known then return join(sh, id, known) end
-  local reply
-  if redis.call('EXISTS', sh.base .. 'r:' .. id) == 1 then
-    local found = find_result(sh, id)
-    reply = found and { 'd', id, found.frame, '0' }
-  end
-  reply = reply or share(sh, id, tenant, tier, deadline, queue_ms, join_key, cache, key, fingerprint)
+  local found = sh.ended_before and find_result(sh, id)
+  local reply = found and { 'd', id, found.frame, '0' }
+    or share(sh, id, tenant, tier, deadline, queue_ms, join_key, cache, key, fingerprint)
   local bound = not reply and bound_reached(sh, bytes)
   if bound then reply = { 'f', bound } end
   if reply then
-    redis.call('UNLINK', body)
+    sh.bodies[#sh.bodies + 1] = sh.base .. 'b:' .. id
     return reply
   end
-  if not fresh then return 'm' end -- its body did not come: send both again
   local st = { 'q', '', '', kind.family, tier, 0, '', 0, 0, 0, 0, deadline, math.min(deadline, after(queue_ms)), now, bytes,
-    tenant, 0, gateway, '', '' }
+    tenant, 0, gateway, '' }
   enter(sh, id, st, 'n', kind.parameters)
   if kind.parameters ~= '' then parameters[st[STREAM]] = kind.parameters end
   sh.queued = sh.queued + 1
   sh.bytes = sh.bytes + bytes
   bind(sh, st, id, key, fingerprint)
-  if join_key ~= '' then redis.call('SET', sh.base .. 'x:' .. join_key, id, 'PX', kind.index_ttl) end
-  if cache ~= '' and cache ~= join_key then redis.call('SET', sh.base .. 'x:' .. cache, id, 'PX', kind.index_ttl) end
+  if join_key ~= '' then enter_index(sh, join_key, id, kind.index_ttl) end
+  if cache ~= '' and cache ~= join_key then enter_index(sh, cache, id, kind.index_ttl) end
   keep(sh, id, st)
   return 'q'
 end
 
+local tasks = {}
 while at <= #ARGV do
-  local join_key, cache, key = ARGV[at + 5], ARGV[at + 6], ARGV[at + 7]
+  local sh, id, join_key, cache, key = order[tonumber(ARGV[at])], ARGV[at + 2], ARGV[at + 5], ARGV[at + 6], ARGV[at + 7]
   if cache == '=' then cache = join_key end
-  replies[#replies + 1] = put(order[tonumber(ARGV[at])], kinds[tonumber(ARGV[at + 1])], ARGV[at + 2], tonumber(ARGV[at + 3]),
-    tonumber(ARGV[at + 4]), join_key, cache, key, key ~= '' and ARGV[at + 8])
+  tasks[#tasks + 1] = { sh, kinds[tonumber(ARGV[at + 1])], id, tonumber(ARGV[at + 3]), tonumber(ARGV[at + 4]), join_key, cache,
+    key, key ~= '' and ARGV[at + 8] }
   at = at + (key == '' and 8 or 9)
+  sh.ids = sh.ids or {}
+  sh.results, sh.contents = sh.results or {}, sh.contents or {}
+  sh.ids[#sh.ids + 1] = id
+  sh.results[#sh.results + 1] = sh.base .. 'r:' .. id
+  if cache ~= '' then sh.contents[#sh.contents + 1] = cache end
 end
+for _, sh in ipairs(order) do
+  fetch(sh, sh.ids)
+  sh.ended_before = redis.call('EXISTS', unpack(sh.results)) > 0
+  sh.index_of = {}
+  if #sh.contents > 0 then
+    local names = {}
+    for n, content in ipairs(sh.contents) do names[n] = sh.base .. 'x:' .. content end
+    local found = redis.call('MGET', unpack(names))
+    for n, content in ipairs(sh.contents) do sh.index_of[content] = found[n] end
+  end
+end
+for n, task in ipairs(tasks) do replies[n] = put(unpack(task, 1, 9)) end
 return { replies, close(parameters) }

@@ -8,7 +8,7 @@ read_shards(15)
 local sh = order[1]
 if redis.call('HEXISTS', sh.base .. 'd', id) == 0 or state_of(sh, id) then return { 0, '' } end
 local st = { 'q', '', '', ARGV[6], tonumber(ARGV[7]), 0, '', 0, 0, 0, 0, deadline, math.min(deadline, after(queue_ms)), now,
-  #ARGV[11], ARGV[5], 0, gateway, '', '' }
+  #ARGV[11], ARGV[5], 0, gateway, '' }
 redis.call('SET', sh.base .. 'b:' .. id, piece(ARGV[10]) .. ARGV[11])
 enter(sh, id, st, 'n', ARGV[12])
 -- Its keys, unless they stand for a task that ran meanwhile.
