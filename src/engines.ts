@@ -24,6 +24,8 @@ export interface Shared {
   readonly id: string;
   /** How safe an accepted task is now: on one server, or on two. */
   durability(): "replica" | "local";
+  /** Whether every server of the store answers. */
+  reachable(): boolean;
 }
 
 export interface Opened {
@@ -93,10 +95,11 @@ async function openRedis(
   const registry = new RedisRegistry(nodes, { aliveMs: settings.aliveMs, key });
   const durability = (): "replica" | "local" =>
     nodes.primaries().every(({ waits }) => waits) ? "replica" : "local";
+  const reachable = (): boolean => keys.tags.every((_, shard) => nodes.up(shard));
   return {
     engine,
     durable: true,
-    shared: { engine, registry, id, durability },
+    shared: { engine, registry, id, durability, reachable },
     close: async () => {
       await engine.close();
       await nodes.close();

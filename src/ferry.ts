@@ -194,7 +194,7 @@ export class Ferry {
     const report = new Report(engine, this.#dispatchers, this.#tally, clock, {
       draining: () => this.#draining,
       ...(fleet && { fleet }),
-      ...(shared && { durability: () => shared.durability() }),
+      ...(shared && { durability: () => shared.durability(), reachable: () => shared.reachable() }),
     });
     const listener = new Listener(
       adminRoutes(engine, report, tiers, admin.token),

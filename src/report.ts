@@ -27,6 +27,7 @@ export class Report implements Inside {
   readonly #clock: Clock;
   readonly #fleet: Fleet | undefined;
   readonly #durability: (() => "replica" | "local") | undefined;
+  readonly #reachable: () => boolean;
   readonly #startedAt: number;
   readonly draining: () => boolean;
 
@@ -35,7 +36,12 @@ export class Report implements Inside {
     dispatchers: readonly Dispatcher[],
     tally: Tally,
     clock: Clock,
-    more: { draining: () => boolean; fleet?: Fleet; durability?: () => "replica" | "local" },
+    more: {
+      draining: () => boolean;
+      fleet?: Fleet;
+      durability?: () => "replica" | "local";
+      reachable?: () => boolean;
+    },
   ) {
     this.#engine = engine;
     this.#dispatchers = dispatchers;
@@ -43,6 +49,7 @@ export class Report implements Inside {
     this.#clock = clock;
     this.#fleet = more.fleet;
     this.#durability = more.durability;
+    this.#reachable = more.reachable ?? (() => true);
     this.#startedAt = clock.now();
     this.draining = more.draining;
   }
@@ -55,7 +62,7 @@ export class Report implements Inside {
       models.reduce((total, model) => total + each(model), 0);
     const workers = sum((model) => model.workers);
     const busy = sum((model) => model.utilization * model.workers);
-    const served = models.every(({ healthy }) => healthy > 0);
+    const served = this.#reachable() && models.every(({ healthy }) => healthy > 0);
     return {
       status: this.draining() ? "draining" : served ? "ok" : "degraded",
       gpu_utilization: thousandths(busy / Math.max(1, workers)),
@@ -66,7 +73,7 @@ export class Report implements Inside {
       healthy_workers: sum(({ healthy }) => healthy),
       results_kept: kept,
       dead_letters: deadLetters,
-      ...(this.#durability && { durability: this.#durability() }),
+      ...(this.#durability && { store: this.#reachable() ? "ok" : "away", durability: this.#durability() }),
       ...(this.#fleet && { members: this.#fleet.members.length }),
       uptime_ms: Math.round(now - this.#startedAt),
       totals: this.#tally.totals(),

@@ -22,7 +22,8 @@ export class RedisLetters implements DeadLetterVerbs {
     const { nodes, keys, shards } = this.#parts;
     const lists = await Promise.all(
       Array.from({ length: shards }, async (_, shard) => {
-        const found = (await nodes.command(shard, ["HGETALL", `${keys.bases[shard]!}d`])) as Buffer[];
+        const command = ["HGETALL", `${keys.bases[shard]!}d`];
+        const found = (await this.#parts.asked(shard, () => nodes.command(shard, command))) as Buffer[];
         const letters: DeadLetter[] = [];
         for (let at = 0; at < found.length; at += 2)
           letters.push(this.#read(found[at]!.toString(), found[at + 1]!).letter);
@@ -43,7 +44,8 @@ export class RedisLetters implements DeadLetterVerbs {
   async #find(id: string): Promise<ReturnType<typeof readLetter> | undefined> {
     const { nodes, keys } = this.#parts;
     const shard = this.#parts.shardOf(id);
-    const found = await nodes.command(shard, ["HGET", `${keys.bases[shard]!}d`, id]);
+    const command = ["HGET", `${keys.bases[shard]!}d`, id];
+    const found = await this.#parts.asked(shard, () => nodes.command(shard, command));
     if (found === null) return undefined;
     const letter = this.#read(id, found as Buffer);
     const expired = this.#parts.clock.now() >= letter.letter.diedAt + this.#parts.options.deadLetters.ttlMs;
@@ -81,7 +83,10 @@ export class RedisLetters implements DeadLetterVerbs {
     call.names(shard, `${family}${tier}:n`, `r:${id}`);
     // Listening first: its end may be told before the reply to this is read.
     news.expect(id, deadlineAt);
-    const [replayed, report] = (await nodes.run(shard, call.build())) as [number, Buffer];
+    const [replayed, report] = (await this.#parts.asked(shard, () => nodes.run(shard, call.build()))) as [
+      number,
+      Buffer,
+    ];
     if (replayed === 0) return false;
     mirror.told(report.toString());
     this.#parts.fallsDue(Math.min(deadlineAt, now + limits.queueMs));
@@ -90,9 +95,12 @@ export class RedisLetters implements DeadLetterVerbs {
 
   async purge(id: string): Promise<boolean> {
     const { nodes, keys } = this.#parts;
-    const base = keys.bases[this.#parts.shardOf(id)]!;
-    const gone = await nodes.command(this.#parts.shardOf(id), ["HDEL", `${base}d`, id]);
-    await nodes.command(this.#parts.shardOf(id), ["ZREM", `${base}dz`, id]);
+    const shard = this.#parts.shardOf(id);
+    const base = keys.bases[shard]!;
+    const gone = await this.#parts.asked(shard, async () => {
+      await nodes.command(shard, ["ZREM", `${base}dz`, id]);
+      return nodes.command(shard, ["HDEL", `${base}d`, id]);
+    });
     return gone === 1;
   }
 

@@ -107,13 +107,25 @@ export class RedisParts implements RedisBase {
     const call = this.call(scripts.join, id, gateway, tenant === undefined ? 0 : 1, tenant ?? "");
     call.place(shard);
     call.names(shard, `r:${id}`);
-    const reply = await this.nodes.run(shard, call.build(), { resend: true }).catch((error: unknown) => {
-      throw overloaded(error, "ask again");
-    });
+    const reply = await this.asked(shard, () => this.nodes.run(shard, call.build(), { resend: true }));
     if (reply === null) return undefined;
     const [kind, ...fields] = reply as Buffer[];
     const final = kind!.toString("latin1") === "e";
     return final ? readOutcome(id, fields[0]!, this.shared) : readPending(id, fields, this.shared);
+  }
+
+  /** Asks for somebody who waits: a server that is known to be away is not waited for. */
+  async asked<Value>(shard: number, ask: () => Promise<Value>): Promise<Value> {
+    try {
+      this.reach(shard);
+      return await ask();
+    } catch (error) {
+      throw overloaded(error, ASK_AGAIN, ASK_AGAIN);
+    }
+  }
+
+  reach(shard: number): void {
+    if (!this.nodes.up(shard)) throw new StoreAway("the server of this shard is away", false);
   }
 
   fallsDue(at: number): void {
@@ -170,11 +182,16 @@ function pushTo(map: Map<string, Buffer[]>, key: string, ...values: Buffer[]): v
 }
 
 const RETRY_AFTER_MS = 1000;
+const ASK_AGAIN = "ask again";
 
 /** What a caller is told when Redis does not do what it should. */
-export function overloaded(error: unknown, advice: string): Refusal {
+export function overloaded(error: unknown, ifUnknown: string, otherwise: string): Refusal {
+  if (error instanceof Refusal) return error;
   const why = error instanceof Error ? error.message : String(error);
   const known = error instanceof StoreAway || error instanceof RedisError;
   const message = known ? `the task store cannot be used now (${why})` : `the task store failed (${why})`;
+  // A refusal of the server itself means that nothing happened.
+  const unknown = !(error instanceof RedisError) && !(error instanceof StoreAway && !error.unknown);
+  const advice = unknown ? ifUnknown : otherwise;
   return new Refusal("SERVICE_OVERLOADED", `${message}; ${advice}`, { retryAfterMs: RETRY_AFTER_MS });
 }

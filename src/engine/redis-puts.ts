@@ -27,6 +27,8 @@ interface Pending {
   fail(why: Error): void;
 }
 
+const MAYBE = "the task may have been accepted; it is safe to send it again";
+const NOT_ACCEPTED = "nothing was accepted; send it again";
 /** The index of contents outlives task and outcome by so much: joins may have given the task more time. */
 const INDEX_GRACE_MS = 60_000;
 /** Tasks in one call at most: Redis serves nobody else while a script runs. */
@@ -46,6 +48,11 @@ export class RedisPuts {
 
   async put(task: Task, sharing: Sharing): Promise<PutReply> {
     const { idempotency } = sharing;
+    try {
+      this.#parts.reach(this.#parts.shardOf(task.id));
+    } catch (error) {
+      throw overloaded(error, NOT_ACCEPTED, NOT_ACCEPTED);
+    }
     if (idempotency !== undefined) {
       const conflict = await this.#bind(task, idempotency.key, idempotency.fingerprint);
       if (conflict !== undefined) return { kind: "conflict", id: conflict };
@@ -142,7 +149,7 @@ export class RedisPuts {
       mirror.told(report.toString());
       pending.forEach((each, at) => each.answer(this.#read(each.task, replies[at]!)));
     } catch (error) {
-      const why = overloaded(error, "the task may have been accepted; it is safe to send it again");
+      const why = overloaded(error, MAYBE, NOT_ACCEPTED);
       for (const each of pending) each.fail(why);
     }
   }
@@ -204,7 +211,7 @@ export class RedisPuts {
     const reply = await nodes
       .run(shard, { script: scripts.bind, keys: [key], args: [...head, ...args] }, { resend: true })
       .catch((error: unknown) => {
-        throw overloaded(error, "nothing was accepted; send it again");
+        throw overloaded(error, NOT_ACCEPTED, NOT_ACCEPTED);
       });
     return reply === null ? undefined : (reply as [Buffer])[0];
   }

@@ -112,9 +112,11 @@ export class RedisEngine implements Engine {
     const { options } = this.#parts;
     if (abandoned) return this.#cancel(id, tenant, "abandoned").catch(() => "kept");
     try {
+      this.#parts.reach(this.#parts.shardOf(id));
       return await this.#cancel(id, tenant, "owner", options.putWithinMs);
     } catch (error) {
-      throw overloaded(error, "it is not certain whether the task was cancelled; ask again");
+      const unknown = "it is not certain whether the task was cancelled; ask again";
+      throw overloaded(error, unknown, "the task was not cancelled; ask again");
     }
   }
 
