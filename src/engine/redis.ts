@@ -60,6 +60,11 @@ export class RedisEngine implements Engine {
     return this.#time.look();
   }
 
+  /** Looks for what only a script that broke off could have left behind; each half minute by itself. */
+  tend(idleMs?: number): Promise<void> {
+    return this.#time.tend(idleMs);
+  }
+
   async put(task: Task, sharing: Sharing = {}): Promise<PutReply> {
     const { news, events } = this.#parts;
     // Listening first: its end may be told before the reply to this is read.
