@@ -2,11 +2,13 @@
 import { join } from "node:path";
 import { Histogram } from "./histogram.ts";
 import type { LoadResult, LoadSpec, Tick } from "./load.ts";
-import { Child, cpuMs, machineCpuMs, type ChildOptions } from "./process.ts";
+import { Child, childrenCpuMs, cpuMs, machineCpuMs, type ChildOptions } from "./process.ts";
 
 export interface LoadOptions extends ChildOptions {
   /** The server, for its CPU share. */
   readonly serverPid: number;
+  /** The processes behind the server, by name, for theirs. */
+  readonly behind?: Readonly<Record<string, number>>;
   onTick?(tick: Tick): void;
   /** Called when measuring begins and ends; must not take long. */
   onStart?(): Promise<void>;
@@ -22,12 +24,18 @@ export interface Measured extends Omit<LoadResult, "latency" | "lag"> {
   /** Everything that was not answered, or answered with another status than 200, or crossed. */
   readonly errors: number;
   readonly serverCpuShare: number;
+  /** By the names in `behind`. */
+  readonly behindCpuShares: Readonly<Record<string, number>>;
+  /** Of the children of all these: a Redis that rewrites its file has one. */
+  readonly childrenCpuShare: number;
   /** Cores that other processes used meanwhile, and that the hypervisor took away. */
   readonly otherCores: number;
 }
 
 interface CpuReading {
   readonly serverMs: number;
+  readonly behindMs: Readonly<Record<string, number>>;
+  readonly childrenMs: number;
   readonly usedMs: number;
   readonly stolenMs: number;
 }
@@ -36,7 +44,12 @@ export async function measure(spec: LoadSpec, options: LoadOptions): Promise<Mea
   await using child = new Child(join(import.meta.dirname, "load.ts"), [JSON.stringify(spec)], options);
   const readings: Promise<void>[] = [];
   const cpu: CpuReading[] = [];
-  const readCpu = (): number => cpu.push({ serverMs: cpuMs(options.serverPid), ...machineCpuMs() });
+  const behind = Object.entries(options.behind ?? {});
+  const readCpu = (): void => {
+    const behindMs = Object.fromEntries(behind.map(([name, pid]) => [name, cpuMs(pid)]));
+    const childrenMs = behind.reduce((sum, [, pid]) => sum + childrenCpuMs(pid), 0);
+    cpu.push({ serverMs: cpuMs(options.serverPid), behindMs, childrenMs, ...machineCpuMs() });
+  };
   child.onLine((line) => {
     const tick = parseTick(line);
     if (tick === undefined) return;
@@ -66,12 +79,23 @@ export async function measure(spec: LoadSpec, options: LoadOptions): Promise<Mea
 function cpuShares(
   [from, to]: readonly CpuReading[],
   { seconds, cpuShare }: LoadResult,
-): Pick<Measured, "serverCpuShare" | "otherCores"> {
-  if (from === undefined || to === undefined) return { serverCpuShare: NaN, otherCores: NaN };
+): Pick<Measured, "serverCpuShare" | "behindCpuShares" | "childrenCpuShare" | "otherCores"> {
+  if (from === undefined || to === undefined)
+    return { serverCpuShare: NaN, behindCpuShares: {}, childrenCpuShare: NaN, otherCores: NaN };
   const cores = (pick: (reading: CpuReading) => number): number => (pick(to) - pick(from)) / (seconds * 1000);
   const serverCpuShare = cores((reading) => reading.serverMs);
   const all = cores((reading) => reading.usedMs + reading.stolenMs);
-  return { serverCpuShare, otherCores: Math.max(0, all - serverCpuShare - cpuShare) };
+  const names = Object.keys(from.behindMs);
+  const behindCpuShares = Object.fromEntries(
+    names.map((name) => [name, cores((reading) => reading.behindMs[name]!)]),
+  );
+  const childrenCpuShare = cores((reading) => reading.childrenMs);
+  const known = [cpuShare, serverCpuShare, childrenCpuShare, ...Object.values(behindCpuShares)];
+  const otherCores = Math.max(
+    0,
+    known.reduce((rest, share) => rest - share, all),
+  );
+  return { serverCpuShare, behindCpuShares, childrenCpuShare, otherCores };
 }
 
 function parseTick(line: string): Tick | undefined {

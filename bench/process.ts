@@ -1,21 +1,24 @@
 /**
  * Child processes of the benchmark: started on a chosen core, watched, and always ended.
  *
- * A child is Node running one file. `core` pins it with `taskset`, `maxFiles` raises its limit of open
- * files; both go through `exec`, so `pid` is the Node process itself and what /proc says of it is
- * what it used. A child that is not stopped by its owner is killed when this process exits.
+ * A child is Node, or another `program`, running one file. `core` pins it with `taskset`, `maxFiles` raises
+ * its limit of open files; both go through `exec`, so `pid` is the program itself and what /proc says of it
+ * is what it used. A child that is not stopped by its owner is killed when this process exits.
  */
 import { spawn, spawnSync, type ChildProcess } from "node:child_process";
 import { once } from "node:events";
-import { readFileSync } from "node:fs";
+import { readdirSync, readFileSync } from "node:fs";
 import { createInterface } from "node:readline";
+import type { Readable } from "node:stream";
 
 export interface ChildOptions {
   readonly core?: number | undefined;
   readonly maxFiles?: number | undefined;
+  /** What runs the file, if not Node. Its lines on stdout are then heard like those on stderr. */
+  readonly program?: string | undefined;
 }
 
-/** How much of a child's stderr is kept for the error that tells of its death. */
+/** How much of what a child says is kept for the error that tells of its death. */
 const keptLines = 20;
 const running = new Set<ChildProcess>();
 
@@ -23,7 +26,7 @@ export class Child implements AsyncDisposable {
   readonly pid: number;
   readonly #process: ChildProcess;
   readonly #exited: Promise<unknown>;
-  readonly #stderr: string[] = [];
+  readonly #said: string[] = [];
   readonly #listeners = new Set<(line: string) => void>();
   #stdout = "";
 
@@ -34,24 +37,32 @@ export class Child implements AsyncDisposable {
     running.add(this.#process);
     this.#process.on("close", () => running.delete(this.#process));
     this.#process.stdout!.setEncoding("utf8").on("data", (text: string) => (this.#stdout += text));
-    createInterface({ input: this.#process.stderr! }).on("line", (line) => {
-      this.#stderr.push(line);
-      if (this.#stderr.length > keptLines) this.#stderr.shift();
-      for (const listener of this.#listeners) listener(line);
-    });
+    this.#hear(this.#process.stderr!);
+    if (options.program !== undefined) this.#hear(this.#process.stdout!);
     // A pipe to a child that has died is no news: its exit code says so.
     this.#process.stdin!.on("error", () => {});
-    if (this.#process.pid === undefined) throw new Error(`cannot start ${command}`);
+    if (this.#process.pid === undefined) {
+      this.#exited.catch(() => {}); // nobody will wait for what never began
+      throw new Error(`cannot start ${command}: install it, or put it on PATH`);
+    }
     this.pid = this.#process.pid;
   }
 
-  /** Calls `listener` with every later line of stderr; returns what ends that. */
+  #hear(input: Readable): void {
+    createInterface({ input }).on("line", (line) => {
+      this.#said.push(line);
+      if (this.#said.length > keptLines) this.#said.shift();
+      for (const listener of this.#listeners) listener(line);
+    });
+  }
+
+  /** Calls `listener` with every later line that it says; returns what ends that. */
   onLine(listener: (line: string) => void): () => void {
     this.#listeners.add(listener);
     return () => this.#listeners.delete(listener);
   }
 
-  /** The first line of stderr that `accepts`; rejects when the child dies or `timeoutMs` pass before. */
+  /** The first line that `accepts`; rejects when the child dies or `timeoutMs` pass before. */
   async line(accepts: (line: string) => boolean, timeoutMs: number): Promise<string> {
     const found = Promise.withResolvers<string>();
     const stop = this.onLine((line) => accepts(line) && found.resolve(line));
@@ -94,7 +105,7 @@ export class Child implements AsyncDisposable {
 
   #error(what: string): Error {
     const command = this.#process.spawnargs.join(" ").slice(0, 200);
-    return new Error(`${command}: ${what}\n${this.#stderr.join("\n")}`);
+    return new Error(`${command}: ${what}\n${this.#said.join("\n")}`);
   }
 }
 
@@ -104,8 +115,8 @@ export function killChildren(): void {
 }
 
 function commandLine(file: string, args: readonly string[], options: ChildOptions): string[] {
-  const node = [process.execPath, file, ...args];
-  const pinned = options.core === undefined ? node : ["taskset", "-c", String(options.core), ...node];
+  const bare = [options.program ?? process.execPath, file, ...args];
+  const pinned = options.core === undefined ? bare : ["taskset", "-c", String(options.core), ...bare];
   if (options.maxFiles === undefined) return pinned;
   // Above the hard limit only root may go; then the hard limit must do, and openFiles() tells.
   const script = 'ulimit -n "$0" 2>/dev/null || ulimit -n "$(ulimit -H -n)"; exec "$@"';
@@ -132,10 +143,28 @@ export function pickCores(): Cores | undefined {
 
 /** User and system time of a process so far, in steps of 10 ms. */
 export function cpuMs(pid: number): number {
-  // The second field, the name in parentheses, may hold spaces: count from behind it.
-  const stat = proc(pid, "stat");
-  const fields = stat.slice(stat.lastIndexOf(")") + 2).split(" ");
+  const fields = stat(pid);
   return (Number(fields[11]) + Number(fields[12])) * 10;
+}
+
+/** The same of the children of a process, those that have ended included. */
+export function childrenCpuMs(pid: number): number {
+  const fields = stat(pid);
+  const ended = (Number(fields[13]) + Number(fields[14])) * 10;
+  return readdirSync("/proc").reduce((sum, name) => {
+    if (!/^\d+$/.test(name)) return sum;
+    try {
+      return stat(Number(name))[1] === String(pid) ? sum + cpuMs(Number(name)) : sum;
+    } catch {
+      return sum; // it has ended since the folder was read
+    }
+  }, ended);
+}
+
+/** From the third field on. The second, the name in parentheses, may hold spaces: count from behind it. */
+function stat(pid: number): string[] {
+  const text = proc(pid, "stat");
+  return text.slice(text.lastIndexOf(")") + 2).split(" ");
 }
 
 /**

@@ -50,7 +50,7 @@ export class RedisServer implements AsyncDisposable {
       `bind ${host}`,
       `port ${port}`,
       `dir "${folder}"`,
-      "appendonly yes",
+      `appendonly ${process.env["BENCH_REDIS_AOF"] ?? "yes"}`,
       "appendfsync everysec",
       'save ""',
       "auto-aof-rewrite-min-size 4gb",

@@ -105,6 +105,7 @@ function format(value: number, unit: Unit): string {
   if (!Number.isFinite(value)) return "not measured";
   const decimals = {
     ms: 1,
+    µs: 1,
     "%": 1,
     "req/s": 0,
     KB: value < 1000 ? 1 : 0,

@@ -20,11 +20,25 @@ import { embedded } from "./scenarios/embedded.ts";
 import { floor } from "./scenarios/floor.ts";
 import { held } from "./scenarios/held.ts";
 import { latencyIdle } from "./scenarios/latency-idle.ts";
+import { redis } from "./scenarios/redis.ts";
+import { redisLatency } from "./scenarios/redis-latency.ts";
+import { redisTenThousand } from "./scenarios/redis-10k.ts";
 import { saturated } from "./scenarios/saturated.ts";
 import { start } from "./scenarios/start.ts";
 import { tenThousand } from "./scenarios/ten-thousand.ts";
 
-const scenarios: readonly Scenario[] = [start, latencyIdle, saturated, floor, embedded, tenThousand, held];
+const scenarios: readonly Scenario[] = [
+  start,
+  latencyIdle,
+  saturated,
+  floor,
+  embedded,
+  tenThousand,
+  held,
+  redisLatency,
+  redis,
+  redisTenThousand,
+];
 
 interface Command {
   readonly chosen: readonly Scenario[];
@@ -98,7 +112,7 @@ async function main(command: Command): Promise<number> {
     killChildren();
     rmSync(dir, { recursive: true, force: true });
   });
-  for (const signal of ["SIGINT", "SIGTERM"] as const) {
+  for (const signal of ["SIGINT", "SIGTERM", "SIGHUP"] as const) {
     // Cleaned up, it dies by the same signal, so that a shell or a CI sees what happened.
     process.once(signal, () => {
       killChildren();

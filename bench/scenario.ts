@@ -30,7 +30,7 @@ export interface Report {
   readonly notes: readonly string[];
 }
 
-export type Unit = "ms" | "%" | "req/s" | "KB" | "ratio" | "count";
+export type Unit = "ms" | "µs" | "%" | "req/s" | "KB" | "ratio" | "count";
 
 export interface Goal {
   readonly is: "<" | "<=" | ">=";
@@ -97,6 +97,12 @@ export function tickText(tick: Tick, seconds: number): string {
   const p99 = tick.p99Ms === null ? "" : `, p99 ${tick.p99Ms.toFixed(1)} ms`;
   const time = `${tick.seconds.toFixed(0)} s of ${seconds.toFixed(0)} s`;
   return `${time}, ${rate} req/s${p99}, errors ${tick.errors}`;
+}
+
+export function median(values: readonly number[]): number {
+  const sorted = values.toSorted((a, b) => a - b);
+  const middle = sorted.length >> 1;
+  return sorted.length % 2 === 1 ? sorted[middle]! : (sorted[middle - 1]! + sorted[middle]!) / 2;
 }
 
 function percent(share: number): string {

@@ -2,8 +2,9 @@
  * The servers under load: Ferry with a generated configuration, and the floor it is measured against.
  *
  * Ferry runs as its users run it, `ferry serve -c ferry.yaml` in a process of its own, on two free
- * ports of 127.0.0.1. It counts as up when it prints its `ready` line on stderr. Its batches, tasks
- * and busy time are read from the admin listener, so what is reported is what its operator would see.
+ * ports of 127.0.0.1; with a `role` it is a part of a fleet (redis.ts). It counts as up when it prints
+ * its `ready` line on stderr. Its batches, tasks and busy time are read from the admin listener, so what
+ * is reported is what its operator would see.
  */
 import { mkdtempSync, writeFileSync } from "node:fs";
 import { createServer, type AddressInfo } from "node:net";
@@ -11,7 +12,7 @@ import { join } from "node:path";
 import type { Target } from "./connection.ts";
 import { Child, type ChildOptions } from "./process.ts";
 
-const host = "127.0.0.1";
+export const host = "127.0.0.1";
 const readyTimeoutMs = 20_000;
 /** FERRY_CLI measures another checkout with this one's benchmark. */
 const cli = process.env["FERRY_CLI"] ?? join(import.meta.dirname, "../src/cli.ts");
@@ -28,10 +29,12 @@ export interface SimulatedModel {
   readonly timeouts?: { readonly queueMs: number; readonly workerMs: number; readonly totalMs: number };
 }
 
-export interface FerrySetup extends ChildOptions {
+export interface FerrySetup extends Omit<ChildOptions, "program"> {
   /** Where the configuration is written. */
   readonly dir: string;
   readonly models: readonly SimulatedModel[];
+  /** Left out: one process that does all. */
+  readonly role?: "gateway" | "batcher";
   /** Further settings, as in ferry.yaml. */
   readonly settings?: Readonly<Record<string, unknown>>;
 }
@@ -56,6 +59,7 @@ export interface Work {
 
 export class FerryServer implements AsyncDisposable {
   readonly pid: number;
+  /** A batcher does not listen there. */
   readonly target: Target;
   /** From spawn to the ready line. */
   readonly readyMs: number;
@@ -76,7 +80,8 @@ export class FerryServer implements AsyncDisposable {
     // JSON is YAML.
     writeFileSync(file, JSON.stringify(configuration(setup, port!, adminPort!), null, 2));
     const spawnedAt = performance.now();
-    const child = new Child(cli, ["serve", "-c", file], setup);
+    const role = setup.role === undefined ? [] : ["--role", setup.role];
+    const child = new Child(cli, ["serve", "-c", file, ...role], setup);
     await ready(child);
     return new FerryServer(child, port!, adminPort!, performance.now() - spawnedAt);
   }
@@ -95,6 +100,12 @@ export class FerryServer implements AsyncDisposable {
 
   async health(): Promise<Health> {
     return (await this.#get("/internal/health")) as Health;
+  }
+
+  /** When a task came to its end, in whole milliseconds since 1970, rounded down. */
+  async settledAt(id: string): Promise<number> {
+    const { settled_at } = (await this.#get(`/internal/requests/${id}`)) as { settled_at?: string };
+    return settled_at === undefined ? NaN : Date.parse(settled_at);
   }
 
   async #get(path: string): Promise<unknown> {
@@ -176,7 +187,7 @@ function configuration(setup: FerrySetup, port: number, adminPort: number): unkn
 }
 
 /** Held open together, so that they differ; free when this returns, and nobody promised to stay away. */
-async function freePorts(count: number): Promise<number[]> {
+export async function freePorts(count: number): Promise<number[]> {
   const servers = Array.from({ length: count }, () => createServer());
   const ports = servers.map(
     (server) =>

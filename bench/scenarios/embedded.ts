@@ -15,7 +15,15 @@
 import { measure, type Measured } from "../generator.ts";
 import type { LoadSpec } from "../load.ts";
 import { FerryServer, FloorServer, workBetween, type Counters } from "../server.ts";
-import { durationMs, figure, loadNotes, type Bench, type Report, type Scenario } from "../scenario.ts";
+import {
+  durationMs,
+  figure,
+  loadNotes,
+  median,
+  type Bench,
+  type Report,
+  type Scenario,
+} from "../scenario.ts";
 
 const callers = 256;
 
@@ -105,10 +113,4 @@ function report(
     ],
     notes,
   };
-}
-
-function median(values: readonly number[]): number {
-  const sorted = values.toSorted((a, b) => a - b);
-  const middle = sorted.length >> 1;
-  return sorted.length % 2 === 1 ? sorted[middle]! : (sorted[middle - 1]! + sorted[middle]!) / 2;
 }

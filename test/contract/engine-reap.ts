@@ -20,6 +20,7 @@ export function reapContract(holds: Holds): void {
   describe("reap", () => {
     timeouts(holds);
     leases(holds);
+    lostLeases(holds);
     forgetting(holds);
     instants(holds);
     hints(holds);
@@ -126,6 +127,48 @@ function leases(holds: Holds): void {
     await stage.pass(LEASE_MS);
     assert.equal(await settledAt(stage, id), startedAt + TOTAL_MS);
   });
+}
+
+/** Time enough for many leases. */
+const PATIENT = { models: new Map([["embed", { queueMs: 60_000, totalMs: 60_000 }]]) };
+
+function lostLeases(holds: Holds): void {
+  const longLived = (stage: Stage) => ({ deadlineAt: stage.now + 60_000 });
+
+  holds(
+    "a task whose leases run out rides alone from the second time on",
+    async (stage) => {
+      const ids = new Set(await stage.queueMany(3, longLived(stage)));
+      for (const together of [3, 3]) {
+        assert.equal((await stage.claim()).tasks.length, together);
+        await stage.pass(LEASE_MS);
+      }
+      const alone: string[] = [];
+      for (let lease = await stage.claim(); lease.tasks.length > 0; lease = await stage.claim()) {
+        assert.equal(lease.tasks.length, 1);
+        alone.push(...idsOf(lease));
+      }
+      assert.deepEqual(new Set(alone), ids);
+    },
+    PATIENT,
+  );
+
+  holds(
+    "and is a dead letter when its fourth attempt ends like that",
+    async (stage) => {
+      const id = await stage.queue(longLived(stage));
+      for (let attempt = 1; attempt <= 4; attempt++) {
+        assert.equal((await stage.claim()).tasks[0]?.attempt, attempt);
+        await stage.pass(LEASE_MS);
+      }
+      assert.equal(await stage.code(id), "INFERENCE_FAILED");
+      const letter = await stage.engine.deadLetters.get(id);
+      assert.deepEqual([letter?.attempts, letter?.task.input], [4, '"in"']);
+      assert.equal(await stage.engine.deadLetters.replay(id), true);
+      assert.equal((await stage.claim()).tasks[0]?.attempt, 1);
+    },
+    PATIENT,
+  );
 }
 
 function forgetting(holds: Holds): void {
