@@ -84,6 +84,8 @@ export function metaFrame(task: Task, sharing: Sharing, clock: RedisClock): Buff
 
 /** What a reader of the outcome must know comes first: an outcome keeps no more. */
 const OUTCOME_TEXTS = 6;
+/** What `lua/common.lua` puts before the frame of a kept outcome. */
+const HEAD_TEXTS = 4;
 
 function metaTexts(task: Task, sharing: Sharing, clock: RedisClock): string[] {
   const { tenant, tier, model, parameters, content, createdAt, deadlineAt } = task;
@@ -188,8 +190,12 @@ export function resultValue(
   const reusable = reusableAt === 0 ? "0" : clock.shared(reusableAt);
   const expires = clock.shared(expiresAt);
   const value = frame([tenant, "0", expires, reusable, ...outcomeParts(fields, outcome, clock)]);
-  const headBytes = 4 * LENGTH_BYTES + Buffer.byteLength(tenant) + 1 + expires.length + reusable.length;
-  return { value, bytes: value.subarray(headBytes) };
+  return { value, bytes: frameOf(value) };
+}
+
+/** What scripts must know comes first; the rest is the outcome's frame. */
+export function frameOf(value: Buffer): Buffer {
+  return value.subarray(firstTexts(value, HEAD_TEXTS).length);
 }
 
 function outcomeParts(

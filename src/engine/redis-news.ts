@@ -9,7 +9,7 @@
 import type { Alarm } from "../clock.ts";
 import { homeIn } from "../core/home.ts";
 import type { RecordView } from "./engine.ts";
-import { frame, parts as partsOf, readOutcome } from "./redis-frames.ts";
+import { frame, frameOf, parts as partsOf, readOutcome } from "./redis-frames.ts";
 import type { RedisReply } from "../redis/nodes.ts";
 import type { RedisParts } from "./redis-parts.ts";
 
@@ -148,13 +148,10 @@ export class RedisNews {
       const names = some.map((id) => `${keys.bases[homeIn(id) % shards]!}r:${id}`);
       const values = (await nodes.command(shard, ["MGET", ...names])) as (Buffer | null)[];
       const missing: string[] = [];
-      const found: string[] = [];
-      values.forEach((value, which) => (value === null ? missing : found).push(some[which]!));
-      // Whoever is final is read as anybody would read it; there are few who were not told.
-      for (const id of found) {
-        const record = await this.#parts.record(id);
-        if (record?.outcome !== undefined) this.ended(record);
-      }
+      values.forEach((value, which) => {
+        if (value === null) missing.push(some[which]!);
+        else this.endedFrame(some[which]!, frameOf(value));
+      });
       await this.#checkAlive(missing);
     }
   }

@@ -109,15 +109,20 @@ export class RedisPuts {
 
   async #flush(group: number): Promise<void> {
     this.#busy.add(group);
-    for (let next = this.#take(group); next.length > 0; next = this.#take(group)) await this.#send(next);
+    for (let gathered = this.#take(group); gathered.length > 0; gathered = this.#take(group)) {
+      const sends: Promise<void>[] = [];
+      for (let at = 0; at < gathered.length; at += MAX_TOGETHER) {
+        sends.push(this.#send(gathered.slice(at, at + MAX_TOGETHER)));
+      }
+      await Promise.all(sends);
+    }
     this.#busy.delete(group);
   }
 
   #take(group: number): Pending[] {
     const gathered = this.#gathering.get(group) ?? [];
-    const taken = gathered.splice(0, MAX_TOGETHER);
-    if (gathered.length === 0) this.#gathering.delete(group);
-    return taken;
+    this.#gathering.delete(group);
+    return gathered;
   }
 
   async #send(pending: readonly Pending[]): Promise<void> {

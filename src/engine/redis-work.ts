@@ -20,6 +20,7 @@ const BATCH_KEPT_MS = 10 * 60_000;
 const SETTLE_AGAIN_MS = 100;
 /** For a full batch; an empty one is tried for until nothing is there but what has expired. */
 const CLAIM_ROUNDS = 2;
+const MAX_EMPTY_ROUNDS = 100;
 
 const MISSING = "m";
 /** Refusals that an operator or time will lift: a full disk, a lost replica, a full Redis. */
@@ -50,7 +51,9 @@ export class RedisWork {
     const until = clock.now() + request.leaseMs;
     const known = new Map<string, Claimed>();
     let most = request.max;
-    for (let round = 0; known.size < most && (round < CLAIM_ROUNDS || known.size === 0); round++) {
+    const mayGoOn = (round: number): boolean =>
+      round < CLAIM_ROUNDS || (known.size === 0 && round < MAX_EMPTY_ROUNDS);
+    for (let round = 0; known.size < most && mayGoOn(round); round++) {
       const wanted = mirror.plan(request.model, request.parameters, most - known.size, known.size);
       if (wanted.length === 0) break;
       for (const { stream } of wanted) most = Math.min(most, stream.limit);
