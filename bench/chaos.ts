@@ -1,7 +1,7 @@
 /**
  * The chaos run: a fleet on Redis at half load, and every 2 to 10 s something is killed or hangs.
  *
- *   node bench/chaos.ts [--minutes 5] [--seed N] [--topology cluster|pair|single]
+ *   node bench/chaos.ts [--minutes 5] [--seed N] [--topology cluster|pair|single] [--held]
  *
  * Two gateways and three batchers in front of 16 workers (HTTP endpoints in this process, chaos/workers.ts)
  * that need 200 ms for a batch of up to 8: 640 tasks/s at most, and 320 tasks/s are sent. What is killed,
@@ -12,6 +12,8 @@
  * is what faults do, not what deadlines do. A caller tries and waits for 60 s, twice the longest that a task
  * may take, before its task counts as lost.
  *
+ * Callers send tasks to be polled; with --held every other one waits for its answer on its connection instead.
+ *
  * The seed fixes the arrivals and the order of what is drawn; what is well when, and so what is drawn from,
  * is up to the machine. The table goes to stdout, progress to stderr. Exit code 1: something was lost or
  * crossed, or a process ended by itself; 2: usage. FERRY_FLEET_LOG=1 shows what every process says.
@@ -19,6 +21,7 @@
 import { setTimeout as pause } from "node:timers/promises";
 import { parseArgs } from "node:util";
 import { Random } from "../src/core/random.ts";
+import type { Kind } from "../test/e2e/fleet-load.ts";
 import { Fleet, fleetConfig } from "../test/e2e/fleet.ts";
 import { stubModel } from "../test/e2e/stub-worker.ts";
 import { Faults } from "./chaos/faults.ts";
@@ -40,6 +43,7 @@ interface Command {
   readonly minutes: number;
   readonly seed: number;
   readonly topology: Topology;
+  readonly held: boolean;
 }
 
 function parse(args: readonly string[]): Command {
@@ -49,16 +53,17 @@ function parse(args: readonly string[]): Command {
       minutes: { type: "string", default: "5" },
       seed: { type: "string", default: String(Date.now() % 1_000_000) },
       topology: { type: "string", default: "cluster" },
+      held: { type: "boolean", default: false },
     },
   });
   const [minutes, seed, topology] = [Number(values.minutes), Number(values.seed), values.topology];
   if (!(minutes > 0) || !Number.isSafeInteger(seed)) throw new Error("--minutes and --seed are numbers");
   if (topology !== "cluster" && topology !== "pair" && topology !== "single")
     throw new Error("--topology is cluster, pair or single");
-  return { minutes, seed, topology };
+  return { minutes, seed, topology, held: values.held };
 }
 
-async function run({ minutes, seed, topology }: Command): Promise<boolean> {
+async function run({ minutes, seed, topology, held }: Command): Promise<boolean> {
   await using stack = new AsyncDisposableStack();
   const store = stack.use(await startStore(topology));
   const workers = stack.use(await Workers.start(WORKERS.count, WORKERS.serviceMs));
@@ -70,7 +75,8 @@ async function run({ minutes, seed, topology }: Command): Promise<boolean> {
 
   const startedAt = performance.now();
   const endsAt = startedAt + minutes * 60_000;
-  const loop = new OpenLoop(() => fleet.doors, new Random(seed + 0.5), PATIENCE_MS);
+  const kinds: Kind[] = held ? ["held", "polled"] : ["polled"];
+  const loop = new OpenLoop(() => fleet.doors, kinds, new Random(seed + 0.5), PATIENCE_MS);
   const tell = (text: string): void => {
     const at = ((performance.now() - startedAt) / 1000).toFixed(1).padStart(6);
     process.stderr.write(`${at} s  ${text}\n`);
@@ -88,8 +94,8 @@ async function run({ minutes, seed, topology }: Command): Promise<boolean> {
     deaths: faults.deaths,
     workers,
     left: await leftOver(fleet),
+    saidLost: linesSaying("task lost", fleet),
   };
-  if (process.env["DUMP"]) (await import("node:fs")).writeFileSync(process.env["DUMP"], JSON.stringify({startedAt, faults: faults.list, refusals: loop.ledger.refusals.map((r)=>({...r, at: r.at-startedAt}))}));
   process.stdout.write(`${render(outcome, GOALS)}\n`);
   for (const account of accounts(outcome, startedAt)) process.stdout.write(`${account}\n`);
   return isWhole(outcome);
@@ -104,6 +110,10 @@ function showProgress({ ledger }: OpenLoop, tell: (text: string) => void): Dispo
     tell(`sent ${size}, answered ${ledger.answered}, open ${size - ledger.answered}, refused ${more} times`);
   }, PROGRESS_MS);
   return { [Symbol.dispose]: () => clearInterval(timer) };
+}
+
+function linesSaying(msg: string, { gateways, batchers }: Fleet): number {
+  return [...gateways, ...batchers].flatMap(({ lines }) => lines).filter((line) => line.msg === msg).length;
 }
 
 /** Waits a moment for the last beat of the counters. */

@@ -1,0 +1,301 @@
+/**
+ * A fleet as its operators run it: gateways and batchers, each `ferry serve --role …` with a config file of
+ * its own, on one Redis.
+ *
+ *   await using fleet = await Fleet.start({ gateways: 2, batchers: 1 }, fleetConfig(redis, [model]));
+ *   await fleet.gateways[0].post({ input: "a" });
+ *   await fleet.batchers[0].kill();          // kill -9; pause and resume: SIGSTOP and SIGCONT
+ *   await fleet.add("batcher");
+ *
+ * `Part` is the sibling of the harness's `Ferry`, which is always a whole Ferry in one process. Everything
+ * ends with the test, also parts that are paused. A part that ended by itself fails the test.
+ * FERRY_FLEET_LOG=1 shows on stderr what every part says.
+ */
+import assert from "node:assert/strict";
+import { spawn, type ChildProcess } from "node:child_process";
+import { once } from "node:events";
+import { join } from "node:path";
+import { createInterface } from "node:readline";
+import { Agent, request, type Dispatcher } from "undici";
+import {
+  Answer,
+  eventually,
+  Folder,
+  ROOT,
+  writeConfig,
+  type Body,
+  type Config,
+  type Exit,
+  type Headers,
+  type Health,
+  type LogLine,
+} from "./harness.ts";
+
+export type Role = "gateway" | "batcher";
+
+const START_MS = 30_000;
+/** Beyond the short drain that `writeConfig` sets. */
+const END_MS = 8000;
+/** An answer that takes longer is none; no test here holds a caller for so long. */
+const ANSWER_MS = 60_000;
+const SHOW = process.env["FERRY_FLEET_LOG"] === "1";
+
+/** Nobody's deadline is what these tests are about, unless they say so. */
+export const patient = { queueMs: 30_000, workerMs: 10_000, totalMs: 40_000 };
+
+/** A config on this Redis (or Redises), with times short enough for a test. */
+export function fleetConfig(
+  redis: Readonly<Record<string, unknown>>,
+  models: readonly object[],
+  more: Config = {},
+): Config {
+  return { engine: { kind: "redis", ...redis }, models, ...more };
+}
+
+export interface WorkerRow {
+  readonly name: string;
+  readonly state: string;
+  readonly in_flight: number;
+  readonly batches: number;
+  /** Who holds its lease; "" while nobody does. */
+  readonly batcher: string;
+}
+
+export class Part implements AsyncDisposable {
+  readonly role: Role;
+  readonly lines: LogLine[] = [];
+  readonly exited: Promise<Exit>;
+  url = "";
+  adminUrl = "";
+  readonly #process: ChildProcess;
+  readonly #folder: Folder;
+  readonly #agent = new Agent({ headersTimeout: ANSWER_MS, bodyTimeout: ANSWER_MS });
+  #ending = false;
+
+  private constructor(role: Role, process: ChildProcess, folder: Folder) {
+    this.role = role;
+    this.#process = process;
+    this.#folder = folder;
+    this.exited = once(process, "exit").then((end) => ({ code: end[0], signal: end[1] }));
+    createInterface({ input: process.stderr! }).on("line", (line) => this.#note(line));
+    process.stdout!.resume();
+  }
+
+  static async start(role: Role, config: Config): Promise<Part> {
+    const folder = await Folder.make();
+    const words = ["serve", "-c", await writeConfig(folder, config), "--role", role];
+    const child = spawn(join(ROOT, "bin/ferry"), words, { stdio: ["ignore", "pipe", "pipe"] });
+    const part = new Part(role, child, folder);
+    try {
+      const ready = await part.line((line) => line.msg === "ready", START_MS);
+      part.url = role === "gateway" ? String(ready["listen"]) : "";
+      part.adminUrl = String(ready["admin"]);
+    } catch (error) {
+      await part.kill();
+      await part[Symbol.asyncDispose]();
+      throw error;
+    }
+    return part;
+  }
+
+  get pid(): number {
+    return this.#process.pid!;
+  }
+
+  get runs(): boolean {
+    return this.#process.exitCode === null && this.#process.signalCode === null;
+  }
+
+  /** The first line on stderr, past or to come, that fits. */
+  async line(fits: (line: LogLine) => boolean, withinMs = 10_000): Promise<LogLine> {
+    let found: LogLine | undefined;
+    const look = (): boolean => (found = this.lines.find(fits)) !== undefined || !this.runs;
+    await eventually(look, withinMs).catch(() => undefined);
+    // The last lines may come after the exit; the pipe is read to its end within a moment.
+    if (found === undefined) await eventually(() => (found = this.lines.find(fits)) !== undefined, 200);
+    return found!;
+  }
+
+  stderr(): string {
+    return this.lines.map((line) => JSON.stringify(line)).join("\n");
+  }
+
+  post(body: unknown, headers: Headers = {}, signal?: AbortSignal): Promise<Answer> {
+    const fields = { "content-type": "application/json", ...headers };
+    return this.#ask("POST", `${this.url}/v1/inference`, fields, JSON.stringify(body), signal);
+  }
+
+  get(path: string, signal?: AbortSignal): Promise<Answer> {
+    return this.#ask("GET", this.url + path, {}, undefined, signal);
+  }
+
+  delete(path: string): Promise<Answer> {
+    return this.#ask("DELETE", this.url + path, {});
+  }
+
+  admin(path: string, method: Dispatcher.HttpMethod = "GET"): Promise<Answer> {
+    return this.#ask(method, this.adminUrl + path, {});
+  }
+
+  /** Sends a task that nobody waits for; its id. */
+  async accept(body: unknown, headers: Headers = {}): Promise<string> {
+    const answer = await this.post(body, { prefer: "respond-async", ...headers });
+    assert.equal(answer.status, 202, answer.text);
+    return answer.json.task_id!;
+  }
+
+  /** Long-polls until the task has ended; its result. */
+  async result(id: string, withinMs = 20_000): Promise<Body> {
+    const deadline = performance.now() + withinMs;
+    for (;;) {
+      const left = Math.max(0, Math.ceil((deadline - performance.now()) / 1000));
+      const answer = await this.get(`/v1/result/${id}?wait=${left}`);
+      assert.equal(answer.status, 200, `${id}: ${answer.text}`);
+      if (answer.json.status !== "PENDING") return answer.json;
+      assert.ok(left > 0, `${id} is still PENDING after ${withinMs} ms`);
+    }
+  }
+
+  async health(): Promise<Health> {
+    return JSON.parse((await this.admin("/internal/health")).text) as Health;
+  }
+
+  async workers(): Promise<WorkerRow[]> {
+    return (JSON.parse((await this.admin("/internal/workers")).text) as { workers: WorkerRow[] }).workers;
+  }
+
+  /** kill -9, and wait until it is gone. */
+  async kill(): Promise<void> {
+    await this.#end("SIGKILL");
+  }
+
+  /** SIGTERM, and wait for the end. */
+  async stop(): Promise<Exit> {
+    return this.#end("SIGTERM");
+  }
+
+  pause(): void {
+    process.kill(this.pid, "SIGSTOP");
+  }
+
+  resume(): void {
+    process.kill(this.pid, "SIGCONT");
+  }
+
+  async [Symbol.asyncDispose](): Promise<void> {
+    const diedAlone = !this.#ending && !this.runs;
+    if (this.runs) {
+      this.resume();
+      const late = setTimeout(() => this.#process.kill("SIGKILL"), END_MS);
+      await this.#end("SIGTERM");
+      clearTimeout(late);
+    }
+    await this.#agent.destroy();
+    await this.#folder[Symbol.asyncDispose]();
+    assert.ok(!diedAlone, `the ${this.role} ended by itself:\n${this.stderr()}`);
+  }
+
+  #end(signal: NodeJS.Signals): Promise<Exit> {
+    this.#ending = true;
+    this.#process.kill(signal);
+    return this.exited;
+  }
+
+  #note(text: string): void {
+    if (SHOW) process.stderr.write(`${this.role} ${this.pid}: ${text}\n`);
+    try {
+      this.lines.push(JSON.parse(text) as LogLine);
+    } catch {
+      this.lines.push({ text });
+    }
+  }
+
+  async #ask(
+    method: Dispatcher.HttpMethod,
+    url: string,
+    headers: Headers,
+    body?: string,
+    signal?: AbortSignal,
+  ): Promise<Answer> {
+    const dispatcher = this.#agent;
+    const options = { method, headers, body: body ?? null, signal: signal ?? null, dispatcher };
+    const answer = await request(url, options);
+    return new Answer(answer.statusCode, answer.headers, await answer.body.text());
+  }
+}
+
+export class Fleet implements AsyncDisposable {
+  /** All that were started, the dead ones too. */
+  readonly gateways: Part[] = [];
+  readonly batchers: Part[] = [];
+  readonly #config: Config;
+
+  constructor(config: Config) {
+    this.#config = config;
+  }
+
+  /** Starts them side by side; with batchers, resolves when every gateway takes work. */
+  static async start(
+    counts: { readonly gateways: number; readonly batchers: number },
+    config: Config,
+  ): Promise<Fleet> {
+    const fleet = new Fleet(config);
+    const roles: Role[] = [
+      ...Array.from({ length: counts.gateways }, (): Role => "gateway"),
+      ...Array.from({ length: counts.batchers }, (): Role => "batcher"),
+    ];
+    const starts = await Promise.allSettled(roles.map((role) => fleet.add(role)));
+    const failure = starts.find((start) => start.status === "rejected");
+    try {
+      if (failure !== undefined) throw failure.reason;
+      if (counts.batchers > 0) await fleet.serves();
+      return fleet;
+    } catch (error) {
+      await fleet[Symbol.asyncDispose]();
+      throw error;
+    }
+  }
+
+  /** Every gateway that runs has heard of a worker: before that it refuses, rightly. */
+  async serves(withinMs = 10_000): Promise<void> {
+    const hears = async (door: Part): Promise<boolean> => (await door.health()).healthy_workers > 0;
+    await eventually(async () => (await Promise.all(this.doors.map(hears))).every(Boolean), withinMs);
+  }
+
+  /** How many workers each batcher holds, the fewest first, as a gateway sees it. */
+  async shares(): Promise<number[]> {
+    const shares = new Map<string, number>();
+    for (const { batcher } of await this.doors[0]!.workers())
+      if (batcher !== "") shares.set(batcher, (shares.get(batcher) ?? 0) + 1);
+    return [...shares.values()].sort((a, b) => a - b);
+  }
+
+  /** The workers are spread like this: `[2, 2]` is two batchers with two each. */
+  async spread(shares: readonly number[], withinMs = 10_000): Promise<void> {
+    let last: readonly number[] = [];
+    const holds = async (): Promise<boolean> => String((last = await this.shares())) === String(shares);
+    await eventually(holds, withinMs).catch(() => {
+      throw new Error(
+        `the workers are spread ${last.join("/")}, not ${shares.join("/")}, after ${withinMs} ms`,
+      );
+    });
+  }
+
+  async add(role: Role, more: Config = {}): Promise<Part> {
+    const part = await Part.start(role, { ...this.#config, ...more });
+    (role === "gateway" ? this.gateways : this.batchers).push(part);
+    return part;
+  }
+
+  /** The gateways that run. */
+  get doors(): Part[] {
+    return this.gateways.filter(({ runs }) => runs);
+  }
+
+  async [Symbol.asyncDispose](): Promise<void> {
+    const parts = [...this.gateways, ...this.batchers];
+    const ends = await Promise.allSettled(parts.map((part) => part[Symbol.asyncDispose]()));
+    const failure = ends.find((end) => end.status === "rejected");
+    if (failure !== undefined) throw failure.reason;
+  }
+}

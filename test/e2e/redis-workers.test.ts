@@ -1,0 +1,103 @@
+/** Batchers that list the same workers: each worker belongs to one of them, and never sees two batches. */
+import assert from "node:assert/strict";
+import { describe, test } from "node:test";
+import { startServer } from "../redis/servers.ts";
+import { Load } from "./fleet-load.ts";
+import { Fleet, fleetConfig, patient } from "./fleet.ts";
+import { eventually } from "./harness.ts";
+import { stubModel, StubWorker } from "./stub-worker.ts";
+
+/** A worker that needs a while, and knows how many batches it had at once. */
+async function fourWorkers(stack: AsyncDisposableStack, serviceMs: number): Promise<StubWorker[]> {
+  const workers: StubWorker[] = [];
+  for (let i = 0; i < 4; i++) {
+    const worker = await StubWorker.listen((call) => void setTimeout(() => call.echo(), serviceMs));
+    workers.push(stack.use(worker));
+  }
+  return workers;
+}
+
+const mostAtOnce = (workers: readonly StubWorker[]): number[] => workers.map((each) => each.mostAtOnce);
+
+describe("two batchers, four workers", () => {
+  test("two each; all four with the one that is left, within 3 s; two each again", async () => {
+    await using stack = new AsyncDisposableStack();
+    const redis = stack.use(await startServer());
+    const workers = await fourWorkers(stack, 30);
+    const model = stubModel(workers, { timeouts: patient, maxBatchSize: 4 });
+    const config = fleetConfig({ url: redis.url }, [model]);
+    const fleet = stack.use(await Fleet.start({ gateways: 1, batchers: 2 }, config));
+    await fleet.spread([2, 2], 5000);
+    await using load = new Load(() => fleet.doors, { callers: 24 });
+    await load.more(200);
+    assert.deepEqual(mostAtOnce(workers), [1, 1, 1, 1]);
+
+    const killedAt = performance.now();
+    await fleet.batchers[0]!.kill();
+    const before = workers.map(({ calls }) => calls.length);
+    const allRun = (): boolean => workers.every(({ calls }, at) => calls.length > before[at]!);
+    await eventually(allRun, 10_000);
+    const takenOverMs = performance.now() - killedAt;
+    await fleet.spread([4], 5000);
+    // A worker whose batcher was killed still has that call for a moment: killed connections end it.
+    assert.ok(takenOverMs < 3000, `taken over after ${takenOverMs.toFixed(0)} ms`);
+    const afterKill = mostAtOnce(workers);
+
+    await fleet.add("batcher");
+    await fleet.spread([2, 2], 5000);
+    await load.more(200);
+    (await load.stop()).assertWhole();
+    assert.deepEqual(mostAtOnce(workers), afterKill);
+    assert.deepEqual(mostAtOnce(workers), [1, 1, 1, 1]);
+  });
+
+  test("a batcher that comes takes its share under load, and nobody is refused", async () => {
+    await using stack = new AsyncDisposableStack();
+    const redis = stack.use(await startServer());
+    const workers = await fourWorkers(stack, 50);
+    const model = stubModel(workers, { timeouts: patient, maxBatchSize: 4 });
+    const config = fleetConfig({ url: redis.url }, [model]);
+    const fleet = stack.use(await Fleet.start({ gateways: 1, batchers: 1 }, config));
+    await fleet.spread([4], 5000);
+    await using load = new Load(() => fleet.doors, { callers: 24 });
+    await load.more(100);
+    await fleet.add("batcher");
+    await fleet.spread([2, 2], 5000);
+    await load.more(100);
+    await fleet.batchers[1]!.stop();
+    await fleet.spread([4], 5000);
+    await load.more(100);
+    const ledger = await load.stop();
+    ledger.assertWhole();
+    assert.deepEqual(ledger.refusals, []);
+    assert.deepEqual(mostAtOnce(workers), [1, 1, 1, 1]);
+  });
+
+  test("a paused batcher starts nothing on a worker that is another's when it wakes", async () => {
+    await using stack = new AsyncDisposableStack();
+    const redis = stack.use(await startServer());
+    const workers = await fourWorkers(stack, 40);
+    const model = stubModel(workers, { timeouts: patient, maxBatchSize: 4 });
+    const config = fleetConfig(
+      { url: redis.url, leaseMs: 1000, commandTimeoutMs: 400, beatMs: 200, aliveMs: 800 },
+      [model],
+    );
+    const fleet = stack.use(await Fleet.start({ gateways: 1, batchers: 2 }, config));
+    await fleet.spread([2, 2], 5000);
+    await using load = new Load(() => fleet.doors, { callers: 32 });
+    for (let round = 0; round < 3; round++) {
+      await load.more(60);
+      const zombie = fleet.batchers[round % 2]!;
+      zombie.pause();
+      await fleet.spread([4], 5000);
+      // Calls that the paused one had open end by themselves: it does not read their answers.
+      await load.more(60);
+      for (const worker of workers) worker.mostAtOnce = 0;
+      zombie.resume();
+      await fleet.spread([2, 2], 5000);
+      await load.more(60);
+      assert.deepEqual(mostAtOnce(workers), [1, 1, 1, 1], `round ${round}`);
+    }
+    (await load.stop()).assertWhole();
+  });
+});
