@@ -17,11 +17,16 @@ interface Awaited {
   readonly since: number;
   /** Nobody waits any longer after this. */
   until: number;
-  missing: boolean;
+  /** Redis has said that it has the task; before that it need not know it. */
+  accepted: boolean;
+  /** How often in a row it was found nowhere. */
+  missing: number;
 }
 
 /** Ids in one MGET. */
 const LOOK_UP_TOGETHER = 500;
+/** Once may be a moment between two answers, or between two servers. */
+const LOST_AFTER_LOOKS = 3;
 const MAX_SENDERS = 10_000;
 /** A caller hears of a deadline from its own clock; the record may say so a little later. */
 const PATIENCE_MS = 5000;
@@ -65,14 +70,20 @@ export class RedisNews {
     return this.#awaited.size;
   }
 
-  /** Listen for the end of `id`. */
+  /** Listen for the end of `id`, which may not be there yet. */
   expect(id: string, until: number): void {
     const awaited = this.#awaited.get(id);
-    if (awaited === undefined) {
-      this.#awaited.set(id, { since: this.#parts.clock.now(), until: until + PATIENCE_MS, missing: false });
-    } else {
-      awaited.until = Math.max(awaited.until, until + PATIENCE_MS);
+    if (awaited !== undefined) awaited.until = Math.max(awaited.until, until + PATIENCE_MS);
+    else {
+      const since = this.#parts.clock.now();
+      this.#awaited.set(id, { since, until: until + PATIENCE_MS, accepted: false, missing: 0 });
     }
+  }
+
+  /** From here on Redis must know it. */
+  accepted(id: string): void {
+    const awaited = this.#awaited.get(id);
+    if (awaited !== undefined) awaited.accepted = true;
   }
 
   unexpect(id: string): void {
@@ -156,7 +167,7 @@ export class RedisNews {
     }
   }
 
-  /** Not final, so it must be in its shard's states; twice in neither place, and it is lost. */
+  /** Not final, so it must be in its shard's states; in neither place again and again, and it is lost. */
   async #checkAlive(ids: readonly string[]): Promise<void> {
     const { nodes, keys, shards } = this.#parts;
     const byShard = Map.groupBy(ids, (id) => homeIn(id) % shards);
@@ -172,13 +183,11 @@ export class RedisNews {
 
   #looked(id: string, alive: boolean): void {
     const awaited = this.#awaited.get(id);
-    if (awaited === undefined) return;
-    if (alive) awaited.missing = false;
-    else if (awaited.missing) {
-      this.#awaited.delete(id);
-      const why = "accepted, but Redis knows neither the task nor its outcome";
-      this.#parts.events.emit("task.lost", { id, model: "", why });
-    } else awaited.missing = true;
+    if (awaited === undefined || !awaited.accepted) return;
+    awaited.missing = alive ? 0 : awaited.missing + 1;
+    if (awaited.missing !== LOST_AFTER_LOOKS) return;
+    const why = "accepted, but Redis knows neither the task nor its outcome";
+    this.#parts.events.emit("task.lost", { id, model: "", why });
   }
 }
 

@@ -11,11 +11,12 @@ import type { Task } from "../core/task.ts";
 import type { PutReply, Sharing } from "./engine.ts";
 import { bodyFrame, frame, readOutcome, texts } from "./redis-frames.ts";
 import { digest, indexName, streamFamily } from "./redis-keys.ts";
-import type { Arg, RedisReply } from "../redis/nodes.ts";
+import { type Arg, type RedisReply, StoreAway } from "../redis/nodes.ts";
 import { overloaded, type RedisParts } from "./redis-parts.ts";
 import { scripts } from "./redis-scripts.ts";
 
 interface Pending {
+  readonly since: number;
   readonly task: Task;
   readonly shard: number;
   readonly family: string;
@@ -82,6 +83,7 @@ export class RedisPuts {
     const names = !nodes.cluster ? [] : putNames(task.id, `${family}${task.tier}:n`, cache, join, key);
     const indexTtlMs = task.deadlineAt - task.createdAt + (sharing.cacheTtlMs ?? 0) + INDEX_GRACE_MS;
     this.#gather({
+      since: this.#parts.clock.now(),
       task,
       shard,
       family,
@@ -125,9 +127,11 @@ export class RedisPuts {
     return gathered;
   }
 
-  async #send(pending: readonly Pending[]): Promise<void> {
+  async #send(gathered: readonly Pending[]): Promise<void> {
     const { nodes, keys, shards, name, mirror, options } = this.#parts;
-    const { maxQueued, maxQueuedBytes, results, putWithinMs } = options;
+    const [pending, withinMs] = this.#inTime(gathered);
+    if (pending.length === 0) return;
+    const { maxQueued, maxQueuedBytes, results } = options;
     const kinds = new Map<string, number>();
     const about: Arg[] = [];
     const tasks: Arg[] = [];
@@ -149,7 +153,7 @@ export class RedisPuts {
     call.head(name, ...bounds, results.ttlMs, this.#keyTtlMs(), kinds.size).add(...about, ...tasks);
     call.before(...bodies);
     try {
-      const reply = await nodes.runDurably(call.shard, call.build(), putWithinMs);
+      const reply = await nodes.runDurably(call.shard, call.build(), withinMs);
       const [replies, report] = reply as [RedisReply[], Buffer];
       mirror.told(report.toString());
       pending.forEach((each, at) => each.answer(this.#read(each.task, replies[at]!)));
@@ -157,6 +161,21 @@ export class RedisPuts {
       const why = overloaded(error, MAYBE, NOT_ACCEPTED);
       for (const each of pending) each.fail(why);
     }
+  }
+
+  /**
+   * Those that have not waited too long for the call before theirs, and how long theirs may take. The others,
+   * and all when the server is away, are refused now: nobody waits for two timeouts.
+   */
+  #inTime(gathered: readonly Pending[]): [pending: readonly Pending[], withinMs: number] {
+    const { nodes, clock, options } = this.#parts;
+    const since = clock.now() - options.putWithinMs;
+    const inTime = gathered.filter((each) => each.since > since && nodes.up(each.shard));
+    if (inTime.length < gathered.length) {
+      const why = overloaded(new StoreAway("it does not answer", false), NOT_ACCEPTED, NOT_ACCEPTED);
+      for (const each of gathered) if (!inTime.includes(each)) each.fail(why);
+    }
+    return [inTime, Math.max(1, Math.ceil((inTime[0]?.since ?? since) - since))];
   }
 
   #read(task: Task, reply: RedisReply): PutReply {

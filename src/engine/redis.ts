@@ -75,6 +75,7 @@ export class RedisEngine implements Engine {
     });
     const { id, model, tier } = task;
     if (reply.kind === "queued") {
+      news.accepted(id);
       this.#parts.fallsDue(Math.min(task.deadlineAt, this.#parts.clock.now() + this.#queueMs(model)));
       if (events.heard("task.queued")) events.emit("task.queued", { id, model, tier });
       return reply;
@@ -83,6 +84,7 @@ export class RedisEngine implements Engine {
     if (reply.kind !== "joined" || reply.id !== id) news.unexpect(id);
     if (reply.kind === "joined") {
       news.expect(reply.id, task.deadlineAt);
+      news.accepted(reply.id);
       events.emit("task.joined", { id: reply.id, model });
     }
     return reply;

@@ -36,6 +36,9 @@ export interface Self {
   readonly dispatchers: readonly Dispatcher[];
 }
 
+/** Longer than the members need to come back, shorter than callers wait. */
+const SERVED_FOR_MS = 3000;
+
 export class Fleet {
   readonly self: Self;
   readonly startedAt: number;
@@ -43,6 +46,8 @@ export class Fleet {
   #members: readonly Member[] = [];
   #unheld: BeatReply["unheld"] = [];
   #heardAt = 0;
+  /** When each model was last served, for those who ask while nobody says so; as many as models. */
+  readonly #served = new Map<string, { readonly healthy: number; readonly until: number }>();
   /** Of the configured models: whoever asks for another gets an empty sum, kept until the next beat. */
   readonly #others = new Map<string, Sums>();
 
@@ -64,13 +69,24 @@ export class Fleet {
     this.#others.clear();
   }
 
-  /** As in `model`, and cheap enough to ask for every request. */
+  /**
+   * As in `model`, and cheap enough to ask for every request. When nobody says that it runs a worker of the
+   * model, the last number stands for a while: after a failover of the registry its members come back one by
+   * one, and a request is better queued for them than refused.
+   */
   healthy(name: string): number {
     const now = this.#clock.now();
-    let { healthy } = this.#sumOthers(name);
-    for (const { rules, workers } of this.self.dispatchers) {
-      if (rules.name === name) healthy += workers.healthy(now);
+    let { healthy, workers } = this.#sumOthers(name);
+    for (const dispatcher of this.self.dispatchers) {
+      if (dispatcher.rules.name !== name) continue;
+      healthy += dispatcher.workers.healthy(now);
+      workers += dispatcher.workers.held(now);
     }
+    const last = this.#served.get(name);
+    if (workers === 0) return last !== undefined && now < last.until ? last.healthy : 0;
+    if (healthy === 0) this.#served.delete(name);
+    else if (last?.healthy !== healthy || now > last.until - SERVED_FOR_MS / 2)
+      this.#served.set(name, { healthy, until: now + SERVED_FOR_MS });
     return healthy;
   }
 

@@ -91,6 +91,7 @@ class Course {
   #patient: boolean;
   #target: RedisNode | undefined;
   #moves = 0;
+  #loaded = false;
   /** An attempt was lost after its write. */
   #unknown = false;
 
@@ -129,7 +130,9 @@ class Course {
   /** Says what to do next: true = after a pause. Throws when there is nothing left to do. */
   failed(error: unknown, node: RedisNode | undefined): boolean {
     if (error instanceof RedisError && error.code === "NOSCRIPT" && this.#script !== undefined) {
-      this.#checkTime(error, node);
+      // A server that has never seen the script is told once, however late it is.
+      if (this.#loaded) this.#checkTime(error, node);
+      this.#loaded = true;
       this.unloaded = this.#script;
       return false; // to the same server, also when it was the target of an ASK
     }

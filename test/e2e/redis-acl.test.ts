@@ -1,11 +1,15 @@
-/** The rights that docs/operations.md gives to Ferry's user at Redis: all that Ferry does, and nothing else. */
+/**
+ * What docs/operations.md tells an operator to copy: the rights of Ferry's user at Redis are all that Ferry
+ * needs and nothing else, Redis takes every line of its redis.conf, and Ferry every ferry.yaml.
+ */
 import assert from "node:assert/strict";
 import { execFileSync } from "node:child_process";
 import { globSync, readFileSync } from "node:fs";
 import { join } from "node:path";
 import { describe, test } from "node:test";
+import { parseConfig } from "../../src/config-load.ts";
 import { exchange } from "../redis/exchange.ts";
-import { slotOf, startCluster, startServer, until, type Server } from "../redis/servers.ts";
+import { slotOf, startCluster, startServer, until, type Server, type Settings } from "../redis/servers.ts";
 import { Fleet, fleetConfig, patient } from "./fleet.ts";
 import { assertError, eventually, ROOT } from "./harness.ts";
 import { echo, Gate, stubModel, StubWorker } from "./stub-worker.ts";
@@ -19,9 +23,17 @@ const NEEDS_NO_RIGHT = new Set([
   "acl|whoami", // only for the message that INFO is not allowed
 ]);
 
+const page = readFileSync(join(ROOT, "docs/operations.md"), "utf8");
+
+/** The fenced blocks of one language, in order. */
+function blocks(language: string): string[] {
+  return [...page.matchAll(/^```(\w+)\n(.*?)^```$/gms)]
+    .filter(([, of]) => of === language)
+    .map(([, , text]) => text!);
+}
+
 /** The arguments of ACL SETUSER as they stand in the docs, after the name. */
 function documented(): string[] {
-  const page = readFileSync(join(ROOT, "docs/operations.md"), "utf8");
   const [, written] = /^redis-cli ACL SETUSER ferry ((?:.*\\\n)*.*)$/m.exec(page) ?? [];
   assert.ok(written !== undefined, "docs/operations.md has no redis-cli ACL SETUSER ferry");
   // As the shell reads it: what is not quoted there, and should be, would be found here.
@@ -236,5 +248,36 @@ describe("with these rights everything works", () => {
       const asked = await Promise.all(cluster.servers.map((server) => server.cli("INFO", "commandstats")));
       assert.match(asked.join("\n"), /cmdstat_asking:/);
     });
+  });
+});
+
+describe("what is there to copy", () => {
+  test("every redis.conf is taken by Redis", async () => {
+    const confs = blocks("conf").map((text): Settings => {
+      const lines = text.split("\n").filter((line) => line !== "" && !line.startsWith("#"));
+      return Object.fromEntries(lines.map((line) => [line.split(" ")[0]!, line.replace(/^\S+ /, "")]));
+    });
+    assert.equal(confs.length, 4);
+    for (const conf of confs) {
+      // The first is what the others stand beside.
+      await using server = await startServer({ ...confs[0], ...conf });
+      for (const [name, value] of Object.entries(conf)) {
+        const [, has] = (await server.ask("CONFIG", "GET", name)) as string[];
+        assert.ok(/^\d+[mg]b$|mb /.test(value) || has === value, `${name} is ${has}, not ${value}`);
+      }
+    }
+  });
+
+  test("every ferry.yaml is valid, without a warning", () => {
+    const models = "models: [{ name: embed, backend: { kind: simulated } }]";
+    const env = { REDIS_URL: "redis://redis-1:6379", REDIS_PASSWORD: "p", FERRY_ADMIN_TOKEN: "t", ZONE: "a" };
+    const files = blocks("yaml");
+    assert.ok(files.length >= 7);
+    for (const text of files) {
+      const whole = text.includes("models:") ? text : `${text}${models}\n`;
+      const { config, problems, warnings } = parseConfig(whole, "ferry.yaml", env);
+      assert.deepEqual([problems, warnings], [undefined, []], text);
+      assert.equal(config?.engine.kind, "redis", text);
+    }
   });
 });
