@@ -30,7 +30,7 @@ import {
 } from "../scenario.ts";
 
 /** With 256 a fifth of two cores stayed idle in redis turns; the embedded engine is as fast with either. */
-const callers = 512;
+const callers = Number(process.env["BENCH_CALLERS"] ?? 512);
 const models = [{ name: "bench", workers: 64, baseMs: 1 }];
 
 export const redis: Scenario = {

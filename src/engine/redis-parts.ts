@@ -187,7 +187,8 @@ const ASK_AGAIN = "ask again";
 /** What a caller is told when Redis does not do what it should. */
 export function overloaded(error: unknown, ifUnknown: string, otherwise: string): Refusal {
   if (error instanceof Refusal) return error;
-  const why = error instanceof Error ? error.message : String(error);
+  // Where the servers are is no caller's business; the log says it.
+  const why = (error instanceof Error ? error.message : String(error)).replaceAll(/\bredis \S+/g, "Redis");
   const known = error instanceof StoreAway || error instanceof RedisError;
   const message = known ? `the task store cannot be used now (${why})` : `the task store failed (${why})`;
   // A refusal of the server itself means that nothing happened.

@@ -11,7 +11,7 @@ import type { Task } from "../core/task.ts";
 import type { PutReply, Sharing } from "./engine.ts";
 import { bodyFrame, frame, readOutcome, texts } from "./redis-frames.ts";
 import { digest, indexName, streamFamily } from "./redis-keys.ts";
-import { type Arg, type RedisReply, StoreAway } from "../redis/nodes.ts";
+import { type Arg, RedisError, type RedisReply, StoreAway } from "../redis/nodes.ts";
 import { overloaded, type RedisParts } from "./redis-parts.ts";
 import { scripts } from "./redis-scripts.ts";
 
@@ -160,6 +160,9 @@ export class RedisPuts {
     } catch (error) {
       const why = overloaded(error, MAYBE, NOT_ACCEPTED);
       for (const each of pending) each.fail(why);
+      // Refused, so nothing was taken in: what was written for it must not stay.
+      const names = bodies.filter((_, at) => at % 2 === 1);
+      if (error instanceof RedisError) nodes.command(call.shard, ["UNLINK", ...names]).catch(() => {});
     }
   }
 
@@ -179,7 +182,10 @@ export class RedisPuts {
   }
 
   #read(task: Task, reply: RedisReply): PutReply {
-    if (!Array.isArray(reply)) return { kind: "queued", id: task.id };
+    if (!Array.isArray(reply)) {
+      if ((reply as Buffer).toString() === "q") return { kind: "queued", id: task.id };
+      throw new StoreAway("the input could not be written", false);
+    }
     const [kind, value, bytes, cached] = reply as Buffer[];
     const id = value!.toString();
     switch (kind!.toString()) {

@@ -186,6 +186,23 @@ describe("a full server", () => {
   });
 });
 
+test("without its input there is no task: a server at its limit may refuse the one and take the other", async () => {
+  const { stage, engine, name, keys } = stageOf();
+  const run = nodes.runDurably.bind(nodes);
+  nodes.runDurably = (shard, { script, keys: named, args }, withinMs) =>
+    run(shard, { script, keys: named, args }, withinMs);
+  try {
+    await assert.rejects(stage.put({}, { joinKey: "content" }), Refusal);
+  } finally {
+    nodes.runDurably = run;
+  }
+  assert.deepEqual([...(await keysOf(`${name}:`)).keys()], []);
+  const id = await stage.queue({}, { joinKey: "content" });
+  assert.deepEqual(idsOf(await stage.claim()), [id]);
+  assert.equal(await server.ask("EXISTS", `${keys.bases[0]!}b:${id}`), 1);
+  await engine.close();
+});
+
 test("scripts that were flushed are loaded again, and nobody notices", async () => {
   const { stage, engine } = stageOf();
   for (let round = 0; round < 3; round++) {

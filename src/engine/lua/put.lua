@@ -119,6 +119,8 @@ end
 
 local function put(sh, kind, id, deadline, bytes, join_key, cache, key, fingerprint)
   local tenant, tier, queue_ms = kind.tenant, kind.tier, kind.queue_ms
+  -- A server at its limit may refuse the body and take this call: without its body there is no task.
+  if sh.bodies_missing and redis.call('EXISTS', sh.base .. 'b:' .. id) == 0 then return 'm' end
   local known = state_of(sh, id)
   if known then return join(sh, id, known) end
   local found = sh.ended_before and find_result(sh, id)
@@ -151,14 +153,16 @@ while at <= #ARGV do
     key, key ~= '' and ARGV[at + 8] }
   at = at + (key == '' and 8 or 9)
   sh.ids = sh.ids or {}
-  sh.results, sh.contents = sh.results or {}, sh.contents or {}
+  sh.results, sh.written, sh.contents = sh.results or {}, sh.written or {}, sh.contents or {}
   sh.ids[#sh.ids + 1] = id
   sh.results[#sh.results + 1] = sh.base .. 'r:' .. id
+  sh.written[#sh.written + 1] = sh.base .. 'b:' .. id
   if cache ~= '' then sh.contents[#sh.contents + 1] = cache end
 end
 for _, sh in ipairs(order) do
   fetch(sh, sh.ids)
   sh.ended_before = redis.call('EXISTS', unpack(sh.results)) > 0
+  sh.bodies_missing = redis.call('EXISTS', unpack(sh.written)) < #sh.written
   sh.index_of = {}
   if #sh.contents > 0 then
     local names = {}

@@ -37,7 +37,9 @@ local function lost(sh, id, st)
     return
   end
   if st[LOST] >= alone_from then st[LIMIT] = 1 end
-  st[EXPIRES] = math.min(st[DEADLINE], after(queue_ms[pieces(meta, 3)[3]] or 0))
+  -- A model that only other processes serve: its deadline must do.
+  local wait_ms = queue_ms[pieces(meta, 3)[3]]
+  st[EXPIRES] = wait_ms and math.min(st[DEADLINE], after(wait_ms)) or st[DEADLINE]
   sh.queued = sh.queued + 1
   sh.bytes = sh.bytes + st[BYTES]
   put_back(sh, id, st)
