@@ -1,9 +1,9 @@
 /**
  * `redis`: the throughput through one gateway, Redis and one batcher, as a share of the embedded engine's.
  *
- * The load is that of `embedded` with 512 callers (BENCH_CALLERS) (a body of 2 KB; 64 workers of 1 ms, so that none is waited
- * for). The machine is the same for both: nothing is pinned, and all processes, the load generator among
- * them, share its cores. So the share says what the same machine serves when tasks go through Redis; three
+ * The load is that of `embedded` with 512 callers, or BENCH_CALLERS (a body of 2 KB; 64 workers of 1 ms, so
+ * that none is waited for). The machine is the same for both: nothing is pinned, and all processes, the load
+ * generator among them, share its cores. So the share says what the same machine serves when tasks go through Redis; three
  * processes do more work than one, and on few cores they cannot win that back by running side by side.
  *
  * A machine's speed drifts, so the two engines take turns in short slices, after a warm-up of each, and the
