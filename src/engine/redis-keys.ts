@@ -13,7 +13,7 @@
  * | `due`            | zset   | id by the instant at which `reap` must look at it | the same                 | with the task's end     |
  * | `q:…`            | stream | ids of queued and running tasks, group `g` | put settle reap replay | entry: with the task's end; stream: `tend`, when empty |
  * | `w`              | stream | ids of tasks that wait for their retry            | settle                   | entry: when the retry is due |
- * | `qs`             | hash   | stream → model, parameters, zone, tier            | put settle reap replay   | `tend`, when the stream is empty |
+ * | `qs`             | hash   | stream → parameters of its tasks                  | put settle reap replay   | `tend`, when the stream is empty |
  * | `b:<id>`         | string | meta and input of a task that is not final        | put replay               | with the task's end     |
  * | `x:<content>`    | string | join or cache key → id of the last task with it   | put replay               | totalMs + `cache.ttlMs` + 1 min |
  * | `n`              | string | tasks and bytes that wait, version                | every script that moves a task | stays             |
@@ -28,7 +28,7 @@
  * | `l:<digest>`     | string | a rate window: when it closes, what is spent      | spend                    | after two windows       |
  *
  * Channels: `bell` (how deep the queues are now, after every change) and `n:<gateway>` (outcomes for the
- * callers that it holds). Registry keys of the batchers (`src/fleet/`): `members`, `leases`, on shard 0.
+ * callers that it holds). The registry of the batchers has its keys on shard 0 too; `src/fleet/redis-registry.ts` lists them.
  */
 import { hash } from "node:crypto";
 import type { Json } from "../core/task.ts";
@@ -59,6 +59,8 @@ export function digest(text: string): string {
   return hash("sha256", text, "base64url").slice(0, 32);
 }
 
+/** The index of contents outlives task and outcome by so much: joins may have given the task more time. */
+export const INDEX_GRACE_MS = 60_000;
 const MAX_INDEX_NAME = 128;
 
 /** Content keys are digests with a little beside them already; only long ones are digested again. */

@@ -1,12 +1,9 @@
 /** Dead letters in Redis: kept in the shard of their task, with its input. */
 import type { DeadLetter, Engine } from "./engine.ts";
 import { metaFrame, readLetter } from "./redis-frames.ts";
-import { indexName, streamFamily } from "./redis-keys.ts";
+import { INDEX_GRACE_MS, indexName, streamFamily } from "./redis-keys.ts";
 import type { RedisParts } from "./redis-parts.ts";
 import { scripts } from "./redis-scripts.ts";
-
-/** As long as `redis-puts.ts` gives the index of a new task. */
-const INDEX_GRACE_MS = 60_000;
 
 type DeadLetterVerbs = Engine["deadLetters"];
 

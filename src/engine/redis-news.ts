@@ -2,12 +2,10 @@
  * How the end of a task reaches the process that waits for it.
  *
  * Whoever waits is written down here before the task is put, and in the task's state by the same script that
- * takes it in. The script that ends it sends one note per process with all the outcomes of the batch. Notes
- * are hints: each is numbered, and after a gap, after a reconnect, and once a second for whoever has waited
+ * takes it in. Whoever ends it sends one note per process with all the outcomes of the batch. Notes are hints: each is numbered, and after a gap, after a reconnect, and once a second for whoever has waited
  * longer than that, the outcomes are looked up. An end is told once, however often it is heard of.
  */
 import type { Alarm } from "../clock.ts";
-import { homeIn } from "../core/home.ts";
 import type { RecordView } from "./engine.ts";
 import { frame, frameOf, parts as partsOf, readOutcome } from "./redis-frames.ts";
 import type { RedisReply } from "../redis/nodes.ts";
@@ -66,18 +64,16 @@ export class RedisNews {
     this.#alarm?.cancel();
   }
 
-  get waiting(): number {
-    return this.#awaited.size;
-  }
-
-  /** Listen for the end of `id`, which may not be there yet. */
-  expect(id: string, until: number): void {
+  /** Listen for the end of `id`, which may not be there yet. Returns whether nobody here did before. */
+  expect(id: string, until: number): boolean {
     const awaited = this.#awaited.get(id);
-    if (awaited !== undefined) awaited.until = Math.max(awaited.until, until + PATIENCE_MS);
-    else {
-      const since = this.#parts.clock.now();
-      this.#awaited.set(id, { since, until: until + PATIENCE_MS, accepted: false, missing: 0 });
+    if (awaited !== undefined) {
+      awaited.until = Math.max(awaited.until, until + PATIENCE_MS);
+      return false;
     }
+    const since = this.#parts.clock.now();
+    this.#awaited.set(id, { since, until: until + PATIENCE_MS, accepted: false, missing: 0 });
+    return true;
   }
 
   /** From here on Redis must know it. */
@@ -143,20 +139,19 @@ export class RedisNews {
   }
 
   async #lookUp(ids: readonly string[]): Promise<void> {
-    const { nodes, shards } = this.#parts;
-    const byShard = Map.groupBy(ids, (id) => homeIn(id) % shards);
-    const looks = nodes.groups([...byShard.keys()]).map((group) => {
-      const together = group.flatMap((shard) => byShard.get(shard)!);
-      return this.#lookUpGroup(group[0]!, together);
-    });
-    await Promise.allSettled(looks);
+    // A shard that is away is looked at in the next round.
+    await this.#parts.spread(
+      ids,
+      (id) => this.#parts.shardOf(id),
+      (some, shards) => this.#lookUpGroup(shards[0]!, some).catch(() => {}),
+    );
   }
 
   async #lookUpGroup(shard: number, ids: readonly string[]): Promise<void> {
-    const { nodes, keys, shards } = this.#parts;
+    const { nodes, keys } = this.#parts;
     for (let at = 0; at < ids.length; at += LOOK_UP_TOGETHER) {
       const some = ids.slice(at, at + LOOK_UP_TOGETHER);
-      const names = some.map((id) => `${keys.bases[homeIn(id) % shards]!}r:${id}`);
+      const names = some.map((id) => `${keys.bases[this.#parts.shardOf(id)]!}r:${id}`);
       const values = (await nodes.command(shard, ["MGET", ...names])) as (Buffer | null)[];
       const missing: string[] = [];
       values.forEach((value, which) => {
@@ -169,8 +164,8 @@ export class RedisNews {
 
   /** Not final, so it must be in its shard's states; in neither place again and again, and it is lost. */
   async #checkAlive(ids: readonly string[]): Promise<void> {
-    const { nodes, keys, shards } = this.#parts;
-    const byShard = Map.groupBy(ids, (id) => homeIn(id) % shards);
+    const { nodes, keys } = this.#parts;
+    const byShard = Map.groupBy(ids, (id) => this.#parts.shardOf(id));
     for (const [shard, some] of byShard) {
       const states = (await nodes.command(shard, [
         "HMGET",

@@ -1,7 +1,7 @@
 /**
  * The way into Redis: the tasks of one tick, and those that come while a call is on its way, go together, in
  * one call of the `put` script per server (per shard on a Cluster), followed by one WAIT where a replica must
- * confirm them. Alone a task costs Redis half as much again as among twenty.
+ * confirm them.
  *
  * An Idempotency-Key belongs to the body it first came with. That is checked at the key's own shard before
  * the task is put at the home of its body, where joining and reusing are one atomic act.
@@ -10,7 +10,7 @@ import { homeOf } from "../core/home.ts";
 import type { Task } from "../core/task.ts";
 import type { PutReply, Sharing } from "./engine.ts";
 import { bodyFrame, frame, readOutcome, texts } from "./redis-frames.ts";
-import { digest, indexName, streamFamily } from "./redis-keys.ts";
+import { digest, INDEX_GRACE_MS, indexName, streamFamily } from "./redis-keys.ts";
 import { type Arg, RedisError, type RedisReply, StoreAway } from "../redis/nodes.ts";
 import { overloaded, type RedisParts } from "./redis-parts.ts";
 import { scripts } from "./redis-scripts.ts";
@@ -28,10 +28,9 @@ interface Pending {
   fail(why: Error): void;
 }
 
+const MISSING = "m";
 const MAYBE = "the task may have been accepted; it is safe to send it again";
 const NOT_ACCEPTED = "nothing was accepted; send it again";
-/** The index of contents outlives task and outcome by so much: joins may have given the task more time. */
-const INDEX_GRACE_MS = 60_000;
 /** Tasks in one call at most: Redis serves nobody else while a script runs. */
 const MAX_TOGETHER = 128;
 /** An Idempotency-Key's binding outlives its record by so much: joins may have given the task more time. */
@@ -156,14 +155,26 @@ export class RedisPuts {
       const reply = await nodes.runDurably(call.shard, call.build(), withinMs);
       const [replies, report] = reply as [RedisReply[], Buffer];
       mirror.told(report.toString());
-      pending.forEach((each, at) => each.answer(this.#read(each.task, replies[at]!)));
+      pending.forEach((each, at) => this.#answer(each, replies[at]!));
     } catch (error) {
       const why = overloaded(error, MAYBE, NOT_ACCEPTED);
       for (const each of pending) each.fail(why);
-      // Refused, so nothing was taken in: what was written for it must not stay.
-      const names = bodies.filter((_, at) => at % 2 === 1);
-      if (error instanceof RedisError) nodes.command(call.shard, ["UNLINK", ...names]).catch(() => {});
+      if (error instanceof RedisError) this.#drop(pending);
     }
+  }
+
+  /** Refused: what was written for these tasks must not stay. A server that is full lets go of things. */
+  #drop(pending: readonly Pending[]): void {
+    const call = this.#parts.call(scripts.drop);
+    for (const { shard, task } of pending) call.add(call.place(shard), task.id).names(shard, `b:${task.id}`);
+    this.#parts.nodes.run(call.shard, call.build(), { resend: true }).catch(() => {});
+  }
+
+  #answer(pending: Pending, reply: RedisReply): void {
+    const missing = !Array.isArray(reply) && (reply as Buffer).toString() === MISSING;
+    if (!missing) return pending.answer(this.#read(pending.task, reply));
+    const why = new StoreAway("the input could not be written", false);
+    pending.fail(overloaded(why, NOT_ACCEPTED, NOT_ACCEPTED));
   }
 
   /**
@@ -182,10 +193,7 @@ export class RedisPuts {
   }
 
   #read(task: Task, reply: RedisReply): PutReply {
-    if (!Array.isArray(reply)) {
-      if ((reply as Buffer).toString() === "q") return { kind: "queued", id: task.id };
-      throw new StoreAway("the input could not be written", false);
-    }
+    if (!Array.isArray(reply)) return { kind: "queued", id: task.id };
     const [kind, value, bytes, cached] = reply as Buffer[];
     const id = value!.toString();
     switch (kind!.toString()) {

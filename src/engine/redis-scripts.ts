@@ -26,6 +26,7 @@ function withoutComments(lua: string): string {
 
 export const scripts = {
   put: load("put"),
+  drop: load("drop"),
   claim: load("claim"),
   settle: load("settle"),
   extend: load("extend"),

@@ -158,10 +158,16 @@ export class RedisEngine implements Engine {
   }
 
   async follow(id: string, tenant: string): Promise<RecordView | undefined> {
-    const record = await this.#parts.record(id, tenant, this.#parts.name);
-    if (record !== undefined && record.outcome === undefined) {
-      this.#parts.news.expect(id, Math.max(record.task.deadlineAt, this.#parts.clock.now()));
-    }
+    const { news, clock, name } = this.#parts;
+    // Listening first: its end may be told before the reply to this is read.
+    const first = news.expect(id, clock.now());
+    const record = await this.#parts.record(id, tenant, name).catch((error: unknown) => {
+      if (first) news.unexpect(id);
+      throw error;
+    });
+    const pending = record !== undefined && record.outcome === undefined;
+    if (pending) news.expect(id, record.task.deadlineAt);
+    else if (first) news.unexpect(id);
     return record;
   }
 

@@ -142,7 +142,7 @@ class Course {
     else if ((error.code === "MOVED" || error.code === "ASK") && node !== undefined) {
       this.#checkTime(error, node);
       return this.#redirected(error, node);
-    } else if (!PASSING.has(error.code)) throw error;
+    } else if (!PASSING.has(error.code)) throw this.#refused(error);
     else {
       this.#checkTime(error, node);
       if (error.code === "READONLY") void node?.survey();
@@ -173,6 +173,11 @@ class Course {
     this.#unknown ||= error.written;
     const again = error.written ? this.#resend : this.#patient;
     if (!again || this.#late()) throw new StoreAway(error.message, this.#unknown);
+  }
+
+  /** A refusal says that nothing happened now; an earlier attempt may have. */
+  #refused(error: RedisError): Error {
+    return this.#unknown ? new StoreAway(`redis refused a second attempt: ${error.message}`, true) : error;
   }
 
   #checkTime(error: RedisError, node: RedisNode | undefined): void {

@@ -13,6 +13,7 @@ import type { Outcome, Task, TaskState } from "../../src/core/task.ts";
 import type {
   ClaimRequest,
   Engine,
+  EngineLimits,
   Lease,
   PutReply,
   QueueView,
@@ -24,14 +25,7 @@ import type {
 import type { VirtualClock } from "../../src/plan/virtual-clock.ts";
 import type { Events } from "../../src/telemetry/events.ts";
 
-export interface EngineOptions {
-  readonly models: ReadonlyMap<string, { readonly queueMs: number; readonly totalMs: number }>;
-  readonly tiers: number;
-  readonly maxQueued: number;
-  readonly maxQueuedBytes: number;
-  readonly results: { readonly ttlMs: number; readonly evictAfterRead: boolean; readonly maxBytes: number };
-  readonly deadLetters: { readonly max: number; readonly ttlMs: number };
-}
+export type EngineOptions = EngineLimits;
 
 export interface Opened {
   readonly engine: Engine;

@@ -3,7 +3,7 @@ import assert from "node:assert/strict";
 import { after, before, describe, test } from "node:test";
 import { Refusal } from "../../src/core/errors.ts";
 import { RedisKeys } from "../../src/engine/redis-keys.ts";
-import type { RedisNodes } from "../../src/redis/nodes.ts";
+import { RedisError, type RedisNodes } from "../../src/redis/nodes.ts";
 import { done, idsOf, MODEL, PLAIN, retry, Stage, TOTAL_MS } from "../contract/engine-stage.ts";
 import { type Server, slotOf, startServer } from "../redis/servers.ts";
 import { makeEngine, openNodes } from "./redis-engines.ts";
@@ -200,6 +200,26 @@ test("without its input there is no task: a server at its limit may refuse the o
   const id = await stage.queue({}, { joinKey: "content" });
   assert.deepEqual(idsOf(await stage.claim()), [id]);
   assert.equal(await server.ask("EXISTS", `${keys.bases[0]!}b:${id}`), 1);
+  await engine.close();
+});
+
+test("a task that was taken in, its reply lost and its second attempt refused, keeps its input", async () => {
+  const { stage, engine } = stageOf();
+  const run = nodes.runDurably.bind(nodes);
+  nodes.runDurably = async (...call) => {
+    await run(...call);
+    throw new RedisError("OOM command not allowed when used memory > 'maxmemory'.");
+  };
+  const task = stage.task();
+  try {
+    await assert.rejects(engine.put(task), Refusal);
+  } finally {
+    nodes.runDurably = run;
+  }
+  await engine.refresh();
+  const lease = await stage.claim();
+  assert.deepEqual(idsOf(lease), [task.id]);
+  assert.equal(lease.tasks[0]?.task.input, task.input);
   await engine.close();
 });
 

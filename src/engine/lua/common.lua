@@ -1,10 +1,11 @@
 -- What the scripts share; put in front of each when it is loaded.
 --
 -- Instants come from outside (ARGV[1], the shared clock, whole microseconds), so that a script is a function
--- of its arguments and of what Redis holds. Lengths of time come in milliseconds. Bodies and outputs stay out of Lua: they are written and read by plain commands
--- beside the script, and scripts only name their keys. Where a script makes new keys it makes them before it
--- changes anything else: on a slot that is moving to another node the first of them fails, and nothing is
--- half done.
+-- of its arguments and of what Redis holds. Lengths of time come in milliseconds.
+--
+-- Bodies and outputs stay out of Lua: they are written and read by plain commands beside the script, and
+-- scripts only name their keys. Where a script makes new keys it makes them before it changes anything else:
+-- on a slot that is moving to another node the first of them fails, and nothing is half done.
 
 -- The fields of a task's state, kept with MessagePack in the hash `s`.
 local PLACE, STREAM, SID, FAMILY, TIER, LIMIT = 1, 2, 3, 4, 5, 6 -- q queued, w waits for its retry, r running

@@ -2,9 +2,11 @@
 -- Takes tasks in: each is answered, joined, queued or refused, in one atomic act. Its body was written right
 -- before, and is deleted here unless it is queued. No allow-oom: a full Redis refuses before anything is
 -- written, and goes on finishing what it has. What all tasks of a shard need is read at once.
--- ARGV 3 gateway, 4 maxQueued, 5 maxBytes, 6 results ttl, 7 key ttl, 8 how many kinds, then the shards, then per
--- kind of task: tenant, family, tier, queueMs, index ttl, parameters, and per task: shard's place, kind, id, deadline, bytes,
--- join key, cache digest ('=' the same), key digest, and with a key: fingerprint
+-- ARGV 3 gateway, 4 maxQueued, 5 maxBytes, 6 results ttl, 7 key ttl, 8 how many kinds, then the shards, then
+--   per kind of task: tenant, family, tier, queueMs, index ttl, parameters
+--   per task: shard's place, kind, id, deadline, bytes, join key, cache key ('=' the same), digest of its
+--     Idempotency-Key or '', and only with one: fingerprint
+-- Returns per task: q queued, m its body is missing, or {j, id} {d, id, frame, cached} {c, id} {f, which bound}.
 local gateway, max_queued, max_bytes = ARGV[3], tonumber(ARGV[4]), tonumber(ARGV[5])
 local ttl, key_ttl = tonumber(ARGV[6]), ARGV[7]
 local at = read_shards(9)
