@@ -5,11 +5,12 @@
  * A problem stops the start, because the file would do something that nobody can want; a warning
  * does not. The place reported is the setting that the reader most likely wants to change.
  */
+import { checkEntry } from "./config-check-entry.ts";
 import type { Findings, Draft } from "./config-read.ts";
 import type { Settings } from "./settings.ts";
 import type { Address } from "./config.ts";
 
-type Draftings = Draft<Settings>;
+export type Draftings = Draft<Settings>;
 type DraftModel = NonNullable<Draftings["models"]>[number];
 type DraftRedis = Extract<NonNullable<Draftings["engine"]>, { readonly kind?: "redis" | undefined }>;
 
@@ -24,7 +25,7 @@ export function checkSettings(draft: Draftings, findings: Findings): void {
   }
   checkTiers(draft, findings);
   checkLimits(draft, findings);
-  checkAdmission(draft, findings);
+  checkEntry(draft, findings);
 }
 
 function checkListeners({ listen, admin }: Draftings, findings: Findings): void {
@@ -250,13 +251,8 @@ function checkLimits({ limits, models = [] }: Draftings, findings: Findings): vo
   }
 }
 
-function checkAdmission({ admission }: Draftings, findings: Findings): void {
-  if (!findings.has("admission.mode") || admission?.mode === undefined || admission.mode === "off") return;
-  findings.warn("admission.mode", `${admission.mode} is not in this version yet; it has no effect`);
-}
-
 /** Of several settings that disagree, the one the file sets; else the first. */
-function firstWritten(findings: Findings, path: string, names: readonly string[]): string {
+export function firstWritten(findings: Findings, path: string, names: readonly string[]): string {
   const paths = names.map((name) => `${path}.${name}`);
   return paths.find((each) => findings.has(each)) ?? paths[0]!;
 }

@@ -62,11 +62,35 @@ export function parseConfig(text: string, fileName: string, env: NodeJS.ProcessE
   return { config: complete(draft as Settings), warnings };
 }
 
-/** Fills in what depends on another setting. */
+/** Fills in what depends on another setting, and leaves out what is not used. */
 function complete(values: Settings): Config {
-  const anonymousTier = values.auth.anonymousTier ?? values.tiers[0]!.name;
-  const { requestLog: _nothingYet, ...rest } = values;
-  return { ...rest, auth: { mode: values.auth.mode, anonymousTier } };
+  const { requestLog: _nothingYet, tls, auth, tiers, limits, ...rest } = values;
+  const { jwt, ...others } = auth;
+  const hasJwt = jwt.jwksUrl !== undefined || jwt.publicKeyFile !== undefined;
+  const { certFile, keyFile } = tls;
+  const hasTls = certFile !== undefined && keyFile !== undefined;
+  const anonymousTier = auth.anonymousTier ?? tiers[0]!.name;
+  const limited = auth.mode === "required";
+  return {
+    ...rest,
+    ...(hasTls && { tls: { ...tls, certFile, keyFile } }),
+    auth: { ...others, anonymousTier, ...(hasJwt && { jwt }) },
+    tiers: limited ? tiers.map((tier) => ({ ...defaultRate(tier.name), ...tier })) : tiers,
+    limits: limited ? { perUserPerMinute: DEFAULT_PER_USER, ...limits } : limits,
+  };
+}
+
+/** What holds when everybody is known and the file says nothing. */
+const DEFAULT_PER_USER = 1000;
+const DEFAULT_RATES: ReadonlyMap<string, number> = new Map([
+  ["enterprise", 60_000],
+  ["paid", 6000],
+  ["free", 1000],
+]);
+
+function defaultRate(tier: string): { ratePerMinute?: number } {
+  const ratePerMinute = DEFAULT_RATES.get(tier);
+  return ratePerMinute === undefined ? {} : { ratePerMinute };
 }
 
 /** What runs with no file at all: a simulated GPU. */

@@ -12,22 +12,66 @@ export interface Address {
 
 export interface Config {
   readonly listen: Address;
-  readonly admin: { readonly listen: Address; readonly token?: string };
+  /** Left out: plain HTTP. */
+  readonly tls?: EdgeTlsConfig;
+  readonly admin: { readonly listen: Address; readonly tls: boolean; readonly token?: string };
   readonly engine: EngineConfig;
   readonly zone: string;
   readonly api: { readonly defaultMode: "sync" | "async"; readonly maxPollMs: number };
   readonly models: readonly ModelConfig[];
   /** In order of priority. */
   readonly tiers: readonly TierConfig[];
-  readonly auth: { readonly mode: "none" | "required"; readonly anonymousTier: string };
+  readonly auth: AuthConfig;
   readonly limits: LimitsConfig;
-  readonly admission: {
-    readonly mode: "predictive" | "thresholds" | "off";
-    readonly targetUtilization: number;
-  };
+  readonly admission: AdmissionConfig;
   readonly results: { readonly ttlMs: number; readonly evictAfterRead: boolean; readonly maxBytes: number };
   readonly deadLetters: { readonly max: number; readonly ttlMs: number };
   readonly telemetry: { readonly logLevel: "debug" | "info" | "warn" | "error" | "silent" };
+}
+
+export interface EdgeTlsConfig {
+  readonly certFile: string;
+  readonly keyFile: string;
+  readonly minVersion: "TLSv1.2" | "TLSv1.3";
+  readonly http2: boolean;
+  readonly reloadMs: number;
+}
+
+export interface AuthConfig {
+  readonly mode: "none" | "required";
+  readonly anonymousTier: string;
+  /** Where API keys are with the memory engine; left out: there are none. */
+  readonly keysFile?: string;
+  /** Left out: one is made and kept beside the keys. */
+  readonly secret?: string;
+  readonly reloadMs: number;
+  /** Left out: no token is taken. */
+  readonly jwt?: JwtConfig;
+}
+
+/** Has a `jwksUrl` or a `publicKeyFile`, never both. */
+export interface JwtConfig {
+  readonly jwksUrl?: string;
+  readonly publicKeyFile?: string;
+  readonly algorithm: string;
+  readonly issuer?: string;
+  readonly audience?: string;
+  readonly userClaim: string;
+  readonly tierClaim: string;
+  readonly defaultTier?: string;
+  readonly skewMs: number;
+  readonly maxLifeMs: number;
+  readonly jwksCacheMs: number;
+  readonly jwksCooldownMs: number;
+  readonly jwksTimeoutMs: number;
+}
+
+export interface AdmissionConfig {
+  readonly mode: "predictive" | "thresholds" | "off";
+  readonly targetUtilization: number;
+  readonly lastTierDepth: number;
+  readonly firstTierDepth: number;
+  readonly maxWorkerLoad: number;
 }
 
 export type EngineConfig = MemoryEngineConfig | RedisEngineConfig;
@@ -117,6 +161,18 @@ export interface HttpBackendConfig {
   /** Full endpoint URLs. */
   readonly workers: readonly string[];
   readonly maxReplyBytes: number;
+  /** Left out: workers are not asked how they are. */
+  readonly healthPath?: string;
+  readonly tls: WorkerTlsConfig;
+}
+
+export interface WorkerTlsConfig {
+  readonly caFile?: string;
+  /** Never without `keyFile`. */
+  readonly certFile?: string;
+  readonly keyFile?: string;
+  readonly serverName?: string;
+  readonly reloadMs: number;
 }
 
 export interface PythonBackendConfig {

@@ -122,3 +122,17 @@ function decodes(encoded: string): boolean {
     return false;
   }
 }
+
+/** A path on a server, with its query if it has one. */
+export function urlPath(doc: string, example: string): Leaf<string> {
+  return leaf<string>({
+    kind: "URL path",
+    doc,
+    bounds: "begins with /",
+    example,
+    read({ value }) {
+      const fits = typeof value === "string" && /^\/[!-~]{0,511}$/.test(value) && !value.includes("#");
+      return fits ? { value } : { wrong: `is not a path on the worker; write one like ${example}` };
+    },
+  });
+}

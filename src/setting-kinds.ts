@@ -199,6 +199,8 @@ export function boolean(doc: string, fallback: boolean): Leaf<boolean> {
 }
 
 interface TextRules {
+  /** 1 when left out. */
+  readonly minLength?: number;
   readonly maxLength: number;
   readonly default?: string;
   readonly example?: string;
@@ -208,9 +210,9 @@ interface TextRules {
 }
 /** Visible ASCII characters, no blanks: what fits a header, a metric label and a terminal. */
 export function text(doc: string, rules: TextRules): Leaf<string> {
-  const { without = [] } = rules;
+  const { without = [], minLength = 1 } = rules;
   const except = without.length === 0 ? "" : ` except ${without.join(" ")}`;
-  const bounds = `1 to ${rules.maxLength} visible ASCII characters${except}`;
+  const bounds = `${minLength} to ${rules.maxLength} visible ASCII characters${except}`;
   return leaf<string>({
     kind: rules.secret === true ? "secret" : "text",
     doc,
@@ -221,6 +223,7 @@ export function text(doc: string, rules: TextRules): Leaf<string> {
     read({ value }) {
       if (typeof value !== "string") return { wrong: "is not text; put it in quotes" };
       if (value === "") return { wrong: `is empty; write ${bounds}` };
+      if (value.length < minLength) return { wrong: `is too short; write ${bounds}` };
       if (value.length > rules.maxLength) return { wrong: `is too long; write ${bounds}` };
       const fits = /^[!-~]+$/.test(value) && !without.some((char) => value.includes(char));
       return fits ? { value } : { wrong: `may hold only ${bounds}` };

@@ -2,11 +2,11 @@
  * The table of settings: every name that `ferry.yaml` may hold, with kind, unit, bounds and default.
  *
  * It is the only place where a setting is written down; `engine` is long and stands in
- * `settings-engine.ts`. The loader reads files by it, `ferry.example.yaml` and `docs/configuration.md` are
+ * `settings-engine.ts`, what decides who enters in `settings-entry.ts`. The loader reads files by it, `ferry.example.yaml` and `docs/configuration.md` are
  * generated from it, and `tsc` checks it against `Config`. A name ends in its unit (`maxWaitMs`,
  * `maxBodyBytes`). Rules between two settings are in `config-check.ts`.
  */
-import { address, url } from "./setting-addresses.ts";
+import { address, url, urlPath } from "./setting-addresses.ts";
 import {
   boolean,
   choice,
@@ -24,6 +24,7 @@ import {
   type Value,
 } from "./setting-kinds.ts";
 import { engines } from "./settings-engine.ts";
+import { admission, auth, edgeTls, workerTls } from "./settings-entry.ts";
 
 const second = 1000;
 const minute = 60 * second;
@@ -75,6 +76,10 @@ const backends = oneOf(
         { min: 1, max: 1024 },
       ),
       maxReplyBytes,
+      healthPath: optional(
+        urlPath("Where each worker answers 2xx while it is well, with its load if it knows.", "/health"),
+      ),
+      tls: workerTls,
     }),
     python: group("A Python function `def batch(inputs): return outputs`; one process per worker.", {
       function: functionIn("The function, in a file that stays as it is.", {
@@ -212,8 +217,10 @@ const tierFields = {
 
 export const settings = group("Everything Ferry can be told.", {
   listen: address("Where clients connect.", "127.0.0.1:8080"),
+  tls: edgeTls,
   admin: group("The listener for operators: health, metrics, dead letters.", {
     listen: address("Keep it away from clients.", "127.0.0.1:8081"),
+    tls: boolean("Whether it uses the certificate of `tls` too.", false),
     token: optional(
       text("Asked as `Authorization: Bearer …`; required unless the listener is on loopback.", {
         maxLength: 512,
@@ -250,28 +257,7 @@ export const settings = group("Everything Ferry can be told.", {
       { name: "free", weight: 1 },
     ],
   }),
-  auth: group("Who may call.", {
-    mode: choice("`none`: everybody is the tenant `anonymous`.", ["none"], "none", {
-      required:
-        "is not in this version yet, and starting without it would leave the port open; " +
-        "use none, behind something that checks who calls",
-    }),
-    anonymousTier: optional(
-      text("The tier of everybody while auth.mode is none; left out: the first.", {
-        maxLength: 64,
-        example: "enterprise",
-      }),
-    ),
-    keysFile: later(path("The file with the API keys' digests.", { example: "./keys.json" })),
-    jwt: group("How JSON Web Tokens are checked.", {
-      jwksUrl: later(url("Where the public keys are.", ["https", "http"], "https://id.example/jwks.json")),
-      publicKeyFile: later(path("Or the public key itself.", { example: "./jwt.pem" })),
-      issuer: later(
-        text("The `iss` that a token must carry.", { maxLength: 512, example: "https://id.example" }),
-      ),
-      audience: later(text("The `aud` that a token must carry.", { maxLength: 512, example: "ferry" })),
-    }),
-  }),
+  auth,
   limits: group("Bounds on what clients can make this process hold.", {
     maxBodyBytes: integer("The largest request body.", {
       default: mebibyte,
@@ -313,20 +299,7 @@ export const settings = group("Everything Ferry can be told.", {
       unit: "ms",
     }),
   }),
-  admission: group("What is refused when more arrives than the workers can serve.", {
-    // SPEC's default is predictive; until it exists the config says what really runs.
-    mode: choice(
-      "How that is decided; only off has an effect yet.",
-      ["predictive", "thresholds", "off"],
-      "off",
-    ),
-    targetUtilization: number("The share of capacity to plan with.", {
-      default: 0.7,
-      min: 0.05,
-      max: 1,
-      unit: "share",
-    }),
-  }),
+  admission,
   results: group("Outcomes kept for polling.", {
     ttlMs: integer("How long after the end of its task.", {
       default: 10 * minute,

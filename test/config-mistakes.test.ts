@@ -132,7 +132,36 @@ const mistakes: readonly (readonly [string, RegExp])[] = [
     `auth: { anonymousTier: gold }\n${models}`,
     /^auth\.anonymousTier: gold is not one of tiers: enterprise, paid, free$/,
   ],
-  [`auth: { mode: required }\n${models}`, /^auth\.mode: "required" is not in this version yet, and starting/],
+  [`auth: { mode: required }\n${models}`, /^auth\.mode: nobody could enter; add auth\.keysFile/],
+  [
+    `auth: { mode: required, jwt: { jwksUrl: "https://a/b", audience: a } }\n${models}`,
+    /^auth\.jwt\.issuer: is missing; a token that was made for another service/,
+  ],
+  [
+    `auth: { jwt: { jwksUrl: "https://a/b", publicKeyFile: a, issuer: a, audience: a } }\n${models}`,
+    /^auth\.jwt\.publicKeyFile: jwksUrl says where/,
+  ],
+  [`auth: { jwt: { issuer: a } }\n${models}`, /^auth\.jwt: has no key to check with/],
+  [
+    `auth: { jwt: { jwksUrl: "https://a/b", issuer: a, audience: a, defaultTier: x } }\n${models}`,
+    /^auth\.jwt\.defaultTier: x is not one of tiers: enterprise, paid, free$/,
+  ],
+  [`auth: { secret: short }\n${models}`, /^auth\.secret: the value is too short; write 32 to 512/],
+  [`tls: { certFile: a }\n${models}`, /^tls\.certFile: needs tls\.keyFile beside it$/],
+  [`tls: { keyFile: a }\n${models}`, /^tls\.keyFile: needs tls\.certFile beside it$/],
+  [`admin: { tls: true }\n${models}`, /^admin\.tls: needs the certificate of tls/],
+  [
+    "models: [{ name: a, backend: { kind: http, workers: [http://g/i], tls: { caFile: ca } } }]\n",
+    /^models\[0\]\.backend\.workers\[0\]: is not https:\/\/, and tls is set/,
+  ],
+  [
+    "models: [{ name: a, backend: { kind: http, workers: [http://g/i], healthPath: health } }]\n",
+    /^models\[0\]\.backend\.healthPath: "health" is not a path on the worker/,
+  ],
+  [
+    `admission: { mode: thresholds, lastTierDepth: 9, firstTierDepth: 8 }\n${models}`,
+    /^admission\.lastTierDepth: lastTierDepth 9 > firstTierDepth 8/,
+  ],
   [
     `engine: { kind: redis }\n${models}`,
     /^engine\.url: is missing; add url: redis:\/\/HOST:6379, or nodes: \[/,

@@ -42,9 +42,11 @@ describe("a valid file", () => {
   test("one model is enough; the rest has defaults", () => {
     const config = valid(models);
     assert.deepEqual(config.listen, { host: "127.0.0.1", port: 8080 });
-    assert.deepEqual(config.admin, { listen: { host: "127.0.0.1", port: 8081 } });
+    assert.deepEqual(config.admin, { listen: { host: "127.0.0.1", port: 8081 }, tls: false });
+    assert.equal(config.tls, undefined);
     assert.deepEqual(config.engine, { kind: "memory" });
-    assert.deepEqual(config.auth, { mode: "none", anonymousTier: "enterprise" });
+    assert.deepEqual(config.auth, { mode: "none", anonymousTier: "enterprise", reloadMs: 5000 });
+    assert.equal(config.admission.mode, "predictive");
     assert.deepEqual(
       config.tiers.map((tier) => tier.name),
       ["enterprise", "paid", "free"],
@@ -59,7 +61,21 @@ describe("a valid file", () => {
       protocol: "batch",
       workers: ["http://gpu-1:9000/infer"],
       maxReplyBytes: 67_108_864,
+      tls: { reloadMs: 2000 },
     });
+  });
+
+  test("with auth.mode required everybody has a limit, unless the file gives another", () => {
+    const config = valid(
+      `auth: { mode: required, keysFile: k }\ntiers: { paid: {}, gold: {}, free: { ratePerMinute: 7 } }\n${models}`,
+    );
+    assert.equal(config.limits.perUserPerMinute, 1000);
+    assert.deepEqual(
+      config.tiers.map(({ ratePerMinute }) => ratePerMinute),
+      [6000, undefined, 7],
+    );
+    const other = valid(`auth: { mode: required, keysFile: k }\nlimits: { perUserPerMinute: 5 }\n${models}`);
+    assert.equal(other.limits.perUserPerMinute, 5);
   });
 
   test("the example of the specification is accepted, with warnings for what comes later", () => {
@@ -69,7 +85,7 @@ describe("a valid file", () => {
     assert.equal(loaded.config?.limits.perUserPerMinute, 1000);
     assert.deepEqual(
       loaded.warnings.map((each) => each.path),
-      ["admission.mode", "requestLog.url", "telemetry.otlpUrl", "telemetry.sample"],
+      ["requestLog.url", "telemetry.otlpUrl", "telemetry.sample"],
     );
     for (const { message } of loaded.warnings)
       assert.match(message, /not in this version yet; it has no effect$/);
@@ -213,9 +229,12 @@ ferry.yaml:7:57  models[0].timeouts.totalMs  totalMs 3000 < workerMs 3000 + maxW
       /^models\[0\]\.backend\.baseMs: a full batch takes 3000 ms/,
     );
     assert.deepEqual(warned(`admission: { mode: off }\n${models}`), []);
+    assert.deepEqual(warned(`admission: { mode: predictive }\n${models}`), []);
+    assert.match(warned(`auth: { keysFile: k }\n${models}`)[0]!, /^auth\.mode: is none: keys and tokens/);
+    const redis = "engine: { kind: redis, url: redis://r }";
     assert.match(
-      warned(`admission: { mode: predictive }\n${models}`)[0]!,
-      /^admission\.mode: predictive is not in/,
+      warned(`auth: { mode: required }\n${redis}\n${models}`)[0]!,
+      /^auth\.mode: a dump of Redis would hold/,
     );
     // Its variables need not be set: nobody reads it yet.
     assert.match(

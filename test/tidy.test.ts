@@ -40,7 +40,13 @@ const MAY_IMPORT: Record<string, readonly string[]> = {
     "type:src/dispatch/dispatcher.ts",
   ],
   "src/result": ["src/core", "src/clock.ts", "src/telemetry/events.ts", "type:src/engine/engine.ts"],
-  "src/admission": ["src/core", "src/clock.ts", "src/telemetry/events.ts", "type:src/engine/engine.ts"],
+  "src/admission": [
+    "src/core",
+    "src/clock.ts",
+    "src/telemetry/events.ts",
+    "type:src/engine/engine.ts",
+    "type:src/redis/nodes.ts",
+  ],
   "src/gateway": [
     "src/core",
     "src/clock.ts",

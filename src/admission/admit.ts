@@ -12,12 +12,7 @@ import type { Clock } from "../clock.ts";
 import { type Quota, Refusal } from "../core/errors.ts";
 import type { Engine } from "../engine/engine.ts";
 import type { Events, ShedReason } from "../telemetry/events.ts";
-
-export interface Caller {
-  readonly tenant: string;
-  /** Position in the configured tiers. */
-  readonly tier: number;
-}
+import type { Caller } from "./caller.ts";
 
 /** What admission knows of a model's workers; the dispatcher tells. */
 export interface Capacity {

@@ -48,6 +48,8 @@ export interface Worker {
    * destroyed: the next `run` must never see the tail of this one.
    */
   run(batch: Batch, signal: AbortSignal): Promise<Reply>;
+  /** How full the worker last said it is, 0 to 1, and when; undefined where it never says. */
+  readonly load?: { readonly share: number; readonly at: number } | undefined;
   /** Asks whether the worker is well, where its protocol has a way to ask. Never throws. */
   probe?(signal: AbortSignal): Promise<boolean>;
 }

@@ -31,6 +31,8 @@ export interface Sharing {
   readonly cacheTtlMs?: number;
   /** The caller's Idempotency-Key, scoped to its tenant, and a fingerprint of the body it came with. */
   readonly idempotency?: { readonly key: string; readonly fingerprint: string };
+  /** There is no room: answer or join what is there, and otherwise say `full`. */
+  readonly only?: boolean;
 }
 
 export type PutReply =
@@ -216,6 +218,15 @@ export interface Engine {
 
   /** What this process knows of a model's queues now, the longest-waiting first; no round trip. */
   queues(model: string): Iterable<QueueView>;
+
+  /** How many tasks of a model wait in each tier, those on their way in included; no round trip. */
+  waiting(model: string): readonly number[];
+
+  /**
+   * How many tasks of its tier would be served before a new one of this tenant, which is fewer than wait
+   * there when others flood it: tenants take turns. An estimate; no round trip.
+   */
+  turn(model: string, tier: number, tenant: string): number;
 
   stats(): EngineStats;
 

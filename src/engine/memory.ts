@@ -102,7 +102,8 @@ export class MemoryEngine implements Engine {
       }
       return this.#join(leader);
     }
-    const bound = this.#boundReached(task);
+    if (sharing.only === true) return { kind: "full", message: "nothing to share, and no room for more" };
+    const bound = this.#places.full(this.#options, task.input.length) ?? this.#records.full(this.#options);
     if (bound !== undefined) return { kind: "full", message: bound };
     this.#places.enqueue(this.#open(task, sharing, now), "back");
     if (this.#events.heard("task.queued")) {
@@ -123,15 +124,6 @@ export class MemoryEngine implements Engine {
     if (record.final) return { kind: "done", id, record, cached: false };
     this.#events.emit("task.joined", { id, model });
     return { kind: "joined", id };
-  }
-
-  #boundReached(task: Task): string | undefined {
-    const { maxQueuedBytes } = this.#options;
-    const full = this.#places.full(this.#options, task.input.length);
-    if (full !== undefined) return full;
-    const behind = (this.#keeper?.pendingBytes ?? 0) > maxQueuedBytes;
-    if (behind) return `the journal is behind its disk (limits.maxQueuedBytes ${maxQueuedBytes})`;
-    return this.#records.full ? "too many results wait to be fetched (results.maxBytes)" : undefined;
   }
 
   async claim(request: ClaimRequest): Promise<Lease> {
@@ -317,6 +309,14 @@ export class MemoryEngine implements Engine {
 
   queues(model: string): Iterable<QueueView> {
     return this.#places.queues(model);
+  }
+
+  waiting(model: string): readonly number[] {
+    return this.#places.depths(model);
+  }
+
+  turn(model: string, tier: number, _tenant: string): number {
+    return this.#places.depths(model)[tier] ?? 0;
   }
 
   stats(): EngineStats {

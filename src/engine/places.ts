@@ -46,8 +46,13 @@ export class Places {
     return this.#queues.get(model)?.groups() ?? NOTHING;
   }
 
+  /** By tier. */
+  depths(model: string): readonly number[] {
+    return this.#queues.get(model)?.depths ?? NOTHING;
+  }
+
   stats(): Pick<EngineStats, "queued" | "running" | "depth"> {
-    const depth = new Map([...this.#queues].map(([model, queues]) => [model, queues.depthByTier()]));
+    const depth = new Map([...this.#queues].map(([model, queues]) => [model, [...queues.depths]]));
     return { queued: this.waiting, running: this.running, depth };
   }
 

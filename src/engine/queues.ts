@@ -55,9 +55,12 @@ export class ModelQueues {
   #inOrder = true;
   #arrivals = 0;
   depth = 0;
+  /** By tier. */
+  readonly depths: number[];
 
   constructor(tiers: number) {
     this.#tiers = tiers;
+    this.depths = Array.from({ length: tiers }, () => 0);
   }
 
   /** The one that waits longest first. */
@@ -73,21 +76,13 @@ export class ModelQueues {
     this.#inOrder = true;
   }
 
-  depthByTier(): number[] {
-    const depths = Array.from({ length: this.#tiers }, () => 0);
-    for (const group of this.#groups.values()) {
-      for (let tier = 0; tier < this.#tiers; tier++) depths[tier]! += group.tiers[tier]!.size;
-    }
-    return depths;
-  }
-
   /** Returns how many tasks with these parameters wait now. */
   push(record: TaskRecord, place: "back" | "arrival"): number {
     const { parameters } = record.task;
     let group = this.#groups.get(parameters);
     if (group === undefined) this.#groups.set(parameters, (group = new Group(parameters, this.#tiers)));
-    // A record from disk may carry a tier that is no longer configured.
-    const list = group.tiers[Math.min(record.tier, this.#tiers - 1)]!;
+    const tier = this.#tierOf(record);
+    const list = group.tiers[tier]!;
     if (place === "back") {
       record.arrival = ++this.#arrivals;
       list.pushBack(record);
@@ -98,7 +93,13 @@ export class ModelQueues {
     group.depth++;
     if (record.attempt === 0) group.fresh++;
     this.depth++;
+    this.depths[tier]!++;
     return group.depth;
+  }
+
+  /** A record from disk may carry a tier that is no longer configured. */
+  #tierOf({ tier }: TaskRecord): number {
+    return Math.min(tier, this.#tiers - 1);
   }
 
   remove(record: TaskRecord): void {
@@ -108,6 +109,7 @@ export class ModelQueues {
     group.depth--;
     if (record.attempt === 0) group.fresh--;
     this.depth--;
+    this.depths[this.#tierOf(record)]!--;
     if (group.depth === 0) this.#groups.delete(group.parameters);
     else if (wasHead && this.#groups.size > 1) this.#inOrder = false;
   }

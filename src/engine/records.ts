@@ -32,9 +32,11 @@ export class Records {
     return this.#shelf.size;
   }
 
-  /** Outcomes that nobody has fetched fill the shelf. */
-  get full(): boolean {
-    return this.#shelf.full;
+  /** Why nothing new can be kept: the disk is behind, or outcomes that nobody has fetched fill the shelf. */
+  full({ maxQueuedBytes }: EngineLimits): string | undefined {
+    const behind = (this.#keeper?.pendingBytes ?? 0) > maxQueuedBytes;
+    if (behind) return `the journal is behind its disk (limits.maxQueuedBytes ${maxQueuedBytes})`;
+    return this.#shelf.full ? "too many results wait to be fetched (results.maxBytes)" : undefined;
   }
 
   get(id: string): TaskRecord | undefined {

@@ -198,6 +198,14 @@ export class RedisEngine implements Engine {
     return this.#parts.mirror.queues(model);
   }
 
+  waiting(model: string): readonly number[] {
+    return this.#parts.mirror.depths().get(model) ?? [];
+  }
+
+  turn(model: string, tier: number, _tenant: string): number {
+    return this.waiting(model)[tier] ?? 0;
+  }
+
   /** Depths as the bell tells them; the other numbers are at most a second old. */
   stats(): EngineStats {
     const { queued, running, deadLetters } = this.#time.counts;

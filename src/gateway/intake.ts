@@ -6,7 +6,8 @@
  * known already.
  */
 import { hash } from "node:crypto";
-import type { Admission, Caller, Capacity } from "../admission/admit.ts";
+import type { Admission, Capacity } from "../admission/admit.ts";
+import type { Caller } from "../admission/caller.ts";
 import type { Clock } from "../clock.ts";
 import { type Quota, Refusal } from "../core/errors.ts";
 import { homeOf } from "../core/home.ts";

@@ -1,0 +1,113 @@
+/**
+ * The rules between settings of who may enter: credentials, certificates, admission.
+ *
+ * As in `config-check.ts`: a problem stops the start, a warning does not.
+ */
+import type { Draftings } from "./config-check.ts";
+import type { Findings } from "./config-read.ts";
+
+export function checkEntry(draft: Draftings, findings: Findings): void {
+  checkTls(draft, findings);
+  checkWorkerTls(draft, findings);
+  checkAuth(draft, findings);
+  checkJwt(draft, findings);
+  checkDepths(draft, findings);
+}
+
+/** A certificate without its key, or a key without its certificate. */
+function checkPair(path: string, findings: Findings): void {
+  const [cert, key] = [`${path}.certFile`, `${path}.keyFile`];
+  if (findings.has(cert) && !findings.has(key)) findings.problem(cert, `needs ${key} beside it`);
+  if (findings.has(key) && !findings.has(cert)) findings.problem(key, `needs ${cert} beside it`);
+}
+
+function checkTls({ admin }: Draftings, findings: Findings): void {
+  checkPair("tls", findings);
+  if (admin?.tls === true && !findings.has("tls.certFile")) {
+    findings.problem("admin.tls", "needs the certificate of tls; add tls.certFile and tls.keyFile");
+  }
+}
+
+function checkWorkerTls({ models = [] }: Draftings, findings: Findings): void {
+  for (const [index, { backend } = {}] of models.entries()) {
+    if (backend?.kind !== "http") continue;
+    const path = `models[${index}].backend`;
+    checkPair(`${path}.tls`, findings);
+    const names = ["caFile", "certFile", "keyFile", "serverName"];
+    if (!names.some((name) => findings.has(`${path}.tls.${name}`))) continue;
+    for (const [at, worker] of (backend.workers ?? []).entries()) {
+      if (worker === undefined || /^https:/i.test(worker)) continue;
+      const where = `${path}.workers[${at}]`;
+      findings.problem(where, "is not https://, and tls is set: inputs would go there unencrypted");
+    }
+  }
+}
+
+function checkAuth({ auth, engine }: Draftings, findings: Findings): void {
+  if (auth?.mode !== "required") {
+    const ways = ["auth.keysFile", "auth.jwt.jwksUrl", "auth.jwt.publicKeyFile"];
+    if (ways.some((way) => findings.has(way))) {
+      findings.warn("auth.mode", "is none: keys and tokens are not asked for; set auth.mode: required");
+    }
+    return;
+  }
+  const redis = engine?.kind === "redis";
+  if (redis && findings.has("auth.keysFile")) {
+    findings.warn("auth.keysFile", "has no effect: with the redis engine keys are in Redis");
+  }
+  if (redis && !findings.has("auth.secret")) {
+    findings.warn(
+      "auth.mode",
+      "a dump of Redis would hold the keys' digests and what they are keyed with; set auth.secret",
+    );
+  }
+  const jwt = findings.has("auth.jwt.jwksUrl") || findings.has("auth.jwt.publicKeyFile");
+  if (!redis && !findings.has("auth.keysFile") && !jwt) {
+    findings.problem(
+      "auth.mode",
+      "nobody could enter; add auth.keysFile: ./keys.json (ferry keys create makes keys), or auth.jwt",
+    );
+  }
+}
+
+function checkJwt({ auth, tiers }: Draftings, findings: Findings): void {
+  const has = (name: string) => findings.has(`auth.jwt.${name}`);
+  if (has("jwksUrl") && has("publicKeyFile")) {
+    findings.problem("auth.jwt.publicKeyFile", "jwksUrl says where the keys are; keep one of them");
+  }
+  if (!has("jwksUrl") && !has("publicKeyFile")) {
+    if (has("issuer") || has("audience")) {
+      findings.problem("auth.jwt", "has no key to check with; add jwksUrl or publicKeyFile");
+    }
+    return;
+  }
+  for (const name of ["issuer", "audience"]) {
+    if (has(name)) continue;
+    findings.problem(
+      `auth.jwt.${name}`,
+      "is missing; a token that was made for another service would be taken here",
+    );
+  }
+  const tier = auth?.jwt?.defaultTier;
+  const names = tiers?.map(({ name }) => name) ?? [];
+  if (tier !== undefined && names.length > 0 && !names.includes(tier)) {
+    findings.problem("auth.jwt.defaultTier", `${tier} is not one of tiers: ${names.join(", ")}`);
+  }
+}
+
+function checkDepths({ admission, limits }: Draftings, findings: Findings): void {
+  const { mode, lastTierDepth, firstTierDepth } = admission ?? {};
+  if (mode !== "thresholds" || lastTierDepth === undefined || firstTierDepth === undefined) return;
+  if (lastTierDepth > firstTierDepth) {
+    findings.problem(
+      "admission.lastTierDepth",
+      `lastTierDepth ${lastTierDepth} > firstTierDepth ${firstTierDepth}: the last tier is refused first; lower it`,
+    );
+  }
+  if (limits?.maxQueued !== undefined && firstTierDepth >= limits.maxQueued) {
+    findings.warn(
+      "admission.firstTierDepth",
+      `firstTierDepth ${firstTierDepth} ≥ limits.maxQueued ${limits.maxQueued}: the queue is full before that`,
+    );
+  }
+}
