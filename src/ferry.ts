@@ -3,6 +3,7 @@
  */
 import { randomUUID } from "node:crypto";
 import { Admission } from "./admission/admit.ts";
+import { Gate } from "./admission/gate.ts";
 import type { Backend } from "./backend/backend.ts";
 import { makeBackend } from "./backends.ts";
 import { type Clock, SystemClock } from "./clock.ts";
@@ -12,6 +13,7 @@ import { Reaper } from "./dispatch/reaper.ts";
 import type { Engine } from "./engine/engine.ts";
 import { type Opened, openEngine, type Shared } from "./engines.ts";
 import { type FleetModel, Membership } from "./fleet/membership.ts";
+import { FleetOutlook } from "./fleet/outlook.ts";
 import { FleetRank } from "./fleet/rank.ts";
 import { adminRoutes } from "./gateway/admin.ts";
 import { healthRoutes } from "./gateway/health.ts";
@@ -173,6 +175,7 @@ export class Ferry {
       workerMs: timeouts.workerMs,
       retry,
       health,
+      maxWorkerLoad: this.#config.admission.maxWorkerLoad,
     };
     const dispatcher = new Dispatcher(rules, backend.workers, {
       engine,
@@ -214,6 +217,10 @@ export class Ferry {
     const rules = { tiers, anonymousTier: auth.anonymousTier, ...perUser(limits.perUserPerMinute) };
     const admission = (this.#admission = new Admission(rules, engine, clock, this.events));
     const doors = models.map((model, at) => this.#door(model, this.#dispatchers[at], engine));
+    if (this.#membership !== undefined) {
+      this.#membership.doors = (now) =>
+        doors.map(({ name, gate }) => ({ name, admittedPerMs: gate.admittedPerMs(now) }));
+    }
     const intake = new Intake(doors, admission, router, engine, clock);
     const native = new NativeProtocol({ ...api, durable }, { intake, admission, router, engine, clock });
     const routes = { ...native.routes(), ...healthRoutes(() => this.#draining), ...openapiRoutes() };
@@ -223,27 +230,14 @@ export class Ferry {
   }
 
   #door(model: ModelConfig, dispatcher: Dispatcher | undefined, engine: Engine): ModelDoor {
-    const { name, timeouts, cache, collapse, maxBatchSize } = model;
+    const { name, timeouts, cache, collapse } = model;
+    const { admission, tiers } = this.#config;
     const fleet = this.#membership?.fleet;
-    const own = dispatcher?.workers;
-    const depth = (): number =>
-      engine
-        .stats()
-        .depth.get(name)
-        ?.reduce((sum, tier) => sum + tier, 0) ?? 0;
-    const capacity =
-      fleet === undefined
-        ? {
-            healthy: (now: number) => own!.healthy(now),
-            nextUsableAt: (now: number) => own!.nextUsableAt(now),
-            drainMs: (now: number) => depth() / own!.capacityPerMs(maxBatchSize, now),
-          }
-        : {
-            healthy: () => fleet.healthy(name),
-            nextUsableAt: (now: number) => now + fleet.model(name).nextUsableInMs,
-            drainMs: () => depth() / fleet.model(name).capacityPerMs,
-          };
-    return { name, totalMs: timeouts.totalMs, cache, collapse, capacity };
+    const alone = { horizon: (now: number) => dispatcher!.horizon(now), othersPerMs: () => 0 };
+    const prospects = fleet === undefined ? alone : new FleetOutlook(fleet, name);
+    const rules = { ...admission, ...timeouts, model: name, tiers: tiers.length };
+    const gate = new Gate(rules, prospects, engine);
+    return { name, totalMs: timeouts.totalMs, cache, collapse, gate, looksForFree: fleet === undefined };
   }
 }
 

@@ -15,7 +15,16 @@ const model: ModelBeat = {
   name: MODEL,
   workers: 2,
   healthy: 1,
-  capacityPerMs: 0.5,
+  capacity: {
+    idle: 0,
+    overdue: 0,
+    counted: 1,
+    perMs: 0.5,
+    nominalPerMs: 1,
+    batchSize: 50,
+    batchMs: 100,
+    deviationMs: 2,
+  },
   nextUsableInMs: 300,
   arrivalsPerMs: 0,
   utilization: 0.75,
@@ -40,7 +49,10 @@ const down = { ...worker, name: "gpu-8", state: "down", down: { why: "gone", ret
 const others = [
   member({ id: "b1", zone: "west", models: [model], workers: [worker, down], ageMs: 40 }),
   member({ id: "b2", models: [{ ...model, healthy: 2, nextUsableInMs: null, utilization: 0.25 }] }),
-  member({ id: "idle", models: [{ ...model, workers: 0, healthy: 0, capacityPerMs: 0 }] }),
+  member({
+    id: "idle",
+    models: [{ ...model, workers: 0, healthy: 0, capacity: { ...model.capacity, counted: 0, perMs: 0 } }],
+  }),
   member({ id: "g1", role: "gateway" }),
 ];
 
