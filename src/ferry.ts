@@ -3,7 +3,7 @@
  */
 import { randomUUID } from "node:crypto";
 import { Admission } from "./admission/admit.ts";
-import { Gate } from "./admission/gate.ts";
+import { Gate, type Prospects } from "./admission/gate.ts";
 import type { Backend } from "./backend/backend.ts";
 import { makeBackend } from "./backends.ts";
 import { type Clock, SystemClock } from "./clock.ts";
@@ -52,6 +52,8 @@ export class Ferry {
   readonly #role: Role;
   readonly #tally: Tally;
   readonly #dispatchers: Dispatcher[] = [];
+  /** By model. */
+  readonly #prospects = new Map<string, Prospects>();
   /** How to undo what was started, in the order in which it was started. */
   readonly #undo: (() => Promise<void> | void)[] = [];
   #admission: Admission | undefined;
@@ -88,6 +90,7 @@ export class Ferry {
     this.#undo.push(() => this.#membership?.stop());
     backends.forEach((backend, at) => this.#dispatch(models[at]!, backend, engine, shared !== undefined));
     if (shared !== undefined) await this.#join(shared);
+    models.forEach(({ name }, at) => this.#prospects.set(name, this.#outlook(name, this.#dispatchers[at])));
     const reaper = new Reaper(engine, this.#clock);
     this.#undo.push(() => reaper.stop());
     await this.#openAdmin(opened);
@@ -196,6 +199,7 @@ export class Ferry {
     const fleet = this.#membership?.fleet;
     const report = new Report(engine, this.#dispatchers, this.#tally, clock, {
       draining: () => this.#draining,
+      horizon: (model, now) => this.#prospects.get(model)!.horizon(now),
       ...(fleet && { fleet }),
       ...(shared && { durability: () => shared.durability(), reachable: () => shared.reachable() }),
     });
@@ -216,7 +220,7 @@ export class Ferry {
     this.#undo.push(() => router.close());
     const rules = { tiers, anonymousTier: auth.anonymousTier, ...perUser(limits.perUserPerMinute) };
     const admission = (this.#admission = new Admission(rules, engine, clock, this.events));
-    const doors = models.map((model, at) => this.#door(model, this.#dispatchers[at], engine));
+    const doors = models.map((model) => this.#door(model, engine));
     if (this.#membership !== undefined) {
       this.#membership.doors = (now) =>
         doors.map(({ name, gate }) => ({ name, admittedPerMs: gate.admittedPerMs(now) }));
@@ -229,15 +233,19 @@ export class Ferry {
     this.apiUrl = await listener.listen(listen.host, listen.port);
   }
 
-  #door(model: ModelConfig, dispatcher: Dispatcher | undefined, engine: Engine): ModelDoor {
+  #door(model: ModelConfig, engine: Engine): ModelDoor {
     const { name, timeouts, cache, collapse } = model;
     const { admission, tiers } = this.#config;
-    const fleet = this.#membership?.fleet;
-    const alone = { horizon: (now: number) => dispatcher!.horizon(now), othersPerMs: () => 0 };
-    const prospects = fleet === undefined ? alone : new FleetOutlook(fleet, name);
     const rules = { ...admission, ...timeouts, model: name, tiers: tiers.length };
-    const gate = new Gate(rules, prospects, engine);
-    return { name, totalMs: timeouts.totalMs, cache, collapse, gate, looksForFree: fleet === undefined };
+    const gate = new Gate(rules, this.#prospects.get(name)!, engine);
+    const looksForFree = this.#membership === undefined;
+    return { name, totalMs: timeouts.totalMs, cache, collapse, gate, looksForFree };
+  }
+
+  /** How a model's workers are: those of this process, or of the whole fleet. */
+  #outlook(model: string, dispatcher: Dispatcher | undefined): Prospects {
+    if (this.#membership !== undefined) return new FleetOutlook(this.#membership.fleet, model);
+    return { horizon: (now) => dispatcher!.horizon(now), othersPerMs: () => 0 };
   }
 }
 

@@ -106,8 +106,9 @@ export function forecast(
 ): { readonly startAt: number; readonly finishAt: number } {
   const { freeAt, batchSize, batchMs, deviationMs } = horizon;
   const workers = freeAt.length;
-  if (workers === 0) return { startAt: Infinity, finishAt: Infinity };
-  const batches = Math.floor(ahead(line, horizon) / batchSize);
+  const tasks = ahead(line, horizon);
+  if (workers === 0 || tasks === Infinity) return { startAt: Infinity, finishAt: Infinity };
+  const batches = Math.floor(tasks / batchSize);
   const rounds = Math.floor(batches / workers);
   const startAt = Math.max(now, freeAt[batches % workers]!) + rounds * batchMs;
   // Batches scatter one by one; a mean that is off by a fifth of that is off in every round.
