@@ -2,6 +2,7 @@
  * `ferry check`: reads a config file and says everything that is wrong with it. Starts nothing, and calls
  * nobody unless `--probe` is given: then Redis is asked what `ferry serve` would ask it at its start.
  */
+import { existsSync } from "node:fs";
 import { capacityPerSecond, count, countWorkers, plural } from "../banner.ts";
 import { SystemClock } from "../clock.ts";
 import { formatProblems, loadConfig } from "../config-load.ts";
@@ -33,8 +34,14 @@ export const check: Command = {
     const loaded = loadConfig(file, console.env);
     const probe = call.is("probe") ? await probeEngine(loaded.config) : undefined;
     const { config } = loaded;
-    const problems = [...(loaded.problems ?? []), ...found(file, config, probe?.refuse)];
-    const warnings = [...loaded.warnings, ...found(file, config, probe?.warn)];
+    const files = config === undefined ? undefined : await checkKeyFiles(config);
+    const told = (lines: Lines = []) => lines.map(([path, message]): Problem => ({ file, path, message }));
+    const problems = [
+      ...(loaded.problems ?? []),
+      ...told(files?.problems),
+      ...found(file, config, probe?.refuse),
+    ];
+    const warnings = [...loaded.warnings, ...told(files?.warnings), ...found(file, config, probe?.warn)];
     const valid = problems.length === 0;
     if (call.is("json")) {
       const facts = config === undefined ? {} : factsOf(config);
@@ -56,6 +63,22 @@ export const check: Command = {
     return 0;
   },
 };
+
+type Lines = readonly (readonly [path: string, message: string])[];
+
+/** What the files of `auth` hold, as far as the start would stumble over it. */
+async function checkKeyFiles({ auth, engine }: Config): Promise<{ problems: Lines; warnings: Lines }> {
+  if (auth.mode !== "required") return { problems: [], warnings: [] };
+  const { keysFile, jwt } = auth;
+  const noKeys = engine.kind === "memory" && keysFile !== undefined && !existsSync(keysFile);
+  const { publicKeyProblem } = await import("../credentials.ts");
+  const wrong = jwt && (await publicKeyProblem(jwt));
+  const missing = "there is no such file, so no key works; ferry keys create --user U --tier T makes it";
+  return {
+    problems: wrong === undefined ? [] : [["auth.jwt.publicKeyFile", wrong]],
+    warnings: noKeys ? [["auth.keysFile", missing]] : [],
+  };
+}
 
 /** Loaded only now: a check without --probe needs no client. */
 async function probeEngine(config: Config | undefined): Promise<Probe | undefined> {
