@@ -4,6 +4,7 @@
  * Used by `ferry serve` and, for the keys alone, by `ferry keys`.
  */
 import { createSecretKey, type KeyObject } from "node:crypto";
+import { existsSync } from "node:fs";
 import { nameOfSecret } from "./admission/api-key.ts";
 import { type CredentialParts, Credentials } from "./admission/credentials.ts";
 import { Jwks } from "./admission/jwks.ts";
@@ -85,15 +86,27 @@ export async function openKeys(config: Config, clock: Clock, events: Events): Pr
   }
 }
 
-/** What is wrong with the public key, in one line; for `ferry check`. */
-export async function publicKeyProblem({ publicKeyFile, algorithm }: JwtConfig): Promise<string | undefined> {
-  if (publicKeyFile === undefined) return undefined;
-  try {
-    readPem(await readText(publicKeyFile), algorithm);
-    return undefined;
-  } catch (error) {
-    return reasonOf(error);
+interface Flaw {
+  /** The setting. */
+  readonly path: string;
+  readonly message: string;
+}
+
+/** What the start would stumble over in the files that `auth` names; for `ferry check`. */
+export async function checkAuthFiles(config: Config): Promise<{ problems: Flaw[]; warnings: Flaw[] }> {
+  const { keysFile, jwt } = config.auth;
+  const found = { problems: [] as Flaw[], warnings: [] as Flaw[] };
+  if (config.engine.kind === "memory" && keysFile !== undefined && !existsSync(keysFile)) {
+    const message = "there is no such file, so no key works; ferry keys create --user U --tier T makes it";
+    found.warnings.push({ path: "auth.keysFile", message });
   }
+  if (jwt?.publicKeyFile === undefined) return found;
+  try {
+    readPem(await readText(jwt.publicKeyFile), jwt.algorithm);
+  } catch (error) {
+    found.problems.push({ path: "auth.jwt.publicKeyFile", message: reasonOf(error) });
+  }
+  return found;
 }
 
 function storeOf(

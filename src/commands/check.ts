@@ -2,7 +2,6 @@
  * `ferry check`: reads a config file and says everything that is wrong with it. Starts nothing, and calls
  * nobody unless `--probe` is given: then Redis is asked what `ferry serve` would ask it at its start.
  */
-import { existsSync } from "node:fs";
 import { capacityPerSecond, count, countWorkers, plural } from "../banner.ts";
 import { SystemClock } from "../clock.ts";
 import { formatProblems, loadConfig } from "../config-load.ts";
@@ -34,14 +33,9 @@ export const check: Command = {
     const loaded = loadConfig(file, console.env);
     const probe = call.is("probe") ? await probeEngine(loaded.config) : undefined;
     const { config } = loaded;
-    const files = config === undefined ? undefined : await checkKeyFiles(config);
-    const told = (lines: Lines = []) => lines.map(([path, message]): Problem => ({ file, path, message }));
-    const problems = [
-      ...(loaded.problems ?? []),
-      ...told(files?.problems),
-      ...found(file, config, probe?.refuse),
-    ];
-    const warnings = [...loaded.warnings, ...told(files?.warnings), ...found(file, config, probe?.warn)];
+    const keys = await checkKeys(file, config);
+    const problems = [...(loaded.problems ?? []), ...keys.problems, ...found(file, config, probe?.refuse)];
+    const warnings = [...loaded.warnings, ...keys.warnings, ...found(file, config, probe?.warn)];
     const valid = problems.length === 0;
     if (call.is("json")) {
       const facts = config === undefined ? {} : factsOf(config);
@@ -64,20 +58,18 @@ export const check: Command = {
   },
 };
 
-type Lines = readonly (readonly [path: string, message: string])[];
-
-/** What the files of `auth` hold, as far as the start would stumble over it. */
-async function checkKeyFiles({ auth, engine }: Config): Promise<{ problems: Lines; warnings: Lines }> {
-  if (auth.mode !== "required") return { problems: [], warnings: [] };
-  const { keysFile, jwt } = auth;
-  const noKeys = engine.kind === "memory" && keysFile !== undefined && !existsSync(keysFile);
-  const { publicKeyProblem } = await import("../credentials.ts");
-  const wrong = jwt && (await publicKeyProblem(jwt));
-  const missing = "there is no such file, so no key works; ferry keys create --user U --tier T makes it";
-  return {
-    problems: wrong === undefined ? [] : [["auth.jwt.publicKeyFile", wrong]],
-    warnings: noKeys ? [["auth.keysFile", missing]] : [],
-  };
+/** What is wrong with the files of `auth`; loaded only where there are some. */
+async function checkKeys(
+  file: string,
+  config: Config | undefined,
+): Promise<Record<"problems" | "warnings", Problem[]>> {
+  if (config?.auth.mode !== "required") {
+    return { problems: [], warnings: [] };
+  }
+  const { checkAuthFiles } = await import("../credentials.ts");
+  const { problems, warnings } = await checkAuthFiles(config);
+  const at = ({ path, message }: { path: string; message: string }): Problem => ({ file, path, message });
+  return { problems: problems.map(at), warnings: warnings.map(at) };
 }
 
 /** Loaded only now: a check without --probe needs no client. */
