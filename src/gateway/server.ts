@@ -136,9 +136,7 @@ export class Listener {
   }
 
   #mayContinue(request: IncomingMessage, response: ServerResponse): void {
-    const tooLarge = Number(request.headers["content-length"] ?? 0) > this.#limits.maxBodyBytes;
-    if (!tooLarge) response.writeContinue();
-    this.#request(request, response);
+    this.#request(request, response, true);
   }
 
   #expectsTooMuch(request: IncomingMessage, response: ServerResponse): void {
@@ -147,8 +145,9 @@ export class Listener {
     exchange.fail(new Refusal("INVALID_REQUEST", "only Expect: 100-continue is understood", { status: 417 }));
   }
 
-  #request(request: IncomingMessage, response: ServerResponse): void {
+  #request(request: IncomingMessage, response: ServerResponse, mayContinue = false): void {
     const exchange = new Exchange(request, response, this.#exchangeLimits, this.#clock.now());
+    exchange.mayContinue = mayContinue;
     exchange.last = this.#draining;
     this.#open++;
     response.once("close", () => this.#closed(exchange));
