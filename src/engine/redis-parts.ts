@@ -8,6 +8,7 @@ import { homeIn } from "../core/home.ts";
 import type { Events } from "../telemetry/events.ts";
 import type { EngineLimits, EngineListener, RecordView } from "./engine.ts";
 import { readOutcome, readPending, type RedisClock } from "./redis-frames.ts";
+import { Crowds } from "./redis-crowds.ts";
 import type { RedisKeys } from "./redis-keys.ts";
 import { RedisNews } from "./redis-news.ts";
 import { type Arg, RedisError, type RedisNodes, type Script, StoreAway } from "../redis/nodes.ts";
@@ -46,6 +47,7 @@ export class RedisParts implements RedisBase {
   readonly options: RedisOptions;
   readonly shards: number;
   readonly mirror: QueueMirror;
+  readonly crowds: Crowds;
   readonly news: RedisNews;
   readonly listeners = new Set<EngineListener>();
   /** The instant that `reap` last named, or a sooner one that was told since. */
@@ -61,6 +63,7 @@ export class RedisParts implements RedisBase {
     this.options = options;
     this.shards = keys.tags.length;
     this.mirror = new QueueMirror({ ...options, models: options.models.keys() }, clock, shared);
+    this.crowds = new Crowds(options.models.keys(), options.tiers);
     this.mirror.arrived = (model, parameters, depth, count) => {
       for (const listener of this.listeners) listener.queued?.(model, parameters, depth, count);
     };
