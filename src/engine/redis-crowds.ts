@@ -11,7 +11,8 @@
  * one rides in one of the next batches whoever is before it, and more streams would only cost more. It goes on
  * until it holds no more than that quartile (or half of `CROWD_FROM`), or hardly anything waits. The quartile,
  * because half of the tenants may flood at once; it is found by powers of two, so the bound is two to four times
- * the quartile. A tenant that is alone never crowds.
+ * the quartile. A tenant that has nobody beside it crowds from `CROWD_FROM` on, so that whoever comes next is not
+ * behind it; but only where a second tenant was ever seen, so that without credentials nothing changes.
  *
  * Its error: what a tenant has in the common streams when it is found out stays there, at most `CROWD_FROM` or four
  * times the quartile, for each gateway that it floods; and `MAX_CROWDS` bounds the streams, so of more
@@ -60,8 +61,16 @@ class TierHolders {
   readonly #holders = new Map<string, Holder>();
   /** How many tenants hold 1, 2 to 3, 4 to 7, … tasks. */
   readonly #sizes: number[] = Array.from({ length: SIZES }, () => 0);
+  readonly #crowdFrom: number;
   #crowds = 0;
+  /** The first tenant that came, and whether another one did since. */
+  #sole: string | undefined;
+  #several = false;
   count = 0;
+
+  constructor(crowdFrom: number) {
+    this.#crowdFrom = crowdFrom;
+  }
 
   get tenants(): number {
     return this.#holders.size;
@@ -74,11 +83,11 @@ class TierHolders {
   enter(tenant: string, waiting: number): Holder {
     let holder = this.#holders.get(tenant);
     if (holder === undefined) this.#holders.set(tenant, (holder = new Holder(tenant, this)));
+    this.#several ||= (this.#sole ??= tenant) !== tenant;
     this.#resize(holder, 1);
+    if (!this.#several) return holder;
     if (holder.crowds) this.#calm(holder, waiting);
-    else if (holder.count > CROWD_FROM && 2 * waiting > this.count && this.#crowds < MAX_CROWDS) {
-      this.#judge(holder);
-    }
+    else if (holder.count > this.#crowdFrom && 2 * waiting > this.count) this.#judge(holder);
     return holder;
   }
 
@@ -89,20 +98,21 @@ class TierHolders {
   }
 
   #judge(holder: Holder): void {
-    if (this.tenants < 2 || holder.count <= 2 * this.#quartile()) return;
+    if (this.#crowds >= MAX_CROWDS || holder.count <= 2 * this.#quartile()) return;
     holder.crowds = true;
     this.#crowds++;
   }
 
   #calm(holder: Holder, waiting: number): void {
-    const calm = holder.count <= Math.max(CROWD_FROM / 2, this.#quartile()) || 4 * waiting < this.count;
-    if (!calm) return;
+    const few = Math.max(this.#crowdFrom / 2, this.#quartile());
+    if (holder.count > few && 4 * waiting >= this.count) return;
     holder.crowds = false;
     this.#crowds--;
   }
 
-  /** What the tenant holds, at most, below which a quarter of the tenants are. */
+  /** What the tenant holds, at most, below which a quarter of the tenants are; nothing where there is only one. */
   #quartile(): number {
+    if (this.tenants < 2) return 0;
     let below = Math.floor((this.tenants - 1) / 4);
     for (let size = 0; size < SIZES; size++) {
       below -= this.#sizes[size]!;
@@ -126,13 +136,12 @@ function sizeOf(count: number): number {
 /** What this gateway has in flight, by model, tier and tenant. */
 export class Crowds {
   readonly #models = new Map<string, TierHolders[]>();
+  readonly #elsewhere: TierHolders;
 
-  constructor(models: Iterable<string>, tiers: number) {
-    for (const model of models)
-      this.#models.set(
-        model,
-        Array.from({ length: tiers }, () => new TierHolders()),
-      );
+  constructor(models: Iterable<string>, tiers: number, crowdFrom: number = CROWD_FROM) {
+    const make = (): TierHolders => new TierHolders(crowdFrom);
+    for (const model of models) this.#models.set(model, Array.from({ length: tiers }, make));
+    this.#elsewhere = make();
   }
 
   /** A task of this tenant is on its way in, to a tier in which so many wait. */
@@ -149,8 +158,8 @@ export class Crowds {
     return this.#tier(model, tier).tenants;
   }
 
-  /** Models and tiers that are not configured here are not counted. */
+  /** Models and tiers that are not configured here are counted together. */
   #tier(model: string, tier: number): TierHolders {
-    return this.#models.get(model)?.[tier] ?? new TierHolders();
+    return this.#models.get(model)?.[tier] ?? this.#elsewhere;
   }
 }

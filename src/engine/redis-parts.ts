@@ -22,6 +22,8 @@ export interface RedisOptions extends EngineLimits {
   /** A lease is lost when it was not renewed for so long; renewed each third. */
   readonly leaseMs: number;
   readonly sweepMs: number;
+  /** Tasks that a tenant may hold before it can crowd others; left out: as `redis-crowds.ts` says. */
+  readonly crowdFrom?: number;
   /** How long a task may take to get in before its caller is told to try again. */
   readonly putWithinMs: number;
 }
@@ -63,7 +65,7 @@ export class RedisParts implements RedisBase {
     this.options = options;
     this.shards = keys.tags.length;
     this.mirror = new QueueMirror({ ...options, models: options.models.keys() }, clock, shared);
-    this.crowds = new Crowds(options.models.keys(), options.tiers);
+    this.crowds = new Crowds(options.models.keys(), options.tiers, options.crowdFrom);
     this.mirror.arrived = (model, parameters, depth, count) => {
       for (const listener of this.listeners) listener.queued?.(model, parameters, depth, count);
     };

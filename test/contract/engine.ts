@@ -15,6 +15,7 @@ import { reapContract } from "./engine-reap.ts";
 import { settleContract } from "./engine-settle.ts";
 import { sharingContract } from "./engine-sharing.ts";
 import { holdsOn, type OpenEngine } from "./engine-stage.ts";
+import { turnsContract } from "./engine-turns.ts";
 import { viewsContract } from "./engine-views.ts";
 
 export function engineContract(name: string, open: OpenEngine, limits: PropertyLimits = {}): void {
@@ -28,6 +29,7 @@ export function engineContract(name: string, open: OpenEngine, limits: PropertyL
     cancelContract(holds);
     reapContract(holds);
     viewsContract(holds);
+    turnsContract(holds);
     lettersContract(holds);
     propertyContract(open, limits);
   });
