@@ -22,7 +22,7 @@ import { digest } from "./redis-keys.ts";
 
 const CROWD_FROM = 8;
 /** Of one model and tier, for each gateway: each of them may have a stream in every shard. */
-const MAX_CROWDS = 16;
+const MAX_CROWDS = 8;
 /** Powers of two: more than a process can hold. */
 const SIZES = 32;
 /** A digest need not be longer: tenants that share one would only share their turns. */

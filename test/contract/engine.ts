@@ -9,6 +9,7 @@ import { describe } from "node:test";
 import { cancelContract } from "./engine-cancel.ts";
 import { claimContract } from "./engine-claim.ts";
 import { lettersContract } from "./engine-letters.ts";
+import { onlyContract } from "./engine-only.ts";
 import { type PropertyLimits, propertyContract } from "./engine-property.ts";
 import { putContract } from "./engine-put.ts";
 import { reapContract } from "./engine-reap.ts";
@@ -24,6 +25,7 @@ export function engineContract(name: string, open: OpenEngine, limits: PropertyL
     const holds = holdsOn(open);
     putContract(holds);
     sharingContract(holds);
+    onlyContract(holds);
     claimContract(holds);
     settleContract(holds);
     cancelContract(holds);
