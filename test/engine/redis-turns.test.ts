@@ -240,14 +240,21 @@ describe("on a server", () => {
     const { engine, clock, events, name } = makeEngine(nodes, PATIENT, { shards: 1 });
     const stage = new Stage({ engine, clock, events, approximate: true });
     await stage.queue({ tenant: "bob" });
-    await stage.queueMany(30, { tenant: "ann" });
+    const ids = await stage.queueMany(30, { tenant: "ann" });
+    // In every way in which a task may end.
+    for (const id of ids.splice(0, 5)) await engine.cancel(id, "ann");
+    for (const id of ids.splice(-5)) await engine.cancel(id, "ann", true);
+    await stage.queueMany(5, { tenant: "ann", deadlineAt: stage.now + 10 });
+    await stage.pass(20);
     const own = async (): Promise<number> => ((await server.ask("KEYS", `${name}:*:n?*`)) as string[]).length;
     assert.equal(await own(), 1);
     for (let lease = await stage.claim(); lease.tasks.length > 0; lease = await stage.claim()) {
       await engine.settle(lease, idsOf(lease).map(done));
     }
     await engine.tend(0);
-    assert.equal(await own(), 0);
+    await stage.queueMany(8, { tenant: "ann" });
+    assert.equal(await own(), 0, "nothing of hers is in flight any more");
+    await stage.claim();
     assert.equal(engine.turn(MODEL, 0, "ann"), 0);
     await engine.close();
   });
