@@ -70,8 +70,8 @@ export function indexName(key: string): string {
 
 /**
  * A stream's name says what is in it: model, parameters (as a digest), the zone of the gateways that took
- * the tasks, tier, and how they came: `n` new; `0` came back; a number: came back, and may never again ride
- * in a larger batch than that.
+ * the tasks, tier, and how they came: `n` new; `n` and a tenant's digest: new, of a tenant that crowds the others
+ * (`redis-crowds.ts`); `0` came back; a number: came back, and may never again ride in a larger batch than that.
  */
 export interface StreamName {
   readonly model: string;
@@ -98,7 +98,12 @@ export function readStreamName(name: string): StreamName {
   };
 }
 
+/** Whether its tasks were never tried. */
+export function isNew({ kind }: StreamName): boolean {
+  return kind.startsWith("n");
+}
+
 /** The largest batch for tasks of this kind of stream. */
-export function batchLimit({ kind }: StreamName): number {
-  return kind === "n" || kind === "0" ? Infinity : Number(kind);
+export function batchLimit(name: StreamName): number {
+  return isNew(name) || name.kind === "0" ? Infinity : Number(name.kind);
 }
