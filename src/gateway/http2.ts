@@ -32,11 +32,8 @@ export interface Http2Limits {
 }
 
 /** What the listener does with a request; the objects are HTTP/2's, under HTTP/1.1's names. */
-export interface Http2Takers {
-  request(request: IncomingMessage, response: ServerResponse): Exchange;
-  mayContinue(request: IncomingMessage, response: ServerResponse): Exchange;
-  expectsTooMuch(request: IncomingMessage, response: ServerResponse): Exchange;
-}
+export type Taker = (request: IncomingMessage, response: ServerResponse) => Exchange;
+export type Http2Takers = { readonly [name in "request" | "mayContinue" | "expectsTooMuch"]: Taker };
 
 /** `:method`, `:scheme`, `:authority` and `:path` are not headers that anybody wrote. */
 const PSEUDO_HEADERS = 4;
@@ -138,7 +135,7 @@ export class Http2Door {
     });
   }
 
-  #take(request: Http2ServerRequest, response: Http2ServerResponse, take: Http2Takers["request"]): void {
+  #take(request: Http2ServerRequest, response: Http2ServerResponse, take: Taker): void {
     request.headers.host ??= request.headers[":authority"];
     // What Exchange uses of both is the same; `last` alone means nothing on a connection that many share.
     const exchange = take(request as unknown as IncomingMessage, response as unknown as ServerResponse);
