@@ -40,6 +40,7 @@ const DAY_MS = 86_400_000;
 const WARN_DAYS = 14;
 /** A bundle of all public authorities has about 220 KB. */
 const MAX_FILE_BYTES = 2 ** 20;
+const CHUNK_BYTES = 16 * 1024;
 
 export class Certificates {
   readonly #setting: string;
@@ -97,7 +98,8 @@ export class Certificates {
       const texts = await readAll(this.#setting, this.#paths);
       if (!this.#stopped) this.#use(texts);
     } catch (error) {
-      this.#refuse(String((error as Error).message), (error as Error).message);
+      const { message } = error as Error;
+      this.#refuse(message, message);
     }
     this.#tellEnd();
     this.#lookLater();
@@ -161,13 +163,14 @@ async function readAll(setting: string, paths: CertificatePaths): Promise<Texts>
 async function readPem(setting: string, path: string): Promise<string> {
   try {
     await using file = await open(path);
-    const bytes = Buffer.alloc(MAX_FILE_BYTES + 1);
-    let length = 0;
-    for (let got = -1; got !== 0 && length < bytes.length; length += got) {
-      got = (await file.read(bytes, length, bytes.length - length, null)).bytesRead;
+    const chunk = Buffer.allocUnsafe(CHUNK_BYTES);
+    let text = "";
+    for (;;) {
+      const { bytesRead } = await file.read(chunk, 0, chunk.length, null);
+      if (bytesRead === 0) return text;
+      text += chunk.toString("latin1", 0, bytesRead);
+      if (text.length > MAX_FILE_BYTES) throw new Error("it is larger than 1 MiB");
     }
-    if (length > MAX_FILE_BYTES) throw new Error("it is larger than 1 MiB");
-    return bytes.toString("latin1", 0, length);
   } catch (error) {
     const { code, message } = error as NodeJS.ErrnoException;
     const why =

@@ -31,7 +31,7 @@ import type { Events } from "../telemetry/events.ts";
 import type { Backend, Batch, Reply, Worker, WorkerHealth } from "./backend.ts";
 import { failed, match, quote, rejected, requestText, unusable } from "./match.ts";
 import { headerLoad, type HealthRules, HealthQuestions } from "./worker-health.ts";
-import { tlsTrouble, WorkerTls, type WorkerTlsOptions } from "./worker-tls.ts";
+import { CONNECT_TIMEOUT_MS, tlsTrouble, WorkerTls, type WorkerTlsOptions } from "./worker-tls.ts";
 
 export interface HttpOptions {
   /** Full endpoint URLs. */
@@ -50,8 +50,6 @@ export interface HttpAround {
   readonly events: Events;
 }
 
-/** Room for one lost SYN; a worker on the same network answers in a millisecond or not at all. */
-const CONNECT_TIMEOUT_MS = 2_000;
 /**
  * Shorter than the idle timeout of common servers (gunicorn 2 s, uvicorn and Node 5 s), so that a batch
  * is not written to a connection that the worker is about to close. A server's own hint comes first.

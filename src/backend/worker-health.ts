@@ -115,8 +115,9 @@ export class HealthQuestions {
   }
 }
 
-async function ask({ path, headers, client: connect }: HealthPlace, signal: AbortSignal): Promise<Verdict> {
-  const client = connect();
+async function ask(place: HealthPlace, signal: AbortSignal): Promise<Verdict> {
+  const { path, headers } = place;
+  const client = place.client();
   try {
     const answer = await client.request({ path, method: "GET", headers, signal });
     const { statusCode: status } = answer;

@@ -25,6 +25,13 @@ export interface WorkerTlsOptions {
   readonly reloadMs: number;
 }
 
+/** What came of trying a connection. */
+export type Reach =
+  | { readonly ok: true }
+  | { readonly ok: false; readonly tls: boolean; readonly message: string };
+
+/** Room for one lost SYN; a worker on the same network answers in a millisecond or not at all. */
+export const CONNECT_TIMEOUT_MS = 2_000;
 /** Several round trips on one network; paid by servers without tickets, once per connection. */
 const TICKET_MS = 100;
 
@@ -72,6 +79,26 @@ export class WorkerTls {
         if (error !== null) callback(error, null);
         else this.#awaitConsent(socket as TLSSocket, callback);
       });
+  }
+
+  /** Connects to a worker and hangs up. */
+  reach({ protocol, hostname, host, port }: URL): Promise<Reach> {
+    const connect =
+      protocol === "https:"
+        ? this.connector(CONNECT_TIMEOUT_MS)
+        : buildConnector({ timeout: CONNECT_TIMEOUT_MS });
+    // As undici takes a URL apart: brackets around an IPv6 address are for URLs only.
+    const bare = hostname.replace(/^\[(.*)\]$/, "$1");
+    return new Promise((resolve) => {
+      connect({ protocol, hostname: bare, host, port }, (...[error, socket]) => {
+        socket?.destroy();
+        if (error === null) return resolve({ ok: true });
+        const trouble = tlsTrouble(error);
+        const message =
+          trouble?.message ?? (error.message || ("code" in error ? String(error.code) : error.name));
+        resolve({ ok: false, tls: trouble !== undefined, message });
+      });
+    });
   }
 
   #awaitConsent(socket: TLSSocket, callback: buildConnector.Callback): void {

@@ -128,7 +128,8 @@ export class Exchange {
     response.writeHead(status, head);
     // As many bytes as characters means ASCII, which can be written as it is.
     response.end(body, bytes === body.length ? "latin1" : "utf8");
-    if (response.writableLength > 0) this.#cutIfStuck();
+    // Not known for HTTP/2, where each stream has a window of its own.
+    if (response.writableLength > 0 || this.request.httpVersionMajor > 1) this.#cutIfStuck();
   }
 
   fail(refusal: Refusal, id?: string, headers: readonly string[] = []): void {
@@ -159,7 +160,9 @@ export class Exchange {
   #cutIfStuck(): void {
     const response = this.#response;
     if (this.request.httpVersionMajor > 1) {
-      return void response.setTimeout(this.#limits.writeTimeoutMs, () => response.destroy());
+      return void response.setTimeout(this.#limits.writeTimeoutMs, () =>
+        response.destroy(new Error("the client does not take its answer")),
+      );
     }
     const { socket } = response;
     if (socket === null) return;

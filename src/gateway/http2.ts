@@ -147,7 +147,7 @@ export class Http2Door {
     request.once("end", () => late.cancel());
     response.once("close", () => late.cancel());
     // Answered before the body was read: the client may stop sending.
-    response.once("finish", () => {
+    stream.once("finish", () => {
       if (!request.complete) stream.close(constants.NGHTTP2_NO_ERROR);
     });
   }
