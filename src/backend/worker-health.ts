@@ -46,6 +46,7 @@ export class HealthQuestions {
   readonly #rules: HealthRules;
   readonly #clock: Clock;
   readonly #heard: (share: number) => void;
+  /** Of the next question, or of the patience for the answer. */
   #alarm: Alarm | undefined;
   #asking: AbortController | undefined;
   #failed = 0;
@@ -89,9 +90,9 @@ export class HealthQuestions {
   async #round(): Promise<void> {
     const asking = (this.#asking = new AbortController());
     const { askMs, askTimeoutMs } = this.#rules;
-    const patience = this.#clock.at(this.#clock.now() + askTimeoutMs, () => asking.abort());
+    this.#alarm = this.#clock.at(this.#clock.now() + askTimeoutMs, () => asking.abort());
     await this.ask(asking.signal);
-    patience.cancel();
+    this.#alarm.cancel();
     if (this.#stopped) return;
     this.#alarm = this.#clock.at(this.#clock.now() + askMs, () => void this.#round());
   }
