@@ -196,6 +196,13 @@ const model = group("One model: its backend, its batches, its limits.", {
       max: day,
       unit: "ms",
     }),
+    askMs: integer("Where there is a backend.healthPath: the time between two questions.", {
+      default: second,
+      min: 10,
+      max: hour,
+      unit: "ms",
+    }),
+    askTimeoutMs: timeout("How long a worker may take to answer such a question.", 2 * second),
   }),
 });
 

@@ -18,7 +18,7 @@ function backendFor(fn: string, more: Partial<ModuleOptions> = {}, events = new 
 
 async function withWorker(
   fn: string,
-  check: (worker: Required<Omit<Worker, "load">>, events: Events) => Promise<void>,
+  check: (worker: Worker & { probe(signal: AbortSignal): Promise<boolean> }, events: Events) => Promise<void>,
 ): Promise<void> {
   const events = new Events();
   const backend = backendFor(fn, {}, events);

@@ -29,7 +29,7 @@ function backendFor(fn: string, more: Partial<PythonOptions> = {}, events = new 
 
 async function withWorker(
   fn: string,
-  check: (worker: Required<Omit<Worker, "load">>, events: Events) => Promise<void>,
+  check: (worker: Worker & { probe(signal: AbortSignal): Promise<boolean> }, events: Events) => Promise<void>,
   more: Partial<PythonOptions> = {},
 ): Promise<void> {
   const events = new Events();
