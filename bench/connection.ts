@@ -18,6 +18,8 @@ export interface Target {
   readonly host: string;
   readonly port: number;
   readonly path: string;
+  /** Beside those that every request has. */
+  readonly headers?: Readonly<Record<string, string>>;
 }
 
 export const markerLength = 16;
@@ -44,9 +46,10 @@ export function template(
   const close = `"${rest.join("")}}`;
   const fill = Math.max(0, bodyBytes - open.length - markerLength - close.length);
   const body = open + "0".repeat(markerLength) + "x".repeat(fill) + close;
+  const more = Object.entries(target.headers ?? {}).map(([name, value]) => `${name}: ${value}\r\n`);
   const head =
     `POST ${target.path} HTTP/1.1\r\nhost: ${target.host}:${target.port}\r\n` +
-    `content-type: application/json\r\ncontent-length: ${Buffer.byteLength(body)}\r\n\r\n`;
+    `content-type: application/json\r\ncontent-length: ${Buffer.byteLength(body)}\r\n${more.join("")}\r\n`;
   return { bytes: Buffer.from(head + body), markerAt: head.length + open.length };
 }
 

@@ -16,6 +16,7 @@ import { parseArgs } from "node:util";
 import { killChildren, pickCores } from "./process.ts";
 import { environment, render, type Section } from "./report.ts";
 import { figure, isMet, type Bench, type Scenario } from "./scenario.ts";
+import { auth } from "./scenarios/auth.ts";
 import { embedded } from "./scenarios/embedded.ts";
 import { floor } from "./scenarios/floor.ts";
 import { held } from "./scenarios/held.ts";
@@ -33,6 +34,7 @@ const scenarios: readonly Scenario[] = [
   saturated,
   floor,
   embedded,
+  auth,
   tenThousand,
   held,
   redisLatency,

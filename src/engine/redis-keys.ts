@@ -26,6 +26,8 @@
  * | `d`, `dz`        | hash, zset | dead letters by id; ids by the time of death  | settle reap              | `deadLetters.ttlMs`, `.max`, replay, purge |
  * | `cur`            | hash   | stream → where `tend` goes on                     | tend                     | with its stream         |
  * | `l:<digest>`     | string | a rate window: when it closes, what is spent      | spend                    | after two windows       |
+ * | `keys`           | hash   | id of an API key → its digest, user, tier (shard 0 only) | `ferry keys`      | when it is revoked      |
+ * | `keys:secret`    | string | what these digests are keyed with, where `auth.secret` is not set (shard 0 only) | whoever needs it first | stays |
  *
  * Channels: `bell` (how deep the queues are now, after every change) and `n:<gateway>` (outcomes for the
  * callers that it holds). The registry of the batchers has its keys on shard 0 too; `src/fleet/redis-registry.ts` lists them.

@@ -187,12 +187,12 @@ export class Ferry implements AsyncDisposable {
     return this.#ask("GET", this.url + path, headers);
   }
 
-  delete(path: string): Promise<Answer> {
-    return this.#ask("DELETE", this.url + path, {});
+  delete(path: string, headers: Headers = {}): Promise<Answer> {
+    return this.#ask("DELETE", this.url + path, headers);
   }
 
-  admin(path: string, method: Dispatcher.HttpMethod = "GET"): Promise<Answer> {
-    return this.#ask(method, this.adminUrl + path, {});
+  admin(path: string, method: Dispatcher.HttpMethod = "GET", headers: Headers = {}): Promise<Answer> {
+    return this.#ask(method, this.adminUrl + path, headers);
   }
 
   /** The output for one input; anything but 200 fails the test. */
