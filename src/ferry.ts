@@ -7,6 +7,7 @@ import type { Backend } from "./backend/backend.ts";
 import { makeBackend } from "./backends.ts";
 import { type Clock, SystemClock } from "./clock.ts";
 import type { Config, ModelConfig, Role } from "./config.ts";
+import { screenFor } from "./core/screen.ts";
 import { Dispatcher } from "./dispatch/dispatcher.ts";
 import { Reaper } from "./dispatch/reaper.ts";
 import type { Engine } from "./engine/engine.ts";
@@ -243,7 +244,7 @@ export class Ferry {
             nextUsableAt: (now: number) => now + fleet.model(name).nextUsableInMs,
             drainMs: () => depth() / fleet.model(name).capacityPerMs,
           };
-    return { name, totalMs: timeouts.totalMs, cache, collapse, capacity };
+    return { name, totalMs: timeouts.totalMs, cache, collapse, capacity, screen: screenFor(model.deny) };
   }
 }
 

@@ -12,6 +12,7 @@ import type { Clock } from "../clock.ts";
 import { type Quota, Refusal } from "../core/errors.ts";
 import { homeOf } from "../core/home.ts";
 import { canonical } from "../core/json.ts";
+import type { Screen } from "../core/screen.ts";
 import type { Json } from "../core/task.ts";
 import type { Engine, RecordView, Sharing } from "../engine/engine.ts";
 import type { Router, Waiter } from "../result/router.ts";
@@ -33,6 +34,8 @@ export interface ModelDoor {
   readonly cache: { readonly ttlMs: number; readonly scope: "tenant" | "shared" | "off" };
   readonly collapse: boolean;
   readonly capacity: Capacity;
+  /** Left out: every input is let in. */
+  readonly screen?: Screen | undefined;
 }
 
 export interface Ticket {
@@ -83,6 +86,7 @@ export class Intake {
     const model = this.model(draft.model);
     const admitted = this.#admission.admit(caller, model.capacity);
     const quota = admitted === undefined ? undefined : await admitted;
+    if (model.screen !== undefined) screened(draft, model.screen);
     const now = this.#clock.now();
     const { content, sharing, home } = share(draft, model, caller);
     const id = newId(now, home);
@@ -115,6 +119,12 @@ export class Intake {
       "this Idempotency-Key was used with another body; use a new key",
     );
   }
+}
+
+/** After admission: whoever tries out what is let through pays with the own quota. */
+function screened({ input, parameters }: Draft, screen: Screen): void {
+  if (!screen.refuses(input) && !screen.refuses(parameters)) return;
+  throw new Refusal("INPUT_REJECTED", "this model does not take such an input; change its text");
 }
 
 interface Shared {
