@@ -33,6 +33,8 @@ export class Exchange {
   status = 0;
   /** Set while the server drains: the connection ends with this answer. */
   last = false;
+  /** The client sends its body only when it is told to go on (Expect: 100-continue). */
+  asksFirst = false;
 
   constructor(request: IncomingMessage, response: ServerResponse, limits: ExchangeLimits, now: number) {
     this.request = request;
@@ -69,6 +71,7 @@ export class Exchange {
     this.#checkType();
     const { maxBodyBytes } = this.#limits;
     if (Number(this.header("content-length") ?? 0) > maxBodyBytes) throw this.#tooLarge();
+    if (this.asksFirst) this.#response.writeContinue();
     return this.#read(maxBodyBytes);
   }
 

@@ -2,8 +2,8 @@
  * A listener: sockets, limits, routes.
  *
  * What a client may do before it is heard is bounded here: how many connections, headers and bytes, and
- * how slowly. Node's parser refuses what is malformed; two `Host` headers, which it lets through, are
- * refused here. Every refusal has the same JSON shape, also those that the parser makes.
+ * how slowly. Node's parser refuses what is malformed; two `Host` headers and others that must stand once,
+ * which it lets through, are refused here. Every refusal has the same JSON shape, also those that the parser makes.
  */
 import {
   createServer,
@@ -18,6 +18,7 @@ import type { Clock } from "../clock.ts";
 import { errors, type ErrorCode, Refusal } from "../core/errors.ts";
 import type { Events } from "../telemetry/events.ts";
 import { Exchange, type ExchangeLimits } from "./exchange.ts";
+import { repeatedHeader } from "./headers.ts";
 import { newId } from "./ids.ts";
 
 export interface ListenerLimits {
@@ -53,6 +54,8 @@ export class Listener {
   readonly #exchangeLimits: ExchangeLimits;
   readonly #clock: Clock;
   readonly #events: Events;
+  /** The requests of a connection that are not answered yet; several when a client pipelines. */
+  readonly #unanswered = new WeakMap<Duplex, Set<IncomingMessage>>();
   #connections = 0;
   #open = 0;
   #draining = false;
@@ -136,9 +139,7 @@ export class Listener {
   }
 
   #mayContinue(request: IncomingMessage, response: ServerResponse): void {
-    const tooLarge = Number(request.headers["content-length"] ?? 0) > this.#limits.maxBodyBytes;
-    if (!tooLarge) response.writeContinue();
-    this.#request(request, response);
+    this.#request(request, response, true);
   }
 
   #expectsTooMuch(request: IncomingMessage, response: ServerResponse): void {
@@ -147,10 +148,14 @@ export class Listener {
     exchange.fail(new Refusal("INVALID_REQUEST", "only Expect: 100-continue is understood", { status: 417 }));
   }
 
-  #request(request: IncomingMessage, response: ServerResponse): void {
+  #request(request: IncomingMessage, response: ServerResponse, asksFirst = false): void {
     const exchange = new Exchange(request, response, this.#exchangeLimits, this.#clock.now());
     exchange.last = this.#draining;
+    exchange.asksFirst = asksFirst;
     this.#open++;
+    const others = this.#unanswered.get(request.socket);
+    if (others === undefined) this.#unanswered.set(request.socket, new Set([request]));
+    else others.add(request);
     response.once("close", () => this.#closed(exchange));
     // A client that leaves while it sends is no error of ours; without a listener it would be.
     request.on("error", ignore);
@@ -166,6 +171,7 @@ export class Listener {
   #closed(exchange: Exchange): void {
     exchange.closed();
     this.#open--;
+    this.#unanswered.get(exchange.request.socket)?.delete(exchange.request);
     if (this.#open === 0) this.#whenQuiet?.();
     if (exchange.status === 0 || !this.#events.heard("request.answered")) return;
     const { model, tier, status, startedAt } = exchange;
@@ -217,7 +223,9 @@ export class Listener {
 
   #malformed(error: Error & { code?: string }, socket: Duplex): void {
     const id = newId(this.#clock.now());
-    if (error.code === "ECONNRESET" || !socket.writable) socket.destroy();
+    // An answer now would be taken for that of a request before this one, which still waits for its own.
+    const early = [...(this.#unanswered.get(socket) ?? [])].some(({ complete }) => complete);
+    if (error.code === "ECONNRESET" || !socket.writable || early) socket.destroy();
     else if (error.code === "ERR_HTTP_REQUEST_TIMEOUT") {
       refuseSocket(socket, 408, "REQUEST_TIMEOUT", "the request was sent too slowly", id);
     } else if (error.code === "HPE_HEADER_OVERFLOW") {
@@ -244,6 +252,8 @@ function flawOf({ rawHeaders: raw, httpVersion }: IncomingMessage, maxHeaders: n
     if (raw[i]!.length === 4 && raw[i]!.toLowerCase() === "host") hosts++;
   }
   if (hosts > 1) return new Refusal("INVALID_REQUEST", "more than one Host header");
+  const twice = repeatedHeader(raw);
+  if (twice !== undefined) return new Refusal("INVALID_REQUEST", `the header ${twice} stands twice`);
   if (hosts === 1 || httpVersion === "1.0") return undefined;
   return new Refusal("INVALID_REQUEST", "the Host header is missing");
 }
