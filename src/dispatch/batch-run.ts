@@ -157,21 +157,21 @@ export class BatchRun {
         }));
       case "busy":
         this.#slot.circuit.pause(now + reply.retryAfterMs);
-        return this.#settle(riders, () => ({ kind: "retry", at: now, message: reply.message, spared: true }));
+        return this.#settle(riders, () => ({ kind: "retry", at: now, message: brief(reply), spared: true }));
       case "unusable":
-        this.#failed(reply.message, now, false);
-        return this.#retry(riders, reply.message, () => Infinity);
+        this.#failed(brief(reply), now, false);
+        return this.#retry(riders, reply, () => Infinity);
       case "failed":
-        this.#failed(reply.message, now, reply.blame === "nobody");
+        this.#failed(brief(reply), now, reply.blame === "nobody");
         if (reply.blame === "nobody") {
           return this.#settle(riders, () => ({
             kind: "retry",
             at: now,
-            message: reply.message,
+            message: brief(reply),
             spared: true,
           }));
         }
-        return this.#retry(riders, reply.message, (attempt) =>
+        return this.#retry(riders, reply, (attempt) =>
           reply.blame === "batch" ? smallerBatch(riders.length) : smallerBatchAfter(attempt, riders.length),
         );
     }
@@ -183,7 +183,8 @@ export class BatchRun {
   }
 
   /** Tries again later in batches of at most `atMost(attempt)`, or gives up. */
-  async #retry(riders: Rider[], message: string, atMost: (attempt: number) => number): Promise<void> {
+  async #retry(riders: Rider[], why: Said, atMost: (attempt: number) => number): Promise<void> {
+    const message = brief(why);
     const now = this.#parts.clock.now();
     // One roll for the batch: its tasks come back together and fill one batch again.
     const random = this.#parts.random();
@@ -198,7 +199,7 @@ export class BatchRun {
         kind: "dead",
         code,
         message: `${plural(attempt)} failed; it is kept as a dead letter`,
-        detail: message,
+        detail: why.message,
       };
     });
   }
@@ -206,7 +207,7 @@ export class BatchRun {
   /** Not cleared in time: back to the queue, where the attempt counts, and never again in so large a batch. */
   async #putBack(riders: Rider[], batchSize: number): Promise<void> {
     if (riders.length === 0) return;
-    await this.#retry(riders, "a batch-mate was refused", () => smallerBatch(batchSize));
+    await this.#retry(riders, { message: "a batch-mate was refused" }, () => smallerBatch(batchSize));
   }
 
   async #settle(
@@ -308,6 +309,16 @@ export class BatchRun {
 
 type WithoutId<V> = V extends Verdict ? Omit<V, "id"> : never;
 type JudgedVerdict = WithoutId<Verdict>;
+
+interface Said {
+  readonly message: string;
+  readonly brief?: string;
+}
+
+/** What may be logged of a reply. */
+function brief(said: Said): string {
+  return said.brief ?? said.message;
+}
 
 function plural(attempts: number): string {
   return attempts === 1 ? "the only attempt" : `all ${attempts} attempts`;
