@@ -19,6 +19,10 @@ const commands: { readonly [name: string]: Known } = {
   serve: { summary: "run the gateway", load: async () => (await import("./commands/serve.ts")).serve },
   check: { summary: "check a config file", load: async () => (await import("./commands/check.ts")).check },
   dead: { summary: "look after dead letters", load: async () => (await import("./commands/dead.ts")).dead },
+  keys: {
+    summary: "make, list and revoke API keys",
+    load: async () => (await import("./commands/keys.ts")).keys,
+  },
   recover: {
     summary: "save what is readable of a damaged journal",
     load: async () => (await import("./commands/recover.ts")).recover,
@@ -30,7 +34,7 @@ const commands: { readonly [name: string]: Known } = {
 };
 
 /** Named in the documents; better an honest line than "unknown". */
-const notYet = ["plan", "bench", "top", "keys"];
+const notYet = ["plan", "bench", "top"];
 
 const overview = `Ferry: many single requests in, full GPU batches out.
 

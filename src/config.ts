@@ -45,6 +45,7 @@ export interface AuthConfig {
   /** Left out: one is made and kept beside the keys. */
   readonly secret?: string;
   readonly reloadMs: number;
+  readonly graceMs: number;
   /** Left out: no token is taken. */
   readonly jwt?: JwtConfig;
 }

@@ -22,6 +22,9 @@ export interface Shared {
   readonly registry: Registry;
   /** Unique to this start of the process. */
   readonly id: string;
+  readonly nodes: RedisNodes;
+  /** From a short name to a key of shard 0. */
+  key(name: string): string;
   /** How safe an accepted task is now: on one server, or on two. */
   durability(): "replica" | "local";
   /** Whether every server of the store answers. */
@@ -99,7 +102,7 @@ async function openRedis(
   return {
     engine,
     durable: true,
-    shared: { engine, registry, id, durability, reachable },
+    shared: { engine, registry, id, nodes, key, durability, reachable },
     close: async () => {
       await engine.close();
       await nodes.close();

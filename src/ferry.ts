@@ -8,6 +8,7 @@ import { makeBackend } from "./backends.ts";
 import { type Clock, SystemClock } from "./clock.ts";
 import type { Config, ModelConfig, Role } from "./config.ts";
 import { screenFor } from "./core/screen.ts";
+import { openCredentials } from "./credentials.ts";
 import { Dispatcher } from "./dispatch/dispatcher.ts";
 import { Reaper } from "./dispatch/reaper.ts";
 import type { Engine } from "./engine/engine.ts";
@@ -207,17 +208,22 @@ export class Ferry {
     this.adminUrl = await listener.listen(admin.listen.host, admin.listen.port);
   }
 
-  async #openDoors({ engine, durable }: Opened): Promise<void> {
-    const { api, auth, tiers, limits, listen, models } = this.#config;
+  async #openDoors({ engine, durable, shared }: Opened): Promise<void> {
+    const { api, tiers, limits, listen, models } = this.#config;
     const clock = this.#clock;
+    const opened = await openCredentials(this.#config, shared, clock, this.events);
+    this.#undo.push(() => opened.close());
+    const { credentials } = opened;
     const router = (this.#router = new Router(engine, clock));
     this.#undo.push(() => router.close());
-    const rules = { tiers, anonymousTier: auth.anonymousTier, ...perUser(limits.perUserPerMinute) };
+    const rules = { tiers, ...perUser(limits.perUserPerMinute) };
     const admission = (this.#admission = new Admission(rules, engine, clock, this.events));
     const doors = models.map((model, at) => this.#door(model, this.#dispatchers[at], engine));
     const intake = new Intake(doors, admission, router, engine, clock);
-    const native = new NativeProtocol({ ...api, durable }, { intake, admission, router, engine, clock });
-    const routes = { ...native.routes(), ...healthRoutes(() => this.#draining), ...openapiRoutes() };
+    const parts = { credentials, intake, admission, router, engine, clock };
+    const native = new NativeProtocol({ ...api, durable }, parts);
+    const described = openapiRoutes(credentials.required);
+    const routes = { ...native.routes(), ...healthRoutes(() => this.#draining), ...described };
     const listener = (this.#listener = new Listener(routes, limits, clock, this.events));
     this.#undo.push(() => listener.close());
     this.apiUrl = await listener.listen(listen.host, listen.port);

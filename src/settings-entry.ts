@@ -143,6 +143,12 @@ export const auth = group("Who may call.", {
     max: 10 * second,
     unit: "ms",
   }),
+  graceMs: integer("How long a key that was seen goes on working while Redis cannot be asked.", {
+    default: minute,
+    min: 0,
+    max: hour,
+    unit: "ms",
+  }),
   jwt,
 });
 

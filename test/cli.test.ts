@@ -9,6 +9,7 @@ import { after, before, describe, test } from "node:test";
 import { check } from "../src/commands/check.ts";
 import type { Command } from "../src/commands/command.ts";
 import { dead, formatAge, parseAge } from "../src/commands/dead.ts";
+import { keys } from "../src/commands/keys.ts";
 import { serve } from "../src/commands/serve.ts";
 import { versionCommand } from "../src/commands/version.ts";
 import { bin, ferry, file, folder, run, type Ended } from "./cli-child.ts";
@@ -23,7 +24,13 @@ describe("help and usage", () => {
     assert.equal(bare!.code, 0);
     assert.match(bare!.out, /Usage: ferry COMMAND/);
     for (const other of others) assert.deepEqual(other, bare);
-    const commands: { readonly [name: string]: Command } = { serve, check, dead, version: versionCommand };
+    const commands: { readonly [name: string]: Command } = {
+      serve,
+      check,
+      dead,
+      keys,
+      version: versionCommand,
+    };
     for (const [name, { usage, flags }] of Object.entries(commands)) {
       const [long, short, help] = await Promise.all([
         ferry(name, "--help"),
@@ -69,6 +76,15 @@ describe("help and usage", () => {
     ["dead purge --older-than soon", /--older-than soon is no age; write 90s, 15m, 12h or 7d/],
     ["dead purge x --code Y", /leave out the task id/],
     ["dead list --admin ftp://x", /--admin must be a URL/],
+    ["keys", /keys needs a word; one of create, list, revoke/],
+    ["keys lst", /keys lst is unknown; did you mean list\?/],
+    ["keys create --tier paid", /keys create needs --user USER/],
+    ["keys create --user u1", /keys create needs --tier TIER/],
+    ["keys create --user u\u0007 --tier paid", /--user must have 1 to 255 characters/],
+    ["keys list u1", /keys list: unexpected u1/],
+    ["keys list --user u1", /keys list: --user is for keys create/],
+    ["keys revoke", /keys revoke needs the id of a key/],
+    ["keys revoke ../x", /that is no id of a key/],
   ];
   for (const [line, expected] of wrong) {
     test(`ferry ${line}: exit 2`, async () => {
@@ -82,7 +98,7 @@ describe("help and usage", () => {
   }
 
   test("what comes later is said to come later: exit 1, one line", async () => {
-    const lines = ["plan", "bench http://x", "top", "keys list"];
+    const lines = ["plan", "bench http://x", "top"];
     for (const { code, out, err } of await Promise.all(lines.map((line) => ferry(...line.split(" "))))) {
       assert.equal(code, 1);
       assert.equal(out, "");

@@ -2,7 +2,7 @@
  * Who may enter, and when not: the order of refusal, in one place.
  *
  *   draining → nobody may            503, come back when the next process is there
- *   credential → tenant and tier     everybody is "anonymous" while auth.mode is none
+ *   credential → tenant and tier     before all else, in `credentials.ts`
  *   rate of the user, of the tier    429 with the time until the window closes
  *   no healthy worker                503 with the time until one is tried again
  *
@@ -25,7 +25,6 @@ export interface Capacity {
 
 export interface AdmissionRules {
   readonly tiers: readonly { readonly name: string; readonly ratePerMinute?: number }[];
-  readonly anonymousTier: string;
   readonly perUserPerMinute?: number;
 }
 
@@ -34,7 +33,6 @@ export class Admission {
   readonly #engine: Engine;
   readonly #clock: Clock;
   readonly #events: Events;
-  readonly #anonymous: Caller;
   readonly #limited: boolean;
   draining = false;
 
@@ -43,16 +41,9 @@ export class Admission {
     this.#engine = engine;
     this.#clock = clock;
     this.#events = events;
-    const tier = rules.tiers.findIndex(({ name }) => name === rules.anonymousTier);
     this.#limited =
       rules.perUserPerMinute !== undefined ||
       rules.tiers.some(({ ratePerMinute }) => ratePerMinute !== undefined);
-    this.#anonymous = { tenant: "anonymous", tier: Math.max(0, tier) };
-  }
-
-  /** Who is behind a request. With auth.mode none there is only one answer. */
-  identify(): Caller {
-    return this.#anonymous;
   }
 
   tierName(tier: number): string {
@@ -87,6 +78,11 @@ export class Admission {
     const code = reason === "rate" ? "RATE_LIMITED" : "SERVICE_OVERLOADED";
     const retryAfterMs = Math.max(1, Math.ceil(Number.isFinite(waitMs) ? waitMs : 1000));
     return new Refusal(code, message, { retryAfterMs, ...(quota && { quota }) });
+  }
+
+  /** Counts what is no task against its user: a guess at somebody's task id. Throws when that was too many. */
+  async spend(caller: Caller): Promise<void> {
+    await this.#spend(`user:${caller.tenant}`, this.#rules.perUserPerMinute, caller, "your limit");
   }
 
   async #spendRates(caller: Caller): Promise<Quota | undefined> {

@@ -33,8 +33,9 @@ export const check: Command = {
     const loaded = loadConfig(file, console.env);
     const probe = call.is("probe") ? await probeEngine(loaded.config) : undefined;
     const { config } = loaded;
-    const problems = [...(loaded.problems ?? []), ...found(file, config, probe?.refuse)];
-    const warnings = [...loaded.warnings, ...found(file, config, probe?.warn)];
+    const keys = await checkKeys(file, config);
+    const problems = [...(loaded.problems ?? []), ...keys.problems, ...found(file, config, probe?.refuse)];
+    const warnings = [...loaded.warnings, ...keys.warnings, ...found(file, config, probe?.warn)];
     const valid = problems.length === 0;
     if (call.is("json")) {
       const facts = config === undefined ? {} : factsOf(config);
@@ -56,6 +57,20 @@ export const check: Command = {
     return 0;
   },
 };
+
+/** What is wrong with the files of `auth`; loaded only where there are some. */
+async function checkKeys(
+  file: string,
+  config: Config | undefined,
+): Promise<Record<"problems" | "warnings", Problem[]>> {
+  if (config?.auth.mode !== "required") {
+    return { problems: [], warnings: [] };
+  }
+  const { checkAuthFiles } = await import("../credentials.ts");
+  const { problems, warnings } = await checkAuthFiles(config);
+  const at = ({ path, message }: { path: string; message: string }): Problem => ({ file, path, message });
+  return { problems: problems.map(at), warnings: warnings.map(at) };
+}
 
 /** Loaded only now: a check without --probe needs no client. */
 async function probeEngine(config: Config | undefined): Promise<Probe | undefined> {

@@ -203,7 +203,7 @@ export function formatAge(ageMs: number): string {
   return `${Math.floor(seconds / 86_400)} d`;
 }
 
-function formatTable(rows: readonly (readonly string[])[]): string {
+export function formatTable(rows: readonly (readonly string[])[]): string {
   const safe = rows.map((row) => row.map(printable));
   const widths = safe[0]!.map((_, column) => Math.max(...safe.map((row) => row[column]!.length)));
   const lines = safe.map((row) => row.map((cell, column) => cell.padEnd(widths[column]!)).join("  "));

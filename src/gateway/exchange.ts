@@ -31,10 +31,10 @@ export class Exchange {
   model = "";
   tier = "";
   status = 0;
+  /** The client waits for a 100 before it sends its body. */
+  mayContinue = false;
   /** Set while the server drains: the connection ends with this answer. */
   last = false;
-  /** The client sends its body only when it is told to go on (Expect: 100-continue). */
-  asksFirst = false;
 
   constructor(request: IncomingMessage, response: ServerResponse, limits: ExchangeLimits, now: number) {
     this.request = request;
@@ -71,7 +71,8 @@ export class Exchange {
     this.#checkType();
     const { maxBodyBytes } = this.#limits;
     if (Number(this.header("content-length") ?? 0) > maxBodyBytes) throw this.#tooLarge();
-    if (this.asksFirst) this.#response.writeContinue();
+    // Only now: whoever asks first is refused before it sends the body.
+    if (this.mayContinue) this.#response.writeContinue();
     return this.#read(maxBodyBytes);
   }
 
@@ -143,8 +144,9 @@ export class Exchange {
       request_id: requestId,
       ...(retryAfterMs && { retry_after_ms: retryAfterMs }),
     };
+    const challenge = code === "UNAUTHENTICATED" ? ["www-authenticate", "Bearer"] : [];
     const wait = retryAfterMs === undefined ? [] : ["retry-after", String(Math.ceil(retryAfterMs / 1000))];
-    this.send(status, JSON.stringify(body), [...headers, ...wait, ...quotaHeaders(quota)]);
+    this.send(status, JSON.stringify(body), [...headers, ...challenge, ...wait, ...quotaHeaders(quota)]);
   }
 
   sendNothing(status: number): void {

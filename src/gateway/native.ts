@@ -5,6 +5,8 @@
  * `Prefer: respond-async` not at all; `Prefer: wait=N` N seconds, then 202.
  */
 import type { Admission } from "../admission/admit.ts";
+import type { Caller } from "../admission/caller.ts";
+import type { Credentials } from "../admission/credentials.ts";
 import type { Clock } from "../clock.ts";
 import { Refusal } from "../core/errors.ts";
 import { canonical, scan } from "../core/json.ts";
@@ -23,22 +25,30 @@ export interface NativeOptions {
   readonly durable: boolean;
 }
 
+export interface NativeParts {
+  readonly credentials: Credentials;
+  readonly intake: Intake;
+  readonly admission: Admission;
+  readonly router: Router;
+  readonly engine: Engine;
+  readonly clock: Clock;
+}
+
 const FIELDS = new Set(["input", "model", "parameters", "client_id"]);
 const MAX_NAME = 255;
 
 export class NativeProtocol {
   readonly #options: NativeOptions;
+  readonly #credentials: Credentials;
   readonly #intake: Intake;
   readonly #admission: Admission;
   readonly #router: Router;
   readonly #engine: Engine;
   readonly #clock: Clock;
 
-  constructor(
-    options: NativeOptions,
-    parts: { intake: Intake; admission: Admission; router: Router; engine: Engine; clock: Clock },
-  ) {
+  constructor(options: NativeOptions, parts: NativeParts) {
     this.#options = options;
+    this.#credentials = parts.credentials;
     this.#intake = parts.intake;
     this.#admission = parts.admission;
     this.#router = parts.router;
@@ -57,9 +67,23 @@ export class NativeProtocol {
     };
   }
 
+  /** Who it is, before anything else: a stranger's body is not read. At once, most often. */
+  #enter(exchange: Exchange): Caller | Promise<Caller> {
+    const found = this.#credentials.identify(exchange.header("authorization"), exchange.header("x-api-key"));
+    if (found instanceof Promise) return found.then((caller) => this.#entered(exchange, caller));
+    return this.#entered(exchange, found);
+  }
+
+  #entered(exchange: Exchange, caller: Caller): Caller {
+    exchange.tier = this.#admission.tierName(caller.tier);
+    return caller;
+  }
+
   async #infer(exchange: Exchange): Promise<void> {
+    const entering = this.#enter(exchange);
+    const caller = entering instanceof Promise ? await entering : entering;
     const draft = parseBody(await exchange.body(), idempotencyKey(exchange));
-    const ticket = await this.#submit(exchange, draft);
+    const ticket = await this.#submit(exchange, draft, caller);
     const waitMs = preferredWaitMs(exchange.header("prefer"), this.#options.defaultMode);
     const record = ticket.record ?? (await this.#wait(exchange, ticket, waitMs));
     if (exchange.answered) return;
@@ -68,9 +92,10 @@ export class NativeProtocol {
   }
 
   async #inferPlainly(exchange: Exchange): Promise<void> {
+    const caller = await this.#enter(exchange);
     const draft = parseBody(await exchange.body(), idempotencyKey(exchange), new Set(["input"]));
     if (!draft.input.startsWith('"')) throw new Refusal("INVALID_REQUEST", `"input" must be a string`);
-    const ticket = await this.#submit(exchange, draft);
+    const ticket = await this.#submit(exchange, draft, caller);
     const record = ticket.record ?? (await this.#wait(exchange, ticket, undefined));
     if (exchange.answered) return;
     const refusal = record === undefined ? tooLate() : refusalOf(record);
@@ -85,9 +110,7 @@ export class NativeProtocol {
     this.#engine.delivered(ticket.id);
   }
 
-  #submit(exchange: Exchange, draft: Draft): Promise<Ticket> {
-    const caller = this.#admission.identify();
-    exchange.tier = this.#admission.tierName(caller.tier);
+  #submit(exchange: Exchange, draft: Draft, caller: Caller): Promise<Ticket> {
     exchange.model = this.#intake.model(draft.model).name;
     return this.#intake.submit(draft, caller);
   }
@@ -152,11 +175,11 @@ export class NativeProtocol {
   }
 
   async #result(exchange: Exchange, id: string): Promise<void> {
-    const { tenant } = this.#admission.identify();
+    const caller = await this.#enter(exchange);
     const waitMs = Math.min(pollMs(exchange), this.#options.maxPollMs);
-    const record = looksLikeId(id) ? await this.#lookUp(exchange, id, tenant, waitMs) : undefined;
+    const record = looksLikeId(id) ? await this.#lookUp(exchange, id, caller.tenant, waitMs) : undefined;
     if (exchange.answered) return;
-    if (record === undefined) throw new Refusal("NOT_FOUND", NO_RESULT);
+    if (record === undefined) throw await this.#noResult(caller);
     const explain = exchange.header("x-ferry-explain") === "1";
     const { text, bytes } = resultBody(record, explain);
     exchange.send(200, text, batchHeaders(record), bytes);
@@ -181,10 +204,16 @@ export class NativeProtocol {
     return (await this.#router.wait(waiter, exchange.startedAt + waitMs)) ?? this.#engine.outcome(id, tenant);
   }
 
+  /** Counted where callers are known: whoever guesses ids runs into the limit. */
+  async #noResult(caller: Caller): Promise<Refusal> {
+    if (this.#credentials.required) await this.#admission.spend(caller);
+    return new Refusal("NOT_FOUND", NO_RESULT);
+  }
+
   async #forget(exchange: Exchange, id: string): Promise<void> {
-    const { tenant } = this.#admission.identify();
+    const { tenant, tier } = await this.#enter(exchange);
     const reply = looksLikeId(id) ? await this.#engine.cancel(id, tenant) : "unknown";
-    if (reply === "unknown") throw new Refusal("NOT_FOUND", NO_RESULT);
+    if (reply === "unknown") throw await this.#noResult({ tenant, tier });
     if (reply === "kept") {
       throw new Refusal("NOT_CANCELLABLE", "the task is running, or another request waits for it too");
     }
@@ -196,6 +225,7 @@ export class NativeProtocol {
   }
 }
 
+/** One for all cases, so that nothing tells somebody else's id from one that never was. */
 const NO_RESULT = "no such result: the id is unknown, its time to live has passed, or it is not yours";
 
 function tooLate(): Refusal {

@@ -174,7 +174,32 @@ const document = {
   components: { schemas },
 };
 
-export function openapiRoutes(): Routes {
-  const body = JSON.stringify(document);
+/** Every operation but those without a credential; named where it differs from the rest. */
+const open = new Set(["/healthz", "/readyz"]);
+
+function secured(): object {
+  const refusals = failures("UNAUTHENTICATED", "FORBIDDEN");
+  const paths = Object.entries(document.paths).map(([path, item]) => {
+    const operations = Object.entries(item).map(([name, operation]: [string, object]) => {
+      if (!("responses" in operation)) return [name, operation];
+      if (open.has(path)) return [name, { ...operation, security: [] }];
+      return [name, { ...operation, responses: { ...(operation.responses as object), ...refusals } }];
+    });
+    return [path, Object.fromEntries(operations)];
+  });
+  const securitySchemes = {
+    bearer: { type: "http", scheme: "bearer", description: "an API key or a JSON Web Token" },
+    apiKey: { type: "apiKey", in: "header", name: "x-api-key" },
+  };
+  return {
+    ...document,
+    paths: Object.fromEntries(paths) as object,
+    security: [{ bearer: [] }, { apiKey: [] }],
+    components: { schemas, securitySchemes },
+  };
+}
+
+export function openapiRoutes(authRequired = false): Routes {
+  const body = JSON.stringify(authRequired ? secured() : document);
   return { "/openapi.json": { GET: (exchange) => exchange.send(200, body) } };
 }

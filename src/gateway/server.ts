@@ -148,10 +148,10 @@ export class Listener {
     exchange.fail(new Refusal("INVALID_REQUEST", "only Expect: 100-continue is understood", { status: 417 }));
   }
 
-  #request(request: IncomingMessage, response: ServerResponse, asksFirst = false): void {
+  #request(request: IncomingMessage, response: ServerResponse, mayContinue = false): void {
     const exchange = new Exchange(request, response, this.#exchangeLimits, this.#clock.now());
+    exchange.mayContinue = mayContinue;
     exchange.last = this.#draining;
-    exchange.asksFirst = asksFirst;
     this.#open++;
     const others = this.#unanswered.get(request.socket);
     if (others === undefined) this.#unanswered.set(request.socket, new Set([request]));

@@ -1,0 +1,69 @@
+/**
+ * API keys: what they look like, and the digest that is kept of one.
+ *
+ *   fy_live_ 4fTq8ZxW0aBc 9Kd…28 characters…Qe 2kX7Lm
+ *   prefix   id           secret               CRC32 of all before it
+ *
+ * 54 characters of base 62. The prefix tells a key from a token, and lets scanners of code and logs find one
+ * that was left there. The id (71 bits) is what a key is looked up by; it is no secret. The secret has 166
+ * bits of chance. The checksum refuses what was mistyped, cut off or made up without a look at any store.
+ *
+ * Only the id and HMAC-SHA-256(auth.secret, the whole key) are kept: neither a copy of the store, nor one
+ * together with the secret, gives a key back.
+ */
+import { createHmac, type KeyObject } from "node:crypto";
+import { crc32 } from "node:zlib";
+
+export const KEY_PREFIX = "fy_live_";
+const ID_LENGTH = 12;
+const SECRET_LENGTH = 28;
+const CRC_LENGTH = 6;
+const DIGITS = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz";
+const CRC_AT = KEY_PREFIX.length + ID_LENGTH + SECRET_LENGTH;
+/** 4 × 62: a byte below this gives every digit with the same chance; others are thrown away. */
+const FAIR_BYTES = 248;
+
+export const KEY_LENGTH = CRC_AT + CRC_LENGTH;
+const SHAPE = new RegExp(`^${KEY_PREFIX}[0-9A-Za-z]{${KEY_LENGTH - KEY_PREFIX.length}}$`);
+const ID_SHAPE = new RegExp(`^[0-9A-Za-z]{${ID_LENGTH}}$`);
+
+/** A new key; `random` gives that many bytes that nobody can guess. */
+export function newApiKey(random: (bytes: number) => Uint8Array): string {
+  let digits = "";
+  while (digits.length < ID_LENGTH + SECRET_LENGTH) {
+    for (const byte of random(64)) if (byte < FAIR_BYTES) digits += DIGITS[byte % 62]!;
+  }
+  const body = KEY_PREFIX + digits.slice(0, ID_LENGTH + SECRET_LENGTH);
+  return body + checksum(body);
+}
+
+/** The id of a key that is whole; undefined for anything else. */
+export function readApiKey(text: string): string | undefined {
+  if (text.length !== KEY_LENGTH || !SHAPE.test(text)) return undefined;
+  if (checksum(text.slice(0, CRC_AT)) !== text.slice(CRC_AT)) return undefined;
+  return text.slice(KEY_PREFIX.length, KEY_PREFIX.length + ID_LENGTH);
+}
+
+export function isKeyId(text: string): boolean {
+  return ID_SHAPE.test(text);
+}
+
+/** 32 bytes. */
+export function digestOf(key: string, secret: KeyObject): Buffer {
+  return createHmac("sha256", secret).update(key).digest();
+}
+
+/** Tells whether two digests were made with one secret, and nothing else about it. */
+export function nameOfSecret(secret: KeyObject): string {
+  return createHmac("sha256", secret).update("ferry: which secret is this").digest("hex").slice(0, 8);
+}
+
+function checksum(body: string): string {
+  let left = crc32(body);
+  let text = "";
+  for (let at = 0; at < CRC_LENGTH; at++) {
+    text = DIGITS[left % 62]! + text;
+    left = Math.floor(left / 62);
+  }
+  return text;
+}

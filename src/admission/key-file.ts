@@ -1,0 +1,213 @@
+/**
+ * API keys in a file, for one process (or a few on one machine).
+ *
+ *   keys.json          {"version":1,"keys":[…]}, mode 0600, written whole and renamed into place
+ *   keys.json.secret   what the digests are keyed with, unless auth.secret is set; mode 0600
+ *   keys.json.lock     there while `ferry keys` writes, so that two at once do not lose a key
+ *
+ * A running Ferry only reads: again whenever the file changed, looked at each `reloadMs`. A file that cannot
+ * be understood keeps the last good keys in force, and a notice says so; no file means no keys.
+ */
+import { randomBytes } from "node:crypto";
+import { constants, type Stats } from "node:fs";
+import { link, open, realpath, rename, rm, stat } from "node:fs/promises";
+import { dirname } from "node:path";
+import type { Clock } from "../clock.ts";
+import type { Events } from "../telemetry/events.ts";
+import { byAge, type KeyRecord, type KeyStore, readRecord, writeRecord } from "./keys.ts";
+import { readText, reasonOf, WatchedFile } from "./watched-file.ts";
+
+export interface KeyFileOptions {
+  readonly path: string;
+  readonly reloadMs: number;
+}
+
+const VERSION = 1;
+const MODE = 0o600;
+const SECRET_BYTES = 32;
+/** How long one `ferry keys` waits for another; each holds the lock for milliseconds. */
+const LOCK_WITHIN_MS = 5000;
+const LOCK_PAUSE_MS = 20;
+
+export class KeyFile implements KeyStore {
+  readonly #path: string;
+  readonly #clock: Clock;
+  readonly #events: Events;
+  readonly #watched: WatchedFile;
+  #keys: ReadonlyMap<string, KeyRecord> = new Map();
+  #seen = false;
+
+  constructor({ path, reloadMs }: KeyFileOptions, clock: Clock, events: Events) {
+    this.#path = path;
+    this.#clock = clock;
+    this.#events = events;
+    this.#watched = new WatchedFile(path, reloadMs, clock, {
+      changed: (text) => this.#read(text),
+      failed: (why) => this.#warn(`${path}: ${why}; the keys that were read before stay in force`),
+    });
+  }
+
+  /** Reads the keys, and again whenever they change; until `close`. */
+  watch(): Promise<void> {
+    return this.#watched.start();
+  }
+
+  get(id: string): KeyRecord | undefined {
+    return this.#keys.get(id);
+  }
+
+  async list(): Promise<KeyRecord[]> {
+    return byAge((await this.#load()).values());
+  }
+
+  add(record: KeyRecord): Promise<void> {
+    return this.#change((keys) => void keys.set(record.id, record));
+  }
+
+  async revoke(id: string): Promise<boolean> {
+    // Looked up first: nobody needs the right to write to be told that there is nothing to revoke.
+    if (!(await this.#load()).has(id)) return false;
+    let revoked = false;
+    await this.#change((keys) => void (revoked = keys.delete(id)));
+    return revoked;
+  }
+
+  async secret(): Promise<string> {
+    const path = `${this.#path}.secret`;
+    const known = await readSecret(path);
+    if (known !== undefined) return known;
+    const made = `${randomBytes(SECRET_BYTES).toString("base64url")}\n`;
+    const draft = `${path}.${process.pid}.new`;
+    try {
+      await writeWhole(draft, made, undefined);
+      // A link, unlike a rename, fails where another process was first; then its secret is the one.
+      await link(draft, path);
+    } catch (error) {
+      if ((error as NodeJS.ErrnoException).code !== "EEXIST") throw cannot("write", path, error);
+    } finally {
+      await rm(draft, { force: true });
+    }
+    return (await readSecret(path)) ?? made.trim();
+  }
+
+  close(): void {
+    this.#watched.stop();
+  }
+
+  #read(text: string | undefined): void {
+    const first = !this.#seen;
+    this.#seen = true;
+    if (text === undefined) {
+      this.#keys = new Map();
+      const how = "ferry keys create --user U --tier T makes the first";
+      return this.#warn(
+        `${this.#path}: ${first ? "there is no such file yet" : "it is gone"}: no key works; ${how}`,
+      );
+    }
+    const read = parse(text);
+    if (read === undefined)
+      return this.#warn(`${this.#path} is not a keys file; the last good keys stay in force`);
+    this.#keys = read;
+  }
+
+  #warn(message: string): void {
+    this.#events.emit("notice", { level: "warn", message });
+  }
+
+  async #load(): Promise<Map<string, KeyRecord>> {
+    let text: string;
+    try {
+      text = await readText(this.#path);
+    } catch (error) {
+      if ((error as NodeJS.ErrnoException).code === "ENOENT") return new Map();
+      throw cannot("read", this.#path, error);
+    }
+    const keys = parse(text);
+    if (keys === undefined)
+      throw new Error(`${this.#path} is not a keys file; nothing was changed, look at it`);
+    return keys;
+  }
+
+  async #change(change: (keys: Map<string, KeyRecord>) => void): Promise<void> {
+    const path = await realpath(this.#path).catch(() => this.#path);
+    await using _lock = await this.#lock(`${path}.lock`);
+    const keys = await this.#load();
+    change(keys);
+    const text = JSON.stringify({ version: VERSION, keys: byAge(keys.values()).map(writeRecord) }, null, 1);
+    const draft = `${path}.${process.pid}.new`;
+    try {
+      // Whoever could read the keys before still can: `ferry keys` may run as root, Ferry as somebody else.
+      await writeWhole(draft, `${text}\n`, await stat(path).catch(() => undefined));
+      await rename(draft, path);
+      await syncFolder(dirname(path));
+    } catch (error) {
+      await rm(draft, { force: true });
+      throw cannot("write", path, error);
+    }
+  }
+
+  async #lock(path: string): Promise<AsyncDisposable> {
+    const until = this.#clock.now() + LOCK_WITHIN_MS;
+    for (;;) {
+      try {
+        await using file = await open(path, "wx", MODE);
+        await file.write(`${process.pid}\n`);
+        return { [Symbol.asyncDispose]: () => rm(path, { force: true }) };
+      } catch (error) {
+        if ((error as NodeJS.ErrnoException).code !== "EEXIST") throw cannot("write", path, error);
+        if (this.#clock.now() >= until) {
+          const holder = (await readText(path).catch(() => "")).trim();
+          throw new Error(`${path} is held by process ${holder}; if no ferry keys runs, remove the file`, {
+            cause: error,
+          });
+        }
+        await new Promise<void>((resolve) => this.#clock.at(this.#clock.now() + LOCK_PAUSE_MS, resolve));
+      }
+    }
+  }
+}
+
+function parse(text: string): Map<string, KeyRecord> | undefined {
+  try {
+    const { version, keys } = JSON.parse(text) as { version?: unknown; keys?: unknown };
+    if (version !== VERSION || !Array.isArray(keys)) return undefined;
+    const records = keys.map(readRecord);
+    if (records.includes(undefined)) return undefined;
+    return new Map(records.map((record) => [record!.id, record!]));
+  } catch {
+    return undefined;
+  }
+}
+
+async function readSecret(path: string): Promise<string | undefined> {
+  try {
+    const text = (await readText(path)).trim();
+    if (text.length < SECRET_BYTES) throw new Error("it is not a secret that Ferry made");
+    return text;
+  } catch (error) {
+    if ((error as NodeJS.ErrnoException).code === "ENOENT") return undefined;
+    throw cannot("read", path, error);
+  }
+}
+
+/** On disk when it resolves; `like`: the file whose place it takes. */
+async function writeWhole(path: string, text: string, like: Stats | undefined): Promise<void> {
+  const { O_WRONLY, O_CREAT, O_TRUNC, O_NOFOLLOW } = constants;
+  await using file = await open(path, O_WRONLY | O_CREAT | O_TRUNC | O_NOFOLLOW, MODE);
+  await file.writeFile(text);
+  if (like !== undefined) {
+    await file.chown(like.uid, like.gid).catch(() => undefined);
+    await file.chmod(like.mode & 0o660);
+  }
+  await file.sync();
+}
+
+/** Without this a rename may be forgotten when the power goes. */
+async function syncFolder(path: string): Promise<void> {
+  await using folder = await open(path, "r");
+  await folder.sync();
+}
+
+function cannot(what: string, path: string, error: unknown): Error {
+  return new Error(`cannot ${what} ${path}: ${reasonOf(error)}`, { cause: error });
+}
