@@ -56,6 +56,8 @@ export class Listener {
   readonly #events: Events;
   /** The requests of a connection that are not answered yet; several when a client pipelines. */
   readonly #unanswered = new WeakMap<Duplex, Set<IncomingMessage>>();
+  /** Connections that end with a refusal: what a client sent behind the refused request is not looked at. */
+  readonly #ended = new WeakSet<Duplex>();
   #connections = 0;
   #open = 0;
   #draining = false;
@@ -149,6 +151,7 @@ export class Listener {
   }
 
   #request(request: IncomingMessage, response: ServerResponse, mayContinue = false): void {
+    if (this.#ended.has(request.socket)) return;
     const exchange = new Exchange(request, response, this.#exchangeLimits, this.#clock.now());
     exchange.mayContinue = mayContinue;
     exchange.last = this.#draining;
@@ -182,6 +185,7 @@ export class Listener {
     const flaw = flawOf(request, this.#limits.maxHeaders);
     if (flaw !== undefined) {
       exchange.last = true;
+      if (request.httpVersionMajor === 1) this.#ended.add(request.socket);
       throw flaw;
     }
     const { methods, id } = this.#route(exchange.path);
