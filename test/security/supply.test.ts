@@ -68,7 +68,6 @@ describe("37 supply chain: what can be checked offline", () => {
 const ELSEWHERE: Readonly<Record<string, string>> = {
   "15 mass assignment without credentials: the fields tier, priority and others are 400":
     "test/e2e/limits.test.ts",
-  "18 limiter store down: each gateway counts for itself": "test/e2e/redis-outage.test.ts",
   "35 Redis ACL: Ferry's user may do what the scripts need and nothing else": "test/e2e/redis-acl.test.ts",
   "36 crossing: no caller gets another's answer under load and faults": "test/e2e/crossing.test.ts",
 };
