@@ -23,7 +23,7 @@ const PER_MINUTE = 30;
 const TOKEN = "the-admin-token";
 const ISSUER = "https://id.example";
 const rsa = generateKeyPairSync("rsa", { modulusLength: 2048 });
-const PEM = rsa.publicKey.export({ type: "spki", format: "pem" }).toString();
+const PEM = rsa.publicKey.export({ type: "spki", format: "pem" });
 
 let folder: Folder;
 let stub: StubWorker;

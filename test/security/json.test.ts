@@ -119,7 +119,7 @@ describe("26 __proto__ → 400; constructor.prototype is data and pollutes nothi
 
 describe("27 numbers and text at the edge", () => {
   test("27 1e400, -1e309 and 400 digits → 400", async () => {
-    for (const number of ["1e400", "-1e309", "9".repeat(400), `[${"1E999"}]`, `{"a":-${"8".repeat(310)}}`]) {
+    for (const number of ["1e400", "-1e309", "9".repeat(400), "[1E999]", `{"a":-${"8".repeat(310)}}`]) {
       assertError(await send(number), 400, "INVALID_REQUEST");
     }
   });

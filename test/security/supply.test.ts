@@ -24,9 +24,9 @@ interface Manifest {
   readonly scripts: Readonly<Record<string, string>>;
   readonly allowScripts: Readonly<Record<string, boolean>>;
 }
-const read = <T>(name: string): T => JSON.parse(readFileSync(join(ROOT, name), "utf8")) as T;
-const lock = read<Lock>("package-lock.json");
-const manifest = read<Manifest>("package.json");
+const read = (name: string): unknown => JSON.parse(readFileSync(join(ROOT, name), "utf8"));
+const lock = read("package-lock.json") as Lock;
+const manifest = read("package.json") as Manifest;
 const packages = Object.entries(lock.packages).filter(([path]) => path !== "");
 const production = packages.filter(([, { dev }]) => dev !== true);
 
