@@ -3,6 +3,7 @@
  */
 import { randomUUID } from "node:crypto";
 import { Admission } from "./admission/admit.ts";
+import { Gate, type Prospects } from "./admission/gate.ts";
 import type { Backend } from "./backend/backend.ts";
 import { makeBackend } from "./backends.ts";
 import { type Clock, SystemClock } from "./clock.ts";
@@ -14,6 +15,7 @@ import { Reaper } from "./dispatch/reaper.ts";
 import type { Engine } from "./engine/engine.ts";
 import { type Opened, openEngine, type Shared } from "./engines.ts";
 import { type FleetModel, Membership } from "./fleet/membership.ts";
+import { FleetOutlook } from "./fleet/outlook.ts";
 import { FleetRank } from "./fleet/rank.ts";
 import { adminRoutes } from "./gateway/admin.ts";
 import { healthRoutes } from "./gateway/health.ts";
@@ -52,6 +54,8 @@ export class Ferry {
   readonly #role: Role;
   readonly #tally: Tally;
   readonly #dispatchers: Dispatcher[] = [];
+  /** By model. */
+  readonly #prospects = new Map<string, Prospects>();
   /** How to undo what was started, in the order in which it was started. */
   readonly #undo: (() => Promise<void> | void)[] = [];
   #admission: Admission | undefined;
@@ -88,6 +92,7 @@ export class Ferry {
     this.#undo.push(() => this.#membership?.stop());
     backends.forEach((backend, at) => this.#dispatch(models[at]!, backend, engine, shared !== undefined));
     if (shared !== undefined) await this.#join(shared);
+    models.forEach(({ name }, at) => this.#prospects.set(name, this.#outlook(name, this.#dispatchers[at])));
     const reaper = new Reaper(engine, this.#clock);
     this.#undo.push(() => reaper.stop());
     await this.#openAdmin(opened);
@@ -175,6 +180,7 @@ export class Ferry {
       workerMs: timeouts.workerMs,
       retry,
       health,
+      maxWorkerLoad: this.#config.admission.maxWorkerLoad,
     };
     const dispatcher = new Dispatcher(rules, backend.workers, {
       engine,
@@ -195,6 +201,7 @@ export class Ferry {
     const fleet = this.#membership?.fleet;
     const report = new Report(engine, this.#dispatchers, this.#tally, clock, {
       draining: () => this.#draining,
+      horizon: (model, now) => this.#prospects.get(model)!.horizon(now),
       ...(fleet && { fleet }),
       ...(shared && { durability: () => shared.durability(), reachable: () => shared.reachable() }),
     });
@@ -218,7 +225,11 @@ export class Ferry {
     this.#undo.push(() => router.close());
     const rules = { tiers, ...perUser(limits.perUserPerMinute) };
     const admission = (this.#admission = new Admission(rules, engine, clock, this.events));
-    const doors = models.map((model, at) => this.#door(model, this.#dispatchers[at], engine));
+    const doors = models.map((model) => this.#door(model, engine));
+    if (this.#membership !== undefined) {
+      this.#membership.doors = (now) =>
+        doors.map(({ name, gate }) => ({ name, admittedPerMs: gate.admittedPerMs(now) }));
+    }
     const intake = new Intake(doors, admission, router, engine, clock);
     const parts = { credentials, intake, admission, router, engine, clock };
     const native = new NativeProtocol({ ...api, durable }, parts);
@@ -229,28 +240,20 @@ export class Ferry {
     this.apiUrl = await listener.listen(listen.host, listen.port);
   }
 
-  #door(model: ModelConfig, dispatcher: Dispatcher | undefined, engine: Engine): ModelDoor {
-    const { name, timeouts, cache, collapse, maxBatchSize } = model;
-    const fleet = this.#membership?.fleet;
-    const own = dispatcher?.workers;
-    const depth = (): number =>
-      engine
-        .stats()
-        .depth.get(name)
-        ?.reduce((sum, tier) => sum + tier, 0) ?? 0;
-    const capacity =
-      fleet === undefined
-        ? {
-            healthy: (now: number) => own!.healthy(now),
-            nextUsableAt: (now: number) => own!.nextUsableAt(now),
-            drainMs: (now: number) => depth() / own!.capacityPerMs(maxBatchSize, now),
-          }
-        : {
-            healthy: () => fleet.healthy(name),
-            nextUsableAt: (now: number) => now + fleet.model(name).nextUsableInMs,
-            drainMs: () => depth() / fleet.model(name).capacityPerMs,
-          };
-    return { name, totalMs: timeouts.totalMs, cache, collapse, capacity, screen: screenFor(model.deny) };
+  #door(model: ModelConfig, engine: Engine): ModelDoor {
+    const { name, timeouts, cache, collapse } = model;
+    const { admission, tiers } = this.#config;
+    const rules = { ...admission, ...timeouts, model: name, tiers: tiers.length };
+    const gate = new Gate(rules, this.#prospects.get(name)!, engine);
+    const looksForFree = this.#membership === undefined;
+    const screen = screenFor(model.deny);
+    return { name, totalMs: timeouts.totalMs, cache, collapse, gate, looksForFree, screen };
+  }
+
+  /** How a model's workers are: those of this process, or of the whole fleet. */
+  #outlook(model: string, dispatcher: Dispatcher | undefined): Prospects {
+    if (this.#membership !== undefined) return new FleetOutlook(this.#membership.fleet, model);
+    return { horizon: (now) => dispatcher!.horizon(now), othersPerMs: () => 0 };
   }
 }
 

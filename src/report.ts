@@ -4,6 +4,7 @@
  */
 import type { Clock } from "./clock.ts";
 import type { Dispatcher } from "./dispatch/dispatcher.ts";
+import type { Horizon } from "./core/shed.ts";
 import type { Engine } from "./engine/engine.ts";
 import { heldWorkers, thousandths } from "./fleet/describe.ts";
 import type { Fleet } from "./fleet/fleet.ts";
@@ -15,6 +16,7 @@ import type { Tally } from "./telemetry/tally.ts";
 export type FleetWorkerReport = WorkerReport & { readonly batcher?: string; readonly zone?: string };
 
 interface ModelSums {
+  readonly name: string;
   readonly workers: number;
   readonly healthy: number;
   readonly utilization: number;
@@ -26,6 +28,7 @@ export class Report implements Inside {
   readonly #tally: Tally;
   readonly #clock: Clock;
   readonly #fleet: Fleet | undefined;
+  readonly #horizon: (model: string, now: number) => Horizon;
   readonly #durability: (() => "replica" | "local") | undefined;
   readonly #reachable: () => boolean;
   readonly #startedAt: number;
@@ -39,6 +42,8 @@ export class Report implements Inside {
     more: {
       draining: () => boolean;
       fleet?: Fleet;
+      /** What a model's workers can do, here or in all of the fleet. */
+      horizon: (model: string, now: number) => Horizon;
       durability?: () => "replica" | "local";
       reachable?: () => boolean;
     },
@@ -48,6 +53,7 @@ export class Report implements Inside {
     this.#tally = tally;
     this.#clock = clock;
     this.#fleet = more.fleet;
+    this.#horizon = more.horizon;
     this.#durability = more.durability;
     this.#reachable = more.reachable ?? (() => true);
     this.#startedAt = clock.now();
@@ -75,6 +81,7 @@ export class Report implements Inside {
       dead_letters: deadLetters,
       ...(this.#durability && { store: this.#reachable() ? "ok" : "away", durability: this.#durability() }),
       ...(this.#fleet && { members: this.#fleet.members.length }),
+      models: models.map((model) => this.#model(model, now)),
       uptime_ms: Math.round(now - this.#startedAt),
       totals: this.#tally.totals(),
     };
@@ -90,10 +97,25 @@ export class Report implements Inside {
     });
   }
 
+  /** What one model can do, and what waits for it. */
+  #model({ name, workers, healthy, utilization }: ModelSums, now: number): object {
+    const { perMs, nominalPerMs } = this.#horizon(name, now);
+    return {
+      name,
+      workers,
+      healthy_workers: healthy,
+      utilization: thousandths(utilization),
+      queued_by_tier: [...this.#engine.waiting(name)],
+      capacity_per_second: Math.round(1000 * perMs),
+      nominal_capacity_per_second: Math.round(1000 * nominalPerMs),
+    };
+  }
+
   #models(now: number): ModelSums[] {
     const fleet = this.#fleet;
-    if (fleet !== undefined) return fleet.self.models.map((name) => fleet.model(name));
-    return this.#dispatchers.map(({ workers }) => ({
+    if (fleet !== undefined) return fleet.self.models.map((name) => ({ name, ...fleet.model(name) }));
+    return this.#dispatchers.map(({ rules, workers }) => ({
+      name: rules.name,
       workers: workers.slots.length,
       healthy: workers.healthy(now),
       utilization: workers.utilization(now),

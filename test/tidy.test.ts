@@ -59,6 +59,7 @@ const MAY_IMPORT: Record<string, readonly string[]> = {
     "src/core",
     "src/clock.ts",
     "src/telemetry/events.ts",
+    "src/admission/gate.ts",
     "src/dispatch",
     "src/engine/memory.ts",
     "src/backend/simulated.ts",

@@ -1,11 +1,12 @@
 /**
  * Who may enter, and when not: the order of refusal, in one place.
  *
+ *   credential → tenant and tier     401 or 403, before the body is read; `credentials.ts`
  *   draining → nobody may            503, come back when the next process is there
- *   credential → tenant and tier     before all else, in `credentials.ts`
  *   rate of the user, of the tier    429 with the time until the window closes
- *   no healthy worker                503 with the time until one is tried again
+ *   capacity                         429 or 503 with a time of one's own to come again; `gate.ts`
  *
+ * For whom there is no capacity, others' work may have left an answer: the intake looks before it refuses.
  * The engine has the last word: its queue may be full.
  */
 import type { Clock } from "../clock.ts";
@@ -13,20 +14,25 @@ import { type Quota, Refusal } from "../core/errors.ts";
 import type { Engine } from "../engine/engine.ts";
 import type { Events, ShedReason } from "../telemetry/events.ts";
 import type { Caller } from "./caller.ts";
-
-/** What admission knows of a model's workers; the dispatcher tells. */
-export interface Capacity {
-  healthy(now: number): number;
-  /** When a worker that is down will be tried again. */
-  nextUsableAt(now: number): number;
-  /** How long a full queue needs to make room. */
-  drainMs(now: number): number;
-}
+import type { Gate, GateRefusal } from "./gate.ts";
 
 export interface AdmissionRules {
   readonly tiers: readonly { readonly name: string; readonly ratePerMinute?: number }[];
   readonly perUserPerMinute?: number;
 }
+
+/** How a caller was received. */
+export interface Reception {
+  readonly quota?: Quota;
+  /** There is no capacity for a new task of this caller. */
+  readonly refusal?: GateRefusal;
+}
+
+const WELCOME: Reception = {};
+/** Retry-After has whole seconds: those who come again are spread over half as long again. */
+const SPREAD = 0.5;
+const GOLDEN_RATIO = 0.618_033_988_749_895;
+const MAX_RETRY_AFTER_S = 30;
 
 export class Admission {
   readonly #rules: AdmissionRules;
@@ -34,6 +40,7 @@ export class Admission {
   readonly #clock: Clock;
   readonly #events: Events;
   readonly #limited: boolean;
+  #refusals = 0;
   draining = false;
 
   constructor(rules: AdmissionRules, engine: Engine, clock: Clock, events: Events) {
@@ -50,26 +57,31 @@ export class Admission {
     return this.#rules.tiers[tier]!.name;
   }
 
-  /** Throws a Refusal, or gives the quota where one applies; waits only where there is a rate to look up. */
-  admit(caller: Caller, capacity: Capacity): Promise<Quota | undefined> | undefined {
+  /** Throws a Refusal when nothing can help; waits only where there is a rate to look up. */
+  receive(caller: Caller, gate: Gate): Reception | Promise<Reception> {
     if (this.draining) {
       throw this.refuse(caller, "draining", "this process is shutting down; send the request again", 1000);
     }
-    if (this.#limited) {
-      return this.#spendRates(caller).then((quota) => {
-        this.#checkWorkers(caller, capacity);
-        return quota;
-      });
-    }
-    this.#checkWorkers(caller, capacity);
-    return undefined;
+    if (!this.#limited) return this.#pass(caller, gate, undefined);
+    return this.#spendRates(caller).then((quota) => this.#pass(caller, gate, quota));
   }
 
-  #checkWorkers(caller: Caller, capacity: Capacity): void {
-    const now = this.#clock.now();
-    if (capacity.healthy(now) > 0) return;
-    const waitMs = capacity.nextUsableAt(now) - now;
-    throw this.refuse(caller, "no_worker", "no worker of this model is healthy", waitMs);
+  #pass(caller: Caller, gate: Gate, quota: Quota | undefined): Reception {
+    const refusal = gate.enter(caller, this.#clock.now());
+    if (refusal === undefined) return quota === undefined ? WELCOME : { quota };
+    return { refusal, ...(quota && { quota }) };
+  }
+
+  /** The refusal for lack of capacity, counted. */
+  shed(caller: Caller, { reason, code, message, waitMs }: GateRefusal): Refusal {
+    this.#events.emit("request.shed", { tier: this.tierName(caller.tier), reason });
+    const retryAfterMs = Math.max(1, Math.ceil(waitMs));
+    const part = (++this.#refusals * GOLDEN_RATIO) % 1;
+    const seconds = Math.ceil((retryAfterMs / 1000) * (1 + SPREAD * part));
+    return new Refusal(code, message, {
+      retryAfterMs,
+      retryAfterSeconds: Math.min(MAX_RETRY_AFTER_S, seconds),
+    });
   }
 
   /** A refusal, counted by its reason. */

@@ -42,18 +42,21 @@ export class Refusal extends Error {
   readonly code: ErrorCode;
   readonly status: number;
   readonly retryAfterMs: number | undefined;
+  /** In whole seconds, where that is not just `retryAfterMs` rounded up. */
+  readonly retryAfterSeconds: number | undefined;
   /** The quota that is used up, where that is the reason. */
   readonly quota: Quota | undefined;
 
   constructor(
     code: ErrorCode,
     message: string,
-    more: { status?: number; retryAfterMs?: number; quota?: Quota } = {},
+    more: { status?: number; retryAfterMs?: number; retryAfterSeconds?: number; quota?: Quota } = {},
   ) {
     super(message);
     this.code = code;
     this.status = more.status ?? errors[code].status;
     this.retryAfterMs = more.retryAfterMs;
+    this.retryAfterSeconds = more.retryAfterSeconds;
     this.quota = more.quota;
   }
 }

@@ -7,12 +7,18 @@
  * expected, and the slope stays between 0 and mean/n, so that the intercept is never negative and a
  * narrow range of sizes cannot tilt the line. `deviation` is the weighted mean of |sample − S(n)|.
  *
- * The arrival rate is a decaying count with a time constant of 500 ms, in tasks per millisecond.
+ * How full batches are matters when tasks queue up: those with different parameters cannot share one, and
+ * then a batch leaves with less than `maxBatchSize` however many wait. `FillEstimate` learns that from batches
+ * that left a crowd behind; while there is no crowd it slowly goes back to full.
+ *
+ * The arrival rate is a decaying count with a time constant of 500 ms, in tasks per millisecond. Where a
+ * surge must not be missed, `SurgeEstimate` takes the larger of that and a count over 100 ms.
  */
 
 const WEIGHT = 0.05;
 const FIRST_GUESS_MS = 50;
 const RATE_WINDOW_MS = 500;
+const SURGE_WINDOW_MS = 100;
 /** Below this many samples the slope is taken as 0 and nothing is clipped. */
 const ENOUGH_SAMPLES = 8;
 const CLIP = 4;
@@ -72,15 +78,53 @@ export class ServiceEstimate {
 }
 
 export class RateEstimate {
+  readonly #windowMs: number;
   #perMs = 0;
   #at = 0;
 
+  constructor(windowMs = RATE_WINDOW_MS) {
+    this.#windowMs = windowMs;
+  }
+
   count(now: number, arrivals = 1): void {
-    this.#perMs = this.perMs(now) + arrivals / RATE_WINDOW_MS;
+    this.#perMs = this.perMs(now) + arrivals / this.#windowMs;
     this.#at = now;
   }
 
   perMs(now: number): number {
-    return this.#perMs * Math.exp((this.#at - now) / RATE_WINDOW_MS);
+    return now === this.#at ? this.#perMs : this.#perMs * Math.exp((this.#at - now) / this.#windowMs);
+  }
+}
+
+export class SurgeEstimate {
+  readonly #steady = new RateEstimate();
+  readonly #quick = new RateEstimate(SURGE_WINDOW_MS);
+
+  count(now: number): void {
+    this.#steady.count(now);
+    this.#quick.count(now);
+  }
+
+  perMs(now: number): number {
+    return Math.max(this.#steady.perMs(now), this.#quick.perMs(now));
+  }
+}
+
+const FILL_WEIGHT = 0.1;
+
+export class FillEstimate {
+  readonly #maxBatchSize: number;
+  /** Seats that are taken in a batch while at least a batch's worth waits. */
+  size: number;
+
+  constructor(maxBatchSize: number) {
+    this.#maxBatchSize = maxBatchSize;
+    this.size = maxBatchSize;
+  }
+
+  /** A batch of `size` left; `waiting` is what waited before. */
+  learn(size: number, waiting: number): void {
+    const seen = waiting >= this.#maxBatchSize ? size : this.#maxBatchSize;
+    this.size += FILL_WEIGHT * (seen - this.size);
   }
 }

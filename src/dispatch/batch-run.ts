@@ -52,6 +52,10 @@ export const LEASE_GRACE_MS = 2000;
 const OVERDUE_FACTOR = 1.5;
 const OVERDUE_DEVIATIONS = 4;
 const OVERDUE_FLOOR_MS = 20;
+/** So long after its expected time a worker is suspected to be dead. */
+const SUSPECT_FACTOR = 2;
+const SUSPECT_DEVIATIONS = 8;
+const SUSPECT_FLOOR_MS = 50;
 
 /** A task that is sent, and those of the same content that ride along with it. */
 interface Rider {
@@ -68,6 +72,8 @@ export class BatchRun {
   #givenUp = false;
   #calls = 0;
   #anyAnswered = false;
+  /** Its tasks were put back because it is overdue. */
+  #requeued = false;
 
   constructor(rules: RunRules, parts: RunParts, slot: Slot, lease: Lease) {
     this.#rules = rules;
@@ -225,28 +231,43 @@ export class BatchRun {
   async #callUnlessOverdue(riders: Rider[]): Promise<Reply> {
     const { clock, workers } = this.#parts;
     const { service } = workers;
+    if (!service.settled) return this.#call(riders);
     const expectedMs = service.msFor(riders.length) * this.#slot.ratio;
-    const overdueMs = Math.max(
-      OVERDUE_FACTOR * expectedMs,
-      expectedMs + OVERDUE_DEVIATIONS * service.deviationMs,
-      expectedMs + OVERDUE_FLOOR_MS,
-    );
-    const alarm = service.settled
-      ? clock.at(clock.now() + overdueMs, () => void this.#requeue(overdueMs))
-      : undefined;
+    const late = (factor: number, deviations: number, floorMs: number): number =>
+      Math.max(factor * expectedMs, expectedMs + deviations * service.deviationMs, expectedMs + floorMs);
+    const overdueMs = late(OVERDUE_FACTOR, OVERDUE_DEVIATIONS, OVERDUE_FLOOR_MS);
+    const suspectMs = late(SUSPECT_FACTOR, SUSPECT_DEVIATIONS, SUSPECT_FLOOR_MS);
+    const now = clock.now();
+    const overdue = clock.at(now + overdueMs, () => {
+      if (this.#rules.mayRequeue()) void this.#requeue(overdueMs);
+    });
+    const suspect = clock.at(now + suspectMs, () => this.#suspect(suspectMs));
     try {
       return await this.#call(riders);
     } finally {
-      alarm?.cancel();
+      overdue.cancel();
+      suspect.cancel();
     }
+  }
+
+  /** It is taken for dead until it answers; what it holds is somebody else's, if there is somebody. */
+  #suspect(afterMs: number): void {
+    const { workers, clock } = this.#parts;
+    workers.suspect(this.#slot, this.#silence(afterMs));
+    if (workers.healthy(clock.now()) > 0) void this.#requeue(afterMs);
+  }
+
+  #silence(afterMs: number): string {
+    return `no answer from ${this.#slot.name} after ${Math.round(afterMs)} ms`;
   }
 
   /** First answer wins: the tasks go to the queue's front while this worker still tries. */
   async #requeue(afterMs: number): Promise<void> {
-    if (!this.#rules.mayRequeue()) return;
+    if (this.#requeued) return;
+    this.#requeued = true;
     const { engine, events, clock } = this.#parts;
     const at = clock.now();
-    const message = `no answer from ${this.#slot.name} after ${Math.round(afterMs)} ms`;
+    const message = this.#silence(afterMs);
     events.emit("batch.overdue", {
       model: this.#rules.model,
       batchId: this.#lease.batch.id,
@@ -284,6 +305,7 @@ export class BatchRun {
     if (timeout.signal.aborted && reply.kind === "failed") {
       reply = { kind: "failed", message: `no answer within ${workerMs} ms`, blame: "batch" };
     }
+    if (reply.kind !== "failed" || reply.blame === "worker") workers.heard(this.#slot);
     if (reply.kind === "answered") {
       this.#anyAnswered = true;
       budget.answered();

@@ -7,14 +7,16 @@
  */
 import type { Worker } from "../backend/backend.ts";
 import type { Alarm, Clock } from "../clock.ts";
-import { RateEstimate } from "../core/estimate.ts";
+import { FillEstimate, RateEstimate } from "../core/estimate.ts";
 import { decide, type Decision, type Limits } from "../core/policy.ts";
 import { RetryBudget, type RetryLimits, smallerBatch } from "../core/retry.ts";
+import type { Horizon } from "../core/shed.ts";
 import type { DispatchReason } from "../core/task.ts";
 import type { Engine, Lease, QueueView, Verdict } from "../engine/engine.ts";
 import type { Events } from "../telemetry/events.ts";
 import { BatchRun, LEASE_GRACE_MS, type RunRules } from "./batch-run.ts";
 import type { HealthLimits } from "./health.ts";
+import { Outlook } from "./outlook.ts";
 import { Prober } from "./prober.ts";
 import { type Slot, Workers } from "./workers.ts";
 
@@ -24,6 +26,8 @@ export interface ModelRules {
   readonly workerMs: number;
   readonly retry: RetryLimits & { readonly budget: number };
   readonly health: HealthLimits;
+  /** A worker that says it is fuller than this is no capacity; left out: none is too full. */
+  readonly maxWorkerLoad?: number;
 }
 
 export interface DispatcherParts {
@@ -45,6 +49,8 @@ export class Dispatcher {
   readonly workers: Workers;
   readonly #parts: DispatcherParts;
   readonly #arrivals = new RateEstimate();
+  readonly #fill: FillEstimate;
+  readonly #outlook: Outlook;
   readonly #budget: RetryBudget;
   readonly #prober: Prober;
   /** What is on its way; at most one per slot. */
@@ -62,6 +68,8 @@ export class Dispatcher {
     this.rules = rules;
     this.#parts = parts;
     this.workers = new Workers(rules.name, workers, rules.health, parts.events, parts.shared);
+    this.#fill = new FillEstimate(rules.limits.maxBatchSize);
+    this.#outlook = new Outlook(this.workers, this.#fill, rules.maxWorkerLoad ?? 1, rules.workerMs);
     this.#budget = new RetryBudget(rules.retry.budget);
     this.#prober = new Prober(parts.clock, (slot) => {
       this.workers.alive(slot);
@@ -86,8 +94,14 @@ export class Dispatcher {
     return this.#arrivals.perMs(this.#parts.clock.now());
   }
 
+  /** What admission has to know of the workers. */
+  horizon(now: number): Horizon {
+    return this.#outlook.at(now);
+  }
+
   /** A slot was acquired: looks again whether something can start. */
   wake(): void {
+    this.#outlook.changed();
     this.#pump();
   }
 
@@ -184,10 +198,12 @@ export class Dispatcher {
     const why = `${max} of ${this.rules.limits.maxBatchSize} left after ${Math.round(oldestWaitMs)} ms: ${WORDS[reason]}`;
     const note = { id: newBatchId(), reason, worker: slot.name, startedAt: now, why };
     if (!repeats(queue)) this.#budget.first();
+    const waiting = total(engine.waiting(name));
     this.workers.noteUsage(now);
     const held = { ...note, size: max, expectedFreeAt: now + this.workers.service.msFor(max) * slot.ratio };
     slot.batch = held;
     this.#lastStartAt = now;
+    this.#outlook.changed();
     const claim = engine.claim({
       model: name,
       parameters: queue.parameters,
@@ -199,7 +215,10 @@ export class Dispatcher {
       if (slot.batch === held) this.#free(slot, held.startedAt);
     };
     const run = claim
-      .then((lease) => this.#run(slot, lease, oldestWaitMs, free))
+      .then((lease) => {
+        this.#fill.learn(lease.tasks.length, waiting);
+        return this.#run(slot, lease, oldestWaitMs, free);
+      })
       .catch((error: unknown) => this.#broken(error))
       .finally(() => {
         this.#runs.delete(run);
@@ -212,6 +231,7 @@ export class Dispatcher {
     const now = this.#parts.clock.now();
     slot.busyMs += now - startedAt;
     slot.batch = undefined;
+    this.#outlook.changed();
     this.workers.noteUsage(now);
     if (slot.leaving) slot.onIdle?.();
     this.#pump();
@@ -280,8 +300,7 @@ export class Dispatcher {
     const { maxBatchSize } = this.rules.limits;
     const healthy = this.workers.healthy(now);
     if (healthy < 2) return false;
-    let depth = 0;
-    for (const queue of this.#parts.engine.queues(this.rules.name)) depth += queue.depth;
+    const depth = total(this.#parts.engine.waiting(this.rules.name));
     const load = this.#arrivals.perMs(now) / this.workers.capacityPerMs(maxBatchSize, now);
     return load < REQUEUE_BELOW_LOAD && depth < (healthy * maxBatchSize) / 2;
   }
@@ -290,6 +309,12 @@ export class Dispatcher {
 /** The next batch would hold only tasks that were tried before. */
 function repeats({ depth, fresh, headMaxBatchSize }: QueueView): boolean {
   return fresh === 0 || headMaxBatchSize <= depth - fresh;
+}
+
+function total(depths: readonly number[]): number {
+  let sum = 0;
+  for (const depth of depths) sum += depth;
+  return sum;
 }
 
 const WORDS: Record<DispatchReason, string> = {

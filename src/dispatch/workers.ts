@@ -18,6 +18,8 @@ const RATIO_WEIGHT = 0.2;
 const SLOW = 1.5;
 const USAGE_WINDOW_MS = 10_000;
 const USAGE_STEP_MS = 500;
+/** What a worker said of its load is forgotten after this long. */
+const LOAD_HOLDS_MS = 3000;
 
 export class Slot {
   readonly worker: Worker;
@@ -30,6 +32,8 @@ export class Slot {
   heldUntil: number;
   /** It is to be given back: no further batch starts. */
   leaving = false;
+  /** What it runs is long overdue: it may be dead, and does not count until it answers. */
+  suspect = false;
   /** Called when a slot that is leaving has become free. */
   onIdle: (() => void) | undefined;
   ratio = 1;
@@ -55,7 +59,14 @@ export class Slot {
   }
 
   healthy(now: number): boolean {
-    return this.held(now) && !this.circuit.down(now);
+    return this.held(now) && !this.circuit.down(now) && !this.suspect;
+  }
+
+  /** It is well, has proven so, and is not fuller than `maxLoad` by its own account. */
+  counts(now: number, maxLoad: number): boolean {
+    if (!this.healthy(now) || this.circuit.probing || this.leaving) return false;
+    const { load } = this.worker;
+    return load === undefined || load.share <= maxLoad || now - load.at > LOAD_HOLDS_MS;
   }
 
   free(now: number): boolean {
@@ -63,7 +74,7 @@ export class Slot {
   }
 
   state(now: number): WorkerState {
-    if (this.circuit.down(now)) return "down";
+    if (this.circuit.down(now) || this.suspect) return "down";
     if (this.leaving) return "draining";
     return this.batch === undefined ? "idle" : "busy";
   }
@@ -136,7 +147,7 @@ export class Workers {
   freeAt(now: number): number[] {
     const times: number[] = [];
     for (const slot of this.slots) {
-      if (slot.leaving || !slot.held(now)) continue;
+      if (slot.leaving || slot.suspect || !slot.held(now)) continue;
       if (slot.batch !== undefined) times.push(slot.batch.expectedFreeAt);
       else if (!slot.circuit.down(now) && slot.circuit.paused(now)) times.push(slot.circuit.usableAt);
     }
@@ -164,6 +175,19 @@ export class Workers {
     return capacity;
   }
 
+  /** What it runs is long overdue. */
+  suspect(slot: Slot, why: string): void {
+    slot.suspect = true;
+    this.#changed(slot, "down", why);
+  }
+
+  /** It said something, late as it may be: it is not dead. */
+  heard(slot: Slot): void {
+    if (!slot.suspect) return;
+    slot.suspect = false;
+    this.#changed(slot, "busy", "it answered after all");
+  }
+
   answered(slot: Slot, size: number, ms: number): void {
     this.alive(slot);
     if (this.service.settled) slot.ratio += RATIO_WEIGHT * (ms / this.service.msFor(size) - slot.ratio);
@@ -180,7 +204,9 @@ export class Workers {
   /** Counts a failure; true when it ejects the worker. */
   failed(slot: Slot, now: number, why: string, unreachable: boolean): boolean {
     slot.failures++;
-    const ejected = slot.circuit.failed(now, why, unreachable);
+    // Silence has been held against it already: that it ends like this is enough.
+    const ejected = slot.circuit.failed(now, why, unreachable || slot.suspect);
+    slot.suspect = false;
     if (ejected) this.#changed(slot, "down", why);
     return ejected;
   }

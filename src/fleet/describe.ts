@@ -5,12 +5,12 @@ import type { ModelBeat, WorkerBeat } from "./registry.ts";
 
 export function modelBeat(dispatcher: Dispatcher, now: number): ModelBeat {
   const { rules, workers } = dispatcher;
-  const nextUsableAt = workers.nextUsableAt(now);
+  const { healthy, freeAt, nextUsableAt, ...capacity } = dispatcher.horizon(now);
   return {
     name: rules.name,
     workers: workers.held(now),
-    healthy: workers.healthy(now),
-    capacityPerMs: workers.capacityPerMs(rules.limits.maxBatchSize, now),
+    healthy,
+    capacity: { ...capacity, counted: freeAt.length },
     nextUsableInMs: nextUsableAt === Infinity ? null : nextUsableAt - now,
     arrivalsPerMs: dispatcher.arrivalsPerMs(),
     utilization: thousandths(workers.utilization(now)),

@@ -50,6 +50,7 @@ export class Fleet {
   readonly #served = new Map<string, { readonly healthy: number; readonly until: number }>();
   /** Of the configured models: whoever asks for another gets an empty sum, kept until the next beat. */
   readonly #others = new Map<string, Sums>();
+  readonly #admitted = new Map<string, readonly number[]>();
 
   constructor(self: Self, clock: Clock) {
     this.self = self;
@@ -62,7 +63,31 @@ export class Fleet {
     return this.#members;
   }
 
+  /** Beats of other members that have something to say of a model. */
+  *others(name: string): Generator<ModelBeat> {
+    for (const { models } of this.#otherMembers()) {
+      for (const beat of models) if (beat.name === name) yield beat;
+    }
+  }
+
+  /** Tasks per ms of a model that other gateways let in, by tier; summed once a beat. */
+  admittedByOthers(name: string): readonly number[] {
+    let sums = this.#admitted.get(name);
+    if (sums !== undefined) return sums;
+    const rates = this.#otherMembers()
+      .flatMap(({ doors }) => doors)
+      .filter((door) => door.name === name)
+      .map(({ admittedPerMs }) => admittedPerMs);
+    const tiers = Math.max(0, ...rates.map(({ length }) => length));
+    sums = Array.from({ length: tiers }, (_, tier) =>
+      rates.reduce((sum, each) => sum + (each[tier] ?? 0), 0),
+    );
+    this.#admitted.set(name, sums);
+    return sums;
+  }
+
   hear({ members, unheld }: BeatReply): void {
+    this.#admitted.clear();
     this.#members = members;
     this.#unheld = unheld;
     this.#heardAt = this.#clock.now();
@@ -162,7 +187,7 @@ function add(sums: Omit<Sums, "nextUsableAt">, beat: ModelBeat): void {
   if (beat.workers > 0) sums.batchers++;
   sums.workers += beat.workers;
   sums.healthy += beat.healthy;
-  sums.capacityPerMs += beat.capacityPerMs;
+  sums.capacityPerMs += beat.capacity.perMs;
   sums.busy += beat.workers * beat.utilization;
 }
 

@@ -31,7 +31,7 @@ import type { Events } from "../telemetry/events.ts";
 import { heldWorkers, modelBeat } from "./describe.ts";
 import { Fleet } from "./fleet.ts";
 import { leaseNames } from "./lease-names.ts";
-import type { Beat, BeatReply, Registry, Role } from "./registry.ts";
+import type { Beat, BeatReply, DoorBeat, Registry, Role } from "./registry.ts";
 
 export interface FleetModel {
   readonly name: string;
@@ -74,6 +74,8 @@ const FAILURES_TO_TELL = 2;
 
 export class Membership {
   readonly fleet: Fleet;
+  /** What this gateway lets in; a batcher has no doors. */
+  doors: (now: number) => readonly DoorBeat[] = () => [];
   readonly #options: MembershipOptions;
   readonly #parts: MembershipParts;
   readonly #dispatchers: readonly Dispatcher[];
@@ -191,6 +193,7 @@ export class Membership {
         version,
         models: this.#dispatchers.map((dispatcher) => modelBeat(dispatcher, now)),
         workers: heldWorkers(this.#dispatchers, this.fleet.startedAt, now),
+        doors: this.doors(now),
       },
       listed: this.#draining ? [] : this.#listed,
       held: held.toSorted((a, b) => worth(a) - worth(b)).map(({ lease }) => lease),

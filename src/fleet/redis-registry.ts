@@ -86,8 +86,8 @@ function load(name: string): Script {
 function readMember([id, ageMs, doc]: readonly StoreReply[]): Member[] {
   try {
     const said = JSON.parse(text(doc)) as Partial<Member>;
-    const { zone = "", role = "batcher", version = "", models = [], workers = [] } = said;
-    return [{ id: text(id), zone, role, version, models, workers, ageMs: Number(ageMs) }];
+    const { zone = "", role = "batcher", version = "", models = [], workers = [], doors = [] } = said;
+    return [{ id: text(id), zone, role, version, models, workers, doors, ageMs: Number(ageMs) }];
   } catch {
     return [];
   }

@@ -25,6 +25,7 @@
  * half of aliveMs, and lost data of which a newcomer hears first. A worker may then see a second batch once. Tasks
  * are safe from that; their own leases carry tokens.
  */
+import type { Horizon } from "../core/shed.ts";
 import type { WorkerState } from "../telemetry/events.ts";
 
 export type Role = "all" | "gateway" | "batcher";
@@ -50,12 +51,24 @@ export interface WorkerBeat {
   readonly down?: { readonly why: string; readonly retryInMs: number };
 }
 
+/** The numbers of a `Horizon`; the free times are too old when they arrive to be worth sending. */
+export type CapacityBeat = Omit<Horizon, "healthy" | "freeAt" | "nextUsableAt"> & {
+  /** Workers that count. */
+  readonly counted: number;
+};
+
+/** How fast a gateway lets tasks of one model in, by tier. */
+export interface DoorBeat {
+  readonly name: string;
+  readonly admittedPerMs: readonly number[];
+}
+
 /** What a member can do for one model, with the workers it runs. */
 export interface ModelBeat {
   readonly name: string;
   readonly workers: number;
   readonly healthy: number;
-  readonly capacityPerMs: number;
+  readonly capacity: CapacityBeat;
   /** Until a worker that is down or paused may be tried; null when none is. */
   readonly nextUsableInMs: number | null;
   readonly arrivalsPerMs: number;
@@ -71,6 +84,8 @@ export interface Member {
   readonly version: string;
   readonly models: readonly ModelBeat[];
   readonly workers: readonly WorkerBeat[];
+  /** None in a batcher. */
+  readonly doors: readonly DoorBeat[];
   /** Since its last beat. */
   readonly ageMs: number;
 }

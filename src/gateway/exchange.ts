@@ -137,6 +137,7 @@ export class Exchange {
 
   fail(refusal: Refusal, id?: string, headers: readonly string[] = []): void {
     const { code, message, retryAfterMs, status, quota } = refusal;
+    const seconds = refusal.retryAfterSeconds ?? Math.ceil((retryAfterMs ?? 0) / 1000);
     const requestId = id ?? newId(this.startedAt);
     const body = {
       error: code,
@@ -145,7 +146,10 @@ export class Exchange {
       ...(retryAfterMs && { retry_after_ms: retryAfterMs }),
     };
     const challenge = code === "UNAUTHENTICATED" ? ["www-authenticate", "Bearer"] : [];
-    const wait = retryAfterMs === undefined ? [] : ["retry-after", String(Math.ceil(retryAfterMs / 1000))];
+    const wait =
+      retryAfterMs === undefined
+        ? []
+        : ["retry-after", String(seconds), "retry-after-ms", String(retryAfterMs)];
     this.send(status, JSON.stringify(body), [...headers, ...challenge, ...wait, ...quotaHeaders(quota)]);
   }
 

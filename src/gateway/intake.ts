@@ -6,8 +6,9 @@
  * known already.
  */
 import { hash } from "node:crypto";
-import type { Admission, Capacity } from "../admission/admit.ts";
+import type { Admission } from "../admission/admit.ts";
 import type { Caller } from "../admission/caller.ts";
+import type { Gate } from "../admission/gate.ts";
 import type { Clock } from "../clock.ts";
 import { type Quota, Refusal } from "../core/errors.ts";
 import { homeOf } from "../core/home.ts";
@@ -33,7 +34,9 @@ export interface ModelDoor {
   readonly totalMs: number;
   readonly cache: { readonly ttlMs: number; readonly scope: "tenant" | "shared" | "off" };
   readonly collapse: boolean;
-  readonly capacity: Capacity;
+  readonly gate: Gate;
+  /** Whether finding an answer that others' work has left costs nothing; with an Idempotency-Key it is worth it. */
+  readonly looksForFree: boolean;
   /** Left out: every input is let in. */
   readonly screen?: Screen | undefined;
 }
@@ -84,11 +87,14 @@ export class Intake {
 
   async submit(draft: Draft, caller: Caller): Promise<Ticket> {
     const model = this.model(draft.model);
-    const admitted = this.#admission.admit(caller, model.capacity);
-    const quota = admitted === undefined ? undefined : await admitted;
-    if (model.screen !== undefined) screened(draft, model.screen);
+    const received = this.#admission.receive(caller, model.gate);
+    const { quota, refusal } = received instanceof Promise ? await received : received;
     const now = this.#clock.now();
     const { content, sharing, home } = share(draft, model, caller);
+    const mayShare =
+      sharing.idempotency !== undefined || (model.looksForFree && sharing !== NOTHING_SHARED.sharing);
+    if (refusal !== undefined && !mayShare) throw this.#admission.shed(caller, refusal);
+    if (model.screen !== undefined) screened(draft, model.screen);
     const id = newId(now, home);
     const { input, parameters } = draft;
     const deadlineAt = now + model.totalMs;
@@ -104,7 +110,7 @@ export class Intake {
       cached: false,
       waiter,
     };
-    const put = await this.#engine.put(task, sharing);
+    const put = await this.#engine.put(task, refusal === undefined ? sharing : { ...sharing, only: true });
     if (put.kind === "queued") return ticket;
     if (put.kind === "joined") {
       await this.#router.follow(waiter, put.id);
@@ -112,8 +118,10 @@ export class Intake {
     }
     this.#router.release(waiter);
     if (put.kind === "done") return { ...ticket, id: put.id, record: put.record, cached: put.cached };
-    if (put.kind === "full")
-      throw this.#admission.refuse(caller, "full", put.message, model.capacity.drainMs(now));
+    if (put.kind === "full") {
+      if (refusal !== undefined) throw this.#admission.shed(caller, refusal);
+      throw this.#admission.refuse(caller, "full", put.message, model.gate.retryInMs(caller, now));
+    }
     throw new Refusal(
       "IDEMPOTENCY_CONFLICT",
       "this Idempotency-Key was used with another body; use a new key",

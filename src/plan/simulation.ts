@@ -1,9 +1,10 @@
 /**
- * A whole Ferry behind the door, on virtual time: the real engine, dispatcher and reaper with simulated
+ * A whole Ferry behind its HTTP, on virtual time: the real gate, engine, dispatcher and reaper with simulated
  * workers. What `ferry plan` and the simulation tests run.
  */
 import { type SimulatedOptions, SimulatedBackend } from "../backend/simulated.ts";
 import type { Worker } from "../backend/backend.ts";
+import { Gate, type GateRefusal, type GateRules } from "../admission/gate.ts";
 import { Random } from "../core/random.ts";
 import type { Task } from "../core/task.ts";
 import { Dispatcher, type ModelRules } from "../dispatch/dispatcher.ts";
@@ -15,6 +16,8 @@ import { Events } from "../telemetry/events.ts";
 import { VirtualClock } from "./virtual-clock.ts";
 
 export interface SimulationOptions {
+  /** Left out: one tier, and everything is let in. */
+  readonly admission?: Omit<GateRules, "model" | "queueMs" | "totalMs">;
   readonly seed: number;
   readonly rules: ModelRules;
   readonly timeouts: { readonly queueMs: number; readonly totalMs: number };
@@ -24,12 +27,21 @@ export interface SimulationOptions {
   readonly wrap?: (worker: Worker) => Worker;
 }
 
+const LET_ALL_IN = {
+  mode: "off",
+  tiers: 1,
+  targetUtilization: 1,
+  lastTierDepth: Infinity,
+  firstTierDepth: Infinity,
+} as const;
+
 export class Simulation {
   readonly clock = new VirtualClock();
   readonly events = new Events();
   readonly engine: MemoryEngine;
   readonly backend: SimulatedBackend;
   readonly dispatcher: Dispatcher;
+  readonly gate: Gate;
   readonly random: Random;
   readonly startedAt: number;
   readonly #options: SimulationOptions;
@@ -44,7 +56,7 @@ export class Simulation {
     this.engine = new MemoryEngine(
       {
         models: new Map([[rules.name, timeouts]]),
-        tiers: 1,
+        tiers: options.admission?.tiers ?? 1,
         maxQueued: 1_000_000,
         maxQueuedBytes: Infinity,
         results: { ttlMs: 600_000, evictAfterRead: false, maxBytes: Infinity },
@@ -65,6 +77,12 @@ export class Simulation {
       newBatchId: () => `batch-${++batches}`,
     });
     this.#reaper = new Reaper(this.engine, this.clock);
+    const admission = options.admission ?? LET_ALL_IN;
+    this.gate = new Gate(
+      { ...admission, ...timeouts, model: rules.name },
+      { horizon: (now) => this.dispatcher.horizon(now), othersPerMs: () => 0 },
+      this.engine,
+    );
   }
 
   /** Calls `arrive` at each instant, counted from the start. */
@@ -77,6 +95,11 @@ export class Simulation {
       });
     };
     next(0);
+  }
+
+  /** One task of a tenant knocks now: it is let in, or told why not. */
+  knock(tier: number, tenant = "anonymous"): { id: string } | GateRefusal {
+    return this.gate.enter({ tier, tenant }, this.clock.now()) ?? this.put({ tier, tenant });
   }
 
   /** One task enters now. */

@@ -13,6 +13,7 @@ export interface Changes {
   readonly totalMs?: number;
   readonly retries?: number;
   readonly failures?: number;
+  readonly maxWorkerLoad?: number;
   readonly wrap?: (worker: Worker) => Worker;
 }
 
@@ -25,6 +26,7 @@ export function simulate(changes: Changes = {}): Simulation {
       name: "m",
       limits: { policy: "adaptive", maxBatchSize: 64, maxWaitMs: 50, ...changes.limits },
       workerMs: changes.workerMs ?? 3000,
+      maxWorkerLoad: changes.maxWorkerLoad ?? 1,
       retry: { max: changes.retries ?? 3, baseMs: 50, maxMs: 1000, budget: 0.1 },
       health: { failures: changes.failures ?? 3, ejectMs: 1000, maxEjectMs: 30_000 },
     },

@@ -160,5 +160,14 @@ export class ScriptedRegistry implements Registry {
 }
 
 export function member(changes: Partial<Member> & { readonly id: string }): Member {
-  return { zone: "b", role: "batcher", version: "1", models: [], workers: [], ageMs: 0, ...changes };
+  return {
+    zone: "b",
+    role: "batcher",
+    version: "1",
+    models: [],
+    workers: [],
+    doors: [],
+    ageMs: 0,
+    ...changes,
+  };
 }

@@ -7,6 +7,7 @@ import type { ModelBeat, WorkerBeat } from "../../src/fleet/registry.ts";
 import { VirtualClock } from "../../src/plan/virtual-clock.ts";
 import { Report } from "../../src/report.ts";
 import { Events } from "../../src/telemetry/events.ts";
+import { FleetOutlook } from "../../src/fleet/outlook.ts";
 import { Tally } from "../../src/telemetry/tally.ts";
 import { Batcher, gpus, member, memoryEngine, ScriptedRegistry } from "./batcher.ts";
 import { MODEL } from "./stage.ts";
@@ -15,7 +16,16 @@ const model: ModelBeat = {
   name: MODEL,
   workers: 2,
   healthy: 1,
-  capacityPerMs: 0.5,
+  capacity: {
+    idle: 0,
+    overdue: 0,
+    counted: 1,
+    perMs: 0.5,
+    nominalPerMs: 1,
+    batchSize: 50,
+    batchMs: 100,
+    deviationMs: 2,
+  },
   nextUsableInMs: 300,
   arrivalsPerMs: 0,
   utilization: 0.75,
@@ -40,7 +50,10 @@ const down = { ...worker, name: "gpu-8", state: "down", down: { why: "gone", ret
 const others = [
   member({ id: "b1", zone: "west", models: [model], workers: [worker, down], ageMs: 40 }),
   member({ id: "b2", models: [{ ...model, healthy: 2, nextUsableInMs: null, utilization: 0.25 }] }),
-  member({ id: "idle", models: [{ ...model, workers: 0, healthy: 0, capacityPerMs: 0 }] }),
+  member({
+    id: "idle",
+    models: [{ ...model, workers: 0, healthy: 0, capacity: { ...model.capacity, counted: 0, perMs: 0 } }],
+  }),
   member({ id: "g1", role: "gateway" }),
 ];
 
@@ -49,7 +62,11 @@ function gateway(models: readonly string[]) {
   const events = new Events();
   const fleet = new Fleet({ id: "g1", zone: "west", models, dispatchers: [] }, clock);
   const engine = memoryEngine(clock, events);
-  const report = new Report(engine, [], new Tally(events, clock), clock, { draining: () => false, fleet });
+  const report = new Report(engine, [], new Tally(events, clock), clock, {
+    draining: () => false,
+    fleet,
+    horizon: (model, now) => new FleetOutlook(fleet, model).horizon(now),
+  });
   return { clock, fleet, report };
 }
 
@@ -127,4 +144,54 @@ test("a batcher's own numbers are fresh, not those of its last beat", async () =
   const rows = fleet.workers().map(({ name, state, batcher }) => [name, state, batcher]);
   assert.deepEqual(rows, [["gpu-0", "busy", "me"]]);
   assert.equal(fleet.model(MODEL).utilization, 1);
+});
+
+test("what a gateway lets in by: the sum of what counts, free times spread over a batch", async () => {
+  const { clock, fleet, report } = gateway([MODEL]);
+  const outlook = new FleetOutlook(fleet, MODEL);
+  fleet.hear({ held: [], giveBack: [], unheld: [], members: others });
+  const now = clock.now();
+  assert.deepEqual(outlook.horizon(now), {
+    healthy: 3,
+    idle: 0,
+    overdue: 0,
+    perMs: 1,
+    nominalPerMs: 3,
+    batchSize: 50,
+    batchMs: 100,
+    deviationMs: 2,
+    freeAt: [now + 100, now + 100],
+    nextUsableAt: now + 260,
+  });
+  const { models } = report.health() as { models: { capacity_per_second: number }[] };
+  assert.equal(models[0]!.capacity_per_second, 1000);
+});
+
+test("the last picture stands while nobody speaks, as long as somebody just did", async () => {
+  const { clock, fleet } = gateway([MODEL]);
+  const outlook = new FleetOutlook(fleet, MODEL);
+  fleet.hear({ held: [], giveBack: [], unheld: [], members: others });
+  assert.equal(outlook.horizon(clock.now()).perMs, 1);
+  fleet.hear({ held: [], giveBack: [], unheld: [], members: [] });
+  await clock.run(clock.now() + 100);
+  const { perMs, healthy, freeAt } = outlook.horizon(clock.now());
+  assert.deepEqual([perMs, healthy, freeAt.length], [1, 3, 2]);
+  await clock.run(clock.now() + 4000);
+  assert.equal(outlook.horizon(clock.now()).healthy, 0);
+});
+
+test("what other gateways let in is summed by tier", () => {
+  const { fleet } = gateway([MODEL]);
+  const doors = [{ name: MODEL, admittedPerMs: [1, 2, 3] }];
+  const members = [
+    member({ id: "g1", role: "gateway", doors }),
+    member({ id: "g2", role: "gateway", doors }),
+    member({ id: "g3", role: "gateway", doors: [...doors, { name: "other", admittedPerMs: [9] }] }),
+  ];
+  fleet.hear({ held: [], giveBack: [], unheld: [], members });
+  const outlook = new FleetOutlook(fleet, MODEL);
+  assert.deepEqual(
+    [0, 1, 2, 3].map((tier) => outlook.othersPerMs(tier)),
+    [2, 4, 6, 0],
+  );
 });

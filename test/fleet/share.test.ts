@@ -246,7 +246,15 @@ describe("giving back", () => {
     const old = registryOf(nodes, world.prefix, ALIVE_MS, () => world.now);
     await actor.beat();
     await actor.beat();
-    const member = { id: actor.id, zone: "", role: "batcher", version: "", models: [], workers: [] } as const;
+    const member = {
+      id: actor.id,
+      zone: "",
+      role: "batcher",
+      version: "",
+      models: [],
+      workers: [],
+      doors: [],
+    } as const;
     const beat = { member, listed: [], held: WORKERS, releasing: WORKERS };
     await assert.rejects(old.beat(beat), /OVERTAKEN/);
     assert.equal((await actor.beat()).held.length, WORKERS.length);

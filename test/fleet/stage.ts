@@ -87,7 +87,7 @@ export class Actor {
       return leaving ? 0 : running ? 2 : 1;
     };
     const reply = await this.#registry.beat({
-      member: { id: this.id, zone: "", role: "batcher", version: "", models: [], workers: [] },
+      member: { id: this.id, zone: "", role: "batcher", version: "", models: [], workers: [], doors: [] },
       listed: this.listed,
       held: held.toSorted((a, b) => worth(a) - worth(b)),
       releasing: held.filter((lease) => {

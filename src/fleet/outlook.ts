@@ -1,0 +1,80 @@
+/**
+ * What the whole fleet can do for one model, for whoever decides what to let in: our own workers as they are
+ * now, the others' as they were at their last beat.
+ *
+ * A beat says how many workers count and how long a batch takes, not when each is free: by the time it is
+ * read that has changed. The policy spreads starts evenly, so the free times of n workers are taken to lie
+ * evenly over one batch: S/n, 2S/n … S from now.
+ *
+ * While nobody says that it serves the model, but somebody just did, the last picture stands
+ * (`Fleet.healthy` says how long).
+ */
+import type { Horizon } from "../core/shed.ts";
+import type { Fleet } from "./fleet.ts";
+import type { CapacityBeat } from "./registry.ts";
+
+/** How long a picture is used; what waits is known by the instant, and changes faster than workers do. */
+const HOLDS_MS = 10;
+
+export class FleetOutlook {
+  readonly #fleet: Fleet;
+  readonly #model: string;
+  #last: Horizon | undefined;
+  #lastAt = -Infinity;
+
+  constructor(fleet: Fleet, model: string) {
+    this.#fleet = fleet;
+    this.#model = model;
+  }
+
+  horizon(now: number): Horizon {
+    if (this.#last === undefined || now - this.#lastAt >= HOLDS_MS) {
+      this.#last = this.#draw(now);
+      this.#lastAt = now;
+    }
+    return this.#last;
+  }
+
+  othersPerMs(tier: number): number {
+    return this.#fleet.admittedByOthers(this.#model)[tier] ?? 0;
+  }
+
+  #draw(now: number): Horizon {
+    const fleet = this.#fleet;
+    const healthy = fleet.healthy(this.#model);
+    const freeAt: number[] = [];
+    const beats: CapacityBeat[] = [];
+    for (const dispatcher of fleet.self.dispatchers) {
+      if (dispatcher.rules.name !== this.#model) continue;
+      const horizon = dispatcher.horizon(now);
+      beats.push({ ...horizon, counted: horizon.freeAt.length });
+      freeAt.push(...horizon.freeAt);
+    }
+    for (const { capacity } of fleet.others(this.#model)) {
+      beats.push(capacity);
+      for (let at = 1; at <= capacity.counted; at++)
+        freeAt.push(now + (at * capacity.batchMs) / capacity.counted);
+    }
+    if (beats.length === 0 && healthy > 0 && this.#last !== undefined) return { ...this.#last, healthy };
+    const sum = (each: (beat: CapacityBeat) => number): number =>
+      beats.reduce((total, beat) => total + each(beat), 0);
+    const weight = (beat: CapacityBeat): number => Math.max(beat.counted, 0.001);
+    const mean = (each: (beat: CapacityBeat) => number): number =>
+      sum((beat) => weight(beat) * each(beat)) / Math.max(sum(weight), 0.001);
+    return {
+      healthy,
+      idle: sum(({ idle }) => idle),
+      overdue: sum(({ overdue }) => overdue),
+      perMs: sum(({ perMs }) => perMs),
+      nominalPerMs: sum(({ nominalPerMs }) => nominalPerMs),
+      batchSize: Math.max(
+        1,
+        mean(({ batchSize }) => batchSize),
+      ),
+      batchMs: mean(({ batchMs }) => batchMs),
+      deviationMs: Math.max(0, ...beats.map(({ deviationMs }) => deviationMs)),
+      freeAt: freeAt.sort((one, other) => one - other),
+      nextUsableAt: now + fleet.model(this.#model).nextUsableInMs,
+    };
+  }
+}
