@@ -26,6 +26,7 @@ import {
 import type { Task } from "../core/task.ts";
 import type { ClaimedTask, Engine, Lease, Verdict } from "../engine/engine.ts";
 import type { Events } from "../telemetry/events.ts";
+import { brief, type Said } from "./brief.ts";
 import type { Prober } from "./prober.ts";
 import type { Slot, Workers } from "./workers.ts";
 
@@ -331,16 +332,6 @@ export class BatchRun {
 
 type WithoutId<V> = V extends Verdict ? Omit<V, "id"> : never;
 type JudgedVerdict = WithoutId<Verdict>;
-
-interface Said {
-  readonly message: string;
-  readonly brief?: string;
-}
-
-/** What may be logged of a reply. */
-function brief(said: Said): string {
-  return said.brief ?? said.message;
-}
 
 function plural(attempts: number): string {
   return attempts === 1 ? "the only attempt" : `all ${attempts} attempts`;
