@@ -148,6 +148,8 @@ export interface ModelConfig {
   };
   readonly cache: { readonly ttlMs: number; readonly scope: "tenant" | "shared" | "off" };
   readonly collapse: boolean;
+  /** Patterns of `core/pattern.ts`. */
+  readonly deny: readonly string[];
   readonly health: HealthConfig;
 }
 

@@ -9,6 +9,7 @@ import { makeBackend } from "./backends.ts";
 import { Certificates } from "./certificates.ts";
 import { type Clock, SystemClock } from "./clock.ts";
 import type { Config, ModelConfig, Role } from "./config.ts";
+import { screenFor } from "./core/screen.ts";
 import { openCredentials } from "./credentials.ts";
 import { Dispatcher } from "./dispatch/dispatcher.ts";
 import { Reaper } from "./dispatch/reaper.ts";
@@ -260,7 +261,8 @@ export class Ferry {
     const rules = { ...admission, ...timeouts, model: name, tiers: tiers.length };
     const gate = new Gate(rules, this.#prospects.get(name)!, engine);
     const looksForFree = this.#membership === undefined;
-    return { name, totalMs: timeouts.totalMs, cache, collapse, gate, looksForFree };
+    const screen = screenFor(model.deny);
+    return { name, totalMs: timeouts.totalMs, cache, collapse, gate, looksForFree, screen };
   }
 
   /** How a model's workers are: those of this process, or of the whole fleet. */

@@ -23,6 +23,7 @@ import {
   text,
   type Value,
 } from "./setting-kinds.ts";
+import { pattern } from "./setting-patterns.ts";
 import { engines } from "./settings-engine.ts";
 import { admission, auth, edgeTls, workerTls } from "./settings-entry.ts";
 
@@ -182,6 +183,11 @@ const model = group("One model: its backend, its batches, its limits.", {
     scope: choice("Who may share outcomes.", ["tenant", "shared", "off"], "tenant"),
   }),
   collapse: boolean("Identical inputs in flight run once, and every caller gets the answer.", true),
+  deny: list(
+    "Inputs that hold a string which fits one of these are refused (docs/security.md); left out: none.",
+    pattern("One pattern.", "'(?i)ignore (all )?previous instructions'"),
+    { min: 0, max: 100 },
+  ),
   health: group("When a worker is left alone for a while.", {
     failures: integer("Failures in a row until it is down.", { default: 3, min: 1, max: 1000 }),
     ejectMs: integer("How long it stays down the first time; doubles each time.", {

@@ -17,7 +17,9 @@
  *                nobody    the batch never reached it (refused connection, still restarting); the
  *                          attempt does not count.
  *
- * A reply's `message` is for operators and for the error a client sees: one line, no stack, no secret.
+ * A reply's `message` is for the dead letter and for the error a client sees: one line, no stack, no secret.
+ * It may quote the worker, and a worker may quote an input; so what is logged is `brief`, the same in our words
+ * alone, which is left out where the message quotes nobody.
  */
 import type { Json } from "../core/task.ts";
 
@@ -36,9 +38,19 @@ export interface Batch {
 export type Reply =
   | { readonly kind: "answered"; readonly outputs: ReadonlyMap<string, Json> }
   | { readonly kind: "rejected"; readonly message: string }
-  | { readonly kind: "unusable"; readonly message: string }
-  | { readonly kind: "busy"; readonly message: string; readonly retryAfterMs: number }
-  | { readonly kind: "failed"; readonly message: string; readonly blame: "worker" | "batch" | "nobody" };
+  | { readonly kind: "unusable"; readonly message: string; readonly brief?: string }
+  | {
+      readonly kind: "busy";
+      readonly message: string;
+      readonly brief?: string;
+      readonly retryAfterMs: number;
+    }
+  | {
+      readonly kind: "failed";
+      readonly message: string;
+      readonly brief?: string;
+      readonly blame: "worker" | "batch" | "nobody";
+    };
 
 /** What a worker says about itself when it is asked. */
 export interface WorkerHealth {

@@ -288,7 +288,8 @@ class Exchange implements Dispatcher.DispatchHandler {
       JSON.parse(text);
     } catch (error) {
       const type = first(this.#headers["content-type"]) ?? "no content type";
-      return unusable(`worker's reply is not JSON (${quote(type, 60)}): ${quote((error as Error).message)}`);
+      const brief = "worker's reply is not JSON";
+      return unusable(`${brief} (${quote(type, 60)}): ${quote((error as Error).message)}`, brief);
     }
     const { elements, flaw } = splitField(text, "outputs");
     return flaw === undefined
@@ -299,7 +300,8 @@ class Exchange implements Dispatcher.DispatchHandler {
   #refusal(): Reply {
     const status = this.#status;
     const words = quote(Buffer.concat(this.#chunks).toString("utf8"));
-    const message = words === "" ? `worker answered ${status}` : `worker answered ${status}: ${words}`;
+    const brief = `worker answered ${status}`;
+    const message = words === "" ? brief : `${brief}: ${words}`;
     if (status < 400) {
       return failed(
         `worker answered ${status}; redirects are not followed, configure the final URL`,
@@ -307,13 +309,17 @@ class Exchange implements Dispatcher.DispatchHandler {
       );
     }
     if (status === 429 || status === 503) {
-      return { kind: "busy", message, retryAfterMs: retryAfterMs(this.#headers, this.#clock.now()) };
+      return { kind: "busy", message, brief, retryAfterMs: retryAfterMs(this.#headers, this.#clock.now()) };
     }
     if (status === 401 || status === 403 || status === 407) {
-      return failed(`${message} (check the worker's URL and credentials)`, "worker");
+      const advice = "(check the worker's URL and credentials)";
+      return failed(`${message} ${advice}`, "worker", `${brief} ${advice}`);
     }
-    if (status === 404 || status === 405) return failed(`${message} (check the worker's URL)`, "worker");
-    return status === 408 || status >= 500 ? failed(message, "worker") : rejected(message);
+    if (status === 404 || status === 405) {
+      const advice = "(check the worker's URL)";
+      return failed(`${message} ${advice}`, "worker", `${brief} ${advice}`);
+    }
+    return status === 408 || status >= 500 ? failed(message, "worker", brief) : rejected(message);
   }
 }
 

@@ -2,9 +2,9 @@
  * A listener: sockets, limits, routes.
  *
  * What a client may do before it is heard is bounded here: how many connections, headers and bytes, and
- * how slowly. Node's parser refuses what is malformed; two `Host` headers, which it lets through, are
- * refused here. Every refusal has the same JSON shape, also those that the parser makes. With TLS the same
- * server stands behind `tls.ts`.
+ * how slowly. Node's parser refuses what is malformed; two `Host` headers and others that must stand once,
+ * which it lets through, are refused here. Every refusal has the same JSON shape, also those that the parser
+ * makes. With TLS the same server stands behind `tls.ts`.
  */
 import {
   createServer,
@@ -19,6 +19,7 @@ import type { Clock } from "../clock.ts";
 import { errors, type ErrorCode, Refusal } from "../core/errors.ts";
 import type { Events } from "../telemetry/events.ts";
 import { Exchange, type ExchangeLimits } from "./exchange.ts";
+import { repeatedHeader } from "./headers.ts";
 import { Http2Door, streamFlaw } from "./http2.ts";
 import { newId } from "./ids.ts";
 import { type EdgeTls, isTlsTrouble, TlsFront } from "./tls.ts";
@@ -57,6 +58,10 @@ export class Listener {
   readonly #exchangeLimits: ExchangeLimits;
   readonly #clock: Clock;
   readonly #events: Events;
+  /** The requests of a connection that are not answered yet; several when a client pipelines. */
+  readonly #unanswered = new WeakMap<Duplex, Set<IncomingMessage>>();
+  /** Connections that end with a refusal: what a client sent behind the refused request is not looked at. */
+  readonly #ended = new WeakSet<Duplex>();
   #connections = 0;
   #open = 0;
   #draining = false;
@@ -85,8 +90,12 @@ export class Listener {
     this.#server = this.#front?.server ?? createServer(options);
     this.#server.maxHeadersCount = limits.maxHeaders + 1;
     if (tls === undefined) this.#server.on("connection", (socket) => this.#connected(socket));
-    this.#server.on("request", (request, response) => this.#request(request, response));
-    this.#server.on("checkContinue", (request, response) => this.#mayContinue(request, response));
+    this.#server.on("request", (request, response) => {
+      if (!this.#ended.has(request.socket)) this.#request(request, response);
+    });
+    this.#server.on("checkContinue", (request, response) => {
+      if (!this.#ended.has(request.socket)) this.#mayContinue(request, response);
+    });
     this.#server.on("checkExpectation", (request, response) => this.#expectsTooMuch(request, response));
     this.#server.on("clientError", (error, socket) => this.#malformed(error, socket));
   }
@@ -171,6 +180,9 @@ export class Listener {
     exchange.mayContinue = mayContinue;
     exchange.last = this.#draining;
     this.#open++;
+    const others = this.#unanswered.get(request.socket);
+    if (others === undefined) this.#unanswered.set(request.socket, new Set([request]));
+    else others.add(request);
     response.once("close", () => this.#closed(exchange));
     // A client that leaves while it sends is no error of ours; without a listener it would be.
     request.on("error", ignore);
@@ -187,6 +199,7 @@ export class Listener {
   #closed(exchange: Exchange): void {
     exchange.closed();
     this.#open--;
+    this.#unanswered.get(exchange.request.socket)?.delete(exchange.request);
     if (this.#open === 0) this.#whenQuiet?.();
     if (exchange.status === 0 || !this.#events.heard("request.answered")) return;
     const { model, tier, status, startedAt } = exchange;
@@ -198,6 +211,7 @@ export class Listener {
     const flaw = request.httpVersionMajor > 1 ? streamFlaw(request, maxHeaders) : flawOf(request, maxHeaders);
     if (flaw !== undefined) {
       exchange.last = true;
+      if (request.httpVersionMajor === 1) this.#ended.add(request.socket);
       throw flaw;
     }
     const { methods, id } = this.#route(exchange.path);
@@ -239,7 +253,10 @@ export class Listener {
 
   #malformed(error: Error & { code?: string }, socket: Duplex): void {
     const id = newId(this.#clock.now());
-    if (error.code === "ECONNRESET" || isTlsTrouble(error.code) || !socket.writable) socket.destroy();
+    // An answer now would be taken for that of a request before this one, which still waits for its own.
+    const early = [...(this.#unanswered.get(socket) ?? [])].some(({ complete }) => complete);
+    const gone = error.code === "ECONNRESET" || isTlsTrouble(error.code) || !socket.writable;
+    if (gone || early) socket.destroy();
     else if (error.code === "ERR_HTTP_REQUEST_TIMEOUT") {
       refuseSocket(socket, 408, "REQUEST_TIMEOUT", "the request was sent too slowly", id);
     } else if (error.code === "HPE_HEADER_OVERFLOW") {
@@ -266,6 +283,8 @@ function flawOf({ rawHeaders: raw, httpVersion }: IncomingMessage, maxHeaders: n
     if (raw[i]!.length === 4 && raw[i]!.toLowerCase() === "host") hosts++;
   }
   if (hosts > 1) return new Refusal("INVALID_REQUEST", "more than one Host header");
+  const twice = repeatedHeader(raw);
+  if (twice !== undefined) return new Refusal("INVALID_REQUEST", `the header ${twice} stands twice`);
   if (hosts === 1 || httpVersion === "1.0") return undefined;
   return new Refusal("INVALID_REQUEST", "the Host header is missing");
 }

@@ -236,6 +236,7 @@ describe("http, refusals:", () => {
         assert.deepEqual(reply, {
           kind: "busy",
           message: `worker answered ${code}: later`,
+          brief: `worker answered ${code}`,
           retryAfterMs: ms,
         });
       }
