@@ -213,7 +213,7 @@ const model = group("One model: its backend, its batches, its limits.", {
 });
 
 const tierFields = {
-  weight: integer("Its share of the workers when all tiers have tasks queued.", {
+  weight: integer("Has no effect yet: the order of the tiers and fixed floors decide who is served.", {
     default: 1,
     min: 1,
     max: 1000,

@@ -5,15 +5,19 @@
  * Strict order alone starves the last tier for as long as the first is flooded; weighted shares alone let
  * the first tier miss deadlines that it need not miss. So every tier but the first earns credit for a
  * small share of each batch while more is queued than the batch holds, and spends it before the rest is
- * filled in order. The last tier's floor is 5 % of the seats, those between get 10 %.
+ * filled in order. The last tier's floor is 5 % of the seats, those between get 10 %,
+ * together at most 30 %.
  */
 
 const MIDDLE_FLOOR = 0.1;
 const LAST_FLOOR = 0.05;
+/** All those between together: with many tiers the first must still come first. */
+const MIDDLE_FLOORS = 0.3;
 
 export function floorOf(tier: number, tiers: number): number {
   if (tier === 0) return 0;
-  return tier === tiers - 1 ? LAST_FLOOR : MIDDLE_FLOOR;
+  if (tier === tiers - 1) return LAST_FLOOR;
+  return Math.min(MIDDLE_FLOOR, MIDDLE_FLOORS / (tiers - 2));
 }
 
 /**

@@ -7,8 +7,8 @@
  * `MAX_KEPT`; then all are forgotten and found anew. So a character costs one look into a table, and at
  * worst as many steps as the patterns have nodes: time grows with the length of the text and never faster,
  * whatever the pattern and whatever the text. Where a pattern such as `(a|b)*a(a|b){600}` meets a text that
- * was made for it, that worst would still be seconds; a text that asks for more than `MAX_STEPS` (about
- * 10 ms) is refused, as one that cannot be cleared.
+ * was made for it, that worst would still be seconds; a text that asks for more than `MAX_STEPS` (some
+ * 20 ms) is refused, as one that cannot be cleared.
  */
 import {
   compilePattern,
@@ -26,7 +26,7 @@ import {
 const MAX_KEPT = 1000;
 const MAX_ENTRIES = 1_000_000;
 /** Nodes looked at for one JSON text; a text of a megabyte needs some hundreds on ordinary patterns. */
-export const MAX_STEPS = 2_000_000;
+export const MAX_STEPS = 400_000;
 const MAX_MARK = 0xffff_ffff;
 const UNKNOWN = -1;
 const FOUND = -2;

@@ -102,21 +102,25 @@ test("thresholds: the only tier is the first, and is never refused for its load"
 describe("in a fleet", () => {
   test("every gateway knows capacity and depth within a second, and sheds by them", async () => {
     await using redis = await startServer();
-    const model = { ...slow, backend: { kind: "simulated", workers: 4, baseMs: 100 } };
+    // 4 workers of 8 in 200 ms: 160 a second; two seconds from arrival to answer.
+    const model = {
+      ...slow,
+      backend: { kind: "simulated", workers: 4, baseMs: 200 },
+      timeouts: { queueMs: 2000, workerMs: 1500, totalMs: 2000 },
+    };
     await using fleet = await Fleet.start(
       { gateways: 2, batchers: 1 },
       fleetConfig({ url: redis.url }, [model]),
     );
     const [one, other] = fleet.gateways;
     for (let round = 0; round < 12; round++) await one!.post({ input: `warm ${round}` });
-    // 4 workers of 8 in about 100 ms.
     for (const gateway of [one!, other!]) {
       await eventually(async () => {
         const { capacity_per_second: perSecond } = modelOf(await gateway.health());
-        return perSecond > 200 && perSecond < 400;
+        return perSecond > 100 && perSecond < 200;
       }, 1000);
     }
-    const flood = Array.from({ length: 400 }, (_, at) => one!.post({ input: `flood ${at}` }));
+    const flood = Array.from({ length: 600 }, (_, at) => one!.post({ input: `flood ${at}` }));
     await eventually(
       async () => modelOf(await other!.health()).queued_by_tier.reduce((sum, each) => sum + each, 0) > 8,
       1000,
@@ -124,8 +128,9 @@ describe("in a fleet", () => {
     const statuses = (await Promise.all(flood)).map(({ status }) => status);
     const served = statuses.filter((status) => status === 200).length;
     const shed = statuses.filter((status) => status === 503).length;
-    assert.ok(served >= 64, `${served} served`);
-    assert.ok(shed >= 150, `${shed} shed`);
-    assert.ok(statuses.filter((status) => status === 504).length <= 8, "late");
+    assert.ok(served >= 150 && served <= 400, `${served} served`);
+    assert.ok(shed >= 200, `${shed} shed`);
+    const late = statuses.length - served - shed;
+    assert.ok(late <= 0.25 * served, `${late} late beside ${served} served`);
   });
 });
