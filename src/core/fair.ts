@@ -1,6 +1,6 @@
 /**
- * Who fills a batch. First which tiers: strict order, with a floor for the lower ones while there is a backlog.
- * Then, inside a tier, which tenants: each in turn (`seatParties`, below).
+ * Who fills a batch. First which tiers: strict order, with a floor for the lower ones while there is a
+ * backlog. Then, inside a tier, which tenants: each in turn (`seatParties`, below).
  *
  * Strict order alone starves the last tier for as long as the first is flooded; weighted shares alone let
  * the first tier miss deadlines that it need not miss. So every tier but the first earns credit for a
@@ -46,17 +46,18 @@ export function seatTiers(seats: number, depths: readonly number[], credits: num
 }
 
 /**
- * Inside a tier tenants take turns: one task of each that has any, then one of each again. Each task costs the
- * model the same, so this is deficit round robin with the cost of one: whoever floods the tier lengthens its own
- * wait and nobody else's, and a tenant's next task is never behind more than one of each other's.
+ * Inside a tier tenants take turns: one task of each that has any, then one of each again. Each task costs
+ * the model the same, so this is deficit round robin with the cost of one: whoever floods the tier lengthens
+ * its own wait and nobody else's, and a tenant's next task is never behind more than one of each other's.
  *
  *  - The place in the ring is kept from batch to batch; a batch may end in the middle of a round.
  *  - A tenant that had nothing and now has something goes to the end of the ring.
  *  - Among a tenant's own tasks the first that came is the first to go.
  *  - A task that comes back stands where its arrival puts it among its tenant's; its tenant is next.
  *
- * `engine/turns.ts` does exactly that. Where only streams can be read, and one stream holds the tasks of several
- * tenants, the turns are those of parties: `seatParties` gives a party that stands for n tenants n turns a round.
+ * `engine/turns.ts` does exactly that. Where only streams can be read, and one stream holds the tasks of
+ * several tenants, the turns are those of parties: `seatParties` gives a party that stands for n tenants n
+ * turns a round.
  */
 export interface Party {
   /** Tasks that it has. */
@@ -68,8 +69,8 @@ export interface Party {
 }
 
 /**
- * How many of `seats` each party gets: the next seat always goes to whoever would then be in the lowest round,
- * the first named where they are equal. A party's count is off its share by less than one round, ever.
+ * How many of `seats` each party gets: the next seat always goes to whoever would then be in the lowest
+ * round, the first named where they are equal. A party's count is off its share by less than one round, ever.
  */
 export function seatParties(seats: number, parties: readonly Party[]): number[] {
   const taken = parties.map(() => 0);

@@ -107,10 +107,10 @@ export class ModelQueues {
   }
 
   /**
-   * How many of this tier are served before a new task of this tenant: until each tenant has had as many turns
-   * as it needs, as far as there are tasks. Exact when all others have that many queued, else too high, never
-   * more than wait. Which group it will stand in is not asked: the groups are served side by side, each in turns
-   * of its own. With very many groups nobody's turn is counted: then all that wait are before it.
+   * How many of this tier are served before a new task of this tenant: until each tenant has had as many
+   * turns as it needs, as far as there are tasks. Exact when all others have that many queued, else too high,
+   * never more than wait. Which group it will stand in is not asked: the groups are served side by side, each
+   * in turns of its own. With very many groups nobody's turn is counted: then all that wait are before it.
    */
   turn(tier: number, tenant: string): number {
     if (this.#groups.size > MAX_GROUPS) return this.depths[tier] ?? 0;
@@ -135,9 +135,9 @@ export class ModelQueues {
   }
 
   /**
-   * Takes out up to `max` records of one group, tiers and tenants in fair turn. A record that may only ride in a small
-   * batch makes this batch small, or stays for the next one when the batch has outgrown it. A tier with
-   * such a record at its head gets in first, or the tiers above would outgrow it every time.
+   * Takes out up to `max` records of one group, tiers and tenants in fair turn. A record that may only ride
+   * in a small batch makes this batch small, or stays for the next one when the batch has outgrown it. A tier
+   * with such a record at its head gets in first, or the tiers above would outgrow it every time.
    */
   take(parameters: Json, max: number): TaskRecord[] {
     const group = this.#groups.get(parameters);

@@ -1,22 +1,24 @@
 /**
  * Who crowds a queue in Redis: the gateway's side of tenants in turn.
  *
- * A stream is first in, first out, so a tenant that floods one delays everybody in it. Its new tasks must go to
- * streams of its own. Each gateway decides that alone, from what it has in flight itself: tasks that it put and
- * whose end it has not heard, by model, tier and tenant. A tenant crowds when it
+ * A stream is first in, first out, so a tenant that floods one delays everybody in it. Its new tasks must go
+ * to streams of its own. Each gateway decides that alone, from what it has in flight itself: tasks that it
+ * put and whose end it has not heard, by model, tier and tenant. A tenant crowds when it
  *
  *   holds more than `CROWD_FROM` tasks, and more than twice what the lower quartile of the tenants holds,
  *
- * while more wait in its tier than half of what is in flight: below that tasks run longer than they wait, a new
- * one rides in one of the next batches whoever is before it, and more streams would only cost more. It goes on
- * until it holds no more than that quartile (or half of `CROWD_FROM`), or hardly anything waits. The quartile,
- * because half of the tenants may flood at once; it is found by powers of two, so the bound is two to four times
- * the quartile. A tenant that has nobody beside it crowds from `CROWD_FROM` on, so that whoever comes next is not
- * behind it; but only where a second tenant was ever seen, so that without credentials nothing changes.
+ * while more wait in its tier than half of what is in flight: below that tasks run longer than they wait, a
+ * new one rides in one of the next batches whoever is before it, and more streams would only cost more. It
+ * goes on until it holds no more than that quartile (or half of `CROWD_FROM`), or hardly anything waits. The
+ * quartile, because half of the tenants may flood at once; it is found by powers of two, so the bound is two
+ * to four times the quartile. A tenant that has nobody beside it crowds from `CROWD_FROM` on, so that whoever
+ * comes next is not behind it; but only where a second tenant was ever seen, so that without credentials
+ * nothing changes.
  *
- * Its error: what a tenant has in the common streams when it is found out stays there, at most `CROWD_FROM` or four
- * times the quartile, for each gateway that it floods; and `MAX_CROWDS` bounds the streams, so of more
- * floods than that the later ones stay in the common streams until an earlier one ends.
+ * Its error: what a tenant has in the common streams when it is found out stays there. That is `CROWD_FROM`
+ * tasks, or four times the quartile, or what is queued before tasks wait longer than they run, for each
+ * gateway that it floods. And `MAX_CROWDS` bounds the streams: of more floods than that the later ones stay
+ * in the common streams until an earlier one ends.
  */
 import { digest } from "./redis-keys.ts";
 
@@ -110,7 +112,7 @@ class TierHolders {
     this.#crowds--;
   }
 
-  /** What the tenant holds, at most, below which a quarter of the tenants are; nothing where there is only one. */
+  /** What the tenant holds, at most, below which a quarter of the tenants are; 0 where there is only one. */
   #quartile(): number {
     if (this.tenants < 2) return 0;
     let below = Math.floor((this.tenants - 1) / 4);

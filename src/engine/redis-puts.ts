@@ -5,8 +5,8 @@
  *
  * An Idempotency-Key belongs to the body it first came with. That is checked at the key's own shard before
  * the task is put at the home of its body, where joining and reusing are one atomic act. A task that may only
- * share what is there (`Sharing.only`) looks at the key and binds it when something came of it: refusals, of which
- * there may be many, write nothing.
+ * share what is there (`Sharing.only`) looks at the key and binds it when something came of it: refusals, of
+ * which there may be many, write nothing.
  */
 import { homeOf } from "../core/home.ts";
 import type { Task } from "../core/task.ts";
@@ -68,7 +68,7 @@ export class RedisPuts {
     return this.#enter(task, sharing);
   }
 
-  /** Only what is there: nothing is queued, and a key that stood for nothing stands for nothing afterwards. */
+  /** Only what is there: nothing is queued, and a key that stood for nothing still does afterwards. */
   async #share(task: Task, sharing: Sharing): Promise<PutReply> {
     const { idempotency, joinKey, cacheKey } = sharing;
     const keyed = idempotency !== undefined && (await this.#bound(idempotency.key));
@@ -238,7 +238,7 @@ export class RedisPuts {
     pending.fail(why);
   }
 
-  /** It is no longer on its way in; from here on Redis counts it, and its tenant until its end, or nobody does. */
+  /** It is no longer on its way in: if it was queued the streams count it, and its tenant until its end. */
   #arrived({ task, kind, holder }: Pending, queued: boolean): void {
     if (holder === undefined) return;
     const { mirror, news } = this.#parts;

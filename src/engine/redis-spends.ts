@@ -1,10 +1,11 @@
 /**
- * Rate limits on Redis: units of one tick, and those that come while a call is on its way, are spent together, in
- * one call of the `spend` script per server (per shard on a Cluster). Units of one window are one argument of it.
+ * Rate limits on Redis: units of one tick, and those that come while a call is on its way, are spent
+ * together, in one call of the `spend` script per server (per shard on a Cluster). Units of one window are
+ * one argument of it.
  *
  * A window is one key, so what is spent is exact however many processes spend. While Redis is away each
- * process counts for itself, from what Redis last said of the window: a limit is never open, and one that was used
- * up stays so until its minute is over.
+ * process counts for itself, from what Redis last said of the window: a limit is never open, and one that was
+ * used up stays so until its minute is over.
  */
 import { homeOf } from "../core/home.ts";
 import { type Spent, Windows, WINDOW_MS } from "../core/window.ts";

@@ -1,18 +1,20 @@
 /**
  * Tenants in turn, the batcher's side: how the seats of a tier are shared between the streams of new tasks.
  *
- * The common streams are one party, each tenant that crowds (`redis-crowds.ts`) another, and they take turns as
- * `core/fair.ts` says. The common party weighs as many tenants as have a task in it. Streams do not tell that,
- * but the tasks that were claimed do: the tenants that were served within the last one to two seconds, less those
- * that crowd, and never more than there are tasks. Until somebody was served, each task counts as a tenant.
+ * The common streams are one party, each tenant that crowds (`redis-crowds.ts`) another, and they take turns
+ * as `core/fair.ts` says. The common party weighs as many tenants as have a task in it. Streams do not tell
+ * that, but the tasks that were claimed do: the tenants that were served within the last one to two seconds,
+ * less those that crowd, and never more than there are tasks. Until somebody was served, each task counts as
+ * a tenant.
  *
- * Its error: a tenant that was served and has nothing queued now is counted too, so a tenant that crowds gets its
- * share or less, never more than the others, and at least one turn in as many rounds as tenants were counted; what
- * the common streams leave is its own in any case. A tenant that comes less often than each second may be
- * missed; the common streams are emptied first in each round, so it loses part of a round at most.
+ * Its error: a tenant that was served and has nothing queued now is counted too, so a tenant that crowds gets
+ * its share or less, never more than the others, and at least one turn in as many rounds as tenants were
+ * counted; what the common streams leave is its own in any case. A tenant that comes less often than each
+ * second may be missed; the common streams are emptied first in each round, so it loses part of a round at
+ * most.
  *
- * A tenant's own order may change when it begins or ceases to crowd: its older tasks stand in one party, the newer
- * ones in the other. Neither waits for the other's end: both parties are served in every round.
+ * A tenant's own order may change when it begins or ceases to crowd: its older tasks stand in one party, the
+ * newer ones in the other. Neither waits for the other's end: both parties are served in every round.
  */
 import type { Clock } from "../clock.ts";
 import { type Party, seatParties } from "../core/fair.ts";
@@ -67,8 +69,8 @@ export class Rounds {
   #ahead = new Map<string, number>();
 
   /**
-   * How many new tasks of each kind of stream get one of `seats`. Undefined where there is one party, and nothing
-   * to share.
+   * How many new tasks of each kind of stream get one of `seats`. Undefined where there is one party, and
+   * nothing to share.
    */
   share(
     streams: readonly StreamView[],

@@ -8,8 +8,9 @@
  * tasks came only what the notes said is remembered: the age of a queue is an estimate, its depth is not.
  *
  * A claim is planned here, from this view, and names the streams to read: tiers by `core/fair.ts`, then what
- * came back before what is new, then tenants in turn (`redis-turns.ts`), then this batcher's own shards before
- * others', the oldest first. Tasks that a claim is on its way for are reserved, so that the next plan does not count on them.
+ * came back before what is new, then tenants in turn (`redis-turns.ts`), then this batcher's own shards
+ * before others', the oldest first. Tasks that a claim is on its way for are reserved, so that the next plan
+ * does not count on them.
  */
 import type { Clock } from "../clock.ts";
 import { seatTiers } from "../core/fair.ts";

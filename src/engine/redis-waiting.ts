@@ -1,6 +1,7 @@
 /**
- * How many tasks of one model wait in each tier, in the common streams and in those of tenants that crowd; tasks
- * that are on their way in are counted with them. Read for every request, so the sums are kept and not made.
+ * How many tasks of one model wait in each tier, in the common streams and in those of tenants that crowd;
+ * tasks that are on their way in are counted with them. Read for every request, so the sums are kept and not
+ * made.
  */
 import { COMMON } from "./redis-crowds.ts";
 
@@ -29,9 +30,9 @@ export class Waiting {
   }
 
   /**
-   * How many are served before a new task that goes to this kind of stream, where this process has tasks of so many
-   * tenants in flight. In the common streams: what is there, and the turns that the others have meanwhile. In a
-   * stream of a tenant's own: a round of all tenants for each of its tasks.
+   * How many are served before a new task that goes to this kind of stream, where this process has tasks of
+   * so many tenants in flight. In the common streams: what is there, and the turns that the others have
+   * meanwhile. In a stream of a tenant's own: a round of all tenants for each of its tasks.
    */
   turn(tier: number, kind: string, tenants: number): number {
     const all = this.byTier[tier] ?? 0;

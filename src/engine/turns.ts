@@ -54,7 +54,7 @@ export class TierQueue extends RecordList {
     link(row, record, row.last);
   }
 
-  /** Where its arrival puts it in its tenant's row; and its tenant is next, for it has had this turn before. */
+  /** Where its arrival puts it in its tenant's row; and its tenant is next, for it had this turn before. */
   override insert(record: TaskRecord): void {
     if (this.#alone(record.task.tenant)) return super.insert(record);
     super.insert(record);

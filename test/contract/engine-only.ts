@@ -1,4 +1,4 @@
-/** What `put` promises a task for which there is no room: it may share what is there, and leaves nothing behind. */
+/** What `put` promises a task for which there is no room: it may share what is there, and leaves nothing. */
 import assert from "node:assert/strict";
 import { describe } from "node:test";
 import type { Sharing } from "../../src/engine/engine.ts";

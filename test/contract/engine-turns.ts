@@ -1,8 +1,8 @@
 /**
  * What an engine promises to tenants that share a tier: turns, so that whoever floods it delays nobody else.
  *
- * Where the engine is `approximate` a tenant must first be found out: what it has queued by then is served in the
- * order of arrival, and the stories leave room for that.
+ * Where the engine is `approximate` a tenant must first be found out: what it has queued by then is served in
+ * the order of arrival, and the stories leave room for that.
  */
 import assert from "node:assert/strict";
 import { describe } from "node:test";
@@ -161,7 +161,7 @@ function views(holds: Holds): void {
     await stage.queueMany(100, { tenant: "ann" });
     const turn = (tenant: string): number => stage.engine.turn(MODEL, 0, tenant);
     assert.equal(turn("ann"), 101);
-    // In memory one of each, for the one that is queued and for the next; on Redis what is in the common streams.
+    // In memory one of each, for the one that is queued and for the next; on Redis the common streams.
     assert.ok(turn("bob") <= (stage.approximate ? 30 : 4), String(turn("bob")));
     assert.ok(turn("cid") <= (stage.approximate ? 30 : 2), String(turn("cid")));
     await stage.claim(64);

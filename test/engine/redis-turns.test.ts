@@ -1,4 +1,4 @@
-/** Tenants in turn on Redis: who is found to crowd the others, how seats are shared then, and what it does. */
+/** Tenants in turn on Redis: who is found to crowd the others, how seats are shared, what it does. */
 import assert from "node:assert/strict";
 import { after, before, describe, test } from "node:test";
 import fc from "fast-check";
