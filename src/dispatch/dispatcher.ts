@@ -43,6 +43,13 @@ export interface DispatcherParts {
 /** Queues with other parameters than the oldest ones are looked at only this far. */
 const MAX_QUEUES_SEEN = 64;
 const REQUEUE_BELOW_LOAD = 0.9;
+const PASSED_OVER = 9;
+
+/** A queue, and what is to be done with it. */
+interface Choice<Kind extends Decision["kind"]> {
+  readonly queue: QueueView;
+  readonly decision: Decision & { readonly kind: Kind };
+}
 
 export class Dispatcher {
   readonly rules: ModelRules;
@@ -60,6 +67,8 @@ export class Dispatcher {
   readonly #unwatch: () => void;
   readonly #runRules: RunRules;
   #lastStartAt = -Infinity;
+  /** How often a queue that waits longer, of a lower tier, was not the one. */
+  #passedOver = 0;
   #alarm: Alarm | undefined;
   /** An arrival matters only from this depth on; Infinity while no worker is free. */
   #wakeDepth = 0;
@@ -152,26 +161,47 @@ export class Dispatcher {
   }
 
   /** The queue to send from now, or the one to wait for. */
-  #choose(
-    slot: Slot,
-    now: number,
-  ): { queue: QueueView; decision: Exclude<Decision, { kind: "idle" }> } | undefined {
-    let waiting: { queue: QueueView; decision: Decision & { kind: "wait" } } | undefined;
+  #choose(slot: Slot, now: number): Choice<"send" | "wait"> | undefined {
+    const sendable: Choice<"send">[] = [];
+    let waiting: Choice<"wait"> | undefined;
+    const wait = (queue: QueueView, decision: Choice<"wait">["decision"]): void => {
+      if (waiting === undefined || decision.until < waiting.decision.until) waiting = { queue, decision };
+    };
     let seen = 0;
     const freeAt = this.workers.freeAt(now);
     const idle = this.workers.free(now);
     for (const queue of this.#parts.engine.queues(this.rules.name)) {
-      if (++seen > MAX_QUEUES_SEEN) break;
-      let decision = this.#decide(queue, slot, freeAt, idle, now);
-      if (decision.kind === "send" && repeats(queue) && !this.#budget.extra(now)) {
-        decision = { kind: "wait", until: now + this.#budget.waitMs(), unless: 1 };
-      }
-      if (decision.kind === "send") return { queue, decision };
-      if (decision.kind === "wait" && (waiting === undefined || decision.until < waiting.decision.until)) {
-        waiting = { queue, decision };
-      }
+      if (++seen > MAX_QUEUES_SEEN && !this.#turnOfTheOldest) break;
+      const decision = this.#decide(queue, slot, freeAt, idle, now);
+      if (decision.kind === "send") sendable.push({ queue, decision });
+      else if (decision.kind === "wait") wait(queue, decision);
+    }
+    for (const choice of this.#inTurn(sendable)) {
+      if (!repeats(choice.queue) || this.#budget.extra(now)) return choice;
+      wait(choice.queue, { kind: "wait", until: now + this.#budget.waitMs(), unless: 1 });
     }
     return waiting;
+  }
+
+  /**
+   * The better tier goes first. Tasks that cannot ride with it because their parameters are others would
+   * never go: so every tenth time that the longest-waiting was passed over, it goes instead.
+   */
+  #inTurn(sendable: Choice<"send">[]): Choice<"send">[] {
+    if (sendable.length < 2) return sendable;
+    const first = sendable[0]!;
+    const oldest = sendable.reduce((one, other) => (other.queue.oldestAt < one.queue.oldestAt ? other : one));
+    if (oldest.queue.tier === first.queue.tier) return sendable;
+    if (!this.#turnOfTheOldest) {
+      this.#passedOver++;
+      return sendable;
+    }
+    this.#passedOver = 0;
+    return [oldest, ...sendable.filter((choice) => choice !== oldest)];
+  }
+
+  get #turnOfTheOldest(): boolean {
+    return this.#passedOver >= PASSED_OVER;
   }
 
   #decide(queue: QueueView, slot: Slot, freeAt: number[], idle: number, now: number): Decision {

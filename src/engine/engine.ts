@@ -125,6 +125,8 @@ export type CancelReply =
 /** The tasks of one model that may share a batch: same parameters. */
 export interface QueueView {
   readonly parameters: Json;
+  /** The best tier that has a task in it. */
+  readonly tier: number;
   readonly depth: number;
   /** When the task that waits longest was queued. */
   readonly oldestAt: number;
@@ -221,7 +223,10 @@ export interface Engine {
     perMinute: number,
   ): Promise<{ readonly allowed: boolean; readonly left: number; readonly resetMs: number }>;
 
-  /** What this process knows of a model's queues now, the longest-waiting first; no round trip. */
+  /**
+   * What this process knows of a model's queues now, those with tasks of the best tier first, and among these
+   * the longest-waiting first; no round trip.
+   */
   queues(model: string): Iterable<QueueView>;
 
   /** How many tasks of a model wait in each tier, those on their way in included; no round trip. */

@@ -3,7 +3,8 @@
  * then by tier, and there tenants take turns (`turns.ts`).
  *
  * A group exists only while it holds a task, so there are never more groups than queued tasks. Groups are
- * kept in order of their oldest task, so that the one that waits longest is found first; the order is
+ * kept in order of their best tier and then of their oldest task, so that the one to serve first is found
+ * first; the order is
  * mended when it is asked for, and only after a task left or came back at the head of a group.
  */
 import { seatTiers } from "../core/fair.ts";
@@ -27,6 +28,10 @@ export class Group implements QueueView {
     this.parameters = parameters;
     this.tiers = Array.from({ length: tiers }, () => new TierQueue());
     this.credits = Array.from({ length: tiers }, () => 0);
+  }
+
+  get tier(): number {
+    return this.tiers.findIndex(({ size }) => size > 0);
   }
 
   /** The head of each tier waits longest in it: what comes back stands where its arrival puts it. */
@@ -67,16 +72,16 @@ export class ModelQueues {
     this.depths = Array.from({ length: tiers }, () => 0);
   }
 
-  /** The one that waits longest first. */
+  /** The best tier first, and there the one that waits longest. */
   groups(): Iterable<Group> {
     if (!this.#inOrder) this.#putInOrder();
     return this.#groups.values();
   }
 
   #putInOrder(): void {
-    const groups = [...this.#groups.values()].sort((one, other) => one.oldestAt - other.oldestAt);
+    const groups = [...this.#groups.values()].map((group) => ({ group, ...orderOf(group) }));
     this.#groups.clear();
-    for (const group of groups) this.#groups.set(group.parameters, group);
+    for (const { group } of groups.sort(inOrder)) this.#groups.set(group.parameters, group);
     this.#inOrder = true;
   }
 
@@ -90,6 +95,8 @@ export class ModelQueues {
     if (place === "back") {
       record.arrival = ++this.#arrivals;
       list.pushBack(record);
+      // The newest of one tier stands last in any case.
+      if (this.depths[tier] !== this.depth) this.#inOrder &&= this.#groups.size === 1;
     } else {
       list.insert(record);
       this.#inOrder = this.#groups.size === 1;
@@ -165,4 +172,18 @@ export class ModelQueues {
     }
     return taken;
   }
+}
+
+interface Order {
+  readonly tier: number;
+  readonly oldestAt: number;
+}
+
+function orderOf({ tier, oldestAt }: QueueView): Order {
+  return { tier, oldestAt };
+}
+
+/** Who is served first: the better tier, then whoever waits longer. */
+export function inOrder(one: Order, other: Order): number {
+  return one.tier - other.tier || one.oldestAt - other.oldestAt;
 }

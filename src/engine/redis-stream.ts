@@ -137,6 +137,12 @@ export class GroupView implements QueueView {
     return depth;
   }
 
+  get tier(): number {
+    let tier = Infinity;
+    for (const { about } of this.open()) tier = Math.min(tier, about.tier);
+    return tier;
+  }
+
   get fresh(): number {
     let fresh = 0;
     for (const stream of this.open()) if (stream.isNew) fresh += stream.free;

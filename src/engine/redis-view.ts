@@ -16,6 +16,7 @@ import type { Clock } from "../clock.ts";
 import { seatTiers } from "../core/fair.ts";
 import type { Json } from "../core/task.ts";
 import type { QueueView } from "./engine.ts";
+import { inOrder } from "./queues.ts";
 import type { RedisClock } from "./redis-frames.ts";
 import { digest, readStreamName, type StreamName } from "./redis-keys.ts";
 import { type Arrival, before, GroupView, StreamView } from "./redis-stream.ts";
@@ -73,10 +74,14 @@ export class QueueMirror {
     }
   }
 
-  /** The one that waits longest first. */
+  /** The best tier first, and there the one that waits longest. */
   queues(model: string): QueueView[] {
     const groups = [...(this.#models.get(model)?.values() ?? [])].filter(({ depth }) => depth > 0);
-    return groups.length < 2 ? groups : groups.sort((one, other) => one.oldestAt - other.oldestAt);
+    if (groups.length < 2) return groups;
+    return groups
+      .map((group) => ({ group, tier: group.tier, oldestAt: group.oldestAt }))
+      .sort(inOrder)
+      .map(({ group }) => group);
   }
 
   /** Queued tasks by model, then tier. */

@@ -325,10 +325,10 @@ class Story {
     }
     assert.deepEqual(stats.depth.get(MODEL), depth);
     if (stage.approximate) return;
-    const ages = views.map(({ oldestAt }) => oldestAt);
+    const order = [...stage.engine.queues(MODEL)].map(({ tier, oldestAt }) => [tier, oldestAt] as const);
     assert.deepEqual(
-      ages,
-      ages.toSorted((one, other) => one - other),
+      order,
+      order.toSorted((one, other) => one[0] - other[0] || one[1] - other[1]),
     );
   }
 

@@ -207,7 +207,7 @@ export class Stage {
     assert.deepEqual(await this.counts(), [queued, running, this.approximate ? 0 : kept, letters]);
   }
 
-  queues(model = MODEL): Omit<QueueView, "headMaxBatchSize">[] {
+  queues(model = MODEL): Omit<QueueView, "headMaxBatchSize" | "tier">[] {
     return [...this.engine.queues(model)].map(
       ({ parameters, depth, oldestAt, earliestDeadlineAt, fresh }) => ({
         parameters,

@@ -135,6 +135,24 @@ function queuesInOrder(holds: Holds): void {
     assert.deepEqual(names(stage.queues()), ["b", "a"]);
   });
 
+  holds("the best tier before all others, for as long as it has a task there", async (stage) => {
+    await stage.queue({ parameters: "a", tier: 2 });
+    await stage.tick(10);
+    await stage.queue({ parameters: "b", tier: 1 });
+    await stage.tick(10);
+    await stage.queue({ parameters: "c", tier: 1 });
+    await stage.tick(10);
+    assert.deepEqual(names(stage.queues()), ["b", "c", "a"]);
+    const best = await stage.queue({ parameters: "a", tier: 0 });
+    assert.deepEqual(names(stage.queues()), ["a", "b", "c"]);
+    await stage.engine.cancel(best, "ann");
+    assert.deepEqual(names(stage.queues()), ["b", "c", "a"]);
+    assert.deepEqual(
+      [...stage.engine.queues(MODEL)].map(({ tier }) => tier),
+      [1, 1, 2],
+    );
+  });
+
   holds("also after one came back, or left from the front", async (stage) => {
     const { id, lease } = await stage.run({ parameters: "a" });
     await stage.tick(10);

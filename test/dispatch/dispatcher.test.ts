@@ -204,3 +204,31 @@ describe("an overdue batch", () => {
     assert.equal(record.attempt, 1, "being overdue costs no attempt");
   });
 });
+
+describe("tasks that cannot ride together because their parameters differ", () => {
+  test("the better tier goes first, however long the other waits; every tenth batch is the other's", async () => {
+    const simulation = simulate({
+      backend: { workers: 1, baseMs: 100 },
+      limits: { maxBatchSize: 4 },
+      tiers: 3,
+      queueMs: 60_000,
+      totalMs: 60_000,
+    });
+    const order: string[] = [];
+    simulation.engine.watch({
+      settled: ({ task }) => {
+        if (order.at(-1) !== task.parameters) order.push(task.parameters);
+      },
+    });
+    simulation.put({ parameters: "first" });
+    await simulation.run(1);
+    for (let each = 0; each < 40; each++) simulation.put({ parameters: "low", tier: 2 });
+    await simulation.run(10);
+    for (let each = 0; each < 400; each++) simulation.put({ parameters: "high", tier: 0 });
+    await simulation.run(2500);
+    assert.deepEqual(order.slice(0, 5), ["first", "high", "low", "high", "low"]);
+    const low = simulation.engine.stats().depth.get("m")!;
+    assert.deepEqual([...low].slice(2), [40 - 2 * 4]);
+    simulation.stop();
+  });
+});

@@ -14,6 +14,7 @@ export interface Changes {
   readonly retries?: number;
   readonly failures?: number;
   readonly maxWorkerLoad?: number;
+  readonly tiers?: number;
   readonly wrap?: (worker: Worker) => Worker;
 }
 
@@ -32,6 +33,7 @@ export function simulate(changes: Changes = {}): Simulation {
     },
     backend: { workers: 1, baseMs: 100, perItemMs: 0, ...noFaults, ...changes.backend },
     ...(changes.wrap && { wrap: changes.wrap }),
+    engine: { tiers: changes.tiers ?? 1 },
   });
 }
 
