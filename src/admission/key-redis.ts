@@ -42,7 +42,7 @@ const SECRET_BYTES = 32;
 const MAX_KNOWN = 20_000;
 const MAX_UNKNOWN = 20_000;
 const UNKNOWN_MS = 1000;
-/** Ids in one look-up, and thus waiting for the next one. */
+/** Unknown ids in one look-up, and thus waiting for the next one. */
 const MAX_WANTED = 1000;
 
 export class KeyRedis implements KeyStore {
@@ -119,7 +119,8 @@ export class KeyRedis implements KeyStore {
   #ask(id: string): Promise<KeyRecord | undefined> {
     const asked = this.#asked.get(id) ?? this.#wanted.get(id);
     if (asked !== undefined) return asked.promise;
-    if (this.#wanted.size >= MAX_WANTED) return Promise.reject(away());
+    // Known ones always get in: nobody may keep a revoked key alive by a flood of guesses.
+    if (this.#wanted.size >= MAX_WANTED && !this.#known.has(id)) return Promise.reject(away());
     const wanted: Wanted = Promise.withResolvers();
     this.#wanted.set(id, wanted);
     if (this.#asked.size === 0) void this.#askAll();

@@ -154,6 +154,20 @@ describe("an id that nobody has", () => {
   });
 });
 
+test("a flood of guesses does not keep a revoked key alive", async () => {
+  const stage = new Stage();
+  await stage.keys.get(stage.id);
+  await stage.keys.revoke(stage.id);
+  await stage.later(RELOAD_MS);
+  const { promise, resolve } = Promise.withResolvers<void>();
+  stage.redis.gate = promise;
+  const guesses = Array.from({ length: 3000 }, (_, at) => codeOf(() => stage.keys.get(`guess ${at}`)));
+  const revoked = stage.keys.get(stage.id);
+  resolve();
+  assert.equal(await revoked, undefined);
+  await Promise.all(guesses);
+});
+
 describe("while Redis is away", () => {
   test("a known key works for graceMs, another one is 503; both are said once", async () => {
     const stage = new Stage();
