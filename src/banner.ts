@@ -232,7 +232,8 @@ function tryLine(config: Config, apiUrl: string): string {
   const name = config.models.length > 1 ? config.models[0]?.name : undefined;
   const body = JSON.stringify({ ...(name === undefined ? {} : { model: name }), input: "hello" });
   // Inside single quotes a shell takes everything as it is, except the quote itself.
-  return `curl -s --json '${body.replaceAll("'", String.raw`'\''`)}' ${apiUrl}/v1/inference`;
+  const who = config.auth.mode === "required" ? '-H "Authorization: Bearer $FERRY_KEY" ' : "";
+  return `curl -s ${who}--json '${body.replaceAll("'", String.raw`'\''`)}' ${apiUrl}/v1/inference`;
 }
 
 function workersOf(backend: ModelConfig["backend"]): number {

@@ -91,6 +91,13 @@ function checkJwt({ auth, tiers }: Draftings, findings: Findings): void {
       "is missing; a token that was made for another service would be taken here",
     );
   }
+  const url = auth?.jwt?.jwksUrl === undefined ? null : URL.parse(auth.jwt.jwksUrl);
+  if (url?.protocol === "http:" && !/^(localhost|127\.\d+\.\d+\.\d+|\[::1\])$/.test(url.hostname)) {
+    findings.warn(
+      "auth.jwt.jwksUrl",
+      "is not https://: whoever is on the way could put in keys of their own",
+    );
+  }
   const tier = auth?.jwt?.defaultTier;
   const names = tiers?.map(({ name }) => name) ?? [];
   if (tier !== undefined && names.length > 0 && !names.includes(tier)) {

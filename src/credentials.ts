@@ -110,15 +110,16 @@ export async function checkAuthFiles(config: Config): Promise<{ problems: Flaw[]
 }
 
 function storeOf(
-  { auth }: Config,
+  { auth, engine }: Config,
   shared: Pick<Shared, "nodes" | "key"> | undefined,
   clock: Clock,
   events: Events,
 ): KeyStore | undefined {
   const { keysFile, reloadMs, graceMs } = auth;
-  if (shared !== undefined) {
+  if (shared !== undefined && engine.kind === "redis") {
     const { nodes, key } = shared;
-    return new KeyRedis(nodes, { reloadMs, graceMs, key }, clock, events);
+    const options = { reloadMs, graceMs, waitMs: engine.waitTimeoutMs, key };
+    return new KeyRedis(nodes, options, clock, events);
   }
   return keysFile === undefined ? undefined : new KeyFile({ path: keysFile, reloadMs }, clock, events);
 }

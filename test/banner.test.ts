@@ -69,6 +69,12 @@ describe("ready", () => {
     assert.match(banner, /curl -s --json '\{"model":"a","input":"hello"\}' /);
   });
 
+  test("where credentials are asked for, the curl shows where one goes", () => {
+    const text = `auth: { mode: required, keysFile: ./keys.json }\nmodels: [${http("a")}]`;
+    const banner = readyBanner(factsOf(configOf(text)), false);
+    assert.match(banner, /curl -s -H "Authorization: Bearer \$FERRY_KEY" --json /);
+  });
+
   test("never more than nine lines, whatever is configured", () => {
     for (const count of [1, 2, 3, 4, 50]) {
       const names = Array.from({ length: count }, (_, index) => http(`m${index}`));

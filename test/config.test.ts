@@ -234,6 +234,8 @@ ferry.yaml:7:57  models[0].timeouts.totalMs  totalMs 3000 < workerMs 3000 + maxW
     );
     assert.deepEqual(warned(`admission: { mode: off }\n${models}`), []);
     assert.deepEqual(warned(`admission: { mode: predictive }\n${models}`), []);
+    const tokens = "auth: { mode: required, jwt: { jwksUrl: http://id.example/j, issuer: i, audience: a } }";
+    assert.match(warned(`${tokens}\n${models}`)[0]!, /^auth\.jwt\.jwksUrl: is not https:/);
     assert.match(warned(`auth: { keysFile: k }\n${models}`)[0]!, /^auth\.mode: is none: keys and tokens/);
     const redis = "engine: { kind: redis, url: redis://r }";
     assert.match(

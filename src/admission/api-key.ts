@@ -46,6 +46,11 @@ export function readApiKey(text: string): string | undefined {
   let sum = 0;
   for (let at = CRC_AT; at < KEY_LENGTH; at++) sum = sum * 62 + VALUES[text.charCodeAt(at)]!;
   if (crc32(text.slice(0, CRC_AT)) !== sum) return undefined;
+  return idOf(text);
+}
+
+/** Where the id stands in a text that may be a key. */
+export function idOf(text: string): string {
   return text.slice(KEY_PREFIX.length, KEY_PREFIX.length + ID_LENGTH);
 }
 

@@ -9,7 +9,7 @@
  * be understood keeps the last good keys in force, and a notice says so; no file means no keys.
  */
 import { randomBytes } from "node:crypto";
-import { constants, type Stats } from "node:fs";
+import type { Stats } from "node:fs";
 import { link, open, realpath, rename, rm, stat } from "node:fs/promises";
 import { dirname } from "node:path";
 import type { Clock } from "../clock.ts";
@@ -77,7 +77,7 @@ export class KeyFile implements KeyStore {
     const known = await readSecret(path);
     if (known !== undefined) return known;
     const made = `${randomBytes(SECRET_BYTES).toString("base64url")}\n`;
-    const draft = `${path}.${process.pid}.new`;
+    const draft = draftOf(path);
     try {
       await writeWhole(draft, made, undefined);
       // A link, unlike a rename, fails where another process was first; then its secret is the one.
@@ -134,7 +134,7 @@ export class KeyFile implements KeyStore {
     const keys = await this.#load();
     change(keys);
     const text = JSON.stringify({ version: VERSION, keys: byAge(keys.values()).map(writeRecord) }, null, 1);
-    const draft = `${path}.${process.pid}.new`;
+    const draft = draftOf(path);
     try {
       // Whoever could read the keys before still can: `ferry keys` may run as root, Ferry as somebody else.
       await writeWhole(draft, `${text}\n`, await stat(path).catch(() => undefined));
@@ -190,10 +190,14 @@ async function readSecret(path: string): Promise<string | undefined> {
   }
 }
 
+/** A name that nobody else writes to, in the same folder. */
+function draftOf(path: string): string {
+  return `${path}.${randomBytes(6).toString("hex")}.new`;
+}
+
 /** On disk when it resolves; `like`: the file whose place it takes. */
 async function writeWhole(path: string, text: string, like: Stats | undefined): Promise<void> {
-  const { O_WRONLY, O_CREAT, O_TRUNC, O_NOFOLLOW } = constants;
-  await using file = await open(path, O_WRONLY | O_CREAT | O_TRUNC | O_NOFOLLOW, MODE);
+  await using file = await open(path, "wx", MODE);
   await file.writeFile(text);
   if (like !== undefined) {
     await file.chown(like.uid, like.gid).catch(() => undefined);

@@ -47,7 +47,7 @@ export const keys: Command = {
     const { config } = chosen;
     if (wish !== undefined) checkTier(wish.tier, config);
     try {
-      await using opened = await open(config);
+      await using opened = await open(config, console);
       if (wish !== undefined) return await create(opened, wish, config, call, console);
       if (verb === "list") return await list(opened, call, console);
       return await revoke(opened, id, config, call, console);
@@ -106,9 +106,12 @@ function checkTier(tier: string, { tiers }: Config): void {
   );
 }
 
-async function open(config: Config): Promise<OpenKeys> {
-  // What it would tell an operator of a running Ferry ends in an error here.
-  const opened = await openKeys(config, new SystemClock(), new Events());
+async function open(config: Config, console: Console): Promise<OpenKeys> {
+  const events = new Events();
+  events.on("notice", ({ level, message }) => {
+    if (level !== "info") console.err(`  ${printable(message)}\n`);
+  });
+  const opened = await openKeys(config, new SystemClock(), events);
   if (opened !== undefined) return opened;
   throw new Failure(
     "the config has no place for keys; add auth: { mode: required, keysFile: ./keys.json } to it",
