@@ -1,6 +1,6 @@
 /**
- * What the tests need beside Node: a real Python 3, for the python backend, a real Redis, for its engine, and
- * OpenSSL, to make certificates.
+ * What the tests need beside Node: a real Python 3, for the python backend, a real Redis, for its engine,
+ * OpenSSL, to make certificates, and curl, as a client.
  *
  * Installed from Debian's packages where it is missing and that is possible; otherwise a clear failure. Only
  * the programs are wanted: the tests start their own servers on their own ports, and Debian's redis-server
@@ -31,6 +31,7 @@ const NEEDS: readonly Need[] = [
     debianPackage: "openssl",
     what: "TLS is tested with certificates that the tests make",
   },
+  { command: "curl", debianPackage: "curl", what: "HTTP/2 is tested with a client of somebody else" },
 ];
 
 /** Debian asks it before a package starts or stops a service; 101: it may not. */

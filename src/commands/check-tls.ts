@@ -9,10 +9,18 @@
 import type { Reach } from "../backend/worker-tls.ts";
 import { Certificates } from "../certificates.ts";
 import { SystemClock } from "../clock.ts";
-import type { Config } from "../config.ts";
+import type { Config, Problem } from "../config.ts";
 import { Events } from "../telemetry/events.ts";
 
-export interface TlsFinding {
+export interface TlsReport {
+  readonly problems: readonly Problem[];
+  readonly warnings: readonly Problem[];
+  /** With how many workers a connection was tried, and with how many it worked. */
+  readonly asked: number;
+  readonly reached: number;
+}
+
+interface Finding {
   /** The setting, `models[0].backend.tls.caFile`. */
   readonly path: string;
   readonly message: string;
@@ -20,18 +28,25 @@ export interface TlsFinding {
   readonly problem: boolean;
 }
 
-export interface TlsFindings {
-  readonly findings: readonly TlsFinding[];
-  /** With how many workers a connection was tried, and with how many it worked. */
+interface Findings {
+  readonly findings: readonly Finding[];
   readonly asked: number;
   readonly reached: number;
 }
 
-const none: TlsFindings = { findings: [], asked: 0, reached: 0 };
+export async function checkTls(file: string, config: Config | undefined, probe: boolean): Promise<TlsReport> {
+  if (config === undefined) return { problems: [], warnings: [], asked: 0, reached: 0 };
+  const { asked, reached, findings } = probe ? await probeWorkers(config) : none;
+  const all = [...(await checkAllFiles(config)), ...findings];
+  const about = (wanted: boolean): Problem[] =>
+    all.filter((each) => each.problem === wanted).map(({ path, message }) => ({ file, path, message }));
+  return { problems: about(true), warnings: about(false), asked, reached };
+}
 
-export async function checkTlsFiles(config: Config | undefined): Promise<TlsFinding[]> {
-  if (config === undefined) return [];
-  const findings: TlsFinding[] = [];
+const none: Findings = { findings: [], asked: 0, reached: 0 };
+
+async function checkAllFiles(config: Config): Promise<Finding[]> {
+  const findings: Finding[] = [];
   if (config.tls !== undefined) findings.push(...(await checkFiles("tls", config.tls)));
   for (const [index, { backend }] of config.models.entries()) {
     if (backend.kind !== "http") continue;
@@ -40,7 +55,7 @@ export async function checkTlsFiles(config: Config | undefined): Promise<TlsFind
   return findings;
 }
 
-async function checkFiles(setting: string, files: Files): Promise<TlsFinding[]> {
+async function checkFiles(setting: string, files: Files): Promise<Finding[]> {
   const events = new Events();
   const told: string[] = [];
   events.on("notice", ({ message }) => told.push(message));
@@ -58,18 +73,17 @@ async function checkFiles(setting: string, files: Files): Promise<TlsFinding[]> 
 type Files = ConstructorParameters<typeof Certificates>[1] & { readonly reloadMs: number };
 
 /** Messages begin with the setting that they are about. */
-function finding(message: string, setting: string, problem: boolean): TlsFinding {
+function finding(message: string, setting: string, problem: boolean): Finding {
   const colon = message.startsWith(setting) ? message.indexOf(": ") : -1;
   if (colon < 0) return { path: setting, message, problem };
   return { path: message.slice(0, colon), message: message.slice(colon + 2), problem };
 }
 
 /** Tries a connection to every http worker. */
-export async function probeWorkers(config: Config | undefined): Promise<TlsFindings> {
-  if (config === undefined) return none;
+async function probeWorkers(config: Config): Promise<Findings> {
   // Loaded only now: a check without --probe needs no client.
   const { WorkerTls } = await import("../backend/worker-tls.ts");
-  const findings: TlsFinding[] = [];
+  const findings: Finding[] = [];
   let [asked, reached] = [0, 0];
   for (const [index, { name, backend }] of config.models.entries()) {
     if (backend.kind !== "http") continue;
@@ -83,7 +97,7 @@ export async function probeWorkers(config: Config | undefined): Promise<TlsFindi
         else findings.push(workerFinding(`models[${index}].backend.workers[${at}]`, reach));
       });
     } catch {
-      // The files cannot be used, and `checkTlsFiles` says why.
+      // The files cannot be used, and `checkAllFiles` says why.
     } finally {
       tls.stop();
     }
@@ -91,6 +105,6 @@ export async function probeWorkers(config: Config | undefined): Promise<TlsFindi
   return { findings, asked, reached };
 }
 
-function workerFinding(path: string, { message, tls }: Reach & { ok: false }): TlsFinding {
+function workerFinding(path: string, { message, tls }: Reach & { ok: false }): Finding {
   return { path, message: tls ? message : `cannot be reached now: ${message}`, problem: tls };
 }

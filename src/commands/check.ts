@@ -9,7 +9,7 @@ import { formatProblems, loadConfig } from "../config-load.ts";
 import type { Config, Problem } from "../config.ts";
 import type { Probe } from "../redis/probe.ts";
 import { printable } from "../terminal.ts";
-import { checkTlsFiles, probeWorkers } from "./check-tls.ts";
+import { checkTls } from "./check-tls.ts";
 import { expectNoWords, type Call, type Command, type Console } from "./command.ts";
 import { defaultFile } from "./config-file.ts";
 
@@ -36,21 +36,18 @@ export const check: Command = {
     const probe = call.is("probe") ? await probeEngine(loaded.config) : undefined;
     const { config } = loaded;
     const keys = await checkKeys(file, config);
-    const workers = call.is("probe") ? await probeWorkers(config) : undefined;
-    const tls = [...(await checkTlsFiles(config)), ...(workers?.findings ?? [])];
-    const about = (problem: boolean): Problem[] =>
-      tls.filter((each) => each.problem === problem).map(({ path, message }) => ({ file, path, message }));
+    const tls = await checkTls(file, config, call.is("probe"));
     const problems = [
       ...(loaded.problems ?? []),
       ...keys.problems,
       ...found(file, config, probe?.refuse),
-      ...about(true),
+      ...tls.problems,
     ];
     const warnings = [
       ...loaded.warnings,
       ...keys.warnings,
       ...found(file, config, probe?.warn),
-      ...about(false),
+      ...tls.warnings,
     ];
     const valid = problems.length === 0;
     if (call.is("json")) {
@@ -68,9 +65,8 @@ export const check: Command = {
     }
     console.out(`${printable(file)} is valid: ${summary(config)}\n`);
     for (const line of serverLines(probe)) console.out(`${line}\n`);
-    const { asked = 0, reached = 0 } = workers ?? {};
-    if (asked > 0) console.out(`workers: ${reached} of ${asked} take connections\n`);
-    if (call.is("probe") && probe === undefined && asked === 0)
+    if (tls.asked > 0) console.out(`workers: ${tls.reached} of ${tls.asked} take connections\n`);
+    if (call.is("probe") && probe === undefined && tls.asked === 0)
       console.err("nothing to probe: engine.kind is memory, which needs nobody\n");
     return 0;
   },

@@ -40,32 +40,27 @@ export class Edge implements AsyncDisposable {
   readonly released = Promise.withResolvers<void>();
   /** Resolves when somebody waits there. */
   readonly waited = Promise.withResolvers<void>();
-  readonly listener: Listener;
-  readonly #certificates: Certificates;
+  readonly #clock = new SystemClock();
+  readonly #certificates = new Certificates("tls", this.pair, 20, this.#clock, this.events);
+  #listener: Listener | undefined;
   url = "";
 
-  constructor(limits: Partial<ListenerLimits> = {}, tls: { minVersion?: "TLSv1.3"; http2?: boolean } = {}) {
-    const clock = new SystemClock();
-    this.#certificates = new Certificates("tls", this.pair, 20, clock, this.events);
-    const edge = {
-      certificates: this.#certificates,
-      minVersion: "TLSv1.2",
-      http2: true,
-      maxStreams: 10,
-    } as const;
-    const options = { ...edge, ...tls };
-    // The certificates are read by `open`; the server takes them when it is made.
-    this.listener = undefined as unknown as Listener;
-    this.#make = () => new Listener(this.#routes(), { ...LIMITS, ...limits }, clock, this.events, options);
-  }
-  readonly #make: () => Listener;
-
-  static async open(...how: ConstructorParameters<typeof Edge>): Promise<Edge> {
-    const edge = new Edge(...how);
-    await edge.#certificates.start();
-    Object.assign(edge, { listener: edge.#make() });
-    edge.url = await edge.listener.listen("127.0.0.1", 0);
+  static async open(
+    limits: Partial<ListenerLimits> = {},
+    tls: { minVersion?: "TLSv1.3"; http2?: boolean } = {},
+  ): Promise<Edge> {
+    const edge = new Edge();
+    const certificates = edge.#certificates;
+    await certificates.start();
+    const options = { certificates, minVersion: "TLSv1.2", http2: true, maxStreams: 10, ...tls } as const;
+    const all = { ...LIMITS, ...limits };
+    edge.#listener = new Listener(edge.#routes(), all, edge.#clock, edge.events, options);
+    edge.url = await edge.#listener.listen("127.0.0.1", 0);
     return edge;
+  }
+
+  get listener(): Listener {
+    return this.#listener!;
   }
 
   get port(): number {
