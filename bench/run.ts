@@ -16,16 +16,21 @@ import { parseArgs } from "node:util";
 import { killChildren, pickCores } from "./process.ts";
 import { environment, render, type Section } from "./report.ts";
 import { figure, isMet, type Bench, type Scenario } from "./scenario.ts";
+import { auth } from "./scenarios/auth.ts";
 import { embedded } from "./scenarios/embedded.ts";
 import { floor } from "./scenarios/floor.ts";
+import { halved } from "./scenarios/halved.ts";
 import { held } from "./scenarios/held.ts";
 import { latencyIdle } from "./scenarios/latency-idle.ts";
+import { overload } from "./scenarios/overload.ts";
 import { redis } from "./scenarios/redis.ts";
 import { redisLatency } from "./scenarios/redis-latency.ts";
 import { redisTenThousand } from "./scenarios/redis-10k.ts";
 import { saturated } from "./scenarios/saturated.ts";
 import { start } from "./scenarios/start.ts";
+import { tenants } from "./scenarios/tenants.ts";
 import { tenThousand } from "./scenarios/ten-thousand.ts";
+import { tiers } from "./scenarios/tiers.ts";
 
 const scenarios: readonly Scenario[] = [
   start,
@@ -35,6 +40,11 @@ const scenarios: readonly Scenario[] = [
   embedded,
   tenThousand,
   held,
+  overload,
+  tiers,
+  tenants,
+  halved,
+  auth,
   redisLatency,
   redis,
   redisTenThousand,
