@@ -22,6 +22,17 @@ export const maxFiles = 20_000;
 /** More than anybody sends, so that no quota has a say. */
 const unlimited = 1_000_000_000;
 
+/**
+ * The generator's pool stays open also while there is little to send. By default Ferry closes a connection on
+ * which nothing came for 10 s, and a request that leaves at that moment would be counted as an error.
+ */
+const patient = 600_000;
+export const poolLimits = {
+  headersTimeoutMs: patient,
+  requestTimeoutMs: patient,
+  keepAliveTimeoutMs: patient,
+};
+
 export const tierNames = ["enterprise", "paid", "free"] as const;
 
 /** Credentials are asked for, and limits are counted but never reached. */
@@ -29,7 +40,7 @@ export function authSettings(auth: Readonly<Record<string, unknown>> = {}): Reco
   return {
     auth: { mode: "required", keysFile: "./keys.json", ...auth },
     tiers: Object.fromEntries(tierNames.map((name) => [name, { ratePerMinute: unlimited }])),
-    limits: { perUserPerMinute: unlimited },
+    limits: { ...poolLimits, perUserPerMinute: unlimited },
   };
 }
 

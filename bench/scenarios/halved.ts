@@ -107,7 +107,8 @@ async function strike(bench: Bench, blow: Blow): Promise<Measured> {
     kinds: tierNames.map((tier, i) => kindWithKey(tier, shares[tier], server.keys[i]!)),
     load: { kind: "open", rate, arrivals: "even", warmRate: rate, connections: 4096, phases },
   };
-  return measure(spec, {
+  // Awaited here: what is used must not end before.
+  return await measure(spec, {
     core: bench.cores?.generator,
     maxFiles,
     serverPid: server.pid,

@@ -20,6 +20,7 @@ import {
   errors,
   maxFiles,
   missedShare,
+  poolLimits,
   progress,
   showTimeline,
   sliceMs,
@@ -44,7 +45,7 @@ export const overload: Scenario = {
 
 async function run(bench: Bench): Promise<Report> {
   const onRedis = process.env["BENCH_ENGINE"] === "redis";
-  const setup = { dir: bench.dir, maxFiles, models: [model] };
+  const setup = { dir: bench.dir, maxFiles, models: [model], settings: { limits: poolLimits } };
   if (!onRedis) {
     await using server = await FerryServer.start({ ...setup, core: bench.cores?.server });
     return report(await load(bench, server, {}, bench.cores?.generator), []);
