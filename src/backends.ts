@@ -8,11 +8,11 @@ import type { Clock } from "./clock.ts";
 import type { ModelConfig } from "./config.ts";
 import type { Events } from "./telemetry/events.ts";
 
-export function makeBackend({ name, backend }: ModelConfig, clock: Clock, events: Events): Backend {
+export function makeBackend({ name, backend, health }: ModelConfig, clock: Clock, events: Events): Backend {
   const around = { model: name, clock, events };
   switch (backend.kind) {
     case "http":
-      return new HttpBackend(backend, clock);
+      return new HttpBackend({ ...backend, health }, around);
     case "python":
       return new PythonBackend(backend, around);
     case "module":

@@ -147,9 +147,9 @@ export function jsonLine(level: string, now: number, msg: string, facts: object)
 }
 
 /** Where a client on this machine reaches a listener. */
-export function urlOf({ host, port }: Address): string {
+export function urlOf({ host, port }: Address, tls = false): string {
   const reachable = isAnyHost(host) ? (host.includes(":") ? "::1" : "127.0.0.1") : host;
-  return `http://${reachable.includes(":") ? `[${reachable}]` : reachable}:${port}`;
+  return `${tls ? "https" : "http"}://${reachable.includes(":") ? `[${reachable}]` : reachable}:${port}`;
 }
 
 /** People click on it, and nobody can go to 0.0.0.0. */

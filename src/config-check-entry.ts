@@ -4,6 +4,8 @@
  * As in `config-check.ts`: a problem stops the start, a warning does not.
  */
 import type { Draftings } from "./config-check.ts";
+import { PatternMistake } from "./core/pattern.ts";
+import { screenFor } from "./core/screen.ts";
 import type { Findings } from "./config-read.ts";
 
 export function checkEntry(draft: Draftings, findings: Findings): void {
@@ -12,6 +14,7 @@ export function checkEntry(draft: Draftings, findings: Findings): void {
   checkAuth(draft, findings);
   checkJwt(draft, findings);
   checkDepths(draft, findings);
+  checkPatterns(draft, findings);
 }
 
 /** A certificate without its key, or a key without its certificate. */
@@ -109,5 +112,17 @@ function checkDepths({ admission, limits }: Draftings, findings: Findings): void
       "admission.firstTierDepth",
       `firstTierDepth ${firstTierDepth} ≥ limits.maxQueued ${limits.maxQueued}: the queue is full before that`,
     );
+  }
+}
+
+/** Each pattern is well-formed, or not in the draft; together they may still be too many. */
+function checkPatterns({ models = [] }: Draftings, findings: Findings): void {
+  for (const [index, { deny = [] } = {}] of models.entries()) {
+    try {
+      screenFor(deny.filter((pattern) => pattern !== undefined));
+    } catch (error) {
+      if (!(error instanceof PatternMistake)) throw error;
+      findings.problem(`models[${index}].deny`, `the patterns ${error.message}`);
+    }
   }
 }

@@ -34,6 +34,7 @@ export interface EdgeTlsConfig {
   readonly keyFile: string;
   readonly minVersion: "TLSv1.2" | "TLSv1.3";
   readonly http2: boolean;
+  readonly maxStreams: number;
   readonly reloadMs: number;
 }
 
@@ -147,7 +148,18 @@ export interface ModelConfig {
   };
   readonly cache: { readonly ttlMs: number; readonly scope: "tenant" | "shared" | "off" };
   readonly collapse: boolean;
-  readonly health: { readonly failures: number; readonly ejectMs: number; readonly maxEjectMs: number };
+  /** Patterns of `core/pattern.ts`. */
+  readonly deny: readonly string[];
+  readonly health: HealthConfig;
+}
+
+export interface HealthConfig {
+  readonly failures: number;
+  readonly ejectMs: number;
+  readonly maxEjectMs: number;
+  /** Between two questions to a worker's healthPath, and for its answer. */
+  readonly askMs: number;
+  readonly askTimeoutMs: number;
 }
 
 export type BackendConfig =

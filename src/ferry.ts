@@ -6,8 +6,10 @@ import { Admission } from "./admission/admit.ts";
 import { Gate, type Prospects } from "./admission/gate.ts";
 import type { Backend } from "./backend/backend.ts";
 import { makeBackend } from "./backends.ts";
+import { Certificates } from "./certificates.ts";
 import { type Clock, SystemClock } from "./clock.ts";
 import type { Config, ModelConfig, Role } from "./config.ts";
+import { screenFor } from "./core/screen.ts";
 import { openCredentials } from "./credentials.ts";
 import { Dispatcher } from "./dispatch/dispatcher.ts";
 import { Reaper } from "./dispatch/reaper.ts";
@@ -22,6 +24,7 @@ import { Intake, type ModelDoor } from "./gateway/intake.ts";
 import { NativeProtocol } from "./gateway/native.ts";
 import { openapiRoutes } from "./gateway/openapi.ts";
 import { Listener } from "./gateway/server.ts";
+import type { EdgeTls } from "./gateway/tls.ts";
 import { Report } from "./report.ts";
 import { Router } from "./result/router.ts";
 import { Events } from "./telemetry/events.ts";
@@ -60,6 +63,7 @@ export class Ferry {
   #admission: Admission | undefined;
   #router: Router | undefined;
   #listener: Listener | undefined;
+  #tls: EdgeTls | undefined;
   #membership: Membership | undefined;
   #draining = false;
   #stopped: Promise<void> | undefined;
@@ -80,6 +84,7 @@ export class Ferry {
   async start(): Promise<void> {
     const { models } = this.#config;
     const runs = this.#role !== "gateway";
+    await this.#openTls();
     const backends = runs ? models.map((model) => makeBackend(model, this.#clock, this.events)) : [];
     // A store that cannot be used is told before models are loaded, which may take minutes.
     const early = this.#config.engine.kind === "redis" ? await this.#openEngine() : undefined;
@@ -96,6 +101,16 @@ export class Ferry {
     this.#undo.push(() => reaper.stop());
     await this.#openAdmin(opened);
     if (this.#role !== "batcher") await this.#openDoors(opened);
+  }
+
+  /** Early, for the same reason: a certificate that cannot be used is told before models are loaded. */
+  async #openTls(): Promise<void> {
+    const { tls, admin } = this.#config;
+    if (tls === undefined || (this.#role === "batcher" && !admin.tls)) return;
+    const certificates = new Certificates("tls", tls, tls.reloadMs, this.#clock, this.events);
+    this.#undo.push(() => certificates.stop());
+    await certificates.start();
+    this.#tls = { ...tls, certificates };
   }
 
   async #openEngine(): Promise<Opened> {
@@ -209,6 +224,7 @@ export class Ferry {
       limits,
       clock,
       this.events,
+      admin.tls ? this.#tls : undefined,
     );
     this.#undo.push(() => listener.close());
     this.adminUrl = await listener.listen(admin.listen.host, admin.listen.port);
@@ -234,7 +250,7 @@ export class Ferry {
     const native = new NativeProtocol({ ...api, durable }, parts);
     const described = openapiRoutes(credentials.required);
     const routes = { ...native.routes(), ...healthRoutes(() => this.#draining), ...described };
-    const listener = (this.#listener = new Listener(routes, limits, clock, this.events));
+    const listener = (this.#listener = new Listener(routes, limits, clock, this.events, this.#tls));
     this.#undo.push(() => listener.close());
     this.apiUrl = await listener.listen(listen.host, listen.port);
   }
@@ -245,7 +261,8 @@ export class Ferry {
     const rules = { ...admission, ...timeouts, model: name, tiers: tiers.length };
     const gate = new Gate(rules, this.#prospects.get(name)!, engine);
     const looksForFree = this.#membership === undefined;
-    return { name, totalMs: timeouts.totalMs, cache, collapse, gate, looksForFree };
+    const screen = screenFor(model.deny);
+    return { name, totalMs: timeouts.totalMs, cache, collapse, gate, looksForFree, screen };
   }
 
   /** How a model's workers are: those of this process, or of the whole fleet. */

@@ -62,7 +62,9 @@ export function url(doc: string, schemes: readonly string[], example: string): L
     example,
     read({ value }) {
       const parsed = URL.parse(String(value));
-      if (parsed === null || parsed.hostname === "" || typeof value !== "string") {
+      // The parser drops line breaks and tabs without a word.
+      const odd = /[\u0000- \u007f]/.test(String(value));
+      if (parsed === null || parsed.hostname === "" || typeof value !== "string" || odd) {
         return { wrong: `is not a full URL; write one like ${example}` };
       }
       if (!schemes.includes(parsed.protocol.slice(0, -1))) {

@@ -41,6 +41,7 @@ export const edgeTls = group("TLS at the listeners; left out: plain HTTP.", {
   keyFile: optional(path("Its private key (PEM).", { example: "./tls.key" })),
   minVersion: choice("The oldest TLS that is spoken.", ["TLSv1.2", "TLSv1.3"], "TLSv1.2"),
   http2: boolean("Whether clients may speak HTTP/2; those that do not ask for it lose nothing.", true),
+  maxStreams: integer("Requests at once on one HTTP/2 connection.", { default: 256, min: 1, max: 10_000 }),
   reloadMs,
 });
 

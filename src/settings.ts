@@ -23,6 +23,7 @@ import {
   text,
   type Value,
 } from "./setting-kinds.ts";
+import { pattern } from "./setting-patterns.ts";
 import { engines } from "./settings-engine.ts";
 import { admission, auth, edgeTls, workerTls } from "./settings-entry.ts";
 
@@ -182,6 +183,11 @@ const model = group("One model: its backend, its batches, its limits.", {
     scope: choice("Who may share outcomes.", ["tenant", "shared", "off"], "tenant"),
   }),
   collapse: boolean("Identical inputs in flight run once, and every caller gets the answer.", true),
+  deny: list(
+    "Inputs that hold a string which fits one of these are refused (docs/security.md); left out: none.",
+    pattern("One pattern.", "'(?i)ignore (all )?previous instructions'"),
+    { min: 0, max: 100 },
+  ),
   health: group("When a worker is left alone for a while.", {
     failures: integer("Failures in a row until it is down.", { default: 3, min: 1, max: 1000 }),
     ejectMs: integer("How long it stays down the first time; doubles each time.", {
@@ -196,11 +202,18 @@ const model = group("One model: its backend, its batches, its limits.", {
       max: day,
       unit: "ms",
     }),
+    askMs: integer("Where there is a backend.healthPath: the time between two questions.", {
+      default: second,
+      min: 10,
+      max: hour,
+      unit: "ms",
+    }),
+    askTimeoutMs: timeout("How long a worker may take to answer such a question.", 2 * second),
   }),
 });
 
 const tierFields = {
-  weight: integer("Its share of the workers when all tiers have tasks queued.", {
+  weight: integer("Has no effect yet: the order of the tiers and fixed floors decide who is served.", {
     default: 1,
     min: 1,
     max: 1000,

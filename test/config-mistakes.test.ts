@@ -45,6 +45,17 @@ const mistakes: readonly (readonly [string, RegExp])[] = [
   [withModel("    policy: adaptve\n"), /"adaptve" is not one of .*; did you mean adaptive\?$/],
   [withModel("    collapse: yes\n"), /"yes" is neither true nor false$/],
   [
+    withModel("    deny: [one, two, '(a']\n"),
+    /^models\[0\]\.deny\[2\]: "\(a" has a \( that is never closed$/,
+  ],
+  [withModel("    deny: [5]\n"), /^models\[0\]\.deny\[0\]: 5 is not text; put it in single quotes$/],
+  [withModel("    deny: ['(?=a)b']\n"), /^models\[0\]\.deny\[0\]: .* \(\?i\) goes in front/],
+  [withModel("    deny: ['.*']\n"), /^models\[0\]\.deny\[0\]: ".*" fits every text/],
+  [
+    withModel("    deny: ['a{900}', 'b{900}', 'c{900}']\n"),
+    /^models\[0\]\.deny: the patterns need 2703 states together, more than 2000; use fewer or simpler$/,
+  ],
+  [
     withModel("    maxWaitMs: 2000\n    timeouts: { workerMs: 1000 }\n"),
     /^models\[0\]\.maxWaitMs: maxWaitMs 2000 ≥ timeouts\.queueMs 2000/,
   ],

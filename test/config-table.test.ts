@@ -135,6 +135,7 @@ describe("properties", () => {
         retry: { max: 3, baseMs: 50, maxMs: 1000, budget: 0.2 },
         cache: { ttlMs: 1000, scope: "tenant" },
         collapse: true,
+        deny: ["(?i)secret"],
         health: { failures: 3, ejectMs: 1000, maxEjectMs: 30_000 },
       },
       { name: "b", backend: { kind: "simulated", workers: 2, baseMs: 1, jitter: 0.5, seed: 7 } },

@@ -1,5 +1,6 @@
 /**
- * What the tests need beside Node: a real Python 3, for the python backend, and a real Redis, for its engine.
+ * What the tests need beside Node: a real Python 3, for the python backend, a real Redis, for its engine, and
+ * OpenSSL, to make certificates.
  *
  * Installed from Debian's packages where it is missing and that is possible; otherwise a clear failure. Only
  * the programs are wanted: the tests start their own servers on their own ports, and Debian's redis-server
@@ -24,6 +25,11 @@ const NEEDS: readonly Need[] = [
     command: "redis-server",
     debianPackage: "redis-server",
     what: "the Redis engine is tested with real servers",
+  },
+  {
+    command: "openssl",
+    debianPackage: "openssl",
+    what: "TLS is tested with certificates that the tests make",
   },
 ];
 

@@ -20,10 +20,11 @@ const everything = [
 const MAY_IMPORT: Record<string, readonly string[]> = {
   "src/core": [],
   "src/clock.ts": [],
+  "src/certificates.ts": ["src/clock.ts", "src/telemetry/events.ts"],
   "src/telemetry": ["src/core", "src/clock.ts"],
   "src/engine": ["src/core", "src/clock.ts", "src/telemetry/events.ts", "src/redis"],
   "src/redis": ["src/core", "src/clock.ts", "src/telemetry/events.ts"],
-  "src/backend": ["src/core", "src/clock.ts", "src/telemetry/events.ts"],
+  "src/backend": ["src/core", "src/clock.ts", "src/telemetry/events.ts", "src/certificates.ts"],
   "src/dispatch": [
     "src/core",
     "src/clock.ts",
@@ -54,6 +55,7 @@ const MAY_IMPORT: Record<string, readonly string[]> = {
     "src/admission",
     "src/result",
     "type:src/engine/engine.ts",
+    "type:src/certificates.ts",
   ],
   "src/plan": [
     "src/core",

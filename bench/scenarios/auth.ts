@@ -115,6 +115,9 @@ function slice(bench: Bench, { server, kinds }: Side, seconds: number): Promise<
 function report(sides: readonly Side[]): Report {
   const side = (name: string): Side => sides.find((each) => each.name === name)!;
   const rate = (name: string): number => median(side(name).runs.map((run) => run.rate));
+  // Less moved by what else runs on the machine than throughput is.
+  const micros = (name: string): number =>
+    median(side(name).runs.map((run) => (run.serverCpuShare / run.rate) * 1e6));
   const all = sides.flatMap(({ runs }) => runs);
   const errorCount = all.reduce((sum, run) => sum + run.errors, 0);
   return {
@@ -124,6 +127,7 @@ function report(sides: readonly Side[]): Report {
       ...["none", "API key", "token"].map((name) =>
         figure(`${name}, throughput, median`, rate(name), "req/s"),
       ),
+      ...["none", "API key", "token"].map((name) => figure(`${name}, CPU per request`, micros(name), "µs")),
       figure("ferry CPU, median", median(all.map((run) => run.serverCpuShare)) * 100, "%"),
       figure("generator CPU, highest", Math.max(...all.map((run) => run.cpuShare)) * 100, "%"),
       figure("errors", errorCount, "count", "<=", 0),

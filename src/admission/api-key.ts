@@ -19,6 +19,9 @@ const ID_LENGTH = 12;
 const SECRET_LENGTH = 28;
 const CRC_LENGTH = 6;
 const DIGITS = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz";
+/** Digit by character code, to read a checksum without making a text. */
+const VALUES = new Uint8Array(128);
+for (let value = 0; value < DIGITS.length; value++) VALUES[DIGITS.charCodeAt(value)] = value;
 const CRC_AT = KEY_PREFIX.length + ID_LENGTH + SECRET_LENGTH;
 /** 4 × 62: a byte below this gives every digit with the same chance; others are thrown away. */
 const FAIR_BYTES = 248;
@@ -40,7 +43,9 @@ export function newApiKey(random: (bytes: number) => Uint8Array): string {
 /** The id of a key that is whole; undefined for anything else. */
 export function readApiKey(text: string): string | undefined {
   if (text.length !== KEY_LENGTH || !SHAPE.test(text)) return undefined;
-  if (checksum(text.slice(0, CRC_AT)) !== text.slice(CRC_AT)) return undefined;
+  let sum = 0;
+  for (let at = CRC_AT; at < KEY_LENGTH; at++) sum = sum * 62 + VALUES[text.charCodeAt(at)]!;
+  if (crc32(text.slice(0, CRC_AT)) !== sum) return undefined;
   return text.slice(KEY_PREFIX.length, KEY_PREFIX.length + ID_LENGTH);
 }
 

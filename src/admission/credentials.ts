@@ -48,6 +48,7 @@ interface Proven {
 /** Compared with where there is nothing to compare with. */
 const NO_DIGEST = Buffer.alloc(32);
 const NO_BYTES = Buffer.alloc(KEY_LENGTH);
+const USUAL = "Bearer ";
 const BEARER = /^Bearer +([^\s]+) *$/i;
 
 export class Credentials {
@@ -113,7 +114,9 @@ export class Credentials {
 /** The one credential that was sent. */
 function shownBy(authorization: string | undefined, apiKey: string | undefined): string | undefined {
   if (authorization === undefined) return apiKey;
-  const bearer = BEARER.exec(authorization)?.[1];
+  // What almost everybody writes needs no match.
+  const usual = authorization.startsWith(USUAL) && !authorization.includes(" ", USUAL.length);
+  const bearer = usual ? authorization.slice(USUAL.length) : BEARER.exec(authorization)?.[1];
   return apiKey === undefined || apiKey === bearer ? bearer : undefined;
 }
 

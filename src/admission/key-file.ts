@@ -209,5 +209,8 @@ async function syncFolder(path: string): Promise<void> {
 }
 
 function cannot(what: string, path: string, error: unknown): Error {
-  return new Error(`cannot ${what} ${path}: ${reasonOf(error)}`, { cause: error });
+  const { code } = error as NodeJS.ErrnoException;
+  const noFolder = what === "write" && code === "ENOENT";
+  const why = noFolder ? "there is no such folder; make it first" : reasonOf(error);
+  return new Error(`cannot ${what} ${path}: ${why}`, { cause: error });
 }

@@ -88,7 +88,7 @@ export async function readText(path: string): Promise<string> {
 
 export function reasonOf(error: unknown): string {
   const { code, message } = error as NodeJS.ErrnoException;
-  if (code === "EACCES" || code === "EPERM") return "it may not be read; check its owner and permissions";
+  if (code === "EACCES" || code === "EPERM") return "not allowed; check its owner and permissions";
   if (code === "ENOENT" || code === "ENOTDIR") return "there is no such file";
   return code ?? message;
 }

@@ -17,7 +17,9 @@
  *                nobody    the batch never reached it (refused connection, still restarting); the
  *                          attempt does not count.
  *
- * A reply's `message` is for operators and for the error a client sees: one line, no stack, no secret.
+ * A reply's `message` is for the dead letter and for the error a client sees: one line, no stack, no secret.
+ * It may quote the worker, and a worker may quote an input; so what is logged is `brief`, the same in our words
+ * alone, which is left out where the message quotes nobody.
  */
 import type { Json } from "../core/task.ts";
 
@@ -36,9 +38,28 @@ export interface Batch {
 export type Reply =
   | { readonly kind: "answered"; readonly outputs: ReadonlyMap<string, Json> }
   | { readonly kind: "rejected"; readonly message: string }
-  | { readonly kind: "unusable"; readonly message: string }
-  | { readonly kind: "busy"; readonly message: string; readonly retryAfterMs: number }
-  | { readonly kind: "failed"; readonly message: string; readonly blame: "worker" | "batch" | "nobody" };
+  | { readonly kind: "unusable"; readonly message: string; readonly brief?: string }
+  | {
+      readonly kind: "busy";
+      readonly message: string;
+      readonly brief?: string;
+      readonly retryAfterMs: number;
+    }
+  | {
+      readonly kind: "failed";
+      readonly message: string;
+      readonly brief?: string;
+      readonly blame: "worker" | "batch" | "nobody";
+    };
+
+/** What a worker says about itself when it is asked. */
+export interface WorkerHealth {
+  readonly well: boolean;
+  /** What is wrong, for operators; "" while it is well. */
+  readonly why: string;
+  /** When `well` became so. */
+  readonly since: number;
+}
 
 export interface Worker {
   /** Unique in its model, stable over restarts; what people see. */
@@ -50,8 +71,18 @@ export interface Worker {
   run(batch: Batch, signal: AbortSignal): Promise<Reply>;
   /** How full the worker last said it is, 0 to 1, and when; undefined where it never says. */
   readonly load?: { readonly share: number; readonly at: number } | undefined;
-  /** Asks whether the worker is well, where its protocol has a way to ask. Never throws. */
-  probe?(signal: AbortSignal): Promise<boolean>;
+  /**
+   * How it answers when it is asked in between; undefined where it is not asked, and until it has answered.
+   * While it is not well it should get no new batch. That it is well does not make up for failed batches.
+   */
+  readonly health?: WorkerHealth | undefined;
+  /** Called when `health.well` changed. One listener: whoever gives it batches. */
+  onHealth?: (() => void) | undefined;
+  /**
+   * Asks whether the worker is well, where its protocol has a way to ask. Never throws. Undefined also while
+   * the answer would prove nothing: a worker that answers questions but failed its last batch.
+   */
+  readonly probe?: ((signal: AbortSignal) => Promise<boolean>) | undefined;
 }
 
 export interface Backend {

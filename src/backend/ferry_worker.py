@@ -165,7 +165,7 @@ def answer(function, text, max_reply_bytes):
     except Refused as error:
         return REJECTED, encoded(str(error))
     except BaseException as error:  # SystemExit and KeyboardInterrupt too: they are this batch's, not ours.
-        print_error(error)
+        print_place(error)
         if broken_for_good(error):
             os._exit(1)
         return REJECTED, encoded(in_words(error))
@@ -240,6 +240,18 @@ def print_error(error):
         # Without the frame of this file: the user's own code is what can be mended.
         trace = error.__traceback__ and error.__traceback__.tb_next
         traceback.print_exception(type(error), error, trace)
+    except Exception:
+        pass
+
+
+def print_place(error):
+    """Where it was raised, without its message: that may quote an input, and its caller gets it."""
+    try:
+        trace = error.__traceback__ and error.__traceback__.tb_next
+        name = type(error).__name__
+        place = "".join(traceback.format_tb(trace))
+        sys.stderr.write("Traceback (most recent call last):\n%s%s: its message is in the answer\n" % (place, name))
+        sys.stderr.flush()
     except Exception:
         pass
 

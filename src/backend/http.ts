@@ -11,7 +11,7 @@
  *   401, 403, 404, 405, 407    `failed`, blame worker: a wrong URL or credential is not about one input
  *   408, 3xx, 5xx              `failed`, blame worker; redirects are never followed
  *   any other 4xx              `rejected`
- *   no connection              `failed`, blame nobody
+ *   no connection              `failed`, blame nobody; also when TLS cannot be agreed on (`worker-tls.ts`)
  *   connection lost            `failed`, blame batch, once the request was written; also in mid-reply
  *
  * Each worker has one connection, kept alive between batches. Whatever does not end with a complete
@@ -19,25 +19,37 @@
  * a fresh one and can never read the tail of another. The caller's signal is the only clock of a call;
  * a worker that drips a byte a second is aborted like one that hangs.
  *
- * `start` does not ask the workers anything: the protocol has no health route, and a worker that is down
- * at boot may come up later.
+ * Any reply may carry `x-ferry-load`, how full the worker is. `start` does not wait for workers: one that is
+ * down at boot may come up later. Where there is a `healthPath` it begins to ask them (`worker-health.ts`).
  */
 import assert from "node:assert/strict";
 import { isUtf8 } from "node:buffer";
 import { Client, type Dispatcher, errors } from "undici";
 import type { Clock } from "../clock.ts";
 import { splitField } from "../core/json-split.ts";
-import type { Backend, Batch, Reply, Worker } from "./backend.ts";
+import type { Events } from "../telemetry/events.ts";
+import type { Backend, Batch, Reply, Worker, WorkerHealth } from "./backend.ts";
 import { failed, match, quote, rejected, requestText, unusable } from "./match.ts";
+import { headerLoad, type HealthRules, HealthQuestions } from "./worker-health.ts";
+import { CONNECT_TIMEOUT_MS, tlsTrouble, WorkerTls, type WorkerTlsOptions } from "./worker-tls.ts";
 
 export interface HttpOptions {
   /** Full endpoint URLs. */
   readonly workers: readonly string[];
   readonly maxReplyBytes: number;
+  /** Left out: workers are not asked how they are. */
+  readonly healthPath?: string;
+  readonly health: HealthRules;
+  readonly tls: WorkerTlsOptions;
 }
 
-/** Room for one lost SYN; a worker on the same network answers in a millisecond or not at all. */
-const CONNECT_TIMEOUT_MS = 2_000;
+/** Whose backend it is, and what it lives by. */
+export interface HttpAround {
+  readonly model: string;
+  readonly clock: Clock;
+  readonly events: Events;
+}
+
 /**
  * Shorter than the idle timeout of common servers (gunicorn 2 s, uvicorn and Node 5 s), so that a batch
  * is not written to a connection that the worker is about to close. A server's own hint comes first.
@@ -51,18 +63,23 @@ const MAX_RETRY_AFTER_MS = 30_000;
 
 export class HttpBackend implements Backend {
   readonly workers: readonly HttpWorker[];
+  readonly #tls: WorkerTls;
 
-  constructor(options: HttpOptions, clock: Clock) {
+  constructor(options: HttpOptions, { model, clock, events }: HttpAround) {
     const urls = options.workers.map((worker) => new URL(worker));
     const names = workerNames(urls);
-    this.workers = urls.map((url, index) => new HttpWorker(names[index]!, url, options.maxReplyBytes, clock));
+    const tls = new WorkerTls(`model ${model}: backend.tls`, options.tls, clock, events);
+    this.#tls = tls;
+    this.workers = urls.map((url, index) => new HttpWorker(names[index]!, url, options, tls, clock));
   }
 
-  start(): Promise<void> {
-    return Promise.resolve();
+  async start(): Promise<void> {
+    await this.#tls.start();
+    for (const worker of this.workers) worker.start();
   }
 
   async stop(): Promise<void> {
+    this.#tls.stop();
     await Promise.all(this.workers.map((worker) => worker.stop()));
   }
 }
@@ -73,19 +90,49 @@ class HttpWorker implements Worker {
   readonly #path: string;
   readonly #headers: Record<string, string>;
   readonly #maxReplyBytes: number;
+  readonly #tls: WorkerTls;
   readonly #clock: Clock;
+  readonly #questions: HealthQuestions | undefined;
   /** The worker's one connection; undefined until the first batch and after each broken exchange. */
   #client: Client | undefined;
+  /** Of the certificates with which it was made. */
+  #version = 0;
   #exchange: Exchange | undefined;
+  #reached = true;
   #stopped = false;
+  load: Worker["load"];
 
-  constructor(name: string, url: URL, maxReplyBytes: number, clock: Clock) {
+  constructor(name: string, url: URL, options: HttpOptions, tls: WorkerTls, clock: Clock) {
+    const { maxReplyBytes, healthPath, health } = options;
     this.name = name;
     this.#url = url;
     this.#path = url.pathname + url.search;
     this.#headers = { "content-type": "application/json", accept: "application/json", ...basicAuth(url) };
     this.#maxReplyBytes = maxReplyBytes;
+    this.#tls = tls;
     this.#clock = clock;
+    if (healthPath === undefined) return;
+    const headers = { accept: "application/json", ...basicAuth(url) };
+    const place = { path: healthPath, headers, client: () => this.#connect() };
+    this.#questions = new HealthQuestions(place, health, clock, (share) => this.#heardLoad(share));
+  }
+
+  start(): void {
+    this.#questions?.start();
+  }
+
+  get health(): WorkerHealth | undefined {
+    return this.#questions?.health;
+  }
+
+  set onHealth(changed: (() => void) | undefined) {
+    if (this.#questions !== undefined) this.#questions.onChange = changed;
+  }
+
+  /** Only of use after it could not be reached: that it answers questions does not mean that it runs batches. */
+  get probe(): Worker["probe"] {
+    const questions = this.#questions;
+    return questions === undefined || this.#reached ? undefined : (signal) => questions.ask(signal);
   }
 
   run(batch: Batch, signal: AbortSignal): Promise<Reply> {
@@ -93,12 +140,15 @@ class HttpWorker implements Worker {
     if (this.#stopped) return Promise.resolve(failed("worker was stopped", "nobody"));
     assert(this.#exchange === undefined, "a worker runs one batch at a time");
     return new Promise((resolve) => {
+      if (this.#version !== this.#tls.version) this.#disconnect();
+      this.#version = this.#tls.version;
       const client = (this.#client ??= this.#connect());
       const abort = (): void => exchange.abort();
       const exchange = new Exchange(batch, this.#maxReplyBytes, this.#clock, (reply, intact) => {
         signal.removeEventListener("abort", abort);
         this.#exchange = undefined;
         if (!intact) this.#disconnect();
+        this.#noteReply(reply, exchange.load);
         resolve(reply);
       });
       this.#exchange = exchange;
@@ -112,16 +162,29 @@ class HttpWorker implements Worker {
 
   async stop(): Promise<void> {
     this.#stopped = true;
+    this.#questions?.stop();
     const client = this.#client;
     this.#exchange?.finish(failed("worker was stopped", "nobody"), false);
     await client?.destroy();
   }
 
+  #noteReply(reply: Reply, load: number | undefined): void {
+    this.#reached = reply.kind !== "failed" || reply.blame !== "nobody";
+    if (reply.kind !== "failed") this.#questions?.answered();
+    if (load !== undefined) this.#heardLoad(load);
+  }
+
+  #heardLoad(share: number): void {
+    this.load = { share, at: this.#clock.now() };
+  }
+
   #connect(): Client {
+    const https = this.#url.protocol === "https:";
     return new Client(this.#url.origin, {
       pipelining: 1,
       // HTTP/2 would share one connection between an aborted exchange and the next.
       allowH2: false,
+      ...(https && { connect: this.#tls.connector(CONNECT_TIMEOUT_MS) }),
       connectTimeout: CONNECT_TIMEOUT_MS,
       keepAliveTimeout: IDLE_CONNECTION_MS,
       headersTimeout: 0,
@@ -148,6 +211,8 @@ class Exchange implements Dispatcher.DispatchHandler {
   #status = 0;
   #headers: Headers = {};
   #bytes = 0;
+  /** How full the worker says it is. */
+  load: number | undefined;
 
   constructor(batch: Batch, maxReplyBytes: number, clock: Clock, done: Exchange["finish"]) {
     this.#batch = batch;
@@ -177,6 +242,7 @@ class Exchange implements Dispatcher.DispatchHandler {
     if (status < 200) return; // "103 Early Hints" and the like come before the answer.
     this.#status = status;
     this.#headers = headers;
+    this.load = headerLoad(headers);
     if (this.#isAnswer() && Number(first(headers["content-length"])) > this.#maxReplyBytes) this.#tooLarge();
   }
 
@@ -195,7 +261,9 @@ class Exchange implements Dispatcher.DispatchHandler {
 
   onResponseError(_controller: unknown, error: Error): void {
     const code = "code" in error ? String(error.code) : "";
-    if (error instanceof errors.HTTPParserError) {
+    const tls = tlsTrouble(error);
+    if (tls !== undefined && (tls.final || !this.#sent)) this.finish(failed(tls.message, "nobody"), false);
+    else if (error instanceof errors.HTTPParserError) {
       this.finish(failed("worker does not speak HTTP/1.1 at this URL", "worker"), false);
     } else if (this.#sent) {
       const when = this.#status === 0 ? "before it answered" : "in the middle of its reply";
@@ -220,7 +288,8 @@ class Exchange implements Dispatcher.DispatchHandler {
       JSON.parse(text);
     } catch (error) {
       const type = first(this.#headers["content-type"]) ?? "no content type";
-      return unusable(`worker's reply is not JSON (${quote(type, 60)}): ${quote((error as Error).message)}`);
+      const brief = "worker's reply is not JSON";
+      return unusable(`${brief} (${quote(type, 60)}): ${quote((error as Error).message)}`, brief);
     }
     const { elements, flaw } = splitField(text, "outputs");
     return flaw === undefined
@@ -231,7 +300,8 @@ class Exchange implements Dispatcher.DispatchHandler {
   #refusal(): Reply {
     const status = this.#status;
     const words = quote(Buffer.concat(this.#chunks).toString("utf8"));
-    const message = words === "" ? `worker answered ${status}` : `worker answered ${status}: ${words}`;
+    const brief = `worker answered ${status}`;
+    const message = words === "" ? brief : `${brief}: ${words}`;
     if (status < 400) {
       return failed(
         `worker answered ${status}; redirects are not followed, configure the final URL`,
@@ -239,13 +309,17 @@ class Exchange implements Dispatcher.DispatchHandler {
       );
     }
     if (status === 429 || status === 503) {
-      return { kind: "busy", message, retryAfterMs: retryAfterMs(this.#headers, this.#clock.now()) };
+      return { kind: "busy", message, brief, retryAfterMs: retryAfterMs(this.#headers, this.#clock.now()) };
     }
     if (status === 401 || status === 403 || status === 407) {
-      return failed(`${message} (check the worker's URL and credentials)`, "worker");
+      const advice = "(check the worker's URL and credentials)";
+      return failed(`${message} ${advice}`, "worker", `${brief} ${advice}`);
     }
-    if (status === 404 || status === 405) return failed(`${message} (check the worker's URL)`, "worker");
-    return status === 408 || status >= 500 ? failed(message, "worker") : rejected(message);
+    if (status === 404 || status === 405) {
+      const advice = "(check the worker's URL)";
+      return failed(`${message} ${advice}`, "worker", `${brief} ${advice}`);
+    }
+    return status === 408 || status >= 500 ? failed(message, "worker", brief) : rejected(message);
   }
 }
 

@@ -32,17 +32,20 @@ export function match(batch: Batch, texts: readonly Json[]): Reply {
 
 type Blame = Extract<Reply, { kind: "failed" }>["blame"];
 
-export function unusable(message: string): Reply {
-  return { kind: "unusable", message };
+export function unusable(message: string, brief?: string): Reply {
+  return { kind: "unusable", message, ...(brief !== undefined && { brief }) };
 }
 
 export function rejected(message: string): Reply {
   return { kind: "rejected", message };
 }
 
-export function failed(message: string, blame: Blame): Reply {
-  return { kind: "failed", message, blame };
+export function failed(message: string, blame: Blame, brief?: string): Reply {
+  return { kind: "failed", message, blame, ...(brief !== undefined && { brief }) };
 }
+
+/** In our own words, for outputs that the function's own side could not write. */
+export const BAD_OUTPUTS = "worker's outputs cannot be written as JSON";
 
 export const MAX_QUOTE_CHARS = 200;
 

@@ -61,7 +61,7 @@ async function answer(run: BatchFunction, call: ThreadCall): Promise<ThreadRepor
     const parameters = call.parameters === "" ? {} : (JSON.parse(call.parameters) as Record<string, unknown>);
     result = await run(JSON.parse(call.inputs) as unknown[], { parameters });
   } catch (error) {
-    printError(error);
+    printPlace(error);
     return { kind: "rejected", number, message: inWords(error) };
   }
   try {
@@ -120,6 +120,13 @@ function named(value: unknown): string {
 /** With its stack, where the user's own prints go too. */
 function printError(error: unknown): void {
   process.stderr.write(`${inspect(error)}\n`);
+}
+
+/** Where it was thrown, without its message: that may quote an input, and its caller gets it. */
+function printPlace(error: unknown): void {
+  const [name, stack] = error instanceof Error ? [error.name, error.stack ?? ""] : ["something", ""];
+  const frames = stack.split("\n").filter((line) => /^ {4}at /.test(line));
+  process.stderr.write(`${name} was thrown; its message is in the answer\n${frames.join("\n")}\n`);
 }
 
 function inWords(error: unknown): string {

@@ -12,7 +12,7 @@
 import { Worker as Thread } from "node:worker_threads";
 import type { Backend, Batch, Reply } from "./backend.ts";
 import { printLines } from "./lines.ts";
-import { match, quote, rejected, unusable } from "./match.ts";
+import { BAD_OUTPUTS, match, quote, rejected, unusable } from "./match.ts";
 import type { ThreadCall, ThreadReport, ThreadFunction } from "./module-worker.ts";
 import { type Child, RestartingWorker, type Surroundings, startAll, stopAll } from "./restart.ts";
 
@@ -55,6 +55,7 @@ class ModuleChild implements Child {
   readonly #loaded = Promise.withResolvers<void>();
   readonly ready = this.#loaded.promise;
   readonly gone: Promise<string>;
+  lastWords: string | undefined;
   readonly #thread: Thread;
   #number = 0;
   #running: { readonly batch: Batch; readonly answer: (reply: Reply) => void } | undefined;
@@ -66,7 +67,11 @@ class ModuleChild implements Child {
     this.#thread.on("message", (report: ThreadReport) => this.#hear(report));
     this.gone = new Promise((resolve) => {
       let died: string | undefined;
-      this.#thread.on("error", (error) => (died = `died: ${quote(String(error))}`));
+      this.#thread.on("error", (error: unknown) => {
+        const named = error instanceof Error;
+        died = `died of ${named ? quote(error.name, 60) : "something that is no Error"}`;
+        this.lastWords = quote(named ? error.message : String(error));
+      });
       this.#thread.on("exit", (code) => {
         const how = died ?? `ended with exit code ${code}`;
         this.#loaded.reject(new Error(`${name} ${how} before it was ready`));
@@ -102,7 +107,7 @@ class ModuleChild implements Child {
     this.#running = undefined;
     if (report.kind === "outputs") running.answer(match(running.batch, report.outputs));
     else if (report.kind === "rejected") running.answer(rejected(quote(report.message)));
-    else running.answer(unusable(quote(report.message)));
+    else running.answer(unusable(quote(report.message), BAD_OUTPUTS));
   }
 }
 

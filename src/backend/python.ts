@@ -26,7 +26,7 @@ import type { Readable, Writable } from "node:stream";
 import { fileURLToPath } from "node:url";
 import type { Backend, Batch, Reply } from "./backend.ts";
 import { printLines } from "./lines.ts";
-import { match, quote, rejected, requestText, unusable } from "./match.ts";
+import { BAD_OUTPUTS, match, quote, rejected, requestText, unusable } from "./match.ts";
 import { type Child, RestartingWorker, type Surroundings, startAll, stopAll } from "./restart.ts";
 
 export interface PythonOptions {
@@ -256,7 +256,7 @@ class FrameReader {
 /** The reply in a frame's payload, after its number; undefined when it cannot be read. */
 function readReply(batch: Batch, kind: number, payload: Buffer): Reply | undefined {
   if (kind === REJECTED) return rejected(quote(payload.toString("utf8", NUMBER_BYTES)));
-  if (kind === UNUSABLE) return unusable(quote(payload.toString("utf8", NUMBER_BYTES)));
+  if (kind === UNUSABLE) return unusable(quote(payload.toString("utf8", NUMBER_BYTES)), BAD_OUTPUTS);
   if (kind !== OUTPUTS || payload.length < 8) return undefined;
   const count = payload.readUInt32LE(4);
   let at = 8 + 4 * count;

@@ -23,6 +23,8 @@ export interface Child {
   readonly ready: Promise<void>;
   /** Resolves once it has ended, with how in words ("was killed by SIGSEGV"). Never rejects. */
   readonly gone: Promise<string>;
+  /** What its own code said as it died; known once it is gone. May quote an input, so it is never logged. */
+  readonly lastWords?: string | undefined;
   /** Hands it a batch; `answer` is called once, or never if it ends first. */
   run(batch: Batch, answer: (reply: Reply) => void): void;
   /** Asks it to end after what it is doing. */
@@ -158,9 +160,7 @@ export class RestartingWorker implements Worker {
       const how = await child.gone;
       this.#ready = undefined;
       this.#child = undefined;
-      this.#finish?.(
-        this.#stopped ? failed(`${this.name} was stopped`, "nobody") : failed(`${this.name} ${how}`, "batch"),
-      );
+      this.#finish?.(this.#stopped ? failed(`${this.name} was stopped`, "nobody") : this.#death(child, how));
       if (this.#stopped || (first && flaw !== undefined)) {
         neverStarted(flaw ?? new Error(`${this.name} was stopped`));
         return;
@@ -168,6 +168,13 @@ export class RestartingWorker implements Worker {
       await this.#wait(flaw === undefined ? how : `cannot start: ${flaw.message}`);
       if (this.#stopped) return;
     }
+  }
+
+  #death({ lastWords }: Child, how: string): Reply {
+    const brief = `${this.name} ${how}`;
+    return lastWords === undefined
+      ? failed(brief, "batch")
+      : failed(`${brief}: ${lastWords}`, "batch", brief);
   }
 
   /** Starting one can fail on the spot (no memory, no file descriptors); that is a death like any other. */

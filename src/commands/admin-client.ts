@@ -4,7 +4,14 @@
  * Every failure becomes a `Failure` with one line that says what to do. The answer comes from another
  * process, so nothing about its shape is taken for granted. Redirects are not followed: they would
  * carry the token to somebody else.
+ *
+ * An https listener is one of ours if it shows the certificate that `tls.certFile` names, whatever name is in
+ * it: the config says `127.0.0.1`, certificates rarely do. Any other must be signed by it or by the usual
+ * authorities, for the host in the URL.
  */
+import { X509Certificate } from "node:crypto";
+import { readFile } from "node:fs/promises";
+import { checkServerIdentity, getCACertificates } from "node:tls";
 import { printable } from "../terminal.ts";
 import { Failure } from "./command.ts";
 
@@ -20,6 +27,11 @@ export interface DeadLetterRow {
   readonly raw: object;
 }
 
+interface Answer {
+  readonly status: number;
+  readonly text: string;
+}
+
 type JsonObject = { readonly [name: string]: unknown };
 
 const timeoutMs = 10_000;
@@ -28,12 +40,14 @@ export class AdminClient {
   readonly #base: string;
   readonly #token: string | undefined;
   readonly #doing: string;
+  readonly #certFile: string | undefined;
 
-  /** `doing` begins every error line: "dead list". */
-  constructor(base: string, token: string | undefined, doing: string) {
+  /** `doing` begins every error line: "dead list". `certFile` is the certificate of the config, if it has one. */
+  constructor(base: string, token: string | undefined, doing: string, certFile?: string) {
     this.#base = base;
     this.#token = token;
     this.#doing = doing;
+    this.#certFile = certFile;
   }
 
   async list(): Promise<DeadLetterRow[]> {
@@ -80,23 +94,63 @@ export class AdminClient {
     const url = `${this.#base}/internal/dead-letters${path}`;
     const headers: Record<string, string> = { accept: "application/json" };
     if (this.#token !== undefined) headers["authorization"] = `Bearer ${this.#token}`;
-    let response: Response;
-    let text: string;
+    let answer: Answer;
     try {
-      const signal = AbortSignal.timeout(timeoutMs);
-      response = await fetch(url, { method, headers, redirect: "error", signal });
-      text = await response.text();
+      answer = await this.#fetch(method, url, headers);
     } catch (error) {
-      throw this.#unreachable(error as Error);
+      throw error instanceof Failure ? error : this.#unreachable(error as Error);
     }
+    const { status, text } = answer;
     const body = parseObject(text);
-    if (expected.includes(response.status)) {
+    if (expected.includes(status)) {
       if (text !== "" && body === undefined) throw this.#notFerry();
-      return { status: response.status, body: body ?? {} };
+      return { status, body: body ?? {} };
     }
-    if (response.status === 401 || response.status === 403) throw this.#refused();
+    if (status === 401 || status === 403) throw this.#refused();
     const why = textOf(body?.["message"]);
-    throw this.#failure(`answered ${response.status}${why === "" ? "" : `: ${why}`}`);
+    throw this.#failure(`answered ${status}${why === "" ? "" : `: ${why}`}`);
+  }
+
+  async #fetch(method: string, url: string, headers: Record<string, string>): Promise<Answer> {
+    const signal = AbortSignal.timeout(timeoutMs);
+    const wishes = { method, headers, redirect: "error", signal } as const;
+    if (!url.startsWith("https:")) {
+      const response = await fetch(url, wishes);
+      return { status: response.status, text: await response.text() };
+    }
+    const { Agent, fetch: fetchThrough } = await import("undici");
+    const dispatcher = new Agent({ connect: await this.#trust() });
+    try {
+      const response = await fetchThrough(url, { ...wishes, dispatcher });
+      return { status: response.status, text: await response.text() };
+    } finally {
+      await dispatcher.destroy();
+    }
+  }
+
+  /** Whom we believe to be the listener; never everybody. */
+  async #trust() {
+    const always = { rejectUnauthorized: true, minVersion: "TLSv1.2" } as const;
+    if (this.#certFile === undefined) return always;
+    const { own, fingerprint256 } = await this.#ownCertificate(this.#certFile);
+    return {
+      ...always,
+      ca: [own, ...getCACertificates("default")],
+      // The file's first certificate is trusted for itself, though another signed it.
+      allowPartialTrustChain: true,
+      checkServerIdentity: (host: string, peer: Parameters<typeof checkServerIdentity>[1]) =>
+        peer.fingerprint256 === fingerprint256 ? undefined : checkServerIdentity(host, peer),
+    };
+  }
+
+  async #ownCertificate(certFile: string): Promise<{ own: string; fingerprint256: string }> {
+    try {
+      const own = await readFile(certFile, "latin1");
+      return { own, fingerprint256: new X509Certificate(own).fingerprint256 };
+    } catch (error) {
+      const why = (error as NodeJS.ErrnoException).code ?? (error as Error).message;
+      throw new Failure(printable(`${this.#doing}: tls.certFile ${certFile} cannot be read (${why})`));
+    }
   }
 
   #failure(what: string): Failure {
@@ -115,6 +169,15 @@ export class AdminClient {
     const cause = error.cause as NodeJS.ErrnoException | undefined;
     if (cause?.code === "ECONNREFUSED")
       return this.#failure("refused the connection; is ferry serve running?");
+    const code = cause?.code ?? (error as NodeJS.ErrnoException).code ?? "";
+    if (code === "CERT_HAS_EXPIRED") return this.#failure("shows a certificate that has expired; renew it");
+    if (/CERT|SIGNATURE|ISSUER|ALTNAME/.test(code)) {
+      const which = this.#certFile === undefined ? "" : ", and it is not the one of tls.certFile";
+      return this.#failure(`shows a certificate that cannot be trusted (${code})${which}`);
+    }
+    if (code.startsWith("ERR_SSL_")) return this.#failure(`does not speak TLS (${code}); check admin.tls`);
+    if (code === "UND_ERR_SOCKET")
+      return this.#failure("closed the connection; does it speak TLS? Check admin.tls");
     if (error.name === "TimeoutError") return this.#failure(`did not answer in ${timeoutMs / 1000} s`);
     return this.#failure(`cannot be reached (${cause?.code ?? cause?.message ?? error.message})`);
   }

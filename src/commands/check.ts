@@ -1,6 +1,7 @@
 /**
- * `ferry check`: reads a config file and says everything that is wrong with it. Starts nothing, and calls
- * nobody unless `--probe` is given: then Redis is asked what `ferry serve` would ask it at its start.
+ * `ferry check`: reads a config file, and the certificates that it names, and says everything that is wrong.
+ * Starts nothing, and calls nobody unless `--probe` is given: then Redis is asked what `ferry serve` would ask
+ * it at its start, and a connection to each http worker is tried.
  */
 import { capacityPerSecond, count, countWorkers, plural } from "../banner.ts";
 import { SystemClock } from "../clock.ts";
@@ -8,6 +9,7 @@ import { formatProblems, loadConfig } from "../config-load.ts";
 import type { Config, Problem } from "../config.ts";
 import type { Probe } from "../redis/probe.ts";
 import { printable } from "../terminal.ts";
+import { checkTlsFiles, probeWorkers } from "./check-tls.ts";
 import { expectNoWords, type Call, type Command, type Console } from "./command.ts";
 import { defaultFile } from "./config-file.ts";
 
@@ -18,12 +20,12 @@ export const check: Command = {
     { line: "ferry check -c ferry.yaml", doc: "every mistake at once, with its line" },
     {
       line: "ferry check -c ferry.yaml --probe --json",
-      doc: "also how Redis is set up; one object, for scripts",
+      doc: "also how Redis is set up and whether workers are there; one object, for scripts",
     },
   ],
   flags: {
     config: { type: "string", short: "c", value: "FILE", doc: "the config file; default ./ferry.yaml" },
-    probe: { type: "boolean", doc: "with engine.kind redis: connect, and check how it is set up" },
+    probe: { type: "boolean", doc: "connect to Redis and to http workers, and check how they are set up" },
     json: { type: "boolean", doc: "one JSON object on stdout" },
   },
 
@@ -34,8 +36,22 @@ export const check: Command = {
     const probe = call.is("probe") ? await probeEngine(loaded.config) : undefined;
     const { config } = loaded;
     const keys = await checkKeys(file, config);
-    const problems = [...(loaded.problems ?? []), ...keys.problems, ...found(file, config, probe?.refuse)];
-    const warnings = [...loaded.warnings, ...keys.warnings, ...found(file, config, probe?.warn)];
+    const workers = call.is("probe") ? await probeWorkers(config) : undefined;
+    const tls = [...(await checkTlsFiles(config)), ...(workers?.findings ?? [])];
+    const about = (problem: boolean): Problem[] =>
+      tls.filter((each) => each.problem === problem).map(({ path, message }) => ({ file, path, message }));
+    const problems = [
+      ...(loaded.problems ?? []),
+      ...keys.problems,
+      ...found(file, config, probe?.refuse),
+      ...about(true),
+    ];
+    const warnings = [
+      ...loaded.warnings,
+      ...keys.warnings,
+      ...found(file, config, probe?.warn),
+      ...about(false),
+    ];
     const valid = problems.length === 0;
     if (call.is("json")) {
       const facts = config === undefined ? {} : factsOf(config);
@@ -52,7 +68,9 @@ export const check: Command = {
     }
     console.out(`${printable(file)} is valid: ${summary(config)}\n`);
     for (const line of serverLines(probe)) console.out(`${line}\n`);
-    if (call.is("probe") && probe === undefined)
+    const { asked = 0, reached = 0 } = workers ?? {};
+    if (asked > 0) console.out(`workers: ${reached} of ${asked} take connections\n`);
+    if (call.is("probe") && probe === undefined && asked === 0)
       console.err("nothing to probe: engine.kind is memory, which needs nobody\n");
     return 0;
   },

@@ -43,9 +43,10 @@ export const dead: Command = {
     }
     const chosen = chooseConfig(call, console, "nothing was done");
     if (chosen === undefined) return 1;
-    const { listen, token } = chosen.config.admin;
-    const base = call.text("admin") === undefined ? urlOf(listen) : parseAdminUrl(call.text("admin")!);
-    const client = new AdminClient(base, token, `dead ${verb}`);
+    const { admin, tls } = chosen.config;
+    const other = call.text("admin");
+    const base = other === undefined ? urlOf(admin.listen, admin.tls) : parseAdminUrl(other);
+    const client = new AdminClient(base, admin.token, `dead ${verb}`, tls?.certFile);
     const now = new SystemClock().now();
     switch (verb) {
       case "list":

@@ -111,6 +111,16 @@ export class SurgeEstimate {
 }
 
 const FILL_WEIGHT = 0.1;
+const HANDOVER_WEIGHT = 0.1;
+
+/** What passes between the choice of a batch and its call: with an engine that is far away, its answer. */
+export class HandoverEstimate {
+  ms = 0;
+
+  learn(ms: number): void {
+    this.ms += HANDOVER_WEIGHT * (ms - this.ms);
+  }
+}
 
 export class FillEstimate {
   readonly #maxBatchSize: number;

@@ -3,7 +3,8 @@
  *
  * `scan` walks a text and notes where each top-level field's value stands, so that an input travels on
  * as the very characters it came in. On the way it finds what `JSON.parse` would let through: nesting
- * that is too deep, `__proto__` keys, duplicate keys, numbers beyond the range of a double, and halves of
+ * that is too deep, objects with so many keys that they would hold up everybody else (100,000 take 100 ms),
+ * `__proto__` keys, duplicate keys, numbers beyond the range of a double, and halves of
  * surrogate pairs. It does not check the grammar; callers run `JSON.parse` for that (in this order: the
  * scan is safe on any text, and the parser need not see a text that is 10,000 arrays deep).
  *
@@ -12,6 +13,8 @@
  */
 
 export const MAX_DEPTH = 64;
+/** Of one object. */
+export const MAX_KEYS = 10_000;
 
 export interface Scan {
   /** Source range of each field of the outermost object; undefined when it is not an object. */
@@ -19,7 +22,7 @@ export interface Scan {
   /** What a parser would let through and Ferry does not; undefined when there is nothing. */
   readonly problem: string | undefined;
   /** Stopped early: the text must not be parsed. */
-  readonly tooDeep: boolean;
+  readonly tooMuch: boolean;
 }
 
 const QUOTE = 0x22;
@@ -39,6 +42,7 @@ class Scanner {
   readonly #text: string;
   #at = 0;
   #problem: string | undefined;
+  #tooMuch: string | undefined;
   /** Where the next backslash stands, so that strings without one are skipped in one leap. */
   #nextBackslash: number;
   /** Per open container: its keys so far for an object (undefined until the first), false for an array. */
@@ -57,7 +61,7 @@ class Scanner {
     let field: string | undefined;
     let fieldStart = 0;
     let outer = false;
-    while (this.#at < text.length) {
+    while (this.#at < text.length && this.#tooMuch === undefined) {
       const code = text.charCodeAt(this.#at);
       if (code === QUOTE) {
         const key = expectKey && open.length > 0 && open[open.length - 1] !== false;
@@ -70,8 +74,7 @@ class Scanner {
         continue;
       }
       if (code === OPEN_BRACE || code === OPEN_BRACKET) {
-        if (open.length === MAX_DEPTH)
-          return { fields: undefined, problem: `nested deeper than ${MAX_DEPTH}`, tooDeep: true };
+        if (open.length === MAX_DEPTH) this.#tooMuch = `the body is nested deeper than ${MAX_DEPTH}`;
         if (open.length === 0) outer = code === OPEN_BRACE;
         open.push(code === OPEN_BRACE ? undefined : false);
         expectKey = code === OPEN_BRACE;
@@ -90,7 +93,8 @@ class Scanner {
       }
       this.#at++;
     }
-    return { fields: outer ? this.#fields : undefined, problem: this.#problem, tooDeep: false };
+    if (this.#tooMuch !== undefined) return { fields: undefined, problem: this.#tooMuch, tooMuch: true };
+    return { fields: outer ? this.#fields : undefined, problem: this.#problem, tooMuch: false };
   }
 
   /** Leaves `#at` after the closing quote; returns the string's value when it is wanted. */
@@ -150,6 +154,7 @@ class Scanner {
     if (keys === false) return;
     if (keys === undefined) this.#open[top] = new Set([key]);
     else if (keys.has(key)) this.#problem ??= `the key ${JSON.stringify(key.slice(0, 64))} stands twice`;
+    else if (keys.size === MAX_KEYS) this.#tooMuch = `an object has more than ${MAX_KEYS} keys; send a list`;
     else keys.add(key);
   }
 }

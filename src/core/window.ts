@@ -29,6 +29,12 @@ export class Window {
     return { allowed, left: Math.max(0, limit - this.#used), resetMs: this.#closesAt - now };
   }
 
+  /** What whoever keeps this window elsewhere says of it. */
+  heard(used: number, closesAt: number): void {
+    this.#used = used;
+    this.#closesAt = closesAt;
+  }
+
   closed(now: number): boolean {
     return now >= this.#closesAt;
   }
@@ -46,14 +52,22 @@ export class Windows {
   }
 
   spend(key: string, limit: number, now: number): Spent {
-    let window = this.#windows.get(key);
-    if (window === undefined || window.closed(now)) {
-      window = new Window();
-      this.#windows.set(key, window);
-      this.#order.push({ key, window });
-      while (this.#order.size > this.#max) this.#dropOldest();
-    }
-    return window.spend(limit, now);
+    const window = this.#windows.get(key);
+    const open = window !== undefined && !window.closed(now);
+    return (open ? window : this.#open(key)).spend(limit, now);
+  }
+
+  /** Goes on from what is kept elsewhere, if that can no longer be asked. */
+  heard(key: string, used: number, closesAt: number): void {
+    (this.#windows.get(key) ?? this.#open(key)).heard(used, closesAt);
+  }
+
+  #open(key: string): Window {
+    const window = new Window();
+    this.#windows.set(key, window);
+    this.#order.push({ key, window });
+    while (this.#order.size > this.#max) this.#dropOldest();
+    return window;
   }
 
   #dropOldest(): void {

@@ -26,6 +26,7 @@ import {
 import type { Task } from "../core/task.ts";
 import type { ClaimedTask, Engine, Lease, Verdict } from "../engine/engine.ts";
 import type { Events } from "../telemetry/events.ts";
+import { brief, type Said } from "./brief.ts";
 import type { Prober } from "./prober.ts";
 import type { Slot, Workers } from "./workers.ts";
 
@@ -163,21 +164,21 @@ export class BatchRun {
         }));
       case "busy":
         this.#slot.circuit.pause(now + reply.retryAfterMs);
-        return this.#settle(riders, () => ({ kind: "retry", at: now, message: reply.message, spared: true }));
+        return this.#settle(riders, () => ({ kind: "retry", at: now, message: brief(reply), spared: true }));
       case "unusable":
-        this.#failed(reply.message, now, false);
-        return this.#retry(riders, reply.message, () => Infinity);
+        this.#failed(brief(reply), now, false);
+        return this.#retry(riders, reply, () => Infinity);
       case "failed":
-        this.#failed(reply.message, now, reply.blame === "nobody");
+        this.#failed(brief(reply), now, reply.blame === "nobody");
         if (reply.blame === "nobody") {
           return this.#settle(riders, () => ({
             kind: "retry",
             at: now,
-            message: reply.message,
+            message: brief(reply),
             spared: true,
           }));
         }
-        return this.#retry(riders, reply.message, (attempt) =>
+        return this.#retry(riders, reply, (attempt) =>
           reply.blame === "batch" ? smallerBatch(riders.length) : smallerBatchAfter(attempt, riders.length),
         );
     }
@@ -189,7 +190,8 @@ export class BatchRun {
   }
 
   /** Tries again later in batches of at most `atMost(attempt)`, or gives up. */
-  async #retry(riders: Rider[], message: string, atMost: (attempt: number) => number): Promise<void> {
+  async #retry(riders: Rider[], why: Said, atMost: (attempt: number) => number): Promise<void> {
+    const message = brief(why);
     const now = this.#parts.clock.now();
     // One roll for the batch: its tasks come back together and fill one batch again.
     const random = this.#parts.random();
@@ -204,7 +206,7 @@ export class BatchRun {
         kind: "dead",
         code,
         message: `${plural(attempt)} failed; it is kept as a dead letter`,
-        detail: message,
+        detail: why.message,
       };
     });
   }
@@ -212,7 +214,7 @@ export class BatchRun {
   /** Not cleared in time: back to the queue, where the attempt counts, and never again in so large a batch. */
   async #putBack(riders: Rider[], batchSize: number): Promise<void> {
     if (riders.length === 0) return;
-    await this.#retry(riders, "a batch-mate was refused", () => smallerBatch(batchSize));
+    await this.#retry(riders, { message: "a batch-mate was refused" }, () => smallerBatch(batchSize));
   }
 
   async #settle(

@@ -7,7 +7,7 @@
  */
 import type { Worker } from "../backend/backend.ts";
 import type { Alarm, Clock } from "../clock.ts";
-import { FillEstimate, RateEstimate } from "../core/estimate.ts";
+import { FillEstimate, HandoverEstimate, RateEstimate } from "../core/estimate.ts";
 import { decide, type Decision, type Limits } from "../core/policy.ts";
 import { RetryBudget, type RetryLimits, smallerBatch } from "../core/retry.ts";
 import type { Horizon } from "../core/shed.ts";
@@ -50,6 +50,7 @@ export class Dispatcher {
   readonly #parts: DispatcherParts;
   readonly #arrivals = new RateEstimate();
   readonly #fill: FillEstimate;
+  readonly #handover = new HandoverEstimate();
   readonly #outlook: Outlook;
   readonly #budget: RetryBudget;
   readonly #prober: Prober;
@@ -69,8 +70,10 @@ export class Dispatcher {
     this.#parts = parts;
     this.workers = new Workers(rules.name, workers, rules.health, parts.events, parts.shared);
     this.#fill = new FillEstimate(rules.limits.maxBatchSize);
-    this.#outlook = new Outlook(this.workers, this.#fill, rules.maxWorkerLoad ?? 1, rules.workerMs);
+    const estimates = { fill: this.#fill, handover: this.#handover };
+    this.#outlook = new Outlook(this.workers, estimates, rules.maxWorkerLoad ?? 1, rules.workerMs);
     this.#budget = new RetryBudget(rules.retry.budget);
+    this.workers.onRecovered = () => this.wake();
     this.#prober = new Prober(parts.clock, (slot) => {
       this.workers.alive(slot);
       this.#pump();
@@ -200,7 +203,8 @@ export class Dispatcher {
     if (!repeats(queue)) this.#budget.first();
     const waiting = total(engine.waiting(name));
     this.workers.noteUsage(now);
-    const held = { ...note, size: max, expectedFreeAt: now + this.workers.service.msFor(max) * slot.ratio };
+    const expectedMs = this.workers.service.msFor(max) * slot.ratio + this.#handover.ms;
+    const held = { ...note, size: max, expectedFreeAt: now + expectedMs };
     slot.batch = held;
     this.#lastStartAt = now;
     this.#outlook.changed();
@@ -217,6 +221,7 @@ export class Dispatcher {
     const run = claim
       .then((lease) => {
         this.#fill.learn(lease.tasks.length, waiting);
+        this.#handover.learn(this.#parts.clock.now() - now);
         return this.#run(slot, lease, oldestWaitMs, free);
       })
       .catch((error: unknown) => this.#broken(error))

@@ -4,7 +4,7 @@
  * It is asked for every request and changes with every batch, so it is kept: drawn anew when a batch started
  * or ended, and otherwise after a millisecond for every 32 workers.
  */
-import type { FillEstimate } from "../core/estimate.ts";
+import type { FillEstimate, HandoverEstimate } from "../core/estimate.ts";
 import type { Horizon } from "../core/shed.ts";
 import type { Workers } from "./workers.ts";
 
@@ -15,14 +15,21 @@ const FIRST_GUESS = 1 / 8;
 export class Outlook {
   readonly #workers: Workers;
   readonly #fill: FillEstimate;
+  readonly #handover: HandoverEstimate;
   readonly #maxLoad: number;
   readonly #firstGuessMs: number;
   #last: Horizon | undefined;
   #lastAt = -Infinity;
 
-  constructor(workers: Workers, fill: FillEstimate, maxLoad: number, workerMs: number) {
+  constructor(
+    workers: Workers,
+    { fill, handover }: { fill: FillEstimate; handover: HandoverEstimate },
+    maxLoad: number,
+    workerMs: number,
+  ) {
     this.#workers = workers;
     this.#fill = fill;
+    this.#handover = handover;
     this.#maxLoad = maxLoad;
     this.#firstGuessMs = workerMs * FIRST_GUESS;
   }
@@ -44,7 +51,8 @@ export class Outlook {
   #draw(now: number): Horizon {
     const { service, slots } = this.#workers;
     const batchSize = Math.max(1, this.#fill.size);
-    const batchMs = service.samples === 0 ? this.#firstGuessMs : service.msFor(batchSize);
+    const serviceMs = service.samples === 0 ? this.#firstGuessMs : service.msFor(batchSize);
+    const batchMs = serviceMs + this.#handover.ms;
     const freeAt: number[] = [];
     let [healthy, idle, overdue, pace, nominalPace] = [0, 0, 0, 0, 0];
     for (const slot of slots) {

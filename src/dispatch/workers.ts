@@ -59,7 +59,12 @@ export class Slot {
   }
 
   healthy(now: number): boolean {
-    return this.held(now) && !this.circuit.down(now) && !this.suspect;
+    return this.held(now) && !this.circuit.down(now) && !this.suspect && this.well;
+  }
+
+  /** It does not say that it is unwell. */
+  get well(): boolean {
+    return this.worker.health?.well !== false;
   }
 
   /** It is well, has proven so, and is not fuller than `maxLoad` by its own account. */
@@ -70,11 +75,12 @@ export class Slot {
   }
 
   free(now: number): boolean {
-    return this.batch === undefined && now >= this.circuit.usableAt && this.held(now) && !this.leaving;
+    if (this.batch !== undefined || this.leaving || !this.held(now)) return false;
+    return now >= this.circuit.usableAt && this.well;
   }
 
   state(now: number): WorkerState {
-    if (this.circuit.down(now) || this.suspect) return "down";
+    if (this.circuit.down(now) || this.suspect || !this.well) return "down";
     if (this.leaving) return "draining";
     return this.batch === undefined ? "idle" : "busy";
   }
@@ -104,6 +110,16 @@ export class Workers {
     this.#model = model;
     this.#events = events;
     this.slots = workers.map((worker) => new Slot(worker, limits, shared));
+    for (const slot of this.slots) slot.worker.onHealth = () => this.#asked(slot);
+  }
+
+  /** Called when a worker says that it is well again. */
+  onRecovered: () => void = () => {};
+
+  #asked(slot: Slot): void {
+    const { well, why } = slot.worker.health!;
+    this.#changed(slot, well ? "idle" : "down", well ? "it says that it is well again" : why);
+    if (well) this.onRecovered();
   }
 
   /** The free worker with the best pace; one that was ejected and is not proven yet comes last. */

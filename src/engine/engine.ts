@@ -14,6 +14,8 @@
  *  - Only the tenant that owns a record can see or end it; to anybody else it does not exist.
  *  - A task lives at the home that its id names (`core/home.ts`). Tasks share work only at the same home, so
  *    whoever makes ids gives those that may share the same one.
+ *  - Inside a tier tenants take turns, as `core/fair.ts` says: one that floods it delays nobody else. An engine
+ *    that many processes share may go by estimates there; its files say how far they are off.
  *  - A lease that runs out is held against its tasks as `core/retry.ts` says: alone, then dead letter.
  *
  * A shared engine may be out of reach: `put`, `cancel` and `outcome` then reject with a `Refusal` that tells
@@ -31,7 +33,10 @@ export interface Sharing {
   readonly cacheTtlMs?: number;
   /** The caller's Idempotency-Key, scoped to its tenant, and a fingerprint of the body it came with. */
   readonly idempotency?: { readonly key: string; readonly fingerprint: string };
-  /** There is no room: answer or join what is there, and otherwise say `full`. */
+  /**
+   * There is no room: answer or join what is there, and otherwise say `full`. Then nothing was written, and
+   * an Idempotency-Key that stood for nothing still does.
+   */
   readonly only?: boolean;
 }
 
@@ -171,9 +176,9 @@ export interface Engine {
   put(task: Task, sharing?: Sharing): Promise<PutReply>;
 
   /**
-   * Moves up to `max` queued tasks under one lease. Tasks past their deadline are settled, not
-   * claimed. An empty lease means that nothing was there. If nobody settles or extends the lease in
-   * time, `reap` puts its tasks back.
+   * Moves up to `max` queued tasks under one lease, tiers and tenants in fair turn. Tasks past their
+   * deadline are settled, not claimed. An empty lease means that nothing was there. If nobody settles or
+   * extends the lease in time, `reap` puts its tasks back.
    */
   claim(request: ClaimRequest): Promise<Lease>;
 

@@ -315,8 +315,8 @@ export class MemoryEngine implements Engine {
     return this.#places.depths(model);
   }
 
-  turn(model: string, tier: number, _tenant: string): number {
-    return this.#places.depths(model)[tier] ?? 0;
+  turn(model: string, tier: number, tenant: string): number {
+    return this.#places.turn(model, tier, tenant);
   }
 
   stats(): EngineStats {

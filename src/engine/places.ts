@@ -51,6 +51,10 @@ export class Places {
     return this.#queues.get(model)?.depths ?? NOTHING;
   }
 
+  turn(model: string, tier: number, tenant: string): number {
+    return this.#queues.get(model)?.turn(tier, tenant) ?? 0;
+  }
+
   stats(): Pick<EngineStats, "queued" | "running" | "depth"> {
     const depth = new Map([...this.#queues].map(([model, queues]) => [model, [...queues.depths]]));
     return { queued: this.waiting, running: this.running, depth };

@@ -1,6 +1,6 @@
 /**
  * The queues of one model: by parameters first, because only tasks with equal parameters share a batch,
- * then by tier.
+ * then by tier, and there tenants take turns (`turns.ts`).
  *
  * A group exists only while it holds a task, so there are never more groups than queued tasks. Groups are
  * kept in order of their oldest task, so that the one that waits longest is found first; the order is
@@ -9,11 +9,15 @@
 import { seatTiers } from "../core/fair.ts";
 import type { Json } from "../core/task.ts";
 import type { QueueView } from "./engine.ts";
-import { ANY_BATCH, RecordList, type TaskRecord } from "./record.ts";
+import { ANY_BATCH, type TaskRecord } from "./record.ts";
+import { TierQueue } from "./turns.ts";
+
+/** Groups that `turn` looks at; where there are more, turns are not counted. */
+const MAX_GROUPS = 16;
 
 export class Group implements QueueView {
   readonly parameters: Json;
-  readonly tiers: RecordList[];
+  readonly tiers: TierQueue[];
   /** Written and read by `take`: seats that the lower tiers are owed. */
   readonly credits: number[];
   depth = 0;
@@ -21,7 +25,7 @@ export class Group implements QueueView {
 
   constructor(parameters: Json, tiers: number) {
     this.parameters = parameters;
-    this.tiers = Array.from({ length: tiers }, () => new RecordList());
+    this.tiers = Array.from({ length: tiers }, () => new TierQueue());
     this.credits = Array.from({ length: tiers }, () => 0);
   }
 
@@ -33,7 +37,7 @@ export class Group implements QueueView {
   }
 
   get headMaxBatchSize(): number {
-    const head = this.tiers.find(({ first }) => first !== undefined)?.first;
+    const head = this.tiers.find(({ size }) => size > 0)?.next;
     return head === undefined || head.maxBatchSize === ANY_BATCH ? Infinity : head.maxBatchSize;
   }
 
@@ -102,6 +106,22 @@ export class ModelQueues {
     return Math.min(tier, this.#tiers - 1);
   }
 
+  /**
+   * How many of this tier are served before a new task of this tenant: until each tenant has had as many
+   * turns as it needs, as far as there are tasks. Exact when all others have that many queued, else too high,
+   * never more than wait. Which group it will stand in is not asked: the groups are served side by side, each
+   * in turns of its own. With very many groups nobody's turn is counted: then all that wait are before it.
+   */
+  turn(tier: number, tenant: string): number {
+    if (this.#groups.size > MAX_GROUPS) return this.depths[tier] ?? 0;
+    let before = 0;
+    for (const { tiers } of this.#groups.values()) {
+      const queue = tiers[tier];
+      if (queue !== undefined) before += Math.min(queue.size, (queue.queuedOf(tenant) + 1) * queue.tenants);
+    }
+    return before;
+  }
+
   remove(record: TaskRecord): void {
     const group = this.#groups.get(record.task.parameters)!;
     const wasHead = record.before === undefined;
@@ -115,9 +135,9 @@ export class ModelQueues {
   }
 
   /**
-   * Takes out up to `max` records of one group, tiers in fair turn. A record that may only ride in a small
-   * batch makes this batch small, or stays for the next one when the batch has outgrown it. A tier with
-   * such a record at its head gets in first, or the tiers above would outgrow it every time.
+   * Takes out up to `max` records of one group, tiers and tenants in fair turn. A record that may only ride
+   * in a small batch makes this batch small, or stays for the next one when the batch has outgrown it. A tier
+   * with such a record at its head gets in first, or the tiers above would outgrow it every time.
    */
   take(parameters: Json, max: number): TaskRecord[] {
     const group = this.#groups.get(parameters);
@@ -130,13 +150,15 @@ export class ModelQueues {
     const taken: TaskRecord[] = [];
     let limit = max;
     const turns = [...seats.keys()];
-    const small = turns.find((tier) => seats[tier]! > 0 && group.tiers[tier]!.first!.maxBatchSize < max);
+    const small = turns.find((tier) => seats[tier]! > 0 && group.tiers[tier]!.next!.maxBatchSize < max);
     if (small !== undefined) turns.unshift(...turns.splice(small, 1));
     for (const tier of turns) {
       for (let left = seats[tier]!; left > 0 && taken.length < limit; left--) {
-        const record = group.tiers[tier]!.first!;
+        const queue = group.tiers[tier]!;
+        const record = queue.next!;
         if (record.maxBatchSize <= taken.length) break;
         limit = Math.min(limit, record.maxBatchSize);
+        queue.served();
         this.remove(record);
         taken.push(record);
       }

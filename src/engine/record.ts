@@ -8,6 +8,7 @@ import type { Due } from "../core/heap.ts";
 import type { BatchNote, Outcome, Task, TaskState } from "../core/task.ts";
 import type { EventFields } from "../telemetry/events.ts";
 import type { RecordView, Sharing } from "./engine.ts";
+import type { TenantRow } from "./turns.ts";
 
 /** What a record costs beside its texts; measured on V8 with room to spare. */
 const RECORD_BYTES = 1500;
@@ -58,6 +59,10 @@ export class TaskRecord implements RecordView, Due {
   list: RecordList | undefined;
   before: TaskRecord | undefined;
   after: TaskRecord | undefined;
+  /** In a queue that several tenants share: its tenant's own row there. */
+  row: TenantRow | undefined;
+  rowBefore: TaskRecord | undefined;
+  rowAfter: TaskRecord | undefined;
 
   constructor(task: Task, sharing: Sharing, expiresAt: number) {
     this.task = task;
@@ -114,14 +119,25 @@ export class RecordList {
   /** Where its arrival puts it: ahead of all that came later, however late it comes back itself. */
   insert(record: TaskRecord): void {
     this.#claim(record);
-    let next = this.first;
-    while (next !== undefined && next.arrival < record.arrival) next = next.after;
+    const next = this.#laterThan(record.arrival);
     record.after = next;
     record.before = next === undefined ? this.#last : next.before;
     if (record.before === undefined) this.first = record;
     else record.before.after = record;
     if (next === undefined) this.#last = record;
     else next.before = record;
+  }
+
+  /** The first that came later. From both ends: whoever floods a queue stands between it and one of them. */
+  #laterThan(arrival: number): TaskRecord | undefined {
+    let front = this.first;
+    let back = this.#last;
+    while (front !== undefined && front.arrival < arrival) {
+      if (back!.arrival < arrival) return back!.after;
+      front = front.after;
+      back = back!.before;
+    }
+    return front;
   }
 
   remove(record: TaskRecord): void {

@@ -26,6 +26,8 @@
  * | `d`, `dz`        | hash, zset | dead letters by id; ids by the time of death  | settle reap              | `deadLetters.ttlMs`, `.max`, replay, purge |
  * | `cur`            | hash   | stream → where `tend` goes on                     | tend                     | with its stream         |
  * | `l:<digest>`     | string | a rate window: when it closes, what is spent      | spend                    | after two windows       |
+ * | `keys`           | hash   | id of an API key → its digest, user, tier (shard 0 only) | `ferry keys`      | when it is revoked      |
+ * | `keys:secret`    | string | what these digests are keyed with, where `auth.secret` is not set (shard 0 only) | whoever needs it first | stays |
  *
  * Channels: `bell` (how deep the queues are now, after every change) and `n:<gateway>` (outcomes for the
  * callers that it holds). The registry of the batchers has its keys on shard 0 too; `src/fleet/redis-registry.ts` lists them.
@@ -70,8 +72,8 @@ export function indexName(key: string): string {
 
 /**
  * A stream's name says what is in it: model, parameters (as a digest), the zone of the gateways that took
- * the tasks, tier, and how they came: `n` new; `0` came back; a number: came back, and may never again ride
- * in a larger batch than that.
+ * the tasks, tier, and how they came: `n` new; `n` and a tenant's digest: new, of a tenant that crowds the others
+ * (`redis-crowds.ts`); `0` came back; a number: came back, and may never again ride in a larger batch than that.
  */
 export interface StreamName {
   readonly model: string;
@@ -98,7 +100,12 @@ export function readStreamName(name: string): StreamName {
   };
 }
 
+/** Whether its tasks were never tried. */
+export function isNew({ kind }: StreamName): boolean {
+  return kind.startsWith("n");
+}
+
 /** The largest batch for tasks of this kind of stream. */
-export function batchLimit({ kind }: StreamName): number {
-  return kind === "n" || kind === "0" ? Infinity : Number(kind);
+export function batchLimit(name: StreamName): number {
+  return isNew(name) || name.kind === "0" ? Infinity : Number(name.kind);
 }

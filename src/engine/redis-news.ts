@@ -7,6 +7,7 @@
  */
 import type { Alarm } from "../clock.ts";
 import type { RecordView } from "./engine.ts";
+import type { Holder } from "./redis-crowds.ts";
 import { frame, frameOf, parts as partsOf, readOutcome } from "./redis-frames.ts";
 import type { RedisReply } from "../redis/nodes.ts";
 import type { RedisParts } from "./redis-parts.ts";
@@ -19,6 +20,8 @@ interface Awaited {
   accepted: boolean;
   /** How often in a row it was found nowhere. */
   missing: number;
+  /** Its tenant has it in flight, until its end is heard here or nobody waits any longer. */
+  held?: Holder;
 }
 
 /** Ids in one MGET. */
@@ -82,13 +85,21 @@ export class RedisNews {
     if (awaited !== undefined) awaited.accepted = true;
   }
 
-  unexpect(id: string): void {
-    this.#awaited.delete(id);
+  /** Redis took it in: it is in flight until its end, which may have been heard before the reply was. */
+  holds(id: string, holder: Holder): void {
+    const awaited = this.#awaited.get(id);
+    if (awaited === undefined) holder.leave();
+    else awaited.held = holder;
+  }
+
+  unexpect(id: string): boolean {
+    this.#awaited.get(id)?.held?.leave();
+    return this.#awaited.delete(id);
   }
 
   /** The end of a task, from whichever side it was heard. */
   ended(record: RecordView): void {
-    if (this.#awaited.delete(record.task.id)) this.#tell(record);
+    if (this.unexpect(record.task.id)) this.#tell(record);
   }
 
   /** The same, before it is unpacked: most of what is heard is for somebody who waits here. */
@@ -132,7 +143,7 @@ export class RedisNews {
     const now = this.#parts.clock.now();
     const old: string[] = [];
     for (const [id, { since, until }] of this.#awaited) {
-      if (until <= now) this.#awaited.delete(id);
+      if (until <= now) this.unexpect(id);
       else if (since + this.#sweepMs <= now) old.push(id);
     }
     await this.#lookUp(old);

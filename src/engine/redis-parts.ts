@@ -8,6 +8,7 @@ import { homeIn } from "../core/home.ts";
 import type { Events } from "../telemetry/events.ts";
 import type { EngineLimits, EngineListener, RecordView } from "./engine.ts";
 import { readOutcome, readPending, type RedisClock } from "./redis-frames.ts";
+import { Crowds } from "./redis-crowds.ts";
 import type { RedisKeys } from "./redis-keys.ts";
 import { RedisNews } from "./redis-news.ts";
 import { type Arg, RedisError, type RedisNodes, type Script, StoreAway } from "../redis/nodes.ts";
@@ -21,6 +22,8 @@ export interface RedisOptions extends EngineLimits {
   /** A lease is lost when it was not renewed for so long; renewed each third. */
   readonly leaseMs: number;
   readonly sweepMs: number;
+  /** Tasks that a tenant may hold before it can crowd others; left out: as `redis-crowds.ts` says. */
+  readonly crowdFrom?: number;
   /** How long a task may take to get in before its caller is told to try again. */
   readonly putWithinMs: number;
 }
@@ -46,6 +49,7 @@ export class RedisParts implements RedisBase {
   readonly options: RedisOptions;
   readonly shards: number;
   readonly mirror: QueueMirror;
+  readonly crowds: Crowds;
   readonly news: RedisNews;
   readonly listeners = new Set<EngineListener>();
   /** The instant that `reap` last named, or a sooner one that was told since. */
@@ -61,6 +65,7 @@ export class RedisParts implements RedisBase {
     this.options = options;
     this.shards = keys.tags.length;
     this.mirror = new QueueMirror({ ...options, models: options.models.keys() }, clock, shared);
+    this.crowds = new Crowds(options.models.keys(), options.tiers, options.crowdFrom);
     this.mirror.arrived = (model, parameters, depth, count) => {
       for (const listener of this.listeners) listener.queued?.(model, parameters, depth, count);
     };

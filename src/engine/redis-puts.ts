@@ -4,12 +4,15 @@
  * confirm them.
  *
  * An Idempotency-Key belongs to the body it first came with. That is checked at the key's own shard before
- * the task is put at the home of its body, where joining and reusing are one atomic act.
+ * the task is put at the home of its body, where joining and reusing are one atomic act. A task that may only
+ * share what is there (`Sharing.only`) looks at the key and binds it when something came of it: refusals, of
+ * which there may be many, write nothing.
  */
 import { homeOf } from "../core/home.ts";
 import type { Task } from "../core/task.ts";
 import type { PutReply, Sharing } from "./engine.ts";
 import { bodyFrame, frame, readOutcome, texts } from "./redis-frames.ts";
+import { COMMON, type Holder } from "./redis-crowds.ts";
 import { digest, INDEX_GRACE_MS, indexName, streamFamily } from "./redis-keys.ts";
 import { type Arg, RedisError, type RedisReply, StoreAway } from "../redis/nodes.ts";
 import { overloaded, type RedisParts } from "./redis-parts.ts";
@@ -24,12 +27,16 @@ interface Pending {
   readonly args: readonly Arg[];
   readonly body: Buffer;
   readonly names: readonly string[];
+  /** The kind of stream that it is queued in; "" never. */
+  readonly kind: string;
+  readonly holder: Holder | undefined;
   answer(reply: PutReply): void;
   fail(why: Error): void;
 }
 
 const MISSING = "m";
 const MAYBE = "the task may have been accepted; it is safe to send it again";
+const NOTHING_TO_SHARE = "nothing to share, and no room for more";
 const NOT_ACCEPTED = "nothing was accepted; send it again";
 /** Tasks in one call at most: Redis serves nobody else while a script runs. */
 const MAX_TOGETHER = 128;
@@ -53,6 +60,7 @@ export class RedisPuts {
     } catch (error) {
       throw overloaded(error, NOT_ACCEPTED, NOT_ACCEPTED);
     }
+    if (sharing.only === true) return this.#share(task, sharing);
     if (idempotency !== undefined) {
       const conflict = await this.#bind(task, idempotency.key, idempotency.fingerprint);
       if (conflict !== undefined) return { kind: "conflict", id: conflict };
@@ -60,15 +68,49 @@ export class RedisPuts {
     return this.#enter(task, sharing);
   }
 
+  /** Only what is there: nothing is queued, and a key that stood for nothing still does afterwards. */
+  async #share(task: Task, sharing: Sharing): Promise<PutReply> {
+    const { idempotency, joinKey, cacheKey } = sharing;
+    const keyed = idempotency !== undefined && (await this.#bound(idempotency.key));
+    if (keyed) {
+      const conflict = await this.#bind(task, idempotency.key, idempotency.fingerprint);
+      if (conflict !== undefined) return { kind: "conflict", id: conflict };
+    } else if (joinKey === undefined && cacheKey === undefined) {
+      return { kind: "full", message: NOTHING_TO_SHARE };
+    }
+    const reply = await this.#enter(task, sharing);
+    if (idempotency === undefined || keyed || reply.kind === "full") return reply;
+    const conflict = await this.#bind(task, idempotency.key, idempotency.fingerprint);
+    return conflict === undefined ? reply : { kind: "conflict", id: conflict };
+  }
+
+  /** Whether the key is bound to a body. */
+  async #bound(key: string): Promise<boolean> {
+    const { keys, nodes, shards } = this.#parts;
+    const name = digest(key);
+    const shard = homeOf(name) % shards;
+    const get = ["GET", `${keys.bases[shard]!}f:${name}`];
+    const value = await nodes.command(shard, get, { resend: true }).catch((error: unknown) => {
+      throw overloaded(error, NOT_ACCEPTED, NOT_ACCEPTED);
+    });
+    return value !== null;
+  }
+
   #enter(task: Task, sharing: Sharing): Promise<PutReply> {
-    const { nodes, shared, options } = this.#parts;
+    const { nodes, shared, options, crowds, mirror } = this.#parts;
+    const { model, tier, tenant } = task;
     const shard = this.#parts.shardOf(task.id);
     const { joinKey = "", cacheKey, idempotency } = sharing;
     const family = streamFamily(task.model, task.parameters, options.zone);
     const join = indexName(joinKey);
     const cache = cacheKey === joinKey ? join : indexName(cacheKey ?? "");
     const key = idempotency === undefined ? "" : digest(idempotency.key);
-    const body = bodyFrame(task, sharing, shared);
+    // Of what is never queued the meta is enough: an answer from the cache carries it.
+    const body = bodyFrame(sharing.only === true ? { ...task, input: "" } : task, sharing, shared);
+    const holder =
+      sharing.only === true ? undefined : crowds.enter(model, tier, tenant, mirror.waiting(model)[tier] ?? 0);
+    const kind = holder?.kind ?? "";
+    if (holder !== undefined) mirror.expect(model, tier, kind, 1);
     const { promise, resolve, reject } = Promise.withResolvers<PutReply>();
     const args: Arg[] = [
       task.id,
@@ -79,7 +121,9 @@ export class RedisPuts {
       key,
     ];
     if (idempotency !== undefined) args.push(idempotency.fingerprint);
-    const names = !nodes.cluster ? [] : putNames(task.id, `${family}${task.tier}:n`, cache, join, key);
+    const names = !nodes.cluster
+      ? []
+      : putNames(task.id, `${family}${tier}:${kind || COMMON}`, cache, join, key);
     const indexTtlMs = task.deadlineAt - task.createdAt + (sharing.cacheTtlMs ?? 0) + INDEX_GRACE_MS;
     this.#gather({
       since: this.#parts.clock.now(),
@@ -90,6 +134,8 @@ export class RedisPuts {
       args,
       body,
       names,
+      kind,
+      holder,
       answer: resolve,
       fail: reject,
     });
@@ -127,7 +173,7 @@ export class RedisPuts {
   }
 
   async #send(gathered: readonly Pending[]): Promise<void> {
-    const { nodes, keys, shards, name, mirror, options } = this.#parts;
+    const { nodes, keys, shards, mirror, options } = this.#parts;
     const [pending, withinMs] = this.#inTime(gathered);
     if (pending.length === 0) return;
     const { maxQueued, maxQueuedBytes, results } = options;
@@ -136,21 +182,27 @@ export class RedisPuts {
     const tasks: Arg[] = [];
     const bodies: Arg[] = ["MSET"];
     const call = this.#parts.call(scripts.put);
-    for (const { task, shard, family, indexTtlMs, args, body, names } of pending) {
+    for (const { task, shard, family, indexTtlMs, args, body, names, kind: stream } of pending) {
       const { id, tenant, tier, model, parameters } = task;
-      const key = `${family}${tier} ${indexTtlMs} ${tenant}`;
+      const key = `${family}${tier}${stream} ${indexTtlMs} ${tenant}`;
       let kind = kinds.get(key);
       if (kind === undefined) {
         kinds.set(key, (kind = kinds.size + 1));
-        about.push(tenant, family, tier, options.models.get(model)?.queueMs ?? 0, indexTtlMs, parameters);
+        const queueMs = options.models.get(model)?.queueMs ?? 0;
+        about.push(tenant, family, tier, queueMs, indexTtlMs, parameters, stream);
       }
       tasks.push(call.place(shard), kind, ...args);
       call.names(shard, ...names);
-      bodies.push(`${keys.bases[shard]!}b:${id}`, body);
+      const name = `${keys.bases[shard]!}b:${id}`;
+      if (stream !== "") bodies.push(name, body);
+      // It may carry the id of a task whose body is there.
+      else call.before("SET", name, body, "NX");
     }
     const bounds = [Math.ceil(maxQueued / shards), Math.ceil(maxQueuedBytes / shards)] as const;
-    call.head(name, ...bounds, results.ttlMs, this.#keyTtlMs(), kinds.size).add(...about, ...tasks);
-    call.before(...bodies);
+    call
+      .head(this.#parts.name, ...bounds, results.ttlMs, this.#keyTtlMs(), kinds.size)
+      .add(...about, ...tasks);
+    if (bodies.length > 1) call.before(...bodies);
     try {
       const reply = await nodes.runDurably(call.shard, call.build(), withinMs);
       const [replies, report] = reply as [RedisReply[], Buffer];
@@ -158,7 +210,7 @@ export class RedisPuts {
       pending.forEach((each, at) => this.#answer(each, replies[at]!));
     } catch (error) {
       const why = overloaded(error, MAYBE, NOT_ACCEPTED);
-      for (const each of pending) each.fail(why);
+      for (const each of pending) this.#fail(each, why);
       if (error instanceof RedisError) this.#drop(pending);
     }
   }
@@ -172,9 +224,27 @@ export class RedisPuts {
 
   #answer(pending: Pending, reply: RedisReply): void {
     const missing = !Array.isArray(reply) && (reply as Buffer).toString() === MISSING;
-    if (!missing) return pending.answer(this.#read(pending.task, reply));
-    const why = new StoreAway("the input could not be written", false);
-    pending.fail(overloaded(why, NOT_ACCEPTED, NOT_ACCEPTED));
+    if (missing) {
+      const why = new StoreAway("the input could not be written", false);
+      return this.#fail(pending, overloaded(why, NOT_ACCEPTED, NOT_ACCEPTED));
+    }
+    const read = this.#read(pending.task, reply);
+    this.#arrived(pending, read.kind === "queued");
+    pending.answer(read);
+  }
+
+  #fail(pending: Pending, why: Error): void {
+    this.#arrived(pending, false);
+    pending.fail(why);
+  }
+
+  /** It is no longer on its way in: if it was queued the streams count it, and its tenant until its end. */
+  #arrived({ task, kind, holder }: Pending, queued: boolean): void {
+    if (holder === undefined) return;
+    const { mirror, news } = this.#parts;
+    mirror.expect(task.model, task.tier, kind, -1);
+    if (queued) news.holds(task.id, holder);
+    else holder.leave();
   }
 
   /**
@@ -187,7 +257,7 @@ export class RedisPuts {
     const inTime = gathered.filter((each) => each.since > since && nodes.up(each.shard));
     if (inTime.length < gathered.length) {
       const why = overloaded(new StoreAway("it does not answer", false), NOT_ACCEPTED, NOT_ACCEPTED);
-      for (const each of gathered) if (!inTime.includes(each)) each.fail(why);
+      for (const each of gathered) if (!inTime.includes(each)) this.#fail(each, why);
     }
     return [inTime, Math.max(1, Math.ceil((inTime[0]?.since ?? since) - since))];
   }
@@ -211,6 +281,7 @@ export class RedisPuts {
   }
 
   #boundReached(which: string): string {
+    if (which === "o") return NOTHING_TO_SHARE;
     const { maxQueued, maxQueuedBytes } = this.#parts.options;
     return which === "n"
       ? `the queue is full (limits.maxQueued ${maxQueued})`

@@ -8,176 +8,22 @@
  * tasks came only what the notes said is remembered: the age of a queue is an estimate, its depth is not.
  *
  * A claim is planned here, from this view, and names the streams to read: tiers by `core/fair.ts`, then what
- * came back before what is new, then this batcher's own shards before others', the oldest first. Tasks that a
- * claim is on its way for are reserved, so that the next plan does not count on them.
+ * came back before what is new, then tenants in turn (`redis-turns.ts`), then this batcher's own shards
+ * before others', the oldest first. Tasks that a claim is on its way for are reserved, so that the next plan
+ * does not count on them.
  */
 import type { Clock } from "../clock.ts";
 import { seatTiers } from "../core/fair.ts";
-import { Fifo } from "../core/fifo.ts";
 import type { Json } from "../core/task.ts";
 import type { QueueView } from "./engine.ts";
 import type { RedisClock } from "./redis-frames.ts";
-import { batchLimit, digest, readStreamName, type StreamName } from "./redis-keys.ts";
+import { digest, readStreamName, type StreamName } from "./redis-keys.ts";
+import { type Arrival, before, GroupView, StreamView } from "./redis-stream.ts";
+import { RecentTenants } from "./redis-turns.ts";
+import { Waiting } from "./redis-waiting.ts";
 
-/** Tasks that came together. */
-interface Arrival {
-  count: number;
-  readonly queuedAt: number;
-  readonly deadlineAt: number;
-}
-
-/** Notes that may be apart from their order. */
-const MAX_APART = 32;
 /** How much longer a task of another batcher's shard waits than one of our own. */
 const OWN_SHARD_HEAD_START_MS = 20;
-
-export class StreamView {
-  readonly shard: number;
-  readonly name: string;
-  readonly about: StreamName;
-  readonly limit: number;
-  /** How many there were at `#version`, and how many came since, by their versions: notes may overtake. */
-  #version = -1;
-  #depth = 0;
-  #came: [version: number, count: number][] = [];
-  reserved = 0;
-  readonly #arrivals = new Fifo<Arrival>();
-  /** Tasks in `#arrivals`. */
-  #known = 0;
-  depth = 0;
-
-  constructor(shard: number, name: string) {
-    this.shard = shard;
-    this.name = name;
-    this.about = readStreamName(name);
-    this.limit = batchLimit(this.about);
-  }
-
-  get version(): number {
-    return this.#came.at(-1)?.[0] ?? this.#version;
-  }
-
-  get free(): number {
-    return Math.max(0, this.depth - this.reserved);
-  }
-
-  get isNew(): boolean {
-    return this.about.kind === "n";
-  }
-
-  /** The first came first; what came back stands in the order in which it came back, near enough. */
-  get oldestAt(): number {
-    return this.#arrivals.first?.queuedAt ?? Infinity;
-  }
-
-  get earliestDeadlineAt(): number {
-    return this.#arrivals.first?.deadlineAt ?? Infinity;
-  }
-
-  /** `depth` undefined: as many more as came. */
-  told(version: number, depth: number | undefined, came: Arrival | undefined, now: number): void {
-    if (came !== undefined) this.#add(came);
-    if (depth === undefined) this.#more(version, came?.count ?? 0);
-    else if (version >= this.#version) {
-      this.#version = version;
-      this.#depth = depth;
-      if (this.#came.length > 0) this.#came = this.#came.filter((each) => each[0] > version);
-    }
-    this.depth = this.#came.reduce((sum, [, count]) => sum + count, this.#depth);
-    this.#fit(now);
-  }
-
-  #more(version: number, count: number): void {
-    if (version <= this.#version) return;
-    this.#came.push([version, count]);
-    if (this.#came.length <= MAX_APART) return;
-    // Nothing that old will overtake any more.
-    for (const [at, each] of this.#came.splice(0, MAX_APART / 2)) {
-      this.#version = Math.max(this.#version, at);
-      this.#depth += each;
-    }
-  }
-
-  #add({ count, queuedAt, deadlineAt }: Arrival): void {
-    // An older one that came back goes first: its age counts.
-    const before = this.#arrivals.first;
-    const older = before !== undefined && queuedAt < before.queuedAt;
-    if (older) this.#arrivals.unshift({ count, queuedAt, deadlineAt });
-    else this.#arrivals.push({ count, queuedAt, deadlineAt });
-    this.#known += count;
-  }
-
-  /** Readers take from the front: what is known beyond the depth is gone from there. */
-  #fit(now: number): void {
-    while (this.#known > this.depth) {
-      const first = this.#arrivals.first!;
-      const surplus = Math.min(first.count, this.#known - this.depth);
-      first.count -= surplus;
-      this.#known -= surplus;
-      if (first.count === 0) this.#arrivals.shift();
-    }
-    if (this.#known === this.depth) return;
-    const { queuedAt, deadlineAt } = this.#arrivals.first ?? { queuedAt: now, deadlineAt: Infinity };
-    this.#arrivals.unshift({ count: this.depth - this.#known, queuedAt, deadlineAt });
-    this.#known = this.depth;
-  }
-}
-
-/** The streams of one model and one set of parameters. */
-class GroupView implements QueueView {
-  readonly parameters: Json;
-  readonly streams = new Map<string, StreamView>();
-  readonly credits: number[];
-  readonly #may: (stream: StreamView) => boolean;
-
-  constructor(parameters: Json, tiers: number, may: (stream: StreamView) => boolean) {
-    this.parameters = parameters;
-    this.credits = Array.from({ length: tiers }, () => 0);
-    this.#may = may;
-  }
-
-  /** Those that this process may take from now. */
-  *open(): Generator<StreamView> {
-    for (const stream of this.streams.values()) if (stream.free > 0 && this.#may(stream)) yield stream;
-  }
-
-  get depth(): number {
-    let depth = 0;
-    for (const stream of this.open()) depth += stream.free;
-    return depth;
-  }
-
-  get fresh(): number {
-    let fresh = 0;
-    for (const stream of this.open()) if (stream.isNew) fresh += stream.free;
-    return fresh;
-  }
-
-  get oldestAt(): number {
-    let oldest = Infinity;
-    for (const { oldestAt } of this.open()) oldest = Math.min(oldest, oldestAt);
-    return oldest;
-  }
-
-  get earliestDeadlineAt(): number {
-    let earliest = Infinity;
-    for (const { earliestDeadlineAt } of this.open()) earliest = Math.min(earliest, earliestDeadlineAt);
-    return earliest;
-  }
-
-  get headMaxBatchSize(): number {
-    let head: StreamView | undefined;
-    for (const stream of this.open()) if (head === undefined || before(stream, head)) head = stream;
-    return head?.limit ?? Infinity;
-  }
-}
-
-/** Who is served first within a queue: the better tier, then the more suspicious, then what came back. */
-function before(one: StreamView, other: StreamView): boolean {
-  if (one.about.tier !== other.about.tier) return one.about.tier < other.about.tier;
-  if (one.limit !== other.limit) return one.limit < other.limit;
-  return !one.isNew && other.isNew;
-}
 
 export interface Wanted {
   readonly stream: StreamView;
@@ -198,6 +44,9 @@ export class QueueMirror {
   readonly #clock: Clock;
   readonly #shared: RedisClock;
   readonly #models = new Map<string, Map<string, GroupView>>();
+  readonly #waiting = new Map<string, Waiting>();
+  /** Who was served of late, by model and tier. */
+  readonly #recent = new Map<string, readonly RecentTenants[]>();
   /** Every stream by shard and name. */
   readonly #streams = new Map<string, [GroupView, StreamView]>();
   rank: Rank = { prefers: () => true, deserted: () => false };
@@ -214,7 +63,14 @@ export class QueueMirror {
     this.#zoneSpillMs = options.zoneSpillMs;
     this.#clock = clock;
     this.#shared = shared;
-    for (const model of options.models) this.#models.set(model, new Map());
+    for (const model of options.models) {
+      this.#models.set(model, new Map());
+      this.#waiting.set(model, new Waiting(this.#tiers));
+      this.#recent.set(
+        model,
+        Array.from({ length: this.#tiers }, () => new RecentTenants(clock)),
+      );
+    }
   }
 
   /** The one that waits longest first. */
@@ -236,6 +92,30 @@ export class QueueMirror {
     return depths;
   }
 
+  /** How many wait in each tier, those on their way in included. */
+  waiting(model: string): readonly number[] {
+    return this.#waiting.get(model)?.byTier ?? [];
+  }
+
+  /** As `Engine.turn`, for a tenant whose new tasks go to this kind of stream. */
+  turn(model: string, tier: number, kind: string, tenants: number): number {
+    return this.#waiting.get(model)?.turn(tier, kind, tenants) ?? 0;
+  }
+
+  /** Tasks set out for this kind of stream; or, with less than zero, they arrived or will not. */
+  expect(model: string, tier: number, kind: string, count: number): void {
+    this.#waiting.get(model)?.add(this.#tier({ tier }), kind, count);
+  }
+
+  /** A claim took a task of this tenant. */
+  served(model: string, tier: number, tenant: string): void {
+    this.#recent.get(model)?.[this.#tier({ tier })]!.served(tenant);
+  }
+
+  #counted({ model, tier, kind }: StreamName, change: number): void {
+    this.#waiting.get(model)!.add(this.#tier({ tier }), kind, change);
+  }
+
   /** Reads a report: a line per stream, as `close_shard` in `lua/common.lua` writes it. */
   told(report: string, mayBeOld = false): void {
     if (report === "") return;
@@ -248,7 +128,9 @@ export class QueueMirror {
       const [group, view] = found;
       if (mayBeOld && Number(version) <= view.version) continue;
       const arrival = count === "0" ? undefined : this.#arrival(count!, queuedAt!, deadlineAt!);
+      const had = view.depth;
       view.told(Number(version), depth === "+" ? undefined : Number(depth), arrival, now);
+      this.#counted(view.about, view.depth - had);
       if (arrival === undefined) continue;
       const sum = came.get(group);
       if (sum === undefined) came.set(group, [view.about.model, arrival.count]);
@@ -283,6 +165,8 @@ export class QueueMirror {
   }
 
   #drop(streams: Map<string, StreamView>, key: string): void {
+    const { about, depth } = streams.get(key)!;
+    this.#counted(about, -depth);
     streams.delete(key);
     this.#streams.delete(key);
   }
@@ -329,10 +213,18 @@ export class QueueMirror {
     let limit = taken + max;
     for (const tier of turns) {
       let left = seats[tier]!;
-      for (const stream of byTier[tier]!) {
+      let shares: Map<string, number> | undefined;
+      for (const [at, stream] of byTier[tier]!.entries()) {
         if (stream.limit <= taken) continue;
-        const count = Math.min(left, stream.free, Math.min(limit, stream.limit) - taken);
+        const { kind } = stream.about;
+        const room = Math.min(left, Math.min(limit, stream.limit) - taken);
+        // What came back has its seats: the rest is shared between those that are new, once.
+        if (stream.isNew && (at === 0 || !byTier[tier]![at - 1]!.isNew)) {
+          shares = group.rounds[tier]!.share(byTier[tier]!, room, this.#recent.get(model)![tier]!);
+        }
+        const count = Math.min(room, stream.free, shares?.get(kind) ?? room);
         if (count <= 0) continue;
+        shares?.set(kind, (shares.get(kind) ?? 0) - count);
         limit = Math.min(limit, stream.limit);
         taken += count;
         left -= count;
@@ -365,7 +257,7 @@ export class QueueMirror {
   }
 
   /** A task may carry a tier that is no longer configured. */
-  #tier({ tier }: StreamName): number {
+  #tier({ tier }: Pick<StreamName, "tier">): number {
     return Math.min(tier, this.#tiers - 1);
   }
 

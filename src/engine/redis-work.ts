@@ -130,6 +130,7 @@ export class RedisWork {
         attempt: tasks[3 * at + 1] as number,
         queuedAt: shared.own(tasks[3 * at + 2] as Buffer),
       };
+      this.#parts.mirror.served(task.model, task.tier, task.tenant);
       known.set(id, { claimed, meta, joinKey, cacheKey, cacheTtlMs });
     });
   }

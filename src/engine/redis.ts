@@ -10,34 +10,31 @@
  * the exception: what it took comes back when its lease runs out.
  */
 import type { Task } from "../core/task.ts";
-import { type Spent, Windows, WINDOW_MS } from "../core/window.ts";
+import type { Spent } from "../core/window.ts";
 import type { CancelReply, ClaimRequest, Engine, EngineListener, EngineStats } from "./engine.ts";
 import type { Lease, PutReply, QueueView, RecordView, SettleReply, Sharing, Verdict } from "./engine.ts";
-import { digest } from "./redis-keys.ts";
 import { RedisLetters } from "./redis-letters.ts";
 import { overloaded, type RedisBase, type RedisOptions, RedisParts } from "./redis-parts.ts";
 import { RedisPuts } from "./redis-puts.ts";
 import { scripts } from "./redis-scripts.ts";
+import { RedisSpends } from "./redis-spends.ts";
 import { RedisTime } from "./redis-time.ts";
 import type { Rank } from "./redis-view.ts";
 import { RedisWork } from "./redis-work.ts";
-import { homeOf } from "../core/home.ts";
-
-const MAX_SPENDERS = 10_000;
 
 export class RedisEngine implements Engine {
   readonly #parts: RedisParts;
   readonly #puts: RedisPuts;
   readonly #work: RedisWork;
   readonly #time: RedisTime;
-  /** For when Redis is away: a limit is never open. */
-  readonly #windows = new Windows(MAX_SPENDERS);
+  readonly #spends: RedisSpends;
   readonly deadLetters: RedisLetters;
   #closed: Promise<void> | undefined;
 
   constructor(base: RedisBase, options: RedisOptions) {
     const parts = (this.#parts = new RedisParts(base, options));
     this.#puts = new RedisPuts(parts);
+    this.#spends = new RedisSpends(parts);
     this.#time = new RedisTime(parts);
     this.#work = new RedisWork(parts, (ids) => this.#time.expire(ids));
     this.deadLetters = new RedisLetters(parts);
@@ -180,18 +177,8 @@ export class RedisEngine implements Engine {
     return this.#time.reap(now);
   }
 
-  async spend(key: string, perMinute: number): Promise<Spent> {
-    const { nodes, keys, clock, shards } = this.#parts;
-    const name = digest(key);
-    const shard = homeOf(name) % shards;
-    const args = [this.#parts.now(), this.#parts.name, perMinute, WINDOW_MS];
-    try {
-      const call = { script: scripts.spend, keys: [`${keys.bases[shard]!}l:${name}`], args };
-      const [allowed, left, resetMs] = (await nodes.run(shard, call)) as [number, number, Buffer];
-      return { allowed: allowed === 1, left, resetMs: Number(resetMs) / 1000 };
-    } catch {
-      return this.#windows.spend(key, perMinute, clock.now());
-    }
+  spend(key: string, perMinute: number): Promise<Spent> {
+    return this.#spends.spend(key, perMinute);
   }
 
   queues(model: string): Iterable<QueueView> {
@@ -199,11 +186,13 @@ export class RedisEngine implements Engine {
   }
 
   waiting(model: string): readonly number[] {
-    return this.#parts.mirror.depths().get(model) ?? [];
+    return this.#parts.mirror.waiting(model);
   }
 
-  turn(model: string, tier: number, _tenant: string): number {
-    return this.waiting(model)[tier] ?? 0;
+  turn(model: string, tier: number, tenant: string): number {
+    const { crowds, mirror } = this.#parts;
+    const kind = crowds.kindOf(model, tier, tenant);
+    return mirror.turn(model, tier, kind, crowds.tenants(model, tier));
   }
 
   /** Depths as the bell tells them; the other numbers are at most a second old. */

@@ -18,7 +18,7 @@ export function modelBeat(dispatcher: Dispatcher, now: number): ModelBeat {
 }
 
 export function workerBeat(model: string, slot: Slot, startedAt: number, now: number): WorkerBeat {
-  const { name, circuit, batches, tasks, calls, failures } = slot;
+  const { name, batches, tasks, calls, failures } = slot;
   const busyMs = slot.busyMsUntil(now);
   return {
     name,
@@ -33,10 +33,17 @@ export function workerBeat(model: string, slot: Slot, startedAt: number, now: nu
     utilization: thousandths(busyMs / Math.max(1, now - startedAt)),
     ratio: Math.round(100 * slot.ratio) / 100,
     leased: slot.shared,
-    ...(circuit.down(now) && {
-      down: { why: circuit.why, retryInMs: Math.ceil(circuit.usableAt - now) },
-    }),
+    ...whyDown(slot, now),
   };
+}
+
+/** Nobody knows when a worker that is silent, or says that it is unwell, will be back. */
+function whyDown({ circuit, worker, suspect }: Slot, now: number): Pick<WorkerBeat, "down"> {
+  if (circuit.down(now)) {
+    return { down: { why: circuit.why, retryInMs: Math.ceil(circuit.usableAt - now) } };
+  }
+  if (suspect) return { down: { why: "what it runs is long overdue", retryInMs: 0 } };
+  return worker.health?.well === false ? { down: { why: worker.health.why, retryInMs: 0 } } : {};
 }
 
 /** The workers that this process runs: all but those whose lease is somebody else's. */

@@ -135,8 +135,15 @@ function story(record: RecordView, tiers: Tiers): object {
       settled_at: iso(settledAt),
       total_ms: Math.round(settledAt - task.createdAt),
     }),
-    ...(outcome && { outcome: outcome.ok ? { ok: true, output_bytes: outcome.output.length } : outcome }),
+    ...(outcome && { outcome: ending(outcome) }),
   };
+}
+
+/** How it ended, without a word of the input: what a worker says about one may quote it. */
+function ending(outcome: NonNullable<RecordView["outcome"]>): object {
+  if (outcome.ok) return { ok: true, output_bytes: outcome.output.length };
+  const { code, message } = outcome;
+  return { ok: false, code, ...(code !== "INPUT_REJECTED" && { message }) };
 }
 
 function iso(instant: number): string {

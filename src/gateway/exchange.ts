@@ -128,11 +128,12 @@ export class Exchange {
     if (response.writableEnded) return;
     this.status = status;
     const head = ["content-type", JSON_TYPE, "content-length", String(bytes), ...headers];
-    if (this.last) head.push("connection", "close");
+    if (this.#ends()) head.push("connection", "close");
     response.writeHead(status, head);
     // As many bytes as characters means ASCII, which can be written as it is.
     response.end(body, bytes === body.length ? "latin1" : "utf8");
-    if (response.writableLength > 0) this.#cutIfStuck();
+    // Not known for HTTP/2, where each stream has a window of its own.
+    if (response.writableLength > 0 || this.request.httpVersionMajor > 1) this.#cutIfStuck();
   }
 
   fail(refusal: Refusal, id?: string, headers: readonly string[] = []): void {
@@ -155,17 +156,28 @@ export class Exchange {
 
   sendNothing(status: number): void {
     this.status = status;
-    this.#response.writeHead(status, this.last ? ["connection", "close"] : []);
+    this.#response.writeHead(status, this.#ends() ? ["connection", "close"] : []);
     this.#response.end();
+  }
+
+  /** HTTP/2 has no such header: many requests share the connection, which ends by itself. */
+  #ends(): boolean {
+    return this.last && this.request.httpVersionMajor === 1;
   }
 
   /** The client does not read: its answer must not sit in memory for ever. */
   #cutIfStuck(): void {
-    const { socket } = this.#response;
+    const response = this.#response;
+    if (this.request.httpVersionMajor > 1) {
+      return void response.setTimeout(this.#limits.writeTimeoutMs, () =>
+        response.destroy(new Error("the client does not take its answer")),
+      );
+    }
+    const { socket } = response;
     if (socket === null) return;
     const cut = (): void => void socket.destroy();
     socket.setTimeout(this.#limits.writeTimeoutMs, cut);
-    this.#response.once("finish", () => {
+    response.once("finish", () => {
       socket.setTimeout(0);
       socket.removeListener("timeout", cut);
     });
@@ -175,6 +187,6 @@ export class Exchange {
 /** A target may name its host ("GET http://host/path"); it is ours only if that is the Host we were asked for. */
 function originForm(url: string, host: string | undefined): string {
   if (url.startsWith("/")) return url;
-  const own = `http://${host ?? ""}/`;
-  return url.startsWith(own) ? url.slice(own.length - 1) : url;
+  const own = [`http://${host ?? ""}/`, `https://${host ?? ""}/`].find((each) => url.startsWith(each));
+  return own === undefined ? url : url.slice(own.length - 1);
 }

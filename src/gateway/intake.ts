@@ -13,6 +13,7 @@ import type { Clock } from "../clock.ts";
 import { type Quota, Refusal } from "../core/errors.ts";
 import { homeOf } from "../core/home.ts";
 import { canonical } from "../core/json.ts";
+import type { Screen } from "../core/screen.ts";
 import type { Json } from "../core/task.ts";
 import type { Engine, RecordView, Sharing } from "../engine/engine.ts";
 import type { Router, Waiter } from "../result/router.ts";
@@ -36,6 +37,8 @@ export interface ModelDoor {
   readonly gate: Gate;
   /** Whether finding an answer that others' work has left costs nothing; with an Idempotency-Key it is worth it. */
   readonly looksForFree: boolean;
+  /** Left out: every input is let in. */
+  readonly screen?: Screen | undefined;
 }
 
 export interface Ticket {
@@ -91,6 +94,7 @@ export class Intake {
     const mayShare =
       sharing.idempotency !== undefined || (model.looksForFree && sharing !== NOTHING_SHARED.sharing);
     if (refusal !== undefined && !mayShare) throw this.#admission.shed(caller, refusal);
+    if (model.screen !== undefined) screened(draft, model.screen);
     const id = newId(now, home);
     const { input, parameters } = draft;
     const deadlineAt = now + model.totalMs;
@@ -123,6 +127,12 @@ export class Intake {
       "this Idempotency-Key was used with another body; use a new key",
     );
   }
+}
+
+/** After admission: whoever tries out what is let through pays with the own quota. */
+function screened({ input, parameters }: Draft, screen: Screen): void {
+  if (!screen.refuses(input) && !screen.refuses(parameters)) return;
+  throw new Refusal("INPUT_REJECTED", "this model does not take such an input; change its text");
 }
 
 interface Shared {

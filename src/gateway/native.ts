@@ -183,7 +183,8 @@ export class NativeProtocol {
     const explain = exchange.header("x-ferry-explain") === "1";
     const { text, bytes } = resultBody(record, explain);
     exchange.send(200, text, batchHeaders(record), bytes);
-    if (record.outcome !== undefined) this.#engine.delivered(id);
+    // Whoever asks for the headers alone has not got the outcome.
+    if (record.outcome !== undefined && exchange.request.method !== "HEAD") this.#engine.delivered(id);
   }
 
   async #lookUp(
@@ -266,8 +267,8 @@ export function parseBody(
 }
 
 function readObject(text: string): NonNullable<ReturnType<typeof scan>["fields"]> {
-  const { fields, problem, tooDeep } = scan(text);
-  if (tooDeep) throw new Refusal("INVALID_REQUEST", `the body is ${problem!}`);
+  const { fields, problem, tooMuch } = scan(text);
+  if (tooMuch) throw new Refusal("INVALID_REQUEST", problem!);
   try {
     JSON.parse(text);
   } catch (error) {

@@ -2,8 +2,9 @@
  * A listener: sockets, limits, routes.
  *
  * What a client may do before it is heard is bounded here: how many connections, headers and bytes, and
- * how slowly. Node's parser refuses what is malformed; two `Host` headers, which it lets through, are
- * refused here. Every refusal has the same JSON shape, also those that the parser makes.
+ * how slowly. Node's parser refuses what is malformed; two `Host` headers and others that must stand once,
+ * which it lets through, are refused here. Every refusal has the same JSON shape, also those that the parser
+ * makes. With TLS the same server stands behind `tls.ts`.
  */
 import {
   createServer,
@@ -18,7 +19,10 @@ import type { Clock } from "../clock.ts";
 import { errors, type ErrorCode, Refusal } from "../core/errors.ts";
 import type { Events } from "../telemetry/events.ts";
 import { Exchange, type ExchangeLimits } from "./exchange.ts";
+import { repeatedHeader } from "./headers.ts";
+import { Http2Door, streamFlaw } from "./http2.ts";
 import { newId } from "./ids.ts";
+import { type EdgeTls, isTlsTrouble, TlsFront } from "./tls.ts";
 
 export interface ListenerLimits {
   readonly maxBodyBytes: number;
@@ -47,18 +51,23 @@ const CHECK_EVERY_MS = 1000;
 
 export class Listener {
   readonly #server: Server;
+  readonly #front: TlsFront | undefined;
   readonly #paths: ReadonlyMap<string, Methods>;
   readonly #patterns: readonly Pattern[];
   readonly #limits: ListenerLimits;
   readonly #exchangeLimits: ExchangeLimits;
   readonly #clock: Clock;
   readonly #events: Events;
+  /** The requests of a connection that are not answered yet; several when a client pipelines. */
+  readonly #unanswered = new WeakMap<Duplex, Set<IncomingMessage>>();
+  /** Connections that end with a refusal: what a client sent behind the refused request is not looked at. */
+  readonly #ended = new WeakSet<Duplex>();
   #connections = 0;
   #open = 0;
   #draining = false;
   #whenQuiet: (() => void) | undefined;
 
-  constructor(routes: Routes, limits: ListenerLimits, clock: Clock, events: Events) {
+  constructor(routes: Routes, limits: ListenerLimits, clock: Clock, events: Events, tls?: EdgeTls) {
     this.#paths = new Map(Object.entries(routes));
     this.#patterns = Object.entries(routes)
       .filter(([path]) => path.includes("{id}"))
@@ -67,7 +76,7 @@ export class Listener {
     this.#exchangeLimits = { maxBodyBytes: limits.maxBodyBytes, writeTimeoutMs: limits.requestTimeoutMs };
     this.#clock = clock;
     this.#events = events;
-    this.#server = createServer({
+    const options = {
       maxHeaderSize: MAX_HEADER_BYTES,
       headersTimeout: limits.headersTimeoutMs,
       requestTimeout: limits.requestTimeoutMs,
@@ -76,11 +85,17 @@ export class Listener {
       noDelay: true,
       // Checked below, so that the answer has our shape.
       requireHostHeader: false,
-    });
+    };
+    this.#front = tls && new TlsFront(options, tls, limits, this.#door(tls));
+    this.#server = this.#front?.server ?? createServer(options);
     this.#server.maxHeadersCount = limits.maxHeaders + 1;
-    this.#server.on("connection", (socket) => this.#connected(socket));
-    this.#server.on("request", (request, response) => this.#request(request, response));
-    this.#server.on("checkContinue", (request, response) => this.#mayContinue(request, response));
+    if (tls === undefined) this.#server.on("connection", (socket) => this.#connected(socket));
+    this.#server.on("request", (request, response) => {
+      if (!this.#ended.has(request.socket)) this.#request(request, response);
+    });
+    this.#server.on("checkContinue", (request, response) => {
+      if (!this.#ended.has(request.socket)) this.#mayContinue(request, response);
+    });
     this.#server.on("checkExpectation", (request, response) => this.#expectsTooMuch(request, response));
     this.#server.on("clientError", (error, socket) => this.#malformed(error, socket));
   }
@@ -99,7 +114,8 @@ export class Listener {
       });
     });
     const { address, family, port: bound } = this.#server.address() as AddressInfo;
-    return `http://${family === "IPv6" ? `[${address}]` : address}:${bound}`;
+    const scheme = this.#front === undefined ? "http" : "https";
+    return `${scheme}://${family === "IPv6" ? `[${address}]` : address}:${bound}`;
   }
 
   /** Takes no new connection and ends each one with its next answer; resolves when none is open. */
@@ -107,6 +123,7 @@ export class Listener {
     this.#draining = true;
     this.#server.close();
     this.#server.closeIdleConnections();
+    this.#front?.drain();
     if (this.#open > 0) await new Promise<void>((resolve) => (this.#whenQuiet = resolve));
   }
 
@@ -125,6 +142,18 @@ export class Listener {
   close(): void {
     this.#server.close();
     this.#server.closeAllConnections();
+    this.#front?.close();
+  }
+
+  #door({ http2, maxStreams }: EdgeTls): Http2Door | undefined {
+    if (!http2) return undefined;
+    const limits = { ...this.#limits, maxStreams, maxHeaderBytes: MAX_HEADER_BYTES };
+    const takers = {
+      request: this.#request.bind(this),
+      mayContinue: this.#mayContinue.bind(this),
+      expectsTooMuch: this.#expectsTooMuch.bind(this),
+    };
+    return new Http2Door(limits, takers, this.#clock);
   }
 
   #connected(socket: Socket): void {
@@ -135,21 +164,25 @@ export class Listener {
     refuseSocket(socket, 503, "SERVICE_OVERLOADED", message, newId(this.#clock.now()));
   }
 
-  #mayContinue(request: IncomingMessage, response: ServerResponse): void {
-    this.#request(request, response, true);
+  #mayContinue(request: IncomingMessage, response: ServerResponse): Exchange {
+    return this.#request(request, response, true);
   }
 
-  #expectsTooMuch(request: IncomingMessage, response: ServerResponse): void {
+  #expectsTooMuch(request: IncomingMessage, response: ServerResponse): Exchange {
     const exchange = new Exchange(request, response, this.#exchangeLimits, this.#clock.now());
     exchange.last = true;
     exchange.fail(new Refusal("INVALID_REQUEST", "only Expect: 100-continue is understood", { status: 417 }));
+    return exchange;
   }
 
-  #request(request: IncomingMessage, response: ServerResponse, mayContinue = false): void {
+  #request(request: IncomingMessage, response: ServerResponse, mayContinue = false): Exchange {
     const exchange = new Exchange(request, response, this.#exchangeLimits, this.#clock.now());
     exchange.mayContinue = mayContinue;
     exchange.last = this.#draining;
     this.#open++;
+    const others = this.#unanswered.get(request.socket);
+    if (others === undefined) this.#unanswered.set(request.socket, new Set([request]));
+    else others.add(request);
     response.once("close", () => this.#closed(exchange));
     // A client that leaves while it sends is no error of ours; without a listener it would be.
     request.on("error", ignore);
@@ -160,11 +193,13 @@ export class Listener {
     } catch (error) {
       this.#failed(exchange, error);
     }
+    return exchange;
   }
 
   #closed(exchange: Exchange): void {
     exchange.closed();
     this.#open--;
+    this.#unanswered.get(exchange.request.socket)?.delete(exchange.request);
     if (this.#open === 0) this.#whenQuiet?.();
     if (exchange.status === 0 || !this.#events.heard("request.answered")) return;
     const { model, tier, status, startedAt } = exchange;
@@ -172,9 +207,11 @@ export class Listener {
   }
 
   #find(exchange: Exchange, request: IncomingMessage): { run: Answer; id: string } {
-    const flaw = flawOf(request, this.#limits.maxHeaders);
+    const { maxHeaders } = this.#limits;
+    const flaw = request.httpVersionMajor > 1 ? streamFlaw(request, maxHeaders) : flawOf(request, maxHeaders);
     if (flaw !== undefined) {
       exchange.last = true;
+      if (request.httpVersionMajor === 1) this.#ended.add(request.socket);
       throw flaw;
     }
     const { methods, id } = this.#route(exchange.path);
@@ -216,7 +253,10 @@ export class Listener {
 
   #malformed(error: Error & { code?: string }, socket: Duplex): void {
     const id = newId(this.#clock.now());
-    if (error.code === "ECONNRESET" || !socket.writable) socket.destroy();
+    // An answer now would be taken for that of a request before this one, which still waits for its own.
+    const early = [...(this.#unanswered.get(socket) ?? [])].some(({ complete }) => complete);
+    const gone = error.code === "ECONNRESET" || isTlsTrouble(error.code) || !socket.writable;
+    if (gone || early) socket.destroy();
     else if (error.code === "ERR_HTTP_REQUEST_TIMEOUT") {
       refuseSocket(socket, 408, "REQUEST_TIMEOUT", "the request was sent too slowly", id);
     } else if (error.code === "HPE_HEADER_OVERFLOW") {
@@ -243,6 +283,8 @@ function flawOf({ rawHeaders: raw, httpVersion }: IncomingMessage, maxHeaders: n
     if (raw[i]!.length === 4 && raw[i]!.toLowerCase() === "host") hosts++;
   }
   if (hosts > 1) return new Refusal("INVALID_REQUEST", "more than one Host header");
+  const twice = repeatedHeader(raw);
+  if (twice !== undefined) return new Refusal("INVALID_REQUEST", `the header ${twice} stands twice`);
   if (hosts === 1 || httpVersion === "1.0") return undefined;
   return new Refusal("INVALID_REQUEST", "the Host header is missing");
 }

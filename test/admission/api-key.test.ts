@@ -33,7 +33,7 @@ describe("an API key", () => {
         assert.match(key, /^fy_live_[0-9A-Za-z]{46}$/);
         const id = readApiKey(key);
         assert.equal(id, key.slice(KEY_PREFIX.length, KEY_PREFIX.length + 12));
-        assert.ok(isKeyId(id!));
+        assert.ok(isKeyId(id));
       }),
     );
   });
@@ -41,7 +41,7 @@ describe("an API key", () => {
   test("one character changed, two swapped, one lost or added: it is no key", () => {
     const place = fc.integer({ min: KEY_PREFIX.length, max: KEY_LENGTH - 1 });
     fc.assert(
-      fc.property(anyKey, place, fc.constantFrom(...DIGITS), (key, at, digit) => {
+      fc.property(anyKey, place, fc.constantFrom(...DIGITS.split("")), (key, at, digit) => {
         const changed = key.slice(0, at) + digit + key.slice(at + 1);
         if (changed !== key) assert.equal(readApiKey(changed), undefined);
         const swapped = key.slice(0, at - 1) + key[at]! + key[at - 1]! + key.slice(at + 1);

@@ -53,7 +53,7 @@ describe("a key", () => {
   test("works no longer once its record is gone, also when it was proven before", () => {
     const store = new FakeStore(paid);
     const credentials = withStore(store);
-    credentials.identify(undefined, paid.key);
+    void credentials.identify(undefined, paid.key);
     store.records.clear();
     assert.equal(refusal(() => credentials.identify(undefined, paid.key)).code, "UNAUTHENTICATED");
   });
@@ -136,7 +136,7 @@ describe("401", () => {
     const asOther = new FakeStore({ key: forged.key, record: { ...paid.record, id: forged.record.id } });
     assert.equal(refusal(() => withStore(asOther).identify(undefined, forged.key)).code, "UNAUTHENTICATED");
     const credentials = withStore(store);
-    credentials.identify(undefined, paid.key);
+    void credentials.identify(undefined, paid.key);
     store.records.set(forged.record.id, paid.record);
     assert.equal(refusal(() => credentials.identify(undefined, forged.key)).code, "UNAUTHENTICATED");
   });

@@ -227,7 +227,7 @@ test("403: a tier that is not configured, none, or no text; never another's", as
 describe("a public key", () => {
   test("is taken as SPKI or as a certificate's; a private key is refused", () => {
     assert.ok(fits(readPem(pem(issuer), "RS256"), "RS256"));
-    const secret = issuer.privateKey.export({ type: "pkcs8", format: "pem" }) as string;
+    const secret = issuer.privateKey.export({ type: "pkcs8", format: "pem" });
     assert.throws(() => readPem(secret, "RS256"), /holds a private key/);
     assert.throws(() => readPem("hello", "RS256"), /no public key in PEM/);
   });

@@ -1,6 +1,5 @@
 /** What the tests of credentials share: a clock, keys, tokens that are good or forged. */
-import { generateKeyPairSync, type KeyObject, randomBytes, sign } from "node:crypto";
-import { createSecretKey } from "node:crypto";
+import { createSecretKey, generateKeyPairSync, type KeyObject, randomBytes, sign } from "node:crypto";
 import { digestOf, nameOfSecret, newApiKey, readApiKey } from "../../src/admission/api-key.ts";
 import type { KeyRecord, KeyStore } from "../../src/admission/keys.ts";
 import { Refusal } from "../../src/core/errors.ts";
@@ -75,7 +74,7 @@ export function rsaPair(): Pair {
 }
 
 export function pem({ publicKey }: Pair): string {
-  return publicKey.export({ type: "spki", format: "pem" }) as string;
+  return publicKey.export({ type: "spki", format: "pem" });
 }
 
 export function jwk({ publicKey }: Pair, kid: string): object {

@@ -7,6 +7,7 @@ import { setImmediate as turn } from "node:timers/promises";
 import type { Reply, Worker } from "../../src/backend/backend.ts";
 import { HttpBackend, retryAfterMs } from "../../src/backend/http.ts";
 import { SystemClock } from "../../src/clock.ts";
+import { Events } from "../../src/telemetry/events.ts";
 import { CRASH, REJECT, assertOneLine, backendContract, batchOf, outputsOf } from "../contract/backend.ts";
 import { type Behaviour, StubWorker, echo, endless, hang, saying, status } from "./stub-worker.ts";
 
@@ -14,7 +15,9 @@ const never = new AbortController().signal;
 const MAX_REPLY_BYTES = 1_000_000;
 
 function backendFor(...urls: string[]): HttpBackend {
-  return new HttpBackend({ workers: urls, maxReplyBytes: MAX_REPLY_BYTES }, new SystemClock());
+  const health = { askMs: 1000, askTimeoutMs: 2000, failures: 3 };
+  const options = { workers: urls, maxReplyBytes: MAX_REPLY_BYTES, health, tls: { reloadMs: 2000 } };
+  return new HttpBackend(options, { model: "m", clock: new SystemClock(), events: new Events() });
 }
 
 /** Runs `check` on a worker whose far end behaves like this. */
@@ -233,6 +236,7 @@ describe("http, refusals:", () => {
         assert.deepEqual(reply, {
           kind: "busy",
           message: `worker answered ${code}: later`,
+          brief: `worker answered ${code}`,
           retryAfterMs: ms,
         });
       }

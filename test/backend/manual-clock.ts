@@ -2,8 +2,12 @@
 import type { Alarm, Clock } from "../../src/clock.ts";
 
 export class ManualClock implements Clock {
-  #now = 1_000_000;
+  #now: number;
   #waiting: { readonly time: number; readonly ring: () => void }[] = [];
+
+  constructor(start = 1_000_000) {
+    this.#now = start;
+  }
 
   now(): number {
     return this.#now;

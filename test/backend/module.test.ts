@@ -18,7 +18,7 @@ function backendFor(fn: string, more: Partial<ModuleOptions> = {}, events = new 
 
 async function withWorker(
   fn: string,
-  check: (worker: Required<Omit<Worker, "load">>, events: Events) => Promise<void>,
+  check: (worker: Worker & { probe(signal: AbortSignal): Promise<boolean> }, events: Events) => Promise<void>,
 ): Promise<void> {
   const events = new Events();
   const backend = backendFor(fn, {}, events);
@@ -115,8 +115,8 @@ describe("module:", () => {
     withWorker("module.ts:dying", async (worker) => {
       const cases: [how: string, message: RegExp][] = [
         ["exit", /^module-1 ended with exit code 4$/],
-        ["uncaught", /^module-1 died: TypeError: nobody catches this$/],
-        ["unhandled", /^module-1 died: Error: nobody waits for this$/],
+        ["uncaught", /^module-1 died of TypeError: nobody catches this$/],
+        ["unhandled", /^module-1 died of Error: nobody waits for this$/],
       ];
       for (const [how, message] of cases) {
         const reply = await worker.run(batchOf([`"${how}"`]), never);

@@ -29,7 +29,7 @@ function backendFor(fn: string, more: Partial<PythonOptions> = {}, events = new 
 
 async function withWorker(
   fn: string,
-  check: (worker: Required<Omit<Worker, "load">>, events: Events) => Promise<void>,
+  check: (worker: Worker & { probe(signal: AbortSignal): Promise<boolean> }, events: Events) => Promise<void>,
   more: Partial<PythonOptions> = {},
 ): Promise<void> {
   const events = new Events();
@@ -100,7 +100,7 @@ describe("python, what comes back:", () => {
   test("whatever the function raises is `rejected`, with its type; the traceback is printed", () =>
     withWorker("model.py:raising", async (worker, events) => {
       const traceback = events.next("worker.printed", ({ line }) =>
-        line.startsWith("ValueError: invalid literal"),
+        line.startsWith("ValueError: its message is in the answer"),
       );
       const cases: [what: string, message: RegExp][] = [
         ["value", /^ValueError: invalid literal for int\(\) with base 10: 'x'$/],

@@ -1,9 +1,11 @@
 /**
  * A real HTTP worker whose behaviour each test chooses. It notes what it saw: the bodies, how many
- * connections were opened, and whether two requests were ever open at once. It echoes by default.
+ * connections were opened, and whether two requests were ever open at once. It echoes by default. A GET is a
+ * question about its health; `onQuestion` answers it.
  */
 import { once } from "node:events";
 import { createServer, type IncomingMessage, type Server, type ServerResponse } from "node:http";
+import { createServer as createTlsServer, type Server as TlsServer, type ServerOptions } from "node:https";
 import type { AddressInfo, Socket } from "node:net";
 
 export interface StubCall {
@@ -18,6 +20,7 @@ export type Behaviour = (call: StubCall) => void | Promise<void>;
 
 export class StubWorker {
   behave: Behaviour;
+  onQuestion: (request: IncomingMessage, response: ServerResponse) => void = (_, response) => response.end();
   readonly url: string;
   readonly bodies: string[] = [];
   readonly requests: IncomingMessage[] = [];
@@ -27,17 +30,17 @@ export class StubWorker {
   #open = 0;
   #arrived = Promise.withResolvers<StubCall>();
 
-  private constructor(server: Server, behave: Behaviour) {
+  private constructor(server: Server, behave: Behaviour, scheme: "http" | "https") {
     this.#server = server;
-    this.url = `http://127.0.0.1:${(server.address() as AddressInfo).port}/infer?v=1`;
+    this.url = `${scheme}://127.0.0.1:${(server.address() as AddressInfo).port}/infer?v=1`;
     this.behave = behave;
   }
 
-  static async listen(behave: Behaviour = echo): Promise<StubWorker> {
-    const server = createServer();
+  static async listen(behave: Behaviour = echo, tls?: ServerOptions): Promise<StubWorker> {
+    const server = tls === undefined ? createServer() : createTlsServer(tls);
     server.listen(0, "127.0.0.1");
     await once(server, "listening");
-    const stub = new StubWorker(server, behave);
+    const stub = new StubWorker(server, behave, tls === undefined ? "http" : "https");
     server.on("connection", () => stub.connections++);
     server.on("request", (request, response) => void stub.#answer(request, response));
     return stub;
@@ -46,6 +49,11 @@ export class StubWorker {
   /** The next request that arrives in full. */
   arrival(): Promise<StubCall> {
     return this.#arrived.promise;
+  }
+
+  /** Another certificate, for connections from now on. */
+  renew({ cert, key }: { readonly cert: string; readonly key: string }): void {
+    (this.#server as TlsServer).setSecureContext({ cert, key });
   }
 
   async [Symbol.asyncDispose](): Promise<void> {
@@ -57,6 +65,7 @@ export class StubWorker {
   }
 
   async #answer(request: IncomingMessage, response: ServerResponse): Promise<void> {
+    if (request.method === "GET") return this.onQuestion(request, response);
     this.mostAtOnce = Math.max(this.mostAtOnce, ++this.#open);
     response.on("close", () => this.#open--);
     const chunks: Buffer[] = [];

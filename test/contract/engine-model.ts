@@ -78,7 +78,7 @@ export class EngineModel {
       this.#bind(leader, sharing);
       return;
     }
-    if (this.#count("queued") >= this.#options.maxQueued) {
+    if (sharing.only === true || this.#count("queued") >= this.#options.maxQueued) {
       assert.equal(reply.kind, "full");
       return;
     }

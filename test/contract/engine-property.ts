@@ -69,6 +69,7 @@ const step = fc.oneof(
       content: fc.constantFrom("", "", "a", "b"),
       key: fc.constantFrom("", "", "k1", "k2"),
       cache: fc.boolean(),
+      only: fc.constantFrom(false, false, false, true),
       deadlineMs: fc.constantFrom(4000, 4000, 4000, 300),
     }),
   },
@@ -347,9 +348,10 @@ class Story {
 }
 
 /** Keys as the intake makes them: each holds its tenant, but a cache may be shared. */
-function sharingOf({ content, key, cache, tenant }: StepOf<"put">): Sharing {
-  if (content === "") return {};
+function sharingOf({ content, key, cache, tenant, only }: StepOf<"put">): Sharing {
+  if (content === "") return { only };
   return {
+    only,
     joinKey: `${content} ${tenant}`,
     ...(cache && { cacheKey: content, cacheTtlMs: CACHE_TTL_MS }),
     ...(key !== "" && { idempotency: { key: `${key} ${tenant}`, fingerprint: content } }),

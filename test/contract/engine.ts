@@ -9,12 +9,14 @@ import { describe } from "node:test";
 import { cancelContract } from "./engine-cancel.ts";
 import { claimContract } from "./engine-claim.ts";
 import { lettersContract } from "./engine-letters.ts";
+import { onlyContract } from "./engine-only.ts";
 import { type PropertyLimits, propertyContract } from "./engine-property.ts";
 import { putContract } from "./engine-put.ts";
 import { reapContract } from "./engine-reap.ts";
 import { settleContract } from "./engine-settle.ts";
 import { sharingContract } from "./engine-sharing.ts";
 import { holdsOn, type OpenEngine } from "./engine-stage.ts";
+import { turnsContract } from "./engine-turns.ts";
 import { viewsContract } from "./engine-views.ts";
 
 export function engineContract(name: string, open: OpenEngine, limits: PropertyLimits = {}): void {
@@ -23,11 +25,13 @@ export function engineContract(name: string, open: OpenEngine, limits: PropertyL
     const holds = holdsOn(open);
     putContract(holds);
     sharingContract(holds);
+    onlyContract(holds);
     claimContract(holds);
     settleContract(holds);
     cancelContract(holds);
     reapContract(holds);
     viewsContract(holds);
+    turnsContract(holds);
     lettersContract(holds);
     propertyContract(open, limits);
   });

@@ -1,7 +1,7 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 import fc from "fast-check";
-import { canonical, MAX_DEPTH, scan } from "../../src/core/json.ts";
+import { canonical, MAX_DEPTH, MAX_KEYS, scan } from "../../src/core/json.ts";
 
 /** Any JSON value, without the keys that are refused. */
 const json = fc.jsonValue({ maxDepth: 5 }).filter((value) => !JSON.stringify(value).includes("__proto__"));
@@ -73,9 +73,21 @@ for (const text of passed) {
 
 test("nesting is allowed to its limit and not one deeper", () => {
   const nested = (depth: number): string => `${"[".repeat(depth)}${"]".repeat(depth)}`;
-  assert.equal(scan(nested(MAX_DEPTH)).tooDeep, false);
-  assert.equal(scan(nested(MAX_DEPTH + 1)).tooDeep, true);
-  assert.equal(scan(nested(1_000_000)).tooDeep, true);
+  assert.equal(scan(nested(MAX_DEPTH)).tooMuch, false);
+  assert.equal(scan(nested(MAX_DEPTH + 1)).tooMuch, true);
+  assert.equal(scan(nested(1_000_000)).tooMuch, true);
+});
+
+test("an object has keys to its limit and not one more; objects do not add up", () => {
+  const keyed = (count: number): string =>
+    `{${Array.from({ length: count }, (_, at) => `"k${at}":1`).join()}}`;
+  assert.equal(scan(keyed(MAX_KEYS)).problem, undefined);
+  assert.deepEqual(scan(`[${keyed(MAX_KEYS + 1)}]`), {
+    fields: undefined,
+    problem: `an object has more than ${MAX_KEYS} keys; send a list`,
+    tooMuch: true,
+  });
+  assert.equal(scan(`[${keyed(MAX_KEYS)},${keyed(MAX_KEYS)}]`).problem, undefined);
 });
 
 test("equal values have equal canonical texts, whatever their spacing, key order and escapes", () => {

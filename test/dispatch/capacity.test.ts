@@ -156,3 +156,36 @@ test("tasks that cannot share a batch make the capacity smaller, for as long as 
   await simulation.run(20_000);
   assert.ok(horizonOf(simulation).batchSize > 50);
 });
+
+test("a worker that says it is unwell gets nothing and counts for nothing, until it says it is well", async () => {
+  let health = { well: true, why: "", since: 0 };
+  let tell: (() => void) | undefined;
+  const simulation = simulate({
+    backend: { workers: 1, baseMs: 10 },
+    wrap: (worker) => ({
+      name: worker.name,
+      run: (batch, signal) => worker.run(batch, signal),
+      get health() {
+        return health;
+      },
+      set onHealth(listener: (() => void) | undefined) {
+        tell = listener;
+      },
+    }),
+  });
+  const ended = endings(simulation);
+  const states: string[] = [];
+  simulation.events.on("worker.changed", ({ state, why }) => states.push(`${state}: ${why}`));
+  health = { well: false, why: "out of memory", since: 0 };
+  tell!();
+  await simulation.run(2);
+  assert.deepEqual([horizonOf(simulation).healthy, horizonOf(simulation).idle], [0, 0]);
+  simulation.put();
+  await simulation.run(500);
+  assert.equal(ended.size, 0);
+  health = { well: true, why: "", since: 0 };
+  tell!();
+  await simulation.run(20);
+  assert.deepEqual(codes(ended), ["ok"]);
+  assert.deepEqual(states, ["down: out of memory", "idle: it says that it is well again"]);
+});

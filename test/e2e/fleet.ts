@@ -125,12 +125,12 @@ export class Part implements AsyncDisposable {
     return this.#ask("POST", `${this.url}/v1/inference`, fields, JSON.stringify(body), signal);
   }
 
-  get(path: string, signal?: AbortSignal): Promise<Answer> {
-    return this.#ask("GET", this.url + path, {}, undefined, signal);
+  get(path: string, signal?: AbortSignal, headers: Headers = {}): Promise<Answer> {
+    return this.#ask("GET", this.url + path, headers, undefined, signal);
   }
 
-  delete(path: string): Promise<Answer> {
-    return this.#ask("DELETE", this.url + path, {});
+  delete(path: string, headers: Headers = {}): Promise<Answer> {
+    return this.#ask("DELETE", this.url + path, headers);
   }
 
   admin(path: string, method: Dispatcher.HttpMethod = "GET"): Promise<Answer> {

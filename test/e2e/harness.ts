@@ -107,6 +107,7 @@ export interface Exit {
 export class Ferry implements AsyncDisposable {
   readonly configFile: string;
   readonly lines: LogLine[] = [];
+  stdout = "";
   readonly exited: Promise<Exit>;
   url = "";
   adminUrl = "";
@@ -122,7 +123,7 @@ export class Ferry implements AsyncDisposable {
     this.#owned = owned;
     this.exited = this.#end();
     createInterface({ input: process.stderr! }).on("line", (line) => this.#note(line));
-    process.stdout!.resume();
+    process.stdout!.setEncoding("utf8").on("data", (text: string) => (this.stdout += text));
   }
 
   /** Starts Ferry. With `folder` the config and a relative `dataDir` live there, and outlive this process. */
@@ -187,12 +188,12 @@ export class Ferry implements AsyncDisposable {
     return this.#ask("GET", this.url + path, headers);
   }
 
-  delete(path: string): Promise<Answer> {
-    return this.#ask("DELETE", this.url + path, {});
+  delete(path: string, headers: Headers = {}): Promise<Answer> {
+    return this.#ask("DELETE", this.url + path, headers);
   }
 
-  admin(path: string, method: Dispatcher.HttpMethod = "GET"): Promise<Answer> {
-    return this.#ask(method, this.adminUrl + path, {});
+  admin(path: string, method: Dispatcher.HttpMethod = "GET", headers: Headers = {}): Promise<Answer> {
+    return this.#ask(method, this.adminUrl + path, headers);
   }
 
   /** The output for one input; anything but 200 fails the test. */

@@ -11,7 +11,7 @@ import { parseConfig } from "../../src/config-load.ts";
 import { exchange } from "../redis/exchange.ts";
 import { slotOf, startCluster, startServer, until, type Server, type Settings } from "../redis/servers.ts";
 import { Fleet, fleetConfig, patient } from "./fleet.ts";
-import { assertError, eventually, ROOT } from "./harness.ts";
+import { assertError, eventually, Folder, ROOT, runFerry, writeConfig } from "./harness.ts";
 import { echo, Gate, stubModel, StubWorker } from "./stub-worker.ts";
 
 /** Sent, and not in the line, with the reason. */
@@ -69,7 +69,9 @@ function commandsIn(file: string, known: ReadonlySet<string>): string[] {
 test("the rights are the commands that Ferry sends, each of them and no other", async () => {
   await using server = await startServer();
   const known = await commandsOf(server);
-  const files = globSync(["src/{redis,engine,fleet}/*.ts", "src/{engine,fleet}/lua/*.lua"], { cwd: ROOT });
+  const files = globSync(["src/{redis,engine,fleet,admission}/*.ts", "src/{engine,fleet}/lua/*.lua"], {
+    cwd: ROOT,
+  });
   const sent = new Set(files.flatMap((file) => commandsIn(file, known)));
   assert.ok(sent.has("xautoclaim") && sent.has("ssubscribe") && sent.has("cluster|slots"));
   const needed = [...sent].filter((name) => !NEEDS_NO_RIGHT.has(name));
@@ -197,6 +199,27 @@ async function leasesWork(fleet: Fleet, stub: StubWorker, servers: readonly Serv
   assert.deepEqual((await door!.result(id)).output, { of: "renewed" });
 }
 
+/** A gateway that asks for keys, and `ferry keys`, as the same user. */
+async function keysWork(fleet: Fleet, servers: readonly Server[]): Promise<void> {
+  await using folder = await Folder.make();
+  const nodes = servers.map(({ port }) => `127.0.0.1:${port}`);
+  const models = [{ name: "m", backend: { kind: "simulated" } }];
+  const engine = { kind: "redis", nodes, username: "ferry", password: PASSWORD };
+  const file = await writeConfig(folder, { engine, models, auth: { mode: "required" } });
+  const keys = async (...words: string[]): Promise<string> => {
+    const { code, stdout, stderr } = await runFerry(["keys", ...words, "-c", file]);
+    assert.equal(code, 0, stderr);
+    return stdout.trim();
+  };
+  const door = await fleet.add("gateway", { auth: { mode: "required", reloadMs: 100 } });
+  const key = await keys("create", "--user", "u1", "--tier", "paid");
+  const status = async (): Promise<number> => (await door.post({ input: "k" }, { "x-api-key": key })).status;
+  await eventually(async () => (await status()) === 200);
+  assert.match(await keys("list"), /u1/);
+  await keys("revoke", key);
+  await eventually(async () => (await status()) === 401);
+}
+
 /** What the servers refused to this user, but for what the boot check may do without. */
 async function refusals(servers: readonly Server[]): Promise<string[]> {
   const logs = await Promise.all(servers.map((server) => server.ask("ACL", "LOG")));
@@ -214,6 +237,7 @@ async function everythingWorks(servers: readonly Server[], more: (fleet: Fleet) 
   await cancellingWorks(fleet, stub);
   await deadLettersWork(fleet, stub);
   await leasesWork(fleet, stub, servers);
+  await keysWork(fleet, servers);
   await more(fleet);
   for (const part of [fleet.gateways[0]!, fleet.batchers[1]!])
     assert.doesNotMatch(part.stderr(), /NOPERM|permission/i);

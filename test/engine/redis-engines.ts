@@ -59,9 +59,9 @@ export function openInOneShard(nodes: () => RedisNodes): OpenEngine {
 }
 
 /** In sixteen: tasks of the same content meet, the others go anywhere. */
-export function openSpread(nodes: () => RedisNodes): OpenEngine {
+export function openSpread(nodes: () => RedisNodes, more: Partial<RedisOptions> = {}): OpenEngine {
   return async (options) => {
-    const { engine, clock, events } = makeEngine(nodes(), options);
+    const { engine, clock, events } = makeEngine(nodes(), options, more);
     const home = (content: string, number: number): number =>
       content === "" ? number % HOMES : homeOf(content);
     return { engine, clock, events, home, refresh: () => engine.refresh(), approximate: true };

@@ -33,6 +33,12 @@ function onServers(name: string, start: () => Promise<AsyncDisposable & { connec
         { runs: 60, maxQueued: UNBOUNDED },
       );
     });
+    describe("with tenants that crowd each other", () => {
+      propertyContract(
+        openSpread(() => nodes, { crowdFrom: 0 }),
+        { runs: 60, maxQueued: UNBOUNDED },
+      );
+    });
   });
 }
 

@@ -12,6 +12,17 @@ const WARM_MS = 3000;
 const latencies = (visits: readonly { latencyMs: number }[]): number[] =>
   visits.map(({ latencyMs }) => latencyMs);
 
+/** The figures of a run, as docs/tuning.md has them. */
+function told(crowd: Crowd, to: number): string {
+  const tiers = [0, 1, 2].map((tier) => {
+    const visits = crowd.between(WARM_MS, to, tier);
+    const p99 = percentile(latencies(visits), 0.99).toFixed(0);
+    return `${(100 * answered(visits)).toFixed(1)} % in time, p99 ${p99} ms`;
+  });
+  const all = crowd.between(WARM_MS, to);
+  return `${goodput(crowd, WARM_MS, to).toFixed(3)} C, ${(100 * late(all)).toFixed(2)} % late; ${tiers.join("; ")}`;
+}
+
 async function overloaded(load: number, seconds: number, options: CrowdOptions): Promise<Crowd> {
   const crowd = new Crowd(options);
   crowd.arrive(poisson(load * crowd.capacity, seconds * 1000, 5));
@@ -22,8 +33,9 @@ async function overloaded(load: number, seconds: number, options: CrowdOptions):
 
 describe("1.2 to 4 times what the workers can do", () => {
   for (const load of [1.2, 2, 4]) {
-    test(`${load} C: all of the capacity is used, and what is let in is in time`, async () => {
+    test(`${load} C: all of the capacity is used, and what is let in is in time`, async (t) => {
       const crowd = await overloaded(load, 10, { workers: 8, totalMs: 500, mix: MIX });
+      t.diagnostic(told(crowd, 10_000));
       assert.ok(goodput(crowd, WARM_MS, 10_000) >= 0.99, `goodput ${goodput(crowd, WARM_MS, 10_000)} C`);
       const settled = late(crowd.between(WARM_MS, 10_000));
       assert.ok(settled <= 0.001, `late ${settled}`);
@@ -46,8 +58,9 @@ describe("1.2 to 4 times what the workers can do", () => {
     });
   }
 
-  test("without admission nothing is in time", async () => {
+  test("without admission nothing is in time", async (t) => {
     const crowd = await overloaded(2, 10, { workers: 8, totalMs: 500, mode: "off" });
+    t.diagnostic(told(crowd, 10_000));
     assert.ok(goodput(crowd, WARM_MS, 10_000) < 0.1);
   });
 });

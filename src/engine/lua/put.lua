@@ -3,18 +3,19 @@
 -- before, and is deleted here unless it is queued. No allow-oom: a full Redis refuses before anything is
 -- written, and goes on finishing what it has. What all tasks of a shard need is read at once.
 -- ARGV 3 gateway, 4 maxQueued, 5 maxBytes, 6 results ttl, 7 key ttl, 8 how many kinds, then the shards, then
---   per kind of task: tenant, family, tier, queueMs, index ttl, parameters
+--   per kind of task: tenant, family, tier, queueMs, index ttl, parameters, kind of stream ('': never queued, only
+--     answered or joined)
 --   per task: shard's place, kind, id, deadline, bytes, join key, cache key ('=' the same), digest of its
 --     Idempotency-Key or '', and only with one: fingerprint
--- Returns per task: q queued, m its body is missing, or {j, id} {d, id, frame, cached} {c, id} {f, which bound}.
+-- Returns per task: q queued, m its body is missing, or {j, id} {d, id, frame, cached} {c, id} {f, which bound; o: never queued}.
 local gateway, max_queued, max_bytes = ARGV[3], tonumber(ARGV[4]), tonumber(ARGV[5])
 local ttl, key_ttl = tonumber(ARGV[6]), ARGV[7]
 local at = read_shards(9)
 local parameters, replies, kinds = {}, {}, {}
 for n = 1, tonumber(ARGV[8]) do
   kinds[n] = { tenant = ARGV[at], family = ARGV[at + 1], tier = tonumber(ARGV[at + 2]), queue_ms = tonumber(ARGV[at + 3]),
-    index_ttl = ARGV[at + 4], parameters = ARGV[at + 5] }
-  at = at + 6
+    index_ttl = ARGV[at + 4], parameters = ARGV[at + 5], stream = ARGV[at + 6] }
+  at = at + 7
 end
 
 local function bind(sh, st, id, key, fingerprint)
@@ -128,7 +129,7 @@ local function put(sh, kind, id, deadline, bytes, join_key, cache, key, fingerpr
   local found = sh.ended_before and find_result(sh, id)
   local reply = found and { 'd', id, found.frame, '0' }
     or share(sh, id, tenant, tier, deadline, queue_ms, join_key, cache, key, fingerprint)
-  local bound = not reply and bound_reached(sh, bytes)
+  local bound = not reply and (kind.stream == '' and 'o' or bound_reached(sh, bytes))
   if bound then reply = { 'f', bound } end
   if reply then
     sh.bodies[#sh.bodies + 1] = sh.base .. 'b:' .. id
@@ -136,7 +137,7 @@ local function put(sh, kind, id, deadline, bytes, join_key, cache, key, fingerpr
   end
   local st = { 'q', '', '', kind.family, tier, 0, '', 0, 0, 0, 0, deadline, math.min(deadline, after(queue_ms)), now, bytes,
     tenant, 0, gateway, '' }
-  enter(sh, id, st, 'n', kind.parameters)
+  enter(sh, id, st, kind.stream, kind.parameters)
   if kind.parameters ~= '' then parameters[st[STREAM]] = kind.parameters end
   sh.queued = sh.queued + 1
   sh.bytes = sh.bytes + bytes

@@ -1,14 +1,23 @@
 #!lua flags=allow-oom
--- Spends one unit of a window that opens with the first and closes windowMs later.
--- ARGV 3 limit, 4 windowMs; KEYS 1 the window. Returns allowed, left, ms until it closes.
-local limit, window = tonumber(ARGV[3]), tonumber(ARGV[4])
-local value = redis.call('GET', KEYS[1])
-local closes, used = after(window), 0
-if value then
-  local found = cmsgpack.unpack(value)
-  if now < found[1] then closes, used = found[1], found[2] end
+-- Spends units of windows; each opens with its first unit and closes windowMs later.
+-- ARGV 3 windowMs, then per window: limit, how many units; KEYS the windows, in the same order.
+-- Returns per window: how many units were granted, how many are left, until it closes.
+local window = tonumber(ARGV[3])
+local found = redis.call('MGET', unpack(KEYS))
+local windows, reply = {}, {}
+for n, key in ipairs(KEYS) do
+  local limit, units = tonumber(ARGV[2 + 2 * n]), tonumber(ARGV[3 + 2 * n])
+  -- A window may stand here twice, when its limit has just changed.
+  local kept = windows[key] or (found[n] and cmsgpack.unpack(found[n]))
+  if not kept or now >= kept[1] then kept = { after(window), 0 } end
+  windows[key] = kept
+  local granted = math.max(0, math.min(units, limit - kept[2]))
+  if granted > 0 then
+    kept[2] = kept[2] + granted
+    redis.call('SET', key, cmsgpack.pack(kept), 'PX', 2 * window)
+  end
+  reply[#reply + 1] = granted
+  reply[#reply + 1] = math.max(0, limit - kept[2])
+  reply[#reply + 1] = text(kept[1] - now)
 end
-local allowed = used < limit
-if allowed then used = used + 1 end
-redis.call('SET', KEYS[1], cmsgpack.pack({ closes, used }), 'PX', 2 * window)
-return { allowed and 1 or 0, math.max(0, limit - used), text(closes - now) }
+return reply

@@ -1,0 +1,96 @@
+/**
+ * The part of `ferry check` about certificates and workers: files that `ferry serve` would refuse, those that
+ * end soon, and, with --probe, workers with which no TLS can be agreed on. A probe connects and hangs up:
+ * nothing is sent to a worker.
+ *
+ * A worker that does not answer is a warning, since it may only be down; one whose TLS does not fit is a
+ * problem, since it will not get better by waiting.
+ */
+import type { Reach } from "../backend/worker-tls.ts";
+import { Certificates } from "../certificates.ts";
+import { SystemClock } from "../clock.ts";
+import type { Config } from "../config.ts";
+import { Events } from "../telemetry/events.ts";
+
+export interface TlsFinding {
+  /** The setting, `models[0].backend.tls.caFile`. */
+  readonly path: string;
+  readonly message: string;
+  /** It would stop a start, or every batch. */
+  readonly problem: boolean;
+}
+
+export interface TlsFindings {
+  readonly findings: readonly TlsFinding[];
+  /** With how many workers a connection was tried, and with how many it worked. */
+  readonly asked: number;
+  readonly reached: number;
+}
+
+const none: TlsFindings = { findings: [], asked: 0, reached: 0 };
+
+export async function checkTlsFiles(config: Config | undefined): Promise<TlsFinding[]> {
+  if (config === undefined) return [];
+  const findings: TlsFinding[] = [];
+  if (config.tls !== undefined) findings.push(...(await checkFiles("tls", config.tls)));
+  for (const [index, { backend }] of config.models.entries()) {
+    if (backend.kind !== "http") continue;
+    findings.push(...(await checkFiles(`models[${index}].backend.tls`, backend.tls)));
+  }
+  return findings;
+}
+
+async function checkFiles(setting: string, files: Files): Promise<TlsFinding[]> {
+  const events = new Events();
+  const told: string[] = [];
+  events.on("notice", ({ message }) => told.push(message));
+  const certificates = new Certificates(setting, files, files.reloadMs, new SystemClock(), events);
+  try {
+    await certificates.start();
+    return told.map((message) => finding(message, setting, false));
+  } catch (error) {
+    return [finding((error as Error).message, setting, true)];
+  } finally {
+    certificates.stop();
+  }
+}
+
+type Files = ConstructorParameters<typeof Certificates>[1] & { readonly reloadMs: number };
+
+/** Messages begin with the setting that they are about. */
+function finding(message: string, setting: string, problem: boolean): TlsFinding {
+  const colon = message.startsWith(setting) ? message.indexOf(": ") : -1;
+  if (colon < 0) return { path: setting, message, problem };
+  return { path: message.slice(0, colon), message: message.slice(colon + 2), problem };
+}
+
+/** Tries a connection to every http worker. */
+export async function probeWorkers(config: Config | undefined): Promise<TlsFindings> {
+  if (config === undefined) return none;
+  // Loaded only now: a check without --probe needs no client.
+  const { WorkerTls } = await import("../backend/worker-tls.ts");
+  const findings: TlsFinding[] = [];
+  let [asked, reached] = [0, 0];
+  for (const [index, { name, backend }] of config.models.entries()) {
+    if (backend.kind !== "http") continue;
+    const tls = new WorkerTls(`model ${name}: backend.tls`, backend.tls, new SystemClock(), new Events());
+    try {
+      await tls.start();
+      const tries = await Promise.all(backend.workers.map((worker) => tls.reach(new URL(worker))));
+      asked += tries.length;
+      tries.forEach((reach, at) => {
+        if (reach.ok) reached++;
+        else findings.push(workerFinding(`models[${index}].backend.workers[${at}]`, reach));
+      });
+    } catch {
+      // The files cannot be used, and `checkTlsFiles` says why.
+    } finally {
+      tls.stop();
+    }
+  }
+  return { findings, asked, reached };
+}
+
+function workerFinding(path: string, { message, tls }: Reach & { ok: false }): TlsFinding {
+  return { path, message: tls ? message : `cannot be reached now: ${message}`, problem: tls };
+}

@@ -1,0 +1,105 @@
+/**
+ * Rate limits on Redis: units of one tick, and those that come while a call is on its way, are spent
+ * together, in one call of the `spend` script per server (per shard on a Cluster). Units of one window are
+ * one argument of it.
+ *
+ * A window is one key, so what is spent is exact however many processes spend. While Redis is away each
+ * process counts for itself, from what Redis last said of the window: a limit is never open, and one that was
+ * used up stays so until its minute is over.
+ */
+import { homeOf } from "../core/home.ts";
+import { type Spent, Windows, WINDOW_MS } from "../core/window.ts";
+import { digest } from "./redis-keys.ts";
+import type { RedisParts } from "./redis-parts.ts";
+import { scripts } from "./redis-scripts.ts";
+
+const MAX_SPENDERS = 10_000;
+/** Windows in one call at most: Redis serves nobody else while a script runs. */
+const MAX_TOGETHER = 256;
+
+/** Units of one window that are spent together. */
+interface Spending {
+  readonly key: string;
+  readonly name: string;
+  readonly shard: number;
+  readonly limit: number;
+  readonly answers: ((spent: Spent) => void)[];
+}
+
+export class RedisSpends {
+  readonly #parts: RedisParts;
+  /** For when Redis is away. */
+  readonly #windows = new Windows(MAX_SPENDERS);
+  /** What gathers, by what may travel together, then by window and limit. */
+  readonly #gathering = new Map<number, Map<string, Spending>>();
+  readonly #busy = new Set<number>();
+
+  constructor(parts: RedisParts) {
+    this.#parts = parts;
+  }
+
+  spend(key: string, limit: number): Promise<Spent> {
+    const { nodes, shards } = this.#parts;
+    const { promise, resolve } = Promise.withResolvers<Spent>();
+    const name = digest(key);
+    const shard = homeOf(name) % shards;
+    const group = nodes.cluster ? shard : 0;
+    let gathered = this.#gathering.get(group);
+    if (gathered === undefined) {
+      this.#gathering.set(group, (gathered = new Map()));
+      if (!this.#busy.has(group)) setImmediate(() => void this.#flush(group));
+    }
+    const which = `${limit} ${name}`;
+    const spending = gathered.get(which);
+    if (spending === undefined) gathered.set(which, { key, name, shard, limit, answers: [resolve] });
+    else spending.answers.push(resolve);
+    return promise;
+  }
+
+  async #flush(group: number): Promise<void> {
+    this.#busy.add(group);
+    for (let gathered = this.#take(group); gathered.length > 0; gathered = this.#take(group)) {
+      const sends: Promise<void>[] = [];
+      for (let at = 0; at < gathered.length; at += MAX_TOGETHER) {
+        sends.push(this.#send(gathered.slice(at, at + MAX_TOGETHER)));
+      }
+      await Promise.all(sends);
+    }
+    this.#busy.delete(group);
+  }
+
+  #take(group: number): Spending[] {
+    const gathered = this.#gathering.get(group);
+    this.#gathering.delete(group);
+    return gathered === undefined ? [] : [...gathered.values()];
+  }
+
+  async #send(spendings: readonly Spending[]): Promise<void> {
+    const { nodes, keys } = this.#parts;
+    const [{ shard }] = spendings as [Spending];
+    const args = [this.#parts.now(), this.#parts.name, WINDOW_MS];
+    const names: string[] = [];
+    for (const { name, shard: home, limit, answers } of spendings) {
+      names.push(`${keys.bases[home]!}l:${name}`);
+      args.push(limit, answers.length);
+    }
+    try {
+      const reply = await nodes.run(shard, { script: scripts.spend, keys: names, args });
+      spendings.forEach((each, at) => this.#answer(each, (reply as (number | Buffer)[]).slice(3 * at)));
+    } catch {
+      for (const { key, limit, answers } of spendings) {
+        for (const answer of answers) answer(this.#windows.spend(key, limit, this.#parts.clock.now()));
+      }
+    }
+  }
+
+  /** Whoever came first gets what is left; `left` counts down from one to the next. */
+  #answer({ key, limit, answers }: Spending, [granted, left, closes]: readonly (number | Buffer)[]): void {
+    const resetMs = Number(closes) / 1000;
+    this.#windows.heard(key, limit - Number(left), this.#parts.clock.now() + resetMs);
+    answers.forEach((answer, at) => {
+      const allowed = at < Number(granted);
+      answer({ allowed, left: Number(left) + Math.max(0, Number(granted) - at - 1), resetMs });
+    });
+  }
+}

@@ -1,0 +1,170 @@
+/**
+ * What is known of one stream of tasks in Redis, and of all those whose tasks may share a batch.
+ *
+ * Depths come from numbered notes (`redis-view.ts`), which may overtake each other; when tasks came is
+ * remembered as far as notes said it.
+ */
+import { Fifo } from "../core/fifo.ts";
+import type { Json } from "../core/task.ts";
+import type { QueueView } from "./engine.ts";
+import { batchLimit, isNew, readStreamName, type StreamName } from "./redis-keys.ts";
+import { Rounds } from "./redis-turns.ts";
+
+/** Tasks that came together. */
+export interface Arrival {
+  count: number;
+  readonly queuedAt: number;
+  readonly deadlineAt: number;
+}
+
+/** Notes that may be apart from their order. */
+const MAX_APART = 32;
+
+export class StreamView {
+  readonly shard: number;
+  readonly name: string;
+  readonly about: StreamName;
+  readonly limit: number;
+  readonly isNew: boolean;
+  /** How many there were at `#version`, and how many came since, by their versions: notes may overtake. */
+  #version = -1;
+  #depth = 0;
+  #came: [version: number, count: number][] = [];
+  reserved = 0;
+  readonly #arrivals = new Fifo<Arrival>();
+  /** Tasks in `#arrivals`. */
+  #known = 0;
+  depth = 0;
+
+  constructor(shard: number, name: string) {
+    this.shard = shard;
+    this.name = name;
+    this.about = readStreamName(name);
+    this.limit = batchLimit(this.about);
+    this.isNew = isNew(this.about);
+  }
+
+  get version(): number {
+    return this.#came.at(-1)?.[0] ?? this.#version;
+  }
+
+  get free(): number {
+    return Math.max(0, this.depth - this.reserved);
+  }
+
+  /** The first came first; what came back stands in the order in which it came back, near enough. */
+  get oldestAt(): number {
+    return this.#arrivals.first?.queuedAt ?? Infinity;
+  }
+
+  get earliestDeadlineAt(): number {
+    return this.#arrivals.first?.deadlineAt ?? Infinity;
+  }
+
+  /** `depth` undefined: as many more as came. */
+  told(version: number, depth: number | undefined, came: Arrival | undefined, now: number): void {
+    if (came !== undefined) this.#add(came);
+    if (depth === undefined) this.#more(version, came?.count ?? 0);
+    else if (version >= this.#version) {
+      this.#version = version;
+      this.#depth = depth;
+      if (this.#came.length > 0) this.#came = this.#came.filter((each) => each[0] > version);
+    }
+    this.depth = this.#came.reduce((sum, [, count]) => sum + count, this.#depth);
+    this.#fit(now);
+  }
+
+  #more(version: number, count: number): void {
+    if (version <= this.#version) return;
+    this.#came.push([version, count]);
+    if (this.#came.length <= MAX_APART) return;
+    // Nothing that old will overtake any more.
+    for (const [at, each] of this.#came.splice(0, MAX_APART / 2)) {
+      this.#version = Math.max(this.#version, at);
+      this.#depth += each;
+    }
+  }
+
+  #add({ count, queuedAt, deadlineAt }: Arrival): void {
+    // An older one that came back goes first: its age counts.
+    const before = this.#arrivals.first;
+    const older = before !== undefined && queuedAt < before.queuedAt;
+    if (older) this.#arrivals.unshift({ count, queuedAt, deadlineAt });
+    else this.#arrivals.push({ count, queuedAt, deadlineAt });
+    this.#known += count;
+  }
+
+  /** Readers take from the front: what is known beyond the depth is gone from there. */
+  #fit(now: number): void {
+    while (this.#known > this.depth) {
+      const first = this.#arrivals.first!;
+      const surplus = Math.min(first.count, this.#known - this.depth);
+      first.count -= surplus;
+      this.#known -= surplus;
+      if (first.count === 0) this.#arrivals.shift();
+    }
+    if (this.#known === this.depth) return;
+    const { queuedAt, deadlineAt } = this.#arrivals.first ?? { queuedAt: now, deadlineAt: Infinity };
+    this.#arrivals.unshift({ count: this.depth - this.#known, queuedAt, deadlineAt });
+    this.#known = this.depth;
+  }
+}
+
+/** The streams of one model and one set of parameters. */
+export class GroupView implements QueueView {
+  readonly parameters: Json;
+  readonly streams = new Map<string, StreamView>();
+  readonly credits: number[];
+  /** By tier: the turns of those that share its seats. */
+  readonly rounds: readonly Rounds[];
+  readonly #may: (stream: StreamView) => boolean;
+
+  constructor(parameters: Json, tiers: number, may: (stream: StreamView) => boolean) {
+    this.parameters = parameters;
+    this.credits = Array.from({ length: tiers }, () => 0);
+    this.rounds = Array.from({ length: tiers }, () => new Rounds());
+    this.#may = may;
+  }
+
+  /** Those that this process may take from now. */
+  *open(): Generator<StreamView> {
+    for (const stream of this.streams.values()) if (stream.free > 0 && this.#may(stream)) yield stream;
+  }
+
+  get depth(): number {
+    let depth = 0;
+    for (const stream of this.open()) depth += stream.free;
+    return depth;
+  }
+
+  get fresh(): number {
+    let fresh = 0;
+    for (const stream of this.open()) if (stream.isNew) fresh += stream.free;
+    return fresh;
+  }
+
+  get oldestAt(): number {
+    let oldest = Infinity;
+    for (const { oldestAt } of this.open()) oldest = Math.min(oldest, oldestAt);
+    return oldest;
+  }
+
+  get earliestDeadlineAt(): number {
+    let earliest = Infinity;
+    for (const { earliestDeadlineAt } of this.open()) earliest = Math.min(earliest, earliestDeadlineAt);
+    return earliest;
+  }
+
+  get headMaxBatchSize(): number {
+    let head: StreamView | undefined;
+    for (const stream of this.open()) if (head === undefined || before(stream, head)) head = stream;
+    return head?.limit ?? Infinity;
+  }
+}
+
+/** Who is served first within a queue: the better tier, then the more suspicious, then what came back. */
+export function before(one: StreamView, other: StreamView): boolean {
+  if (one.about.tier !== other.about.tier) return one.about.tier < other.about.tier;
+  if (one.limit !== other.limit) return one.limit < other.limit;
+  return !one.isNew && other.isNew;
+}

@@ -1,0 +1,174 @@
+/**
+ * HTTP/2 connections: the same requests, answers and limits as on HTTP/1.1.
+ *
+ * Node's own objects for HTTP/2 requests behave like those of HTTP/1.1, so an `Exchange` takes both. What
+ * HTTP/1.1's server bounds by itself is bounded here: a connection on which no request is open has
+ * `headersTimeoutMs` for its first one and `keepAliveTimeoutMs` for the next, whatever else it sends; a
+ * request has `requestTimeoutMs` for its body. Streams at once, headers, resets, settings and pings are
+ * bounded by Node. Headers beyond those bounds end the stream rather than being answered 431.
+ */
+import {
+  constants,
+  createServer,
+  type Http2Server,
+  type Http2ServerRequest,
+  type Http2ServerResponse,
+  type ServerHttp2Session,
+  type ServerHttp2Stream,
+} from "node:http2";
+import type { IncomingMessage, ServerResponse } from "node:http";
+import type { TLSSocket } from "node:tls";
+import type { Alarm, Clock } from "../clock.ts";
+import { Refusal } from "../core/errors.ts";
+import type { Exchange } from "./exchange.ts";
+
+export interface Http2Limits {
+  readonly maxHeaders: number;
+  readonly maxHeaderBytes: number;
+  readonly maxStreams: number;
+  readonly headersTimeoutMs: number;
+  readonly requestTimeoutMs: number;
+  readonly keepAliveTimeoutMs: number;
+}
+
+/** What the listener does with a request; the objects are HTTP/2's, under HTTP/1.1's names. */
+export type Taker = (request: IncomingMessage, response: ServerResponse) => Exchange;
+export type Http2Takers = { readonly [name in "request" | "mayContinue" | "expectsTooMuch"]: Taker };
+
+/** `:method`, `:scheme`, `:authority` and `:path` are not headers that anybody wrote. */
+const PSEUDO_HEADERS = 4;
+/** Beyond `maxHeaders`, so that a few too many are answered 431 and only a flood is cut. */
+const HEADERS_TO_ANSWER = 100;
+/** Unread bytes of one request, and of all requests of a connection. */
+const STREAM_WINDOW_BYTES = 256 * 1024;
+const SESSION_WINDOW_BYTES = 1024 * 1024;
+/** Resets a second that a client may send for long; it may send two for each stream at once. */
+const RESETS_PER_SECOND = 33;
+const MAX_BAD_FRAMES = 100;
+/** How long a connection that was told to end may take. */
+const GOODBYE_MS = 1000;
+
+interface Visit {
+  open: number;
+  alarm: Alarm | undefined;
+}
+
+export class Http2Door {
+  readonly #server: Http2Server;
+  readonly #limits: Http2Limits;
+  readonly #clock: Clock;
+  readonly #visits = new Map<ServerHttp2Session, Visit>();
+  #draining = false;
+
+  constructor(limits: Http2Limits, takers: Http2Takers, clock: Clock) {
+    this.#limits = limits;
+    this.#clock = clock;
+    this.#server = createServer({
+      settings: {
+        enablePush: false,
+        maxConcurrentStreams: limits.maxStreams,
+        maxHeaderListSize: limits.maxHeaderBytes,
+        initialWindowSize: STREAM_WINDOW_BYTES,
+      },
+      maxHeaderListPairs: limits.maxHeaders + PSEUDO_HEADERS + HEADERS_TO_ANSWER,
+      maxSessionInvalidFrames: MAX_BAD_FRAMES,
+      maxSessionRejectedStreams: MAX_BAD_FRAMES,
+      streamResetBurst: 2 * limits.maxStreams,
+      streamResetRate: RESETS_PER_SECOND,
+    });
+    this.#server.on("session", (session) => this.#entered(session));
+    for (const [event, take] of [
+      ["request", takers.request],
+      ["checkContinue", takers.mayContinue],
+      ["checkExpectation", takers.expectsTooMuch],
+    ] as const) {
+      this.#server.on(event, (request: Http2ServerRequest, response: Http2ServerResponse) =>
+        this.#take(request, response, take),
+      );
+    }
+  }
+
+  /** A connection whose client chose HTTP/2. */
+  enter(socket: TLSSocket): void {
+    this.#server.emit("connection", socket);
+  }
+
+  /** Every connection takes no further request and ends with its last answer. */
+  drain(): void {
+    this.#draining = true;
+    for (const session of this.#visits.keys()) session.close();
+  }
+
+  close(): void {
+    for (const [session, { alarm }] of this.#visits) {
+      alarm?.cancel();
+      session.destroy();
+    }
+  }
+
+  #entered(session: ServerHttp2Session): void {
+    const visit: Visit = { open: 0, alarm: undefined };
+    this.#visits.set(session, visit);
+    session.once("close", () => {
+      visit.alarm?.cancel();
+      this.#visits.delete(session);
+    });
+    session.setLocalWindowSize(SESSION_WINDOW_BYTES);
+    session.on("stream", (stream: ServerHttp2Stream) => {
+      visit.open++;
+      visit.alarm?.cancel();
+      stream.once("close", () => {
+        if (--visit.open === 0) this.#endLater(session, visit, this.#limits.keepAliveTimeoutMs);
+      });
+    });
+    this.#endLater(session, visit, this.#limits.headersTimeoutMs);
+    if (this.#draining) session.close();
+  }
+
+  #endLater(session: ServerHttp2Session, visit: Visit, ms: number): void {
+    if (session.destroyed) return;
+    visit.alarm?.cancel();
+    visit.alarm = this.#clock.at(this.#clock.now() + ms, () => {
+      session.close();
+      if (session.destroyed) return;
+      visit.alarm = this.#clock.at(this.#clock.now() + GOODBYE_MS, () => session.destroy());
+    });
+  }
+
+  #take(request: Http2ServerRequest, response: Http2ServerResponse, take: Taker): void {
+    request.headers.host ??= request.headers[":authority"];
+    // What Exchange uses of both is the same; `last` alone means nothing on a connection that many share.
+    const exchange = take(request as unknown as IncomingMessage, response as unknown as ServerResponse);
+    const { stream } = request;
+    if (stream.endAfterHeaders || stream.destroyed) return;
+    const late = this.#clock.at(this.#clock.now() + this.#limits.requestTimeoutMs, () =>
+      exchange.fail(new Refusal("REQUEST_TIMEOUT", "the request was sent too slowly")),
+    );
+    request.once("end", () => late.cancel());
+    response.once("close", () => late.cancel());
+    // Answered before the body was read: the client may stop sending.
+    stream.once("finish", () => {
+      if (!request.complete) stream.close(constants.NGHTTP2_NO_ERROR);
+    });
+  }
+}
+
+/** The checks of `server.ts` on a request whose host may stand in `:authority`. */
+export function streamFlaw({ rawHeaders: raw }: IncomingMessage, maxHeaders: number): Refusal | undefined {
+  const hosts = new Set<string>();
+  let fields = 0;
+  let hostFields = 0;
+  for (let i = 0; i < raw.length; i += 2) {
+    const name = raw[i]!;
+    if (!name.startsWith(":")) fields++;
+    if (name === "host") hostFields++;
+    if (name === "host" || name === ":authority") hosts.add(raw[i + 1]!);
+  }
+  if (fields > maxHeaders) {
+    return new Refusal("INVALID_REQUEST", `more than ${maxHeaders} headers`, { status: 431 });
+  }
+  if (hosts.size > 1 || hostFields > 1) {
+    return new Refusal("INVALID_REQUEST", "more than one host, in :authority or in Host headers");
+  }
+  return hosts.size === 1 ? undefined : new Refusal("INVALID_REQUEST", "the Host header is missing");
+}

@@ -1,0 +1,210 @@
+/** Keys in a file: written whole, read again when it changed, never lost. */
+import assert from "node:assert/strict";
+import { chmodSync, readdirSync, readFileSync, statSync, symlinkSync, writeFileSync } from "node:fs";
+import { mkdtemp, rm } from "node:fs/promises";
+import { tmpdir } from "node:os";
+import { join } from "node:path";
+import { describe, test } from "node:test";
+import { KeyFile } from "../../src/admission/key-file.ts";
+import { PublicKeyFile } from "../../src/admission/public-key.ts";
+import { SystemClock } from "../../src/clock.ts";
+import { VirtualClock } from "../../src/plan/virtual-clock.ts";
+import { Events } from "../../src/telemetry/events.ts";
+import { makeKey, notices, pem, rsaPair } from "./stage.ts";
+
+const RELOAD_MS = 5000;
+
+class Stage implements AsyncDisposable {
+  readonly clock = new VirtualClock();
+  readonly events = new Events();
+  readonly notices = notices(this.events);
+  readonly folder: string;
+  readonly path: string;
+  readonly file: KeyFile;
+
+  private constructor(folder: string) {
+    this.folder = folder;
+    this.path = join(folder, "keys.json");
+    this.file = new KeyFile({ path: this.path, reloadMs: RELOAD_MS }, this.clock, this.events);
+  }
+
+  static async make(): Promise<Stage> {
+    return new Stage(await mkdtemp(join(tmpdir(), "ferry-keys-")));
+  }
+
+  /** Another process: it has its own idea of time. */
+  other(): KeyFile {
+    return new KeyFile({ path: this.path, reloadMs: RELOAD_MS }, new SystemClock(), new Events());
+  }
+
+  /** Until the file was looked at after the next alarm: nothing announces a look that finds nothing. */
+  async looked(seen: () => boolean): Promise<void> {
+    await this.clock.run(this.clock.now() + RELOAD_MS + 1);
+    for (let turns = 0; !seen(); turns++) {
+      assert.ok(turns < 10_000, "it was never seen");
+      await new Promise((resolve) => setImmediate(resolve));
+      await this.clock.run(this.clock.now());
+    }
+  }
+
+  async [Symbol.asyncDispose](): Promise<void> {
+    this.file.close();
+    await rm(this.folder, { recursive: true });
+  }
+}
+
+const mode = (path: string): number => statSync(path).mode & 0o777;
+
+describe("a keys file", () => {
+  test("is made for its owner alone, and holds no key", async () => {
+    await using stage = await Stage.make();
+    const { key, record } = makeKey("u1", "paid");
+    await stage.file.add(record);
+    assert.equal(mode(stage.path), 0o600);
+    const text = readFileSync(stage.path, "utf8");
+    assert.ok(!text.includes(key) && !text.includes(key.slice(20, 48)));
+    assert.deepEqual(await stage.file.list(), [record]);
+    assert.deepEqual(readdirSync(stage.folder), ["keys.json"]);
+  });
+
+  test("keeps the rights that it was given, and its place behind a link", async () => {
+    await using stage = await Stage.make();
+    const real = join(stage.folder, "real.json");
+    writeFileSync(real, '{"version":1,"keys":[]}');
+    chmodSync(real, 0o640);
+    symlinkSync(real, stage.path);
+    await stage.file.add(makeKey("u1", "paid").record);
+    assert.equal(mode(real), 0o640);
+    assert.equal((await stage.file.list()).length, 1);
+    assert.deepEqual(readdirSync(stage.folder).sort(), ["keys.json", "real.json"]);
+  });
+
+  test("twenty at once lose nothing", async () => {
+    await using stage = await Stage.make();
+    const made = Array.from({ length: 20 }, (_, at) => makeKey(`u${at}`, "paid"));
+    await Promise.all(made.map(({ record }) => stage.other().add(record)));
+    const ids = (await stage.file.list()).map(({ id }) => id);
+    assert.deepEqual(ids.sort(), made.map(({ record }) => record.id).sort());
+  });
+
+  test("a lock that was left behind is named, with what to do", async () => {
+    await using stage = await Stage.make();
+    writeFileSync(`${stage.path}.lock`, "4711\n");
+    const failed = stage.file.add(makeKey("u1", "paid").record).catch((error: Error) => error.message);
+    const told: unknown[] = [];
+    void failed.then((text) => told.push(text));
+    for (let turns = 0; told.length === 0 && turns < 10_000; turns++)
+      await stage.clock.run(stage.clock.now() + 20);
+    assert.match(
+      String(told[0]),
+      /keys\.json\.lock is held by process 4711; if no ferry keys runs, remove the file/,
+    );
+  });
+
+  test("that is broken is never written over", async () => {
+    await using stage = await Stage.make();
+    for (const text of ["", "{", "[]", '{"version":2,"keys":[]}', '{"version":1,"keys":[{"id":"x"}]}']) {
+      writeFileSync(stage.path, text);
+      await assert.rejects(
+        stage.file.add(makeKey("u1", "paid").record),
+        /is not a keys file; nothing was changed/,
+      );
+      assert.equal(readFileSync(stage.path, "utf8"), text);
+    }
+  });
+
+  test("revoking one leaves the others; one that is not there is told", async () => {
+    await using stage = await Stage.make();
+    assert.equal(await stage.file.revoke("nobody"), false);
+    const [one, two] = [makeKey("u1", "paid").record, makeKey("u1", "free").record];
+    await stage.file.add(one);
+    await stage.file.add(two);
+    assert.equal(await stage.file.revoke(one.id), true);
+    assert.equal(await stage.file.revoke(one.id), false);
+    assert.deepEqual(await stage.file.list(), [two]);
+  });
+});
+
+describe("a running Ferry", () => {
+  test("sees a new key, and a revoked one, at its next look", async () => {
+    await using stage = await Stage.make();
+    await stage.file.watch();
+    assert.match(stage.notices[0]!.message, /there is no such file yet: no key works; ferry keys create/);
+    const { record } = makeKey("u1", "paid");
+    await stage.other().add(record);
+    await stage.looked(() => stage.file.get(record.id) !== undefined);
+    assert.deepEqual(stage.file.get(record.id), record);
+    await stage.other().revoke(record.id);
+    await stage.looked(() => stage.file.get(record.id) === undefined);
+    assert.equal(stage.notices.length, 1);
+  });
+
+  test("keeps the last good keys when the file is broken, says so once, and recovers", async () => {
+    await using stage = await Stage.make();
+    const { record } = makeKey("u1", "paid");
+    await stage.file.add(record);
+    await stage.file.watch();
+    const good = readFileSync(stage.path);
+    writeFileSync(stage.path, "{ broken");
+    await stage.looked(() => stage.notices.length > 0);
+    for (let i = 0; i < 3; i++) await stage.looked(() => true);
+    assert.deepEqual(stage.file.get(record.id), record);
+    assert.equal(stage.notices.length, 1);
+    assert.match(stage.notices[0]!.message, /is not a keys file; the last good keys stay in force/);
+    const second = makeKey("u2", "free").record;
+    writeFileSync(stage.path, good);
+    await stage.file.add(second);
+    await stage.looked(() => stage.file.get(second.id) !== undefined);
+  });
+
+  test("a file that is gone means no keys, and is said", async () => {
+    await using stage = await Stage.make();
+    const { record } = makeKey("u1", "paid");
+    await stage.file.add(record);
+    await stage.file.watch();
+    await rm(stage.path);
+    await stage.looked(() => stage.file.get(record.id) === undefined);
+    assert.match(stage.notices[0]!.message, /it is gone: no key works/);
+  });
+});
+
+describe("the secret beside it", () => {
+  test("is made once, for its owner alone, also by ten at once", async () => {
+    await using stage = await Stage.make();
+    const secrets = await Promise.all(Array.from({ length: 10 }, () => stage.other().secret()));
+    assert.equal(new Set(secrets).size, 1);
+    assert.ok(secrets[0]!.length >= 43);
+    assert.equal(mode(`${stage.path}.secret`), 0o600);
+    assert.equal(await stage.other().secret(), secrets[0]);
+    assert.deepEqual(readdirSync(stage.folder), ["keys.json.secret"]);
+  });
+
+  test("that is no secret is refused rather than used", async () => {
+    await using stage = await Stage.make();
+    writeFileSync(`${stage.path}.secret`, "short\n");
+    await assert.rejects(
+      stage.file.secret(),
+      /cannot read .*keys\.json\.secret: it is not a secret that Ferry made/,
+    );
+  });
+});
+
+test("a public key file: none is one line at the start; a new one is taken, a broken one is not", async () => {
+  await using stage = await Stage.make();
+  const path = join(stage.folder, "jwt.pem");
+  const open = () => PublicKeyFile.open(path, "RS256", RELOAD_MS, stage.clock, stage.events);
+  await assert.rejects(open(), /^Error: auth\.jwt\.publicKeyFile .*jwt\.pem: there is no such file$/);
+  const [one, two] = [rsaPair(), rsaPair()];
+  writeFileSync(path, pem(one));
+  const keys = await open();
+  assert.ok(keys.find()!.equals(one.publicKey));
+  writeFileSync(path, "broken");
+  await stage.looked(() => stage.notices.length > 0);
+  assert.match(
+    stage.notices[0]!.message,
+    /no public key in PEM.*the key that was read before stays in force/,
+  );
+  writeFileSync(path, pem(two));
+  await stage.looked(() => keys.find()!.equals(two.publicKey));
+  keys.close();
+});

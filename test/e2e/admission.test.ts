@@ -1,0 +1,136 @@
+/** What is refused when more comes than the workers can serve, as a client sees it. */
+import assert from "node:assert/strict";
+import { describe, test } from "node:test";
+import { startServer } from "../redis/servers.ts";
+import { Fleet, fleetConfig } from "./fleet.ts";
+import { type Answer, eventually, Ferry, type Health } from "./harness.ts";
+
+interface ModelHealth {
+  readonly name: string;
+  readonly capacity_per_second: number;
+  readonly nominal_capacity_per_second: number;
+  readonly queued_by_tier: readonly number[];
+}
+
+const modelOf = (health: Health): ModelHealth => (health as unknown as { models: ModelHealth[] }).models[0]!;
+
+/** One worker that takes 8 in 100 ms; half a second from arrival to answer. */
+const slow = {
+  name: "m",
+  backend: { kind: "simulated", workers: 1, baseMs: 100 },
+  maxBatchSize: 8,
+  maxWaitMs: 5,
+  timeouts: { queueMs: 500, workerMs: 400, totalMs: 500 },
+};
+
+/** Teaches Ferry how long a batch takes. */
+async function warmUp(ferry: Ferry): Promise<void> {
+  for (let round = 0; round < 10; round++) await ferry.infer(`warm ${round}`);
+}
+
+/** Sends them all at once. */
+function crowd(ferry: Ferry, count: number, of = "crowd"): Promise<Answer[]> {
+  return Promise.all(Array.from({ length: count }, (_, at) => ferry.post({ input: `${of} ${at}` })));
+}
+
+function assertComeAgain(answer: Answer): void {
+  const { retry_after_ms: ms = NaN } = answer.json;
+  const seconds = Number(answer.header("retry-after"));
+  assert.ok(Number.isInteger(ms) && ms >= 50 && ms <= 30_000, answer.text);
+  assert.equal(answer.header("retry-after-ms"), String(ms));
+  assert.ok(Number.isInteger(seconds) && seconds * 1000 >= ms && seconds <= 30, `${seconds} s for ${ms} ms`);
+}
+
+describe("predictive", () => {
+  test("a crowd: what is let in is answered in time, the rest is told at once when to come again", async () => {
+    await using ferry = await Ferry.start({ models: [slow] });
+    await warmUp(ferry);
+    const answers = await crowd(ferry, 200);
+    const served = answers.filter(({ status }) => status === 200);
+    const refused = answers.filter(({ status }) => status !== 200);
+    // 8 running, and what fits into the 400 ms after that; one batch more or less.
+    assert.ok(served.length >= 16 && served.length <= 48, `${served.length} served`);
+    for (const answer of refused) {
+      assert.equal(answer.status, 503, answer.text);
+      assert.equal(answer.json.error, "SERVICE_OVERLOADED");
+      assertComeAgain(answer);
+    }
+    const slots = refused.map(({ json }) => json.retry_after_ms!);
+    assert.ok(new Set(slots).size > slots.length / 2, "each has a slot of its own");
+    assert.deepEqual(await ferry.infer("after"), "after");
+  });
+
+  test("an answer that is there, or on its way, needs no capacity", async () => {
+    await using ferry = await Ferry.start({ models: [slow] });
+    await warmUp(ferry);
+    const known = await ferry.post({ input: "warm 0" });
+    assert.equal(known.json.metadata?.["cached"], true);
+    const full = crowd(ferry, 100);
+    const [cached, joined] = await Promise.all([
+      ferry.post({ input: "warm 0" }),
+      ferry.post({ input: "crowd 0" }),
+    ]);
+    assert.equal(cached.status, 200, cached.text);
+    assert.equal(joined.status, 200, joined.text);
+    assert.ok((await full).some(({ status }) => status === 503));
+  });
+
+  test("an idle worker takes what comes, whatever was learned before", async () => {
+    // Half of the batches take thirty times as long as the others: no estimate fits.
+    const wild = { ...slow.backend, baseMs: 10, slowRate: 0.5, slowFactor: 30 };
+    await using ferry = await Ferry.start({ models: [{ ...slow, backend: wild }] });
+    for (let round = 0; round < 30; round++) {
+      assert.equal((await ferry.post({ input: `one ${round}` })).status, 200);
+    }
+  });
+});
+
+test("off: everything is queued, and what is late is 504", async () => {
+  await using ferry = await Ferry.start({ models: [slow], admission: { mode: "off" } });
+  await warmUp(ferry);
+  const statuses = new Set((await crowd(ferry, 200)).map(({ status }) => status));
+  assert.deepEqual(statuses, new Set([200, 504]));
+});
+
+test("thresholds: the only tier is the first, and is never refused for its load", async () => {
+  await using ferry = await Ferry.start({ models: [slow], admission: { mode: "thresholds" } });
+  await warmUp(ferry);
+  const statuses = new Set((await crowd(ferry, 200)).map(({ status }) => status));
+  assert.ok(!statuses.has(503) && !statuses.has(429), [...statuses].join());
+});
+
+describe("in a fleet", () => {
+  test("every gateway knows capacity and depth within a second, and sheds by them", async () => {
+    await using redis = await startServer();
+    // 4 workers of 8 in 200 ms: 160 a second; two seconds from arrival to answer.
+    const model = {
+      ...slow,
+      backend: { kind: "simulated", workers: 4, baseMs: 200 },
+      timeouts: { queueMs: 2000, workerMs: 1500, totalMs: 2000 },
+    };
+    await using fleet = await Fleet.start(
+      { gateways: 2, batchers: 1 },
+      fleetConfig({ url: redis.url }, [model]),
+    );
+    const [one, other] = fleet.gateways;
+    for (let round = 0; round < 12; round++) await one!.post({ input: `warm ${round}` });
+    for (const gateway of [one!, other!]) {
+      await eventually(async () => {
+        const { capacity_per_second: perSecond } = modelOf(await gateway.health());
+        return perSecond > 100 && perSecond < 200;
+      }, 1000);
+    }
+    const flood = Array.from({ length: 600 }, (_, at) => one!.post({ input: `flood ${at}` }));
+    await eventually(
+      async () => modelOf(await other!.health()).queued_by_tier.reduce((sum, each) => sum + each, 0) > 8,
+      1000,
+    );
+    const statuses = (await Promise.all(flood)).map(({ status }) => status);
+    const served = statuses.filter((status) => status === 200).length;
+    const shed = statuses.filter((status) => status === 503).length;
+    assert.ok(served >= 150 && served <= 400, `${served} served`);
+    assert.ok(shed >= 200, `${shed} shed`);
+    const late = statuses.length - served - shed;
+    assert.ok(late <= 0.25 * served, `${late} late beside ${served} served`);
+  });
+});

@@ -1,0 +1,137 @@
+/** HTTP/2: what one connection may do, and how it ends. */
+import assert from "node:assert/strict";
+import { once } from "node:events";
+import { constants } from "node:http2";
+import { describe, test } from "node:test";
+import { setImmediate as turn } from "node:timers/promises";
+import { ask, closed, Edge } from "./edge.ts";
+
+const POST = { ":method": "POST", ":path": "/echo", "content-type": "application/json" };
+
+describe("bounds:", () => {
+  test("streams beyond maxStreams are not opened", async () => {
+    await using edge = await Edge.open();
+    const session = await edge.session();
+    assert.equal(session.remoteSettings.maxConcurrentStreams, 10);
+    assert.equal(session.remoteSettings.maxHeaderListSize, 16_384);
+    const waits = Array.from({ length: 30 }, () => ask(session, { path: "/slow" }));
+    await edge.waited.promise;
+    assert.ok(edge.listener.open <= 10, `${edge.listener.open}`);
+    edge.released.resolve();
+    for (const answer of await Promise.all(waits)) assert.equal(answer.status, 200);
+    session.destroy();
+  });
+
+  test("a body that drips is 408, and the connection lives on", async () => {
+    await using edge = await Edge.open({ headersTimeoutMs: 100, requestTimeoutMs: 100 });
+    const session = await edge.session();
+    const stream = session.request(POST, { endStream: false });
+    stream.on("error", () => {});
+    stream.write('{"a":');
+    const [reply] = (await once(stream, "response")) as [{ ":status": number }];
+    assert.equal(reply[":status"], 408);
+    stream.resume();
+    await closed(stream);
+    assert.equal((await ask(session, {})).status, 200);
+    session.destroy();
+  });
+
+  test("a body beyond the limit is 413 and is not read to its end; the connection lives on", async () => {
+    await using edge = await Edge.open();
+    const session = await edge.session();
+    const stream = session.request(POST, { endStream: false });
+    stream.on("error", () => {}).resume();
+    stream.write("a".repeat(600_000));
+    const [reply] = (await once(stream, "response")) as [{ ":status": number }];
+    assert.equal(reply[":status"], 413);
+    await closed(stream);
+    assert.equal((await ask(session, {})).status, 200);
+    session.destroy();
+  });
+
+  test("a client that takes no answer is cut", async () => {
+    await using edge = await Edge.open({ headersTimeoutMs: 200, requestTimeoutMs: 200 });
+    const session = await edge.session({ initialWindowSize: 1000 });
+    const ended = edge.events.next("request.answered");
+    session.request({ ":path": "/large" }).on("error", () => {});
+    await ended;
+    assert.equal(edge.listener.open, 0);
+    session.destroy();
+  });
+
+  test("headers without end are refused", async () => {
+    await using edge = await Edge.open();
+    const session = await edge.session();
+    await assert.rejects(ask(session, { headers: { "x-a": "a".repeat(40_000) } }));
+    session.destroy();
+  });
+
+  test("two hosts are refused", async () => {
+    await using edge = await Edge.open();
+    const answer = await edge.http2({ headers: { ":authority": "a", host: "b" } });
+    assert.equal(answer.status, 400, answer.text);
+    const same = await edge.http2({ path: "/host", headers: { ":authority": "a", host: "a" } });
+    assert.deepEqual([same.status, same.text], [200, '"a"']);
+  });
+
+  test("requests that are reset as soon as they are sent end the connection", async () => {
+    await using edge = await Edge.open();
+    const session = await edge.session();
+    const ended = closed(session);
+    for (let sent = 0; sent < 500 && !session.destroyed && !session.closed; sent++) {
+      const stream = session.request({ ":path": "/slow" });
+      stream.on("error", () => {});
+      await turn();
+      stream.close(constants.NGHTTP2_CANCEL);
+      await turn();
+    }
+    await ended;
+    assert.equal((await edge.http2({})).status, 200, "others are served");
+  });
+});
+
+describe("ends:", () => {
+  test("a connection that asks nothing has headersTimeoutMs", async () => {
+    await using edge = await Edge.open({ headersTimeoutMs: 100 });
+    const session = await edge.session();
+    await closed(session);
+  });
+
+  test("a connection that asked has keepAliveTimeoutMs, whatever else it sends", async () => {
+    await using edge = await Edge.open({ keepAliveTimeoutMs: 150 });
+    const session = await edge.session();
+    assert.equal((await ask(session, {})).status, 200);
+    const ended = closed(session);
+    const pings = (): void => void (session.destroyed || session.ping(() => setImmediate(pings)));
+    pings();
+    await ended;
+  });
+
+  test("draining says goodbye, lets the open request end, and takes no other", async () => {
+    await using edge = await Edge.open();
+    const session = await edge.session();
+    const goaway = once(session, "goaway");
+    const waiting = ask(session, { path: "/slow" });
+    await edge.waited.promise;
+    const drained = edge.listener.drain();
+    await goaway;
+    await turn();
+    await assert.rejects(ask(session, {}), { code: "ERR_HTTP2_GOAWAY_SESSION" });
+    edge.released.resolve();
+    assert.equal((await waiting).text, '"late"');
+    await drained;
+    if (!session.closed) await closed(session);
+  });
+
+  test("closing ends everybody, also who is in the middle of a handshake", async () => {
+    await using edge = await Edge.open();
+    const session = await edge.session();
+    const half = edge.tcp();
+    half.on("error", () => {}).resume();
+    await once(half, "connect");
+    assert.equal((await edge.http1({})).status, 200);
+    const ends = [closed(session), closed(half)];
+    edge.listener.close();
+    await Promise.all(ends);
+  });
+});
