@@ -91,6 +91,14 @@ void test("a request is valid JSON of the size asked for, with room for a marker
   assert.equal(text.slice(markerAt, markerAt + markerLength), parsed.input.slice(0, markerLength));
 });
 
+void test("further headers stand in the head, and the marker still finds its place", () => {
+  const target = { host: "127.0.0.1", port: 1, path: "/" };
+  const { bytes, markerAt } = template(target, 300, {}, { authorization: "Bearer abc" });
+  const text = bytes.toString();
+  assert.match(text, /^POST \/ HTTP\/1\.1\r\nhost: 127\.0\.0\.1:1\r\nauthorization: Bearer abc\r\n/);
+  assert.equal(text.indexOf('{"input":"') + 10, markerAt);
+});
+
 void test("markers are unique and of one width", () => {
   const markers = new Markers();
   const some = Array.from({ length: 10_000 }, () => markers.take());

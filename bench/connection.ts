@@ -18,8 +18,6 @@ export interface Target {
   readonly host: string;
   readonly port: number;
   readonly path: string;
-  /** Beside those that every request has. */
-  readonly headers?: Readonly<Record<string, string>>;
 }
 
 export const markerLength = 16;
@@ -32,12 +30,13 @@ export interface Template {
 
 /**
  * A request whose body is `bodyBytes` long (as near as its frame allows): {"input":"<marker> xxx…"}.
- * `fields` are further fields of the body, such as the model.
+ * `fields` are further fields of the body, such as the model; `headers` further headers.
  */
 export function template(
   target: Target,
   bodyBytes: number,
   fields: Readonly<Record<string, string>>,
+  headers: Readonly<Record<string, string>> = {},
 ): Template {
   const rest = Object.entries(fields).map(
     ([name, value]) => `,${JSON.stringify(name)}:${JSON.stringify(value)}`,
@@ -46,10 +45,10 @@ export function template(
   const close = `"${rest.join("")}}`;
   const fill = Math.max(0, bodyBytes - open.length - markerLength - close.length);
   const body = open + "0".repeat(markerLength) + "x".repeat(fill) + close;
-  const more = Object.entries(target.headers ?? {}).map(([name, value]) => `${name}: ${value}\r\n`);
+  const more = Object.entries(headers).map(([name, value]) => `${name}: ${value}\r\n`);
   const head =
-    `POST ${target.path} HTTP/1.1\r\nhost: ${target.host}:${target.port}\r\n` +
-    `content-type: application/json\r\ncontent-length: ${Buffer.byteLength(body)}\r\n${more.join("")}\r\n`;
+    `POST ${target.path} HTTP/1.1\r\nhost: ${target.host}:${target.port}\r\n${more.join("")}` +
+    `content-type: application/json\r\ncontent-length: ${Buffer.byteLength(body)}\r\n\r\n`;
   return { bytes: Buffer.from(head + body), markerAt: head.length + open.length };
 }
 
@@ -84,6 +83,8 @@ export class Connection {
   intendedAt = 0;
   /** Since when there has been nothing in flight; written by the owner, for its pool. */
   idleSince = 0;
+  /** Whose connection it is, where there are several kinds of caller; written by the owner. */
+  kind = 0;
   status = 0;
   crossed = false;
 

@@ -98,3 +98,11 @@ void test("negative and absurdly large values stay in range", () => {
   assert.ok(Math.abs(histogram.percentileMs(50) - 1) < 0.01);
   assert.equal(histogram.maxMs, 1e12);
 });
+
+void test("samples above a value are counted, those in its own bucket not", () => {
+  const histogram = new Histogram();
+  for (const ms of [1, 2, 3999, 4000, 4100, 9000]) histogram.record(ms);
+  assert.equal(histogram.countAbove(4000), 2);
+  assert.equal(histogram.countAbove(0), 6);
+  assert.equal(histogram.countAbove(1e9), 0);
+});

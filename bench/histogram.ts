@@ -80,6 +80,14 @@ export class Histogram {
     return this.#maxMs;
   }
 
+  /** How many samples are above this; those in its own bucket are taken for not above. */
+  countAbove(ms: number): number {
+    let above = 0;
+    const from = bucketOf(Math.min(Math.round(ms * 1000), maxMicros)) + 1;
+    for (let i = from; i < bucketCount; i++) above += this.#counts[i]!;
+    return above;
+  }
+
   state(): HistogramState {
     const buckets: [number, number][] = [];
     for (let i = 0; i < bucketCount; i++) {

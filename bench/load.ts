@@ -4,8 +4,8 @@
  *   node bench/load.ts '<LoadSpec as JSON>'
  *
  * Prints one LoadResult as JSON on stdout. On stderr one JSON line per event (`Tick`): `start` when the
- * warm-up is over and measuring begins, `tick` every second, `stop` when it ends; whoever started the
- * generator reads the server's counters at these moments.
+ * warm-up is over and measuring begins, `phase` when a later phase begins, `tick` every second, `stop` when
+ * it ends; whoever started the generator reads the server's counters at these moments.
  *
  *   closed   `callers` callers, each sending its next request when the last one is answered. The load
  *            adapts to the server, so it measures throughput; its latencies only say how deep the queue
@@ -21,11 +21,17 @@
  * nor collapsing can help the server; with `verify` each answer must contain its own request's marker,
  * and one that does not is `crossed`.
  *
+ * With several `kinds` of caller each has its own connections, and so a request of its own with its own
+ * headers. In the closed loop the callers are divided among them equally, in the open loop each arrival draws
+ * one (arrivals.ts). With `sliceMs` the result has a tally by kind, phase and time (tally.ts).
+ *
  * `cpuShare` is this process's CPU time over the measured time: near 1 the generator, not the server,
  * was the bottleneck, and the figures are worth nothing.
  */
-import { Connection, Markers, template, type Owner, type Target } from "./connection.ts";
+import { Arrivals, type CallerKind, type OpenLoad, type Phase } from "./arrivals.ts";
+import { Connection, Markers, template, type Owner, type Target, type Template } from "./connection.ts";
 import { Histogram, type HistogramState } from "./histogram.ts";
+import { Tally, type TallyState } from "./tally.ts";
 
 export interface LoadSpec {
   readonly target: Target;
@@ -38,6 +44,10 @@ export interface LoadSpec {
   readonly warmMs: number;
   readonly measureMs: number;
   readonly drainMs: number;
+  /** Left out: one kind, without further headers. */
+  readonly kinds?: readonly CallerKind[];
+  /** The steps of the tally over time; left out: no tally is kept. */
+  readonly sliceMs?: number;
   readonly load: ClosedLoad | OpenLoad;
 }
 
@@ -46,21 +56,6 @@ export interface ClosedLoad {
   readonly callers: number;
   /** Stop after so many measured answers. */
   readonly requests?: number;
-}
-
-export interface OpenLoad {
-  readonly kind: "open";
-  readonly rate: number;
-  /** even: one in each stretch of 1/rate, at a random instant of it. */
-  readonly arrivals: "even" | "poisson";
-  /** The rate during the warm-up. */
-  readonly warmRate: number;
-  /**
-   * Opened during the warm-up and kept; more are opened when all are in use. A client of this size has
-   * its pool, and without it a short stall of the server becomes a burst of new connections, which
-   * overflows the accept backlog and costs each of them the second until TCP tries again.
-   */
-  readonly connections: number;
 }
 
 export interface LoadResult {
@@ -82,11 +77,14 @@ export interface LoadResult {
   readonly late: number;
   readonly lag: HistogramState;
   readonly latency: HistogramState;
+  readonly tally?: TallyState;
   readonly cpuShare: number;
 }
 
 export interface Tick {
-  readonly event: "start" | "tick" | "stop";
+  readonly event: "start" | "phase" | "tick" | "stop";
+  /** With the event `phase`: which one begins. */
+  readonly phase?: string;
   readonly seconds: number;
   readonly answered: number;
   readonly errors: number;
@@ -103,11 +101,23 @@ const maxConnections = 15_000;
 /** 4,000 a second: slow enough for any backlog. */
 const openPerTick = 4;
 
+/** The connections of one kind of caller. */
+interface Pool {
+  readonly request: Template;
+  /** A stack: its bottom is what has been idle longest. */
+  readonly idle: Connection[];
+  open: number;
+  /** Opened beforehand and kept. */
+  readonly kept: number;
+}
+
+const everybody: readonly CallerKind[] = [{ label: "all", share: 1 }];
+
 class Load implements Owner {
   readonly #spec: LoadSpec;
-  readonly #request;
+  readonly #kinds: readonly CallerKind[];
+  readonly #pools: readonly Pool[];
   readonly #markers = new Markers();
-  readonly #idle: Connection[] = [];
   readonly #open = new Set<Connection>();
   readonly #latency = new Histogram();
   readonly #lag = new Histogram();
@@ -125,15 +135,22 @@ class Load implements Owner {
   #unsent = 0;
   #late = 0;
   #connections = 0;
-  /** Open loop: when the next request is due, and the start of the gap after the last one. */
-  #nextAt = 0;
-  #gapAt = 0;
+  #arrivals: Arrivals | undefined;
+  #tally: Tally | undefined;
   #cpuAt: NodeJS.CpuUsage = process.cpuUsage();
   #cpuMs = 0;
 
   constructor(spec: LoadSpec) {
     this.#spec = spec;
-    this.#request = template(spec.target, spec.bodyBytes, spec.fields ?? {});
+    this.#kinds = spec.kinds ?? everybody;
+    const all = this.#kinds.reduce((sum, { share }) => sum + share, 0);
+    const kept = spec.load.kind === "open" ? spec.load.connections : 0;
+    this.#pools = this.#kinds.map(({ share, headers }) => ({
+      request: template(spec.target, spec.bodyBytes, spec.fields ?? {}, headers),
+      idle: [],
+      open: 0,
+      kept: Math.ceil((kept * share) / all),
+    }));
   }
 
   async run(): Promise<LoadResult> {
@@ -145,9 +162,10 @@ class Load implements Owner {
       void this.#startCallers(load);
     } else {
       this.#startAt = start;
-      this.#gapAt = performance.now();
-      this.#schedule(load);
-      arrivals = setInterval(() => this.#sendDue(load), 1);
+      this.#tally = this.#newTally(start);
+      const schedule = new Arrivals(load, this.#kinds, performance.now(), start);
+      this.#arrivals = schedule;
+      arrivals = setInterval(() => this.#sendDue(schedule), 1);
     }
     setTimeout(() => this.#start(), Math.max(0, start - performance.now()));
     await this.#done.promise;
@@ -160,7 +178,7 @@ class Load implements Owner {
   /** In steps that no accept backlog overflows at. */
   async #startCallers(load: ClosedLoad): Promise<void> {
     for (let i = 0; i < load.callers; i++) {
-      this.#send(this.#connect(), performance.now());
+      this.#send(this.#connect(i % this.#kinds.length), performance.now());
       if (i % 64 === 63) await pause(5);
     }
   }
@@ -171,17 +189,33 @@ class Load implements Owner {
     if (this.#startAt === Infinity) this.#startAt = performance.now();
     this.#cpuAt = process.cpuUsage();
     this.#tick("start");
+    this.#tally ??= this.#newTally(this.#startAt);
     const stopAt = this.#startAt + this.#spec.measureMs;
     if (this.#spec.load.kind === "open") this.#stopAt = stopAt;
+    let at = this.#startAt;
+    for (const [i, { name, ms }] of this.#phases().entries()) {
+      if (i > 0) setTimeout(() => this.#tick("phase", name), at - performance.now());
+      at += ms;
+    }
     setTimeout(() => this.#stop(), stopAt - performance.now()).unref();
+  }
+
+  #phases(): readonly Pick<Phase, "name" | "ms">[] {
+    const { load, measureMs } = this.#spec;
+    return (load.kind === "open" ? load.phases : undefined) ?? [{ name: "all", ms: measureMs }];
+  }
+
+  #newTally(startAt: number): Tally | undefined {
+    const { sliceMs } = this.#spec;
+    return sliceMs === undefined ? undefined : new Tally(this.#kinds, this.#phases(), sliceMs, startAt);
   }
 
   /** In the open loop also waits for the last due request: the timer may come a moment before it. */
   #stop(): void {
     if (this.#phase !== "measure") return;
     const now = performance.now();
-    if (this.#spec.load.kind === "open" && this.#nextAt < this.#stopAt) {
-      this.#sendDue(this.#spec.load);
+    if (this.#arrivals !== undefined && this.#arrivals.nextAt < this.#stopAt) {
+      this.#sendDue(this.#arrivals);
       setTimeout(() => this.#stop(), 1);
       return;
     }
@@ -200,53 +234,47 @@ class Load implements Owner {
     for (const connection of this.#open) connection.close();
   }
 
-  #sendDue(load: OpenLoad): void {
+  #sendDue(arrivals: Arrivals): void {
     const now = performance.now();
-    while (this.#nextAt <= now && this.#nextAt < this.#stopAt) {
-      const intendedAt = this.#nextAt;
-      this.#schedule(load);
+    while (arrivals.nextAt <= now && arrivals.nextAt < this.#stopAt) {
+      const { nextAt: intendedAt, kind } = arrivals;
+      arrivals.advance();
       if (intendedAt >= this.#startAt) {
         this.#lag.record(now - intendedAt);
         if (now - intendedAt > lateMs) this.#late += 1;
       }
-      const connection = this.#idle.pop() ?? (this.#open.size < maxConnections ? this.#connect() : undefined);
+      const connection =
+        this.#pools[kind]!.idle.pop() ?? (this.#open.size < maxConnections ? this.#connect(kind) : undefined);
       if (connection === undefined) this.#unsent += 1;
       else this.#send(connection, intendedAt);
     }
-    if (this.#phase === "warm") this.#fillPool(load, now);
-    this.#retire(load, now);
+    if (this.#phase === "warm") this.#fillPools(now);
+    for (const pool of this.#pools) this.#retire(pool, now);
   }
 
-  #fillPool(load: OpenLoad, now: number): void {
-    for (let i = 0; i < openPerTick && this.#open.size < load.connections; i++) {
-      const connection = this.#connect();
-      connection.idleSince = now;
-      this.#idle.push(connection);
+  #fillPools(now: number): void {
+    let left = openPerTick;
+    for (const [kind, pool] of this.#pools.entries()) {
+      for (; left > 0 && pool.open < pool.kept; left--) {
+        const connection = this.#connect(kind);
+        connection.idleSince = now;
+        pool.idle.push(connection);
+      }
     }
   }
 
-  /** Fixes the instant of the next arrival. Even arrivals own one gap each and leave anywhere in it. */
-  #schedule(load: OpenLoad): void {
-    const gapMs = 1000 / (this.#gapAt < this.#startAt ? load.warmRate : load.rate);
-    if (load.arrivals === "poisson") {
-      this.#gapAt += -Math.log(1 - Math.random()) * gapMs;
-      this.#nextAt = this.#gapAt;
-    } else {
-      this.#nextAt = this.#gapAt + Math.random() * gapMs;
-      this.#gapAt += gapMs;
-    }
-  }
-
-  /** The pool is a stack: its bottom is what has been idle longest. */
-  #retire(load: OpenLoad, now: number): void {
-    const surplus = Math.min(this.#idle.length, this.#open.size - load.connections);
+  #retire(pool: Pool, now: number): void {
+    const surplus = Math.min(pool.idle.length, pool.open - pool.kept);
     let old = 0;
-    while (old < surplus && now - this.#idle[old]!.idleSince > maxIdleMs) old += 1;
-    if (old > 0) for (const connection of this.#idle.splice(0, old)) connection.close();
+    while (old < surplus && now - pool.idle[old]!.idleSince > maxIdleMs) old += 1;
+    if (old > 0) for (const connection of pool.idle.splice(0, old)) connection.close();
   }
 
-  #connect(): Connection {
-    const connection = new Connection(this.#spec.target, this.#request, this, this.#spec.verify);
+  #connect(kind: number): Connection {
+    const pool = this.#pools[kind]!;
+    const connection = new Connection(this.#spec.target, pool.request, this, this.#spec.verify);
+    connection.kind = kind;
+    pool.open += 1;
     this.#open.add(connection);
     this.#connections = Math.max(this.#connections, this.#open.size);
     return connection;
@@ -254,7 +282,10 @@ class Load implements Owner {
 
   #send(connection: Connection, intendedAt: number): void {
     this.#inFlight += 1;
-    if (intendedAt >= this.#startAt) this.#sent += 1;
+    if (intendedAt >= this.#startAt) {
+      this.#sent += 1;
+      this.#tally?.sent(connection.kind, intendedAt);
+    }
     connection.send(this.#markers.take(), intendedAt);
   }
 
@@ -264,7 +295,7 @@ class Load implements Owner {
     this.#count(connection, now);
     if (this.#spec.load.kind === "open") {
       connection.idleSince = now;
-      this.#idle.push(connection);
+      this.#pools[connection.kind]!.idle.push(connection);
     } else if (this.#phase === "warm" || this.#phase === "measure") {
       if (connection.status === 200) this.#send(connection, now);
       else setTimeout(() => this.#again(connection), refusedPauseMs);
@@ -285,31 +316,37 @@ class Load implements Owner {
     this.#statuses[connection.status] = (this.#statuses[connection.status] ?? 0) + 1;
     if (connection.status === 200) this.#ok += 1;
     this.#latency.record(now - connection.intendedAt - (this.#spec.lessMs ?? 0));
+    this.#tally?.ended(connection.kind, connection.intendedAt, now, connection.status);
     if (load.kind === "closed" && this.#answered === load.requests) this.#stop();
   }
 
   closed(connection: Connection, inFlight: boolean): void {
     this.#open.delete(connection);
+    const pool = this.#pools[connection.kind]!;
+    pool.open -= 1;
     if (this.#phase === "over") return;
     if (!inFlight) {
-      const at = this.#idle.indexOf(connection);
-      if (at >= 0) this.#idle.splice(at, 1);
+      const at = pool.idle.indexOf(connection);
+      if (at >= 0) pool.idle.splice(at, 1);
       return;
     }
     this.#inFlight -= 1;
     this.#broken += 1;
+    const { kind, intendedAt } = connection;
+    if (intendedAt >= this.#startAt) this.#tally?.ended(kind, intendedAt, performance.now(), 0);
     if (this.#spec.load.kind === "closed" && this.#phase !== "drain") {
       setTimeout(() => {
         if (this.#phase === "warm" || this.#phase === "measure")
-          this.#send(this.#connect(), performance.now());
+          this.#send(this.#connect(kind), performance.now());
       }, refusedPauseMs);
     }
   }
 
-  #tick(event: Tick["event"]): void {
+  #tick(event: Tick["event"], phase?: string): void {
     const p99Ms = this.#latency.percentileMs(99);
     const tick: Tick = {
       event,
+      ...(phase !== undefined && { phase }),
       seconds: this.#phase === "warm" ? 0 : (performance.now() - this.#startAt) / 1000,
       answered: this.#answered,
       errors: this.#answered - this.#ok + this.#broken + this.#crossed + this.#unsent,
@@ -333,6 +370,7 @@ class Load implements Owner {
       late: this.#late,
       lag: this.#lag.state(),
       latency: this.#latency.state(),
+      ...(this.#tally && { tally: this.#tally.state() }),
       cpuShare: this.#cpuMs / measuredMs,
     };
   }

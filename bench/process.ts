@@ -91,6 +91,10 @@ export class Child implements AsyncDisposable {
     this.#process.stdin!.write(text);
   }
 
+  signal(name: NodeJS.Signals): void {
+    this.#process.kill(name);
+  }
+
   /** SIGTERM, and SIGKILL when that is not enough. */
   async [Symbol.asyncDispose](): Promise<void> {
     this.#process.kill("SIGTERM");

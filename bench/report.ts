@@ -104,6 +104,7 @@ function table(rows: readonly (readonly string[])[]): string[] {
 function format(value: number, unit: Unit): string {
   if (!Number.isFinite(value)) return "not measured";
   const decimals = {
+    s: 2,
     ms: 1,
     µs: 1,
     "%": 1,

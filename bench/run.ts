@@ -1,7 +1,7 @@
 /**
  * The benchmark: named scenarios against a real Ferry on this machine, judged by their goals.
  *
- *   npm run bench                          all scenarios, about four minutes
+ *   npm run bench                          all scenarios, about sixteen minutes
  *   npm run bench -- latency-idle 10k      some of them
  *   npm run bench -- --quick               a fifth of the time: to see that it works
  *   npm run bench -- --json out.json       the same figures for a script
@@ -19,14 +19,18 @@ import { figure, isMet, type Bench, type Scenario } from "./scenario.ts";
 import { auth } from "./scenarios/auth.ts";
 import { embedded } from "./scenarios/embedded.ts";
 import { floor } from "./scenarios/floor.ts";
+import { halved } from "./scenarios/halved.ts";
 import { held } from "./scenarios/held.ts";
 import { latencyIdle } from "./scenarios/latency-idle.ts";
+import { overload } from "./scenarios/overload.ts";
 import { redis } from "./scenarios/redis.ts";
 import { redisLatency } from "./scenarios/redis-latency.ts";
 import { redisTenThousand } from "./scenarios/redis-10k.ts";
 import { saturated } from "./scenarios/saturated.ts";
 import { start } from "./scenarios/start.ts";
+import { tenants } from "./scenarios/tenants.ts";
 import { tenThousand } from "./scenarios/ten-thousand.ts";
+import { tiers } from "./scenarios/tiers.ts";
 
 const scenarios: readonly Scenario[] = [
   start,
@@ -37,6 +41,10 @@ const scenarios: readonly Scenario[] = [
   auth,
   tenThousand,
   held,
+  overload,
+  tiers,
+  tenants,
+  halved,
   redisLatency,
   redis,
   redisTenThousand,

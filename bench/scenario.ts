@@ -30,7 +30,7 @@ export interface Report {
   readonly notes: readonly string[];
 }
 
-export type Unit = "ms" | "µs" | "%" | "req/s" | "KB" | "ratio" | "count";
+export type Unit = "s" | "ms" | "µs" | "%" | "req/s" | "KB" | "ratio" | "count";
 
 export interface Goal {
   readonly is: "<" | "<=" | ">=";

@@ -17,6 +17,12 @@ const readyTimeoutMs = 20_000;
 /** FERRY_CLI measures another checkout with this one's benchmark. */
 const cli = process.env["FERRY_CLI"] ?? join(import.meta.dirname, "../src/cli.ts");
 
+interface Timeouts {
+  readonly queueMs: number;
+  readonly workerMs: number;
+  readonly totalMs: number;
+}
+
 export interface SimulatedModel {
   readonly name: string;
   readonly workers: number;
@@ -26,17 +32,27 @@ export interface SimulatedModel {
   readonly maxBatchSize?: number;
   readonly maxWaitMs?: number;
   readonly policy?: "adaptive" | "latency" | "eco" | "fixed";
-  readonly timeouts?: { readonly queueMs: number; readonly workerMs: number; readonly totalMs: number };
+  readonly timeouts?: Timeouts;
+}
+
+/** Workers that are processes of the benchmark (worker.ts). */
+export interface HttpModel {
+  readonly name: string;
+  readonly urls: readonly string[];
+  readonly maxBatchSize?: number;
+  readonly timeouts?: Timeouts;
 }
 
 export interface FerrySetup extends Omit<ChildOptions, "program"> {
   /** Where the configuration is written. */
   readonly dir: string;
-  readonly models: readonly SimulatedModel[];
+  readonly models: readonly (SimulatedModel | HttpModel)[];
   /** Left out: one process that does all. */
   readonly role?: "gateway" | "batcher";
   /** Further settings, as in ferry.yaml. */
   readonly settings?: Readonly<Record<string, unknown>>;
+  /** API keys to make before the start; the settings must have a place for them. */
+  readonly keys?: readonly { readonly user: string; readonly tier: string }[];
 }
 
 /** Lifetime counters, summed over all workers; only differences of two readings mean something. */
@@ -63,27 +79,37 @@ export class FerryServer implements AsyncDisposable {
   readonly target: Target;
   /** From spawn to the ready line. */
   readonly readyMs: number;
+  /** In the order of the setup's. */
+  readonly keys: readonly string[];
   readonly #child: Child;
   readonly #admin: string;
 
-  private constructor(child: Child, port: number, adminPort: number, readyMs: number) {
+  private constructor(
+    child: Child,
+    [port, adminPort]: readonly number[],
+    readyMs: number,
+    keys: readonly string[],
+  ) {
     this.#child = child;
     this.pid = child.pid;
-    this.target = { host, port, path: "/v1/inference" };
-    this.#admin = `http://${host}:${adminPort}`;
+    this.target = { host, port: port!, path: "/v1/inference" };
+    this.#admin = `http://${host}:${adminPort!}`;
     this.readyMs = readyMs;
+    this.keys = keys;
   }
 
   static async start(setup: FerrySetup): Promise<FerryServer> {
-    const [port, adminPort] = await freePorts(2);
+    const ports = await freePorts(2);
     const file = join(mkdtempSync(join(setup.dir, "ferry-")), "ferry.yaml");
     // JSON is YAML.
-    writeFileSync(file, JSON.stringify(configuration(setup, port!, adminPort!), null, 2));
+    writeFileSync(file, JSON.stringify(configuration(setup, ports[0]!, ports[1]!), null, 2));
+    const keys: string[] = [];
+    for (const key of setup.keys ?? []) keys.push(await createKey(file, key));
     const spawnedAt = performance.now();
     const role = setup.role === undefined ? [] : ["--role", setup.role];
     const child = new Child(cli, ["serve", "-c", file, ...role], setup);
     await ready(child);
-    return new FerryServer(child, port!, adminPort!, performance.now() - spawnedAt);
+    return new FerryServer(child, ports, performance.now() - spawnedAt, keys);
   }
 
   async counters(): Promise<Counters> {
@@ -166,7 +192,8 @@ export class FloorServer implements AsyncDisposable {
   }
 }
 
-async function ready(child: Child): Promise<void> {
+/** Waits for the line that Ferry, the floor and the workers print when they are up. */
+export async function ready(child: Child): Promise<void> {
   try {
     await child.line((line) => line.startsWith("{") && line.includes('"msg":"ready"'), readyTimeoutMs);
   } catch (error) {
@@ -175,15 +202,27 @@ async function ready(child: Child): Promise<void> {
   }
 }
 
+/** As an operator does it. */
+async function createKey(
+  file: string,
+  { user, tier }: { readonly user: string; readonly tier: string },
+): Promise<string> {
+  const child = new Child(cli, ["keys", "create", "--user", user, "--tier", tier, "-c", file]);
+  return (await child.output(readyTimeoutMs)).trim();
+}
+
 function configuration(setup: FerrySetup, port: number, adminPort: number): unknown {
-  const models = setup.models.map(({ name, workers, baseMs, hangRate = 0, ...rest }) => ({
-    name,
-    backend: { kind: "simulated", workers, baseMs, perItemMs: 0, hangRate },
-    maxBatchSize: 64,
-    policy: "adaptive",
-    ...rest,
-  }));
+  const models = setup.models.map((model) => ({ maxBatchSize: 64, policy: "adaptive", ...modelOf(model) }));
   return { listen: `${host}:${port}`, admin: { listen: `${host}:${adminPort}` }, models, ...setup.settings };
+}
+
+function modelOf(model: SimulatedModel | HttpModel): object {
+  if ("urls" in model) {
+    const { urls, ...rest } = model;
+    return { backend: { kind: "http", protocol: "batch", workers: urls }, ...rest };
+  }
+  const { workers, baseMs, hangRate = 0, ...rest } = model;
+  return { backend: { kind: "simulated", workers, baseMs, perItemMs: 0, hangRate }, ...rest };
 }
 
 /** Held open together, so that they differ; free when this returns, and nobody promised to stay away. */
