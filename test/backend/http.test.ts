@@ -1,7 +1,6 @@
 import assert from "node:assert/strict";
 import { once } from "node:events";
-import { createServer } from "node:net";
-import type { AddressInfo } from "node:net";
+import { type AddressInfo, createServer } from "node:net";
 import { describe, test } from "./suite.ts";
 import { setImmediate as turn } from "node:timers/promises";
 import type { Reply, Worker } from "../../src/backend/backend.ts";
