@@ -13,6 +13,8 @@ interface Need {
   readonly command: string;
   readonly debianPackage: string;
   readonly what: string;
+  /** What it answers when it is there; "--version" when left out. */
+  readonly ask?: string;
 }
 
 const NEEDS: readonly Need[] = [
@@ -28,6 +30,7 @@ const NEEDS: readonly Need[] = [
   },
   {
     command: "openssl",
+    ask: "version",
     debianPackage: "openssl",
     what: "TLS is tested with certificates that the tests make",
   },
@@ -38,17 +41,21 @@ const NEEDS: readonly Need[] = [
 const SERVICE_POLICY = "/usr/sbin/policy-rc.d";
 
 export function setUp(): void {
-  const missing = NEEDS.filter(({ command }) => !runs(command, "--version"));
+  const missing = NEEDS.filter(isMissing);
   if (missing.length === 0) return;
   const packages = missing.map(({ debianPackage }) => debianPackage);
   console.error(`installing ${packages.join(", ")}: ${missing.map(({ what }) => what).join("; ")}`);
   const installed = runs("apt-get", "update") && install(packages);
-  const still = missing.filter(({ command }) => !runs(command, "--version"));
+  const still = missing.filter(isMissing);
   if (still.length === 0) return;
   const names = still.map(({ command }) => command).join(", ");
   const hint = installed ? "" : ` (apt-get install ${packages.join(" ")} did not work)`;
   console.error(`the tests need ${names}${hint}; install it and run npm test again`);
   process.exit(1);
+}
+
+function isMissing({ command, ask = "--version" }: Need): boolean {
+  return !runs(command, ask);
 }
 
 function install(packages: readonly string[]): boolean {
