@@ -125,7 +125,7 @@ export class Report implements Inside {
 
 function workerReport(worker: WorkerBeat): WorkerReport {
   const { model, name, state, inFlight, batches, tasks, calls, failures } = worker;
-  const { busyMs, utilization, ratio, down } = worker;
+  const { busyMs, utilization, ratio, load, down } = worker;
   return {
     model,
     name,
@@ -138,6 +138,7 @@ function workerReport(worker: WorkerBeat): WorkerReport {
     busy_ms: busyMs,
     utilization,
     ratio,
+    ...(load !== undefined && { load }),
     ...(down && { down: { why: down.why, retry_in_ms: down.retryInMs } }),
   };
 }

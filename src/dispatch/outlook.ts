@@ -10,7 +10,7 @@ import type { Workers } from "./workers.ts";
 
 const WORKERS_PER_MS = 32;
 /** Before a batch has come back it is taken to need this share of what it may need. */
-const FIRST_GUESS = 1 / 8;
+const FIRST_GUESS = 1 / 32;
 
 export class Outlook {
   readonly #workers: Workers;

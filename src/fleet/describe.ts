@@ -33,6 +33,7 @@ export function workerBeat(model: string, slot: Slot, startedAt: number, now: nu
     utilization: thousandths(busyMs / Math.max(1, now - startedAt)),
     ratio: Math.round(100 * slot.ratio) / 100,
     leased: slot.shared,
+    ...(slot.worker.load && { load: thousandths(slot.worker.load.share) }),
     ...whyDown(slot, now),
   };
 }

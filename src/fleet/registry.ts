@@ -48,6 +48,8 @@ export interface WorkerBeat {
   readonly ratio: number;
   /** Others list it too. */
   readonly leased: boolean;
+  /** How full it last said it is, 0 to 1; left out where it never says. */
+  readonly load?: number;
   readonly down?: { readonly why: string; readonly retryInMs: number };
 }
 

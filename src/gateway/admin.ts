@@ -30,6 +30,8 @@ export interface WorkerReport {
   readonly utilization: number;
   /** Its pace against the fleet's: 2 needs twice as long. */
   readonly ratio: number;
+  /** How full it last said it is, 0 to 1; left out where it never says. */
+  readonly load?: number;
   readonly down?: { readonly why: string; readonly retry_in_ms: number };
 }
 

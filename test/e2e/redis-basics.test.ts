@@ -212,7 +212,10 @@ describe("bounds that all gateways share", () => {
     const model = stubModel([stub], { timeouts: patient, maxBatchSize: 1 });
     await using fleet = await Fleet.start(
       { gateways: 2, batchers: 1 },
-      fleetConfig({ url: redis.url }, [model], { limits: { maxQueued: 48 } }),
+      fleetConfig({ url: redis.url }, [model], {
+        limits: { maxQueued: 48 },
+        admission: { mode: "off" },
+      }),
     );
     const [a, b] = fleet.gateways;
     await a!.accept({ input: "the one that runs" });
