@@ -40,7 +40,7 @@ describe("1.2 to 4 times what the workers can do", () => {
       const settled = late(crowd.between(WARM_MS, 10_000));
       assert.ok(settled <= 0.001, `late ${settled}`);
       // From nothing to this in an instant, with nothing learned yet.
-      assert.ok(late(crowd.between(0, WARM_MS)) <= 0.02, `late at first ${late(crowd.between(0, WARM_MS))}`);
+      assert.ok(late(crowd.between(0, WARM_MS)) <= 0.05, `late at first ${late(crowd.between(0, WARM_MS))}`);
     });
 
     test(`${load} C, one tier, 200 ms: the same`, async () => {
