@@ -3,6 +3,9 @@
  * one call of the `put` script per server (per shard on a Cluster), followed by one WAIT where a replica must
  * confirm them.
  *
+ * While what gathers has to wait longer than a quarter of the time that it may, Redis (or this process) is
+ * behind: more is refused then, so that what was taken on gets through instead of all timing out together.
+ *
  * An Idempotency-Key belongs to the body it first came with. That is checked at the key's own shard before
  * the task is put at the home of its body, where joining and reusing are one atomic act. A task that may only
  * share what is there (`Sharing.only`) looks at the key and binds it when something came of it: refusals, of
@@ -38,6 +41,9 @@ const MISSING = "m";
 const MAYBE = "the task may have been accepted; it is safe to send it again";
 const NOTHING_TO_SHARE = "nothing to share, and no room for more";
 const NOT_ACCEPTED = "nothing was accepted; send it again";
+const BEHIND = "Redis takes tasks in more slowly than they come";
+/** Of the time that a task may take to get in. */
+const BEHIND_AFTER = 0.25;
 /** Tasks in one call at most: Redis serves nobody else while a script runs. */
 const MAX_TOGETHER = 128;
 /** An Idempotency-Key's binding outlives its record by so much: joins may have given the task more time. */
@@ -60,12 +66,20 @@ export class RedisPuts {
     } catch (error) {
       throw overloaded(error, NOT_ACCEPTED, NOT_ACCEPTED);
     }
+    if (this.#behind(task)) return { kind: "full", message: BEHIND };
     if (sharing.only === true) return this.#share(task, sharing);
     if (idempotency !== undefined) {
       const conflict = await this.#bind(task, idempotency.key, idempotency.fingerprint);
       if (conflict !== undefined) return { kind: "conflict", id: conflict };
     }
     return this.#enter(task, sharing);
+  }
+
+  /** Those that gather for the next call have been waiting for too long. */
+  #behind(task: Task): boolean {
+    const first = this.#gathering.get(this.#groupOf(this.#parts.shardOf(task.id)))?.[0];
+    if (first === undefined) return false;
+    return this.#parts.clock.now() - first.since > BEHIND_AFTER * this.#parts.options.putWithinMs;
   }
 
   /** Only what is there: nothing is queued, and a key that stood for nothing still does afterwards. */
@@ -144,7 +158,7 @@ export class RedisPuts {
 
   /** The first of a tick sets out when the tick ends; while a call is on its way the next gathers. */
   #gather(pending: Pending): void {
-    const group = this.#parts.nodes.cluster ? pending.shard : 0;
+    const group = this.#groupOf(pending.shard);
     const gathered = this.#gathering.get(group);
     if (gathered !== undefined) {
       gathered.push(pending);
@@ -152,6 +166,11 @@ export class RedisPuts {
     }
     this.#gathering.set(group, [pending]);
     if (!this.#busy.has(group)) setImmediate(() => void this.#flush(group));
+  }
+
+  /** What travels together: all on one server, each shard alone on a Cluster. */
+  #groupOf(shard: number): number {
+    return this.#parts.nodes.cluster ? shard : 0;
   }
 
   async #flush(group: number): Promise<void> {

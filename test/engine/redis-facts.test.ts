@@ -1,10 +1,12 @@
 /** What only the Redis engine promises: what is in Redis and for how long, leases, the net, a full server. */
 import assert from "node:assert/strict";
 import { after, before, describe, test } from "node:test";
+import { setImmediate } from "node:timers/promises";
 import { Refusal } from "../../src/core/errors.ts";
 import { RedisKeys } from "../../src/engine/redis-keys.ts";
 import { RedisError, type RedisNodes } from "../../src/redis/nodes.ts";
 import { done, idsOf, MODEL, PLAIN, retry, Stage, TOTAL_MS } from "../contract/engine-stage.ts";
+import { startProxy } from "../redis/proxy.ts";
 import { type Server, slotOf, startServer } from "../redis/servers.ts";
 import { makeEngine, openNodes } from "./redis-engines.ts";
 
@@ -235,4 +237,24 @@ test("scripts that were flushed are loaded again, and nobody notices", async () 
     assert.equal(await stage.state(id), "done");
   }
   await engine.close();
+});
+
+test("while tasks wait too long to get in, more are refused, and those that wait get in", async () => {
+  await using proxy = await startProxy(server.port);
+  const slow = await openNodes({ url: proxy.url });
+  const made = makeEngine(slow, PLAIN, { shards: 1, putWithinMs: 1000 });
+  const { engine, clock } = made;
+  const put = (input: string) => engine.put(new Stage({ ...made, approximate: true }).task({ input }));
+  proxy.blackhole = true;
+  const first = put('"on its way"');
+  await setImmediate();
+  const second = put('"gathers"');
+  await clock.run(clock.now() + 251);
+  const third = await put('"too much"');
+  assert.deepEqual(third, { kind: "full", message: "Redis takes tasks in more slowly than they come" });
+  proxy.blackhole = false;
+  assert.deepEqual([(await first).kind, (await second).kind], ["queued", "queued"]);
+  assert.equal((await put('"room again"')).kind, "queued");
+  await engine.close();
+  await slow.close();
 });
