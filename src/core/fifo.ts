@@ -16,6 +16,11 @@ export class Fifo<Value> {
     return this.#values[this.#head];
   }
 
+  /** The value that is `index` behind the first. */
+  at(index: number): Value | undefined {
+    return this.#values[this.#head + index];
+  }
+
   push(value: Value): void {
     this.#values.push(value);
   }

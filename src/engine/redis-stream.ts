@@ -61,6 +61,18 @@ export class StreamView {
     return this.#arrivals.first?.deadlineAt ?? Infinity;
   }
 
+  /** When each task that is free came, as far as it is known, the first in the stream first. */
+  *cameAt(): Generator<number> {
+    let reserved = this.reserved;
+    for (let at = 0; ; at++) {
+      const arrival = this.#arrivals.at(at);
+      if (arrival === undefined) return;
+      const free = Math.max(0, arrival.count - reserved);
+      reserved = Math.max(0, reserved - arrival.count);
+      for (let each = 0; each < free; each++) yield arrival.queuedAt;
+    }
+  }
+
   /** `depth` undefined: as many more as came. */
   told(version: number, depth: number | undefined, came: Arrival | undefined, now: number): void {
     if (came !== undefined) this.#add(came);

@@ -218,18 +218,18 @@ export class QueueMirror {
     let limit = taken + max;
     for (const tier of turns) {
       let left = seats[tier]!;
-      let shares: Map<string, number> | undefined;
+      let shares: ReadonlyMap<string, number> | undefined;
+      let oldest: ReadonlyMap<StreamView, number> | undefined;
       for (const [at, stream] of byTier[tier]!.entries()) {
         if (stream.limit <= taken) continue;
-        const { kind } = stream.about;
         const room = Math.min(left, Math.min(limit, stream.limit) - taken);
         // What came back has its seats: the rest is shared between those that are new, once.
         if (stream.isNew && (at === 0 || !byTier[tier]![at - 1]!.isNew)) {
           shares = group.rounds[tier]!.share(byTier[tier]!, room, this.#recent.get(model)![tier]!);
+          oldest = this.#oldestFirst(byTier[tier]!, (kind) => shares?.get(kind) ?? room);
         }
-        const count = Math.min(room, stream.free, shares?.get(kind) ?? room);
+        const count = Math.min(room, oldest?.get(stream) ?? stream.free);
         if (count <= 0) continue;
-        shares?.set(kind, (shares.get(kind) ?? 0) - count);
         limit = Math.min(limit, stream.limit);
         taken += count;
         left -= count;
@@ -240,14 +240,40 @@ export class QueueMirror {
     return wanted;
   }
 
+  /**
+   * How many of each stream of new tasks are among the oldest `seats` of its kind. One stream's head may be the
+   * oldest and its next ones young: the others' old ones must not wait for those.
+   */
+  #oldestFirst(streams: readonly StreamView[], seats: (kind: string) => number): Map<StreamView, number> {
+    const counts = new Map<StreamView, number>();
+    const kinds = Map.groupBy(
+      streams.filter(({ isNew }) => isNew),
+      ({ about }) => about.kind,
+    );
+    for (const [kind, same] of kinds) {
+      const heads = same.map((stream) => new Head(stream, this.#headStart(stream)));
+      for (let left = seats(kind); left > 0; left--) {
+        const first = heads.reduce((one, other) => (other.at < one.at ? other : one));
+        if (first.at === Infinity) break;
+        first.next();
+      }
+      for (const { stream, taken } of heads) counts.set(stream, taken);
+    }
+    return counts;
+  }
+
+  /** A task of our own shards counts as so much older. */
+  #headStart({ shard }: StreamView): number {
+    return this.rank.prefers(shard) ? OWN_SHARD_HEAD_START_MS : 0;
+  }
+
   release(wanted: readonly Wanted[]): void {
     for (const { stream, count } of wanted) stream.reserved -= count;
   }
 
   #inOrder(streams: StreamView[]): void {
     if (streams.length < 2) return;
-    const waitingSince = (stream: StreamView): number =>
-      stream.oldestAt - (this.rank.prefers(stream.shard) ? OWN_SHARD_HEAD_START_MS : 0);
+    const waitingSince = (stream: StreamView): number => stream.oldestAt - this.#headStart(stream);
     streams.sort((one, other) => {
       if (before(one, other)) return -1;
       if (before(other, one)) return 1;
@@ -285,6 +311,29 @@ export class QueueMirror {
     const found: [GroupView, StreamView] = [group, stream];
     this.#streams.set(key, found);
     return found;
+  }
+}
+
+/** The oldest task of a stream that is not taken yet. */
+class Head {
+  readonly stream: StreamView;
+  readonly #cameAt: Generator<number>;
+  readonly #headStartMs: number;
+  at = 0;
+  taken = -1;
+
+  constructor(stream: StreamView, headStartMs: number) {
+    this.stream = stream;
+    this.#cameAt = stream.cameAt();
+    this.#headStartMs = headStartMs;
+    this.next();
+  }
+
+  /** Takes it. */
+  next(): void {
+    const { value, done } = this.#cameAt.next();
+    this.at = done === true ? Infinity : value - this.#headStartMs;
+    this.taken++;
   }
 }
 

@@ -126,6 +126,29 @@ describe("a claim", () => {
     assert.deepEqual(view.plan(4), [[0, 4]]);
   });
 
+  test("takes the oldest of all shards, not all of the shard whose first is oldest", async () => {
+    const view = new View();
+    view.came(0, 1);
+    await view.clock.run(view.clock.now() + 10);
+    view.came(1, 3);
+    await view.clock.run(view.clock.now() + 10);
+    view.came(0, 60);
+    view.came(2, 60);
+    assert.deepEqual(view.plan(4), [
+      [0, 1],
+      [1, 3],
+    ]);
+    const wanted = view.mirror.plan(MODEL, "", 2);
+    assert.deepEqual(
+      wanted.map(({ stream, count }) => [stream.shard, count]),
+      [
+        [0, 1],
+        [1, 1],
+      ],
+    );
+    assert.deepEqual(view.plan(2), [[1, 2]], "what is on its way is not chosen again");
+  });
+
   test("takes what came back before what is new, and a suspicious task alone", () => {
     const view = new View();
     view.came(0, 10);
