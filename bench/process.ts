@@ -133,8 +133,9 @@ export interface Cores {
   readonly generator: number;
 }
 
-/** The first two cores this process may use; undefined without `taskset` or with one core only. */
+/** The first two cores this process may use; undefined without `taskset`, with one core only, or by wish. */
 export function pickCores(): Cores | undefined {
+  if (process.env["BENCH_PIN"] === "no") return undefined;
   if (spawnSync("taskset", ["--version"]).status !== 0) return undefined;
   const allowed = /^Cpus_allowed_list:\s*(.+)$/m.exec(proc(process.pid, "status"))?.[1] ?? "";
   const cores = allowed.split(",").flatMap((range) => {
