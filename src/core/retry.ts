@@ -66,21 +66,26 @@ export class RetryBudget {
 }
 
 /**
- * The largest batch for tasks whose batch just killed its worker, or could not be bisected in time: a
- * quarter of what it was. Three retries take 64 to 1, so the poison is alone before it is given up.
+ * The largest batch for tasks of which one may be poison, when there are few tries: a quarter of what it was.
+ * Three of them take 64 to 1.
  */
 export function smallerBatch(size: number): number {
   return Math.max(1, Math.ceil(size / 4));
 }
 
 /**
- * The same for a batch that its worker answered with an error of its own. The first time that is taken
- * for the worker's trouble, and everybody is tried again together; after that an eighth, then alone.
+ * The same for a batch whose worker failed or died with it, when there are `retries` of them. The first time
+ * that is taken for the worker's trouble, and everybody is tried again together: most often it is, and where
+ * half of the workers just died, small batches would cost what is left of the capacity. After that an eighth,
+ * then alone. Both ways the poison is alone at its fourth attempt.
  */
-export function smallerBatchAfter(attempt: number, size: number): number {
+export function smallerBatchAfter(attempt: number, size: number, retries: number): number {
+  if (retries < ENOUGH_RETRIES) return smallerBatch(size);
   if (attempt === 1) return Infinity;
   return attempt === 2 ? Math.max(1, Math.ceil(size / 8)) : 1;
 }
+
+const ENOUGH_RETRIES = 3;
 
 /**
  * A lease that runs out says that whoever ran the batch is gone: most often a deploy or a full machine, now

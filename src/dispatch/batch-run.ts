@@ -179,7 +179,7 @@ export class BatchRun {
           }));
         }
         return this.#retry(riders, reply, (attempt) =>
-          reply.blame === "batch" ? smallerBatch(riders.length) : smallerBatchAfter(attempt, riders.length),
+          smallerBatchAfter(attempt, riders.length, this.#rules.retry.max),
         );
     }
   }

@@ -250,7 +250,8 @@ export class Dispatcher {
     };
     const run = claim
       .then((lease) => {
-        this.#fill.learn(lease.tasks.length, waiting);
+        // A batch that is small for the sake of a retry says nothing of those to come.
+        if (!lease.tasks.some(({ attempt }) => attempt > 1)) this.#fill.learn(lease.tasks.length, waiting);
         this.#handover.learn(this.#parts.clock.now() - now);
         return this.#run(slot, lease, oldestWaitMs, free);
       })

@@ -158,7 +158,12 @@ export class ModelQueues {
     let limit = max;
     const turns = [...seats.keys()];
     const small = turns.find((tier) => seats[tier]! > 0 && group.tiers[tier]!.next!.maxBatchSize < max);
-    if (small !== undefined) turns.unshift(...turns.splice(small, 1));
+    if (small !== undefined) {
+      turns.unshift(...turns.splice(small, 1));
+      // The batch is small for its sake: it gets every seat that it can use, or many more would be small.
+      const { next, size } = group.tiers[small]!;
+      seats[small] = Math.min(size, next!.maxBatchSize);
+    }
     for (const tier of turns) {
       for (let left = seats[tier]!; left > 0 && taken.length < limit; left--) {
         const queue = group.tiers[tier]!;

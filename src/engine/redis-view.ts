@@ -213,7 +213,11 @@ export class QueueMirror {
     const turns = [...seats.keys()];
     // A tier with a suspicious task at its head gets in first, or the tiers above would outgrow it every time.
     const small = turns.find((tier) => seats[tier]! > 0 && byTier[tier]![0]!.limit < taken + max);
-    if (small !== undefined) turns.unshift(...turns.splice(small, 1));
+    if (small !== undefined) {
+      turns.unshift(...turns.splice(small, 1));
+      // The batch is small for its sake: it gets every seat that it can use, or many more would be small.
+      seats[small] = Math.min(depths[small]!, max);
+    }
     const wanted: Wanted[] = [];
     let limit = taken + max;
     for (const tier of turns) {
