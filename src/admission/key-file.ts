@@ -26,7 +26,7 @@ export interface KeyFileOptions {
 const VERSION = 1;
 const MODE = 0o600;
 const SECRET_BYTES = 32;
-/** How long one `ferry keys` waits for another; each holds the lock for milliseconds. */
+/** How long one `ferry keys` waits for the same other; each holds the lock for less than a second. */
 const LOCK_WITHIN_MS = 5000;
 const LOCK_PAUSE_MS = 20;
 
@@ -150,7 +150,8 @@ export class KeyFile implements KeyStore {
   }
 
   async #lock(path: string): Promise<AsyncDisposable> {
-    const until = this.#clock.now() + LOCK_WITHIN_MS;
+    let holder = "";
+    let until = this.#clock.now() + LOCK_WITHIN_MS;
     for (;;) {
       try {
         await using file = await open(path, "wx", MODE);
@@ -158,8 +159,12 @@ export class KeyFile implements KeyStore {
         return { [Symbol.asyncDispose]: () => rm(path, { force: true }) };
       } catch (error) {
         if ((error as NodeJS.ErrnoException).code !== "EEXIST") throw cannot("write", path, error);
-        if (this.#clock.now() >= until) {
-          const holder = (await readText(path).catch(() => "")).trim();
+        const now = this.#clock.now();
+        const seen = (await readText(path).catch(() => "")).trim();
+        // They come and go: it is only a queue.
+        if (seen !== holder) until = now + LOCK_WITHIN_MS;
+        holder = seen;
+        if (now >= until) {
           const who = holder === "" ? "another process" : `process ${holder}`;
           throw new Error(`${path} is held by ${who}; if no ferry keys runs, remove the file`, {
             cause: error,

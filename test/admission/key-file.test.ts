@@ -13,6 +13,7 @@ import { mkdtemp, rm } from "node:fs/promises";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { describe, test } from "node:test";
+import { setImmediate as turn } from "node:timers/promises";
 import { KeyFile } from "../../src/admission/key-file.ts";
 import { PublicKeyFile } from "../../src/admission/public-key.ts";
 import { SystemClock } from "../../src/clock.ts";
@@ -108,6 +109,26 @@ describe("a keys file", () => {
       String(told[0]),
       /keys\.json\.lock is held by process 4711; if no ferry keys runs, remove the file/,
     );
+  });
+
+  test("a lock that goes from one to the next is waited for", async () => {
+    await using stage = await Stage.make();
+    const lock = `${stage.path}.lock`;
+    const added = stage.file.add(makeKey("u1", "paid").record).then(() => true);
+    for (let holder = 1; holder <= 4; holder++) {
+      writeFileSync(lock, `${holder}\n`);
+      // Twice as long as it waits for one of them, in all.
+      const until = stage.clock.now() + 2500;
+      while (stage.clock.now() < until) {
+        await stage.clock.run(stage.clock.now() + 20);
+        assert.equal(await Promise.race([added, turn()]), undefined);
+      }
+    }
+    await rm(lock);
+    while ((await Promise.race([added, turn()])) === undefined) {
+      await stage.clock.run(stage.clock.now() + 20);
+    }
+    assert.equal((await stage.file.list()).length, 1);
   });
 
   test("that is broken is never written over", async () => {
