@@ -132,5 +132,7 @@ if (import.meta.main) {
   process.stdout.on("error", () => process.exit(0));
   // Whoever read our log is gone; that must not end a server with requests in its hands.
   process.stderr.on("error", () => {});
-  process.exit(await main(process.argv.slice(2), processConsole()));
+  const code = await main(process.argv.slice(2), processConsole());
+  // A pipe takes 64 KiB; what waits behind them would be lost with the process.
+  process.stdout.write("", () => process.exit(code));
 }

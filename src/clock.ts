@@ -14,6 +14,11 @@ export interface Alarm {
 export interface Clock {
   /** Milliseconds since 1970, monotonic, with a fraction. */
   now(): number;
+  /**
+   * What the machine's clock says, which jumps when somebody sets it: for instants that others wrote down, such as
+   * a token's end. `now` stands still while a machine sleeps, and keeps what was wrong with the clock at the start.
+   */
+  wall(): number;
   /** Runs `ring` once, at `time` or as soon after it as the process can. */
   at(time: number, ring: () => void): Alarm;
 }
@@ -23,6 +28,10 @@ export class SystemClock implements Clock {
 
   now(): number {
     return this.#origin + performance.now();
+  }
+
+  wall(): number {
+    return Date.now();
   }
 
   at(time: number, ring: () => void): Alarm {

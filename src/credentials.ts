@@ -4,12 +4,11 @@
  * Used by `ferry serve` and, for the keys alone, by `ferry keys`.
  */
 import { createSecretKey, type KeyObject } from "node:crypto";
-import { existsSync } from "node:fs";
 import { nameOfSecret } from "./admission/api-key.ts";
 import { type CredentialParts, Credentials } from "./admission/credentials.ts";
 import { Jwks } from "./admission/jwks.ts";
 import { type PublicKeys, Tokens } from "./admission/jwt.ts";
-import { KeyFile } from "./admission/key-file.ts";
+import { KeyFile, readKeys } from "./admission/key-file.ts";
 import { KeyRedis } from "./admission/key-redis.ts";
 import type { KeyStore } from "./admission/keys.ts";
 import { PublicKeyFile, readPem } from "./admission/public-key.ts";
@@ -46,7 +45,11 @@ export async function openCredentials(
   };
   try {
     if (store instanceof KeyFile) await store.watch();
-    const keys = store && { store, secret: auth.secret ?? (await store.secret()) };
+    const otherSecret = (id: string): void => {
+      const message = `API key ${id} was made with another auth.secret and does not work here; give every gateway, and ferry keys, the same one`;
+      events.emit("notice", { level: "warn", message });
+    };
+    const keys = store && { store, secret: auth.secret ?? (await store.secret()), otherSecret };
     if (keys !== undefined) await tellOtherSecrets(keys.store, keys.secret, events);
     const tokens = tokensOf(auth.jwt, publicKeys, clock);
     return { credentials: new Credentials({ tiers }, { keys, tokens }), close };
@@ -96,9 +99,14 @@ interface Flaw {
 export async function checkAuthFiles(config: Config): Promise<{ problems: Flaw[]; warnings: Flaw[] }> {
   const { keysFile, jwt } = config.auth;
   const found = { problems: [] as Flaw[], warnings: [] as Flaw[] };
-  if (config.engine.kind === "memory" && keysFile !== undefined && !existsSync(keysFile)) {
-    const message = "there is no such file, so no key works; ferry keys create --user U --tier T makes it";
-    found.warnings.push({ path: "auth.keysFile", message });
+  if (config.engine.kind === "memory" && keysFile !== undefined) {
+    const none = "there is no such file, so no key works; ferry keys create --user U --tier T makes it";
+    try {
+      const keys = await readKeys(keysFile);
+      if (keys === undefined) found.warnings.push({ path: "auth.keysFile", message: none });
+    } catch (error) {
+      found.problems.push({ path: "auth.keysFile", message: (error as Error).message });
+    }
   }
   if (jwt?.publicKeyFile === undefined) return found;
   try {

@@ -219,12 +219,16 @@ const tierFields = {
     max: 1000,
   }),
   ratePerMinute: optional(
-    integer("Requests of the whole tier; left out: no limit.", {
-      min: 1,
-      max: 1_000_000_000,
-      unit: "per minute",
-      example: 6000,
-    }),
+    integer(
+      "Requests of the whole tier. Left out: with `auth.mode: required` 60000 for a tier named enterprise, 6000 for " +
+        "paid, 1000 for free; otherwise no limit.",
+      {
+        min: 1,
+        max: 1_000_000_000,
+        unit: "per minute",
+        example: 6000,
+      },
+    ),
   ),
 };
 
@@ -292,7 +296,7 @@ export const settings = group("Everything Ferry can be told.", {
     maxHeaders: integer("Header fields in one request.", { default: 100, min: 10, max: 2000 }),
     maxConnections: integer("Open connections from clients.", { default: 20_000, min: 1, max: 1_000_000 }),
     perUserPerMinute: optional(
-      integer("Requests of one tenant; left out: no limit.", {
+      integer("Requests of one tenant. Left out: 1000 with `auth.mode: required`, otherwise no limit.", {
         min: 1,
         max: 1_000_000_000,
         unit: "per minute",

@@ -98,7 +98,7 @@ describe("ferry keys create", () => {
     assert.deepEqual([code, out], [1, ""]);
     assert.match(
       err,
-      /^ferry: keys create: .*keys\.json is not a keys file; nothing was changed, look at it\n$/,
+      /^ferry: keys create: cannot read .*keys\.json: it is not a keys file \(no JSON: cut off, or edited\)\n$/,
     );
     assert.equal(readFileSync(place.file("keys.json"), "utf8"), "hello");
     const nowhere = new Place("auth: { mode: required, keysFile: ./none/keys.json }\n");
@@ -147,6 +147,19 @@ describe("ferry keys list and revoke", () => {
     assert.ok(!again.err.includes(keys[0]!));
   });
 
+  test("a list that is longer than a pipe is not cut off", async () => {
+    const place = required();
+    await place.create();
+    const { version, keys } = JSON.parse(readFileSync(place.file("keys.json"), "utf8")) as {
+      version: number;
+      keys: object[];
+    };
+    const many = Array.from({ length: 5000 }, (_, at) => ({ ...keys[0], id: `key${at}` }));
+    writeFileSync(place.file("keys.json"), JSON.stringify({ version, keys: many }));
+    const counted = await run("sh", ["-c", '"$0" keys list --json | wc -l', bin], {}, place.path);
+    assert.equal(Number(counted.out), 5000);
+  });
+
   test("keys of another secret are pointed out", async () => {
     const place = required();
     const key = (await place.create()).out.trim();
@@ -175,6 +188,17 @@ describe("ferry check", () => {
     );
     await place.create();
     assert.equal((await place.ferry("check")).err, "");
+  });
+
+  test("finds a keys file that cannot be read; serve does not start with it", async () => {
+    const place = required();
+    writeFileSync(place.file("keys.json"), '{"version":1,"keys":[{');
+    const { code, out } = await place.ferry("check");
+    assert.equal(code, 1);
+    assert.match(out, /auth\.keysFile +cannot read .*keys\.json: it is not a keys file/);
+    const serve = await place.ferry("serve");
+    assert.deepEqual([serve.code, serve.out], [1, ""]);
+    assert.match(serve.err, /^ferry: auth\.keysFile .*keys\.json: it is not a keys file \(no JSON/m);
   });
 
   test("finds a public key that cannot be used", async () => {

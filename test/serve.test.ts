@@ -52,6 +52,7 @@ function world(
     },
     clock: {
       now: () => 1000,
+      wall: () => 1000,
       at: (at, ring): Alarm => {
         alarms.push({ at, ring });
         return { cancel: () => void alarms.splice(0) };

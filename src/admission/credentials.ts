@@ -15,7 +15,7 @@
  */
 import { createSecretKey, type KeyObject, timingSafeEqual } from "node:crypto";
 import { Refusal } from "../core/errors.ts";
-import { digestOf, idOf, KEY_LENGTH, KEY_PREFIX, readApiKey } from "./api-key.ts";
+import { digestOf, idOf, KEY_LENGTH, KEY_PREFIX, nameOfSecret, readApiKey } from "./api-key.ts";
 import type { Caller } from "./caller.ts";
 import type { KeyRecord, KeyStore } from "./keys.ts";
 
@@ -32,8 +32,15 @@ export interface CredentialRules {
   readonly anonymousTier?: string | undefined;
 }
 
+export interface KeyParts {
+  readonly store: KeyStore;
+  readonly secret: string;
+  /** Told of the first key that was shown and was made with another secret: it can never work here. */
+  readonly otherSecret?: ((id: string) => void) | undefined;
+}
+
 export interface CredentialParts {
-  readonly keys?: { readonly store: KeyStore; readonly secret: string } | undefined;
+  readonly keys?: KeyParts | undefined;
   readonly tokens?: ((callerOf: CallerOf) => TokenCheck) | undefined;
 }
 
@@ -58,6 +65,8 @@ export class Credentials {
   readonly #anonymous: Caller | undefined;
   readonly #store: KeyStore | undefined;
   readonly #secret: KeyObject | undefined;
+  readonly #secretName: string;
+  #otherSecret: ((id: string) => void) | undefined;
   readonly #tokens: TokenCheck | undefined;
   /** By id; the oldest go first. */
   readonly #proven = new Map<string, Proven>();
@@ -70,6 +79,8 @@ export class Credentials {
     }
     this.#store = keys?.store;
     this.#secret = keys && createSecretKey(keys.secret, "utf8");
+    this.#secretName = this.#secret === undefined ? "" : nameOfSecret(this.#secret);
+    this.#otherSecret = keys?.otherSecret;
     this.#tokens = tokens?.((user, tier) => this.#callerOf(user, tier));
   }
 
@@ -106,12 +117,19 @@ export class Credentials {
 
   #prove(key: string, record: KeyRecord | undefined): Caller {
     const same = timingSafeEqual(digestOf(key, this.#secret!), record?.digest ?? NO_DIGEST);
+    if (record !== undefined && record.madeWith !== this.#secretName) this.#tellOtherSecret(record.id);
     if (record === undefined || !same) throw unauthenticated();
     const caller = this.#callerOf(record.user, record.tier);
     this.#proven.delete(record.id);
     this.#proven.set(record.id, { record, bytes: Buffer.from(key, "latin1"), caller });
     if (this.#proven.size > MAX_PROVEN) this.#proven.delete(this.#proven.keys().next().value!);
     return caller;
+  }
+
+  /** Once: a client that goes on trying must not fill the log. */
+  #tellOtherSecret(id: string): void {
+    this.#otherSecret?.(id);
+    this.#otherSecret = undefined;
   }
 
   #callerOf(tenant: string, name: string | undefined): Caller {

@@ -125,7 +125,7 @@ function readSet(
   text: string,
   algorithm: string,
 ): { keys: Map<string, KeyObject>; only: KeyObject | undefined } {
-  const { keys: list } = JSON.parse(text) as { keys?: unknown };
+  const { keys: list } = (JSON.parse(text) ?? {}) as { keys?: unknown };
   if (!Array.isArray(list)) throw new Error("it is not a JSON Web Key Set");
   const keys = new Map<string, KeyObject>();
   const usable: KeyObject[] = [];

@@ -10,6 +10,9 @@
  *
  * A token that was good is remembered, by its text, until it expires, a minute at most: the next request with
  * it costs a look into a map. A key that its issuer withdrew can be used for that minute more.
+ *
+ * Instants in a token are the issuer's, so they are held against the machine's clock as it is now, also after a sleep
+ * or when it was wrong at the start.
  */
 import type { KeyObject } from "node:crypto";
 import { decodeProtectedHeader, jwtVerify } from "jose";
@@ -72,12 +75,11 @@ export class Tokens implements TokenCheck {
     const payload = await this.#verify(token);
     const claim = (name: string): unknown => (Object.hasOwn(payload, name) ? payload[name] : undefined);
     const user = claim(userClaim);
-    const now = this.#clock.now();
-    const expiresAt = payload.exp! * 1000;
-    if (!isUser(user) || expiresAt > now + maxLifeMs + skewMs) throw unauthenticated();
+    const lastsMs = payload.exp! * 1000 - this.#clock.wall();
+    if (!isUser(user) || lastsMs > maxLifeMs + skewMs) throw unauthenticated();
     const tier = claim(tierClaim) ?? defaultTier;
     const caller = this.#callerOf(user, typeof tier === "string" ? tier : undefined);
-    this.#good.set(token, caller, Math.min(expiresAt + skewMs, now + REMEMBER_MS));
+    this.#good.set(token, caller, this.#clock.now() + Math.min(lastsMs + skewMs, REMEMBER_MS));
     return caller;
   }
 
@@ -99,7 +101,7 @@ export class Tokens implements TokenCheck {
         audience,
         requiredClaims: ["exp"],
         clockTolerance: skewMs / 1000,
-        currentDate: new Date(this.#clock.now()),
+        currentDate: new Date(this.#clock.wall()),
       });
       return payload;
     } catch (error) {

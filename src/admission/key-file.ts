@@ -6,7 +6,8 @@
  *   keys.json.lock     there while `ferry keys` writes, so that two at once do not lose a key
  *
  * A running Ferry only reads: again whenever the file changed, looked at each `reloadMs`. A file that cannot
- * be understood keeps the last good keys in force, and a notice says so; no file means no keys.
+ * be understood keeps the last good keys in force, and a notice says so; no file means no keys. At the start there
+ * are none from before, so such a file ends it.
  */
 import { randomBytes } from "node:crypto";
 import type { Stats } from "node:fs";
@@ -25,7 +26,7 @@ export interface KeyFileOptions {
 const VERSION = 1;
 const MODE = 0o600;
 const SECRET_BYTES = 32;
-/** How long one `ferry keys` waits for another; each holds the lock for milliseconds. */
+/** How long one `ferry keys` waits for the same other; each holds the lock for less than a second. */
 const LOCK_WITHIN_MS = 5000;
 const LOCK_PAUSE_MS = 20;
 
@@ -36,6 +37,8 @@ export class KeyFile implements KeyStore {
   readonly #watched: WatchedFile;
   #keys: ReadonlyMap<string, KeyRecord> = new Map();
   #seen = false;
+  /** Why the last look gave nothing; "": it did. */
+  #trouble = "";
 
   constructor({ path, reloadMs }: KeyFileOptions, clock: Clock, events: Events) {
     this.#path = path;
@@ -43,13 +46,16 @@ export class KeyFile implements KeyStore {
     this.#events = events;
     this.#watched = new WatchedFile(path, reloadMs, clock, {
       changed: (text) => this.#read(text),
-      failed: (why) => this.#warn(`${path}: ${why}; the keys that were read before stay in force`),
+      failed: (why) => this.#failed(why),
     });
   }
 
-  /** Reads the keys, and again whenever they change; until `close`. */
-  watch(): Promise<void> {
-    return this.#watched.start();
+  /** Reads the keys, and again whenever they change; until `close`. Rejects when there is a file it cannot read. */
+  async watch(): Promise<void> {
+    await this.#watched.start();
+    if (this.#seen) return;
+    this.close();
+    throw new Error(`auth.keysFile ${this.#path}: ${this.#trouble}`);
   }
 
   get(id: string): KeyRecord | undefined {
@@ -96,18 +102,25 @@ export class KeyFile implements KeyStore {
 
   #read(text: string | undefined): void {
     const first = !this.#seen;
-    this.#seen = true;
     if (text === undefined) {
+      this.#seen = true;
       this.#keys = new Map();
       const how = "ferry keys create --user U --tier T makes the first";
       return this.#warn(
         `${this.#path}: ${first ? "there is no such file yet" : "it is gone"}: no key works; ${how}`,
       );
     }
-    const read = parse(text);
-    if (read === undefined)
-      return this.#warn(`${this.#path} is not a keys file; the last good keys stay in force`);
-    this.#keys = read;
+    try {
+      this.#keys = parse(text);
+      this.#seen = true;
+    } catch (error) {
+      this.#failed((error as Error).message);
+    }
+  }
+
+  #failed(why: string): void {
+    this.#trouble = why;
+    if (this.#seen) this.#warn(`${this.#path}: ${why}; the last good keys stay in force`);
   }
 
   #warn(message: string): void {
@@ -115,17 +128,7 @@ export class KeyFile implements KeyStore {
   }
 
   async #load(): Promise<Map<string, KeyRecord>> {
-    let text: string;
-    try {
-      text = await readText(this.#path);
-    } catch (error) {
-      if ((error as NodeJS.ErrnoException).code === "ENOENT") return new Map();
-      throw cannot("read", this.#path, error);
-    }
-    const keys = parse(text);
-    if (keys === undefined)
-      throw new Error(`${this.#path} is not a keys file; nothing was changed, look at it`);
-    return keys;
+    return (await readKeys(this.#path)) ?? new Map<string, KeyRecord>();
   }
 
   async #change(change: (keys: Map<string, KeyRecord>) => void): Promise<void> {
@@ -147,7 +150,8 @@ export class KeyFile implements KeyStore {
   }
 
   async #lock(path: string): Promise<AsyncDisposable> {
-    const until = this.#clock.now() + LOCK_WITHIN_MS;
+    let holder = "";
+    let until = this.#clock.now() + LOCK_WITHIN_MS;
     for (;;) {
       try {
         await using file = await open(path, "wx", MODE);
@@ -155,9 +159,14 @@ export class KeyFile implements KeyStore {
         return { [Symbol.asyncDispose]: () => rm(path, { force: true }) };
       } catch (error) {
         if ((error as NodeJS.ErrnoException).code !== "EEXIST") throw cannot("write", path, error);
-        if (this.#clock.now() >= until) {
-          const holder = (await readText(path).catch(() => "")).trim();
-          throw new Error(`${path} is held by process ${holder}; if no ferry keys runs, remove the file`, {
+        const now = this.#clock.now();
+        const seen = (await readText(path).catch(() => "")).trim();
+        // They come and go: it is only a queue.
+        if (seen !== holder) until = now + LOCK_WITHIN_MS;
+        holder = seen;
+        if (now >= until) {
+          const who = holder === "" ? "another process" : `process ${holder}`;
+          throw new Error(`${path} is held by ${who}; if no ferry keys runs, remove the file`, {
             cause: error,
           });
         }
@@ -167,16 +176,39 @@ export class KeyFile implements KeyStore {
   }
 }
 
-function parse(text: string): Map<string, KeyRecord> | undefined {
+/** The keys in a file, undefined where there is none; an Error says why they cannot be read. */
+export async function readKeys(path: string): Promise<Map<string, KeyRecord> | undefined> {
   try {
-    const { version, keys } = JSON.parse(text) as { version?: unknown; keys?: unknown };
-    if (version !== VERSION || !Array.isArray(keys)) return undefined;
-    const records = keys.map(readRecord);
-    if (records.includes(undefined)) return undefined;
-    return new Map(records.map((record) => [record!.id, record!]));
-  } catch {
-    return undefined;
+    return parse(await readText(path));
+  } catch (error) {
+    if ((error as NodeJS.ErrnoException).code === "ENOENT") return undefined;
+    throw cannot("read", path, error);
   }
+}
+
+function parse(text: string): Map<string, KeyRecord> {
+  let found: unknown;
+  try {
+    found = JSON.parse(text);
+  } catch (error) {
+    // Not in JSON's own words: they quote the file.
+    throw new Error("it is not a keys file (no JSON: cut off, or edited)", { cause: error });
+  }
+  const { version, keys } = (found ?? {}) as { version?: unknown; keys?: unknown };
+  if (version !== VERSION || !Array.isArray(keys)) {
+    throw new Error(`it is not a keys file ({"version":${VERSION},"keys":[…]} is one)`);
+  }
+  const records = new Map<string, KeyRecord>();
+  keys.forEach((each: unknown, at) => {
+    const record = readRecord(each);
+    if (record === undefined) throw new Error(`it is not a keys file (keys[${at}] is no record of a key)`);
+    // Two users might be behind it.
+    if (records.has(record.id)) {
+      throw new Error(`it is not a keys file (keys[${at}] has the id of another, ${record.id})`);
+    }
+    records.set(record.id, record);
+  });
+  return records;
 }
 
 async function readSecret(path: string): Promise<string | undefined> {

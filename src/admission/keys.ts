@@ -4,6 +4,7 @@
  * As JSON, the same in both: `{"id","digest","user","tier","name","created_at","made_with"}`, the digest as
  * base64url. A key that is revoked is gone; there is nothing to keep of it.
  */
+import { isUser } from "./caller.ts";
 
 export interface KeyRecord {
   readonly id: string;
@@ -58,7 +59,7 @@ export function readRecord(value: unknown): KeyRecord | undefined {
   const [id, user, tier] = [text("id"), text("user"), text("tier")];
   const digest = Buffer.from(text("digest"), "base64url");
   const createdAt = Date.parse(text("created_at"));
-  const whole = id !== "" && user !== "" && tier !== "" && digest.length === DIGEST_BYTES;
+  const whole = id !== "" && isUser(user) && tier !== "" && digest.length === DIGEST_BYTES;
   if (!whole || Number.isNaN(createdAt)) return undefined;
   return { id, digest, user, tier, name: text("name"), createdAt, madeWith: text("made_with") };
 }

@@ -206,7 +206,9 @@ export function formatAge(ageMs: number): string {
 
 export function formatTable(rows: readonly (readonly string[])[]): string {
   const safe = rows.map((row) => row.map(printable));
-  const widths = safe[0]!.map((_, column) => Math.max(...safe.map((row) => row[column]!.length)));
+  const widths = safe[0]!.map((_, column) =>
+    safe.reduce((most, row) => Math.max(most, row[column]!.length), 0),
+  );
   const lines = safe.map((row) => row.map((cell, column) => cell.padEnd(widths[column]!)).join("  "));
   return lines.map((line) => `  ${line.trimEnd()}\n`).join("");
 }

@@ -12,7 +12,7 @@
  *   failed             retry with backoff, then dead letter. When one of the inputs may be the cause they
  *                      come back in smaller batches, so that the innocent part company with the guilty
  *
- * Tasks of the same content are sent once, whoever they belong to.
+ * Tasks of the same content are sent once; `gateway/intake.ts` says whose can be the same.
  */
 import type { BatchTask, Reply } from "../backend/backend.ts";
 import type { Clock } from "../clock.ts";

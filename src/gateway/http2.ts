@@ -21,6 +21,7 @@ import type { TLSSocket } from "node:tls";
 import type { Alarm, Clock } from "../clock.ts";
 import { Refusal } from "../core/errors.ts";
 import type { Exchange } from "./exchange.ts";
+import { repeatedHeader } from "./headers.ts";
 
 export interface Http2Limits {
   readonly maxHeaders: number;
@@ -33,7 +34,9 @@ export interface Http2Limits {
 
 /** What the listener does with a request; the objects are HTTP/2's, under HTTP/1.1's names. */
 export type Taker = (request: IncomingMessage, response: ServerResponse) => Exchange;
-export type Http2Takers = { readonly [name in "request" | "mayContinue" | "expectsTooMuch"]: Taker };
+export type Http2Takers = {
+  readonly [name in "request" | "mayContinue" | "expectsTooMuch" | "wantsTunnel"]: Taker;
+};
 
 /** `:method`, `:scheme`, `:authority` and `:path` are not headers that anybody wrote. */
 const PSEUDO_HEADERS = 4;
@@ -81,6 +84,8 @@ export class Http2Door {
       ["request", takers.request],
       ["checkContinue", takers.mayContinue],
       ["checkExpectation", takers.expectsTooMuch],
+      // Node's own answer would leave the stream open, and with it the connection, for as long as a client likes.
+      ["connect", takers.wantsTunnel],
     ] as const) {
       this.#server.on(event, (request: Http2ServerRequest, response: Http2ServerResponse) =>
         this.#take(request, response, take),
@@ -137,6 +142,8 @@ export class Http2Door {
 
   #take(request: Http2ServerRequest, response: Http2ServerResponse, take: Taker): void {
     request.headers.host ??= request.headers[":authority"];
+    // CONNECT has no path.
+    request.url ??= "";
     // What Exchange uses of both is the same; `last` alone means nothing on a connection that many share.
     const exchange = take(request as unknown as IncomingMessage, response as unknown as ServerResponse);
     const { stream } = request;
@@ -170,5 +177,7 @@ export function streamFlaw({ rawHeaders: raw }: IncomingMessage, maxHeaders: num
   if (hosts.size > 1 || hostFields > 1) {
     return new Refusal("INVALID_REQUEST", "more than one host, in :authority or in Host headers");
   }
+  const twice = repeatedHeader(raw);
+  if (twice !== undefined) return new Refusal("INVALID_REQUEST", `the header ${twice} stands twice`);
   return hosts.size === 1 ? undefined : new Refusal("INVALID_REQUEST", "the Host header is missing");
 }

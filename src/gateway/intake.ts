@@ -146,6 +146,9 @@ const NOTHING_SHARED: Shared = { content: "", sharing: {} };
 /**
  * Under which keys this work may be shared. The input is hashed alone, without a copy of it joined to the
  * model and parameters; those stand beside the hash, where nothing can be mistaken for anything else.
+ *
+ * Tasks of the same `content` are one input of their batch. Unless outcomes are shared by all anyway, it names the
+ * tenant too: a model that draws its answer by lot would give two strangers the same one.
  */
 function share(draft: Draft, model: ModelDoor, caller: Caller): Shared {
   const { collapse, cache } = model;
@@ -156,7 +159,7 @@ function share(draft: Draft, model: ModelDoor, caller: Caller): Shared {
   const own = `${content}\n${caller.tenant}`;
   const cacheKey = cache.scope === "shared" ? content : own;
   return {
-    content: collapse ? content : "",
+    content: collapse ? cacheKey : "",
     // Of the content alone: whoever shares it, under whichever key, finds it at the same place.
     home: homeOf(content),
     sharing: {

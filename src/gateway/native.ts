@@ -98,15 +98,15 @@ export class NativeProtocol {
     const ticket = await this.#submit(exchange, draft, caller);
     const record = ticket.record ?? (await this.#wait(exchange, ticket, undefined));
     if (exchange.answered) return;
+    const quota = quotaHeaders(ticket.quota);
     const refusal = record === undefined ? tooLate() : refusalOf(record);
-    if (refusal !== undefined) return exchange.fail(refusal, ticket.id);
+    if (refusal !== undefined) return exchange.fail(refusal, ticket.id, quota);
     const output = record?.outcome?.ok === true ? record.outcome.output : "null";
     const latencyMs = tenths(this.#clock.now() - exchange.startedAt);
-    exchange.send(
-      200,
-      `{"output":${output},"request_id":"${ticket.id}","latency_ms":${latencyMs}}`,
-      batchHeaders(record!),
-    );
+    exchange.send(200, `{"output":${output},"request_id":"${ticket.id}","latency_ms":${latencyMs}}`, [
+      ...batchHeaders(record!),
+      ...quota,
+    ]);
     this.#engine.delivered(ticket.id);
   }
 

@@ -152,6 +152,7 @@ export class Listener {
       request: this.#request.bind(this),
       mayContinue: this.#mayContinue.bind(this),
       expectsTooMuch: this.#expectsTooMuch.bind(this),
+      wantsTunnel: this.#wantsTunnel.bind(this),
     };
     return new Http2Door(limits, takers, this.#clock);
   }
@@ -169,9 +170,21 @@ export class Listener {
   }
 
   #expectsTooMuch(request: IncomingMessage, response: ServerResponse): Exchange {
+    const refusal = new Refusal("INVALID_REQUEST", "only Expect: 100-continue is understood", {
+      status: 417,
+    });
+    return this.#refuse(request, response, refusal);
+  }
+
+  /** Of HTTP/2; over HTTP/1.1 Node closes the connection. */
+  #wantsTunnel(request: IncomingMessage, response: ServerResponse): Exchange {
+    return this.#refuse(request, response, new Refusal("METHOD_NOT_ALLOWED", "this is no proxy"));
+  }
+
+  #refuse(request: IncomingMessage, response: ServerResponse, refusal: Refusal): Exchange {
     const exchange = new Exchange(request, response, this.#exchangeLimits, this.#clock.now());
     exchange.last = true;
-    exchange.fail(new Refusal("INVALID_REQUEST", "only Expect: 100-continue is understood", { status: 417 }));
+    exchange.fail(refusal);
     return exchange;
   }
 

@@ -42,7 +42,8 @@ export class TlsFront {
       ...certificates.material,
       minVersion,
       handshakeTimeout: limits.headersTimeoutMs,
-      ALPNProtocols: door === undefined ? ["http/1.1"] : ["h2", "http/1.1"],
+      // Whoever offers only what is not here is refused in the handshake; curl --http1.0 offers nothing else.
+      ALPNProtocols: [...(door === undefined ? [] : ["h2"]), "http/1.1", "http/1.0"],
     });
     this.server.maxConnections = limits.maxConnections;
     this.server.on("connection", (socket: Socket) => this.#keep(socket));

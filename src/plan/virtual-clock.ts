@@ -28,6 +28,8 @@ class VirtualAlarm implements Alarm, Due {
 
 export class VirtualClock implements Clock {
   readonly #alarms = new Heap<VirtualAlarm>();
+  /** How far somebody has set the machine's clock, in ms. */
+  setMs = 0;
   #now: number;
   #order = 0;
 
@@ -37,6 +39,10 @@ export class VirtualClock implements Clock {
 
   now(): number {
     return this.#now;
+  }
+
+  wall(): number {
+    return this.#now + this.setMs;
   }
 
   at(time: number, ring: () => void): Alarm {

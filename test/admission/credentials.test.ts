@@ -74,6 +74,17 @@ describe("a key", () => {
     );
   });
 
+  test("made with another secret is told to the operator, once, and only by who has a whole key", () => {
+    const told: string[] = [];
+    const other = makeKey("u1", "paid", "another secret of 32 characters!!");
+    const keys = { store: new FakeStore(other), secret: SECRET, otherSecret: (id: string) => told.push(id) };
+    const credentials = new Credentials({ tiers: TIERS }, { keys });
+    for (const key of [`${other.key.slice(0, -1)}!`, other.key, other.key]) {
+      refusal(() => credentials.identify(undefined, key));
+    }
+    assert.deepEqual(told, [other.record.id]);
+  });
+
   test("a store that has to ask gives a promise, and its refusals come through", async () => {
     const store = new FakeStore(paid);
     store.get = (id) => Promise.resolve(store.records.get(id));

@@ -101,6 +101,18 @@ describe("a good token", () => {
     assert.ok(stage.show(long) instanceof Promise);
   });
 
+  test("is held against the machine's clock as it is now, whatever it was at the start", async () => {
+    const stage = new Stage();
+    const [old, fresh] = [good(), good({ nbf: NOW + 10 * HOUR, exp: NOW + 11 * HOUR })];
+    await stage.show(old);
+    assert.equal(await stage.code(fresh), "UNAUTHENTICATED");
+    // The machine slept for ten hours, or its clock was put right.
+    stage.clock.setMs = 10 * HOUR * 1000;
+    await stage.clock.run(START + 60_000);
+    assert.equal(await stage.code(old), "UNAUTHENTICATED");
+    assert.equal((await stage.show(fresh)).tenant, "u1");
+  });
+
   test("may have its claims elsewhere, a list of audiences, and a default tier", async () => {
     const stage = new Stage({ userClaim: "email", tierClaim: "https://x/plan", defaultTier: "free" });
     const text = good({ email: "a@b", "https://x/plan": "enterprise", aud: ["other", "ferry"] });

@@ -1,10 +1,19 @@
 /** Keys in a file: written whole, read again when it changed, never lost. */
 import assert from "node:assert/strict";
-import { chmodSync, readdirSync, readFileSync, statSync, symlinkSync, writeFileSync } from "node:fs";
+import {
+  chmodSync,
+  mkdirSync,
+  readdirSync,
+  readFileSync,
+  statSync,
+  symlinkSync,
+  writeFileSync,
+} from "node:fs";
 import { mkdtemp, rm } from "node:fs/promises";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { describe, test } from "node:test";
+import { setImmediate as turn } from "node:timers/promises";
 import { KeyFile } from "../../src/admission/key-file.ts";
 import { PublicKeyFile } from "../../src/admission/public-key.ts";
 import { SystemClock } from "../../src/clock.ts";
@@ -53,6 +62,7 @@ class Stage implements AsyncDisposable {
   }
 }
 
+const BROKEN = ["", "{", "null", "[]", '{"version":2,"keys":[]}', '{"version":1,"keys":[{"id":"x"}]}'];
 const mode = (path: string): number => statSync(path).mode & 0o777;
 
 describe("a keys file", () => {
@@ -101,15 +111,49 @@ describe("a keys file", () => {
     );
   });
 
+  test("a lock that goes from one to the next is waited for", async () => {
+    await using stage = await Stage.make();
+    const lock = `${stage.path}.lock`;
+    const added = stage.file.add(makeKey("u1", "paid").record).then(() => true);
+    for (let holder = 1; holder <= 4; holder++) {
+      writeFileSync(lock, `${holder}\n`);
+      // Twice as long as it waits for one of them, in all.
+      const until = stage.clock.now() + 2500;
+      while (stage.clock.now() < until) {
+        await stage.clock.run(stage.clock.now() + 20);
+        assert.equal(await Promise.race([added, turn()]), undefined);
+      }
+    }
+    await rm(lock);
+    while ((await Promise.race([added, turn()])) === undefined) {
+      await stage.clock.run(stage.clock.now() + 20);
+    }
+    assert.equal((await stage.file.list()).length, 1);
+  });
+
   test("that is broken is never written over", async () => {
     await using stage = await Stage.make();
-    for (const text of ["", "{", "[]", '{"version":2,"keys":[]}', '{"version":1,"keys":[{"id":"x"}]}']) {
+    for (const text of BROKEN) {
       writeFileSync(stage.path, text);
       await assert.rejects(
         stage.file.add(makeKey("u1", "paid").record),
-        /is not a keys file; nothing was changed/,
+        /cannot read .*keys\.json: it is not a keys file \(/,
       );
       assert.equal(readFileSync(stage.path, "utf8"), text);
+    }
+  });
+
+  test("that was edited is read only if every key in it still has one id and one user", async () => {
+    await using stage = await Stage.make();
+    const { record } = makeKey("u1", "paid");
+    await stage.file.add(record);
+    const text = readFileSync(stage.path, "utf8");
+    const { keys } = JSON.parse(text) as { keys: object[] };
+    writeFileSync(stage.path, JSON.stringify({ version: 1, keys: [...keys, { ...keys[0], user: "u2" }] }));
+    await assert.rejects(stage.file.list(), new RegExp(`keys\\[1\\] has the id of another, ${record.id}`));
+    for (const user of ["", "a\\u001b[31m", "\\ud800", "a".repeat(256)]) {
+      writeFileSync(stage.path, text.replace('"u1"', `"${user}"`));
+      await assert.rejects(stage.file.list(), /keys\[0\] is no record of a key/);
     }
   });
 
@@ -126,6 +170,18 @@ describe("a keys file", () => {
 });
 
 describe("a running Ferry", () => {
+  test("does not start with a file that it cannot read: there are no keys from before", async () => {
+    for (const text of BROKEN) {
+      await using stage = await Stage.make();
+      writeFileSync(stage.path, text);
+      await assert.rejects(stage.file.watch(), /^Error: auth\.keysFile .*keys\.json: it is not a keys file/);
+      assert.deepEqual(stage.notices, []);
+    }
+    await using stage = await Stage.make();
+    mkdirSync(stage.path);
+    await assert.rejects(stage.file.watch(), /keys\.json: it is not a file$/);
+  });
+
   test("sees a new key, and a revoked one, at its next look", async () => {
     await using stage = await Stage.make();
     await stage.file.watch();
@@ -150,7 +206,7 @@ describe("a running Ferry", () => {
     for (let i = 0; i < 3; i++) await stage.looked(() => true);
     assert.deepEqual(stage.file.get(record.id), record);
     assert.equal(stage.notices.length, 1);
-    assert.match(stage.notices[0]!.message, /is not a keys file; the last good keys stay in force/);
+    assert.match(stage.notices[0]!.message, /is not a keys file \(.*\); the last good keys stay in force/);
     const second = makeKey("u2", "free").record;
     writeFileSync(stage.path, good);
     await stage.file.add(second);

@@ -13,6 +13,10 @@ export class ManualClock implements Clock {
     return this.#now;
   }
 
+  wall(): number {
+    return this.now();
+  }
+
   at(time: number, ring: () => void): Alarm {
     const alarm = { time, ring };
     this.#waiting.push(alarm);

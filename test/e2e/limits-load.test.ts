@@ -129,6 +129,12 @@ describe("rates", () => {
     assertError(again, 429, "RATE_LIMITED");
   });
 
+  test("/api/inference says what is left, too", async () => {
+    await using ferry = await Ferry.start({ models, limits: { perUserPerMinute: 10 } });
+    const answer = await ferry.post({ input: "a" }, {}, "/api/inference");
+    assert.equal(answer.header("ratelimit-remaining"), "9");
+  });
+
   test("without a rate in the config there is none", async () => {
     await using ferry = await Ferry.start({ models });
     const answers = await Promise.all(

@@ -74,6 +74,29 @@ describe("bounds:", () => {
     assert.deepEqual([same.status, same.text], [200, '"a"']);
   });
 
+  test("a header that means something only once is refused twice, as over HTTP/1.1", async () => {
+    await using edge = await Edge.open();
+    const twice = { headers: { "idempotency-key": ["a", "b"] as unknown as string } };
+    const answer = await edge.http2(twice);
+    assert.equal(answer.status, 400, answer.text);
+    assert.match(answer.text, /idempotency-key stands twice/);
+  });
+
+  test("CONNECT is answered 405, and holds neither its stream nor the connection open", async () => {
+    await using edge = await Edge.open({ keepAliveTimeoutMs: 50 });
+    const session = await edge.session();
+    const ended = closed(session);
+    // Never ended from this side.
+    const stream = session.request({ ":method": "CONNECT", ":authority": "a:1" });
+    let text = "";
+    stream.setEncoding("utf8").on("data", (chunk: string) => (text += chunk));
+    const [headers] = (await once(stream, "response")) as [Record<string, unknown>];
+    assert.equal(headers[":status"], 405);
+    await closed(stream);
+    assert.match(text, /"error":"METHOD_NOT_ALLOWED"/);
+    await ended;
+  });
+
   test("requests that are reset as soon as they are sent end the connection", async () => {
     await using edge = await Edge.open();
     const session = await edge.session();

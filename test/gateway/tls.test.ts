@@ -73,6 +73,14 @@ describe("HTTP/1.1 and HTTP/2 answer alike:", () => {
     assert.equal((await edge.http1({})).status, 200);
   });
 
+  test("a client that offers only HTTP/1.0 is served", async () => {
+    await using edge = await Edge.open();
+    const socket = await edge.open({ ALPNProtocols: ["http/1.0"] });
+    socket.write("GET / HTTP/1.0\r\n\r\n");
+    const text = String(Buffer.concat(await socket.toArray()));
+    assert.match(text, /^HTTP\/1\.1 200 OK\r\n/);
+  });
+
   test("a client that offers nothing gets HTTP/1.1", async () => {
     await using edge = await Edge.open();
     const socket = await edge.open();
