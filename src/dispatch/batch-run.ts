@@ -302,7 +302,8 @@ export class BatchRun {
     this.#slot.calls++;
     let reply = await this.#slot.worker.run(batch, timeout.signal);
     alarm.cancel();
-    const serviceMs = clock.now() - startedAt;
+    const now = clock.now();
+    const serviceMs = now - startedAt;
     if (timeout.signal.aborted && reply.kind === "failed") {
       reply = { kind: "failed", message: `no answer within ${workerMs} ms`, blame: "batch" };
     }
@@ -310,7 +311,7 @@ export class BatchRun {
     if (reply.kind === "answered") {
       this.#anyAnswered = true;
       budget.answered();
-      workers.answered(this.#slot, riders.length, serviceMs);
+      workers.answered(this.#slot, riders.length, serviceMs, now);
     } else if (reply.kind === "rejected") {
       workers.alive(this.#slot);
     }

@@ -153,9 +153,12 @@ export class Workers {
     return healthy;
   }
 
-  slow(slot: Slot): boolean {
-    let best = Infinity;
-    for (const { ratio } of this.slots) best = Math.min(best, ratio);
+  /** Beside those that are well: one that is gone was perhaps the fastest, and the rest must not be judged by it. */
+  slow(slot: Slot, now: number): boolean {
+    let best = slot.ratio;
+    for (const other of this.slots) {
+      if (other.ratio < best && other.healthy(now) && !other.circuit.probing) best = other.ratio;
+    }
     return slot.ratio > SLOW * best;
   }
 
@@ -204,10 +207,10 @@ export class Workers {
     this.#changed(slot, "busy", "it answered after all");
   }
 
-  answered(slot: Slot, size: number, ms: number): void {
+  answered(slot: Slot, size: number, ms: number, now: number): void {
     this.alive(slot);
     if (this.service.settled) slot.ratio += RATIO_WEIGHT * (ms / this.service.msFor(size) - slot.ratio);
-    if (!this.slow(slot)) this.service.learn(size, ms);
+    if (!this.slow(slot, now)) this.service.learn(size, ms);
   }
 
   /** It answered, whatever it said. */
