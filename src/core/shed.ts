@@ -8,6 +8,7 @@
  *   left   = μ − λ of the better tiers − floors of the lower tiers that wait · μ
  *   ahead  = Q of the better tiers + Q before it in its own tier · μ / left      served in order, and
  *            + (3·√(λ·W) + 0.03·λ·W) · μ / left,  W = ahead / μ                  arrivals scatter, λ is a guess
+ *            + 3·dev/S·√(ahead/B)·B · (μ / left − 1)                             and so do batches
  *   ahead  = at most (Q before it in its own tier + 1) / floor                   its floor is its own
  *   j      = ⌊ahead / B⌋                                                         which batch it rides in
  *   start  = when the j-th batch starts if worker i starts one at f[i], f[i] + S, f[i] + 2·S …
@@ -183,14 +184,17 @@ export function runMsOf(workers: readonly { readonly ms: number; readonly perMs:
 }
 
 /** How many tasks are served before it, those of better tiers that come meanwhile included. */
-function ahead(line: Line, { perMs }: Horizon): number {
+function ahead(line: Line, { perMs, batchSize, batchMs, deviationMs }: Horizon): number {
   const byFloor = line.floor > 0 ? (line.own + 1) / line.floor : Infinity;
   const left = leftFor(line, perMs);
   if (left <= 0) return byFloor;
   const inOrder = line.above + (line.own * perMs) / left;
   const expected = (line.abovePerMs * inOrder) / perMs;
   const more = ((SCATTER * Math.sqrt(expected) + RATE_ERROR * expected) * perMs) / left;
-  return Math.min(inOrder + more, byFloor);
+  // What the better tiers leave scatters by all that the batches scatter by.
+  const batches = Math.sqrt(inOrder / batchSize);
+  const less = SCATTER * (deviationMs / batchMs) * batches * batchSize * (perMs / left - 1);
+  return Math.min(inOrder + more + less, byFloor);
 }
 
 /** Tasks per ms that the better tiers leave, beside what lower ones get in any case. */

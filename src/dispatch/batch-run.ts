@@ -234,8 +234,9 @@ export class BatchRun {
     const { service } = workers;
     if (!service.settled) return this.#call(riders);
     const expectedMs = service.msFor(riders.length) * this.#slot.ratio;
+    const deviationMs = Math.max(service.deviationMs, workers.surprise.share * expectedMs);
     const late = (factor: number, deviations: number, floorMs: number): number =>
-      Math.max(factor * expectedMs, expectedMs + deviations * service.deviationMs, expectedMs + floorMs);
+      Math.max(factor * expectedMs, expectedMs + deviations * deviationMs, expectedMs + floorMs);
     const overdueMs = late(OVERDUE_FACTOR, OVERDUE_DEVIATIONS, OVERDUE_FLOOR_MS);
     const suspectMs = late(SUSPECT_FACTOR, SUSPECT_DEVIATIONS, SUSPECT_FLOOR_MS);
     const now = clock.now();

@@ -52,9 +52,10 @@ export class Outlook {
   }
 
   #draw(now: number): Horizon {
-    const { service, slots } = this.#workers;
+    const { service, surprise, slots } = this.#workers;
     const batchSize = Math.max(1, this.#fill.size);
-    const serviceMs = service.samples === 0 ? this.#firstGuessMs : service.msFor(batchSize);
+    const usualMs = service.samples === 0 ? this.#firstGuessMs : service.msFor(batchSize);
+    const serviceMs = usualMs * surprise.factor;
     const paceMs = serviceMs + this.#handover.ms;
     const freeAt: number[] = [];
     const running: { ms: number; perMs: number }[] = [];
@@ -82,7 +83,7 @@ export class Outlook {
       batchSize,
       batchMs: paceMs * share,
       runMs: pace === 0 ? paceMs : runMsOf(running),
-      deviationMs: service.deviationMs * share,
+      deviationMs: Math.max(service.deviationMs, surprise.share * usualMs) * share,
       freeAt: freeAt.sort((one, other) => one - other),
       nextUsableAt: this.#workers.nextUsableAt(now),
     };

@@ -10,6 +10,8 @@ export interface CrowdOptions {
   readonly workers: number;
   /** Scatter of service times. */
   readonly jitter?: number;
+  /** A share of the batches takes so many times as long. */
+  readonly slow?: { readonly rate: number; readonly factor: number };
   /** What each worker needs of the usual time, at least 1; left out: that. */
   readonly paces?: readonly number[];
   /** From arrival to answer. */
@@ -69,8 +71,8 @@ export class Crowd {
         errorRate: 0,
         hangRate: 0,
         shortRate: 0,
-        slowRate: 0,
-        slowFactor: 1,
+        slowRate: options.slow?.rate ?? 0,
+        slowFactor: options.slow?.factor ?? 1,
       },
       admission: { mode, tiers: 3, targetUtilization: 0.7, lastTierDepth: 100, firstTierDepth: 500 },
       wrap: (worker) => ({

@@ -89,6 +89,29 @@ describe("workers that differ", () => {
   }
 });
 
+describe("batches of which some take many times as long", () => {
+  for (const slow of [
+    { rate: 0.3, factor: 3 },
+    { rate: 0.3, factor: 8 },
+    { rate: 0.1, factor: 5 },
+  ]) {
+    const mean = 1 + slow.rate * (slow.factor - 1);
+    const { rate, factor } = slow;
+    test(`${100 * rate} % take ${factor} times as long: nearly the same, and no flood of lines`, async () => {
+      const crowd = new Crowd({ workers: 8, totalMs: 2000, mix: MIX, slow, jitter: 0.05 });
+      let lines = 0;
+      crowd.simulation.events.on("worker.changed", () => lines++);
+      crowd.arrive(poisson((2 * crowd.capacity) / mean, 15_000, 5));
+      await crowd.pass(18_000);
+      crowd.simulation.stop();
+      const [used, missed] = [goodput(crowd, 5000, 15_000) * mean, late(crowd.between(5000, 15_000))];
+      assert.ok(used >= 0.92, `${used} C`);
+      assert.ok(missed <= 0.05, `${missed} late`);
+      assert.ok(lines <= 15 * 5, `${lines} lines in 15 s`);
+    });
+  }
+});
+
 test("callers who may queue for less than they may wait: in time as well", async () => {
   const options = { workers: 4, totalMs: 2000, queueMs: 1000, mix: MIX, jitter: 0.15 };
   const crowd = await overloaded(4, 15, options);
