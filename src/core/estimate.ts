@@ -7,6 +7,12 @@
  * expected, and the slope stays between 0 and mean/n, so that the intercept is never negative and a
  * narrow range of sizes cannot tilt the line. `deviation` is the weighted mean of |sample − S(n)|.
  *
+ * S(n) is what a batch usually takes. Where now and then one takes ten times as long (a compilation, a long
+ * answer), most of that is clipped, or is held against the worker for a while; and the mean of 1/x lies above
+ * 1/mean of x, so a sum of workers' paces promises too much. `SurpriseEstimate` compares what batches took with
+ * what was expected of their workers, unclipped: `factor` is the mean of that, never below 1, `share` the mean
+ * deviation from 1.
+ *
  * How full batches are matters when tasks queue up: those with different parameters cannot share one, and
  * then a batch leaves with less than `maxBatchSize` however many wait. `FillEstimate` learns that from batches
  * that left a crowd behind; while there is no crowd it slowly goes back to full.
@@ -22,6 +28,7 @@ const SURGE_WINDOW_MS = 100;
 /** Below this many samples the slope is taken as 0 and nothing is clipped. */
 const ENOUGH_SAMPLES = 8;
 const CLIP = 4;
+const SURPRISE_WEIGHT = 0.02;
 
 export class ServiceEstimate {
   #samples = 0;
@@ -74,6 +81,26 @@ export class ServiceEstimate {
   /** S(n). */
   msFor(size: number): number {
     return Math.max(0.1, this.#meanMs + this.perTaskMs * (size - this.#meanSize));
+  }
+}
+
+export class SurpriseEstimate {
+  #mean = 1;
+  #share = 0;
+
+  /** A batch took so many times of what was expected. */
+  learn(times: number): void {
+    this.#mean += SURPRISE_WEIGHT * (times - this.#mean);
+    this.#share += SURPRISE_WEIGHT * (Math.abs(times - 1) - this.#share);
+  }
+
+  get factor(): number {
+    return Math.max(1, this.#mean);
+  }
+
+  /** Less a tenth: what is expected of a worker scatters by itself. */
+  get share(): number {
+    return 0.9 * this.#share;
   }
 }
 

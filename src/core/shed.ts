@@ -3,19 +3,24 @@
  * come again.
  *
  * `predictive` refuses what would miss its deadline. With μ tasks per ms of capacity, B seats in a batch
- * that takes S ms, and the workers' free times f (earliest first):
+ * that takes S ms on average and R ms where it runs, and the workers' free times f (earliest first):
  *
  *   left   = μ − λ of the better tiers − floors of the lower tiers that wait · μ
  *   ahead  = Q of the better tiers + Q before it in its own tier · μ / left      served in order, and
  *            + (3·√(λ·W) + 0.03·λ·W) · μ / left,  W = ahead / μ                  arrivals scatter, λ is a guess
+ *            + 3·dev/S·√(ahead/B)·B · (μ / left − 1)                             and so do batches
  *   ahead  = at most (Q before it in its own tier + 1) / floor                   its floor is its own
- *   j      = ⌊ahead / B⌋, rounds = ⌊j / |f|⌋                                     which batch it rides in
- *   start  = f[j mod |f|] + rounds·S
- *   finish = start + S + max(2 ms, 3·dev·√(1 + rounds + rounds²/25))             S is a guess, too
+ *   j      = ⌊ahead / B⌋                                                         which batch it rides in
+ *   start  = when the j-th batch starts if worker i starts one at f[i], f[i] + S, f[i] + 2·S …
+ *   rounds = ⌊(start − f[0]) / S⌋
+ *   margin = 3·dev·√(rounds + rounds²/25)                                        S is a guess, too
+ *   finish = start + R + max(2 ms, 3·dev·√(1 + rounds + rounds²/25))
  *
- * and it is let in if it starts and finishes in time. Never is it refused while a worker idles and less than
+ * and it is let in if it starts, margin included, and finishes in time. Never is it refused while a worker idles and less than
  * one batch waits: without that rule an estimate that is too high would refuse everything, see no batch and
- * so never be corrected. For the same reason one batch's worth may wait for a worker that is overdue.
+ * so never be corrected. For the same reason one batch's worth may wait for a worker that is overdue, and for
+ * workers of which none counts (they say that they are full, or have yet to prove that they are well again):
+ * if nothing waited for them they would run batches of one.
  *
  * `thresholds` is the classic rule set: above `targetUtilization` of the capacity, or with more than
  * `lastTierDepth` queued, the last tier is refused; with more than `firstTierDepth` all but the first.
@@ -42,8 +47,11 @@ export interface Horizon {
   readonly nominalPerMs: number;
   /** Seats that are taken in a batch while tasks queue up. */
   readonly batchSize: number;
-  /** What such a batch takes. */
+  /** What such a batch takes, on the average of the batches that run: a fast worker runs more of them. */
   readonly batchMs: number;
+  /** What it takes where it runs: more, where most workers are slower than that average. */
+  readonly runMs: number;
+  /** How far the batches of one worker are apart. */
   readonly deviationMs: number;
   /** When each worker that counts is free, earliest first. */
   readonly freeAt: readonly number[];
@@ -78,7 +86,12 @@ export type Refused = "no_worker" | "capacity" | "deadline";
 const MARGIN_MS = 2;
 const MARGIN_DEVIATIONS = 3;
 const SCATTER = 3;
+const MOST = 0.9;
+/** A worker that needs more of the time that callers wait than this cannot be planned with. */
+const TOO_SLOW = 0.8;
 const RATE_ERROR = 0.03;
+/** Parts of a batch or a round that do not come out even. */
+const ROUNDING = 1e-9;
 /** Below this share of what the fleet could do, capacity is lost; above it, there is just too much to do. */
 const LOST_BELOW = 0.9;
 
@@ -89,43 +102,99 @@ export function refuseByForecast(
   terms: Terms,
   now: number,
 ): Refused | undefined {
-  const { healthy, idle, overdue, batchSize } = horizon;
+  const { healthy, idle, overdue, batchSize, freeAt } = horizon;
   if (healthy === 0) {
     return overdue > 0 && line.waiting < batchSize * overdue ? undefined : "no_worker";
   }
   if (idle > 0 && line.waiting < batchSize) return undefined;
-  const { startAt, finishAt } = forecast(line, horizon, now);
-  if (startAt <= terms.startBy && finishAt <= terms.finishBy) return undefined;
+  if (freeAt.length === 0) return line.waiting < batchSize ? undefined : "capacity";
+  const { latestStartAt, finishAt } = forecast(line, fit(horizon, terms, now), now);
+  if (latestStartAt <= terms.startBy && finishAt <= terms.finishBy) return undefined;
   return lost(horizon) ? "capacity" : "deadline";
 }
 
-export function forecast(
-  line: Line,
-  horizon: Horizon,
-  now: number,
-): { readonly startAt: number; readonly finishAt: number } {
-  const { freeAt, batchSize, batchMs, deviationMs } = horizon;
-  const workers = freeAt.length;
+export interface Forecast {
+  readonly startAt: number;
+  /** With a margin for what comes before it. */
+  readonly latestStartAt: number;
+  /** With a margin. */
+  readonly finishAt: number;
+}
+
+const NEVER: Forecast = { startAt: Infinity, latestStartAt: Infinity, finishAt: Infinity };
+
+export function forecast(line: Line, horizon: Horizon, now: number): Forecast {
+  const { freeAt, batchSize, batchMs, runMs, deviationMs } = horizon;
   const tasks = ahead(line, horizon);
-  if (workers === 0 || tasks === Infinity) return { startAt: Infinity, finishAt: Infinity };
-  const batches = Math.floor(tasks / batchSize);
-  const rounds = Math.floor(batches / workers);
-  const startAt = Math.max(now, freeAt[batches % workers]!) + rounds * batchMs;
+  if (freeAt.length === 0 || tasks === Infinity) return NEVER;
+  const startAt = startOf(Math.floor(tasks / batchSize + ROUNDING), freeAt, batchMs, now);
+  const rounds = Math.floor((startAt - Math.max(now, freeAt[0]!)) / batchMs + ROUNDING);
   // Batches scatter one by one; a mean that is off by a fifth of that is off in every round.
-  const scatter = Math.sqrt(1 + rounds + (rounds / 5) ** 2);
-  const margin = Math.max(MARGIN_MS, MARGIN_DEVIATIONS * deviationMs * scatter);
-  return { startAt, finishAt: startAt + batchMs + margin };
+  const scatter = rounds + (rounds / 5) ** 2;
+  const margin = (variance: number): number => MARGIN_DEVIATIONS * deviationMs * Math.sqrt(variance);
+  return {
+    startAt,
+    latestStartAt: startAt + margin(scatter),
+    finishAt: startAt + runMs + Math.max(MARGIN_MS, margin(1 + scatter)),
+  };
+}
+
+/** Where some workers are too slow for anybody, the others are not refused for them. */
+function fit(horizon: Horizon, { finishBy }: Terms, now: number): Horizon {
+  const { batchMs, runMs } = horizon;
+  return runMs > batchMs && runMs > TOO_SLOW * (finishBy - now) ? { ...horizon, runMs: batchMs } : horizon;
+}
+
+/** When the batch before which `batches` others start will start. */
+function startOf(batches: number, freeAt: readonly number[], batchMs: number, now: number): number {
+  const workers = freeAt.length;
+  const first = Math.max(now, freeAt[0]!);
+  if (freeAt[workers - 1]! <= first + batchMs) {
+    return Math.max(now, freeAt[batches % workers]!) + Math.floor(batches / workers) * batchMs;
+  }
+  // Some will be busy for longer: the others run several batches before they join.
+  let early = first;
+  let late = first + batches * batchMs;
+  while (late - early > 1) {
+    const middle = (early + late) / 2;
+    if (startedBy(middle, freeAt, batchMs, now) > batches) late = middle;
+    else early = middle;
+  }
+  return late;
+}
+
+function startedBy(at: number, freeAt: readonly number[], batchMs: number, now: number): number {
+  let batches = 0;
+  for (const free of freeAt) {
+    if (free > at) break;
+    batches += Math.floor((at - Math.max(now, free)) / batchMs) + 1;
+  }
+  return batches;
+}
+
+/**
+ * What nine of ten batches take at most, by the workers that run them; `perMs` is how many each runs. A
+ * worker that is far slower than the rest runs few: the rest is not judged by it.
+ */
+export function runMsOf(workers: readonly { readonly ms: number; readonly perMs: number }[]): number {
+  const inOrder = workers.toSorted((one, other) => one.ms - other.ms);
+  let left = MOST * inOrder.reduce((sum, { perMs }) => sum + perMs, 0);
+  for (const { ms, perMs } of inOrder) if ((left -= perMs) <= ROUNDING) return ms;
+  return inOrder.at(-1)?.ms ?? 0;
 }
 
 /** How many tasks are served before it, those of better tiers that come meanwhile included. */
-function ahead(line: Line, { perMs }: Horizon): number {
+function ahead(line: Line, { perMs, batchSize, batchMs, deviationMs }: Horizon): number {
   const byFloor = line.floor > 0 ? (line.own + 1) / line.floor : Infinity;
   const left = leftFor(line, perMs);
   if (left <= 0) return byFloor;
   const inOrder = line.above + (line.own * perMs) / left;
   const expected = (line.abovePerMs * inOrder) / perMs;
   const more = ((SCATTER * Math.sqrt(expected) + RATE_ERROR * expected) * perMs) / left;
-  return Math.min(inOrder + more, byFloor);
+  // What the better tiers leave scatters by all that the batches scatter by.
+  const batches = Math.sqrt(inOrder / batchSize);
+  const less = SCATTER * (deviationMs / batchMs) * batches * batchSize * (perMs / left - 1);
+  return Math.min(inOrder + more + less, byFloor);
 }
 
 /** Tasks per ms that the better tiers leave, beside what lower ones get in any case. */
@@ -161,6 +230,8 @@ export function refuseByThresholds(
 
 const SOONEST_MS = 50;
 const LATEST_MS = 30_000;
+/** Where nobody knows when a worker will be back: one that is overdue, unwell or full may be so at once. */
+const UNKNOWN_MS = 1000;
 /** A little of the capacity stays free, or the queue would never shrink. */
 const SPARE = 0.9;
 
@@ -176,7 +247,12 @@ export class RetrySlots {
   reserve(tier: number, line: Line, horizon: Horizon, now: number): number {
     const { perMs } = horizon;
     // With no capacity known, whoever comes back finds out; nobody is sent away for longer than that takes.
-    if (perMs <= 0) return Math.min(LATEST_MS, Math.max(SOONEST_MS, horizon.nextUsableAt - now));
+    if (perMs <= 0) {
+      const { nextUsableAt } = horizon;
+      return nextUsableAt === Infinity
+        ? UNKNOWN_MS
+        : Math.min(LATEST_MS, Math.max(SOONEST_MS, nextUsableAt - now));
+    }
     const queueMs = ahead(line, horizon) / perMs;
     const spare = Math.max(line.floor * perMs, SPARE * perMs - line.abovePerMs, 0.01 * perMs);
     const from = Math.max(this.#last[tier]!, now + Math.max(SOONEST_MS, queueMs));

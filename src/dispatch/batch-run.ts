@@ -234,8 +234,9 @@ export class BatchRun {
     const { service } = workers;
     if (!service.settled) return this.#call(riders);
     const expectedMs = service.msFor(riders.length) * this.#slot.ratio;
+    const deviationMs = Math.max(service.deviationMs, workers.surprise.share * expectedMs);
     const late = (factor: number, deviations: number, floorMs: number): number =>
-      Math.max(factor * expectedMs, expectedMs + deviations * service.deviationMs, expectedMs + floorMs);
+      Math.max(factor * expectedMs, expectedMs + deviations * deviationMs, expectedMs + floorMs);
     const overdueMs = late(OVERDUE_FACTOR, OVERDUE_DEVIATIONS, OVERDUE_FLOOR_MS);
     const suspectMs = late(SUSPECT_FACTOR, SUSPECT_DEVIATIONS, SUSPECT_FLOOR_MS);
     const now = clock.now();
@@ -302,7 +303,8 @@ export class BatchRun {
     this.#slot.calls++;
     let reply = await this.#slot.worker.run(batch, timeout.signal);
     alarm.cancel();
-    const serviceMs = clock.now() - startedAt;
+    const now = clock.now();
+    const serviceMs = now - startedAt;
     if (timeout.signal.aborted && reply.kind === "failed") {
       reply = { kind: "failed", message: `no answer within ${workerMs} ms`, blame: "batch" };
     }
@@ -310,7 +312,7 @@ export class BatchRun {
     if (reply.kind === "answered") {
       this.#anyAnswered = true;
       budget.answered();
-      workers.answered(this.#slot, riders.length, serviceMs);
+      workers.answered(this.#slot, riders.length, serviceMs, now);
     } else if (reply.kind === "rejected") {
       workers.alive(this.#slot);
     }

@@ -218,7 +218,8 @@ export class Dispatcher {
       service: this.workers.service,
     };
     const decision = decide(view, limits, now);
-    if (decision.kind !== "send" || decision.reason !== "idle" || !this.workers.slow(slot)) return decision;
+    if (decision.kind !== "send" || decision.reason !== "idle" || !this.workers.slow(slot, now))
+      return decision;
     // A slow worker is worth a full batch, or one that has waited as long as it may.
     return decide(view, { ...limits, policy: "fixed" }, now);
   }

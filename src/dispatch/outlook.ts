@@ -3,9 +3,12 @@
  *
  * It is asked for every request and changes with every batch, so it is kept: drawn anew when a batch started
  * or ended, and otherwise after a millisecond for every 32 workers.
+ *
+ * Workers differ: with S what a batch takes at the fleet's pace and r what each of n workers needs of that, a
+ * batch takes S·n / Σ(1/r) on the average of batches, of which a fast worker runs more.
  */
 import type { FillEstimate, HandoverEstimate } from "../core/estimate.ts";
-import type { Horizon } from "../core/shed.ts";
+import { type Horizon, runMsOf } from "../core/shed.ts";
 import type { Workers } from "./workers.ts";
 
 const WORKERS_PER_MS = 32;
@@ -49,11 +52,13 @@ export class Outlook {
   }
 
   #draw(now: number): Horizon {
-    const { service, slots } = this.#workers;
+    const { service, surprise, slots } = this.#workers;
     const batchSize = Math.max(1, this.#fill.size);
-    const serviceMs = service.samples === 0 ? this.#firstGuessMs : service.msFor(batchSize);
-    const batchMs = serviceMs + this.#handover.ms;
+    const usualMs = service.samples === 0 ? this.#firstGuessMs : service.msFor(batchSize);
+    const serviceMs = usualMs * surprise.factor;
+    const paceMs = serviceMs + this.#handover.ms;
     const freeAt: number[] = [];
+    const running: { ms: number; perMs: number }[] = [];
     let [healthy, idle, overdue, pace, nominalPace] = [0, 0, 0, 0, 0];
     for (const slot of slots) {
       if (!slot.held(now)) continue;
@@ -63,9 +68,12 @@ export class Outlook {
       if (slot.free(now)) idle++;
       if (!slot.counts(now, this.#maxLoad)) continue;
       pace += 1 / slot.ratio;
+      running.push({ ms: paceMs * slot.ratio, perMs: 1 / slot.ratio });
       freeAt.push(slot.batch?.expectedFreeAt ?? Math.max(now, slot.circuit.usableAt));
     }
-    const perMs = batchSize / batchMs;
+    const perMs = batchSize / paceMs;
+    // Ratios that scatter around 1 are no faster workers: their harmonic mean lies below it by chance.
+    const share = pace === 0 ? 1 : Math.max(1, freeAt.length / pace);
     return {
       healthy,
       idle,
@@ -73,8 +81,9 @@ export class Outlook {
       perMs: pace * perMs,
       nominalPerMs: nominalPace * perMs,
       batchSize,
-      batchMs,
-      deviationMs: service.deviationMs,
+      batchMs: paceMs * share,
+      runMs: pace === 0 ? paceMs : runMsOf(running),
+      deviationMs: Math.max(service.deviationMs, surprise.share * usualMs) * share,
       freeAt: freeAt.sort((one, other) => one - other),
       nextUsableAt: this.#workers.nextUsableAt(now),
     };

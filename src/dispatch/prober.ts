@@ -33,10 +33,12 @@ export class Prober {
   }
 
   async #ask(slot: Slot): Promise<void> {
+    // A batch that was tried meanwhile may have told more than an answer to this could.
+    if (slot.worker.probe === undefined) return;
     const patience = new AbortController();
     this.#asking.set(slot, patience);
     this.#set(slot, this.#clock.now() + PROBE_TIMEOUT_MS, () => patience.abort());
-    const well = await slot.worker.probe!(patience.signal);
+    const well = await slot.worker.probe(patience.signal);
     this.#asking.delete(slot);
     this.#alarms.get(slot)?.cancel();
     if (this.#stopped || !slot.circuit.probing) return;

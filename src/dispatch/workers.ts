@@ -9,7 +9,7 @@
  * which src/fleet writes into its slot. Whatever counts workers here counts those that are held.
  */
 import type { Worker } from "../backend/backend.ts";
-import { ServiceEstimate } from "../core/estimate.ts";
+import { ServiceEstimate, SurpriseEstimate } from "../core/estimate.ts";
 import type { BatchNote } from "../core/task.ts";
 import type { Events, WorkerState } from "../telemetry/events.ts";
 import { Circuit, type HealthLimits } from "./health.ts";
@@ -93,6 +93,7 @@ export class Slot {
 export class Workers {
   readonly slots: readonly Slot[];
   readonly service = new ServiceEstimate();
+  readonly surprise = new SurpriseEstimate();
   readonly #model: string;
   readonly #events: Events;
   /** Snapshots of all busy and all held time, oldest first, at most as many as the window has steps. */
@@ -153,9 +154,12 @@ export class Workers {
     return healthy;
   }
 
-  slow(slot: Slot): boolean {
-    let best = Infinity;
-    for (const { ratio } of this.slots) best = Math.min(best, ratio);
+  /** Beside those that are well: one that is gone was perhaps the fastest, and the rest must not be judged by it. */
+  slow(slot: Slot, now: number): boolean {
+    let best = slot.ratio;
+    for (const other of this.slots) {
+      if (other.ratio < best && other.healthy(now) && !other.circuit.probing) best = other.ratio;
+    }
     return slot.ratio > SLOW * best;
   }
 
@@ -204,10 +208,14 @@ export class Workers {
     this.#changed(slot, "busy", "it answered after all");
   }
 
-  answered(slot: Slot, size: number, ms: number): void {
+  answered(slot: Slot, size: number, ms: number, now: number): void {
     this.alive(slot);
-    if (this.service.settled) slot.ratio += RATIO_WEIGHT * (ms / this.service.msFor(size) - slot.ratio);
-    if (!this.slow(slot)) this.service.learn(size, ms);
+    if (this.service.settled) {
+      const ratio = ms / this.service.msFor(size);
+      this.surprise.learn(ratio / slot.ratio);
+      slot.ratio += RATIO_WEIGHT * (ratio - slot.ratio);
+    }
+    if (!this.slow(slot, now)) this.service.learn(size, ms);
   }
 
   /** It answered, whatever it said. */

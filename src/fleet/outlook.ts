@@ -9,7 +9,7 @@
  * While nobody says that it serves the model, but somebody just did, the last picture stands
  * (`Fleet.healthy` says how long).
  */
-import type { Horizon } from "../core/shed.ts";
+import { type Horizon, runMsOf } from "../core/shed.ts";
 import type { Fleet } from "./fleet.ts";
 import type { CapacityBeat } from "./registry.ts";
 
@@ -72,6 +72,7 @@ export class FleetOutlook {
         mean(({ batchSize }) => batchSize),
       ),
       batchMs: mean(({ batchMs }) => batchMs),
+      runMs: runMsOf(beats.map(({ runMs, perMs }) => ({ ms: runMs, perMs }))),
       deviationMs: Math.max(0, ...beats.map(({ deviationMs }) => deviationMs)),
       freeAt: freeAt.sort((one, other) => one - other),
       nextUsableAt: now + fleet.model(this.#model).nextUsableInMs,

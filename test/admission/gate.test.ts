@@ -24,6 +24,7 @@ const well: Horizon = {
   nominalPerMs: 1,
   batchSize: 50,
   batchMs: 100,
+  runMs: 100,
   deviationMs: 0,
   freeAt: [now + 50, now + 100],
   nextUsableAt: Infinity,

@@ -9,6 +9,7 @@ import {
   refuseByForecast,
   refuseByThresholds,
   RetrySlots,
+  runMsOf,
 } from "../../src/core/shed.ts";
 
 const now = 10_000;
@@ -23,6 +24,7 @@ function horizon(changes: Partial<Horizon> = {}): Horizon {
     nominalPerMs: 2,
     batchSize: 50,
     batchMs: 100,
+    runMs: 100,
     deviationMs: 0,
     freeAt: [now + 25, now + 50, now + 75, now + 100],
     nextUsableAt: Infinity,
@@ -38,7 +40,8 @@ const inHalfASecond = { startBy: now + 500, finishBy: now + 500 };
 
 describe("the forecast", () => {
   test("an empty queue: the first worker that is free, and a batch", () => {
-    assert.deepEqual(forecast(line(), horizon(), now), { startAt: now + 25, finishAt: now + 127 });
+    const expected = { startAt: now + 25, latestStartAt: now + 25, finishAt: now + 127 };
+    assert.deepEqual(forecast(line(), horizon(), now), expected);
   });
 
   test("each full batch ahead is one worker further, and after the last it begins anew", () => {
@@ -46,6 +49,57 @@ describe("the forecast", () => {
       (own) => forecast(line({ own }), horizon(), now).startAt - now,
     );
     assert.deepEqual(starts, [25, 25, 50, 75, 100, 125, 225]);
+  });
+
+  test("the batches ahead start in order, whoever is free when", () => {
+    const times = fc.array(fc.nat(2000), { minLength: 1, maxLength: 6 });
+    fc.assert(
+      fc.property(times, fc.nat(60), fc.integer({ min: 5, max: 300 }), (later, batches, batchMs) => {
+        const freeAt = later.map((ms) => now + ms).sort((one, other) => one - other);
+        const wide = horizon({ freeAt, batchMs, batchSize: 50 });
+        const { startAt } = forecast(line({ own: 50 * batches }), wide, now);
+        const next = [...freeAt];
+        for (let done = 0; done < batches; done++) {
+          const first = next.indexOf(Math.min(...next));
+          next[first]! += batchMs;
+        }
+        const exact = Math.min(...next);
+        assert.ok(startAt >= exact - 1e-6 && startAt <= exact + 1, `${startAt - exact} ms off`);
+      }),
+    );
+  });
+
+  test("batches of one: nobody is put a batch further to the front by a rounding error", () => {
+    const uneven = horizon({
+      batchSize: 1,
+      batchMs: 20,
+      perMs: 0.09999999819216163,
+      freeAt: [now, now + 10],
+    });
+    assert.equal(forecast(line({ own: 6 }), uneven, now).startAt, now + 60);
+  });
+
+  test("who must leave the queue in time gets a margin for that, too", () => {
+    const scattered = horizon({ deviationMs: 15 });
+    const { startAt, latestStartAt } = forecast(line({ own: 800 }), scattered, now);
+    assert.ok(latestStartAt > startAt + 3 * 15);
+    const terms = { startBy: (startAt + latestStartAt) / 2, finishBy: now + 9000 };
+    assert.equal(refuseByForecast(line({ waiting: 800, own: 800 }), scattered, terms, now), "deadline");
+  });
+
+  test("most batches run on workers that are slower than the average of batches", () => {
+    const seven = Array.from({ length: 7 }, () => ({ ms: 100, perMs: 0.01 }));
+    assert.equal(runMsOf([...seven, { ms: 40, perMs: 0.025 }]), 100);
+    assert.equal(runMsOf([...seven, { ms: 1000, perMs: 0.001 }]), 100, "one that runs few does not matter");
+    assert.equal(runMsOf([]), 0);
+    const mixed = horizon({ batchMs: 84, runMs: 100 });
+    assert.equal(forecast(line(), mixed, now).finishAt, now + 25 + 100 + 2);
+    const terms = { startBy: now + 120, finishBy: now + 120 };
+    assert.equal(
+      refuseByForecast(line({ waiting: 60 }), mixed, terms, now),
+      undefined,
+      "too slow for anybody",
+    );
   });
 
   test("a worker that should have been free long ago is free now", () => {
@@ -137,10 +191,12 @@ describe("predictive", () => {
     assert.equal(refuseByForecast(line({ waiting: 50 }), overdue, inHalfASecond, now), "no_worker");
   });
 
-  test("workers that say they are full are used while they idle, and nothing is queued for them", () => {
+  test("workers that say they are full are used while they idle, and a batch's worth may wait for them", () => {
     const full = horizon({ freeAt: [], perMs: 0, idle: 1 });
     assert.equal(refuseByForecast(line(), full, inHalfASecond, now), undefined);
-    assert.equal(refuseByForecast(line(), { ...full, idle: 0 }, inHalfASecond, now), "capacity");
+    const busy = { ...full, idle: 0 };
+    assert.equal(refuseByForecast(line({ waiting: 49 }), busy, inHalfASecond, now), undefined);
+    assert.equal(refuseByForecast(line({ waiting: 50 }), busy, inHalfASecond, now), "capacity");
   });
 });
 
@@ -190,6 +246,6 @@ describe("when to come again", () => {
     const slots = new RetrySlots(1);
     const dead = horizon({ healthy: 0, perMs: 0, freeAt: [], nextUsableAt: now + 700 });
     assert.equal(slots.reserve(0, line(), dead, now), 700);
-    assert.equal(slots.reserve(0, line(), { ...dead, nextUsableAt: Infinity }, now), 30_000);
+    assert.equal(slots.reserve(0, line(), { ...dead, nextUsableAt: Infinity }, now), 1000, "nobody knows");
   });
 });

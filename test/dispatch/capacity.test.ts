@@ -143,6 +143,52 @@ describe("a worker that says how full it is", () => {
   });
 });
 
+test("workers that say for ever that they are full still run full batches", async () => {
+  const options = { tiers: 1, targetUtilization: 0.7, lastTierDepth: 100, firstTierDepth: 500 };
+  const simulation: Simulation = simulate({
+    backend: { workers: 1, baseMs: 100 },
+    maxWorkerLoad: 0.9,
+    admission: { mode: "predictive", ...options },
+    wrap: (worker) => ({
+      name: worker.name,
+      run: (batch, signal) => worker.run(batch, signal),
+      get load() {
+        return { share: 0.93, at: simulation.clock.now() };
+      },
+    }),
+  });
+  const ended = endings(simulation);
+  const waits: number[] = [];
+  // Twice of what the worker can do.
+  simulation.schedule(
+    Array.from({ length: 2 * 64 * 50 }, (_, at) => at * (100 / 128)),
+    () => {
+      const reply = simulation.knock(0);
+      if ("waitMs" in reply) waits.push(reply.waitMs);
+    },
+  );
+  await simulation.run(6000);
+  assert.ok(ended.size >= 0.95 * 64 * 50, `${ended.size} ended`);
+  assert.equal(Math.max(...waits), 1000, "nobody knows when, so nobody is sent away for long");
+});
+
+test("the fastest worker is gone: the others are not slow for that", async () => {
+  const simulation = simulate({ backend: { workers: 3, baseMs: 100 } });
+  await settle(simulation);
+  const { workers } = simulation.dispatcher;
+  const [fast, ...others] = workers.slots;
+  fast!.ratio = 0.4;
+  const now = simulation.clock.now();
+  assert.ok(others.every((slot) => workers.slow(slot, now)));
+  simulation.backend.kill(fast!.name);
+  workers.failed(fast!, now, "killed", true);
+  assert.ok(others.every((slot) => !workers.slow(slot, now)));
+  assert.ok(
+    others.every((slot) => !workers.slow(slot, now + 1500)),
+    "nor while it is yet to be tried",
+  );
+});
+
 test("tasks that cannot share a batch make the capacity smaller, for as long as they crowd", async () => {
   const simulation = simulate({ backend: { workers: 2, baseMs: 100 }, queueMs: 60_000, totalMs: 60_000 });
   for (let each = 0; each < 400; each++) simulation.put({ parameters: `{"n":${each}}` });

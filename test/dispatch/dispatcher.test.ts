@@ -143,9 +143,11 @@ describe("a mixed fleet", () => {
   test("slow workers get full batches or what has waited long enough", async () => {
     const simulation = simulate({ backend: { workers: 2 } });
     const [fast, slow] = simulation.dispatcher.workers.slots;
-    for (let i = 0; i < 20; i++) simulation.dispatcher.workers.answered(fast!, 1, 100);
-    for (let i = 0; i < 20; i++) simulation.dispatcher.workers.answered(slow!, 1, 400);
-    assert.ok(simulation.dispatcher.workers.slow(slow!) && !simulation.dispatcher.workers.slow(fast!));
+    const { workers } = simulation.dispatcher;
+    const now = simulation.clock.now();
+    for (let i = 0; i < 20; i++) workers.answered(fast!, 1, 100, now);
+    for (let i = 0; i < 20; i++) workers.answered(slow!, 1, 400, now);
+    assert.ok(workers.slow(slow!, now) && !workers.slow(fast!, now));
     const batches = started(simulation);
     simulation.put();
     simulation.put();

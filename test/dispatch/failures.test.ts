@@ -196,3 +196,30 @@ describe("time", () => {
     assert.equal([...ended.values()][0]!.attempt, 2);
   });
 });
+
+test("a worker whose batch tells more than its health path is not asked there, and nothing breaks", async () => {
+  let asked = 0;
+  let reached = false;
+  const simulation = simulate({
+    backend: { workers: 1, baseMs: 10 },
+    wrap: (worker) => ({
+      name: worker.name,
+      run: () => Promise.resolve({ kind: "failed", message: "down", blame: reached ? "worker" : "nobody" }),
+      get probe() {
+        // As in backend/http.ts: of use only while the worker cannot be reached.
+        if (reached) return undefined;
+        return () => {
+          asked++;
+          return Promise.resolve(false);
+        };
+      },
+    }),
+  });
+  simulation.put();
+  await simulation.run(10);
+  assert.equal(asked, 1);
+  reached = true;
+  // The next question was due in here; an exception would end the process.
+  await simulation.run(60_000);
+  assert.equal(asked, 1);
+});

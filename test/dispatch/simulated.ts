@@ -3,7 +3,7 @@ import type { Worker } from "../../src/backend/backend.ts";
 import type { SimulatedOptions } from "../../src/backend/simulated.ts";
 import type { Limits } from "../../src/core/policy.ts";
 import type { RecordView } from "../../src/engine/engine.ts";
-import { Simulation } from "../../src/plan/simulation.ts";
+import { Simulation, type SimulationOptions } from "../../src/plan/simulation.ts";
 
 export interface Changes {
   readonly backend?: Partial<SimulatedOptions>;
@@ -15,6 +15,7 @@ export interface Changes {
   readonly failures?: number;
   readonly maxWorkerLoad?: number;
   readonly tiers?: number;
+  readonly admission?: SimulationOptions["admission"];
   readonly wrap?: (worker: Worker) => Worker;
 }
 
@@ -33,6 +34,7 @@ export function simulate(changes: Changes = {}): Simulation {
     },
     backend: { workers: 1, baseMs: 100, perItemMs: 0, ...noFaults, ...changes.backend },
     ...(changes.wrap && { wrap: changes.wrap }),
+    ...(changes.admission && { admission: changes.admission }),
     engine: { tiers: changes.tiers ?? 1 },
   });
 }

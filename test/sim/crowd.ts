@@ -10,8 +10,14 @@ export interface CrowdOptions {
   readonly workers: number;
   /** Scatter of service times. */
   readonly jitter?: number;
+  /** A share of the batches takes so many times as long. */
+  readonly slow?: { readonly rate: number; readonly factor: number };
+  /** What each worker needs of the usual time, at least 1; left out: that. */
+  readonly paces?: readonly number[];
   /** From arrival to answer. */
   readonly totalMs: number;
+  /** From arrival to the worker; left out: `totalMs`. */
+  readonly queueMs?: number;
   readonly workerMs?: number;
   readonly mode?: "predictive" | "thresholds" | "off";
   /** Shares of enterprise, paid and free. */
@@ -45,10 +51,11 @@ export class Crowd {
   constructor(options: CrowdOptions) {
     this.#options = options;
     this.#random = new Random(options.seed ?? 9);
-    const { workers, jitter = 0, totalMs, workerMs = 3000, mode = "predictive" } = options;
+    const { workers, jitter = 0, totalMs, queueMs = totalMs, workerMs = 3000 } = options;
+    const { mode = "predictive" } = options;
     this.simulation = new Simulation({
       seed: options.seed ?? 3,
-      timeouts: { queueMs: totalMs, totalMs },
+      timeouts: { queueMs, totalMs },
       rules: {
         name: "m",
         limits: { policy: "adaptive", maxBatchSize: MAX_BATCH_SIZE, maxWaitMs: 50 },
@@ -64,13 +71,18 @@ export class Crowd {
         errorRate: 0,
         hangRate: 0,
         shortRate: 0,
-        slowRate: 0,
-        slowFactor: 1,
+        slowRate: options.slow?.rate ?? 0,
+        slowFactor: options.slow?.factor ?? 1,
       },
       admission: { mode, tiers: 3, targetUtilization: 0.7, lastTierDepth: 100, firstTierDepth: 500 },
       wrap: (worker) => ({
         name: worker.name,
-        run: (batch, signal) => (this.#dead.has(worker.name) ? silence(signal) : worker.run(batch, signal)),
+        run: async (batch, signal) => {
+          if (this.#dead.has(worker.name)) return silence(signal);
+          const reply = await worker.run(batch, signal);
+          await this.#tarry((this.#pace(worker.name) - 1) * BATCH_MS);
+          return reply;
+        },
       }),
     });
     this.simulation.engine.watch({
@@ -85,7 +97,8 @@ export class Crowd {
 
   /** Tasks per ms that the fleet can do. */
   get capacity(): number {
-    return (this.#options.workers * MAX_BATCH_SIZE) / BATCH_MS;
+    const { workers, paces = Array.from({ length: workers }, () => 1) } = this.#options;
+    return paces.reduce((sum, pace) => sum + 1 / pace, 0) * (MAX_BATCH_SIZE / BATCH_MS);
   }
 
   get now(): number {
@@ -129,6 +142,16 @@ export class Crowd {
 
   async pass(ms: number): Promise<void> {
     await this.simulation.run(ms);
+  }
+
+  #pace(name: string): number {
+    const which = this.simulation.backend.workers.findIndex((worker) => worker.name === name);
+    return this.#options.paces?.[which] ?? 1;
+  }
+
+  async #tarry(ms: number): Promise<void> {
+    const { clock } = this.simulation;
+    if (ms > 0) await new Promise<void>((resolve) => clock.at(clock.now() + ms, resolve));
   }
 
   #knock(visit: Visit): void {

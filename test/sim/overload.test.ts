@@ -65,6 +65,60 @@ describe("1.2 to 4 times what the workers can do", () => {
   });
 });
 
+describe("workers that differ", () => {
+  const fleets = {
+    "one is three times as fast": [1, 3.3, 3.3, 3.3, 3.3, 3.3, 3.3, 3.3],
+    "two generations": [1, 1, 1, 1, 2.5, 2.5, 2.5, 2.5],
+    "three generations": [1, 1, 2.5, 2.5, 2.5, 2.5, 5, 5],
+  };
+  for (const [name, paces] of Object.entries(fleets)) {
+    test(`${name}: all of the capacity is used, and what is let in is in time`, async () => {
+      for (const load of [1.2, 3]) {
+        const crowd = await overloaded(load, 15, {
+          workers: 8,
+          totalMs: 1500,
+          mix: MIX,
+          paces,
+          jitter: 0.05,
+        });
+        const [used, missed] = [goodput(crowd, 5000, 15_000), late(crowd.between(5000, 15_000))];
+        assert.ok(used >= 0.96, `${used} C`);
+        assert.ok(missed <= 0.01, `${missed} late`);
+      }
+    });
+  }
+});
+
+describe("batches of which some take many times as long", () => {
+  for (const slow of [
+    { rate: 0.3, factor: 3 },
+    { rate: 0.3, factor: 8 },
+    { rate: 0.1, factor: 5 },
+  ]) {
+    const mean = 1 + slow.rate * (slow.factor - 1);
+    const { rate, factor } = slow;
+    test(`${100 * rate} % take ${factor} times as long: nearly the same, and no flood of lines`, async () => {
+      const crowd = new Crowd({ workers: 8, totalMs: 2000, mix: MIX, slow, jitter: 0.05 });
+      let lines = 0;
+      crowd.simulation.events.on("worker.changed", () => lines++);
+      crowd.arrive(poisson((2 * crowd.capacity) / mean, 15_000, 5));
+      await crowd.pass(18_000);
+      crowd.simulation.stop();
+      const [used, missed] = [goodput(crowd, 5000, 15_000) * mean, late(crowd.between(5000, 15_000))];
+      assert.ok(used >= 0.92, `${used} C`);
+      assert.ok(missed <= 0.05, `${missed} late`);
+      assert.ok(lines <= 15 * 5, `${lines} lines in 15 s`);
+    });
+  }
+});
+
+test("callers who may queue for less than they may wait: in time as well", async () => {
+  const options = { workers: 4, totalMs: 2000, queueMs: 1000, mix: MIX, jitter: 0.15 };
+  const crowd = await overloaded(4, 15, options);
+  assert.ok(goodput(crowd, 5000, 15_000) >= 0.97);
+  assert.ok(late(crowd.between(5000, 15_000)) <= 0.005, `${late(crowd.between(5000, 15_000))}`);
+});
+
 test("4 C of enterprise, paid and free: the first does not notice, the last gets its floor", async () => {
   const crowd = await overloaded(4, 10, { workers: 8, totalMs: 500, mix: MIX });
   const enterprise = crowd.between(WARM_MS, 10_000, 0);
@@ -160,7 +214,7 @@ test("an estimate that is far too high does not lock everybody out for ever", as
   const crowd = new Crowd({ workers: 2, totalMs: 500 });
   for (let sample = 0; sample < 20; sample++) {
     for (const slot of crowd.simulation.dispatcher.workers.slots) {
-      crowd.simulation.dispatcher.workers.answered(slot, 64, 60_000);
+      crowd.simulation.dispatcher.workers.answered(slot, 64, 60_000, crowd.simulation.clock.now());
     }
   }
   crowd.arrive(poisson(0.7 * crowd.capacity, 30_000, 5));
