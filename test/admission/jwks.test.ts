@@ -163,7 +163,14 @@ describe("an issuer that is away", () => {
   test("its keys go on working; that is said once, and once that it is over; never with the query", async () => {
     const stage = new Stage();
     await stage.jwks.open();
-    for (const answer of [new Error("HTTP 500"), "<html>", "{}", "null", set(), set({ kty: "oct", k: "AA" })]) {
+    for (const answer of [
+      new Error("HTTP 500"),
+      "<html>",
+      "{}",
+      "null",
+      set(),
+      set({ kty: "oct", k: "AA" }),
+    ]) {
       stage.answer = answer;
       await stage.later(600_000);
       assert.ok(stage.jwks.find("one") !== undefined);
