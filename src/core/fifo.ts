@@ -16,6 +16,11 @@ export class Fifo<Value> {
     return this.#values[this.#head];
   }
 
+  /** The value that so many stand before. */
+  at(place: number): Value | undefined {
+    return this.#values[this.#head + place];
+  }
+
   push(value: Value): void {
     this.#values.push(value);
   }

@@ -19,7 +19,7 @@ import type { QueueView } from "./engine.ts";
 import { inOrder } from "./queues.ts";
 import type { RedisClock } from "./redis-frames.ts";
 import { digest, readStreamName, type StreamName } from "./redis-keys.ts";
-import { type Arrival, before, GroupView, StreamView } from "./redis-stream.ts";
+import { type Arrival, before, GroupView, inOrderOfWait, StreamView } from "./redis-stream.ts";
 import { RecentTenants } from "./redis-turns.ts";
 import { Waiting } from "./redis-waiting.ts";
 
@@ -214,30 +214,51 @@ export class QueueMirror {
     // A tier with a suspicious task at its head gets in first, or the tiers above would outgrow it every time.
     const small = turns.find((tier) => seats[tier]! > 0 && byTier[tier]![0]!.limit < taken + max);
     if (small !== undefined) turns.unshift(...turns.splice(small, 1));
-    const wanted: Wanted[] = [];
+    const wanted = new Map<StreamView, number>();
     let limit = taken + max;
     for (const tier of turns) {
       let left = seats[tier]!;
       let shares: Map<string, number> | undefined;
-      for (const [at, stream] of byTier[tier]!.entries()) {
+      let shared = false;
+      for (const [stream, ready] of this.#pieces(byTier[tier]!, max)) {
         if (stream.limit <= taken) continue;
         const { kind } = stream.about;
         const room = Math.min(left, Math.min(limit, stream.limit) - taken);
         // What came back has its seats: the rest is shared between those that are new, once.
-        if (stream.isNew && (at === 0 || !byTier[tier]![at - 1]!.isNew)) {
+        if (stream.isNew && !shared) {
+          shared = true;
           shares = group.rounds[tier]!.share(byTier[tier]!, room, this.#recent.get(model)![tier]!);
         }
-        const count = Math.min(room, stream.free, shares?.get(kind) ?? room);
+        const count = Math.min(room, ready, shares?.get(kind) ?? room);
         if (count <= 0) continue;
         shares?.set(kind, (shares.get(kind) ?? 0) - count);
         limit = Math.min(limit, stream.limit);
         taken += count;
         left -= count;
         stream.reserved += count;
-        wanted.push({ stream, count });
+        wanted.set(stream, (wanted.get(stream) ?? 0) + count);
       }
     }
-    return wanted;
+    return Array.from(wanted, ([stream, count]) => ({ stream, count }));
+  }
+
+  /** What came back, stream by stream; then what is new, of each kind by how long it has waited. */
+  *#pieces(streams: readonly StreamView[], max: number): Generator<readonly [StreamView, number]> {
+    const kinds = new Map<string, StreamView[]>();
+    for (const stream of streams) {
+      const { kind } = stream.about;
+      if (!stream.isNew) yield [stream, stream.free];
+      else if (kinds.has(kind)) kinds.get(kind)!.push(stream);
+      else kinds.set(kind, [stream]);
+    }
+    for (const alike of kinds.values()) {
+      if (alike.length === 1) yield [alike[0]!, alike[0]!.free];
+      else yield* inOrderOfWait(alike, (stream) => this.#headStartMs(stream), max);
+    }
+  }
+
+  #headStartMs({ shard }: StreamView): number {
+    return this.rank.prefers(shard) ? OWN_SHARD_HEAD_START_MS : 0;
   }
 
   release(wanted: readonly Wanted[]): void {
@@ -246,8 +267,7 @@ export class QueueMirror {
 
   #inOrder(streams: StreamView[]): void {
     if (streams.length < 2) return;
-    const waitingSince = (stream: StreamView): number =>
-      stream.oldestAt - (this.rank.prefers(stream.shard) ? OWN_SHARD_HEAD_START_MS : 0);
+    const waitingSince = (stream: StreamView): number => stream.oldestAt - this.#headStartMs(stream);
     streams.sort((one, other) => {
       if (before(one, other)) return -1;
       if (before(other, one)) return 1;

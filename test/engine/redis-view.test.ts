@@ -4,6 +4,7 @@ import { describe, test } from "node:test";
 import fc from "fast-check";
 import { RedisClock } from "../../src/engine/redis-frames.ts";
 import { QueueMirror } from "../../src/engine/redis-view.ts";
+import { Random } from "../../src/core/random.ts";
 import { VirtualClock } from "../../src/plan/virtual-clock.ts";
 
 const MODEL = "m";
@@ -124,6 +125,44 @@ describe("a claim", () => {
     await view.clock.run(view.clock.now() + 50);
     view.came(1, 4);
     assert.deepEqual(view.plan(4), [[0, 4]]);
+  });
+
+  test("a backlog in many shards is served in order, whatever the size of a batch", async () => {
+    const view = new View();
+    const random = new Random(4);
+    const queued: number[][] = Array.from({ length: 16 }, () => []);
+    for (let task = 0; task < 400; task++) {
+      const shard = Math.floor(16 * random.next());
+      view.came(shard, 1);
+      queued[shard]!.push(view.clock.now());
+      await view.clock.run(view.clock.now() + 5);
+    }
+    while (view.depth > 0) {
+      const wanted = view.mirror.plan(MODEL, "", 8);
+      assert.equal(
+        wanted.reduce((sum, { count }) => sum + count, 0),
+        8,
+      );
+      const taken = wanted.flatMap(({ stream, count }) => queued[stream.shard]!.splice(0, count));
+      const oldestLeft = Math.min(...queued.map(([first = Infinity]) => first));
+      assert.ok(Math.max(...taken) <= oldestLeft + 25, `${Math.max(...taken) - oldestLeft} ms ahead`);
+      view.mirror.release(wanted);
+      for (const { stream } of wanted) view.left(stream.shard, queued[stream.shard]!.length);
+    }
+  });
+
+  test("two claims at once do not count on the same tasks, and stay in order", async () => {
+    const view = new View();
+    for (let task = 0; task < 8; task++) {
+      view.came(task % 2, 1);
+      await view.clock.run(view.clock.now() + 50);
+    }
+    const plans = [view.mirror.plan(MODEL, "", 4), view.mirror.plan(MODEL, "", 4)];
+    const counts = plans.map((wanted) => wanted.map(({ count }) => count));
+    assert.deepEqual(counts, [
+      [2, 2],
+      [2, 2],
+    ]);
   });
 
   test("takes what came back before what is new, and a suspicious task alone", () => {
