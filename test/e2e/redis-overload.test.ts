@@ -6,19 +6,20 @@ import { startServer } from "../redis/servers.ts";
 import { Fleet, fleetConfig } from "./fleet.ts";
 import { stubModel, StubWorker } from "./stub-worker.ts";
 
-/** Four workers of four seats and 100 ms. */
-const CAPACITY_PER_S = 160;
+/** Four workers of four seats and 400 ms: slow enough for a busy machine. */
+const BATCH_MS = 400;
+const CAPACITY_PER_S = 40;
 const STEP_MS = 10;
 
-test("both gateways let in what the fleet can do, and what is let in is answered in time", async () => {
+test("both gateways let in what the fleet can do, and what is let in is answered in time", async (t) => {
   await using stack = new AsyncDisposableStack();
   const redis = stack.use(await startServer());
   const workers: StubWorker[] = [];
   for (let i = 0; i < 4; i++) {
-    const worker = await StubWorker.listen((call) => void setTimeout(() => call.echo(), 100));
+    const worker = await StubWorker.listen((call) => void setTimeout(() => call.echo(), BATCH_MS));
     workers.push(stack.use(worker));
   }
-  const timeouts = { queueMs: 800, workerMs: 900, totalMs: 1000 };
+  const timeouts = { queueMs: 3000, workerMs: 3000, totalMs: 4000 };
   const model = stubModel(workers, { maxBatchSize: 4, maxWaitMs: 10, timeouts });
   const config = fleetConfig({ url: redis.url }, [model]);
   const fleet = stack.use(await Fleet.start({ gateways: 2, batchers: 2 }, config));
@@ -40,16 +41,17 @@ test("both gateways let in what the fleet can do, and what is let in is answered
     }
   };
   await flood(CAPACITY_PER_S / 2, 3000, false);
-  await flood(5 * CAPACITY_PER_S, 2000, false);
-  await flood(5 * CAPACITY_PER_S, 5000, true);
+  await flood(5 * CAPACITY_PER_S, 4000, false);
+  await flood(5 * CAPACITY_PER_S, 6000, true);
   await Promise.all(sent);
 
   const [one, other] = statuses.map((each) => ({ ok: each.get(200) ?? 0, late: each.get(504) ?? 0 }));
   const ok = one!.ok + other!.ok;
   const late = one!.late + other!.late;
+  t.diagnostic(JSON.stringify(statuses.map((each) => [...each])));
   const said = JSON.stringify(statuses.map((each) => [...each]));
   // The machine may be busy: what is asserted is far from what is usual (0.93 C, none late).
-  assert.ok(ok >= 0.7 * CAPACITY_PER_S * 5, said);
+  assert.ok(ok >= 0.7 * CAPACITY_PER_S * 6, said);
   assert.ok(late <= 0.05 * ok, said);
   assert.ok(Math.min(one!.ok, other!.ok) >= 0.35 * ok, said);
 });
