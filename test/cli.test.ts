@@ -288,7 +288,7 @@ describe("dead", () => {
       first!,
       /^ {2}01OLD +embed +paid +\d+ d +4 +INFERENCE_FAILED +gpu-2 answered 500: CUDA·\[2J out of memory$/,
     );
-    assert.match(second!, /^ {2}01NEW +embed +paid +\d s +4 +DEADLINE_EXCEEDED +late$/);
+    assert.match(second!, /^ {2}01NEW +embed +paid +\d+ s +4 +DEADLINE_EXCEEDED +late$/);
     assert.match(err, /2 dead letters\. {2}ferry dead show ID/);
     const json = await ferryDead("list", "--json");
     assert.deepEqual(

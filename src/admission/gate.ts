@@ -57,14 +57,16 @@ export class Gate {
     return this.#admitted.map((rate) => rate.perMs(now));
   }
 
+  /** A task of this caller was queued. Whoever found an answer, or joined another's task, needs no worker. */
+  queued({ tier }: Caller, now: number): void {
+    this.#admitted[tier]!.count(now);
+  }
+
   /** Lets a task of this caller in, or says why not. */
   enter(caller: Caller, now: number): GateRefusal | undefined {
     const horizon = this.#prospects.horizon(now);
     const reason = this.#reason(caller, horizon, now);
-    if (reason === undefined) {
-      this.#admitted[caller.tier]!.count(now);
-      return undefined;
-    }
+    if (reason === undefined) return undefined;
     return { ...answerTo(reason, caller.tier, horizon), reason, waitMs: this.retryInMs(caller, now) };
   }
 

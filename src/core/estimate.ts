@@ -10,7 +10,7 @@
  * S(n) is what a batch usually takes. Where now and then one takes ten times as long (a compilation, a long
  * answer), most of that is clipped, or is held against the worker for a while; and the mean of 1/x lies above
  * 1/mean of x, so a sum of workers' paces promises too much. `SurpriseEstimate` compares what batches took with
- * what was expected of their workers, unclipped: `factor` is the mean of that, never below 1, `share` the mean
+ * what was expected of their workers, up to twenty times as much: `factor` is the mean of that, never below 1, `share` the mean
  * deviation from 1.
  *
  * How full batches are matters when tasks queue up: those with different parameters cannot share one, and
@@ -29,6 +29,8 @@ const SURGE_WINDOW_MS = 100;
 const ENOUGH_SAMPLES = 8;
 const CLIP = 4;
 const SURPRISE_WEIGHT = 0.02;
+/** One batch that hung for a minute says nothing of the next hundred. */
+const MOST_SURPRISING = 20;
 
 export class ServiceEstimate {
   #samples = 0;
@@ -90,8 +92,9 @@ export class SurpriseEstimate {
 
   /** A batch took so many times of what was expected. */
   learn(times: number): void {
-    this.#mean += SURPRISE_WEIGHT * (times - this.#mean);
-    this.#share += SURPRISE_WEIGHT * (Math.abs(times - 1) - this.#share);
+    const surprise = Math.min(times, MOST_SURPRISING);
+    this.#mean += SURPRISE_WEIGHT * (surprise - this.#mean);
+    this.#share += SURPRISE_WEIGHT * (Math.abs(surprise - 1) - this.#share);
   }
 
   get factor(): number {

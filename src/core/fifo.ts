@@ -16,9 +16,9 @@ export class Fifo<Value> {
     return this.#values[this.#head];
   }
 
-  /** The value that is `index` behind the first. */
-  at(index: number): Value | undefined {
-    return this.#values[this.#head + index];
+  /** The value that so many stand before. */
+  at(place: number): Value | undefined {
+    return this.#values[this.#head + place];
   }
 
   push(value: Value): void {

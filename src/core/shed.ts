@@ -143,8 +143,9 @@ export function forecast(line: Line, horizon: Horizon, now: number): Forecast {
 
 /** Where some workers are too slow for anybody, the others are not refused for them. */
 function fit(horizon: Horizon, { finishBy }: Terms, now: number): Horizon {
-  const { batchMs, runMs } = horizon;
-  return runMs > batchMs && runMs > TOO_SLOW * (finishBy - now) ? { ...horizon, runMs: batchMs } : horizon;
+  const { batchMs, runMs, deviationMs } = horizon;
+  const tooSlow = runMs + MARGIN_DEVIATIONS * deviationMs > TOO_SLOW * (finishBy - now);
+  return tooSlow && runMs > batchMs ? { ...horizon, runMs: batchMs } : horizon;
 }
 
 /** When the batch before which `batches` others start will start. */

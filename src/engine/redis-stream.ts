@@ -19,6 +19,8 @@ export interface Arrival {
 
 /** Notes that may be apart from their order. */
 const MAX_APART = 32;
+/** How far tasks of several streams may be apart from their order. */
+const ORDER_MS = 20;
 
 export class StreamView {
   readonly shard: number;
@@ -57,20 +59,19 @@ export class StreamView {
     return this.#arrivals.first?.queuedAt ?? Infinity;
   }
 
-  get earliestDeadlineAt(): number {
-    return this.#arrivals.first?.deadlineAt ?? Infinity;
+  /** What is not reserved: when, and how many that came together, the first first. */
+  *waits(): Generator<readonly [queuedAt: number, count: number]> {
+    let reserved = this.reserved;
+    for (let place = 0; place < this.#arrivals.size; place++) {
+      const { queuedAt, count } = this.#arrivals.at(place)!;
+      const skipped = Math.min(reserved, count);
+      reserved -= skipped;
+      if (count > skipped) yield [queuedAt, count - skipped];
+    }
   }
 
-  /** When each task that is free came, as far as it is known, the first in the stream first. */
-  *cameAt(): Generator<number> {
-    let reserved = this.reserved;
-    for (let at = 0; ; at++) {
-      const arrival = this.#arrivals.at(at);
-      if (arrival === undefined) return;
-      const free = Math.max(0, arrival.count - reserved);
-      reserved = Math.max(0, reserved - arrival.count);
-      for (let each = 0; each < free; each++) yield arrival.queuedAt;
-    }
+  get earliestDeadlineAt(): number {
+    return this.#arrivals.first?.deadlineAt ?? Infinity;
   }
 
   /** `depth` undefined: as many more as came. */
@@ -120,6 +121,57 @@ export class StreamView {
     this.#arrivals.unshift({ count: this.depth - this.#known, queuedAt, deadlineAt });
     this.#known = this.depth;
   }
+}
+
+interface Row {
+  readonly stream: StreamView;
+  readonly waits: Iterator<readonly [number, number]>;
+  readonly headStartMs: number;
+  /** Of the next; Infinity when there is none. */
+  since: number;
+  count: number;
+}
+
+/**
+ * The order in which tasks of equal streams are taken, as far as `max` of them: the longest-waiting first,
+ * wherever it is. Each stream is read as far as it lies less than `ORDER_MS` behind the others, so that a
+ * batch reads few: taken to its end, a stream of one shard in sixteen would jump the queue by the time in
+ * which sixteen batches come.
+ */
+export function* inOrderOfWait(
+  streams: readonly StreamView[],
+  headStartMs: (stream: StreamView) => number,
+  max: number,
+): Generator<readonly [StreamView, number]> {
+  const rows = streams.map((stream): Row => {
+    const row = { stream, waits: stream.waits(), headStartMs: headStartMs(stream), since: 0, count: 0 };
+    advance(row);
+    return row;
+  });
+  for (let left = max; left > 0;) {
+    let first: Row | undefined;
+    let second = Infinity;
+    for (const row of rows) {
+      if (first === undefined || row.since < first.since) {
+        second = first?.since ?? Infinity;
+        first = row;
+      } else second = Math.min(second, row.since);
+    }
+    if (first === undefined || first.since === Infinity) return;
+    let count = 0;
+    while (first.since !== Infinity && first.since <= second + ORDER_MS && count < left) {
+      count += first.count;
+      advance(first);
+    }
+    left -= count;
+    yield [first.stream, count];
+  }
+}
+
+function advance(row: Row): void {
+  const { done, value } = row.waits.next();
+  row.since = done === true ? Infinity : value[0] - row.headStartMs;
+  row.count = done === true ? 0 : value[1];
 }
 
 /** The streams of one model and one set of parameters. */

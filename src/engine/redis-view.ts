@@ -19,7 +19,7 @@ import type { QueueView } from "./engine.ts";
 import { inOrder } from "./queues.ts";
 import type { RedisClock } from "./redis-frames.ts";
 import { digest, readStreamName, type StreamName } from "./redis-keys.ts";
-import { type Arrival, before, GroupView, StreamView } from "./redis-stream.ts";
+import { type Arrival, before, GroupView, inOrderOfWait, StreamView } from "./redis-stream.ts";
 import { RecentTenants } from "./redis-turns.ts";
 import { Waiting } from "./redis-waiting.ts";
 
@@ -218,56 +218,50 @@ export class QueueMirror {
       // The batch is small for its sake: it gets every seat that it can use, or many more would be small.
       seats[small] = Math.min(depths[small]!, max);
     }
-    const wanted: Wanted[] = [];
+    const wanted = new Map<StreamView, number>();
     let limit = taken + max;
     for (const tier of turns) {
       let left = seats[tier]!;
-      let shares: ReadonlyMap<string, number> | undefined;
-      let oldest: ReadonlyMap<StreamView, number> | undefined;
-      for (const [at, stream] of byTier[tier]!.entries()) {
+      let shares: Map<string, number> | undefined;
+      let shared = false;
+      for (const [stream, ready] of this.#pieces(byTier[tier]!, max)) {
         if (stream.limit <= taken) continue;
+        const { kind } = stream.about;
         const room = Math.min(left, Math.min(limit, stream.limit) - taken);
         // What came back has its seats: the rest is shared between those that are new, once.
-        if (stream.isNew && (at === 0 || !byTier[tier]![at - 1]!.isNew)) {
+        if (stream.isNew && !shared) {
+          shared = true;
           shares = group.rounds[tier]!.share(byTier[tier]!, room, this.#recent.get(model)![tier]!);
-          oldest = this.#oldestFirst(byTier[tier]!, (kind) => shares?.get(kind) ?? room);
         }
-        const count = Math.min(room, oldest?.get(stream) ?? stream.free);
+        const count = Math.min(room, ready, shares?.get(kind) ?? room);
         if (count <= 0) continue;
+        shares?.set(kind, (shares.get(kind) ?? 0) - count);
         limit = Math.min(limit, stream.limit);
         taken += count;
         left -= count;
         stream.reserved += count;
-        wanted.push({ stream, count });
+        wanted.set(stream, (wanted.get(stream) ?? 0) + count);
       }
     }
-    return wanted;
+    return Array.from(wanted, ([stream, count]) => ({ stream, count }));
   }
 
-  /**
-   * How many of each stream of new tasks are among the oldest `seats` of its kind. One stream's head may be the
-   * oldest and its next ones young: the others' old ones must not wait for those.
-   */
-  #oldestFirst(streams: readonly StreamView[], seats: (kind: string) => number): Map<StreamView, number> {
-    const counts = new Map<StreamView, number>();
-    const kinds = Map.groupBy(
-      streams.filter(({ isNew }) => isNew),
-      ({ about }) => about.kind,
-    );
-    for (const [kind, same] of kinds) {
-      const heads = same.map((stream) => new Head(stream, this.#headStart(stream)));
-      for (let left = seats(kind); left > 0; left--) {
-        const first = heads.reduce((one, other) => (other.at < one.at ? other : one));
-        if (first.at === Infinity) break;
-        first.next();
-      }
-      for (const { stream, taken } of heads) counts.set(stream, taken);
+  /** What came back, stream by stream; then what is new, of each kind by how long it has waited. */
+  *#pieces(streams: readonly StreamView[], max: number): Generator<readonly [StreamView, number]> {
+    const kinds = new Map<string, StreamView[]>();
+    for (const stream of streams) {
+      const { kind } = stream.about;
+      if (!stream.isNew) yield [stream, stream.free];
+      else if (kinds.has(kind)) kinds.get(kind)!.push(stream);
+      else kinds.set(kind, [stream]);
     }
-    return counts;
+    for (const alike of kinds.values()) {
+      if (alike.length === 1) yield [alike[0]!, alike[0]!.free];
+      else yield* inOrderOfWait(alike, (stream) => this.#headStartMs(stream), max);
+    }
   }
 
-  /** A task of our own shards counts as so much older. */
-  #headStart({ shard }: StreamView): number {
+  #headStartMs({ shard }: StreamView): number {
     return this.rank.prefers(shard) ? OWN_SHARD_HEAD_START_MS : 0;
   }
 
@@ -277,7 +271,7 @@ export class QueueMirror {
 
   #inOrder(streams: StreamView[]): void {
     if (streams.length < 2) return;
-    const waitingSince = (stream: StreamView): number => stream.oldestAt - this.#headStart(stream);
+    const waitingSince = (stream: StreamView): number => stream.oldestAt - this.#headStartMs(stream);
     streams.sort((one, other) => {
       if (before(one, other)) return -1;
       if (before(other, one)) return 1;
@@ -315,29 +309,6 @@ export class QueueMirror {
     const found: [GroupView, StreamView] = [group, stream];
     this.#streams.set(key, found);
     return found;
-  }
-}
-
-/** The oldest task of a stream that is not taken yet. */
-class Head {
-  readonly stream: StreamView;
-  readonly #cameAt: Generator<number>;
-  readonly #headStartMs: number;
-  at = 0;
-  taken = -1;
-
-  constructor(stream: StreamView, headStartMs: number) {
-    this.stream = stream;
-    this.#cameAt = stream.cameAt();
-    this.#headStartMs = headStartMs;
-    this.next();
-  }
-
-  /** Takes it. */
-  next(): void {
-    const { value, done } = this.#cameAt.next();
-    this.at = done === true ? Infinity : value - this.#headStartMs;
-    this.taken++;
   }
 }
 

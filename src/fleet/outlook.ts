@@ -15,6 +15,8 @@ import type { CapacityBeat } from "./registry.ts";
 
 /** How long a picture is used; what waits is known by the instant, and changes faster than workers do. */
 const HOLDS_MS = 10;
+/** Tasks of many streams, read by several batchers, are served nearly in order: so far off are they, on average. */
+const ORDER_MS = 10;
 
 export class FleetOutlook {
   readonly #fleet: Fleet;
@@ -61,6 +63,7 @@ export class FleetOutlook {
     const weight = (beat: CapacityBeat): number => Math.max(beat.counted, 0.001);
     const mean = (each: (beat: CapacityBeat) => number): number =>
       sum((beat) => weight(beat) * each(beat)) / Math.max(sum(weight), 0.001);
+    const deviationMs = Math.max(0, ...beats.map((beat) => beat.deviationMs));
     return {
       healthy,
       idle: sum(({ idle }) => idle),
@@ -73,7 +76,7 @@ export class FleetOutlook {
       ),
       batchMs: mean(({ batchMs }) => batchMs),
       runMs: runMsOf(beats.map(({ runMs, perMs }) => ({ ms: runMs, perMs }))),
-      deviationMs: Math.max(0, ...beats.map(({ deviationMs }) => deviationMs)),
+      deviationMs: Math.hypot(ORDER_MS, deviationMs),
       freeAt: freeAt.sort((one, other) => one - other),
       nextUsableAt: now + fleet.model(this.#model).nextUsableInMs,
     };

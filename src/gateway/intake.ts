@@ -111,7 +111,10 @@ export class Intake {
       waiter,
     };
     const put = await this.#engine.put(task, refusal === undefined ? sharing : { ...sharing, only: true });
-    if (put.kind === "queued") return ticket;
+    if (put.kind === "queued") {
+      model.gate.queued(caller, now);
+      return ticket;
+    }
     if (put.kind === "joined") {
       await this.#router.follow(waiter, put.id);
       return { ...ticket, id: put.id };

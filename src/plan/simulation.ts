@@ -99,7 +99,11 @@ export class Simulation {
 
   /** One task of a tenant knocks now: it is let in, or told why not. */
   knock(tier: number, tenant = "anonymous"): { id: string } | GateRefusal {
-    return this.gate.enter({ tier, tenant }, this.clock.now()) ?? this.put({ tier, tenant });
+    const now = this.clock.now();
+    const refusal = this.gate.enter({ tier, tenant }, now);
+    if (refusal !== undefined) return refusal;
+    this.gate.queued({ tier, tenant }, now);
+    return this.put({ tier, tenant });
   }
 
   /** One task enters now. */

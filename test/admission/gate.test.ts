@@ -91,12 +91,13 @@ test("thresholds by load: what is let in over the capacity, others' gateways inc
   assert.equal(enter(among, 1), undefined);
 });
 
-test("what a gate lets in is counted by tier, what it refuses is not", () => {
-  const counted = gate([0, 0, 900]);
-  for (let each = 0; each < 10; each++) {
-    enter(counted, 0);
-    enter(counted, 2);
-  }
+test("what is queued is counted by tier; an answer from the cache takes nothing from lower tiers", () => {
+  const counted = gate([0, 0, 30], {}, { idle: 0 });
+  for (let each = 0; each < 500; each++) assert.equal(enter(counted, 0), undefined);
+  assert.deepEqual(counted.admittedPerMs(now), [0, 0, 0]);
+  assert.equal(enter(counted, 2), undefined, "nothing of all that was queued");
+  for (let each = 0; each < 500; each++) counted.queued({ tenant: "t", tier: 0 }, now);
+  assert.equal(enter(counted, 2)?.reason, "deadline");
   const [enterprise, paid, free] = counted.admittedPerMs(now);
   assert.ok(enterprise! > 0);
   assert.deepEqual([paid, free], [0, 0]);

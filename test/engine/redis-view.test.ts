@@ -4,6 +4,7 @@ import { describe, test } from "node:test";
 import fc from "fast-check";
 import { RedisClock } from "../../src/engine/redis-frames.ts";
 import { QueueMirror } from "../../src/engine/redis-view.ts";
+import { Random } from "../../src/core/random.ts";
 import { VirtualClock } from "../../src/plan/virtual-clock.ts";
 
 const MODEL = "m";
@@ -126,27 +127,42 @@ describe("a claim", () => {
     assert.deepEqual(view.plan(4), [[0, 4]]);
   });
 
-  test("takes the oldest of all shards, not all of the shard whose first is oldest", async () => {
+  test("a backlog in many shards is served in order, whatever the size of a batch", async () => {
     const view = new View();
-    view.came(0, 1);
-    await view.clock.run(view.clock.now() + 10);
-    view.came(1, 3);
-    await view.clock.run(view.clock.now() + 10);
-    view.came(0, 60);
-    view.came(2, 60);
-    assert.deepEqual(view.plan(4), [
-      [0, 1],
-      [1, 3],
+    const random = new Random(4);
+    const queued: number[][] = Array.from({ length: 16 }, () => []);
+    for (let task = 0; task < 400; task++) {
+      const shard = Math.floor(16 * random.next());
+      view.came(shard, 1);
+      queued[shard]!.push(view.clock.now());
+      await view.clock.run(view.clock.now() + 5);
+    }
+    while (view.depth > 0) {
+      const wanted = view.mirror.plan(MODEL, "", 8);
+      assert.equal(
+        wanted.reduce((sum, { count }) => sum + count, 0),
+        8,
+      );
+      const taken = wanted.flatMap(({ stream, count }) => queued[stream.shard]!.splice(0, count));
+      const oldestLeft = Math.min(...queued.map(([first = Infinity]) => first));
+      assert.ok(Math.max(...taken) <= oldestLeft + 25, `${Math.max(...taken) - oldestLeft} ms ahead`);
+      view.mirror.release(wanted);
+      for (const { stream } of wanted) view.left(stream.shard, queued[stream.shard]!.length);
+    }
+  });
+
+  test("two claims at once do not count on the same tasks, and stay in order", async () => {
+    const view = new View();
+    for (let task = 0; task < 8; task++) {
+      view.came(task % 2, 1);
+      await view.clock.run(view.clock.now() + 50);
+    }
+    const plans = [view.mirror.plan(MODEL, "", 4), view.mirror.plan(MODEL, "", 4)];
+    const counts = plans.map((wanted) => wanted.map(({ count }) => count));
+    assert.deepEqual(counts, [
+      [2, 2],
+      [2, 2],
     ]);
-    const wanted = view.mirror.plan(MODEL, "", 2);
-    assert.deepEqual(
-      wanted.map(({ stream, count }) => [stream.shard, count]),
-      [
-        [0, 1],
-        [1, 1],
-      ],
-    );
-    assert.deepEqual(view.plan(2), [[1, 2]], "what is on its way is not chosen again");
   });
 
   test("takes what came back before what is new, and a suspicious task alone", () => {
