@@ -159,8 +159,8 @@ export class KeyFile implements KeyStore {
         return { [Symbol.asyncDispose]: () => rm(path, { force: true }) };
       } catch (error) {
         if ((error as NodeJS.ErrnoException).code !== "EEXIST") throw cannot("write", path, error);
-        const now = this.#clock.now();
         const seen = (await readText(path).catch(() => "")).trim();
+        const now = this.#clock.now();
         // They come and go: it is only a queue.
         if (seen !== holder) until = now + LOCK_WITHIN_MS;
         holder = seen;
