@@ -135,13 +135,13 @@ describe("deadlines hold while every worker hangs", () => {
     const polled = await ferry.accept({ input: "polled" });
     for (const { answer, ms } of await Promise.all(queued)) {
       assertError(answer, 504, "DEADLINE_EXCEEDED");
-      assert.ok(ms >= 450 && ms < 1000, `queued for ${ms} ms`);
+      assert.ok(ms >= 450 && ms < 1100, `queued for ${ms} ms`);
     }
     const result = await ferry.result(polled);
     assert.deepEqual([result.status, result.error], ["FAILED", "DEADLINE_EXCEEDED"]);
     for (const { answer, ms } of await Promise.all(running)) {
       assertError(answer, 504, "DEADLINE_EXCEEDED");
-      assert.ok(ms >= 850 && ms < 1700, `ran for ${ms} ms`);
+      assert.ok(ms >= 850 && ms < 2500, `ran for ${ms} ms`);
     }
     const seen = [...one.inputs, ...two.inputs].map(String);
     assert.ok(!seen.some((input) => input.startsWith("q")), "no GPU time for what has expired");
