@@ -13,7 +13,7 @@
  *   j      = ⌊ahead / B⌋                                                         which batch it rides in
  *   start  = when the j-th batch starts if worker i starts one at f[i], f[i] + S, f[i] + 2·S …
  *   rounds = ⌊(start − f[0]) / S⌋
- *   margin = 3·dev·√(rounds + rounds²/25), at least 2 % of the wait              S is a guess, too
+ *   margin = 3·dev·√(rounds + rounds²/25), at least 4 % of the wait              S is a guess, too
  *   finish = start + R + max(2 ms, 3·dev·√(1 + rounds + rounds²/25))
  *
  * and it is let in if it starts, margin included, and finishes in time. Never is it refused while a worker idles and less than
@@ -90,7 +90,7 @@ const MOST = 0.9;
 /** A worker that needs more of the time that callers wait than this cannot be planned with. */
 const TOO_SLOW = 0.8;
 const RATE_ERROR = 0.03;
-const START_ERROR = 0.02;
+const START_ERROR = 0.04;
 /** Parts of a batch or a round that do not come out even. */
 const ROUNDING = 1e-9;
 /** Below this share of what the fleet could do, capacity is lost; above it, there is just too much to do. */

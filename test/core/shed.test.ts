@@ -40,7 +40,7 @@ const inHalfASecond = { startBy: now + 500, finishBy: now + 500 };
 
 describe("the forecast", () => {
   test("an empty queue: the first worker that is free, and a batch", () => {
-    const expected = { startAt: now + 25, latestStartAt: now + 25.5, finishAt: now + 127 };
+    const expected = { startAt: now + 25, latestStartAt: now + 26, finishAt: now + 127 };
     assert.deepEqual(forecast(line(), horizon(), now), expected);
   });
 
