@@ -268,7 +268,11 @@ export class Ferry {
   /** How a model's workers are: those of this process, or of the whole fleet. */
   #outlook(model: string, dispatcher: Dispatcher | undefined): Prospects {
     if (this.#membership !== undefined) return new FleetOutlook(this.#membership.fleet, model);
-    return { horizon: (now) => dispatcher!.horizon(now), othersPerMs: () => 0 };
+    return {
+      horizon: (now) => dispatcher!.horizon(now),
+      hasRoom: (waiting, now) => dispatcher!.hasRoom(waiting, now),
+      othersPerMs: () => 0,
+    };
   }
 }
 

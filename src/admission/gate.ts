@@ -26,6 +26,8 @@ export interface GateRules extends Thresholds {
 /** How a model's workers are, and what other gateways let in. */
 export interface Prospects {
   horizon(now: number): Horizon;
+  /** Whether a worker idles and takes one more beside those that wait; cheaper than the horizon. */
+  hasRoom(waiting: number, now: number): boolean;
   /** Tasks per ms of a tier that other gateways let in; 0 where there are none. */
   othersPerMs(tier: number): number;
 }
@@ -64,6 +66,9 @@ export class Gate {
 
   /** Lets a task of this caller in, or says why not. */
   enter(caller: Caller, now: number): GateRefusal | undefined {
+    // Most requests meet an idle worker and a short queue; where they would stand need not be known then.
+    const predictive = this.#rules.mode === "predictive";
+    if (predictive && this.#prospects.hasRoom(this.#waiting(), now)) return undefined;
     const horizon = this.#prospects.horizon(now);
     const reason = this.#reason(caller, horizon, now);
     if (reason === undefined) return undefined;
@@ -78,11 +83,8 @@ export class Gate {
   #reason(caller: Caller, horizon: Horizon, now: number): Refused | undefined {
     const { mode, queueMs, totalMs, tiers } = this.#rules;
     if (mode === "predictive") {
-      // Most requests meet an idle worker and a short queue; where they would stand need not be known then.
-      const waiting = this.#waiting();
-      if (horizon.idle > 0 && horizon.healthy > 0 && waiting < horizon.batchSize) return undefined;
       const terms = { startBy: now + queueMs, finishBy: now + totalMs };
-      return refuseByForecast(this.#line(caller, now, waiting), horizon, terms, now);
+      return refuseByForecast(this.#line(caller, now), horizon, terms, now);
     }
     if (mode === "thresholds") {
       let perMs = 0;
@@ -93,7 +95,7 @@ export class Gate {
     return horizon.healthy === 0 && horizon.overdue === 0 ? "no_worker" : undefined;
   }
 
-  #line({ tier, tenant }: Caller, now: number, waiting = this.#waiting()): Line {
+  #line({ tier, tenant }: Caller, now: number): Line {
     const { model, tiers } = this.#rules;
     const depths = this.#engine.waiting(model);
     let above = 0;
@@ -107,7 +109,7 @@ export class Gate {
       if (depths[lower]! > 0) belowFloor += floorOf(lower, tiers);
     }
     const own = this.#engine.turn(model, tier, tenant);
-    return { waiting, above, abovePerMs, own, floor: floorOf(tier, tiers), belowFloor };
+    return { waiting: this.#waiting(), above, abovePerMs, own, floor: floorOf(tier, tiers), belowFloor };
   }
 
   #perMs(tier: number, now: number): number {

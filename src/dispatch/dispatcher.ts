@@ -111,6 +111,11 @@ export class Dispatcher {
     return this.#outlook.at(now);
   }
 
+  /** Whether a worker idles and takes one more beside those that wait. */
+  hasRoom(waiting: number, now: number): boolean {
+    return waiting < this.#fill.size && this.workers.idles(now);
+  }
+
   /** A slot was acquired: looks again whether something can start. */
   wake(): void {
     this.#outlook.changed();

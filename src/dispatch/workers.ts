@@ -142,6 +142,10 @@ export class Workers {
     return free;
   }
 
+  idles(now: number): boolean {
+    return this.slots.some((slot) => slot.free(now));
+  }
+
   held(now: number): number {
     let held = 0;
     for (const slot of this.slots) if (slot.held(now)) held++;

@@ -61,6 +61,8 @@ export class Group implements QueueView {
 export class ModelQueues {
   readonly #tiers: number;
   readonly #groups = new Map<Json, Group>();
+  /** The one that was last emptied: most often it is the next to be needed. */
+  #last: Group | undefined;
   #inOrder = true;
   #arrivals = 0;
   depth = 0;
@@ -89,7 +91,7 @@ export class ModelQueues {
   push(record: TaskRecord, place: "back" | "arrival"): number {
     const { parameters } = record.task;
     let group = this.#groups.get(parameters);
-    if (group === undefined) this.#groups.set(parameters, (group = new Group(parameters, this.#tiers)));
+    if (group === undefined) this.#groups.set(parameters, (group = this.#newGroup(parameters)));
     const tier = this.#tierOf(record);
     const list = group.tiers[tier]!;
     if (place === "back") {
@@ -106,6 +108,10 @@ export class ModelQueues {
     this.depth++;
     this.depths[tier]!++;
     return group.depth;
+  }
+
+  #newGroup(parameters: Json): Group {
+    return this.#last?.parameters === parameters ? this.#last : new Group(parameters, this.#tiers);
   }
 
   /** A record from disk may carry a tier that is no longer configured. */
@@ -137,7 +143,10 @@ export class ModelQueues {
     if (record.attempt === 0) group.fresh--;
     this.depth--;
     this.depths[this.#tierOf(record)]!--;
-    if (group.depth === 0) this.#groups.delete(group.parameters);
+    if (group.depth === 0) {
+      this.#groups.delete(group.parameters);
+      this.#last = group;
+    }
     else if (wasHead && this.#groups.size > 1) this.#inOrder = false;
   }
 

@@ -37,6 +37,11 @@ export class FleetOutlook {
     return this.#last;
   }
 
+  hasRoom(waiting: number, now: number): boolean {
+    const { idle, healthy, batchSize } = this.horizon(now);
+    return idle > 0 && healthy > 0 && waiting < batchSize;
+  }
+
   othersPerMs(tier: number): number {
     return this.#fleet.admittedByOthers(this.#model)[tier] ?? 0;
   }

@@ -52,6 +52,24 @@ export class Exchange {
     return typeof value === "string" ? value : value?.[0];
   }
 
+  /** Came on the same connection before this one; only while that is not over. */
+  #before: Exchange | undefined;
+
+  after(other: Exchange | undefined): void {
+    if (other !== undefined && !other.#response.writableFinished) this.#before = other;
+  }
+
+  /** It, or one before it on its connection, was read and is not answered: what is written now would be taken for that. */
+  get holdsUp(): boolean {
+    if (this.#waits) return true;
+    for (let each = this.#before; each !== undefined; each = each.#before) if (each.#waits) return true;
+    return false;
+  }
+
+  get #waits(): boolean {
+    return this.request.complete && !this.#response.writableFinished;
+  }
+
   get answered(): boolean {
     return this.#response.writableEnded;
   }

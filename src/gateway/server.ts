@@ -46,6 +46,10 @@ interface Pattern {
   readonly methods: Methods;
 }
 
+/** A connection, with the last request that came on it. */
+const LATEST = Symbol("latest exchange");
+type Visited = Duplex & { [LATEST]?: Exchange };
+
 const MAX_HEADER_BYTES = 16_384;
 const CHECK_EVERY_MS = 1000;
 
@@ -58,8 +62,6 @@ export class Listener {
   readonly #exchangeLimits: ExchangeLimits;
   readonly #clock: Clock;
   readonly #events: Events;
-  /** The requests of a connection that are not answered yet; several when a client pipelines. */
-  readonly #unanswered = new WeakMap<Duplex, Set<IncomingMessage>>();
   /** Connections that end with a refusal: what a client sent behind the refused request is not looked at. */
   readonly #ended = new WeakSet<Duplex>();
   #connections = 0;
@@ -193,9 +195,9 @@ export class Listener {
     exchange.mayContinue = mayContinue;
     exchange.last = this.#draining;
     this.#open++;
-    const others = this.#unanswered.get(request.socket);
-    if (others === undefined) this.#unanswered.set(request.socket, new Set([request]));
-    else others.add(request);
+    const connection = request.socket as Visited;
+    exchange.after(connection[LATEST]);
+    connection[LATEST] = exchange;
     response.once("close", () => this.#closed(exchange));
     // A client that leaves while it sends is no error of ours; without a listener it would be.
     request.on("error", ignore);
@@ -212,7 +214,6 @@ export class Listener {
   #closed(exchange: Exchange): void {
     exchange.closed();
     this.#open--;
-    this.#unanswered.get(exchange.request.socket)?.delete(exchange.request);
     if (this.#open === 0) this.#whenQuiet?.();
     if (exchange.status === 0 || !this.#events.heard("request.answered")) return;
     const { model, tier, status, startedAt } = exchange;
@@ -267,7 +268,7 @@ export class Listener {
   #malformed(error: Error & { code?: string }, socket: Duplex): void {
     const id = newId(this.#clock.now());
     // An answer now would be taken for that of a request before this one, which still waits for its own.
-    const early = [...(this.#unanswered.get(socket) ?? [])].some(({ complete }) => complete);
+    const early = (socket as Visited)[LATEST]?.holdsUp === true;
     const gone = error.code === "ECONNRESET" || isTlsTrouble(error.code) || !socket.writable;
     if (gone || early) socket.destroy();
     else if (error.code === "ERR_HTTP_REQUEST_TIMEOUT") {

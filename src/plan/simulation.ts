@@ -80,7 +80,11 @@ export class Simulation {
     const admission = options.admission ?? LET_ALL_IN;
     this.gate = new Gate(
       { ...admission, ...timeouts, model: rules.name },
-      { horizon: (now) => this.dispatcher.horizon(now), othersPerMs: () => 0 },
+      {
+        horizon: (now) => this.dispatcher.horizon(now),
+        hasRoom: (waiting, now) => this.dispatcher.hasRoom(waiting, now),
+        othersPerMs: () => 0,
+      },
       this.engine,
     );
   }

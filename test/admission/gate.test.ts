@@ -35,7 +35,7 @@ function gate(depths: number[], changes: Partial<GateRules> = {}, horizon: Parti
     waiting: () => depths,
     turn: (_model, tier) => depths[tier]!,
   };
-  const prospects = { horizon: () => ({ ...well, ...horizon }), othersPerMs: () => 0 };
+  const prospects = { horizon: () => ({ ...well, ...horizon }), hasRoom: () => false, othersPerMs: () => 0 };
   return new Gate({ ...rules, ...changes }, prospects, engine as Engine);
 }
 
@@ -83,9 +83,13 @@ describe("which answer", () => {
 test("thresholds by load: what is let in over the capacity, others' gateways included", () => {
   const horizon = (): Horizon => well;
   const engine = { waiting: () => [0, 0, 0], turn: () => 0 } as unknown as Engine;
-  const alone = new Gate({ ...rules, mode: "thresholds" }, { horizon, othersPerMs: () => 0 }, engine);
+  const alone = new Gate(
+    { ...rules, mode: "thresholds" },
+    { horizon, hasRoom: () => false, othersPerMs: () => 0 },
+    engine,
+  );
   assert.equal(enter(alone, 2), undefined);
-  const many = { horizon, othersPerMs: (tier: number) => (tier === 0 ? 0.75 : 0) };
+  const many = { horizon, hasRoom: () => false, othersPerMs: (tier: number) => (tier === 0 ? 0.75 : 0) };
   const among = new Gate({ ...rules, mode: "thresholds" }, many, engine);
   assert.equal(enter(among, 2)?.reason, "capacity");
   assert.equal(enter(among, 1), undefined);
@@ -106,7 +110,11 @@ test("what is queued is counted by tier; an answer from the cache takes nothing 
 test("what better tiers bring at other gateways makes a lower tier wait longer", () => {
   const engine = { waiting: () => [0, 0, 120], turn: () => 120 } as unknown as Engine;
   const at = (perMs: number): Gate =>
-    new Gate(rules, { horizon: () => well, othersPerMs: (tier) => (tier === 0 ? perMs : 0) }, engine);
+    new Gate(
+      rules,
+      { horizon: () => well, hasRoom: () => false, othersPerMs: (tier) => (tier === 0 ? perMs : 0) },
+      engine,
+    );
   assert.equal(enter(at(0), 2), undefined);
   assert.equal(enter(at(0.8), 2)?.reason, "deadline");
 });
