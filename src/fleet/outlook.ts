@@ -16,7 +16,7 @@ import type { CapacityBeat } from "./registry.ts";
 /** How long a picture is used; what waits is known by the instant, and changes faster than workers do. */
 const HOLDS_MS = 10;
 /** Tasks of many streams, read by several batchers, are served nearly in order: so far off are they, on average. */
-const ORDER_MS = 10;
+const ORDER_MS = 20;
 
 export class FleetOutlook {
   readonly #fleet: Fleet;

@@ -161,7 +161,7 @@ test("what a gateway lets in by: the sum of what counts, free times spread over 
     batchSize: 50,
     batchMs: 100,
     runMs: 100,
-    deviationMs: Math.hypot(10, 2),
+    deviationMs: Math.hypot(20, 2),
     freeAt: [now + 100, now + 100],
     nextUsableAt: now + 260,
   });
