@@ -146,8 +146,7 @@ export class ModelQueues {
     if (group.depth === 0) {
       this.#groups.delete(group.parameters);
       this.#last = group;
-    }
-    else if (wasHead && this.#groups.size > 1) this.#inOrder = false;
+    } else if (wasHead && this.#groups.size > 1) this.#inOrder = false;
   }
 
   /**
