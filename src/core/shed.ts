@@ -16,11 +16,11 @@
  *   margin = 3·dev·√(rounds + rounds²/25), at least 4 % of the wait              S is a guess, too
  *   finish = start + R + max(2 ms, 3·dev·√(1 + rounds + rounds²/25))
  *
- * and it is let in if it starts, margin included, and finishes in time. Never is it refused while a worker idles and less than
- * one batch waits: without that rule an estimate that is too high would refuse everything, see no batch and
- * so never be corrected. For the same reason one batch's worth may wait for a worker that is overdue, and for
- * workers of which none counts (they say that they are full, or have yet to prove that they are well again):
- * if nothing waited for them they would run batches of one.
+ * and it is let in if it starts, margin included, and finishes in time. Never is it refused while a worker
+ * idles and less than one batch waits: without that rule an estimate that is too high would refuse everything,
+ * see no batch and so never be corrected. For the same reason one batch's worth may wait for a worker that is
+ * overdue, and for workers of which none counts (they say that they are full, or have yet to prove that they
+ * are well again): if nothing waited for them they would run batches of one.
  *
  * `thresholds` is the classic rule set: above `targetUtilization` of the capacity, or with more than
  * `lastTierDepth` queued, the last tier is refused; with more than `firstTierDepth` all but the first.

@@ -59,7 +59,10 @@ export class Exchange {
     if (other !== undefined && !other.#response.writableFinished) this.#before = other;
   }
 
-  /** It, or one before it on its connection, was read and is not answered: what is written now would be taken for that. */
+  /**
+   * It, or one before it on its connection, was read and is not answered: whatever is written to the connection
+   * now would be taken for its answer.
+   */
   get holdsUp(): boolean {
     if (this.#waits) return true;
     for (let each = this.#before; each !== undefined; each = each.#before) if (each.#waits) return true;
