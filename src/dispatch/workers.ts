@@ -69,7 +69,8 @@ export class Slot {
 
   /** It is well, has proven so, and is not fuller than `maxLoad` by its own account. */
   counts(now: number, maxLoad: number): boolean {
-    if (!this.healthy(now) || this.circuit.probing || this.leaving) return false;
+    // One that is leaving is another's in a moment, and as fast there.
+    if (!this.healthy(now) || this.circuit.probing) return false;
     const { load } = this.worker;
     return load === undefined || load.share <= maxLoad || now - load.at > LOAD_HOLDS_MS;
   }

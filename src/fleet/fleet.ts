@@ -70,6 +70,13 @@ export class Fleet {
     }
   }
 
+  /** Workers of a model that change hands: nobody speaks for them now. */
+  changingHands(name: string): number {
+    let count = 0;
+    for (const { model } of this.#unheld) if (model === name) count++;
+    return count;
+  }
+
   /** Tasks per ms of a model that other gateways let in, by tier; summed once a beat. */
   admittedByOthers(name: string): readonly number[] {
     let sums = this.#admitted.get(name);

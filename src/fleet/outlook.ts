@@ -6,6 +6,8 @@
  * read that has changed. The policy spreads starts evenly, so the free times of n workers are taken to lie
  * evenly over one batch: S/n, 2S/n … S from now.
  *
+ * A worker that changes hands is in nobody's beat for a moment; it counts as one of those last heard of.
+ *
  * While nobody says that it serves the model, but somebody just did, the last picture stands
  * (`Fleet.healthy` says how long).
  */
@@ -22,6 +24,8 @@ export class FleetOutlook {
   readonly #fleet: Fleet;
   readonly #model: string;
   #last: Horizon | undefined;
+  /** What one worker was worth when somebody last spoke for one. */
+  #each: CapacityBeat | undefined;
   #lastAt = -Infinity;
 
   constructor(fleet: Fleet, model: string) {
@@ -62,6 +66,12 @@ export class FleetOutlook {
       for (let at = 1; at <= capacity.counted; at++)
         freeAt.push(now + (at * capacity.batchMs) / capacity.counted);
     }
+    this.#remember(beats);
+    const changing = this.#each && fleet.changingHands(this.#model);
+    if (changing !== undefined && changing > 0) {
+      beats.push(times(this.#each!, changing));
+      for (let at = 1; at <= changing; at++) freeAt.push(now + (at * this.#each!.batchMs) / changing);
+    }
     if (beats.length === 0 && healthy > 0 && this.#last !== undefined) return { ...this.#last, healthy };
     const sum = (each: (beat: CapacityBeat) => number): number =>
       beats.reduce((total, beat) => total + each(beat), 0);
@@ -86,4 +96,22 @@ export class FleetOutlook {
       nextUsableAt: now + fleet.model(this.#model).nextUsableInMs,
     };
   }
+
+  #remember(beats: readonly CapacityBeat[]): void {
+    const best = beats.find(({ counted }) => counted > 0);
+    if (best !== undefined) this.#each = times(best, 1 / best.counted);
+  }
+}
+
+/** The same for another number of workers. */
+function times(beat: CapacityBeat, factor: number): CapacityBeat {
+  const { counted, perMs, nominalPerMs } = beat;
+  return {
+    ...beat,
+    idle: 0,
+    overdue: 0,
+    counted: counted * factor,
+    perMs: perMs * factor,
+    nominalPerMs: nominalPerMs * factor,
+  };
 }

@@ -197,3 +197,20 @@ test("what other gateways let in is summed by tier", () => {
     [2, 4, 6, 0],
   );
 });
+
+test("workers that change hands count as those last heard of", async () => {
+  const { clock, fleet } = gateway([MODEL]);
+  const outlook = new FleetOutlook(fleet, MODEL);
+  fleet.hear({ held: [], giveBack: [], unheld: [], members: others });
+  assert.equal(outlook.horizon(clock.now()).perMs, 1);
+  const leases = leaseNames(MODEL, ["http://gpu-8/run", "http://gpu-9/run"]);
+  fleet.hear({
+    held: [],
+    giveBack: [],
+    unheld: leases.map((lease) => ({ model: MODEL, lease })),
+    members: [],
+  });
+  await clock.run(clock.now() + 100);
+  const { perMs, nominalPerMs, healthy, freeAt, idle } = outlook.horizon(clock.now());
+  assert.deepEqual([perMs, nominalPerMs, healthy, freeAt.length, idle], [1, 2, 2, 2, 0]);
+});
