@@ -56,6 +56,8 @@ export class EngineModel {
   /** When each dead letter died. */
   readonly letters = new Map<string, { task: Task; diedAt: number }>();
   readonly #keys = new Map<string, { id: string; fingerprint: string }>();
+  /** All that ever were, in order. */
+  readonly #bindings: { key: string; bound: { id: string; fingerprint: string } }[] = [];
   readonly #cache = new Map<string, Cached>();
   /** Every task that was ever accepted, and how many ends it must have had: one, and one more per replay. */
   readonly lives = new Map<string, number>();
@@ -153,7 +155,10 @@ export class EngineModel {
   #bind(record: ModelRecord, { idempotency }: Sharing): void {
     if (idempotency === undefined) return;
     record.keyed = true;
-    this.#keys.set(idempotency.key, { id: record.task.id, fingerprint: idempotency.fingerprint });
+    const { key, fingerprint } = idempotency;
+    const bound = { id: record.task.id, fingerprint };
+    this.#keys.set(key, bound);
+    this.#bindings.push({ key, bound });
   }
 
   #accommodate(record: ModelRecord, newcomer: Task, now: number): void {
@@ -321,6 +326,12 @@ export class EngineModel {
   /** What a process that starts on the same store finds: nothing is lost, and clocks start anew. */
   restarted(now: number): void {
     for (const cached of this.#cache.values()) cached.sure = false;
+    // Where the last task of a key was forgotten, an earlier one that is still kept stands for it again.
+    for (const { key, bound } of this.#bindings.toReversed()) {
+      const holder = this.#keys.get(key);
+      const gone = holder === undefined || !this.records.has(holder.id);
+      if (gone && this.records.has(bound.id)) this.#keys.set(key, bound);
+    }
     for (const record of this.records.values()) {
       if (isFinal(record)) continue;
       const deadlineAt = now + this.#limits.totalMs;
