@@ -79,6 +79,11 @@ export class RedisParts implements RedisBase {
     return this.shared.shared(this.clock.now());
   }
 
+  /** What may travel together in one call: all on one server, each shard alone on a Cluster. */
+  groupOf(shard: number): number {
+    return this.nodes.cluster ? shard : 0;
+  }
+
   shardOf(id: string): number {
     return homeIn(id) % this.shards;
   }

@@ -16,6 +16,7 @@ import type { Task } from "../core/task.ts";
 import type { PutReply, Sharing } from "./engine.ts";
 import { bodyFrame, frame, readOutcome, texts } from "./redis-frames.ts";
 import { COMMON, type Holder } from "./redis-crowds.ts";
+import { Gathering } from "./redis-gather.ts";
 import { digest, INDEX_GRACE_MS, indexName, streamFamily } from "./redis-keys.ts";
 import { type Arg, RedisError, type RedisReply, StoreAway } from "../redis/nodes.ts";
 import { overloaded, type RedisParts } from "./redis-parts.ts";
@@ -44,16 +45,12 @@ const NOT_ACCEPTED = "nothing was accepted; send it again";
 const BEHIND = "Redis takes tasks in more slowly than they come";
 /** Of the time that a task may take to get in. */
 const BEHIND_AFTER = 0.25;
-/** Tasks in one call at most: Redis serves nobody else while a script runs. */
-const MAX_TOGETHER = 128;
 /** An Idempotency-Key's binding outlives its record by so much: joins may have given the task more time. */
 const KEY_GRACE_MS = 10 * 60_000;
 
 export class RedisPuts {
   readonly #parts: RedisParts;
-  /** What gathers while a call is on its way, by what may travel together: all on one server, else by shard. */
-  readonly #gathering = new Map<number, Pending[]>();
-  readonly #busy = new Set<number>();
+  readonly #gathering = new Gathering<Pending>((gathered) => this.#send(gathered));
 
   constructor(parts: RedisParts) {
     this.#parts = parts;
@@ -77,7 +74,7 @@ export class RedisPuts {
 
   /** Those that gather for the next call have been waiting for too long. */
   #behind(task: Task): boolean {
-    const first = this.#gathering.get(this.#groupOf(this.#parts.shardOf(task.id)))?.[0];
+    const first = this.#gathering.first(this.#parts.groupOf(this.#parts.shardOf(task.id)));
     if (first === undefined) return false;
     return this.#parts.clock.now() - first.since > BEHIND_AFTER * this.#parts.options.putWithinMs;
   }
@@ -139,7 +136,7 @@ export class RedisPuts {
       ? []
       : putNames(task.id, `${family}${tier}:${kind || COMMON}`, cache, join, key);
     const indexTtlMs = task.deadlineAt - task.createdAt + (sharing.cacheTtlMs ?? 0) + INDEX_GRACE_MS;
-    this.#gather({
+    this.#gathering.add(this.#parts.groupOf(shard), {
       since: this.#parts.clock.now(),
       task,
       shard,
@@ -154,41 +151,6 @@ export class RedisPuts {
       fail: reject,
     });
     return promise;
-  }
-
-  /** The first of a tick sets out when the tick ends; while a call is on its way the next gathers. */
-  #gather(pending: Pending): void {
-    const group = this.#groupOf(pending.shard);
-    const gathered = this.#gathering.get(group);
-    if (gathered !== undefined) {
-      gathered.push(pending);
-      return;
-    }
-    this.#gathering.set(group, [pending]);
-    if (!this.#busy.has(group)) setImmediate(() => void this.#flush(group));
-  }
-
-  /** What travels together: all on one server, each shard alone on a Cluster. */
-  #groupOf(shard: number): number {
-    return this.#parts.nodes.cluster ? shard : 0;
-  }
-
-  async #flush(group: number): Promise<void> {
-    this.#busy.add(group);
-    for (let gathered = this.#take(group); gathered.length > 0; gathered = this.#take(group)) {
-      const sends: Promise<void>[] = [];
-      for (let at = 0; at < gathered.length; at += MAX_TOGETHER) {
-        sends.push(this.#send(gathered.slice(at, at + MAX_TOGETHER)));
-      }
-      await Promise.all(sends);
-    }
-    this.#busy.delete(group);
-  }
-
-  #take(group: number): Pending[] {
-    const gathered = this.#gathering.get(group) ?? [];
-    this.#gathering.delete(group);
-    return gathered;
   }
 
   async #send(gathered: readonly Pending[]): Promise<void> {

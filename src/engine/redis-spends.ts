@@ -9,13 +9,12 @@
  */
 import { homeOf } from "../core/home.ts";
 import { type Spent, Windows, WINDOW_MS } from "../core/window.ts";
+import { Gathering } from "./redis-gather.ts";
 import { digest } from "./redis-keys.ts";
 import type { RedisParts } from "./redis-parts.ts";
 import { scripts } from "./redis-scripts.ts";
 
 const MAX_SPENDERS = 10_000;
-/** Windows in one call at most: Redis serves nobody else while a script runs. */
-const MAX_TOGETHER = 256;
 
 /** Units of one window that are spent together. */
 interface Spending {
@@ -30,48 +29,28 @@ export class RedisSpends {
   readonly #parts: RedisParts;
   /** For when Redis is away. */
   readonly #windows = new Windows(MAX_SPENDERS);
-  /** What gathers, by what may travel together, then by window and limit. */
-  readonly #gathering = new Map<number, Map<string, Spending>>();
-  readonly #busy = new Set<number>();
+  readonly #gathering = new Gathering<Spending>((gathered) => this.#send(gathered));
+  /** Those that gather, by limit and window. */
+  readonly #open = new Map<string, Spending>();
 
   constructor(parts: RedisParts) {
     this.#parts = parts;
   }
 
   spend(key: string, limit: number): Promise<Spent> {
-    const { nodes, shards } = this.#parts;
+    const { shards } = this.#parts;
     const { promise, resolve } = Promise.withResolvers<Spent>();
     const name = digest(key);
     const shard = homeOf(name) % shards;
-    const group = nodes.cluster ? shard : 0;
-    let gathered = this.#gathering.get(group);
-    if (gathered === undefined) {
-      this.#gathering.set(group, (gathered = new Map()));
-      if (!this.#busy.has(group)) setImmediate(() => void this.#flush(group));
+    const open = this.#open.get(`${limit} ${name}`);
+    if (open !== undefined) {
+      open.answers.push(resolve);
+      return promise;
     }
-    const which = `${limit} ${name}`;
-    const spending = gathered.get(which);
-    if (spending === undefined) gathered.set(which, { key, name, shard, limit, answers: [resolve] });
-    else spending.answers.push(resolve);
+    const spending = { key, name, shard, limit, answers: [resolve] };
+    this.#open.set(`${limit} ${name}`, spending);
+    this.#gathering.add(this.#parts.groupOf(shard), spending);
     return promise;
-  }
-
-  async #flush(group: number): Promise<void> {
-    this.#busy.add(group);
-    for (let gathered = this.#take(group); gathered.length > 0; gathered = this.#take(group)) {
-      const sends: Promise<void>[] = [];
-      for (let at = 0; at < gathered.length; at += MAX_TOGETHER) {
-        sends.push(this.#send(gathered.slice(at, at + MAX_TOGETHER)));
-      }
-      await Promise.all(sends);
-    }
-    this.#busy.delete(group);
-  }
-
-  #take(group: number): Spending[] {
-    const gathered = this.#gathering.get(group);
-    this.#gathering.delete(group);
-    return gathered === undefined ? [] : [...gathered.values()];
   }
 
   async #send(spendings: readonly Spending[]): Promise<void> {
@@ -80,6 +59,7 @@ export class RedisSpends {
     const args = [this.#parts.now(), this.#parts.name, WINDOW_MS];
     const names: string[] = [];
     for (const { name, shard: home, limit, answers } of spendings) {
+      this.#open.delete(`${limit} ${name}`);
       names.push(`${keys.bases[home]!}l:${name}`);
       args.push(limit, answers.length);
     }
