@@ -5,9 +5,10 @@
  * In time means within the model's total timeout, counted from when the request should have left. Whatever
  * else comes (another status, a broken connection, no answer, somebody else's output) is an error.
  */
-import type { CallerKind } from "./arrivals.ts";
+import type { CallerKind, Phase } from "./arrivals.ts";
+import type { Target } from "./connection.ts";
 import type { Measured } from "./generator.ts";
-import type { Tick } from "./load.ts";
+import type { LoadSpec, Tick } from "./load.ts";
 import { loadNotes, type Bench } from "./scenario.ts";
 import type { Account } from "./tally.ts";
 
@@ -46,6 +47,29 @@ export function authSettings(auth: Readonly<Record<string, unknown>> = {}): Reco
 
 export function kindWithKey(label: string, share: number, key: string): CallerKind {
   return { label, share, headers: { authorization: `Bearer ${key}` } };
+}
+
+/** An open load in phases, and how long it takes. */
+export function phasedLoad(
+  bench: Bench,
+  target: Target,
+  phases: readonly Phase[],
+  more: { warmRate: number; warmS?: number; connections?: number; kinds?: readonly CallerKind[] },
+): { spec: LoadSpec; seconds: number } {
+  const { warmRate, warmS = 5, connections = 4096, kinds } = more;
+  const seconds = phases.reduce((sum, { ms }) => sum + ms / 1000, 0);
+  const spec: LoadSpec = {
+    target,
+    bodyBytes: 256,
+    verify: true,
+    warmMs: bench.quick ? 2000 : warmS * 1000,
+    measureMs: seconds * 1000,
+    drainMs: 6000,
+    sliceMs,
+    ...(kinds && { kinds }),
+    load: { kind: "open", rate: phases[0]!.rate, arrivals: "even", warmRate, connections, phases },
+  };
+  return { spec, seconds };
 }
 
 export function count(account: Account, ...statuses: readonly number[]): number {

@@ -27,13 +27,12 @@ import {
   maxFiles,
   progress,
   showTimeline,
-  sliceMs,
+  phasedLoad,
   statusText,
   tierNames,
   timeouts,
 } from "../admission.ts";
 import { measure, type Measured } from "../generator.ts";
-import type { LoadSpec } from "../load.ts";
 import { Child } from "../process.ts";
 import { FerryServer, freePorts, host, ready } from "../server.ts";
 import { figure, type Bench, type Figure, type Report, type Scenario } from "../scenario.ts";
@@ -95,18 +94,10 @@ async function strike(bench: Bench, blow: Blow): Promise<Measured> {
     { name: "whole", ms: bench.quick ? 4000 : 10_000, rate },
     { name: "half", ms: bench.quick ? 8000 : 20_000, rate },
   ];
-  const seconds = phases.reduce((sum, { ms }) => sum + ms / 1000, 0);
-  const spec: LoadSpec = {
-    target: server.target,
-    bodyBytes: 256,
-    verify: true,
-    warmMs: bench.quick ? 2000 : 5000,
-    measureMs: seconds * 1000,
-    drainMs: 6000,
-    sliceMs,
+  const { spec, seconds } = phasedLoad(bench, server.target, phases, {
+    warmRate: rate,
     kinds: tierNames.map((tier, i) => kindWithKey(tier, shares[tier], server.keys[i]!)),
-    load: { kind: "open", rate, arrivals: "even", warmRate: rate, connections: 4096, phases },
-  };
+  });
   // Awaited here: what is used must not end before.
   return await measure(spec, {
     core: bench.cores?.generator,

@@ -26,12 +26,11 @@ import {
   poolLimits,
   progress,
   showTimeline,
-  sliceMs,
+  phasedLoad,
   timeouts,
   workers,
 } from "../admission.ts";
 import { measure, type Measured } from "../generator.ts";
-import type { LoadSpec } from "../load.ts";
 import { Fleet } from "../redis.ts";
 import { FerryServer, type SimulatedModel } from "../server.ts";
 import { figure, type Bench, type Figure, type Report, type Scenario } from "../scenario.ts";
@@ -69,17 +68,7 @@ function load(
     { name: "overload", ms: overloadS * 1000 - onsetMs, rate: capacity * 5 },
     { name: "after", ms: afterS * 1000, rate: capacity / 2 },
   ];
-  const seconds = beforeS + overloadS + afterS;
-  const spec: LoadSpec = {
-    target: server.target,
-    bodyBytes: 256,
-    verify: true,
-    warmMs: bench.quick ? 2000 : 5000,
-    measureMs: seconds * 1000,
-    drainMs: 6000,
-    sliceMs,
-    load: { kind: "open", rate: 0, arrivals: "even", warmRate: capacity / 2, connections: 4096, phases },
-  };
+  const { spec, seconds } = phasedLoad(bench, server.target, phases, { warmRate: capacity / 2 });
   const onTick = progress(bench, "", seconds);
   return measure(spec, { maxFiles, serverPid: server.pid, behind, onTick });
 }

@@ -19,13 +19,12 @@ import {
   maxFiles,
   progress,
   showTimeline,
-  sliceMs,
+  phasedLoad,
   statusText,
   timeouts,
   workers,
 } from "../admission.ts";
 import { measure, type Measured } from "../generator.ts";
-import type { LoadSpec } from "../load.ts";
 import { FerryServer } from "../server.ts";
 import { figure, type Bench, type Report, type Scenario } from "../scenario.ts";
 
@@ -60,18 +59,12 @@ async function run(bench: Bench): Promise<Report> {
     { name: "pause", ms: pauseMs, rate: calm },
     { name: "calm again", ms: calmMs, rate: calm },
   ];
-  const seconds = phases.reduce((sum, { ms }) => sum + ms / 1000, 0);
-  const spec: LoadSpec = {
-    target: server.target,
-    bodyBytes: 256,
-    verify: true,
-    warmMs: bench.quick ? 2000 : 8000,
-    measureMs: seconds * 1000,
-    drainMs: 6000,
-    sliceMs,
+  const { spec, seconds } = phasedLoad(bench, server.target, phases, {
+    warmRate: calm,
+    warmS: 8,
+    connections: 2048,
     kinds: names.map((name, i) => kindWithKey(name, 1, server.keys[i]!)),
-    load: { kind: "open", rate: calm, arrivals: "even", warmRate: calm, connections: 2048, phases },
-  };
+  });
   const onTick = progress(bench, "", seconds);
   const core = bench.cores?.generator;
   return report(await measure(spec, { core, maxFiles, serverPid: server.pid, onTick }));

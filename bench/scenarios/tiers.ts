@@ -20,14 +20,13 @@ import {
   missedShare,
   progress,
   showTimeline,
-  sliceMs,
+  phasedLoad,
   statusText,
   tierNames,
   timeouts,
   workers,
 } from "../admission.ts";
 import { measure, type Measured } from "../generator.ts";
-import type { LoadSpec } from "../load.ts";
 import { FerryServer } from "../server.ts";
 import { figure, type Bench, type Report, type Scenario } from "../scenario.ts";
 
@@ -53,18 +52,10 @@ async function run(bench: Bench): Promise<Report> {
     { name: "onset", ms: 2000, rate },
     { name: "overload", ms: bench.quick ? 8000 : 38_000, rate },
   ];
-  const seconds = phases.reduce((sum, { ms }) => sum + ms / 1000, 0);
-  const spec: LoadSpec = {
-    target: server.target,
-    bodyBytes: 256,
-    verify: true,
-    warmMs: bench.quick ? 2000 : 5000,
-    measureMs: seconds * 1000,
-    drainMs: 6000,
-    sliceMs,
+  const { spec, seconds } = phasedLoad(bench, server.target, phases, {
+    warmRate: capacity / 2,
     kinds: tierNames.map((tier, i) => kindWithKey(tier, shares[tier], server.keys[i]!)),
-    load: { kind: "open", rate, arrivals: "even", warmRate: capacity / 2, connections: 4096, phases },
-  };
+  });
   const onTick = progress(bench, "", seconds);
   return report(await measure(spec, { maxFiles, serverPid: server.pid, onTick }));
 }
