@@ -160,8 +160,12 @@ describe("half of the workers die silently at 0.85 C", () => {
     return { crowd, correctedMs: correctedAt - (firstLostAt + BATCH_MS) };
   }
 
-  test("no enterprise request fails, the rest of the capacity is used, the gate knows at once", async () => {
+  test("no enterprise request fails, the rest of the capacity is used, the gate knows at once", async (t) => {
     const { crowd, correctedMs } = await halved(0);
+    const lateShare = 100 * late(crowd.between(DEATH_MS, END_MS));
+    t.diagnostic(
+      `corrected after ${correctedMs.toFixed(0)} ms; ${lateShare.toFixed(2)} % late in the 15 s after`,
+    );
     assert.equal(answered(crowd.between(WARM_MS, END_MS, 0)), 1);
     assert.ok(correctedMs <= 2.5 * BATCH_MS, `corrected after ${correctedMs} ms`);
     const remaining = 0.5;
@@ -191,7 +195,7 @@ describe("half of the workers die silently at 0.85 C", () => {
   });
 });
 
-test("a flash crowd that comes again when it is told to is served, one by one", async () => {
+test("a flash crowd that comes again when it is told to is served, one by one", async (t) => {
   const crowd = new Crowd({ workers: 8, totalMs: 500, mix: [0, 0, 1], retries: 5 });
   const { capacity } = crowd;
   const [from, to, end] = [10_000, 13_000, 60_000];
@@ -205,6 +209,9 @@ test("a flash crowd that comes again when it is told to is served, one by one", 
   const waits = again.map(({ doneAt, firstAt }) => doneAt - crowd.simulation.startedAt - firstAt);
   // What came too much, at the rate that is free after it: nobody can be faster.
   const drainMs = (2 * (to - from)) / 0.6;
+  t.diagnostic(
+    `${(100 * answered(crowd.visits)).toFixed(2)} % answered, ${attempts.toFixed(2)} attempts, p95 ${percentile(waits, 0.95).toFixed(0)} of ${drainMs} ms`,
+  );
   assert.ok(answered(crowd.visits) >= 0.995, `${answered(crowd.visits)} answered`);
   assert.ok(attempts <= 1.4, `${attempts} attempts`);
   assert.ok(percentile(waits, 0.95) <= 1.05 * drainMs, `p95 ${percentile(waits, 0.95)} of ${drainMs} ms`);
