@@ -64,8 +64,6 @@ function exampleOf(name: string, setting: Setting): string[] {
   switch (setting.type) {
     case "leaf":
       return leafLines(name, setting);
-    case "later":
-      return commented([...exampleOf(name, setting.setting)].map(uncommented), "not in this version yet: ");
     case "group": {
       const lines = fieldLines(setting.fields);
       const nothingOn = lines.every((line) => line.startsWith("#"));
@@ -231,8 +229,8 @@ const pageTail = `
 | \`limits.drainMs\` > \`timeouts.totalMs\` (a warning) | a stop could cut off requests in progress |
 | \`limits.maxQueued\` ≥ \`maxBatchSize\` (a warning) | no batch could ever be full |
 
-Settings marked "later" are read and have no effect yet; \`ferry check\` says so. Where that would be unsafe
-or could not work (\`auth.mode: required\`, \`kind: grpc\`, other HTTP protocols) Ferry refuses to start.
+What is named in the documents and is not in this version yet (\`kind: grpc\`, other HTTP protocols) is refused
+at the start.
 
 ## What Redis is asked at the start
 
@@ -276,11 +274,10 @@ function tables(rows: readonly Row[]): string {
   return parts.join("\n");
 }
 
-function tableRow({ path, leaf, doc, later }: Row): string {
+function tableRow({ path, leaf, doc }: Row): string {
   const fallback = leaf.defaultText === "" ? "–" : `\`${leaf.defaultText}\``;
   const bounds = leaf.bounds === "" ? leaf.kind : leaf.bounds;
-  const what = `${later ? "*later* " : ""}${doc}`;
-  return `| ${[`\`${path}\``, fallback, leaf.unit || "–", bounds, what].map(cell).join(" | ")} |`;
+  return `| ${[`\`${path}\``, fallback, leaf.unit || "–", bounds, doc].map(cell).join(" | ")} |`;
 }
 
 /** A bar inside a cell would end it. */

@@ -64,7 +64,7 @@ export function parseConfig(text: string, fileName: string, env: NodeJS.ProcessE
 
 /** Fills in what depends on another setting, and leaves out what is not used. */
 function complete(values: Settings): Config {
-  const { requestLog: _nothingYet, tls, auth, tiers, limits, ...rest } = values;
+  const { tls, auth, tiers, limits, ...rest } = values;
   const { jwt, ...others } = auth;
   const hasJwt = jwt.jwksUrl !== undefined || jwt.publicKeyFile !== undefined;
   const { certFile, keyFile } = tls;

@@ -109,12 +109,6 @@ class Reader {
         return this.#named(setting, node, path);
       case "one-of":
         return this.#oneOf(setting, node, path);
-      case "later":
-        // Its value is not judged either: nobody acts on it, and its variables may not be set yet.
-        if (node !== undefined) {
-          this.#context.findings.warn(path, "not in this version yet; it has no effect");
-        }
-        return undefined;
     }
   }
 

@@ -26,7 +26,29 @@ export interface Config {
   readonly admission: AdmissionConfig;
   readonly results: { readonly ttlMs: number; readonly evictAfterRead: boolean; readonly maxBytes: number };
   readonly deadLetters: { readonly max: number; readonly ttlMs: number };
-  readonly telemetry: { readonly logLevel: "debug" | "info" | "warn" | "error" | "silent" };
+  readonly requestLog: RequestLogConfig;
+  readonly telemetry: TelemetryConfig;
+}
+
+export interface RequestLogConfig {
+  /** With its credentials: never to be shown. Left out: memory only. */
+  readonly url?: string;
+  readonly recent: number;
+  readonly flushMs: number;
+  readonly maxBufferedRows: number;
+  readonly writeTimeoutMs: number;
+  readonly retentionDays: number;
+}
+
+export interface TelemetryConfig {
+  readonly metrics: boolean;
+  readonly dashboard: boolean;
+  readonly maxViewers: number;
+  /** The collector's base; left out: no traces. */
+  readonly otlpUrl?: string;
+  readonly sample: number;
+  readonly maxBufferedSpans: number;
+  readonly logLevel: "debug" | "info" | "warn" | "error" | "silent";
 }
 
 export interface EdgeTlsConfig {

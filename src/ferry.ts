@@ -10,6 +10,7 @@ import { Certificates } from "./certificates.ts";
 import { type Clock, SystemClock } from "./clock.ts";
 import type { Config, ModelConfig, Role } from "./config.ts";
 import { screenFor } from "./core/screen.ts";
+import { Sampler } from "./core/trace.ts";
 import { openCredentials } from "./credentials.ts";
 import { Dispatcher } from "./dispatch/dispatcher.ts";
 import { Reaper } from "./dispatch/reaper.ts";
@@ -25,6 +26,7 @@ import { NativeProtocol } from "./gateway/native.ts";
 import { openapiRoutes } from "./gateway/openapi.ts";
 import { Listener } from "./gateway/server.ts";
 import type { EdgeTls } from "./gateway/tls.ts";
+import { openObservers } from "./observers.ts";
 import { Report } from "./report.ts";
 import { Router } from "./result/router.ts";
 import { Events } from "./telemetry/events.ts";
@@ -55,6 +57,8 @@ export class Ferry {
   readonly #clock: Clock;
   readonly #role: Role;
   readonly #tally: Tally;
+  /** Left out: nobody is traced. */
+  readonly #sampler: Sampler | undefined;
   readonly #dispatchers: Dispatcher[] = [];
   /** By model. */
   readonly #prospects = new Map<string, Prospects>();
@@ -77,8 +81,14 @@ export class Ferry {
     this.#config = config;
     this.#clock = clock;
     this.#role = role;
-    this.#tally = new Tally(this.events, clock);
-    logEvents(this.events, clock, config.telemetry.logLevel, (line) => process.stderr.write(line));
+    const { models, telemetry } = config;
+    this.#tally = new Tally(
+      this.events,
+      clock,
+      models.map(({ name }) => name),
+    );
+    if (telemetry.otlpUrl !== undefined) this.#sampler = new Sampler(telemetry.sample, Math.random);
+    logEvents(this.events, clock, telemetry.logLevel, (line) => process.stderr.write(line));
   }
 
   async start(): Promise<void> {
@@ -209,22 +219,32 @@ export class Ferry {
     this.#undo.push(() => dispatcher.stop());
   }
 
-  async #openAdmin({ engine, shared }: Opened): Promise<void> {
+  async #openAdmin({ engine, shared, durable }: Opened): Promise<void> {
     const { tiers, limits, admin } = this.#config;
     const clock = this.#clock;
-    const fleet = this.#membership?.fleet;
-    const report = new Report(engine, this.#dispatchers, this.#tally, clock, {
+    const known = { config: this.#config, role: this.#role, engine, tally: this.#tally, clock };
+    const report = new Report({
+      ...known,
+      dispatchers: this.#dispatchers,
+      fleet: this.#membership?.fleet,
       draining: () => this.#draining,
-      horizon: (model, now) => this.#prospects.get(model)!.horizon(now),
-      ...(fleet && { fleet }),
-      ...(shared && { durability: () => shared.durability(), reachable: () => shared.reachable() }),
+      prospects: (model) => this.#prospects.get(model)!,
+      durability: () => shared?.durability() ?? (durable ? "disk" : "none"),
+      reachable: () => shared?.reachable() ?? true,
     });
+    const observers = await openObservers({
+      ...known,
+      events: this.events,
+      sight: report,
+      apiUrl: () => this.apiUrl,
+    });
+    this.#undo.push(() => observers.close());
     const listener = new Listener(
-      adminRoutes(engine, report, tiers, admin.token),
+      adminRoutes(engine, report, tiers, admin.token, observers),
       limits,
       clock,
       this.events,
-      admin.tls ? this.#tls : undefined,
+      { tls: admin.tls ? this.#tls : undefined, uncounted: true },
     );
     this.#undo.push(() => listener.close());
     this.adminUrl = await listener.listen(admin.listen.host, admin.listen.port);
@@ -250,7 +270,10 @@ export class Ferry {
     const native = new NativeProtocol({ ...api, durable }, parts);
     const described = openapiRoutes(credentials.required);
     const routes = { ...native.routes(), ...healthRoutes(() => this.#draining), ...described };
-    const listener = (this.#listener = new Listener(routes, limits, clock, this.events, this.#tls));
+    const listener = (this.#listener = new Listener(routes, limits, clock, this.events, {
+      tls: this.#tls,
+      sampler: this.#sampler,
+    }));
     this.#undo.push(() => listener.close());
     this.apiUrl = await listener.listen(listen.host, listen.port);
   }

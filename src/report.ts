@@ -1,19 +1,38 @@
 /**
- * What the admin listener shows of the process: /internal/health and /internal/workers. In a fleet both are
- * about all of it, whichever process is asked.
+ * What can be seen of the process from outside: /internal/health and /internal/workers, and the sight that
+ * metrics and the dashboard are given. In a fleet all of it is about all of it, whichever process is asked.
  */
+import type { Prospects } from "./admission/gate.ts";
 import type { Clock } from "./clock.ts";
+import type { Config, Role } from "./config.ts";
 import type { Dispatcher } from "./dispatch/dispatcher.ts";
-import type { Horizon } from "./core/shed.ts";
 import type { Engine } from "./engine/engine.ts";
 import { heldWorkers, thousandths } from "./fleet/describe.ts";
 import type { Fleet } from "./fleet/fleet.ts";
 import type { WorkerBeat } from "./fleet/registry.ts";
 import type { Inside, WorkerReport } from "./gateway/admin.ts";
+import type { ModelSight, ProcessSight, Sight, WorkerSight } from "./telemetry/sight.ts";
 import type { Tally } from "./telemetry/tally.ts";
 
 /** In a fleet a row says who runs the worker; "" while it changes hands. */
 export type FleetWorkerReport = WorkerReport & { readonly batcher?: string; readonly zone?: string };
+
+export interface ReportParts {
+  readonly config: Config;
+  readonly role: Role;
+  readonly engine: Engine;
+  readonly dispatchers: readonly Dispatcher[];
+  readonly tally: Tally;
+  readonly clock: Clock;
+  /** Left out: there is only this process. */
+  readonly fleet?: Fleet | undefined;
+  draining(): boolean;
+  /** What a model's workers can do, here or in all of the fleet. */
+  prospects(model: string): Prospects;
+  durability(): ProcessSight["durability"];
+  /** Whether the store answers. */
+  reachable(): boolean;
+}
 
 interface ModelSums {
   readonly name: string;
@@ -22,99 +41,157 @@ interface ModelSums {
   readonly utilization: number;
 }
 
-export class Report implements Inside {
-  readonly #engine: Engine;
-  readonly #dispatchers: readonly Dispatcher[];
-  readonly #tally: Tally;
-  readonly #clock: Clock;
-  readonly #fleet: Fleet | undefined;
-  readonly #horizon: (model: string, now: number) => Horizon;
-  readonly #durability: (() => "replica" | "local") | undefined;
-  readonly #reachable: () => boolean;
+export class Report implements Inside, Sight {
+  readonly #parts: ReportParts;
   readonly #startedAt: number;
   readonly draining: () => boolean;
 
-  constructor(
-    engine: Engine,
-    dispatchers: readonly Dispatcher[],
-    tally: Tally,
-    clock: Clock,
-    more: {
-      draining: () => boolean;
-      fleet?: Fleet;
-      /** What a model's workers can do, here or in all of the fleet. */
-      horizon: (model: string, now: number) => Horizon;
-      durability?: () => "replica" | "local";
-      reachable?: () => boolean;
-    },
-  ) {
-    this.#engine = engine;
-    this.#dispatchers = dispatchers;
-    this.#tally = tally;
-    this.#clock = clock;
-    this.#fleet = more.fleet;
-    this.#horizon = more.horizon;
-    this.#durability = more.durability;
-    this.#reachable = more.reachable ?? (() => true);
-    this.#startedAt = clock.now();
-    this.draining = more.draining;
+  constructor(parts: ReportParts) {
+    this.#parts = parts;
+    this.#startedAt = parts.clock.now();
+    this.draining = () => parts.draining();
   }
 
   health(): Record<string, unknown> {
-    const now = this.#clock.now();
-    const { queued, running, kept, deadLetters } = this.#engine.stats();
-    const models = this.#models(now);
+    const { clock, engine, tally, fleet } = this.#parts;
+    const now = clock.now();
+    const { queued, running, kept, deadLetters } = engine.stats();
+    const sums = this.#sums(now);
     const sum = (each: (model: ModelSums) => number): number =>
-      models.reduce((total, model) => total + each(model), 0);
+      sums.reduce((total, model) => total + each(model), 0);
     const workers = sum((model) => model.workers);
     const busy = sum((model) => model.utilization * model.workers);
-    const served = this.#reachable() && models.every(({ healthy }) => healthy > 0);
+    const reachable = this.#parts.reachable();
+    const served = reachable && sums.every(({ healthy }) => healthy > 0);
     return {
       status: this.draining() ? "draining" : served ? "ok" : "degraded",
       gpu_utilization: thousandths(busy / Math.max(1, workers)),
       queue_depth: queued,
-      requests_per_second: this.#tally.requestsPerSecond(),
+      requests_per_second: tally.requestsPerSecond(),
       running,
       workers,
       healthy_workers: sum(({ healthy }) => healthy),
       results_kept: kept,
       dead_letters: deadLetters,
-      ...(this.#durability && { store: this.#reachable() ? "ok" : "away", durability: this.#durability() }),
-      ...(this.#fleet && { members: this.#fleet.members.length }),
-      models: models.map((model) => this.#model(model, now)),
+      ...(fleet && {
+        store: reachable ? "ok" : "away",
+        durability: this.#parts.durability(),
+        members: fleet.members.length,
+      }),
+      models: sums.map((each) => this.#health(each, now)),
       uptime_ms: Math.round(now - this.#startedAt),
-      totals: this.#tally.totals(),
+      totals: tally.totals(),
     };
   }
 
   workers(): FleetWorkerReport[] {
-    if (this.#fleet === undefined) {
-      return heldWorkers(this.#dispatchers, this.#startedAt, this.#clock.now()).map(workerReport);
-    }
-    return this.#fleet.workers().map((worker) => {
+    const { fleet } = this.#parts;
+    if (fleet === undefined) return this.#held().map(workerReport);
+    return fleet.workers().map((worker) => {
       const { batcher, zone } = worker;
       return { ...workerReport(worker), batcher, zone };
     });
   }
 
+  models(): ModelSight[] {
+    const { clock, config, engine } = this.#parts;
+    const now = clock.now();
+    const workers = this.#workerSights();
+    return this.#sums(now).map(({ name, healthy, utilization }) => {
+      let oldestAt = now;
+      for (const queue of engine.queues(name)) oldestAt = Math.min(oldestAt, queue.oldestAt);
+      const { maxBatchSize } = config.models.find((model) => model.name === name)!;
+      return {
+        name,
+        maxBatchSize,
+        queuedByTier: [...engine.waiting(name)],
+        oldestWaitMs: now - oldestAt,
+        workers: workers.get(name) ?? [],
+        healthy,
+        utilization,
+        ...this.#load(name, healthy, now),
+      };
+    });
+  }
+
+  process(): ProcessSight {
+    const { config, role, engine, fleet } = this.#parts;
+    const { queued, running, deadLetters } = engine.stats();
+    return {
+      id: fleet?.self.id ?? "",
+      role,
+      members: Math.max(1, fleet?.members.length ?? 1),
+      engine: config.engine.kind,
+      durability: this.#parts.durability(),
+      reachable: this.#parts.reachable(),
+      draining: this.draining(),
+      queued,
+      running,
+      deadLetters,
+      startedAt: this.#startedAt,
+    };
+  }
+
+  /** Counted here, and in a fleet what other gateways let in too. */
+  #load(
+    model: string,
+    healthy: number,
+    now: number,
+  ): Pick<ModelSight, "capacityPerSecond" | "arrivalsPerSecond" | "load" | "desiredWorkers"> {
+    const { config, tally } = this.#parts;
+    const prospects = this.#parts.prospects(model);
+    let arrivalsPerSecond = tally.arrivalsPerSecond(model);
+    for (let tier = 0; tier < config.tiers.length; tier++) {
+      arrivalsPerSecond += 1000 * prospects.othersPerMs(tier);
+    }
+    const perSecond = 1000 * prospects.horizon(now).perMs;
+    const capacityPerSecond = Number.isFinite(perSecond) ? perSecond : 0;
+    const eachPerSecond = capacityPerSecond / Math.max(1, healthy);
+    const planned = eachPerSecond * config.admission.targetUtilization;
+    return {
+      capacityPerSecond,
+      arrivalsPerSecond,
+      load: capacityPerSecond > 0 ? arrivalsPerSecond / capacityPerSecond : 0,
+      desiredWorkers: planned > 0 ? Math.max(1, Math.ceil(arrivalsPerSecond / planned)) : healthy,
+    };
+  }
+
+  #workerSights(): Map<string, WorkerSight[]> {
+    const { fleet } = this.#parts;
+    const all = fleet?.workers() ?? this.#held().map((worker) => ({ ...worker, batcher: "", zone: "" }));
+    const self = fleet?.self.id ?? "";
+    const byModel = new Map<string, WorkerSight[]>();
+    for (const worker of all) {
+      const rows = byModel.get(worker.model) ?? [];
+      byModel.set(worker.model, rows);
+      rows.push({ ...worker, own: worker.batcher === self });
+    }
+    return byModel;
+  }
+
+  #held(): WorkerBeat[] {
+    const { dispatchers, clock } = this.#parts;
+    return heldWorkers(dispatchers, this.#startedAt, clock.now());
+  }
+
   /** What one model can do, and what waits for it. */
-  #model({ name, workers, healthy, utilization }: ModelSums, now: number): object {
-    const { perMs, nominalPerMs } = this.#horizon(name, now);
+  #health({ name, workers, healthy, utilization }: ModelSums, now: number): object {
+    const { perMs, nominalPerMs } = this.#parts.prospects(name).horizon(now);
     return {
       name,
       workers,
       healthy_workers: healthy,
       utilization: thousandths(utilization),
-      queued_by_tier: [...this.#engine.waiting(name)],
+      queued_by_tier: [...this.#parts.engine.waiting(name)],
       capacity_per_second: Math.round(1000 * perMs),
       nominal_capacity_per_second: Math.round(1000 * nominalPerMs),
     };
   }
 
-  #models(now: number): ModelSums[] {
-    const fleet = this.#fleet;
+  #sums(now: number): ModelSums[] {
+    const { fleet, dispatchers } = this.#parts;
     if (fleet !== undefined) return fleet.self.models.map((name) => ({ name, ...fleet.model(name) }));
-    return this.#dispatchers.map(({ rules, workers }) => ({
+    return dispatchers.map(({ rules, workers }) => ({
       name: rules.name,
       workers: workers.slots.length,
       healthy: workers.healthy(now),

@@ -116,6 +116,31 @@ export function redisUrl(doc: string, example: string): Leaf<string> {
   });
 }
 
+/** `postgres://USER:PASSWORD@HOST:PORT/DATABASE?sslmode=…`; what follows the ? is the client's affair. */
+export function postgresUrl(doc: string, example: string): Leaf<string> {
+  const form = "postgres://USER:PASSWORD@HOST:PORT/DATABASE";
+  return leaf<string>({
+    kind: "secret",
+    doc,
+    bounds: "postgres | postgresql",
+    example,
+    secret: true,
+    read({ value }) {
+      if (typeof value !== "string" || !/^[!-~]{1,2048}$/.test(value)) {
+        return { wrong: `is not a URL of at most 2048 visible ASCII characters; write ${form}` };
+      }
+      if (!/^postgres(ql)?:\/\//i.test(value)) return { wrong: `must begin with postgres://; write ${form}` };
+      const parsed = URL.parse(value);
+      if (parsed === null || parsed.hostname === "") {
+        return { wrong: `names no server; write ${form}, with %XX for special characters in the password` };
+      }
+      return decodes(parsed.username) && decodes(parsed.password)
+        ? { value }
+        : { wrong: "holds a % in its user or password that begins no %XX; write %25 for a plain %" };
+    },
+  });
+}
+
 function decodes(encoded: string): boolean {
   try {
     decodeURIComponent(encoded);

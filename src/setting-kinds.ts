@@ -12,7 +12,7 @@ import { statSync } from "node:fs";
 import { resolve } from "node:path";
 import { didYouMean } from "./spelling.ts";
 
-export type Unit = "ms" | "bytes" | "per minute" | "share" | "times" | "";
+export type Unit = "ms" | "days" | "bytes" | "per minute" | "share" | "times" | "";
 
 /** One scalar of the file. */
 export interface Source {
@@ -79,18 +79,12 @@ export interface OneOf<V extends { readonly [kind: string]: Group<Fields> }> {
   /** What holds when the file names no kind; left out: it must. */
   readonly fallback?: string;
 }
-/** Accepted as it is, but nothing acts on it yet: a warning says so. */
-export interface Later {
-  readonly type: "later";
-  readonly setting: Setting;
-}
 export type Setting =
   | Leaf<unknown>
   | Group<Fields>
   | List<unknown>
   | Named<Fields>
-  | OneOf<{ readonly [kind: string]: Group<Fields> }>
-  | Later;
+  | OneOf<{ readonly [kind: string]: Group<Fields> }>;
 
 export type Value<S> =
   S extends Leaf<infer T>
@@ -129,7 +123,6 @@ export const oneOf = <const V extends { readonly [kind: string]: Group<Fields> }
   variants: V,
   more: { readonly later?: readonly string[]; readonly fallback?: keyof V & string },
 ): OneOf<V> => ({ type: "one-of", doc, variants, later: [], ...more });
-export const later = (setting: Setting): Later => ({ type: "later", setting });
 /** May be left out, and then there is no value. */
 export const optional = <T>(leaf: Leaf<T>): Leaf<T | undefined> => ({ ...leaf, need: "optional" });
 

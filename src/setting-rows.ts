@@ -14,8 +14,6 @@ export interface Row {
   readonly doc: string;
   /** Only with this `kind` beside it; "" for any. */
   readonly onlyKind: string;
-  /** Accepted, but nothing acts on it yet. */
-  readonly later: boolean;
 }
 
 export function rowsOf(fields: Fields, prefix = ""): Row[] {
@@ -27,13 +25,11 @@ export function rowsOf(fields: Fields, prefix = ""): Row[] {
 function rowsAt(setting: Setting, path: string): Row[] {
   switch (setting.type) {
     case "leaf":
-      return [{ path, leaf: setting, doc: setting.doc, onlyKind: "", later: false }];
+      return [{ path, leaf: setting, doc: setting.doc, onlyKind: "" }];
     case "group":
       return rowsOf(setting.fields, path);
     case "named":
       return rowsOf(setting.fields, `${path}.NAME`);
-    case "later":
-      return rowsAt(setting.setting, path).map((row) => ({ ...row, later: true }));
     case "list": {
       const each = setting.each as Setting;
       const rows = rowsAt(each, `${path}[]`);

@@ -2,7 +2,8 @@
  * The table of settings: every name that `ferry.yaml` may hold, with kind, unit, bounds and default.
  *
  * It is the only place where a setting is written down; `engine` is long and stands in
- * `settings-engine.ts`, what decides who enters in `settings-entry.ts`. The loader reads files by it, `ferry.example.yaml` and `docs/configuration.md` are
+ * `settings-engine.ts`, what decides who enters in `settings-entry.ts`, what is told in
+ * `settings-telemetry.ts`. The loader reads files by it, `ferry.example.yaml` and `docs/configuration.md` are
  * generated from it, and `tsc` checks it against `Config`. A name ends in its unit (`maxWaitMs`,
  * `maxBodyBytes`). Rules between two settings are in `config-check.ts`.
  */
@@ -13,7 +14,6 @@ import {
   functionIn,
   group,
   integer,
-  later,
   list,
   named,
   number,
@@ -26,6 +26,7 @@ import {
 import { pattern } from "./setting-patterns.ts";
 import { engines } from "./settings-engine.ts";
 import { admission, auth, edgeTls, workerTls } from "./settings-entry.ts";
+import { requestLog, telemetry } from "./settings-telemetry.ts";
 
 const second = 1000;
 const minute = 60 * second;
@@ -336,16 +337,8 @@ export const settings = group("Everything Ferry can be told.", {
     max: integer("How many; the oldest go first.", { default: 10_000, min: 0, max: 1_000_000 }),
     ttlMs: integer("How long.", { default: 7 * day, min: second, max: longestTtl, unit: "ms" }),
   }),
-  requestLog: group("A record of every request; left out: none.", {
-    url: later(
-      text("The PostgreSQL to write to.", { maxLength: 2048, secret: true, example: "${POSTGRES_URL}" }),
-    ),
-  }),
-  telemetry: group("What Ferry tells about itself.", {
-    otlpUrl: later(url("Where traces go.", ["http", "https"], "http://127.0.0.1:4318")),
-    sample: later(number("Share of requests traced.", { default: 0.01, min: 0, max: 1, unit: "share" })),
-    logLevel: choice("JSON lines on stderr.", ["debug", "info", "warn", "error", "silent"], "info"),
-  }),
+  requestLog,
+  telemetry,
 });
 
 /** What a valid file becomes, before `config-load.ts` fills in what depends on other settings. */

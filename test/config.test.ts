@@ -82,17 +82,13 @@ describe("a valid file", () => {
     assert.equal(other.limits.perUserPerMinute, 5);
   });
 
-  test("the example of the specification is accepted, with warnings for what comes later", () => {
+  test("the example of the specification is accepted as it stands", () => {
     const loaded = parse(specExample, { FERRY_ADMIN_TOKEN: "secret-token" });
     assert.equal(formatProblems(loaded.problems ?? []), "");
     assert.equal(loaded.config?.admin.token, "secret-token");
     assert.equal(loaded.config?.limits.perUserPerMinute, 1000);
-    assert.deepEqual(
-      loaded.warnings.map((each) => each.path),
-      ["requestLog.url", "telemetry.otlpUrl", "telemetry.sample"],
-    );
-    for (const { message } of loaded.warnings)
-      assert.match(message, /not in this version yet; it has no effect$/);
+    assert.deepEqual(loaded.warnings, []);
+    assert.equal(loaded.config?.telemetry.otlpUrl, "http://127.0.0.1:4318/");
   });
 
   test("paths start from the config file's folder", () => {
@@ -242,11 +238,6 @@ ferry.yaml:7:57  models[0].timeouts.totalMs  totalMs 3000 < workerMs 3000 + maxW
       warned(`auth: { mode: required }\n${redis}\n${models}`)[0]!,
       /^auth\.mode: a dump of Redis would hold/,
     );
-    // Its variables need not be set: nobody reads it yet.
-    assert.match(
-      warned(`requestLog: { url: \${NOT_SET} }\n${models}`)[0]!,
-      /^requestLog\.url: not in this version/,
-    );
     assert.deepEqual(warned(withModel("    cache: { ttlMs: 3600000 }\n")), []);
   });
 
@@ -375,6 +366,6 @@ auth: { mode: none }
 limits: { maxBodyBytes: 1048576, maxQueued: 10000, perUserPerMinute: 1000, headersTimeoutMs: 10000, requestTimeoutMs: 30000, drainMs: 15000 }
 admission: { mode: predictive, targetUtilization: 0.7 }
 results: { ttlMs: 600000, evictAfterRead: false }
-requestLog: { url: postgres://… }
+requestLog: { url: postgres://ferry@db/ferry }
 telemetry: { otlpUrl: http://127.0.0.1:4318, sample: 0.01, logLevel: info }
 `;

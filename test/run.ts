@@ -30,6 +30,7 @@ const chosen = process.argv.slice(2);
 if (chosen.length === 0) {
   setUp();
   run("types", join(tools, "tsc"));
+  run("types of the page", join(tools, "tsc"), "-p", "tsconfig.page.json");
   run("lint", join(tools, "oxlint"), "--type-aware", "--deny-warnings");
   run("format", join(tools, "oxfmt"), "--check");
 }

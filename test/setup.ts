@@ -1,13 +1,14 @@
 /**
  * What the tests need beside Node: a real Python 3, for the python backend, a real Redis, for its engine,
- * OpenSSL, to make certificates, and curl, as a client.
+ * OpenSSL, to make certificates, curl, as a client, PostgreSQL, for the request log, Prometheus, to scrape and to
+ * check the rules, and Chromium, to look at the dashboard.
  *
  * Installed from Debian's packages where it is missing and that is possible; otherwise a clear failure. Only
- * the programs are wanted: the tests start their own servers on their own ports, and Debian's redis-server
- * package would also start a service, on port 6379. While packages are installed a policy forbids that.
+ * the programs are wanted: the tests start their own servers on their own ports, and Debian's packages would
+ * also start services, on the usual ones. While packages are installed a policy forbids that.
  */
 import { spawnSync } from "node:child_process";
-import { existsSync, rmSync, writeFileSync } from "node:fs";
+import { existsSync, globSync, rmSync, writeFileSync } from "node:fs";
 
 interface Need {
   readonly command: string;
@@ -15,6 +16,8 @@ interface Need {
   readonly what: string;
   /** What it answers when it is there; "--version" when left out. */
   readonly ask?: string;
+  /** Where it is, when that is not on the PATH. */
+  readonly place?: string;
 }
 
 const NEEDS: readonly Need[] = [
@@ -35,6 +38,22 @@ const NEEDS: readonly Need[] = [
     what: "TLS is tested with certificates that the tests make",
   },
   { command: "curl", debianPackage: "curl", what: "HTTP/2 is tested with a client of somebody else" },
+  {
+    command: "postgres",
+    place: "/usr/lib/postgresql/*/bin/initdb",
+    debianPackage: "postgresql",
+    what: "the request log is tested with a real PostgreSQL",
+  },
+  {
+    command: "prometheus",
+    debianPackage: "prometheus",
+    what: "metrics are scraped, and their rules checked, by a real Prometheus",
+  },
+  {
+    command: "chromium",
+    debianPackage: "chromium",
+    what: "the dashboard is tested in a real browser",
+  },
 ];
 
 /** Debian asks it before a package starts or stops a service; 101: it may not. */
@@ -54,7 +73,8 @@ export function setUp(): void {
   process.exit(1);
 }
 
-function isMissing({ command, ask = "--version" }: Need): boolean {
+function isMissing({ command, place, ask = "--version" }: Need): boolean {
+  if (place !== undefined && globSync(place).length > 0) return false;
   return !runs(command, ask);
 }
 

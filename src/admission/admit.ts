@@ -59,11 +59,9 @@ export class Admission {
 
   /** Throws a Refusal when nothing can help; waits only where there is a rate to look up. */
   receive(caller: Caller, gate: Gate): Reception | Promise<Reception> {
-    if (this.draining) {
-      throw this.refuse(caller, "draining", "this process is shutting down; send the request again", 1000);
-    }
+    if (this.draining) throw this.ending(caller, gate.model);
     if (!this.#limited) return this.#pass(caller, gate, undefined);
-    return this.#spendRates(caller).then((quota) => this.#pass(caller, gate, quota));
+    return this.#spendRates(caller, gate.model).then((quota) => this.#pass(caller, gate, quota));
   }
 
   #pass(caller: Caller, gate: Gate, quota: Quota | undefined): Reception {
@@ -73,9 +71,9 @@ export class Admission {
   }
 
   /** The refusal for lack of capacity, counted. */
-  shed(caller: Caller, { reason, code, message, waitMs }: GateRefusal): Refusal {
-    this.#events.emit("request.shed", { tier: this.tierName(caller.tier), reason });
+  shed(caller: Caller, model: string, { reason, code, message, waitMs }: GateRefusal): Refusal {
     const retryAfterMs = Math.max(1, Math.ceil(waitMs));
+    this.#shed(caller, model, reason, retryAfterMs);
     const part = (++this.#refusals * GOLDEN_RATIO) % 1;
     const seconds = Math.ceil((retryAfterMs / 1000) * (1 + SPREAD * part));
     return new Refusal(code, message, {
@@ -85,32 +83,49 @@ export class Admission {
   }
 
   /** A refusal, counted by its reason. */
-  refuse(caller: Caller, reason: ShedReason, message: string, waitMs: number, quota?: Quota): Refusal {
-    this.#events.emit("request.shed", { tier: this.tierName(caller.tier), reason });
+  refuse(
+    caller: Caller,
+    model: string,
+    reason: ShedReason,
+    message: string,
+    waitMs: number,
+    quota?: Quota,
+  ): Refusal {
     const code = reason === "rate" ? "RATE_LIMITED" : "SERVICE_OVERLOADED";
     const retryAfterMs = Math.max(1, Math.ceil(Number.isFinite(waitMs) ? waitMs : 1000));
+    this.#shed(caller, model, reason, retryAfterMs);
     return new Refusal(code, message, { retryAfterMs, ...(quota && { quota }) });
+  }
+
+  /** The refusal of a process that ends. */
+  ending(caller: Caller, model: string): Refusal {
+    return this.refuse(
+      caller,
+      model,
+      "draining",
+      "this process is shutting down; send the request again",
+      1000,
+    );
+  }
+
+  #shed({ tier, tenant }: Caller, model: string, reason: ShedReason, retryAfterMs: number): void {
+    this.#events.emit("request.shed", { model, tier: this.tierName(tier), tenant, reason, retryAfterMs });
   }
 
   /** Counts what is no task against its user: a guess at somebody's task id. Throws when that was too many. */
   async spend(caller: Caller): Promise<void> {
-    await this.#spend(`user:${caller.tenant}`, this.#rules.perUserPerMinute, caller, "your limit");
+    await this.#spendOwn(caller, "");
   }
 
-  async #spendRates(caller: Caller): Promise<Quota | undefined> {
-    const tier = this.#rules.tiers[caller.tier]!;
-    const user = await this.#spend(
-      `user:${caller.tenant}`,
-      this.#rules.perUserPerMinute,
-      caller,
-      "your limit",
-    );
-    const all = await this.#spend(
-      `tier:${tier.name}`,
-      tier.ratePerMinute,
-      caller,
-      `the limit of tier ${tier.name}`,
-    );
+  #spendOwn(caller: Caller, model: string): Promise<Quota | undefined> {
+    return this.#spend(`user:${caller.tenant}`, this.#rules.perUserPerMinute, caller, model, "your limit");
+  }
+
+  async #spendRates(caller: Caller, model: string): Promise<Quota | undefined> {
+    const { name, ratePerMinute } = this.#rules.tiers[caller.tier]!;
+    const user = await this.#spendOwn(caller, model);
+    const whose = `the limit of tier ${name}`;
+    const all = await this.#spend(`tier:${name}`, ratePerMinute, caller, model, whose);
     return all === undefined || (user !== undefined && user.left <= all.left) ? user : all;
   }
 
@@ -118,12 +133,14 @@ export class Admission {
     key: string,
     limit: number | undefined,
     caller: Caller,
+    model: string,
     whose: string,
   ): Promise<Quota | undefined> {
     if (limit === undefined) return undefined;
     const { allowed, left, resetMs } = await this.#engine.spend(key, limit);
     const quota = { limit, left, resetMs };
     if (allowed) return quota;
-    throw this.refuse(caller, "rate", `${whose} of ${limit} requests a minute is used up`, resetMs, quota);
+    const message = `${whose} of ${limit} requests a minute is used up`;
+    throw this.refuse(caller, model, "rate", message, resetMs, quota);
   }
 }

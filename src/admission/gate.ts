@@ -54,6 +54,10 @@ export class Gate {
     this.#slots = new RetrySlots(rules.tiers);
   }
 
+  get model(): string {
+    return this.#rules.model;
+  }
+
   /** Tasks per ms that are let in here, by tier. */
   admittedPerMs(now: number): number[] {
     return this.#admitted.map((rate) => rate.perMs(now));

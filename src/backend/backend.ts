@@ -33,6 +33,8 @@ export interface Batch {
   readonly tasks: readonly BatchTask[];
   /** Shared by all tasks of the batch; "" when there are none. */
   readonly parameters: Json;
+  /** The `traceparent` of this call, for a worker that takes one; left out: it is not traced. */
+  readonly traceparent?: string | undefined;
 }
 
 export type Reply =

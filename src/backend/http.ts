@@ -135,6 +135,10 @@ class HttpWorker implements Worker {
     return questions === undefined || this.#reached ? undefined : (signal) => questions.ask(signal);
   }
 
+  #headersFor({ traceparent }: Batch): Record<string, string> {
+    return traceparent === undefined ? this.#headers : { ...this.#headers, traceparent };
+  }
+
   run(batch: Batch, signal: AbortSignal): Promise<Reply> {
     if (signal.aborted) return Promise.resolve(failed("aborted", "nobody"));
     if (this.#stopped) return Promise.resolve(failed("worker was stopped", "nobody"));
@@ -154,7 +158,7 @@ class HttpWorker implements Worker {
       this.#exchange = exchange;
       signal.addEventListener("abort", abort);
       client.dispatch(
-        { path: this.#path, method: "POST", headers: this.#headers, body: requestText(batch) },
+        { path: this.#path, method: "POST", headers: this.#headersFor(batch), body: requestText(batch) },
         exchange,
       );
     });

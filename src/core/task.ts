@@ -34,6 +34,8 @@ export interface Task {
   readonly createdAt: number;
   /** The instant after which nobody waits any more. Fixed once, in `gateway/intake.ts`. */
   readonly deadlineAt: number;
+  /** The `traceparent` of the request's span; left out: it is not traced. */
+  readonly trace?: string | undefined;
 }
 
 export type Outcome =

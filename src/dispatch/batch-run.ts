@@ -14,7 +14,7 @@
  *
  * Tasks of the same content are sent once; `gateway/intake.ts` says whose can be the same.
  */
-import type { BatchTask, Reply } from "../backend/backend.ts";
+import type { Reply } from "../backend/backend.ts";
 import type { Clock } from "../clock.ts";
 import {
   type RetryBudget,
@@ -23,11 +23,12 @@ import {
   smallerBatch,
   smallerBatchAfter,
 } from "../core/retry.ts";
-import type { Task } from "../core/task.ts";
+import { callSpan, traceparent } from "../core/trace.ts";
 import type { ClaimedTask, Engine, Lease, Verdict } from "../engine/engine.ts";
 import type { Events } from "../telemetry/events.ts";
 import { brief, type Said } from "./brief.ts";
 import type { Prober } from "./prober.ts";
+import { allRiders, halves, ride, type Rider, splitLast } from "./riders.ts";
 import type { Slot, Workers } from "./workers.ts";
 
 export interface RunRules {
@@ -58,12 +59,6 @@ const SUSPECT_FACTOR = 2;
 const SUSPECT_DEVIATIONS = 8;
 const SUSPECT_FLOOR_MS = 50;
 
-/** A task that is sent, and those of the same content that ride along with it. */
-interface Rider {
-  readonly sent: BatchTask;
-  readonly tasks: ClaimedTask[];
-}
-
 export class BatchRun {
   readonly #rules: RunRules;
   readonly #parts: RunParts;
@@ -75,12 +70,14 @@ export class BatchRun {
   #anyAnswered = false;
   /** Its tasks were put back because it is overdue. */
   #requeued = false;
+  readonly #traced: boolean;
 
   constructor(rules: RunRules, parts: RunParts, slot: Slot, lease: Lease) {
     this.#rules = rules;
     this.#parts = parts;
     this.#slot = slot;
     this.#lease = lease;
+    this.#traced = lease.tasks.some(({ task }) => task.trace !== undefined);
   }
 
   /** Ferry stops: the call is aborted and nothing more is said, so that the engine keeps what was accepted. */
@@ -294,13 +291,15 @@ export class BatchRun {
     const startedAt = clock.now();
     const timeout = (this.#timeout = new AbortController());
     const alarm = clock.at(startedAt + workerMs, () => timeout.abort());
+    const call = ++this.#calls;
+    this.#slot.calls++;
+    const { id } = this.#lease.batch;
     const batch = {
-      id: this.#lease.batch.id,
+      id,
       tasks: riders.map(({ sent }) => sent),
       parameters: this.#parameters,
+      traceparent: this.#traced ? traceparent(callSpan(id, call)) : undefined,
     };
-    this.#calls++;
-    this.#slot.calls++;
     let reply = await this.#slot.worker.run(batch, timeout.signal);
     alarm.cancel();
     const now = clock.now();
@@ -322,6 +321,8 @@ export class BatchRun {
       worker: this.#slot.name,
       size: riders.length,
       kind: reply.kind,
+      call,
+      startedAt,
       serviceMs,
     });
     return reply;
@@ -337,60 +338,4 @@ type JudgedVerdict = WithoutId<Verdict>;
 
 function plural(attempts: number): string {
   return attempts === 1 ? "the only attempt" : `all ${attempts} attempts`;
-}
-
-/** Tasks of the same content become one rider. Those of one tenant have joined before they came here. */
-function ride(claimed: readonly ClaimedTask[]): Rider[] {
-  const { tenant } = claimed[0]!.task;
-  if (claimed.every(({ task }) => task.tenant === tenant)) {
-    return claimed.map((each) => ({ sent: toSend(each.task), tasks: [each] }));
-  }
-  const byContent = new Map<string, Rider>();
-  const riders: Rider[] = [];
-  for (const each of claimed) {
-    const { content } = each.task;
-    const same = content === "" ? undefined : byContent.get(content);
-    if (same !== undefined) {
-      same.tasks.push(each);
-      continue;
-    }
-    const rider = { sent: toSend(each.task), tasks: [each] };
-    riders.push(rider);
-    if (content !== "") byContent.set(content, rider);
-  }
-  return riders;
-}
-
-function toSend({ id, input }: Task): BatchTask {
-  return { id, input };
-}
-
-/** Part of a batch that was refused. */
-interface Suspect {
-  readonly riders: Rider[];
-  /** Its other half is next on the pile. */
-  readonly first: boolean;
-  /** It was asked about alone and got no usable output, which may have been chance. */
-  readonly again: boolean;
-}
-
-/** The second half below, so that the first is asked about first. */
-function halves(riders: Rider[]): Suspect[] {
-  const middle = riders.length >> 1;
-  return [
-    { riders: riders.slice(middle), first: false, again: false },
-    { riders: riders.slice(0, middle), first: true, again: false },
-  ];
-}
-
-/** Its first half was good, so the guilty one is here: no need to ask about it as a whole. */
-function splitLast(suspects: Suspect[]): void {
-  const guilty = suspects.at(-1);
-  if (guilty === undefined || guilty.riders.length < 2) return;
-  suspects.pop();
-  suspects.push(...halves(guilty.riders));
-}
-
-function allRiders(suspects: Suspect[]): Rider[][] {
-  return suspects.map(({ riders }) => riders);
 }

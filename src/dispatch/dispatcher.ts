@@ -295,6 +295,7 @@ export class Dispatcher {
         batch,
         maxBatchSize: this.rules.limits.maxBatchSize,
         oldestWaitMs,
+        tasks: lease.tasks,
       });
     }
     const parts = { ...this.#parts, workers: this.workers, prober: this.#prober, budget: this.#budget };

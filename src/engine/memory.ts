@@ -24,7 +24,7 @@ import type {
 import type { Lease, PutReply, QueueView, RecordView, SettleReply, Sharing, Verdict } from "./engine.ts";
 import type { SavedRecord } from "./journal.ts";
 import { Places } from "./places.ts";
-import { lostForGood, settledFields, TaskRecord } from "./record.ts";
+import { lostForGood, retriedFields, settledFields, TaskRecord } from "./record.ts";
 import { Records } from "./records.ts";
 import { type RecordKeeper, restored } from "./saved.ts";
 import { keyOnly } from "./sharing.ts";
@@ -205,9 +205,7 @@ export class MemoryEngine implements Engine {
       record.maxBatchSize = Math.min(record.maxBatchSize, verdict.maxBatchSize);
     }
     record.expiresAt = this.#places.expiry(record.task.model, Math.max(now, verdict.at), record.deadlineAt);
-    const { at, message } = verdict;
-    const { id, model } = record.task;
-    this.#events.emit("task.retried", { id, model, attempt: record.attempt, at, message });
+    this.#events.emit("task.retried", retriedFields(record, verdict));
     if (verdict.at <= now) {
       this.#places.enqueue(record, "arrival");
       return;

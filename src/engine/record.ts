@@ -7,7 +7,7 @@
 import type { Due } from "../core/heap.ts";
 import type { BatchNote, Outcome, Task, TaskState } from "../core/task.ts";
 import type { EventFields } from "../telemetry/events.ts";
-import type { RecordView, Sharing } from "./engine.ts";
+import type { RecordView, Sharing, Verdict } from "./engine.ts";
 import type { TenantRow } from "./turns.ts";
 
 /** What a record costs beside its texts; measured on V8 with room to spare. */
@@ -90,6 +90,15 @@ export function settledFields(record: TaskRecord): EventFields["task.settled"] {
   const queueMs = Math.max(0, (batch?.startedAt ?? settledAt) - queuedAt);
   const code = outcome === undefined || outcome.ok ? "" : outcome.code;
   return { id, model, tier, code, queueMs, totalMs: settledAt - createdAt };
+}
+
+/** The event of its return to the queue. */
+export function retriedFields(
+  { task, attempt, batch }: TaskRecord,
+  { at, message }: Verdict & { readonly kind: "retry" },
+): EventFields["task.retried"] {
+  const { id, model } = task;
+  return { id, model, attempt, at, message, batchId: batch?.id ?? "", worker: batch?.worker ?? "" };
 }
 
 /** What is said of a task that was lost too often. */

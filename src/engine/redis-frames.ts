@@ -100,14 +100,15 @@ function metaTexts(task: Task, sharing: Sharing, clock: RedisClock): string[] {
     sharing.joinKey ?? "",
     sharing.cacheTtlMs === undefined ? "" : (sharing.cacheKey ?? ""),
     String(sharing.cacheTtlMs ?? 0),
+    task.trace ?? "",
   ];
 }
 
 export function readMeta(bytes: Buffer, clock: RedisClock): Meta {
   const found = texts(bytes);
-  const [content, joinKey, cacheKey, cacheTtlMs] = found.slice(OUTCOME_TEXTS);
+  const [content, joinKey, cacheKey, cacheTtlMs, trace] = found.slice(OUTCOME_TEXTS);
   return {
-    task: { ...about(found, clock), content: content! },
+    task: { ...about(found, clock), content: content!, ...(trace && { trace }) },
     joinKey: joinKey!,
     cacheKey: cacheKey!,
     cacheTtlMs: Number(cacheTtlMs),

@@ -145,7 +145,8 @@ export class RedisTime {
     for (let at = 0; at < retried.length; at += 2) {
       const attempt = Number(retried[at + 1]);
       const message = "its lease ran out";
-      events.emit("task.retried", { id: String(retried[at]), model: "", attempt, at: now, message });
+      const unknown = { model: "", batchId: "", worker: "" };
+      events.emit("task.retried", { id: String(retried[at]), ...unknown, attempt, at: now, message });
     }
     for (let at = 0; at < dead.length; at += 2) {
       const message = dead[at + 1]!.toString();

@@ -5,6 +5,7 @@
  * not find because another batcher was there before. A settle decides a whole batch per server, or per shard
  * on a Cluster. Outcomes cost GPU time: they are offered again until Redis takes them.
  */
+import type { BatchNote } from "../core/task.ts";
 import type { ClaimRequest, Lease, SettleReply, Verdict } from "./engine.ts";
 import { batchFrame, readBody, readMeta, wholeBatchFrame } from "./redis-frames.ts";
 import { RedisLeases } from "./redis-leases.ts";
@@ -168,7 +169,9 @@ export class RedisWork {
       const said = await this.#settleGroup(lease, verdicts, told, some);
       some.forEach((at, which) => {
         replies[at] = said[which]!;
-        if (said[which] === "taken") this.#taken(verdicts[at]!, told[at]!, known?.get(verdicts[at]!.id), now);
+        const verdict = verdicts[at]!;
+        if (said[which] === "taken")
+          this.#taken(verdict, told[at]!, lease.batch, known?.get(verdict.id), now);
       });
     });
     this.#leases.settled(
@@ -246,7 +249,13 @@ export class RedisWork {
     }
   }
 
-  #taken(verdict: Verdict, { record }: Told, known: Claimed | undefined, now: number): void {
+  #taken(
+    verdict: Verdict,
+    { record }: Told,
+    batch: BatchNote,
+    known: Claimed | undefined,
+    now: number,
+  ): void {
     const { options, events } = this.#parts;
     if (record !== undefined) {
       this.#parts.fallsDue(now + options.results.ttlMs);
@@ -254,11 +263,11 @@ export class RedisWork {
       this.#parts.emitSettled(record);
     } else if (verdict.kind === "retry") {
       const { id, at, message, spared } = verdict;
-      this.#parts.fallsDue(
-        at > now ? at : now + (options.models.get(known?.claimed.task.model ?? "")?.queueMs ?? 0),
-      );
+      const model = known?.claimed.task.model ?? "";
+      this.#parts.fallsDue(at > now ? at : now + (options.models.get(model)?.queueMs ?? 0));
       const attempt = (known?.claimed.attempt ?? 0) - (spared === true ? 1 : 0);
-      events.emit("task.retried", { id, model: known?.claimed.task.model ?? "", attempt, at, message });
+      const { id: batchId, worker } = batch;
+      events.emit("task.retried", { id, model, attempt, at, message, batchId, worker });
     }
   }
 

@@ -44,7 +44,19 @@ export interface Inside {
 
 type Tiers = readonly { readonly name: string }[];
 
-export function adminRoutes(engine: Engine, inside: Inside, tiers: Tiers, token: string | undefined): Routes {
+/** Routes of those who look on; `guarded` ones ask for the token, where there is one. */
+export interface MoreRoutes {
+  readonly guarded: Routes;
+  readonly open: Routes;
+}
+
+export function adminRoutes(
+  engine: Engine,
+  inside: Inside,
+  tiers: Tiers,
+  token: string | undefined,
+  more: MoreRoutes,
+): Routes {
   const guarded =
     (answer: Answer): Answer =>
     (exchange, id) => {
@@ -56,6 +68,8 @@ export function adminRoutes(engine: Engine, inside: Inside, tiers: Tiers, token:
   const show = (letter: DeadLetter): object => letterView(letter, tiers);
   return {
     ...healthRoutes(inside.draining),
+    ...more.open,
+    ...guardAll(more.guarded, guarded),
     "/internal/health": { GET: guarded((exchange) => json(exchange, inside.health())) },
     "/internal/workers": { GET: guarded((exchange) => json(exchange, { workers: inside.workers() })) },
     "/internal/requests/{id}": {
@@ -86,6 +100,14 @@ export function adminRoutes(engine: Engine, inside: Inside, tiers: Tiers, token:
       }),
     },
   };
+}
+
+function guardAll(routes: Routes, guarded: (answer: Answer) => Answer): Routes {
+  const all = Object.entries(routes).map(([path, methods]) => [
+    path,
+    Object.fromEntries(Object.entries(methods).map(([method, answer]) => [method, guarded(answer)])),
+  ]);
+  return Object.fromEntries(all) as Routes;
 }
 
 const NO_LETTER = "no such dead letter: it was replayed, purged, or never there";

@@ -3,11 +3,13 @@
  *
  * Reading: the body is taken only when it is asked for, never beyond the limit, and must be UTF-8. A
  * body that is announced too large is refused before a byte of it is read. Writing: exactly one answer,
- * always JSON, with its length.
+ * with its length; JSON for clients, a file or a stream for the people at the dashboard.
  */
 import { isUtf8 } from "node:buffer";
 import type { IncomingMessage, ServerResponse } from "node:http";
-import { Refusal } from "../core/errors.ts";
+import { type ErrorCode, Refusal } from "../core/errors.ts";
+import type { RequestTrace } from "../core/trace.ts";
+import type { AnsweredRequest, TaskEnding } from "../telemetry/events.ts";
 import { newId } from "./ids.ts";
 import { quotaHeaders } from "./reply.ts";
 
@@ -19,7 +21,18 @@ export interface ExchangeLimits {
   readonly writeTimeoutMs: number;
 }
 
-export class Exchange {
+/** The way to a client that takes what happens, as it happens. */
+export interface Outflow {
+  write(text: string): void;
+  /** It does not keep up: what is written now waits in our memory. */
+  readonly behind: boolean;
+  end(): void;
+}
+
+/** As others write it in their logs: the client closed its connection. */
+const CLIENT_LEFT = 499;
+
+export class Exchange implements AnsweredRequest {
   readonly request: IncomingMessage;
   readonly path: string;
   readonly query: string;
@@ -27,10 +40,20 @@ export class Exchange {
   readonly #response: ServerResponse;
   readonly #limits: ExchangeLimits;
   #gone: (() => void) | undefined;
-  /** What is known of the request when it is answered; for the event. */
+  // What is known of the request when it is over, for those who look on.
+  id = "";
+  route = "";
   model = "";
   tier = "";
+  tenant = "";
   status = 0;
+  code: ErrorCode | "" = "";
+  latencyMs = 0;
+  work: AnsweredRequest["work"] = "own";
+  ending: TaskEnding | undefined = undefined;
+  trace: RequestTrace | undefined = undefined;
+  /** False: a question about our health, which is no request of a client. */
+  counts = true;
   /** The client waits for a 100 before it sends its body. */
   mayContinue = false;
   /** Set while the server drains: the connection ends with this answer. */
@@ -45,6 +68,10 @@ export class Exchange {
     const mark = url.indexOf("?");
     this.path = mark < 0 ? url : url.slice(0, mark);
     this.query = mark < 0 ? "" : url.slice(mark + 1);
+  }
+
+  get method(): string {
+    return this.request.method!;
   }
 
   header(name: string): string | undefined {
@@ -85,6 +112,12 @@ export class Exchange {
   /** The listener's word that the connection, or this answer, is at its end. */
   closed(): void {
     if (!this.answered) this.#gone?.();
+  }
+
+  /** It is over, and its fields stay as they are. */
+  over(now: number): void {
+    this.latencyMs = now - this.startedAt;
+    if (this.status === 0) this.status = CLIENT_LEFT;
   }
 
   /** The body as text. Refuses what is too large, not JSON by its own account, or not UTF-8. */
@@ -159,8 +192,10 @@ export class Exchange {
 
   fail(refusal: Refusal, id?: string, headers: readonly string[] = []): void {
     const { code, message, retryAfterMs, status, quota } = refusal;
+    this.code = code;
     const seconds = refusal.retryAfterSeconds ?? Math.ceil((retryAfterMs ?? 0) / 1000);
     const requestId = id ?? newId(this.startedAt);
+    if (this.id === "") this.id = requestId;
     const body = {
       error: code,
       message,
@@ -173,6 +208,31 @@ export class Exchange {
         ? []
         : ["retry-after", String(seconds), "retry-after-ms", String(retryAfterMs)];
     this.send(status, JSON.stringify(body), [...headers, ...challenge, ...wait, ...quotaHeaders(quota)]);
+  }
+
+  /** A file: neither made anew for each request, nor JSON. */
+  sendFile(type: string, bytes: Buffer, headers: readonly string[] = []): void {
+    const response = this.#response;
+    if (response.writableEnded) return;
+    this.status = 200;
+    response.writeHead(200, ["content-type", type, "content-length", String(bytes.length), ...headers]);
+    response.end(bytes);
+    if (response.writableLength > 0 || this.request.httpVersionMajor > 1) this.#cutIfStuck();
+  }
+
+  /** Answers with a stream that goes on until either side ends it; `onGone` tells when the client did. */
+  stream(type: string, headers: readonly string[] = []): Outflow {
+    const response = this.#response;
+    this.status = 200;
+    response.writeHead(200, ["content-type", type, ...headers]);
+    response.flushHeaders();
+    return {
+      write: (text) => void response.write(text),
+      get behind() {
+        return response.writableNeedDrain;
+      },
+      end: () => void response.end(),
+    };
   }
 
   sendNothing(status: number): void {

@@ -4,11 +4,16 @@ import type { Routes } from "./server.ts";
 
 export function healthRoutes(draining: () => boolean): Routes {
   const ready = (exchange: Exchange): void => {
+    exchange.counts = false;
     if (draining()) exchange.send(503, '{"status":"draining"}', ["retry-after", "1"]);
     else exchange.send(200, '{"status":"ready"}');
   };
+  const alive = (exchange: Exchange): void => {
+    exchange.counts = false;
+    exchange.send(200, '{"status":"ok"}');
+  };
   return {
-    "/healthz": { GET: (exchange) => exchange.send(200, '{"status":"ok"}') },
+    "/healthz": { GET: alive },
     "/readyz": { GET: ready },
   };
 }

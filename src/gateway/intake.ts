@@ -15,8 +15,10 @@ import { homeOf } from "../core/home.ts";
 import { canonical } from "../core/json.ts";
 import type { Screen } from "../core/screen.ts";
 import type { Json } from "../core/task.ts";
+import { type RequestTrace, traceparent } from "../core/trace.ts";
 import type { Engine, RecordView, Sharing } from "../engine/engine.ts";
 import type { Router, Waiter } from "../result/router.ts";
+import type { AnsweredRequest } from "../telemetry/events.ts";
 import { newId } from "./ids.ts";
 
 /** One input as a protocol read it, checked. */
@@ -49,7 +51,7 @@ export interface Ticket {
   readonly quota: Quota | undefined;
   /** Set when the outcome was known at once. */
   readonly record: RecordView | undefined;
-  readonly cached: boolean;
+  readonly work: AnsweredRequest["work"];
   readonly waiter: Waiter;
 }
 
@@ -85,7 +87,7 @@ export class Intake {
     throw new Refusal("INVALID_REQUEST", `${what}; choose one of: ${names}`);
   }
 
-  async submit(draft: Draft, caller: Caller): Promise<Ticket> {
+  async submit(draft: Draft, caller: Caller, trace?: RequestTrace): Promise<Ticket> {
     const model = this.model(draft.model);
     const received = this.#admission.receive(caller, model.gate);
     const { quota, refusal } = received instanceof Promise ? await received : received;
@@ -93,21 +95,31 @@ export class Intake {
     const { content, sharing, home } = share(draft, model, caller);
     const mayShare =
       sharing.idempotency !== undefined || (model.looksForFree && sharing !== NOTHING_SHARED.sharing);
-    if (refusal !== undefined && !mayShare) throw this.#admission.shed(caller, refusal);
+    if (refusal !== undefined && !mayShare) throw this.#admission.shed(caller, model.name, refusal);
     if (model.screen !== undefined) screened(draft, model.screen);
     const id = newId(now, home);
     const { input, parameters } = draft;
     const deadlineAt = now + model.totalMs;
-    const task = { id, ...caller, model: model.name, input, parameters, content, createdAt: now, deadlineAt };
+    const task = {
+      id,
+      ...caller,
+      model: model.name,
+      input,
+      parameters,
+      content,
+      createdAt: now,
+      deadlineAt,
+      trace: trace && traceparent(trace),
+    };
     const waiter = this.#router.expect(id);
-    const ticket = {
+    const ticket: Ticket = {
       id,
       caller,
       model: model.name,
       deadlineAt,
       quota,
       record: undefined,
-      cached: false,
+      work: "own",
       waiter,
     };
     const put = await this.#engine.put(task, refusal === undefined ? sharing : { ...sharing, only: true });
@@ -117,13 +129,16 @@ export class Intake {
     }
     if (put.kind === "joined") {
       await this.#router.follow(waiter, put.id);
-      return { ...ticket, id: put.id };
+      return { ...ticket, id: put.id, work: "joined" };
     }
     this.#router.release(waiter);
-    if (put.kind === "done") return { ...ticket, id: put.id, record: put.record, cached: put.cached };
+    if (put.kind === "done") {
+      return { ...ticket, id: put.id, record: put.record, work: put.cached ? "cached" : "joined" };
+    }
     if (put.kind === "full") {
-      if (refusal !== undefined) throw this.#admission.shed(caller, refusal);
-      throw this.#admission.refuse(caller, "full", put.message, model.gate.retryInMs(caller, now));
+      if (refusal !== undefined) throw this.#admission.shed(caller, model.name, refusal);
+      const retryInMs = model.gate.retryInMs(caller, now);
+      throw this.#admission.refuse(caller, model.name, "full", put.message, retryInMs);
     }
     throw new Refusal(
       "IDEMPOTENCY_CONFLICT",

@@ -76,6 +76,7 @@ export class NativeProtocol {
 
   #entered(exchange: Exchange, caller: Caller): Caller {
     exchange.tier = this.#admission.tierName(caller.tier);
+    exchange.tenant = caller.tenant;
     return caller;
   }
 
@@ -99,6 +100,7 @@ export class NativeProtocol {
     const record = ticket.record ?? (await this.#wait(exchange, ticket, undefined));
     if (exchange.answered) return;
     const quota = quotaHeaders(ticket.quota);
+    exchange.ending = record;
     const refusal = record === undefined ? tooLate() : refusalOf(record);
     if (refusal !== undefined) return exchange.fail(refusal, ticket.id, quota);
     const output = record?.outcome?.ok === true ? record.outcome.output : "null";
@@ -110,9 +112,12 @@ export class NativeProtocol {
     this.#engine.delivered(ticket.id);
   }
 
-  #submit(exchange: Exchange, draft: Draft, caller: Caller): Promise<Ticket> {
+  async #submit(exchange: Exchange, draft: Draft, caller: Caller): Promise<Ticket> {
     exchange.model = this.#intake.model(draft.model).name;
-    return this.#intake.submit(draft, caller);
+    const ticket = await this.#intake.submit(draft, caller, exchange.trace);
+    exchange.id = ticket.id;
+    exchange.work = ticket.work;
+    return ticket;
   }
 
   /** Until the outcome is there, the caller's patience ends, or the caller is gone. */
@@ -137,7 +142,8 @@ export class NativeProtocol {
   }
 
   #answer(exchange: Exchange, ticket: Ticket, record: RecordView): void {
-    const { id, cached, quota } = ticket;
+    const { id, work, quota } = ticket;
+    exchange.ending = record;
     const refusal = refusalOf(record);
     const headers = batchHeaders(record);
     if (quota !== undefined) headers.push(...quotaHeaders(quota));
@@ -145,7 +151,7 @@ export class NativeProtocol {
       const explain = exchange.header("x-ferry-explain") === "1";
       const latencyMs = this.#clock.now() - exchange.startedAt;
       const head = `{"request_id":"${id}","task_id":"${id}","status":"SUCCESS",`;
-      const { text, bytes } = successBody(head, record, { cached, explain, latencyMs });
+      const { text, bytes } = successBody(head, record, { cached: work === "cached", explain, latencyMs });
       exchange.send(200, text, headers, bytes);
     } else {
       exchange.fail(refusal, id, headers);
@@ -161,8 +167,7 @@ export class NativeProtocol {
     const { id, quota, caller, deadlineAt } = ticket;
     const stopped = waitMs === undefined && this.#admission.draining && this.#clock.now() < deadlineAt;
     if (stopped && !this.#options.durable) {
-      const message = "this process is shutting down; send the request again";
-      return exchange.fail(this.#admission.refuse(caller, "draining", message, 1000), id);
+      return exchange.fail(this.#admission.ending(caller, ticket.model), id);
     }
     if (waitMs === undefined && !stopped) return exchange.fail(tooLate(), id);
     exchange.send(202, `{"request_id":"${id}","task_id":"${id}","status":"PENDING"}`, [

@@ -17,6 +17,7 @@ import type { AddressInfo, Socket } from "node:net";
 import type { Duplex } from "node:stream";
 import type { Clock } from "../clock.ts";
 import { errors, type ErrorCode, Refusal } from "../core/errors.ts";
+import type { Sampler } from "../core/trace.ts";
 import type { Events } from "../telemetry/events.ts";
 import { Exchange, type ExchangeLimits } from "./exchange.ts";
 import { repeatedHeader } from "./headers.ts";
@@ -40,7 +41,17 @@ type Methods = Readonly<Record<string, Answer>>;
 /** Path → method → answer. `{id}` in a path stands for one segment. */
 export type Routes = Readonly<Record<string, Methods>>;
 
+export interface ListenerOptions {
+  /** Left out: plain HTTP. */
+  readonly tls?: EdgeTls | undefined;
+  /** Who is traced; left out: nobody. */
+  readonly sampler?: Sampler | undefined;
+  /** Its requests are operators', not clients': nobody counts them. */
+  readonly uncounted?: boolean;
+}
+
 interface Pattern {
+  readonly path: string;
   readonly before: string;
   readonly after: string;
   readonly methods: Methods;
@@ -62,6 +73,8 @@ export class Listener {
   readonly #exchangeLimits: ExchangeLimits;
   readonly #clock: Clock;
   readonly #events: Events;
+  readonly #sampler: Sampler | undefined;
+  readonly #counted: boolean;
   /** Connections that end with a refusal: what a client sent behind the refused request is not looked at. */
   readonly #ended = new WeakSet<Duplex>();
   #connections = 0;
@@ -69,15 +82,26 @@ export class Listener {
   #draining = false;
   #whenQuiet: (() => void) | undefined;
 
-  constructor(routes: Routes, limits: ListenerLimits, clock: Clock, events: Events, tls?: EdgeTls) {
+  constructor(
+    routes: Routes,
+    limits: ListenerLimits,
+    clock: Clock,
+    events: Events,
+    { tls, sampler, uncounted = false }: ListenerOptions = {},
+  ) {
     this.#paths = new Map(Object.entries(routes));
     this.#patterns = Object.entries(routes)
       .filter(([path]) => path.includes("{id}"))
-      .map(([path, methods]) => ({ before: path.split("{id}")[0]!, after: path.split("{id}")[1]!, methods }));
+      .map(([path, methods]) => {
+        const [before = "", after = ""] = path.split("{id}");
+        return { path, before, after, methods };
+      });
     this.#limits = limits;
     this.#exchangeLimits = { maxBodyBytes: limits.maxBodyBytes, writeTimeoutMs: limits.requestTimeoutMs };
     this.#clock = clock;
     this.#events = events;
+    this.#sampler = sampler;
+    this.#counted = !uncounted;
     const options = {
       maxHeaderSize: MAX_HEADER_BYTES,
       headersTimeout: limits.headersTimeoutMs,
@@ -194,6 +218,9 @@ export class Listener {
     const exchange = new Exchange(request, response, this.#exchangeLimits, this.#clock.now());
     exchange.mayContinue = mayContinue;
     exchange.last = this.#draining;
+    if (this.#sampler !== undefined) {
+      exchange.trace = this.#sampler.begin(exchange.header("traceparent"), exchange.header("tracestate"));
+    }
     this.#open++;
     const connection = request.socket as Visited;
     exchange.after(connection[LATEST]);
@@ -215,9 +242,9 @@ export class Listener {
     exchange.closed();
     this.#open--;
     if (this.#open === 0) this.#whenQuiet?.();
-    if (exchange.status === 0 || !this.#events.heard("request.answered")) return;
-    const { model, tier, status, startedAt } = exchange;
-    this.#events.emit("request.answered", { model, tier, status, latencyMs: this.#clock.now() - startedAt });
+    if (!this.#counted || !exchange.counts || !this.#events.heard("request.answered")) return;
+    exchange.over(this.#clock.now());
+    this.#events.emit("request.answered", exchange);
   }
 
   #find(exchange: Exchange, request: IncomingMessage): { run: Answer; id: string } {
@@ -228,21 +255,22 @@ export class Listener {
       if (request.httpVersionMajor === 1) this.#ended.add(request.socket);
       throw flaw;
     }
-    const { methods, id } = this.#route(exchange.path);
+    const { path, methods, id } = this.#route(exchange.path);
+    exchange.route = path;
     const method = request.method === "HEAD" ? "GET" : request.method!;
     const run = Object.hasOwn(methods, method) ? methods[method] : undefined;
     if (run !== undefined) return { run, id };
     throw new Refusal("METHOD_NOT_ALLOWED", `use ${Object.keys(methods).join(" or ")} here`);
   }
 
-  #route(path: string): { methods: Methods; id: string } {
+  #route(path: string): { path: string; methods: Methods; id: string } {
     const methods = this.#paths.get(path);
-    if (methods !== undefined) return { methods, id: "" };
-    for (const { before, after, methods } of this.#patterns) {
+    if (methods !== undefined) return { path, methods, id: "" };
+    for (const { path: pattern, before, after, methods } of this.#patterns) {
       if (path.length <= before.length + after.length || !path.startsWith(before) || !path.endsWith(after))
         continue;
       const id = path.slice(before.length, path.length - after.length);
-      if (!id.includes("/")) return { methods, id };
+      if (!id.includes("/")) return { path: pattern, methods, id };
     }
     throw new Refusal("NOT_FOUND", "there is nothing at this path");
   }

@@ -6,16 +6,62 @@
  * where that matters.
  */
 import type { ErrorCode } from "../core/errors.ts";
-import type { BatchNote, DispatchReason } from "../core/task.ts";
+import type { BatchNote, DispatchReason, Task } from "../core/task.ts";
+import type { RequestTrace } from "../core/trace.ts";
 
 export type WorkerState = "idle" | "busy" | "draining" | "down";
 export type ShedReason = "rate" | "capacity" | "deadline" | "full" | "draining" | "no_worker";
 
+/** A request of a client at its end: what is known of it then. Read it at once; it may change afterwards. */
+export interface AnsweredRequest {
+  /** Its task's; where it never came to one, what the client was told as `request_id`, or "". */
+  readonly id: string;
+  readonly method: string;
+  /** The route with its `{id}`; "" where nothing is at the path. */
+  readonly route: string;
+  /** "" when it was never known: refused before, or the request only looks. */
+  readonly model: string;
+  readonly tier: string;
+  readonly tenant: string;
+  /** 499 when the client left before it was answered. */
+  readonly status: number;
+  /** Of the error that was answered; "" for none. */
+  readonly code: ErrorCode | "";
+  readonly startedAt: number;
+  readonly latencyMs: number;
+  /** Whose work answered it: its own task's, a task's in flight, an earlier outcome. */
+  readonly work: "own" | "joined" | "cached";
+  /** The record whose outcome it was answered with; undefined for 202, polls, and what was refused. */
+  readonly ending: TaskEnding | undefined;
+  readonly trace: RequestTrace | undefined;
+}
+
+/** What a record says of a task's way. */
+export interface TaskEnding {
+  readonly queuedAt: number;
+  readonly attempt: number;
+  readonly settledAt?: number;
+  readonly batch?: BatchNote;
+}
+
+/** A task in a batch. */
+export interface BatchedTask {
+  readonly task: Task;
+  readonly attempt: number;
+  readonly queuedAt: number;
+}
+
 export interface EventFields {
-  /** An HTTP answer was written, whatever its status. `model` is "" when it was never known. */
-  "request.answered": { model: string; tier: string; status: number; latencyMs: number };
+  /** A request on the public listener is over, whatever its status; questions about our health do not count. */
+  "request.answered": AnsweredRequest;
   /** Refused at the door. */
-  "request.shed": { tier: string; reason: ShedReason };
+  "request.shed": {
+    model: string;
+    tier: string;
+    tenant: string;
+    reason: ShedReason;
+    retryAfterMs: number;
+  };
   "task.queued": { id: string; model: string; tier: number };
   /** Another task in flight does the same work. */
   "task.joined": { id: string; model: string };
@@ -23,7 +69,16 @@ export interface EventFields {
   "task.cached": { id: string; model: string };
   /** Discarded: nobody waits for it any more. */
   "task.dropped": { id: string; model: string };
-  "task.retried": { id: string; model: string; attempt: number; at: number; message: string };
+  /** Will be tried again at `at`. `batchId` and `worker` are "" where it is not known who failed it. */
+  "task.retried": {
+    id: string;
+    model: string;
+    attempt: number;
+    at: number;
+    message: string;
+    batchId: string;
+    worker: string;
+  };
   "task.dead": { id: string; model: string; code: ErrorCode; message: string };
   /** Reached its end. `code` is "" for a success; `queueMs` is the time before its last batch. */
   "task.settled": {
@@ -34,7 +89,14 @@ export interface EventFields {
     queueMs: number;
     totalMs: number;
   };
-  "batch.started": { model: string; batch: BatchNote; maxBatchSize: number; oldestWaitMs: number };
+  /** Claimed, and on its way to its worker. */
+  "batch.started": {
+    model: string;
+    batch: BatchNote;
+    maxBatchSize: number;
+    oldestWaitMs: number;
+    tasks: readonly BatchedTask[];
+  };
   /** One call for a batch came back; `kind` is the backend's word for how. */
   "batch.answered": {
     model: string;
@@ -42,6 +104,9 @@ export interface EventFields {
     worker: string;
     size: number;
     kind: string;
+    /** Which call for this batch; first is 1. */
+    call: number;
+    startedAt: number;
     serviceMs: number;
   };
   /** Every task of the batch was given back to the engine and the slot is free. */

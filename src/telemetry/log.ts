@@ -33,5 +33,7 @@ export function logEvents(
   events.on("batch.settled", (fields) => log("debug", "batch settled", fields));
   events.on("batch.overdue", (fields) => log("debug", "batch overdue", fields));
   events.on("task.retried", (fields) => log("debug", "task retried", fields));
-  events.on("request.answered", (fields) => log("debug", "request answered", fields));
+  events.on("request.answered", ({ id, model, tier, status, code, latencyMs }) =>
+    log("debug", "request answered", { id, model, tier, status, code, latencyMs }),
+  );
 }

@@ -1,11 +1,17 @@
-/** Counts since the start, and the request rate of the last ten seconds. Listens; nothing else. */
+/** Counts since the start, and the rates of the last ten seconds. Listens; nothing else. */
 import type { Clock } from "../clock.ts";
-import type { Events } from "./events.ts";
+import type { Events, ShedReason } from "./events.ts";
+import { RecentRate } from "./recent-rate.ts";
 
-const SECONDS = 10;
+/** The client was gone before its answer. */
+const CLIENT_LEFT = 499;
+/** Refused although it needed a worker; the others were never meant to reach one. */
+const NO_CAPACITY: ReadonlySet<ShedReason> = new Set(["capacity", "deadline", "full", "no_worker"]);
 
 export class Tally {
-  readonly #clock: Clock;
+  readonly #requestRate: RecentRate;
+  /** Tasks that ask for a worker, by model. */
+  readonly #arrivals = new Map<string, RecentRate>();
   requests = 0;
   batches = 0;
   tasks = 0;
@@ -17,30 +23,31 @@ export class Tally {
   dead = 0;
   lost = 0;
   shed = 0;
-  /** Requests by second, in a ring; `#second` is the newest. */
-  readonly #perSecond = new Array<number>(SECONDS + 1).fill(0);
-  #second: number;
-  readonly #startedAt: number;
 
-  constructor(events: Events, clock: Clock) {
-    this.#clock = clock;
-    this.#startedAt = clock.now();
-    this.#second = Math.floor(this.#startedAt / 1000);
-    events.on("request.answered", ({ model }) => {
-      if (model !== "") this.#request();
+  constructor(events: Events, clock: Clock, models: readonly string[] = []) {
+    this.#requestRate = new RecentRate(clock);
+    for (const model of models) this.#arrivals.set(model, new RecentRate(clock));
+    events.on("request.answered", ({ model, status }) => {
+      if (model === "" || status === CLIENT_LEFT) return;
+      this.requests++;
+      this.#requestRate.count();
     });
     events.on("batch.settled", ({ size, calls }) => {
       this.batches++;
       this.tasks += size;
       this.calls += calls;
     });
+    events.on("task.queued", ({ model }) => this.#arrivals.get(model)?.count());
     events.on("task.joined", () => this.joined++);
     events.on("task.cached", () => this.cached++);
     events.on("task.dropped", () => this.dropped++);
     events.on("task.retried", () => this.retried++);
     events.on("task.dead", () => this.dead++);
     events.on("task.lost", () => this.lost++);
-    events.on("request.shed", () => this.shed++);
+    events.on("request.shed", ({ model, reason }) => {
+      this.shed++;
+      if (NO_CAPACITY.has(reason)) this.#arrivals.get(model)?.count();
+    });
   }
 
   totals(): Record<string, number> {
@@ -48,26 +55,11 @@ export class Tally {
     return { requests, batches, tasks, calls, joined, cached, dropped, retried, dead, lost, shed };
   }
 
-  /** Over whole seconds that have passed, so that the number does not sag at each new one. */
   requestsPerSecond(): number {
-    this.#turn();
-    const seconds = Math.min(SECONDS, Math.max(1, (this.#clock.now() - this.#startedAt) / 1000));
-    const newest = this.#second % this.#perSecond.length;
-    const sum = this.#perSecond.reduce((total, count, at) => (at === newest ? total : total + count), 0);
-    return Math.round((10 * sum) / seconds) / 10;
+    return this.#requestRate.perSecond();
   }
 
-  #request(): void {
-    this.requests++;
-    this.#turn();
-    this.#perSecond[this.#second % this.#perSecond.length]!++;
-  }
-
-  #turn(): void {
-    const second = Math.floor(this.#clock.now() / 1000);
-    const steps = Math.min(second - this.#second, this.#perSecond.length);
-    for (let step = 1; step <= steps; step++)
-      this.#perSecond[(second - steps + step) % this.#perSecond.length] = 0;
-    this.#second = second;
+  arrivalsPerSecond(model: string): number {
+    return this.#arrivals.get(model)?.perSecond() ?? 0;
   }
 }

@@ -1,6 +1,7 @@
 /** What a process says of the whole fleet: to its admission, and on its admin page. */
 import assert from "node:assert/strict";
 import { test } from "node:test";
+import { demoConfig } from "../../src/config-load.ts";
 import { Fleet } from "../../src/fleet/fleet.ts";
 import { leaseNames } from "../../src/fleet/lease-names.ts";
 import type { ModelBeat, WorkerBeat } from "../../src/fleet/registry.ts";
@@ -63,10 +64,18 @@ function gateway(models: readonly string[]) {
   const events = new Events();
   const fleet = new Fleet({ id: "g1", zone: "west", models, dispatchers: [] }, clock);
   const engine = memoryEngine(clock, events);
-  const report = new Report(engine, [], new Tally(events, clock), clock, {
-    draining: () => false,
+  const report = new Report({
+    config: demoConfig(),
+    role: "gateway",
+    engine,
+    dispatchers: [],
+    tally: new Tally(events, clock),
+    clock,
     fleet,
-    horizon: (model, now) => new FleetOutlook(fleet, model).horizon(now),
+    draining: () => false,
+    prospects: (model) => new FleetOutlook(fleet, model),
+    durability: () => "local",
+    reachable: () => true,
   });
   return { clock, fleet, report };
 }

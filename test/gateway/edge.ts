@@ -54,7 +54,7 @@ export class Edge implements AsyncDisposable {
     await certificates.start();
     const options = { certificates, minVersion: "TLSv1.2", http2: true, maxStreams: 10, ...tls } as const;
     const all = { ...LIMITS, ...limits };
-    edge.#listener = new Listener(edge.#routes(), all, edge.#clock, edge.events, options);
+    edge.#listener = new Listener(edge.#routes(), all, edge.#clock, edge.events, { tls: options });
     edge.url = await edge.#listener.listen("127.0.0.1", 0);
     return edge;
   }

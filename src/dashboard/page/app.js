@@ -1,0 +1,2 @@
+/** The dashboard. */
+document.title = "Ferry";

@@ -1,0 +1,68 @@
+/**
+ * Who rides in a batch, and how a batch is cut when it was refused: in halves, until the guilty stand alone.
+ */
+import type { BatchTask } from "../backend/backend.ts";
+import type { Task } from "../core/task.ts";
+import type { ClaimedTask } from "../engine/engine.ts";
+
+/** A task that is sent, and those of the same content that ride along with it. */
+export interface Rider {
+  readonly sent: BatchTask;
+  readonly tasks: ClaimedTask[];
+}
+
+/** Tasks of the same content become one rider. Those of one tenant have joined before they came here. */
+export function ride(claimed: readonly ClaimedTask[]): Rider[] {
+  const { tenant } = claimed[0]!.task;
+  if (claimed.every(({ task }) => task.tenant === tenant)) {
+    return claimed.map((each) => ({ sent: toSend(each.task), tasks: [each] }));
+  }
+  const byContent = new Map<string, Rider>();
+  const riders: Rider[] = [];
+  for (const each of claimed) {
+    const { content } = each.task;
+    const same = content === "" ? undefined : byContent.get(content);
+    if (same !== undefined) {
+      same.tasks.push(each);
+      continue;
+    }
+    const rider = { sent: toSend(each.task), tasks: [each] };
+    riders.push(rider);
+    if (content !== "") byContent.set(content, rider);
+  }
+  return riders;
+}
+
+function toSend({ id, input }: Task): BatchTask {
+  return { id, input };
+}
+
+/** Part of a batch that was refused. */
+export interface Suspect {
+  readonly riders: Rider[];
+  /** Its other half is next on the pile. */
+  readonly first: boolean;
+  /** It was asked about alone and got no usable output, which may have been chance. */
+  readonly again: boolean;
+}
+
+/** The second half below, so that the first is asked about first. */
+export function halves(riders: Rider[]): Suspect[] {
+  const middle = riders.length >> 1;
+  return [
+    { riders: riders.slice(middle), first: false, again: false },
+    { riders: riders.slice(0, middle), first: true, again: false },
+  ];
+}
+
+/** Its first half was good, so the guilty one is here: no need to ask about it as a whole. */
+export function splitLast(suspects: Suspect[]): void {
+  const guilty = suspects.at(-1);
+  if (guilty === undefined || guilty.riders.length < 2) return;
+  suspects.pop();
+  suspects.push(...halves(guilty.riders));
+}
+
+export function allRiders(suspects: Suspect[]): Rider[][] {
+  return suspects.map(({ riders }) => riders);
+}
