@@ -4,6 +4,7 @@
  */
 import type { Clock } from "./clock.ts";
 import type { Config, Role } from "./config.ts";
+import { assetRoutes } from "./dashboard/assets.ts";
 import type { Engine } from "./engine/engine.ts";
 import type { Routes } from "./gateway/server.ts";
 import type { Events } from "./telemetry/events.ts";
@@ -31,6 +32,7 @@ export interface Observers {
   close(): Promise<void>;
 }
 
-export async function openObservers(_parts: ObserverParts): Promise<Observers> {
-  return { guarded: {}, open: {}, close: async () => {} };
+export async function openObservers({ config }: ObserverParts): Promise<Observers> {
+  const open = config.telemetry.dashboard ? assetRoutes() : {};
+  return { guarded: {}, open, close: async () => {} };
 }
