@@ -119,7 +119,7 @@ function batchesOf(scene: Scene, from: number, to: number, now: number): BatchRo
     const shift = (worker * period) / workers;
     for (let n = Math.floor((from - shift) / period); shift + n * period < to; n++) {
       const start = shift + n * period;
-      const end = start + batchMs * (0.92 + 0.15 * Math.abs(Math.sin(n * 7 + worker)));
+      const end = start + Math.min(period - 1, batchMs * (0.92 + 0.15 * Math.abs(Math.sin(n * 7 + worker))));
       if (start < from && end < from) continue;
       rows.push(batchRow(scene, worker, n, start, end > now ? 0 : end));
     }

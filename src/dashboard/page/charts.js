@@ -15,7 +15,7 @@ const HEIGHT_PX = 148;
 /**
  * @typedef {object} Line
  * @property {string} name
- * @property {"strong" | "middle" | "faint" | "bad"} colour
+ * @property {"strong" | "middle" | "faint" | "area" | "bad"} colour
  * @property {number} [width]
  * @property {number[]} [dash]
  * @property {"soft" | "solid" | "hatch"} [fill]
@@ -90,9 +90,10 @@ export class Chart {
     const { axis, top, lines } = this.#options;
     const font = "11px system-ui, sans-serif";
     const rangeS = this.#rangeS;
-    const ticks = rangeS === 60 ? [-60, -40, -20, 0] : [-rangeS, (-rangeS * 2) / 3, -rangeS / 3, 0];
+    const apart = { 60: 20, 300: 60, 900: 300 }[rangeS] ?? rangeS;
+    const ticks = Array.from({ length: rangeS / apart + 1 }, (_, at) => at * apart - rangeS);
     const when = (/** @type {number} */ at) =>
-      at === 0 ? "now" : rangeS === 60 ? `−${-at} s` : `−${Math.round(-at / 6) / 10} min`;
+      at === 0 ? "now" : rangeS === 60 ? `−${-at} s` : `−${-at / 60} min`;
     return {
       width,
       height: HEIGHT_PX,
@@ -107,8 +108,8 @@ export class Chart {
         {
           stroke: soft,
           font,
-          size: 24,
-          gap: 4,
+          size: 28,
+          gap: 8,
           grid: { show: false },
           ticks: { show: false },
           splits: () => ticks,
@@ -117,7 +118,7 @@ export class Chart {
         {
           stroke: soft,
           font,
-          size: 52,
+          size: 60,
           gap: 6,
           grid: { stroke: line, width: 1 },
           ticks: { show: false },
@@ -172,7 +173,8 @@ export class Chart {
     ctx.stroke();
     ctx.font = `${11 * devicePixelRatio}px system-ui, sans-serif`;
     ctx.textAlign = "left";
-    ctx.fillText(this.limit.name, bbox.left + 6 * devicePixelRatio, y - 4 * devicePixelRatio);
+    ctx.textBaseline = "bottom";
+    ctx.fillText(this.limit.name, bbox.left + 6 * devicePixelRatio, y - 3 * devicePixelRatio);
     ctx.restore();
   }
 }

@@ -39,7 +39,7 @@ export class Graphs {
     top: 1,
     lines: [
       { name: "with empty seats", colour: "middle", width: 1, fill: "hatch" },
-      { name: "filled", colour: "strong", width: 1, fill: "solid" },
+      { name: "filled", colour: "area", width: 1, fill: "solid" },
     ],
     axis: (value) => share(value),
     read: ([busy, filled], ago) => {
@@ -51,6 +51,11 @@ export class Graphs {
     ["queue", "cut-queue"],
     ["worker", "cut-worker"],
     ["gateway", "cut-gateway"],
+  ]);
+  #rateSplit = new Split("rate-split", [
+    ["answered", "cut-worker"],
+    ["refused", "cut-bad"],
+    ["failed", "cut-failed"],
   ]);
   #gpuSplit = new Split("gpu-split", [
     ["filled seats", "cut-worker"],
@@ -65,6 +70,7 @@ export class Graphs {
     const { slow, capacityPerSecond } = model.recent;
     this.#split.update(slow === null ? null : [slow.queueMs, slow.workerMs, slow.gatewayMs], ms);
     // A second is added once a second; the other frames bring nothing for a chart.
+    const sum = (/** @type {Column} */ name) => history.sum(name, rangeS);
     const drawn = `${at} ${rangeS} ${history.from + history.length} ${view.tables}`;
     if (drawn === this.#drawn) return;
     this.#drawn = drawn;
@@ -73,16 +79,18 @@ export class Graphs {
       rangeS,
     );
     this.#rate.limit = capacityPerSecond > 0 ? { at: capacityPerSecond, name: "capacity" } : undefined;
-    this.#rate.update(
-      [requestsOf(view), history.last("refused", rangeS), history.last("failed", rangeS)],
-      rangeS,
-    );
+    const [requests, refused, failed] = [sum("requests"), sum("refused"), sum("failed")];
+    // A red line that is 0 all along would only look like trouble.
+    const line = (/** @type {Column} */ name, /** @type {number} */ times) =>
+      times === 0 ? [] : history.last(name, rangeS);
+    this.#rate.update([requestsOf(view), line("refused", refused), line("failed", failed)], rangeS);
+    this.#rateSplit.update([Math.max(0, requests - refused - failed), refused, failed], count);
     const [filled = [], empty = [], idle = []] = GPU_PARTS.map((name) => history.last(name, rangeS));
     const whole = filled.map((each, i) => (each ?? 0) + (empty[i] ?? 0) + (idle[i] ?? 0));
     const part = (/** @type {readonly (number | null)[][]} */ ...lists) =>
       whole.map((all, i) => (all === 0 ? null : lists.reduce((sum, list) => sum + (list[i] ?? 0), 0) / all));
     this.#gpu.update([part(filled, empty), part(filled)], rangeS);
-    const sums = GPU_PARTS.map((name) => history.sum(name, rangeS));
+    const sums = GPU_PARTS.map(sum);
     const all = sums.reduce((sum, each) => sum + each, 0);
     this.#gpuSplit.update(sums, (value) => share(value / all));
     if (view.tables) this.#tables(view);

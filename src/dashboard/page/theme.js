@@ -16,6 +16,7 @@ const dark = matchMedia("(prefers-color-scheme: dark)");
  * @property {string} strong
  * @property {string} middle
  * @property {string} faint
+ * @property {string} area
  * @property {string} bad
  */
 
@@ -45,6 +46,7 @@ function read() {
     strong: of("strong"),
     middle: of("middle"),
     faint: of("faint"),
+    area: of("area"),
     bad: of("bad"),
   };
 }

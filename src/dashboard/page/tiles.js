@@ -17,10 +17,10 @@ function makeTile(label, unit) {
 
 export class Tiles {
   #rate = makeTile("Requests", "/s");
-  #load = makeTile("Load, share of capacity", "");
+  #load = makeTile("Load", "");
   #p99 = makeTile("p99 latency", "");
-  #refused = makeTile("Refused, share of requests", "");
-  #lost = makeTile("Lost since the start", "");
+  #refused = makeTile("Refused", "");
+  #lost = makeTile("Lost", "");
 
   constructor() {
     byId("tiles").append(

@@ -1,8 +1,8 @@
 /**
  * The workers' panel: names and numbers beside the lanes, what is known of a chosen batch, and the same as a table.
  *
- * At most 32 workers at once (8 on a narrow screen), by zone and name, those that are down first; the others are
- * a page further.
+ * At most 32 workers at once (8 on a narrow screen), by zone and name; the others are a page further, and then
+ * those that are down come first.
  */
 /** @import { WorkerRow } from "../frames.ts" */
 /** @import { Batch } from "./state.js" */
@@ -21,9 +21,13 @@ const narrow = matchMedia("(max-width: 700px)");
 
 const natural = new Intl.Collator("en", { numeric: true });
 
-/** Down first, then by zone and name. @param {readonly WorkerRow[]} workers */
-export function inOrder(workers) {
-  const rank = (/** @type {WorkerRow} */ { state }) => (state === "down" ? 0 : 1);
+/**
+ * By zone and name, so that each keeps its place; where they do not fit on one page, those that are down first.
+ * @param {readonly WorkerRow[]} workers
+ * @param {number} most
+ */
+export function inOrder(workers, most) {
+  const rank = (/** @type {WorkerRow} */ { state }) => (state === "down" && workers.length > most ? 0 : 1);
   return workers.toSorted(
     (a, b) => rank(a) - rank(b) || natural.compare(a.zone, b.zone) || natural.compare(a.name, b.name),
   );
@@ -63,15 +67,19 @@ export class Workers {
     this.#view = view;
     const { model, hello, batches } = view;
     const about = hello.models[view.at];
-    const all = inOrder(model.workers);
     const most = narrow.matches ? 8 : 32;
+    const all = inOrder(model.workers, most);
     this.#pages = Math.max(1, Math.ceil(all.length / most));
     this.#page = Math.min(this.#page, this.#pages - 1);
     const shown = all.slice(this.#page * most, this.#page * most + most);
     const zones = new Set(all.map(({ zone }) => zone)).size > 1;
-    const rowPx = shown.length <= 4 ? 44 : shown.length <= 8 ? 36 : shown.length <= 16 ? 28 : 22;
+    // As high as the panel beside it, as long as that lets one read them.
+    const rowPx = Math.max(
+      22,
+      Math.min(narrow.matches ? 40 : 66, Math.floor(264 / Math.max(1, shown.length))),
+    );
     const grid = byId("lanes");
-    const size = `--row: ${rowPx}px; --rows: ${shown.length + 1}`;
+    const size = `--row: ${rowPx}px; --rows: ${Math.max(1, shown.length)}`;
     if (grid.style.cssText !== size) grid.style.cssText = size;
     this.#rows.set(
       shown.map((worker) => ({ worker, zones })),
