@@ -105,7 +105,7 @@ function columnOf(name: Column, shape: Shape, second: number): number | null {
     joined: Math.round(per * 0.03),
     loopLateMs: 2 + (second % 5),
   };
-  return parts[name] ?? 0;
+  return name in parts ? (parts[name] ?? null) : 0;
 }
 
 /** Batches that cross [from, to): on each worker one after the other, from a plan that depends only on time. */

@@ -49,7 +49,11 @@ export class DeadLetters {
         this.#status,
         h("span", { class: "grow" }),
         this.#all,
-        h("button", { type: "button", onclick: () => this.#dialog.close(), "aria-label": "Close" }, "✕"),
+        h(
+          "button",
+          { type: "button", onclick: () => this.#dialog.close(), "aria-label": "Close", autofocus: true },
+          "✕",
+        ),
       ),
       this.#list,
     );

@@ -21,7 +21,7 @@ export class Graphs {
       { name: "p99", colour: "strong", width: 2 },
     ],
     axis: (value) => ms(value),
-    read: ([p50, p95, p99], ago) => `${when(ago)}p50 ${ms(p50)} · p95 ${ms(p95)} · p99 ${ms(p99)}`,
+    read: ([p50, p95, p99], ago) => `${when(ago)}━ p99 ${ms(p99)} · ┅ p95 ${ms(p95)} · ─ p50 ${ms(p50)}`,
   });
   #rate = new Chart("rate", {
     lines: [

@@ -37,7 +37,11 @@ export function showKeys(shortcuts) {
       { class: "dialog-head" },
       h("h2", { id: "help-title" }, "Keys"),
       h("span", { class: "grow" }),
-      h("button", { type: "button", onclick: () => dialog.close(), "aria-label": "Close" }, "✕"),
+      h(
+        "button",
+        { type: "button", onclick: () => dialog.close(), "aria-label": "Close", autofocus: true },
+        "✕",
+      ),
     ),
     h("dl", { class: "keys" }, ...rows),
   );

@@ -59,6 +59,10 @@ export class Lanes {
     new ResizeObserver(() => this.#fit()).observe(canvas);
   }
 
+  get #pad() {
+    return this.#rowPx < 28 ? 1 : 3;
+  }
+
   get spanS() {
     return this.#spanS;
   }
@@ -127,8 +131,8 @@ export class Lanes {
     pen.globalAlpha = 1;
     this.#rows.forEach(({ down }, at) => {
       pen.fillStyle = down ? line : faint;
-      pen.globalAlpha = down ? 0.55 : 0.35;
-      pen.fillRect(0, at * this.#rowPx + 3, this.#width, this.#rowPx - 6);
+      pen.globalAlpha = down ? 0.6 : 0.2;
+      pen.fillRect(0, at * this.#rowPx + this.#pad, this.#width, this.#rowPx - 2 * this.#pad);
     });
     pen.globalAlpha = 1;
     pen.strokeStyle = line;
@@ -158,8 +162,8 @@ export class Lanes {
     const right =
       batch.end === 0 ? this.#width : Math.min(this.#width, Math.round((batch.end - from) * perMs));
     const width = Math.max(2, right - left - 1);
-    const top = row * this.#rowPx + 3;
-    const height = this.#rowPx - 6;
+    const top = row * this.#rowPx + this.#pad;
+    const height = this.#rowPx - 2 * this.#pad;
     const level = Math.max(2, Math.round(height * Math.min(1, batch.size / this.#maxBatchSize)));
     const colour = reasons[batch.reason] ?? text;
     const dim = this.only.size > 0 && !this.only.has(batch.reason) ? 0.15 : 1;
@@ -203,12 +207,12 @@ export class Lanes {
     pen.fillText(full, 3, base);
   }
 
-  /** What lies under a point of the canvas. @param {number} x @param {number} y */
+  /** What lies under a point of the canvas, or before it: a gap is hard to aim at. @param {number} x @param {number} y */
   at(x, y) {
     const name = this.#rows[Math.floor(y / this.#rowPx)]?.name;
     if (name === undefined || this.#width === 0) return undefined;
     const when = this.now - this.#spanS * 1000 * (1 - x / this.#width);
-    return this.#batches?.of(name).findLast(({ start, end }) => start <= when && (end === 0 || end >= when));
+    return this.#batches?.of(name).findLast(({ start }) => start <= when);
   }
 
   /** The batch beside the chosen one; the newest one to begin with. @param {number} along @param {number} across */

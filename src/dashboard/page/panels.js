@@ -21,7 +21,7 @@ export class Reasons {
       (row, item) => {
         mark(row.node, "aria-pressed", String(item.on));
         say(row.percent, share(item.share));
-        row.bar.style.width = `${item.share * 100}%`;
+        row.bar.style.width = item.share === 0 ? "0" : `max(2px, ${item.share * 100}%)`;
         mark(row.node, "title", `${plural(item.times, "batch")}: ${REASON_WORDS[item.at] ?? ""}`);
       },
     );

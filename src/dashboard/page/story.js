@@ -73,7 +73,11 @@ function frame(id, ...inside) {
       h("h2", { id: "story-title" }, "Task ", h("code", {}, id)),
       h("span", { class: "grow" }),
       button,
-      h("button", { type: "button", onclick: () => dialog().close(), "aria-label": "Close" }, "✕"),
+      h(
+        "button",
+        { type: "button", onclick: () => dialog().close(), "aria-label": "Close", autofocus: true },
+        "✕",
+      ),
     ),
     ...inside,
   ];

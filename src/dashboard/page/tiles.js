@@ -37,11 +37,11 @@ export class Tiles {
     say(this.#rate.note, capacity > 0 ? `capacity ${rate(capacity)}/s` : "capacity is being learned");
     say(this.#load.number, capacity > 0 ? share(recent.load) : "–");
     const wanted = recent.desiredWorkers > 0 ? `, ${count(recent.desiredWorkers)} wanted` : "";
-    say(this.#load.note, `${well} of ${plural(workers.length, "worker")} up${wanted}`);
+    say(this.#load.note, `${well}/${plural(workers.length, "worker")}${wanted}`);
     const [p99, unit] = ms(recent.p99).split(" ");
     say(this.#p99.number, p99 ?? "–");
     say(this.#p99.unit, unit ?? "");
-    say(this.#p99.note, `p50 ${ms(recent.p50)} · p95 ${ms(recent.p95)}`);
+    say(this.#p99.note, `p50 ${ms(recent.p50).replace(" ms", "")} · p95 ${ms(recent.p95)}`);
     say(this.#refused.number, share(recent.refusedShare));
     mark(this.#refused.node, "data-bad", recent.refusedShare > 0);
     say(

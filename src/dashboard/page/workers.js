@@ -74,11 +74,10 @@ export class Workers {
     const shown = all.slice(this.#page * most, this.#page * most + most);
     const zones = new Set(all.map(({ zone }) => zone)).size > 1;
     // As high as the panel beside it, as long as that lets one read them.
-    const rowPx = Math.max(
-      22,
-      Math.min(narrow.matches ? 40 : 66, Math.floor(264 / Math.max(1, shown.length))),
-    );
+    const tallest = narrow.matches ? 40 : 66;
+    const rowPx = Math.max(17, Math.min(tallest, Math.floor(264 / Math.max(1, shown.length))));
     const grid = byId("lanes");
+    mark(grid, "data-dense", rowPx < 34);
     const size = `--row: ${rowPx}px; --rows: ${Math.max(1, shown.length)}`;
     if (grid.style.cssText !== size) grid.style.cssText = size;
     this.#rows.set(
@@ -102,7 +101,9 @@ export class Workers {
 
   /** @param {number} hereNow @param {View} view */
   draw(hereNow, view) {
-    this.lanes.draw(hereNow, this.#frozenAt ?? view.state.clock.at(hereNow) - LAG_MS);
+    // Nothing is known after the last frame: when none comes, the lanes stand still.
+    const edge = Math.min(view.state.clock.at(hereNow) - LAG_MS, view.frame.now - 50);
+    this.lanes.draw(hereNow, this.#frozenAt ?? edge);
   }
 
   clear() {
@@ -198,9 +199,11 @@ function makeRow() {
   const name = h("span", { class: "name" });
   const why = h("span", { class: "down-why" });
   const state = h("span", { class: "worker-state" });
-  const facts = h("span", { class: "facts" });
-  const node = h("div", { class: "lane" }, name, why, h("span", { class: "numbers" }, state, facts));
-  return { node, name, why, state, facts };
+  const facts = h("span");
+  const pace = h("span", { class: "pace" });
+  const more = h("span", { class: "facts" }, facts, " ", pace);
+  const node = h("div", { class: "lane" }, name, why, h("span", { class: "numbers" }, state, more));
+  return { node, name, why, state, facts, pace };
 }
 
 /** @param {ReturnType<typeof makeRow>} row @param {{ worker: WorkerRow, zones: boolean }} item @param {number} at */
@@ -217,15 +220,13 @@ function fillRow(row, { worker, zones }, at) {
     say(row.state, `✕ down ${down === undefined ? "" : age(down.sinceMs)}`);
     say(row.why, down === undefined ? "" : `${down.why}${next}`);
     say(row.facts, "");
+    say(row.pace, "");
     return;
   }
   say(row.why, "");
   say(row.state, state === "draining" ? "draining" : `${share(Math.round(busy * 100) / 100)} busy`);
-  say(
-    row.facts,
-    slow ||
-      `${share(Math.round(filled * 100) / 100)} filled${batchMs > 0 ? ` · ${ms(Math.round(batchMs))}` : ""}`,
-  );
+  say(row.facts, slow || `${share(Math.round(filled * 100) / 100)} filled`);
+  say(row.pace, batchMs > 0 ? `· ${ms(Math.round(batchMs))}` : "");
   mark(row.node, "data-slow", slow !== "");
 }
 
