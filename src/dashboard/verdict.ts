@@ -97,8 +97,7 @@ function draining({ process, queued }: VerdictFacts): Verdict | undefined {
 function noWorker({ healthy, workers, model, queued, oldestWaitMs }: VerdictFacts): Verdict | undefined {
   if (healthy > 0) return undefined;
   const advice = "Start a worker, or see why it does not answer; it is used again by itself when it does.";
-  const waiting =
-    queued === 0 ? "" : ` ${upper(tasks(queued))} waiting, the oldest for ${time(oldestWaitMs)}.`;
+  const waiting = queued === 0 ? "" : ` ${tasks(queued)} waiting, the oldest for ${time(oldestWaitMs)}.`;
   const named = workers.find(({ state }) => state === "down")?.down;
   const why = named === undefined || named.why === "" ? "" : ` (${named.why})`;
   const which =
@@ -106,8 +105,8 @@ function noWorker({ healthy, workers, model, queued, oldestWaitMs }: VerdictFact
       ? `${model.name} has no worker`
       : workers.length === 1
         ? `${workers[0]!.name} is down${why}`
-        : `all ${workers.length} workers of ${model.name} are down${why}`;
-  return { level: "bad", key: "no worker", sentence: `No worker. ${upper(which)}.${waiting}`, advice };
+        : `All ${workers.length} workers of ${model.name} are down${why}`;
+  return { level: "bad", key: "no worker", sentence: `No worker. ${which}.${waiting}`, advice };
 }
 
 function overloaded(facts: VerdictFacts): Verdict | undefined {
@@ -232,10 +231,6 @@ function tasks(value: number): string {
 
 function workers(value: number): string {
   return `${count(value)} ${value === 1 ? "worker" : "workers"}`;
-}
-
-function upper(text: string): string {
-  return text.slice(0, 1).toUpperCase() + text.slice(1);
 }
 
 /** Three digits at most, thousands apart: "1,804", "43.7", "0.3". */
