@@ -25,7 +25,7 @@ const OTHER = "-";
 const BARS = "▏▎▍▌▋▊▉█";
 /** A line of a worker is not drawn shorter. */
 const LEAST_LANE = 10;
-/** Milliseconds that a letter stands for, at least. */
+/** Milliseconds that a letter stands for. */
 const LETTER_MS = 50;
 const NAME_WIDTH = 24;
 const NOTES_ROWS = 5;
@@ -146,20 +146,20 @@ function downWords({ down }: WorkerRow): string {
   return `down ${time(down.sinceMs)}${why}${next}`;
 }
 
-/** One letter a slice of time: the batch that ran in the middle of it. */
+/** A letter for each slice of time. The slices are those of the clock, so that a batch keeps its length as it moves. */
 export function laneOf(view: TopView, worker: string, width: number): string {
+  const slice = (instant: number): number => Math.round(instant / LETTER_MS);
   const { now } = view.frame!;
+  const begins = slice(now) - width;
   const letters = view.hello!.reasons.map((reason) => reason.slice(0, 1).toUpperCase());
-  const letterMs = Math.max(LETTER_MS, SHOWN_MS / 2 / width);
   const cells = new Array<string>(width).fill(FREE);
   for (const [, , startedAt, endedAt, , reason] of view.batchesOf(worker)) {
     const asked = view.reason < 0 || view.reason === reason;
     const letter = asked ? (letters[reason] ?? "?") : OTHER;
-    const end = endedAt === 0 ? now : endedAt;
-    const first = Math.max(0, Math.round(width - (now - startedAt) / letterMs));
+    const first = slice(startedAt) - begins;
     // The shortest batch is a letter too.
-    const last = Math.max(first, Math.round(width - (now - end) / letterMs) - 1);
-    for (let at = first; at <= last && at < width; at++) cells[at] = letter;
+    const end = Math.max(first + 1, slice(endedAt === 0 ? now : endedAt) - begins);
+    for (let at = Math.max(0, first); at < Math.min(end, width); at++) cells[at] = letter;
   }
   return cells.join("");
 }

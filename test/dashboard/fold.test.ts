@@ -5,7 +5,7 @@ import fc from "fast-check";
 import { type Column, COLUMNS, HISTORY_SECONDS, SHED_REASONS } from "../../src/dashboard/frames.ts";
 import { Latencies } from "../../src/dashboard/quantiles.ts";
 import { RefusedTenants } from "../../src/dashboard/tenants.ts";
-import { Stage, START, TIERS, workerSight } from "./stage.ts";
+import { RULES, Stage, START, TIERS, workerSight } from "./stage.ts";
 
 const gold = (size: number): number[] => new Array<number>(size).fill(0);
 
@@ -54,6 +54,30 @@ describe("seconds", () => {
       slots.columns.requests.reduce<number>((sum, each) => sum + each!, 0),
       0,
     );
+  });
+
+  test("a machine that slept goes on with nothing, and one that was only late with quiet seconds", async () => {
+    const stage = new Stage();
+    stage.fold.stop();
+    let [now, ring] = [START, (): void => {}];
+    const clock = {
+      now: () => now,
+      wall: () => now,
+      at: (_: number, rung: () => void) => ((ring = rung), { cancel() {} }),
+    };
+    const fold = stage.foldOn(clock, RULES);
+    stage.answer(10);
+    now = START + 3400;
+    ring();
+    assert.deepEqual(fold.hello().models[0]!.slots.columns.requests, [1, 0, 0]);
+    now = START + 8 * 3_600_000;
+    ring();
+    const { slots, recent } = fold.hello().models[0]!;
+    assert.equal(slots.length, 0);
+    assert.equal(recent.p50, null);
+    now += 1000;
+    ring();
+    assert.equal(fold.hello().models[0]!.slots.length, 1);
   });
 
   test("what waits is looked at when a second ends", async () => {

@@ -1,4 +1,5 @@
 /** A fold on virtual time, with a process around it whose every number a test can set. */
+import type { Clock } from "../../src/clock.ts";
 import { Fold, type FoldRules } from "../../src/dashboard/fold.ts";
 import type { ModelFrame } from "../../src/dashboard/frames.ts";
 import type { BatchNote, DispatchReason } from "../../src/core/task.ts";
@@ -9,6 +10,14 @@ import { Tally } from "../../src/telemetry/tally.ts";
 
 export const START = 1_000_000_000;
 export const TIERS = ["gold", "silver", "tin"];
+
+export const RULES: FoldRules = {
+  models: [{ name: "embed", maxBatchSize: 64, maxWaitMs: 50, policy: "adaptive" }],
+  tiers: TIERS,
+  role: "all",
+  fleet: false,
+  targetUtilization: 0.7,
+};
 
 /** Alarms of one instant stand a little apart: what is due then has rung only a moment later. */
 const BEHIND_MS = 0.002;
@@ -58,19 +67,14 @@ export class Stage implements Disposable {
   #ids = 0;
 
   constructor(more: Partial<FoldRules> = {}) {
-    const model = { name: "embed", maxBatchSize: 64, maxWaitMs: 50, policy: "adaptive" };
-    const rules = {
-      models: [model],
-      tiers: TIERS,
-      role: "all",
-      fleet: false,
-      targetUtilization: 0.7,
-      ...more,
-    };
-    this.fold = new Fold(rules, {
-      clock: this.clock,
+    this.fold = this.foldOn(this.clock, { ...RULES, ...more });
+  }
+
+  foldOn(clock: Clock, rules: FoldRules): Fold {
+    return new Fold(rules, {
+      clock,
       events: this.events,
-      tally: new Tally(this.events, this.clock, ["embed"]),
+      tally: new Tally(this.events, clock, ["embed"]),
       sight: { models: () => [this.model], process: () => this.process },
       delay: { take: () => this.loopLateMs, stop: () => {} },
     });
