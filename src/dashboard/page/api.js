@@ -6,15 +6,16 @@
  */
 
 const KEY = "ferry-admin-token";
-let token = remembered();
+let token = "";
 
-function remembered() {
-  const given = new URLSearchParams(location.hash.slice(1)).get("token");
-  if (given !== null) {
-    history.replaceState(null, "", location.pathname + location.search);
-    setToken(given);
-    return given;
-  }
+const given = new URLSearchParams(location.hash.slice(1)).get("token");
+if (given === null) token = kept();
+else {
+  history.replaceState(null, "", location.pathname + location.search);
+  setToken(given);
+}
+
+function kept() {
   try {
     return sessionStorage.getItem(KEY) ?? "";
   } catch {
