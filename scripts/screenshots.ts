@@ -4,8 +4,8 @@
  *   node scripts/screenshots.ts [FOLDER]      docs/, unless another folder is named; about a minute
  *
  * Needs Chromium (on PATH as chromium, chromium-browser or google-chrome). Ferry runs with a simulated GPU on
- * free ports; 1,500 to 1,900 requests/s in three tiers come from here, some of them twice, so that the cache and
- * joining have something to do. One worker's tasks fail now and then, so that there are dead letters.
+ * free ports; some 1,650 requests/s come from here, one of eight a second time, so that the cache and joining have
+ * something to do.
  */
 import { spawn } from "node:child_process";
 import { once } from "node:events";
@@ -74,7 +74,7 @@ async function load(apiUrl: string, until: AbortSignal): Promise<void> {
   while (!until.aborted) {
     const now = performance.now();
     const seconds = (now - startedAt) / 1000;
-    due += ((now - before) / 1000) * (1700 + 200 * Math.sin(seconds / 9) + 60 * Math.sin(seconds * 1.3));
+    due += ((now - before) / 1000) * (1650 + 160 * Math.sin(seconds / 9) + 50 * Math.sin(seconds * 1.3));
     before = now;
     for (; due >= 1; due--) {
       // One of eight asks what somebody asked a moment ago.

@@ -21,13 +21,13 @@ describe("assets", () => {
   test("the page asks only for what is there, and has no script or style of its own", () => {
     const assets = readAssets();
     const html = assets.get("index.html")!.bytes.toString();
-    for (const [, name] of html.matchAll(/\/assets\/([\w.-]+)/g)) assert.ok(assets.has(name!), name);
+    for (const [, name] of html.matchAll(/\/assets\/([\w.-]+)/g)) assert.ok(assets.has(name!), name!);
     assert.doesNotMatch(html, /<style|<script(?![^>]*\bsrc=)|\sstyle=|\son\w+=|https?:/);
     for (const [name, { bytes }] of assets) {
       if (name.startsWith("uplot")) continue;
       const text = bytes.toString();
       assert.doesNotMatch(text, /innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\(/, name);
-      for (const [, other] of text.matchAll(/from "\.\/([\w.-]+)"/g)) assert.ok(assets.has(other!), other);
+      for (const [, other] of text.matchAll(/from "\.\/([\w.-]+)"/g)) assert.ok(assets.has(other!), other!);
     }
   });
 

@@ -38,7 +38,7 @@ describe("numbers", () => {
     [plural(2, "batch"), "2 batches"],
     [quoted("it's"), String.raw`'it'\''s'`],
   ];
-  for (const [is, should] of written) test(`${should}`, () => assert.equal(is, should));
+  for (const [is, should] of written) test(should, () => assert.equal(is, should));
 });
 
 /** Each second holds its own number, so that what stands where can be checked. */

@@ -18,15 +18,15 @@ const text = (page: Page, selector: string): Promise<string> => page.locator(sel
 
 /** Requests that come until the end of the scope. */
 function load(ferry: Ferry, callers = 40): AsyncDisposable {
-  let stopped = false;
+  const stop = new AbortController();
   let n = 0;
   const call = async (): Promise<void> => {
-    while (!stopped) await ferry.post({ input: `text ${n++}` });
+    while (!stop.signal.aborted) await ferry.post({ input: `text ${n++}` });
   };
   const calls = Array.from({ length: callers }, call);
   return {
     [Symbol.asyncDispose]: async () => {
-      stopped = true;
+      stop.abort();
       await Promise.allSettled(calls);
     },
   };

@@ -297,6 +297,8 @@ function startControls() {
     workers.lanes.repaint();
     render();
   });
+  // Without a token there is nothing behind it to go back to.
+  byId("token").addEventListener("cancel", (event) => event.preventDefault());
   startKeys(shortcuts);
 }
 
@@ -310,7 +312,6 @@ function askToken() {
   alertBar("");
   if (!dialog.open) dialog.showModal();
   return new Promise((/** @type {(value: void) => void} */ resolve) => {
-    dialog.addEventListener("cancel", (event) => event.preventDefault());
     byId("token-form").addEventListener(
       "submit",
       () => {

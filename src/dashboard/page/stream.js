@@ -91,7 +91,7 @@ export class Stream {
     try {
       const headers = { accept: "text/event-stream", ...this.#hearing.headers() };
       const answer = await fetch("/internal/live", { headers, signal: stop.signal, cache: "no-store" });
-      if (answer.status === 401 || answer.status === 403) return "denied";
+      if (answer.status === 401) return "denied";
       if (!answer.ok || answer.body === null) return await refusal(answer);
       const parser = new Parser((event, data) => this.#hear(event, data));
       const words = new TextDecoder();
