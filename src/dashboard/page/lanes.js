@@ -199,6 +199,8 @@ export class Lanes {
     pen.textAlign = "left";
     const inside = level >= 14;
     const base = inside ? height - 4 : height - level - 3;
+    // In a low row the hatch has to do: a letter would reach into the lane above.
+    if (base < 10) return;
     if (inside && this.#hatches[batch.reason]) {
       pen.fillStyle = colour;
       pen.fillRect(2, base - 10, pen.measureText(full).width + 2, 12);
