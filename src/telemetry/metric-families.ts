@@ -68,7 +68,7 @@ export function counted(counts: MetricCounts): Family[] {
     ),
     histogram(
       "ferry_queue_seconds",
-      "From the time a task was queued until its batch left; each attempt anew.",
+      "From a task's arrival in the queue until a batch with it left; every attempt counts from there.",
       counts.queueSeconds,
       pairs,
       used(counts.queueSeconds),

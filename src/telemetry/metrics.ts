@@ -2,7 +2,10 @@
  * GET /metrics: what Prometheus scrapes. prom-client keeps the registry, prints it, and brings the metrics of
  * the Node process; it is loaded only when metrics are wanted, and only here.
  *
- * Counting is our own (`metric-counts.ts`): FIGURES
+ * Counting is our own (`metric-counts.ts`): all that a request's events cost is 0.05 µs. With prom-client's own
+ * counters and histograms the same took 1.5 µs, and 1.1 µs with every child kept: each observation builds the
+ * text of its labels. A scrape takes 1.3 ms with one model in three tiers, 9 ms with fifty; that is time in
+ * which no request moves. (`node bench/metrics.ts`, 2 cores of a shared machine.)
  *
  * Whoever asks for OpenMetrics, as Prometheus does, gets that, with the trace of one request as an exemplar in
  * each bucket of ferry_request_seconds; others get the older text. prom-client renames its counters for good
