@@ -8,83 +8,26 @@
  *  - a scrape: printing everything for 1 and for 50 models with three tiers, every pair in use.
  */
 import { Counter, Histogram, Registry } from "prom-client";
-import type { AnsweredRequest, BatchedTask } from "../src/telemetry/events.ts";
 import { Events } from "../src/telemetry/events.ts";
 import { LATENCY_BOUNDS, type MeasuredModel } from "../src/telemetry/metric-counts.ts";
 import { openMetrics } from "../src/telemetry/metrics.ts";
-import type { ModelSight, Sight } from "../src/telemetry/sight.ts";
+import { answered, called, sightOf, started, TIERS } from "../test/telemetry/stage.ts";
 
-const TIERS = ["enterprise", "paid", "free"];
 const BATCH = 64;
 const ROUNDS = 30_000;
 
-function sightOf(names: readonly string[]): Sight {
-  const models = names.map((name): ModelSight => ({
-    name,
-    maxBatchSize: BATCH,
-    queuedByTier: [0, 0, 0],
-    oldestWaitMs: 0,
-    workers: [],
-    healthy: 0,
-    utilization: 0,
-    capacityPerSecond: 0,
-    arrivalsPerSecond: 0,
-    load: 0,
-    desiredWorkers: 0,
-  }));
-  return {
-    models: () => models,
-    process: () => ({
-      id: "",
-      role: "all",
-      members: 1,
-      engine: "memory",
-      durability: "none",
-      reachable: true,
-      draining: false,
-      queued: 0,
-      running: 0,
-      deadLetters: 0,
-      startedAt: 0,
-    }),
-  };
-}
-
-function answered(model: string, tier: string, latencyMs: number): AnsweredRequest {
-  const ending = { queuedAt: 0, attempt: 1 };
-  const seen = { id: "id", method: "POST", route: "/v1/inference", tenant: "t", status: 200 } as const;
-  return { ...seen, model, tier, code: "", startedAt: 0, latencyMs, work: "own", ending, trace: undefined };
-}
-
 /** Sends one batch's worth of events, with latencies that differ. */
 function batchOf(events: Events, model: string): () => void {
-  const tasks = Array.from({ length: BATCH }, (_, at): BatchedTask => {
-    const task = {
-      id: String(at),
-      tenant: "t",
-      tier: at % 3,
-      model,
-      input: "1",
-      parameters: "",
-      content: "",
-    };
-    return { task: { ...task, createdAt: 0, deadlineAt: 0 }, attempt: 1, queuedAt: at };
-  });
-  const requests = tasks.map(({ task }, at) => answered(model, TIERS[task.tier]!, 90 + at * 2));
-  const batch = { id: "b", size: BATCH, reason: "full", worker: "w", startedAt: 100, why: "" } as const;
+  const queuedAt = Array.from({ length: BATCH }, (_, at) => at);
+  const batch = started(model, queuedAt, [0, 1, 2]);
+  const call = called(model, 100, BATCH);
+  const requests = batch.tasks.map(({ task }, at) =>
+    answered({ model, tier: TIERS[task.tier]!, latencyMs: 90 + at * 2 }),
+  );
   return () => {
-    for (const { task } of tasks) events.emit("task.queued", task);
-    events.emit("batch.started", { model, batch, maxBatchSize: BATCH, oldestWaitMs: 64, tasks });
-    events.emit("batch.answered", {
-      model,
-      batchId: "b",
-      worker: "w",
-      size: BATCH,
-      kind: "answered",
-      call: 1,
-      startedAt: 100,
-      serviceMs: 100,
-    });
+    for (const { task } of batch.tasks) events.emit("task.queued", task);
+    events.emit("batch.started", batch);
+    events.emit("batch.answered", call);
     for (const request of requests) events.emit("request.answered", request);
   };
 }
@@ -131,10 +74,9 @@ async function scrapeMs(count: number): Promise<string> {
     return { name: `m${at}`, maxBatchSize: BATCH, caches: true };
   });
   const events = new Events();
-  const names = models.map(({ name }) => name);
-  const parts = { models, tiers: TIERS, version: "0", events, sight: sightOf(names), more: [] };
+  const parts = { models, tiers: TIERS, version: "0", events, sight: sightOf(models), more: [] };
   const metrics = await openMetrics(parts);
-  for (const name of names) batchOf(events, name)();
+  for (const { name } of models) batchOf(events, name)();
   const took: number[] = [];
   let lines = 0;
   for (let run = 0; run < 20; run++) {
@@ -150,7 +92,7 @@ const events = new Events();
 const send = batchOf(events, "embed");
 const unheard = time(send, ROUNDS);
 const models = [{ name: "embed", maxBatchSize: BATCH, caches: true }];
-await openMetrics({ models, tiers: TIERS, version: "0", events, sight: sightOf(["embed"]), more: [] });
+await openMetrics({ models, tiers: TIERS, version: "0", events, sight: sightOf(models), more: [] });
 console.log(`a request: ${(time(send, ROUNDS) - unheard).toFixed(0)} ns`);
 console.log(`prom-client, labels() each time: ${time(withPromClient(false), ROUNDS / 20).toFixed(0)} ns`);
 console.log(`prom-client, children kept: ${time(withPromClient(true), ROUNDS / 20).toFixed(0)} ns`);
