@@ -43,43 +43,30 @@ const NONE: Labels = {};
 const STATES: readonly WorkerState[] = ["idle", "busy", "draining", "down"];
 const KINDS: readonly ProcessSight["durability"][] = ["none", "disk", "local", "replica"];
 
-export function counted(counts: MetricCounts): Family[] {
-  const { models, tiers, pairs } = counts;
+/** How long, and how many at once. */
+export function measured(counts: MetricCounts): Family[] {
+  const { models, pairs, requestSeconds, queueSeconds } = counts;
   const modelLabels = models.map(({ name }) => ({ model: name }));
-  const tierLabels = tiers.map((tier) => ({ tier }));
-  const all = pairs.map((_, pair) => pair);
-  const known = all.filter((pair) => counts.known(pair));
-  /** A pair that nobody used has no line: models × tiers × bounds would be many for nothing. */
-  const used = (spread: Spread) => (): number[] => all.filter((pair) => spread.upTo(pair).at(-1)! > 0);
   const each = (): number[] => models.map((_, at) => at);
+  /** A pair that nobody used has no line: models × tiers × bounds would be many for nothing. */
+  const used = (spread: Spread) => (): number[] =>
+    [...pairs.keys()].filter((pair) => spread.upTo(pair).at(-1)! > 0);
   return [
-    {
-      name: "ferry_requests_total",
-      help: "Requests of clients at their end, by HTTP status; 499: the client left. model and tier are empty where unknown.",
-      type: "counter",
-      read: () => requestSamples(counts),
-    },
     histogram(
       "ferry_request_seconds",
       "From a request's first byte to its answer, of requests that waited for their outcome.",
-      counts.requestSeconds,
+      requestSeconds,
       pairs,
-      used(counts.requestSeconds),
+      used(requestSeconds),
     ),
     histogram(
       "ferry_queue_seconds",
       "From a task's arrival in the queue until a batch with it left; every attempt counts from there.",
-      counts.queueSeconds,
+      queueSeconds,
       pairs,
-      used(counts.queueSeconds),
+      used(queueSeconds),
     ),
     histogram("ferry_batch_size", "Tasks in a batch when it leaves.", counts.batchSize, modelLabels, each),
-    {
-      name: "ferry_batches_total",
-      help: "Batches that left, by the reason why they left when they did.",
-      type: "counter",
-      read: () => grid(modelLabels, "reason", REASONS, counts.batches),
-    },
     histogram(
       "ferry_worker_seconds",
       "One call to a worker, however it ended.",
@@ -87,36 +74,47 @@ export function counted(counts: MetricCounts): Family[] {
       modelLabels,
       each,
     ),
-    {
-      name: "ferry_arrivals_total",
-      help: "Tasks that asked for a worker: queued, or refused for lack of one.",
-      type: "counter",
-      read: () =>
-        known.map((at) => ({ labels: NONE, sharedLabels: pairs[at]!, value: counts.arrivals[at]! })),
-    },
-    {
-      name: "ferry_shed_total",
-      help: "Requests refused at the door, by reason.",
-      type: "counter",
-      read: () => grid(tierLabels, "reason", SHED_REASONS, counts.shed),
-    },
-    {
-      name: "ferry_cache_total",
-      help: "Requests answered from an earlier outcome (hit), and tasks queued where one was looked for (miss).",
-      type: "counter",
-      read: () => [
+  ];
+}
+
+export function counted(counts: MetricCounts): Family[] {
+  const { models, tiers, pairs } = counts;
+  const modelLabels = models.map(({ name }) => ({ model: name }));
+  const tierLabels = tiers.map((tier) => ({ tier }));
+  const known = [...pairs.keys()].filter((pair) => counts.known(pair));
+  return [
+    counter(
+      "ferry_requests_total",
+      "Requests of clients at their end, by HTTP status; 499: the client left. Empty labels are not known.",
+      () => requestSamples(counts),
+    ),
+    counter("ferry_batches_total", "Batches that left, by the reason why they left when they did.", () =>
+      grid(modelLabels, "reason", REASONS, counts.batches),
+    ),
+    counter(
+      "ferry_arrivals_total",
+      "Tasks that asked for a worker: queued, or refused for lack of one.",
+      () => known.map((at) => ({ labels: NONE, sharedLabels: pairs[at]!, value: counts.arrivals[at]! })),
+    ),
+    counter("ferry_shed_total", "Requests refused at the door, by reason.", () =>
+      grid(tierLabels, "reason", SHED_REASONS, counts.shed),
+    ),
+    counter(
+      "ferry_cache_total",
+      "Answers from an earlier outcome (hit), and tasks queued without one (miss).",
+      () => [
         { labels: { result: "hit" }, value: counts.hits },
         { labels: { result: "miss" }, value: counts.misses },
       ],
-    },
-    counter(
+    ),
+    single(
       "ferry_collapsed_total",
       "Requests that joined a task in flight with the same work.",
       () => counts.collapsed,
     ),
-    counter("ferry_retries_total", "Tasks that will be tried again.", () => counts.retries),
-    counter("ferry_dead_letters_total", "Tasks that became dead letters.", () => counts.dead),
-    counter(
+    single("ferry_retries_total", "Tasks that will be tried again.", () => counts.retries),
+    single("ferry_dead_letters_total", "Tasks that became dead letters.", () => counts.dead),
+    single(
       "ferry_lost_total",
       "Accepted tasks that can no longer be answered; must stay 0.",
       () => counts.lost,
@@ -190,8 +188,13 @@ export function buildInfo(version: string, sight: Sight): Family {
   };
 }
 
-export function counter(name: string, help: string, read: () => number): Family {
-  return { name, help, type: "counter", read: () => [{ labels: NONE, value: read() }] };
+/** A counter without labels. */
+export function single(name: string, help: string, value: () => number): Family {
+  return counter(name, help, () => [{ labels: NONE, value: value() }]);
+}
+
+function counter(name: string, help: string, read: () => Sample[]): Family {
+  return { name, help, type: "counter", read };
 }
 
 function requestSamples(counts: MetricCounts): Sample[] {

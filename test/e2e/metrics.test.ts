@@ -1,6 +1,9 @@
 /** /metrics of a whole Ferry: scraped by a real Prometheus, bounded whatever clients send, and documented. */
 import assert from "node:assert/strict";
+import { once } from "node:events";
 import { readFile } from "node:fs/promises";
+import { createServer } from "node:http";
+import type { AddressInfo } from "node:net";
 import { join } from "node:path";
 import { after, before, describe, test } from "node:test";
 import type { Dispatcher } from "undici";
@@ -20,6 +23,8 @@ const as = (sub: string, tier: string): Headers => bearer(token(issuer, claims(D
 let folder: Folder;
 let stub: StubWorker;
 let ferry: Ferry;
+/** Takes spans and says nothing: without a collector nobody is traced. */
+const collector = createServer((taken, answer) => void taken.resume().on("end", () => answer.end()));
 
 before(async () => {
   folder = await Folder.make();
@@ -28,6 +33,9 @@ before(async () => {
     if (call.inputs.includes("bad")) call.reply(422, "{}");
     else call.echo();
   });
+  collector.listen(0, "127.0.0.1");
+  await once(collector, "listening");
+  const otlpUrl = `http://127.0.0.1:${(collector.address() as AddressInfo).port}`;
   const jwt = { issuer: "https://id.example", audience: "ferry", publicKeyFile: "./jwt.pem" };
   const simulated = { kind: "simulated", workers: 1, baseMs: 1 };
   ferry = await Ferry.start(
@@ -36,6 +44,7 @@ before(async () => {
       auth: { mode: "required", jwt },
       admin: { listen: "127.0.0.1:0", token: TOKEN },
       admission: { mode: "off" },
+      telemetry: { otlpUrl, sample: 0 },
     },
     folder,
   );
@@ -43,6 +52,8 @@ before(async () => {
 after(async () => {
   await ferry?.[Symbol.asyncDispose]();
   await stub?.[Symbol.asyncDispose]();
+  collector.closeAllConnections();
+  collector.close();
   await folder?.[Symbol.asyncDispose]();
 });
 
@@ -81,25 +92,30 @@ test("a real Prometheus scrapes it, with what was sent, and its rules find what 
   assert.equal((await send(1, paid, "nobody")).status, 400);
   assert.equal((await send(1, { ...paid, prefer: "respond-async" }, "other")).status, 202);
   assert.equal((await send(1, {})).status, 401);
+  const traced = { ...paid, traceparent: `00-${"ab".repeat(16)}-${"cd".repeat(8)}-01` };
+  assert.equal((await send("traced", traced)).status, 200);
 
   const of = (labels: string): string => `sum(ferry_requests_total{job="ferry", ${labels}})`;
-  await prometheus.reaches(of('model="stub", tier="paid", code="200"'), 43);
+  await prometheus.reaches(of('model="stub", tier="paid", code="200"'), 44);
   await prometheus.reaches(of('model="stub", tier="paid", code="422"'), 1);
   await prometheus.reaches(of('model="other", tier="paid", code="202"'), 1);
   await prometheus.reaches(of('model="", tier="paid", code="400"'), 1);
   await prometheus.reaches(of('model="", tier="", code="401"'), 1);
   // Those that waited: not the 202, nor what was refused.
-  await prometheus.reaches('ferry_request_seconds_count{model="stub", tier="paid"}', 44);
+  await prometheus.reaches('ferry_request_seconds_count{model="stub", tier="paid"}', 45);
   await prometheus.reaches('count(ferry_request_seconds_count{model="other"}) or vector(0)', 0);
   await prometheus.reaches('ferry_cache_total{result="hit"}', 3);
-  await prometheus.reaches('ferry_cache_total{result="miss"}', 41);
-  await prometheus.reaches('ferry_arrivals_total{model="stub", tier="paid"}', 41);
-  await prometheus.reaches('ferry_batch_size_sum{model="stub"}', 41);
+  await prometheus.reaches('ferry_cache_total{result="miss"}', 42);
+  await prometheus.reaches('ferry_arrivals_total{model="stub", tier="paid"}', 42);
+  await prometheus.reaches('ferry_batch_size_sum{model="stub"}', 42);
   await prometheus.reaches("sum(ferry_lost_total)", 0);
   await prometheus.reaches('sum(ferry_workers{model="stub", state=~"idle|busy"})', 1);
   assert.ok((await prometheus.value("process_cpu_seconds_total"))! > 0);
   assert.ok((await prometheus.value("nodejs_eventloop_lag_p99_seconds"))! > 0);
 
+  await eventually(async () => {
+    return (await prometheus.exemplars("ferry_request_seconds_bucket")).includes("ab".repeat(16));
+  }, 30_000);
   await eventually(async () => (await prometheus.rules()).every(({ health }) => health === "ok"), 30_000);
   await prometheus.reaches('job_model:ferry_workers_serving:sum{model="stub"}', 1);
   const firing = await prometheus.query('ALERTS{alertstate="firing"}');

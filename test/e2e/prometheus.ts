@@ -67,7 +67,7 @@ export class Prometheus implements AsyncDisposable {
     return prometheus;
   }
 
-  /** The values of an expression now; its labels as JSON → value. */
+  /** The values of an expression now. */
   async query(expr: string): Promise<Series[]> {
     const answer = await this.#get(`/api/v1/query?query=${encodeURIComponent(expr)}`);
     return (answer as { result: Series[] }).result;
@@ -87,6 +87,14 @@ export class Prometheus implements AsyncDisposable {
         throw new Error(`${expr} is ${last}, not ${value}`, { cause: error });
       },
     );
+  }
+
+  /** The trace ids that it kept beside the values of a metric. */
+  async exemplars(metric: string): Promise<string[]> {
+    const now = Date.now() / 1000;
+    const path = `/api/v1/query_exemplars?query=${metric}&start=${now - 600}&end=${now + 600}`;
+    const series = (await this.#get(path)) as { exemplars: { labels: { trace_id: string } }[] }[];
+    return series.flatMap(({ exemplars }) => exemplars.map(({ labels }) => labels.trace_id));
   }
 
   async targets(): Promise<readonly Target[]> {
