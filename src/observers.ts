@@ -7,8 +7,10 @@ import type { Config, Role } from "./config.ts";
 import type { Engine } from "./engine/engine.ts";
 import type { Routes } from "./gateway/server.ts";
 import type { Events } from "./telemetry/events.ts";
+import { type Metrics, type MoreCounter, openMetrics } from "./telemetry/metrics.ts";
 import type { Sight } from "./telemetry/sight.ts";
 import type { Tally } from "./telemetry/tally.ts";
+import { version } from "./version.ts";
 
 export interface ObserverParts {
   readonly config: Config;
@@ -31,6 +33,22 @@ export interface Observers {
   close(): Promise<void>;
 }
 
-export async function openObservers(_parts: ObserverParts): Promise<Observers> {
-  return { guarded: {}, open: {}, close: async () => {} };
+export async function openObservers(parts: ObserverParts): Promise<Observers> {
+  const metrics = await metricsOf(parts, []);
+  return { guarded: { ...metrics?.routes }, open: {}, close: async () => {} };
+}
+
+/** `more` are the counters that others keep. */
+async function metricsOf(
+  { config, events, sight }: ObserverParts,
+  more: readonly MoreCounter[],
+): Promise<Metrics | undefined> {
+  if (!config.telemetry.metrics) return undefined;
+  const models = config.models.map(({ name, maxBatchSize, cache }) => ({
+    name,
+    maxBatchSize,
+    caches: cache.scope !== "off",
+  }));
+  const tiers = config.tiers.map(({ name }) => name);
+  return openMetrics({ models, tiers, version: version(), events, sight, more });
 }
