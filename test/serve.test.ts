@@ -68,6 +68,7 @@ function world(
       raise: (signal) => void raised.push(signal),
     },
     uptimeMs: () => 42,
+    openPage: () => {},
   };
   const send = (signal: StopSignal) => listeners.get(signal)?.forEach((listener) => listener());
   const wishes = { role: options.role ?? ("all" as const), noColor: false };
