@@ -150,6 +150,7 @@ export interface Health {
   readonly gpu_utilization: number;
   readonly queue_depth: number;
   readonly requests_per_second: number;
+  readonly totals: { readonly requests: number };
 }
 
 interface WorkerRow {

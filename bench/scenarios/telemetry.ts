@@ -89,8 +89,9 @@ async function run(bench: Bench): Promise<Report> {
   }
   // Ends the servers first: what they still hold for PostgreSQL is written then.
   const seen = await watchers.rest();
+  const { totals } = await sides.find(({ name }) => name === "everything")!.server.health();
   await started.disposeAsync();
-  return report(sides, seen, postgres.rows());
+  return report(sides, seen, { rows: postgres.rows(), requests: totals.requests });
 }
 
 function settingsOf(postgresUrl: string, otlpUrl: string): Record<Name, Record<string, unknown>> {
@@ -121,6 +122,12 @@ function load(
     },
     { core: bench.cores?.generator, serverPid: server.pid, behind },
   );
+}
+
+/** Since the start of the server that writes them. */
+interface Logged {
+  readonly rows: number;
+  readonly requests: number;
 }
 
 /** The process of watchers.ts. */
@@ -157,7 +164,7 @@ class Watchers implements AsyncDisposable {
   }
 }
 
-function report(sides: readonly Side[], seen: Sightings, rows: number): Report {
+function report(sides: readonly Side[], seen: Sightings, { rows, requests }: Logged): Report {
   const runsOf = (name: Name): readonly Measured[] => sides.find((side) => side.name === name)!.runs;
   const rate = (name: Name): number => median(runsOf(name).map((run) => run.rate));
   // Less moved by what else runs on the machine than throughput is.
@@ -176,6 +183,7 @@ function report(sides: readonly Side[], seen: Sightings, rows: number): Report {
       ...names.map((name) => figure(`${name}, CPU per request`, micros(name), "µs")),
       figure("ferry CPU, median", median(all.map((run) => run.serverCpuShare)) * 100, "%"),
       figure("the generator's core, highest", Math.max(...all.map(otherCore)) * 100, "%"),
+      figure("everything, requests since its start", requests, "count"),
       figure("rows in PostgreSQL", rows, "count"),
       figure("posts to the collector", seen.posts, "count"),
       figure("scrapes", seen.scrapes, "count"),
