@@ -5,6 +5,7 @@ import { randomUUID } from "node:crypto";
 import { Admission } from "./admission/admit.ts";
 import { Gate, type Prospects } from "./admission/gate.ts";
 import type { Backend } from "./backend/backend.ts";
+import { SimulatedBackend } from "./backend/simulated.ts";
 import { makeBackend } from "./backends.ts";
 import { Certificates } from "./certificates.ts";
 import { type Clock, SystemClock } from "./clock.ts";
@@ -12,6 +13,7 @@ import type { Config, ModelConfig, Role } from "./config.ts";
 import { screenFor } from "./core/screen.ts";
 import { Sampler } from "./core/trace.ts";
 import { openCredentials } from "./credentials.ts";
+import { Demo } from "./demo.ts";
 import { Dispatcher } from "./dispatch/dispatcher.ts";
 import { Reaper } from "./dispatch/reaper.ts";
 import type { Engine } from "./engine/engine.ts";
@@ -71,6 +73,8 @@ export class Ferry {
   #membership: Membership | undefined;
   #draining = false;
   #stopped: Promise<void> | undefined;
+  /** What people may do to the simulated workers of this process; undefined where there are none. */
+  demo: Demo | undefined;
   /** Where an accepted task is kept: by one server of the shared store, or by two. */
   durability: "replica" | "local" | undefined;
   /** "" in a batcher. */
@@ -216,6 +220,8 @@ export class Ferry {
       shared: fleet && model.backend.kind === "http",
     });
     this.#dispatchers.push(dispatcher);
+    if (backend instanceof SimulatedBackend)
+      (this.demo ??= new Demo()).add(name, backend, dispatcher.workers.slots);
     this.#undo.push(() => dispatcher.stop());
   }
 

@@ -15,7 +15,13 @@ import { bin, ferry, file } from "./cli-child.ts";
 
 /** A world where time stands still until `ring`, and signals come when the test says so. */
 function world(
-  options: { people?: boolean; served?: Partial<Served>; startFails?: Error; role?: Role } = {},
+  options: {
+    people?: boolean;
+    served?: Partial<Served>;
+    startFails?: Error;
+    role?: Role;
+    keys?: boolean;
+  } = {},
 ) {
   const said: string[] = [];
   const raised: StopSignal[] = [];
@@ -24,6 +30,7 @@ function world(
   const alarms: { at: number; ring: () => void }[] = [];
   const listeners = new Map<StopSignal, (() => void)[]>();
   const ready = Promise.withResolvers<void>();
+  let press: (key: string) => void = () => assert.fail("nobody listens to keys");
   const draining = Promise.withResolvers<void>();
   const console: Console = {
     out: () => assert.fail("serve has no results"),
@@ -35,6 +42,12 @@ function world(
     env: { NO_COLOR: "1" },
     outIsTTY: false,
     errIsTTY: options.people ?? false,
+    ...(options.keys === true && {
+      keys: async (pressed: (key: string) => void) => {
+        press = pressed;
+        return () => void calls.push("restore");
+      },
+    }),
   };
   const served: Served = {
     apiUrl: "http://127.0.0.1:8080",
@@ -68,11 +81,23 @@ function world(
       raise: (signal) => void raised.push(signal),
     },
     uptimeMs: () => 42,
+    openPage: () => {},
   };
   const send = (signal: StopSignal) => listeners.get(signal)?.forEach((listener) => listener());
   const wishes = { role: options.role ?? ("all" as const), noColor: false };
   const code = runServe(demoConfig(), [], console, parts, wishes);
-  return { said, raised, roles, calls, alarms, send, code, ready: ready.promise, draining: draining.promise };
+  return {
+    said,
+    raised,
+    roles,
+    calls,
+    alarms,
+    send,
+    press: (key: string) => press(key),
+    code,
+    ready: ready.promise,
+    draining: draining.promise,
+  };
 }
 
 describe("around a Ferry", () => {
@@ -91,6 +116,21 @@ describe("around a Ferry", () => {
       farewell!,
       /^ {2}served 3 requests in 1 batch \(3\.0 of 64 full\), 2 GPU calls saved, 0 lost\n$/,
     );
+  });
+
+  test("the terminal is given back before it drains, whoever asks for it", async () => {
+    for (const ask of ["q", "\u0003", "SIGTERM"] as const) {
+      const { said, press, send, code, ready, calls } = world({ people: true, keys: true });
+      await ready;
+      assert.match(said[1]!, /press l for load, h for keys/);
+      press("h");
+      assert.match(said.at(-1)!, /drain and stop/);
+      if (ask === "SIGTERM") send(ask);
+      else press(ask);
+      assert.equal(await code, 0);
+      assert.deepEqual(calls, ["restore", "drain", "stop"]);
+      assert.match(said.at(-1)!, /0 lost/);
+    }
   });
 
   test("programs get one JSON line a fact", async () => {

@@ -4,11 +4,13 @@
  * The first SIGINT or SIGTERM drains: nothing new is taken, accepted work goes on for at most
  * `limits.drainMs`, the farewell line is printed, exit 0. A second signal ends the process at once by
  * that signal, so that shells and supervisors see the truth (130, 143). Before Ferry is ready signals
- * keep their usual meaning.
+ * keep their usual meaning. On a terminal keys do more (`serve-keys.ts`); from the moment it drains the terminal
+ * is as it was, so that the second Ctrl-C is a signal again.
  *
  * `--role` splits the work over processes that share their tasks through Redis: a gateway takes requests, a
  * batcher runs them.
  */
+import { spawn } from "node:child_process";
 import {
   drainBanner,
   drainLine,
@@ -24,11 +26,13 @@ import { SystemClock, type Clock } from "../clock.ts";
 import type { Config, Problem, Role } from "../config.ts";
 import { formatProblems } from "../config-load.ts";
 import { explainStart } from "../port-holder.ts";
+import type { Killed } from "../demo.ts";
 import { didYouMean } from "../spelling.ts";
 import { printable, wantsColor } from "../terminal.ts";
 import { version } from "../version.ts";
 import { expectNoWords, Failure, UsageError, type Call, type Command, type Console } from "./command.ts";
 import { chooseConfig, configFlag } from "./config-file.ts";
+import type { ServeKeys } from "./serve-keys.ts";
 
 /** What `serve` needs of a running Ferry. */
 export interface Served {
@@ -37,6 +41,8 @@ export interface Served {
   readonly adminUrl: string;
   /** What keeps an accepted task now; left out: as the config says. */
   readonly durability?: Durability | undefined;
+  /** Left out where no worker of this process is simulated. */
+  readonly demo?: { kill(forMs: number): Killed | undefined } | undefined;
   tally(): Tally;
   drain(): Promise<void>;
   stop(): Promise<void>;
@@ -58,6 +64,8 @@ export interface ServeParts {
   readonly signals: Signals;
   /** Since the process began. */
   uptimeMs(): number;
+  /** Shows a page in a browser, where there is one; never fails. */
+  readonly openPage: (url: string) => void;
 }
 
 const roles: readonly Role[] = ["all", "gateway", "batcher"];
@@ -93,6 +101,7 @@ export const serve: Command = {
       start: startFerry,
       clock: new SystemClock(),
       uptimeMs: () => process.uptime() * 1000,
+      openPage: (url) => openPage(url, console.env),
       signals: {
         on: (signal, listener) => process.on(signal, listener),
         off: (signal, listener) => process.off(signal, listener),
@@ -148,6 +157,7 @@ export async function runServe(
     throw new Failure(explainStart(error, config));
   }
   const stopping = nextSignal(signals);
+  const keys = await hearKeys(config, console, parts, ferry, () => stopping.hear("SIGINT"));
   const facts = {
     config,
     role,
@@ -156,38 +166,84 @@ export async function runServe(
     adminUrl: ferry.adminUrl,
     durability: ferry.durability,
     startMs: parts.uptimeMs(),
+    keys: keys !== undefined,
   };
   console.err(people ? readyBanner(facts, color) : readyLine(facts, clock.now()));
 
-  const signal = await stopping;
+  const signal = await stopping.first;
+  keys?.end();
   const before = ferry.tally();
   console.err(people ? drainBanner(before, config, signal) : drainLine(before, config, signal, clock.now()));
-  await within(config.limits.drainMs, ferry.drain(), clock);
+  await within(config.limits.drainMs, drainAfter(keys, ferry), clock);
   const after = ferry.tally();
   await ferry.stop();
+  await keys?.quiet();
   console.err(people ? farewellBanner(after, config, role) : farewellLine(after, clock.now()));
   return 0;
 }
 
-/** Resolves with the first signal; from then on the next one, of either kind, ends the process. */
-function nextSignal(signals: Signals): Promise<StopSignal> {
-  return new Promise((resolve) => {
-    let seen = false;
-    const hear = (signal: StopSignal) => {
-      if (!seen) {
-        seen = true;
-        resolve(signal);
-        return;
-      }
-      signals.off("SIGINT", onInterrupt);
-      signals.off("SIGTERM", onTerminate);
-      signals.raise(signal);
-    };
-    const onInterrupt = () => hear("SIGINT");
-    const onTerminate = () => hear("SIGTERM");
-    signals.on("SIGINT", onInterrupt);
-    signals.on("SIGTERM", onTerminate);
-  });
+/** Keys do what they do until `end`, which also gives the terminal back; undefined where nobody presses any. */
+async function hearKeys(
+  config: Config,
+  console: Console,
+  { clock, openPage }: ServeParts,
+  { apiUrl, adminUrl, demo }: Served,
+  quit: () => void,
+): Promise<Pick<ServeKeys, "end" | "quiet"> | undefined> {
+  if (console.keys === undefined) return undefined;
+  const { ServeKeys } = await import("./serve-keys.ts");
+  const say = (line: string): void => console.err(`${line}\n`);
+  const keys = new ServeKeys({ config, apiUrl, adminUrl, demo, clock, say, open: openPage, quit });
+  const restore = await console.keys((key) => keys.press(key));
+  if (restore === undefined) return undefined;
+  const end = (): void => {
+    restore();
+    keys.end();
+  };
+  return { end, quiet: () => keys.quiet() };
+}
+
+/** The demo's own load is over first: a caller that is still connecting would find nobody. */
+async function drainAfter(keys: Pick<ServeKeys, "quiet"> | undefined, ferry: Served): Promise<void> {
+  await keys?.quiet();
+  await ferry.drain();
+}
+
+interface Stopping {
+  readonly first: Promise<StopSignal>;
+  /** Takes a signal as if the process had got it. */
+  hear(signal: StopSignal): void;
+}
+
+/** Waits for the first signal; from then on the next one, of either kind, ends the process. */
+function nextSignal(signals: Signals): Stopping {
+  const { promise, resolve } = Promise.withResolvers<StopSignal>();
+  let seen = false;
+  const hear = (signal: StopSignal): void => {
+    if (!seen) {
+      seen = true;
+      resolve(signal);
+      return;
+    }
+    signals.off("SIGINT", onInterrupt);
+    signals.off("SIGTERM", onTerminate);
+    signals.raise(signal);
+  };
+  const onInterrupt = (): void => hear("SIGINT");
+  const onTerminate = (): void => hear("SIGTERM");
+  signals.on("SIGINT", onInterrupt);
+  signals.on("SIGTERM", onTerminate);
+  return { first: promise, hear };
+}
+
+/** Only where there is a screen: elsewhere the opener may start a browser for terminals. */
+function openPage(url: string, env: NodeJS.ProcessEnv): void {
+  const screen = env["DISPLAY"] ?? env["WAYLAND_DISPLAY"] ?? "";
+  const opener = process.platform === "darwin" ? "open" : screen === "" ? "" : "xdg-open";
+  if (opener === "") return;
+  const child = spawn(opener, [url], { stdio: "ignore", detached: true });
+  // Not installed: the address is on the screen anyway.
+  child.on("error", () => {});
 }
 
 /** Waits for `work`, but not longer than `timeoutMs`. */
