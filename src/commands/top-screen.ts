@@ -57,7 +57,7 @@ function heading(view: TopView, columns: number, paint: Paint): Piece[][] {
       ? [" · PAUSED", paint.yellow]
       : ["", paint.dim];
   const demo: Piece = hello?.demo === true ? [" · DEMO", paint.yellow] : [""];
-  const pieces: Piece[] = [["FERRY ", paint.bold], [model, paint.bold], [` · ${scope}`], demo, state];
+  const pieces: Piece[] = [["FERRY ", paint.bold], [model, paint.bold], state, [` · ${scope}`], demo];
   const gap = columns - widthOf(pieces) - KEYS.length;
   if (view.interactive && gap >= 2) return [[...pieces, [" ".repeat(gap)], [KEYS, paint.dim]]];
   return [pieces];
