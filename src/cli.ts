@@ -27,6 +27,7 @@ const commands: { readonly [name: string]: Known } = {
     summary: "save what is readable of a damaged journal",
     load: async () => (await import("./commands/recover.ts")).recover,
   },
+  top: { summary: "watch a running Ferry", load: async () => (await import("./commands/top.ts")).top },
   version: {
     summary: "print the version",
     load: async () => (await import("./commands/version.ts")).versionCommand,
@@ -34,7 +35,7 @@ const commands: { readonly [name: string]: Known } = {
 };
 
 /** Named in the documents; better an honest line than "unknown". */
-const notYet = ["plan", "bench", "top"];
+const notYet = ["plan", "bench"];
 
 const overview = `Ferry: many single requests in, full GPU batches out.
 

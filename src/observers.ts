@@ -6,6 +6,7 @@ import type { Clock } from "./clock.ts";
 import type { Config, Role } from "./config.ts";
 import type { Engine } from "./engine/engine.ts";
 import type { Routes } from "./gateway/server.ts";
+import { openLive } from "./live.ts";
 import type { Events } from "./telemetry/events.ts";
 import { type Metrics, type MoreCounter, openMetrics } from "./telemetry/metrics.ts";
 import type { Sight } from "./telemetry/sight.ts";
@@ -35,7 +36,8 @@ export interface Observers {
 
 export async function openObservers(parts: ObserverParts): Promise<Observers> {
   const metrics = await metricsOf(parts, []);
-  return { guarded: { ...metrics?.routes }, open: {}, close: async () => {} };
+  const live = parts.config.telemetry.dashboard ? openLive(parts) : undefined;
+  return { guarded: { ...metrics?.routes, ...live?.routes }, open: {}, close: async () => live?.close() };
 }
 
 /** `more` are the counters that others keep. */

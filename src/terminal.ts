@@ -31,6 +31,8 @@ export interface Paint {
   readonly green: (text: string) => string;
   readonly yellow: (text: string) => string;
   readonly cyan: (text: string) => string;
+  readonly blue: (text: string) => string;
+  readonly red: (text: string) => string;
 }
 
 export function paint(color: boolean): Paint {
@@ -42,6 +44,8 @@ export function paint(color: boolean): Paint {
     green: style(32, 39),
     yellow: style(33, 39),
     cyan: style(36, 39),
+    blue: style(34, 39),
+    red: style(31, 39),
   };
 }
 

@@ -11,6 +11,7 @@ import type { Command } from "../src/commands/command.ts";
 import { dead, formatAge, parseAge } from "../src/commands/dead.ts";
 import { keys } from "../src/commands/keys.ts";
 import { serve } from "../src/commands/serve.ts";
+import { top } from "../src/commands/top.ts";
 import { versionCommand } from "../src/commands/version.ts";
 import { bin, ferry, file, folder, run, type Ended } from "./cli-child.ts";
 import { startServer } from "./redis/servers.ts";
@@ -29,6 +30,7 @@ describe("help and usage", () => {
       check,
       dead,
       keys,
+      top,
       version: versionCommand,
     };
     for (const [name, { usage, flags }] of Object.entries(commands)) {
@@ -98,7 +100,7 @@ describe("help and usage", () => {
   }
 
   test("what comes later is said to come later: exit 1, one line", async () => {
-    const lines = ["plan", "bench http://x", "top"];
+    const lines = ["plan", "bench http://x"];
     for (const { code, out, err } of await Promise.all(lines.map((line) => ferry(...line.split(" "))))) {
       assert.equal(code, 1);
       assert.equal(out, "");

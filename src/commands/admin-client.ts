@@ -1,5 +1,5 @@
 /**
- * The admin listener's dead-letter routes, from the caller's side.
+ * The admin listener from the caller's side: dead letters, and the stream of what happens.
  *
  * Every failure becomes a `Failure` with one line that says what to do. The answer comes from another
  * process, so nothing about its shape is taken for granted. Redirects are not followed: they would
@@ -12,8 +12,10 @@
 import { X509Certificate } from "node:crypto";
 import { readFile } from "node:fs/promises";
 import { checkServerIdentity, getCACertificates } from "node:tls";
+import type { Clock } from "../clock.ts";
 import { printable } from "../terminal.ts";
 import { Failure } from "./command.ts";
+import { readEvents, StreamTooLong, type StreamEvent } from "./event-stream.ts";
 
 export interface DeadLetterRow {
   readonly taskId: string;
@@ -86,17 +88,65 @@ export class AdminClient {
     return status !== 404;
   }
 
+  /**
+   * /internal/live, until the caller stops reading or `stop` says so; any other end is a `Failure`. Silence for
+   * as long as an answer may take is an end too.
+   */
+  async *live(clock: Clock, stop: AbortSignal): AsyncGenerator<StreamEvent> {
+    const silence = new AbortController();
+    const hush = (): void => silence.abort(new DOMException("silent", "TimeoutError"));
+    let alarm = clock.at(clock.now() + timeoutMs, hush);
+    const heard = (): void => {
+      alarm.cancel();
+      alarm = clock.at(clock.now() + timeoutMs, hush);
+    };
+    try {
+      yield* this.#events(AbortSignal.any([stop, silence.signal]), heard);
+      throw this.#failure("ended the stream");
+    } catch (error) {
+      if (stop.aborted) return;
+      if (error instanceof Failure) throw error;
+      throw error instanceof StreamTooLong ? this.#notFerry() : this.#unreachable(error as Error);
+    } finally {
+      alarm.cancel();
+    }
+  }
+
+  async *#events(signal: AbortSignal, heard: () => void): AsyncGenerator<StreamEvent> {
+    const url = `${this.#base}/internal/live`;
+    const wishes = { headers: this.#headers("text/event-stream"), redirect: "error", signal } as const;
+    const { Agent, fetch: fetchThrough } = await import("undici");
+    const dispatcher = new Agent(url.startsWith("https:") ? { connect: await this.#trust() } : {});
+    try {
+      const response = await fetchThrough(url, { ...wishes, dispatcher });
+      const type = response.headers.get("content-type") ?? "";
+      if (response.status !== 200) {
+        if (response.status === 404)
+          throw this.#failure("has no /internal/live; set telemetry.dashboard: true");
+        throw this.#unexpected({ status: response.status, text: await response.text() });
+      }
+      if (!type.startsWith("text/event-stream") || response.body === null) throw this.#notFerry();
+      const noted = async function* (body: AsyncIterable<Uint8Array>): AsyncGenerator<Uint8Array> {
+        for await (const chunk of body) {
+          heard();
+          yield chunk;
+        }
+      };
+      yield* readEvents(noted(response.body as AsyncIterable<Uint8Array>));
+    } finally {
+      await dispatcher.destroy();
+    }
+  }
+
   async #call(
     method: string,
     path: string,
     expected: readonly number[],
   ): Promise<{ status: number; body: JsonObject }> {
     const url = `${this.#base}/internal/dead-letters${path}`;
-    const headers: Record<string, string> = { accept: "application/json" };
-    if (this.#token !== undefined) headers["authorization"] = `Bearer ${this.#token}`;
     let answer: Answer;
     try {
-      answer = await this.#fetch(method, url, headers);
+      answer = await this.#fetch(method, url, this.#headers("application/json"));
     } catch (error) {
       throw error instanceof Failure ? error : this.#unreachable(error as Error);
     }
@@ -106,9 +156,17 @@ export class AdminClient {
       if (text !== "" && body === undefined) throw this.#notFerry();
       return { status, body: body ?? {} };
     }
-    if (status === 401 || status === 403) throw this.#refused();
-    const why = textOf(body?.["message"]);
-    throw this.#failure(`answered ${status}${why === "" ? "" : `: ${why}`}`);
+    throw this.#unexpected(answer);
+  }
+
+  #headers(accept: string): Record<string, string> {
+    return { accept, ...(this.#token !== undefined && { authorization: `Bearer ${this.#token}` }) };
+  }
+
+  #unexpected({ status, text }: Answer): Failure {
+    if (status === 401 || status === 403) return this.#refused();
+    const why = textOf(parseObject(text)?.["message"]);
+    return this.#failure(`answered ${status}${why === "" ? "" : `: ${why}`}`);
   }
 
   async #fetch(method: string, url: string, headers: Record<string, string>): Promise<Answer> {

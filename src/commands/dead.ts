@@ -105,7 +105,7 @@ export function parseAge(text: string): number {
   return Number(match[1]) * units[match[2]!]!;
 }
 
-function parseAdminUrl(text: string): string {
+export function parseAdminUrl(text: string): string {
   const url = URL.parse(text);
   if (url === null || !/^https?:$/.test(url.protocol) || url.username !== "" || url.password !== "") {
     throw new UsageError("--admin must be a URL like http://127.0.0.1:8081, without credentials in it");

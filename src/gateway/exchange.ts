@@ -27,6 +27,8 @@ export interface Outflow {
   /** It does not keep up: what is written now waits in our memory. */
   readonly behind: boolean;
   end(): void;
+  /** Ends it at once, with what it was not given yet. */
+  cut(): void;
 }
 
 /** As others write it in their logs: the client closed its connection. */
@@ -237,6 +239,7 @@ export class Exchange implements AnsweredRequest {
         return response.writableNeedDrain;
       },
       end: () => void response.end(),
+      cut: () => void response.destroy(),
     };
   }
 

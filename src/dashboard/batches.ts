@@ -1,0 +1,199 @@
+/**
+ * The batches of one model of late, and the time they took of their workers.
+ *
+ * `began` and `ended` follow the batches of this process. A gateway runs none: `seen` takes those of other
+ * processes from the answers they gave, each when its first answer passes; a batch whose tasks all came
+ * through other gateways, or all failed, is not seen.
+ *
+ * A batch that runs is counted up to the end of each second (`account`), so that one that hangs shows as busy
+ * and not as calm. A seat that is taken is `filled` time, one that is not is `empty` time: both add up to the
+ * time of the worker. At most `MAX_ROWS` are kept; those that changed since somebody last looked are listed
+ * up to `MAX_CHANGED`, and beyond that counted.
+ */
+import type { BatchNote } from "../core/task.ts";
+import type { BatchedTask } from "../telemetry/events.ts";
+import { type BatchRow, FILL_STEPS, REASONS } from "./frames.ts";
+import { COLUMN, type SlotRing } from "./slots.ts";
+import type { WorkerBook } from "./workers.ts";
+
+const MAX_ROWS = 4096;
+const MAX_CHANGED = 1024;
+/** Older ones are not shown. */
+const SHOWN_MS = 60_000;
+/** The order of `REASONS` is the order of their columns. */
+const FIRST_REASON = COLUMN.full;
+
+class Row {
+  readonly id: string;
+  readonly worker: string;
+  readonly startedAt: number;
+  endedAt = 0;
+  readonly size: number;
+  readonly reason: number;
+  oldestWaitMs: number;
+  calls = 0;
+  attempt = 1;
+  tiers = "";
+  /** Its time is counted up to here. */
+  countedTo: number;
+  listed = false;
+
+  constructor(batch: BatchNote, startedAt: number, oldestWaitMs: number) {
+    this.id = batch.id;
+    this.worker = batch.worker;
+    this.size = batch.size;
+    this.reason = Math.max(0, REASONS.indexOf(batch.reason));
+    this.startedAt = startedAt;
+    this.countedTo = startedAt;
+    this.oldestWaitMs = oldestWaitMs;
+  }
+
+  onWire(): BatchRow {
+    const { id, worker, startedAt, endedAt, size, reason, oldestWaitMs, calls, attempt, tiers } = this;
+    return [
+      id,
+      worker,
+      Math.round(startedAt),
+      Math.round(endedAt),
+      size,
+      reason,
+      Math.round(oldestWaitMs),
+      calls,
+      attempt,
+      tiers,
+    ];
+  }
+}
+
+export interface Shown {
+  readonly rows: BatchRow[];
+  readonly leftOut: number;
+}
+
+export class BatchBook {
+  readonly #maxBatchSize: number;
+  readonly #tiers: number;
+  readonly #slots: SlotRing;
+  readonly #workers: WorkerBook;
+  /** In a ring; `#next` is the place of the next one. */
+  readonly #rows: Row[] = [];
+  #next = 0;
+  readonly #byId = new Map<string, Row>();
+  readonly #running = new Set<Row>();
+  #changed: Row[] = [];
+  #changedMore = 0;
+
+  constructor(maxBatchSize: number, tiers: number, slots: SlotRing, workers: WorkerBook) {
+    this.#maxBatchSize = maxBatchSize;
+    this.#tiers = tiers;
+    this.#slots = slots;
+    this.#workers = workers;
+  }
+
+  began(batch: BatchNote, oldestWaitMs: number, tasks: readonly BatchedTask[], now: number): void {
+    const row = this.#add(new Row({ ...batch, size: tasks.length }, now, oldestWaitMs));
+    const byTier = new Array<number>(this.#tiers).fill(0);
+    for (const { task, attempt } of tasks) {
+      if (task.tier < this.#tiers) byTier[task.tier]!++;
+      if (attempt > row.attempt) row.attempt = attempt;
+    }
+    row.tiers = byTier.join("/");
+    this.#running.add(row);
+  }
+
+  ended(id: string, calls: number, busyMs: number): void {
+    const row = this.#byId.get(id);
+    if (row === undefined || row.endedAt !== 0) return;
+    this.#running.delete(row);
+    row.endedAt = row.startedAt + busyMs;
+    row.calls = calls;
+    // It may have ended a moment before the second did, and been counted to its end: then this takes it back.
+    this.#spend(row, row.endedAt);
+    this.#workers.took(row.worker, busyMs, row.endedAt);
+    this.#list(row);
+  }
+
+  /** A batch of another process, from an answer that it gave. */
+  seen(batch: BatchNote, queuedAt: number, attempt: number, settledAt: number): void {
+    const waitMs = batch.startedAt - queuedAt;
+    const known = this.#byId.get(batch.id);
+    if (known !== undefined) {
+      if (waitMs > known.oldestWaitMs && known.tiers === "") known.oldestWaitMs = waitMs;
+      return;
+    }
+    const row = this.#add(new Row(batch, batch.startedAt, Math.max(0, waitMs)));
+    row.attempt = attempt;
+    row.calls = 1;
+    row.endedAt = Math.max(batch.startedAt, settledAt);
+    this.#spend(row, row.endedAt);
+    this.#workers.took(row.worker, row.endedAt - row.startedAt, row.endedAt);
+  }
+
+  /** Counts what runs up to `now`, the end of a second. */
+  account(now: number): void {
+    // One that began between the second's end and this moment is counted with the next.
+    for (const row of this.#running) if (row.countedTo < now) this.#spend(row, now);
+  }
+
+  /** What changed since this was last asked. */
+  takeChanged(): Shown {
+    const shown = { rows: this.#changed.map((row) => row.onWire()), leftOut: this.#changedMore };
+    this.forgetChanged();
+    return shown;
+  }
+
+  forgetChanged(): void {
+    for (const row of this.#changed) row.listed = false;
+    this.#changed = [];
+    this.#changedMore = 0;
+  }
+
+  /** All of the last minute, oldest first; the newest `most` of them. */
+  lately(now: number, most: number): Shown {
+    const found: Row[] = [];
+    for (const row of this.#rows) {
+      if (row.endedAt === 0 || row.endedAt > now - SHOWN_MS) found.push(row);
+    }
+    found.sort((a, b) => a.startedAt - b.startedAt);
+    const rows = found.slice(-most).map((row) => row.onWire());
+    return { rows, leftOut: found.length - rows.length };
+  }
+
+  #add(row: Row): Row {
+    const gone = this.#rows[this.#next];
+    if (gone !== undefined) {
+      this.#byId.delete(gone.id);
+      this.#running.delete(gone);
+    }
+    this.#rows[this.#next] = row;
+    this.#next = (this.#next + 1) % MAX_ROWS;
+    this.#byId.set(row.id, row);
+    const { now, fillNow } = this.#slots;
+    now[COLUMN.batches]! += 1;
+    now[COLUMN.tasks]! += row.size;
+    now[FIRST_REASON + row.reason]! += 1;
+    const step = Math.ceil((row.size * FILL_STEPS) / this.#maxBatchSize) - 1;
+    fillNow[Math.min(FILL_STEPS - 1, Math.max(0, step))]! += 1;
+    this.#list(row);
+    return row;
+  }
+
+  #spend(row: Row, until: number): void {
+    const ms = until - row.countedTo;
+    const filled = ms * Math.min(1, row.size / this.#maxBatchSize);
+    this.#slots.now[COLUMN.filledMs]! += filled;
+    this.#slots.now[COLUMN.emptyMs]! += ms - filled;
+    this.#workers.spent(row.worker, ms, filled);
+    row.countedTo = until;
+  }
+
+  #list(row: Row): void {
+    if (row.listed) return;
+    if (this.#changed.length >= MAX_CHANGED) {
+      this.#changedMore++;
+      return;
+    }
+    row.listed = true;
+    this.#changed.push(row);
+  }
+}

@@ -1,0 +1,256 @@
+/**
+ * The sentence above the charts: what goes on, and what would help. Pure.
+ *
+ * The first rule that fits speaks:
+ *
+ *   1  the store does not answer, or the process drains
+ *   2  no worker is healthy
+ *   3  load above 95 %: more is asked for than the workers can do
+ *   4  a worker needs twice its own usual time
+ *   5  the slowest 5 % wait longer in the queue than their worker takes
+ *   6  more than 1 % of the tasks were tried again
+ *   7  this process kept everybody waiting for more than 100 ms
+ *   8  nobody asked for ten seconds: quiet
+ *   9  healthy
+ *
+ * A worker that is down while others work opens the sentence, whatever follows. Parts of a time are those of
+ * the slowest 5 % together, since quantiles of parts do not add up.
+ */
+import type { Recent, Verdict, WorkerRow } from "./frames.ts";
+import type { SlowWorker } from "./workers.ts";
+
+/** Of the process, the same for all its models. */
+export interface ProcessFacts {
+  readonly reachable: boolean;
+  readonly draining: boolean;
+  /** Whether it was ever asked for anything. */
+  readonly used: boolean;
+}
+
+export interface VerdictFacts {
+  readonly model: { readonly name: string; readonly policy: string; readonly maxBatchSize: number };
+  /** The share of their capacity that workers are planned for. */
+  readonly target: number;
+  readonly process: ProcessFacts;
+  readonly recent: Recent;
+  readonly workers: readonly WorkerRow[];
+  readonly healthy: number;
+  readonly queued: number;
+  readonly oldestWaitMs: number;
+  /** Tasks that ask for a worker, those that are refused for lack of one included. */
+  readonly arrivalsPerSecond: number;
+  /** In batches that this process heard of. */
+  readonly tasksPerSecond: number;
+  readonly slowWorker: SlowWorker | undefined;
+  /** Of the tasks of the last ten seconds. */
+  readonly retriedShare: number;
+  readonly loopLateMs: number;
+  /** Left out until there is a whole one. */
+  readonly quarterHour: { readonly idleShare: number; readonly peakLoad: number } | undefined;
+}
+
+const TOO_MUCH_LOAD = 0.95;
+const MANY_RETRIES = 0.01;
+const LATE_MS = 100;
+const MOSTLY_IDLE = 0.5;
+const HALF_EMPTY = 0.6;
+/** A wait that nobody notices is no verdict, though it be longer than the worker's time. */
+const NOTICED_MS = 10;
+
+export function sayVerdict(facts: VerdictFacts): Verdict {
+  const said = rules.map((rule) => rule(facts)).find((verdict) => verdict !== undefined) ?? healthy(facts);
+  const down = facts.workers.filter(({ state }) => state === "down");
+  if (down.length === 0 || facts.healthy === 0 || said.key === "store") return said;
+  return {
+    level: said.level === "ok" || said.level === "quiet" ? "busy" : said.level,
+    sentence: `${downWords(down)} ${said.sentence}`,
+    key: `down ${said.key}`,
+    advice: said.advice,
+  };
+}
+
+type Rule = (facts: VerdictFacts) => Verdict | undefined;
+
+const rules: readonly Rule[] = [
+  unreachable,
+  draining,
+  noWorker,
+  overloaded,
+  slowWorker,
+  queueDominates,
+  retries,
+  lateLoop,
+  quiet,
+];
+
+function unreachable({ process }: VerdictFacts): Verdict | undefined {
+  if (process.reachable) return undefined;
+  const sentence = "Cut off. The store does not answer; new requests are refused until it does.";
+  const advice = "See that Redis runs and can be reached from here; accepted tasks go on when it is back.";
+  return { level: "bad", key: "store", sentence, advice };
+}
+
+function draining({ process, queued }: VerdictFacts): Verdict | undefined {
+  if (!process.draining) return undefined;
+  const sentence = `Draining. No new request is taken; ${tasks(queued)} still ${queued === 1 ? "waits" : "wait"}.`;
+  return { level: "busy", key: "draining", sentence, advice: "" };
+}
+
+function noWorker({ healthy, workers, model, queued, oldestWaitMs }: VerdictFacts): Verdict | undefined {
+  if (healthy > 0) return undefined;
+  const advice = "Start a worker, or see why it does not answer; it is used again by itself when it does.";
+  const waiting = queued === 0 ? "" : ` ${tasks(queued)} waiting, the oldest for ${time(oldestWaitMs)}.`;
+  const named = workers.find(({ state }) => state === "down")?.down;
+  const why = named === undefined || named.why === "" ? "" : ` (${named.why})`;
+  const which =
+    workers.length === 0
+      ? `${model.name} has no worker`
+      : workers.length === 1
+        ? `${workers[0]!.name} is down${why}`
+        : `All ${workers.length} workers of ${model.name} are down${why}`;
+  return { level: "bad", key: "no worker", sentence: `No worker. ${which}.${waiting}`, advice };
+}
+
+function overloaded(facts: VerdictFacts): Verdict | undefined {
+  const { recent, arrivalsPerSecond, queued, oldestWaitMs } = facts;
+  if (recent.load <= TOO_MUCH_LOAD) return undefined;
+  const load = `${count(arrivalsPerSecond)} req/s ask for workers that can do ${count(recent.capacityPerSecond)}`;
+  const waiting = queued === 0 ? "" : ` ${tasks(queued)} wait, the oldest for ${time(oldestWaitMs)}.`;
+  return {
+    level: "bad",
+    key: "overloaded",
+    sentence: `Overloaded. ${load}: load ${percent(recent.load)}. ${refused(recent)}${waiting}`,
+    advice: moreWorkers(facts),
+  };
+}
+
+function slowWorker(facts: VerdictFacts): Verdict | undefined {
+  const { slowWorker: slow } = facts;
+  if (slow === undefined) return undefined;
+  const { name, nowMs, usualMs } = slow;
+  return {
+    level: "busy",
+    key: `slow worker ${name}`,
+    sentence: `Slow worker. ${name} takes ${time(nowMs)} a batch, usually ${time(usualMs)}. ${rate(facts)}`,
+    advice: `See what else runs on ${name}: heat, memory, another process.`,
+  };
+}
+
+function queueDominates(facts: VerdictFacts): Verdict | undefined {
+  const { recent, healthy, model } = facts;
+  const { slow } = recent;
+  if (slow === null || slow.queueMs <= slow.workerMs || slow.queueMs < NOTICED_MS) return undefined;
+  const advice =
+    recent.desiredWorkers > healthy
+      ? moreWorkers(facts)
+      : model.policy === "latency"
+        ? "The load comes in bursts; more workers, or a smaller maxBatchSize, shorten the wait."
+        : `Policy latency, or a smaller maxWaitMs, lets batches leave earlier; this model runs ${model.policy}.`;
+  const parts = `${time(slow.queueMs)} in the queue, ${time(slow.workerMs)} at the worker`;
+  const sentence = `Waiting. The slowest 5 % spend ${parts}. ${rate(facts)} ${refused(recent)}`;
+  return { level: "busy", key: "waiting", sentence, advice };
+}
+
+function retries(facts: VerdictFacts): Verdict | undefined {
+  const { retriedShare, recent } = facts;
+  if (retriedShare <= MANY_RETRIES) return undefined;
+  const sentence = `Retries. ${percent(retriedShare)} of the tasks were tried again. ${rate(facts)} ${tail(recent)}`;
+  const advice = "The recent events name the workers and what they answered; dead letters keep what failed.";
+  return { level: "busy", key: "retries", sentence, advice };
+}
+
+function lateLoop(facts: VerdictFacts): Verdict | undefined {
+  const { loopLateMs, recent } = facts;
+  if (loopLateMs <= LATE_MS) return undefined;
+  const sentence = `Late. This process kept everybody waiting for ${time(loopLateMs)}. ${rate(facts)} ${tail(recent)}`;
+  const advice = "Give the process a whole core, send smaller bodies, or run a second gateway.";
+  return { level: "busy", key: "late", sentence, advice };
+}
+
+function quiet(facts: VerdictFacts): Verdict | undefined {
+  const { recent, process, queued, healthy } = facts;
+  if (recent.requestsPerSecond > 0 || queued > 0 || recent.fill !== null) return undefined;
+  const when = process.used ? "No request in the last ten seconds" : "No request yet";
+  const ready = `${workers(healthy)} ${healthy === 1 ? "is" : "are"} ready`;
+  return { level: "quiet", key: "quiet", sentence: `Quiet. ${when}; ${ready}.`, advice: spare(facts) };
+}
+
+function healthy(facts: VerdictFacts): Verdict {
+  const { recent } = facts;
+  const sentence = `Healthy. ${rate(facts)} ${tail(recent)} ${refused(recent)}`;
+  return { level: "ok", key: "healthy", sentence, advice: spare(facts) || emptySeats(facts) };
+}
+
+function moreWorkers({ recent, healthy, target }: VerdictFacts): string {
+  const { desiredWorkers } = recent;
+  if (desiredWorkers <= healthy) return "";
+  const more = desiredWorkers - healthy;
+  const holds = `would hold this load at ${percent(target)} of capacity`;
+  return `${more} more ${more === 1 ? "worker" : "workers"} (${desiredWorkers} in all) ${holds}.`;
+}
+
+/** Idle for long enough that it is no lull. */
+function spare({ quarterHour, healthy, target }: VerdictFacts): string {
+  if (quarterHour === undefined || quarterHour.idleShare <= MOSTLY_IDLE) return "";
+  const enough = Math.max(1, Math.ceil((quarterHour.peakLoad * healthy) / target));
+  if (enough >= healthy) return "";
+  const idle = `The workers were idle ${percent(quarterHour.idleShare)} of the last 15 minutes`;
+  return `${idle}; ${workers(enough)} would do, even at its busiest second.`;
+}
+
+function emptySeats({ recent, model }: VerdictFacts): string {
+  const { fill } = recent;
+  if (fill === null || fill >= HALF_EMPTY || model.policy === "eco" || model.maxBatchSize === 1) return "";
+  const seats = `Batches leave ${count(fill * model.maxBatchSize)} of ${model.maxBatchSize} full`;
+  return `${seats}: empty seats are the price of low latency. Policy eco fills them and answers later.`;
+}
+
+/** Of tasks in a batcher, which takes no requests. */
+function rate({ recent, tasksPerSecond }: VerdictFacts): string {
+  const { requestsPerSecond, load } = recent;
+  const asked = requestsPerSecond > 0 || tasksPerSecond === 0;
+  const share = load > 0 && asked ? ` is ${percent(load)} of capacity` : "";
+  return `${asked ? `${count(requestsPerSecond)} req/s` : `${count(tasksPerSecond)} tasks/s run here`}${share}.`;
+}
+
+function tail({ p99, slow }: Recent): string {
+  if (p99 === null || slow === null) return "Nobody waited for an answer.";
+  const parts = [`${time(slow.workerMs)} worker`, `${time(slow.queueMs)} queue`];
+  if (slow.gatewayMs >= 1) parts.push(`${time(slow.gatewayMs)} gateway`);
+  return `p99 ${time(p99)}; the slowest 5 %: ${parts.join(" + ")}.`;
+}
+
+function refused({ refusedShare }: Recent): string {
+  return refusedShare === 0 ? "Nobody refused." : `${percent(refusedShare)} refused.`;
+}
+
+function downWords(down: readonly WorkerRow[]): string {
+  const first = down[0]!;
+  const why = first.down === undefined || first.down.why === "" ? "" : ` (${first.down.why})`;
+  if (down.length > 1) return `${down.length} workers are down, ${first.name}${why} among them.`;
+  const since =
+    first.down === undefined || first.down.sinceMs < 1000 ? "" : ` for ${time(first.down.sinceMs)}`;
+  return `${first.name} is down${since}${why}.`;
+}
+
+function tasks(value: number): string {
+  return `${count(value)} ${value === 1 ? "task" : "tasks"}`;
+}
+
+function workers(value: number): string {
+  return `${count(value)} ${value === 1 ? "worker" : "workers"}`;
+}
+
+/** Three digits at most, thousands apart: "1,804", "43.7", "0.3". */
+function count(value: number): string {
+  return value.toLocaleString("en-US", { maximumFractionDigits: value >= 100 ? 0 : 1 });
+}
+
+function percent(share: number): string {
+  return `${share >= 0.1 ? Math.round(100 * share) : count(100 * share)} %`;
+}
+
+/** Milliseconds below ten seconds, as everywhere. */
+function time(ms: number): string {
+  return ms < 10_000 ? `${count(ms)} ms` : `${count(ms / 1000)} s`;
+}
