@@ -32,6 +32,7 @@ import { Router } from "./result/router.ts";
 import { Events } from "./telemetry/events.ts";
 import { logEvents } from "./telemetry/log.ts";
 import { Tally } from "./telemetry/tally.ts";
+import { type Tracing, tracingOf } from "./telemetry/tracing.ts";
 import { version } from "./version.ts";
 
 export async function startFerry(
@@ -58,7 +59,7 @@ export class Ferry {
   readonly #role: Role;
   readonly #tally: Tally;
   /** Left out: nobody is traced. */
-  readonly #sampler: Sampler | undefined;
+  readonly #tracing: Tracing | undefined;
   readonly #dispatchers: Dispatcher[] = [];
   /** By model. */
   readonly #prospects = new Map<string, Prospects>();
@@ -87,7 +88,7 @@ export class Ferry {
       clock,
       models.map(({ name }) => name),
     );
-    if (telemetry.otlpUrl !== undefined) this.#sampler = new Sampler(telemetry.sample, Math.random);
+    this.#tracing = tracingOf(telemetry, process.env);
     logEvents(this.events, clock, telemetry.logLevel, (line) => process.stderr.write(line));
   }
 
@@ -236,9 +237,11 @@ export class Ferry {
       ...known,
       events: this.events,
       sight: report,
+      tracing: this.#tracing,
       apiUrl: () => this.apiUrl,
     });
-    this.#undo.push(() => observers.close());
+    // Walked back, this comes last: they hear of everything that ends.
+    this.#undo.unshift(() => observers.close());
     const listener = new Listener(
       adminRoutes(engine, report, tiers, admin.token, observers),
       limits,
@@ -272,7 +275,7 @@ export class Ferry {
     const routes = { ...native.routes(), ...healthRoutes(() => this.#draining), ...described };
     const listener = (this.#listener = new Listener(routes, limits, clock, this.events, {
       tls: this.#tls,
-      sampler: this.#sampler,
+      sampler: this.#tracing && samplerFor(this.#tracing),
     }));
     this.#undo.push(() => listener.close());
     this.apiUrl = await listener.listen(listen.host, listen.port);
@@ -297,6 +300,10 @@ export class Ferry {
       othersPerMs: () => 0,
     };
   }
+}
+
+function samplerFor({ share, followsCaller }: Tracing): Sampler {
+  return new Sampler(share, Math.random, followsCaller);
 }
 
 function perUser(perUserPerMinute: number | undefined): { perUserPerMinute?: number } {

@@ -19,6 +19,8 @@ export interface AnsweredRequest {
   readonly method: string;
   /** The route with its `{id}`; "" where nothing is at the path. */
   readonly route: string;
+  /** As it was asked for; a stranger's text where `route` is "". */
+  readonly path?: string;
   /** "" when it was never known: refused before, or the request only looks. */
   readonly model: string;
   readonly tier: string;
