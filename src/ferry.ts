@@ -39,8 +39,9 @@ export async function startFerry(
   config: Config,
   clock: Clock = new SystemClock(),
   role: Role = "all",
+  log = (line: string): void => void process.stderr.write(line),
 ): Promise<Ferry> {
-  const ferry = new Ferry(config, clock, role);
+  const ferry = new Ferry(config, clock, role, log);
   try {
     await ferry.start();
     return ferry;
@@ -78,7 +79,7 @@ export class Ferry {
   apiUrl = "";
   adminUrl = "";
 
-  constructor(config: Config, clock: Clock, role: Role) {
+  constructor(config: Config, clock: Clock, role: Role, log: (line: string) => void) {
     this.#config = config;
     this.#clock = clock;
     this.#role = role;
@@ -89,7 +90,7 @@ export class Ferry {
       models.map(({ name }) => name),
     );
     this.#tracing = tracingOf(telemetry, process.env);
-    logEvents(this.events, clock, telemetry.logLevel, (line) => process.stderr.write(line));
+    logEvents(this.events, clock, telemetry.logLevel, log);
   }
 
   async start(): Promise<void> {

@@ -80,8 +80,16 @@ export interface EventFields {
     message: string;
     batchId: string;
     worker: string;
+    /** Its `traceparent`, where it is traced and known here. */
+    trace?: string | undefined;
   };
-  "task.dead": { id: string; model: string; code: ErrorCode; message: string };
+  "task.dead": {
+    id: string;
+    model: string;
+    code: ErrorCode;
+    message: string;
+    trace?: string | undefined;
+  };
   /** Reached its end. `code` is "" for a success; `queueMs` is the time before its last batch. */
   "task.settled": {
     id: string;

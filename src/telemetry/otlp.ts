@@ -38,7 +38,8 @@ export function openOtlp({ url, timeoutMs }: OtlpRules, about: Attributes, origi
 function deliver(exporter: OTLPTraceExporter, spans: FinishedSpan[]): Promise<Delivery> {
   return new Promise((resolve) => {
     exporter.export(spans, ({ code, error }) => {
-      if (code === SUCCESS) return resolve({ kind: "taken", why: "" });
+      const verdict: number = code;
+      if (verdict === SUCCESS) return resolve({ kind: "taken", why: "" });
       const status = statusOf(error);
       const why = error === undefined || error.message === "" ? "no answer in time" : error.message;
       if (status === undefined) resolve({ kind: "away", why });
