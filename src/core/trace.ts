@@ -144,8 +144,8 @@ export function callSpan(batchId: string, call: number): SpanPlace {
 }
 
 /** The span of a task's wait for a batch, beneath its request's span: another one for each batch it goes with. */
-export function queueSpan(request: SpanPlace, batchId: string): SpanPlace {
-  const { traceId: digits } = batchSpan(batchId);
+export function queueSpan(request: SpanPlace, batch: SpanPlace): SpanPlace {
+  const { traceId: digits } = batch;
   const high = word(request.spanId, 0) ^ word(digits, 0);
   const low = word(request.spanId, 8) ^ word(digits, 24);
   return { traceId: request.traceId, spanId: hex8(high) + hex8(high === 0 && low === 0 ? 1 : low) };

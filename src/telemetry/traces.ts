@@ -17,7 +17,7 @@
 import type { Attributes, Link } from "@opentelemetry/api";
 import type { Clock } from "../clock.ts";
 import type { BatchNote } from "../core/task.ts";
-import { batchSpan, callSpan, queueSpan, readTraceparent } from "../core/trace.ts";
+import { batchSpan, callSpan, queueSpan, readTraceparent, type SpanPlace } from "../core/trace.ts";
 import type { AnsweredRequest, BatchedTask, EventFields, Events } from "./events.ts";
 import { SpanBuffer } from "./span-buffer.ts";
 import * as names from "./span-names.ts";
@@ -176,9 +176,9 @@ export class SpanMaker {
     const { trace, ending, status, startedAt, latencyMs, route } = request;
     if (trace === undefined) return;
     const method = METHODS.has(request.method) ? request.method : "_OTHER";
-    const attributes = this.#requestAttributes(request, method);
-    const word = method === "_OTHER" ? "HTTP" : method;
     const batch = ending?.batch && batchSpan(ending.batch.id);
+    const attributes = this.#requestAttributes(request, method, batch);
+    const word = method === "_OTHER" ? "HTTP" : method;
     this.#add({
       name: route === "" ? word : `${word} ${route}`,
       kind: names.KIND.server,
@@ -193,7 +193,7 @@ export class SpanMaker {
     });
   }
 
-  #requestAttributes(request: AnsweredRequest, method: string): Attributes {
+  #requestAttributes(request: AnsweredRequest, method: string, batch: SpanPlace | undefined): Attributes {
     const { route, path, status, code, tier, model, id, work, ending } = request;
     this.#server ??= serverOf(this.#parts.apiUrl());
     const attributes: Attributes = { [names.HTTP_METHOD]: method, [names.HTTP_STATUS]: status };
@@ -214,16 +214,17 @@ export class SpanMaker {
     if (ending !== undefined) attributes[names.FERRY_ATTEMPT] = ending.attempt;
     if (ending?.batch !== undefined) {
       attributes[names.FERRY_BATCH] = ending.batch.id;
-      attributes[names.FERRY_BATCH_TRACE] = batchSpan(ending.batch.id).traceId;
+      attributes[names.FERRY_BATCH_TRACE] = batch!.traceId;
     }
     return attributes;
   }
 
   #started({ model, batch, maxBatchSize, tasks }: EventFields["batch.started"]): void {
+    const place = batchSpan(batch.id);
     let open: (OpenBatch & { tasks: Set<string>; attempt: number }) | undefined;
     for (const each of tasks) {
       if (each.task.trace === undefined) continue;
-      const queue = this.#queue(each, model, batch, each.task.trace);
+      const queue = this.#queue(each, batch, place, each.task.trace);
       if (queue === undefined) continue;
       const fill = batch.size / maxBatchSize;
       open ??= { model, batch, fill, attempt: 1, tasks: new Set(), links: [], kind: "", answered: false };
@@ -239,14 +240,14 @@ export class SpanMaker {
   /** The span of a task's wait, and a link to it. */
   #queue(
     { task, attempt, queuedAt }: BatchedTask,
-    model: string,
     batch: BatchNote,
+    batchPlace: SpanPlace,
     trace: string,
   ): Link | undefined {
     const request = readTraceparent(trace);
     if (request === undefined) return undefined;
-    const { id } = task;
-    const place = queueSpan(request, batch.id);
+    const { id, model } = task;
+    const place = queueSpan(request, batchPlace);
     const again = this.#retried.get(id);
     if (again !== undefined) this.#retried.delete(id);
     this.#add({

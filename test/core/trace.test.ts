@@ -209,7 +209,7 @@ describe("ids that follow from a batch's", () => {
       fc.property(uuid, hex(32), hex(16), (batchId, traceId, spanId) => {
         const batch = batchSpan(batchId);
         const calls = Array.from({ length: 64 }, (_, at) => callSpan(batchId, at + 1));
-        const queue = queueSpan({ traceId, spanId }, batchId);
+        const queue = queueSpan({ traceId, spanId }, batchSpan(batchId));
         for (const place of [batch, ...calls, queue])
           assert.notEqual(readTraceparent(traceparent(place)), undefined, JSON.stringify(place));
         assert.ok(calls.every((call) => call.traceId === batch.traceId));
@@ -224,13 +224,16 @@ describe("ids that follow from a batch's", () => {
       fc.property(uuid, uuid, hex(16), (one, other, spanId) => {
         fc.pre(one !== other);
         const request = { traceId: TRACE, spanId };
-        assert.notEqual(queueSpan(request, one).spanId, queueSpan(request, other).spanId);
-        assert.deepEqual(queueSpan(request, one), queueSpan(request, one));
+        assert.notEqual(
+          queueSpan(request, batchSpan(one)).spanId,
+          queueSpan(request, batchSpan(other)).spanId,
+        );
+        assert.deepEqual(queueSpan(request, batchSpan(one)), queueSpan(request, batchSpan(one)));
       }),
     );
     // The one request's span whose wait would have no id.
     const batchId = "11111111-2222-4333-8444-555566667777";
     const request = { traceId: TRACE, spanId: "1111111166667777" };
-    assert.equal(queueSpan(request, batchId).spanId, "0000000000000001");
+    assert.equal(queueSpan(request, batchSpan(batchId)).spanId, "0000000000000001");
   });
 });
