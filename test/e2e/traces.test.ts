@@ -1,7 +1,7 @@
 /** Traces as a collector receives them: the tree, the links both ways, and what happens while it is away. */
 import assert from "node:assert/strict";
 import { describe, test } from "node:test";
-import { Ferry, freePort } from "./harness.ts";
+import { eventually, Ferry, freePort } from "./harness.ts";
 import { KIND, OtlpCollector, type SeenSpan } from "./otlp-collector.ts";
 import { stubModel, StubWorker } from "./stub-worker.ts";
 
@@ -252,6 +252,37 @@ describe("who is traced", () => {
   });
 });
 
+test("OTEL_* variables go over the file", async () => {
+  await using collector = await OtlpCollector.listen();
+  await using stub = await StubWorker.listen();
+  const variables = {
+    OTEL_EXPORTER_OTLP_ENDPOINT: collector.url,
+    OTEL_EXPORTER_OTLP_HEADERS: "x-collector-key=abc",
+    OTEL_EXPORTER_OTLP_PROTOCOL: "grpc",
+    OTEL_RESOURCE_ATTRIBUTES: "deployment.environment.name=test",
+    OTEL_SERVICE_NAME: "gpu-front",
+    OTEL_TRACES_SAMPLER: "always_on",
+  };
+  Object.assign(process.env, variables);
+  try {
+    const otlpUrl = `http://127.0.0.1:${await freePort()}`;
+    const models = [stubModel([stub], fresh)];
+    await using ferry = await Ferry.start({ models, telemetry: { otlpUrl, sample: 0 } });
+    assert.equal((await ferry.post({ input: 1 }, { traceparent: UNSAMPLED })).status, 200);
+    await ferry.line(({ msg }) => /OTEL_EXPORTER_OTLP_PROTOCOL: only http\/protobuf/.test(String(msg)));
+    const [request] = await collector.seen(REQUEST);
+    assert.equal(request!.parentId, CALLERS_SPAN);
+    assert.partialDeepStrictEqual(request!.resource, {
+      "service.name": "gpu-front",
+      "deployment.environment.name": "test",
+    });
+    assert.equal(collector.headers[0]!["x-collector-key"], "abc");
+    assert.doesNotMatch(ferry.stderr(), /abc/);
+  } finally {
+    for (const name of Object.keys(variables)) delete process.env[name];
+  }
+});
+
 describe("a collector that is away", () => {
   test("costs no request, is said once, and gets what waited when it is back", async () => {
     await using collector = await OtlpCollector.listen();
@@ -270,7 +301,7 @@ describe("a collector that is away", () => {
     await collector.open();
     const again = await ferry.line(({ msg }) => /takes spans again/.test(String(msg)), 20_000);
     assert.match(String(again.msg), /[1-9]\d* spans were dropped so far/);
-    assert.ok(collector.spans.length >= 500, "those that waited came");
+    await eventually(() => collector.spans.length >= 500);
     const said = ferry.lines.filter(({ msg }) => String(msg).includes("collector of traces"));
     assert.equal(said.length, 2);
   });
