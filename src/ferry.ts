@@ -34,14 +34,16 @@ import { Router } from "./result/router.ts";
 import { Events } from "./telemetry/events.ts";
 import { logEvents } from "./telemetry/log.ts";
 import { Tally } from "./telemetry/tally.ts";
+import { type Tracing, tracingOf } from "./telemetry/tracing.ts";
 import { version } from "./version.ts";
 
 export async function startFerry(
   config: Config,
   clock: Clock = new SystemClock(),
   role: Role = "all",
+  log = (line: string): void => void process.stderr.write(line),
 ): Promise<Ferry> {
-  const ferry = new Ferry(config, clock, role);
+  const ferry = new Ferry(config, clock, role, log);
   try {
     await ferry.start();
     return ferry;
@@ -60,7 +62,7 @@ export class Ferry {
   readonly #role: Role;
   readonly #tally: Tally;
   /** Left out: nobody is traced. */
-  readonly #sampler: Sampler | undefined;
+  readonly #tracing: Tracing | undefined;
   readonly #dispatchers: Dispatcher[] = [];
   /** By model. */
   readonly #prospects = new Map<string, Prospects>();
@@ -81,7 +83,7 @@ export class Ferry {
   apiUrl = "";
   adminUrl = "";
 
-  constructor(config: Config, clock: Clock, role: Role) {
+  constructor(config: Config, clock: Clock, role: Role, log: (line: string) => void) {
     this.#config = config;
     this.#clock = clock;
     this.#role = role;
@@ -91,8 +93,8 @@ export class Ferry {
       clock,
       models.map(({ name }) => name),
     );
-    if (telemetry.otlpUrl !== undefined) this.#sampler = new Sampler(telemetry.sample, Math.random);
-    logEvents(this.events, clock, telemetry.logLevel, (line) => process.stderr.write(line));
+    this.#tracing = tracingOf(telemetry, process.env);
+    logEvents(this.events, clock, telemetry.logLevel, log);
   }
 
   async start(): Promise<void> {
@@ -242,9 +244,11 @@ export class Ferry {
       ...known,
       events: this.events,
       sight: report,
+      tracing: this.#tracing,
       apiUrl: () => this.apiUrl,
     });
-    this.#undo.push(() => observers.close());
+    // Walked back, this comes last: they hear of everything that ends.
+    this.#undo.unshift(() => observers.close());
     const listener = new Listener(
       adminRoutes(engine, report, tiers, admin.token, observers),
       limits,
@@ -278,7 +282,7 @@ export class Ferry {
     const routes = { ...native.routes(), ...healthRoutes(() => this.#draining), ...described };
     const listener = (this.#listener = new Listener(routes, limits, clock, this.events, {
       tls: this.#tls,
-      sampler: this.#sampler,
+      sampler: this.#tracing && samplerFor(this.#tracing),
     }));
     this.#undo.push(() => listener.close());
     this.apiUrl = await listener.listen(listen.host, listen.port);
@@ -303,6 +307,10 @@ export class Ferry {
       othersPerMs: () => 0,
     };
   }
+}
+
+function samplerFor({ share, followsCaller }: Tracing): Sampler {
+  return new Sampler(share, Math.random, followsCaller);
 }
 
 function perUser(perUserPerMinute: number | undefined): { perUserPerMinute?: number } {

@@ -2,15 +2,18 @@
  * Those who look on: metrics, traces, the request log, the dashboard. Each listens to events and, where it
  * must, looks at the process through its `Sight`; none stands in a request's path.
  */
+import { randomUUID } from "node:crypto";
 import type { Clock } from "./clock.ts";
 import type { Config, Role } from "./config.ts";
 import type { Engine } from "./engine/engine.ts";
 import type { Routes } from "./gateway/server.ts";
 import { openLive } from "./live.ts";
 import type { Events } from "./telemetry/events.ts";
-import { type Metrics, type MoreCounter, openMetrics } from "./telemetry/metrics.ts";
+import { type MoreCounter, openMetrics } from "./telemetry/metrics.ts";
 import type { Sight } from "./telemetry/sight.ts";
 import type { Tally } from "./telemetry/tally.ts";
+import { openTraces } from "./telemetry/traces.ts";
+import type { Tracing } from "./telemetry/tracing.ts";
 import { version } from "./version.ts";
 
 export interface ObserverParts {
@@ -21,6 +24,8 @@ export interface ObserverParts {
   readonly sight: Sight;
   readonly tally: Tally;
   readonly engine: Engine;
+  /** Left out: nobody is traced. */
+  readonly tracing: Tracing | undefined;
   /** Where clients connect; "" in a batcher, and until it is known. */
   apiUrl(): string;
 }
@@ -34,18 +39,42 @@ export interface Observers {
   close(): Promise<void>;
 }
 
-export async function openObservers(parts: ObserverParts): Promise<Observers> {
-  const metrics = await metricsOf(parts, []);
-  const live = parts.config.telemetry.dashboard ? openLive(parts) : undefined;
-  return { guarded: { ...metrics?.routes, ...live?.routes }, open: {}, close: async () => live?.close() };
+/** One of them: what it offers to those who ask, what it counts, how it ends. */
+interface Observer {
+  readonly routes?: Routes;
+  readonly open?: Routes;
+  readonly counters?: readonly MoreCounter[];
+  close?(): Promise<void> | void;
 }
 
-/** `more` are the counters that others keep. */
-async function metricsOf(
-  { config, events, sight }: ObserverParts,
-  more: readonly MoreCounter[],
-): Promise<Metrics | undefined> {
-  if (!config.telemetry.metrics) return undefined;
+export async function openObservers(parts: ObserverParts): Promise<Observers> {
+  const { telemetry } = parts.config;
+  const all: Observer[] = [];
+  if (parts.tracing !== undefined) all.push(traces(parts, parts.tracing));
+  if (telemetry.dashboard) all.push(openLive(parts));
+  // Last: the others have counters for it.
+  const counters = all.flatMap((each) => each.counters ?? []);
+  if (telemetry.metrics) all.push(await metrics(parts, counters));
+  return {
+    guarded: Object.assign({}, ...all.map(({ routes }) => routes)) as Routes,
+    open: Object.assign({}, ...all.map(({ open }) => open)) as Routes,
+    close: async () => {
+      await Promise.all(all.map((each) => each.close?.()));
+    },
+  };
+}
+
+function traces({ config, role, sight, ...rest }: ObserverParts, tracing: Tracing): Observer {
+  const models = config.models.map(({ name, backend }) => {
+    return { name, kind: backend.kind, ...(backend.kind === "http" && { protocol: backend.protocol }) };
+  });
+  const instance = sight.process().id || randomUUID();
+  const about = { models, apart: role === "batcher", version: version(), instance, zone: config.zone };
+  const opened = openTraces(tracing, { ...rest, ...about });
+  return { counters: [opened.dropped], close: () => opened.close() };
+}
+
+function metrics({ config, events, sight }: ObserverParts, more: readonly MoreCounter[]): Promise<Observer> {
   const models = config.models.map(({ name, maxBatchSize, cache }) => ({
     name,
     maxBatchSize,

@@ -7,6 +7,8 @@
  * keep their usual meaning. On a terminal keys do more (`serve-keys.ts`); from the moment it drains the terminal
  * is as it was, so that the second Ctrl-C is a signal again.
  *
+ * People at a terminal, and whoever says `--pretty`, get lines to read; everybody else gets JSON.
+ *
  * `--role` splits the work over processes that share their tasks through Redis: a gateway takes requests, a
  * batcher runs them.
  */
@@ -28,6 +30,7 @@ import { formatProblems } from "../config-load.ts";
 import { explainStart } from "../port-holder.ts";
 import type { Killed } from "../demo.ts";
 import { didYouMean } from "../spelling.ts";
+import { prettyLine } from "../telemetry/pretty.ts";
 import { printable, wantsColor } from "../terminal.ts";
 import { version } from "../version.ts";
 import { expectNoWords, Failure, UsageError, type Call, type Command, type Console } from "./command.ts";
@@ -59,7 +62,8 @@ export interface Signals {
 }
 
 export interface ServeParts {
-  start(config: Config, clock: Clock, role: Role): Promise<Served>;
+  /** Whole lines of JSON go to `log`. */
+  start(config: Config, clock: Clock, role: Role, log: (line: string) => void): Promise<Served>;
   readonly clock: Clock;
   readonly signals: Signals;
   /** Since the process began. */
@@ -72,7 +76,7 @@ const roles: readonly Role[] = ["all", "gateway", "batcher"];
 
 export const serve: Command = {
   summary: "run the gateway",
-  usage: "serve [-c FILE] [--role ROLE]",
+  usage: "serve [-c FILE] [--role ROLE] [--pretty]",
   examples: [
     { line: "ferry serve", doc: "./ferry.yaml, or a demo with a simulated GPU" },
     {
@@ -87,6 +91,7 @@ export const serve: Command = {
       value: "ROLE",
       doc: "all (default); with engine.kind redis also gateway (takes requests) and batcher (runs batches)",
     },
+    pretty: { type: "boolean", doc: "lines for people instead of JSON; what a terminal gets anyway" },
   },
 
   async run(call: Call, console: Console): Promise<number> {
@@ -108,7 +113,7 @@ export const serve: Command = {
         raise: (signal) => process.kill(process.pid, signal),
       },
     };
-    const wishes = { role, noColor: call.is("no-color") };
+    const wishes = { role, noColor: call.is("no-color"), pretty: call.is("pretty") };
     return runServe(chosen.config, chosen.warnings, console, parts, wishes);
   },
 };
@@ -133,6 +138,8 @@ function checkRole(role: Role, { engine }: Config): void {
 export interface ServeWishes {
   readonly role: Role;
   readonly noColor: boolean;
+  /** Lines for people, also where nobody sits at a terminal. */
+  readonly pretty?: boolean;
 }
 
 export async function runServe(
@@ -140,11 +147,12 @@ export async function runServe(
   warnings: readonly Problem[],
   console: Console,
   parts: ServeParts,
-  { role, noColor }: ServeWishes,
+  { role, noColor, pretty = false }: ServeWishes,
 ): Promise<number> {
   const { clock, signals } = parts;
-  const people = console.errIsTTY;
-  const color = wantsColor({ env: console.env, isTTY: people, noColor });
+  const people = console.errIsTTY || pretty;
+  const color = wantsColor({ env: console.env, isTTY: console.errIsTTY, noColor });
+  const log = (line: string): void => console.err(people ? prettyLine(line, color) : line);
   if (people)
     console.err(formatProblems(warnings.map((each) => ({ ...each, message: `warning: ${each.message}` }))));
   else
@@ -152,7 +160,7 @@ export async function runServe(
 
   let ferry: Served;
   try {
-    ferry = await parts.start(config, clock, role);
+    ferry = await parts.start(config, clock, role, log);
   } catch (error) {
     throw new Failure(explainStart(error, config));
   }
