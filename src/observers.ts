@@ -59,7 +59,7 @@ export async function openObservers(parts: ObserverParts): Promise<Observers> {
     guarded: Object.assign({}, ...all.map(({ routes }) => routes)) as Routes,
     open: Object.assign({}, ...all.map(({ open }) => open)) as Routes,
     close: async () => {
-      await Promise.all(all.map((each) => each.close?.()));
+      await Promise.all(all.map(async (each) => each.close?.()));
     },
   };
 }
