@@ -236,6 +236,7 @@ export class Ferry {
       ...known,
       events: this.events,
       sight: report,
+      random: Math.random,
       apiUrl: () => this.apiUrl,
     });
     this.#undo.push(() => observers.close());

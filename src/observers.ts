@@ -6,6 +6,8 @@ import type { Clock } from "./clock.ts";
 import type { Config, Role } from "./config.ts";
 import type { Engine } from "./engine/engine.ts";
 import type { Routes } from "./gateway/server.ts";
+import type { History } from "./gateway/story.ts";
+import { openRequestLog } from "./request-log.ts";
 import type { Events } from "./telemetry/events.ts";
 import type { Sight } from "./telemetry/sight.ts";
 import type { Tally } from "./telemetry/tally.ts";
@@ -18,6 +20,8 @@ export interface ObserverParts {
   readonly sight: Sight;
   readonly tally: Tally;
   readonly engine: Engine;
+  /** Numbers in [0, 1). */
+  random(): number;
   /** Where clients connect; "" in a batcher, and until it is known. */
   apiUrl(): string;
 }
@@ -27,10 +31,18 @@ export interface Observers {
   readonly guarded: Routes;
   /** For anybody who reaches the admin listener: the shell of the dashboard, which holds no data. */
   readonly open: Routes;
+  /** What is remembered of requests. */
+  readonly history: History;
   /** Told last, when everything else has stopped: what they hold is written down. */
   close(): Promise<void>;
 }
 
-export async function openObservers(_parts: ObserverParts): Promise<Observers> {
-  return { guarded: {}, open: {}, close: async () => {} };
+export async function openObservers(parts: ObserverParts): Promise<Observers> {
+  const requests = await openRequestLog(parts);
+  return {
+    guarded: {},
+    open: {},
+    history: requests.history,
+    close: () => requests.close(),
+  };
 }
