@@ -40,7 +40,7 @@ export interface Observers {
 export async function openObservers(parts: ObserverParts): Promise<Observers> {
   const requests = await openRequestLog(parts);
   return {
-    guarded: {},
+    guarded: { ...requests.guarded },
     open: {},
     history: requests.history,
     close: () => requests.close(),

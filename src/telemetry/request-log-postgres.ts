@@ -136,7 +136,7 @@ export class PostgresLog implements RowSink {
     this.#dropped += left;
     this.#notice(
       "warn",
-      `${left} rows are lost: PostgreSQL at ${this.#place} did not take them before the end`,
+      `${left} rows may be lost: PostgreSQL at ${this.#place} did not take them before the end`,
     );
   }
 
