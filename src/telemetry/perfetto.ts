@@ -77,8 +77,10 @@ export function* traceEvents(scene: TraceScene): Generator<object> {
     yield* requestSlices(each);
     const batch = each.row.batch && drawn.get(each.row.batch.id);
     if (batch === undefined || !hasParts(each.row)) continue;
-    const arrow = { name: "rides in", cat: "ride", id: ++flow };
     const ts = within(micros(each.row.batch!.startedAt), each);
+    // Clocks of two machines may differ by more than the batch took.
+    if (ts > batch.end) continue;
+    const arrow = { name: "rides in", cat: "ride", id: ++flow };
     yield { ph: "s", ...arrow, ts, ...placeOf(each) };
     yield { ph: "f", bp: "e", ...arrow, ts: Math.max(ts, batch.start), ...placeOf(batch) };
   }
