@@ -6,11 +6,12 @@
  */
 import { type ChildProcess, execFileSync } from "node:child_process";
 import { once } from "node:events";
-import { chmodSync, chownSync, globSync, mkdirSync } from "node:fs";
+import { chmodSync, chownSync, globSync, mkdirSync, writeFileSync } from "node:fs";
 import { open, readFile, rm } from "node:fs/promises";
 import { join } from "node:path";
 import { setImmediate as turn } from "node:timers/promises";
 import postgres from "postgres";
+import type { Pair } from "../certificates.ts";
 import { folder, releasePort, spawnGuarded, takePort } from "../redis/guard.ts";
 import { until } from "../redis/server.ts";
 
@@ -43,13 +44,20 @@ function makeTemplate(): string {
   chmodSync(folder(), 0o711);
   const path = join(folder(), "postgres-template");
   ownFolder(path, as);
-  const words = ["-D", path, "-U", USER, "-A", "trust", "-E", "UTF8", "--no-locale", "--no-sync"];
+  const password = join(folder(), "postgres-password");
+  writeFileSync(password, PASSWORD);
+  const words = ["-D", path, "-U", USER, "-A", "scram-sha-256", `--pwfile=${password}`, "-E", "UTF8"];
+  words.push("--no-locale", "--no-sync");
   execFileSync(program("initdb"), words, { ...as, cwd: path, stdio: "pipe" });
   return (template = path);
 }
 
-function ownFolder(path: string, { uid, gid }: { uid?: number; gid?: number }): void {
+function ownFolder(path: string, as: { uid?: number; gid?: number }): void {
   mkdirSync(path, { mode: 0o700 });
+  own(path, as);
+}
+
+function own(path: string, { uid, gid }: { uid?: number; gid?: number }): void {
   if (uid !== undefined && gid !== undefined) chownSync(path, uid, gid);
 }
 
@@ -61,6 +69,7 @@ export class PostgresServer implements AsyncDisposable {
   readonly #folder: string;
   readonly #as = runsAs();
   #child: ChildProcess | undefined;
+  #tls = false;
 
   private constructor(port: number) {
     this.port = port;
@@ -84,6 +93,19 @@ export class PostgresServer implements AsyncDisposable {
     return server;
   }
 
+  /** It takes connections with TLS and without; set before it starts. */
+  useTls({ cert, key }: Pair): void {
+    for (const [name, text] of [
+      ["server.crt", cert],
+      ["server.key", key],
+    ] as const) {
+      const path = join(this.#folder, name);
+      writeFileSync(path, text, { mode: 0o600 });
+      own(path, this.#as);
+    }
+    this.#tls = true;
+  }
+
   async start(): Promise<void> {
     const log = await open(join(folder(), `postgres-${this.port}.log`), "a");
     const settings = {
@@ -94,6 +116,7 @@ export class PostgresServer implements AsyncDisposable {
       full_page_writes: "off",
       shared_buffers: "16MB",
       max_connections: 20,
+      ssl: this.#tls ? "on" : "off",
     };
     const words = Object.entries(settings).flatMap(([name, value]) => ["-c", `${name}=${value}`]);
     const child = spawnGuarded(
