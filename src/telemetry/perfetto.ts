@@ -48,6 +48,8 @@ const THREADS_A_PROCESS = 100_000;
 const FIRST_TRACK = 50_000;
 const ACCEPTED = 202;
 
+const ORDER = new Intl.Collator("en", { numeric: true });
+
 const LETTERS: Readonly<Record<string, string>> = { full: "F", wait: "W", idle: "I", deadline: "D" };
 
 /** The whole file; between its pieces whoever waits has a turn. */
@@ -153,8 +155,12 @@ function drawBatches(
 ): Map<string, Drawn> {
   const drawn = new Map<string, Drawn>();
   const next = new Map<number, number>();
-  for (const batch of batches.toReversed()) {
-    if (!pids.has(batch.model)) continue;
+  const known = batches.filter(({ model }) => pids.has(model));
+  const workers = known.map(({ model, note }) => ({ model, name: note.worker }));
+  // Named in the order in which people look for them.
+  workers.sort((a, b) => ORDER.compare(a.name, b.name));
+  for (const { model, name } of workers) threads.worker(model, name);
+  for (const batch of known.toReversed()) {
     const place = threads.worker(batch.model, batch.note.worker);
     const start = micros(batch.startedAt);
     const end = Math.min(micros(batch.endedAt === 0 ? to : batch.endedAt), next.get(place.tid) ?? Infinity);
