@@ -41,7 +41,9 @@ export class PostgresLink {
   readonly #sql: postgres.Sql;
   readonly #clock: Clock;
   readonly #timeoutMs: number;
-  readonly #sockets = new Set<Socket>();
+  readonly #sockets: Socket[] = [];
+  /** How to tell those who wait that there will be no answer. */
+  readonly #asking = new Set<(why: PostgresTrouble) => void>();
   #dead = false;
 
   constructor(url: string, timeoutMs: number, clock: Clock) {
@@ -73,36 +75,44 @@ export class PostgresLink {
     values: Value[] = [],
   ): Promise<readonly PostgresRow[] & { readonly count: number }> {
     if (this.#dead) throw new PostgresTrouble("the connection is gone");
-    const { promise: late, reject } = Promise.withResolvers<never>();
-    const alarm = this.#clock.at(this.#clock.now() + this.#timeoutMs, () => {
-      reject(new PostgresTrouble(`no answer within ${this.#timeoutMs} ms`));
-      this.destroy();
-    });
+    const { promise: ended, reject: end } = Promise.withResolvers<never>();
+    this.#asking.add(end);
+    const alarm = this.#clock.at(this.#clock.now() + this.#timeoutMs, () =>
+      this.destroy(new PostgresTrouble(`no answer within ${this.#timeoutMs} ms`)),
+    );
     try {
-      return await Promise.race([this.#sql.unsafe<PostgresRow[]>(text, values), late]);
+      return await Promise.race([this.#sql.unsafe<PostgresRow[]>(text, values), ended]);
     } catch (error) {
       const trouble = troubleOf(error);
-      if (!trouble.ofTheData) this.destroy();
+      if (!trouble.ofTheData) this.destroy(trouble);
       throw trouble;
     } finally {
+      this.#asking.delete(end);
       alarm.cancel();
     }
   }
 
-  destroy(): void {
+  /** Whoever waits for an answer is told `why`. */
+  destroy(why = new PostgresTrouble("the connection was closed")): void {
     if (this.#dead) return;
     this.#dead = true;
+    for (const end of this.#asking) end(why);
     void this.#sql.end({ timeout: 0 });
     for (const socket of this.#sockets) socket.destroy();
   }
 
   #dial({ host, port, path }: Dialled): Socket {
     if (this.#dead) throw new Error("the connection is gone");
-    const at = this.#sockets.size % host.length;
+    const tried = this.#sockets.length;
+    const at = tried % host.length;
     const socket = typeof path === "string" ? connect(path) : connect(port[at]!, host[at]);
-    this.#sockets.add(socket);
+    this.#sockets.push(socket);
     socket.setNoDelay(true);
-    // Several hosts are tried in turn; until one was reached, the end of a socket is not ours.
+    // Several hosts are tried in turn, and the client would go on for ever; until one was reached, or all were
+    // tried, the end of a socket is not ours.
+    socket.once("error", (error) => {
+      if (tried + 1 >= host.length) this.destroy(troubleOf(error));
+    });
     socket.once("connect", () => socket.once("close", () => this.destroy()));
     // Where the client looks for the name that a certificate must have.
     return Object.assign(socket, { host: host[at] });

@@ -63,6 +63,8 @@ export class PostgresLog implements RowSink {
   /** Taken from the buffer, and not known to be written. */
   #chunk: RequestRow[] = [];
   #link: PostgresLink | undefined;
+  /** The link's table is as it should be. */
+  #usable = false;
   #turn: Promise<void> | undefined;
   #alarm: Alarm | undefined;
   #soon = false;
@@ -105,8 +107,7 @@ export class PostgresLog implements RowSink {
   add(row: RequestRow): void {
     if (this.buffered >= this.#options.maxBufferedRows && this.#rows.shift() !== undefined) this.#dropped++;
     this.#rows.push(row);
-    if (this.#rows.size >= CHUNK && !this.#soon && this.#awaySince === 0 && this.#turn === undefined)
-      this.#hurry();
+    if (this.#rows.size >= CHUNK) this.#hurry();
   }
 
   ended(row: RequestRow): void {
@@ -116,7 +117,7 @@ export class PostgresLog implements RowSink {
 
   /** Requests under an id, newest first; undefined when PostgreSQL cannot be asked. */
   async find(id: string, max: number): Promise<readonly LoggedRequest[] | undefined> {
-    if (this.#link === undefined || this.#link.dead || this.#awaySince > 0) return undefined;
+    if (this.#link === undefined || !this.#usable) return undefined;
     return findRows(this.#link, id, max).catch(() => undefined);
   }
 
@@ -145,7 +146,9 @@ export class PostgresLog implements RowSink {
     if (this.buffered + this.#ends.size > 0) await this.#run();
   }
 
+  /** There is enough to write, unless somebody is at it, or cannot be. */
   #hurry(): void {
+    if (this.#soon || this.#turn !== undefined || this.#awaySince > 0 || this.#closed) return;
     this.#soon = true;
     this.#alarm?.cancel();
     this.#arm(0);
@@ -183,10 +186,12 @@ export class PostgresLog implements RowSink {
 
   async #open(): Promise<PostgresLink> {
     if (this.#link !== undefined && !this.#link.dead) return this.#link;
+    this.#usable = false;
     const { url, writeTimeoutMs } = this.#options;
     const link = new PostgresLink(url, writeTimeoutMs, this.#parts.clock);
     this.#link = link;
     await migrate(link);
+    this.#usable = true;
     return link;
   }
 

@@ -4,8 +4,8 @@
  * A migration is text that is run once, in order, for good: a later Ferry adds to the list and changes nothing in
  * it, columns are only ever added, and an older Ferry goes on writing to a newer table.
  *
- * Rows are written with one statement for many, a column at a time as arrays. Measured beside it, per row of the
- * main thread: see docs/request-log.md. `(instance, seq)` names a row for good, so that one which is written twice,
+ * Rows are written with one statement for many, a column at a time as arrays: 2.1 µs of our CPU a row in chunks of
+ * a thousand (JSON and COPY were dearer). `(instance, seq)` names a row for good, so that one which is written twice,
  * because nobody heard that the first time had worked, is there once.
  */
 import type { LoggedRequest, RequestRow } from "./request-log.ts";

@@ -1,11 +1,13 @@
 /** Ways to the PostgreSQL of the request log: TLS, passwords, rights, and from a fleet. */
 import assert from "node:assert/strict";
+import { readFile } from "node:fs/promises";
+import { join } from "node:path";
 import { test } from "node:test";
 import { Authority } from "../certificates.ts";
 import { PostgresServer } from "../postgres/server.ts";
 import { startServer } from "../redis/server.ts";
 import { Fleet, fleetConfig, patient } from "./fleet.ts";
-import { type Config, eventually, Ferry } from "./harness.ts";
+import { type Config, eventually, Ferry, ROOT } from "./harness.ts";
 import { stubModel, StubWorker } from "./stub-worker.ts";
 
 /** As long as a loaded machine may need. */
@@ -121,4 +123,21 @@ test("in a fleet each gateway writes its own requests, and learns how they ended
   }
   const [made] = await postgres.sql`SELECT count(DISTINCT instance)::int AS instances FROM ferry_requests`;
   assert.equal(made!["instances"], 2);
+});
+
+test("the questions of docs/request-log.md are understood", async () => {
+  await using postgres = await PostgresServer.start();
+  await using stub = await StubWorker.listen();
+  await using ferry = await Ferry.start({ models: [stubModel([stub])], ...log(postgres.url) });
+  const { json } = await ferry.post({ input: 1 });
+  await rowOf(postgres, json.task_id!, () => true);
+  const page = await readFile(join(ROOT, "docs/request-log.md"), "utf8");
+  const questions = [...page.matchAll(/^```sql\n(.*?)^```$/gms)].map(([, text]) => text!);
+  assert.ok(questions.length >= 5);
+  const answers = await Promise.all(questions.map((text) => postgres.sql.unsafe(text)));
+  assert.equal(answers[0]!.length, 1);
+  const columns = await postgres.sql`SELECT column_name AS name FROM information_schema.columns
+    WHERE table_name = 'ferry_requests'`;
+  for (const { name } of columns)
+    assert.ok(page.includes(`\`${name}\``), `docs/request-log.md explains ${name}`);
 });

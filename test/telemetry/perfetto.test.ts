@@ -101,7 +101,7 @@ describe("a trace", () => {
     ]);
     assert.equal(drawn.find(({ args }) => args!["batch_id"] === "b3")!.args!["running"], true);
     const threads = ["gpu-1", "gpu-2", "requests 1", "requests 2", "requests 3"];
-    assert.deepEqual(named(traceEvents, "thread_name").sort(), [...threads, "requests 4"]);
+    assert.deepEqual(named(traceEvents, "thread_name"), [...threads, "requests 4"]);
     assert.equal(traceEvents.filter(({ ph }) => ph === "s").length, 3);
     assert.equal(traceEvents.filter(({ ph }) => ph === "C").length, 3);
     assert.deepEqual([otherData["requests"], otherData["requests_left_out"]], [5, 0]);
@@ -148,7 +148,7 @@ describe("a trace", () => {
         const worker = Math.floor(random() * 3);
         const start = freeAt[worker]! + random() * 20;
         freeAt[worker] = start + random() * 300;
-        batches.push(batchRow(`b${at}`, `gpu-${worker}`, start, freeAt[worker]!));
+        batches.push(batchRow(`b${at}`, `gpu-${worker}`, start, freeAt[worker]));
       }
       const over = batches.filter(({ endedAt }) => endedAt < NOW);
       const requests = Array.from({ length: 400 }, (_, at) => {
