@@ -55,6 +55,18 @@ const MAX_BACKOFF_MS = 30_000;
 const LAST_FLUSH_MS = 2000;
 
 export class PostgresLog implements RowSink {
+  readonly counters: readonly Counter[] = [
+    {
+      name: "ferry_request_log_rows_total",
+      help: "Rows of the request log that were written to PostgreSQL.",
+      read: () => this.#written,
+    },
+    {
+      name: "ferry_request_log_dropped_total",
+      help: "Rows of the request log that were dropped because PostgreSQL did not take them in time.",
+      read: () => this.#dropped,
+    },
+  ];
   readonly #options: PostgresLogOptions;
   readonly #parts: PostgresLogParts;
   readonly #place: string;
@@ -69,11 +81,15 @@ export class PostgresLog implements RowSink {
   #alarm: Alarm | undefined;
   #soon = false;
   #awaySince = 0;
+  /** The last rows were refused for what is in them. */
+  #refusing = false;
   #backoffMs = FIRST_BACKOFF_MS;
   #retainAt = 0;
   /** There are more old rows than were deleted. */
   #moreToDelete = false;
   #closed = false;
+  /** There is no more time. */
+  #over = false;
   #written = 0;
   #dropped = 0;
   #droppedBefore = 0;
@@ -91,19 +107,6 @@ export class PostgresLog implements RowSink {
     return this.#rows.size + this.#chunk.length;
   }
 
-  readonly counters: readonly Counter[] = [
-    {
-      name: "ferry_request_log_rows_total",
-      help: "Rows of the request log that were written to PostgreSQL.",
-      read: () => this.#written,
-    },
-    {
-      name: "ferry_request_log_dropped_total",
-      help: "Rows of the request log that were dropped because PostgreSQL did not take them in time.",
-      read: () => this.#dropped,
-    },
-  ];
-
   add(row: RequestRow): void {
     if (this.buffered >= this.#options.maxBufferedRows && this.#rows.shift() !== undefined) this.#dropped++;
     this.#rows.push(row);
@@ -111,8 +114,7 @@ export class PostgresLog implements RowSink {
   }
 
   ended(row: RequestRow): void {
-    if (this.#ends.size >= this.#options.maxBufferedRows) this.#ends.shift();
-    this.#ends.push(row);
+    if (this.#ends.size < this.#options.maxBufferedRows) this.#ends.push(row);
   }
 
   /** Requests under an id, newest first; undefined when PostgreSQL cannot be asked. */
@@ -131,6 +133,7 @@ export class PostgresLog implements RowSink {
     const alarm = clock.at(clock.now() + LAST_FLUSH_MS, resolve);
     await Promise.race([this.#lastFlush(), late]);
     alarm.cancel();
+    this.#over = true;
     this.#link?.destroy();
     const left = this.buffered;
     if (left === 0) return;
@@ -186,6 +189,7 @@ export class PostgresLog implements RowSink {
 
   async #open(): Promise<PostgresLink> {
     if (this.#link !== undefined && !this.#link.dead) return this.#link;
+    if (this.#over) throw new PostgresTrouble("this is the end");
     this.#usable = false;
     const { url, writeTimeoutMs } = this.#options;
     const link = new PostgresLink(url, writeTimeoutMs, this.#parts.clock);
@@ -203,31 +207,35 @@ export class PostgresLog implements RowSink {
       this.#chunk.push(row);
     }
     if (this.#chunk.length > 0) {
-      try {
-        await insertRows(link, this.#options.instance, this.#chunk);
-        this.#written += this.#chunk.length;
-      } catch (error) {
-        if (!(error instanceof PostgresTrouble) || !error.ofTheData) throw error;
-        this.#refused(error);
-      }
+      const taken = insertRows(link, this.#options.instance, this.#chunk);
+      if (await this.#accepts(taken, this.#chunk.length)) this.#written += this.#chunk.length;
+      else this.#dropped += this.#chunk.length;
       this.#chunk = [];
     }
     if (this.#awaySince > 0) this.#back();
   }
 
-  /** It would refuse them again and again, and hold up all others. */
-  #refused(trouble: PostgresTrouble): void {
-    this.#dropped += this.#chunk.length;
-    this.#notice(
-      "error",
-      `PostgreSQL refuses ${this.#chunk.length} rows, which are dropped: ${trouble.message}`,
-    );
+  /** False: what is in them is refused. It would be again and again, and hold up all others. */
+  async #accepts(taken: Promise<void>, rows: number): Promise<boolean> {
+    try {
+      await taken;
+      this.#refusing = false;
+      return true;
+    } catch (error) {
+      if (!(error instanceof PostgresTrouble) || !error.ofTheData) throw error;
+      const what = `PostgreSQL at ${this.#place} refuses ${rows} rows, which are dropped`;
+      // Told once, until some are taken.
+      if (!this.#refusing)
+        this.#notice("error", `${what}: ${error.message}; compare ferry_requests with docs/request-log.md`);
+      this.#refusing = true;
+      return false;
+    }
   }
 
   async #writeEnds(link: PostgresLink): Promise<void> {
     const some: RequestRow[] = [];
     for (let at = 0; at < Math.min(CHUNK, this.#ends.size); at++) some.push(this.#ends.at(at)!);
-    await updateEndings(link, this.#options.instance, some);
+    await this.#accepts(updateEndings(link, this.#options.instance, some), some.length);
     // Not taken out before: if this fails they are written again.
     for (let count = some.length; count > 0; count--) this.#ends.shift();
   }

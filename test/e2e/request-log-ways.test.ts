@@ -68,6 +68,22 @@ test("what is wrong is told without the user or the password", async () => {
   }
 });
 
+test("rows that a changed table refuses are dropped and told, and do not hold up others", async () => {
+  await using postgres = await PostgresServer.start();
+  await using stub = await StubWorker.listen();
+  await using ferry = await Ferry.start({ models: [stubModel([stub])], ...log(postgres.url) });
+  await rowOf(postgres, (await ferry.post({ input: 1 })).json.task_id!, () => true);
+  await postgres.sql`ALTER TABLE ferry_requests ADD CONSTRAINT narrow CHECK (status <> 400)`;
+  assert.equal((await ferry.post("{}")).status, 400);
+  const line = await ferry.line(
+    noticed(/refuses \d+ rows, which are dropped: it answered with SQLSTATE 23514/),
+    SOON_MS,
+  );
+  assert.equal(line.level, "error");
+  await postgres.sql`ALTER TABLE ferry_requests DROP CONSTRAINT narrow`;
+  await rowOf(postgres, (await ferry.post("{}")).json.request_id!, () => true);
+});
+
 test("with TLS: sslmode=require encrypts, verify-full also checks the certificate", async () => {
   using authority = new Authority();
   await using postgres = await PostgresServer.prepare();
