@@ -40,7 +40,7 @@ export interface Observers {
 export async function openObservers(parts: ObserverParts): Promise<Observers> {
   const requests = await openRequestLog(parts);
   return {
-    guarded: { ...requests.guarded },
+    guarded: requests.routes,
     open: {},
     history: requests.history,
     close: () => requests.close(),

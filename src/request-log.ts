@@ -29,7 +29,7 @@ export interface OpenedRequestLog {
   readonly log: RequestLog;
   readonly history: History;
   /** For whoever holds the admin token. */
-  readonly guarded: Routes;
+  readonly routes: Routes;
   /** For whoever shows metrics; none without PostgreSQL. */
   readonly counters: readonly Counter[];
   close(): Promise<void>;
@@ -62,7 +62,7 @@ export async function openRequestLog(parts: RequestLogParts): Promise<OpenedRequ
       older: async (id) => postgres?.find(id, TOLD),
       troubles: (id) => troubles.of(id),
     },
-    guarded: traceRoutes(parts, log),
+    routes: traceRoutes(parts, log),
     counters: postgres?.counters ?? [],
     close: async () => {
       await postgres?.close();
