@@ -245,6 +245,7 @@ export class Ferry {
       events: this.events,
       sight: report,
       tracing: this.#tracing,
+      random: Math.random,
       apiUrl: () => this.apiUrl,
     });
     // Walked back, this comes last: they hear of everything that ends.

@@ -7,6 +7,8 @@ import type { Clock } from "./clock.ts";
 import type { Config, Role } from "./config.ts";
 import type { Engine } from "./engine/engine.ts";
 import type { Routes } from "./gateway/server.ts";
+import type { History } from "./gateway/story.ts";
+import { openRequestLog } from "./request-log.ts";
 import { openLive } from "./live.ts";
 import type { Events } from "./telemetry/events.ts";
 import { type MoreCounter, openMetrics } from "./telemetry/metrics.ts";
@@ -24,6 +26,8 @@ export interface ObserverParts {
   readonly sight: Sight;
   readonly tally: Tally;
   readonly engine: Engine;
+  /** Numbers in [0, 1). */
+  random(): number;
   /** Left out: nobody is traced. */
   readonly tracing: Tracing | undefined;
   /** Where clients connect; "" in a batcher, and until it is known. */
@@ -35,6 +39,8 @@ export interface Observers {
   readonly guarded: Routes;
   /** For anybody who reaches the admin listener: the shell of the dashboard, which holds no data. */
   readonly open: Routes;
+  /** What is remembered of requests. */
+  readonly history: History;
   /** Told last, when everything else has stopped: what they hold is written down. */
   close(): Promise<void>;
 }
@@ -49,7 +55,8 @@ interface Observer {
 
 export async function openObservers(parts: ObserverParts): Promise<Observers> {
   const { telemetry } = parts.config;
-  const all: Observer[] = [];
+  const requests = await openRequestLog(parts);
+  const all: Observer[] = [requests];
   if (parts.tracing !== undefined) all.push(traces(parts, parts.tracing));
   if (telemetry.dashboard) all.push(openLive(parts));
   // Last: the others have counters for it.
@@ -58,6 +65,7 @@ export async function openObservers(parts: ObserverParts): Promise<Observers> {
   return {
     guarded: Object.assign({}, ...all.map(({ routes }) => routes)) as Routes,
     open: Object.assign({}, ...all.map(({ open }) => open)) as Routes,
+    history: requests.history,
     close: async () => {
       await Promise.all(all.map(async (each) => each.close?.()));
     },

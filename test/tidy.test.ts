@@ -64,6 +64,8 @@ const MAY_IMPORT: Record<string, readonly string[]> = {
     "src/result",
     "type:src/engine/engine.ts",
     "type:src/certificates.ts",
+    "type:src/telemetry/request-log.ts",
+    "type:src/telemetry/troubles.ts",
   ],
   "src/plan": [
     "src/core",

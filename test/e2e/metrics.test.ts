@@ -45,6 +45,8 @@ before(async () => {
       admin: { listen: "127.0.0.1:0", token: TOKEN },
       admission: { mode: "off" },
       telemetry: { otlpUrl, sample: 0 },
+      // Nobody is there: the log waits, and its counters are shown.
+      requestLog: { url: "postgres://ferry@127.0.0.1:9/ferry" },
     },
     folder,
   );
