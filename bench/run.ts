@@ -1,7 +1,7 @@
 /**
  * The benchmark: named scenarios against a real Ferry on this machine, judged by their goals.
  *
- *   npm run bench                          all scenarios, about sixteen minutes
+ *   npm run bench                          all scenarios, about nineteen minutes
  *   npm run bench -- latency-idle 10k      some of them
  *   npm run bench -- --quick               a fifth of the time: to see that it works
  *   npm run bench -- --json out.json       the same figures for a script
@@ -29,6 +29,7 @@ import { redisTenThousand } from "./scenarios/redis-10k.ts";
 import { saturated } from "./scenarios/saturated.ts";
 import { start } from "./scenarios/start.ts";
 import { tenants } from "./scenarios/tenants.ts";
+import { telemetry } from "./scenarios/telemetry.ts";
 import { tenThousand } from "./scenarios/ten-thousand.ts";
 import { tiers } from "./scenarios/tiers.ts";
 
@@ -39,6 +40,7 @@ const scenarios: readonly Scenario[] = [
   floor,
   embedded,
   auth,
+  telemetry,
   tenThousand,
   held,
   overload,

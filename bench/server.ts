@@ -81,8 +81,8 @@ export class FerryServer implements AsyncDisposable {
   readonly readyMs: number;
   /** In the order of the setup's. */
   readonly keys: readonly string[];
+  readonly adminUrl: string;
   readonly #child: Child;
-  readonly #admin: string;
 
   private constructor(
     child: Child,
@@ -93,7 +93,7 @@ export class FerryServer implements AsyncDisposable {
     this.#child = child;
     this.pid = child.pid;
     this.target = { host, port: port!, path: "/v1/inference" };
-    this.#admin = `http://${host}:${adminPort!}`;
+    this.adminUrl = `http://${host}:${adminPort!}`;
     this.readyMs = readyMs;
     this.keys = keys;
   }
@@ -135,7 +135,7 @@ export class FerryServer implements AsyncDisposable {
   }
 
   async #get(path: string): Promise<unknown> {
-    const response = await fetch(this.#admin + path, { signal: AbortSignal.timeout(5000) });
+    const response = await fetch(this.adminUrl + path, { signal: AbortSignal.timeout(5000) });
     if (!response.ok) throw new Error(`GET ${path} answered ${response.status}: ${await response.text()}`);
     return await response.json();
   }
@@ -150,6 +150,7 @@ export interface Health {
   readonly gpu_utilization: number;
   readonly queue_depth: number;
   readonly requests_per_second: number;
+  readonly totals: { readonly requests: number };
 }
 
 interface WorkerRow {

@@ -32,6 +32,8 @@ export interface ReadyFacts {
   readonly durability?: Durability | undefined;
   /** From the start of the process. */
   readonly startMs: number;
+  /** Keys do something: say so. */
+  readonly keys?: boolean;
 }
 
 /** What happened so far, as `Ferry.tally` counts it. */
@@ -53,22 +55,26 @@ const maxModelLines = 3;
 
 export function readyBanner(facts: ReadyFacts, color: boolean): string {
   const { config, role, version, startMs } = facts;
-  const [apiUrl, adminUrl] = [reachable(facts.apiUrl), reachable(facts.adminUrl)];
+  const apiUrl = reachable(facts.apiUrl);
   const { bold, dim, green, yellow, cyan } = paint(color);
   const demo = demoLabel(config);
   const arrow = green("➜");
+  const hint = facts.keys === true ? dim(keysHint(config, role)) : "";
   const lines = [
     `  ${bold(green("FERRY"))} ${green(`v${version}`)}${role === "all" ? "" : ` ${role}`}  ` +
       `ready in ${bold(String(Math.round(startMs)))} ms${demo === "" ? "" : `    ${yellow(demo)}`}`,
     ...(apiUrl === "" ? [] : [`  ${arrow}  API        ${cyan(`${apiUrl}/v1/inference`)}`]),
-    `  ${arrow}  Admin      ${cyan(`${adminUrl}/internal/health`)}`,
+    config.telemetry.dashboard
+      ? `  ${arrow}  Dashboard  ${cyan(dashboardUrl(facts))}`
+      : `  ${arrow}  Admin      ${cyan(`${reachable(facts.adminUrl)}/internal/health`)}`,
     ...modelLines(config, role),
     `     Engine     ${engineLine(facts, dim)}`,
     ...(apiUrl === "" ? [] : [`     Try        ${tryLine(config, apiUrl)}`]),
   ];
   if (config.auth.mode === "none" && apiUrl !== "") {
-    lines.push(`  ${yellow("!")}  auth: none, anyone who reaches the port is tenant "anonymous"`);
-  }
+    const open = `  ${yellow("!")}  auth: none, anyone who reaches the port is tenant "anonymous"`;
+    lines.push(hint === "" ? open : `${open}    ${hint}`);
+  } else if (hint !== "") lines.push(`     ${hint}`);
   return lines.map((line) => `${line}\n`).join("");
 }
 
@@ -135,6 +141,12 @@ export function capacityPerSecond(model: ModelConfig): number | undefined {
   return fullMs === 0 ? undefined : (model.backend.workers * model.maxBatchSize * 1000) / fullMs;
 }
 
+/** The rate to plan with, as `admission.targetUtilization` says; undefined when only traffic can tell. */
+export function plannedPerSecond(model: ModelConfig, config: Config): number | undefined {
+  const capacity = capacityPerSecond(model);
+  return capacity === undefined ? undefined : threeDigits(capacity * config.admission.targetUtilization);
+}
+
 export function countWorkers(config: Config): number {
   let total = 0;
   for (const { backend } of config.models) total += workersOf(backend);
@@ -152,8 +164,17 @@ export function urlOf({ host, port }: Address, tls = false): string {
   return `${tls ? "https" : "http"}://${reachable.includes(":") ? `[${reachable}]` : reachable}:${port}`;
 }
 
+/**
+ * For people on a terminal, never for a log: with the token, where there is one, so that a click is enough.
+ * Browsers send nothing behind the # to anybody.
+ */
+export function dashboardUrl({ config, adminUrl }: { config: Config; adminUrl: string }): string {
+  const { token } = config.admin;
+  return `${reachable(adminUrl)}/${token === undefined ? "" : `#token=${encodeURIComponent(token)}`}`;
+}
+
 /** People click on it, and nobody can go to 0.0.0.0. */
-function reachable(url: string): string {
+export function reachable(url: string): string {
   return url.replace("//0.0.0.0:", "//127.0.0.1:").replace("//[::]:", "//[::1]:");
 }
 
@@ -172,6 +193,10 @@ function demoLabel(config: Config): string {
   if (simulated?.backend.kind !== "simulated") return "";
   const fullMs = fullBatchMs(simulated.backend, simulated.maxBatchSize);
   return `DEMO: simulated GPU, ${count(fullMs)} ms a ${simulated.backend.perItemMs > 0 ? "full " : ""}batch`;
+}
+
+function keysHint(config: Config, role: Role): string {
+  return demoLabel(config) === "" || role !== "all" ? "press h for keys" : "press l for load, h for keys";
 }
 
 function modelLines(config: Config, role: Role): string[] {
@@ -194,7 +219,7 @@ function modelFacts(model: ModelConfig, config: Config, role: Role): string {
     return `${workers} × ${maxBatchSize} (${backend.kind}), capacity is learned from traffic`;
   }
   const fullMs = count(fullBatchMs(backend, maxBatchSize));
-  const plan = count(threeDigits(capacity * config.admission.targetUtilization));
+  const plan = count(plannedPerSecond(model, config)!);
   const most = count(Math.floor(capacity));
   return `${workers} × ${maxBatchSize} / ${fullMs} ms = up to ${most} req/s, plan with ${plan}`;
 }

@@ -114,6 +114,7 @@ function processConsole(): Console {
     outIsTTY: stdout.isTTY,
     errIsTTY: stderr.isTTY,
     ...(people ? { ask: askPerson } : {}),
+    ...(people && (env["CI"] ?? "") === "" ? { keys: hearKeys } : {}),
   };
 }
 
@@ -125,6 +126,11 @@ async function askPerson(question: string): Promise<string> {
   } finally {
     lines.close();
   }
+}
+
+async function hearKeys(pressed: (key: string) => void): Promise<(() => void) | undefined> {
+  const { listenToKeys } = await import("./keyboard.ts");
+  return listenToKeys(process, pressed);
 }
 
 if (import.meta.main) {

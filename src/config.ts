@@ -48,6 +48,7 @@ export interface TelemetryConfig {
   readonly otlpUrl?: string;
   readonly sample: number;
   readonly maxBufferedSpans: number;
+  readonly exportTimeoutMs: number;
   readonly logLevel: "debug" | "info" | "warn" | "error" | "silent";
 }
 

@@ -5,6 +5,7 @@ import { randomUUID } from "node:crypto";
 import { Admission } from "./admission/admit.ts";
 import { Gate, type Prospects } from "./admission/gate.ts";
 import type { Backend } from "./backend/backend.ts";
+import { SimulatedBackend } from "./backend/simulated.ts";
 import { makeBackend } from "./backends.ts";
 import { Certificates } from "./certificates.ts";
 import { type Clock, SystemClock } from "./clock.ts";
@@ -12,6 +13,7 @@ import type { Config, ModelConfig, Role } from "./config.ts";
 import { screenFor } from "./core/screen.ts";
 import { Sampler } from "./core/trace.ts";
 import { openCredentials } from "./credentials.ts";
+import { Demo } from "./demo.ts";
 import { Dispatcher } from "./dispatch/dispatcher.ts";
 import { Reaper } from "./dispatch/reaper.ts";
 import type { Engine } from "./engine/engine.ts";
@@ -32,14 +34,16 @@ import { Router } from "./result/router.ts";
 import { Events } from "./telemetry/events.ts";
 import { logEvents } from "./telemetry/log.ts";
 import { Tally } from "./telemetry/tally.ts";
+import { type Tracing, tracingOf } from "./telemetry/tracing.ts";
 import { version } from "./version.ts";
 
 export async function startFerry(
   config: Config,
   clock: Clock = new SystemClock(),
   role: Role = "all",
+  log = (line: string): void => void process.stderr.write(line),
 ): Promise<Ferry> {
-  const ferry = new Ferry(config, clock, role);
+  const ferry = new Ferry(config, clock, role, log);
   try {
     await ferry.start();
     return ferry;
@@ -58,7 +62,7 @@ export class Ferry {
   readonly #role: Role;
   readonly #tally: Tally;
   /** Left out: nobody is traced. */
-  readonly #sampler: Sampler | undefined;
+  readonly #tracing: Tracing | undefined;
   readonly #dispatchers: Dispatcher[] = [];
   /** By model. */
   readonly #prospects = new Map<string, Prospects>();
@@ -71,13 +75,15 @@ export class Ferry {
   #membership: Membership | undefined;
   #draining = false;
   #stopped: Promise<void> | undefined;
+  /** What people may do to the simulated workers of this process; undefined where there are none. */
+  demo: Demo | undefined;
   /** Where an accepted task is kept: by one server of the shared store, or by two. */
   durability: "replica" | "local" | undefined;
   /** "" in a batcher. */
   apiUrl = "";
   adminUrl = "";
 
-  constructor(config: Config, clock: Clock, role: Role) {
+  constructor(config: Config, clock: Clock, role: Role, log: (line: string) => void) {
     this.#config = config;
     this.#clock = clock;
     this.#role = role;
@@ -87,8 +93,8 @@ export class Ferry {
       clock,
       models.map(({ name }) => name),
     );
-    if (telemetry.otlpUrl !== undefined) this.#sampler = new Sampler(telemetry.sample, Math.random);
-    logEvents(this.events, clock, telemetry.logLevel, (line) => process.stderr.write(line));
+    this.#tracing = tracingOf(telemetry, process.env);
+    logEvents(this.events, clock, telemetry.logLevel, log);
   }
 
   async start(): Promise<void> {
@@ -216,6 +222,8 @@ export class Ferry {
       shared: fleet && model.backend.kind === "http",
     });
     this.#dispatchers.push(dispatcher);
+    if (backend instanceof SimulatedBackend)
+      (this.demo ??= new Demo()).add(name, backend, dispatcher.workers.slots);
     this.#undo.push(() => dispatcher.stop());
   }
 
@@ -236,9 +244,12 @@ export class Ferry {
       ...known,
       events: this.events,
       sight: report,
+      tracing: this.#tracing,
+      random: Math.random,
       apiUrl: () => this.apiUrl,
     });
-    this.#undo.push(() => observers.close());
+    // Walked back, this comes last: they hear of everything that ends.
+    this.#undo.unshift(() => observers.close());
     const listener = new Listener(
       adminRoutes(engine, report, tiers, admin.token, observers),
       limits,
@@ -272,7 +283,7 @@ export class Ferry {
     const routes = { ...native.routes(), ...healthRoutes(() => this.#draining), ...described };
     const listener = (this.#listener = new Listener(routes, limits, clock, this.events, {
       tls: this.#tls,
-      sampler: this.#sampler,
+      sampler: this.#tracing && samplerFor(this.#tracing),
     }));
     this.#undo.push(() => listener.close());
     this.apiUrl = await listener.listen(listen.host, listen.port);
@@ -297,6 +308,10 @@ export class Ferry {
       othersPerMs: () => 0,
     };
   }
+}
+
+function samplerFor({ share, followsCaller }: Tracing): Sampler {
+  return new Sampler(share, Math.random, followsCaller);
 }
 
 function perUser(perUserPerMinute: number | undefined): { perUserPerMinute?: number } {

@@ -2,17 +2,21 @@
  * Those who look on: metrics, traces, the request log, the dashboard. Each listens to events and, where it
  * must, looks at the process through its `Sight`; none stands in a request's path.
  */
+import { randomUUID } from "node:crypto";
 import type { Clock } from "./clock.ts";
 import type { Config, Role } from "./config.ts";
 import { assetRoutes } from "./dashboard/assets.ts";
-import { Fold } from "./dashboard/fold.ts";
-import { Live } from "./dashboard/live.ts";
-import { LoopDelay } from "./dashboard/loop-delay.ts";
 import type { Engine } from "./engine/engine.ts";
 import type { Routes } from "./gateway/server.ts";
+import type { History } from "./gateway/story.ts";
+import { openRequestLog } from "./request-log.ts";
+import { openLive } from "./live.ts";
 import type { Events } from "./telemetry/events.ts";
+import { type MoreCounter, openMetrics } from "./telemetry/metrics.ts";
 import type { Sight } from "./telemetry/sight.ts";
 import type { Tally } from "./telemetry/tally.ts";
+import { openTraces } from "./telemetry/traces.ts";
+import type { Tracing } from "./telemetry/tracing.ts";
 import { version } from "./version.ts";
 
 export interface ObserverParts {
@@ -23,6 +27,10 @@ export interface ObserverParts {
   readonly sight: Sight;
   readonly tally: Tally;
   readonly engine: Engine;
+  /** Numbers in [0, 1). */
+  random(): number;
+  /** Left out: nobody is traced. */
+  readonly tracing: Tracing | undefined;
   /** Where clients connect; "" in a batcher, and until it is known. */
   apiUrl(): string;
 }
@@ -32,46 +40,55 @@ export interface Observers {
   readonly guarded: Routes;
   /** For anybody who reaches the admin listener: the shell of the dashboard, which holds no data. */
   readonly open: Routes;
+  /** What is remembered of requests. */
+  readonly history: History;
   /** Told last, when everything else has stopped: what they hold is written down. */
   close(): Promise<void>;
 }
 
-export async function openObservers(parts: ObserverParts): Promise<Observers> {
-  const live = parts.config.telemetry.dashboard ? openLive(parts) : undefined;
-  const open = parts.config.telemetry.dashboard ? assetRoutes() : {};
-  return { guarded: { ...live?.routes }, open, close: async () => live?.close() };
+/** One of them: what it offers to those who ask, what it counts, how it ends. */
+interface Observer {
+  readonly routes?: Routes;
+  readonly open?: Routes;
+  readonly counters?: readonly MoreCounter[];
+  close?(): Promise<void> | void;
 }
 
-/** The dashboard's stream, and the fold behind it. */
-function openLive(parts: ObserverParts): { routes: Routes; close(): void } {
-  const { config, role, clock, sight } = parts;
-  const models = config.models.map(({ name, maxBatchSize, maxWaitMs, policy }) => ({
-    name,
-    maxBatchSize,
-    maxWaitMs,
-    policy,
-  }));
-  const tiers = config.tiers.map(({ name }) => name);
-  const fleet = config.engine.kind === "redis";
-  const { targetUtilization } = config.admission;
-  const delay = new LoopDelay(clock);
-  const fold = new Fold({ models, tiers, role, fleet, targetUtilization }, { ...parts, delay });
-  const about = {
-    version: version(),
-    startedAt: Math.round(sight.process().startedAt),
-    role,
-    engine: config.engine.kind,
-    demo: config.models.some(({ backend }) => backend.kind === "simulated"),
-    tiers,
-    models,
-  };
-  const rules = { maxViewers: config.telemetry.maxViewers, stuckMs: config.limits.requestTimeoutMs };
-  const live = new Live(rules, fold, about, () => parts.apiUrl(), clock);
+export async function openObservers(parts: ObserverParts): Promise<Observers> {
+  const { telemetry } = parts.config;
+  const requests = await openRequestLog(parts);
+  const all: Observer[] = [requests];
+  if (parts.tracing !== undefined) all.push(traces(parts, parts.tracing));
+  if (telemetry.dashboard) all.push(openLive(parts), { open: assetRoutes() });
+  // Last: the others have counters for it.
+  const counters = all.flatMap((each) => each.counters ?? []);
+  if (telemetry.metrics) all.push(await metrics(parts, counters));
   return {
-    routes: live.routes(),
-    close: () => {
-      live.close();
-      fold.stop();
+    guarded: Object.assign({}, ...all.map(({ routes }) => routes)) as Routes,
+    open: Object.assign({}, ...all.map(({ open }) => open)) as Routes,
+    history: requests.history,
+    close: async () => {
+      await Promise.all(all.map(async (each) => each.close?.()));
     },
   };
+}
+
+function traces({ config, role, sight, ...rest }: ObserverParts, tracing: Tracing): Observer {
+  const models = config.models.map(({ name, backend }) => {
+    return { name, kind: backend.kind, ...(backend.kind === "http" && { protocol: backend.protocol }) };
+  });
+  const instance = sight.process().id || randomUUID();
+  const about = { models, apart: role === "batcher", version: version(), instance, zone: config.zone };
+  const opened = openTraces(tracing, { ...rest, ...about });
+  return { counters: [opened.dropped], close: () => opened.close() };
+}
+
+function metrics({ config, events, sight }: ObserverParts, more: readonly MoreCounter[]): Promise<Observer> {
+  const models = config.models.map(({ name, maxBatchSize, cache }) => ({
+    name,
+    maxBatchSize,
+    caches: cache.scope !== "off",
+  }));
+  const tiers = config.tiers.map(({ name }) => name);
+  return openMetrics({ models, tiers, version: version(), events, sight, more });
 }

@@ -64,5 +64,11 @@ export const telemetry = group("What Ferry tells about itself.", {
     min: 512,
     max: 1_000_000,
   }),
+  exportTimeoutMs: integer("How long the collector may take for some spans, and for the last at the end.", {
+    default: 3 * second,
+    min: 100,
+    max: minute,
+    unit: "ms",
+  }),
   logLevel: choice("JSON lines on stderr.", ["debug", "info", "warn", "error", "silent"], "info"),
 });

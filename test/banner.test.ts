@@ -43,7 +43,7 @@ describe("ready", () => {
       readyBanner(factsOf(demoConfig()), false),
       `  FERRY v0.4.0  ready in 180 ms    DEMO: simulated GPU, 100 ms a batch
   ➜  API        http://127.0.0.1:8080/v1/inference
-  ➜  Admin      http://127.0.0.1:8081/internal/health
+  ➜  Dashboard  http://127.0.0.1:8081/
      Model      demo   4 workers × 64 / 100 ms = up to 2,560 req/s, plan with 1,790
      Engine     memory, nothing kept on disk    set engine.dataDir to survive a restart
      Try        curl -s --json '{"input":"hello"}' http://127.0.0.1:8080/v1/inference
@@ -100,8 +100,37 @@ describe("ready", () => {
     const facts = { ...factsOf(demoConfig()), apiUrl: "http://0.0.0.0:8080", adminUrl: "http://[::]:8081" };
     assert.match(
       readyBanner(facts, false),
-      /API {8}http:\/\/127\.0\.0\.1:8080\/v1.*\n.*Admin {6}http:\/\/\[::1\]:8081\//,
+      /API {8}http:\/\/127\.0\.0\.1:8080\/v1.*\n.*Dashboard {2}http:\/\/\[::1\]:8081\/\n/,
     );
+  });
+
+  test("the dashboard comes with its token, and only where there is one", () => {
+    const text = (admin: string) => `admin: { ${admin} }\nmodels: [${http("a")}]`;
+    const facts = factsOf(configOf(text('token: "a-secret/of#16+"')));
+    assert.match(
+      readyBanner(facts, false),
+      /Dashboard {2}http:\/\/127\.0\.0\.1:8081\/#token=a-secret%2Fof%2316%2B\n/,
+    );
+    assert.ok(!readyLine(facts, now).includes("secret"), "a log gets no token");
+    const off = configOf(`telemetry: { dashboard: false }\n${text("")}`);
+    const banner = readyBanner(factsOf(off), false);
+    assert.match(banner, /Admin {6}http:\/\/127\.0\.0\.1:8081\/internal\/health\n/);
+    assert.doesNotMatch(banner, /Dashboard/);
+  });
+
+  test("keys are hinted at where they do something", () => {
+    const last = (config: Config, role: ReadyFacts["role"] = "all") =>
+      readyBanner({ ...factsOf(config), role, keys: true }, false)
+        .trimEnd()
+        .split("\n")
+        .at(-1);
+    assert.match(last(demoConfig())!, /tenant "anonymous" {4}press l for load, h for keys$/);
+    const models = `models: [${http("a")}, ${http("b")}, ${http("c")}]`;
+    assert.match(last(configOf(models))!, /tenant "anonymous" {4}press h for keys$/);
+    const closed = configOf(`auth: { mode: required, keysFile: ./keys.json }\n${models}`);
+    assert.equal(last(closed), "     press h for keys");
+    for (const config of [configOf(models), closed])
+      assert.ok(readyBanner({ ...factsOf(config), keys: true }, false).split("\n").length <= 10);
   });
 
   test("one JSON line for programs", () => {
@@ -146,7 +175,7 @@ models: [${http("a")}, { name: b, maxBatchSize: 8, backend: { kind: simulated } 
       readyBanner({ ...facts, role: "gateway" }, false),
       `  FERRY v0.4.0 gateway  ready in 180 ms    DEMO: simulated GPU, 100 ms a batch
   ➜  API        http://127.0.0.1:8080/v1/inference
-  ➜  Admin      http://127.0.0.1:8081/internal/health
+  ➜  Dashboard  http://127.0.0.1:8081/
      Model      a   batches of up to 64, run by batchers
      Model      b   batches of up to 8, run by batchers
      Engine     redis redis-1:7001, durability replica
@@ -168,7 +197,7 @@ models: [${http("a")}, { name: b, maxBatchSize: 8, backend: { kind: simulated } 
     assert.equal(
       readyBanner(batcher, false),
       `  FERRY v0.4.0 batcher  ready in 180 ms    DEMO: simulated GPU, 100 ms a batch
-  ➜  Admin      http://127.0.0.1:8081/internal/health
+  ➜  Dashboard  http://127.0.0.1:8081/
      Model      a   1 worker × 64 (http), capacity is learned from traffic
      Model      b   1 worker × 8 / 100 ms = up to 80 req/s, plan with 56
      Engine     redis redis-1:7001, durability local    one server keeps the accepted tasks

@@ -15,7 +15,14 @@ import { bin, ferry, file } from "./cli-child.ts";
 
 /** A world where time stands still until `ring`, and signals come when the test says so. */
 function world(
-  options: { people?: boolean; served?: Partial<Served>; startFails?: Error; role?: Role } = {},
+  options: {
+    people?: boolean;
+    served?: Partial<Served>;
+    startFails?: Error;
+    role?: Role;
+    keys?: boolean;
+    pretty?: boolean;
+  } = {},
 ) {
   const said: string[] = [];
   const raised: StopSignal[] = [];
@@ -24,6 +31,7 @@ function world(
   const alarms: { at: number; ring: () => void }[] = [];
   const listeners = new Map<StopSignal, (() => void)[]>();
   const ready = Promise.withResolvers<void>();
+  let press: (key: string) => void = () => assert.fail("nobody listens to keys");
   const draining = Promise.withResolvers<void>();
   const console: Console = {
     out: () => assert.fail("serve has no results"),
@@ -35,6 +43,12 @@ function world(
     env: { NO_COLOR: "1" },
     outIsTTY: false,
     errIsTTY: options.people ?? false,
+    ...(options.keys === true && {
+      keys: async (pressed: (key: string) => void) => {
+        press = pressed;
+        return () => void calls.push("restore");
+      },
+    }),
   };
   const served: Served = {
     apiUrl: "http://127.0.0.1:8080",
@@ -45,8 +59,9 @@ function world(
     ...options.served,
   };
   const parts: ServeParts = {
-    start: async (_config, _clock, role) => {
+    start: async (_config, _clock, role, log) => {
       roles.push(role);
+      log('{"level":"info","time":"2026-01-05T10:00:00.000Z","msg":"hello","n":1}\n');
       if (options.startFails !== undefined) throw options.startFails;
       return served;
     },
@@ -68,11 +83,23 @@ function world(
       raise: (signal) => void raised.push(signal),
     },
     uptimeMs: () => 42,
+    openPage: () => {},
   };
   const send = (signal: StopSignal) => listeners.get(signal)?.forEach((listener) => listener());
-  const wishes = { role: options.role ?? ("all" as const), noColor: false };
+  const wishes = { role: options.role ?? ("all" as const), noColor: false, pretty: options.pretty ?? false };
   const code = runServe(demoConfig(), [], console, parts, wishes);
-  return { said, raised, roles, calls, alarms, send, code, ready: ready.promise, draining: draining.promise };
+  return {
+    said,
+    raised,
+    roles,
+    calls,
+    alarms,
+    send,
+    press: (key: string) => press(key),
+    code,
+    ready: ready.promise,
+    draining: draining.promise,
+  };
 }
 
 describe("around a Ferry", () => {
@@ -83,14 +110,30 @@ describe("around a Ferry", () => {
     assert.equal(await code, 0);
     assert.deepEqual(calls, ["drain", "stop"]);
     assert.deepEqual(alarms, []);
-    const [nothing, banner, drain, farewell] = said;
+    const [nothing, line, banner, drain, farewell] = said;
     assert.equal(nothing, "");
+    assert.match(line!, /^\d\d:\d\d:\d\d\.000 INFO {2}hello {2}n=1\n$/);
     assert.match(banner!, /ready in .*42.* ms/);
     assert.match(drain!, /^ {2}draining: 0 requests, 0 batches, at most 15 s \(Ctrl-C again/);
     assert.match(
       farewell!,
       /^ {2}served 3 requests in 1 batch \(3\.0 of 64 full\), 2 GPU calls saved, 0 lost\n$/,
     );
+  });
+
+  test("the terminal is given back before it drains, whoever asks for it", async () => {
+    for (const ask of ["q", "\u0003", "SIGTERM"] as const) {
+      const { said, press, send, code, ready, calls } = world({ people: true, keys: true });
+      await ready;
+      assert.match(said[2]!, /press l for load, h for keys/);
+      press("h");
+      assert.match(said.at(-1)!, /drain and stop/);
+      if (ask === "SIGTERM") send(ask);
+      else press(ask);
+      assert.equal(await code, 0);
+      assert.deepEqual(calls, ["restore", "drain", "stop"]);
+      assert.match(said.at(-1)!, /0 lost/);
+    }
   });
 
   test("programs get one JSON line a fact", async () => {
@@ -101,8 +144,18 @@ describe("around a Ferry", () => {
     const facts = said.map((line) => JSON.parse(line) as { msg: string });
     assert.deepEqual(
       facts.map(({ msg }) => msg),
-      ["ready", "draining", "stopped"],
+      ["hello", "ready", "draining", "stopped"],
     );
+  });
+
+  test("--pretty gives programs what people get, without colour", async () => {
+    const { said, send, code, ready } = world({ pretty: true });
+    await ready;
+    send("SIGTERM");
+    assert.equal(await code, 0);
+    assert.match(said[1]!, /INFO {2}hello {2}n=1\n$/);
+    assert.match(said[2]!, /FERRY v/);
+    assert.ok(!said.join("").includes("\u001b"));
   });
 
   test("the role reaches Ferry, the ready line and the farewell", async () => {
@@ -115,14 +168,14 @@ describe("around a Ferry", () => {
     send("SIGINT");
     assert.equal(await code, 0);
     assert.deepEqual(roles, ["batcher"]);
-    assert.match(said[1]!, /^ {2}FERRY v\S+ batcher {2}ready in /);
-    assert.doesNotMatch(said[1]!, /API|Try|auth: none/);
+    assert.match(said[2]!, /^ {2}FERRY v\S+ batcher {2}ready in /);
+    assert.doesNotMatch(said[2]!, /API|Try|auth: none/);
     assert.match(said.at(-1)!, /^ {2}ran 3 tasks in 1 batch /);
     const program = world({ role: "gateway", served: { durability: "local" } });
     await program.ready;
     program.send("SIGTERM");
     assert.equal(await program.code, 0);
-    const facts = JSON.parse(program.said[0]!) as object;
+    const facts = JSON.parse(program.said[1]!) as object;
     assert.partialDeepStrictEqual(facts, { role: "gateway", durability: "local", workers: 0 });
   });
 

@@ -22,7 +22,7 @@ const MAY_IMPORT: Record<string, readonly string[]> = {
   "src/core": [],
   "src/clock.ts": [],
   "src/certificates.ts": ["src/clock.ts", "src/telemetry/events.ts"],
-  "src/telemetry": ["src/core", "src/clock.ts"],
+  "src/telemetry": ["src/core", "src/clock.ts", "type:src/gateway/server.ts"],
   "src/dashboard": [
     "src/core",
     "src/clock.ts",
@@ -64,6 +64,8 @@ const MAY_IMPORT: Record<string, readonly string[]> = {
     "src/result",
     "type:src/engine/engine.ts",
     "type:src/certificates.ts",
+    "type:src/telemetry/request-log.ts",
+    "type:src/telemetry/troubles.ts",
   ],
   "src/plan": [
     "src/core",

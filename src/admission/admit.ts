@@ -33,6 +33,7 @@ const WELCOME: Reception = {};
 const SPREAD = 0.5;
 const GOLDEN_RATIO = 0.618_033_988_749_895;
 const MAX_RETRY_AFTER_S = 30;
+const MAX_NAMED = 3;
 
 export class Admission {
   readonly #rules: AdmissionRules;
@@ -76,10 +77,18 @@ export class Admission {
     this.#shed(caller, model, reason, retryAfterMs);
     const part = (++this.#refusals * GOLDEN_RATIO) % 1;
     const seconds = Math.ceil((retryAfterMs / 1000) * (1 + SPREAD * part));
-    return new Refusal(code, message, {
+    const first = code === "RATE_LIMITED" ? this.#first(caller.tier) : "";
+    return new Refusal(code, `${message}${first}; ${tryAgain(retryAfterMs)}`, {
       retryAfterMs,
       retryAfterSeconds: Math.min(MAX_RETRY_AFTER_S, seconds),
     });
+  }
+
+  /** Who goes before a tier that is refused, by name while they are few. */
+  #first(tier: number): string {
+    const better = this.#rules.tiers.slice(0, tier).map(({ name }) => name);
+    const names = better.length > MAX_NAMED ? "better tiers" : better.join(" and ");
+    return `: tier ${this.tierName(tier)} is refused now, ${names} served first`;
   }
 
   /** A refusal, counted by its reason. */
@@ -94,7 +103,8 @@ export class Admission {
     const code = reason === "rate" ? "RATE_LIMITED" : "SERVICE_OVERLOADED";
     const retryAfterMs = Math.max(1, Math.ceil(Number.isFinite(waitMs) ? waitMs : 1000));
     this.#shed(caller, model, reason, retryAfterMs);
-    return new Refusal(code, message, { retryAfterMs, ...(quota && { quota }) });
+    const told = reason === "draining" ? message : `${message}; ${tryAgain(retryAfterMs)}`;
+    return new Refusal(code, told, { retryAfterMs, ...(quota && { quota }) });
   }
 
   /** The refusal of a process that ends. */
@@ -143,4 +153,9 @@ export class Admission {
     const message = `${whose} of ${limit} requests a minute is used up`;
     throw this.refuse(caller, model, "rate", message, resetMs, quota);
   }
+}
+
+/** Rounded up: whoever comes a moment early is refused again. */
+function tryAgain(ms: number): string {
+  return `try again in ${ms < 10_000 ? Math.ceil(ms / 100) / 10 : Math.ceil(ms / 1000)} s`;
 }

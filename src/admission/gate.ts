@@ -135,6 +135,5 @@ function answerTo(reason: Refused, tier: number, horizon: Horizon): Pick<GateRef
     return { code: "SERVICE_OVERLOADED", message: "too few workers of this model are healthy" };
   }
   const message = "more requests than the workers can serve in time";
-  if (tier === 0) return { code: "SERVICE_OVERLOADED", message };
-  return { code: "RATE_LIMITED", message: `${message}; better tiers are served first` };
+  return { code: tier === 0 ? "SERVICE_OVERLOADED" : "RATE_LIMITED", message };
 }

@@ -10,7 +10,7 @@
  * decides whether it is slow. All but a hang show after the service time.
  *
  * `kill(name)` is a power cut: the batch in the worker's hands fails with blame `batch`, every later one with
- * blame `nobody`, because it never gets there, until `revive(name)`.
+ * blame `nobody`, because it never gets there, until `revive(name)`, or until its time is over where one is given.
  */
 import assert from "node:assert/strict";
 import type { Alarm, Clock } from "../clock.ts";
@@ -62,8 +62,8 @@ export class SimulatedBackend implements Backend {
     return Promise.resolve();
   }
 
-  kill(name: string): void {
-    this.#worker(name).kill("killed", "batch");
+  kill(name: string, forMs = Infinity): void {
+    this.#worker(name).kill("killed", "batch", forMs);
   }
 
   revive(name: string): void {
@@ -82,8 +82,8 @@ class SimulatedWorker implements Worker {
   readonly #options: SimulatedOptions;
   readonly #clock: Clock;
   readonly #random: Random;
-  /** Why it takes no batch; undefined while it is well. */
-  #down: string | undefined;
+  /** Why it takes no batch, and how long; undefined while it was never down. */
+  #outage: { readonly why: string; readonly until: number } | undefined;
   /** Ends the batch in its hands, if there is one. */
   #finish: ((reply: Reply) => void) | undefined;
 
@@ -108,7 +108,7 @@ class SimulatedWorker implements Worker {
       };
       this.#finish = finish;
       signal.addEventListener("abort", abort);
-      const fault = this.#down === undefined ? this.#drawFault() : "down";
+      const fault = this.downFor === 0 ? this.#drawFault() : "down";
       if (fault === "hang") return;
       const afterMs = fault === "down" ? REFUSED_AFTER_MS : this.#drawServiceMs(batch.tasks.length);
       alarm = this.#clock.at(this.#clock.now() + afterMs, () => finish(this.#reply(batch, fault)));
@@ -116,17 +116,22 @@ class SimulatedWorker implements Worker {
   }
 
   probe(): Promise<boolean> {
-    return Promise.resolve(this.#down === undefined);
+    return Promise.resolve(this.downFor === 0);
   }
 
-  /** Down until `revive`; the batch in its hands is lost with it. */
-  kill(why: string, blame: "batch" | "nobody"): void {
-    this.#down = why;
+  /** Milliseconds until it takes batches; 0 while it does. */
+  get downFor(): number {
+    return this.#outage === undefined ? 0 : Math.max(0, this.#outage.until - this.#clock.now());
+  }
+
+  /** Down until `revive`, or for so long; the batch in its hands is lost with it. */
+  kill(why: string, blame: "batch" | "nobody", forMs = Infinity): void {
+    this.#outage = { why, until: this.#clock.now() + forMs };
     this.#finish?.(failed(`worker was ${why}`, blame));
   }
 
   revive(): void {
-    this.#down = undefined;
+    this.#outage = undefined;
   }
 
   #drawFault(): Fault {
@@ -146,7 +151,7 @@ class SimulatedWorker implements Worker {
   }
 
   #reply(batch: Batch, fault: Fault): Reply {
-    if (fault === "down") return failed(`worker was ${this.#down ?? "killed"}`, "nobody");
+    if (fault === "down") return failed(`worker was ${this.#outage?.why ?? "killed"}`, "nobody");
     if (fault === "error") return failed("simulated failure", "worker");
     const { reject, crash } = this.#options;
     if (crash !== undefined && batch.tasks.some((task) => crash(task.input))) {

@@ -39,6 +39,11 @@ export interface Console {
   readonly errIsTTY: boolean;
   /** Asks a person; undefined when there is nobody to ask. */
   ask?(question: string): Promise<string>;
+  /**
+   * Hands on every key that a person presses, until what it returns is called. Undefined when nobody sits there;
+   * resolves with undefined when somebody does but another program has the terminal.
+   */
+  keys?(pressed: (key: string) => void): Promise<(() => void) | undefined>;
 }
 
 export interface Call {

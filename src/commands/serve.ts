@@ -4,11 +4,15 @@
  * The first SIGINT or SIGTERM drains: nothing new is taken, accepted work goes on for at most
  * `limits.drainMs`, the farewell line is printed, exit 0. A second signal ends the process at once by
  * that signal, so that shells and supervisors see the truth (130, 143). Before Ferry is ready signals
- * keep their usual meaning.
+ * keep their usual meaning. On a terminal keys do more (`serve-keys.ts`); from the moment it drains the terminal
+ * is as it was, so that the second Ctrl-C is a signal again.
+ *
+ * People at a terminal, and whoever says `--pretty`, get lines to read; everybody else gets JSON.
  *
  * `--role` splits the work over processes that share their tasks through Redis: a gateway takes requests, a
  * batcher runs them.
  */
+import { spawn } from "node:child_process";
 import {
   drainBanner,
   drainLine,
@@ -24,11 +28,14 @@ import { SystemClock, type Clock } from "../clock.ts";
 import type { Config, Problem, Role } from "../config.ts";
 import { formatProblems } from "../config-load.ts";
 import { explainStart } from "../port-holder.ts";
+import type { Killed } from "../demo.ts";
 import { didYouMean } from "../spelling.ts";
+import { prettyLine } from "../telemetry/pretty.ts";
 import { printable, wantsColor } from "../terminal.ts";
 import { version } from "../version.ts";
 import { expectNoWords, Failure, UsageError, type Call, type Command, type Console } from "./command.ts";
 import { chooseConfig, configFlag } from "./config-file.ts";
+import type { ServeKeys } from "./serve-keys.ts";
 
 /** What `serve` needs of a running Ferry. */
 export interface Served {
@@ -37,6 +44,8 @@ export interface Served {
   readonly adminUrl: string;
   /** What keeps an accepted task now; left out: as the config says. */
   readonly durability?: Durability | undefined;
+  /** Left out where no worker of this process is simulated. */
+  readonly demo?: { kill(forMs: number): Killed | undefined } | undefined;
   tally(): Tally;
   drain(): Promise<void>;
   stop(): Promise<void>;
@@ -53,18 +62,21 @@ export interface Signals {
 }
 
 export interface ServeParts {
-  start(config: Config, clock: Clock, role: Role): Promise<Served>;
+  /** Whole lines of JSON go to `log`. */
+  start(config: Config, clock: Clock, role: Role, log: (line: string) => void): Promise<Served>;
   readonly clock: Clock;
   readonly signals: Signals;
   /** Since the process began. */
   uptimeMs(): number;
+  /** Shows a page in a browser, where there is one; never fails. */
+  readonly openPage: (url: string) => void;
 }
 
 const roles: readonly Role[] = ["all", "gateway", "batcher"];
 
 export const serve: Command = {
   summary: "run the gateway",
-  usage: "serve [-c FILE] [--role ROLE]",
+  usage: "serve [-c FILE] [--role ROLE] [--pretty]",
   examples: [
     { line: "ferry serve", doc: "./ferry.yaml, or a demo with a simulated GPU" },
     {
@@ -79,6 +91,7 @@ export const serve: Command = {
       value: "ROLE",
       doc: "all (default); with engine.kind redis also gateway (takes requests) and batcher (runs batches)",
     },
+    pretty: { type: "boolean", doc: "lines for people instead of JSON; what a terminal gets anyway" },
   },
 
   async run(call: Call, console: Console): Promise<number> {
@@ -93,13 +106,14 @@ export const serve: Command = {
       start: startFerry,
       clock: new SystemClock(),
       uptimeMs: () => process.uptime() * 1000,
+      openPage: (url) => openPage(url, console.env),
       signals: {
         on: (signal, listener) => process.on(signal, listener),
         off: (signal, listener) => process.off(signal, listener),
         raise: (signal) => process.kill(process.pid, signal),
       },
     };
-    const wishes = { role, noColor: call.is("no-color") };
+    const wishes = { role, noColor: call.is("no-color"), pretty: call.is("pretty") };
     return runServe(chosen.config, chosen.warnings, console, parts, wishes);
   },
 };
@@ -124,6 +138,8 @@ function checkRole(role: Role, { engine }: Config): void {
 export interface ServeWishes {
   readonly role: Role;
   readonly noColor: boolean;
+  /** Lines for people, also where nobody sits at a terminal. */
+  readonly pretty?: boolean;
 }
 
 export async function runServe(
@@ -131,11 +147,12 @@ export async function runServe(
   warnings: readonly Problem[],
   console: Console,
   parts: ServeParts,
-  { role, noColor }: ServeWishes,
+  { role, noColor, pretty = false }: ServeWishes,
 ): Promise<number> {
   const { clock, signals } = parts;
-  const people = console.errIsTTY;
-  const color = wantsColor({ env: console.env, isTTY: people, noColor });
+  const people = console.errIsTTY || pretty;
+  const color = wantsColor({ env: console.env, isTTY: console.errIsTTY, noColor });
+  const log = (line: string): void => console.err(people ? prettyLine(line, color) : line);
   if (people)
     console.err(formatProblems(warnings.map((each) => ({ ...each, message: `warning: ${each.message}` }))));
   else
@@ -143,11 +160,12 @@ export async function runServe(
 
   let ferry: Served;
   try {
-    ferry = await parts.start(config, clock, role);
+    ferry = await parts.start(config, clock, role, log);
   } catch (error) {
     throw new Failure(explainStart(error, config));
   }
   const stopping = nextSignal(signals);
+  const keys = await hearKeys(config, console, parts, ferry, () => stopping.hear("SIGINT"));
   const facts = {
     config,
     role,
@@ -156,38 +174,84 @@ export async function runServe(
     adminUrl: ferry.adminUrl,
     durability: ferry.durability,
     startMs: parts.uptimeMs(),
+    keys: keys !== undefined,
   };
   console.err(people ? readyBanner(facts, color) : readyLine(facts, clock.now()));
 
-  const signal = await stopping;
+  const signal = await stopping.first;
+  keys?.end();
   const before = ferry.tally();
   console.err(people ? drainBanner(before, config, signal) : drainLine(before, config, signal, clock.now()));
-  await within(config.limits.drainMs, ferry.drain(), clock);
+  await within(config.limits.drainMs, drainAfter(keys, ferry), clock);
   const after = ferry.tally();
   await ferry.stop();
+  await keys?.quiet();
   console.err(people ? farewellBanner(after, config, role) : farewellLine(after, clock.now()));
   return 0;
 }
 
-/** Resolves with the first signal; from then on the next one, of either kind, ends the process. */
-function nextSignal(signals: Signals): Promise<StopSignal> {
-  return new Promise((resolve) => {
-    let seen = false;
-    const hear = (signal: StopSignal) => {
-      if (!seen) {
-        seen = true;
-        resolve(signal);
-        return;
-      }
-      signals.off("SIGINT", onInterrupt);
-      signals.off("SIGTERM", onTerminate);
-      signals.raise(signal);
-    };
-    const onInterrupt = () => hear("SIGINT");
-    const onTerminate = () => hear("SIGTERM");
-    signals.on("SIGINT", onInterrupt);
-    signals.on("SIGTERM", onTerminate);
-  });
+/** Keys do what they do until `end`, which also gives the terminal back; undefined where nobody presses any. */
+async function hearKeys(
+  config: Config,
+  console: Console,
+  { clock, openPage }: ServeParts,
+  { apiUrl, adminUrl, demo }: Served,
+  quit: () => void,
+): Promise<Pick<ServeKeys, "end" | "quiet"> | undefined> {
+  if (console.keys === undefined) return undefined;
+  const { ServeKeys } = await import("./serve-keys.ts");
+  const say = (line: string): void => console.err(`${line}\n`);
+  const keys = new ServeKeys({ config, apiUrl, adminUrl, demo, clock, say, open: openPage, quit });
+  const restore = await console.keys((key) => keys.press(key));
+  if (restore === undefined) return undefined;
+  const end = (): void => {
+    restore();
+    keys.end();
+  };
+  return { end, quiet: () => keys.quiet() };
+}
+
+/** The demo's own load is over first: a caller that is still connecting would find nobody. */
+async function drainAfter(keys: Pick<ServeKeys, "quiet"> | undefined, ferry: Served): Promise<void> {
+  await keys?.quiet();
+  await ferry.drain();
+}
+
+interface Stopping {
+  readonly first: Promise<StopSignal>;
+  /** Takes a signal as if the process had got it. */
+  hear(signal: StopSignal): void;
+}
+
+/** Waits for the first signal; from then on the next one, of either kind, ends the process. */
+function nextSignal(signals: Signals): Stopping {
+  const { promise, resolve } = Promise.withResolvers<StopSignal>();
+  let seen = false;
+  const hear = (signal: StopSignal): void => {
+    if (!seen) {
+      seen = true;
+      resolve(signal);
+      return;
+    }
+    signals.off("SIGINT", onInterrupt);
+    signals.off("SIGTERM", onTerminate);
+    signals.raise(signal);
+  };
+  const onInterrupt = (): void => hear("SIGINT");
+  const onTerminate = (): void => hear("SIGTERM");
+  signals.on("SIGINT", onInterrupt);
+  signals.on("SIGTERM", onTerminate);
+  return { first: promise, hear };
+}
+
+/** Only where there is a screen: elsewhere the opener may start a browser for terminals. */
+function openPage(url: string, env: NodeJS.ProcessEnv): void {
+  const screen = env["DISPLAY"] ?? env["WAYLAND_DISPLAY"] ?? "";
+  const opener = process.platform === "darwin" ? "open" : screen === "" ? "" : "xdg-open";
+  if (opener === "") return;
+  const child = spawn(opener, [url], { stdio: "ignore", detached: true });
+  // Not installed: the address is on the screen anyway.
+  child.on("error", () => {});
 }
 
 /** Waits for `work`, but not longer than `timeoutMs`. */

@@ -24,7 +24,7 @@ const FREE = "·";
 const OTHER = "-";
 const BARS = "▏▎▍▌▋▊▉█";
 /** A line of a worker is not drawn shorter. */
-const LEAST_LANE = 10;
+const LEAST_STRIP = 10;
 /** Milliseconds that a letter stands for. */
 const LETTER_MS = 50;
 const NAME_WIDTH = 24;
@@ -57,7 +57,7 @@ function heading(view: TopView, columns: number, paint: Paint): Piece[][] {
       ? [" · PAUSED", paint.yellow]
       : ["", paint.dim];
   const demo: Piece = hello?.demo === true ? [" · DEMO", paint.yellow] : [""];
-  const pieces: Piece[] = [["FERRY ", paint.bold], [model, paint.bold], [` · ${scope}`], demo, state];
+  const pieces: Piece[] = [["FERRY ", paint.bold], [model, paint.bold], state, [` · ${scope}`], demo];
   const gap = columns - widthOf(pieces) - KEYS.length;
   if (view.interactive && gap >= 2) return [[...pieces, [" ".repeat(gap)], [KEYS, paint.dim]]];
   return [pieces];
@@ -115,13 +115,13 @@ function workerLines(
   const facts = shown.map((worker) => factsOf(worker, view.hello!.models[view.model]?.maxBatchSize ?? 1));
   const factsWidth = Math.max(...facts.map((fact) => fact.length));
   // The name, two brackets, two gaps of two.
-  const laneWidth = Math.min(SHOWN_MS / LETTER_MS, columns - nameWidth - factsWidth - 6);
+  const stripWidth = Math.min(SHOWN_MS / LETTER_MS, columns - nameWidth - factsWidth - 6);
   const lines = shown.map((worker, at): Piece[] => {
     const name = cut(printable(worker.name), nameWidth).padEnd(nameWidth);
     if (worker.state === "down") return [[name], ["  ✕ ", paint.red], [downWords(worker), paint.red]];
-    if (laneWidth < LEAST_LANE) return [[name], [`  ${facts[at]!}`]];
-    const lane = laneOf(view, worker.name, laneWidth);
-    return [[name], ["  ["], ...paintLane(lane, paint), ["]  "], [facts[at]!]];
+    if (stripWidth < LEAST_STRIP) return [[name], [`  ${facts[at]!}`]];
+    const strip = stripOf(view, worker.name, stripWidth);
+    return [[name], ["  ["], ...paintStrip(strip, paint), ["]  "], [facts[at]!]];
   });
   const hidden = workers.length - shown.length;
   if (hidden > 0) lines.push([[`+${hidden} more`, paint.dim]]);
@@ -147,7 +147,7 @@ function downWords({ down }: WorkerRow): string {
 }
 
 /** A letter for each slice of time. The slices are those of the clock, so that a batch keeps its length as it moves. */
-export function laneOf(view: TopView, worker: string, width: number): string {
+export function stripOf(view: TopView, worker: string, width: number): string {
   const slice = (instant: number): number => Math.round(instant / LETTER_MS);
   const { now } = view.frame!;
   const begins = slice(now) - width;
@@ -164,7 +164,7 @@ export function laneOf(view: TopView, worker: string, width: number): string {
   return cells.join("");
 }
 
-function paintLane(lane: string, paint: Paint): Piece[] {
+function paintStrip(strip: string, paint: Paint): Piece[] {
   const styles: Record<string, Style> = {
     F: paint.blue,
     W: paint.yellow,
@@ -173,7 +173,7 @@ function paintLane(lane: string, paint: Paint): Piece[] {
     [FREE]: paint.dim,
     [OTHER]: paint.dim,
   };
-  return (lane.match(/(.)\1*/gu) ?? []).map((run): Piece => [run, styles[run[0]!] ?? plain]);
+  return (strip.match(/(.)\1*/gu) ?? []).map((run): Piece => [run, styles[run[0]!] ?? plain]);
 }
 
 function legend(view: TopView, columns: number, paint: Paint): Piece[][] {

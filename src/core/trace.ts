@@ -5,7 +5,9 @@
  * `telemetry/traces.ts` makes spans of them afterwards, from events. What is not sampled has no trace at all.
  *
  * A batch is a trace of its own, and its ids follow from its id: whoever knows the batch (every outcome
- * does, in whichever process) can link to its span without asking anybody.
+ * does, in whichever process) can link to its span without asking anybody. The same holds for each call to its
+ * worker and for the time that a task waited for it. Since workers belong to the batch's trace, a caller's
+ * `tracestate` ends at the request's span.
  */
 
 /** A request that is traced. */
@@ -16,7 +18,7 @@ export interface RequestTrace {
   readonly spanId: string;
   /** The caller's span; "" when the trace begins here. */
   readonly parentId: string;
-  /** The caller's `tracestate`, handed on as it came; "" when there was none. */
+  /** The caller's `tracestate`; "" when there was none that could be read. */
   readonly state: string;
 }
 
@@ -25,20 +27,21 @@ export interface SpanPlace {
   readonly spanId: string;
 }
 
-const TRACEPARENT = /^[0-9a-f]{2}-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})(-.*)?$/;
+const TRACEPARENT = /^([0-9a-f]{2})-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})(-.*)?$/;
 const NO_TRACE = "0".repeat(32);
 const NO_SPAN = "0".repeat(16);
 const SAMPLED = 1;
-/** Of a `tracestate`: what is longer is left behind, as the standard allows. */
-const MAX_STATE = 512;
 
-/** Reads a `traceparent`; undefined when it is none, as the standard says to go on without it. */
+/**
+ * Reads a `traceparent`; undefined when it is none, as the standard says to go on without it. Two such headers
+ * reach us as one with a comma, which is none either.
+ */
 export function readTraceparent(text: string): (SpanPlace & { readonly sampled: boolean }) | undefined {
-  const found = TRACEPARENT.exec(text.trim());
-  if (found === null || text.startsWith("ff")) return undefined;
-  // Version 00 has exactly these four fields; a later one may have more behind them.
-  if (text.startsWith("00") && found[4] !== undefined) return undefined;
-  const [, traceId, spanId, flags] = found;
+  const found = TRACEPARENT.exec(text);
+  if (found === null) return undefined;
+  const [, version, traceId, spanId, flags, more] = found;
+  // Version 00 has exactly these four fields; a later one may have more behind them, and ff is none.
+  if (version === "ff" || (version === "00" && more !== undefined)) return undefined;
   if (traceId === NO_TRACE || spanId === NO_SPAN) return undefined;
   return { traceId: traceId!, spanId: spanId!, sampled: (Number.parseInt(flags!, 16) & SAMPLED) !== 0 };
 }
@@ -48,15 +51,58 @@ export function traceparent({ traceId, spanId }: SpanPlace): string {
   return `00-${traceId}-${spanId}-01`;
 }
 
-/** Who is traced: whom the caller traces already, and a share of those who come without a trace. */
+/** `key=value`; a key may name its tenant: `tenant@system`. Values are printable, without a blank at their end. */
+const STATE_KEY = /^(?:[a-z0-9][a-z0-9_\-*/]{0,255}|[a-z0-9][a-z0-9_\-*/]{0,240}@[a-z][a-z0-9_\-*/]{0,13})$/;
+const STATE_VALUE = /^[\x20-\x2b\x2d-\x3c\x3e-\x7e]{0,255}[\x21-\x2b\x2d-\x3c\x3e-\x7e]$/;
+const MAX_MEMBERS = 32;
+const MAX_STATE = 512;
+/** Where the whole is too long, members longer than this go first. */
+const LONG_MEMBER = 128;
+/** What Node lets in as headers at most is larger; nobody means this. */
+const ABSURD_STATE = 8192;
+
+/** A `tracestate` as it may be handed on: "" when it is malformed, without its last members when it is too long. */
+export function readTracestate(text: string): string {
+  if (text === "" || text.length > ABSURD_STATE) return "";
+  const keys = new Set<string>();
+  const members: string[] = [];
+  for (const part of text.split(",")) {
+    const member = part.replace(/^[ \t]+|[ \t]+$/g, "");
+    if (member === "") continue;
+    const cut = member.indexOf("=");
+    const key = member.slice(0, Math.max(0, cut));
+    if (!STATE_KEY.test(key) || !STATE_VALUE.test(member.slice(cut + 1)) || keys.has(key)) return "";
+    keys.add(key);
+    members.push(member);
+  }
+  return members.length > MAX_MEMBERS ? "" : shortened(members);
+}
+
+function shortened(members: string[]): string {
+  let length = members.reduce((sum, member) => sum + member.length + 1, -1);
+  for (let at = members.length - 1; at >= 0 && length > MAX_STATE; at--) {
+    if (members[at]!.length <= LONG_MEMBER) continue;
+    length -= members[at]!.length + 1;
+    members.splice(at, 1);
+  }
+  while (length > MAX_STATE) length -= members.pop()!.length + 1;
+  return members.join(",");
+}
+
+/**
+ * Who is traced: whom the caller traces already, and a share of those who come without a trace. Where the
+ * caller is not asked, the share of all, by their trace's id: other services with the same share choose the same.
+ */
 export class Sampler {
   readonly #share: number;
   readonly #random: () => number;
+  readonly #followsCaller: boolean;
 
   /** `random` gives numbers in [0, 1). */
-  constructor(share: number, random: () => number) {
+  constructor(share: number, random: () => number, followsCaller = true) {
     this.#share = share;
     this.#random = random;
+    this.#followsCaller = followsCaller;
   }
 
   /** The trace of a new request; undefined when it is not sampled. */
@@ -66,21 +112,23 @@ export class Sampler {
       if (this.#random() >= this.#share) return undefined;
       return { traceId: this.#hex(32), spanId: this.#hex(16), parentId: "", state: "" };
     }
-    if (!parent.sampled) return undefined;
-    const kept = state !== undefined && state.length <= MAX_STATE ? state : "";
-    return { traceId: parent.traceId, spanId: this.#hex(16), parentId: parent.spanId, state: kept };
+    const { traceId, spanId: parentId, sampled } = parent;
+    if (this.#followsCaller ? !sampled : positionOf(traceId) >= this.#share) return undefined;
+    const kept = state === undefined ? "" : readTracestate(state);
+    return { traceId, spanId: this.#hex(16), parentId, state: kept };
   }
 
   /** Never all zeros, which means "none". */
   #hex(digits: number): string {
     let text = "";
-    while (text.length < digits) {
-      text += Math.floor(this.#random() * 2 ** 32)
-        .toString(16)
-        .padStart(8, "0");
-    }
+    while (text.length < digits) text += hex8(Math.floor(this.#random() * 2 ** 32));
     return /[^0]/.test(text) ? text : `${text.slice(1)}1`;
   }
+}
+
+/** In [0, 1), as even as trace ids are: from their last seven bytes, which the standard wants to be chance. */
+function positionOf(traceId: string): number {
+  return Number.parseInt(traceId.slice(-13), 16) / 2 ** 52;
 }
 
 /** The span of a batch; its id is a UUID, whose digits are the trace's. */
@@ -92,6 +140,21 @@ export function batchSpan(batchId: string): SpanPlace {
 /** The span of a batch's n-th call to its worker; first is 1. */
 export function callSpan(batchId: string, call: number): SpanPlace {
   const { traceId } = batchSpan(batchId);
-  const mixed = (Number.parseInt(traceId.slice(0, 8), 16) ^ Math.imul(call, 0x9e37_79b1)) >>> 0;
-  return { traceId, spanId: traceId.slice(8, 16) + mixed.toString(16).padStart(8, "0") };
+  return { traceId, spanId: traceId.slice(8, 16) + hex8(word(traceId, 0) ^ Math.imul(call, 0x9e37_79b1)) };
+}
+
+/** The span of a task's wait for a batch, beneath its request's span: another one for each batch it goes with. */
+export function queueSpan(request: SpanPlace, batch: SpanPlace): SpanPlace {
+  const { traceId: digits } = batch;
+  const high = word(request.spanId, 0) ^ word(digits, 0);
+  const low = word(request.spanId, 8) ^ word(digits, 24);
+  return { traceId: request.traceId, spanId: hex8(high) + hex8(high === 0 && low === 0 ? 1 : low) };
+}
+
+function word(digits: string, at: number): number {
+  return Number.parseInt(digits.slice(at, at + 8), 16);
+}
+
+function hex8(bits: number): string {
+  return (bits >>> 0).toString(16).padStart(8, "0");
 }

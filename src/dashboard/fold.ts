@@ -164,7 +164,10 @@ export class Fold {
     for (; this.#second < second; this.#second++) {
       for (const model of this.#models) {
         const seen = sights.find(({ name }) => name === model.rules.name);
-        model.close(seen, this.#heardWorkers(seen), late, now);
+        // Of our own an event has told; of those that others run nobody else does.
+        for (const { name, own, state, down } of model.close(seen, this.#heardWorkers(seen), late, now)) {
+          if (!own) this.#notes.workerIs(model.rules.name, name, state, down?.why ?? "");
+        }
       }
     }
     this.#notes.tick();

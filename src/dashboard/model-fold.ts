@@ -7,7 +7,7 @@
  * task, or was answered from an earlier outcome, has of each part only what passed while it was there.
  */
 import type { AnsweredRequest, ShedReason } from "../telemetry/events.ts";
-import type { ModelSight } from "../telemetry/sight.ts";
+import type { ModelSight, WorkerSight } from "../telemetry/sight.ts";
 import { BatchBook } from "./batches.ts";
 import { type ModelFrame, type Recent, SHED_REASONS, type Slots } from "./frames.ts";
 import { Latencies } from "./quantiles.ts";
@@ -106,8 +106,16 @@ export class ModelFold {
     if (admitted !== undefined) admitted[second % RING]! += 1;
   }
 
-  /** The second is over. `workers`: how many there are whose batches are heard of. */
-  close(sight: ModelSight | undefined, workers: number, loopLateMs: number, now: number): void {
+  /**
+   * The second is over. `workers`: how many there are whose batches are heard of. Those that went down or came
+   * back in it.
+   */
+  close(
+    sight: ModelSight | undefined,
+    workers: number,
+    loopLateMs: number,
+    now: number,
+  ): readonly WorkerSight[] {
     const { slots } = this;
     this.batches.account((slots.second + 1) * SECOND_MS);
     this.#settleWorkerTime(workers);
@@ -127,12 +135,12 @@ export class ModelFold {
       slots.depthNow[tier] = sight?.queuedByTier[tier] ?? 0;
     }
     slots.close();
-    this.workers.close(sight?.workers ?? [], now);
     this.#tenants.fade();
     const next = slots.second % RING;
     this.#latency = this.#latencies[next]!;
     this.#latency.clear();
     for (const admitted of this.#admitted) admitted[next] = 0;
+    return this.workers.close(sight?.workers ?? [], now);
   }
 
   /** The machine slept: what was before is no longer the last quarter of an hour. */
@@ -226,11 +234,12 @@ export class ModelFold {
     };
   }
 
-  #trouble(): { retriedShare: number; loopLateMs: number } {
+  #trouble(): { tasksPerSecond: number; retriedShare: number; loopLateMs: number } {
     const { slots } = this;
     const tasks = slots.sum(COLUMN.tasks, RECENT_SECONDS);
     const retried = slots.sum(COLUMN.retried, RECENT_SECONDS);
     return {
+      tasksPerSecond: tasks / Math.max(1, Math.min(RECENT_SECONDS, slots.length)),
       retriedShare: retried === 0 ? 0 : retried / Math.max(tasks, retried),
       loopLateMs: slots.max(COLUMN.loopLateMs, RECENT_SECONDS),
     };

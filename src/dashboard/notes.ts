@@ -22,10 +22,7 @@ export class Notes {
   constructor(events: Events, now: () => number) {
     this.#now = now;
     events.on("notice", ({ level, message }) => this.#add(level, message));
-    events.on("worker.changed", ({ model, worker, state, why }) => {
-      const reason = why === "" ? "" : `: ${why}`;
-      this.#add(state === "down" ? "warn" : "info", `${worker} of ${model} is ${state}${reason}`);
-    });
+    events.on("worker.changed", ({ model, worker, state, why }) => this.workerIs(model, worker, state, why));
     events.on("task.dead", ({ id, model, code }) =>
       this.#add("warn", `dead letter ${id}${model === "" ? "" : ` of ${model}`}: ${code}`),
     );
@@ -38,6 +35,11 @@ export class Notes {
 
   get count(): number {
     return this.#count;
+  }
+
+  workerIs(model: string, worker: string, state: string, why: string): void {
+    const reason = why === "" ? "" : `: ${why}`;
+    this.#add(state === "down" ? "warn" : "info", `${worker} of ${model} is ${state}${reason}`);
   }
 
   /** Those after the first `count` that are still here, oldest first. */

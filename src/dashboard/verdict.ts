@@ -39,6 +39,8 @@ export interface VerdictFacts {
   readonly oldestWaitMs: number;
   /** Tasks that ask for a worker, those that are refused for lack of one included. */
   readonly arrivalsPerSecond: number;
+  /** In batches that this process heard of. */
+  readonly tasksPerSecond: number;
   readonly slowWorker: SlowWorker | undefined;
   /** Of the tasks of the last ten seconds. */
   readonly retriedShare: number;
@@ -122,13 +124,14 @@ function overloaded(facts: VerdictFacts): Verdict | undefined {
   };
 }
 
-function slowWorker({ slowWorker: slow, recent }: VerdictFacts): Verdict | undefined {
+function slowWorker(facts: VerdictFacts): Verdict | undefined {
+  const { slowWorker: slow } = facts;
   if (slow === undefined) return undefined;
   const { name, nowMs, usualMs } = slow;
   return {
     level: "busy",
     key: `slow worker ${name}`,
-    sentence: `Slow worker. ${name} takes ${time(nowMs)} a batch, usually ${time(usualMs)}. ${rate(recent)}`,
+    sentence: `Slow worker. ${name} takes ${time(nowMs)} a batch, usually ${time(usualMs)}. ${rate(facts)}`,
     advice: `See what else runs on ${name}: heat, memory, another process.`,
   };
 }
@@ -144,20 +147,22 @@ function queueDominates(facts: VerdictFacts): Verdict | undefined {
         ? "The load comes in bursts; more workers, or a smaller maxBatchSize, shorten the wait."
         : `Policy latency, or a smaller maxWaitMs, lets batches leave earlier; this model runs ${model.policy}.`;
   const parts = `${time(slow.queueMs)} in the queue, ${time(slow.workerMs)} at the worker`;
-  const sentence = `Waiting. The slowest 5 % spend ${parts}. ${rate(recent)} ${refused(recent)}`;
+  const sentence = `Waiting. The slowest 5 % spend ${parts}. ${rate(facts)} ${refused(recent)}`;
   return { level: "busy", key: "waiting", sentence, advice };
 }
 
-function retries({ retriedShare, recent }: VerdictFacts): Verdict | undefined {
+function retries(facts: VerdictFacts): Verdict | undefined {
+  const { retriedShare, recent } = facts;
   if (retriedShare <= MANY_RETRIES) return undefined;
-  const sentence = `Retries. ${percent(retriedShare)} of the tasks were tried again. ${rate(recent)} ${tail(recent)}`;
+  const sentence = `Retries. ${percent(retriedShare)} of the tasks were tried again. ${rate(facts)} ${tail(recent)}`;
   const advice = "The recent events name the workers and what they answered; dead letters keep what failed.";
   return { level: "busy", key: "retries", sentence, advice };
 }
 
-function lateLoop({ loopLateMs, recent }: VerdictFacts): Verdict | undefined {
+function lateLoop(facts: VerdictFacts): Verdict | undefined {
+  const { loopLateMs, recent } = facts;
   if (loopLateMs <= LATE_MS) return undefined;
-  const sentence = `Late. This process kept everybody waiting for ${time(loopLateMs)}. ${rate(recent)} ${tail(recent)}`;
+  const sentence = `Late. This process kept everybody waiting for ${time(loopLateMs)}. ${rate(facts)} ${tail(recent)}`;
   const advice = "Give the process a whole core, send smaller bodies, or run a second gateway.";
   return { level: "busy", key: "late", sentence, advice };
 }
@@ -172,7 +177,7 @@ function quiet(facts: VerdictFacts): Verdict | undefined {
 
 function healthy(facts: VerdictFacts): Verdict {
   const { recent } = facts;
-  const sentence = `Healthy. ${rate(recent)} ${tail(recent)} ${refused(recent)}`;
+  const sentence = `Healthy. ${rate(facts)} ${tail(recent)} ${refused(recent)}`;
   return { level: "ok", key: "healthy", sentence, advice: spare(facts) || emptySeats(facts) };
 }
 
@@ -200,9 +205,12 @@ function emptySeats({ recent, model }: VerdictFacts): string {
   return `${seats}: empty seats are the price of low latency. Policy eco fills them and answers later.`;
 }
 
-function rate({ requestsPerSecond, load }: Recent): string {
-  const share = load > 0 ? ` is ${percent(load)} of capacity` : "";
-  return `${count(requestsPerSecond)} req/s${share}.`;
+/** Of tasks in a batcher, which takes no requests. */
+function rate({ recent, tasksPerSecond }: VerdictFacts): string {
+  const { requestsPerSecond, load } = recent;
+  const asked = requestsPerSecond > 0 || tasksPerSecond === 0;
+  const share = load > 0 && asked ? ` is ${percent(load)} of capacity` : "";
+  return `${asked ? `${count(requestsPerSecond)} req/s` : `${count(tasksPerSecond)} tasks/s run here`}${share}.`;
 }
 
 function tail({ p99, slow }: Recent): string {

@@ -86,22 +86,26 @@ export class WorkerBook {
     this.#worker(name).took(ms, now);
   }
 
-  /** A second is over. `sights`: who there is now. */
-  close(sights: readonly WorkerSight[], now: number): void {
+  /** A second is over. `sights`: who there is now. Those that went down or came back meanwhile. */
+  close(sights: readonly WorkerSight[], now: number): WorkerSight[] {
+    const changed: WorkerSight[] = [];
     this.#second++;
     this.#seconds = Math.min(RECENT_SECONDS, this.#seconds + 1);
     const at = this.#second % RING;
-    for (const { name, state } of sights) {
-      const worker = this.#worker(name);
+    for (const sight of sights) {
+      const worker = this.#worker(sight.name);
       worker.seenIn = this.#second;
-      if (state !== "down") worker.downSince = 0;
-      else if (worker.downSince === 0) worker.downSince = now;
+      const down = sight.state === "down";
+      if (down === worker.downSince > 0) continue;
+      worker.downSince = down ? now : 0;
+      changed.push(sight);
     }
     for (const [name, worker] of this.#workers) {
       worker.busyMs[at] = 0;
       worker.filledMs[at] = 0;
       if (this.#second - worker.seenIn > FORGET_SECONDS) this.#workers.delete(name);
     }
+    return changed;
   }
 
   /** It said so itself: exact, where looking once a second is not. */

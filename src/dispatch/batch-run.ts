@@ -195,9 +195,9 @@ export class BatchRun {
     await this.#settle(riders, (_, { attempt, task }) => {
       const at = retryAt(attempt, this.#rules.retry, now, random);
       if (at !== undefined) return { kind: "retry", at, message, maxBatchSize: atMost(attempt) };
-      const { id, model } = task;
+      const { id, model, trace } = task;
       const code = "INFERENCE_FAILED";
-      this.#parts.events.emit("task.dead", { id, model, code, message });
+      this.#parts.events.emit("task.dead", { id, model, code, message, trace });
       // The worker's own words may tell more of the inside than a caller should see.
       return {
         kind: "dead",

@@ -18,6 +18,7 @@ import { BatchRun, LEASE_GRACE_MS, type RunRules } from "./batch-run.ts";
 import type { HealthLimits } from "./health.ts";
 import { Outlook } from "./outlook.ts";
 import { Prober } from "./prober.ts";
+import { whyItLeft } from "./words.ts";
 import { type Slot, Workers } from "./workers.ts";
 
 export interface ModelRules {
@@ -232,9 +233,12 @@ export class Dispatcher {
   #launch(slot: Slot, queue: QueueView, size: number, reason: DispatchReason, now: number): void {
     const { engine, newBatchId } = this.#parts;
     const { name, workerMs } = this.rules;
-    const max = slot.circuit.probing ? Math.min(size, smallerBatch(this.rules.limits.maxBatchSize)) : size;
+    const most = this.rules.limits.maxBatchSize;
+    const { probing } = slot.circuit;
+    const max = probing ? Math.min(size, smallerBatch(most)) : size;
     const oldestWaitMs = now - queue.oldestAt;
-    const why = `${max} of ${this.rules.limits.maxBatchSize} left after ${Math.round(oldestWaitMs)} ms: ${WORDS[reason]}`;
+    const departure = { most, waitedMs: oldestWaitMs, reason, probing: probing && max < size };
+    const why = whyItLeft({ ...departure, size: max });
     const note = { id: newBatchId(), reason, worker: slot.name, startedAt: now, why };
     if (!repeats(queue)) this.#budget.first();
     const waiting = total(engine.waiting(name));
@@ -255,7 +259,16 @@ export class Dispatcher {
       if (slot.batch === held) this.#free(slot, held.startedAt);
     };
     const run = claim
-      .then((lease) => {
+      .then((claimed) => {
+        const claimedSize = claimed.tasks.length;
+        // Others were faster, or some had expired: the sentence tells what there was.
+        const lease =
+          claimedSize === max
+            ? claimed
+            : {
+                ...claimed,
+                batch: { ...claimed.batch, why: whyItLeft({ ...departure, size: claimedSize }) },
+              };
         // A batch that is small for the sake of a retry says nothing of those to come.
         if (!lease.tasks.some(({ attempt }) => attempt > 1)) this.#fill.learn(lease.tasks.length, waiting);
         this.#handover.learn(this.#parts.clock.now() - now);
@@ -359,10 +372,3 @@ function total(depths: readonly number[]): number {
   for (const depth of depths) sum += depth;
   return sum;
 }
-
-const WORDS: Record<DispatchReason, string> = {
-  full: "it was full",
-  wait: "it had waited for maxWaitMs",
-  idle: "a worker was free and waiting longer would not have paid",
-  deadline: "waiting longer would have missed a deadline",
-};

@@ -285,11 +285,11 @@ export class MemoryEngine implements Engine {
 
   /** Nobody came back with it in time. */
   #lost(record: TaskRecord, now: number): void {
-    const { id, model } = record.task;
+    const { id, model, trace } = record.task;
     record.lost++;
     if (record.attempt >= DEAD_FROM_ATTEMPT) {
       const verdict = lostForGood(record);
-      this.#events.emit("task.dead", { id, model, code: verdict.code, message: verdict.detail });
+      this.#events.emit("task.dead", { id, model, code: verdict.code, message: verdict.detail, trace });
       return this.#fail(record, verdict, now);
     }
     this.#places.leave(record);

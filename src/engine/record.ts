@@ -97,8 +97,8 @@ export function retriedFields(
   { task, attempt, batch }: TaskRecord,
   { at, message }: Verdict & { readonly kind: "retry" },
 ): EventFields["task.retried"] {
-  const { id, model } = task;
-  return { id, model, attempt, at, message, batchId: batch?.id ?? "", worker: batch?.worker ?? "" };
+  const { id, model, trace } = task;
+  return { id, model, attempt, at, message, batchId: batch?.id ?? "", worker: batch?.worker ?? "", trace };
 }
 
 /** What is said of a task that was lost too often. */

@@ -267,7 +267,8 @@ export class RedisWork {
       this.#parts.fallsDue(at > now ? at : now + (options.models.get(model)?.queueMs ?? 0));
       const attempt = (known?.claimed.attempt ?? 0) - (spared === true ? 1 : 0);
       const { id: batchId, worker } = batch;
-      events.emit("task.retried", { id, model, attempt, at, message, batchId, worker });
+      const trace = known?.claimed.task.trace;
+      events.emit("task.retried", { id, model, attempt, at, message, batchId, worker, trace });
     }
   }
 

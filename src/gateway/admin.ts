@@ -9,10 +9,11 @@
 import { hash, timingSafeEqual } from "node:crypto";
 import { isIP } from "node:net";
 import { Refusal } from "../core/errors.ts";
-import type { DeadLetter, Engine, RecordView } from "../engine/engine.ts";
+import type { DeadLetter, Engine } from "../engine/engine.ts";
 import type { Exchange } from "./exchange.ts";
 import { healthRoutes } from "./health.ts";
 import type { Answer, Routes } from "./server.ts";
+import { type History, iso, listRequests, loggedStory, story, type Tiers } from "./story.ts";
 
 /** One worker, as /internal/workers shows it. */
 export interface WorkerReport {
@@ -42,12 +43,11 @@ export interface Inside {
   readonly draining: () => boolean;
 }
 
-type Tiers = readonly { readonly name: string }[];
-
-/** Routes of those who look on; `guarded` ones ask for the token, where there is one. */
+/** Routes of those who look on, and what they remember; `guarded` ones ask for the token, where there is one. */
 export interface MoreRoutes {
   readonly guarded: Routes;
   readonly open: Routes;
+  readonly history: History;
 }
 
 export function adminRoutes(
@@ -73,10 +73,10 @@ export function adminRoutes(
     "/internal/health": { GET: guarded((exchange) => json(exchange, inside.health())) },
     "/internal/workers": { GET: guarded((exchange) => json(exchange, { workers: inside.workers() })) },
     "/internal/requests/{id}": {
-      GET: guarded(async (exchange, id) => {
-        const record = found(await engine.outcome(id), "no such task, or its time to live has passed");
-        json(exchange, story(record, tiers));
-      }),
+      GET: guarded(async (exchange, id) => json(exchange, await tell(id, engine, tiers, more.history))),
+    },
+    "/internal/requests": {
+      GET: guarded((exchange) => json(exchange, listRequests(exchange.query, more.history))),
     },
     "/internal/dead-letters": {
       GET: guarded(async (exchange) => json(exchange, { dead_letters: (await letters.list()).map(show) })),
@@ -100,6 +100,20 @@ export function adminRoutes(
       }),
     },
   };
+}
+
+/** From the engine's record; else from the request log, in memory or in the database. */
+async function tell(id: string, engine: Engine, tiers: Tiers, history: History): Promise<object> {
+  const logged = history.requests(id);
+  // A store that is away does not hide what is known without it.
+  const record = await engine.outcome(id).catch((error: unknown) => {
+    if (logged.length === 0) throw error;
+    return undefined;
+  });
+  if (record !== undefined) return story(record, tiers, history);
+  const requests = logged.length > 0 ? logged : await history.older(id);
+  const [first, ...others] = requests ?? [];
+  return loggedStory([found(first, "no such task, or its time to live has passed"), ...others], history);
 }
 
 function guardAll(routes: Routes, guarded: (answer: Answer) => Answer): Routes {
@@ -129,49 +143,6 @@ function letterView({ task, attempts, code, message, diedAt }: DeadLetter, tiers
     created_at: iso(task.createdAt),
     died_at: iso(diedAt),
   };
-}
-
-/** What happened to a task so far. */
-function story(record: RecordView, tiers: Tiers): object {
-  const { task, state, attempt, queuedAt, settledAt, outcome, batch } = record;
-  return {
-    task_id: task.id,
-    tenant: task.tenant,
-    model: task.model,
-    tier: tiers[task.tier]?.name,
-    state,
-    attempts: attempt,
-    created_at: iso(task.createdAt),
-    queued_at: iso(queuedAt),
-    deadline_at: iso(task.deadlineAt),
-    ...(batch && {
-      batch: {
-        id: batch.id,
-        size: batch.size,
-        reason: batch.reason,
-        why: batch.why,
-        worker: batch.worker,
-        started_at: iso(batch.startedAt),
-        queue_ms: Math.max(0, Math.round(batch.startedAt - queuedAt)),
-      },
-    }),
-    ...(settledAt !== undefined && {
-      settled_at: iso(settledAt),
-      total_ms: Math.round(settledAt - task.createdAt),
-    }),
-    ...(outcome && { outcome: ending(outcome) }),
-  };
-}
-
-/** How it ended, without a word of the input: what a worker says about one may quote it. */
-function ending(outcome: NonNullable<RecordView["outcome"]>): object {
-  if (outcome.ok) return { ok: true, output_bytes: outcome.output.length };
-  const { code, message } = outcome;
-  return { ok: false, code, ...(code !== "INPUT_REJECTED" && { message }) };
-}
-
-function iso(instant: number): string {
-  return new Date(instant).toISOString();
 }
 
 function checkAccess(exchange: Exchange, token: string | undefined): void {

@@ -42,6 +42,8 @@ export class Exchange implements AnsweredRequest {
   readonly #response: ServerResponse;
   readonly #limits: ExchangeLimits;
   #gone: (() => void) | undefined;
+  /** The client was gone before it was answered. */
+  #left = false;
   // What is known of the request when it is over, for those who look on.
   id = "";
   route = "";
@@ -102,8 +104,9 @@ export class Exchange implements AnsweredRequest {
     return this.request.complete && !this.#response.writableFinished;
   }
 
+  /** Or nobody is there any more to be answered. */
   get answered(): boolean {
-    return this.#response.writableEnded;
+    return this.#response.writableEnded || this.#left;
   }
 
   /** Calls `gone` when the client leaves before it is answered. */
@@ -113,7 +116,9 @@ export class Exchange implements AnsweredRequest {
 
   /** The listener's word that the connection, or this answer, is at its end. */
   closed(): void {
-    if (!this.answered) this.#gone?.();
+    if (this.answered) return;
+    this.#left = true;
+    this.#gone?.();
   }
 
   /** It is over, and its fields stay as they are. */
@@ -181,7 +186,7 @@ export class Exchange implements AnsweredRequest {
    */
   send(status: number, body: string, headers: readonly string[] = [], bytes = Buffer.byteLength(body)): void {
     const response = this.#response;
-    if (response.writableEnded) return;
+    if (this.answered) return;
     this.status = status;
     const head = ["content-type", JSON_TYPE, "content-length", String(bytes), ...headers];
     if (this.#ends()) head.push("connection", "close");
@@ -215,7 +220,7 @@ export class Exchange implements AnsweredRequest {
   /** A file: neither made anew for each request, nor JSON. */
   sendFile(type: string, bytes: Buffer, headers: readonly string[] = []): void {
     const response = this.#response;
-    if (response.writableEnded) return;
+    if (this.answered) return;
     this.status = 200;
     response.writeHead(200, ["content-type", type, "content-length", String(bytes.length), ...headers]);
     response.end(bytes);

@@ -151,7 +151,8 @@ export class NativeProtocol {
       const explain = exchange.header("x-ferry-explain") === "1";
       const latencyMs = this.#clock.now() - exchange.startedAt;
       const head = `{"request_id":"${id}","task_id":"${id}","status":"SUCCESS",`;
-      const { text, bytes } = successBody(head, record, { cached: work === "cached", explain, latencyMs });
+      const rendering = { cached: work === "cached", joined: work === "joined", explain, latencyMs };
+      const { text, bytes } = successBody(head, record, rendering);
       exchange.send(200, text, headers, bytes);
     } else {
       exchange.fail(refusal, id, headers);

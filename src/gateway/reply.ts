@@ -9,6 +9,8 @@ import type { RecordView } from "../engine/engine.ts";
 
 export interface Rendering {
   readonly cached: boolean;
+  /** Another request's task did the work. */
+  readonly joined?: boolean;
   /** Say in words why the batch left when it did. */
   readonly explain: boolean;
   readonly latencyMs: number;
@@ -25,11 +27,21 @@ export function successBody(head: string, record: RecordView, rendering: Renderi
   const { batch, outcome, task } = record;
   const { cached, explain, latencyMs } = rendering;
   const output = outcome?.ok === true ? outcome.output : "null";
-  const why = explain && batch !== undefined ? `,"why":${JSON.stringify(batch.why)}` : "";
+  const why = explain && batch !== undefined ? `,"why":${JSON.stringify(whyOf(record, rendering))}` : "";
   const text =
     `${head}"output":${output},"metadata":{"model":${quoted(task.model)},"latency_ms":${tenths(latencyMs)},` +
     `"queue_ms":${tenths(queueMs(record))},"batch_size":${batch?.size ?? 0},"cached":${cached}${why}}}`;
   return { text, bytes: text.length - output.length + Buffer.byteLength(output) };
+}
+
+/** How this caller came to the batch, and why that left when it did. */
+function whyOf({ batch, attempt }: RecordView, { cached, joined = false }: Rendering): string {
+  const how = cached
+    ? "answered from the cache; "
+    : joined
+      ? "the same input was on its way or done already; "
+      : "";
+  return `${how}${attempt > 1 ? `attempt ${attempt}: ` : ""}${batch?.why ?? ""}`;
 }
 
 export function batchHeaders(record: RecordView): string[] {

@@ -19,6 +19,8 @@ export interface AnsweredRequest {
   readonly method: string;
   /** The route with its `{id}`; "" where nothing is at the path. */
   readonly route: string;
+  /** As it was asked for; a stranger's text where `route` is "". */
+  readonly path?: string;
   /** "" when it was never known: refused before, or the request only looks. */
   readonly model: string;
   readonly tier: string;
@@ -78,8 +80,16 @@ export interface EventFields {
     message: string;
     batchId: string;
     worker: string;
+    /** Its `traceparent`, where it is traced and known here. */
+    trace?: string | undefined;
   };
-  "task.dead": { id: string; model: string; code: ErrorCode; message: string };
+  "task.dead": {
+    id: string;
+    model: string;
+    code: ErrorCode;
+    message: string;
+    trace?: string | undefined;
+  };
   /** Reached its end. `code` is "" for a success; `queueMs` is the time before its last batch. */
   "task.settled": {
     id: string;

@@ -1,14 +1,18 @@
 /**
- * The log: one JSON line per thing an operator should know. Never inputs, outputs or credentials.
+ * The log: one line per thing an operator should know, as pino writes it. Never inputs, outputs or credentials.
  *
- * `debug` adds what is normal: every batch, every retry.
+ *   {"level":"warn","time":"2026-01-05T10:00:00.180Z","msg":"dead letter","task_id":"…","model":"embed",…}
+ *
+ * `debug` adds what is normal: every batch, every retry, every request. Lines carry `task_id`, `batch_id` and
+ * `trace_id` where there are such, under these names in every line. Each line is handed to `write` at once and
+ * whole: what was said before the process died was said. `pretty.ts` makes lines for people of them.
  */
+import { pino } from "pino";
 import type { Clock } from "../clock.ts";
+import { batchSpan, readTraceparent } from "../core/trace.ts";
 import type { Events } from "./events.ts";
 
 export type LogLevel = "debug" | "info" | "warn" | "error" | "silent";
-
-const LEVELS: readonly LogLevel[] = ["debug", "info", "warn", "error", "silent"];
 
 export function logEvents(
   events: Events,
@@ -16,24 +20,59 @@ export function logEvents(
   level: LogLevel,
   write: (line: string) => void,
 ): void {
-  const log = (at: LogLevel, msg: string, fields: object): void => {
-    if (LEVELS.indexOf(at) < LEVELS.indexOf(level)) return;
-    write(`${JSON.stringify({ level: at, time: new Date(clock.now()).toISOString(), msg, ...fields })}\n`);
-  };
   if (level === "silent") return;
-  events.on("notice", ({ level: at, message }) => log(at, message, {}));
+  const options = {
+    level,
+    base: null,
+    timestamp: () => `,"time":"${new Date(clock.now()).toISOString()}"`,
+    formatters: { level: (word: string) => ({ level: word }) },
+  };
+  const log = pino(options, { write });
+  // The message stands before the facts, where people look first; pino's own place for it is behind them.
+  events.on("notice", ({ level: at, message }) => log[at]({ msg: message }));
   events.on("worker.changed", ({ state, ...rest }) =>
-    log(state === "down" ? "warn" : "info", "worker changed", { state, ...rest }),
+    log[state === "down" ? "warn" : "info"]({ msg: "worker changed", state, ...rest }),
   );
-  events.on("worker.printed", (fields) => log("info", "worker printed", fields));
-  events.on("task.dead", (fields) => log("warn", "dead letter", fields));
-  events.on("task.lost", (fields) => log("error", "task lost", fields));
+  events.on("worker.printed", (fields) => log.info({ msg: "worker printed", ...fields }));
+  events.on("task.dead", ({ id, trace, ...rest }) =>
+    log.warn({ msg: "dead letter", task_id: id, ...rest, ...traceOf(trace) }),
+  );
+  events.on("task.lost", ({ id, ...rest }) => log.error({ msg: "task lost", task_id: id, ...rest }));
   if (level !== "debug") return;
-  events.on("batch.started", ({ model, batch }) => log("debug", "batch started", { model, ...batch }));
-  events.on("batch.settled", (fields) => log("debug", "batch settled", fields));
-  events.on("batch.overdue", (fields) => log("debug", "batch overdue", fields));
-  events.on("task.retried", (fields) => log("debug", "task retried", fields));
-  events.on("request.answered", ({ id, model, tier, status, code, latencyMs }) =>
-    log("debug", "request answered", { id, model, tier, status, code, latencyMs }),
+  events.on("batch.started", ({ model, batch, tasks }) => {
+    const { id, ...rest } = batch;
+    const traced = tasks.some(({ task }) => task.trace !== undefined);
+    const trace = traced ? { trace_id: batchSpan(id).traceId } : {};
+    log.debug({ msg: "batch started", model, batch_id: id, ...rest, ...trace });
+  });
+  events.on("batch.settled", ({ model, batchId, ...rest }) =>
+    log.debug({ msg: "batch settled", model, batch_id: batchId, ...rest }),
   );
+  events.on("batch.overdue", ({ model, batchId, ...rest }) =>
+    log.debug({ msg: "batch overdue", model, batch_id: batchId, ...rest }),
+  );
+  events.on("task.retried", ({ id, batchId, trace, ...rest }) =>
+    log.debug({ msg: "task retried", task_id: id, batch_id: batchId, ...rest, ...traceOf(trace) }),
+  );
+  events.on("request.answered", ({ id, model, tier, status, code, latencyMs, ending, trace }) => {
+    const batch = ending?.batch && { batch_id: ending.batch.id };
+    const traced = trace && { trace_id: trace.traceId };
+    log.debug({
+      msg: "request answered",
+      task_id: id,
+      model,
+      tier,
+      status,
+      code,
+      latencyMs,
+      ...batch,
+      ...traced,
+    });
+  });
+}
+
+/** Of a `traceparent`. */
+function traceOf(trace: string | undefined): { trace_id?: string } {
+  const place = trace === undefined ? undefined : readTraceparent(trace);
+  return place === undefined ? {} : { trace_id: place.traceId };
 }

@@ -110,6 +110,23 @@ describe("simulated:", () => {
     assert.throws(() => backend.kill("gpu-9"), /gpu-9/);
   });
 
+  test("a worker killed for some time is back by itself, and leaves no alarm behind", async () => {
+    const clock = new ManualClock();
+    const backend = new SimulatedBackend(calm, clock);
+    const [worker] = backend.workers;
+    backend.kill("gpu-1", 5000);
+    assert.equal(worker!.downFor, 5000);
+    assert.equal(clock.nextMs, Infinity);
+    clock.advance(4999);
+    assert.equal(await worker!.probe(), false);
+    clock.advance(1);
+    assert.equal(worker!.downFor, 0);
+    const batch = batchOf(["1"]);
+    const well = worker!.run(batch, never);
+    clock.advance(200);
+    assert.deepEqual(outputsOf(batch, await well), ["1"]);
+  });
+
   test("an aborted batch leaves no alarm behind", async () => {
     const clock = new ManualClock();
     const [worker] = new SimulatedBackend(calm, clock).workers;

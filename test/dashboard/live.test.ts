@@ -194,19 +194,20 @@ test("over a real socket: a viewer that does not read gets no buffer, and everyt
     assert.equal(fold.hellos, 1);
     // It reads now: first what it was sent, then, with the next frame, everything.
     fold.padding = "";
-    let [hellos, frames, tail] = [0, 0, ""];
+    const came = { hellos: 0, frames: 0 };
+    let tail = "";
     response.setEncoding("latin1").on("data", (text: string) => {
       const joined = tail + text;
-      hellos += joined.split("event: hello\n").length - 1;
-      frames += joined.split("event: frame\n").length - 1;
+      came.hellos += joined.split("event: hello\n").length - 1;
+      came.frames += joined.split("event: frame\n").length - 1;
       tail = joined.slice(-12);
     });
     let at = 20;
-    while (hellos < 2 || frames < 1) {
+    while (came.hellos < 2 || came.frames < 1) {
       await clock.run(START + 510 * ++at);
-      assert.ok(at < 20_000, `${hellos} hellos, ${frames} frames`);
+      assert.ok(at < 20_000, JSON.stringify(came));
     }
-    assert.equal(hellos, 2);
+    assert.equal(came.hellos, 2);
     request.destroy();
     await once(request, "close");
   } finally {

@@ -5,6 +5,7 @@ import fc from "fast-check";
 import { type BatchRow, COLUMNS, type Column, FILL_STEPS, type Slots } from "../../src/dashboard/frames.ts";
 import { age, count, ms, plural, quoted, rate, share, short } from "../../src/dashboard/page/format.js";
 import { Batches, History, ServerClock } from "../../src/dashboard/page/state.js";
+import { stepsOf } from "../../src/dashboard/page/steps.js";
 import { Parser } from "../../src/dashboard/page/stream.js";
 
 describe("numbers", () => {
@@ -165,4 +166,38 @@ test("the parser gives the same events however the text is cut", () => {
       assert.deepEqual(heard, expected);
     }),
   );
+});
+
+describe("the story of a task", () => {
+  const at = (ms: number): string => new Date(1_800_000_000_000 + ms).toISOString();
+  const known = { task_id: "1", tenant: "acme", model: "m", tier: "paid", state: "done", attempts: 2 };
+  const what = (story: Parameters<typeof stepsOf>[0]): string[] => stepsOf(story).map(({ what }) => what);
+
+  test("with its failed attempt, in the order of time", () => {
+    const story = {
+      ...known,
+      created_at: at(0),
+      queued_at: at(150),
+      failed_attempts: [{ at: at(101), attempt: 1, worker: "gpu-2", message: "answered 500" }],
+      batch: {
+        id: "b",
+        size: 5,
+        reason: "idle",
+        why: "a worker was free",
+        worker: "gpu-1",
+        started_at: at(160),
+      },
+      settled_at: at(260),
+      outcome: { ok: true, output_bytes: 12 },
+      requests: [{ status: 200, work: "own", arrived_at: at(0), answered_at: at(261) }],
+    };
+    const steps = ["Arrived", "Failed, tried again", "Queued", "Sent to a worker", "Done", "Answered"];
+    assert.deepEqual(what(story), steps);
+    assert.equal(stepsOf(story)[1]!.more, "attempt 1: gpu-2: answered 500");
+  });
+
+  test("of a request that was refused, as far as the log knows", () => {
+    const refused = { status: 429, code: "RATE_LIMITED", work: "own", arrived_at: at(0), answered_at: at(1) };
+    assert.deepEqual(what({ ...known, created_at: at(0), requests: [refused] }), ["Arrived", "Answered"]);
+  });
 });

@@ -39,6 +39,7 @@ function say(more: More = {}): ReturnType<typeof sayVerdict> {
     queued: 12,
     oldestWaitMs: 18,
     arrivalsPerSecond: 1804,
+    tasksPerSecond: 1804,
     slowWorker: undefined,
     retriedShare: 0,
     loopLateMs: 2,
@@ -68,6 +69,11 @@ describe("the sentence", () => {
       recent: { load: 0, capacityPerSecond: 0, p99: null, slow: null, refusedShare: 0.034 },
     });
     assert.equal(unknown.sentence, "Healthy. 1,804 req/s. Nobody waited for an answer. 3.4 % refused.");
+  });
+
+  test("a batcher counts tasks, since it takes no requests", () => {
+    const recent = { requestsPerSecond: 0, p99: null, slow: null };
+    assert.match(say({ recent, tasksPerSecond: 512 }).sentence, /^Healthy\. 512 tasks\/s run here\. /);
   });
 
   test("the store is away", () => {

@@ -5,7 +5,13 @@
  */
 import assert from "node:assert/strict";
 import { once } from "node:events";
-import { createServer, type IncomingMessage, type Server, type ServerResponse } from "node:http";
+import {
+  createServer,
+  type IncomingHttpHeaders,
+  type IncomingMessage,
+  type Server,
+  type ServerResponse,
+} from "node:http";
 import type { AddressInfo } from "node:net";
 
 export class StubCall {
@@ -13,11 +19,13 @@ export class StubCall {
   readonly body: string;
   readonly inputs: readonly unknown[];
   readonly parameters: unknown;
+  readonly headers: IncomingHttpHeaders;
   readonly #response: ServerResponse;
 
-  constructor(body: string, response: ServerResponse) {
+  constructor(body: string, headers: IncomingHttpHeaders, response: ServerResponse) {
     const { inputs, parameters } = JSON.parse(body) as { inputs: unknown[]; parameters?: unknown };
     this.body = body;
+    this.headers = headers;
     this.inputs = inputs;
     this.parameters = parameters;
     this.#response = response;
@@ -139,7 +147,7 @@ export class StubWorker implements AsyncDisposable {
     } catch {
       return; // Ferry hung up while it was sending.
     }
-    const call = new StubCall(Buffer.concat(chunks).toString("utf8"), response);
+    const call = new StubCall(Buffer.concat(chunks).toString("utf8"), request.headers, response);
     this.calls.push(call);
     const woken = this.#woken;
     this.#woken = Promise.withResolvers();

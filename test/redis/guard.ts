@@ -1,5 +1,5 @@
 /**
- * What the Redis servers of one test process share: a folder, ports, and an end.
+ * What the Redis (and PostgreSQL) servers of one test process share: a folder, ports, and an end.
  *
  * The end. A server must not outlive the process that started it, however that process ends. On a normal end
  * the `exit` hook kills the servers. For a kill -9 there is the guard: one `sh` for all servers, in a session
@@ -73,9 +73,10 @@ export function spawnGuarded(
   words: readonly string[],
   cwd: string,
   output: number,
+  as: { readonly uid?: number; readonly gid?: number } = {},
 ): ChildProcess {
   const { pipe, live } = theGuard();
-  const child = spawn(command, words, { cwd, stdio: ["ignore", output, output] });
+  const child = spawn(command, words, { cwd, stdio: ["ignore", output, output], ...as });
   live.add(child);
   child.unref();
   if (child.pid !== undefined) pipe.write(`+ ${child.pid}\n`);

@@ -357,7 +357,7 @@ describe("tenants", () => {
       { authorization: `Bearer ${TOKEN}x` },
       { authorization: TOKEN },
     ]) {
-      for (const path of ["/internal/health", "/internal/dead-letters", "/internal/workers"])
+      for (const path of ["/internal/health", "/internal/dead-letters", "/internal/workers", "/metrics"])
         assertError(await ferry.admin(path, "GET", headers), 401, "UNAUTHENTICATED");
     }
     const id = "0".repeat(36);

@@ -167,7 +167,7 @@ describe("30 canary secrets: none in logs, error bodies or the operators' pages"
 
   test("pages that everybody may read", async () => {
     for (const path of ["/openapi.json", "/healthz", "/readyz", "/nothing-here"]) keep(await ferry.get(path));
-    for (const path of ["/internal/health", "/internal/workers", "/healthz"]) await admin(path);
+    for (const path of ["/internal/health", "/internal/workers", "/metrics", "/healthz"]) await admin(path);
   });
 
   test("29 CR, LF and ESC in names and headers: one JSON line each, no header split", async () => {

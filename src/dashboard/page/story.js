@@ -1,47 +1,9 @@
 /** Where is my request? The story of one task, with the time between each step and the next. */
+/** @import { Story } from "./steps.js" */
 import { ask } from "./api.js";
 import { copy, h, the } from "./dom.js";
-import { ms, quoted } from "./format.js";
-
-/**
- * @typedef {object} Story
- * @property {string} task_id
- * @property {string} tenant
- * @property {string} model
- * @property {string} tier
- * @property {string} state
- * @property {number} attempts
- * @property {string} created_at
- * @property {string} queued_at
- * @property {string} deadline_at
- * @property {{ id: string, size: number, reason: string, why: string, worker: string, started_at: string }} [batch]
- * @property {string} [settled_at]
- * @property {{ ok: boolean, code?: string, message?: string, output_bytes?: number }} [outcome]
- */
-
-/** @typedef {{ at: number, what: string, more: string }} Step */
-
-/** The steps that are known, in their order. @param {Story} story @returns {Step[]} */
-export function stepsOf(story) {
-  const at = (/** @type {string} */ instant) => Date.parse(instant);
-  const { batch, outcome } = story;
-  /** @type {Step[]} */
-  const steps = [
-    { at: at(story.created_at), what: "Arrived", more: `${story.tier}, tenant ${story.tenant}` },
-  ];
-  const again = story.attempts > 1 ? `for attempt ${story.attempts}` : "";
-  steps.push({ at: at(story.queued_at), what: "Queued", more: again });
-  if (batch !== undefined) {
-    const more = `${batch.worker}, batch of ${batch.size}: ${batch.why || batch.reason}`;
-    steps.push({ at: at(batch.started_at), what: "Sent to a worker", more });
-  }
-  if (story.settled_at !== undefined) {
-    const failed = `${outcome?.code ?? ""} ${outcome?.message ?? ""}`.trim();
-    const more = outcome?.ok === true ? `${outcome.output_bytes ?? 0} bytes` : failed;
-    steps.push({ at: at(story.settled_at), what: outcome?.ok === true ? "Done" : "Failed", more });
-  }
-  return steps.sort((a, b) => a.at - b.at);
-}
+import { ms, plural, quoted } from "./format.js";
+import { stepsOf } from "./steps.js";
 
 const dialog = () => the("story", HTMLDialogElement);
 
@@ -99,15 +61,20 @@ function tell(story) {
     );
   });
   const last = steps.at(-1)?.at ?? first;
-  const ended = story.settled_at !== undefined;
-  const words = ended
-    ? `took ${ms(last - first)}`
-    : `is ${story.state}; its deadline is ${story.deadline_at.slice(11, 23)}`;
+  const due = story.deadline_at === undefined ? "" : `; its deadline is ${story.deadline_at.slice(11, 23)}`;
+  const words = story.settled_at === undefined ? `is ${story.state}${due}` : `took ${ms(last - first)}`;
+  const others = (story.requests ?? []).length - 1;
+  const shared = others > 0 ? ` It answered ${plural(others, "more request")}.` : "";
+  const where = story.source === undefined ? "" : ` Told by the ${story.source}.`;
+  const model = story.model === "" ? "" : ` for ${story.model}`;
   return [
-    h("p", {}, `A task for ${story.model}; it ${words}. Times are UTC.`),
+    h("p", {}, `A task${model}; it ${words}.${shared}${where} Times are UTC.`),
     h("ol", { class: "steps" }, ...rows),
-    story.batch === undefined
-      ? h("p", { class: "calm" }, "No batch yet.")
-      : h("p", { class: "calm" }, "Batch ", h("code", {}, story.batch.id)),
+    h(
+      "p",
+      { class: "calm" },
+      story.batch === undefined ? "No batch." : "Batch ",
+      h("code", {}, story.batch?.id ?? ""),
+    ),
   ];
 }

@@ -1,0 +1,202 @@
+/**
+ * The story of a request, for operators: what the engine's record says, what went wrong on the way, and the
+ * requests that it answered. Where there is no record (its time to live has passed, or the request was refused
+ * before it had one) the request log tells what it knows.
+ */
+import { Refusal } from "../core/errors.ts";
+import type { RecordView } from "../engine/engine.ts";
+import type { LoggedRequest } from "../telemetry/request-log.ts";
+import type { Trouble } from "../telemetry/troubles.ts";
+
+/** What those who look on remember of requests. */
+export interface History {
+  /** Those that are kept in memory, newest first. */
+  recent(): Iterable<LoggedRequest>;
+  /** Those under an id, newest first. */
+  requests(id: string): readonly LoggedRequest[];
+  /** The same from the database; undefined when it cannot be asked, or there is none. */
+  older(id: string): Promise<readonly LoggedRequest[] | undefined>;
+  troubles(id: string): readonly Trouble[];
+}
+
+export type Tiers = readonly { readonly name: string }[];
+
+const ACCEPTED = 202;
+const CLIENT_LEFT = 499;
+const MAX_LISTED = 1000;
+const LISTED = 100;
+
+/** What happened to a task so far. */
+export function story(record: RecordView, tiers: Tiers, history: History): object {
+  const { task, state, attempt, queuedAt, settledAt, outcome, batch } = record;
+  const requests = history.requests(task.id);
+  const own = requests.find(({ work }) => work !== "joined");
+  return {
+    task_id: task.id,
+    tenant: task.tenant,
+    model: task.model,
+    tier: tiers[task.tier]?.name,
+    state,
+    attempts: attempt,
+    created_at: iso(task.createdAt),
+    queued_at: iso(queuedAt),
+    deadline_at: iso(task.deadlineAt),
+    ...(batch && {
+      batch: {
+        id: batch.id,
+        size: batch.size,
+        reason: batch.reason,
+        why: batch.why,
+        worker: batch.worker,
+        started_at: iso(batch.startedAt),
+        queue_ms: Math.max(0, Math.round(batch.startedAt - queuedAt)),
+      },
+    }),
+    ...(settledAt !== undefined && {
+      settled_at: iso(settledAt),
+      total_ms: Math.round(settledAt - task.createdAt),
+    }),
+    ...(outcome && { outcome: ending(outcome) }),
+    gaps_ms: gaps([
+      ["arrived", own?.startedAt],
+      ["queued", queuedAt],
+      ["batch", record.cached === true ? undefined : batch?.startedAt],
+      ["settled", settledAt],
+      ["answered", own && own.status !== ACCEPTED ? own.startedAt + own.latencyMs : undefined],
+    ]),
+    failed_attempts: history.troubles(task.id).map(troubleView),
+    requests: requests.map(requestView),
+  };
+}
+
+/** The same of a request that has no record, as far as its rows tell; newest first, at least one. */
+export function loggedStory(requests: readonly LoggedRequest[], history: History): object {
+  const row = requests.find(({ outcome }) => outcome !== "") ?? requests[0]!;
+  const { id, tenant, model, tier, outcome } = row;
+  return {
+    task_id: id,
+    tenant,
+    model,
+    tier,
+    state: stateOf(row),
+    attempts: row.attempts,
+    created_at: iso(row.startedAt),
+    ...(row.batch && { batch: batchView(row) }),
+    ...(row.settledAt > 0 && {
+      settled_at: iso(row.settledAt),
+      total_ms: Math.round(row.settledAt - row.startedAt),
+    }),
+    ...(outcome !== "" && { outcome: outcome === "SUCCESS" ? { ok: true } : { ok: false, code: outcome } }),
+    failed_attempts: history.troubles(id).map(troubleView),
+    requests: requests.map(requestView),
+    source: "request log",
+  };
+}
+
+/** Of those kept in memory, newest first: ?limit=100&status=5xx&tier=…&model=…&tenant=…&code=… */
+export function listRequests(query: string, history: History): object {
+  const asked = new URLSearchParams(query);
+  const limit = limitOf(asked.get("limit"));
+  const ofStatus = statusOf(asked.get("status"));
+  const texts = (["tier", "model", "tenant", "code", "outcome", "work"] as const)
+    .map((name) => [name, asked.get(name)] as const)
+    .filter(([, wanted]) => wanted !== null);
+  const requests: object[] = [];
+  for (const row of history.recent()) {
+    if (requests.length === limit) break;
+    if (ofStatus(row.status) && texts.every(([name, wanted]) => row[name] === wanted)) {
+      requests.push(requestView(row));
+    }
+  }
+  return { requests };
+}
+
+function limitOf(written: string | null): number {
+  if (written === null) return LISTED;
+  const limit = /^\d{1,4}$/.test(written) ? Number(written) : 0;
+  if (limit >= 1 && limit <= MAX_LISTED) return limit;
+  throw new Refusal("INVALID_REQUEST", `"limit" must be a number from 1 to ${MAX_LISTED}`);
+}
+
+function statusOf(written: string | null): (status: number) => boolean {
+  if (written === null) return () => true;
+  if (!/^[1-5](xx|\d\d)$/.test(written)) {
+    throw new Refusal("INVALID_REQUEST", `"status" must be a status like 503, or a class like 5xx`);
+  }
+  if (!written.endsWith("xx")) return (status) => status === Number(written);
+  return (status) => Math.floor(status / 100) === Number(written[0]);
+}
+
+function stateOf({ outcome, status }: LoggedRequest): string {
+  if (outcome !== "") return outcome === "SUCCESS" ? "done" : "failed";
+  if (status === ACCEPTED) return "accepted";
+  return status === CLIENT_LEFT ? "left" : "refused";
+}
+
+function requestView(row: LoggedRequest): object {
+  const { id, tenant, tier, model, status, code, work, startedAt, latencyMs, settledAt } = row;
+  return {
+    request_id: id,
+    tenant,
+    tier,
+    model,
+    status,
+    ...(code !== "" && { code }),
+    work,
+    arrived_at: iso(startedAt),
+    answered_at: iso(startedAt + latencyMs),
+    latency_ms: tenths(latencyMs),
+    ...(row.batch && {
+      queue_ms: tenths(row.queueMs),
+      worker_ms: tenths(row.workerMs),
+      batch: batchView(row),
+    }),
+    attempts: row.attempts,
+    ...(row.outcome !== "" && { outcome: row.outcome }),
+    ...(settledAt > 0 && { settled_at: iso(settledAt) }),
+    ...(row.traceId !== "" && { trace_id: row.traceId }),
+  };
+}
+
+function batchView({ batch }: LoggedRequest): object {
+  const { id, size, reason, worker } = batch!;
+  return { id, size, reason, worker };
+}
+
+function troubleView({ at, attempt, batchId, worker, message, retryAt }: Trouble): object {
+  return {
+    at: iso(at),
+    ...(attempt > 0 && { attempt }),
+    ...(batchId !== "" && { batch_id: batchId, worker }),
+    message,
+    ...(retryAt > 0 ? { retry_at: iso(retryAt) } : { dead: true }),
+  };
+}
+
+/** From each instant that is known to the next: `arrived_to_queued` and so on. */
+function gaps(
+  instants: readonly (readonly [name: string, at: number | undefined])[],
+): Record<string, number> {
+  const known = instants.filter((instant): instant is [string, number] => instant[1] !== undefined);
+  const all: Record<string, number> = {};
+  known.slice(1).forEach(([name, at], before) => {
+    const [from, since] = known[before]!;
+    all[`${from}_to_${name}`] = tenths(Math.max(0, at - since));
+  });
+  return all;
+}
+
+/** How it ended, without a word of the input: what a worker says about one may quote it. */
+function ending(outcome: NonNullable<RecordView["outcome"]>): object {
+  if (outcome.ok) return { ok: true, output_bytes: outcome.output.length };
+  const { code, message } = outcome;
+  return { ok: false, code, ...(code !== "INPUT_REJECTED" && { message }) };
+}
+
+function tenths(ms: number): number {
+  return Math.round(ms * 10) / 10;
+}
+
+export function iso(instant: number): string {
+  return new Date(instant).toISOString();
+}

@@ -1,0 +1,115 @@
+/**
+ * Single keys from a terminal: raw mode while somebody listens, the mode from before on every way out.
+ *
+ * Raw means that the terminal sends no signals any more. Ctrl-C is handed on like other keys; Ctrl-Z and Ctrl-\ do
+ * here what the terminal would have done. Escape sequences (arrows, function keys) are not keys for anybody.
+ *
+ * A process in the background must not touch the terminal: both changing its mode and reading from it would stop
+ * the process. So nothing is done there, and after Ctrl-Z only once the shell has put it in front again.
+ */
+import { spawnSync } from "node:child_process";
+import { readFileSync } from "node:fs";
+
+type ReturnSignal = "SIGCONT" | "SIGHUP" | "SIGQUIT";
+
+/** What of `process` is needed. */
+export interface TerminalProcess {
+  readonly stdin: {
+    setRawMode(raw: boolean): unknown;
+    setEncoding(encoding: "utf8"): unknown;
+    resume(): unknown;
+    pause(): unknown;
+    on(name: "data", listener: (text: string) => void): unknown;
+    on(name: "error", listener: () => void): unknown;
+    off(name: "data", listener: (text: string) => void): unknown;
+  };
+  readonly pid: number;
+  on(name: "exit" | ReturnSignal, listener: () => void): unknown;
+  off(name: "exit" | ReturnSignal, listener: () => void): unknown;
+  kill(pid: number, signal: NodeJS.Signals): unknown;
+}
+
+const CTRL_Z = "\u001a";
+const CTRL_BACKSLASH = "\u001c";
+const ESCAPE = "\u001b";
+/** Every process of our group, as the terminal does it: `npm start` is one of them. */
+const GROUP = 0;
+
+/** Hands every key to `pressed`, until what is returned is called; undefined in the background. */
+export function listenToKeys(
+  process: TerminalProcess,
+  pressed: (key: string) => void,
+  isInFront: () => boolean = () => inForeground(process.pid),
+): (() => void) | undefined {
+  if (!isInFront()) return undefined;
+  const { stdin } = process;
+  let raw = false;
+  const toRaw = (): void => {
+    if (raw || !isInFront()) return;
+    raw = true;
+    stdin.setRawMode(true);
+    stdin.resume();
+  };
+  const restore = (): void => {
+    if (!raw) return;
+    raw = false;
+    stdin.pause();
+    stdin.setRawMode(false);
+  };
+  const back = (): void => {
+    // Whoever stopped us may have changed the mode.
+    raw = false;
+    toRaw();
+  };
+  const dieBy = (signal: "SIGHUP" | "SIGQUIT") => (): void => {
+    stop();
+    process.kill(process.pid, signal);
+  };
+  const [hangUp, quit] = [dieBy("SIGHUP"), dieBy("SIGQUIT")];
+  const read = (text: string): void => {
+    if (text.startsWith(ESCAPE)) return;
+    for (const key of text) {
+      if (key === CTRL_Z) {
+        restore();
+        process.kill(GROUP, "SIGTSTP");
+      } else if (key === CTRL_BACKSLASH) quit();
+      else pressed(key);
+    }
+  };
+  const stop = (): void => {
+    restore();
+    stdin.off("data", read);
+    process.off("exit", stop);
+    process.off("SIGCONT", back);
+    process.off("SIGHUP", hangUp);
+    process.off("SIGQUIT", quit);
+  };
+  // The terminal is gone; SIGHUP says so too, and better.
+  stdin.on("error", () => {});
+  stdin.setEncoding("utf8");
+  stdin.on("data", read);
+  process.on("exit", stop);
+  process.on("SIGCONT", back);
+  process.on("SIGHUP", hangUp);
+  process.on("SIGQUIT", quit);
+  toRaw();
+  return stop;
+}
+
+/** Whether the terminal listens to the group of this process. */
+function inForeground(pid: number): boolean {
+  const [group, front] = groups(pid);
+  return group !== undefined && group === front;
+}
+
+function groups(pid: number): (number | undefined)[] {
+  try {
+    const text = readFileSync("/proc/self/stat", "utf8");
+    // pid (name) state ppid pgrp session tty tpgid …; the name may hold spaces and parentheses.
+    const fields = text.slice(text.lastIndexOf(")") + 2).split(" ");
+    return [Number(fields[2]), Number(fields[5])];
+  } catch {
+    const { stdout } = spawnSync("ps", ["-o", "pgid=,tpgid=", "-p", String(pid)], { encoding: "utf8" });
+    return (stdout ?? "").trim().split(/\s+/).map(Number);
+  }
+}

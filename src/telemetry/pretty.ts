@@ -1,0 +1,60 @@
+/**
+ * A line of the log for people:
+ *
+ *   10:00:00.180 WARN  dead letter  model=embed code=INFERENCE_FAILED task_id=01J…
+ *
+ * Made from the JSON line, so that both say the same. Times are local. Workers and Redis have words of their own
+ * in some fields; what could move a cursor, change a colour or start a new line is shown as an escape.
+ */
+const LEVELS: Readonly<Record<string, readonly [word: string, color: number]>> = {
+  debug: ["DEBUG", 90],
+  info: ["INFO ", 32],
+  warn: ["WARN ", 33],
+  error: ["ERROR", 31],
+};
+const DIM = 90;
+
+/** What is no JSON object of ours is shown as it is, made safe. */
+export function prettyLine(line: string, color: boolean): string {
+  const paint = (code: number, text: string): string => (color ? `\u001b[${code}m${text}\u001b[39m` : text);
+  const facts = read(line);
+  if (facts === undefined) return `${safe(line.trimEnd())}\n`;
+  const { level, time, msg, ...rest } = facts;
+  const [word, code] = LEVELS[String(level)] ?? [safe(String(level)), DIM];
+  const fields = Object.entries(rest).filter(([, value]) => value !== "" && value !== undefined);
+  const shown = fields.map(([name, value]) => `${paint(DIM, `${safe(name)}=`)}${fieldText(value)}`);
+  const head = `${paint(DIM, clockTime(String(time)))} ${paint(code, word)} ${safe(String(msg))}`;
+  return `${head}${shown.length === 0 ? "" : `  ${shown.join(" ")}`}\n`;
+}
+
+function read(line: string): Record<string, unknown> | undefined {
+  try {
+    const value: unknown = JSON.parse(line);
+    return typeof value === "object" && value !== null ? (value as Record<string, unknown>) : undefined;
+  } catch {
+    return undefined;
+  }
+}
+
+function clockTime(iso: string): string {
+  const time = new Date(iso);
+  if (Number.isNaN(time.getTime())) return safe(iso);
+  const two = (value: number): string => String(value).padStart(2, "0");
+  const ms = String(time.getMilliseconds()).padStart(3, "0");
+  return `${two(time.getHours())}:${two(time.getMinutes())}:${two(time.getSeconds())}.${ms}`;
+}
+
+/** Bare where one can see where it ends, else quoted; numbers with at most three decimals. */
+function fieldText(value: unknown): string {
+  if (typeof value === "number") return String(Math.round(value * 1000) / 1000);
+  if (typeof value !== "string") return safe(JSON.stringify(value));
+  return /^[^\s"=]+$/.test(value) ? safe(value) : safe(JSON.stringify(value));
+}
+
+/** Control characters, what turns the writing direction, and line ends, as \\u escapes. */
+function safe(text: string): string {
+  return text.replace(
+    /[\u0000-\u001f\u007f-\u009f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ufeff]/g,
+    (found) => `\\u${found.charCodeAt(0).toString(16).padStart(4, "0")}`,
+  );
+}

@@ -1,0 +1,123 @@
+/**
+ * Whether and how requests are traced: the settings, with the OTEL_* variables over them, as operators of many
+ * services expect.
+ *
+ *   OTEL_SDK_DISABLED=true, OTEL_TRACES_EXPORTER=none    nothing is traced
+ *   OTEL_EXPORTER_OTLP_ENDPOINT, …_TRACES_ENDPOINT       telemetry.otlpUrl; the second is the whole URL
+ *   OTEL_EXPORTER_OTLP_TIMEOUT, …_TRACES_TIMEOUT         telemetry.exportTimeoutMs
+ *   OTEL_TRACES_SAMPLER, OTEL_TRACES_SAMPLER_ARG         telemetry.sample
+ *   OTEL_SERVICE_NAME, OTEL_RESOURCE_ATTRIBUTES          who we are; read by `otlp.ts`
+ *   OTEL_EXPORTER_OTLP_HEADERS, _COMPRESSION, …          read by the library
+ *
+ * A variable that makes no sense is said to the operator and has no effect.
+ */
+export interface Tracing {
+  /** Where spans are sent, /v1/traces included. */
+  readonly url: string;
+  /** The same for people: without a login. */
+  readonly place: string;
+  readonly timeoutMs: number;
+  /** Share of the requests that come without a trace. */
+  readonly share: number;
+  /** Whether a caller's word counts. */
+  readonly followsCaller: boolean;
+  readonly maxSpans: number;
+  /** Variables that had no effect, and why. */
+  readonly complaints: readonly string[];
+}
+
+export interface TracingSettings {
+  readonly otlpUrl?: string;
+  readonly sample: number;
+  readonly exportTimeoutMs: number;
+  readonly maxBufferedSpans: number;
+}
+
+type Env = Readonly<Record<string, string | undefined>>;
+
+/** Undefined: nobody is traced. */
+export function tracingOf(settings: TracingSettings, env: Env): Tracing | undefined {
+  if (set(env, "OTEL_SDK_DISABLED")?.toLowerCase() === "true") return undefined;
+  if (set(env, "OTEL_TRACES_EXPORTER")?.toLowerCase() === "none") return undefined;
+  const complaints: string[] = [];
+  const url = urlOf(settings.otlpUrl, env, complaints);
+  if (url === undefined) return undefined;
+  const protocol = set(env, "OTEL_EXPORTER_OTLP_TRACES_PROTOCOL") ?? set(env, "OTEL_EXPORTER_OTLP_PROTOCOL");
+  if (protocol !== undefined && protocol !== "http/protobuf") {
+    complaints.push("OTEL_EXPORTER_OTLP_PROTOCOL: only http/protobuf is spoken; point Ferry at port 4318");
+  }
+  const { host, pathname } = new URL(url);
+  const sampling = samplingOf(settings.sample, env, complaints);
+  if (sampling === undefined) return undefined;
+  return {
+    url,
+    place: host + pathname,
+    timeoutMs: timeoutOf(settings.exportTimeoutMs, env, complaints),
+    ...sampling,
+    maxSpans: settings.maxBufferedSpans,
+    complaints,
+  };
+}
+
+function urlOf(otlpUrl: string | undefined, env: Env, complaints: string[]): string | undefined {
+  const whole = set(env, "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT");
+  if (isHttp(whole)) return whole;
+  if (whole !== undefined)
+    complaints.push("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT is no http:// or https:// URL");
+  const base = set(env, "OTEL_EXPORTER_OTLP_ENDPOINT");
+  if (base !== undefined && !isHttp(base)) {
+    complaints.push("OTEL_EXPORTER_OTLP_ENDPOINT is no http:// or https:// URL");
+  }
+  const chosen = isHttp(base) ? base : otlpUrl;
+  return chosen === undefined ? undefined : `${chosen.replace(/\/+$/, "")}/v1/traces`;
+}
+
+function isHttp(text: string | undefined): text is string {
+  const protocol = text === undefined ? undefined : URL.parse(text)?.protocol;
+  return protocol === "http:" || protocol === "https:";
+}
+
+function timeoutOf(fallbackMs: number, env: Env, complaints: string[]): number {
+  const text = set(env, "OTEL_EXPORTER_OTLP_TRACES_TIMEOUT") ?? set(env, "OTEL_EXPORTER_OTLP_TIMEOUT");
+  if (text === undefined) return fallbackMs;
+  const ms = Number(text);
+  if (Number.isFinite(ms) && ms > 0) return ms;
+  complaints.push("OTEL_EXPORTER_OTLP_TIMEOUT is no number of milliseconds above 0");
+  return fallbackMs;
+}
+
+type Sampling = Pick<Tracing, "share" | "followsCaller">;
+
+function samplingOf(sample: number, env: Env, complaints: string[]): Sampling | undefined {
+  const name = set(env, "OTEL_TRACES_SAMPLER");
+  const asSet = { share: sample, followsCaller: true };
+  if (name === undefined) return asSet;
+  const followsCaller = name.startsWith("parentbased_");
+  switch (followsCaller ? name.slice("parentbased_".length) : name) {
+    case "always_on":
+      return { share: 1, followsCaller };
+    case "always_off":
+      return followsCaller ? { share: 0, followsCaller } : undefined;
+    case "traceidratio":
+      return { share: shareOf(env, complaints), followsCaller };
+    default:
+      complaints.push(
+        `OTEL_TRACES_SAMPLER: known are always_on, always_off and traceidratio, and parentbased_ ones`,
+      );
+      return asSet;
+  }
+}
+
+/** Left out it is 1, as the variable's specification says. */
+function shareOf(env: Env, complaints: string[]): number {
+  const share = Number(set(env, "OTEL_TRACES_SAMPLER_ARG") ?? 1);
+  if (share >= 0 && share <= 1) return share;
+  complaints.push("OTEL_TRACES_SAMPLER_ARG is no share from 0 to 1; 1 is used");
+  return 1;
+}
+
+/** By the specification an empty variable counts as not set. */
+function set(env: Env, name: string): string | undefined {
+  const value = env[name]?.trim();
+  return value === "" ? undefined : value;
+}

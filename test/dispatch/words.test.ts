@@ -1,0 +1,23 @@
+/** The sentence that says why a batch left. */
+import assert from "node:assert/strict";
+import { test } from "node:test";
+import { whyItLeft } from "../../src/dispatch/words.ts";
+
+test("every reason has its words, in ASCII", () => {
+  const most = 64;
+  const left = { size: 23, most, waitedMs: 4.4, probing: false };
+  const words = (["full", "wait", "idle", "deadline"] as const).map((reason) =>
+    whyItLeft({ ...left, reason }),
+  );
+  assert.deepEqual(words, [
+    "batch of 23 of 64 left after 4 ms: no more of its tasks may ride together",
+    "batch of 23 of 64 left after 4 ms: it had waited for maxWaitMs",
+    "batch of 23 of 64 left after 4 ms: a worker was free and waiting longer would not have paid",
+    "batch of 23 of 64 left after 4 ms: waiting longer would have missed a deadline",
+  ]);
+  const full = whyItLeft({ ...left, size: most, reason: "full" });
+  const probing = whyItLeft({ ...left, reason: "full", probing: true });
+  assert.equal(full, "a full batch of 64 left after 4 ms");
+  assert.equal(probing, "batch of 23 of 64 left after 4 ms: its worker failed before and is tried with few");
+  for (const text of [...words, full, probing]) assert.match(text, /^[\x20-\x7e]+$/);
+});
