@@ -61,7 +61,9 @@ export class FleetOutlook {
       beats.push({ ...horizon, counted: horizon.freeAt.length });
       freeAt.push(...horizon.freeAt);
     }
-    for (const { capacity } of fleet.others(this.#model)) {
+    for (const { capacity, workers } of fleet.others(this.#model)) {
+      // It could run the model's workers and holds none: it does not speak for them.
+      if (workers === 0) continue;
       beats.push(capacity);
       for (let at = 1; at <= capacity.counted; at++)
         freeAt.push(now + (at * capacity.batchMs) / capacity.counted);

@@ -54,7 +54,14 @@ const others = [
   member({ id: "b2", models: [{ ...model, healthy: 2, nextUsableInMs: null, utilization: 0.25 }] }),
   member({
     id: "idle",
-    models: [{ ...model, workers: 0, healthy: 0, capacity: { ...model.capacity, counted: 0, perMs: 0 } }],
+    models: [
+      {
+        ...model,
+        workers: 0,
+        healthy: 0,
+        capacity: { ...model.capacity, counted: 0, perMs: 0, nominalPerMs: 0 },
+      },
+    ],
   }),
   member({ id: "g1", role: "gateway" }),
 ];
@@ -166,7 +173,7 @@ test("what a gateway lets in by: the sum of what counts, free times spread over 
     idle: 0,
     overdue: 0,
     perMs: 1,
-    nominalPerMs: 3,
+    nominalPerMs: 2,
     batchSize: 50,
     batchMs: 100,
     runMs: 100,
@@ -189,6 +196,18 @@ test("the last picture stands while nobody speaks, as long as somebody just did"
   assert.deepEqual([perMs, healthy, freeAt.length], [1, 3, 2]);
   await clock.run(clock.now() + 4000);
   assert.equal(outlook.horizon(clock.now()).healthy, 0);
+});
+
+test("a batcher that holds no worker does not speak for the model", async () => {
+  const { clock, fleet } = gateway([MODEL]);
+  const outlook = new FleetOutlook(fleet, MODEL);
+  fleet.hear({ held: [], giveBack: [], unheld: [], members: others });
+  assert.equal(outlook.horizon(clock.now()).perMs, 1);
+  // Those that held workers have just left; this one will hold them in a moment.
+  fleet.hear({ held: [], giveBack: [], unheld: [], members: others.filter(({ id }) => id === "idle") });
+  await clock.run(clock.now() + 100);
+  const { perMs, healthy, freeAt } = outlook.horizon(clock.now());
+  assert.deepEqual([perMs, healthy, freeAt.length], [1, 3, 2]);
 });
 
 test("what other gateways let in is summed by tier", () => {
