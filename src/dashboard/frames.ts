@@ -202,7 +202,10 @@ export interface Frame {
   readonly notes: readonly Note[];
 }
 
-/** Its `models` hold all that is kept: up to `HISTORY_SECONDS` of slots, and the batches of the last minute. */
+/**
+ * Its `models` hold what was seen before: up to `HISTORY_SECONDS` of slots (less where there are more than 16 models,
+ * and a minute at least), and the batches of the last minute.
+ */
 export interface Hello {
   readonly version: string;
   readonly startedAt: number;

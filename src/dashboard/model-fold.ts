@@ -48,17 +48,26 @@ export class ModelFold {
   /** Tasks let in, by tier and second, in a ring like it. */
   readonly #admitted: readonly Float64Array[];
   #latency: Latencies;
+  /** The ten before it, as one; made anew for each frame. */
+  readonly #lately = new Latencies();
   /** Worker time that was heard of too late for the second it belongs to. */
   #owedMs = 0;
   #owedFilledMs = 0;
 
-  constructor(rules: ModelRules, tiers: readonly string[], target: number, second: number) {
+  /** `maxBatches`: how many batches are remembered. */
+  constructor(
+    rules: ModelRules,
+    tiers: readonly string[],
+    target: number,
+    maxBatches: number,
+    second: number,
+  ) {
     this.rules = rules;
     this.#tiers = tiers;
     this.#target = target;
     this.slots = new SlotRing(tiers, second);
     this.workers = new WorkerBook(second);
-    this.batches = new BatchBook(rules.maxBatchSize, tiers.length, this.slots, this.workers);
+    this.batches = new BatchBook(rules.maxBatchSize, tiers.length, maxBatches, this.slots, this.workers);
     this.#admitted = tiers.map(() => new Float64Array(RING));
     this.#latency = this.#latencies[second % RING]!;
   }
@@ -208,7 +217,8 @@ export class ModelFold {
   #recent(sight: ModelSight): Recent {
     const { slots } = this;
     const sum = (column: number): number => slots.sum(column, RECENT_SECONDS);
-    const latency = new Latencies();
+    const latency = this.#lately;
+    latency.clear();
     for (const each of this.#latencies) if (each !== this.#latency) latency.merge(each);
     const seconds = Math.max(1, Math.min(RECENT_SECONDS, slots.length));
     const [requests, refused, batches] = [sum(COLUMN.requests), sum(COLUMN.refused), sum(COLUMN.batches)];

@@ -54,6 +54,25 @@ describe("seconds", () => {
     );
   });
 
+  test("of many models a newcomer is told less, of each at least a minute", async () => {
+    const models = (count: number) =>
+      Array.from({ length: count }, (_, at) => ({
+        ...RULES.models[0]!,
+        name: at === 0 ? "embed" : `m${at}`,
+      }));
+    for (const [count, seconds] of [
+      [16, HISTORY_SECONDS],
+      [32, HISTORY_SECONDS / 2],
+      [256, 60],
+    ] as const) {
+      using stage = new Stage({ models: models(count) });
+      await stage.to(1000 * HISTORY_SECONDS);
+      const { slots } = stage.look();
+      assert.equal(slots.length, seconds);
+      assert.equal(slots.from, START / 1000 + HISTORY_SECONDS - seconds);
+    }
+  });
+
   test("a machine that slept goes on with nothing, and one that was only late with quiet seconds", async () => {
     const stage = new Stage();
     stage.fold.stop();
