@@ -116,6 +116,8 @@ export class Exchange implements AnsweredRequest {
 
   /** The listener's word that the connection, or this answer, is at its end. */
   closed(): void {
+    // Answers leave in order: whatever came before it is over too.
+    this.#before = undefined;
     if (this.answered) return;
     this.#left = true;
     this.#gone?.();
