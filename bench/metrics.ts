@@ -25,7 +25,7 @@ function batchOf(events: Events, model: string): () => void {
     answered({ model, tier: TIERS[task.tier]!, latencyMs: 90 + at * 2 }),
   );
   return () => {
-    for (const { task } of batch.tasks) events.emit("task.queued", task);
+    for (const { task } of batch.tasks) events.emit("task.queued", { ...task, at: 0 });
     events.emit("batch.started", batch);
     events.emit("batch.answered", call);
     for (const request of requests) events.emit("request.answered", request);

@@ -107,7 +107,8 @@ export class MemoryEngine implements Engine {
     if (bound !== undefined) return { kind: "full", message: bound };
     this.#places.enqueue(this.#open(task, sharing, now), "back");
     if (this.#events.heard("task.queued")) {
-      this.#events.emit("task.queued", { id: task.id, model: task.model, tier: task.tier });
+      const { id, model, tier } = task;
+      this.#events.emit("task.queued", { id, model, tier, at: now });
     }
     return { kind: "queued", id: task.id };
   }

@@ -64,7 +64,7 @@ export interface EventFields {
     reason: ShedReason;
     retryAfterMs: number;
   };
-  "task.queued": { id: string; model: string; tier: number };
+  "task.queued": { id: string; model: string; tier: number; at: number };
   /** Another task in flight does the same work. */
   "task.joined": { id: string; model: string };
   /** Answered from an earlier outcome. */

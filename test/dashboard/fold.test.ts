@@ -21,7 +21,7 @@ describe("seconds", () => {
     stage.answer(100, { model: "" });
     stage.answer(100, { status: 499 });
     await stage.to(2500);
-    stage.events.emit("task.queued", { id: "a", model: "embed", tier: 2 });
+    stage.events.emit("task.queued", { id: "a", model: "embed", tier: 2, at: 0 });
     stage.events.emit("task.cached", { id: "a", model: "embed" });
     stage.events.emit("task.joined", { id: "a", model: "embed" });
     stage.events.emit("task.lost", { id: "a", model: "", why: "a bug" });
@@ -253,7 +253,7 @@ test("a naive model agrees: the sum of the seconds is what was fed", async () =>
           naive.requests++;
           if (what === "fail") naive.failed++;
         } else if (what === "queue") {
-          stage.events.emit("task.queued", { id: "x", model: "embed", tier });
+          stage.events.emit("task.queued", { id: "x", model: "embed", tier, at: 0 });
           naive.arrivals++;
         } else if (what === "shed") {
           const refused = { model: "embed", tier: TIERS[tier]!, tenant: "u", reason: "rate" as const };

@@ -43,6 +43,6 @@ test("a connection that waits for its next request holds nothing of those before
     );
   } finally {
     socket.destroy();
-    await listener.close();
+    listener.close();
   }
 });
