@@ -5,6 +5,7 @@
 import { randomUUID } from "node:crypto";
 import type { Clock } from "./clock.ts";
 import type { Config, Role } from "./config.ts";
+import { assetRoutes } from "./dashboard/assets.ts";
 import type { Engine } from "./engine/engine.ts";
 import type { Routes } from "./gateway/server.ts";
 import type { History } from "./gateway/story.ts";
@@ -58,7 +59,7 @@ export async function openObservers(parts: ObserverParts): Promise<Observers> {
   const requests = await openRequestLog(parts);
   const all: Observer[] = [requests];
   if (parts.tracing !== undefined) all.push(traces(parts, parts.tracing));
-  if (telemetry.dashboard) all.push(openLive(parts));
+  if (telemetry.dashboard) all.push(openLive(parts), { open: assetRoutes() });
   // Last: the others have counters for it.
   const counters = all.flatMap((each) => each.counters ?? []);
   if (telemetry.metrics) all.push(await metrics(parts, counters));

@@ -245,9 +245,9 @@ export class Exchange implements AnsweredRequest {
     };
   }
 
-  sendNothing(status: number): void {
+  sendNothing(status: number, headers: readonly string[] = []): void {
     this.status = status;
-    this.#response.writeHead(status, this.#ends() ? ["connection", "close"] : []);
+    this.#response.writeHead(status, this.#ends() ? [...headers, "connection", "close"] : [...headers]);
     this.#response.end();
   }
 

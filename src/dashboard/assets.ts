@@ -1,0 +1,103 @@
+/**
+ * The page's files: `/` and `/assets/NAME`.
+ *
+ * They hold no data, so they need no token; what they show comes from /internal/live, which does. Each file is
+ * read and compressed once, when Ferry starts. A browser keeps them and asks each time whether they are still
+ * the same (ETag, 304), so a new version is never mixed with an old one. Nothing on the page comes from another
+ * host, and nothing on it may be asked to: the content security policy says so to the browser.
+ */
+import { hash } from "node:crypto";
+import { readdirSync, readFileSync } from "node:fs";
+import { extname } from "node:path";
+import { gzipSync } from "node:zlib";
+import { Refusal } from "../core/errors.ts";
+import type { Exchange } from "../gateway/exchange.ts";
+import type { Routes } from "../gateway/server.ts";
+
+const TYPES: Readonly<Record<string, string>> = {
+  ".html": "text/html; charset=utf-8",
+  ".css": "text/css; charset=utf-8",
+  ".js": "text/javascript; charset=utf-8",
+  ".svg": "image/svg+xml",
+};
+
+/** From the package: the name that the page uses → the file. */
+const CHARTS: Readonly<Record<string, string>> = {
+  "uplot.js": "uplot/dist/uPlot.iife.min.js",
+  "uplot.css": "uplot/dist/uPlot.min.css",
+};
+
+const POLICY = "default-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
+const SAFETY: readonly string[] = Object.entries({
+  "content-security-policy": POLICY,
+  "x-content-type-options": "nosniff",
+  "referrer-policy": "no-referrer",
+  "x-frame-options": "DENY",
+  "cross-origin-opener-policy": "same-origin",
+  "cache-control": "no-cache",
+  vary: "accept-encoding",
+}).flat();
+
+export interface Asset {
+  readonly type: string;
+  readonly bytes: Buffer;
+  readonly gzipped: Buffer;
+  readonly etag: string;
+}
+
+/** Name → file, all that the page consists of. */
+export function readAssets(): ReadonlyMap<string, Asset> {
+  const folder = new URL("./page/", import.meta.url);
+  const own = readdirSync(folder).filter((name) => TYPES[extname(name)] !== undefined);
+  const files = [
+    ...own.map((name): [string, URL] => [name, new URL(name, folder)]),
+    ...Object.entries(CHARTS).map(([name, from]): [string, URL] => [
+      name,
+      new URL(import.meta.resolve(from)),
+    ]),
+  ];
+  return new Map(files.map(([name, url]) => [name, asset(name, readFileSync(url))]));
+}
+
+/** Without indentation and without lines that are only comment: a quarter of what a browser would fetch. */
+export function lean(text: string): string {
+  let comment = false;
+  const kept = text.split("\n").flatMap((line) => {
+    const bare = line.trim();
+    const begins = !comment && bare.startsWith("/*");
+    const ends = bare.endsWith("*/");
+    if (comment || (begins && (ends || !bare.includes("*/")))) {
+      comment = !ends;
+      return [];
+    }
+    return bare === "" || bare.startsWith("//") ? [] : [bare];
+  });
+  return kept.join("\n");
+}
+
+function asset(name: string, file: Buffer): Asset {
+  const ours = CHARTS[name] === undefined && /\.(js|css)$/.test(name);
+  const bytes = ours ? Buffer.from(lean(file.toString("utf8"))) : file;
+  const etag = `"${hash("sha256", bytes, "base64url").slice(0, 22)}"`;
+  return { type: TYPES[extname(name)]!, bytes, gzipped: gzipSync(bytes, { level: 9 }), etag };
+}
+
+export function assetRoutes(assets: ReadonlyMap<string, Asset> = readAssets()): Routes {
+  const give = (exchange: Exchange, name: string): void => {
+    const file = assets.get(name);
+    if (file === undefined) throw new Refusal("NOT_FOUND", "the dashboard has no such file");
+    send(exchange, file);
+  };
+  return {
+    "/": { GET: (exchange) => give(exchange, "index.html") },
+    "/assets/{id}": { GET: give },
+  };
+}
+
+function send(exchange: Exchange, { type, bytes, gzipped, etag }: Asset): void {
+  const headers = [...SAFETY, "etag", etag];
+  if (exchange.header("if-none-match")?.includes(etag) === true) return exchange.sendNothing(304, headers);
+  const takes = /\bgzip\b(?!\s*;\s*q=0(\.0*)?\s*(,|$))/i.test(exchange.header("accept-encoding") ?? "");
+  if (takes) exchange.sendFile(type, gzipped, [...headers, "content-encoding", "gzip"]);
+  else exchange.sendFile(type, bytes, headers);
+}

@@ -1,0 +1,81 @@
+/**
+ * What the page asks the admin listener beside the stream, with the token where there is one.
+ *
+ * The token lives in this tab's session storage. `#token=…` in the address, as `ferry serve` prints it, is taken
+ * once and removed from the address bar; a fragment is never sent to a server.
+ */
+
+const KEY = "ferry-admin-token";
+let token = "";
+
+const given = new URLSearchParams(location.hash.slice(1)).get("token");
+if (given === null) token = kept();
+else {
+  history.replaceState(null, "", location.pathname + location.search);
+  setToken(given);
+}
+
+function kept() {
+  try {
+    return sessionStorage.getItem(KEY) ?? "";
+  } catch {
+    return "";
+  }
+}
+
+/** @param {string} given */
+export function setToken(given) {
+  token = given;
+  try {
+    sessionStorage.setItem(KEY, given);
+  } catch {
+    // A browser that keeps nothing: it is asked for again after a reload.
+  }
+}
+
+export function hasToken() {
+  return token !== "";
+}
+
+/** @returns {Record<string, string>} */
+export function tokenHeaders() {
+  return token === "" ? {} : { authorization: `Bearer ${token}` };
+}
+
+/** Why an answer is none, in the server's words. */
+export class Refused extends Error {
+  status;
+
+  /** @param {number} status @param {string} message */
+  constructor(status, message) {
+    super(message);
+    this.status = status;
+  }
+}
+
+/**
+ * The answer's JSON, or undefined where it has none.
+ * @param {string} path
+ * @param {string} [method]
+ * @returns {Promise<unknown>}
+ */
+export async function ask(path, method = "GET") {
+  const signal = AbortSignal.timeout(10_000);
+  let answer;
+  try {
+    answer = await fetch(path, { method, headers: tokenHeaders(), cache: "no-store", signal });
+  } catch {
+    throw new Refused(0, "no answer from Ferry; is it running?");
+  }
+  const text = await answer.text();
+  /** @type {unknown} */
+  let body;
+  try {
+    body = text === "" ? undefined : JSON.parse(text);
+  } catch {
+    body = undefined;
+  }
+  if (answer.ok) return body;
+  const message = /** @type {{ message?: string } | undefined} */ (body)?.message;
+  throw new Refused(answer.status, message ?? `Ferry answered ${answer.status}`);
+}

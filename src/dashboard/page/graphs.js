@@ -1,0 +1,129 @@
+/** The three charts over time, and the bars under them. */
+/** @import { Column } from "../frames.ts" */
+/** @import { View } from "./app.js" */
+import { Chart } from "./charts.js";
+import { byId, table } from "./dom.js";
+import { count, ms, rate, share } from "./format.js";
+import { Split } from "./panels.js";
+
+const LATENCIES = /** @type {const} */ (["p50", "p95", "p99"]);
+const GPU_PARTS = /** @type {const} */ (["filledMs", "emptyMs", "idleMs"]);
+const TABLE_ROWS = 12;
+
+/** @param {number} secondsAgo */
+const when = (secondsAgo) => (secondsAgo === 0 ? "" : `${secondsAgo} s ago: `);
+
+export class Graphs {
+  #latency = new Chart("latency", {
+    lines: [
+      { name: "p50", colour: "faint", width: 1.5 },
+      { name: "p95", colour: "middle", width: 1.5, dash: [5, 3] },
+      { name: "p99", colour: "strong", width: 2 },
+    ],
+    axis: (value) => ms(value),
+    read: ([p50, p95, p99], ago) => `${when(ago)}━ p99 ${ms(p99)} · ┅ p95 ${ms(p95)} · ─ p50 ${ms(p50)}`,
+  });
+  #rate = new Chart("rate", {
+    lines: [
+      { name: "answered", colour: "strong", width: 1.5, fill: "soft" },
+      { name: "refused", colour: "bad", width: 1.5 },
+      { name: "failed", colour: "bad", width: 1.5, dash: [3, 3] },
+    ],
+    axis: (value) => `${count(value)}/s`,
+    read: ([all, refused, failed], ago) => {
+      const bad = [refused ? `${rate(refused)} refused` : "", failed ? `${rate(failed)} failed` : ""];
+      return `${when(ago)}${[`${rate(all)}/s`, ...bad].filter((part) => part !== "").join(" · ")}`;
+    },
+  });
+  #gpu = new Chart("gpu", {
+    top: 1,
+    lines: [
+      { name: "with empty seats", colour: "middle", width: 1, fill: "hatch" },
+      { name: "filled", colour: "area", width: 1, fill: "solid" },
+    ],
+    axis: (value) => share(value),
+    read: ([busy, filled], ago) => {
+      if (busy === null || busy === undefined) return ago === 0 ? "" : `${when(ago)}–`;
+      return `${when(ago)}${share(filled)} filled · ${share(busy - (filled ?? 0))} empty · ${share(1 - busy)} idle`;
+    },
+  });
+  #split = new Split("split", [
+    ["queue", "cut-queue"],
+    ["worker", "cut-worker"],
+    ["gateway", "cut-gateway"],
+  ]);
+  #rateSplit = new Split("rate-split", [
+    ["answered", "cut-worker"],
+    ["refused", "cut-bad"],
+    ["failed", "cut-failed"],
+  ]);
+  #gpuSplit = new Split("gpu-split", [
+    ["filled seats", "cut-worker"],
+    ["empty seats", "cut-queue"],
+    ["idle", "cut-gateway"],
+  ]);
+  #drawn = "";
+
+  /** @param {View} view */
+  update(view) {
+    const { history, rangeS, model, at } = view;
+    const { slow, capacityPerSecond } = model.recent;
+    this.#split.update(slow === null ? null : [slow.queueMs, slow.workerMs, slow.gatewayMs], ms);
+    // A second is added once a second; the other frames bring nothing for a chart.
+    const sum = (/** @type {Column} */ name) => history.sum(name, rangeS);
+    const drawn = `${at} ${rangeS} ${history.from + history.length} ${view.tables}`;
+    if (drawn === this.#drawn) return;
+    this.#drawn = drawn;
+    this.#latency.update(
+      LATENCIES.map((name) => history.last(name, rangeS)),
+      rangeS,
+    );
+    this.#rate.limit = capacityPerSecond > 0 ? { at: capacityPerSecond, name: "capacity" } : undefined;
+    const [requests, refused, failed] = [sum("requests"), sum("refused"), sum("failed")];
+    // A red line that is 0 all along would only look like trouble.
+    const line = (/** @type {Column} */ name, /** @type {number} */ times) =>
+      times === 0 ? [] : history.last(name, rangeS);
+    this.#rate.update([requestsOf(view), line("refused", refused), line("failed", failed)], rangeS);
+    this.#rateSplit.update([Math.max(0, requests - refused - failed), refused, failed], count);
+    const [filled = [], empty = [], idle = []] = GPU_PARTS.map((name) => history.last(name, rangeS));
+    const whole = filled.map((each, i) => (each ?? 0) + (empty[i] ?? 0) + (idle[i] ?? 0));
+    const part = (/** @type {readonly (number | null)[][]} */ ...lists) =>
+      whole.map((all, i) => (all === 0 ? null : lists.reduce((sum, list) => sum + (list[i] ?? 0), 0) / all));
+    this.#gpu.update([part(filled, empty), part(filled)], rangeS);
+    const sums = GPU_PARTS.map(sum);
+    const all = sums.reduce((sum, each) => sum + each, 0);
+    this.#gpuSplit.update(sums, (value) => share(value / all));
+    if (view.tables) this.#tables(view);
+  }
+
+  repaint() {
+    for (const chart of [this.#latency, this.#rate, this.#gpu]) chart.repaint();
+  }
+
+  /** @param {View} view */
+  #tables({ history }) {
+    const seconds = Math.min(TABLE_ROWS, history.length);
+    const lines = (
+      /** @type {readonly Column[]} */ names,
+      /** @type {(value: number | null) => string} */ write,
+    ) =>
+      Array.from({ length: seconds }, (_, back) => {
+        const second = history.from + history.length - 1 - back;
+        const values = names.map((name) => write(history.columns.get(name)?.at(-1 - back) ?? null));
+        return [new Date(second * 1000).toISOString().slice(11, 19), ...values];
+      });
+    const put = (/** @type {string} */ id, /** @type {string[]} */ heads, /** @type {string[][]} */ rows) =>
+      byId(`${id}-twin`).replaceChildren(
+        table(["Second (UTC)", ...heads], rows, `The last ${seconds} seconds`),
+      );
+    put("latency", ["p50", "p95", "p99"], lines(LATENCIES, ms));
+    put("rate", ["answered", "refused", "failed"], lines(["requests", "refused", "failed"], rate));
+    put("gpu", ["filled seats", "empty seats", "idle"], lines(GPU_PARTS, ms));
+  }
+}
+
+/** A gap in the history is no second without requests. @param {View} view */
+function requestsOf({ history, rangeS }) {
+  const load = history.last("load", rangeS);
+  return history.last("requests", rangeS).map((each, i) => (load[i] === null && each === 0 ? null : each));
+}
