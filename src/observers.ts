@@ -62,7 +62,7 @@ export async function openObservers(parts: ObserverParts): Promise<Observers> {
   if (telemetry.dashboard) all.push(openLive(parts), { open: assetRoutes() });
   // Last: the others have counters for it.
   const counters = all.flatMap((each) => each.counters ?? []);
-  if (telemetry.metrics) all.push(await metrics(parts, counters));
+  if (telemetry.metrics) all.push(metrics(parts, counters));
   return {
     guarded: Object.assign({}, ...all.map(({ routes }) => routes)) as Routes,
     open: Object.assign({}, ...all.map(({ open }) => open)) as Routes,
@@ -83,7 +83,7 @@ function traces({ config, role, sight, ...rest }: ObserverParts, tracing: Tracin
   return { counters: [opened.dropped], close: () => opened.close() };
 }
 
-function metrics({ config, events, sight }: ObserverParts, more: readonly MoreCounter[]): Promise<Observer> {
+function metrics({ config, events, sight }: ObserverParts, more: readonly MoreCounter[]): Observer {
   const models = config.models.map(({ name, maxBatchSize, cache }) => ({
     name,
     maxBatchSize,

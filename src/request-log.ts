@@ -10,7 +10,6 @@ import type { Engine } from "./engine/engine.ts";
 import type { Routes } from "./gateway/server.ts";
 import type { History } from "./gateway/story.ts";
 import type { Events } from "./telemetry/events.ts";
-import { traceText } from "./telemetry/perfetto.ts";
 import { RecentBatches } from "./telemetry/recent-batches.ts";
 import type { Counter, PostgresLog } from "./telemetry/request-log-postgres.ts";
 import { RequestLog } from "./telemetry/request-log.ts";
@@ -87,6 +86,7 @@ function traceRoutes({ config, clock, events, engine }: RequestLogParts, log: Re
   return {
     "/internal/trace": {
       GET: async (exchange) => {
+        const { traceText } = await import("./telemetry/perfetto.ts");
         const seconds = traceSeconds(new URLSearchParams(exchange.query).get("seconds"));
         const to = clock.now();
         const from = to - 1000 * seconds;

@@ -23,7 +23,7 @@ interface Stage {
 
 async function stage(sight: Sight = sightOf(MODELS), more: readonly MoreCounter[] = []): Promise<Stage> {
   const events = new Events();
-  const metrics = await openMetrics({ models: MODELS, tiers: TIERS, version: "1.2.3", events, sight, more });
+  const metrics = openMetrics({ models: MODELS, tiers: TIERS, version: "1.2.3", events, sight, more });
   return { events, metrics, samples: async () => samplesOf((await metrics.expose()).text) };
 }
 
