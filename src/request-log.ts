@@ -11,8 +11,9 @@ import type { Routes } from "./gateway/server.ts";
 import type { History } from "./gateway/story.ts";
 import type { Events } from "./telemetry/events.ts";
 import { RecentBatches } from "./telemetry/recent-batches.ts";
-import type { Counter, PostgresLog } from "./telemetry/request-log-postgres.ts";
+import type { PostgresLog } from "./telemetry/request-log-postgres.ts";
 import { RequestLog } from "./telemetry/request-log.ts";
+import type { Counter } from "./telemetry/sight.ts";
 import { Troubles } from "./telemetry/troubles.ts";
 
 export interface RequestLogParts {

@@ -10,15 +10,15 @@
  * time of the worker. At most `maxRows` are kept; a quarter as many of those that changed since somebody last
  * looked are listed, and the others counted.
  */
-import type { BatchNote } from "../core/task.ts";
+import { type BatchNote, DISPATCH_REASONS } from "../core/task.ts";
 import type { BatchedTask } from "../telemetry/events.ts";
-import { type BatchRow, FILL_STEPS, REASONS } from "./frames.ts";
+import { type BatchRow, FILL_STEPS } from "./frames.ts";
 import { COLUMN, type SlotRing } from "./slots.ts";
 import type { WorkerBook } from "./workers.ts";
 
 /** Older ones are not shown. */
 const SHOWN_MS = 60_000;
-/** The order of `REASONS` is the order of their columns. */
+/** The order of `DISPATCH_REASONS` is the order of their columns. */
 const FIRST_REASON = COLUMN.full;
 
 class Row {
@@ -40,7 +40,7 @@ class Row {
     this.id = batch.id;
     this.worker = batch.worker;
     this.size = batch.size;
-    this.reason = Math.max(0, REASONS.indexOf(batch.reason));
+    this.reason = Math.max(0, DISPATCH_REASONS.indexOf(batch.reason));
     this.startedAt = startedAt;
     this.countedTo = startedAt;
     this.oldestWaitMs = oldestWaitMs;

@@ -7,7 +7,7 @@
  * answered request 40 ns (50 in a fleet), a queued task 40 ns, a batch of 64 from start to end 2 µs.
  */
 import type { Alarm, Clock } from "../clock.ts";
-import type { AnsweredRequest, Events } from "../telemetry/events.ts";
+import { type AnsweredRequest, CLIENT_LEFT, type Events } from "../telemetry/events.ts";
 import type { ModelSight, Sight } from "../telemetry/sight.ts";
 import type { Tally } from "../telemetry/tally.ts";
 import { type Frame, HISTORY_SECONDS, type ModelFrame, type ProcessFrame } from "./frames.ts";
@@ -43,7 +43,6 @@ interface Cursor {
 }
 
 const SECOND_MS = 1000;
-const CLIENT_LEFT = 499;
 /** Batches that are remembered, shared by the models; but for each at least as many as may run at once. */
 const MAX_BATCHES = 4096;
 const LEAST_BATCHES = 256;

@@ -6,7 +6,8 @@
  * the first. A number that is not known is NaN here and null on the wire. 0.2 MB a model with three tiers, which
  * the machine gives as the seconds pass.
  */
-import { type Column, COLUMNS, FILL_STEPS, HISTORY_SECONDS, SHED_REASONS, type Slots } from "./frames.ts";
+import { SHED_REASONS } from "../telemetry/events.ts";
+import { type Column, COLUMNS, FILL_STEPS, HISTORY_SECONDS, type Slots } from "./frames.ts";
 
 const REASON_COUNT = SHED_REASONS.length;
 /** Where the parts of a second begin: columns, then steps of fill, then refusals, then depths. */

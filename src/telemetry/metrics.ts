@@ -16,18 +16,8 @@ import type { Metric, Registry, RegistryContentType } from "prom-client";
 import type { Routes } from "../gateway/server.ts";
 import type { Events } from "./events.ts";
 import { MetricCounts, type MeasuredModel } from "./metric-counts.ts";
-import {
-  buildInfo,
-  counted,
-  type Family,
-  measured,
-  type MoreCounter,
-  seen,
-  single,
-} from "./metric-families.ts";
-import type { Sight } from "./sight.ts";
-
-export type { MoreCounter } from "./metric-families.ts";
+import { buildInfo, counted, type Family, measured, seen, single } from "./metric-families.ts";
+import type { Counter, Sight } from "./sight.ts";
 
 export interface MetricsParts {
   readonly models: readonly MeasuredModel[];
@@ -37,7 +27,7 @@ export interface MetricsParts {
   readonly events: Events;
   readonly sight: Sight;
   /** Counters of the others who look on. */
-  readonly more: readonly MoreCounter[];
+  readonly more: readonly Counter[];
 }
 
 export interface Exposition {

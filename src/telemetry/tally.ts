@@ -1,12 +1,7 @@
 /** Counts since the start, and the rates of the last ten seconds. Listens; nothing else. */
 import type { Clock } from "../clock.ts";
-import type { Events, ShedReason } from "./events.ts";
+import { askedForWorker, CLIENT_LEFT, type Events } from "./events.ts";
 import { RecentRate } from "./recent-rate.ts";
-
-/** The client was gone before its answer. */
-const CLIENT_LEFT = 499;
-/** Refused although it needed a worker; the others were never meant to reach one. */
-const NO_CAPACITY: ReadonlySet<ShedReason> = new Set(["capacity", "deadline", "full", "no_worker"]);
 
 export class Tally {
   readonly #clock: Clock;
@@ -48,7 +43,7 @@ export class Tally {
     events.on("task.lost", () => this.lost++);
     events.on("request.shed", ({ model, reason }) => {
       this.shed++;
-      if (NO_CAPACITY.has(reason)) this.#arrivals.get(model)?.count(clock.now());
+      if (askedForWorker(reason)) this.#arrivals.get(model)?.count(clock.now());
     });
   }
 

@@ -4,8 +4,8 @@ import { describe, test } from "node:test";
 import fc from "fast-check";
 import { Events } from "../../src/telemetry/events.ts";
 import { LATENCY_BOUNDS, sizeBounds } from "../../src/telemetry/metric-counts.ts";
-import { openMetrics, type Metrics, type MoreCounter } from "../../src/telemetry/metrics.ts";
-import type { Sight, WorkerSight } from "../../src/telemetry/sight.ts";
+import { openMetrics, type Metrics } from "../../src/telemetry/metrics.ts";
+import type { Counter, Sight, WorkerSight } from "../../src/telemetry/sight.ts";
 import { Spread } from "../../src/telemetry/spread.ts";
 import { answered, called, namesOf, samplesOf, sightOf, started, TIERS } from "./stage.ts";
 
@@ -21,7 +21,7 @@ interface Stage {
   readonly samples: () => Promise<Map<string, number>>;
 }
 
-async function stage(sight: Sight = sightOf(MODELS), more: readonly MoreCounter[] = []): Promise<Stage> {
+async function stage(sight: Sight = sightOf(MODELS), more: readonly Counter[] = []): Promise<Stage> {
   const events = new Events();
   const metrics = openMetrics({ models: MODELS, tiers: TIERS, version: "1.2.3", events, sight, more });
   return { events, metrics, samples: async () => samplesOf((await metrics.expose()).text) };
