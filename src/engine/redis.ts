@@ -93,7 +93,6 @@ export class RedisEngine implements Engine {
     const { events, clock, options, news } = this.#parts;
     events.emit("task.cached", { id: record.task.id, model: record.task.model });
     this.#parts.fallsDue(clock.now() + options.results.ttlMs);
-    this.#parts.emitSettled(record);
     news.ended(record);
   }
 

@@ -99,15 +99,6 @@ export interface EventFields {
     message: string;
     trace?: string | undefined;
   };
-  /** Reached its end. `code` is "" for a success; `queueMs` is the time before its last batch. */
-  "task.settled": {
-    id: string;
-    model: string;
-    tier: number;
-    code: ErrorCode | "";
-    queueMs: number;
-    totalMs: number;
-  };
   /** Claimed, and on its way to its worker. */
   "batch.started": {
     model: string;
