@@ -26,7 +26,6 @@ export interface RequestLogParts {
 }
 
 export interface OpenedRequestLog {
-  readonly log: RequestLog;
   readonly history: History;
   /** For whoever holds the admin token. */
   readonly routes: Routes;
@@ -55,7 +54,6 @@ export async function openRequestLog(parts: RequestLogParts): Promise<OpenedRequ
   const unwatch = engine.watch({ settled: (record) => log.settled(record) });
   const troubles = new Troubles(events, clock);
   return {
-    log,
     history: {
       recent: () => log.rows(),
       requests: (id) => log.find(id, TOLD),
