@@ -67,8 +67,7 @@ const note = (n: number): EventFields["batch.started"]["batch"] => ({
 });
 
 const kinds: { readonly [Name in EventName]?: Make<Name> } = {
-  "task.queued": (n) => ({ id: taskId(n), model, tier: 0 }),
-  "task.settled": (n) => ({ id: taskId(n), model, tier: 0, code: "", queueMs: 4, totalMs: 105 }),
+  "task.queued": (n) => ({ id: taskId(n), model, tier: 0, at: now() }),
   "request.answered": (n) => ({
     id: taskId(n),
     method: "POST",

@@ -25,7 +25,7 @@ function batchOf(events: Events, model: string): () => void {
     answered({ model, tier: TIERS[task.tier]!, latencyMs: 90 + at * 2 }),
   );
   return () => {
-    for (const { task } of batch.tasks) events.emit("task.queued", task);
+    for (const { task } of batch.tasks) events.emit("task.queued", { ...task, at: 0 });
     events.emit("batch.started", batch);
     events.emit("batch.answered", call);
     for (const request of requests) events.emit("request.answered", request);
@@ -75,7 +75,7 @@ async function scrapeMs(count: number): Promise<string> {
   });
   const events = new Events();
   const parts = { models, tiers: TIERS, version: "0", events, sight: sightOf(models), more: [] };
-  const metrics = await openMetrics(parts);
+  const metrics = openMetrics(parts);
   for (const { name } of models) batchOf(events, name)();
   const took: number[] = [];
   let lines = 0;
@@ -92,7 +92,7 @@ const events = new Events();
 const send = batchOf(events, "embed");
 const unheard = time(send, ROUNDS);
 const models = [{ name: "embed", maxBatchSize: BATCH, caches: true }];
-await openMetrics({ models, tiers: TIERS, version: "0", events, sight: sightOf(models), more: [] });
+openMetrics({ models, tiers: TIERS, version: "0", events, sight: sightOf(models), more: [] });
 console.log(`a request: ${(time(send, ROUNDS) - unheard).toFixed(0)} ns`);
 console.log(`prom-client, labels() each time: ${time(withPromClient(false), ROUNDS / 20).toFixed(0)} ns`);
 console.log(`prom-client, children kept: ${time(withPromClient(true), ROUNDS / 20).toFixed(0)} ns`);

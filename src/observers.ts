@@ -12,8 +12,8 @@ import type { History } from "./gateway/story.ts";
 import { openRequestLog } from "./request-log.ts";
 import { openLive } from "./live.ts";
 import type { Events } from "./telemetry/events.ts";
-import { type MoreCounter, openMetrics } from "./telemetry/metrics.ts";
-import type { Sight } from "./telemetry/sight.ts";
+import { openMetrics } from "./telemetry/metrics.ts";
+import type { Counter, Sight } from "./telemetry/sight.ts";
 import type { Tally } from "./telemetry/tally.ts";
 import { openTraces } from "./telemetry/traces.ts";
 import type { Tracing } from "./telemetry/tracing.ts";
@@ -50,7 +50,7 @@ export interface Observers {
 interface Observer {
   readonly routes?: Routes;
   readonly open?: Routes;
-  readonly counters?: readonly MoreCounter[];
+  readonly counters?: readonly Counter[];
   close?(): Promise<void> | void;
 }
 
@@ -62,7 +62,7 @@ export async function openObservers(parts: ObserverParts): Promise<Observers> {
   if (telemetry.dashboard) all.push(openLive(parts), { open: assetRoutes() });
   // Last: the others have counters for it.
   const counters = all.flatMap((each) => each.counters ?? []);
-  if (telemetry.metrics) all.push(await metrics(parts, counters));
+  if (telemetry.metrics) all.push(metrics(parts, counters));
   return {
     guarded: Object.assign({}, ...all.map(({ routes }) => routes)) as Routes,
     open: Object.assign({}, ...all.map(({ open }) => open)) as Routes,
@@ -83,7 +83,7 @@ function traces({ config, role, sight, ...rest }: ObserverParts, tracing: Tracin
   return { counters: [opened.dropped], close: () => opened.close() };
 }
 
-function metrics({ config, events, sight }: ObserverParts, more: readonly MoreCounter[]): Promise<Observer> {
+function metrics({ config, events, sight }: ObserverParts, more: readonly Counter[]): Observer {
   const models = config.models.map(({ name, maxBatchSize, cache }) => ({
     name,
     maxBatchSize,

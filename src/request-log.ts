@@ -10,10 +10,10 @@ import type { Engine } from "./engine/engine.ts";
 import type { Routes } from "./gateway/server.ts";
 import type { History } from "./gateway/story.ts";
 import type { Events } from "./telemetry/events.ts";
-import { traceText } from "./telemetry/perfetto.ts";
 import { RecentBatches } from "./telemetry/recent-batches.ts";
-import type { Counter, PostgresLog } from "./telemetry/request-log-postgres.ts";
+import type { PostgresLog } from "./telemetry/request-log-postgres.ts";
 import { RequestLog } from "./telemetry/request-log.ts";
+import type { Counter } from "./telemetry/sight.ts";
 import { Troubles } from "./telemetry/troubles.ts";
 
 export interface RequestLogParts {
@@ -26,7 +26,6 @@ export interface RequestLogParts {
 }
 
 export interface OpenedRequestLog {
-  readonly log: RequestLog;
   readonly history: History;
   /** For whoever holds the admin token. */
   readonly routes: Routes;
@@ -55,7 +54,6 @@ export async function openRequestLog(parts: RequestLogParts): Promise<OpenedRequ
   const unwatch = engine.watch({ settled: (record) => log.settled(record) });
   const troubles = new Troubles(events, clock);
   return {
-    log,
     history: {
       recent: () => log.rows(),
       requests: (id) => log.find(id, TOLD),
@@ -87,6 +85,7 @@ function traceRoutes({ config, clock, events, engine }: RequestLogParts, log: Re
   return {
     "/internal/trace": {
       GET: async (exchange) => {
+        const { traceText } = await import("./telemetry/perfetto.ts");
         const seconds = traceSeconds(new URLSearchParams(exchange.query).get("seconds"));
         const to = clock.now();
         const from = to - 1000 * seconds;

@@ -80,6 +80,30 @@ const MAY_IMPORT: Record<string, readonly string[]> = {
   ],
 };
 
+/** Package → who may import it; "type:" for types only. What looks on stays out of what is looked at. */
+const MAY_IMPORT_PACKAGE: Record<string, readonly string[]> = {
+  "@opentelemetry": ["src/telemetry/otlp.ts", "type:src/telemetry/span.ts", "type:src/telemetry/traces.ts"],
+  jose: ["src/admission"],
+  pino: ["src/telemetry/log.ts"],
+  postgres: ["src/telemetry/postgres-link.ts"],
+  "prom-client": ["src/telemetry/metrics.ts"],
+  undici: ["src/backend", "src/commands", "src/demo-load.ts"],
+  yaml: ["src/config-load.ts", "src/config-read.ts"],
+};
+
+/** A request passes through these. Of telemetry they know the list of events, and else its types at most. */
+const PATH_ROOMS = [
+  "src/core",
+  "src/engine",
+  "src/dispatch",
+  "src/gateway",
+  "src/admission",
+  "src/result",
+  "src/backend",
+  "src/fleet",
+  "src/redis",
+];
+
 interface Import {
   readonly from: string;
   readonly typeOnly: boolean;
@@ -90,6 +114,17 @@ const IMPORT = /^(?:import|export)\s+(type\s)?[^;]*?from\s+"(\.[^"]+)";|\bimport
 function importsOf(file: string): Import[] {
   return [...read(file).matchAll(IMPORT)].map((found) => ({
     from: relative(root, join(root, dirname(file), (found[2] ?? found[3])!)),
+    typeOnly: found[1] !== undefined,
+  }));
+}
+
+const PACKAGE_IMPORT =
+  /^(?:import|export)\s+(type\s)?(?:[^;"]*?from\s+)?"([@\w][^":]*)";|\bimport\("([@\w][^":]*)"\)/gms;
+
+/** Without the part behind a scope or a slash. */
+function packagesOf(file: string): Import[] {
+  return [...read(file).matchAll(PACKAGE_IMPORT)].map((found) => ({
+    from: (found[2] ?? found[3])!.split("/")[0]!,
     typeOnly: found[1] !== undefined,
   }));
 }
@@ -113,6 +148,28 @@ describe("imports", () => {
       }
     });
   }
+
+  test("a package is imported only where it may be", () => {
+    for (const file of sources) {
+      for (const { from, typeOnly } of packagesOf(file)) {
+        const allowed = MAY_IMPORT_PACKAGE[from] ?? [];
+        const may = (name: string): boolean =>
+          allowed.includes(name) || (typeOnly && allowed.includes(`type:${name}`));
+        assert.ok(may(file) || may(room(file)), `${file} may not import ${from}`);
+      }
+    }
+  });
+
+  test("what a request passes through imports nothing that looks on", () => {
+    for (const path of PATH_ROOMS) {
+      const allowed = MAY_IMPORT[path]!;
+      const seen = allowed.filter((name) => /^src\/(telemetry|dashboard|observers)/.test(name));
+      assert.ok(
+        seen.every((name) => name === "src/telemetry/events.ts"),
+        `${path}: ${seen.join(", ")}`,
+      );
+    }
+  });
 
   test("nobody imports the files that know every part", () => {
     const tops = new Set(["src/ferry.ts", "src/cli.ts"]);

@@ -43,7 +43,8 @@ export type Outcome =
   | { readonly ok: false; readonly code: ErrorCode; readonly message: string };
 
 /** Why a batch left when it did. */
-export type DispatchReason = "full" | "wait" | "idle" | "deadline";
+export const DISPATCH_REASONS = ["full", "wait", "idle", "deadline"] as const;
+export type DispatchReason = (typeof DISPATCH_REASONS)[number];
 
 /** What is remembered of the batch that produced an outcome. */
 export interface BatchNote {

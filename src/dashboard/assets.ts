@@ -2,7 +2,7 @@
  * The page's files: `/` and `/assets/NAME`.
  *
  * They hold no data, so they need no token; what they show comes from /internal/live, which does. Each file is
- * read and compressed once, when Ferry starts. A browser keeps them and asks each time whether they are still
+ * read and compressed once, when it is first asked for. A browser keeps them and asks each time whether they are still
  * the same (ETag, 304), so a new version is never mixed with an old one. Nothing on the page comes from another
  * host, and nothing on it may be asked to: the content security policy says so to the browser.
  */
@@ -45,18 +45,23 @@ export interface Asset {
   readonly etag: string;
 }
 
-/** Name → file, all that the page consists of. */
-export function readAssets(): ReadonlyMap<string, Asset> {
+/** Name → how to read it, all that the page consists of. */
+export function findAssets(): ReadonlyMap<string, () => Asset> {
   const folder = new URL("./page/", import.meta.url);
   const own = readdirSync(folder).filter((name) => TYPES[extname(name)] !== undefined);
-  const files = [
-    ...own.map((name): [string, URL] => [name, new URL(name, folder)]),
-    ...Object.entries(CHARTS).map(([name, from]): [string, URL] => [
+  const found = new Map(own.map((name) => [name, reader(name, () => new URL(name, folder))]));
+  for (const [name, from] of Object.entries(CHARTS)) {
+    found.set(
       name,
-      new URL(import.meta.resolve(from)),
-    ]),
-  ];
-  return new Map(files.map(([name, url]) => [name, asset(name, readFileSync(url))]));
+      reader(name, () => new URL(import.meta.resolve(from))),
+    );
+  }
+  return found;
+}
+
+function reader(name: string, url: () => URL): () => Asset {
+  let read: Asset | undefined;
+  return () => (read ??= asset(name, readFileSync(url())));
 }
 
 /** Without indentation and without lines that are only comment: a quarter of what a browser would fetch. */
@@ -82,11 +87,11 @@ function asset(name: string, file: Buffer): Asset {
   return { type: TYPES[extname(name)]!, bytes, gzipped: gzipSync(bytes, { level: 9 }), etag };
 }
 
-export function assetRoutes(assets: ReadonlyMap<string, Asset> = readAssets()): Routes {
+export function assetRoutes(assets = findAssets()): Routes {
   const give = (exchange: Exchange, name: string): void => {
-    const file = assets.get(name);
-    if (file === undefined) throw new Refusal("NOT_FOUND", "the dashboard has no such file");
-    send(exchange, file);
+    const read = assets.get(name);
+    if (read === undefined) throw new Refusal("NOT_FOUND", "the dashboard has no such file");
+    send(exchange, read());
   };
   return {
     "/": { GET: (exchange) => give(exchange, "index.html") },

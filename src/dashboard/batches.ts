@@ -7,20 +7,18 @@
  *
  * A batch that runs is counted up to the end of each second (`account`), so that one that hangs shows as busy
  * and not as calm. A seat that is taken is `filled` time, one that is not is `empty` time: both add up to the
- * time of the worker. At most `MAX_ROWS` are kept; those that changed since somebody last looked are listed
- * up to `MAX_CHANGED`, and beyond that counted.
+ * time of the worker. At most `maxRows` are kept; a quarter as many of those that changed since somebody last
+ * looked are listed, and the others counted.
  */
-import type { BatchNote } from "../core/task.ts";
+import { type BatchNote, DISPATCH_REASONS } from "../core/task.ts";
 import type { BatchedTask } from "../telemetry/events.ts";
-import { type BatchRow, FILL_STEPS, REASONS } from "./frames.ts";
+import { type BatchRow, FILL_STEPS } from "./frames.ts";
 import { COLUMN, type SlotRing } from "./slots.ts";
 import type { WorkerBook } from "./workers.ts";
 
-const MAX_ROWS = 4096;
-const MAX_CHANGED = 1024;
 /** Older ones are not shown. */
 const SHOWN_MS = 60_000;
-/** The order of `REASONS` is the order of their columns. */
+/** The order of `DISPATCH_REASONS` is the order of their columns. */
 const FIRST_REASON = COLUMN.full;
 
 class Row {
@@ -42,7 +40,7 @@ class Row {
     this.id = batch.id;
     this.worker = batch.worker;
     this.size = batch.size;
-    this.reason = Math.max(0, REASONS.indexOf(batch.reason));
+    this.reason = Math.max(0, DISPATCH_REASONS.indexOf(batch.reason));
     this.startedAt = startedAt;
     this.countedTo = startedAt;
     this.oldestWaitMs = oldestWaitMs;
@@ -73,6 +71,7 @@ export interface Shown {
 export class BatchBook {
   readonly #maxBatchSize: number;
   readonly #tiers: number;
+  readonly #maxRows: number;
   readonly #slots: SlotRing;
   readonly #workers: WorkerBook;
   /** In a ring; `#next` is the place of the next one. */
@@ -83,9 +82,10 @@ export class BatchBook {
   #changed: Row[] = [];
   #changedMore = 0;
 
-  constructor(maxBatchSize: number, tiers: number, slots: SlotRing, workers: WorkerBook) {
+  constructor(maxBatchSize: number, tiers: number, maxRows: number, slots: SlotRing, workers: WorkerBook) {
     this.#maxBatchSize = maxBatchSize;
     this.#tiers = tiers;
+    this.#maxRows = maxRows;
     this.#slots = slots;
     this.#workers = workers;
   }
@@ -166,7 +166,7 @@ export class BatchBook {
       this.#running.delete(gone);
     }
     this.#rows[this.#next] = row;
-    this.#next = (this.#next + 1) % MAX_ROWS;
+    this.#next = (this.#next + 1) % this.#maxRows;
     this.#byId.set(row.id, row);
     const { now, fillNow } = this.#slots;
     now[COLUMN.batches]! += 1;
@@ -189,7 +189,7 @@ export class BatchBook {
 
   #list(row: Row): void {
     if (row.listed) return;
-    if (this.#changed.length >= MAX_CHANGED) {
+    if (this.#changed.length >= this.#maxRows / 4) {
       this.#changedMore++;
       return;
     }

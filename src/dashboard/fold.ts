@@ -7,7 +7,7 @@
  * answered request 40 ns (50 in a fleet), a queued task 40 ns, a batch of 64 from start to end 2 µs.
  */
 import type { Alarm, Clock } from "../clock.ts";
-import type { AnsweredRequest, Events } from "../telemetry/events.ts";
+import { type AnsweredRequest, CLIENT_LEFT, type Events } from "../telemetry/events.ts";
 import type { ModelSight, Sight } from "../telemetry/sight.ts";
 import type { Tally } from "../telemetry/tally.ts";
 import { type Frame, HISTORY_SECONDS, type ModelFrame, type ProcessFrame } from "./frames.ts";
@@ -43,9 +43,17 @@ interface Cursor {
 }
 
 const SECOND_MS = 1000;
-const CLIENT_LEFT = 499;
+/** Batches that are remembered, shared by the models; but for each at least as many as may run at once. */
+const MAX_BATCHES = 4096;
+const LEAST_BATCHES = 256;
 /** A hello stays below 300 KB with them. */
 const HELLO_ROWS = 1000;
+/**
+ * So many models are told with their whole history, more with less of it, down to a minute: a hello is made while
+ * no request moves, and takes about 1 ms and 0.1 MB for each model with its 15 minutes.
+ */
+const WHOLE_HISTORIES = 16;
+const LEAST_SECONDS = 60;
 /** A frame stays below this, unless the workers alone need more. */
 const FRAME_BYTES = 8192;
 /** Batches that a model's frame may show at least, whatever else is in it. */
@@ -68,8 +76,10 @@ export class Fold {
     this.#parts = parts;
     const { clock, events } = parts;
     this.#second = Math.floor(clock.now() / SECOND_MS);
-    this.#models = rules.models.map(
-      (model) => new ModelFold(model, rules.tiers, rules.targetUtilization, this.#second),
+    const { models, tiers, targetUtilization } = rules;
+    const maxBatches = Math.max(LEAST_BATCHES, Math.floor(MAX_BATCHES / models.length));
+    this.#models = models.map(
+      (model) => new ModelFold(model, tiers, targetUtilization, maxBatches, this.#second),
     );
     for (const model of this.#models) this.#byName.set(model.rules.name, model);
     this.#notes = new Notes(events, () => clock.now());
@@ -84,20 +94,21 @@ export class Fold {
     const shown = this.#models.map(({ batches }) => batches.takeChanged());
     const left = FRAME_BYTES - AROUND_BYTES - JSON.stringify(frame).length;
     this.#tell();
-    const each = left / Math.max(1, this.#models.length);
+    const each = left / this.#models.length;
     return {
       ...frame,
       models: frame.models.map((model, at) => withBatches(model, fit(model, shown[at]!, each))),
     };
   }
 
-  /** All that is kept. Frames go on from here: ask for one before, for those who watched already. */
+  /** What was seen before. Frames go on from here: ask for one before, for those who watched already. */
   hello(): Frame {
     const now = this.#parts.clock.now();
-    const frame = this.#snapshot(0, 0);
+    const share = Math.floor((HISTORY_SECONDS * WHOLE_HISTORIES) / this.#models.length);
+    const frame = this.#snapshot(this.#second - Math.max(LEAST_SECONDS, share), 0);
     for (const { batches } of this.#models) batches.forgetChanged();
     this.#tell();
-    const rows = Math.floor(HELLO_ROWS / Math.max(1, this.#models.length));
+    const rows = Math.floor(HELLO_ROWS / this.#models.length);
     return {
       ...frame,
       models: frame.models.map((model, at) =>

@@ -11,15 +11,6 @@
 import type { DispatchReason } from "../core/task.ts";
 import type { ShedReason, WorkerState } from "../telemetry/events.ts";
 
-export const REASONS: readonly DispatchReason[] = ["full", "wait", "idle", "deadline"];
-export const SHED_REASONS: readonly ShedReason[] = [
-  "rate",
-  "capacity",
-  "deadline",
-  "full",
-  "draining",
-  "no_worker",
-];
 /** How many seconds are kept. */
 export const HISTORY_SECONDS = 900;
 /** Batch sizes are shown in this many steps: the n-th holds those up to n/8 of `maxBatchSize`. */
@@ -90,7 +81,7 @@ export type BatchRow = readonly [
   /** 0 while it runs. */
   endedAt: number,
   size: number,
-  /** Position in `REASONS`. */
+  /** Position in `Hello.reasons`. */
   reason: number,
   /** How long its oldest task had waited. */
   oldestWaitMs: number,
@@ -202,7 +193,10 @@ export interface Frame {
   readonly notes: readonly Note[];
 }
 
-/** Its `models` hold all that is kept: up to `HISTORY_SECONDS` of slots, and the batches of the last minute. */
+/**
+ * Its `models` hold what was seen before: up to `HISTORY_SECONDS` of slots (less where there are more than 16 models,
+ * and a minute at least), and the batches of the last minute.
+ */
 export interface Hello {
   readonly version: string;
   readonly startedAt: number;

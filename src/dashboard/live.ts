@@ -11,10 +11,12 @@
  */
 import type { Alarm, Clock } from "../clock.ts";
 import { Refusal } from "../core/errors.ts";
+import { DISPATCH_REASONS } from "../core/task.ts";
 import type { Exchange, Outflow } from "../gateway/exchange.ts";
 import type { Routes } from "../gateway/server.ts";
+import { SHED_REASONS } from "../telemetry/events.ts";
 import type { Fold } from "./fold.ts";
-import { type Hello, REASONS, SHED_REASONS } from "./frames.ts";
+import type { Hello } from "./frames.ts";
 
 export interface LiveRules {
   readonly maxViewers: number;
@@ -123,7 +125,7 @@ export class Live {
     const hello: Hello = {
       ...this.#about,
       apiUrl: this.#apiUrl(),
-      reasons: REASONS,
+      reasons: DISPATCH_REASONS,
       shedReasons: SHED_REASONS,
       frame: this.#fold.hello(),
     };

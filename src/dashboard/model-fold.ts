@@ -6,10 +6,10 @@
  * its outcome (worker), and the rest (gateway: reading, admitting, writing). A request that joined another's
  * task, or was answered from an earlier outcome, has of each part only what passed while it was there.
  */
-import type { AnsweredRequest, ShedReason } from "../telemetry/events.ts";
+import { type AnsweredRequest, askedForWorker, SHED_REASONS, type ShedReason } from "../telemetry/events.ts";
 import type { ModelSight, WorkerSight } from "../telemetry/sight.ts";
 import { BatchBook } from "./batches.ts";
-import { type ModelFrame, type Recent, SHED_REASONS, type Slots } from "./frames.ts";
+import { type ModelFrame, type Recent, type Slots } from "./frames.ts";
 import { Latencies } from "./quantiles.ts";
 import { COLUMN, rounded, SlotRing } from "./slots.ts";
 import { RefusedTenants } from "./tenants.ts";
@@ -27,10 +27,6 @@ const SLOWEST = 0.05;
 const RING = RECENT_SECONDS + 1;
 const TOP_TENANTS = 10;
 const QUARTER_HOUR_S = 900;
-/** Refused although it needed a worker; the others were never meant to reach one. */
-const NO_CAPACITY: readonly boolean[] = SHED_REASONS.map(
-  (reason) => reason !== "rate" && reason !== "draining",
-);
 
 /** A second's length in worker time. */
 const SECOND_MS = 1000;
@@ -48,17 +44,26 @@ export class ModelFold {
   /** Tasks let in, by tier and second, in a ring like it. */
   readonly #admitted: readonly Float64Array[];
   #latency: Latencies;
+  /** The ten before it, as one; made anew for each frame. */
+  readonly #lately = new Latencies();
   /** Worker time that was heard of too late for the second it belongs to. */
   #owedMs = 0;
   #owedFilledMs = 0;
 
-  constructor(rules: ModelRules, tiers: readonly string[], target: number, second: number) {
+  /** `maxBatches`: how many batches are remembered. */
+  constructor(
+    rules: ModelRules,
+    tiers: readonly string[],
+    target: number,
+    maxBatches: number,
+    second: number,
+  ) {
     this.rules = rules;
     this.#tiers = tiers;
     this.#target = target;
     this.slots = new SlotRing(tiers, second);
     this.workers = new WorkerBook(second);
-    this.batches = new BatchBook(rules.maxBatchSize, tiers.length, this.slots, this.workers);
+    this.batches = new BatchBook(rules.maxBatchSize, tiers.length, maxBatches, this.slots, this.workers);
     this.#admitted = tiers.map(() => new Float64Array(RING));
     this.#latency = this.#latencies[second % RING]!;
   }
@@ -94,7 +99,7 @@ export class ModelFold {
     const why = SHED_REASONS.indexOf(reason);
     const place = this.#tiers.indexOf(tier);
     now[COLUMN.refused]! += 1;
-    if (NO_CAPACITY[why] === true) now[COLUMN.arrivals]! += 1;
+    if (askedForWorker(reason)) now[COLUMN.arrivals]! += 1;
     if (place >= 0 && why >= 0) shedNow[place * SHED_REASONS.length + why]! += 1;
     this.#tenants.count(tenant, retryAfterMs);
   }
@@ -208,7 +213,8 @@ export class ModelFold {
   #recent(sight: ModelSight): Recent {
     const { slots } = this;
     const sum = (column: number): number => slots.sum(column, RECENT_SECONDS);
-    const latency = new Latencies();
+    const latency = this.#lately;
+    latency.clear();
     for (const each of this.#latencies) if (each !== this.#latency) latency.merge(each);
     const seconds = Math.max(1, Math.min(RECENT_SECONDS, slots.length));
     const [requests, refused, batches] = [sum(COLUMN.requests), sum(COLUMN.refused), sum(COLUMN.batches)];

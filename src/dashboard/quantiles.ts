@@ -22,6 +22,9 @@ const words = new Uint32Array(double.buffer);
 /** The sign, the exponent and the first bits of the mantissa. */
 const HIGH_WORD = new Uint8Array(new Uint16Array([1]).buffer)[0] === 1 ? 1 : 0;
 
+/** Of one that was never added to: most seconds of most models have no request, and 30 KB are not little. */
+const NONE = new Float64Array(0);
+
 /** Averages over some requests; the parts add up to the whole. */
 export interface Parts {
   readonly queueMs: number;
@@ -31,7 +34,7 @@ export interface Parts {
 
 export class Latencies {
   /** By bucket: count, sum of the whole, of the queue's part, of the worker's part. */
-  readonly #cells = new Float64Array(BUCKETS * STRIDE);
+  #cells = NONE;
   #count = 0;
   /** Buckets that hold something lie between these two, so that a clear and a merge touch only those. */
   #low = BUCKETS;
@@ -42,6 +45,7 @@ export class Latencies {
   }
 
   add(totalMs: number, queueMs: number, workerMs: number): void {
+    if (this.#cells === NONE) this.#open();
     const bucket = bucketOf(totalMs);
     const cells = this.#cells;
     const at = bucket * STRIDE;
@@ -56,6 +60,7 @@ export class Latencies {
 
   merge(other: Latencies): void {
     if (other.#count === 0) return;
+    if (this.#cells === NONE) this.#open();
     const [to, from] = [this.#cells, other.#cells];
     const end = (other.#high + 1) * STRIDE;
     for (let at = other.#low * STRIDE; at < end; at++) to[at]! += from[at]!;
@@ -70,6 +75,10 @@ export class Latencies {
     this.#count = 0;
     this.#low = BUCKETS;
     this.#high = -1;
+  }
+
+  #open(): void {
+    this.#cells = new Float64Array(BUCKETS * STRIDE);
   }
 
   /** The smallest value with at least this share of all at or below it, to 1.6 %; null when there is none. */

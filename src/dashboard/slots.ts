@@ -1,14 +1,18 @@
 /**
- * One model's last 900 seconds, one number a column and second, in typed arrays that never grow.
+ * One model's last 900 seconds, one number a column and second, in one array that never grows.
  *
- * `now` is the second that runs, as plain sums. `close` writes it into the ring and starts the next. Nothing
- * is ever removed: the 901st second overwrites the first. A number that is not known is NaN here and null on
- * the wire. Some 250 KB a model with three tiers.
+ * `now` and its neighbours are the second that runs, as plain sums. `close` writes them into the ring, the
+ * numbers of a second side by side, and starts the next. Nothing is ever removed: the 901st second overwrites
+ * the first. A number that is not known is NaN here and null on the wire. 0.2 MB a model with three tiers, which
+ * the machine gives as the seconds pass.
  */
-import { type Column, COLUMNS, FILL_STEPS, HISTORY_SECONDS, SHED_REASONS, type Slots } from "./frames.ts";
+import { SHED_REASONS } from "../telemetry/events.ts";
+import { type Column, COLUMNS, FILL_STEPS, HISTORY_SECONDS, type Slots } from "./frames.ts";
 
 const REASON_COUNT = SHED_REASONS.length;
-const COLUMN_COUNT = COLUMNS.length;
+/** Where the parts of a second begin: columns, then steps of fill, then refusals, then depths. */
+const FILL = COLUMNS.length;
+const SHED = FILL + FILL_STEPS;
 
 /** Column → its place in `SlotRing.now`. */
 export const COLUMN = Object.fromEntries(COLUMNS.map((name, at) => [name, at])) as Readonly<
@@ -16,18 +20,16 @@ export const COLUMN = Object.fromEntries(COLUMNS.map((name, at) => [name, at])) 
 >;
 
 export class SlotRing {
-  /** Sums of the second that runs. */
-  readonly now = new Float64Array(COLUMN_COUNT);
-  readonly fillNow = new Float64Array(FILL_STEPS);
+  /** Sums of the second that runs; the lists below are parts of it, in this order. */
+  readonly #running: Float64Array;
+  readonly now: Float64Array;
+  readonly fillNow: Float64Array;
   /** tier × reason, the reasons of a tier side by side. */
   readonly shedNow: Float64Array;
   /** By tier: what waits when the second ends. */
   readonly depthNow: Float64Array;
   readonly #tiers: readonly string[];
-  readonly #columns = COLUMNS.map(() => new Float32Array(HISTORY_SECONDS));
-  readonly #fill = Array.from({ length: FILL_STEPS }, () => new Float32Array(HISTORY_SECONDS));
-  readonly #shed: readonly Float32Array[];
-  readonly #depth: readonly Float32Array[];
+  readonly #ring: Float32Array;
   /** The second that runs. */
   #second: number;
   #closed = 0;
@@ -35,10 +37,14 @@ export class SlotRing {
   constructor(tiers: readonly string[], second: number) {
     this.#tiers = tiers;
     this.#second = second;
-    this.shedNow = new Float64Array(tiers.length * REASON_COUNT);
-    this.depthNow = new Float64Array(tiers.length);
-    this.#shed = Array.from({ length: tiers.length * REASON_COUNT }, () => new Float32Array(HISTORY_SECONDS));
-    this.#depth = tiers.map(() => new Float32Array(HISTORY_SECONDS));
+    const depth = SHED + tiers.length * REASON_COUNT;
+    const running = new Float64Array(depth + tiers.length);
+    this.#running = running;
+    this.now = running.subarray(0, FILL);
+    this.fillNow = running.subarray(FILL, SHED);
+    this.shedNow = running.subarray(SHED, depth);
+    this.depthNow = running.subarray(depth);
+    this.#ring = new Float32Array(HISTORY_SECONDS * running.length);
   }
 
   get second(): number {
@@ -52,14 +58,8 @@ export class SlotRing {
 
   /** The second that runs is over; the next begins with nothing in it. */
   close(): void {
-    const at = this.#second % HISTORY_SECONDS;
-    put(this.#columns, this.now, at);
-    put(this.#fill, this.fillNow, at);
-    put(this.#shed, this.shedNow, at);
-    put(this.#depth, this.depthNow, at);
-    this.now.fill(0);
-    this.fillNow.fill(0);
-    this.shedNow.fill(0);
+    this.#ring.set(this.#running, this.#place(this.#second));
+    this.#running.fill(0);
     this.#second++;
     this.#closed = Math.min(HISTORY_SECONDS, this.#closed + 1);
   }
@@ -73,13 +73,13 @@ export class SlotRing {
   /** Sum of a column over the last `seconds` that are over. */
   sum(column: number, seconds: number): number {
     let sum = 0;
-    for (let back = this.#reach(seconds); back > 0; back--) sum += this.#at(column, back);
+    for (const value of this.#last(column, seconds)) sum += value;
     return sum;
   }
 
   max(column: number, seconds: number): number {
     let most = 0;
-    for (let back = this.#reach(seconds); back > 0; back--) most = Math.max(most, this.#at(column, back));
+    for (const value of this.#last(column, seconds)) most = Math.max(most, value);
     return most;
   }
 
@@ -87,42 +87,44 @@ export class SlotRing {
   since(since: number): Slots {
     const from = Math.max(since, this.#second - this.#closed);
     const length = Math.max(0, this.#second - from);
-    const read = (ring: Float32Array, round: (value: number) => number | null): (number | null)[] => {
-      const values = new Array<number | null>(length);
-      for (let at = 0; at < length; at++) values[at] = round(ring[(from + at) % HISTORY_SECONDS]!);
-      return values;
-    };
-    const whole = (ring: Float32Array): number[] => read(ring, Math.round) as number[];
+    const whole = (at: number): number[] => this.#last(at, length).map(Math.round);
     const shed: Record<string, readonly number[]> = {};
-    this.#shed.forEach((ring, place) => {
-      const values = whole(ring);
+    this.shedNow.forEach((_, at) => {
+      const values = whole(SHED + at);
       if (!values.some((value) => value > 0)) return;
-      const tier = this.#tiers[Math.floor(place / REASON_COUNT)]!;
-      shed[`${tier} ${SHED_REASONS[place % REASON_COUNT]!}`] = values;
+      const tier = this.#tiers[Math.floor(at / REASON_COUNT)]!;
+      shed[`${tier} ${SHED_REASONS[at % REASON_COUNT]!}`] = values;
     });
     const columns = {} as Record<Column, (number | null)[]>;
-    COLUMNS.forEach((name, at) => (columns[name] = read(this.#columns[at]!, nullOrRounded)));
+    COLUMNS.forEach((name, at) => (columns[name] = this.#last(at, length).map(nullOrRounded)));
+    const depth = SHED + this.shedNow.length;
     return {
       from,
       length,
       columns,
-      depth: this.#depth.map(whole),
-      fill: this.#fill.map(whole),
+      depth: this.#tiers.map((_, tier) => whole(depth + tier)),
+      fill: Array.from(this.fillNow, (_, step) => whole(FILL + step)),
       shed,
     };
   }
 
-  #reach(seconds: number): number {
-    return Math.min(seconds, this.#closed);
+  /** A number of each of the last `seconds` that are over, oldest first. */
+  #last(column: number, seconds: number): number[] {
+    const ring = this.#ring;
+    const values = new Array<number>(Math.min(seconds, this.#closed));
+    let at = this.#place(this.#second - values.length) + column;
+    for (let n = 0; n < values.length; n++) {
+      values[n] = ring[at]!;
+      at += this.#running.length;
+      if (at >= ring.length) at -= ring.length;
+    }
+    return values;
   }
 
-  #at(column: number, back: number): number {
-    return this.#columns[column]![(this.#second - back) % HISTORY_SECONDS]!;
+  /** Where the numbers of a second begin. */
+  #place(second: number): number {
+    return (second % HISTORY_SECONDS) * this.#running.length;
   }
-}
-
-function put(rings: readonly Float32Array[], values: Float64Array, at: number): void {
-  for (let place = 0; place < rings.length; place++) rings[place]![at] = values[place]!;
 }
 
 function nullOrRounded(value: number): number | null {

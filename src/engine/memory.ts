@@ -24,7 +24,7 @@ import type {
 import type { Lease, PutReply, QueueView, RecordView, SettleReply, Sharing, Verdict } from "./engine.ts";
 import type { SavedRecord } from "./journal.ts";
 import { Places } from "./places.ts";
-import { lostForGood, retriedFields, settledFields, TaskRecord } from "./record.ts";
+import { lostForGood, retriedFields, TaskRecord } from "./record.ts";
 import { Records } from "./records.ts";
 import { type RecordKeeper, restored } from "./saved.ts";
 import { keyOnly } from "./sharing.ts";
@@ -107,7 +107,8 @@ export class MemoryEngine implements Engine {
     if (bound !== undefined) return { kind: "full", message: bound };
     this.#places.enqueue(this.#open(task, sharing, now), "back");
     if (this.#events.heard("task.queued")) {
-      this.#events.emit("task.queued", { id: task.id, model: task.model, tier: task.tier });
+      const { id, model, tier } = task;
+      this.#events.emit("task.queued", { id, model, tier, at: now });
     }
     return { kind: "queued", id: task.id };
   }
@@ -345,7 +346,6 @@ export class MemoryEngine implements Engine {
   #finish(record: TaskRecord, outcome: Outcome, now: number): void {
     this.#shelve(record, outcome, now);
     this.#keeper?.update(record);
-    if (this.#events.heard("task.settled")) this.#events.emit("task.settled", settledFields(record));
     for (const listener of this.#listeners) listener.settled?.(record);
   }
 

@@ -83,15 +83,6 @@ export class TaskRecord implements RecordView, Due {
   }
 }
 
-/** The event of its end. */
-export function settledFields(record: TaskRecord): EventFields["task.settled"] {
-  const { task, outcome, batch, queuedAt, settledAt = 0 } = record;
-  const { id, model, tier, createdAt } = task;
-  const queueMs = Math.max(0, (batch?.startedAt ?? settledAt) - queuedAt);
-  const code = outcome === undefined || outcome.ok ? "" : outcome.code;
-  return { id, model, tier, code, queueMs, totalMs: settledAt - createdAt };
-}
-
 /** The event of its return to the queue. */
 export function retriedFields(
   { task, attempt, batch }: TaskRecord,

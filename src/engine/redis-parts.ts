@@ -3,7 +3,7 @@
  * of the queues, and who listens.
  */
 import type { Clock } from "../clock.ts";
-import { type ErrorCode, Refusal } from "../core/errors.ts";
+import { Refusal } from "../core/errors.ts";
 import { homeIn } from "../core/home.ts";
 import type { Events } from "../telemetry/events.ts";
 import type { EngineLimits, EngineListener, RecordView } from "./engine.ts";
@@ -168,14 +168,6 @@ export class RedisParts implements RedisBase {
     if (count === 0) return;
     const message = `${count} dead letters were dropped to make room (deadLetters.max ${this.options.deadLetters.max})`;
     this.events.emit("notice", { level: "warn", message });
-  }
-
-  emitSettled({ task, queuedAt, batch, outcome, settledAt = 0 }: RecordView): void {
-    if (!this.events.heard("task.settled")) return;
-    const queueMs = Math.max(0, (batch?.startedAt ?? settledAt) - queuedAt);
-    const code: ErrorCode | "" = outcome === undefined || outcome.ok ? "" : outcome.code;
-    const { id, model, tier, createdAt } = task;
-    this.events.emit("task.settled", { id, model, tier, code, queueMs, totalMs: settledAt - createdAt });
   }
 }
 

@@ -260,7 +260,6 @@ export class RedisWork {
     if (record !== undefined) {
       this.#parts.fallsDue(now + options.results.ttlMs);
       if (verdict.kind === "dead") this.#parts.fallsDue(now + options.deadLetters.ttlMs);
-      this.#parts.emitSettled(record);
     } else if (verdict.kind === "retry") {
       const { id, at, message, spared } = verdict;
       const model = known?.claimed.task.model ?? "";

@@ -73,8 +73,9 @@ export class RedisEngine implements Engine {
     const { id, model, tier } = task;
     if (reply.kind === "queued") {
       news.accepted(id);
-      this.#parts.fallsDue(Math.min(task.deadlineAt, this.#parts.clock.now() + this.#queueMs(model)));
-      if (events.heard("task.queued")) events.emit("task.queued", { id, model, tier });
+      const now = this.#parts.clock.now();
+      this.#parts.fallsDue(Math.min(task.deadlineAt, now + this.#queueMs(model)));
+      if (events.heard("task.queued")) events.emit("task.queued", { id, model, tier, at: now });
       return reply;
     }
     if (reply.kind === "done" && reply.cached) this.#cached(reply.record);
@@ -92,7 +93,6 @@ export class RedisEngine implements Engine {
     const { events, clock, options, news } = this.#parts;
     events.emit("task.cached", { id: record.task.id, model: record.task.model });
     this.#parts.fallsDue(clock.now() + options.results.ttlMs);
-    this.#parts.emitSettled(record);
     news.ended(record);
   }
 

@@ -9,7 +9,7 @@ import { isUtf8 } from "node:buffer";
 import type { IncomingMessage, ServerResponse } from "node:http";
 import { type ErrorCode, Refusal } from "../core/errors.ts";
 import type { RequestTrace } from "../core/trace.ts";
-import type { AnsweredRequest, TaskEnding } from "../telemetry/events.ts";
+import { type AnsweredRequest, CLIENT_LEFT, type TaskEnding } from "../telemetry/events.ts";
 import { newId } from "./ids.ts";
 import { quotaHeaders } from "./reply.ts";
 
@@ -30,9 +30,6 @@ export interface Outflow {
   /** Ends it at once, with what it was not given yet. */
   cut(): void;
 }
-
-/** As others write it in their logs: the client closed its connection. */
-const CLIENT_LEFT = 499;
 
 export class Exchange implements AnsweredRequest {
   readonly request: IncomingMessage;
@@ -116,6 +113,8 @@ export class Exchange implements AnsweredRequest {
 
   /** The listener's word that the connection, or this answer, is at its end. */
   closed(): void {
+    // Answers leave in order: whatever came before it is over too.
+    this.#before = undefined;
     if (this.answered) return;
     this.#left = true;
     this.#gone?.();

@@ -59,7 +59,7 @@ interface Pattern {
 
 /** A connection, with the last request that came on it. */
 const LATEST = Symbol("latest exchange");
-type Visited = Duplex & { [LATEST]?: Exchange };
+type Visited = Duplex & { [LATEST]?: Exchange | undefined };
 
 const MAX_HEADER_BYTES = 16_384;
 const CHECK_EVERY_MS = 1000;
@@ -222,10 +222,17 @@ export class Listener {
       exchange.trace = this.#sampler.begin(exchange.header("traceparent"), exchange.header("tracestate"));
     }
     this.#open++;
-    const connection = request.socket as Visited;
-    exchange.after(connection[LATEST]);
-    connection[LATEST] = exchange;
-    response.once("close", () => this.#closed(exchange));
+    // Over HTTP/2 answers need not stand in line.
+    const connection = request.httpVersionMajor === 1 ? (request.socket as Visited) : undefined;
+    if (connection !== undefined) {
+      exchange.after(connection[LATEST]);
+      connection[LATEST] = exchange;
+    }
+    response.once("close", () => {
+      // A connection that waits for its next request holds nothing of the last one.
+      if (connection?.[LATEST] === exchange) connection[LATEST] = undefined;
+      this.#closed(exchange);
+    });
     // A client that leaves while it sends is no error of ours; without a listener it would be.
     request.on("error", ignore);
     try {

@@ -5,6 +5,7 @@
  */
 import { Refusal } from "../core/errors.ts";
 import type { RecordView } from "../engine/engine.ts";
+import { CLIENT_LEFT } from "../telemetry/events.ts";
 import type { LoggedRequest } from "../telemetry/request-log.ts";
 import type { Trouble } from "../telemetry/troubles.ts";
 
@@ -22,7 +23,6 @@ export interface History {
 export type Tiers = readonly { readonly name: string }[];
 
 const ACCEPTED = 202;
-const CLIENT_LEFT = 499;
 const MAX_LISTED = 1000;
 const LISTED = 100;
 

@@ -10,7 +10,16 @@ import type { BatchNote, DispatchReason, Task } from "../core/task.ts";
 import type { RequestTrace } from "../core/trace.ts";
 
 export type WorkerState = "idle" | "busy" | "draining" | "down";
-export type ShedReason = "rate" | "capacity" | "deadline" | "full" | "draining" | "no_worker";
+export const SHED_REASONS = ["rate", "capacity", "deadline", "full", "draining", "no_worker"] as const;
+export type ShedReason = (typeof SHED_REASONS)[number];
+
+/** Whether it was refused although it asked for a worker; the others were never meant to reach one. */
+export function askedForWorker(reason: ShedReason): boolean {
+  return reason !== "rate" && reason !== "draining";
+}
+
+/** The status of a request whose client left before it was answered, as others write it in their logs. */
+export const CLIENT_LEFT = 499;
 
 /** A request of a client at its end: what is known of it then. Read it at once; it may change afterwards. */
 export interface AnsweredRequest {
@@ -25,7 +34,7 @@ export interface AnsweredRequest {
   readonly model: string;
   readonly tier: string;
   readonly tenant: string;
-  /** 499 when the client left before it was answered. */
+  /** Of HTTP, or `CLIENT_LEFT`. */
   readonly status: number;
   /** Of the error that was answered; "" for none. */
   readonly code: ErrorCode | "";
@@ -64,7 +73,7 @@ export interface EventFields {
     reason: ShedReason;
     retryAfterMs: number;
   };
-  "task.queued": { id: string; model: string; tier: number };
+  "task.queued": { id: string; model: string; tier: number; at: number };
   /** Another task in flight does the same work. */
   "task.joined": { id: string; model: string };
   /** Answered from an earlier outcome. */
@@ -89,15 +98,6 @@ export interface EventFields {
     code: ErrorCode;
     message: string;
     trace?: string | undefined;
-  };
-  /** Reached its end. `code` is "" for a success; `queueMs` is the time before its last batch. */
-  "task.settled": {
-    id: string;
-    model: string;
-    tier: number;
-    code: ErrorCode | "";
-    queueMs: number;
-    totalMs: number;
   };
   /** Claimed, and on its way to its worker. */
   "batch.started": {

@@ -14,8 +14,14 @@
  *   workerSeconds     each call to a worker when it ends, however it ends
  *   arrivals          tasks that asked for a worker: queued, or refused for lack of one
  */
-import type { DispatchReason } from "../core/task.ts";
-import type { AnsweredRequest, EventFields, Events, ShedReason } from "./events.ts";
+import { DISPATCH_REASONS } from "../core/task.ts";
+import {
+  type AnsweredRequest,
+  askedForWorker,
+  type EventFields,
+  type Events,
+  SHED_REASONS,
+} from "./events.ts";
 import { Spread } from "./spread.ts";
 
 export interface MeasuredModel {
@@ -24,18 +30,6 @@ export interface MeasuredModel {
   /** Whether outcomes are kept for later. */
   readonly caches: boolean;
 }
-
-export const REASONS: readonly DispatchReason[] = ["full", "wait", "idle", "deadline"];
-export const SHED_REASONS: readonly ShedReason[] = [
-  "rate",
-  "capacity",
-  "deadline",
-  "full",
-  "draining",
-  "no_worker",
-];
-/** Refused although it needed a worker; the others were never meant to reach one. */
-const NO_CAPACITY: ReadonlySet<ShedReason> = new Set(["capacity", "deadline", "full", "no_worker"]);
 
 /**
  * Seconds. From 1 ms to 10 s, fine between 100 and 200 ms: there a batch of 100 ms and its wait end up, and
@@ -91,7 +85,7 @@ export class MetricCounts {
     this.batchSize = new Spread(models.length + 1, sizeBounds(models));
     this.workerSeconds = new Spread(models.length + 1, LATENCY_BOUNDS);
     this.arrivals = new Float64Array(length);
-    this.batches = new Float64Array((models.length + 1) * REASONS.length);
+    this.batches = new Float64Array((models.length + 1) * DISPATCH_REASONS.length);
     this.shed = new Float64Array(this.#columns * SHED_REASONS.length);
     this.#statuses = Array.from({ length }, () => undefined);
   }
@@ -135,7 +129,7 @@ export class MetricCounts {
   #refused({ model, tier, reason }: EventFields["request.shed"]): void {
     const column = this.#tierAt.get(tier) ?? this.tiers.length;
     this.shed[column * SHED_REASONS.length + SHED_REASONS.indexOf(reason)]!++;
-    if (NO_CAPACITY.has(reason)) this.arrivals[this.#model(model) * this.#columns + column]!++;
+    if (askedForWorker(reason)) this.arrivals[this.#model(model) * this.#columns + column]!++;
   }
 
   #queued({ model, tier }: EventFields["task.queued"]): void {
@@ -147,7 +141,7 @@ export class MetricCounts {
   #started({ model, batch, tasks }: EventFields["batch.started"]): void {
     const row = this.#model(model);
     this.batchSize.observe(row, tasks.length);
-    this.batches[row * REASONS.length + REASONS.indexOf(batch.reason)]!++;
+    this.batches[row * DISPATCH_REASONS.length + DISPATCH_REASONS.indexOf(batch.reason)]!++;
     const { startedAt } = batch;
     for (const { task, queuedAt } of tasks) {
       // The store's clock may be ahead of ours.

@@ -6,8 +6,9 @@
  * Workers are those of this process, so that sums over processes are right. What waits, load, utilization
  * and desired workers are about the whole fleet in each of its processes: take their maximum, not their sum.
  */
-import type { WorkerState } from "./events.ts";
-import { type MetricCounts, REASONS, SHED_REASONS } from "./metric-counts.ts";
+import { DISPATCH_REASONS } from "../core/task.ts";
+import { SHED_REASONS, type WorkerState } from "./events.ts";
+import type { MetricCounts } from "./metric-counts.ts";
 import type { ModelSight, ProcessSight, Sight } from "./sight.ts";
 import type { Spread } from "./spread.ts";
 
@@ -29,14 +30,6 @@ export interface Family {
   readonly help: string;
   readonly type: "counter" | "gauge" | "histogram";
   read(): Sample[];
-}
-
-/** A counter that somebody else keeps, read when it is scraped. */
-export interface MoreCounter {
-  /** `ferry_…_total` */
-  readonly name: string;
-  readonly help: string;
-  read(): number;
 }
 
 const NONE: Labels = {};
@@ -89,7 +82,7 @@ export function counted(counts: MetricCounts): Family[] {
       () => requestSamples(counts),
     ),
     counter("ferry_batches_total", "Batches that left, by the reason why they left when they did.", () =>
-      grid(modelLabels, "reason", REASONS, counts.batches),
+      grid(modelLabels, "reason", DISPATCH_REASONS, counts.batches),
     ),
     counter(
       "ferry_arrivals_total",

@@ -21,6 +21,7 @@ import type { Events } from "./events.ts";
 import { placeOf, PostgresLink, PostgresTrouble } from "./postgres-link.ts";
 import type { LoggedRequest, RequestRow, RowSink } from "./request-log.ts";
 import { deleteOld, findRows, insertRows, migrate, updateEndings } from "./request-log-schema.ts";
+import type { Counter } from "./sight.ts";
 
 export interface PostgresLogOptions {
   /** With its credentials: never shown. */
@@ -38,13 +39,6 @@ export interface PostgresLogParts {
   readonly events: Events;
   /** Numbers in [0, 1). */
   random(): number;
-}
-
-/** A number that only grows, for whoever shows metrics. */
-export interface Counter {
-  readonly name: string;
-  readonly help: string;
-  read(): number;
 }
 
 const CHUNK = 1000;

@@ -9,6 +9,14 @@ export interface Sight {
   process(): ProcessSight;
 }
 
+/** A number that only grows, kept by one who looks on and read when it is scraped. */
+export interface Counter {
+  /** `ferry_…_total` */
+  readonly name: string;
+  readonly help: string;
+  read(): number;
+}
+
 export interface ModelSight {
   readonly name: string;
   readonly maxBatchSize: number;

@@ -1,14 +1,10 @@
 /** Counts since the start, and the rates of the last ten seconds. Listens; nothing else. */
 import type { Clock } from "../clock.ts";
-import type { Events, ShedReason } from "./events.ts";
+import { askedForWorker, CLIENT_LEFT, type Events } from "./events.ts";
 import { RecentRate } from "./recent-rate.ts";
 
-/** The client was gone before its answer. */
-const CLIENT_LEFT = 499;
-/** Refused although it needed a worker; the others were never meant to reach one. */
-const NO_CAPACITY: ReadonlySet<ShedReason> = new Set(["capacity", "deadline", "full", "no_worker"]);
-
 export class Tally {
+  readonly #clock: Clock;
   readonly #requestRate: RecentRate;
   /** Tasks that ask for a worker, by model. */
   readonly #arrivals = new Map<string, RecentRate>();
@@ -25,19 +21,20 @@ export class Tally {
   shed = 0;
 
   constructor(events: Events, clock: Clock, models: readonly string[] = []) {
-    this.#requestRate = new RecentRate(clock);
-    for (const model of models) this.#arrivals.set(model, new RecentRate(clock));
-    events.on("request.answered", ({ model, status }) => {
+    this.#clock = clock;
+    this.#requestRate = new RecentRate(clock.now());
+    for (const model of models) this.#arrivals.set(model, new RecentRate(clock.now()));
+    events.on("request.answered", ({ model, status, startedAt, latencyMs }) => {
       if (model === "" || status === CLIENT_LEFT) return;
       this.requests++;
-      this.#requestRate.count();
+      this.#requestRate.count(startedAt + latencyMs);
     });
     events.on("batch.settled", ({ size, calls }) => {
       this.batches++;
       this.tasks += size;
       this.calls += calls;
     });
-    events.on("task.queued", ({ model }) => this.#arrivals.get(model)?.count());
+    events.on("task.queued", ({ model, at }) => this.#arrivals.get(model)?.count(at));
     events.on("task.joined", () => this.joined++);
     events.on("task.cached", () => this.cached++);
     events.on("task.dropped", () => this.dropped++);
@@ -46,7 +43,7 @@ export class Tally {
     events.on("task.lost", () => this.lost++);
     events.on("request.shed", ({ model, reason }) => {
       this.shed++;
-      if (NO_CAPACITY.has(reason)) this.#arrivals.get(model)?.count();
+      if (askedForWorker(reason)) this.#arrivals.get(model)?.count(clock.now());
     });
   }
 
@@ -56,10 +53,10 @@ export class Tally {
   }
 
   requestsPerSecond(): number {
-    return this.#requestRate.perSecond();
+    return this.#requestRate.perSecond(this.#clock.now());
   }
 
   arrivalsPerSecond(model: string): number {
-    return this.#arrivals.get(model)?.perSecond() ?? 0;
+    return this.#arrivals.get(model)?.perSecond(this.#clock.now()) ?? 0;
   }
 }

@@ -19,6 +19,7 @@ import type { Clock } from "../clock.ts";
 import type { BatchNote } from "../core/task.ts";
 import { batchSpan, callSpan, queueSpan, readTraceparent, type SpanPlace } from "../core/trace.ts";
 import type { AnsweredRequest, BatchedTask, EventFields, Events } from "./events.ts";
+import type { Counter } from "./sight.ts";
 import { SpanBuffer } from "./span-buffer.ts";
 import * as names from "./span-names.ts";
 import { FinishedSpan, linkTo, type Origin, type SpanFacts } from "./span.ts";
@@ -46,15 +47,8 @@ export interface TracesParts {
   apiUrl(): string;
 }
 
-/** What can be counted of it, for whoever keeps metrics. */
-export interface ReadCounter {
-  readonly name: string;
-  readonly help: string;
-  read(): number;
-}
-
 export interface Traces {
-  readonly dropped: ReadCounter;
+  readonly dropped: Counter;
   close(): Promise<void>;
 }
 

@@ -7,12 +7,13 @@
 import { once } from "node:events";
 import { SystemClock } from "../../src/clock.ts";
 import { assetRoutes } from "../../src/dashboard/assets.ts";
-import { type Frame, type Hello, type Note, REASONS, SHED_REASONS } from "../../src/dashboard/frames.ts";
+import type { Frame, Hello, Note } from "../../src/dashboard/frames.ts";
 import type { Exchange, Outflow } from "../../src/gateway/exchange.ts";
 import { Listener } from "../../src/gateway/server.ts";
 import { Refusal } from "../../src/core/errors.ts";
 import { modelFrame, notesOf, type Scene, SHAPES, storyOf, TIERS } from "./fake-frames.ts";
-import { Events } from "../../src/telemetry/events.ts";
+import { DISPATCH_REASONS } from "../../src/core/task.ts";
+import { Events, SHED_REASONS } from "../../src/telemetry/events.ts";
 
 const LIMITS = {
   maxBodyBytes: 65_536,
@@ -142,7 +143,7 @@ export class FakeLive implements AsyncDisposable {
       demo: true,
       apiUrl: "http://127.0.0.1:8080",
       tiers: TIERS,
-      reasons: REASONS,
+      reasons: DISPATCH_REASONS,
       shedReasons: SHED_REASONS,
       models: ["embed", "rerank"].map((name) => ({
         name,

@@ -2,7 +2,7 @@
 import assert from "node:assert/strict";
 import { describe, test } from "node:test";
 import fc from "fast-check";
-import type { SHED_REASONS } from "../../src/dashboard/frames.ts";
+import type { ShedReason } from "../../src/telemetry/events.ts";
 import { Latencies } from "../../src/dashboard/quantiles.ts";
 import { RefusedTenants } from "../../src/dashboard/tenants.ts";
 import { Stage, workerSight } from "./stage.ts";
@@ -98,7 +98,7 @@ describe("latency", () => {
 describe("refusals", () => {
   test("by tier and reason, with those who are refused most", async () => {
     using stage = new Stage();
-    const shed = (tier: string, tenant: string, reason: (typeof SHED_REASONS)[number]): void =>
+    const shed = (tier: string, tenant: string, reason: ShedReason): void =>
       stage.events.emit("request.shed", { model: "embed", tier, tenant, reason, retryAfterMs: 700 });
     shed("tin", "u1", "capacity");
     shed("tin", "u1", "capacity");

@@ -21,7 +21,7 @@ describe("seconds", () => {
     stage.answer(100, { model: "" });
     stage.answer(100, { status: 499 });
     await stage.to(2500);
-    stage.events.emit("task.queued", { id: "a", model: "embed", tier: 2 });
+    stage.events.emit("task.queued", { id: "a", model: "embed", tier: 2, at: 0 });
     stage.events.emit("task.cached", { id: "a", model: "embed" });
     stage.events.emit("task.joined", { id: "a", model: "embed" });
     stage.events.emit("task.lost", { id: "a", model: "", why: "a bug" });
@@ -52,6 +52,25 @@ describe("seconds", () => {
       slots.columns.requests.reduce<number>((sum, each) => sum + each!, 0),
       0,
     );
+  });
+
+  test("of many models a newcomer is told less, of each at least a minute", async () => {
+    const models = (count: number) =>
+      Array.from({ length: count }, (_, at) => ({
+        ...RULES.models[0]!,
+        name: at === 0 ? "embed" : `m${at}`,
+      }));
+    for (const [count, seconds] of [
+      [16, HISTORY_SECONDS],
+      [32, HISTORY_SECONDS / 2],
+      [256, 60],
+    ] as const) {
+      using stage = new Stage({ models: models(count) });
+      await stage.to(1000 * HISTORY_SECONDS);
+      const { slots } = stage.look();
+      assert.equal(slots.length, seconds);
+      assert.equal(slots.from, START / 1000 + HISTORY_SECONDS - seconds);
+    }
   });
 
   test("a machine that slept goes on with nothing, and one that was only late with quiet seconds", async () => {
@@ -234,7 +253,7 @@ test("a naive model agrees: the sum of the seconds is what was fed", async () =>
           naive.requests++;
           if (what === "fail") naive.failed++;
         } else if (what === "queue") {
-          stage.events.emit("task.queued", { id: "x", model: "embed", tier });
+          stage.events.emit("task.queued", { id: "x", model: "embed", tier, at: 0 });
           naive.arrivals++;
         } else if (what === "shed") {
           const refused = { model: "embed", tier: TIERS[tier]!, tenant: "u", reason: "rate" as const };

@@ -4,8 +4,8 @@ import { describe, test } from "node:test";
 import fc from "fast-check";
 import { Events } from "../../src/telemetry/events.ts";
 import { LATENCY_BOUNDS, sizeBounds } from "../../src/telemetry/metric-counts.ts";
-import { openMetrics, type Metrics, type MoreCounter } from "../../src/telemetry/metrics.ts";
-import type { Sight, WorkerSight } from "../../src/telemetry/sight.ts";
+import { openMetrics, type Metrics } from "../../src/telemetry/metrics.ts";
+import type { Counter, Sight, WorkerSight } from "../../src/telemetry/sight.ts";
 import { Spread } from "../../src/telemetry/spread.ts";
 import { answered, called, namesOf, samplesOf, sightOf, started, TIERS } from "./stage.ts";
 
@@ -21,9 +21,9 @@ interface Stage {
   readonly samples: () => Promise<Map<string, number>>;
 }
 
-async function stage(sight: Sight = sightOf(MODELS), more: readonly MoreCounter[] = []): Promise<Stage> {
+async function stage(sight: Sight = sightOf(MODELS), more: readonly Counter[] = []): Promise<Stage> {
   const events = new Events();
-  const metrics = await openMetrics({ models: MODELS, tiers: TIERS, version: "1.2.3", events, sight, more });
+  const metrics = openMetrics({ models: MODELS, tiers: TIERS, version: "1.2.3", events, sight, more });
   return { events, metrics, samples: async () => samplesOf((await metrics.expose()).text) };
 }
 
@@ -54,7 +54,7 @@ describe("requests", () => {
       const strange = { model: `model-${n}`, tier: `tier-${n}`, tenant: `tenant-${n}`, id: `id-${n}` };
       events.emit("request.answered", answered({ ...strange, route: `/r-${n}`, method: `M${n}` }));
       events.emit("request.shed", { ...strange, reason: "capacity", retryAfterMs: 1 });
-      events.emit("task.queued", { id: "", model: strange.model, tier: n });
+      events.emit("task.queued", { id: "", model: strange.model, tier: n, at: 0 });
       events.emit("batch.started", started(strange.model, [1, 2], [n]));
       events.emit("batch.answered", called(strange.model, 1));
     }
@@ -88,7 +88,7 @@ describe("tasks and batches", () => {
 
   test("arrivals are those that asked for a worker; the others were never meant to reach one", async () => {
     const { events, samples } = await stage();
-    for (const model of ["embed", "rank"]) events.emit("task.queued", { id: "", model, tier: 2 });
+    for (const model of ["embed", "rank"]) events.emit("task.queued", { id: "", model, tier: 2, at: 0 });
     for (const reason of ["rate", "capacity", "deadline", "full", "draining", "no_worker"] as const) {
       const refused = { model: "embed", tier: "free", tenant: "t", retryAfterMs: 1 };
       events.emit("request.shed", { ...refused, reason });
