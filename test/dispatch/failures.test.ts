@@ -68,6 +68,21 @@ describe("a worker that refuses a batch", () => {
     assert.ok(calls.length < 130, `${calls.length} calls`);
   });
 
+  test("a task whose time was up before its last attempt failed is no dead letter, and nobody says so", async () => {
+    const { simulation, ended } = stubbed(() => "failed", {
+      backend: { baseMs: 200 },
+      retries: 0,
+      totalMs: 150,
+    });
+    let told = 0;
+    simulation.events.on("task.dead", () => told++);
+    simulation.put();
+    await simulation.run(1000);
+    assert.deepEqual(codes(ended), ["DEADLINE_EXCEEDED"]);
+    assert.equal((await simulation.engine.deadLetters.list()).length, 0);
+    assert.equal(told, 0);
+  });
+
   test("everything unusable, always: 502 and dead letters, not 422", async () => {
     const { simulation, ended } = stubbed(() => "unusable", {
       backend: { baseMs: 1 },
