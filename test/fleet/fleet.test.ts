@@ -62,10 +62,11 @@ const others = [
 function gateway(models: readonly string[]) {
   const clock = new VirtualClock();
   const events = new Events();
+  const config = demoConfig();
   const fleet = new Fleet({ id: "g1", zone: "west", models, dispatchers: [] }, clock);
   const engine = memoryEngine(clock, events);
   const report = new Report({
-    config: demoConfig(),
+    config: { ...config, models: models.map((name) => ({ ...config.models[0]!, name })) },
     role: "gateway",
     engine,
     dispatchers: [],
@@ -136,6 +137,16 @@ test("a model that nobody serves makes the fleet degraded", () => {
   const { fleet, report } = gateway([MODEL, "other"]);
   fleet.hear({ held: [], giveBack: [], unheld: [], members: others });
   assert.equal(report.health()["status"], "degraded");
+});
+
+test("as many workers are wanted as there are while nobody knows what they can do, all dead or none there", () => {
+  const { fleet, report } = gateway([MODEL]);
+  const desired = (): number => report.models()[0]!.desiredWorkers;
+  assert.equal(desired(), 1, "an autoscaler that is told 0 would never start one");
+  const capacity = { ...model.capacity, counted: 0, perMs: 0 };
+  const dead = member({ id: "b1", models: [{ ...model, workers: 3, healthy: 0, capacity }] });
+  fleet.hear({ held: [], giveBack: [], unheld: [], members: [dead] });
+  assert.equal(desired(), 3);
 });
 
 test("a batcher's own numbers are fresh, not those of its last beat", async () => {
