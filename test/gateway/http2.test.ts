@@ -36,6 +36,21 @@ describe("bounds:", () => {
     session.destroy();
   });
 
+  test("a client that leaves in the middle of its body has left: what came of it is no request", async () => {
+    await using edge = await Edge.open();
+    const session = await edge.session();
+    const ended = edge.events.next("request.answered");
+    const stream = session.request(POST, { endStream: false });
+    stream.on("error", () => {});
+    stream.write("[1]");
+    while (edge.listener.open === 0) await turn();
+    // Not stream.close(), which tells the server first that this was all.
+    session.destroy();
+    assert.equal((await ended).status, 499);
+    for (let turns = 0; turns < 20; turns++) await turn();
+    assert.deepEqual(edge.bodies, []);
+  });
+
   test("a body beyond the limit is 413 and is not read to its end; the connection lives on", async () => {
     await using edge = await Edge.open();
     const session = await edge.session();
