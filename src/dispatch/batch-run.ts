@@ -81,6 +81,11 @@ export class BatchRun {
     this.#traced = lease.tasks.some(({ task }) => task.trace !== undefined);
   }
 
+  /** Calls to the worker so far. */
+  get calls(): number {
+    return this.#calls;
+  }
+
   /** Ferry stops: the call is aborted and nothing more is said, so that the engine keeps what was accepted. */
   giveUp(): void {
     this.#givenUp = true;
@@ -88,17 +93,16 @@ export class BatchRun {
   }
 
   /**
-   * Resolves with the number of calls made, when every task has its verdict. `free` is called as soon as the
-   * worker has answered: its next batch leaves before these answers are written to anybody.
+   * Resolves when every task has its verdict. `free` is called as soon as the worker has answered: its next batch
+   * leaves before these answers are written to anybody.
    */
-  async run(free: () => void): Promise<number> {
+  async run(free: () => void): Promise<void> {
     const riders = ride(this.#lease.tasks);
     const reply = await this.#callUnlessOverdue(riders);
     if (reply.kind === "answered") free();
     const refused = reply.kind === "rejected" || reply.kind === "unusable";
     if (refused && riders.length > 1) await this.#isolate(riders);
     else await this.#conclude(riders, reply);
-    return this.#calls;
   }
 
   /** Bisects: everybody in `suspects` was part of a batch that was refused. */

@@ -315,20 +315,24 @@ export class Dispatcher {
     const run = new BatchRun(this.#runRules, parts, slot, lease);
     this.#running.add(run);
     let freeAt = 0;
-    const calls = await run.run(() => {
-      freeAt = clock.now();
-      free();
-    });
-    this.#running.delete(run);
-    events.emit("batch.settled", {
-      model,
-      batchId: batch.id,
-      worker: slot.name,
-      size,
-      reason: batch.reason,
-      calls,
-      busyMs: (freeAt === 0 ? clock.now() : freeAt) - startedAt,
-    });
+    try {
+      await run.run(() => {
+        freeAt = clock.now();
+        free();
+      });
+    } finally {
+      // Also when the engine failed us: whoever heard that it started must hear that it is over.
+      this.#running.delete(run);
+      events.emit("batch.settled", {
+        model,
+        batchId: batch.id,
+        worker: slot.name,
+        size,
+        reason: batch.reason,
+        calls: run.calls,
+        busyMs: (freeAt === 0 ? clock.now() : freeAt) - startedAt,
+      });
+    }
   }
 
   /** We slept, or the engine did, and the worker may be somebody else's by now. */

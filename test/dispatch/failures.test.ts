@@ -212,6 +212,24 @@ describe("time", () => {
   });
 });
 
+test("a batch whose end the engine does not hear of is over all the same", async () => {
+  const simulation = simulate({ backend: { baseMs: 10 } });
+  const open = new Set<string>();
+  let calls = 0;
+  const notices: string[] = [];
+  simulation.events.on("batch.started", ({ batch }) => open.add(batch.id));
+  simulation.events.on("batch.settled", (batch) => {
+    open.delete(batch.batchId);
+    calls += batch.calls;
+  });
+  simulation.events.on("notice", ({ message }) => notices.push(message));
+  simulation.engine.settle = () => Promise.reject(new Error("the store is away"));
+  simulation.put();
+  await simulation.run(100);
+  assert.deepEqual([open.size, calls], [0, 1]);
+  assert.deepEqual(notices, ["dispatch of m: the store is away"]);
+});
+
 test("a worker whose batch tells more than its health path is not asked there, and nothing breaks", async () => {
   let asked = 0;
   let reached = false;
