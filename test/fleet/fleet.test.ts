@@ -104,7 +104,28 @@ test("a worker that changes hands counts as healthy, and stands on the page unde
   fleet.hear({ held: [], giveBack: [], unheld: [{ model: MODEL, lease }], members: [] });
   assert.equal(fleet.model(MODEL).healthy, 1);
   const [row] = report.workers();
-  assert.deepEqual([row!.name, row!.batcher, row!.state], ["http://gpu-9/run", "", "idle"]);
+  assert.deepEqual([row!.name, row!.batcher, row!.state], ["gpu-9", "", "idle"]);
+});
+
+test("and stands there once, under one name, also while its last holder or its next one names it", () => {
+  const { fleet, report } = gateway([MODEL]);
+  const leased = (name: string): typeof worker => ({ ...worker, name, leased: true });
+  const old = member({ id: "b1", workers: [leased("gpu-9"), leased("gpu-1/a")], ageMs: 400 });
+  const next = member({ id: "b2", workers: [leased("gpu-9")], ageMs: 10 });
+  const addresses = ["http://gpu-9/run", "http://gpu-1/a", "http://gpu-1/b"];
+  const unheld = leaseNames(MODEL, addresses).map((lease) => ({ model: MODEL, lease }));
+  fleet.hear({ held: [], giveBack: [], unheld, members: [old, next] });
+  const rows = report.workers().map(({ name, batcher }) => [name, batcher]);
+  assert.deepEqual(rows, [
+    ["gpu-9", "b2"],
+    ["gpu-1/a", "b1"],
+    ["gpu-1/b", ""],
+  ]);
+  // Children of two processes are two workers, though both are called the same.
+  const child = { ...worker, name: "python-1", leased: false };
+  const members = ["b1", "b2"].map((id) => member({ id, workers: [child] }));
+  fleet.hear({ held: [], giveBack: [], unheld: [], members });
+  assert.equal(report.workers().length, 2);
 });
 
 test("a gateway's admin page shows the fleet", () => {
