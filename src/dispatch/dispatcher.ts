@@ -39,6 +39,8 @@ export interface DispatcherParts {
   readonly newBatchId: () => string;
   /** Other processes list these workers too; none is used before src/fleet says that we hold it. */
   readonly shared?: boolean;
+  /** Behind the name of each worker: where other processes have some that are called the same. */
+  readonly suffix?: string;
 }
 
 /** Queues with other parameters than the oldest ones are looked at only this far. */
@@ -78,7 +80,7 @@ export class Dispatcher {
   constructor(rules: ModelRules, workers: readonly Worker[], parts: DispatcherParts) {
     this.rules = rules;
     this.#parts = parts;
-    this.workers = new Workers(rules.name, workers, rules.health, parts.events, parts.shared);
+    this.workers = new Workers(rules.name, workers, rules.health, parts.events, parts.shared, parts.suffix);
     this.#fill = new FillEstimate(rules.limits.maxBatchSize);
     const estimates = { fill: this.#fill, handover: this.#handover };
     this.#outlook = new Outlook(this.workers, estimates, rules.maxWorkerLoad ?? 1, rules.workerMs);
