@@ -44,7 +44,7 @@ export class Fleet {
   readonly startedAt: number;
   readonly #clock: Clock;
   #members: readonly Member[] = [];
-  #unheld: BeatReply["unheld"] = [];
+  #unheld: readonly { readonly model: string; readonly name: string }[] = [];
   #heardAt = 0;
   /** When each model was last served, for those who ask while nobody says so; as many as models. */
   readonly #served = new Map<string, { readonly healthy: number; readonly until: number }>();
@@ -96,7 +96,11 @@ export class Fleet {
   hear({ members, unheld }: BeatReply): void {
     this.#admitted.clear();
     this.#members = members;
-    this.#unheld = unheld;
+    const beats = this.#otherMembers().flatMap(({ workers }) => workers);
+    // One that its last holder still speaks for counts there, and once.
+    this.#unheld = unheld
+      .map(({ model, lease }) => ({ model, name: placeOf(lease.slice(model.length + 1), model, beats) }))
+      .filter(({ model, name }) => !has(beats, model, name));
     this.#heardAt = this.#clock.now();
     this.#others.clear();
   }
@@ -150,8 +154,7 @@ export class Fleet {
       const news = workers.filter(({ leased, model, name }) => !(leased && has(rows, model, name)));
       rows.push(...news.map((worker) => ({ ...worker, batcher: id, zone })));
     }
-    for (const { model, lease } of this.#unheld) {
-      const name = placeOf(lease.slice(model.length + 1), model, rows);
+    for (const { model, name } of this.#unheld) {
       if (!has(rows, model, name)) rows.push({ ...UNHELD, model, name });
     }
     return rows;
@@ -187,12 +190,12 @@ export class Fleet {
   }
 }
 
-function has(rows: readonly FleetWorker[], model: string, name: string): boolean {
+function has(rows: readonly WorkerBeat[], model: string, name: string): boolean {
   return rows.some((row) => row.leased && row.model === model && row.name === name);
 }
 
 /** A worker's name from the address that it is leased under, as those who run it say it. */
-function placeOf(address: string, model: string, rows: readonly FleetWorker[]): string {
+function placeOf(address: string, model: string, rows: readonly WorkerBeat[]): string {
   const url = URL.parse(address);
   if (url === null) return address;
   const { host, pathname } = url;

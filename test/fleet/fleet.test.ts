@@ -115,6 +115,7 @@ test("and stands there once, under one name, also while its last holder or its n
   const addresses = ["http://gpu-9/run", "http://gpu-1/a", "http://gpu-1/b"];
   const unheld = leaseNames(MODEL, addresses).map((lease) => ({ model: MODEL, lease }));
   fleet.hear({ held: [], giveBack: [], unheld, members: [old, next] });
+  assert.equal(fleet.changingHands(MODEL), 1);
   const rows = report.workers().map(({ name, batcher }) => [name, batcher]);
   assert.deepEqual(rows, [
     ["gpu-9", "b2"],
