@@ -128,6 +128,26 @@ describe("bounds:", () => {
   });
 });
 
+test("what is refused before it has a route is a request too, over HTTP/2 as over HTTP/1.1", async () => {
+  await using edge = await Edge.open();
+  const next = (): Promise<{ status: number }> => edge.events.next("request.answered");
+  const first = next();
+  const answer = await edge.http2({
+    method: "POST",
+    path: "/echo",
+    headers: { expect: "200-ok" },
+    body: "1",
+  });
+  assert.deepEqual([answer.status, (await first).status], [417, 417]);
+  const second = next();
+  const socket = await edge.open({ ALPNProtocols: ["http/1.1"] });
+  socket.on("error", () => {}).resume();
+  socket.write("POST /echo HTTP/1.1\r\nHost: a\r\nExpect: 200-ok\r\nContent-Length: 0\r\n\r\n");
+  assert.equal((await second).status, 417);
+  assert.equal(edge.listener.open, 0);
+  socket.destroy();
+});
+
 describe("ends:", () => {
   test("a connection that asks nothing has headersTimeoutMs", async () => {
     await using edge = await Edge.open({ headersTimeoutMs: 100 });
