@@ -43,7 +43,7 @@ export class Demo {
     if (busiest === undefined) return undefined;
     const { fleet, slot } = busiest;
     const inFlight = slot.batch?.size ?? 0;
-    fleet.backend.kill(slot.name, forMs);
+    fleet.backend.kill(slot.worker.name, forMs);
     const { workers } = fleet.backend;
     const left = workers.filter(({ downFor }) => downFor === 0).length;
     return { worker: slot.name, model: fleet.model, inFlight, left, workers: workers.length };

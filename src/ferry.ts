@@ -110,7 +110,7 @@ export class Ferry {
     const { engine, shared } = opened;
     // Walked back, this comes after the dispatchers have stopped: what they held is free then.
     this.#undo.push(() => this.#membership?.stop());
-    backends.forEach((backend, at) => this.#dispatch(models[at]!, backend, engine, shared !== undefined));
+    backends.forEach((backend, at) => this.#dispatch(models[at]!, backend, engine, shared?.id));
     if (shared !== undefined) await this.#join(shared);
     models.forEach(({ name }, at) => this.#prospects.set(name, this.#outlook(name, this.#dispatchers[at])));
     const reaper = new Reaper(engine, this.#clock);
@@ -202,7 +202,7 @@ export class Ferry {
     for (const undo of this.#undo.toReversed()) await undo();
   }
 
-  #dispatch(model: ModelConfig, backend: Backend, engine: Engine, fleet: boolean): void {
+  #dispatch(model: ModelConfig, backend: Backend, engine: Engine, member: string | undefined): void {
     const { name, policy, maxBatchSize, maxWaitMs, timeouts, retry, health } = model;
     const rules = {
       name,
@@ -218,8 +218,8 @@ export class Ferry {
       events: this.events,
       random: Math.random,
       newBatchId: () => randomUUID(),
-      // Our own children are nobody else's.
-      shared: fleet && model.backend.kind === "http",
+      // Our own children are nobody else's, and every process calls its own alike: gpu-1, gpu-2.
+      ...(member !== undefined && ofFleet(model, member)),
     });
     this.#dispatchers.push(dispatcher);
     if (backend instanceof SimulatedBackend)
@@ -308,6 +308,10 @@ export class Ferry {
       othersPerMs: () => 0,
     };
   }
+}
+
+function ofFleet({ backend }: ModelConfig, member: string): { shared: boolean } | { suffix: string } {
+  return backend.kind === "http" ? { shared: true } : { suffix: `@${member.slice(0, 5)}` };
 }
 
 function samplerFor({ share, followsCaller }: Tracing): Sampler {

@@ -4,6 +4,7 @@ import type { Config, Role } from "./config.ts";
 import { Fold } from "./dashboard/fold.ts";
 import { Live } from "./dashboard/live.ts";
 import { LoopDelay } from "./dashboard/loop-delay.ts";
+import type { Engine } from "./engine/engine.ts";
 import type { Routes } from "./gateway/server.ts";
 import type { Events } from "./telemetry/events.ts";
 import type { Sight } from "./telemetry/sight.ts";
@@ -17,11 +18,12 @@ export interface LiveParts {
   readonly events: Events;
   readonly sight: Sight;
   readonly tally: Tally;
+  readonly engine: Pick<Engine, "watch">;
   apiUrl(): string;
 }
 
 export function openLive(parts: LiveParts): { routes: Routes; close(): void } {
-  const { config, role, clock, sight } = parts;
+  const { config, role, clock, sight, engine } = parts;
   const models = config.models.map(({ name, maxBatchSize, maxWaitMs, policy }) => ({
     name,
     maxBatchSize,
@@ -32,7 +34,8 @@ export function openLive(parts: LiveParts): { routes: Routes; close(): void } {
   const fleet = config.engine.kind === "redis";
   const { targetUtilization } = config.admission;
   const delay = new LoopDelay(clock);
-  const fold = new Fold({ models, tiers, role, fleet, targetUtilization }, { ...parts, delay });
+  const fold = new Fold({ models, tiers, role, targetUtilization }, { ...parts, delay });
+  const unwatch = fleet ? engine.watch({ settled: (record) => fold.ended(record) }) : () => {};
   const about = {
     version: version(),
     startedAt: Math.round(sight.process().startedAt),
@@ -48,6 +51,7 @@ export function openLive(parts: LiveParts): { routes: Routes; close(): void } {
     routes: live.routes(),
     close: () => {
       live.close();
+      unwatch();
       fold.stop();
     },
   };

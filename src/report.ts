@@ -97,7 +97,8 @@ export class Report implements Inside, Sight {
     const { clock, config, engine } = this.#parts;
     const now = clock.now();
     const workers = this.#workerSights();
-    return this.#sums(now).map(({ name, healthy, utilization }) => {
+    return this.#sums(now).map((sums) => {
+      const { name, healthy, utilization } = sums;
       let oldestAt = now;
       for (const queue of engine.queues(name)) oldestAt = Math.min(oldestAt, queue.oldestAt);
       const { maxBatchSize } = config.models.find((model) => model.name === name)!;
@@ -109,7 +110,7 @@ export class Report implements Inside, Sight {
         workers: workers.get(name) ?? [],
         healthy,
         utilization,
-        ...this.#load(name, healthy, now),
+        ...this.#load(sums, now),
       };
     });
   }
@@ -134,8 +135,7 @@ export class Report implements Inside, Sight {
 
   /** Counted here, and in a fleet what other gateways let in too. */
   #load(
-    model: string,
-    healthy: number,
+    { name: model, workers, healthy }: ModelSums,
     now: number,
   ): Pick<ModelSight, "capacityPerSecond" | "arrivalsPerSecond" | "load" | "desiredWorkers"> {
     const { config, tally } = this.#parts;
@@ -152,7 +152,8 @@ export class Report implements Inside, Sight {
       capacityPerSecond,
       arrivalsPerSecond,
       load: capacityPerSecond > 0 ? arrivalsPerSecond / capacityPerSecond : 0,
-      desiredWorkers: planned > 0 ? Math.max(1, Math.ceil(arrivalsPerSecond / planned)) : healthy,
+      // Nobody knows what a worker can do: as many as there are, also while all of them are down.
+      desiredWorkers: Math.max(1, planned > 0 ? Math.ceil(arrivalsPerSecond / planned) : workers),
     };
   }
 

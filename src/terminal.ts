@@ -54,5 +54,5 @@ export function paint(color: boolean): Paint {
  * sequences, line ends and characters that reverse the writing direction become `·`.
  */
 export function printable(text: string): string {
-  return text.replace(/[\u0000-\u001f\u007f-\u009f\u2028-\u202e\u2066-\u2069\ufeff]/g, "·");
+  return text.replace(/[\u0000-\u001f\u007f-\u009f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ufeff]/g, "·");
 }

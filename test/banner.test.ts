@@ -325,6 +325,7 @@ describe("what the lines are made of", () => {
 
   test("text from outside cannot steer a terminal", () => {
     assert.equal(printable("a\u001b[31mb\r\nc\u009b\u202e"), "a·[31mb··c··");
+    assert.equal(printable("a\u061cb\u200ec\u200fd"), "a·b·c·d");
     assert.equal(printable("Grüße, 世界"), "Grüße, 世界");
   });
 });

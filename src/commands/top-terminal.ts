@@ -22,8 +22,9 @@ export interface TopTerminal {
   close(): void;
 }
 
-const ENTER = "\u001b[?1049h\u001b[?25l\u001b[2J";
-const LEAVE = "\u001b[?25h\u001b[?1049l";
+/** Without wrapping: a character may be wider than one column, and a line that wraps pushes all others down. */
+const ENTER = "\u001b[?1049h\u001b[?25l\u001b[?7l\u001b[2J";
+const LEAVE = "\u001b[?7h\u001b[?25h\u001b[?1049l";
 /** Terminals that know it show nothing in between; others ignore it. */
 const BEGIN = "\u001b[?2026h\u001b[H";
 const END = "\u001b[?2026l";

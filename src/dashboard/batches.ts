@@ -2,8 +2,8 @@
  * The batches of one model of late, and the time they took of their workers.
  *
  * `began` and `ended` follow the batches of this process. A gateway runs none: `seen` takes those of other
- * processes from the answers they gave, each when its first answer passes; a batch whose tasks all came
- * through other gateways, or all failed, is not seen.
+ * processes from the ends of tasks that came through here, waited for or not, each with the first of them; a batch
+ * whose tasks all came through other gateways, or all failed, is not seen.
  *
  * A batch that runs is counted up to the end of each second (`account`), so that one that hangs shows as busy
  * and not as calm. A seat that is taken is `filled` time, one that is not is `empty` time: both add up to the
@@ -113,7 +113,7 @@ export class BatchBook {
     this.#list(row);
   }
 
-  /** A batch of another process, from an answer that it gave. */
+  /** A batch of another process, from the end of one of its tasks. */
   seen(batch: BatchNote, queuedAt: number, attempt: number, settledAt: number): void {
     const waitMs = batch.startedAt - queuedAt;
     const known = this.#byId.get(batch.id);

@@ -13,7 +13,7 @@ import type { Tally } from "../telemetry/tally.ts";
 import { type Frame, HISTORY_SECONDS, type ModelFrame, type ProcessFrame } from "./frames.ts";
 import type { Shown } from "./batches.ts";
 import type { LoopDelay } from "./loop-delay.ts";
-import { ModelFold, type ModelRules } from "./model-fold.ts";
+import { type EndedTask, ModelFold, type ModelRules } from "./model-fold.ts";
 import { Notes } from "./notes.ts";
 import { COLUMN } from "./slots.ts";
 
@@ -22,8 +22,6 @@ export interface FoldRules {
   /** Best first. */
   readonly tiers: readonly string[];
   readonly role: string;
-  /** Batches may run in other processes, and are known from their answers. */
-  readonly fleet: boolean;
   /** The share of their capacity that workers are planned for. */
   readonly targetUtilization: number;
 }
@@ -117,6 +115,11 @@ export class Fold {
     };
   }
 
+  /** Of a fleet: a task that came through this process has ended. Batches that others run are known from these. */
+  ended(record: EndedTask): void {
+    this.#byName.get(record.task.model)?.ended(record);
+  }
+
   stop(): void {
     this.#alarm.cancel();
     this.#parts.delay.stop();
@@ -150,7 +153,7 @@ export class Fold {
 
   #answered(request: AnsweredRequest): void {
     if (request.model === "" || request.status === CLIENT_LEFT) return;
-    this.#byName.get(request.model)?.answered(request, this.#rules.fleet);
+    this.#byName.get(request.model)?.answered(request);
   }
 
   /** Whose it must be when nobody says. */

@@ -4,9 +4,16 @@
  *
  * A request's time is cut into parts that lie inside its own: before its batch left (queue), from there to
  * its outcome (worker), and the rest (gateway: reading, admitting, writing). A request that joined another's
- * task, or was answered from an earlier outcome, has of each part only what passed while it was there.
+ * task has of each part only what passed while it was there; one that was answered from an earlier outcome has none.
  */
-import { type AnsweredRequest, askedForWorker, SHED_REASONS, type ShedReason } from "../telemetry/events.ts";
+import type { Outcome } from "../core/task.ts";
+import {
+  type AnsweredRequest,
+  askedForWorker,
+  SHED_REASONS,
+  type ShedReason,
+  type TaskEnding,
+} from "../telemetry/events.ts";
 import type { ModelSight, WorkerSight } from "../telemetry/sight.ts";
 import { BatchBook } from "./batches.ts";
 import { type ModelFrame, type Recent, type Slots } from "./frames.ts";
@@ -21,6 +28,14 @@ export interface ModelRules {
   readonly maxBatchSize: number;
   readonly maxWaitMs: number;
   readonly policy: string;
+}
+
+/** What the engine's news say of a task that has ended. */
+export interface EndedTask extends TaskEnding {
+  readonly task: { readonly model: string };
+  /** Answered from an earlier outcome. */
+  readonly cached?: boolean;
+  readonly outcome?: Outcome;
 }
 
 const SLOWEST = 0.05;
@@ -68,7 +83,7 @@ export class ModelFold {
     this.#latency = this.#latencies[second % RING]!;
   }
 
-  answered(request: AnsweredRequest, elsewhere: boolean): void {
+  answered(request: AnsweredRequest): void {
     const { status, latencyMs, ending } = request;
     const now = this.slots.now;
     now[COLUMN.requests]! += 1;
@@ -78,6 +93,8 @@ export class ModelFold {
       if (status === 504) this.#latency.add(latencyMs, latencyMs, 0);
       return;
     }
+    // Its work was done before it came: all of its time is ours.
+    if (request.work === "cached") return this.#latency.add(latencyMs, 0, 0);
     const { startedAt } = request;
     const { queuedAt, batch, settledAt = startedAt } = ending;
     const left = batch === undefined ? settledAt : batch.startedAt;
@@ -89,9 +106,14 @@ export class ModelFold {
       queueMs > 0 ? (queueMs < latencyMs ? queueMs : latencyMs) : 0,
       workerMs > 0 ? (workerMs < latencyMs ? workerMs : latencyMs) : 0,
     );
-    if (elsewhere && batch !== undefined && settledAt >= startedAt) {
-      this.batches.seen(batch, queuedAt, ending.attempt, settledAt);
-    }
+  }
+
+  /** A task of ours has ended in another process. */
+  ended({ batch, cached, outcome, queuedAt, attempt, settledAt }: EndedTask): void {
+    if (batch === undefined || settledAt === undefined || cached === true || outcome === undefined) return;
+    // Whatever else ends a task may do so long after the batch that it was in last.
+    if (!outcome.ok && outcome.code !== "INPUT_REJECTED") return;
+    this.batches.seen(batch, queuedAt, attempt, settledAt);
   }
 
   shed(tier: string, tenant: string, reason: ShedReason, retryAfterMs: number): void {

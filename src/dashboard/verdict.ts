@@ -79,8 +79,8 @@ const rules: readonly Rule[] = [
   slowWorker,
   queueDominates,
   retries,
-  lateLoop,
   quiet,
+  lateLoop,
 ];
 
 function unreachable({ process }: VerdictFacts): Verdict | undefined {

@@ -23,8 +23,9 @@ import {
   smallerBatch,
   smallerBatchAfter,
 } from "../core/retry.ts";
+import type { Task } from "../core/task.ts";
 import { callSpan, traceparent } from "../core/trace.ts";
-import type { ClaimedTask, Engine, Lease, Verdict } from "../engine/engine.ts";
+import type { ClaimedTask, Engine, Lease, SettleReply, Verdict } from "../engine/engine.ts";
 import type { Events } from "../telemetry/events.ts";
 import { brief, type Said } from "./brief.ts";
 import type { Prober } from "./prober.ts";
@@ -80,6 +81,11 @@ export class BatchRun {
     this.#traced = lease.tasks.some(({ task }) => task.trace !== undefined);
   }
 
+  /** Calls to the worker so far. */
+  get calls(): number {
+    return this.#calls;
+  }
+
   /** Ferry stops: the call is aborted and nothing more is said, so that the engine keeps what was accepted. */
   giveUp(): void {
     this.#givenUp = true;
@@ -87,17 +93,16 @@ export class BatchRun {
   }
 
   /**
-   * Resolves with the number of calls made, when every task has its verdict. `free` is called as soon as the
-   * worker has answered: its next batch leaves before these answers are written to anybody.
+   * Resolves when every task has its verdict. `free` is called as soon as the worker has answered: its next batch
+   * leaves before these answers are written to anybody.
    */
-  async run(free: () => void): Promise<number> {
+  async run(free: () => void): Promise<void> {
     const riders = ride(this.#lease.tasks);
     const reply = await this.#callUnlessOverdue(riders);
     if (reply.kind === "answered") free();
     const refused = reply.kind === "rejected" || reply.kind === "unusable";
     if (refused && riders.length > 1) await this.#isolate(riders);
     else await this.#conclude(riders, reply);
-    return this.#calls;
   }
 
   /** Bisects: everybody in `suspects` was part of a batch that was refused. */
@@ -192,12 +197,13 @@ export class BatchRun {
     const now = this.#parts.clock.now();
     // One roll for the batch: its tasks come back together and fill one batch again.
     const random = this.#parts.random();
-    await this.#settle(riders, (_, { attempt, task }) => {
+    const code = "INFERENCE_FAILED";
+    /** In the order of the verdicts; undefined where it is tried again. */
+    const dead: (Task | undefined)[] = [];
+    const replies = await this.#tell(riders, (_, { attempt, task }) => {
       const at = retryAt(attempt, this.#rules.retry, now, random);
+      dead.push(at === undefined ? task : undefined);
       if (at !== undefined) return { kind: "retry", at, message, maxBatchSize: atMost(attempt) };
-      const { id, model, trace } = task;
-      const code = "INFERENCE_FAILED";
-      this.#parts.events.emit("task.dead", { id, model, code, message, trace });
       // The worker's own words may tell more of the inside than a caller should see.
       return {
         kind: "dead",
@@ -205,6 +211,12 @@ export class BatchRun {
         message: `${plural(attempt)} failed; it is kept as a dead letter`,
         detail: why.message,
       };
+    });
+    // Only now: one that had its end already, or was another's, is no dead letter.
+    dead.forEach((task, at) => {
+      if (task === undefined || replies[at] !== "taken") return;
+      const { id, model, trace } = task;
+      this.#parts.events.emit("task.dead", { id, model, code, message, trace });
     });
   }
 
@@ -214,16 +226,18 @@ export class BatchRun {
     await this.#retry(riders, { message: "a batch-mate was refused" }, () => smallerBatch(batchSize));
   }
 
-  async #settle(
-    riders: readonly Rider[],
-    judge: (rider: Rider, claimed: ClaimedTask) => JudgedVerdict,
-  ): Promise<void> {
-    if (this.#givenUp) return;
+  async #settle(riders: readonly Rider[], judge: Judge): Promise<void> {
+    await this.#tell(riders, judge);
+  }
+
+  /** What the engine says to each verdict, in the order in which they were asked for. */
+  async #tell(riders: readonly Rider[], judge: Judge): Promise<readonly SettleReply[]> {
+    if (this.#givenUp) return [];
     const verdicts: Verdict[] = [];
     for (const rider of riders) {
       for (const claimed of rider.tasks) verdicts.push({ id: claimed.task.id, ...judge(rider, claimed) });
     }
-    await this.#parts.engine.settle(this.#lease, verdicts);
+    return this.#parts.engine.settle(this.#lease, verdicts);
   }
 
   async #callUnlessOverdue(riders: Rider[]): Promise<Reply> {
@@ -334,7 +348,7 @@ export class BatchRun {
 }
 
 type WithoutId<V> = V extends Verdict ? Omit<V, "id"> : never;
-type JudgedVerdict = WithoutId<Verdict>;
+type Judge = (rider: Rider, claimed: ClaimedTask) => WithoutId<Verdict>;
 
 function plural(attempts: number): string {
   return attempts === 1 ? "the only attempt" : `all ${attempts} attempts`;

@@ -39,6 +39,8 @@ export interface DispatcherParts {
   readonly newBatchId: () => string;
   /** Other processes list these workers too; none is used before src/fleet says that we hold it. */
   readonly shared?: boolean;
+  /** Behind the name of each worker: where other processes have some that are called the same. */
+  readonly suffix?: string;
 }
 
 /** Queues with other parameters than the oldest ones are looked at only this far. */
@@ -78,7 +80,7 @@ export class Dispatcher {
   constructor(rules: ModelRules, workers: readonly Worker[], parts: DispatcherParts) {
     this.rules = rules;
     this.#parts = parts;
-    this.workers = new Workers(rules.name, workers, rules.health, parts.events, parts.shared);
+    this.workers = new Workers(rules.name, workers, rules.health, parts.events, parts.shared, parts.suffix);
     this.#fill = new FillEstimate(rules.limits.maxBatchSize);
     const estimates = { fill: this.#fill, handover: this.#handover };
     this.#outlook = new Outlook(this.workers, estimates, rules.maxWorkerLoad ?? 1, rules.workerMs);
@@ -315,20 +317,24 @@ export class Dispatcher {
     const run = new BatchRun(this.#runRules, parts, slot, lease);
     this.#running.add(run);
     let freeAt = 0;
-    const calls = await run.run(() => {
-      freeAt = clock.now();
-      free();
-    });
-    this.#running.delete(run);
-    events.emit("batch.settled", {
-      model,
-      batchId: batch.id,
-      worker: slot.name,
-      size,
-      reason: batch.reason,
-      calls,
-      busyMs: (freeAt === 0 ? clock.now() : freeAt) - startedAt,
-    });
+    try {
+      await run.run(() => {
+        freeAt = clock.now();
+        free();
+      });
+    } finally {
+      // Also when the engine failed us: whoever heard that it started must hear that it is over.
+      this.#running.delete(run);
+      events.emit("batch.settled", {
+        model,
+        batchId: batch.id,
+        worker: slot.name,
+        size,
+        reason: batch.reason,
+        calls: run.calls,
+        busyMs: (freeAt === 0 ? clock.now() : freeAt) - startedAt,
+      });
+    }
   }
 
   /** We slept, or the engine did, and the worker may be somebody else's by now. */

@@ -23,6 +23,8 @@ const LOAD_HOLDS_MS = 3000;
 
 export class Slot {
   readonly worker: Worker;
+  /** As everybody is told; the backend may know it by a shorter one. */
+  readonly name: string;
   readonly circuit: Circuit;
   /** The batch it runs; undefined when it is free. Written by the dispatcher. */
   batch: (BatchNote & { readonly expectedFreeAt: number }) | undefined;
@@ -43,15 +45,12 @@ export class Slot {
   failures = 0;
   busyMs = 0;
 
-  constructor(worker: Worker, limits: HealthLimits, shared = false) {
+  constructor(worker: Worker, limits: HealthLimits, shared = false, suffix = "") {
     this.worker = worker;
+    this.name = worker.name + suffix;
     this.circuit = new Circuit(limits);
     this.shared = shared;
     this.heldUntil = shared ? -Infinity : Infinity;
-  }
-
-  get name(): string {
-    return this.worker.name;
   }
 
   held(now: number): boolean {
@@ -108,10 +107,11 @@ export class Workers {
     limits: HealthLimits,
     events: Events,
     shared = false,
+    suffix = "",
   ) {
     this.#model = model;
     this.#events = events;
-    this.slots = workers.map((worker) => new Slot(worker, limits, shared));
+    this.slots = workers.map((worker) => new Slot(worker, limits, shared, suffix));
     for (const slot of this.slots) slot.worker.onHealth = () => this.#asked(slot);
   }
 

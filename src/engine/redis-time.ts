@@ -142,15 +142,15 @@ export class RedisTime {
 
   #emit(retried: readonly (Buffer | number)[], dead: readonly Buffer[], now: number): void {
     const { events } = this.#parts;
-    for (let at = 0; at < retried.length; at += 2) {
-      const attempt = Number(retried[at + 1]);
-      const message = "its lease ran out";
-      const unknown = { model: "", batchId: "", worker: "" };
-      events.emit("task.retried", { id: String(retried[at]), ...unknown, attempt, at: now, message });
+    const unknown = { batchId: "", worker: "" };
+    for (let at = 0; at < retried.length; at += 3) {
+      const [id, model, attempt] = retried.slice(at, at + 3);
+      const fields = { id: String(id), model: String(model), attempt: Number(attempt) };
+      events.emit("task.retried", { ...fields, ...unknown, at: now, message: "its lease ran out" });
     }
-    for (let at = 0; at < dead.length; at += 2) {
-      const message = dead[at + 1]!.toString();
-      events.emit("task.dead", { id: dead[at]!.toString(), model: "", code: "INFERENCE_FAILED", message });
+    for (let at = 0; at < dead.length; at += 3) {
+      const [id, model, message] = dead.slice(at, at + 3).map(String);
+      events.emit("task.dead", { id: id!, model: model!, code: "INFERENCE_FAILED", message: message! });
     }
   }
 

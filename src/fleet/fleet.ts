@@ -44,7 +44,7 @@ export class Fleet {
   readonly startedAt: number;
   readonly #clock: Clock;
   #members: readonly Member[] = [];
-  #unheld: BeatReply["unheld"] = [];
+  #unheld: readonly { readonly model: string; readonly name: string }[] = [];
   #heardAt = 0;
   /** When each model was last served, for those who ask while nobody says so; as many as models. */
   readonly #served = new Map<string, { readonly healthy: number; readonly until: number }>();
@@ -96,7 +96,11 @@ export class Fleet {
   hear({ members, unheld }: BeatReply): void {
     this.#admitted.clear();
     this.#members = members;
-    this.#unheld = unheld;
+    const beats = this.#otherMembers().flatMap(({ workers }) => workers);
+    // One that its last holder still speaks for counts there, and once.
+    this.#unheld = unheld
+      .map(({ model, lease }) => ({ model, name: placeOf(lease.slice(model.length + 1), model, beats) }))
+      .filter(({ model, name }) => !has(beats, model, name));
     this.#heardAt = this.#clock.now();
     this.#others.clear();
   }
@@ -136,18 +140,24 @@ export class Fleet {
     return { ...rest, utilization: all / Math.max(1, view.workers) };
   }
 
-  /** Every worker once, under the member that runs it. */
+  /**
+   * Every worker once, under the member that runs it. One that changes hands may be in its last holder's beat still,
+   * and in that of its next one already: our own word comes first, then the youngest.
+   */
   workers(): FleetWorker[] {
     const now = this.#clock.now();
     const { id, zone, dispatchers } = this.self;
-    const own = heldWorkers(dispatchers, this.startedAt, now);
-    return [
-      ...own.map((worker) => ({ ...worker, batcher: id, zone })),
-      ...this.#otherMembers().flatMap(({ id, zone, workers }) =>
-        workers.map((worker) => ({ ...worker, batcher: id, zone })),
-      ),
-      ...this.#unheld.map(({ model, lease }) => ({ ...UNHELD, model, name: lease.slice(model.length + 1) })),
-    ];
+    const rows = heldWorkers(dispatchers, this.startedAt, now).map((own) => ({ ...own, batcher: id, zone }));
+    const others = this.#otherMembers().toSorted((one, other) => one.ageMs - other.ageMs);
+    for (const { id, zone, workers } of others) {
+      // A child of its member is nobody else's, whatever its name.
+      const news = workers.filter(({ leased, model, name }) => !(leased && has(rows, model, name)));
+      rows.push(...news.map((worker) => ({ ...worker, batcher: id, zone })));
+    }
+    for (const { model, name } of this.#unheld) {
+      if (!has(rows, model, name)) rows.push({ ...UNHELD, model, name });
+    }
+    return rows;
   }
 
   #otherMembers(): Member[] {
@@ -178,6 +188,19 @@ export class Fleet {
     this.#others.set(name, sums);
     return sums;
   }
+}
+
+function has(rows: readonly WorkerBeat[], model: string, name: string): boolean {
+  return rows.some((row) => row.leased && row.model === model && row.name === name);
+}
+
+/** A worker's name from the address that it is leased under, as those who run it say it. */
+function placeOf(address: string, model: string, rows: readonly WorkerBeat[]): string {
+  const url = URL.parse(address);
+  if (url === null) return address;
+  const { host, pathname } = url;
+  const manyPaths = rows.some((row) => row.model === model && row.name.startsWith(`${host}/`));
+  return manyPaths ? host + pathname : host;
 }
 
 interface Sums {

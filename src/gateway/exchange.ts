@@ -167,6 +167,8 @@ export class Exchange implements AnsweredRequest {
         reject(this.#tooLarge());
       });
       request.once("end", () => {
+        // Of HTTP/2, where a stream that is broken off ends like any other.
+        if (request.aborted) return;
         const body = chunks.length === 1 ? chunks[0]! : Buffer.concat(chunks);
         if (isUtf8(body)) resolve(body.toString("utf8"));
         else reject(new Refusal("INVALID_REQUEST", "the body is not UTF-8"));

@@ -210,6 +210,8 @@ export class Listener {
   #refuse(request: IncomingMessage, response: ServerResponse, refusal: Refusal): Exchange {
     const exchange = new Exchange(request, response, this.#exchangeLimits, this.#clock.now());
     exchange.last = true;
+    this.#open++;
+    response.once("close", () => this.#closed(exchange));
     exchange.fail(refusal);
     return exchange;
   }

@@ -93,14 +93,21 @@ export function loggedStory(requests: readonly LoggedRequest[], history: History
   };
 }
 
+const TEXTS = ["tier", "model", "tenant", "code", "outcome", "work"] as const;
+const FILTERS: readonly string[] = ["limit", "status", ...TEXTS];
+
 /** Of those kept in memory, newest first: ?limit=100&status=5xx&tier=…&model=…&tenant=…&code=… */
 export function listRequests(query: string, history: History): object {
   const asked = new URLSearchParams(query);
+  // Left out of account, a slip of the pen would show everybody's.
+  const strange = [...asked.keys()].find((name) => !FILTERS.includes(name));
+  if (strange !== undefined) {
+    const known = `known: ${FILTERS.join(", ")}`;
+    throw new Refusal("INVALID_REQUEST", `unknown filter ${JSON.stringify(strange.slice(0, 64))}; ${known}`);
+  }
   const limit = limitOf(asked.get("limit"));
   const ofStatus = statusOf(asked.get("status"));
-  const texts = (["tier", "model", "tenant", "code", "outcome", "work"] as const)
-    .map((name) => [name, asked.get(name)] as const)
-    .filter(([, wanted]) => wanted !== null);
+  const texts = TEXTS.map((name) => [name, asked.get(name)] as const).filter(([, wanted]) => wanted !== null);
   const requests: object[] = [];
   for (const row of history.recent()) {
     if (requests.length === limit) break;

@@ -119,7 +119,7 @@ export interface EventFields {
     startedAt: number;
     serviceMs: number;
   };
-  /** Every task of the batch was given back to the engine and the slot is free. */
+  /** The batch is over and its slot free: every task was given back to the engine, unless that is out of reach. */
   "batch.settled": {
     model: string;
     batchId: string;

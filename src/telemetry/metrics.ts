@@ -86,10 +86,12 @@ async function openRegistries(parts: MetricsParts, counts: MetricCounts): Promis
     plain.registerMetric(metricOf(family));
     open.registerMetric(metricOf({ ...family, name: openName(family) }));
   }
-  const own = new Set(plain.getMetricsAsArray());
-  collectDefaultMetrics({ register: plain });
-  for (const metric of plain.getMetricsAsArray()) {
-    if (!own.has(metric)) open.registerMetric(renamed(plain.getSingleMetric(metric.name)!, openName(metric)));
+  const ofNode = new Registry();
+  collectDefaultMetrics({ register: ofNode });
+  for (const { name, type } of ofNode.getMetricsAsArray()) {
+    const metric = ofNode.getSingleMetric(name)!;
+    plain.registerMetric(renamed(metric, name));
+    open.registerMetric(renamed(metric, openName({ name, type })));
   }
   return { plain, open, look };
 }
@@ -106,8 +108,12 @@ function metricOf(family: Family): Metric {
   return metric as unknown as Metric;
 }
 
+/** A mean over nothing, as between two scrapes in the same breath, is left out: it is no number. */
 function renamed(metric: Metric, name: string): Metric {
   const { type } = metric as unknown as { type: string };
-  const other = { name, type, get: async () => ({ ...(await metric.get()), name }) };
-  return other as unknown as Metric;
+  const get = async (): Promise<object> => {
+    const { values, ...rest } = await metric.get();
+    return { ...rest, name, values: values.filter(({ value }) => !Number.isNaN(value)) };
+  };
+  return { name, type, get } as unknown as Metric;
 }

@@ -213,24 +213,30 @@ export class RequestLog {
     }
   }
 
-  /** Those whose end should be known by now, oldest first. */
+  /** Those whose end should be known by now, oldest first; in turns, so that the store is not flooded. */
   async #lookUp(): Promise<void> {
     const before = this.#clock.now() - this.#options.lookAfterMs;
+    for (let late = this.#late(before); late.length > 0 && !this.#closed; late = this.#late(before)) {
+      for (const row of late) this.#unsettled.delete(row.id);
+      // Whoever cannot be asked now is not asked again: the row then says that its end is not known.
+      await Promise.all(
+        late.map(async (row) => {
+          const record = await this.#options.lookUp(row.id).catch(() => undefined);
+          if (record !== undefined) this.#end(row, record);
+        }),
+      );
+    }
+    this.#sweep = undefined;
+    if (this.#unsettled.size === 0 || this.#closed) return;
+    this.#sweep = this.#clock.at(this.#clock.now() + SWEEP_MS, () => void this.#lookUp());
+  }
+
+  #late(before: number): RequestRow[] {
     const late: RequestRow[] = [];
     for (const row of this.#unsettled.values()) {
       if (row.startedAt > before || late.length === LOOK_UP_AT_ONCE) break;
       late.push(row);
     }
-    for (const row of late) this.#unsettled.delete(row.id);
-    // Whoever cannot be asked now is not asked again: the row then says that its end is not known.
-    await Promise.all(
-      late.map(async (row) => {
-        const record = await this.#options.lookUp(row.id).catch(() => undefined);
-        if (record !== undefined) this.#end(row, record);
-      }),
-    );
-    this.#sweep = undefined;
-    if (this.#unsettled.size === 0 || this.#closed) return;
-    this.#sweep = this.#clock.at(this.#clock.now() + SWEEP_MS, () => void this.#lookUp());
+    return late;
   }
 }

@@ -9,6 +9,7 @@ import {
   idsOf,
   LEASE_MS,
   LETTER_TTL_MS,
+  MODEL,
   QUEUE_MS,
   RESULT_TTL_MS,
   retry,
@@ -156,11 +157,16 @@ function lostLeases(holds: Holds): void {
   holds(
     "and is a dead letter when its fourth attempt ends like that",
     async (stage) => {
+      const told: unknown[] = [];
+      stage.events.on("task.retried", (task) => told.push([task.id, task.model, task.attempt]));
+      stage.events.on("task.dead", (task) => told.push([task.id, task.model, task.code]));
       const id = await stage.queue(longLived(stage));
       for (let attempt = 1; attempt <= 4; attempt++) {
         assert.equal((await stage.claim()).tasks[0]?.attempt, attempt);
         await stage.pass(LEASE_MS);
       }
+      const retries = [1, 2, 3].map((attempt) => [id, MODEL, attempt]);
+      assert.deepEqual(told, [...retries, [id, MODEL, "INFERENCE_FAILED"]]);
       assert.equal(await stage.code(id), "INFERENCE_FAILED");
       const letter = await stage.engine.deadLetters.get(id);
       assert.deepEqual([letter?.attempts, letter?.task.input], [4, '"in"']);

@@ -202,18 +202,23 @@ describe("worker time", () => {
     assert.deepEqual(batches.find(([id]) => id === "b2")!.slice(8), [3, "1/1/2"]);
   });
 
-  test("a gateway learns of batches from their answers, each once, and long ones are carried on", async () => {
-    using stage = new Stage({ role: "gateway", fleet: true });
+  test("a gateway learns of batches from the ends of its tasks, each once, and long ones are carried on", async () => {
+    using stage = new Stage({ role: "gateway" });
     stage.model.workers = [workerSight("gpu-1")];
     const note = stage.note("far", START + 500, 32);
     const ending = { queuedAt: START + 480, attempt: 1, settledAt: START + 2900, batch: note };
     await stage.to(2910);
-    for (let time = 0; time < 3; time++) stage.answer(2430, { ending });
-    // Its own batch: an answer from an earlier outcome says nothing of a batch now.
-    stage.answer(5, {
-      work: "cached",
-      ending: { ...ending, batch: stage.note("old", START - 9000, 64), settledAt: START - 8000 },
-    });
+    const ended = { task: { model: "embed" }, ...ending };
+    for (let time = 0; time < 3; time++) {
+      stage.fold.ended({ ...ended, outcome: { ok: true, output: "1" } });
+      stage.answer(2430, { ending });
+    }
+    // Its end is now, its batch was long ago: from the cache, or too late for another attempt.
+    const old = { ...ended, batch: stage.note("old", START - 9000, 64) };
+    stage.fold.ended({ ...old, cached: true, outcome: { ok: true, output: "1" } });
+    stage.answer(5, { work: "cached", ending: old });
+    stage.fold.ended({ ...old, outcome: { ok: false, code: "DEADLINE_EXCEEDED", message: "" } });
+    stage.fold.ended({ ...old, task: { model: "unknown" }, outcome: { ok: true, output: "1" } });
     await stage.to(6000);
     const { slots, batches } = stage.look();
     assert.deepEqual(slots.columns.batches, [0, 0, 1, 0, 0, 0]);
@@ -223,6 +228,16 @@ describe("worker time", () => {
     assert.deepEqual(slots.columns.filledMs, [0, 0, 500, 500, 200, 0]);
     assert.deepEqual(slots.columns.idleMs, [1000, 1000, 0, 0, 600, 1000]);
   });
+});
+
+test("an answer from the cache spent nothing in the queue or at a worker, however the store dates it", async () => {
+  using stage = new Stage();
+  await stage.to(500);
+  const batch = stage.note("old", START - 9000, 64);
+  const ending = { queuedAt: START + 495, attempt: 0, settledAt: START + 499, batch };
+  stage.answer(8, { work: "cached", ending });
+  await stage.to(1000);
+  assert.deepEqual(stage.look().recent.slow, { queueMs: 0, workerMs: 0, gatewayMs: 8 });
 });
 
 test("a naive model agrees: the sum of the seconds is what was fed", async () => {
@@ -316,7 +331,7 @@ test("workers: since when one is down, and what its batches usually take", async
 });
 
 test("workers that other processes run are noted when they go and when they come back", async () => {
-  using stage = new Stage({ role: "gateway", fleet: true });
+  using stage = new Stage({ role: "gateway" });
   const far = { ...workerSight("gpu-1"), own: false };
   stage.model.workers = [far];
   await stage.to(1000);

@@ -15,7 +15,6 @@ export const RULES: FoldRules = {
   models: [{ name: "embed", maxBatchSize: 64, maxWaitMs: 50, policy: "adaptive" }],
   tiers: TIERS,
   role: "all",
-  fleet: false,
   targetUtilization: 0.7,
 };
 

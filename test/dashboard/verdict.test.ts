@@ -162,6 +162,7 @@ describe("the sentence", () => {
     assert.equal(fresh.sentence, "Quiet. No request yet; 4 workers are ready.");
     assert.equal(fresh.level, "quiet");
     assert.notEqual(say({ recent, queued: 3 }).key, "quiet");
+    assert.equal(say({ ...idle, loopLateMs: 246 }).key, "quiet", "nobody was there to be kept waiting");
   });
 
   test("a worker that is down opens the sentence, whatever follows", () => {

@@ -68,6 +68,21 @@ describe("a worker that refuses a batch", () => {
     assert.ok(calls.length < 130, `${calls.length} calls`);
   });
 
+  test("a task whose time was up before its last attempt failed is no dead letter, and nobody says so", async () => {
+    const { simulation, ended } = stubbed(() => "failed", {
+      backend: { baseMs: 200 },
+      retries: 0,
+      totalMs: 150,
+    });
+    let told = 0;
+    simulation.events.on("task.dead", () => told++);
+    simulation.put();
+    await simulation.run(1000);
+    assert.deepEqual(codes(ended), ["DEADLINE_EXCEEDED"]);
+    assert.equal((await simulation.engine.deadLetters.list()).length, 0);
+    assert.equal(told, 0);
+  });
+
   test("everything unusable, always: 502 and dead letters, not 422", async () => {
     const { simulation, ended } = stubbed(() => "unusable", {
       backend: { baseMs: 1 },
@@ -195,6 +210,24 @@ describe("time", () => {
     assert.deepEqual(codes(ended), ["ok"]);
     assert.equal([...ended.values()][0]!.attempt, 2);
   });
+});
+
+test("a batch whose end the engine does not hear of is over all the same", async () => {
+  const simulation = simulate({ backend: { baseMs: 10 } });
+  const open = new Set<string>();
+  let calls = 0;
+  const notices: string[] = [];
+  simulation.events.on("batch.started", ({ batch }) => open.add(batch.id));
+  simulation.events.on("batch.settled", (batch) => {
+    open.delete(batch.batchId);
+    calls += batch.calls;
+  });
+  simulation.events.on("notice", ({ message }) => notices.push(message));
+  simulation.engine.settle = () => Promise.reject(new Error("the store is away"));
+  simulation.put();
+  await simulation.run(100);
+  assert.deepEqual([open.size, calls], [0, 1]);
+  assert.deepEqual(notices, ["dispatch of m: the store is away"]);
 });
 
 test("a worker whose batch tells more than its health path is not asked there, and nothing breaks", async () => {

@@ -223,7 +223,7 @@ describe("with a PostgreSQL", () => {
       (await ferry.admin("/internal/requests?status=4xx&tenant=alice&limit=1")).text,
     ) as Row;
     assert.equal((list["requests"] as Row[])[0]!["request_id"], refused.json.request_id);
-    for (const wrong of ["limit=0", "limit=1e9", "status=6xx", "status=abc"])
+    for (const wrong of ["limit=0", "limit=1e9", "status=6xx", "status=abc", "tennant=bob"])
       assert.equal((await ferry.admin(`/internal/requests?${wrong}`)).status, 400, wrong);
   });
 

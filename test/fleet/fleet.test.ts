@@ -69,10 +69,11 @@ const others = [
 function gateway(models: readonly string[]) {
   const clock = new VirtualClock();
   const events = new Events();
+  const config = demoConfig();
   const fleet = new Fleet({ id: "g1", zone: "west", models, dispatchers: [] }, clock);
   const engine = memoryEngine(clock, events);
   const report = new Report({
-    config: demoConfig(),
+    config: { ...config, models: models.map((name) => ({ ...config.models[0]!, name })) },
     role: "gateway",
     engine,
     dispatchers: [],
@@ -110,7 +111,29 @@ test("a worker that changes hands counts as healthy, and stands on the page unde
   fleet.hear({ held: [], giveBack: [], unheld: [{ model: MODEL, lease }], members: [] });
   assert.equal(fleet.model(MODEL).healthy, 1);
   const [row] = report.workers();
-  assert.deepEqual([row!.name, row!.batcher, row!.state], ["http://gpu-9/run", "", "idle"]);
+  assert.deepEqual([row!.name, row!.batcher, row!.state], ["gpu-9", "", "idle"]);
+});
+
+test("and stands there once, under one name, also while its last holder or its next one names it", () => {
+  const { fleet, report } = gateway([MODEL]);
+  const leased = (name: string): typeof worker => ({ ...worker, name, leased: true });
+  const old = member({ id: "b1", workers: [leased("gpu-9"), leased("gpu-1/a")], ageMs: 400 });
+  const next = member({ id: "b2", workers: [leased("gpu-9")], ageMs: 10 });
+  const addresses = ["http://gpu-9/run", "http://gpu-1/a", "http://gpu-1/b"];
+  const unheld = leaseNames(MODEL, addresses).map((lease) => ({ model: MODEL, lease }));
+  fleet.hear({ held: [], giveBack: [], unheld, members: [old, next] });
+  assert.equal(fleet.changingHands(MODEL), 1);
+  const rows = report.workers().map(({ name, batcher }) => [name, batcher]);
+  assert.deepEqual(rows, [
+    ["gpu-9", "b2"],
+    ["gpu-1/a", "b1"],
+    ["gpu-1/b", ""],
+  ]);
+  // Children of two processes are two workers, though both are called the same.
+  const child = { ...worker, name: "python-1", leased: false };
+  const members = ["b1", "b2"].map((id) => member({ id, workers: [child] }));
+  fleet.hear({ held: [], giveBack: [], unheld: [], members });
+  assert.equal(report.workers().length, 2);
 });
 
 test("a gateway's admin page shows the fleet", () => {
@@ -143,6 +166,16 @@ test("a model that nobody serves makes the fleet degraded", () => {
   const { fleet, report } = gateway([MODEL, "other"]);
   fleet.hear({ held: [], giveBack: [], unheld: [], members: others });
   assert.equal(report.health()["status"], "degraded");
+});
+
+test("as many workers are wanted as there are while nobody knows what they can do, all dead or none there", () => {
+  const { fleet, report } = gateway([MODEL]);
+  const desired = (): number => report.models()[0]!.desiredWorkers;
+  assert.equal(desired(), 1, "an autoscaler that is told 0 would never start one");
+  const capacity = { ...model.capacity, counted: 0, perMs: 0 };
+  const dead = member({ id: "b1", models: [{ ...model, workers: 3, healthy: 0, capacity }] });
+  fleet.hear({ held: [], giveBack: [], unheld: [], members: [dead] });
+  assert.equal(desired(), 3);
 });
 
 test("a batcher's own numbers are fresh, not those of its last beat", async () => {

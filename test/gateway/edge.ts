@@ -39,6 +39,8 @@ export class Edge implements AsyncDisposable {
   /** Resolves what waits at /slow. */
   readonly released = Promise.withResolvers<void>();
   /** Resolves when somebody waits there. */
+  /** Those that came whole to /echo. */
+  readonly bodies: string[] = [];
   readonly waited = Promise.withResolvers<void>();
   readonly #clock = new SystemClock();
   readonly #certificates = new Certificates("tls", this.pair, 20, this.#clock, this.events);
@@ -121,7 +123,13 @@ export class Edge implements AsyncDisposable {
   #routes(): Routes {
     return {
       "/": { GET: (exchange) => exchange.send(200, '{"hello":"é"}') },
-      "/echo": { POST: async (exchange) => exchange.send(200, await exchange.body()) },
+      "/echo": {
+        POST: async (exchange) => {
+          const body = await exchange.body();
+          this.bodies.push(body);
+          exchange.send(200, body);
+        },
+      },
       "/host": { GET: (exchange) => exchange.send(200, JSON.stringify(exchange.header("host"))) },
       "/nothing": { DELETE: (exchange) => exchange.sendNothing(204) },
       "/large": { GET: (exchange) => exchange.send(200, JSON.stringify("a".repeat(4_000_000))) },

@@ -36,6 +36,21 @@ describe("bounds:", () => {
     session.destroy();
   });
 
+  test("a client that leaves in the middle of its body has left: what came of it is no request", async () => {
+    await using edge = await Edge.open();
+    const session = await edge.session();
+    const ended = edge.events.next("request.answered");
+    const stream = session.request(POST, { endStream: false });
+    stream.on("error", () => {});
+    stream.write("[1]");
+    while (edge.listener.open === 0) await turn();
+    // Not stream.close(), which tells the server first that this was all.
+    session.destroy();
+    assert.equal((await ended).status, 499);
+    for (let turns = 0; turns < 20; turns++) await turn();
+    assert.deepEqual(edge.bodies, []);
+  });
+
   test("a body beyond the limit is 413 and is not read to its end; the connection lives on", async () => {
     await using edge = await Edge.open();
     const session = await edge.session();
@@ -111,6 +126,26 @@ describe("bounds:", () => {
     await ended;
     assert.equal((await edge.http2({})).status, 200, "others are served");
   });
+});
+
+test("what is refused before it has a route is a request too, over HTTP/2 as over HTTP/1.1", async () => {
+  await using edge = await Edge.open();
+  const next = (): Promise<{ status: number }> => edge.events.next("request.answered");
+  const first = next();
+  const answer = await edge.http2({
+    method: "POST",
+    path: "/echo",
+    headers: { expect: "200-ok" },
+    body: "1",
+  });
+  assert.deepEqual([answer.status, (await first).status], [417, 417]);
+  const second = next();
+  const socket = await edge.open({ ALPNProtocols: ["http/1.1"] });
+  socket.on("error", () => {}).resume();
+  socket.write("POST /echo HTTP/1.1\r\nHost: a\r\nExpect: 200-ok\r\nContent-Length: 0\r\n\r\n");
+  assert.equal((await second).status, 417);
+  assert.equal(edge.listener.open, 0);
+  socket.destroy();
 });
 
 describe("ends:", () => {

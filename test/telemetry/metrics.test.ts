@@ -27,6 +27,15 @@ async function stage(sight: Sight = sightOf(MODELS), more: readonly Counter[] = 
   return { events, metrics, samples: async () => samplesOf((await metrics.expose()).text) };
 }
 
+test("nothing is printed that is no number, however soon one asks again", async () => {
+  const { metrics } = await stage();
+  for (const accept of ["", "", "application/openmetrics-text", "application/openmetrics-text"]) {
+    const { text } = await metrics.expose(accept);
+    assert.match(text, /^nodejs_eventloop_lag_p99_seconds /m);
+    assert.doesNotMatch(text, /nan$/im);
+  }
+});
+
 describe("requests", () => {
   test("every one counts by status; those that waited for their outcome have a latency", async () => {
     const { events, samples } = await stage();

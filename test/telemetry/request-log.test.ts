@@ -160,6 +160,18 @@ describe("a request that was answered 202", () => {
     assert.deepEqual(asked, ["missed", "gone"]);
     assert.deepEqual([sink.rows[0]!.outcome, sink.rows[1]!.outcome], ["SUCCESS", ""]);
   });
+
+  test("however many such ends there are a second: what the cache answers has ended before it is answered", async () => {
+    const { clock, answer, asked } = stage();
+    const seconds = 60;
+    for (let second = 0; second < seconds; second++) {
+      for (let n = 0; n < 50; n++)
+        answer({ ...accepted, work: "cached", id: `${second}-${n}`, startedAt: clock.now() });
+      await clock.run(clock.now() + 1000);
+    }
+    // All but those of the time that is left to an end to come, and of the time between two looks.
+    assert.ok(asked.length >= 50 * (seconds - 16), `${asked.length} were looked up`);
+  });
 });
 
 test("troubles are kept by task, in order, and the oldest go", () => {

@@ -26,6 +26,7 @@ end
 
 local function lost(sh, id, st)
   local meta, body = body_of(sh, id)
+  local model = pieces(meta, 3)[3] or ''
   st[LOST] = st[LOST] + 1
   if st[ATTEMPT] >= dead_from then
     local attempts = 'all ' .. st[ATTEMPT] .. ' attempts'
@@ -33,17 +34,19 @@ local function lost(sh, id, st)
     bury(sh, id, st, 'INFERENCE_FAILED', detail, meta, body, max_letters)
     fail(sh, id, st, outcome(sh, 'INFERENCE_FAILED', attempts .. ' failed; it is kept as a dead letter', st, meta), '1', ttl)
     dead[#dead + 1] = id
+    dead[#dead + 1] = model
     dead[#dead + 1] = detail
     return
   end
   if st[LOST] >= alone_from then st[LIMIT] = 1 end
   -- A model that only other processes serve: its deadline must do.
-  local wait_ms = queue_ms[pieces(meta, 3)[3]]
+  local wait_ms = queue_ms[model]
   st[EXPIRES] = wait_ms and math.min(st[DEADLINE], after(wait_ms)) or st[DEADLINE]
   sh.queued = sh.queued + 1
   sh.bytes = sh.bytes + st[BYTES]
   put_back(sh, id, st)
   retried[#retried + 1] = id
+  retried[#retried + 1] = model
   retried[#retried + 1] = st[ATTEMPT]
 end
 
