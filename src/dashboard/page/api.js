@@ -8,11 +8,23 @@
 const KEY = "ferry-admin-token";
 let token = "";
 
-const given = new URLSearchParams(location.hash.slice(1)).get("token");
-if (given === null) token = kept();
-else {
+if (!takeFromAddress()) token = kept();
+// Pasted into a page that is open already: nothing would be loaded, and it would stay in the address bar.
+addEventListener("hashchange", () => {
+  if (takeFromAddress()) location.reload();
+});
+
+function takeFromAddress() {
+  const given = /^#token=(.*)$/s.exec(location.hash)?.[1];
+  if (given === undefined) return false;
   history.replaceState(null, "", location.pathname + location.search);
-  setToken(given);
+  try {
+    setToken(decodeURIComponent(given));
+  } catch {
+    // A percent sign of its own.
+    setToken(given);
+  }
+  return true;
 }
 
 function kept() {
@@ -39,7 +51,9 @@ export function hasToken() {
 
 /** @returns {Record<string, string>} */
 export function tokenHeaders() {
-  return token === "" ? {} : { authorization: `Bearer ${token}` };
+  // What no header can hold would never be sent, and so never be refused.
+  const sendable = token.replaceAll(/[^!-~]/g, "?");
+  return token === "" ? {} : { authorization: `Bearer ${sendable}` };
 }
 
 /** Why an answer is none, in the server's words. */

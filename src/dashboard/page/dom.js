@@ -119,7 +119,7 @@ export function table(heads, lines, caption) {
 
 /** Into the clipboard, where the browser lets us; the button says how it went. @param {HTMLElement} button @param {string} text */
 export async function copy(button, text) {
-  const before = button.textContent ?? "Copy";
+  const before = (button.dataset["says"] ??= button.textContent ?? "Copy");
   try {
     await navigator.clipboard.writeText(text);
     button.textContent = "Copied";
