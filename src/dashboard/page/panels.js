@@ -301,7 +301,7 @@ export class Process {
     /** @type {[string, string][]} */
     const facts = [
       ["Engine", `${hello.engine}, durability ${store}`],
-      ["Running now", `${plural(process.running, "batch")}, ${plural(process.queued, "task")} queued`],
+      ["Running now", `${plural(process.running, "task")}, ${count(process.queued)} queued`],
       [
         "Batches",
         about === undefined

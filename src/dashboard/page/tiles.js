@@ -37,7 +37,7 @@ export class Tiles {
     say(this.#rate.note, capacity > 0 ? `capacity ${rate(capacity)}/s` : "capacity is being learned");
     say(this.#load.number, capacity > 0 ? share(recent.load) : "–");
     const wanted = recent.desiredWorkers > 0 ? `, ${count(recent.desiredWorkers)} wanted` : "";
-    say(this.#load.note, `${well}/${plural(workers.length, "worker")}${wanted}`);
+    say(this.#load.note, `${count(well)}/${plural(workers.length, "worker")}${wanted}`);
     const [p99, unit] = ms(recent.p99).split(" ");
     say(this.#p99.number, p99 ?? "–");
     say(this.#p99.unit, unit ?? "");
