@@ -59,7 +59,10 @@ export function readAssets(): ReadonlyMap<string, Asset> {
   return new Map(files.map(([name, url]) => [name, asset(name, readFileSync(url))]));
 }
 
-/** Without indentation and without lines that are only comment: a quarter of what a browser would fetch. */
+/** A type for the checker, between code. */
+const INLINE_TYPE = /\/\*\* @(?:type|param) [^*]*\*\/ ?/g;
+
+/** Without indentation, types and lines that are only comment: a third of what a browser would fetch. */
 export function lean(text: string): string {
   let comment = false;
   const kept = text.split("\n").flatMap((line) => {
@@ -70,7 +73,7 @@ export function lean(text: string): string {
       comment = !ends;
       return [];
     }
-    return bare === "" || bare.startsWith("//") ? [] : [bare];
+    return bare === "" || bare.startsWith("//") ? [] : [bare.replaceAll(INLINE_TYPE, "")];
   });
   return kept.join("\n");
 }

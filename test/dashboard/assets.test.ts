@@ -34,7 +34,7 @@ describe("assets", () => {
   test("comments and indentation are left out, code is not", () => {
     const text =
       '/**\n * x\n */\nconst a = 1; /* stays */\n  // gone\n  /** @type {X} */ (b).c = "//"; // stays\n\n';
-    assert.equal(lean(text), 'const a = 1; /* stays */\n/** @type {X} */ (b).c = "//"; // stays');
+    assert.equal(lean(text), 'const a = 1; /* stays */\n(b).c = "//"; // stays');
   });
 
   test("headers keep everything else out; a file that did not change is not sent again", async () => {
