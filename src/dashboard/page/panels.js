@@ -146,7 +146,8 @@ export class Refused {
     /** @type {Map<string, number>} */
     const times = new Map();
     for (const [key, list] of history.shed) times.set(key, total(list, rangeS));
-    const all = [...times.values()].reduce((sum, each) => sum + each, 0);
+    const all = history.sum("refused", rangeS);
+    const away = all - [...times.values()].reduce((sum, each) => sum + each, 0);
     const reasons = hello.shedReasons.filter((reason) =>
       hello.tiers.some((tier) => times.get(`${tier} ${reason}`)),
     );
@@ -158,7 +159,7 @@ export class Refused {
       }),
     ]);
     const tenants = model.refusedTenants.map(([tenant, each, retryMs]) => [tenant, count(each), ms(retryMs)]);
-    const shown = JSON.stringify([lines, tenants, rangeS]);
+    const shown = JSON.stringify([lines, tenants, rangeS, away]);
     if (shown === this.#shown) return;
     this.#shown = shown;
     if (all === 0) {
@@ -167,7 +168,10 @@ export class Refused {
       );
     } else {
       const heads = ["Tier", ...reasons.map((reason) => reason.replace("_", " "))];
-      byId("refused").replaceChildren(table(heads, lines, "Refused requests by tier and reason"));
+      byId("refused").replaceChildren(
+        ...(reasons.length > 0 ? [table(heads, lines, "Refused requests by tier and reason")] : []),
+        ...(away > 0 ? [h("p", { class: "bad" }, `${count(away)} while the store did not answer`)] : []),
+      );
     }
     const box = byId("tenants");
     show(box, tenants.length > 0);
@@ -297,10 +301,10 @@ export class Process {
     const about = hello.models[at];
     const late = history.last("loopLateMs", rangeS).reduce((most, each) => Math.max(most ?? 0, each ?? 0), 0);
     const retried = history.sum("retried", rangeS);
-    const store = process.reachable ? process.durability : "not reachable";
+    const store = process.reachable ? `durability ${process.durability}` : "not reachable";
     /** @type {[string, string][]} */
     const facts = [
-      ["Engine", `${hello.engine}, durability ${store}`],
+      ["Engine", `${hello.engine}, ${store}`],
       ["Running now", `${plural(process.running, "task")}, ${count(process.queued)} queued`],
       [
         "Batches",
@@ -310,13 +314,16 @@ export class Process {
       ],
       ["Retries", `${count(retried)} in ${span(rangeS)}`],
       ["Longest stall", `${ms(late)} in ${span(rangeS)}`],
-      [
-        "Served",
-        `${plural(process.totals.requests, "request")} with ${plural(process.totals.calls, "call")}`,
-      ],
+      ["Served", served(process.totals)],
       ["Up", `${age(frame.now - hello.startedAt)}, as ${hello.role}${process.draining ? ", draining" : ""}`],
     ];
     this.#rows.set(facts, ([name]) => name);
     say(byId("process-hint"), `Ferry ${hello.version}`);
   }
+}
+
+/** A gateway calls no worker, a batcher is asked by nobody. @param {{ requests: number, tasks: number, calls: number }} totals */
+function served({ requests, tasks, calls }) {
+  const asked = requests === 0 && calls > 0 ? plural(tasks, "task") : plural(requests, "request");
+  return calls === 0 ? asked : `${asked} with ${plural(calls, "call")}`;
 }
