@@ -239,6 +239,7 @@ function fillPicker(hello) {
   picker.replaceChildren(...names.map((name) => h("option", { value: name }, name)));
   picker.value = chosen;
   show(byId("demo"), hello.demo);
+  mark(document.body, "data-role", hello.role);
 }
 
 function openFind() {
