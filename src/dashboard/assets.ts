@@ -79,7 +79,7 @@ export function lean(text: string): string {
 }
 
 function asset(name: string, file: Buffer): Asset {
-  const ours = CHARTS[name] === undefined && /\.(js|css)$/.test(name);
+  const ours = CHARTS[name] === undefined && /\.(js|css|html)$/.test(name);
   const bytes = ours ? Buffer.from(lean(file.toString("utf8"))) : file;
   const etag = `"${hash("sha256", bytes, "base64url").slice(0, 22)}"`;
   return { type: TYPES[extname(name)]!, bytes, gzipped: gzipSync(bytes, { level: 9 }), etag };

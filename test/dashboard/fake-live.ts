@@ -30,6 +30,7 @@ export class FakeLive implements AsyncDisposable {
   token = "";
   letters = 2;
   version = "0.1.0-dev";
+  role = "all";
   /** What the next frames say instead. */
   alter: (frame: Frame) => Frame = (frame) => frame;
   replayed: string[] = [];
@@ -145,7 +146,7 @@ export class FakeLive implements AsyncDisposable {
     const hello: Hello = {
       version: this.version,
       startedAt: now - 7_300_000,
-      role: "all",
+      role: this.role,
       engine: "memory",
       demo: true,
       apiUrl: "http://127.0.0.1:8080",
