@@ -34,7 +34,6 @@ const SAFETY: readonly string[] = Object.entries({
   "referrer-policy": "no-referrer",
   "x-frame-options": "DENY",
   "cross-origin-opener-policy": "same-origin",
-  "cache-control": "no-cache",
   vary: "accept-encoding",
 }).flat();
 
@@ -78,9 +77,17 @@ export function lean(text: string): string {
   return kept.join("\n");
 }
 
+/** A style sheet needs neither its line ends nor the blanks around its marks; a value over several lines keeps them. */
+export function leanStyle(text: string): string {
+  return lean(text)
+    .replaceAll(/^([\w-]+): /gm, "$1:")
+    .replaceAll(/ ?([{};,])\n/g, "$1");
+}
+
 function asset(name: string, file: Buffer): Asset {
   const ours = CHARTS[name] === undefined && /\.(js|css|html)$/.test(name);
-  const bytes = ours ? Buffer.from(lean(file.toString("utf8"))) : file;
+  const trim = name.endsWith(".css") ? leanStyle : lean;
+  const bytes = ours ? Buffer.from(trim(file.toString("utf8"))) : file;
   const etag = `"${hash("sha256", bytes, "base64url").slice(0, 22)}"`;
   return { type: TYPES[extname(name)]!, bytes, gzipped: gzipSync(bytes, { level: 9 }), etag };
 }
@@ -98,7 +105,9 @@ export function assetRoutes(assets: ReadonlyMap<string, Asset> = readAssets()): 
 }
 
 function send(exchange: Exchange, { type, bytes, gzipped, etag }: Asset): void {
-  const headers = [...SAFETY, "etag", etag];
+  // The tab's icon says that Ferry is gone: then it cannot be asked for it any more.
+  const kept = type === TYPES[".svg"] ? "max-age=604800" : "no-cache";
+  const headers = [...SAFETY, "cache-control", kept, "etag", etag];
   if (exchange.header("if-none-match")?.includes(etag) === true) return exchange.sendNothing(304, headers);
   const takes = /\bgzip\b(?!\s*;\s*q=0(\.0*)?\s*(,|$))/i.test(exchange.header("accept-encoding") ?? "");
   if (takes) exchange.sendFile(type, gzipped, [...headers, "content-encoding", "gzip"]);

@@ -3,7 +3,7 @@ import assert from "node:assert/strict";
 import { after, before, describe, test } from "node:test";
 import { gunzipSync } from "node:zlib";
 import { request } from "undici";
-import { lean, readAssets } from "../../src/dashboard/assets.ts";
+import { lean, leanStyle, readAssets } from "../../src/dashboard/assets.ts";
 import { FakeLive } from "./fake-live.ts";
 
 describe("assets", () => {
@@ -29,6 +29,12 @@ describe("assets", () => {
       assert.doesNotMatch(text, /innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\(/, name);
       for (const [, other] of text.matchAll(/from "\.\/([\w.-]+)"/g)) assert.ok(assets.has(other!), other!);
     }
+  });
+
+  test("a style sheet means the same without its line ends", () => {
+    const text =
+      "/* c */\na,\na:hover {\n  color: red;\n  font:\n    13px/1.4 x,\n    y;\n}\n@media (width > 1px) {\n}\n";
+    assert.equal(leanStyle(text), "a,a:hover{color:red;font:\n13px/1.4 x,y;}@media (width > 1px){}");
   });
 
   test("comments and indentation are left out, code is not", () => {

@@ -81,12 +81,30 @@ describe("when something breaks", () => {
   test("another version of Ferry brings its own page", async () => {
     await using look = await open("healthy");
     const { page, fake } = look;
+    await page.keyboard.press("m");
+    await page.keyboard.press("[");
     // Not asked while it loads: an answer from a page that goes away may never come.
     const loaded = page.waitForEvent("load");
     fake.version = "9.9.9";
     fake.cut();
     await loaded;
     await page.getByText("Ferry 9.9.9").waitFor();
+    assert.equal(await page.locator("#model").inputValue(), "rerank", "what was chosen stays");
+    assert.equal(await text(page, "#ranges [aria-pressed=true]"), "1 m");
+  });
+
+  test("the tab's icon is there to say that Ferry is gone", async () => {
+    await using look = await open("healthy");
+    const { page, fake, troubles } = look;
+    fake.cut();
+    await fake[Symbol.asyncDispose]();
+    await page.locator("#live[data-state=lost]").waitFor();
+    assert.match((await page.locator("#favicon").getAttribute("href"))!, /icon-quiet/);
+    assert.match(await page.title(), /no connection/);
+    assert.deepEqual(
+      troubles.filter((trouble) => trouble.includes("icon")),
+      [],
+    );
   });
 });
 

@@ -5,10 +5,12 @@
  * once and removed from the address bar; a fragment is never sent to a server.
  */
 
+import { keep, recall } from "./dom.js";
+
 const KEY = "ferry-admin-token";
 let token = "";
 
-if (!takeFromAddress()) token = kept();
+if (!takeFromAddress()) token = recall("sessionStorage", KEY) ?? "";
 // Pasted into a page that is open already: nothing would be loaded, and it would stay in the address bar.
 addEventListener("hashchange", () => {
   if (takeFromAddress()) location.reload();
@@ -27,22 +29,10 @@ function takeFromAddress() {
   return true;
 }
 
-function kept() {
-  try {
-    return sessionStorage.getItem(KEY) ?? "";
-  } catch {
-    return "";
-  }
-}
-
 /** @param {string} given */
 export function setToken(given) {
   token = given;
-  try {
-    sessionStorage.setItem(KEY, given);
-  } catch {
-    // A browser that keeps nothing: it is asked for again after a reload.
-  }
+  keep("sessionStorage", KEY, given);
 }
 
 export function hasToken() {

@@ -9,7 +9,7 @@
 /** @import { Batches, History } from "./state.js" */
 import { hasToken, setToken, tokenHeaders } from "./api.js";
 import { DeadLetters } from "./dead-letters.js";
-import { byId, copy, h, mark, say, show, the } from "./dom.js";
+import { byId, copy, h, keep, mark, recall, say, show, the } from "./dom.js";
 import { age, ms, quoted, short, span } from "./format.js";
 import { Graphs } from "./graphs.js";
 import { showKeys, startKeys } from "./keys.js";
@@ -45,8 +45,10 @@ const state = new State();
 /** @type {Set<number>} */
 const only = new Set();
 const picker = the("model", HTMLSelectElement);
-let chosen = "";
-let rangeS = 300;
+/** What was chosen lives as long as the tab: a new version of Ferry loads the page anew. */
+const CHOICE = "ferry-choice";
+/** @type {[model: string, rangeS: number]} */
+let [chosen, rangeS] = JSON.parse(recall("sessionStorage", CHOICE) ?? '["", 300]');
 /** What is shown while one pauses. @type {State | undefined} */
 let still;
 let tables = false;
@@ -69,6 +71,8 @@ const panels = /** @type {const} */ ([
   ["notes", new Notes()],
   ["process", new Process()],
 ]);
+
+const remember = () => keep("sessionStorage", CHOICE, JSON.stringify([chosen, rangeS]));
 
 /** @param {State} state @returns {View | undefined} */
 function view(state) {
@@ -187,6 +191,7 @@ function toggleReason(reason) {
 /** @param {number} seconds */
 function setRange(seconds) {
   rangeS = seconds;
+  remember();
   for (const button of byId("ranges").children) {
     mark(
       button,
@@ -227,6 +232,7 @@ function nextModel() {
 
 function pickModel() {
   chosen = picker.value;
+  remember();
   lastKey = "";
   workers.clear();
   render();

@@ -129,3 +129,21 @@ export async function copy(button, text) {
   }
   setTimeout(() => (button.textContent = before), 1600);
 }
+
+/** What the browser kept for us; null where it keeps nothing. @param {"localStorage" | "sessionStorage"} where @param {string} key */
+export function recall(where, key) {
+  try {
+    return globalThis[where].getItem(key);
+  } catch {
+    return null;
+  }
+}
+
+/** As long as the browser lets us, else as long as the page. @param {"localStorage" | "sessionStorage"} where @param {string} key @param {string} value */
+export function keep(where, key, value) {
+  try {
+    globalThis[where].setItem(key, value);
+  } catch {
+    // It is chosen or asked for again after a reload.
+  }
+}

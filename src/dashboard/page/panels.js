@@ -47,13 +47,16 @@ export class Reasons {
     const steps = history.fill.map((list) => total(list, rangeS));
     const most = Math.max(1, ...steps);
     const batches = steps.reduce((sum, each) => sum + each, 0);
+    /** "" where batches are so small that no size falls into the step. */
     const label = (/** @type {number} */ step) => {
       const low = Math.floor((max * step) / 8) + 1;
       const high = Math.floor((max * (step + 1)) / 8);
-      return low >= high ? String(high) : `${low}–${high}`;
+      return low > high ? "" : low === high ? String(high) : `${low}–${high}`;
     };
+    const first = this.#bars.findIndex((_, step) => label(step) !== "");
     this.#bars.forEach((bar, step) => {
       const each = steps[step] ?? 0;
+      show(bar, label(step) !== "");
       /** @type {HTMLElement} */ (bar.firstElementChild).style.height =
         `${Math.max(each > 0 ? 4 : 0, (each / most) * 100)}%`;
       mark(
@@ -61,7 +64,7 @@ export class Reasons {
         "title",
         `${label(step)} tasks: ${plural(each, "batch")}, ${share(batches === 0 ? 0 : each / batches)}`,
       );
-      mark(bar, "data-label", step === 0 || step === 7 ? label(step) : "");
+      mark(bar, "data-label", step === first || step === 7 ? label(step) : "");
     });
     const mean = history.sum("tasks", rangeS) / Math.max(1, history.sum("batches", rangeS));
     mark(
@@ -75,7 +78,7 @@ export class Reasons {
       batches === 0 ? "" : `mean ${count(Math.round(mean * 10) / 10)} of ${max}`,
     );
     if (!tables) return;
-    const lines = steps.map((each, step) => [label(step), count(each)]);
+    const lines = steps.map((each, step) => [label(step), count(each)]).filter(([size]) => size !== "");
     byId("fill-twin").replaceChildren(table(["Tasks", "Batches"], lines, "Batches by how full they were"));
   }
 }
@@ -88,7 +91,7 @@ function makeReason({ name, at }, toggle) {
     "button",
     { type: "button", class: "reason", onclick: () => toggle(at) },
     h("span", { class: `swatch ${name}`, "aria-hidden": "true" }, name[0]?.toUpperCase() ?? ""),
-    h("span", { class: "what" }, h("b", {}, name), h("small", {}, REASON_WORDS[at] ?? "")),
+    h("span", { class: "what" }, h("b", {}, name), " ", h("small", {}, REASON_WORDS[at] ?? "")),
     percent,
     h("span", { class: "track" }, bar),
   );
