@@ -20,7 +20,7 @@ export const FILL_STEPS = 8;
 export const COLUMNS = [
   /** Requests that named a model and were answered, whatever the status. */
   "requests",
-  /** Refused at the door: quota, capacity, draining. */
+  /** Told to come again, 429 or 503: quota, capacity, draining; or the store did not answer. */
   "refused",
   /** Answered 500, 502 or 504. */
   "failed",

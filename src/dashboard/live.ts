@@ -75,7 +75,8 @@ export class Live {
     const { maxViewers } = this.#rules;
     if (this.#closed) throw new Refusal("SERVICE_OVERLOADED", "this process is being stopped");
     if (this.#viewers.size >= maxViewers) {
-      const message = `${maxViewers} viewers watch already; close one, or raise telemetry.maxViewers`;
+      const watch = maxViewers === 1 ? "1 viewer watches" : `${maxViewers} viewers watch`;
+      const message = `${watch} already; close one, or raise telemetry.maxViewers`;
       throw new Refusal("SERVICE_OVERLOADED", message, { retryAfterMs: 5000 });
     }
     // Those who watch go on from where the newcomer begins.

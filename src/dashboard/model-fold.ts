@@ -61,6 +61,10 @@ export class ModelFold {
   #latency: Latencies;
   /** The ten before it, as one; made anew for each frame. */
   readonly #lately = new Latencies();
+  /** Answers 429 and 503 of the second that runs. */
+  #turnedAway = 0;
+  /** Refusals of the second before whose answers had not been given when it ended. */
+  #unanswered = 0;
   /** Worker time that was heard of too late for the second it belongs to. */
   #owedMs = 0;
   #owedFilledMs = 0;
@@ -87,7 +91,8 @@ export class ModelFold {
     const { status, latencyMs, ending } = request;
     const now = this.slots.now;
     now[COLUMN.requests]! += 1;
-    if (status >= 500 && status !== 503) now[COLUMN.failed]! += 1;
+    if (status === 503 || status === 429) this.#turnedAway++;
+    else if (status >= 500) now[COLUMN.failed]! += 1;
     if (ending === undefined) {
       // It waited for an end that never came.
       if (status === 504) this.#latency.add(latencyMs, latencyMs, 0);
@@ -146,6 +151,7 @@ export class ModelFold {
     const { slots } = this;
     this.batches.account((slots.second + 1) * SECOND_MS);
     this.#settleWorkerTime(workers);
+    this.#settleRefusals();
     const columns = slots.now;
     const latency = this.#latency;
     columns[COLUMN.p50] = latency.quantile(0.5) ?? NaN;
@@ -230,6 +236,16 @@ export class ModelFold {
     // A worker that is gone must not leave a debt that nobody can pay off.
     this.#owedMs = Math.min(busy - counted, all * RECENT_SECONDS);
     this.#owedFilledMs = this.#owedMs * share;
+  }
+
+  /** The door tells of those it refused. Others are told to come again too: while the store does not answer. */
+  #settleRefusals(): void {
+    const { now } = this.slots;
+    const refused = now[COLUMN.refused]!;
+    const more = this.#turnedAway - this.#unanswered - refused;
+    now[COLUMN.refused]! += Math.max(0, more);
+    this.#unanswered = Math.min(refused, Math.max(0, -more));
+    this.#turnedAway = 0;
   }
 
   #recent(sight: ModelSight): Recent {

@@ -115,11 +115,11 @@ function overloaded(facts: VerdictFacts): Verdict | undefined {
   const { recent, arrivalsPerSecond, queued, oldestWaitMs } = facts;
   if (recent.load <= TOO_MUCH_LOAD) return undefined;
   const load = `${count(arrivalsPerSecond)} req/s ask for workers that can do ${count(recent.capacityPerSecond)}`;
-  const waiting = queued === 0 ? "" : ` ${tasks(queued)} wait, the oldest for ${time(oldestWaitMs)}.`;
+  const waiting = queued === 0 ? "" : `${tasks(queued)} wait, the oldest for ${time(oldestWaitMs)}.`;
   return {
     level: "bad",
     key: "overloaded",
-    sentence: `Overloaded. ${load}: load ${percent(recent.load)}. ${refused(recent)}${waiting}`,
+    sentence: join("Overloaded.", `${load}: load ${percent(recent.load)}.`, refused(recent), waiting),
     advice: moreWorkers(facts),
   };
 }
@@ -147,14 +147,15 @@ function queueDominates(facts: VerdictFacts): Verdict | undefined {
         ? "The load comes in bursts; more workers, or a smaller maxBatchSize, shorten the wait."
         : `Policy latency, or a smaller maxWaitMs, lets batches leave earlier; this model runs ${model.policy}.`;
   const parts = `${time(slow.queueMs)} in the queue, ${time(slow.workerMs)} at the worker`;
-  const sentence = `Waiting. The slowest 5 % spend ${parts}. ${rate(facts)} ${refused(recent)}`;
+  const sentence = join(`Waiting. The slowest 5 % spend ${parts}.`, rate(facts), refused(recent));
   return { level: "busy", key: "waiting", sentence, advice };
 }
 
 function retries(facts: VerdictFacts): Verdict | undefined {
   const { retriedShare, recent } = facts;
   if (retriedShare <= MANY_RETRIES) return undefined;
-  const sentence = `Retries. ${percent(retriedShare)} of the tasks were tried again. ${rate(facts)} ${tail(recent)}`;
+  const again = `${percent(retriedShare)} of the tasks were tried again.`;
+  const sentence = join("Retries.", again, rate(facts), tail(recent));
   const advice = "The recent events name the workers and what they answered; dead letters keep what failed.";
   return { level: "busy", key: "retries", sentence, advice };
 }
@@ -162,7 +163,8 @@ function retries(facts: VerdictFacts): Verdict | undefined {
 function lateLoop(facts: VerdictFacts): Verdict | undefined {
   const { loopLateMs, recent } = facts;
   if (loopLateMs <= LATE_MS) return undefined;
-  const sentence = `Late. This process kept everybody waiting for ${time(loopLateMs)}. ${rate(facts)} ${tail(recent)}`;
+  const late = `This process kept everybody waiting for ${time(loopLateMs)}.`;
+  const sentence = join("Late.", late, rate(facts), tail(recent));
   const advice = "Give the process a whole core, send smaller bodies, or run a second gateway.";
   return { level: "busy", key: "late", sentence, advice };
 }
@@ -177,7 +179,7 @@ function quiet(facts: VerdictFacts): Verdict | undefined {
 
 function healthy(facts: VerdictFacts): Verdict {
   const { recent } = facts;
-  const sentence = `Healthy. ${rate(facts)} ${tail(recent)} ${refused(recent)}`;
+  const sentence = join("Healthy.", rate(facts), tail(recent), refused(recent));
   return { level: "ok", key: "healthy", sentence, advice: spare(facts) || emptySeats(facts) };
 }
 
@@ -213,15 +215,22 @@ function rate({ recent, tasksPerSecond }: VerdictFacts): string {
   return `${asked ? `${count(requestsPerSecond)} req/s` : `${count(tasksPerSecond)} tasks/s run here`}${share}.`;
 }
 
-function tail({ p99, slow }: Recent): string {
-  if (p99 === null || slow === null) return "Nobody waited for an answer.";
+/** "" in a batcher: nobody asks it, so nobody waits for it or is refused. */
+function tail({ p99, slow, requestsPerSecond }: Recent): string {
+  if (p99 === null || slow === null) return requestsPerSecond > 0 ? "Nobody waited for an answer." : "";
   const parts = [`${time(slow.workerMs)} worker`, `${time(slow.queueMs)} queue`];
   if (slow.gatewayMs >= 1) parts.push(`${time(slow.gatewayMs)} gateway`);
   return `p99 ${time(p99)}; the slowest 5 %: ${parts.join(" + ")}.`;
 }
 
-function refused({ refusedShare }: Recent): string {
-  return refusedShare === 0 ? "Nobody refused." : `${percent(refusedShare)} refused.`;
+function refused({ refusedShare, requestsPerSecond }: Recent): string {
+  if (refusedShare > 0) return `${percent(refusedShare)} refused.`;
+  return requestsPerSecond > 0 ? "Nobody refused." : "";
+}
+
+/** Sentences, less those that are empty. */
+function join(...sentences: readonly string[]): string {
+  return sentences.filter((each) => each !== "").join(" ");
 }
 
 function downWords(down: readonly WorkerRow[]): string {

@@ -3,7 +3,7 @@ import assert from "node:assert/strict";
 import { after, before, describe, test } from "node:test";
 import { gunzipSync } from "node:zlib";
 import { request } from "undici";
-import { findAssets, lean } from "../../src/dashboard/assets.ts";
+import { findAssets, lean, leanStyle } from "../../src/dashboard/assets.ts";
 import { FakeLive } from "./fake-live.ts";
 
 describe("assets", () => {
@@ -31,10 +31,16 @@ describe("assets", () => {
     }
   });
 
+  test("a style sheet means the same without its line ends", () => {
+    const text =
+      "/* c */\na,\na:hover {\n  color: red;\n  font:\n    13px/1.4 x,\n    y;\n}\n@media (width > 1px) {\n}\n";
+    assert.equal(leanStyle(text), "a,a:hover{color:red;font:\n13px/1.4 x,y;}@media (width > 1px){}");
+  });
+
   test("comments and indentation are left out, code is not", () => {
     const text =
       '/**\n * x\n */\nconst a = 1; /* stays */\n  // gone\n  /** @type {X} */ (b).c = "//"; // stays\n\n';
-    assert.equal(lean(text), 'const a = 1; /* stays */\n/** @type {X} */ (b).c = "//"; // stays');
+    assert.equal(lean(text), 'const a = 1; /* stays */\n(b).c = "//"; // stays');
   });
 
   test("headers keep everything else out; a file that did not change is not sent again", async () => {

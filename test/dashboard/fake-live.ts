@@ -30,6 +30,10 @@ export class FakeLive implements AsyncDisposable {
   /** Answers 401 to everybody who does not send it. */
   token = "";
   letters = 2;
+  version = "0.1.0-dev";
+  role = "all";
+  /** What the next frames say instead. */
+  alter: (frame: Frame) => Frame = (frame) => frame;
   replayed: string[] = [];
   readonly #clock = new SystemClock();
   readonly #viewers = new Set<Outflow>();
@@ -83,6 +87,11 @@ export class FakeLive implements AsyncDisposable {
     return Promise.resolve();
   }
 
+  /** Breaks every connection; the next one is served as before. */
+  cut(): void {
+    for (const viewer of this.#viewers) viewer.cut();
+  }
+
   #tick(): void {
     this.#clock.at(this.#clock.now() + 500, () => {
       if (this.#stopped) return;
@@ -93,7 +102,7 @@ export class FakeLive implements AsyncDisposable {
 
   #send(): void {
     const now = this.#clock.now();
-    const frame = JSON.stringify(this.#frame(now, this.#lastSecond, this.#lastNow - 400, []));
+    const frame = JSON.stringify(this.alter(this.#frame(now, this.#lastSecond, this.#lastNow - 400, [])));
     this.#lastSecond = Math.floor(now / 1000);
     this.#lastNow = now;
     for (const viewer of this.#viewers) viewer.write(`event: frame\ndata: ${frame}\n\n`);
@@ -136,9 +145,9 @@ export class FakeLive implements AsyncDisposable {
     const now = this.#lastNow;
     const history = this.scene === "empty" ? 0 : 900;
     const hello: Hello = {
-      version: "0.1.0-dev",
+      version: this.version,
       startedAt: now - 7_300_000,
-      role: "all",
+      role: this.role,
       engine: "memory",
       demo: true,
       apiUrl: "http://127.0.0.1:8080",
@@ -151,7 +160,7 @@ export class FakeLive implements AsyncDisposable {
         maxWaitMs: 50,
         policy: "adaptive",
       })),
-      frame: this.#frame(now, this.#lastSecond - history, now - 30_000, notesOf(this.scene, now)),
+      frame: this.alter(this.#frame(now, this.#lastSecond - history, now - 30_000, notesOf(this.scene, now))),
     };
     const viewer = exchange.stream("text/event-stream", ["cache-control", "no-store"]);
     viewer.write(`event: hello\ndata: ${JSON.stringify(hello)}\n\n`);

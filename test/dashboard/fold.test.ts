@@ -41,6 +41,25 @@ describe("seconds", () => {
     for (const name of COLUMNS) assert.equal(slots.columns[name].length, 3, name);
   });
 
+  test("whoever is told to come again was refused, once, whether the door said so or the store was away", async () => {
+    using stage = new Stage();
+    const shed = { model: "embed", tier: "tin", tenant: "u", reason: "capacity" as const, retryAfterMs: 9 };
+    const turnedAway = { status: 503, ending: undefined };
+    await stage.to(500);
+    stage.events.emit("request.shed", shed);
+    stage.answer(1, turnedAway);
+    stage.events.emit("request.shed", shed);
+    await stage.to(1500);
+    stage.answer(1, turnedAway);
+    await stage.to(2500);
+    stage.answer(1, turnedAway);
+    stage.answer(1, turnedAway);
+    await stage.to(3000);
+    assert.deepEqual(column(stage, "refused"), [2, 0, 2]);
+    assert.deepEqual(column(stage, "failed"), [0, 0, 0]);
+    assert.equal(stage.look().recent.refusedShare, 1);
+  });
+
   test("fifteen minutes are kept", async () => {
     using stage = new Stage();
     stage.answer(10);

@@ -115,6 +115,37 @@ describe("batches", () => {
     "5",
   ];
 
+  test("a batch whose end was left out is over when the next begins, or when its worker has none", () => {
+    const batches = new Batches();
+    batches.merge([row("a", 100, 0), row("b", 200, 0)], 300);
+    assert.deepEqual(
+      batches.of("gpu-1").map(({ end }) => end),
+      [200, 0],
+    );
+    batches.end(400, ({ worker }) => worker === "gpu-1");
+    assert.equal(batches.of("gpu-1")[1]!.end, 0);
+    batches.end(400, () => false);
+    assert.equal(batches.of("gpu-1")[1]!.end, 400);
+    batches.merge([row("b", 200, 0)], 500);
+    assert.equal(batches.of("gpu-1")[1]!.end, 400, "an older word does not make it run again");
+    batches.merge([row("b", 200, 390)], 500);
+    assert.equal(batches.of("gpu-1")[1]!.end, 390);
+  });
+
+  test("one that hangs for minutes is still there; a copy does not change", () => {
+    const batches = new Batches();
+    batches.merge([row("a", 100, 0)], 100);
+    const copy = batches.copy();
+    batches.merge([], 600_000);
+    assert.equal(batches.size, 1);
+    batches.merge([row("a", 100, 600_100)], 900_000);
+    assert.equal(batches.size, 0);
+    assert.deepEqual(
+      copy.of("gpu-1").map(({ end }) => end),
+      [0],
+    );
+  });
+
   test("a batch comes twice and is there once, with its last word; rows are in the order of their start", () => {
     const batches = new Batches();
     batches.merge([row("b", 200, 0), row("a", 100, 190)], 300);

@@ -73,7 +73,7 @@ describe("the sentence", () => {
 
   test("a batcher counts tasks, since it takes no requests", () => {
     const recent = { requestsPerSecond: 0, p99: null, slow: null };
-    assert.match(say({ recent, tasksPerSecond: 512 }).sentence, /^Healthy\. 512 tasks\/s run here\. /);
+    assert.match(say({ recent, tasksPerSecond: 512 }).sentence, /^Healthy\. 512 tasks\/s run here\.$/);
   });
 
   test("the store is away", () => {

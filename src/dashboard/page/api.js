@@ -5,32 +5,34 @@
  * once and removed from the address bar; a fragment is never sent to a server.
  */
 
+import { keep, recall } from "./dom.js";
+
 const KEY = "ferry-admin-token";
 let token = "";
 
-const given = new URLSearchParams(location.hash.slice(1)).get("token");
-if (given === null) token = kept();
-else {
-  history.replaceState(null, "", location.pathname + location.search);
-  setToken(given);
-}
+if (!takeFromAddress()) token = recall("sessionStorage", KEY) ?? "";
+// Pasted into a page that is open already: nothing would be loaded, and it would stay in the address bar.
+addEventListener("hashchange", () => {
+  if (takeFromAddress()) location.reload();
+});
 
-function kept() {
+function takeFromAddress() {
+  const given = /^#token=(.*)$/s.exec(location.hash)?.[1];
+  if (given === undefined) return false;
+  history.replaceState(null, "", location.pathname + location.search);
   try {
-    return sessionStorage.getItem(KEY) ?? "";
+    setToken(decodeURIComponent(given));
   } catch {
-    return "";
+    // A percent sign of its own.
+    setToken(given);
   }
+  return true;
 }
 
 /** @param {string} given */
 export function setToken(given) {
   token = given;
-  try {
-    sessionStorage.setItem(KEY, given);
-  } catch {
-    // A browser that keeps nothing: it is asked for again after a reload.
-  }
+  keep("sessionStorage", KEY, given);
 }
 
 export function hasToken() {
@@ -39,7 +41,9 @@ export function hasToken() {
 
 /** @returns {Record<string, string>} */
 export function tokenHeaders() {
-  return token === "" ? {} : { authorization: `Bearer ${token}` };
+  // What no header can hold would never be sent, and so never be refused.
+  const sendable = token.replaceAll(/[^!-~]/g, "?");
+  return token === "" ? {} : { authorization: `Bearer ${sendable}` };
 }
 
 /** Why an answer is none, in the server's words. */

@@ -9,7 +9,7 @@
 /** @import { Batches, History } from "./state.js" */
 import { hasToken, setToken, tokenHeaders } from "./api.js";
 import { DeadLetters } from "./dead-letters.js";
-import { byId, copy, h, mark, say, show, the } from "./dom.js";
+import { byId, copy, h, keep, mark, recall, say, show, the } from "./dom.js";
 import { age, ms, quoted, short, span } from "./format.js";
 import { Graphs } from "./graphs.js";
 import { showKeys, startKeys } from "./keys.js";
@@ -45,9 +45,12 @@ const state = new State();
 /** @type {Set<number>} */
 const only = new Set();
 const picker = the("model", HTMLSelectElement);
-let chosen = "";
-let rangeS = 300;
-let paused = false;
+/** What was chosen lives as long as the tab: a new version of Ferry loads the page anew. */
+const CHOICE = "ferry-choice";
+/** @type {[model: string, rangeS: number]} */
+let [chosen, rangeS] = JSON.parse(recall("sessionStorage", CHOICE) ?? '["", 300]');
+/** What is shown while one pauses. @type {State | undefined} */
+let still;
 let tables = false;
 let lost = false;
 let lastKey = "";
@@ -55,21 +58,24 @@ let lastKey = "";
 const workers = new Workers();
 const graphs = new Graphs();
 const letters = new DeadLetters();
-const panels = [
-  new Tiles(),
-  workers,
-  new Reasons(toggleReason),
-  graphs,
-  new Queues(),
-  new Refused(),
-  new Saved(),
-  letters,
-  new Notes(),
-  new Process(),
-];
+/** Each with an element of it, so that one that fails can say so itself. */
+const panels = /** @type {const} */ ([
+  ["tiles", new Tiles()],
+  ["lanes", workers],
+  ["reasons", new Reasons(toggleReason)],
+  ["latency", graphs],
+  ["queues", new Queues()],
+  ["refused", new Refused()],
+  ["saved", new Saved()],
+  ["dead", letters],
+  ["notes", new Notes()],
+  ["process", new Process()],
+]);
 
-/** @returns {View | undefined} */
-function view() {
+const remember = () => keep("sessionStorage", CHOICE, JSON.stringify([chosen, rangeS]));
+
+/** @param {State} state @returns {View | undefined} */
+function view(state) {
   const { hello, frame } = state;
   if (hello === undefined || frame === undefined) return undefined;
   const at = Math.max(
@@ -84,14 +90,29 @@ function view() {
 // ── showing ─────────────────────────────────────────────────────────────────────────────────────
 
 function render() {
-  const now = view();
-  if (now === undefined) return;
-  showTab(now);
-  if (document.hidden || paused) return;
+  const now = view(still ?? state);
+  if (now === undefined || document.hidden) return;
   document.body.classList.remove("loading");
   showVerdict(now);
   say(byId("scope"), now.frame.process.scope);
-  for (const panel of panels) panel.update(now);
+  for (const [id, panel] of panels) {
+    const box = byId(id).closest(".panel") ?? byId(id);
+    try {
+      panel.update(now);
+      mark(box, "data-broken", false);
+    } catch (error) {
+      // The others still have something to show.
+      if (!box.hasAttribute("data-broken")) reportError(error);
+      mark(box, "data-broken", error instanceof Error ? error.message : String(error));
+    }
+  }
+}
+
+/** Something new is known. */
+function heard() {
+  const now = view(state);
+  if (now !== undefined) showTab(now);
+  if (still === undefined) render();
 }
 
 /** @param {View} now */
@@ -128,6 +149,7 @@ function showLife() {
   const since = performance.now() - state.heardAt;
   const known = state.hello !== undefined;
   const stale = known && since > STALE_MS;
+  const paused = still !== undefined;
   document.body.classList.toggle("stale", (stale || lost) && !paused);
   const [kind, words] = lost
     ? ["lost", known ? `last update ${age(since)} ago` : "no connection"]
@@ -143,15 +165,16 @@ function showLife() {
 }
 
 function loop(/** @type {number} */ hereNow) {
-  const now = view();
-  if (now !== undefined && !document.hidden) workers.draw(hereNow, now);
   requestAnimationFrame(loop);
+  const now = view(still ?? state);
+  if (now !== undefined && !document.hidden) workers.draw(hereNow, now);
 }
 
-/** @param {string} text @param {string} [action] */
-function alertBar(text, action = "") {
+/** `more` changes too often to be spoken each time. @param {string} text @param {string} [more] @param {string} [action] */
+function alertBar(text, more = "", action = "") {
   show(byId("alert"), text !== "");
   say(byId("alert-text"), text);
+  say(byId("alert-more"), more);
   show(byId("alert-act"), action !== "");
   say(byId("alert-act"), action);
 }
@@ -168,6 +191,7 @@ function toggleReason(reason) {
 /** @param {number} seconds */
 function setRange(seconds) {
   rangeS = seconds;
+  remember();
   for (const button of byId("ranges").children) {
     mark(
       button,
@@ -180,8 +204,12 @@ function setRange(seconds) {
 }
 
 function togglePause() {
-  paused = !paused;
+  if (state.hello === undefined) return;
+  still = still === undefined ? state.copy() : undefined;
+  const paused = still !== undefined;
   workers.freeze(paused);
+  // Another Ferry, with other models, may have come meanwhile.
+  if (!paused) fillPicker(state.hello);
   mark(byId("pause"), "aria-pressed", String(paused));
   say(byId("pause"), paused ? "Go on" : "Pause");
   showLife();
@@ -204,6 +232,7 @@ function nextModel() {
 
 function pickModel() {
   chosen = picker.value;
+  remember();
   lastKey = "";
   workers.clear();
   render();
@@ -216,6 +245,7 @@ function fillPicker(hello) {
   picker.replaceChildren(...names.map((name) => h("option", { value: name }, name)));
   picker.value = chosen;
   show(byId("demo"), hello.demo);
+  mark(document.body, "data-role", hello.role);
 }
 
 function openFind() {
@@ -312,39 +342,41 @@ function askToken() {
   alertBar("");
   if (!dialog.open) dialog.showModal();
   return new Promise((/** @type {(value: void) => void} */ resolve) => {
-    byId("token-form").addEventListener(
-      "submit",
-      () => {
-        setToken(field.value.trim());
-        field.value = "";
-        resolve();
-      },
-      { once: true },
-    );
+    const take = () => {
+      const given = field.value.trim();
+      // A browser closes a dialog at the second Escape, whatever the page says.
+      if (given === "") return dialog.showModal();
+      dialog.removeEventListener("close", take);
+      setToken(given);
+      field.value = "";
+      resolve();
+    };
+    dialog.addEventListener("close", take);
   });
 }
 
 const stream = new Stream({
   headers: tokenHeaders,
   hello(hello) {
+    // Another version's frames may mean something else.
+    if (state.hello !== undefined && state.hello.version !== hello.version) return location.reload();
     lost = false;
     alertBar("");
     state.welcome(hello, performance.now());
-    fillPicker(hello);
-    render();
+    if (still === undefined) fillPicker(hello);
+    heard();
     showLife();
   },
   frame(frame) {
     state.apply(frame, performance.now());
-    render();
+    heard();
   },
   lost(seconds, why) {
     lost = true;
     const what = why === "" ? "Connection lost" : `No stream: ${why}`;
-    alertBar(`${what}, retrying in ${seconds} s`, "Retry now");
+    alertBar(what, `, retrying in ${seconds} s`, "Retry now");
     showLife();
-    const now = view();
-    if (now !== undefined) showTab(now);
+    heard();
   },
   denied: askToken,
 });

@@ -25,7 +25,7 @@ const HEIGHT_PX = 148;
  * @typedef {object} ChartOptions
  * @property {readonly Line[]} lines
  * @property {(value: number) => string} axis how a value is written beside the y axis
- * @property {(values: readonly (number | null)[], secondsAgo: number) => string} read what the values say in words
+ * @property {(values: readonly (number | null)[], secondsAgo: number | undefined) => string} read what the values say in words; undefined: of late
  * @property {number} [top] where the y axis ends; left out: as the data says
  */
 
@@ -38,6 +38,8 @@ export class Chart {
   #rangeS = 0;
   /** @type {(number | null)[][]} */
   #data = [];
+  /** What the header says while nothing is pointed at. @type {readonly (number | null)[]} */
+  #lately = [];
   /** A dashed line across, with what it is. @type {{ at: number, name: string } | undefined} */
   limit;
 
@@ -49,8 +51,13 @@ export class Chart {
     new ResizeObserver(() => this.#fit()).observe(this.#root);
   }
 
-  /** @param {readonly (readonly (number | null)[])[]} series one list per line, newest last @param {number} rangeS */
-  update(series, rangeS) {
+  /**
+   * @param {readonly (readonly (number | null)[])[]} series one list per line, newest last
+   * @param {number} rangeS
+   * @param {readonly (number | null)[]} lately one number per line
+   */
+  update(series, rangeS, lately) {
+    this.#lately = lately;
     const x = Array.from({ length: rangeS }, (_, at) => at - rangeS + 1);
     const pad = (/** @type {readonly (number | null)[]} */ list) => [
       ...Array.from({ length: Math.max(0, rangeS - list.length) }, () => null),
@@ -79,9 +86,11 @@ export class Chart {
   }
 
   #read() {
-    const at = this.#plot?.cursor.idx ?? this.#rangeS - 1;
+    const { read } = this.#options;
+    const at = this.#plot?.cursor.idx;
+    if (at === null || at === undefined) return say(this.#readout, read(this.#lately, undefined));
     const values = this.#data.slice(1).map((list) => list[at] ?? null);
-    say(this.#readout, this.#options.read(values, this.#rangeS - 1 - at));
+    say(this.#readout, read(values, this.#rangeS - 1 - at));
   }
 
   /** @param {number} width @returns {uPlot.Options} */
@@ -91,7 +100,9 @@ export class Chart {
     const font = "11px system-ui, sans-serif";
     const rangeS = this.#rangeS;
     const apart = { 60: 20, 300: 60, 900: 300 }[rangeS] ?? rangeS;
-    const ticks = Array.from({ length: rangeS / apart + 1 }, (_, at) => at * apart - rangeS);
+    const all = Array.from({ length: rangeS / apart + 1 }, (_, at) => at * apart - rangeS);
+    // On a narrow screen their words would run into each other.
+    const ticks = width < 64 * all.length ? [-rangeS, 0] : all;
     const when = (/** @type {number} */ at) =>
       at === 0 ? "now" : rangeS === 60 ? `−${-at} s` : `−${-at / 60} min`;
     return {

@@ -119,7 +119,7 @@ export function table(heads, lines, caption) {
 
 /** Into the clipboard, where the browser lets us; the button says how it went. @param {HTMLElement} button @param {string} text */
 export async function copy(button, text) {
-  const before = button.textContent ?? "Copy";
+  const before = (button.dataset["says"] ??= button.textContent ?? "Copy");
   try {
     await navigator.clipboard.writeText(text);
     button.textContent = "Copied";
@@ -128,4 +128,22 @@ export async function copy(button, text) {
     button.textContent = "Select and copy it";
   }
   setTimeout(() => (button.textContent = before), 1600);
+}
+
+/** What the browser kept for us; null where it keeps nothing. @param {"localStorage" | "sessionStorage"} where @param {string} key */
+export function recall(where, key) {
+  try {
+    return globalThis[where].getItem(key);
+  } catch {
+    return null;
+  }
+}
+
+/** As long as the browser lets us, else as long as the page. @param {"localStorage" | "sessionStorage"} where @param {string} key @param {string} value */
+export function keep(where, key, value) {
+  try {
+    globalThis[where].setItem(key, value);
+  } catch {
+    // It is chosen or asked for again after a reload.
+  }
 }

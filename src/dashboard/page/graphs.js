@@ -10,8 +10,12 @@ const LATENCIES = /** @type {const} */ (["p50", "p95", "p99"]);
 const GPU_PARTS = /** @type {const} */ (["filledMs", "emptyMs", "idleMs"]);
 const TABLE_ROWS = 12;
 
-/** @param {number} secondsAgo */
-const when = (secondsAgo) => (secondsAgo === 0 ? "" : `${secondsAgo} s ago: `);
+/** As the five numbers: what a header says of the last second alone would contradict them. */
+const RECENT_S = 10;
+
+/** @param {number | undefined} secondsAgo */
+const when = (secondsAgo) =>
+  secondsAgo === undefined ? `last ${RECENT_S} s: ` : secondsAgo === 0 ? "now: " : `${secondsAgo} s ago: `;
 
 export class Graphs {
   #latency = new Chart("latency", {
@@ -21,11 +25,11 @@ export class Graphs {
       { name: "p99", colour: "strong", width: 2 },
     ],
     axis: (value) => ms(value),
-    read: ([p50, p95, p99], ago) => `${when(ago)}━ p99 ${ms(p99)} · ┅ p95 ${ms(p95)} · ─ p50 ${ms(p50)}`,
+    read: ([p50, p95, p99], ago) => `${when(ago)}━ p99 ${ms(p99)} ┅ p95 ${ms(p95)} ─ p50 ${ms(p50)}`,
   });
   #rate = new Chart("rate", {
     lines: [
-      { name: "answered", colour: "strong", width: 1.5, fill: "soft" },
+      { name: "all", colour: "strong", width: 1.5, fill: "soft" },
       { name: "refused", colour: "bad", width: 1.5 },
       { name: "failed", colour: "bad", width: 1.5, dash: [3, 3] },
     ],
@@ -43,7 +47,7 @@ export class Graphs {
     ],
     axis: (value) => share(value),
     read: ([busy, filled], ago) => {
-      if (busy === null || busy === undefined) return ago === 0 ? "" : `${when(ago)}–`;
+      if (busy === null || busy === undefined) return `${when(ago)}–`;
       return `${when(ago)}${share(filled)} filled · ${share(busy - (filled ?? 0))} empty · ${share(1 - busy)} idle`;
     },
   });
@@ -67,7 +71,7 @@ export class Graphs {
   /** @param {View} view */
   update(view) {
     const { history, rangeS, model, at } = view;
-    const { slow, capacityPerSecond } = model.recent;
+    const { slow, capacityPerSecond, requestsPerSecond, refusedShare, ...recent } = model.recent;
     this.#split.update(slow === null ? null : [slow.queueMs, slow.workerMs, slow.gatewayMs], ms);
     // A second is added once a second; the other frames bring nothing for a chart.
     const sum = (/** @type {Column} */ name) => history.sum(name, rangeS);
@@ -77,19 +81,31 @@ export class Graphs {
     this.#latency.update(
       LATENCIES.map((name) => history.last(name, rangeS)),
       rangeS,
+      LATENCIES.map((name) => recent[name]),
     );
     this.#rate.limit = capacityPerSecond > 0 ? { at: capacityPerSecond, name: "capacity" } : undefined;
     const [requests, refused, failed] = [sum("requests"), sum("refused"), sum("failed")];
     // A red line that is 0 all along would only look like trouble.
     const line = (/** @type {Column} */ name, /** @type {number} */ times) =>
       times === 0 ? [] : history.last(name, rangeS);
-    this.#rate.update([requestsOf(view), line("refused", refused), line("failed", failed)], rangeS);
+    this.#rate.update([requestsOf(view), line("refused", refused), line("failed", failed)], rangeS, [
+      requestsPerSecond,
+      requestsPerSecond * refusedShare,
+      history.sum("failed", RECENT_S) / Math.max(1, Math.min(RECENT_S, history.length)),
+    ]);
     this.#rateSplit.update([Math.max(0, requests - refused - failed), refused, failed], count);
     const [filled = [], empty = [], idle = []] = GPU_PARTS.map((name) => history.last(name, rangeS));
     const whole = filled.map((each, i) => (each ?? 0) + (empty[i] ?? 0) + (idle[i] ?? 0));
     const part = (/** @type {readonly (number | null)[][]} */ ...lists) =>
       whole.map((all, i) => (all === 0 ? null : lists.reduce((sum, list) => sum + (list[i] ?? 0), 0) / all));
-    this.#gpu.update([part(filled, empty), part(filled)], rangeS);
+    const lately = GPU_PARTS.map((name) => history.sum(name, RECENT_S));
+    const [full = 0, bare = 0] = lately;
+    const time = lately.reduce((sum, each) => sum + each, 0);
+    this.#gpu.update(
+      [part(filled, empty), part(filled)],
+      rangeS,
+      time === 0 ? [null, null] : [(full + bare) / time, full / time],
+    );
     const sums = GPU_PARTS.map(sum);
     const all = sums.reduce((sum, each) => sum + each, 0);
     this.#gpuSplit.update(sums, (value) => share(value / all));
@@ -117,7 +133,7 @@ export class Graphs {
         table(["Second (UTC)", ...heads], rows, `The last ${seconds} seconds`),
       );
     put("latency", ["p50", "p95", "p99"], lines(LATENCIES, ms));
-    put("rate", ["answered", "refused", "failed"], lines(["requests", "refused", "failed"], rate));
+    put("rate", ["all", "refused", "failed"], lines(["requests", "refused", "failed"], rate));
     put("gpu", ["filled seats", "empty seats", "idle"], lines(GPU_PARTS, ms));
   }
 }

@@ -21,11 +21,19 @@ const SPANS_S = [2, 3, 5, 10, 20, 30, 60];
 
 const calm = matchMedia("(prefers-reduced-motion: reduce)");
 
-/** The length of time that lets a usual batch be wide enough to read. @param {number} batchMs @param {number} width */
-export function spanFor(batchMs, width) {
-  if (batchMs <= 0) return 5;
+/**
+ * The length of time that lets a usual batch be wide enough to read. It stays what it was until another fits clearly
+ * better: batches that take a little longer, then a little less, must not make the lanes jump.
+ * @param {number} batchMs
+ * @param {number} width
+ * @param {number} [before]
+ */
+export function spanFor(batchMs, width, before = 0) {
+  if (batchMs <= 0) return before || 5;
   const wanted = (width / WIDTH_PX) * (batchMs / 1000);
-  return SPANS_S.findLast((span) => span <= wanted) ?? SPANS_S[0] ?? 2;
+  const best = SPANS_S.findLast((span) => span <= wanted) ?? SPANS_S[0] ?? 2;
+  if (before === 0) return best;
+  return (best > before ? wanted < 1.15 * best : wanted > 0.85 * before) ? before : best;
 }
 
 export class Lanes {
@@ -42,7 +50,8 @@ export class Lanes {
   /** @type {Batches | undefined} */
   #batches;
   #maxBatchSize = 1;
-  #spanS = 5;
+  /** 0: not chosen yet. */
+  #spanS = 0;
   /** Positions of reasons that stand out; empty: all do. @type {Set<number>} */
   only = new Set();
   /** @type {Batch | undefined} */
@@ -76,7 +85,7 @@ export class Lanes {
   show(rows, batches, maxBatchSize, rowPx) {
     const usual = rows.map(({ batchMs }) => batchMs).filter((ms) => ms > 0);
     usual.sort((a, b) => a - b);
-    this.#spanS = spanFor(usual[usual.length >> 1] ?? 0, this.#width);
+    this.#spanS = spanFor(usual[usual.length >> 1] ?? 0, this.#width, this.#spanS);
     this.#rows = rows;
     this.#batches = batches;
     this.#maxBatchSize = maxBatchSize;

@@ -47,13 +47,16 @@ export class Reasons {
     const steps = history.fill.map((list) => total(list, rangeS));
     const most = Math.max(1, ...steps);
     const batches = steps.reduce((sum, each) => sum + each, 0);
+    /** "" where batches are so small that no size falls into the step. */
     const label = (/** @type {number} */ step) => {
       const low = Math.floor((max * step) / 8) + 1;
       const high = Math.floor((max * (step + 1)) / 8);
-      return low >= high ? String(high) : `${low}–${high}`;
+      return low > high ? "" : low === high ? String(high) : `${low}–${high}`;
     };
+    const first = this.#bars.findIndex((_, step) => label(step) !== "");
     this.#bars.forEach((bar, step) => {
       const each = steps[step] ?? 0;
+      show(bar, label(step) !== "");
       /** @type {HTMLElement} */ (bar.firstElementChild).style.height =
         `${Math.max(each > 0 ? 4 : 0, (each / most) * 100)}%`;
       mark(
@@ -61,7 +64,7 @@ export class Reasons {
         "title",
         `${label(step)} tasks: ${plural(each, "batch")}, ${share(batches === 0 ? 0 : each / batches)}`,
       );
-      mark(bar, "data-label", step === 0 || step === 7 ? label(step) : "");
+      mark(bar, "data-label", step === first || step === 7 ? label(step) : "");
     });
     const mean = history.sum("tasks", rangeS) / Math.max(1, history.sum("batches", rangeS));
     mark(
@@ -75,7 +78,7 @@ export class Reasons {
       batches === 0 ? "" : `mean ${count(Math.round(mean * 10) / 10)} of ${max}`,
     );
     if (!tables) return;
-    const lines = steps.map((each, step) => [label(step), count(each)]);
+    const lines = steps.map((each, step) => [label(step), count(each)]).filter(([size]) => size !== "");
     byId("fill-twin").replaceChildren(table(["Tasks", "Batches"], lines, "Batches by how full they were"));
   }
 }
@@ -88,7 +91,7 @@ function makeReason({ name, at }, toggle) {
     "button",
     { type: "button", class: "reason", onclick: () => toggle(at) },
     h("span", { class: `swatch ${name}`, "aria-hidden": "true" }, name[0]?.toUpperCase() ?? ""),
-    h("span", { class: "what" }, h("b", {}, name), h("small", {}, REASON_WORDS[at] ?? "")),
+    h("span", { class: "what" }, h("b", {}, name), " ", h("small", {}, REASON_WORDS[at] ?? "")),
     percent,
     h("span", { class: "track" }, bar),
   );
@@ -146,7 +149,8 @@ export class Refused {
     /** @type {Map<string, number>} */
     const times = new Map();
     for (const [key, list] of history.shed) times.set(key, total(list, rangeS));
-    const all = [...times.values()].reduce((sum, each) => sum + each, 0);
+    const all = history.sum("refused", rangeS);
+    const away = all - [...times.values()].reduce((sum, each) => sum + each, 0);
     const reasons = hello.shedReasons.filter((reason) =>
       hello.tiers.some((tier) => times.get(`${tier} ${reason}`)),
     );
@@ -158,7 +162,7 @@ export class Refused {
       }),
     ]);
     const tenants = model.refusedTenants.map(([tenant, each, retryMs]) => [tenant, count(each), ms(retryMs)]);
-    const shown = JSON.stringify([lines, tenants, rangeS]);
+    const shown = JSON.stringify([lines, tenants, rangeS, away]);
     if (shown === this.#shown) return;
     this.#shown = shown;
     if (all === 0) {
@@ -167,7 +171,10 @@ export class Refused {
       );
     } else {
       const heads = ["Tier", ...reasons.map((reason) => reason.replace("_", " "))];
-      byId("refused").replaceChildren(table(heads, lines, "Refused requests by tier and reason"));
+      byId("refused").replaceChildren(
+        ...(reasons.length > 0 ? [table(heads, lines, "Refused requests by tier and reason")] : []),
+        ...(away > 0 ? [h("p", { class: "bad" }, `${count(away)} while the store did not answer`)] : []),
+      );
     }
     const box = byId("tenants");
     show(box, tenants.length > 0);
@@ -297,11 +304,11 @@ export class Process {
     const about = hello.models[at];
     const late = history.last("loopLateMs", rangeS).reduce((most, each) => Math.max(most ?? 0, each ?? 0), 0);
     const retried = history.sum("retried", rangeS);
-    const store = process.reachable ? process.durability : "not reachable";
+    const store = process.reachable ? `durability ${process.durability}` : "not reachable";
     /** @type {[string, string][]} */
     const facts = [
-      ["Engine", `${hello.engine}, durability ${store}`],
-      ["Running now", `${plural(process.running, "batch")}, ${plural(process.queued, "task")} queued`],
+      ["Engine", `${hello.engine}, ${store}`],
+      ["Running now", `${plural(process.running, "task")}, ${count(process.queued)} queued`],
       [
         "Batches",
         about === undefined
@@ -310,13 +317,16 @@ export class Process {
       ],
       ["Retries", `${count(retried)} in ${span(rangeS)}`],
       ["Longest stall", `${ms(late)} in ${span(rangeS)}`],
-      [
-        "Served",
-        `${plural(process.totals.requests, "request")} with ${plural(process.totals.calls, "call")}`,
-      ],
+      ["Served", served(process.totals)],
       ["Up", `${age(frame.now - hello.startedAt)}, as ${hello.role}${process.draining ? ", draining" : ""}`],
     ];
     this.#rows.set(facts, ([name]) => name);
     say(byId("process-hint"), `Ferry ${hello.version}`);
   }
+}
+
+/** A gateway calls no worker, a batcher is asked by nobody. @param {{ requests: number, tasks: number, calls: number }} totals */
+function served({ requests, tasks, calls }) {
+  const asked = requests === 0 && calls > 0 ? plural(tasks, "task") : plural(requests, "request");
+  return calls === 0 ? asked : `${asked} with ${plural(calls, "call")}`;
 }

@@ -60,6 +60,18 @@ export class History {
     return total(this.columns.get(column) ?? [], seconds);
   }
 
+  /** As it is now, whatever comes later. */
+  copy() {
+    const copy = new History();
+    copy.from = this.from;
+    copy.length = this.length;
+    for (const [name, column] of this.columns) copy.columns.set(name, [...column]);
+    copy.depth = this.depth.map((list) => [...list]);
+    copy.fill = this.fill.map((list) => [...list]);
+    for (const [key, list] of this.shed) copy.shed.set(key, [...list]);
+    return copy;
+  }
+
   #zeros() {
     return Array.from({ length: this.length }, () => 0);
   }
@@ -131,7 +143,12 @@ export function total(list, seconds) {
  * @property {string} tiers
  */
 
-/** The batches of the last minute, by worker, in the order in which they began. */
+/**
+ * The batches of the last minute, by worker, in the order in which they began.
+ *
+ * A frame may leave out batches, and with them the end of one that was seen to begin. A worker runs one at a time:
+ * a batch is over when the next one begins, and when its worker has none.
+ */
 export class Batches {
   /** @type {Map<string, Batch>} */
   #byId = new Map();
@@ -160,10 +177,26 @@ export class Batches {
     for (const [id, worker, start, end, size, reason, oldestWaitMs, calls, attempt, tiers] of rows) {
       const known = this.#byId.get(id);
       const batch = { id, worker, start, end, size, reason, oldestWaitMs, calls, attempt, tiers };
-      if (known !== undefined) Object.assign(known, batch);
-      else this.#add(batch);
+      // One that is over does not run again, whatever an older word says.
+      if (known === undefined) this.#add(batch);
+      else Object.assign(known, batch, { end: end || known.end });
     }
     for (const [worker, row] of this.#byWorker) this.#prune(worker, row, now - KEPT_BATCHES_MS);
+  }
+
+  /** Ends those that run, unless `goesOn` says that they do. @param {number} at @param {(batch: Batch) => boolean} goesOn */
+  end(at, goesOn) {
+    for (const row of this.#byWorker.values()) {
+      const last = row.at(-1);
+      if (last !== undefined && last.end === 0 && !goesOn(last)) last.end = Math.max(at, last.start);
+    }
+  }
+
+  /** As they are now, whatever comes later. */
+  copy() {
+    const copy = new Batches();
+    for (const row of this.#byWorker.values()) for (const batch of row) copy.#add({ ...batch });
+    return copy;
   }
 
   /** @param {Batch} batch */
@@ -173,7 +206,10 @@ export class Batches {
     if (row.length === 0) this.#byWorker.set(batch.worker, row);
     let at = row.length;
     while (at > 0 && (row[at - 1]?.start ?? 0) > batch.start) at--;
-    if (at === row.length) row.push(batch);
+    const [before, after] = [row[at - 1], row[at]];
+    if (before !== undefined && before.end === 0) before.end = batch.start;
+    if (after !== undefined && batch.end === 0) batch.end = after.start;
+    if (after === undefined) row.push(batch);
     else row.splice(at, 0, batch);
   }
 
@@ -188,7 +224,7 @@ export class Batches {
 
 /** @param {Batch | undefined} batch */
 function lastSeen(batch) {
-  return batch === undefined ? Infinity : batch.end || batch.start;
+  return batch?.end || Infinity;
 }
 
 /** The server's clock as seen from here: frames arrive with some delay and some jitter. */
@@ -233,9 +269,28 @@ export class State {
       this.histories = hello.models.map(() => new History());
       this.batches = hello.models.map(() => new Batches());
     }
+    // What ran when the connection broke, and is not told of now, ended meanwhile: perhaps with its Ferry.
+    const lastNow = this.frame?.now ?? 0;
+    this.batches.forEach((batches, at) => {
+      const told = new Set(hello.frame.models[at]?.batches.map(([id]) => id));
+      batches.end(lastNow, ({ id }) => told.has(id));
+    });
     this.notes = [];
     this.clock = new ServerClock();
     this.apply(hello.frame, hereNow);
+  }
+
+  /** As it is now, for those who paused. */
+  copy() {
+    const copy = new State();
+    copy.hello = this.hello;
+    copy.frame = this.frame;
+    copy.histories = this.histories.map((history) => history.copy());
+    copy.batches = this.batches.map((batches) => batches.copy());
+    copy.notes = [...this.notes];
+    copy.clock = this.clock;
+    copy.heardAt = this.heardAt;
+    return copy;
   }
 
   /** @param {Frame} frame @param {number} hereNow */
@@ -246,6 +301,8 @@ export class State {
     frame.models.forEach((model, at) => {
       this.histories[at]?.merge(model.slots);
       this.batches[at]?.merge(model.batches, frame.now);
+      const busy = new Set(model.workers.filter(({ inFlight }) => inFlight > 0).map(({ name }) => name));
+      this.batches[at]?.end(frame.now, ({ worker }) => busy.has(worker));
     });
     if (frame.notes.length > 0) {
       this.notes.unshift(...frame.notes.toReversed());

@@ -111,10 +111,15 @@ export class Stream {
 
   /** @param {string} event @param {string} data */
   #hear(event, data) {
-    if (event === "hello") {
-      this.#failures = 0;
-      this.#hearing.hello(/** @type {Hello} */ (JSON.parse(data)));
-    } else if (event === "frame") this.#hearing.frame(/** @type {Frame} */ (JSON.parse(data)));
+    try {
+      if (event === "hello") {
+        this.#failures = 0;
+        this.#hearing.hello(/** @type {Hello} */ (JSON.parse(data)));
+      } else if (event === "frame") this.#hearing.frame(/** @type {Frame} */ (JSON.parse(data)));
+    } catch (error) {
+      // Our own mistake: to connect again would not mend it, and to be silent would hide it.
+      reportError(error);
+    }
   }
 
   /** @param {string} why */

@@ -2,6 +2,8 @@
  * Light or dark: as the system says, or as `t` chose. Canvases cannot read style sheets while they draw, so the
  * colours that they need are read once for each theme.
  */
+import { keep, recall } from "./dom.js";
+
 const KEY = "ferry-theme";
 const dark = matchMedia("(prefers-color-scheme: dark)");
 
@@ -72,21 +74,11 @@ function choose(theme) {
 export function toggleTheme() {
   const next = isDark() ? "light" : "dark";
   const theme = (next === "dark") === dark.matches ? "auto" : next;
-  try {
-    localStorage.setItem(KEY, theme);
-  } catch {
-    // Then it lasts as long as the page.
-  }
+  keep("localStorage", KEY, theme);
   choose(theme);
 }
 
 export function startTheme() {
-  let theme = "auto";
-  try {
-    theme = localStorage.getItem(KEY) ?? "auto";
-  } catch {
-    // As the system says.
-  }
-  document.documentElement.dataset["theme"] = theme;
+  document.documentElement.dataset["theme"] = recall("localStorage", KEY) ?? "auto";
   dark.addEventListener("change", () => choose(document.documentElement.dataset["theme"] ?? "auto"));
 }

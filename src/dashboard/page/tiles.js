@@ -4,6 +4,8 @@ import { spark } from "./charts.js";
 import { byId, h, mark, say } from "./dom.js";
 import { count, ms, plural, rate, share } from "./format.js";
 
+const ELSEWHERE = "the gateways know";
+
 /** @param {string} label @param {string} unit */
 function makeTile(label, unit) {
   const number = h("span", { class: "number" }, "–");
@@ -11,8 +13,9 @@ function makeTile(label, unit) {
   const note = h("p", { class: "note" });
   const canvas = h("canvas", { class: "spark", "aria-hidden": "true" });
   const value = h("p", { class: "value" }, number, small);
-  const node = h("div", { class: "tile" }, h("p", { class: "label" }, label), value, note, canvas);
-  return { node, number, unit: small, note, canvas };
+  const name = h("p", { class: "label" }, label);
+  const node = h("div", { class: "tile" }, name, value, note, canvas);
+  return { node, name, number, unit: small, note, canvas };
 }
 
 export class Tiles {
@@ -29,24 +32,31 @@ export class Tiles {
   }
 
   /** @param {View} view */
-  update({ model, frame, history, rangeS }) {
+  update({ hello, model, frame, history, rangeS }) {
     const { recent, workers } = model;
+    // Requests come to gateways: a batcher has their tasks.
+    const batcher = hello.role === "batcher";
+    const asked = batcher ? history.sum("tasks", 10) / 10 : recent.requestsPerSecond;
+    say(this.#rate.name, batcher ? "Tasks" : "Requests");
     const well = workers.filter(({ state }) => state !== "down").length;
-    say(this.#rate.number, rate(recent.requestsPerSecond));
+    say(this.#rate.number, rate(asked));
     const capacity = recent.capacityPerSecond;
     say(this.#rate.note, capacity > 0 ? `capacity ${rate(capacity)}/s` : "capacity is being learned");
     say(this.#load.number, capacity > 0 ? share(recent.load) : "–");
     const wanted = recent.desiredWorkers > 0 ? `, ${count(recent.desiredWorkers)} wanted` : "";
-    say(this.#load.note, `${well}/${plural(workers.length, "worker")}${wanted}`);
+    say(this.#load.note, `${count(well)}/${plural(workers.length, "worker")}${wanted}`);
     const [p99, unit] = ms(recent.p99).split(" ");
     say(this.#p99.number, p99 ?? "–");
     say(this.#p99.unit, unit ?? "");
-    say(this.#p99.note, `p50 ${ms(recent.p50).replace(" ms", "")} · p95 ${ms(recent.p95)}`);
-    say(this.#refused.number, share(recent.refusedShare));
+    say(
+      this.#p99.note,
+      batcher ? ELSEWHERE : `p50 ${ms(recent.p50).replace(" ms", "")} · p95 ${ms(recent.p95)}`,
+    );
+    say(this.#refused.number, batcher ? "–" : share(recent.refusedShare));
     mark(this.#refused.node, "data-bad", recent.refusedShare > 0);
     say(
       this.#refused.note,
-      `${rate(recent.requestsPerSecond * recent.refusedShare)}/s of ${rate(recent.requestsPerSecond)}/s`,
+      batcher ? ELSEWHERE : `${rate(asked * recent.refusedShare)}/s of ${rate(asked)}/s`,
     );
     const { lost } = frame.process.totals;
     say(this.#lost.number, count(lost));
@@ -56,7 +66,7 @@ export class Tiles {
     const per = (/** @type {"refused"} */ name) => history.last(name, rangeS);
     spark(
       this.#rate.canvas,
-      history.last("requests", rangeS),
+      history.last(batcher ? "tasks" : "requests", rangeS),
       capacity > 0 && recent.load > 0.3 ? { tick: capacity } : {},
     );
     spark(this.#load.canvas, history.last("load", rangeS), { tick: 1 });

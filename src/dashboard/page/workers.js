@@ -107,6 +107,8 @@ export class Workers {
   }
 
   clear() {
+    // Who closes the card goes back to where it was opened from.
+    if (this.#card.contains(document.activeElement)) byId("lane-canvas").focus();
     this.lanes.chosen = undefined;
     this.#showBatch();
   }
