@@ -2,7 +2,8 @@
  * `telemetry`: what it costs to be seen, as throughput of the whole path.
  *
  * The path of `embedded` (2 KB body, 64 workers of 1 ms, 256 callers in a closed loop) on four servers on one core,
- * in turns:
+ * in turns, each started anew for every round (how well V8 compiles one process differs by more than what is
+ * measured here):
  *
  *   nothing      no metrics, no dashboard, no request kept
  *   metrics      /metrics is kept
@@ -11,7 +12,9 @@
  *                a hundred traced to a collector (OTLP), a row for each request in PostgreSQL
  *
  * Collector, dashboard, scraper (watchers.ts) and PostgreSQL run on the generator's core: they would be other
- * machines. They look only while their own server is measured. What of it this Ferry does not have is told in a note.
+ * machines. Dashboard and scraper look only while their own server is measured. PostgreSQL shares its caches with the
+ * core beside it, and at work slows whatever runs there: so it always works, and in the turns of the other servers
+ * writes as many rows a second for somebody else. What of it this Ferry does not have is told in a note.
  *
  * The ratio is that of the medians of each server's turns.
  */
@@ -48,50 +51,71 @@ type Name = (typeof names)[number];
 
 interface Side {
   readonly name: Name;
-  readonly server: FerryServer;
   readonly runs: Measured[];
+}
+
+/** What stands around the servers. */
+interface Around {
+  readonly bench: Bench;
+  readonly postgres: PostgresServer;
+  readonly watchers: Watchers;
+  /** What the server with everything on wrote last. */
+  rowsPerSecond: number;
+  /** Rows that came while it was measured. */
+  rowsSeen: number;
 }
 
 async function run(bench: Bench): Promise<Report> {
   const core = bench.cores?.generator;
   await using postgres = await PostgresServer.start(bench.dir, { core });
   await using watchers = await Watchers.start(core);
-  await using started = new AsyncDisposableStack();
-  const settings = settingsOf(postgres.url, watchers.collectorUrl);
-  const sides: Side[] = [];
-  for (const name of names) {
-    const setup: FerrySetup = {
-      dir: bench.dir,
-      core: bench.cores?.server,
-      models: [{ name: "bench", workers: 64, baseMs: 1 }],
-      settings: settings[name],
-    };
-    sides.push({ name, server: started.use(await FerryServer.start(setup)), runs: [] });
-  }
-  const behind = { postgres: postgres.pid, watchers: watchers.pid };
-  const slice = async (side: Side, seconds: number): Promise<Measured> => {
-    if (side.name === "everything") watchers.watch(side.server.adminUrl);
-    try {
-      return await load(bench, side.server, seconds, behind);
-    } finally {
-      if (side.name === "everything") await watchers.rest();
+  const around: Around = { bench, postgres, watchers, rowsPerSecond: 15_000, rowsSeen: 0 };
+  const sides = names.map((name): Side => ({ name, runs: [] }));
+  const rounds = bench.quick ? 1 : 4;
+  for (let round = 1; round <= rounds; round++) {
+    await using servers = new AsyncDisposableStack();
+    const opened: (readonly [Side, FerryServer])[] = [];
+    for (const side of sides) opened.push([side, servers.use(await start(side.name, around))]);
+    bench.progress(`round ${round} of ${rounds}: warming up`);
+    // Before the first turn that counts, as in `embedded`; and first the one whose pace the others need.
+    for (const [side, server] of opened.toReversed()) await slice(side, server, 10, around);
+    for (let turn = 1; turn <= 2; turn++) {
+      for (const [side, server] of opened) {
+        bench.progress(`round ${round} of ${rounds}, turn ${turn}: ${side.name}`);
+        side.runs.push(await slice(side, server, 4, around));
+      }
+      opened.reverse(); // whoever comes first in a turn does not always do so
     }
+  }
+  return report(sides, await watchers.rest(), around.rowsSeen);
+}
+
+function start(name: Name, { bench, postgres, watchers }: Around): Promise<FerryServer> {
+  const setup: FerrySetup = {
+    dir: bench.dir,
+    core: bench.cores?.server,
+    models: [{ name: "bench", workers: 64, baseMs: 1 }],
+    settings: settingsOf(postgres.url, watchers.collectorUrl)[name],
   };
-  // Before the first turn that counts, as in `embedded`.
-  for (const side of sides) await slice(side, 10);
-  const turns = bench.quick ? 2 : 6;
-  for (let turn = 1; turn <= turns; turn++) {
-    for (const side of sides) {
-      bench.progress(`turn ${turn} of ${turns}: ${side.name}`);
-      side.runs.push(await slice(side, 4));
+  return FerryServer.start(setup);
+}
+
+async function slice(side: Side, server: FerryServer, seconds: number, around: Around): Promise<Measured> {
+  const { bench, postgres, watchers } = around;
+  const all = side.name === "everything";
+  if (all) watchers.watch(server.adminUrl);
+  else watchers.write(postgres.url, around.rowsPerSecond);
+  const rowsBefore = postgres.rows();
+  try {
+    const run = await load(bench, server, seconds, { postgres: postgres.pid, watchers: watchers.pid });
+    if (all) {
+      around.rowsPerSecond = Math.round(run.rate);
+      around.rowsSeen += postgres.rows() - rowsBefore;
     }
-    sides.reverse(); // whoever comes first in a turn does not always do so
+    return run;
+  } finally {
+    await watchers.rest();
   }
-  // Ends the servers first: what they still hold for PostgreSQL is written then.
-  const seen = await watchers.rest();
-  const { totals } = await sides.find(({ name }) => name === "everything")!.server.health();
-  await started.disposeAsync();
-  return report(sides, seen, { rows: postgres.rows(), requests: totals.requests });
 }
 
 function settingsOf(postgresUrl: string, otlpUrl: string): Record<Name, Record<string, unknown>> {
@@ -124,12 +148,6 @@ function load(
   );
 }
 
-/** Since the start of the server that writes them. */
-interface Logged {
-  readonly rows: number;
-  readonly requests: number;
-}
-
 /** The process of watchers.ts. */
 class Watchers implements AsyncDisposable {
   readonly pid: number;
@@ -149,6 +167,11 @@ class Watchers implements AsyncDisposable {
     return new Watchers(child, port!);
   }
 
+  /** Rows of somebody else's requests, until it rests. */
+  write(postgresUrl: string, perSecond: number): void {
+    this.#child.write(`write ${postgresUrl} ${perSecond}\n`);
+  }
+
   watch(adminUrl: string): void {
     this.#child.write(`watch ${adminUrl}\n`);
   }
@@ -164,7 +187,7 @@ class Watchers implements AsyncDisposable {
   }
 }
 
-function report(sides: readonly Side[], seen: Sightings, { rows, requests }: Logged): Report {
+function report(sides: readonly Side[], seen: Sightings, rows: number): Report {
   const runsOf = (name: Name): readonly Measured[] => sides.find((side) => side.name === name)!.runs;
   const rate = (name: Name): number => median(runsOf(name).map((run) => run.rate));
   // Less moved by what else runs on the machine than throughput is.
@@ -183,8 +206,7 @@ function report(sides: readonly Side[], seen: Sightings, { rows, requests }: Log
       ...names.map((name) => figure(`${name}, CPU per request`, micros(name), "µs")),
       figure("ferry CPU, median", median(all.map((run) => run.serverCpuShare)) * 100, "%"),
       figure("the generator's core, highest", Math.max(...all.map(otherCore)) * 100, "%"),
-      figure("everything, requests since its start", requests, "count"),
-      figure("rows in PostgreSQL", rows, "count"),
+      figure("rows in PostgreSQL while everything was on", rows, "count"),
       figure("posts to the collector", seen.posts, "count"),
       figure("scrapes", seen.scrapes, "count"),
       figure("to the dashboard", seen.liveBytes / 1024, "KB"),

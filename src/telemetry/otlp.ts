@@ -28,7 +28,9 @@ export function openOtlp({ url, timeoutMs }: OtlpRules, about: Attributes, origi
   const detectors = [resourceAttributesEnvDetector, serviceNameEnvDetector];
   const told = detectResources({ detectors });
   origin.resource = resourceFromAttributes(about, { schemaUrl: SCHEMA_URL }).merge(told);
-  const exporter = new OTLPTraceExporter({ url, timeoutMillis: timeoutMs, concurrencyLimit: 1 });
+  // One bundle at a time is the buffer's rule. The library forgets one a moment after it says how it fared, and with
+  // a limit of 1 would refuse the next.
+  const exporter = new OTLPTraceExporter({ url, timeoutMillis: timeoutMs, concurrencyLimit: 2 });
   return {
     deliver: (spans) => deliver(exporter, spans),
     close: () => exporter.shutdown(),

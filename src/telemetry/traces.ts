@@ -214,11 +214,11 @@ export class SpanMaker {
   }
 
   #started({ model, batch, maxBatchSize, tasks }: EventFields["batch.started"]): void {
-    const place = batchSpan(batch.id);
+    let place: SpanPlace | undefined;
     let open: (OpenBatch & { tasks: Set<string>; attempt: number }) | undefined;
     for (const each of tasks) {
       if (each.task.trace === undefined) continue;
-      const queue = this.#queue(each, batch, place, each.task.trace);
+      const queue = this.#queue(each, batch, (place ??= batchSpan(batch.id)), each.task.trace);
       if (queue === undefined) continue;
       const fill = batch.size / maxBatchSize;
       open ??= { model, batch, fill, attempt: 1, tasks: new Set(), links: [], kind: "", answered: false };
