@@ -61,9 +61,13 @@ export class FleetOutlook {
       beats.push({ ...horizon, counted: horizon.freeAt.length });
       freeAt.push(...horizon.freeAt);
     }
+    /** Of those who could run the model's workers and hold none: they do not speak for them. */
+    const bystanders: CapacityBeat[] = [];
     for (const { capacity, workers } of fleet.others(this.#model)) {
-      // It could run the model's workers and holds none: it does not speak for them.
-      if (workers === 0) continue;
+      if (workers === 0) {
+        bystanders.push(capacity);
+        continue;
+      }
       beats.push(capacity);
       for (let at = 1; at <= capacity.counted; at++)
         freeAt.push(now + (at * capacity.batchMs) / capacity.counted);
@@ -74,7 +78,11 @@ export class FleetOutlook {
       beats.push(times(this.#each!, changing));
       for (let at = 1; at <= changing; at++) freeAt.push(now + (at * this.#each!.batchMs) / changing);
     }
-    if (beats.length === 0 && healthy > 0 && this.#last !== undefined) return { ...this.#last, healthy };
+    if (beats.length === 0 && healthy > 0 && this.#last !== undefined && this.#last.freeAt.length > 0) {
+      return { ...this.#last, healthy };
+    }
+    // Nobody ever spoke: what they expect of a batch is all that is known.
+    if (beats.length === 0) beats.push(...bystanders);
     const sum = (each: (beat: CapacityBeat) => number): number =>
       beats.reduce((total, beat) => total + each(beat), 0);
     const weight = (beat: CapacityBeat): number => Math.max(beat.counted, 0.001);

@@ -243,6 +243,16 @@ test("a batcher that holds no worker does not speak for the model", async () => 
   assert.deepEqual([perMs, healthy, freeAt.length], [1, 3, 2]);
 });
 
+test("before anybody held a worker, those who will say how large a batch may be", () => {
+  const { clock, fleet } = gateway([MODEL]);
+  const outlook = new FleetOutlook(fleet, MODEL);
+  const lease = leaseNames(MODEL, ["http://gpu-8/run"])[0]!;
+  const members = others.filter(({ id }) => id === "idle");
+  fleet.hear({ held: [], giveBack: [], unheld: [{ model: MODEL, lease }], members });
+  const { batchSize, healthy, freeAt } = outlook.horizon(clock.now());
+  assert.deepEqual([batchSize, healthy, freeAt.length], [50, 1, 0]);
+});
+
 test("what other gateways let in is summed by tier", () => {
   const { fleet } = gateway([MODEL]);
   const doors = [{ name: MODEL, admittedPerMs: [1, 2, 3] }];
