@@ -258,7 +258,11 @@ export class Fleet implements AsyncDisposable {
 
   /** Every gateway that runs has heard of a worker: before that it refuses, rightly. */
   async serves(withinMs = 10_000): Promise<void> {
-    const hears = async (door: Part): Promise<boolean> => (await door.health()).healthy_workers > 0;
+    // Workers that nobody holds yet are healthy too, but there is room for one batch alone.
+    const hears = async (door: Part): Promise<boolean> => {
+      const { healthy_workers, models } = await door.health();
+      return healthy_workers > 0 && models.every(({ capacity_per_second }) => capacity_per_second > 0);
+    };
     await eventually(async () => (await Promise.all(this.doors.map(hears))).every(Boolean), withinMs);
   }
 

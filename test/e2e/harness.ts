@@ -44,6 +44,7 @@ export interface Health {
   readonly requests_per_second: number;
   readonly running: number;
   readonly healthy_workers: number;
+  readonly models: readonly { readonly capacity_per_second: number }[];
   readonly dead_letters: number;
   readonly totals: Readonly<
     Record<"calls" | "dropped" | "retried" | "dead" | "lost" | "shed" | "tasks", number>

@@ -117,10 +117,13 @@ for (const kind of ["python", "module"] as const) {
     };
 
     /** Posts this input among innocent ones; only it may fail, and so. */
-    async function assertAlone(input: string, status: number, code: string): Promise<void> {
-      const mates = Array.from({ length: 10 }, (_, i) => `mate of ${input} ${i}`);
+    async function assertAlone(input: string, status: number, code: string, left = 5): Promise<void> {
+      const mates = Array.from({ length: 10 }, (_, i) => `mate of ${input} ${i}, ${left} left`);
       const answers = [...mates.slice(0, 5), input, ...mates.slice(5)].map((input) => ferry.post({ input }));
       const guilty = (await Promise.all(answers))[5]!;
+      // On a busy machine it may have come alone, and then nobody shows that the worker can answer: another case.
+      const cameAlone = guilty.status !== status && guilty.header("x-ferry-batch-size") === "1";
+      if (cameAlone && left > 0) return assertAlone(input, status, code, left - 1);
       assertError(guilty, status, code);
       const rest = await Promise.all(answers.toSpliced(5, 1));
       rest.forEach((answer, i) => assert.deepEqual(answer.json.output, { of: mates[i] }, answer.text));
