@@ -5,8 +5,9 @@
  * It refuses to run as root; there it runs as the user `postgres` that its package makes.
  */
 import { execFileSync } from "node:child_process";
-import { chmodSync, chownSync, globSync, mkdtempSync } from "node:fs";
+import { chmodSync, chownSync, mkdtempSync } from "node:fs";
 import { join } from "node:path";
+import { postgresProgram, postgresUser } from "../test/postgres/program.ts";
 import { Child, type ChildOptions } from "./process.ts";
 import { freePorts, host } from "./server.ts";
 
@@ -29,16 +30,16 @@ export class PostgresServer implements AsyncDisposable {
   static async start(dir: string, options: Pick<ChildOptions, "core">): Promise<PostgresServer> {
     const [port] = await freePorts(1);
     const folder = mkdtempSync(join(dir, "postgres-"));
-    const as = otherUser();
+    const as = postgresUser();
     if (as !== undefined) {
       // Its user must be able to reach its folder, and to do more there than that.
       chmodSync(dir, 0o711);
       chownSync(folder, as.uid, as.gid);
     }
     const words = ["-D", folder, "-U", user, "-A", "trust", "-E", "UTF8", "--no-locale", "--no-sync"];
-    execFileSync(programPath("initdb"), words, { ...as, cwd: folder, stdio: "pipe" });
+    execFileSync(postgresProgram("initdb"), words, { ...as, cwd: folder, stdio: "pipe" });
     const settings = ["-c", `listen_addresses=${host}`, "-c", "unix_socket_directories="];
-    const server = [programPath("postgres"), "-D", folder, "-p", String(port), ...settings];
+    const server = [postgresProgram("postgres"), "-D", folder, "-p", String(port), ...settings];
     // `setpriv` becomes what it starts, so that the process is the server's.
     const [program, file, ...rest] =
       as === undefined
@@ -58,24 +59,11 @@ export class PostgresServer implements AsyncDisposable {
   rows(): number {
     const sql = "SELECT coalesce(sum(n_tup_ins), 0) FROM pg_stat_user_tables";
     const words = ["-h", host, "-p", String(this.#port), "-U", user, "-d", "postgres", "-tAc", sql];
-    return Number(execFileSync(programPath("psql"), words, { encoding: "utf8" }));
+    return Number(execFileSync(postgresProgram("psql"), words, { encoding: "utf8" }));
   }
 
   async [Symbol.asyncDispose](): Promise<void> {
     this.#child.signal("SIGINT"); // does not wait for those who are connected
     await this.#child[Symbol.asyncDispose]();
   }
-}
-
-function programPath(name: string): string {
-  // Debian keeps them away from PATH, one folder a version.
-  const bin = globSync("/usr/lib/postgresql/*/bin").sort().at(-1);
-  return bin === undefined ? name : join(bin, name);
-}
-
-/** Undefined: as ourselves. */
-function otherUser(): { readonly uid: number; readonly gid: number } | undefined {
-  if (process.getuid?.() !== 0) return undefined;
-  const ask = (what: string): number => Number(execFileSync("id", [what, "postgres"], { encoding: "utf8" }));
-  return { uid: ask("-u"), gid: ask("-g") };
 }

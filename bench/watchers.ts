@@ -83,7 +83,8 @@ async function write(url: string, perSecond: number, signal: AbortSignal): Promi
   link.destroy();
 }
 
-function someRequest(at: number): AnsweredRequest {
+/** As it is told of when it is over. */
+export function someRequest(at: number): AnsweredRequest {
   const now = Date.now();
   const worker = `gpu-${at % 64}`;
   const batch = { id: randomUUID(), size: 4, reason: "idle", worker, startedAt: now + 1, why: "" } as const;

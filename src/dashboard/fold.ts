@@ -3,7 +3,7 @@
  *
  * It listens to events and once a second looks at the process through its `Sight`; an event counts in the
  * second that runs. `frame` tells what changed since a `Cursor`, `hello` all that is kept. Between looks nothing
- * is computed; while nobody looks there is only the counting. Measured in a loop on one of two shared cores: an
+ * is computed; while nobody looks there is only the counting. Measured in a loop (`node bench/listeners.ts`, `later.ts`): an
  * answered request 40 ns (50 in a fleet), a queued task 40 ns, a batch of 64 from start to end 2 µs.
  */
 import type { Alarm, Clock } from "../clock.ts";

@@ -197,6 +197,7 @@ export class ModelFold {
       queued: sight.queuedByTier.reduce((sum, depth) => sum + depth, 0),
       oldestWaitMs: sight.oldestWaitMs,
       arrivalsPerSecond: sight.arrivalsPerSecond,
+      justNow: this.slots.now[COLUMN.requests]!,
       slowWorker: this.workers.slowest(
         sight.workers.map(({ name }) => name),
         now,

@@ -39,6 +39,8 @@ export interface VerdictFacts {
   readonly oldestWaitMs: number;
   /** Tasks that ask for a worker, those that are refused for lack of one included. */
   readonly arrivalsPerSecond: number;
+  /** Requests of the second that runs, which is in no sum yet. */
+  readonly justNow: number;
   /** In batches that this process heard of. */
   readonly tasksPerSecond: number;
   readonly slowWorker: SlowWorker | undefined;
@@ -170,9 +172,10 @@ function lateLoop(facts: VerdictFacts): Verdict | undefined {
 }
 
 function quiet(facts: VerdictFacts): Verdict | undefined {
-  const { recent, process, queued, healthy } = facts;
+  const { recent, process, queued, healthy, justNow } = facts;
   if (recent.requestsPerSecond > 0 || queued > 0 || recent.fill !== null) return undefined;
-  const when = process.used ? "No request in the last ten seconds" : "No request yet";
+  const before = process.used ? "No request in the last ten seconds" : "No request yet";
+  const when = justNow > 0 ? `${count(justNow)} ${justNow === 1 ? "request" : "requests"} just now` : before;
   const ready = `${workers(healthy)} ${healthy === 1 ? "is" : "are"} ready`;
   return { level: "quiet", key: "quiet", sentence: `Quiet. ${when}; ${ready}.`, advice: spare(facts) };
 }

@@ -7,6 +7,7 @@ import { VirtualClock } from "../../src/plan/virtual-clock.ts";
 import { type AnsweredRequest, Events, type WorkerState } from "../../src/telemetry/events.ts";
 import type { ModelSight, ProcessSight, WorkerSight } from "../../src/telemetry/sight.ts";
 import { Tally } from "../../src/telemetry/tally.ts";
+import { PROCESS } from "../telemetry/stage.ts";
 
 export const START = 1_000_000_000;
 export const TIERS = ["gold", "silver", "tin"];
@@ -48,19 +49,7 @@ export class Stage implements Disposable {
   readonly clock = new VirtualClock(START);
   readonly events = new Events();
   readonly model = modelSight("embed", [workerSight("gpu-1"), workerSight("gpu-2")]);
-  readonly process: Open<ProcessSight> = {
-    id: "",
-    role: "all",
-    members: 1,
-    engine: "memory",
-    durability: "none",
-    reachable: true,
-    draining: false,
-    queued: 0,
-    running: 0,
-    deadLetters: 0,
-    startedAt: START,
-  };
+  readonly process: Open<ProcessSight> = { ...PROCESS, startedAt: START };
   loopLateMs = 0;
   readonly fold: Fold;
   #ids = 0;

@@ -39,6 +39,7 @@ function say(more: More = {}): ReturnType<typeof sayVerdict> {
     queued: 12,
     oldestWaitMs: 18,
     arrivalsPerSecond: 1804,
+    justNow: 0,
     tasksPerSecond: 1804,
     slowWorker: undefined,
     retriedShare: 0,
@@ -158,6 +159,7 @@ describe("the sentence", () => {
     const recent = { requestsPerSecond: 0, p99: null, slow: null, fill: null };
     const idle = { recent, queued: 0 };
     assert.equal(say(idle).sentence, "Quiet. No request in the last ten seconds; 4 workers are ready.");
+    assert.equal(say({ ...idle, justNow: 2 }).sentence, "Quiet. 2 requests just now; 4 workers are ready.");
     const fresh = say({ ...idle, process: { reachable: true, draining: false, used: false } });
     assert.equal(fresh.sentence, "Quiet. No request yet; 4 workers are ready.");
     assert.equal(fresh.level, "quiet");

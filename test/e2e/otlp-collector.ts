@@ -6,10 +6,9 @@
  * …/common/v1/common.proto, …/resource/v1/resource.proto.
  */
 import assert from "node:assert/strict";
-import { once } from "node:events";
 import { createServer, type IncomingHttpHeaders, type Server } from "node:http";
-import type { AddressInfo } from "node:net";
 import { eventually } from "./harness.ts";
+import { ReturningServer } from "./returning-server.ts";
 
 export type Value = string | number | boolean;
 
@@ -129,47 +128,16 @@ export function readTraces(bytes: Buffer): SeenSpan[] {
   });
 }
 
-export class OtlpCollector implements AsyncDisposable {
+export class OtlpCollector extends ReturningServer {
   readonly spans: SeenSpan[] = [];
   readonly headers: IncomingHttpHeaders[] = [];
   /** What it answers; 200 takes the spans. */
   status = 200;
-  #server: Server;
-  #port = 0;
-
-  private constructor() {
-    this.#server = this.#make();
-  }
 
   static async listen(): Promise<OtlpCollector> {
     const collector = new OtlpCollector();
     await collector.open();
     return collector;
-  }
-
-  get url(): string {
-    return `http://127.0.0.1:${this.#port}`;
-  }
-
-  /** Listens, again on the port it had. */
-  async open(): Promise<void> {
-    if (this.#server.listening) return;
-    this.#server = this.#make();
-    this.#server.listen(this.#port, "127.0.0.1");
-    await once(this.#server, "listening");
-    this.#port = (this.#server.address() as AddressInfo).port;
-  }
-
-  async close(): Promise<void> {
-    if (!this.#server.listening) return;
-    const closed = once(this.#server, "close");
-    this.#server.close();
-    this.#server.closeAllConnections();
-    await closed;
-  }
-
-  async [Symbol.asyncDispose](): Promise<void> {
-    await this.close();
   }
 
   named(name: string): SeenSpan[] {
@@ -187,7 +155,7 @@ export class OtlpCollector implements AsyncDisposable {
     return found;
   }
 
-  #make(): Server {
+  protected override make(): Server {
     return createServer((request, response) => {
       const chunks: Buffer[] = [];
       request.on("data", (chunk: Buffer) => chunks.push(chunk));

@@ -4,7 +4,6 @@
  * back on the same port.
  */
 import assert from "node:assert/strict";
-import { once } from "node:events";
 import {
   createServer,
   type IncomingHttpHeaders,
@@ -12,7 +11,7 @@ import {
   type Server,
   type ServerResponse,
 } from "node:http";
-import type { AddressInfo } from "node:net";
+import { ReturningServer } from "./returning-server.ts";
 
 export class StubCall {
   readonly at = performance.now();
@@ -68,18 +67,16 @@ export type Behaviour = (call: StubCall) => void | Promise<void>;
 export const echo: Behaviour = (call) => call.echo();
 export const hang: Behaviour = () => {};
 
-export class StubWorker implements AsyncDisposable {
+export class StubWorker extends ReturningServer {
   behave: Behaviour;
   readonly calls: StubCall[] = [];
   mostAtOnce = 0;
-  #server: Server;
-  #port = 0;
   #open = 0;
   #woken = Promise.withResolvers<void>();
 
   private constructor(behave: Behaviour) {
+    super();
     this.behave = behave;
-    this.#server = this.#make();
   }
 
   static async listen(behave: Behaviour = echo): Promise<StubWorker> {
@@ -88,8 +85,8 @@ export class StubWorker implements AsyncDisposable {
     return stub;
   }
 
-  get url(): string {
-    return `http://127.0.0.1:${this.#port}/infer`;
+  override get url(): string {
+    return `${super.url}/infer`;
   }
 
   /** Every input it has seen so far, in order. */
@@ -109,29 +106,7 @@ export class StubWorker implements AsyncDisposable {
     return this.calls[n - 1]!;
   }
 
-  /** Listens, again on the port it had. */
-  async open(): Promise<void> {
-    if (this.#server.listening) return;
-    this.#server = this.#make();
-    this.#server.listen(this.#port, "127.0.0.1");
-    await once(this.#server, "listening");
-    this.#port = (this.#server.address() as AddressInfo).port;
-  }
-
-  /** Dies as a killed process does: its connections are reset and its port refuses. */
-  async close(): Promise<void> {
-    if (!this.#server.listening) return;
-    const closed = once(this.#server, "close");
-    this.#server.close();
-    this.#server.closeAllConnections();
-    await closed;
-  }
-
-  async [Symbol.asyncDispose](): Promise<void> {
-    await this.close();
-  }
-
-  #make(): Server {
+  protected override make(): Server {
     const server = createServer({ keepAliveTimeout: 60_000 });
     server.on("request", (request, response) => void this.#answer(request, response));
     return server;

@@ -6,11 +6,12 @@
  */
 import { type ChildProcess, execFileSync } from "node:child_process";
 import { once } from "node:events";
-import { chmodSync, chownSync, globSync, mkdirSync, writeFileSync } from "node:fs";
+import { chmodSync, chownSync, mkdirSync, writeFileSync } from "node:fs";
 import { open, readFile, rm } from "node:fs/promises";
 import { join } from "node:path";
 import { setImmediate as turn } from "node:timers/promises";
 import postgres from "postgres";
+import { postgresProgram, postgresUser } from "./program.ts";
 import type { Pair } from "../certificates.ts";
 import { folder, releasePort, spawnGuarded, takePort } from "../redis/guard.ts";
 import { until } from "../redis/server.ts";
@@ -19,27 +20,11 @@ const USER = "ferry";
 const PASSWORD = "pass word/%";
 const START_LIMIT_MS = 30_000;
 
-/** Newest last; the version's number is part of the path. */
-const bins = globSync("/usr/lib/postgresql/*/bin").sort();
-
-function program(name: string): string {
-  const bin = bins.at(-1);
-  if (bin === undefined) throw new Error("the test needs PostgreSQL; install it (Debian: postgresql)");
-  return join(bin, name);
-}
-
-/** Whom it runs as: nobody else, unless we are root. */
-function runsAs(): { uid?: number; gid?: number } {
-  if (process.getuid?.() !== 0) return {};
-  const ask = (what: string): number => Number(execFileSync("id", [what, "postgres"], { encoding: "utf8" }));
-  return { uid: ask("-u"), gid: ask("-g") };
-}
-
 let template: string | undefined;
 
 function makeTemplate(): string {
   if (template !== undefined) return template;
-  const as = runsAs();
+  const as = postgresUser() ?? {};
   // The servers' own user must be able to reach its folders.
   chmodSync(folder(), 0o711);
   const path = join(folder(), "postgres-template");
@@ -48,7 +33,7 @@ function makeTemplate(): string {
   writeFileSync(password, PASSWORD);
   const words = ["-D", path, "-U", USER, "-A", "scram-sha-256", `--pwfile=${password}`, "-E", "UTF8"];
   words.push("--no-locale", "--no-sync");
-  execFileSync(program("initdb"), words, { ...as, cwd: path, stdio: "pipe" });
+  execFileSync(postgresProgram("initdb"), words, { ...as, cwd: path, stdio: "pipe" });
   return (template = path);
 }
 
@@ -67,7 +52,7 @@ export class PostgresServer implements AsyncDisposable {
   /** For what a test looks up and changes itself. */
   readonly sql: postgres.Sql;
   readonly #folder: string;
-  readonly #as = runsAs();
+  readonly #as = postgresUser() ?? {};
   #child: ChildProcess | undefined;
   #tls = false;
 
@@ -120,7 +105,7 @@ export class PostgresServer implements AsyncDisposable {
     };
     const words = Object.entries(settings).flatMap(([name, value]) => ["-c", `${name}=${value}`]);
     const child = spawnGuarded(
-      program("postgres"),
+      postgresProgram("postgres"),
       ["-D", this.#folder, ...words],
       this.#folder,
       log.fd,

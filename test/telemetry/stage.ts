@@ -4,7 +4,7 @@ import type { ModelSight, ProcessSight, Sight } from "../../src/telemetry/sight.
 
 export const TIERS = ["enterprise", "paid", "free"];
 
-const PROCESS: ProcessSight = {
+export const PROCESS: ProcessSight = {
   id: "",
   role: "all",
   members: 1,
