@@ -1,5 +1,5 @@
 /** From the settings to the engine: in this process, or in Redis with what belongs to a fleet. */
-import { randomBytes } from "node:crypto";
+import { randomBytes, randomInt } from "node:crypto";
 import type { Clock } from "./clock.ts";
 import type { Config, MemoryEngineConfig, RedisEngineConfig } from "./config.ts";
 import { HOMES } from "./core/home.ts";
@@ -52,7 +52,7 @@ async function openMemory(
   clock: Clock,
   events: Events,
 ): Promise<Opened> {
-  const options = limitsOf(config);
+  const options = { ...limitsOf(config), seed: randomInt(2 ** 32) };
   const opened = (engine: Engine): Opened => ({
     engine,
     durable: dataDir !== undefined,

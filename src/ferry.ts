@@ -1,7 +1,7 @@
 /**
  * The only file that knows every part: it builds them, starts them in order, and stops them in reverse.
  */
-import { randomUUID } from "node:crypto";
+import { randomInt, randomUUID } from "node:crypto";
 import { Admission } from "./admission/admit.ts";
 import { Gate, type Prospects } from "./admission/gate.ts";
 import type { Backend } from "./backend/backend.ts";
@@ -267,7 +267,7 @@ export class Ferry {
     const opened = await openCredentials(this.#config, shared, clock, this.events);
     this.#undo.push(() => opened.close());
     const { credentials } = opened;
-    const router = (this.#router = new Router(engine, clock));
+    const router = (this.#router = new Router(engine, clock, randomInt(2 ** 32)));
     this.#undo.push(() => router.close());
     const rules = { tiers, ...perUser(limits.perUserPerMinute) };
     const admission = (this.#admission = new Admission(rules, engine, clock, this.events));

@@ -16,6 +16,7 @@
  */
 import type { Reply } from "../backend/backend.ts";
 import type { Clock } from "../clock.ts";
+import type { Member } from "../core/crowd.ts";
 import {
   type RetryBudget,
   type RetryLimits,
@@ -60,7 +61,8 @@ const SUSPECT_FACTOR = 2;
 const SUSPECT_DEVIATIONS = 8;
 const SUSPECT_FLOOR_MS = 50;
 
-export class BatchRun {
+export class BatchRun implements Member {
+  place = -1;
   readonly #rules: RunRules;
   readonly #parts: RunParts;
   readonly #slot: Slot;

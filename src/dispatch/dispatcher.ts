@@ -8,6 +8,7 @@
 import type { Worker } from "../backend/backend.ts";
 import type { Alarm, Clock } from "../clock.ts";
 import { FillEstimate, HandoverEstimate, RateEstimate } from "../core/estimate.ts";
+import { Crowd } from "../core/crowd.ts";
 import { decide, type Decision, type Limits } from "../core/policy.ts";
 import { RetryBudget, type RetryLimits, smallerBatch } from "../core/retry.ts";
 import type { Horizon } from "../core/shed.ts";
@@ -64,9 +65,10 @@ export class Dispatcher {
   readonly #outlook: Outlook;
   readonly #budget: RetryBudget;
   readonly #prober: Prober;
-  /** What is on its way; at most one per slot. */
-  readonly #runs = new Set<Promise<void>>();
-  readonly #running = new Set<BatchRun>();
+  /** Batches that are chosen and not settled. */
+  #open = 0;
+  #whenNoneIsOpen: (() => void) | undefined;
+  readonly #running = new Crowd<BatchRun>();
   readonly #unwatch: () => void;
   readonly #runRules: RunRules;
   #lastStartAt = -Infinity;
@@ -131,12 +133,12 @@ export class Dispatcher {
     this.#prober.stop();
     this.#unwatch();
     this.#alarm?.cancel();
-    while (this.#runs.size > 0) await Promise.allSettled(this.#runs);
+    if (this.#open > 0) await new Promise<void>((resolve) => (this.#whenNoneIsOpen = resolve));
   }
 
   /** Drains, but does not wait for workers: what they run is given up and stays in the engine. */
   async stop(): Promise<void> {
-    for (const run of this.#running) run.giveUp();
+    for (const run of this.#running.all()) run.giveUp();
     await this.drain();
   }
 
@@ -260,7 +262,8 @@ export class Dispatcher {
     const free = (): void => {
       if (slot.batch === held) this.#free(slot, held.startedAt);
     };
-    const run = claim
+    this.#open++;
+    void claim
       .then((claimed) => {
         const claimedSize = claimed.tasks.length;
         // Others were faster, or some had expired: the sentence tells what there was.
@@ -278,10 +281,10 @@ export class Dispatcher {
       })
       .catch((error: unknown) => this.#broken(error))
       .finally(() => {
-        this.#runs.delete(run);
+        this.#open--;
         free();
+        if (this.#open === 0) this.#whenNoneIsOpen?.();
       });
-    this.#runs.add(run);
   }
 
   #free(slot: Slot, startedAt: number): void {
@@ -324,7 +327,7 @@ export class Dispatcher {
       });
     } finally {
       // Also when the engine failed us: whoever heard that it started must hear that it is over.
-      this.#running.delete(run);
+      this.#running.remove(run);
       events.emit("batch.settled", {
         model,
         batchId: batch.id,

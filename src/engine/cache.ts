@@ -5,16 +5,18 @@
  * record expires when it is asked for, and the oldest are swept in passing.
  */
 import { Fifo } from "../core/fifo.ts";
+import { Table } from "../core/table.ts";
 import type { TaskRecord } from "./record.ts";
 
 export class OutcomeCache {
   readonly #maxBytes: number;
-  readonly #kept = new Map<string, TaskRecord>();
+  readonly #kept: Table<TaskRecord>;
   /** In order of entry; those that were replaced or asked for too late are no longer in `#kept`. */
   readonly #order = new Fifo<TaskRecord>();
   #bytes = 0;
 
-  constructor(maxBytes: number) {
+  constructor(maxBytes: number, seed: number) {
+    this.#kept = new Table(seed);
     this.#maxBytes = maxBytes;
   }
 

@@ -167,6 +167,8 @@ export interface EngineLimits {
   readonly maxQueuedBytes: number;
   readonly results: { readonly ttlMs: number; readonly evictAfterRead: boolean; readonly maxBytes: number };
   readonly deadLetters: { readonly max: number; readonly ttlMs: number };
+  /** Of tables whose keys strangers choose; an integer that they cannot guess. */
+  readonly seed?: number;
 }
 
 export interface Engine {

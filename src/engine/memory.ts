@@ -53,7 +53,7 @@ export class MemoryEngine implements Engine {
     this.#places = new Places(options.models, options.tiers, clock, this.#listeners, (at) =>
       this.#fallsDue(at),
     );
-    this.#records = new Records(options.results, clock, keeper);
+    this.#records = new Records(options.results, clock, keeper, options.seed ?? 0);
     this.deadLetters = new DeadLetters(options.deadLetters, events, {
       replay: (task) => this.#replay(task),
       forgotten: (id) => this.#records.letterGone(id),

@@ -3,12 +3,16 @@
  * who shares it, and, once it is final, its place on the shelf.
  */
 import type { Clock } from "../clock.ts";
+import { Table } from "../core/table.ts";
 import type { Outcome } from "../core/task.ts";
 import type { EngineLimits } from "./engine.ts";
 import type { TaskRecord } from "./record.ts";
 import type { RecordKeeper } from "./saved.ts";
 import { SharedWork } from "./sharing.ts";
 import { Shelf } from "./shelf.ts";
+
+/** Of a task id, which nobody but us makes: these characters are chance enough. */
+const RANDOM_END = 12;
 
 export class Records {
   readonly shared: SharedWork;
@@ -17,13 +21,14 @@ export class Records {
   readonly #keeper: RecordKeeper | undefined;
   readonly #shelf: Shelf;
   /** Bounded by the queue and the shelf. */
-  readonly #byId = new Map<string, TaskRecord>();
+  readonly #byId: Table<TaskRecord>;
 
-  constructor(limits: EngineLimits["results"], clock: Clock, keeper: RecordKeeper | undefined) {
+  constructor(limits: EngineLimits["results"], clock: Clock, keeper: RecordKeeper | undefined, seed: number) {
     this.#limits = limits;
     this.#clock = clock;
     this.#keeper = keeper;
-    this.shared = new SharedWork(limits.maxBytes);
+    this.#byId = new Table(seed, RANDOM_END);
+    this.shared = new SharedWork(limits.maxBytes, seed);
     this.#shelf = new Shelf(limits.ttlMs, limits.maxBytes, (record) => this.#drop(record));
   }
 

@@ -5,6 +5,7 @@
  * a key: the next request with it runs again, and the key then points there.
  */
 import { errors } from "../core/errors.ts";
+import { Table } from "../core/table.ts";
 import { OutcomeCache } from "./cache.ts";
 import type { Sharing } from "./engine.ts";
 import type { TaskRecord } from "./record.ts";
@@ -12,11 +13,12 @@ import type { TaskRecord } from "./record.ts";
 export class SharedWork {
   readonly #cache: OutcomeCache;
   /** Bounded by the records that exist: each entry goes with its record. */
-  readonly #inFlight = new Map<string, TaskRecord>();
+  readonly #inFlight: Table<TaskRecord>;
   readonly #keys = new Map<string, { readonly record: TaskRecord; readonly fingerprint: string }>();
 
-  constructor(cacheBytes: number) {
-    this.#cache = new OutcomeCache(cacheBytes);
+  constructor(cacheBytes: number, seed: number) {
+    this.#inFlight = new Table(seed);
+    this.#cache = new OutcomeCache(cacheBytes, seed);
   }
 
   /** The record that this Idempotency-Key stands for, or "conflict" when it came with another body. */

@@ -7,6 +7,7 @@
  */
 import type { Alarm, Clock } from "../clock.ts";
 import { type Due, Heap } from "../core/heap.ts";
+import { Table } from "../core/table.ts";
 import type { Engine, RecordView } from "../engine/engine.ts";
 
 export class Waiter implements Due {
@@ -52,12 +53,14 @@ export class Router {
   readonly #engine: Engine;
   readonly #unwatch: () => void;
   /** The first of those who wait for each task. Bounded by the connections that the server holds. */
-  readonly #waiting = new Map<string, Waiter>();
+  readonly #waiting: Table<Waiter>;
   readonly #timeouts = new Heap<Waiter>();
   #alarm: Alarm | undefined;
   #alarmAt = Infinity;
 
-  constructor(engine: Engine, clock: Clock) {
+  /** `seed`: of the table of ids, some of which strangers choose. */
+  constructor(engine: Engine, clock: Clock, seed = 0) {
+    this.#waiting = new Table(seed);
     this.#clock = clock;
     this.#engine = engine;
     this.#unwatch = engine.watch({ settled: (record) => this.#settled(record) });
