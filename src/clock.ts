@@ -36,7 +36,31 @@ export class SystemClock implements Clock {
 
   at(time: number, ring: () => void): Alarm {
     // Node fires up to a millisecond early (it truncates); rounding up keeps `now() >= time` true.
-    const timer = setTimeout(ring, Math.max(0, Math.ceil(time - this.now())));
-    return { cancel: () => clearTimeout(timer) };
+    return new SystemAlarm(ring, Math.max(0, Math.ceil(time - this.now())));
+  }
+}
+
+/**
+ * Lets go of what it would ring for as soon as it has rung or is called off. Node's timers hang on to each other for
+ * longer than that, and with them everything that their functions know: whole batches grew old in this way.
+ */
+class SystemAlarm implements Alarm {
+  readonly #timer: NodeJS.Timeout;
+  #ring: (() => void) | undefined;
+
+  constructor(ring: () => void, afterMs: number) {
+    this.#ring = ring;
+    this.#timer = setTimeout(() => this.#rings(), afterMs);
+  }
+
+  cancel(): void {
+    this.#ring = undefined;
+    clearTimeout(this.#timer);
+  }
+
+  #rings(): void {
+    const ring = this.#ring;
+    this.#ring = undefined;
+    ring?.();
   }
 }

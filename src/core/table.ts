@@ -34,11 +34,11 @@ export class Table<Value> {
   }
 
   get(key: string): Value | undefined {
-    return this.#values[this.#find(key, this.#hash(key))];
+    return this.#values[this.#find(key, hashOf(key, this.#seed, this.#hashed))];
   }
 
   set(key: string, value: Value): void {
-    const hash = this.#hash(key);
+    const hash = hashOf(key, this.#seed, this.#hashed);
     const at = this.#find(key, hash);
     this.#values[at] = value;
     if (this.#keys[at] !== undefined) return;
@@ -49,7 +49,7 @@ export class Table<Value> {
   }
 
   delete(key: string): boolean {
-    let hole = this.#find(key, this.#hash(key));
+    let hole = this.#find(key, hashOf(key, this.#seed, this.#hashed));
     const keys = this.#keys;
     const hashes = this.#hashes;
     const values = this.#values;
@@ -90,16 +90,6 @@ export class Table<Value> {
     return at;
   }
 
-  /** FNV-1a, with the upper bits folded into the lower ones, which name the place. */
-  #hash(key: string): number {
-    let hash = this.#seed;
-    const { length } = key;
-    for (let at = Math.max(0, length - this.#hashed); at < length; at++) {
-      hash = Math.imul(hash ^ key.charCodeAt(at), 0x01000193);
-    }
-    return hash ^ (hash >>> 15);
-  }
-
   #grow(): void {
     const keys = this.#keys;
     const hashes = this.#hashes;
@@ -121,3 +111,13 @@ export class Table<Value> {
 }
 
 const SMALLEST = 64;
+
+/** FNV-1a of a text's last `last` characters, with the upper bits folded into the lower ones, which name places. */
+export function hashOf(text: string, seed: number, last = Infinity): number {
+  let hash = seed | 0;
+  const { length } = text;
+  for (let at = Math.max(0, length - last); at < length; at++) {
+    hash = Math.imul(hash ^ text.charCodeAt(at), 0x01000193);
+  }
+  return hash ^ (hash >>> 15);
+}

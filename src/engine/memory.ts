@@ -250,8 +250,7 @@ export class MemoryEngine implements Engine {
   }
 
   delivered(id: string): void {
-    const record = this.#records.get(id);
-    if (record !== undefined) this.#records.delivered(record);
+    this.#records.delivered(id);
   }
 
   async reap(now: number): Promise<number> {

@@ -13,6 +13,9 @@ import type { TenantRow } from "./turns.ts";
 /** What a record costs beside its texts; measured on V8 with room to spare. */
 const RECORD_BYTES = 1500;
 
+/** Of a task id, which nobody but us makes: its last characters, which are chance. */
+export const ID_RANDOM_END = 12;
+
 const NO_KEYS: readonly never[] = [];
 /** Larger than any batch; an integer, which V8 keeps in the record itself. */
 export const ANY_BATCH = 1 << 30;

@@ -1,18 +1,17 @@
 /**
  * Every record by id, from its first moment to the end of its time to live: what is written down of it,
- * who shares it, and, once it is final, its place on the shelf.
+ * who shares it, and, once it is final, where it is kept. That is outside of the heap (`packed.ts`); on the shelf
+ * stand only those to which something else points: an Idempotency-Key or a dead letter.
  */
 import type { Clock } from "../clock.ts";
 import { Table } from "../core/table.ts";
 import type { Outcome } from "../core/task.ts";
 import type { EngineLimits } from "./engine.ts";
-import type { TaskRecord } from "./record.ts";
+import { Packed } from "./packed.ts";
+import { ID_RANDOM_END, type TaskRecord } from "./record.ts";
 import type { RecordKeeper } from "./saved.ts";
 import { SharedWork } from "./sharing.ts";
 import { Shelf } from "./shelf.ts";
-
-/** Of a task id, which nobody but us makes: these characters are chance enough. */
-const RANDOM_END = 12;
 
 export class Records {
   readonly shared: SharedWork;
@@ -20,6 +19,7 @@ export class Records {
   readonly #clock: Clock;
   readonly #keeper: RecordKeeper | undefined;
   readonly #shelf: Shelf;
+  readonly #packed: Packed;
   /** Bounded by the queue and the shelf. */
   readonly #byId: Table<TaskRecord>;
 
@@ -27,30 +27,37 @@ export class Records {
     this.#limits = limits;
     this.#clock = clock;
     this.#keeper = keeper;
-    this.#byId = new Table(seed, RANDOM_END);
-    this.shared = new SharedWork(limits.maxBytes, seed);
+    this.#byId = new Table(seed, ID_RANDOM_END);
+    this.#packed = new Packed(limits.ttlMs, seed, {
+      room: () => limits.maxBytes - this.#shelf.bytes,
+      forgotten: (id) => this.#keeper?.forget(id),
+      rescue: (record) => this.#rescue(record),
+    });
+    this.shared = new SharedWork(this.#packed, seed);
     this.#shelf = new Shelf(limits.ttlMs, limits.maxBytes, (record) => this.#drop(record));
   }
 
   /** Finished ones that are kept. */
   get kept(): number {
-    return this.#shelf.size;
+    return this.#shelf.size + this.#packed.size;
   }
 
   /** Why nothing new can be kept: the disk is behind, or outcomes that nobody has fetched fill the shelf. */
   full({ maxQueuedBytes }: EngineLimits): string | undefined {
     const behind = (this.#keeper?.pendingBytes ?? 0) > maxQueuedBytes;
     if (behind) return `the journal is behind its disk (limits.maxQueuedBytes ${maxQueuedBytes})`;
-    return this.#shelf.full ? "too many results wait to be fetched (results.maxBytes)" : undefined;
+    const full = this.#shelf.awaitedBytes + this.#packed.awaitedBytes > this.#limits.maxBytes;
+    return full ? "too many results wait to be fetched (results.maxBytes)" : undefined;
   }
 
+  /** One that is packed is read anew each time: changing it changes nothing. */
   get(id: string): TaskRecord | undefined {
-    return this.#byId.get(id);
+    return this.#byId.get(id) ?? this.#packed.get(id);
   }
 
   /** As `get`, but not past its time to live: a sweep may come later than that. */
   find(id: string): TaskRecord | undefined {
-    const record = this.#byId.get(id);
+    const record = this.get(id);
     return record?.final === true && this.outlived(record, this.#clock.now()) ? undefined : record;
   }
 
@@ -75,22 +82,40 @@ export class Records {
     record.state = outcome.ok ? "done" : "failed";
     record.outcome = outcome;
     record.settledAt = settledAt;
-    record.task = { ...record.task, input: "", content: "" };
     this.shared.finished(record);
-    this.#shelf.add(record);
+    if (record.keys.length > 0 || record.dead !== undefined) {
+      record.task = { ...record.task, input: "", content: "" };
+      this.#shelf.add(record);
+      this.#packed.add(record, true);
+    } else {
+      this.#byId.delete(record.task.id);
+      this.#packed.add(record);
+    }
+    this.#packed.trim();
   }
 
-  delivered(record: TaskRecord): void {
-    if (!record.final || record.delivered) return;
+  /** Its caller has got it. */
+  delivered(id: string): void {
+    const { evictAfterRead } = this.#limits;
+    if (this.#packed.deliver(id, evictAfterRead)) return;
+    const record = this.#byId.get(id);
+    if (record === undefined || !record.final || record.delivered) return;
     const unshared = record.joins === 0 && record.keys.length === 0;
-    if (this.#limits.evictAfterRead && unshared) this.forget(record);
+    if (evictAfterRead && unshared) this.forget(record);
     else this.#shelf.deliver(record);
   }
 
   /** A final record that nobody wants any more. */
   forget(record: TaskRecord): void {
+    if (this.#packed.forget(record.task.id)) return void this.#keeper?.forget(record.task.id);
     this.#shelf.remove(record);
     this.#drop(record);
+  }
+
+  /** Promised to somebody, and older than all that fits in beside it. */
+  #rescue(record: TaskRecord): void {
+    this.#byId.set(record.task.id, record);
+    this.#shelf.add(record);
   }
 
   /** Its dead letter is gone; the record itself may still be polled. */
@@ -103,7 +128,7 @@ export class Records {
 
   /** Drops what is past its time and returns when the next will be. */
   sweep(now: number): number {
-    return Math.min(this.#shelf.sweep(now), this.shared.sweep(now));
+    return Math.min(this.#shelf.sweep(now), this.#packed.sweep(now));
   }
 
   #drop(record: TaskRecord): void {

@@ -6,19 +6,19 @@
  */
 import { errors } from "../core/errors.ts";
 import { Table } from "../core/table.ts";
-import { OutcomeCache } from "./cache.ts";
 import type { Sharing } from "./engine.ts";
+import type { Packed } from "./packed.ts";
 import type { TaskRecord } from "./record.ts";
 
 export class SharedWork {
-  readonly #cache: OutcomeCache;
+  readonly #packed: Packed;
   /** Bounded by the records that exist: each entry goes with its record. */
   readonly #inFlight: Table<TaskRecord>;
   readonly #keys = new Map<string, { readonly record: TaskRecord; readonly fingerprint: string }>();
 
-  constructor(cacheBytes: number, seed: number) {
+  constructor(packed: Packed, seed: number) {
     this.#inFlight = new Table(seed);
-    this.#cache = new OutcomeCache(cacheBytes, seed);
+    this.#packed = packed;
   }
 
   /** The record that this Idempotency-Key stands for, or "conflict" when it came with another body. */
@@ -30,7 +30,7 @@ export class SharedWork {
   }
 
   cached({ cacheKey }: Sharing, now: number): TaskRecord | undefined {
-    return cacheKey === undefined ? undefined : this.#cache.get(cacheKey, now);
+    return cacheKey === undefined ? undefined : this.#packed.cached(cacheKey, now);
   }
 
   inFlight({ joinKey }: Sharing): TaskRecord | undefined {
@@ -51,19 +51,12 @@ export class SharedWork {
   }
 
   finished(record: TaskRecord): void {
-    const { joinKey, cacheKey, cacheTtlMs } = record.sharing;
+    const { joinKey } = record.sharing;
     if (joinKey !== undefined && this.#inFlight.get(joinKey) === record) this.#inFlight.delete(joinKey);
-    if (record.outcome?.ok === true && cacheKey !== undefined && cacheTtlMs !== undefined) {
-      this.#cache.add(cacheKey, record);
-    }
   }
 
   forgotten(record: TaskRecord): void {
     for (const { key } of record.keys) if (this.#keys.get(key)?.record === record) this.#keys.delete(key);
-  }
-
-  sweep(now: number): number {
-    return this.#cache.sweep(now);
   }
 }
 

@@ -1,5 +1,5 @@
 /**
- * Finished records, until their time to live has passed.
+ * Finished records that are kept as they are, until their time to live has passed.
  *
  * Two rows, each in the order in which records were put there: outcomes that nobody has received yet,
  * and outcomes that were delivered. When the shelf is over its size the oldest delivered ones go early;
@@ -14,8 +14,8 @@ export class Shelf {
   readonly #forget: (record: TaskRecord) => void;
   readonly #awaited = new RecordList();
   readonly #delivered = new RecordList();
-  #bytes = 0;
-  #awaitedBytes = 0;
+  bytes = 0;
+  awaitedBytes = 0;
 
   constructor(ttlMs: number, maxBytes: number, forget: (record: TaskRecord) => void) {
     this.#ttlMs = ttlMs;
@@ -27,21 +27,17 @@ export class Shelf {
     return this.#awaited.size + this.#delivered.size;
   }
 
-  get full(): boolean {
-    return this.#awaitedBytes > this.#maxBytes;
-  }
-
   add(record: TaskRecord): void {
     (record.delivered ? this.#delivered : this.#awaited).pushBack(record);
-    this.#bytes += record.bytes;
-    if (!record.delivered) this.#awaitedBytes += record.bytes;
+    this.bytes += record.bytes;
+    if (!record.delivered) this.awaitedBytes += record.bytes;
     this.#makeRoom();
   }
 
   deliver(record: TaskRecord): void {
     if (record.delivered) return;
     record.delivered = true;
-    this.#awaitedBytes -= record.bytes;
+    this.awaitedBytes -= record.bytes;
     record.list!.remove(record);
     this.#delivered.pushBack(record);
     this.#makeRoom();
@@ -49,8 +45,8 @@ export class Shelf {
 
   remove(record: TaskRecord): void {
     record.list!.remove(record);
-    this.#bytes -= record.bytes;
-    if (!record.delivered) this.#awaitedBytes -= record.bytes;
+    this.bytes -= record.bytes;
+    if (!record.delivered) this.awaitedBytes -= record.bytes;
   }
 
   /** Drops what is past its time and returns when the next one will be. */
@@ -64,7 +60,7 @@ export class Shelf {
   }
 
   #makeRoom(): void {
-    while (this.#bytes > this.#maxBytes && this.#delivered.first !== undefined)
+    while (this.bytes > this.#maxBytes && this.#delivered.first !== undefined)
       this.#drop(this.#delivered.first);
   }
 

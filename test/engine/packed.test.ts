@@ -1,0 +1,142 @@
+import assert from "node:assert/strict";
+import { describe, test } from "node:test";
+import fc from "fast-check";
+import type { Task } from "../../src/core/task.ts";
+import type { Sharing } from "../../src/engine/engine.ts";
+import { Packed } from "../../src/engine/packed.ts";
+import { TaskRecord } from "../../src/engine/record.ts";
+
+const TTL_MS = 1000;
+
+function task(changes: Partial<Task> = {}): Task {
+  const own = { id: "t", tenant: "a", tier: 0, model: "m", input: "1", parameters: "", content: "" };
+  return { ...own, createdAt: 1, deadlineAt: 2, ...changes };
+}
+
+function done(id: string, output: string, settledAt = 10, sharing: Sharing = {}): TaskRecord {
+  const record = new TaskRecord(task({ id }), sharing, 5);
+  record.state = "done";
+  record.outcome = { ok: true, output };
+  record.settledAt = settledAt;
+  return record;
+}
+
+function store(maxBytes = Infinity) {
+  const forgotten: string[] = [];
+  const rescued: TaskRecord[] = [];
+  const packed = new Packed(TTL_MS, 7, {
+    room: () => maxBytes,
+    forgotten: (id) => forgotten.push(id),
+    rescue: (record) => rescued.push(record),
+  });
+  return { packed, forgotten, rescued };
+}
+
+/** Any text without halves of surrogate pairs, which no JSON that was let in holds. */
+const text = fc.string({ unit: "binary", maxLength: 40 });
+
+test("a record comes out as it went in", () => {
+  const arbitrary = fc.record({
+    task: fc.record({ id: text, tenant: text, tier: fc.nat(9), model: text, parameters: text }),
+    outcome: fc.oneof(
+      text.map((output) => ({ ok: true as const, output })),
+      text.map((message) => ({ ok: false as const, code: "CANCELLED" as const, message })),
+    ),
+    attempt: fc.nat(9),
+    cached: fc.boolean(),
+    trace: fc.option(fc.constant("00-11-22-01"), { nil: undefined }),
+    batch: fc.option(
+      fc.record({ id: text, size: fc.nat(64), worker: text, startedAt: fc.nat(), why: text }),
+      { nil: undefined },
+    ),
+  });
+  fc.assert(
+    fc.property(fc.array(arbitrary, { maxLength: 20 }), (all) => {
+      const { packed } = store();
+      const records = all.map((each, n) => {
+        const id = `${n} ${each.task.id}`;
+        const record = new TaskRecord(task({ ...each.task, id, input: "", trace: each.trace }), {}, 0);
+        record.state = each.outcome.ok ? "done" : "failed";
+        record.outcome = each.outcome;
+        record.settledAt = 10.5;
+        record.attempt = each.attempt;
+        record.cached = each.cached;
+        if (each.batch !== undefined) record.batch = { ...each.batch, reason: "full" };
+        packed.add(record);
+        return record;
+      });
+      for (const record of records) assert.deepEqual(packed.get(record.task.id), record);
+    }),
+  );
+});
+
+describe("until its time is over", () => {
+  test("it is found, then it is not, and its owner hears of it once", () => {
+    const { packed, forgotten } = store();
+    for (let n = 0; n < 2000; n++) packed.add(done(`task ${n}`, `"${"x".repeat(n)}"`, n));
+    assert.equal(packed.size, 2000);
+    assert.equal(packed.sweep(TTL_MS + 999), TTL_MS + 1000);
+    assert.equal(packed.size, 1000);
+    assert.equal(packed.get("task 999"), undefined);
+    assert.equal(packed.get("task 1000")?.settledAt, 1000);
+    assert.equal(packed.sweep(TTL_MS + 5000), Infinity);
+    assert.deepEqual([packed.size, packed.bytes, packed.awaitedBytes], [0, 0, 0]);
+    assert.equal(new Set(forgotten).size, 2000);
+    packed.add(done("again", "1", 9000));
+    assert.equal(packed.get("again")?.settledAt, 9000);
+  });
+
+  test("content answers for others for as long as the model says, also when the result is forgotten", () => {
+    const { packed } = store();
+    packed.add(done("one", '"1"', 10, { cacheKey: "key", cacheTtlMs: 5000 }));
+    packed.deliver("one", true);
+    assert.equal(packed.get("one"), undefined);
+    assert.equal(packed.sweep(2000), 5010);
+    assert.deepEqual(packed.cached("key", 2000)?.outcome, { ok: true, output: '"1"' });
+    assert.equal(packed.cached("other", 2000), undefined);
+    assert.equal(packed.cached("key", 5010), undefined);
+    assert.equal(packed.sweep(5010), Infinity);
+    assert.equal(packed.bytes, 0);
+  });
+
+  test("a newer success with the same content takes the older one's place", () => {
+    const { packed } = store();
+    packed.add(done("one", '"1"', 10, { cacheKey: "key", cacheTtlMs: 500 }));
+    packed.add(done("two", '"2"', 20, { cacheKey: "key", cacheTtlMs: 500 }));
+    packed.sweep(10 + TTL_MS);
+    assert.deepEqual(packed.cached("key", 100)?.outcome, { ok: true, output: '"2"' });
+  });
+});
+
+test("one larger than a slab is kept like the others", () => {
+  const { packed } = store();
+  const large = `"${"é".repeat(1_500_000)}"`;
+  packed.add(done("small", "1"));
+  packed.add(done("large", large));
+  packed.add(done("after", "2"));
+  for (const [id, output] of [
+    ["small", "1"],
+    ["large", large],
+    ["after", "2"],
+  ] as const)
+    assert.deepEqual(packed.get(id)?.outcome, { ok: true, output });
+  packed.sweep(10 + TTL_MS);
+  assert.equal(packed.bytes, 0);
+});
+
+test("too many bytes: what was delivered goes, what is awaited is handed back", () => {
+  const { packed, forgotten, rescued } = store(3000);
+  for (const id of ["delivered", "awaited", "later"]) packed.add(done(id, `"${"x".repeat(1000)}"`));
+  packed.deliver("delivered", false);
+  packed.trim();
+  assert.deepEqual(forgotten, ["delivered"]);
+  assert.equal(packed.get("delivered"), undefined);
+  packed.add(done("latest", `"${"x".repeat(1000)}"`));
+  packed.trim();
+  assert.deepEqual(
+    rescued.map(({ task: { id } }) => id),
+    ["awaited"],
+  );
+  assert.deepEqual(forgotten, ["delivered"]);
+  assert.equal(packed.size, 2);
+});
