@@ -16,7 +16,6 @@ import { openOtlp } from "../src/telemetry/otlp.ts";
 import { PostgresLink } from "../src/telemetry/postgres-link.ts";
 import { insertRows, migrate } from "../src/telemetry/request-log-schema.ts";
 import { RequestRow } from "../src/telemetry/request-log.ts";
-import { FinishedSpan } from "../src/telemetry/span.ts";
 import { KIND } from "../src/telemetry/span-names.ts";
 import { Stage, workerSight } from "../test/dashboard/stage.ts";
 import { PostgresServer } from "./postgres.ts";
@@ -79,9 +78,7 @@ async function spans(): Promise<string> {
   };
   const { cpu } = await best(5120, async () => {
     for (let bundle = 0; bundle < 20; bundle++) {
-      const { kind, why } = await collector.deliver(
-        Array.from({ length: 256 }, () => new FinishedSpan(facts, origin)),
-      );
+      const { kind, why } = await collector.deliver(Array.from({ length: 256 }, () => facts));
       if (kind !== "taken") throw new Error(why);
     }
   });
