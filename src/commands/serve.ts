@@ -29,7 +29,6 @@ import type { Config, Problem, Role } from "../config.ts";
 import { formatProblems } from "../config-load.ts";
 import { explainStart } from "../port-holder.ts";
 import type { Killed } from "../demo.ts";
-import { tuneHeap } from "../heap.ts";
 import { didYouMean } from "../spelling.ts";
 import { prettyLine } from "../telemetry/pretty.ts";
 import { printable, wantsColor } from "../terminal.ts";
@@ -101,7 +100,6 @@ export const serve: Command = {
     const chosen = chooseConfig(call, console, "nothing was started");
     if (chosen === undefined) return 1;
     checkRole(role, chosen.config);
-    tuneHeap();
     // Loaded only now, so that a bad config is answered before the server's code is read.
     const { startFerry } = await import("../ferry.ts");
     const parts: ServeParts = {

@@ -4,7 +4,7 @@
  * A migration is text that is run once, in order, for good: a later Ferry adds to the list and changes nothing in
  * it, columns are only ever added, and an older Ferry goes on writing to a newer table.
  *
- * Rows are written with one statement for many, a column at a time as arrays: 2.1 µs of our CPU a row in chunks of
+ * Rows are written with one statement for many, a column at a time as arrays: 2 µs of our CPU a row in chunks of
  * a thousand (JSON costs about the same, COPY more). `(instance, seq)` names a row for good, so that one which is written twice,
  * because nobody heard that the first time had worked, is there once.
  */
