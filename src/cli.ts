@@ -16,13 +16,7 @@ interface Known {
 }
 
 const commands: { readonly [name: string]: Known } = {
-  serve: {
-    summary: "run the gateway",
-    load: async () => {
-      (await import("./heap.ts")).tuneHeap();
-      return (await import("./commands/serve.ts")).serve;
-    },
-  },
+  serve: { summary: "run the gateway", load: async () => (await import("./commands/serve.ts")).serve },
   check: { summary: "check a config file", load: async () => (await import("./commands/check.ts")).check },
   dead: { summary: "look after dead letters", load: async () => (await import("./commands/dead.ts")).dead },
   keys: {

@@ -10,7 +10,10 @@
  */
 import { setFlagsFromString } from "node:v8";
 
-/** Before the server's code is loaded: what was decided stays decided. */
+/**
+ * Once the server's code is loaded, and before it has much to do: what was decided stays decided, and V8 takes no code
+ * from the compile cache that was written under other flags (40 ms of a start, when this came first).
+ */
 export function tuneHeap(): void {
   setFlagsFromString("--no-allocation-site-pretenuring");
 }
