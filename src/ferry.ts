@@ -28,6 +28,7 @@ import { NativeProtocol } from "./gateway/native.ts";
 import { openapiRoutes } from "./gateway/openapi.ts";
 import { Listener } from "./gateway/server.ts";
 import type { EdgeTls } from "./gateway/tls.ts";
+import { tuneHeap } from "./heap.ts";
 import { openObservers } from "./observers.ts";
 import { Report } from "./report.ts";
 import { Router } from "./result/router.ts";
@@ -46,6 +47,7 @@ export async function startFerry(
   const ferry = new Ferry(config, clock, role, log);
   try {
     await ferry.start();
+    tuneHeap();
     return ferry;
   } catch (error) {
     await ferry.stop();

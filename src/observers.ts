@@ -13,6 +13,7 @@ import { openRequestLog } from "./request-log.ts";
 import { openLive } from "./live.ts";
 import type { Events } from "./telemetry/events.ts";
 import { openMetrics } from "./telemetry/metrics.ts";
+import { Sender } from "./telemetry/sender.ts";
 import type { Counter, Sight } from "./telemetry/sight.ts";
 import type { Tally } from "./telemetry/tally.ts";
 import { openTraces } from "./telemetry/traces.ts";
@@ -56,9 +57,11 @@ interface Observer {
 
 export async function openObservers(parts: ObserverParts): Promise<Observers> {
   const { telemetry } = parts.config;
-  const requests = await openRequestLog(parts);
+  // Its thread starts when there is something to send.
+  const sender = new Sender(parts.events);
+  const requests = await openRequestLog({ ...parts, sender });
   const all: Observer[] = [requests];
-  if (parts.tracing !== undefined) all.push(traces(parts, parts.tracing));
+  if (parts.tracing !== undefined) all.push(traces(parts, parts.tracing, sender));
   if (telemetry.dashboard) all.push(openLive(parts), { open: assetRoutes() });
   // Last: the others have counters for it.
   const counters = all.flatMap((each) => each.counters ?? []);
@@ -69,17 +72,18 @@ export async function openObservers(parts: ObserverParts): Promise<Observers> {
     history: requests.history,
     close: async () => {
       await Promise.all(all.map(async (each) => each.close?.()));
+      await sender.close();
     },
   };
 }
 
-function traces({ config, role, sight, ...rest }: ObserverParts, tracing: Tracing): Observer {
+function traces({ config, role, sight, ...rest }: ObserverParts, tracing: Tracing, sender: Sender): Observer {
   const models = config.models.map(({ name, backend }) => {
     return { name, kind: backend.kind, ...(backend.kind === "http" && { protocol: backend.protocol }) };
   });
   const instance = sight.process().id || randomUUID();
   const about = { models, apart: role === "batcher", version: version(), instance, zone: config.zone };
-  const opened = openTraces(tracing, { ...rest, ...about });
+  const opened = openTraces(tracing, { ...rest, ...about, sender });
   return { counters: [opened.dropped], close: () => opened.close() };
 }
 

@@ -13,6 +13,7 @@ import type { Events } from "./telemetry/events.ts";
 import { RecentBatches } from "./telemetry/recent-batches.ts";
 import type { PostgresLog } from "./telemetry/request-log-postgres.ts";
 import { RequestLog } from "./telemetry/request-log.ts";
+import type { Sender } from "./telemetry/sender.ts";
 import type { Counter } from "./telemetry/sight.ts";
 import { Troubles } from "./telemetry/troubles.ts";
 
@@ -22,6 +23,8 @@ export interface RequestLogParts {
   readonly clock: Clock;
   readonly events: Events;
   readonly engine: Engine;
+  /** Writes to PostgreSQL; not closed here. */
+  readonly sender: Sender;
   random(): number;
 }
 
@@ -70,7 +73,7 @@ export async function openRequestLog(parts: RequestLogParts): Promise<OpenedRequ
   };
 }
 
-/** Its client is loaded only where it is used; a batcher takes no requests. */
+/** A batcher takes no requests. */
 async function openPostgres(parts: RequestLogParts): Promise<PostgresLog | undefined> {
   const { url, ...settings } = parts.config.requestLog;
   if (url === undefined || parts.role === "batcher") return undefined;

@@ -1,7 +1,8 @@
 /**
  * The OpenTelemetry library behind a `Collector`: spans as OTLP over HTTP, in protobuf. Loaded only when the first
- * spans leave. Headers, compression and certificates come from the usual OTEL_EXPORTER_OTLP_* variables, which
- * the library reads itself; it also tries again what can be tried again, within the timeout.
+ * spans leave, by the thread of `sender.ts`. Headers, compression and certificates come from the usual
+ * OTEL_EXPORTER_OTLP_* variables, which the library reads itself; it also tries again what can be tried again, within
+ * the timeout.
  */
 import type { Attributes } from "@opentelemetry/api";
 import { OTLPTraceExporter } from "@opentelemetry/exporter-trace-otlp-proto";
@@ -13,7 +14,7 @@ import {
 } from "@opentelemetry/resources";
 import type { Collector, Delivery } from "./span-buffer.ts";
 import { SCHEMA_URL } from "./span-names.ts";
-import type { FinishedSpan, Origin } from "./span.ts";
+import { FinishedSpan, type Origin, type SpanFacts } from "./span.ts";
 
 export interface OtlpRules {
   /** The whole of it, /v1/traces included. */
@@ -32,12 +33,17 @@ export function openOtlp({ url, timeoutMs }: OtlpRules, about: Attributes, origi
   // a limit of 1 would refuse the next.
   const exporter = new OTLPTraceExporter({ url, timeoutMillis: timeoutMs, concurrencyLimit: 2 });
   return {
-    deliver: (spans) => deliver(exporter, spans),
+    deliver: (spans) => deliver(exporter, spans, origin),
     close: () => exporter.shutdown(),
   };
 }
 
-function deliver(exporter: OTLPTraceExporter, spans: FinishedSpan[]): Promise<Delivery> {
+function deliver(
+  exporter: OTLPTraceExporter,
+  facts: readonly SpanFacts[],
+  origin: Origin,
+): Promise<Delivery> {
+  const spans = facts.map((each) => new FinishedSpan(each, origin));
   return new Promise((resolve) => {
     exporter.export(spans, ({ code, error }) => {
       const verdict: number = code;

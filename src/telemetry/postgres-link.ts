@@ -11,25 +11,10 @@
 import { connect, type Socket } from "node:net";
 import postgres from "postgres";
 import type { Clock } from "../clock.ts";
+import { PostgresTrouble } from "./postgres-trouble.ts";
 
 export type Value = string | number | null;
 export type PostgresRow = Readonly<Record<string, unknown>>;
-
-/** A trouble with PostgreSQL, in words that may be logged. */
-export class PostgresTrouble extends Error {
-  /** What PostgreSQL answered, as SQLSTATE; "" when it did not answer. */
-  readonly state: string;
-
-  constructor(message: string, state = "") {
-    super(message);
-    this.state = state;
-  }
-
-  /** The values themselves are at fault: they will not be taken later either. */
-  get ofTheData(): boolean {
-    return this.state.startsWith("22") || this.state.startsWith("23");
-  }
-}
 
 interface Dialled {
   readonly host: readonly string[];
@@ -44,10 +29,13 @@ export class PostgresLink {
   readonly #sockets: Socket[] = [];
   /** How to tell those who wait that there will be no answer. */
   readonly #asking = new Set<(why: PostgresTrouble) => void>();
+  readonly #onDead: () => void;
   #dead = false;
 
-  constructor(url: string, timeoutMs: number, clock: Clock) {
+  /** `onDead` is called once, whoever ends it. */
+  constructor(url: string, timeoutMs: number, clock: Clock, onDead: () => void = () => {}) {
     this.#clock = clock;
+    this.#onDead = onDead;
     this.#timeoutMs = timeoutMs;
     const options = {
       max: 1,
@@ -99,6 +87,7 @@ export class PostgresLink {
     for (const end of this.#asking) end(why);
     void this.#sql.end({ timeout: 0 });
     for (const socket of this.#sockets) socket.destroy();
+    this.#onDead();
   }
 
   #dial({ host, port, path }: Dialled): Socket {
@@ -117,12 +106,6 @@ export class PostgresLink {
     // Where the client looks for the name that a certificate must have.
     return Object.assign(socket, { host: host[at] });
   }
-}
-
-/** HOST:PORT/DATABASE: what may be shown of a URL. */
-export function placeOf(url: string): string {
-  const { host, pathname } = new URL(url);
-  return host + pathname;
 }
 
 const STATES: Readonly<Record<string, string>> = {

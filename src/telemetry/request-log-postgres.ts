@@ -1,11 +1,12 @@
 /**
- * The request log in PostgreSQL, beside the path of requests and never in it.
+ * The request log in PostgreSQL, beside the path of requests and never in it: rows wait here, and are written by the
+ * thread of `sender.ts`.
  *
  * A row waits in a bounded buffer (`requestLog.maxBufferedRows`) until `requestLog.flushMs` have passed or `CHUNK`
  * rows are there; they are written together, one statement at a time. While PostgreSQL is away rows wait, the
  * oldest are dropped and counted when the buffer is full, and it is tried again after 0.25 s, 0.5 s … 30 s: one
  * notice when it goes, one when it is back. A row that is written again, because nobody heard whether it was,
- * is there once.
+ * is there once; so a death of the thread loses none.
  *
  * The ends of tasks that were answered 202 come later. They change a row that still waits, and are written over
  * one that does not.
@@ -18,9 +19,10 @@
 import type { Alarm, Clock } from "../clock.ts";
 import { Fifo } from "../core/fifo.ts";
 import type { Events } from "./events.ts";
-import { placeOf, PostgresLink, PostgresTrouble } from "./postgres-link.ts";
+import { placeOf, PostgresTrouble } from "./postgres-trouble.ts";
 import type { LoggedRequest, RequestRow, RowSink } from "./request-log.ts";
-import { deleteOld, findRows, insertRows, migrate, updateEndings } from "./request-log-schema.ts";
+import { type RowStore, SentRowStore } from "./row-store.ts";
+import type { Sender } from "./sender.ts";
 import type { Counter } from "./sight.ts";
 
 export interface PostgresLogOptions {
@@ -37,6 +39,8 @@ export interface PostgresLogOptions {
 export interface PostgresLogParts {
   readonly clock: Clock;
   readonly events: Events;
+  /** Whose thread has the connection. */
+  readonly sender: Pick<Sender, "ask">;
   /** Numbers in [0, 1). */
   random(): number;
 }
@@ -68,8 +72,8 @@ export class PostgresLog implements RowSink {
   readonly #ends = new Fifo<RequestRow>();
   /** Taken from the buffer, and not known to be written. */
   #chunk: RequestRow[] = [];
-  #link: PostgresLink | undefined;
-  /** The link's table is as it should be. */
+  #store: RowStore | undefined;
+  /** The store's table is as it should be. */
   #usable = false;
   #turn: Promise<void> | undefined;
   #alarm: Alarm | undefined;
@@ -113,8 +117,8 @@ export class PostgresLog implements RowSink {
 
   /** Requests under an id, newest first; undefined when PostgreSQL cannot be asked. */
   async find(id: string, max: number): Promise<readonly LoggedRequest[] | undefined> {
-    if (this.#link === undefined || !this.#usable) return undefined;
-    return findRows(this.#link, id, max).catch(() => undefined);
+    if (this.#store === undefined || !this.#usable) return undefined;
+    return this.#store.find(id, max).catch(() => undefined);
   }
 
   /** Resolves when what waited is written, or there was no time for it. */
@@ -128,7 +132,7 @@ export class PostgresLog implements RowSink {
     await Promise.race([this.#lastFlush(), late]);
     alarm.cancel();
     this.#over = true;
-    this.#link?.destroy();
+    this.#store?.destroy();
     const left = this.buffered;
     if (left === 0) return;
     this.#dropped += left;
@@ -170,30 +174,30 @@ export class PostgresLog implements RowSink {
   /** Writes what is worth it; never rejects. */
   async #run(): Promise<void> {
     try {
-      const link = await this.#open();
-      do await this.#writeRows(link);
+      const store = await this.#open();
+      do await this.#writeRows(store);
       while (this.#rows.size >= (this.#closed ? 1 : CHUNK));
-      while (this.#ends.size > 0) await this.#writeEnds(link);
-      if (!this.#closed) await this.#retain(link);
+      while (this.#ends.size > 0) await this.#writeEnds(store);
+      if (!this.#closed) await this.#retain(store);
     } catch (error) {
       if (!(error instanceof PostgresTrouble)) throw error;
       this.#away(error);
     }
   }
 
-  async #open(): Promise<PostgresLink> {
-    if (this.#link !== undefined && !this.#link.dead) return this.#link;
+  async #open(): Promise<RowStore> {
+    if (this.#store !== undefined && !this.#store.dead) return this.#store;
     if (this.#over) throw new PostgresTrouble("this is the end");
     this.#usable = false;
-    const { url, writeTimeoutMs } = this.#options;
-    const link = new PostgresLink(url, writeTimeoutMs, this.#parts.clock);
-    this.#link = link;
-    await migrate(link);
+    const { url, writeTimeoutMs: timeoutMs, instance } = this.#options;
+    const store = new SentRowStore(this.#parts.sender, { url, timeoutMs, instance });
+    this.#store = store;
+    await store.open();
     this.#usable = true;
-    return link;
+    return store;
   }
 
-  async #writeRows(link: PostgresLink): Promise<void> {
+  async #writeRows(store: RowStore): Promise<void> {
     while (this.#chunk.length < CHUNK) {
       const row = this.#rows.shift();
       if (row === undefined) break;
@@ -201,8 +205,8 @@ export class PostgresLog implements RowSink {
       this.#chunk.push(row);
     }
     if (this.#chunk.length > 0) {
-      const taken = insertRows(link, this.#options.instance, this.#chunk);
-      if (await this.#accepts(taken, this.#chunk.length)) this.#written += this.#chunk.length;
+      if (await this.#accepts(store.insert(this.#chunk), this.#chunk.length))
+        this.#written += this.#chunk.length;
       else this.#dropped += this.#chunk.length;
       this.#chunk = [];
     }
@@ -226,26 +230,26 @@ export class PostgresLog implements RowSink {
     }
   }
 
-  async #writeEnds(link: PostgresLink): Promise<void> {
+  async #writeEnds(store: RowStore): Promise<void> {
     const some: RequestRow[] = [];
     for (let at = 0; at < Math.min(CHUNK, this.#ends.size); at++) some.push(this.#ends.at(at)!);
-    await this.#accepts(updateEndings(link, this.#options.instance, some), some.length);
+    await this.#accepts(store.update(some), some.length);
     // Not taken out before: if this fails they are written again.
     for (let count = some.length; count > 0; count--) this.#ends.shift();
   }
 
-  async #retain(link: PostgresLink): Promise<void> {
+  async #retain(store: RowStore): Promise<void> {
     const { retentionDays } = this.#options;
     const now = this.#parts.clock.now();
     if (retentionDays === 0 || now < this.#retainAt) return;
-    const deleted = await deleteOld(link, retentionDays, DELETED_AT_ONCE);
+    const deleted = await store.deleteOld(retentionDays, DELETED_AT_ONCE);
     // The rest in the next turns, so that rows do not wait for a long clean-up.
     this.#moreToDelete = deleted === DELETED_AT_ONCE;
     if (!this.#moreToDelete) this.#retainAt = now + RETENTION_EVERY_MS;
   }
 
   #away(trouble: PostgresTrouble): void {
-    this.#link?.destroy();
+    this.#store?.destroy();
     if (this.#awaySince > 0) {
       this.#backoffMs = Math.min(MAX_BACKOFF_MS, 2 * this.#backoffMs);
       return;

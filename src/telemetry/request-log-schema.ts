@@ -4,12 +4,13 @@
  * A migration is text that is run once, in order, for good: a later Ferry adds to the list and changes nothing in
  * it, columns are only ever added, and an older Ferry goes on writing to a newer table.
  *
- * Rows are written with one statement for many, a column at a time as arrays: 2.1 µs of our CPU a row in chunks of
+ * Rows are written with one statement for many, a column at a time as arrays: 2 µs of our CPU a row in chunks of
  * a thousand (JSON costs about the same, COPY more). `(instance, seq)` names a row for good, so that one which is written twice,
  * because nobody heard that the first time had worked, is there once.
  */
-import type { LoggedRequest, RequestRow } from "./request-log.ts";
 import type { PostgresLink, PostgresRow } from "./postgres-link.ts";
+import type { LoggedRequest } from "./request-log.ts";
+import type { WrittenRow } from "./row-bundle.ts";
 
 /** "ferry" and a number, as keys of advisory locks. */
 const LOCKS = 0x6665_7272;
@@ -69,7 +70,7 @@ export async function migrate(link: PostgresLink): Promise<void> {
 type Column = readonly [
   name: string,
   type: string,
-  literal: (rows: readonly RequestRow[]) => string,
+  literal: (rows: readonly WrittenRow[]) => string,
   sql?: string,
 ];
 
@@ -133,7 +134,7 @@ const UPDATE = `UPDATE ferry_requests AS old
 export async function insertRows(
   link: PostgresLink,
   instance: string,
-  rows: readonly RequestRow[],
+  rows: readonly WrittenRow[],
 ): Promise<void> {
   await link.ask(INSERT, [instance, ...INSERTED.map(([, , literal]) => literal(rows))]);
 }
@@ -141,7 +142,7 @@ export async function insertRows(
 export async function updateEndings(
   link: PostgresLink,
   instance: string,
-  rows: readonly RequestRow[],
+  rows: readonly WrittenRow[],
 ): Promise<void> {
   await link.ask(UPDATE, [instance, ...UPDATED.map(([, , literal]) => literal(rows))]);
 }
@@ -204,7 +205,7 @@ function fromRow(row: PostgresRow): LoggedRequest {
 }
 
 /** An array as PostgreSQL reads it; "" is NULL. Neighbours are often alike. */
-function texts(rows: readonly RequestRow[], pick: (row: RequestRow) => string): string {
+function texts(rows: readonly WrittenRow[], pick: (row: WrittenRow) => string): string {
   let all = "";
   let last = "";
   let lastQuoted = "NULL";
@@ -226,7 +227,7 @@ function quoted(text: string): string {
 
 const PLAIN = /^[\w.:/@ -]*$/;
 
-function numbers(rows: readonly RequestRow[], pick: (row: RequestRow) => number | undefined): string {
+function numbers(rows: readonly WrittenRow[], pick: (row: WrittenRow) => number | undefined): string {
   let all = "";
   for (const row of rows) {
     const number = pick(row);

@@ -22,7 +22,9 @@ import type { AnsweredRequest, BatchedTask, EventFields, Events } from "./events
 import type { Counter } from "./sight.ts";
 import { SpanBuffer } from "./span-buffer.ts";
 import * as names from "./span-names.ts";
-import { FinishedSpan, linkTo, type Origin, type SpanFacts } from "./span.ts";
+import type { Sender } from "./sender.ts";
+import { sentCollector } from "./sent-collector.ts";
+import { linkTo } from "./span.ts";
 import type { Tracing } from "./tracing.ts";
 
 export interface TracedModel {
@@ -36,6 +38,8 @@ export interface TracedModel {
 export interface TracesParts {
   readonly clock: Clock;
   readonly events: Events;
+  /** Whose thread speaks to the collector. */
+  readonly sender: Pick<Sender, "ask">;
   readonly models: readonly TracedModel[];
   /** Requests are taken by other processes. */
   readonly apart: boolean;
@@ -80,16 +84,15 @@ export function openTraces(tracing: Tracing, parts: TracesParts): Traces {
   const { clock, events, version, instance, zone } = parts;
   const { url, place, timeoutMs, maxSpans } = tracing;
   for (const complaint of tracing.complaints) events.emit("notice", { level: "warn", message: complaint });
-  const origin: Origin = { version };
   const about: Attributes = {
     [names.SERVICE_NAME]: "ferry",
     [names.SERVICE_VERSION]: version,
     [names.SERVICE_INSTANCE]: instance,
     ...(zone !== "" && { [names.CLOUD_ZONE]: zone }),
   };
-  const load = async () => (await import("./otlp.ts")).openOtlp({ url, timeoutMs }, about, origin);
+  const load = async () => sentCollector(parts.sender, { url, timeoutMs, about, version });
   const buffer = new SpanBuffer({ maxSpans, closeMs: timeoutMs, place }, load, clock, events);
-  new SpanMaker(parts, buffer, origin).listen(events);
+  new SpanMaker(parts, buffer).listen(events);
   return {
     dropped: {
       name: "ferry_spans_dropped_total",
@@ -125,7 +128,6 @@ export class SpanMaker {
   readonly #parts: Pick<TracesParts, "clock" | "apart" | "apiUrl">;
   readonly #models: ReadonlyMap<string, TracedModel>;
   readonly #buffer: Pick<SpanBuffer, "add" | "drop">;
-  readonly #origin: Origin;
   /** By id, the oldest first. */
   readonly #open = new Map<string, OpenBatch>();
   /** When a traced task was given back, by its id. */
@@ -136,12 +138,10 @@ export class SpanMaker {
   constructor(
     parts: Pick<TracesParts, "clock" | "apart" | "apiUrl" | "models">,
     buffer: Pick<SpanBuffer, "add" | "drop">,
-    origin: Origin,
   ) {
     this.#parts = parts;
     this.#models = new Map(parts.models.map((model) => [model.name, model]));
     this.#buffer = buffer;
-    this.#origin = origin;
   }
 
   listen(events: Events): void {
@@ -162,10 +162,6 @@ export class SpanMaker {
     });
   }
 
-  #add(facts: SpanFacts): void {
-    this.#buffer.add(new FinishedSpan(facts, this.#origin));
-  }
-
   #request(request: AnsweredRequest): void {
     const { trace, ending, status, startedAt, latencyMs, route } = request;
     if (trace === undefined) return;
@@ -173,7 +169,7 @@ export class SpanMaker {
     const batch = ending?.batch && batchSpan(ending.batch.id);
     const attributes = this.#requestAttributes(request, method, batch);
     const word = method === "_OTHER" ? "HTTP" : method;
-    this.#add({
+    this.#buffer.add({
       name: route === "" ? word : `${word} ${route}`,
       kind: names.KIND.server,
       place: trace,
@@ -244,7 +240,7 @@ export class SpanMaker {
     const place = queueSpan(request, batchPlace);
     const again = this.#retried.get(id);
     if (again !== undefined) this.#retried.delete(id);
-    this.#add({
+    this.#buffer.add({
       name: `queue ${model}`,
       kind: names.KIND.internal,
       place,
@@ -281,7 +277,7 @@ export class SpanMaker {
     attributes[names.MESSAGING_COUNT] = open.batch.size;
     if (call > 1) attributes[names.HTTP_RESEND] = call - 1;
     if (!answered) attributes[names.ERROR_TYPE] = kind;
-    this.#add({
+    this.#buffer.add({
       name,
       kind: names.KIND.client,
       place: callSpan(batchId, call),
@@ -320,7 +316,7 @@ export class SpanMaker {
     if (open === undefined) return;
     this.#open.delete(batchId);
     const { model, batch, fill, attempt, links, kind, answered } = open;
-    this.#add({
+    this.#buffer.add({
       name: `process ${model}`,
       kind: names.KIND.consumer,
       place: batchSpan(batchId),

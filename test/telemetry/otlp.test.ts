@@ -6,7 +6,6 @@ import type { AddressInfo } from "node:net";
 import { test } from "node:test";
 import { openOtlp } from "../../src/telemetry/otlp.ts";
 import { KIND } from "../../src/telemetry/span-names.ts";
-import { FinishedSpan } from "../../src/telemetry/span.ts";
 
 test("a bundle that follows another at once is taken too", async () => {
   let posts = 0;
@@ -22,7 +21,7 @@ test("a bundle that follows another at once is taken too", async () => {
   const place = { traceId: "0af7651916cd43dd8448eb211c80319c", spanId: "b7ad6b7169203331" };
   const facts = { name: "a", kind: KIND.internal, place, startedAt: 1, endedAt: 2, attributes: {} };
   for (let bundle = 0; bundle < 20; bundle++) {
-    const { kind, why } = await collector.deliver([new FinishedSpan(facts, origin)]);
+    const { kind, why } = await collector.deliver([facts]);
     assert.equal(kind, "taken", why);
   }
   assert.equal(posts, 20);

@@ -6,7 +6,7 @@ import { batchSpan, callSpan, queueSpan, traceparent } from "../../src/core/trac
 import { VirtualClock } from "../../src/plan/virtual-clock.ts";
 import { Events, type AnsweredRequest, type EventFields } from "../../src/telemetry/events.ts";
 import { SpanBuffer, type Delivery } from "../../src/telemetry/span-buffer.ts";
-import { FinishedSpan } from "../../src/telemetry/span.ts";
+import { FinishedSpan, type SpanFacts } from "../../src/telemetry/span.ts";
 import { SpanMaker, type TracedModel } from "../../src/telemetry/traces.ts";
 
 const BATCH = "11111111-2222-4333-8444-555566667777";
@@ -25,9 +25,11 @@ function stage(models: readonly TracedModel[] = [{ name: "m", kind: "http", prot
   const events = new Events();
   const spans: FinishedSpan[] = [];
   let dropped = 0;
-  const buffer = { add: (span: FinishedSpan) => void spans.push(span), drop: () => void dropped++ };
+  const origin = { version: "1" };
+  const add = (facts: SpanFacts): void => void spans.push(new FinishedSpan(facts, origin));
+  const buffer = { add, drop: () => void dropped++ };
   const parts = { clock, events, models, apart: false, apiUrl: () => "https://ferry.example" };
-  new SpanMaker(parts, buffer, { version: "1" }).listen(events);
+  new SpanMaker(parts, buffer).listen(events);
   const started = (tasks: EventFields["batch.started"]["tasks"], batch = note): void =>
     events.emit("batch.started", { model: "m", batch, maxBatchSize: 4, oldestWaitMs: 1, tasks });
   const answered = (call: number, kind = "answered", batchId = BATCH): void =>
@@ -207,21 +209,17 @@ describe("spans from events", () => {
 });
 
 describe("the way to the collector", () => {
-  const span = (links = 0): FinishedSpan =>
-    new FinishedSpan(
-      {
-        name: "s",
-        kind: 0,
-        place: REQUEST,
-        startedAt: 0,
-        endedAt: 1,
-        attributes: {},
-        links: Array.from({ length: links }, () => ({ context: { ...REQUEST, traceFlags: 1 } })),
-      },
-      { version: "1" },
-    );
+  const span = (links = 0): SpanFacts => ({
+    name: "s",
+    kind: 0,
+    place: REQUEST,
+    startedAt: 0,
+    endedAt: 1,
+    attributes: {},
+    links: Array.from({ length: links }, () => ({ context: { ...REQUEST, traceFlags: 1 } })),
+  });
 
-  function way(deliver: (spans: FinishedSpan[]) => Promise<Delivery>, maxSpans = 1000) {
+  function way(deliver: (spans: readonly SpanFacts[]) => Promise<Delivery>, maxSpans = 1000) {
     const clock = new VirtualClock();
     const events = new Events();
     const said: string[] = [];
@@ -231,7 +229,7 @@ describe("the way to the collector", () => {
     const load = async () => {
       loads++;
       return {
-        deliver: (spans: FinishedSpan[]) => {
+        deliver: (spans: readonly SpanFacts[]) => {
           bundles.push(spans.length);
           return deliver(spans);
         },

@@ -1,0 +1,157 @@
+/**
+ * What leaves for elsewhere leaves from a thread of its own: rows for PostgreSQL, spans for a collector.
+ *
+ *   PostgresLog ──rows──┐                              ┌── PostgresLink ──► PostgreSQL
+ *                       ├─► Sender ──one post──► thread ┤
+ *   SpanBuffer ──spans──┘      ◄──one answer────        └── OTLP exporter ─► collector
+ *
+ * The thread of the requests then neither writes SQL nor protobuf, and the code of Node that serves its sockets sees
+ * no other kinds of sockets. Both senders post a bundle at a time and wait for its answer: what is here and not
+ * written is bounded by them, and is still with them when the thread dies.
+ *
+ * It starts with the first question. When it dies (out of memory, a bug) every question that waits is answered with a
+ * trouble, it is said once, and the next question starts another: whoever asked tries again in its own time.
+ */
+import { extname } from "node:path";
+import { Worker, type Transferable } from "node:worker_threads";
+import type { Attributes } from "@opentelemetry/api";
+import type { Events } from "./events.ts";
+import type { OtlpRules } from "./otlp.ts";
+import type { LoggedRequest } from "./request-log.ts";
+import type { RowBundle } from "./row-bundle.ts";
+import type { Delivery } from "./span-buffer.ts";
+
+/** One connection to PostgreSQL in the thread, by a number that is never used again. */
+interface OfStore {
+  readonly store: number;
+}
+
+export interface OtlpStart extends OtlpRules {
+  /** Who we are. */
+  readonly about: Attributes;
+  readonly version: string;
+}
+
+/** What the thread is asked: by verb, what it is given and what it answers. */
+export interface Verbs {
+  /** Connects, and brings the table to what this Ferry needs. */
+  readonly openRows: [given: OfStore & { readonly url: string; readonly timeoutMs: number }, answer: void];
+  readonly insertRows: [
+    given: OfStore & { readonly instance: string; readonly rows: RowBundle },
+    answer: void,
+  ];
+  readonly updateRows: [
+    given: OfStore & { readonly instance: string; readonly rows: RowBundle },
+    answer: void,
+  ];
+  readonly deleteOldRows: [given: OfStore & { readonly days: number; readonly max: number }, answer: number];
+  readonly findRows: [
+    given: OfStore & { readonly id: string; readonly max: number },
+    answer: LoggedRequest[],
+  ];
+  /** Answered when the connection is gone, whoever ended it. */
+  readonly rowsEnd: [given: OfStore, answer: void];
+  readonly closeRows: [given: OfStore, answer: void];
+  /** SpanFacts[] as JSON, which is cheaper to hand over than so many small objects. */
+  readonly deliverSpans: [given: { readonly start: OtlpStart; readonly spans: string }, answer: Delivery];
+  readonly closeSpans: [given: undefined, answer: void];
+}
+export type Verb = keyof Verbs;
+
+/** To the thread, and back from it. */
+export interface Question {
+  readonly number: number;
+  readonly verb: Verb;
+  readonly given: unknown;
+}
+export type Answer =
+  | { readonly number: number; readonly value: unknown }
+  | { readonly number: number; readonly trouble: string; readonly state: string };
+
+/** The question was not answered; `message` may be shown. */
+export class SenderTrouble extends Error {
+  /** PostgreSQL's SQLSTATE, if it was PostgreSQL that said no. */
+  readonly state: string;
+  /** The thread is to blame, and not what it was asked for. */
+  readonly isOfTheThread: boolean;
+
+  constructor(message: string, { state = "", isOfTheThread = false } = {}) {
+    super(message);
+    this.state = state;
+    this.isOfTheThread = isOfTheThread;
+  }
+}
+
+/** The same ending as this file's: .ts in a checkout, .js in dist/. */
+const PROGRAM = new URL(`./sender-thread${extname(import.meta.filename)}`, import.meta.url);
+
+export class Sender {
+  readonly #events: Events;
+  readonly #program: URL;
+  readonly #asked = new Map<number, PromiseWithResolvers<unknown>>();
+  #thread: Worker | undefined;
+  #number = 0;
+  /** Its death was said, and nothing was answered since. */
+  #said = false;
+  #closed = false;
+
+  /** `program`: what the thread runs, for tests. */
+  constructor(events: Events, program: URL = PROGRAM) {
+    this.#events = events;
+    this.#program = program;
+  }
+
+  /** Rejects with a `SenderTrouble`. */
+  async ask<Asked extends Verb>(
+    verb: Asked,
+    given: Verbs[Asked][0],
+    handOver: readonly Transferable[] = [],
+  ): Promise<Verbs[Asked][1]> {
+    if (this.#closed) throw new SenderTrouble("this is the end", { isOfTheThread: true });
+    this.#thread ??= this.#start();
+    const question: Question = { number: ++this.#number, verb, given };
+    const asked = Promise.withResolvers<unknown>();
+    this.#asked.set(question.number, asked);
+    this.#thread.postMessage(question, handOver);
+    return (await asked.promise) as Verbs[Asked][1];
+  }
+
+  /** Ends the thread, whatever it is at; idempotent. */
+  async close(): Promise<void> {
+    this.#closed = true;
+    await this.#thread?.terminate();
+  }
+
+  #start(): Worker {
+    const thread = new Worker(this.#program, { name: "sender" });
+    let why = "";
+    thread.on("message", (answer: Answer) => this.#hear(answer));
+    thread.on("error", (error) => (why = error instanceof Error ? error.message : String(error)));
+    thread.on("exit", (code) => {
+      this.#thread = undefined;
+      this.#died(why === "" ? `exit code ${code}` : why);
+    });
+    return thread;
+  }
+
+  #hear(answer: Answer): void {
+    const asked = this.#asked.get(answer.number);
+    this.#asked.delete(answer.number);
+    this.#said = false;
+    if ("trouble" in answer) asked?.reject(new SenderTrouble(answer.trouble, answer));
+    else asked?.resolve(answer.value);
+  }
+
+  #died(why: string): void {
+    const waiting = [...this.#asked.values()];
+    this.#asked.clear();
+    const trouble = new SenderTrouble("the thread that sends it ended", { isOfTheThread: true });
+    for (const { reject } of waiting) reject(trouble);
+    if (this.#closed || this.#said) return;
+    this.#said = true;
+    const message =
+      `the thread that sends rows and spans ended: ${why}; requests go on, and it is started again ` +
+      "when there is something to send";
+    this.#events.emit("notice", { level: "error", message });
+  }
+}
