@@ -129,8 +129,8 @@ async function row(way: Way): Promise<string> {
   const cells = [
     way,
     `${percent(mean)}, ${percent(Math.max(...most))}`,
-    `${Math.round(kept.rate).toLocaleString("en-US")}`,
-    `${Math.round(fresh).toLocaleString("en-US")}`,
+    Math.round(kept.rate).toLocaleString("en-US"),
+    Math.round(fresh).toLocaleString("en-US"),
     `${stuck} of ${connections}`,
   ];
   return `| ${cells.join(" | ")} |\n`;

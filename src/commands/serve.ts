@@ -108,34 +108,36 @@ export const serve: Command = {
     pretty: { type: "boolean", doc: "lines for people instead of JSON; what a terminal gets anyway" },
   },
 
-  async run(call: Call, console: Console): Promise<number> {
-    expectNoWords(call);
-    const role = parseRole(call.text("role") ?? "all");
-    const processes = parseProcesses(call.text("processes") ?? "1");
-    const parts = {
-      clock: new SystemClock(),
-      uptimeMs: () => process.uptime() * 1000,
-      openPage: (url: string) => openPage(url, console.env),
-    };
-    if (call.text("processes") !== undefined) {
-      const { clusterParent, serveChild } = await import("./serve-child.ts");
-      const parent = clusterParent();
-      if (parent !== undefined) return serveChild(console, { ...parts, start: await startOne() }, parent);
-    }
-    const chosen = chooseConfig(call, console, "nothing was started");
-    if (chosen === undefined) return 1;
-    checkRole(role, chosen.config);
-    if (call.text("processes") !== undefined) checkProcesses(call.text("processes")!, chosen.config);
-    const start = processes === 1 ? await startOne() : await startSeveral(processes);
-    const signals: Signals = {
-      on: (signal, listener) => process.on(signal, listener),
-      off: (signal, listener) => process.off(signal, listener),
-      raise: (signal) => process.kill(process.pid, signal),
-    };
-    const wishes = { role, noColor: call.is("no-color"), pretty: call.is("pretty") };
-    return runServe(chosen.config, chosen.warnings, console, { ...parts, start, signals }, wishes);
-  },
+  run,
 };
+
+async function run(call: Call, console: Console): Promise<number> {
+  expectNoWords(call);
+  const role = parseRole(call.text("role") ?? "all");
+  const processes = parseProcesses(call.text("processes") ?? "1");
+  const parts = {
+    clock: new SystemClock(),
+    uptimeMs: () => process.uptime() * 1000,
+    openPage: (url: string) => openPage(url, console.env),
+  };
+  if (call.text("processes") !== undefined) {
+    const { clusterParent, serveChild } = await import("./serve-child.ts");
+    const parent = clusterParent();
+    if (parent !== undefined) return serveChild(console, { ...parts, start: await startOne() }, parent);
+  }
+  const chosen = chooseConfig(call, console, "nothing was started");
+  if (chosen === undefined) return 1;
+  checkRole(role, chosen.config);
+  if (call.text("processes") !== undefined) checkProcesses(call.text("processes")!, chosen.config);
+  const start = processes === 1 ? await startOne() : await startSeveral(processes);
+  const signals: Signals = {
+    on: (signal, listener) => process.on(signal, listener),
+    off: (signal, listener) => process.off(signal, listener),
+    raise: (signal) => process.kill(process.pid, signal),
+  };
+  const wishes = { role, noColor: call.is("no-color"), pretty: call.is("pretty") };
+  return runServe(chosen.config, chosen.warnings, console, { ...parts, start, signals }, wishes);
+}
 
 /** Loaded only when it is wanted, so that a bad config is answered before the server's code is read. */
 async function startOne(): Promise<ServeParts["start"]> {
@@ -252,19 +254,19 @@ export async function runServe(
   return 0;
 }
 
-function voiceForPeople(config: Config, role: Role, { err }: Console, color: boolean): Voice {
+function voiceForPeople(config: Config, role: Role, console: Console, color: boolean): Voice {
   return {
-    ready: (facts) => err(readyBanner(facts, color)),
-    draining: (tally, signal) => err(drainBanner(tally, config, signal)),
-    farewell: (tally) => err(farewellBanner(tally, config, role)),
+    ready: (facts) => console.err(readyBanner(facts, color)),
+    draining: (tally, signal) => console.err(drainBanner(tally, config, signal)),
+    farewell: (tally) => console.err(farewellBanner(tally, config, role)),
   };
 }
 
-function jsonVoice(config: Config, { err }: Console, clock: Clock): Voice {
+function jsonVoice(config: Config, console: Console, clock: Clock): Voice {
   return {
-    ready: (facts) => err(readyLine(facts, clock.now())),
-    draining: (tally, signal) => err(drainLine(tally, config, signal, clock.now())),
-    farewell: (tally) => err(farewellLine(tally, clock.now())),
+    ready: (facts) => console.err(readyLine(facts, clock.now())),
+    draining: (tally, signal) => console.err(drainLine(tally, config, signal, clock.now())),
+    farewell: (tally) => console.err(farewellLine(tally, clock.now())),
   };
 }
 
