@@ -10,6 +10,7 @@
  * A process's stderr is a pipe that the parent reads to its end: what it said before it died was said, and a line is
  * never torn by another's.
  */
+import type { ChildProcess } from "node:child_process";
 import cluster from "node:cluster";
 import { once } from "node:events";
 import type { Readable } from "node:stream";
@@ -38,6 +39,7 @@ export function forker(words: readonly string[], clock: Clock): (watcher: Watche
 function fork(watcher: Watcher, clock: Clock): Life {
   const worker = cluster.fork();
   const { process: child } = worker;
+  closeWhatItHeld(child);
   const failed = Promise.withResolvers<string>();
   worker.on("error", (error) => {
     // Later ones are of words that found it dead, and its end is heard of anyway.
@@ -64,6 +66,21 @@ function fork(watcher: Watcher, clock: Clock): Life {
     send: (order: Order) => void (worker.isConnected() && worker.send(order, undefined, () => {})),
     kill: () => void child.kill("SIGKILL"),
   };
+}
+
+/**
+ * node:cluster forgets the connection that it was handing to a process that dies: it would stay open in the parent,
+ * and its client wait for an answer for ever. There is at most one, since the next is handed over when the process has
+ * said that it has the last; to close one that it had taken changes nothing.
+ */
+function closeWhatItHeld(child: ChildProcess): void {
+  const send = child.send.bind(child) as (...words: unknown[]) => boolean;
+  let last: { close(): void } | undefined;
+  child.send = (...words: unknown[]): boolean => {
+    if (words[1] !== undefined && words[1] !== null) last = words[1] as typeof last;
+    return send(...words);
+  };
+  child.once("exit", () => last?.close());
 }
 
 /** Its last words have been read then. */

@@ -142,6 +142,36 @@ describe("two processes behind one port", () => {
     assert.deepEqual(from, new Set([1, 2]));
   });
 
+  test("a connection on its way to a process that dies is closed, not forgotten", async () => {
+    await using redis = await startServer();
+    const model = { name: "demo", backend: { kind: "simulated", workers: 1, baseMs: 1 } };
+    const { part } = await several(fleetConfig({ url: redis.url, ...engine }, [model]));
+    await using _ = part;
+    let [over, answers, stuck] = [false, 0, 0];
+    const caller = async (): Promise<void> => {
+      while (!over) {
+        const late = AbortSignal.timeout(10_000);
+        const url = `${part.url}/readyz`;
+        const answer = request(url, { dispatcher: fresh, signal: late }).then(({ body }) => body.dump());
+        await answer.then(
+          () => answers++,
+          () => (stuck += Number(late.aborted)),
+        );
+      }
+    };
+    const callers = Array.from({ length: 8 }, caller);
+    for (let kill = 1; kill <= 3; kill++) {
+      const goal = answers + 100;
+      await eventually(() => answers >= goal, 15_000);
+      process.kill(childrenOf(part.pid)[0]!, "SIGKILL");
+      const back = () => part.lines.filter(({ msg }) => msg === "process ready").length >= kill;
+      await eventually(back, 20_000);
+    }
+    over = true;
+    await Promise.all(callers);
+    assert.equal(stuck, 0);
+  });
+
   test("SIGTERM drains: who waits is answered, then all end", async () => {
     await using redis = await startServer();
     const gate = new Gate();
