@@ -63,7 +63,7 @@ export function readyBanner(facts: ReadyFacts, color: boolean): string {
   const { bold, dim, green, yellow, cyan } = paint(color);
   const demo = demoLabel(config);
   const arrow = green("➜");
-  const hint = facts.keys === true ? dim(keysHint(config, role)) : "";
+  const hint = facts.keys === true ? dim(keysHint(facts)) : "";
   const each = processesNote(facts, dim);
   const lines = [
     `  ${bold(green("FERRY"))} ${green(`v${version}`)}${role === "all" ? "" : ` ${role}`}  ` +
@@ -202,8 +202,9 @@ function demoLabel(config: Config): string {
   return `DEMO: simulated GPU, ${count(fullMs)} ms a ${simulated.backend.perItemMs > 0 ? "full " : ""}batch`;
 }
 
-function keysHint(config: Config, role: Role): string {
-  return demoLabel(config) === "" || role !== "all" ? "press h for keys" : "press l for load, h for keys";
+function keysHint({ config, role, adminUrls }: ReadyFacts): string {
+  const alone = role === "all" && adminUrls === undefined;
+  return demoLabel(config) === "" || !alone ? "press h for keys" : "press l for load, h for keys";
 }
 
 /** `    2 processes, each its own: ports 8081, 8082` */

@@ -69,6 +69,7 @@ describe("ready", () => {
       readyBanner({ ...facts, adminUrls: adminUrls.slice(1) }, false),
       /2 processes.*ports 8082, 8083$/m,
     );
+    assert.match(readyBanner({ ...facts, keys: true }, false), /anonymous" {4}press h for keys$/m);
     const line = JSON.parse(readyLine(facts, now));
     assert.deepEqual([line.processes, line.admins, line.admin], [3, adminUrls, adminUrls[0]]);
     assert.equal(line.workers, 7, "the http worker is one for all; each process has two of its own");

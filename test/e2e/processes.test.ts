@@ -147,9 +147,10 @@ describe("two processes behind one port", () => {
     const model = { name: "demo", backend: { kind: "simulated", workers: 1, baseMs: 1 } };
     const { part } = await several(fleetConfig({ url: redis.url, ...engine }, [model]));
     await using _ = part;
-    let [over, answers, stuck] = [false, 0, 0];
+    const over = new AbortController();
+    let [answers, stuck] = [0, 0];
     const caller = async (): Promise<void> => {
-      while (!over) {
+      while (!over.signal.aborted) {
         const late = AbortSignal.timeout(10_000);
         const url = `${part.url}/readyz`;
         const answer = request(url, { dispatcher: fresh, signal: late }).then(({ body }) => body.dump());
@@ -167,7 +168,7 @@ describe("two processes behind one port", () => {
       const back = () => part.lines.filter(({ msg }) => msg === "process ready").length >= kill;
       await eventually(back, 20_000);
     }
-    over = true;
+    over.abort();
     await Promise.all(callers);
     assert.equal(stuck, 0);
   });
