@@ -156,14 +156,27 @@ export function cpuMs(pid: number): number {
 export function childrenCpuMs(pid: number): number {
   const fields = stat(pid);
   const ended = (Number(fields[13]) + Number(fields[14])) * 10;
-  return readdirSync("/proc").reduce((sum, name) => {
-    if (!/^\d+$/.test(name)) return sum;
+  return childPids(pid).reduce((sum, child) => {
     try {
-      return stat(Number(name))[1] === String(pid) ? sum + cpuMs(Number(name)) : sum;
+      return sum + cpuMs(child);
     } catch {
       return sum; // it has ended since the folder was read
     }
   }, ended);
+}
+
+/** Those that run now. */
+export function childPids(pid: number): number[] {
+  return readdirSync("/proc")
+    .filter((name) => /^\d+$/.test(name))
+    .map(Number)
+    .filter((other) => {
+      try {
+        return stat(other)[1] === String(pid);
+      } catch {
+        return false;
+      }
+    });
 }
 
 /** From the third field on. The second, the name in parentheses, may hold spaces: count from behind it. */

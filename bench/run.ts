@@ -23,14 +23,14 @@ import { halved } from "./scenarios/halved.ts";
 import { held } from "./scenarios/held.ts";
 import { latencyIdle } from "./scenarios/latency-idle.ts";
 import { overload } from "./scenarios/overload.ts";
+import { processes } from "./scenarios/processes.ts";
 import { redis } from "./scenarios/redis.ts";
 import { redisLatency } from "./scenarios/redis-latency.ts";
-import { redisTenThousand } from "./scenarios/redis-10k.ts";
 import { saturated } from "./scenarios/saturated.ts";
 import { start } from "./scenarios/start.ts";
 import { tenants } from "./scenarios/tenants.ts";
 import { telemetry } from "./scenarios/telemetry.ts";
-import { tenThousand } from "./scenarios/ten-thousand.ts";
+import { redisTenThousand, tenThousand } from "./scenarios/ten-thousand.ts";
 import { tiers } from "./scenarios/tiers.ts";
 
 const scenarios: readonly Scenario[] = [
@@ -50,6 +50,7 @@ const scenarios: readonly Scenario[] = [
   redisLatency,
   redis,
   redisTenThousand,
+  processes,
 ];
 
 interface Command {

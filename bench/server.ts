@@ -49,6 +49,8 @@ export interface FerrySetup extends Omit<ChildOptions, "program"> {
   readonly models: readonly (SimulatedModel | HttpModel)[];
   /** Left out: one process that does all. */
   readonly role?: "gateway" | "batcher";
+  /** Left out: one, without a parent. Each has an admin listener; what is read here is the first one's. */
+  readonly processes?: number;
   /** Further settings, as in ferry.yaml. */
   readonly settings?: Readonly<Record<string, unknown>>;
   /** API keys to make before the start; the settings must have a place for them. */
@@ -86,30 +88,32 @@ export class FerryServer implements AsyncDisposable {
 
   private constructor(
     child: Child,
-    [port, adminPort]: readonly number[],
+    port: number,
+    adminUrl: string,
     readyMs: number,
     keys: readonly string[],
   ) {
     this.#child = child;
     this.pid = child.pid;
-    this.target = { host, port: port!, path: "/v1/inference" };
-    this.adminUrl = `http://${host}:${adminPort!}`;
+    this.target = { host, port, path: "/v1/inference" };
+    this.adminUrl = adminUrl;
     this.readyMs = readyMs;
     this.keys = keys;
   }
 
   static async start(setup: FerrySetup): Promise<FerryServer> {
-    const ports = await freePorts(2);
+    const [port] = await freePorts(1);
     const file = join(mkdtempSync(join(setup.dir, "ferry-")), "ferry.yaml");
     // JSON is YAML.
-    writeFileSync(file, JSON.stringify(configuration(setup, ports[0]!, ports[1]!), null, 2));
+    writeFileSync(file, JSON.stringify(configuration(setup, port!), null, 2));
     const keys: string[] = [];
     for (const key of setup.keys ?? []) keys.push(await createKey(file, key));
     const spawnedAt = performance.now();
     const role = setup.role === undefined ? [] : ["--role", setup.role];
-    const child = new Child(cli, ["serve", "-c", file, ...role], setup);
-    await ready(child);
-    return new FerryServer(child, ports, performance.now() - spawnedAt, keys);
+    const several = setup.processes === undefined ? [] : ["--processes", String(setup.processes)];
+    const child = new Child(cli, ["serve", "-c", file, ...role, ...several], setup);
+    const { admin } = await ready(child);
+    return new FerryServer(child, port!, admin!, performance.now() - spawnedAt, keys);
   }
 
   async counters(): Promise<Counters> {
@@ -194,9 +198,10 @@ export class FloorServer implements AsyncDisposable {
 }
 
 /** Waits for the line that Ferry, the floor and the workers print when they are up. */
-export async function ready(child: Child): Promise<void> {
+export async function ready(child: Child): Promise<{ readonly admin?: string }> {
   try {
-    await child.line((line) => line.startsWith("{") && line.includes('"msg":"ready"'), readyTimeoutMs);
+    const isReady = (line: string): boolean => line.startsWith("{") && line.includes('"msg":"ready"');
+    return JSON.parse(await child.line(isReady, readyTimeoutMs)) as { admin?: string };
   } catch (error) {
     await child[Symbol.asyncDispose]();
     throw error;
@@ -212,9 +217,9 @@ async function createKey(
   return (await child.output(readyTimeoutMs)).trim();
 }
 
-function configuration(setup: FerrySetup, port: number, adminPort: number): unknown {
+function configuration(setup: FerrySetup, port: number): unknown {
   const models = setup.models.map((model) => ({ maxBatchSize: 64, policy: "adaptive", ...modelOf(model) }));
-  return { listen: `${host}:${port}`, admin: { listen: `${host}:${adminPort}` }, models, ...setup.settings };
+  return { listen: `${host}:${port}`, admin: { listen: `${host}:0` }, models, ...setup.settings };
 }
 
 function modelOf(model: SimulatedModel | HttpModel): object {

@@ -5,7 +5,9 @@
  * same words. Capacity is claimed only where it is known: a simulated worker takes
  * baseMs + maxBatchSize × perItemMs for a full batch, so w of them serve
  * w × maxBatchSize / that time. For real workers it is learned from traffic. A gateway has no workers of
- * its own, and a batcher nothing that clients could call, so neither is shown.
+ * its own, and a batcher nothing that clients could call, so neither is shown. Several processes are one banner:
+ * the first one's dashboard, and the ports of all. Workers with addresses are shared by them; others each process
+ * starts for itself.
  */
 import type {
   Address,
@@ -28,6 +30,8 @@ export interface ReadyFacts {
   /** "" where there is none: a batcher takes no requests. */
   readonly apiUrl: string;
   readonly adminUrl: string;
+  /** Of each process, where there are several; the first is `adminUrl`. */
+  readonly adminUrls?: readonly string[] | undefined;
   /** As it is now; left out: as the config says. */
   readonly durability?: Durability | undefined;
   /** From the start of the process. */
@@ -59,15 +63,16 @@ export function readyBanner(facts: ReadyFacts, color: boolean): string {
   const { bold, dim, green, yellow, cyan } = paint(color);
   const demo = demoLabel(config);
   const arrow = green("➜");
-  const hint = facts.keys === true ? dim(keysHint(config, role)) : "";
+  const hint = facts.keys === true ? dim(keysHint(facts)) : "";
+  const each = processesNote(facts, dim);
   const lines = [
     `  ${bold(green("FERRY"))} ${green(`v${version}`)}${role === "all" ? "" : ` ${role}`}  ` +
       `ready in ${bold(String(Math.round(startMs)))} ms${demo === "" ? "" : `    ${yellow(demo)}`}`,
     ...(apiUrl === "" ? [] : [`  ${arrow}  API        ${cyan(`${apiUrl}/v1/inference`)}`]),
     config.telemetry.dashboard
-      ? `  ${arrow}  Dashboard  ${cyan(dashboardUrl(facts))}`
-      : `  ${arrow}  Admin      ${cyan(`${reachable(facts.adminUrl)}/internal/health`)}`,
-    ...modelLines(config, role),
+      ? `  ${arrow}  Dashboard  ${cyan(dashboardUrl(facts))}${each}`
+      : `  ${arrow}  Admin      ${cyan(`${reachable(facts.adminUrl)}/internal/health`)}${each}`,
+    ...modelLines(facts),
     `     Engine     ${engineLine(facts, dim)}`,
     ...(apiUrl === "" ? [] : [`     Try        ${tryLine(config, apiUrl)}`]),
   ];
@@ -80,16 +85,17 @@ export function readyBanner(facts: ReadyFacts, color: boolean): string {
 
 /** The last line of a start, for programs. */
 export function readyLine(facts: ReadyFacts, now: number): string {
-  const { config, role, version, apiUrl, adminUrl, startMs } = facts;
+  const { config, role, version, apiUrl, adminUrl, adminUrls, startMs } = facts;
   return jsonLine("info", now, "ready", {
     version,
     role,
     ...(apiUrl === "" ? {} : { listen: apiUrl }),
     admin: adminUrl,
+    ...(adminUrls === undefined ? {} : { processes: adminUrls.length, admins: adminUrls }),
     engine: config.engine.kind,
     durability: durabilityOf(facts),
     models: config.models.length,
-    workers: role === "gateway" ? 0 : countWorkers(config),
+    workers: role === "gateway" ? 0 : countWorkers(config, adminUrls?.length),
     startMs: Math.round(startMs),
     ...(demoLabel(config) === "" ? {} : { demo: true }),
   });
@@ -147,9 +153,10 @@ export function plannedPerSecond(model: ModelConfig, config: Config): number | u
   return capacity === undefined ? undefined : threeDigits(capacity * config.admission.targetUtilization);
 }
 
-export function countWorkers(config: Config): number {
+export function countWorkers(config: Config, processes = 1): number {
   let total = 0;
-  for (const { backend } of config.models) total += workersOf(backend);
+  for (const { backend } of config.models)
+    total += workersOf(backend) * (backend.kind === "http" ? 1 : processes);
   return total;
 }
 
@@ -195,16 +202,28 @@ function demoLabel(config: Config): string {
   return `DEMO: simulated GPU, ${count(fullMs)} ms a ${simulated.backend.perItemMs > 0 ? "full " : ""}batch`;
 }
 
-function keysHint(config: Config, role: Role): string {
-  return demoLabel(config) === "" || role !== "all" ? "press h for keys" : "press l for load, h for keys";
+function keysHint({ config, role, adminUrls }: ReadyFacts): string {
+  const alone = role === "all" && adminUrls === undefined;
+  return demoLabel(config) === "" || !alone ? "press h for keys" : "press l for load, h for keys";
 }
 
-function modelLines(config: Config, role: Role): string[] {
+/** `    2 processes, each its own: ports 8081, 8082` */
+function processesNote({ adminUrls }: ReadyFacts, dim: (text: string) => string): string {
+  if (adminUrls === undefined) return "";
+  const ports = adminUrls.map((url) => Number(new URL(url).port));
+  const inRow = ports.length > 2 && ports.every((port, at) => port === ports[0]! + at);
+  const listed = inRow ? `${ports[0]} to ${ports.at(-1)}` : ports.join(", ");
+  return `    ${dim(`${plural(ports.length, "process")}, each its own: ports ${listed}`)}`;
+}
+
+function modelLines({ config, role, adminUrls }: ReadyFacts): string[] {
   const { models } = config;
+  const several = adminUrls !== undefined && role !== "gateway";
   const fits = models.length <= maxModelLines ? models.length : maxModelLines - 1;
   const width = Math.max(...models.slice(0, fits).map((model) => model.name.length));
   const lines = models.slice(0, fits).map((model) => {
-    return `     Model      ${printable(model.name).padEnd(width)}   ${modelFacts(model, config, role)}`;
+    const each = several && model.backend.kind !== "http" ? ", in each process" : "";
+    return `     Model      ${printable(model.name).padEnd(width)}   ${modelFacts(model, config, role)}${each}`;
   });
   if (fits < models.length) lines.push(`                and ${models.length - fits} more models`);
   return lines;

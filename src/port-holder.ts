@@ -22,7 +22,10 @@ export function explainStart(error: unknown, config: Config): string {
   if (cause?.port === undefined) return printable(failure.message);
   const setting = cause.port === config.listen.port ? "listen" : "admin.listen";
   const { host } = setting === "listen" ? config.listen : config.admin.listen;
-  const start = `${setting} ${formatAddress({ host, port: cause.port })}`;
+  // Of several processes each has its own, from this one up.
+  const nth =
+    setting === "listen" || config.admin.listen.port === 0 ? 0 : cause.port - config.admin.listen.port;
+  const start = `${setting} ${formatAddress({ host, port: cause.port })}${nth > 0 ? ` of process ${nth + 1}` : ""}`;
   if (cause.code === "EACCES") return `${start}: ports below 1024 need extra rights; choose a higher one`;
   if (cause.code === "EADDRNOTAVAIL") return `${start}: this machine has no such address; change ${setting}`;
   const holder = portHolder(cause.port);

@@ -17,6 +17,7 @@ import { availableParallelism } from "node:os";
 import { measure, type Measured } from "../generator.ts";
 import type { LoadSpec } from "../load.ts";
 import { Fleet, type RedisState } from "../redis.ts";
+import { answered, coresUsed, errors, p99Ms, perTaskMicros, type Slices } from "../slices.ts";
 import { FerryServer, workBetween, type Counters, type Work } from "../server.ts";
 import {
   durationMs,
@@ -40,8 +41,7 @@ export const redis: Scenario = {
 };
 
 /** One engine's slices, and what its dispatcher did in them. */
-interface Side {
-  readonly runs: readonly Measured[];
+interface Side extends Slices {
   readonly work: Work;
 }
 
@@ -131,30 +131,6 @@ function cpuFigures(embedded: Side, redis: Side): Figure[] {
     figure("cores used, redis turns", median(redis.runs.map(coresUsed)), "ratio"),
     figure("cores used, embedded turns", median(embedded.runs.map(coresUsed)), "ratio"),
   ];
-}
-
-function perTaskMicros(side: Side, share: (run: Measured) => number): number {
-  const seconds = side.runs.reduce((sum, run) => sum + share(run) * run.seconds, 0);
-  return (seconds * 1e6) / answered(side);
-}
-
-/** By all processes of this scenario. */
-function coresUsed({ cpuShare, serverCpuShare, behindCpuShares, childrenCpuShare }: Measured): number {
-  return [cpuShare, serverCpuShare, childrenCpuShare, ...Object.values(behindCpuShares)].reduce(
-    (sum, share) => sum + share,
-  );
-}
-
-function p99Ms({ runs }: Side): number {
-  return median(runs.map((run) => run.latency.percentileMs(99)));
-}
-
-function answered({ runs }: Side): number {
-  return runs.reduce((sum, run) => sum + run.answered, 0);
-}
-
-function errors({ runs }: Side): number {
-  return runs.reduce((sum, run) => sum + run.errors, 0);
 }
 
 function notes({ runs }: Side, name: string): string[] {

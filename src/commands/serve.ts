@@ -10,9 +10,11 @@
  * People at a terminal, and whoever says `--pretty`, get lines to read; everybody else gets JSON.
  *
  * `--role` splits the work over processes that share their tasks through Redis: a gateway takes requests, a
- * batcher runs them.
+ * batcher runs them. `--processes N` starts N of them behind one port (`../processes.ts`); what starts, is ready,
+ * drains and ends here is then all of them together.
  */
 import { spawn } from "node:child_process";
+import { availableParallelism } from "node:os";
 import {
   drainBanner,
   drainLine,
@@ -22,6 +24,7 @@ import {
   readyBanner,
   readyLine,
   type Durability,
+  type ReadyFacts,
   type Tally,
 } from "../banner.ts";
 import { SystemClock, type Clock } from "../clock.ts";
@@ -42,11 +45,15 @@ export interface Served {
   /** "" for a batcher, which takes no requests. */
   readonly apiUrl: string;
   readonly adminUrl: string;
+  /** Where there are several processes: each one's, the first of which is `adminUrl`. */
+  readonly adminUrls?: readonly string[];
   /** What keeps an accepted task now; left out: as the config says. */
   readonly durability?: Durability | undefined;
   /** Left out where no worker of this process is simulated. */
   readonly demo?: { kill(forMs: number): Killed | undefined } | undefined;
-  tally(): Tally;
+  /** How much longer than `limits.drainMs` its drain is waited for; left out: not at all. */
+  readonly graceMs?: number;
+  tally(): Tally | Promise<Tally>;
   drain(): Promise<void>;
   stop(): Promise<void>;
 }
@@ -72,11 +79,13 @@ export interface ServeParts {
   readonly openPage: (url: string) => void;
 }
 
+/** More on one machine would wait for each other, and for Redis. */
+const MAX_PROCESSES = 64;
 const roles: readonly Role[] = ["all", "gateway", "batcher"];
 
 export const serve: Command = {
   summary: "run the gateway",
-  usage: "serve [-c FILE] [--role ROLE] [--pretty]",
+  usage: "serve [-c FILE] [--role ROLE] [--processes N] [--pretty]",
   examples: [
     { line: "ferry serve", doc: "./ferry.yaml, or a demo with a simulated GPU" },
     {
@@ -91,32 +100,58 @@ export const serve: Command = {
       value: "ROLE",
       doc: "all (default); with engine.kind redis also gateway (takes requests) and batcher (runs batches)",
     },
+    processes: {
+      type: "string",
+      value: "N",
+      doc: "with engine.kind redis: so many processes behind one port, or auto: one for each core; default 1",
+    },
     pretty: { type: "boolean", doc: "lines for people instead of JSON; what a terminal gets anyway" },
   },
 
-  async run(call: Call, console: Console): Promise<number> {
-    expectNoWords(call);
-    const role = parseRole(call.text("role") ?? "all");
-    const chosen = chooseConfig(call, console, "nothing was started");
-    if (chosen === undefined) return 1;
-    checkRole(role, chosen.config);
-    // Loaded only now, so that a bad config is answered before the server's code is read.
-    const { startFerry } = await import("../ferry.ts");
-    const parts: ServeParts = {
-      start: startFerry,
-      clock: new SystemClock(),
-      uptimeMs: () => process.uptime() * 1000,
-      openPage: (url) => openPage(url, console.env),
-      signals: {
-        on: (signal, listener) => process.on(signal, listener),
-        off: (signal, listener) => process.off(signal, listener),
-        raise: (signal) => process.kill(process.pid, signal),
-      },
-    };
-    const wishes = { role, noColor: call.is("no-color"), pretty: call.is("pretty") };
-    return runServe(chosen.config, chosen.warnings, console, parts, wishes);
-  },
+  run,
 };
+
+async function run(call: Call, console: Console): Promise<number> {
+  expectNoWords(call);
+  const role = parseRole(call.text("role") ?? "all");
+  const processes = parseProcesses(call.text("processes") ?? "1");
+  const parts = {
+    clock: new SystemClock(),
+    uptimeMs: () => process.uptime() * 1000,
+    openPage: (url: string) => openPage(url, console.env),
+  };
+  if (call.text("processes") !== undefined) {
+    const { clusterParent, serveChild } = await import("./serve-child.ts");
+    const parent = clusterParent();
+    if (parent !== undefined) return serveChild(console, { ...parts, start: await startOne() }, parent);
+  }
+  const chosen = chooseConfig(call, console, "nothing was started");
+  if (chosen === undefined) return 1;
+  checkRole(role, chosen.config);
+  if (call.text("processes") !== undefined) checkProcesses(call.text("processes")!, chosen.config);
+  const start = processes === 1 ? await startOne() : await startSeveral(processes);
+  const signals: Signals = {
+    on: (signal, listener) => process.on(signal, listener),
+    off: (signal, listener) => process.off(signal, listener),
+    raise: (signal) => process.kill(process.pid, signal),
+  };
+  const wishes = { role, noColor: call.is("no-color"), pretty: call.is("pretty") };
+  return runServe(chosen.config, chosen.warnings, console, { ...parts, start, signals }, wishes);
+}
+
+/** Loaded only when it is wanted, so that a bad config is answered before the server's code is read. */
+async function startOne(): Promise<ServeParts["start"]> {
+  return (await import("../ferry.ts")).startFerry;
+}
+
+async function startSeveral(count: number): Promise<ServeParts["start"]> {
+  const { startProcesses } = await import("../processes.ts");
+  const { forker } = await import("../process-life.ts");
+  return (config, clock, role, log) => {
+    const fork = forker(["serve", "--processes", String(count)], clock);
+    return startProcesses(count, config, role, { clock, fork, log });
+  };
+}
 
 function parseRole(written: string): Role {
   const role = roles.find((each) => each === written);
@@ -134,12 +169,39 @@ function checkRole(role: Role, { engine }: Config): void {
   );
 }
 
+function parseProcesses(written: string): number {
+  if (written === "auto") return Math.min(MAX_PROCESSES, availableParallelism());
+  const count = /^\d{1,4}$/.test(written) ? Number(written) : 0;
+  if (count >= 1 && count <= MAX_PROCESSES) return count;
+  throw new UsageError(
+    `--processes ${printable(written)} is not a number from 1 to ${MAX_PROCESSES}, nor auto`,
+  );
+}
+
+/** Also of `auto` where there is one core: what starts on one machine starts on the next. */
+function checkProcesses(written: string, { engine }: Config): void {
+  if (written === "1" || engine.kind === "redis") return;
+  throw new Failure(
+    `--processes ${written} needs engine.kind redis: processes cannot share the memory of one; ` +
+      `set engine: { kind: redis, url: redis://HOST:6379 }, or leave --processes out`,
+  );
+}
+
+/** What is said to whoever started Ferry, once each. */
+export interface Voice {
+  ready(facts: ReadyFacts): void;
+  draining(tally: Tally, signal: StopSignal): void;
+  farewell(tally: Tally): void;
+}
+
 /** What the command line asks for, beside the config. */
 export interface ServeWishes {
   readonly role: Role;
   readonly noColor: boolean;
   /** Lines for people, also where nobody sits at a terminal. */
   readonly pretty?: boolean;
+  /** Left out: lines on stderr. */
+  readonly voice?: Voice;
 }
 
 export async function runServe(
@@ -147,7 +209,7 @@ export async function runServe(
   warnings: readonly Problem[],
   console: Console,
   parts: ServeParts,
-  { role, noColor, pretty = false }: ServeWishes,
+  { role, noColor, pretty = false, voice }: ServeWishes,
 ): Promise<number> {
   const { clock, signals } = parts;
   const people = console.errIsTTY || pretty;
@@ -158,6 +220,8 @@ export async function runServe(
   else
     for (const { message, ...place } of warnings) console.err(jsonLine("warn", clock.now(), message, place));
 
+  const say =
+    voice ?? (people ? voiceForPeople(config, role, console, color) : jsonVoice(config, console, clock));
   let ferry: Served;
   try {
     ferry = await parts.start(config, clock, role, log);
@@ -172,22 +236,38 @@ export async function runServe(
     version: version(),
     apiUrl: ferry.apiUrl,
     adminUrl: ferry.adminUrl,
+    adminUrls: ferry.adminUrls,
     durability: ferry.durability,
     startMs: parts.uptimeMs(),
     keys: keys !== undefined,
   };
-  console.err(people ? readyBanner(facts, color) : readyLine(facts, clock.now()));
+  say.ready(facts);
 
   const signal = await stopping.first;
   keys?.end();
-  const before = ferry.tally();
-  console.err(people ? drainBanner(before, config, signal) : drainLine(before, config, signal, clock.now()));
-  await within(config.limits.drainMs, drainAfter(keys, ferry), clock);
-  const after = ferry.tally();
+  say.draining(await ferry.tally(), signal);
+  await within(config.limits.drainMs + (ferry.graceMs ?? 0), drainAfter(keys, ferry), clock);
+  const after = await ferry.tally();
   await ferry.stop();
   await keys?.quiet();
-  console.err(people ? farewellBanner(after, config, role) : farewellLine(after, clock.now()));
+  say.farewell(after);
   return 0;
+}
+
+function voiceForPeople(config: Config, role: Role, console: Console, color: boolean): Voice {
+  return {
+    ready: (facts) => console.err(readyBanner(facts, color)),
+    draining: (tally, signal) => console.err(drainBanner(tally, config, signal)),
+    farewell: (tally) => console.err(farewellBanner(tally, config, role)),
+  };
+}
+
+function jsonVoice(config: Config, console: Console, clock: Clock): Voice {
+  return {
+    ready: (facts) => console.err(readyLine(facts, clock.now())),
+    draining: (tally, signal) => console.err(drainLine(tally, config, signal, clock.now())),
+    farewell: (tally) => console.err(farewellLine(tally, clock.now())),
+  };
 }
 
 /** Keys do what they do until `end`, which also gives the terminal back; undefined where nobody presses any. */

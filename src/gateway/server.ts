@@ -134,7 +134,8 @@ export class Listener {
   async listen(host: string, port: number): Promise<string> {
     await new Promise<void>((resolve, reject) => {
       this.#server.once("error", reject);
-      this.#server.listen(port, host, 4096, () => {
+      // Several processes may share a port for clients; what operators ask is asked of one of them.
+      this.#server.listen({ port, host, backlog: 4096, exclusive: !this.#counted }, () => {
         this.#server.removeListener("error", reject);
         resolve();
       });

@@ -45,7 +45,9 @@ export class TlsFront {
       // Whoever offers only what is not here is refused in the handshake; curl --http1.0 offers nothing else.
       ALPNProtocols: [...(door === undefined ? [] : ["h2"]), "http/1.1", "http/1.0"],
     });
-    this.server.maxConnections = limits.maxConnections;
+    // The second where several processes share the port: else one without room would give the connection back,
+    // and the parent would hand it on until there is room. Node's types do not know it yet.
+    Object.assign(this.server, { maxConnections: limits.maxConnections, dropMaxConnection: true });
     this.server.on("connection", (socket: Socket) => this.#keep(socket));
     certificates.onChange((material) => this.server.setSecureContext({ ...material, minVersion }));
     this.#door = door;

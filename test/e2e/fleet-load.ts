@@ -107,6 +107,8 @@ export class Ledger {
 }
 
 export interface CallerOptions {
+  /** Left out: the only one. */
+  readonly model?: string;
   /** How long one exchange may take; a paused gateway answers nothing at all. */
   readonly exchangeMs?: number;
   /** After that a caller gives up. */
@@ -122,11 +124,13 @@ export class Caller {
   readonly #patienceMs: number;
   readonly #backoffMs: (refused: number) => number;
   readonly #closing = new AbortController();
+  readonly #fields: { readonly model?: string };
   #next = 0;
 
   constructor(doors: () => readonly Part[], ledger = new Ledger(), options: CallerOptions = {}) {
     this.#doors = doors;
     this.ledger = ledger;
+    this.#fields = options.model === undefined ? {} : { model: options.model };
     this.#exchangeMs = options.exchangeMs ?? 20_000;
     this.#patienceMs = options.patienceMs ?? 45_000;
     this.#backoffMs = options.backoffMs ?? (() => RETRY_MS);
@@ -144,7 +148,8 @@ export class Caller {
     const prefer = kind === "polled" ? { prefer: "respond-async" } : {};
     const headers = { "idempotency-key": `key of ${marker}`, ...prefer };
     while (this.#goesOn(row, deadline)) {
-      const answer = await this.#try(row, (door, late) => door.post({ input: marker }, headers, late));
+      const body = { ...this.#fields, input: marker };
+      const answer = await this.#try(row, (door, late) => door.post(body, headers, late));
       if (answer === undefined) continue;
       if (answer.status === 202) {
         row.ids.add(answer.json.task_id!);

@@ -31,7 +31,7 @@ import {
   type LogLine,
 } from "./harness.ts";
 
-export type Role = "gateway" | "batcher";
+export type Role = "all" | "gateway" | "batcher";
 
 const START_MS = 30_000;
 /** Beyond the short drain that `writeConfig` sets. */
@@ -81,14 +81,14 @@ export class Part implements AsyncDisposable {
     process.stdout!.resume();
   }
 
-  static async start(role: Role, config: Config): Promise<Part> {
+  static async start(role: Role, config: Config, more: readonly string[] = []): Promise<Part> {
     const folder = await Folder.make();
-    const words = ["serve", "-c", await writeConfig(folder, config), "--role", role];
+    const words = ["serve", "-c", await writeConfig(folder, config), "--role", role, ...more];
     const child = spawn(join(ROOT, "bin/ferry"), words, { stdio: ["ignore", "pipe", "pipe"] });
     const part = new Part(role, child, folder);
     try {
       const ready = await part.line((line) => line.msg === "ready", START_MS);
-      part.url = role === "gateway" ? String(ready["listen"]) : "";
+      part.url = role === "batcher" ? "" : String(ready["listen"]);
       part.adminUrl = String(ready["admin"]);
     } catch (error) {
       await part.kill();
@@ -287,7 +287,7 @@ export class Fleet implements AsyncDisposable {
 
   async add(role: Role, more: Config = {}): Promise<Part> {
     const part = await Part.start(role, { ...this.#config, ...more });
-    (role === "gateway" ? this.gateways : this.batchers).push(part);
+    (role === "batcher" ? this.batchers : this.gateways).push(part);
     return part;
   }
 
