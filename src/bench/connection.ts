@@ -154,6 +154,11 @@ export class Connection {
     this.#socket.write(text, "latin1");
   }
 
+  /** Whether an answer to the last request can be told from another's. */
+  get isMarked(): boolean {
+    return this.#marker !== "";
+  }
+
   close(): void {
     this.#socket.destroy();
   }
