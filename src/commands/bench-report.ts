@@ -12,6 +12,8 @@ const REASONS = ["full", "idle", "wait", "deadline"];
 /** A bar of this many characters is all of them. */
 const BAR = 14;
 const LEFT = 12;
+/** Below this share of a core it was not the client's own work that made it late. */
+const SHARED = 0.6;
 
 export function renderResult(result: Result, colors: Paint): string {
   const { dim } = colors;
@@ -118,14 +120,14 @@ function latencyLines({ latencyMs, mean, counts, refusedP99Ms }: Result): string
   return lines;
 }
 
-/** "115.7 = queue 15.4 + worker 100.0 + gateway 0.3" */
+/** "115.7 = queue 15.4 + worker 100.0 + gateway and network 0.3" */
 export function splitText(latencyMs: Latency, mean: Result["mean"]): string {
   const all = ms(latencyMs.mean);
   if (mean.queue === null) return all;
   if (mean.worker !== null && mean.gateway !== null)
-    return `${all} = queue ${ms(mean.queue)} + worker ${ms(mean.worker)} + gateway and way ${ms(mean.gateway)}`;
+    return `${all} = queue ${ms(mean.queue)} + worker ${ms(mean.worker)} + gateway and network ${ms(mean.gateway)}`;
   if (mean.inside === null) return `${all}, of which queue ${ms(mean.queue)}`;
-  return `${all} = queue ${ms(mean.queue)} + worker and gateway ${ms(mean.inside)} + way ${ms(mean.outside)}`;
+  return `${all} = queue ${ms(mean.queue)} + worker and gateway ${ms(mean.inside)} + network ${ms(mean.outside)}`;
 }
 
 function tierLines({ tiers }: Result): string[] {
@@ -147,8 +149,9 @@ function tierLines({ tiers }: Result): string[] {
 
 function serverLines({ server, serverMissing, fill }: Result): string[] {
   if (server === null) {
-    const known = fill === null ? "" : `fill ${number(fill, 1)}, as the answers tell; `;
-    return [row("batches", `${known}more is not known: ${printable(serverMissing ?? "")}`)];
+    const known =
+      fill === null ? "not known" : `fill ${number(fill, 1)}, as the answers tell; more is not known`;
+    return [row("batches", `${known}: ${printable(serverMissing ?? "")}`)];
   }
   if (server.batches === 0) return [row("batches", "none in that time")];
   return [row("batches", batchText(server)), row("fill", fillText(server)), row("GPU time", gpuText(server))];
@@ -203,20 +206,13 @@ export function notesOf(result: Result): { readonly text: string; readonly isBad
   const add = (text: string, isBad = false): void => void notes.push({ text, isBad });
   if (crossed > 0)
     add(`${number(crossed)} answers carried somebody else's output: this must never happen`, true);
-  if (client.bottleneck.length > 0) {
-    const how = load.kind === "open" ? "lower --rate" : "use fewer callers";
-    add(
-      `the client was the bottleneck: ${client.bottleneck.join(", ")}. These figures are the client's, not the ` +
-        `server's; ${how}, give it a core of its own, or run several on other machines`,
-      true,
-    );
-  }
+  if (client.bottleneck.length > 0) add(bottleneckText(result), true);
   if (counts.unsent > 0)
     add(
       `${number(counts.unsent)} requests were not sent: too many were on their way (--outstanding, --timeout)`,
       true,
     );
-  if (client.waited > counts.offered / 1000)
+  if (client.waited > counts.offered / 1000 && client.connections >= load.connections)
     add(
       `${number(client.waited)} requests waited for one of the ${number(load.connections)} connections, which ` +
         "their latency includes; raise --connections if your callers would have more",
@@ -229,4 +225,20 @@ export function notesOf(result: Result): { readonly text: string; readonly isBad
   if (counts.served > 0 && counts.served < 1000)
     add(`${number(counts.served)} answers are few for a p99.9; measure longer`);
   return notes;
+}
+
+/** A client that hardly worked and was late all the same had to wait for a core. */
+function bottleneckText({ client, load }: Result): string {
+  const why = client.bottleneck.join(", ");
+  const whose = "These figures are the client's, not the server's";
+  if (client.cpuShare < SHARED)
+    return (
+      `the client was the bottleneck: ${why}, though it used ${percent(client.cpuShare)} of a core: other processes ` +
+      `took this machine. ${whose}; measure in quiet, or from another machine`
+    );
+  const how = load.kind === "open" ? "lower --rate" : "use fewer callers";
+  return (
+    `the client was the bottleneck: ${why}. ${whose}; ${how}, give it a core of its own, or run several ` +
+    "on other machines"
+  );
 }
