@@ -12,9 +12,9 @@
  *
  * Bounds: at most `connections` connections, of which at most `OPENING` are being opened at once (a burst of
  * them would overflow the server's backlog); one request on each. A request that finds none free waits in line
- * here, which its latency shows; beyond `outstanding` in line and on their way it is not sent at all. After
- * `timeoutMs` without an answer a request is lost and its connection is closed; in line, unsent. So the
- * whole run is over at the latest `timeoutMs` after its end.
+ * here, which its latency shows; beyond `outstanding` in line and on their way it is not sent at all. A request
+ * without an answer `timeoutMs` after it should have left is lost, and its connection is closed; one that is
+ * still in line then is not sent any more. So a run is over at the latest `timeoutMs` after its last request.
  *
  * A connection that was idle for `MAX_IDLE_MS` is closed, before the server does so while a request is on its
  * way to it. In the closed loop a caller that was refused, or whose connection ended, pauses a little.
@@ -94,8 +94,8 @@ export class Driver implements Owner {
   readonly #open = new Set<Connection>();
   /** A stack: its bottom has been idle longest. */
   #idle: Connection[] = [];
-  /** With a request on its way, in the order in which they were sent; and when that was. */
-  readonly #flying = new Map<Connection, number>();
+  /** With a request on its way, in the order in which they were sent. */
+  readonly #flying = new Set<Connection>();
   readonly #line = new Fifo<Due>();
   #phase: Phase = "warm";
   #startAt: number;
@@ -280,7 +280,7 @@ export class Driver implements Owner {
   #send(connection: Connection, { kind, intendedAt }: Due): void {
     const { requests } = this.#options;
     connection.kind = kind;
-    this.#flying.set(connection, this.#clock.now());
+    this.#flying.add(connection);
     const text = requests.next(kind);
     connection.sendText(text, requests.marker, intendedAt);
   }
@@ -338,10 +338,10 @@ export class Driver implements Owner {
   #sweep(): void {
     const now = this.#clock.now();
     const { timeoutMs } = this.#options;
-    for (const [connection, sentAt] of this.#flying) {
-      if (now - sentAt < timeoutMs) break;
-      this.#flying.delete(connection);
+    for (const connection of this.#flying) {
       const { kind, intendedAt } = connection;
+      if (now - intendedAt < timeoutMs) break;
+      this.#flying.delete(connection);
       if (intendedAt >= this.#startAt) this.account.silent(kind, "timeout");
       connection.close();
       this.#next(kind, false);

@@ -165,7 +165,7 @@ void test("connections that break are lost, those that cannot be made have faile
 void test("what finds no connection waits in line, and beyond the bound is not sent", async () => {
   await using peer = new Peer(() => {});
   const it = await run(
-    driver(await peer.port(), { connections: 2, outstanding: 10, timeoutMs: 5000, warmMs: 0 }),
+    driver(await peer.port(), { connections: 2, outstanding: 10, timeoutMs: 1000, warmMs: 0 }),
   );
   assertAddsUp(it);
   assert.equal(it.client().connections, 2);
