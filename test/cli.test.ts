@@ -6,7 +6,6 @@ import { createServer, type IncomingMessage } from "node:http";
 import type { AddressInfo } from "node:net";
 import { join } from "node:path";
 import { after, before, describe, test } from "node:test";
-import { bench } from "../src/commands/bench.ts";
 import { check } from "../src/commands/check.ts";
 import type { Command } from "../src/commands/command.ts";
 import { dead, formatAge, parseAge } from "../src/commands/dead.ts";
@@ -28,7 +27,6 @@ describe("help and usage", () => {
     for (const other of others) assert.deepEqual(other, bare);
     const commands: { readonly [name: string]: Command } = {
       serve,
-      bench,
       check,
       dead,
       keys,
@@ -80,19 +78,6 @@ describe("help and usage", () => {
     ["dead purge --older-than soon", /--older-than soon is no age; write 90s, 15m, 12h or 7d/],
     ["dead purge x --code Y", /leave out the task id/],
     ["dead list --admin ftp://x", /--admin must be a URL/],
-    ["bench", /bench needs --rate N, requests a second \(or --closed -c N\)/],
-    ["bench --rate fast", /--rate fast is no rate; write requests a second, like 1800/],
-    ["bench --rate 10 --duration 30", /--duration 30 is no time; write 500ms, 30s or 2m/],
-    ["bench --rate 10 --slo p98=1s", /--slo p98=1s is no goal: its name is not one of p50/],
-    ["bench --rate 10 --arrivals evn", /--arrivals evn is not one of poisson, even; did you mean even\?/],
-    ["bench --rate 10 --closed", /--closed has no --rate/],
-    ["bench --rate 10 --callers 3", /callers are for the closed loop; add --closed/],
-    ["bench --rate 10 ferry.yaml", /did you mean -c ferry\.yaml\?/],
-    ["bench --rate 10 http://u:p@x", /is no URL like http:\/\/127\.0\.0\.1:8080, without credentials/],
-    ["bench --rate 10 --mix free=60", /--mix free needs the tier's key: a line free=KEY in --keys FILE/],
-    ["bench --rate 10 --mix free", /--mix free is no mix; write enterprise=10,paid=30,free=60/],
-    ["bench --rate 10 --connections 0", /--connections 0 must be a whole number from 1 to 60,000/],
-    ["bench --compare a.json", /--compare needs two files that --save wrote/],
     ["keys", /keys needs a word; one of create, list, revoke/],
     ["keys lst", /keys lst is unknown; did you mean list\?/],
     ["keys create --tier paid", /keys create needs --user USER/],
