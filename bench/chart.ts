@@ -14,8 +14,8 @@ import { isMet, type Figure } from "./scenario.ts";
 const WIDTH = 960;
 const ROW = 24;
 const NAME_X = 126;
-const BAR_X = 470;
-const BAR_WIDTH = 270;
+const BAR_X = 440;
+const BAR_WIDTH = 240;
 /** How many goals fit beside each other. */
 const MOST = 1.5;
 const GOAL_X = BAR_X + BAR_WIDTH / MOST;
@@ -23,13 +23,13 @@ const VALUE_X = BAR_X + BAR_WIDTH + 14;
 
 const STYLE = `
   .ground { fill: #ffffff } .text { fill: #1b2330 } .dim { fill: #5b6675 } .goal { stroke: #1b2330 }
-  .met { fill: #163ab3 } .missed { fill: url(#hatch) } .hatch { stroke: #b42318; stroke-width: 5 }
+  .met { fill: #163ab3 } .missed { fill: url(#hatch); stroke: #b42318 } .hatch { stroke: #b42318; stroke-width: 5 }
   .bad { fill: #b42318 } .band { fill: #f3f5f8 }
   text { font: 13px system-ui, -apple-system, "Segoe UI", sans-serif; font-variant-numeric: tabular-nums }
   .head { font-size: 17px; font-weight: 600 } .name { font-weight: 600 }
   @media (prefers-color-scheme: dark) {
     .ground { fill: #12161c } .text { fill: #e6eaf0 } .dim { fill: #9aa5b4 } .goal { stroke: #e6eaf0 }
-    .met { fill: #6172ff } .hatch { stroke: #ff6b5e } .bad { fill: #ff6b5e } .band { fill: #1a2028 }
+    .met { fill: #6172ff } .hatch, .missed { stroke: #ff6b5e } .bad { fill: #ff6b5e } .band { fill: #1a2028 }
   }`;
 
 export function chart(env: Environment, sections: readonly Section[]): string {
@@ -99,7 +99,8 @@ function drawBar(figure: Judged, y: number): string[] {
       ? `${BAR_X},${from} ${right - 8},${from} ${right},${(from + to) / 2} ${right - 8},${to} ${BAR_X},${to}`
       : `${BAR_X},${from} ${right},${from} ${right},${to} ${BAR_X},${to}`;
   const bar = Number.isFinite(value) ? `<polygon class="${met ? "met" : "missed"}" points="${points}"/>` : "";
-  const verdict = `${met ? "✓" : "✗"} ${format(value, unit)}  ${signs[goal.is]} ${format(goal.value, unit)}`;
+  const wanted = `goal ${signs[goal.is]} ${format(goal.value, unit)}`;
+  const verdict = `${met ? "✓" : "✗"} ${format(value, unit)}, ${wanted}`;
   return [text(NAME_X, y + 16, name, "text"), bar, text(VALUE_X, y + 16, verdict, met ? "text" : "bad name")];
 }
 
