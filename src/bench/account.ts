@@ -11,8 +11,8 @@
  * A crossed answer (somebody else's output) counts as served and is an error beside that.
  *
  * Latency is that of served requests, from the instant at which they should have left. It is kept as a whole, by
- * kind of caller, and in blocks of time (by the same instant), from whose scatter intervals.ts says how sure
- * the figures are. Queue time and size of the batch come from the answers' headers: the sum of 1/size over the
+ * kind of caller, and in blocks of time (by the same instant), from which intervals.ts tells how sure the
+ * figures are. Queue time and size of the batch come from the answers' headers: the sum of 1/size over the
  * answers of a batch is 1, so the sum over all of them is how many batches they came in.
  */
 import { Histogram } from "./histogram.ts";

@@ -67,10 +67,11 @@ export function renderComparison(a: Saved, b: Saved, colors: Paint, markdown: bo
     row.verdict === "unknown" || row.verdict === "same" ? "" : row.verdict,
   ]);
   const head = ["", printable(a.name), printable(b.name), "change", ""];
-  const { method, blocks } = a.result.intervals;
+  const methods = [a, b].map(({ result }) => result.intervals);
+  const { method, blocks } = methods.find((each) => each.method !== "blocks") ?? methods[0]!;
   const how =
     method === "blocks"
-      ? `from the scatter of ${blocks} blocks of the run`
+      ? `drawn again and again from ${blocks} blocks of each run`
       : "from order statistics, which take requests for independent: the runs are too short for more";
   const notes = [
     `within noise: the 95 % intervals overlap (${how})`,
