@@ -28,11 +28,6 @@ export interface KindAccount {
   readonly latency: Histogram;
 }
 
-export interface Block {
-  readonly latency: Histogram;
-  offered: number;
-}
-
 /** How a request ended that was not answered. */
 export type Silence = "timeout" | "broken" | "not connected" | "unsent";
 
@@ -49,7 +44,7 @@ export class Account {
   readonly latency = new Histogram();
   readonly refusedLatency = new Histogram();
   readonly codes = new Map<string, number>();
-  readonly blocks: Block[] = [];
+  readonly blocks: Histogram[] = [];
   readonly blockMs: number;
   crossed = 0;
   cached = 0;
@@ -112,9 +107,8 @@ export class Account {
     return this.batched / this.batches;
   }
 
-  offer(kind: number, intendedAt: number): void {
+  offer(kind: number): void {
     this.kinds[kind]!.offered++;
-    this.#block(intendedAt).offered++;
   }
 
   /** An answer; `head` and `tail` are its first and last characters. */
@@ -134,7 +128,7 @@ export class Account {
     row.served++;
     this.latency.record(ms);
     if (this.kinds.length > 1) row.latency.record(ms);
-    this.#block(intendedAt).latency.record(ms);
+    this.#block(intendedAt).record(ms);
     this.#readMetadata(head, tail);
   }
 
@@ -174,9 +168,9 @@ export class Account {
     }
   }
 
-  #block(at: number): Block {
+  #block(at: number): Histogram {
     const index = Math.max(0, Math.floor((at - this.#startAt) / this.blockMs));
-    while (this.blocks.length <= index) this.blocks.push({ latency: new Histogram(), offered: 0 });
+    while (this.blocks.length <= index) this.blocks.push(new Histogram());
     return this.blocks[index]!;
   }
 

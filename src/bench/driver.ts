@@ -142,7 +142,7 @@ export class Driver implements Owner {
   start(): void {
     const { load } = this.#options;
     if (load.kind === "open") this.#ring("send", this.#arrivals!.nextAt, () => this.#sendDue());
-    else for (let caller = 0; caller < load.callers; caller++) this.#call(caller % this.account.kinds.length);
+    else for (const kind of callersOf(load.callers, this.#options.kinds)) this.#call(kind);
     this.#ring("phase", this.#startAt, () => this.#measure());
     this.#ring("sweep", this.#clock.now() + SWEEP_MS, () => this.#sweep());
     this.#listenToLoop(this.#clock.now() + LOOP_MS);
@@ -227,7 +227,7 @@ export class Driver implements Owner {
     for (; arrivals.nextAt <= until && arrivals.nextAt < this.#stopAt; arrivals.advance()) {
       const { nextAt: intendedAt, kind } = arrivals;
       if (intendedAt >= this.#startAt) {
-        this.account.offer(kind, intendedAt);
+        this.account.offer(kind);
         this.#lag.record(now - intendedAt);
         if (now - intendedAt > LATE_MS) this.#late++;
       }
@@ -239,7 +239,7 @@ export class Driver implements Owner {
   #call(kind: number): void {
     if (this.#phase !== "warm" && this.#phase !== "measure") return;
     const intendedAt = this.#clock.now();
-    if (intendedAt >= this.#startAt) this.account.offer(kind, intendedAt);
+    if (intendedAt >= this.#startAt) this.account.offer(kind);
     this.#take({ kind, intendedAt });
   }
 
@@ -362,4 +362,14 @@ export class Driver implements Owner {
     while (old < this.#idle.length && now - this.#idle[old]!.idleSince > MAX_IDLE_MS) old++;
     for (const connection of this.#idle.splice(0, old)) connection.close();
   }
+}
+
+/** The kind of each caller of a closed loop, by the kinds' shares. */
+export function callersOf(callers: number, kinds: readonly CallerKind[]): number[] {
+  const all = kinds.reduce((sum, { share }) => sum + share, 0);
+  return Array.from({ length: callers }, (_, caller) => {
+    let left = ((caller + 0.5) / callers) * all;
+    const kind = kinds.findIndex(({ share }) => (left -= share) < 0);
+    return kind < 0 ? kinds.length - 1 : kind;
+  });
 }

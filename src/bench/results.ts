@@ -141,10 +141,7 @@ export function resultOf(run: Finished): Result {
     codes: Object.fromEntries([...account.codes].sort(([a], [b]) => (a < b ? -1 : 1))),
     latencyMs: latencyOf(latency),
     refusedP99Ms: known(account.refusedLatency.percentileMs(99)),
-    intervals: sureness(
-      latency,
-      account.blocks.map((block) => block.latency),
-    ),
+    intervals: sureness(latency, account.blocks),
     mean: splitOf(account, server),
     fill: known(account.meanFill),
     server: server ?? null,

@@ -148,6 +148,11 @@ class Run {
     const progress = new Progress(driver, plan.durationMs, this.#console, clock);
     let signal: NodeJS.Signals | undefined;
     const undo = onSignals((heard) => {
+      // The second time nobody wants to wait for a report.
+      if (signal !== undefined) {
+        undo();
+        process.kill(process.pid, heard);
+      }
       signal = heard;
       driver.interrupt();
     });

@@ -183,7 +183,7 @@ function finished(ms: (i: number) => number, more: Partial<Finished> = {}): Fini
   account.begin(0);
   const head = "HTTP/1.1 200 OK\r\nx-ferry-batch-size: 8\r\nx-ferry-queue-ms: 5.5\r\n\r\n";
   for (let i = 0; i < 10_000; i++) {
-    account.offer(0, i);
+    account.offer(0);
     account.answered(0, 200, i, i + ms(i), head, '"metadata":{"latency_ms":30.5,"cached":false}}');
   }
   const client: ClientState = {
@@ -277,7 +277,7 @@ describe("the result", () => {
 
   test("a run in which nothing was served has no latencies, and says so", () => {
     const account = new Account(["all"], 1000);
-    account.offer(0, 0);
+    account.offer(0);
     account.silent(0, "timeout");
     const result = resultOf({ ...finished(noisy), account });
     assert.equal(result.latencyMs.p99, null);

@@ -4,7 +4,7 @@ import { once } from "node:events";
 import { createServer, type IncomingMessage, type Server, type ServerResponse } from "node:http";
 import type { AddressInfo } from "node:net";
 import { test } from "node:test";
-import { Driver, type DriverOptions } from "../../src/bench/driver.ts";
+import { callersOf, Driver, type DriverOptions } from "../../src/bench/driver.ts";
 import { Requests } from "../../src/bench/requests.ts";
 import { SystemClock } from "../../src/clock.ts";
 import { Random } from "../../src/core/random.ts";
@@ -191,4 +191,14 @@ void test("an interrupted run ends at once, with what is still on its way", asyn
   await it.ended;
   assert.ok(it.account.pending >= 5);
   assert.ok(it.elapsedMs < 60_000);
+});
+
+void test("callers of a closed loop are divided by the shares of their kinds", () => {
+  const kinds = [10, 30, 60].map((share, at) => ({ label: String(at), share }));
+  const count = (callers: number): number[] => {
+    const all = callersOf(callers, kinds);
+    return kinds.map((_, kind) => all.filter((its) => its === kind).length);
+  };
+  assert.deepEqual(count(10), [1, 3, 6]);
+  assert.deepEqual(count(100), [10, 30, 60]);
 });
