@@ -96,10 +96,10 @@ export class Connection {
   kind = 0;
   status = 0;
   crossed = false;
-  /** Of the last answer: its first bytes, which hold the head, and its last ones. */
+  /** Of the last answer: its first bytes, which hold the head, and its last ones. Not kept with a template. */
   head = "";
   tail = "";
-  /** The server closes the connection after this answer. */
+  /** The server closes the connection after this answer; not looked at with a template. */
   last = false;
   isOpen = false;
   /** Why it ended, as the system calls it; "" when it just did. */
@@ -178,7 +178,7 @@ export class Connection {
       this.#partial = undefined;
       this.#inFlight = false;
       this.status = answer.status;
-      this.#keep(answer, bytes);
+      if (this.#bytes === undefined) this.#keep(answer, bytes);
       this.crossed = this.#verify && answer.status === 200 && !this.#isOurs(answer, bytes);
       this.#owner.answered(this);
     } else {
