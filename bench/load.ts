@@ -28,9 +28,16 @@
  * `cpuShare` is this process's CPU time over the measured time: near 1 the generator, not the server,
  * was the bottleneck, and the figures are worth nothing.
  */
-import { Arrivals, type CallerKind, type OpenLoad, type Phase } from "./arrivals.ts";
-import { Connection, Markers, template, type Owner, type Target, type Template } from "./connection.ts";
-import { Histogram, type HistogramState } from "./histogram.ts";
+import { Arrivals, type CallerKind, type OpenLoad, type Phase } from "../src/bench/arrivals.ts";
+import {
+  Connection,
+  Markers,
+  template,
+  type Owner,
+  type Target,
+  type Template,
+} from "../src/bench/connection.ts";
+import { Histogram, type HistogramState } from "../src/bench/histogram.ts";
 import { Tally, type TallyState } from "./tally.ts";
 
 export interface LoadSpec {
@@ -163,7 +170,7 @@ class Load implements Owner {
     } else {
       this.#startAt = start;
       this.#tally = this.#newTally(start);
-      const schedule = new Arrivals(load, this.#kinds, performance.now(), start);
+      const schedule = new Arrivals(load, this.#kinds, performance.now(), start, Math.random);
       this.#arrivals = schedule;
       arrivals = setInterval(() => this.#sendDue(schedule), 1);
     }

@@ -71,7 +71,7 @@ export function render(env: Environment, sections: readonly Section[]): string {
   ].join("\n");
 }
 
-const signs = { "<": "<", "<=": "≤", ">=": "≥" } as const;
+export const signs = { "<": "<", "<=": "≤", ">=": "≥" } as const;
 
 function describe(env: Environment): string[] {
   const pinned =
@@ -101,7 +101,7 @@ function table(rows: readonly (readonly string[])[]): string[] {
   );
 }
 
-function format(value: number, unit: Unit): string {
+export function format(value: number, unit: Unit): string {
   if (!Number.isFinite(value)) return "not measured";
   const decimals = {
     s: 2,

@@ -4,17 +4,19 @@
  *   npm run bench                          all scenarios, about nineteen minutes
  *   npm run bench -- latency-idle 10k      some of them
  *   npm run bench -- --quick               a fifth of the time: to see that it works
- *   npm run bench -- --json out.json       the same figures for a script
+ *   npm run bench -- --json out.json       the same figures for a script; --svg out.svg as a chart
  *
- * The table goes to stdout, progress to stderr. Exit code 0: every goal met; 1: one missed, or a
+ * The table goes to stdout, progress to stderr. Figures and chart are also written to bench/results/, which git
+ * ignores, under the time at which the run began. Exit code 0: every goal met; 1: one missed, or a
  * scenario failed; 2: usage. What the scenarios are and why is in bench/README.md.
  */
-import { mkdtempSync, rmSync, writeFileSync } from "node:fs";
+import { mkdirSync, mkdtempSync, rmSync, writeFileSync } from "node:fs";
 import { tmpdir } from "node:os";
-import { join } from "node:path";
+import { join, relative } from "node:path";
 import { parseArgs } from "node:util";
+import { chart } from "./chart.ts";
 import { killChildren, pickCores } from "./process.ts";
-import { environment, render, type Section } from "./report.ts";
+import { environment, render, type Environment, type Section } from "./report.ts";
 import { figure, isMet, type Bench, type Scenario } from "./scenario.ts";
 import { auth } from "./scenarios/auth.ts";
 import { embedded } from "./scenarios/embedded.ts";
@@ -57,17 +59,19 @@ interface Command {
   readonly chosen: readonly Scenario[];
   readonly quick: boolean;
   readonly json: string | undefined;
+  readonly svg: string | undefined;
 }
 
 function usage(): string {
   const list = scenarios.map(({ name, summary }) => `  ${name.padEnd(14)}${summary}`);
   return [
-    "npm run bench -- [scenario…] [--quick] [--json FILE]",
+    "npm run bench -- [scenario…] [--quick] [--json FILE] [--svg FILE]",
     "",
     ...list,
     "",
     "  --quick       a fifth of the time and of the connections; not to be quoted",
-    "  --json FILE   write environment, figures and notes as JSON",
+    "  --json FILE   write environment, figures and notes as JSON; default bench/results/TIME.json",
+    "  --svg FILE    write a chart: each figure against its goal; default bench/results/TIME.svg",
     "",
   ].join("\n");
 }
@@ -79,6 +83,7 @@ function parse(args: readonly string[]): Command {
     options: {
       quick: { type: "boolean", default: false },
       json: { type: "string" },
+      svg: { type: "string" },
       help: { type: "boolean", short: "h", default: false },
     },
   });
@@ -89,7 +94,7 @@ function parse(args: readonly string[]): Command {
   const unknown = positionals.filter((name) => !scenarios.some((scenario) => scenario.name === name));
   if (unknown.length > 0) throw new Error(`unknown scenario ${unknown.join(", ")}`);
   const chosen = scenarios.filter(({ name }) => positionals.length === 0 || positionals.includes(name));
-  return { chosen, quick: values.quick, json: values.json };
+  return { chosen, quick: values.quick, json: values.json, svg: values.svg };
 }
 
 /** On a terminal one line that is written over; elsewhere a line each, but not more than one in 5 s. */
@@ -117,6 +122,17 @@ async function runScenario(scenario: Scenario, common: Omit<Bench, "progress">):
   }
 }
 
+const results = join(import.meta.dirname, "results");
+
+function write({ json, svg }: Command, env: Environment, sections: readonly Section[]): void {
+  const name = env.time.replaceAll(":", "-").replace(/\.\d+/, "");
+  if (json === undefined || svg === undefined) mkdirSync(results, { recursive: true });
+  const files = [json ?? join(results, `${name}.json`), svg ?? join(results, `${name}.svg`)] as const;
+  writeFileSync(files[0], `${JSON.stringify({ environment: env, sections }, null, 2)}\n`);
+  writeFileSync(files[1], chart(env, sections));
+  process.stderr.write(`wrote ${files.map((file) => relative(process.cwd(), file)).join(" and ")}\n`);
+}
+
 async function main(command: Command): Promise<number> {
   const cores = pickCores();
   const env = environment(cores, command.quick);
@@ -138,9 +154,7 @@ async function main(command: Command): Promise<number> {
     sections.push(await runScenario(scenario, { dir, quick: command.quick, cores }));
   }
   process.stdout.write(render(env, sections));
-  if (command.json !== undefined) {
-    writeFileSync(command.json, `${JSON.stringify({ environment: env, sections }, null, 2)}\n`);
-  }
+  write(command, env, sections);
   return sections.every(({ report }) => report.figures.every(isMet)) ? 0 : 1;
 }
 

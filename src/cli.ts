@@ -17,6 +17,10 @@ interface Known {
 
 const commands: { readonly [name: string]: Known } = {
   serve: { summary: "run the gateway", load: async () => (await import("./commands/serve.ts")).serve },
+  bench: {
+    summary: "send load to a running Ferry and measure it",
+    load: async () => (await import("./commands/bench.ts")).bench,
+  },
   check: { summary: "check a config file", load: async () => (await import("./commands/check.ts")).check },
   dead: { summary: "look after dead letters", load: async () => (await import("./commands/dead.ts")).dead },
   keys: {
@@ -35,7 +39,7 @@ const commands: { readonly [name: string]: Known } = {
 };
 
 /** Named in the documents; better an honest line than "unknown". */
-const notYet = ["plan", "bench"];
+const notYet = ["plan"];
 
 const overview = `Ferry: many single requests in, full GPU batches out.
 

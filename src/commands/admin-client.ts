@@ -11,7 +11,12 @@
  */
 import { X509Certificate } from "node:crypto";
 import { readFile } from "node:fs/promises";
-import { checkServerIdentity, getCACertificates } from "node:tls";
+import {
+  checkServerIdentity,
+  getCACertificates,
+  type SecureContextOptions,
+  type PeerCertificate,
+} from "node:tls";
 import type { Clock } from "../clock.ts";
 import { printable } from "../terminal.ts";
 import { Failure } from "./command.ts";
@@ -86,6 +91,19 @@ export class AdminClient {
   async purge(id: string): Promise<boolean> {
     const { status } = await this.#call("DELETE", `/${id}`, [200, 204, 404]);
     return status !== 404;
+  }
+
+  /** What Prometheus would be told. */
+  async metrics(): Promise<string> {
+    let answer: Answer;
+    try {
+      answer = await this.#fetch("GET", `${this.#base}/metrics`, this.#headers("text/plain"));
+    } catch (error) {
+      throw error instanceof Failure ? error : this.#unreachable(error as Error);
+    }
+    if (answer.status === 404) throw this.#failure("has no /metrics; set telemetry.metrics: true");
+    if (answer.status !== 200) throw this.#unexpected(answer);
+    return answer.text;
   }
 
   /**
@@ -187,28 +205,8 @@ export class AdminClient {
   }
 
   /** Whom we believe to be the listener; never everybody. */
-  async #trust() {
-    const always = { rejectUnauthorized: true, minVersion: "TLSv1.2" } as const;
-    if (this.#certFile === undefined) return always;
-    const { own, fingerprint256 } = await this.#ownCertificate(this.#certFile);
-    return {
-      ...always,
-      ca: [own, ...getCACertificates("default")],
-      // The file's first certificate is trusted for itself, though another signed it.
-      allowPartialTrustChain: true,
-      checkServerIdentity: (host: string, peer: Parameters<typeof checkServerIdentity>[1]) =>
-        peer.fingerprint256 === fingerprint256 ? undefined : checkServerIdentity(host, peer),
-    };
-  }
-
-  async #ownCertificate(certFile: string): Promise<{ own: string; fingerprint256: string }> {
-    try {
-      const own = await readFile(certFile, "latin1");
-      return { own, fingerprint256: new X509Certificate(own).fingerprint256 };
-    } catch (error) {
-      const why = (error as NodeJS.ErrnoException).code ?? (error as Error).message;
-      throw new Failure(printable(`${this.#doing}: tls.certFile ${certFile} cannot be read (${why})`));
-    }
+  #trust(): Promise<Trust> {
+    return trustIn(this.#certFile, this.#doing);
   }
 
   #failure(what: string): Failure {
@@ -248,6 +246,37 @@ export class AdminClient {
     return new Failure(
       `${this.#doing}: there is no dead letter ${printable(id)}; ferry dead list shows them`,
     );
+  }
+}
+
+/** What a TLS client is told about whom to believe. */
+export interface Trust extends SecureContextOptions {
+  readonly rejectUnauthorized: true;
+  readonly checkServerIdentity?: (host: string, peer: PeerCertificate) => Error | undefined;
+}
+
+/** Whom a client believes to be our listener: who shows this certificate, or is signed by the usual authorities. */
+export async function trustIn(
+  certFile: string | undefined,
+  doing: string,
+  name = "tls.certFile",
+): Promise<Trust> {
+  const always = { rejectUnauthorized: true, minVersion: "TLSv1.2" } as const;
+  if (certFile === undefined) return always;
+  try {
+    const own = await readFile(certFile, "latin1");
+    const { fingerprint256 } = new X509Certificate(own);
+    return {
+      ...always,
+      ca: [own, ...getCACertificates("default")],
+      // The file's first certificate is trusted for itself, though another signed it.
+      allowPartialTrustChain: true,
+      checkServerIdentity: (host, peer) =>
+        peer.fingerprint256 === fingerprint256 ? undefined : checkServerIdentity(host, peer),
+    };
+  } catch (error) {
+    const why = (error as NodeJS.ErrnoException).code ?? (error as Error).message;
+    throw new Failure(printable(`${doing}: ${name} ${certFile} cannot be read (${why})`));
   }
 }
 

@@ -11,6 +11,8 @@ import { printable } from "../terminal.ts";
 export interface Flag {
   readonly type: "string" | "boolean";
   readonly short?: string;
+  /** May be given more than once; `Call.texts` has all of them. */
+  readonly multiple?: boolean;
   /** The word for its value in the help. */
   readonly value?: string;
   readonly doc: string;
@@ -49,6 +51,7 @@ export interface Console {
 export interface Call {
   readonly words: readonly string[];
   text(flag: string): string | undefined;
+  texts(flag: string): readonly string[];
   is(flag: string): boolean;
 }
 
@@ -75,6 +78,7 @@ export function parseCall(flags: Command["flags"], args: readonly string[]): Cal
     return {
       words: positionals,
       text: (flag) => (typeof values[flag] === "string" ? values[flag] : undefined),
+      texts: (flag) => [values[flag] ?? []].flat().map(String),
       is: (flag) => values[flag] === true,
     };
   } catch (error) {

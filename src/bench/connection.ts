@@ -1,23 +1,28 @@
 /**
- * One keep-alive HTTP/1.1 connection of the load generator, on a raw socket.
+ * One keep-alive HTTP/1.1 connection of a load generator, on a raw socket, with TLS where the target has it.
  *
- * Everything that can be done before the clock runs is done before: the request is a buffer that each
- * connection owns, and a send patches the request's unique marker into it and writes it. Reads go into
+ * Everything that can be done before the clock runs is done before. `send` is for requests that differ in
+ * their marker alone: a connection owns its request as a buffer, into which a send patches the marker.
+ * `sendText` is for requests that differ in more; they are ASCII. Reads go into
  * one buffer shared by all connections (libuv fills it and calls back before it reads another socket),
  * so an answer that arrives in one piece, the rule, is parsed where it lies and never copied.
  *
  * One request is in flight per connection at most: no pipelining, since real clients do not pipeline.
  *
- * The parser knows what a benchmark's server sends and no more: a status line, a `content-length`, a
- * body. Anything else (chunked, bytes nobody asked for, an early end) breaks the connection, and a
- * broken connection is counted by its owner as an error; it is never repaired in silence.
+ * The parser knows what servers send and no more: a status line, a `content-length` or chunks, a body.
+ * Anything else (bytes nobody asked for, an early end) breaks the connection, and a broken connection is
+ * counted by its owner as an error; it is never repaired in silence.
  */
+import { randomInt } from "node:crypto";
 import { connect, type Socket } from "node:net";
+import { connect as connectTls, type ConnectionOptions } from "node:tls";
 
 export interface Target {
   readonly host: string;
   readonly port: number;
   readonly path: string;
+  /** Left out: plain text. */
+  readonly tls?: ConnectionOptions;
 }
 
 export const markerLength = 16;
@@ -54,7 +59,7 @@ export function template(
 
 /** Markers of fixed width, unique in this run and, by their random start, across runs. */
 export class Markers {
-  readonly #run = Math.floor(Math.random() * 36 ** 6)
+  readonly #run = randomInt(36 ** 6)
     .toString(36)
     .padStart(6, "0");
   #next = 36 ** 9;
@@ -67,12 +72,16 @@ export class Markers {
 
 /** What an owner hears of its connections; always at most one call per request. */
 export interface Owner {
+  /** Requests can leave; those that were given before do so now. */
+  opened?(connection: Connection): void;
   /** `connection.status` and `connection.crossed` describe the answer; `send` may be called at once. */
   answered(connection: Connection): void;
   /** The socket is gone. `inFlight`: a request had been sent and was not answered. */
   closed(connection: Connection, inFlight: boolean): void;
 }
 
+/** Ferry's metadata stand at the end of a body, and fit in this. */
+const tailBytes = 256;
 /** Most heads fit; the marker, at the front of the output, lies in the same stretch. */
 const headBytes = 1024;
 const maxHeadBytes = 65_536;
@@ -87,10 +96,18 @@ export class Connection {
   kind = 0;
   status = 0;
   crossed = false;
+  /** Of the last answer: its first bytes, which hold the head, and its last ones. Not kept with a template. */
+  head = "";
+  tail = "";
+  /** The server closes the connection after this answer; not looked at with a template. */
+  last = false;
+  isOpen = false;
+  /** Why it ended, as the system calls it; "" when it just did. */
+  error = "";
 
   readonly #owner: Owner;
   readonly #verify: boolean;
-  readonly #bytes: Buffer;
+  readonly #bytes: Buffer | undefined;
   readonly #markerAt: number;
   readonly #socket: Socket;
   #marker = "";
@@ -98,15 +115,24 @@ export class Connection {
   /** The front of an answer that came in pieces. */
   #partial: Buffer | undefined;
 
-  constructor(target: Target, request: Template, owner: Owner, verify: boolean) {
+  /** Without `request` there is only `sendText`. */
+  constructor(target: Target, request: Template | undefined, owner: Owner, verify: boolean) {
     this.#owner = owner;
     this.#verify = verify;
-    this.#bytes = Buffer.from(request.bytes);
-    this.#markerAt = request.markerAt;
+    this.#bytes = request && Buffer.from(request.bytes);
+    this.#markerAt = request?.markerAt ?? 0;
     const onread = { buffer: readBuffer, callback: (length: number): boolean => this.#read(length) };
-    this.#socket = connect({ host: target.host, port: target.port, noDelay: true, onread });
+    const { host, port, tls } = target;
+    this.#socket =
+      tls === undefined
+        ? connect({ host, port, noDelay: true, onread })
+        : connectTls({ ...tls, host, port, onread } as ConnectionOptions).setNoDelay(true);
+    this.#socket.once(tls === undefined ? "connect" : "secureConnect", () => {
+      this.isOpen = true;
+      this.#owner.opened?.(this);
+    });
     // An error is always followed by close, where it is counted.
-    this.#socket.on("error", () => {});
+    this.#socket.on("error", (error: NodeJS.ErrnoException) => (this.error = error.code ?? error.message));
     this.#socket.on("close", () => this.#owner.closed(this, this.#inFlight));
   }
 
@@ -116,8 +142,21 @@ export class Connection {
     this.intendedAt = intendedAt;
     this.#inFlight = true;
     // The last answer has arrived, so the kernel has long taken the bytes that are overwritten here.
-    this.#bytes.write(marker, this.#markerAt, markerLength, "latin1");
-    this.#socket.write(this.#bytes);
+    this.#bytes!.write(marker, this.#markerAt, markerLength, "latin1");
+    this.#socket.write(this.#bytes!);
+  }
+
+  /** A whole request, in ASCII. With a marker of "" any answer will do. */
+  sendText(text: string, marker: string, intendedAt: number): void {
+    this.#marker = marker;
+    this.intendedAt = intendedAt;
+    this.#inFlight = true;
+    this.#socket.write(text, "latin1");
+  }
+
+  /** Whether an answer to the last request can be told from another's. */
+  get isMarked(): boolean {
+    return this.#marker !== "";
   }
 
   close(): void {
@@ -139,12 +178,20 @@ export class Connection {
       this.#partial = undefined;
       this.#inFlight = false;
       this.status = answer.status;
+      if (this.#bytes === undefined) this.#keep(answer, bytes);
       this.crossed = this.#verify && answer.status === 200 && !this.#isOurs(answer, bytes);
       this.#owner.answered(this);
     } else {
       this.#socket.destroy();
     }
     return true;
+  }
+
+  #keep({ text, headEnd, length }: Answer, bytes: Buffer): void {
+    this.head = text;
+    const from = Math.max(headEnd, length - tailBytes);
+    this.tail = length <= text.length ? text.slice(from, length) : bytes.toString("latin1", from, length);
+    this.last = closes(text, headEnd);
   }
 
   #isOurs(answer: Answer, bytes: Buffer): boolean {
@@ -175,10 +222,33 @@ export function readAnswer(bytes: Buffer, end: number): Answer {
     headEnd = text.indexOf("\r\n\r\n");
   }
   if (headEnd < 0) return end < maxHeadBytes ? { length: end + 1, status: 0, headEnd: 0, text } : unknown;
-  const bodyLength = contentLength(text, headEnd);
-  if (bodyLength < 0 || !text.startsWith("HTTP/1.1 ")) return unknown;
+  if (!text.startsWith("HTTP/1.1 ")) return unknown;
   const status = Number.parseInt(text.slice(9, 12), 10);
-  return { length: headEnd + 4 + bodyLength, status, headEnd, text };
+  const bodyLength = contentLength(text, headEnd);
+  if (bodyLength >= 0) return { length: headEnd + 4 + bodyLength, status, headEnd, text };
+  if (!/\r\ntransfer-encoding: *chunked\r\n/i.test(text.slice(0, headEnd + 2))) return unknown;
+  return { length: chunkedEnd(bytes, headEnd + 4, end), status, headEnd, text };
+}
+
+/** Where the last of some chunks ends; beyond `end` when it is still to come, -1 when these are no chunks. */
+function chunkedEnd(bytes: Buffer, from: number, end: number): number {
+  for (let at = from; ;) {
+    const lineEnd = bytes.subarray(0, end).indexOf("\r\n", at, "latin1");
+    if (lineEnd < 0) return end - at < headBytes ? end + 1 : -1;
+    const size = /^[\da-f]{1,8}/i.exec(bytes.toString("latin1", at, lineEnd))?.[0];
+    if (size === undefined) return -1;
+    const length = Number.parseInt(size, 16);
+    // Behind the last chunk, which is empty, there may be headers; nobody in front of Ferry sends any.
+    at = lineEnd + 2 + length + 2;
+    if (at > end) return at;
+    if (length === 0) return at;
+  }
+}
+
+function closes(text: string, headEnd: number): boolean {
+  let at = text.indexOf("\r\nconnection: close");
+  if (at < 0) at = text.indexOf("\r\nConnection: close");
+  return at >= 0 && at < headEnd;
 }
 
 /** -1 when there is none. Both usual spellings are tried before the general, slower way. */

@@ -50,18 +50,29 @@ interface Stretch {
 }
 
 export class Arrivals {
-  /** When the next request is due; performance.now(). */
+  /** When the next request is due, on the clock of `now` and `startAt`. */
   nextAt = 0;
   /** Whose it is. */
   kind = 0;
+  readonly #draw: () => number;
   readonly #poisson: boolean;
   readonly #stretches: readonly Stretch[];
   #stretch = 0;
   /** The start of the gap after the last one. */
   #gapAt: number;
 
-  /** From `now` on at the rate of the warm-up, from `startAt` on as the load says. */
-  constructor(load: OpenLoad, kinds: readonly CallerKind[], now: number, startAt: number) {
+  /**
+   * From `now` on at the rate of the warm-up, from `startAt` on as the load says. `draw` gives random numbers,
+   * uniform in [0, 1).
+   */
+  constructor(
+    load: OpenLoad,
+    kinds: readonly CallerKind[],
+    now: number,
+    startAt: number,
+    draw: () => number,
+  ) {
+    this.#draw = draw;
     this.#poisson = load.arrivals === "poisson";
     this.#gapAt = now;
     const phases = load.phases ?? [{ name: "all", ms: Infinity, rate: load.rate }];
@@ -83,14 +94,14 @@ export class Arrivals {
     }
     const { gapMs, upTo } = stretch;
     if (this.#poisson) {
-      this.#gapAt += -Math.log(1 - Math.random()) * gapMs;
+      this.#gapAt += -Math.log(1 - this.#draw()) * gapMs;
       this.nextAt = this.#gapAt;
     } else {
-      this.nextAt = this.#gapAt + Math.random() * gapMs;
+      this.nextAt = this.#gapAt + this.#draw() * gapMs;
       this.#gapAt += gapMs;
     }
     if (upTo.length > 1) {
-      const drawn = Math.random();
+      const drawn = this.#draw();
       let kind = 0;
       while (drawn >= upTo[kind]!) kind++;
       this.kind = kind;

@@ -2,7 +2,14 @@ import assert from "node:assert/strict";
 import { once } from "node:events";
 import { createServer, type AddressInfo, type Server, type Socket } from "node:net";
 import { test } from "node:test";
-import { Connection, Markers, markerLength, readAnswer, template, type Owner } from "./connection.ts";
+import {
+  Connection,
+  Markers,
+  markerLength,
+  readAnswer,
+  template,
+  type Owner,
+} from "../../src/bench/connection.ts";
 
 function answer(body: string, head = `content-length: ${Buffer.byteLength(body)}`): Buffer {
   return Buffer.from(`HTTP/1.1 200 OK\r\ncontent-type: application/json\r\n${head}\r\n\r\n${body}`);
@@ -71,9 +78,19 @@ void test("content-length is found in any spelling, and after a long head", () =
   assert.equal(readAnswer(long, long.length).length, long.length);
 });
 
+void test("an answer in chunks is whole at its last byte and never before", () => {
+  for (const head of ["transfer-encoding: chunked", "Transfer-Encoding: chunked\r\nx: y"]) {
+    const bytes = answer(`2\r\n{}\r\n7d0;x=y\r\n${"z".repeat(2000)}\r\n0\r\n\r\n`, head);
+    for (let end = 0; end < bytes.length; end++) assert.ok(readAnswer(bytes, end).length > end, `at ${end}`);
+    assert.equal(readAnswer(bytes, bytes.length).length, bytes.length);
+  }
+});
+
 void test("an answer without a length, or of another protocol, is unknown", () => {
-  const chunked = answer("2\r\n{}\r\n0\r\n\r\n", "transfer-encoding: chunked");
+  const chunked = answer("no chunk\r\n", "transfer-encoding: chunked");
   assert.equal(readAnswer(chunked, chunked.length).length, -1);
+  const none = answer("{}", "x-none: 1");
+  assert.equal(readAnswer(none, none.length).length, -1);
   const other = Buffer.from("HTTP/2 200\r\ncontent-length: 0\r\n\r\n");
   assert.equal(readAnswer(other, other.length).length, -1);
   const inBody = answer("\r\ncontent-length: 2\r\n\r\n", "x-none: 1");
@@ -139,8 +156,6 @@ void test("a connection that ends with a request in flight is broken", async () 
 });
 
 void test("an answer that is not understood breaks the connection", async () => {
-  await using peer = new Peer(
-    (socket) => void socket.write(answer("0\r\n\r\n", "transfer-encoding: chunked")),
-  );
+  await using peer = new Peer((socket) => void socket.write(answer("0\r\n\r\n", "transfer-encoding: gzip")));
   assert.equal(await exchange(peer, false), "broken");
 });

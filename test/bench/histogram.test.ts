@@ -1,7 +1,7 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 import fc from "fast-check";
-import { Histogram } from "./histogram.ts";
+import { Histogram } from "../../src/bench/histogram.ts";
 
 const percents = [0, 1, 25, 50, 90, 99, 99.9, 100];
 

@@ -1,0 +1,234 @@
+/**
+ * A run as one object: what `--json` prints, `--save` keeps, and `--compare` reads again.
+ *
+ * Times are milliseconds, shares 0 to 1. What was not measured is null. `mean` is cut into where the time went:
+ *
+ *   queue     from the answers: x-ferry-queue-ms
+ *   worker    from the server's metrics: the mean of its calls
+ *   gateway   the rest: Ferry, the network, and this client
+ *
+ * Where the metrics could not be read the answers still say how long the server needed in all: then `inside` is
+ * that less the queue (the worker and Ferry around it), and `outside` is the rest.
+ *
+ * The client was the bottleneck when it used more than `BUSY` of a core, sent more than `LATE` of its requests
+ * late, or its event loop was late by more than `LOOP_MS` at the 99th percentile: then the figures are its own.
+ */
+import type { Account, KindAccount } from "./account.ts";
+import type { ClientState } from "./driver.ts";
+import type { ServerSide } from "./exposition.ts";
+import { Histogram, type HistogramState } from "./histogram.ts";
+import { PERCENTILES, sureness, type Sureness } from "./intervals.ts";
+import { judge, type Slo, type SloResult } from "./slo.ts";
+
+export const FORMAT = "ferry bench 1";
+export const BUSY = 0.9;
+export const LATE = 0.01;
+export const LOOP_MS = 20;
+
+export interface Counts {
+  readonly offered: number;
+  readonly served: number;
+  readonly refused: number;
+  readonly failed: number;
+  readonly lost: number;
+  readonly unsent: number;
+  /** Still on their way when the run was interrupted. */
+  readonly pending: number;
+}
+
+export interface Latency {
+  readonly p50: number | null;
+  readonly p90: number | null;
+  readonly p95: number | null;
+  readonly p99: number | null;
+  readonly "p99.9": number | null;
+  readonly max: number | null;
+  readonly mean: number | null;
+}
+
+export interface Tier extends Counts {
+  readonly name: string;
+  readonly latencyMs: Latency;
+}
+
+export interface Result {
+  readonly format: typeof FORMAT;
+  readonly startedAt: string;
+  readonly environment: Readonly<Record<string, string | number>>;
+  /** As they were given, keys and tokens left out. */
+  readonly command: string;
+  readonly target: { readonly url: string; readonly model: string | null };
+  readonly load: {
+    readonly kind: "open" | "closed";
+    /** Requests a second, or callers. */
+    readonly rate: number | null;
+    readonly callers: number | null;
+    readonly arrivals: string | null;
+    readonly seconds: number;
+    readonly warmupSeconds: number;
+    readonly timeoutMs: number;
+    readonly connections: number;
+  };
+  readonly interrupted: boolean;
+  readonly counts: Counts;
+  readonly crossed: number;
+  /** Whether outputs showed whose they were. */
+  readonly verified: boolean;
+  readonly cached: number;
+  readonly uniqueInputs: boolean;
+  readonly offeredPerSecond: number;
+  readonly servedPerSecond: number;
+  readonly codes: Readonly<Record<string, number>>;
+  readonly latencyMs: Latency;
+  readonly refusedP99Ms: number | null;
+  readonly intervals: Sureness;
+  readonly mean: Readonly<Record<"queue" | "worker" | "gateway" | "inside" | "outside", number | null>>;
+  /** Tasks in a batch on average, as the answers tell. */
+  readonly fill: number | null;
+  readonly server: ServerSide | null;
+  /** Why `server` is null. */
+  readonly serverMissing: string | null;
+  readonly tiers: readonly Tier[];
+  readonly client: {
+    readonly cpuShare: number;
+    readonly lateShare: number;
+    readonly lagP99Ms: number | null;
+    readonly loopP99Ms: number | null;
+    readonly connections: number;
+    readonly waited: number;
+    readonly bottleneck: readonly string[];
+  };
+  readonly slos: readonly SloResult[];
+  readonly histogram: HistogramState;
+}
+
+export interface Finished {
+  readonly account: Account;
+  readonly client: ClientState;
+  readonly seconds: number;
+  readonly interrupted: boolean;
+  readonly server: ServerSide | undefined;
+  readonly serverMissing: string | undefined;
+  readonly slos: readonly Slo[];
+  readonly about: Pick<Result, "startedAt" | "environment" | "command" | "target" | "uniqueInputs"> & {
+    readonly load: Omit<Result["load"], "seconds">;
+  };
+}
+
+export function resultOf(run: Finished): Result {
+  const { account, client, seconds, server, about } = run;
+  const { latency } = account;
+  const servedPerSecond = account.served / seconds;
+  const judged = {
+    offered: account.offered,
+    refused: account.refused,
+    errors: account.errors,
+    servedPerSecond,
+    meanMs: latency.meanMs,
+    percentileMs: (p: number) => latency.percentileMs(p),
+  };
+  return {
+    format: FORMAT,
+    ...about,
+    load: { ...about.load, seconds },
+    interrupted: run.interrupted,
+    counts: countsOf(account),
+    crossed: account.crossed,
+    verified: account.echoes,
+    cached: account.cached,
+    offeredPerSecond: account.offered / seconds,
+    servedPerSecond,
+    codes: Object.fromEntries([...account.codes].sort(([a], [b]) => (a < b ? -1 : 1))),
+    latencyMs: latencyOf(latency),
+    refusedP99Ms: known(account.refusedLatency.percentileMs(99)),
+    intervals: sureness(latency, account.blocks),
+    mean: splitOf(account, server),
+    fill: known(account.meanFill),
+    server: server ?? null,
+    serverMissing: run.serverMissing ?? null,
+    tiers: account.kinds.length > 1 ? account.kinds.map(tierOf) : [],
+    client: clientOf(client, account),
+    slos: run.slos.map((slo) => judge(slo, judged)),
+    histogram: latency.state(),
+  };
+}
+
+function countsOf(of: Counts | KindAccount): Counts {
+  const { offered, served, refused, failed, lost, unsent } = of;
+  const pending = offered - served - refused - failed - lost - unsent;
+  return { offered, served, refused, failed, lost, unsent, pending };
+}
+
+export function latencyOf(latency: Histogram): Latency {
+  const at = (name: string): number | null => known(latency.percentileMs(PERCENTILES[name]!));
+  return {
+    p50: at("p50"),
+    p90: at("p90"),
+    p95: at("p95"),
+    p99: at("p99"),
+    "p99.9": at("p99.9"),
+    max: known(latency.maxMs),
+    mean: known(latency.meanMs),
+  };
+}
+
+function tierOf(kind: KindAccount): Tier {
+  return { name: kind.label, ...countsOf(kind), latencyMs: latencyOf(kind.latency) };
+}
+
+function splitOf(account: Account, server: ServerSide | undefined): Result["mean"] {
+  const { meanMs } = account.latency;
+  const queue = account.queueSumMs / account.batched;
+  const worker = server?.workerMs ?? NaN;
+  const inside = account.serverSumMs / account.timed - queue;
+  return {
+    queue: known(queue),
+    worker: known(worker),
+    gateway: known(Math.max(0, meanMs - queue - worker)),
+    inside: known(inside),
+    outside: known(Math.max(0, meanMs - queue - inside)),
+  };
+}
+
+function clientOf(client: ClientState, account: Account): Result["client"] {
+  const lateShare = account.offered === 0 ? 0 : client.late / account.offered;
+  const loopP99Ms = known(client.loop.percentileMs(99));
+  const bottleneck: string[] = [];
+  if (client.cpuShare > BUSY) bottleneck.push(`it used ${(client.cpuShare * 100).toFixed(0)} % of a core`);
+  if (lateShare > LATE) bottleneck.push(`it sent ${(lateShare * 100).toFixed(1)} % of the requests late`);
+  if ((loopP99Ms ?? 0) > LOOP_MS)
+    bottleneck.push(`its event loop was ${loopP99Ms!.toFixed(0)} ms late (p99)`);
+  return {
+    cpuShare: client.cpuShare,
+    lateShare,
+    lagP99Ms: known(client.lag.percentileMs(99)),
+    loopP99Ms,
+    connections: client.connections,
+    waited: client.waited,
+    bottleneck,
+  };
+}
+
+/** JSON has no NaN. */
+function known(value: number): number | null {
+  return Number.isFinite(value) ? value : null;
+}
+
+/** A saved run, or undefined when the text is none. Only what `--compare` needs is looked at. */
+export function parseResult(text: string): Result | undefined {
+  try {
+    const value = JSON.parse(text) as Partial<Result> | null;
+    if (value === null || value.format !== FORMAT) return undefined;
+    const parts = [
+      value.counts,
+      value.latencyMs,
+      value.intervals?.of,
+      value.client,
+      value.load,
+      value.target,
+    ];
+    return parts.every((part) => typeof part === "object" && part !== null) ? (value as Result) : undefined;
+  } catch {
+    return undefined;
+  }
+}
