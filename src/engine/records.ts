@@ -3,6 +3,7 @@
  * who shares it, and, once it is final, its place on the shelf.
  */
 import type { Clock } from "../clock.ts";
+import { Ledger } from "../core/ledger.ts";
 import type { Outcome } from "../core/task.ts";
 import type { EngineLimits } from "./engine.ts";
 import type { TaskRecord } from "./record.ts";
@@ -17,7 +18,7 @@ export class Records {
   readonly #keeper: RecordKeeper | undefined;
   readonly #shelf: Shelf;
   /** Bounded by the queue and the shelf. */
-  readonly #byId = new Map<string, TaskRecord>();
+  readonly #byId = new Ledger<TaskRecord>();
 
   constructor(limits: EngineLimits["results"], clock: Clock, keeper: RecordKeeper | undefined) {
     this.#limits = limits;
