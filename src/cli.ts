@@ -27,6 +27,10 @@ const commands: { readonly [name: string]: Known } = {
     summary: "save what is readable of a damaged journal",
     load: async () => (await import("./commands/recover.ts")).recover,
   },
+  plan: {
+    summary: "how many workers a rate and a latency goal need",
+    load: async () => (await import("./commands/plan.ts")).plan,
+  },
   top: { summary: "watch a running Ferry", load: async () => (await import("./commands/top.ts")).top },
   version: {
     summary: "print the version",
@@ -35,7 +39,7 @@ const commands: { readonly [name: string]: Known } = {
 };
 
 /** Named in the documents; better an honest line than "unknown". */
-const notYet = ["plan", "bench"];
+const notYet = ["bench"];
 
 const overview = `Ferry: many single requests in, full GPU batches out.
 

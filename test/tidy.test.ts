@@ -67,6 +67,7 @@ const MAY_IMPORT: Record<string, readonly string[]> = {
     "type:src/telemetry/request-log.ts",
     "type:src/telemetry/troubles.ts",
   ],
+  "src/chart": [],
   "src/plan": [
     "src/core",
     "src/clock.ts",

@@ -8,7 +8,7 @@
  *   knee         the smallest fleet that meets the goal at all, with nothing to spare
  *
  * Both are found by search: latency falls with every worker, as far as the scatter of one run allows. A run has
- * 100,000 requests unless told otherwise, at least 20 s, with bursts 60 s. Runs are kept: no size is run twice.
+ * 100,000 requests unless told otherwise, at least 10 s, with bursts 60 s. Runs are kept: no size is run twice.
  */
 import type { PolicyName } from "../core/policy.ts";
 import { capacityOf, latencyBound, serviceMs } from "./service.ts";
@@ -57,9 +57,10 @@ export class Impossible extends Error {}
 export const TARGET_LOAD = 0.7;
 const MOST_UNSERVED = 0.001;
 const REQUESTS = 100_000;
-const SHORTEST_MS = 20_000;
+const SHORTEST_MS = 10_000;
 const SHORTEST_BURSTS_MS = 60_000;
 const WARM_MS = 2000;
+const LONGEST_FILL_MS = 30_000;
 /** Also of a slow model some batches must have come back before it counts. */
 const WARM_BATCHES = 10;
 const POLICIES: readonly PolicyName[] = ["latency", "adaptive", "eco"];
@@ -107,8 +108,10 @@ export class Planner {
   }
 
   #run(workers: number, policy: PolicyName): Promise<Figures> {
-    const { ask, durationMs, warmMs } = this;
+    const { ask } = this;
     const { burst, seed } = ask;
+    const fillMs = this.#fillMs(workers);
+    const [durationMs, warmMs] = [this.durationMs + fillMs, this.warmMs + fillMs];
     const arrivals =
       burst === undefined
         ? poissonArrivals(this.perMs, durationMs, seed)
@@ -116,6 +119,13 @@ export class Planner {
     const fleet = { ...ask.fleet, limits: { ...ask.fleet.limits, policy } };
     const shares = ask.tiers.map(({ share }) => share);
     return runTrial(fleet, { arrivals, durationMs, warmMs, shares }, workers, seed);
+  }
+
+  /** Too few workers refuse nobody until their queue is full: by so much later it counts. */
+  #fillMs(workers: number): number {
+    const { service, limits, timeouts } = this.ask.fleet;
+    const load = this.perMs / (workers * capacityOf(service, limits.maxBatchSize));
+    return load > 1 ? Math.min(LONGEST_FILL_MS, timeouts.queueMs / (load - 1)) : 0;
   }
 
   meets(figures: Figures): boolean {
