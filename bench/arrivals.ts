@@ -9,6 +9,7 @@
  * are independent of each other whichever way the gaps are made. Shares are relative; they need not add up
  * to 1.
  */
+import { Random } from "../src/core/random.ts";
 
 export interface CallerKind {
   readonly label: string;
@@ -40,6 +41,8 @@ export interface OpenLoad {
   readonly connections: number;
   /** One after the other from the start on; together they are as long as the measurement. */
   readonly phases?: readonly Phase[];
+  /** The same seed gives the same arrivals, counted from their beginning; left out: others each time. */
+  readonly seed?: number;
 }
 
 interface Stretch {
@@ -55,6 +58,7 @@ export class Arrivals {
   /** Whose it is. */
   kind = 0;
   readonly #poisson: boolean;
+  readonly #random: () => number;
   readonly #stretches: readonly Stretch[];
   #stretch = 0;
   /** The start of the gap after the last one. */
@@ -63,6 +67,8 @@ export class Arrivals {
   /** From `now` on at the rate of the warm-up, from `startAt` on as the load says. */
   constructor(load: OpenLoad, kinds: readonly CallerKind[], now: number, startAt: number) {
     this.#poisson = load.arrivals === "poisson";
+    const seeded = load.seed === undefined ? undefined : new Random(load.seed);
+    this.#random = seeded === undefined ? Math.random : () => seeded.next();
     this.#gapAt = now;
     const phases = load.phases ?? [{ name: "all", ms: Infinity, rate: load.rate }];
     const warm: Stretch = { endsAt: startAt, gapMs: 1000 / load.warmRate, upTo: sharesUpTo(kinds) };
@@ -83,14 +89,14 @@ export class Arrivals {
     }
     const { gapMs, upTo } = stretch;
     if (this.#poisson) {
-      this.#gapAt += -Math.log(1 - Math.random()) * gapMs;
+      this.#gapAt += -Math.log(1 - this.#random()) * gapMs;
       this.nextAt = this.#gapAt;
     } else {
-      this.nextAt = this.#gapAt + Math.random() * gapMs;
+      this.nextAt = this.#gapAt + this.#random() * gapMs;
       this.#gapAt += gapMs;
     }
     if (upTo.length > 1) {
-      const drawn = Math.random();
+      const drawn = this.#random();
       let kind = 0;
       while (drawn >= upTo[kind]!) kind++;
       this.kind = kind;
