@@ -98,8 +98,8 @@ function topOf(points: readonly ChartPoint[], goalMs: number): number {
 }
 
 interface Scale {
-  x(workers: number): number;
-  y(ms: number): number;
+  readonly x: (workers: number) => number;
+  readonly y: (ms: number) => number;
   readonly top: number;
   readonly sizes: readonly number[];
   readonly first: number;

@@ -11,7 +11,7 @@ import { formatService, serviceMs } from "../plan/service.ts";
 import { Events } from "../telemetry/events.ts";
 import { paint, printable, wantsColor } from "../terminal.ts";
 import { type Call, type Console, Failure, UsageError } from "./command.ts";
-import { findPlan, Progress, readAsk } from "./plan.ts";
+import { findPlan, Progress, readAsk } from "./plan-find.ts";
 import { readCost, readCount, readTime, type Settings } from "./plan-flags.ts";
 import { planJson, table, whole } from "./plan-text.ts";
 
@@ -25,7 +25,8 @@ export async function measureWorker(call: Call, console: Console, settings: Sett
   const timings = await time(url, call, console, settings);
   const found = fit(timings);
   const limits = { ...settings.limits, maxBatchSize: found.knee };
-  const ask = readAsk(call, { ...settings, limits }, found.service);
+  // Where batching buys nothing there is nothing to plan.
+  const ask = found.knee === 1 ? undefined : readAsk(call, { ...settings, limits }, found.service);
   const planned = ask && (await findPlan(call, console, ask));
   const workers = planned?.recommended.workers;
   const yaml = yamlFor(url, settings, found, workers);
@@ -121,7 +122,7 @@ function measuredText(
     `  ${formatService(service)} for a batch of n, up to ${knee}`,
     open
       ? knee === 1
-        ? "  one input at a time is as good as any batch: batching buys nothing here"
+        ? "  only batches of one were timed; give --batch"
         : `  no knee up to ${maxBatchSize}: larger batches may pay still more, if your model takes them (--batch ${2 * maxBatchSize})`
       : knee === 1
         ? "  time grows in proportion to the size from the first input on: batching buys nothing here"

@@ -15,7 +15,7 @@ import { spreadWholeMs, type Trace, TraceReader } from "../plan/trace-file.ts";
 import type { Figures } from "../plan/trial.ts";
 import { paint, printable, wantsColor } from "../terminal.ts";
 import { type Call, type Console, Failure, UsageError } from "./command.ts";
-import { Progress } from "./plan.ts";
+import { Progress } from "./plan-find.ts";
 import { fleetOf, readGoal, readTime, readWorkers, type Settings } from "./plan-flags.ts";
 import { figuresJson, percent, share, table, whole } from "./plan-text.ts";
 
