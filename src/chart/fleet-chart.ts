@@ -79,7 +79,7 @@ export function fleetChart({ title, points, goal, recommended, knee }: ChartOpti
     `<text class="quiet" x="${LEFT}" y="42">latency in ms by number of workers; lines that leave at the top do not keep up</text>`,
     ...axes({ x, y, top, sizes, first, last }),
     mark(x(recommended), `${recommended} recommended`, "pick"),
-    ...(knee === undefined || knee === recommended ? [] : [mark(x(knee), `${knee} knee`, "grid")]),
+    ...(knee === undefined || knee === recommended ? [] : [mark(x(knee), `knee ${knee}`, "knee")]),
     `<line class="goal" x1="${LEFT}" x2="${WIDTH - RIGHT}" y1="${round(y(goal.ms))}" y2="${round(y(goal.ms))}"/>`,
     `<text x="${WIDTH - RIGHT - 4}" y="${round(y(goal.ms)) - 6}" text-anchor="end" style="fill:var(--goal)">goal ${escape(goal.name)} ≤ ${goal.ms} ms</text>`,
     ...lines,
@@ -128,13 +128,15 @@ function axes({ x, y, top, sizes, first, last }: Scale): string[] {
   return parts;
 }
 
-/** A vertical line at a size, with its name under the axis. */
-function mark(at: number, name: string, kind: "pick" | "grid"): string {
-  const color = kind === "pick" ? "var(--pick)" : "var(--quiet)";
-  const dash = kind === "pick" ? "" : ' stroke-dasharray="3 4"';
+/** A vertical line at a size; its name stands under the axis, the knee's beside its line: they may be neighbours. */
+function mark(at: number, name: string, kind: "pick" | "knee"): string {
+  const picked = kind === "pick";
+  const color = picked ? "var(--pick)" : "var(--quiet)";
+  const dash = picked ? "" : ' stroke-dasharray="3 4"';
+  const [x, y] = picked ? [at, HEIGHT - BOTTOM + 36] : [at + 6, HEIGHT - BOTTOM - 8];
   return (
     `<line x1="${round(at)}" x2="${round(at)}" y1="${TOP}" y2="${HEIGHT - BOTTOM}" stroke="${color}" stroke-width="1.5"${dash}/>` +
-    `<text x="${round(at)}" y="${HEIGHT - BOTTOM + 36}" text-anchor="middle" style="fill:${color}">${escape(name)}</text>`
+    `<text x="${round(x)}" y="${y}" text-anchor="${picked ? "middle" : "start"}" style="fill:${color}">${escape(name)}</text>`
   );
 }
 

@@ -4,8 +4,8 @@
  * V8 moves a Map to a new table when many of its keys were deleted, and the old table points to the new one for
  * the sake of iterators that still stand in it. Once such a table is old, everything that was ever in the tables
  * after it is kept until the next full collection: young collections find garbage alive and copy it. So a ledger
- * moves to a Map of its own before that, which nothing old points to: at 10,000 requests per virtual second this
- * made `node bench/plan.ts` a fifth faster. Large ledgers stay where they are: moving would be felt as a pause.
+ * moves to a Map of its own before that, which nothing old points to: that
+ * made `node bench/plan.ts` a seventh faster. Large ledgers stay where they are: moving would be felt as a pause.
  */
 const MOVED_AFTER = 1024;
 const LARGE = 100_000;
