@@ -47,7 +47,7 @@ export const planFlags: { readonly [name: string]: Flag } = {
   replay: text("FILE", "recorded requests, one JSON a line: the best maxBatchSize and maxWaitMs for them"),
   duration: text(
     "TIME",
-    "simulated time of each run; default by the number of requests: 100,000, at least 10s",
+    "simulated time of each run; default 100,000 requests, 10s at least, an hour at most",
   ),
   seed: text("N", "another draw of the same arrivals; default 1"),
   config: text("FILE", "take the model's settings from this config file", "c"),

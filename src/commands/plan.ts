@@ -41,8 +41,9 @@ export const plan: Command = {
       const ask = readAsk(call, settings, service);
       if (ask === undefined)
         throw new UsageError("ferry plan needs --rate and --slo, such as --rate 3000 --slo p99=150ms");
+      const cost = readCost(call);
       const found = await findPlan(call, console, ask);
-      console.out(call.is("json") ? `${JSON.stringify(planJson(found, ask, readCost(call)))}\n` : found.text);
+      console.out(call.is("json") ? `${JSON.stringify(planJson(found, ask, cost))}\n` : found.text);
       return 0;
     } catch (error) {
       if (error instanceof Impossible) throw new Failure(error.message);

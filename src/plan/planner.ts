@@ -8,7 +8,7 @@
  *   knee         the smallest fleet that meets the goal at all, with nothing to spare
  *
  * Both are found by search: latency falls with every worker, as far as the scatter of one run allows. A run has
- * 100,000 requests unless told otherwise, at least 10 s, with bursts 60 s. Runs are kept: no size is run twice.
+ * 100,000 requests unless told otherwise, at least 10 s, with bursts 60 s, at most an hour. Runs are kept: no size is run twice.
  */
 import type { PolicyName } from "../core/policy.ts";
 import { capacityOf, latencyBound, serviceMs } from "./service.ts";
@@ -59,6 +59,7 @@ const MOST_UNSERVED = 0.001;
 const REQUESTS = 100_000;
 const SHORTEST_MS = 10_000;
 const SHORTEST_BURSTS_MS = 60_000;
+const LONGEST_MS = 3_600_000;
 const WARM_MS = 2000;
 const LONGEST_FILL_MS = 30_000;
 /** Also of a slow model some batches must have come back before it counts. */
@@ -79,7 +80,8 @@ export class Planner {
     const { service, limits } = ask.fleet;
     this.warmMs = Math.max(WARM_MS, WARM_BATCHES * serviceMs(service, limits.maxBatchSize));
     const least = ask.burst === undefined ? SHORTEST_MS : SHORTEST_BURSTS_MS;
-    const wanted = ask.durationMs ?? Math.max(least, (1000 * REQUESTS) / ask.perSecond);
+    const usual = Math.min(LONGEST_MS, Math.max(least, (1000 * REQUESTS) / ask.perSecond));
+    const wanted = ask.durationMs ?? usual;
     this.durationMs = this.warmMs + wanted;
   }
 
