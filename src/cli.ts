@@ -31,15 +31,16 @@ const commands: { readonly [name: string]: Known } = {
     summary: "save what is readable of a damaged journal",
     load: async () => (await import("./commands/recover.ts")).recover,
   },
+  plan: {
+    summary: "how many workers a rate and a latency goal need",
+    load: async () => (await import("./commands/plan.ts")).plan,
+  },
   top: { summary: "watch a running Ferry", load: async () => (await import("./commands/top.ts")).top },
   version: {
     summary: "print the version",
     load: async () => (await import("./commands/version.ts")).versionCommand,
   },
 };
-
-/** Named in the documents; better an honest line than "unknown". */
-const notYet = ["plan"];
 
 const overview = `Ferry: many single requests in, full GPU batches out.
 
@@ -69,7 +70,6 @@ async function run(name: string, args: readonly string[], console: Console): Pro
   const { Failure, helpText, parseCall, UsageError } = await import("./commands/command.ts");
   let usage = "COMMAND [FLAGS]; ferry help lists the commands";
   try {
-    if (notYet.includes(name)) throw new Failure(`${name} is not in this version yet`);
     const known = Object.hasOwn(commands, name) ? commands[name] : undefined;
     if (known === undefined) throw new UsageError(await unknownCommand(name));
     const command = await known.load();
@@ -95,7 +95,7 @@ async function unknownCommand(name: string): Promise<string> {
   const { didYouMean } = await import("./spelling.ts");
   const { printable } = await import("./terminal.ts");
   const what = name.startsWith("-") ? "flag" : "command";
-  const known = what === "flag" ? ["--help", "--version"] : [...Object.keys(commands), ...notYet, "help"];
+  const known = what === "flag" ? ["--help", "--version"] : [...Object.keys(commands), "help"];
   return `unknown ${what} ${printable(name.slice(0, 64))}${didYouMean(name, known)}`;
 }
 

@@ -10,6 +10,7 @@ import { check } from "../src/commands/check.ts";
 import type { Command } from "../src/commands/command.ts";
 import { dead, formatAge, parseAge } from "../src/commands/dead.ts";
 import { keys } from "../src/commands/keys.ts";
+import { plan } from "../src/commands/plan.ts";
 import { serve } from "../src/commands/serve.ts";
 import { top } from "../src/commands/top.ts";
 import { versionCommand } from "../src/commands/version.ts";
@@ -30,6 +31,7 @@ describe("help and usage", () => {
       check,
       dead,
       keys,
+      plan,
       top,
       version: versionCommand,
     };
@@ -98,15 +100,6 @@ describe("help and usage", () => {
       assert.doesNotMatch(err, / at /);
     });
   }
-
-  test("what comes later is said to come later: exit 1, one line", async () => {
-    const lines = ["plan"];
-    for (const { code, out, err } of await Promise.all(lines.map((line) => ferry(...line.split(" "))))) {
-      assert.equal(code, 1);
-      assert.equal(out, "");
-      assert.match(err, /^ferry: .* is not in this version yet.*\n$/);
-    }
-  });
 });
 
 test("one role of several needs Redis: exit 1, one line that says why", async () => {

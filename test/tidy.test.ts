@@ -68,6 +68,7 @@ const MAY_IMPORT: Record<string, readonly string[]> = {
     "type:src/telemetry/troubles.ts",
   ],
   "src/bench": ["src/core", "src/clock.ts"],
+  "src/chart": [],
   "src/plan": [
     "src/core",
     "src/clock.ts",

@@ -9,6 +9,7 @@
  * are independent of each other whichever way the gaps are made. Shares are relative; they need not add up
  * to 1.
  */
+import { Random } from "../core/random.ts";
 
 export interface CallerKind {
   readonly label: string;
@@ -40,6 +41,8 @@ export interface OpenLoad {
   readonly connections: number;
   /** One after the other from the start on; together they are as long as the measurement. */
   readonly phases?: readonly Phase[];
+  /** The same seed gives the same arrivals, counted from their beginning; left out: others each time. */
+  readonly seed?: number;
 }
 
 interface Stretch {
@@ -63,7 +66,7 @@ export class Arrivals {
 
   /**
    * From `now` on at the rate of the warm-up, from `startAt` on as the load says. `draw` gives random numbers,
-   * uniform in [0, 1).
+   * uniform in [0, 1), unless the load has a seed.
    */
   constructor(
     load: OpenLoad,
@@ -72,7 +75,8 @@ export class Arrivals {
     startAt: number,
     draw: () => number,
   ) {
-    this.#draw = draw;
+    const seeded = load.seed === undefined ? undefined : new Random(load.seed);
+    this.#draw = seeded === undefined ? draw : () => seeded.next();
     this.#poisson = load.arrivals === "poisson";
     this.#gapAt = now;
     const phases = load.phases ?? [{ name: "all", ms: Infinity, rate: load.rate }];

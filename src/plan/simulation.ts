@@ -47,6 +47,7 @@ export class Simulation {
   readonly #options: SimulationOptions;
   readonly #reaper: Reaper;
   #ids = 0;
+  #batches = 0;
 
   constructor(options: SimulationOptions) {
     this.#options = options;
@@ -68,13 +69,12 @@ export class Simulation {
     );
     this.backend = new SimulatedBackend({ ...options.backend, seed: options.seed }, this.clock);
     const workers = this.backend.workers.map((worker) => options.wrap?.(worker) ?? worker);
-    let batches = 0;
     this.dispatcher = new Dispatcher(rules, workers, {
       engine: this.engine,
       clock: this.clock,
       events: this.events,
       random: () => this.random.next(),
-      newBatchId: () => `batch-${++batches}`,
+      newBatchId: () => `batch-${++this.#batches}`,
     });
     this.#reaper = new Reaper(this.engine, this.clock);
     const admission = options.admission ?? LET_ALL_IN;
@@ -99,6 +99,24 @@ export class Simulation {
       });
     };
     next(0);
+  }
+
+  /**
+   * As `schedule`, but for millions, and for `arrive` that does no more than knock: time stops for promises
+   * only when a batch left. `next` gives each instant from the start, Infinity behind the last.
+   */
+  stream(next: () => number, arrive: () => void): void {
+    const { startedAt } = this;
+    const stream = {
+      nextAt: startedAt + next(),
+      arrive: () => {
+        const before = this.#batches;
+        arrive();
+        stream.nextAt = startedAt + next();
+        return this.#batches !== before;
+      },
+    };
+    this.clock.follow(stream);
   }
 
   /** One task of a tenant knocks now: it is let in, or told why not. */
