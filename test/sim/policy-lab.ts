@@ -1,0 +1,111 @@
+/**
+ * One cell of a table: a fleet of simulated workers under Poisson arrivals at a share of what it can do, on
+ * virtual time with the real engine, dispatcher, policy and estimates. What it measured comes back as figures.
+ */
+import type { PolicyName } from "../../src/core/policy.ts";
+import { capacityPerMs, type Fleet } from "../../src/plan/bounds.ts";
+import { Simulation } from "../../src/plan/simulation.ts";
+import { poisson } from "../../src/plan/workload.ts";
+
+export interface Trial extends Fleet {
+  /** Arrivals as a share of the fleet's capacity. */
+  readonly load: number;
+  readonly policy?: PolicyName;
+  /** Arrivals that count; those of the warm-up come before. */
+  readonly requests: number;
+  readonly seed: number;
+  /** A share of the batches takes so many times as long. */
+  readonly slow?: { readonly rate: number; readonly factor: number };
+}
+
+export interface Figures {
+  /** Tasks per ms that came, as it turned out. */
+  readonly perMs: number;
+  /** In ms, ascending, of everybody who came after the warm-up. */
+  readonly latencies: Float64Array;
+  readonly waitMs: number;
+  /** Of the batches that left after the warm-up. */
+  readonly sizes: readonly number[];
+  /** Tasks that rode in a second batch because their first was overdue. */
+  readonly rodeAgain: number;
+  /** Batches of nobody but those. */
+  readonly extraBatches: number;
+}
+
+export const WARM_UP_MS = 5000;
+const DEADLINE_MS = 5000;
+
+export async function measure(trial: Trial): Promise<Figures> {
+  const { workers, baseMs, perTaskMs, maxBatchSize, seed, policy = "adaptive" } = trial;
+  const perMs = trial.load * capacityPerMs(trial);
+  const durationMs = WARM_UP_MS + trial.requests / perMs;
+  const simulation = new Simulation({
+    seed,
+    timeouts: { queueMs: DEADLINE_MS, totalMs: DEADLINE_MS },
+    rules: {
+      name: "m",
+      limits: { policy, maxBatchSize, maxWaitMs: 50 },
+      workerMs: DEADLINE_MS,
+      retry: { max: 3, baseMs: 50, maxMs: 1000, budget: 0.1 },
+      health: { failures: 3, ejectMs: 1000, maxEjectMs: 30_000 },
+    },
+    backend: {
+      workers,
+      baseMs,
+      perItemMs: perTaskMs,
+      jitter: 0,
+      errorRate: 0,
+      hangRate: 0,
+      shortRate: 0,
+      slowRate: trial.slow?.rate ?? 0,
+      slowFactor: trial.slow?.factor ?? 1,
+    },
+    engine: { results: { ttlMs: 1, evictAfterRead: false, maxBytes: Infinity } },
+  });
+  const from = simulation.startedAt + WARM_UP_MS;
+  const latencies: number[] = [];
+  const sizes: number[] = [];
+  const putBack = new Set<string>();
+  let [waitMs, started, rodeAgain, extraBatches] = [0, 0, 0, 0];
+  simulation.engine.watch({
+    settled: ({ task, settledAt }) => {
+      if (task.createdAt >= from) latencies.push(settledAt! - task.createdAt);
+    },
+  });
+  simulation.events.on("task.retried", ({ id }) => putBack.add(id));
+  simulation.events.on("batch.started", ({ batch, tasks }) => {
+    if (batch.startedAt < from) return;
+    let again = 0;
+    for (const { task } of tasks) {
+      if (putBack.has(task.id)) again++;
+      else {
+        waitMs += batch.startedAt - task.createdAt;
+        started++;
+      }
+    }
+    rodeAgain += again;
+    if (again === tasks.length) extraBatches++;
+    sizes.push(tasks.length);
+  });
+  const arrivals = poisson(perMs, durationMs, seed + 1_000_003);
+  simulation.schedule(arrivals, () => void simulation.put());
+  await simulation.run(durationMs + DEADLINE_MS);
+  simulation.stop();
+  const came = arrivals.filter((at) => at >= WARM_UP_MS).length;
+  return {
+    perMs: came / (durationMs - WARM_UP_MS),
+    latencies: Float64Array.from(latencies).sort(),
+    waitMs: waitMs / started,
+    sizes,
+    rodeAgain: rodeAgain / came,
+    extraBatches,
+  };
+}
+
+export function quantile(ascending: Float64Array, share: number): number {
+  return ascending[Math.min(ascending.length - 1, Math.ceil(share * ascending.length) - 1)]!;
+}
+
+export function mean(values: readonly number[]): number {
+  return values.reduce((sum, value) => sum + value, 0) / values.length;
+}
