@@ -19,6 +19,7 @@ import type { Events, WorkerState } from "../telemetry/events.ts";
 import { Circuit, type HealthLimits } from "./health.ts";
 
 const RATIO_WEIGHT = 0.2;
+/** What took longer than so many times what was expected was an accident, and counts as that much. */
 const ACCIDENT = 2;
 const SLOW = 1.5;
 const USAGE_WINDOW_MS = 10_000;

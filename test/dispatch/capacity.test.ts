@@ -177,7 +177,7 @@ test("the fastest worker is gone: the others are not slow for that", async () =>
   await settle(simulation);
   const { workers } = simulation.dispatcher;
   const [fast, ...others] = workers.slots;
-  fast!.ratio = 0.4;
+  fast!.ratio = fast!.usualRatio = 0.4;
   const now = simulation.clock.now();
   assert.ok(others.every((slot) => workers.slow(slot, now)));
   simulation.backend.kill(fast!.name);
