@@ -19,7 +19,7 @@ export interface Trial extends Fleet {
 }
 
 export interface Figures {
-  /** Tasks per ms that came, as it turned out. */
+  /** Tasks per ms that came. */
   readonly perMs: number;
   /** In ms, ascending, of everybody who came after the warm-up. */
   readonly latencies: Float64Array;
@@ -33,7 +33,7 @@ export interface Figures {
 }
 
 /** The arrival rate is learned in half a second, the service time in some twenty batches. */
-const WARM_UP_MS = 1500;
+const WARM_UP_MS = 1000;
 const DEADLINE_MS = 5000;
 
 export async function measure(trial: Trial): Promise<Figures> {
@@ -88,19 +88,26 @@ export async function measure(trial: Trial): Promise<Figures> {
     if (again === tasks.length) onlyAgain++;
     sizes.push(tasks.length);
   });
-  const arrivals = poisson(perMs, durationMs, seed + 1_000_003);
+  const arrivals = atRate(perMs, poisson(perMs, durationMs, seed + 1_000_003), durationMs);
   simulation.schedule(arrivals, () => void simulation.put());
   await simulation.run(durationMs + DEADLINE_MS);
   simulation.stop();
   const came = arrivals.filter((at) => at >= WARM_UP_MS).length;
   return {
-    perMs: came / (durationMs - WARM_UP_MS),
+    perMs,
     latencies: Float64Array.from(latencies).sort(),
     waitMs: waitMs / started,
     sizes,
     rodeAgain: rodeAgain / came,
     onlyAgain: onlyAgain / sizes.length,
   };
+}
+
+/** Stretched after the warm-up so that exactly as many come as the load says: where they fall remains chance. */
+function atRate(perMs: number, arrivals: readonly number[], durationMs: number): number[] {
+  const counted = arrivals.filter((at) => at >= WARM_UP_MS).length;
+  const stretch = counted / perMs / (durationMs - WARM_UP_MS);
+  return arrivals.map((at) => (at < WARM_UP_MS ? at : WARM_UP_MS + (at - WARM_UP_MS) * stretch));
 }
 
 export function quantile(ascending: Float64Array, share: number): number {
