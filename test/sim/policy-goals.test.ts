@@ -226,3 +226,22 @@ describe("1 % of the batches take five times as long", () => {
     });
   }
 });
+
+describe("timers that ring on whole milliseconds, up to one late", () => {
+  // A batch that leaves late makes the next one late as well, never the sum of them: starts are spread anew each time.
+  for (const baseMs of [5, 100]) {
+    test(`batches of ${baseMs} ms: p99 at most 2 ms more`, async (t) => {
+      for (const load of [0.1, 0.5]) {
+        const trial = { ...CONSTANT, baseMs, workers: 8, load, requests: 10_000, seed: SEED };
+        const exact = await measure(trial);
+        const late = await measure({ ...trial, lateTimers: true });
+        const [before, after] = [quantile(exact.latencies, 0.99), quantile(late.latencies, 0.99)];
+        const batches = mean(late.sizes) / mean(exact.sizes);
+        t.diagnostic(
+          `${percent(load)}: ${before.toFixed(2)} → ${after.toFixed(2)} ms, batches ${batches.toFixed(2)} times as large`,
+        );
+        assert.ok(after - before <= 2, `${percent(load)}: ${before} → ${after} ms`);
+      }
+    });
+  }
+});

@@ -2,7 +2,9 @@
  * One cell of a table: a fleet of simulated workers under Poisson arrivals at a share of what it can do, on
  * virtual time with the real engine, dispatcher, policy and estimates. What it measured comes back as figures.
  */
+import type { Clock } from "../../src/clock.ts";
 import type { PolicyName } from "../../src/core/policy.ts";
+import { Random } from "../../src/core/random.ts";
 import { capacityPerMs, type Fleet } from "../../src/plan/bounds.ts";
 import { Simulation } from "../../src/plan/simulation.ts";
 import { poisson } from "../../src/plan/workload.ts";
@@ -16,6 +18,8 @@ export interface Trial extends Fleet {
   readonly seed: number;
   /** A share of the batches takes so many times as long. */
   readonly slow?: { readonly rate: number; readonly factor: number };
+  /** The dispatcher's alarms ring like those of a process: on whole milliseconds, up to one late. */
+  readonly lateTimers?: boolean;
 }
 
 export interface Figures {
@@ -61,6 +65,7 @@ export async function measure(trial: Trial): Promise<Figures> {
       slowRate: trial.slow?.rate ?? 0,
       slowFactor: trial.slow?.factor ?? 1,
     },
+    ...(trial.lateTimers === true && { dispatcherClock: (clock) => ringingLate(clock, new Random(seed)) }),
     engine: { results: { ttlMs: 1, evictAfterRead: false, maxBytes: Infinity } },
   });
   const from = simulation.startedAt + WARM_UP_MS;
@@ -100,6 +105,14 @@ export async function measure(trial: Trial): Promise<Figures> {
     sizes,
     rodeAgain: rodeAgain / came,
     onlyAgain: onlyAgain / sizes.length,
+  };
+}
+
+function ringingLate(clock: Clock, random: Random): Clock {
+  return {
+    now: () => clock.now(),
+    wall: () => clock.wall(),
+    at: (time, ring) => clock.at(Math.ceil(time) + random.next(), ring),
   };
 }
 
