@@ -246,10 +246,12 @@ export class BatchRun implements Member {
     const { clock, workers } = this.#parts;
     const { service } = workers;
     if (!service.settled) return this.#call(riders);
-    const expectedMs = service.msFor(riders.length) * this.#slot.ratio;
-    const deviationMs = Math.max(service.deviationMs, workers.surprise.share * expectedMs);
+    const fleetMs = service.msFor(riders.length);
+    // Its last accident must not make the next one wait longer for its second try.
+    const usualMs = fleetMs * this.#slot.usualRatio;
+    const deviationMs = Math.max(service.deviationMs, workers.surprise.share * fleetMs * this.#slot.ratio);
     const late = (factor: number, deviations: number, floorMs: number): number =>
-      Math.max(factor * expectedMs, expectedMs + deviations * deviationMs, expectedMs + floorMs);
+      Math.max(factor * usualMs, usualMs + deviations * deviationMs, usualMs + floorMs);
     const overdueMs = late(OVERDUE_FACTOR, OVERDUE_DEVIATIONS, OVERDUE_FLOOR_MS);
     const suspectMs = late(SUSPECT_FACTOR, SUSPECT_DEVIATIONS, SUSPECT_FLOOR_MS);
     const now = clock.now();

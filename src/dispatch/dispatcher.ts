@@ -247,7 +247,7 @@ export class Dispatcher {
     if (!repeats(queue)) this.#budget.first();
     const waiting = total(engine.waiting(name));
     this.workers.noteUsage(now);
-    const expectedMs = this.workers.service.msFor(max) * slot.ratio + this.#handover.ms;
+    const expectedMs = this.workers.service.msFor(max) * slot.usualRatio + this.#handover.ms;
     const held = { ...note, size: max, expectedFreeAt: now + expectedMs };
     slot.batch = held;
     this.#lastStartAt = now;

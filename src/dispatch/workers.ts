@@ -5,6 +5,10 @@
  * mixed fleet. One that needs more than 1.5 times the best is slow: it is chosen last, takes full batches
  * or what has waited long enough, and does not teach the fleet's estimate.
  *
+ * One batch that took five times as long says little of the next. For admission it is held against the worker
+ * (`ratio`: a promise must be kept); whether it is slow and whether its batch is overdue goes by `usualRatio`, where
+ * a batch counts as at most twice what was expected.
+ *
  * A worker that other processes list too is shared: this one may use it only while it holds its lease,
  * which src/fleet writes into its slot. Whatever counts workers here counts those that are held.
  */
@@ -15,6 +19,8 @@ import type { Events, WorkerState } from "../telemetry/events.ts";
 import { Circuit, type HealthLimits } from "./health.ts";
 
 const RATIO_WEIGHT = 0.2;
+/** What took longer than so many times what was expected was an accident, and counts as that much. */
+const ACCIDENT = 2;
 const SLOW = 1.5;
 const USAGE_WINDOW_MS = 10_000;
 const USAGE_STEP_MS = 500;
@@ -39,6 +45,7 @@ export class Slot {
   /** Called when a slot that is leaving has become free. */
   onIdle: (() => void) | undefined;
   ratio = 1;
+  usualRatio = 1;
   batches = 0;
   tasks = 0;
   calls = 0;
@@ -160,12 +167,12 @@ export class Workers {
   }
 
   /** Beside those that are well: one that is gone was perhaps the fastest, and the rest must not be judged by it. */
-  slow(slot: Slot, now: number): boolean {
-    let best = slot.ratio;
+  slow(slot: Slot, now: number, by: "ratio" | "usualRatio" = "usualRatio"): boolean {
+    let best = slot[by];
     for (const other of this.slots) {
-      if (other.ratio < best && other.healthy(now) && !other.circuit.probing) best = other.ratio;
+      if (other[by] < best && other.healthy(now) && !other.circuit.probing) best = other[by];
     }
-    return slot.ratio > SLOW * best;
+    return slot[by] > SLOW * best;
   }
 
   /** When each worker that is busy or asked for a pause will be free, earliest first. */
@@ -190,12 +197,15 @@ export class Workers {
     return next;
   }
 
-  /** Tasks per millisecond when every healthy worker runs full batches. */
+  /**
+   * Tasks per millisecond when every worker runs full batches. One that is silent counts as well: most often it
+   * is only late, and will be back.
+   */
   capacityPerMs(maxBatchSize: number, now: number): number {
     const fullMs = this.service.msFor(maxBatchSize);
     let capacity = 0;
     for (const slot of this.slots) {
-      if (slot.healthy(now)) capacity += maxBatchSize / (fullMs * slot.ratio);
+      if (slot.healthy(now) || slot.suspect) capacity += maxBatchSize / (fullMs * slot.usualRatio);
     }
     return capacity;
   }
@@ -219,8 +229,10 @@ export class Workers {
       const ratio = ms / this.service.msFor(size);
       this.surprise.learn(ratio / slot.ratio);
       slot.ratio += RATIO_WEIGHT * (ratio - slot.ratio);
+      const usual = Math.min(ratio, ACCIDENT * slot.usualRatio);
+      slot.usualRatio += RATIO_WEIGHT * (usual - slot.usualRatio);
     }
-    if (!this.slow(slot, now)) this.service.learn(size, ms);
+    if (!this.slow(slot, now, "ratio")) this.service.learn(size, ms);
   }
 
   /** It answered, whatever it said. */

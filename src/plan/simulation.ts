@@ -4,6 +4,7 @@
  */
 import { type SimulatedOptions, SimulatedBackend } from "../backend/simulated.ts";
 import type { Worker } from "../backend/backend.ts";
+import type { Clock } from "../clock.ts";
 import { Gate, type GateRefusal, type GateRules } from "../admission/gate.ts";
 import { Random } from "../core/random.ts";
 import type { Task } from "../core/task.ts";
@@ -25,6 +26,8 @@ export interface SimulationOptions {
   readonly engine?: Partial<EngineLimits>;
   /** Puts something between the dispatcher and the workers, such as a check. */
   readonly wrap?: (worker: Worker) => Worker;
+  /** The clock that the dispatcher looks at, such as one whose alarms ring late; left out: the virtual one. */
+  readonly dispatcherClock?: (clock: Clock) => Clock;
 }
 
 const LET_ALL_IN = {
@@ -71,7 +74,7 @@ export class Simulation {
     const workers = this.backend.workers.map((worker) => options.wrap?.(worker) ?? worker);
     this.dispatcher = new Dispatcher(rules, workers, {
       engine: this.engine,
-      clock: this.clock,
+      clock: options.dispatcherClock?.(this.clock) ?? this.clock,
       events: this.events,
       random: () => this.random.next(),
       newBatchId: () => `batch-${++this.#batches}`,

@@ -172,12 +172,25 @@ test("workers that say for ever that they are full still run full batches", asyn
   assert.equal(Math.max(...waits), 1000, "nobody knows when, so nobody is sent away for long");
 });
 
+test("one batch that takes five times as long makes nobody slow; several in a row do", async () => {
+  const simulation = simulate({ backend: { workers: 3, baseMs: 100 } });
+  await settle(simulation);
+  const { workers } = simulation.dispatcher;
+  const [slot] = workers.slots;
+  const now = simulation.clock.now();
+  workers.answered(slot!, 1, 500, now);
+  assert.ok(!workers.slow(slot!, now), `${slot!.usualRatio} of the usual time`);
+  assert.ok(slot!.ratio > 1.5, "admission goes by what happened");
+  for (let batch = 0; batch < 3; batch++) workers.answered(slot!, 1, 500, now);
+  assert.ok(workers.slow(slot!, now), `${slot!.usualRatio} of the usual time`);
+});
+
 test("the fastest worker is gone: the others are not slow for that", async () => {
   const simulation = simulate({ backend: { workers: 3, baseMs: 100 } });
   await settle(simulation);
   const { workers } = simulation.dispatcher;
   const [fast, ...others] = workers.slots;
-  fast!.ratio = 0.4;
+  fast!.ratio = fast!.usualRatio = 0.4;
   const now = simulation.clock.now();
   assert.ok(others.every((slot) => workers.slow(slot, now)));
   simulation.backend.kill(fast!.name);
