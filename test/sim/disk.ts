@@ -20,10 +20,10 @@ export class Disk {
     return [...this.#records.values()];
   }
 
-  /** Whether the end of this task is on it. */
-  final(id: string): boolean {
+  /** Whether this task is on it without its end. */
+  undecided(id: string): boolean {
     const saved = this.#records.get(id);
-    return saved !== undefined && saved.state.includes('"outcome"');
+    return saved !== undefined && !saved.state.includes('"outcome"');
   }
 
   /** For one start of a process. Changes are written in groups: what is said meanwhile goes with the next. */

@@ -35,8 +35,8 @@ export class Ledger {
   readonly forgotten = new Set<string>();
   /** Whose owner was told that it was cancelled. */
   readonly #cancelled = new Set<string>();
-  /** Tasks that may have been settled before a crash and not on disk: they start anew. */
   #idleSince: number | undefined;
+  #mostRunning = 0;
   readonly #busy = new Set<string>();
   #overdue = false;
   #failure: Error | undefined;
@@ -112,8 +112,10 @@ export class Ledger {
   }
 
   bounded({ queued, running }: EngineStats): void {
-    const most = this.#plan.maxQueued + this.accepted.size - this.#ended.size;
-    this.check(queued <= this.#plan.maxQueued + running + most, `${queued} queued`);
+    // What runs may come back at any time; nothing else gets past a full queue.
+    this.#mostRunning = Math.max(this.#mostRunning, running);
+    const most = this.#plan.maxQueued + this.#mostRunning;
+    this.check(queued + running <= most, `${queued} queued and ${running} running, of ${most}`);
   }
 
   /** The verbs of an embedded engine, noted as those of the store are. */
@@ -141,9 +143,9 @@ export class Ledger {
   }
 
   /** The one process crashed; what was decided and is not on disk will be decided anew. */
-  crashed(onDisk: (id: string) => boolean): void {
+  crashed(undecided: (id: string) => boolean): void {
     for (const id of this.#ended.keys()) {
-      if (onDisk(id)) continue;
+      if (!undecided(id)) continue;
       this.#ended.delete(id);
       this.anew.add(id);
     }

@@ -299,9 +299,11 @@ export class Link implements Engine, Listener {
 
   async cancel(id: string, tenant: string, abandoned = false): Promise<CancelReply> {
     try {
-      const reply = await this.#act("cancel", (engine) => engine.cancel(id, tenant, abandoned));
-      this.#ledger.cancelled(id, reply, abandoned);
-      return reply;
+      return await this.#act("cancel", async (engine) => {
+        const reply = await engine.cancel(id, tenant, abandoned);
+        this.#ledger.cancelled(id, reply, abandoned);
+        return reply;
+      });
     } catch (error) {
       if (abandoned) return "kept";
       throw overloaded(error, "it is not certain whether the task was cancelled; ask again", NOTHING);

@@ -23,6 +23,8 @@ export class MemoryRegistry {
   readonly #members = new Map<string, Known>();
   readonly #leases = new Map<string, Taken>();
   #graceUntil = -Infinity;
+  /** A beat lies so far ahead that the clock was set back. */
+  #setBack = false;
 
   /** `now` is the store's clock, which somebody may set. */
   constructor(aliveMs: number, now: () => number) {
@@ -40,7 +42,7 @@ export class MemoryRegistry {
     if ((this.#members.get(me)?.number ?? 0) >= number) throw new Error("OVERTAKEN");
     const youngest = this.#bury(now);
     const forgotten = held.length > 0 && !this.#members.has(me);
-    const silent = youngest >= this.#aliveMs / 2 && this.#leases.size > 0;
+    const silent = (youngest >= this.#aliveMs / 2 || this.#setBack) && this.#leases.size > 0;
     const left = this.#graceUntil - now;
     let grace = left > 0 && left <= this.#aliveMs;
     if (!grace && (silent || forgotten)) {
@@ -81,8 +83,10 @@ export class MemoryRegistry {
   /** The dead go; returns the age of the youngest beat. */
   #bury(now: number): number {
     let youngest = this.#aliveMs;
+    this.#setBack = false;
     for (const [id, { at }] of this.#members) {
       const age = now - at;
+      if (age <= -this.#aliveMs) this.#setBack = true;
       if (Math.abs(age) >= this.#aliveMs) this.#members.delete(id);
       else youngest = Math.min(youngest, age);
     }

@@ -138,7 +138,7 @@ class World {
     process.host.crash();
     this.#places[at] = undefined;
     const { disk } = this.#around;
-    if (disk !== undefined) this.ledger.crashed((id) => disk.final(id));
+    if (disk !== undefined) this.ledger.crashed((id) => disk.undecided(id));
     this.#time.at(this.#time.now() + forMs, () => this.#start(at));
   }
 
@@ -146,7 +146,7 @@ class World {
     const over = (): void => {
       if (!process.host.alive) return;
       const { disk } = this.#around;
-      if (disk !== undefined) this.ledger.crashed((id) => disk.final(id));
+      if (disk !== undefined) this.ledger.crashed((id) => disk.undecided(id));
       process.host.crash();
       this.#places[at] = undefined;
       this.#start(at);
