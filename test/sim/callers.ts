@@ -42,6 +42,8 @@ export class Callers {
   readonly #told = new Map<string, string>();
   /** The task that succeeded, by key. */
   readonly #byKey = new Map<string, string>();
+  /** Of these nobody knows whether they were deleted: the answer did not come. */
+  readonly #deleting = new Set<string>();
   /** Accepted ids, with whose they are and what they must become. */
   readonly ids = new Map<string, Wish>();
 
@@ -201,17 +203,19 @@ export class Callers {
   }
 
   #gone(id: string): boolean {
-    return this.#ledger.forgotten.has(id) || this.#ledger.anew.has(id);
+    return this.#ledger.forgotten.has(id) || this.#ledger.anew.has(id) || this.#deleting.has(id);
   }
 
   #cancel(wish: Wish, id: string): void {
     const gateway = this.#gateway();
     if (gateway === undefined) return this.#poll(wish, id, POLLS);
     const asked = { method: "DELETE", headers: { authorization: wish.who } };
+    this.#deleting.add(id);
     this.#say(gateway, "/v1/result/{id}", id, asked, (answer) => {
       this.#ledger.count(`cancel answered ${answer?.status ?? "nothing"}`);
       if (answer?.status === 200) this.#ended(wish, id, answer.body);
       if (answer?.status === 204) return this.#over();
+      if (answer !== undefined && answer.status !== 503) this.#deleting.delete(id);
       this.#poll(wish, id, POLLS);
     });
   }
