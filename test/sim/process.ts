@@ -46,6 +46,8 @@ type Route = (exchange: Exchange, id: string) => unknown;
 export class Process {
   readonly host: Host;
   readonly role: Role;
+  /** It has started. */
+  ready = false;
   readonly #around: Surroundings;
   readonly #events = new Events();
   readonly engine: Engine;
@@ -78,7 +80,7 @@ export class Process {
     if (this.engine instanceof Link) await this.engine.open();
     if (this.role !== "gateway") this.#dispatch();
     if (store !== undefined) await this.#join(store);
-    if (this.role === "batcher") return;
+    if (this.role === "batcher") return void (this.ready = true);
     const gate = new Gate(
       {
         mode: plan.admission,
@@ -97,6 +99,7 @@ export class Process {
       this.#membership.doors = (now) => [{ name: MODEL, admittedPerMs: gate.admittedPerMs(now) }];
     }
     this.#openDoors(gate);
+    this.ready = true;
   }
 
   /** A deploy: nothing new is taken, what runs is given up, what is held is given back. */

@@ -170,7 +170,7 @@ class World {
   }
 
   #done(): boolean {
-    if (this.#callers.open > 0 || this.#places.includes(undefined)) return false;
+    if (this.#callers.open > 0 || this.#places.some((process) => process?.ready !== true)) return false;
     const { queued, running } = this.#stats();
     return queued === 0 && running === 0;
   }
