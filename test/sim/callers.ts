@@ -59,7 +59,8 @@ export class Callers {
   arrive(at: number): void {
     const dice = this.#dice;
     const roll = dice.share();
-    const kind = roll < this.#plan.poison ? "poison" : roll < this.#plan.poison + this.#plan.killer ? "killer" : "plain";
+    const kind =
+      roll < this.#plan.poison ? "poison" : roll < this.#plan.poison + this.#plan.killer ? "killer" : "plain";
     const key = dice.chance(0.15) ? `key-${dice.upTo(5)}` : undefined;
     const shared = dice.chance(0.25);
     // A key stands for one body, most of the time.
@@ -153,16 +154,26 @@ export class Callers {
     });
     host.onDeath.add(died);
     host.deliver(0.2, () => {
-      void gateway.serve(route, asked.method, talk, id).catch((error: unknown) => this.#ledger.fail(error as Error));
+      void gateway
+        .serve(route, asked.method, talk, id)
+        .catch((error: unknown) => this.#ledger.fail(error as Error));
     });
     return talk;
   }
 
   #answered(wish: Wish, { status, body }: Answer): void {
-    const said = JSON.parse(body) as { task_id?: string; status?: string; error?: string; request_id?: string };
+    const said = JSON.parse(body) as {
+      task_id?: string;
+      status?: string;
+      error?: string;
+      request_id?: string;
+    };
     this.#ledger.count(`answer ${status} ${said.error ?? ""}`);
     const id = said.task_id ?? said.request_id ?? "";
-    this.#ledger.say(wish.name, `${status} ${said.error ?? said.status ?? ""} ${id && this.#ledger.name(id)}`);
+    this.#ledger.say(
+      wish.name,
+      `${status} ${said.error ?? said.status ?? ""} ${id && this.#ledger.name(id)}`,
+    );
     if (status === 202) {
       this.ids.set(id, wish);
       if (wish.habit === "cancel") {
@@ -188,7 +199,10 @@ export class Callers {
     }
     const before = this.#told.get(id);
     if (ledger.anew.has(id)) return;
-    ledger.check(before === undefined || before === what, `${ledger.name(id)} was ${before}, and then ${what}`);
+    ledger.check(
+      before === undefined || before === what,
+      `${ledger.name(id)} was ${before}, and then ${what}`,
+    );
     this.#told.set(id, what);
   }
 
@@ -197,7 +211,10 @@ export class Callers {
     const key = `${wish.key} ${wish.who.split(" ")[0]}`;
     const before = this.#byKey.get(key);
     const same = before === undefined || before === id || this.#gone(before);
-    this.#ledger.check(same, `${key} ran as ${this.#ledger.name(before ?? "")} and as ${this.#ledger.name(id)}`);
+    this.#ledger.check(
+      same,
+      `${key} ran as ${this.#ledger.name(before ?? "")} and as ${this.#ledger.name(id)}`,
+    );
     if (before === id) this.#ledger.count("key came again, answered once");
     this.#byKey.set(key, id);
   }

@@ -68,6 +68,9 @@ export class Talk {
   }
 
   fail(refusal: Refusal, id = ""): void {
-    this.send(refusal.status, JSON.stringify({ error: refusal.code, message: refusal.message, request_id: id }));
+    this.send(
+      refusal.status,
+      JSON.stringify({ error: refusal.code, message: refusal.message, request_id: id }),
+    );
   }
 }

@@ -1,6 +1,12 @@
 /** Outcomes as `RedisNews` reads them, on the store's clock. */
 import type { RecordView } from "../../src/engine/engine.ts";
-import { metaFrame, outcomeFrame, RedisClock, resultValue, wholeBatchFrame } from "../../src/engine/redis-frames.ts";
+import {
+  metaFrame,
+  outcomeFrame,
+  RedisClock,
+  resultValue,
+  wholeBatchFrame,
+} from "../../src/engine/redis-frames.ts";
 
 const store = new RedisClock();
 

@@ -84,7 +84,8 @@ export class Ledger {
 
   put(task: Task, reply: PutReply): void {
     this.count(`put: ${reply.kind}`);
-    if (reply.kind === "queued") this.accepted.set(task.id, { input: task.input, parameters: task.parameters });
+    if (reply.kind === "queued")
+      this.accepted.set(task.id, { input: task.input, parameters: task.parameters });
     const said = "id" in reply ? `${reply.kind} ${this.name(reply.id)}` : reply.kind;
     this.say("store", `put ${this.name(task.id)} ${task.input}: ${said}`);
   }
@@ -148,6 +149,7 @@ export class Ledger {
       if (!undecided(id)) continue;
       this.#ended.delete(id);
       this.anew.add(id);
+      this.count("first end lost in a crash");
     }
   }
 
@@ -237,7 +239,10 @@ export class Ledger {
       } else if (outcome.code === "INPUT_REJECTED" && gpu.short + gpu.long === 0) {
         this.check(input.includes("poison"), `${this.name(id)} is innocent, and was rejected`);
       } else {
-        this.check(!calm || outcome.code !== "INFERENCE_FAILED", `${this.name(id)} failed though all was well`);
+        this.check(
+          !calm || outcome.code !== "INFERENCE_FAILED",
+          `${this.name(id)} failed though all was well`,
+        );
       }
     }
     this.check(stats.queued === 0 && stats.running === 0, `${stats.queued} queued, ${stats.running} running`);

@@ -222,7 +222,13 @@ function drawGpu(dice: Dice): GpuFaults {
 
 function drawMishaps(
   dice: Dice,
-  { fleet, journal, roles, workers, overMs }: Pick<Plan, "fleet" | "journal" | "roles" | "workers" | "overMs">,
+  {
+    fleet,
+    journal,
+    roles,
+    workers,
+    overMs,
+  }: Pick<Plan, "fleet" | "journal" | "roles" | "workers" | "overMs">,
 ): Mishap[] {
   const mishaps: Mishap[] = [];
   const when = (): number => dice.share() * overMs;

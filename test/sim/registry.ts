@@ -55,7 +55,8 @@ export class MemoryRegistry {
       if (!grace && !this.#members.has(by)) this.#leases.delete(lease);
     }
     if (forgotten) {
-      for (const lease of held) if (!this.#leases.has(lease)) this.#leases.set(lease, { by: me, beat: number });
+      for (const lease of held)
+        if (!this.#leases.has(lease)) this.#leases.set(lease, { by: me, beat: number });
     }
     const counts = this.#counts();
     const unheld = grace ? [] : this.#share(me, number, counts);

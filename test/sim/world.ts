@@ -194,7 +194,11 @@ class World {
 export async function play(seed: number, trace?: string[]): Promise<Run> {
   const plan = draw(seed);
   const world = new World(plan, trace);
-  await world.run().catch((error: unknown) => world.ledger.fail(error as Error));
+  const failed = (error: unknown): void => world.ledger.fail(error as Error);
+  // What a part of Ferry throws into the void is a failure of this seed.
+  process.on("unhandledRejection", failed);
+  await world.run().catch(failed);
+  process.off("unhandledRejection", failed);
   const { counts, accepted, failure } = world.ledger;
   return { seed, tasks: accepted.size, counts, failure };
 }
