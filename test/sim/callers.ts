@@ -116,7 +116,7 @@ export class Callers {
     };
     const talk = this.#say(gateway, "/v1/inference", "", asked, (answer) => {
       if (answer === undefined) return this.#again(wish, "connection lost");
-      this.#answered(wish, answer);
+      this.#answered(wish, answer, gateway);
     });
     if (habit !== "leave") return;
     this.#time.at(this.#time.now() + this.#dice.share() * this.#plan.totalMs * 0.5, () => {
@@ -161,7 +161,7 @@ export class Callers {
     return talk;
   }
 
-  #answered(wish: Wish, { status, body }: Answer): void {
+  #answered(wish: Wish, { status, body }: Answer, gateway: Process): void {
     const said = JSON.parse(body) as {
       task_id?: string;
       status?: string;
@@ -182,6 +182,7 @@ export class Callers {
       return;
     }
     if (status === 200) this.#ended(wish, id, body);
+    if (status === 504 && body.includes("total timeout")) this.#ledger.gaveUp(id, gateway.host);
     if (status === 500) this.#ledger.check(false, `500 to ${wish.name}: ${body}`);
     if (status === 503 || status === 429 || status === 504) return this.#again(wish, `answer ${status}`);
     this.#over();

@@ -19,6 +19,8 @@ import { ALIVE_MS, type Plan } from "./plan.ts";
 
 /** Rounding, and the time between a worker's answer and its next batch. */
 const AT_ONCE_MS = 2;
+/** Two sweeps, where every note was lost. */
+const HEARD_WITHIN_MS = 2100;
 
 export class Ledger {
   readonly #plan: Plan;
@@ -31,6 +33,7 @@ export class Ledger {
   /** What the engine took in. */
   readonly accepted = new Map<string, Pick<Task, "input" | "parameters">>();
   readonly #ended = new Map<string, Outcome>();
+  readonly #endedAt = new Map<string, number>();
   /** Deleted by their owners. */
   readonly forgotten = new Set<string>();
   /** Whose owner was told that it was cancelled. */
@@ -94,9 +97,22 @@ export class Ledger {
     const { id } = task;
     this.check(!this.#ended.has(id), `${this.name(id)} was settled twice`);
     this.#ended.set(id, outcome!);
+    this.#endedAt.set(id, this.#time.now());
     const said = outcome!.ok ? "done" : outcome!.code;
     this.count(`task ended: ${said}`);
     this.say("store", `${this.name(id)} ${said}`);
+  }
+
+  /** A held caller was told that its time is over: then its task did not end long before. */
+  gaveUp(id: string, gateway: Host): void {
+    const { net, mishaps } = this.#plan;
+    const noise = net.lost + net.replyLost + net.late > 0 || gateway.pausedMs > 0;
+    if (noise || mishaps.some(({ kind }) => kind === "store-away" || kind === "clock-step")) return;
+    const ago = this.#time.now() - (this.#endedAt.get(id) ?? Infinity);
+    this.check(
+      ago <= HEARD_WITHIN_MS,
+      `${this.name(id)} ended ${ago.toFixed(0)} ms ago, and its caller got 504`,
+    );
   }
 
   verdicts(verdicts: readonly Verdict[], replies: readonly SettleReply[]): void {
@@ -117,6 +133,30 @@ export class Ledger {
     this.#mostRunning = Math.max(this.#mostRunning, running);
     const most = this.#plan.maxQueued + this.#mostRunning;
     this.check(queued + running <= most, `${queued} queued and ${running} running, of ${most}`);
+  }
+
+  /** Bad news counts only from the lease that holds the task. */
+  fencing(engine: MemoryEngine): MemoryEngine {
+    const verbs: Engine = engine;
+    const claim = engine.claim.bind(engine);
+    const settle = engine.settle.bind(engine);
+    const holds = new Map<string, string>();
+    verbs.claim = async (request) => {
+      const lease = await claim(request);
+      for (const { task } of lease.tasks) holds.set(task.id, lease.token);
+      return lease;
+    };
+    verbs.settle = async (lease, verdicts) => {
+      // Before: a task that goes back may be claimed again within the same act.
+      const held = verdicts.map(({ id }) => holds.get(id) === lease.token);
+      const replies = await settle(lease, verdicts);
+      verdicts.forEach(({ id, kind }, at) => {
+        if (kind === "done" || replies[at] !== "taken") return;
+        this.check(held[at]!, `${this.name(id)}: ${kind} from a lease that had lost it`);
+      });
+      return replies;
+    };
+    return engine;
   }
 
   /** The verbs of an embedded engine, noted as those of the store are. */

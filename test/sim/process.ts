@@ -134,7 +134,7 @@ export class Process {
       },
       queued: () => ledger.bounded(engine.stats()),
     });
-    return ledger.watching(engine);
+    return ledger.watching(ledger.fencing(engine));
   }
 
   #dispatch(): void {

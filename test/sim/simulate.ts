@@ -27,7 +27,7 @@ seed that nothing was lost, crossed, settled twice or answered too late. CONTRIB
 Exit code: 0 all well, 1 a seed failed, 2 called wrongly.
 `;
 const HAND = 10;
-const ENOUGH_FAILURES = 10;
+const ENOUGH_FAILURES = 3;
 const TAIL_LINES = 60;
 const TELL_EVERY_MS = 1000;
 const TELL_A_FILE_EVERY_MS = 10_000;

@@ -71,7 +71,7 @@ export class Store {
       wall: () => this.#toldNow,
       at: () => ({ cancel: () => {} }),
     };
-    this.engine = new MemoryEngine(limits, clock, this.events);
+    this.engine = ledger.fencing(new MemoryEngine(limits, clock, this.events));
     this.registry = new MemoryRegistry(ALIVE_MS, () => this.now());
     this.engine.watch({
       settled: (record) => void this.#ended.push(record),
