@@ -154,7 +154,7 @@ export class Gpu {
     if (this.#holder === undefined) return;
     const holder = this.#holder(this.lease);
     const who = `${host.name} started a batch on ${this.name}, which ${holder ?? "nobody"} holds`;
-    if (holder !== host.name) this.#ledger.trespassed(who);
+    if (holder !== host.name) this.#ledger.trespassed(who, holder === undefined);
     if (this.#running.size > 0) this.#ledger.count("worker shared with one who lost it");
   }
 

@@ -101,6 +101,16 @@ export class Ledger {
     const said = outcome!.ok ? "done" : outcome!.code;
     this.count(`task ended: ${said}`);
     this.say("store", `${this.name(id)} ${said}`);
+    this.#neglected(id, outcome!);
+  }
+
+  /** Where nothing is wrong no task's time runs out while a worker idles. */
+  #neglected(id: string, outcome: Outcome): void {
+    const { calm, fleet, rules } = this.#plan;
+    if (!calm || fleet || outcome.ok || outcome.code !== "DEADLINE_EXCEEDED") return;
+    const idleMs = this.#time.now() - (this.#idleSince ?? Infinity);
+    const tooLong = idleMs > rules.limits.maxWaitMs + AT_ONCE_MS;
+    this.check(!tooLong, `${this.name(id)} ran out of time while a worker idled for ${idleMs.toFixed(0)} ms`);
   }
 
   /** A held caller was told that its time is over: then its task did not end long before. */
@@ -205,10 +215,12 @@ export class Ledger {
   }
 
   /** A batch started on a worker that another process may use now. */
-  trespassed(what: string): void {
-    // A clock that is set on by less than half of aliveMs is not covered, as src/fleet/registry.ts says.
+  trespassed(what: string, byNobody: boolean): void {
+    // A clock that is set on by less than half of aliveMs is not covered, as src/fleet/registry.ts says; and while any
+    // step shows, beats look old or ahead of their time, but nothing changes hands.
     const step = this.#plan.mishaps.find(({ kind }) => kind === "clock-step")?.forMs ?? 0;
-    if (step > 0 && step < ALIVE_MS / 2) this.count("worker taken by a small step of the clock");
+    const shows = step !== 0 && (byNobody || (step > 0 && step < ALIVE_MS / 2));
+    if (shows) this.count("batch started while a step of the clock shows");
     else this.check(false, what);
   }
 

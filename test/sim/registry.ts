@@ -32,8 +32,11 @@ export class MemoryRegistry {
     this.#now = now;
   }
 
+  /** Who may start a batch there now; nobody while its holder has not been heard of for aliveMs. */
   holder(lease: string): string | undefined {
-    return this.#leases.get(lease)?.by;
+    const by = this.#leases.get(lease)?.by;
+    const beat = by === undefined ? undefined : this.#members.get(by);
+    return beat !== undefined && this.#now() - beat.at < this.#aliveMs ? by : undefined;
   }
 
   beat(number: number, { member, listed, held, releasing }: Beat): BeatReply {
