@@ -28,8 +28,10 @@ export function describePlan(seed: number): string {
   ].join("\n");
 }
 
-function tell({ kind, at, who, forMs }: Mishap): string {
+function tell(mishap: Mishap): string {
+  const { kind, at, who, forMs } = mishap;
+  const aim = "aim" in mishap ? ` with the next ${mishap.aim}` : "";
   const whom =
     kind === "kill" ? ` gpu-${who + 1}` : kind === "clock-step" || kind === "store-away" ? "" : ` ${who + 1}`;
-  return `${kind}${whom} at ${at.toFixed(0)} (${forMs} ms)`;
+  return `${kind}${whom} at ${at.toFixed(0)}${aim} (${forMs} ms)`;
 }

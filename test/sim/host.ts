@@ -33,6 +33,7 @@ export class Host implements Clock {
   /** In all. */
   pausedMs = 0;
   #pausedAt = 0;
+  #trap: { readonly call: string; readonly until: number; readonly spring: () => void } | undefined;
   /** Called once, when it dies. */
   readonly onDeath = new Set<() => void>();
 
@@ -60,6 +61,19 @@ export class Host implements Clock {
   deliver(afterMs: number, take: () => void): void {
     const held = new Held(take);
     this.#time.at(this.#time.now() + afterMs, () => this.#ring(held));
+  }
+
+  /** Runs `spring` when it has made this call, if that is within `forMs`. */
+  setTrap(call: string, forMs: number, spring: () => void): void {
+    this.#trap = { call, until: this.#time.now() + forMs, spring };
+  }
+
+  /** It has made a call, and waits for the reply. */
+  called(call: string): void {
+    const trap = this.#trap;
+    if (trap?.call !== call || this.#time.now() > trap.until) return;
+    this.#trap = undefined;
+    this.#time.at(this.#time.now(), trap.spring);
   }
 
   get paused(): boolean {

@@ -14,6 +14,8 @@ export const MODEL = "m";
 export const BEAT_MS = 500;
 export const ALIVE_MS = 2000;
 export const TIERS = 3;
+/** So long an aimed mishap waits for its moment. */
+export const AIM_MS = 500;
 
 /** What happens to a message of one process to the store, or from it; each a share of all. */
 export interface NetFaults {
@@ -38,9 +40,18 @@ export interface GpuFaults {
   readonly slowFactor: number;
 }
 
+/** A mishap that waits for this call of its process to the store, and strikes before the reply. */
+const AIMS = ["claim", "claim", "settle", "put", "extend", "beat"] as const;
+
 export type Mishap =
-  | { readonly kind: "crash" | "deploy"; readonly at: number; readonly who: number; readonly forMs: number }
-  | { readonly kind: "pause"; readonly at: number; readonly who: number; readonly forMs: number }
+  | {
+      readonly kind: "crash" | "deploy" | "pause";
+      readonly at: number;
+      readonly who: number;
+      readonly forMs: number;
+      /** Not at once, but with the next such call. */
+      readonly aim?: (typeof AIMS)[number];
+    }
   | { readonly kind: "kill"; readonly at: number; readonly who: number; readonly forMs: number }
   | { readonly kind: "store-away"; readonly at: number; readonly who: 0; readonly forMs: number }
   /** Somebody sets the clock of the store (or of the one machine) by `forMs`, which may be less than zero. */
@@ -233,16 +244,19 @@ function drawMishaps(
   const mishaps: Mishap[] = [];
   const when = (): number => dice.share() * overMs;
   const process = (): number => dice.upTo(roles.length);
+  const aim = (): { aim?: (typeof AIMS)[number] } =>
+    fleet && dice.chance(0.5) ? { aim: dice.pick(AIMS) } : {};
   const often = (share: number, most: number): number => (dice.chance(share) ? dice.between(1, most) : 0);
   if (fleet || journal) {
     for (let left = often(0.4, 3); left > 0; left--) {
       const kind = dice.chance(0.7) ? "crash" : "deploy";
-      mishaps.push({ kind, at: when(), who: process(), forMs: dice.between(1, 3000) });
+      mishaps.push({ kind, at: when(), who: process(), forMs: dice.between(1, 3000), ...aim() });
     }
   }
   for (let left = often(0.35, 3); left > 0; left--) {
     // Around the time after which a process is taken for dead: that is where it hurts.
-    mishaps.push({ kind: "pause", at: when(), who: process(), forMs: dice.between(50, 2 * ALIVE_MS) });
+    const forMs = dice.between(50, 2 * ALIVE_MS);
+    mishaps.push({ kind: "pause", at: when(), who: process(), forMs, ...aim() });
   }
   for (let left = often(0.35, 4); left > 0; left--) {
     mishaps.push({ kind: "kill", at: when(), who: dice.upTo(workers), forMs: dice.between(1, 1500) });

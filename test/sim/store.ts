@@ -211,6 +211,7 @@ export class Wire {
     const patience = this.#host.at(this.#host.now() + COMMAND_TIMEOUT_MS, () =>
       reject(new StoreAway("no answer in time", true)),
     );
+    this.#host.called(name);
     if (fate === "lost") return promise;
     let outAt = this.#time.now() + store.latency();
     if (fate === "late") outAt += COMMAND_TIMEOUT_MS * 1.2;

@@ -9,7 +9,7 @@ import { Disk } from "./disk.ts";
 import { Gpu } from "./gpu.ts";
 import { Host } from "./host.ts";
 import { Ledger } from "./ledger.ts";
-import { ALIVE_MS, Dice, draw, type Mishap, type Plan } from "./plan.ts";
+import { AIM_MS, ALIVE_MS, Dice, draw, type Mishap, type Plan } from "./plan.ts";
 import { limitsOf, Process, type Surroundings } from "./process.ts";
 import { Store } from "./store.ts";
 
@@ -76,7 +76,7 @@ class World {
     }
     this.#peaceAt = startAt + plan.overMs;
     for (const mishap of plan.mishaps) {
-      this.#peaceAt = Math.max(this.#peaceAt, startAt + mishap.at + Math.abs(mishap.forMs) + 1);
+      this.#peaceAt = Math.max(this.#peaceAt, startAt + mishap.at + AIM_MS + Math.abs(mishap.forMs) + 1);
       time.at(startAt + mishap.at, () => this.#befall(mishap));
     }
     await time.run(this.#peaceAt);
@@ -122,6 +122,17 @@ class World {
     }
     const process = this.#places[who];
     if (process === undefined || !process.host.alive || process.host.paused) return;
+    if (mishap.aim === undefined) return this.#strike(process, mishap);
+    process.host.setTrap(mishap.aim, AIM_MS, () => this.#strike(process, mishap));
+  }
+
+  #strike(
+    process: Process,
+    { kind, who, forMs, aim }: Mishap & { kind: "pause" | "crash" | "deploy" },
+  ): void {
+    const { ledger } = this;
+    if (!process.host.alive || process.host.paused || this.#places[who] !== process) return;
+    if (aim !== undefined) ledger.count(`fault aimed at: ${aim}`);
     ledger.count(`fault: ${process.role === "all" ? "process" : process.role} ${kind}`);
     ledger.say(process.host.name, `${kind}, ${forMs} ms`);
     if (kind === "pause") {
