@@ -25,19 +25,18 @@ import type {
 import { RedisClock } from "../../src/engine/redis-frames.ts";
 import { RedisLeases } from "../../src/engine/redis-leases.ts";
 import { RedisNews } from "../../src/engine/redis-news.ts";
-import { overloaded, type RedisParts } from "../../src/engine/redis-parts.ts";
+import { overloaded } from "../../src/engine/redis-parts.ts";
 import type { VirtualClock } from "../../src/plan/virtual-clock.ts";
 import { StoreAway } from "../../src/redis/nodes.ts";
 import type { Events } from "../../src/telemetry/events.ts";
-import { frameOfRecord, kept } from "./frames.ts";
 import type { Host } from "./host.ts";
 import type { Ledger } from "./ledger.ts";
 import { Mirror } from "./mirror.ts";
+import { frameOfRecord, newsParts } from "./news.ts";
 import { MODEL, type Plan } from "./plan.ts";
 import { type Done, type Listener, type Report, type Store, Wire } from "./store.ts";
 
 const LEASE_MS = 2000;
-const SWEEP_MS = 1000;
 const LOOK_EVERY_MS = 1000;
 const CLOCK_EVERY_MS = 10_000;
 const SETTLE_FOR_MS = 30_000;
@@ -57,7 +56,7 @@ export class Link implements Engine, Listener {
   readonly #leases: RedisLeases;
   readonly #mirror: Mirror;
   readonly #listeners = new Set<EngineListener>();
-  #noted: (shard: number, payload: Buffer) => void = () => {};
+  #noted: (payload: Buffer) => void = () => {};
   #nextReap = Infinity;
   #closed = false;
 
@@ -73,7 +72,9 @@ export class Link implements Engine, Listener {
       for (const listener of this.#listeners) listener.queued?.(MODEL, parameters, depth, count);
     };
     this.#leases = new RedisLeases(LEASE_MS, host, (lease, ids, until) => this.#extend(lease, ids, until));
-    this.#news = new RedisNews(this.#newsParts(events), (record) => {
+    const subscribe = (heard: (payload: Buffer) => void): void => void (this.#noted = heard);
+    const parts = newsParts(host, store, this.wire, this.#shared, events, subscribe);
+    this.#news = new RedisNews(parts, (record) => {
       for (const listener of this.#listeners) listener.settled?.(record);
     });
   }
@@ -88,61 +89,12 @@ export class Link implements Engine, Listener {
     this.#look();
   }
 
-  /** As far as `RedisNews` looks into the parts of the Redis engine. */
-  #newsParts(events: Events): RedisParts {
-    const command = (_: number, [verb, name, ...rest]: string[]): Promise<unknown> => {
-      if (verb === "SPUBLISH") {
-        this.#store.send(name!, rest[0] as unknown as Buffer);
-        return Promise.resolve(null);
-      }
-      const { engine } = this.#store;
-      if (verb === "HMGET") {
-        return this.wire.call("alive", async () =>
-          Promise.all(
-            rest.map(async (id) => {
-              const record = await engine.outcome(id);
-              return record !== undefined && record.outcome === undefined ? "alive" : null;
-            }),
-          ),
-        );
-      }
-      return this.wire.call("look up", async () =>
-        Promise.all(
-          [name!, ...rest].map(async (key) => {
-            const record = await engine.outcome(key.slice(2));
-            return record?.outcome === undefined ? null : kept(record);
-          }),
-        ),
-      );
-    };
-    return {
-      options: { sweepMs: SWEEP_MS },
-      clock: this.host,
-      name: this.name,
-      shared: this.#shared,
-      events,
-      keys: { bases: [""], notes: (_: number, name: string) => name },
-      nodes: {
-        command,
-        subscribe: (_: unknown, heard: (shard: number, payload: Buffer) => void) => {
-          this.#noted = heard;
-          return Promise.resolve(() => {});
-        },
-      },
-      shardOf: () => 0,
-      spread: (values: Iterable<string>, _: unknown, work: (ids: string[], shards: number[]) => unknown) => {
-        const ids = [...values];
-        return ids.length === 0 ? Promise.resolve() : work(ids, [0]);
-      },
-    } as unknown as RedisParts;
-  }
-
   rung(report: Report): void {
     this.#mirror.told(report);
   }
 
   noted(payload: Buffer): void {
-    this.#noted(0, payload);
+    this.#noted(payload);
   }
 
   get #offset(): number {
@@ -379,7 +331,7 @@ export class Link implements Engine, Listener {
   }
 
   get deadLetters(): Engine["deadLetters"] {
-    return this.#store.engine.deadLetters as unknown as Engine["deadLetters"];
+    return this.#store.engine.deadLetters;
   }
 
   /** What it still holds goes back at once. */

@@ -126,7 +126,7 @@ export class MemoryRegistry {
 
   #least(counts: ReadonlyMap<string, number>): string | undefined {
     let least: string | undefined;
-    for (const [id, count] of [...counts].sort()) {
+    for (const [id, count] of [...counts].sort(([one], [other]) => (one < other ? -1 : 1))) {
       const lists = (this.#members.get(id)?.leases.length ?? 0) > 0;
       if (lists && (least === undefined || count < counts.get(least)!)) least = id;
     }

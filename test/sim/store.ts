@@ -227,7 +227,7 @@ export class Wire {
         });
       doing.then(
         (value) => back(() => resolve(value)),
-        (error: unknown) => back(() => reject(error as Error)),
+        (error: unknown) => back(() => reject(error)),
       );
     });
     return promise;
