@@ -211,7 +211,7 @@ export class Callers {
   #keyed(wish: Wish, id: string): void {
     const key = `${wish.key} ${wish.who.split(" ")[0]}`;
     const before = this.#byKey.get(key);
-    const same = before === undefined || before === id || this.#gone(before);
+    const same = before === undefined || before === id || this.#gone(before) || this.#gone(id);
     this.#ledger.check(
       same,
       `${key} ran as ${this.#ledger.name(before ?? "")} and as ${this.#ledger.name(id)}`,

@@ -116,6 +116,8 @@ export class Ledger {
   /** A held caller was told that its time is over: then its task did not end long before. */
   gaveUp(id: string, gateway: Host): void {
     const { net, mishaps } = this.#plan;
+    // Of one that its owner has deleted nobody can look up the end.
+    if (this.forgotten.has(id) || this.#plan.evictAfterRead) return;
     const noise = net.lost + net.replyLost + net.late > 0 || gateway.pausedMs > 0;
     if (noise || mishaps.some(({ kind }) => kind === "store-away" || kind === "clock-step")) return;
     const ago = this.#time.now() - (this.#endedAt.get(id) ?? Infinity);
