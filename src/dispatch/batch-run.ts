@@ -116,6 +116,10 @@ export class BatchRun implements Member {
       const suspect = suspects.pop()!;
       const group = await this.#stillOurs(suspect.riders);
       if (group.length === 0) continue;
+      if (!this.#slot.held(this.#parts.clock.now())) {
+        await this.#yield([group, ...allRiders(suspects.splice(0))].flat(), riders.length);
+        break;
+      }
       if (this.#calls >= maxCalls) {
         await this.#putBack([group, ...allRiders(suspects.splice(0))].flat(), riders.length);
         break;
@@ -226,6 +230,14 @@ export class BatchRun implements Member {
   async #putBack(riders: Rider[], batchSize: number): Promise<void> {
     if (riders.length === 0) return;
     await this.#retry(riders, { message: "a batch-mate was refused" }, () => smallerBatch(batchSize));
+  }
+
+  /** The worker may be another process's by now, and takes no further call of ours: nobody's fault. */
+  async #yield(riders: Rider[], batchSize: number): Promise<void> {
+    const at = this.#parts.clock.now();
+    const message = `the lease of ${this.#slot.name} ran out`;
+    const maxBatchSize = smallerBatch(batchSize);
+    await this.#settle(riders, () => ({ kind: "retry", at, message, spared: true, maxBatchSize }));
   }
 
   async #settle(riders: readonly Rider[], judge: Judge): Promise<void> {

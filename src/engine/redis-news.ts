@@ -18,8 +18,9 @@ interface Awaited {
   until: number;
   /** Redis has said that it has the task; before that it need not know it. */
   accepted: boolean;
-  /** How often in a row it was found nowhere. */
+  /** How often in a row it was found nowhere, and when last. */
   missing: number;
+  missedAt: number;
   /** Its tenant has it in flight, until its end is heard here or nobody waits any longer. */
   held?: Holder;
 }
@@ -75,7 +76,13 @@ export class RedisNews {
       return false;
     }
     const since = this.#parts.clock.now();
-    this.#awaited.set(id, { since, until: until + PATIENCE_MS, accepted: false, missing: 0 });
+    this.#awaited.set(id, {
+      since,
+      until: until + PATIENCE_MS,
+      accepted: false,
+      missing: 0,
+      missedAt: -Infinity,
+    });
     return true;
   }
 
@@ -190,8 +197,15 @@ export class RedisNews {
   #looked(id: string, alive: boolean): void {
     const awaited = this.#awaited.get(id);
     if (awaited === undefined || !awaited.accepted) return;
-    awaited.missing = alive ? 0 : awaited.missing + 1;
-    if (awaited.missing !== LOST_AFTER_LOOKS) return;
+    if (alive) {
+      awaited.missing = 0;
+      return;
+    }
+    const now = this.#parts.clock.now();
+    // Looks that are on their way together, one for each gap, fall into the same moment.
+    if (now - awaited.missedAt < this.#sweepMs / 2) return;
+    awaited.missedAt = now;
+    if (++awaited.missing !== LOST_AFTER_LOOKS) return;
     const why = "accepted, but Redis knows neither the task nor its outcome";
     this.#parts.events.emit("task.lost", { id, model: "", why });
   }

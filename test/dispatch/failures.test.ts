@@ -56,6 +56,25 @@ describe("a worker that refuses a batch", () => {
     });
   }
 
+  test("no further call to a worker whose lease has run out meanwhile: the rest goes back, no attempt counted", async () => {
+    const { simulation, calls, ended } = stubbed((seen, call) => {
+      const [slot] = simulation.dispatcher.workers.slots;
+      // After the first half of the batch: another process may use it from here on.
+      if (call === 3) slot!.heldUntil = simulation.clock.now();
+      return seen.includes('"bad"') ? "rejected" : "answered";
+    });
+    const ids = await putTogether(simulation, sixtyFour.with(40, "bad"));
+    await simulation.run(1000);
+    assert.deepEqual(calls, [1, 64, 32]);
+    const open = await Promise.all(ids.slice(32).map((id) => simulation.engine.outcome(id)));
+    for (const record of open) assert.deepEqual([record?.state, record?.attempt], ["queued", 0]);
+    simulation.dispatcher.workers.slots[0]!.heldUntil = Infinity;
+    simulation.dispatcher.wake();
+    await simulation.run(3000);
+    const failed = ids.filter((id) => ended.get(id)?.outcome?.ok !== true);
+    assert.deepEqual(failed, [ids[40]]);
+  });
+
   test("many guilty inputs: the innocent are answered, the guilty refused, the worker is not held for ever", async () => {
     const inputs = sixtyFour.map((input, at) => (at % 5 === 0 ? `bad-${at}` : input));
     const { simulation, ended, calls } = stubbed(

@@ -164,6 +164,19 @@ test("random joins, deaths, naps and clock jumps: one holder each, all held, eve
   }
 });
 
+test("a clock set back by about aliveMs, so that some beats lie too far ahead and others do not", async () => {
+  for (let backMs = ALIVE_MS - 100; backMs <= ALIVE_MS + BEAT_MS + 100; backMs += 50) {
+    const world = new World();
+    world.join();
+    await world.pass(BEAT_MS / 2);
+    world.join();
+    await world.pass(4 * ALIVE_MS);
+    world.skewMs -= backMs;
+    await world.pass(3 * ALIVE_MS);
+    assertSettled(world);
+  }
+});
+
 describe("spreading", () => {
   test("counts differ by at most one as batchers come and go, and no more moves than needed", async () => {
     const world = new World();

@@ -31,9 +31,9 @@ if last and number <= tonumber(string.match(last, '^%d+')) then
   return redis.error_reply('OVERTAKEN a later beat of this member was heard before')
 end
 
--- Who lives. A beat from the future was written before the clock was set back: everybody's is then, and
--- nobody lives.
-local age, youngest = {}, alive
+-- Who lives. A beat from so far in the future was written before the clock was set back: who wrote it is not dead,
+-- though it is not known here until it beats again.
+local age, youngest, setBack = {}, alive, false
 local beats = redis.call('ZRANGE', BEATS, 0, -1, 'WITHSCORES')
 for i = 1, #beats, 2 do
   local id, ms = beats[i], now - tonumber(beats[i + 1])
@@ -41,6 +41,7 @@ for i = 1, #beats, 2 do
     redis.call('ZREM', BEATS, id)
     redis.call('HDEL', DOCS, id)
     redis.call('HDEL', LISTS, id)
+    setBack = setBack or ms < 0
   else
     age[id] = math.max(0, ms)
     youngest = math.min(youngest, ms)
@@ -49,7 +50,7 @@ end
 
 -- Grace: the registry, not the members, was away. Half of aliveMs, because the beats that come in together
 -- after a pause of about aliveMs would else find some members dead and others not.
-local silent = youngest >= alive / 2 and redis.call('EXISTS', LEASES) == 1
+local silent = (youngest >= alive / 2 or setBack) and redis.call('EXISTS', LEASES) == 1
 local forgotten = #claims > 0 and not age[me]
 local graceMs = tonumber(redis.call('GET', GRACE) or 0) - now
 local grace = graceMs > 0 and graceMs <= alive

@@ -1,0 +1,76 @@
+/** One request and its answer, as the native protocol sees an `Exchange`, without HTTP around it. */
+import type { Refusal } from "../../src/core/errors.ts";
+import type { Host } from "./host.ts";
+
+export interface Answer {
+  readonly status: number;
+  readonly body: string;
+}
+
+export class Talk {
+  readonly startedAt: number;
+  readonly request: { readonly method: string };
+  readonly query: string;
+  readonly #headers: Readonly<Record<string, string>>;
+  readonly #text: string;
+  readonly #answer: (answer: Answer) => void;
+  #gone: (() => void) | undefined;
+  answered = false;
+  // What the protocol notes of a request; nobody looks here.
+  id = "";
+  tier = "";
+  tenant = "";
+  model = "";
+  work = "own";
+  ending: unknown = undefined;
+  trace: undefined = undefined;
+
+  constructor(
+    host: Host,
+    asked: { method: string; headers: Readonly<Record<string, string>>; text?: string; query?: string },
+    answer: (answer: Answer) => void,
+  ) {
+    this.startedAt = host.now();
+    this.request = { method: asked.method };
+    this.query = asked.query ?? "";
+    this.#headers = asked.headers;
+    this.#text = asked.text ?? "";
+    this.#answer = answer;
+  }
+
+  header(name: string): string | undefined {
+    return this.#headers[name];
+  }
+
+  body(): Promise<string> {
+    return Promise.resolve(this.#text);
+  }
+
+  onGone(gone: () => void): void {
+    this.#gone = gone;
+  }
+
+  /** The caller hangs up. */
+  leave(): void {
+    if (this.answered) return;
+    this.answered = true;
+    this.#gone?.();
+  }
+
+  send(status: number, body: string): void {
+    if (this.answered) return;
+    this.answered = true;
+    this.#answer({ status, body });
+  }
+
+  sendNothing(status: number): void {
+    this.send(status, "{}");
+  }
+
+  fail(refusal: Refusal, id = ""): void {
+    this.send(
+      refusal.status,
+      JSON.stringify({ error: refusal.code, message: refusal.message, request_id: id }),
+    );
+  }
+}

@@ -1,0 +1,193 @@
+/**
+ * A worker as the batchers of a fleet share it: at the other end of a wire, one model, one batch at a time.
+ *
+ * It answers each input with what it was asked, parameters included, so that whoever gets it can tell whose it is. It
+ * also lies (too few outputs, or too many), is slow, hangs, fails, asks for patience, refuses poison, dies of a
+ * killer, and is killed. Outputs have no ids: a worker that mixes them up cannot be found out by anybody.
+ *
+ * At its door it checks what dispatch promises: a batch that is neither empty nor too large, each task once, one batch
+ * of a process at a time, and in a fleet only from the process that holds its lease.
+ */
+import assert from "node:assert/strict";
+import type { Batch, Reply, Worker } from "../../src/backend/backend.ts";
+import { failed, match, rejected } from "../../src/backend/match.ts";
+import { leaseNames } from "../../src/fleet/lease-names.ts";
+import type { VirtualClock } from "../../src/plan/virtual-clock.ts";
+import type { Host } from "./host.ts";
+import type { Ledger } from "./ledger.ts";
+import { type Dice, type GpuFaults, MODEL, type Plan } from "./plan.ts";
+
+const WIRE_MS = 0.3;
+const FASTEST = 0.3;
+const CALM: GpuFaults = { error: 0, hang: 0, short: 0, long: 0, busy: 0, slow: 0, slowFactor: 1 };
+
+/** What a worker says to these inputs. */
+export function answerTo(input: string, parameters: string): string {
+  return `{"echo":${input},"p":${parameters === "" ? "null" : parameters}}`;
+}
+
+interface Running {
+  readonly host: Host;
+  readonly batch: Batch;
+  end(reply: Reply): void;
+}
+
+export class Gpu {
+  readonly name: string;
+  readonly address: string;
+  readonly lease: string;
+  readonly #plan: Plan;
+  readonly #time: VirtualClock;
+  readonly #dice: Dice;
+  readonly #ledger: Ledger;
+  readonly #holder: ((lease: string) => string | undefined) | undefined;
+  readonly #running = new Set<Running>();
+  #faults: GpuFaults;
+  #downUntil = -Infinity;
+
+  /** `holder` says who leases it; left out where nobody does. */
+  constructor(
+    at: number,
+    plan: Plan,
+    time: VirtualClock,
+    dice: Dice,
+    ledger: Ledger,
+    holder?: (lease: string) => string | undefined,
+  ) {
+    this.name = `gpu-${at + 1}`;
+    this.address = `http://${this.name}/run`;
+    this.lease = leaseNames(MODEL, [this.address])[0]!;
+    this.#plan = plan;
+    this.#time = time;
+    this.#dice = dice;
+    this.#ledger = ledger;
+    this.#holder = holder;
+    this.#faults = plan.gpu;
+  }
+
+  get down(): boolean {
+    return this.#time.now() < this.#downUntil;
+  }
+
+  get idle(): boolean {
+    return this.#running.size === 0;
+  }
+
+  /** A power cut, for so long. */
+  kill(forMs: number): void {
+    this.#downUntil = this.#time.now() + forMs;
+    for (const running of this.#running) running.end(failed("worker was killed", "batch"));
+  }
+
+  heal(): void {
+    this.#faults = CALM;
+    this.#downUntil = -Infinity;
+  }
+
+  /** As one process sees it. */
+  asWorker(host: Host): Worker {
+    return {
+      name: this.name,
+      ...(this.#plan.probes && {
+        probe: () =>
+          new Promise<boolean>((resolve) => {
+            host.deliver(WIRE_MS, () => resolve(!this.down));
+          }),
+      }),
+      run: (batch, signal) => this.#call(host, batch, signal),
+    };
+  }
+
+  #call(host: Host, batch: Batch, signal: AbortSignal): Promise<Reply> {
+    if (signal.aborted) return Promise.resolve(failed("aborted", "nobody"));
+    const { promise, resolve } = Promise.withResolvers<Reply>();
+    let over = false;
+    const finish = (reply: Reply): void => {
+      over = true;
+      signal.removeEventListener("abort", abort);
+      this.#running.delete(running);
+      resolve(reply);
+    };
+    const running: Running = {
+      host,
+      batch,
+      end: (reply) => {
+        this.#running.delete(running);
+        host.deliver(WIRE_MS, () => over || finish(reply));
+      },
+    };
+    // The connection is destroyed, and with it whatever would have come back.
+    const abort = (): void => finish(failed("aborted", "batch"));
+    signal.addEventListener("abort", abort);
+    this.#time.at(this.#time.now() + WIRE_MS, () => {
+      if (over || !host.alive) return;
+      if (this.down) return running.end(failed("connection refused", "nobody"));
+      this.#take(running);
+    });
+    return promise;
+  }
+
+  #take(running: Running): void {
+    this.#check(running);
+    const { batch, host } = running;
+    this.#ledger.sent(this.name, host.name, batch);
+    this.#running.add(running);
+    host.onDeath.add(() => this.#running.delete(running));
+    const fault = this.#draw();
+    if (fault !== "well") this.#ledger.count(`worker ${fault}`);
+    if (fault === "hang") return;
+    const afterMs = fault === "busy" ? 0 : this.#serviceMs(batch.tasks.length);
+    this.#time.at(this.#time.now() + afterMs, () => {
+      if (this.#running.has(running)) running.end(this.#reply(batch, fault));
+    });
+  }
+
+  #check({ host, batch }: Running): void {
+    const { tasks } = batch;
+    const most = this.#plan.rules.limits.maxBatchSize;
+    assert.ok(tasks.length >= 1 && tasks.length <= most, `a batch of ${tasks.length} to ${this.name}`);
+    const ids = new Set(tasks.map(({ id }) => id));
+    assert.equal(ids.size, tasks.length, `${this.name} got a task twice in one batch`);
+    for (const other of this.#running) {
+      assert.notEqual(other.host, host, `${this.name} got two batches at once from ${host.name}`);
+    }
+    if (this.#holder === undefined) return;
+    const holder = this.#holder(this.lease);
+    const who = `${host.name} started a batch on ${this.name}, which ${holder ?? "nobody"} holds`;
+    if (holder !== host.name) this.#ledger.trespassed(who, holder === undefined);
+    if (this.#running.size > 0) this.#ledger.count("worker shared with one who lost it");
+  }
+
+  #draw(): "well" | "error" | "hang" | "short" | "long" | "busy" {
+    const { error, hang, short, long, busy } = this.#faults;
+    let roll = this.#dice.share();
+    if ((roll -= error) < 0) return "error";
+    if ((roll -= hang) < 0) return "hang";
+    if ((roll -= short) < 0) return "short";
+    if ((roll -= long) < 0) return "long";
+    return roll - busy < 0 ? "busy" : "well";
+  }
+
+  #serviceMs(size: number): number {
+    const { baseMs, perTaskMs, jitter } = this.#plan;
+    const slow = this.#dice.chance(this.#faults.slow);
+    if (slow) this.#ledger.count("worker slow");
+    const noise = jitter === 0 ? 1 : Math.max(FASTEST, 1 + jitter * this.#dice.gaussian());
+    return (baseMs + size * perTaskMs) * noise * (slow ? this.#faults.slowFactor : 1);
+  }
+
+  #reply({ tasks, parameters }: Batch, fault: string): Reply {
+    const batch = { id: "", tasks, parameters };
+    if (fault === "error") return failed("the worker failed", "worker");
+    if (fault === "busy") return { kind: "busy", message: "later", retryAfterMs: 20 + this.#dice.upTo(200) };
+    if (tasks.some(({ input }) => input.includes("killer"))) {
+      this.#ledger.count("worker killed by an input");
+      return failed("the worker died", "batch");
+    }
+    if (tasks.some(({ input }) => input.includes("poison"))) return rejected("poison");
+    const outputs = tasks.map(({ input }) => answerTo(input, parameters));
+    if (fault === "short") outputs.splice(this.#dice.upTo(outputs.length), 1);
+    if (fault === "long") outputs.push(outputs[0]!);
+    return match(batch, outputs);
+  }
+}

@@ -1,0 +1,304 @@
+/**
+ * What happened in one run, and what must never happen.
+ *
+ * Whatever breaks a rule at the moment it happens is thrown there and then; what can only be seen at the end is
+ * checked by `close`. Beside that it counts: faults, so that one sees that they happened, and rare turns of
+ * events, so that one sees that they bit.
+ */
+import assert from "node:assert/strict";
+import type { Batch } from "../../src/backend/backend.ts";
+import type { Outcome, Task } from "../../src/core/task.ts";
+import type { CancelReply, Engine, EngineStats, PutReply, RecordView } from "../../src/engine/engine.ts";
+import type { SettleReply, Verdict } from "../../src/engine/engine.ts";
+import type { MemoryEngine } from "../../src/engine/memory.ts";
+import type { VirtualClock } from "../../src/plan/virtual-clock.ts";
+import type { Events } from "../../src/telemetry/events.ts";
+import { answerTo } from "./gpu.ts";
+import type { Host } from "./host.ts";
+import { ALIVE_MS, type Plan } from "./plan.ts";
+
+/** Rounding, and the time between a worker's answer and its next batch. */
+const AT_ONCE_MS = 2;
+/** Two sweeps, where every note was lost. */
+const HEARD_WITHIN_MS = 2100;
+
+export class Ledger {
+  readonly #plan: Plan;
+  readonly #time: VirtualClock;
+  readonly #startedAt: number;
+  readonly counts = new Map<string, number>();
+  readonly #trace: string[] | undefined;
+  /** Short names for ids, which are drawn by chance: t1, t2 … in the order in which they are met. */
+  readonly #names = new Map<string, string>();
+  /** What the engine took in. */
+  readonly accepted = new Map<string, Pick<Task, "input" | "parameters">>();
+  readonly #ended = new Map<string, Outcome>();
+  readonly #endedAt = new Map<string, number>();
+  /** Deleted by their owners. */
+  readonly forgotten = new Set<string>();
+  /** Whose owner was told that it was cancelled. */
+  readonly #cancelled = new Set<string>();
+  #idleSince: number | undefined;
+  #mostRunning = 0;
+  readonly #busy = new Set<string>();
+  #overdue = false;
+  #failure: Error | undefined;
+
+  constructor(plan: Plan, time: VirtualClock, trace?: string[]) {
+    this.#plan = plan;
+    this.#time = time;
+    this.#startedAt = time.now();
+    this.#trace = trace;
+    this.#idleSince = time.now();
+  }
+
+  count(what: string, by = 1): void {
+    this.counts.set(what, (this.counts.get(what) ?? 0) + by);
+  }
+
+  /** A line of the timeline. */
+  say(who: string, what: string): void {
+    if (this.#trace === undefined) return;
+    const at = (this.#time.now() - this.#startedAt).toFixed(1).padStart(8);
+    this.#trace.push(`${at}  ${who.padEnd(6)} ${what}`);
+  }
+
+  name(id: string): string {
+    let name = this.#names.get(id);
+    if (name === undefined) this.#names.set(id, (name = `t${this.#names.size + 1}`));
+    return name;
+  }
+
+  /** Something is wrong, found where nobody can be thrown at. */
+  fail(error: Error): void {
+    this.#failure ??= error;
+    this.say("", `✖ ${error.message}`);
+  }
+
+  get failure(): Error | undefined {
+    return this.#failure;
+  }
+
+  check(holds: boolean, what: string): void {
+    if (!holds) this.fail(new assert.AssertionError({ message: what }));
+  }
+
+  // ── the engine ──────────────────────────────────────────────────────────────────────────────────
+
+  put(task: Task, reply: PutReply): void {
+    this.count(`put: ${reply.kind}`);
+    if (reply.kind === "queued")
+      this.accepted.set(task.id, { input: task.input, parameters: task.parameters });
+    const said = "id" in reply ? `${reply.kind} ${this.name(reply.id)}` : reply.kind;
+    this.say("store", `put ${this.name(task.id)} ${task.input}: ${said}`);
+  }
+
+  settled({ task, outcome }: RecordView): void {
+    const { id } = task;
+    this.check(!this.#ended.has(id), `${this.name(id)} was settled twice`);
+    this.#ended.set(id, outcome!);
+    this.#endedAt.set(id, this.#time.now());
+    const said = outcome!.ok ? "done" : outcome!.code;
+    this.count(`task ended: ${said}`);
+    this.say("store", `${this.name(id)} ${said}`);
+    this.#neglected(id, outcome!);
+  }
+
+  /** Where nothing is wrong no task's time runs out while a worker idles. */
+  #neglected(id: string, outcome: Outcome): void {
+    const { calm, fleet, rules } = this.#plan;
+    if (!calm || fleet || outcome.ok || outcome.code !== "DEADLINE_EXCEEDED") return;
+    const idleMs = this.#time.now() - (this.#idleSince ?? Infinity);
+    const tooLong = idleMs > rules.limits.maxWaitMs + AT_ONCE_MS;
+    this.check(!tooLong, `${this.name(id)} ran out of time while a worker idled for ${idleMs.toFixed(0)} ms`);
+  }
+
+  /** A held caller was told that its time is over: then its task did not end long before. */
+  gaveUp(id: string, gateway: Host): void {
+    const { net, mishaps } = this.#plan;
+    // Of one that its owner has deleted nobody can look up the end.
+    if (this.forgotten.has(id) || this.#plan.evictAfterRead) return;
+    const noise = net.lost + net.replyLost + net.late > 0 || gateway.pausedMs > 0;
+    if (noise || mishaps.some(({ kind }) => kind === "store-away" || kind === "clock-step")) return;
+    const ago = this.#time.now() - (this.#endedAt.get(id) ?? Infinity);
+    this.check(
+      ago <= HEARD_WITHIN_MS,
+      `${this.name(id)} ended ${ago.toFixed(0)} ms ago, and its caller got 504`,
+    );
+  }
+
+  verdicts(verdicts: readonly Verdict[], replies: readonly SettleReply[]): void {
+    verdicts.forEach((verdict, at) => {
+      if (replies[at] !== "taken") this.count(`verdict too late: ${verdict.kind}`);
+    });
+  }
+
+  cancelled(id: string, reply: CancelReply, abandoned: boolean): void {
+    this.count(`${abandoned ? "abandoned" : "cancel"}: ${reply}`);
+    if (reply === "forgotten") this.forgotten.add(id);
+    if (reply === "cancelled" && !abandoned) this.#cancelled.add(id);
+    this.say("store", `${abandoned ? "abandon" : "cancel"} ${this.name(id)}: ${reply}`);
+  }
+
+  bounded({ queued, running }: EngineStats): void {
+    // What runs may come back at any time; nothing else gets past a full queue.
+    this.#mostRunning = Math.max(this.#mostRunning, running);
+    const most = this.#plan.maxQueued + this.#mostRunning;
+    this.check(queued + running <= most, `${queued} queued and ${running} running, of ${most}`);
+  }
+
+  /** Bad news counts only from the lease that holds the task. */
+  fencing(engine: MemoryEngine): MemoryEngine {
+    const verbs: Engine = engine;
+    const claim = engine.claim.bind(engine);
+    const settle = engine.settle.bind(engine);
+    const holds = new Map<string, string>();
+    verbs.claim = async (request) => {
+      const lease = await claim(request);
+      for (const { task } of lease.tasks) holds.set(task.id, lease.token);
+      return lease;
+    };
+    verbs.settle = async (lease, verdicts) => {
+      // Before: a task that goes back may be claimed again within the same act.
+      const held = verdicts.map(({ id }) => holds.get(id) === lease.token);
+      const replies = await settle(lease, verdicts);
+      verdicts.forEach(({ id, kind }, at) => {
+        if (kind === "done" || replies[at] !== "taken") return;
+        this.check(held[at]!, `${this.name(id)}: ${kind} from a lease that had lost it`);
+      });
+      return replies;
+    };
+    return engine;
+  }
+
+  /** The verbs of an embedded engine, noted as those of the store are. */
+  watching(engine: MemoryEngine): MemoryEngine {
+    const verbs: Engine = engine;
+    const put = engine.put.bind(engine);
+    const settle = engine.settle.bind(engine);
+    const cancel = engine.cancel.bind(engine);
+    verbs.put = async (task, sharing) => {
+      const reply = await put(task, sharing);
+      this.put(task, reply);
+      return reply;
+    };
+    verbs.settle = async (lease, verdicts) => {
+      const replies = await settle(lease, verdicts);
+      this.verdicts(verdicts, replies);
+      return replies;
+    };
+    verbs.cancel = async (id, tenant, abandoned = false) => {
+      const reply = await cancel(id, tenant, abandoned);
+      this.cancelled(id, reply, abandoned);
+      return reply;
+    };
+    return engine;
+  }
+
+  /** The one process crashed; what was decided and is not on disk will be decided anew. */
+  crashed(undecided: (id: string) => boolean): void {
+    for (const id of this.#ended.keys()) {
+      if (!undecided(id)) continue;
+      this.#ended.delete(id);
+      this.anew.add(id);
+      this.count("first end lost in a crash");
+    }
+  }
+
+  /** Ids whose first end was lost in a crash. */
+  readonly anew = new Set<string>();
+
+  // ── dispatch ────────────────────────────────────────────────────────────────────────────────────
+
+  sent(worker: string, process: string, { id, tasks }: Batch): void {
+    this.count("batches");
+    const names = tasks.map((task) => this.name(task.id)).join(" ");
+    this.say(process, `${id} to ${worker}: ${names}`);
+  }
+
+  /** A batch started on a worker that another process may use now. */
+  trespassed(what: string, byNobody: boolean): void {
+    // A clock that is set on by less than half of aliveMs is not covered, as src/fleet/registry.ts says; and while any
+    // step shows, beats look old or ahead of their time, but nothing changes hands.
+    const step = this.#plan.mishaps.find(({ kind }) => kind === "clock-step")?.forMs ?? 0;
+    const shows = step !== 0 && (byNobody || (step > 0 && step < ALIVE_MS / 2));
+    if (shows) this.count("batch started while a step of the clock shows");
+    else this.check(false, what);
+  }
+
+  listen(events: Events, host?: Host): void {
+    const who = host?.name ?? "store";
+    events.on("task.retried", ({ id, message }) => {
+      this.count(message.startsWith("its lease ran out") ? "lease ran out" : "task retried");
+      if (message.startsWith("the lease of")) this.count("batch put back by a process that woke up late");
+      this.say(who, `${this.name(id)} again: ${message}`);
+    });
+    events.on("task.dead", ({ id, message }) => {
+      this.count("dead letter");
+      this.say(who, `${this.name(id)} dead: ${message}`);
+    });
+    events.on("task.joined", () => this.count("joined"));
+    events.on("task.cached", () => this.count("answered from the cache"));
+    events.on("request.shed", ({ reason }) => this.count(`refused: ${reason}`));
+    events.on("task.lost", ({ id, why }) => {
+      const gone = this.#plan.evictAfterRead || this.forgotten.has(id);
+      this.check(gone, `${this.name(id)}: ${why}`);
+    });
+    events.on("worker.changed", ({ worker, state, why }) => {
+      if (state === "down") this.count("worker taken for down");
+      this.say(who, `${worker} ${state}: ${why}`);
+    });
+    events.on("batch.overdue", ({ batchId }) => {
+      this.#overdue = true;
+      this.count("batch overdue, tried again elsewhere");
+      this.say(who, `${batchId} overdue`);
+    });
+    events.on("batch.answered", ({ batchId, kind, call, worker }) => {
+      if (call > 1) this.count("call of a bisection");
+      this.say(who, `${batchId} ${kind}`);
+      this.#busy.delete(worker);
+      this.#idleSince ??= this.#time.now();
+    });
+    events.on("batch.started", ({ batch, oldestWaitMs }) => this.#started(batch.worker, oldestWaitMs));
+    events.on("notice", ({ level, message }) => {
+      if (level === "error") this.count("notice of an error");
+      this.say(who, `${level}: ${message}`);
+    });
+  }
+
+  /** Where nothing is wrong nobody waits longer than it should while a worker idles. */
+  #started(worker: string, oldestWaitMs: number): void {
+    const { calm, fleet, workers, rules } = this.#plan;
+    const now = this.#time.now();
+    if (calm && !fleet && !this.#overdue && this.#idleSince !== undefined) {
+      const tooLong = Math.min(now - this.#idleSince, oldestWaitMs - rules.limits.maxWaitMs);
+      this.check(tooLong <= AT_ONCE_MS, `a task waited ${tooLong} ms too long while a worker was free`);
+      this.count("waits checked");
+    }
+    this.#busy.add(worker);
+    if (this.#busy.size >= workers) this.#idleSince = undefined;
+  }
+
+  // ── the end ─────────────────────────────────────────────────────────────────────────────────────
+
+  close(stats: Pick<EngineStats, "queued" | "running">): void {
+    const { gpu, calm } = this.#plan;
+    for (const [id, { input, parameters }] of this.accepted) {
+      const outcome = this.#ended.get(id);
+      if (outcome === undefined) this.check(false, `${this.name(id)} was lost`);
+      else if (outcome.ok) {
+        const own = answerTo(input, parameters);
+        this.check(outcome.output === own, `${this.name(id)} got another's answer: ${outcome.output}`);
+        this.check(!this.#cancelled.has(id), `${this.name(id)} was cancelled, and done`);
+      } else if (outcome.code === "INPUT_REJECTED" && gpu.short + gpu.long === 0) {
+        this.check(input.includes("poison"), `${this.name(id)} is innocent, and was rejected`);
+      } else {
+        this.check(
+          !calm || outcome.code !== "INFERENCE_FAILED",
+          `${this.name(id)} failed though all was well`,
+        );
+      }
+    }
+    this.check(stats.queued === 0 && stats.running === 0, `${stats.queued} queued, ${stats.running} running`);
+  }
+}

@@ -1,0 +1,156 @@
+/**
+ * Does the simulation find mistakes? Makes one at a time in a copy of the tree, and counts the seeds until it is found.
+ *
+ *   node test/sim/mutants.ts [--seeds 2000] [--only NAME]
+ *
+ * Exit code 1 when one gets through, or when the line that it changes is no longer there.
+ */
+import { spawnSync } from "node:child_process";
+import { cpSync, mkdtempSync, readFileSync, rmSync, symlinkSync, writeFileSync } from "node:fs";
+import { tmpdir } from "node:os";
+import { join } from "node:path";
+import { parseArgs } from "node:util";
+
+interface Mutant {
+  readonly name: string;
+  readonly file: string;
+  readonly from: string;
+  readonly to: string;
+}
+
+const MUTANTS: readonly Mutant[] = [
+  {
+    name: "bad news is taken from any lease (no fencing token)",
+    file: "src/engine/memory.ts",
+    from: 'if (record.state !== "running" || record.lease !== lease.token) return "late";',
+    to: 'if (record.state !== "running") return "late";',
+  },
+  {
+    name: "a task that has ended is settled again",
+    file: "src/engine/memory.ts",
+    from: `if (record.final) return "late";`,
+    to: "",
+  },
+  {
+    name: "tasks of a lease that ran out are not put back",
+    file: "src/engine/memory.ts",
+    from: "this.#retry(record, record.lost < ALONE_FROM_LOST ? retry : { ...retry, maxBatchSize: 1 }, now);",
+    to: "this.#places.retire(record); void retry;",
+  },
+  {
+    name: "a retry that is due is forgotten",
+    file: "src/engine/memory.ts",
+    from: "this.#places.sitOut(record, verdict.at);",
+    to: "this.#places.leave(record); this.#places.retire(record);",
+  },
+  {
+    name: "accepted before it is on disk",
+    file: "src/engine/memory.ts",
+    from: "await this.#keeper.flushed();\n      return reply;",
+    to: "return reply;",
+  },
+  {
+    name: "an Idempotency-Key is not bound to the task that it joined",
+    file: "src/engine/memory.ts",
+    from: "this.#records.shared.bindKey(leader, sharing);",
+    to: "",
+  },
+  {
+    name: "the queue has no bound",
+    file: "src/engine/places.ts",
+    from: "if (this.waiting >= maxQueued)",
+    to: "if (this.waiting >= maxQueued + 3)",
+  },
+  {
+    name: "outputs are matched by position whatever their number",
+    file: "src/backend/match.ts",
+    from: "if (texts.length !== tasks.length) {",
+    to: "if (texts.length === 0) {",
+  },
+  {
+    name: "a batch may be one task too large",
+    file: "src/dispatch/dispatcher.ts",
+    from: "const max = probing ? Math.min(size, smallerBatch(most)) : size;",
+    to: "const max = probing ? Math.min(size, smallerBatch(most)) : size + 1;",
+  },
+  {
+    name: "a process that woke up late starts its batch all the same",
+    file: "src/dispatch/dispatcher.ts",
+    from: "if (!slot.held(startedAt)) return this.#putBack(lease, startedAt);",
+    to: "",
+  },
+  {
+    name: "a bisection goes on though the worker's lease has run out",
+    file: "src/dispatch/batch-run.ts",
+    from: "if (!this.#slot.held(this.#parts.clock.now())) {",
+    to: "if (Math.abs(0) > 1) {",
+  },
+  {
+    name: "a free worker is not noticed",
+    file: "src/dispatch/dispatcher.ts",
+    from: "if (slot.leaving) slot.onIdle?.();\n    this.#pump();",
+    to: "if (slot.leaving) slot.onIdle?.();",
+  },
+  {
+    name: "tasks that differ in their parameters share one content",
+    file: "src/gateway/intake.ts",
+    from: "${model.name} ${draft.parameters}`",
+    to: "${model.name}`",
+  },
+  {
+    name: "whoever joins does not look whether the task ended meanwhile",
+    file: "src/result/router.ts",
+    from: "if (record?.outcome !== undefined) this.#settled(record);",
+    to: "void record;",
+  },
+  {
+    name: "nobody looks up what a lost note would have said",
+    file: "src/engine/redis-news.ts",
+    from: "await this.#lookUp(old);",
+    to: "",
+  },
+  {
+    name: "a lease of a worker is counted from the reply of the beat, not from when it was sent",
+    file: "src/fleet/membership.ts",
+    from: "const heldUntil = sentAt + this.#options.aliveMs * (1 - MARGIN);",
+    to: "const heldUntil = now + this.#options.aliveMs * (1 + 4 * MARGIN);",
+  },
+];
+
+const PATIENCE_MS = 180_000;
+const root = join(import.meta.dirname, "..", "..");
+const { values } = parseArgs({ options: { seeds: { type: "string" }, only: { type: "string" } } });
+const seeds = values.seeds ?? "2000";
+
+/** The first seed that finds it, or what went wrong instead. */
+function hunt({ file, from, to }: Mutant): { found: boolean; said: string } {
+  const copy = mkdtempSync(join(tmpdir(), "ferry-mutant-"));
+  try {
+    for (const part of ["src", "test/sim", "package.json"]) {
+      cpSync(join(root, part), join(copy, part), { recursive: true });
+    }
+    symlinkSync(join(root, "node_modules"), join(copy, "node_modules"));
+    const text = readFileSync(join(copy, file), "utf8");
+    if (text.split(from).length !== 2) return { found: false, said: `its line is not in ${file} once` };
+    writeFileSync(join(copy, file), text.replace(from, to));
+    const words = ["test/sim/simulate.ts", "--seeds", seeds, "--threads", "1", "--json"];
+    const patience = { cwd: copy, encoding: "utf8", timeout: PATIENCE_MS } as const;
+    const { stdout, stderr, error } = spawnSync(process.execPath, words, patience);
+    if (error !== undefined) return { found: false, said: `stopped: ${error.message}` };
+    const failed = /seed (\d+): ([^\n]*)/.exec(stderr);
+    if (failed !== null) return { found: true, said: `seed ${failed[1]}: ${failed[2]}` };
+    return { found: false, said: stdout === "" ? stderr.slice(0, 400) : `not found in ${seeds} seeds` };
+  } finally {
+    rmSync(copy, { recursive: true });
+  }
+}
+
+let missed = 0;
+for (const mutant of MUTANTS) {
+  if (values.only !== undefined && !mutant.name.includes(values.only)) continue;
+  const { found, said } = hunt(mutant);
+  if (!found) missed++;
+  process.stdout.write(`${found ? "✔" : "✖"} ${mutant.name}\n    ${said}\n`);
+}
+process.stdout.write(missed === 0 ? "all found\n" : `${missed} got through\n`);
+process.exitCode = missed === 0 ? 0 : 1;

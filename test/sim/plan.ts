@@ -1,0 +1,271 @@
+/**
+ * What one seed stands for: a fleet, a model, callers, and what goes wrong. Everything follows from the seed.
+ *
+ * A schedule is small on purpose, 20 to 150 requests in one to three seconds: most mistakes need two processes,
+ * two tasks and one mishap at the right moment, and thousands of small schedules find more such moments than a
+ * few large ones. One in seven is calm, with nothing wrong at all; those are held to stricter rules.
+ */
+import type { PolicyName } from "../../src/core/policy.ts";
+import { Random } from "../../src/core/random.ts";
+import type { ModelRules } from "../../src/dispatch/dispatcher.ts";
+import type { Role } from "../../src/fleet/registry.ts";
+
+export const MODEL = "m";
+export const BEAT_MS = 500;
+export const ALIVE_MS = 2000;
+export const TIERS = 3;
+/** So long an aimed mishap waits for its moment. */
+export const AIM_MS = 500;
+
+/** What happens to a message of one process to the store, or from it; each a share of all. */
+export interface NetFaults {
+  readonly lost: number;
+  readonly replyLost: number;
+  /** Comes long after whoever sent it has given up. */
+  readonly late: number;
+  /** Of the notes and bells, which nobody confirms. */
+  readonly noteLost: number;
+  readonly noteTwice: number;
+  readonly noteLate: number;
+}
+
+/** What a worker does to a batch; each a share of all. */
+export interface GpuFaults {
+  readonly error: number;
+  readonly hang: number;
+  readonly short: number;
+  readonly long: number;
+  readonly busy: number;
+  readonly slow: number;
+  readonly slowFactor: number;
+}
+
+/** A mishap that waits for this call of its process to the store, and strikes before the reply. */
+const AIMS = ["claim", "claim", "settle", "put", "extend", "beat"] as const;
+
+export type Mishap =
+  | {
+      readonly kind: "crash" | "deploy" | "pause";
+      readonly at: number;
+      readonly who: number;
+      readonly forMs: number;
+      /** Not at once, but with the next such call. */
+      readonly aim?: (typeof AIMS)[number];
+    }
+  | { readonly kind: "kill"; readonly at: number; readonly who: number; readonly forMs: number }
+  | { readonly kind: "store-away"; readonly at: number; readonly who: 0; readonly forMs: number }
+  /** Somebody sets the clock of the store (or of the one machine) by `forMs`, which may be less than zero. */
+  | { readonly kind: "clock-step"; readonly at: number; readonly who: 0; readonly forMs: number };
+
+export interface Plan {
+  readonly seed: number;
+  /** Several processes that share a store; otherwise one with all in it. */
+  readonly fleet: boolean;
+  /** Of the one process: accepted tasks are on disk, and it may crash. */
+  readonly journal: boolean;
+  readonly calm: boolean;
+  readonly roles: readonly Role[];
+  readonly workers: number;
+  readonly probes: boolean;
+  readonly baseMs: number;
+  readonly perTaskMs: number;
+  readonly jitter: number;
+  readonly rules: ModelRules;
+  readonly queueMs: number;
+  readonly totalMs: number;
+  readonly maxQueued: number;
+  readonly evictAfterRead: boolean;
+  readonly deadLetters: number;
+  readonly admission: "predictive" | "thresholds" | "off";
+  readonly perUserPerMinute: number | undefined;
+  readonly cache: "tenant" | "shared" | "off";
+  readonly collapse: boolean;
+  readonly requests: number;
+  readonly overMs: number;
+  readonly poison: number;
+  readonly killer: number;
+  readonly net: NetFaults;
+  readonly gpu: GpuFaults;
+  readonly mishaps: readonly Mishap[];
+}
+
+const POLICIES: readonly PolicyName[] = ["adaptive", "latency", "eco", "fixed"];
+const NO_NET: NetFaults = { lost: 0, replyLost: 0, late: 0, noteLost: 0, noteTwice: 0, noteLate: 0 };
+const NO_GPU: GpuFaults = { error: 0, hang: 0, short: 0, long: 0, busy: 0, slow: 0, slowFactor: 1 };
+
+/** Random numbers as schedules want them. */
+export class Dice {
+  readonly #random: Random;
+
+  constructor(seed: number) {
+    this.#random = new Random(seed);
+  }
+
+  share(): number {
+    return this.#random.next();
+  }
+
+  upTo(max: number): number {
+    return Math.floor(this.#random.next() * max);
+  }
+
+  between(low: number, high: number): number {
+    return low + this.upTo(high - low + 1);
+  }
+
+  chance(share: number): boolean {
+    return this.#random.next() < share;
+  }
+
+  /** With a chance of `share` something up to `max`, otherwise nothing. */
+  some(share: number, max: number): number {
+    return this.chance(share) ? this.#random.next() * max : 0;
+  }
+
+  pick<Value>(values: readonly Value[]): Value {
+    return values[this.upTo(values.length)]!;
+  }
+
+  exponential(mean: number): number {
+    return this.#random.exponential(mean);
+  }
+
+  gaussian(): number {
+    return this.#random.gaussian();
+  }
+}
+
+export function draw(seed: number): Plan {
+  const dice = new Dice(seed * 7919 + 17);
+  const fleet = dice.chance(0.65);
+  const calm = dice.chance(0.15);
+  const journal = !fleet && dice.chance(0.5);
+  const roles = fleet ? drawRoles(dice) : (["all"] as const);
+  const workers = dice.between(1, fleet ? 4 : 6);
+  const rules = drawRules(dice);
+  const baseMs = dice.between(3, rules.workerMs / 4);
+  const overMs = dice.between(800, 2500);
+  const totalMs = rules.workerMs + dice.between(300, 2500);
+  const capacity = (workers * rules.limits.maxBatchSize) / baseMs;
+  const requests = Math.min(150, Math.max(20, Math.floor(capacity * overMs * 1.5 * dice.share())));
+  const wrong = !calm;
+  return {
+    seed,
+    fleet,
+    journal,
+    calm,
+    roles,
+    workers,
+    probes: dice.chance(0.5),
+    baseMs,
+    perTaskMs: dice.some(0.5, 2),
+    jitter: dice.some(0.5, 0.3),
+    rules,
+    queueMs: dice.between(300, totalMs),
+    totalMs,
+    maxQueued: dice.chance(0.2) ? dice.between(5, 40) : 10_000,
+    evictAfterRead: dice.chance(0.2),
+    deadLetters: dice.chance(0.1) ? 2 : 1000,
+    admission: dice.pick(["predictive", "predictive", "thresholds", "off"]),
+    perUserPerMinute: dice.chance(0.15) ? dice.between(10, 60) : undefined,
+    cache: dice.pick(["tenant", "shared", "off"]),
+    collapse: dice.chance(0.7),
+    requests,
+    overMs,
+    poison: wrong ? dice.some(0.4, 0.08) : 0,
+    killer: wrong ? dice.some(0.2, 0.03) : 0,
+    net: wrong && fleet ? drawNet(dice) : NO_NET,
+    gpu: wrong ? drawGpu(dice) : NO_GPU,
+    mishaps: wrong ? drawMishaps(dice, { fleet, journal, roles, workers, overMs }) : [],
+  };
+}
+
+/** At least one of each half, in any order of birth. */
+function drawRoles(dice: Dice): Role[] {
+  const roles: Role[] = [dice.pick(["gateway", "all"])];
+  roles.push(roles[0] === "all" ? dice.pick(["gateway", "batcher", "all"]) : dice.pick(["batcher", "all"]));
+  for (let more = dice.upTo(3); more > 0; more--) roles.push(dice.pick(["gateway", "batcher", "all"]));
+  return roles;
+}
+
+function drawRules(dice: Dice): ModelRules {
+  const workerMs = dice.between(60, 1500);
+  return {
+    name: MODEL,
+    limits: {
+      policy: dice.pick(POLICIES),
+      maxBatchSize: dice.between(1, 16),
+      maxWaitMs: dice.upTo(100),
+    },
+    workerMs,
+    retry: {
+      max: dice.upTo(4),
+      baseMs: dice.between(10, 100),
+      maxMs: 1000,
+      budget: dice.pick([0.1, 0.5, 1]),
+    },
+    health: { failures: dice.between(1, 4), ejectMs: dice.between(100, 1000), maxEjectMs: 3000 },
+  };
+}
+
+function drawNet(dice: Dice): NetFaults {
+  return {
+    lost: dice.some(0.3, 0.05),
+    replyLost: dice.some(0.3, 0.05),
+    late: dice.some(0.3, 0.03),
+    noteLost: dice.some(0.4, 0.5),
+    noteTwice: dice.some(0.3, 0.3),
+    noteLate: dice.some(0.3, 0.3),
+  };
+}
+
+function drawGpu(dice: Dice): GpuFaults {
+  return {
+    error: dice.some(0.3, 0.3),
+    hang: dice.some(0.25, 0.12),
+    short: dice.some(0.25, 0.2),
+    long: dice.some(0.15, 0.2),
+    busy: dice.some(0.2, 0.2),
+    slow: dice.some(0.3, 0.15),
+    slowFactor: dice.between(2, 10),
+  };
+}
+
+function drawMishaps(
+  dice: Dice,
+  {
+    fleet,
+    journal,
+    roles,
+    workers,
+    overMs,
+  }: Pick<Plan, "fleet" | "journal" | "roles" | "workers" | "overMs">,
+): Mishap[] {
+  const mishaps: Mishap[] = [];
+  const when = (): number => dice.share() * overMs;
+  const process = (): number => dice.upTo(roles.length);
+  const aim = (): { aim?: (typeof AIMS)[number] } =>
+    fleet && dice.chance(0.5) ? { aim: dice.pick(AIMS) } : {};
+  const often = (share: number, most: number): number => (dice.chance(share) ? dice.between(1, most) : 0);
+  if (fleet || journal) {
+    for (let left = often(0.4, 3); left > 0; left--) {
+      const kind = dice.chance(0.7) ? "crash" : "deploy";
+      mishaps.push({ kind, at: when(), who: process(), forMs: dice.between(1, 3000), ...aim() });
+    }
+  }
+  for (let left = often(0.35, 3); left > 0; left--) {
+    // Around the time after which a process is taken for dead: that is where it hurts.
+    const forMs = dice.between(50, 2 * ALIVE_MS);
+    mishaps.push({ kind: "pause", at: when(), who: process(), forMs, ...aim() });
+  }
+  for (let left = often(0.35, 4); left > 0; left--) {
+    mishaps.push({ kind: "kill", at: when(), who: dice.upTo(workers), forMs: dice.between(1, 1500) });
+  }
+  if (fleet && dice.chance(0.15)) {
+    mishaps.push({ kind: "store-away", at: when(), who: 0, forMs: dice.between(50, 3000) });
+  }
+  if (dice.chance(0.2)) {
+    mishaps.push({ kind: "clock-step", at: when(), who: 0, forMs: dice.between(-4000, 4000) });
+  }
+  return mishaps.sort((one, other) => one.at - other.at);
+}

@@ -1,0 +1,237 @@
+/**
+ * One process of Ferry, put together as `src/ferry.ts` does it, behind its HTTP parser: native protocol, intake,
+ * admission, gate, router, engine, dispatcher, reaper, membership. A restart is a new one with nothing in its head.
+ */
+import { Admission } from "../../src/admission/admit.ts";
+import type { Credentials } from "../../src/admission/credentials.ts";
+import { Gate, type Prospects } from "../../src/admission/gate.ts";
+import { Refusal } from "../../src/core/errors.ts";
+import { Dispatcher } from "../../src/dispatch/dispatcher.ts";
+import { Reaper } from "../../src/dispatch/reaper.ts";
+import type { Engine, EngineLimits } from "../../src/engine/engine.ts";
+import { MemoryEngine } from "../../src/engine/memory.ts";
+import { RecordKeeper } from "../../src/engine/saved.ts";
+import { Membership } from "../../src/fleet/membership.ts";
+import { FleetOutlook } from "../../src/fleet/outlook.ts";
+import type { Registry, Role } from "../../src/fleet/registry.ts";
+import type { Exchange } from "../../src/gateway/exchange.ts";
+import { Intake } from "../../src/gateway/intake.ts";
+import { NativeProtocol } from "../../src/gateway/native.ts";
+import type { VirtualClock } from "../../src/plan/virtual-clock.ts";
+import { Router } from "../../src/result/router.ts";
+import { Events } from "../../src/telemetry/events.ts";
+import type { Disk } from "./disk.ts";
+import type { Talk } from "./exchange.ts";
+import type { Gpu } from "./gpu.ts";
+import type { Host } from "./host.ts";
+import type { Ledger } from "./ledger.ts";
+import { Link } from "./link.ts";
+import { ALIVE_MS, BEAT_MS, type Dice, MODEL, type Plan, TIERS } from "./plan.ts";
+import type { Store } from "./store.ts";
+
+export interface Surroundings {
+  readonly plan: Plan;
+  readonly time: VirtualClock;
+  readonly dice: Dice;
+  readonly ledger: Ledger;
+  readonly gpus: readonly Gpu[];
+  /** In a fleet. */
+  readonly store?: Store;
+  /** Of one process with a journal. */
+  readonly disk?: Disk;
+}
+
+type Route = (exchange: Exchange, id: string) => unknown;
+
+export class Process {
+  readonly host: Host;
+  readonly role: Role;
+  /** It has started. */
+  ready = false;
+  readonly #around: Surroundings;
+  readonly #events = new Events();
+  readonly engine: Engine;
+  readonly #reaper: Reaper;
+  #dispatcher: Dispatcher | undefined;
+  #membership: Membership | undefined;
+  #router: Router | undefined;
+  #admission: Admission | undefined;
+  #routes: ReturnType<NativeProtocol["routes"]> | undefined;
+
+  constructor(host: Host, role: Role, around: Surroundings) {
+    this.host = host;
+    this.role = role;
+    this.#around = around;
+    const { ledger, store, plan, time } = around;
+    ledger.listen(this.#events, host);
+    this.engine =
+      store === undefined ? this.#embedded() : new Link(host, store, plan, time, this.#events, ledger);
+    this.#reaper = new Reaper(this.engine, host);
+  }
+
+  /** Its doors are open: it takes requests. */
+  get open(): boolean {
+    return this.#routes !== undefined && this.host.alive && this.#admission?.draining !== true;
+  }
+
+  /** At the beginning, when everything is well, or after a crash. */
+  async start(): Promise<void> {
+    const { plan, store } = this.#around;
+    if (this.engine instanceof Link) await this.engine.open();
+    if (this.role !== "gateway") this.#dispatch();
+    if (store !== undefined) await this.#join(store);
+    if (this.role === "batcher") return void (this.ready = true);
+    const gate = new Gate(
+      {
+        mode: plan.admission,
+        model: MODEL,
+        tiers: TIERS,
+        queueMs: plan.queueMs,
+        totalMs: plan.totalMs,
+        targetUtilization: 0.7,
+        lastTierDepth: 60,
+        firstTierDepth: 120,
+      },
+      this.#prospects(),
+      this.engine,
+    );
+    if (this.#membership !== undefined) {
+      this.#membership.doors = (now) => [{ name: MODEL, admittedPerMs: gate.admittedPerMs(now) }];
+    }
+    this.#openDoors(gate);
+    this.ready = true;
+  }
+
+  /** A deploy: nothing new is taken, what runs is given up, what is held is given back. */
+  async stop(): Promise<void> {
+    if (this.#admission !== undefined) this.#admission.draining = true;
+    this.#router?.releaseAll();
+    this.#reaper.stop();
+    this.#router?.close();
+    await this.#dispatcher?.stop();
+    await this.#membership?.stop();
+    await this.engine.close();
+  }
+
+  /** One request, from its head to its answer. */
+  async serve(route: string, method: string, talk: Talk, id = ""): Promise<void> {
+    const routes = this.#routes as unknown as Record<string, Record<string, Route>>;
+    try {
+      await routes[route]![method]!(talk as unknown as Exchange, id);
+    } catch (error) {
+      if (error instanceof Refusal) talk.fail(error);
+      else throw error;
+    }
+  }
+
+  #embedded(): MemoryEngine {
+    const { plan, disk, ledger } = this.#around;
+    const keeper = disk && new RecordKeeper(disk.open(this.host), disk.found);
+    const engine = new MemoryEngine(limitsOf(plan), this.host, this.#events, keeper);
+    engine.watch({
+      settled: (record) => {
+        if (this.host.alive) ledger.settled(record);
+      },
+      queued: () => ledger.bounded(engine.stats()),
+    });
+    return ledger.watching(ledger.fencing(engine));
+  }
+
+  #dispatch(): void {
+    const { plan, gpus, dice } = this.#around;
+    let batches = 0;
+    this.#dispatcher = new Dispatcher(
+      plan.rules,
+      gpus.map((gpu) => gpu.asWorker(this.host)),
+      {
+        engine: this.engine,
+        clock: this.host,
+        events: this.#events,
+        random: () => dice.share(),
+        newBatchId: () => `${this.host.name}-b${++batches}`,
+        shared: plan.fleet,
+      },
+    );
+  }
+
+  async #join({ registry }: Store): Promise<void> {
+    const { gpus, dice } = this.#around;
+    const dispatcher = this.#dispatcher;
+    const addresses = gpus.map(({ address }) => address);
+    let beats = 0;
+    const { wire } = this.engine as Link;
+    const far: Registry = {
+      beat: (beat) => {
+        const number = ++beats;
+        return wire.call("beat", () => registry.beat(number, beat));
+      },
+      leave: (id) => wire.call("leave", () => registry.leave(id), true),
+    };
+    this.#membership = new Membership(
+      {
+        id: this.host.name,
+        zone: "",
+        role: this.role,
+        version: "",
+        beatMs: BEAT_MS,
+        aliveMs: ALIVE_MS,
+        models: [{ name: MODEL, ...(dispatcher && { dispatcher, addresses }) }],
+      },
+      { registry: far, clock: this.host, events: this.#events, random: () => dice.share() },
+    );
+    await this.#membership.start();
+  }
+
+  #prospects(): Prospects {
+    if (this.#membership !== undefined) return new FleetOutlook(this.#membership.fleet, MODEL);
+    const dispatcher = this.#dispatcher!;
+    return {
+      horizon: (now) => dispatcher.horizon(now),
+      hasRoom: (waiting, now) => dispatcher.hasRoom(waiting, now),
+      othersPerMs: () => 0,
+    };
+  }
+
+  #openDoors(gate: Gate): void {
+    const { plan } = this.#around;
+    const { engine, host } = this;
+    const router = (this.#router = new Router(engine, host));
+    const rules = {
+      tiers: ["enterprise", "paid", "free"].map((name) => ({ name })),
+      ...(plan.perUserPerMinute !== undefined && { perUserPerMinute: plan.perUserPerMinute }),
+    };
+    const admission = (this.#admission = new Admission(rules, engine, host, this.#events));
+    const door = {
+      name: MODEL,
+      totalMs: plan.totalMs,
+      cache: { ttlMs: 300, scope: plan.cache },
+      collapse: plan.collapse,
+      gate,
+      looksForFree: !plan.fleet,
+    };
+    const intake = new Intake([door], admission, router, engine, host);
+    const parts = { credentials: byHeader, intake, admission, router, engine, clock: host };
+    const options = { defaultMode: "sync", maxPollMs: 2000, durable: plan.fleet || plan.journal } as const;
+    this.#routes = new NativeProtocol(options, parts).routes();
+  }
+}
+
+/** Who it is stands in the header as "tenant tier". */
+const byHeader = {
+  required: false,
+  identify: (authorization: string | undefined) => {
+    const [tenant, tier] = authorization!.split(" ");
+    return { tenant: tenant!, tier: Number(tier) };
+  },
+} as unknown as Credentials;
+
+export function limitsOf(plan: Plan): EngineLimits {
+  return {
+    models: new Map([[MODEL, { queueMs: plan.queueMs, totalMs: plan.totalMs }]]),
+    tiers: TIERS,
+    maxQueued: plan.maxQueued,
+    maxQueuedBytes: Infinity,
+    results: { ttlMs: 600_000, evictAfterRead: plan.evictAfterRead, maxBytes: Infinity },
+    deadLetters: { max: plan.deadLetters, ttlMs: Infinity },
+  };
+}

@@ -1,0 +1,143 @@
+/**
+ * Many runs in one table: which faults there were, and which rare turns they led to.
+ *
+ * `FAULTS` and `RARE` must all have happened in any two thousand seeds: a simulation in which nothing ever goes wrong
+ * proves nothing, and a path that is never walked is not tested.
+ */
+import type { Run } from "./world.ts";
+
+export const FAULTS = [
+  "fault: gateway crash",
+  "fault: gateway deploy",
+  "fault: gateway pause",
+  "fault: batcher crash",
+  "fault: batcher deploy",
+  "fault: batcher pause",
+  "fault: process crash",
+  "fault: process deploy",
+  "fault: process pause",
+  "fault: worker killed",
+  "fault: store away",
+  "fault: clock set",
+  "fault aimed at: claim",
+  "fault aimed at: settle",
+  "fault aimed at: put",
+  "fault aimed at: extend",
+  "fault aimed at: beat",
+  "call lost",
+  "call reply lost",
+  "call late",
+  "note lost",
+  "note late",
+  "note repeated",
+  "bell lost",
+  "bell late",
+  "bell repeated",
+  "worker error",
+  "worker hang",
+  "worker short",
+  "worker long",
+  "worker busy",
+  "worker slow",
+  "worker killed by an input",
+] as const;
+
+export const RARE = [
+  "joined",
+  "answered from the cache",
+  "key came again, answered once",
+  "put: conflict",
+  "put: full",
+  "lease ran out",
+  "task retried",
+  "batch overdue, tried again elsewhere",
+  "batch put back by a process that woke up late",
+  "worker taken for down",
+  "call of a bisection",
+  "call made again",
+  "dead letter",
+  "first end lost in a crash",
+  "verdict too late: done",
+  "verdict too late: retry",
+  "verdict too late: dead",
+  "abandoned: cancelled",
+  "cancel: cancelled",
+  "cancel: kept",
+  "cancel: forgotten",
+  "caller: connection lost",
+  "task ended: DEADLINE_EXCEEDED",
+  "task ended: INPUT_REJECTED",
+  "refused: capacity",
+  "refused: deadline",
+  "refused: no_worker",
+  "refused: rate",
+  "refused: full",
+  "waits checked",
+] as const;
+
+export interface Failed {
+  readonly seed: number;
+  readonly message: string;
+}
+
+export class Totals {
+  seeds = 0;
+  tasks = 0;
+  readonly counts = new Map<string, number>();
+  readonly failed: Failed[] = [];
+
+  add({ seed, tasks, counts, failure }: Run): void {
+    this.seeds++;
+    this.tasks += tasks;
+    for (const [what, count] of counts) this.#count(what, count);
+    if (failure !== undefined) this.failed.push({ seed, message: failure.message });
+  }
+
+  /** What another thread has added up. */
+  merge(other: Sums): void {
+    this.seeds += other.seeds;
+    this.tasks += other.tasks;
+    for (const [what, count] of other.counts) this.#count(what, count);
+    this.failed.push(...other.failed);
+  }
+
+  sums(): Sums {
+    return { seeds: this.seeds, tasks: this.tasks, counts: [...this.counts], failed: this.failed };
+  }
+
+  /** Faults and rare turns that never happened. */
+  missing(): string[] {
+    return [...FAULTS, ...RARE].filter((what) => !this.counts.has(what));
+  }
+
+  #count(what: string, by: number): void {
+    this.counts.set(what, (this.counts.get(what) ?? 0) + by);
+  }
+
+  toString(): string {
+    const known = new Set<string>([...FAULTS, ...RARE]);
+    const others = [...this.counts.keys()].filter((what) => !known.has(what)).sort();
+    const rows = (title: string, names: readonly string[]): string[] => [
+      `\n${title}`,
+      ...names.map((name) => `  ${name.padEnd(48)} ${String(this.counts.get(name) ?? 0).padStart(10)}`),
+    ];
+    return [
+      ...rows("faults", FAULTS),
+      ...rows("rare turns", RARE),
+      ...rows("everything else", others),
+      "",
+    ].join("\n");
+  }
+}
+
+/** As it travels between threads. */
+export interface Sums {
+  readonly seeds: number;
+  readonly tasks: number;
+  readonly counts: readonly (readonly [string, number])[];
+  readonly failed: readonly Failed[];
+}
+
+export function replayCommand(seed: number): string {
+  return `npm run simulate -- --seed ${seed} --trace`;
+}
