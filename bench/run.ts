@@ -1,7 +1,7 @@
 /**
  * The benchmark: named scenarios against a real Ferry on this machine, judged by their goals.
  *
- *   npm run bench                          all scenarios, about nineteen minutes
+ *   npm run bench                          all scenarios, about half an hour
  *   npm run bench -- latency-idle 10k      some of them
  *   npm run bench -- --quick               a fifth of the time: to see that it works
  *   npm run bench -- --json out.json       the same figures for a script; --svg out.svg as a chart
@@ -29,6 +29,7 @@ import { processes } from "./scenarios/processes.ts";
 import { redis } from "./scenarios/redis.ts";
 import { redisLatency } from "./scenarios/redis-latency.ts";
 import { saturated } from "./scenarios/saturated.ts";
+import { soak } from "./scenarios/soak.ts";
 import { start } from "./scenarios/start.ts";
 import { tenants } from "./scenarios/tenants.ts";
 import { telemetry } from "./scenarios/telemetry.ts";
@@ -53,6 +54,7 @@ const scenarios: readonly Scenario[] = [
   redis,
   redisTenThousand,
   processes,
+  soak,
 ];
 
 interface Command {

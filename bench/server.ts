@@ -138,6 +138,13 @@ export class FerryServer implements AsyncDisposable {
     return settled_at === undefined ? NaN : Date.parse(settled_at);
   }
 
+  /** How late the event loop was since this was last asked, p99; its timer of 10 ms is part of it. */
+  async loopDelayMs(): Promise<number> {
+    const response = await fetch(`${this.adminUrl}/metrics`, { signal: AbortSignal.timeout(5000) });
+    const found = /^nodejs_eventloop_lag_p99_seconds(?:\{[^}]*\})? (\S+)/m.exec(await response.text());
+    return Number(found?.[1] ?? NaN) * 1000;
+  }
+
   async #get(path: string): Promise<unknown> {
     const response = await fetch(this.adminUrl + path, { signal: AbortSignal.timeout(5000) });
     if (!response.ok) throw new Error(`GET ${path} answered ${response.status}: ${await response.text()}`);

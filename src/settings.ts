@@ -326,7 +326,7 @@ export const settings = group("Everything Ferry can be told.", {
       unit: "ms",
     }),
     evictAfterRead: boolean("Forget an outcome once its owner has it.", false),
-    maxBytes: integer("The most memory for kept outcomes; the oldest go first.", {
+    maxBytes: integer("The most memory for kept outcomes, those of the cache included; the oldest go first.", {
       default: 128 * mebibyte,
       min: mebibyte,
       max: 64 * 1024 * mebibyte,

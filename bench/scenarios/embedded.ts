@@ -95,7 +95,7 @@ function report(
     notes.push("ferry did not use its whole core: it waited for something");
   return {
     figures: [
-      figure("throughput, share of the floor's", ferryRate / floorRate, "ratio", ">=", 0.4),
+      figure("throughput, share of the floor's", ferryRate / floorRate, "ratio", ">=", 0.5),
       figure("floor throughput, median", floorRate, "req/s"),
       figure("ferry throughput, median", ferryRate, "req/s"),
       figure("ferry throughput, last turn to first", ferryRuns.at(-1)!.rate / ferryRuns[0]!.rate, "ratio"),

@@ -44,8 +44,8 @@ export const tenThousand: Scenario = {
     "open loop, 10,000 requests/s for 30 s, 32 workers of 200 ms, batch 64; latency from intended start",
   async run(bench) {
     await using server = await FerryServer.start({ dir: bench.dir, maxFiles, models });
-    const [run, work] = await load(bench, server, server, {});
-    return report(run, work, [figure("ferry CPU", run.serverCpuShare * 100, "%")]);
+    const [run, work, delayMs] = await load(bench, server, server, {});
+    return report(run, work, delayMs, [figure("ferry CPU", run.serverCpuShare * 100, "%")]);
   },
 };
 
@@ -56,9 +56,9 @@ export const redisTenThousand: Scenario = {
     await using fleet = await Fleet.start({ dir: bench.dir, maxFiles, models });
     bench.progress("warming up");
     await warm(bench, fleet.gateway);
-    const [run, work] = await load(bench, fleet.gateway, fleet.batcher, fleet.behind);
+    const [run, work, delayMs] = await load(bench, fleet.gateway, fleet.batcher, fleet.behind);
     const { redis = NaN, batcher = NaN } = run.behindCpuShares;
-    return report(run, work, [
+    return report(run, work, delayMs, [
       figure("gateway CPU", run.serverCpuShare * 100, "%"),
       figure("Redis CPU", redis * 100, "%"),
       figure("Redis CPU, rewriting its file", run.childrenCpuShare * 100, "%"),
@@ -73,10 +73,14 @@ async function load(
   door: FerryServer,
   dispatcher: FerryServer,
   behind: Readonly<Record<string, number>>,
-): Promise<[Measured, Work]> {
+): Promise<[Measured, Work, number]> {
   const measureMs = durationMs(bench, 30);
   const counters: Counters[] = [];
-  const read = async (): Promise<void> => void counters.push(await dispatcher.counters());
+  let delayMs = NaN;
+  const read = async (): Promise<void> => {
+    delayMs = await door.loopDelayMs();
+    counters.push(await dispatcher.counters());
+  };
   const run = await measure(
     {
       ...requestsTo(door),
@@ -94,7 +98,7 @@ async function load(
       onStop: read,
     },
   );
-  return [run, workBetween(counters[0]!, counters[1]!)];
+  return [run, workBetween(counters[0]!, counters[1]!), delayMs];
 }
 
 async function warm(bench: Bench, door: FerryServer): Promise<void> {
@@ -107,7 +111,7 @@ function requestsTo({ target }: FerryServer): Pick<LoadSpec, "target" | "bodyByt
   return { target, bodyBytes: 2048, verify: true };
 }
 
-function report(run: Measured, work: Work, servers: readonly Figure[]): Report {
+function report(run: Measured, work: Work, delayMs: number, servers: readonly Figure[]): Report {
   return {
     figures: [
       figure("latency, p50", run.latency.percentileMs(50), "ms"),
@@ -115,6 +119,7 @@ function report(run: Measured, work: Work, servers: readonly Figure[]): Report {
       figure("latency, p99.9", run.latency.percentileMs(99.9), "ms"),
       figure("latency, max", run.latency.maxMs, "ms"),
       figure("errors", run.errors, "count", "<=", 0),
+      figure("event loop delay of the gateway, p99", delayMs, "ms", "<", 20),
       figure("offered", run.sent / run.seconds, "req/s", ">=", rate * 0.99),
       figure("mean fill of a batch", (work.meanBatch / maxBatchSize) * 100, "%"),
       figure("workers busy", work.busyShare * 100, "%"),

@@ -4,8 +4,8 @@
  * Each verb changes memory in one synchronous step, which is what makes it atomic; only then does it wait for
  * the journal. `records.ts` keeps every record by id, `places.ts` where those stand that are not final.
  *
- * Bounds: `maxQueued` and `maxQueuedBytes` for what waits, `results.maxBytes` for what is finished and
- * again for the cache, `deadLetters.max`, and `MAX_SPENDERS` rate windows.
+ * Bounds: `maxQueued` and `maxQueuedBytes` for what waits, `results.maxBytes` for what is finished and for
+ * the cache together, `deadLetters.max`, and `MAX_SPENDERS` rate windows.
  */
 import type { Clock } from "../clock.ts";
 import { ALONE_FROM_LOST, DEAD_FROM_ATTEMPT } from "../core/retry.ts";

@@ -107,7 +107,7 @@ export class Records {
 
   /** A final record that nobody wants any more. */
   forget(record: TaskRecord): void {
-    if (this.#packed.forget(record.task.id)) return void this.#keeper?.forget(record.task.id);
+    if (this.#packed.forget(record.task.id)) return this.#keeper?.forget(record.task.id);
     this.#shelf.remove(record);
     this.#drop(record);
   }

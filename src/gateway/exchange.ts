@@ -138,6 +138,7 @@ export class Exchange implements AnsweredRequest {
 
   #checkType(): void {
     const type = this.header("content-type");
+    if (type === "application/json" && this.header("content-encoding") === undefined) return;
     if (type === undefined || !/^application\/json\s*(;|$)/i.test(type)) {
       throw new Refusal("UNSUPPORTED_MEDIA_TYPE", "send Content-Type: application/json (curl: --json)");
     }
