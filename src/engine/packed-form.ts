@@ -198,7 +198,7 @@ export function read(slab: Slab, start: number): TaskRecord {
 
 /** Whether the record at `start` has this id. */
 export function hasId(slab: Slab, start: number, id: string): boolean {
-  return ownText(slab, start).slice(0, slab.numbers[numbersAt(start) + ID_LENGTH]!) === id;
+  return idAt(slab, start) === id;
 }
 
 /** Whether it answers for others under this key. */
@@ -208,7 +208,7 @@ export function hasKey(slab: Slab, start: number, key: string): boolean {
 }
 
 export function idAt(slab: Slab, start: number): string {
-  return ownText(slab, start).slice(0, slab.numbers[numbersAt(start) + ID_LENGTH]!);
+  return ownText(slab, start).slice(0, slab.numbers[numbersAt(start) + ID_LENGTH]);
 }
 
 export function numbersAt(start: number): number {
