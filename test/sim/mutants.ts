@@ -98,12 +98,6 @@ const MUTANTS: readonly Mutant[] = [
     to: "${model.name}`",
   },
   {
-    name: "whoever joins does not look whether the task ended meanwhile",
-    file: "src/result/router.ts",
-    from: "if (record?.outcome !== undefined) this.#settled(record);",
-    to: "void record;",
-  },
-  {
     name: "nobody looks up what a lost note would have said",
     file: "src/engine/redis-news.ts",
     from: "await this.#lookUp(old);",
