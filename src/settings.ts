@@ -326,12 +326,15 @@ export const settings = group("Everything Ferry can be told.", {
       unit: "ms",
     }),
     evictAfterRead: boolean("Forget an outcome once its owner has it.", false),
-    maxBytes: integer("The most memory for kept outcomes, those of the cache included; the oldest go first.", {
-      default: 128 * mebibyte,
-      min: mebibyte,
-      max: 64 * 1024 * mebibyte,
-      unit: "bytes",
-    }),
+    maxBytes: integer(
+      "The most memory for kept outcomes, those of the cache included; the oldest go first.",
+      {
+        default: 128 * mebibyte,
+        min: mebibyte,
+        max: 64 * 1024 * mebibyte,
+        unit: "bytes",
+      },
+    ),
   }),
   deadLetters: group("Tasks that will not be tried again, kept for a person.", {
     max: integer("How many; the oldest go first.", { default: 10_000, min: 0, max: 1_000_000 }),

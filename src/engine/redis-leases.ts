@@ -6,6 +6,7 @@
  * claim asked for. What is not settled when the process stops is given back at once.
  */
 import type { Alarm, Clock } from "../clock.ts";
+import { Table } from "../core/table.ts";
 import type { Lease } from "./engine.ts";
 
 interface Held {
@@ -20,7 +21,7 @@ export class RedisLeases {
   readonly #clock: Clock;
   readonly #renew: (lease: Lease, ids: readonly string[], until: number) => Promise<unknown>;
   /** By token; bounded by the slots of this process. */
-  readonly #held = new Map<string, Held>();
+  readonly #held = new Table<Held>(0);
   #alarm: Alarm | undefined;
 
   constructor(
@@ -59,7 +60,7 @@ export class RedisLeases {
   /** Everything that is still held; nothing is renewed any more. */
   close(): { lease: Lease; ids: string[] }[] {
     this.#alarm?.cancel();
-    const left = [...this.#held.values()].map(({ lease, open }) => ({ lease, ids: [...open] }));
+    const left = this.#held.values().map(({ lease, open }) => ({ lease, ids: [...open] }));
     this.#held.clear();
     return left;
   }
@@ -67,8 +68,8 @@ export class RedisLeases {
   #ring(): void {
     this.#alarm = undefined;
     const now = this.#clock.now();
-    for (const [token, { lease, open, until }] of this.#held) {
-      if (until <= now) this.#held.delete(token);
+    for (const { lease, open, until } of this.#held.values()) {
+      if (until <= now) this.#held.delete(lease.token);
       // A renewal that fails is tried again at the next third; the lease outlives two.
       else this.#renew(lease, [...open], this.first(until)).catch(() => {});
     }

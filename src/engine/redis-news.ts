@@ -2,10 +2,12 @@
  * How the end of a task reaches the process that waits for it.
  *
  * Whoever waits is written down here before the task is put, and in the task's state by the same script that
- * takes it in. Whoever ends it sends one note per process with all the outcomes of the batch. Notes are hints: each is numbered, and after a gap, after a reconnect, and once a second for whoever has waited
- * longer than that, the outcomes are looked up. An end is told once, however often it is heard of.
+ * takes it in. Whoever ends it sends one note per process with all the outcomes of the batch. Notes are hints: each
+ * is numbered, and after a gap, after a reconnect, and once a second for whoever has waited longer than that, the
+ * outcomes are looked up. An end is told once, however often it is heard of.
  */
 import type { Alarm } from "../clock.ts";
+import { hashOf, Table } from "../core/table.ts";
 import type { RecordView } from "./engine.ts";
 import type { Holder } from "./redis-crowds.ts";
 import { frame, frameOf, parts as partsOf, readOutcome } from "./redis-frames.ts";
@@ -13,6 +15,7 @@ import type { RedisReply } from "../redis/nodes.ts";
 import type { RedisParts } from "./redis-parts.ts";
 
 interface Awaited {
+  readonly id: string;
   readonly since: number;
   /** Nobody waits any longer after this. */
   until: number;
@@ -38,7 +41,7 @@ export class RedisNews {
   readonly #sweepMs: number;
   readonly #tell: (record: RecordView) => void;
   /** Bounded by the tasks that this process put and the results that it long-polls. */
-  readonly #awaited = new Map<string, Awaited>();
+  readonly #awaited: Table<Awaited>;
   /** The number of the last note heard, by sender and shard, and of the last one sent, by receiver and shard. */
   readonly #last = new Map<string, number>();
   readonly #sent = new Map<string, number>();
@@ -48,6 +51,8 @@ export class RedisNews {
 
   constructor(parts: RedisParts, tell: (record: RecordView) => void) {
     this.#parts = parts;
+    // Whoever long-polls chooses ids; our name is chance.
+    this.#awaited = new Table(hashOf(parts.name, 0));
     this.#sweepMs = parts.options.sweepMs;
     this.#tell = tell;
   }
@@ -77,6 +82,7 @@ export class RedisNews {
     }
     const since = this.#parts.clock.now();
     this.#awaited.set(id, {
+      id,
       since,
       until: until + PATIENCE_MS,
       accepted: false,
@@ -111,7 +117,7 @@ export class RedisNews {
 
   /** The same, before it is unpacked: most of what is heard is for somebody who waits here. */
   endedFrame(id: string, bytes: Buffer): void {
-    if (this.#awaited.has(id)) this.ended(readOutcome(id, bytes, this.#parts.shared));
+    if (this.#awaited.get(id) !== undefined) this.ended(readOutcome(id, bytes, this.#parts.shared));
   }
 
   /** Tells another process of ends, id and outcome in turn. Whatever goes wrong here, it will look itself. */
@@ -130,12 +136,13 @@ export class RedisNews {
     if (this.#last.size > MAX_SENDERS) this.#last.clear();
     this.#last.set(key, count);
     for (let at = 0; at < news.length; at += 2) this.endedFrame(news[at]!.toString("latin1"), news[at + 1]!);
-    if (last !== undefined && count !== last + 1) void this.#lookUp([...this.#awaited.keys()]);
+    if (last !== undefined && count !== last + 1)
+      void this.#lookUp(this.#awaited.values().map(({ id }) => id));
   }
 
   #resubscribed(): void {
     this.#last.clear();
-    void this.#lookUp([...this.#awaited.keys()]);
+    void this.#lookUp(this.#awaited.values().map(({ id }) => id));
   }
 
   #arm(): void {
@@ -149,7 +156,7 @@ export class RedisNews {
   async #sweep(): Promise<void> {
     const now = this.#parts.clock.now();
     const old: string[] = [];
-    for (const [id, { since, until }] of this.#awaited) {
+    for (const { id, since, until } of this.#awaited.values()) {
       if (until <= now) this.unexpect(id);
       else if (since + this.#sweepMs <= now) old.push(id);
     }
