@@ -9,6 +9,8 @@
  *   latency at a quantile  ≥ a + b·m + q·m/λ.  Batches of m leave m/λ apart at best, and whoever comes between
  *                         two starts waits for the second; evenly spaced starts make the tail of that wait
  *                         shortest (Jensen). With constant S this is S·(1 + q/k).
+ *   least latency         a + b·m + q·(m − 1)/λ: whoever opens a batch of m waits for m − 1 others. The same in
+ *                         dense traffic, and still true where arrivals are sparse: what can be promised at most.
  *   frontier              the same at a given mean batch: fewer, larger batches cost less and wait longer. No
  *                         policy that sends batches of that mean is faster.
  *   mean wait             = (E[n²]/E[n] − 1) / 2λ for every policy that empties the queue when it sends a
@@ -50,6 +52,13 @@ export function latencyBound(quantile: number, fleet: Fleet, perMs: number): num
   return latencyAt(quantile, fleet, perMs, smallestMeanBatch(fleet, perMs));
 }
 
+/** As `latencyBound`, but never too high, however sparse the arrivals. Infinity where the workers cannot keep up. */
+export function leastLatency(quantile: number, fleet: Fleet, perMs: number): number {
+  const least = smallestMeanBatch(fleet, perMs);
+  if (least === Infinity) return Infinity;
+  return fleet.baseMs + fleet.perTaskMs * least + (quantile * (least - 1)) / perMs;
+}
+
 export function p99Bound(fleet: Fleet, perMs: number): number {
   return latencyBound(0.99, fleet, perMs);
 }
@@ -77,5 +86,6 @@ export function batchesPerThousand({ maxBatchSize }: Fleet): number {
 function latencyAt(quantile: number, { baseMs, perTaskMs }: Fleet, perMs: number, meanBatch: number): number {
   // Alone in its batch nobody waits for company.
   if (meanBatch <= 1) return baseMs + perTaskMs;
+  if (meanBatch === Infinity) return Infinity;
   return baseMs + perTaskMs * meanBatch + (quantile * meanBatch) / perMs;
 }

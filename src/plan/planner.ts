@@ -10,8 +10,9 @@
  * Both are found by search: latency falls with every worker, as far as the scatter of one run allows. A run has
  * 100,000 requests unless told otherwise, at least 10 s, with bursts 60 s, at most an hour. Runs are kept: no size is run twice.
  */
+import { leastLatency } from "./bounds.ts";
 import type { PolicyName } from "../core/policy.ts";
-import { capacityOf, latencyBound, serviceMs } from "./service.ts";
+import { capacityOf, serviceMs } from "./service.ts";
 import { type Figures, type Fleet, runTrial } from "./trial.ts";
 import { burstArrivals, poissonArrivals } from "./workload.ts";
 
@@ -93,9 +94,7 @@ export class Planner {
   boundMs(workers: number): number {
     const { service, limits, overheadMs } = this.ask.fleet;
     const { maxBatchSize } = limits;
-    return (
-      latencyBound(service, { perMs: this.perMs, workers, maxBatchSize }, this.ask.goal.share) + overheadMs
-    );
+    return leastLatency(this.ask.goal.share, { workers, maxBatchSize, ...service }, this.perMs) + overheadMs;
   }
 
   run(workers: number, policy = this.ask.fleet.limits.policy): Promise<Figures> {

@@ -4,10 +4,6 @@
  *
  *   capacity     k · B / S(B)
  *   load         λ / capacity
- *   least batch  m = max(1, λ·base / (k − λ·perTask)): with smaller ones on average the workers fall behind
- *   bound        the q-quantile of latency is at least base + perTask·m + q·(m − 1)/λ, whatever the policy does:
- *                whoever opens a batch of m waits for m − 1 others, and even spacing is the best there is. With
- *                constant S and dense arrivals that is S(1 + q/k).
  */
 export interface ServiceTime {
   readonly baseMs: number;
@@ -37,17 +33,4 @@ export function serviceMs({ baseMs, perTaskMs }: ServiceTime, size: number): num
 /** Tasks per ms that a worker does in full batches. */
 export function capacityOf(service: ServiceTime, maxBatchSize: number): number {
   return maxBatchSize / serviceMs(service, maxBatchSize);
-}
-
-/** Infinity where the workers cannot keep up. */
-export function latencyBound(
-  service: ServiceTime,
-  { perMs, workers, maxBatchSize }: { perMs: number; workers: number; maxBatchSize: number },
-  share: number,
-): number {
-  const { baseMs, perTaskMs } = service;
-  const spare = workers - perMs * perTaskMs;
-  const least = spare <= 0 ? Infinity : Math.max(1, (perMs * baseMs) / spare);
-  if (least > maxBatchSize) return Infinity;
-  return serviceMs(service, least) + (share * (least - 1)) / perMs;
 }

@@ -7,7 +7,8 @@ import { fit, fitLine, kneeOf } from "../../src/plan/fit.ts";
 import { sizesUpTo } from "../../src/plan/measure.ts";
 import { around } from "../../src/plan/planner.ts";
 import { Sample } from "../../src/plan/sample.ts";
-import { formatService, latencyBound, parseService } from "../../src/plan/service.ts";
+import { leastLatency } from "../../src/plan/bounds.ts";
+import { formatService, parseService } from "../../src/plan/service.ts";
 import { spreadWholeMs, TraceReader } from "../../src/plan/trace-file.ts";
 import { Random } from "../../src/core/random.ts";
 import { burstArrivals, poisson, poissonArrivals } from "../../src/plan/workload.ts";
@@ -36,16 +37,17 @@ test("service times as people write them", () => {
 
 test("the bound: S(1 + q/k) where arrivals are dense, S(1) where they are rare, none beyond the capacity", () => {
   const constant = { baseMs: 100, perTaskMs: 0 };
-  const at = (perMs: number, workers: number) => ({ perMs, workers, maxBatchSize: 64 });
-  assert.ok(Math.abs(latencyBound(constant, at(3, 7), 0.99) - 113.8) < 0.1);
-  assert.ok(Math.abs(latencyBound(constant, at(0.6, 1), 0.99) - 197.35) < 0.1);
-  assert.equal(latencyBound(constant, at(0.001, 4), 0.99), 100);
-  assert.equal(latencyBound(constant, at(1, 1), 0.99), Infinity);
+  const bound = (service: typeof constant, perMs: number, workers: number): number =>
+    leastLatency(0.99, { ...service, workers, maxBatchSize: 64 }, perMs);
+  assert.ok(Math.abs(bound(constant, 3, 7) - 113.8) < 0.1);
+  assert.ok(Math.abs(bound(constant, 0.6, 1) - 197.35) < 0.1);
+  assert.equal(bound(constant, 0.001, 4), 100);
+  assert.equal(bound(constant, 1, 1), Infinity);
   // 36 + n, 70 % of eight workers: m = λa / (k − λb).
   const perMs = 0.7 * 8 * 0.64;
   const m = (perMs * 36) / (8 - perMs);
-  const bound = latencyBound({ baseMs: 36, perTaskMs: 1 }, at(perMs, 8), 0.99);
-  assert.ok(Math.abs(bound - (36 + m + (0.99 * (m - 1)) / perMs)) < 1e-9);
+  const affine = bound({ baseMs: 36, perTaskMs: 1 }, perMs, 8);
+  assert.ok(Math.abs(affine - (36 + m + (0.99 * (m - 1)) / perMs)) < 1e-9);
 });
 
 describe("fits", () => {
