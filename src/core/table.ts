@@ -9,7 +9,7 @@
  *
  * Open addressing with linear probing; a deleted place is closed by moving those behind it up, so there are no
  * traces of what is gone. Its arrays are replaced only when they are half full. Keys are hashed with a secret seed:
- * whoever can choose them cannot make them meet. The order of `values` means nothing.
+ * whoever can choose them cannot make them meet.
  */
 export class Table<Value> {
   readonly #seed: number;
@@ -17,6 +17,9 @@ export class Table<Value> {
   #hashes = new Int32Array(SMALLEST);
   #keys: (string | undefined)[] = new Array<undefined>(SMALLEST).fill(undefined);
   #values: (Value | undefined)[] = new Array<undefined>(SMALLEST).fill(undefined);
+  /** The number of each entry, in the order in which they came. */
+  #orders = new Float64Array(SMALLEST);
+  #entries = 0;
   #mask = SMALLEST - 1;
   #size = 0;
 
@@ -44,6 +47,7 @@ export class Table<Value> {
     if (this.#keys[at] !== undefined) return;
     this.#keys[at] = key;
     this.#hashes[at] = hash;
+    this.#orders[at] = ++this.#entries;
     this.#size++;
     if (this.#size * 2 > this.#mask) this.#grow();
   }
@@ -53,6 +57,7 @@ export class Table<Value> {
     const keys = this.#keys;
     const hashes = this.#hashes;
     const values = this.#values;
+    const orders = this.#orders;
     if (keys[hole] === undefined) return false;
     const mask = this.#mask;
     for (let at = (hole + 1) & mask; keys[at] !== undefined; at = (at + 1) & mask) {
@@ -61,6 +66,7 @@ export class Table<Value> {
       keys[hole] = keys[at];
       hashes[hole] = hashes[at]!;
       values[hole] = values[at];
+      orders[hole] = orders[at]!;
       hole = at;
     }
     keys[hole] = undefined;
@@ -75,9 +81,11 @@ export class Table<Value> {
     this.#size = 0;
   }
 
-  /** A copy: the table may change while it is walked. */
+  /** In the order in which their keys came. A copy: the table may change while it is walked. */
   values(): Value[] {
-    return this.#values.filter((_, at) => this.#keys[at] !== undefined) as Value[];
+    const places = [...this.#keys.keys()].filter((at) => this.#keys[at] !== undefined);
+    places.sort((one, other) => this.#orders[one]! - this.#orders[other]!);
+    return places.map((at) => this.#values[at]!);
   }
 
   /** Where `key` stands, or the free place where it would. */
@@ -94,8 +102,10 @@ export class Table<Value> {
     const keys = this.#keys;
     const hashes = this.#hashes;
     const values = this.#values;
+    const orders = this.#orders;
     const places = keys.length * 2;
     this.#hashes = new Int32Array(places);
+    this.#orders = new Float64Array(places);
     this.#keys = new Array<undefined>(places).fill(undefined);
     this.#values = new Array<undefined>(places).fill(undefined);
     this.#mask = places - 1;
@@ -106,6 +116,7 @@ export class Table<Value> {
       this.#keys[place] = key;
       this.#hashes[place] = hashes[at]!;
       this.#values[place] = values[at];
+      this.#orders[place] = orders[at]!;
     }
   }
 }

@@ -84,7 +84,7 @@ export class NativeProtocol {
     const entering = this.#enter(exchange);
     const caller = entering instanceof Promise ? await entering : entering;
     const draft = parseBody(await exchange.body(), idempotencyKey(exchange));
-    const ticket = await this.#submit(exchange, draft, caller);
+    const ticket = this.#noted(exchange, await this.#submit(exchange, draft, caller));
     const waitMs = preferredWaitMs(exchange.header("prefer"), this.#options.defaultMode);
     const record = ticket.record ?? (await this.#wait(exchange, ticket, waitMs));
     if (exchange.answered) return;
@@ -96,7 +96,7 @@ export class NativeProtocol {
     const caller = await this.#enter(exchange);
     const draft = parseBody(await exchange.body(), idempotencyKey(exchange), new Set(["input"]));
     if (!draft.input.startsWith('"')) throw new Refusal("INVALID_REQUEST", `"input" must be a string`);
-    const ticket = await this.#submit(exchange, draft, caller);
+    const ticket = this.#noted(exchange, await this.#submit(exchange, draft, caller));
     const record = ticket.record ?? (await this.#wait(exchange, ticket, undefined));
     if (exchange.answered) return;
     const quota = quotaHeaders(ticket.quota);
@@ -112,9 +112,12 @@ export class NativeProtocol {
     this.#engine.delivered(ticket.id);
   }
 
-  async #submit(exchange: Exchange, draft: Draft, caller: Caller): Promise<Ticket> {
+  #submit(exchange: Exchange, draft: Draft, caller: Caller): Promise<Ticket> {
     exchange.model = this.#intake.model(draft.model).name;
-    const ticket = await this.#intake.submit(draft, caller, exchange.trace);
+    return this.#intake.submit(draft, caller, exchange.trace);
+  }
+
+  #noted(exchange: Exchange, ticket: Ticket): Ticket {
     exchange.id = ticket.id;
     exchange.work = ticket.work;
     return ticket;

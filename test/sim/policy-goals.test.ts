@@ -116,13 +116,13 @@ describe("a batch takes 100 ms whatever its size", () => {
     );
   });
 
-  // With 4 workers at 95 % load 1.06 is missed: 1.056 to 1.095 over six seeds, 1.071 in the mean (and 1.012 to 1.025
-  // at 90 %). The bound is for arrivals as even as can be. At 95 % load 61 are expected between two starts, every
-  // third time more than 64 come, and with no gap between batches the rest waits for the next one. A policy cannot
-  // help that; `adaptive`, which leaves gaps, has 1.059 in the mean.
-  test("latency: p99 over the bound at most 1.02 up to 90 % load, 1.06 at 95 %; more with 4 workers", async (t) => {
+  // With 4 workers the goals of 1.02 at 90 % load and 1.06 at 95 % are missed by some seeds of six: 1.016 to 1.023 and
+  // 1.059 to 1.070, the middle of five runs. The bound is for arrivals as even as can be. At 95 % load 61 are expected
+  // between two starts, every third time more than 64 come, and with no gap between batches the rest waits for the
+  // next one. A policy cannot help that; `adaptive`, which leaves gaps, has 1.049 to 1.056.
+  test("latency: p99 over the bound at most 1.02 up to 90 % load, 1.06 at 95 %; 1.03 and 1.08 with 4 workers", async (t) => {
     const cells = await table(CONSTANT, "latency");
-    const few = (load: number): number => (load > 0.9 ? 1.1 : load > 0.8 ? 1.03 : 1.02);
+    const few = (load: number): number => (load > 0.9 ? 1.08 : load > 0.8 ? 1.03 : 1.02);
     hold(
       t,
       cells,
@@ -171,6 +171,7 @@ describe("a batch takes 100 ms whatever its size", () => {
   });
 });
 
+// Over six seeds at most 1.433, and 1.299 with `latency`: these goals have next to no margin.
 describe("a batch of n takes 36 + n ms", () => {
   test("p99 over the bound: at most 1.45", async (t) => {
     hold(
@@ -192,8 +193,8 @@ describe("a batch of n takes 36 + n ms", () => {
 });
 
 /**
- * The tail of a few long batches that overlap now and then is long itself, so several runs are put together: of
- * one alone p99.9 scatters between 270 and 510 ms.
+ * The tail of a few long batches that overlap now and then is long itself, so several runs are put together: of one
+ * alone p99.9 scatters between 270 and 510 ms, of these between 271 and 326 over six seeds, with one 355 at 80 %.
  */
 describe("1 % of the batches take five times as long", () => {
   for (const [load, runs, requests] of [
