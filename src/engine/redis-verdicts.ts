@@ -19,8 +19,6 @@ export interface Output {
   readonly name: string;
   readonly value: Buffer;
   readonly ttlMs: number;
-  /** Whoever comes with this content, from whichever tenant, is to find it; "" where only the index of `put` leads. */
-  readonly index: string;
 }
 
 export interface Told {
@@ -67,10 +65,13 @@ export function tell(verdict: Verdict, known: Claimed | undefined, all: Verdicts
     const reusableMs = cacheKey === "" ? 0 : cacheTtlMs;
     const until = { expiresAt: now + ttlMs, reusableAt: reusableMs === 0 ? 0 : now + reusableMs };
     const { value, bytes } = resultValue({ tenant: task.tenant, ...until }, fields, outcome, clock);
+    // Whoever comes with this content, from whichever tenant, is to find it; "" where the index of `put` leads there.
     const index = cacheKey === joinKey ? "" : indexName(cacheKey);
-    const output = { name: `o:${id}.${lease.token}`, value, ttlMs: Math.max(ttlMs, reusableMs), index };
+    const output = { name: `o:${id}.${lease.token}`, value, ttlMs: Math.max(ttlMs, reusableMs) };
     names.push(output.name);
-    return { args: ["d", attempt, "", "", ""], names, record, bytes, output };
+    // By the script, and only when it counts: a late success must not hide one that others can have.
+    if (index !== "") names.push(`x:${index}`);
+    return { args: ["d", attempt, "", index, output.ttlMs], names, record, bytes, output };
   }
   const bytes = outcomeFrame(fields, outcome, clock);
   const retryable = errors[verdict.code].retryable ? 1 : 0;

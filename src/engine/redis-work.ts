@@ -215,12 +215,11 @@ export class RedisWork {
       const { args, names, output } = told[at]!;
       call.names(shard, ...names);
       if (output === undefined) call.add(call.place(shard), id, ...args);
-      else if (full) call.add(call.place(shard), id, args[0]!, args[1]!, output.value, "", "");
+      else if (full) call.add(call.place(shard), id, args[0]!, args[1]!, output.value, args[3]!, args[4]!);
       else {
         call.add(call.place(shard), id, ...args);
-        const { name, value, ttlMs, index } = output;
+        const { name, value, ttlMs } = output;
         call.before("SET", `${keys.bases[shard]!}${name}`, value, "PX", ttlMs);
-        if (index !== "") call.before("SET", `${keys.bases[shard]!}x:${index}`, id, "PX", ttlMs);
       }
     }
     return call;

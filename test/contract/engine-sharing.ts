@@ -190,6 +190,15 @@ function cache(holds: Holds): void {
     assert.equal((await stage.put({}, CACHED)).kind, "done");
   });
 
+  holds("a success that comes too late for its own task does not hide another's", async (stage) => {
+    const first = await stage.run({}, CACHED);
+    const late = await stage.run({ tenant: "bob" }, CACHED);
+    assert.equal(await stage.settle(first.lease, done(first.id)), "taken");
+    assert.equal(await stage.settle(late.lease, dead(late.id)), "taken");
+    assert.equal(await stage.settle(late.lease, done(late.id)), "late");
+    assert.equal((await stage.put({}, CACHED)).kind, "done");
+  });
+
   holds("a good outcome from an expired lease is reused too", async (stage) => {
     const { id, lease } = await stage.run({}, CACHED);
     await stage.pass(LEASE_MS);

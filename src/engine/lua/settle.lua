@@ -5,7 +5,8 @@
 -- was too full for that they come as arguments.
 -- ARGV 3 token, 4 results ttl, 5 dead letters max, 6 queueMs, then the shards, then per verdict:
 -- shard's place, id, kind, and four more:
---   d done     attempt; where it could not be written before: the outcome as it is kept
+--   d done     attempt; where it could not be written before: the outcome as it is kept; the index under which
+--              others find it ('' for none) and for how long
 --   f failed   outcome frame, retryable
 --   x dead     outcome frame, retryable, code, detail
 --   r retry    at, spared, overdue, maxBatchSize
@@ -44,8 +45,9 @@ local function count_attempts(sh, id, attempt)
 end
 
 -- The first good outcome wins, from whichever lease it comes.
-local function done(sh, id, st, attempt, inline)
+local function done(sh, id, st, attempt, inline, index, index_ttl)
   local key, frame = sh.base .. 'r:' .. id, ''
+  if index ~= '' then redis.call('SET', sh.base .. 'x:' .. index, id, 'PX', index_ttl) end
   if inline ~= '' then
     redis.call('SET', key, inline, 'PX', ttl)
   elseif redis.pcall('RENAME', sh.base .. 'o:' .. id .. '.' .. token, key).err then
@@ -62,7 +64,7 @@ local function settle(sh, id, kind, a, b, c, d)
     if kind == 'd' then redis.call('UNLINK', sh.base .. 'o:' .. id .. '.' .. token) end
     return find_result(sh, id) and 'l' or 'g'
   end
-  if kind == 'd' then return done(sh, id, st, tonumber(a), b) end
+  if kind == 'd' then return done(sh, id, st, tonumber(a), b, c, d) end
   if st[PLACE] ~= 'r' or st[TOKEN] ~= token then return 'l' end
   if kind == 'r' then
     if c == '1' and st[OVERDUE] == 1 then return 'l' end
