@@ -30,6 +30,14 @@ interface Profile {
   readonly startTime: number;
 }
 
+const native: ReadonlyMap<string, string> = new Map([
+  ["(garbage collector)", "garbage collection, main thread"],
+  ["(program)", "native code without a name (kernel, parser, loop)"],
+  ["writeLatin1String", "writing to the socket"],
+  ["writeUtf8String", "writing to the socket"],
+  ["writev", "writing to the socket"],
+]);
+
 const dir = mkdtempSync(join(tmpdir(), "ferry-steps-"));
 try {
   const { perRequest, rate, profile } = await run();
@@ -77,18 +85,11 @@ function stepsOf({ nodes, samples, timeDeltas, startTime, endTime }: Profile): M
   return new Map([...spent].map(([step, us]) => [step, us / busy]));
 }
 
-const native: Readonly<Record<string, string>> = {
-  "(garbage collector)": "garbage collection, main thread",
-  "(program)": "native code without a name (kernel, parser, loop)",
-  writeLatin1String: "writing to the socket",
-  writeUtf8String: "writing to the socket",
-  writev: "writing to the socket",
-};
-
 /** "" while it idles. */
 function stepOf({ functionName, url }: Profile["nodes"][number]["callFrame"]): string {
   if (functionName === "(idle)") return "";
-  if (native[functionName] !== undefined) return native[functionName];
+  const known = native.get(functionName);
+  if (known !== undefined) return known;
   if (url.startsWith("node:")) {
     if (url.includes("crypto")) return "SHA-256 of the input";
     return /http|streams?|net|buffer/.test(url)

@@ -36,12 +36,12 @@ export class Table<Value> {
     return this.#size;
   }
 
-  get(key: string): Value | undefined {
-    return this.#values[this.#find(key, hashOf(key, this.#seed, this.#hashed))];
+  /** `hash`: what `Hashes` of the same seed says of the key, where it is known already. */
+  get(key: string, hash = hashOf(key, this.#seed, this.#hashed)): Value | undefined {
+    return this.#values[this.#find(key, hash)];
   }
 
-  set(key: string, value: Value): void {
-    const hash = hashOf(key, this.#seed, this.#hashed);
+  set(key: string, value: Value, hash = hashOf(key, this.#seed, this.#hashed)): void {
     const at = this.#find(key, hash);
     this.#values[at] = value;
     if (this.#keys[at] !== undefined) return;
@@ -52,8 +52,8 @@ export class Table<Value> {
     if (this.#size * 2 > this.#mask) this.#grow();
   }
 
-  delete(key: string): boolean {
-    let hole = this.#find(key, hashOf(key, this.#seed, this.#hashed));
+  delete(key: string, hash = hashOf(key, this.#seed, this.#hashed)): boolean {
+    let hole = this.#find(key, hash);
     const keys = this.#keys;
     const hashes = this.#hashes;
     const values = this.#values;
@@ -131,4 +131,24 @@ export function hashOf(text: string, seed: number, last = Infinity): number {
     hash = Math.imul(hash ^ text.charCodeAt(at), 0x01000193);
   }
   return hash ^ (hash >>> 15);
+}
+
+/** Remembers the last text: the same one is most often asked for several times in a row. */
+export class Hashes {
+  readonly #seed: number;
+  #text = "";
+  #hash: number;
+
+  constructor(seed: number) {
+    this.#seed = seed;
+    this.#hash = hashOf("", seed);
+  }
+
+  of(text: string): number {
+    if (text !== this.#text) {
+      this.#text = text;
+      this.#hash = hashOf(text, this.#seed);
+    }
+    return this.#hash;
+  }
 }

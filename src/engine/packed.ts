@@ -11,7 +11,7 @@
  * not fetched yet is handed back (`rescue`) instead, because nothing promised is thrown away before its time.
  */
 import { Fifo } from "../core/fifo.ts";
-import { hashOf } from "../core/table.ts";
+import { Hashes, hashOf } from "../core/table.ts";
 import { PackedIndex } from "./packed-index.ts";
 import {
   BYTES,
@@ -51,6 +51,8 @@ export interface PackedOwner {
 export class Packed {
   readonly #ttlMs: number;
   readonly #seed: number;
+  /** Of cache keys. */
+  readonly hashes: Hashes;
   readonly #owner: PackedOwner;
   readonly #slabs = new Fifo<Slab>();
   readonly #byId = new PackedIndex((place, id) => hasId(this.#slab(place), startOf(place), id));
@@ -69,6 +71,7 @@ export class Packed {
   constructor(ttlMs: number, seed: number, owner: PackedOwner) {
     this.#ttlMs = ttlMs;
     this.#seed = seed;
+    this.hashes = new Hashes(seed);
     this.#owner = owner;
   }
 
@@ -83,7 +86,7 @@ export class Packed {
     const key = record.outcome!.ok && cacheTtlMs > 0 && !record.cached ? cacheKey : "";
     if (elsewhere && key === "") return;
     const idHash = this.#idHash(record.task.id);
-    const keyHash = key === "" ? 0 : hashOf(key, this.#seed);
+    const keyHash = key === "" ? 0 : this.hashes.of(key);
     const one = parcel(record, key, idHash, keyHash);
     const { batch } = record;
     let slab = this.#newest;
@@ -112,7 +115,7 @@ export class Packed {
 
   /** A success with that content, while it may answer for others. */
   cached(key: string, now: number): TaskRecord | undefined {
-    const place = this.#byKey.find(hashOf(key, this.#seed), key);
+    const place = this.#byKey.find(this.hashes.of(key), key);
     if (place < 0) return undefined;
     const slab = this.#slab(place);
     const start = startOf(place);

@@ -34,13 +34,13 @@ export class SharedWork {
   }
 
   inFlight({ joinKey }: Sharing): TaskRecord | undefined {
-    return joinKey === undefined ? undefined : this.#inFlight.get(joinKey);
+    return joinKey === undefined ? undefined : this.#inFlight.get(joinKey, this.#packed.hashes.of(joinKey));
   }
 
   /** `record` will answer for whoever comes with the same content or key. */
   started(record: TaskRecord): void {
     const { joinKey } = record.sharing;
-    if (joinKey !== undefined) this.#inFlight.set(joinKey, record);
+    if (joinKey !== undefined) this.#inFlight.set(joinKey, record, this.#packed.hashes.of(joinKey));
     this.bindKey(record, record.sharing);
   }
 
@@ -52,7 +52,9 @@ export class SharedWork {
 
   finished(record: TaskRecord): void {
     const { joinKey } = record.sharing;
-    if (joinKey !== undefined && this.#inFlight.get(joinKey) === record) this.#inFlight.delete(joinKey);
+    if (joinKey === undefined) return;
+    const hash = this.#packed.hashes.of(joinKey);
+    if (this.#inFlight.get(joinKey, hash) === record) this.#inFlight.delete(joinKey, hash);
   }
 
   forgotten(record: TaskRecord): void {
