@@ -1,7 +1,7 @@
 /**
  * The benchmark: named scenarios against a real Ferry on this machine, judged by their goals.
  *
- *   npm run bench                          all scenarios, about half an hour
+ *   npm run bench                          all scenarios, about forty minutes
  *   npm run bench -- latency-idle 10k      some of them
  *   npm run bench -- --quick               a fifth of the time: to see that it works
  *   npm run bench -- --json out.json       the same figures for a script; --svg out.svg as a chart

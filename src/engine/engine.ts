@@ -174,10 +174,11 @@ export interface EngineLimits {
 export interface Engine {
   /**
    * Takes a task in: joins it, answers it or queues it, atomically. Resolves when the task is as safe
-   * as this engine makes it (on disk, where it has one); only then may a client be told "accepted".
+   * as this engine makes it (on disk, where it has one); only then may a client be told "accepted". Answers
+   * without a promise where there is nothing to wait for: that is once for every request.
    * Putting the same task id twice queues it once.
    */
-  put(task: Task, sharing?: Sharing): Promise<PutReply>;
+  put(task: Task, sharing?: Sharing): PutReply | Promise<PutReply>;
 
   /**
    * Moves up to `max` queued tasks under one lease, tiers and tenants in fair turn. Tasks past their

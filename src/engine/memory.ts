@@ -61,11 +61,15 @@ export class MemoryEngine implements Engine {
     for (const saved of keeper?.found ?? NOTHING) this.#restore(saved, clock.now());
   }
 
-  async put(task: Task, sharing: Sharing = {}): Promise<PutReply> {
+  put(task: Task, sharing: Sharing = {}): PutReply | Promise<PutReply> {
     const reply = this.#putNow(task, sharing);
     if (this.#keeper === undefined || reply.kind === "full" || reply.kind === "conflict") return reply;
+    return this.#whenSafe(task, reply, this.#keeper);
+  }
+
+  async #whenSafe(task: Task, reply: PutReply, keeper: RecordKeeper): Promise<PutReply> {
     try {
-      await this.#keeper.flushed();
+      await keeper.flushed();
       return reply;
     } catch (error) {
       await this.cancel(task.id, task.tenant, true);

@@ -122,7 +122,8 @@ export class Intake {
       work: "own",
       waiter,
     };
-    const put = await this.#engine.put(task, refusal === undefined ? sharing : { ...sharing, only: true });
+    const putting = this.#engine.put(task, refusal === undefined ? sharing : { ...sharing, only: true });
+    const put = putting instanceof Promise ? await putting : putting;
     if (put.kind === "queued") {
       model.gate.queued(caller, now);
       return ticket;

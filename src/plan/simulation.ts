@@ -132,7 +132,10 @@ export class Simulation {
   }
 
   /** One task enters now. */
-  put(changes: Partial<Task> = {}, sharing: Sharing = {}): { id: string; reply: Promise<PutReply> } {
+  put(
+    changes: Partial<Task> = {},
+    sharing: Sharing = {},
+  ): { id: string; reply: PutReply | Promise<PutReply> } {
     const createdAt = this.clock.now();
     const task = {
       id: `task-${++this.#ids}`,

@@ -133,7 +133,7 @@ export class Stage {
     };
   }
 
-  put(fields: Partial<Task> = {}, sharing: Sharing = {}): Promise<PutReply> {
+  async put(fields: Partial<Task> = {}, sharing: Sharing = {}): Promise<PutReply> {
     return this.engine.put(this.task(fields), sharing);
   }
 
