@@ -211,11 +211,8 @@ export class MemoryEngine implements Engine {
     }
     record.expiresAt = this.#places.expiry(record.task.model, Math.max(now, verdict.at), record.deadlineAt);
     this.#events.emit("task.retried", retriedFields(record, verdict));
-    if (verdict.at <= now) {
-      this.#places.enqueue(record, "arrival");
-      return;
-    }
-    this.#places.sitOut(record, verdict.at);
+    if (verdict.at <= now) this.#places.enqueue(record, "arrival");
+    else this.#places.sitOut(record, verdict.at);
   }
 
   async cancel(id: string, tenant: string, abandoned = false): Promise<CancelReply> {
