@@ -1,8 +1,7 @@
 /**
  * Every record by id, from its first moment to the end of its time to live: what is written down of it,
  * who shares it, and, once it is final, where it is kept. That is outside of the heap (`packed.ts`); on the shelf
- * stand only those to which something else points, an Idempotency-Key or a dead letter, and those whose texts would
- * not come back from bytes as they were.
+ * stand only those to which something else points: an Idempotency-Key or a dead letter.
  */
 import type { Clock } from "../clock.ts";
 import { Table } from "../core/table.ts";
@@ -84,11 +83,10 @@ export class Records {
     record.outcome = outcome;
     record.settledAt = settledAt;
     this.shared.finished(record);
-    const faithful = survivesBytes(record);
-    if (record.keys.length > 0 || record.dead !== undefined || !faithful) {
+    if (record.keys.length > 0 || record.dead !== undefined) {
       record.task = { ...record.task, input: "", content: "" };
       this.#shelf.add(record);
-      if (faithful) this.#packed.add(record, true);
+      this.#packed.add(record, true);
     } else {
       this.#byId.delete(record.task.id);
       this.#packed.add(record);
@@ -140,10 +138,4 @@ export class Records {
     if (record.dead !== undefined) this.#keeper?.keepLetter(record);
     else this.#keeper?.forget(id);
   }
-}
-
-/** Half of a surrogate pair (a token's subject may hold one) has no bytes: two tenants could become one. */
-function survivesBytes({ task, outcome }: TaskRecord): boolean {
-  const text = outcome!.ok ? outcome!.output : outcome!.message;
-  return task.tenant.isWellFormed() && text.isWellFormed();
 }

@@ -5,8 +5,6 @@ import type { Task } from "../../src/core/task.ts";
 import type { Sharing } from "../../src/engine/engine.ts";
 import { Packed } from "../../src/engine/packed.ts";
 import { TaskRecord } from "../../src/engine/record.ts";
-import { Records } from "../../src/engine/records.ts";
-import { VirtualClock } from "../../src/plan/virtual-clock.ts";
 
 const TTL_MS = 1000;
 
@@ -141,16 +139,4 @@ test("too many bytes: what was delivered goes, what is awaited is handed back", 
   );
   assert.deepEqual(forgotten, ["delivered"]);
   assert.equal(packed.size, 2);
-});
-
-test("tenants that differ only in halves of a surrogate pair stay apart", () => {
-  const limits = { ttlMs: TTL_MS, evictAfterRead: false, maxBytes: 1_000_000 };
-  const clock = new VirtualClock();
-  const records = new Records(limits, clock, undefined, 0);
-  const sharing = { cacheKey: "content\n\ud800", cacheTtlMs: TTL_MS };
-  const record = new TaskRecord(task({ id: "t", tenant: "\ud800" }), sharing, 0);
-  records.open(record);
-  records.shelve(record, { ok: true, output: "1" }, clock.now());
-  assert.equal(records.find("t")?.task.tenant, "\ud800");
-  assert.equal(records.shared.cached({ cacheKey: "content\n\ufffd" }, clock.now()), undefined);
 });
