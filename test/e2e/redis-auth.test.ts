@@ -149,7 +149,7 @@ describe("two gateways, one batcher, one Redis", () => {
       assertError(answer, 503, "SERVICE_OVERLOADED");
       return answer.text.includes("credentials cannot be checked now");
     });
-    assert.match(a.stderr(), /API keys cannot be looked up/);
+    await eventually(() => a.stderr().includes("API keys cannot be looked up"));
     assertError(await a.post({ input: "away" }, bearer("nonsense")), 401, "UNAUTHENTICATED");
     await redis.restart();
     await eventually(async () => (await status(a, unseen)) === 200, 20_000);

@@ -27,7 +27,9 @@ const PORT_TRIES = 5;
 const DEFAULTS: Settings = {
   bind: HOST,
   appendonly: "yes",
-  appendfsync: "everysec",
+  // Not `everysec`: while a slow disk syncs, Redis holds back its writes for up to two seconds, and a kill -9 then takes
+  // what it has acknowledged with it. Without syncs every reply's write is with the kernel.
+  appendfsync: "no",
   save: "",
   "enable-debug-command": "yes",
   // A primary would wait ten seconds for a replica that is behind, or paused, before it ends.
