@@ -118,6 +118,27 @@ describe("a budget", () => {
     for (const id of ids) assert.equal(ended.get(id)?.outcome?.ok, true);
   });
 
+  test("what does not fit comes back together: the next batch is not made of the first of it", async () => {
+    const { simulation, calls } = stubbed({ maxBatchTokens: 100, backend: { workers: 2, baseMs: 100 } });
+    const [, second] = simulation.dispatcher.workers.slots;
+    second!.heldUntil = -Infinity;
+    const claim = simulation.engine.claim.bind(simulation.engine);
+    simulation.engine.claim = (request) => {
+      // It is there by the time that the others come back, which have waited for maxWaitMs already.
+      if (request.max > 1) second!.heldUntil = Infinity;
+      return claim(request);
+    };
+    await putTogether(
+      simulation,
+      Array.from({ length: 6 }, () => ofTokens(30)),
+    );
+    await simulation.run(110);
+    assert.deepEqual(
+      calls.map(({ inputs }) => inputs.length),
+      [1, 3, 3],
+    );
+  });
+
   test("arrivals are not counted again when they come back", async () => {
     const { simulation } = stubbed({ maxBatchTokens: 100, backend: { baseMs: 400 } });
     simulation.put();
