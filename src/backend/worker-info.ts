@@ -77,11 +77,9 @@ export class InfoQuestions {
 }
 
 /** What it said, "" when that is of no use; undefined when it could not be asked. */
-async function ask(
-  { path, headers, client: connect }: HealthPlace,
-  signal: AbortSignal,
-): Promise<string | undefined> {
-  const client = connect();
+async function ask(place: HealthPlace, signal: AbortSignal): Promise<string | undefined> {
+  const { path, headers } = place;
+  const client = place.client();
   try {
     const answer: Dispatcher.ResponseData = await client.request({ path, method: "GET", headers, signal });
     if (answer.statusCode >= 500 || answer.statusCode === 429) return undefined;

@@ -119,7 +119,7 @@ function render(outputs: readonly Json[], types: readonly string[], texts?: read
 interface CohereOutput {
   readonly fields: Fields | undefined;
   /** The embedding of a type. Throws a Refusal for one that the backend did not return. */
-  of(type: string): Json;
+  readonly of: (type: string) => Json;
 }
 
 function readOutput(output: Json): CohereOutput {

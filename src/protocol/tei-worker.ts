@@ -48,15 +48,15 @@ function sequence(input: Json): Json {
   return input.startsWith("[") ? input : `[${input}]`;
 }
 
-function outputs({ body, header }: Replied, inputs: readonly Json[], parameters: Json): Outputs {
+function outputs(reply: Replied, inputs: readonly Json[], parameters: Json): Outputs {
   const route = routeOf(parameters);
-  const { elements, flaw } = splitArray(body.toString("utf8"));
+  const { elements, flaw } = splitArray(reply.body.toString("utf8"));
   if (flaw !== undefined) return { flaw };
   if (elements.length !== inputs.length)
     return { flaw: `has ${elements.length} values for ${inputs.length} inputs` };
   const wrong = elements.findIndex((element) => !fits(element, route));
   if (wrong >= 0) return { flaw: `has no ${OUTPUT_FIELDS[route]} at ${wrong}${hint(route)}` };
-  const parts = shares(countIn(header("x-compute-tokens")), inputs, route);
+  const parts = shares(countIn(reply.header("x-compute-tokens")), inputs, route);
   return {
     outputs: elements.map((element, at) => outputText(route, detached(element), parts[at])),
   };

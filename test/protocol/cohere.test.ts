@@ -84,12 +84,13 @@ describe("Cohere, a request:", () => {
 
 describe("Cohere, an answer:", () => {
   test("every type, numbers as they were written, a new id, no warning of somebody else", () => {
-    const { inputs, parameters, render } = read({ texts: ["a", "b"], embedding_types: ["base64", "float"] });
+    const drafts = read({ texts: ["a", "b"], embedding_types: ["base64", "float"] });
+    const { inputs, parameters } = drafts;
     const reply =
       '{"id":"x","embeddings":{"float":[[0.10],[9007199254740993]],"int8":null,"base64":["AAA=","BBB="]},"texts":["a","b"],' +
       '"meta":{"api_version":{"version":"2"},"billed_units":{"input_tokens":5.0,"images":null},"warnings":["b!"]}}';
     const outputs = spoken.outputs(reply, inputs, parameters);
-    const answer = bodyOf(render(outputs, "m"));
+    const answer = bodyOf(drafts.render(outputs, "m"));
     assert.match(answer, /"float":\[\[0\.10\],\[9007199254740993\]\]/);
     const { id, embeddings, texts, meta, response_type: type } = parsed(answer);
     assert.deepEqual(embeddings["base64"], ["AAA=", "BBB="]);
@@ -98,7 +99,7 @@ describe("Cohere, an answer:", () => {
     assert.deepEqual(meta, { api_version: { version: "2" }, billed_units: { input_tokens: 5 } });
     assert.equal(type, "embeddings_by_type");
     assert.notEqual(id, "x");
-    assert.notEqual(id, parsed(bodyOf(render(outputs, "m"))).id);
+    assert.notEqual(id, parsed(bodyOf(drafts.render(outputs, "m"))).id);
   });
 
   test("replies that cannot be used", () => {
@@ -118,8 +119,8 @@ describe("Cohere, an answer:", () => {
 
   test("a function may return the vector alone, for float and base64; a type that is not there is an error", () => {
     const base64 = Buffer.from(Float32Array.of(0.5).buffer).toString("base64");
-    const { render } = read({ texts: ["a", "b"], embedding_types: ["float", "base64"] });
-    assert.deepEqual(parsed(bodyOf(render(["[0.5]", `"${base64}"`], "m"))).embeddings, {
+    const drafts = read({ texts: ["a", "b"], embedding_types: ["float", "base64"] });
+    assert.deepEqual(parsed(bodyOf(drafts.render(["[0.5]", `"${base64}"`], "m"))).embeddings, {
       float: [[0.5], [0.5]],
       base64: [base64, base64],
     });

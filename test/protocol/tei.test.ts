@@ -67,8 +67,9 @@ describe("TEI, /embed and its kin:", () => {
       "/embed_sparse": '[[{"index":1,"value":1.10}],[]]',
     };
     for (const [path, reply] of Object.entries(replies)) {
-      const { inputs, parameters, render } = spoken.read(path, { inputs: ["a", "b"] });
-      const answer = bodyOf(render(spoken.outputs(reply, inputs, parameters), "m"));
+      const drafts = spoken.read(path, { inputs: ["a", "b"] });
+      const { inputs, parameters } = drafts;
+      const answer = bodyOf(drafts.render(spoken.outputs(reply, inputs, parameters), "m"));
       assert.equal(answer.replaceAll(" ", ""), reply.replaceAll(" ", ""));
     }
   });
@@ -85,16 +86,19 @@ describe("TEI, /embed and its kin:", () => {
   });
 
   test("a function may return the vector alone, or base64; anything else is an error and no answer", () => {
-    const { render } = spoken.read("/embed", { inputs: ["a", "b"] });
+    const drafts = spoken.read("/embed", { inputs: ["a", "b"] });
     const base64 = Buffer.from(Float32Array.of(0.5, -2).buffer).toString("base64");
-    assert.equal(bodyOf(render(["[1,2.50]", `"${base64}"`], "m")), "[[1,2.50],[0.5,-2]]");
-    assert.deepEqual(headersOf(render(["[1]", "[2]"], "m")), {});
+    assert.equal(bodyOf(drafts.render(["[1,2.50]", `"${base64}"`], "m")), "[[1,2.50],[0.5,-2]]");
+    assert.deepEqual(headersOf(drafts.render(["[1]", "[2]"], "m")), {});
     assert.throws(
-      () => render(['{"wrong":1}', "[1]"], "m"),
+      () => drafts.render(['{"wrong":1}', "[1]"], "m"),
       (error) => error instanceof Refusal && error.code === "INFERENCE_FAILED",
     );
     const odd = '{"embedding":[1],"note":"]}","more":[2]}';
-    assert.equal(bodyOf(render([odd, '{"note":"\\"embedding\\":[","embedding":[3]}'], "m")), "[[1],[3]]");
+    assert.equal(
+      bodyOf(drafts.render([odd, '{"note":"\\"embedding\\":[","embedding":[3]}'], "m")),
+      "[[1],[3]]",
+    );
   });
 });
 
@@ -167,10 +171,11 @@ describe("TEI, /rerank:", () => {
   });
 
   test("ranks by score, of equal scores the last first, scores as they were written", () => {
-    const { inputs, parameters, render } = spoken.read("/rerank", { ...body, return_text: true });
+    const drafts = spoken.read("/rerank", { ...body, return_text: true });
+    const { inputs, parameters } = drafts;
     const outputs = spoken.outputs(predictions("0.50", "-1e-3", "0.5"), inputs, parameters);
     assert.equal(
-      bodyOf(render(outputs, "m")),
+      bodyOf(drafts.render(outputs, "m")),
       '[{"index":2,"text":"c","score":0.5},{"index":0,"text":"a","score":0.50},{"index":1,"text":"b","score":-1e-3}]',
     );
     const bare = spoken.read("/rerank", body).render(["0.1", '{"score":0.3}', '[{"score":0.2}]'], "m");
@@ -178,7 +183,8 @@ describe("TEI, /rerank:", () => {
   });
 
   test("a classifier's answer is no rank", () => {
-    const { inputs, parameters, render } = spoken.read("/rerank", { query: "q", texts: ["a"] });
+    const drafts = spoken.read("/rerank", { query: "q", texts: ["a"] });
+    const { inputs, parameters } = drafts;
     const two = [
       [
         { score: 1, label: "x" },
@@ -186,8 +192,8 @@ describe("TEI, /rerank:", () => {
       ],
     ];
     assert.match(spoken.flaw(two, inputs, parameters), /is it a re-ranker/);
-    assert.throws(() => render([JSON.stringify(two[0])], "m"), Refusal);
-    assert.throws(() => render(['"high"'], "m"), Refusal);
+    assert.throws(() => drafts.render([JSON.stringify(two[0])], "m"), Refusal);
+    assert.throws(() => drafts.render(['"high"'], "m"), Refusal);
   });
 
   test("what is refused", () => {
@@ -252,23 +258,23 @@ describe("TEI, about itself:", () => {
   });
 
   test("/health is open to probes: 200 and nothing, or 503 in TEI's words", () => {
-    const { tell: health, open } = tell("/health");
-    assert.equal(open, true);
-    const well = health(about(true));
+    const route = tell("/health");
+    assert.equal(route.open, true);
+    const well = route.tell(about(true));
     assert(typeof well === "object" && well.status === undefined && bodyOf(well) === "");
-    const ill = health(about(false));
+    const ill = route.tell(about(false));
     assert(typeof ill === "object" && ill.status === 503);
     assert.equal(bodyOf(ill), '{"error":"unhealthy","error_type":"Unhealthy"}');
     const several = { models: [known(false), known(true)], model: undefined, version: "1" };
-    assert.equal((health({ ...several, ready: true }) as { status?: number }).status, undefined);
-    assert.equal((health({ ...several, ready: false }) as { status?: number }).status, 503);
+    assert.equal((route.tell({ ...several, ready: true }) as { status?: number }).status, undefined);
+    assert.equal((route.tell({ ...several, ready: false }) as { status?: number }).status, 503);
   });
 
   test("/info is the worker's, or what we know", () => {
-    const { tell: info, fallback } = tell("/info");
-    assert.equal(info(about(true)), "worker");
-    assert.equal(info({ ...about(true), model: undefined }), undefined);
-    assert.equal((JSON.parse(bodyOf(fallback!(about(true)))) as { model_id: string }).model_id, "m");
+    const route = tell("/info");
+    assert.equal(route.tell(about(true)), "worker");
+    assert.equal(route.tell({ ...about(true), model: undefined }), undefined);
+    assert.equal((JSON.parse(bodyOf(route.fallback!(about(true)))) as { model_id: string }).model_id, "m");
   });
 
   test("how many inputs a server takes", () => {

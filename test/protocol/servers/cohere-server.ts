@@ -6,7 +6,7 @@
  */
 import { type Called, JsonServer, type Served, tokensOf, vectorText } from "./json-server.ts";
 
-const KNOWN = [
+const KNOWN: ReadonlySet<string> = new Set([
   "model",
   "input_type",
   "texts",
@@ -16,8 +16,14 @@ const KNOWN = [
   "truncate",
   "max_tokens",
   "output_dimension",
-];
-const INPUT_TYPES = ["search_document", "search_query", "classification", "clustering", "image"];
+]);
+const INPUT_TYPES: ReadonlySet<string> = new Set([
+  "search_document",
+  "search_query",
+  "classification",
+  "clustering",
+  "image",
+]);
 
 export interface EmbedBody {
   readonly model?: string;
@@ -59,11 +65,10 @@ export function embeddingText(text: string, type: string): string {
 }
 
 function flawOf(body: EmbedBody): string | undefined {
-  const unknown = Object.keys(body).find((name) => !KNOWN.includes(name));
+  const unknown = Object.keys(body).find((name) => !KNOWN.has(name));
   if (unknown !== undefined) return `unknown field: parameter '${unknown}' is not a valid field`;
   if (body.model !== "embed-v4.0") return "invalid request: model is required";
-  if (!INPUT_TYPES.includes(body.input_type ?? ""))
-    return "invalid request: valid input_type must be provided";
+  if (!INPUT_TYPES.has(body.input_type ?? "")) return "invalid request: valid input_type must be provided";
   const inputs = body.texts ?? body.inputs;
   if (inputs === undefined || inputs.length === 0) return "invalid request: one of texts, images, inputs";
   if (inputs.length > 96)

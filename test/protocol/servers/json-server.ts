@@ -1,7 +1,8 @@
 /**
  * A model server for tests: POST and GET routes that take and answer JSON text, made from a protocol's documents.
  *
- * It notes every call. `instead`, while it is set, may answer in the server's place: that is how it misbehaves.
+ * It notes every call. `instead`, while it is set, may answer in the server's place: that is how it misbehaves. What is
+ * POSTed waits for `busy`.
  */
 import { once } from "node:events";
 import { createServer, type IncomingHttpHeaders, type Server } from "node:http";
@@ -23,6 +24,7 @@ export interface Called {
 export abstract class JsonServer implements AsyncDisposable {
   readonly calls: Called[] = [];
   instead: ((call: Called) => Served | undefined) | undefined;
+  busy: Promise<void> | undefined;
   readonly #server: Server;
 
   constructor() {
@@ -34,8 +36,12 @@ export abstract class JsonServer implements AsyncDisposable {
         const text = Buffer.concat(chunks).toString("utf8");
         const call = { method: request.method!, path: request.url!, text, headers: request.headers };
         this.calls.push(call);
-        const { status, text: answer, headers } = this.instead?.(call) ?? this.serve(call);
-        response.writeHead(status, { "content-type": "application/json", ...headers }).end(answer);
+        const answer = (): void => {
+          const { status, text: said, headers } = this.instead?.(call) ?? this.serve(call);
+          response.writeHead(status, { "content-type": "application/json", ...headers }).end(said);
+        };
+        if (this.busy === undefined || call.method !== "POST") answer();
+        else void this.busy.then(answer);
       });
     });
   }
@@ -50,6 +56,17 @@ export abstract class JsonServer implements AsyncDisposable {
 
   get url(): string {
     return `http://127.0.0.1:${(this.#server.address() as AddressInfo).port}`;
+  }
+
+  /** What it answers without anybody in between. */
+  async ask(path: string, body: unknown): Promise<{ status: number; text: string; tokens: string | null }> {
+    const headers = { "content-type": "application/json" };
+    const answer = await fetch(this.url + path, { method: "POST", headers, body: JSON.stringify(body) });
+    return {
+      status: answer.status,
+      text: await answer.text(),
+      tokens: answer.headers.get("x-compute-tokens"),
+    };
   }
 
   /** Those of one path. */

@@ -6,7 +6,14 @@
  */
 import { type Called, JsonServer, type Served, tokensOf, vectorText } from "./json-server.ts";
 
-const KNOWN = ["model", "input", "truncate", "dimensions", "options", "keep_alive"];
+const KNOWN: ReadonlySet<string> = new Set([
+  "model",
+  "input",
+  "truncate",
+  "dimensions",
+  "options",
+  "keep_alive",
+]);
 const CONTEXT_TOKENS = 16;
 
 export class OllamaServer extends JsonServer {
@@ -26,13 +33,15 @@ export class OllamaServer extends JsonServer {
   #embed(body: Record<string, unknown>): Served {
     const { model, input, truncate, dimensions } = body;
     if (model !== this.model) return wrong(404, `model '${String(model)}' not found`);
-    if (Object.keys(body).some((name) => !KNOWN.includes(name))) return wrong(400, "unknown field");
+    if (Object.keys(body).some((name) => !KNOWN.has(name))) return wrong(400, "unknown field");
     const texts = typeof input === "string" ? [input] : (input as string[]);
     if (!Array.isArray(texts) || texts.some((text) => typeof text !== "string"))
       return wrong(400, "invalid input type");
     if (truncate === false && texts.some((text) => tokensOf(text) > CONTEXT_TOKENS))
       return wrong(400, "the input length exceeds the context length");
-    const embeddings = texts.map((text) => vectorText(text, String(dimensions ?? "")));
+    const embeddings = texts.map((text) =>
+      vectorText(text, dimensions === undefined ? "" : JSON.stringify(dimensions)),
+    );
     const tokens = texts.reduce((sum, text) => sum + tokensOf(text), 0);
     return {
       status: 200,

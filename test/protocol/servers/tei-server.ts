@@ -27,6 +27,8 @@ const KNOWN: Readonly<Record<string, readonly string[]>> = {
   "/predict": [...COMMON, "raw_scores"],
   "/rerank": ["query", "texts", "truncate", "truncation_direction", "raw_scores", "return_text"],
 };
+/** Of the fields that could change a vector, and are left out. */
+export const DEFAULTS = '[true,0,""]';
 export const POISON = "refuse me";
 
 export class TeiServer extends JsonServer {
