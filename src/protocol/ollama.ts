@@ -15,7 +15,7 @@
  * A task's input is the text, or `{"text","keep_alive"}`; its output is `{"embedding":…}` beside the three figures. From
  * other backends the embedding alone will do.
  */
-import type { Refusal } from "../core/errors.ts";
+import { Refusal } from "../core/errors.ts";
 import { splitField } from "../core/json-split.ts";
 import type { Json } from "../core/task.ts";
 import { asNumbers, isEmbedding, outputFields } from "./embedding.ts";
@@ -90,7 +90,9 @@ function render(outputs: readonly Json[], model: string): Answer {
     if (isEmbedding(output)) return asNumbers(output);
     const fields = outputFields(output);
     FIGURES.forEach((name, at) => (sums[at]! += wholeNumber(fields?.get(name)) ?? 0));
-    return asNumbers(fields?.get("embedding") ?? "[]");
+    const embedding = fields?.get("embedding");
+    if (embedding === undefined) throw new Refusal("INFERENCE_FAILED", "the model's output has no embedding");
+    return asNumbers(embedding);
   });
   const figures = FIGURES.map((name, at) => `"${name}":${sums[at]}`).join(",");
   return { body: `{"model":${JSON.stringify(model)},"embeddings":[${embeddings.join(",")}],${figures}}` };

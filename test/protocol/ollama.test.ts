@@ -141,6 +141,8 @@ describe("Ollama, an answer:", () => {
   test("a function may return the vector alone", () => {
     const body = JSON.parse(bodyOf(read({ input: "a" }).render(["[1,2]"], "m"))) as { embeddings: unknown };
     assert.deepEqual(body.embeddings, [[1, 2]]);
+    for (const wrong of ["null", "3", '{"vector":[1]}'])
+      assert.throws(() => read({ input: "a" }).render([wrong], "m"), Refusal);
   });
 
   test("errors in its shape", () => {

@@ -30,6 +30,7 @@ export interface EmbedBody {
   readonly input_type?: string;
   readonly texts?: readonly string[];
   readonly inputs?: readonly unknown[];
+  readonly images?: readonly string[];
   readonly embedding_types?: readonly string[];
 }
 
@@ -42,7 +43,7 @@ export class CohereServer extends JsonServer {
     const body = JSON.parse(text) as EmbedBody;
     const flaw = flawOf(body);
     if (flaw !== undefined) return { status: 400, text: JSON.stringify({ id: "x", message: flaw }) };
-    const inputs = body.texts ?? body.inputs!;
+    const inputs = body.texts ?? body.inputs ?? body.images!;
     this.sizes.push(inputs.length);
     const texts = inputs.map((input) => (typeof input === "string" ? input : JSON.stringify(input)));
     const lists = (body.embedding_types ?? ["float"]).map(
@@ -69,7 +70,8 @@ function flawOf(body: EmbedBody): string | undefined {
   if (unknown !== undefined) return `unknown field: parameter '${unknown}' is not a valid field`;
   if (body.model !== "embed-v4.0") return "invalid request: model is required";
   if (!INPUT_TYPES.has(body.input_type ?? "")) return "invalid request: valid input_type must be provided";
-  const inputs = body.texts ?? body.inputs;
+  const inputs = body.texts ?? body.inputs ?? body.images;
+  if (body.images !== undefined && body.images.length > 1) return "invalid request: one image per call";
   if (inputs === undefined || inputs.length === 0) return "invalid request: one of texts, images, inputs";
   if (inputs.length > 96)
     return `invalid request: total number of texts must be at most 96, got ${inputs.length}`;

@@ -34,7 +34,7 @@ export class OllamaServer extends JsonServer {
     const { model, input, truncate, dimensions } = body;
     if (model !== this.model) return wrong(404, `model '${String(model)}' not found`);
     if (Object.keys(body).some((name) => !KNOWN.has(name))) return wrong(400, "unknown field");
-    const texts = typeof input === "string" ? [input] : (input as string[]);
+    const texts = typeof input === "string" ? [input] : ((input ?? []) as string[]);
     if (!Array.isArray(texts) || texts.some((text) => typeof text !== "string"))
       return wrong(400, "invalid input type");
     if (truncate === false && texts.some((text) => tokensOf(text) > CONTEXT_TOKENS))
