@@ -113,13 +113,14 @@ function outputs({ body }: Replied, inputs: readonly Json[], parameters: Json): 
   if (flaw !== undefined) return { flaw };
   const told = parameters === "" ? undefined : cutFields(parameters);
   const n = numberOfChoices(told?.get("n")) ?? 1;
-  const list = byIndex(elements, inputs.length * n, "choices");
-  if (list.flaw !== undefined) return { flaw: list.flaw };
-  const choices = list.placed.map(choiceOf);
-  if (!choices.every((choice) => choice !== undefined)) return { flaw: `has no "text" in one of "choices"` };
+  if (elements.length !== inputs.length * n) {
+    return { flaw: `has ${elements.length} choices for ${inputs.length} prompts with n = ${n}` };
+  }
+  const choices = byIndex(elements, "choice", (fields) => (hasText(fields) ? fields : undefined));
+  if (choices.flaw !== undefined) return choices;
   const echoes = told?.get("echo") === "true";
   const generated = inputs.map((input, p) => {
-    const own = list.placed.slice(p * n, p * n + n);
+    const own = choices.parts.slice(p * n, p * n + n);
     return own.reduce((sum, choice) => sum + generatedBy(choice, echoes ? input : '""'), 0);
   });
   const fields = cutFields(text);
@@ -128,7 +129,10 @@ function outputs({ body }: Replied, inputs: readonly Json[], parameters: Json): 
     outputs: inputs.map((_, p) =>
       detached(
         objectText({
-          choices: `[${choices.slice(p * n, p * n + n).join(",")}]`,
+          choices: `[${choices.parts
+            .slice(p * n, p * n + n)
+            .map(choiceText)
+            .join(",")}]`,
           prompt_tokens: shares.prompt[p]?.toString(),
           completion_tokens: shares.completion[p]?.toString(),
           created: wholeNumber(fields?.get("created")),
@@ -200,8 +204,8 @@ export function completionsOf(output: Json): Completions {
   const listed = whole?.get("choices");
   const parts = elementsOf(listed ?? output) ?? [output];
   const choices = parts.map((part) => {
-    const choice = part.startsWith('"') ? choiceOf(new Map([["text", part]])) : choiceOf(cutFields(part));
-    if (choice !== undefined) return choice;
+    const fields = part.startsWith('"') ? new Map([["text", part]]) : cutFields(part);
+    if (fields !== undefined && hasText(fields)) return choiceText(fields);
     const words = `the model's output is neither a text nor an object with a "text"`;
     throw new Refusal("INFERENCE_FAILED", words);
   });
@@ -218,16 +222,15 @@ export function completionsOf(output: Json): Completions {
   };
 }
 
-/** One choice without its index; undefined when it has no text. */
-function choiceOf(fields: Fields | undefined): Json | undefined {
-  if (fields?.get("text")?.startsWith('"') !== true) return undefined;
-  const choice: Record<string, Json> = {};
+function hasText(fields: Fields): boolean {
+  return fields.get("text")?.startsWith('"') === true;
+}
+
+/** One choice without its index. */
+function choiceText(fields: Fields): Json {
+  const choice: Record<string, Json> = { logprobs: "null", finish_reason: '"stop"' };
   for (const [name, text] of fields) if (!NOT_OF_A_CHOICE.has(name)) choice[name] = text;
-  return objectText({
-    ...choice,
-    logprobs: choice["logprobs"] ?? "null",
-    finish_reason: choice["finish_reason"] ?? '"stop"',
-  });
+  return objectText(choice);
 }
 
 function wholeNumber(text: Json | undefined): Json | undefined {

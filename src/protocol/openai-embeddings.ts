@@ -118,18 +118,24 @@ function outputs({ body }: Replied, inputs: readonly Json[]): Outputs {
   const text = body.toString("utf8");
   const { elements, flaw } = splitField(text, "data");
   if (flaw !== undefined) return { flaw };
-  const list = byIndex(elements, inputs.length, "data");
-  if (list.flaw !== undefined) return { flaw: list.flaw };
-  const embeddings = list.placed.map((fields) => fields.get("embedding") ?? "");
-  if (!embeddings.every(isEmbedding)) return { flaw: `has something else than an embedding in "data"` };
+  if (elements.length !== inputs.length) {
+    return { flaw: `has ${elements.length} embeddings for ${inputs.length} inputs` };
+  }
+  const embeddings = byIndex(elements, "embedding", embeddingIn);
+  if (embeddings.flaw !== undefined) return embeddings;
   const tokens = tokenCount(cutFields(text)?.get("usage"), "prompt_tokens");
   const parts = tokens === undefined ? [] : apportion(tokens, inputs.map(weightOf));
   return {
-    outputs: embeddings.map((embedding, at) =>
+    outputs: embeddings.parts.map((embedding, at) =>
       objectText({
         embedding: detached(embedding),
         prompt_tokens: parts[at] === undefined ? undefined : String(parts[at]),
       }),
     ),
   };
+}
+
+function embeddingIn(fields: Fields): Json | undefined {
+  const embedding = fields.get("embedding");
+  return embedding !== undefined && isEmbedding(embedding) ? embedding : undefined;
 }

@@ -8,25 +8,35 @@
 import type { Json } from "../core/task.ts";
 import { cutFields, type Fields } from "./fields.ts";
 
-/** The fields of each element, by place; or what is wrong, to be put after "worker's reply". */
-export function byIndex(
+export type Placed<Part> =
+  | { readonly parts: readonly Part[]; readonly flaw?: never }
+  /** What is wrong, to be put after "worker's reply". */
+  | { readonly parts?: never; readonly flaw: string };
+
+/** What `take` finds in each element, by place, as many as there are; it finds nothing in what is no `noun`. */
+export function byIndex<Part>(
   elements: readonly Json[],
-  count: number,
-  list: string,
-): { readonly placed: readonly Fields[]; readonly flaw?: never } | { readonly flaw: string } {
-  if (elements.length !== count) return { flaw: `has ${elements.length} in "${list}", not ${count}` };
-  const placed: Fields[] = [];
-  const all = elements.map(cutFields);
-  const told = all.filter((fields) => (fields?.get("index") ?? "null") !== "null").length;
-  if (told !== 0 && told !== count) return { flaw: `has an index at some of "${list}" and not at others` };
-  for (const [position, fields] of all.entries()) {
-    if (fields === undefined) return { flaw: `has no object at ${position} of "${list}"` };
-    const at = told === 0 ? position : Number(fields.get("index"));
-    if (!Number.isInteger(at) || at < 0 || at >= count) {
-      return { flaw: `has an index out of range in "${list}"` };
-    }
-    if (placed[at] !== undefined) return { flaw: `has the index ${at} twice in "${list}"` };
-    placed[at] = fields;
+  noun: string,
+  take: (fields: Fields) => Part | undefined,
+): Placed<Part> {
+  const found: { readonly part: Part; readonly index: Json | undefined }[] = [];
+  for (const [position, element] of elements.entries()) {
+    const fields = cutFields(element);
+    const part = fields && take(fields);
+    if (part === undefined) return { flaw: `has no ${noun} at ${position} of its list` };
+    const index = fields!.get("index");
+    found.push({ part, index: index === "null" ? undefined : index });
   }
-  return { placed };
+  const told = found.filter(({ index }) => index !== undefined).length;
+  if (told !== 0 && told !== found.length) return { flaw: `has an index at some of its ${noun}s only` };
+  const parts = new Map<number, Part>();
+  for (const [position, { part, index = String(position) }] of found.entries()) {
+    const at = Number(index);
+    if (!Number.isInteger(at) || at < 0 || at >= found.length) {
+      return { flaw: `has an index out of range at one of its ${noun}s` };
+    }
+    if (parts.has(at)) return { flaw: `has the index ${at} twice` };
+    parts.set(at, part);
+  }
+  return { parts: found.map((_, at) => parts.get(at)!) };
 }
