@@ -126,7 +126,11 @@ export class Dispatcher {
 
   /** Whether a worker idles and takes one more beside those that wait. */
   hasRoom(waiting: number, now: number): boolean {
-    return this.workers.slots.some((slot) => waiting < this.#seats.usual(slot) && slot.free(now));
+    const { slots } = this.workers;
+    return (
+      waiting < this.#seats.usual() &&
+      slots.some((slot) => slot.free(now) && waiting < this.#seats.usual(slot))
+    );
   }
 
   /** A slot was acquired: looks again whether something can start. */
