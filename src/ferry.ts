@@ -211,6 +211,8 @@ export class Ferry {
     const rules = {
       name,
       limits: { policy, maxBatchSize, maxWaitMs },
+      maxBatchTokens: model.maxBatchTokens,
+      maxBatchBytes: model.maxBatchBytes,
       workerMs: timeouts.workerMs,
       retry,
       health,

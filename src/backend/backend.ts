@@ -71,6 +71,12 @@ export interface Worker {
    * destroyed: the next `run` must never see the tail of this one.
    */
   run(batch: Batch, signal: AbortSignal): Promise<Reply>;
+  /**
+   * The most tasks that it takes in one call, a whole number from 1 on: what its protocol allows, or what it said of
+   * itself. Undefined where it takes as many as the model may have. It may change at any time; no call that starts
+   * after that holds more.
+   */
+  readonly maxBatchSize?: number | undefined;
   /** How full the worker last said it is, 0 to 1, and when; undefined where it never says. */
   readonly load?: { readonly share: number; readonly at: number } | undefined;
   /**

@@ -68,6 +68,13 @@ export class Slot {
     return this.held(now) && !this.circuit.down(now) && !this.suspect && this.well;
   }
 
+  /** The most tasks that its worker takes in one call, as it says now. */
+  get takes(): number {
+    const most = this.worker.maxBatchSize;
+    if (most === undefined) return Infinity;
+    return most >= 1 ? Math.floor(most) : 1;
+  }
+
   /** It does not say that it is unwell. */
   get well(): boolean {
     return this.worker.health?.well !== false;
@@ -150,10 +157,6 @@ export class Workers {
     return free;
   }
 
-  idles(now: number): boolean {
-    return this.slots.some((slot) => slot.free(now));
-  }
-
   held(now: number): number {
     let held = 0;
     for (const slot of this.slots) if (slot.held(now)) held++;
@@ -198,14 +201,15 @@ export class Workers {
   }
 
   /**
-   * Tasks per millisecond when every worker runs full batches. One that is silent counts as well: most often it
-   * is only late, and will be back.
+   * Tasks per millisecond when every worker runs batches of the `most` that it may be given. One that is silent
+   * counts as well: most often it is only late, and will be back.
    */
-  capacityPerMs(maxBatchSize: number, now: number): number {
-    const fullMs = this.service.msFor(maxBatchSize);
+  capacityPerMs(most: (slot: Slot) => number, now: number): number {
     let capacity = 0;
     for (const slot of this.slots) {
-      if (slot.healthy(now) || slot.suspect) capacity += maxBatchSize / (fullMs * slot.usualRatio);
+      if (!slot.healthy(now) && !slot.suspect) continue;
+      const size = most(slot);
+      capacity += size / (this.service.msFor(size) * slot.usualRatio);
     }
     return capacity;
   }
