@@ -208,7 +208,7 @@ describe("the openai SDK", () => {
     assert.equal(server.calls.length, 0);
     const [good, bad] = await Promise.allSettled([ask({}), ask({ input: "" })]);
     assert.equal(good.status, "fulfilled", "the mate of a bad input is answered");
-    assert.ok(bad.status === "rejected" && bad.reason instanceof BadRequestError, String(bad));
+    assert.ok(bad.status === "rejected" && bad.reason instanceof BadRequestError, JSON.stringify(bad));
     await assert.rejects(ask({ unknown_field: 1 }), BadRequestError);
     await assert.rejects(client.completions.create({ model: "text", prompt: "a", n: 0 }), BadRequestError);
   });
@@ -296,9 +296,24 @@ test("retries: the SDK comes again after retry-after-ms, and is answered", async
     return true;
   };
   await eventually(refused, 20_000);
-  const answer = sdk(ferry, { maxRetries: 20 }).embeddings.create({ model: "embed", input: "b" });
+  const tries: { readonly from: number; readonly to: number; readonly waitMs: number }[] = [];
+  const watched = async (...asked: Parameters<typeof fetch>): Promise<Response> => {
+    const from = performance.now();
+    const answer = await fetch(...asked);
+    const waitMs = Number(answer.headers.get("retry-after-ms") ?? NaN);
+    tries.push({ from, to: performance.now(), waitMs });
+    return answer;
+  };
+  const patient = new OpenAI({ baseURL: `${ferry.url}/v1`, apiKey: "any", maxRetries: 20, fetch: watched });
+  const answer = patient.embeddings.create({ model: "embed", input: "b" });
+  // It may be let in as the one that tries the worker, and then waits for it.
+  await eventually(() => tries.length > 0, 3000).catch(() => {});
   await server.open();
   assert.deepEqual((await answer).data[0]!.embedding, embeddingFor("b"));
+  for (const [at, { to, waitMs }] of tries.slice(0, -1).entries()) {
+    // Node's timers may be a millisecond early.
+    assert.ok(tries[at + 1]!.from - to >= waitMs - 2, JSON.stringify(tries));
+  }
 });
 
 test("a limit that is used up is a RateLimitError that says when to come again", async () => {
