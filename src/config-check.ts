@@ -142,7 +142,8 @@ function checkModelNames({ models = [] }: Draftings, findings: Findings): void {
 }
 
 /** Inputs and outputs of one protocol mean nothing to workers that speak another. */
-function checkProtocols({ backend, protocols = [] }: DraftModel, path: string, findings: Findings): void {
+function checkProtocols(model: DraftModel | undefined, path: string, findings: Findings): void {
+  const { backend, protocols = [] } = model ?? {};
   if (backend?.kind !== "http" || backend.protocol === undefined || backend.protocol === "batch") return;
   for (const [index, protocol] of protocols.entries()) {
     if (protocol === undefined || protocol === backend.protocol) continue;

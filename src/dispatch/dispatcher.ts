@@ -9,14 +9,14 @@ import type { Worker } from "../backend/backend.ts";
 import type { Alarm, Clock } from "../clock.ts";
 import { HandoverEstimate, RateEstimate } from "../core/estimate.ts";
 import { Crowd } from "../core/crowd.ts";
-import { decide, type Decision, type Limits } from "../core/policy.ts";
-import { RetryBudget, type RetryLimits, smallerBatch } from "../core/retry.ts";
+import { decide, type Decision } from "../core/policy.ts";
+import { RetryBudget, smallerBatch } from "../core/retry.ts";
 import type { Horizon } from "../core/shed.ts";
 import type { DispatchReason } from "../core/task.ts";
 import type { ClaimedTask, Engine, Lease, QueueView } from "../engine/engine.ts";
 import type { Events } from "../telemetry/events.ts";
 import { BatchRun, LEASE_GRACE_MS, type RunRules } from "./batch-run.ts";
-import type { HealthLimits } from "./health.ts";
+import type { ModelRules } from "./model-rules.ts";
 import { Outlook } from "./outlook.ts";
 import { inTurn, Overtaken } from "./overtaken.ts";
 import { Prober } from "./prober.ts";
@@ -24,19 +24,6 @@ import { spared } from "./riders.ts";
 import { Seats } from "./seats.ts";
 import { told, whyItLeft } from "./words.ts";
 import { type Slot, Workers } from "./workers.ts";
-
-export interface ModelRules {
-  readonly name: string;
-  readonly limits: Limits;
-  /** The most that the inputs of one batch weigh, unless it is one task (`core/weight.ts`); left out: no budget. */
-  readonly maxBatchTokens?: number | undefined;
-  readonly maxBatchBytes?: number | undefined;
-  readonly workerMs: number;
-  readonly retry: RetryLimits & { readonly budget: number };
-  readonly health: HealthLimits;
-  /** A worker that says it is fuller than this is no capacity; left out: none is too full. */
-  readonly maxWorkerLoad?: number;
-}
 
 export interface DispatcherParts {
   readonly engine: Engine;
@@ -126,13 +113,32 @@ export class Dispatcher {
 
   /** Whether a worker idles and takes one more beside those that wait. */
   hasRoom(waiting: number, now: number): boolean {
-    return this.workers.slots.some((slot) => waiting < this.#seats.usual(slot) && slot.free(now));
+    const { slots } = this.workers;
+    return (
+      waiting < this.#seats.usual() &&
+      slots.some((slot) => slot.free(now) && waiting < this.#seats.usual(slot))
+    );
   }
 
   /** A slot was acquired: looks again whether something can start. */
   wake(): void {
     this.#outlook.changed();
     this.#pump();
+  }
+
+  /** One worker more; it gets a batch as soon as there is one. */
+  join(worker: Worker): Slot {
+    const slot = this.workers.add(worker);
+    this.wake();
+    return slot;
+  }
+
+  /** It gets no further batch; resolves when it runs nothing any more, and is none of ours then. */
+  async retire(slot: Slot): Promise<void> {
+    this.#outlook.changed();
+    await this.workers.retire(slot, this.#parts.clock);
+    this.#prober.forget(slot);
+    this.#outlook.changed();
   }
 
   /** No further batch is started; resolves when the running ones are settled. */
@@ -299,6 +305,7 @@ export class Dispatcher {
     this.#outlook.changed();
     this.workers.noteUsage(now);
     if (slot.leaving) slot.onIdle?.();
+    slot.onRetired?.();
     this.#pump();
   }
 

@@ -9,14 +9,13 @@
  * `["float"]`. `priority` is for Cohere's own queue, and who comes first here is Ferry's affair: it is not passed on.
  * Any other field goes to the worker and keeps requests that differ in it apart. `billed_units` and `tokens` are the
  * call's as a whole: each input gets its part by its length, in whole units, so that the parts sum to what the worker
- * said. `id` is new for each request. Warnings stay out: they may speak of somebody else's text.
+ * said. `id` is that of the request, as in x-request-id. Warnings stay out: they may speak of somebody else's text.
  *
  * A call may hold one of `images` only, so those requests go to a worker as they came; an image among `inputs` is batched.
  *
  * A task's output is `{"embeddings":{"float":…},"billed_units"?,"tokens"?}`; from other backends the embedding alone,
  * numbers or base64 of little-endian float32, serves as `float` and `base64`.
  */
-import { randomUUID } from "node:crypto";
 import { Refusal } from "../core/errors.ts";
 import { splitArray } from "../core/json-split.ts";
 import type { Json } from "../core/task.ts";
@@ -76,7 +75,8 @@ function read({ body }: Asked): Drafts | Unbatched {
     model,
     inputs,
     parameters: parametersOf(fields, OWN, { [KIND]: `"${kind}"`, embedding_types: JSON.stringify(types) }),
-    render: (outputs) => render(outputs, types, kind === "texts" ? inputs : undefined),
+    render: (outputs, _, request) =>
+      render(outputs, types, kind === "texts" ? inputs : undefined, request?.id),
   };
 }
 
@@ -100,14 +100,19 @@ function typesOf(text: Json | undefined): readonly string[] {
   return types.length === 0 ? ["float"] : types;
 }
 
-function render(outputs: readonly Json[], types: readonly string[], texts?: readonly Json[]): Answer {
+function render(
+  outputs: readonly Json[],
+  types: readonly string[],
+  texts: readonly Json[] | undefined,
+  id = "",
+): Answer {
   const read = outputs.map(readOutput);
   const lists = types.map((type) => `"${type}":[${read.map(({ of }) => of(type)).join(",")}]`);
   const counts = COUNTED.map((name) => [name, summed(read.map(({ fields }) => fields?.get(name)))] as const);
   const meta = objectText({ api_version: '{"version":"2"}', ...Object.fromEntries(counts) });
   return {
     body: objectText({
-      id: `"${randomUUID()}"`,
+      id: JSON.stringify(id),
       embeddings: `{${lists.join(",")}}`,
       texts: texts && `[${texts.join(",")}]`,
       meta,

@@ -123,7 +123,7 @@ function outputs({ body }: Replied, inputs: readonly Json[]): Outputs {
   if (flaw !== undefined) return { flaw };
   if (elements.length !== inputs.length)
     return { flaw: `has ${elements.length} embeddings for ${inputs.length} inputs` };
-  const wrong = elements.findIndex((element) => !element.startsWith("["));
+  const wrong = elements.findIndex((element) => !element.startsWith("[") || !isEmbedding(element));
   if (wrong >= 0) return { flaw: `has no embedding at ${wrong}` };
   const fields = cutFields(reply);
   const weights = inputs.map((input) => input.length);

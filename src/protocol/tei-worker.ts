@@ -8,6 +8,7 @@
  */
 import { splitArray } from "../core/json-split.ts";
 import type { Json } from "../core/task.ts";
+import { isEmbedding } from "./embedding.ts";
 import { cutFields, detached, sent, without } from "./fields.ts";
 import type { Call, Outputs, Replied, WorkerSide } from "./protocol.ts";
 import { countIn, OUTPUT_FIELDS, outputText, routeOf, type TeiRoute } from "./tei-form.ts";
@@ -63,6 +64,7 @@ function outputs(reply: Replied, inputs: readonly Json[], parameters: Json): Out
 }
 
 function fits(element: Json, route: TeiRoute): boolean {
+  if (route === "embed") return element.startsWith("[") && isEmbedding(element);
   if (!element.startsWith("[")) return false;
   return route !== "rerank" || onlyScore(element) !== undefined;
 }

@@ -103,7 +103,7 @@ describe("a budget", () => {
     await simulation.run(1000);
     assert.ok(
       claims.slice(3).every((max) => max <= 11),
-      `${claims.join(" ")}`,
+      claims.join(" "),
     );
   });
 
@@ -137,6 +137,28 @@ describe("a budget", () => {
       calls.map(({ inputs }) => inputs.length),
       [1, 3, 3],
     );
+  });
+
+  test("weights that scatter: how full batches leave, and how much is claimed in vain", async (t) => {
+    const budget = 1600;
+    const random = new Random(5);
+    const { simulation, calls } = stubbed({ maxBatchTokens: budget, backend: { workers: 2, baseMs: 20 } });
+    let back = 0;
+    const settle = simulation.engine.settle.bind(simulation.engine);
+    simulation.engine.settle = (lease, verdicts) => {
+      back += verdicts.filter((each) => each.kind === "retry" && each.unsent === true).length;
+      return settle(lease, verdicts);
+    };
+    const arrivals = Array.from({ length: 20_000 }, (_, at) => at * 0.3);
+    // 16 of the mean weight fill a batch.
+    simulation.schedule(arrivals, () =>
+      simulation.put({ input: ofTokens(Math.ceil(random.exponential(100))) }),
+    );
+    await simulation.run(60_000);
+    const fill = calls.reduce((sum, { inputs }) => sum + tokensOf(inputs), 0) / calls.length / budget;
+    const share = back / arrivals.length;
+    t.diagnostic(`${(100 * fill).toFixed(0)} % full, ${(100 * share).toFixed(0)} % claimed in vain`);
+    assert.ok(fill > 0.85 && share < 0.12, `${fill} full, ${share} in vain`);
   });
 
   test("arrivals are not counted again when they come back", async () => {

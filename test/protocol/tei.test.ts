@@ -80,6 +80,7 @@ describe("TEI, /embed and its kin:", () => {
     assert.match(spoken.flaw([[1], [2], [3]], inputs, parameters), /3 values for 2/);
     assert.match(spoken.flaw([[1], null], inputs, parameters), /no embedding at 1/);
     assert.match(spoken.flaw([1, 2], inputs, parameters), /no embedding at 0/);
+    assert.match(spoken.flaw([[1], [null]], inputs, parameters), /no embedding at 1/);
     assert.match(spoken.flaw("[[1e999],[2]]", inputs, parameters), /beyond the range/);
     assert.match(spoken.flaw({ embeddings: [] }, inputs, parameters), /not an array/);
     assert.match(spoken.flaw('"a"', inputs, parameters), /not an array/);

@@ -62,7 +62,9 @@ export class CohereServer extends JsonServer {
 }
 
 export function embeddingText(text: string, type: string): string {
-  return type === "base64" ? JSON.stringify(Buffer.from(text).toString("base64")) : vectorText(text, type);
+  if (type !== "base64") return vectorText(text, type);
+  const floats = Float32Array.from(JSON.parse(vectorText(text, type)) as number[]);
+  return JSON.stringify(Buffer.from(floats.buffer).toString("base64"));
 }
 
 function flawOf(body: EmbedBody): string | undefined {
