@@ -62,7 +62,11 @@ export class RedisClock {
 
   /** An instant of this process as Redis is told: whole microseconds, which scripts print fastest. */
   shared(at: number): string {
-    return String(Math.round(1000 * (at + this.offsetMs)));
+    return String(this.instant(at));
+  }
+
+  instant(at: number): number {
+    return Math.round(1000 * (at + this.offsetMs));
   }
 
   own(at: Buffer | string | number): number {

@@ -58,8 +58,8 @@ export class RedisEngine implements Engine {
   }
 
   /** Looks for what only a script that broke off could have left behind; each half minute by itself. */
-  tend(idleMs?: number): Promise<void> {
-    return this.#time.tend(idleMs);
+  tend(): Promise<void> {
+    return this.#time.tend();
   }
 
   async put(task: Task, sharing: Sharing = {}): Promise<PutReply> {

@@ -19,14 +19,12 @@ local function retry(sh, id, st, when, spared, overdue, limit)
   if overdue == '1' then st[OVERDUE] = 1 end
   if limit > 0 then st[LIMIT] = st[LIMIT] == 0 and limit or math.min(st[LIMIT], limit) end
   st[EXPIRES] = math.min(st[DEADLINE], math.max(now, when) + 1000 * queue_ms)
-  local stream, sid = st[STREAM], st[SID]
   if when <= now then
     enter(sh, id, st, kind_of(st))
   else
     st[SID] = redis.call('XADD', sh.base .. 'w', '*', 'i', id)
     st[STREAM], st[PLACE], st[TOKEN], st[UNTIL] = 'w', 'w', '', when
   end
-  leave(sh, stream, sid, true)
   sh.queued = sh.queued + 1
   sh.bytes = sh.bytes + st[BYTES]
   keep(sh, id, st)
