@@ -121,7 +121,7 @@ export class RedisNews {
   }
 
   /** Tells another process of ends, id and outcome in turn. Whatever goes wrong here, it will look itself. */
-  send(shard: number, gateway: string, news: readonly Buffer[]): void {
+  send(shard: number, gateway: string, news: readonly (string | Buffer)[]): void {
     const { nodes, keys, name } = this.#parts;
     const number = nextOf(this.#sent, `${gateway} ${shard}`);
     const payload = frame([name, String(number), ...news]);

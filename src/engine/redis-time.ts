@@ -10,7 +10,7 @@
 import type { Alarm } from "../clock.ts";
 import { ALONE_FROM_LOST, DEAD_FROM_ATTEMPT } from "../core/retry.ts";
 import type { ScriptCall } from "../redis/nodes.ts";
-import type { RedisParts } from "./redis-parts.ts";
+import { readEnded, type RedisParts } from "./redis-parts.ts";
 import { scripts } from "./redis-scripts.ts";
 
 /** Records that one `reap` looks at in one shard; it comes back at once for more. */
@@ -117,7 +117,7 @@ export class RedisTime {
       });
       const [report, ended, next, more, retried, dead, dropped] = reply as ReapReply;
       this.#parts.mirror.told(report.toString());
-      this.#parts.announce(shards[0]!, ended);
+      this.#parts.announce(shards[0]!, readEnded(ended));
       this.#emit(retried, dead, now);
       this.#parts.lettersDropped(dropped);
       if (more === 0) return next.toString();
