@@ -2,8 +2,8 @@
  * What comes while calls are on their way goes together in the next one.
  *
  * The first of a tick sets out when the tick ends; a full load sets out at once, so that Redis works on it while
- * this process still reads the rest of the tick. Two calls may be on their way: the server has one to do while the
- * reply to the other is read. What may travel together is a group: all on one server, each shard alone on a
+ * this process still reads the rest of the tick. Nothing sets out while two calls are on their way: the server has one to
+ * do while the reply to the other is read. What may travel together is a group: all on one server, each shard alone on a
  * Cluster. One call takes at most `MAX_TOGETHER`: Redis serves nobody else while a script runs.
  */
 const MAX_TOGETHER = 128;
@@ -34,18 +34,25 @@ export class Gathering<Value> {
     return this.#gathered.get(group)?.[0];
   }
 
+  /** Sends all that gathered, unless the server has enough to do. */
   #flush(group: number): void {
     const gathered = this.#gathered.get(group);
-    const calls = this.#calls.get(group) ?? 0;
-    if (gathered === undefined || calls >= ON_THEIR_WAY) return;
-    const values = gathered.splice(0, MAX_TOGETHER);
-    if (gathered.length === 0) this.#gathered.delete(group);
-    this.#calls.set(group, calls + 1);
-    void this.#send(values).then(() => {
-      const left = this.#calls.get(group)! - 1;
-      if (left === 0) this.#calls.delete(group);
-      else this.#calls.set(group, left);
-      this.#flush(group);
-    });
+    if (gathered === undefined || this.#onTheirWay(group) >= ON_THEIR_WAY) return;
+    this.#gathered.delete(group);
+    for (let at = 0; at < gathered.length; at += MAX_TOGETHER) {
+      this.#calls.set(group, this.#onTheirWay(group) + 1);
+      void this.#send(gathered.slice(at, at + MAX_TOGETHER)).then(() => this.#arrived(group));
+    }
+  }
+
+  #arrived(group: number): void {
+    const left = this.#onTheirWay(group) - 1;
+    if (left === 0) this.#calls.delete(group);
+    else this.#calls.set(group, left);
+    this.#flush(group);
+  }
+
+  #onTheirWay(group: number): number {
+    return this.#calls.get(group) ?? 0;
   }
 }

@@ -184,11 +184,7 @@ export function readEnded(rows: readonly Buffer[]): Ended[] {
   return ended;
 }
 
-function pushTo(
-  map: Map<string, (string | Buffer)[]>,
-  key: string,
-  ...values: (string | Buffer)[]
-): void {
+function pushTo(map: Map<string, (string | Buffer)[]>, key: string, ...values: (string | Buffer)[]): void {
   const list = map.get(key);
   if (list === undefined) map.set(key, values);
   else list.push(...values);

@@ -191,7 +191,15 @@ export class RedisPuts {
     }
     const bounds = [Math.ceil(maxQueued / shards), Math.ceil(maxQueuedBytes / shards)] as const;
     call
-      .head(this.#parts.name, ...bounds, results.ttlMs, this.#keyTtlMs(), kinds.size, options.leaseMs, numbers)
+      .head(
+        this.#parts.name,
+        ...bounds,
+        results.ttlMs,
+        this.#keyTtlMs(),
+        kinds.size,
+        options.leaseMs,
+        numbers,
+      )
       .add(...about, ...tasks);
     if (bodies.length > 1) call.before(...bodies);
     try {

@@ -30,7 +30,13 @@ const NUMBERS_BYTES = 2 + 1 + 2 + 1;
 const PASSING = new Set(["OOM", "MISCONF", "NOREPLICAS"]);
 const REPLIES: Record<string, SettleReply> = { t: "taken", l: "late", g: "gone" };
 
-type Settled = [letters: Buffer, report: Buffer, gateways: Buffer[], frames: (number | Buffer)[], dropped: number];
+type Settled = [
+  letters: Buffer,
+  report: Buffer,
+  gateways: Buffer[],
+  frames: (number | Buffer)[],
+  dropped: number,
+];
 
 export class RedisWork {
   readonly #parts: RedisParts;
