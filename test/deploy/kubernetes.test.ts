@@ -152,9 +152,7 @@ for (const [folder, things] of rendered) {
     test("the config is valid without a warning, and its ports are the containers'", async () => {
       const { listen, admin, zone } = await configOf(things);
       assert.equal(zone, "any", "no topology label: the downward API gives an empty variable");
-      const portOf = (address: unknown): number =>
-        Number(/:(\d+)$/.exec(JSON.stringify(address).replaceAll(/["}]/g, ""))?.[1]);
-      const ports = { http: portOf(listen), admin: portOf(admin.listen) };
+      const ports = { http: listen.port, admin: admin.listen.port };
       for (const name of FERRYS) {
         const { args, ports: open } = spec<Workload>(things, "Deployment", name).template.spec.containers[0];
         assert.deepEqual(args, [
