@@ -1,5 +1,5 @@
 /**
- * A toy model: a batch of any size takes 100 ms, as on a GPU, and an embedding is eight numbers made of the letters.
+ * A toy model: a batch of any size takes 100 ms, as on a GPU, and an embedding is eight numbers made of the input's bytes.
  *
  *   PORT=9000 BATCH_MS=100 node deploy/compose/worker.mjs
  *
@@ -14,7 +14,8 @@ let turn = Promise.resolve();
 
 function embed(input) {
   const vector = new Array(8).fill(0);
-  [...JSON.stringify(input)].forEach((letter, at) => (vector[at % 8] += letter.codePointAt(0)));
+  const text = Buffer.from(JSON.stringify(input));
+  text.forEach((byte, at) => (vector[at % 8] += byte));
   const length = Math.hypot(...vector);
   return vector.map((value) => Number((value / length).toFixed(6)));
 }
@@ -33,17 +34,20 @@ async function infer(request) {
   return { outputs: inputs.map(embed) };
 }
 
-const server = createServer({ keepAliveTimeout: 75_000 }, async (request, response) => {
-  const answer = (status, body) =>
+async function answer(request, response) {
+  const send = (status, body) =>
     response.writeHead(status, { "content-type": "application/json" }).end(JSON.stringify(body));
-  if (request.method === "GET" && request.url === "/health") return answer(200, {});
-  if (request.method !== "POST" || request.url !== "/infer") return answer(404, { error: "POST /infer" });
+  if (request.method === "GET" && request.url === "/health") return send(200, {});
+  if (request.method !== "POST" || request.url !== "/infer") return send(404, { error: "POST /infer" });
   try {
-    answer(200, await infer(request));
+    send(200, await infer(request));
   } catch (error) {
-    answer(400, { error: String(error) });
+    send(400, { error: String(error) });
   }
-});
+}
+
+const server = createServer({ keepAliveTimeout: 75_000 });
+server.on("request", (request, response) => void answer(request, response));
 server.listen(PORT, () => console.log(`worker at port ${server.address().port}, ${BATCH_MS} ms a batch`));
 // What runs is answered; then the process ends, because nothing is left to do.
 process.once("SIGTERM", () => server.close());

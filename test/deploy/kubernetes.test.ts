@@ -60,8 +60,8 @@ const plain = rendered.get("overlays/plain")!;
 const get = (things: readonly Thing[], kind: string, name: string): Thing =>
   things.find((thing) => thing.kind === kind && thing.metadata.name === name) ??
   assert.fail(`${kind} ${name}`);
-const spec = <Spec>(things: readonly Thing[], kind: string, name: string): Spec =>
-  get(things, kind, name).spec as unknown as Spec;
+const specOf = (things: readonly Thing[], kind: string, name: string): unknown =>
+  get(things, kind, name).spec;
 const workloads = (things: readonly Thing[]): (readonly [string, Workload])[] =>
   things
     .filter(({ kind }) => kind === "Deployment" || kind === "StatefulSet")
@@ -78,7 +78,7 @@ async function configOf(things: readonly Thing[]): Promise<Config> {
     REDIS_URL: "rediss://ferry:secret@redis.example.com:6379",
     ZONE: "",
   };
-  const given = spec<Workload>(things, "Deployment", "ferry-gateway").template.spec.containers[0].env!;
+  const given = (specOf(things, "Deployment", "ferry-gateway") as Workload).template.spec.containers[0].env!;
   assert.deepEqual(given.map(({ name }) => name).sort(), Object.keys(env).sort());
   const loaded = loadConfig(await folder.write("ferry.yaml", data!["ferry.yaml"]!), env);
   assert.deepEqual([loaded.problems ?? [], loaded.warnings], [[], []]);
@@ -121,10 +121,10 @@ for (const [folder, things] of rendered) {
           assert.deepEqual(selected(matchLabels).sort(), own.toSorted(), metadata.name);
         }
       }
-      assert.deepEqual(selected(spec<{ selector: Labels }>(things, "Service", "ferry").selector), [
+      assert.deepEqual(selected((specOf(things, "Service", "ferry") as { selector: Labels }).selector), [
         "ferry-gateway",
       ]);
-      const { selector } = spec<{ selector: Labels }>(things, "Service", "ferry-admin");
+      const { selector } = specOf(things, "Service", "ferry-admin") as { selector: Labels };
       assert.deepEqual(selected(selector).sort(), FERRYS.toSorted());
     });
 
@@ -154,7 +154,8 @@ for (const [folder, things] of rendered) {
       assert.equal(zone, "any", "no topology label: the downward API gives an empty variable");
       const ports = { http: listen.port, admin: admin.listen.port };
       for (const name of FERRYS) {
-        const { args, ports: open } = spec<Workload>(things, "Deployment", name).template.spec.containers[0];
+        const { args, ports: open } = (specOf(things, "Deployment", name) as Workload).template.spec
+          .containers[0];
         assert.deepEqual(args, [
           "serve",
           "-c",
@@ -171,7 +172,7 @@ for (const [folder, things] of rendered) {
       const paths = Object.keys(healthRoutes(() => false));
       const seconds = ({ periodSeconds, failureThreshold }: Probe) => [periodSeconds, failureThreshold];
       for (const name of FERRYS) {
-        const [container] = spec<Workload>(things, "Deployment", name).template.spec.containers;
+        const [container] = (specOf(things, "Deployment", name) as Workload).template.spec.containers;
         const { startupProbe, readinessProbe, livenessProbe } = container;
         for (const probe of [startupProbe, readinessProbe, livenessProbe!]) {
           assert.ok(paths.includes(probe.httpGet.path));
@@ -193,7 +194,7 @@ for (const [folder, things] of rendered) {
       const held = Math.max(...models.map(({ timeouts }) => timeouts.totalMs));
       assert.ok(limits.drainMs > held);
       for (const name of FERRYS) {
-        const { template } = spec<Workload>(things, "Deployment", name);
+        const { template } = specOf(things, "Deployment", name) as Workload;
         const graceMs = template.spec.terminationGracePeriodSeconds * 1000;
         const waitMs = (template.spec.containers[0].lifecycle?.preStop.sleep.seconds ?? 0) * 1000;
         assert.ok(graceMs >= waitMs + limits.drainMs + 5000, `${name}: ${graceMs} ms`);
@@ -231,7 +232,7 @@ describe("deploy/kubernetes", () => {
     });
     for (const name of FERRYS) {
       assert.equal(get(whole, "PodDisruptionBudget", name).spec["maxUnavailable"], 1);
-      const { template } = spec<Workload>(whole, "Deployment", name);
+      const { template } = specOf(whole, "Deployment", name) as Workload;
       assert.partialDeepStrictEqual(template.spec.topologySpreadConstraints, [
         { topologyKey: "topology.kubernetes.io/zone" },
       ]);
@@ -260,7 +261,7 @@ describe("deploy/kubernetes", () => {
     const backend = models[0]!.backend as { workers: readonly { url?: string }[] };
     const urls = JSON.stringify(backend.workers).match(/http:\/\/[^"]+/g) ?? [];
     assert.deepEqual(ports("ferry-batcher"), [9000]);
-    const { maxReplicaCount } = spec<{ maxReplicaCount: number }>(whole, "ScaledObject", "embed");
+    const { maxReplicaCount } = specOf(whole, "ScaledObject", "embed") as { maxReplicaCount: number };
     const service = get(whole, "StatefulSet", "embed").spec["serviceName"] as string;
     const pods = Array.from(
       { length: maxReplicaCount },
@@ -293,11 +294,11 @@ describe("deploy/kubernetes", () => {
   });
 
   test("Prometheus scrapes every process as one job, with the token, and has the rules of deploy/prometheus", () => {
-    const monitor = spec<{
+    const monitor = specOf(whole, "ServiceMonitor", "ferry") as {
       jobLabel: string;
       selector: { matchLabels: Labels };
       endpoints: { port: string }[];
-    }>(whole, "ServiceMonitor", "ferry");
+    };
     const services = whole.filter(
       ({ kind, metadata }) => kind === "Service" && fits(monitor.selector.matchLabels, metadata.labels ?? {}),
     );
@@ -314,7 +315,7 @@ describe("deploy/kubernetes", () => {
   });
 
   test("what routes to Ferry names a port of its Service, and waits longer than a request may be held", async () => {
-    const { ports } = spec<{ ports: { name: string; port: number }[] }>(whole, "Service", "ferry");
+    const { ports } = specOf(whole, "Service", "ferry") as { ports: { name: string; port: number }[] };
     const { models, api } = await configOf(whole);
     const heldS = Math.max(api.maxPollMs, ...models.map(({ timeouts }) => timeouts.totalMs)) / 1000;
     const [backend] = findAll(get(whole, "Ingress", "ferry"), "service") as { port: { name: string } }[];
@@ -332,19 +333,18 @@ describe("deploy/kubernetes", () => {
 
   test("every file is part of some rendering", () => {
     const used = FOLDERS.concat(globSync("components/*", { cwd: KUBERNETES }));
-    const named = used.flatMap((folder) => {
-      const file = parse(readFileSync(join(KUBERNETES, folder, "kustomization.yaml"), "utf8")) as Record<
-        string,
-        string[]
-      >;
-      const files = (file["configMapGenerator"] ?? []).flatMap(
-        (each) => (each as unknown as { files: string[] }).files,
-      );
-      return [...(file["resources"] ?? []), ...files, "kustomization.yaml"].map((name) => join(folder, name));
-    });
+    const filesOf = (folder: string): string[] => {
+      const file = parse(readFileSync(join(KUBERNETES, folder, "kustomization.yaml"), "utf8")) as {
+        resources?: string[];
+        configMapGenerator?: { files: string[] }[];
+      };
+      const configs = (file.configMapGenerator ?? []).flatMap(({ files }) => files);
+      return ["kustomization.yaml", ...(file.resources ?? []), ...configs].map((name) => join(folder, name));
+    };
+    const named = new Set(used.flatMap(filesOf));
     const files = globSync("**/*.yaml", { cwd: KUBERNETES });
     assert.deepEqual(
-      files.filter((file) => !named.includes(file)),
+      files.filter((file) => !named.has(file)),
       [],
     );
   });

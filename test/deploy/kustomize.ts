@@ -157,7 +157,7 @@ function digest({ data }: Thing): string {
 
 const HASHED = /\b(ferry-config)-[0-9a-z]{10}\b/g;
 const byName = (things: Thing[]): Map<string, Thing> =>
-  new Map(things.map((thing) => [`${thing.kind}/${thing.metadata.name}`, thing] as const).sort());
+  new Map(things.map((thing) => [`${thing.kind}/${thing.metadata.name}`, thing] as const));
 
 if (import.meta.main) {
   for (const folder of FOLDERS) {

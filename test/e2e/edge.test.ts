@@ -33,7 +33,7 @@ class ToyWorker implements AsyncDisposable {
     const env = { ...process.env, PORT: String(port), BATCH_MS: "20" };
     const words = [join(ROOT, "deploy/compose/worker.mjs")];
     const child = spawn(process.execPath, words, { env, stdio: ["ignore", "pipe", "inherit"] });
-    await once(createInterface({ input: child.stdout! }), "line");
+    await once(createInterface({ input: child.stdout }), "line");
     return new ToyWorker(child, port);
   }
 
