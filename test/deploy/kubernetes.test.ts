@@ -6,7 +6,7 @@ import assert from "node:assert/strict";
 import { globSync, readFileSync } from "node:fs";
 import { join } from "node:path";
 import { describe, test } from "node:test";
-import { parse } from "yaml";
+import { parse, parseAllDocuments } from "yaml";
 import { Folder, ROOT } from "../e2e/harness.ts";
 import { loadConfig } from "../../src/config-load.ts";
 import type { Config } from "../../src/config.ts";
@@ -348,6 +348,28 @@ describe("deploy/kubernetes", () => {
       [],
     );
   });
+});
+
+test("the files of docs/autoscale-keda.md fit together, and the fleet's rules let them in", () => {
+  const page = readFileSync(join(ROOT, "docs/autoscale-keda.md"), "utf8");
+  assert.ok(page.split("\n").length <= 121);
+  const [pods, config, scale] = [...page.matchAll(/```yaml\n(# \w.*?)```/gs)].map(([, text]) =>
+    parseAllDocuments(text!).map((each) => each.toJS() as Thing),
+  );
+  const { template, serviceName } = pods![0]!.spec as unknown as Workload & { serviceName: string };
+  const [reach] = findAll(get(whole, "NetworkPolicy", "ferry-batcher").spec, "to") as [
+    { podSelector: Workload["selector"] }[],
+  ];
+  assert.ok(fits(reach[0]!.podSelector.matchLabels, template.metadata.labels));
+  assert.equal(pods![1]!.metadata.name, serviceName);
+  const { apiVersion, kind, ...scaled } = scale![0]!;
+  assert.deepEqual(flaws(scaled, SHAPES[`${apiVersion} ${kind}`]!), []);
+  const [workers] = findAll(config, "workers") as string[][];
+  assert.equal(scaled.spec["maxReplicaCount"], workers!.length);
+  for (const [at, url] of workers!.entries())
+    assert.equal(new URL(url).host, `embed-${at}.${serviceName}:9000`);
+  const valid = { runAsNonRoot: true, seccompProfile: { type: "RuntimeDefault" } };
+  assert.partialDeepStrictEqual(template.spec.securityContext, valid);
 });
 
 test("a field that is not there, missing or of another type is found", () => {
