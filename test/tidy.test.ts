@@ -20,6 +20,7 @@ const everything = [
 /** Folder → what its files may import from other folders; "type:" for types only. */
 const MAY_IMPORT: Record<string, readonly string[]> = {
   "src/core": [],
+  "src/protocol": ["src/core"],
   "src/clock.ts": [],
   "src/certificates.ts": ["src/clock.ts", "src/telemetry/events.ts"],
   "src/telemetry": ["src/core", "src/clock.ts", "type:src/gateway/server.ts"],
