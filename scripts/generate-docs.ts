@@ -229,7 +229,7 @@ const pageTail = `
 | \`limits.drainMs\` > \`timeouts.totalMs\` (a warning) | a stop could cut off requests in progress |
 | \`limits.maxQueued\` ≥ \`maxBatchSize\` (a warning) | no batch could ever be full |
 
-What is named in the documents and is not in this version yet (\`kind: grpc\`, other HTTP protocols) is refused
+What is named in the documents and is not in this version yet (\`kind: grpc\`) is refused
 at the start.
 
 ## What Redis is asked at the start

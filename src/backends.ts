@@ -6,13 +6,16 @@ import { PythonBackend } from "./backend/python.ts";
 import { SimulatedBackend } from "./backend/simulated.ts";
 import type { Clock } from "./clock.ts";
 import type { ModelConfig } from "./config.ts";
+import { batch } from "./protocol/batch.ts";
+import type { WorkerSide } from "./protocol/protocol.ts";
+import { protocols } from "./protocol/protocols.ts";
 import type { Events } from "./telemetry/events.ts";
 
 export function makeBackend({ name, backend, health }: ModelConfig, clock: Clock, events: Events): Backend {
   const around = { model: name, clock, events };
   switch (backend.kind) {
     case "http":
-      return new HttpBackend({ ...backend, health }, around);
+      return new HttpBackend({ ...backend, protocol: workerSide(backend.protocol), health }, around);
     case "python":
       return new PythonBackend(backend, around);
     case "module":
@@ -20,4 +23,8 @@ export function makeBackend({ name, backend, health }: ModelConfig, clock: Clock
     case "simulated":
       return new SimulatedBackend(backend, clock);
   }
+}
+
+function workerSide(name: "batch" | keyof typeof protocols): WorkerSide {
+  return name === "batch" ? batch : protocols[name]!.worker;
 }

@@ -22,6 +22,7 @@ export function checkSettings(draft: Draftings, findings: Findings): void {
   for (const [index, model] of (draft.models ?? []).entries()) {
     checkTimes(model, `models[${index}]`, findings);
     checkSizes(draft, model, `models[${index}]`, findings);
+    checkProtocols(model, `models[${index}]`, findings);
   }
   checkTiers(draft, findings);
   checkLimits(draft, findings);
@@ -137,6 +138,18 @@ function checkModelNames({ models = [] }: Draftings, findings: Findings): void {
         `models[${index}].name`,
         `${name} is also the name of models[${first}]; choose another`,
       );
+  }
+}
+
+/** Inputs and outputs of one protocol mean nothing to workers that speak another. */
+function checkProtocols({ backend, protocols = [] }: DraftModel, path: string, findings: Findings): void {
+  if (backend?.kind !== "http" || backend.protocol === undefined || backend.protocol === "batch") return;
+  for (const [index, protocol] of protocols.entries()) {
+    if (protocol === undefined || protocol === backend.protocol) continue;
+    findings.problem(
+      `${path}.protocols[${index}]`,
+      `${protocol} cannot be spoken to clients while the workers speak ${backend.protocol}; remove it`,
+    );
   }
 }
 

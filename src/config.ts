@@ -4,6 +4,7 @@
  * Types only. `settings.ts` is the table behind them (units, bounds, defaults), `config-load.ts` makes
  * a `Config` from a file.
  */
+import type { ProtocolName } from "./protocol/protocol.ts";
 
 export interface Address {
   readonly host: string;
@@ -171,6 +172,10 @@ export interface ModelConfig {
   };
   readonly cache: { readonly ttlMs: number; readonly scope: "tenant" | "shared" | "off" };
   readonly collapse: boolean;
+  /** What clients may speak besides Ferry's own API. */
+  readonly protocols: readonly ProtocolName[];
+  /** Whatever has no route here goes to a worker as it came. */
+  readonly passthrough: boolean;
   /** Patterns of `core/pattern.ts`. */
   readonly deny: readonly string[];
   readonly health: HealthConfig;
@@ -193,9 +198,13 @@ export type BackendConfig =
 
 export interface HttpBackendConfig {
   readonly kind: "http";
-  readonly protocol: "batch";
+  readonly protocol: "batch" | ProtocolName;
   /** Full endpoint URLs. */
   readonly workers: readonly string[];
+  /** What the workers call the model; left out: as clients do. */
+  readonly model?: string;
+  /** What is sent to workers as `Authorization`: never to be shown. */
+  readonly authorization?: string;
   readonly maxReplyBytes: number;
   /** Left out: workers are not asked how they are. */
   readonly healthPath?: string;

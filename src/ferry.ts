@@ -14,6 +14,7 @@ import { screenFor } from "./core/screen.ts";
 import { Sampler } from "./core/trace.ts";
 import { openCredentials } from "./credentials.ts";
 import { Demo } from "./demo.ts";
+import { openDropIns } from "./dropins.ts";
 import { Dispatcher } from "./dispatch/dispatcher.ts";
 import { Reaper } from "./dispatch/reaper.ts";
 import type { Engine } from "./engine/engine.ts";
@@ -22,6 +23,7 @@ import { type FleetModel, Membership } from "./fleet/membership.ts";
 import { FleetOutlook } from "./fleet/outlook.ts";
 import { FleetRank } from "./fleet/rank.ts";
 import { adminRoutes } from "./gateway/admin.ts";
+import { Crossing } from "./gateway/crossing.ts";
 import { healthRoutes } from "./gateway/health.ts";
 import { Intake, type ModelDoor } from "./gateway/intake.ts";
 import { NativeProtocol } from "./gateway/native.ts";
@@ -281,9 +283,15 @@ export class Ferry {
     const intake = new Intake(doors, admission, router, engine, clock);
     const parts = { credentials, intake, admission, router, engine, clock };
     const native = new NativeProtocol({ ...api, durable }, parts);
-    const described = openapiRoutes(credentials.required);
-    const routes = { ...native.routes(), ...healthRoutes(() => this.#draining), ...described };
+    const dropIns = openDropIns(this.#config, {
+      crossing: new Crossing(parts),
+      healthy: (model) => this.#prospects.get(model)!.horizon(clock.now()).healthy > 0,
+      draining: () => this.#draining,
+    });
+    const described = { ...healthRoutes(() => this.#draining), ...openapiRoutes(credentials.required) };
+    const routes = { ...dropIns.routes(), ...native.routes(), ...described };
     const listener = (this.#listener = new Listener(routes, limits, clock, this.events, {
+      elsewhere: (path) => dropIns.find(path),
       tls: this.#tls,
       sampler: this.#tracing && samplerFor(this.#tracing),
     }));

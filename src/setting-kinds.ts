@@ -200,12 +200,15 @@ interface TextRules {
   readonly secret?: boolean;
   /** Characters that it may not hold. */
   readonly without?: readonly string[];
+  /** Blanks may stand between its words. */
+  readonly words?: boolean;
 }
-/** Visible ASCII characters, no blanks: what fits a header, a metric label and a terminal. */
+/** Visible ASCII characters, no blanks unless said otherwise: what fits a header, a metric label and a terminal. */
 export function text(doc: string, rules: TextRules): Leaf<string> {
   const { without = [], minLength = 1 } = rules;
   const except = without.length === 0 ? "" : ` except ${without.join(" ")}`;
-  const bounds = `${minLength} to ${rules.maxLength} visible ASCII characters${except}`;
+  const blanks = rules.words === true ? ", blanks between them" : "";
+  const bounds = `${minLength} to ${rules.maxLength} visible ASCII characters${except}${blanks}`;
   return leaf<string>({
     kind: rules.secret === true ? "secret" : "text",
     doc,
@@ -218,7 +221,8 @@ export function text(doc: string, rules: TextRules): Leaf<string> {
       if (value === "") return { wrong: `is empty; write ${bounds}` };
       if (value.length < minLength) return { wrong: `is too short; write ${bounds}` };
       if (value.length > rules.maxLength) return { wrong: `is too long; write ${bounds}` };
-      const fits = /^[!-~]+$/.test(value) && !without.some((char) => value.includes(char));
+      const allowed = rules.words === true ? /^[!-~]+( [!-~]+)*$/ : /^[!-~]+$/;
+      const fits = allowed.test(value) && !without.some((char) => value.includes(char));
       return fits ? { value } : { wrong: `may hold only ${bounds}` };
     },
   });

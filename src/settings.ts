@@ -7,6 +7,7 @@
  * generated from it, and `tsc` checks it against `Config`. A name ends in its unit (`maxWaitMs`,
  * `maxBodyBytes`). Rules between two settings are in `config-check.ts`.
  */
+import { PROTOCOL_NAMES } from "./protocol/protocol.ts";
 import { address, url, urlPath } from "./setting-addresses.ts";
 import {
   boolean,
@@ -61,16 +62,8 @@ const backends = oneOf(
     http: group("A fixed batch API over HTTP; nothing about it has to change.", {
       protocol: choice(
         'What the workers speak. `batch`: POST {"inputs":[…]} answers {"outputs":[…]}.',
-        ["batch"],
+        ["batch", ...PROTOCOL_NAMES],
         "batch",
-        notYet("use batch", [
-          "openai-embeddings",
-          "openai-completions",
-          "tei",
-          "kserve-v1",
-          "oip-v2",
-          "ollama",
-        ]),
       ),
       workers: list(
         "Full endpoint URLs, one per GPU; no URL twice.",
@@ -78,6 +71,20 @@ const backends = oneOf(
         { min: 1, max: 1024 },
       ),
       maxReplyBytes,
+      model: optional(
+        text("What the workers call the model; left out: as clients do.", {
+          maxLength: 256,
+          example: "BAAI/bge-small-en",
+        }),
+      ),
+      authorization: optional(
+        text("What is sent to the workers as `Authorization`.", {
+          maxLength: 4096,
+          secret: true,
+          words: true,
+          example: "Bearer ${WORKER_KEY}",
+        }),
+      ),
       healthPath: optional(
         urlPath("Where each worker answers 2xx while it is well, with its load if it knows.", "/health"),
       ),
@@ -184,6 +191,15 @@ const model = group("One model: its backend, its batches, its limits.", {
     scope: choice("Who may share outcomes.", ["tenant", "shared", "off"], "tenant"),
   }),
   collapse: boolean("Identical inputs in flight run once, and every caller gets the answer.", true),
+  protocols: list(
+    "What clients may speak besides Ferry's own API; that of backend.protocol is always among them.",
+    choice("One protocol.", PROTOCOL_NAMES, "openai-embeddings"),
+    { min: 0, max: PROTOCOL_NAMES.length },
+  ),
+  passthrough: boolean(
+    "Whether requests that no route here answers go to a worker as they came, streams included.",
+    false,
+  ),
   deny: list(
     "Inputs that hold a string which fits one of these are refused (docs/security.md); left out: none.",
     pattern("One pattern.", "'(?i)ignore (all )?previous instructions'"),
@@ -349,9 +365,4 @@ export type Settings = Value<typeof settings>;
 
 function timeout(doc: string, fallback: number) {
   return integer(doc, { default: fallback, min: 1, max: hour, unit: "ms" });
-}
-
-/** Choices that SPEC names and that this version cannot do. */
-function notYet(advice: string, choices: readonly string[]): { readonly [choice: string]: string } {
-  return Object.fromEntries(choices.map((each) => [each, `is not in this version yet; ${advice}`]));
 }

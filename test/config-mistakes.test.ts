@@ -119,8 +119,12 @@ const mistakes: readonly (readonly [string, RegExp])[] = [
     /workers\[1\]: the same worker as models\[0\]\.backend\.workers\[0\]/,
   ],
   [
-    "models: [{ name: a, backend: { kind: http, protocol: tei, workers: [http://g] } }]\n",
-    /"tei" is not in this version yet; use batch$/,
+    "models: [{ name: a, backend: { kind: http, protocol: tie, workers: [http://g] } }]\n",
+    /"tie" is not one of batch, openai-embeddings, .*did you mean tei/,
+  ],
+  [
+    "models: [{ name: a, protocols: [tei], backend: { kind: http, protocol: ollama, workers: [http://g] } }]\n",
+    /tei cannot be spoken to clients while the workers speak ollama; remove it$/,
   ],
   [
     "models: [{ name: a, backend: { kind: python, function: gone.py:f } }]\n",

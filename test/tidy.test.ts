@@ -33,7 +33,13 @@ const MAY_IMPORT: Record<string, readonly string[]> = {
   ],
   "src/engine": ["src/core", "src/clock.ts", "src/telemetry/events.ts", "src/redis"],
   "src/redis": ["src/core", "src/clock.ts", "src/telemetry/events.ts"],
-  "src/backend": ["src/core", "src/clock.ts", "src/telemetry/events.ts", "src/certificates.ts"],
+  "src/backend": [
+    "src/core",
+    "src/clock.ts",
+    "src/telemetry/events.ts",
+    "src/certificates.ts",
+    "src/protocol",
+  ],
   "src/dispatch": [
     "src/core",
     "src/clock.ts",
@@ -63,6 +69,7 @@ const MAY_IMPORT: Record<string, readonly string[]> = {
     "src/telemetry/events.ts",
     "src/admission",
     "src/result",
+    "src/protocol",
     "type:src/engine/engine.ts",
     "type:src/certificates.ts",
     "type:src/telemetry/request-log.ts",

@@ -58,11 +58,19 @@ export class Admission {
     return this.#rules.tiers[tier]!.name;
   }
 
-  /** Throws a Refusal when nothing can help; waits only where there is a rate to look up. */
-  receive(caller: Caller, gate: Gate): Reception | Promise<Reception> {
+  /**
+   * Throws a Refusal when nothing can help; waits only where there is a rate to look up. `counts`: false for the
+   * inputs of a request that was counted as a whole.
+   */
+  receive(caller: Caller, gate: Gate, counts = true): Reception | Promise<Reception> {
     if (this.draining) throw this.ending(caller, gate.model);
-    if (!this.#limited) return this.#pass(caller, gate, undefined);
+    if (!this.#limited || !counts) return this.#pass(caller, gate, undefined);
     return this.#spendRates(caller, gate.model).then((quota) => this.#pass(caller, gate, quota));
+  }
+
+  /** Counts a request of many tasks as the one request that it is. Throws a Refusal. */
+  count(caller: Caller, model: string): Promise<Quota | undefined> | undefined {
+    return this.#limited ? this.#spendRates(caller, model) : undefined;
   }
 
   #pass(caller: Caller, gate: Gate, quota: Quota | undefined): Reception {

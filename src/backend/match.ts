@@ -10,14 +10,15 @@
  * `quote` makes a worker's own words fit for a reply's message: one line, printable, short.
  */
 import type { Json } from "../core/task.ts";
+import { batchText } from "../protocol/batch.ts";
 import type { Batch, Reply } from "./backend.ts";
 
 /** `{"inputs":[…]}`, with `"parameters":{…}` beside it where there are any. */
 export function requestText(batch: Batch): Json {
-  const inputs = batch.tasks.map((task) => task.input).join(",");
-  return batch.parameters === ""
-    ? `{"inputs":[${inputs}]}`
-    : `{"inputs":[${inputs}],"parameters":${batch.parameters}}`;
+  return batchText(
+    batch.tasks.map((task) => task.input),
+    batch.parameters,
+  );
 }
 
 export function match(batch: Batch, texts: readonly Json[]): Reply {

@@ -115,6 +115,6 @@ function send(exchange: Exchange, { type, bytes, gzipped, etag }: Asset): void {
   const headers = [...SAFETY, "cache-control", kept, "etag", etag];
   if (exchange.header("if-none-match")?.includes(etag) === true) return exchange.sendNothing(304, headers);
   const takes = /\bgzip\b(?!\s*;\s*q=0(\.0*)?\s*(,|$))/i.test(exchange.header("accept-encoding") ?? "");
-  if (takes) exchange.sendFile(type, gzipped, [...headers, "content-encoding", "gzip"]);
-  else exchange.sendFile(type, bytes, headers);
+  if (takes) exchange.sendBytes(type, gzipped, [...headers, "content-encoding", "gzip"]);
+  else exchange.sendBytes(type, bytes, headers);
 }

@@ -179,6 +179,11 @@ export interface Engine {
    * Putting the same task id twice queues it once.
    */
   put(task: Task, sharing?: Sharing): PutReply | Promise<PutReply>;
+  /**
+   * Runs `puts`, which puts several tasks at once: those who watch the queues hear of them when the last one is in,
+   * so that the inputs of one request can leave in one batch.
+   */
+  together<Puts>(puts: () => Puts): Puts;
 
   /**
    * Moves up to `max` queued tasks under one lease, tiers and tenants in fair turn. Tasks past their

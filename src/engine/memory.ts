@@ -41,6 +41,7 @@ export class MemoryEngine implements Engine {
   readonly #places: Places;
   readonly #windows = new Windows(MAX_SPENDERS);
   readonly #listeners = new Set<EngineListener>();
+  readonly together: Engine["together"] = (puts) => this.#places.together(puts);
   readonly deadLetters: DeadLetters;
   #leases = 0;
   #nextReap = Infinity;

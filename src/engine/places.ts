@@ -16,6 +16,14 @@ import type { TaskRecord } from "./record.ts";
 
 const NOTHING: readonly never[] = [];
 
+interface Arrivals {
+  readonly model: string;
+  readonly parameters: string;
+  /** Of the queue, with them. */
+  readonly depth: number;
+  readonly count: number;
+}
+
 export class Places {
   readonly #queueMs: ReadonlyMap<string, { readonly queueMs: number }>;
   readonly #clock: Clock;
@@ -27,6 +35,8 @@ export class Places {
   waiting = 0;
   waitingBytes = 0;
   running = 0;
+  /** Arrivals that belong together, by queue; undefined while each is told at once. */
+  #untold: Map<string, Arrivals> | undefined;
 
   constructor(
     models: ReadonlyMap<string, { readonly queueMs: number }>,
@@ -80,7 +90,28 @@ export class Places {
     const depth = this.#queues.get(model)!.push(record, place);
     this.#wait(record);
     this.#setAlarm(record, record.expiresAt);
-    for (const listener of this.#listeners) listener.queued?.(model, parameters, depth, 1);
+    if (this.#untold !== undefined) this.#tellLater(model, parameters, depth);
+    else for (const listener of this.#listeners) listener.queued?.(model, parameters, depth, 1);
+  }
+
+  /** What enters its queue meanwhile is told when `puts` is over. */
+  together<Puts>(puts: () => Puts): Puts {
+    if (this.#untold !== undefined) return puts();
+    const untold = (this.#untold = new Map<string, Arrivals>());
+    try {
+      return puts();
+    } finally {
+      this.#untold = undefined;
+      for (const { model, parameters, depth, count } of untold.values()) {
+        for (const listener of this.#listeners) listener.queued?.(model, parameters, depth, count);
+      }
+    }
+  }
+
+  #tellLater(model: string, parameters: string, depth: number): void {
+    const key = `${model}\n${parameters}`;
+    const count = (this.#untold!.get(key)?.count ?? 0) + 1;
+    this.#untold!.set(key, { model, parameters, depth, count });
   }
 
   /** Out of sight until `at`, when `reap` puts it back into its queue. */

@@ -14,12 +14,16 @@ import { newId } from "./ids.ts";
 import { quotaHeaders } from "./reply.ts";
 
 const JSON_TYPE = "application/json; charset=utf-8";
+const JSON_ONLY = ["application/json"];
 
 export interface ExchangeLimits {
   readonly maxBodyBytes: number;
   /** An answer that the client does not take within this time ends the connection. */
   readonly writeTimeoutMs: number;
 }
+
+/** How an error looks to a client: its status and its JSON body. */
+export type ErrorShape = (refusal: Refusal) => { readonly status?: number; readonly body: string | Buffer };
 
 /** The way to a client that takes what happens, as it happens. */
 export interface Outflow {
@@ -59,6 +63,8 @@ export class Exchange implements AnsweredRequest {
   mayContinue = false;
   /** Set while the server drains: the connection ends with this answer. */
   last = false;
+  /** Left out: Ferry's own. */
+  errorShape: ErrorShape | undefined = undefined;
 
   constructor(request: IncomingMessage, response: ServerResponse, limits: ExchangeLimits, now: number) {
     this.request = request;
@@ -128,19 +134,32 @@ export class Exchange implements AnsweredRequest {
 
   /** The body as text. Refuses what is too large, not JSON by its own account, or not UTF-8. */
   body(): Promise<string> {
-    this.#checkType();
+    return this.#take(JSON_ONLY, asText);
+  }
+
+  /** The body as it came. Refuses what is too large, or of none of these media types by its own account. */
+  bytes(types: readonly string[] = JSON_ONLY): Promise<Buffer> {
+    return this.#take(types, asItCame);
+  }
+
+  #take<Body>(types: readonly string[], read: (body: Buffer) => Body): Promise<Body> {
+    this.#checkType(types);
     const { maxBodyBytes } = this.#limits;
     if (Number(this.header("content-length") ?? 0) > maxBodyBytes) throw this.#tooLarge();
     // Only now: whoever asks first is refused before it sends the body.
     if (this.mayContinue) this.#response.writeContinue();
-    return this.#read(maxBodyBytes);
+    return this.#read(maxBodyBytes, read);
   }
 
-  #checkType(): void {
+  #checkType(types: readonly string[]): void {
     const type = this.header("content-type");
     if (type === "application/json" && this.header("content-encoding") === undefined) return;
-    if (type === undefined || !/^application\/json\s*(;|$)/i.test(type)) {
-      throw new Refusal("UNSUPPORTED_MEDIA_TYPE", "send Content-Type: application/json (curl: --json)");
+    if (type === undefined || !types.includes(type.split(";")[0]!.trim().toLowerCase())) {
+      const others = types.length > 1 ? ` or ${types.slice(1).join(" or ")}` : "";
+      throw new Refusal(
+        "UNSUPPORTED_MEDIA_TYPE",
+        `send Content-Type: application/json${others} (curl: --json)`,
+      );
     }
     const charset = /charset="?([^";\s]+)/i.exec(type)?.[1];
     if (charset !== undefined && charset.toLowerCase() !== "utf-8") {
@@ -156,7 +175,7 @@ export class Exchange implements AnsweredRequest {
   }
 
   /** Never settles when the client leaves in the middle: then nobody is left to be answered. */
-  #read(maxBodyBytes: number): Promise<string> {
+  #read<Body>(maxBodyBytes: number, read: (body: Buffer) => Body): Promise<Body> {
     return new Promise((resolve, reject) => {
       const { request } = this;
       const chunks: Buffer[] = [];
@@ -171,8 +190,11 @@ export class Exchange implements AnsweredRequest {
         // Of HTTP/2, where a stream that is broken off ends like any other.
         if (request.aborted) return;
         const body = chunks.length === 1 ? chunks[0]! : Buffer.concat(chunks);
-        if (isUtf8(body)) resolve(body.toString("utf8"));
-        else reject(new Refusal("INVALID_REQUEST", "the body is not UTF-8"));
+        try {
+          resolve(read(body));
+        } catch (error) {
+          reject(error);
+        }
       });
     });
   }
@@ -216,15 +238,21 @@ export class Exchange implements AnsweredRequest {
       retryAfterMs === undefined
         ? []
         : ["retry-after", String(seconds), "retry-after-ms", String(retryAfterMs)];
-    this.send(status, JSON.stringify(body), [...headers, ...challenge, ...wait, ...quotaHeaders(quota)]);
+    const all = [...headers, ...challenge, ...wait, ...quotaHeaders(quota)];
+    if (this.errorShape === undefined) return this.send(status, JSON.stringify(body), all);
+    const shaped = this.errorShape(refusal);
+    // Not in every protocol's shape; whoever asks for help has to know it.
+    this.send(shaped.status ?? status, String(shaped.body), ["x-request-id", requestId, ...all]);
   }
 
-  /** A file: neither made anew for each request, nor JSON. */
-  sendFile(type: string, bytes: Buffer, headers: readonly string[] = []): void {
+  /** Not JSON. */
+  sendBytes(type: string, bytes: Buffer, headers: readonly string[] = [], status = 200): void {
     const response = this.#response;
     if (this.answered) return;
-    this.status = 200;
-    response.writeHead(200, ["content-type", type, "content-length", String(bytes.length), ...headers]);
+    this.status = status;
+    const head = ["content-type", type, "content-length", String(bytes.length), ...headers];
+    if (this.#ends()) head.push("connection", "close");
+    response.writeHead(status, head);
     response.end(bytes);
     if (response.writableLength > 0 || this.request.httpVersionMajor > 1) this.#cutIfStuck();
   }
@@ -273,6 +301,15 @@ export class Exchange implements AnsweredRequest {
       socket.removeListener("timeout", cut);
     });
   }
+}
+
+function asItCame(body: Buffer): Buffer {
+  return body;
+}
+
+function asText(body: Buffer): string {
+  if (isUtf8(body)) return body.toString("utf8");
+  throw new Refusal("INVALID_REQUEST", "the body is not UTF-8");
 }
 
 /** A target may name its host ("GET http://host/path"); it is ours only if that is the Host we were asked for. */

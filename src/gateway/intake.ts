@@ -87,9 +87,10 @@ export class Intake {
     throw new Refusal("INVALID_REQUEST", `${what}; choose one of: ${names}`);
   }
 
-  async submit(draft: Draft, caller: Caller, trace?: RequestTrace): Promise<Ticket> {
+  /** `counts`: whether it is the one task of its request that the rates count. */
+  async submit(draft: Draft, caller: Caller, trace?: RequestTrace, counts = true): Promise<Ticket> {
     const model = this.model(draft.model);
-    const received = this.#admission.receive(caller, model.gate);
+    const received = this.#admission.receive(caller, model.gate, counts);
     const { quota, refusal } = received instanceof Promise ? await received : received;
     const now = this.#clock.now();
     const { content, sharing, home } = share(draft, model, caller);

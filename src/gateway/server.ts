@@ -36,7 +36,7 @@ export interface ListenerLimits {
 
 /** Answers one request. `id` is what stands in the path where the route has `{id}`. */
 export type Answer = (exchange: Exchange, id: string) => Promise<void> | void;
-type Methods = Readonly<Record<string, Answer>>;
+export type Methods = Readonly<Record<string, Answer>>;
 
 /** Path → method → answer. `{id}` in a path stands for one segment. */
 export type Routes = Readonly<Record<string, Methods>>;
@@ -48,6 +48,14 @@ export interface ListenerOptions {
   readonly sampler?: Sampler | undefined;
   /** Its requests are operators', not clients': nobody counts them. */
   readonly uncounted?: boolean;
+  /** For paths that no route here has. */
+  readonly elsewhere?: ((path: string) => Elsewhere | undefined) | undefined;
+}
+
+/** A route that was found by other means; `path` is how it is called, whatever stands in it. */
+export interface Elsewhere {
+  readonly path: string;
+  readonly methods: Methods;
 }
 
 interface Pattern {
@@ -75,6 +83,7 @@ export class Listener {
   readonly #events: Events;
   readonly #sampler: Sampler | undefined;
   readonly #counted: boolean;
+  readonly #elsewhere: ListenerOptions["elsewhere"];
   /** Connections that end with a refusal: what a client sent behind the refused request is not looked at. */
   readonly #ended = new WeakSet<Duplex>();
   #connections = 0;
@@ -87,7 +96,7 @@ export class Listener {
     limits: ListenerLimits,
     clock: Clock,
     events: Events,
-    { tls, sampler, uncounted = false }: ListenerOptions = {},
+    { tls, sampler, uncounted = false, elsewhere }: ListenerOptions = {},
   ) {
     this.#paths = new Map(Object.entries(routes));
     this.#patterns = Object.entries(routes)
@@ -102,6 +111,7 @@ export class Listener {
     this.#events = events;
     this.#sampler = sampler;
     this.#counted = !uncounted;
+    this.#elsewhere = elsewhere;
     const options = {
       maxHeaderSize: MAX_HEADER_BYTES,
       headersTimeout: limits.headersTimeoutMs,
@@ -282,6 +292,8 @@ export class Listener {
       const id = path.slice(before.length, path.length - after.length);
       if (!id.includes("/")) return { path: pattern, methods, id };
     }
+    const found = this.#elsewhere?.(path);
+    if (found !== undefined) return { ...found, id: "" };
     throw new Refusal("NOT_FOUND", "there is nothing at this path");
   }
 

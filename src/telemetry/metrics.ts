@@ -55,7 +55,7 @@ export function openMetrics(parts: MetricsParts): Metrics {
     "/metrics": {
       GET: async (exchange) => {
         const { type, text } = await expose(exchange.header("accept"));
-        exchange.sendFile(type, Buffer.from(text));
+        exchange.sendBytes(type, Buffer.from(text));
       },
     },
   };

@@ -4,7 +4,8 @@ import { type AddressInfo, createServer } from "node:net";
 import { describe, test } from "./suite.ts";
 import { setImmediate as turn } from "node:timers/promises";
 import type { Reply, Worker } from "../../src/backend/backend.ts";
-import { HttpBackend, retryAfterMs } from "../../src/backend/http.ts";
+import { HttpBackend } from "../../src/backend/http.ts";
+import { retryAfterMs } from "../../src/backend/http-exchange.ts";
 import { SystemClock } from "../../src/clock.ts";
 import { Events } from "../../src/telemetry/events.ts";
 import { CRASH, REJECT, assertOneLine, backendContract, batchOf, outputsOf } from "../contract/backend.ts";
@@ -12,7 +13,6 @@ import { type Behaviour, StubWorker, echo, endless, hang, saying, status } from 
 
 const never = new AbortController().signal;
 const MAX_REPLY_BYTES = 1_000_000;
-
 function backendFor(...urls: string[]): HttpBackend {
   const health = { askMs: 1000, askTimeoutMs: 2000, failures: 3 };
   const options = { workers: urls, maxReplyBytes: MAX_REPLY_BYTES, health, tls: { reloadMs: 2000 } };

@@ -35,6 +35,13 @@ function places(holds: Holds): void {
     assert.equal((await stage.claim(64, { model: OTHER_MODEL })).tasks.length, 1);
   });
 
+  holds("what is put together is there together", async (stage) => {
+    const tasks = [stage.task(), stage.task(), stage.task()];
+    await stage.engine.together(() => Promise.all(tasks.map(async (task) => stage.engine.put(task))));
+    await stage.hasCounts([3, 0, 0, 0]);
+    assert.deepEqual(idsOf(await stage.claim()).sort(), tasks.map(({ id }) => id).sort());
+  });
+
   holds("the same id twice is queued once", async (stage) => {
     const task = stage.task();
     const replies = await Promise.all([stage.engine.put(task), stage.engine.put(task)]);

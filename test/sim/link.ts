@@ -89,6 +89,10 @@ export class Link implements Engine, Listener {
     this.#look();
   }
 
+  together<Puts>(puts: () => Puts): Puts {
+    return puts();
+  }
+
   rung(report: Report): void {
     this.#mirror.told(report);
   }

@@ -1,0 +1,154 @@
+/**
+ * From the inputs of one request to their outputs: all submitted, all waited for, given back in order.
+ *
+ * Each input is a task of its own and rides in whichever batch comes first. The request is one to the rates and as
+ * many as it has inputs to the workers. It is answered as a whole: when one input is refused or fails, or the client
+ * leaves, the others are no longer waited for, and those that nobody else wants are cancelled.
+ */
+import type { Admission } from "../admission/admit.ts";
+import type { Caller } from "../admission/caller.ts";
+import type { Credentials } from "../admission/credentials.ts";
+import type { Clock } from "../clock.ts";
+import { Refusal } from "../core/errors.ts";
+import type { Json } from "../core/task.ts";
+import type { RequestTrace } from "../core/trace.ts";
+import type { Engine, RecordView } from "../engine/engine.ts";
+import type { Router } from "../result/router.ts";
+import type { AnsweredRequest, TaskEnding } from "../telemetry/events.ts";
+import type { Intake, Ticket } from "./intake.ts";
+import { batchHeaders, quotaHeaders, refusalOf } from "./reply.ts";
+
+export interface CrossingParts {
+  readonly credentials: Credentials;
+  readonly intake: Intake;
+  readonly admission: Admission;
+  readonly router: Router;
+  readonly engine: Engine;
+  readonly clock: Clock;
+}
+
+/** The request that waits: an HTTP exchange, or a call of another kind. */
+export interface Visitor {
+  readonly trace: RequestTrace | undefined;
+  id: string;
+  model: string;
+  tier: string;
+  tenant: string;
+  work: AnsweredRequest["work"];
+  ending: TaskEnding | undefined;
+  header(name: string): string | undefined;
+  /** Calls `gone` when the client leaves before it is answered. */
+  onGone(gone: () => void): void;
+}
+
+/** What is to be run. */
+export interface Freight {
+  readonly model: string;
+  readonly inputs: readonly Json[];
+  readonly parameters: Json;
+}
+
+export interface Crossed {
+  readonly outputs: readonly Json[];
+  /** Of the first one's batch, and the quota: name, value, name, value… */
+  readonly headers: readonly string[];
+}
+
+export class Crossing {
+  readonly #credentials: Credentials;
+  readonly #intake: Intake;
+  readonly #admission: Admission;
+  readonly #router: Router;
+  readonly #engine: Engine;
+  readonly #clock: Clock;
+
+  constructor({ credentials, intake, admission, router, engine, clock }: CrossingParts) {
+    this.#credentials = credentials;
+    this.#intake = intake;
+    this.#admission = admission;
+    this.#router = router;
+    this.#engine = engine;
+    this.#clock = clock;
+  }
+
+  /** Who it is; before the body is read. Throws a Refusal. */
+  async enter(visitor: Visitor): Promise<Caller> {
+    const { authorization, key } = {
+      authorization: visitor.header("authorization"),
+      key: visitor.header("x-api-key"),
+    };
+    const caller = await this.#credentials.identify(authorization, key);
+    visitor.tier = this.#admission.tierName(caller.tier);
+    visitor.tenant = caller.tenant;
+    return caller;
+  }
+
+  /** Undefined: the client left, and nobody is there to be answered. Throws a Refusal. */
+  async cross(visitor: Visitor, caller: Caller, freight: Freight): Promise<Crossed | undefined> {
+    visitor.model = freight.model;
+    const quota = await this.#admission.count(caller, freight.model);
+    const tickets = await this.#submit(visitor, caller, freight);
+    visitor.id = tickets[0]!.id;
+    visitor.work = tickets.find(({ work }) => work === "own")?.work ?? tickets[0]!.work;
+    let left = false;
+    visitor.onGone(() => {
+      left = true;
+      this.#abandon(tickets);
+    });
+    try {
+      const records: RecordView[] = [];
+      for (const ticket of tickets) {
+        const record = ticket.record ?? (await this.#router.wait(ticket.waiter, ticket.deadlineAt));
+        if (left) return undefined;
+        visitor.ending = record;
+        const refusal = record === undefined ? this.#undone(ticket) : refusalOf(record);
+        if (refusal !== undefined) throw refusal;
+        records.push(record!);
+      }
+      for (const { id } of tickets) this.#engine.delivered(id);
+      return {
+        outputs: records.map(({ outcome }) => (outcome?.ok === true ? outcome.output : "null")),
+        headers: [...batchHeaders(records[0]!), ...quotaHeaders(quota)],
+      };
+    } catch (error) {
+      this.#abandon(tickets);
+      throw error;
+    }
+  }
+
+  /** All in one moment, so that they can leave in one batch. */
+  async #submit(visitor: Visitor, caller: Caller, { model, inputs, parameters }: Freight): Promise<Ticket[]> {
+    const key = visitor.header("idempotency-key");
+    const submit = (input: Json, at: number): Promise<Ticket> => {
+      const idempotencyKey = key === undefined ? undefined : `${key}#${at}`;
+      return this.#intake.submit({ model, input, parameters, idempotencyKey }, caller, visitor.trace, false);
+    };
+    if (inputs.length === 1) return [await submit(inputs[0]!, 0)];
+    const puts = this.#engine.together(() => Promise.allSettled(inputs.map(submit)));
+    const tickets: Ticket[] = [];
+    let refusal: unknown;
+    for (const put of await puts) {
+      if (put.status === "fulfilled") tickets.push(put.value);
+      else refusal ??= put.reason;
+    }
+    if (refusal === undefined) return tickets;
+    this.#abandon(tickets);
+    throw refusal;
+  }
+
+  /** Nobody waits for these any more. */
+  #abandon(tickets: readonly Ticket[]): void {
+    for (const { id, waiter, caller, record } of tickets) {
+      if (record !== undefined) continue;
+      waiter.wake(undefined);
+      this.#router.release(waiter);
+      if (!this.#router.polled(id)) void this.#engine.cancel(id, caller.tenant, true);
+    }
+  }
+
+  #undone({ caller, model, deadlineAt }: Ticket): Refusal {
+    const stopped = this.#admission.draining && this.#clock.now() < deadlineAt;
+    if (stopped) return this.#admission.ending(caller, model);
+    return new Refusal("DEADLINE_EXCEEDED", "no answer before the total timeout");
+  }
+}

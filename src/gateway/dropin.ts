@@ -1,0 +1,243 @@
+/**
+ * The routes of the drop-in protocols: the same door as Ferry's own API, in other words.
+ *
+ * A client keeps its SDK and changes its base URL. At the root stand the routes of every protocol that a model of the
+ * config speaks; a request that names no model means the one model that speaks its protocol. Under `/models/{name}`
+ * stands each model by itself, for protocols whose requests never name one. What cannot share a batch, and with
+ * `passthrough` whatever no route knows, goes to a worker as it came (`Proxy`).
+ */
+import { Refusal } from "../core/errors.ts";
+import type {
+  About,
+  AboutRoute,
+  Answer,
+  InferRoute,
+  Known,
+  Protocol,
+  ProtocolName,
+} from "../protocol/protocol.ts";
+import type { Crossing } from "./crossing.ts";
+import type { Exchange } from "./exchange.ts";
+import type { Elsewhere, Methods, Routes } from "./server.ts";
+
+export interface DropInModel {
+  readonly name: string;
+  readonly protocols: readonly Protocol[];
+  readonly passthrough: boolean;
+  /** Whether its workers can be asked what no batch is for. */
+  readonly reachable: boolean;
+  readonly ready: () => boolean;
+}
+
+/** The way past the batches. */
+export interface Proxy {
+  /**
+   * Sends the request on to a worker of `model`, and the answer back as it comes. `path` is what stands behind the
+   * worker's base, query included; `body` is given when it was read already. Throws a Refusal.
+   */
+  forward(exchange: Exchange, model: string, path: string, body?: Buffer): Promise<void>;
+}
+
+export interface DropInParts {
+  readonly crossing: Crossing;
+  readonly proxy: Proxy;
+  /** This process takes requests. */
+  readonly ready: () => boolean;
+  readonly version: string;
+}
+
+/** One route of one protocol, compiled. */
+interface Compiled {
+  readonly path: string;
+  readonly pattern: RegExp | undefined;
+  readonly protocol: Protocol;
+  readonly infer?: InferRoute;
+  readonly about?: AboutRoute;
+}
+
+/** Where a request was found to go: behind which base, and to which model if the base says it. */
+interface Place {
+  readonly pinned: DropInModel | undefined;
+  readonly path: string;
+  readonly names: Readonly<Record<string, string>>;
+}
+
+const PREFIX = /^\/models\/([^/]+)(\/.*)$/;
+const ANY_METHOD = ["GET", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"];
+
+export class DropIns {
+  readonly #models: readonly DropInModel[];
+  readonly #parts: DropInParts;
+  readonly #routes: readonly Compiled[];
+
+  constructor(models: readonly DropInModel[], parts: DropInParts) {
+    this.#models = models;
+    this.#parts = parts;
+    const spoken = new Set(models.flatMap(({ protocols }) => protocols));
+    this.#routes = [...spoken].flatMap(compile);
+  }
+
+  /** Those whose path stands still. */
+  routes(): Routes {
+    const still = this.#routes.filter(({ pattern }) => pattern === undefined);
+    return Object.fromEntries(
+      still.map(({ path }) => [
+        path,
+        this.#methods(path, { pinned: undefined, path, names: {} }, this.#routes),
+      ]),
+    );
+  }
+
+  /** Those with names in them, those of one model, and what is passed through. */
+  find(path: string): Elsewhere | undefined {
+    const [, name, rest] = PREFIX.exec(path) ?? [];
+    const pinned =
+      name === undefined ? undefined : this.#models.find((model) => model.name === decoded(name));
+    if (pinned !== undefined) {
+      const routes = this.#routes.filter(({ protocol }) => pinned.protocols.includes(protocol));
+      const found = this.#match(rest!, pinned, routes);
+      if (found !== undefined) return { ...found, path: `/models/{name}${found.path}` };
+      return pinned.passthrough ? this.#passed(rest!, pinned, "/models/{name}/*") : undefined;
+    }
+    const found = this.#match(path, undefined, this.#routes);
+    if (found !== undefined) return found;
+    const open = this.#models.filter(({ passthrough }) => passthrough);
+    return open.length === 1 ? this.#passed(path, open[0]!, "/*") : undefined;
+  }
+
+  #match(path: string, pinned: DropInModel | undefined, routes: readonly Compiled[]): Elsewhere | undefined {
+    for (const route of routes) {
+      const names =
+        route.pattern === undefined ? (route.path === path ? {} : undefined) : named(route.pattern, path);
+      if (names === undefined) continue;
+      return { path: route.path, methods: this.#methods(route.path, { pinned, path, names }, routes) };
+    }
+    return undefined;
+  }
+
+  #methods(path: string, place: Place, routes: readonly Compiled[]): Methods {
+    const here = routes.filter((route) => route.path === path);
+    const infer = here.find((route) => route.infer !== undefined);
+    const about = here.find((route) => route.about !== undefined);
+    return {
+      ...(infer && { POST: (exchange) => this.#infer(exchange, infer.protocol, infer.infer!, place) }),
+      ...(about && { GET: (exchange) => this.#tell(exchange, about.protocol, about.about!, place) }),
+    };
+  }
+
+  #passed(path: string, model: DropInModel, route: string): Elsewhere {
+    const pass = async (exchange: Exchange): Promise<void> => {
+      await this.#parts.crossing.enter(exchange);
+      await this.#pass(exchange, model, path);
+    };
+    return { path: route, methods: Object.fromEntries(ANY_METHOD.map((method) => [method, pass])) };
+  }
+
+  async #infer(exchange: Exchange, protocol: Protocol, route: InferRoute, place: Place): Promise<void> {
+    exchange.errorShape = protocol.client.fail;
+    const { crossing } = this.#parts;
+    const caller = await crossing.enter(exchange);
+    const body = await exchange.bytes(route.types);
+    const drafts = route.read({ names: place.names, body, header: (name) => exchange.header(name) });
+    const model = place.pinned ?? this.#modelFor(protocol, drafts.model);
+    if ("unbatched" in drafts) return this.#pass(exchange, model, place.path, body);
+    const { inputs, parameters } = drafts;
+    const crossed = await crossing.cross(exchange, caller, { model: model.name, inputs, parameters });
+    if (crossed === undefined || exchange.answered) return;
+    const headers = ["x-request-id", exchange.id, ...crossed.headers];
+    send(exchange, drafts.render(crossed.outputs, model.name), headers);
+  }
+
+  async #tell(exchange: Exchange, protocol: Protocol, route: AboutRoute, place: Place): Promise<void> {
+    exchange.errorShape = protocol.client.fail;
+    if (route.open !== true) await this.#parts.crossing.enter(exchange);
+    const about = this.#about(protocol, place);
+    const told = route.tell(about);
+    if (told === "worker") {
+      const model = this.#models.find(({ name }) => name === about.model?.name);
+      if (model?.reachable === true) return this.#pass(exchange, model, place.path);
+      const known = route.fallback?.(about);
+      if (known !== undefined) return send(exchange, known);
+    } else if (told !== undefined) return send(exchange, told);
+    throw new Refusal("NOT_FOUND", "there is no such model here");
+  }
+
+  #about(protocol: Protocol, { pinned, names }: Place): About {
+    const { ready, version } = this.#parts;
+    const speakers = this.#models.filter(({ protocols }) => protocols.includes(protocol));
+    const named = pinned ?? speakers.find(({ name }) => name === names["model"]);
+    const only = names["model"] === undefined && speakers.length === 1 ? speakers[0] : undefined;
+    const model = named ?? only;
+    const models = pinned === undefined ? this.#models : [pinned];
+    return { models: models.map(known), model: model && known(model), ready: ready(), version };
+  }
+
+  #modelFor(protocol: Protocol, name: string | undefined): DropInModel {
+    const speakers = this.#models.filter(({ protocols }) => protocols.includes(protocol));
+    const model = name === undefined ? speakers[0] : speakers.find((each) => each.name === name);
+    if (model !== undefined && (name !== undefined || speakers.length === 1)) return model;
+    const names = speakers.map((each) => each.name).join(", ");
+    if (name === undefined) {
+      throw new Refusal(
+        "INVALID_REQUEST",
+        `name a model, or use the base URL /models/NAME; here are: ${names}`,
+      );
+    }
+    const quoted = JSON.stringify(name.slice(0, 128));
+    throw new Refusal("NOT_FOUND", `the model ${quoted} does not exist here; choose one of: ${names}`);
+  }
+
+  async #pass(exchange: Exchange, model: DropInModel, path: string, body?: Buffer): Promise<void> {
+    exchange.model = model.name;
+    if (!model.reachable) {
+      throw new Refusal("INVALID_REQUEST", "this model answers in batches only; leave out stream and seed");
+    }
+    const query = exchange.query === "" ? "" : `?${exchange.query}`;
+    await this.#parts.proxy.forward(exchange, model.name, path + query, body);
+  }
+}
+
+function known({ name, protocols, ready }: DropInModel): Known {
+  return { name, protocols: protocols.map((each): ProtocolName => each.name), ready: ready() };
+}
+
+function send(
+  exchange: Exchange,
+  { status = 200, type, headers = [], body }: Answer,
+  more: readonly string[] = [],
+): void {
+  const all = headers.length === 0 ? more : [...headers, ...more];
+  if (type === undefined && typeof body === "string") exchange.send(status, body, all);
+  else exchange.sendBytes(type ?? "application/json", Buffer.from(body as string), all, status);
+}
+
+function compile(protocol: Protocol): Compiled[] {
+  const { infer, about } = protocol.client;
+  return [
+    ...infer.map((route) => ({ path: route.path, pattern: patternOf(route.path), protocol, infer: route })),
+    ...about.map((route) => ({ path: route.path, pattern: patternOf(route.path), protocol, about: route })),
+  ];
+}
+
+/** Undefined when nothing in the path changes. */
+function patternOf(path: string): RegExp | undefined {
+  if (!path.includes("{")) return undefined;
+  const source = path.replace(/[.*+?^$()|[\]\\]/g, "\\$&").replace(/\{(\w+)\}/g, "(?<$1>[^/:]+)");
+  return new RegExp(`^${source}$`);
+}
+
+/** What stands at each name; undefined when the path is another. */
+function named(pattern: RegExp, path: string): Record<string, string> | undefined {
+  const groups = pattern.exec(path)?.groups;
+  if (groups === undefined) return undefined;
+  return Object.fromEntries(Object.entries(groups).map(([name, text]) => [name, decoded(text)]));
+}
+
+/** As it stands where it is no valid escape: then no model is called so. */
+function decoded(text: string): string {
+  try {
+    return decodeURIComponent(text);
+  } catch {
+    return text;
+  }
+}

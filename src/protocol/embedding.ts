@@ -1,0 +1,38 @@
+/**
+ * Embeddings as text: a JSON array of numbers, or base64 of little-endian float32.
+ *
+ * base64 is a third of the size and is passed on without a look at the numbers; it is decoded only for those who
+ * asked for numbers. A float32 is printed with as many digits as bring the very same float32 back.
+ */
+import { endianness } from "node:os";
+import type { Json } from "../core/task.ts";
+
+const LITTLE = endianness() === "LE";
+
+/** Either form; undefined when it is neither. */
+export function isEmbedding(text: Json): boolean {
+  return text.startsWith("[") || text.startsWith('"');
+}
+
+/** `[0.1,…]` of either form. */
+export function asNumbers(text: Json): Json {
+  if (!text.startsWith('"')) return text;
+  const bytes = Buffer.from(text.slice(1, -1), "base64");
+  const numbers: number[] = [];
+  for (let at = 0; at + 4 <= bytes.length; at += 4) numbers.push(bytes.readFloatLE(at));
+  // NaN and the infinities have no JSON; a null says at least where they stood.
+  return JSON.stringify(numbers);
+}
+
+/** `"AACA…"` of either form. */
+export function asBase64(text: Json): Json {
+  if (text.startsWith('"')) return text;
+  const numbers = JSON.parse(text) as number[];
+  if (LITTLE) {
+    const floats = Float32Array.from(numbers);
+    return `"${Buffer.from(floats.buffer).toString("base64")}"`;
+  }
+  const bytes = Buffer.alloc(4 * numbers.length);
+  numbers.forEach((number, at) => bytes.writeFloatLE(number, 4 * at));
+  return `"${bytes.toString("base64")}"`;
+}

@@ -1,0 +1,8 @@
+/** The one list of drop-in protocols. */
+import { openaiEmbeddings } from "./openai-embeddings.ts";
+import type { Protocol, ProtocolName } from "./protocol.ts";
+
+/** A name without a protocol is one that this version does not speak yet. */
+export const protocols: Readonly<Partial<Record<ProtocolName, Protocol>>> = {
+  "openai-embeddings": openaiEmbeddings,
+};

@@ -1,0 +1,38 @@
+/** The inputs of one request enter the memory engine together, so that they can leave together. */
+import assert from "node:assert/strict";
+import { MemoryEngine } from "../../src/engine/memory.ts";
+import { VirtualClock } from "../../src/plan/virtual-clock.ts";
+import { Events } from "../../src/telemetry/events.ts";
+import { holdsOn, type OpenEngine } from "../contract/engine-stage.ts";
+
+const openBare: OpenEngine = async (options) => {
+  const [clock, events] = [new VirtualClock(), new Events()];
+  return { engine: new MemoryEngine(options, clock, events), clock, events };
+};
+const holds = holdsOn(openBare);
+
+holds("what is put together is told once, when the last one is in", async (stage) => {
+  const { engine } = stage;
+  const told: [depth: number, count: number][] = [];
+  engine.watch({ queued: (_model, _parameters, depth, count) => void told.push([depth, count]) });
+  engine.together(() => {
+    for (let at = 0; at < 3; at++) void engine.put(stage.task());
+    assert.deepEqual(told, []);
+  });
+  assert.deepEqual(told, [[3, 3]]);
+  void engine.put(stage.task());
+  assert.deepEqual(told.at(-1), [4, 1]);
+});
+
+holds("a throw in between leaves nothing untold", async (stage) => {
+  const { engine } = stage;
+  let told = 0;
+  engine.watch({ queued: (_model, _parameters, _depth, count) => void (told += count) });
+  const breaks = (): void =>
+    engine.together(() => {
+      void engine.put(stage.task());
+      throw new Error("in between");
+    });
+  assert.throws(breaks, /in between/);
+  assert.equal(told, 1);
+});
