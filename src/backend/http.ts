@@ -18,7 +18,7 @@ import type { Call, WorkerSide } from "../protocol/protocol.ts";
 import type { Events } from "../telemetry/events.ts";
 import type { Backend, Batch, Reply, Worker, WorkerHealth } from "./backend.ts";
 import { HttpExchange } from "./http-exchange.ts";
-import { failed } from "./match.ts";
+import { failed, rejected } from "./match.ts";
 import { type HealthRules, HealthQuestions } from "./worker-health.ts";
 import { CONNECT_TIMEOUT_MS, WorkerTls, type WorkerTlsOptions } from "./worker-tls.ts";
 
@@ -50,6 +50,8 @@ export interface HttpAround {
  * is not written to a connection that the worker is about to close. A server's own hint comes first.
  */
 const IDLE_CONNECTION_MS = 1_000;
+/** So long a worker whose reply could not be cut gets one task at a time; then the next batch is tried. */
+const INSEPARABLE_HOLDS_MS = 60_000;
 
 export class HttpBackend implements Backend {
   readonly workers: readonly HttpWorker[];
@@ -60,8 +62,11 @@ export class HttpBackend implements Backend {
     const names = workerNames(urls);
     const tls = new WorkerTls(`model ${model}: backend.tls`, options.tls, clock, events);
     this.#tls = tls;
-    const named = { ...options, model: options.model ?? model };
-    this.workers = urls.map((url, index) => new HttpWorker(names[index]!, url, named, tls, clock));
+    this.workers = urls.map((url, index) => {
+      const said = options.model ?? options.protocol?.modelOf?.(url.pathname);
+      const named = { ...options, model: said ?? model };
+      return new HttpWorker(names[index]!, url, named, tls, clock);
+    });
   }
 
   async start(): Promise<void> {
@@ -93,6 +98,7 @@ class HttpWorker implements Worker {
   #version = 0;
   #exchange: HttpExchange | undefined;
   #reached = true;
+  #aloneUntil = -Infinity;
   #stopped = false;
   load: Worker["load"];
 
@@ -140,6 +146,11 @@ class HttpWorker implements Worker {
     return questions === undefined || this.#reached ? undefined : (signal) => questions.ask(signal);
   }
 
+  /** What it can be sent at once; undefined: anything. */
+  get maxBatchSize(): number | undefined {
+    return this.#clock.now() < this.#aloneUntil ? 1 : undefined;
+  }
+
   #headersFor({ traceparent }: Batch, { type, headers }: Call): Record<string, string> {
     const own = traceparent === undefined ? this.#headers : { ...this.#headers, traceparent };
     if (type === undefined && headers === undefined) return own;
@@ -150,6 +161,12 @@ class HttpWorker implements Worker {
     if (signal.aborted) return Promise.resolve(failed("aborted", "nobody"));
     if (this.#stopped) return Promise.resolve(failed("worker was stopped", "nobody"));
     assert(this.#exchange === undefined, "a worker runs one batch at a time");
+    const call = this.#protocol.call(
+      batch.tasks.map(({ input }) => input),
+      batch.parameters,
+      this.#model,
+    );
+    if ("flaw" in call) return Promise.resolve(rejected(call.flaw));
     return new Promise((resolve) => {
       if (this.#version !== this.#tls.version) this.#disconnect();
       this.#version = this.#tls.version;
@@ -164,13 +181,13 @@ class HttpWorker implements Worker {
           signal.removeEventListener("abort", abort);
           this.#exchange = undefined;
           if (!intact) this.#disconnect();
+          if (exchange.inseparable) this.#aloneUntil = this.#clock.now() + INSEPARABLE_HOLDS_MS;
           this.#noteReply(reply, exchange.load);
           resolve(reply);
         },
       );
       this.#exchange = exchange;
       signal.addEventListener("abort", abort);
-      const call = this.#protocol.call(exchange.inputs, batch.parameters, this.#model);
       const path = behind(this.#basePath, call.path) ?? this.#path;
       const headers = this.#headersFor(batch, call);
       client.dispatch({ path, method: "POST", headers, body: call.body }, exchange);
