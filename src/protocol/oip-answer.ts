@@ -7,8 +7,8 @@
  */
 import { Refusal } from "../core/errors.ts";
 import type { Json } from "../core/task.ts";
-import { splitField } from "../core/json-split.ts";
-import { cutFields, type Fields } from "./fields.ts";
+import { splitField, splitFields } from "../core/json-split.ts";
+import type { Fields } from "./fields.ts";
 import {
   about,
   BYTES_TYPE,
@@ -70,7 +70,7 @@ export function answerOf(outputs: readonly Json[], model: string, asking: Asking
 }
 
 function readRow(text: Json): Row {
-  const fields = text.startsWith("{") ? cutFields(text) : undefined;
+  const fields = text.startsWith("{") ? splitFields(text) : undefined;
   const { elements } = fields === undefined ? {} : splitField(text, "outputs");
   if (fields === undefined || elements === undefined) {
     throw new TensorFlaw("holds no tensors; ask this model by POST /v1/inference");
@@ -84,7 +84,7 @@ function readRow(text: Json): Row {
 }
 
 function readPart(text: Json): Part {
-  const fields: Fields = cutFields(text) ?? new Map<string, Json>();
+  const fields: Fields = splitFields(text) ?? new Map<string, Json>();
   const [raw, data] = [fields.get("raw"), fields.get("data")];
   if (raw?.startsWith('"') !== true && data === undefined)
     throw new TensorFlaw('has an output without "data"');

@@ -9,8 +9,9 @@
  * as numbers; workers are asked the same, so that there is nothing to convert unless they do it differently.
  */
 import { canonical } from "../core/json.ts";
+import { splitFields } from "../core/json-split.ts";
 import type { Json } from "../core/task.ts";
-import { cutFields, elementsOf, type Fields, invalid, readFields, stringField } from "./fields.ts";
+import { elementsOf, type Fields, invalid, readFields, stringField } from "./fields.ts";
 import { type Asking, answerOf } from "./oip-answer.ts";
 import {
   about,
@@ -117,7 +118,7 @@ function readRequest(fields: Fields, raw: Buffer | undefined): Request {
 }
 
 function readTensor(text: Json, reader: RawReader): Tensor {
-  const fields = cutFields(text);
+  const fields = splitFields(text);
   if (fields === undefined) throw invalid('"inputs" must hold objects');
   const name = about("an input", () => textField(fields, "name"));
   return about(`input ${quoted(name)}`, () => {
@@ -161,7 +162,7 @@ function readOutputs(text: Json | undefined): { outputs: Json | undefined; binar
   const texts = elementsOf(text);
   if (texts === undefined) throw invalid('"outputs" must be an array');
   for (const each of texts) {
-    const fields = cutFields(each);
+    const fields = splitFields(each);
     if (fields === undefined) throw invalid('"outputs" must hold objects');
     const name = about("an output", () => textField(fields, "name"));
     const parameters = about(`output ${quoted(name)}`, () => objectField(fields, "parameters"));
@@ -193,7 +194,7 @@ function cutTensor({ payload, datatype, shape }: Tensor): readonly Json[] {
   const rows = rowsOf(shape);
   if (typeof payload !== "string") return rowsOfRaw(payload, datatype, shape).map(base64Text);
   checkCount(payload, shape);
-  return rowsOfFlat(payload, rows);
+  return rows === 1 ? [payload] : rowsOfFlat(payload, rows);
 }
 
 function wholeOf({ tensors }: Request): Cut {

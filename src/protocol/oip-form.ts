@@ -14,7 +14,8 @@
  *               "model_version"?,"parameters"?}
  */
 import { canonical } from "../core/json.ts";
-import { cutFields, type Fields } from "./fields.ts";
+import { splitFields } from "../core/json-split.ts";
+import type { Fields } from "./fields.ts";
 import { TensorFlaw } from "./oip-tensors.ts";
 
 export const HEADER_LENGTH = "inference-header-content-length";
@@ -76,7 +77,7 @@ export function binarySize(parameters: Fields | undefined): number | undefined {
 export function objectField(fields: Fields, name: string): Fields | undefined {
   const text = fields.get(name);
   if (text === undefined || text === "null") return undefined;
-  const found = cutFields(text);
+  const found = splitFields(text);
   if (found === undefined) throw new TensorFlaw(`has "${name}" that is no object`);
   return found;
 }

@@ -8,9 +8,9 @@
  * have been written by a client of Ferry's own API, so that nothing is taken for granted.
  */
 import { isUtf8 } from "node:buffer";
-import { splitArray, splitField } from "../core/json-split.ts";
+import { splitArray, splitField, splitFields } from "../core/json-split.ts";
 import type { Json } from "../core/task.ts";
-import { cutFields, detached, type Fields } from "./fields.ts";
+import { detached, type Fields } from "./fields.ts";
 import {
   about,
   binarySize,
@@ -74,7 +74,7 @@ function pathOf(model: string, version: string): string {
 }
 
 function readForm(parameters: Json): Form {
-  const fields = parameters === "" ? undefined : cutFields(parameters);
+  const fields = parameters === "" ? undefined : splitFields(parameters);
   const { elements } = fields?.has("inputs") === true ? splitField(parameters, "inputs") : {};
   if (fields === undefined || elements === undefined || elements.length === 0)
     throw new TensorFlaw(NOT_TENSORS);
@@ -85,7 +85,7 @@ function readForm(parameters: Json): Form {
     whole: fields.get("whole") === "true",
     version: version?.startsWith('"') === true ? (JSON.parse(version) as string) : undefined,
     tensors: elements.map((text) => {
-      const own = cutFields(text);
+      const own = splitFields(text);
       if (own === undefined) throw new TensorFlaw(NOT_TENSORS);
       return {
         name: textField(own, "name"),
@@ -222,7 +222,7 @@ interface OutputTensor {
 }
 
 function readOutput(text: Json, reader: RawReader): OutputTensor {
-  const fields = cutFields(text);
+  const fields = splitFields(text);
   if (fields === undefined) throw new TensorFlaw("has an output that is no object");
   const name = about("has an output that", () => textField(fields, "name"));
   return about(`has an output ${quoted(name)}`, () => {
@@ -253,12 +253,13 @@ function cutOutput(
   }
   const [count, wanted] = [countFlat(payload), elementsOf(shape)];
   if (count !== wanted) throw new TensorFlaw(`holds ${count} values, but its shape says ${wanted}`);
-  return rowsOfFlat(payload, rows).map((row) => `${head},"data":${row}}`);
+  const cut = rows === 1 ? [payload] : rowsOfFlat(payload, rows);
+  return cut.map((row) => `${head},"data":${row}}`);
 }
 
 /** What is said beside the outputs, up to the end of the object. */
 function tailOf(text: Json): string {
-  const fields = cutFields(text);
+  const fields = splitFields(text);
   const version = fields?.get("model_version");
   const parameters = fields === undefined ? undefined : objectField(fields, "parameters");
   const named = version?.startsWith('"') === true ? `,"model_version":${version}` : "";
