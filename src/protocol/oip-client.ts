@@ -19,6 +19,7 @@ import {
   HEADER_LENGTH,
   objectField,
   objectPart,
+  ofKind,
   partsOf,
   quoted,
   RawReader,
@@ -136,7 +137,7 @@ function readTensor(text: Json, reader: RawReader): Tensor {
     if (size === undefined && data === undefined)
       throw new TensorFlaw('has neither "data" nor a binary_data_size');
     if (size !== undefined && data !== undefined) throw new TensorFlaw('has "data" and a binary_data_size');
-    const payload = size === undefined ? flatten(data!) : reader.take(size);
+    const payload = size === undefined ? ofKind(flatten(data!), datatype) : reader.take(size);
     return { name, datatype, shape, parameters, payload };
   });
 }

@@ -15,6 +15,7 @@
  */
 import { canonical } from "../core/json.ts";
 import { splitFields } from "../core/json-split.ts";
+import type { Json } from "../core/task.ts";
 import type { Fields } from "./fields.ts";
 import { TensorFlaw } from "./oip-tensors.ts";
 
@@ -112,6 +113,20 @@ export function objectPart(
   const parts: string[] = [];
   for (const [field, text] of fields) if (!drop(field)) parts.push(`${JSON.stringify(field)}:${text}`);
   return parts.length === 0 ? "" : `,${JSON.stringify(name)}:${canonical(`{${parts.join(",")}}`)}`;
+}
+
+/**
+ * A flat array whose values are of the kind that the datatype has. Of numbers no more is looked at than that they are
+ * some: there are servers that answer a text among them with a 500, which would be held against the server.
+ */
+export function ofKind(flat: Json, datatype: string): Json {
+  if (datatype === "BYTES") return flat;
+  const text = flat.includes('"');
+  // There is no u in a number, nor an a, but in true, false and null.
+  const word = datatype === "BOOL" ? flat.includes("n") : flat.includes("u") || flat.includes("a");
+  if (text || word)
+    throw new TensorFlaw(`holds ${text ? "a string" : "true, false or null"}, but is ${datatype}`);
+  return flat;
 }
 
 /** Puts before what is wrong whose fault it is: `input "x"`. */

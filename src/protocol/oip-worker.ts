@@ -18,6 +18,7 @@ import {
   HEADER_LENGTH,
   objectField,
   objectPart,
+  ofKind,
   partsOf,
   quoted,
   RawReader,
@@ -127,9 +128,9 @@ function jsonCall(form: Form, rows: Rows): Call {
   return form.rest.includes('"binary_data') ? { body, headers: { accept: "*/*" } } : { body };
 }
 
-function checked(text: Json, { name }: FormTensor, wanted: number): Json {
+function checked(text: Json, { name, datatype }: FormTensor, wanted: number): Json {
   return about(`input ${quoted(name)}`, () => {
-    const flat = flatten(text);
+    const flat = ofKind(flatten(text), datatype);
     const count = countFlat(flat);
     if (count === wanted) return flat;
     throw new TensorFlaw(`has a row of ${count} values, but its shape says ${wanted}`);

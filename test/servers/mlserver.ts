@@ -126,7 +126,8 @@ describe("MLServer", () => {
     const wrong = { inputs: [{ name: "x", datatype: "FP32", shape: [1, 2], data: ["a", "b"] }] };
     const refused = await ferry.post(wrong, {}, "/v2/models/doubling/infer");
     context.diagnostic(`text for FP32: ${refused.status} ${refused.text.slice(0, 200)}`);
-    assert.ok(refused.status >= 400);
+    assert.equal(refused.status, 400);
+    await ask(100);
 
     const raw = Buffer.from(Float32Array.of(1.5, 2.5).buffer);
     const { body, headers } = writeMessage(
