@@ -29,16 +29,9 @@
  * was the bottleneck, and the figures are worth nothing.
  */
 import { Arrivals, type CallerKind, type OpenLoad, type Phase } from "../src/bench/arrivals.ts";
-import {
-  Connection,
-  Markers,
-  template,
-  type Owner,
-  type Target,
-  type Template,
-} from "../src/bench/connection.ts";
+import { Connection, Markers, type Owner, type Target, type Template } from "../src/bench/connection.ts";
 import { Histogram, type HistogramState } from "../src/bench/histogram.ts";
-import { tensorTemplate, type TensorForm } from "./tensors.ts";
+import { requestOf, type TensorForm } from "./tensors.ts";
 import { Tally, type TallyState } from "./tally.ts";
 
 export interface LoadSpec {
@@ -157,10 +150,7 @@ class Load implements Owner {
     const all = this.#kinds.reduce((sum, { share }) => sum + share, 0);
     const kept = spec.load.kind === "open" ? spec.load.connections : 0;
     this.#pools = this.#kinds.map(({ share, headers }) => ({
-      request:
-        spec.tensor === undefined
-          ? template(spec.target, spec.bodyBytes, spec.fields ?? {}, headers)
-          : tensorTemplate(spec.target, spec.tensor),
+      request: requestOf(spec, headers),
       idle: [],
       open: 0,
       kept: Math.ceil((kept * share) / all),

@@ -35,7 +35,7 @@ export interface SimulatedModel {
   readonly timeouts?: Timeouts;
 }
 
-/** Workers that are processes of the benchmark (worker.ts). */
+/** Workers that are processes of the benchmark (worker.ts, embeddings.ts). */
 export interface HttpModel {
   readonly name: string;
   readonly urls: readonly string[];

@@ -3,7 +3,8 @@
  * an embedding's length, as numbers or as bytes. A request's marker, which is decimal digits here, is part of its first
  * number, or is its first four, so that no two inputs are equal and an echo brings it back.
  */
-import { markerLength, type Target, type Template } from "../src/bench/connection.ts";
+import type { LoadSpec } from "./load.ts";
+import { markerLength, type Target, template, type Template } from "../src/bench/connection.ts";
 
 export type TensorForm = "json" | "binary";
 
@@ -11,7 +12,13 @@ export const WIDTH = 1536;
 const ROW_BYTES = 4 * WIDTH;
 export const HEADER = "inference-header-content-length";
 
-export function tensorTemplate({ host, port, path }: Target, form: TensorForm): Template {
+/** What a run of the load generator sends. */
+export function requestOf(spec: LoadSpec, headers?: Readonly<Record<string, string>>): Template {
+  const { target, bodyBytes, fields = {}, tensor } = spec;
+  return tensor === undefined ? template(target, bodyBytes, fields, headers) : tensorTemplate(target, tensor);
+}
+
+function tensorTemplate({ host, port, path }: Target, form: TensorForm): Template {
   const floats = Float32Array.from({ length: WIDTH }, (_, at) => Math.sin(at + 1));
   const tensor = (more: string): string =>
     `"inputs":[{"name":"x","shape":[1,${WIDTH}],"datatype":"FP32",${more}}]}`;

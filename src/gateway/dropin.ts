@@ -140,21 +140,22 @@ export class DropIns {
     const caller = await crossing.enter(exchange);
     const body = await exchange.bytes(route.types);
     const { names } = place;
-    const alone = this.#named(protocol, place)?.maxBatchSize === 1;
+    const alone = meant(place, this.#speakers(protocol))?.maxBatchSize === 1;
     const drafts = route.read({ names, body, alone, header: (name) => exchange.header(name) });
     const model = place.pinned ?? this.#modelFor(protocol, drafts.model);
     if ("unbatched" in drafts) return this.#pass(exchange, model, place.path, body, drafts.why);
-    const { inputs, parameters } = drafts;
-    const crossed = await crossing.cross(exchange, caller, { model: model.name, inputs, parameters });
+    const { inputs, parameters, drawn } = drafts;
+    const crossed = await crossing.cross(exchange, caller, { model: model.name, inputs, parameters, drawn });
     if (crossed === undefined || exchange.answered) return;
     const headers = ["x-request-id", exchange.id, ...crossed.headers];
-    send(exchange, drafts.render(crossed.outputs, model.name), headers);
+    const request = { id: exchange.id, at: exchange.startedAt };
+    send(exchange, drafts.render(crossed.outputs, model.name, request), headers);
   }
 
   async #tell(exchange: Exchange, protocol: Protocol, route: AboutRoute, place: Place): Promise<void> {
     exchange.errorShape = protocol.client.fail;
     if (route.open !== true) await this.#parts.crossing.enter(exchange);
-    const about = this.#about(protocol, place);
+    const about = this.#about(route, place);
     const told = route.tell(about);
     if (told === "worker") {
       const model = this.#models.find(({ name }) => name === about.model?.name);
@@ -165,24 +166,24 @@ export class DropIns {
     throw new Refusal("NOT_FOUND", "there is no such model here");
   }
 
-  /** Whom the path means. */
-  #named(protocol: Protocol, { pinned, names }: Place): DropInModel | undefined {
-    if (pinned !== undefined) return pinned;
-    const speakers = this.#models.filter(({ protocols }) => protocols.includes(protocol));
-    if (names["model"] !== undefined) return speakers.find(({ name }) => name === names["model"]);
-    return speakers.length === 1 ? speakers[0] : undefined;
+  #speakers(protocol: Protocol): readonly DropInModel[] {
+    return this.#models.filter(({ protocols }) => protocols.includes(protocol));
   }
 
-  #about(protocol: Protocol, place: Place): About {
+  #about({ path }: AboutRoute, place: Place): About {
     const { ready, version } = this.#parts;
     const { pinned } = place;
-    const model = this.#named(protocol, place);
+    // Several protocols may have the same question.
+    const speakers = this.#models.filter(({ protocols }) =>
+      protocols.some(({ client }) => client.about.some((route) => route.path === path)),
+    );
+    const model = meant(place, speakers);
     const models = pinned === undefined ? this.#models : [pinned];
     return { models: models.map(known), model: model && known(model), ready: ready(), version };
   }
 
   #modelFor(protocol: Protocol, name: string | undefined): DropInModel {
-    const speakers = this.#models.filter(({ protocols }) => protocols.includes(protocol));
+    const speakers = this.#speakers(protocol);
     const model = name === undefined ? speakers[0] : speakers.find((each) => each.name === name);
     if (model !== undefined && (name !== undefined || speakers.length === 1)) return model;
     const names = speakers.map((each) => each.name).join(", ");
@@ -210,6 +211,13 @@ export class DropIns {
     const query = exchange.query === "" ? "" : `?${exchange.query}`;
     await this.#parts.proxy.forward(exchange, model.name, path + query, body);
   }
+}
+
+/** Whom a path means, of those who speak its protocol. */
+function meant({ pinned, names }: Place, speakers: readonly DropInModel[]): DropInModel | undefined {
+  if (pinned !== undefined) return pinned;
+  if (names["model"] !== undefined) return speakers.find(({ name }) => name === names["model"]);
+  return speakers.length === 1 ? speakers[0] : undefined;
 }
 
 function known({ name, protocols, ready }: DropInModel): Known {

@@ -57,7 +57,7 @@ export function readInfer(asked: Asked): Drafts | Unbatched {
       throw new Bypass("a raw body without JSON is not batched; describe it in JSON");
     const { json, raw } = partsOf(body, length?.trim());
     const request = readRequest(readFields(json), raw);
-    const whole = alone || undefined;
+    const whole = alone === true || undefined;
     const { inputs, shapes } = whole ? wholeOf(request) : rowsOfRequest(request);
     return {
       model,

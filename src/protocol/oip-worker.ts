@@ -35,7 +35,7 @@ import {
   rowsOfRaw,
   TensorFlaw,
 } from "./oip-tensors.ts";
-import type { Call, Outputs, Replied, Uncalled } from "./protocol.ts";
+import type { Call, Outputs, Replied } from "./protocol.ts";
 
 const NOT_TENSORS =
   "this model's workers speak the Open Inference Protocol; ask for it by POST /v2/models/NAME/infer";
@@ -57,7 +57,7 @@ interface Form {
   readonly rest: string;
 }
 
-export function inferCall(inputs: readonly Json[], parameters: Json, model: string): Call | Uncalled {
+export function inferCall(inputs: readonly Json[], parameters: Json, model: string): Call {
   try {
     const form = readForm(parameters);
     if (form.whole && inputs.length > 1) throw new TensorFlaw(NOT_TENSORS);
@@ -65,7 +65,7 @@ export function inferCall(inputs: readonly Json[], parameters: Json, model: stri
     const path = form.version === undefined ? {} : { path: pathOf(model, form.version) };
     return { ...path, ...(form.binary ? binaryCall(form, rows) : jsonCall(form, rows)) };
   } catch (error) {
-    if (error instanceof TensorFlaw) return { flaw: error.message };
+    if (error instanceof TensorFlaw) return { body: "", flaw: error.message };
     throw error;
   }
 }

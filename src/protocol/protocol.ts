@@ -38,7 +38,7 @@ export interface Asked {
   /** No longer than `limits.maxBodyBytes`. */
   readonly body: Buffer;
   /** Of the model that the path names: it takes one task at a time (`maxBatchSize: 1`). */
-  readonly alone: boolean;
+  readonly alone?: boolean;
   /** By its name in lower case. */
   header(name: string): string | undefined;
 }
@@ -51,8 +51,17 @@ export interface Drafts {
   readonly inputs: readonly Json[];
   /** Canonical; "" when there are none. */
   readonly parameters: Json;
-  /** One output per input, in order. `model` is its name here. */
-  render(outputs: readonly Json[], model: string): Answer;
+  /** Drawn by lot: equal inputs want answers of their own, so none is reused. */
+  readonly drawn?: boolean;
+  /** One output per input, in order. `model` is its name here. May throw a Refusal. */
+  render(outputs: readonly Json[], model: string, request?: Rendered): Answer;
+}
+
+/** The request that an answer is for; always given, but by tests. */
+export interface Rendered {
+  readonly id: string;
+  /** When it came, in milliseconds since 1970. */
+  readonly at: number;
 }
 
 /** It cannot share a batch (a stream, a seed): it goes to a worker of this model as it came. */
@@ -125,11 +134,8 @@ export interface Call {
   readonly type?: string;
   readonly headers?: Readonly<Record<string, string>>;
   readonly body: string | Buffer;
-}
-
-/** What these inputs cannot be sent for, in words for their client. */
-export interface Uncalled {
-  readonly flaw: string;
+  /** These inputs cannot be sent, and why, in words for their client; the rest then means nothing. */
+  readonly flaw?: string;
 }
 
 export interface Replied {
@@ -158,7 +164,7 @@ export interface WorkerSide {
   /** A path that passes the batches by, with the model's name at the worker in it; left out: it has no name. */
   passPath?(path: string, model: string): string;
   /** `model` is its name at the worker. Inputs and parameters may be anything that Ferry's own API takes. */
-  call(inputs: readonly Json[], parameters: Json, model: string): Call | Uncalled;
+  call(inputs: readonly Json[], parameters: Json, model: string): Call;
   outputs(reply: Replied, inputs: readonly Json[], parameters: Json): Outputs;
 }
 

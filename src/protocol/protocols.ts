@@ -1,11 +1,13 @@
 /** The one list of drop-in protocols. */
 import { kserveV1 } from "./kserve-v1.ts";
 import { oipV2 } from "./oip-v2.ts";
+import { openaiCompletions } from "./openai-completions.ts";
 import { openaiEmbeddings } from "./openai-embeddings.ts";
 import type { Protocol, ProtocolName } from "./protocol.ts";
 
 /** A name without a protocol is one that this version does not speak yet. */
 export const protocols: Readonly<Partial<Record<ProtocolName, Protocol>>> = {
+  "openai-completions": openaiCompletions,
   "openai-embeddings": openaiEmbeddings,
   "kserve-v1": kserveV1,
   "oip-v2": oipV2,

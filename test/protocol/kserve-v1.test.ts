@@ -10,7 +10,7 @@ const { worker, client } = kserveV1;
 
 function ask(body: string, names: Record<string, string> = { model: "m" }, route = 0): Drafts | Unbatched {
   const header = (): undefined => undefined;
-  return client.infer[route]!.read({ names, body: Buffer.from(body), alone: false, header });
+  return client.infer[route]!.read({ names, body: Buffer.from(body), header });
 }
 
 function drafts(body: string, names?: Record<string, string>): Drafts {
@@ -19,8 +19,7 @@ function drafts(body: string, names?: Record<string, string>): Drafts {
   return found;
 }
 
-const call = (inputs: readonly string[], parameters: string): Call =>
-  worker.call(inputs, parameters, "m b") as Call;
+const call = (inputs: readonly string[], parameters: string): Call => worker.call(inputs, parameters, "m b");
 const reply = (body: string): Outputs =>
   worker.outputs({ header: () => undefined, body: Buffer.from(body) }, [], "");
 

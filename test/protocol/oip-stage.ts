@@ -16,7 +16,6 @@ export function asked(
 ): Asked {
   return {
     names: { model: "toy" },
-    alone: false,
     body: Buffer.from(body as string),
     header: (name) => headers[name],
     ...more,
@@ -41,7 +40,7 @@ export const refused = (words: RegExp) => (error: unknown) =>
 
 export function called(inputs: readonly string[], parameters: string): Call {
   const call = worker.call(inputs, parameters, "toy");
-  assert.ok(!("flaw" in call), "flaw" in call ? call.flaw : "");
+  assert.equal(call.flaw, undefined);
   return call;
 }
 

@@ -229,7 +229,7 @@ describe("what shares a batch", () => {
       [[2], []],
     );
     assert.match(called(inputs, parameters).body as string, /0\.50/);
-    assert.ok("flaw" in worker.call([inputs[0]!, inputs[0]!], parameters, "toy"));
+    assert.ok(worker.call([inputs[0]!, inputs[0]!], parameters, "toy").flaw);
     const reply =
       '{"model_name":"m","outputs":[{"name":"o","datatype":"FP32","shape":[5],"data":[1,2,3,4,5]}]}';
     const { outputs } = replied({ status: 200, headers: {}, body: Buffer.from(reply) }, 1);
