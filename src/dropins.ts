@@ -22,6 +22,7 @@ export function openDropIns({ models }: Config, { crossing, healthy, draining }:
     name: model.name,
     protocols: spokenBy(model),
     passthrough: model.passthrough,
+    maxBatchSize: model.maxBatchSize,
     reachable: false,
     ready: () => healthy(model.name),
   }));

@@ -42,6 +42,8 @@ export class HttpExchange implements Dispatcher.DispatchHandler {
   #bytes = 0;
   /** How full the worker says it is. */
   load: number | undefined;
+  /** Its reply was for all inputs together and could not be cut. */
+  inseparable = false;
 
   constructor(
     batch: Batch,
@@ -126,10 +128,11 @@ export class HttpExchange implements Dispatcher.DispatchHandler {
     return this.#matched(this.#protocol.outputs({ header, body }, this.inputs, this.#batch.parameters));
   }
 
-  #matched({ outputs, flaw, inseparable }: Outputs & { inseparable?: boolean }): Reply {
+  #matched({ outputs, flaw, inseparable = false }: Outputs & { inseparable?: boolean }): Reply {
     if (flaw === undefined) return match(this.#batch, outputs);
+    this.inseparable = inseparable;
     // Refused as one, the batch is cut until its tasks go alone.
-    return inseparable === true ? rejected(`worker's reply ${flaw}`) : unusable(`worker's reply ${flaw}`);
+    return inseparable ? rejected(`worker's reply ${flaw}`) : unusable(`worker's reply ${flaw}`);
   }
 
   #refusal(): Reply {

@@ -19,7 +19,7 @@ import type { Call, WorkerSide } from "../protocol/protocol.ts";
 import type { Events } from "../telemetry/events.ts";
 import type { Backend, Batch, Reply, Worker, WorkerHealth } from "./backend.ts";
 import { HttpExchange } from "./http-exchange.ts";
-import { failed } from "./match.ts";
+import { failed, rejected } from "./match.ts";
 import { type HealthRules, HealthQuestions } from "./worker-health.ts";
 import { InfoQuestions } from "./worker-info.ts";
 import { CONNECT_TIMEOUT_MS, WorkerTls, type WorkerTlsOptions } from "./worker-tls.ts";
@@ -52,9 +52,12 @@ export interface HttpAround {
  * is not written to a connection that the worker is about to close. A server's own hint comes first.
  */
 const IDLE_CONNECTION_MS = 1_000;
+/** So long a worker whose reply could not be cut gets one task at a time; then the next batch is tried. */
+const INSEPARABLE_HOLDS_MS = 60_000;
 
 export class HttpBackend implements Backend {
-  readonly #options: HttpOptions & { readonly model: string };
+  readonly #options: HttpOptions;
+  readonly #model: string;
   readonly #clock: Clock;
   readonly #workers: HttpWorker[];
   readonly #tls: WorkerTls;
@@ -62,7 +65,8 @@ export class HttpBackend implements Backend {
   constructor(options: HttpOptions, { model, clock, events }: HttpAround) {
     const urls = options.workers.map((worker) => new URL(worker));
     const names = workerNames(urls);
-    this.#options = { ...options, model: options.model ?? model };
+    this.#options = options;
+    this.#model = model;
     this.#clock = clock;
     this.#tls = new WorkerTls(`model ${model}: backend.tls`, options.tls, clock, events);
     this.#workers = urls.map((url, index) => this.#worker(names[index]!, url));
@@ -100,7 +104,9 @@ export class HttpBackend implements Backend {
   }
 
   #worker(name: string, url: URL): HttpWorker {
-    return new HttpWorker(name, url, this.#options, this.#tls, this.#clock);
+    const { model, protocol } = this.#options;
+    const named = { ...this.#options, model: model ?? protocol?.modelOf?.(url.pathname) ?? this.#model };
+    return new HttpWorker(name, url, named, this.#tls, this.#clock);
   }
 
   async stop(): Promise<void> {
@@ -129,6 +135,7 @@ class HttpWorker implements Worker {
   #version = 0;
   #exchange: HttpExchange | undefined;
   #reached = true;
+  #aloneUntil = -Infinity;
   #stopped = false;
   load: Worker["load"];
 
@@ -169,11 +176,6 @@ class HttpWorker implements Worker {
     this.#info?.start();
   }
 
-  /** What it said of itself, or else what servers of its kind take. */
-  get maxBatchSize(): number | undefined {
-    return this.#info?.maxBatchSize ?? this.#protocol.maxBatchSize;
-  }
-
   get health(): WorkerHealth | undefined {
     return this.#questions?.health;
   }
@@ -193,6 +195,12 @@ class HttpWorker implements Worker {
     return questions === undefined || this.#reached ? undefined : (signal) => questions.ask(signal);
   }
 
+  /** What it can be sent at once; undefined: anything. */
+  get maxBatchSize(): number | undefined {
+    if (this.#clock.now() < this.#aloneUntil) return 1;
+    return this.#info?.maxBatchSize ?? this.#protocol.maxBatchSize;
+  }
+
   #headersFor({ traceparent }: Batch, { type, headers }: Call): Record<string, string> {
     const own = traceparent === undefined ? this.#headers : { ...this.#headers, traceparent };
     if (type === undefined && headers === undefined) return own;
@@ -203,6 +211,12 @@ class HttpWorker implements Worker {
     if (signal.aborted) return Promise.resolve(failed("aborted", "nobody"));
     if (this.#stopped) return Promise.resolve(failed("worker was stopped", "nobody"));
     assert(this.#exchange === undefined, "a worker runs one batch at a time");
+    const call = this.#protocol.call(
+      batch.tasks.map(({ input }) => input),
+      batch.parameters,
+      this.#model,
+    );
+    if (call.flaw !== undefined) return Promise.resolve(rejected(call.flaw));
     return new Promise((resolve) => {
       if (this.#version !== this.#tls.version) this.#disconnect();
       this.#version = this.#tls.version;
@@ -217,13 +231,13 @@ class HttpWorker implements Worker {
           signal.removeEventListener("abort", abort);
           this.#exchange = undefined;
           if (!intact) this.#disconnect();
+          if (exchange.inseparable) this.#aloneUntil = this.#clock.now() + INSEPARABLE_HOLDS_MS;
           this.#noteReply(reply, exchange);
           resolve(reply);
         },
       );
       this.#exchange = exchange;
       signal.addEventListener("abort", abort);
-      const call = this.#protocol.call(exchange.inputs, batch.parameters, this.#model);
       const path = behind(this.#basePath, call.path) ?? this.#path;
       const headers = this.#headersFor(batch, call);
       client.dispatch({ path, method: "POST", headers, body: call.body }, exchange);

@@ -185,10 +185,17 @@ class Writer {
   }
 
   #string(): string {
-    const start = this.#at++;
-    while (this.#text.charCodeAt(this.#at) !== QUOTE)
-      this.#at += this.#text.charCodeAt(this.#at) === BACKSLASH ? 2 : 1;
-    const token = this.#text.slice(start, ++this.#at);
+    const text = this.#text;
+    const start = this.#at;
+    let end = start;
+    let before: number;
+    do {
+      // In leaps: it may be a megabyte of base64. A quote behind an odd number of backslashes is not the last.
+      end = before = text.indexOf('"', end + 1);
+      while (text.charCodeAt(before - 1) === BACKSLASH) before--;
+    } while ((end - before) % 2 === 1);
+    this.#at = end + 1;
+    const token = text.slice(start, this.#at);
     return token.includes("\\") ? JSON.stringify(JSON.parse(token)) : token;
   }
 

@@ -24,6 +24,7 @@ export interface DropInModel {
   readonly name: string;
   readonly protocols: readonly Protocol[];
   readonly passthrough: boolean;
+  readonly maxBatchSize: number;
   /** Whether its workers can be asked what no batch is for. */
   readonly reachable: boolean;
   readonly ready: () => boolean;
@@ -138,9 +139,11 @@ export class DropIns {
     const { crossing } = this.#parts;
     const caller = await crossing.enter(exchange);
     const body = await exchange.bytes(route.types);
-    const drafts = route.read({ names: place.names, body, header: (name) => exchange.header(name) });
+    const { names } = place;
+    const alone = meant(place, this.#speakers(protocol))?.maxBatchSize === 1;
+    const drafts = route.read({ names, body, alone, header: (name) => exchange.header(name) });
     const model = place.pinned ?? this.#modelFor(protocol, drafts.model);
-    if ("unbatched" in drafts) return this.#pass(exchange, model, place.path, body);
+    if ("unbatched" in drafts) return this.#pass(exchange, model, place.path, body, drafts.why);
     const { inputs, parameters, drawn } = drafts;
     const crossed = await crossing.cross(exchange, caller, { model: model.name, inputs, parameters, drawn });
     if (crossed === undefined || exchange.answered) return;
@@ -163,21 +166,24 @@ export class DropIns {
     throw new Refusal("NOT_FOUND", "there is no such model here");
   }
 
-  #about({ path }: AboutRoute, { pinned, names }: Place): About {
+  #speakers(protocol: Protocol): readonly DropInModel[] {
+    return this.#models.filter(({ protocols }) => protocols.includes(protocol));
+  }
+
+  #about({ path }: AboutRoute, place: Place): About {
     const { ready, version } = this.#parts;
+    const { pinned } = place;
     // Several protocols may have the same question.
     const speakers = this.#models.filter(({ protocols }) =>
       protocols.some(({ client }) => client.about.some((route) => route.path === path)),
     );
-    const named = pinned ?? speakers.find(({ name }) => name === names["model"]);
-    const only = names["model"] === undefined && speakers.length === 1 ? speakers[0] : undefined;
-    const model = named ?? only;
+    const model = meant(place, speakers);
     const models = pinned === undefined ? this.#models : [pinned];
     return { models: models.map(known), model: model && known(model), ready: ready(), version };
   }
 
   #modelFor(protocol: Protocol, name: string | undefined): DropInModel {
-    const speakers = this.#models.filter(({ protocols }) => protocols.includes(protocol));
+    const speakers = this.#speakers(protocol);
     const model = name === undefined ? speakers[0] : speakers.find((each) => each.name === name);
     if (model !== undefined && (name !== undefined || speakers.length === 1)) return model;
     const names = speakers.map((each) => each.name).join(", ");
@@ -191,14 +197,27 @@ export class DropIns {
     throw new Refusal("NOT_FOUND", `the model ${quoted} does not exist here; choose one of: ${names}`);
   }
 
-  async #pass(exchange: Exchange, model: DropInModel, path: string, body?: Buffer): Promise<void> {
+  async #pass(
+    exchange: Exchange,
+    model: DropInModel,
+    path: string,
+    body?: Buffer,
+    why = "leave out stream and seed",
+  ): Promise<void> {
     exchange.model = model.name;
     if (!model.reachable) {
-      throw new Refusal("INVALID_REQUEST", "this model answers in batches only; leave out stream and seed");
+      throw new Refusal("INVALID_REQUEST", `this model answers in batches only; ${why}`);
     }
     const query = exchange.query === "" ? "" : `?${exchange.query}`;
     await this.#parts.proxy.forward(exchange, model.name, path + query, body);
   }
+}
+
+/** Whom a path means, of those who speak its protocol. */
+function meant({ pinned, names }: Place, speakers: readonly DropInModel[]): DropInModel | undefined {
+  if (pinned !== undefined) return pinned;
+  if (names["model"] !== undefined) return speakers.find(({ name }) => name === names["model"]);
+  return speakers.length === 1 ? speakers[0] : undefined;
 }
 
 function known({ name, protocols, ready }: DropInModel): Known {

@@ -15,6 +15,7 @@ import { quotaHeaders } from "./reply.ts";
 
 const JSON_TYPE = "application/json; charset=utf-8";
 const JSON_ONLY = ["application/json"];
+const FROM_ANY_PAGE = new Set(["", "text/plain", "application/x-www-form-urlencoded"]);
 
 export interface ExchangeLimits {
   readonly maxBodyBytes: number;
@@ -152,11 +153,19 @@ export class Exchange implements AnsweredRequest {
     return this.#read(maxBodyBytes, read);
   }
 
+  /** "" among the types: it need not say one. */
   #checkType(types: readonly string[]): void {
-    const type = this.header("content-type");
+    const type = this.header("content-type") ?? "";
     if (type === "application/json" && this.header("content-encoding") === undefined) return;
-    if (type === undefined || !types.includes(type.split(";")[0]!.trim().toLowerCase())) {
-      const others = types.length > 1 ? ` or ${types.slice(1).join(" or ")}` : "";
+    const name = type.split(";")[0]!.trim().toLowerCase();
+    // A page in a browser may send these to anybody without being asked, but says where it comes from.
+    const foreign = FROM_ANY_PAGE.has(name) && this.header("origin") !== undefined;
+    if (foreign || !types.includes(name)) {
+      const others = types
+        .slice(1)
+        .filter((each) => !FROM_ANY_PAGE.has(each))
+        .map((each) => ` or ${each}`)
+        .join("");
       throw new Refusal(
         "UNSUPPORTED_MEDIA_TYPE",
         `send Content-Type: application/json${others} (curl: --json)`,
