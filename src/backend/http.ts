@@ -19,7 +19,7 @@ import type { Events } from "../telemetry/events.ts";
 import type { Backend, Batch, Reply, Worker, WorkerHealth } from "./backend.ts";
 import { HttpExchange } from "./http-exchange.ts";
 import { failed } from "./match.ts";
-import { type HealthRules, HealthQuestions } from "./worker-health.ts";
+import { type HealthRules, HealthQuestions, overHttp } from "./worker-health.ts";
 import { CONNECT_TIMEOUT_MS, WorkerTls, type WorkerTlsOptions } from "./worker-tls.ts";
 
 export interface HttpOptions {
@@ -119,7 +119,7 @@ class HttpWorker implements Worker {
     if (healthPath === undefined) return;
     const headers = { accept: "application/json", ...credentials };
     const place = { path: healthPath, headers, client: () => this.#connect() };
-    this.#questions = new HealthQuestions(place, health, clock, (share) => this.#heardLoad(share));
+    this.#questions = new HealthQuestions(overHttp(place), health, clock, (share) => this.#heardLoad(share));
   }
 
   start(): void {
@@ -230,7 +230,7 @@ function authorizationOf(url: URL, configured: string | undefined): { authorizat
 }
 
 /** Host and port, with the path where that is not enough, with a number where that is not either. */
-function workerNames(urls: readonly URL[]): string[] {
+export function workerNames(urls: readonly URL[]): string[] {
   const unique = (names: readonly string[]): boolean => new Set(names).size === names.length;
   const hosts = urls.map((url) => url.host);
   if (unique(hosts)) return hosts;
