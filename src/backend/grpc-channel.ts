@@ -134,7 +134,9 @@ export class GrpcChannel {
     });
     // What a stream has to say about it, it says itself.
     session.on("error", () => {});
-    session.once("connect", () => session.setLocalWindowSize(SESSION_WINDOW_BYTES));
+    session.once("connect", () => {
+      if (!session.destroyed) session.setLocalWindowSize(SESSION_WINDOW_BYTES);
+    });
     return session;
   }
 
