@@ -143,12 +143,13 @@ function checkModelNames({ models = [] }: Draftings, findings: Findings): void {
 
 /** Inputs and outputs of one protocol mean nothing to workers that speak another. */
 function checkProtocols({ backend, protocols = [] }: DraftModel, path: string, findings: Findings): void {
-  if (backend?.kind !== "http" || backend.protocol === undefined || backend.protocol === "batch") return;
+  const own = backend?.kind === "grpc" ? "oip-v2" : backend?.kind === "http" ? backend.protocol : undefined;
+  if (own === undefined || own === "batch") return;
   for (const [index, protocol] of protocols.entries()) {
-    if (protocol === undefined || protocol === backend.protocol) continue;
+    if (protocol === undefined || protocol === own) continue;
     findings.problem(
       `${path}.protocols[${index}]`,
-      `${protocol} cannot be spoken to clients while the workers speak ${backend.protocol}; remove it`,
+      `${protocol} cannot be spoken to clients while the workers speak ${own}; remove it`,
     );
   }
 }
@@ -157,7 +158,7 @@ function checkProtocols({ backend, protocols = [] }: DraftModel, path: string, f
 function checkWorkerUrls({ models = [] }: Draftings, findings: Findings): void {
   const seen = new Map<string, string>();
   for (const [index, { backend } = {}] of models.entries()) {
-    if (backend?.kind !== "http") continue;
+    if (backend?.kind !== "http" && backend?.kind !== "grpc") continue;
     for (const [position, worker] of (backend.workers ?? []).entries()) {
       if (worker === undefined) continue;
       const at = `models[${index}].backend.workers[${position}]`;

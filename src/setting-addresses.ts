@@ -78,6 +78,24 @@ export function url(doc: string, schemes: readonly string[], example: string): L
   });
 }
 
+/** `grpc://HOST:PORT`, `grpcs` for TLS; nothing behind it, since the service's path is fixed. */
+export function grpcUrl(doc: string, example: string): Leaf<string> {
+  const full = url(doc, ["grpc", "grpcs"], example);
+  return {
+    ...full,
+    read(source) {
+      const read = full.read(source);
+      if ("wrong" in read) return read;
+      const { port, pathname, search, hash, protocol, host } = new URL(read.value);
+      if (port === "") return { wrong: `names no port; write one like ${example}` };
+      if (!/^\/?$/.test(pathname) || search !== "" || hash !== "") {
+        return { wrong: `has something behind its port; write one like ${example}` };
+      }
+      return { value: `${protocol}//${host}` };
+    },
+  };
+}
+
 /**
  * `redis://USER:PASSWORD@HOST:PORT/DB`, everything but the host optional; `rediss` for TLS. Credentials are
  * percent-encoded, as in every URL.
