@@ -13,7 +13,12 @@
  *
  * A refusal that says when to come back carries `retry-after-ms` and, as gRPC calls it, `grpc-retry-pushback-ms`.
  */
-import { constants, type OutgoingHttpHeaders, type ServerHttp2Stream } from "node:http2";
+import {
+  constants,
+  type Http2ServerResponse,
+  type OutgoingHttpHeaders,
+  type ServerHttp2Stream,
+} from "node:http2";
 import type { IncomingMessage } from "node:http";
 import type { Alarm, Clock } from "../clock.ts";
 import { type ErrorCode, Refusal } from "../core/errors.ts";
@@ -43,6 +48,7 @@ export class GrpcCall implements AnsweredRequest, Visitor {
   readonly path: string;
   readonly startedAt: number;
   readonly #request: IncomingMessage;
+  readonly #response: Http2ServerResponse;
   readonly #stream: ServerHttp2Stream;
   readonly #limits: CallLimits;
   readonly #clock: Clock;
@@ -67,9 +73,10 @@ export class GrpcCall implements AnsweredRequest, Visitor {
   /** False: a question about our health, which is no request of a client. */
   counts = true;
 
-  constructor(request: IncomingMessage, stream: ServerHttp2Stream, limits: CallLimits, clock: Clock) {
+  constructor(request: IncomingMessage, response: Http2ServerResponse, limits: CallLimits, clock: Clock) {
     this.#request = request;
-    this.#stream = stream;
+    this.#response = response;
+    this.#stream = response.stream;
     this.#limits = limits;
     this.#clock = clock;
     this.startedAt = clock.now();
@@ -147,12 +154,10 @@ export class GrpcCall implements AnsweredRequest, Visitor {
     if (this.answered || this.#stream.destroyed) return;
     const stream = this.#stream;
     this.#end(200, "");
-    stream.respond(
-      { ":status": 200, "content-type": GRPC_TYPE, ...fields(headers) },
-      { waitForTrailers: true },
-    );
-    stream.once("wantTrailers", () => stream.sendTrailers({ "grpc-status": "0" }));
-    stream.end(framed(parts));
+    // Node's own object for the response sends the trailers, and would send none before anybody else could.
+    this.#response.addTrailers({ "grpc-status": "0" });
+    this.#response.writeHead(200, { "content-type": GRPC_TYPE, ...fields(headers) });
+    this.#response.end(framed(parts));
     stream.setTimeout(this.#limits.writeTimeoutMs, () => stream.close(constants.NGHTTP2_CANCEL));
   }
 

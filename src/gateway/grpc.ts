@@ -10,7 +10,7 @@
  */
 import { createServer as createPlainServer, type AddressInfo, type Server, type Socket } from "node:net";
 import type { IncomingMessage, ServerResponse } from "node:http";
-import type { Http2ServerRequest } from "node:http2";
+import type { Http2ServerResponse } from "node:http2";
 import { createServer as createTlsServer, type TLSSocket } from "node:tls";
 import type { Clock } from "../clock.ts";
 import { Refusal } from "../core/errors.ts";
@@ -160,8 +160,10 @@ export class GrpcDoor {
 
   #take(request: IncomingMessage, response: ServerResponse, refusal?: Refusal): GrpcCall {
     const { clock, sampler } = this.#parts;
-    const { stream } = request as unknown as Http2ServerRequest;
-    const call = new GrpcCall(request, stream, this.#callLimits, clock);
+    // What `http2.ts` hands out is HTTP/2's, under HTTP/1.1's name.
+    const answer = response as unknown as Http2ServerResponse;
+    const { stream } = answer;
+    const call = new GrpcCall(request, answer, this.#callLimits, clock);
     if (sampler !== undefined) {
       call.trace = sampler.begin(call.header("traceparent"), call.header("tracestate"));
     }

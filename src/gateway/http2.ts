@@ -153,10 +153,13 @@ export class Http2Door {
     );
     request.once("end", () => late.cancel());
     response.once("close", () => late.cancel());
-    // Answered before the body was read: the client may stop sending.
-    stream.once("finish", () => {
-      if (!request.complete) stream.close(constants.NGHTTP2_NO_ERROR);
-    });
+    // Answered before the body was read: the client may stop sending. Not before the answer is on its way, which
+    // leaves with the end of this turn: the word to stop would overtake it.
+    stream.once("finish", () =>
+      setImmediate(() => {
+        if (!request.complete && !stream.destroyed) stream.close(constants.NGHTTP2_NO_ERROR);
+      }),
+    );
   }
 }
 
