@@ -150,10 +150,9 @@ export class Ferry {
     const { engine: settings, zone, models } = this.#config;
     if (settings.kind !== "redis") throw new Error("a fleet needs a shared engine; this is a bug");
     const { beatMs, aliveMs } = settings;
-    const fleetModels = models.map(({ name, backend }, at): FleetModel => {
+    const fleetModels = models.map(({ name }, at): FleetModel => {
       const dispatcher = this.#dispatchers[at];
-      const addresses = hasAddresses(backend) ? backend.workers : undefined;
-      return { name, ...(dispatcher && { dispatcher, ...(addresses && { addresses }) }) };
+      return { name, ...(dispatcher && { dispatcher }) };
     });
     const membership = new Membership(
       { id, zone, role: this.#role, version: version(), beatMs, aliveMs, models: fleetModels },
@@ -221,6 +220,8 @@ export class Ferry {
     const rules = {
       name,
       limits: { policy, maxBatchSize, maxWaitMs },
+      maxBatchTokens: model.maxBatchTokens,
+      maxBatchBytes: model.maxBatchBytes,
       workerMs: timeouts.workerMs,
       retry,
       health,

@@ -7,14 +7,13 @@ import { isIPv4, isIPv6 } from "node:net";
 import type { Address } from "./config.ts";
 import { leaf, type Leaf } from "./setting-kinds.ts";
 
-/** Where a listener of ours goes. */
-export function address(doc: string, fallback: string): Leaf<Address> {
+/** Where a listener of ours goes. `shown`: only an example, and nowhere unless the file says so. */
+export function address(doc: string, fallback: string, shown = false): Leaf<Address> {
   return leaf<Address>({
     kind: "host:port",
     doc,
     bounds: "port 0 to 65,535; 0 picks a free one",
-    fallback: parseAddress(fallback),
-    defaultText: fallback,
+    ...(!shown && { fallback: parseAddress(fallback), defaultText: fallback }),
     example: fallback,
     read({ value }) {
       const parsed = parseAddress(String(value));

@@ -12,6 +12,7 @@ export const grpcDoor = group(
       address(
         "Where gRPC clients connect, with the certificate of `tls` if there is one; left out: nowhere.",
         "127.0.0.1:8082",
+        true,
       ),
     ),
     maxMessageBytes: integer("The largest message of a client.", {

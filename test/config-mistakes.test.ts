@@ -42,6 +42,19 @@ const mistakes: readonly (readonly [string, RegExp])[] = [
   [withModel("    maxWaitMs: 0.5\n"), /is not a whole number$/],
   [withModel("    maxWaitMs: .inf\n"), /is not a number/],
   [withModel("    maxBatchSize: 0\n"), /^models\[0\]\.maxBatchSize: 0 is too small; write 1 to 10,000$/],
+  [
+    withModel("    maxBatchTokens: 0\n"),
+    /^models\[0\]\.maxBatchTokens: 0 is too small; write 1 to 1,000,000,000$/,
+  ],
+  [withModel("    maxBatchTokens: 0.5\n"), /^models\[0\]\.maxBatchTokens: 0.5 is not a whole number$/],
+  [
+    withModel("    maxBatchBytes: 1MB\n"),
+    /^models\[0\]\.maxBatchBytes: "1MB" is not a number; write 1048576 \(bytes\)$/,
+  ],
+  [
+    `maxBatchTokens: 5\n${models}`,
+    /^maxBatchTokens: unknown setting here; models\[\]\.maxBatchTokens exists$/,
+  ],
   [withModel("    policy: adaptve\n"), /"adaptve" is not one of .*; did you mean adaptive\?$/],
   [withModel("    collapse: yes\n"), /"yes" is neither true nor false$/],
   [
@@ -87,13 +100,10 @@ const mistakes: readonly (readonly [string, RegExp])[] = [
   ["models: [{ name: a }]\n", /^models\[0\]\.backend: is missing; add one, for example \{ kind: http/],
   [
     "models: [{ name: a, backend: {} }]\n",
-    /^models\[0\]\.backend\.kind: is missing; write one of http, python/,
+    /^models\[0\]\.backend\.kind: is missing; write one of http, grpc, python/,
   ],
   ["models: [{ name: a, backend: { kind: htp } }]\n", /"htp" is not one of .*; did you mean http\?$/],
-  [
-    "models: [{ name: a, backend: { kind: grpc } }]\n",
-    /kind: grpc is not in this version yet; use one of http/,
-  ],
+  ["models: [{ name: a, backend: { kind: grpc } }]\n", /backend\.workers: is missing; add at least one/],
   [
     "models: [{ name: a, backend: { kind: http } }]\n",
     /^models\[0\]\.backend\.workers: is missing; add at least one$/,

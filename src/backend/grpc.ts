@@ -61,32 +61,65 @@ const MAX_PUSHBACK_MS = 30_000;
 const MAX_READY_BYTES = 1024;
 
 export class GrpcBackend implements Backend {
-  readonly workers: readonly GrpcWorker[];
+  readonly #options: GrpcOptions & { readonly model: string };
+  readonly #clock: Clock;
+  readonly #workers: GrpcWorker[];
   readonly #tls: WorkerTls;
 
   constructor(options: GrpcOptions, { model, clock, events }: GrpcAround) {
     const urls = options.workers.map((worker) => new URL(worker));
     const names = workerNames(urls);
-    const tls = new WorkerTls(`model ${model}: backend.tls`, options.tls, clock, events);
-    this.#tls = tls;
-    const named = { ...options, model: options.model ?? model };
-    this.workers = urls.map((url, index) => new GrpcWorker(names[index]!, url, named, tls, clock));
+    this.#options = { ...options, model: options.model ?? model };
+    this.#clock = clock;
+    this.#tls = new WorkerTls(`model ${model}: backend.tls`, options.tls, clock, events);
+    this.#workers = urls.map((url, index) => this.#worker(names[index]!, url));
+  }
+
+  get workers(): readonly GrpcWorker[] {
+    return this.#workers;
   }
 
   async start(): Promise<void> {
     await this.#tls.start();
-    for (const worker of this.workers) worker.start();
+    for (const worker of this.#workers) worker.start();
+  }
+
+  /** It need not be up: like those of the config, it may come later. */
+  grow(address?: string): Promise<GrpcWorker> {
+    const url = address === undefined ? null : URL.parse(address);
+    if (url === null || !/^grpcs?:$/.test(url.protocol) || url.port === "") {
+      return Promise.reject(new Error("say where the worker is: grpc://host:port, or grpcs:// for TLS"));
+    }
+    if (this.#workers.some((worker) => worker.address === address)) {
+      return Promise.reject(new Error("this worker is there already"));
+    }
+    const taken = this.#workers.some(({ name }) => name === url.host);
+    const worker = this.#worker(taken ? url.href : url.host, url);
+    worker.start();
+    this.#workers.push(worker);
+    return Promise.resolve(worker);
+  }
+
+  retire(worker: Worker): Promise<void> {
+    const at = this.#workers.findIndex((each) => each === worker);
+    if (at >= 0) this.#workers.splice(at, 1)[0]!.stop();
+    return Promise.resolve();
   }
 
   stop(): Promise<void> {
     this.#tls.stop();
-    for (const worker of this.workers) worker.stop();
+    for (const worker of this.#workers) worker.stop();
     return Promise.resolve();
+  }
+
+  #worker(name: string, url: URL): GrpcWorker {
+    return new GrpcWorker(name, url, this.#options, this.#tls, this.#clock);
   }
 }
 
 class GrpcWorker implements Worker {
   readonly name: string;
+  readonly address: string;
   readonly #options: GrpcOptions & { readonly model: string };
   readonly #clock: Clock;
   readonly #channel: GrpcChannel;
@@ -107,6 +140,7 @@ class GrpcWorker implements Worker {
   ) {
     const { authorization, keepAliveMs, askReady, health } = options;
     this.name = name;
+    this.address = url.href;
     this.#options = options;
     this.#clock = clock;
     this.#newChannel = () => new GrpcChannel(url, tls, clock, keepAliveMs);

@@ -46,6 +46,8 @@ export interface Freight {
   readonly model: string;
   readonly inputs: readonly Json[];
   readonly parameters: Json;
+  /** See Drafts. */
+  readonly drawn?: boolean | undefined;
 }
 
 export interface Crossed {
@@ -86,7 +88,8 @@ export class Crossing {
   /** Undefined: the client left, and nobody is there to be answered. Throws a Refusal. */
   async cross(visitor: Visitor, caller: Caller, freight: Freight): Promise<Crossed | undefined> {
     visitor.model = freight.model;
-    const quota = await this.#admission.count(caller, freight.model);
+    const counted = this.#admission.count(caller, freight.model);
+    const quota = counted && (await counted);
     const tickets = await this.#submit(visitor, caller, freight);
     visitor.id = tickets[0]!.id;
     visitor.work = tickets.find(({ work }) => work === "own")?.work ?? tickets[0]!.work;
@@ -117,11 +120,13 @@ export class Crossing {
   }
 
   /** All in one moment, so that they can leave in one batch. */
-  async #submit(visitor: Visitor, caller: Caller, { model, inputs, parameters }: Freight): Promise<Ticket[]> {
+  async #submit(visitor: Visitor, caller: Caller, freight: Freight): Promise<Ticket[]> {
+    const { model, inputs, parameters, drawn } = freight;
     const key = visitor.header("idempotency-key");
     const submit = (input: Json, at: number): Promise<Ticket> => {
       const idempotencyKey = key === undefined ? undefined : `${key}#${at}`;
-      return this.#intake.submit({ model, input, parameters, idempotencyKey }, caller, visitor.trace, false);
+      const draft = { model, input, parameters, idempotencyKey, drawn };
+      return this.#intake.submit(draft, caller, visitor.trace, false);
     };
     if (inputs.length === 1) return [await submit(inputs[0]!, 0)];
     const puts = this.#engine.together(() => Promise.allSettled(inputs.map(submit)));

@@ -1,6 +1,6 @@
 /** A backend behind gRPC with a server of grpc-js at its other end, for inputs of any JSON as the contract has them. */
 import assert from "node:assert/strict";
-import type { Batch, Reply, Worker } from "../../src/backend/backend.ts";
+import type { Backend, Batch, Reply, Worker } from "../../src/backend/backend.ts";
 import { GrpcBackend, type GrpcOptions } from "../../src/backend/grpc.ts";
 import { type Clock, SystemClock } from "../../src/clock.ts";
 import { rawFromJson } from "../../src/protocol/oip-tensors.ts";
@@ -52,19 +52,22 @@ export function asTexts(reply: Reply): Reply {
 
 /** The contract knows inputs of any JSON; these workers know tensors. */
 export class TextWorker implements Worker {
-  readonly #worker: Worker;
+  readonly worker: Worker;
 
   constructor(worker: Worker) {
-    this.#worker = worker;
+    this.worker = worker;
   }
   get name(): string {
-    return this.#worker.name;
+    return this.worker.name;
+  }
+  get address(): string {
+    return this.worker.address!;
   }
   get probe(): Worker["probe"] {
-    return this.#worker.probe;
+    return this.worker.probe;
   }
   async run(batch: Batch, signal: AbortSignal): Promise<Reply> {
-    return asTexts(await this.#worker.run(asRows(batch), signal));
+    return asTexts(await this.worker.run(asRows(batch), signal));
   }
 }
 
@@ -114,4 +117,36 @@ export function assertReply(reply: Reply, kind: Reply["kind"], message: RegExp, 
   assert.match(reply.message, message);
   assertOneLine(reply.message);
   if (reply.kind === "failed") assert.equal(reply.blame, blame);
+}
+
+/** A backend whose workers take inputs of any JSON. */
+export class TextBackend implements Backend {
+  readonly #backend: GrpcBackend;
+  readonly #known = new Map<Worker, TextWorker>();
+
+  constructor(backend: GrpcBackend) {
+    this.#backend = backend;
+  }
+
+  get workers(): readonly TextWorker[] {
+    return this.#backend.workers.map((worker) => this.#texts(worker));
+  }
+  start(): Promise<void> {
+    return this.#backend.start();
+  }
+  stop(): Promise<void> {
+    return this.#backend.stop();
+  }
+  async grow(address?: string): Promise<Worker> {
+    return this.#texts(await this.#backend.grow(address));
+  }
+  retire(worker: Worker): Promise<void> {
+    return this.#backend.retire((worker as TextWorker).worker);
+  }
+
+  #texts(worker: Worker): TextWorker {
+    const known = this.#known.get(worker) ?? new TextWorker(worker);
+    this.#known.set(worker, known);
+    return known;
+  }
 }

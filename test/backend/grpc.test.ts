@@ -2,7 +2,6 @@
 import assert from "node:assert/strict";
 import { setImmediate as turn } from "node:timers/promises";
 import { status as codes } from "@grpc/grpc-js";
-import type { Backend } from "../../src/backend/backend.ts";
 import { backendContract, batchOf, CRASH, outputsOf, REJECT } from "../contract/backend.ts";
 import { OipServer, status } from "../protocol/oip-service.ts";
 import {
@@ -12,6 +11,7 @@ import {
   echo,
   echoing,
   never,
+  TextBackend,
   texts,
   TextWorker,
   withServer,
@@ -36,13 +36,7 @@ backendContract("grpc", async (mood, workers) => {
     }),
   );
   const urls = servers.map(({ proxy }) => `grpc://127.0.0.1:${proxy.port}`);
-  const backend = backendFor(urls, { askReady: true });
-  const made: Backend = {
-    workers: backend.workers.map((worker) => new TextWorker(worker)),
-    start: () => backend.start(),
-    stop: () => backend.stop(),
-  };
-  return Object.assign(made, {
+  return Object.assign(new TextBackend(backendFor(urls, { askReady: true })), {
     [Symbol.asyncDispose]: async () => {
       for (const { proxy, server } of servers) {
         await proxy[Symbol.asyncDispose]();
