@@ -1,5 +1,6 @@
 /** From a model's settings to its backend: the one list of the kinds there are. */
 import type { Backend } from "./backend/backend.ts";
+import { GrpcBackend } from "./backend/grpc.ts";
 import { HttpBackend } from "./backend/http.ts";
 import { ModuleBackend } from "./backend/module.ts";
 import { PythonBackend } from "./backend/python.ts";
@@ -16,6 +17,8 @@ export function makeBackend({ name, backend, health }: ModelConfig, clock: Clock
   switch (backend.kind) {
     case "http":
       return new HttpBackend({ ...backend, protocol: workerSide(backend.protocol), health }, around);
+    case "grpc":
+      return new GrpcBackend({ ...backend, health }, around);
     case "python":
       return new PythonBackend(backend, around);
     case "module":

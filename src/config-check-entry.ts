@@ -33,15 +33,16 @@ function checkTls({ admin }: Draftings, findings: Findings): void {
 
 function checkWorkerTls({ models = [] }: Draftings, findings: Findings): void {
   for (const [index, { backend } = {}] of models.entries()) {
-    if (backend?.kind !== "http") continue;
+    if (backend?.kind !== "http" && backend?.kind !== "grpc") continue;
+    const scheme = backend.kind === "http" ? "https" : "grpcs";
     const path = `models[${index}].backend`;
     checkPair(`${path}.tls`, findings);
     const names = ["caFile", "certFile", "keyFile", "serverName"];
     if (!names.some((name) => findings.has(`${path}.tls.${name}`))) continue;
     for (const [at, worker] of (backend.workers ?? []).entries()) {
-      if (worker === undefined || /^https:/i.test(worker)) continue;
+      if (worker === undefined || worker.startsWith(`${scheme}:`)) continue;
       const where = `${path}.workers[${at}]`;
-      findings.problem(where, "is not https://, and tls is set: inputs would go there unencrypted");
+      findings.problem(where, `is not ${scheme}://, and tls is set: inputs would go there unencrypted`);
     }
   }
 }

@@ -29,10 +29,20 @@ export function openDropIns({ models }: Config, { crossing, healthy, draining }:
   return new DropIns(known, { crossing, proxy, ready: () => !draining(), version: version() });
 }
 
+/** Whether a model may be asked for tensors: its workers speak them, or the config says so. */
+export function speaksTensors({ backend, protocols: listed }: ModelConfig): boolean {
+  if (backend.kind === "grpc" || listed.includes("oip-v2")) return true;
+  return backend.kind === "http" && backend.protocol === "oip-v2";
+}
+
 /** What the clients of a model may speak: what its workers do, and what the config says beside it. */
 export function spokenBy({ backend, protocols: listed }: ModelConfig): Protocol[] {
   const own: ProtocolName[] =
-    backend.kind === "http" && backend.protocol !== "batch" ? [backend.protocol] : [];
+    backend.kind === "http" && backend.protocol !== "batch"
+      ? [backend.protocol]
+      : backend.kind === "grpc"
+        ? ["oip-v2"]
+        : [];
   return [...new Set([...own, ...listed])]
     .map((name) => protocols[name])
     .filter((each) => each !== undefined);

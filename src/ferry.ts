@@ -7,6 +7,7 @@ import { Gate, type Prospects } from "./admission/gate.ts";
 import type { Backend } from "./backend/backend.ts";
 import { SimulatedBackend } from "./backend/simulated.ts";
 import { makeBackend } from "./backends.ts";
+import { hasAddresses } from "./banner.ts";
 import { Certificates } from "./certificates.ts";
 import { type Clock, SystemClock } from "./clock.ts";
 import type { Config, ModelConfig, Role } from "./config.ts";
@@ -14,7 +15,7 @@ import { screenFor } from "./core/screen.ts";
 import { Sampler } from "./core/trace.ts";
 import { openCredentials } from "./credentials.ts";
 import { Demo } from "./demo.ts";
-import { openDropIns } from "./dropins.ts";
+import { openDropIns, speaksTensors } from "./dropins.ts";
 import { Dispatcher } from "./dispatch/dispatcher.ts";
 import { Reaper } from "./dispatch/reaper.ts";
 import type { Engine } from "./engine/engine.ts";
@@ -24,6 +25,7 @@ import { FleetOutlook } from "./fleet/outlook.ts";
 import { FleetRank } from "./fleet/rank.ts";
 import { adminRoutes } from "./gateway/admin.ts";
 import { Crossing } from "./gateway/crossing.ts";
+import { GrpcDoor } from "./gateway/grpc.ts";
 import { healthRoutes } from "./gateway/health.ts";
 import { Intake, type ModelDoor } from "./gateway/intake.ts";
 import { NativeProtocol } from "./gateway/native.ts";
@@ -75,6 +77,7 @@ export class Ferry {
   #admission: Admission | undefined;
   #router: Router | undefined;
   #listener: Listener | undefined;
+  #grpc: GrpcDoor | undefined;
   #tls: EdgeTls | undefined;
   #membership: Membership | undefined;
   #draining = false;
@@ -85,6 +88,8 @@ export class Ferry {
   durability: "replica" | "local" | undefined;
   /** "" in a batcher. */
   apiUrl = "";
+  /** "" where clients cannot speak gRPC. */
+  grpcUrl = "";
   adminUrl = "";
 
   constructor(config: Config, clock: Clock, role: Role, log: (line: string) => void) {
@@ -161,7 +166,7 @@ export class Ferry {
   /** No new request is taken; resolves when those that wait are answered and no batch runs. */
   async drain(): Promise<void> {
     this.#drainNow();
-    await this.#listener?.drain();
+    await Promise.all([this.#listener?.drain(), this.#grpc?.drain()]);
     this.#membership?.drain();
     await Promise.all(this.#dispatchers.map((dispatcher) => dispatcher.drain()));
   }
@@ -189,7 +194,12 @@ export class Ferry {
     const running = this.#dispatchers
       .flatMap(({ workers }) => workers.slots)
       .filter(({ batch }) => batch).length;
-    return { requests, batches, tasks, calls, lost, queued: this.#listener?.open ?? 0, running };
+    return { requests, batches, tasks, calls, lost, queued: this.#waiting, running };
+  }
+
+  /** Requests of clients that are not answered yet. */
+  get #waiting(): number {
+    return (this.#listener?.open ?? 0) + (this.#grpc?.open ?? 0);
   }
 
   #drainNow(): void {
@@ -201,7 +211,7 @@ export class Ferry {
     this.#drainNow();
     // Whoever still waits is told where to ask; that takes a moment to reach the socket.
     this.#router?.releaseAll();
-    await this.#listener?.settle(LAST_WORDS_MS);
+    await Promise.all([this.#listener?.settle(LAST_WORDS_MS), this.#grpc?.settle(LAST_WORDS_MS)]);
     for (const undo of this.#undo.toReversed()) await undo();
   }
 
@@ -284,9 +294,10 @@ export class Ferry {
     const intake = new Intake(doors, admission, router, engine, clock);
     const parts = { credentials, intake, admission, router, engine, clock };
     const native = new NativeProtocol({ ...api, durable }, parts);
+    const crossing = new Crossing(parts);
     const dropIns = openDropIns(this.#config, {
-      crossing: new Crossing(parts),
-      healthy: (model) => this.#prospects.get(model)!.horizon(clock.now()).healthy > 0,
+      crossing,
+      healthy: (model) => this.#healthy(model),
       draining: () => this.#draining,
     });
     const described = { ...healthRoutes(() => this.#draining), ...openapiRoutes(credentials.required) };
@@ -298,6 +309,33 @@ export class Ferry {
     }));
     this.#undo.push(() => listener.close());
     this.apiUrl = await listener.listen(listen.host, listen.port);
+    await this.#openGrpc(crossing);
+  }
+
+  async #openGrpc(crossing: Crossing): Promise<void> {
+    const { grpc, limits, models } = this.#config;
+    if (grpc.listen === undefined) return;
+    const tensors = models.filter(speaksTensors);
+    const door = (this.#grpc = new GrpcDoor(
+      { ...limits, ...grpc },
+      {
+        crossing,
+        models: tensors.map(({ name }) => ({ name, ready: () => this.#healthy(name) })),
+        ready: () => !this.#draining,
+        version: version(),
+        clock: this.#clock,
+        events: this.events,
+        tls: this.#tls,
+        sampler: this.#tracing && samplerFor(this.#tracing),
+      },
+    ));
+    this.#undo.push(() => door.close());
+    this.grpcUrl = await door.listen(grpc.listen.host, grpc.listen.port);
+  }
+
+  /** At least one worker of this model can be given batches. */
+  #healthy(model: string): boolean {
+    return this.#prospects.get(model)!.horizon(this.#clock.now()).healthy > 0;
   }
 
   #door(model: ModelConfig, engine: Engine): ModelDoor {
@@ -322,7 +360,7 @@ export class Ferry {
 }
 
 function ofFleet({ backend }: ModelConfig, member: string): { shared: boolean } | { suffix: string } {
-  return backend.kind === "http" ? { shared: true } : { suffix: `@${member.slice(0, 5)}` };
+  return hasAddresses(backend) ? { shared: true } : { suffix: `@${member.slice(0, 5)}` };
 }
 
 function samplerFor({ share, followsCaller }: Tracing): Sampler {

@@ -3,7 +3,7 @@
  *
  * It is the only place where a setting is written down; `engine` is long and stands in
  * `settings-engine.ts`, what decides who enters in `settings-entry.ts`, what is told in
- * `settings-telemetry.ts`. The loader reads files by it, `ferry.example.yaml` and `docs/configuration.md` are
+ * `settings-telemetry.ts`, gRPC in `settings-grpc.ts`. The loader reads files by it, `ferry.example.yaml` and `docs/configuration.md` are
  * generated from it, and `tsc` checks it against `Config`. A name ends in its unit (`maxWaitMs`,
  * `maxBodyBytes`). Rules between two settings are in `config-check.ts`.
  */
@@ -27,6 +27,7 @@ import {
 import { pattern } from "./setting-patterns.ts";
 import { engines } from "./settings-engine.ts";
 import { admission, auth, edgeTls, workerTls } from "./settings-entry.ts";
+import { grpcBackend, grpcDoor } from "./settings-grpc.ts";
 import { requestLog, telemetry } from "./settings-telemetry.ts";
 
 const second = 1000;
@@ -90,6 +91,7 @@ const backends = oneOf(
       ),
       tls: workerTls,
     }),
+    grpc: grpcBackend(maxReplyBytes),
     python: group("A Python function `def batch(inputs): return outputs`; one process per worker.", {
       function: functionIn("The function, in a file that stays as it is.", {
         endings: [".py"],
@@ -142,7 +144,7 @@ const backends = oneOf(
       seed: integer("The same seed gives the same faults.", { default: 1, min: 0, max: 2 ** 32 - 1 }),
     }),
   },
-  { later: ["grpc"] },
+  {},
 );
 
 const model = group("One model: its backend, its batches, its limits.", {
@@ -236,12 +238,15 @@ const model = group("One model: its backend, its batches, its limits.", {
       max: day,
       unit: "ms",
     }),
-    askMs: integer("Where there is a backend.healthPath: the time between two questions.", {
-      default: second,
-      min: 10,
-      max: hour,
-      unit: "ms",
-    }),
+    askMs: integer(
+      "Where workers are asked how they are (backend.healthPath, backend.askReady): the time between two questions.",
+      {
+        default: second,
+        min: 10,
+        max: hour,
+        unit: "ms",
+      },
+    ),
     askTimeoutMs: timeout("How long a worker may take to answer such a question.", 2 * second),
   }),
 });
@@ -269,6 +274,7 @@ const tierFields = {
 export const settings = group("Everything Ferry can be told.", {
   listen: address("Where clients connect.", "127.0.0.1:8080"),
   tls: edgeTls,
+  grpc: grpcDoor,
   admin: group("The listener for operators: health, metrics, dead letters.", {
     listen: address("Keep it away from clients.", "127.0.0.1:8081"),
     tls: boolean("Whether it uses the certificate of `tls` too.", false),

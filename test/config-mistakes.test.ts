@@ -100,12 +100,18 @@ const mistakes: readonly (readonly [string, RegExp])[] = [
   ["models: [{ name: a }]\n", /^models\[0\]\.backend: is missing; add one, for example \{ kind: http/],
   [
     "models: [{ name: a, backend: {} }]\n",
-    /^models\[0\]\.backend\.kind: is missing; write one of http, python/,
+    /^models\[0\]\.backend\.kind: is missing; write one of http, grpc, python/,
   ],
   ["models: [{ name: a, backend: { kind: htp } }]\n", /"htp" is not one of .*; did you mean http\?$/],
+  ["models: [{ name: a, backend: { kind: grpc } }]\n", /backend\.workers: is missing; add at least one/],
   [
-    "models: [{ name: a, backend: { kind: grpc } }]\n",
-    /kind: grpc is not in this version yet; use one of http/,
+    "models: [{ name: a, backend: { kind: grpc, workers: ['http://gpu-1:8001'] } }]\n",
+    /must begin with grpc:\/\/ or grpcs:/,
+  ],
+  ["models: [{ name: a, backend: { kind: grpc, workers: ['grpc://gpu-1'] } }]\n", /names no port/],
+  [
+    "models: [{ name: a, backend: { kind: grpc, workers: ['grpc://gpu-1:8001/x'] } }]\n",
+    /has something behind its port/,
   ],
   [
     "models: [{ name: a, backend: { kind: http } }]\n",

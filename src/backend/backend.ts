@@ -33,6 +33,8 @@ export interface Batch {
   readonly tasks: readonly BatchTask[];
   /** Shared by all tasks of the batch; "" when there are none. */
   readonly parameters: Json;
+  /** How long the call may take until its signal aborts, for a worker that takes a deadline; left out: not known. */
+  readonly timeoutMs?: number | undefined;
   /** The `traceparent` of this call, for a worker that takes one; left out: it is not traced. */
   readonly traceparent?: string | undefined;
 }

@@ -191,7 +191,8 @@ function first(value: string | string[] | undefined): string | undefined {
   return Array.isArray(value) ? value[0] : value;
 }
 
-function reason(error: Error, code: string): string {
+/** What went wrong with a connection, in words. */
+export function reason(error: Error, code: string): string {
   switch (code) {
     case "ECONNREFUSED":
       return "connection refused";

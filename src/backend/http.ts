@@ -20,7 +20,7 @@ import type { Events } from "../telemetry/events.ts";
 import type { Backend, Batch, Reply, Worker, WorkerHealth } from "./backend.ts";
 import { HttpExchange } from "./http-exchange.ts";
 import { failed, rejected } from "./match.ts";
-import { type HealthRules, HealthQuestions } from "./worker-health.ts";
+import { type HealthRules, HealthQuestions, overHttp } from "./worker-health.ts";
 import { InfoQuestions } from "./worker-info.ts";
 import { CONNECT_TIMEOUT_MS, WorkerTls, type WorkerTlsOptions } from "./worker-tls.ts";
 
@@ -168,7 +168,7 @@ class HttpWorker implements Worker {
     }
     if (healthPath === undefined) return;
     const place = { ...asked, path: healthPath };
-    this.#questions = new HealthQuestions(place, health, clock, (share) => this.#heardLoad(share));
+    this.#questions = new HealthQuestions(overHttp(place), health, clock, (share) => this.#heardLoad(share));
   }
 
   start(): void {
@@ -301,7 +301,7 @@ function authorizationOf(url: URL, configured: string | undefined): { authorizat
 }
 
 /** Host and port, with the path where that is not enough, with a number where that is not either. */
-function workerNames(urls: readonly URL[]): string[] {
+export function workerNames(urls: readonly URL[]): string[] {
   const unique = (names: readonly string[]): boolean => new Set(names).size === names.length;
   const hosts = urls.map((url) => url.host);
   if (unique(hosts)) return hosts;

@@ -337,6 +337,7 @@ export class BatchRun implements Member {
       id,
       tasks: riders.map(({ sent }) => sent),
       parameters: this.#parameters,
+      timeoutMs: workerMs,
       traceparent: this.#traced ? traceparent(callSpan(id, call)) : undefined,
     };
     let reply = await this.#slot.worker.run(batch, timeout.signal);
