@@ -21,6 +21,9 @@ export interface ExchangeLimits {
   readonly writeTimeoutMs: number;
 }
 
+/** Answers a request with what was thrown on its way. */
+export type Failed = (exchange: Exchange, error: unknown) => void;
+
 /** The way to a client that takes what happens, as it happens. */
 export interface Outflow {
   write(text: string): void;
@@ -38,6 +41,7 @@ export class Exchange implements AnsweredRequest {
   readonly startedAt: number;
   readonly #response: ServerResponse;
   readonly #limits: ExchangeLimits;
+  readonly #failed: Failed;
   #gone: (() => void) | undefined;
   /** The client was gone before it was answered. */
   #left = false;
@@ -60,11 +64,18 @@ export class Exchange implements AnsweredRequest {
   /** Set while the server drains: the connection ends with this answer. */
   last = false;
 
-  constructor(request: IncomingMessage, response: ServerResponse, limits: ExchangeLimits, now: number) {
+  constructor(
+    request: IncomingMessage,
+    response: ServerResponse,
+    limits: ExchangeLimits,
+    now: number,
+    failed: Failed,
+  ) {
     this.request = request;
     this.#response = response;
     this.#limits = limits;
     this.startedAt = now;
+    this.#failed = failed;
     const url = originForm(request.url!, request.headers.host);
     const mark = url.indexOf("?");
     this.path = mark < 0 ? url : url.slice(0, mark);
@@ -120,20 +131,35 @@ export class Exchange implements AnsweredRequest {
     this.#gone?.();
   }
 
+  /** Something was thrown that no promise carries to whoever called for the answer. */
+  failed(error: unknown): void {
+    this.#failed(this, error);
+  }
+
   /** It is over, and its fields stay as they are. */
   over(now: number): void {
     this.latencyMs = now - this.startedAt;
     if (this.status === 0) this.status = CLIENT_LEFT;
   }
 
-  /** The body as text. Refuses what is too large, not JSON by its own account, or not UTF-8. */
+  /** The body as text, as `read` takes it. */
   body(): Promise<string> {
+    return new Promise((resolve) => this.read(resolve));
+  }
+
+  /**
+   * Calls `use` with the body as text, when its last byte is here: a call, because a promise for it is made and
+   * waited for with every request. Refuses what is too large, not JSON by its own account, or not UTF-8; a
+   * refusal, and whatever `use` throws, is this request's answer. Never calls when the client leaves in the middle:
+   * then nobody is left to be answered.
+   */
+  read(use: (text: string) => Promise<void> | void): void {
     this.#checkType();
     const { maxBodyBytes } = this.#limits;
     if (Number(this.header("content-length") ?? 0) > maxBodyBytes) throw this.#tooLarge();
     // Only now: whoever asks first is refused before it sends the body.
     if (this.mayContinue) this.#response.writeContinue();
-    return this.#read(maxBodyBytes);
+    this.#read(maxBodyBytes, use);
   }
 
   #checkType(): void {
@@ -155,25 +181,25 @@ export class Exchange implements AnsweredRequest {
     }
   }
 
-  /** Never settles when the client leaves in the middle: then nobody is left to be answered. */
-  #read(maxBodyBytes: number): Promise<string> {
-    return new Promise((resolve, reject) => {
-      const { request } = this;
-      const chunks: Buffer[] = [];
-      let bytes = 0;
-      request.on("data", (chunk: Buffer) => {
-        bytes += chunk.length;
-        if (bytes <= maxBodyBytes) return void chunks.push(chunk);
-        request.removeAllListeners("data");
-        reject(this.#tooLarge());
-      });
-      request.once("end", () => {
-        // Of HTTP/2, where a stream that is broken off ends like any other.
-        if (request.aborted) return;
-        const body = chunks.length === 1 ? chunks[0]! : Buffer.concat(chunks);
-        if (isUtf8(body)) resolve(body.toString("utf8"));
-        else reject(new Refusal("INVALID_REQUEST", "the body is not UTF-8"));
-      });
+  #read(maxBodyBytes: number, use: (text: string) => Promise<void> | void): void {
+    const { request } = this;
+    const chunks: Buffer[] = [];
+    let bytes = 0;
+    request.on("data", (chunk: Buffer) => {
+      bytes += chunk.length;
+      if (bytes <= maxBodyBytes) return void chunks.push(chunk);
+      request.removeAllListeners("data");
+      this.failed(this.#tooLarge());
+    });
+    request.on("end", () => {
+      // `aborted`: of HTTP/2, where a stream that is broken off ends like any other.
+      if (request.aborted || bytes > maxBodyBytes) return;
+      try {
+        const done = use(textOf(chunks.length === 1 ? chunks[0]! : Buffer.concat(chunks)));
+        if (done !== undefined) done.catch((error: unknown) => this.failed(error));
+      } catch (error) {
+        this.failed(error);
+      }
     });
   }
 
@@ -273,6 +299,11 @@ export class Exchange implements AnsweredRequest {
       socket.removeListener("timeout", cut);
     });
   }
+}
+
+function textOf(body: Buffer): string {
+  if (!isUtf8(body)) throw new Refusal("INVALID_REQUEST", "the body is not UTF-8");
+  return body.toString("utf8");
 }
 
 /** A target may name its host ("GET http://host/path"); it is ours only if that is the Host we were asked for. */
