@@ -293,13 +293,10 @@ export function parseBody(
   const input = field("input");
   if (input === undefined) throw new Refusal("INVALID_REQUEST", `"input" is missing`);
   name("client_id", field("client_id"));
-  const parameters = field("parameters") ?? "{}";
-  if (!parameters.startsWith("{")) throw new Refusal("INVALID_REQUEST", `"parameters" must be an object`);
-  const canonicalParameters = canonical(parameters);
   return {
     model: name("model", field("model")),
     input,
-    parameters: canonicalParameters === "{}" ? "" : canonicalParameters,
+    parameters: parametersOf(field("parameters")),
     idempotencyKey: key,
   };
 }
@@ -316,6 +313,14 @@ function readObject(text: string): NonNullable<ReturnType<typeof scan>["fields"]
   if (problem !== undefined) throw new Refusal("INVALID_REQUEST", problem);
   if (fields === undefined) throw new Refusal("INVALID_REQUEST", `send an object: {"input": …}`);
   return fields;
+}
+
+/** Canonical; "" where there are none. */
+function parametersOf(json: string | undefined): string {
+  if (json === undefined) return "";
+  if (!json.startsWith("{")) throw new Refusal("INVALID_REQUEST", `"parameters" must be an object`);
+  const parameters = canonical(json);
+  return parameters === "{}" ? "" : parameters;
 }
 
 /** A short string without control characters. */
