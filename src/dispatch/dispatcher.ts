@@ -178,10 +178,15 @@ export class Dispatcher {
       if (waiting === undefined || decision.until < waiting.decision.until) waiting = { queue, decision };
     };
     let seen = 0;
-    const freeAt = this.workers.freeAt(now);
-    const idle = this.workers.free(now);
+    // Asked for only when something waits: most often this looks whether something does.
+    let freeAt: number[] | undefined;
+    let idle = 0;
     for (const queue of this.#parts.engine.queues(this.rules.name)) {
       if (++seen > MAX_QUEUES_SEEN && !this.#turnOfTheOldest) break;
+      if (freeAt === undefined) {
+        freeAt = this.workers.freeAt(now);
+        idle = this.workers.free(now);
+      }
       const decision = this.#decide(queue, slot, freeAt, idle, now);
       if (decision.kind === "send") sendable.push({ queue, decision });
       else if (decision.kind === "wait") wait(queue, decision);

@@ -195,7 +195,10 @@ export class Exchange implements AnsweredRequest {
       // `aborted`: of HTTP/2, where a stream that is broken off ends like any other.
       if (request.aborted || bytes > maxBodyBytes) return;
       try {
-        const done = use(textOf(chunks.length === 1 ? chunks[0]! : Buffer.concat(chunks)));
+        const text = textOf(chunks.length === 1 ? chunks[0]! : Buffer.concat(chunks));
+        // The request lives until it is answered, and this function with it; its bytes need not.
+        chunks.length = 0;
+        const done = use(text);
         if (done !== undefined) done.catch((error: unknown) => this.failed(error));
       } catch (error) {
         this.failed(error);
