@@ -45,7 +45,7 @@ class Scanner {
   #tooMuch: string | undefined;
   /** Where the next backslash stands, so that strings without one are skipped in one leap. */
   #nextBackslash: number;
-  /** Per open container: its keys so far for an object (undefined until the first), false for an array. */
+  /** Per open container: an object's keys so far (undefined until the first, and outermost), false for an array. */
   readonly #open: (Set<string> | undefined | false)[] = [];
   readonly #fields = new Map<string, readonly [number, number]>();
 
@@ -150,12 +150,13 @@ class Scanner {
   #noteKey(key: string): void {
     if (key === "__proto__") this.#problem ??= 'the key "__proto__" is not allowed';
     const top = this.#open.length - 1;
-    const keys = this.#open[top];
+    // Fields of the outermost object are noted anyway, each before the next one's key comes.
+    const keys = top === 0 ? this.#fields : this.#open[top];
     if (keys === false) return;
     if (keys === undefined) this.#open[top] = new Set([key]);
     else if (keys.has(key)) this.#problem ??= `the key ${JSON.stringify(key.slice(0, 64))} stands twice`;
     else if (keys.size === MAX_KEYS) this.#tooMuch = `an object has more than ${MAX_KEYS} keys; send a list`;
-    else keys.add(key);
+    else if (keys instanceof Set) keys.add(key);
   }
 }
 

@@ -179,7 +179,8 @@ export class BatchRun implements Member {
     const now = this.#parts.clock.now();
     switch (reply.kind) {
       case "answered":
-        return this.#settle(riders, ({ sent }) => ({ kind: "done", output: reply.outputs.get(sent.id)! }));
+        // `riders` are those that were sent, in the order in which they were sent.
+        return this.#settle(riders, (_, __, at) => ({ kind: "done", output: reply.outputs[at]! }));
       case "rejected":
         return this.#settle(riders, () => ({
           kind: "failed",
@@ -264,9 +265,9 @@ export class BatchRun implements Member {
   async #tell(riders: readonly Rider[], judge: Judge): Promise<readonly SettleReply[]> {
     if (this.#givenUp) return [];
     const verdicts: Verdict[] = [];
-    for (const rider of riders) {
-      for (const claimed of rider.tasks) verdicts.push({ id: claimed.task.id, ...judge(rider, claimed) });
-    }
+    riders.forEach((rider, at) => {
+      for (const claimed of rider.tasks) verdicts.push({ id: claimed.task.id, ...judge(rider, claimed, at) });
+    });
     return this.#parts.engine.settle(this.#lease, verdicts);
   }
 
@@ -374,7 +375,7 @@ export class BatchRun implements Member {
 }
 
 type WithoutId<V> = V extends Verdict ? Omit<V, "id"> : never;
-type Judge = (rider: Rider, claimed: ClaimedTask) => WithoutId<Verdict>;
+type Judge = (rider: Rider, claimed: ClaimedTask, at: number) => WithoutId<Verdict>;
 
 function plural(attempts: number): string {
   return attempts === 1 ? "the only attempt" : `all ${attempts} attempts`;

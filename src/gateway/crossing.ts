@@ -123,7 +123,7 @@ export class Crossing {
   async #submit(visitor: Visitor, caller: Caller, freight: Freight): Promise<Ticket[]> {
     const { model, inputs, parameters, drawn } = freight;
     const key = visitor.header("idempotency-key");
-    const submit = (input: Json, at: number): Promise<Ticket> => {
+    const submit = async (input: Json, at: number): Promise<Ticket> => {
       const idempotencyKey = key === undefined ? undefined : `${key}#${at}`;
       const draft = { model, input, parameters, idempotencyKey, drawn };
       return this.#intake.submit(draft, caller, visitor.trace, false);

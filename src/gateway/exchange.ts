@@ -26,6 +26,12 @@ export interface ExchangeLimits {
 /** How an error looks to a client: its status and its JSON body. */
 export type ErrorShape = (refusal: Refusal) => { readonly status?: number; readonly body: string | Buffer };
 
+/** Answers a request with what was thrown on its way. */
+export type Failed = (exchange: Exchange, error: unknown) => void;
+
+/** What is done with a body. */
+type Use<Body> = (body: Body) => Promise<void> | void;
+
 /** The way to a client that takes what happens, as it happens. */
 export interface Outflow {
   write(text: string): void;
@@ -43,6 +49,7 @@ export class Exchange implements AnsweredRequest {
   readonly startedAt: number;
   readonly #response: ServerResponse;
   readonly #limits: ExchangeLimits;
+  readonly #failed: Failed;
   #gone: (() => void) | undefined;
   /** The client was gone before it was answered. */
   #left = false;
@@ -67,11 +74,18 @@ export class Exchange implements AnsweredRequest {
   /** Left out: Ferry's own. */
   errorShape: ErrorShape | undefined = undefined;
 
-  constructor(request: IncomingMessage, response: ServerResponse, limits: ExchangeLimits, now: number) {
+  constructor(
+    request: IncomingMessage,
+    response: ServerResponse,
+    limits: ExchangeLimits,
+    now: number,
+    failed: Failed,
+  ) {
     this.request = request;
     this.#response = response;
     this.#limits = limits;
     this.startedAt = now;
+    this.#failed = failed;
     const url = originForm(request.url!, request.headers.host);
     const mark = url.indexOf("?");
     this.path = mark < 0 ? url : url.slice(0, mark);
@@ -128,29 +142,44 @@ export class Exchange implements AnsweredRequest {
     this.#gone?.();
   }
 
+  /** Something was thrown that no promise carries to whoever called for the answer. */
+  failed(error: unknown): void {
+    this.#failed(this, error);
+  }
+
   /** It is over, and its fields stay as they are. */
   over(now: number): void {
     this.latencyMs = now - this.startedAt;
     if (this.status === 0) this.status = CLIENT_LEFT;
   }
 
-  /** The body as text. Refuses what is too large, not JSON by its own account, or not UTF-8. */
+  /** The body as text, as `read` takes it. */
   body(): Promise<string> {
-    return this.#take(JSON_ONLY, asText);
+    return new Promise((resolve) => this.read(resolve));
   }
 
-  /** The body as it came. Refuses what is too large, or of none of these media types by its own account. */
+  /** The body as it came, if it is of one of these media types by its own account; otherwise as `read` takes it. */
   bytes(types: readonly string[] = JSON_ONLY): Promise<Buffer> {
-    return this.#take(types, asItCame);
+    return new Promise((resolve) => this.#take(types, asItCame, resolve));
   }
 
-  #take<Body>(types: readonly string[], read: (body: Buffer) => Body): Promise<Body> {
+  /**
+   * Calls `use` with the body as text, when its last byte is here: a call, because a promise for it is made and
+   * waited for with every request. Refuses what is too large, not JSON by its own account, or not UTF-8; a
+   * refusal, and whatever `use` throws, is this request's answer. Never calls when the client leaves in the middle:
+   * then nobody is left to be answered.
+   */
+  read(use: (text: string) => Promise<void> | void): void {
+    this.#take(JSON_ONLY, asText, use);
+  }
+
+  #take<Body>(types: readonly string[], read: (body: Buffer) => Body, use: Use<Body>): void {
     this.#checkType(types);
     const { maxBodyBytes } = this.#limits;
     if (Number(this.header("content-length") ?? 0) > maxBodyBytes) throw this.#tooLarge();
     // Only now: whoever asks first is refused before it sends the body.
     if (this.mayContinue) this.#response.writeContinue();
-    return this.#read(maxBodyBytes, read);
+    this.#read(maxBodyBytes, read, use);
   }
 
   /** "" among the types: it need not say one. */
@@ -184,28 +213,28 @@ export class Exchange implements AnsweredRequest {
     }
   }
 
-  /** Never settles when the client leaves in the middle: then nobody is left to be answered. */
-  #read<Body>(maxBodyBytes: number, read: (body: Buffer) => Body): Promise<Body> {
-    return new Promise((resolve, reject) => {
-      const { request } = this;
-      const chunks: Buffer[] = [];
-      let bytes = 0;
-      request.on("data", (chunk: Buffer) => {
-        bytes += chunk.length;
-        if (bytes <= maxBodyBytes) return void chunks.push(chunk);
-        request.removeAllListeners("data");
-        reject(this.#tooLarge());
-      });
-      request.once("end", () => {
-        // Of HTTP/2, where a stream that is broken off ends like any other.
-        if (request.aborted) return;
-        const body = chunks.length === 1 ? chunks[0]! : Buffer.concat(chunks);
-        try {
-          resolve(read(body));
-        } catch (error) {
-          reject(error);
-        }
-      });
+  #read<Body>(maxBodyBytes: number, read: (body: Buffer) => Body, use: Use<Body>): void {
+    const { request } = this;
+    const chunks: Buffer[] = [];
+    let bytes = 0;
+    request.on("data", (chunk: Buffer) => {
+      bytes += chunk.length;
+      if (bytes <= maxBodyBytes) return void chunks.push(chunk);
+      request.removeAllListeners("data");
+      this.failed(this.#tooLarge());
+    });
+    request.on("end", () => {
+      // `aborted`: of HTTP/2, where a stream that is broken off ends like any other.
+      if (request.aborted || bytes > maxBodyBytes) return;
+      try {
+        const body = read(chunks.length === 1 ? chunks[0]! : Buffer.concat(chunks));
+        // The request lives until it is answered, and this function with it; its bytes need not.
+        chunks.length = 0;
+        const done = use(body);
+        if (done !== undefined) done.catch((error: unknown) => this.failed(error));
+      } catch (error) {
+        this.failed(error);
+      }
     });
   }
 

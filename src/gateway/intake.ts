@@ -6,9 +6,9 @@
  * known already.
  */
 import { hash } from "node:crypto";
-import type { Admission } from "../admission/admit.ts";
+import type { Admission, Reception } from "../admission/admit.ts";
 import type { Caller } from "../admission/caller.ts";
-import type { Gate } from "../admission/gate.ts";
+import type { Gate, GateRefusal } from "../admission/gate.ts";
 import type { Clock } from "../clock.ts";
 import { type Quota, Refusal } from "../core/errors.ts";
 import { homeOf } from "../core/home.ts";
@@ -16,7 +16,7 @@ import { canonical } from "../core/json.ts";
 import type { Screen } from "../core/screen.ts";
 import type { Json } from "../core/task.ts";
 import { type RequestTrace, traceparent } from "../core/trace.ts";
-import type { Engine, RecordView, Sharing } from "../engine/engine.ts";
+import type { Engine, PutReply, RecordView, Sharing } from "../engine/engine.ts";
 import type { Router, Waiter } from "../result/router.ts";
 import type { AnsweredRequest } from "../telemetry/events.ts";
 import { newId } from "./ids.ts";
@@ -89,11 +89,24 @@ export class Intake {
     throw new Refusal("INVALID_REQUEST", `${what}; choose one of: ${names}`);
   }
 
-  /** `counts`: whether it is the one task of its request that the rates count. */
-  async submit(draft: Draft, caller: Caller, trace?: RequestTrace, counts = true): Promise<Ticket> {
+  /**
+   * Answers without a promise where neither a rate nor the engine has to be waited for. `counts`: whether it is the
+   * one task of its request that the rates count.
+   */
+  submit(draft: Draft, caller: Caller, trace?: RequestTrace, counts = true): Ticket | Promise<Ticket> {
     const model = this.model(draft.model);
     const received = this.#admission.receive(caller, model.gate, counts);
-    const { quota, refusal } = received instanceof Promise ? await received : received;
+    if (!(received instanceof Promise)) return this.#put(draft, caller, model, received, trace);
+    return received.then((reception) => this.#put(draft, caller, model, reception, trace));
+  }
+
+  #put(
+    draft: Draft,
+    caller: Caller,
+    model: ModelDoor,
+    { quota, refusal }: Reception,
+    trace: RequestTrace | undefined,
+  ): Ticket | Promise<Ticket> {
     const now = this.#clock.now();
     const { content, sharing, home } = share(draft, model, caller);
     const mayShare =
@@ -102,10 +115,12 @@ export class Intake {
     if (model.screen !== undefined) screened(draft, model.screen);
     const id = newId(now, home);
     const { input, parameters } = draft;
+    const { tenant, tier } = caller;
     const deadlineAt = now + model.totalMs;
     const task = {
       id,
-      ...caller,
+      tenant,
+      tier,
       model: model.name,
       input,
       parameters,
@@ -125,15 +140,27 @@ export class Intake {
       work: "own",
       waiter,
     };
-    const putting = this.#engine.put(task, refusal === undefined ? sharing : { ...sharing, only: true });
-    const put = putting instanceof Promise ? await putting : putting;
+    const put = this.#engine.put(task, refusal === undefined ? sharing : { ...sharing, only: true });
+    if (!(put instanceof Promise)) return this.#placed(ticket, put, model, refusal, now);
+    return put.then((reply) => this.#placed(ticket, reply, model, refusal, now));
+  }
+
+  /** What the engine did with it. */
+  #placed(
+    ticket: Ticket,
+    put: PutReply,
+    model: ModelDoor,
+    refusal: GateRefusal | undefined,
+    now: number,
+  ): Ticket | Promise<Ticket> {
+    const { caller, waiter } = ticket;
     if (put.kind === "queued") {
       model.gate.queued(caller, now);
       return ticket;
     }
     if (put.kind === "joined") {
-      await this.#router.follow(waiter, put.id);
-      return { ...ticket, id: put.id, work: "joined" };
+      const joined: Ticket = { ...ticket, id: put.id, work: "joined" };
+      return this.#router.follow(waiter, put.id).then(() => joined);
     }
     this.#router.release(waiter);
     if (put.kind === "done") {

@@ -43,11 +43,11 @@ export function asRows({ id, tasks, parameters }: Batch): Batch {
 
 export function asTexts(reply: Reply): Reply {
   if (reply.kind !== "answered") return reply;
-  const texts = [...reply.outputs].map(([id, output]): [string, string] => {
+  const texts = reply.outputs.map((output) => {
     const { outputs } = JSON.parse(output) as { outputs: { raw: string }[] };
-    return [id, Buffer.from(outputs[0]!.raw, "base64").subarray(4).toString("utf8")];
+    return Buffer.from(outputs[0]!.raw, "base64").subarray(4).toString("utf8");
   });
-  return { kind: "answered", outputs: new Map(texts) };
+  return { kind: "answered", outputs: texts };
 }
 
 /** The contract knows inputs of any JSON; these workers know tensors. */
