@@ -1,31 +1,86 @@
 /** From the config to the drop-in routes: which model speaks what, and who answers what no batch is for. */
-import { type Config, type ModelConfig } from "./config.ts";
-import { Refusal } from "./core/errors.ts";
+import type { Admission } from "./admission/admit.ts";
+import { Passage } from "./backend/passthrough.ts";
+import { workerSide } from "./backends.ts";
+import type { Clock } from "./clock.ts";
+import type { Config, HttpBackendConfig, ModelConfig } from "./config.ts";
 import type { Crossing } from "./gateway/crossing.ts";
 import { DropIns, type DropInModel } from "./gateway/dropin.ts";
+import { type PassedModel, Passthrough } from "./gateway/passthrough.ts";
 import type { Protocol, ProtocolName } from "./protocol/protocol.ts";
 import { protocols } from "./protocol/protocols.ts";
+import type { Events } from "./telemetry/events.ts";
 import { version } from "./version.ts";
 
 export interface DropInNeeds {
   readonly crossing: Crossing;
+  readonly admission: Admission;
+  readonly clock: Clock;
+  readonly events: Events;
   /** At least one worker of this model is healthy. */
   readonly healthy: (model: string) => boolean;
+  /** Nothing speaks against the n-th worker of the n-th model. */
+  readonly well: (model: number, worker: number) => boolean;
   readonly draining: () => boolean;
 }
 
-export function openDropIns({ models }: Config, { crossing, healthy, draining }: DropInNeeds): DropIns {
-  const proxy = {
-    forward: () => Promise.reject(new Refusal("INVALID_REQUEST", "this model answers in batches only")),
-  };
+export interface OpenDropIns {
+  readonly dropIns: DropIns;
+  /** Ends what is being passed through. */
+  close(): Promise<void>;
+}
+
+/** Rejects with one line when a certificate for workers cannot be used. */
+export async function openDropIns(config: Config, needs: DropInNeeds): Promise<OpenDropIns> {
+  const { models, limits } = config;
+  const { crossing, healthy, draining, admission, clock } = needs;
+  const passages: Passage[] = [];
+  const passed = new Map<string, PassedModel>();
+  for (const [at, model] of models.entries()) {
+    if (!isReachable(model)) continue;
+    const { totalMs } = model.timeouts;
+    const { forwardAuthorization } = model.backend;
+    const road = passageTo(model, at, needs);
+    passages.push(road);
+    passed.set(model.name, { road, totalMs, forwardAuthorization });
+  }
+  await Promise.all(passages.map((passage) => passage.start()));
+  const passLimits = { maxOpen: limits.maxPassthrough, idleMs: limits.passthroughIdleMs };
+  const proxy = new Passthrough(passed, passLimits, admission, clock);
   const known = models.map((model): DropInModel => ({
     name: model.name,
     protocols: spokenBy(model),
     passthrough: model.passthrough,
-    reachable: false,
+    reachable: passed.has(model.name),
     ready: () => healthy(model.name),
+    workerName: model.backend.kind === "http" ? model.backend.model : undefined,
   }));
-  return new DropIns(known, { crossing, proxy, ready: () => !draining(), version: version() });
+  const dropIns = new DropIns(known, { crossing, proxy, ready: () => !draining(), version: version() });
+  return {
+    dropIns,
+    close: async () => void (await Promise.all(passages.map((passage) => passage.stop()))),
+  };
+}
+
+/** Its workers are reached from here by HTTP, and understand what clients send. */
+function isReachable(model: ModelConfig): model is ModelConfig & { readonly backend: HttpBackendConfig } {
+  const { backend, passthrough } = model;
+  return backend.kind === "http" && (passthrough || backend.protocol !== "batch");
+}
+
+function passageTo(
+  { name, backend, health }: ModelConfig & { readonly backend: HttpBackendConfig },
+  at: number,
+  { well, clock, events }: DropInNeeds,
+): Passage {
+  const { workers, authorization, tls, protocol } = backend;
+  const { basePath } = workerSide(protocol);
+  const { ejectMs } = health;
+  return new Passage(
+    { model: name, workers, basePath, authorization, tls, ejectMs, well: (worker) => well(at, worker) },
+    clock,
+    events,
+  );
 }
 
 /** What the clients of a model may speak: what its workers do, and what the config says beside it. */

@@ -83,6 +83,13 @@ export class Crossing {
     return caller;
   }
 
+  /** Counts a request that goes past the batches; headers for its answer. Throws a Refusal. */
+  async pass(caller: Caller | undefined, model: string): Promise<readonly string[]> {
+    if (caller === undefined) return [];
+    if (this.#admission.draining) throw this.#admission.ending(caller, model);
+    return quotaHeaders(await this.#admission.count(caller, model));
+  }
+
   /** Undefined: the client left, and nobody is there to be answered. Throws a Refusal. */
   async cross(visitor: Visitor, caller: Caller, freight: Freight): Promise<Crossed | undefined> {
     visitor.model = freight.model;
@@ -119,9 +126,11 @@ export class Crossing {
   /** All in one moment, so that they can leave in one batch. */
   async #submit(visitor: Visitor, caller: Caller, { model, inputs, parameters }: Freight): Promise<Ticket[]> {
     const key = visitor.header("idempotency-key");
+    const authorization = visitor.header("authorization");
     const submit = (input: Json, at: number): Promise<Ticket> => {
       const idempotencyKey = key === undefined ? undefined : `${key}#${at}`;
-      return this.#intake.submit({ model, input, parameters, idempotencyKey }, caller, visitor.trace, false);
+      const draft = { model, input, parameters, idempotencyKey, authorization };
+      return this.#intake.submit(draft, caller, visitor.trace, false);
     };
     if (inputs.length === 1) return [await submit(inputs[0]!, 0)];
     const puts = this.#engine.together(() => Promise.allSettled(inputs.map(submit)));

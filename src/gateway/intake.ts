@@ -17,6 +17,7 @@ import type { Screen } from "../core/screen.ts";
 import type { Json } from "../core/task.ts";
 import { type RequestTrace, traceparent } from "../core/trace.ts";
 import type { Engine, RecordView, Sharing } from "../engine/engine.ts";
+import { checkUncredited, credited } from "../protocol/credential.ts";
 import type { Router, Waiter } from "../result/router.ts";
 import type { AnsweredRequest } from "../telemetry/events.ts";
 import { newId } from "./ids.ts";
@@ -29,6 +30,8 @@ export interface Draft {
   /** Canonical; "" when there are none. */
   readonly parameters: Json;
   readonly idempotencyKey: string | undefined;
+  /** The client's own, for models that send it on. */
+  readonly authorization?: string | undefined;
 }
 
 export interface ModelDoor {
@@ -41,6 +44,8 @@ export interface ModelDoor {
   readonly looksForFree: boolean;
   /** Left out: every input is let in. */
   readonly screen?: Screen | undefined;
+  /** Keeps clients' credentials for its workers, each under a name; left out: they get none. */
+  readonly vault?: { keep(header: string): string | undefined } | undefined;
 }
 
 export interface Ticket {
@@ -88,11 +93,12 @@ export class Intake {
   }
 
   /** `counts`: whether it is the one task of its request that the rates count. */
-  async submit(draft: Draft, caller: Caller, trace?: RequestTrace, counts = true): Promise<Ticket> {
-    const model = this.model(draft.model);
+  async submit(asked: Draft, caller: Caller, trace?: RequestTrace, counts = true): Promise<Ticket> {
+    const model = this.model(asked.model);
     const received = this.#admission.receive(caller, model.gate, counts);
     const { quota, refusal } = received instanceof Promise ? await received : received;
     const now = this.#clock.now();
+    const draft = model.vault === undefined ? asked : withCredential(asked, model.vault);
     const { content, sharing, home } = share(draft, model, caller);
     const mayShare =
       sharing.idempotency !== undefined || (model.looksForFree && sharing !== NOTHING_SHARED.sharing);
@@ -147,6 +153,18 @@ export class Intake {
       "this Idempotency-Key was used with another body; use a new key",
     );
   }
+}
+
+/** Its name goes where it keeps apart what may not share a batch, an outcome or a key. */
+function withCredential(draft: Draft, vault: NonNullable<ModelDoor["vault"]>): Draft {
+  const { authorization, parameters } = draft;
+  checkUncredited(parameters);
+  if (authorization === undefined) return draft;
+  const name = vault.keep(authorization);
+  if (name !== undefined) return { ...draft, parameters: credited(parameters, name) };
+  throw new Refusal("SERVICE_OVERLOADED", "too many different credentials are in use; try again in 1 s", {
+    retryAfterMs: 1000,
+  });
 }
 
 /** After admission: whoever tries out what is let through pays with the own quota. */
