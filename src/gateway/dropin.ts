@@ -146,6 +146,7 @@ export class DropIns {
 
   #passed(path: string, model: DropInModel, route: string): Elsewhere {
     const pass = async (exchange: Exchange): Promise<void> => {
+      exchange.errorShape = model.protocols[0]?.client.fail;
       const caller = await this.#parts.crossing.enter(exchange);
       await this.#pass(exchange, model, { pinned: model, path, names: {} }, caller);
     };
