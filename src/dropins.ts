@@ -27,7 +27,7 @@ export interface DropInNeeds {
 export interface OpenDropIns {
   readonly dropIns: DropIns;
   /** Ends what is being passed through. */
-  close(): Promise<void>;
+  readonly close: () => Promise<void>;
 }
 
 /** Rejects with one line when a certificate for workers cannot be used. */
@@ -74,7 +74,8 @@ function passageTo(
   { well, clock, events }: DropInNeeds,
 ): Passage {
   const { workers, authorization, tls, protocol } = backend;
-  const { basePath } = workerSide(protocol);
+  const side = workerSide(protocol);
+  const basePath = (path: string): string => side.basePath(path);
   const { ejectMs } = health;
   return new Passage(
     { model: name, workers, basePath, authorization, tls, ejectMs, well: (worker) => well(at, worker) },

@@ -153,7 +153,7 @@ class Stop {
     const headers = [...parcel.headers];
     if (authorization !== undefined) headers.push("authorization", authorization);
     const path = this.#basePath + parcel.path;
-    const method = parcel.method as Dispatcher.HttpMethod;
+    const { method } = parcel;
     try {
       this.#connections().dispatch({ path, method, headers, body: parcel.body() }, call);
     } catch (error) {

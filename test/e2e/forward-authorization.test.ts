@@ -58,6 +58,7 @@ test("it is not written to disk, not shown, cannot be named by others, and is fo
   };
   const config = { models: [model], engine: { kind: "memory", dataDir: "./data" } };
   const authorization = "Bearer very-secret";
+  let id = "";
   {
     await using ferry = await Ferry.start(config, folder);
     const failed = await ferry.post({ input: 1, parameters: { a: 1 } }, { authorization });
@@ -65,8 +66,10 @@ test("it is not written to disk, not shown, cannot be named by others, and is fo
     const [call] = stub.calls;
     assert.equal(call!.headers["authorization"], authorization);
     assert.deepEqual(call!.parameters, { a: 1 });
-    const letters = (await ferry.admin("/internal/dead")).text;
-    assert.doesNotMatch(letters + ferry.stderr(), /very-secret/);
+    id = failed.json.request_id!;
+    const letter = (await ferry.admin(`/internal/dead-letters/${id}`)).text;
+    assert.match(letter, /"a":1/);
+    assert.doesNotMatch(letter + ferry.stderr(), /very-secret/);
     const forged = await ferry.post({ input: 1, parameters: { $auth: "x" } });
     assert.equal(forged.status, 400, forged.text);
     stub.behave = (call) => call.echo();
@@ -79,4 +82,11 @@ test("it is not written to disk, not shown, cannot be named by others, and is fo
     const bytes = readFileSync(join(name.parentPath, name.name));
     assert.ok(!bytes.includes("very-secret"), name.name);
   }
+  const before = stub.calls.length;
+  await using again = await Ferry.start(config, folder);
+  const headers = { "content-type": "application/json" };
+  assert.equal((await again.admin(`/internal/dead-letters/${id}/replay`, "POST", headers)).status, 202);
+  const { error, message } = await again.result(id);
+  assert.deepEqual([error, /credential is not known any more/.test(message!)], ["INPUT_REJECTED", true]);
+  assert.equal(stub.calls.length, before, "nothing was sent without it");
 });

@@ -16,7 +16,7 @@ export interface OpenCall {
   readonly request: IncomingMessage;
   readonly response: ServerResponse;
   /** Resolves with the whole body. */
-  body(): Promise<string>;
+  readonly body: () => Promise<string>;
   /** Resolves when Ferry has hung up, or the answer is over. */
   readonly closed: Promise<void>;
 }
