@@ -228,6 +228,7 @@ const pageTail = `
 | \`engine.aliveMs\` ≥ 3 × \`engine.beatMs\` | a batcher that lives would be taken for dead when two beats are late |
 | \`limits.drainMs\` > \`timeouts.totalMs\` (a warning) | a stop could cut off requests in progress |
 | \`limits.maxQueued\` ≥ \`maxBatchSize\` (a warning) | no batch could ever be full |
+| \`maxBatchTokens\` and \`maxBatchBytes\` ≥ \`maxBatchSize\` (a warning) | the same: a task counts as at least 1 |
 
 What is named in the documents and is not in this version yet (\`kind: grpc\`) is refused
 at the start.

@@ -142,7 +142,8 @@ function checkModelNames({ models = [] }: Draftings, findings: Findings): void {
 }
 
 /** Inputs and outputs of one protocol mean nothing to workers that speak another. */
-function checkProtocols({ backend, protocols = [] }: DraftModel, path: string, findings: Findings): void {
+function checkProtocols(model: DraftModel | undefined, path: string, findings: Findings): void {
+  const { backend, protocols = [] } = model ?? {};
   if (backend?.kind !== "http" || backend.protocol === undefined || backend.protocol === "batch") return;
   for (const [index, protocol] of protocols.entries()) {
     if (protocol === undefined || protocol === backend.protocol) continue;
@@ -215,9 +216,20 @@ function checkTimes(model: DraftModel | undefined, path: string, findings: Findi
 function checkSizes(draft: Draftings, model: DraftModel | undefined, path: string, findings: Findings): void {
   const maxQueued = draft.limits?.maxQueued;
   const maxBatchSize = model?.maxBatchSize;
-  if (maxQueued === undefined || maxBatchSize === undefined || maxQueued >= maxBatchSize) return;
-  const at = findings.has("limits.maxQueued") ? "limits.maxQueued" : `${path}.maxBatchSize`;
-  findings.warn(at, `maxQueued ${maxQueued} < maxBatchSize ${maxBatchSize}: no batch can ever be full`);
+  if (maxBatchSize === undefined) return;
+  if (maxQueued !== undefined && maxQueued < maxBatchSize) {
+    const at = findings.has("limits.maxQueued") ? "limits.maxQueued" : `${path}.maxBatchSize`;
+    findings.warn(at, `maxQueued ${maxQueued} < maxBatchSize ${maxBatchSize}: no batch can ever be full`);
+  }
+  for (const name of ["maxBatchTokens", "maxBatchBytes"] as const) {
+    const budget = model?.[name];
+    if (budget === undefined || budget >= maxBatchSize) continue;
+    findings.warn(
+      `${path}.${name}`,
+      `${name} ${budget} < maxBatchSize ${maxBatchSize}, and each task counts as 1 or more: ` +
+        `no batch can ever hold ${maxBatchSize}; raise ${name}, or lower maxBatchSize`,
+    );
+  }
 }
 
 function checkTiers({ tiers, auth }: Draftings, findings: Findings): void {

@@ -164,6 +164,9 @@ export interface ModelConfig {
   readonly name: string;
   readonly backend: BackendConfig;
   readonly maxBatchSize: number;
+  /** Left out: no budget. */
+  readonly maxBatchTokens?: number;
+  readonly maxBatchBytes?: number;
   readonly maxWaitMs: number;
   readonly policy: "adaptive" | "latency" | "eco" | "fixed";
   readonly timeouts: { readonly queueMs: number; readonly workerMs: number; readonly totalMs: number };

@@ -1,6 +1,6 @@
 /** From the config to the drop-in routes: which model speaks what, and who answers what no batch is for. */
 import type { Admission } from "./admission/admit.ts";
-import { Passage } from "./backend/passthrough.ts";
+import { type KnownWorker, Passage } from "./backend/passthrough.ts";
 import { workerSide } from "./backends.ts";
 import type { Clock } from "./clock.ts";
 import type { Config, HttpBackendConfig, ModelConfig } from "./config.ts";
@@ -19,8 +19,8 @@ export interface DropInNeeds {
   readonly events: Events;
   /** At least one worker of this model is healthy. */
   readonly healthy: (model: string) => boolean;
-  /** Nothing speaks against the n-th worker of the n-th model. */
-  readonly well: (model: number, worker: number) => boolean;
+  /** The workers that the n-th model has now; undefined where this process runs no batches and does not know. */
+  readonly workers: (model: number) => readonly KnownWorker[] | undefined;
   readonly draining: () => boolean;
 }
 
@@ -71,16 +71,18 @@ function isReachable(model: ModelConfig): model is ModelConfig & { readonly back
 function passageTo(
   { name, backend, health }: ModelConfig & { readonly backend: HttpBackendConfig },
   at: number,
-  { well, clock, events }: DropInNeeds,
+  needs: DropInNeeds,
 ): Passage {
-  const { workers, authorization, tls, protocol } = backend;
+  const { authorization, tls, protocol } = backend;
+  const listed = backend.workers.map((worker) => ({ address: new URL(worker).href, well: true }));
+  const workers = (): readonly KnownWorker[] => needs.workers(at) ?? listed;
   const side = workerSide(protocol);
   const basePath = (path: string): string => side.basePath(path);
   const { ejectMs } = health;
   return new Passage(
-    { model: name, workers, basePath, authorization, tls, ejectMs, well: (worker) => well(at, worker) },
-    clock,
-    events,
+    { model: name, workers, basePath, authorization, tls, ejectMs },
+    needs.clock,
+    needs.events,
   );
 }
 

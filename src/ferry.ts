@@ -5,6 +5,7 @@ import { randomInt, randomUUID } from "node:crypto";
 import { Admission } from "./admission/admit.ts";
 import { Gate, type Prospects } from "./admission/gate.ts";
 import type { Backend } from "./backend/backend.ts";
+import type { KnownWorker } from "./backend/passthrough.ts";
 import { SimulatedBackend } from "./backend/simulated.ts";
 import { Vault } from "./backend/vault.ts";
 import { makeBackend } from "./backends.ts";
@@ -159,10 +160,9 @@ export class Ferry {
     const { engine: settings, zone, models } = this.#config;
     if (settings.kind !== "redis") throw new Error("a fleet needs a shared engine; this is a bug");
     const { beatMs, aliveMs } = settings;
-    const fleetModels = models.map(({ name, backend }, at): FleetModel => {
+    const fleetModels = models.map(({ name }, at): FleetModel => {
       const dispatcher = this.#dispatchers[at];
-      const addresses = backend.kind === "http" ? backend.workers : undefined;
-      return { name, ...(dispatcher && { dispatcher, ...(addresses && { addresses }) }) };
+      return { name, ...(dispatcher && { dispatcher }) };
     });
     const membership = new Membership(
       { id, zone, role: this.#role, version: version(), beatMs, aliveMs, models: fleetModels },
@@ -225,6 +225,8 @@ export class Ferry {
     const rules = {
       name,
       limits: { policy, maxBatchSize, maxWaitMs },
+      maxBatchTokens: model.maxBatchTokens,
+      maxBatchBytes: model.maxBatchBytes,
       workerMs: timeouts.workerMs,
       retry,
       health,
@@ -303,7 +305,7 @@ export class Ferry {
       clock,
       // Those who run batches tell what there is to tell about certificates.
       events: this.#role === "gateway" ? this.events : new Events(),
-      well: (at, worker) => this.#dispatchers[at]?.workers.slots[worker]?.state(clock.now()) !== "down",
+      workers: (at) => this.#dispatchers[at] && knownWorkers(this.#dispatchers[at], clock.now()),
       healthy: (model) => this.#prospects.get(model)!.horizon(clock.now()).healthy > 0,
       draining: () => this.#draining,
     });
@@ -343,6 +345,13 @@ export class Ferry {
 
 function forwards({ backend }: ModelConfig): boolean {
   return backend.kind === "http" && backend.forwardAuthorization;
+}
+
+function knownWorkers({ workers }: Dispatcher, now: number): KnownWorker[] {
+  return workers.slots.flatMap((slot) => {
+    const { address } = slot.worker;
+    return address === undefined ? [] : [{ address, well: slot.state(now) !== "down" }];
+  });
 }
 
 function ofFleet({ backend }: ModelConfig, member: string): { shared: boolean } | { suffix: string } {

@@ -12,7 +12,7 @@ import { statSync } from "node:fs";
 import { resolve } from "node:path";
 import { didYouMean } from "./spelling.ts";
 
-export type Unit = "ms" | "days" | "bytes" | "per minute" | "share" | "times" | "";
+export type Unit = "ms" | "days" | "bytes" | "tokens" | "per minute" | "share" | "times" | "";
 
 /** One scalar of the file. */
 export interface Source {

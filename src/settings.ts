@@ -153,6 +153,23 @@ const model = group("One model: its backend, its batches, its limits.", {
   name: text("What clients write in `model`.", { maxLength: 128, example: "embed" }),
   backend: backends,
   maxBatchSize: integer("The most tasks in one batch.", { default: 64, min: 1, max: 10_000 }),
+  maxBatchTokens: optional(
+    integer(
+      "The most tokens in one batch, by an estimate (docs/tuning.md); a task with more rides alone. Left out: no budget.",
+      { min: 1, max: 1_000_000_000, unit: "tokens", example: 16_384 },
+    ),
+  ),
+  maxBatchBytes: optional(
+    integer(
+      "The most bytes of input in one batch, as JSON text; a task with more rides alone. Left out: no budget.",
+      {
+        min: 1,
+        max: 2048 * mebibyte,
+        unit: "bytes",
+        example: mebibyte,
+      },
+    ),
+  ),
   maxWaitMs: integer("The longest a task waits for others while a worker is free.", {
     default: 50,
     min: 0,

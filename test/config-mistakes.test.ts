@@ -46,6 +46,19 @@ const mistakes: readonly (readonly [string, RegExp])[] = [
   [withModel("    maxWaitMs: 0.5\n"), /is not a whole number$/],
   [withModel("    maxWaitMs: .inf\n"), /is not a number/],
   [withModel("    maxBatchSize: 0\n"), /^models\[0\]\.maxBatchSize: 0 is too small; write 1 to 10,000$/],
+  [
+    withModel("    maxBatchTokens: 0\n"),
+    /^models\[0\]\.maxBatchTokens: 0 is too small; write 1 to 1,000,000,000$/,
+  ],
+  [withModel("    maxBatchTokens: 0.5\n"), /^models\[0\]\.maxBatchTokens: 0.5 is not a whole number$/],
+  [
+    withModel("    maxBatchBytes: 1MB\n"),
+    /^models\[0\]\.maxBatchBytes: "1MB" is not a number; write 1048576 \(bytes\)$/,
+  ],
+  [
+    `maxBatchTokens: 5\n${models}`,
+    /^maxBatchTokens: unknown setting here; models\[\]\.maxBatchTokens exists$/,
+  ],
   [withModel("    policy: adaptve\n"), /"adaptve" is not one of .*; did you mean adaptive\?$/],
   [withModel("    collapse: yes\n"), /"yes" is neither true nor false$/],
   [

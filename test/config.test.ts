@@ -65,6 +65,7 @@ describe("a valid file", () => {
       protocol: "batch",
       workers: ["http://gpu-1:9000/infer"],
       maxReplyBytes: 67_108_864,
+      forwardAuthorization: false,
       tls: { reloadMs: 2000 },
     });
   });
@@ -224,6 +225,14 @@ ferry.yaml:7:57  models[0].timeouts.totalMs  totalMs 3000 < workerMs 3000 + maxW
       warned(`limits: { maxQueued: 8 }\n${models}`)[0]!,
       /^limits\.maxQueued: .* no batch can ever be full/,
     );
+    for (const name of ["maxBatchTokens", "maxBatchBytes"]) {
+      const model = `models: [{ name: a, backend: { kind: simulated }, ${name}:`;
+      assert.deepEqual(warned(`${model} 63 }]\n`), [
+        `models[0].${name}: ${name} 63 < maxBatchSize 64, and each task counts as 1 or more: ` +
+          `no batch can ever hold 64; raise ${name}, or lower maxBatchSize`,
+      ]);
+      assert.deepEqual(warned(`${model} 64 }]\n`), []);
+    }
     assert.match(
       warned("models: [{ name: a, backend: { kind: simulated, baseMs: 3000 } }]\n")[0]!,
       /^models\[0\]\.backend\.baseMs: a full batch takes 3000 ms/,

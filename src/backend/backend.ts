@@ -66,11 +66,19 @@ export interface WorkerHealth {
 export interface Worker {
   /** Unique in its model, stable over restarts; what people see. */
   readonly name: string;
+  /** Where it is, the same in every process that lists it; left out for those that are this process's own. */
+  readonly address?: string;
   /**
    * Runs one batch. When `signal` aborts, the reply is `failed` at once and whatever was in flight is
    * destroyed: the next `run` must never see the tail of this one.
    */
   run(batch: Batch, signal: AbortSignal): Promise<Reply>;
+  /**
+   * The most tasks that it takes in one call, a whole number from 1 on: what its protocol allows, or what it said of
+   * itself. Undefined where it takes as many as the model may have. It may change at any time; no call that starts
+   * after that holds more.
+   */
+  readonly maxBatchSize?: number | undefined;
   /** How full the worker last said it is, 0 to 1, and when; undefined where it never says. */
   readonly load?: { readonly share: number; readonly at: number } | undefined;
   /**
@@ -88,9 +96,17 @@ export interface Worker {
 }
 
 export interface Backend {
+  /** Those that are there now. */
   readonly workers: readonly Worker[];
   /** Resolves when every worker can take a batch; rejects with a one-line Error that says what to do. */
   start(): Promise<void>;
   /** Ends every worker and resolves when they are gone. Idempotent. */
   stop(): Promise<void>;
+  /**
+   * One worker more; resolves when it can take a batch, rejects with a one-line Error that says what to do. `address`
+   * is where it is, for workers that live by themselves; a backend that starts its own workers is given none.
+   */
+  grow(address?: string): Promise<Worker>;
+  /** Ends this worker, which runs nothing; it is not among `workers` any more. */
+  retire(worker: Worker): Promise<void>;
 }

@@ -92,7 +92,10 @@ class Function:
 
     def call(self, inputs, parameters):
         if parameters and not self._takes_parameters:
-            raise Refused("%s() takes no parameters" % self._name)
+            # "$..." is only how a protocol marks its requests, such as {"$tokens": true}.
+            if any(not name.startswith("$") for name in parameters):
+                raise Refused("%s() takes no parameters" % self._name)
+            parameters = {}
         if parameters or self._needs_parameters:
             result = self._function(inputs, parameters=parameters)
         else:

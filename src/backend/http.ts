@@ -66,21 +66,53 @@ export const CONNECTION = {
 } as const;
 
 export class HttpBackend implements Backend {
-  readonly workers: readonly HttpWorker[];
+  readonly #options: HttpOptions & { readonly model: string };
+  readonly #clock: Clock;
+  readonly #workers: HttpWorker[];
   readonly #tls: WorkerTls;
 
   constructor(options: HttpOptions, { model, clock, events }: HttpAround) {
     const urls = options.workers.map((worker) => new URL(worker));
     const names = workerNames(urls);
-    const tls = new WorkerTls(`model ${model}: backend.tls`, options.tls, clock, events);
-    this.#tls = tls;
-    const named = { ...options, model: options.model ?? model };
-    this.workers = urls.map((url, index) => new HttpWorker(names[index]!, url, named, tls, clock));
+    this.#options = { ...options, model: options.model ?? model };
+    this.#clock = clock;
+    this.#tls = new WorkerTls(`model ${model}: backend.tls`, options.tls, clock, events);
+    this.#workers = urls.map((url, index) => this.#worker(names[index]!, url));
+  }
+
+  get workers(): readonly HttpWorker[] {
+    return this.#workers;
   }
 
   async start(): Promise<void> {
     await this.#tls.start();
     for (const worker of this.workers) worker.start();
+  }
+
+  /** It need not be up: like those of the config, it may come later. */
+  grow(address?: string): Promise<HttpWorker> {
+    if (address === undefined || !URL.canParse(address)) {
+      return Promise.reject(new Error("say where the worker is: its full endpoint URL"));
+    }
+    if (this.#workers.some((worker) => worker.address === address)) {
+      return Promise.reject(new Error("this worker is there already"));
+    }
+    const url = new URL(address);
+    const taken = new Set(this.#workers.map(({ name }) => name));
+    const name = [url.host, url.host + url.pathname, address].find((each) => !taken.has(each)) ?? address;
+    const worker = this.#worker(name, url);
+    worker.start();
+    this.#workers.push(worker);
+    return Promise.resolve(worker);
+  }
+
+  async retire(worker: Worker): Promise<void> {
+    const at = this.#workers.findIndex((each) => each === worker);
+    if (at >= 0) await this.#workers.splice(at, 1)[0]!.stop();
+  }
+
+  #worker(name: string, url: URL): HttpWorker {
+    return new HttpWorker(name, url, this.#options, this.#tls, this.#clock);
   }
 
   async stop(): Promise<void> {
@@ -91,6 +123,7 @@ export class HttpBackend implements Backend {
 
 class HttpWorker implements Worker {
   readonly name: string;
+  readonly address: string;
   readonly #url: URL;
   readonly #protocol: WorkerSide;
   readonly #model: string;
@@ -120,6 +153,7 @@ class HttpWorker implements Worker {
   ) {
     const { protocol = batchApi, maxReplyBytes, health } = options;
     this.name = name;
+    this.address = url.href;
     this.#url = url;
     this.#protocol = protocol;
     this.#model = options.model;

@@ -10,11 +10,12 @@
  * endless loop in it ends with the abort: the thread is terminated and `restart.ts` starts the next.
  */
 import { Worker as Thread } from "node:worker_threads";
-import type { Backend, Batch, Reply } from "./backend.ts";
+import type { Batch, Reply } from "./backend.ts";
 import { printLines } from "./lines.ts";
 import { BAD_OUTPUTS, match, quote, rejected, unusable } from "./match.ts";
 import type { ThreadCall, ThreadReport, ThreadFunction } from "./module-worker.ts";
-import { type Child, RestartingWorker, type Surroundings, startAll, stopAll } from "./restart.ts";
+import type { Child, Surroundings } from "./restart.ts";
+import { RestartingWorkers } from "./restarting-workers.ts";
 
 export interface ModuleOptions {
   /** `/abs/model.ts` (default export) or `/abs/model.ts:name`. */
@@ -26,28 +27,12 @@ export interface ModuleOptions {
 /** In a checkout this file is TypeScript, in a build it is JavaScript, and so is its neighbour. */
 const THREAD_FILE = new URL(`module-worker${import.meta.url.slice(-3)}`, import.meta.url);
 
-export class ModuleBackend implements Backend {
-  readonly workers: readonly RestartingWorker[];
-
+export class ModuleBackend extends RestartingWorkers {
   constructor(options: ModuleOptions, around: Surroundings) {
+    const { workers, startTimeoutMs } = options;
     const what = exportOf(options.function);
-    this.workers = Array.from({ length: options.workers }, (_, index) => {
-      const name = `module-${index + 1}`;
-      return new RestartingWorker(
-        name,
-        () => new ModuleChild(name, what, around),
-        options.startTimeoutMs,
-        around,
-      );
-    });
-  }
-
-  start(): Promise<void> {
-    return startAll(this.workers);
-  }
-
-  stop(): Promise<void> {
-    return stopAll(this.workers);
+    const bear = (name: string): Child => new ModuleChild(name, what, around);
+    super({ kind: "module", count: workers, startTimeoutMs, bear }, around);
   }
 }
 

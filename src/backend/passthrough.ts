@@ -18,16 +18,21 @@ import { CONNECT_TIMEOUT_MS, tlsTrouble, WorkerTls, type WorkerTlsOptions } from
 
 export interface PassageOptions {
   readonly model: string;
-  /** Full endpoint URLs. */
-  readonly workers: readonly string[];
+  /** Those that are there now. */
+  readonly workers: () => readonly KnownWorker[];
   /** The path of such a URL without what is the protocol's own. */
   readonly basePath: (path: string) => string;
   readonly authorization?: string | undefined;
   readonly tls: WorkerTlsOptions;
   /** How long a worker that could not be reached comes last. */
   readonly ejectMs: number;
-  /** What else is known of the n-th worker; left out: nothing. */
-  readonly well?: ((at: number) => boolean) | undefined;
+}
+
+export interface KnownWorker {
+  /** Its full endpoint URL. */
+  readonly address: string;
+  /** Nothing speaks against it. */
+  readonly well: boolean;
 }
 
 /** One request. */
@@ -64,24 +69,24 @@ export class Passage {
   readonly #options: PassageOptions;
   readonly #clock: Clock;
   readonly #tls: WorkerTls;
-  readonly #stops: readonly Stop[];
+  /** By address; those that are gone are forgotten when the next one comes. */
+  readonly #stops = new Map<string, Stop>();
   #turn = 0;
 
   constructor(options: PassageOptions, clock: Clock, events: Events) {
     this.#options = options;
     this.#clock = clock;
     this.#tls = new WorkerTls(`model ${options.model}: backend.tls`, options.tls, clock, events);
-    this.#stops = options.workers.map((worker) => new Stop(new URL(worker), options, this.#tls));
   }
 
   /** Rejects with one line when a certificate cannot be used. */
   async start(): Promise<void> {
-    if (this.#stops.some(({ secure }) => secure)) await this.#tls.start();
+    await this.#tls.start();
   }
 
   async stop(): Promise<void> {
     this.#tls.stop();
-    await Promise.all(this.#stops.map((stop) => stop.close()));
+    await Promise.all([...this.#stops.values()].map((stop) => stop.end()));
   }
 
   send(parcel: Parcel, receiver: Receiver): Underway {
@@ -89,7 +94,8 @@ export class Passage {
     let call: Call | undefined;
     let recalled = false;
     const next = (): void => {
-      const stop = stops.shift()!;
+      const stop = stops.shift();
+      if (stop === undefined) return receiver.failed("no worker is there", true);
       call = new Call(receiver, (message) => {
         stop.downUntil = this.#clock.now() + this.#options.ejectMs;
         if (recalled) return;
@@ -111,23 +117,36 @@ export class Passage {
   /** The best first. */
   #inOrder(): Stop[] {
     const now = this.#clock.now();
-    const count = this.#stops.length;
-    const first = this.#turn++ % count;
-    const places = this.#stops.map((stop, at) => ({
-      stop,
-      bad: now < stop.downUntil || this.#options.well?.(at) === false ? 1 : 0,
-      turn: (at - first + count) % count,
-    }));
+    const workers = this.#options.workers();
+    const first = this.#turn++ % Math.max(1, workers.length);
+    const places = workers.map(({ address, well }, at) => {
+      const stop = this.#stop(address, workers);
+      const bad = now < stop.downUntil || !well ? 1 : 0;
+      return { stop, bad, turn: (at - first + workers.length) % workers.length };
+    });
     places.sort(
       (one, other) => one.bad - other.bad || one.stop.underway - other.stop.underway || one.turn - other.turn,
     );
     return places.map(({ stop }) => stop);
   }
+
+  #stop(address: string, workers: readonly KnownWorker[]): Stop {
+    const known = this.#stops.get(address);
+    if (known !== undefined) return known;
+    for (const [each, stop] of this.#stops) {
+      if (workers.some((worker) => worker.address === each)) continue;
+      this.#stops.delete(each);
+      stop.leave();
+    }
+    const stop = new Stop(new URL(address), this.#options, this.#tls);
+    this.#stops.set(address, stop);
+    return stop;
+  }
 }
 
 /** One worker, as seen from here. */
 class Stop {
-  readonly secure: boolean;
+  readonly #secure: boolean;
   readonly #origin: string;
   readonly #basePath: string;
   readonly #authorization: string | undefined;
@@ -139,7 +158,7 @@ class Stop {
   downUntil = -Infinity;
 
   constructor(url: URL, { basePath, authorization }: PassageOptions, tls: WorkerTls) {
-    this.secure = url.protocol === "https:";
+    this.#secure = url.protocol === "https:";
     this.#origin = url.origin;
     this.#basePath = basePath(url.pathname);
     this.#authorization = authorizationOf(url, authorization).authorization;
@@ -161,7 +180,12 @@ class Stop {
     }
   }
 
-  async close(): Promise<void> {
+  /** What is under way goes on. */
+  leave(): void {
+    void this.#pool?.close();
+  }
+
+  async end(): Promise<void> {
     await this.#pool?.destroy();
   }
 
@@ -170,7 +194,7 @@ class Stop {
     // Those under way end on their connections, new ones start on others.
     void this.#pool?.close();
     this.#version = this.#tls.version;
-    const connect = this.secure && { connect: this.#tls.connector(CONNECT_TIMEOUT_MS) };
+    const connect = this.#secure && { connect: this.#tls.connector(CONNECT_TIMEOUT_MS) };
     this.#pool = new Pool(this.#origin, { ...CONNECTION, ...connect });
     return this.#pool;
   }

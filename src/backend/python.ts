@@ -24,10 +24,11 @@
 import { type ChildProcess, spawn } from "node:child_process";
 import type { Readable, Writable } from "node:stream";
 import { fileURLToPath } from "node:url";
-import type { Backend, Batch, Reply } from "./backend.ts";
+import type { Batch, Reply } from "./backend.ts";
 import { printLines } from "./lines.ts";
 import { BAD_OUTPUTS, match, quote, rejected, requestText, unusable } from "./match.ts";
-import { type Child, RestartingWorker, type Surroundings, startAll, stopAll } from "./restart.ts";
+import type { Child, Surroundings } from "./restart.ts";
+import { RestartingWorkers } from "./restarting-workers.ts";
 
 export interface PythonOptions {
   /** `/abs/model.py:function`. */
@@ -55,27 +56,12 @@ const FRAME_EXTRA_BYTES = 1 << 20;
 /** How long the pipes of an ended child may stay open, should something it started still hold them. */
 const LAST_WORDS_MS = 100;
 
-export class PythonBackend implements Backend {
-  readonly workers: readonly RestartingWorker[];
-
+export class PythonBackend extends RestartingWorkers {
   constructor(options: PythonOptions, around: Surroundings) {
-    this.workers = Array.from({ length: options.workers }, (_, index) => {
-      const name = `python-${index + 1}`;
-      return new RestartingWorker(
-        name,
-        () => new PythonChild(name, options, environment(options, index), around),
-        options.startTimeoutMs,
-        around,
-      );
-    });
-  }
-
-  start(): Promise<void> {
-    return startAll(this.workers);
-  }
-
-  stop(): Promise<void> {
-    return stopAll(this.workers);
+    const { workers, startTimeoutMs } = options;
+    const bear = (name: string, number: number): Child =>
+      new PythonChild(name, options, environment(options, number - 1), around);
+    super({ kind: "python", count: workers, startTimeoutMs, bear }, around);
   }
 }
 

@@ -236,17 +236,3 @@ export class RestartingWorker implements Worker {
     events.emit("notice", { level, message: `${model}: ${this.name} ${what}` });
   }
 }
-
-/** Starts all at once; when one cannot start, ends the others and says why. */
-export async function startAll(workers: readonly RestartingWorker[]): Promise<void> {
-  try {
-    await Promise.all(workers.map((worker) => worker.start()));
-  } catch (error) {
-    await stopAll(workers);
-    throw error;
-  }
-}
-
-export async function stopAll(workers: readonly RestartingWorker[]): Promise<void> {
-  await Promise.all(workers.map((worker) => worker.stop()));
-}

@@ -18,6 +18,7 @@ import { Random } from "../core/random.ts";
 import type { Json } from "../core/task.ts";
 import type { Backend, Batch, Reply, Worker } from "./backend.ts";
 import { failed, match, rejected } from "./match.ts";
+import { freeNumber } from "./names.ts";
 
 export interface SimulatedOptions {
   readonly workers: number;
@@ -43,13 +44,36 @@ const FASTEST = 0.3;
 type Fault = "none" | "error" | "hang" | "short" | "down";
 
 export class SimulatedBackend implements Backend {
-  readonly workers: readonly SimulatedWorker[];
+  readonly #options: SimulatedOptions;
+  readonly #clock: Clock;
+  readonly #workers: SimulatedWorker[] = [];
 
   constructor(options: SimulatedOptions, clock: Clock) {
-    this.workers = Array.from(
-      { length: options.workers },
-      (_, index) => new SimulatedWorker(`gpu-${index + 1}`, options, clock, new Random(options.seed + index)),
-    );
+    this.#options = options;
+    this.#clock = clock;
+    for (let index = 0; index < options.workers; index++) this.#add();
+  }
+
+  get workers(): readonly SimulatedWorker[] {
+    return this.#workers;
+  }
+
+  grow(): Promise<SimulatedWorker> {
+    return Promise.resolve(this.#add());
+  }
+
+  retire(worker: Worker): Promise<void> {
+    const at = this.#workers.findIndex((each) => each === worker);
+    if (at >= 0) this.#workers.splice(at, 1)[0]!.kill("stopped", "nobody");
+    return Promise.resolve();
+  }
+
+  #add(): SimulatedWorker {
+    const number = freeNumber("gpu", this.#workers);
+    const random = new Random(this.#options.seed + number - 1);
+    const worker = new SimulatedWorker(`gpu-${number}`, this.#options, this.#clock, random);
+    this.#workers.push(worker);
+    return worker;
   }
 
   start(): Promise<void> {

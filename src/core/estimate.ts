@@ -14,8 +14,8 @@
  * deviation from 1.
  *
  * How full batches are matters when tasks queue up: those with different parameters cannot share one, and
- * then a batch leaves with less than `maxBatchSize` however many wait. `FillEstimate` learns that from batches
- * that left a crowd behind; while there is no crowd it slowly goes back to full.
+ * then a batch leaves with less than it could hold however many wait. `FillEstimate` learns that, as a share of what
+ * each could hold, from batches that left a crowd behind; while there is no crowd it slowly goes back to full.
  *
  * The arrival rate is a decaying count with a time constant of 500 ms, in tasks per millisecond. Where a
  * surge must not be missed, `SurgeEstimate` takes the larger of that and a count over 100 ms.
@@ -153,18 +153,12 @@ export class HandoverEstimate {
 }
 
 export class FillEstimate {
-  readonly #maxBatchSize: number;
-  /** Seats that are taken in a batch while at least a batch's worth waits. */
-  size: number;
+  /** Of the seats of a batch, those that are taken while at least a batch's worth waits. */
+  share = 1;
 
-  constructor(maxBatchSize: number) {
-    this.#maxBatchSize = maxBatchSize;
-    this.size = maxBatchSize;
-  }
-
-  /** A batch of `size` left; `waiting` is what waited before. */
-  learn(size: number, waiting: number): void {
-    const seen = waiting >= this.#maxBatchSize ? size : this.#maxBatchSize;
-    this.size += FILL_WEIGHT * (seen - this.size);
+  /** A batch of `size` left that could have held `most`; `waiting` is what waited before. */
+  learn(size: number, waiting: number, most: number): void {
+    const seen = waiting >= most ? size / most : 1;
+    this.share += FILL_WEIGHT * (seen - this.share);
   }
 }

@@ -20,7 +20,7 @@ import { type ModelFrame, type Recent, type Slots } from "./frames.ts";
 import { Latencies } from "./quantiles.ts";
 import { COLUMN, rounded, SlotRing } from "./slots.ts";
 import { RefusedTenants } from "./tenants.ts";
-import { type ProcessFacts, sayVerdict } from "./verdict.ts";
+import { type ProcessFacts, sayVerdict, type VerdictFacts } from "./verdict.ts";
 import { RECENT_SECONDS, WorkerBook } from "./workers.ts";
 
 export interface ModelRules {
@@ -279,13 +279,15 @@ export class ModelFold {
     };
   }
 
-  #trouble(): { tasksPerSecond: number; retriedShare: number; loopLateMs: number } {
+  #trouble(): Pick<VerdictFacts, "tasksPerSecond" | "retriedShare" | "fullShare" | "loopLateMs"> {
     const { slots } = this;
+    const batches = slots.sum(COLUMN.batches, RECENT_SECONDS);
     const tasks = slots.sum(COLUMN.tasks, RECENT_SECONDS);
     const retried = slots.sum(COLUMN.retried, RECENT_SECONDS);
     return {
       tasksPerSecond: tasks / Math.max(1, Math.min(RECENT_SECONDS, slots.length)),
       retriedShare: retried === 0 ? 0 : retried / Math.max(tasks, retried),
+      fullShare: batches === 0 ? 0 : slots.sum(COLUMN.full, RECENT_SECONDS) / batches,
       loopLateMs: slots.max(COLUMN.loopLateMs, RECENT_SECONDS),
     };
   }

@@ -46,6 +46,8 @@ export interface VerdictFacts {
   readonly slowWorker: SlowWorker | undefined;
   /** Of the tasks of the last ten seconds. */
   readonly retriedShare: number;
+  /** Of the batches of the last ten seconds, those that left because no more could ride in them. */
+  readonly fullShare: number;
   readonly loopLateMs: number;
   /** Left out until there is a whole one. */
   readonly quarterHour: { readonly idleShare: number; readonly peakLoad: number } | undefined;
@@ -203,8 +205,10 @@ function spare({ quarterHour, healthy, target }: VerdictFacts): string {
   return `${idle}; ${workers(enough)} would do, even at its busiest second.`;
 }
 
-function emptySeats({ recent, model }: VerdictFacts): string {
+function emptySeats({ recent, model, fullShare }: VerdictFacts): string {
   const { fill } = recent;
+  // Half empty by number, and full by weight or by what their workers take: no policy fills them.
+  if (fullShare > 0.5) return "";
   if (fill === null || fill >= HALF_EMPTY || model.policy === "eco" || model.maxBatchSize === 1) return "";
   const seats = `Batches leave ${count(fill * model.maxBatchSize)} of ${model.maxBatchSize} full`;
   return `${seats}: empty seats are the price of low latency. Policy eco fills them and answers later.`;

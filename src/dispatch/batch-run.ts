@@ -12,6 +12,8 @@
  *   failed             retry with backoff, then dead letter. When one of the inputs may be the cause they
  *                      come back in smaller batches, so that the innocent part company with the guilty
  *
+ * What was claimed and does not ride (`seats.ts`) is none of its business, though it is of the same lease.
+ *
  * Tasks of the same content are sent once; `gateway/intake.ts` says whose can be the same.
  */
 import type { Reply } from "../backend/backend.ts";
@@ -30,7 +32,7 @@ import type { ClaimedTask, Engine, Lease, SettleReply, Verdict } from "../engine
 import type { Events } from "../telemetry/events.ts";
 import { brief, type Said } from "./brief.ts";
 import type { Prober } from "./prober.ts";
-import { allRiders, halves, ride, type Rider, splitLast } from "./riders.ts";
+import { allRiders, halves, ride, type Rider, spared, splitLast } from "./riders.ts";
 import type { Slot, Workers } from "./workers.ts";
 
 export interface RunRules {
@@ -67,6 +69,7 @@ export class BatchRun implements Member {
   readonly #parts: RunParts;
   readonly #slot: Slot;
   readonly #lease: Lease;
+  readonly #tasks: readonly ClaimedTask[];
   #timeout: AbortController | undefined;
   #givenUp = false;
   #calls = 0;
@@ -75,12 +78,20 @@ export class BatchRun implements Member {
   #requeued = false;
   readonly #traced: boolean;
 
-  constructor(rules: RunRules, parts: RunParts, slot: Slot, lease: Lease) {
+  /** `tasks`: those of the lease that ride. */
+  constructor(
+    rules: RunRules,
+    parts: RunParts,
+    slot: Slot,
+    lease: Lease,
+    tasks: readonly ClaimedTask[] = lease.tasks,
+  ) {
     this.#rules = rules;
     this.#parts = parts;
     this.#slot = slot;
     this.#lease = lease;
-    this.#traced = lease.tasks.some(({ task }) => task.trace !== undefined);
+    this.#tasks = tasks;
+    this.#traced = tasks.some(({ task }) => task.trace !== undefined);
   }
 
   /** Calls to the worker so far. */
@@ -99,7 +110,7 @@ export class BatchRun implements Member {
    * leaves before these answers are written to anybody.
    */
   async run(free: () => void): Promise<void> {
-    const riders = ride(this.#lease.tasks);
+    const riders = ride(this.#tasks);
     const reply = await this.#callUnlessOverdue(riders);
     if (reply.kind === "answered") free();
     const refused = reply.kind === "rejected" || reply.kind === "unusable";
@@ -114,6 +125,11 @@ export class BatchRun implements Member {
     const unusable: Rider[] = [];
     while (suspects.length > 0 && !this.#givenUp) {
       const suspect = suspects.pop()!;
+      if (suspect.riders.length > this.#slot.takes) {
+        // It takes fewer than when the batch left, which may be all that was wrong.
+        suspects.push(...halves(suspect.riders));
+        continue;
+      }
       const group = await this.#stillOurs(suspect.riders);
       if (group.length === 0) continue;
       if (!this.#slot.held(this.#parts.clock.now())) {
@@ -303,14 +319,7 @@ export class BatchRun implements Member {
       worker: this.#slot.name,
       afterMs,
     });
-    const verdicts = this.#lease.tasks.map(({ task }): Verdict => ({
-      id: task.id,
-      kind: "retry",
-      at,
-      message,
-      spared: true,
-      overdue: true,
-    }));
+    const verdicts = spared(this.#tasks, at, message, { overdue: true });
     // A second try is a favour: if the engine is out of reach, the first one goes on alone.
     await engine.settle(this.#lease, verdicts).catch(() => []);
   }
@@ -359,7 +368,7 @@ export class BatchRun implements Member {
   }
 
   get #parameters(): string {
-    return this.#lease.tasks[0]!.task.parameters;
+    return this.#tasks[0]!.task.parameters;
   }
 }
 

@@ -7,30 +7,23 @@
  */
 import type { Worker } from "../backend/backend.ts";
 import type { Alarm, Clock } from "../clock.ts";
-import { FillEstimate, HandoverEstimate, RateEstimate } from "../core/estimate.ts";
+import { HandoverEstimate, RateEstimate } from "../core/estimate.ts";
 import { Crowd } from "../core/crowd.ts";
-import { decide, type Decision, type Limits } from "../core/policy.ts";
-import { RetryBudget, type RetryLimits, smallerBatch } from "../core/retry.ts";
+import { decide, type Decision } from "../core/policy.ts";
+import { RetryBudget, smallerBatch } from "../core/retry.ts";
 import type { Horizon } from "../core/shed.ts";
 import type { DispatchReason } from "../core/task.ts";
-import type { Engine, Lease, QueueView, Verdict } from "../engine/engine.ts";
+import type { ClaimedTask, Engine, Lease, QueueView } from "../engine/engine.ts";
 import type { Events } from "../telemetry/events.ts";
 import { BatchRun, LEASE_GRACE_MS, type RunRules } from "./batch-run.ts";
-import type { HealthLimits } from "./health.ts";
+import type { ModelRules } from "./model-rules.ts";
 import { Outlook } from "./outlook.ts";
+import { inTurn, Overtaken } from "./overtaken.ts";
 import { Prober } from "./prober.ts";
-import { whyItLeft } from "./words.ts";
+import { spared } from "./riders.ts";
+import { Seats } from "./seats.ts";
+import { told, whyItLeft } from "./words.ts";
 import { type Slot, Workers } from "./workers.ts";
-
-export interface ModelRules {
-  readonly name: string;
-  readonly limits: Limits;
-  readonly workerMs: number;
-  readonly retry: RetryLimits & { readonly budget: number };
-  readonly health: HealthLimits;
-  /** A worker that says it is fuller than this is no capacity; left out: none is too full. */
-  readonly maxWorkerLoad?: number;
-}
 
 export interface DispatcherParts {
   readonly engine: Engine;
@@ -47,7 +40,6 @@ export interface DispatcherParts {
 /** Queues with other parameters than the oldest ones are looked at only this far. */
 const MAX_QUEUES_SEEN = 64;
 const REQUEUE_BELOW_LOAD = 0.9;
-const PASSED_OVER = 9;
 
 /** A queue, and what is to be done with it. */
 interface Choice<Kind extends Decision["kind"]> {
@@ -60,7 +52,7 @@ export class Dispatcher {
   readonly workers: Workers;
   readonly #parts: DispatcherParts;
   readonly #arrivals = new RateEstimate();
-  readonly #fill: FillEstimate;
+  readonly #seats: Seats;
   readonly #handover = new HandoverEstimate();
   readonly #outlook: Outlook;
   readonly #budget: RetryBudget;
@@ -72,8 +64,11 @@ export class Dispatcher {
   readonly #unwatch: () => void;
   readonly #runRules: RunRules;
   #lastStartAt = -Infinity;
-  /** How often a queue that waits longer, of a lower tier, was not the one. */
-  #passedOver = 0;
+  /** Queues that wait longer, of a lower tier, and were not the one. */
+  readonly #overtaken = new Overtaken();
+  /** Tasks that are on their way back to their queue unsent: they arrive there, and are no arrivals. */
+  #returning = 0;
+  #holdsOff = false;
   #alarm: Alarm | undefined;
   /** An arrival matters only from this depth on; Infinity while no worker is free. */
   #wakeDepth = 0;
@@ -83,8 +78,8 @@ export class Dispatcher {
     this.rules = rules;
     this.#parts = parts;
     this.workers = new Workers(rules.name, workers, rules.health, parts.events, parts.shared, parts.suffix);
-    this.#fill = new FillEstimate(rules.limits.maxBatchSize);
-    const estimates = { fill: this.#fill, handover: this.#handover };
+    this.#seats = new Seats({ ...rules, maxBatchSize: rules.limits.maxBatchSize });
+    const estimates = { seats: this.#seats, handover: this.#handover };
     this.#outlook = new Outlook(this.workers, estimates, rules.maxWorkerLoad ?? 1, rules.workerMs);
     this.#budget = new RetryBudget(rules.retry.budget);
     this.workers.onRecovered = () => this.wake();
@@ -118,13 +113,32 @@ export class Dispatcher {
 
   /** Whether a worker idles and takes one more beside those that wait. */
   hasRoom(waiting: number, now: number): boolean {
-    return waiting < this.#fill.size && this.workers.idles(now);
+    const { slots } = this.workers;
+    return (
+      waiting < this.#seats.usual() &&
+      slots.some((slot) => slot.free(now) && waiting < this.#seats.usual(slot))
+    );
   }
 
   /** A slot was acquired: looks again whether something can start. */
   wake(): void {
     this.#outlook.changed();
     this.#pump();
+  }
+
+  /** One worker more; it gets a batch as soon as there is one. */
+  join(worker: Worker): Slot {
+    const slot = this.workers.add(worker);
+    this.wake();
+    return slot;
+  }
+
+  /** It gets no further batch; resolves when it runs nothing any more, and is none of ours then. */
+  async retire(slot: Slot): Promise<void> {
+    this.#outlook.changed();
+    await this.workers.retire(slot, this.#parts.clock);
+    this.#prober.forget(slot);
+    this.#outlook.changed();
   }
 
   /** No further batch is started; resolves when the running ones are settled. */
@@ -144,13 +158,15 @@ export class Dispatcher {
 
   /** `count` 0: nothing came, but what is there may be taken now. */
   #arrived(depth: number, count: number): void {
-    if (count > 0) this.#arrivals.count(this.#parts.clock.now(), count);
+    const back = Math.min(this.#returning, count);
+    this.#returning -= back;
+    if (count > back) this.#arrivals.count(this.#parts.clock.now(), count - back);
     const newQueue = (depth <= count || count === 0) && this.#wakeDepth !== Infinity;
     if (newQueue || depth >= this.#wakeDepth) this.#pump();
   }
 
   #pump(): void {
-    if (this.#paused) return;
+    if (this.#paused || this.#holdsOff) return;
     this.#alarm?.cancel();
     this.#wakeDepth = 1;
     for (;;) {
@@ -181,41 +197,20 @@ export class Dispatcher {
     const freeAt = this.workers.freeAt(now);
     const idle = this.workers.free(now);
     for (const queue of this.#parts.engine.queues(this.rules.name)) {
-      if (++seen > MAX_QUEUES_SEEN && !this.#turnOfTheOldest) break;
+      if (++seen > MAX_QUEUES_SEEN && !this.#overtaken.due) break;
       const decision = this.#decide(queue, slot, freeAt, idle, now);
       if (decision.kind === "send") sendable.push({ queue, decision });
       else if (decision.kind === "wait") wait(queue, decision);
     }
-    for (const choice of this.#inTurn(sendable)) {
+    for (const choice of inTurn(sendable, this.#overtaken)) {
       if (!repeats(choice.queue) || this.#budget.extra(now)) return choice;
       wait(choice.queue, { kind: "wait", until: now + this.#budget.waitMs(), unless: 1 });
     }
     return waiting;
   }
 
-  /**
-   * The better tier goes first. Tasks that cannot ride with it because their parameters are others would
-   * never go: so every tenth time that the longest-waiting was passed over, it goes instead.
-   */
-  #inTurn(sendable: Choice<"send">[]): Choice<"send">[] {
-    if (sendable.length < 2) return sendable;
-    const first = sendable[0]!;
-    const oldest = sendable.reduce((one, other) => (other.queue.oldestAt < one.queue.oldestAt ? other : one));
-    if (oldest.queue.tier === first.queue.tier) return sendable;
-    if (!this.#turnOfTheOldest) {
-      this.#passedOver++;
-      return sendable;
-    }
-    this.#passedOver = 0;
-    return [oldest, ...sendable.filter((choice) => choice !== oldest)];
-  }
-
-  get #turnOfTheOldest(): boolean {
-    return this.#passedOver >= PASSED_OVER;
-  }
-
   #decide(queue: QueueView, slot: Slot, freeAt: number[], idle: number, now: number): Decision {
-    const maxBatchSize = Math.min(this.rules.limits.maxBatchSize, queue.headMaxBatchSize);
+    const maxBatchSize = Math.min(this.#seats.most(slot), queue.headMaxBatchSize);
     const limits = { ...this.rules.limits, maxBatchSize };
     const view = {
       queued: queue.depth,
@@ -237,11 +232,16 @@ export class Dispatcher {
   #launch(slot: Slot, queue: QueueView, size: number, reason: DispatchReason, now: number): void {
     const { engine, newBatchId } = this.#parts;
     const { name, workerMs } = this.rules;
-    const most = this.rules.limits.maxBatchSize;
+    const most = this.#seats.most(slot);
     const { probing } = slot.circuit;
     const max = probing ? Math.min(size, smallerBatch(most)) : size;
-    const oldestWaitMs = now - queue.oldestAt;
-    const departure = { most, waitedMs: oldestWaitMs, reason, probing: probing && max < size };
+    const departure = {
+      most: this.rules.limits.maxBatchSize,
+      waitedMs: now - queue.oldestAt,
+      reason,
+      probing: probing && max < size,
+      bound: reason === "full" ? this.#seats.boundOf(slot, max) : undefined,
+    };
     const why = whyItLeft({ ...departure, size: max });
     const note = { id: newBatchId(), reason, worker: slot.name, startedAt: now, why };
     if (!repeats(queue)) this.#budget.first();
@@ -265,19 +265,15 @@ export class Dispatcher {
     this.#open++;
     void claim
       .then((claimed) => {
-        const claimedSize = claimed.tasks.length;
-        // Others were faster, or some had expired: the sentence tells what there was.
-        const lease =
-          claimedSize === max
-            ? claimed
-            : {
-                ...claimed,
-                batch: { ...claimed.batch, why: whyItLeft({ ...departure, size: claimedSize }) },
-              };
+        const fitted = this.#seats.fit(claimed.tasks, slot);
+        const { ride } = fitted;
+        const lease = ride.length === max ? claimed : told(claimed, fitted, departure);
         // A batch that is small for the sake of a retry says nothing of those to come.
-        if (!lease.tasks.some(({ attempt }) => attempt > 1)) this.#fill.learn(lease.tasks.length, waiting);
+        if (!ride.some(({ attempt }) => attempt > 1)) this.#seats.learn(ride.length, waiting, most);
         this.#handover.learn(this.#parts.clock.now() - now);
-        return this.#run(slot, lease, oldestWaitMs, free);
+        const run = this.#run(slot, lease, ride, departure.waitedMs, free);
+        if (fitted.left.length > 0) void this.#giveBack(lease, fitted.left);
+        return run;
       })
       .catch((error: unknown) => this.#broken(error))
       .finally(() => {
@@ -287,6 +283,21 @@ export class Dispatcher {
       });
   }
 
+  /** What did not fit goes back to its place in the queue, for whichever worker is next. */
+  async #giveBack(lease: Lease, left: readonly ClaimedTask[]): Promise<void> {
+    this.#open++;
+    this.#returning += left.length;
+    // They come back one by one: the next batch is not made of the first of them.
+    this.#holdsOff = true;
+    const settled = this.#putBack(lease, left, "it did not fit into its batch", true);
+    this.#holdsOff = false;
+    this.#pump();
+    await settled.catch((error: unknown) => this.#broken(error));
+    // Those whose time was up did not come back.
+    this.#returning = Math.max(0, this.#returning - left.length);
+    if (--this.#open === 0) this.#whenNoneIsOpen?.();
+  }
+
   #free(slot: Slot, startedAt: number): void {
     const now = this.#parts.clock.now();
     slot.busyMs += now - startedAt;
@@ -294,17 +305,28 @@ export class Dispatcher {
     this.#outlook.changed();
     this.workers.noteUsage(now);
     if (slot.leaving) slot.onIdle?.();
+    slot.onRetired?.();
     this.#pump();
   }
 
-  async #run(slot: Slot, lease: Lease, oldestWaitMs: number, free: () => void): Promise<void> {
-    const size = lease.tasks.length;
+  async #run(
+    slot: Slot,
+    lease: Lease,
+    tasks: readonly ClaimedTask[],
+    oldestWaitMs: number,
+    free: () => void,
+  ): Promise<void> {
+    const size = tasks.length;
     if (size === 0) return;
     const { clock, events } = this.#parts;
     const { batch } = lease;
     const model = this.rules.name;
     const startedAt = clock.now();
-    if (!slot.held(startedAt)) return this.#putBack(lease, startedAt);
+    if (!slot.held(startedAt)) {
+      // We slept, or the engine did, and the worker may be somebody else's by now.
+      const message = `the lease of ${batch.worker} ran out before its batch could start`;
+      return void (await this.#putBack(lease, tasks, message));
+    }
     slot.batches++;
     slot.tasks += size;
     if (events.heard("batch.started")) {
@@ -313,11 +335,11 @@ export class Dispatcher {
         batch,
         maxBatchSize: this.rules.limits.maxBatchSize,
         oldestWaitMs,
-        tasks: lease.tasks,
+        tasks,
       });
     }
     const parts = { ...this.#parts, workers: this.workers, prober: this.#prober, budget: this.#budget };
-    const run = new BatchRun(this.#runRules, parts, slot, lease);
+    const run = new BatchRun(this.#runRules, parts, slot, lease, tasks);
     this.#running.add(run);
     let freeAt = 0;
     try {
@@ -340,17 +362,9 @@ export class Dispatcher {
     }
   }
 
-  /** We slept, or the engine did, and the worker may be somebody else's by now. */
-  async #putBack(lease: Lease, at: number): Promise<void> {
-    const message = `the lease of ${lease.batch.worker} ran out before its batch could start`;
-    const verdicts = lease.tasks.map(({ task }): Verdict => ({
-      id: task.id,
-      kind: "retry",
-      at,
-      message,
-      spared: true,
-    }));
-    await this.#parts.engine.settle(lease, verdicts);
+  #putBack(lease: Lease, tasks: readonly ClaimedTask[], message: string, unsent = false): Promise<unknown> {
+    const verdicts = spared(tasks, this.#parts.clock.now(), message, { unsent });
+    return this.#parts.engine.settle(lease, verdicts);
   }
 
   /** The engine failed us. The lease will run out and its tasks will be tried again. */
@@ -362,12 +376,12 @@ export class Dispatcher {
   /** A second try costs nothing only while there is room: below 0.9 load, short queue, another worker. */
   #mayRequeue(): boolean {
     const now = this.#parts.clock.now();
-    const { maxBatchSize } = this.rules.limits;
-    const healthy = this.workers.healthy(now);
-    if (healthy < 2) return false;
+    if (this.workers.healthy(now) < 2) return false;
+    let seats = 0;
+    for (const slot of this.workers.slots) if (slot.healthy(now)) seats += this.#seats.most(slot);
     const depth = total(this.#parts.engine.waiting(this.rules.name));
-    const load = this.#arrivals.perMs(now) / this.workers.capacityPerMs(maxBatchSize, now);
-    return load < REQUEUE_BELOW_LOAD && depth < (healthy * maxBatchSize) / 2;
+    const capacity = this.workers.capacityPerMs((slot) => this.#seats.most(slot), now);
+    return this.#arrivals.perMs(now) / capacity < REQUEUE_BELOW_LOAD && depth < seats / 2;
   }
 }
 

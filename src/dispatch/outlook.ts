@@ -5,11 +5,14 @@
  * or ended, and otherwise after a millisecond for every 32 workers.
  *
  * Workers differ: with S what a batch takes at the fleet's pace and r what each of n workers needs of that, a
- * batch takes S·n / Σ(1/r) on the average of batches, of which a fast worker runs more.
+ * batch takes S·n / Σ(1/r) on the average of batches, of which a fast worker runs more. They also differ in how many
+ * tasks they take at once: with B seats and S(B) for each, the fleet runs Σ 1/(S·r) batches per ms, of
+ * Σ B/(S·r) tasks, and a batch holds the latter over the former.
  */
-import type { FillEstimate, HandoverEstimate } from "../core/estimate.ts";
+import type { HandoverEstimate } from "../core/estimate.ts";
 import { type Horizon, runMsOf } from "../core/shed.ts";
-import type { Workers } from "./workers.ts";
+import type { Seats } from "./seats.ts";
+import type { Slot, Workers } from "./workers.ts";
 
 const WORKERS_PER_MS = 32;
 /** Before a batch has come back it is taken to need this share of what it may need. */
@@ -17,7 +20,7 @@ const FIRST_GUESS = 1 / 32;
 
 export class Outlook {
   readonly #workers: Workers;
-  readonly #fill: FillEstimate;
+  readonly #seats: Seats;
   readonly #handover: HandoverEstimate;
   readonly #maxLoad: number;
   readonly #firstGuessMs: number;
@@ -26,12 +29,12 @@ export class Outlook {
 
   constructor(
     workers: Workers,
-    { fill, handover }: { fill: FillEstimate; handover: HandoverEstimate },
+    { seats, handover }: { seats: Seats; handover: HandoverEstimate },
     maxLoad: number,
     workerMs: number,
   ) {
     this.#workers = workers;
-    this.#fill = fill;
+    this.#seats = seats;
     this.#handover = handover;
     this.#maxLoad = maxLoad;
     this.#firstGuessMs = workerMs * FIRST_GUESS;
@@ -53,39 +56,52 @@ export class Outlook {
 
   #draw(now: number): Horizon {
     const { service, surprise, slots } = this.#workers;
-    const batchSize = Math.max(1, this.#fill.size);
-    const usualMs = service.samples === 0 ? this.#firstGuessMs : service.msFor(batchSize);
-    const serviceMs = usualMs * surprise.factor;
-    const paceMs = serviceMs + this.#handover.ms;
     const freeAt: number[] = [];
     const running: { ms: number; perMs: number }[] = [];
-    let [healthy, idle, overdue, pace, nominalPace] = [0, 0, 0, 0, 0];
+    /** Batches and tasks per ms; `even` is the batches if every worker had the fleet's pace. */
+    let [batches, even, tasks, nominalTasks, usualMs] = [0, 0, 0, 0, 0];
+    let [healthy, idle, overdue] = [0, 0, 0];
     for (const slot of slots) {
       if (!slot.held(now)) continue;
-      nominalPace += 1 / slot.ratio;
+      const { size, ms, paceMs } = this.#batchOn(slot);
+      const perMs = 1 / (paceMs * slot.ratio);
+      nominalTasks += size * perMs;
       if (slot.suspect) overdue++;
       if (slot.healthy(now)) healthy++;
       if (slot.free(now)) idle++;
       if (!slot.counts(now, this.#maxLoad)) continue;
-      pace += 1 / slot.ratio;
-      running.push({ ms: paceMs * slot.ratio, perMs: 1 / slot.ratio });
+      batches += perMs;
+      even += 1 / paceMs;
+      tasks += size * perMs;
+      usualMs += ms;
+      running.push({ ms: paceMs * slot.ratio, perMs });
       freeAt.push(slot.batch?.expectedFreeAt ?? Math.max(now, slot.circuit.usableAt));
     }
-    const perMs = batchSize / paceMs;
+    const count = freeAt.length;
+    const one = count === 0 ? this.#batchOn(slots[0]) : undefined;
     // Ratios that scatter around 1 are no faster workers: their harmonic mean lies below it by chance.
-    const share = pace === 0 ? 1 : Math.max(1, freeAt.length / pace);
+    const share = count === 0 ? 1 : Math.max(1, even / batches);
+    const meanMs = one?.ms ?? usualMs / count;
     return {
       healthy,
       idle,
       overdue,
-      perMs: pace * perMs,
-      nominalPerMs: nominalPace * perMs,
-      batchSize,
-      batchMs: paceMs * share,
-      runMs: pace === 0 ? paceMs : runMsOf(running),
-      deviationMs: Math.max(service.deviationMs, surprise.share * usualMs) * share,
-      freeAt: freeAt.sort((one, other) => one - other),
+      perMs: tasks,
+      nominalPerMs: nominalTasks,
+      batchSize: one?.size ?? tasks / batches,
+      batchMs: (one?.paceMs ?? count / even) * share,
+      runMs: one?.paceMs ?? runMsOf(running),
+      deviationMs: Math.max(service.deviationMs, surprise.share * meanMs) * share,
+      freeAt: freeAt.sort((early, late) => early - late),
       nextUsableAt: this.#workers.nextUsableAt(now),
     };
+  }
+
+  /** A batch of the usual size on a worker of the fleet's pace; what lies between two of them is part of the pace. */
+  #batchOn(slot?: Slot): { size: number; ms: number; paceMs: number } {
+    const { service, surprise } = this.#workers;
+    const size = this.#seats.usual(slot);
+    const ms = service.samples === 0 ? this.#firstGuessMs : service.msFor(size);
+    return { size, ms, paceMs: ms * surprise.factor + this.#handover.ms };
   }
 }

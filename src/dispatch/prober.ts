@@ -26,6 +26,13 @@ export class Prober {
     this.#set(slot, unreachable ? this.#clock.now() : slot.circuit.usableAt, () => void this.#ask(slot));
   }
 
+  /** It will not be asked any more. */
+  forget(slot: Slot): void {
+    this.#alarms.get(slot)?.cancel();
+    this.#alarms.delete(slot);
+    this.#asking.get(slot)?.abort();
+  }
+
   stop(): void {
     this.#stopped = true;
     for (const alarm of this.#alarms.values()) alarm.cancel();
@@ -41,7 +48,7 @@ export class Prober {
     const well = await slot.worker.probe(patience.signal);
     this.#asking.delete(slot);
     this.#alarms.get(slot)?.cancel();
-    if (this.#stopped || !slot.circuit.probing) return;
+    if (this.#stopped || slot.retiring || !slot.circuit.probing) return;
     if (well) return this.#recovered(slot);
     slot.circuit.failed(this.#clock.now(), slot.circuit.why, true);
     this.#set(slot, slot.circuit.usableAt, () => void this.#ask(slot));

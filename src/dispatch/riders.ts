@@ -3,7 +3,7 @@
  */
 import type { BatchTask } from "../backend/backend.ts";
 import type { Task } from "../core/task.ts";
-import type { ClaimedTask } from "../engine/engine.ts";
+import type { ClaimedTask, Verdict } from "../engine/engine.ts";
 
 /** A task that is sent, and those of the same content that ride along with it. */
 export interface Rider {
@@ -65,4 +65,14 @@ export function splitLast(suspects: Suspect[]): void {
 
 export function allRiders(suspects: Suspect[]): Rider[][] {
   return suspects.map(({ riders }) => riders);
+}
+
+/** Back to the queue at once, through no fault of theirs. */
+export function spared(
+  tasks: readonly ClaimedTask[],
+  at: number,
+  message: string,
+  more: { readonly unsent?: boolean; readonly overdue?: boolean },
+): Verdict[] {
+  return tasks.map(({ task }) => ({ id: task.id, kind: "retry", at, message, spared: true, ...more }));
 }

@@ -13,6 +13,7 @@
  * which src/fleet writes into its slot. Whatever counts workers here counts those that are held.
  */
 import type { Worker } from "../backend/backend.ts";
+import type { Clock } from "../clock.ts";
 import { ServiceEstimate, SurpriseEstimate } from "../core/estimate.ts";
 import type { BatchNote } from "../core/task.ts";
 import type { Events, WorkerState } from "../telemetry/events.ts";
@@ -40,10 +41,14 @@ export class Slot {
   heldUntil: number;
   /** It is to be given back: no further batch starts. */
   leaving = false;
+  /** It is to go for good: no further batch starts, and it is no capacity. */
+  retiring = false;
   /** What it runs is long overdue: it may be dead, and does not count until it answers. */
   suspect = false;
   /** Called when a slot that is leaving has become free. */
   onIdle: (() => void) | undefined;
+  /** Called when a slot that is retiring has become free. */
+  onRetired: (() => void) | undefined;
   ratio = 1;
   usualRatio = 1;
   batches = 0;
@@ -65,7 +70,14 @@ export class Slot {
   }
 
   healthy(now: number): boolean {
-    return this.held(now) && !this.circuit.down(now) && !this.suspect && this.well;
+    return this.held(now) && !this.retiring && !this.circuit.down(now) && !this.suspect && this.well;
+  }
+
+  /** The most tasks that its worker takes in one call, as it says now. */
+  get takes(): number {
+    const most = this.worker.maxBatchSize;
+    if (most === undefined) return Infinity;
+    return most >= 1 ? Math.floor(most) : 1;
   }
 
   /** It does not say that it is unwell. */
@@ -82,13 +94,13 @@ export class Slot {
   }
 
   free(now: number): boolean {
-    if (this.batch !== undefined || this.leaving || !this.held(now)) return false;
+    if (this.batch !== undefined || this.leaving || this.retiring || !this.held(now)) return false;
     return now >= this.circuit.usableAt && this.well;
   }
 
   state(now: number): WorkerState {
     if (this.circuit.down(now) || this.suspect || !this.well) return "down";
-    if (this.leaving) return "draining";
+    if (this.leaving || this.retiring) return "draining";
     return this.batch === undefined ? "idle" : "busy";
   }
 
@@ -98,15 +110,20 @@ export class Slot {
 }
 
 export class Workers {
-  readonly slots: readonly Slot[];
+  readonly #slots: Slot[] = [];
   readonly service = new ServiceEstimate();
   readonly surprise = new SurpriseEstimate();
   readonly #model: string;
+  readonly #limits: HealthLimits;
   readonly #events: Events;
+  readonly #shared: boolean;
+  readonly #suffix: string;
   /** Snapshots of all busy and all held time, oldest first, at most as many as the window has steps. */
   readonly #usage: { at: number; busyMs: number; heldMs: number }[] = [];
   #heldMs = 0;
   #heldSince: number | undefined;
+  /** Of workers that are gone. */
+  #goneMs = 0;
 
   constructor(
     model: string,
@@ -117,9 +134,32 @@ export class Workers {
     suffix = "",
   ) {
     this.#model = model;
+    this.#limits = limits;
     this.#events = events;
-    this.slots = workers.map((worker) => new Slot(worker, limits, shared, suffix));
-    for (const slot of this.slots) slot.worker.onHealth = () => this.#asked(slot);
+    this.#shared = shared;
+    this.#suffix = suffix;
+    for (const worker of workers) this.add(worker);
+  }
+
+  get slots(): readonly Slot[] {
+    return this.#slots;
+  }
+
+  add(worker: Worker): Slot {
+    const slot = new Slot(worker, this.#limits, this.#shared, this.#suffix);
+    worker.onHealth = () => this.#asked(slot);
+    this.#slots.push(slot);
+    return slot;
+  }
+
+  /** It gets no further batch; resolves when it runs nothing any more, and is gone from here then. */
+  async retire(slot: Slot, clock: Clock): Promise<void> {
+    slot.retiring = true;
+    if (slot.batch !== undefined) await new Promise<void>((resolve) => (slot.onRetired = resolve));
+    this.noteUsage(clock.now());
+    this.#goneMs += slot.busyMs;
+    slot.worker.onHealth = undefined;
+    this.#slots.splice(this.#slots.indexOf(slot), 1);
   }
 
   /** Called when a worker says that it is well again. */
@@ -150,10 +190,6 @@ export class Workers {
     return free;
   }
 
-  idles(now: number): boolean {
-    return this.slots.some((slot) => slot.free(now));
-  }
-
   held(now: number): number {
     let held = 0;
     for (const slot of this.slots) if (slot.held(now)) held++;
@@ -179,7 +215,7 @@ export class Workers {
   freeAt(now: number): number[] {
     const times: number[] = [];
     for (const slot of this.slots) {
-      if (slot.leaving || slot.suspect || !slot.held(now)) continue;
+      if (slot.leaving || slot.retiring || slot.suspect || !slot.held(now)) continue;
       if (slot.batch !== undefined) times.push(slot.batch.expectedFreeAt);
       else if (!slot.circuit.down(now) && slot.circuit.paused(now)) times.push(slot.circuit.usableAt);
     }
@@ -190,22 +226,23 @@ export class Workers {
   nextUsableAt(now: number): number {
     let next = Infinity;
     for (const slot of this.slots) {
-      const { batch, circuit, leaving } = slot;
-      if (batch !== undefined || leaving || !slot.held(now)) continue;
+      const { batch, circuit, leaving, retiring } = slot;
+      if (batch !== undefined || leaving || retiring || !slot.held(now)) continue;
       if (circuit.usableAt > now) next = Math.min(next, circuit.usableAt);
     }
     return next;
   }
 
   /**
-   * Tasks per millisecond when every worker runs full batches. One that is silent counts as well: most often it
-   * is only late, and will be back.
+   * Tasks per millisecond when every worker runs batches of the `most` that it may be given. One that is silent
+   * counts as well: most often it is only late, and will be back.
    */
-  capacityPerMs(maxBatchSize: number, now: number): number {
-    const fullMs = this.service.msFor(maxBatchSize);
+  capacityPerMs(most: (slot: Slot) => number, now: number): number {
     let capacity = 0;
     for (const slot of this.slots) {
-      if (slot.healthy(now) || slot.suspect) capacity += maxBatchSize / (fullMs * slot.usualRatio);
+      if (!slot.healthy(now) && !slot.suspect) continue;
+      const size = most(slot);
+      capacity += size / (this.service.msFor(size) * slot.usualRatio);
     }
     return capacity;
   }
@@ -278,7 +315,7 @@ export class Workers {
   }
 
   #busyMs(now: number): number {
-    return this.slots.reduce((sum, slot) => sum + slot.busyMsUntil(now), 0);
+    return this.slots.reduce((sum, slot) => sum + slot.busyMsUntil(now), this.#goneMs);
   }
 
   #changed(slot: Slot, state: WorkerState, why: string): void {

@@ -103,6 +103,8 @@ export type Verdict = { readonly id: string } & (
       readonly message: string;
       /** Does not count as an attempt. */
       readonly spared?: boolean;
+      /** It never left for its worker, so nobody is told that it is tried again. */
+      readonly unsent?: boolean;
       /** Its batch is overdue and still running. Taken once in a task's life; after that it is late. */
       readonly overdue?: boolean;
       /** Never again in a batch larger than this: one of its mates may be poison. */

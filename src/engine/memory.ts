@@ -211,7 +211,7 @@ export class MemoryEngine implements Engine {
       record.maxBatchSize = Math.min(record.maxBatchSize, verdict.maxBatchSize);
     }
     record.expiresAt = this.#places.expiry(record.task.model, Math.max(now, verdict.at), record.deadlineAt);
-    this.#events.emit("task.retried", retriedFields(record, verdict));
+    if (verdict.unsent !== true) this.#events.emit("task.retried", retriedFields(record, verdict));
     if (verdict.at <= now) this.#places.enqueue(record, "arrival");
     else this.#places.sitOut(record, verdict.at);
   }

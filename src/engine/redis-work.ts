@@ -263,6 +263,7 @@ export class RedisWork {
       const { id, at, message, spared } = verdict;
       const model = known?.claimed.task.model ?? "";
       this.#parts.fallsDue(at > now ? at : now + (options.models.get(model)?.queueMs ?? 0));
+      if (verdict.unsent === true) return;
       const attempt = (known?.claimed.attempt ?? 0) - (spared === true ? 1 : 0);
       const { id: batchId, worker } = batch;
       const trace = known?.claimed.task.trace;

@@ -37,8 +37,6 @@ export interface FleetModel {
   readonly name: string;
   /** Left out in a gateway. */
   readonly dispatcher?: Dispatcher;
-  /** Where its workers are, in the order of its slots; only for a dispatcher of shared workers. */
-  readonly addresses?: readonly string[];
 }
 
 export interface MembershipOptions {
@@ -79,8 +77,8 @@ export class Membership {
   readonly #options: MembershipOptions;
   readonly #parts: MembershipParts;
   readonly #dispatchers: readonly Dispatcher[];
-  readonly #shared: readonly Shared[];
-  readonly #listed: Beat["listed"];
+  /** As of the last beat: workers come and go. */
+  #shared: readonly Shared[] = [];
   readonly #unwatch: () => void;
   #beating: Promise<void> | undefined;
   #alarm: Alarm | undefined;
@@ -97,14 +95,6 @@ export class Membership {
     this.#parts = parts;
     const { id, zone, models } = options;
     this.#dispatchers = models.flatMap(({ dispatcher }) => dispatcher ?? []);
-    this.#shared = models.flatMap(sharedSlots);
-    this.#listed = models.map(({ name }) => ({
-      model: name,
-      leases: this.#shared
-        .filter(({ dispatcher }) => dispatcher.rules.name === name)
-        .map(({ lease }) => lease),
-    }));
-    for (const { slot } of this.#shared) slot.onIdle = () => this.#soon();
     const names = models.map(({ name }) => name);
     this.fleet = new Fleet({ id, zone, models: names, dispatchers: this.#dispatchers }, parts.clock);
     this.#unwatch = parts.events.on("worker.changed", () => this.#soon());
@@ -181,10 +171,27 @@ export class Membership {
     return Math.min(sentAt + beatMs * (1 - JITTER * random()), this.#nextDeathAt(reply));
   }
 
+  /** Workers were added, or are to go: others should know. */
+  changed(): void {
+    this.#soon();
+  }
+
+  /** One that retires is listed no more, and given back as soon as it is idle. */
+  #listed(): Beat["listed"] {
+    return this.#options.models.map(({ name }) => ({
+      model: name,
+      leases: this.#shared
+        .filter(({ dispatcher, slot }) => dispatcher.rules.name === name && !slot.retiring)
+        .map(({ lease }) => lease),
+    }));
+  }
+
   #describe(now: number): Beat {
-    const { id, zone, role, version } = this.#options;
+    const { id, zone, role, version, models } = this.#options;
+    this.#shared = models.flatMap(sharedSlots);
+    for (const { slot } of this.#shared) slot.onIdle ??= () => this.#soon();
     const held = this.#shared.filter(({ slot }) => slot.held(now));
-    const worth = ({ slot }: Shared): number => (slot.leaving ? 0 : slot.batch === undefined ? 1 : 2);
+    const worth = ({ slot }: Shared): number => (goes(slot) ? 0 : slot.batch === undefined ? 1 : 2);
     return {
       member: {
         id,
@@ -195,10 +202,10 @@ export class Membership {
         workers: heldWorkers(this.#dispatchers, this.fleet.startedAt, now),
         doors: this.doors(now),
       },
-      listed: this.#draining ? [] : this.#listed,
+      listed: this.#draining ? [] : this.#listed(),
       held: held.toSorted((a, b) => worth(a) - worth(b)).map(({ lease }) => lease),
       // Only what was leaving before: a batch may start on any other slot while this beat is on its way.
-      releasing: held.filter(({ slot }) => slot.leaving && !slot.batch).map(({ lease }) => lease),
+      releasing: held.filter(({ slot }) => goes(slot) && !slot.batch).map(({ lease }) => lease),
     };
   }
 
@@ -249,8 +256,15 @@ export class Membership {
   }
 }
 
-function sharedSlots({ name, dispatcher, addresses }: FleetModel): Shared[] {
+function goes({ leaving, retiring }: Slot): boolean {
+  return leaving || retiring;
+}
+
+function sharedSlots({ name, dispatcher }: FleetModel): Shared[] {
   const slots = dispatcher?.workers.slots.filter(({ shared }) => shared) ?? [];
-  const names = leaseNames(name, addresses ?? slots.map((slot) => slot.name));
+  const names = leaseNames(
+    name,
+    slots.map((slot) => slot.worker.address ?? slot.name),
+  );
   return slots.map((slot, at) => ({ lease: names[at]!, slot, dispatcher: dispatcher! }));
 }

@@ -93,7 +93,8 @@ export class Crossing {
   /** Undefined: the client left, and nobody is there to be answered. Throws a Refusal. */
   async cross(visitor: Visitor, caller: Caller, freight: Freight): Promise<Crossed | undefined> {
     visitor.model = freight.model;
-    const quota = await this.#admission.count(caller, freight.model);
+    const counted = this.#admission.count(caller, freight.model);
+    const quota = counted && (await counted);
     const tickets = await this.#submit(visitor, caller, freight);
     visitor.id = tickets[0]!.id;
     visitor.work = tickets.find(({ work }) => work === "own")?.work ?? tickets[0]!.work;

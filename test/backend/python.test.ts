@@ -146,6 +146,7 @@ describe("python, how the function is called:", () => {
         const reply = await worker.run(batchOf(["1"], parameters), never);
         assert.deepEqual(reply, { kind: "rejected", message: `${name}() takes no parameters` });
         assert.deepEqual(await answers(worker, ["1"]), ["1"]);
+        assert.deepEqual(await answers(worker, ["1"], '{"$tokens":true}'), ["1"]);
       });
     }
   });

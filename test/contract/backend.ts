@@ -66,6 +66,7 @@ export function backendContract(name: string, make: MakeBackend, limits: Contrac
     answering(withBackend, limits);
     refusing(withBackend);
     aborting(withBackend, limits);
+    growing(withBackend);
     stopping(withBackend);
   });
 }
@@ -101,6 +102,31 @@ function answering(withBackend: WithBackend, limits: ContractLimits): void {
     withBackend("well", 1, async ({ workers: [worker] }) => {
       const batch = batchOf(['"x"'], '{"temperature":0.5}');
       assert.deepEqual(outputsOf(batch, await worker!.run(batch, never)), ['"x"']);
+    }));
+}
+
+function growing(withBackend: WithBackend): void {
+  test("workers go and come while others run", () =>
+    withBackend("well", 2, async (backend) => {
+      const [first, second] = backend.workers;
+      await backend.retire(first!);
+      assert.deepEqual(backend.workers, [second]);
+      assert.equal((await first!.run(batchOf(['"gone"']), never)).kind, "failed");
+      const added = await backend.grow(first!.address);
+      assert.deepEqual(backend.workers, [second, added]);
+      assert.equal(added.name, first!.name);
+      for (const worker of backend.workers) {
+        const batch = batchOf([`"${worker.name}"`]);
+        assert.deepEqual(outputsOf(batch, await worker.run(batch, never)), [`"${worker.name}"`]);
+      }
+    }));
+
+  test("one that is not there can be sent away twice", () =>
+    withBackend("well", 1, async (backend) => {
+      const [worker] = backend.workers;
+      await backend.retire(worker!);
+      await backend.retire(worker!);
+      assert.deepEqual(backend.workers, []);
     }));
 }
 

@@ -19,6 +19,7 @@ export function settleContract(holds: Holds): void {
   describe("settle", () => {
     ends(holds);
     retries(holds);
+    unsent(holds);
     overdue(holds);
     twice(holds);
     goodNews(holds);
@@ -131,6 +132,27 @@ function retries(holds: Holds): void {
     await stage.pass(1);
     assert.equal(await stage.code(id), "DEADLINE_EXCEEDED");
     await stage.hasCounts([0, 0, 1, 0]);
+  });
+}
+
+function unsent(holds: Holds): void {
+  holds("unsent: back in the queue, and nobody is told that it is tried again", async (stage) => {
+    const told: string[] = [];
+    stage.events.on("task.retried", (task) => told.push(task.id));
+    const ids = [await stage.queue(), await stage.queue()];
+    const lease = await stage.claim();
+    assert.deepEqual(new Set(idsOf(lease)), new Set(ids));
+    const [sent, unsent] = idsOf(lease) as [string, string];
+    assert.equal(
+      await stage.settle(lease, retry(unsent, stage.now, { spared: true, unsent: true })),
+      "taken",
+    );
+    assert.equal((await stage.look(unsent))?.state, "queued");
+    const again = await stage.claim();
+    assert.deepEqual([idsOf(again), again.tasks[0]?.attempt], [[unsent], 1]);
+    assert.equal(await stage.settle(lease, done(sent)), "taken");
+    assert.equal(await stage.settle(again, done(unsent)), "taken");
+    assert.deepEqual(told, []);
   });
 }
 

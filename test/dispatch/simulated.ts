@@ -8,6 +8,9 @@ import { Simulation, type SimulationOptions } from "../../src/plan/simulation.ts
 export interface Changes {
   readonly backend?: Partial<SimulatedOptions>;
   readonly limits?: Partial<Limits>;
+  readonly maxBatchTokens?: number;
+  readonly maxBatchBytes?: number;
+  readonly seed?: number;
   readonly workerMs?: number;
   readonly queueMs?: number;
   readonly totalMs?: number;
@@ -22,11 +25,13 @@ export interface Changes {
 export function simulate(changes: Changes = {}): Simulation {
   const noFaults = { jitter: 0, errorRate: 0, hangRate: 0, shortRate: 0, slowRate: 0, slowFactor: 1 };
   return new Simulation({
-    seed: 1,
+    seed: changes.seed ?? 1,
     timeouts: { queueMs: changes.queueMs ?? 2000, totalMs: changes.totalMs ?? 4000 },
     rules: {
       name: "m",
       limits: { policy: "adaptive", maxBatchSize: 64, maxWaitMs: 50, ...changes.limits },
+      maxBatchTokens: changes.maxBatchTokens,
+      maxBatchBytes: changes.maxBatchBytes,
       workerMs: changes.workerMs ?? 3000,
       maxWorkerLoad: changes.maxWorkerLoad ?? 1,
       retry: { max: changes.retries ?? 3, baseMs: 50, maxMs: 1000, budget: 0.1 },

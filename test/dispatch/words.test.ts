@@ -1,6 +1,7 @@
 /** The sentence that says why a batch left. */
 import assert from "node:assert/strict";
 import { test } from "node:test";
+import type { Bound } from "../../src/dispatch/seats.ts";
 import { whyItLeft } from "../../src/dispatch/words.ts";
 
 test("every reason has its words, in ASCII", () => {
@@ -20,4 +21,27 @@ test("every reason has its words, in ASCII", () => {
   assert.equal(full, "a full batch of 64 left after 4 ms");
   assert.equal(probing, "batch of 23 of 64 left after 4 ms: its worker failed before and is tried with few");
   for (const text of [...words, full, probing]) assert.match(text, /^[\x20-\x7e]+$/);
+});
+
+test("a batch that a budget or its worker keeps small says which", () => {
+  const left = { most: 64, waitedMs: 4, reason: "full", probing: false } as const;
+  const words = (size: number, by: Bound, weighed: boolean): string =>
+    whyItLeft({ ...left, size, bound: { by, weighed } });
+  assert.equal(
+    words(12, "maxBatchTokens", true),
+    "a full batch of 12 left after 4 ms: 12 tasks fill maxBatchTokens",
+  );
+  assert.equal(
+    words(12, "maxBatchBytes", false),
+    "a full batch of 12 left after 4 ms: about 12 tasks fill maxBatchBytes",
+  );
+  assert.equal(
+    words(1, "maxBatchTokens", true),
+    "a full batch of 1 left after 4 ms: 1 task fills maxBatchTokens",
+  );
+  assert.equal(
+    words(32, "worker", false),
+    "a full batch of 32 left after 4 ms: its worker takes no more at once",
+  );
+  assert.equal(words(64, "worker", false), "a full batch of 64 left after 4 ms");
 });

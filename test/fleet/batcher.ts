@@ -27,6 +27,7 @@ export class Gpu {
   asWorker(clock: Clock): Worker {
     return {
       name: new URL(this.address).host,
+      address: this.address,
       run: async ({ tasks }): Promise<Reply> => {
         this.most = Math.max(this.most, ++this.running);
         this.batches++;
@@ -78,7 +79,6 @@ export class Batcher {
         shared: true,
       },
     );
-    const addresses = fleet.map(({ address }) => address);
     this.membership = new Membership(
       {
         id: "me",
@@ -87,7 +87,7 @@ export class Batcher {
         version: "1",
         beatMs: 500,
         aliveMs: 2000,
-        models: [{ name: MODEL, dispatcher: this.dispatcher, addresses }],
+        models: [{ name: MODEL, dispatcher: this.dispatcher }],
         ...changes,
       },
       { registry, clock, events: this.events, random: () => 0 },

@@ -18,6 +18,7 @@ export function describePlan(seed: number): string {
   return [
     `seed ${seed}: ${kind}; ${plan.workers} workers of ${plan.baseMs} + ${plan.perTaskMs.toFixed(1)}n ms`,
     `  ${plan.requests} requests in ${plan.overMs} ms; ${limits.policy}, at most ${limits.maxBatchSize}, ` +
+      `${rules.maxBatchTokens ?? "any"} tokens, ${rules.maxBatchBytes ?? "any"} bytes, by worker ${plan.takes.join(" ")}; ` +
       `${limits.maxWaitMs} ms; admission ${plan.admission}; cache ${plan.cache}; collapse ${plan.collapse}`,
     `  queue ${plan.queueMs} ms, worker ${rules.workerMs} ms, total ${plan.totalMs} ms; ${retry.max} retries; ` +
       `at most ${plan.maxQueued} queued`,

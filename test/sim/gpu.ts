@@ -5,11 +5,12 @@
  * also lies (too few outputs, or too many), is slow, hangs, fails, asks for patience, refuses poison, dies of a
  * killer, and is killed. Outputs have no ids: a worker that mixes them up cannot be found out by anybody.
  *
- * At its door it checks what dispatch promises: a batch that is neither empty nor too large, each task once, one batch
+ * At its door it checks what dispatch promises: a batch that is neither empty nor too large or too heavy, each task once, one batch
  * of a process at a time, and in a fleet only from the process that holds its lease.
  */
 import assert from "node:assert/strict";
 import type { Batch, Reply, Worker } from "../../src/backend/backend.ts";
+import { estimateTokens, inputBytes } from "../../src/core/weight.ts";
 import { failed, match, rejected } from "../../src/backend/match.ts";
 import { leaseNames } from "../../src/fleet/lease-names.ts";
 import type { VirtualClock } from "../../src/plan/virtual-clock.ts";
@@ -36,6 +37,7 @@ export class Gpu {
   readonly name: string;
   readonly address: string;
   readonly lease: string;
+  readonly #takes: number;
   readonly #plan: Plan;
   readonly #time: VirtualClock;
   readonly #dice: Dice;
@@ -57,6 +59,7 @@ export class Gpu {
     this.name = `gpu-${at + 1}`;
     this.address = `http://${this.name}/run`;
     this.lease = leaseNames(MODEL, [this.address])[0]!;
+    this.#takes = plan.takes[at]!;
     this.#plan = plan;
     this.#time = time;
     this.#dice = dice;
@@ -88,6 +91,7 @@ export class Gpu {
   asWorker(host: Host): Worker {
     return {
       name: this.name,
+      ...(this.#takes < Infinity && { maxBatchSize: this.#takes }),
       ...(this.#plan.probes && {
         probe: () =>
           new Promise<boolean>((resolve) => {
@@ -144,8 +148,13 @@ export class Gpu {
 
   #check({ host, batch }: Running): void {
     const { tasks } = batch;
-    const most = this.#plan.rules.limits.maxBatchSize;
+    const { limits, maxBatchTokens = Infinity, maxBatchBytes = Infinity } = this.#plan.rules;
+    const most = Math.min(limits.maxBatchSize, this.#takes);
     assert.ok(tasks.length >= 1 && tasks.length <= most, `a batch of ${tasks.length} to ${this.name}`);
+    const weigh = (weight: (input: string) => number): number =>
+      tasks.reduce((sum, { input }) => sum + weight(input), 0);
+    const light = weigh(estimateTokens) <= maxBatchTokens && weigh(inputBytes) <= maxBatchBytes;
+    assert.ok(light || tasks.length === 1, `a batch of ${tasks.length} to ${this.name} is over its budget`);
     const ids = new Set(tasks.map(({ id }) => id));
     assert.equal(ids.size, tasks.length, `${this.name} got a task twice in one batch`);
     for (const other of this.#running) {

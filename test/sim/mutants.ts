@@ -76,8 +76,20 @@ const MUTANTS: readonly Mutant[] = [
   {
     name: "a process that woke up late starts its batch all the same",
     file: "src/dispatch/dispatcher.ts",
-    from: "if (!slot.held(startedAt)) return this.#putBack(lease, startedAt);",
-    to: "",
+    from: "if (!slot.held(startedAt)) {",
+    to: "if (Math.abs(0) > 1) {",
+  },
+  {
+    name: "a batch may be heavier than its budget",
+    file: "src/dispatch/seats.ts",
+    from: "return this.#taken + weight <= this.most;",
+    to: "return weight <= this.most;",
+  },
+  {
+    name: "what did not fit into its batch is not given back",
+    file: "src/dispatch/dispatcher.ts",
+    from: "void this.#giveBack(lease, fitted.left);",
+    to: "void 0;",
   },
   {
     name: "a bisection goes on though the worker's lease has run out",

@@ -7,7 +7,7 @@
  */
 import type { PolicyName } from "../../src/core/policy.ts";
 import { Random } from "../../src/core/random.ts";
-import type { ModelRules } from "../../src/dispatch/dispatcher.ts";
+import type { ModelRules } from "../../src/dispatch/model-rules.ts";
 import type { Role } from "../../src/fleet/registry.ts";
 
 export const MODEL = "m";
@@ -71,6 +71,8 @@ export interface Plan {
   readonly perTaskMs: number;
   readonly jitter: number;
   readonly rules: ModelRules;
+  /** The most tasks that each worker takes at once; Infinity where it does not say. */
+  readonly takes: readonly number[];
   readonly queueMs: number;
   readonly totalMs: number;
   readonly maxQueued: number;
@@ -142,7 +144,9 @@ export function draw(seed: number): Plan {
   const journal = !fleet && dice.chance(0.5);
   const roles = fleet ? drawRoles(dice) : (["all"] as const);
   const workers = dice.between(1, fleet ? 4 : 6);
-  const rules = drawRules(dice);
+  // From dice of their own, so that the other draws of a seed stay what they are.
+  const bounds = new Dice(seed * 104_729 + 5);
+  const rules = { ...drawRules(dice), ...drawBudgets(bounds) };
   const baseMs = dice.between(3, rules.workerMs / 4);
   const overMs = dice.between(800, 2500);
   const totalMs = rules.workerMs + dice.between(300, 2500);
@@ -161,6 +165,7 @@ export function draw(seed: number): Plan {
     perTaskMs: dice.some(0.5, 2),
     jitter: dice.some(0.5, 0.3),
     rules,
+    takes: Array.from({ length: workers }, () => (bounds.chance(0.15) ? bounds.between(1, 8) : Infinity)),
     queueMs: dice.between(300, totalMs),
     totalMs,
     maxQueued: dice.chance(0.2) ? dice.between(5, 40) : 10_000,
@@ -205,6 +210,14 @@ function drawRules(dice: Dice): ModelRules {
       budget: dice.pick([0.1, 0.5, 1]),
     },
     health: { failures: dice.between(1, 4), ejectMs: dice.between(100, 1000), maxEjectMs: 3000 },
+  };
+}
+
+/** Inputs are some ten bytes long, and so two or three tokens. */
+function drawBudgets(dice: Dice): Pick<ModelRules, "maxBatchTokens" | "maxBatchBytes"> {
+  return {
+    maxBatchTokens: dice.chance(0.15) ? dice.between(1, 30) : undefined,
+    maxBatchBytes: dice.chance(0.15) ? dice.between(5, 120) : undefined,
   };
 }
 

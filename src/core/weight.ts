@@ -1,0 +1,92 @@
+/**
+ * What a task weighs in its batch: tokens, estimated, and bytes, exact.
+ *
+ * Bytes are those of the input's JSON text in UTF-8. What a protocol puts around the inputs is not counted.
+ *
+ * Tokens are a guess that needs no tokenizer: one pass over the text, no parsing, nothing allocated.
+ *
+ *   an array of integers    its elements: they are tokens already
+ *   a string                Σ over its characters, rounded up: 1/4 for those below U+0370 (Latin) and general
+ *                           punctuation, 1 for any other (CJK, kana, hangul, emoji, Cyrillic …); an escape is
+ *                           the character that it stands for
+ *   anything else           the same sum over its JSON text, quotes and brackets included
+ *
+ * and at least 1. English prose has about four characters a token, so a budget in tokens is near what it says for
+ * that. Code, numbers and rare words have fewer characters a token and are guessed too low; scripts that a
+ * tokenizer knows well, such as Cyrillic, too high. Whoever knows better sets the budget by that factor higher or lower.
+ *
+ * `WeightEstimate` is the mean over the tasks of the last ten batches or so: sums that fade by a tenth with each
+ * batch, so that a batch counts by its tasks.
+ */
+import type { Json } from "./task.ts";
+
+const [TAB, NEWLINE, RETURN, SPACE] = [0x09, 0x0a, 0x0d, 0x20];
+const [QUOTE, COMMA, MINUS, BACKSLASH, OPEN, CLOSE] = [0x22, 0x2c, 0x2d, 0x5c, 0x5b, 0x5d];
+const [ZERO, NINE, SMALL_U] = [0x30, 0x39, 0x75];
+const PER_TOKEN = 4;
+const NOT_LATIN = 0x370;
+const [PUNCTUATION, PUNCTUATION_END] = [0x2000, 0x206f];
+/** The second half of a pair: its first half was counted. */
+const [TRAIL, TRAIL_END] = [0xdc00, 0xdfff];
+
+export function estimateTokens(input: Json): number {
+  const integers = countIntegers(input);
+  if (integers >= 0) return Math.max(1, integers);
+  const text = input.charCodeAt(0) === QUOTE;
+  const quarters = text ? quartersOf(input, 1, input.length - 1) : quartersOf(input, 0, input.length);
+  return Math.max(1, Math.ceil(quarters / PER_TOKEN));
+}
+
+export function inputBytes(input: Json): number {
+  return Buffer.byteLength(input);
+}
+
+/** The elements of an array of integers; -1 when it is something else. */
+function countIntegers(input: Json): number {
+  if (input.charCodeAt(0) !== OPEN) return -1;
+  let commas = 0;
+  let empty = true;
+  for (let at = 1; at < input.length; at++) {
+    const code = input.charCodeAt(at);
+    if ((code >= ZERO && code <= NINE) || code === MINUS) empty = false;
+    else if (code === COMMA) commas++;
+    else if (code === CLOSE) return empty ? 0 : commas + 1;
+    else if (code !== SPACE && code !== TAB && code !== NEWLINE && code !== RETURN) return -1;
+  }
+  return -1;
+}
+
+/** Quarters of a token. */
+function quartersOf(input: Json, from: number, end: number): number {
+  let quarters = 0;
+  for (let at = from; at < end; at++) {
+    let code = input.charCodeAt(at);
+    if (code === BACKSLASH) {
+      if (input.charCodeAt(++at) === SMALL_U) {
+        code = Number.parseInt(input.slice(at + 1, at + 5), 16);
+        at += 4;
+      }
+    }
+    if (code < NOT_LATIN || (code >= PUNCTUATION && code <= PUNCTUATION_END)) quarters += 1;
+    else if (code < TRAIL || code > TRAIL_END) quarters += PER_TOKEN;
+  }
+  return quarters;
+}
+
+const KEPT = 0.9;
+
+export class WeightEstimate {
+  #weight = 0;
+  #tasks = 0;
+
+  /** So many tasks weighed this much together. */
+  learn(weight: number, tasks: number): void {
+    this.#weight = KEPT * this.#weight + weight;
+    this.#tasks = KEPT * this.#tasks + tasks;
+  }
+
+  /** How many tasks of the usual weight are within a budget: at least one, and Infinity before any was weighed. */
+  within(budget: number): number {
+    return this.#tasks === 0 ? Infinity : Math.max(1, Math.floor((budget * this.#tasks) / this.#weight));
+  }
+}

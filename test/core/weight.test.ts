@@ -1,0 +1,96 @@
+/** What a task weighs. */
+import assert from "node:assert/strict";
+import { describe, test } from "node:test";
+import { Random } from "../../src/core/random.ts";
+import { estimateTokens, inputBytes, WeightEstimate } from "../../src/core/weight.ts";
+
+describe("estimateTokens", () => {
+  const cases: readonly (readonly [input: string, tokens: number])[] = [
+    ["[1,2,3]", 3],
+    ["[ -15 , 20000 ]", 2],
+    ["[\n\t7\r\n]", 1],
+    ["[]", 1],
+    ['""', 1],
+    ['"abcd"', 1],
+    ['"abcde"', 2],
+    ['"Größe, déjà"', 3],
+    ['"“quoted” — so…"', 4],
+    ['"你好世界"', 4],
+    ['"\\u4f60\\u597d"', 2],
+    ['"\\u0061bcd"', 1],
+    ['"a\\n\\"\\\\"', 1],
+    ['"😀"', 1],
+    ['"\\ud83d\\ude00"', 1],
+    ['"привет"', 6],
+    ["null", 1],
+    ["12345678", 2],
+    ["[1.5,2.5]", 3],
+    ["[[1],[2]]", 3],
+    ['["你好","hi"]', 5],
+    ['{"text":"abcdefgh"}', 5],
+  ];
+  for (const [input, tokens] of cases) {
+    test(`${JSON.stringify(input)} counts as ${tokens}`, () => assert.equal(estimateTokens(input), tokens));
+  }
+
+  test("a property: at least 1, never less for a longer text, and escapes change nothing", () => {
+    const random = new Random(7);
+    const alphabet = ["a", " ", "é", "\n", '"', "\\", "你", "ß", "…", "😀", "7", "Ж"];
+    for (let round = 0; round < 2000; round++) {
+      const letters = Array.from(
+        { length: Math.floor(random.next() * 40) },
+        () => alphabet[Math.floor(random.next() * alphabet.length)]!,
+      );
+      const text = letters.join("");
+      const tokens = estimateTokens(JSON.stringify(text));
+      assert.ok(tokens >= 1 && Number.isInteger(tokens));
+      assert.ok(estimateTokens(JSON.stringify(`${text}a`)) >= tokens);
+      const escaped = JSON.stringify(text).replaceAll(/[^\x20-\x7e]/g, escape);
+      assert.equal(JSON.parse(escaped), text);
+      assert.equal(estimateTokens(escaped), tokens, escaped);
+    }
+  });
+
+  test("a property: an array of integers counts its elements, however it is written", () => {
+    const random = new Random(3);
+    for (let length = 1; length < 200; length++) {
+      const numbers = Array.from({ length }, () => Math.floor((random.next() - 0.5) * 100_000));
+      assert.equal(estimateTokens(JSON.stringify(numbers)), length);
+      assert.equal(estimateTokens(JSON.stringify(numbers, undefined, 2)), length);
+    }
+  });
+});
+
+/** One unit of UTF-16. */
+function escape(unit: string): string {
+  return `\\u${unit.charCodeAt(0).toString(16).padStart(4, "0")}`;
+}
+
+test("bytes are those of the JSON text in UTF-8", () => {
+  for (const [input, bytes] of [
+    ['"abc"', 5],
+    ['"é"', 4],
+    ['"你"', 5],
+    ['"😀"', 6],
+  ] as const)
+    assert.equal(inputBytes(input), bytes);
+});
+
+describe("WeightEstimate", () => {
+  test("knows nothing at first, then how many of the usual weight fit, and at least one", () => {
+    const usual = new WeightEstimate();
+    assert.equal(usual.within(100), Infinity);
+    usual.learn(40, 4);
+    assert.equal(usual.within(100), 10);
+    assert.equal(usual.within(5), 1);
+  });
+
+  test("follows a change within some tens of batches, and a batch counts by its tasks", () => {
+    const usual = new WeightEstimate();
+    for (let batch = 0; batch < 100; batch++) usual.learn(160, 16);
+    usual.learn(1000, 1);
+    assert.ok(usual.within(1000) > 50, "one heavy task among many is no reason for small batches");
+    for (let batch = 0; batch < 50; batch++) usual.learn(1600, 16);
+    assert.equal(usual.within(1000), 10);
+  });
+});

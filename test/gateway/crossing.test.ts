@@ -1,0 +1,234 @@
+/** A request of many inputs: all through the one door, gathered in order, or given up together. */
+import assert from "node:assert/strict";
+import { describe, test } from "node:test";
+import { Admission } from "../../src/admission/admit.ts";
+import { Credentials } from "../../src/admission/credentials.ts";
+import { Gate } from "../../src/admission/gate.ts";
+import { Refusal } from "../../src/core/errors.ts";
+import type { Horizon } from "../../src/core/shed.ts";
+import { MemoryEngine } from "../../src/engine/memory.ts";
+import { Crossing, type Visitor } from "../../src/gateway/crossing.ts";
+import { Intake, type ModelDoor } from "../../src/gateway/intake.ts";
+import { VirtualClock } from "../../src/plan/virtual-clock.ts";
+import { Router } from "../../src/result/router.ts";
+import { Events } from "../../src/telemetry/events.ts";
+import type { Verdict } from "../../src/engine/engine.ts";
+
+const MODEL = "m";
+const TIERS = [{ name: "first", weight: 1 }];
+const caller = { tenant: "ann", tier: 0 };
+
+/** One worker that is free. */
+const HORIZON: Horizon = {
+  healthy: 1,
+  idle: 1,
+  overdue: 0,
+  perMs: 1,
+  nominalPerMs: 1,
+  batchSize: 64,
+  batchMs: 64,
+  runMs: 64,
+  deviationMs: 0,
+  freeAt: [0],
+  nextUsableAt: Infinity,
+};
+
+class Guest implements Visitor {
+  readonly trace = undefined;
+  readonly headers: Record<string, string> = {};
+  id = "";
+  model = "";
+  tier = "";
+  tenant = "";
+  work: Visitor["work"] = "own";
+  ending: Visitor["ending"] = undefined;
+  leave = (): void => {};
+
+  header(name: string): string | undefined {
+    return this.headers[name];
+  }
+
+  onGone(gone: () => void): void {
+    this.leave = gone;
+  }
+}
+
+class Stage {
+  readonly clock = new VirtualClock();
+  readonly engine: MemoryEngine;
+  readonly router: Router;
+  readonly admission: Admission;
+  readonly crossing: Crossing;
+
+  constructor(limits: { maxQueued?: number; perUserPerMinute?: number } = {}) {
+    const { clock } = this;
+    const events = new Events();
+    const options = {
+      models: new Map([[MODEL, { queueMs: 2000, totalMs: 4000 }]]),
+      tiers: 1,
+      maxQueued: limits.maxQueued ?? 1000,
+      maxQueuedBytes: 1_000_000,
+      results: { ttlMs: 60_000, evictAfterRead: false, maxBytes: 10_000_000 },
+      deadLetters: { max: 10, ttlMs: 60_000 },
+    };
+    const engine = (this.engine = new MemoryEngine(options, clock, events));
+    const router = (this.router = new Router(engine, clock));
+    const { perUserPerMinute } = limits;
+    const rates = { tiers: TIERS, ...(perUserPerMinute !== undefined && { perUserPerMinute }) };
+    const admission = (this.admission = new Admission(rates, engine, clock, events));
+    const prospects = { horizon: () => HORIZON, hasRoom: () => true, othersPerMs: () => 0 };
+    const thresholds = { targetUtilization: 0.7, lastTierDepth: 100, firstTierDepth: 500 };
+    const rules = {
+      ...thresholds,
+      mode: "predictive",
+      model: MODEL,
+      tiers: 1,
+      queueMs: 2000,
+      totalMs: 4000,
+    } as const;
+    const door: ModelDoor = {
+      name: MODEL,
+      totalMs: 4000,
+      cache: { ttlMs: 0, scope: "off" },
+      collapse: false,
+      gate: new Gate(rules, prospects, engine),
+      looksForFree: true,
+    };
+    const intake = new Intake([door], admission, router, engine, clock);
+    const credentials = new Credentials({ tiers: TIERS, anonymousTier: "first" }, {});
+    this.crossing = new Crossing({ credentials, intake, admission, router, engine, clock });
+  }
+
+  cross(guest: Guest, ...inputs: string[]) {
+    const freight = { model: MODEL, inputs: inputs.map((input) => JSON.stringify(input)), parameters: "" };
+    return this.crossing.cross(guest, caller, freight);
+  }
+
+  /** Claims everything that waits; the inputs, in the order of the batch. */
+  async claim() {
+    const batch = {
+      id: "b",
+      worker: "w",
+      reason: "full",
+      size: 0,
+      startedAt: this.clock.now(),
+      why: "",
+    } as const;
+    return this.engine.claim({ model: MODEL, parameters: "", max: 64, batch, leaseMs: 10_000 });
+  }
+
+  async end(
+    lease: Awaited<ReturnType<Stage["claim"]>>,
+    judge: (input: string) => Omit<Verdict, "id">,
+  ): Promise<void> {
+    const verdicts = lease.tasks.map(
+      ({ task }) => ({ id: task.id, ...judge(JSON.parse(task.input) as string) }) as Verdict,
+    );
+    await this.engine.settle(lease, verdicts.toReversed());
+  }
+}
+
+const echo = (input: string) => ({ kind: "done", output: JSON.stringify(`${input}!`) }) as const;
+
+async function refusalOf(crossing: Promise<unknown>): Promise<Refusal> {
+  try {
+    await crossing;
+  } catch (error) {
+    assert(error instanceof Refusal, String(error));
+    return error;
+  }
+  return assert.fail("it was not refused");
+}
+
+describe("a crossing", () => {
+  test("gives the outputs in the order of the inputs, whatever the batches and their order", async () => {
+    const stage = new Stage();
+    const guest = new Guest();
+    const crossed = stage.cross(guest, "a", "b", "c");
+    await stage.end(await stage.claim(), echo);
+    const { outputs, headers } = (await crossed)!;
+    assert.deepEqual(outputs, ['"a!"', '"b!"', '"c!"']);
+    assert.equal(headers[0], "x-ferry-batch-id");
+    assert.notEqual(guest.id, "");
+    assert.equal(stage.router.waiting, 0);
+  });
+
+  test("fails as a whole with the failure of one, and cancels what still waits", async () => {
+    const stage = new Stage();
+    const crossed = stage.cross(new Guest(), "a", "bad", "c");
+    const lease = await stage.claim();
+    const later = stage.cross(new Guest(), "d");
+    const one = lease.tasks.find(({ task }) => task.input === '"a"')!;
+    await stage.engine.settle(lease, [{ id: one.task.id, kind: "done", output: "1" }]);
+    const bad = lease.tasks.find(({ task }) => task.input === '"bad"')!;
+    await stage.engine.settle(lease, [
+      { id: bad.task.id, kind: "failed", code: "INPUT_REJECTED", message: "no" },
+    ]);
+    assert.equal((await refusalOf(crossed)).code, "INPUT_REJECTED");
+    await stage.end(await stage.claim(), echo);
+    assert.deepEqual((await later)!.outputs, ['"d!"']);
+    assert.equal(stage.router.waiting, 0);
+  });
+
+  test("a full queue refuses the request, and leaves nothing of it behind", async () => {
+    const stage = new Stage({ maxQueued: 2 });
+    assert.equal((await refusalOf(stage.cross(new Guest(), "a", "b", "c"))).code, "SERVICE_OVERLOADED");
+    assert.equal(stage.engine.stats().queued, 0);
+    assert.equal(stage.router.waiting, 0);
+  });
+
+  test("a client that leaves takes its tasks along", async () => {
+    const stage = new Stage();
+    const guest = new Guest();
+    const crossed = stage.cross(guest, "a", "b");
+    await new Promise(setImmediate);
+    guest.leave();
+    assert.equal(await crossed, undefined);
+    assert.equal(stage.engine.stats().queued, 0);
+    assert.equal(stage.router.waiting, 0);
+  });
+
+  test("is one request to the rates, however many inputs it has", async () => {
+    const stage = new Stage({ perUserPerMinute: 2 });
+    const first = stage.cross(new Guest(), "a", "b", "c");
+    await new Promise(setImmediate);
+    await stage.end(await stage.claim(), echo);
+    const { headers } = (await first)!;
+    assert.equal(headers[headers.indexOf("ratelimit-remaining") + 1], "1");
+    const second = stage.cross(new Guest(), "d");
+    await new Promise(setImmediate);
+    await stage.end(await stage.claim(), echo);
+    await second;
+    const third = await refusalOf(stage.cross(new Guest(), "e", "f"));
+    assert.deepEqual([third.code, stage.engine.stats().queued], ["RATE_LIMITED", 0]);
+  });
+
+  test("ends with the total timeout", async () => {
+    const stage = new Stage();
+    const refused = refusalOf(stage.cross(new Guest(), "a", "b"));
+    await stage.clock.run(stage.clock.now() + 4001);
+    assert.equal((await refused).code, "DEADLINE_EXCEEDED");
+    assert.equal(stage.router.waiting, 0);
+  });
+
+  test("while the process stops: told to send it again", async () => {
+    const stage = new Stage();
+    const refused = refusalOf(stage.cross(new Guest(), "a", "b"));
+    await new Promise(setImmediate);
+    stage.admission.draining = true;
+    stage.router.releaseAll();
+    assert.equal((await refused).code, "SERVICE_OVERLOADED");
+  });
+
+  test("an Idempotency-Key holds for each input", async () => {
+    const stage = new Stage();
+    const [one, two] = [new Guest(), new Guest()];
+    one.headers["idempotency-key"] = two.headers["idempotency-key"] = "k";
+    const both = [stage.cross(one, "a", "a"), stage.cross(two, "a", "a")];
+    const lease = await stage.claim();
+    assert.equal(lease.tasks.length, 2);
+    await stage.end(lease, echo);
+    for (const crossed of await Promise.all(both)) assert.deepEqual(crossed!.outputs, ['"a!"', '"a!"']);
+    assert.equal(two.work, "joined");
+  });
+});
