@@ -14,6 +14,7 @@ import type { Clock } from "../clock.ts";
 import type { Events } from "../telemetry/events.ts";
 import { authorizationOf, CONNECTION } from "./http.ts";
 import { reason } from "./http-exchange.ts";
+import { quote } from "./match.ts";
 import { CONNECT_TIMEOUT_MS, tlsTrouble, WorkerTls, type WorkerTlsOptions } from "./worker-tls.ts";
 
 export interface PassageOptions {
@@ -55,9 +56,11 @@ export interface Receiver {
   /** False: no more until `resume`. */
   data(chunk: Buffer): boolean;
   ended(): void;
-  /** `unseen`: no worker has seen any of it. */
-  failed(message: string, unseen: boolean): void;
+  failed(message: string, how: Failure): void;
 }
+
+/** `unseen`: no worker could be reached; `unfit`: it cannot be written as a request; `broken`: a worker had it. */
+export type Failure = "unseen" | "unfit" | "broken";
 
 export interface Underway {
   resume(): void;
@@ -95,12 +98,12 @@ export class Passage {
     let recalled = false;
     const next = (): void => {
       const stop = stops.shift();
-      if (stop === undefined) return receiver.failed("no worker is there", true);
+      if (stop === undefined) return receiver.failed("no worker is there", "unseen");
       call = new Call(receiver, (message) => {
         stop.downUntil = this.#clock.now() + this.#options.ejectMs;
         if (recalled) return;
         if (stops.length > 0) next();
-        else receiver.failed(message, true);
+        else receiver.failed(message, "unseen");
       });
       stop.send(parcel, call);
     };
@@ -176,7 +179,7 @@ class Stop {
     try {
       this.#connections().dispatch({ path, method, headers, body: parcel.body() }, call);
     } catch (error) {
-      call.onResponseError(undefined, error as Error);
+      call.unfit(error as Error);
     }
   }
 
@@ -225,6 +228,11 @@ class Call implements Dispatcher.DispatchHandler {
     this.#controller?.abort(new errors.RequestAbortedError());
   }
 
+  /** Nothing was done: what the client wrote is no header, or no path, that may be sent. */
+  unfit(error: Error): void {
+    if (this.#ends()) this.#receiver.failed(`it cannot be passed on: ${quote(error.message)}`, "unfit");
+  }
+
   /** The connection stands, and the request is about to be written. */
   onRequestStart(controller: Dispatcher.DispatchController): void {
     this.#controller = controller;
@@ -256,10 +264,10 @@ class Call implements Dispatcher.DispatchHandler {
     if (this.#controller === undefined) {
       this.#unseen(tls?.message ?? `cannot connect to the worker: ${reason(error)}`);
     } else if (error instanceof errors.HTTPParserError) {
-      this.#receiver.failed("the worker's answer is not HTTP/1.1", false);
+      this.#receiver.failed("the worker's answer is not HTTP/1.1", "broken");
     } else {
       const when = this.#answering ? "in the middle of its answer" : "before it answered";
-      this.#receiver.failed(`the worker closed the connection ${when} (${reason(error)})`, false);
+      this.#receiver.failed(`the worker closed the connection ${when} (${reason(error)})`, "broken");
     }
   }
 

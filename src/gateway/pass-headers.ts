@@ -93,8 +93,8 @@ const MAX_DECODINGS = 4;
  * Throws a Refusal for a path that could lead out of the worker's base: with a segment `.` or `..`, however it is
  * escaped, with slashes of either kind, or with the parameters that some servers cut off (`..;x`).
  */
-export function checkPath(path: string): void {
-  if (!path.startsWith("/") || path.startsWith("//")) throw unclear();
+export function checkPath(path: string, query = ""): void {
+  if (!path.startsWith("/") || path.startsWith("//") || !/^[\x21-\xff]*$/.test(path + query)) throw unclear();
   let form = path;
   for (let round = 0; round < MAX_DECODINGS; round++) {
     if (hasDots(form) || hasControl(form)) throw unclear();

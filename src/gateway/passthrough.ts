@@ -36,7 +36,7 @@ export interface Road {
       started(status: number, headers: readonly string[]): void;
       data(chunk: Buffer): boolean;
       ended(): void;
-      failed(message: string, unseen: boolean): void;
+      failed(message: string, how: "unseen" | "unfit" | "broken"): void;
     },
   ): { resume(): void; recall(): void };
 }
@@ -77,7 +77,7 @@ export class Passthrough implements Proxy {
 
   async forward(exchange: Exchange, passage: Passage): Promise<void> {
     const { model, path } = passage;
-    checkPath(path);
+    checkPath(path, exchange.query);
     if (/\bwebsocket\b/i.test(exchange.header("upgrade") ?? "")) {
       throw new Refusal(
         "INVALID_REQUEST",
@@ -150,7 +150,7 @@ class Crossover {
         started: (status, headers) => this.#started(status, headers),
         data: (chunk) => this.#data(chunk),
         ended: () => this.#ended(),
-        failed: (message, unseen) => this.#failed(message, unseen),
+        failed: (message, how) => this.#failed(message, how),
       },
     );
   }
@@ -203,10 +203,10 @@ class Crossover {
     this.#end.resolve(undefined);
   }
 
-  #failed(message: string, unseen: boolean): void {
+  #failed(message: string, how: "unseen" | "unfit" | "broken"): void {
     this.#alarm.cancel();
-    if (unseen) this.#end.resolve(message);
-    else this.#end.reject(new Refusal("INFERENCE_FAILED", message));
+    if (how === "unseen") return this.#end.resolve(message);
+    this.#end.reject(new Refusal(how === "unfit" ? "INVALID_REQUEST" : "INFERENCE_FAILED", message));
   }
 
   /** One alarm for a whole stream: when it rings it looks how long ago something moved. */
