@@ -20,6 +20,7 @@ import { environment, render, type Environment, type Section } from "./report.ts
 import { figure, isMet, type Bench, type Scenario } from "./scenario.ts";
 import { auth } from "./scenarios/auth.ts";
 import { embedded } from "./scenarios/embedded.ts";
+import { embeddings } from "./scenarios/embeddings.ts";
 import { floor } from "./scenarios/floor.ts";
 import { halved } from "./scenarios/halved.ts";
 import { held } from "./scenarios/held.ts";
@@ -50,6 +51,7 @@ const scenarios: readonly Scenario[] = [
   tiers,
   tenants,
   halved,
+  embeddings,
   redisLatency,
   redis,
   redisTenThousand,

@@ -35,10 +35,12 @@ export interface SimulatedModel {
   readonly timeouts?: Timeouts;
 }
 
-/** Workers that are processes of the benchmark (worker.ts). */
+/** Workers that are processes of the benchmark (worker.ts, embeddings.ts). */
 export interface HttpModel {
   readonly name: string;
   readonly urls: readonly string[];
+  /** Left out: `batch`. */
+  readonly protocol?: string;
   readonly maxBatchSize?: number;
   readonly timeouts?: Timeouts;
 }
@@ -231,8 +233,8 @@ function configuration(setup: FerrySetup, port: number): unknown {
 
 function modelOf(model: SimulatedModel | HttpModel): object {
   if ("urls" in model) {
-    const { urls, ...rest } = model;
-    return { backend: { kind: "http", protocol: "batch", workers: urls }, ...rest };
+    const { urls, protocol = "batch", ...rest } = model;
+    return { backend: { kind: "http", protocol, workers: urls }, ...rest };
   }
   const { workers, baseMs, hangRate = 0, ...rest } = model;
   return { backend: { kind: "simulated", workers, baseMs, perItemMs: 0, hangRate }, ...rest };

@@ -298,7 +298,12 @@ describe("docs", () => {
   });
 
   test("every relative link in the docs leads somewhere", () => {
-    for (const file of [...list("*.md"), ...list("docs/*.md"), "bench/README.md"]) {
+    for (const file of [
+      ...list("*.md"),
+      ...list("docs/*.md"),
+      ...list("examples/*/README.md"),
+      "bench/README.md",
+    ]) {
       for (const [, target] of read(file).matchAll(/\]\((?!https?:|#|mailto:)([^)#]+)[^)]*\)/g)) {
         assert.equal(globSync(join(root, dirname(file), target!)).length, 1, `${file} → ${target}`);
       }
@@ -309,6 +314,7 @@ describe("docs", () => {
     for (const file of [
       ...list("*.md"),
       ...list("docs/*.md"),
+      ...list("examples/*/*"),
       ...everything,
       "package.json",
       "package-lock.json",

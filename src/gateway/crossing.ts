@@ -46,6 +46,8 @@ export interface Freight {
   readonly model: string;
   readonly inputs: readonly Json[];
   readonly parameters: Json;
+  /** See Drafts. */
+  readonly drawn?: boolean | undefined;
 }
 
 export interface Crossed {
@@ -125,12 +127,13 @@ export class Crossing {
   }
 
   /** All in one moment, so that they can leave in one batch. */
-  async #submit(visitor: Visitor, caller: Caller, { model, inputs, parameters }: Freight): Promise<Ticket[]> {
+  async #submit(visitor: Visitor, caller: Caller, freight: Freight): Promise<Ticket[]> {
+    const { model, inputs, parameters, drawn } = freight;
     const key = visitor.header("idempotency-key");
     const authorization = visitor.header("authorization");
     const submit = (input: Json, at: number): Promise<Ticket> => {
       const idempotencyKey = key === undefined ? undefined : `${key}#${at}`;
-      const draft = { model, input, parameters, idempotencyKey, authorization };
+      const draft = { model, input, parameters, idempotencyKey, authorization, drawn };
       return this.#intake.submit(draft, caller, visitor.trace, false);
     };
     if (inputs.length === 1) return [await submit(inputs[0]!, 0)];

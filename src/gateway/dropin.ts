@@ -161,17 +161,18 @@ export class DropIns {
     const drafts = route.read({ names: place.names, body, header: (name) => exchange.header(name) });
     const model = place.pinned ?? this.#modelFor(protocol, drafts.model);
     if ("unbatched" in drafts) return this.#pass(exchange, model, place, caller, body);
-    const { inputs, parameters } = drafts;
-    const crossed = await crossing.cross(exchange, caller, { model: model.name, inputs, parameters });
+    const { inputs, parameters, drawn } = drafts;
+    const crossed = await crossing.cross(exchange, caller, { model: model.name, inputs, parameters, drawn });
     if (crossed === undefined || exchange.answered) return;
     const headers = ["x-request-id", exchange.id, ...crossed.headers];
-    send(exchange, drafts.render(crossed.outputs, model.name), headers);
+    const request = { id: exchange.id, at: exchange.startedAt };
+    send(exchange, drafts.render(crossed.outputs, model.name, request), headers);
   }
 
   async #tell(exchange: Exchange, protocol: Protocol, route: AboutRoute, place: Place): Promise<void> {
     exchange.errorShape = protocol.client.fail;
     const caller = route.open === true ? undefined : await this.#parts.crossing.enter(exchange);
-    const about = this.#about(protocol, place);
+    const about = this.#about(route, place);
     const told = route.tell(about);
     if (told === "worker") {
       const model = this.#models.find(({ name }) => name === about.model?.name);
@@ -182,9 +183,12 @@ export class DropIns {
     throw new Refusal("NOT_FOUND", "there is no such model here");
   }
 
-  #about(protocol: Protocol, { pinned, names }: Place): About {
+  #about({ path }: AboutRoute, { pinned, names }: Place): About {
     const { ready, version } = this.#parts;
-    const speakers = this.#models.filter(({ protocols }) => protocols.includes(protocol));
+    // Several protocols may have the same question.
+    const speakers = this.#models.filter(({ protocols }) =>
+      protocols.some(({ client }) => client.about.some((route) => route.path === path)),
+    );
     const named = pinned ?? speakers.find(({ name }) => name === names["model"]);
     const only = names["model"] === undefined && speakers.length === 1 ? speakers[0] : undefined;
     const model = named ?? only;

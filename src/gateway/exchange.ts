@@ -122,9 +122,10 @@ export class Exchange implements AnsweredRequest {
     return this.#response.writableEnded || this.#left;
   }
 
-  /** Calls `gone` when the client leaves before it is answered. */
+  /** Calls `gone` when the client leaves before it is answered; at once when it did already. */
   onGone(gone: () => void): void {
-    this.#gone = gone;
+    if (this.#left) gone();
+    else this.#gone = gone;
   }
 
   /** The listener's word that the connection, or this answer, is at its end. */

@@ -32,6 +32,8 @@ export interface Draft {
   readonly idempotencyKey: string | undefined;
   /** The client's own, for models that send it on. */
   readonly authorization?: string | undefined;
+  /** Its outcome is drawn by lot: it is nobody else's, neither now nor later. */
+  readonly drawn?: boolean | undefined;
 }
 
 export interface ModelDoor {
@@ -189,9 +191,11 @@ const NOTHING_SHARED: Shared = { content: "", sharing: {} };
  * tenant too: a model that draws its answer by lot would give two strangers the same one.
  */
 function share(draft: Draft, model: ModelDoor, caller: Caller): Shared {
-  const { collapse, cache } = model;
-  const { idempotencyKey } = draft;
-  if (!collapse && cache.scope === "off" && idempotencyKey === undefined) return NOTHING_SHARED;
+  const { cache } = model;
+  const { idempotencyKey, drawn = false } = draft;
+  const collapse = model.collapse && !drawn;
+  const cached = cache.scope !== "off" && !drawn;
+  if (!collapse && !cached && idempotencyKey === undefined) return NOTHING_SHARED;
   const content = `${hash("sha256", canonical(draft.input), "base64url")} ${model.name} ${draft.parameters}`;
   // Neither a name, nor canonical JSON, nor a key holds a line break.
   const own = `${content}\n${caller.tenant}`;
@@ -202,7 +206,7 @@ function share(draft: Draft, model: ModelDoor, caller: Caller): Shared {
     home: homeOf(content),
     sharing: {
       ...(collapse && { joinKey: own }),
-      ...(cache.scope !== "off" && { cacheKey, cacheTtlMs: cache.ttlMs }),
+      ...(cached && { cacheKey, cacheTtlMs: cache.ttlMs }),
       ...(idempotencyKey !== undefined && {
         idempotency: { key: `${idempotencyKey}\n${caller.tenant}`, fingerprint: content },
       }),

@@ -6,7 +6,7 @@
  */
 import { splitField } from "../core/json-split.ts";
 import type { Json } from "../core/task.ts";
-import { detached, without } from "./fields.ts";
+import { detached, sent, without } from "./fields.ts";
 import type { Outputs, Replied, WorkerSide } from "./protocol.ts";
 
 export const batch: WorkerSide = {
@@ -16,9 +16,10 @@ export const batch: WorkerSide = {
 };
 
 export function batchText(inputs: readonly Json[], parameters: Json): Json {
-  return parameters === ""
+  const told = sent(parameters);
+  return told === ""
     ? `{"inputs":[${inputs.join(",")}]}`
-    : `{"inputs":[${inputs.join(",")}],"parameters":${parameters}}`;
+    : `{"inputs":[${inputs.join(",")}],"parameters":{${told}}}`;
 }
 
 function outputs({ body }: Replied): Outputs {

@@ -9,15 +9,23 @@ import type { Json } from "../core/task.ts";
 
 const LITTLE = endianness() === "LE";
 
-/** Either form; undefined when it is neither. */
+/** Whether it is one of either form: numbers and nothing else, or base64 of whole float32s. */
 export function isEmbedding(text: Json): boolean {
-  return text.startsWith("[") || text.startsWith('"');
+  if (text.startsWith("[")) return /^\[[-+\d.eE,\s]*\]$/.test(text);
+  if (!text.startsWith('"')) return false;
+  const base64 = contentOf(text);
+  return /^[A-Za-z0-9+/]*={0,2}$/.test(base64) && Buffer.byteLength(base64, "base64") % 4 === 0;
+}
+
+/** Some servers write a slash as `\/`. */
+function contentOf(text: Json): string {
+  return text.includes("\\") ? (JSON.parse(text) as string) : text.slice(1, -1);
 }
 
 /** `[0.1,…]` of either form. */
 export function asNumbers(text: Json): Json {
   if (!text.startsWith('"')) return text;
-  const bytes = Buffer.from(text.slice(1, -1), "base64");
+  const bytes = Buffer.from(contentOf(text), "base64");
   const numbers: number[] = [];
   for (let at = 0; at + 4 <= bytes.length; at += 4) numbers.push(bytes.readFloatLE(at));
   // NaN and the infinities have no JSON; a null says at least where they stood.

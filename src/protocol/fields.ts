@@ -83,12 +83,17 @@ export function parametersOf(
   return parts.length === 0 ? "" : canonical(`{${parts.join(",")}}`);
 }
 
-/** `"name":value,…` of the parameters that a worker is told: all but those that begin with `$`. */
-export function sent(parameters: Json): string {
-  if (parameters === "" || !parameters.includes('"$')) return parameters.slice(1, -1);
+const NONE: ReadonlySet<string> = new Set();
+
+/**
+ * `"name":value,…` of the parameters that a worker is told: all but those that begin with `$`, and those that a call
+ * sets itself (`but`), which a caller of Ferry's own API can write there too.
+ */
+export function sent(parameters: Json, but: ReadonlySet<string> = NONE): string {
+  if (parameters === "" || (but.size === 0 && !parameters.includes('"$'))) return parameters.slice(1, -1);
   const parts: string[] = [];
   for (const [name, text] of cutFields(parameters) ?? []) {
-    if (!name.startsWith("$")) parts.push(`${JSON.stringify(name)}:${text}`);
+    if (!name.startsWith("$") && !but.has(name)) parts.push(`${JSON.stringify(name)}:${text}`);
   }
   return parts.join(",");
 }

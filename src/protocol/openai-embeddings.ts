@@ -11,8 +11,9 @@
  *
  * A task's output is `{"embedding":…,"prompt_tokens":n}`; from other backends the embedding alone will do.
  */
-import type { Json } from "../core/task.ts";
+import { Refusal } from "../core/errors.ts";
 import { splitField } from "../core/json-split.ts";
+import type { Json } from "../core/task.ts";
 import { asBase64, asNumbers, isEmbedding } from "./embedding.ts";
 import {
   cutFields,
@@ -28,9 +29,10 @@ import {
   without,
 } from "./fields.ts";
 import { openaiError } from "./openai-errors.ts";
+import { byIndex } from "./openai-list.ts";
 import { listModels, showModel } from "./openai-models.ts";
 import type { Answer, Asked, Call, Drafts, Outputs, Protocol, Replied } from "./protocol.ts";
-import { apportion, weightOf } from "./usage.ts";
+import { apportion, tokenCount, weightOf } from "./usage.ts";
 
 const PATH = "/v1/embeddings";
 const OWN: ReadonlySet<string> = new Set(["model", "input", "encoding_format", "user"]);
@@ -95,18 +97,17 @@ function render(outputs: readonly Json[], model: string, format: "float" | "base
   };
 }
 
-/** Of a task's output, from whichever backend. */
+/** Of a task's output, from whichever backend. Throws a Refusal. */
 export function embeddingOf(output: Json): { embedding: Json; promptTokens: number } {
-  if (isEmbedding(output)) return { embedding: output, promptTokens: 0 };
-  const fields = cutFields(output);
-  return {
-    embedding: fields?.get("embedding") ?? "[]",
-    promptTokens: Number(fields?.get("prompt_tokens") ?? 0),
-  };
+  const fields = output.startsWith("{") ? cutFields(output) : undefined;
+  const embedding = fields === undefined ? output : (fields.get("embedding") ?? "");
+  if (!isEmbedding(embedding))
+    throw new Refusal("INFERENCE_FAILED", "the model's output is not an embedding");
+  return { embedding, promptTokens: tokenCount(output, "prompt_tokens") ?? 0 };
 }
 
 function call(inputs: readonly Json[], parameters: Json, model: string): Call {
-  const more = sent(parameters);
+  const more = sent(parameters, OWN);
   const fields = more === "" ? "" : `,${more}`;
   return {
     body: `{"model":${JSON.stringify(model)},"input":[${inputs.join(",")}],"encoding_format":"base64"${fields}}`,
@@ -117,12 +118,15 @@ function outputs({ body }: Replied, inputs: readonly Json[]): Outputs {
   const text = body.toString("utf8");
   const { elements, flaw } = splitField(text, "data");
   if (flaw !== undefined) return { flaw };
-  const embeddings = inOrder(elements, inputs.length);
-  if (typeof embeddings === "string") return { flaw: embeddings };
-  const tokens = promptTokens(cutFields(text)?.get("usage"));
+  if (elements.length !== inputs.length) {
+    return { flaw: `has ${elements.length} embeddings for ${inputs.length} inputs` };
+  }
+  const embeddings = byIndex(elements, "embedding", embeddingIn);
+  if (embeddings.flaw !== undefined) return embeddings;
+  const tokens = tokenCount(cutFields(text)?.get("usage"), "prompt_tokens");
   const parts = tokens === undefined ? [] : apportion(tokens, inputs.map(weightOf));
   return {
-    outputs: embeddings.map((embedding, at) =>
+    outputs: embeddings.parts.map((embedding, at) =>
       objectText({
         embedding: detached(embedding),
         prompt_tokens: parts[at] === undefined ? undefined : String(parts[at]),
@@ -131,25 +135,7 @@ function outputs({ body }: Replied, inputs: readonly Json[]): Outputs {
   };
 }
 
-/** By `index`, which must name each place once; by position where nobody says one. A text is what is wrong. */
-function inOrder(elements: readonly Json[], count: number): readonly Json[] | string {
-  if (elements.length !== count) return `has ${elements.length} embeddings for ${count} inputs`;
-  const placed: (Json | undefined)[] = Array.from({ length: count });
-  for (const [position, element] of elements.entries()) {
-    const fields = cutFields(element);
-    const embedding = fields?.get("embedding");
-    if (embedding === undefined || !isEmbedding(embedding))
-      return `has no embedding at ${position} of "data"`;
-    const at = Number(fields!.get("index") ?? position);
-    if (!Number.isInteger(at) || at < 0 || at >= count) return `has an index out of range in "data"`;
-    if (placed[at] !== undefined) return `has the index ${at} twice in "data"`;
-    placed[at] = embedding;
-  }
-  return placed as readonly Json[];
-}
-
-/** Undefined where the worker does not say. */
-export function promptTokens(usage: Json | undefined): number | undefined {
-  const text = usage === undefined ? undefined : cutFields(usage)?.get("prompt_tokens");
-  return text !== undefined && /^\d{1,15}$/.test(text) ? Number(text) : undefined;
+function embeddingIn(fields: Fields): Json | undefined {
+  const embedding = fields.get("embedding");
+  return embedding !== undefined && isEmbedding(embedding) ? embedding : undefined;
 }

@@ -49,8 +49,17 @@ export interface Drafts {
   readonly inputs: readonly Json[];
   /** Canonical; "" when there are none. */
   readonly parameters: Json;
-  /** One output per input, in order. `model` is its name here. */
-  render(outputs: readonly Json[], model: string): Answer;
+  /** Drawn by lot: equal inputs want answers of their own, so none is reused. */
+  readonly drawn?: boolean;
+  /** One output per input, in order. `model` is its name here. May throw a Refusal. */
+  render(outputs: readonly Json[], model: string, request?: Rendered): Answer;
+}
+
+/** The request that an answer is for; always given, but by tests. */
+export interface Rendered {
+  readonly id: string;
+  /** When it came, in milliseconds since 1970. */
+  readonly at: number;
 }
 
 /** It cannot share a batch (a stream, a seed): it goes to a worker of this model as it came. */

@@ -1,8 +1,10 @@
 /** The one list of drop-in protocols. */
+import { openaiCompletions } from "./openai-completions.ts";
 import { openaiEmbeddings } from "./openai-embeddings.ts";
 import type { Protocol, ProtocolName } from "./protocol.ts";
 
 /** A name without a protocol is one that this version does not speak yet. */
 export const protocols: Readonly<Partial<Record<ProtocolName, Protocol>>> = {
+  "openai-completions": openaiCompletions,
   "openai-embeddings": openaiEmbeddings,
 };

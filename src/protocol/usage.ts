@@ -6,6 +6,7 @@
  * whoever comes first.
  */
 import type { Json } from "../core/task.ts";
+import { cutFields } from "./fields.ts";
 
 /** Whole numbers that sum to `total`; equal parts when no weight is above 0. */
 export function apportion(total: number, weights: readonly number[]): number[] {
@@ -29,6 +30,12 @@ export function apportion(total: number, weights: readonly number[]): number[] {
     left--;
   }
   return parts;
+}
+
+/** Of a `usage` object; undefined where it does not say, or nothing that can be shared out exactly. */
+export function tokenCount(usage: Json | undefined, name: string): number | undefined {
+  const text = usage === undefined ? undefined : cutFields(usage)?.get(name);
+  return text !== undefined && /^\d{1,12}$/.test(text) ? Number(text) : undefined;
 }
 
 /** How much of a batch's tokens an input is likely to have: a token array says it, a text by its length. */

@@ -134,6 +134,13 @@ describe("a reply becomes outputs", () => {
     assert.match(flaw({ data: [element(0), element(1), { index: 2 }] })!, /no embedding at 2/);
     assert.match(flaw({ data: [element(0), element(1), element(2, null)] })!, /no embedding at 2/);
     assert.match(flaw({ data: [element(0), element(1), 7] })!, /no embedding at 2/);
+    assert.match(
+      flaw({ data: [element(0), element(1), { embedding: [1] }] })!,
+      /some of its embeddings only/,
+    );
+    for (const embedding of [[null], ["a"], [[1]], "AAAA", "no base64!"]) {
+      assert.match(flaw({ data: [element(0), element(1), element(2, embedding)] })!, /no embedding at 2/);
+    }
     assert.match(flaw({ data: {} })!, /not an array/);
     assert.match(flaw({ embeddings: [] })!, /has no "data"/);
     assert.match(flaw('{"data":[],"data":[]}')!, /twice/);
@@ -181,6 +188,17 @@ describe("outputs become the answer", () => {
       [[1, 2], [3]],
     );
     assert.deepEqual(usage, { prompt_tokens: 0, total_tokens: 0 });
+  });
+
+  test("what a function must not return is an error of ours, not an answer", () => {
+    for (const output of ["null", "7", "{}", '"no base64!"', '"AAAA"', "[null]", '["a"]', "[[1]]"]) {
+      assert.throws(
+        () => read({ input: "a" }).render([output], "m"),
+        (error) => error instanceof Refusal && error.code === "INFERENCE_FAILED",
+        output,
+      );
+    }
+    assert.deepEqual(answer("float", ['"AACAPw=="', '"\\/wAAAA=="', "[]", "[ 1, -2.5e-3 ]"]).data.length, 4);
   });
 
   test("number texts of a worker that sends numbers are not touched", () => {

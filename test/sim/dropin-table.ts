@@ -11,6 +11,7 @@
  */
 import type { Call, ProtocolName } from "../../src/protocol/protocol.ts";
 import { protocols } from "../../src/protocol/protocols.ts";
+import { completions } from "./dropin-completions.ts";
 import { embeddings } from "./dropin-openai.ts";
 import type { Dice } from "./plan.ts";
 
@@ -41,6 +42,7 @@ export interface Speaker {
 
 export const speakers: Readonly<Partial<Record<ProtocolName, Speaker>>> = {
   "openai-embeddings": embeddings,
+  "openai-completions": completions,
 };
 
 export const played = Object.keys(speakers).filter((name) => name in protocols) as ProtocolName[];
