@@ -164,6 +164,9 @@ export interface LimitsConfig {
   readonly requestTimeoutMs: number;
   readonly keepAliveTimeoutMs: number;
   readonly drainMs: number;
+  /** Requests on their way past the batches, and how long nothing of an answer may move. */
+  readonly maxPassthrough: number;
+  readonly passthroughIdleMs: number;
 }
 
 export interface ModelConfig {
@@ -218,6 +221,8 @@ export interface HttpBackendConfig {
   readonly model?: string;
   /** What is sent to workers as `Authorization`: never to be shown. */
   readonly authorization?: string;
+  /** Workers get the client's `Authorization`. */
+  readonly forwardAuthorization: boolean;
   readonly maxReplyBytes: number;
   /** Left out: workers are not asked how they are. */
   readonly healthPath?: string;

@@ -5,7 +5,9 @@ import { randomInt, randomUUID } from "node:crypto";
 import { Admission } from "./admission/admit.ts";
 import { Gate, type Prospects } from "./admission/gate.ts";
 import type { Backend } from "./backend/backend.ts";
+import type { KnownWorker } from "./backend/passthrough.ts";
 import { SimulatedBackend } from "./backend/simulated.ts";
+import { Vault } from "./backend/vault.ts";
 import { makeBackend } from "./backends.ts";
 import { hasAddresses } from "./banner.ts";
 import { Certificates } from "./certificates.ts";
@@ -72,6 +74,8 @@ export class Ferry {
   readonly #dispatchers: Dispatcher[] = [];
   /** By model. */
   readonly #prospects = new Map<string, Prospects>();
+  /** Clients' own credentials, by model. */
+  readonly #vaults: ReadonlyMap<string, Vault>;
   /** How to undo what was started, in the order in which it was started. */
   readonly #undo: (() => Promise<void> | void)[] = [];
   #admission: Admission | undefined;
@@ -102,6 +106,7 @@ export class Ferry {
       clock,
       models.map(({ name }) => name),
     );
+    this.#vaults = new Map(models.filter(forwards).map((model) => [model.name, this.#vault(model)]));
     this.#tracing = tracingOf(telemetry, process.env);
     logEvents(this.events, clock, telemetry.logLevel, log);
   }
@@ -110,7 +115,7 @@ export class Ferry {
     const { models } = this.#config;
     const runs = this.#role !== "gateway";
     await this.#openTls();
-    const backends = runs ? models.map((model) => makeBackend(model, this.#clock, this.events)) : [];
+    const backends = runs ? models.map((model) => this.#backend(model)) : [];
     // A store that cannot be used is told before models are loaded, which may take minutes.
     const early = this.#config.engine.kind === "redis" ? await this.#openEngine() : undefined;
     for (const backend of backends) this.#undo.push(() => backend.stop());
@@ -126,6 +131,16 @@ export class Ferry {
     this.#undo.push(() => reaper.stop());
     await this.#openAdmin(opened);
     if (this.#role !== "batcher") await this.#openDoors(opened);
+  }
+
+  #backend(model: ModelConfig): Backend {
+    return makeBackend(model, this.#clock, this.events, this.#vaults.get(model.name));
+  }
+
+  /** For as long as a task of that model lives, and for as many as can wait. */
+  #vault({ timeouts }: ModelConfig): Vault {
+    const ttlMs = timeouts.totalMs + timeouts.workerMs;
+    return new Vault({ ttlMs, max: this.#config.limits.maxQueued }, this.#clock);
   }
 
   /** Early, for the same reason: a certificate that cannot be used is told before models are loaded. */
@@ -295,11 +310,17 @@ export class Ferry {
     const parts = { credentials, intake, admission, router, engine, clock };
     const native = new NativeProtocol({ ...api, durable }, parts);
     const crossing = new Crossing(parts);
-    const dropIns = openDropIns(this.#config, {
+    const { dropIns, close } = await openDropIns(this.#config, {
       crossing,
+      admission,
+      clock,
+      // Those who run batches tell what there is to tell about certificates.
+      events: this.#role === "gateway" ? this.events : new Events(),
+      workers: (at) => this.#dispatchers[at] && knownWorkers(this.#dispatchers[at], clock.now()),
       healthy: (model) => this.#healthy(model),
       draining: () => this.#draining,
     });
+    this.#undo.push(close);
     const described = { ...healthRoutes(() => this.#draining), ...openapiRoutes(credentials.required) };
     const routes = { ...dropIns.routes(), ...native.routes(), ...described };
     const listener = (this.#listener = new Listener(routes, limits, clock, this.events, {
@@ -345,7 +366,8 @@ export class Ferry {
     const gate = new Gate(rules, this.#prospects.get(name)!, engine);
     const looksForFree = this.#membership === undefined;
     const screen = screenFor(model.deny);
-    return { name, totalMs: timeouts.totalMs, cache, collapse, gate, looksForFree, screen };
+    const vault = this.#vaults.get(name);
+    return { name, totalMs: timeouts.totalMs, cache, collapse, gate, looksForFree, screen, vault };
   }
 
   /** How a model's workers are: those of this process, or of the whole fleet. */
@@ -357,6 +379,17 @@ export class Ferry {
       othersPerMs: () => 0,
     };
   }
+}
+
+function forwards({ backend }: ModelConfig): boolean {
+  return backend.kind === "http" && backend.forwardAuthorization;
+}
+
+function knownWorkers({ workers }: Dispatcher, now: number): KnownWorker[] {
+  return workers.slots.flatMap((slot) => {
+    const { address } = slot.worker;
+    return address === undefined ? [] : [{ address, well: slot.state(now) !== "down" }];
+  });
 }
 
 function ofFleet({ backend }: ModelConfig, member: string): { shared: boolean } | { suffix: string } {

@@ -86,6 +86,10 @@ const backends = oneOf(
           example: "Bearer ${WORKER_KEY}",
         }),
       ),
+      forwardAuthorization: boolean(
+        "Whether workers get the client's own `Authorization`; only with auth.mode none and engine.kind memory.",
+        false,
+      ),
       healthPath: optional(
         urlPath("Where each worker answers 2xx while it is well, with its load if it knows.", "/health"),
       ),
@@ -349,6 +353,12 @@ export const settings = group("Everything Ferry can be told.", {
       "How long an idle connection stays open; longer than a load balancer's.",
       75 * second,
     ),
+    maxPassthrough: integer("Requests that are passed through at once (`passthrough`, streams).", {
+      default: 256,
+      min: 1,
+      max: 100_000,
+    }),
+    passthroughIdleMs: timeout("How long nothing may move of an answer that is passed through.", minute),
     drainMs: integer("How long accepted work may go on after a signal to stop.", {
       default: 15 * second,
       min: 0,

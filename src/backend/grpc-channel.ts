@@ -299,7 +299,7 @@ class Call {
     const tls = error && tlsTrouble(error);
     if (tls?.final === true) return lost("nobody", tls.message);
     if (error !== undefined && speaksNoHttp2(error)) return unreachable(new NoHttp2());
-    const why = error === undefined ? "connection closed" : reason(error, codeText(error));
+    const why = error === undefined ? "connection closed" : reason(error);
     return lost(this.#sent ? "batch" : "nobody", `worker closed the connection ${when} (${why})`);
   }
 
@@ -332,7 +332,7 @@ function unreachable(error: Error): GrpcResult {
   if (error instanceof NoHttp2) return lost("worker", "worker does not speak HTTP/2 at this address");
   const tls = tlsTrouble(error);
   if (tls !== undefined) return lost("nobody", tls.message);
-  return lost("nobody", `cannot connect to the worker: ${reason(error, codeText(error))}`);
+  return lost("nobody", `cannot connect to the worker: ${reason(error)}`);
 }
 
 /** What Node says when the bytes that come are no frames. */

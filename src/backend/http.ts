@@ -15,6 +15,7 @@ import assert from "node:assert/strict";
 import { Client } from "undici";
 import type { Clock } from "../clock.ts";
 import { batch as batchApi } from "../protocol/batch.ts";
+import { uncredited } from "../protocol/credential.ts";
 import type { Call, WorkerSide } from "../protocol/protocol.ts";
 import type { Events } from "../telemetry/events.ts";
 import type { Backend, Batch, Reply, Worker, WorkerHealth } from "./backend.ts";
@@ -33,6 +34,8 @@ export interface HttpOptions {
   readonly model?: string;
   /** What is sent as `Authorization`; left out: nothing. Never to be shown. */
   readonly authorization?: string;
+  /** Where clients' own credentials are, which go to the workers in its place; left out: they do not. */
+  readonly vault?: { find(name: string): string | undefined } | undefined;
   readonly maxReplyBytes: number;
   /** Left out: workers are not asked how they are. */
   readonly healthPath?: string;
@@ -54,6 +57,17 @@ export interface HttpAround {
 const IDLE_CONNECTION_MS = 1_000;
 /** So long a worker whose reply could not be cut gets one task at a time; then the next batch is tried. */
 const INSEPARABLE_HOLDS_MS = 60_000;
+
+/** What holds for every connection to a worker. */
+export const CONNECTION = {
+  pipelining: 1,
+  // HTTP/2 would share one connection between an aborted exchange and the next.
+  allowH2: false,
+  connectTimeout: CONNECT_TIMEOUT_MS,
+  keepAliveTimeout: IDLE_CONNECTION_MS,
+  headersTimeout: 0,
+  bodyTimeout: 0,
+} as const;
 
 export class HttpBackend implements Backend {
   readonly #options: HttpOptions;
@@ -124,6 +138,7 @@ class HttpWorker implements Worker {
   readonly #path: string;
   readonly #basePath: string;
   readonly #headers: Record<string, string>;
+  readonly #vault: HttpOptions["vault"];
   readonly #maxReplyBytes: number;
   readonly #tls: WorkerTls;
   readonly #clock: Clock;
@@ -156,6 +171,7 @@ class HttpWorker implements Worker {
     this.#basePath = protocol.basePath(url.pathname);
     const credentials = authorizationOf(url, options.authorization);
     this.#headers = { "content-type": "application/json", accept: "application/json", ...credentials };
+    this.#vault = options.vault;
     this.#maxReplyBytes = maxReplyBytes;
     this.#tls = tls;
     this.#clock = clock;
@@ -202,12 +218,26 @@ class HttpWorker implements Worker {
   }
 
   #headersFor({ traceparent }: Batch, { type, headers }: Call): Record<string, string> {
-    const own = traceparent === undefined ? this.#headers : { ...this.#headers, traceparent };
-    if (type === undefined && headers === undefined) return own;
-    return { ...own, ...(type !== undefined && { "content-type": type, accept: "*/*" }), ...headers };
+    return {
+      ...this.#headers,
+      ...(traceparent !== undefined && { traceparent }),
+      ...(type !== undefined && { "content-type": type, accept: "*/*" }),
+      ...headers,
+    };
   }
 
-  run(batch: Batch, signal: AbortSignal): Promise<Reply> {
+  run(given: Batch, signal: AbortSignal): Promise<Reply> {
+    if (this.#vault === undefined) return this.#run(given, signal, undefined);
+    const { parameters, name } = uncredited(given.parameters);
+    const authorization = name === undefined ? undefined : this.#vault.find(name);
+    if (name === undefined || authorization !== undefined)
+      return this.#run({ ...given, parameters }, signal, authorization);
+    const message =
+      "the client's credential is not known any more (it is kept in memory only); send it again";
+    return Promise.resolve(rejected(message));
+  }
+
+  #run(batch: Batch, signal: AbortSignal, authorization: string | undefined): Promise<Reply> {
     if (signal.aborted) return Promise.resolve(failed("aborted", "nobody"));
     if (this.#stopped) return Promise.resolve(failed("worker was stopped", "nobody"));
     assert(this.#exchange === undefined, "a worker runs one batch at a time");
@@ -240,6 +270,7 @@ class HttpWorker implements Worker {
       signal.addEventListener("abort", abort);
       const path = behind(this.#basePath, call.path) ?? this.#path;
       const headers = this.#headersFor(batch, call);
+      if (authorization !== undefined) headers["authorization"] = authorization;
       client.dispatch({ path, method: "POST", headers, body: call.body }, exchange);
     });
   }
@@ -269,14 +300,8 @@ class HttpWorker implements Worker {
   #connect(): Client {
     const https = this.#url.protocol === "https:";
     return new Client(this.#url.origin, {
-      pipelining: 1,
-      // HTTP/2 would share one connection between an aborted exchange and the next.
-      allowH2: false,
+      ...CONNECTION,
       ...(https && { connect: this.#tls.connector(CONNECT_TIMEOUT_MS) }),
-      connectTimeout: CONNECT_TIMEOUT_MS,
-      keepAliveTimeout: IDLE_CONNECTION_MS,
-      headersTimeout: 0,
-      bodyTimeout: 0,
     });
   }
 
@@ -293,7 +318,7 @@ function behind(basePath: string, path: string | undefined): string | undefined 
 }
 
 /** What the config says; credentials in a URL become a header too, and are never part of a name or a message. */
-function authorizationOf(url: URL, configured: string | undefined): { authorization?: string } {
+export function authorizationOf(url: URL, configured: string | undefined): { authorization?: string } {
   if (configured !== undefined) return { authorization: configured };
   if (url.username === "" && url.password === "") return {};
   const pair = `${decodeURIComponent(url.username)}:${decodeURIComponent(url.password)}`;

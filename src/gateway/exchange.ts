@@ -3,7 +3,8 @@
  *
  * Reading: the body is taken only when it is asked for, never beyond the limit, and must be UTF-8. A
  * body that is announced too large is refused before a byte of it is read. Writing: exactly one answer,
- * with its length; JSON for clients, a file or a stream for the people at the dashboard.
+ * with its length; JSON for clients, a file or a stream for the people at the dashboard. What is passed on goes
+ * both ways as it comes (`inflow`, `relay`).
  */
 import { isUtf8 } from "node:buffer";
 import type { IncomingMessage, ServerResponse } from "node:http";
@@ -11,6 +12,7 @@ import { type ErrorCode, Refusal } from "../core/errors.ts";
 import type { RequestTrace } from "../core/trace.ts";
 import { type AnsweredRequest, CLIENT_LEFT, type TaskEnding } from "../telemetry/events.ts";
 import { newId } from "./ids.ts";
+import { Inflow } from "./inflow.ts";
 import { quotaHeaders } from "./reply.ts";
 
 const JSON_TYPE = "application/json; charset=utf-8";
@@ -40,6 +42,14 @@ export interface Outflow {
   end(): void;
   /** Ends it at once, with what it was not given yet. */
   cut(): void;
+}
+
+/** The way to a client for an answer that somebody else makes. */
+export interface Relay {
+  /** False: it does not keep up, and `onDrain` tells when it has. */
+  write(chunk: Buffer): boolean;
+  onDrain(drained: () => void): void;
+  end(): void;
 }
 
 export class Exchange implements AnsweredRequest {
@@ -175,11 +185,35 @@ export class Exchange implements AnsweredRequest {
 
   #take<Body>(types: readonly string[], read: (body: Buffer) => Body, use: Use<Body>): void {
     this.#checkType(types);
-    const { maxBodyBytes } = this.#limits;
-    if (Number(this.header("content-length") ?? 0) > maxBodyBytes) throw this.#tooLarge();
+    this.checkLength();
     // Only now: whoever asks first is refused before it sends the body.
     if (this.mayContinue) this.#response.writeContinue();
-    this.#read(maxBodyBytes, read, use);
+    this.#read(this.#limits.maxBodyBytes, read, use);
+  }
+
+  /** Whether there is a body, be it of unknown length. */
+  get hasBody(): boolean {
+    const { request } = this;
+    if (request.httpVersionMajor > 1)
+      return !(request as unknown as { stream: { endAfterHeaders: boolean } }).stream.endAfterHeaders;
+    return (
+      request.headers["transfer-encoding"] !== undefined || Number(this.header("content-length") ?? 0) > 0
+    );
+  }
+
+  /** Refuses a body that is announced too large. */
+  checkLength(): void {
+    if (Number(this.header("content-length") ?? 0) > this.#limits.maxBodyBytes) throw this.#tooLarge();
+  }
+
+  /** The body on its way to somebody else, of whichever type. */
+  inflow(): Inflow {
+    const { maxBodyBytes: maxBytes } = this.#limits;
+    const begin = (): void => {
+      if (this.mayContinue) this.#response.writeContinue();
+      this.mayContinue = false;
+    };
+    return new Inflow(this.request, { maxBytes, begin, tooLarge: () => this.#tooLarge() });
   }
 
   /** "" among the types: it need not say one. */
@@ -263,6 +297,8 @@ export class Exchange implements AnsweredRequest {
   fail(refusal: Refusal, id?: string, headers: readonly string[] = []): void {
     const { code, message, retryAfterMs, status, quota } = refusal;
     this.code = code;
+    // The answer has begun: all that is left to say is that it is not whole.
+    if (this.#response.headersSent) return this.cut();
     const seconds = refusal.retryAfterSeconds ?? Math.ceil((retryAfterMs ?? 0) / 1000);
     const requestId = id ?? newId(this.startedAt);
     if (this.id === "") this.id = requestId;
@@ -310,6 +346,27 @@ export class Exchange implements AnsweredRequest {
       end: () => void response.end(),
       cut: () => void response.destroy(),
     };
+  }
+
+  /** Answers with what somebody else says, as it comes. `headers` hold nothing about the connection. */
+  relay(status: number, headers: readonly string[]): Relay {
+    const response = this.#response;
+    this.status = status;
+    response.writeHead(status, this.#ends() ? [...headers, "connection", "close"] : [...headers]);
+    response.flushHeaders();
+    return {
+      write: (chunk) => response.write(chunk),
+      onDrain: (drained) => void response.on("drain", drained),
+      end: () => void response.end(),
+    };
+  }
+
+  /** Ends an answer in its middle, so that nobody takes it for a whole one. */
+  cut(): void {
+    const response = this.#response;
+    // Without an error a stream of HTTP/2 would end as if that were all.
+    if (this.request.httpVersionMajor > 1) response.destroy(new Error("the answer was broken off"));
+    else response.destroy();
   }
 
   sendNothing(status: number, headers: readonly string[] = []): void {

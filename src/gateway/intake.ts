@@ -17,6 +17,7 @@ import type { Screen } from "../core/screen.ts";
 import type { Json } from "../core/task.ts";
 import { type RequestTrace, traceparent } from "../core/trace.ts";
 import type { Engine, PutReply, RecordView, Sharing } from "../engine/engine.ts";
+import { checkUncredited, credited } from "../protocol/credential.ts";
 import type { Router, Waiter } from "../result/router.ts";
 import type { AnsweredRequest } from "../telemetry/events.ts";
 import { newId } from "./ids.ts";
@@ -29,6 +30,8 @@ export interface Draft {
   /** Canonical; "" when there are none. */
   readonly parameters: Json;
   readonly idempotencyKey: string | undefined;
+  /** The client's own, for models that send it on. */
+  readonly authorization?: string | undefined;
   /** Its outcome is drawn by lot: it is nobody else's, neither now nor later. */
   readonly drawn?: boolean | undefined;
 }
@@ -43,6 +46,8 @@ export interface ModelDoor {
   readonly looksForFree: boolean;
   /** Left out: every input is let in. */
   readonly screen?: Screen | undefined;
+  /** Keeps clients' credentials for its workers, each under a name; left out: they get none. */
+  readonly vault?: { keep(header: string): string | undefined } | undefined;
 }
 
 export interface Ticket {
@@ -93,21 +98,22 @@ export class Intake {
    * Answers without a promise where neither a rate nor the engine has to be waited for. `counts`: whether it is the
    * one task of its request that the rates count.
    */
-  submit(draft: Draft, caller: Caller, trace?: RequestTrace, counts = true): Ticket | Promise<Ticket> {
-    const model = this.model(draft.model);
+  submit(asked: Draft, caller: Caller, trace?: RequestTrace, counts = true): Ticket | Promise<Ticket> {
+    const model = this.model(asked.model);
     const received = this.#admission.receive(caller, model.gate, counts);
-    if (!(received instanceof Promise)) return this.#put(draft, caller, model, received, trace);
-    return received.then((reception) => this.#put(draft, caller, model, reception, trace));
+    if (!(received instanceof Promise)) return this.#put(asked, caller, model, received, trace);
+    return received.then((reception) => this.#put(asked, caller, model, reception, trace));
   }
 
   #put(
-    draft: Draft,
+    asked: Draft,
     caller: Caller,
     model: ModelDoor,
     { quota, refusal }: Reception,
     trace: RequestTrace | undefined,
   ): Ticket | Promise<Ticket> {
     const now = this.#clock.now();
+    const draft = model.vault === undefined ? asked : withCredential(asked, model.vault);
     const { content, sharing, home } = share(draft, model, caller);
     const mayShare =
       sharing.idempotency !== undefined || (model.looksForFree && sharing !== NOTHING_SHARED.sharing);
@@ -176,6 +182,18 @@ export class Intake {
       "this Idempotency-Key was used with another body; use a new key",
     );
   }
+}
+
+/** Its name goes where it keeps apart what may not share a batch, an outcome or a key. */
+function withCredential(draft: Draft, vault: NonNullable<ModelDoor["vault"]>): Draft {
+  const { authorization, parameters } = draft;
+  checkUncredited(parameters);
+  if (authorization === undefined) return draft;
+  const name = vault.keep(authorization);
+  if (name !== undefined) return { ...draft, parameters: credited(parameters, name) };
+  throw new Refusal("SERVICE_OVERLOADED", "too many different credentials are in use; try again in 1 s", {
+    retryAfterMs: 1000,
+  });
 }
 
 /** After admission: whoever tries out what is let through pays with the own quota. */

@@ -146,8 +146,11 @@ export class NativeProtocol {
   }
 
   #submit(exchange: Exchange, draft: Draft, caller: Caller): Ticket | Promise<Ticket> {
-    exchange.model = this.#intake.model(draft.model).name;
-    return this.#intake.submit(draft, caller, exchange.trace);
+    const { name, vault } = this.#intake.model(draft.model);
+    exchange.model = name;
+    const authorization = vault && exchange.header("authorization");
+    const whole = authorization === undefined ? draft : { ...draft, authorization };
+    return this.#intake.submit(whole, caller, exchange.trace);
   }
 
   #noted(exchange: Exchange, ticket: Ticket): Ticket {

@@ -71,7 +71,6 @@ export const kserveV1: Protocol = {
   worker: {
     basePath: (path) => without(path.replace(ENDPOINT, "")),
     modelOf: (path) => nameIn(ENDPOINT.exec(path)?.[1]),
-    passPath: (path, model) => renamed(path, "/v1/models/", model),
     call,
     outputs,
   },
@@ -143,11 +142,4 @@ export function nameIn(segment: string | undefined): string | undefined {
   } catch {
     return segment;
   }
-}
-
-/** `path` with another name where one stands behind `prefix`; as it is where none does. */
-export function renamed(path: string, prefix: string, model: string): string {
-  if (!path.startsWith(prefix)) return path;
-  const rest = path.slice(prefix.length).replace(/^[^/:?]+/, "");
-  return `${prefix}${encodeURIComponent(model)}${rest}`;
 }

@@ -9,7 +9,7 @@
  * requests, `oip-answer.ts` writes answers, `oip-worker.ts` speaks to workers; `oip-grpc.ts` is the same over gRPC.
  */
 import { without } from "./fields.ts";
-import { kserveError, nameIn, renamed } from "./kserve-v1.ts";
+import { kserveError, nameIn } from "./kserve-v1.ts";
 import { readInfer } from "./oip-client.ts";
 import { BYTES_TYPE } from "./oip-form.ts";
 import { inferCall, inferOutputs } from "./oip-worker.ts";
@@ -48,7 +48,6 @@ export const oipV2: Protocol = {
     readsBytes: true,
     basePath: (path) => without(path.replace(ENDPOINT, "")),
     modelOf: (path) => nameIn(ENDPOINT.exec(path)?.[1]),
-    passPath: (path, model) => renamed(path, "/v2/models/", model),
     call: inferCall,
     outputs: inferOutputs,
   },

@@ -164,8 +164,6 @@ export interface WorkerSide {
   basePath(path: string): string;
   /** The name of the model that the path of a worker's URL says; left out, or undefined: none. */
   modelOf?(path: string): string | undefined;
-  /** A path that passes the batches by, with the model's name at the worker in it; left out: it has no name. */
-  passPath?(path: string, model: string): string;
   /** `model` is its name at the worker. Inputs and parameters may be anything that Ferry's own API takes. */
   call(inputs: readonly Json[], parameters: Json, model: string): Call;
   outputs(reply: Replied, inputs: readonly Json[], parameters: Json): Outputs;
