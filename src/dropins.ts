@@ -4,6 +4,7 @@ import { type KnownWorker, Passage } from "./backend/passthrough.ts";
 import { workerSide } from "./backends.ts";
 import type { Clock } from "./clock.ts";
 import type { Config, HttpBackendConfig, ModelConfig } from "./config.ts";
+import type { Dispatcher } from "./dispatch/dispatcher.ts";
 import type { Crossing } from "./gateway/crossing.ts";
 import { DropIns, type DropInModel } from "./gateway/dropin.ts";
 import { type PassedModel, Passthrough } from "./gateway/passthrough.ts";
@@ -110,4 +111,17 @@ export function spokenBy({ backend, protocols: listed }: ModelConfig): Protocol[
   return [...new Set([...own, ...listed])]
     .map((name) => protocols[name])
     .filter((each) => each !== undefined);
+}
+
+/** Where the workers of this process are, and whether they are up. */
+export function knownWorkers({ workers }: Dispatcher, now: number): KnownWorker[] {
+  return workers.slots.flatMap((slot) => {
+    const { address } = slot.worker;
+    return address === undefined ? [] : [{ address, well: slot.state(now) !== "down" }];
+  });
+}
+
+/** Its workers get what clients show as `Authorization`. */
+export function forwards({ backend }: ModelConfig): boolean {
+  return backend.kind === "http" && backend.forwardAuthorization;
 }

@@ -5,7 +5,6 @@ import { randomInt, randomUUID } from "node:crypto";
 import { Admission } from "./admission/admit.ts";
 import { Gate, type Prospects } from "./admission/gate.ts";
 import type { Backend } from "./backend/backend.ts";
-import type { KnownWorker } from "./backend/passthrough.ts";
 import { SimulatedBackend } from "./backend/simulated.ts";
 import { Vault } from "./backend/vault.ts";
 import { makeBackend } from "./backends.ts";
@@ -17,7 +16,7 @@ import { screenFor } from "./core/screen.ts";
 import { Sampler } from "./core/trace.ts";
 import { openCredentials } from "./credentials.ts";
 import { Demo } from "./demo.ts";
-import { openDropIns, speaksTensors } from "./dropins.ts";
+import { forwards, knownWorkers, openDropIns, speaksTensors } from "./dropins.ts";
 import { Dispatcher } from "./dispatch/dispatcher.ts";
 import { Reaper } from "./dispatch/reaper.ts";
 import type { Engine } from "./engine/engine.ts";
@@ -379,17 +378,6 @@ export class Ferry {
       othersPerMs: () => 0,
     };
   }
-}
-
-function forwards({ backend }: ModelConfig): boolean {
-  return backend.kind === "http" && backend.forwardAuthorization;
-}
-
-function knownWorkers({ workers }: Dispatcher, now: number): KnownWorker[] {
-  return workers.slots.flatMap((slot) => {
-    const { address } = slot.worker;
-    return address === undefined ? [] : [{ address, well: slot.state(now) !== "down" }];
-  });
 }
 
 function ofFleet({ backend }: ModelConfig, member: string): { shared: boolean } | { suffix: string } {

@@ -13,11 +13,11 @@ import type { RequestTrace } from "../core/trace.ts";
 import { type AnsweredRequest, CLIENT_LEFT, type TaskEnding } from "../telemetry/events.ts";
 import { newId } from "./ids.ts";
 import { Inflow } from "./inflow.ts";
+import { checkType } from "./media-type.ts";
 import { quotaHeaders } from "./reply.ts";
 
 const JSON_TYPE = "application/json; charset=utf-8";
 const JSON_ONLY = ["application/json"];
-const FROM_ANY_PAGE = new Set(["", "text/plain", "application/x-www-form-urlencoded"]);
 
 export interface ExchangeLimits {
   readonly maxBodyBytes: number;
@@ -184,7 +184,7 @@ export class Exchange implements AnsweredRequest {
   }
 
   #take<Body>(types: readonly string[], read: (body: Buffer) => Body, use: Use<Body>): void {
-    this.#checkType(types);
+    checkType(this, types);
     this.checkLength();
     // Only now: whoever asks first is refused before it sends the body.
     if (this.mayContinue) this.#response.writeContinue();
@@ -214,37 +214,6 @@ export class Exchange implements AnsweredRequest {
       this.mayContinue = false;
     };
     return new Inflow(this.request, { maxBytes, begin, tooLarge: () => this.#tooLarge() });
-  }
-
-  /** "" among the types: it need not say one. */
-  #checkType(types: readonly string[]): void {
-    const type = this.header("content-type") ?? "";
-    if (type === "application/json" && this.header("content-encoding") === undefined) return;
-    const name = type.split(";")[0]!.trim().toLowerCase();
-    // A page in a browser may send these to anybody without being asked, but says where it comes from.
-    const foreign = FROM_ANY_PAGE.has(name) && this.header("origin") !== undefined;
-    if (foreign || !types.includes(name)) {
-      const others = types
-        .slice(1)
-        .filter((each) => !FROM_ANY_PAGE.has(each))
-        .map((each) => ` or ${each}`)
-        .join("");
-      throw new Refusal(
-        "UNSUPPORTED_MEDIA_TYPE",
-        `send Content-Type: application/json${others} (curl: --json)`,
-      );
-    }
-    const charset = /charset="?([^";\s]+)/i.exec(type)?.[1];
-    if (charset !== undefined && charset.toLowerCase() !== "utf-8") {
-      throw new Refusal("UNSUPPORTED_MEDIA_TYPE", `send the body as UTF-8, not ${charset.slice(0, 32)}`);
-    }
-    const encoding = this.header("content-encoding");
-    if (encoding !== undefined && encoding.toLowerCase() !== "identity") {
-      throw new Refusal(
-        "UNSUPPORTED_MEDIA_TYPE",
-        `send the body without Content-Encoding: ${encoding.slice(0, 32)}`,
-      );
-    }
   }
 
   #read<Body>(maxBodyBytes: number, read: (body: Buffer) => Body, use: Use<Body>): void {
