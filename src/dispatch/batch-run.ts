@@ -243,10 +243,21 @@ export class BatchRun implements Member {
     });
   }
 
-  /** Not cleared in time: back to the queue, where the attempt counts, and never again in so large a batch. */
+  /**
+   * Not cleared in time: back to the queue, where the attempt counts, and never again in so large a batch. Whoever has
+   * no attempt left is spared this one: nobody dies of another's refusal. It ends, because batches only get smaller.
+   */
   async #putBack(riders: Rider[], batchSize: number): Promise<void> {
     if (riders.length === 0) return;
-    await this.#retry(riders, { message: "a batch-mate was refused" }, () => smallerBatch(batchSize));
+    const now = this.#parts.clock.now();
+    const random = this.#parts.random();
+    const message = "a batch-mate was refused";
+    const maxBatchSize = smallerBatch(batchSize);
+    await this.#settle(riders, (_, { attempt }) => {
+      const at = retryAt(attempt, this.#rules.retry, now, random);
+      if (at !== undefined) return { kind: "retry", at, message, maxBatchSize };
+      return { kind: "retry", at: now, message, maxBatchSize, spared: true };
+    });
   }
 
   /** The worker may be another process's by now, and takes no further call of ours: nobody's fault. */

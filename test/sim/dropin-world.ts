@@ -242,8 +242,6 @@ class DropInWorld {
     assert.ok(refusal !== undefined, `a status ${status} without a refusal`);
     if (this.#plan.faults > 0 || request.bad) return;
     const fair = ["RATE_LIMITED", "SERVICE_OVERLOADED", "DEADLINE_EXCEEDED"];
-    // Several refused inputs in one batch use up its calls; the rest needs a second attempt.
-    if (this.#plan.retries === 0) fair.push("INFERENCE_FAILED");
     assert.ok(fair.includes(refusal.code), `${refusal.code} without a fault: ${refusal.message}`);
   }
 }
