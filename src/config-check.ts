@@ -23,6 +23,7 @@ export function checkSettings(draft: Draftings, findings: Findings): void {
     checkTimes(model, `models[${index}]`, findings);
     checkSizes(draft, model, `models[${index}]`, findings);
     checkProtocols(model, `models[${index}]`, findings);
+    checkScaling(draft, model, `models[${index}]`, findings);
   }
   checkTiers(draft, findings);
   checkLimits(draft, findings);
@@ -158,6 +159,27 @@ function checkProtocols(model: DraftModel | undefined, path: string, findings: F
       `${path}.protocols[${index}]`,
       `${protocol} cannot be spoken to clients while the workers speak ${own}; remove it`,
     );
+  }
+}
+
+function checkScaling({ engine }: Draftings, model: DraftModel, path: string, findings: Findings): void {
+  const { min, max, apply } = model.scaling ?? {};
+  const at = (name: string): string => `${path}.scaling.${name}`;
+  if (min !== undefined && max !== undefined && min > max) {
+    findings.problem(
+      at(findings.has(at("min")) ? "min" : "max"),
+      `min ${min} > max ${max}; raise max or lower min`,
+    );
+  }
+  if (apply !== true) return;
+  const kind = model.backend?.kind;
+  if (kind === "http" || kind === "grpc") {
+    const advice =
+      "Ferry cannot start such workers; use webhook or command, or scale on ferry_desired_workers";
+    findings.problem(at("apply"), advice);
+  } else if (engine?.kind === "redis") {
+    const advice = "every process would start workers for the whole fleet; use webhook or command";
+    findings.problem(at("apply"), advice);
   }
 }
 

@@ -187,6 +187,7 @@ export interface ModelConfig {
   };
   readonly cache: { readonly ttlMs: number; readonly scope: "tenant" | "shared" | "off" };
   readonly collapse: boolean;
+  readonly scaling: ScalingConfig;
   /** What clients may speak besides Ferry's own API. */
   readonly protocols: readonly ProtocolName[];
   /** Whatever has no route here goes to a worker as it came. */
@@ -194,6 +195,24 @@ export interface ModelConfig {
   /** Patterns of `core/pattern.ts`. */
   readonly deny: readonly string[];
   readonly health: HealthConfig;
+}
+
+export interface ScalingConfig {
+  readonly min: number;
+  readonly max: number;
+  readonly longLine: { readonly depth: number; readonly forMs: number; readonly add: number };
+  readonly line: { readonly depth: number; readonly forMs: number; readonly add: number };
+  readonly busy: { readonly load: number; readonly forMs: number; readonly add: number };
+  readonly quiet: { readonly load: number; readonly forMs: number; readonly remove: number };
+  readonly maxRemoveShare: number;
+  readonly coolDownMs: number;
+  readonly coldStartMs: number;
+  readonly forecast: boolean;
+  /** Ferry starts and ends its own workers. */
+  readonly apply: boolean;
+  readonly webhook?: string;
+  readonly command?: string;
+  readonly hookTimeoutMs: number;
 }
 
 export interface HealthConfig {

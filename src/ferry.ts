@@ -8,12 +8,10 @@ import type { Backend } from "./backend/backend.ts";
 import { SimulatedBackend } from "./backend/simulated.ts";
 import { Vault } from "./backend/vault.ts";
 import { makeBackend } from "./backends.ts";
-import { hasAddresses } from "./banner.ts";
 import { Certificates } from "./certificates.ts";
 import { type Clock, SystemClock } from "./clock.ts";
 import type { Config, ModelConfig, Role } from "./config.ts";
 import { screenFor } from "./core/screen.ts";
-import { Sampler } from "./core/trace.ts";
 import { openCredentials } from "./credentials.ts";
 import { Demo } from "./demo.ts";
 import { forwards, knownWorkers, openDropIns, speaksTensors } from "./dropins.ts";
@@ -36,12 +34,15 @@ import type { EdgeTls } from "./gateway/tls.ts";
 import { tuneHeap } from "./heap.ts";
 import { openObservers } from "./observers.ts";
 import { Report } from "./report.ts";
+import type { ScalingLoop } from "./scaling.ts";
+import { openScaling } from "./scalings.ts";
 import { Router } from "./result/router.ts";
 import { Events } from "./telemetry/events.ts";
 import { logEvents } from "./telemetry/log.ts";
 import { Tally } from "./telemetry/tally.ts";
 import { type Tracing, tracingOf } from "./telemetry/tracing.ts";
 import { version } from "./version.ts";
+import { alone, ofFleet, perUser, samplerFor } from "./wiring.ts";
 
 export async function startFerry(
   config: Config,
@@ -70,6 +71,7 @@ export class Ferry {
   readonly #tally: Tally;
   /** Left out: nobody is traced. */
   readonly #tracing: Tracing | undefined;
+  #backends: readonly Backend[] = [];
   readonly #dispatchers: Dispatcher[] = [];
   /** By model. */
   readonly #prospects = new Map<string, Prospects>();
@@ -83,6 +85,7 @@ export class Ferry {
   #grpc: GrpcDoor | undefined;
   #tls: EdgeTls | undefined;
   #membership: Membership | undefined;
+  #scaling: ScalingLoop | undefined;
   #draining = false;
   #stopped: Promise<void> | undefined;
   /** What people may do to the simulated workers of this process; undefined where there are none. */
@@ -114,7 +117,7 @@ export class Ferry {
     const { models } = this.#config;
     const runs = this.#role !== "gateway";
     await this.#openTls();
-    const backends = runs ? models.map((model) => this.#backend(model)) : [];
+    const backends = (this.#backends = runs ? models.map((model) => this.#backend(model)) : []);
     // A store that cannot be used is told before models are loaded, which may take minutes.
     const early = this.#config.engine.kind === "redis" ? await this.#openEngine() : undefined;
     for (const backend of backends) this.#undo.push(() => backend.stop());
@@ -268,7 +271,9 @@ export class Ferry {
       prospects: (model) => this.#prospects.get(model)!,
       durability: () => shared?.durability() ?? (durable ? "disk" : "none"),
       reachable: () => shared?.reachable() ?? true,
+      scaling: () => this.#scaling,
     });
+    this.#openScaling(report);
     const observers = await openObservers({
       ...known,
       events: this.events,
@@ -288,6 +293,20 @@ export class Ferry {
     );
     this.#undo.push(() => listener.close());
     this.adminUrl = await listener.listen(admin.listen.host, admin.listen.port);
+  }
+
+  #openScaling(report: Report): void {
+    const { fleet } = this.#membership ?? {};
+    const { loop, close } = openScaling(this.#config, {
+      clock: this.#clock,
+      events: this.events,
+      dispatchers: this.#dispatchers,
+      backends: this.#backends,
+      see: (model, now) => report.sighting(model, now),
+      leads: () => fleet === undefined || fleet.leads(),
+    });
+    this.#scaling = loop;
+    this.#undo.push(close);
   }
 
   async #openDoors({ engine, durable, shared }: Opened): Promise<void> {
@@ -371,23 +390,7 @@ export class Ferry {
 
   /** How a model's workers are: those of this process, or of the whole fleet. */
   #outlook(model: string, dispatcher: Dispatcher | undefined): Prospects {
-    if (this.#membership !== undefined) return new FleetOutlook(this.#membership.fleet, model);
-    return {
-      horizon: (now) => dispatcher!.horizon(now),
-      hasRoom: (waiting, now) => dispatcher!.hasRoom(waiting, now),
-      othersPerMs: () => 0,
-    };
+    const { fleet } = this.#membership ?? {};
+    return fleet === undefined ? alone(dispatcher!) : new FleetOutlook(fleet, model);
   }
-}
-
-function ofFleet({ backend }: ModelConfig, member: string): { shared: boolean } | { suffix: string } {
-  return hasAddresses(backend) ? { shared: true } : { suffix: `@${member.slice(0, 5)}` };
-}
-
-function samplerFor({ share, followsCaller }: Tracing): Sampler {
-  return new Sampler(share, Math.random, followsCaller);
-}
-
-function perUser(perUserPerMinute: number | undefined): { perUserPerMinute?: number } {
-  return perUserPerMinute === undefined ? {} : { perUserPerMinute };
 }

@@ -4,6 +4,7 @@
  */
 import type { Prospects } from "./admission/gate.ts";
 import type { Clock } from "./clock.ts";
+import type { Sighting } from "./core/scaling.ts";
 import type { Config, Role } from "./config.ts";
 import type { Dispatcher } from "./dispatch/dispatcher.ts";
 import type { Engine } from "./engine/engine.ts";
@@ -11,6 +12,7 @@ import { heldWorkers, thousandths } from "./fleet/describe.ts";
 import type { Fleet } from "./fleet/fleet.ts";
 import type { WorkerBeat } from "./fleet/registry.ts";
 import type { Inside, WorkerReport } from "./gateway/admin.ts";
+import type { ScalingLoop, ScalingReport } from "./scaling.ts";
 import type { ModelSight, ProcessSight, Sight, WorkerSight } from "./telemetry/sight.ts";
 import type { Tally } from "./telemetry/tally.ts";
 
@@ -32,6 +34,8 @@ export interface ReportParts {
   durability(): ProcessSight["durability"];
   /** Whether the store answers. */
   reachable(): boolean;
+  /** Says how many workers each model should have; undefined until it looks. */
+  scaling(): ScalingLoop | undefined;
 }
 
 interface ModelSums {
@@ -135,7 +139,7 @@ export class Report implements Inside, Sight {
 
   /** Counted here, and in a fleet what other gateways let in too. */
   #load(
-    { name: model, workers, healthy }: ModelSums,
+    { name: model, workers }: ModelSums,
     now: number,
   ): Pick<ModelSight, "capacityPerSecond" | "arrivalsPerSecond" | "load" | "desiredWorkers"> {
     const { config, tally } = this.#parts;
@@ -146,15 +150,30 @@ export class Report implements Inside, Sight {
     }
     const perSecond = 1000 * prospects.horizon(now).perMs;
     const capacityPerSecond = Number.isFinite(perSecond) ? perSecond : 0;
-    const eachPerSecond = capacityPerSecond / Math.max(1, healthy);
-    const planned = eachPerSecond * config.admission.targetUtilization;
     return {
       capacityPerSecond,
       arrivalsPerSecond,
       load: capacityPerSecond > 0 ? arrivalsPerSecond / capacityPerSecond : 0,
-      // Nobody knows what a worker can do: as many as there are, also while all of them are down.
-      desiredWorkers: Math.max(1, planned > 0 ? Math.ceil(arrivalsPerSecond / planned) : workers),
+      desiredWorkers: this.#parts.scaling()?.desired(model) ?? workers,
     };
+  }
+
+  /** What the autoscaler goes by. */
+  sighting(model: string, now: number): Omit<Sighting, "at"> {
+    const sums = this.#sums(now).find(({ name }) => name === model)!;
+    const { capacityPerSecond, arrivalsPerSecond } = this.#load(sums, now);
+    let depth = 0;
+    for (const queued of this.#parts.engine.waiting(model)) depth += queued;
+    return {
+      healthy: sums.healthy,
+      depth,
+      arrivalsPerMs: arrivalsPerSecond / 1000,
+      workerPerMs: sums.healthy === 0 ? 0 : capacityPerSecond / 1000 / sums.healthy,
+    };
+  }
+
+  scaling(): readonly ScalingReport[] {
+    return this.#parts.scaling()?.report() ?? [];
   }
 
   #workerSights(): Map<string, WorkerSight[]> {

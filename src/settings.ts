@@ -26,6 +26,7 @@ import { backends } from "./settings-backends.ts";
 import { engines } from "./settings-engine.ts";
 import { admission, auth, edgeTls } from "./settings-entry.ts";
 import { grpcDoor } from "./settings-grpc.ts";
+import { scaling } from "./settings-scaling.ts";
 import { requestLog, telemetry } from "./settings-telemetry.ts";
 
 const second = 1000;
@@ -99,6 +100,7 @@ const model = group("One model: its backend, its batches, its limits.", {
     scope: choice("Who may share outcomes.", ["tenant", "shared", "off"], "tenant"),
   }),
   collapse: boolean("Identical inputs in flight run once, and every caller gets the answer.", true),
+  scaling,
   protocols: list(
     "What clients may speak besides Ferry's own API; that of backend.protocol is always among them.",
     choice("One protocol.", PROTOCOL_NAMES, "openai-embeddings"),

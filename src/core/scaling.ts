@@ -76,6 +76,8 @@ const LEVEL_MS = 10_000;
 const TREND_MS = 60_000;
 /** Below this share of the average rate, what made it is over. */
 const OVER = 0.75;
+/** How much the last start says of the next. */
+const START_WEIGHT = 0.5;
 /** However steep the trend, nobody expects more than this many times the rate of now. */
 const MOST_GROWTH = 2;
 /** A gap between two looks that is longer than this says nothing of what was in between. */
@@ -89,12 +91,14 @@ export class Autoscaler {
   #lowSince: number | undefined;
   #needSince: number | undefined;
   #lastAt = -Infinity;
+  #coldStartMs: number;
   #now: Scaling;
 
   /** `desired`: as many as there are at the start. */
   constructor(rules: ScalingRules, desired: number, at: number) {
     this.rules = rules;
     this.#since = rules.up.map(() => undefined);
+    this.#coldStartMs = rules.coldStartMs;
     this.#now = { desired: clamp(desired, rules), reason: "as configured", changedAt: at };
   }
 
@@ -104,7 +108,12 @@ export class Autoscaler {
 
   /** Arrivals per ms that are expected when a worker that is asked for now is ready. */
   get expectedPerMs(): number {
-    return this.#arrivals.at(this.rules.coldStartMs);
+    return this.#arrivals.at(this.#coldStartMs);
+  }
+
+  /** A worker that was asked for took so long until it was ready: the next will, too. */
+  started(ms: number): void {
+    this.#coldStartMs += START_WEIGHT * (ms - this.#coldStartMs);
   }
 
   see(sighting: Sighting): Scaling {
@@ -130,9 +139,9 @@ export class Autoscaler {
     this.#needSince ??= at;
     if (at - this.#needSince < NEED_LASTS_MS) return undefined;
     this.#needSince = undefined;
-    const { coldStartMs, target } = this.rules;
+    const { target } = this.rules;
     const reason =
-      `${perSecond(this.expectedPerMs)} requests/s expected in ${seconds(coldStartMs)} need ${needed} workers ` +
+      `${perSecond(this.expectedPerMs)} requests/s expected in ${seconds(this.#coldStartMs)} need ${needed} workers ` +
       `at ${percent(target)} load`;
     return { desired: needed, reason };
   }
@@ -156,7 +165,7 @@ export class Autoscaler {
     }
     if (best === undefined || desired >= this.rules.max) return undefined;
     // Those that were asked for are on their way: they may be all that was missing.
-    if (healthy < desired && at - changedAt < this.rules.coldStartMs) return undefined;
+    if (healthy < desired && at - changedAt < this.#coldStartMs) return undefined;
     this.#since.fill(undefined);
     const bound =
       best.depth === undefined ? `load above ${percent(best.load!)}` : `more than ${best.depth} tasks queued`;

@@ -63,6 +63,13 @@ export class Fleet {
     return this.#members;
   }
 
+  /** Of those who run batches, or of all where none does: the first by id. One process speaks for the fleet. */
+  leads(): boolean {
+    const batchers = this.#members.filter(({ role }) => role !== "gateway");
+    const ids = (batchers.length > 0 ? batchers : this.#members).map(({ id }) => id);
+    return ids.length === 0 || this.self.id === ids.reduce((a, b) => (a < b ? a : b));
+  }
+
   /** Beats of other members that have something to say of a model. */
   *others(name: string): Generator<ModelBeat> {
     for (const { models } of this.#otherMembers()) {

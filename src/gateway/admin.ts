@@ -40,6 +40,8 @@ export interface WorkerReport {
 export interface Inside {
   health(): Readonly<Record<string, unknown>>;
   workers(): readonly WorkerReport[];
+  /** How many workers each model should have, and why. */
+  scaling(): readonly object[];
   readonly draining: () => boolean;
 }
 
@@ -72,6 +74,7 @@ export function adminRoutes(
     ...guardAll(more.guarded, guarded),
     "/internal/health": { GET: guarded((exchange) => json(exchange, inside.health())) },
     "/internal/workers": { GET: guarded((exchange) => json(exchange, { workers: inside.workers() })) },
+    "/internal/scaling": { GET: guarded((exchange) => json(exchange, { models: inside.scaling() })) },
     "/internal/requests/{id}": {
       GET: guarded(async (exchange, id) => json(exchange, await tell(id, engine, tiers, more.history))),
     },

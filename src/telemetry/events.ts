@@ -132,6 +132,8 @@ export interface EventFields {
   /** Overdue: its tasks went to the queue's front, the first answer wins. */
   "batch.overdue": { model: string; batchId: string; worker: string; afterMs: number };
   "worker.changed": { model: string; worker: string; state: WorkerState; why: string };
+  /** How many workers a model should have is another number now. */
+  "scaling.changed": { model: string; from: number; desired: number; reason: string };
   /** A line that a worker's own code printed. */
   "worker.printed": { model: string; worker: string; stream: "stdout" | "stderr"; line: string };
   /** An accepted task can no longer be answered. Must never happen; counted and logged if it does. */

@@ -33,6 +33,9 @@ export function logEvents(
   events.on("worker.changed", ({ state, ...rest }) =>
     log[state === "down" ? "warn" : "info"]({ msg: "worker changed", state, ...rest }),
   );
+  events.on("scaling.changed", (fields) =>
+    log.info({ msg: "another number of workers is wanted", ...fields }),
+  );
   events.on("worker.printed", (fields) => log.info({ msg: "worker printed", ...fields }));
   events.on("task.dead", ({ id, trace, ...rest }) =>
     log.warn({ msg: "dead letter", task_id: id, ...rest, ...traceOf(trace) }),

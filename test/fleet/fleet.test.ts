@@ -84,6 +84,7 @@ function gateway(models: readonly string[]) {
     prospects: (model) => new FleetOutlook(fleet, model),
     durability: () => "local",
     reachable: () => true,
+    scaling: () => undefined,
   });
   return { clock, fleet, report };
 }

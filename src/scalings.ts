@@ -1,0 +1,103 @@
+/** From the config to the loop that says how many workers each model should have. */
+import type { Backend } from "./backend/backend.ts";
+import type { Clock } from "./clock.ts";
+import type { Config, ModelConfig, ScalingConfig } from "./config.ts";
+import type { ScalingRules, Sighting } from "./core/scaling.ts";
+import type { Dispatcher } from "./dispatch/dispatcher.ts";
+import type { Slot } from "./dispatch/workers.ts";
+import { ScalingHooks } from "./scaling-hooks.ts";
+import { type OwnWorkers, type ScaledModel, ScalingLoop } from "./scaling.ts";
+import type { Events } from "./telemetry/events.ts";
+
+export interface ScalingNeeds {
+  readonly clock: Clock;
+  readonly events: Events;
+  /** In the order of the models; empty in a gateway. */
+  readonly dispatchers: readonly Dispatcher[];
+  readonly backends: readonly Backend[];
+  /** What is known of a model, in all of the fleet. */
+  readonly see: (model: string, now: number) => Omit<Sighting, "at">;
+  /** Of all processes that could tell hooks, this is the one. */
+  readonly leads: () => boolean;
+}
+
+export function openScaling(config: Config, needs: ScalingNeeds): { loop: ScalingLoop; close: () => void } {
+  const { clock, events, see, leads } = needs;
+  const hooks: ScalingHooks[] = [];
+  const models = config.models.map((model, at): ScaledModel => {
+    const { name, scaling } = model;
+    const { webhook, command, hookTimeoutMs: timeoutMs } = scaling;
+    const hook =
+      webhook === undefined && command === undefined
+        ? undefined
+        : new ScalingHooks({ model: name, webhook, command, timeoutMs, leads }, clock, events);
+    if (hook !== undefined) hooks.push(hook);
+    const dispatcher = needs.dispatchers[at];
+    const own = scaling.apply && dispatcher ? ownWorkers(dispatcher, needs.backends[at]!, clock) : undefined;
+    return {
+      name,
+      rules: rulesOf(scaling, config.admission.targetUtilization),
+      workers: workersOf(model),
+      see: (now) => see(name, now),
+      own,
+      tell: hook && ((news, healthy) => hook.tell(news, healthy)),
+      appliedBy: scaling.apply ? "ferry" : webhook ? "webhook" : command ? "command" : "outside",
+    };
+  });
+  const loop = new ScalingLoop(models, clock, events);
+  return {
+    loop,
+    close: () => {
+      loop.stop();
+      for (const hook of hooks) hook.stop();
+    },
+  };
+}
+
+function workersOf({ backend }: ModelConfig): number {
+  return typeof backend.workers === "number" ? backend.workers : backend.workers.length;
+}
+
+export function rulesOf(scaling: ScalingConfig, target: number): ScalingRules {
+  const { min, max, longLine, line, busy, quiet } = scaling;
+  const { coolDownMs, maxRemoveShare, coldStartMs, forecast } = scaling;
+  return {
+    min,
+    max,
+    up: [longLine, line, busy].filter(({ add }) => add > 0),
+    down: quiet,
+    coolDownMs,
+    maxRemoveShare,
+    target,
+    coldStartMs,
+    forecast,
+  };
+}
+
+function ownWorkers(dispatcher: Dispatcher, backend: Backend, clock: Clock): OwnWorkers {
+  return {
+    get count() {
+      return dispatcher.workers.slots.filter(({ retiring }) => !retiring).length;
+    },
+    async grow() {
+      dispatcher.join(await backend.grow());
+    },
+    async shrink() {
+      const slot = leastMissed(dispatcher.workers.slots, clock.now());
+      if (slot === undefined) return;
+      await dispatcher.retire(slot);
+      await backend.retire(slot.worker);
+    },
+  };
+}
+
+/** One that is down; else the slowest; of equals one that is idle, and then the last that came. */
+function leastMissed(slots: readonly Slot[], now: number): Slot | undefined {
+  const worth = (slot: Slot): number => (slot.healthy(now) ? 1 / slot.usualRatio : 0);
+  return slots
+    .filter(({ retiring }) => !retiring)
+    .toReversed()
+    .toSorted(
+      (a, b) => worth(a) - worth(b) || Number(a.batch !== undefined) - Number(b.batch !== undefined),
+    )[0];
+}

@@ -1,0 +1,229 @@
+/** The loop around the autoscaler: what it does to workers of its own, whom it tells, what it shows. */
+import assert from "node:assert/strict";
+import { createServer } from "node:http";
+import { once } from "node:events";
+import type { AddressInfo } from "node:net";
+import { mkdtempSync, readFileSync, rmSync, writeFileSync } from "node:fs";
+import { tmpdir } from "node:os";
+import { join } from "node:path";
+import { describe, test } from "node:test";
+import { SystemClock } from "../src/clock.ts";
+import type { ScalingRules, Sighting } from "../src/core/scaling.ts";
+import { VirtualClock } from "../src/plan/virtual-clock.ts";
+import { ScalingHooks } from "../src/scaling-hooks.ts";
+import { type OwnWorkers, ScalingLoop } from "../src/scaling.ts";
+import { Events } from "../src/telemetry/events.ts";
+
+const RULES: ScalingRules = {
+  min: 1,
+  max: 10,
+  up: [{ depth: 100, forMs: 5000, add: 2 }],
+  down: { load: 0.4, forMs: 60_000, remove: 1 },
+  coolDownMs: 30_000,
+  maxRemoveShare: 0.5,
+  target: 0.7,
+  coldStartMs: 5000,
+  forecast: true,
+};
+
+/** A fleet whose workers take 3 s to start. */
+class Stage {
+  readonly clock = new VirtualClock();
+  readonly events = new Events();
+  readonly changes: [from: number, desired: number][] = [];
+  readonly notices: string[] = [];
+  seen: Omit<Sighting, "at"> = { healthy: 2, depth: 0, arrivalsPerMs: 0.6, workerPerMs: 0.5 };
+  count = 2;
+  broken = false;
+  readonly loop: ScalingLoop;
+
+  constructor() {
+    const { clock } = this;
+    const stage = this;
+    const own: OwnWorkers = {
+      get count() {
+        return stage.count;
+      },
+      grow: async () => {
+        await new Promise<void>((resolve) => clock.at(clock.now() + 3000, resolve));
+        if (stage.broken) throw new Error("no GPU left");
+        stage.count++;
+      },
+      shrink: async () => {
+        stage.count--;
+      },
+    };
+    this.events.on("scaling.changed", ({ from, desired }) => this.changes.push([from, desired]));
+    this.events.on("notice", ({ message }) => this.notices.push(message));
+    const see = (): Omit<Sighting, "at"> => ({ ...this.seen, healthy: this.count });
+    this.loop = new ScalingLoop(
+      [{ name: "m", rules: RULES, workers: 2, see, own, appliedBy: "ferry" }],
+      clock,
+      this.events,
+    );
+  }
+
+  async pass(ms: number): Promise<void> {
+    await this.clock.run(this.clock.now() + ms);
+  }
+}
+
+describe("workers of our own", () => {
+  test("are started one after another when more are wanted, and ended when fewer are", async () => {
+    const stage = new Stage();
+    stage.seen = { ...stage.seen, depth: 200, arrivalsPerMs: 0.6 };
+    await stage.pass(7000);
+    assert.deepEqual(stage.changes, [[2, 4]]);
+    stage.seen = { ...stage.seen, depth: 0 };
+    await stage.pass(3000);
+    assert.equal(stage.count, 3);
+    await stage.pass(4000);
+    assert.equal(stage.count, 4);
+    stage.seen = { ...stage.seen, arrivalsPerMs: 0.01 };
+    await stage.pass(300_000);
+    assert.equal(stage.count, 1);
+    assert.deepEqual(stage.changes.at(-1), [2, 1]);
+  });
+
+  test("one that cannot be started is told once, and tried again", async () => {
+    const stage = new Stage();
+    stage.broken = true;
+    stage.seen = { ...stage.seen, depth: 200 };
+    await stage.pass(40_000);
+    assert.equal(stage.count, 2);
+    assert.equal(stage.notices.length, 1);
+    assert.match(
+      stage.notices[0]!,
+      /m: a worker could not be started or ended: no GPU left; it is tried again/,
+    );
+    stage.broken = false;
+    await stage.pass(40_000);
+    assert(stage.count > 2);
+  });
+
+  test("nothing moves after a stop", async () => {
+    const stage = new Stage();
+    stage.loop.stop();
+    stage.seen = { ...stage.seen, depth: 900 };
+    await stage.pass(60_000);
+    assert.deepEqual([stage.changes, stage.count], [[], 2]);
+  });
+});
+
+test("what is shown", async () => {
+  const stage = new Stage();
+  await stage.pass(5000);
+  const [shown] = stage.loop.report();
+  assert.deepEqual(
+    { ...shown, changed_at: "", expected_per_second: 600 },
+    {
+      model: "m",
+      desired: 2,
+      healthy: 2,
+      load: 0.6,
+      queue_depth: 0,
+      expected_per_second: 600,
+      reason: "as configured",
+      changed_at: "",
+      min: 1,
+      max: 10,
+      applied_by: "ferry",
+    },
+  );
+  assert.equal(stage.loop.desired("m"), 2);
+  assert.equal(stage.loop.desired("another"), undefined);
+});
+
+describe("hooks", () => {
+  const scaling = { desired: 5, reason: "a long line", changedAt: 0 };
+
+  test("a webhook is told as JSON, again after a failure, the latest number only", async () => {
+    const told: unknown[] = [];
+    let fail = true;
+    const server = createServer((request, response) => {
+      let body = "";
+      request.on("data", (chunk: Buffer) => (body += chunk.toString()));
+      request.on("end", () => {
+        response.writeHead(fail ? 500 : 200).end();
+        told.push(JSON.parse(body));
+        server.emit("told");
+      });
+    }).listen(0, "127.0.0.1");
+    await once(server, "listening");
+    const { port } = server.address() as AddressInfo;
+    const clock = new VirtualClock();
+    const events = new Events();
+    const failed = new Promise((resolve) => events.on("notice", resolve));
+    const options = { model: "m", webhook: `http://127.0.0.1:${port}/x`, timeoutMs: 5000, leads: () => true };
+    const hooks = new ScalingHooks(options, clock, events);
+    try {
+      hooks.tell(scaling, 3);
+      await failed;
+      fail = false;
+      const again = once(server, "told");
+      hooks.tell({ ...scaling, desired: 6 }, 4);
+      await again;
+      assert.deepEqual(told, [
+        { model: "m", desired: 5, healthy: 3, reason: "a long line" },
+        { model: "m", desired: 6, healthy: 4, reason: "a long line" },
+      ]);
+    } finally {
+      hooks.stop();
+      server.closeAllConnections();
+      server.close();
+    }
+  });
+
+  test("a command gets the number in its environment, and no shell", async () => {
+    const dir = mkdtempSync(join(tmpdir(), "ferry-hook-"));
+    const out = join(dir, "told");
+    const command = join(dir, "scale.sh");
+    writeFileSync(
+      command,
+      `#!/bin/sh\nprintf '%s %s %s %s' "$FERRY_MODEL" "$FERRY_DESIRED" "$FERRY_HEALTHY" "$FERRY_REASON" > ${out}.new && mv ${out}.new ${out}\n`,
+      { mode: 0o755 },
+    );
+    const options = { model: "m; touch x", command, timeoutMs: 20_000, leads: () => true };
+    const hooks = new ScalingHooks(options, new SystemClock(), new Events());
+    try {
+      hooks.tell(scaling, 3);
+      while (true) {
+        try {
+          assert.equal(readFileSync(out, "utf8"), "m; touch x 5 3 a long line");
+          break;
+        } catch (error) {
+          if ((error as NodeJS.ErrnoException).code !== "ENOENT") throw error;
+          await new Promise(setImmediate);
+        }
+      }
+    } finally {
+      hooks.stop();
+      rmSync(dir, { recursive: true, force: true });
+    }
+  });
+
+  test("a command that fails is told and tried again; who does not lead tells nobody", async () => {
+    const events = new Events();
+    const notice = new Promise<{ message: string }>((resolve) => events.on("notice", resolve));
+    const failing = new ScalingHooks(
+      { model: "m", command: "/bin/false", timeoutMs: 20_000, leads: () => true },
+      new VirtualClock(),
+      events,
+    );
+    failing.tell(scaling, 3);
+    assert.match(
+      (await notice).message,
+      /m: nobody could be told .*: the command ended with 1; it is tried again/,
+    );
+    failing.stop();
+    let asked = 0;
+    const quiet = new ScalingHooks(
+      { model: "m", command: "/bin/false", timeoutMs: 20_000, leads: () => (asked++, false) },
+      new VirtualClock(),
+      new Events(),
+    );
+    quiet.tell(scaling, 3);
+    assert.equal(asked, 1);
+    quiet.stop();
+  });
+});
