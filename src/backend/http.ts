@@ -8,7 +8,8 @@
  * a worker that drips a byte a second is aborted like one that hangs.
  *
  * Any reply may carry `x-ferry-load`, how full the worker is. `start` does not wait for workers: one that is
- * down at boot may come up later. Where there is a `healthPath` it begins to ask them (`worker-health.ts`).
+ * down at boot may come up later. Where there is a `healthPath` it begins to ask them (`worker-health.ts`), and where
+ * their protocol has a place for it, how many inputs they take in one call (`worker-info.ts`).
  */
 import assert from "node:assert/strict";
 import { Client } from "undici";
@@ -20,6 +21,7 @@ import type { Backend, Batch, Reply, Worker, WorkerHealth } from "./backend.ts";
 import { HttpExchange } from "./http-exchange.ts";
 import { failed } from "./match.ts";
 import { type HealthRules, HealthQuestions } from "./worker-health.ts";
+import { InfoQuestions } from "./worker-info.ts";
 import { CONNECT_TIMEOUT_MS, WorkerTls, type WorkerTlsOptions } from "./worker-tls.ts";
 
 export interface HttpOptions {
@@ -120,6 +122,7 @@ class HttpWorker implements Worker {
   readonly #tls: WorkerTls;
   readonly #clock: Clock;
   readonly #questions: HealthQuestions | undefined;
+  readonly #info: InfoQuestions | undefined;
   /** The worker's one connection; undefined until the first batch and after each broken exchange. */
   #client: Client | undefined;
   /** Of the certificates with which it was made. */
@@ -150,14 +153,25 @@ class HttpWorker implements Worker {
     this.#tls = tls;
     this.#clock = clock;
     const healthPath = options.healthPath ?? behind(this.#basePath, protocol.healthPath);
-    if (healthPath === undefined) return;
     const headers = { accept: "application/json", ...credentials };
-    const place = { path: healthPath, headers, client: () => this.#connect() };
+    const asked = { headers, client: () => this.#connect() };
+    if (protocol.info !== undefined) {
+      const place = { ...asked, path: this.#basePath + protocol.info.path };
+      this.#info = new InfoQuestions(place, protocol.info.maxBatchSize, health, clock);
+    }
+    if (healthPath === undefined) return;
+    const place = { ...asked, path: healthPath };
     this.#questions = new HealthQuestions(place, health, clock, (share) => this.#heardLoad(share));
   }
 
   start(): void {
     this.#questions?.start();
+    this.#info?.start();
+  }
+
+  /** What it said of itself, or else what servers of its kind take. */
+  get maxBatchSize(): number | undefined {
+    return this.#info?.maxBatchSize ?? this.#protocol.maxBatchSize;
   }
 
   get health(): WorkerHealth | undefined {
@@ -165,7 +179,12 @@ class HttpWorker implements Worker {
   }
 
   set onHealth(changed: (() => void) | undefined) {
-    if (this.#questions !== undefined) this.#questions.onChange = changed;
+    const questions = this.#questions;
+    if (questions === undefined) return;
+    questions.onChange = () => {
+      if (questions.health?.well === true) this.#info?.again();
+      changed?.();
+    };
   }
 
   /** Only of use after it could not be reached: that it answers questions does not mean that it runs batches. */
@@ -198,7 +217,7 @@ class HttpWorker implements Worker {
           signal.removeEventListener("abort", abort);
           this.#exchange = undefined;
           if (!intact) this.#disconnect();
-          this.#noteReply(reply, exchange.load);
+          this.#noteReply(reply, exchange);
           resolve(reply);
         },
       );
@@ -214,13 +233,17 @@ class HttpWorker implements Worker {
   async stop(): Promise<void> {
     this.#stopped = true;
     this.#questions?.stop();
+    this.#info?.stop();
     const client = this.#client;
     this.#exchange?.finish(failed("worker was stopped", "nobody"), false);
     await client?.destroy();
   }
 
-  #noteReply(reply: Reply, load: number | undefined): void {
-    this.#reached = reply.kind !== "failed" || reply.blame !== "nobody";
+  #noteReply(reply: Reply, { inputs, load }: HttpExchange): void {
+    const reached = reply.kind !== "failed" || reply.blame !== "nobody";
+    // It may have been started anew, and it may be that there were just too many.
+    if ((reached && !this.#reached) || (reply.kind === "rejected" && inputs.length > 1)) this.#info?.again();
+    this.#reached = reached;
     if (reply.kind !== "failed") this.#questions?.answered();
     if (load !== undefined) this.#heardLoad(load);
   }

@@ -140,12 +140,15 @@ function troubleOf(error: Error & { code?: string }): string {
 }
 
 /** The text, or nothing when it is longer than anybody's health should be. */
-async function readBody(body: Dispatcher.ResponseData["body"]): Promise<string> {
+export async function readBody(
+  body: Dispatcher.ResponseData["body"],
+  maxBytes = MAX_BODY_BYTES,
+): Promise<string> {
   const chunks: Buffer[] = [];
   let bytes = 0;
   for await (const chunk of body as AsyncIterable<Buffer>) {
     bytes += chunk.length;
-    if (bytes > MAX_BODY_BYTES) return "";
+    if (bytes > maxBytes) return "";
     chunks.push(chunk);
   }
   return Buffer.concat(chunks).toString("utf8");

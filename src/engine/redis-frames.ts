@@ -10,29 +10,57 @@ import type { BatchNote, DispatchReason, Outcome, Task, TaskState } from "../cor
 import type { DeadLetter, RecordView, Sharing } from "./engine.ts";
 
 const LENGTH_BYTES = 4;
+const ZERO = 48;
 
 /** Texts and frames within it; one allocation, each byte written once. */
 export function frame(row: readonly (string | Buffer)[]): Buffer {
-  let size = LENGTH_BYTES * row.length;
-  const lengths: number[] = [];
-  for (const part of row) {
-    const length = typeof part === "string" ? Buffer.byteLength(part) : part.length;
-    lengths.push(length);
-    size += length;
-  }
-  const bytes = Buffer.allocUnsafe(size);
-  let at = 0;
+  const lengths = row.map(lengthOf);
+  const bytes = Buffer.allocUnsafe(sizeOf(lengths));
+  writeFrame(bytes, 0, row, lengths);
+  return bytes;
+}
+
+function lengthOf(part: string | Buffer): number {
+  return typeof part === "string" ? Buffer.byteLength(part) : part.length;
+}
+
+/** Of the frame whose parts are so long. */
+function sizeOf(lengths: readonly number[]): number {
+  let size = LENGTH_BYTES * lengths.length;
+  for (const length of lengths) size += length;
+  return size;
+}
+
+/** Returns where it ends. */
+function writeFrame(
+  bytes: Buffer,
+  from: number,
+  row: readonly (string | Buffer)[],
+  lengths: readonly number[],
+): number {
+  let at = from;
   for (let which = 0; which < row.length; which++) {
     const part = row[which]!;
     const length = lengths[which]!;
     at = bytes.writeUInt32BE(length, at);
-    if (typeof part !== "string") part.copy(bytes, at);
-    // One byte a character: plain ASCII, which needs no encoder.
-    else if (length === part.length) bytes.write(part, at, "latin1");
-    else bytes.write(part, at);
+    if (typeof part === "string") writeText(bytes, at, part, length);
+    else bytes.set(part, at);
     at += length;
   }
-  return bytes;
+  return at;
+}
+
+function writeText(bytes: Buffer, at: number, text: string, length: number): void {
+  // One byte a character: plain ASCII, which needs no encoder.
+  if (length === text.length) bytes.write(text, at, length, "latin1");
+  else bytes.write(text, at, length, "utf8");
+}
+
+/** The whole number that is written there. */
+function digits(bytes: Buffer, from: number, to: number): number {
+  let number = 0;
+  for (let at = from; at < to; at++) number = number * 10 + (bytes[at]! - ZERO);
+  return number;
 }
 
 /** Cuts a frame into its parts, without copying them. */
@@ -62,11 +90,15 @@ export class RedisClock {
 
   /** An instant of this process as Redis is told: whole microseconds, which scripts print fastest. */
   shared(at: number): string {
-    return String(Math.round(1000 * (at + this.offsetMs)));
+    return String(this.instant(at));
+  }
+
+  instant(at: number): number {
+    return Math.round(1000 * (at + this.offsetMs));
   }
 
   own(at: Buffer | string | number): number {
-    return Number(at) / 1000 - this.offsetMs;
+    return (typeof at === "object" ? digits(at, 0, at.length) : Number(at)) / 1000 - this.offsetMs;
   }
 }
 
@@ -129,11 +161,14 @@ function about(found: readonly string[], clock: RedisClock): Omit<Task, "id" | "
 
 /** What is kept of a task until its end: its meta after its length, then its input. */
 export function bodyFrame(task: Task, sharing: Sharing, clock: RedisClock): Buffer {
-  const meta = metaFrame(task, sharing, clock);
-  const bytes = Buffer.allocUnsafe(LENGTH_BYTES + meta.length + Buffer.byteLength(task.input));
-  bytes.writeUInt32BE(meta.length, 0);
-  meta.copy(bytes, LENGTH_BYTES);
-  bytes.write(task.input, LENGTH_BYTES + meta.length);
+  const row = metaTexts(task, sharing, clock);
+  const lengths = row.map(lengthOf);
+  const size = sizeOf(lengths);
+  const inputBytes = Buffer.byteLength(task.input);
+  const bytes = Buffer.allocUnsafe(LENGTH_BYTES + size + inputBytes);
+  bytes.writeUInt32BE(size, 0);
+  const at = writeFrame(bytes, LENGTH_BYTES, row, lengths);
+  writeText(bytes, at, task.input, inputBytes);
   return bytes;
 }
 
@@ -216,15 +251,44 @@ function firstTexts(bytes: Buffer, count: number): Buffer {
   return bytes.subarray(0, end);
 }
 
+/** Outcomes come a batch at a time: what is said of it is read once. */
+export class OutcomeReader {
+  readonly #clock: RedisClock;
+  #batchBytes: Buffer = Buffer.alloc(0);
+  #batch: BatchNote | undefined;
+
+  constructor(clock: RedisClock) {
+    this.#clock = clock;
+  }
+
+  read(id: string, bytes: Buffer): RecordView {
+    const row = parts(bytes);
+    const batchBytes = row[6]!;
+    if (!this.#batchBytes.equals(batchBytes)) {
+      this.#batchBytes = Buffer.from(batchBytes);
+      this.#batch = readBatch(batchBytes, this.#clock);
+    }
+    return outcomeOf(id, row, this.#batch, this.#clock);
+  }
+}
+
 export function readOutcome(id: string, bytes: Buffer, clock: RedisClock): RecordView {
-  const [code, text, attempt, queuedAt, settledAt, cached, batchBytes, metaBytes] = parts(bytes);
-  const batch = readBatch(batchBytes!, clock);
+  const row = parts(bytes);
+  return outcomeOf(id, row, readBatch(row[6]!, clock), clock);
+}
+
+function outcomeOf(
+  id: string,
+  [code, text, attempt, queuedAt, settledAt, cached, , metaBytes]: readonly Buffer[],
+  batch: BatchNote | undefined,
+  clock: RedisClock,
+): RecordView {
   const failure = code!.toString() as ErrorCode | "";
   const message = text!.toString();
   return {
     task: { id, input: "", content: "", ...about(texts(metaBytes!), clock) },
     state: failure === "" ? "done" : "failed",
-    attempt: Number(attempt),
+    attempt: digits(attempt!, 0, attempt!.length),
     queuedAt: clock.own(queuedAt!),
     settledAt: clock.own(settledAt!),
     outcome: failure === "" ? { ok: true, output: message } : { ok: false, code: failure, message },

@@ -1,16 +1,20 @@
 /**
- * What comes while a call is on its way goes together in the next one.
+ * What comes while calls are on their way goes together in the next one.
  *
- * The first of a tick sets out when the tick ends. What may travel together is a group: all on one server, each
- * shard alone on a Cluster. One call takes at most `MAX_TOGETHER`: Redis serves nobody else while a script runs.
+ * The first of a tick sets out when the tick ends; a full load sets out at once, so that Redis works on it while
+ * this process still reads the rest of the tick. Nothing sets out while two calls are on their way: the server has one to
+ * do while the reply to the other is read. What may travel together is a group: all on one server, each shard alone on a
+ * Cluster. One call takes at most `MAX_TOGETHER`: Redis serves nobody else while a script runs.
  */
 const MAX_TOGETHER = 128;
+const ON_THEIR_WAY = 2;
 
 export class Gathering<Value> {
   readonly #send: (values: readonly Value[]) => Promise<void>;
-  /** By group. */
+  /** By group; none that is empty. */
   readonly #gathered = new Map<number, Value[]>();
-  readonly #busy = new Set<number>();
+  /** Calls on their way, by group; none that is 0. */
+  readonly #calls = new Map<number, number>();
 
   /** `send` never rejects. */
   constructor(send: (values: readonly Value[]) => Promise<void>) {
@@ -19,12 +23,10 @@ export class Gathering<Value> {
 
   add(group: number, value: Value): void {
     const gathered = this.#gathered.get(group);
-    if (gathered !== undefined) {
-      gathered.push(value);
-      return;
-    }
-    this.#gathered.set(group, [value]);
-    if (!this.#busy.has(group)) setImmediate(() => void this.#flush(group));
+    if (gathered === undefined) {
+      this.#gathered.set(group, [value]);
+      if (!this.#calls.has(group)) setImmediate(() => this.#flush(group));
+    } else if (gathered.push(value) >= MAX_TOGETHER) this.#flush(group);
   }
 
   /** The one of a group that has been waiting longest. */
@@ -32,21 +34,25 @@ export class Gathering<Value> {
     return this.#gathered.get(group)?.[0];
   }
 
-  async #flush(group: number): Promise<void> {
-    this.#busy.add(group);
-    for (let gathered = this.#take(group); gathered.length > 0; gathered = this.#take(group)) {
-      const sends: Promise<void>[] = [];
-      for (let at = 0; at < gathered.length; at += MAX_TOGETHER) {
-        sends.push(this.#send(gathered.slice(at, at + MAX_TOGETHER)));
-      }
-      await Promise.all(sends);
+  /** Sends all that gathered, unless the server has enough to do. */
+  #flush(group: number): void {
+    const gathered = this.#gathered.get(group);
+    if (gathered === undefined || this.#onTheirWay(group) >= ON_THEIR_WAY) return;
+    this.#gathered.delete(group);
+    for (let at = 0; at < gathered.length; at += MAX_TOGETHER) {
+      this.#calls.set(group, this.#onTheirWay(group) + 1);
+      void this.#send(gathered.slice(at, at + MAX_TOGETHER)).then(() => this.#arrived(group));
     }
-    this.#busy.delete(group);
   }
 
-  #take(group: number): Value[] {
-    const gathered = this.#gathered.get(group) ?? [];
-    this.#gathered.delete(group);
-    return gathered;
+  #arrived(group: number): void {
+    const left = this.#onTheirWay(group) - 1;
+    if (left === 0) this.#calls.delete(group);
+    else this.#calls.set(group, left);
+    this.#flush(group);
+  }
+
+  #onTheirWay(group: number): number {
+    return this.#calls.get(group) ?? 0;
   }
 }

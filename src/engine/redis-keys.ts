@@ -11,7 +11,7 @@
  * |------------------|--------|---------------------------------------------------|--------------------------|-------------------------|
  * | `s`              | hash   | id → state of a task that is not final            | put claim extend settle reap cancel replay | with the task's end |
  * | `due`            | zset   | id by the instant at which `reap` must look at it | the same                 | with the task's end     |
- * | `q:…`            | stream | ids of queued and running tasks, group `g` | put settle reap replay | entry: with the task's end; stream: `tend`, when empty |
+ * | `q:…`            | stream | ids of queued tasks, group `g`                    | put settle reap replay   | entry: when it is claimed, or ends; stream: `tend`, when empty |
  * | `w`              | stream | ids of tasks that wait for their retry            | settle                   | entry: when the retry is due |
  * | `qs`             | hash   | stream → parameters of its tasks                  | put settle reap replay   | `tend`, when the stream is empty |
  * | `b:<id>`         | string | meta and input of a task that is not final        | put replay               | with the task's end     |
@@ -24,7 +24,6 @@
  * | `k:<digest>`     | string | Idempotency-Key → id and fingerprint              | put                      | with the record         |
  * | `f:<digest>`     | string | Idempotency-Key → home of its task, at the key's own shard | bind            | longer than the record  |
  * | `d`, `dz`        | hash, zset | dead letters by id; ids by the time of death  | settle reap              | `deadLetters.ttlMs`, `.max`, replay, purge |
- * | `cur`            | hash   | stream → where `tend` goes on                     | tend                     | with its stream         |
  * | `l:<digest>`     | string | a rate window: when it closes, what is spent      | spend                    | after two windows       |
  * | `keys`           | hash   | id of an API key → its digest, user, tier (shard 0 only) | `ferry keys`      | when it is revoked      |
  * | `keys:secret`    | string | what these digests are keyed with, where `auth.secret` is not set (shard 0 only) | whoever needs it first | stays |

@@ -10,7 +10,7 @@ import type { Alarm } from "../clock.ts";
 import { hashOf, Table } from "../core/table.ts";
 import type { RecordView } from "./engine.ts";
 import type { Holder } from "./redis-crowds.ts";
-import { frame, frameOf, parts as partsOf, readOutcome } from "./redis-frames.ts";
+import { frame, frameOf, OutcomeReader, parts as partsOf } from "./redis-frames.ts";
 import type { RedisReply } from "../redis/nodes.ts";
 import type { RedisParts } from "./redis-parts.ts";
 
@@ -40,6 +40,7 @@ export class RedisNews {
   readonly #parts: RedisParts;
   readonly #sweepMs: number;
   readonly #tell: (record: RecordView) => void;
+  readonly #reader: OutcomeReader;
   /** Bounded by the tasks that this process put and the results that it long-polls. */
   readonly #awaited: Table<Awaited>;
   /** The number of the last note heard, by sender and shard, and of the last one sent, by receiver and shard. */
@@ -55,6 +56,7 @@ export class RedisNews {
     this.#awaited = new Table(hashOf(parts.name, 0));
     this.#sweepMs = parts.options.sweepMs;
     this.#tell = tell;
+    this.#reader = new OutcomeReader(parts.shared);
   }
 
   async open(): Promise<void> {
@@ -117,11 +119,11 @@ export class RedisNews {
 
   /** The same, before it is unpacked: most of what is heard is for somebody who waits here. */
   endedFrame(id: string, bytes: Buffer): void {
-    if (this.#awaited.get(id) !== undefined) this.ended(readOutcome(id, bytes, this.#parts.shared));
+    if (this.#awaited.get(id) !== undefined) this.ended(this.#reader.read(id, bytes));
   }
 
   /** Tells another process of ends, id and outcome in turn. Whatever goes wrong here, it will look itself. */
-  send(shard: number, gateway: string, news: readonly Buffer[]): void {
+  send(shard: number, gateway: string, news: readonly (string | Buffer)[]): void {
     const { nodes, keys, name } = this.#parts;
     const number = nextOf(this.#sent, `${gateway} ${shard}`);
     const payload = frame([name, String(number), ...news]);

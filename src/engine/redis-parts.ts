@@ -144,19 +144,13 @@ export class RedisParts implements RedisBase {
     for (const listener of this.listeners) listener.due?.(at);
   }
 
-  /**
-   * Tells everybody who waits of the ends that a script brought about: id, who waits, outcome in turn. Where
-   * the outcome is empty the caller knows it.
-   */
-  announce(shard: number, ended: readonly Buffer[], known?: (id: string) => Known | undefined): void {
-    const byGateway = new Map<string, Buffer[]>();
-    for (let at = 0; at < ended.length; at += 3) {
-      const id = ended[at]!.toString("latin1");
-      const told = ended[at + 2]!.length === 0 ? known?.(id) : undefined;
-      const bytes = told?.bytes ?? ended[at + 2]!;
-      for (const gateway of ended[at + 1]!.toString("latin1").split(",")) {
-        if (gateway !== this.name) pushTo(byGateway, gateway, ended[at]!, bytes);
-        else if (told?.record !== undefined) this.news.ended(told.record);
+  /** Tells everybody who waits of the ends that a script brought about. */
+  announce(shard: number, ended: readonly Ended[]): void {
+    const byGateway = new Map<string, (string | Buffer)[]>();
+    for (const { id, gateways, record, bytes } of ended) {
+      for (const gateway of gateways.includes(",") ? gateways.split(",") : [gateways]) {
+        if (gateway !== this.name) pushTo(byGateway, gateway, id, bytes);
+        else if (record !== undefined) this.news.ended(record);
         else this.news.endedFrame(id, bytes);
       }
     }
@@ -171,13 +165,26 @@ export class RedisParts implements RedisBase {
   }
 }
 
-/** An outcome in both its forms. */
-export interface Known {
-  readonly record: RecordView | undefined;
+/** The end of a task, and the processes that wait for it, with commas between. */
+export interface Ended {
+  readonly id: string;
+  readonly gateways: string;
+  /** Where it is known here, beside its bytes. */
+  readonly record?: RecordView | undefined;
   readonly bytes: Buffer;
 }
 
-function pushTo(map: Map<string, Buffer[]>, key: string, ...values: Buffer[]): void {
+/** As scripts return it: id, who waits, outcome in turn. */
+export function readEnded(rows: readonly Buffer[]): Ended[] {
+  const ended: Ended[] = [];
+  for (let at = 0; at < rows.length; at += 3) {
+    const [id, gateways] = [rows[at]!.toString("latin1"), rows[at + 1]!.toString("latin1")];
+    ended.push({ id, gateways, bytes: rows[at + 2]! });
+  }
+  return ended;
+}
+
+function pushTo(map: Map<string, (string | Buffer)[]>, key: string, ...values: (string | Buffer)[]): void {
   const list = map.get(key);
   if (list === undefined) map.set(key, values);
   else list.push(...values);

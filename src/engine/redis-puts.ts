@@ -18,7 +18,7 @@ import { bodyFrame, frame, readOutcome, texts } from "./redis-frames.ts";
 import { COMMON, type Holder } from "./redis-crowds.ts";
 import { Gathering } from "./redis-gather.ts";
 import { digest, INDEX_GRACE_MS, indexName, streamFamily } from "./redis-keys.ts";
-import { type Arg, RedisError, type RedisReply, StoreAway } from "../redis/nodes.ts";
+import { type Arg, RedisError, StoreAway } from "../redis/nodes.ts";
 import { overloaded, type RedisParts } from "./redis-parts.ts";
 import { scripts } from "./redis-scripts.ts";
 
@@ -29,6 +29,8 @@ interface Pending {
   readonly family: string;
   readonly indexTtlMs: number;
   readonly args: readonly Arg[];
+  /** Which of them are there, as the script says it. */
+  readonly marks: number;
   readonly body: Buffer;
   readonly names: readonly string[];
   /** The kind of stream that it is queued in; "" never. */
@@ -38,7 +40,13 @@ interface Pending {
   fail(why: Error): void;
 }
 
-const MISSING = "m";
+const QUEUED = "q".charCodeAt(0);
+const MISSING = "m".charCodeAt(0);
+/** Marks of a task: with a cache key that is not its join key, with an Idempotency-Key. */
+const CACHED = 1;
+const KEYED = 2;
+/** The numbers of a task as `put.lua` reads them: place, kind, deadline, bytes, marks. */
+const NUMBERS_BYTES = 2 + 2 + 8 + 4 + 1;
 const MAYBE = "the task may have been accepted; it is safe to send it again";
 const NOTHING_TO_SHARE = "nothing to share, and no room for more";
 const NOT_ACCEPTED = "nothing was accepted; send it again";
@@ -123,15 +131,9 @@ export class RedisPuts {
     const kind = holder?.kind ?? "";
     if (holder !== undefined) mirror.expect(model, tier, kind, 1);
     const { promise, resolve, reject } = Promise.withResolvers<PutReply>();
-    const args: Arg[] = [
-      task.id,
-      shared.shared(task.deadlineAt),
-      Buffer.byteLength(task.input),
-      join,
-      cache === join && cache !== "" ? "=" : cache,
-      key,
-    ];
-    if (idempotency !== undefined) args.push(idempotency.fingerprint);
+    const args: Arg[] = [task.id, join];
+    if (cache !== join) args.push(cache);
+    if (idempotency !== undefined) args.push(key, idempotency.fingerprint);
     const names = !nodes.cluster
       ? []
       : putNames(task.id, `${family}${tier}:${kind || COMMON}`, cache, join, key);
@@ -143,6 +145,7 @@ export class RedisPuts {
       family,
       indexTtlMs: Math.ceil(indexTtlMs),
       args,
+      marks: (cache === join ? 0 : CACHED) + (idempotency === undefined ? 0 : KEYED),
       body,
       names,
       kind,
@@ -154,7 +157,7 @@ export class RedisPuts {
   }
 
   async #send(gathered: readonly Pending[]): Promise<void> {
-    const { nodes, keys, shards, mirror, options } = this.#parts;
+    const { nodes, keys, shards, mirror, shared, options } = this.#parts;
     const [pending, withinMs] = this.#inTime(gathered);
     if (pending.length === 0) return;
     const { maxQueued, maxQueuedBytes, results } = options;
@@ -162,8 +165,10 @@ export class RedisPuts {
     const about: Arg[] = [];
     const tasks: Arg[] = [];
     const bodies: Arg[] = ["MSET"];
+    const numbers = Buffer.allocUnsafe(NUMBERS_BYTES * pending.length);
+    let at = 0;
     const call = this.#parts.call(scripts.put);
-    for (const { task, shard, family, indexTtlMs, args, body, names, kind: stream } of pending) {
+    for (const { task, shard, family, indexTtlMs, args, marks, body, names, kind: stream } of pending) {
       const { id, tenant, tier, model, parameters } = task;
       const key = `${family}${tier}${stream} ${indexTtlMs} ${tenant}`;
       let kind = kinds.get(key);
@@ -172,7 +177,12 @@ export class RedisPuts {
         const queueMs = options.models.get(model)?.queueMs ?? 0;
         about.push(tenant, family, tier, queueMs, indexTtlMs, parameters, stream);
       }
-      tasks.push(call.place(shard), kind, ...args);
+      at = numbers.writeUInt16BE(call.place(shard), at);
+      at = numbers.writeUInt16BE(kind, at);
+      at = numbers.writeDoubleBE(shared.instant(task.deadlineAt), at);
+      at = numbers.writeUInt32BE(Buffer.byteLength(task.input), at);
+      at = numbers.writeUInt8(marks, at);
+      tasks.push(...args);
       call.names(shard, ...names);
       const name = `${keys.bases[shard]!}b:${id}`;
       if (stream !== "") bodies.push(name, body);
@@ -181,14 +191,27 @@ export class RedisPuts {
     }
     const bounds = [Math.ceil(maxQueued / shards), Math.ceil(maxQueuedBytes / shards)] as const;
     call
-      .head(this.#parts.name, ...bounds, results.ttlMs, this.#keyTtlMs(), kinds.size)
+      .head(
+        this.#parts.name,
+        ...bounds,
+        results.ttlMs,
+        this.#keyTtlMs(),
+        kinds.size,
+        options.leaseMs,
+        numbers,
+      )
       .add(...about, ...tasks);
     if (bodies.length > 1) call.before(...bodies);
     try {
       const reply = await nodes.runDurably(call.shard, call.build(), withinMs);
-      const [replies, report] = reply as [RedisReply[], Buffer];
+      const [letters, replies, report] = reply as [Buffer, Buffer[][], Buffer];
       mirror.told(report.toString());
-      pending.forEach((each, at) => this.#answer(each, replies[at]!));
+      let explained = 0;
+      pending.forEach((each, which) => {
+        const letter = letters[which]!;
+        if (letter === MISSING) this.#missing(each);
+        else this.#answer(each, letter === QUEUED ? undefined : replies[explained++]!);
+      });
     } catch (error) {
       const why = overloaded(error, MAYBE, NOT_ACCEPTED);
       for (const each of pending) this.#fail(each, why);
@@ -203,12 +226,13 @@ export class RedisPuts {
     this.#parts.nodes.run(call.shard, call.build(), { resend: true }).catch(() => {});
   }
 
-  #answer(pending: Pending, reply: RedisReply): void {
-    const missing = !Array.isArray(reply) && (reply as Buffer).toString() === MISSING;
-    if (missing) {
-      const why = new StoreAway("the input could not be written", false);
-      return this.#fail(pending, overloaded(why, NOT_ACCEPTED, NOT_ACCEPTED));
-    }
+  #missing(pending: Pending): void {
+    const why = new StoreAway("the input could not be written", false);
+    this.#fail(pending, overloaded(why, NOT_ACCEPTED, NOT_ACCEPTED));
+  }
+
+  /** Without a reply: it is queued. */
+  #answer(pending: Pending, reply: readonly Buffer[] | undefined): void {
     const read = this.#read(pending.task, reply);
     this.#arrived(pending, read.kind === "queued");
     pending.answer(read);
@@ -243,9 +267,9 @@ export class RedisPuts {
     return [inTime, Math.max(1, Math.ceil((inTime[0]?.since ?? since) - since))];
   }
 
-  #read(task: Task, reply: RedisReply): PutReply {
-    if (!Array.isArray(reply)) return { kind: "queued", id: task.id };
-    const [kind, value, bytes, cached] = reply as Buffer[];
+  #read(task: Task, reply: readonly Buffer[] | undefined): PutReply {
+    if (reply === undefined) return { kind: "queued", id: task.id };
+    const [kind, value, bytes, cached] = reply;
     const id = value!.toString();
     switch (kind!.toString()) {
       case "j":

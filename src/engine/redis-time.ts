@@ -10,15 +10,13 @@
 import type { Alarm } from "../clock.ts";
 import { ALONE_FROM_LOST, DEAD_FROM_ATTEMPT } from "../core/retry.ts";
 import type { ScriptCall } from "../redis/nodes.ts";
-import type { RedisParts } from "./redis-parts.ts";
+import { readEnded, type RedisParts } from "./redis-parts.ts";
 import { scripts } from "./redis-scripts.ts";
 
 /** Records that one `reap` looks at in one shard; it comes back at once for more. */
 const REAP_TOGETHER = 200;
 const LOOK_EVERY_MS = 1000;
 const TEND_EVERY_MS = 30_000;
-/** Delivered and accounted for by nobody for this long: the claim that took it broke off. */
-const TEND_IDLE_MS = 30_000;
 const TEND_TOGETHER = 100;
 const CLOCK_EVERY_MS = 10_000;
 
@@ -119,7 +117,7 @@ export class RedisTime {
       });
       const [report, ended, next, more, retried, dead, dropped] = reply as ReapReply;
       this.#parts.mirror.told(report.toString());
-      this.#parts.announce(shards[0]!, ended);
+      this.#parts.announce(shards[0]!, readEnded(ended));
       this.#emit(retried, dead, now);
       this.#parts.lettersDropped(dropped);
       if (more === 0) return next.toString();
@@ -178,20 +176,20 @@ export class RedisTime {
     this.counts = { queued: sum(2), running: sum(1), deadLetters: sum(3) };
   }
 
-  async tend(idleMs = TEND_IDLE_MS): Promise<void> {
+  async tend(): Promise<void> {
     const { nodes, mirror, events } = this.#parts;
     mirror.tidy();
     await this.#parts.spread(
       this.#all,
       (shard) => shard,
       async (some) => {
-        const call = this.#parts.call(scripts.tend, idleMs, TEND_TOGETHER);
+        const call = this.#parts.call(scripts.tend, TEND_TOGETHER);
         for (const shard of some) call.place(shard);
         const reply = await nodes.run(call.shard, call.build(), { resend: true });
-        const [report, mended, dropped, lost] = reply as [Buffer, number, number, number];
+        const [report, mended, dropped] = reply as [Buffer, number, number];
         mirror.told(report.toString());
-        if (mended + dropped + lost === 0) return;
-        const message = `tended: ${mended} tasks put back, ${dropped} stale copies dropped, ${lost} entries were missing`;
+        if (mended + dropped === 0) return;
+        const message = `tended: ${mended} tasks put back, ${dropped} stale copies dropped`;
         events.emit("notice", { level: "warn", message });
       },
     );

@@ -22,6 +22,9 @@ export interface Output {
 }
 
 export interface Told {
+  /** As the script calls it. */
+  readonly kind: "d" | "f" | "x" | "r";
+  readonly attempt: number;
   readonly args: readonly Arg[];
   /** Keys beside the record's own. */
   readonly names: readonly string[];
@@ -34,6 +37,7 @@ export interface Told {
 }
 
 const NO_BYTES = Buffer.alloc(0);
+const NO_ARGS: readonly Arg[] = [];
 
 /** What all verdicts of one settle have in common. */
 export interface Verdicts {
@@ -49,8 +53,8 @@ export function tell(verdict: Verdict, known: Claimed | undefined, all: Verdicts
   if (verdict.kind === "retry") {
     const { at, spared, overdue, maxBatchSize } = verdict;
     const limit = maxBatchSize === undefined || maxBatchSize === Infinity ? 0 : maxBatchSize;
-    const args = ["r", clock.shared(at), spared === true ? 1 : 0, overdue === true ? 1 : 0, limit];
-    return { args, names: [], record: undefined, bytes: NO_BYTES };
+    const args = [clock.shared(at), spared === true ? 1 : 0, overdue === true ? 1 : 0, limit];
+    return { kind: "r", attempt: 0, args, names: [], record: undefined, bytes: NO_BYTES };
   }
   const { id } = verdict;
   const outcome = outcomeOf(verdict);
@@ -71,12 +75,15 @@ export function tell(verdict: Verdict, known: Claimed | undefined, all: Verdicts
     names.push(output.name);
     // By the script, and only when it counts: a late success must not hide one that others can have.
     if (index !== "") names.push(`x:${index}`);
-    return { args: ["d", attempt, "", index, output.ttlMs], names, record, bytes, output };
+    const args = index === "" ? NO_ARGS : ["", index, output.ttlMs];
+    return { kind: "d", attempt, args, names, record, bytes, output };
   }
   const bytes = outcomeFrame(fields, outcome, clock);
   const retryable = errors[verdict.code].retryable ? 1 : 0;
-  if (verdict.kind === "failed") return { args: ["f", bytes, retryable, "", ""], names, record, bytes };
-  return { args: ["x", bytes, retryable, verdict.code, verdict.detail], names, record, bytes };
+  if (verdict.kind === "failed")
+    return { kind: "f", attempt, args: [bytes, retryable], names, record, bytes };
+  const args = [bytes, retryable, verdict.code, verdict.detail];
+  return { kind: "x", attempt, args, names, record, bytes };
 }
 
 function outcomeOf(verdict: Exclude<Verdict, { kind: "retry" }>): Outcome {

@@ -10,7 +10,7 @@ import type { ClaimRequest, Lease, SettleReply, Verdict } from "./engine.ts";
 import { batchFrame, readBody, readMeta, wholeBatchFrame } from "./redis-frames.ts";
 import { RedisLeases } from "./redis-leases.ts";
 import { RedisError, StoreAway } from "../redis/nodes.ts";
-import type { RedisParts } from "./redis-parts.ts";
+import type { Ended, RedisParts } from "./redis-parts.ts";
 import { type CallBuilder, scripts } from "./redis-scripts.ts";
 import { type Claimed, tell, type Told } from "./redis-verdicts.ts";
 import type { Wanted } from "./redis-view.ts";
@@ -23,10 +23,20 @@ const SETTLE_AGAIN_MS = 100;
 const CLAIM_ROUNDS = 2;
 const MAX_EMPTY_ROUNDS = 100;
 
-const MISSING = "m";
+const MISSING = "m".charCodeAt(0);
+/** What `settle.lua` reads of each verdict at once: place, kind, attempt, how many arguments. */
+const NUMBERS_BYTES = 2 + 1 + 2 + 1;
 /** Refusals that an operator or time will lift: a full disk, a lost replica, a full Redis. */
 const PASSING = new Set(["OOM", "MISCONF", "NOREPLICAS"]);
 const REPLIES: Record<string, SettleReply> = { t: "taken", l: "late", g: "gone" };
+
+type Settled = [
+  letters: Buffer,
+  report: Buffer,
+  gateways: Buffer[],
+  frames: (number | Buffer)[],
+  dropped: number,
+];
 
 export class RedisWork {
   readonly #parts: RedisParts;
@@ -188,12 +198,23 @@ export class RedisWork {
     some: readonly number[],
   ): Promise<SettleReply[]> {
     const reply = await this.#insist((full) => this.#settleCall(lease, verdicts, told, some, full));
-    const [replies, report, ended, dropped] = reply;
+    const [letters, report, gateways, frames, dropped] = reply;
     this.#parts.mirror.told(report.toString());
     this.#parts.lettersDropped(dropped);
-    const byId = new Map(some.map((at) => [verdicts[at]!.id, told[at]!]));
-    this.#parts.announce(this.#parts.shardOf(verdicts[some[0]!]!.id), ended, (id) => byId.get(id));
-    return replies.map((each) => REPLIES[each.toString("latin1")]!);
+    const replies = Array.from(letters.toString("latin1"), (letter) => REPLIES[letter]!);
+    const ended: Ended[] = [];
+    some.forEach((at, which) => {
+      const { kind, record, bytes } = told[at]!;
+      if (replies[which] !== "taken" || kind === "r") return;
+      const waiting = gateways[ended.length]!.toString("latin1");
+      ended.push({ id: verdicts[at]!.id, gateways: waiting, record, bytes });
+    });
+    for (let at = 0; at < frames.length; at += 2) {
+      const which = frames[at] as number;
+      ended[which] = { ...ended[which]!, record: undefined, bytes: frames[at + 1] as Buffer };
+    }
+    this.#parts.announce(this.#parts.shardOf(verdicts[some[0]!]!.id), ended);
+    return replies;
   }
 
   /** `full`: Redis has no memory for plain writes; what finishing needs goes through the script, which may. */
@@ -208,36 +229,37 @@ export class RedisWork {
     const { results, deadLetters, models } = options;
     const queueMs = models.get(lease.tasks[0]?.task.model ?? "")?.queueMs ?? 0;
     const most = Math.ceil(deadLetters.max / shards);
-    const call = this.#parts.call(scripts.settle, lease.token, results.ttlMs, most, queueMs);
+    const numbers = Buffer.allocUnsafe(NUMBERS_BYTES * some.length);
+    let to = 0;
+    const call = this.#parts.call(scripts.settle, lease.token, results.ttlMs, most, queueMs, numbers);
     for (const at of some) {
       const { id } = verdicts[at]!;
       const shard = this.#parts.shardOf(id);
-      const { args, names, output } = told[at]!;
+      const { kind, attempt, args, names, output } = told[at]!;
       call.names(shard, ...names);
-      if (output === undefined) call.add(call.place(shard), id, ...args);
-      else if (full) call.add(call.place(shard), id, args[0]!, args[1]!, output.value, args[3]!, args[4]!);
-      else {
-        call.add(call.place(shard), id, ...args);
-        const { name, value, ttlMs } = output;
-        call.before("SET", `${keys.bases[shard]!}${name}`, value, "PX", ttlMs);
-      }
+      const given = full && output !== undefined ? [output.value, args[1] ?? "", output.ttlMs] : args;
+      to = numbers.writeUInt16BE(call.place(shard), to);
+      to = numbers.writeUInt8(kind.charCodeAt(0), to);
+      to = numbers.writeUInt16BE(attempt, to);
+      to = numbers.writeUInt8(given.length, to);
+      call.add(id, ...given);
+      if (output !== undefined && !full)
+        call.before("SET", `${keys.bases[shard]!}${output.name}`, output.value, "PX", output.ttlMs);
     }
     return call;
   }
 
   /** Outcomes cost GPU time: they are offered until Redis takes them, or their callers are long gone. */
-  async #insist(make: (full: boolean) => CallBuilder): Promise<[Buffer[], Buffer, Buffer[], number]> {
+  async #insist(make: (full: boolean) => CallBuilder): Promise<Settled> {
     const { nodes, clock } = this.#parts;
     const until = clock.now() + SETTLE_FOR_MS;
     for (let full = false; ;) {
       const call = make(full);
       try {
         const reply = await nodes.run(call.shard, call.build(), { resend: true });
-        const [replies] = reply as [Buffer[]];
-        if (replies.some((each) => each.toString("latin1") === MISSING)) {
-          throw new StoreAway("an output was not written", false);
-        }
-        return reply as unknown as [Buffer[], Buffer, Buffer[], number];
+        const settled = reply as unknown as Settled;
+        if (settled[0].includes(MISSING)) throw new StoreAway("an output was not written", false);
+        return settled;
       } catch (error) {
         const refused = error instanceof RedisError;
         if (refused && error.code === "OOM" && !full) full = true;

@@ -14,7 +14,7 @@ import type { Spent } from "../core/window.ts";
 import type { CancelReply, ClaimRequest, Engine, EngineListener, EngineStats } from "./engine.ts";
 import type { Lease, PutReply, QueueView, RecordView, SettleReply, Sharing, Verdict } from "./engine.ts";
 import { RedisLetters } from "./redis-letters.ts";
-import { overloaded, type RedisBase, type RedisOptions, RedisParts } from "./redis-parts.ts";
+import { overloaded, readEnded, type RedisBase, type RedisOptions, RedisParts } from "./redis-parts.ts";
 import { RedisPuts } from "./redis-puts.ts";
 import { scripts } from "./redis-scripts.ts";
 import { RedisSpends } from "./redis-spends.ts";
@@ -58,8 +58,8 @@ export class RedisEngine implements Engine {
   }
 
   /** Looks for what only a script that broke off could have left behind; each half minute by itself. */
-  tend(idleMs?: number): Promise<void> {
-    return this.#time.tend(idleMs);
+  tend(): Promise<void> {
+    return this.#time.tend();
   }
 
   /** Puts of one tick go to Redis in one script anyway. */
@@ -151,7 +151,7 @@ export class RedisEngine implements Engine {
       this.#parts.fallsDue(clock.now() + options.results.ttlMs);
       if (mode === "abandoned") events.emit("task.dropped", { id, model: "" });
     }
-    this.#parts.announce(shard, ended);
+    this.#parts.announce(shard, readEnded(ended));
     return said;
   }
 

@@ -6,6 +6,7 @@
  */
 import { endianness } from "node:os";
 import type { Json } from "../core/task.ts";
+import { cutFields, type Fields } from "./fields.ts";
 
 const LITTLE = endianness() === "LE";
 
@@ -43,4 +44,16 @@ export function asBase64(text: Json): Json {
   const bytes = Buffer.alloc(4 * numbers.length);
   numbers.forEach((number, at) => bytes.writeFloatLE(number, 4 * at));
   return `"${bytes.toString("base64")}"`;
+}
+
+/**
+ * The fields of a task's output. An embedding of numbers that stands last in it, as our own workers' sides write it,
+ * is cut out without a look at its thousands of digits.
+ */
+export function outputFields(output: Json): Fields | undefined {
+  const at = output.indexOf('"embedding":[');
+  if (at < 0 || output.indexOf("]", at) !== output.length - 2) return cutFields(output);
+  const start = at + '"embedding":'.length;
+  const fields = cutFields(`${output.slice(0, start)}null}`);
+  return fields && new Map(fields).set("embedding", output.slice(start, -1));
 }

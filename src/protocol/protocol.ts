@@ -146,7 +146,10 @@ export interface WorkerSide {
   /** What servers of this kind take in one call unless they say otherwise; left out: anything. */
   readonly maxBatchSize?: number;
   /** Where a server says how it is set up, behind its base; and the most inputs it takes, read from what it says. */
-  readonly info?: { readonly path: string; maxBatchSize(text: string): number | undefined };
+  readonly info?: {
+    readonly path: string;
+    readonly maxBatchSize: (text: string) => number | undefined;
+  };
   /** Where a server says that it is well, behind its base; left out: it is not asked unless the config says where. */
   readonly healthPath?: string;
   /** Its replies are not all JSON: it checks them itself. */

@@ -1,10 +1,16 @@
 /** The one list of drop-in protocols. */
+import { cohere } from "./cohere.ts";
+import { ollama } from "./ollama.ts";
 import { openaiCompletions } from "./openai-completions.ts";
 import { openaiEmbeddings } from "./openai-embeddings.ts";
 import type { Protocol, ProtocolName } from "./protocol.ts";
+import { tei } from "./tei.ts";
 
 /** A name without a protocol is one that this version does not speak yet. */
 export const protocols: Readonly<Partial<Record<ProtocolName, Protocol>>> = {
   "openai-completions": openaiCompletions,
   "openai-embeddings": openaiEmbeddings,
+  tei,
+  ollama,
+  cohere,
 };

@@ -58,10 +58,18 @@ export class GroupCommit {
 
   /** Rejects with the script's own RedisError, LinkDown, or StoreAway when no replica confirmed. */
   run(commands: readonly (readonly Arg[])[]): Promise<RedisReply> {
+    // Nobody waits for a replica, so there is no wait to share.
+    if (this.#gathering.length === 0 && !this.#waits()) return this.#alone(commands);
     return new Promise((resolve, reject) => {
       const first = this.#gathering.push({ commands, resolve, reject }) === 1;
       if (first && !this.#busy) setImmediate(() => void this.#commit());
     });
+  }
+
+  async #alone(commands: readonly (readonly Arg[])[]): Promise<RedisReply> {
+    const { link, why } = this.#kept;
+    if (link === undefined) throw new LinkDown(why.message, false);
+    return ownReply(await link.callAll(commands));
   }
 
   async #commit(): Promise<void> {
@@ -106,4 +114,11 @@ export class GroupCommit {
       true,
     );
   }
+}
+
+/** The last reply, unless one of them is a refusal. */
+export function ownReply(replies: readonly (RedisReply | RedisError)[]): RedisReply {
+  const refused = replies.find((reply) => reply instanceof RedisError);
+  if (refused !== undefined) throw refused;
+  return replies.at(-1) as RedisReply;
 }

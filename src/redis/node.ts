@@ -7,9 +7,9 @@
  * noticed without traffic.
  */
 import type { Clock } from "../clock.ts";
-import { GroupCommit, together } from "./group.ts";
+import { GroupCommit, ownReply, together } from "./group.ts";
 import { KeptLink } from "./kept.ts";
-import { addressOf, LinkDown, RedisError } from "./link.ts";
+import { addressOf, LinkDown } from "./link.ts";
 import type { Arg, LinkOptions, RedisLink, RedisReply } from "./link.ts";
 import { askFacts } from "./topology.ts";
 import type { Address, Durability, ServerFacts } from "./topology.ts";
@@ -113,10 +113,7 @@ export class RedisNode implements Address {
   ): Promise<RedisReply> {
     const link = this.#plain.link ?? (await linkOf(this.#plain, until));
     if (!asking && before.length === 0) return link.call(command);
-    const replies = await link.callAll(together(command, asking, before));
-    const refused = replies.find((reply) => reply instanceof RedisError);
-    if (refused !== undefined) throw refused;
-    return replies.at(-1) as RedisReply;
+    return ownReply(await link.callAll(together(command, asking, before)));
   }
 
   /** As `run`, and rejects with StoreAway when no replica confirmed. */

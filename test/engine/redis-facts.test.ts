@@ -135,7 +135,7 @@ describe("the net under the net", () => {
     // A claim that broke off after it had read.
     await server.ask("XREADGROUP", "GROUP", "g", "c", "COUNT", "10", "STREAMS", stream, ">");
     assert.deepEqual(idsOf(await stage.claim()), []);
-    await engine.tend(0);
+    await engine.tend();
     assert.deepEqual(idsOf(await stage.claim()), [id]);
     await engine.close();
   });
@@ -151,7 +151,7 @@ describe("the net under the net", () => {
     await stage.settle(lease, done(id));
     await engine.refresh();
     assert.deepEqual(idsOf(await stage.claim()), []);
-    await engine.tend(0);
+    await engine.tend();
     assert.ok(![...(await keysOf(`${name}:`)).keys()].some((key) => key.startsWith("q")));
     assert.deepEqual(idsOf(await stage.claim()), []);
     const next = await stage.queue();

@@ -251,7 +251,7 @@ describe("on a server", () => {
     for (let lease = await stage.claim(); lease.tasks.length > 0; lease = await stage.claim()) {
       await engine.settle(lease, idsOf(lease).map(done));
     }
-    await engine.tend(0);
+    await engine.tend();
     await stage.queueMany(8, { tenant: "ann" });
     assert.equal(await own(), 0, "nothing of hers is in flight any more");
     await stage.claim();

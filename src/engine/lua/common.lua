@@ -12,12 +12,16 @@ local PLACE, STREAM, SID, FAMILY, TIER, LIMIT = 1, 2, 3, 4, 5, 6 -- q queued, w 
 local TOKEN, UNTIL, ATTEMPT, LOST, OVERDUE = 7, 8, 9, 10, 11 -- UNTIL: end of the lease, or time of the retry
 local DEADLINE, EXPIRES, QUEUED, BYTES = 12, 13, 14, 15
 local TENANT, JOINS, GATEWAYS, KEYS_OF = 16, 17, 18, 19
+local DUE = 20 -- its score in `due`
 
 local now = tonumber(ARGV[1])
 local origin = ARGV[2] -- the process that calls; it hears of its own doings in the reply
 local shards, order = {}, {}
 local ended = {}
+local bodies = {} -- keys of bodies to delete
 local dropped_letters = 0
+-- What is new is looked at by then at the latest, though its time comes later (`write_states`).
+local soon = math.huge
 
 -- Whole numbers print several times faster than others.
 local function text(number) return string.format('%d', number) end
@@ -39,7 +43,7 @@ local function shard(base, index)
   local sh = shards[base]
   if sh then return sh end
   sh = { base = base, index = index, states = {}, changed = {}, touched = {}, queued = 0, bytes = 0,
-    gone = {}, bodies = {}, left = {} }
+    gone = {}, left = {} }
   shards[base] = sh
   order[#order + 1] = sh
   return sh
@@ -68,13 +72,23 @@ local function fetch(sh, ids)
   for n, id in ipairs(ids) do sh.states[id] = packed[n] and cmsgpack.unpack(packed[n]) or false end
 end
 
--- Tasks and bytes that wait, and how often the queues of this shard have changed.
-local function counters(sh)
-  if not sh.counters then
-    local packed = redis.call('GET', sh.base .. 'n')
-    sh.counters = packed and cmsgpack.unpack(packed) or { 0, 0, 0 }
+-- Gives a command to many keys, of any shards: those of one call are on one server, or in one slot.
+local function call_each(command, values)
+  for n = 1, #values, 1000 do redis.call(command, unpack(values, n, math.min(n + 999, #values))) end
+end
+
+-- Of each shard: tasks and bytes that wait, and how often its queues have changed.
+local function read_counters(some)
+  local unread, names = {}, {}
+  for _, sh in ipairs(some) do
+    if not sh.counters then
+      unread[#unread + 1] = sh
+      names[#names + 1] = sh.base .. 'n'
+    end
   end
-  return sh.counters
+  if #names == 0 then return end
+  local found = redis.call('MGET', unpack(names))
+  for n, sh in ipairs(unread) do sh.counters = found[n] and cmsgpack.unpack(found[n]) or { 0, 0, 0 } end
 end
 
 local function due_at(st)
@@ -133,16 +147,16 @@ end
 
 local function kind_of(st) return st[LIMIT] == 0 and '0' or tostring(st[LIMIT]) end
 
--- Deletes a stream entry, with others of the same stream at the end of the script. One that was running was
--- not counted as queued.
-local function leave(sh, stream, sid, running)
+-- Deletes a stream entry, with others of the same stream at the end of the script. What runs has none: the claim
+-- that wrote its lease deleted it.
+local function leave(sh, stream, sid)
   local sids = sh.left[stream]
   if not sids then
     sids = {}
     sh.left[stream] = sids
   end
   sids[#sids + 1] = sid
-  if stream ~= 'w' and not running then touch(sh, stream) end
+  if stream ~= 'w' then touch(sh, stream) end
 end
 
 -- Out of those that wait, as far as the bounds are concerned.
@@ -190,9 +204,9 @@ local function finish(sh, id, st, frame, ttl)
     for key in string.gmatch(st[KEYS_OF], '%S+') do redis.call('PEXPIRE', sh.base .. 'k:' .. key, ttl) end
   end
   unwait(sh, st)
-  leave(sh, st[STREAM], st[SID], st[PLACE] == 'r')
+  if st[PLACE] ~= 'r' then leave(sh, st[STREAM], st[SID]) end
   sh.gone[#sh.gone + 1] = id
-  sh.bodies[#sh.bodies + 1] = sh.base .. 'b:' .. id
+  bodies[#bodies + 1] = sh.base .. 'b:' .. id
   sh.states[id] = false
   sh.changed[id] = nil
   ended[#ended + 1] = id
@@ -220,54 +234,71 @@ local function bury(sh, id, st, code, detail, meta, body, max)
   end
 end
 
-local function depth_of(sh, stream)
-  local key = sh.base .. stream
-  local length = redis.call('XLEN', key)
-  if length == 0 then return 0 end
-  local pending = redis.pcall('XPENDING', key, 'g')
-  return length - (pending.err and 0 or pending[1])
+-- The last entry of a stream that a claim has read.
+local function delivered(sh, stream)
+  for _, group in ipairs(redis.call('XINFO', 'GROUPS', sh.base .. stream)) do
+    for n = 1, #group, 2 do if group[n] == 'last-delivered-id' then return group[n + 1] end end
+  end
+  return '0-0'
 end
 
+local function depth_of(sh, stream) return redis.call('XLEN', sh.base .. stream) end
+
+-- A score in `due` is never later than the instant at which `reap` must look. It may be sooner: then `reap` finds
+-- that there is time, and writes the right one. Most tasks are claimed and over before that, with one score written.
 local function write_states(sh)
   local states, dues = {}, {}
+  local function write()
+    if #states > 0 then redis.call('HSET', sh.base .. 's', unpack(states)) end
+    if #dues > 0 then redis.call('ZADD', sh.base .. 'due', unpack(dues)) end
+    states, dues = {}, {}
+  end
   for id in pairs(sh.changed) do
     local st = sh.states[id]
+    local due = due_at(st)
+    if due < (st[DUE] or math.huge) then
+      st[DUE] = math.min(due, soon)
+      dues[#dues + 1] = text(st[DUE])
+      dues[#dues + 1] = id
+    end
     states[#states + 1] = id
     states[#states + 1] = cmsgpack.pack(st)
-    dues[#dues + 1] = text(due_at(st))
-    dues[#dues + 1] = id
-    if #states >= 1000 then
-      redis.call('HSET', sh.base .. 's', unpack(states))
-      redis.call('ZADD', sh.base .. 'due', unpack(dues))
-      states, dues = {}, {}
-    end
+    if #states >= 1000 then write() end
   end
-  if #states == 0 then return end
-  redis.call('HSET', sh.base .. 's', unpack(states))
-  redis.call('ZADD', sh.base .. 'due', unpack(dues))
+  write()
 end
 
--- Writes down one shard, and adds a line to `report` for each stream whose depth changed:
--- shard, version, stream, depth ('+': as many more as came), and for tasks that came: how many, since when,
--- by when, parameters.
-local function close_shard(sh, report, parameters)
+-- Writes down the tasks of one shard.
+local function write_shard(sh)
   write_states(sh)
-  for stream, sids in pairs(sh.left) do
-    if stream ~= 'w' then redis.call('XACK', sh.base .. stream, 'g', unpack(sids)) end
-    redis.call('XDEL', sh.base .. stream, unpack(sids))
-  end
+  for stream, sids in pairs(sh.left) do redis.call('XDEL', sh.base .. stream, unpack(sids)) end
   if #sh.gone > 0 then
     redis.call('HDEL', sh.base .. 's', unpack(sh.gone))
     redis.call('ZREM', sh.base .. 'due', unpack(sh.gone))
   end
-  if #sh.bodies > 0 then redis.call('UNLINK', unpack(sh.bodies)) end
-  local touched = next(sh.touched)
-  if not touched and sh.queued == 0 and sh.bytes == 0 then return end
-  local counts = counters(sh)
-  counts[1], counts[2], counts[3] = counts[1] + sh.queued, counts[2] + sh.bytes, counts[3] + 1
-  redis.call('SET', sh.base .. 'n', cmsgpack.pack(counts))
+end
+
+-- Counts what came and left.
+local function count(some)
+  if #some == 0 then return end
+  read_counters(some)
+  local values = {}
+  for _, sh in ipairs(some) do
+    local counts = sh.counters
+    counts[1], counts[2], counts[3] = counts[1] + sh.queued, counts[2] + sh.bytes, counts[3] + 1
+    values[#values + 1] = sh.base .. 'n'
+    values[#values + 1] = cmsgpack.pack(counts)
+  end
+  redis.call('MSET', unpack(values))
+end
+
+-- Adds a line to `report` for each stream whose depth changed:
+-- shard, version, stream, depth ('+': as many more as came), and for tasks that came: how many, since when,
+-- by when, parameters.
+local function tell_shard(sh, report, parameters)
   for stream, came in pairs(sh.touched) do
-    local line = sh.index .. '\t' .. counts[3] .. '\t' .. stream .. '\t' .. (came.left and depth_of(sh, stream) or '+')
+    local version = sh.counters[3]
+    local line = sh.index .. '\t' .. version .. '\t' .. stream .. '\t' .. (came.left and depth_of(sh, stream) or '+')
     if #came == 0 then report[#report + 1] = line .. '\t0\t0\t0\t' end
     for _, one in ipairs(came) do
       report[#report + 1] = line .. '\t' .. one[1] .. '\t' .. text(one[2]) .. '\t' .. text(one[3]) .. '\t'
@@ -278,8 +309,14 @@ end
 
 -- The end of every script that moves tasks: returns the report, which all others hear on the bell.
 local function close(parameters)
-  local report = {}
-  for _, sh in ipairs(order) do close_shard(sh, report, parameters or {}) end
+  local report, moved = {}, {}
+  for _, sh in ipairs(order) do
+    write_shard(sh)
+    if next(sh.touched) or sh.queued ~= 0 or sh.bytes ~= 0 then moved[#moved + 1] = sh end
+  end
+  call_each('UNLINK', bodies)
+  count(moved)
+  for _, sh in ipairs(moved) do tell_shard(sh, report, parameters or {}) end
   if #report == 0 then return '' end
   report = table.concat(report, '\n')
   redis.call('SPUBLISH', order[1].base .. 'bell', origin .. '\n' .. report)

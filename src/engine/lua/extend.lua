@@ -1,5 +1,5 @@
 #!lua flags=allow-oom
--- Holds tasks of a lease until later. XCLAIM has no owner check, so the check is ours.
+-- Holds tasks of a lease until later.
 -- ARGV 3 token, 4 until, then the shards, then per task: shard's place, id. Returns the places of those not held.
 local token, lease_until = ARGV[3], tonumber(ARGV[4])
 local at = read_shards(5)
@@ -10,7 +10,6 @@ while at <= #ARGV do
   if st and st[PLACE] == 'r' and st[TOKEN] == token then
     st[UNTIL] = lease_until
     keep(sh, id, st)
-    redis.call('XCLAIM', sh.base .. st[STREAM], 'g', 'c', 0, st[SID], 'JUSTID')
   else
     lost[#lost + 1] = place
   end

@@ -2,16 +2,21 @@
 -- Takes tasks in: each is answered, joined, queued or refused, in one atomic act. Its body was written right
 -- before, and is deleted here unless it is queued. No allow-oom: a full Redis refuses before anything is
 -- written, and goes on finishing what it has. What all tasks of a shard need is read at once.
--- ARGV 3 gateway, 4 maxQueued, 5 maxBytes, 6 results ttl, 7 key ttl, 8 how many kinds, then the shards, then
+-- ARGV 3 gateway, 4 maxQueued, 5 maxBytes, 6 results ttl, 7 key ttl, 8 how many kinds, 9 look at it within, 10 the
+--   numbers of all tasks, each a `struct`: shard's place, kind, deadline, bytes, marks (1: with a cache key of its own,
+--   2: with an Idempotency-Key), then the shards, then
 --   per kind of task: tenant, family, tier, queueMs, index ttl, parameters, kind of stream ('': never queued, only
 --     answered or joined)
---   per task: shard's place, kind, id, deadline, bytes, join key, cache key ('=' the same), digest of its
---     Idempotency-Key or '', and only with one: fingerprint
--- Returns per task: q queued, m its body is missing, or {j, id} {d, id, frame, cached} {c, id} {f, which bound; o: never queued}.
+--   per task: id, join key, and only where marked: cache key (otherwise it is the join key); digest of its
+--     Idempotency-Key and fingerprint
+-- Returns a letter per task: q queued, m its body is missing, or one that a list of replies explains in the same order:
+-- {j, id} {d, id, frame, cached} {c, id} {f, which bound; o: never queued}; and the report.
 local gateway, max_queued, max_bytes = ARGV[3], tonumber(ARGV[4]), tonumber(ARGV[5])
 local ttl, key_ttl = tonumber(ARGV[6]), ARGV[7]
-local at = read_shards(9)
-local parameters, replies, kinds = {}, {}, {}
+soon = after(tonumber(ARGV[9]))
+local at = read_shards(11)
+local parameters, kinds = {}, {}
+local ended_before, bodies_missing
 for n = 1, tonumber(ARGV[8]) do
   kinds[n] = { tenant = ARGV[at], family = ARGV[at + 1], tier = tonumber(ARGV[at + 2]), queue_ms = tonumber(ARGV[at + 3]),
     index_ttl = ARGV[at + 4], parameters = ARGV[at + 5], stream = ARGV[at + 6] }
@@ -53,7 +58,7 @@ local function join(sh, id, st)
 end
 
 local function bound_reached(sh, bytes)
-  local counts = counters(sh)
+  local counts = sh.counters
   if counts[1] + sh.queued >= max_queued then return 'n' end
   if counts[2] + sh.bytes + bytes > max_bytes then return 'b' end
 end
@@ -123,16 +128,16 @@ end
 local function put(sh, kind, id, deadline, bytes, join_key, cache, key, fingerprint)
   local tenant, tier, queue_ms = kind.tenant, kind.tier, kind.queue_ms
   -- A server at its limit may refuse the body and take this call: without its body there is no task.
-  if sh.bodies_missing and redis.call('EXISTS', sh.base .. 'b:' .. id) == 0 then return 'm' end
+  if (bodies_missing or kind.stream == '') and redis.call('EXISTS', sh.base .. 'b:' .. id) == 0 then return 'm' end
   local known = state_of(sh, id)
   if known then return join(sh, id, known) end
-  local found = sh.ended_before and find_result(sh, id)
+  local found = ended_before and find_result(sh, id)
   local reply = found and { 'd', id, found.frame, '0' }
     or share(sh, id, tenant, tier, deadline, queue_ms, join_key, cache, key, fingerprint)
   local bound = not reply and (kind.stream == '' and 'o' or bound_reached(sh, bytes))
   if bound then reply = { 'f', bound } end
   if reply then
-    sh.bodies[#sh.bodies + 1] = sh.base .. 'b:' .. id
+    bodies[#bodies + 1] = sh.base .. 'b:' .. id
     return reply
   end
   local st = { 'q', '', '', kind.family, tier, 0, '', 0, 0, 0, 0, deadline, math.min(deadline, after(queue_ms)), now, bytes,
@@ -148,31 +153,48 @@ local function put(sh, kind, id, deadline, bytes, join_key, cache, key, fingerpr
   return 'q'
 end
 
-local tasks = {}
+local tasks, results, contents = {}, {}, {}
+local first_body
+local numbers, from = ARGV[10], 1
 while at <= #ARGV do
-  local sh, id, join_key, cache, key = order[tonumber(ARGV[at])], ARGV[at + 2], ARGV[at + 5], ARGV[at + 6], ARGV[at + 7]
-  if cache == '=' then cache = join_key end
-  tasks[#tasks + 1] = { sh, kinds[tonumber(ARGV[at + 1])], id, tonumber(ARGV[at + 3]), tonumber(ARGV[at + 4]), join_key, cache,
-    key, key ~= '' and ARGV[at + 8] }
-  at = at + (key == '' and 8 or 9)
+  local place, kind, deadline, bytes, marks
+  place, kind, deadline, bytes, marks, from = struct.unpack('>HHdI4B', numbers, from)
+  local sh, id, join_key = order[place], ARGV[at], ARGV[at + 1]
+  at = at + 2
+  local cache, key, fingerprint = join_key, '', nil
+  if marks % 2 == 1 then
+    cache = ARGV[at]
+    at = at + 1
+  end
+  if marks >= 2 then
+    key, fingerprint = ARGV[at], ARGV[at + 1]
+    at = at + 2
+  end
+  tasks[#tasks + 1] = { sh, kinds[kind], id, deadline, bytes, join_key, cache, key, fingerprint }
+  if not first_body and kinds[kind].stream ~= '' then first_body = sh.base .. 'b:' .. id end
   sh.ids = sh.ids or {}
-  sh.results, sh.written, sh.contents = sh.results or {}, sh.written or {}, sh.contents or {}
   sh.ids[#sh.ids + 1] = id
-  sh.results[#sh.results + 1] = sh.base .. 'r:' .. id
-  sh.written[#sh.written + 1] = sh.base .. 'b:' .. id
-  if cache ~= '' then sh.contents[#sh.contents + 1] = cache end
+  results[#results + 1] = sh.base .. 'r:' .. id
+  if cache ~= '' then contents[#contents + 1] = { sh, cache } end
 end
 for _, sh in ipairs(order) do
   fetch(sh, sh.ids)
-  sh.ended_before = redis.call('EXISTS', unpack(sh.results)) > 0
-  sh.bodies_missing = redis.call('EXISTS', unpack(sh.written)) < #sh.written
   sh.index_of = {}
-  if #sh.contents > 0 then
-    local names = {}
-    for n, content in ipairs(sh.contents) do names[n] = sh.base .. 'x:' .. content end
-    local found = redis.call('MGET', unpack(names))
-    for n, content in ipairs(sh.contents) do sh.index_of[content] = found[n] end
-  end
 end
-for n, task in ipairs(tasks) do replies[n] = put(unpack(task, 1, 9)) end
-return { replies, close(parameters) }
+read_counters(order)
+ended_before = redis.call('EXISTS', unpack(results)) > 0
+-- They were written by one command: all or none.
+bodies_missing = first_body and redis.call('EXISTS', first_body) == 0
+if #contents > 0 then
+  local names = {}
+  for n, one in ipairs(contents) do names[n] = one[1].base .. 'x:' .. one[2] end
+  local found = redis.call('MGET', unpack(names))
+  for n, one in ipairs(contents) do one[1].index_of[one[2]] = found[n] end
+end
+local letters, replies = {}, {}
+for n, task in ipairs(tasks) do
+  local reply = put(unpack(task, 1, 9))
+  if type(reply) == 'table' then replies[#replies + 1] = reply end
+  letters[n] = type(reply) == 'table' and reply[1] or reply
+end
+return { table.concat(letters), replies, close(parameters) }

@@ -18,9 +18,9 @@ local function late(sh, id, st, message)
 end
 
 local function put_back(sh, id, st)
-  local stream, sid, running = st[STREAM], st[SID], st[PLACE] == 'r'
+  local stream, sid, place = st[STREAM], st[SID], st[PLACE]
   enter(sh, id, st, kind_of(st))
-  leave(sh, stream, sid, running)
+  if place ~= 'r' then leave(sh, stream, sid) end
   keep(sh, id, st)
 end
 
@@ -61,7 +61,8 @@ local function look(sh, id)
   elseif st[PLACE] == 'w' and now >= st[UNTIL] then
     return put_back(sh, id, st)
   end
-  keep(sh, id, st) -- somebody gave it more time
+  st[DUE] = nil -- there is time: when it is over is written anew
+  keep(sh, id, st)
 end
 
 for n = only, #ARGV, 2 do look(order[tonumber(ARGV[n])], ARGV[n + 1]) end

@@ -1,0 +1,121 @@
+/**
+ * TEI's `POST /predict` and `POST /rerank`, the side of the clients.
+ *
+ *   {"inputs": "a" | ["a","b"] | [["a"],["b","c"]],"truncate"?,"truncation_direction"?,"raw_scores"?}
+ *   [{"score","label"},…], or one such list per input
+ *
+ * `["a","b"]` is ONE input, a pair; only lists of lists are several, and only they are answered with several lists.
+ *
+ *   {"query","texts":[…],"truncate"?,"truncation_direction"?,"raw_scores"?,"return_text"?}
+ *   [{"index","text"?,"score"},…], the best first
+ *
+ * A call of `/rerank` has one query, so callers could not share it. To TEI a re-ranker is a classifier with one class:
+ * `/predict` takes it, with the pair of query and text as its input, and gives it the same score. So each text is a
+ * task of its own, texts of all queries share calls of `/predict`, and the ranks are made here: by score, and of
+ * equal scores the last text first, as TEI does.
+ */
+import type { Refusal } from "../core/errors.ts";
+import type { Json } from "../core/task.ts";
+import {
+  booleanField,
+  cutFields,
+  elementsOf,
+  type Fields,
+  invalid,
+  readFields,
+  stringField,
+} from "./fields.ts";
+import type { Answer, Asked, Drafts } from "./protocol.ts";
+import { checkCount, computeHeaders, countIn, noOutput, readOutput, sharedBy } from "./tei-form.ts";
+
+export function readPredict({ body }: Asked): Drafts {
+  const fields = readFields(body);
+  const { inputs, single } = sequencesOf(fields.get("inputs"));
+  return {
+    inputs,
+    parameters: sharedBy(fields, "predict", ["inputs"]),
+    render: (outputs) => {
+      const read = outputs.map((output) => readOutput(output, "predict"));
+      const lists = read.map(({ value }) => value);
+      return { headers: computeHeaders(read), body: single ? lists[0]! : `[${lists.join(",")}]` };
+    },
+  };
+}
+
+function sequencesOf(text: Json | undefined): { inputs: readonly Json[]; single: boolean } {
+  if (text === undefined) throw invalid("`inputs` is missing");
+  if (text.startsWith('"')) return { inputs: [`[${text}]`], single: true };
+  const elements = elementsOf(text);
+  if (elements === undefined) throw wrongSequences();
+  checkCount(elements, "inputs");
+  if (elements.every(isText)) {
+    if (elements.length > 2) throw wrongSequences();
+    return { inputs: [`[${elements.join(",")}]`], single: true };
+  }
+  const inputs = elements.map((element) => {
+    const texts = elementsOf(element);
+    if (texts === undefined || texts.length < 1 || texts.length > 2 || !texts.every(isText))
+      throw wrongSequences();
+    return `[${texts.join(",")}]`;
+  });
+  return { inputs, single: false };
+}
+
+function isText(text: Json): boolean {
+  return text.startsWith('"');
+}
+
+function wrongSequences(): Refusal {
+  return invalid(
+    "`inputs` must be a string, a pair of strings [a, b], or a list of these as [[a], [b, c], …]",
+  );
+}
+
+const RERANK_OWN = ["query", "texts", "return_text"];
+
+export function readRerank({ body }: Asked): Drafts {
+  return draftRerank(readFields(body));
+}
+
+export function draftRerank(fields: Fields): Drafts {
+  const query = fields.get("query");
+  if (stringField(fields, "query") === undefined) throw invalid("`query` is missing");
+  const texts = elementsOf(fields.get("texts") ?? "");
+  if (texts === undefined || !texts.every(isText)) throw invalid("`texts` must be a list of strings");
+  checkCount(texts, "texts");
+  const withTexts = booleanField(fields, "return_text") === true;
+  return {
+    inputs: texts.map((text) => `[${query},${text}]`),
+    parameters: sharedBy(fields, "rerank", RERANK_OWN),
+    render: (outputs) => ranked(outputs, withTexts ? texts : undefined),
+  };
+}
+
+function ranked(outputs: readonly Json[], texts: readonly Json[] | undefined): Answer {
+  const ranks = outputs.map((output, index) => {
+    const { score, tokens } = scoreIn(output);
+    return { index, score, tokens, value: Number(score) };
+  });
+  const headers = computeHeaders(ranks);
+  ranks.sort((a, b) => b.value - a.value || b.index - a.index);
+  const parts = ranks.map(({ index, score }) => {
+    const text = texts === undefined ? "" : `"text":${texts[index]},`;
+    return `{"index":${index},${text}"score":${score}}`;
+  });
+  return { headers, body: `[${parts.join(",")}]` };
+}
+
+/** The very text of the score; also from a function that returns it alone, or as `{"score":…}`. */
+function scoreIn(output: Json): { score: Json; tokens: number | undefined } {
+  const fields = output.startsWith("{") ? cutFields(output) : undefined;
+  const predictions = fields === undefined ? output : (fields.get("predictions") ?? "");
+  const score = fields?.get("score") ?? onlyScore(predictions) ?? output;
+  if (!/^-?\d/.test(score)) throw noOutput("rerank");
+  return { score, tokens: countIn(fields?.get("prompt_tokens")) };
+}
+
+/** Of a list of one prediction; undefined where there are more, which is a classifier's answer. */
+export function onlyScore(predictions: Json): Json | undefined {
+  const elements = elementsOf(predictions);
+  return elements?.length === 1 ? cutFields(elements[0]!)?.get("score") : undefined;
+}

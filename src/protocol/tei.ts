@@ -1,0 +1,90 @@
+/**
+ * Text Embeddings Inference (TEI): `/embed`, `/embed_all`, `/embed_sparse`, and what stands beside them.
+ *
+ *   {"inputs": "text" | [1,2,3] | ["text" | [1,2],…],"truncate"?,"normalize"?,"prompt_name"?,"dimensions"?,…}
+ *   one value per input, in a list also when there is one only
+ *
+ * A list of numbers is one input of tokens; texts and tokens may stand side by side. A request has no model: it means
+ * the only one that speaks TEI here, or the one whose base URL it was sent to. `POST /` is what Hugging Face's clients
+ * use: with a `query` it is `/rerank`, else `/embed`. `/predict` and `/rerank` are in `tei-predict.ts`, the workers in
+ * `tei-worker.ts`, the form of a task between the two in `tei-form.ts`.
+ */
+import type { Json } from "../core/task.ts";
+import { asNumbers } from "./embedding.ts";
+import { elementsOf, type Fields, invalid, readFields } from "./fields.ts";
+import type { About, Answer, Asked, Drafts, Protocol } from "./protocol.ts";
+import { errorText, teiError } from "./tei-errors.ts";
+import { checkCount, computeHeaders, MAX_INPUTS, readOutput, sharedBy, type TeiRoute } from "./tei-form.ts";
+import { draftRerank, readPredict, readRerank } from "./tei-predict.ts";
+import { teiWorker } from "./tei-worker.ts";
+
+export const tei: Protocol = {
+  name: "tei",
+  client: {
+    infer: [
+      { path: "/embed", read: ({ body }) => draftEmbed(readFields(body), "embed") },
+      { path: "/embed_all", read: ({ body }) => draftEmbed(readFields(body), "embed_all") },
+      { path: "/embed_sparse", read: ({ body }) => draftEmbed(readFields(body), "embed_sparse") },
+      { path: "/predict", read: readPredict },
+      { path: "/rerank", read: readRerank },
+      { path: "/", read: readPlain },
+    ],
+    about: [
+      { path: "/info", tell: ({ model }) => (model === undefined ? undefined : "worker"), fallback: ownInfo },
+      { path: "/health", open: true, tell: health },
+    ],
+    fail: teiError,
+  },
+  worker: teiWorker,
+};
+
+function readPlain({ body }: Asked): Drafts {
+  const fields = readFields(body);
+  return fields.has("query") ? draftRerank(fields) : draftEmbed(fields, "embed");
+}
+
+function draftEmbed(fields: Fields, route: TeiRoute): Drafts {
+  return {
+    inputs: inputsOf(fields.get("inputs")),
+    parameters: sharedBy(fields, route, ["inputs"]),
+    render: (outputs) => render(outputs, route),
+  };
+}
+
+function inputsOf(text: Json | undefined): readonly Json[] {
+  if (text === undefined) throw invalid("`inputs` is missing");
+  if (text.startsWith('"')) return [text];
+  const elements = elementsOf(text);
+  if (elements === undefined) throw invalid("`inputs` must be a string or a list");
+  if (elements.length > 0 && elements.every(isToken)) return [text];
+  checkCount(elements, "inputs");
+  if (elements.every((each) => each.startsWith('"') || isTokens(each))) return elements;
+  throw invalid("`inputs` must hold strings or lists of tokens");
+}
+
+function isToken(text: Json): boolean {
+  return /^\d+$/.test(text);
+}
+
+function isTokens(text: Json): boolean {
+  const tokens = elementsOf(text);
+  return tokens !== undefined && tokens.length > 0 && tokens.every(isToken);
+}
+
+function render(outputs: readonly Json[], route: TeiRoute): Answer {
+  const read = outputs.map((output) => readOutput(output, route));
+  const values = read.map(({ value }) => (route === "embed" ? asNumbers(value) : value));
+  return { headers: computeHeaders(read), body: `[${values.join(",")}]` };
+}
+
+/** Where no worker can be asked. */
+function ownInfo({ model, version }: About): Answer {
+  const info = { model_id: model!.name, max_client_batch_size: MAX_INPUTS, version: `ferry ${version}` };
+  return { body: JSON.stringify(info) };
+}
+
+function health({ models, model, ready }: About): Answer {
+  const asked = model === undefined ? models.filter(({ protocols }) => protocols.includes("tei")) : [model];
+  if (ready && asked.some((each) => each.ready)) return { type: "text/plain", body: Buffer.alloc(0) };
+  return { status: 503, body: errorText("unhealthy", "Unhealthy") };
+}
