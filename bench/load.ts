@@ -29,15 +29,9 @@
  * was the bottleneck, and the figures are worth nothing.
  */
 import { Arrivals, type CallerKind, type OpenLoad, type Phase } from "../src/bench/arrivals.ts";
-import {
-  Connection,
-  Markers,
-  template,
-  type Owner,
-  type Target,
-  type Template,
-} from "../src/bench/connection.ts";
+import { Connection, Markers, type Owner, type Target, type Template } from "../src/bench/connection.ts";
 import { Histogram, type HistogramState } from "../src/bench/histogram.ts";
+import { requestOf, type TensorForm } from "./tensors.ts";
 import { Tally, type TallyState } from "./tally.ts";
 
 export interface LoadSpec {
@@ -45,6 +39,8 @@ export interface LoadSpec {
   readonly bodyBytes: number;
   /** Further fields of the body, e.g. the model. */
   readonly fields?: Readonly<Record<string, string>>;
+  /** A tensor instead (tensors.ts); `bodyBytes` and `fields` then mean nothing. */
+  readonly tensor?: TensorForm;
   readonly verify: boolean;
   /** Taken off every latency: the worker's own time, where only what is added to it matters. */
   readonly lessMs?: number;
@@ -124,7 +120,7 @@ class Load implements Owner {
   readonly #spec: LoadSpec;
   readonly #kinds: readonly CallerKind[];
   readonly #pools: readonly Pool[];
-  readonly #markers = new Markers();
+  readonly #markers: Markers;
   readonly #open = new Set<Connection>();
   readonly #latency = new Histogram();
   readonly #lag = new Histogram();
@@ -150,10 +146,11 @@ class Load implements Owner {
   constructor(spec: LoadSpec) {
     this.#spec = spec;
     this.#kinds = spec.kinds ?? everybody;
+    this.#markers = new Markers(spec.tensor === undefined ? 36 : 10);
     const all = this.#kinds.reduce((sum, { share }) => sum + share, 0);
     const kept = spec.load.kind === "open" ? spec.load.connections : 0;
     this.#pools = this.#kinds.map(({ share, headers }) => ({
-      request: template(spec.target, spec.bodyBytes, spec.fields ?? {}, headers),
+      request: requestOf(spec, headers),
       idle: [],
       open: 0,
       kept: Math.ceil((kept * share) / all),

@@ -25,6 +25,7 @@ import { floor } from "./scenarios/floor.ts";
 import { halved } from "./scenarios/halved.ts";
 import { held } from "./scenarios/held.ts";
 import { latencyIdle } from "./scenarios/latency-idle.ts";
+import { oip } from "./scenarios/oip.ts";
 import { overload } from "./scenarios/overload.ts";
 import { processes } from "./scenarios/processes.ts";
 import { redis } from "./scenarios/redis.ts";
@@ -43,6 +44,7 @@ const scenarios: readonly Scenario[] = [
   saturated,
   floor,
   embedded,
+  oip,
   auth,
   telemetry,
   tenThousand,

@@ -230,9 +230,6 @@ const pageTail = `
 | \`limits.maxQueued\` ≥ \`maxBatchSize\` (a warning) | no batch could ever be full |
 | \`maxBatchTokens\` and \`maxBatchBytes\` ≥ \`maxBatchSize\` (a warning) | the same: a task counts as at least 1 |
 
-What is named in the documents and is not in this version yet (\`kind: grpc\`) is refused
-at the start.
-
 ## What Redis is asked at the start
 
 \`ferry serve\`, and \`ferry check --probe\`, ask every primary how it is set up.

@@ -1,21 +1,31 @@
 /** From a model's settings to its backend: the one list of the kinds there are. */
 import type { Backend } from "./backend/backend.ts";
+import { GrpcBackend } from "./backend/grpc.ts";
 import { HttpBackend } from "./backend/http.ts";
 import { ModuleBackend } from "./backend/module.ts";
 import { PythonBackend } from "./backend/python.ts";
 import { SimulatedBackend } from "./backend/simulated.ts";
 import type { Clock } from "./clock.ts";
+import type { Vault } from "./backend/vault.ts";
 import type { ModelConfig } from "./config.ts";
 import { batch } from "./protocol/batch.ts";
 import type { WorkerSide } from "./protocol/protocol.ts";
 import { protocols } from "./protocol/protocols.ts";
 import type { Events } from "./telemetry/events.ts";
 
-export function makeBackend({ name, backend, health }: ModelConfig, clock: Clock, events: Events): Backend {
+/** `vault` holds clients' own credentials for the workers of a model that gets them. */
+export function makeBackend(
+  { name, backend, health }: ModelConfig,
+  clock: Clock,
+  events: Events,
+  vault?: Vault,
+): Backend {
   const around = { model: name, clock, events };
   switch (backend.kind) {
     case "http":
-      return new HttpBackend({ ...backend, protocol: workerSide(backend.protocol), health }, around);
+      return new HttpBackend({ ...backend, protocol: workerSide(backend.protocol), health, vault }, around);
+    case "grpc":
+      return new GrpcBackend({ ...backend, health }, around);
     case "python":
       return new PythonBackend(backend, around);
     case "module":
@@ -25,6 +35,6 @@ export function makeBackend({ name, backend, health }: ModelConfig, clock: Clock
   }
 }
 
-function workerSide(name: "batch" | keyof typeof protocols): WorkerSide {
+export function workerSide(name: "batch" | keyof typeof protocols): WorkerSide {
   return name === "batch" ? batch : protocols[name]!.worker;
 }

@@ -10,6 +10,8 @@
  * starts for itself.
  */
 import type {
+  GrpcBackendConfig,
+  HttpBackendConfig,
   Address,
   Config,
   ModelConfig,
@@ -29,6 +31,8 @@ export interface ReadyFacts {
   readonly version: string;
   /** "" where there is none: a batcher takes no requests. */
   readonly apiUrl: string;
+  /** Left out, or "": no gRPC for clients. */
+  readonly grpcUrl?: string | undefined;
   readonly adminUrl: string;
   /** Of each process, where there are several; the first is `adminUrl`. */
   readonly adminUrls?: readonly string[] | undefined;
@@ -69,6 +73,7 @@ export function readyBanner(facts: ReadyFacts, color: boolean): string {
     `  ${bold(green("FERRY"))} ${green(`v${version}`)}${role === "all" ? "" : ` ${role}`}  ` +
       `ready in ${bold(String(Math.round(startMs)))} ms${demo === "" ? "" : `    ${yellow(demo)}`}`,
     ...(apiUrl === "" ? [] : [`  ${arrow}  API        ${cyan(`${apiUrl}/v1/inference`)}`]),
+    ...(facts.grpcUrl ? [`  ${arrow}  gRPC       ${cyan(reachable(facts.grpcUrl))}`] : []),
     config.telemetry.dashboard
       ? `  ${arrow}  Dashboard  ${cyan(dashboardUrl(facts))}${each}`
       : `  ${arrow}  Admin      ${cyan(`${reachable(facts.adminUrl)}/internal/health`)}${each}`,
@@ -85,11 +90,12 @@ export function readyBanner(facts: ReadyFacts, color: boolean): string {
 
 /** The last line of a start, for programs. */
 export function readyLine(facts: ReadyFacts, now: number): string {
-  const { config, role, version, apiUrl, adminUrl, adminUrls, startMs } = facts;
+  const { config, role, version, apiUrl, grpcUrl, adminUrl, adminUrls, startMs } = facts;
   return jsonLine("info", now, "ready", {
     version,
     role,
     ...(apiUrl === "" ? {} : { listen: apiUrl }),
+    ...(grpcUrl ? { grpc: grpcUrl } : {}),
     admin: adminUrl,
     ...(adminUrls === undefined ? {} : { processes: adminUrls.length, admins: adminUrls }),
     engine: config.engine.kind,
@@ -156,7 +162,7 @@ export function plannedPerSecond(model: ModelConfig, config: Config): number | u
 export function countWorkers(config: Config, processes = 1): number {
   let total = 0;
   for (const { backend } of config.models)
-    total += workersOf(backend) * (backend.kind === "http" ? 1 : processes);
+    total += workersOf(backend) * (hasAddresses(backend) ? 1 : processes);
   return total;
 }
 
@@ -222,7 +228,7 @@ function modelLines({ config, role, adminUrls }: ReadyFacts): string[] {
   const fits = models.length <= maxModelLines ? models.length : maxModelLines - 1;
   const width = Math.max(...models.slice(0, fits).map((model) => model.name.length));
   const lines = models.slice(0, fits).map((model) => {
-    const each = several && model.backend.kind !== "http" ? ", in each process" : "";
+    const each = several && !hasAddresses(model.backend) ? ", in each process" : "";
     return `     Model      ${printable(model.name).padEnd(width)}   ${modelFacts(model, config, role)}${each}`;
   });
   if (fits < models.length) lines.push(`                and ${models.length - fits} more models`);
@@ -278,6 +284,13 @@ function tryLine(config: Config, apiUrl: string): string {
   // Inside single quotes a shell takes everything as it is, except the quote itself.
   const who = config.auth.mode === "required" ? '-H "Authorization: Bearer $FERRY_KEY" ' : "";
   return `curl -s ${who}--json '${body.replaceAll("'", String.raw`'\''`)}' ${apiUrl}/v1/inference`;
+}
+
+/** Whether its workers are somewhere on the network, and not children of each process. */
+export function hasAddresses(
+  backend: ModelConfig["backend"],
+): backend is HttpBackendConfig | GrpcBackendConfig {
+  return backend.kind === "http" || backend.kind === "grpc";
 }
 
 function workersOf(backend: ModelConfig["backend"]): number {

@@ -15,6 +15,7 @@ export function checkEntry(draft: Draftings, findings: Findings): void {
   checkJwt(draft, findings);
   checkDepths(draft, findings);
   checkPatterns(draft, findings);
+  checkPassing(draft, findings);
 }
 
 /** A certificate without its key, or a key without its certificate. */
@@ -33,15 +34,16 @@ function checkTls({ admin }: Draftings, findings: Findings): void {
 
 function checkWorkerTls({ models = [] }: Draftings, findings: Findings): void {
   for (const [index, { backend } = {}] of models.entries()) {
-    if (backend?.kind !== "http") continue;
+    if (backend?.kind !== "http" && backend?.kind !== "grpc") continue;
+    const scheme = backend.kind === "http" ? "https" : "grpcs";
     const path = `models[${index}].backend`;
     checkPair(`${path}.tls`, findings);
     const names = ["caFile", "certFile", "keyFile", "serverName"];
     if (!names.some((name) => findings.has(`${path}.tls.${name}`))) continue;
     for (const [at, worker] of (backend.workers ?? []).entries()) {
-      if (worker === undefined || /^https:/i.test(worker)) continue;
+      if (worker === undefined || worker.startsWith(`${scheme}:`)) continue;
       const where = `${path}.workers[${at}]`;
-      findings.problem(where, "is not https://, and tls is set: inputs would go there unencrypted");
+      findings.problem(where, `is not ${scheme}://, and tls is set: inputs would go there unencrypted`);
     }
   }
 }
@@ -130,6 +132,39 @@ function checkPatterns({ models = [] }: Draftings, findings: Findings): void {
     } catch (error) {
       if (!(error instanceof PatternMistake)) throw error;
       findings.problem(`models[${index}].deny`, `the patterns ${error.message}`);
+    }
+  }
+}
+
+/** What goes to workers as it came: requests, and clients' credentials. */
+function checkPassing({ models = [], auth, engine }: Draftings, findings: Findings): void {
+  for (const [index, { backend, passthrough } = {}] of models.entries()) {
+    if (backend?.kind === undefined) continue;
+    if (passthrough === true && backend.kind !== "http") {
+      const message = `needs workers that are reached by HTTP; backend.kind is ${backend.kind}, so remove it`;
+      findings.problem(`models[${index}].passthrough`, message);
+    }
+    if (backend.kind !== "http" || backend.forwardAuthorization !== true) continue;
+    const path = `models[${index}].backend.forwardAuthorization`;
+    if (auth?.mode === "required") {
+      findings.problem(
+        path,
+        "clients have one Authorization, and auth.mode: required takes it for Ferry; " +
+          "set auth.mode: none, or give the workers backend.authorization",
+      );
+    }
+    if (engine?.kind === "redis") {
+      findings.problem(
+        path,
+        "clients' credentials are kept in this process alone, and never in Redis; " +
+          "use engine.kind memory, or give the workers backend.authorization",
+      );
+    }
+    if (findings.has(`models[${index}].backend.authorization`)) {
+      findings.problem(
+        path,
+        "workers get one Authorization, and backend.authorization is set; keep one of them",
+      );
     }
   }
 }

@@ -143,13 +143,20 @@ function checkModelNames({ models = [] }: Draftings, findings: Findings): void {
 
 /** Inputs and outputs of one protocol mean nothing to workers that speak another. */
 function checkProtocols(model: DraftModel | undefined, path: string, findings: Findings): void {
-  const { backend, protocols = [] } = model ?? {};
-  if (backend?.kind !== "http" || backend.protocol === undefined || backend.protocol === "batch") return;
+  const { backend, protocols = [], deny = [] } = model ?? {};
+  if (deny.length > 0 && (backend?.kind === "grpc" || protocols.includes("oip-v2"))) {
+    findings.warn(
+      `${path}.deny`,
+      "does not look into raw tensors: texts of gRPC clients (BYTES) are let in unread",
+    );
+  }
+  const own = backend?.kind === "grpc" ? "oip-v2" : backend?.kind === "http" ? backend.protocol : undefined;
+  if (own === undefined || own === "batch") return;
   for (const [index, protocol] of protocols.entries()) {
-    if (protocol === undefined || protocol === backend.protocol) continue;
+    if (protocol === undefined || protocol === own) continue;
     findings.problem(
       `${path}.protocols[${index}]`,
-      `${protocol} cannot be spoken to clients while the workers speak ${backend.protocol}; remove it`,
+      `${protocol} cannot be spoken to clients while the workers speak ${own}; remove it`,
     );
   }
 }
@@ -158,7 +165,7 @@ function checkProtocols(model: DraftModel | undefined, path: string, findings: F
 function checkWorkerUrls({ models = [] }: Draftings, findings: Findings): void {
   const seen = new Map<string, string>();
   for (const [index, { backend } = {}] of models.entries()) {
-    if (backend?.kind !== "http") continue;
+    if (backend?.kind !== "http" && backend?.kind !== "grpc") continue;
     for (const [position, worker] of (backend.workers ?? []).entries()) {
       if (worker === undefined) continue;
       const at = `models[${index}].backend.workers[${position}]`;

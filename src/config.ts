@@ -15,6 +15,8 @@ export interface Config {
   readonly listen: Address;
   /** Left out: plain HTTP. */
   readonly tls?: EdgeTlsConfig;
+  /** Without `listen`: no gRPC for clients. */
+  readonly grpc: GrpcDoorConfig;
   readonly admin: { readonly listen: Address; readonly tls: boolean; readonly token?: string };
   readonly engine: EngineConfig;
   readonly zone: string;
@@ -60,6 +62,13 @@ export interface EdgeTlsConfig {
   readonly http2: boolean;
   readonly maxStreams: number;
   readonly reloadMs: number;
+}
+
+export interface GrpcDoorConfig {
+  readonly listen?: Address;
+  readonly maxMessageBytes: number;
+  readonly maxRows: number;
+  readonly maxStreams: number;
 }
 
 export interface AuthConfig {
@@ -155,6 +164,9 @@ export interface LimitsConfig {
   readonly requestTimeoutMs: number;
   readonly keepAliveTimeoutMs: number;
   readonly drainMs: number;
+  /** Requests on their way past the batches, and how long nothing of an answer may move. */
+  readonly maxPassthrough: number;
+  readonly passthroughIdleMs: number;
 }
 
 export interface ModelConfig {
@@ -195,6 +207,7 @@ export interface HealthConfig {
 
 export type BackendConfig =
   | HttpBackendConfig
+  | GrpcBackendConfig
   | PythonBackendConfig
   | ModuleBackendConfig
   | SimulatedBackendConfig;
@@ -208,9 +221,26 @@ export interface HttpBackendConfig {
   readonly model?: string;
   /** What is sent to workers as `Authorization`: never to be shown. */
   readonly authorization?: string;
+  /** Workers get the client's `Authorization`. */
+  readonly forwardAuthorization: boolean;
   readonly maxReplyBytes: number;
   /** Left out: workers are not asked how they are. */
   readonly healthPath?: string;
+  readonly tls: WorkerTlsConfig;
+}
+
+export interface GrpcBackendConfig {
+  readonly kind: "grpc";
+  /** grpc://host:port, or grpcs:// for TLS. */
+  readonly workers: readonly string[];
+  /** What the workers call the model; left out: as clients do. */
+  readonly model?: string;
+  readonly version?: string;
+  /** What is sent to workers as `authorization`: never to be shown. */
+  readonly authorization?: string;
+  readonly maxReplyBytes: number;
+  readonly keepAliveMs: number;
+  readonly askReady: boolean;
   readonly tls: WorkerTlsConfig;
 }
 

@@ -6,7 +6,9 @@ import { Admission } from "./admission/admit.ts";
 import { Gate, type Prospects } from "./admission/gate.ts";
 import type { Backend } from "./backend/backend.ts";
 import { SimulatedBackend } from "./backend/simulated.ts";
+import { Vault } from "./backend/vault.ts";
 import { makeBackend } from "./backends.ts";
+import { hasAddresses } from "./banner.ts";
 import { Certificates } from "./certificates.ts";
 import { type Clock, SystemClock } from "./clock.ts";
 import type { Config, ModelConfig, Role } from "./config.ts";
@@ -14,7 +16,7 @@ import { screenFor } from "./core/screen.ts";
 import { Sampler } from "./core/trace.ts";
 import { openCredentials } from "./credentials.ts";
 import { Demo } from "./demo.ts";
-import { openDropIns } from "./dropins.ts";
+import { forwards, knownWorkers, openDropIns, speaksTensors } from "./dropins.ts";
 import { Dispatcher } from "./dispatch/dispatcher.ts";
 import { Reaper } from "./dispatch/reaper.ts";
 import type { Engine } from "./engine/engine.ts";
@@ -24,6 +26,7 @@ import { FleetOutlook } from "./fleet/outlook.ts";
 import { FleetRank } from "./fleet/rank.ts";
 import { adminRoutes } from "./gateway/admin.ts";
 import { Crossing } from "./gateway/crossing.ts";
+import { GrpcDoor } from "./gateway/grpc.ts";
 import { healthRoutes } from "./gateway/health.ts";
 import { Intake, type ModelDoor } from "./gateway/intake.ts";
 import { NativeProtocol } from "./gateway/native.ts";
@@ -70,11 +73,14 @@ export class Ferry {
   readonly #dispatchers: Dispatcher[] = [];
   /** By model. */
   readonly #prospects = new Map<string, Prospects>();
+  /** Clients' own credentials, by model. */
+  readonly #vaults: ReadonlyMap<string, Vault>;
   /** How to undo what was started, in the order in which it was started. */
   readonly #undo: (() => Promise<void> | void)[] = [];
   #admission: Admission | undefined;
   #router: Router | undefined;
   #listener: Listener | undefined;
+  #grpc: GrpcDoor | undefined;
   #tls: EdgeTls | undefined;
   #membership: Membership | undefined;
   #draining = false;
@@ -85,6 +91,8 @@ export class Ferry {
   durability: "replica" | "local" | undefined;
   /** "" in a batcher. */
   apiUrl = "";
+  /** "" where clients cannot speak gRPC. */
+  grpcUrl = "";
   adminUrl = "";
 
   constructor(config: Config, clock: Clock, role: Role, log: (line: string) => void) {
@@ -97,6 +105,7 @@ export class Ferry {
       clock,
       models.map(({ name }) => name),
     );
+    this.#vaults = new Map(models.filter(forwards).map((model) => [model.name, this.#vault(model)]));
     this.#tracing = tracingOf(telemetry, process.env);
     logEvents(this.events, clock, telemetry.logLevel, log);
   }
@@ -105,7 +114,7 @@ export class Ferry {
     const { models } = this.#config;
     const runs = this.#role !== "gateway";
     await this.#openTls();
-    const backends = runs ? models.map((model) => makeBackend(model, this.#clock, this.events)) : [];
+    const backends = runs ? models.map((model) => this.#backend(model)) : [];
     // A store that cannot be used is told before models are loaded, which may take minutes.
     const early = this.#config.engine.kind === "redis" ? await this.#openEngine() : undefined;
     for (const backend of backends) this.#undo.push(() => backend.stop());
@@ -121,6 +130,16 @@ export class Ferry {
     this.#undo.push(() => reaper.stop());
     await this.#openAdmin(opened);
     if (this.#role !== "batcher") await this.#openDoors(opened);
+  }
+
+  #backend(model: ModelConfig): Backend {
+    return makeBackend(model, this.#clock, this.events, this.#vaults.get(model.name));
+  }
+
+  /** For as long as a task of that model lives, and for as many as can wait. */
+  #vault({ timeouts }: ModelConfig): Vault {
+    const ttlMs = timeouts.totalMs + timeouts.workerMs;
+    return new Vault({ ttlMs, max: this.#config.limits.maxQueued }, this.#clock);
   }
 
   /** Early, for the same reason: a certificate that cannot be used is told before models are loaded. */
@@ -161,7 +180,7 @@ export class Ferry {
   /** No new request is taken; resolves when those that wait are answered and no batch runs. */
   async drain(): Promise<void> {
     this.#drainNow();
-    await this.#listener?.drain();
+    await Promise.all([this.#listener?.drain(), this.#grpc?.drain()]);
     this.#membership?.drain();
     await Promise.all(this.#dispatchers.map((dispatcher) => dispatcher.drain()));
   }
@@ -189,7 +208,12 @@ export class Ferry {
     const running = this.#dispatchers
       .flatMap(({ workers }) => workers.slots)
       .filter(({ batch }) => batch).length;
-    return { requests, batches, tasks, calls, lost, queued: this.#listener?.open ?? 0, running };
+    return { requests, batches, tasks, calls, lost, queued: this.#waiting, running };
+  }
+
+  /** Requests of clients that are not answered yet. */
+  get #waiting(): number {
+    return (this.#listener?.open ?? 0) + (this.#grpc?.open ?? 0);
   }
 
   #drainNow(): void {
@@ -201,7 +225,7 @@ export class Ferry {
     this.#drainNow();
     // Whoever still waits is told where to ask; that takes a moment to reach the socket.
     this.#router?.releaseAll();
-    await this.#listener?.settle(LAST_WORDS_MS);
+    await Promise.all([this.#listener?.settle(LAST_WORDS_MS), this.#grpc?.settle(LAST_WORDS_MS)]);
     for (const undo of this.#undo.toReversed()) await undo();
   }
 
@@ -284,11 +308,18 @@ export class Ferry {
     const intake = new Intake(doors, admission, router, engine, clock);
     const parts = { credentials, intake, admission, router, engine, clock };
     const native = new NativeProtocol({ ...api, durable }, parts);
-    const dropIns = openDropIns(this.#config, {
-      crossing: new Crossing(parts),
-      healthy: (model) => this.#prospects.get(model)!.horizon(clock.now()).healthy > 0,
+    const crossing = new Crossing(parts);
+    const { dropIns, close } = await openDropIns(this.#config, {
+      crossing,
+      admission,
+      clock,
+      // Those who run batches tell what there is to tell about certificates.
+      events: this.#role === "gateway" ? this.events : new Events(),
+      workers: (at) => this.#dispatchers[at] && knownWorkers(this.#dispatchers[at], clock.now()),
+      healthy: (model) => this.#healthy(model),
       draining: () => this.#draining,
     });
+    this.#undo.push(close);
     const described = { ...healthRoutes(() => this.#draining), ...openapiRoutes(credentials.required) };
     const routes = { ...dropIns.routes(), ...native.routes(), ...described };
     const listener = (this.#listener = new Listener(routes, limits, clock, this.events, {
@@ -298,6 +329,33 @@ export class Ferry {
     }));
     this.#undo.push(() => listener.close());
     this.apiUrl = await listener.listen(listen.host, listen.port);
+    await this.#openGrpc(crossing);
+  }
+
+  async #openGrpc(crossing: Crossing): Promise<void> {
+    const { grpc, limits, models } = this.#config;
+    if (grpc.listen === undefined) return;
+    const tensors = models.filter(speaksTensors);
+    const door = (this.#grpc = new GrpcDoor(
+      { ...limits, ...grpc },
+      {
+        crossing,
+        models: tensors.map(({ name }) => ({ name, ready: () => this.#healthy(name) })),
+        ready: () => !this.#draining,
+        version: version(),
+        clock: this.#clock,
+        events: this.events,
+        tls: this.#tls,
+        sampler: this.#tracing && samplerFor(this.#tracing),
+      },
+    ));
+    this.#undo.push(() => door.close());
+    this.grpcUrl = await door.listen(grpc.listen.host, grpc.listen.port);
+  }
+
+  /** At least one worker of this model can be given batches. */
+  #healthy(model: string): boolean {
+    return this.#prospects.get(model)!.horizon(this.#clock.now()).healthy > 0;
   }
 
   #door(model: ModelConfig, engine: Engine): ModelDoor {
@@ -307,7 +365,8 @@ export class Ferry {
     const gate = new Gate(rules, this.#prospects.get(name)!, engine);
     const looksForFree = this.#membership === undefined;
     const screen = screenFor(model.deny);
-    return { name, totalMs: timeouts.totalMs, cache, collapse, gate, looksForFree, screen };
+    const vault = this.#vaults.get(name);
+    return { name, totalMs: timeouts.totalMs, cache, collapse, gate, looksForFree, screen, vault };
   }
 
   /** How a model's workers are: those of this process, or of the whole fleet. */
@@ -322,7 +381,7 @@ export class Ferry {
 }
 
 function ofFleet({ backend }: ModelConfig, member: string): { shared: boolean } | { suffix: string } {
-  return backend.kind === "http" ? { shared: true } : { suffix: `@${member.slice(0, 5)}` };
+  return hasAddresses(backend) ? { shared: true } : { suffix: `@${member.slice(0, 5)}` };
 }
 
 function samplerFor({ share, followsCaller }: Tracing): Sampler {

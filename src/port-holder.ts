@@ -20,11 +20,15 @@ export function explainStart(error: unknown, config: Config): string {
   const failure = error instanceof Error ? error : new Error(String(error));
   const cause = listenError(failure) ?? listenError(failure.cause);
   if (cause?.port === undefined) return printable(failure.message);
-  const setting = cause.port === config.listen.port ? "listen" : "admin.listen";
-  const { host } = setting === "listen" ? config.listen : config.admin.listen;
-  // Of several processes each has its own, from this one up.
-  const nth =
-    setting === "listen" || config.admin.listen.port === 0 ? 0 : cause.port - config.admin.listen.port;
+  const { listen, grpc, admin } = config;
+  const [setting, { host, port }] =
+    cause.port === listen.port
+      ? (["listen", listen] as const)
+      : cause.port === grpc.listen?.port
+        ? (["grpc.listen", grpc.listen] as const)
+        : (["admin.listen", admin.listen] as const);
+  // Of several processes each has its own admin port, from this one up.
+  const nth = setting === "admin.listen" && port !== 0 ? cause.port - port : 0;
   const start = `${setting} ${formatAddress({ host, port: cause.port })}${nth > 0 ? ` of process ${nth + 1}` : ""}`;
   if (cause.code === "EACCES") return `${start}: ports below 1024 need extra rights; choose a higher one`;
   if (cause.code === "EADDRNOTAVAIL") return `${start}: this machine has no such address; change ${setting}`;

@@ -39,6 +39,7 @@ export type Word =
 
 interface ReadyWord {
   readonly apiUrl: string;
+  readonly grpcUrl?: string | undefined;
   readonly adminUrl: string;
   readonly durability: Durability | undefined;
 }
@@ -142,6 +143,10 @@ export class Processes {
   }
 
   /** "" for batchers. */
+  get grpcUrl(): string | undefined {
+    return this.#seats[0]!.ready!.grpcUrl;
+  }
+
   get apiUrl(): string {
     return this.#seats[0]!.ready!.apiUrl;
   }
@@ -290,10 +295,11 @@ export async function startProcesses(
  * moment: what cannot be opened is told here, once, and a port 0 becomes the one that was free.
  */
 export async function giveOutPorts(config: Config, count: number, role: Role): Promise<Config[]> {
-  const { listen, admin } = config;
+  const { listen, admin, grpc } = config;
   checkRange(config, count, role);
   const admins = Array.from({ length: count }, (_, at) => nth(admin.listen, at));
-  const wanted = role === "batcher" ? admins : [...admins, listen];
+  const open = grpc.listen === undefined ? [listen] : [listen, grpc.listen];
+  const wanted = role === "batcher" ? admins : [...admins, ...open];
   const servers: Server[] = [];
   try {
     const ports: number[] = [];
@@ -307,6 +313,9 @@ export async function giveOutPorts(config: Config, count: number, role: Role): P
     return admins.map((address, at) => ({
       ...config,
       listen: { ...listen, port: ports[count] ?? listen.port },
+      ...(grpc.listen && {
+        grpc: { ...grpc, listen: { ...grpc.listen, port: ports[count + 1] ?? grpc.listen.port } },
+      }),
       admin: { ...admin, listen: { ...address, port: ports[at]! } },
     }));
   } finally {
@@ -318,7 +327,7 @@ function nth({ host, port }: Address, at: number): Address {
   return { host, port: port === 0 ? 0 : port + at };
 }
 
-function checkRange({ listen, admin }: Config, count: number, role: Role): void {
+function checkRange({ listen, admin, grpc }: Config, count: number, role: Role): void {
   const first = admin.listen.port;
   const last = first + count - 1;
   if (first === 0) return;
@@ -327,10 +336,14 @@ function checkRange({ listen, admin }: Config, count: number, role: Role): void 
       `admin.listen port ${first} is too high: ${count} processes need the ports up to ${last}; choose a lower one`,
     );
   }
-  if (role === "batcher" || listen.port < first || listen.port > last) return;
+  if (role === "batcher") return;
+  const among = (port: number | undefined): boolean => port !== undefined && port >= first && port <= last;
+  const setting = among(listen.port) ? "listen" : among(grpc.listen?.port) ? "grpc.listen" : undefined;
+  if (setting === undefined) return;
+  const { port } = setting === "listen" ? listen : grpc.listen!;
   throw new Error(
-    `listen port ${listen.port} is among the admin ports of ${count} processes, ${first} to ${last}; ` +
-      `change listen or admin.listen`,
+    `${setting} port ${port} is among the admin ports of ${count} processes, ${first} to ${last}; ` +
+      `change ${setting} or admin.listen`,
   );
 }
 

@@ -7,14 +7,13 @@ import { isIPv4, isIPv6 } from "node:net";
 import type { Address } from "./config.ts";
 import { leaf, type Leaf } from "./setting-kinds.ts";
 
-/** Where a listener of ours goes. */
-export function address(doc: string, fallback: string): Leaf<Address> {
+/** Where a listener of ours goes. `shown`: only an example, and nowhere unless the file says so. */
+export function address(doc: string, fallback: string, shown = false): Leaf<Address> {
   return leaf<Address>({
     kind: "host:port",
     doc,
     bounds: "port 0 to 65,535; 0 picks a free one",
-    fallback: parseAddress(fallback),
-    defaultText: fallback,
+    ...(!shown && { fallback: parseAddress(fallback), defaultText: fallback }),
     example: fallback,
     read({ value }) {
       const parsed = parseAddress(String(value));
@@ -76,6 +75,24 @@ export function url(doc: string, schemes: readonly string[], example: string): L
       return { value: parsed.href };
     },
   });
+}
+
+/** `grpc://HOST:PORT`, `grpcs` for TLS; nothing behind it, since the service's path is fixed. */
+export function grpcUrl(doc: string, example: string): Leaf<string> {
+  const full = url(doc, ["grpc", "grpcs"], example);
+  return {
+    ...full,
+    read(source) {
+      const read = full.read(source);
+      if ("wrong" in read) return read;
+      const { port, pathname, search, hash, protocol, host } = new URL(read.value);
+      if (port === "") return { wrong: `names no port; write one like ${example}` };
+      if (!/^\/?$/.test(pathname) || search !== "" || hash !== "") {
+        return { wrong: `has something behind its port; write one like ${example}` };
+      }
+      return { value: `${protocol}//${host}` };
+    },
+  };
 }
 
 /**

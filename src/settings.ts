@@ -3,30 +3,29 @@
  *
  * It is the only place where a setting is written down; `engine` is long and stands in
  * `settings-engine.ts`, what decides who enters in `settings-entry.ts`, what is told in
- * `settings-telemetry.ts`. The loader reads files by it, `ferry.example.yaml` and `docs/configuration.md` are
+ * `settings-telemetry.ts`, gRPC in `settings-grpc.ts`. The loader reads files by it, `ferry.example.yaml` and `docs/configuration.md` are
  * generated from it, and `tsc` checks it against `Config`. A name ends in its unit (`maxWaitMs`,
  * `maxBodyBytes`). Rules between two settings are in `config-check.ts`.
  */
 import { PROTOCOL_NAMES } from "./protocol/protocol.ts";
-import { address, url, urlPath } from "./setting-addresses.ts";
+import { address } from "./setting-addresses.ts";
 import {
   boolean,
   choice,
-  functionIn,
   group,
   integer,
   list,
   named,
   number,
-  oneOf,
   optional,
-  path,
   text,
   type Value,
 } from "./setting-kinds.ts";
 import { pattern } from "./setting-patterns.ts";
+import { backends } from "./settings-backends.ts";
 import { engines } from "./settings-engine.ts";
-import { admission, auth, edgeTls, workerTls } from "./settings-entry.ts";
+import { admission, auth, edgeTls } from "./settings-entry.ts";
+import { grpcDoor } from "./settings-grpc.ts";
 import { requestLog, telemetry } from "./settings-telemetry.ts";
 
 const second = 1000;
@@ -36,114 +35,6 @@ const day = 24 * hour;
 /** A timer of Node holds 24.8 days at most and fires at once beyond that. */
 const longestTtl = 24 * day;
 const mebibyte = 2 ** 20;
-
-const workers = integer("How many workers; each runs one batch at a time.", {
-  default: 1,
-  min: 1,
-  max: 1024,
-});
-const maxReplyBytes = integer("The largest answer taken from a worker for one batch.", {
-  default: 64 * mebibyte,
-  min: 1024,
-  max: 2048 * mebibyte,
-  unit: "bytes",
-});
-const startTimeoutMs = integer("How long a worker may take until it is ready, loading the model included.", {
-  default: 5 * minute,
-  min: 100,
-  max: hour,
-  unit: "ms",
-});
-const share = (doc: string) => number(doc, { default: 0, min: 0, max: 1, unit: "share" });
-
-const backends = oneOf(
-  "How Ferry talks to the workers of this model.",
-  {
-    http: group("A fixed batch API over HTTP; nothing about it has to change.", {
-      protocol: choice(
-        'What the workers speak. `batch`: POST {"inputs":[…]} answers {"outputs":[…]}.',
-        ["batch", ...PROTOCOL_NAMES],
-        "batch",
-      ),
-      workers: list(
-        "Full endpoint URLs, one per GPU; no URL twice.",
-        url("One worker.", ["http", "https"], "http://gpu-1:9000/infer"),
-        { min: 1, max: 1024 },
-      ),
-      maxReplyBytes,
-      model: optional(
-        text("What the workers call the model; left out: as clients do.", {
-          maxLength: 256,
-          example: "BAAI/bge-small-en",
-        }),
-      ),
-      authorization: optional(
-        text("What is sent to the workers as `Authorization`.", {
-          maxLength: 4096,
-          secret: true,
-          words: true,
-          example: "Bearer ${WORKER_KEY}",
-        }),
-      ),
-      healthPath: optional(
-        urlPath("Where each worker answers 2xx while it is well, with its load if it knows.", "/health"),
-      ),
-      tls: workerTls,
-    }),
-    python: group("A Python function `def batch(inputs): return outputs`; one process per worker.", {
-      function: functionIn("The function, in a file that stays as it is.", {
-        endings: [".py"],
-        nameRequired: true,
-        example: "model.py:batchstring",
-      }),
-      workers,
-      python: path("The interpreter: a name on PATH, or a path such as .venv/bin/python.", {
-        default: "python3",
-        program: true,
-      }),
-      gpus: optional(
-        text('The GPUs to share out, as in "0,1,2,3": each worker sees one (CUDA_VISIBLE_DEVICES).', {
-          maxLength: 1024,
-          example: "0,1,2,3",
-        }),
-      ),
-      startTimeoutMs,
-      maxReplyBytes,
-    }),
-    module: group("A JavaScript or TypeScript function; one thread per worker.", {
-      function: functionIn("The function; without a name, the file's default export.", {
-        endings: [".ts", ".mts", ".js", ".mjs", ".cjs"],
-        nameRequired: false,
-        example: "model.ts:batch",
-      }),
-      workers,
-      startTimeoutMs,
-    }),
-    simulated: group("A GPU made of arithmetic, for trying things out.", {
-      workers,
-      baseMs: number("A batch of n takes baseMs + n × perItemMs.", {
-        default: 100,
-        min: 0,
-        max: minute,
-        unit: "ms",
-      }),
-      perItemMs: number("What each task adds to its batch.", { default: 0, min: 0, max: minute, unit: "ms" }),
-      jitter: share("How far service times scatter, as a share of the time (one standard deviation)."),
-      errorRate: share("Share of batches that fail."),
-      hangRate: share("Share of batches that never come back."),
-      shortRate: share("Share of batches that come back with an output missing."),
-      slowRate: share("Share of batches that take slowFactor times longer."),
-      slowFactor: number("How many times longer a slow batch takes.", {
-        default: 10,
-        min: 1,
-        max: 1000,
-        unit: "times",
-      }),
-      seed: integer("The same seed gives the same faults.", { default: 1, min: 0, max: 2 ** 32 - 1 }),
-    }),
-  },
-  { later: ["grpc"] },
-);
 
 const model = group("One model: its backend, its batches, its limits.", {
   name: text("What clients write in `model`.", { maxLength: 128, example: "embed" }),
@@ -236,12 +127,15 @@ const model = group("One model: its backend, its batches, its limits.", {
       max: day,
       unit: "ms",
     }),
-    askMs: integer("Where there is a backend.healthPath: the time between two questions.", {
-      default: second,
-      min: 10,
-      max: hour,
-      unit: "ms",
-    }),
+    askMs: integer(
+      "Where workers are asked how they are (backend.healthPath, backend.askReady): the time between two questions.",
+      {
+        default: second,
+        min: 10,
+        max: hour,
+        unit: "ms",
+      },
+    ),
     askTimeoutMs: timeout("How long a worker may take to answer such a question.", 2 * second),
   }),
 });
@@ -269,6 +163,7 @@ const tierFields = {
 export const settings = group("Everything Ferry can be told.", {
   listen: address("Where clients connect.", "127.0.0.1:8080"),
   tls: edgeTls,
+  grpc: grpcDoor,
   admin: group("The listener for operators: health, metrics, dead letters.", {
     listen: address("Keep it away from clients.", "127.0.0.1:8081"),
     tls: boolean("Whether it uses the certificate of `tls` too.", false),
@@ -343,6 +238,12 @@ export const settings = group("Everything Ferry can be told.", {
       "How long an idle connection stays open; longer than a load balancer's.",
       75 * second,
     ),
+    maxPassthrough: integer("Requests that are passed through at once (`passthrough`, streams).", {
+      default: 256,
+      min: 1,
+      max: 100_000,
+    }),
+    passthroughIdleMs: timeout("How long nothing may move of an answer that is passed through.", minute),
     drainMs: integer("How long accepted work may go on after a signal to stop.", {
       default: 15 * second,
       min: 0,

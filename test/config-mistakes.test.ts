@@ -19,6 +19,10 @@ const models = "models: [{ name: embed, backend: { kind: http, workers: [http://
 const withModel = (more: string) =>
   `models:\n  - name: embed\n    backend: { kind: http, workers: [http://gpu-1:9000/infer] }\n${more}`;
 
+/** A file whose workers get clients' credentials. */
+const forwarding = (more: string) =>
+  `models: [{ name: a, backend: { kind: http, workers: [http://g/x], forwardAuthorization: true${more} } }]\n`;
+
 const mistakes: readonly (readonly [string, RegExp])[] = [
   ["models: []\n", /^models: is empty; add a model/],
   ["zone: a\n", /^models: is missing; add a model/],
@@ -61,6 +65,22 @@ const mistakes: readonly (readonly [string, RegExp])[] = [
     withModel("    deny: [one, two, '(a']\n"),
     /^models\[0\]\.deny\[2\]: "\(a" has a \( that is never closed$/,
   ],
+  [
+    "models: [{ name: a, passthrough: true, backend: { kind: simulated } }]\n",
+    /^models\[0\]\.passthrough: needs workers that are reached by HTTP; backend\.kind is simulated/,
+  ],
+  [
+    `auth: { mode: required, keysFile: ./k.json }\n${forwarding("")}`,
+    /^models\[0\]\.backend\.forwardAuthorization: clients have one Authorization/,
+  ],
+  [
+    `engine: { kind: redis, url: "redis://r:6379" }\n${forwarding("")}`,
+    /^models\[0\]\.backend\.forwardAuthorization: .* never in Redis; use engine\.kind memory/,
+  ],
+  [
+    forwarding(", authorization: Bearer x"),
+    /^models\[0\]\.backend\.forwardAuthorization: .* keep one of them$/,
+  ],
   [withModel("    deny: [5]\n"), /^models\[0\]\.deny\[0\]: 5 is not text; put it in single quotes$/],
   [withModel("    deny: ['(?=a)b']\n"), /^models\[0\]\.deny\[0\]: .* \(\?i\) goes in front/],
   [withModel("    deny: ['.*']\n"), /^models\[0\]\.deny\[0\]: ".*" fits every text/],
@@ -100,12 +120,18 @@ const mistakes: readonly (readonly [string, RegExp])[] = [
   ["models: [{ name: a }]\n", /^models\[0\]\.backend: is missing; add one, for example \{ kind: http/],
   [
     "models: [{ name: a, backend: {} }]\n",
-    /^models\[0\]\.backend\.kind: is missing; write one of http, python/,
+    /^models\[0\]\.backend\.kind: is missing; write one of http, grpc, python/,
   ],
   ["models: [{ name: a, backend: { kind: htp } }]\n", /"htp" is not one of .*; did you mean http\?$/],
+  ["models: [{ name: a, backend: { kind: grpc } }]\n", /backend\.workers: is missing; add at least one/],
   [
-    "models: [{ name: a, backend: { kind: grpc } }]\n",
-    /kind: grpc is not in this version yet; use one of http/,
+    "models: [{ name: a, backend: { kind: grpc, workers: ['http://gpu-1:8001'] } }]\n",
+    /must begin with grpc:\/\/ or grpcs:/,
+  ],
+  ["models: [{ name: a, backend: { kind: grpc, workers: ['grpc://gpu-1'] } }]\n", /names no port/],
+  [
+    "models: [{ name: a, backend: { kind: grpc, workers: ['grpc://gpu-1:8001/x'] } }]\n",
+    /has something behind its port/,
   ],
   [
     "models: [{ name: a, backend: { kind: http } }]\n",

@@ -65,6 +65,7 @@ describe("a valid file", () => {
       protocol: "batch",
       workers: ["http://gpu-1:9000/infer"],
       maxReplyBytes: 67_108_864,
+      forwardAuthorization: false,
       tls: { reloadMs: 2000 },
     });
   });

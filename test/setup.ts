@@ -1,7 +1,7 @@
 /**
  * What the tests need beside Node: a real Python 3, for the python backend, a real Redis, for its engine,
  * OpenSSL, to make certificates, curl, as a client, PostgreSQL, for the request log, Prometheus, to scrape and to
- * check the rules, and Chromium, to look at the dashboard.
+ * check the rules, Chromium, to look at the dashboard, and nginx, as an edge.
  *
  * Installed from Debian's packages where it is missing and that is possible; otherwise a clear failure. Only
  * the programs are wanted: the tests start their own servers on their own ports, and Debian's packages would
@@ -53,6 +53,13 @@ const NEEDS: readonly Need[] = [
     command: "chromium",
     debianPackage: "chromium",
     what: "the dashboard is tested in a real browser",
+  },
+  {
+    command: "nginx",
+    ask: "-v",
+    place: "/usr/sbin/nginx",
+    debianPackage: "nginx",
+    what: "the edge of deploy/edge is tested with a real nginx",
   },
 ];
 

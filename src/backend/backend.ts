@@ -5,8 +5,8 @@
  * on a worker that is still running. `run` never throws and never hangs past `signal`: whatever the
  * worker does becomes one of five replies. `test/contract/backend.ts` holds every backend to this.
  *
- *   answered   one output per task, keyed by task id. The backend has checked that the worker sent
- *              exactly as many usable outputs as it got inputs; if not, the reply is `unusable`.
+ *   answered   one output per task, in the order of the batch's tasks. The backend has checked that the worker
+ *              sent exactly as many usable outputs as it got inputs; if not, the reply is `unusable`.
  *   rejected   the worker lives and refused this batch (a 4xx, an exception in the user's function).
  *   unusable   the worker lives and its reply cannot be used: wrong count, not JSON, NaN, too large.
  *   busy       the worker asks to come back later (429, 503); the attempt does not count.
@@ -33,12 +33,14 @@ export interface Batch {
   readonly tasks: readonly BatchTask[];
   /** Shared by all tasks of the batch; "" when there are none. */
   readonly parameters: Json;
+  /** How long the call may take until its signal aborts, for a worker that takes a deadline; left out: not known. */
+  readonly timeoutMs?: number | undefined;
   /** The `traceparent` of this call, for a worker that takes one; left out: it is not traced. */
   readonly traceparent?: string | undefined;
 }
 
 export type Reply =
-  | { readonly kind: "answered"; readonly outputs: ReadonlyMap<string, Json> }
+  | { readonly kind: "answered"; readonly outputs: readonly Json[] }
   | { readonly kind: "rejected"; readonly message: string }
   | { readonly kind: "unusable"; readonly message: string; readonly brief?: string }
   | {

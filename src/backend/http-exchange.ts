@@ -42,6 +42,8 @@ export class HttpExchange implements Dispatcher.DispatchHandler {
   #bytes = 0;
   /** How full the worker says it is. */
   load: number | undefined;
+  /** Its reply was for all inputs together and could not be cut. */
+  inseparable = false;
 
   constructor(
     batch: Batch,
@@ -97,15 +99,14 @@ export class HttpExchange implements Dispatcher.DispatchHandler {
   }
 
   onResponseError(_controller: unknown, error: Error): void {
-    const code = "code" in error ? String(error.code) : "";
     const tls = tlsTrouble(error);
     if (tls !== undefined && (tls.final || !this.#sent)) this.finish(failed(tls.message, "nobody"), false);
     else if (error instanceof errors.HTTPParserError) {
       this.finish(failed("worker does not speak HTTP/1.1 at this URL", "worker"), false);
     } else if (this.#sent) {
       const when = this.#status === 0 ? "before it answered" : "in the middle of its reply";
-      this.finish(failed(`worker closed the connection ${when} (${reason(error, code)})`, "batch"), false);
-    } else this.finish(failed(`cannot connect to the worker: ${reason(error, code)}`, "nobody"), false);
+      this.finish(failed(`worker closed the connection ${when} (${reason(error)})`, "batch"), false);
+    } else this.finish(failed(`cannot connect to the worker: ${reason(error)}`, "nobody"), false);
   }
 
   #isAnswer(): boolean {
@@ -126,10 +127,11 @@ export class HttpExchange implements Dispatcher.DispatchHandler {
     return this.#matched(this.#protocol.outputs({ header, body }, this.inputs, this.#batch.parameters));
   }
 
-  #matched({ outputs, flaw, inseparable }: Outputs & { inseparable?: boolean }): Reply {
+  #matched({ outputs, flaw, inseparable = false }: Outputs & { inseparable?: boolean }): Reply {
     if (flaw === undefined) return match(this.#batch, outputs);
+    this.inseparable = inseparable;
     // Refused as one, the batch is cut until its tasks go alone.
-    return inseparable === true ? rejected(`worker's reply ${flaw}`) : unusable(`worker's reply ${flaw}`);
+    return inseparable ? rejected(`worker's reply ${flaw}`) : unusable(`worker's reply ${flaw}`);
   }
 
   #refusal(): Reply {
@@ -188,7 +190,9 @@ function first(value: string | string[] | undefined): string | undefined {
   return Array.isArray(value) ? value[0] : value;
 }
 
-function reason(error: Error, code: string): string {
+/** Why there is no connection, or none any more, in words for operators. */
+export function reason(error: Error): string {
+  const code = "code" in error ? String(error.code) : "";
   switch (code) {
     case "ECONNREFUSED":
       return "connection refused";

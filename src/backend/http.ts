@@ -15,12 +15,13 @@ import assert from "node:assert/strict";
 import { Client } from "undici";
 import type { Clock } from "../clock.ts";
 import { batch as batchApi } from "../protocol/batch.ts";
+import { uncredited } from "../protocol/credential.ts";
 import type { Call, WorkerSide } from "../protocol/protocol.ts";
 import type { Events } from "../telemetry/events.ts";
 import type { Backend, Batch, Reply, Worker, WorkerHealth } from "./backend.ts";
 import { HttpExchange } from "./http-exchange.ts";
-import { failed } from "./match.ts";
-import { type HealthRules, HealthQuestions } from "./worker-health.ts";
+import { failed, rejected } from "./match.ts";
+import { type HealthRules, HealthQuestions, overHttp } from "./worker-health.ts";
 import { InfoQuestions } from "./worker-info.ts";
 import { CONNECT_TIMEOUT_MS, WorkerTls, type WorkerTlsOptions } from "./worker-tls.ts";
 
@@ -33,6 +34,8 @@ export interface HttpOptions {
   readonly model?: string;
   /** What is sent as `Authorization`; left out: nothing. Never to be shown. */
   readonly authorization?: string;
+  /** Where clients' own credentials are, which go to the workers in its place; left out: they do not. */
+  readonly vault?: { find(name: string): string | undefined } | undefined;
   readonly maxReplyBytes: number;
   /** Left out: workers are not asked how they are. */
   readonly healthPath?: string;
@@ -52,9 +55,23 @@ export interface HttpAround {
  * is not written to a connection that the worker is about to close. A server's own hint comes first.
  */
 const IDLE_CONNECTION_MS = 1_000;
+/** So long a worker whose reply could not be cut gets one task at a time; then the next batch is tried. */
+const INSEPARABLE_HOLDS_MS = 60_000;
+
+/** What holds for every connection to a worker. */
+export const CONNECTION = {
+  pipelining: 1,
+  // HTTP/2 would share one connection between an aborted exchange and the next.
+  allowH2: false,
+  connectTimeout: CONNECT_TIMEOUT_MS,
+  keepAliveTimeout: IDLE_CONNECTION_MS,
+  headersTimeout: 0,
+  bodyTimeout: 0,
+} as const;
 
 export class HttpBackend implements Backend {
-  readonly #options: HttpOptions & { readonly model: string };
+  readonly #options: HttpOptions;
+  readonly #model: string;
   readonly #clock: Clock;
   readonly #workers: HttpWorker[];
   readonly #tls: WorkerTls;
@@ -62,7 +79,8 @@ export class HttpBackend implements Backend {
   constructor(options: HttpOptions, { model, clock, events }: HttpAround) {
     const urls = options.workers.map((worker) => new URL(worker));
     const names = workerNames(urls);
-    this.#options = { ...options, model: options.model ?? model };
+    this.#options = options;
+    this.#model = model;
     this.#clock = clock;
     this.#tls = new WorkerTls(`model ${model}: backend.tls`, options.tls, clock, events);
     this.#workers = urls.map((url, index) => this.#worker(names[index]!, url));
@@ -100,7 +118,9 @@ export class HttpBackend implements Backend {
   }
 
   #worker(name: string, url: URL): HttpWorker {
-    return new HttpWorker(name, url, this.#options, this.#tls, this.#clock);
+    const { model, protocol } = this.#options;
+    const named = { ...this.#options, model: model ?? protocol?.modelOf?.(url.pathname) ?? this.#model };
+    return new HttpWorker(name, url, named, this.#tls, this.#clock);
   }
 
   async stop(): Promise<void> {
@@ -118,6 +138,7 @@ class HttpWorker implements Worker {
   readonly #path: string;
   readonly #basePath: string;
   readonly #headers: Record<string, string>;
+  readonly #vault: HttpOptions["vault"];
   readonly #maxReplyBytes: number;
   readonly #tls: WorkerTls;
   readonly #clock: Clock;
@@ -129,6 +150,7 @@ class HttpWorker implements Worker {
   #version = 0;
   #exchange: HttpExchange | undefined;
   #reached = true;
+  #aloneUntil = -Infinity;
   #stopped = false;
   load: Worker["load"];
 
@@ -149,6 +171,7 @@ class HttpWorker implements Worker {
     this.#basePath = protocol.basePath(url.pathname);
     const credentials = authorizationOf(url, options.authorization);
     this.#headers = { "content-type": "application/json", accept: "application/json", ...credentials };
+    this.#vault = options.vault;
     this.#maxReplyBytes = maxReplyBytes;
     this.#tls = tls;
     this.#clock = clock;
@@ -161,17 +184,12 @@ class HttpWorker implements Worker {
     }
     if (healthPath === undefined) return;
     const place = { ...asked, path: healthPath };
-    this.#questions = new HealthQuestions(place, health, clock, (share) => this.#heardLoad(share));
+    this.#questions = new HealthQuestions(overHttp(place), health, clock, (share) => this.#heardLoad(share));
   }
 
   start(): void {
     this.#questions?.start();
     this.#info?.start();
-  }
-
-  /** What it said of itself, or else what servers of its kind take. */
-  get maxBatchSize(): number | undefined {
-    return this.#info?.maxBatchSize ?? this.#protocol.maxBatchSize;
   }
 
   get health(): WorkerHealth | undefined {
@@ -193,16 +211,42 @@ class HttpWorker implements Worker {
     return questions === undefined || this.#reached ? undefined : (signal) => questions.ask(signal);
   }
 
-  #headersFor({ traceparent }: Batch, { type, headers }: Call): Record<string, string> {
-    const own = traceparent === undefined ? this.#headers : { ...this.#headers, traceparent };
-    if (type === undefined && headers === undefined) return own;
-    return { ...own, ...(type !== undefined && { "content-type": type, accept: "*/*" }), ...headers };
+  /** What it can be sent at once; undefined: anything. */
+  get maxBatchSize(): number | undefined {
+    if (this.#clock.now() < this.#aloneUntil) return 1;
+    return this.#info?.maxBatchSize ?? this.#protocol.maxBatchSize;
   }
 
-  run(batch: Batch, signal: AbortSignal): Promise<Reply> {
+  #headersFor({ traceparent }: Batch, { type, headers }: Call): Record<string, string> {
+    return {
+      ...this.#headers,
+      ...(traceparent !== undefined && { traceparent }),
+      ...(type !== undefined && { "content-type": type, accept: "*/*" }),
+      ...headers,
+    };
+  }
+
+  run(given: Batch, signal: AbortSignal): Promise<Reply> {
+    if (this.#vault === undefined) return this.#run(given, signal, undefined);
+    const { parameters, name } = uncredited(given.parameters);
+    const authorization = name === undefined ? undefined : this.#vault.find(name);
+    if (name === undefined || authorization !== undefined)
+      return this.#run({ ...given, parameters }, signal, authorization);
+    const message =
+      "the client's credential is not known any more (it is kept in memory only); send it again";
+    return Promise.resolve(rejected(message));
+  }
+
+  #run(batch: Batch, signal: AbortSignal, authorization: string | undefined): Promise<Reply> {
     if (signal.aborted) return Promise.resolve(failed("aborted", "nobody"));
     if (this.#stopped) return Promise.resolve(failed("worker was stopped", "nobody"));
     assert(this.#exchange === undefined, "a worker runs one batch at a time");
+    const call = this.#protocol.call(
+      batch.tasks.map(({ input }) => input),
+      batch.parameters,
+      this.#model,
+    );
+    if (call.flaw !== undefined) return Promise.resolve(rejected(call.flaw));
     return new Promise((resolve) => {
       if (this.#version !== this.#tls.version) this.#disconnect();
       this.#version = this.#tls.version;
@@ -217,15 +261,16 @@ class HttpWorker implements Worker {
           signal.removeEventListener("abort", abort);
           this.#exchange = undefined;
           if (!intact) this.#disconnect();
+          if (exchange.inseparable) this.#aloneUntil = this.#clock.now() + INSEPARABLE_HOLDS_MS;
           this.#noteReply(reply, exchange);
           resolve(reply);
         },
       );
       this.#exchange = exchange;
       signal.addEventListener("abort", abort);
-      const call = this.#protocol.call(exchange.inputs, batch.parameters, this.#model);
       const path = behind(this.#basePath, call.path) ?? this.#path;
       const headers = this.#headersFor(batch, call);
+      if (authorization !== undefined) headers["authorization"] = authorization;
       client.dispatch({ path, method: "POST", headers, body: call.body }, exchange);
     });
   }
@@ -255,14 +300,8 @@ class HttpWorker implements Worker {
   #connect(): Client {
     const https = this.#url.protocol === "https:";
     return new Client(this.#url.origin, {
-      pipelining: 1,
-      // HTTP/2 would share one connection between an aborted exchange and the next.
-      allowH2: false,
+      ...CONNECTION,
       ...(https && { connect: this.#tls.connector(CONNECT_TIMEOUT_MS) }),
-      connectTimeout: CONNECT_TIMEOUT_MS,
-      keepAliveTimeout: IDLE_CONNECTION_MS,
-      headersTimeout: 0,
-      bodyTimeout: 0,
     });
   }
 
@@ -279,7 +318,7 @@ function behind(basePath: string, path: string | undefined): string | undefined 
 }
 
 /** What the config says; credentials in a URL become a header too, and are never part of a name or a message. */
-function authorizationOf(url: URL, configured: string | undefined): { authorization?: string } {
+export function authorizationOf(url: URL, configured: string | undefined): { authorization?: string } {
   if (configured !== undefined) return { authorization: configured };
   if (url.username === "" && url.password === "") return {};
   const pair = `${decodeURIComponent(url.username)}:${decodeURIComponent(url.password)}`;
@@ -287,7 +326,7 @@ function authorizationOf(url: URL, configured: string | undefined): { authorizat
 }
 
 /** Host and port, with the path where that is not enough, with a number where that is not either. */
-function workerNames(urls: readonly URL[]): string[] {
+export function workerNames(urls: readonly URL[]): string[] {
   const unique = (names: readonly string[]): boolean => new Set(names).size === names.length;
   const hosts = urls.map((url) => url.host);
   if (unique(hosts)) return hosts;

@@ -26,9 +26,7 @@ export function match(batch: Batch, texts: readonly Json[]): Reply {
   if (texts.length !== tasks.length) {
     return unusable(`worker returned ${count(texts.length, "output")} for ${count(tasks.length, "input")}`);
   }
-  const outputs = new Map<string, Json>();
-  for (let at = 0; at < tasks.length; at++) outputs.set(tasks[at]!.id, texts[at]!);
-  return { kind: "answered", outputs };
+  return { kind: "answered", outputs: texts };
 }
 
 type Blame = Extract<Reply, { kind: "failed" }>["blame"];

@@ -1,6 +1,6 @@
 /**
- * Asks one worker how it is: GET origin + healthPath, on a connection of its own, `askMs` after the last
- * answer. A worker that does not answer within `askTimeoutMs` has failed the question, and so has one that
+ * Asks one worker how it is, on a connection of its own, `askMs` after the last answer: over HTTP by
+ * GET origin + healthPath, over gRPC by ModelReady (`grpc.ts`). A worker that does not answer within `askTimeoutMs` has failed the question, and so has one that
  * answers anything but 2xx.
  *
  *   2xx                         it is well. A JSON object may say how full it is: the largest of `load`,
@@ -33,7 +33,15 @@ export interface HealthPlace {
 const MAX_BODY_BYTES = 64 * 1024;
 const SHARES = ["load", "queue", "memory"] as const;
 
-interface Verdict {
+/** The question, in whichever protocol. */
+export interface Question {
+  /** What is asked, in words: "its health path /health". */
+  readonly what: string;
+  /** Never throws. */
+  ask(signal: AbortSignal): Promise<Verdict>;
+}
+
+export interface Verdict {
   /** "" when it is well. */
   readonly why: string;
   /** It said nothing at all. */
@@ -42,7 +50,7 @@ interface Verdict {
 }
 
 export class HealthQuestions {
-  readonly #place: HealthPlace;
+  readonly #question: Question;
   readonly #rules: HealthRules;
   readonly #clock: Clock;
   readonly #heard: (share: number) => void;
@@ -57,8 +65,8 @@ export class HealthQuestions {
   onChange: (() => void) | undefined;
 
   /** `heard` is told each load that the worker reports. */
-  constructor(place: HealthPlace, rules: HealthRules, clock: Clock, heard: (share: number) => void) {
-    this.#place = place;
+  constructor(question: Question, rules: HealthRules, clock: Clock, heard: (share: number) => void) {
+    this.#question = question;
     this.#rules = rules;
     this.#clock = clock;
     this.#heard = heard;
@@ -77,7 +85,7 @@ export class HealthQuestions {
   /** One question; true when it is well. Never throws. */
   async ask(signal: AbortSignal): Promise<boolean> {
     if (this.#stopped || signal.aborted) return false;
-    const verdict = await ask(this.#place, signal);
+    const verdict = await this.#question.ask(signal);
     if (!this.#stopped) this.#take(verdict);
     return verdict.why === "";
   }
@@ -104,7 +112,7 @@ export class HealthQuestions {
     if (why === "") this.#set(true, "");
     else if (this.#failed >= this.#rules.failures) {
       const times = this.#failed === 1 ? "" : ` (${this.#rules.failures} times in a row)`;
-      this.#set(false, `its health path ${this.#place.path} ${why}${times}`);
+      this.#set(false, `${this.#question.what} ${why}${times}`);
     }
   }
 
@@ -114,6 +122,11 @@ export class HealthQuestions {
     this.health = { well, why, since: this.#clock.now() };
     if (before !== well) this.onChange?.();
   }
+}
+
+/** GET, and what the status and the body say. */
+export function overHttp(place: HealthPlace): Question {
+  return { what: `its health path ${place.path}`, ask: (signal) => ask(place, signal) };
 }
 
 async function ask(place: HealthPlace, signal: AbortSignal): Promise<Verdict> {

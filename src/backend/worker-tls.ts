@@ -61,8 +61,8 @@ export class WorkerTls {
     this.#certificates.stop();
   }
 
-  /** For one undici client, with the files as they are now. */
-  connector(timeoutMs: number): buildConnector.connector {
+  /** For one undici client, with the files as they are now; `allowH2` where each connection carries one call. */
+  connector(timeoutMs: number, allowH2 = false): buildConnector.connector {
     const { serverName } = this.#options;
     const connect = buildConnector({
       ...this.#certificates.material,
@@ -70,7 +70,8 @@ export class WorkerTls {
       rejectUnauthorized: true,
       minVersion: "TLSv1.2",
       // HTTP/2 would share one connection between an aborted exchange and the next.
-      allowH2: false,
+      allowH2,
+      preferH2: allowH2,
       maxCachedSessions: 0,
       timeout: timeoutMs,
     });
@@ -82,21 +83,31 @@ export class WorkerTls {
   }
 
   /** Connects to a worker and hangs up. */
-  reach({ protocol, hostname, host, port }: URL): Promise<Reach> {
-    const connect =
-      protocol === "https:"
-        ? this.connector(CONNECT_TIMEOUT_MS)
-        : buildConnector({ timeout: CONNECT_TIMEOUT_MS });
+  async reach(url: URL): Promise<Reach> {
+    try {
+      const socket = await this.open(url);
+      socket.destroy();
+      return { ok: true };
+    } catch (error) {
+      const trouble = tlsTrouble(error as Error);
+      const message = trouble?.message ?? wordsOf(error as Error);
+      return { ok: false, tls: trouble !== undefined, message };
+    }
+  }
+
+  /** A connection to a worker by the scheme of its URL: http or https, grpc or grpcs. */
+  open({ protocol, hostname, host, port }: URL): Promise<TLSSocket> {
+    const secure = protocol === "https:" || protocol === "grpcs:";
+    const connect = secure
+      ? this.connector(CONNECT_TIMEOUT_MS, protocol === "grpcs:")
+      : buildConnector({ timeout: CONNECT_TIMEOUT_MS });
     // As undici takes a URL apart: brackets around an IPv6 address are for URLs only.
     const bare = hostname.replace(/^\[(.*)\]$/, "$1");
-    return new Promise((resolve) => {
-      connect({ protocol, hostname: bare, host, port }, (...[error, socket]) => {
-        socket?.destroy();
-        if (error === null) return resolve({ ok: true });
-        const trouble = tlsTrouble(error);
-        const message =
-          trouble?.message ?? (error.message || ("code" in error ? String(error.code) : error.name));
-        resolve({ ok: false, tls: trouble !== undefined, message });
+    const scheme = secure ? "https:" : "http:";
+    return new Promise((resolve, reject) => {
+      connect({ protocol: scheme, hostname: bare, host, port }, (...[error, socket]) => {
+        if (error === null) resolve(socket as TLSSocket);
+        else reject(error);
       });
     });
   }
@@ -114,6 +125,10 @@ export class WorkerTls {
     const patience = this.#clock.at(this.#clock.now() + TICKET_MS, () => settle(undefined));
     socket.on("session", onSession).on("error", settle).on("close", onClose);
   }
+}
+
+function wordsOf(error: Error): string {
+  return error.message || ("code" in error ? String(error.code) : error.name);
 }
 
 class TlsRefusal extends Error {

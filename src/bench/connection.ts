@@ -59,14 +59,22 @@ export function template(
 
 /** Markers of fixed width, unique in this run and, by their random start, across runs. */
 export class Markers {
-  readonly #run = randomInt(36 ** 6)
-    .toString(36)
-    .padStart(6, "0");
-  #next = 36 ** 9;
+  readonly #radix: number;
+  readonly #run: string;
+  #next: number;
+
+  /** 10: digits alone. */
+  constructor(radix = 36) {
+    this.#radix = radix;
+    this.#run = randomInt(radix ** 6)
+      .toString(radix)
+      .padStart(6, "0");
+    this.#next = radix ** 9;
+  }
 
   take(): string {
-    // From 36^9 on numbers have ten digits; ten billion years of requests fit before the eleventh.
-    return this.#run + (this.#next++).toString(36);
+    // From radix^9 on numbers have ten digits; of 36, ten billion years of requests fit before the eleventh.
+    return this.#run + (this.#next++).toString(this.#radix);
   }
 }
 

@@ -49,7 +49,7 @@ async function checkAllFiles(config: Config): Promise<Finding[]> {
   const findings: Finding[] = [];
   if (config.tls !== undefined) findings.push(...(await checkFiles("tls", config.tls)));
   for (const [index, { backend }] of config.models.entries()) {
-    if (backend.kind !== "http") continue;
+    if (backend.kind !== "http" && backend.kind !== "grpc") continue;
     findings.push(...(await checkFiles(`models[${index}].backend.tls`, backend.tls)));
   }
   return findings;
@@ -79,14 +79,14 @@ function finding(message: string, setting: string, problem: boolean): Finding {
   return { path: message.slice(0, colon), message: message.slice(colon + 2), problem };
 }
 
-/** Tries a connection to every http worker. */
+/** Tries a connection to every worker that has an address. */
 async function probeWorkers(config: Config): Promise<Findings> {
   // Loaded only now: a check without --probe needs no client.
   const { WorkerTls } = await import("../backend/worker-tls.ts");
   const findings: Finding[] = [];
   let [asked, reached] = [0, 0];
   for (const [index, { name, backend }] of config.models.entries()) {
-    if (backend.kind !== "http") continue;
+    if (backend.kind !== "http" && backend.kind !== "grpc") continue;
     const tls = new WorkerTls(`model ${name}: backend.tls`, backend.tls, new SystemClock(), new Events());
     try {
       await tls.start();

@@ -48,8 +48,8 @@ export async function serveChild(
   const start: ServeParts["start"] = async (...words) => (ferry = await parts.start(...words));
   let last: Promise<void> | undefined;
   const voice: Voice = {
-    ready: ({ apiUrl, adminUrl, durability }) =>
-      void parent.tell({ is: "ready", apiUrl, adminUrl, durability }),
+    ready: ({ apiUrl, grpcUrl, adminUrl, durability }) =>
+      void parent.tell({ is: "ready", apiUrl, grpcUrl, adminUrl, durability }),
     draining: () => {},
     farewell: (tally) => void (last = parent.tell({ is: "ended", tally })),
   };

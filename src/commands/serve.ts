@@ -44,6 +44,8 @@ import type { ServeKeys } from "./serve-keys.ts";
 export interface Served {
   /** "" for a batcher, which takes no requests. */
   readonly apiUrl: string;
+  /** Left out, or "": no gRPC for clients. */
+  readonly grpcUrl?: string | undefined;
   readonly adminUrl: string;
   /** Where there are several processes: each one's, the first of which is `adminUrl`. */
   readonly adminUrls?: readonly string[];
@@ -235,6 +237,7 @@ export async function runServe(
     role,
     version: version(),
     apiUrl: ferry.apiUrl,
+    grpcUrl: ferry.grpcUrl,
     adminUrl: ferry.adminUrl,
     adminUrls: ferry.adminUrls,
     durability: ferry.durability,

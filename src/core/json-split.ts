@@ -39,6 +39,19 @@ export function splitField(text: string, name: string): Split {
   return found ?? { flaw: `has no "${name}"` };
 }
 
+/** By name, the text of each field's value in the object that `text` is; undefined where it is none, or has one twice. */
+export function splitFields(text: string): ReadonlyMap<string, string> | undefined {
+  const scanner = new Scanner(text);
+  if (!scanner.enter(OPEN_BRACE)) return undefined;
+  const fields = new Map<string, string>();
+  while (scanner.more(CLOSE_BRACE)) {
+    const name = scanner.key();
+    if (fields.has(name)) return undefined;
+    fields.set(name, scanner.value());
+  }
+  return fields;
+}
+
 const QUOTE = 0x22;
 const PLUS = 0x2b;
 const COMMA = 0x2c;
@@ -133,15 +146,20 @@ class Scanner {
     return source.includes("\\") ? (JSON.parse(source) as string) : source.slice(1, -1);
   }
 
+  /** The text of one value. */
+  value(): string {
+    const start = this.#at;
+    this.skip();
+    return this.#text.slice(start, this.#at);
+  }
+
   array(): Split {
     if (!this.enter(OPEN_BRACKET)) return { flaw: "is not an array" };
     // Starts afresh: a number out of range beside the array harms nobody.
     this.#finite = true;
     const elements: string[] = [];
     while (this.more(CLOSE_BRACKET)) {
-      const start = this.#at;
-      this.skip();
-      elements.push(this.#text.slice(start, this.#at));
+      elements.push(this.value());
     }
     return this.#finite ? { elements } : { flaw: "holds a number beyond the range of a double" };
   }

@@ -45,7 +45,7 @@ class Scanner {
   #tooMuch: string | undefined;
   /** Where the next backslash stands, so that strings without one are skipped in one leap. */
   #nextBackslash: number;
-  /** Per open container: its keys so far for an object (undefined until the first), false for an array. */
+  /** Per open container: an object's keys so far (undefined until the first, and outermost), false for an array. */
   readonly #open: (Set<string> | undefined | false)[] = [];
   readonly #fields = new Map<string, readonly [number, number]>();
 
@@ -150,12 +150,13 @@ class Scanner {
   #noteKey(key: string): void {
     if (key === "__proto__") this.#problem ??= 'the key "__proto__" is not allowed';
     const top = this.#open.length - 1;
-    const keys = this.#open[top];
+    // Fields of the outermost object are noted anyway, each before the next one's key comes.
+    const keys = top === 0 ? this.#fields : this.#open[top];
     if (keys === false) return;
     if (keys === undefined) this.#open[top] = new Set([key]);
     else if (keys.has(key)) this.#problem ??= `the key ${JSON.stringify(key.slice(0, 64))} stands twice`;
     else if (keys.size === MAX_KEYS) this.#tooMuch = `an object has more than ${MAX_KEYS} keys; send a list`;
-    else keys.add(key);
+    else if (keys instanceof Set) keys.add(key);
   }
 }
 
@@ -185,10 +186,17 @@ class Writer {
   }
 
   #string(): string {
-    const start = this.#at++;
-    while (this.#text.charCodeAt(this.#at) !== QUOTE)
-      this.#at += this.#text.charCodeAt(this.#at) === BACKSLASH ? 2 : 1;
-    const token = this.#text.slice(start, ++this.#at);
+    const text = this.#text;
+    const start = this.#at;
+    let end = start;
+    let before: number;
+    do {
+      // In leaps: it may be a megabyte of base64. A quote behind an odd number of backslashes is not the last.
+      end = before = text.indexOf('"', end + 1);
+      while (text.charCodeAt(before - 1) === BACKSLASH) before--;
+    } while ((end - before) % 2 === 1);
+    this.#at = end + 1;
+    const token = text.slice(start, this.#at);
     return token.includes("\\") ? JSON.stringify(JSON.parse(token)) : token;
   }
 

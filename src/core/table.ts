@@ -136,18 +136,21 @@ export function hashOf(text: string, seed: number, last = Infinity): number {
 /** Remembers the last text: the same one is most often asked for several times in a row. */
 export class Hashes {
   readonly #seed: number;
+  readonly #hashed: number;
   #text = "";
   #hash: number;
 
-  constructor(seed: number) {
+  /** As those of a `Table`. */
+  constructor(seed: number, hashed = Infinity) {
     this.#seed = seed;
+    this.#hashed = hashed;
     this.#hash = hashOf("", seed);
   }
 
   of(text: string): number {
     if (text !== this.#text) {
       this.#text = text;
-      this.#hash = hashOf(text, this.#seed);
+      this.#hash = hashOf(text, this.#seed, this.#hashed);
     }
     return this.#hash;
   }

@@ -179,7 +179,8 @@ export class BatchRun implements Member {
     const now = this.#parts.clock.now();
     switch (reply.kind) {
       case "answered":
-        return this.#settle(riders, ({ sent }) => ({ kind: "done", output: reply.outputs.get(sent.id)! }));
+        // `riders` are those that were sent, in the order in which they were sent.
+        return this.#settle(riders, (_, __, at) => ({ kind: "done", output: reply.outputs[at]! }));
       case "rejected":
         return this.#settle(riders, () => ({
           kind: "failed",
@@ -242,10 +243,21 @@ export class BatchRun implements Member {
     });
   }
 
-  /** Not cleared in time: back to the queue, where the attempt counts, and never again in so large a batch. */
+  /**
+   * Not cleared in time: back to the queue, where the attempt counts, and never again in so large a batch. Whoever has
+   * no attempt left is spared this one: nobody dies of another's refusal. It ends, because batches only get smaller.
+   */
   async #putBack(riders: Rider[], batchSize: number): Promise<void> {
     if (riders.length === 0) return;
-    await this.#retry(riders, { message: "a batch-mate was refused" }, () => smallerBatch(batchSize));
+    const now = this.#parts.clock.now();
+    const random = this.#parts.random();
+    const message = "a batch-mate was refused";
+    const maxBatchSize = smallerBatch(batchSize);
+    await this.#settle(riders, (_, { attempt }) => {
+      const at = retryAt(attempt, this.#rules.retry, now, random);
+      if (at !== undefined) return { kind: "retry", at, message, maxBatchSize };
+      return { kind: "retry", at: now, message, maxBatchSize, spared: true };
+    });
   }
 
   /** The worker may be another process's by now, and takes no further call of ours: nobody's fault. */
@@ -264,9 +276,9 @@ export class BatchRun implements Member {
   async #tell(riders: readonly Rider[], judge: Judge): Promise<readonly SettleReply[]> {
     if (this.#givenUp) return [];
     const verdicts: Verdict[] = [];
-    for (const rider of riders) {
-      for (const claimed of rider.tasks) verdicts.push({ id: claimed.task.id, ...judge(rider, claimed) });
-    }
+    riders.forEach((rider, at) => {
+      for (const claimed of rider.tasks) verdicts.push({ id: claimed.task.id, ...judge(rider, claimed, at) });
+    });
     return this.#parts.engine.settle(this.#lease, verdicts);
   }
 
@@ -337,6 +349,7 @@ export class BatchRun implements Member {
       id,
       tasks: riders.map(({ sent }) => sent),
       parameters: this.#parameters,
+      timeoutMs: workerMs,
       traceparent: this.#traced ? traceparent(callSpan(id, call)) : undefined,
     };
     let reply = await this.#slot.worker.run(batch, timeout.signal);
@@ -373,7 +386,7 @@ export class BatchRun implements Member {
 }
 
 type WithoutId<V> = V extends Verdict ? Omit<V, "id"> : never;
-type Judge = (rider: Rider, claimed: ClaimedTask) => WithoutId<Verdict>;
+type Judge = (rider: Rider, claimed: ClaimedTask, at: number) => WithoutId<Verdict>;
 
 function plural(attempts: number): string {
   return attempts === 1 ? "the only attempt" : `all ${attempts} attempts`;

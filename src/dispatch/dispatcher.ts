@@ -6,17 +6,16 @@
  * they can be seen, cancelled and shed, and where the batch goes on filling.
  */
 import type { Worker } from "../backend/backend.ts";
-import type { Alarm, Clock } from "../clock.ts";
+import type { Alarm } from "../clock.ts";
 import { HandoverEstimate, RateEstimate } from "../core/estimate.ts";
 import { Crowd } from "../core/crowd.ts";
 import { decide, type Decision } from "../core/policy.ts";
 import { RetryBudget, smallerBatch } from "../core/retry.ts";
 import type { Horizon } from "../core/shed.ts";
 import type { DispatchReason } from "../core/task.ts";
-import type { ClaimedTask, Engine, Lease, QueueView } from "../engine/engine.ts";
-import type { Events } from "../telemetry/events.ts";
+import type { ClaimedTask, Lease, QueueView } from "../engine/engine.ts";
 import { BatchRun, LEASE_GRACE_MS, type RunRules } from "./batch-run.ts";
-import type { ModelRules } from "./model-rules.ts";
+import type { DispatcherParts, ModelRules } from "./model-rules.ts";
 import { Outlook } from "./outlook.ts";
 import { inTurn, Overtaken } from "./overtaken.ts";
 import { Prober } from "./prober.ts";
@@ -24,18 +23,6 @@ import { spared } from "./riders.ts";
 import { Seats } from "./seats.ts";
 import { told, whyItLeft } from "./words.ts";
 import { type Slot, Workers } from "./workers.ts";
-
-export interface DispatcherParts {
-  readonly engine: Engine;
-  readonly clock: Clock;
-  readonly events: Events;
-  readonly random: () => number;
-  readonly newBatchId: () => string;
-  /** Other processes list these workers too; none is used before src/fleet says that we hold it. */
-  readonly shared?: boolean;
-  /** Behind the name of each worker: where other processes have some that are called the same. */
-  readonly suffix?: string;
-}
 
 /** Queues with other parameters than the oldest ones are looked at only this far. */
 const MAX_QUEUES_SEEN = 64;
@@ -194,10 +181,15 @@ export class Dispatcher {
       if (waiting === undefined || decision.until < waiting.decision.until) waiting = { queue, decision };
     };
     let seen = 0;
-    const freeAt = this.workers.freeAt(now);
-    const idle = this.workers.free(now);
+    // Asked for only when something waits: most often this looks whether something does.
+    let freeAt: number[] | undefined;
+    let idle = 0;
     for (const queue of this.#parts.engine.queues(this.rules.name)) {
       if (++seen > MAX_QUEUES_SEEN && !this.#overtaken.due) break;
+      if (freeAt === undefined) {
+        freeAt = this.workers.freeAt(now);
+        idle = this.workers.free(now);
+      }
       const decision = this.#decide(queue, slot, freeAt, idle, now);
       if (decision.kind === "send") sendable.push({ queue, decision });
       else if (decision.kind === "wait") wait(queue, decision);

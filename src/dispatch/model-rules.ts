@@ -1,6 +1,9 @@
-/** What a model's dispatcher goes by. */
+/** What a model's dispatcher goes by, and what it works with. */
+import type { Clock } from "../clock.ts";
 import type { Limits } from "../core/policy.ts";
 import type { RetryLimits } from "../core/retry.ts";
+import type { Engine } from "../engine/engine.ts";
+import type { Events } from "../telemetry/events.ts";
 import type { HealthLimits } from "./health.ts";
 
 export interface ModelRules {
@@ -14,4 +17,16 @@ export interface ModelRules {
   readonly health: HealthLimits;
   /** A worker that says it is fuller than this is no capacity; left out: none is too full. */
   readonly maxWorkerLoad?: number;
+}
+
+export interface DispatcherParts {
+  readonly engine: Engine;
+  readonly clock: Clock;
+  readonly events: Events;
+  readonly random: () => number;
+  readonly newBatchId: () => string;
+  /** Other processes list these workers too; none is used before src/fleet says that we hold it. */
+  readonly shared?: boolean;
+  /** Behind the name of each worker: where other processes have some that are called the same. */
+  readonly suffix?: string;
 }

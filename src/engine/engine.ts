@@ -62,6 +62,8 @@ export interface RecordView {
   readonly queuedAt: number;
   readonly settledAt?: number;
   readonly outcome?: Outcome;
+  /** How many bytes the output has in UTF-8, where that is known already. */
+  readonly outputBytes?: number;
   /** Answered from an earlier outcome. */
   readonly cached?: boolean;
   /** The batch that it is in, or that decided it. */

@@ -51,9 +51,7 @@ export class MemoryEngine implements Engine {
     this.#clock = clock;
     this.#events = events;
     this.#keeper = keeper;
-    this.#places = new Places(options.models, options.tiers, clock, this.#listeners, (at) =>
-      this.#fallsDue(at),
-    );
+    this.#places = new Places(options.models, options.tiers, this.#listeners, (at) => this.#fallsDue(at));
     this.#records = new Records(options.results, clock, keeper, options.seed ?? 0);
     this.deadLetters = new DeadLetters(options.deadLetters, events, {
       replay: (task) => this.#replay(task),
@@ -110,7 +108,7 @@ export class MemoryEngine implements Engine {
     if (sharing.only === true) return { kind: "full", message: "nothing to share, and no room for more" };
     const bound = this.#places.full(this.#options, task.input.length) ?? this.#records.full(this.#options);
     if (bound !== undefined) return { kind: "full", message: bound };
-    this.#places.enqueue(this.#open(task, sharing, now), "back");
+    this.#places.enqueue(this.#open(task, sharing, now), now);
     if (this.#events.heard("task.queued")) {
       const { id, model, tier } = task;
       this.#events.emit("task.queued", { id, model, tier, at: now });
@@ -212,7 +210,7 @@ export class MemoryEngine implements Engine {
     }
     record.expiresAt = this.#places.expiry(record.task.model, Math.max(now, verdict.at), record.deadlineAt);
     if (verdict.unsent !== true) this.#events.emit("task.retried", retriedFields(record, verdict));
-    if (verdict.at <= now) this.#places.enqueue(record, "arrival");
+    if (verdict.at <= now) this.#places.enqueue(record);
     else this.#places.sitOut(record, verdict.at);
   }
 
@@ -279,7 +277,7 @@ export class MemoryEngine implements Engine {
       this.#expire(record, now);
     } else if (record.list === undefined && now >= record.retryAt) {
       this.#places.leave(record);
-      this.#places.enqueue(record, "arrival");
+      this.#places.enqueue(record);
     } else {
       this.#places.snooze(record);
     }
@@ -374,7 +372,7 @@ export class MemoryEngine implements Engine {
     const { idempotency, ...sharing } = old?.sharing ?? {};
     // The key may stand for a task that ran meanwhile.
     const free = idempotency !== undefined && this.#records.shared.keyed({ idempotency }) === undefined;
-    this.#places.enqueue(this.#open(task, free ? { ...sharing, idempotency } : sharing, now), "back");
+    this.#places.enqueue(this.#open(task, free ? { ...sharing, idempotency } : sharing, now), now);
     return true;
   }
 
@@ -389,7 +387,7 @@ export class MemoryEngine implements Engine {
     this.#records.adopt(record);
     for (const idempotency of state.keys ?? NOTHING) this.#records.shared.bindKey(record, { idempotency });
     record.dead = letter?.message;
-    if (state.outcome === undefined) this.#places.enqueue(record, "back");
+    if (state.outcome === undefined) this.#places.enqueue(record, now);
     else this.#shelve(record, state.outcome, Math.min(now, state.settledAt ?? now));
     if (letter !== undefined) this.deadLetters.add(letter);
     if (orphan) this.#keeper?.update(record);

@@ -86,6 +86,9 @@ export function parcel(record: TaskRecord, key: string, idHash: number, keyHash:
   const own = id + tenant + model + parameters + trace + key;
   const { outcome } = record;
   const text = outcome!.ok ? outcome!.output : `${outcome!.code} ${outcome!.message}`;
+  const outcomeBytes = Buffer.byteLength(text);
+  // Whoever answers with it needs to know, too.
+  if (outcome!.ok) record.outputBytes = outcomeBytes;
   return {
     record,
     key,
@@ -94,7 +97,7 @@ export function parcel(record: TaskRecord, key: string, idHash: number, keyHash:
     own,
     ownBytes: Buffer.byteLength(own),
     outcome: text,
-    outcomeBytes: Buffer.byteLength(text),
+    outcomeBytes,
   };
 }
 
@@ -182,6 +185,7 @@ export function read(slab: Slab, start: number): TaskRecord {
   const record = new TaskRecord(task, {}, 0);
   record.state = (flags & FAILED) === 0 ? "done" : "failed";
   record.outcome = (flags & FAILED) === 0 ? { ok: true, output: text } : failure(text);
+  if (record.outcome.ok) record.outputBytes = outcomeBytes;
   record.attempt = numbers[number + ATTEMPT]!;
   record.queuedAt = instants[instant + QUEUED_AT]!;
   record.settledAt = instants[instant + SETTLED_AT]!;
@@ -198,7 +202,15 @@ export function read(slab: Slab, start: number): TaskRecord {
 
 /** Whether the record at `start` has this id. */
 export function hasId(slab: Slab, start: number, id: string): boolean {
-  return idAt(slab, start) === id;
+  const { bytes, numbers } = slab;
+  const number = numbersAt(start);
+  if (numbers[number + ID_LENGTH] !== id.length) return false;
+  if ((numbers[number + FLAGS]! & OWN_ASCII) === 0) return idAt(slab, start) === id;
+  // Byte by byte: no text need be made of them to see that they are the same.
+  for (let at = 0, from = start + HEAD_BYTES; at < id.length; at++) {
+    if (bytes[from + at] !== id.charCodeAt(at)) return false;
+  }
+  return true;
 }
 
 /** Whether it answers for others under this key. */

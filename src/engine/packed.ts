@@ -11,7 +11,7 @@
  * not fetched yet is handed back (`rescue`) instead, because nothing promised is thrown away before its time.
  */
 import { Fifo } from "../core/fifo.ts";
-import { Hashes, hashOf } from "../core/table.ts";
+import { Hashes } from "../core/table.ts";
 import { PackedIndex } from "./packed-index.ts";
 import {
   BYTES,
@@ -42,15 +42,16 @@ const PLACES = SLAB_BYTES / 8;
 export interface PackedOwner {
   /** How many bytes may be packed now. */
   room(): number;
-  /** Its result is no longer kept. */
-  forgotten(id: string): void;
+  /** Its result is no longer kept. Left out where nobody wants to know: ids are read from the bytes for it. */
+  readonly forgotten?: ((id: string) => void) | undefined;
   /** There is no room, and nobody has fetched it yet. */
   rescue(record: TaskRecord): void;
 }
 
 export class Packed {
   readonly #ttlMs: number;
-  readonly #seed: number;
+  /** Of task ids. */
+  readonly ids: Hashes;
   /** Of cache keys. */
   readonly hashes: Hashes;
   readonly #owner: PackedOwner;
@@ -70,7 +71,7 @@ export class Packed {
 
   constructor(ttlMs: number, seed: number, owner: PackedOwner) {
     this.#ttlMs = ttlMs;
-    this.#seed = seed;
+    this.ids = new Hashes(seed, ID_RANDOM_END);
     this.hashes = new Hashes(seed);
     this.#owner = owner;
   }
@@ -82,11 +83,11 @@ export class Packed {
 
   /** `elsewhere`: its result is kept by somebody else, and here only for whoever has the same content. */
   add(record: TaskRecord, elsewhere = false): void {
-    const { cacheKey = "", cacheTtlMs = 0 } = record.sharing;
+    const { joinKey, cacheKey = "", cacheTtlMs = 0 } = record.sharing;
     const key = record.outcome!.ok && cacheTtlMs > 0 && !record.cached ? cacheKey : "";
     if (elsewhere && key === "") return;
-    const idHash = this.#idHash(record.task.id);
-    const keyHash = key === "" ? 0 : this.hashes.of(key);
+    const idHash = this.ids.of(record.task.id);
+    const keyHash = key === "" ? 0 : key === joinKey ? record.joinHash : this.hashes.of(key);
     const one = parcel(record, key, idHash, keyHash);
     const { batch } = record;
     let slab = this.#newest;
@@ -109,7 +110,7 @@ export class Packed {
   }
 
   get(id: string): TaskRecord | undefined {
-    const place = this.#byId.find(this.#idHash(id), id);
+    const place = this.#byId.find(this.ids.of(id), id);
     return place < 0 ? undefined : read(this.#slab(place), startOf(place));
   }
 
@@ -124,7 +125,7 @@ export class Packed {
 
   /** Somebody has received it. `forget`: and nobody else will ask for it. False: it is not here. */
   deliver(id: string, forget: boolean): boolean {
-    const place = this.#byId.find(this.#idHash(id), id);
+    const place = this.#byId.find(this.ids.of(id), id);
     if (place < 0) return false;
     const { numbers } = this.#slab(place);
     const number = numbersAt(startOf(place));
@@ -139,7 +140,7 @@ export class Packed {
 
   /** Nobody may poll for it any more. False: it is not here. */
   forget(id: string): boolean {
-    const idHash = this.#idHash(id);
+    const idHash = this.ids.of(id);
     const place = this.#byId.find(idHash, id);
     if (place < 0) return false;
     this.#byId.remove(idHash, place);
@@ -185,9 +186,8 @@ export class Packed {
     const bytes = numbers[number + BYTES]!;
     if ((numbers[number + FLAGS]! & GONE) === 0) {
       this.#byId.remove(numbers[number + ID_HASH]! | 0, place);
-      const id = idAt(slab, start);
       this.#give(slab, start);
-      if (!quietly) this.#owner.forgotten(id);
+      if (!quietly) this.#owner.forgotten?.(idAt(slab, start));
     }
     if (slab.instants[start / 8 + CACHE_UNTIL]! > 0) {
       this.#byKey.remove(numbers[number + KEY_HASH]! | 0, place);
@@ -231,10 +231,6 @@ export class Packed {
 
   #slab(place: number): Slab {
     return this.#slabs.at(Math.floor(place / PLACES) - this.#slabs.first!.seq)!;
-  }
-
-  #idHash(id: string): number {
-    return hashOf(id, this.#seed, ID_RANDOM_END);
   }
 }
 

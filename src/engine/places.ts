@@ -7,8 +7,7 @@
  *
  * and, in each of them, with an alarm: the instant at which `reap` must look at it.
  */
-import type { Clock } from "../clock.ts";
-import { Heap } from "../core/heap.ts";
+import { DueLine } from "../core/due-line.ts";
 import type { BatchNote, Json, Task } from "../core/task.ts";
 import type { EngineLimits, EngineListener, EngineStats, QueueView } from "./engine.ts";
 import { ModelQueues } from "./queues.ts";
@@ -26,11 +25,10 @@ interface Arrivals {
 
 export class Places {
   readonly #queueMs: ReadonlyMap<string, { readonly queueMs: number }>;
-  readonly #clock: Clock;
   readonly #listeners: ReadonlySet<EngineListener>;
   readonly #fallsDue: (at: number) => void;
   readonly #queues = new Map<string, ModelQueues>();
-  readonly #alarms = new Heap<TaskRecord>();
+  readonly #alarms = new DueLine<TaskRecord>();
   /** Queued, or waiting for a retry. */
   waiting = 0;
   waitingBytes = 0;
@@ -41,12 +39,10 @@ export class Places {
   constructor(
     models: ReadonlyMap<string, { readonly queueMs: number }>,
     tiers: number,
-    clock: Clock,
     listeners: ReadonlySet<EngineListener>,
     fallsDue: (at: number) => void,
   ) {
     this.#queueMs = models;
-    this.#clock = clock;
     this.#listeners = listeners;
     this.#fallsDue = fallsDue;
     for (const model of models.keys()) this.#queues.set(model, new ModelQueues(tiers));
@@ -82,10 +78,12 @@ export class Places {
     return fits ? undefined : `the queue is full (limits.maxQueuedBytes ${maxQueuedBytes})`;
   }
 
-  enqueue(record: TaskRecord, place: "back" | "arrival"): void {
+  /** `since`: when it came, for one that goes to the back; one that was here before keeps its age and its place. */
+  enqueue(record: TaskRecord, since?: number): void {
+    const place = since === undefined ? "arrival" : "back";
     record.state = "queued";
     record.retryAt = 0;
-    if (place === "back") record.queuedAt = this.#clock.now();
+    if (since !== undefined) record.queuedAt = since;
     const { model, parameters } = record.task;
     const depth = this.#queues.get(model)!.push(record, place);
     this.#wait(record);
@@ -140,7 +138,9 @@ export class Places {
 
   extend(record: TaskRecord, until: number): void {
     record.leaseUntil = until;
-    this.#setAlarm(record, Math.min(until, record.deadlineAt));
+    const at = Math.min(until, record.deadlineAt);
+    // It rings before that: then it is looked at in vain and snoozed, which is rarer than a lease by far.
+    if (record.dueAt > at || record.place < 0) this.#setAlarm(record, at);
   }
 
   /** Takes a record out of wherever it is; the caller puts it into its next place at once. */
@@ -166,7 +166,7 @@ export class Places {
     const queued = record.list !== undefined;
     if (queued) this.leave(record);
     record.tier = tier;
-    if (queued) this.enqueue(record, "arrival");
+    if (queued) this.enqueue(record);
   }
 
   /** It is final. */

@@ -30,7 +30,7 @@ export class Records {
     this.#byId = new Table(seed, ID_RANDOM_END);
     this.#packed = new Packed(limits.ttlMs, seed, {
       room: () => limits.maxBytes - this.#shelf.bytes,
-      forgotten: (id) => this.#keeper?.forget(id),
+      forgotten: keeper && ((id) => keeper.forget(id)),
       rescue: (record) => this.#rescue(record),
     });
     this.shared = new SharedWork(this.#packed, seed);
@@ -52,7 +52,7 @@ export class Records {
 
   /** One that is packed is read anew each time: changing it changes nothing. */
   get(id: string): TaskRecord | undefined {
-    return this.#byId.get(id) ?? this.#packed.get(id);
+    return this.#open(id) ?? this.#packed.get(id);
   }
 
   /** As `get`, but not past its time to live: a sweep may come later than that. */
@@ -73,7 +73,7 @@ export class Records {
 
   /** One that is on disk already. */
   adopt(record: TaskRecord): void {
-    this.#byId.set(record.task.id, record);
+    this.#keep(record);
     this.shared.started(record);
   }
 
@@ -88,7 +88,7 @@ export class Records {
       this.#shelf.add(record);
       this.#packed.add(record, true);
     } else {
-      this.#byId.delete(record.task.id);
+      this.#byId.delete(record.task.id, this.#packed.ids.of(record.task.id));
       this.#packed.add(record);
     }
     this.#packed.trim();
@@ -98,7 +98,7 @@ export class Records {
   delivered(id: string): void {
     const { evictAfterRead } = this.#limits;
     if (this.#packed.deliver(id, evictAfterRead)) return;
-    const record = this.#byId.get(id);
+    const record = this.#open(id);
     if (record === undefined || !record.final || record.delivered) return;
     const unshared = record.joins === 0 && record.keys.length === 0;
     if (evictAfterRead && unshared) this.forget(record);
@@ -114,13 +114,13 @@ export class Records {
 
   /** Promised to somebody, and older than all that fits in beside it. */
   #rescue(record: TaskRecord): void {
-    this.#byId.set(record.task.id, record);
+    this.#keep(record);
     this.#shelf.add(record);
   }
 
   /** Its dead letter is gone; the record itself may still be polled. */
   letterGone(id: string): void {
-    const record = this.#byId.get(id);
+    const record = this.#open(id);
     if (record === undefined) return this.#keeper?.forget(id);
     record.dead = undefined;
     this.#keeper?.update(record);
@@ -131,9 +131,19 @@ export class Records {
     return Math.min(this.#shelf.sweep(now), this.#packed.sweep(now));
   }
 
+  /** One that is not packed. */
+  #open(id: string): TaskRecord | undefined {
+    return this.#byId.get(id, this.#packed.ids.of(id));
+  }
+
+  #keep(record: TaskRecord): void {
+    const { id } = record.task;
+    this.#byId.set(id, record, this.#packed.ids.of(id));
+  }
+
   #drop(record: TaskRecord): void {
     const { id } = record.task;
-    if (this.#byId.get(id) === record) this.#byId.delete(id);
+    if (this.#open(id) === record) this.#byId.delete(id);
     this.shared.forgotten(record);
     if (record.dead !== undefined) this.#keeper?.keepLetter(record);
     else this.#keeper?.forget(id);

@@ -40,7 +40,10 @@ export class SharedWork {
   /** `record` will answer for whoever comes with the same content or key. */
   started(record: TaskRecord): void {
     const { joinKey } = record.sharing;
-    if (joinKey !== undefined) this.#inFlight.set(joinKey, record, this.#packed.hashes.of(joinKey));
+    if (joinKey !== undefined) {
+      record.joinHash = this.#packed.hashes.of(joinKey);
+      this.#inFlight.set(joinKey, record, record.joinHash);
+    }
     this.bindKey(record, record.sharing);
   }
 
@@ -51,10 +54,10 @@ export class SharedWork {
   }
 
   finished(record: TaskRecord): void {
-    const { joinKey } = record.sharing;
+    const { joinHash, sharing } = record;
+    const { joinKey } = sharing;
     if (joinKey === undefined) return;
-    const hash = this.#packed.hashes.of(joinKey);
-    if (this.#inFlight.get(joinKey, hash) === record) this.#inFlight.delete(joinKey, hash);
+    if (this.#inFlight.get(joinKey, joinHash) === record) this.#inFlight.delete(joinKey, joinHash);
   }
 
   forgotten(record: TaskRecord): void {

@@ -85,6 +85,13 @@ export class Crossing {
     return caller;
   }
 
+  /** Counts a request that goes past the batches; headers for its answer. Throws a Refusal. */
+  async pass(caller: Caller | undefined, model: string): Promise<readonly string[]> {
+    if (caller === undefined) return [];
+    if (this.#admission.draining) throw this.#admission.ending(caller, model);
+    return quotaHeaders(await this.#admission.count(caller, model));
+  }
+
   /** Undefined: the client left, and nobody is there to be answered. Throws a Refusal. */
   async cross(visitor: Visitor, caller: Caller, freight: Freight): Promise<Crossed | undefined> {
     visitor.model = freight.model;
@@ -123,9 +130,10 @@ export class Crossing {
   async #submit(visitor: Visitor, caller: Caller, freight: Freight): Promise<Ticket[]> {
     const { model, inputs, parameters, drawn } = freight;
     const key = visitor.header("idempotency-key");
-    const submit = (input: Json, at: number): Promise<Ticket> => {
+    const authorization = visitor.header("authorization");
+    const submit = async (input: Json, at: number): Promise<Ticket> => {
       const idempotencyKey = key === undefined ? undefined : `${key}#${at}`;
-      const draft = { model, input, parameters, idempotencyKey, drawn };
+      const draft = { model, input, parameters, idempotencyKey, authorization, drawn };
       return this.#intake.submit(draft, caller, visitor.trace, false);
     };
     if (inputs.length === 1) return [await submit(inputs[0]!, 0)];

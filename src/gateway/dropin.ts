@@ -6,7 +6,9 @@
  * stands each model by itself, for protocols whose requests never name one. What cannot share a batch, and with
  * `passthrough` whatever no route knows, goes to a worker as it came (`Proxy`).
  */
+import type { Caller } from "../admission/caller.ts";
 import { Refusal } from "../core/errors.ts";
+import { withModel } from "../protocol/fields.ts";
 import type {
   About,
   AboutRoute,
@@ -24,18 +26,31 @@ export interface DropInModel {
   readonly name: string;
   readonly protocols: readonly Protocol[];
   readonly passthrough: boolean;
+  readonly maxBatchSize: number;
   /** Whether its workers can be asked what no batch is for. */
   readonly reachable: boolean;
   readonly ready: () => boolean;
+  /** What its workers call it, where that is not its name. */
+  readonly workerName?: string | undefined;
+}
+
+/** What is to be passed on. */
+export interface Passage {
+  readonly model: string;
+  /** Behind the worker's base, without the query. */
+  readonly path: string;
+  /** Where it was read already. */
+  readonly body?: Buffer | undefined;
+  /** Left out: nobody had to say who it is. */
+  readonly caller?: Caller | undefined;
+  /** For the answer: name, value, name, value… */
+  readonly headers: readonly string[];
 }
 
 /** The way past the batches. */
 export interface Proxy {
-  /**
-   * Sends the request on to a worker of `model`, and the answer back as it comes. `path` is what stands behind the
-   * worker's base, query included; `body` is given when it was read already. Throws a Refusal.
-   */
-  forward(exchange: Exchange, model: string, path: string, body?: Buffer): Promise<void>;
+  /** Sends the request on to a worker, and the answer back as it comes; resolves when it is over. Throws a Refusal. */
+  forward(exchange: Exchange, passage: Passage): Promise<void>;
 }
 
 export interface DropInParts {
@@ -59,6 +74,8 @@ interface Compiled {
 interface Place {
   readonly pinned: DropInModel | undefined;
   readonly path: string;
+  /** The route's, with `{model}` in it; left out: the path is nobody's. */
+  readonly route?: string;
   readonly names: Readonly<Record<string, string>>;
 }
 
@@ -83,7 +100,7 @@ export class DropIns {
     return Object.fromEntries(
       still.map(({ path }) => [
         path,
-        this.#methods(path, { pinned: undefined, path, names: {} }, this.#routes),
+        this.#methods(path, { pinned: undefined, path, route: path, names: {} }, this.#routes),
       ]),
     );
   }
@@ -110,7 +127,10 @@ export class DropIns {
       const names =
         route.pattern === undefined ? (route.path === path ? {} : undefined) : named(route.pattern, path);
       if (names === undefined) continue;
-      return { path: route.path, methods: this.#methods(route.path, { pinned, path, names }, routes) };
+      return {
+        path: route.path,
+        methods: this.#methods(route.path, { pinned, path, route: route.path, names }, routes),
+      };
     }
     return undefined;
   }
@@ -127,8 +147,9 @@ export class DropIns {
 
   #passed(path: string, model: DropInModel, route: string): Elsewhere {
     const pass = async (exchange: Exchange): Promise<void> => {
-      await this.#parts.crossing.enter(exchange);
-      await this.#pass(exchange, model, path);
+      exchange.errorShape = model.protocols[0]?.client.fail;
+      const caller = await this.#parts.crossing.enter(exchange);
+      await this.#pass(exchange, model, { pinned: model, path, names: {} }, caller);
     };
     return { path: route, methods: Object.fromEntries(ANY_METHOD.map((method) => [method, pass])) };
   }
@@ -138,9 +159,11 @@ export class DropIns {
     const { crossing } = this.#parts;
     const caller = await crossing.enter(exchange);
     const body = await exchange.bytes(route.types);
-    const drafts = route.read({ names: place.names, body, header: (name) => exchange.header(name) });
+    const { names } = place;
+    const alone = meant(place, this.#speakers(protocol))?.maxBatchSize === 1;
+    const drafts = route.read({ names, body, alone, header: (name) => exchange.header(name) });
     const model = place.pinned ?? this.#modelFor(protocol, drafts.model);
-    if ("unbatched" in drafts) return this.#pass(exchange, model, place.path, body);
+    if ("unbatched" in drafts) return this.#pass(exchange, model, place, caller, body, drafts.why);
     const { inputs, parameters, drawn } = drafts;
     const crossed = await crossing.cross(exchange, caller, { model: model.name, inputs, parameters, drawn });
     if (crossed === undefined || exchange.answered) return;
@@ -151,33 +174,36 @@ export class DropIns {
 
   async #tell(exchange: Exchange, protocol: Protocol, route: AboutRoute, place: Place): Promise<void> {
     exchange.errorShape = protocol.client.fail;
-    if (route.open !== true) await this.#parts.crossing.enter(exchange);
+    const caller = route.open === true ? undefined : await this.#parts.crossing.enter(exchange);
     const about = this.#about(route, place);
     const told = route.tell(about);
     if (told === "worker") {
       const model = this.#models.find(({ name }) => name === about.model?.name);
-      if (model?.reachable === true) return this.#pass(exchange, model, place.path);
+      if (model?.reachable === true) return this.#pass(exchange, model, place, caller);
       const known = route.fallback?.(about);
       if (known !== undefined) return send(exchange, known);
     } else if (told !== undefined) return send(exchange, told);
     throw new Refusal("NOT_FOUND", "there is no such model here");
   }
 
-  #about({ path }: AboutRoute, { pinned, names }: Place): About {
+  #speakers(protocol: Protocol): readonly DropInModel[] {
+    return this.#models.filter(({ protocols }) => protocols.includes(protocol));
+  }
+
+  #about({ path }: AboutRoute, place: Place): About {
     const { ready, version } = this.#parts;
+    const { pinned } = place;
     // Several protocols may have the same question.
     const speakers = this.#models.filter(({ protocols }) =>
       protocols.some(({ client }) => client.about.some((route) => route.path === path)),
     );
-    const named = pinned ?? speakers.find(({ name }) => name === names["model"]);
-    const only = names["model"] === undefined && speakers.length === 1 ? speakers[0] : undefined;
-    const model = named ?? only;
+    const model = meant(place, speakers);
     const models = pinned === undefined ? this.#models : [pinned];
     return { models: models.map(known), model: model && known(model), ready: ready(), version };
   }
 
   #modelFor(protocol: Protocol, name: string | undefined): DropInModel {
-    const speakers = this.#models.filter(({ protocols }) => protocols.includes(protocol));
+    const speakers = this.#speakers(protocol);
     const model = name === undefined ? speakers[0] : speakers.find((each) => each.name === name);
     if (model !== undefined && (name !== undefined || speakers.length === 1)) return model;
     const names = speakers.map((each) => each.name).join(", ");
@@ -191,14 +217,44 @@ export class DropIns {
     throw new Refusal("NOT_FOUND", `the model ${quoted} does not exist here; choose one of: ${names}`);
   }
 
-  async #pass(exchange: Exchange, model: DropInModel, path: string, body?: Buffer): Promise<void> {
+  async #pass(
+    exchange: Exchange,
+    model: DropInModel,
+    place: Place,
+    caller: Caller | undefined,
+    body?: Buffer,
+    why = "leave out stream and seed",
+  ): Promise<void> {
     exchange.model = model.name;
     if (!model.reachable) {
-      throw new Refusal("INVALID_REQUEST", "this model answers in batches only; leave out stream and seed");
+      throw new Refusal("INVALID_REQUEST", `this model answers in batches only; ${why}`);
     }
-    const query = exchange.query === "" ? "" : `?${exchange.query}`;
-    await this.#parts.proxy.forward(exchange, model.name, path + query, body);
+    const headers = await this.#parts.crossing.pass(caller, model.name);
+    const { workerName } = model;
+    const passage = { model: model.name, caller, headers };
+    if (workerName === undefined)
+      return this.#parts.proxy.forward(exchange, { ...passage, path: place.path, body });
+    await this.#parts.proxy.forward(exchange, {
+      ...passage,
+      path: renamed(place, workerName),
+      body: body && withModel(body, workerName),
+    });
   }
+}
+
+/** Whom a path means, of those who speak its protocol. */
+function meant({ pinned, names }: Place, speakers: readonly DropInModel[]): DropInModel | undefined {
+  if (pinned !== undefined) return pinned;
+  if (names["model"] !== undefined) return speakers.find(({ name }) => name === names["model"]);
+  return speakers.length === 1 ? speakers[0] : undefined;
+}
+
+/** The path with the model's name at its workers. */
+function renamed({ path, route, names }: Place, model: string): string {
+  if (route === undefined || !route.includes("{model}")) return path;
+  return route.replace(/\{(\w+)\}/g, (_, name: string) =>
+    encodeURIComponent(name === "model" ? model : names[name]!),
+  );
 }
 
 function known({ name, protocols, ready }: DropInModel): Known {

@@ -3,7 +3,8 @@
  *
  * Reading: the body is taken only when it is asked for, never beyond the limit, and must be UTF-8. A
  * body that is announced too large is refused before a byte of it is read. Writing: exactly one answer,
- * with its length; JSON for clients, a file or a stream for the people at the dashboard.
+ * with its length; JSON for clients, a file or a stream for the people at the dashboard. What is passed on goes
+ * both ways as it comes (`inflow`, `relay`).
  */
 import { isUtf8 } from "node:buffer";
 import type { IncomingMessage, ServerResponse } from "node:http";
@@ -11,6 +12,8 @@ import { type ErrorCode, Refusal } from "../core/errors.ts";
 import type { RequestTrace } from "../core/trace.ts";
 import { type AnsweredRequest, CLIENT_LEFT, type TaskEnding } from "../telemetry/events.ts";
 import { newId } from "./ids.ts";
+import { Inflow } from "./inflow.ts";
+import { checkType } from "./media-type.ts";
 import { quotaHeaders } from "./reply.ts";
 
 const JSON_TYPE = "application/json; charset=utf-8";
@@ -25,6 +28,12 @@ export interface ExchangeLimits {
 /** How an error looks to a client: its status and its JSON body. */
 export type ErrorShape = (refusal: Refusal) => { readonly status?: number; readonly body: string | Buffer };
 
+/** Answers a request with what was thrown on its way. */
+export type Failed = (exchange: Exchange, error: unknown) => void;
+
+/** What is done with a body. */
+type Use<Body> = (body: Body) => Promise<void> | void;
+
 /** The way to a client that takes what happens, as it happens. */
 export interface Outflow {
   write(text: string): void;
@@ -35,6 +44,14 @@ export interface Outflow {
   cut(): void;
 }
 
+/** The way to a client for an answer that somebody else makes. */
+export interface Relay {
+  /** False: it does not keep up, and `onDrain` tells when it has. */
+  write(chunk: Buffer): boolean;
+  onDrain(drained: () => void): void;
+  end(): void;
+}
+
 export class Exchange implements AnsweredRequest {
   readonly request: IncomingMessage;
   readonly path: string;
@@ -42,6 +59,7 @@ export class Exchange implements AnsweredRequest {
   readonly startedAt: number;
   readonly #response: ServerResponse;
   readonly #limits: ExchangeLimits;
+  readonly #failed: Failed;
   #gone: (() => void) | undefined;
   /** The client was gone before it was answered. */
   #left = false;
@@ -66,11 +84,18 @@ export class Exchange implements AnsweredRequest {
   /** Left out: Ferry's own. */
   errorShape: ErrorShape | undefined = undefined;
 
-  constructor(request: IncomingMessage, response: ServerResponse, limits: ExchangeLimits, now: number) {
+  constructor(
+    request: IncomingMessage,
+    response: ServerResponse,
+    limits: ExchangeLimits,
+    now: number,
+    failed: Failed,
+  ) {
     this.request = request;
     this.#response = response;
     this.#limits = limits;
     this.startedAt = now;
+    this.#failed = failed;
     const url = originForm(request.url!, request.headers.host);
     const mark = url.indexOf("?");
     this.path = mark < 0 ? url : url.slice(0, mark);
@@ -127,76 +152,92 @@ export class Exchange implements AnsweredRequest {
     this.#gone?.();
   }
 
+  /** Something was thrown that no promise carries to whoever called for the answer. */
+  failed(error: unknown): void {
+    this.#failed(this, error);
+  }
+
   /** It is over, and its fields stay as they are. */
   over(now: number): void {
     this.latencyMs = now - this.startedAt;
     if (this.status === 0) this.status = CLIENT_LEFT;
   }
 
-  /** The body as text. Refuses what is too large, not JSON by its own account, or not UTF-8. */
+  /** The body as text, as `read` takes it. */
   body(): Promise<string> {
-    return this.#take(JSON_ONLY, asText);
+    return new Promise((resolve) => this.read(resolve));
   }
 
-  /** The body as it came. Refuses what is too large, or of none of these media types by its own account. */
+  /** The body as it came, if it is of one of these media types by its own account; otherwise as `read` takes it. */
   bytes(types: readonly string[] = JSON_ONLY): Promise<Buffer> {
-    return this.#take(types, asItCame);
+    return new Promise((resolve) => this.#take(types, asItCame, resolve));
   }
 
-  #take<Body>(types: readonly string[], read: (body: Buffer) => Body): Promise<Body> {
-    this.#checkType(types);
-    const { maxBodyBytes } = this.#limits;
-    if (Number(this.header("content-length") ?? 0) > maxBodyBytes) throw this.#tooLarge();
+  /**
+   * Calls `use` with the body as text, when its last byte is here: a call, because a promise for it is made and
+   * waited for with every request. Refuses what is too large, not JSON by its own account, or not UTF-8; a
+   * refusal, and whatever `use` throws, is this request's answer. Never calls when the client leaves in the middle:
+   * then nobody is left to be answered.
+   */
+  read(use: (text: string) => Promise<void> | void): void {
+    this.#take(JSON_ONLY, asText, use);
+  }
+
+  #take<Body>(types: readonly string[], read: (body: Buffer) => Body, use: Use<Body>): void {
+    checkType(this, types);
+    this.checkLength();
     // Only now: whoever asks first is refused before it sends the body.
     if (this.mayContinue) this.#response.writeContinue();
-    return this.#read(maxBodyBytes, read);
+    this.#read(this.#limits.maxBodyBytes, read, use);
   }
 
-  #checkType(types: readonly string[]): void {
-    const type = this.header("content-type");
-    if (type === "application/json" && this.header("content-encoding") === undefined) return;
-    if (type === undefined || !types.includes(type.split(";")[0]!.trim().toLowerCase())) {
-      const others = types.length > 1 ? ` or ${types.slice(1).join(" or ")}` : "";
-      throw new Refusal(
-        "UNSUPPORTED_MEDIA_TYPE",
-        `send Content-Type: application/json${others} (curl: --json)`,
-      );
-    }
-    const charset = /charset="?([^";\s]+)/i.exec(type)?.[1];
-    if (charset !== undefined && charset.toLowerCase() !== "utf-8") {
-      throw new Refusal("UNSUPPORTED_MEDIA_TYPE", `send the body as UTF-8, not ${charset.slice(0, 32)}`);
-    }
-    const encoding = this.header("content-encoding");
-    if (encoding !== undefined && encoding.toLowerCase() !== "identity") {
-      throw new Refusal(
-        "UNSUPPORTED_MEDIA_TYPE",
-        `send the body without Content-Encoding: ${encoding.slice(0, 32)}`,
-      );
-    }
+  /** Whether there is a body, be it of unknown length. */
+  get hasBody(): boolean {
+    const { request } = this;
+    if (request.httpVersionMajor > 1)
+      return !(request as unknown as { stream: { endAfterHeaders: boolean } }).stream.endAfterHeaders;
+    return (
+      request.headers["transfer-encoding"] !== undefined || Number(this.header("content-length") ?? 0) > 0
+    );
   }
 
-  /** Never settles when the client leaves in the middle: then nobody is left to be answered. */
-  #read<Body>(maxBodyBytes: number, read: (body: Buffer) => Body): Promise<Body> {
-    return new Promise((resolve, reject) => {
-      const { request } = this;
-      const chunks: Buffer[] = [];
-      let bytes = 0;
-      request.on("data", (chunk: Buffer) => {
-        bytes += chunk.length;
-        if (bytes <= maxBodyBytes) return void chunks.push(chunk);
-        request.removeAllListeners("data");
-        reject(this.#tooLarge());
-      });
-      request.once("end", () => {
-        // Of HTTP/2, where a stream that is broken off ends like any other.
-        if (request.aborted) return;
-        const body = chunks.length === 1 ? chunks[0]! : Buffer.concat(chunks);
-        try {
-          resolve(read(body));
-        } catch (error) {
-          reject(error);
-        }
-      });
+  /** Refuses a body that is announced too large. */
+  checkLength(): void {
+    if (Number(this.header("content-length") ?? 0) > this.#limits.maxBodyBytes) throw this.#tooLarge();
+  }
+
+  /** The body on its way to somebody else, of whichever type. */
+  inflow(): Inflow {
+    const { maxBodyBytes: maxBytes } = this.#limits;
+    const begin = (): void => {
+      if (this.mayContinue) this.#response.writeContinue();
+      this.mayContinue = false;
+    };
+    return new Inflow(this.request, { maxBytes, begin, tooLarge: () => this.#tooLarge() });
+  }
+
+  #read<Body>(maxBodyBytes: number, read: (body: Buffer) => Body, use: Use<Body>): void {
+    const { request } = this;
+    const chunks: Buffer[] = [];
+    let bytes = 0;
+    request.on("data", (chunk: Buffer) => {
+      bytes += chunk.length;
+      if (bytes <= maxBodyBytes) return void chunks.push(chunk);
+      request.removeAllListeners("data");
+      this.failed(this.#tooLarge());
+    });
+    request.on("end", () => {
+      // `aborted`: of HTTP/2, where a stream that is broken off ends like any other.
+      if (request.aborted || bytes > maxBodyBytes) return;
+      try {
+        const body = read(chunks.length === 1 ? chunks[0]! : Buffer.concat(chunks));
+        // The request lives until it is answered, and this function with it; its bytes need not.
+        chunks.length = 0;
+        const done = use(body);
+        if (done !== undefined) done.catch((error: unknown) => this.failed(error));
+      } catch (error) {
+        this.failed(error);
+      }
     });
   }
 
@@ -225,6 +266,8 @@ export class Exchange implements AnsweredRequest {
   fail(refusal: Refusal, id?: string, headers: readonly string[] = []): void {
     const { code, message, retryAfterMs, status, quota } = refusal;
     this.code = code;
+    // The answer has begun: all that is left to say is that it is not whole.
+    if (this.#response.headersSent) return this.cut();
     const seconds = refusal.retryAfterSeconds ?? Math.ceil((retryAfterMs ?? 0) / 1000);
     const requestId = id ?? newId(this.startedAt);
     if (this.id === "") this.id = requestId;
@@ -272,6 +315,27 @@ export class Exchange implements AnsweredRequest {
       end: () => void response.end(),
       cut: () => void response.destroy(),
     };
+  }
+
+  /** Answers with what somebody else says, as it comes. `headers` hold nothing about the connection. */
+  relay(status: number, headers: readonly string[]): Relay {
+    const response = this.#response;
+    this.status = status;
+    response.writeHead(status, this.#ends() ? [...headers, "connection", "close"] : [...headers]);
+    response.flushHeaders();
+    return {
+      write: (chunk) => response.write(chunk),
+      onDrain: (drained) => void response.on("drain", drained),
+      end: () => void response.end(),
+    };
+  }
+
+  /** Ends an answer in its middle, so that nobody takes it for a whole one. */
+  cut(): void {
+    const response = this.#response;
+    // Without an error a stream of HTTP/2 would end as if that were all.
+    if (this.request.httpVersionMajor > 1) response.destroy(new Error("the answer was broken off"));
+    else response.destroy();
   }
 
   sendNothing(status: number, headers: readonly string[] = []): void {

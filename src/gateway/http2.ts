@@ -17,7 +17,7 @@ import {
   type ServerHttp2Stream,
 } from "node:http2";
 import type { IncomingMessage, ServerResponse } from "node:http";
-import type { TLSSocket } from "node:tls";
+import type { Duplex } from "node:stream";
 import type { Alarm, Clock } from "../clock.ts";
 import { Refusal } from "../core/errors.ts";
 import type { Exchange } from "./exchange.ts";
@@ -33,7 +33,7 @@ export interface Http2Limits {
 }
 
 /** What the listener does with a request; the objects are HTTP/2's, under HTTP/1.1's names. */
-export type Taker = (request: IncomingMessage, response: ServerResponse) => Exchange;
+export type Taker = (request: IncomingMessage, response: ServerResponse) => Pick<Exchange, "fail">;
 export type Http2Takers = {
   readonly [name in "request" | "mayContinue" | "expectsTooMuch" | "wantsTunnel"]: Taker;
 };
@@ -93,8 +93,8 @@ export class Http2Door {
     }
   }
 
-  /** A connection whose client chose HTTP/2. */
-  enter(socket: TLSSocket): void {
+  /** A connection whose client chose HTTP/2, or has no other choice. */
+  enter(socket: Duplex): void {
     this.#server.emit("connection", socket);
   }
 
@@ -153,10 +153,13 @@ export class Http2Door {
     );
     request.once("end", () => late.cancel());
     response.once("close", () => late.cancel());
-    // Answered before the body was read: the client may stop sending.
-    stream.once("finish", () => {
-      if (!request.complete) stream.close(constants.NGHTTP2_NO_ERROR);
-    });
+    // Answered before the body was read: the client may stop sending. Not before the answer is on its way, which
+    // leaves with the end of this turn: the word to stop would overtake it.
+    stream.once("finish", () =>
+      setImmediate(() => {
+        if (!request.complete && !stream.destroyed) stream.close(constants.NGHTTP2_NO_ERROR);
+      }),
+    );
   }
 }
 

@@ -6,9 +6,9 @@
  * known already.
  */
 import { hash } from "node:crypto";
-import type { Admission } from "../admission/admit.ts";
+import type { Admission, Reception } from "../admission/admit.ts";
 import type { Caller } from "../admission/caller.ts";
-import type { Gate } from "../admission/gate.ts";
+import type { Gate, GateRefusal } from "../admission/gate.ts";
 import type { Clock } from "../clock.ts";
 import { type Quota, Refusal } from "../core/errors.ts";
 import { homeOf } from "../core/home.ts";
@@ -16,7 +16,8 @@ import { canonical } from "../core/json.ts";
 import type { Screen } from "../core/screen.ts";
 import type { Json } from "../core/task.ts";
 import { type RequestTrace, traceparent } from "../core/trace.ts";
-import type { Engine, RecordView, Sharing } from "../engine/engine.ts";
+import type { Engine, PutReply, RecordView, Sharing } from "../engine/engine.ts";
+import { checkUncredited, credited } from "../protocol/credential.ts";
 import type { Router, Waiter } from "../result/router.ts";
 import type { AnsweredRequest } from "../telemetry/events.ts";
 import { newId } from "./ids.ts";
@@ -29,6 +30,8 @@ export interface Draft {
   /** Canonical; "" when there are none. */
   readonly parameters: Json;
   readonly idempotencyKey: string | undefined;
+  /** The client's own, for models that send it on. */
+  readonly authorization?: string | undefined;
   /** Its outcome is drawn by lot: it is nobody else's, neither now nor later. */
   readonly drawn?: boolean | undefined;
 }
@@ -43,6 +46,8 @@ export interface ModelDoor {
   readonly looksForFree: boolean;
   /** Left out: every input is let in. */
   readonly screen?: Screen | undefined;
+  /** Keeps clients' credentials for its workers, each under a name; left out: they get none. */
+  readonly vault?: { keep(header: string): string | undefined } | undefined;
 }
 
 export interface Ticket {
@@ -89,12 +94,26 @@ export class Intake {
     throw new Refusal("INVALID_REQUEST", `${what}; choose one of: ${names}`);
   }
 
-  /** `counts`: whether it is the one task of its request that the rates count. */
-  async submit(draft: Draft, caller: Caller, trace?: RequestTrace, counts = true): Promise<Ticket> {
-    const model = this.model(draft.model);
+  /**
+   * Answers without a promise where neither a rate nor the engine has to be waited for. `counts`: whether it is the
+   * one task of its request that the rates count.
+   */
+  submit(asked: Draft, caller: Caller, trace?: RequestTrace, counts = true): Ticket | Promise<Ticket> {
+    const model = this.model(asked.model);
     const received = this.#admission.receive(caller, model.gate, counts);
-    const { quota, refusal } = received instanceof Promise ? await received : received;
+    if (!(received instanceof Promise)) return this.#put(asked, caller, model, received, trace);
+    return received.then((reception) => this.#put(asked, caller, model, reception, trace));
+  }
+
+  #put(
+    asked: Draft,
+    caller: Caller,
+    model: ModelDoor,
+    { quota, refusal }: Reception,
+    trace: RequestTrace | undefined,
+  ): Ticket | Promise<Ticket> {
     const now = this.#clock.now();
+    const draft = model.vault === undefined ? asked : withCredential(asked, model.vault);
     const { content, sharing, home } = share(draft, model, caller);
     const mayShare =
       sharing.idempotency !== undefined || (model.looksForFree && sharing !== NOTHING_SHARED.sharing);
@@ -102,10 +121,12 @@ export class Intake {
     if (model.screen !== undefined) screened(draft, model.screen);
     const id = newId(now, home);
     const { input, parameters } = draft;
+    const { tenant, tier } = caller;
     const deadlineAt = now + model.totalMs;
     const task = {
       id,
-      ...caller,
+      tenant,
+      tier,
       model: model.name,
       input,
       parameters,
@@ -125,15 +146,27 @@ export class Intake {
       work: "own",
       waiter,
     };
-    const putting = this.#engine.put(task, refusal === undefined ? sharing : { ...sharing, only: true });
-    const put = putting instanceof Promise ? await putting : putting;
+    const put = this.#engine.put(task, refusal === undefined ? sharing : { ...sharing, only: true });
+    if (!(put instanceof Promise)) return this.#placed(ticket, put, model, refusal, now);
+    return put.then((reply) => this.#placed(ticket, reply, model, refusal, now));
+  }
+
+  /** What the engine did with it. */
+  #placed(
+    ticket: Ticket,
+    put: PutReply,
+    model: ModelDoor,
+    refusal: GateRefusal | undefined,
+    now: number,
+  ): Ticket | Promise<Ticket> {
+    const { caller, waiter } = ticket;
     if (put.kind === "queued") {
       model.gate.queued(caller, now);
       return ticket;
     }
     if (put.kind === "joined") {
-      await this.#router.follow(waiter, put.id);
-      return { ...ticket, id: put.id, work: "joined" };
+      const joined: Ticket = { ...ticket, id: put.id, work: "joined" };
+      return this.#router.follow(waiter, put.id).then(() => joined);
     }
     this.#router.release(waiter);
     if (put.kind === "done") {
@@ -149,6 +182,18 @@ export class Intake {
       "this Idempotency-Key was used with another body; use a new key",
     );
   }
+}
+
+/** Its name goes where it keeps apart what may not share a batch, an outcome or a key. */
+function withCredential(draft: Draft, vault: NonNullable<ModelDoor["vault"]>): Draft {
+  const { authorization, parameters } = draft;
+  checkUncredited(parameters);
+  if (authorization === undefined) return draft;
+  const name = vault.keep(authorization);
+  if (name !== undefined) return { ...draft, parameters: credited(parameters, name) };
+  throw new Refusal("SERVICE_OVERLOADED", "too many different credentials are in use; try again in 1 s", {
+    retryAfterMs: 1000,
+  });
 }
 
 /** After admission: whoever tries out what is let through pays with the own quota. */

@@ -11,7 +11,7 @@ import type { Clock } from "../clock.ts";
 import { Refusal } from "../core/errors.ts";
 import { canonical, scan } from "../core/json.ts";
 import type { Engine, RecordView } from "../engine/engine.ts";
-import type { Router } from "../result/router.ts";
+import type { Router, Woken } from "../result/router.ts";
 import type { Exchange } from "./exchange.ts";
 import { looksLikeId } from "./ids.ts";
 import type { Draft, Intake, Ticket } from "./intake.ts";
@@ -80,13 +80,44 @@ export class NativeProtocol {
     return caller;
   }
 
-  async #infer(exchange: Exchange): Promise<void> {
+  /**
+   * The one path that everybody takes: each step calls the next, and a promise is made only where a step has to
+   * wait for something else than the body and the outcome.
+   */
+  #infer(exchange: Exchange): Promise<void> | void {
     const entering = this.#enter(exchange);
-    const caller = entering instanceof Promise ? await entering : entering;
-    const draft = parseBody(await exchange.body(), idempotencyKey(exchange));
-    const ticket = this.#noted(exchange, await this.#submit(exchange, draft, caller));
+    if (entering instanceof Promise) return entering.then((caller) => this.#inferFor(exchange, caller));
+    this.#inferFor(exchange, entering);
+  }
+
+  #inferFor(exchange: Exchange, caller: Caller): void {
+    exchange.read((text) => {
+      const draft = parseBody(text, idempotencyKey(exchange));
+      const ticket = this.#submit(exchange, draft, caller);
+      if (ticket instanceof Promise) return ticket.then((known) => this.#await(exchange, known));
+      this.#await(exchange, ticket);
+    });
+  }
+
+  #await(exchange: Exchange, ticket: Ticket): void {
+    this.#noted(exchange, ticket);
     const waitMs = preferredWaitMs(exchange.header("prefer"), this.#options.defaultMode);
-    const record = ticket.record ?? (await this.#wait(exchange, ticket, waitMs));
+    if (ticket.record !== undefined) return this.#conclude(exchange, ticket, waitMs, ticket.record);
+    this.#wait(exchange, ticket, waitMs, (record) => {
+      try {
+        this.#conclude(exchange, ticket, waitMs, record);
+      } catch (error) {
+        exchange.failed(error);
+      }
+    });
+  }
+
+  #conclude(
+    exchange: Exchange,
+    ticket: Ticket,
+    waitMs: number | undefined,
+    record: RecordView | undefined,
+  ): void {
     if (exchange.answered) return;
     if (record === undefined || waitMs === 0) this.#answerUndone(exchange, ticket, waitMs);
     else this.#answer(exchange, ticket, record);
@@ -97,7 +128,9 @@ export class NativeProtocol {
     const draft = parseBody(await exchange.body(), idempotencyKey(exchange), new Set(["input"]));
     if (!draft.input.startsWith('"')) throw new Refusal("INVALID_REQUEST", `"input" must be a string`);
     const ticket = this.#noted(exchange, await this.#submit(exchange, draft, caller));
-    const record = ticket.record ?? (await this.#wait(exchange, ticket, undefined));
+    const record =
+      ticket.record ??
+      (await new Promise<RecordView | undefined>((woken) => this.#wait(exchange, ticket, undefined, woken)));
     if (exchange.answered) return;
     const quota = quotaHeaders(ticket.quota);
     exchange.ending = record;
@@ -112,9 +145,12 @@ export class NativeProtocol {
     this.#engine.delivered(ticket.id);
   }
 
-  #submit(exchange: Exchange, draft: Draft, caller: Caller): Promise<Ticket> {
-    exchange.model = this.#intake.model(draft.model).name;
-    return this.#intake.submit(draft, caller, exchange.trace);
+  #submit(exchange: Exchange, draft: Draft, caller: Caller): Ticket | Promise<Ticket> {
+    const { name, vault } = this.#intake.model(draft.model);
+    exchange.model = name;
+    const authorization = vault && exchange.header("authorization");
+    const whole = authorization === undefined ? draft : { ...draft, authorization };
+    return this.#intake.submit(whole, caller, exchange.trace);
   }
 
   #noted(exchange: Exchange, ticket: Ticket): Ticket {
@@ -123,16 +159,12 @@ export class NativeProtocol {
     return ticket;
   }
 
-  /** Until the outcome is there, the caller's patience ends, or the caller is gone. */
-  #wait(
-    exchange: Exchange,
-    ticket: Ticket,
-    waitMs: number | undefined,
-  ): Promise<RecordView | undefined> | undefined {
+  /** Calls when the outcome is there, the caller's patience ends, or the caller is gone. */
+  #wait(exchange: Exchange, ticket: Ticket, waitMs: number | undefined, woken: Woken): void {
     const { waiter, id, caller } = ticket;
     if (waitMs === 0) {
       this.#router.release(waiter);
-      return undefined;
+      return woken(undefined);
     }
     exchange.onGone(() => {
       waiter.wake(undefined);
@@ -141,7 +173,7 @@ export class NativeProtocol {
       if (!this.#router.polled(id)) void this.#engine.cancel(id, caller.tenant, true);
     });
     const patience = waitMs === undefined ? Infinity : exchange.startedAt + waitMs;
-    return this.#router.wait(waiter, Math.min(ticket.deadlineAt, patience));
+    this.#router.call(waiter, Math.min(ticket.deadlineAt, patience), woken);
   }
 
   #answer(exchange: Exchange, ticket: Ticket, record: RecordView): void {
@@ -264,13 +296,10 @@ export function parseBody(
   const input = field("input");
   if (input === undefined) throw new Refusal("INVALID_REQUEST", `"input" is missing`);
   name("client_id", field("client_id"));
-  const parameters = field("parameters") ?? "{}";
-  if (!parameters.startsWith("{")) throw new Refusal("INVALID_REQUEST", `"parameters" must be an object`);
-  const canonicalParameters = canonical(parameters);
   return {
     model: name("model", field("model")),
     input,
-    parameters: canonicalParameters === "{}" ? "" : canonicalParameters,
+    parameters: parametersOf(field("parameters")),
     idempotencyKey: key,
   };
 }
@@ -287,6 +316,14 @@ function readObject(text: string): NonNullable<ReturnType<typeof scan>["fields"]
   if (problem !== undefined) throw new Refusal("INVALID_REQUEST", problem);
   if (fields === undefined) throw new Refusal("INVALID_REQUEST", `send an object: {"input": …}`);
   return fields;
+}
+
+/** Canonical; "" where there are none. */
+function parametersOf(json: string | undefined): string {
+  if (json === undefined) return "";
+  if (!json.startsWith("{")) throw new Refusal("INVALID_REQUEST", `"parameters" must be an object`);
+  const parameters = canonical(json);
+  return parameters === "{}" ? "" : parameters;
 }
 
 /** A short string without control characters. */

@@ -31,7 +31,8 @@ export function successBody(head: string, record: RecordView, rendering: Renderi
   const text =
     `${head}"output":${output},"metadata":{"model":${quoted(task.model)},"latency_ms":${tenths(latencyMs)},` +
     `"queue_ms":${tenths(queueMs(record))},"batch_size":${batch?.size ?? 0},"cached":${cached}${why}}}`;
-  return { text, bytes: text.length - output.length + Buffer.byteLength(output) };
+  const outputBytes = record.outputBytes ?? Buffer.byteLength(output);
+  return { text, bytes: text.length - output.length + outputBytes };
 }
 
 /** How this caller came to the batch, and why that left when it did. */

@@ -19,7 +19,7 @@ import type { Clock } from "../clock.ts";
 import { errors, type ErrorCode, Refusal } from "../core/errors.ts";
 import type { Sampler } from "../core/trace.ts";
 import type { Events } from "../telemetry/events.ts";
-import { Exchange, type ExchangeLimits } from "./exchange.ts";
+import { Exchange, type ExchangeLimits, type Failed } from "./exchange.ts";
 import { repeatedHeader } from "./headers.ts";
 import { Http2Door, streamFlaw } from "./http2.ts";
 import { newId } from "./ids.ts";
@@ -79,6 +79,7 @@ export class Listener {
   readonly #patterns: readonly Pattern[];
   readonly #limits: ListenerLimits;
   readonly #exchangeLimits: ExchangeLimits;
+  readonly #fail: Failed = (exchange, error) => this.#failed(exchange, error);
   readonly #clock: Clock;
   readonly #events: Events;
   readonly #sampler: Sampler | undefined;
@@ -219,7 +220,7 @@ export class Listener {
   }
 
   #refuse(request: IncomingMessage, response: ServerResponse, refusal: Refusal): Exchange {
-    const exchange = new Exchange(request, response, this.#exchangeLimits, this.#clock.now());
+    const exchange = this.#exchange(request, response);
     exchange.last = true;
     this.#open++;
     response.once("close", () => this.#closed(exchange));
@@ -227,8 +228,12 @@ export class Listener {
     return exchange;
   }
 
+  #exchange(request: IncomingMessage, response: ServerResponse): Exchange {
+    return new Exchange(request, response, this.#exchangeLimits, this.#clock.now(), this.#fail);
+  }
+
   #request(request: IncomingMessage, response: ServerResponse, mayContinue = false): Exchange {
-    const exchange = new Exchange(request, response, this.#exchangeLimits, this.#clock.now());
+    const exchange = this.#exchange(request, response);
     exchange.mayContinue = mayContinue;
     exchange.last = this.#draining;
     if (this.#sampler !== undefined) {
@@ -241,7 +246,8 @@ export class Listener {
       exchange.after(connection[LATEST]);
       connection[LATEST] = exchange;
     }
-    response.once("close", () => {
+    // Comes once, so `on` will do: `once` would wrap it anew for every request.
+    response.on("close", () => {
       // A connection that waits for its next request holds nothing of the last one.
       if (connection?.[LATEST] === exchange) connection[LATEST] = undefined;
       this.#closed(exchange);

@@ -50,6 +50,15 @@ export function stringField(fields: Fields, name: string): string | undefined {
   return JSON.parse(text) as string;
 }
 
+/** The body with another name in its field `model`; as it is where it has no such field, or is no JSON. */
+export function withModel(body: Buffer, model: string): Buffer {
+  if (!isUtf8(body)) return body;
+  const text = body.toString("utf8");
+  const [start, end] = scan(text).fields?.get("model") ?? [];
+  if (start === undefined) return body;
+  return Buffer.from(text.slice(0, start) + JSON.stringify(model) + text.slice(end));
+}
+
 /** True or false, or undefined where the field is left out or null; throws a Refusal for anything else. */
 export function booleanField(fields: Fields, name: string): boolean | undefined {
   const text = fields.get(name);

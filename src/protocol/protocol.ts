@@ -37,6 +37,8 @@ export interface Asked {
   readonly names: Readonly<Record<string, string>>;
   /** No longer than `limits.maxBodyBytes`. */
   readonly body: Buffer;
+  /** Of the model that the path names: it takes one task at a time (`maxBatchSize: 1`). */
+  readonly alone?: boolean;
   /** By its name in lower case. */
   header(name: string): string | undefined;
 }
@@ -66,6 +68,8 @@ export interface Rendered {
 export interface Unbatched {
   readonly unbatched: true;
   readonly model?: string | undefined;
+  /** Why, and what to do about it, for those whose model has no worker to send it to. */
+  readonly why?: string;
 }
 
 export interface Answer {
@@ -98,7 +102,7 @@ export interface About {
 export interface InferRoute {
   /** `{model}` and `{version}` stand for one segment each, or the part of it before a colon. */
   readonly path: string;
-  /** The media types it takes; left out: JSON. */
+  /** The media types it takes, "" where a client need not say one; left out: JSON. */
   readonly types?: readonly string[];
   /** Throws a Refusal. */
   read(asked: Asked): Drafts | Unbatched;
@@ -130,6 +134,8 @@ export interface Call {
   readonly type?: string;
   readonly headers?: Readonly<Record<string, string>>;
   readonly body: string | Buffer;
+  /** These inputs cannot be sent, and why, in words for their client; the rest then means nothing. */
+  readonly flaw?: string;
 }
 
 export interface Replied {
@@ -156,7 +162,9 @@ export interface WorkerSide {
   readonly readsBytes?: boolean;
   /** The path of a worker's URL without this protocol's own part. */
   basePath(path: string): string;
-  /** `model` is its name at the worker. */
+  /** The name of the model that the path of a worker's URL says; left out, or undefined: none. */
+  modelOf?(path: string): string | undefined;
+  /** `model` is its name at the worker. Inputs and parameters may be anything that Ferry's own API takes. */
   call(inputs: readonly Json[], parameters: Json, model: string): Call;
   outputs(reply: Replied, inputs: readonly Json[], parameters: Json): Outputs;
 }

@@ -1,6 +1,8 @@
 /** The one list of drop-in protocols. */
 import { cohere } from "./cohere.ts";
 import { ollama } from "./ollama.ts";
+import { kserveV1 } from "./kserve-v1.ts";
+import { oipV2 } from "./oip-v2.ts";
 import { openaiCompletions } from "./openai-completions.ts";
 import { openaiEmbeddings } from "./openai-embeddings.ts";
 import type { Protocol, ProtocolName } from "./protocol.ts";
@@ -13,4 +15,6 @@ export const protocols: Readonly<Partial<Record<ProtocolName, Protocol>>> = {
   tei,
   ollama,
   cohere,
+  "kserve-v1": kserveV1,
+  "oip-v2": oipV2,
 };

@@ -6,11 +6,14 @@
  * for that id, once. How long a caller waits is its own affair: at `until` it wakes empty-handed.
  */
 import type { Alarm, Clock } from "../clock.ts";
-import { type Due, Heap } from "../core/heap.ts";
-import { Table } from "../core/table.ts";
+import { DueLine, type InLine } from "../core/due-line.ts";
+import { Hashes, Table } from "../core/table.ts";
 import type { Engine, RecordView } from "../engine/engine.ts";
 
-export class Waiter implements Due {
+/** Takes the finished record, or undefined when the time was up. */
+export type Woken = (record: RecordView | undefined) => void;
+
+export class Waiter implements InLine<Waiter> {
   /** The task it waits for; changes when the task joins another. */
   id: string;
   /** It only looks: the task is not its own request. */
@@ -19,9 +22,11 @@ export class Waiter implements Due {
   next: Waiter | undefined;
   dueAt = Infinity;
   place = -1;
+  sooner: Waiter | undefined;
+  later: Waiter | undefined;
   #woken = false;
   #record: RecordView | undefined;
-  #wake: (() => void) | undefined;
+  #call: Woken | undefined;
 
   constructor(id: string, polls: boolean) {
     this.id = id;
@@ -32,19 +37,26 @@ export class Waiter implements Due {
     return this.#woken;
   }
 
-  wake(record: RecordView | undefined): void {
-    if (this.#woken) return;
+  /** Its wait is over; it is told so by `tell`. False: that was known already. */
+  settle(record: RecordView | undefined): boolean {
+    if (this.#woken) return false;
     this.#woken = true;
     this.#record = record;
-    this.#wake?.();
+    return true;
   }
 
-  /** The finished record, or undefined when the time was up. */
-  settled(): Promise<RecordView | undefined> {
-    if (this.#woken) return Promise.resolve(this.#record);
-    return new Promise((resolve) => {
-      this.#wake = () => resolve(this.#record);
-    });
+  tell(): void {
+    this.#call?.(this.#record);
+  }
+
+  wake(record: RecordView | undefined): void {
+    if (this.settle(record)) this.tell();
+  }
+
+  /** Calls `woken` when the wait is over: at once, if it is. */
+  onWoken(woken: Woken): void {
+    this.#call = woken;
+    if (this.#woken) this.tell();
   }
 }
 
@@ -54,13 +66,17 @@ export class Router {
   readonly #unwatch: () => void;
   /** The first of those who wait for each task. Bounded by the connections that the server holds. */
   readonly #waiting: Table<Waiter>;
-  readonly #timeouts = new Heap<Waiter>();
+  readonly #hashes: Hashes;
+  readonly #timeouts = new DueLine<Waiter>();
+  /** Their wait is over, and they are told so in a moment. */
+  #woken: Waiter[] = [];
   #alarm: Alarm | undefined;
   #alarmAt = Infinity;
 
   /** `seed`: of the table of ids, some of which strangers choose. */
   constructor(engine: Engine, clock: Clock, seed = 0) {
     this.#waiting = new Table(seed);
+    this.#hashes = new Hashes(seed);
     this.#clock = clock;
     this.#engine = engine;
     this.#unwatch = engine.watch({ settled: (record) => this.#settled(record) });
@@ -88,8 +104,13 @@ export class Router {
 
   /** The finished record, or undefined at `until`. */
   wait(waiter: Waiter, until: number): Promise<RecordView | undefined> {
+    return new Promise((resolve) => this.call(waiter, until, resolve));
+  }
+
+  /** As `wait`, without a promise for every request. `woken` must not throw: others are told after it. */
+  call(waiter: Waiter, until: number, woken: Woken): void {
     if (!waiter.woken) this.#limit(waiter, until);
-    return waiter.settled();
+    waiter.onWoken(woken);
   }
 
   /** Somebody looks at this task who has not asked for it with a request of its own. */
@@ -128,23 +149,36 @@ export class Router {
   }
 
   #add(waiter: Waiter): void {
-    waiter.next = this.#waiting.get(waiter.id);
-    this.#waiting.set(waiter.id, waiter);
+    const hash = this.#hashes.of(waiter.id);
+    waiter.next = this.#waiting.get(waiter.id, hash);
+    this.#waiting.set(waiter.id, waiter, hash);
   }
 
   #settled(record: RecordView): void {
-    const first = this.#waiting.get(record.task.id);
+    const { id } = record.task;
+    const hash = this.#hashes.of(id);
+    const first = this.#waiting.get(id, hash);
     if (first === undefined) return;
-    this.#waiting.delete(record.task.id);
+    this.#waiting.delete(id, hash);
     this.#wakeAll(first, record);
   }
 
   #wakeAll(first: Waiter, record: RecordView | undefined): void {
     for (let each: Waiter | undefined = first; each !== undefined; each = each.next) {
       this.#timeouts.remove(each);
-      each.wake(record);
+      if (each.settle(record) && this.#woken.push(each) === 1) void Promise.resolve().then(this.#tellAll);
     }
   }
+
+  /**
+   * A whole batch in one go, and only when the engine has settled all of it: what answers do takes longer than
+   * settling, and must not happen in the middle of it.
+   */
+  readonly #tellAll = (): void => {
+    const woken = this.#woken;
+    this.#woken = [];
+    for (const waiter of woken) waiter.tell();
+  };
 
   #limit(waiter: Waiter, until: number): void {
     this.#timeouts.set(waiter, until);

@@ -39,8 +39,8 @@ export function batchOf(inputs: readonly string[], parameters = ""): Batch {
 export function outputsOf(batch: Batch, reply: Reply): string[] {
   assert.equal(reply.kind, "answered", `message: ${"message" in reply ? reply.message : ""}`);
   assert(reply.kind === "answered");
-  assert.equal(reply.outputs.size, batch.tasks.length);
-  return batch.tasks.map((task) => reply.outputs.get(task.id)!);
+  assert.equal(reply.outputs.length, batch.tasks.length);
+  return [...reply.outputs];
 }
 
 export function assertOneLine(message: string): void {

@@ -1,5 +1,5 @@
 /** One request and its answer, as the native protocol sees an `Exchange`, without HTTP around it. */
-import type { Refusal } from "../../src/core/errors.ts";
+import { Refusal } from "../../src/core/errors.ts";
 import type { Host } from "./host.ts";
 
 export interface Answer {
@@ -14,6 +14,7 @@ export class Talk {
   readonly #headers: Readonly<Record<string, string>>;
   readonly #text: string;
   readonly #answer: (answer: Answer) => void;
+  readonly #end = Promise.withResolvers<void>();
   #gone: (() => void) | undefined;
   answered = false;
   // What the protocol notes of a request; nobody looks here.
@@ -46,6 +47,23 @@ export class Talk {
     return Promise.resolve(this.#text);
   }
 
+  read(use: (text: string) => Promise<void> | void): void {
+    this.body()
+      .then(use)
+      .catch((error: unknown) => this.failed(error));
+  }
+
+  /** As the listener does: a refusal is answered, and anything else is a bug, which ends the run. */
+  failed(error: unknown): void {
+    if (error instanceof Refusal) this.fail(error);
+    else this.#end.reject(error);
+  }
+
+  /** Resolves when it is answered or its caller has left; rejects with a bug. */
+  get over(): Promise<void> {
+    return this.#end.promise;
+  }
+
   onGone(gone: () => void): void {
     this.#gone = gone;
   }
@@ -54,12 +72,14 @@ export class Talk {
   leave(): void {
     if (this.answered) return;
     this.answered = true;
+    this.#end.resolve();
     this.#gone?.();
   }
 
   send(status: number, body: string): void {
     if (this.answered) return;
     this.answered = true;
+    this.#end.resolve();
     this.#answer({ status, body });
   }
 

@@ -118,6 +118,7 @@ export class Process {
     const routes = this.#routes as unknown as Record<string, Record<string, Route>>;
     try {
       await routes[route]![method]!(talk as unknown as Exchange, id);
+      await talk.over;
     } catch (error) {
       if (error instanceof Refusal) talk.fail(error);
       else throw error;

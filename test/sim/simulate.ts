@@ -7,12 +7,14 @@
 import { availableParallelism } from "node:os";
 import { parseArgs } from "node:util";
 import { Worker } from "node:worker_threads";
+import { simulateDropIns } from "./dropin-many.ts";
 import { describePlan } from "./describe.ts";
 import { replayCommand, type Sums, Totals } from "./totals.ts";
 import { play } from "./world.ts";
 
 const HELP = `npm run simulate -- --seeds 10000              # seeds 1 to 10,000
 npm run simulate -- --seed 4544 --trace        # one seed alone, with its timeline
+npm run simulate -- --dropin --requests 1000000
 
 Plays gateways, batchers, a shared store and workers on virtual time under seeded faults, and checks after each
 seed that nothing was lost, crossed, settled twice or answered too late. CONTRIBUTING.md says what it covers.
@@ -21,6 +23,8 @@ seed that nothing was lost, crossed, settled twice or answered too late. CONTRIB
   --from K       the first of them (1)
   --seed S       this seed alone; where it fails, the end of its timeline is printed
   --trace        with --seed: the whole timeline
+  --dropin       the drop-in protocols instead: arrays of inputs, clients that leave, workers that lie
+  --requests N   with --dropin: how many requests (20000), 500 to a seed
   --threads N    how many at a time (one per core)
   --json         one object instead of the tables
 
@@ -39,12 +43,14 @@ function options() {
       from: { type: "string", default: "1" },
       seed: { type: "string" },
       trace: { type: "boolean", default: false },
+      dropin: { type: "boolean", default: false },
+      requests: { type: "string", default: "20000" },
       threads: { type: "string", default: String(availableParallelism()) },
       json: { type: "boolean", default: false },
       help: { type: "boolean", short: "h", default: false },
     },
   });
-  const whole = (name: "seeds" | "from" | "seed" | "threads"): number => {
+  const whole = (name: "seeds" | "from" | "seed" | "threads" | "requests"): number => {
     const number = Number(values[name]);
     if (!Number.isSafeInteger(number) || number < 1)
       throw new Error(`--${name} must be a whole number from 1`);
@@ -53,6 +59,7 @@ function options() {
   return {
     ...values,
     seeds: whole("seeds"),
+    requests: whole("requests"),
     from: whole("from"),
     threads: whole("threads"),
     seed: values.seed === undefined ? undefined : whole("seed"),
@@ -158,6 +165,7 @@ async function main(): Promise<number> {
     process.stdout.write(HELP);
     return 0;
   }
+  if (asked.dropin) return simulateDropIns(asked);
   if (asked.seed !== undefined) return replay(asked.seed, asked.trace, asked.json);
   const startedAt = performance.now();
   const totals = await playMany(asked.seeds, asked.from, asked.threads);

@@ -1,0 +1,258 @@
+/** What a server would have answered to a request alone is what its client gets, whatever the batch. */
+import assert from "node:assert/strict";
+import { describe, test } from "node:test";
+import fc from "fast-check";
+import type { Answer, Drafts } from "../../src/protocol/protocol.ts";
+import { bypass, called, drafts, replied, run, worker } from "./oip-stage.ts";
+import { exactly, HEADER, infer, readMessage, type Sent, type Tensor, writeMessage } from "./servers/oip.ts";
+
+/** An answer in a form that can be compared. */
+function told(body: Buffer | string, length: string | undefined): unknown {
+  const { tensors, ...rest } = readMessage(Buffer.from(body as string), length, "outputs");
+  const plain = tensors.map(({ raw, data, ...tensor }) => ({
+    ...tensor,
+    raw: raw?.toString("hex"),
+    data: data?.map((each) => JSON.stringify(each)),
+  }));
+  return JSON.parse(JSON.stringify({ ...rest, outputs: plain }));
+}
+
+function toldBy({ body, headers = [] }: Answer): unknown {
+  return told(body, headers[headers.indexOf(HEADER) + 1]);
+}
+
+const text = fc.string({ unit: "grapheme", maxLength: 6 });
+const numberText = fc.oneof(
+  fc.bigInt({ min: -(2n ** 63n), max: 2n ** 63n - 1n }).map(String),
+  fc.constantFrom("1.0", "0.10", "-0", "1e-7", "2.50E+3", "9007199254740993"),
+);
+
+/** A tensor of so many rows; as bytes it can be anything that has the length. */
+function tensorOf(name: string, rows: number, binary: boolean): fc.Arbitrary<Tensor> {
+  return fc.integer({ min: 0, max: 3 }).chain((width): fc.Arbitrary<Tensor> => {
+    const shape = [rows, width];
+    const total = rows * width;
+    const length = { minLength: total, maxLength: total };
+    if (binary) {
+      const strings = fc.array(fc.uint8Array({ maxLength: 5 }), length).map((each) => {
+        const parts = each.flatMap((bytes) => [
+          Buffer.from(Uint32Array.of(bytes.length).buffer),
+          Buffer.from(bytes),
+        ]);
+        return { name, datatype: "BYTES", shape, raw: Buffer.concat(parts) };
+      });
+      const halves = fc
+        .uint8Array({ minLength: 2 * total, maxLength: 2 * total })
+        .map((bytes) => ({ name, datatype: "FP16", shape, raw: Buffer.from(bytes) }));
+      const long = fc.array(fc.bigInt({ min: -(2n ** 63n), max: 2n ** 63n - 1n }), length).map((each) => ({
+        name,
+        datatype: "INT64",
+        shape,
+        raw: Buffer.from(BigInt64Array.from(each).buffer),
+      }));
+      return fc.oneof(strings, halves, long);
+    }
+    const strings = fc.array(text, length).map((data) => ({ name, datatype: "BYTES", shape, data }));
+    const numbers = fc.array(numberText, length).map((each) => ({
+      name,
+      datatype: "FP64",
+      shape,
+      data: each.map((one) => exactly(one)),
+    }));
+    return fc.oneof(strings, numbers);
+  });
+}
+
+interface Question {
+  readonly sent: Sent;
+}
+
+const question: fc.Arbitrary<Question> = fc
+  .record({
+    rows: fc.integer({ min: 1, max: 4 }),
+    binary: fc.boolean(),
+    id: fc.option(text, { nil: undefined }),
+  })
+  .chain(({ rows, binary, id }) =>
+    fc.tuple(tensorOf("a", rows, binary), tensorOf("b é", rows, binary)).map((tensors) => {
+      const parameters = binary ? { parameters: { binary_data_output: true, priority: 3, timeout: 9 } } : {};
+      return { sent: writeMessage({ ...(id !== undefined && { id }), ...parameters }, tensors, "inputs") };
+    }),
+  );
+
+describe("rows in any company", () => {
+  test("what a server would have answered alone is what the client gets", () => {
+    fc.assert(
+      fc.property(
+        fc.array(question, { minLength: 1, maxLength: 5 }),
+        fc.integer({ min: 1, max: 5 }),
+        (all, size) => {
+          const requests = all.map(({ sent }) => drafts(sent.body, { ...sent.headers }));
+          const outputs = requests.map(({ inputs }): string[] => Array.from({ length: inputs.length }));
+          const groups = new Map<string, { input: string; put: (output: string) => void }[]>();
+          requests.forEach(({ inputs, parameters }, request) => {
+            const group = groups.get(parameters) ?? [];
+            groups.set(parameters, group);
+            inputs.forEach((input, row) =>
+              group.push({ input, put: (output) => (outputs[request]![row] = output) }),
+            );
+          });
+          for (const [parameters, tasks] of groups) {
+            for (let at = 0; at < tasks.length; at += size) {
+              const batch = tasks.slice(at, at + size);
+              const texts = run(
+                batch.map(({ input }) => input),
+                parameters,
+              );
+              batch.forEach(({ put }, index) => put(texts[index]!));
+            }
+          }
+          requests.forEach((request, index) => {
+            const { sent } = all[index]!;
+            const alone = infer(sent.body, sent.headers);
+            const answer = request.render(outputs[index]!, "toy");
+            assert.deepEqual(toldBy(answer), told(alone.body, alone.headers[HEADER]));
+          });
+        },
+      ),
+      { numRuns: 200 },
+    );
+  });
+
+  test("nested data is the same as flat data", () => {
+    const body =
+      '{"inputs":[{"name":"x","shape":[2,2],"datatype":"INT64","data":[[1,9007199254740993],[ 3 , 4]]}]}';
+    const { inputs, parameters } = drafts(body);
+    assert.deepEqual(inputs, ["[[1,9007199254740993]]", "[[3,4]]"]);
+    assert.equal(parameters, '{"inputs":[{"datatype":"INT64","name":"x","shape":[2]}]}');
+  });
+
+  test("bytes and numbers in one request all become bytes", () => {
+    const tensors = [
+      { name: "a", datatype: "FP32", shape: [2, 1], raw: Buffer.from(Float32Array.of(1, 2).buffer) },
+      {
+        name: "b",
+        datatype: "INT64",
+        shape: [2],
+        data: [exactly("9007199254740993"), exactly("-1")],
+      },
+    ];
+    const { body, headers } = writeMessage({}, tensors, "inputs");
+    const { inputs, parameters } = drafts(body, { ...headers });
+    assert.match(parameters, /^\{"binary":true,/);
+    assert.deepEqual(inputs, ['["AACAPw==","AQAAAAAAIAA="]', '["AAAAQA==","//////////8="]']);
+  });
+
+  test("outputs leave as they were asked for, binary or not, also where the worker does otherwise", () => {
+    const ask = (parameters: object, outputs?: object): Drafts =>
+      drafts(
+        JSON.stringify({
+          parameters,
+          inputs: [{ name: "x", shape: [1], datatype: "FP32", data: [0.5] }],
+          ...(outputs && { outputs }),
+        }),
+      );
+    const json = '{"outputs":[{"name":"y","datatype":"FP32","shape":[1],"data":[0.5]}]}';
+    const raw =
+      '{"outputs":[{"name":"y","datatype":"FP32","shape":[1],"raw":"AAAAPw=="}],"model_version":"2"}';
+    for (const output of [json, raw]) {
+      const numbers = ask({}).render([output], "m");
+      assert.match(String(numbers.body), /"data":\[0.5\]/);
+      const bytes = ask({ binary_data_output: true }).render([output], "m");
+      assert.equal(bytes.type, "application/octet-stream");
+      assert.equal((bytes.body as Buffer).subarray(-4).toString("hex"), "0000003f");
+      const named = ask({ binary_data_output: true }, [{ name: "y", parameters: { binary_data: false } }]);
+      assert.match(String(named.render([output], "m").body), /"data":\[0.5\]/);
+    }
+  });
+});
+
+describe("what shares a batch", () => {
+  const one = (more: object, tensor: object = {}): string => {
+    const inputs = [{ name: "x", shape: [1, 2], datatype: "FP32", data: [1, 2], ...tensor }];
+    return drafts(JSON.stringify({ inputs, ...more })).parameters;
+  };
+
+  test("id, priority and timeout do not matter, everything else does", () => {
+    const plain = one({});
+    assert.equal(one({ id: "7", parameters: { priority: 1, timeout: 5 }, outputs: [] }), plain);
+    const others = [
+      one({ parameters: { temperature: 1 } }),
+      one({ parameters: { temperature: 1.5 } }),
+      one({ outputs: [{ name: "y" }] }),
+      one({ parameters: { binary_data_output: true } }),
+      one({}, { name: "z" }),
+      one({}, { datatype: "FP64" }),
+      one({}, { shape: [2, 1] }),
+      one({}, { shape: [1, 1, 2] }),
+      one({}, { parameters: { content_type: "np" } }),
+      drafts(
+        JSON.stringify({ inputs: [{ name: "x", shape: [1, 2], datatype: "FP32", data: [1, 2] }] }),
+        {},
+        {
+          names: { model: "toy", version: "3" },
+        },
+      ).parameters,
+    ];
+    assert.equal(new Set([plain, ...others]).size, others.length + 1);
+    assert.equal(one({ parameters: { a: 1, b: 2 } }), one({ parameters: { b: 2, a: 1 } }));
+  });
+
+  test("what concerns one request alone, or cannot be cut, passes the batches by", () => {
+    const tensor = { name: "x", shape: [1], datatype: "FP32", data: [1] };
+    const body = (more: object, ...tensors: object[]): string =>
+      JSON.stringify({ inputs: [tensor, ...tensors], ...more });
+    assert.match(bypass(body({ parameters: { sequence_id: 4 } })), /sequence_id/);
+    assert.match(bypass(body({ parameters: { triton_enable_empty_final_response: true } })), /triton_/);
+    assert.match(
+      bypass(body({ outputs: [{ name: "y", parameters: { shared_memory_region: "r" } }] })),
+      /shared/,
+    );
+    assert.match(bypass(body({}, { ...tensor, parameters: { shared_memory_region: "r" } })), /shared/);
+    assert.match(bypass(body({}, { ...tensor, shape: [2], data: [1, 2] })), /dimension 0/);
+    assert.match(bypass(body({}, { ...tensor, shape: [] })), /dimension 0/);
+    assert.match(bypass(JSON.stringify({ inputs: [{ ...tensor, shape: [0], data: [] }] })), /dimension 0/);
+    assert.match(bypass(body({ model_name: "x" })), /model_name/);
+    assert.match(bypass("raw", { [HEADER]: "0" }), /raw body/);
+  });
+
+  test("a model that takes one task at a time gets the request as a whole", () => {
+    const body =
+      '{"id":"q","inputs":[{"name":"x","shape":[2],"datatype":"INT64","data":[1,2]},' +
+      '{"name":"y","shape":[],"datatype":"FP32","data":[0.50]}]}';
+    const request = drafts(body, {}, { alone: true });
+    const { inputs, parameters } = request;
+    assert.deepEqual(inputs, ["[[1,2],[0.50]]"]);
+    const sent = JSON.parse(called(inputs, parameters).body as string) as { inputs: { shape: number[] }[] };
+    assert.deepEqual(
+      sent.inputs.map(({ shape }) => shape),
+      [[2], []],
+    );
+    assert.match(called(inputs, parameters).body as string, /0\.50/);
+    assert.ok(worker.call([inputs[0]!, inputs[0]!], parameters, "toy").flaw);
+    const reply =
+      '{"model_name":"m","outputs":[{"name":"o","datatype":"FP32","shape":[5],"data":[1,2,3,4,5]}]}';
+    const { outputs } = replied({ status: 200, headers: {}, body: Buffer.from(reply) }, 1);
+    assert.match(
+      String(request.render(outputs!, "toy").body),
+      /"id":"q","outputs":\[\{"name":"o","datatype":"FP32","shape":\[5\]/,
+    );
+  });
+});
+
+describe("around the calls", () => {
+  test("a worker's URL says where its base is and what it calls the model", () => {
+    assert.equal(worker.basePath("/v2/models/m/infer"), "");
+    assert.equal(worker.basePath("/gpu/v2/models/m/versions/3/infer"), "/gpu");
+    assert.equal(worker.basePath("/gpu/"), "/gpu");
+    assert.equal(worker.modelOf!("/v2/models/a%20b/infer"), "a b");
+    assert.equal(worker.modelOf!("/"), undefined);
+  });
+
+  test("a version is asked for at its own path", () => {
+    const body = '{"inputs":[{"name":"x","shape":[1],"datatype":"FP32","data":[1]}]}';
+    const { inputs, parameters } = drafts(body, {}, { names: { model: "toy", version: "3/4" } });
+    assert.equal(called(inputs, parameters).path, "/v2/models/toy/versions/3%2F4/infer");
+    assert.equal(called(inputs, drafts(body).parameters).path, undefined);
+  });
+});

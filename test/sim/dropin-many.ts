@@ -1,0 +1,86 @@
+/**
+ * `npm run simulate -- --dropin`: so many requests of the drop-in protocols, dealt to threads seed by seed
+ * (`dropin-world.ts` says what a seed is).
+ */
+import { Worker } from "node:worker_threads";
+import { uncovered } from "./dropin-table.ts";
+import { dropInReplay, type DropInSums, DropInTotals } from "./dropin-totals.ts";
+import { playDropIn, REQUESTS_A_SEED } from "./dropin-world.ts";
+
+const HAND = 10;
+const ENOUGH_FAILURES = 3;
+
+export interface DropInWish {
+  readonly requests: number;
+  readonly from: number;
+  readonly seed: number | undefined;
+  readonly threads: number;
+  readonly json: boolean;
+}
+
+/** The exit code. */
+export async function simulateDropIns({ requests, from, seed, threads, json }: DropInWish): Promise<number> {
+  const startedAt = performance.now();
+  const totals = new DropInTotals();
+  if (seed !== undefined) {
+    const run = await playDropIn(seed);
+    totals.add(run);
+    if (run.failure !== undefined) process.stderr.write(`${run.failure.stack}\n`);
+  } else {
+    await playMany(from, Math.ceil(requests / REQUESTS_A_SEED), threads, totals);
+  }
+  const seconds = Math.round(performance.now() - startedAt) / 1000;
+  const { failed, seeds, inputs, counts } = totals;
+  if (json) {
+    const object = {
+      seeds,
+      from: seed ?? from,
+      requests: totals.requests,
+      inputs,
+      seconds,
+      failed,
+      uncovered,
+    };
+    process.stdout.write(`${JSON.stringify({ ...object, counts: Object.fromEntries(counts) })}\n`);
+    return failed.length === 0 ? 0 : 1;
+  }
+  process.stdout.write(totals.toString());
+  if (uncovered.length > 0) process.stdout.write(`not played: ${uncovered.join(", ")}\n`);
+  process.stdout.write(`${seeds} seeds, ${totals.requests} requests, ${inputs} inputs, ${seconds} s: `);
+  process.stdout.write(failed.length === 0 ? "0 crossed, all well\n" : `${failed.length} seeds failed\n`);
+  for (const each of failed) {
+    process.stdout.write(`✖ seed ${each.seed}: ${each.message}\n  ${dropInReplay(each.seed)}\n`);
+  }
+  return failed.length === 0 ? 0 : 1;
+}
+
+async function playMany(from: number, seeds: number, threads: number, totals: DropInTotals): Promise<void> {
+  let next = from;
+  const deal = (): number[] => {
+    if (totals.failed.length >= ENOUGH_FAILURES) return [];
+    const hand: number[] = [];
+    while (hand.length < HAND && next < from + seeds) hand.push(next++);
+    return hand;
+  };
+  const one = async (): Promise<void> => {
+    const thread = new Worker(new URL("dropin-thread.ts", import.meta.url));
+    try {
+      await new Promise<void>((resolve, reject) => {
+        const go = (): void => {
+          const hand = deal();
+          if (hand.length === 0) resolve();
+          else thread.postMessage(hand);
+        };
+        thread.on("error", reject);
+        thread.on("message", (sums: DropInSums) => {
+          totals.merge(sums);
+          go();
+        });
+        go();
+      });
+    } finally {
+      await thread.terminate();
+    }
+  };
+  await Promise.all(Array.from({ length: Math.min(threads, Math.ceil(seeds / HAND)) }, one));
+}
