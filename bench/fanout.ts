@@ -146,7 +146,7 @@ async function measure(dir: string, { gateways, batchers }: Size, rate: number, 
 }
 
 interface Row {
-  perTask(name: keyof Reading): number;
+  readonly perTask: (name: keyof Reading) => number;
   readonly meanBatch: number;
   readonly refused: number;
   /** Of Redis's core, when nobody sends anything. */

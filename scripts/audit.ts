@@ -37,7 +37,7 @@ export function judge(printed: string): Verdict {
   if (report?.auditReportVersion === undefined) {
     const said = report?.message ?? (report?.error?.summary || "no answer");
     // Behind the dash stands the address that was asked, which is the business of whoever set it.
-    const why = said.split(" - ")[0]!;
+    const why = said.replace(/ - .*$/s, "");
     return {
       asked: false,
       found: 0,
