@@ -67,7 +67,7 @@ export class RedisServer implements AsyncDisposable {
   }
 
   async state(): Promise<RedisState> {
-    const text = await this.#info();
+    const text = await this.info();
     const field = (name: string): number => Number(new RegExp(`^${name}:([\\d.]+)`, "m").exec(text)?.[1]);
     return {
       memoryKb: field("used_memory") / 1024,
@@ -84,11 +84,11 @@ export class RedisServer implements AsyncDisposable {
   }
 
   /** One connection per question: after QUIT its end is the end of the answer. */
-  async #info(): Promise<string> {
+  async info(section = "default"): Promise<string> {
     const socket = connect(this.#port, host);
     const signal = AbortSignal.timeout(replyTimeoutMs);
     try {
-      socket.write("INFO\r\nQUIT\r\n");
+      socket.write(`INFO ${section}\r\nQUIT\r\n`);
       let text = "";
       socket.setEncoding("utf8").on("data", (chunk: string) => (text += chunk));
       await once(socket, "end", { signal });

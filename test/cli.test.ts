@@ -1,7 +1,7 @@
 /** The command line, from outside: help, usage, check, dead, and bin/ferry itself. */
 import assert from "node:assert/strict";
 import { once } from "node:events";
-import { copyFileSync, mkdirSync, symlinkSync, writeFileSync } from "node:fs";
+import { copyFileSync, mkdirSync, rmSync, symlinkSync, writeFileSync } from "node:fs";
 import { createServer, type IncomingMessage } from "node:http";
 import type { AddressInfo } from "node:net";
 import { join } from "node:path";
@@ -372,6 +372,8 @@ describe("bin/ferry", () => {
     const root = join(folder, "checkout with blanks");
     mkdirSync(join(root, "bin"), { recursive: true });
     mkdirSync(join(root, "path"));
+    mkdirSync(join(root, "src"));
+    writeFileSync(join(root, "src", "cli.ts"), "");
     copyFileSync(bin, join(root, "bin", "ferry"));
     const withNode = (version: string) => {
       const body = `#!/bin/sh\nif [ "$1" = -p ]; then echo ${version}; else echo "ran $*"; fi\n`;
@@ -387,5 +389,9 @@ describe("bin/ferry", () => {
       assert.deepEqual([code, out], [1, ""]);
       assert.match(err, /^ferry: needs Node 24\.12 or newer \(found: .*\); run npm ci in .*\n$/);
     }
+    // A package has no sources.
+    rmSync(join(root, "src"), { recursive: true });
+    assert.equal((await withNode("26.10.0")).out, `ran ${root}/dist/cli.js a b\n`);
+    assert.match((await withNode("20.19.2")).err, /\); install a newer Node\n$/);
   });
 });

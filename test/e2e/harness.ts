@@ -127,11 +127,14 @@ export class Ferry implements AsyncDisposable {
     process.stdout!.setEncoding("utf8").on("data", (text: string) => (this.stdout += text));
   }
 
-  /** Starts Ferry. With `folder` the config and a relative `dataDir` live there, and outlive this process. */
-  static async start(config: Config, folder?: Folder): Promise<Ferry> {
+  /**
+   * Starts Ferry: that of the checkout, or another one. With `folder` the config and a relative `dataDir` live there,
+   * and outlive this process.
+   */
+  static async start(config: Config, folder?: Folder, program = FERRY): Promise<Ferry> {
     const owned = folder === undefined ? await Folder.make() : undefined;
     const configFile = await writeConfig(folder ?? owned!, config);
-    const child = spawn(FERRY, ["serve", "-c", configFile], { stdio: ["ignore", "pipe", "pipe"] });
+    const child = spawn(program, ["serve", "-c", configFile], { stdio: ["ignore", "pipe", "pipe"] });
     const ferry = new Ferry(child, configFile, owned);
     try {
       const ready = await ferry.line((line) => line.msg === "ready", START_MS);

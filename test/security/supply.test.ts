@@ -3,6 +3,7 @@ import assert from "node:assert/strict";
 import { existsSync, readFileSync } from "node:fs";
 import { join } from "node:path";
 import { describe, test } from "node:test";
+import { bill } from "../../scripts/sbom.ts";
 import { ROOT } from "../e2e/harness.ts";
 
 interface Locked {
@@ -61,7 +62,14 @@ describe("37 supply chain: what can be checked offline", () => {
     for (const name of ["preinstall", "install", "postinstall", "prepare"])
       assert.equal(manifest.scripts[name], undefined, name);
   });
-  test("37 signatures, release cooldown, provenance and SBOM: of the publishing pipeline, not of this tree", () => {});
+  test("37 the bill of materials (npm run sbom) names exactly the packages that run in production", () => {
+    const named = bill().components.map(({ name, version }) => `${name}@${version}`);
+    const locked = production.map(
+      ([path, { version }]) => `${path.split("node_modules/").at(-1)}@${version}`,
+    );
+    assert.deepEqual([...new Set(named)].sort(), [...new Set(locked)].sort());
+  });
+  test("37 signatures, release cooldown and provenance: of the publishing pipeline, not of this tree", () => {});
 });
 
 /** Item → the file that tests it; the file must be there. */

@@ -91,6 +91,7 @@ export class Gpu {
   asWorker(host: Host): Worker {
     return {
       name: this.name,
+      address: this.address,
       ...(this.#takes < Infinity && { maxBatchSize: this.#takes }),
       ...(this.#plan.probes && {
         probe: () =>

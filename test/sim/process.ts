@@ -156,9 +156,8 @@ export class Process {
   }
 
   async #join({ registry }: Store): Promise<void> {
-    const { gpus, dice } = this.#around;
+    const { dice } = this.#around;
     const dispatcher = this.#dispatcher;
-    const addresses = gpus.map(({ address }) => address);
     let beats = 0;
     const { wire } = this.engine as Link;
     const far: Registry = {
@@ -176,7 +175,7 @@ export class Process {
         version: "",
         beatMs: BEAT_MS,
         aliveMs: ALIVE_MS,
-        models: [{ name: MODEL, ...(dispatcher && { dispatcher, addresses }) }],
+        models: [{ name: MODEL, ...(dispatcher && { dispatcher }) }],
       },
       { registry: far, clock: this.host, events: this.#events, random: () => dice.share() },
     );
