@@ -1,0 +1,50 @@
+/** `scaling.apply` on a whole Ferry: workers come with the load and go with it, and nobody's request fails. */
+import assert from "node:assert/strict";
+import { test } from "node:test";
+import { eventually, Ferry } from "./harness.ts";
+
+interface Shown {
+  readonly models: readonly {
+    readonly model: string;
+    readonly desired: number;
+    readonly healthy: number;
+    readonly reason: string;
+    readonly applied_by: string;
+  }[];
+}
+
+test("more workers under load, fewer after it, and no request fails", async () => {
+  const scaling = {
+    apply: true,
+    min: 1,
+    max: 3,
+    coldStartMs: 100,
+    coolDownMs: 500,
+    line: { depth: 4, forMs: 1000, add: 1 },
+    quiet: { load: 0.4, forMs: 2000, remove: 1 },
+  };
+  const backend = { kind: "simulated", workers: 1, baseMs: 300 };
+  const timeouts = { queueMs: 20_000, workerMs: 5000, totalMs: 30_000 };
+  const model = { name: "m", backend, maxBatchSize: 4, cache: { scope: "off" }, collapse: false, timeouts, scaling };
+  await using ferry = await Ferry.start({ models: [model], admission: { mode: "off" } });
+  const shown = async (): Promise<Shown["models"][number]> =>
+    ((await ferry.admin("/internal/scaling")).json as unknown as Shown).models[0]!;
+  assert.deepEqual(await shown().then(({ desired, applied_by }) => [desired, applied_by]), [1, "ferry"]);
+  let loaded = true;
+  const callers = Array.from({ length: 24 }, async (_, caller) => {
+    for (let number = 0; loaded; number++) {
+      const { status, text } = await ferry.post({ input: `${caller}.${number}` });
+      assert.equal(status, 200, text);
+    }
+  });
+  await eventually(async () => (await shown()).healthy === 3, 30_000);
+  const { body } = { body: (await ferry.admin("/metrics")).text };
+  assert.match(body, /ferry_desired_workers\{model="m"\} 3/);
+  loaded = false;
+  await Promise.all(callers);
+  await eventually(async () => (await shown()).healthy === 1, 30_000);
+  const { desired, reason } = await shown();
+  assert.equal(desired, 1);
+  assert.match(reason, /load below 40 % for 2 s: −1/);
+  assert.equal((await ferry.post({ input: "after" })).status, 200);
+});
