@@ -5,7 +5,17 @@
  * second that take a minute to start, the default rules. A request misses when it is refused, fails or takes longer
  * than 3 s. The fixed fleets are the one at the start, and one for the worst hour at 70 % load.
  */
-import { day, PACE, play, RULES, steady, step, turns, type Plan, type Traffic } from "../test/sim/scaling-lab.ts";
+import {
+  day,
+  PACE,
+  play,
+  RULES,
+  steady,
+  step,
+  turns,
+  type Plan,
+  type Traffic,
+} from "../test/sim/scaling-lab.ts";
 
 interface Case {
   readonly name: string;
@@ -15,8 +25,8 @@ interface Case {
 }
 
 const cases: readonly Case[] = [
-  { name: "traffic × 2 for two hours", traffic: step(0.6 * 4 * PACE, 2), workers: 4 },
-  { name: "traffic × 5 for two hours", traffic: step(0.6 * 4 * PACE, 5), workers: 4 },
+  { name: "traffic × 2 for two hours", traffic: step(0.6 * 4 * PACE, 2, 2), workers: 4 },
+  { name: "traffic × 5 for two hours", traffic: step(0.6 * 4 * PACE, 5, 2), workers: 4 },
   { name: "a day, 5 to 40 requests/s", traffic: day(5, 40), workers: 2 },
   {
     name: "half of 8 workers lost at 60 % load",
@@ -39,7 +49,15 @@ for (const { name, traffic, workers, loss } of cases) {
     const share = `${((100 * missed) / requests).toFixed(2)} %`;
     const changes = plan.rules === undefined ? "" : String(wanted.length);
     const turned = plan.rules === undefined ? "" : String(turns(wanted, workers));
-    rows.push([name, fleet, requests.toLocaleString("en-US"), share, workerHours.toFixed(1), changes, turned]);
+    rows.push([
+      name,
+      fleet,
+      requests.toLocaleString("en-US"),
+      share,
+      workerHours.toFixed(1),
+      changes,
+      turned,
+    ]);
   }
 }
 process.stdout.write(`${rows.map((row) => `| ${row.join(" | ")} |`).join("\n")}\n`);

@@ -163,7 +163,7 @@ function checkProtocols(model: DraftModel | undefined, path: string, findings: F
 }
 
 function checkScaling({ engine }: Draftings, model: DraftModel, path: string, findings: Findings): void {
-  const { min, max, apply } = model.scaling ?? {};
+  const { min, max, apply } = model?.scaling ?? {};
   const at = (name: string): string => `${path}.scaling.${name}`;
   if (min !== undefined && max !== undefined && min > max) {
     findings.problem(
@@ -172,7 +172,7 @@ function checkScaling({ engine }: Draftings, model: DraftModel, path: string, fi
     );
   }
   if (apply !== true) return;
-  const kind = model.backend?.kind;
+  const kind = model?.backend?.kind;
   if (kind === "http" || kind === "grpc") {
     const advice =
       "Ferry cannot start such workers; use webhook or command, or scale on ferry_desired_workers";

@@ -344,7 +344,7 @@ export class Ferry {
     const listener = (this.#listener = new Listener(routes, limits, clock, this.events, {
       elsewhere: (path) => dropIns.find(path),
       tls: this.#tls,
-      sampler: this.#tracing && samplerFor(this.#tracing),
+      sampler: this.#tracing && samplerFor(this.#tracing, Math.random),
     }));
     this.#undo.push(() => listener.close());
     this.apiUrl = await listener.listen(listen.host, listen.port);
@@ -365,7 +365,7 @@ export class Ferry {
         clock: this.#clock,
         events: this.events,
         tls: this.#tls,
-        sampler: this.#tracing && samplerFor(this.#tracing),
+        sampler: this.#tracing && samplerFor(this.#tracing, Math.random),
       },
     ));
     this.#undo.push(() => door.close());

@@ -154,7 +154,7 @@ export class Report implements Inside, Sight {
       capacityPerSecond,
       arrivalsPerSecond,
       load: capacityPerSecond > 0 ? arrivalsPerSecond / capacityPerSecond : 0,
-      desiredWorkers: this.#parts.scaling()?.desired(model) ?? workers,
+      desiredWorkers: this.#parts.scaling()?.desired(model) ?? Math.max(1, workers),
     };
   }
 

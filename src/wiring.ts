@@ -19,10 +19,10 @@ export function ofFleet({ backend }: ModelConfig, member: string): { shared: boo
   return hasAddresses(backend) ? { shared: true } : { suffix: `@${member.slice(0, 5)}` };
 }
 
-export function samplerFor({ share, followsCaller }: Tracing): Sampler {
-  return new Sampler(share, Math.random, followsCaller);
-}
-
 export function perUser(perUserPerMinute: number | undefined): { perUserPerMinute?: number } {
   return perUserPerMinute === undefined ? {} : { perUserPerMinute };
+}
+
+export function samplerFor({ share, followsCaller }: Tracing, random: () => number): Sampler {
+  return new Sampler(share, random, followsCaller);
 }

@@ -27,7 +27,7 @@ const RULES: ScalingRules = {
 };
 
 /** A fleet whose workers take 3 s to start. */
-class Stage {
+class Stage implements OwnWorkers {
   readonly clock = new VirtualClock();
   readonly events = new Events();
   readonly changes: [from: number, desired: number][] = [];
@@ -39,28 +39,25 @@ class Stage {
 
   constructor() {
     const { clock } = this;
-    const stage = this;
-    const own: OwnWorkers = {
-      get count() {
-        return stage.count;
-      },
-      grow: async () => {
-        await new Promise<void>((resolve) => clock.at(clock.now() + 3000, resolve));
-        if (stage.broken) throw new Error("no GPU left");
-        stage.count++;
-      },
-      shrink: async () => {
-        stage.count--;
-      },
-    };
     this.events.on("scaling.changed", ({ from, desired }) => this.changes.push([from, desired]));
     this.events.on("notice", ({ message }) => this.notices.push(message));
     const see = (): Omit<Sighting, "at"> => ({ ...this.seen, healthy: this.count });
     this.loop = new ScalingLoop(
-      [{ name: "m", rules: RULES, workers: 2, see, own, appliedBy: "ferry" }],
+      [{ name: "m", rules: RULES, workers: 2, see, own: this, appliedBy: "ferry" }],
       clock,
       this.events,
     );
+  }
+
+  async grow(): Promise<void> {
+    await new Promise<void>((resolve) => this.clock.at(this.clock.now() + 3000, resolve));
+    if (this.broken) throw new Error("no GPU left");
+    this.count++;
+  }
+
+  shrink(): Promise<void> {
+    this.count--;
+    return Promise.resolve();
   }
 
   async pass(ms: number): Promise<void> {
@@ -134,96 +131,94 @@ test("what is shown", async () => {
   assert.equal(stage.loop.desired("another"), undefined);
 });
 
-describe("hooks", () => {
-  const scaling = { desired: 5, reason: "a long line", changedAt: 0 };
+const scaling = { desired: 5, reason: "a long line", changedAt: 0 };
 
-  test("a webhook is told as JSON, again after a failure, the latest number only", async () => {
-    const told: unknown[] = [];
-    let fail = true;
-    const server = createServer((request, response) => {
-      let body = "";
-      request.on("data", (chunk: Buffer) => (body += chunk.toString()));
-      request.on("end", () => {
-        response.writeHead(fail ? 500 : 200).end();
-        told.push(JSON.parse(body));
-        server.emit("told");
-      });
-    }).listen(0, "127.0.0.1");
-    await once(server, "listening");
-    const { port } = server.address() as AddressInfo;
-    const clock = new VirtualClock();
-    const events = new Events();
-    const failed = new Promise((resolve) => events.on("notice", resolve));
-    const options = { model: "m", webhook: `http://127.0.0.1:${port}/x`, timeoutMs: 5000, leads: () => true };
-    const hooks = new ScalingHooks(options, clock, events);
-    try {
-      hooks.tell(scaling, 3);
-      await failed;
-      fail = false;
-      const again = once(server, "told");
-      hooks.tell({ ...scaling, desired: 6 }, 4);
-      await again;
-      assert.deepEqual(told, [
-        { model: "m", desired: 5, healthy: 3, reason: "a long line" },
-        { model: "m", desired: 6, healthy: 4, reason: "a long line" },
-      ]);
-    } finally {
-      hooks.stop();
-      server.closeAllConnections();
-      server.close();
-    }
-  });
+test("hooks: a webhook is told as JSON, again after a failure, the latest number only", async () => {
+  const told: unknown[] = [];
+  let fail = true;
+  const server = createServer((request, response) => {
+    let body = "";
+    request.on("data", (chunk: Buffer) => (body += chunk.toString()));
+    request.on("end", () => {
+      response.writeHead(fail ? 500 : 200).end();
+      told.push(JSON.parse(body));
+      server.emit("told");
+    });
+  }).listen(0, "127.0.0.1");
+  await once(server, "listening");
+  const { port } = server.address() as AddressInfo;
+  const clock = new VirtualClock();
+  const events = new Events();
+  const failed = new Promise((resolve) => events.on("notice", resolve));
+  const options = { model: "m", webhook: `http://127.0.0.1:${port}/x`, timeoutMs: 5000, leads: () => true };
+  const hooks = new ScalingHooks(options, clock, events);
+  try {
+    hooks.tell(scaling, 3);
+    await failed;
+    fail = false;
+    const again = once(server, "told");
+    hooks.tell({ ...scaling, desired: 6 }, 4);
+    await again;
+    assert.deepEqual(told, [
+      { model: "m", desired: 5, healthy: 3, reason: "a long line" },
+      { model: "m", desired: 6, healthy: 4, reason: "a long line" },
+    ]);
+  } finally {
+    hooks.stop();
+    server.closeAllConnections();
+    server.close();
+  }
+});
 
-  test("a command gets the number in its environment, and no shell", async () => {
-    const dir = mkdtempSync(join(tmpdir(), "ferry-hook-"));
-    const out = join(dir, "told");
-    const command = join(dir, "scale.sh");
-    writeFileSync(
-      command,
-      `#!/bin/sh\nprintf '%s %s %s %s' "$FERRY_MODEL" "$FERRY_DESIRED" "$FERRY_HEALTHY" "$FERRY_REASON" > ${out}.new && mv ${out}.new ${out}\n`,
-      { mode: 0o755 },
-    );
-    const options = { model: "m; touch x", command, timeoutMs: 20_000, leads: () => true };
-    const hooks = new ScalingHooks(options, new SystemClock(), new Events());
-    try {
-      hooks.tell(scaling, 3);
-      while (true) {
-        try {
-          assert.equal(readFileSync(out, "utf8"), "m; touch x 5 3 a long line");
-          break;
-        } catch (error) {
-          if ((error as NodeJS.ErrnoException).code !== "ENOENT") throw error;
-          await new Promise(setImmediate);
-        }
+test("hooks: a command gets the number in its environment, and no shell", async () => {
+  const dir = mkdtempSync(join(tmpdir(), "ferry-hook-"));
+  const out = join(dir, "told");
+  const command = join(dir, "scale.sh");
+  writeFileSync(
+    command,
+    `#!/bin/sh\nprintf '%s %s %s %s' "$FERRY_MODEL" "$FERRY_DESIRED" "$FERRY_HEALTHY" "$FERRY_REASON" > ${out}.new && mv ${out}.new ${out}\n`,
+    { mode: 0o755 },
+  );
+  const options = { model: "m; touch x", command, timeoutMs: 20_000, leads: () => true };
+  const hooks = new ScalingHooks(options, new SystemClock(), new Events());
+  try {
+    hooks.tell(scaling, 3);
+    while (true) {
+      try {
+        assert.equal(readFileSync(out, "utf8"), "m; touch x 5 3 a long line");
+        break;
+      } catch (error) {
+        if ((error as NodeJS.ErrnoException).code !== "ENOENT") throw error;
+        await new Promise(setImmediate);
       }
-    } finally {
-      hooks.stop();
-      rmSync(dir, { recursive: true, force: true });
     }
-  });
+  } finally {
+    hooks.stop();
+    rmSync(dir, { recursive: true, force: true });
+  }
+});
 
-  test("a command that fails is told and tried again; who does not lead tells nobody", async () => {
-    const events = new Events();
-    const notice = new Promise<{ message: string }>((resolve) => events.on("notice", resolve));
-    const failing = new ScalingHooks(
-      { model: "m", command: "/bin/false", timeoutMs: 20_000, leads: () => true },
-      new VirtualClock(),
-      events,
-    );
-    failing.tell(scaling, 3);
-    assert.match(
-      (await notice).message,
-      /m: nobody could be told .*: the command ended with 1; it is tried again/,
-    );
-    failing.stop();
-    let asked = 0;
-    const quiet = new ScalingHooks(
-      { model: "m", command: "/bin/false", timeoutMs: 20_000, leads: () => (asked++, false) },
-      new VirtualClock(),
-      new Events(),
-    );
-    quiet.tell(scaling, 3);
-    assert.equal(asked, 1);
-    quiet.stop();
-  });
+test("hooks: a command that fails is told and tried again; who does not lead tells nobody", async () => {
+  const events = new Events();
+  const notice = new Promise<{ message: string }>((resolve) => events.on("notice", resolve));
+  const failing = new ScalingHooks(
+    { model: "m", command: "/bin/false", timeoutMs: 20_000, leads: () => true },
+    new VirtualClock(),
+    events,
+  );
+  failing.tell(scaling, 3);
+  assert.match(
+    (await notice).message,
+    /m: nobody could be told .*: the command ended with 1; it is tried again/,
+  );
+  failing.stop();
+  let asked = 0;
+  const quiet = new ScalingHooks(
+    { model: "m", command: "/bin/false", timeoutMs: 20_000, leads: () => (asked++, false) },
+    new VirtualClock(),
+    new Events(),
+  );
+  quiet.tell(scaling, 3);
+  assert.equal(asked, 1);
+  quiet.stop();
 });

@@ -73,13 +73,13 @@ export interface Scaling {
 const NEED_LASTS_MS = 10_000;
 /** Time constants of the averages: of the rate, and of its trend. */
 const LEVEL_MS = 10_000;
-const TREND_MS = 60_000;
+const TREND_MS = 180_000;
 /** Below this share of the average rate, what made it is over. */
 const OVER = 0.75;
 /** How much the last start says of the next. */
 const START_WEIGHT = 0.5;
 /** However steep the trend, nobody expects more than this many times the rate of now. */
-const MOST_GROWTH = 2;
+const MOST_GROWTH = 1.5;
 /** A gap between two looks that is longer than this says nothing of what was in between. */
 const LONGEST_GAP_MS = 30_000;
 

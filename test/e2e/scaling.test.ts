@@ -25,22 +25,29 @@ test("more workers under load, fewer after it, and no request fails", async () =
   };
   const backend = { kind: "simulated", workers: 1, baseMs: 300 };
   const timeouts = { queueMs: 20_000, workerMs: 5000, totalMs: 30_000 };
-  const model = { name: "m", backend, maxBatchSize: 4, cache: { scope: "off" }, collapse: false, timeouts, scaling };
+  const model = {
+    name: "m",
+    backend,
+    maxBatchSize: 4,
+    cache: { scope: "off" },
+    collapse: false,
+    timeouts,
+    scaling,
+  };
   await using ferry = await Ferry.start({ models: [model], admission: { mode: "off" } });
   const shown = async (): Promise<Shown["models"][number]> =>
     ((await ferry.admin("/internal/scaling")).json as unknown as Shown).models[0]!;
   assert.deepEqual(await shown().then(({ desired, applied_by }) => [desired, applied_by]), [1, "ferry"]);
-  let loaded = true;
+  const load = new AbortController();
   const callers = Array.from({ length: 24 }, async (_, caller) => {
-    for (let number = 0; loaded; number++) {
+    for (let number = 0; !load.signal.aborted; number++) {
       const { status, text } = await ferry.post({ input: `${caller}.${number}` });
       assert.equal(status, 200, text);
     }
   });
   await eventually(async () => (await shown()).healthy === 3, 30_000);
-  const { body } = { body: (await ferry.admin("/metrics")).text };
-  assert.match(body, /ferry_desired_workers\{model="m"\} 3/);
-  loaded = false;
+  assert.match((await ferry.admin("/metrics")).text, /ferry_desired_workers\{model="m"\} 3/);
+  load.abort();
   await Promise.all(callers);
   await eventually(async () => (await shown()).healthy === 1, 30_000);
   const { desired, reason } = await shown();

@@ -204,13 +204,14 @@ export function turns(wanted: Course["wanted"], from: number): number {
   return turned;
 }
 
-const HOUR_MS = 3_600_000;
+export const HOUR_MS = 3_600_000;
 
-/** `times` as much from the first half hour on, and back after two hours. */
-export function step(before: number, times: number): Traffic {
-  const rate = (atMs: number): number =>
-    atMs < HOUR_MS / 2 || atMs > 2.5 * HOUR_MS ? before : before * times;
-  return { hours: 4, rate, most: before * times };
+/** `times` as much after a quarter of an hour, for so many hours; then as before, for an hour and a half. */
+export function step(before: number, times: number, hours: number): Traffic {
+  const from = HOUR_MS / 4;
+  const until = from + hours * HOUR_MS;
+  const rate = (atMs: number): number => (atMs < from || atMs > until ? before : before * times);
+  return { hours: 1.75 + hours, rate, most: before * times };
 }
 
 /** Least at midnight, most at noon. */

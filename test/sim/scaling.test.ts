@@ -1,23 +1,21 @@
 /** The autoscaler on virtual time: it follows, does not thrash, and costs less than a fleet for the worst hour. */
 import assert from "node:assert/strict";
 import { describe, test } from "node:test";
-import { COLD_START_MS, PACE, play, RULES, steady, step, turns } from "./scaling-lab.ts";
+import { COLD_START_MS, HOUR_MS, PACE, play, RULES, steady, step, turns } from "./scaling-lab.ts";
 
 describe("a step", () => {
   for (const times of [2, 5]) {
-    test(`traffic × ${times}, and back: enough workers a start after it, one turn, fewer misses than without`, async () => {
-      const traffic = step(0.6 * 4 * PACE, times);
-      const [scaled, fixed] = await Promise.all([
-        play({ traffic, workers: 4, rules: RULES }),
-        play({ traffic, workers: 4 }),
-      ]);
-      const enough = scaled.wanted.find(({ workers }) => workers * PACE >= traffic.most);
+    test(`traffic × ${times} for half an hour: enough workers a start after it, not many too many, one turn`, async () => {
+      const traffic = step(0.6 * 4 * PACE, times, 0.5);
+      const { wanted, missed, requests } = await play({ traffic, workers: 4, rules: RULES });
+      const enough = wanted.find(({ workers }) => workers * PACE >= traffic.most);
       assert.ok(enough !== undefined);
-      assert.ok(enough.atMs < 1_800_000 + 2 * COLD_START_MS, `after ${(enough.atMs - 1_800_000) / 1000} s`);
-      assert.equal(turns(scaled.wanted, 4), 1);
-      const share = scaled.missed / scaled.requests;
-      assert.ok(share < (times === 2 ? 0.03 : 0.06), `${(100 * share).toFixed(2)} % missed`);
-      assert.ok(scaled.missed < fixed.missed / 3, `${scaled.missed} against ${fixed.missed}`);
+      assert.ok(enough.atMs < HOUR_MS / 4 + COLD_START_MS, JSON.stringify(wanted));
+      const most = Math.max(...wanted.map(({ workers }) => workers));
+      assert.ok(most <= 1.4 * Math.ceil(traffic.most / (0.7 * PACE)), `${most} workers`);
+      assert.ok(turns(wanted, 4) <= 1, JSON.stringify(wanted));
+      const share = missed / requests;
+      assert.ok(share < 0.03, `${(100 * share).toFixed(2)} % missed`);
     });
   }
 });
@@ -32,9 +30,9 @@ test("half of the fleet lost: replaced within a start, the wanted number stays",
 });
 
 test("steady traffic at any load: the number settles and stays", async () => {
-  for (const load of [0.3, 0.5, 0.65]) {
+  for (const load of [0.3, 0.65]) {
     const { wanted, missed, requests } = await play({
-      traffic: steady(load * 6 * PACE, 4),
+      traffic: steady(load * 6 * PACE, 1.5),
       workers: 6,
       rules: RULES,
     });
