@@ -137,9 +137,13 @@ function textsOf(call: Call): readonly string[] {
 
 function elements(call: Call): Row[] | undefined {
   const { tensors: given, parameters } = messageOf(call);
+  const count = given[1]!.shape[0];
   assert.deepEqual(
-    given.map(({ name }) => name),
-    ["x", "t"],
+    given.map(({ name, shape }) => [name, shape]),
+    [
+      ["x", [count, 2]],
+      ["t", [count]],
+    ],
   );
   const numbers = dataOf(given[0]!).map((value) => (value as { rawJSON: string }).rawJSON);
   const version = call.path && /^\/v2\/models\/upstream\/versions\/(\d)\/infer$/.exec(call.path)![1];
