@@ -359,7 +359,11 @@ export class Ferry {
       { ...limits, ...grpc },
       {
         crossing,
-        models: tensors.map(({ name }) => ({ name, ready: () => this.#healthy(name) })),
+        models: tensors.map(({ name, maxBatchSize }) => ({
+          name,
+          alone: maxBatchSize === 1,
+          ready: () => this.#healthy(name),
+        })),
         ready: () => !this.#draining,
         version: version(),
         clock: this.#clock,

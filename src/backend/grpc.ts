@@ -5,7 +5,8 @@
  * `grpc-channel.ts`. The worker is told how long it has (`grpc-timeout`); the caller's signal is the clock all the
  * same. What each status means:
  *
- *   OK                                           outputs, cut into rows; `unusable` where that cannot be done
+ *   OK                                           outputs, cut into rows; `unusable` where that cannot be done. Where the
+ *                                                reply is for all rows together, they go one at a time for a minute
  *   UNAVAILABLE, RESOURCE_EXHAUSTED              `busy`, for as long as grpc-retry-pushback-ms says, 1 s when it
  *                                                says nothing; but a message that is too large is `rejected`,
  *                                                since half of the batch may fit
@@ -28,7 +29,7 @@ import { ProtoFlaw } from "../protocol/protobuf.ts";
 import type { Events } from "../telemetry/events.ts";
 import type { Backend, Batch, Reply, Worker, WorkerHealth } from "./backend.ts";
 import { GrpcChannel, type GrpcResult } from "./grpc-channel.ts";
-import { workerNames } from "./http.ts";
+import { INSEPARABLE_HOLDS_MS, workerNames } from "./http.ts";
 import { failed, match, quote, rejected, unusable } from "./match.ts";
 import { headerLoad, HealthQuestions, type HealthRules, type Verdict } from "./worker-health.ts";
 import { WorkerTls, type WorkerTlsOptions } from "./worker-tls.ts";
@@ -129,6 +130,7 @@ class GrpcWorker implements Worker {
   #running = false;
   #reached = true;
   #stopped = false;
+  #aloneUntil = -Infinity;
   load: Worker["load"];
 
   constructor(
@@ -175,6 +177,11 @@ class GrpcWorker implements Worker {
     return questions === undefined || this.#reached ? undefined : (signal) => questions.ask(signal);
   }
 
+  /** Undefined: anything. */
+  get maxBatchSize(): number | undefined {
+    return this.#clock.now() < this.#aloneUntil ? 1 : undefined;
+  }
+
   async run(batch: Batch, signal: AbortSignal): Promise<Reply> {
     if (signal.aborted) return failed("aborted", "nobody");
     if (this.#stopped) return failed("worker was stopped", "nobody");
@@ -194,7 +201,9 @@ class GrpcWorker implements Worker {
       signal,
     );
     this.#running = false;
-    const reply = replyOf(batch, result);
+    const reply = replyOf(batch, result, () => {
+      this.#aloneUntil = this.#clock.now() + INSEPARABLE_HOLDS_MS;
+    });
     this.#noteReply(reply, headerLoad(result.headers));
     return reply;
   }
@@ -257,10 +266,11 @@ function isReady(message: Buffer): boolean {
   }
 }
 
-function replyOf(batch: Batch, result: GrpcResult): Reply {
+/** `inseparable` is called where the reply is for all rows together. */
+function replyOf(batch: Batch, result: GrpcResult, inseparable: () => void): Reply {
   switch (result.kind) {
     case "message":
-      return answer(batch, result.message);
+      return answer(batch, result.message, inseparable);
     case "status":
       return refusal(result);
     case "flawed":
@@ -270,13 +280,16 @@ function replyOf(batch: Batch, result: GrpcResult): Reply {
   }
 }
 
-function answer(batch: Batch, message: Buffer): Reply {
+function answer(batch: Batch, message: Buffer, inseparable: () => void): Reply {
   const { length } = batch.tasks;
   const read = outputsOf(message, length);
   if (read.flaw === undefined) return match(batch, read.outputs);
-  if (read.count === undefined)
-    return unusable(`worker's reply ${quote(read.flaw)}`, "worker's reply is flawed");
-  return unusable(`worker returned ${plural(read.count, "output")} for ${plural(length, "input")}`);
+  if (read.inseparable === true) {
+    inseparable();
+    if (read.rows !== undefined)
+      return unusable(`worker returned ${plural(read.rows, "output")} for ${plural(length, "input")}`);
+  }
+  return unusable(`worker's reply ${quote(read.flaw)}`, "worker's reply is flawed");
 }
 
 function plural(n: number, noun: string): string {

@@ -56,7 +56,7 @@ export interface HttpAround {
  */
 const IDLE_CONNECTION_MS = 1_000;
 /** So long a worker whose reply could not be cut gets one task at a time; then the next batch is tried. */
-const INSEPARABLE_HOLDS_MS = 60_000;
+export const INSEPARABLE_HOLDS_MS = 60_000;
 
 /** What holds for every connection to a worker. */
 export const CONNECTION = {

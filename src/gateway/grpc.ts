@@ -33,6 +33,8 @@ import type { EdgeTls } from "./tls.ts";
 
 export interface GrpcModel {
   readonly name: string;
+  /** It takes one task at a time (`maxBatchSize: 1`). */
+  readonly alone: boolean;
   readonly ready: () => boolean;
 }
 
@@ -248,7 +250,7 @@ export class GrpcDoor {
   async #infer(call: GrpcCall): Promise<void> {
     const { crossing } = this.#parts;
     const caller = await crossing.enter(call);
-    const drafts = draftsOf(await call.message());
+    const drafts = draftsOf(await call.message(), (name) => this.#model(name).alone);
     if (drafts.flaw !== undefined) throw malformed(drafts.flaw);
     const { maxRows } = this.#limits;
     if (drafts.inputs.length > maxRows) {

@@ -1,34 +1,15 @@
 /**
  * The answer of the Open Inference Protocol over HTTP, put together from the outputs of a request's rows.
  *
- * The rows of a tensor are joined along dimension 0. That is only right where each row brought one of its own: a model
- * that answers for a whole batch at once (a count, a list of boxes) must be asked with one row at a time, or as a whole
- * (`maxBatchSize: 1`). What came as bytes leaves as bytes, decoded straight into the one buffer that is sent.
+ * The rows of a tensor are joined along dimension 0 (`oip-outputs.ts`). What came as bytes leaves as bytes, decoded straight
+ * into the one buffer that is sent.
  */
 import { Refusal } from "../core/errors.ts";
 import type { Json } from "../core/task.ts";
-import { splitField, splitFields } from "../core/json-split.ts";
-import type { Fields } from "./fields.ts";
-import {
-  about,
-  BYTES_TYPE,
-  HEADER_LENGTH,
-  objectField,
-  objectPart,
-  quoted,
-  shapeField,
-  textField,
-} from "./oip-form.ts";
-import {
-  countFlat,
-  elementBytes,
-  elementsOf,
-  flatten,
-  joinFlat,
-  jsonFromRaw,
-  rawFromJson,
-  TensorFlaw,
-} from "./oip-tensors.ts";
+import { BYTES_TYPE, HEADER_LENGTH } from "./oip-body.ts";
+import { about, objectPart, quoted } from "./oip-fields.ts";
+import { headText, joinRows, type Part, rawBytes, readRow, type Row } from "./oip-outputs.ts";
+import { joinFlat, jsonFromRaw, rawFromJson, TensorFlaw } from "./oip-tensors.ts";
 import type { Answer } from "./protocol.ts";
 
 /** How a request wants its answer. */
@@ -38,25 +19,6 @@ export interface Asking {
   /** Outputs as bytes, unless `named` says otherwise. */
   readonly binary: boolean;
   readonly named: ReadonlyMap<string, boolean>;
-}
-
-/** One output of one row. */
-interface Part {
-  readonly name: string;
-  readonly datatype: string;
-  readonly shape: readonly number[];
-  readonly parameters: string;
-  /** A flat array. */
-  readonly data: Json | undefined;
-  /** base64, without quotes. */
-  readonly raw: string | undefined;
-}
-
-interface Row {
-  readonly parts: readonly Part[];
-  /** `,"model_version":"…"` and the like; "" where there is none. */
-  readonly version: string;
-  readonly parameters: string;
 }
 
 /** Throws a Refusal where the outputs are no tensors, or do not fit together. */
@@ -69,37 +31,6 @@ export function answerOf(outputs: readonly Json[], model: string, asking: Asking
   }
 }
 
-function readRow(text: Json): Row {
-  const fields = text.startsWith("{") ? splitFields(text) : undefined;
-  const { elements } = fields === undefined ? {} : splitField(text, "outputs");
-  if (fields === undefined || elements === undefined) {
-    throw new TensorFlaw("holds no tensors; ask this model by POST /v1/inference");
-  }
-  const version = fields.get("model_version");
-  return {
-    parts: elements.map(readPart),
-    version: version?.startsWith('"') === true ? `,"model_version":${version}` : "",
-    parameters: objectPart("parameters", objectField(fields, "parameters")),
-  };
-}
-
-function readPart(text: Json): Part {
-  const fields: Fields = splitFields(text) ?? new Map<string, Json>();
-  const [raw, data] = [fields.get("raw"), fields.get("data")];
-  if (raw?.startsWith('"') !== true && data === undefined)
-    throw new TensorFlaw('has an output without "data"');
-  return {
-    ...about("has an output that", () => ({
-      name: textField(fields, "name"),
-      datatype: textField(fields, "datatype"),
-      shape: shapeField(fields),
-      parameters: objectPart("parameters", objectField(fields, "parameters")),
-    })),
-    data: raw === undefined ? flatten(data!) : undefined,
-    raw: raw?.slice(1, -1),
-  };
-}
-
 /** An output of all rows, ready to be written. */
 interface Joined {
   readonly head: string;
@@ -108,15 +39,15 @@ interface Joined {
 }
 
 function written(rows: readonly Row[], model: string, { id, binary, named }: Asking): Answer {
-  const [first] = rows;
-  if (first === undefined || rows.some(({ parts }) => parts.length !== first.parts.length)) throw differing();
-  const tensors = first.parts.map((part, at) => {
-    const parts = rows.map((row) => row.parts[at]!);
-    return join(parts, shapeOf(parts), named.get(part.name) ?? binary);
+  const tensors = joinRows(rows, (parts, shape) => {
+    const { name } = parts[0]!;
+    return about(`has an output ${quoted(name)} that`, () => join(parts, shape, named.get(name) ?? binary));
   });
+  const { version, parameters } = rows[0]!;
   const head =
-    `{"model_name":${JSON.stringify(model)}${first.version}` +
-    `${id === undefined ? "" : `,"id":${JSON.stringify(id)}`}${first.parameters}` +
+    `{"model_name":${JSON.stringify(model)}` +
+    (version === undefined ? "" : `,"model_version":${JSON.stringify(version)}`) +
+    `${id === undefined ? "" : `,"id":${JSON.stringify(id)}`}${objectPart("parameters", parameters)}` +
     `,"outputs":[${tensors.map((tensor) => tensor.head).join(",")}]}`;
   const raws = tensors.flatMap((tensor) => tensor.raws);
   if (tensors.every((tensor) => tensor.raws.length === 0)) return { body: head };
@@ -133,50 +64,21 @@ function written(rows: readonly Row[], model: string, { id, binary, named }: Ask
   return { type: BYTES_TYPE, headers: [HEADER_LENGTH, String(headBytes)], body };
 }
 
-/** Of all rows together. */
-function shapeOf(parts: readonly Part[]): readonly number[] {
-  const [first] = parts as [Part, ...Part[]];
-  if (parts.length === 1) return first.shape;
-  const row = first.shape.slice(1).join();
-  for (const { name, datatype, shape } of parts) {
-    if (shape[0] !== 1) {
-      const which = `has an output ${quoted(name)} that is not one for each row`;
-      throw new TensorFlaw(`${which}; send one row in each request, or set maxBatchSize to 1`);
-    }
-    if (name !== first.name || datatype !== first.datatype || shape.slice(1).join() !== row)
-      throw differing();
-  }
-  return [parts.length, ...first.shape.slice(1)];
-}
-
 function join(parts: readonly Part[], shape: readonly number[], binary: boolean): Joined {
   const { name, datatype, parameters } = parts[0]!;
-  const head = `{"name":${JSON.stringify(name)},"datatype":${JSON.stringify(datatype)},"shape":[${shape.join(",")}]`;
-  const elements = elementsOf(shape);
-  if (!binary) {
-    const data = joinFlat(parts.map(valuesOf));
-    if (countFlat(data) !== elements) throw misfit(name);
-    return { head: `${head}${parameters},"data":${data}}`, raws: [] };
-  }
-  const raws = parts.map(({ raw, data }) => raw ?? rawFromJson(data!, datatype));
+  const head = headText(name, datatype, shape);
+  const own = objectPart("parameters", parameters);
+  if (!binary) return { head: `${head}${own},"data":${joinFlat(parts.map(valuesOf))}}`, raws: [] };
+  const raws = parts.map(({ raw, data }) => (data === undefined ? raw : rawFromJson(data, datatype)));
   const size = raws.reduce((sum, raw) => sum + bytesOf(raw), 0);
-  if (datatype !== "BYTES" && size !== elements * elementBytes(datatype)) throw misfit(name);
-  const more = parameters === "" ? "" : `,${parameters.slice(',"parameters":{'.length, -1)}`;
+  const more = own === "" ? "" : `,${own.slice(',"parameters":{'.length, -1)}`;
   return { head: `${head},"parameters":{"binary_data_size":${size}${more}}}`, raws };
 }
 
-function valuesOf({ raw, data, datatype }: Part): Json {
-  return raw === undefined ? data! : jsonFromRaw(Buffer.from(raw, "base64"), datatype);
+function valuesOf(part: Part): Json {
+  return part.data ?? jsonFromRaw(rawBytes(part), part.datatype);
 }
 
 function bytesOf(raw: string | Buffer): number {
   return typeof raw === "string" ? Buffer.byteLength(raw, "base64") : raw.length;
-}
-
-function misfit(name: string): TensorFlaw {
-  return new TensorFlaw(`has an output ${quoted(name)} with another size than its shape says`);
-}
-
-function differing(): TensorFlaw {
-  return new TensorFlaw("has rows of different shapes; send one row in each request");
 }

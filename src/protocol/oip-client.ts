@@ -13,19 +13,9 @@ import { splitFields } from "../core/json-split.ts";
 import type { Json } from "../core/task.ts";
 import { elementsOf, type Fields, invalid, readFields, stringField } from "./fields.ts";
 import { type Asking, answerOf } from "./oip-answer.ts";
-import {
-  about,
-  binarySize,
-  HEADER_LENGTH,
-  objectField,
-  objectPart,
-  ofKind,
-  partsOf,
-  quoted,
-  RawReader,
-  shapeField,
-  textField,
-} from "./oip-form.ts";
+import { binarySize, HEADER_LENGTH, partsOf, RawReader } from "./oip-body.ts";
+import { about, objectField, ofKind, quoted, shapeField, textField } from "./oip-fields.ts";
+import { formText } from "./oip-form.ts";
 import {
   countFlat,
   elementBytes,
@@ -41,8 +31,6 @@ import type { Asked, Drafts, Unbatched } from "./protocol.ts";
 
 const KNOWN = new Set(["id", "parameters", "inputs", "outputs"]);
 const KNOWN_OF_INPUT = new Set(["name", "shape", "datatype", "parameters", "data"]);
-/** When it should run, not what. */
-const NOT_THE_MODELS = new Set(["priority", "timeout"]);
 
 /** A request that has to pass the batches by. */
 class Bypass extends Error {}
@@ -57,12 +45,14 @@ export function readInfer(asked: Asked): Drafts | Unbatched {
       throw new Bypass("a raw body without JSON is not batched; describe it in JSON");
     const { json, raw } = partsOf(body, length?.trim());
     const request = readRequest(readFields(json), raw);
-    const whole = alone === true || undefined;
+    const whole = alone === true;
+    const { tensors, binary, outputs, parameters } = request;
     const { inputs, shapes } = whole ? wholeOf(request) : rowsOfRequest(request);
+    const described = tensors.map((tensor, at) => ({ ...tensor, shape: shapes[at]! }));
     return {
       model,
       inputs,
-      parameters: parametersText(request, shapes, version, whole),
+      parameters: formText({ binary, typed: false, whole, version, tensors: described, outputs, parameters }),
       render: (outputs, name) => answerOf(outputs, name, request.asking),
     };
   } catch (error) {
@@ -85,7 +75,7 @@ interface Request {
   readonly tensors: readonly Tensor[];
   readonly binary: boolean;
   readonly parameters: Fields | undefined;
-  /** As the client wrote them. */
+  /** Canonical. */
   readonly outputs: Json | undefined;
   readonly asking: Asking;
 }
@@ -171,7 +161,7 @@ function readOutputs(text: Json | undefined): { outputs: Json | undefined; binar
     const binary = parameters?.get("binary_data");
     if (binary !== undefined) binaryNames.set(name, binary === "true");
   }
-  return { outputs: texts.length === 0 ? undefined : text, binaryNames };
+  return { outputs: texts.length === 0 ? undefined : canonical(text), binaryNames };
 }
 
 interface Cut {
@@ -216,25 +206,4 @@ function checkCount(flat: Json, shape: readonly number[]): Json {
 
 function base64Text(bytes: Buffer): Json {
   return `"${bytes.toString("base64")}"`;
-}
-
-/** Keys in order, as canonical JSON has them. */
-function parametersText(
-  { tensors, binary, outputs, parameters }: Request,
-  shapes: Cut["shapes"],
-  version: string | undefined,
-  whole: true | undefined,
-): Json {
-  const inputs = tensors.map(
-    ({ name, datatype, parameters: own }, at) =>
-      `{"datatype":"${datatype}","name":${JSON.stringify(name)}` +
-      `${objectPart("parameters", own, (field) => field === "binary_data_size")},"shape":[${shapes[at]!.join(",")}]}`,
-  );
-  return (
-    `{${binary ? '"binary":true,' : ""}"inputs":[${inputs.join(",")}]` +
-    (outputs === undefined ? "" : `,"outputs":${canonical(outputs)}`) +
-    objectPart("parameters", parameters, (field) => NOT_THE_MODELS.has(field)) +
-    (version === undefined ? "" : `,"version":${JSON.stringify(version)}`) +
-    (whole ? ',"whole":true}' : "}")
-  );
 }

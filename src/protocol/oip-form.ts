@@ -1,145 +1,135 @@
 /**
- * What both ways of the Open Inference Protocol over HTTP share: the body in two parts, and the form of a task.
+ * A task of the Open Inference Protocol, whoever wrote it and whoever runs it: over HTTP (`oip-client.ts`, `oip-worker.ts`)
+ * and over gRPC (`oip-grpc.ts`, `oip-grpc-worker.ts`) it has the same form, so that either worker understands either client.
  *
- * A body is JSON, or JSON with raw tensors behind it (the binary extension): `Inference-Header-Content-Length` says
- * where the JSON ends, and `binary_data_size` of each tensor how many of the bytes are its own.
+ * One row of dimension 0 is one task:
  *
- * One row of dimension 0 is one task, in the same form as over gRPC (`oip-grpc.ts`):
- *
- *   parameters  {"binary":true?,"inputs":[{"datatype","name","parameters"?,"shape"}…],"outputs":[…]?,
+ *   parameters  {"binary":true?,"contents":true?,"inputs":[{"datatype","name","parameters"?,"shape"}…],"outputs":[…]?,
  *               "parameters":{…}?,"version":"…"?,"whole":true?}
- *               canonical; shapes without dimension 0, but with it where a request is not cut (`whole`)
+ *               canonical; shapes without dimension 0, but with it where a request is not cut (`whole`); `contents` where
+ *               a client of gRPC sent typed contents
  *   input       one element per tensor: base64 of its bytes where `binary`, else a flat array of its values
- *   output      {"outputs":[{"name","datatype","shape":[1,…],"parameters"?,"data":[…] or "raw":"base64"}…],
- *               "model_version"?,"parameters"?}
+ *   output      see `oip-outputs.ts`
+ *
+ * Only tasks whose parameters are equal share a call, so a batch is the rows one behind the other. Tasks also come by
+ * Ferry's own API: nothing is taken for granted.
  */
-import { canonical } from "../core/json.ts";
-import { splitFields } from "../core/json-split.ts";
+import { splitArray, splitFields } from "../core/json-split.ts";
 import type { Json } from "../core/task.ts";
 import type { Fields } from "./fields.ts";
-import { TensorFlaw } from "./oip-tensors.ts";
+import { objectField, objectPart, shapeField, textField } from "./oip-fields.ts";
+import { elementBytes, elementsOf, rowsOfRaw, TensorFlaw } from "./oip-tensors.ts";
 
-export const HEADER_LENGTH = "inference-header-content-length";
-export const BYTES_TYPE = "application/octet-stream";
-
-/** A body in its two parts. */
-export interface Parts {
-  readonly json: Buffer;
-  /** Undefined: it has only one. */
-  readonly raw: Buffer | undefined;
+export interface FormTensor {
+  readonly name: string;
+  readonly datatype: string;
+  /** With the number of rows where the form is `whole`, else without. */
+  readonly shape: readonly number[];
+  readonly parameters: Fields | undefined;
 }
 
-/** Throws a TensorFlaw. `length` is what the header says. */
-export function partsOf(body: Buffer, length: string | undefined): Parts {
-  if (length === undefined) return { json: body, raw: undefined };
-  const bytes = /^\d{1,15}$/.test(length) ? Number(length) : NaN;
-  if (!(bytes <= body.length)) {
-    throw new TensorFlaw(
-      `Inference-Header-Content-Length must be a number up to ${body.length}, the body's size`,
-    );
+export interface Form {
+  readonly binary: boolean;
+  readonly typed: boolean;
+  readonly whole: boolean;
+  readonly version: string | undefined;
+  readonly tensors: readonly FormTensor[];
+  /** Canonical. */
+  readonly outputs: Json | undefined;
+  readonly parameters: Fields | undefined;
+}
+
+/** When a request should run, not what; Ferry's business. */
+const NOT_THE_MODELS = new Set(["priority", "timeout"]);
+const NOT_TENSORS =
+  "this model's workers speak the Open Inference Protocol; ask for it by POST /v2/models/NAME/infer, or by ModelInfer of gRPC";
+
+/** Keys in order, as canonical JSON has them. */
+export function formText({ binary, typed, whole, version, tensors, outputs, parameters }: Form): Json {
+  const inputs = tensors.map(
+    ({ name, datatype, shape, parameters: own }) =>
+      `{"datatype":${JSON.stringify(datatype)},"name":${JSON.stringify(name)}` +
+      `${objectPart("parameters", own, (field) => field === "binary_data_size")},"shape":[${shape.join(",")}]}`,
+  );
+  return (
+    `{${binary ? '"binary":true,' : ""}${typed ? '"contents":true,' : ""}"inputs":[${inputs.join(",")}]` +
+    (outputs === undefined ? "" : `,"outputs":${outputs}`) +
+    objectPart("parameters", parameters, (field) => NOT_THE_MODELS.has(field)) +
+    (version === undefined ? "" : `,"version":${JSON.stringify(version)}`) +
+    (whole ? ',"whole":true}' : "}")
+  );
+}
+
+/** Of `tasks` that share a call. Throws a TensorFlaw. */
+export function readForm(parameters: Json, tasks: number): Form {
+  const form = parameters === "" ? undefined : formIn(parameters);
+  if (form === undefined) throw new TensorFlaw(NOT_TENSORS);
+  if (!form.whole || tasks === 1) return form;
+  throw new TensorFlaw(
+    `these are ${tasks} requests that were not cut into rows; they can only go one by one`,
+  );
+}
+
+function formIn(parameters: Json): Form | undefined {
+  const fields = splitFields(parameters);
+  const elements = splitArray(fields?.get("inputs") ?? "").elements ?? [];
+  if (fields === undefined || elements.length === 0) return undefined;
+  try {
+    return {
+      binary: fields.get("binary") === "true",
+      typed: fields.get("contents") === "true",
+      whole: fields.get("whole") === "true",
+      version: fields.get("version")?.startsWith('"') === true ? textField(fields, "version") : undefined,
+      tensors: elements.map(readTensor),
+      outputs: fields.get("outputs"),
+      parameters: objectField(fields, "parameters"),
+    };
+  } catch (error) {
+    if (error instanceof TensorFlaw) return undefined;
+    throw error;
   }
-  return { json: body.subarray(0, bytes), raw: body.subarray(bytes) };
 }
 
-/** Takes raw tensors one behind the other. */
-export class RawReader {
-  readonly #bytes: Buffer;
-  #at = 0;
+function readTensor(text: Json): FormTensor {
+  const fields = splitFields(text) ?? new Map<string, Json>();
+  return {
+    name: textField(fields, "name"),
+    datatype: textField(fields, "datatype"),
+    shape: shapeField(fields),
+    parameters: objectField(fields, "parameters"),
+  };
+}
 
-  constructor(bytes: Buffer | undefined) {
-    this.#bytes = bytes ?? Buffer.alloc(0);
+/** Of one task, each tensor's row: base64 without quotes, or a flat array. Throws a TensorFlaw. */
+export function readInput(text: Json, { tensors, binary }: Form): readonly string[] {
+  const { elements } = splitArray(text);
+  const mark = binary ? '"' : "[";
+  if (elements?.length !== tensors.length || !elements.every((element) => element.startsWith(mark))) {
+    throw new TensorFlaw(NOT_TENSORS);
   }
-
-  take(size: number): Buffer {
-    if (size > this.#bytes.length - this.#at) {
-      throw new TensorFlaw(
-        `says binary_data_size ${size}, but only ${this.#bytes.length - this.#at} bytes are left`,
-      );
-    }
-    this.#at += size;
-    return this.#bytes.subarray(this.#at - size, this.#at);
-  }
-
-  /** How many nobody has taken. */
-  get left(): number {
-    return this.#bytes.length - this.#at;
-  }
+  return binary ? elements.map((element) => element.slice(1, -1)) : elements;
 }
 
-/** `binary_data_size` of a tensor's parameters; undefined where it is not binary. */
-export function binarySize(parameters: Fields | undefined): number | undefined {
-  const text = parameters?.get("binary_data_size");
-  if (text === undefined) return undefined;
-  if (/^\d{1,15}$/.test(text)) return Number(text);
-  throw new TensorFlaw("has a binary_data_size that is no number of bytes");
-}
-
-/** Of an object's field that is an object itself; undefined where it is left out or null. Throws a TensorFlaw. */
-export function objectField(fields: Fields, name: string): Fields | undefined {
-  const text = fields.get(name);
-  if (text === undefined || text === "null") return undefined;
-  const found = splitFields(text);
-  if (found === undefined) throw new TensorFlaw(`has "${name}" that is no object`);
-  return found;
-}
-
-/** Throws a TensorFlaw where it is no string. */
-export function textField(fields: Fields, name: string): string {
-  const text = fields.get(name);
-  if (text?.startsWith('"') !== true) throw new TensorFlaw(`has no "${name}" that is a string`);
-  return JSON.parse(text) as string;
-}
-
-/** Throws a TensorFlaw where it is no array of integers. */
-export function shapeField(fields: Fields): readonly number[] {
-  const text = fields.get("shape");
-  if (text?.startsWith("[") !== true) throw new TensorFlaw('has no "shape"');
-  const shape = JSON.parse(text) as unknown[];
-  const good = shape.every((each): each is number => Number.isSafeInteger(each));
-  if (!good || shape.length > MAX_DIMENSIONS)
-    throw new TensorFlaw("has a shape that is no list of a few integers");
-  return shape;
-}
-
-const MAX_DIMENSIONS = 32;
-
-/** `,"name":{…}` of the fields but for some, canonical; "" where none is left. */
-export function objectPart(
-  name: string,
-  fields: Fields | undefined,
-  drop: (field: string) => boolean = () => false,
-): string {
-  if (fields === undefined) return "";
-  const parts: string[] = [];
-  for (const [field, text] of fields) if (!drop(field)) parts.push(`${JSON.stringify(field)}:${text}`);
-  return parts.length === 0 ? "" : `,${JSON.stringify(name)}:${canonical(`{${parts.join(",")}}`)}`;
+/** Of a call with so many rows. */
+export function callShape({ shape }: FormTensor, { whole }: Form, rows: number): readonly number[] {
+  return whole ? shape : [rows, ...shape];
 }
 
 /**
- * A flat array whose values are of the kind that the datatype has. Of numbers no more is looked at than that they are
- * some: there are servers that answer a text among them with a 500, which would be held against the server.
+ * How many bytes a row has, if they are as many as its shape says. One that is too long would push its neighbours' values
+ * into somebody else's answer. Throws a TensorFlaw.
  */
-export function ofKind(flat: Json, datatype: string): Json {
-  if (datatype === "BYTES") return flat;
-  const text = flat.includes('"');
-  // There is no u in a number, nor an a, but in true, false and null.
-  const word = datatype === "BOOL" ? flat.includes("n") : flat.includes("u") || flat.includes("a");
-  if (text || word)
-    throw new TensorFlaw(`holds ${text ? "a string" : "true, false or null"}, but is ${datatype}`);
-  return flat;
+export function rowBytes(base64: string, { datatype, shape }: FormTensor): number {
+  const bytes = Buffer.byteLength(base64, "base64");
+  const wanted = elementsOf(shape) * elementBytes(datatype);
+  if (datatype === "BYTES") rowsOfRaw(Buffer.from(base64, "base64"), datatype, [1, ...shape]);
+  else if (bytes !== wanted)
+    throw new TensorFlaw(`has a row of ${bytes} bytes, but its shape says ${wanted}`);
+  return bytes;
 }
 
-/** Puts before what is wrong whose fault it is: `input "x"`. */
-export function about<T>(subject: string, read: () => T): T {
-  try {
-    return read();
-  } catch (error) {
-    if (!(error instanceof TensorFlaw)) throw error;
-    throw new TensorFlaw(`${subject} ${error.message}`);
-  }
-}
-
-/** A name for such words. */
-export function quoted(name: string): string {
-  return JSON.stringify(name.slice(0, 64));
+/** Decodes a row of so many bytes to where it belongs; where the next one belongs. Throws a TensorFlaw. */
+export function putRow(into: Buffer, at: number, base64: string, bytes: number): number {
+  if (into.write(base64, at, bytes, "base64") !== bytes) throw new TensorFlaw("has a row that is not base64");
+  return at + bytes;
 }

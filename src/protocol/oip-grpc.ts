@@ -1,44 +1,21 @@
 /**
  * The Open Inference Protocol over gRPC: a client's ModelInfer becomes tasks, and their outputs its answer. The
- * other way, from a batch of tasks to a worker's ModelInfer and back, is `oip-grpc-worker.ts`.
+ * other way, from a batch of tasks to a worker's ModelInfer and back, is `oip-grpc-worker.ts`; the forms of a task and of its
+ * output stand in `oip-form.ts` and `oip-outputs.ts`.
  *
- * One row of dimension 0 is one task:
- *
- *   parameters  {"binary":true,"contents":true?,"inputs":[{"datatype","name","parameters"?,"shape"}…],
- *               "outputs":[{"name","parameters"?}…]?,"parameters":{…}?,"version":"…"?}
- *               shapes without dimension 0; `contents` where the client sent typed contents
- *   input       ["…","…"]: the row of each input tensor as base64
- *   output      {"outputs":[{"name","datatype","shape":[1,…],"raw":"…"}…],"contents":true?,"model_version"?,
- *               "parameters"?}; from workers of other protocols also "data":[…] instead of "raw"
- *
- * Only tasks whose parameters are equal share a call, so a batch is the rows one behind the other. A worker is
- * asked as its client asked, with raw or with typed contents, and a client is answered as the worker answered,
- * but a client that sent raw contents always gets raw ones.
+ * Each row is a task; for a model that takes one task at a time the request is one as a whole. A client is answered as the
+ * worker answered, with raw or with typed contents, but a client that sent raw contents always gets raw ones.
  *
  * `priority` and `timeout` are Ferry's business and stay here. Sequences and shared memory cannot be batched and
  * are refused.
  */
-import { splitField } from "../core/json-split.ts";
 import type { Json } from "../core/task.ts";
 import { hasContents, rawOfContents } from "./oip-contents.ts";
-import {
-  type Encoded,
-  type Flawed,
-  fieldText,
-  flawless,
-  isShape,
-  named,
-  parametersIn,
-  parametersPart,
-  quoted,
-} from "./oip-grpc-form.ts";
-import {
-  type InferRecord,
-  type Parameters,
-  readInferRequest,
-  writeInferResponse,
-  type WrittenTensor,
-} from "./oip-proto.ts";
+import { about, objectPart, quoted } from "./oip-fields.ts";
+import { formText } from "./oip-form.ts";
+import { type Encoded, type Flawed, flawless } from "./oip-grpc-flaw.ts";
+import { joinRows, type Part, rawBytes, readRow } from "./oip-outputs.ts";
+import { type InferRecord, NO_PARAMETERS, readInferRequest, writeInferResponse } from "./oip-proto.ts";
 import { rawFromJson, rowsOfRaw, TensorFlaw } from "./oip-tensors.ts";
 
 /** What must be known of a request to answer it. */
@@ -58,11 +35,13 @@ export interface InferDrafts extends InferCall {
   readonly flaw?: never;
 }
 
-/** Of a request; they say when it should run, not what. */
-const NOT_THE_MODELS = new Set(["priority", "timeout"]);
 const SEQUENCES = new Set(["sequence_id", "sequence_start", "sequence_end"]);
 
-export function draftsOf(bytes: Buffer): InferDrafts | Flawed {
+/** `alone`: whether the model of that name takes one task at a time. */
+export function draftsOf(
+  bytes: Buffer,
+  alone: (model: string) => boolean = () => false,
+): InferDrafts | Flawed {
   return flawless(() => {
     const record = readInferRequest(bytes);
     if (record.tensors.length === 0) throw new TensorFlaw("the request has no inputs");
@@ -71,29 +50,30 @@ export function draftsOf(bytes: Buffer): InferDrafts | Flawed {
         throw new TensorFlaw(`the parameter ${name} is of a sequence, which is not batched`);
     }
     const typed = record.raw.length === 0;
-    const rows = rowsOfTensors(record, typed);
+    const whole = alone(record.model);
+    const rows = rowsOfTensors(record, typed, whole);
     const inputs = Array.from({ length: rows[0]!.length }, (_, row) => {
       const texts = rows.map((tensor) => `"${tensor[row]!.toString("base64")}"`);
       return `[${texts.join(",")}]`;
     });
-    const parameters = parametersText(record, typed);
+    const parameters = parametersText(record, typed, whole);
     return { model: record.model, id: record.id, typed, parameters, inputs };
   });
 }
 
-/** The rows of each input. */
-function rowsOfTensors({ tensors, raw }: InferRecord, typed: boolean): Buffer[][] {
+/** The rows of each input; `whole`: it is one. */
+function rowsOfTensors({ tensors, raw }: InferRecord, typed: boolean, whole: boolean): Buffer[][] {
   if (!typed && raw.length !== tensors.length) {
     throw new TensorFlaw(`there are ${raw.length} raw contents for ${tensors.length} inputs`);
   }
   const found = tensors.map((tensor, at) =>
-    named("input", tensor.name, () => {
+    about(`input ${quoted(tensor.name)}`, () => {
       if (tensor.parameters.has("shared_memory_region"))
         throw new TensorFlaw("lies in shared memory, which Ferry cannot read; send its contents");
       if (!typed && tensor.contents.length > 0)
         throw new TensorFlaw("has typed contents beside the raw ones; send either");
       const bytes = typed ? rawOfContents(tensor.contents, tensor.datatype) : raw[at]!;
-      return rowsOfRaw(bytes, tensor.datatype, tensor.shape);
+      return rowsOfRaw(bytes, tensor.datatype, whole ? [1, ...tensor.shape] : tensor.shape);
     }),
   );
   const rows = found[0]!.length;
@@ -107,102 +87,42 @@ function rowsOfTensors({ tensors, raw }: InferRecord, typed: boolean): Buffer[][
   );
 }
 
-/** Keys in order, as canonical JSON has them. */
-function parametersText({ tensors, outputs, parameters, version }: InferRecord, typed: boolean): Json {
-  const inputs = tensors.map(
-    ({ name, datatype, shape, parameters }) =>
-      `{"datatype":${JSON.stringify(datatype)},"name":${JSON.stringify(name)}${parametersPart(parameters)},` +
-      `"shape":[${shape.slice(1).join(",")}]}`,
-  );
+function parametersText(record: InferRecord, typed: boolean, whole: boolean): Json {
+  const { tensors, outputs, parameters, version } = record;
   const asked = outputs.map(
-    ({ name, parameters }) => `{"name":${JSON.stringify(name)}${parametersPart(parameters)}}`,
+    ({ name, parameters: own }) => `{"name":${JSON.stringify(name)}${objectPart("parameters", own)}}`,
   );
-  const kept = new Map([...parameters].filter(([name]) => !NOT_THE_MODELS.has(name)));
-  return (
-    `{"binary":true,${typed ? '"contents":true,' : ""}"inputs":[${inputs.join(",")}]` +
-    (asked.length === 0 ? "" : `,"outputs":[${asked.join(",")}]`) +
-    parametersPart(kept) +
-    (version === "" ? "}" : `,"version":${JSON.stringify(version)}}`)
-  );
+  return formText({
+    binary: true,
+    typed,
+    whole,
+    version: version === "" ? undefined : version,
+    tensors: whole ? tensors : tensors.map((tensor) => ({ ...tensor, shape: tensor.shape.slice(1) })),
+    outputs: asked.length === 0 ? undefined : `[${asked.join(",")}]`,
+    parameters,
+  });
 }
 
 /** `outputs` in the order of the rows. */
 export function answerOf(call: InferCall, outputs: readonly Json[]): Encoded | Flawed {
-  return flawless(() => {
-    const rows = outputs.map(readOutput);
-    const [first] = rows;
-    if (first === undefined) throw new TensorFlaw("there is no output");
-    const tensors = first.tensors.map((tensor, at) =>
-      rows.length === 1
-        ? tensor
-        : joined(
-            rows.map(({ tensors }) => tensors[at]),
-            tensor,
-          ),
-    );
-    if (rows.some(({ tensors: each }) => each.length !== tensors.length)) throw differing();
-    const typed =
-      call.typed && rows.every((row) => row.typed) && tensors.every(({ datatype }) => hasContents(datatype));
-    const { version, parameters } = first;
-    const { model, id } = call;
-    return { parts: writeInferResponse({ model, id, version, parameters, tensors, typed }).parts() };
-  });
-}
-
-interface ReadOutput {
-  readonly tensors: readonly WrittenTensor[];
-  readonly version: string;
-  readonly parameters: Parameters;
-  /** It may leave as typed contents: the worker used them, or JSON. */
-  readonly typed: boolean;
-}
-
-const NOT_TENSORS = "this model does not answer with tensors; ask it by POST /v1/inference";
-
-function readOutput(text: Json): ReadOutput {
-  const { elements } = text.startsWith("{") ? splitField(text, "outputs") : {};
-  if (elements === undefined) throw new TensorFlaw(NOT_TENSORS);
-  const { model_version: version, contents } = JSON.parse(text) as Record<string, unknown>;
-  let json = false;
-  const tensors = elements.map((element) => {
-    const { tensor, data } = readRow(element);
-    json ||= data;
-    return tensor;
-  });
-  return {
-    tensors,
-    version: typeof version === "string" ? version : "",
-    parameters: parametersIn(text),
-    typed: contents === true || json,
-  };
-}
-
-function readRow(text: Json): { tensor: WrittenTensor; data: boolean } {
-  const { name, datatype, shape, raw } = JSON.parse(text) as Record<string, unknown>;
-  if (typeof name !== "string" || typeof datatype !== "string" || !isShape(shape))
-    throw new TensorFlaw(NOT_TENSORS);
-  const data = typeof raw === "string" ? undefined : fieldText(text, "data");
-  if (typeof raw !== "string" && data === undefined) throw new TensorFlaw(NOT_TENSORS);
-  const bytes = named("output", name, () =>
-    typeof raw === "string" ? Buffer.from(raw, "base64") : rawFromJson(data!, datatype),
+  return flawless(() =>
+    about("the model's answer", () => {
+      const rows = outputs.map(readRow);
+      const tensors = joinRows(rows, (parts, shape) => {
+        const { name, datatype, parameters = NO_PARAMETERS } = parts[0]!;
+        const raws = about(`has an output ${quoted(name)} that`, () => parts.map(asBytes));
+        return { name, datatype, shape, parameters, raw: raws.length === 1 ? raws[0]! : Buffer.concat(raws) };
+      });
+      // It may leave as typed contents where the worker used them, or JSON.
+      const isTyped = rows.every((row) => row.typed || row.parts.some(({ data }) => data !== undefined));
+      const typed = call.typed && isTyped && tensors.every(({ datatype }) => hasContents(datatype));
+      const { version = "", parameters = NO_PARAMETERS } = rows[0]!;
+      const { model, id } = call;
+      return { parts: writeInferResponse({ model, id, version, parameters, tensors, typed }).parts() };
+    }),
   );
-  const tensor = { name, datatype, shape, parameters: parametersIn(text), raw: bytes };
-  return { tensor, data: data !== undefined };
 }
 
-/** The same output of several rows as one tensor. */
-function joined(parts: readonly (WrittenTensor | undefined)[], like: WrittenTensor): WrittenTensor {
-  const row = like.shape.slice(1).join();
-  let rows = 0;
-  const raws = parts.map((part) => {
-    const same = part?.name === like.name && part.datatype === like.datatype && part.shape.length > 0;
-    if (!same || part.shape.slice(1).join() !== row) throw differing();
-    rows += part.shape[0]!;
-    return part.raw;
-  });
-  return { ...like, shape: [rows, ...like.shape.slice(1)], raw: Buffer.concat(raws) };
-}
-
-function differing(): TensorFlaw {
-  return new TensorFlaw("the outputs of the rows differ in shape; send one row in each request");
+function asBytes(part: Part): Buffer {
+  return part.data === undefined ? rawBytes(part) : rawFromJson(part.data, part.datatype);
 }

@@ -10,8 +10,8 @@
  */
 import { without } from "./fields.ts";
 import { kserveError, nameIn } from "./kserve-v1.ts";
+import { BYTES_TYPE } from "./oip-body.ts";
 import { readInfer } from "./oip-client.ts";
-import { BYTES_TYPE } from "./oip-form.ts";
 import { inferCall, inferOutputs } from "./oip-worker.ts";
 import type { About, AboutRoute, Answer, Protocol } from "./protocol.ts";
 

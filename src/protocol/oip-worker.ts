@@ -8,59 +8,18 @@
  * have been written by a client of Ferry's own API, so that nothing is taken for granted.
  */
 import { isUtf8 } from "node:buffer";
-import { splitArray, splitField, splitFields } from "../core/json-split.ts";
+import { splitField, splitFields } from "../core/json-split.ts";
 import type { Json } from "../core/task.ts";
-import { detached, type Fields } from "./fields.ts";
-import {
-  about,
-  binarySize,
-  BYTES_TYPE,
-  HEADER_LENGTH,
-  objectField,
-  objectPart,
-  ofKind,
-  partsOf,
-  quoted,
-  RawReader,
-  shapeField,
-  textField,
-} from "./oip-form.ts";
-import {
-  countFlat,
-  elementBytes,
-  elementsOf,
-  flatten,
-  joinFlat,
-  rowsOfFlat,
-  rowsOfRaw,
-  TensorFlaw,
-} from "./oip-tensors.ts";
+import { binarySize, BYTES_TYPE, HEADER_LENGTH, partsOf, RawReader } from "./oip-body.ts";
+import { about, objectField, objectPart, ofKind, quoted, shapeField, textField } from "./oip-fields.ts";
+import { callShape, type Form, type FormTensor, putRow, readForm, readInput, rowBytes } from "./oip-form.ts";
+import { type Beside, cutReply, headText, type OutputTensor } from "./oip-outputs.ts";
+import { countFlat, elementsOf, flatten, joinFlat, TensorFlaw } from "./oip-tensors.ts";
 import type { Call, Outputs, Replied } from "./protocol.ts";
-
-const NOT_TENSORS =
-  "this model's workers speak the Open Inference Protocol; ask for it by POST /v2/models/NAME/infer";
-
-interface FormTensor {
-  readonly name: string;
-  readonly datatype: string;
-  /** With the number of rows where the form is `whole`, else without. */
-  readonly shape: readonly number[];
-  readonly parameters: Fields | undefined;
-}
-
-interface Form {
-  readonly binary: boolean;
-  readonly whole: boolean;
-  readonly version: string | undefined;
-  readonly tensors: readonly FormTensor[];
-  /** `,"outputs":…` and `,"parameters":…`; "" where there are none. */
-  readonly rest: string;
-}
 
 export function inferCall(inputs: readonly Json[], parameters: Json, model: string): Call {
   try {
-    const form = readForm(parameters);
-    if (form.whole && inputs.length > 1) throw new TensorFlaw(NOT_TENSORS);
+    const form = readForm(parameters, inputs.length);
     const rows = inputs.map((input) => readInput(input, form));
     const path = form.version === undefined ? {} : { path: pathOf(model, form.version) };
     return { ...path, ...(form.binary ? binaryCall(form, rows) : jsonCall(form, rows)) };
@@ -74,46 +33,14 @@ function pathOf(model: string, version: string): string {
   return `/v2/models/${encodeURIComponent(model)}/versions/${encodeURIComponent(version)}/infer`;
 }
 
-function readForm(parameters: Json): Form {
-  const fields = parameters === "" ? undefined : splitFields(parameters);
-  const { elements } = fields?.has("inputs") === true ? splitField(parameters, "inputs") : {};
-  if (fields === undefined || elements === undefined || elements.length === 0)
-    throw new TensorFlaw(NOT_TENSORS);
-  const version = fields.get("version");
-  const part = (name: string): string => (fields.has(name) ? `,"${name}":${fields.get(name)}` : "");
-  return {
-    binary: fields.get("binary") === "true",
-    whole: fields.get("whole") === "true",
-    version: version?.startsWith('"') === true ? (JSON.parse(version) as string) : undefined,
-    tensors: elements.map((text) => {
-      const own = splitFields(text);
-      if (own === undefined) throw new TensorFlaw(NOT_TENSORS);
-      return {
-        name: textField(own, "name"),
-        datatype: textField(own, "datatype"),
-        shape: shapeField(own),
-        parameters: objectField(own, "parameters"),
-      };
-    }),
-    rest: part("outputs") + part("parameters"),
-  };
-}
-
-/** Of one task, each tensor's row: base64 without quotes, or a flat array. */
-function readInput(text: Json, { tensors, binary }: Form): readonly string[] {
-  const { elements } = splitArray(text);
-  const mark = binary ? '"' : "[";
-  if (elements?.length !== tensors.length || !elements.every((element) => element.startsWith(mark))) {
-    throw new TensorFlaw(NOT_TENSORS);
-  }
-  return binary ? elements.map((element) => element.slice(1, -1)) : elements;
-}
-
 type Rows = readonly (readonly string[])[];
 
-function headOf({ name, datatype, shape }: FormTensor, { whole }: Form, rows: number): string {
-  const dimensions = whole ? shape : [rows, ...shape];
-  return `{"name":${JSON.stringify(name)},"shape":[${dimensions.join(",")}],"datatype":${JSON.stringify(datatype)}`;
+function headOf(tensor: FormTensor, form: Form, rows: number): string {
+  return headText(tensor.name, tensor.datatype, callShape(tensor, form, rows));
+}
+
+function restOf({ outputs, parameters }: Form): string {
+  return (outputs === undefined ? "" : `,"outputs":${outputs}`) + objectPart("parameters", parameters);
 }
 
 function jsonCall(form: Form, rows: Rows): Call {
@@ -123,9 +50,10 @@ function jsonCall(form: Form, rows: Rows): Call {
     const own = objectPart("parameters", tensor.parameters);
     return `${headOf(tensor, form, rows.length)}${own},"data":${joinFlat(texts)}}`;
   });
-  const body = `{"inputs":[${inputs.join(",")}]${form.rest}}`;
+  const rest = restOf(form);
+  const body = `{"inputs":[${inputs.join(",")}]${rest}}`;
   // Its outputs may come as bytes all the same.
-  return form.rest.includes('"binary_data') ? { body, headers: { accept: "*/*" } } : { body };
+  return rest.includes('"binary_data') ? { body, headers: { accept: "*/*" } } : { body };
 }
 
 function checked(text: Json, { name, datatype }: FormTensor, wanted: number): Json {
@@ -139,7 +67,7 @@ function checked(text: Json, { name, datatype }: FormTensor, wanted: number): Js
 
 function binaryCall(form: Form, rows: Rows): Call {
   const sizes = form.tensors.map((tensor, at) =>
-    about(`input ${quoted(tensor.name)}`, () => rows.map((row) => checkedBytes(row[at]!, tensor))),
+    about(`input ${quoted(tensor.name)}`, () => rows.map((row) => rowBytes(row[at]!, tensor))),
   );
   const inputs = form.tensors.map((tensor, at) => {
     const size = sizes[at]!.reduce((sum, bytes) => sum + bytes, 0);
@@ -147,28 +75,15 @@ function binaryCall(form: Form, rows: Rows): Call {
     const more = own === "" ? "" : `,${own.slice(',"parameters":{'.length, -1)}`;
     return `${headOf(tensor, form, rows.length)},"parameters":{"binary_data_size":${size}${more}}}`;
   });
-  const head = `{"inputs":[${inputs.join(",")}]${form.rest}}`;
+  const head = `{"inputs":[${inputs.join(",")}]${restOf(form)}}`;
   const headBytes = Buffer.byteLength(head);
   const total = sizes.flat().reduce((sum, bytes) => sum + bytes, headBytes);
   const body = Buffer.allocUnsafe(total);
   let at = body.write(head, "utf8");
   for (const [tensor, each] of sizes.entries()) {
-    for (const [row, size] of each.entries()) {
-      if (body.write(rows[row]![tensor]!, at, size, "base64") !== size) throw new TensorFlaw(NOT_TENSORS);
-      at += size;
-    }
+    for (const [row, size] of each.entries()) at = putRow(body, at, rows[row]![tensor]!, size);
   }
   return { type: BYTES_TYPE, headers: { [HEADER_LENGTH]: String(headBytes) }, body };
-}
-
-/** How many bytes a row has, if they are as many as its shape says. */
-function checkedBytes(base64: string, { datatype, shape }: FormTensor): number {
-  const bytes = Buffer.byteLength(base64, "base64");
-  const wanted = elementsOf(shape) * elementBytes(datatype);
-  if (datatype === "BYTES") rowsOfRaw(Buffer.from(base64, "base64"), datatype, [1, ...shape]);
-  else if (bytes !== wanted)
-    throw new TensorFlaw(`has a row of ${bytes} bytes, but its shape says ${wanted}`);
-  return bytes;
 }
 
 /** The output of each task, from a worker's reply. */
@@ -178,24 +93,10 @@ export function inferOutputs(reply: Replied, inputs: readonly Json[]): Outputs {
     const text = parsed(json);
     const { elements, flaw } = splitField(text, "outputs");
     if (flaw !== undefined) return { flaw };
-    if (elements.length === 0) return { flaw: "holds no outputs" };
     const reader = new RawReader(raw);
     const tensors = elements.map((element) => readOutput(element, reader));
     if (reader.left > 0) return { flaw: `has ${reader.left} bytes behind its last output` };
-    const odd = tensors.find(({ shape }) => inputs.length > 1 && shape[0] !== inputs.length);
-    if (odd !== undefined) {
-      const of = `${quoted(odd.name)} of shape [${odd.shape.join(",")}]`;
-      return { flaw: `has an output ${of} for ${inputs.length} rows`, inseparable: true };
-    }
-    const cut = tensors.map((tensor) =>
-      about(`has an output ${quoted(tensor.name)}`, () => cutOutput(tensor, inputs.length)),
-    );
-    const tail = tailOf(text);
-    return {
-      outputs: inputs.map((_, row) =>
-        detached(`{"outputs":[${cut.map((each) => each[row]).join(",")}]${tail}`),
-      ),
-    };
+    return cutReply(tensors, inputs.length, besideOutputs(text));
   } catch (error) {
     if (error instanceof TensorFlaw) return { flaw: error.message };
     throw error;
@@ -213,15 +114,6 @@ function parsed(json: Buffer): Json {
   }
 }
 
-interface OutputTensor {
-  readonly name: string;
-  readonly datatype: string;
-  readonly shape: readonly number[];
-  readonly parameters: string;
-  /** Bytes, or a flat array. */
-  readonly payload: Buffer | Json;
-}
-
 function readOutput(text: Json, reader: RawReader): OutputTensor {
   const fields = splitFields(text);
   if (fields === undefined) throw new TensorFlaw("has an output that is no object");
@@ -235,34 +127,18 @@ function readOutput(text: Json, reader: RawReader): OutputTensor {
       name,
       datatype: textField(fields, "datatype"),
       shape: shapeField(fields),
-      parameters: objectPart("parameters", parameters, (field) => field === "binary_data_size"),
+      parameters,
       payload: size === undefined ? flatten(data!) : reader.take(size),
     };
   });
 }
 
-/** The rows of an output as JSON objects; a batch of one may have any shape, also none. */
-function cutOutput(
-  { name, datatype, shape, parameters, payload }: OutputTensor,
-  rows: number,
-): readonly Json[] {
-  const all = rows === 1 ? [1, ...shape] : shape;
-  const own = rows === 1 ? shape : [1, ...shape.slice(1)];
-  const head = `{"name":${JSON.stringify(name)},"datatype":${JSON.stringify(datatype)},"shape":[${own.join(",")}]${parameters}`;
-  if (typeof payload !== "string") {
-    return rowsOfRaw(payload, datatype, all).map((row) => `${head},"raw":"${row.toString("base64")}"}`);
-  }
-  const [count, wanted] = [countFlat(payload), elementsOf(shape)];
-  if (count !== wanted) throw new TensorFlaw(`holds ${count} values, but its shape says ${wanted}`);
-  const cut = rows === 1 ? [payload] : rowsOfFlat(payload, rows);
-  return cut.map((row) => `${head},"data":${row}}`);
-}
-
-/** What is said beside the outputs, up to the end of the object. */
-function tailOf(text: Json): string {
-  const fields = splitFields(text);
-  const version = fields?.get("model_version");
-  const parameters = fields === undefined ? undefined : objectField(fields, "parameters");
-  const named = version?.startsWith('"') === true ? `,"model_version":${version}` : "";
-  return `${named}${objectPart("parameters", parameters)}}`;
+function besideOutputs(text: Json): Beside {
+  const fields = splitFields(text) ?? new Map<string, Json>();
+  const named = fields.get("model_version")?.startsWith('"') === true;
+  return {
+    version: named ? textField(fields, "model_version") : undefined,
+    parameters: objectField(fields, "parameters"),
+    typed: false,
+  };
 }

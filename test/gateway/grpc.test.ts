@@ -105,6 +105,53 @@ describe("ModelInfer", () => {
       answers.map((answer) => rawValues(answer)[0]),
       [2, 4, 6, 8],
     );
+    const before = sizes.length;
+    await Promise.all([5, 6, 7, 8].map((value) => stage.client.infer(rawRequest([[value]]))));
+    assert.deepEqual(sizes.slice(before), [1, 1, 1, 1], "it is remembered");
+    const two = await failure(stage.client.infer(rawRequest([[9], [10]])));
+    assert.equal(two.code, codes.INTERNAL);
+    assert.match(two.details, /"sum" that is not one for each row; send one row/);
+  });
+
+  test("a model without a dimension for batches gets requests as they are, over gRPC and HTTP", async () => {
+    const shapes: unknown[] = [];
+    await using stage = await GrpcStage.open(
+      (request) => {
+        shapes.push(request.inputs[0]!.shape);
+        const count = rawValues({
+          ...request,
+          outputs: [],
+          raw_output_contents: request.raw_input_contents!,
+        }).length;
+        const y = { name: "count", datatype: "FP32", shape: [] };
+        const raw = Buffer.from(new Float32Array([count]).buffer);
+        return { model_name: "m", outputs: [y], raw_output_contents: [raw] };
+      },
+      { model: { maxBatchSize: 1 } },
+    );
+    assert.deepEqual(
+      rawValues(
+        await stage.client.infer(
+          rawRequest([
+            [1, 2],
+            [3, 4],
+            [5, 6],
+          ]),
+        ),
+      ),
+      [6],
+    );
+    const response = await fetch(`${stage.ferry.apiUrl}/v2/models/m/infer`, {
+      method: "POST",
+      headers: { "content-type": "application/json" },
+      body: '{"inputs":[{"name":"x","shape":[2,2],"datatype":"FP32","data":[1,2,3,4]}]}',
+    });
+    const { outputs } = (await response.json()) as { outputs: unknown };
+    assert.deepEqual(outputs, [{ name: "count", datatype: "FP32", shape: [], data: [4] }]);
+    assert.deepEqual(shapes, [
+      ["3", "2"],
+      ["2", "2"],
+    ]);
   });
 
   test("a message of several megabytes each way", async () => {

@@ -40,7 +40,10 @@ describe("kserve-v1", () => {
   test("instances come back in order whatever the batch", () => {
     fc.assert(
       fc.property(
-        fc.array(fc.jsonValue({ maxDepth: 2 }), { minLength: 1 }),
+        // A key "__proto__" is refused, whatever stands under it.
+        fc
+          .array(fc.jsonValue({ maxDepth: 2 }), { minLength: 1 })
+          .filter((all) => !JSON.stringify(all).includes("__proto__")),
         fc.integer({ min: 1, max: 4 }),
         (all, size) => {
           const request = drafts(JSON.stringify({ instances: all }));

@@ -4,7 +4,8 @@ import { describe, test } from "node:test";
 import { callOf } from "../../src/protocol/oip-grpc-worker.ts";
 import { rawFromJson } from "../../src/protocol/oip-tensors.ts";
 import { readRequest } from "./oip-service.ts";
-import { called, drafted, floats, pair } from "./oip-walk.ts";
+import { drafts, worker } from "./oip-stage.ts";
+import { called, drafted, floats, outputs, pair } from "./oip-walk.ts";
 
 describe("a batch becomes one call", () => {
   test("rows of several requests stand one behind the other", () => {
@@ -72,6 +73,43 @@ describe("a batch becomes one call", () => {
       callOf({ id: "b", parameters: words, inputs: [two, none] }, "m", "").flaw!,
       /"t" has 5 bytes behind/,
     );
+  });
+
+  test("requests that HTTP did not cut go as they are, one by one", () => {
+    const body =
+      '{"inputs":[{"name":"x","shape":[2,2],"datatype":"FP32","data":[1,2,3,4]},' +
+      '{"name":"n","shape":[],"datatype":"INT64","data":[9007199254740993]}]}';
+    const whole = drafts(body, {}, { alone: true });
+    const { inputs, parameters } = whole;
+    const call = callOf({ id: "b", parameters, inputs }, "m", "");
+    assert.ok(call.flaw === undefined, String(call.flaw));
+    const sent = readRequest(Buffer.concat(call.parts));
+    assert.deepEqual(
+      sent.inputs.map(({ shape }) => shape),
+      [["2", "2"], undefined],
+    );
+    assert.deepEqual(sent.raw_input_contents, [
+      floats(1, 2, 3, 4),
+      rawFromJson("[9007199254740993]", "INT64"),
+    ]);
+    const count = { name: "count", datatype: "INT64", shape: [] };
+    const reply = { model_name: "m", outputs: [count], raw_output_contents: [rawFromJson("[4]", "INT64")] };
+    assert.match(String(whole.render(outputs(reply, 1), "m").body), /"shape":\[\],"data":\[4\]/);
+    const two = [...inputs, ...inputs];
+    assert.match(callOf({ id: "b", parameters, inputs: two }, "m", "").flaw!, /one by one/);
+    assert.match(worker.call(two, parameters, "m").flaw!, /one by one/);
+  });
+
+  test("what HTTP clients say about their bodies stays behind", () => {
+    const { inputs, parameters } = drafts(
+      '{"inputs":[{"name":"x","shape":[1],"datatype":"FP32","data":[1]}],"parameters":{"binary_data_output":true,"k":2},' +
+        '"outputs":[{"name":"y","parameters":{"binary_data":true,"classification":3}}]}',
+    );
+    const call = callOf({ id: "b", parameters, inputs }, "m", "");
+    assert.ok(call.flaw === undefined, String(call.flaw));
+    const sent = readRequest(Buffer.concat(call.parts));
+    assert.deepEqual(Object.keys(sent.parameters!), ["k"]);
+    assert.deepEqual(Object.keys(sent.outputs![0]!.parameters!), ["classification"]);
   });
 
   test("tasks of other protocols are told which one it is", () => {

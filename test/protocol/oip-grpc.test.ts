@@ -6,8 +6,11 @@ import { canonical } from "../../src/core/json.ts";
 import { outputsOf } from "../../src/protocol/oip-grpc-worker.ts";
 import { answerOf, draftsOf } from "../../src/protocol/oip-grpc.ts";
 import { rawFromJson } from "../../src/protocol/oip-tensors.ts";
-import { type InferResponse, responseBytes } from "./oip-service.ts";
+import { type InferResponse, requestBytes, responseBytes } from "./oip-service.ts";
+import { drafts } from "./oip-stage.ts";
 import { answered, called, drafted, floats, outputs, pair, refused } from "./oip-walk.ts";
+
+const ID = rawFromJson("[7]", "INT64");
 
 describe("a request becomes tasks", () => {
   test("one per row, with what they share as canonical parameters", () => {
@@ -60,6 +63,35 @@ describe("a request becomes tasks", () => {
     assert.deepEqual(sent.inputs[0]!.contents!.fp32_contents, [1, 2, 3, 4, 5, 6]);
     assert.deepEqual(sent.inputs[1]!.contents!.int64_contents, ["7", "9223372036854775807"]);
     assert.equal(sent.raw_input_contents, undefined);
+  });
+
+  test("a model that takes one task at a time gets the request as a whole", () => {
+    const shapes = [
+      { name: "x", datatype: "FP32", shape: [3, 2] },
+      { name: "ids", datatype: "INT64", shape: [] },
+    ];
+    const request = { ...pair, inputs: shapes, raw_input_contents: [floats(1, 2, 3, 4, 5, 6), ID] };
+    const whole = draftsOf(requestBytes(request), (model) => model === "m");
+    assert.ok(whole.flaw === undefined, String(whole.flaw));
+    assert.equal(whole.inputs.length, 1);
+    assert.equal(
+      whole.parameters,
+      '{"binary":true,"inputs":[{"datatype":"FP32","name":"x","shape":[3,2]},' +
+        '{"datatype":"INT64","name":"ids","shape":[]}],"whole":true}',
+    );
+    const sent = called(whole);
+    assert.deepEqual(
+      sent.inputs.map(({ shape }) => shape),
+      [["3", "2"], undefined],
+    );
+    assert.deepEqual(sent.raw_input_contents, request.raw_input_contents);
+    const y = { name: "y", datatype: "FP32", shape: [2] };
+    const reply = { model_name: "m", outputs: [y], raw_output_contents: [floats(8, 9)] };
+    const answer = answered(whole, outputs(reply, 1));
+    assert.deepEqual(answer.outputs[0]!.shape, ["2"]);
+    assert.deepEqual(answer.raw_output_contents, [floats(8, 9)]);
+    const long = { ...request, raw_input_contents: [floats(1), ID] };
+    assert.match(draftsOf(requestBytes(long), () => true).flaw!, /"x" has 4 bytes/);
   });
 
   test("what cannot be cut or read is refused in words", () => {
@@ -209,12 +241,16 @@ describe("a reply becomes outputs", () => {
       }),
       2,
     );
-    assert.deepEqual(odd, { flaw: 'holds an output "y" whose dimension 0 is not 2', count: 3 });
+    assert.deepEqual(odd, { flaw: 'has an output "y" of shape [3] for 2 rows', inseparable: true, rows: 3 });
     const none = outputsOf(
       responseBytes({ model_name: "m", outputs: [{ ...y, shape: [] }], raw_output_contents: [floats(1)] }),
       2,
     );
-    assert.ok(none.flaw !== undefined && none.count === undefined);
+    assert.deepEqual(none, {
+      flaw: 'has an output "y" of shape [] for 2 rows',
+      inseparable: true,
+      rows: undefined,
+    });
   });
 
   test("replies that lie about themselves are flawed", () => {
@@ -245,20 +281,40 @@ describe("a reply becomes outputs", () => {
 
   test("answers that are no tensors, or do not fit together, say so", () => {
     const flawOf = (...texts: string[]): string => answerOf(drafted(pair), texts).flaw!;
-    for (const text of [
-      '"hello"',
-      "[1]",
-      "{}",
-      '{"outputs":[]}'.replace("[]", "3"),
-      '{"outputs":[{"name":"y"}]}',
-      "null",
-    ])
-      assert.match(flawOf(text), /does not answer with tensors/, text);
+    for (const text of ['"hello"', "[1]", "{}", '{"outputs":3}', "null"])
+      assert.match(flawOf(text), /^the model's answer holds no tensors; ask this model by POST/, text);
+    assert.match(flawOf('{"outputs":[{"name":"y"}]}'), /output "y" that has no "data"/);
     const row = (shape: string): string =>
       `{"outputs":[{"name":"y","datatype":"FP32","shape":${shape},"raw":"AAAAAA=="}]}`;
-    assert.match(flawOf(row("[1,1]"), row("[1]")), /differ in shape/);
-    assert.match(flawOf(row("[]"), row("[]")), /differ in shape/);
-    assert.match(flawOf(row("[1]"), '{"outputs":[]}'), /differ in shape/);
+    assert.match(flawOf(row("[1,1]"), row("[1]")), /rows of different shapes/);
+    assert.match(flawOf(row("[1]"), '{"outputs":[]}'), /rows of different shapes/);
+    assert.match(flawOf(row("[]"), row("[]")), /not one for each row/);
+  });
+
+  test("rows that did not bring one of their own are not joined, nor such as make up for each other", () => {
+    const row = (shape: number[], data: number[] | string[], datatype = "FP32"): string =>
+      JSON.stringify({ outputs: [{ name: "y", datatype, shape, data }] });
+    const raw = (shape: number[], bytes: Buffer, datatype = "FP32"): string =>
+      JSON.stringify({ outputs: [{ name: "y", datatype, shape, raw: bytes.toString("base64") }] });
+    const words = (...of: string[]): Buffer => rawFromJson(JSON.stringify(of), "BYTES");
+    const http = drafts('{"inputs":[{"name":"x","shape":[2],"datatype":"FP32","data":[1,2]}]}');
+    const cases: [one: string, other: string, words: RegExp][] = [
+      [row([2, 1], [1, 2]), row([2, 1], [3, 4]), /not one for each row/],
+      [row([2, 1], [1, 2]), row([1, 1], [3]), /not one for each row/],
+      [row([0, 1], []), row([2, 1], [3, 4]), /not one for each row/],
+      [row([1, 1], [1, 2]), row([1, 1], []), /another size than its shape says/],
+      [raw([1, 1], floats(1, 2)), raw([1, 1], Buffer.alloc(0)), /another size than its shape says/],
+      [raw([1], words("a", "b"), "BYTES"), raw([1], words(), "BYTES"), /behind the 1 elements/],
+      [
+        raw([1], floats(1)),
+        '{"outputs":[{"name":"y","datatype":"FP32","shape":[1],"raw":"!!!!!!"}]}',
+        /base64/,
+      ],
+    ];
+    for (const [one, other, why] of cases) {
+      assert.match(answerOf(drafted(pair), [one, other]).flaw!, why, one);
+      assert.throws(() => http.render([one, other], "m"), why, one);
+    }
   });
 });
 

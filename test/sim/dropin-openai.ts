@@ -1,14 +1,9 @@
-/**
- * OpenAI's embeddings, both ends. A text is `t<serial>.<position>` or, where several requests may share it,
- * `s<number>.0`; tokens are the same two numbers. An embedding is [kind, serial, position, dimensions].
- */
+/** OpenAI's embeddings, both ends. An embedding is [kind, serial, position, dimensions]. */
 import assert from "node:assert/strict";
 import type { Call } from "../../src/protocol/protocol.ts";
 import type { SimRequest, Speaker } from "./dropin-table.ts";
 import type { Dice } from "./plan.ts";
-import { howMany } from "./dropin-dice.ts";
-
-type Input = string | readonly number[];
+import { howMany, type Input, isBad, sameNumbers, textFor, vectorOf } from "./dropin-dice.ts";
 
 interface Asked {
   readonly input: readonly Input[];
@@ -22,14 +17,6 @@ interface Element {
   readonly embedding: unknown;
 }
 
-const KINDS = ["t", "s", "bad"];
-
-function vectorOf(input: Input, dimensions = 0): number[] {
-  if (typeof input !== "string") return [9, input[0]!, input[1]!, dimensions];
-  const [, kind, serial, position] = /^([a-z]+)(\d+)\.(\d+)$/.exec(input)!;
-  return [KINDS.indexOf(kind!), Number(serial), Number(position), dimensions];
-}
-
 export const embeddings: Speaker = { make, elements, reply, shuffles: true, bend };
 
 function make(dice: Dice, serial: number, model: string): SimRequest {
@@ -37,7 +24,7 @@ function make(dice: Dice, serial: number, model: string): SimRequest {
   const bad = !tokens && dice.chance(0.01);
   const count = howMany(dice);
   const inputs: Input[] = Array.from({ length: count }, (_, at) =>
-    tokens ? [serial, at] : dice.chance(0.15) ? `s${dice.upTo(20)}.0` : `t${serial}.${at}`,
+    tokens ? [serial, at] : textFor(dice, serial, at),
   );
   if (bad) inputs[dice.upTo(count)] = `bad${serial}.0`;
   const format = dice.pick(["float", "base64", undefined]);
@@ -76,10 +63,8 @@ function check(
   for (const [at, input] of inputs.entries()) {
     const { index, embedding } = data[at]!;
     const got = base64 ? numbersOf(embedding as string) : (embedding as number[]);
-    const own = vectorOf(input, dimensions);
-    const same =
-      index === at && got.length === own.length && own.every((number, place) => got[place] === number);
-    if (!same)
+    const own = vectorOf(input, dimensions ?? 0);
+    if (index !== at || !sameNumbers(got, own))
       assert.fail(`CROSSED: input ${at}, ${JSON.stringify(input)}, got ${JSON.stringify(got)} at ${index}`);
   }
   assert.ok(Number.isInteger(usage.prompt_tokens) && usage.prompt_tokens >= 0);
@@ -97,9 +82,9 @@ function elements({ body }: Call): Element[] | undefined {
   assert.ok(input.length > 0 && input.length <= 2048);
   const kinds = new Set(input.map((each) => typeof each));
   assert.equal(kinds.size, 1, "texts and tokens in one call");
-  if (input.some((each) => typeof each === "string" && each.startsWith("bad"))) return undefined;
+  if (input.some(isBad)) return undefined;
   return input.map((each, index) => {
-    const numbers = vectorOf(each, dimensions);
+    const numbers = vectorOf(each, dimensions ?? 0);
     const bytes = Buffer.alloc(4 * numbers.length);
     numbers.forEach((number, at) => bytes.writeFloatLE(number, 4 * at));
     // Some servers send numbers whatever they are asked for.

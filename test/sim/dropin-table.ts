@@ -6,13 +6,20 @@
  * wrong in between is the same for all (`dropin-worker.ts`): elements go missing, come twice or are hollow.
  * `shuffles`: elements say whose they are, so that their order means nothing; `bend` spoils just that.
  *
+ * Where they do not, nobody could notice that two of them changed places.
+ *
  * Every element must follow from its own input and the request's parameters alone, and differ from all others.
- * A protocol without a row is not played; `uncovered` lists those.
+ * A protocol without a row is not played; `uncovered` lists those, and a test wants none.
  */
 import type { Call, ProtocolName } from "../../src/protocol/protocol.ts";
 import { protocols } from "../../src/protocol/protocols.ts";
+import { cohere } from "./dropin-cohere.ts";
 import { completions } from "./dropin-completions.ts";
+import { predictions } from "./dropin-kserve.ts";
+import { tensors } from "./dropin-oip.ts";
+import { ollama } from "./dropin-ollama.ts";
 import { embeddings } from "./dropin-openai.ts";
+import { tei } from "./dropin-tei.ts";
 import type { Dice } from "./plan.ts";
 
 export interface SimRequest {
@@ -24,7 +31,7 @@ export interface SimRequest {
   /** Holds an input that the server refuses. */
   readonly bad: boolean;
   /** Throws unless this body of a 200 has for each input its own output, in order. */
-  check(body: Buffer): void;
+  check(body: Buffer, header: (name: string) => string | undefined): void;
 }
 
 export interface Speaker {
@@ -43,6 +50,11 @@ export interface Speaker {
 export const speakers: Readonly<Partial<Record<ProtocolName, Speaker>>> = {
   "openai-embeddings": embeddings,
   "openai-completions": completions,
+  tei,
+  ollama,
+  cohere,
+  "kserve-v1": predictions,
+  "oip-v2": tensors,
 };
 
 export const played = Object.keys(speakers).filter((name) => name in protocols) as ProtocolName[];

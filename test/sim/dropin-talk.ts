@@ -8,6 +8,8 @@ import type { SimRequest } from "./dropin-table.ts";
 export interface Told {
   readonly status: number;
   readonly body: Buffer;
+  /** Lower case. */
+  readonly header: (name: string) => string | undefined;
   readonly refusal: Refusal | undefined;
 }
 
@@ -74,24 +76,28 @@ export class DropInTalk {
     return true;
   }
 
-  send(status: number, body: string): void {
-    this.#tell(status, Buffer.from(body), undefined);
+  send(status: number, body: string, headers: readonly string[] = []): void {
+    this.#tell(status, Buffer.from(body), headers, undefined);
   }
 
-  sendBytes(_type: string, body: Buffer, _headers: readonly string[] = [], status = 200): void {
-    this.#tell(status, body, undefined);
+  sendBytes(_type: string, body: Buffer, headers: readonly string[] = [], status = 200): void {
+    this.#tell(status, body, headers, undefined);
   }
 
   fail(refusal: Refusal): void {
     const { status = refusal.status, body } = this.errorShape!(refusal);
     // In every protocol's shape it is JSON, and says something.
     if (Object.keys(JSON.parse(String(body)) as object).length === 0) throw new Error("an empty error");
-    this.#tell(status, Buffer.from(String(body)), refusal);
+    this.#tell(status, Buffer.from(String(body)), [], refusal);
   }
 
-  #tell(status: number, body: Buffer, refusal: Refusal | undefined): void {
+  #tell(status: number, body: Buffer, headers: readonly string[], refusal: Refusal | undefined): void {
     if (this.answered) return;
     this.answered = true;
-    this.#told({ status, body, refusal });
+    const header = (name: string): string | undefined => {
+      const at = headers.findIndex((each, place) => place % 2 === 0 && each === name);
+      return at < 0 ? undefined : headers[at + 1];
+    };
+    this.#told({ status, body, header, refusal });
   }
 }

@@ -165,7 +165,7 @@ class DropInWorld {
   }
 
   #openDoors(): DropIns {
-    const { protocol, timeouts, cache, collapse, mode } = this.#plan;
+    const { protocol, timeouts, cache, collapse, mode, maxBatchSize } = this.#plan;
     const [engine, clock] = [this.#engine, this.#clock];
     const router = new Router(engine, clock);
     const admission = new Admission({ tiers: [{ name: "only" }] }, engine, clock, this.#events);
@@ -193,7 +193,7 @@ class DropInWorld {
       name: MODEL,
       protocols: [protocols[protocol]!],
       passthrough: false,
-      maxBatchSize: 64,
+      maxBatchSize,
       reachable: false,
       ready: () => true,
     };
@@ -231,12 +231,12 @@ class DropInWorld {
     });
   }
 
-  #judge(request: SimRequest, { status, body, refusal }: Told, ms: number): void {
+  #judge(request: SimRequest, { status, body, header, refusal }: Told, ms: number): void {
     assert.ok(ms <= this.#plan.timeouts.totalMs + GRACE_MS, `answered after ${ms} ms`);
     this.count(`answer ${status}`);
     if (status === 200) {
       assert.ok(!request.bad, "an input that every worker refuses was answered");
-      request.check(body);
+      request.check(body, header);
       return;
     }
     assert.ok(refusal !== undefined, `a status ${status} without a refusal`);

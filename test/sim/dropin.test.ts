@@ -4,6 +4,7 @@
  */
 import assert from "node:assert/strict";
 import { test } from "node:test";
+import { uncovered } from "./dropin-table.ts";
 import { dropInReplay, DropInTotals } from "./dropin-totals.ts";
 import { playDropIn, REQUESTS_A_SEED } from "./dropin-world.ts";
 
@@ -18,6 +19,10 @@ test(`${REQUESTS} drop-in requests: 0 crossed, all answered, nothing left behind
   }
   assert.deepEqual(totals.missing(), [], "every mishap must happen");
   t.diagnostic(`${totals.inputs} inputs, ${totals.counts.get("answer 200")} requests answered`);
+});
+
+test("every protocol that Ferry speaks is played", () => {
+  assert.deepEqual(uncovered, []);
 });
 
 test("a seed plays the same way each time", async () => {

@@ -152,7 +152,7 @@ export function infer(body: Buffer, headers: IncomingHttpHeaders, rules: Rules =
 }
 
 /** Only what the tests send either way: FP32, FP64, INT32, INT64, BYTES. */
-function rawOf({ raw, data, datatype }: Tensor): Buffer {
+export function rawOf({ raw, data, datatype }: Tensor): Buffer {
   if (raw !== undefined) return raw;
   const parts = data!.map((value) => {
     if (datatype === "BYTES") {
@@ -172,7 +172,7 @@ function rawOf({ raw, data, datatype }: Tensor): Buffer {
   return Buffer.concat(parts);
 }
 
-function dataOf({ raw, data, datatype }: Tensor): readonly Value[] {
+export function dataOf({ raw, data, datatype }: Tensor): readonly Value[] {
   if (data !== undefined) return data;
   const values: Value[] = [];
   for (let at = 0; at < raw!.length;) {
