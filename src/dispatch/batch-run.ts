@@ -16,7 +16,7 @@
  *
  * Tasks of the same content are sent once; `gateway/intake.ts` says whose can be the same.
  */
-import type { Reply } from "../backend/backend.ts";
+import type { Batch, Reply } from "../backend/backend.ts";
 import type { Clock } from "../clock.ts";
 import type { Member } from "../core/crowd.ts";
 import {
@@ -341,7 +341,7 @@ export class BatchRun implements Member {
       timeoutMs: workerMs,
       traceparent: this.#traced ? traceparent(callSpan(id, call)) : undefined,
     };
-    let reply = await this.#slot.worker.run(batch, timeout.signal);
+    let reply = await this.#run(batch, timeout.signal);
     alarm.cancel();
     const now = clock.now();
     const serviceMs = now - startedAt;
@@ -367,6 +367,17 @@ export class BatchRun implements Member {
       serviceMs,
     });
     return reply;
+  }
+
+  /** A backend never throws; were it to, the batch fails as on a worker that breaks down, and nothing waits for ever. */
+  async #run(batch: Batch, signal: AbortSignal): Promise<Reply> {
+    try {
+      return await this.#slot.worker.run(batch, signal);
+    } catch (error) {
+      const what = error instanceof Error ? (error.stack ?? error.message) : String(error);
+      this.#parts.events.emit("notice", { level: "error", message: `this is a bug in Ferry: ${what}` });
+      return { kind: "failed", message: "an internal error; it is logged", blame: "batch" };
+    }
   }
 
   get #parameters(): string {

@@ -39,7 +39,7 @@ import {
   writeInferResponse,
   type WrittenTensor,
 } from "./oip-proto.ts";
-import { rawFromJson, rowsOfRaw, TensorFlaw } from "./oip-tensors.ts";
+import { flatten, rawFromJson, rowsOfRaw, TensorFlaw } from "./oip-tensors.ts";
 
 /** What must be known of a request to answer it. */
 export interface InferCall {
@@ -178,13 +178,14 @@ function readOutput(text: Json): ReadOutput {
 }
 
 function readRow(text: Json): { tensor: WrittenTensor; data: boolean } {
+  if (!text.startsWith("{")) throw new TensorFlaw(NOT_TENSORS);
   const { name, datatype, shape, raw } = JSON.parse(text) as Record<string, unknown>;
   if (typeof name !== "string" || typeof datatype !== "string" || !isShape(shape))
     throw new TensorFlaw(NOT_TENSORS);
   const data = typeof raw === "string" ? undefined : fieldText(text, "data");
   if (typeof raw !== "string" && data === undefined) throw new TensorFlaw(NOT_TENSORS);
   const bytes = named("output", name, () =>
-    typeof raw === "string" ? Buffer.from(raw, "base64") : rawFromJson(data!, datatype),
+    typeof raw === "string" ? Buffer.from(raw, "base64") : rawFromJson(flatten(data!), datatype),
   );
   const tensor = { name, datatype, shape, parameters: parametersIn(text), raw: bytes };
   return { tensor, data: data !== undefined };

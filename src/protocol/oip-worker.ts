@@ -71,6 +71,8 @@ export function inferCall(inputs: readonly Json[], parameters: Json, model: stri
 }
 
 function pathOf(model: string, version: string): string {
+  // In a path these would not be a version but the way to somewhere else.
+  if (/^\.{0,2}$/.test(version)) throw new TensorFlaw("the version must be a name or a number");
   return `/v2/models/${encodeURIComponent(model)}/versions/${encodeURIComponent(version)}/infer`;
 }
 
@@ -92,11 +94,16 @@ function readForm(parameters: Json): Form {
         name: textField(own, "name"),
         datatype: textField(own, "datatype"),
         shape: shapeField(own),
-        parameters: objectField(own, "parameters"),
+        parameters: withoutSize(objectField(own, "parameters")),
       };
     }),
     rest: part("outputs") + part("parameters"),
   };
+}
+
+/** How many bytes a tensor has a call says itself. */
+function withoutSize(parameters: Fields | undefined): Fields | undefined {
+  return parameters && new Map([...parameters].filter(([name]) => name !== "binary_data_size"));
 }
 
 /** Of one task, each tensor's row: base64 without quotes, or a flat array. */

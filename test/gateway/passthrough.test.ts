@@ -58,7 +58,8 @@ async function ask(
     reachable: true,
     ready: () => true,
   };
-  const dropIns = new DropIns([{ ...model, ...more }], { crossing, proxy, ready: () => true, version: "" });
+  const parts = { crossing, proxy, maxInputs: 2048, ready: () => true, version: "" };
+  const dropIns = new DropIns([{ ...model, ...more }], parts);
   const exchange = {
     query: "",
     bytes: () => Promise.resolve(Buffer.from(body)),
