@@ -30,8 +30,18 @@ export function checkSettings(draft: Draftings, findings: Findings): void {
   checkEntry(draft, findings);
 }
 
-function checkListeners({ listen, admin }: Draftings, findings: Findings): void {
+function checkListeners({ listen, admin, grpc }: Draftings, findings: Findings): void {
   const adminListen = admin?.listen;
+  for (const [name, other] of [
+    ["listen", listen],
+    ["admin.listen", adminListen],
+  ] as const) {
+    if (!isAddress(grpc?.listen) || !isAddress(other) || !overlap(grpc.listen, other)) continue;
+    findings.problem(
+      "grpc.listen",
+      `${name} and grpc.listen are both on port ${other.port}; give one of them another port`,
+    );
+  }
   if (isAddress(listen) && isAddress(adminListen) && overlap(listen, adminListen)) {
     const at = findings.has("admin.listen") ? "admin.listen" : "listen";
     findings.problem(
@@ -194,8 +204,24 @@ function checkWorkerUrls({ models = [] }: Draftings, findings: Findings): void {
       const first = seen.get(worker);
       if (first === undefined) seen.set(worker, at);
       else findings.problem(at, `the same worker as ${first}; it would get two batches at once, so keep one`);
+      if (backend.kind === "http") checkEndpoint(backend.protocol, worker, at, findings);
     }
   }
+}
+
+/** What the URLs of workers end with where a batch goes to that very URL; clients' base URLs look much alike. */
+const ENDPOINTS: Readonly<Record<string, readonly [fits: RegExp, example: string]>> = {
+  "openai-embeddings": [/[^/](?<!\/v1)\/?$/, "/v1/embeddings"],
+  "openai-completions": [/[^/](?<!\/v1)\/?$/, "/v1/completions"],
+  "kserve-v1": [/:predict$/, "/v1/models/NAME:predict"],
+  "oip-v2": [/\/infer$/, "/v2/models/NAME/infer"],
+};
+
+function checkEndpoint(protocol: string | undefined, worker: string, at: string, findings: Findings): void {
+  const url = URL.parse(worker);
+  const [fits, example] = ENDPOINTS[protocol ?? ""] ?? [];
+  if (url === null || fits === undefined || fits.test(url.pathname)) return;
+  findings.warn(at, `batches go to this very URL; write all of it: ${url.origin}${example}`);
 }
 
 function checkTimes(model: DraftModel | undefined, path: string, findings: Findings): void {

@@ -156,6 +156,8 @@ export interface LimitsConfig {
   readonly maxQueued: number;
   /** Of the inputs of tasks that are queued or running. */
   readonly maxQueuedBytes: number;
+  /** Of one request of a drop-in protocol over HTTP. */
+  readonly maxInputs: number;
   readonly maxHeaders: number;
   readonly maxConnections: number;
   /** Left out: no limit (auth.mode none) */

@@ -57,7 +57,9 @@ export async function openDropIns(config: Config, needs: DropInNeeds): Promise<O
     ready: () => healthy(model.name),
     workerName: workerNameOf(model),
   }));
-  const dropIns = new DropIns(known, { crossing, proxy, ready: () => !draining(), version: version() });
+  const { maxInputs } = limits;
+  const parts = { crossing, proxy, maxInputs, ready: () => !draining(), version: version() };
+  const dropIns = new DropIns(known, parts);
   return {
     dropIns,
     close: async () => void (await Promise.all(passages.map((passage) => passage.stop()))),

@@ -224,6 +224,11 @@ export const settings = group("Everything Ferry can be told.", {
       max: 64 * 1024 * mebibyte,
       unit: "bytes",
     }),
+    maxInputs: integer("Inputs in one request of a drop-in protocol; each is a task.", {
+      default: 2048,
+      min: 1,
+      max: 65_536,
+    }),
     maxHeaders: integer("Header fields in one request.", { default: 100, min: 10, max: 2000 }),
     maxConnections: integer("Open connections from clients.", { default: 20_000, min: 1, max: 1_000_000 }),
     perUserPerMinute: optional(

@@ -158,6 +158,10 @@ const mistakes: readonly (readonly [string, RegExp])[] = [
     /workers\[1\]: the same worker as models\[0\]\.backend\.workers\[0\]/,
   ],
   [
+    "grpc: { listen: '127.0.0.1:8080' }\nmodels: [{ name: a, backend: { kind: simulated } }]\n",
+    /^grpc\.listen: listen and grpc\.listen are both on port 8080; give one of them another port$/,
+  ],
+  [
     "models: [{ name: a, backend: { kind: http, protocol: tie, workers: [http://g] } }]\n",
     /"tie" is not one of batch, openai-embeddings, .*did you mean tei/,
   ],

@@ -237,6 +237,20 @@ ferry.yaml:7:57  models[0].timeouts.totalMs  totalMs 3000 < workerMs 3000 + maxW
       warned("models: [{ name: a, backend: { kind: simulated, baseMs: 3000 } }]\n")[0]!,
       /^models\[0\]\.backend\.baseMs: a full batch takes 3000 ms/,
     );
+    const drop = (protocol: string, url: string) =>
+      warned(`models: [{ name: a, backend: { kind: http, protocol: ${protocol}, workers: ['${url}'] } }]\n`);
+    for (const [protocol, url, whole] of [
+      ["openai-embeddings", "http://g:1/v1", "http://g:1/v1/embeddings"],
+      ["openai-completions", "http://g:1", "http://g:1/v1/completions"],
+      ["kserve-v1", "http://g:1/v1/models/m", "http://g:1/v1/models/m:predict"],
+      ["oip-v2", "http://g:1", "http://g:1/v2/models/m/infer"],
+    ] as const) {
+      const why = "batches go to this very URL; write all of it: ";
+      const example = whole.replace(/models\/m\b/, "models/NAME");
+      assert.deepEqual(drop(protocol, url), [`models[0].backend.workers[0]: ${why}${example}`]);
+      assert.deepEqual(drop(protocol, whole), []);
+    }
+    assert.deepEqual(drop("tei", "http://g:1"), []);
     assert.deepEqual(warned(`admission: { mode: off }\n${models}`), []);
     assert.deepEqual(warned(`admission: { mode: predictive }\n${models}`), []);
     const tokens = "auth: { mode: required, jwt: { jwksUrl: http://id.example/j, issuer: i, audience: a } }";

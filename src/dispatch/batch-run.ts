@@ -16,7 +16,7 @@
  *
  * Tasks of the same content are sent once; `gateway/intake.ts` says whose can be the same.
  */
-import type { Reply } from "../backend/backend.ts";
+import type { Batch, Reply } from "../backend/backend.ts";
 import type { Clock } from "../clock.ts";
 import type { Member } from "../core/crowd.ts";
 import {
@@ -30,7 +30,7 @@ import type { Task } from "../core/task.ts";
 import { callSpan, traceparent } from "../core/trace.ts";
 import type { ClaimedTask, Engine, Lease, SettleReply, Verdict } from "../engine/engine.ts";
 import type { Events } from "../telemetry/events.ts";
-import { brief, type Said } from "./brief.ts";
+import { attempts, brief, type Said } from "./brief.ts";
 import type { Prober } from "./prober.ts";
 import { allRiders, halves, ride, type Rider, spared, splitLast } from "./riders.ts";
 import type { Slot, Workers } from "./workers.ts";
@@ -231,7 +231,7 @@ export class BatchRun implements Member {
       return {
         kind: "dead",
         code,
-        message: `${plural(attempt)} failed; it is kept as a dead letter`,
+        message: `${attempts(attempt)} failed; it is kept as a dead letter`,
         detail: why.message,
       };
     });
@@ -352,7 +352,7 @@ export class BatchRun implements Member {
       timeoutMs: workerMs,
       traceparent: this.#traced ? traceparent(callSpan(id, call)) : undefined,
     };
-    let reply = await this.#slot.worker.run(batch, timeout.signal);
+    let reply = await this.#run(batch, timeout.signal);
     alarm.cancel();
     const now = clock.now();
     const serviceMs = now - startedAt;
@@ -380,6 +380,17 @@ export class BatchRun implements Member {
     return reply;
   }
 
+  /** A backend never throws; were it to, the batch fails as on a worker that breaks down, and nothing waits for ever. */
+  async #run(batch: Batch, signal: AbortSignal): Promise<Reply> {
+    try {
+      return await this.#slot.worker.run(batch, signal);
+    } catch (error) {
+      const what = error instanceof Error ? (error.stack ?? error.message) : String(error);
+      this.#parts.events.emit("notice", { level: "error", message: `this is a bug in Ferry: ${what}` });
+      return { kind: "failed", message: "an internal error; it is logged", blame: "batch" };
+    }
+  }
+
   get #parameters(): string {
     return this.#tasks[0]!.task.parameters;
   }
@@ -387,7 +398,3 @@ export class BatchRun implements Member {
 
 type WithoutId<V> = V extends Verdict ? Omit<V, "id"> : never;
 type Judge = (rider: Rider, claimed: ClaimedTask, at: number) => WithoutId<Verdict>;
-
-function plural(attempts: number): string {
-  return attempts === 1 ? "the only attempt" : `all ${attempts} attempts`;
-}

@@ -11,3 +11,8 @@ export interface Said {
 export function brief(said: Said): string {
   return said.brief ?? said.message;
 }
+
+/** How many were made, of a task that is given up. */
+export function attempts(made: number): string {
+  return made === 1 ? "the only attempt" : `all ${made} attempts`;
+}

@@ -15,6 +15,7 @@ import type { RequestTrace } from "../core/trace.ts";
 import type { Engine, RecordView } from "../engine/engine.ts";
 import type { Router } from "../result/router.ts";
 import type { AnsweredRequest, TaskEnding } from "../telemetry/events.ts";
+import { idempotencyKey } from "./headers.ts";
 import type { Intake, Ticket } from "./intake.ts";
 import { batchHeaders, quotaHeaders, refusalOf } from "./reply.ts";
 
@@ -129,11 +130,19 @@ export class Crossing {
   /** All in one moment, so that they can leave in one batch. */
   async #submit(visitor: Visitor, caller: Caller, freight: Freight): Promise<Ticket[]> {
     const { model, inputs, parameters, drawn } = freight;
-    const key = visitor.header("idempotency-key");
+    const key = idempotencyKey(visitor);
     const authorization = visitor.header("authorization");
     const submit = async (input: Json, at: number): Promise<Ticket> => {
-      const idempotencyKey = key === undefined ? undefined : `${key}#${at}`;
-      const draft = { model, input, parameters, idempotencyKey, authorization, drawn };
+      const inputKey = key === undefined ? undefined : `${key}#${at}`;
+      const draft = {
+        model,
+        input,
+        parameters,
+        idempotencyKey: inputKey,
+        of: inputs.length,
+        authorization,
+        drawn,
+      };
       return this.#intake.submit(draft, caller, visitor.trace, false);
     };
     if (inputs.length === 1) return [await submit(inputs[0]!, 0)];

@@ -56,6 +56,8 @@ export interface Proxy {
 export interface DropInParts {
   readonly crossing: Crossing;
   readonly proxy: Proxy;
+  /** Of one request: each is a task, and all of them come in one moment. */
+  readonly maxInputs: number;
   /** This process takes requests. */
   readonly ready: () => boolean;
   readonly version: string;
@@ -156,7 +158,7 @@ export class DropIns {
 
   async #infer(exchange: Exchange, protocol: Protocol, route: InferRoute, place: Place): Promise<void> {
     exchange.errorShape = protocol.client.fail;
-    const { crossing } = this.#parts;
+    const { crossing, maxInputs } = this.#parts;
     const caller = await crossing.enter(exchange);
     const body = await exchange.bytes(route.types);
     const { names } = place;
@@ -165,6 +167,10 @@ export class DropIns {
     const model = place.pinned ?? this.#modelFor(protocol, drafts.model);
     if ("unbatched" in drafts) return this.#pass(exchange, model, place, caller, body, drafts.why);
     const { inputs, parameters, drawn } = drafts;
+    if (inputs.length > maxInputs) {
+      const words = `there are ${inputs.length} inputs; send at most ${maxInputs} in one request`;
+      throw new Refusal("INVALID_REQUEST", words);
+    }
     const crossed = await crossing.cross(exchange, caller, { model: model.name, inputs, parameters, drawn });
     if (crossed === undefined || exchange.answered) return;
     const headers = ["x-request-id", exchange.id, ...crossed.headers];
@@ -237,7 +243,8 @@ export class DropIns {
     await this.#parts.proxy.forward(exchange, {
       ...passage,
       path: renamed(place, workerName),
-      body: body && withModel(body, workerName),
+      // Where the path says it, the body is not ours to read: it may be JSON with bytes behind it, of a given length.
+      body: body && (place.route?.includes("{model}") === true ? body : withModel(body, workerName)),
     });
   }
 }

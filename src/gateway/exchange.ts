@@ -18,6 +18,7 @@ import { quotaHeaders } from "./reply.ts";
 
 const JSON_TYPE = "application/json; charset=utf-8";
 const JSON_ONLY = ["application/json"];
+const NOTHING = Buffer.alloc(0);
 
 export interface ExchangeLimits {
   readonly maxBodyBytes: number;
@@ -322,7 +323,11 @@ export class Exchange implements AnsweredRequest {
     const response = this.#response;
     this.status = status;
     response.writeHead(status, this.#ends() ? [...headers, "connection", "close"] : [...headers]);
-    response.flushHeaders();
+    const { httpVersionMajor, method } = this.request;
+    if (httpVersionMajor > 1 || method === "HEAD" || status === 204 || status === 304)
+      response.flushHeaders();
+    // Sends the header, too, and byte by byte as it came; by itself Node would write it in UTF-8.
+    else response.write(NOTHING);
     return {
       write: (chunk) => response.write(chunk),
       onDrain: (drained) => void response.on("drain", drained),

@@ -30,6 +30,8 @@ export interface Draft {
   /** Canonical; "" when there are none. */
   readonly parameters: Json;
   readonly idempotencyKey: string | undefined;
+  /** How many inputs came with it in its request, which the key covers as a whole; left out: it came alone. */
+  readonly of?: number | undefined;
   /** The client's own, for models that send it on. */
   readonly authorization?: string | undefined;
   /** Its outcome is drawn by lot: it is nobody else's, neither now nor later. */
@@ -219,7 +221,7 @@ const NOTHING_SHARED: Shared = { content: "", sharing: {} };
  */
 function share(draft: Draft, model: ModelDoor, caller: Caller): Shared {
   const { cache } = model;
-  const { idempotencyKey, drawn = false } = draft;
+  const { idempotencyKey, of = 1, drawn = false } = draft;
   const collapse = model.collapse && !drawn;
   const cached = cache.scope !== "off" && !drawn;
   if (!collapse && !cached && idempotencyKey === undefined) return NOTHING_SHARED;
@@ -235,7 +237,10 @@ function share(draft: Draft, model: ModelDoor, caller: Caller): Shared {
       ...(collapse && { joinKey: own }),
       ...(cached && { cacheKey, cacheTtlMs: cache.ttlMs }),
       ...(idempotencyKey !== undefined && {
-        idempotency: { key: `${idempotencyKey}\n${caller.tenant}`, fingerprint: content },
+        idempotency: {
+          key: `${idempotencyKey}\n${caller.tenant}`,
+          fingerprint: of === 1 ? content : `${content}\n${of}`,
+        },
       }),
     },
   };

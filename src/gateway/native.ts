@@ -13,6 +13,7 @@ import { canonical, scan } from "../core/json.ts";
 import type { Engine, RecordView } from "../engine/engine.ts";
 import type { Router, Woken } from "../result/router.ts";
 import type { Exchange } from "./exchange.ts";
+import { checkName, idempotencyKey } from "./headers.ts";
 import { looksLikeId } from "./ids.ts";
 import type { Draft, Intake, Ticket } from "./intake.ts";
 import { batchHeaders, quotaHeaders, refusalOf, resultBody, successBody, tenths } from "./reply.ts";
@@ -35,7 +36,6 @@ export interface NativeParts {
 }
 
 const FIELDS = new Set(["input", "model", "parameters", "client_id"]);
-const MAX_NAME = 255;
 
 export class NativeProtocol {
   readonly #options: NativeOptions;
@@ -333,21 +333,6 @@ function name(field: string, json: string | undefined): string | undefined {
   if (typeof value !== "string") throw new Refusal("INVALID_REQUEST", `"${field}" must be a string`);
   checkName(`"${field}"`, value);
   return value;
-}
-
-function checkName(what: string, value: string): void {
-  if (value.length === 0 || value.length > MAX_NAME) {
-    throw new Refusal("INVALID_REQUEST", `${what} must have 1 to ${MAX_NAME} characters`);
-  }
-  if (/[\u0000-\u001f\u007f-\u009f]/.test(value)) {
-    throw new Refusal("INVALID_REQUEST", `${what} holds a control character`);
-  }
-}
-
-function idempotencyKey(exchange: Exchange): string | undefined {
-  const key = exchange.header("idempotency-key");
-  if (key !== undefined) checkName("Idempotency-Key", key);
-  return key;
 }
 
 /** Undefined: until it is done. What cannot be understood is ignored, as preferences are. */

@@ -70,8 +70,10 @@ function kept(
   const headers: string[] = [];
   for (let at = 0; at < raw.length; at += 2) {
     const name = raw[at]!.toLowerCase();
+    // Behind WSGI and CGI both are one name: `content_length` would be read as the length of the body.
+    const read = name.replaceAll("_", "-");
     // `:path` and the like are HTTP/2's way to write the first line.
-    if (name.startsWith(":") || dropped.has(name) || listed.has(name) || also(name)) continue;
+    if (name.startsWith(":") || dropped.has(read) || listed.has(name) || also(read)) continue;
     headers.push(name, raw[at + 1]!);
   }
   return headers;
@@ -91,10 +93,12 @@ const MAX_DECODINGS = 4;
 
 /**
  * Throws a Refusal for a path that could lead out of the worker's base: with a segment `.` or `..`, however it is
- * escaped, with slashes of either kind, or with the parameters that some servers cut off (`..;x`).
+ * escaped, with slashes of either kind, or with the parameters that some servers cut off (`..;x`); also with a `#`,
+ * which no request has.
  */
 export function checkPath(path: string, query = ""): void {
-  if (!path.startsWith("/") || path.startsWith("//") || !/^[\x21-\xff]*$/.test(path + query)) throw unclear();
+  if (!path.startsWith("/") || path.startsWith("//") || !/^[\x21\x22\x24-\xff]*$/.test(path + query))
+    throw unclear();
   let form = path;
   for (let round = 0; round < MAX_DECODINGS; round++) {
     if (hasDots(form) || hasControl(form)) throw unclear();

@@ -51,6 +51,8 @@ const OWN: ReadonlySet<string> = new Set([
   "priority",
 ]);
 const TYPES = ["float", "int8", "uint8", "binary", "ubinary", "base64"];
+/** What a call says itself. */
+const SAID: ReadonlySet<string> = new Set(["model", "texts", "inputs", "images"]);
 /** What is counted for the call as a whole. */
 const COUNTED = ["billed_units", "tokens"] as const;
 /** "texts" or "inputs": which field a task's input came in, and goes out in. */
@@ -154,7 +156,7 @@ function summed(texts: readonly (Json | undefined)[]): Json | undefined {
 
 function call(inputs: readonly Json[], parameters: Json, model: string): Call {
   const kind = kindOf(parameters);
-  const more = sent(parameters);
+  const more = sent(parameters, SAID);
   const fields = more === "" ? "" : `,${more}`;
   return { path: PATH, body: `{"model":${JSON.stringify(model)},"${kind}":[${inputs.join(",")}]${fields}}` };
 }

@@ -121,12 +121,17 @@ export function kserveError({ code, message, status }: Refusal): Answer {
 }
 
 function call(inputs: readonly Json[], parameters: Json, model: string): Call {
-  const more = sent(parameters);
+  const more = sent(parameters, OWN);
   const body = `{${more === "" ? "" : `${more},`}"instances":[${inputs.join(",")}]}`;
-  const version = between(parameters, VERSION);
+  const version = textOf(between(parameters, VERSION));
   if (version === undefined) return { body };
-  const segment = encodeURIComponent(JSON.parse(version) as string);
+  const segment = encodeURIComponent(version);
   return { body, path: `/v1/models/${encodeURIComponent(model)}/versions/${segment}:predict` };
+}
+
+/** Undefined for what is no string: callers of Ferry's own API may write anything there. */
+function textOf(text: Json | undefined): string | undefined {
+  return text?.startsWith('"') === true ? (JSON.parse(text) as string) : undefined;
 }
 
 function outputs({ body }: Replied): Outputs {

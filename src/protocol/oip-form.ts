@@ -96,8 +96,13 @@ function readTensor(text: Json): FormTensor {
     name: textField(fields, "name"),
     datatype: textField(fields, "datatype"),
     shape: shapeField(fields),
-    parameters: objectField(fields, "parameters"),
+    parameters: withoutSize(objectField(fields, "parameters")),
   };
+}
+
+/** How many bytes a tensor has a call says itself. */
+function withoutSize(parameters: Fields | undefined): Fields | undefined {
+  return parameters && new Map([...parameters].filter(([name]) => name !== "binary_data_size"));
 }
 
 /** Of one task, each tensor's row: base64 without quotes, or a flat array. Throws a TensorFlaw. */

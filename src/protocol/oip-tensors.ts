@@ -91,7 +91,7 @@ export function elementsOf(shape: readonly number[]): number {
     }
     elements *= dimension;
   }
-  if (elements > Number.MAX_SAFE_INTEGER) throw new TensorFlaw("has a shape that is too large");
+  if (!(elements <= Number.MAX_SAFE_INTEGER)) throw new TensorFlaw("has a shape that is too large");
   return elements;
 }
 

@@ -30,6 +30,8 @@ export function inferCall(inputs: readonly Json[], parameters: Json, model: stri
 }
 
 function pathOf(model: string, version: string): string {
+  // In a path these would not be a version but the way to somewhere else.
+  if (/^\.{0,2}$/.test(version)) throw new TensorFlaw("the version must be a name or a number");
   return `/v2/models/${encodeURIComponent(model)}/versions/${encodeURIComponent(version)}/infer`;
 }
 

@@ -102,7 +102,7 @@ function call(inputs: readonly Json[], parameters: Json, model: string): Call {
   const parts = inputs.map(cutInput);
   const keepAlive = longest(parts.map((part) => part.keepAlive));
   const texts = parts.map(({ text }) => text).join(",");
-  const more = sent(parameters);
+  const more = sent(parameters, OWN);
   const kept = keepAlive === undefined ? "" : `,"keep_alive":${keepAlive}`;
   const fields = more === "" ? "" : `,${more}`;
   return { path: PATH, body: `{"model":${JSON.stringify(model)},"input":[${texts}]${kept}${fields}}` };

@@ -18,6 +18,8 @@ import { apportion, weightOf } from "./usage.ts";
 /** Of a server that was started without `--max-client-batch-size`. */
 const USUAL_BATCH_SIZE = 32;
 
+const OWN: ReadonlySet<string> = new Set(["inputs"]);
+
 export const teiWorker: WorkerSide = {
   maxBatchSize: USUAL_BATCH_SIZE,
   info: { path: "/info", maxBatchSize: batchSizeIn },
@@ -37,7 +39,7 @@ function call(inputs: readonly Json[], parameters: Json): Call {
   const route = routeOf(parameters);
   const pairs = takesSequences(route);
   const texts = pairs ? inputs.map(sequence) : inputs;
-  const more = sent(parameters);
+  const more = sent(parameters, OWN);
   return {
     path: pairs ? "/predict" : `/${route}`,
     body: `{"inputs":[${texts.join(",")}]${more === "" ? "" : `,${more}`}}`,

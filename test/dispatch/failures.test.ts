@@ -277,3 +277,16 @@ test("a worker whose batch tells more than its health path is not asked there, a
   await simulation.run(60_000);
   assert.equal(asked, 1);
 });
+
+test("a backend that throws fails its batch, which is tried again; the worker goes on", async () => {
+  const { simulation, ended } = stubbed(
+    (_, call) => {
+      if (call === 1) throw new Error("a bug");
+      return "answered";
+    },
+    { backend: { baseMs: 10 } },
+  );
+  const { id } = simulation.put({ input: '"a"' });
+  await simulation.run(2000);
+  assert.equal(ended.get(id)?.outcome?.ok, true);
+});

@@ -231,4 +231,22 @@ describe("a crossing", () => {
     for (const crossed of await Promise.all(both)) assert.deepEqual(crossed!.outputs, ['"a!"', '"a!"']);
     assert.equal(two.work, "joined");
   });
+
+  test("an Idempotency-Key holds for the array as a whole: one input more or less is another body", async () => {
+    for (const other of [["a"], ["a", "b", "c"]]) {
+      const stage = new Stage();
+      const [one, two] = [new Guest(), new Guest()];
+      one.headers["idempotency-key"] = two.headers["idempotency-key"] = "k";
+      const first = stage.cross(one, "a", "b");
+      assert.equal((await refusalOf(stage.cross(two, ...other))).code, "IDEMPOTENCY_CONFLICT");
+      await stage.end(await stage.claim(), echo);
+      assert.deepEqual((await first)!.outputs, ['"a!"', '"b!"']);
+    }
+  });
+
+  test("an Idempotency-Key is no longer than elsewhere", async () => {
+    const guest = new Guest();
+    guest.headers["idempotency-key"] = "k".repeat(256);
+    assert.equal((await refusalOf(new Stage().cross(guest, "a"))).code, "INVALID_REQUEST");
+  });
 });

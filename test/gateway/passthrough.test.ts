@@ -58,7 +58,8 @@ async function ask(
     reachable: true,
     ready: () => true,
   };
-  const dropIns = new DropIns([{ ...model, ...more }], { crossing, proxy, ready: () => true, version: "" });
+  const parts = { crossing, proxy, maxInputs: 2048, ready: () => true, version: "" };
+  const dropIns = new DropIns([{ ...model, ...more }], parts);
   const exchange = {
     query: "",
     bytes: () => Promise.resolve(Buffer.from(body)),
@@ -109,6 +110,30 @@ test("headers of one connection stay on it, in whatever case, and what Connectio
     "vary",
     "b",
   ]);
+});
+
+test("a header that a WSGI server would read as one that is not sent on is not sent on either", () => {
+  const raw = [
+    "content_length",
+    "99",
+    "X_Api-Key",
+    "k",
+    "Authorization",
+    "a",
+    "x_forwarded_for",
+    "1",
+    "x_b",
+    "2",
+  ];
+  assert.deepEqual(sentOn(raw, ["x-forwarded-for", "9"]), ["x_b", "2", "x-forwarded-for", "9"]);
+});
+
+test("no request has a #", () => {
+  for (const [path, query] of [
+    ["/x#y", ""],
+    ["/x", "a#b"],
+  ] as const)
+    assert.throws(() => checkPath(path, query), Refusal);
 });
 
 test("whatever is accepted as a path stays below the base, however often it is decoded", () => {

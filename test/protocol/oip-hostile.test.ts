@@ -25,6 +25,7 @@ describe("hostile requests", () => {
       [wrong({ shape: Array.from({ length: 40 }, () => 1) }), /shape/],
       [wrong({ shape: [2 ** 40, 0], data: [] }), /rows; at most/],
       [wrong({ shape: [1, 2 ** 30, 2 ** 30] }), /too large/],
+      [wrong({ shape: [1, ...Array.from({ length: 25 }, () => 2 ** 52), 0], data: [] }), /too large/],
       [wrong({ shape: "x" }), /no "shape"/],
       [wrong({ datatype: "FP7" }), /not known/],
       [wrong({ datatype: 3 }), /"datatype"/],

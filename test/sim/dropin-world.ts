@@ -197,7 +197,8 @@ class DropInWorld {
       reachable: false,
       ready: () => true,
     };
-    return new DropIns([model], { crossing, proxy, ready: () => true, version: "" });
+    const parts = { crossing, proxy, maxInputs: 2048, ready: () => true, version: "" };
+    return new DropIns([model], parts);
   }
 
   #arriveLater(): void {
