@@ -60,11 +60,11 @@ export class Admission {
 
   /**
    * Throws a Refusal when nothing can help; waits only where there is a rate to look up. `counts`: false for the
-   * inputs of a request that was counted as a whole.
+   * inputs of a request that was counted as a whole. `ofMany`: see Gate.
    */
-  receive(caller: Caller, gate: Gate, counts = true): Reception | Promise<Reception> {
+  receive(caller: Caller, gate: Gate, counts = true, ofMany = false): Reception | Promise<Reception> {
     if (this.draining) throw this.ending(caller, gate.model);
-    if (!this.#limited || !counts) return this.#pass(caller, gate, undefined);
+    if (!this.#limited || !counts) return this.#pass(caller, gate, undefined, ofMany);
     return this.#spendRates(caller, gate.model).then((quota) => this.#pass(caller, gate, quota));
   }
 
@@ -73,8 +73,8 @@ export class Admission {
     return this.#limited ? this.#spendRates(caller, model) : undefined;
   }
 
-  #pass(caller: Caller, gate: Gate, quota: Quota | undefined): Reception {
-    const refusal = gate.enter(caller, this.#clock.now());
+  #pass(caller: Caller, gate: Gate, quota: Quota | undefined, ofMany = false): Reception {
+    const refusal = gate.enter(caller, this.#clock.now(), ofMany);
     if (refusal === undefined) return quota === undefined ? WELCOME : { quota };
     return { refusal, ...(quota && { quota }) };
   }

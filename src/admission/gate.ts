@@ -68,12 +68,16 @@ export class Gate {
     this.#admitted[tier]!.count(now);
   }
 
-  /** Lets a task of this caller in, or says why not. */
-  enter(caller: Caller, now: number): GateRefusal | undefined {
+  /**
+   * Lets a task of this caller in, or says why not. `ofMany`: it is one of a request that is answered as a whole. By
+   * a guess those are not refused: none of them would run then, and the guess would never be corrected.
+   */
+  enter(caller: Caller, now: number, ofMany = false): GateRefusal | undefined {
     // Most requests meet an idle worker and a short queue; where they would stand need not be known then.
     const predictive = this.#rules.mode === "predictive";
     if (predictive && this.#prospects.hasRoom(this.#waiting(), now)) return undefined;
     const horizon = this.#prospects.horizon(now);
+    if (predictive && ofMany && horizon.guessed === true && horizon.healthy > 0) return undefined;
     const reason = this.#reason(caller, horizon, now);
     if (reason === undefined) return undefined;
     return { ...answerTo(reason, caller.tier, horizon), reason, waitMs: this.retryInMs(caller, now) };

@@ -51,6 +51,8 @@ export interface Horizon {
   readonly batchMs: number;
   /** What it takes where it runs: more, where most workers are slower than that average. */
   readonly runMs: number;
+  /** No batch has come back yet: what one takes is a guess. Left out: it is known. */
+  readonly guessed?: boolean;
   /** How far the batches of one worker are apart. */
   readonly deviationMs: number;
   /** When each worker that counts is free, earliest first. */

@@ -87,6 +87,7 @@ export class Outlook {
       idle,
       overdue,
       perMs: tasks,
+      guessed: service.samples === 0,
       nominalPerMs: nominalTasks,
       batchSize: one?.size ?? tasks / batches,
       batchMs: (one?.paceMs ?? count / even) * share,

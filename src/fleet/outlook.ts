@@ -94,6 +94,7 @@ export class FleetOutlook {
       idle: sum(({ idle }) => idle),
       overdue: sum(({ overdue }) => overdue),
       perMs: sum(({ perMs }) => perMs),
+      guessed: beats.length > 0 && beats.every(({ guessed }) => guessed === true),
       nominalPerMs: sum(({ nominalPerMs }) => nominalPerMs),
       batchSize: Math.max(
         1,

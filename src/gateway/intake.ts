@@ -102,7 +102,7 @@ export class Intake {
    */
   submit(asked: Draft, caller: Caller, trace?: RequestTrace, counts = true): Ticket | Promise<Ticket> {
     const model = this.model(asked.model);
-    const received = this.#admission.receive(caller, model.gate, counts);
+    const received = this.#admission.receive(caller, model.gate, counts, (asked.of ?? 1) > 1);
     if (!(received instanceof Promise)) return this.#put(asked, caller, model, received, trace);
     return received.then((reception) => this.#put(asked, caller, model, reception, trace));
   }

@@ -203,6 +203,7 @@ test("what a gateway lets in by: the sum of what counts, free times spread over 
   fleet.hear({ held: [], giveBack: [], unheld: [], members: others });
   const now = clock.now();
   assert.deepEqual(outlook.horizon(now), {
+    guessed: false,
     healthy: 3,
     idle: 0,
     overdue: 0,

@@ -60,7 +60,7 @@ class Stage {
   readonly admission: Admission;
   readonly crossing: Crossing;
 
-  constructor(limits: { maxQueued?: number; perUserPerMinute?: number } = {}) {
+  constructor(limits: { maxQueued?: number; perUserPerMinute?: number } = {}, horizon = HORIZON) {
     const { clock } = this;
     const events = new Events();
     const options = {
@@ -76,7 +76,8 @@ class Stage {
     const { perUserPerMinute } = limits;
     const rates = { tiers: TIERS, ...(perUserPerMinute !== undefined && { perUserPerMinute }) };
     const admission = (this.admission = new Admission(rates, engine, clock, events));
-    const prospects = { horizon: () => HORIZON, hasRoom: () => true, othersPerMs: () => 0 };
+    const hasRoom = (waiting: number): boolean => horizon === HORIZON || waiting < horizon.batchSize;
+    const prospects = { horizon: () => horizon, hasRoom, othersPerMs: () => 0 };
     const thresholds = { targetUtilization: 0.7, lastTierDepth: 100, firstTierDepth: 500 };
     const rules = {
       ...thresholds,
@@ -248,5 +249,19 @@ describe("a crossing", () => {
     const guest = new Guest();
     guest.headers["idempotency-key"] = "k".repeat(256);
     assert.equal((await refusalOf(new Stage().cross(guest, "a"))).code, "INVALID_REQUEST");
+  });
+
+  test("many inputs at once are not refused by a guess, which nothing would ever correct", async () => {
+    const inputs = Array.from({ length: 64 }, (_, at) => `${at}`);
+    // Sixteen batches of four, 200 ms each: they would begin within 3 s, not within the 2 s of the queue.
+    const known = { ...HORIZON, batchSize: 4, perMs: 0.02, batchMs: 200, runMs: 200 };
+    const told = await refusalOf(new Stage({}, known).cross(new Guest(), ...inputs));
+    assert.equal(told.code, "SERVICE_OVERLOADED");
+    const stage = new Stage({}, { ...known, guessed: true });
+    const crossed = stage.cross(new Guest(), ...inputs);
+    // One alone needs no such favour: it runs as soon as a worker idles.
+    assert.equal((await refusalOf(stage.cross(new Guest(), "one"))).code, "SERVICE_OVERLOADED");
+    await stage.end(await stage.claim(), echo);
+    assert.equal((await crossed)!.outputs.length, 64);
   });
 });
