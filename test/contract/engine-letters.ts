@@ -190,9 +190,13 @@ function letterBounds(holds: Holds): void {
     async (stage) => {
       let notices = 0;
       stage.events.on("notice", () => notices++);
-      const ids = [await stage.ended(dead), await stage.ended(dead)];
-      assert.equal(notices, 0);
-      ids.push(await stage.ended(dead));
+      const ids: string[] = [];
+      for (let letter = 0; letter < 3; letter++) {
+        assert.equal(notices, 0);
+        ids.push(await stage.ended(dead));
+        // Of those that died in the same millisecond it is not said which is the oldest.
+        await stage.pass(1);
+      }
       const kept = (await stage.engine.deadLetters.list()).map(({ task }) => task.id);
       assert.deepEqual(new Set(kept), new Set(ids.slice(1)));
       assert.ok(notices > 0);
