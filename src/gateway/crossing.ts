@@ -76,11 +76,8 @@ export class Crossing {
 
   /** Who it is; before the body is read. Throws a Refusal. */
   async enter(visitor: Visitor): Promise<Caller> {
-    const { authorization, key } = {
-      authorization: visitor.header("authorization"),
-      key: visitor.header("x-api-key"),
-    };
-    const caller = await this.#credentials.identify(authorization, key);
+    const shown = visitor.header("authorization");
+    const caller = await this.#credentials.identify(shown, visitor.header("x-api-key"));
     visitor.tier = this.#admission.tierName(caller.tier);
     visitor.tenant = caller.tenant;
     return caller;
