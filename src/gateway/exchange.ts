@@ -8,11 +8,11 @@
  */
 import { isUtf8 } from "node:buffer";
 import type { IncomingMessage, ServerResponse } from "node:http";
-import { type ErrorCode, Refusal } from "../core/errors.ts";
-import type { RequestTrace } from "../core/trace.ts";
-import { type AnsweredRequest, CLIENT_LEFT, type TaskEnding } from "../telemetry/events.ts";
+import { Refusal } from "../core/errors.ts";
+import { CLIENT_LEFT } from "../telemetry/events.ts";
 import { newId } from "./ids.ts";
 import { Inflow } from "./inflow.ts";
+import { KnownRequest } from "./known.ts";
 import { checkType } from "./media-type.ts";
 import { quotaHeaders } from "./reply.ts";
 
@@ -53,7 +53,7 @@ export interface Relay {
   end(): void;
 }
 
-export class Exchange implements AnsweredRequest {
+export class Exchange extends KnownRequest {
   readonly request: IncomingMessage;
   readonly path: string;
   readonly query: string;
@@ -64,20 +64,6 @@ export class Exchange implements AnsweredRequest {
   #gone: (() => void) | undefined;
   /** The client was gone before it was answered. */
   #left = false;
-  // What is known of the request when it is over, for those who look on.
-  id = "";
-  route = "";
-  model = "";
-  tier = "";
-  tenant = "";
-  status = 0;
-  code: ErrorCode | "" = "";
-  latencyMs = 0;
-  work: AnsweredRequest["work"] = "own";
-  ending: TaskEnding | undefined = undefined;
-  trace: RequestTrace | undefined = undefined;
-  /** False: a question about our health, which is no request of a client. */
-  counts = true;
   /** The client waits for a 100 before it sends its body. */
   mayContinue = false;
   /** Set while the server drains: the connection ends with this answer. */
@@ -92,6 +78,7 @@ export class Exchange implements AnsweredRequest {
     now: number,
     failed: Failed,
   ) {
+    super();
     this.request = request;
     this.#response = response;
     this.#limits = limits;

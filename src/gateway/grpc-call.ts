@@ -22,7 +22,6 @@ import {
 import type { IncomingMessage } from "node:http";
 import type { Alarm, Clock } from "../clock.ts";
 import { type ErrorCode, Refusal } from "../core/errors.ts";
-import type { RequestTrace } from "../core/trace.ts";
 import {
   codeNumber,
   framed,
@@ -33,9 +32,10 @@ import {
   timeoutMs,
   Unframer,
 } from "../protocol/grpc-wire.ts";
-import { type AnsweredRequest, CLIENT_LEFT, type TaskEnding } from "../telemetry/events.ts";
+import { CLIENT_LEFT } from "../telemetry/events.ts";
 import type { Visitor } from "./crossing.ts";
 import { newId } from "./ids.ts";
+import { KnownRequest } from "./known.ts";
 import { quotaHeaders } from "./reply.ts";
 
 export interface CallLimits {
@@ -44,7 +44,7 @@ export interface CallLimits {
   readonly writeTimeoutMs: number;
 }
 
-export class GrpcCall implements AnsweredRequest, Visitor {
+export class GrpcCall extends KnownRequest implements Visitor {
   readonly path: string;
   readonly startedAt: number;
   readonly #request: IncomingMessage;
@@ -58,22 +58,9 @@ export class GrpcCall implements AnsweredRequest, Visitor {
   /** The client was gone before it was answered, or its time was up. */
   #left = false;
   #answered = false;
-  // What is known of the call when it is over, for those who look on.
-  id = "";
-  route = "";
-  model = "";
-  tier = "";
-  tenant = "";
-  status = 0;
-  code: ErrorCode | "" = "";
-  latencyMs = 0;
-  work: AnsweredRequest["work"] = "own";
-  ending: TaskEnding | undefined = undefined;
-  trace: RequestTrace | undefined = undefined;
-  /** False: a question about our health, which is no request of a client. */
-  counts = true;
 
   constructor(request: IncomingMessage, response: Http2ServerResponse, limits: CallLimits, clock: Clock) {
+    super();
     this.#request = request;
     this.#response = response;
     this.#stream = response.stream;

@@ -2,13 +2,10 @@
  * `npm run simulate -- --dropin`: so many requests of the drop-in protocols, dealt to threads seed by seed
  * (`dropin-world.ts` says what a seed is).
  */
-import { Worker } from "node:worker_threads";
+import { deal } from "./deal.ts";
 import { uncovered } from "./dropin-table.ts";
 import { dropInReplay, type DropInSums, DropInTotals } from "./dropin-totals.ts";
 import { playDropIn, REQUESTS_A_SEED } from "./dropin-world.ts";
-
-const HAND = 10;
-const ENOUGH_FAILURES = 3;
 
 export interface DropInWish {
   readonly requests: number;
@@ -27,7 +24,12 @@ export async function simulateDropIns({ requests, from, seed, threads, json }: D
     totals.add(run);
     if (run.failure !== undefined) process.stderr.write(`${run.failure.stack}\n`);
   } else {
-    await playMany(from, Math.ceil(requests / REQUESTS_A_SEED), threads, totals);
+    const seeds = Math.ceil(requests / REQUESTS_A_SEED);
+    const add = (sums: DropInSums): number => {
+      totals.merge(sums);
+      return totals.failed.length;
+    };
+    await deal({ thread: "dropin-thread.ts", from, seeds, threads, add });
   }
   const seconds = Math.round(performance.now() - startedAt) / 1000;
   const { failed, seeds, inputs, counts } = totals;
@@ -52,35 +54,4 @@ export async function simulateDropIns({ requests, from, seed, threads, json }: D
     process.stdout.write(`✖ seed ${each.seed}: ${each.message}\n  ${dropInReplay(each.seed)}\n`);
   }
   return failed.length === 0 ? 0 : 1;
-}
-
-async function playMany(from: number, seeds: number, threads: number, totals: DropInTotals): Promise<void> {
-  let next = from;
-  const deal = (): number[] => {
-    if (totals.failed.length >= ENOUGH_FAILURES) return [];
-    const hand: number[] = [];
-    while (hand.length < HAND && next < from + seeds) hand.push(next++);
-    return hand;
-  };
-  const one = async (): Promise<void> => {
-    const thread = new Worker(new URL("dropin-thread.ts", import.meta.url));
-    try {
-      await new Promise<void>((resolve, reject) => {
-        const go = (): void => {
-          const hand = deal();
-          if (hand.length === 0) resolve();
-          else thread.postMessage(hand);
-        };
-        thread.on("error", reject);
-        thread.on("message", (sums: DropInSums) => {
-          totals.merge(sums);
-          go();
-        });
-        go();
-      });
-    } finally {
-      await thread.terminate();
-    }
-  };
-  await Promise.all(Array.from({ length: Math.min(threads, Math.ceil(seeds / HAND)) }, one));
 }

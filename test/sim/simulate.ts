@@ -6,7 +6,7 @@
  */
 import { availableParallelism } from "node:os";
 import { parseArgs } from "node:util";
-import { Worker } from "node:worker_threads";
+import { deal } from "./deal.ts";
 import { simulateDropIns } from "./dropin-many.ts";
 import { describePlan } from "./describe.ts";
 import { replayCommand, type Sums, Totals } from "./totals.ts";
@@ -30,8 +30,6 @@ seed that nothing was lost, crossed, settled twice or answered too late. CONTRIB
 
 Exit code: 0 all well, 1 a seed failed, 2 called wrongly.
 `;
-const HAND = 10;
-const ENOUGH_FAILURES = 3;
 const TAIL_LINES = 60;
 const TELL_EVERY_MS = 1000;
 const TELL_A_FILE_EVERY_MS = 10_000;
@@ -92,38 +90,15 @@ async function replay(seed: number, whole: boolean, json: boolean): Promise<numb
 async function playMany(seeds: number, from: number, threads: number): Promise<Totals> {
   const totals = new Totals();
   const progress = new Progress(seeds, totals);
-  let next = from;
-  const deal = (): number[] => {
-    if (totals.failed.length >= ENOUGH_FAILURES) return [];
-    const hand: number[] = [];
-    while (hand.length < HAND && next < from + seeds) hand.push(next++);
-    return hand;
-  };
-  const one = async (): Promise<void> => {
-    const thread = new Worker(new URL("thread.ts", import.meta.url));
-    try {
-      await new Promise<void>((resolve, reject) => {
-        const go = (): void => {
-          const hand = deal();
-          if (hand.length === 0) resolve();
-          else thread.postMessage(hand);
-        };
-        thread.on("error", reject);
-        thread.on("message", (sums: Sums) => {
-          totals.merge(sums);
-          for (const { seed, message } of sums.failed) {
-            process.stderr.write(`\r✖ seed ${seed}: ${message}\n  ${replayCommand(seed)}\n`);
-          }
-          progress.tell();
-          go();
-        });
-        go();
-      });
-    } finally {
-      await thread.terminate();
+  const add = (sums: Sums): number => {
+    totals.merge(sums);
+    for (const { seed, message } of sums.failed) {
+      process.stderr.write(`\r✖ seed ${seed}: ${message}\n  ${replayCommand(seed)}\n`);
     }
+    progress.tell();
+    return totals.failed.length;
   };
-  await Promise.all(Array.from({ length: Math.min(threads, Math.ceil(seeds / HAND)) }, one));
+  await deal({ thread: "thread.ts", from, seeds, threads, add });
   progress.tell(true);
   return totals;
 }
