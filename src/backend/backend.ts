@@ -1,9 +1,10 @@
 /**
  * The backend contract: how Ferry talks to one kind of worker.
  *
- * A backend owns its workers, each able to run one batch at a time; the dispatcher never calls `run`
- * on a worker that is still running. `run` never throws and never hangs past `signal`: whatever the
- * worker does becomes one of five replies. `test/contract/backend.ts` holds every backend to this.
+ * A backend owns its workers, each able to run one batch at a time; the dispatcher hands a worker that still runs
+ * one at most one more, and only where that is wanted (`pipeline`). `run` never throws and never hangs past
+ * `signal`: whatever the worker does becomes one of five replies. `test/contract/backend.ts` holds every backend to
+ * this.
  *
  *   answered   one output per task, in the order of the batch's tasks. The backend has checked that the worker
  *              sent exactly as many usable outputs as it got inputs; if not, the reply is `unusable`.
@@ -72,9 +73,12 @@ export interface Worker {
   readonly address?: string;
   /**
    * Runs one batch. When `signal` aborts, the reply is `failed` at once and whatever was in flight is
-   * destroyed: the next `run` must never see the tail of this one.
+   * destroyed: the next `run` must never see the tail of this one. A worker that `queues` calls `begun` once, when
+   * it has begun with this batch and not merely holds it; what it held and never began fails with `blame: nobody`.
    */
-  run(batch: Batch, signal: AbortSignal): Promise<Reply>;
+  run(batch: Batch, signal: AbortSignal, begun?: () => void): Promise<Reply>;
+  /** It takes the next batch while it runs one, and runs them in the order in which they came. */
+  readonly queues?: boolean;
   /**
    * The most tasks that it takes in one call, a whole number from 1 on: what its protocol allows, or what it said of
    * itself. Undefined where it takes as many as the model may have. It may change at any time; no call that starts
