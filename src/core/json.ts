@@ -33,6 +33,9 @@ const OPEN_BRACKET = 0x5b;
 const CLOSE_BRACKET = 0x5d;
 const COMMA = 0x2c;
 const COLON = 0x3a;
+const SMALL_NUMBERS = /(?:-?\d{1,20}(?:\.\d{1,20})?,)+/y;
+/** Lists of numbers, however deep: written in one way only, where there is no white space. */
+const ONLY_NUMBERS = /^\[[\d.,eE+\-[\]]*\]$/;
 
 export function scan(text: string): Scan {
   return new Scanner(text).run();
@@ -88,7 +91,7 @@ class Scanner {
         if (code === COMMA) expectKey = open[open.length - 1] !== false;
         else open.pop();
       } else if (code === 0x2d || (code >= 0x30 && code <= 0x39)) {
-        this.#number();
+        if (open[open.length - 1] !== false || !this.#numbers()) this.#number();
         continue;
       }
       this.#at++;
@@ -130,6 +133,14 @@ class Scanner {
     return at + 6;
   }
 
+  /** Of a list of numbers, all that are followed by another and surely within range, in one leap; false: not one. */
+  #numbers(): boolean {
+    SMALL_NUMBERS.lastIndex = this.#at;
+    if (!SMALL_NUMBERS.test(this.#text)) return false;
+    this.#at = SMALL_NUMBERS.lastIndex;
+    return true;
+  }
+
   #number(): void {
     const text = this.#text;
     const start = this.#at;
@@ -161,7 +172,8 @@ class Scanner {
 }
 
 export function canonical(text: string): string {
-  const simple = text.charCodeAt(0) === QUOTE && text.indexOf("\\") < 0;
+  const first = text.charCodeAt(0);
+  const simple = first === QUOTE ? text.indexOf("\\") < 0 : first === OPEN_BRACKET && ONLY_NUMBERS.test(text);
   return simple ? text : new Writer(text).value();
 }
 

@@ -125,3 +125,29 @@ function escapeAll(text: string): string {
     return `"${content.replaceAll(/\\.|[a-z]/g, (part) => (part.length > 1 ? part : `\\u${part.charCodeAt(0).toString(16).padStart(4, "0")}`))}"`;
   });
 }
+
+test("lists of numbers, however written: one canonical text, and what is beyond a double is seen anywhere", () => {
+  const number = fc.oneof(
+    fc.integer().map(String),
+    fc.double({ noNaN: true, noDefaultInfinity: true }).map((value) => JSON.stringify(value)),
+    fc.constantFrom("0", "-0", "1.0", "1E5", "-2e-3", "9".repeat(25), `0.${"3".repeat(40)}`),
+  );
+  const list = fc.letrec<{ list: unknown[] }>((tie) => ({
+    list: fc.array(fc.oneof({ depthSize: "small" }, number, tie("list")), { maxLength: 8 }),
+  })).list;
+  const written = (value: unknown, space: string): string =>
+    Array.isArray(value)
+      ? `[${space}${value.map((each) => written(each, space)).join(`${space},${space}`)}${space}]`
+      : String(value);
+  fc.assert(
+    fc.property(list, fc.constantFrom("", " ", "\n "), fc.boolean(), (value, space, tooLarge) => {
+      const text = written(value, space);
+      assert.equal(canonical(text), written(value, ""));
+      const body = `{"input":[1,${tooLarge ? "1e999" : "2"},${text},3],"model":"m"}`;
+      const { problem, fields } = scan(body);
+      assert.equal(problem, tooLarge ? "a number is beyond the range of a double" : undefined);
+      const [from, to] = fields!.get("input")!;
+      assert.equal(body.slice(from, to), body.slice(9, -13));
+    }),
+  );
+});
