@@ -90,11 +90,11 @@ export class Discovery {
 
   async #heard(addresses: readonly string[]): Promise<void> {
     const { name, model } = this.#rules;
-    if (this.#failing) this.#tell("info", `model ${model}: ${name.written} is found again`);
+    if (this.#failing) this.#tell("info", `model ${model}: ${name.shown} is found again`);
     this.#failing = false;
     const none = addresses.length === 0;
     if (none && !this.#none)
-      this.#tell("info", `model ${model}: ${name.written} has no address now; workers may come`);
+      this.#tell("info", `model ${model}: ${name.shown} has no address now; workers may come`);
     this.#none = none;
     const now = this.#parts.clock.now();
     const urls = [...new Set(addresses)]
@@ -113,10 +113,10 @@ export class Discovery {
     if (seen?.state === "joined" || seen?.state === "leaving") return;
     const { model, name } = this.#rules;
     try {
-      await this.#joining.join(url, name.host, name.written);
+      await this.#joining.join(url, name.host, name.shown);
       this.#seen.set(url, { at: now, state: "joined" });
     } catch (error) {
-      if (seen === undefined) this.#tell("warn", `model ${model}: ${name.written}: ${wordsOf(error)}`);
+      if (seen === undefined) this.#tell("warn", `model ${model}: ${name.shown}: ${wordsOf(error)}`);
       this.#seen.set(url, { at: now, state: "refused" });
     }
   }
@@ -133,7 +133,7 @@ export class Discovery {
     if (this.#failing || this.#stopped) return;
     this.#failing = true;
     const { name, model, everyMs } = this.#rules;
-    const what = `model ${model}: ${name.written} cannot be looked up (${wordsOf(error)})`;
+    const what = `model ${model}: ${name.shown} cannot be looked up (${wordsOf(error)})`;
     this.#tell("warn", `${what}; the workers that are known stay, and it is tried every ${everyMs} ms`);
   }
 

@@ -19,8 +19,8 @@ export function fixedWorkers(workers: readonly string[]): string[] {
 }
 
 export interface DnsName {
-  /** As the config has it. */
-  readonly written: string;
+  /** As the config has it, without its query, which may hold a secret. */
+  readonly shown: string;
   readonly hostname: string;
   /** `name:port`, the port left out where the config does. */
   readonly host: string;
@@ -33,7 +33,7 @@ export function dnsName(written: string, kind: NetworkKind): DnsName {
   const scheme = protocol === "dns:" ? kind : protocol.slice("dns+".length, -1);
   const end = `${port === "" ? "" : `:${port}`}${pathname}${search}`;
   return {
-    written,
+    shown: `${protocol}//${host}${pathname}`,
     hostname,
     host,
     at: (address) => {

@@ -210,7 +210,7 @@ export class Roster implements WorkerDesk {
     }
     const model = this.models.get(given ?? names[0]!);
     if (model !== undefined) return model;
-    throw new Refusal("NOT_FOUND", `there is no model ${given}${didYouMean(given ?? "", names)}`);
+    throw new Refusal("NOT_FOUND", `there is no model ${given}; one of ${names.join(", ")}`);
   }
 
   #running({ dispatcher, backend }: RosterModel): { dispatcher: Dispatcher; backend: Backend } {

@@ -105,8 +105,9 @@ async function probeWorkers(config: Config): Promise<Findings> {
       for (const [at, worker] of backend.workers.entries()) {
         const path = `models[${index}].backend.workers[${at}]`;
         if (isDns(worker)) {
-          const { addresses, failure } = await lookUp(dnsName(worker, backend.kind).hostname);
-          if (failure === undefined) lookups.push({ worker, addresses });
+          const { hostname, shown } = dnsName(worker, backend.kind);
+          const { addresses, failure } = await lookUp(hostname);
+          if (failure === undefined) lookups.push({ worker: shown, addresses });
           else findings.push({ path, message: `cannot be looked up now: ${failure}`, problem: false });
           places.push(...addresses.map((address) => ({ path, ...placeAt(worker, backend.kind, address) })));
         } else places.push({ path, url: worker });
