@@ -15,7 +15,7 @@ const GRACE_MS = 15_000;
 function stage(changes: Parameters<typeof emptyModel>[0] = {}) {
   const model = emptyModel({ queueMs: 600_000, totalMs: 1_200_000, ...changes });
   const { roster, clock, events } = model;
-  const dns = { answer: (): readonly string[] => [], asked: 0 };
+  const dns = { answer: (): readonly string[] | "never" => [], asked: 0 };
   const joining = {
     join: (url: string, host: string, from: string) => roster.join("m", url, host, from),
     leave: (url: string) => roster.leave("m", url),
@@ -29,7 +29,10 @@ function stage(changes: Parameters<typeof emptyModel>[0] = {}) {
         events,
         resolve: () => {
           dns.asked++;
-          return new Promise((resolve) => resolve(dns.answer()));
+          return new Promise((resolve) => {
+            const answer = dns.answer();
+            if (answer !== "never") resolve(answer);
+          });
         },
       },
     );
@@ -55,23 +58,23 @@ describe("names", () => {
 describe("a name of DNS", () => {
   test("is one worker at each address; new ones join, those that vanish go after the grace", async () => {
     const { simulation, dns, discover, names, backend, roster } = stage();
-    dns.answer = () => [B!, A!, A!];
+    dns.answer = () => [B, A, A];
     await discover().start();
     assert.deepEqual(names(), ["10.0.0.1:9000", "10.0.0.2:9000"]);
     assert.deepEqual([...backend.hosts.values()], ["gpu.default.svc:9000", "gpu.default.svc:9000"]);
-    dns.answer = () => [A!, "10.0.0.3"];
+    dns.answer = () => [A, "10.0.0.3"];
     await simulation.run(EVERY_MS + 1);
     assert.deepEqual(names(), ["10.0.0.1:9000", "10.0.0.2:9000", "10.0.0.3:9000"]);
-    dns.answer = () => [A!, B!];
+    dns.answer = () => [A, B];
     await simulation.run(GRACE_MS - EVERY_MS);
     assert.equal(names().length, 3);
-    dns.answer = () => [A!];
+    dns.answer = () => [A];
     await simulation.run(EVERY_MS);
     assert.deepEqual(names(), ["10.0.0.1:9000", "10.0.0.2:9000"], "B was back in time, the third was not");
     await simulation.run(GRACE_MS);
     assert.deepEqual(names(), ["10.0.0.1:9000"]);
     const told =
-      /^dns:\/\/gpu\.default\.svc:9000\/infer names 10\.0\.0\.1:9000; drain it, or take it out of DNS$/;
+      /dns:\/\/gpu\.default\.svc:9000\/infer names 10\.0\.0\.1:9000; drain it, or take it out of DNS$/;
     await assert.rejects(roster.remove("10.0.0.1:9000"), told);
   });
 
@@ -80,7 +83,7 @@ describe("a name of DNS", () => {
     dns.answer = away;
     await discover().start();
     await simulation.run(3 * EVERY_MS);
-    dns.answer = () => [A!];
+    dns.answer = () => [A];
     await simulation.run(EVERY_MS);
     dns.answer = away;
     await simulation.run(20 * EVERY_MS);
@@ -95,11 +98,11 @@ describe("a name of DNS", () => {
 
   test("a failure does not hurry the grace: what is missing must be missing in an answer", async () => {
     const { simulation, dns, discover, names } = stage();
-    dns.answer = () => [A!];
+    dns.answer = () => [A];
     await discover().start();
     dns.answer = away;
     await simulation.run(10 * GRACE_MS);
-    dns.answer = () => [A!];
+    dns.answer = () => [A];
     await simulation.run(EVERY_MS);
     assert.deepEqual(names(), ["10.0.0.1:9000"]);
   });
@@ -109,7 +112,7 @@ describe("a name of DNS", () => {
     await discover().start();
     await simulation.run(4 * EVERY_MS);
     assert.deepEqual(notices, [`info: model m: ${NAME} has no address now; workers may come`]);
-    dns.answer = () => [A!];
+    dns.answer = () => [A];
     await simulation.run(EVERY_MS);
     assert.deepEqual(names(), ["10.0.0.1:9000"]);
   });
@@ -117,7 +120,7 @@ describe("a name of DNS", () => {
   test("that shares an address with another worker of Ferry's is told, once", async () => {
     const { simulation, dns, discover, names, roster, notices } = stage();
     await roster.add("m", "http://10.0.0.1:9000/infer");
-    dns.answer = () => [A!, B!];
+    dns.answer = () => [A, B];
     await discover().start();
     await simulation.run(5 * EVERY_MS);
     assert.deepEqual(names(), ["10.0.0.1:9000", "10.0.0.2:9000"]);
@@ -131,8 +134,7 @@ describe("a name of DNS", () => {
   test("is not waited for longer than a round when the process starts, and not looked up after it stops", async () => {
     const { simulation, dns, discover } = stage();
     let started = false;
-    const never = { then: () => {} } as unknown as readonly string[];
-    dns.answer = () => never;
+    dns.answer = () => "never";
     const discovery = discover();
     const start = discovery.start().then(() => (started = true));
     await simulation.run(EVERY_MS - 1);
@@ -146,7 +148,7 @@ describe("a name of DNS", () => {
 });
 
 test("whatever DNS says, no task is lost", async () => {
-  const addresses = fc.subarray([A!, B!, "10.0.0.3", "10.0.0.4"]);
+  const addresses = fc.subarray([A, B, "10.0.0.3", "10.0.0.4"]);
   const answers = fc.array(fc.oneof({ weight: 4, arbitrary: addresses }, fc.constant("away" as const)), {
     minLength: 1,
     maxLength: 30,
@@ -161,7 +163,7 @@ test("whatever DNS says, no task is lost", async () => {
     let at = 0;
     dns.answer = () => {
       const answer = said[at++];
-      return answer === undefined ? [A!] : answer === "away" ? away() : answer;
+      return answer === undefined ? [A] : answer === "away" ? away() : answer;
     };
     await discover().start();
     const arrivals = Array.from({ length: said.length * 10 }, (_, each) => each * (EVERY_MS / 10));
