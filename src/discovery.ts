@@ -14,9 +14,7 @@ import type { DnsName } from "./dns-workers.ts";
 import type { Resolve } from "./resolver.ts";
 import type { Events } from "./telemetry/events.ts";
 
-export interface DiscoveryRules {
-  readonly model: string;
-  readonly name: DnsName;
+export interface DiscoveryTimes {
   readonly everyMs: number;
   readonly graceMs: number;
 }
@@ -43,18 +41,23 @@ interface Seen {
 const MAX_ADDRESSES = 1024;
 
 export class Discovery {
-  readonly #rules: DiscoveryRules;
+  readonly #model: string;
+  readonly #name: DnsName;
   readonly #joining: Joining;
   readonly #parts: DiscoveryParts;
   /** By the worker's URL. */
   readonly #seen = new Map<string, Seen>();
+  /** May change; the next lookup is when it was to be. */
+  times: DiscoveryTimes;
   #alarm: Alarm | undefined;
   #failing = false;
   #none = false;
   #stopped = false;
 
-  constructor(rules: DiscoveryRules, joining: Joining, parts: DiscoveryParts) {
-    this.#rules = rules;
+  constructor(model: string, name: DnsName, times: DiscoveryTimes, joining: Joining, parts: DiscoveryParts) {
+    this.#model = model;
+    this.#name = name;
+    this.times = times;
     this.#joining = joining;
     this.#parts = parts;
   }
@@ -64,7 +67,7 @@ export class Discovery {
     const { clock } = this.#parts;
     let patience: Alarm | undefined;
     const enough = new Promise<void>((resolve) => {
-      patience = clock.at(clock.now() + this.#rules.everyMs, resolve);
+      patience = clock.at(clock.now() + this.times.everyMs, resolve);
     });
     await Promise.race([this.#round(), enough]);
     patience?.cancel();
@@ -77,24 +80,22 @@ export class Discovery {
 
   async #round(): Promise<void> {
     const { clock, resolve } = this.#parts;
-    const { name, everyMs } = this.#rules;
     try {
-      const addresses = await resolve(name.hostname);
+      const addresses = await resolve(this.#name.hostname);
       if (!this.#stopped) await this.#heard(addresses);
     } catch (error) {
       this.#failed(error);
     }
     if (this.#stopped) return;
-    this.#alarm = clock.at(clock.now() + everyMs, () => void this.#round());
+    this.#alarm = clock.at(clock.now() + this.times.everyMs, () => void this.#round());
   }
 
   async #heard(addresses: readonly string[]): Promise<void> {
-    const { name, model } = this.#rules;
-    if (this.#failing) this.#tell("info", `model ${model}: ${name.shown} is found again`);
+    const name = this.#name;
+    if (this.#failing) this.#tell("info", `${name.shown} is found again`);
     this.#failing = false;
     const none = addresses.length === 0;
-    if (none && !this.#none)
-      this.#tell("info", `model ${model}: ${name.shown} has no address now; workers may come`);
+    if (none && !this.#none) this.#tell("info", `${name.shown} has no address now; workers may come`);
     this.#none = none;
     const now = this.#parts.clock.now();
     const urls = [...new Set(addresses)]
@@ -111,19 +112,19 @@ export class Discovery {
     const seen = this.#seen.get(url);
     if (seen !== undefined) seen.at = now;
     if (seen?.state === "joined" || seen?.state === "leaving") return;
-    const { model, name } = this.#rules;
+    const { host, shown } = this.#name;
     try {
-      await this.#joining.join(url, name.host, name.shown);
+      await this.#joining.join(url, host, shown);
       this.#seen.set(url, { at: now, state: "joined" });
     } catch (error) {
-      if (seen === undefined) this.#tell("warn", `model ${model}: ${name.shown}: ${wordsOf(error)}`);
+      if (seen === undefined) this.#tell("warn", `${shown}: ${wordsOf(error)}`);
       this.#seen.set(url, { at: now, state: "refused" });
     }
   }
 
   #missing(url: string, seen: Seen, now: number): void {
     if (seen.state === "refused") return void this.#seen.delete(url);
-    if (seen.state === "leaving" || now - seen.at < this.#rules.graceMs) return;
+    if (seen.state === "leaving" || now - seen.at < this.times.graceMs) return;
     seen.state = "leaving";
     const over = (): void => void this.#seen.delete(url);
     this.#joining.leave(url).then(over, over);
@@ -132,13 +133,13 @@ export class Discovery {
   #failed(error: unknown): void {
     if (this.#failing || this.#stopped) return;
     this.#failing = true;
-    const { name, model, everyMs } = this.#rules;
-    const what = `model ${model}: ${name.shown} cannot be looked up (${wordsOf(error)})`;
-    this.#tell("warn", `${what}; the workers that are known stay, and it is tried every ${everyMs} ms`);
+    const what = `${this.#name.shown} cannot be looked up (${wordsOf(error)})`;
+    const then = `the workers that are known stay, and it is tried every ${this.times.everyMs} ms`;
+    this.#tell("warn", `${what}; ${then}`);
   }
 
   #tell(level: "info" | "warn", message: string): void {
-    this.#parts.events.emit("notice", { level, message });
+    this.#parts.events.emit("notice", { level, message: `model ${this.#model}: ${message}` });
   }
 }
 

@@ -12,7 +12,8 @@
  * and `resume` are orders to the whole fleet (`fleet/orders.ts`), whichever process is told.
  */
 import type { Backend } from "./backend/backend.ts";
-import type { BackendConfig, Config } from "./config.ts";
+import { hasAddresses } from "./banner.ts";
+import type { BackendConfig, Config, GrpcBackendConfig, HttpBackendConfig } from "./config.ts";
 import type { Clock } from "./clock.ts";
 import { Refusal } from "./core/errors.ts";
 import { Discovery } from "./discovery.ts";
@@ -49,6 +50,12 @@ export interface RosterParts {
   readonly resolve?: Resolve;
 }
 
+/** Where a model's workers are, as the config has it. */
+export type FollowedNames = Pick<
+  HttpBackendConfig | GrpcBackendConfig,
+  "kind" | "workers" | "dnsMs" | "dnsGraceMs"
+>;
+
 /** A worker that was found by its name: here, or in what another process says. */
 interface Found extends WorkerName {
   readonly model: string;
@@ -65,7 +72,8 @@ export class Roster implements WorkerDesk {
   readonly #ending = new Map<Slot, Promise<void>>();
   /** URLs that are on their way in: two of the same at once would be two workers. */
   readonly #coming = new Set<string>();
-  readonly #discoveries: Discovery[] = [];
+  /** By model, and by what the config says. */
+  readonly #names = new Map<string, Map<string, Discovery>>();
 
   constructor(models: readonly RosterModel[], parts: RosterParts) {
     this.models = new Map(models.map((model) => [model.name, model]));
@@ -73,14 +81,48 @@ export class Roster implements WorkerDesk {
     this.#orders = parts.membership?.orders ?? new Orders();
   }
 
-  /** Begins to look names up; resolves when each was looked up once. */
-  async discover(discoveries: readonly Discovery[]): Promise<void> {
-    this.#discoveries.push(...discoveries);
-    await Promise.all(discoveries.map((discovery) => discovery.start()));
+  /**
+   * From now on these are the names of DNS that a model has workers behind. Those of other names are drained and removed;
+   * resolves when each new one was looked up once.
+   */
+  async follow(model: string, wanted: FollowedNames): Promise<void> {
+    const before = this.#names.get(model) ?? new Map<string, Discovery>();
+    const names = new Map<string, Discovery>();
+    this.#names.set(model, names);
+    const { clock, events, resolve = systemResolve } = this.#parts;
+    const times = { everyMs: wanted.dnsMs, graceMs: wanted.dnsGraceMs };
+    const joining = {
+      join: (url: string, host: string, from: string) => this.join(model, url, host, from),
+      leave: (url: string) => this.leave(model, url),
+    };
+    const started: Promise<void>[] = [];
+    for (const written of wanted.workers.filter(isDns)) {
+      const known = before.get(written);
+      const name = dnsName(written, wanted.kind);
+      const discovery = known ?? new Discovery(model, name, times, joining, { clock, events, resolve });
+      discovery.times = times;
+      names.set(written, discovery);
+      if (known === undefined) started.push(discovery.start());
+    }
+    for (const [written, discovery] of before) {
+      if (!names.has(written)) this.#unfollow(model, dnsName(written, wanted.kind).shown, discovery);
+    }
+    await Promise.all(started);
+  }
+
+  #unfollow(model: string, shown: string, discovery: Discovery): void {
+    discovery.stop();
+    const slots = this.models.get(model)?.dispatcher?.workers.slots ?? [];
+    for (const slot of slots.filter((each) => this.#from.get(each) === shown)) void this.#end(model, slot);
+  }
+
+  /** The name of DNS that brought this worker; undefined: somebody wrote it down. */
+  foundBy(slot: Slot): string | undefined {
+    return this.#from.get(slot);
   }
 
   stop(): void {
-    for (const discovery of this.#discoveries) discovery.stop();
+    for (const names of this.#names.values()) for (const discovery of names.values()) discovery.stop();
   }
 
   async add(given: string | undefined, written: string | undefined): Promise<WorkerName> {
@@ -250,25 +292,12 @@ export async function openRoster(config: Config, needs: RosterNeeds): Promise<Ro
     backend: needs.backends[at],
   }));
   const roster = new Roster(models, needs);
-  const runs = needs.dispatchers.length > 0;
-  await roster.discover(runs ? discoveriesOf(config, roster, needs) : []);
+  if (needs.dispatchers.length === 0) return roster;
+  const followed = config.models.flatMap(({ name, backend }) =>
+    hasAddresses(backend) ? [roster.follow(name, backend)] : [],
+  );
+  await Promise.all(followed);
   return roster;
-}
-
-function discoveriesOf(config: Config, roster: Roster, parts: RosterParts): Discovery[] {
-  const { clock, events, resolve = systemResolve } = parts;
-  return config.models.flatMap(({ name: model, backend }) => {
-    if (backend.kind !== "http" && backend.kind !== "grpc") return [];
-    const { kind, dnsMs: everyMs, dnsGraceMs: graceMs } = backend;
-    const joining = {
-      join: (url: string, host: string, from: string) => roster.join(model, url, host, from),
-      leave: (url: string) => roster.leave(model, url),
-    };
-    return backend.workers.filter(isDns).map((written) => {
-      const rules = { model, name: dnsName(written, kind), everyMs, graceMs };
-      return new Discovery(rules, joining, { clock, events, resolve });
-    });
-  });
 }
 
 const EXAMPLES = { http: "http://gpu-1:9000/infer", grpc: "grpc://gpu-1:8001" } as const;

@@ -4,6 +4,7 @@ import { describe, test } from "node:test";
 import fc from "fast-check";
 import { Discovery } from "../src/discovery.ts";
 import { dnsName, plainUrl } from "../src/dns-workers.ts";
+import { Roster } from "../src/roster.ts";
 import { codes, endings } from "./dispatch/simulated.ts";
 import { emptyModel } from "./network-workers.ts";
 
@@ -21,21 +22,17 @@ function stage(changes: Parameters<typeof emptyModel>[0] = {}) {
     leave: (url: string) => roster.leave("m", url),
   };
   const discover = (written = NAME): Discovery =>
-    new Discovery(
-      { model: "m", name: dnsName(written, "http"), everyMs: EVERY_MS, graceMs: GRACE_MS },
-      joining,
-      {
-        clock,
-        events,
-        resolve: () => {
-          dns.asked++;
-          return new Promise((resolve) => {
-            const answer = dns.answer();
-            if (answer !== "never") resolve(answer);
-          });
-        },
+    new Discovery("m", dnsName(written, "http"), { everyMs: EVERY_MS, graceMs: GRACE_MS }, joining, {
+      clock,
+      events,
+      resolve: () => {
+        dns.asked++;
+        return new Promise((resolve) => {
+          const answer = dns.answer();
+          if (answer !== "never") resolve(answer);
+        });
       },
-    );
+    });
   return { ...model, dns, discover };
 }
 
@@ -145,6 +142,26 @@ describe("a name of DNS", () => {
     await simulation.run(10 * EVERY_MS);
     assert.equal(dns.asked, 1);
   });
+});
+
+test("a model that follows other names lets those of the old ones go", async () => {
+  const { simulation, dispatcher, model, clock, events, names } = stage();
+  const places: Record<string, string[]> = { one: [A, B], two: ["10.0.0.3"] };
+  const resolve = (name: string): Promise<string[]> => Promise.resolve(places[name]!);
+  const roster = new Roster([model], { clock, events, resolve });
+  const follow = (...written: string[]): Promise<void> =>
+    roster.follow("m", { kind: "http", workers: written, dnsMs: EVERY_MS, dnsGraceMs: GRACE_MS });
+  await follow("dns://one:1/", "http://fixed:1/");
+  assert.deepEqual(names(), ["10.0.0.1:1", "10.0.0.2:1"]);
+  assert.equal(roster.foundBy(dispatcher.workers.slots[0]!), "dns://one:1/");
+  await follow("dns://one:1/", "dns://two:1/");
+  assert.deepEqual(names(), ["10.0.0.1:1", "10.0.0.2:1", "10.0.0.3:1"]);
+  await follow("dns://two:1/");
+  await simulation.run(10);
+  assert.deepEqual(names(), ["10.0.0.3:1"]);
+  await simulation.run(3 * GRACE_MS);
+  assert.deepEqual(names(), ["10.0.0.3:1"], "the old name is not looked up any more");
+  roster.stop();
 });
 
 test("whatever DNS says, no task is lost", async () => {

@@ -9,7 +9,7 @@
  * Of two orders about one worker the higher `version` counts; each new one is one above all that were ever heard, so that
  * no clock is asked. Two that were given at the same moment have the same version: then "aside" wins, everywhere.
  * An order to let back in must be remembered too, or the older one would come back from a member that missed it; of
- * those the last `MAX_LIFTED` are.
+ * those the last `MAX_LIFTED` are, of the others the last `MAX_ASIDE`.
  */
 import type { Dispatcher } from "../dispatch/dispatcher.ts";
 import type { Slot } from "../dispatch/workers.ts";
@@ -22,6 +22,7 @@ export interface Order {
 }
 
 const MAX_LIFTED = 256;
+const MAX_ASIDE = 4096;
 
 /** The same in every process: by address, as shown, or, for a child of a process, by its name, which has that in it. */
 export function workerKey(model: string, name: string, shown: string | undefined): string {
@@ -72,9 +73,9 @@ export class Orders {
   #take(order: Order): void {
     this.#version = Math.max(this.#version, order.version);
     this.#orders.set(order.key, order);
-    const lifted = this.all.filter(({ aside }) => !aside);
-    if (lifted.length <= MAX_LIFTED) return;
-    const oldest = lifted.reduce((a, b) => (b.version < a.version ? b : a));
+    const alike = this.all.filter(({ aside }) => aside === order.aside);
+    if (alike.length <= (order.aside ? MAX_ASIDE : MAX_LIFTED)) return;
+    const oldest = alike.reduce((a, b) => (b.version < a.version ? b : a));
     this.#orders.delete(oldest.key);
   }
 }

@@ -264,7 +264,7 @@ describe("deploy/kubernetes", () => {
     assert.ok(maxReplicaCount <= scaling.max, "Ferry may want as many as there may be");
     const service = get(whole, "StatefulSet", "embed").spec["serviceName"] as string;
     assert.deepEqual(backend.workers, [`dns://${service}:9000/infer`], "the config names the Service");
-    assert.equal(specOf(whole, "Service", service)["clusterIP"], "None", "each pod has its own address");
+    assert.equal(get(whole, "Service", service).spec["clusterIP"], "None", "each pod has its own address");
   });
 
   test("KEDA asks for metrics and paths that are there, and takes silence for an error", () => {
