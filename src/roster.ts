@@ -199,7 +199,7 @@ export class Roster implements WorkerDesk {
       const retired = dispatcher.retire(slot);
       this.#parts.membership?.changed();
       await retired;
-      await backend.retire(slot.worker);
+      await backend.retire(slot.worker).catch((error: unknown) => this.#failed(model, slot, error));
       // Whoever comes to the same address later is another one.
       const { name, address } = nameOf(model, slot);
       this.#orders.give(workerKey(model, name, address), false);
@@ -269,6 +269,12 @@ export class Roster implements WorkerDesk {
       const state = slot.retiring ? "is being removed from" : "is a worker of";
       throw conflict(`${shownAddress(url)} ${state} model ${name}; it would get two batches at once`);
     }
+  }
+
+  #failed(model: string, { name }: Slot, error: unknown): void {
+    const why = error instanceof Error ? error.message : String(error);
+    const message = `model ${model}: ${name} gets no more batches, but could not be ended: ${why}`;
+    this.#parts.events.emit("notice", { level: "error", message });
   }
 
   #tell(model: string, worker: string, state: WorkerState, why: string): void {
