@@ -50,7 +50,14 @@ export function emptyModel(changes: Changes = {}, more: Partial<RosterModel> = {
   void simulation.dispatcher.retire(first!);
   const backend = new NetworkBackend(simulation);
   const { dispatcher, clock, events } = simulation;
-  const model: RosterModel = { name: dispatcher.rules.name, kind: "http", scaled: false, dispatcher, backend, ...more };
+  const model: RosterModel = {
+    name: dispatcher.rules.name,
+    kind: "http",
+    scaled: false,
+    dispatcher,
+    backend,
+    ...more,
+  };
   const notices: string[] = [];
   events.on("notice", ({ level, message }) => notices.push(`${level}: ${message}`));
   const roster = new Roster([model], { clock, events });
