@@ -8,6 +8,7 @@ import { SimulatedBackend } from "./backend/simulated.ts";
 import type { Clock } from "./clock.ts";
 import type { Vault } from "./backend/vault.ts";
 import type { ModelConfig } from "./config.ts";
+import { fixedWorkers } from "./dns-workers.ts";
 import { batch } from "./protocol/batch.ts";
 import type { WorkerSide } from "./protocol/protocol.ts";
 import { protocols } from "./protocol/protocols.ts";
@@ -23,9 +24,12 @@ export function makeBackend(
   const around = { model: name, clock, events };
   switch (backend.kind) {
     case "http":
-      return new HttpBackend({ ...backend, protocol: workerSide(backend.protocol), health, vault }, around);
+      return new HttpBackend(
+        { ...backend, ...fixed(backend), protocol: workerSide(backend.protocol), health, vault },
+        around,
+      );
     case "grpc":
-      return new GrpcBackend({ ...backend, health }, around);
+      return new GrpcBackend({ ...backend, ...fixed(backend), health }, around);
     case "python":
       return new PythonBackend(backend, around);
     case "module":
@@ -33,6 +37,11 @@ export function makeBackend(
     case "simulated":
       return new SimulatedBackend(backend, clock);
   }
+}
+
+/** Those behind a name of DNS come later (`discovery.ts`). */
+function fixed({ workers }: { readonly workers: readonly string[] }): { workers: string[] } {
+  return { workers: fixedWorkers(workers) };
 }
 
 export function workerSide(name: "batch" | keyof typeof protocols): WorkerSide {

@@ -20,6 +20,7 @@ import type {
   SimulatedBackendConfig,
 } from "./config.ts";
 import { isAnyHost } from "./config-check.ts";
+import { fixedWorkers, isDns } from "./dns-workers.ts";
 import { paint, printable } from "./terminal.ts";
 
 /** What keeps an accepted task: nothing, the disk, one Redis server, or a replica too. */
@@ -238,7 +239,7 @@ function modelLines({ config, role, adminUrls }: ReadyFacts): string[] {
 function modelFacts(model: ModelConfig, config: Config, role: Role): string {
   const { backend, maxBatchSize } = model;
   if (role === "gateway") return `batches of up to ${maxBatchSize}, run by batchers`;
-  const workers = plural(workersOf(backend), "worker");
+  const workers = workersText(backend);
   const capacity = capacityPerSecond(model);
   if (capacity === undefined || backend.kind !== "simulated") {
     return `${workers} × ${maxBatchSize} (${backend.kind}), capacity is learned from traffic`;
@@ -293,8 +294,19 @@ export function hasAddresses(
   return backend.kind === "http" || backend.kind === "grpc";
 }
 
+/** `2 workers`, and where DNS is asked for more, which name it is asked for. */
+export function workersText(backend: ModelConfig["backend"]): string {
+  const names = hasAddresses(backend) ? backend.workers.filter(isDns) : [];
+  const [first, ...others] = names.map((name) => printable(new URL(name).hostname));
+  const fixed = workersOf(backend);
+  if (first === undefined) return plural(fixed, "worker");
+  const found = `workers of ${first}${others.length > 0 ? ` and ${plural(others.length, "name")} more` : ""}`;
+  return fixed === 0 ? found : `${plural(fixed, "worker")} and ${found}`;
+}
+
+/** As far as the config says. */
 function workersOf(backend: ModelConfig["backend"]): number {
-  return typeof backend.workers === "number" ? backend.workers : backend.workers.length;
+  return typeof backend.workers === "number" ? backend.workers : fixedWorkers(backend.workers).length;
 }
 
 function fullBatchMs({ baseMs, perItemMs }: SimulatedBackendConfig, maxBatchSize: number): number {

@@ -36,6 +36,10 @@ const commands: { readonly [name: string]: Known } = {
     load: async () => (await import("./commands/plan.ts")).plan,
   },
   top: { summary: "watch a running Ferry", load: async () => (await import("./commands/top.ts")).top },
+  workers: {
+    summary: "add, drain and remove workers of a running Ferry",
+    load: async () => (await import("./commands/workers.ts")).workers,
+  },
   version: {
     summary: "print the version",
     load: async () => (await import("./commands/version.ts")).versionCommand,

@@ -42,6 +42,7 @@ function checkWorkerTls({ models = [] }: Draftings, findings: Findings): void {
     if (!names.some((name) => findings.has(`${path}.tls.${name}`))) continue;
     for (const [at, worker] of (backend.workers ?? []).entries()) {
       if (worker === undefined || worker.startsWith(`${scheme}:`)) continue;
+      if (worker.startsWith(`dns+${scheme}:`)) continue;
       const where = `${path}.workers[${at}]`;
       findings.problem(where, `is not ${scheme}://, and tls is set: inputs would go there unencrypted`);
     }

@@ -221,7 +221,8 @@ function checkEndpoint(protocol: string | undefined, worker: string, at: string,
   const url = URL.parse(worker);
   const [fits, example] = ENDPOINTS[protocol ?? ""] ?? [];
   if (url === null || fits === undefined || fits.test(url.pathname)) return;
-  findings.warn(at, `batches go to this very URL; write all of it: ${url.origin}${example}`);
+  const place = `${url.protocol}//${url.host}`;
+  findings.warn(at, `batches go to this very URL; write all of it: ${place}${example}`);
 }
 
 function checkTimes(model: DraftModel | undefined, path: string, findings: Findings): void {

@@ -168,6 +168,7 @@ class Reader {
       if (list.min > 0) this.#problem(path, `is missing; ${this.#example(path)}`);
       return [];
     }
+    if (list.single === true && isScalar(node)) return [this.read(list.each as Setting, node, `${path}[0]`)];
     if (!isSeq(node))
       return this.#problem(path, `${kindOf(node)} stands where a list belongs; write it in [ ]`);
     if (node.items.length < list.min) this.#problem(path, `is empty; ${this.#example(path)}`);

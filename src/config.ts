@@ -236,8 +236,10 @@ export type BackendConfig =
 export interface HttpBackendConfig {
   readonly kind: "http";
   readonly protocol: "batch" | ProtocolName;
-  /** Full endpoint URLs. */
+  /** Full endpoint URLs, and names of DNS (`dns-workers.ts`). */
   readonly workers: readonly string[];
+  readonly dnsMs: number;
+  readonly dnsGraceMs: number;
   /** What the workers call the model; left out: as clients do. */
   readonly model?: string;
   /** What is sent to workers as `Authorization`: never to be shown. */
@@ -252,8 +254,10 @@ export interface HttpBackendConfig {
 
 export interface GrpcBackendConfig {
   readonly kind: "grpc";
-  /** grpc://host:port, or grpcs:// for TLS. */
+  /** grpc://host:port, or grpcs:// for TLS, and names of DNS (`dns-workers.ts`). */
   readonly workers: readonly string[];
+  readonly dnsMs: number;
+  readonly dnsGraceMs: number;
   /** What the workers call the model; left out: as clients do. */
   readonly model?: string;
   readonly version?: string;

@@ -10,6 +10,7 @@ import { DropIns, type DropInModel } from "./gateway/dropin.ts";
 import { type PassedModel, Passthrough } from "./gateway/passthrough.ts";
 import type { Protocol, ProtocolName } from "./protocol/protocol.ts";
 import { protocols } from "./protocol/protocols.ts";
+import { plainUrl } from "./dns-workers.ts";
 import type { Events } from "./telemetry/events.ts";
 import { version } from "./version.ts";
 
@@ -84,7 +85,8 @@ function passageTo(
   needs: DropInNeeds,
 ): Passage {
   const { authorization, tls, protocol } = backend;
-  const listed = backend.workers.map((worker) => ({ address: new URL(worker).href, well: true }));
+  // Whoever runs no batches looks no names up: the system does, for each connection.
+  const listed = backend.workers.map((worker) => ({ address: plainUrl(worker, "http"), well: true }));
   const workers = (): readonly KnownWorker[] => needs.workers(at) ?? listed;
   const side = workerSide(protocol);
   const basePath = (path: string): string => side.basePath(path);
@@ -118,8 +120,8 @@ export function spokenBy({ backend, protocols: listed }: ModelConfig): Protocol[
 /** Where the workers of this process are, and whether they are up. */
 export function knownWorkers({ workers }: Dispatcher, now: number): KnownWorker[] {
   return workers.slots.flatMap((slot) => {
-    const { address } = slot.worker;
-    return address === undefined ? [] : [{ address, well: slot.state(now) !== "down" }];
+    const { address, host } = slot.worker;
+    return address === undefined ? [] : [{ address, host, well: !slot.aside && slot.state(now) !== "down" }];
   });
 }
 

@@ -20,7 +20,6 @@ import { Reaper } from "./dispatch/reaper.ts";
 import type { Engine } from "./engine/engine.ts";
 import { type Opened, openEngine, type Shared } from "./engines.ts";
 import { type FleetModel, Membership } from "./fleet/membership.ts";
-import { FleetOutlook } from "./fleet/outlook.ts";
 import { FleetRank } from "./fleet/rank.ts";
 import { adminRoutes } from "./gateway/admin.ts";
 import { Crossing } from "./gateway/crossing.ts";
@@ -34,6 +33,7 @@ import type { EdgeTls } from "./gateway/tls.ts";
 import { tuneHeap } from "./heap.ts";
 import { openObservers } from "./observers.ts";
 import { Report } from "./report.ts";
+import { openRoster, type Roster, type RosterNeeds } from "./roster.ts";
 import type { ScalingLoop } from "./scaling.ts";
 import { openScaling } from "./scalings.ts";
 import { Router } from "./result/router.ts";
@@ -42,7 +42,7 @@ import { logEvents } from "./telemetry/log.ts";
 import { Tally } from "./telemetry/tally.ts";
 import { type Tracing, tracingOf } from "./telemetry/tracing.ts";
 import { version } from "./version.ts";
-import { alone, ofFleet, perUser, samplerFor } from "./wiring.ts";
+import { ofFleet, outlook, perUser, samplerFor, type Totals } from "./wiring.ts";
 
 export async function startFerry(
   config: Config,
@@ -128,10 +128,12 @@ export class Ferry {
     this.#undo.push(() => this.#membership?.stop());
     backends.forEach((backend, at) => this.#dispatch(models[at]!, backend, engine, shared?.id));
     if (shared !== undefined) await this.#join(shared);
-    models.forEach(({ name }, at) => this.#prospects.set(name, this.#outlook(name, this.#dispatchers[at])));
+    models.forEach(({ name }, at) =>
+      this.#prospects.set(name, outlook(name, this.#dispatchers[at], this.#membership?.fleet)),
+    );
     const reaper = new Reaper(engine, this.#clock);
     this.#undo.push(() => reaper.stop());
-    await this.#openAdmin(opened);
+    await this.#openAdmin(opened, await this.#openRoster());
     if (this.#role !== "batcher") await this.#openDoors(opened);
   }
 
@@ -198,15 +200,7 @@ export class Ferry {
     await this.stop();
   }
 
-  tally(): {
-    requests: number;
-    batches: number;
-    tasks: number;
-    calls: number;
-    lost: number;
-    queued: number;
-    running: number;
-  } {
+  tally(): Totals {
     const { requests, batches, tasks, calls, lost } = this.#tally;
     const running = this.#dispatchers
       .flatMap(({ workers }) => workers.slots)
@@ -259,12 +253,25 @@ export class Ferry {
     this.#undo.push(() => dispatcher.stop());
   }
 
-  async #openAdmin({ engine, shared, durable }: Opened): Promise<void> {
+  /** What runs batches here, and what it lives by. */
+  #runs(): Pick<RosterNeeds, "clock" | "events" | "dispatchers" | "backends"> {
+    const [clock, events] = [this.#clock, this.events];
+    return { clock, events, dispatchers: this.#dispatchers, backends: this.#backends };
+  }
+
+  async #openRoster(): Promise<Roster> {
+    const roster = await openRoster(this.#config, { ...this.#runs(), membership: this.#membership });
+    this.#undo.push(() => roster.stop());
+    return roster;
+  }
+
+  async #openAdmin({ engine, shared, durable }: Opened, desk: Roster): Promise<void> {
     const { tiers, limits, admin } = this.#config;
     const clock = this.#clock;
     const known = { config: this.#config, role: this.#role, engine, tally: this.#tally, clock };
     const report = new Report({
       ...known,
+      desk,
       dispatchers: this.#dispatchers,
       fleet: this.#membership?.fleet,
       draining: () => this.#draining,
@@ -298,10 +305,7 @@ export class Ferry {
   #openScaling(report: Report): void {
     const { fleet } = this.#membership ?? {};
     const { loop, close } = openScaling(this.#config, {
-      clock: this.#clock,
-      events: this.events,
-      dispatchers: this.#dispatchers,
-      backends: this.#backends,
+      ...this.#runs(),
       see: (model, now) => report.sighting(model, now),
       leads: () => fleet === undefined || fleet.leads(),
     });
@@ -390,11 +394,5 @@ export class Ferry {
     const screen = screenFor(model.deny);
     const vault = this.#vaults.get(name);
     return { name, totalMs: timeouts.totalMs, cache, collapse, gate, looksForFree, screen, vault };
-  }
-
-  /** How a model's workers are: those of this process, or of the whole fleet. */
-  #outlook(model: string, dispatcher: Dispatcher | undefined): Prospects {
-    const { fleet } = this.#membership ?? {};
-    return fleet === undefined ? alone(dispatcher!) : new FleetOutlook(fleet, model);
   }
 }

@@ -12,6 +12,7 @@ import { heldWorkers, thousandths } from "./fleet/describe.ts";
 import type { Fleet } from "./fleet/fleet.ts";
 import type { WorkerBeat } from "./fleet/registry.ts";
 import type { Inside, WorkerReport } from "./gateway/admin.ts";
+import type { WorkerDesk } from "./gateway/worker-routes.ts";
 import type { ScalingLoop, ScalingReport } from "./scaling.ts";
 import type { ModelSight, ProcessSight, Sight, WorkerSight } from "./telemetry/sight.ts";
 import type { Tally } from "./telemetry/tally.ts";
@@ -26,6 +27,8 @@ export interface ReportParts {
   readonly dispatchers: readonly Dispatcher[];
   readonly tally: Tally;
   readonly clock: Clock;
+  /** What people may do to workers. */
+  readonly desk: WorkerDesk;
   /** Left out: there is only this process. */
   readonly fleet?: Fleet | undefined;
   draining(): boolean;
@@ -49,9 +52,11 @@ export class Report implements Inside, Sight {
   readonly #parts: ReportParts;
   readonly #startedAt: number;
   readonly draining: () => boolean;
+  readonly desk: WorkerDesk;
 
   constructor(parts: ReportParts) {
     this.#parts = parts;
+    this.desk = parts.desk;
     this.#startedAt = parts.clock.now();
     this.draining = () => parts.draining();
   }
@@ -222,10 +227,11 @@ export class Report implements Inside, Sight {
 
 function workerReport(worker: WorkerBeat): WorkerReport {
   const { model, name, state, inFlight, batches, tasks, calls, failures } = worker;
-  const { busyMs, utilization, ratio, load, down } = worker;
+  const { busyMs, utilization, ratio, load, down, address } = worker;
   return {
     model,
     name,
+    ...(address !== undefined && { address }),
     state,
     in_flight: inFlight,
     batches,

@@ -3,6 +3,7 @@ import type { Backend } from "./backend/backend.ts";
 import type { Clock } from "./clock.ts";
 import type { Config, ModelConfig, ScalingConfig } from "./config.ts";
 import type { ScalingRules, Sighting } from "./core/scaling.ts";
+import { isDns } from "./dns-workers.ts";
 import type { Dispatcher } from "./dispatch/dispatcher.ts";
 import type { Slot } from "./dispatch/workers.ts";
 import { ScalingHooks } from "./scaling-hooks.ts";
@@ -37,7 +38,8 @@ export function openScaling(config: Config, needs: ScalingNeeds): { loop: Scalin
     return {
       name,
       rules: rulesOf(scaling, config.admission.targetUtilization),
-      workers: workersOf(model),
+      workers:
+        workersOf(model) ?? Math.max(dispatcher?.workers.slots.length ?? 0, see(name, clock.now()).healthy),
       see: (now) => see(name, now),
       own,
       tell: hook && ((news, healthy) => hook.tell(news, healthy)),
@@ -54,8 +56,10 @@ export function openScaling(config: Config, needs: ScalingNeeds): { loop: Scalin
   };
 }
 
-function workersOf({ backend }: ModelConfig): number {
-  return typeof backend.workers === "number" ? backend.workers : backend.workers.length;
+/** Undefined where DNS says how many: then as many as there are. */
+function workersOf({ backend }: ModelConfig): number | undefined {
+  if (typeof backend.workers === "number") return backend.workers;
+  return backend.workers.some(isDns) ? undefined : backend.workers.length;
 }
 
 export function rulesOf(scaling: ScalingConfig, target: number): ScalingRules {
@@ -77,7 +81,7 @@ export function rulesOf(scaling: ScalingConfig, target: number): ScalingRules {
 function ownWorkers(dispatcher: Dispatcher, backend: Backend, clock: Clock): OwnWorkers {
   return {
     get count() {
-      return dispatcher.workers.slots.filter(({ retiring }) => !retiring).length;
+      return dispatcher.workers.slots.filter(({ retiring, aside }) => !retiring && !aside).length;
     },
     async grow() {
       dispatcher.join(await backend.grow());
@@ -95,7 +99,7 @@ function ownWorkers(dispatcher: Dispatcher, backend: Backend, clock: Clock): Own
 function leastMissed(slots: readonly Slot[], now: number): Slot | undefined {
   const worth = (slot: Slot): number => (slot.healthy(now) ? 1 / slot.usualRatio : 0);
   return slots
-    .filter(({ retiring }) => !retiring)
+    .filter(({ retiring, aside }) => !retiring && !aside)
     .toReversed()
     .toSorted(
       (a, b) => worth(a) - worth(b) || Number(a.batch !== undefined) - Number(b.batch !== undefined),

@@ -77,6 +77,32 @@ export function url(doc: string, schemes: readonly string[], example: string): L
   });
 }
 
+/** A worker's URL, or a name of DNS that stands for several: `dns://NAME:PORT/…`, `dns+SCHEME://` for TLS. */
+export function workerUrl(full: Leaf<string>, secure: "https" | "grpcs"): Leaf<string> {
+  const schemes = ["dns", `dns+${secure}`];
+  const name = url(full.doc, schemes, "dns://gpu.default.svc:9000");
+  return {
+    ...full,
+    bounds: `${full.bounds} | ${schemes.join(" | ")}`,
+    read(source) {
+      if (!/^dns(?:\+[a-z]+)?:/i.test(String(source.value))) return full.read(source);
+      const read = name.read(source);
+      if ("wrong" in read) return read;
+      const { protocol, hostname, port, pathname, search, hash } = new URL(read.value);
+      if (!hostName.test(hostname) || /^[\d.]+$/.test(hostname)) {
+        return { wrong: `does not name a host; write one like ${name.example}` };
+      }
+      if (hash !== "") return { wrong: "has a # in it, which no worker would see; remove it" };
+      const place = `${hostname.toLowerCase()}${port === "" ? "" : `:${port}`}`;
+      if (secure === "https") return { value: `${protocol}//${place}${pathname || "/"}${search}` };
+      if (port === "") return { wrong: `names no port; write one like ${name.example}` };
+      if (!/^\/?$/.test(pathname) || search !== "")
+        return { wrong: `has something behind its port; write one like ${name.example}` };
+      return { value: `${protocol}//${place}` };
+    },
+  };
+}
+
 /** `grpc://HOST:PORT`, `grpcs` for TLS; nothing behind it, since the service's path is fixed. */
 export function grpcUrl(doc: string, example: string): Leaf<string> {
   const full = url(doc, ["grpc", "grpcs"], example);

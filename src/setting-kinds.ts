@@ -59,6 +59,8 @@ export interface List<S> {
   readonly each: S;
   readonly min: number;
   readonly max: number;
+  /** A list of one may be written as that one. */
+  readonly single?: boolean;
 }
 /** A map whose keys are names; its order counts. */
 export interface Named<F extends Fields> {
@@ -111,7 +113,7 @@ export const group = <const F extends Fields>(doc: string, fields: F): Group<F> 
 export const list = <const S extends Setting>(
   doc: string,
   each: S,
-  count: { min: number; max: number },
+  count: { min: number; max: number; single?: boolean },
 ): List<S> => ({ type: "list", doc, each, ...count });
 export const named = <const F extends Fields>(
   doc: string,

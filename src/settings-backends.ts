@@ -1,6 +1,6 @@
 /** The part of the table that says who runs the batches: one group for each kind of backend. */
 import { PROTOCOL_NAMES } from "./protocol/protocol.ts";
-import { url, urlPath } from "./setting-addresses.ts";
+import { url, urlPath, workerUrl } from "./setting-addresses.ts";
 import {
   boolean,
   choice,
@@ -14,6 +14,7 @@ import {
   path,
   text,
 } from "./setting-kinds.ts";
+import { dnsTimes } from "./settings-dns.ts";
 import { workerTls } from "./settings-entry.ts";
 import { grpcBackend } from "./settings-grpc.ts";
 
@@ -51,10 +52,11 @@ export const backends = oneOf(
         "batch",
       ),
       workers: list(
-        "Full endpoint URLs, one per GPU; no URL twice.",
-        url("One worker.", ["http", "https"], "http://gpu-1:9000/infer"),
-        { min: 1, max: 1024 },
+        "Full endpoint URLs, one per GPU; no URL twice. `dns://NAME:PORT/PATH`: one worker at each address of the name.",
+        workerUrl(url("One worker.", ["http", "https"], "http://gpu-1:9000/infer"), "https"),
+        { min: 1, max: 1024, single: true },
       ),
+      ...dnsTimes,
       maxReplyBytes,
       model: optional(
         text("What the workers call the model; left out: as clients do.", {

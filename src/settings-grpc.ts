@@ -1,6 +1,7 @@
 /** The settings of gRPC: the listener for clients, and workers that speak it. Read by `settings.ts`. */
-import { address, grpcUrl } from "./setting-addresses.ts";
+import { address, grpcUrl, workerUrl } from "./setting-addresses.ts";
 import { boolean, group, integer, type Leaf, list, optional, text } from "./setting-kinds.ts";
+import { dnsTimes } from "./settings-dns.ts";
 import { workerTls } from "./settings-entry.ts";
 
 const mebibyte = 2 ** 20;
@@ -34,10 +35,11 @@ export const grpcDoor = group(
 export const grpcBackend = (maxReplyBytes: Leaf<number>) =>
   group("Servers of the Open Inference Protocol v2 over gRPC, such as Triton and MLServer.", {
     workers: list(
-      "Their addresses, one per GPU; no address twice.",
-      grpcUrl("One worker; grpcs:// for TLS.", "grpc://gpu-1:8001"),
-      { min: 1, max: 1024 },
+      "Their addresses, one per GPU; no address twice. `dns://NAME:PORT`: one worker at each address of the name.",
+      workerUrl(grpcUrl("One worker; grpcs:// for TLS.", "grpc://gpu-1:8001"), "grpcs"),
+      { min: 1, max: 1024, single: true },
     ),
+    ...dnsTimes,
     model: optional(
       text("What the workers call the model; left out: as clients do.", {
         maxLength: 256,

@@ -4,10 +4,32 @@ import { hasAddresses } from "./banner.ts";
 import type { ModelConfig } from "./config.ts";
 import { Sampler } from "./core/trace.ts";
 import type { Dispatcher } from "./dispatch/dispatcher.ts";
+import type { Fleet } from "./fleet/fleet.ts";
+import { FleetOutlook } from "./fleet/outlook.ts";
 import type { Tracing } from "./telemetry/tracing.ts";
 
+/** What a process has done so far, and has in its hands. */
+export interface Totals {
+  readonly requests: number;
+  readonly batches: number;
+  readonly tasks: number;
+  readonly calls: number;
+  readonly lost: number;
+  readonly queued: number;
+  readonly running: number;
+}
+
+/** How a model's workers are: those of this process, or of the whole fleet. */
+export function outlook(
+  model: string,
+  dispatcher: Dispatcher | undefined,
+  fleet: Fleet | undefined,
+): Prospects {
+  return fleet === undefined ? alone(dispatcher!) : new FleetOutlook(fleet, model);
+}
+
 /** How the workers of a process are that has no others beside it. */
-export function alone(dispatcher: Dispatcher): Prospects {
+function alone(dispatcher: Dispatcher): Prospects {
   return {
     horizon: (now) => dispatcher.horizon(now),
     hasRoom: (waiting, now) => dispatcher.hasRoom(waiting, now),

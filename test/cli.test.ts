@@ -13,6 +13,7 @@ import { keys } from "../src/commands/keys.ts";
 import { plan } from "../src/commands/plan.ts";
 import { serve } from "../src/commands/serve.ts";
 import { top } from "../src/commands/top.ts";
+import { workers } from "../src/commands/workers.ts";
 import { versionCommand } from "../src/commands/version.ts";
 import { bin, ferry, file, folder, run, type Ended } from "./cli-child.ts";
 import { startServer } from "./redis/servers.ts";
@@ -33,6 +34,7 @@ describe("help and usage", () => {
       keys,
       plan,
       top,
+      workers,
       version: versionCommand,
     };
     for (const [name, { usage, flags }] of Object.entries(commands)) {

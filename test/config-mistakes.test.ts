@@ -139,7 +139,35 @@ const mistakes: readonly (readonly [string, RegExp])[] = [
   ],
   [
     "models: [{ name: a, backend: { kind: http, workers: 4 } }]\n",
-    /workers: a single value stands where a list belongs/,
+    /workers\[0\]: 4 is not a full URL; write one like http:\/\/gpu-1:9000\/infer$/,
+  ],
+  [
+    "models: [{ name: a, backend: { kind: http, workers: dns://10.0.0.7:9000/infer } }]\n",
+    /^models\[0\]\.backend\.workers\[0\]: "dns:\/\/10\.0\.0\.7:9000\/infer" does not name a host; write one like dns:/,
+  ],
+  [
+    "models: [{ name: a, backend: { kind: http, workers: dns+http://gpu:9000/infer } }]\n",
+    /workers\[0\]: .* must begin with dns:\/\/ or dns\+https:\/\/$/,
+  ],
+  [
+    "models: [{ name: a, backend: { kind: http, workers: 'dns://u:p@gpu:9000/infer' } }]\n",
+    /workers\[0\]: the URL holds credentials, which would be logged with it/,
+  ],
+  [
+    "models: [{ name: a, backend: { kind: http, workers: [dns://gpu:9000/infer, dns://GPU:9000/infer] } }]\n",
+    /workers\[1\]: the same worker as models\[0\]\.backend\.workers\[0\]/,
+  ],
+  [
+    "models: [{ name: a, backend: { kind: http, workers: 'dns://gpu:9000/infer', tls: { serverName: x } } }]\n",
+    /workers\[0\]: is not https:\/\/, and tls is set: inputs would go there unencrypted/,
+  ],
+  [
+    "models: [{ name: a, backend: { kind: grpc, workers: dns://gpu } }]\n",
+    /workers\[0\]: "dns:\/\/gpu" names no port/,
+  ],
+  [
+    "models: [{ name: a, backend: { kind: grpc, workers: dns://gpu:8001/x } }]\n",
+    /workers\[0\]: "dns:\/\/gpu:8001\/x" has something behind its port/,
   ],
   [
     "models: [{ name: a, backend: { kind: simulated, workers: [b] } }]\n",

@@ -64,6 +64,8 @@ describe("a valid file", () => {
       kind: "http",
       protocol: "batch",
       workers: ["http://gpu-1:9000/infer"],
+      dnsMs: 5000,
+      dnsGraceMs: 15_000,
       maxReplyBytes: 67_108_864,
       forwardAuthorization: false,
       tls: { reloadMs: 2000 },

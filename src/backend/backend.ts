@@ -71,6 +71,8 @@ export interface Worker {
   readonly name: string;
   /** Where it is, the same in every process that lists it; left out for those that are this process's own. */
   readonly address?: string;
+  /** `name:port` that it is asked by, where its address was looked up: the Host header, the name in its certificate. */
+  readonly host?: string | undefined;
   /**
    * Runs one batch. When `signal` aborts, the reply is `failed` at once and whatever was in flight is
    * destroyed: the next `run` must never see the tail of this one. A worker that `queues` calls `begun` once, when
@@ -110,9 +112,10 @@ export interface Backend {
   stop(): Promise<void>;
   /**
    * One worker more; resolves when it can take a batch, rejects with a one-line Error that says what to do. `address`
-   * is where it is, for workers that live by themselves; a backend that starts its own workers is given none.
+   * is where it is, for workers that live by themselves; a backend that starts its own workers is given none. `host`: as
+   * in `Worker`.
    */
-  grow(address?: string): Promise<Worker>;
+  grow(address?: string, host?: string): Promise<Worker>;
   /** Ends this worker, which runs nothing; it is not among `workers` any more. */
   retire(worker: Worker): Promise<void>;
 }

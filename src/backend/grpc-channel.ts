@@ -58,6 +58,7 @@ const MAX_PINGS = 3;
 
 export class GrpcChannel {
   readonly #url: URL;
+  readonly #host: string | undefined;
   readonly #tls: WorkerTls;
   readonly #clock: Clock;
   readonly #keepAliveMs: number;
@@ -69,8 +70,15 @@ export class GrpcChannel {
   #call: Call | undefined;
   #closed = false;
 
-  constructor(url: URL, tls: WorkerTls, clock: Clock, keepAliveMs: number) {
+  /** `host`: the `name:port` that it is asked by, where its URL holds an address that was looked up. */
+  constructor(
+    { url, host }: { readonly url: URL; readonly host?: string | undefined },
+    tls: WorkerTls,
+    clock: Clock,
+    keepAliveMs: number,
+  ) {
     this.#url = url;
+    this.#host = host;
     this.#tls = tls;
     this.#clock = clock;
     this.#keepAliveMs = keepAliveMs;
@@ -122,13 +130,13 @@ export class GrpcChannel {
   async #connect(): Promise<ClientHttp2Session> {
     const { protocol, host, hostname } = this.#url;
     const secure = protocol === "grpcs:";
-    const socket = await this.#tls.open(this.#url);
+    const socket = await this.#tls.open(this.#url, this.#host);
     if (secure && socket.alpnProtocol !== "h2") {
       socket.destroy();
       throw new NoHttp2();
     }
     socket.setKeepAlive(true, this.#keepAliveMs);
-    const session = connect(`${secure ? "https" : "http"}://${host || hostname}`, {
+    const session = connect(`${secure ? "https" : "http"}://${(this.#host ?? host) || hostname}`, {
       createConnection: () => socket,
       settings: { enablePush: false, initialWindowSize: STREAM_WINDOW_BYTES },
     });

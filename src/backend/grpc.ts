@@ -86,7 +86,7 @@ export class GrpcBackend implements Backend {
   }
 
   /** It need not be up: like those of the config, it may come later. */
-  grow(address?: string): Promise<GrpcWorker> {
+  grow(address?: string, host?: string): Promise<GrpcWorker> {
     const url = address === undefined ? null : URL.parse(address);
     if (url === null || !/^grpcs?:$/.test(url.protocol) || url.port === "") {
       return Promise.reject(new Error("say where the worker is: grpc://host:port, or grpcs:// for TLS"));
@@ -95,7 +95,7 @@ export class GrpcBackend implements Backend {
       return Promise.reject(new Error("this worker is there already"));
     }
     const taken = this.#workers.some(({ name }) => name === url.host);
-    const worker = this.#worker(taken ? url.href : url.host, url);
+    const worker = this.#worker(taken ? url.href : url.host, url, host);
     worker.start();
     this.#workers.push(worker);
     return Promise.resolve(worker);
@@ -113,14 +113,15 @@ export class GrpcBackend implements Backend {
     return Promise.resolve();
   }
 
-  #worker(name: string, url: URL): GrpcWorker {
-    return new GrpcWorker(name, url, this.#options, this.#tls, this.#clock);
+  #worker(name: string, url: URL, host?: string): GrpcWorker {
+    return new GrpcWorker({ name, url, host }, this.#options, this.#tls, this.#clock);
   }
 }
 
 class GrpcWorker implements Worker {
   readonly name: string;
   readonly address: string;
+  readonly host: string | undefined;
   readonly #options: GrpcOptions & { readonly model: string };
   readonly #clock: Clock;
   readonly #channel: GrpcChannel;
@@ -134,8 +135,7 @@ class GrpcWorker implements Worker {
   load: Worker["load"];
 
   constructor(
-    name: string,
-    url: URL,
+    { name, url, host }: { readonly name: string; readonly url: URL; readonly host?: string | undefined },
     options: GrpcOptions & { readonly model: string },
     tls: WorkerTls,
     clock: Clock,
@@ -143,9 +143,10 @@ class GrpcWorker implements Worker {
     const { authorization, keepAliveMs, askReady, health } = options;
     this.name = name;
     this.address = url.href;
+    this.host = host;
     this.#options = options;
     this.#clock = clock;
-    this.#newChannel = () => new GrpcChannel(url, tls, clock, keepAliveMs);
+    this.#newChannel = () => new GrpcChannel({ url, host }, tls, clock, keepAliveMs);
     this.#channel = this.#newChannel();
     this.#metadata = authorization === undefined ? {} : { authorization };
     if (!askReady) return;

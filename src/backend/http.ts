@@ -96,7 +96,7 @@ export class HttpBackend implements Backend {
   }
 
   /** It need not be up: like those of the config, it may come later. */
-  grow(address?: string): Promise<HttpWorker> {
+  grow(address?: string, host?: string): Promise<HttpWorker> {
     if (address === undefined || !URL.canParse(address)) {
       return Promise.reject(new Error("say where the worker is: its full endpoint URL"));
     }
@@ -106,7 +106,7 @@ export class HttpBackend implements Backend {
     const url = new URL(address);
     const taken = new Set(this.#workers.map(({ name }) => name));
     const name = [url.host, url.host + url.pathname, address].find((each) => !taken.has(each)) ?? address;
-    const worker = this.#worker(name, url);
+    const worker = this.#worker(name, url, host);
     worker.start();
     this.#workers.push(worker);
     return Promise.resolve(worker);
@@ -117,10 +117,10 @@ export class HttpBackend implements Backend {
     if (at >= 0) await this.#workers.splice(at, 1)[0]!.stop();
   }
 
-  #worker(name: string, url: URL): HttpWorker {
+  #worker(name: string, url: URL, host?: string): HttpWorker {
     const { model, protocol } = this.#options;
     const named = { ...this.#options, model: model ?? protocol?.modelOf?.(url.pathname) ?? this.#model };
-    return new HttpWorker(name, url, named, this.#tls, this.#clock);
+    return new HttpWorker({ name, url, host }, named, this.#tls, this.#clock);
   }
 
   async stop(): Promise<void> {
@@ -129,9 +129,17 @@ export class HttpBackend implements Backend {
   }
 }
 
+/** One worker: what it is called, where it is, and by which `name:port` it is asked, if that is not in its URL. */
+interface Place {
+  readonly name: string;
+  readonly url: URL;
+  readonly host?: string | undefined;
+}
+
 class HttpWorker implements Worker {
   readonly name: string;
   readonly address: string;
+  readonly host: string | undefined;
   readonly #url: URL;
   readonly #protocol: WorkerSide;
   readonly #model: string;
@@ -155,8 +163,7 @@ class HttpWorker implements Worker {
   load: Worker["load"];
 
   constructor(
-    name: string,
-    url: URL,
+    { name, url, host }: Place,
     options: HttpOptions & { readonly model: string },
     tls: WorkerTls,
     clock: Clock,
@@ -164,19 +171,20 @@ class HttpWorker implements Worker {
     const { protocol = batchApi, maxReplyBytes, health } = options;
     this.name = name;
     this.address = url.href;
+    this.host = host;
     this.#url = url;
     this.#protocol = protocol;
     this.#model = options.model;
     this.#path = url.pathname + url.search;
     this.#basePath = protocol.basePath(url.pathname);
-    const credentials = authorizationOf(url, options.authorization);
-    this.#headers = { "content-type": "application/json", accept: "application/json", ...credentials };
+    const always = { ...authorizationOf(url, options.authorization), ...(host !== undefined && { host }) };
+    this.#headers = { "content-type": "application/json", accept: "application/json", ...always };
     this.#vault = options.vault;
     this.#maxReplyBytes = maxReplyBytes;
     this.#tls = tls;
     this.#clock = clock;
     const healthPath = options.healthPath ?? behind(this.#basePath, protocol.healthPath);
-    const headers = { accept: "application/json", ...credentials };
+    const headers = { accept: "application/json", ...always };
     const asked = { headers, client: () => this.#connect() };
     if (protocol.info !== undefined) {
       const place = { ...asked, path: this.#basePath + protocol.info.path };
@@ -301,7 +309,7 @@ class HttpWorker implements Worker {
     const https = this.#url.protocol === "https:";
     return new Client(this.#url.origin, {
       ...CONNECTION,
-      ...(https && { connect: this.#tls.connector(CONNECT_TIMEOUT_MS) }),
+      ...(https && { connect: this.#tls.connector(CONNECT_TIMEOUT_MS, { host: this.host }) }),
     });
   }
 

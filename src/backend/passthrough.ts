@@ -32,6 +32,8 @@ export interface PassageOptions {
 export interface KnownWorker {
   /** Its full endpoint URL. */
   readonly address: string;
+  /** `name:port` that it is asked by, where its address was looked up. */
+  readonly host?: string | undefined;
   /** Nothing speaks against it. */
   readonly well: boolean;
 }
@@ -122,8 +124,8 @@ export class Passage {
     const now = this.#clock.now();
     const workers = this.#options.workers();
     const first = this.#turn++ % Math.max(1, workers.length);
-    const places = workers.map(({ address, well }, at) => {
-      const stop = this.#stop(address, workers);
+    const places = workers.map(({ address, host, well }, at) => {
+      const stop = this.#stop(address, host, workers);
       const bad = now < stop.downUntil || !well ? 1 : 0;
       return { stop, bad, turn: (at - first + workers.length) % workers.length };
     });
@@ -133,15 +135,16 @@ export class Passage {
     return places.map(({ stop }) => stop);
   }
 
-  #stop(address: string, workers: readonly KnownWorker[]): Stop {
+  #stop(address: string, host: string | undefined, workers: readonly KnownWorker[]): Stop {
     const known = this.#stops.get(address);
-    if (known !== undefined) return known;
+    if (known !== undefined && known.host === host) return known;
+    known?.leave();
     for (const [each, stop] of this.#stops) {
       if (workers.some((worker) => worker.address === each)) continue;
       this.#stops.delete(each);
       stop.leave();
     }
-    const stop = new Stop(new URL(address), this.#options, this.#tls);
+    const stop = new Stop(new URL(address), host, this.#options, this.#tls);
     this.#stops.set(address, stop);
     return stop;
   }
@@ -149,6 +152,7 @@ export class Passage {
 
 /** One worker, as seen from here. */
 class Stop {
+  readonly host: string | undefined;
   readonly #secure: boolean;
   readonly #origin: string;
   readonly #basePath: string;
@@ -160,7 +164,13 @@ class Stop {
   underway = 0;
   downUntil = -Infinity;
 
-  constructor(url: URL, { basePath, authorization }: PassageOptions, tls: WorkerTls) {
+  constructor(
+    url: URL,
+    host: string | undefined,
+    { basePath, authorization }: PassageOptions,
+    tls: WorkerTls,
+  ) {
+    this.host = host;
     this.#secure = url.protocol === "https:";
     this.#origin = url.origin;
     this.#basePath = basePath(url.pathname);
@@ -173,6 +183,7 @@ class Stop {
     call.onOver = () => this.underway--;
     const authorization = parcel.authorization ?? this.#authorization;
     const headers = [...parcel.headers];
+    if (this.host !== undefined) headers.push("host", this.host);
     if (authorization !== undefined) headers.push("authorization", authorization);
     const path = this.#basePath + parcel.path;
     const { method } = parcel;
@@ -197,7 +208,7 @@ class Stop {
     // Those under way end on their connections, new ones start on others.
     void this.#pool?.close();
     this.#version = this.#tls.version;
-    const connect = this.#secure && { connect: this.#tls.connector(CONNECT_TIMEOUT_MS) };
+    const connect = this.#secure && { connect: this.#tls.connector(CONNECT_TIMEOUT_MS, { host: this.host }) };
     this.#pool = new Pool(this.#origin, { ...CONNECTION, ...connect });
     return this.#pool;
   }

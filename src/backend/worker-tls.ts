@@ -25,6 +25,11 @@ export interface WorkerTlsOptions {
   readonly reloadMs: number;
 }
 
+export interface ConnectorOptions {
+  readonly allowH2?: boolean;
+  readonly host?: string | undefined;
+}
+
 /** What came of trying a connection. */
 export type Reach =
   | { readonly ok: true }
@@ -61,12 +66,16 @@ export class WorkerTls {
     this.#certificates.stop();
   }
 
-  /** For one undici client, with the files as they are now; `allowH2` where each connection carries one call. */
-  connector(timeoutMs: number, allowH2 = false): buildConnector.connector {
-    const { serverName } = this.#options;
+  /**
+   * For one undici client, with the files as they are now; `allowH2` where each connection carries one call. `host` is
+   * whom the certificate is for where the URL holds an address; `serverName` comes first.
+   */
+  connector(timeoutMs: number, { allowH2 = false, host }: ConnectorOptions = {}): buildConnector.connector {
+    const serverName = this.#options.serverName ?? host?.replace(/:\d+$/, "");
+    const named = serverName !== undefined && { servername: serverName };
     const connect = buildConnector({
       ...this.#certificates.material,
-      ...(serverName !== undefined && { servername: serverName }),
+      ...named,
       rejectUnauthorized: true,
       minVersion: "TLSv1.2",
       // HTTP/2 would share one connection between an aborted exchange and the next.
@@ -76,16 +85,16 @@ export class WorkerTls {
       timeout: timeoutMs,
     });
     return (options, callback) =>
-      connect(options, (...[error, socket]) => {
+      connect({ ...options, ...named }, (...[error, socket]) => {
         if (error !== null) callback(error, null);
         else this.#awaitConsent(socket as TLSSocket, callback);
       });
   }
 
   /** Connects to a worker and hangs up. */
-  async reach(url: URL): Promise<Reach> {
+  async reach(url: URL, host?: string): Promise<Reach> {
     try {
-      const socket = await this.open(url);
+      const socket = await this.open(url, host);
       socket.destroy();
       return { ok: true };
     } catch (error) {
@@ -96,10 +105,10 @@ export class WorkerTls {
   }
 
   /** A connection to a worker by the scheme of its URL: http or https, grpc or grpcs. */
-  open({ protocol, hostname, host, port }: URL): Promise<TLSSocket> {
+  open({ protocol, hostname, host, port }: URL, name?: string): Promise<TLSSocket> {
     const secure = protocol === "https:" || protocol === "grpcs:";
     const connect = secure
-      ? this.connector(CONNECT_TIMEOUT_MS, protocol === "grpcs:")
+      ? this.connector(CONNECT_TIMEOUT_MS, { allowH2: protocol === "grpcs:", host: name })
       : buildConnector({ timeout: CONNECT_TIMEOUT_MS });
     // As undici takes a URL apart: brackets around an IPv6 address are for URLs only.
     const bare = hostname.replace(/^\[(.*)\]$/, "$1");

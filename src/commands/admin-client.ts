@@ -1,5 +1,5 @@
 /**
- * The admin listener from the caller's side: dead letters, and the stream of what happens.
+ * The admin listener from the caller's side: dead letters, workers, and the stream of what happens.
  *
  * Every failure becomes a `Failure` with one line that says what to do. The answer comes from another
  * process, so nothing about its shape is taken for granted. Redirects are not followed: they would
@@ -39,7 +39,14 @@ interface Answer {
   readonly text: string;
 }
 
-type JsonObject = { readonly [name: string]: unknown };
+export type JsonObject = { readonly [name: string]: unknown };
+
+/** What goes along with a request, and how much longer than usual its answer may take. */
+interface Sent {
+  readonly body?: object;
+  readonly headers?: Record<string, string>;
+  readonly moreMs?: number;
+}
 
 const timeoutMs = 10_000;
 
@@ -156,6 +163,32 @@ export class AdminClient {
     }
   }
 
+  /** Any other route. What the listener refuses is a `Failure` in its own words, which say what to do. */
+  async ask(
+    method: string,
+    path: string,
+    { body, moreMs = 0 }: { readonly body?: object; readonly moreMs?: number } = {},
+  ): Promise<{ status: number; body: JsonObject }> {
+    let answer: Answer;
+    try {
+      const headers = this.#headers("application/json");
+      const sent = body && { headers: { ...headers, "content-type": "application/json" }, body };
+      answer = await this.#fetch(method, this.#base + path, headers, { ...sent, moreMs });
+    } catch (error) {
+      throw error instanceof Failure ? error : this.#unreachable(error as Error);
+    }
+    const { status, text } = answer;
+    const said = parseObject(text);
+    if (status >= 200 && status < 300) {
+      if (text !== "" && said === undefined) throw this.#notFerry();
+      return { status, body: said ?? {} };
+    }
+    const why = textOf(said?.["message"]);
+    const refused = status === 400 || status === 404 || status === 409;
+    if (refused && why !== "") throw new Failure(printable(`${this.#doing}: ${why}`));
+    throw this.#unexpected(answer);
+  }
+
   async #call(
     method: string,
     path: string,
@@ -187,9 +220,15 @@ export class AdminClient {
     return this.#failure(`answered ${status}${why === "" ? "" : `: ${why}`}`);
   }
 
-  async #fetch(method: string, url: string, headers: Record<string, string>): Promise<Answer> {
-    const signal = AbortSignal.timeout(timeoutMs);
-    const wishes = { method, headers, redirect: "error", signal } as const;
+  async #fetch(
+    method: string,
+    url: string,
+    given: Record<string, string>,
+    { body, headers = given, moreMs = 0 }: Sent = {},
+  ): Promise<Answer> {
+    const signal = AbortSignal.timeout(timeoutMs + moreMs);
+    const sent = body === undefined ? {} : { body: JSON.stringify(body) };
+    const wishes = { method, headers, redirect: "error", signal, ...sent } as const;
     if (!url.startsWith("https:")) {
       const response = await fetch(url, wishes);
       return { status: response.status, text: await response.text() };

@@ -10,6 +10,8 @@ import type { Reach } from "../backend/worker-tls.ts";
 import { Certificates } from "../certificates.ts";
 import { SystemClock } from "../clock.ts";
 import type { Config, Problem } from "../config.ts";
+import { dnsName, isDns, type NetworkKind } from "../dns-workers.ts";
+import { systemResolve } from "../resolver.ts";
 import { Events } from "../telemetry/events.ts";
 
 export interface TlsReport {
@@ -18,6 +20,13 @@ export interface TlsReport {
   /** With how many workers a connection was tried, and with how many it worked. */
   readonly asked: number;
   readonly reached: number;
+  readonly lookups: readonly Lookup[];
+}
+
+/** A name of DNS among the workers, and what it stands for now. */
+export interface Lookup {
+  readonly worker: string;
+  readonly addresses: readonly string[];
 }
 
 interface Finding {
@@ -32,18 +41,19 @@ interface Findings {
   readonly findings: readonly Finding[];
   readonly asked: number;
   readonly reached: number;
+  readonly lookups: readonly Lookup[];
 }
 
 export async function checkTls(file: string, config: Config | undefined, probe: boolean): Promise<TlsReport> {
-  if (config === undefined) return { problems: [], warnings: [], asked: 0, reached: 0 };
-  const { asked, reached, findings } = probe ? await probeWorkers(config) : none;
+  if (config === undefined) return { problems: [], warnings: [], asked: 0, reached: 0, lookups: [] };
+  const { asked, reached, lookups, findings } = probe ? await probeWorkers(config) : none;
   const all = [...(await checkAllFiles(config)), ...findings];
   const about = (wanted: boolean): Problem[] =>
     all.filter((each) => each.problem === wanted).map(({ path, message }) => ({ file, path, message }));
-  return { problems: about(true), warnings: about(false), asked, reached };
+  return { problems: about(true), warnings: about(false), asked, reached, lookups };
 }
 
-const none: Findings = { findings: [], asked: 0, reached: 0 };
+const none: Findings = { findings: [], asked: 0, reached: 0, lookups: [] };
 
 async function checkAllFiles(config: Config): Promise<Finding[]> {
   const findings: Finding[] = [];
@@ -84,17 +94,29 @@ async function probeWorkers(config: Config): Promise<Findings> {
   // Loaded only now: a check without --probe needs no client.
   const { WorkerTls } = await import("../backend/worker-tls.ts");
   const findings: Finding[] = [];
+  const lookups: Lookup[] = [];
   let [asked, reached] = [0, 0];
   for (const [index, { name, backend }] of config.models.entries()) {
     if (backend.kind !== "http" && backend.kind !== "grpc") continue;
     const tls = new WorkerTls(`model ${name}: backend.tls`, backend.tls, new SystemClock(), new Events());
+    const places: Place[] = [];
     try {
       await tls.start();
-      const tries = await Promise.all(backend.workers.map((worker) => tls.reach(new URL(worker))));
+      for (const [at, worker] of backend.workers.entries()) {
+        const path = `models[${index}].backend.workers[${at}]`;
+        if (isDns(worker)) {
+          const { hostname, shown } = dnsName(worker, backend.kind);
+          const { addresses, failure } = await lookUp(hostname);
+          if (failure === undefined) lookups.push({ worker: shown, addresses });
+          else findings.push({ path, message: `cannot be looked up now: ${failure}`, problem: false });
+          places.push(...addresses.map((address) => ({ path, ...placeAt(worker, backend.kind, address) })));
+        } else places.push({ path, url: worker });
+      }
+      const tries = await Promise.all(places.map(({ url, host }) => tls.reach(new URL(url), host)));
       asked += tries.length;
       tries.forEach((reach, at) => {
         if (reach.ok) reached++;
-        else findings.push(workerFinding(`models[${index}].backend.workers[${at}]`, reach));
+        else findings.push(workerFinding(places[at]!, reach));
       });
     } catch {
       // The files cannot be used, and `checkAllFiles` says why.
@@ -102,9 +124,32 @@ async function probeWorkers(config: Config): Promise<Findings> {
       tls.stop();
     }
   }
-  return { findings, asked, reached };
+  return { findings, asked, reached, lookups };
 }
 
-function workerFinding(path: string, { message, tls }: Reach & { ok: false }): Finding {
-  return { path, message: tls ? message : `cannot be reached now: ${message}`, problem: tls };
+/** One worker to try. `address`: where it is, when the setting does not say that. */
+interface Place {
+  readonly path: string;
+  readonly url: string;
+  readonly host?: string;
+  readonly address?: string;
+}
+
+function placeAt(worker: string, kind: NetworkKind, address: string): Omit<Place, "path"> {
+  const name = dnsName(worker, kind);
+  return { url: name.at(address), host: name.host, address };
+}
+
+async function lookUp(hostname: string): Promise<{ addresses: readonly string[]; failure?: string }> {
+  try {
+    return { addresses: (await systemResolve(hostname)).toSorted() };
+  } catch (error) {
+    const { code, message } = error as NodeJS.ErrnoException;
+    return { addresses: [], failure: code ?? message };
+  }
+}
+
+function workerFinding({ path, address }: Place, { message, tls }: Reach & { ok: false }): Finding {
+  const at = address === undefined ? "" : `${address}: `;
+  return { path, message: at + (tls ? message : `cannot be reached now: ${message}`), problem: tls };
 }

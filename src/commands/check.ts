@@ -1,12 +1,13 @@
 /**
  * `ferry check`: reads a config file, and the certificates that it names, and says everything that is wrong.
  * Starts nothing, and calls nobody unless `--probe` is given: then Redis is asked what `ferry serve` would ask
- * it at its start, and a connection to each http worker is tried.
+ * it at its start, names of DNS are looked up, and a connection to each http worker is tried.
  */
-import { capacityPerSecond, count, countWorkers, plural } from "../banner.ts";
+import { capacityPerSecond, count, countWorkers, hasAddresses, plural } from "../banner.ts";
 import { SystemClock } from "../clock.ts";
 import { formatProblems, loadConfig } from "../config-load.ts";
 import type { Config, Problem } from "../config.ts";
+import { isDns } from "../dns-workers.ts";
 import type { Probe } from "../redis/probe.ts";
 import { printable } from "../terminal.ts";
 import { checkTls } from "./check-tls.ts";
@@ -53,7 +54,8 @@ export const check: Command = {
     if (call.is("json")) {
       const facts = config === undefined ? {} : factsOf(config);
       const redis = probe === undefined ? {} : { redis: probe.servers };
-      console.out(`${JSON.stringify({ file, valid, ...facts, ...redis, problems, warnings })}\n`);
+      const dns = tls.lookups.length === 0 ? {} : { dns: tls.lookups };
+      console.out(`${JSON.stringify({ file, valid, ...facts, ...redis, ...dns, problems, warnings })}\n`);
       return valid ? 0 : 1;
     }
     if (config !== undefined)
@@ -65,8 +67,12 @@ export const check: Command = {
     }
     console.out(`${printable(file)} is valid: ${summary(config)}\n`);
     for (const line of serverLines(probe)) console.out(`${line}\n`);
+    for (const { worker, addresses } of tls.lookups)
+      console.out(
+        `${printable(worker)}: ${addresses.length === 0 ? "no address now" : addresses.join(", ")}\n`,
+      );
     if (tls.asked > 0) console.out(`workers: ${tls.reached} of ${tls.asked} take connections\n`);
-    if (call.is("probe") && probe === undefined && tls.asked === 0)
+    if (call.is("probe") && probe === undefined && tls.asked === 0 && tls.lookups.length === 0)
       console.err("nothing to probe: engine.kind is memory, which needs nobody\n");
     return 0;
   },
@@ -112,9 +118,12 @@ function serverLines(probe: Probe | undefined): string[] {
 /** `1 model, 4 workers, up to 2,560 req/s, tiers enterprise > paid > free` */
 function summary(config: Config): string {
   const { models, workers, capacityPerSecond: capacity, tiers } = factsOf(config);
+  const lookedUp = config.models.some(({ backend }) => hasAddresses(backend) && backend.workers.some(isDns));
+  const fixed = workers > 0 || !lookedUp ? plural(workers, "worker") : "";
+  const all = [fixed, lookedUp ? "workers by DNS" : ""].filter((each) => each !== "").join(" and ");
   const rate =
     capacity === null ? "capacity is learned from traffic" : `up to ${count(Math.floor(capacity))} req/s`;
-  return `${plural(models, "model")}, ${plural(workers, "worker")}, ${rate}, tiers ${tiers.join(" > ")}`;
+  return `${plural(models, "model")}, ${all}, ${rate}, tiers ${tiers.join(" > ")}`;
 }
 
 function factsOf(config: Config) {

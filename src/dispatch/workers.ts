@@ -43,6 +43,8 @@ export class Slot {
   leaving = false;
   /** It is to go for good: no further batch starts, and it is no capacity. */
   retiring = false;
+  /** Somebody put it aside: no further batch starts, and it is no capacity, until it is let back in. */
+  aside = false;
   /** What it runs is long overdue: it may be dead, and does not count until it answers. */
   suspect = false;
   /** Called when a slot that is leaving has become free. */
@@ -70,7 +72,9 @@ export class Slot {
   }
 
   healthy(now: number): boolean {
-    return this.held(now) && !this.retiring && !this.circuit.down(now) && !this.suspect && this.well;
+    return (
+      this.held(now) && !this.retiring && !this.aside && !this.circuit.down(now) && !this.suspect && this.well
+    );
   }
 
   /** The most tasks that its worker takes in one call, as it says now. */
@@ -94,11 +98,14 @@ export class Slot {
   }
 
   free(now: number): boolean {
-    if (this.batch !== undefined || this.leaving || this.retiring || !this.held(now)) return false;
+    if (this.batch !== undefined || this.leaving || this.retiring || this.aside) return false;
+    if (!this.held(now)) return false;
     return now >= this.circuit.usableAt && this.well;
   }
 
   state(now: number): WorkerState {
+    // Whoever put it aside may be at work on it: that it does not answer then is no news.
+    if (this.aside) return "draining";
     if (this.circuit.down(now) || this.suspect || !this.well) return "down";
     if (this.leaving || this.retiring) return "draining";
     return this.batch === undefined ? "idle" : "busy";
@@ -215,7 +222,7 @@ export class Workers {
   freeAt(now: number): number[] {
     const times: number[] = [];
     for (const slot of this.slots) {
-      if (slot.leaving || slot.retiring || slot.suspect || !slot.held(now)) continue;
+      if (slot.leaving || slot.retiring || slot.aside || slot.suspect || !slot.held(now)) continue;
       if (slot.batch !== undefined) times.push(slot.batch.expectedFreeAt);
       else if (!slot.circuit.down(now) && slot.circuit.paused(now)) times.push(slot.circuit.usableAt);
     }
@@ -226,8 +233,8 @@ export class Workers {
   nextUsableAt(now: number): number {
     let next = Infinity;
     for (const slot of this.slots) {
-      const { batch, circuit, leaving, retiring } = slot;
-      if (batch !== undefined || leaving || retiring || !slot.held(now)) continue;
+      const { batch, circuit, leaving, retiring, aside } = slot;
+      if (batch !== undefined || leaving || retiring || aside || !slot.held(now)) continue;
       if (circuit.usableAt > now) next = Math.min(next, circuit.usableAt);
     }
     return next;
@@ -240,7 +247,7 @@ export class Workers {
   capacityPerMs(most: (slot: Slot) => number, now: number): number {
     let capacity = 0;
     for (const slot of this.slots) {
-      if (!slot.healthy(now) && !slot.suspect) continue;
+      if (slot.aside || (!slot.healthy(now) && !slot.suspect)) continue;
       const size = most(slot);
       capacity += size / (this.service.msFor(size) * slot.usualRatio);
     }

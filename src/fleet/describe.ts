@@ -1,6 +1,7 @@
 /** What a process says of its own models and workers: in its beats, and on its own admin page. */
 import type { Dispatcher } from "../dispatch/dispatcher.ts";
 import type { Slot } from "../dispatch/workers.ts";
+import { shownAddress } from "./lease-names.ts";
 import type { ModelBeat, WorkerBeat } from "./registry.ts";
 
 export function modelBeat(dispatcher: Dispatcher, now: number): ModelBeat {
@@ -23,6 +24,7 @@ export function workerBeat(model: string, slot: Slot, startedAt: number, now: nu
   return {
     name,
     model,
+    ...(slot.worker.address !== undefined && { address: shownAddress(slot.worker.address) }),
     state: slot.state(now),
     inFlight: slot.batch?.size ?? 0,
     batches,

@@ -11,7 +11,7 @@ import { hash } from "node:crypto";
 export function leaseNames(model: string, addresses: readonly string[]): string[] {
   const seen = new Map<string, number>();
   return addresses.map((address) => {
-    const place = withoutSecrets(address);
+    const place = shownAddress(address);
     const times = (seen.get(place) ?? 0) + 1;
     seen.set(place, times);
     // Listed twice, it has room for two batches.
@@ -19,7 +19,8 @@ export function leaseNames(model: string, addresses: readonly string[]): string[
   });
 }
 
-function withoutSecrets(address: string): string {
+/** An address as it may be shown. */
+export function shownAddress(address: string): string {
   if (!URL.canParse(address)) return address;
   const { protocol, host, pathname, search } = new URL(address);
   return `${protocol}//${host}${pathname}${search === "" ? "" : `?${hash("sha256", search).slice(0, 8)}`}`;

@@ -31,6 +31,7 @@ import type { Events } from "../telemetry/events.ts";
 import { heldWorkers, modelBeat } from "./describe.ts";
 import { Fleet } from "./fleet.ts";
 import { leaseNames } from "./lease-names.ts";
+import { Orders } from "./orders.ts";
 import type { Beat, BeatReply, DoorBeat, Registry, Role } from "./registry.ts";
 
 export interface FleetModel {
@@ -72,6 +73,8 @@ const FAILURES_TO_TELL = 2;
 
 export class Membership {
   readonly fleet: Fleet;
+  /** Which workers are put aside. */
+  readonly orders = new Orders();
   /** What this gateway lets in; a batcher has no doors. */
   doors: (now: number) => readonly DoorBeat[] = () => [];
   readonly #options: MembershipOptions;
@@ -79,6 +82,8 @@ export class Membership {
   readonly #dispatchers: readonly Dispatcher[];
   /** As of the last beat: workers come and go. */
   #shared: readonly Shared[] = [];
+  /** Leases that are ours though their workers are gone from here: they run nothing, and are to be given back. */
+  #orphans: readonly string[] = [];
   readonly #unwatch: () => void;
   #beating: Promise<void> | undefined;
   #alarm: Alarm | undefined;
@@ -167,11 +172,13 @@ export class Membership {
     }
     this.#succeeded();
     this.fleet.hear(reply);
+    for (const { orders } of reply.members) this.orders.hear(orders);
+    for (const dispatcher of this.#dispatchers) this.orders.apply(dispatcher);
     this.#apply(reply, sentAt);
     return Math.min(sentAt + beatMs * (1 - JITTER * random()), this.#nextDeathAt(reply));
   }
 
-  /** Workers were added, or are to go: others should know. */
+  /** Workers were added, are to go, or were put aside: others should know. */
   changed(): void {
     this.#soon();
   }
@@ -191,6 +198,8 @@ export class Membership {
     this.#shared = models.flatMap(sharedSlots);
     for (const { slot } of this.#shared) slot.onIdle ??= () => this.#soon();
     const held = this.#shared.filter(({ slot }) => slot.held(now));
+    const releasing = held.filter(({ slot }) => goes(slot) && !slot.batch).map(({ lease }) => lease);
+    const orphans = this.#orphans.filter((orphan) => !this.#shared.some(({ lease }) => lease === orphan));
     const worth = ({ slot }: Shared): number => (goes(slot) ? 0 : slot.batch === undefined ? 1 : 2);
     return {
       member: {
@@ -201,11 +210,12 @@ export class Membership {
         models: this.#dispatchers.map((dispatcher) => modelBeat(dispatcher, now)),
         workers: heldWorkers(this.#dispatchers, this.fleet.startedAt, now),
         doors: this.doors(now),
+        ...(this.orders.all.length > 0 && { orders: this.orders.all }),
       },
       listed: this.#draining ? [] : this.#listed(),
       held: held.toSorted((a, b) => worth(a) - worth(b)).map(({ lease }) => lease),
       // Only what was leaving before: a batch may start on any other slot while this beat is on its way.
-      releasing: held.filter(({ slot }) => goes(slot) && !slot.batch).map(({ lease }) => lease),
+      releasing: [...releasing, ...orphans],
     };
   }
 
@@ -226,6 +236,9 @@ export class Membership {
       // What we said of ourselves is no longer true, or there is something to let go of.
       if (had !== has || (slot.leaving && slot.batch === undefined)) this.#again = true;
     }
+    const known = new Set(this.#shared.map(({ lease }) => lease));
+    this.#orphans = reply.held.filter((lease) => !known.has(lease));
+    if (this.#orphans.length > 0) this.#again = true;
     for (const dispatcher of gained) dispatcher.wake();
   }
 

@@ -87,7 +87,8 @@ function readMember([id, ageMs, doc]: readonly StoreReply[]): Member[] {
   try {
     const said = JSON.parse(text(doc)) as Partial<Member>;
     const { zone = "", role = "batcher", version = "", models = [], workers = [], doors = [] } = said;
-    return [{ id: text(id), zone, role, version, models, workers, doors, ageMs: Number(ageMs) }];
+    const { orders = [] } = said;
+    return [{ id: text(id), zone, role, version, models, workers, doors, orders, ageMs: Number(ageMs) }];
   } catch {
     return [];
   }

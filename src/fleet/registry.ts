@@ -27,6 +27,7 @@
  */
 import type { Horizon } from "../core/shed.ts";
 import type { WorkerState } from "../telemetry/events.ts";
+import type { Order } from "./orders.ts";
 
 export type Role = "all" | "gateway" | "batcher";
 
@@ -34,6 +35,8 @@ export type Role = "all" | "gateway" | "batcher";
 export interface WorkerBeat {
   readonly name: string;
   readonly model: string;
+  /** Where it is, without what is secret in it; left out for a child of its member. */
+  readonly address?: string;
   readonly state: WorkerState;
   /** Tasks of the batch it runs now. */
   readonly inFlight: number;
@@ -88,6 +91,8 @@ export interface Member {
   readonly workers: readonly WorkerBeat[];
   /** None in a batcher. */
   readonly doors: readonly DoorBeat[];
+  /** Workers that somebody put aside, or let back in; left out by those who know of none. */
+  readonly orders?: readonly Order[];
   /** Since its last beat. */
   readonly ageMs: number;
 }

@@ -13,12 +13,15 @@ import type { DeadLetter, Engine } from "../engine/engine.ts";
 import type { Exchange } from "./exchange.ts";
 import { healthRoutes } from "./health.ts";
 import type { Answer, Routes } from "./server.ts";
+import { workerRoutes, type WorkerDesk } from "./worker-routes.ts";
 import { type History, iso, listRequests, loggedStory, story, type Tiers } from "./story.ts";
 
 /** One worker, as /internal/workers shows it. */
 export interface WorkerReport {
   readonly model: string;
   readonly name: string;
+  /** Where it is; left out for a child of the process. */
+  readonly address?: string;
   readonly state: string;
   /** Tasks of the batch it runs now. */
   readonly in_flight: number;
@@ -40,6 +43,7 @@ export interface WorkerReport {
 export interface Inside {
   health(): Readonly<Record<string, unknown>>;
   workers(): readonly WorkerReport[];
+  readonly desk: WorkerDesk;
   /** How many workers each model should have, and why. */
   scaling(): readonly object[];
   readonly draining: () => boolean;
@@ -73,7 +77,10 @@ export function adminRoutes(
     ...more.open,
     ...guardAll(more.guarded, guarded),
     "/internal/health": { GET: guarded((exchange) => json(exchange, inside.health())) },
-    "/internal/workers": { GET: guarded((exchange) => json(exchange, { workers: inside.workers() })) },
+    ...guardAll(
+      workerRoutes(() => inside.workers(), inside.desk),
+      guarded,
+    ),
     "/internal/scaling": { GET: guarded((exchange) => json(exchange, { models: inside.scaling() })) },
     "/internal/requests/{id}": {
       GET: guarded(async (exchange, id) => json(exchange, await tell(id, engine, tiers, more.history))),

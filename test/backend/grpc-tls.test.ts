@@ -82,4 +82,14 @@ describe("grpcs", () => {
     assertReply(await run(port, trusting), "failed", /does not speak HTTP\/2/, "worker");
     https.close();
   });
+
+  test("a worker whose address was looked up shows a certificate for the name", async () => {
+    await using far = await listen(authority.issue({ names: "DNS:gpu.default.svc" }), false);
+    const backend = backendFor([], { tls: { reloadMs: 20, ...trusting } });
+    await backend.start();
+    const worker = await backend.grow(`grpcs://127.0.0.1:${far.port}`, `gpu.default.svc:${far.port}`);
+    const batch = batchOf(["1"]);
+    assert.deepEqual(outputsOf(batch, await new TextWorker(worker).run(batch, never)), ["1"]);
+    await backend.stop();
+  });
 });

@@ -212,3 +212,34 @@ describe("files:", () => {
     await backend.stop();
   });
 });
+
+describe("a worker whose address was looked up:", () => {
+  const named = authority.issue({ names: "DNS:gpu.default.svc" });
+
+  async function grown(
+    tls: Partial<WorkerTlsOptions>,
+    check: (worker: Worker, stub: StubWorker) => Promise<void>,
+  ) {
+    await using stub = await StubWorker.listen(echo, serving(named));
+    const backend = await backendFor("https://127.0.0.1:1/", tls);
+    try {
+      const { port } = new URL(stub.url);
+      await check(await backend.grow(stub.url, `gpu.default.svc:${port}`), stub);
+    } finally {
+      await backend.stop();
+    }
+  }
+
+  test("its certificate is for the name, and it is asked for by the name", () =>
+    grown(trusting, async (worker, stub) => {
+      for (let round = 0; round < 3; round++) await assertAnswers(worker);
+      const { port } = new URL(stub.url);
+      assert.equal(stub.requests[0]!.headers.host, `gpu.default.svc:${port}`);
+      assert.equal(worker.name, `127.0.0.1:${port}`);
+      assert.equal((stub.requests[0]!.socket as TLSSocket).servername, "gpu.default.svc");
+      assert.equal(stub.connections, 1, "kept between batches");
+    }));
+
+  test("serverName comes first", () =>
+    grown({ ...trusting, serverName: "other" }, (worker) => assertRefused(worker, /another name/)));
+});

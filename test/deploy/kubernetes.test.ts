@@ -258,16 +258,13 @@ describe("deploy/kubernetes", () => {
       findAll(get(whole, "NetworkPolicy", name).spec["egress"], "port");
     assert.deepEqual(ports("ferry"), [53, 53, 6379]);
     const { models } = await configOf(whole);
-    const backend = models[0]!.backend as { workers: readonly { url?: string }[] };
-    const urls = JSON.stringify(backend.workers).match(/http:\/\/[^"]+/g) ?? [];
+    const { backend, scaling } = models[0]!;
     assert.deepEqual(ports("ferry-batcher"), [9000]);
     const { maxReplicaCount } = specOf(whole, "ScaledObject", "embed") as { maxReplicaCount: number };
+    assert.ok(maxReplicaCount <= scaling.max, "Ferry may want as many as there may be");
     const service = get(whole, "StatefulSet", "embed").spec["serviceName"] as string;
-    const pods = Array.from(
-      { length: maxReplicaCount },
-      (_, at) => `http://embed-${at}.${service}:9000/infer`,
-    );
-    assert.deepEqual(urls, pods, "the config lists every pod that there may be");
+    assert.deepEqual(backend.workers, [`dns://${service}:9000/infer`], "the config names the Service");
+    assert.equal(get(whole, "Service", service).spec["clusterIP"], "None", "each pod has its own address");
   });
 
   test("KEDA asks for metrics and paths that are there, and takes silence for an error", () => {
@@ -364,10 +361,7 @@ test("the files of docs/autoscale-keda.md fit together, and the fleet's rules le
   assert.equal(pods![1]!.metadata.name, serviceName);
   const { apiVersion, kind, ...scaled } = scale![0]!;
   assert.deepEqual(flaws(scaled, SHAPES[`${apiVersion} ${kind}`]!), []);
-  const [workers] = findAll(config, "workers") as string[][];
-  assert.equal(scaled.spec["maxReplicaCount"], workers!.length);
-  for (const [at, url] of workers!.entries())
-    assert.equal(new URL(url).host, `embed-${at}.${serviceName}:9000`);
+  assert.deepEqual(findAll(config, "workers"), [`dns://${serviceName}:9000/infer`]);
   const valid = { runAsNonRoot: true, seccompProfile: { type: "RuntimeDefault" } };
   assert.partialDeepStrictEqual(template.spec.securityContext, valid);
 });

@@ -6,6 +6,7 @@ import type { RecordView } from "../../src/engine/engine.ts";
 import { Simulation, type SimulationOptions } from "../../src/plan/simulation.ts";
 
 export interface Changes {
+  readonly name?: string;
   readonly backend?: Partial<SimulatedOptions>;
   readonly limits?: Partial<Limits>;
   readonly maxBatchTokens?: number;
@@ -28,7 +29,7 @@ export function simulate(changes: Changes = {}): Simulation {
     seed: changes.seed ?? 1,
     timeouts: { queueMs: changes.queueMs ?? 2000, totalMs: changes.totalMs ?? 4000 },
     rules: {
-      name: "m",
+      name: changes.name ?? "m",
       limits: { policy: "adaptive", maxBatchSize: 64, maxWaitMs: 50, ...changes.limits },
       maxBatchTokens: changes.maxBatchTokens,
       maxBatchBytes: changes.maxBatchBytes,

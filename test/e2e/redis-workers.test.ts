@@ -3,7 +3,7 @@ import assert from "node:assert/strict";
 import { describe, test } from "node:test";
 import { startServer } from "../redis/servers.ts";
 import { Load } from "./fleet-load.ts";
-import { Fleet, fleetConfig, patient } from "./fleet.ts";
+import { Fleet, fleetConfig, type Part, patient } from "./fleet.ts";
 import { eventually } from "./harness.ts";
 import { stubModel, StubWorker } from "./stub-worker.ts";
 
@@ -99,5 +99,44 @@ describe("two batchers, four workers", () => {
       assert.deepEqual(mostAtOnce(workers), [1, 1, 1, 1], `round ${round}`);
     }
     (await load.stop()).assertWhole();
+  });
+
+  test("a worker that a gateway is told to drain gets nothing, also from the batcher that takes it over", async () => {
+    await using stack = new AsyncDisposableStack();
+    const redis = stack.use(await startServer());
+    const workers = await fourWorkers(stack, 30);
+    const model = stubModel(workers, { timeouts: patient, maxBatchSize: 4 });
+    const fleet = stack.use(
+      await Fleet.start({ gateways: 1, batchers: 2 }, fleetConfig({ url: redis.url }, [model])),
+    );
+    const gateway = fleet.gateways[0]!;
+    await fleet.spread([2, 2], 5000);
+    await using load = new Load(() => fleet.doors, { callers: 16 });
+    await load.more(100);
+    const { host } = new URL(workers[0]!.url);
+    const route = `/internal/workers/${encodeURIComponent(host)}`;
+    const rowOf = async () => (await gateway.workers()).find(({ name }) => name === host);
+    assert.equal((await gateway.admin(`${route}/drain`, "POST")).status, 200);
+    await eventually(async () => {
+      const row = await rowOf();
+      return row?.state === "draining" && row.in_flight === 0;
+    }, 5000);
+    const before = workers[0]!.calls.length;
+    await load.more(100);
+    const refused = await gateway.admin(route, "DELETE");
+    assert.equal(refused.status, 409, refused.text);
+    const holder = (await rowOf())!.batcher;
+    const [gone, left] = fleet.batchers as [Part, Part];
+    await gone.stop();
+    await fleet.spread([4], 5000);
+    await load.more(100);
+    assert.equal(workers[0]!.calls.length, before, `first held by ${holder}`);
+    // The one that stays has it from the other's beats, or was told: either way it can be told again.
+    assert.equal((await left.admin(`${route}/resume`, "POST")).status, 200);
+    await eventually(() => workers[0]!.calls.length > before + 3, 5000);
+    const ledger = await load.stop();
+    ledger.assertWhole();
+    assert.deepEqual(ledger.refusals, []);
+    assert.deepEqual(mostAtOnce(workers), [1, 1, 1, 1]);
   });
 });

@@ -6,6 +6,7 @@ import { Fleet } from "../../src/fleet/fleet.ts";
 import { leaseNames } from "../../src/fleet/lease-names.ts";
 import type { ModelBeat, WorkerBeat } from "../../src/fleet/registry.ts";
 import { VirtualClock } from "../../src/plan/virtual-clock.ts";
+import { Roster } from "../../src/roster.ts";
 import { Report } from "../../src/report.ts";
 import { Events } from "../../src/telemetry/events.ts";
 import { FleetOutlook } from "../../src/fleet/outlook.ts";
@@ -85,6 +86,7 @@ function gateway(models: readonly string[]) {
     durability: () => "local",
     reachable: () => true,
     scaling: () => undefined,
+    desk: new Roster([], { clock, events }),
   });
   return { clock, fleet, report };
 }

@@ -1,0 +1,341 @@
+/**
+ * The workers of every model while the process runs: added, put aside, let back in, removed, by people
+ * (`/internal/workers`, `ferry workers`) or by what DNS says (`discovery.ts`).
+ *
+ *   add      one worker more: at a URL, or, where Ferry starts its workers itself, one more of its own
+ *   drain    it gets no further batch and is no capacity; what it runs ends as it would have. It stays in the list
+ *   resume   it gets batches again
+ *   remove   drained, and gone when it runs nothing: a child is ended, another one is only forgotten
+ *
+ * Nothing of this is written down: a restart begins with the config. On the Redis engine `add` and `remove` are about
+ * the list of this process alone, since a worker belongs to whoever lists it: others that list it take it over. `drain`
+ * and `resume` are orders to the whole fleet (`fleet/orders.ts`), whichever process is told.
+ */
+import type { Backend } from "./backend/backend.ts";
+import { hasAddresses } from "./banner.ts";
+import type { BackendConfig, Config, GrpcBackendConfig, HttpBackendConfig } from "./config.ts";
+import type { Clock } from "./clock.ts";
+import { Refusal } from "./core/errors.ts";
+import { Discovery } from "./discovery.ts";
+import type { Dispatcher } from "./dispatch/dispatcher.ts";
+import type { Slot } from "./dispatch/workers.ts";
+import { dnsName, isDns } from "./dns-workers.ts";
+import type { FleetWorker } from "./fleet/fleet.ts";
+import { shownAddress } from "./fleet/lease-names.ts";
+import type { Membership } from "./fleet/membership.ts";
+import { Orders, workerKey } from "./fleet/orders.ts";
+import type { WorkerDesk, WorkerName } from "./gateway/worker-routes.ts";
+import type { Resolve } from "./resolver.ts";
+import { systemResolve } from "./resolver.ts";
+import { grpcUrl, url } from "./setting-addresses.ts";
+import { didYouMean } from "./spelling.ts";
+import type { Events, WorkerState } from "./telemetry/events.ts";
+
+export interface RosterModel {
+  readonly name: string;
+  readonly kind: BackendConfig["kind"];
+  /** Another sees to how many workers of its own there are. */
+  readonly scaled: boolean;
+  /** Left out, both: this process runs no batches. */
+  readonly dispatcher?: Dispatcher | undefined;
+  readonly backend?: Backend | undefined;
+}
+
+export interface RosterParts {
+  readonly clock: Clock;
+  readonly events: Events;
+  /** Left out: there is only this process. */
+  readonly membership?: Pick<Membership, "orders" | "changed" | "fleet"> | undefined;
+  /** Left out: as the system does. */
+  readonly resolve?: Resolve;
+}
+
+/** Where a model's workers are, as the config has it. */
+export type FollowedNames = Pick<
+  HttpBackendConfig | GrpcBackendConfig,
+  "kind" | "workers" | "dnsMs" | "dnsGraceMs"
+>;
+
+/** A worker that was found by its name: here, or in what another process says. */
+interface Found extends WorkerName {
+  readonly model: string;
+  readonly slot?: Slot;
+}
+
+export class Roster implements WorkerDesk {
+  /** By name; models may come and go. */
+  readonly models: Map<string, RosterModel>;
+  readonly #parts: RosterParts;
+  readonly #orders: Orders;
+  /** The name of DNS that brought it. */
+  readonly #from = new WeakMap<Slot, string>();
+  readonly #ending = new Map<Slot, Promise<void>>();
+  /** URLs that are on their way in: two of the same at once would be two workers. */
+  readonly #coming = new Set<string>();
+  /** By model, and by what the config says. */
+  readonly #names = new Map<string, Map<string, Discovery>>();
+
+  constructor(models: readonly RosterModel[], parts: RosterParts) {
+    this.models = new Map(models.map((model) => [model.name, model]));
+    this.#parts = parts;
+    this.#orders = parts.membership?.orders ?? new Orders();
+  }
+
+  /**
+   * From now on these are the names of DNS that a model has workers behind. Those of other names are drained and removed;
+   * resolves when each new one was looked up once.
+   */
+  async follow(model: string, wanted: FollowedNames): Promise<void> {
+    const before = this.#names.get(model) ?? new Map<string, Discovery>();
+    const names = new Map<string, Discovery>();
+    this.#names.set(model, names);
+    const { clock, events, resolve = systemResolve } = this.#parts;
+    const times = { everyMs: wanted.dnsMs, graceMs: wanted.dnsGraceMs };
+    const joining = {
+      join: (url: string, host: string, from: string) => this.join(model, url, host, from),
+      leave: (url: string) => this.leave(model, url),
+    };
+    const started: Promise<void>[] = [];
+    for (const written of wanted.workers.filter(isDns)) {
+      const known = before.get(written);
+      const name = dnsName(written, wanted.kind);
+      const discovery = known ?? new Discovery(model, name, times, joining, { clock, events, resolve });
+      discovery.times = times;
+      names.set(written, discovery);
+      if (known === undefined) started.push(discovery.start());
+    }
+    for (const [written, discovery] of before) {
+      if (!names.has(written)) this.#unfollow(model, dnsName(written, wanted.kind).shown, discovery);
+    }
+    await Promise.all(started);
+  }
+
+  #unfollow(model: string, shown: string, discovery: Discovery): void {
+    discovery.stop();
+    const slots = this.models.get(model)?.dispatcher?.workers.slots ?? [];
+    for (const slot of slots.filter((each) => this.#from.get(each) === shown)) void this.#end(model, slot);
+  }
+
+  /** The name of DNS that brought this worker; undefined: somebody wrote it down. */
+  foundBy(slot: Slot): string | undefined {
+    return this.#from.get(slot);
+  }
+
+  stop(): void {
+    for (const names of this.#names.values()) for (const discovery of names.values()) discovery.stop();
+  }
+
+  async add(given: string | undefined, written: string | undefined): Promise<WorkerName> {
+    const { name, kind, scaled } = this.#model(given);
+    if (kind === "http" || kind === "grpc") {
+      if (written === undefined) throw wrong(`say where the worker is: url, like ${EXAMPLES[kind]}`);
+      return this.join(name, checked(written, kind));
+    }
+    if (written !== undefined)
+      throw wrong(`Ferry starts the workers of ${name} itself (${kind}); leave out url`);
+    if (scaled) throw conflict(`scaling.apply says how many workers ${name} has; raise scaling.min instead`);
+    return this.join(name);
+  }
+
+  /** `from` is the name of DNS behind it, and `host` what it is asked by then. */
+  async join(name: string, url?: string, host?: string, from?: string): Promise<WorkerName> {
+    const { dispatcher, backend } = this.#running(this.#model(name));
+    if (url !== undefined) this.#checkNew(url);
+    let slot: Slot;
+    try {
+      if (url !== undefined) this.#coming.add(url);
+      slot = dispatcher.join(await backend.grow(url, host));
+    } catch (error) {
+      throw conflict(error instanceof Error ? error.message : String(error));
+    } finally {
+      if (url !== undefined) this.#coming.delete(url);
+    }
+    if (from !== undefined) this.#from.set(slot, from);
+    this.#orders.apply(dispatcher);
+    this.#tell(name, slot.name, slot.aside ? "draining" : "idle", from ? `${from} names it` : "it was added");
+    this.#parts.membership?.changed();
+    return nameOf(name, slot);
+  }
+
+  drain(name: string, model?: string): WorkerName {
+    return this.#order(name, model, true);
+  }
+
+  resume(name: string, model?: string): WorkerName {
+    return this.#order(name, model, false);
+  }
+
+  async remove(name: string, given?: string): Promise<WorkerName & { readonly gone: boolean }> {
+    const { model, slot, ...found } = this.#find(name, given);
+    if (slot === undefined) {
+      throw conflict(
+        `another process lists ${name}; ask that one, or drain it, which holds for the whole fleet`,
+      );
+    }
+    const from = this.#from.get(slot);
+    if (from !== undefined) throw conflict(`${from} names ${name}; drain it, or take it out of DNS`);
+    if (slot.retiring && !this.#ending.has(slot)) return { model, ...found, gone: false };
+    const idle = slot.batch === undefined;
+    const ended = this.#end(model, slot);
+    if (idle) await ended;
+    return { model, ...found, gone: idle };
+  }
+
+  /** Drains the worker at this URL and removes it; resolves when it is gone, or was not there. */
+  async leave(name: string, url: string): Promise<void> {
+    const slot = this.models
+      .get(name)
+      ?.dispatcher?.workers.slots.find(({ worker }) => worker.address === url);
+    if (slot !== undefined) await this.#end(name, slot);
+  }
+
+  #end(model: string, slot: Slot): Promise<void> {
+    const known = this.#ending.get(slot);
+    if (known !== undefined) return known;
+    const { dispatcher, backend } = this.#running(this.models.get(model)!);
+    const why = this.#from.has(slot) ? "DNS names it no more" : "it is removed";
+    this.#tell(model, slot.name, "draining", why);
+    const end = async (): Promise<void> => {
+      const retired = dispatcher.retire(slot);
+      this.#parts.membership?.changed();
+      await retired;
+      await backend.retire(slot.worker).catch((error: unknown) => this.#failed(model, slot, error));
+      // Whoever comes to the same address later is another one.
+      const { name, address } = nameOf(model, slot);
+      this.#orders.give(workerKey(model, name, address), false);
+      this.#ending.delete(slot);
+      this.#parts.membership?.changed();
+    };
+    const ended = end();
+    this.#ending.set(slot, ended);
+    return ended;
+  }
+
+  #order(name: string, given: string | undefined, aside: boolean): WorkerName {
+    const { model, slot, ...found } = this.#find(name, given);
+    if (slot !== undefined && this.#ending.has(slot))
+      throw conflict(`${name} is being removed; add it again when it is gone`);
+    this.#orders.give(workerKey(model, name, found.address), aside);
+    const changes = slot !== undefined && slot.aside !== aside;
+    for (const { dispatcher } of this.models.values()) if (dispatcher) this.#orders.apply(dispatcher);
+    if (changes)
+      this.#tell(model, name, slot.state(this.#parts.clock.now()), aside ? "put aside" : "let back in");
+    this.#parts.membership?.changed();
+    return { model, ...found };
+  }
+
+  #find(name: string, model: string | undefined): Found {
+    if (model !== undefined) this.#model(model);
+    const own = [...this.models.values()].flatMap(({ name: each, dispatcher }) =>
+      (dispatcher?.workers.slots ?? []).map((slot): Found => ({ ...nameOf(each, slot), slot })),
+    );
+    const others = (this.#parts.membership?.fleet.workers() ?? []).map(beatName);
+    const fits = (each: Found): boolean => each.name === name && (model ?? each.model) === each.model;
+    const here = own.filter(fits);
+    const found = [...here, ...others.filter((each) => fits(each) && !here.some(same(each)))];
+    if (found.length === 1) return found[0]!;
+    if (found.length > 1) {
+      const models = found.map((each) => each.model).join(", ");
+      throw conflict(`several models have a worker ${name}: ${models}; say which with model`);
+    }
+    const guess = didYouMean(
+      name,
+      [...own, ...others].map((each) => each.name),
+    );
+    throw new Refusal("NOT_FOUND", `there is no worker ${name}${guess}; GET /internal/workers lists them`);
+  }
+
+  #model(given: string | undefined): RosterModel {
+    const names = [...this.models.keys()];
+    if (given === undefined && names.length > 1) {
+      throw wrong(`say for which model: ${names.join(", ")}`);
+    }
+    const model = this.models.get(given ?? names[0]!);
+    if (model !== undefined) return model;
+    throw new Refusal("NOT_FOUND", `there is no model ${given}; one of ${names.join(", ")}`);
+  }
+
+  #running({ dispatcher, backend }: RosterModel): { dispatcher: Dispatcher; backend: Backend } {
+    if (dispatcher !== undefined && backend !== undefined) return { dispatcher, backend };
+    throw conflict("this process runs no batches, it is a gateway; ask a batcher");
+  }
+
+  /** Two slots on one worker would send it two batches at once, in one model or in two. */
+  #checkNew(url: string): void {
+    if (this.#coming.has(url)) throw conflict(`${shownAddress(url)} is on its way in already`);
+    for (const { name, dispatcher } of this.models.values()) {
+      const slot = dispatcher?.workers.slots.find(({ worker }) => worker.address === url);
+      if (slot === undefined) continue;
+      const state = slot.retiring ? "is being removed from" : "is a worker of";
+      throw conflict(`${shownAddress(url)} ${state} model ${name}; it would get two batches at once`);
+    }
+  }
+
+  #failed(model: string, { name }: Slot, error: unknown): void {
+    const why = error instanceof Error ? error.message : String(error);
+    const message = `model ${model}: ${name} gets no more batches, but could not be ended: ${why}`;
+    this.#parts.events.emit("notice", { level: "error", message });
+  }
+
+  #tell(model: string, worker: string, state: WorkerState, why: string): void {
+    this.#parts.events.emit("worker.changed", { model, worker, state, why });
+  }
+}
+
+export interface RosterNeeds extends RosterParts {
+  /** In the order of the models; empty in a gateway. */
+  readonly dispatchers: readonly Dispatcher[];
+  readonly backends: readonly Backend[];
+}
+
+/** From the config; resolves when every name of DNS in it was looked up once. */
+export async function openRoster(config: Config, needs: RosterNeeds): Promise<Roster> {
+  const models = config.models.map(({ name, backend, scaling }, at) => ({
+    name,
+    kind: backend.kind,
+    scaled: scaling.apply,
+    dispatcher: needs.dispatchers[at],
+    backend: needs.backends[at],
+  }));
+  const roster = new Roster(models, needs);
+  if (needs.dispatchers.length === 0) return roster;
+  const followed = config.models.flatMap(({ name, backend }) =>
+    hasAddresses(backend) ? [roster.follow(name, backend)] : [],
+  );
+  await Promise.all(followed);
+  return roster;
+}
+
+const EXAMPLES = { http: "http://gpu-1:9000/infer", grpc: "grpc://gpu-1:8001" } as const;
+const URLS = {
+  http: url("One worker.", ["http", "https"], EXAMPLES.http),
+  grpc: grpcUrl("One worker.", EXAMPLES.grpc),
+} as const;
+
+/** As the config would read it. */
+function checked(written: string, kind: "http" | "grpc"): string {
+  if (isDns(written)) throw wrong("names of DNS belong in the config, under backend.workers");
+  const read = URLS[kind].read({ value: written, expanded: false, folder: "" });
+  if ("wrong" in read) throw wrong(`url ${read.wrong}`);
+  return read.value;
+}
+
+function nameOf(model: string, { name, worker: { address } }: Slot): WorkerName & { readonly model: string } {
+  return { model, name, ...(address !== undefined && { address: shownAddress(address) }) };
+}
+
+function beatName({ model, name, address }: FleetWorker): Found {
+  return { model, name, ...(address !== undefined && { address }) };
+}
+
+function same(one: Found): (other: Found) => boolean {
+  return (other) => other.model === one.model && other.name === one.name;
+}
+
+function wrong(message: string): Refusal {
+  return new Refusal("INVALID_REQUEST", message);
+}
+
+function conflict(message: string): Refusal {
+  return new Refusal("INVALID_REQUEST", message, { status: 409 });
+}
