@@ -16,6 +16,8 @@ export interface ChildOptions {
   readonly maxFiles?: number | undefined;
   /** What runs the file, if not Node. Its lines on stdout are then heard like those on stderr. */
   readonly program?: string | undefined;
+  /** Beside ours. */
+  readonly env?: Readonly<Record<string, string>> | undefined;
 }
 
 /** How much of what a child says is kept for the error that tells of its death. */
@@ -32,7 +34,8 @@ export class Child implements AsyncDisposable {
 
   constructor(file: string, args: readonly string[], options: ChildOptions = {}) {
     const [command, ...rest] = commandLine(file, args, options);
-    this.#process = spawn(command!, rest, { stdio: ["pipe", "pipe", "pipe"] });
+    const env = { ...process.env, ...options.env };
+    this.#process = spawn(command!, rest, { stdio: ["pipe", "pipe", "pipe"], env });
     this.#exited = once(this.#process, "close");
     running.add(this.#process);
     this.#process.on("close", () => running.delete(this.#process));

@@ -207,10 +207,10 @@ export class FloorServer implements AsyncDisposable {
 }
 
 /** Waits for the line that Ferry, the floor and the workers print when they are up. */
-export async function ready(child: Child): Promise<{ readonly admin?: string }> {
+export async function ready(child: Child, timeoutMs = readyTimeoutMs): Promise<{ readonly admin?: string }> {
   try {
     const isReady = (line: string): boolean => line.startsWith("{") && line.includes('"msg":"ready"');
-    return JSON.parse(await child.line(isReady, readyTimeoutMs)) as { admin?: string };
+    return JSON.parse(await child.line(isReady, timeoutMs)) as { admin?: string };
   } catch (error) {
     await child[Symbol.asyncDispose]();
     throw error;

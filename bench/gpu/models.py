@@ -71,7 +71,7 @@ def counted(work):
 def embed(inputs):
     ids, lengths = embeddings.batch_of(inputs)
     return counted(
-        lambda: embeddings.when_done(torch.cat([sums(ids), embeddings.encoder(ids, lengths)], 1))
+        lambda: embeddings.when_done(torch.cat([sums(ids), embeddings.encode(ids, lengths)], 1))
     )
 
 

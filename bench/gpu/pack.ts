@@ -23,7 +23,9 @@ interface Lock {
 }
 
 const { packages } = JSON.parse(readFileSync(join(root, "package-lock.json"), "utf8")) as Lock;
-const needed = Object.entries(packages).filter(([path, { dev, optional }]) => path !== "" && !dev && !optional);
+const needed = Object.entries(packages).filter(
+  ([path, { dev, optional }]) => path !== "" && !dev && !optional,
+);
 const folder = mkdtempSync(join(tmpdir(), "ferry-kit-"));
 try {
   cpSync(process.execPath, join(folder, "node"));

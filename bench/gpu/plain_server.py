@@ -43,5 +43,5 @@ class Server(ThreadingHTTPServer):
 
 
 server = Server(("127.0.0.1", int(sys.argv[2])), Handler)
-print(json.dumps({"level": "info", "msg": "ready"}), file=sys.stderr, flush=True)
+print('{"level":"info","msg":"ready"}', file=sys.stderr, flush=True)
 server.serve_forever()

@@ -1,6 +1,8 @@
 """Embeddings by a BERT-shaped encoder in PyTorch: a list of texts (or of token ids) in, one vector each out.
 
     EMBED_SHAPE    base (default), large, or tiny, which is for trying things out on a CPU
+    EMBED_GRAPHS   1: record the GPU's work once per size and replay it (CUDA graphs), instead of starting some 130
+                   kernels from Python for each batch; costs memory and the first call of each size
     EMBED_WEIGHTS  a folder with BERT's weights (model.safetensors or pytorch_model.bin) and tokenizer.json;
                    without one the weights are random: good for measuring, not for searching
 
@@ -21,6 +23,8 @@ VOCABULARY = 30522
 MOST_TOKENS = 512
 # Sequences of similar length are padded to the same one, so that the GPU meets few shapes.
 BUCKETS = (16, 32, 64, 128, 256, 512)
+# With graphs the number of sequences is rounded up to a multiple of this, too.
+GRAPH_ROWS = 8
 CLS, SEP, FIRST_WORD = 101, 102, 1000
 
 
@@ -164,12 +168,47 @@ def when_done(vectors):
     return rest
 
 
+class Graphs:
+    """The encoder's work on each shape, recorded when it is first met. What it reads and writes stays in place."""
+
+    def __init__(self):
+        self._recorded = {}
+
+    def __call__(self, ids, lengths):
+        rows = -(-len(ids) // GRAPH_ROWS) * GRAPH_ROWS
+        key = (rows, ids.shape[1], lengths is None)
+        if key not in self._recorded:
+            self._recorded[key] = self._record(*key)
+        graph, own_ids, own_lengths, vectors = self._recorded[key]
+        own_ids[: len(ids)].copy_(ids, non_blocking=True)
+        if lengths is not None:
+            own_lengths[: len(ids)].copy_(lengths, non_blocking=True)
+        graph.replay()
+        return vectors[: len(ids)]
+
+    def _record(self, rows, width, whole):
+        ids = torch.zeros((rows, width), dtype=torch.long, device=DEVICE)
+        lengths = None if whole else torch.ones(rows, dtype=torch.long, device=DEVICE)
+        aside = torch.cuda.Stream()
+        aside.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(aside):
+            for _ in range(2):
+                encoder(ids, lengths)
+        torch.cuda.current_stream().wait_stream(aside)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            vectors = encoder(ids, lengths)
+        return graph, ids, lengths, vectors
+
+
+encode = Graphs() if ON_GPU and os.environ.get("EMBED_GRAPHS") == "1" else encoder
+
+
 @torch.inference_mode()
 def embed(inputs):
-    ids, lengths = batch_of(inputs)
-    return when_done(encoder(ids, lengths))
+    return when_done(encode(*batch_of(inputs)))
 
 
 # The first call compiles and allocates: before the first request, not with it.
-for size in (1, 64):
+for size in (1, 64) if encode is encoder else range(8, 72, 8):
     embed([[CLS] * 126 + [SEP] * 2] * size)()
