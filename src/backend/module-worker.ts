@@ -27,6 +27,7 @@ export interface ThreadCall {
 export type ThreadReport =
   | { readonly kind: "ready" }
   | { readonly kind: "cannot"; readonly message: string }
+  | { readonly kind: "begun"; readonly number: number }
   | { readonly kind: "outputs"; readonly number: number; readonly outputs: readonly string[] }
   | { readonly kind: "rejected" | "unusable"; readonly number: number; readonly message: string };
 
@@ -143,7 +144,14 @@ async function main(): Promise<void> {
     say({ kind: "cannot", message: (error as Error).message });
     return;
   }
-  port.on("message", (call: ThreadCall) => void answer(run, call).then(say));
+  // One call after another, though the next may be here already.
+  let last = Promise.resolve();
+  port.on("message", (call: ThreadCall) => {
+    last = last.then(async () => {
+      say({ kind: "begun", number: call.number });
+      say(await answer(run, call));
+    });
+  });
   say({ kind: "ready" });
 }
 

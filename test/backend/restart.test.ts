@@ -1,10 +1,10 @@
 import assert from "node:assert/strict";
 import { PassThrough } from "node:stream";
 import { describe, test } from "./suite.ts";
-import type { Batch, Reply } from "../../src/backend/backend.ts";
+import type { Batch } from "../../src/backend/backend.ts";
 import { MAX_LINE_CHARS, printLines } from "../../src/backend/lines.ts";
 import { match } from "../../src/backend/match.ts";
-import { type Child, RestartingWorker } from "../../src/backend/restart.ts";
+import { type Child, type Ear, RestartingWorker } from "../../src/backend/restart.ts";
 import { Events } from "../../src/telemetry/events.ts";
 import { batchOf } from "../contract/backend.ts";
 import { ManualClock } from "./manual-clock.ts";
@@ -19,7 +19,9 @@ class PuppetChild implements Child {
   readonly gone = this.#gone.promise;
   closed = false;
   killed = false;
+  /** Of the last batch it was handed. */
   answer: (() => void) | undefined;
+  begin: (() => void) | undefined;
 
   load(): void {
     this.#ready.resolve();
@@ -30,9 +32,10 @@ class PuppetChild implements Child {
     this.#gone.resolve(how);
   }
 
-  run(batch: Batch, answer: (reply: Reply) => void): void {
+  run(batch: Batch, ear: Ear): void {
+    this.begin = () => ear.begun();
     this.answer = () =>
-      answer(
+      ear.answer(
         match(
           batch,
           batch.tasks.map((task) => task.input),
