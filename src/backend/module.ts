@@ -4,7 +4,8 @@
  *   export default async function (inputs, { parameters }) { return outputs; }
  *
  * `function: model.ts` takes the default export, `model.ts:name` the export of that name. The function
- * gets the inputs as values and returns one output per input, in order. A throw is `rejected`; what JSON
+ * gets the inputs as values and returns one output per input, in order. A typed array among the outputs is a tensor, a
+ * Buffer is bytes (`module-worker.ts`). A throw is `rejected`; what JSON
  * cannot hold (undefined, a function, NaN, a BigInt, a cycle) is `unusable`, because JSON.stringify would
  * quietly turn half of that into null. Runs side by side with the gateway without blocking it, and an
  * endless loop in it ends with the abort: the thread is terminated and `restart.ts` starts the next.

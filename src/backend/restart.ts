@@ -64,7 +64,7 @@ const MAX_HELD = 2;
 interface Held {
   /** The child's code has seen it. */
   begun: boolean;
-  finish(reply: Reply): void;
+  readonly finish: (reply: Reply) => void;
 }
 
 /** What the child never began with cannot have killed it. */
@@ -160,7 +160,7 @@ export class RestartingWorker implements Worker {
     this.#aborted = true;
     child.kill();
     const [first] = this.#held;
-    for (const held of [...this.#held]) {
+    for (const held of this.#held.slice()) {
       if (held !== aborted)
         held.finish(failed(`${this.name} was ended because its other batch was aborted`, blameOf(held)));
       // Nothing was before it: if it has not even begun, that may be its own doing.
@@ -207,7 +207,7 @@ export class RestartingWorker implements Worker {
       const how = await child.gone;
       this.#ready = undefined;
       this.#child = undefined;
-      for (const held of [...this.#held]) held.finish(this.#death(child, how, held));
+      for (const held of this.#held.slice()) held.finish(this.#death(child, how, held));
       if (this.#stopped || (first && flaw !== undefined)) {
         neverStarted(flaw ?? new Error(`${this.name} was stopped`));
         return;

@@ -208,7 +208,12 @@ function flatTexts(dtype: Dtype, bytes: Buffer): string[] {
     case "float32":
     case "float16":
       return Array.from(valuesOf(dtype, bytes), singleText);
-    default:
+    case "int8":
+    case "uint8":
+    case "int16":
+    case "uint16":
+    case "int32":
+    case "uint32":
       return Array.from(valuesOf(dtype, bytes), String);
   }
 }
