@@ -148,6 +148,23 @@ describe("restart:", () => {
     await worker.stop();
   });
 
+  test("of two batches only the one that had begun is to blame, and a third is one too many", async () => {
+    const { worker, last, started } = stage();
+    await started();
+    const begun: number[] = [];
+    const first = worker.run(batchOf(["1"]), never, () => begun.push(1));
+    last().begin!();
+    last().begin!();
+    const second = worker.run(batchOf(["2"]), never, () => begun.push(2));
+    assert.throws(() => worker.run(batchOf(["3"]), never), /holds one more at most/);
+    last().die("died");
+    assert.deepEqual(await first, { kind: "failed", message: "w-1 died", blame: "batch" });
+    assert.deepEqual(await second, { kind: "failed", message: "w-1 died", blame: "nobody" });
+    last().begin!();
+    assert.deepEqual(begun, [1]);
+    await worker.stop();
+  });
+
   test("a child that is late is killed; the first ends the start, a later one is tried again", async () => {
     const first = stage();
     const starting = first.worker.start();
