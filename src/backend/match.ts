@@ -5,11 +5,13 @@
  *
  * `match` is the one place where outputs become an answer. A worker's API knows no ids, so the n-th
  * output belongs to the n-th task, and that holds only while the counts agree: one output too few and
- * somebody would get another caller's answer. A wrong count therefore discards the whole reply.
+ * somebody would get another caller's answer. A wrong count therefore discards the whole reply, and so does an
+ * output that says it is bytes (`core/tensor.ts`) and is not.
  *
  * `quote` makes a worker's own words fit for a reply's message: one line, printable, short.
  */
 import type { Json } from "../core/task.ts";
+import { fitted, mayBeBinary } from "../core/tensor.ts";
 import { batchText } from "../protocol/batch.ts";
 import type { Batch, Reply } from "./backend.ts";
 
@@ -22,11 +24,22 @@ export function requestText(batch: Batch): Json {
 }
 
 export function match(batch: Batch, texts: readonly Json[]): Reply {
-  const { tasks } = batch;
-  if (texts.length !== tasks.length) {
-    return unusable(`worker returned ${count(texts.length, "output")} for ${count(tasks.length, "input")}`);
+  if (texts.length !== batch.tasks.length || !texts.some(mayBeBinary)) return matchMade(batch, texts);
+  const outputs: Json[] = [];
+  for (const text of texts) {
+    const output = fitted(text);
+    if (output === undefined) {
+      return unusable(`output ${outputs.length} of the worker says that it is $tensor or $bytes, and is not`);
+    }
+    outputs.push(output);
   }
-  return { kind: "answered", outputs: texts };
+  return { kind: "answered", outputs };
+}
+
+/** The same for outputs of which Ferry itself made the texts. Only those that agree in their number are looked at. */
+export function matchMade({ tasks }: Batch, texts: readonly Json[] | { readonly length: number }): Reply {
+  if (texts.length === tasks.length) return { kind: "answered", outputs: texts as readonly Json[] };
+  return unusable(`worker returned ${count(texts.length, "output")} for ${count(tasks.length, "input")}`);
 }
 
 type Blame = Extract<Reply, { kind: "failed" }>["blame"];

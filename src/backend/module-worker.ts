@@ -2,13 +2,16 @@
  * The thread's side of `module.ts`: imports the user's file, then answers one call after another.
  *
  * Outputs go back as JSON texts, one per output. `JSON.stringify` drops or nulls what JSON cannot hold, so
- * a replacer looks at every value first and refuses. Typed arrays are written as arrays, since that is
- * what a model's tensors come out as.
+ * a replacer looks at every value first and refuses. An output that is a typed array is a tensor of one dimension, a
+ * Buffer, an ArrayBuffer or a DataView is bytes: base64 of them is made here, in the thread, where the gateway need not
+ * wait for it, and the memory stays the function's own. Inside of other outputs typed arrays are written as arrays.
  */
 import { existsSync } from "node:fs";
+import { endianness } from "node:os";
 import { pathToFileURL } from "node:url";
 import { inspect, types } from "node:util";
 import { parentPort, workerData } from "node:worker_threads";
+import { bytesText, type Dtype, tensorText } from "../core/tensor.ts";
 
 /** Which function to run. */
 export interface ThreadFunction {
@@ -27,6 +30,7 @@ export interface ThreadCall {
 export type ThreadReport =
   | { readonly kind: "ready" }
   | { readonly kind: "cannot"; readonly message: string }
+  | { readonly kind: "begun"; readonly number: number }
   | { readonly kind: "outputs"; readonly number: number; readonly outputs: readonly string[] }
   | { readonly kind: "rejected" | "unusable"; readonly number: number; readonly message: string };
 
@@ -77,12 +81,48 @@ function toTexts(result: unknown): string[] {
   // By index, because `map` would skip the holes of a sparse array.
   return Array.from({ length: outputs.length }, (_, index) => {
     try {
-      return JSON.stringify(outputs[index], checked);
+      return binaryText(outputs[index]) ?? JSON.stringify(outputs[index], checked);
     } catch (error) {
       const why = error instanceof Unusable ? error.message : inWords(error);
       throw new Unusable(`output ${index} cannot be written as JSON: ${why}`, { cause: error });
     }
   });
+}
+
+/** Undefined for what is no bytes. */
+function binaryText(output: unknown): string | undefined {
+  if (types.isAnyArrayBuffer(output)) return bytesText(Buffer.from(output).toString("base64"));
+  if (!ArrayBuffer.isView(output)) return undefined;
+  const bytes = Buffer.from(output.buffer, output.byteOffset, output.byteLength);
+  if (Buffer.isBuffer(output) || types.isDataView(output)) return bytesText(bytes.toString("base64"));
+  const numbers = output as NodeJS.TypedArray;
+  // By its own account, as "Float32Array"; a subclass has its parent's.
+  const dtype = DTYPE_OF[numbers[Symbol.toStringTag]];
+  if (dtype === undefined) return undefined;
+  const base64 = bytesInOrder(bytes, numbers.BYTES_PER_ELEMENT).toString("base64");
+  return tensorText({ dtype, shape: [numbers.length], base64 });
+}
+
+const DTYPE_OF: Readonly<Record<string, Dtype>> = {
+  Int8Array: "int8",
+  Uint8Array: "uint8",
+  Uint8ClampedArray: "uint8",
+  Int16Array: "int16",
+  Uint16Array: "uint16",
+  Int32Array: "int32",
+  Uint32Array: "uint32",
+  BigInt64Array: "int64",
+  BigUint64Array: "uint64",
+  Float16Array: "float16",
+  Float32Array: "float32",
+  Float64Array: "float64",
+};
+
+/** Little-endian, whatever this machine has. */
+function bytesInOrder(bytes: Buffer, size: number): Buffer {
+  if (size === 1 || endianness() === "LE") return bytes;
+  const copy = Buffer.from(bytes);
+  return size === 2 ? copy.swap16() : size === 4 ? copy.swap32() : copy.swap64();
 }
 
 /** A replacer for `JSON.stringify` that changes typed arrays only and refuses what would be lost. */
@@ -143,7 +183,14 @@ async function main(): Promise<void> {
     say({ kind: "cannot", message: (error as Error).message });
     return;
   }
-  port.on("message", (call: ThreadCall) => void answer(run, call).then(say));
+  // One call after another, though the next may be here already.
+  let last = Promise.resolve();
+  port.on("message", (call: ThreadCall) => {
+    last = last.then(async () => {
+      say({ kind: "begun", number: call.number });
+      say(await answer(run, call));
+    });
+  });
   say({ kind: "ready" });
 }
 

@@ -4,17 +4,18 @@
  *   export default async function (inputs, { parameters }) { return outputs; }
  *
  * `function: model.ts` takes the default export, `model.ts:name` the export of that name. The function
- * gets the inputs as values and returns one output per input, in order. A throw is `rejected`; what JSON
+ * gets the inputs as values and returns one output per input, in order. A typed array among the outputs is a tensor, a
+ * Buffer is bytes (`module-worker.ts`). A throw is `rejected`; what JSON
  * cannot hold (undefined, a function, NaN, a BigInt, a cycle) is `unusable`, because JSON.stringify would
  * quietly turn half of that into null. Runs side by side with the gateway without blocking it, and an
  * endless loop in it ends with the abort: the thread is terminated and `restart.ts` starts the next.
  */
 import { Worker as Thread } from "node:worker_threads";
-import type { Batch, Reply } from "./backend.ts";
+import type { Batch } from "./backend.ts";
 import { printLines } from "./lines.ts";
 import { BAD_OUTPUTS, match, quote, rejected, unusable } from "./match.ts";
 import type { ThreadCall, ThreadReport, ThreadFunction } from "./module-worker.ts";
-import type { Child, Surroundings } from "./restart.ts";
+import type { Child, Ear, Surroundings } from "./restart.ts";
 import { RestartingWorkers } from "./restarting-workers.ts";
 
 export interface ModuleOptions {
@@ -43,7 +44,8 @@ class ModuleChild implements Child {
   lastWords: string | undefined;
   readonly #thread: Thread;
   #number = 0;
-  #running: { readonly batch: Batch; readonly answer: (reply: Reply) => void } | undefined;
+  /** In the order of their calls. */
+  readonly #running: { readonly number: number; readonly batch: Batch; readonly ear: Ear }[] = [];
 
   constructor(name: string, what: ThreadFunction, around: Surroundings) {
     this.#thread = new Thread(THREAD_FILE, { workerData: what, stdout: true, stderr: true });
@@ -65,10 +67,11 @@ class ModuleChild implements Child {
     });
   }
 
-  run(batch: Batch, answer: (reply: Reply) => void): void {
-    this.#running = { batch, answer };
+  run(batch: Batch, ear: Ear): void {
+    const number = ++this.#number;
+    this.#running.push({ number, batch, ear });
     const call: ThreadCall = {
-      number: ++this.#number,
+      number,
       inputs: `[${batch.tasks.map((task) => task.input).join(",")}]`,
       parameters: batch.parameters,
     };
@@ -87,12 +90,14 @@ class ModuleChild implements Child {
   #hear(report: ThreadReport): void {
     if (report.kind === "ready") return this.#loaded.resolve();
     if (report.kind === "cannot") return this.#loaded.reject(new Error(quote(report.message, 400)));
-    const running = this.#running;
-    if (running === undefined || report.number !== this.#number) return;
-    this.#running = undefined;
-    if (report.kind === "outputs") running.answer(match(running.batch, report.outputs));
-    else if (report.kind === "rejected") running.answer(rejected(quote(report.message)));
-    else running.answer(unusable(quote(report.message), BAD_OUTPUTS));
+    const running = this.#running.find(({ number }) => number === report.number);
+    if (running === undefined) return;
+    const { batch, ear } = running;
+    if (report.kind === "begun") return ear.begun();
+    this.#running.splice(this.#running.indexOf(running), 1);
+    if (report.kind === "outputs") ear.answer(match(batch, report.outputs));
+    else if (report.kind === "rejected") ear.answer(rejected(quote(report.message)));
+    else ear.answer(unusable(quote(report.message), BAD_OUTPUTS));
   }
 }
 

@@ -3,31 +3,42 @@
  *
  * The child runs `ferry_worker.py`, which imports the user's file unchanged and calls
  * `batchstring(inputs)` (or `batchstring(inputs, parameters=…)`) once per batch; `async def` works too.
- * Batches and outputs go over two pipes of their own, fd 3 to the child and fd 4 from it, so that
- * whatever the user's code prints is only printed (`worker.printed`). A frame on either pipe:
+ * Batches and outputs go over two sockets of their own, fd 3 to the child and fd 4 from it, so that
+ * whatever the user's code prints is only printed (`worker.printed`). A frame on either:
  *
  *   u32 LE   length of the payload
  *   u8       kind
  *   payload
  *
- *   to the child    1 call      u32 LE number, then JSON text {"inputs":[…]}, with "parameters" or without
+ *   to the child    1 call      u32 number, then JSON text {"inputs":[…]}, with "parameters" or without
  *   from the child  2 ready     empty: the file is imported, calls may come
  *                   3 cannot    UTF-8 text: why the file or the function cannot be used
- *                   4 outputs   u32 LE number, u32 LE count, count × u32 LE length, then the JSON texts
- *                   5 rejected  u32 LE number, UTF-8 text: the function raised this
- *                   6 unusable  u32 LE number, UTF-8 text: what it returned is no list of JSON values
+ *                   4 outputs   u32 number, u32 count, count × u32 length, then the JSON texts
+ *                   5 rejected  u32 number, UTF-8 text: the function raised this
+ *                   6 unusable  u32 number, UTF-8 text: what it returned is no list of outputs
+ *                   7 rows      u32 number, u32 count, u8 type, u8 dimensions, dimensions × u32 of one row, then
+ *                               count rows of that type and shape, one block
+ *                   8 mixed     u32 number, u32 count, count × (u8 type, u8 dimensions, u32 length,
+ *                               dimensions × u32), then the outputs one behind the other
+ *                   9 begun     u32 number: the function is about to be called with it
  *
- * The number of a reply is the number of its call; anything else on fd 4 is foreign and ends the child.
+ * All numbers are little-endian. A type is 0 for JSON text, 1 for bytes, and from 2 on a place in `DTYPES`.
+ *
+ * The number of a reply is the number of its call, and replies come in the order of their calls; anything else on fd 4
+ * is foreign and ends the child. A second call may be on its way while the child runs one: it is read and parsed there
+ * when the function returns. What a function may return, and which thread does what, stands in `ferry_worker.py`.
+ *
  * The child leads a process group of its own: Ctrl-C at Ferry's terminal does not reach it while Ferry
  * drains, and ending the child also ends what it has started itself. `restart.ts` decides what follows.
  */
 import { type ChildProcess, spawn } from "node:child_process";
 import type { Readable, Writable } from "node:stream";
 import { fileURLToPath } from "node:url";
-import type { Batch, Reply } from "./backend.ts";
+import type { Batch } from "./backend.ts";
 import { printLines } from "./lines.ts";
-import { BAD_OUTPUTS, match, quote, rejected, requestText, unusable } from "./match.ts";
-import type { Child, Surroundings } from "./restart.ts";
+import { quote, requestText } from "./match.ts";
+import { callFrame, FRAME, FrameReader, NUMBER_BYTES, readReply } from "./python-frames.ts";
+import type { Child, Ear, Surroundings } from "./restart.ts";
 import { RestartingWorkers } from "./restarting-workers.ts";
 
 export interface PythonOptions {
@@ -43,14 +54,6 @@ export interface PythonOptions {
 }
 
 const WORKER_FILE = fileURLToPath(new URL("ferry_worker.py", import.meta.url));
-const CALL = 1;
-const READY = 2;
-const CANNOT = 3;
-const OUTPUTS = 4;
-const REJECTED = 5;
-const UNUSABLE = 6;
-const HEADER_BYTES = 5;
-const NUMBER_BYTES = 4;
 /** Beside the outputs' own bytes, which the child counts: their lengths, or a text. */
 const FRAME_EXTRA_BYTES = 1 << 20;
 /** How long the pipes of an ended child may stay open, should something it started still hold them. */
@@ -81,7 +84,8 @@ class PythonChild implements Child {
   readonly #process: ChildProcess;
   readonly #toChild: Writable;
   #number = 0;
-  #running: { readonly batch: Batch; readonly answer: (reply: Reply) => void } | undefined;
+  /** In the order of their calls. */
+  readonly #running: { readonly number: number; readonly batch: Batch; readonly ear: Ear }[] = [];
   /** Why Ferry ended it, when it broke the rules. */
   #fault: string | undefined;
   /** What it last wrote on stderr before it was ready: often the reason why it never was. */
@@ -116,17 +120,10 @@ class PythonChild implements Child {
     for (const stream of stdio.slice(3)) stream?.on("error", () => {});
   }
 
-  run(batch: Batch, answer: (reply: Reply) => void): void {
-    this.#running = { batch, answer };
+  run(batch: Batch, ear: Ear): void {
     this.#number = (this.#number + 1) >>> 0;
-    const text = requestText(batch);
-    const payloadBytes = NUMBER_BYTES + Buffer.byteLength(text, "utf8");
-    const frame = Buffer.allocUnsafe(HEADER_BYTES + payloadBytes);
-    frame.writeUInt32LE(payloadBytes, 0);
-    frame.writeUInt8(CALL, 4);
-    frame.writeUInt32LE(this.#number, HEADER_BYTES);
-    frame.write(text, HEADER_BYTES + NUMBER_BYTES, "utf8");
-    this.#toChild.write(frame);
+    this.#running.push({ number: this.#number, batch, ear });
+    this.#toChild.write(callFrame(this.#number, requestText(batch)));
   }
 
   close(): void {
@@ -158,16 +155,19 @@ class PythonChild implements Child {
 
   #hear(kind: number, payload: Buffer): void {
     if (this.#fault !== undefined) return;
-    if (kind === READY) return this.#loaded.resolve();
-    if (kind === CANNOT) return this.#loaded.reject(new Error(quote(payload.toString("utf8"), 400)));
-    const running = this.#running;
-    if (running === undefined || payload.length < NUMBER_BYTES || payload.readUInt32LE(0) !== this.#number) {
-      return this.#expel("sent a frame that answers no call");
+    if (kind === FRAME.ready) return this.#loaded.resolve();
+    if (kind === FRAME.cannot) return this.#loaded.reject(new Error(quote(payload.toString("utf8"), 400)));
+    const number = payload.length < NUMBER_BYTES ? -1 : payload.readUInt32LE(0);
+    if (kind === FRAME.begun) {
+      const begun = this.#running.find((running) => running.number === number);
+      return begun === undefined ? this.#expel("began with no call") : begun.ear.begun();
     }
-    this.#running = undefined;
-    const reply = readReply(running.batch, kind, payload);
+    const [first] = this.#running;
+    if (first?.number !== number) return this.#expel("sent a frame that answers no call");
+    this.#running.shift();
+    const reply = readReply(first.batch, kind, payload);
     if (reply === undefined) this.#expel("sent a frame that cannot be read");
-    else running.answer(reply);
+    else first.ear.answer(reply);
   }
 
   /** Resolves when the process has ended and its pipes are read to their end. */
@@ -195,66 +195,6 @@ class PythonChild implements Child {
       });
     });
   }
-}
-
-/** Cuts a stream of bytes into frames. */
-class FrameReader {
-  readonly #maxBytes: number;
-  readonly #hear: (kind: number, payload: Buffer) => void;
-  #chunks: Buffer[] = [];
-  #bytes = 0;
-  /** Payload bytes of the frame that has begun; -1 between frames. */
-  #length = -1;
-  #kind = 0;
-
-  constructor(maxBytes: number, hear: (kind: number, payload: Buffer) => void) {
-    this.#maxBytes = maxBytes;
-    this.#hear = hear;
-  }
-
-  /** Hands on each frame that `chunk` completes; false when one is too large, and all is lost. */
-  read(chunk: Buffer): boolean {
-    this.#chunks.push(chunk);
-    this.#bytes += chunk.length;
-    for (;;) {
-      if (this.#length < 0) {
-        if (this.#bytes < HEADER_BYTES) return true;
-        const header = this.#take(HEADER_BYTES);
-        this.#length = header.readUInt32LE(0);
-        this.#kind = header.readUInt8(4);
-        if (this.#length > this.#maxBytes) return false;
-      }
-      if (this.#bytes < this.#length) return true;
-      const payload = this.#take(this.#length);
-      this.#length = -1;
-      this.#hear(this.#kind, payload);
-    }
-  }
-
-  #take(bytes: number): Buffer {
-    const all = this.#chunks.length === 1 ? this.#chunks[0]! : Buffer.concat(this.#chunks);
-    this.#chunks = [all.subarray(bytes)];
-    this.#bytes -= bytes;
-    return all.subarray(0, bytes);
-  }
-}
-
-/** The reply in a frame's payload, after its number; undefined when it cannot be read. */
-function readReply(batch: Batch, kind: number, payload: Buffer): Reply | undefined {
-  if (kind === REJECTED) return rejected(quote(payload.toString("utf8", NUMBER_BYTES)));
-  if (kind === UNUSABLE) return unusable(quote(payload.toString("utf8", NUMBER_BYTES)), BAD_OUTPUTS);
-  if (kind !== OUTPUTS || payload.length < 8) return undefined;
-  const count = payload.readUInt32LE(4);
-  let at = 8 + 4 * count;
-  if (at > payload.length) return undefined;
-  const outputs: string[] = [];
-  for (let index = 0; index < count; index++) {
-    const end = at + payload.readUInt32LE(8 + 4 * index);
-    if (end > payload.length) return undefined;
-    outputs.push(payload.toString("utf8", at, end));
-    at = end;
-  }
-  return at === payload.length ? match(batch, outputs) : undefined;
 }
 
 function cannotRun(python: string, error: NodeJS.ErrnoException): string {

@@ -8,6 +8,9 @@
  * without a wait: its end was our doing. While no child is ready, `run` says so at once instead of
  * holding the batch, so that another worker can have it; `probe` resolves when the next child is ready.
  *
+ * A child may be handed a second batch while it runs one. It says when it begins with one; when it dies, only those that
+ * it has begun with are to blame. An abort of either ends both.
+ *
  * Every child gets its own pipes and is forgotten when it ends, so nothing that it still says can reach a
  * later batch.
  */
@@ -17,6 +20,14 @@ import type { Events } from "../telemetry/events.ts";
 import type { Batch, Reply, Worker } from "./backend.ts";
 import { failed } from "./match.ts";
 
+/** Who wants to know what becomes of a batch. */
+export interface Ear {
+  /** The child's code is about to see it; called once at most. */
+  begun(): void;
+  /** Called once, or never if the child ends first. */
+  answer(reply: Reply): void;
+}
+
 /** One life of a worker. */
 export interface Child {
   /** Resolves when it can take a batch; rejects with a one-line Error when it never will. */
@@ -25,8 +36,8 @@ export interface Child {
   readonly gone: Promise<string>;
   /** What its own code said as it died; known once it is gone. May quote an input, so it is never logged. */
   readonly lastWords?: string | undefined;
-  /** Hands it a batch; `answer` is called once, or never if it ends first. */
-  run(batch: Batch, answer: (reply: Reply) => void): void;
+  /** Hands it a batch, perhaps while it has one: it runs them one after the other and answers in their order. */
+  run(batch: Batch, ear: Ear): void;
   /** Asks it to end after what it is doing. */
   close(): void;
   /** Ends it now. */
@@ -46,8 +57,24 @@ export const MAX_WAIT_MS = 30_000;
 /** How long `stop` waits for a child to end by itself. */
 export const CLOSE_MS = 1_000;
 
+/** One that it runs, and one that is there when that is done. */
+const MAX_HELD = 2;
+
+/** A batch in the child's hands. */
+interface Held {
+  /** The child's code has seen it. */
+  begun: boolean;
+  readonly finish: (reply: Reply) => void;
+}
+
+/** What the child never began with cannot have killed it. */
+function blameOf({ begun }: Held): "batch" | "nobody" {
+  return begun ? "batch" : "nobody";
+}
+
 export class RestartingWorker implements Worker {
   readonly name: string;
+  readonly queues = true;
   readonly #spawn: () => Child;
   readonly #startTimeoutMs: number;
   readonly #around: Surroundings;
@@ -55,8 +82,8 @@ export class RestartingWorker implements Worker {
   #ready: Child | undefined;
   /** The child that lives, ready or not. */
   #child: Child | undefined;
-  /** Settles the batch in the child's hands. */
-  #finish: ((reply: Reply) => void) | undefined;
+  /** What is in the child's hands, in the order in which it came there. */
+  readonly #held: Held[] = [];
   /** Those that wait in `probe`; bounded by the dispatcher, which asks once at a time. */
   readonly #probes = new Set<(well: boolean) => void>();
   #waitMs = FIRST_WAIT_MS;
@@ -95,30 +122,50 @@ export class RestartingWorker implements Worker {
     for (const probe of this.#probes) probe(false);
   }
 
-  run(batch: Batch, signal: AbortSignal): Promise<Reply> {
+  run(batch: Batch, signal: AbortSignal, begun?: () => void): Promise<Reply> {
     if (signal.aborted) return Promise.resolve(failed("aborted", "nobody"));
     const child = this.#ready;
     if (child === undefined) return Promise.resolve(failed(this.#whyNot(), "nobody"));
-    assert(this.#finish === undefined, "a worker runs one batch at a time");
+    assert(this.#held.length < MAX_HELD, "a worker runs one batch and holds one more at most");
     return new Promise((resolve) => {
-      const abort = (): void => {
-        this.#ready = undefined;
-        this.#aborted = true;
-        child.kill();
-        finish(failed("aborted", "batch"));
+      const abort = (): void => this.#abort(child, held);
+      const held: Held = {
+        begun: false,
+        finish: (reply) => {
+          // A child that was killed may still have had an answer on its way.
+          const at = this.#held.indexOf(held);
+          if (at < 0) return;
+          this.#held.splice(at, 1);
+          signal.removeEventListener("abort", abort);
+          if (reply.kind === "answered") this.#waitMs = FIRST_WAIT_MS;
+          resolve(reply);
+        },
       };
-      const finish = (reply: Reply): void => {
-        // A child that was killed may still have had an answer on its way.
-        if (this.#finish !== finish) return;
-        this.#finish = undefined;
-        signal.removeEventListener("abort", abort);
-        if (reply.kind === "answered") this.#waitMs = FIRST_WAIT_MS;
-        resolve(reply);
-      };
-      this.#finish = finish;
+      this.#held.push(held);
       signal.addEventListener("abort", abort);
-      child.run(batch, finish);
+      child.run(batch, {
+        begun: () => {
+          if (held.begun || !this.#held.includes(held)) return;
+          held.begun = true;
+          begun?.();
+        },
+        answer: held.finish,
+      });
     });
+  }
+
+  /** Code in the middle of a batch cannot be interrupted, so the child ends, and the other batch in its hands too. */
+  #abort(child: Child, aborted: Held): void {
+    this.#ready = undefined;
+    this.#aborted = true;
+    child.kill();
+    const [first] = this.#held;
+    for (const held of this.#held.slice()) {
+      if (held !== aborted)
+        held.finish(failed(`${this.name} was ended because its other batch was aborted`, blameOf(held)));
+      // Nothing was before it: if it has not even begun, that may be its own doing.
+      else held.finish(failed("aborted", held === first ? "batch" : blameOf(held)));
+    }
   }
 
   /** True as soon as a child is ready; false when `signal` aborts or the worker stops first. */
@@ -160,7 +207,7 @@ export class RestartingWorker implements Worker {
       const how = await child.gone;
       this.#ready = undefined;
       this.#child = undefined;
-      this.#finish?.(this.#stopped ? failed(`${this.name} was stopped`, "nobody") : this.#death(child, how));
+      for (const held of this.#held.slice()) held.finish(this.#death(child, how, held));
       if (this.#stopped || (first && flaw !== undefined)) {
         neverStarted(flaw ?? new Error(`${this.name} was stopped`));
         return;
@@ -170,11 +217,11 @@ export class RestartingWorker implements Worker {
     }
   }
 
-  #death({ lastWords }: Child, how: string): Reply {
+  #death({ lastWords }: Child, how: string, held: Held): Reply {
+    if (this.#stopped) return failed(`${this.name} was stopped`, "nobody");
     const brief = `${this.name} ${how}`;
-    return lastWords === undefined
-      ? failed(brief, "batch")
-      : failed(`${brief}: ${lastWords}`, "batch", brief);
+    const blame = blameOf(held);
+    return lastWords === undefined ? failed(brief, blame) : failed(`${brief}: ${lastWords}`, blame, brief);
   }
 
   /** Starting one can fail on the spot (no memory, no file descriptors); that is a death like any other. */

@@ -11,6 +11,7 @@ export const errors = {
   FORBIDDEN: { status: 403, retryable: false },
   NOT_FOUND: { status: 404, retryable: false },
   METHOD_NOT_ALLOWED: { status: 405, retryable: false },
+  NOT_ACCEPTABLE: { status: 406, retryable: false },
   REQUEST_TIMEOUT: { status: 408, retryable: true },
   NOT_CANCELLABLE: { status: 409, retryable: false },
   CANCELLED: { status: 409, retryable: false },

@@ -9,14 +9,24 @@ import type { Caller } from "../admission/caller.ts";
 import type { Credentials } from "../admission/credentials.ts";
 import type { Clock } from "../clock.ts";
 import { Refusal } from "../core/errors.ts";
-import { canonical, scan } from "../core/json.ts";
+import { readBinary } from "../core/tensor.ts";
 import type { Engine, RecordView } from "../engine/engine.ts";
 import type { Router, Woken } from "../result/router.ts";
+import { accepted, bytesHeaders, BYTES_TYPE, type Encoding, encodingNamed, noBytes } from "./encoding.ts";
 import type { Exchange } from "./exchange.ts";
-import { checkName, idempotencyKey } from "./headers.ts";
+import { idempotencyKey } from "./headers.ts";
 import { looksLikeId } from "./ids.ts";
 import type { Draft, Intake, Ticket } from "./intake.ts";
-import { batchHeaders, quotaHeaders, refusalOf, resultBody, successBody, tenths } from "./reply.ts";
+import { parseBody, PLAIN_FIELDS } from "./native-body.ts";
+import {
+  batchHeaders,
+  outputPart,
+  quotaHeaders,
+  refusalOf,
+  resultBody,
+  successBody,
+  tenths,
+} from "./reply.ts";
 import type { Routes } from "./server.ts";
 
 export interface NativeOptions {
@@ -34,8 +44,6 @@ export interface NativeParts {
   readonly engine: Engine;
   readonly clock: Clock;
 }
-
-const FIELDS = new Set(["input", "model", "parameters", "client_id"]);
 
 export class NativeProtocol {
   readonly #options: NativeOptions;
@@ -94,18 +102,19 @@ export class NativeProtocol {
     exchange.read((text) => {
       const draft = parseBody(text, idempotencyKey(exchange));
       const ticket = this.#submit(exchange, draft, caller);
-      if (ticket instanceof Promise) return ticket.then((known) => this.#await(exchange, known));
-      this.#await(exchange, ticket);
+      const { encoding } = draft;
+      if (ticket instanceof Promise) return ticket.then((known) => this.#await(exchange, known, encoding));
+      this.#await(exchange, ticket, encoding);
     });
   }
 
-  #await(exchange: Exchange, ticket: Ticket): void {
+  #await(exchange: Exchange, ticket: Ticket, encoding: Encoding): void {
     this.#noted(exchange, ticket);
     const waitMs = preferredWaitMs(exchange.header("prefer"), this.#options.defaultMode);
-    if (ticket.record !== undefined) return this.#conclude(exchange, ticket, waitMs, ticket.record);
+    if (ticket.record !== undefined) return this.#conclude(exchange, ticket, waitMs, ticket.record, encoding);
     this.#wait(exchange, ticket, waitMs, (record) => {
       try {
-        this.#conclude(exchange, ticket, waitMs, record);
+        this.#conclude(exchange, ticket, waitMs, record, encoding);
       } catch (error) {
         exchange.failed(error);
       }
@@ -117,15 +126,16 @@ export class NativeProtocol {
     ticket: Ticket,
     waitMs: number | undefined,
     record: RecordView | undefined,
+    encoding: Encoding,
   ): void {
     if (exchange.answered) return;
     if (record === undefined || waitMs === 0) this.#answerUndone(exchange, ticket, waitMs);
-    else this.#answer(exchange, ticket, record);
+    else this.#answer(exchange, ticket, record, encoding);
   }
 
   async #inferPlainly(exchange: Exchange): Promise<void> {
     const caller = await this.#enter(exchange);
-    const draft = parseBody(await exchange.body(), idempotencyKey(exchange), new Set(["input"]));
+    const draft = parseBody(await exchange.body(), idempotencyKey(exchange), PLAIN_FIELDS);
     if (!draft.input.startsWith('"')) throw new Refusal("INVALID_REQUEST", `"input" must be a string`);
     const ticket = this.#noted(exchange, await this.#submit(exchange, draft, caller));
     const record =
@@ -136,12 +146,14 @@ export class NativeProtocol {
     exchange.ending = record;
     const refusal = record === undefined ? tooLate() : refusalOf(record);
     if (refusal !== undefined) return exchange.fail(refusal, ticket.id, quota);
-    const output = record?.outcome?.ok === true ? record.outcome.output : "null";
-    const latencyMs = tenths(this.#clock.now() - exchange.startedAt);
-    exchange.send(200, `{"output":${output},"request_id":"${ticket.id}","latency_ms":${latencyMs}}`, [
-      ...batchHeaders(record!),
-      ...quota,
-    ]);
+    const headers = [...batchHeaders(record!), ...quota];
+    const bytes = this.#sendBytes(exchange, record!, ticket.id, headers);
+    if (bytes === "refused") return;
+    if (bytes === undefined) {
+      const { output } = outputPart(record!, draft.encoding);
+      const latencyMs = tenths(this.#clock.now() - exchange.startedAt);
+      exchange.send(200, `{${output},"request_id":"${ticket.id}","latency_ms":${latencyMs}}`, headers);
+    }
     this.#engine.delivered(ticket.id);
   }
 
@@ -176,21 +188,49 @@ export class NativeProtocol {
     this.#router.call(waiter, Math.min(ticket.deadlineAt, patience), woken);
   }
 
-  #answer(exchange: Exchange, ticket: Ticket, record: RecordView): void {
+  /** To a caller who takes the bytes: sends them, or says that there are none ("refused"). Undefined: it wants JSON. */
+  #sendBytes(
+    exchange: Exchange,
+    record: RecordView,
+    id: string,
+    headers: readonly string[],
+  ): "sent" | "refused" | undefined {
+    const wanted = accepted(exchange.header("accept"));
+    if (wanted === "json" || record.outcome?.ok !== true) return undefined;
+    const binary = readBinary(record.outcome.output);
+    if (binary === undefined) {
+      if (wanted === "either") return undefined;
+      exchange.fail(noBytes(id), id, headers);
+      return "refused";
+    }
+    const all = ["x-request-id", id, ...bytesHeaders(binary), ...headers];
+    exchange.sendBytes(BYTES_TYPE, Buffer.from(binary.base64, "base64"), all);
+    return "sent";
+  }
+
+  #answer(exchange: Exchange, ticket: Ticket, record: RecordView, encoding: Encoding): void {
     const { id, work, quota } = ticket;
     exchange.ending = record;
     const refusal = refusalOf(record);
     const headers = batchHeaders(record);
     if (quota !== undefined) headers.push(...quotaHeaders(quota));
-    if (refusal === undefined) {
+    const sent = this.#sendBytes(exchange, record, id, headers);
+    // It is still there to be asked for.
+    if (sent === "refused") return;
+    if (refusal !== undefined) exchange.fail(refusal, id, headers);
+    else if (sent === undefined) {
       const explain = exchange.header("x-ferry-explain") === "1";
       const latencyMs = this.#clock.now() - exchange.startedAt;
       const head = `{"request_id":"${id}","task_id":"${id}","status":"SUCCESS",`;
-      const rendering = { cached: work === "cached", joined: work === "joined", explain, latencyMs };
+      const rendering = {
+        cached: work === "cached",
+        joined: work === "joined",
+        explain,
+        latencyMs,
+        encoding,
+      };
       const { text, bytes } = successBody(head, record, rendering);
       exchange.send(200, text, headers, bytes);
-    } else {
-      exchange.fail(refusal, id, headers);
     }
     this.#engine.delivered(id);
   }
@@ -218,12 +258,18 @@ export class NativeProtocol {
   async #result(exchange: Exchange, id: string): Promise<void> {
     const caller = await this.#enter(exchange);
     const waitMs = Math.min(pollMs(exchange), this.#options.maxPollMs);
+    const asked = new URLSearchParams(exchange.query).get("encoding") ?? undefined;
+    const encoding = encodingNamed(asked, '"encoding"');
     const record = looksLikeId(id) ? await this.#lookUp(exchange, id, caller.tenant, waitMs) : undefined;
     if (exchange.answered) return;
     if (record === undefined) throw await this.#noResult(caller);
     const explain = exchange.header("x-ferry-explain") === "1";
-    const { text, bytes } = resultBody(record, explain);
-    exchange.send(200, text, batchHeaders(record), bytes);
+    const sent = this.#sendBytes(exchange, record, id, batchHeaders(record));
+    if (sent === "refused") return;
+    if (sent === undefined) {
+      const { text, bytes } = resultBody(record, explain, encoding);
+      exchange.send(200, text, batchHeaders(record), bytes);
+    }
     // Whoever asks for the headers alone has not got the outcome.
     if (record.outcome !== undefined && exchange.request.method !== "HEAD") this.#engine.delivered(id);
   }
@@ -271,68 +317,6 @@ const NO_RESULT = "no such result: the id is unknown, its time to live has passe
 
 function tooLate(): Refusal {
   return new Refusal("DEADLINE_EXCEEDED", "no answer before the total timeout");
-}
-
-/** Reads `{"input", "model"?, "parameters"?, "client_id"?}`. */
-export function parseBody(
-  text: string,
-  key: string | undefined,
-  fields: ReadonlySet<string> = FIELDS,
-): Draft {
-  const found = readObject(text);
-  for (const name of found.keys()) {
-    if (!fields.has(name)) {
-      const known = [...fields].map((field) => `"${field}"`).join(", ");
-      throw new Refusal(
-        "INVALID_REQUEST",
-        `unknown field ${JSON.stringify(name.slice(0, 64))}; known: ${known}`,
-      );
-    }
-  }
-  const field = (name: string): string | undefined => {
-    const range = found.get(name);
-    return range === undefined ? undefined : text.slice(range[0], range[1]);
-  };
-  const input = field("input");
-  if (input === undefined) throw new Refusal("INVALID_REQUEST", `"input" is missing`);
-  name("client_id", field("client_id"));
-  return {
-    model: name("model", field("model")),
-    input,
-    parameters: parametersOf(field("parameters")),
-    idempotencyKey: key,
-  };
-}
-
-function readObject(text: string): NonNullable<ReturnType<typeof scan>["fields"]> {
-  const { fields, problem, tooMuch } = scan(text);
-  if (tooMuch) throw new Refusal("INVALID_REQUEST", problem!);
-  try {
-    JSON.parse(text);
-  } catch (error) {
-    const at = /position \d+/.exec((error as Error).message)?.[0];
-    throw new Refusal("INVALID_REQUEST", `the body is not valid JSON${at === undefined ? "" : ` (${at})`}`);
-  }
-  if (problem !== undefined) throw new Refusal("INVALID_REQUEST", problem);
-  if (fields === undefined) throw new Refusal("INVALID_REQUEST", `send an object: {"input": …}`);
-  return fields;
-}
-
-/** Canonical; "" where there are none. */
-function parametersOf(json: string | undefined): string {
-  if (json === undefined) return "";
-  if (!json.startsWith("{")) throw new Refusal("INVALID_REQUEST", `"parameters" must be an object`);
-  const parameters = canonical(json);
-  return parameters === "{}" ? "" : parameters;
-}
-
-/** A short string without control characters. */
-function name(field: string, json: string | undefined): string | undefined {
-  if (json === undefined) return undefined;
-  const value: unknown = JSON.parse(json);
-  if (typeof value !== "string") throw new Refusal("INVALID_REQUEST", `"${field}" must be a string`);
-  checkName(`"${field}"`, value);
-  return value;
 }
 
 /** Undefined: until it is done. What cannot be understood is ignored, as preferences are. */

@@ -5,6 +5,11 @@ import type { Routes } from "./server.ts";
 const string = { type: "string" };
 const number = { type: "number" };
 const anything = {};
+const encoding = {
+  enum: ["base64", "json"],
+  default: "base64",
+  description: "how an output that is a tensor is shown; no matter for others",
+};
 const taskId = { name: "task_id", in: "path", required: true, schema: string };
 
 function ref(name: string): object {
@@ -13,6 +18,17 @@ function ref(name: string): object {
 
 function json(schema: object): object {
   return { "application/json": { schema } };
+}
+
+/** JSON, or nothing but the bytes of an output that is bytes. */
+function orBytes(description: string, schema: object): object {
+  const bytes = { "application/octet-stream": { schema: { type: "string", format: "binary" } } };
+  const headers = {
+    ...batchHeaders,
+    "x-ferry-dtype": { schema: string },
+    "x-ferry-shape": { schema: string },
+  };
+  return { description, content: { ...json(schema), ...bytes }, headers };
 }
 
 function answer(description: string, schema: object, headers?: object): object {
@@ -29,6 +45,7 @@ function failures(...codes: ErrorCode[]): Record<string, object> {
 
 const taking = failures(
   "INVALID_REQUEST",
+  "NOT_ACCEPTABLE",
   "REQUEST_TIMEOUT",
   "PAYLOAD_TOO_LARGE",
   "UNSUPPORTED_MEDIA_TYPE",
@@ -47,6 +64,12 @@ const batchHeaders = {
 };
 
 const preferences = [
+  {
+    name: "Accept",
+    in: "header",
+    schema: string,
+    description: "application/octet-stream: the bytes alone of an output that is a tensor or bytes",
+  },
   { name: "Prefer", in: "header", schema: string, description: "respond-async, or wait=SECONDS" },
   { name: "Idempotency-Key", in: "header", schema: { type: "string", maxLength: 255 } },
   {
@@ -69,12 +92,25 @@ const metadata = {
   },
 };
 
+/** Beside an output that is base64; the last two of tensors only. */
+const tensor = {
+  encoding: { const: "base64" },
+  dtype: string,
+  shape: { type: "array", items: { type: "integer" } },
+};
+
 const schemas = {
   Request: {
     type: "object",
     required: ["input"],
     additionalProperties: false,
-    properties: { input: anything, model: string, parameters: { type: "object" }, client_id: string },
+    properties: {
+      input: anything,
+      model: string,
+      parameters: { type: "object" },
+      client_id: string,
+      encoding,
+    },
   },
   Success: {
     type: "object",
@@ -83,6 +119,7 @@ const schemas = {
       task_id: string,
       status: { const: "SUCCESS" },
       output: anything,
+      ...tensor,
       metadata,
     },
   },
@@ -96,6 +133,7 @@ const schemas = {
       task_id: string,
       status: { enum: ["PENDING", "SUCCESS", "FAILED"] },
       output: anything,
+      ...tensor,
       metadata,
       error: string,
       message: string,
@@ -123,7 +161,7 @@ const document = {
         parameters: preferences,
         requestBody: { required: true, content: json(ref("Request")) },
         responses: {
-          "200": answer("done", ref("Success"), batchHeaders),
+          "200": orBytes("done", ref("Success")),
           "202": answer("accepted; poll Location", ref("Pending"), { location: { schema: string } }),
           ...taking,
         },
@@ -134,12 +172,12 @@ const document = {
         summary: "The minimal contract: a string in, its output out",
         requestBody: {
           required: true,
-          content: json({ type: "object", required: ["input"], properties: { input: string } }),
+          content: json({ type: "object", required: ["input"], properties: { input: string, encoding } }),
         },
         responses: {
-          "200": answer("done", {
+          "200": orBytes("done", {
             type: "object",
-            properties: { output: anything, request_id: string, latency_ms: number },
+            properties: { output: anything, ...tensor, request_id: string, latency_ms: number },
           }),
           ...taking,
         },
@@ -151,8 +189,12 @@ const document = {
         summary: "A task's state and outcome",
         parameters: [
           { name: "wait", in: "query", schema: number, description: "seconds to wait for the outcome" },
+          { name: "encoding", in: "query", schema: encoding },
         ],
-        responses: { "200": answer("its state", ref("Result"), batchHeaders), ...failures("NOT_FOUND") },
+        responses: {
+          "200": orBytes("its state", ref("Result")),
+          ...failures("INVALID_REQUEST", "NOT_FOUND", "NOT_ACCEPTABLE"),
+        },
       },
       delete: {
         summary: "Cancel a queued task, or forget a finished one",

@@ -2,10 +2,12 @@
  * Outcomes as HTTP answers: what a record looks like to its caller.
  *
  * The output is JSON text already, so the body is put together from text; only what people wrote
- * (messages, reasons) is escaped here.
+ * (messages, reasons) is escaped here. How an output that is bytes is shown stands in `encoding.ts`.
  */
 import { type Quota, Refusal } from "../core/errors.ts";
+import { readBinary } from "../core/tensor.ts";
 import type { RecordView } from "../engine/engine.ts";
+import { type Encoding, outputText } from "./encoding.ts";
 
 export interface Rendering {
   readonly cached: boolean;
@@ -14,6 +16,8 @@ export interface Rendering {
   /** Say in words why the batch left when it did. */
   readonly explain: boolean;
   readonly latencyMs: number;
+  /** Of outputs that are bytes; left out: base64. */
+  readonly encoding?: Encoding | undefined;
 }
 
 /** A body and how many bytes it has; counted here, where all but the output is known to be ASCII. */
@@ -24,16 +28,31 @@ export interface Body {
 
 /** `head`, then `"output":…,"metadata":{…}` of a success. */
 export function successBody(head: string, record: RecordView, rendering: Rendering): Body {
-  const { batch, outcome, task } = record;
+  const { batch, task } = record;
   const { cached, explain, latencyMs } = rendering;
-  const output = outcome?.ok === true ? outcome.output : "null";
+  const { output, bytes } = outputPart(record, rendering.encoding);
   const why = explain && batch !== undefined ? `,"why":${JSON.stringify(whyOf(record, rendering))}` : "";
   const text =
-    `${head}"output":${output},"metadata":{"model":${quoted(task.model)},"latency_ms":${tenths(latencyMs)},` +
+    `${head}${output},"metadata":{"model":${quoted(task.model)},"latency_ms":${tenths(latencyMs)},` +
     `"queue_ms":${tenths(queueMs(record))},"batch_size":${batch?.size ?? 0},"cached":${cached}${why}}}`;
-  const outputBytes = record.outputBytes ?? Buffer.byteLength(output);
-  return { text, bytes: text.length - output.length + outputBytes };
+  return { text, bytes: text.length - output.length + bytes };
 }
+
+/** `"output":…`, with what belongs to it, and how many bytes that has. */
+export function outputPart(
+  { outcome, outputBytes }: RecordView,
+  encoding: Encoding = "base64",
+): { readonly output: string; readonly bytes: number } {
+  const output = outcome?.ok === true ? outcome.output : "null";
+  const binary = readBinary(output);
+  if (binary === undefined) {
+    return { output: `"output":${output}`, bytes: NAME_BYTES + (outputBytes ?? Buffer.byteLength(output)) };
+  }
+  const text = outputText(binary, encoding);
+  return { output: text, bytes: text.length };
+}
+
+const NAME_BYTES = '"output":'.length;
 
 /** How this caller came to the batch, and why that left when it did. */
 function whyOf({ batch, attempt }: RecordView, { cached, joined = false }: Rendering): string {
@@ -82,7 +101,7 @@ export function quotaHeaders(quota: Quota | undefined): string[] {
 }
 
 /** A finished or unfinished record, as polling shows it. */
-export function resultBody(record: RecordView, explain: boolean): Body {
+export function resultBody(record: RecordView, explain: boolean, encoding?: Encoding): Body {
   const { task, outcome, settledAt } = record;
   const head = `{"task_id":"${task.id}","status":`;
   if (outcome === undefined) return counted(`${head}"PENDING"}`);
@@ -90,7 +109,12 @@ export function resultBody(record: RecordView, explain: boolean): Body {
     return counted(`${head}"FAILED","error":"${outcome.code}","message":${JSON.stringify(outcome.message)}}`);
   }
   const latencyMs = (settledAt ?? task.createdAt) - task.createdAt;
-  return successBody(`${head}"SUCCESS",`, record, { cached: record.cached === true, explain, latencyMs });
+  return successBody(`${head}"SUCCESS",`, record, {
+    cached: record.cached === true,
+    explain,
+    latencyMs,
+    encoding,
+  });
 }
 
 function counted(text: string): Body {

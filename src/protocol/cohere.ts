@@ -14,12 +14,14 @@
  * A call may hold one of `images` only, so those requests go to a worker as they came; an image among `inputs` is batched.
  *
  * A task's output is `{"embeddings":{"float":…},"billed_units"?,"tokens"?}`; from other backends the embedding alone,
- * numbers or base64 of little-endian float32, serves as `float` and `base64`.
+ * numbers or base64 of little-endian float32, serves as `float` and `base64`, and so does a tensor; one of int8 or uint8
+ * serves as these, and as `binary` or `ubinary`, too.
  */
 import { Refusal } from "../core/errors.ts";
 import { splitArray } from "../core/json-split.ts";
 import type { Json } from "../core/task.ts";
-import { asBase64, asNumbers, isEmbedding } from "./embedding.ts";
+import { numbersText, readBinary, type Tensor } from "../core/tensor.ts";
+import { asBase64, asNumbers, embeddingText, isEmbedding, isRow } from "./embedding.ts";
 import {
   between,
   cutFields,
@@ -129,7 +131,29 @@ interface CohereOutput {
   readonly of: (type: string) => Json;
 }
 
+/** What a tensor can serve as beside `float` and `base64`: the bits of eight packed in each value, or the values. */
+const SERVES: Readonly<Record<string, readonly string[]>> = {
+  int8: ["int8", "binary"],
+  uint8: ["uint8", "ubinary"],
+};
+
+function ofTensor(tensor: Tensor, output: Json): CohereOutput {
+  const of = (type: string): Json => {
+    if (type === "base64") return embeddingText(output);
+    if (type === "float" || SERVES[tensor.dtype]?.includes(type) === true) {
+      return numbersText({ ...tensor, shape: [tensor.shape.at(-1)!] });
+    }
+    throw new Refusal(
+      "INFERENCE_FAILED",
+      `the model's output is ${tensor.dtype} and has no ${type} embedding`,
+    );
+  };
+  return { fields: undefined, of };
+}
+
 function readOutput(output: Json): CohereOutput {
+  const tensor = readBinary(output);
+  if (tensor?.dtype !== undefined && isRow(tensor.shape)) return ofTensor(tensor, output);
   const fields = isEmbedding(output) ? undefined : cutFields(output);
   const byType = cutFields(fields?.get("embeddings") ?? "");
   const alone = isEmbedding(output) ? output : (fields?.get("embedding") ?? byType?.get("float"));

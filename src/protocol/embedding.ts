@@ -1,14 +1,28 @@
 /**
- * Embeddings as text: a JSON array of numbers, or base64 of little-endian float32.
+ * Embeddings as text: a JSON array of numbers, or base64 of little-endian float32. A tensor, as functions return it,
+ * becomes base64 first (`embeddingText`).
  *
  * base64 is a third of the size and is passed on without a look at the numbers; it is decoded only for those who
  * asked for numbers. A float32 is printed with as many digits as bring the very same float32 back.
  */
 import { endianness } from "node:os";
 import type { Json } from "../core/task.ts";
+import { asSingles, readBinary, singleText } from "../core/tensor.ts";
 import { cutFields, type Fields } from "./fields.ts";
 
 const LITTLE = endianness() === "LE";
+
+/** A tensor of one row as base64 of float32, which is most often what it holds; anything else as it is. */
+export function embeddingText(output: Json): Json {
+  const tensor = readBinary(output);
+  if (tensor?.dtype === undefined || !isRow(tensor.shape)) return output;
+  return `"${asSingles(tensor)}"`;
+}
+
+/** Whether it has one dimension, or several of which all but the last are 1. */
+export function isRow(shape: readonly number[]): boolean {
+  return shape.length > 0 && shape.slice(0, -1).every((dimension) => dimension === 1);
+}
 
 /** Whether it is one of either form: numbers and nothing else, or base64 of whole float32s. */
 export function isEmbedding(text: Json): boolean {
@@ -27,10 +41,9 @@ function contentOf(text: Json): string {
 export function asNumbers(text: Json): Json {
   if (!text.startsWith('"')) return text;
   const bytes = Buffer.from(contentOf(text), "base64");
-  const numbers: number[] = [];
-  for (let at = 0; at + 4 <= bytes.length; at += 4) numbers.push(bytes.readFloatLE(at));
-  // NaN and the infinities have no JSON; a null says at least where they stood.
-  return JSON.stringify(numbers);
+  const numbers: string[] = [];
+  for (let at = 0; at + 4 <= bytes.length; at += 4) numbers.push(singleText(bytes.readFloatLE(at)));
+  return `[${numbers.join(",")}]`;
 }
 
 /** `"AACA…"` of either form. */

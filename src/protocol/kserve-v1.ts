@@ -15,6 +15,7 @@
 import type { Refusal } from "../core/errors.ts";
 import { splitField } from "../core/json-split.ts";
 import type { Json } from "../core/task.ts";
+import { numbersText, readBinary } from "../core/tensor.ts";
 import {
   between,
   detached,
@@ -110,8 +111,15 @@ function read({ names, body }: Asked): Drafts | Unbatched {
       OWN,
       version === undefined ? {} : { [VERSION]: JSON.stringify(version) },
     ),
-    render: (predictions) => ({ body: `{"predictions":[${predictions.join(",")}]}` }),
+    render: (predictions) => ({ body: `{"predictions":[${predictions.map(prediction).join(",")}]}` }),
   };
+}
+
+/** A tensor as numbers; bytes as TensorFlow Serving writes them. */
+function prediction(output: Json): Json {
+  const binary = readBinary(output);
+  if (binary === undefined) return output;
+  return binary.dtype === undefined ? `{"b64":"${binary.base64}"}` : numbersText(binary);
 }
 
 /** `{"error":"…"}`, which is all that either server says. */

@@ -19,12 +19,15 @@ export interface Asking {
   /** Outputs as bytes, unless `named` says otherwise. */
   readonly binary: boolean;
   readonly named: ReadonlyMap<string, boolean>;
+  /** The name of the output that it asks for, if it is one. */
+  readonly only?: string | undefined;
 }
 
 /** Throws a Refusal where the outputs are no tensors, or do not fit together. */
 export function answerOf(outputs: readonly Json[], model: string, asking: Asking): Answer {
   try {
-    return written(outputs.map(readRow), model, asking);
+    const rows = outputs.map((output) => readRow(output, asking.only));
+    return written(rows, model, asking);
   } catch (error) {
     if (!(error instanceof TensorFlaw)) throw error;
     throw new Refusal("INFERENCE_FAILED", `the model's answer ${error.message}`);

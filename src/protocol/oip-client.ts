@@ -94,7 +94,7 @@ function readRequest(fields: Fields, raw: Buffer | undefined): Request {
   const tensors = texts.map((text) => readTensor(text, reader));
   if (reader.left > 0) throw invalid(`${reader.left} bytes stand behind the last tensor`);
   const binary = tensors.some(({ payload }) => typeof payload !== "string");
-  const { outputs, binaryNames } = readOutputs(fields.get("outputs"));
+  const { outputs, binaryNames, only } = readOutputs(fields.get("outputs"));
   return {
     tensors: binary ? tensors.map(asRaw) : tensors,
     binary,
@@ -104,6 +104,7 @@ function readRequest(fields: Fields, raw: Buffer | undefined): Request {
       id: stringField(fields, "id"),
       binary: parameters?.get("binary_data_output") === "true",
       named: binaryNames,
+      only,
     },
   };
 }
@@ -147,8 +148,15 @@ function refuseSpecial(parameters: Fields | undefined): void {
   }
 }
 
-function readOutputs(text: Json | undefined): { outputs: Json | undefined; binaryNames: Asking["named"] } {
+interface AskedOutputs {
+  readonly outputs: Json | undefined;
+  readonly binaryNames: Asking["named"];
+  readonly only?: string | undefined;
+}
+
+function readOutputs(text: Json | undefined): AskedOutputs {
   const binaryNames = new Map<string, boolean>();
+  let only: string | undefined;
   if (text === undefined || text === "null") return { outputs: undefined, binaryNames };
   const texts = elementsOf(text);
   if (texts === undefined) throw invalid('"outputs" must be an array');
@@ -156,12 +164,13 @@ function readOutputs(text: Json | undefined): { outputs: Json | undefined; binar
     const fields = splitFields(each);
     if (fields === undefined) throw invalid('"outputs" must hold objects');
     const name = about("an output", () => textField(fields, "name"));
+    only = texts.length === 1 ? name : undefined;
     const parameters = about(`output ${quoted(name)}`, () => objectField(fields, "parameters"));
     refuseSpecial(parameters);
     const binary = parameters?.get("binary_data");
     if (binary !== undefined) binaryNames.set(name, binary === "true");
   }
-  return { outputs: texts.length === 0 ? undefined : canonical(text), binaryNames };
+  return { outputs: texts.length === 0 ? undefined : canonical(text), binaryNames, only };
 }
 
 interface Cut {

@@ -25,6 +25,8 @@ export interface InferCall {
   readonly id: string;
   /** It sent typed contents. */
   readonly typed: boolean;
+  /** The name of the output that it asks for, if it is one. */
+  readonly only?: string | undefined;
 }
 
 export interface InferDrafts extends InferCall {
@@ -57,7 +59,8 @@ export function draftsOf(
       return `[${texts.join(",")}]`;
     });
     const parameters = parametersText(record, typed, whole);
-    return { model: record.model, id: record.id, typed, parameters, inputs };
+    const only = record.outputs.length === 1 ? record.outputs[0]!.name : undefined;
+    return { model: record.model, id: record.id, typed, parameters, inputs, only };
   });
 }
 
@@ -107,7 +110,7 @@ function parametersText(record: InferRecord, typed: boolean, whole: boolean): Js
 export function answerOf(call: InferCall, outputs: readonly Json[]): Encoded | Flawed {
   return flawless(() =>
     about("the model's answer", () => {
-      const rows = outputs.map(readRow);
+      const rows = outputs.map((output) => readRow(output, call.only));
       const tensors = joinRows(rows, (parts, shape) => {
         const { name, datatype, parameters = NO_PARAMETERS } = parts[0]!;
         const raws = about(`has an output ${quoted(name)} that`, () => parts.map(asBytes));

@@ -8,12 +8,17 @@
  * number of rows that were sent; a batch of one may have any shape, also none. The rows of an answer are joined only where
  * each brought one of its own, and every row is measured: a model that answers for a whole batch at once (a count, a list
  * of boxes) must be asked with one row at a time, or as a whole (`maxBatchSize: 1`).
+ *
+ * A tensor or bytes, as functions return them (`core/tensor.ts`), is one output of one row; it has the name of the output
+ * that its client asks for, if that is one.
  */
 import { splitArray, splitFields } from "../core/json-split.ts";
 import type { Json } from "../core/task.ts";
+import { type Binary, readBinary } from "../core/tensor.ts";
 import { detached, type Fields } from "./fields.ts";
 import { about, objectField, objectPart, quoted, shapeField, textField } from "./oip-fields.ts";
 import {
+  bytesOfElements,
   countFlat,
   elementBytes,
   elementsOf,
@@ -117,7 +122,9 @@ export interface Row extends Beside {
 }
 
 /** A task's output. Throws a TensorFlaw, to be put after "the model's answer". */
-export function readRow(text: Json): Row {
+export function readRow(text: Json, name = OUTPUT_NAME): Row {
+  const binary = readBinary(text);
+  if (binary !== undefined) return { parts: [partOf(binary, name)], ...NOTHING_BESIDE };
   const fields = text.startsWith("{") ? splitFields(text) : undefined;
   const { elements } = splitArray(fields?.get("outputs") ?? "");
   if (fields === undefined || elements === undefined) {
@@ -130,6 +137,24 @@ export function readRow(text: Json): Row {
     parameters: objectField(fields, "parameters"),
     typed: fields.get("contents") === "true",
   };
+}
+
+/** What a tensor is called that a function returned without a name, where its client asks for none by name. */
+const OUTPUT_NAME = "output-0";
+const NOTHING_BESIDE: Beside = { version: undefined, parameters: undefined, typed: false };
+
+/** Of a row that a function returned as a tensor, or as bytes. */
+function partOf({ dtype, shape, base64 }: Binary, name: string): Part {
+  const shared = { name, parameters: undefined, data: undefined };
+  if (dtype !== undefined)
+    return { ...shared, datatype: datatypeOf(dtype), shape: [1, ...shape], raw: base64 };
+  const raw = bytesOfElements([Buffer.from(base64, "base64")]).toString("base64");
+  return { ...shared, datatype: "BYTES", shape: [1], raw };
+}
+
+/** float32 is FP32, uint8 UINT8. */
+function datatypeOf(dtype: string): string {
+  return dtype.replace("float", "FP").toUpperCase();
 }
 
 function readPart(text: Json): Part {

@@ -20,6 +20,7 @@
 import { isUtf8 } from "node:buffer";
 import { endianness } from "node:os";
 import { splitArray } from "../core/json-split.ts";
+import { singleText as shortSingle } from "../core/tensor.ts";
 
 /** An expected failure: the tensor is not what it says it is. */
 export class TensorFlaw extends Error {}
@@ -237,22 +238,9 @@ function doubleText(value: number): string {
   return Object.is(value, -0) ? "-0" : String(value);
 }
 
-/** Below it a float has fewer than six digits that count. */
-const SMALLEST_NORMAL_SINGLE = 2 ** -126;
-/** Up to here every integer is a float. */
-const EXACT_SINGLES = 2 ** 24;
-
 /** As a double, 0.1 in single precision would read 0.10000000149011612. */
 function singleText(value: number): string {
-  if (!Number.isFinite(value) || (Number.isInteger(value) && Math.abs(value) <= EXACT_SINGLES)) {
-    return doubleText(value);
-  }
-  // Up to six digits always come back, so that fewer need not be tried; nine are always enough.
-  for (let digits = Math.abs(value) < SMALLEST_NORMAL_SINGLE ? 1 : 6; digits < 9; digits++) {
-    const short = Number(value.toPrecision(digits));
-    if (Math.fround(short) === value) return String(short);
-  }
-  return String(Number(value.toPrecision(9)));
+  return Number.isFinite(value) ? shortSingle(value) : doubleText(value);
 }
 
 /** The same values as one flat array; number texts are not touched. */

@@ -18,7 +18,7 @@
 import { Refusal } from "../core/errors.ts";
 import { splitField } from "../core/json-split.ts";
 import type { Json } from "../core/task.ts";
-import { asNumbers, isEmbedding, outputFields } from "./embedding.ts";
+import { asNumbers, embeddingText, isEmbedding, outputFields } from "./embedding.ts";
 import {
   cutFields,
   detached,
@@ -87,7 +87,8 @@ function textsOf(input: Json | undefined): readonly Json[] {
 function render(outputs: readonly Json[], model: string): Answer {
   const sums = FIGURES.map(() => 0);
   const embeddings = outputs.map((output) => {
-    if (isEmbedding(output)) return asNumbers(output);
+    const alone = embeddingText(output);
+    if (isEmbedding(alone)) return asNumbers(alone);
     const fields = outputFields(output);
     FIGURES.forEach((name, at) => (sums[at]! += wholeNumber(fields?.get(name)) ?? 0));
     const embedding = fields?.get("embedding");

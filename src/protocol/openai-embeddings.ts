@@ -14,7 +14,7 @@
 import { Refusal } from "../core/errors.ts";
 import { splitField } from "../core/json-split.ts";
 import type { Json } from "../core/task.ts";
-import { asBase64, asNumbers, isEmbedding } from "./embedding.ts";
+import { asBase64, asNumbers, embeddingText, isEmbedding } from "./embedding.ts";
 import {
   cutFields,
   detached,
@@ -99,8 +99,10 @@ function render(outputs: readonly Json[], model: string, format: "float" | "base
 
 /** Of a task's output, from whichever backend. Throws a Refusal. */
 export function embeddingOf(output: Json): { embedding: Json; promptTokens: number } {
+  const tensor = embeddingText(output);
+  if (tensor !== output) return { embedding: tensor, promptTokens: 0 };
   const fields = output.startsWith("{") ? cutFields(output) : undefined;
-  const embedding = fields === undefined ? output : (fields.get("embedding") ?? "");
+  const embedding = embeddingText(fields === undefined ? output : (fields.get("embedding") ?? ""));
   if (!isEmbedding(embedding))
     throw new Refusal("INFERENCE_FAILED", "the model's output is not an embedding");
   return { embedding, promptTokens: tokenCount(output, "prompt_tokens") ?? 0 };

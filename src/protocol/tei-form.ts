@@ -8,11 +8,12 @@
  *   predict        ["text"] or ["one","two"]   {"predictions":[{"score","label"},…]}
  *   rerank         ["query","text"]            {"predictions":[{"score","label"}]}
  *
- * A function behind it returns the value alone; for `rerank` the score will do.
+ * A function behind it returns the value alone, also as a tensor; for `rerank` the score will do.
  */
 import { Refusal } from "../core/errors.ts";
 import type { Json } from "../core/task.ts";
-import { outputFields } from "./embedding.ts";
+import { numbersText, readBinary } from "../core/tensor.ts";
+import { embeddingText, outputFields } from "./embedding.ts";
 import { between, booleanField, type Fields, invalid, parametersOf } from "./fields.ts";
 
 export const OUTPUT_FIELDS = {
@@ -70,6 +71,10 @@ export function outputText(route: TeiRoute, value: Json, tokens: number | undefi
 /** A task's output, from whichever backend. Throws a Refusal when there is no value in it. */
 export function readOutput(output: Json, route: TeiRoute): TeiOutput {
   if (!output.startsWith("{")) return { value: output, tokens: undefined };
+  const tensor = readBinary(output);
+  if (tensor?.dtype !== undefined) {
+    return { value: route === "embed" ? embeddingText(output) : numbersText(tensor), tokens: undefined };
+  }
   const fields = outputFields(output);
   const value = fields?.get(OUTPUT_FIELDS[route]);
   if (value === undefined) throw noOutput(route);

@@ -16,6 +16,7 @@
  */
 import type { Refusal } from "../core/errors.ts";
 import type { Json } from "../core/task.ts";
+import { numbersText, readBinary } from "../core/tensor.ts";
 import {
   booleanField,
   cutFields,
@@ -107,6 +108,11 @@ function ranked(outputs: readonly Json[], texts: readonly Json[] | undefined): A
 
 /** The very text of the score; also from a function that returns it alone, or as `{"score":…}`. */
 function scoreIn(output: Json): { score: Json; tokens: number | undefined } {
+  const tensor = readBinary(output);
+  // Of one value, as a classifier with one class has it.
+  if (tensor?.dtype !== undefined && tensor.shape.every((dimension) => dimension === 1)) {
+    return { score: numbersText({ ...tensor, shape: [] }), tokens: undefined };
+  }
   const fields = output.startsWith("{") ? cutFields(output) : undefined;
   const predictions = fields === undefined ? output : (fields.get("predictions") ?? "");
   const score = fields?.get("score") ?? onlyScore(predictions) ?? output;

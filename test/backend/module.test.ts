@@ -67,7 +67,7 @@ describe("module:", () => {
         ["NaN", /^output 0 .* NaN$/],
         ["NaN inside", /^output 1 .* NaN at "1"$/],
         ["Infinity", /^output 1 .* -Infinity at "0"$/],
-        ["NaN in a tensor", /^output 0 .* NaN at "1"$/],
+        ["NaN in an array", /^output 0 .* NaN at "1"$/],
         ["BigInt", /^output 1 .* a bigint$/],
         ["function", /^output 0 .* a function at "run"$/],
         ["symbol", /^output 0 .* a symbol$/],
@@ -79,7 +79,15 @@ describe("module:", () => {
       for (const [what, message] of cases) {
         assertMessage(await worker.run(batchOf([`"${what}"`, "0"]), never), "unusable", message);
       }
-      assert.deepEqual(await answers(worker, ['"tensors"', "0"]), ["[0.5,1]", "[1,2]"]);
+      assert.deepEqual(await answers(worker, ['"tensors"', "0"]), [
+        '{"$tensor":"float32","shape":[2],"base64":"AAAAPwAAwH8="}',
+        '{"$tensor":"uint8","shape":[2],"base64":"AQI="}',
+      ]);
+      assert.deepEqual(await answers(worker, ['"bytes"', "0"]), ['{"$bytes":"AQI="}', '{"$bytes":"Aw=="}']);
+      assert.deepEqual(await answers(worker, ['"deep"', "0"]), [
+        '{"deep":[0.5,1]}',
+        '{"$tensor":"int64","shape":[1],"base64":"//////////8="}',
+      ]);
       assert.deepEqual(await answers(worker, ['"scores"', "0"]), ["0.25", "0.5"]);
       assert.deepEqual(await answers(worker, ['"fine"', "0"]), [
         '{"at":"1970-01-01T00:00:00.000Z","none":null,"list":[]}',

@@ -75,7 +75,7 @@ describe("python, what comes back:", () => {
         ["long", /worker returned 3 outputs for 2 inputs/],
         ["nan", /output 1 cannot be written as JSON: ValueError/],
         ["infinity", /output 0 cannot be written as JSON: ValueError/],
-        ["bytes", /output 0 .*a bytes is not a JSON value/],
+        ["bytes", /returned a bytes, not a list/],
         ["object", /output 1 .*an object is not a JSON value/],
         ["surrogate", /output 1 .*UnicodeEncodeError/],
         ["bad key", /output 0 .*TypeError/],

@@ -1,10 +1,10 @@
 import assert from "node:assert/strict";
 import { PassThrough } from "node:stream";
 import { describe, test } from "./suite.ts";
-import type { Batch, Reply } from "../../src/backend/backend.ts";
+import type { Batch } from "../../src/backend/backend.ts";
 import { MAX_LINE_CHARS, printLines } from "../../src/backend/lines.ts";
 import { match } from "../../src/backend/match.ts";
-import { type Child, RestartingWorker } from "../../src/backend/restart.ts";
+import { type Child, type Ear, RestartingWorker } from "../../src/backend/restart.ts";
 import { Events } from "../../src/telemetry/events.ts";
 import { batchOf } from "../contract/backend.ts";
 import { ManualClock } from "./manual-clock.ts";
@@ -19,7 +19,9 @@ class PuppetChild implements Child {
   readonly gone = this.#gone.promise;
   closed = false;
   killed = false;
+  /** Of the last batch it was handed. */
   answer: (() => void) | undefined;
+  begin: (() => void) | undefined;
 
   load(): void {
     this.#ready.resolve();
@@ -30,9 +32,10 @@ class PuppetChild implements Child {
     this.#gone.resolve(how);
   }
 
-  run(batch: Batch, answer: (reply: Reply) => void): void {
+  run(batch: Batch, ear: Ear): void {
+    this.begin = () => ear.begun();
     this.answer = () =>
-      answer(
+      ear.answer(
         match(
           batch,
           batch.tasks.map((task) => task.input),
@@ -142,6 +145,23 @@ describe("restart:", () => {
     const reply = await next;
     assert.deepEqual(reply.kind === "answered" && [...reply.outputs.values()], ["3"]);
     last().die();
+    await worker.stop();
+  });
+
+  test("of two batches only the one that had begun is to blame, and a third is one too many", async () => {
+    const { worker, last, started } = stage();
+    await started();
+    const begun: number[] = [];
+    const first = worker.run(batchOf(["1"]), never, () => begun.push(1));
+    last().begin!();
+    last().begin!();
+    const second = worker.run(batchOf(["2"]), never, () => begun.push(2));
+    assert.throws(() => worker.run(batchOf(["3"]), never), /holds one more at most/);
+    last().die("died");
+    assert.deepEqual(await first, { kind: "failed", message: "w-1 died", blame: "batch" });
+    assert.deepEqual(await second, { kind: "failed", message: "w-1 died", blame: "nobody" });
+    last().begin!();
+    assert.deepEqual(begun, [1]);
     await worker.stop();
   });
 

@@ -66,6 +66,7 @@ export function backendContract(name: string, make: MakeBackend, limits: Contrac
     answering(withBackend, limits);
     refusing(withBackend);
     aborting(withBackend, limits);
+    queueing(withBackend);
     growing(withBackend);
     stopping(withBackend);
   });
@@ -207,6 +208,74 @@ function aborting(withBackend: WithBackend, limits: ContractLimits): void {
       );
       assert(aborted > 0, "no batch was aborted in flight");
     }));
+}
+
+/** Of workers that take the next batch while they run one; those that do not have nothing to show. */
+function queueing(withBackend: WithBackend): void {
+  test("a batch that is handed over early runs after the one before it, and says when it begins", () =>
+    withBackend("well", 1, async ({ workers: [worker] }) => {
+      if (worker!.queues !== true) return;
+      const said: string[] = [];
+      const run = async (name: string): Promise<void> => {
+        const batch = batchOf([`"${name}"`, `"${name} too"`]);
+        const reply = await worker!.run(batch, never, () => said.push(`${name} begun`));
+        assert.deepEqual(outputsOf(batch, reply), inputsOf(batch));
+        said.push(`${name} done`);
+      };
+      const wanted: string[] = [];
+      let before: Promise<void> | undefined;
+      for (let at = 0; at < 20; at++) {
+        const next = run(String(at));
+        await before;
+        before = next;
+        wanted.push(`${at} begun`, `${at} done`);
+      }
+      await before;
+      for (const kind of ["begun", "done"]) {
+        const ofKind = (what: string): boolean => what.endsWith(kind);
+        assert.deepEqual(said.filter(ofKind), wanted.filter(ofKind));
+      }
+      for (let at = 0; at < 20; at++) assert(said.indexOf(`${at} begun`) < said.indexOf(`${at} done`));
+    }));
+
+  test("a death is the fault of the batch that had begun, not of the one that waited", () =>
+    withBackend("well", 1, async ({ workers: [worker] }) => {
+      if (worker!.queues !== true) return;
+      const first = worker!.run(batchOf([CRASH]), never);
+      const second = worker!.run(batchOf(['"a"']), never, () => assert.fail("it never began"));
+      const replies = await Promise.all([first, second]);
+      assert.deepEqual(
+        replies.map((reply) => reply.kind === "failed" && reply.blame),
+        ["batch", "nobody"],
+      );
+      if (worker!.probe !== undefined) assert.equal(await worker!.probe(never), true);
+      const batch = batchOf(['"a"']);
+      assert.deepEqual(outputsOf(batch, await worker!.run(batch, never)), ['"a"']);
+    }));
+
+  for (const which of [0, 1]) {
+    test(`an abort of the ${which === 0 ? "first" : "second"} of two ends both`, () =>
+      withBackend("hang", 1, async ({ workers: [worker] }) => {
+        if (worker!.queues !== true) return;
+        const aborts = [new AbortController(), new AbortController()];
+        const begun = Promise.withResolvers<void>();
+        const running = aborts.map(({ signal }, at) =>
+          worker!.run(batchOf([`"${at}"`]), signal, () => {
+            assert.equal(at, 0, "the second never began");
+            begun.resolve();
+          }),
+        );
+        await begun.promise;
+        aborts[which]!.abort();
+        const replies = await Promise.all(running);
+        assert.deepEqual(
+          replies.map((reply) => reply.kind === "failed" && reply.blame),
+          ["batch", "nobody"],
+        );
+        const aborted = replies[which]!;
+        assert.equal(aborted.kind === "failed" && aborted.message, "aborted");
+      }));
+  }
 }
 
 function stopping(withBackend: WithBackend): void {

@@ -3,7 +3,8 @@ import { describe, test } from "node:test";
 import fc from "fast-check";
 import { Refusal } from "../../src/core/errors.ts";
 import { looksLikeId, newId } from "../../src/gateway/ids.ts";
-import { parseBody, preferredWaitMs } from "../../src/gateway/native.ts";
+import { preferredWaitMs } from "../../src/gateway/native.ts";
+import { parseBody } from "../../src/gateway/native-body.ts";
 
 function refusal(body: string): string {
   try {
