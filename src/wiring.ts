@@ -4,6 +4,7 @@ import { hasAddresses } from "./banner.ts";
 import type { ModelConfig } from "./config.ts";
 import { Sampler } from "./core/trace.ts";
 import type { Dispatcher } from "./dispatch/dispatcher.ts";
+import type { ModelRules } from "./dispatch/model-rules.ts";
 import type { Tracing } from "./telemetry/tracing.ts";
 
 /** How the workers of a process are that has no others beside it. */
@@ -13,6 +14,15 @@ export function alone(dispatcher: Dispatcher): Prospects {
     hasRoom: (waiting, now) => dispatcher.hasRoom(waiting, now),
     othersPerMs: () => 0,
   };
+}
+
+/** What a model's dispatcher goes by. */
+export function rulesOf(model: ModelConfig, maxWorkerLoad: number): ModelRules {
+  const { name, policy, pipeline, maxBatchSize, maxWaitMs, maxBatchTokens, maxBatchBytes } = model;
+  const { timeouts, retry, health } = model;
+  const limits = { policy, maxBatchSize, maxWaitMs };
+  const { workerMs } = timeouts;
+  return { name, limits, pipeline, maxBatchTokens, maxBatchBytes, workerMs, retry, health, maxWorkerLoad };
 }
 
 export function ofFleet({ backend }: ModelConfig, member: string): { shared: boolean } | { suffix: string } {

@@ -17,7 +17,7 @@
  * Tasks of the same content are sent once; `gateway/intake.ts` says whose can be the same.
  */
 import type { Batch, Reply } from "../backend/backend.ts";
-import type { Clock } from "../clock.ts";
+import type { Alarm, Clock } from "../clock.ts";
 import type { Member } from "../core/crowd.ts";
 import {
   type RetryBudget,
@@ -26,11 +26,13 @@ import {
   smallerBatch,
   smallerBatchAfter,
 } from "../core/retry.ts";
-import type { Task } from "../core/task.ts";
+import type { BatchNote, Task } from "../core/task.ts";
 import { callSpan, traceparent } from "../core/trace.ts";
 import type { ClaimedTask, Engine, Lease, SettleReply, Verdict } from "../engine/engine.ts";
 import type { Events } from "../telemetry/events.ts";
 import { attempts, brief, type Said } from "./brief.ts";
+import type { Hold } from "./hold.ts";
+import { lateness } from "./late.ts";
 import type { Prober } from "./prober.ts";
 import { allRiders, halves, ride, type Rider, spared, splitLast } from "./riders.ts";
 import type { Slot, Workers } from "./workers.ts";
@@ -55,20 +57,14 @@ export interface RunParts {
 
 /** Beyond the worker's time: for the engine to hear the verdicts. */
 export const LEASE_GRACE_MS = 2000;
-const OVERDUE_FACTOR = 1.5;
-const OVERDUE_DEVIATIONS = 4;
-const OVERDUE_FLOOR_MS = 20;
-/** So long after its expected time a worker is suspected to be dead. */
-const SUSPECT_FACTOR = 2;
-const SUSPECT_DEVIATIONS = 8;
-const SUSPECT_FLOOR_MS = 50;
 
 export class BatchRun implements Member {
   place = -1;
   readonly #rules: RunRules;
   readonly #parts: RunParts;
   readonly #slot: Slot;
-  readonly #lease: Lease;
+  readonly #hold: Hold;
+  #lease: Lease;
   readonly #tasks: readonly ClaimedTask[];
   #timeout: AbortController | undefined;
   #givenUp = false;
@@ -78,17 +74,18 @@ export class BatchRun implements Member {
   #requeued = false;
   readonly #traced: boolean;
 
-  /** `tasks`: those of the lease that ride. */
+  /** `tasks`: those of the lease that ride; `hold`: what the slot knows of it. */
   constructor(
     rules: RunRules,
     parts: RunParts,
-    slot: Slot,
+    { slot, hold }: { readonly slot: Slot; readonly hold: Hold },
     lease: Lease,
-    tasks: readonly ClaimedTask[] = lease.tasks,
+    tasks: readonly ClaimedTask[],
   ) {
     this.#rules = rules;
     this.#parts = parts;
     this.#slot = slot;
+    this.#hold = hold;
     this.#lease = lease;
     this.#tasks = tasks;
     this.#traced = tasks.some(({ task }) => task.trace !== undefined);
@@ -97,6 +94,16 @@ export class BatchRun implements Member {
   /** Calls to the worker so far. */
   get calls(): number {
     return this.#calls;
+  }
+
+  /** As it was claimed, and from its start on as it started. */
+  get batch(): BatchNote {
+    return this.#lease.batch;
+  }
+
+  /** Its worker begins with it only now, though it was claimed before: its outcomes say so. */
+  startedAt(at: number): void {
+    this.#lease = { ...this.#lease, batch: { ...this.#lease.batch, startedAt: at } };
   }
 
   /** Ferry stops: the call is aborted and nothing more is said, so that the engine keeps what was accepted. */
@@ -111,8 +118,11 @@ export class BatchRun implements Member {
    */
   async run(free: () => void): Promise<void> {
     const riders = ride(this.#tasks);
-    const reply = await this.#callUnlessOverdue(riders);
+    this.#hold.onStalled = (afterMs) => void this.#requeue(afterMs);
+    const reply = await this.#call(riders, true);
     if (reply.kind === "answered") free();
+    // Before anything new is bound to it, what this reply says of the worker has to be noted.
+    else this.#slot.passTurn(this.#parts.clock.now());
     const refused = reply.kind === "rejected" || reply.kind === "unusable";
     if (refused && riders.length > 1) await this.#isolate(riders);
     else await this.#conclude(riders, reply);
@@ -123,7 +133,10 @@ export class BatchRun implements Member {
     const maxCalls = 2 + 2 * Math.ceil(Math.log2(riders.length));
     const suspects = halves(riders);
     const unusable: Rider[] = [];
-    while (suspects.length > 0 && !this.#givenUp) {
+    this.#hold.alone = true;
+    while (suspects.length > 0) {
+      await this.#turn();
+      if (this.#givenUp) break;
       const suspect = suspects.pop()!;
       if (suspect.riders.length > this.#slot.takes) {
         // It takes fewer than when the batch left, which may be all that was wrong.
@@ -168,6 +181,12 @@ export class BatchRun implements Member {
     else await this.#conclude(guilty, { kind: "unusable", message });
   }
 
+  /** A batch that was handed over behind this one has begun by now, and goes first. */
+  async #turn(): Promise<void> {
+    if (this.#slot.ahead !== this.#hold) return;
+    await new Promise<void>((resolve) => (this.#hold.onTurn = resolve));
+  }
+
   async #stillOurs(group: Rider[]): Promise<Rider[]> {
     const lost = await this.#parts.engine.extend(this.#lease, this.#rules.workerMs + LEASE_GRACE_MS);
     return lost.length === 0
@@ -194,7 +213,7 @@ export class BatchRun implements Member {
         this.#failed(brief(reply), now, false);
         return this.#retry(riders, reply, () => Infinity);
       case "failed":
-        this.#failed(brief(reply), now, reply.blame === "nobody");
+        if (!this.#neverBegun(reply)) this.#failed(brief(reply), now, reply.blame === "nobody");
         if (reply.blame === "nobody") {
           return this.#settle(riders, () => ({
             kind: "retry",
@@ -207,6 +226,12 @@ export class BatchRun implements Member {
           smallerBatchAfter(attempt, riders.length, this.#rules.retry.max),
         );
     }
+  }
+
+  /** It came back because of the one before it, which tells what there is to tell of the worker. */
+  #neverBegun({ blame }: Reply & { kind: "failed" }): boolean {
+    const { early, begun } = this.#hold;
+    return blame === "nobody" && early && !begun && this.#slot.worker.queues === true;
   }
 
   #failed(why: string, now: number, unreachable: boolean): void {
@@ -282,36 +307,31 @@ export class BatchRun implements Member {
     return this.#parts.engine.settle(this.#lease, verdicts);
   }
 
-  async #callUnlessOverdue(riders: Rider[]): Promise<Reply> {
+  #watch(size: number): Alarm[] {
     const { clock, workers } = this.#parts;
-    const { service } = workers;
-    if (!service.settled) return this.#call(riders);
-    const fleetMs = service.msFor(riders.length);
-    // Its last accident must not make the next one wait longer for its second try.
-    const usualMs = fleetMs * this.#slot.usualRatio;
-    const deviationMs = Math.max(service.deviationMs, workers.surprise.share * fleetMs * this.#slot.ratio);
-    const late = (factor: number, deviations: number, floorMs: number): number =>
-      Math.max(factor * usualMs, usualMs + deviations * deviationMs, usualMs + floorMs);
-    const overdueMs = late(OVERDUE_FACTOR, OVERDUE_DEVIATIONS, OVERDUE_FLOOR_MS);
-    const suspectMs = late(SUSPECT_FACTOR, SUSPECT_DEVIATIONS, SUSPECT_FLOOR_MS);
+    const late = lateness(workers, this.#slot, size);
+    if (late === undefined) return [];
+    const { overdueMs, suspectMs } = late;
     const now = clock.now();
-    const overdue = clock.at(now + overdueMs, () => {
-      if (this.#rules.mayRequeue()) void this.#requeue(overdueMs);
-    });
-    const suspect = clock.at(now + suspectMs, () => this.#suspect(suspectMs));
-    try {
-      return await this.#call(riders);
-    } finally {
-      overdue.cancel();
-      suspect.cancel();
-    }
+    return [
+      clock.at(now + overdueMs, () => {
+        if (this.#rules.mayRequeue()) this.#overdue(overdueMs);
+      }),
+      clock.at(now + suspectMs, () => this.#suspect(suspectMs)),
+    ];
+  }
+
+  /** Whoever waits behind it is as late. */
+  #overdue(afterMs: number): void {
+    this.#slot.ahead?.onStalled?.(afterMs);
+    void this.#requeue(afterMs);
   }
 
   /** It is taken for dead until it answers; what it holds is somebody else's, if there is somebody. */
   #suspect(afterMs: number): void {
     const { workers, clock } = this.#parts;
     workers.suspect(this.#slot, this.#silence(afterMs));
-    if (workers.healthy(clock.now()) > 0) void this.#requeue(afterMs);
+    if (workers.healthy(clock.now()) > 0) this.#overdue(afterMs);
   }
 
   #silence(afterMs: number): string {
@@ -320,7 +340,7 @@ export class BatchRun implements Member {
 
   /** First answer wins: the tasks go to the queue's front while this worker still tries. */
   async #requeue(afterMs: number): Promise<void> {
-    if (this.#requeued) return;
+    if (this.#requeued || this.#givenUp) return;
     this.#requeued = true;
     const { engine, events, clock } = this.#parts;
     const at = clock.now();
@@ -336,12 +356,21 @@ export class BatchRun implements Member {
     await engine.settle(this.#lease, verdicts).catch(() => []);
   }
 
-  async #call(riders: Rider[]): Promise<Reply> {
+  /** `first`: of the whole batch, which may have been handed over early. */
+  async #call(riders: Rider[], first = false): Promise<Reply> {
     const { clock, events, workers, budget } = this.#parts;
     const { workerMs, model } = this.#rules;
-    const startedAt = clock.now();
+    const hold = this.#hold;
+    const sentAt = clock.now();
     const timeout = (this.#timeout = new AbortController());
-    const alarm = clock.at(startedAt + workerMs, () => timeout.abort());
+    const alarms: Alarm[] = [];
+    const arm = (): void => {
+      if (first) alarms.push(...this.#watch(riders.length));
+      alarms.push(clock.at(clock.now() + workerMs, () => timeout.abort()));
+    };
+    const waits = this.#slot.ahead === hold;
+    if (waits) hold.onTurn = arm;
+    else arm();
     const call = ++this.#calls;
     this.#slot.calls++;
     const { id } = this.#lease.batch;
@@ -349,21 +378,29 @@ export class BatchRun implements Member {
       id,
       tasks: riders.map(({ sent }) => sent),
       parameters: this.#parameters,
-      timeoutMs: workerMs,
+      // The one before it may take as long.
+      timeoutMs: waits ? 2 * workerMs : workerMs,
       traceparent: this.#traced ? traceparent(callSpan(id, call)) : undefined,
     };
-    let reply = await this.#run(batch, timeout.signal);
-    alarm.cancel();
+    if (first) hold.send(sentAt);
+    const begun = first ? (): void => hold.begin(clock.now()) : undefined;
+    let reply = await this.#run(batch, timeout.signal, begun);
+    hold.onTurn = undefined;
+    for (const alarm of alarms) alarm.cancel();
     const now = clock.now();
+    const paceFrom = first ? hold.paceFrom(now) : sentAt;
+    const startedAt = paceFrom ?? sentAt;
     const serviceMs = now - startedAt;
     if (timeout.signal.aborted && reply.kind === "failed") {
       reply = { kind: "failed", message: `no answer within ${workerMs} ms`, blame: "batch" };
     }
     if (reply.kind !== "failed" || reply.blame === "worker") workers.heard(this.#slot);
+    if (reply.kind !== "failed" || reply.blame !== "nobody") hold.ran(now);
     if (reply.kind === "answered") {
       this.#anyAnswered = true;
       budget.answered();
-      workers.answered(this.#slot, riders.length, serviceMs, now);
+      if (paceFrom === undefined) workers.alive(this.#slot);
+      else workers.answered(this.#slot, riders.length, serviceMs, now);
     } else if (reply.kind === "rejected") {
       workers.alive(this.#slot);
     }
@@ -381,9 +418,9 @@ export class BatchRun implements Member {
   }
 
   /** A backend never throws; were it to, the batch fails as on a worker that breaks down, and nothing waits for ever. */
-  async #run(batch: Batch, signal: AbortSignal): Promise<Reply> {
+  async #run(batch: Batch, signal: AbortSignal, begun?: () => void): Promise<Reply> {
     try {
-      return await this.#slot.worker.run(batch, signal);
+      return await this.#slot.worker.run(batch, signal, begun);
     } catch (error) {
       const what = error instanceof Error ? (error.stack ?? error.message) : String(error);
       this.#parts.events.emit("notice", { level: "error", message: `this is a bug in Ferry: ${what}` });

@@ -75,7 +75,7 @@ export class Outlook {
       tasks += size * perMs;
       usualMs += ms;
       running.push({ ms: paceMs * slot.ratio, perMs });
-      freeAt.push(slot.batch?.expectedFreeAt ?? Math.max(now, slot.circuit.usableAt));
+      freeAt.push(slot.freeAt ?? Math.max(now, slot.circuit.usableAt));
     }
     const count = freeAt.length;
     const one = count === 0 ? this.#batchOn(slots[0]) : undefined;
