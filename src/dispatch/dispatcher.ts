@@ -13,8 +13,9 @@ import { Crowd } from "../core/crowd.ts";
 import { RetryBudget, smallerBatch } from "../core/retry.ts";
 import type { Horizon } from "../core/shed.ts";
 import { ROUNDING_MS } from "../core/policy.ts";
-import type { BatchNote, DispatchReason } from "../core/task.ts";
-import type { ClaimedTask, Lease, QueueView } from "../engine/engine.ts";
+import type { BatchNote } from "../core/task.ts";
+import type { ClaimedTask, Lease } from "../engine/engine.ts";
+import { type Bound, type Order, tooLate } from "./bound.ts";
 import { BatchRun, LEASE_GRACE_MS, type RunRules } from "./batch-run.ts";
 import { Chooser, repeats } from "./chooser.ts";
 import { Hold } from "./hold.ts";
@@ -26,30 +27,6 @@ import { spared } from "./riders.ts";
 import { Seats } from "./seats.ts";
 import { told, whyItLeft } from "./words.ts";
 import { type Slot, Workers } from "./workers.ts";
-
-const REQUEUE_BELOW_LOAD = 0.9;
-
-/** What is to leave, and for which worker. */
-interface Order {
-  readonly slot: Slot;
-  readonly queue: QueueView;
-  readonly size: number;
-  readonly reason: DispatchReason;
-  readonly now: number;
-  /** Behind the batch that the worker runs. */
-  readonly early: boolean;
-}
-
-/** A batch that was claimed for a worker. */
-interface Bound {
-  readonly slot: Slot;
-  readonly hold: Hold;
-  readonly lease: Lease;
-  /** Those of the lease that ride. */
-  readonly tasks: readonly ClaimedTask[];
-  /** When the longest-waiting of its queue came. */
-  readonly oldestAt: number;
-}
 
 export class Dispatcher {
   readonly rules: ModelRules;
@@ -248,7 +225,7 @@ export class Dispatcher {
     const why = whyItLeft({ ...departure, size: max });
     const note = { id: newBatchId(), reason, worker: slot.name, startedAt: now, why };
     if (!repeats(queue)) this.#budget.first();
-    const waiting = total(engine.waiting(name));
+    const waiting = this.#waiting();
     this.workers.noteUsage(now);
     const hold = this.#bind(order, note, max);
     const claim = engine.claim({
@@ -337,12 +314,12 @@ export class Dispatcher {
     const size = tasks.length;
     if (size === 0) return;
     const { clock, events } = this.#parts;
-    const trouble = this.#tooLate(slot, hold);
+    const trouble = tooLate(bound, clock.now());
     if (trouble !== undefined) return void (await this.#putBack(lease, tasks, trouble));
     slot.batches++;
     slot.tasks += size;
     const parts = { ...this.#parts, workers: this.workers, prober: this.#prober, budget: this.#budget };
-    const run = new BatchRun(this.#runRules, parts, bound, lease, tasks);
+    const run = new BatchRun(this.#runRules, parts, bound);
     let startedAt: number | undefined;
     hold.onStart = () => {
       startedAt = clock.now();
@@ -373,15 +350,6 @@ export class Dispatcher {
     }
   }
 
-  /** Why a batch that was claimed for this slot cannot go there any more; undefined: it can. */
-  #tooLate(slot: Slot, { early }: Hold): string | undefined {
-    const now = this.#parts.clock.now();
-    // We slept, or the engine did, and the worker may be somebody else's by now.
-    if (!slot.held(now)) return `the lease of ${slot.name} ran out before its batch could start`;
-    const well = slot.well && !slot.suspect && now >= slot.circuit.usableAt;
-    return early && !well ? `${slot.name} broke down before its next batch was there` : undefined;
-  }
-
   #started(run: BatchRun, { hold, tasks, oldestAt }: Bound): void {
     const { events } = this.#parts;
     if (hold.early) {
@@ -409,20 +377,14 @@ export class Dispatcher {
     this.#parts.events.emit("notice", { level: "error", message });
   }
 
-  /** A second try costs nothing only while there is room: below 0.9 load, short queue, another worker. */
   #mayRequeue(): boolean {
     const now = this.#parts.clock.now();
-    if (this.workers.healthy(now) < 2) return false;
-    let seats = 0;
-    for (const slot of this.workers.slots) if (slot.healthy(now)) seats += this.#seats.most(slot);
-    const depth = total(this.#parts.engine.waiting(this.rules.name));
-    const capacity = this.workers.capacityPerMs((slot) => this.#seats.most(slot), now);
-    return this.#arrivals.perMs(now) / capacity < REQUEUE_BELOW_LOAD && depth < seats / 2;
+    return this.#outlook.hasSpare(this.#waiting(), this.#arrivals.perMs(now), now);
   }
-}
 
-function total(depths: readonly number[]): number {
-  let sum = 0;
-  for (const depth of depths) sum += depth;
-  return sum;
+  #waiting(): number {
+    let sum = 0;
+    for (const depth of this.#parts.engine.waiting(this.rules.name)) sum += depth;
+    return sum;
+  }
 }

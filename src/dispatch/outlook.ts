@@ -15,6 +15,7 @@ import type { Seats } from "./seats.ts";
 import type { Slot, Workers } from "./workers.ts";
 
 const WORKERS_PER_MS = 32;
+const SPARE_BELOW_LOAD = 0.9;
 /** Before a batch has come back it is taken to need this share of what it may need. */
 const FIRST_GUESS = 1 / 32;
 
@@ -52,6 +53,16 @@ export class Outlook {
       this.#lastAt = now;
     }
     return this.#last;
+  }
+
+  /** A second try costs nothing only while there is room: below 0.9 load, short queue, another worker. */
+  hasSpare(waiting: number, arrivalsPerMs: number, now: number): boolean {
+    const workers = this.#workers;
+    if (workers.healthy(now) < 2) return false;
+    let seats = 0;
+    for (const slot of workers.slots) if (slot.healthy(now)) seats += this.#seats.most(slot);
+    const capacity = workers.capacityPerMs((slot) => this.#seats.most(slot), now);
+    return arrivalsPerMs / capacity < SPARE_BELOW_LOAD && waiting < seats / 2;
   }
 
   #draw(now: number): Horizon {
