@@ -14,7 +14,7 @@
  *
  * `kill(name)` is a power cut: the batch that the worker runs fails with blame `batch`, what it held behind it and every
  * later one with blame `nobody`, because it never gets there, until `revive(name)`, or until its time is over where one is
- * given.
+ * given. An abort ends both, as it would end a process.
  */
 import assert from "node:assert/strict";
 import type { Alarm, Clock } from "../clock.ts";
@@ -143,7 +143,7 @@ class SimulatedWorker implements Worker {
     if (signal.aborted) return Promise.resolve(failed("aborted", "nobody"));
     assert(this.#line.length < MOST_AT_ONCE, "a worker gets two batches at a time at most");
     return new Promise((resolve) => {
-      const abort = (): void => held.finish(failed("aborted", this.#running === held ? "batch" : "nobody"));
+      const abort = (): void => this.#abort(held);
       const held: Held = {
         batch,
         begun,
@@ -188,9 +188,19 @@ class SimulatedWorker implements Worker {
     });
   }
 
-  /** What it holds and has not begun never was its own. */
-  #drop(why: string): void {
-    for (const held of [...this.#line]) if (held !== this.#running) held.finish(failed(why, "nobody"));
+  /** Whatever it is at is gone with it, as with a process that is killed. */
+  #abort(held: Held): void {
+    this.#drop("worker was interrupted", held);
+    const running = this.#running;
+    if (running !== held) held.finish(failed("aborted", "nobody"));
+    running?.finish(failed(running === held ? "aborted" : "worker was interrupted", "batch"));
+  }
+
+  /** What it holds and has not begun never was its own; all but one, where one is given. */
+  #drop(why: string, but?: Held): void {
+    for (const held of [...this.#line]) {
+      if (held !== this.#running && held !== but) held.finish(failed(why, "nobody"));
+    }
   }
 
   probe(): Promise<boolean> {
