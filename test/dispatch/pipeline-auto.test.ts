@@ -56,8 +56,8 @@ describe("auto", () => {
     putMany(simulation, 4000);
     await simulation.run(2000);
     assert.equal(simulation.dispatcher.pipelineOf(slotOf(simulation)), 2);
-    const tail = given.slice(200, 328);
+    const tail = given.slice(100, 356);
     const waited = tail.filter(({ at, begunAt }) => begunAt! - at < 1.6);
-    assert.equal(waited.length, 2, "every 64th leaves when its worker is free");
+    assert.equal(waited.length, 2, "every 128th leaves when its worker is free");
   });
 });
