@@ -198,9 +198,8 @@ class SimulatedWorker implements Worker {
 
   /** What it holds and has not begun never was its own; all but one, where one is given. */
   #drop(why: string, but?: Held): void {
-    for (const held of [...this.#line]) {
-      if (held !== this.#running && held !== but) held.finish(failed(why, "nobody"));
-    }
+    const held = this.#line.filter((each) => each !== this.#running && each !== but);
+    for (const each of held) each.finish(failed(why, "nobody"));
   }
 
   probe(): Promise<boolean> {

@@ -244,13 +244,10 @@ describe("a worker that dies", () => {
     assert.equal(slotOf(simulation).batch?.early, false, "it is tried again as any other");
     await simulation.run(3000);
     assert.deepEqual(new Set(codes(ended)), new Set(["ok"]));
-    assert.deepEqual([...ended.values()].map(({ task, attempt }) => [task.id, attempt]).sort(), [
-      ["task-1", 2],
-      ["task-2", 1],
-      ["task-3", 1],
-      ["task-4", 1],
-      ["task-5", 1],
-    ]);
+    assert.deepEqual(
+      [1, 2, 3, 4, 5].map((at) => ended.get(`task-${at}`)?.attempt),
+      [2, 1, 1, 1, 1],
+    );
   });
 
   test("and is silent about it: both batches ride elsewhere", async () => {
