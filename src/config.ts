@@ -180,6 +180,8 @@ export interface ModelConfig {
   readonly maxBatchBytes?: number;
   readonly maxWaitMs: number;
   readonly policy: "adaptive" | "latency" | "eco" | "fixed";
+  /** Batches in a worker's hands. */
+  readonly pipeline: "auto" | 1 | 2;
   readonly timeouts: { readonly queueMs: number; readonly workerMs: number; readonly totalMs: number };
   readonly retry: {
     readonly max: number;

@@ -42,7 +42,7 @@ import { logEvents } from "./telemetry/log.ts";
 import { Tally } from "./telemetry/tally.ts";
 import { type Tracing, tracingOf } from "./telemetry/tracing.ts";
 import { version } from "./version.ts";
-import { ofFleet, outlook, perUser, samplerFor, type Totals } from "./wiring.ts";
+import { ofFleet, outlook, perUser, rulesOf, samplerFor, type Totals } from "./wiring.ts";
 
 export async function startFerry(
   config: Config,
@@ -227,17 +227,7 @@ export class Ferry {
   }
 
   #dispatch(model: ModelConfig, backend: Backend, engine: Engine, member: string | undefined): void {
-    const { name, policy, maxBatchSize, maxWaitMs, timeouts, retry, health } = model;
-    const rules = {
-      name,
-      limits: { policy, maxBatchSize, maxWaitMs },
-      maxBatchTokens: model.maxBatchTokens,
-      maxBatchBytes: model.maxBatchBytes,
-      workerMs: timeouts.workerMs,
-      retry,
-      health,
-      maxWorkerLoad: this.#config.admission.maxWorkerLoad,
-    };
+    const rules = rulesOf(model, this.#config.admission.maxWorkerLoad);
     const dispatcher = new Dispatcher(rules, backend.workers, {
       engine,
       clock: this.#clock,
@@ -249,7 +239,7 @@ export class Ferry {
     });
     this.#dispatchers.push(dispatcher);
     if (backend instanceof SimulatedBackend)
-      (this.demo ??= new Demo()).add(name, backend, dispatcher.workers.slots);
+      (this.demo ??= new Demo()).add(model.name, backend, dispatcher.workers.slots);
     this.#undo.push(() => dispatcher.stop());
   }
 

@@ -241,6 +241,8 @@ function workerReport(worker: WorkerBeat): WorkerReport {
     busy_ms: busyMs,
     utilization,
     ratio,
+    pipeline: worker.pipeline ?? 1,
+    ahead: worker.ahead ?? null,
     ...(load !== undefined && { load }),
     ...(down && { down: { why: down.why, retry_in_ms: down.retryInMs } }),
   };

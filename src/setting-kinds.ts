@@ -250,7 +250,7 @@ export function path(
   });
 }
 
-export function choice<const T extends readonly string[]>(
+export function choice<const T extends readonly (string | number)[]>(
   doc: string,
   choices: T,
   fallback: T[number],
@@ -261,11 +261,11 @@ export function choice<const T extends readonly string[]>(
     doc,
     bounds: choices.join(" | "),
     fallback,
-    read({ value }) {
-      const chosen = choices.find((each) => each === value);
+    read({ value, expanded }) {
+      const chosen = choices.find((each) => each === value || (expanded && String(each) === value));
       if (chosen !== undefined) return { value: chosen };
       if (typeof value === "string" && Object.hasOwn(later, value)) return { wrong: later[value]! };
-      const guess = didYouMean(String(value), choices);
+      const guess = didYouMean(String(value), choices.map(String));
       return { wrong: `is not one of ${choices.join(", ")}${guess}` };
     },
   });

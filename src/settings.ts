@@ -69,6 +69,11 @@ const model = group("One model: its backend, its batches, its limits.", {
     ["adaptive", "latency", "eco", "fixed"],
     "adaptive",
   ),
+  pipeline: choice(
+    "Batches in a worker's hands: 2 gives it the next while it runs one; auto where it queues and that pays.",
+    ["auto", 1, 2],
+    "auto",
+  ),
   timeouts: group("How long things may take; enforced also while every worker is busy.", {
     queueMs: timeout("From accepted to on its way to a worker.", 2 * second),
     workerMs: timeout("One call to a worker.", 3 * second),

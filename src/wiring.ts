@@ -6,6 +6,7 @@ import { Sampler } from "./core/trace.ts";
 import type { Dispatcher } from "./dispatch/dispatcher.ts";
 import type { Fleet } from "./fleet/fleet.ts";
 import { FleetOutlook } from "./fleet/outlook.ts";
+import type { ModelRules } from "./dispatch/model-rules.ts";
 import type { Tracing } from "./telemetry/tracing.ts";
 
 /** What a process has done so far, and has in its hands. */
@@ -35,6 +36,15 @@ function alone(dispatcher: Dispatcher): Prospects {
     hasRoom: (waiting, now) => dispatcher.hasRoom(waiting, now),
     othersPerMs: () => 0,
   };
+}
+
+/** What a model's dispatcher goes by. */
+export function rulesOf(model: ModelConfig, maxWorkerLoad: number): ModelRules {
+  const { name, policy, pipeline, maxBatchSize, maxWaitMs, maxBatchTokens, maxBatchBytes } = model;
+  const { timeouts, retry, health } = model;
+  const limits = { policy, maxBatchSize, maxWaitMs };
+  const { workerMs } = timeouts;
+  return { name, limits, pipeline, maxBatchTokens, maxBatchBytes, workerMs, retry, health, maxWorkerLoad };
 }
 
 export function ofFleet({ backend }: ModelConfig, member: string): { shared: boolean } | { suffix: string } {

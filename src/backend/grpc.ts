@@ -56,6 +56,8 @@ export interface GrpcAround {
   readonly events: Events;
 }
 
+/** What a worker may be given at once: one to run, and one behind it. */
+const MOST_AT_ONCE = 2;
 const DEFAULT_PUSHBACK_MS = 1000;
 const MIN_PUSHBACK_MS = 10;
 const MAX_PUSHBACK_MS = 30_000;
@@ -124,11 +126,12 @@ class GrpcWorker implements Worker {
   readonly host: string | undefined;
   readonly #options: GrpcOptions & { readonly model: string };
   readonly #clock: Clock;
-  readonly #channel: GrpcChannel;
+  /** Those that carry no call; one, or two where batches were handed over early. */
+  readonly #idle: GrpcChannel[];
+  readonly #calling = new Set<GrpcChannel>();
   readonly #newChannel: () => GrpcChannel;
   readonly #metadata: Readonly<Record<string, string>>;
   readonly #questions: HealthQuestions | undefined;
-  #running = false;
   #reached = true;
   #stopped = false;
   #aloneUntil = -Infinity;
@@ -147,7 +150,7 @@ class GrpcWorker implements Worker {
     this.#options = options;
     this.#clock = clock;
     this.#newChannel = () => new GrpcChannel({ url, host }, tls, clock, keepAliveMs);
-    this.#channel = this.#newChannel();
+    this.#idle = [this.#newChannel()];
     this.#metadata = authorization === undefined ? {} : { authorization };
     if (!askReady) return;
     const question = { what: "its ModelReady", ask: (signal: AbortSignal) => this.#askReady(signal) };
@@ -161,7 +164,7 @@ class GrpcWorker implements Worker {
   stop(): void {
     this.#stopped = true;
     this.#questions?.stop();
-    this.#channel.close();
+    for (const channel of [...this.#calling, ...this.#idle]) channel.close();
   }
 
   get health(): WorkerHealth | undefined {
@@ -186,22 +189,23 @@ class GrpcWorker implements Worker {
   async run(batch: Batch, signal: AbortSignal): Promise<Reply> {
     if (signal.aborted) return failed("aborted", "nobody");
     if (this.#stopped) return failed("worker was stopped", "nobody");
-    assert(!this.#running, "a worker runs one batch at a time");
+    assert(this.#calling.size < MOST_AT_ONCE, "a worker gets two batches at a time at most");
     const { model, version = "", maxReplyBytes } = this.#options;
     const inputs = batch.tasks.map(({ input }) => input);
     const call = callOf({ id: batch.id, parameters: batch.parameters, inputs }, model, version);
     if (call.flaw !== undefined) return rejected(call.flaw);
-    this.#running = true;
-    const result = await this.#channel.call(
-      {
-        path: `/${OIP_SERVICE}/ModelInfer`,
-        headers: this.#headersFor(batch),
-        body: framed(call.parts),
-        maxReplyBytes,
-      },
-      signal,
-    );
-    this.#running = false;
+    const request = {
+      path: `/${OIP_SERVICE}/ModelInfer`,
+      headers: this.#headersFor(batch),
+      body: framed(call.parts),
+      maxReplyBytes,
+    };
+    // Each on a connection of its own: a call that is aborted takes its connection along, and no other call.
+    const channel = this.#idle.pop() ?? this.#newChannel();
+    this.#calling.add(channel);
+    const result = await channel.call(request, signal);
+    this.#calling.delete(channel);
+    this.#idle.push(channel);
     const reply = replyOf(batch, result, () => {
       this.#aloneUntil = this.#clock.now() + INSEPARABLE_HOLDS_MS;
     });

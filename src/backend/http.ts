@@ -2,9 +2,9 @@
  * Workers behind HTTP, in whichever protocol they speak (`src/protocol`): one call per batch.
  * What each answer means stands in `http-exchange.ts`.
  *
- * Each worker has one connection, kept alive between batches. Whatever does not end with a complete
- * reply (an abort, a reply over the cap, an error) destroys that connection, so the next batch starts on
- * a fresh one and can never read the tail of another. The caller's signal is the only clock of a call;
+ * Each worker has one connection, kept alive between batches, and a second one where a batch is handed over while it runs
+ * another. Whatever does not end with a complete reply (an abort, a reply over the cap, an error) destroys the
+ * connection it was on and no other, so the next batch starts on a fresh one and can never read the tail of another. The caller's signal is the only clock of a call;
  * a worker that drips a byte a second is aborted like one that hangs.
  *
  * Any reply may carry `x-ferry-load`, how full the worker is. `start` does not wait for workers: one that is
@@ -55,6 +55,8 @@ export interface HttpAround {
  * is not written to a connection that the worker is about to close. A server's own hint comes first.
  */
 const IDLE_CONNECTION_MS = 1_000;
+/** What a worker may be given at once: one to run, and one behind it. */
+const MOST_AT_ONCE = 2;
 /** So long a worker whose reply could not be cut gets one task at a time; then the next batch is tried. */
 export const INSEPARABLE_HOLDS_MS = 60_000;
 
@@ -152,11 +154,12 @@ class HttpWorker implements Worker {
   readonly #clock: Clock;
   readonly #questions: HealthQuestions | undefined;
   readonly #info: InfoQuestions | undefined;
-  /** The worker's one connection; undefined until the first batch and after each broken exchange. */
-  #client: Client | undefined;
-  /** Of the certificates with which it was made. */
+  /** Connections that carry nothing: none until the first batch and after each broken exchange. */
+  readonly #idle: Client[] = [];
+  /** Of the certificates with which they were made. */
   #version = 0;
-  #exchange: HttpExchange | undefined;
+  /** What is under way, each with its connection. */
+  readonly #exchanges = new Map<HttpExchange, Client>();
   #reached = true;
   #aloneUntil = -Infinity;
   #stopped = false;
@@ -248,7 +251,7 @@ class HttpWorker implements Worker {
   #run(batch: Batch, signal: AbortSignal, authorization: string | undefined): Promise<Reply> {
     if (signal.aborted) return Promise.resolve(failed("aborted", "nobody"));
     if (this.#stopped) return Promise.resolve(failed("worker was stopped", "nobody"));
-    assert(this.#exchange === undefined, "a worker runs one batch at a time");
+    assert(this.#exchanges.size < MOST_AT_ONCE, "a worker gets two batches at a time at most");
     const call = this.#protocol.call(
       batch.tasks.map(({ input }) => input),
       batch.parameters,
@@ -256,9 +259,8 @@ class HttpWorker implements Worker {
     );
     if (call.flaw !== undefined) return Promise.resolve(rejected(call.flaw));
     return new Promise((resolve) => {
-      if (this.#version !== this.#tls.version) this.#disconnect();
-      this.#version = this.#tls.version;
-      const client = (this.#client ??= this.#connect());
+      const client = this.#connection();
+      const { version } = this.#tls;
       const abort = (): void => exchange.abort();
       const exchange = new HttpExchange(
         batch,
@@ -267,14 +269,15 @@ class HttpWorker implements Worker {
         this.#clock,
         (reply, intact) => {
           signal.removeEventListener("abort", abort);
-          this.#exchange = undefined;
-          if (!intact) this.#disconnect();
+          this.#exchanges.delete(exchange);
+          if (intact && version === this.#version && !this.#stopped) this.#idle.push(client);
+          else void client.destroy();
           if (exchange.inseparable) this.#aloneUntil = this.#clock.now() + INSEPARABLE_HOLDS_MS;
           this.#noteReply(reply, exchange);
           resolve(reply);
         },
       );
-      this.#exchange = exchange;
+      this.#exchanges.set(exchange, client);
       signal.addEventListener("abort", abort);
       const path = behind(this.#basePath, call.path) ?? this.#path;
       const headers = this.#headersFor(batch, call);
@@ -287,9 +290,10 @@ class HttpWorker implements Worker {
     this.#stopped = true;
     this.#questions?.stop();
     this.#info?.stop();
-    const client = this.#client;
-    this.#exchange?.finish(failed("worker was stopped", "nobody"), false);
-    await client?.destroy();
+    const clients = [...this.#exchanges.values(), ...this.#idle];
+    for (const exchange of this.#exchanges.keys())
+      exchange.finish(failed("worker was stopped", "nobody"), false);
+    await Promise.all(clients.map((client) => client.destroy()));
   }
 
   #noteReply(reply: Reply, { inputs, load }: HttpExchange): void {
@@ -305,18 +309,21 @@ class HttpWorker implements Worker {
     this.load = { share, at: this.#clock.now() };
   }
 
+  /** One that carries nothing and was made with the certificates of now, or a new one. */
+  #connection(): Client {
+    if (this.#version !== this.#tls.version) {
+      for (const client of this.#idle.splice(0)) void client.destroy();
+      this.#version = this.#tls.version;
+    }
+    return this.#idle.pop() ?? this.#connect();
+  }
+
   #connect(): Client {
     const https = this.#url.protocol === "https:";
     return new Client(this.#url.origin, {
       ...CONNECTION,
       ...(https && { connect: this.#tls.connector(CONNECT_TIMEOUT_MS, { host: this.host }) }),
     });
-  }
-
-  #disconnect(): void {
-    const client = this.#client;
-    this.#client = undefined;
-    void client?.destroy();
   }
 }
 

@@ -9,8 +9,12 @@
  * (no reply until aborted) and short (one output is dropped, so the reply is `unusable`); a second one
  * decides whether it is slow. All but a hang show after the service time.
  *
- * `kill(name)` is a power cut: the batch in the worker's hands fails with blame `batch`, every later one with
- * blame `nobody`, because it never gets there, until `revive(name)`, or until its time is over where one is given.
+ * It queues: a batch that comes while it runs one begins when that one has ended. `handoverMs` is what a batch takes from
+ * the call until it is in the worker's hands: what a process, a pipe and an encoding would cost.
+ *
+ * `kill(name)` is a power cut: the batch that the worker runs fails with blame `batch`, what it held behind it and every
+ * later one with blame `nobody`, because it never gets there, until `revive(name)`, or until its time is over where one is
+ * given. An abort ends both, as it would end a process.
  */
 import assert from "node:assert/strict";
 import type { Alarm, Clock } from "../clock.ts";
@@ -31,6 +35,8 @@ export interface SimulatedOptions {
   readonly slowRate: number;
   readonly slowFactor: number;
   readonly seed: number;
+  /** From a call until its batch is in the worker's hands; left out: 0. */
+  readonly handoverMs?: number;
   /** For tests: an input that makes its whole batch `rejected`. */
   readonly reject?: (input: Json) => boolean;
   /** For tests: an input that kills the worker, which comes back at once. */
@@ -41,7 +47,20 @@ export interface SimulatedOptions {
 const REFUSED_AFTER_MS = 1;
 const FASTEST = 0.3;
 
+/** What a worker may be given at once: one to run, and one behind it. */
+const MOST_AT_ONCE = 2;
+
 type Fault = "none" | "error" | "hang" | "short" | "down";
+
+/** A batch in its hands, or on its way there. */
+interface Held {
+  readonly batch: Batch;
+  readonly begun: (() => void) | undefined;
+  /** It is there. */
+  arrived: boolean;
+  alarm: Alarm | undefined;
+  finish(reply: Reply): void;
+}
 
 export class SimulatedBackend implements Backend {
   readonly #options: SimulatedOptions;
@@ -108,8 +127,10 @@ class SimulatedWorker implements Worker {
   readonly #random: Random;
   /** Why it takes no batch, and how long; undefined while it was never down. */
   #outage: { readonly why: string; readonly until: number } | undefined;
-  /** Ends the batch in its hands, if there is one. */
-  #finish: ((reply: Reply) => void) | undefined;
+  readonly queues = true;
+  /** Those it was given, in the order in which they came. */
+  readonly #line: Held[] = [];
+  #running: Held | undefined;
 
   constructor(name: string, options: SimulatedOptions, clock: Clock, random: Random) {
     this.name = name;
@@ -118,25 +139,67 @@ class SimulatedWorker implements Worker {
     this.#random = random;
   }
 
-  run(batch: Batch, signal: AbortSignal): Promise<Reply> {
+  run(batch: Batch, signal: AbortSignal, begun?: () => void): Promise<Reply> {
     if (signal.aborted) return Promise.resolve(failed("aborted", "nobody"));
-    assert(this.#finish === undefined, "a worker runs one batch at a time");
+    assert(this.#line.length < MOST_AT_ONCE, "a worker gets two batches at a time at most");
     return new Promise((resolve) => {
-      let alarm: Alarm | undefined;
-      const abort = (): void => finish(failed("aborted", "batch"));
-      const finish = (reply: Reply): void => {
-        this.#finish = undefined;
-        alarm?.cancel();
-        signal.removeEventListener("abort", abort);
-        resolve(reply);
+      const abort = (): void => this.#abort(held);
+      const held: Held = {
+        batch,
+        begun,
+        arrived: false,
+        alarm: undefined,
+        finish: (reply) => {
+          held.alarm?.cancel();
+          signal.removeEventListener("abort", abort);
+          this.#line.splice(this.#line.indexOf(held), 1);
+          resolve(reply);
+          if (this.#running !== held) return;
+          this.#running = undefined;
+          this.#next();
+        },
       };
-      this.#finish = finish;
+      this.#line.push(held);
       signal.addEventListener("abort", abort);
-      const fault = this.downFor === 0 ? this.#drawFault() : "down";
-      if (fault === "hang") return;
-      const afterMs = fault === "down" ? REFUSED_AFTER_MS : this.#drawServiceMs(batch.tasks.length);
-      alarm = this.#clock.at(this.#clock.now() + afterMs, () => finish(this.#reply(batch, fault)));
+      const arrive = (): void => {
+        held.arrived = true;
+        this.#next();
+      };
+      const { handoverMs = 0 } = this.#options;
+      if (handoverMs === 0) arrive();
+      else held.alarm = this.#clock.at(this.#clock.now() + handoverMs, arrive);
     });
+  }
+
+  /** Begins with the next one, if it is there and nothing runs. */
+  #next(): void {
+    const next = this.#line[0];
+    if (this.#running !== undefined || next?.arrived !== true) return;
+    this.#running = next;
+    const fault = this.downFor === 0 ? this.#drawFault() : "down";
+    if (fault !== "down") next.begun?.();
+    if (fault === "hang") return;
+    const { batch } = next;
+    const afterMs = fault === "down" ? REFUSED_AFTER_MS : this.#drawServiceMs(batch.tasks.length);
+    next.alarm = this.#clock.at(this.#clock.now() + afterMs, () => {
+      const reply = this.#reply(batch, fault);
+      if (reply.kind === "failed" && reply.blame === "batch") this.#drop(reply.message);
+      next.finish(reply);
+    });
+  }
+
+  /** Whatever it is at is gone with it, as with a process that is killed. */
+  #abort(held: Held): void {
+    this.#drop("worker was interrupted", held);
+    const running = this.#running;
+    if (running !== held) held.finish(failed("aborted", "nobody"));
+    running?.finish(failed(running === held ? "aborted" : "worker was interrupted", "batch"));
+  }
+
+  /** What it holds and has not begun never was its own; all but one, where one is given. */
+  #drop(why: string, but?: Held): void {
+    const held = this.#line.filter((each) => each !== this.#running && each !== but);
+    for (const each of held) each.finish(failed(why, "nobody"));
   }
 
   probe(): Promise<boolean> {
@@ -151,7 +214,8 @@ class SimulatedWorker implements Worker {
   /** Down until `revive`, or for so long; the batch in its hands is lost with it. */
   kill(why: string, blame: "batch" | "nobody", forMs = Infinity): void {
     this.#outage = { why, until: this.#clock.now() + forMs };
-    this.#finish?.(failed(`worker was ${why}`, blame));
+    this.#drop(`worker was ${why}`);
+    this.#running?.finish(failed(`worker was ${why}`, blame));
   }
 
   revive(): void {

@@ -67,7 +67,7 @@ const IDLE: Decision = { kind: "idle" };
 const GUARD_MARGIN_MS = 5;
 const FEW_WORKERS = 3;
 /** A timer may ring this much early; going then is better than going round once more. */
-const ROUNDING_MS = 0.05;
+export const ROUNDING_MS = 0.05;
 
 export function decide(view: View, limits: Limits, now: number): Decision {
   if (view.queued === 0 || view.idle === 0) return IDLE;

@@ -3,36 +3,30 @@
  *
  * Woken by an arrival, a free slot or its own alarm, it asks the policy about each queue while a worker
  * is free, and claims a batch only into that worker's slot. Until then tasks stay in the engine, where
- * they can be seen, cancelled and shed, and where the batch goes on filling.
+ * they can be seen, cancelled and shed, and where the batch goes on filling. When no worker is free, one that runs a batch may
+ * be given its next one already (`pipeline.ts`).
  */
 import type { Worker } from "../backend/backend.ts";
 import type { Alarm } from "../clock.ts";
 import { HandoverEstimate, RateEstimate } from "../core/estimate.ts";
 import { Crowd } from "../core/crowd.ts";
-import { decide, type Decision } from "../core/policy.ts";
 import { RetryBudget, smallerBatch } from "../core/retry.ts";
 import type { Horizon } from "../core/shed.ts";
-import type { DispatchReason } from "../core/task.ts";
-import type { ClaimedTask, Lease, QueueView } from "../engine/engine.ts";
+import { ROUNDING_MS } from "../core/policy.ts";
+import type { BatchNote } from "../core/task.ts";
+import type { ClaimedTask, Lease } from "../engine/engine.ts";
+import { type Bound, type Order, tooLate } from "./bound.ts";
 import { BatchRun, LEASE_GRACE_MS, type RunRules } from "./batch-run.ts";
+import { Chooser, repeats } from "./chooser.ts";
+import { Hold } from "./hold.ts";
 import type { DispatcherParts, ModelRules } from "./model-rules.ts";
 import { Outlook } from "./outlook.ts";
-import { inTurn, Overtaken } from "./overtaken.ts";
+import { Pipeline } from "./pipeline.ts";
 import { Prober } from "./prober.ts";
 import { spared } from "./riders.ts";
 import { Seats } from "./seats.ts";
 import { told, whyItLeft } from "./words.ts";
 import { type Slot, Workers } from "./workers.ts";
-
-/** Queues with other parameters than the oldest ones are looked at only this far. */
-const MAX_QUEUES_SEEN = 64;
-const REQUEUE_BELOW_LOAD = 0.9;
-
-/** A queue, and what is to be done with it. */
-interface Choice<Kind extends Decision["kind"]> {
-  readonly queue: QueueView;
-  readonly decision: Decision & { readonly kind: Kind };
-}
 
 export class Dispatcher {
   readonly rules: ModelRules;
@@ -50,9 +44,10 @@ export class Dispatcher {
   readonly #running = new Crowd<BatchRun>();
   readonly #unwatch: () => void;
   readonly #runRules: RunRules;
-  #lastStartAt = -Infinity;
-  /** Queues that wait longer, of a lower tier, and were not the one. */
-  readonly #overtaken = new Overtaken();
+  readonly #chooser: Chooser;
+  readonly #pipeline: Pipeline;
+  /** The worker that has just become free, while it is looked what is next. */
+  #freed: { readonly slot: Slot; readonly at: number } | undefined;
   /** Tasks that are on their way back to their queue unsent: they arrive there, and are no arrivals. */
   #returning = 0;
   #holdsOff = false;
@@ -69,6 +64,14 @@ export class Dispatcher {
     const estimates = { seats: this.#seats, handover: this.#handover };
     this.#outlook = new Outlook(this.workers, estimates, rules.maxWorkerLoad ?? 1, rules.workerMs);
     this.#budget = new RetryBudget(rules.retry.budget);
+    this.#pipeline = new Pipeline(() => this.rules.pipeline ?? "auto", this.workers);
+    this.#chooser = new Chooser(() => this.rules, {
+      engine: parts.engine,
+      workers: this.workers,
+      seats: this.#seats,
+      arrivals: this.#arrivals,
+      budget: this.#budget,
+    });
     this.workers.onRecovered = () => this.wake();
     this.#prober = new Prober(parts.clock, (slot) => {
       this.workers.alive(slot);
@@ -105,6 +108,11 @@ export class Dispatcher {
       waiting < this.#seats.usual() &&
       slots.some((slot) => slot.free(now) && waiting < this.#seats.usual(slot))
     );
+  }
+
+  /** How many batches it may have in its hands now. */
+  pipelineOf(slot: Slot): number {
+    return this.#pipeline.depth(slot);
   }
 
   /** A slot was acquired: looks again whether something can start. */
@@ -159,13 +167,39 @@ export class Dispatcher {
     for (;;) {
       const now = this.#parts.clock.now();
       const slot = this.workers.best(now);
-      if (slot === undefined) return this.#wakeAt(this.workers.nextUsableAt(now), Infinity);
-      const next = this.#choose(slot, now);
+      if (slot === undefined) {
+        if (this.#handOver(now)) continue;
+        return;
+      }
+      const next = this.#chooser.choose(slot, now);
       if (next === undefined) return;
       if (next.decision.kind !== "send") return this.#wakeAt(next.decision.until, next.decision.unless);
       const { size, reason } = next.decision;
-      this.#launch(slot, next.queue, size, reason, now);
+      this.#launch({ slot, queue: next.queue, size, reason, now, early: false });
     }
+  }
+
+  /** No worker is free: binds a batch behind one that runs if it is time to, or sees to it that it will be looked again. */
+  #handOver(now: number): boolean {
+    const usableAt = this.workers.nextUsableAt(now);
+    const slot = this.#pipeline.next(now);
+    if (slot === undefined) {
+      this.#wakeAt(usableAt, Infinity);
+      return false;
+    }
+    const bindAt = this.#pipeline.bindAt(slot);
+    const due = now >= bindAt - ROUNDING_MS;
+    const freeAt = Math.max(now, slot.batch!.expectedFreeAt);
+    const next = this.#chooser.chooseAhead(slot, now, freeAt, !due);
+    if (next?.decision.kind === "send") {
+      const { size, reason } = next.decision;
+      this.#launch({ slot, queue: next.queue, size, reason, now, early: true });
+      return true;
+    }
+    if (!due) this.#wakeAt(Math.min(usableAt, bindAt), this.#seats.most(slot));
+    else if (next === undefined) this.#wakeAt(usableAt, 1);
+    else this.#wakeAt(Math.min(usableAt, next.decision.until), next.decision.unless);
+    return false;
   }
 
   #wakeAt(at: number, depth: number): void {
@@ -173,55 +207,8 @@ export class Dispatcher {
     if (at !== Infinity) this.#alarm = this.#parts.clock.at(at, () => this.#pump());
   }
 
-  /** The queue to send from now, or the one to wait for. */
-  #choose(slot: Slot, now: number): Choice<"send" | "wait"> | undefined {
-    const sendable: Choice<"send">[] = [];
-    let waiting: Choice<"wait"> | undefined;
-    const wait = (queue: QueueView, decision: Choice<"wait">["decision"]): void => {
-      if (waiting === undefined || decision.until < waiting.decision.until) waiting = { queue, decision };
-    };
-    let seen = 0;
-    // Asked for only when something waits: most often this looks whether something does.
-    let freeAt: number[] | undefined;
-    let idle = 0;
-    for (const queue of this.#parts.engine.queues(this.rules.name)) {
-      if (++seen > MAX_QUEUES_SEEN && !this.#overtaken.due) break;
-      if (freeAt === undefined) {
-        freeAt = this.workers.freeAt(now);
-        idle = this.workers.free(now);
-      }
-      const decision = this.#decide(queue, slot, freeAt, idle, now);
-      if (decision.kind === "send") sendable.push({ queue, decision });
-      else if (decision.kind === "wait") wait(queue, decision);
-    }
-    for (const choice of inTurn(sendable, this.#overtaken)) {
-      if (!repeats(choice.queue) || this.#budget.extra(now)) return choice;
-      wait(choice.queue, { kind: "wait", until: now + this.#budget.waitMs(), unless: 1 });
-    }
-    return waiting;
-  }
-
-  #decide(queue: QueueView, slot: Slot, freeAt: number[], idle: number, now: number): Decision {
-    const maxBatchSize = Math.min(this.#seats.most(slot), queue.headMaxBatchSize);
-    const limits = { ...this.rules.limits, maxBatchSize };
-    const view = {
-      queued: queue.depth,
-      oldestAt: queue.oldestAt,
-      earliestDeadlineAt: queue.earliestDeadlineAt,
-      idle,
-      freeAt,
-      lastStartAt: this.#lastStartAt,
-      arrivalsPerMs: this.#arrivals.perMs(now),
-      service: this.workers.service,
-    };
-    const decision = decide(view, limits, now);
-    if (decision.kind !== "send" || decision.reason !== "idle" || !this.workers.slow(slot, now))
-      return decision;
-    // A slow worker is worth a full batch, or one that has waited as long as it may.
-    return decide(view, { ...limits, policy: "fixed" }, now);
-  }
-
-  #launch(slot: Slot, queue: QueueView, size: number, reason: DispatchReason, now: number): void {
+  #launch(order: Order): void {
+    const { slot, queue, size, reason, now, early } = order;
     const { engine, newBatchId } = this.#parts;
     const { name, workerMs } = this.rules;
     const most = this.#seats.most(slot);
@@ -232,27 +219,25 @@ export class Dispatcher {
       waitedMs: now - queue.oldestAt,
       reason,
       probing: probing && max < size,
+      early,
       bound: reason === "full" ? this.#seats.boundOf(slot, max) : undefined,
     };
     const why = whyItLeft({ ...departure, size: max });
     const note = { id: newBatchId(), reason, worker: slot.name, startedAt: now, why };
     if (!repeats(queue)) this.#budget.first();
-    const waiting = total(engine.waiting(name));
+    const waiting = this.#waiting();
     this.workers.noteUsage(now);
-    const expectedMs = this.workers.service.msFor(max) * slot.usualRatio + this.#handover.ms;
-    const held = { ...note, size: max, expectedFreeAt: now + expectedMs };
-    slot.batch = held;
-    this.#lastStartAt = now;
-    this.#outlook.changed();
+    const hold = this.#bind(order, note, max);
     const claim = engine.claim({
       model: name,
       parameters: queue.parameters,
       max,
-      leaseMs: workerMs + LEASE_GRACE_MS,
+      // The one before it may take as long.
+      leaseMs: (early ? 2 * workerMs : workerMs) + LEASE_GRACE_MS,
       batch: note,
     });
     const free = (): void => {
-      if (slot.batch === held) this.#free(slot, held.startedAt);
+      if (slot.has(hold)) this.#free(slot, hold);
     };
     this.#open++;
     void claim
@@ -262,9 +247,10 @@ export class Dispatcher {
         const lease = ride.length === max ? claimed : told(claimed, fitted, departure);
         // A batch that is small for the sake of a retry says nothing of those to come.
         if (!ride.some(({ attempt }) => attempt > 1)) this.#seats.learn(ride.length, waiting, most);
-        this.#handover.learn(this.#parts.clock.now() - now);
-        const run = this.#run(slot, lease, ride, departure.waitedMs, free);
+        const run = this.#run({ slot, hold, lease, tasks: ride, oldestAt: queue.oldestAt }, free);
         if (fitted.left.length > 0) void this.#giveBack(lease, fitted.left);
+        // Now that it is in its worker's hands, the next one may be.
+        else if (this.#pipeline.depth(slot) > 1) this.#pump();
         return run;
       })
       .catch((error: unknown) => this.#broken(error))
@@ -273,6 +259,22 @@ export class Dispatcher {
         free();
         if (this.#open === 0) this.#whenNoneIsOpen?.();
       });
+  }
+
+  #bind({ slot, now, early }: Order, note: Omit<BatchNote, "size">, size: number): Hold {
+    const says = slot.worker.queues === true;
+    const expectedMs = this.workers.service.msFor(size) * slot.usualRatio;
+    const hold = new Hold({ ...note, size, expectedMs, early, says }, now, this.#handover.ms);
+    const freedAt = this.#freed?.slot === slot ? this.#freed.at : undefined;
+    hold.onArrival = (wayMs) => {
+      this.#handover.learn(wayMs);
+      if (early || freedAt === undefined) return;
+      this.#pipeline.learn(now - freedAt + wayMs, this.workers.service.msFor(this.#seats.usual(slot)));
+    };
+    slot.bind(hold);
+    if (!early) this.#chooser.lastStartAt = now;
+    this.#outlook.changed();
+    return hold;
   }
 
   /** What did not fit goes back to its place in the queue, for whichever worker is next. */
@@ -290,48 +292,39 @@ export class Dispatcher {
     if (--this.#open === 0) this.#whenNoneIsOpen?.();
   }
 
-  #free(slot: Slot, startedAt: number): void {
+  #free(slot: Slot, hold: Hold): void {
     const now = this.#parts.clock.now();
-    slot.busyMs += now - startedAt;
-    slot.batch = undefined;
+    const ran = slot.batch === hold;
+    // Whatever made it come back may meet the next one too.
+    if (!ran) slot.batch!.alone ||= !hold.started;
+    slot.leave(hold, now);
     this.#outlook.changed();
     this.workers.noteUsage(now);
-    if (slot.leaving) slot.onIdle?.();
-    slot.onRetired?.();
+    if (slot.batch === undefined) {
+      if (slot.leaving) slot.onIdle?.();
+      slot.onRetired?.();
+    }
+    this.#freed = ran ? { slot, at: now } : undefined;
     this.#pump();
+    this.#freed = undefined;
   }
 
-  async #run(
-    slot: Slot,
-    lease: Lease,
-    tasks: readonly ClaimedTask[],
-    oldestWaitMs: number,
-    free: () => void,
-  ): Promise<void> {
+  async #run(bound: Bound, free: () => void): Promise<void> {
+    const { slot, hold, lease, tasks } = bound;
     const size = tasks.length;
     if (size === 0) return;
     const { clock, events } = this.#parts;
-    const { batch } = lease;
-    const model = this.rules.name;
-    const startedAt = clock.now();
-    if (!slot.held(startedAt)) {
-      // We slept, or the engine did, and the worker may be somebody else's by now.
-      const message = `the lease of ${batch.worker} ran out before its batch could start`;
-      return void (await this.#putBack(lease, tasks, message));
-    }
+    const trouble = tooLate(bound, clock.now());
+    if (trouble !== undefined) return void (await this.#putBack(lease, tasks, trouble));
     slot.batches++;
     slot.tasks += size;
-    if (events.heard("batch.started")) {
-      events.emit("batch.started", {
-        model,
-        batch,
-        maxBatchSize: this.rules.limits.maxBatchSize,
-        oldestWaitMs,
-        tasks,
-      });
-    }
     const parts = { ...this.#parts, workers: this.workers, prober: this.#prober, budget: this.#budget };
-    const run = new BatchRun(this.#runRules, parts, slot, lease, tasks);
+    const run = new BatchRun(this.#runRules, parts, bound);
+    let startedAt: number | undefined;
+    hold.onStart = () => {
+      startedAt = clock.now();
+      this.#started(run, bound);
+    };
     this.#running.add(run);
     let freeAt = 0;
     try {
@@ -342,16 +335,35 @@ export class Dispatcher {
     } finally {
       // Also when the engine failed us: whoever heard that it started must hear that it is over.
       this.#running.remove(run);
-      events.emit("batch.settled", {
-        model,
-        batchId: batch.id,
-        worker: slot.name,
-        size,
-        reason: batch.reason,
-        calls: run.calls,
-        busyMs: (freeAt === 0 ? clock.now() : freeAt) - startedAt,
-      });
+      const { id: batchId, reason } = lease.batch;
+      if (startedAt !== undefined) {
+        events.emit("batch.settled", {
+          model: this.rules.name,
+          batchId,
+          worker: slot.name,
+          size,
+          reason,
+          calls: run.calls,
+          busyMs: (freeAt === 0 ? clock.now() : freeAt) - startedAt,
+        });
+      }
     }
+  }
+
+  #started(run: BatchRun, { hold, tasks, oldestAt }: Bound): void {
+    const { events } = this.#parts;
+    if (hold.early) {
+      this.#chooser.lastStartAt = hold.startedAt;
+      run.startedAt(hold.startedAt);
+    }
+    if (!events.heard("batch.started")) return;
+    events.emit("batch.started", {
+      model: this.rules.name,
+      batch: run.batch,
+      maxBatchSize: this.rules.limits.maxBatchSize,
+      oldestWaitMs: hold.startedAt - oldestAt,
+      tasks,
+    });
   }
 
   #putBack(lease: Lease, tasks: readonly ClaimedTask[], message: string, unsent = false): Promise<unknown> {
@@ -365,25 +377,14 @@ export class Dispatcher {
     this.#parts.events.emit("notice", { level: "error", message });
   }
 
-  /** A second try costs nothing only while there is room: below 0.9 load, short queue, another worker. */
   #mayRequeue(): boolean {
     const now = this.#parts.clock.now();
-    if (this.workers.healthy(now) < 2) return false;
-    let seats = 0;
-    for (const slot of this.workers.slots) if (slot.healthy(now)) seats += this.#seats.most(slot);
-    const depth = total(this.#parts.engine.waiting(this.rules.name));
-    const capacity = this.workers.capacityPerMs((slot) => this.#seats.most(slot), now);
-    return this.#arrivals.perMs(now) / capacity < REQUEUE_BELOW_LOAD && depth < seats / 2;
+    return this.#outlook.hasSpare(this.#waiting(), this.#arrivals.perMs(now), now);
   }
-}
 
-/** The next batch would hold only tasks that were tried before. */
-function repeats({ depth, fresh, headMaxBatchSize }: QueueView): boolean {
-  return fresh === 0 || headMaxBatchSize <= depth - fresh;
-}
-
-function total(depths: readonly number[]): number {
-  let sum = 0;
-  for (const depth of depths) sum += depth;
-  return sum;
+  #waiting(): number {
+    let sum = 0;
+    for (const depth of this.#parts.engine.waiting(this.rules.name)) sum += depth;
+    return sum;
+  }
 }

@@ -5,6 +5,7 @@ import type { RetryLimits } from "../core/retry.ts";
 import type { Engine } from "../engine/engine.ts";
 import type { Events } from "../telemetry/events.ts";
 import type { HealthLimits } from "./health.ts";
+import type { PipelineMode } from "./pipeline.ts";
 
 export interface ModelRules {
   readonly name: string;
@@ -13,6 +14,8 @@ export interface ModelRules {
   readonly maxBatchTokens?: number | undefined;
   readonly maxBatchBytes?: number | undefined;
   readonly workerMs: number;
+  /** Whether a worker gets its next batch while it runs one; left out: `auto`. */
+  readonly pipeline?: PipelineMode;
   readonly retry: RetryLimits & { readonly budget: number };
   readonly health: HealthLimits;
   /** A worker that says it is fuller than this is no capacity; left out: none is too full. */

@@ -15,6 +15,7 @@ import type { Seats } from "./seats.ts";
 import type { Slot, Workers } from "./workers.ts";
 
 const WORKERS_PER_MS = 32;
+const SPARE_BELOW_LOAD = 0.9;
 /** Before a batch has come back it is taken to need this share of what it may need. */
 const FIRST_GUESS = 1 / 32;
 
@@ -54,6 +55,16 @@ export class Outlook {
     return this.#last;
   }
 
+  /** A second try costs nothing only while there is room: below 0.9 load, short queue, another worker. */
+  hasSpare(waiting: number, arrivalsPerMs: number, now: number): boolean {
+    const workers = this.#workers;
+    if (workers.healthy(now) < 2) return false;
+    let seats = 0;
+    for (const slot of workers.slots) if (slot.healthy(now)) seats += this.#seats.most(slot);
+    const capacity = workers.capacityPerMs((slot) => this.#seats.most(slot), now);
+    return arrivalsPerMs / capacity < SPARE_BELOW_LOAD && waiting < seats / 2;
+  }
+
   #draw(now: number): Horizon {
     const { service, surprise, slots } = this.#workers;
     const freeAt: number[] = [];
@@ -75,7 +86,7 @@ export class Outlook {
       tasks += size * perMs;
       usualMs += ms;
       running.push({ ms: paceMs * slot.ratio, perMs });
-      freeAt.push(slot.batch?.expectedFreeAt ?? Math.max(now, slot.circuit.usableAt));
+      freeAt.push(slot.freeAt ?? Math.max(now, slot.circuit.usableAt));
     }
     const count = freeAt.length;
     const one = count === 0 ? this.#batchOn(slots[0]) : undefined;

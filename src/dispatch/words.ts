@@ -12,6 +12,8 @@ export interface Departure {
   readonly reason: DispatchReason;
   /** Its worker has to prove itself first. */
   readonly probing: boolean;
+  /** Its worker still ran another one. */
+  readonly early?: boolean;
   /** What kept it below `most`: what was weighed, or what tasks of the usual weight would fill. */
   readonly bound?: { readonly by: Bound; readonly weighed: boolean } | undefined;
 }
@@ -23,8 +25,8 @@ const WORDS: Record<DispatchReason, string> = {
   deadline: "waiting longer would have missed a deadline",
 };
 
-export function whyItLeft({ size, most, waitedMs, reason, probing, bound }: Departure): string {
-  const after = `left after ${Math.round(waitedMs)} ms`;
+export function whyItLeft({ size, most, waitedMs, reason, probing, early, bound }: Departure): string {
+  const after = `${early === true ? "handed over early" : "left"} after ${Math.round(waitedMs)} ms`;
   if (size === most) return `a full batch of ${most} ${after}`;
   if (bound !== undefined) return `a full batch of ${size} ${after}: ${boundWords(size, bound)}`;
   const words = probing ? "its worker failed before and is tried with few" : WORDS[reason];

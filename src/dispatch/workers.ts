@@ -1,5 +1,5 @@
 /**
- * The workers of one model and the slot that each has: room for one batch.
+ * The workers of one model and the slot that each has: room for one batch, and for one behind it (`pipeline.ts`).
  *
  * A worker learns its own pace: `ratio` is its service time over the fleet's, so that predictions fit a
  * mixed fleet. One that needs more than 1.5 times the best is slow: it is chosen last, takes full batches
@@ -15,9 +15,9 @@
 import type { Worker } from "../backend/backend.ts";
 import type { Clock } from "../clock.ts";
 import { ServiceEstimate, SurpriseEstimate } from "../core/estimate.ts";
-import type { BatchNote } from "../core/task.ts";
 import type { Events, WorkerState } from "../telemetry/events.ts";
 import { Circuit, type HealthLimits } from "./health.ts";
+import type { Hold } from "./hold.ts";
 
 const RATIO_WEIGHT = 0.2;
 /** What took longer than so many times what was expected was an accident, and counts as that much. */
@@ -33,8 +33,12 @@ export class Slot {
   /** As everybody is told; the backend may know it by a shorter one. */
   readonly name: string;
   readonly circuit: Circuit;
-  /** The batch it runs; undefined when it is free. Written by the dispatcher. */
-  batch: (BatchNote & { readonly expectedFreeAt: number }) | undefined;
+  /** The batch it runs; undefined when it is free. */
+  batch: Hold | undefined;
+  /** The one behind it; undefined whenever `batch` is. */
+  ahead: Hold | undefined;
+  /** Batches since one left when its worker was free. */
+  earlyInRow = 0;
   /** Others list this worker too, and it is leased to one process at a time. */
   readonly shared: boolean;
   /** No batch starts at or after this instant. */
@@ -103,6 +107,50 @@ export class Slot {
     return now >= this.circuit.usableAt && this.well;
   }
 
+  /** Binds a batch to it: to run now, or behind the one it runs. */
+  bind(hold: Hold): void {
+    if (hold.early) {
+      this.ahead = hold;
+      this.earlyInRow++;
+    } else {
+      this.batch = hold;
+      this.earlyInRow = 0;
+    }
+  }
+
+  /** Whether it has this batch in its hands, or is to get it. */
+  has(hold: Hold): boolean {
+    return this.batch === hold || this.ahead === hold;
+  }
+
+  /** It is done with this batch; the one behind it is next. */
+  leave(hold: Hold, now: number): void {
+    this.busyMs += hold.rest(now);
+    if (this.ahead === hold) {
+      this.ahead = undefined;
+      return;
+    }
+    this.batch = this.ahead;
+    this.ahead = undefined;
+    this.batch?.turn(now);
+  }
+
+  /** The batch that it ran came back and is not over; the worker is at the next one, if it has one. */
+  passTurn(now: number): void {
+    const { batch, ahead } = this;
+    if (batch === undefined || ahead === undefined || !ahead.sent) return;
+    this.busyMs += batch.rest(now);
+    this.batch = ahead;
+    this.ahead = batch;
+    ahead.turn(now);
+  }
+
+  /** When it will be free, with whatever it has in its hands; undefined while it is. */
+  get freeAt(): number | undefined {
+    const { batch, ahead } = this;
+    return batch && ahead ? ahead.freeIf(batch.expectedFreeAt) : batch?.expectedFreeAt;
+  }
+
   state(now: number): WorkerState {
     // Whoever put it aside may be at work on it: that it does not answer then is no news.
     if (this.aside) return "draining";
@@ -112,7 +160,7 @@ export class Slot {
   }
 
   busyMsUntil(now: number): number {
-    return this.busyMs + (this.batch === undefined ? 0 : now - this.batch.startedAt);
+    return this.busyMs + (this.batch?.busyMs(now) ?? 0);
   }
 }
 
@@ -218,12 +266,12 @@ export class Workers {
     return slot[by] > SLOW * best;
   }
 
-  /** When each worker that is busy or asked for a pause will be free, earliest first. */
-  freeAt(now: number): number[] {
+  /** When each worker that is busy or asked for a pause will be free, earliest first; all but one, where one is given. */
+  freeAt(now: number, but?: Slot): number[] {
     const times: number[] = [];
     for (const slot of this.slots) {
-      if (slot.leaving || slot.retiring || slot.aside || slot.suspect || !slot.held(now)) continue;
-      if (slot.batch !== undefined) times.push(slot.batch.expectedFreeAt);
+      if (slot === but || slot.leaving || slot.retiring || slot.aside || slot.suspect || !slot.held(now)) continue;
+      if (slot.freeAt !== undefined) times.push(slot.freeAt);
       else if (!slot.circuit.down(now) && slot.circuit.paused(now)) times.push(slot.circuit.usableAt);
     }
     return times.sort((a, b) => a - b);

@@ -18,12 +18,13 @@ export function modelBeat(dispatcher: Dispatcher, now: number): ModelBeat {
   };
 }
 
-export function workerBeat(model: string, slot: Slot, startedAt: number, now: number): WorkerBeat {
-  const { name, batches, tasks, calls, failures } = slot;
+export function workerBeat(dispatcher: Dispatcher, slot: Slot, startedAt: number, now: number): WorkerBeat {
+  const { name, batches, tasks, calls, failures, ahead } = slot;
+  const pipeline = dispatcher.pipelineOf(slot);
   const busyMs = slot.busyMsUntil(now);
   return {
     name,
-    model,
+    model: dispatcher.rules.name,
     ...(slot.worker.address !== undefined && { address: shownAddress(slot.worker.address) }),
     state: slot.state(now),
     inFlight: slot.batch?.size ?? 0,
@@ -35,6 +36,8 @@ export function workerBeat(model: string, slot: Slot, startedAt: number, now: nu
     utilization: thousandths(busyMs / Math.max(1, now - startedAt)),
     ratio: Math.round(100 * slot.ratio) / 100,
     leased: slot.shared,
+    ...(pipeline > 1 && { pipeline }),
+    ...(ahead && { ahead: ahead.id }),
     ...(slot.worker.load && { load: thousandths(slot.worker.load.share) }),
     ...whyDown(slot, now),
   };
@@ -55,10 +58,10 @@ export function heldWorkers(
   startedAt: number,
   now: number,
 ): WorkerBeat[] {
-  return dispatchers.flatMap(({ rules, workers }) =>
-    workers.slots
+  return dispatchers.flatMap((dispatcher) =>
+    dispatcher.workers.slots
       .filter((slot) => slot.held(now))
-      .map((slot) => workerBeat(rules.name, slot, startedAt, now)),
+      .map((slot) => workerBeat(dispatcher, slot, startedAt, now)),
   );
 }
 

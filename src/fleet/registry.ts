@@ -51,6 +51,10 @@ export interface WorkerBeat {
   readonly ratio: number;
   /** Others list it too. */
   readonly leased: boolean;
+  /** Batches that it may have in its hands, where that is more than one. */
+  readonly pipeline?: number;
+  /** The batch that it has behind the one it runs. */
+  readonly ahead?: string;
   /** How full it last said it is, 0 to 1; left out where it never says. */
   readonly load?: number;
   readonly down?: { readonly why: string; readonly retryInMs: number };

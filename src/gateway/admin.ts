@@ -34,6 +34,10 @@ export interface WorkerReport {
   readonly utilization: number;
   /** Its pace against the fleet's: 2 needs twice as long. */
   readonly ratio: number;
+  /** Batches that it may have in its hands. */
+  readonly pipeline: number;
+  /** The batch that was handed over while it runs another. */
+  readonly ahead: string | null;
   /** How full it last said it is, 0 to 1; left out where it never says. */
   readonly load?: number;
   readonly down?: { readonly why: string; readonly retry_in_ms: number };

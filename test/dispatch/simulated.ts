@@ -1,6 +1,7 @@
 /** A simulated Ferry with settings that a test changes as it needs. */
 import type { Worker } from "../../src/backend/backend.ts";
 import type { SimulatedOptions } from "../../src/backend/simulated.ts";
+import type { PipelineMode } from "../../src/dispatch/pipeline.ts";
 import type { Limits } from "../../src/core/policy.ts";
 import type { RecordView } from "../../src/engine/engine.ts";
 import { Simulation, type SimulationOptions } from "../../src/plan/simulation.ts";
@@ -13,6 +14,7 @@ export interface Changes {
   readonly maxBatchBytes?: number;
   readonly seed?: number;
   readonly workerMs?: number;
+  readonly pipeline?: PipelineMode;
   readonly queueMs?: number;
   readonly totalMs?: number;
   readonly retries?: number;
@@ -34,6 +36,7 @@ export function simulate(changes: Changes = {}): Simulation {
       maxBatchTokens: changes.maxBatchTokens,
       maxBatchBytes: changes.maxBatchBytes,
       workerMs: changes.workerMs ?? 3000,
+      ...(changes.pipeline !== undefined && { pipeline: changes.pipeline }),
       maxWorkerLoad: changes.maxWorkerLoad ?? 1,
       retry: { max: changes.retries ?? 3, baseMs: 50, maxMs: 1000, budget: 0.1 },
       health: { failures: changes.failures ?? 3, ejectMs: 1000, maxEjectMs: 30_000 },

@@ -159,6 +159,8 @@ test("a gateway's admin page shows the fleet", () => {
     busy_ms: 1234,
     utilization: 0.25,
     ratio: 1.5,
+    pipeline: 1,
+    ahead: null,
     batcher: "b1",
     zone: "west",
   });

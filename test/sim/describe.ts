@@ -19,6 +19,7 @@ export function describePlan(seed: number): string {
     `seed ${seed}: ${kind}; ${plan.workers} workers of ${plan.baseMs} + ${plan.perTaskMs.toFixed(1)}n ms`,
     `  ${plan.requests} requests in ${plan.overMs} ms; ${limits.policy}, at most ${limits.maxBatchSize}, ` +
       `${rules.maxBatchTokens ?? "any"} tokens, ${rules.maxBatchBytes ?? "any"} bytes, by worker ${plan.takes.join(" ")}; ` +
+      `pipeline ${rules.pipeline}${plan.queues ? " (workers queue)" : ""}; ` +
       `${limits.maxWaitMs} ms; admission ${plan.admission}; cache ${plan.cache}; collapse ${plan.collapse}`,
     `  queue ${plan.queueMs} ms, worker ${rules.workerMs} ms, total ${plan.totalMs} ms; ${retry.max} retries; ` +
       `at most ${plan.maxQueued} queued`,

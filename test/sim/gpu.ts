@@ -1,12 +1,13 @@
 /**
- * A worker as the batchers of a fleet share it: at the other end of a wire, one model, one batch at a time.
+ * A worker as the batchers of a fleet share it: at the other end of a wire, one model, one batch at a time. What a process
+ * hands over early waits until that process's batch before it has ended.
  *
  * It answers each input with what it was asked, parameters included, so that whoever gets it can tell whose it is. It
  * also lies (too few outputs, or too many), is slow, hangs, fails, asks for patience, refuses poison, dies of a
  * killer, and is killed. Outputs have no ids: a worker that mixes them up cannot be found out by anybody.
  *
  * At its door it checks what dispatch promises: a batch that is neither empty nor too large or too heavy, each task once, one batch
- * of a process at a time, and in a fleet only from the process that holds its lease.
+ * of a process at a time, or two where `pipeline` allows it, and in a fleet only from the process that holds its lease.
  */
 import assert from "node:assert/strict";
 import type { Batch, Reply, Worker } from "../../src/backend/backend.ts";
@@ -30,6 +31,9 @@ export function answerTo(input: string, parameters: string): string {
 interface Running {
   readonly host: Host;
   readonly batch: Batch;
+  readonly begun: (() => void) | undefined;
+  /** Not merely held. */
+  began: boolean;
   end(reply: Reply): void;
 }
 
@@ -79,7 +83,9 @@ export class Gpu {
   /** A power cut, for so long. */
   kill(forMs: number): void {
     this.#downUntil = this.#time.now() + forMs;
-    for (const running of this.#running) running.end(failed("worker was killed", "batch"));
+    const held = [...this.#running];
+    this.#running.clear();
+    for (const running of held) running.end(this.#lost(running, "worker was killed"));
   }
 
   heal(): void {
@@ -99,30 +105,38 @@ export class Gpu {
             host.deliver(WIRE_MS, () => resolve(!this.down));
           }),
       }),
-      run: (batch, signal) => this.#call(host, batch, signal),
+      queues: this.#plan.queues,
+      run: (batch, signal, begun) => this.#call(host, batch, signal, this.#plan.queues ? begun : undefined),
     };
   }
 
-  #call(host: Host, batch: Batch, signal: AbortSignal): Promise<Reply> {
+  /** One that queues by contract says so of what it never began. */
+  #lost({ began }: Running, message: string): Reply {
+    return failed(message, began || !this.#plan.queues ? "batch" : "nobody");
+  }
+
+  #call(host: Host, batch: Batch, signal: AbortSignal, begun?: () => void): Promise<Reply> {
     if (signal.aborted) return Promise.resolve(failed("aborted", "nobody"));
     const { promise, resolve } = Promise.withResolvers<Reply>();
     let over = false;
     const finish = (reply: Reply): void => {
       over = true;
       signal.removeEventListener("abort", abort);
-      this.#running.delete(running);
+      this.#leave(running);
       resolve(reply);
     };
     const running: Running = {
       host,
       batch,
+      began: false,
+      begun: begun && (() => host.deliver(WIRE_MS, () => over || begun())),
       end: (reply) => {
-        this.#running.delete(running);
+        this.#leave(running);
         host.deliver(WIRE_MS, () => over || finish(reply));
       },
     };
     // The connection is destroyed, and with it whatever would have come back.
-    const abort = (): void => finish(failed("aborted", "batch"));
+    const abort = (): void => finish(this.#lost(running, "aborted"));
     signal.addEventListener("abort", abort);
     this.#time.at(this.#time.now() + WIRE_MS, () => {
       if (over || !host.alive) return;
@@ -138,12 +152,37 @@ export class Gpu {
     this.#ledger.sent(this.name, host.name, batch);
     this.#running.add(running);
     host.onDeath.add(() => this.#running.delete(running));
+    if (this.#of(host).length === 1) return this.#begin(running);
+    this.#ledger.count("batch handed over early");
+  }
+
+  #of(host: Host): Running[] {
+    return [...this.#running].filter((running) => running.host === host);
+  }
+
+  /** It is done with this one, and begins with the next of the same process. */
+  #leave(running: Running): void {
+    if (!this.#running.delete(running)) return;
+    const [next] = this.#of(running.host);
+    if (next !== undefined && !next.began) this.#begin(next);
+  }
+
+  #begin(running: Running): void {
+    const { batch } = running;
+    running.began = true;
+    running.begun?.();
     const fault = this.#draw();
     if (fault !== "well") this.#ledger.count(`worker ${fault}`);
     if (fault === "hang") return;
     const afterMs = fault === "busy" ? 0 : this.#serviceMs(batch.tasks.length);
     this.#time.at(this.#time.now() + afterMs, () => {
-      if (this.#running.has(running)) running.end(this.#reply(batch, fault));
+      if (!this.#running.has(running)) return;
+      const reply = this.#reply(batch, fault);
+      if (reply.kind === "failed" && reply.blame === "batch") {
+        for (const held of this.#of(running.host))
+          if (held !== running) held.end(this.#lost(held, reply.message));
+      }
+      running.end(reply);
     });
   }
 
@@ -158,14 +197,16 @@ export class Gpu {
     assert.ok(light || tasks.length === 1, `a batch of ${tasks.length} to ${this.name} is over its budget`);
     const ids = new Set(tasks.map(({ id }) => id));
     assert.equal(ids.size, tasks.length, `${this.name} got a task twice in one batch`);
-    for (const other of this.#running) {
-      assert.notEqual(other.host, host, `${this.name} got two batches at once from ${host.name}`);
-    }
+    const { pipeline } = this.#plan.rules;
+    const mayHold = pipeline === 2 || (pipeline === "auto" && this.#plan.queues) ? 2 : 1;
+    const count = this.#of(host).length + 1;
+    assert.ok(count <= mayHold, `${this.name} got ${count} batches at once from ${host.name}`);
     if (this.#holder === undefined) return;
     const holder = this.#holder(this.lease);
     const who = `${host.name} started a batch on ${this.name}, which ${holder ?? "nobody"} holds`;
     if (holder !== host.name) this.#ledger.trespassed(who, holder === undefined);
-    if (this.#running.size > 0) this.#ledger.count("worker shared with one who lost it");
+    const others = this.#running.size > this.#of(host).length;
+    if (others) this.#ledger.count("worker shared with one who lost it");
   }
 
   #draw(): "well" | "error" | "hang" | "short" | "long" | "busy" {

@@ -7,7 +7,7 @@
  */
 import assert from "node:assert/strict";
 import type { Batch } from "../../src/backend/backend.ts";
-import type { Outcome, Task } from "../../src/core/task.ts";
+import type { BatchNote, Outcome, Task } from "../../src/core/task.ts";
 import type { CancelReply, Engine, EngineStats, PutReply, RecordView } from "../../src/engine/engine.ts";
 import type { SettleReply, Verdict } from "../../src/engine/engine.ts";
 import type { MemoryEngine } from "../../src/engine/memory.ts";
@@ -42,7 +42,8 @@ export class Ledger {
   readonly #cancelled = new Set<string>();
   #idleSince: number | undefined;
   #mostRunning = 0;
-  readonly #busy = new Set<string>();
+  /** What each worker runs; the next may have begun before its own batch's answer is here. */
+  readonly #busy = new Map<string, string>();
   #overdue = false;
   #failure: Error | undefined;
 
@@ -257,10 +258,11 @@ export class Ledger {
     events.on("batch.answered", ({ batchId, kind, call, worker }) => {
       if (call > 1) this.count("call of a bisection");
       this.say(who, `${batchId} ${kind}`);
+      if (this.#busy.get(worker) !== batchId) return;
       this.#busy.delete(worker);
       this.#idleSince ??= this.#time.now();
     });
-    events.on("batch.started", ({ batch, oldestWaitMs }) => this.#started(batch.worker, oldestWaitMs));
+    events.on("batch.started", ({ batch, oldestWaitMs }) => this.#started(batch, oldestWaitMs));
     events.on("notice", ({ level, message }) => {
       if (level === "error") this.count("notice of an error");
       this.say(who, `${level}: ${message}`);
@@ -268,7 +270,7 @@ export class Ledger {
   }
 
   /** Where nothing is wrong nobody waits longer than it should while a worker idles. */
-  #started(worker: string, oldestWaitMs: number): void {
+  #started({ id, worker }: BatchNote, oldestWaitMs: number): void {
     const { calm, fleet, workers, rules } = this.#plan;
     const now = this.#time.now();
     if (calm && !fleet && !this.#overdue && this.#idleSince !== undefined) {
@@ -276,7 +278,7 @@ export class Ledger {
       this.check(tooLong <= AT_ONCE_MS, `a task waited ${tooLong} ms too long while a worker was free`);
       this.count("waits checked");
     }
-    this.#busy.add(worker);
+    this.#busy.set(worker, id);
     if (this.#busy.size >= workers) this.#idleSince = undefined;
   }
 

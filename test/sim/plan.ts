@@ -73,6 +73,8 @@ export interface Plan {
   readonly rules: ModelRules;
   /** The most tasks that each worker takes at once; Infinity where it does not say. */
   readonly takes: readonly number[];
+  /** Workers run what they are given one after the other and say when they begin; otherwise they only do the former. */
+  readonly queues: boolean;
   readonly queueMs: number;
   readonly totalMs: number;
   readonly maxQueued: number;
@@ -92,6 +94,7 @@ export interface Plan {
 }
 
 const POLICIES: readonly PolicyName[] = ["adaptive", "latency", "eco", "fixed"];
+const PIPELINES = [1, "auto", "auto", 2, 2] as const;
 const NO_NET: NetFaults = { lost: 0, replyLost: 0, late: 0, noteLost: 0, noteTwice: 0, noteLate: 0 };
 const NO_GPU: GpuFaults = { error: 0, hang: 0, short: 0, long: 0, busy: 0, slow: 0, slowFactor: 1 };
 
@@ -146,7 +149,9 @@ export function draw(seed: number): Plan {
   const workers = dice.between(1, fleet ? 4 : 6);
   // From dice of their own, so that the other draws of a seed stay what they are.
   const bounds = new Dice(seed * 104_729 + 5);
-  const rules = { ...drawRules(dice), ...drawBudgets(bounds) };
+  const ahead = new Dice(seed * 15_485_863 + 3);
+  const pipeline = ahead.pick(PIPELINES);
+  const rules = { ...drawRules(dice), ...drawBudgets(bounds), pipeline };
   const baseMs = dice.between(3, rules.workerMs / 4);
   const overMs = dice.between(800, 2500);
   const totalMs = rules.workerMs + dice.between(300, 2500);
@@ -166,6 +171,7 @@ export function draw(seed: number): Plan {
     jitter: dice.some(0.5, 0.3),
     rules,
     takes: Array.from({ length: workers }, () => (bounds.chance(0.15) ? bounds.between(1, 8) : Infinity)),
+    queues: ahead.chance(0.6),
     queueMs: dice.between(300, totalMs),
     totalMs,
     maxQueued: dice.chance(0.2) ? dice.between(5, 40) : 10_000,

@@ -1,0 +1,158 @@
+/**
+ * What the engine is told of a batch's tasks, from what the worker said of the batch.
+ *
+ *   answered           done
+ *   rejected           failed: for one that stands alone
+ *   busy               back to the queue, no attempt counted; the worker is left alone for a while
+ *   unusable, failed   retry with backoff, then dead letter. When one of the inputs may be the cause they come back in smaller
+ *                      batches, so that the innocent part company with the guilty
+ */
+import type { Reply } from "../backend/backend.ts";
+import { retryAt, smallerBatch, smallerBatchAfter } from "../core/retry.ts";
+import type { Task } from "../core/task.ts";
+import type { ClaimedTask, Lease, SettleReply, Verdict } from "../engine/engine.ts";
+import type { RunParts, RunRules } from "./batch-run.ts";
+import { attempts, brief, type Said } from "./brief.ts";
+import type { Bound } from "./bound.ts";
+import type { Hold } from "./hold.ts";
+import type { Rider } from "./riders.ts";
+import type { Slot } from "./workers.ts";
+
+type WithoutId<V> = V extends Verdict ? Omit<V, "id"> : never;
+export type Judge = (rider: Rider, claimed: ClaimedTask, at: number) => WithoutId<Verdict>;
+
+export class Verdicts {
+  readonly #rules: RunRules;
+  readonly #parts: RunParts;
+  readonly #slot: Slot;
+  readonly #hold: Hold;
+  /** Under which the tasks are ours. */
+  lease: Lease;
+  /** Ferry stops: nothing more is said. */
+  silent = false;
+
+  constructor(
+    rules: RunRules,
+    parts: RunParts,
+    { slot, hold, lease }: Pick<Bound, "slot" | "hold" | "lease">,
+  ) {
+    this.#rules = rules;
+    this.#parts = parts;
+    this.#slot = slot;
+    this.#hold = hold;
+    this.lease = lease;
+  }
+
+  async conclude(riders: Rider[], reply: Reply): Promise<void> {
+    const now = this.#parts.clock.now();
+    switch (reply.kind) {
+      case "answered":
+        // `riders` are those that were sent, in the order in which they were sent.
+        return this.settle(riders, (_, __, at) => ({ kind: "done", output: reply.outputs[at]! }));
+      case "rejected":
+        return this.settle(riders, () => ({
+          kind: "failed",
+          code: "INPUT_REJECTED",
+          message: reply.message,
+        }));
+      case "busy":
+        this.#slot.circuit.pause(now + reply.retryAfterMs);
+        return this.settle(riders, () => ({ kind: "retry", at: now, message: brief(reply), spared: true }));
+      case "unusable":
+        this.#failed(brief(reply), now, false);
+        return this.#retry(riders, reply, () => Infinity);
+      case "failed":
+        if (!this.#neverBegun(reply)) this.#failed(brief(reply), now, reply.blame === "nobody");
+        if (reply.blame === "nobody") {
+          return this.settle(riders, () => ({
+            kind: "retry",
+            at: now,
+            message: brief(reply),
+            spared: true,
+          }));
+        }
+        return this.#retry(riders, reply, (attempt) =>
+          smallerBatchAfter(attempt, riders.length, this.#rules.retry.max),
+        );
+    }
+  }
+
+  /** It came back because of the one before it, which tells what there is to tell of the worker. */
+  #neverBegun({ blame }: Reply & { kind: "failed" }): boolean {
+    const { early, begun } = this.#hold;
+    return blame === "nobody" && early && !begun && this.#slot.worker.queues === true;
+  }
+
+  #failed(why: string, now: number, unreachable: boolean): void {
+    const { workers, prober } = this.#parts;
+    if (workers.failed(this.#slot, now, why, unreachable)) prober.ejected(this.#slot, unreachable);
+  }
+
+  /** Tries again later in batches of at most `atMost(attempt)`, or gives up. */
+  async #retry(riders: Rider[], why: Said, atMost: (attempt: number) => number): Promise<void> {
+    const message = brief(why);
+    const now = this.#parts.clock.now();
+    // One roll for the batch: its tasks come back together and fill one batch again.
+    const random = this.#parts.random();
+    const code = "INFERENCE_FAILED";
+    /** In the order of the verdicts; undefined where it is tried again. */
+    const dead: (Task | undefined)[] = [];
+    const replies = await this.#tell(riders, (_, { attempt, task }) => {
+      const at = retryAt(attempt, this.#rules.retry, now, random);
+      dead.push(at === undefined ? task : undefined);
+      if (at !== undefined) return { kind: "retry", at, message, maxBatchSize: atMost(attempt) };
+      // The worker's own words may tell more of the inside than a caller should see.
+      return {
+        kind: "dead",
+        code,
+        message: `${attempts(attempt)} failed; it is kept as a dead letter`,
+        detail: why.message,
+      };
+    });
+    // Only now: one that had its end already, or was another's, is no dead letter.
+    dead.forEach((task, at) => {
+      if (task === undefined || replies[at] !== "taken") return;
+      const { id, model, trace } = task;
+      this.#parts.events.emit("task.dead", { id, model, code, message, trace });
+    });
+  }
+
+  /**
+   * Not cleared in time: back to the queue, where the attempt counts, and never again in so large a batch. Whoever has
+   * no attempt left is spared this one: nobody dies of another's refusal. It ends, because batches only get smaller.
+   */
+  async putBack(riders: Rider[], batchSize: number): Promise<void> {
+    if (riders.length === 0) return;
+    const now = this.#parts.clock.now();
+    const random = this.#parts.random();
+    const message = "a batch-mate was refused";
+    const maxBatchSize = smallerBatch(batchSize);
+    await this.settle(riders, (_, { attempt }) => {
+      const at = retryAt(attempt, this.#rules.retry, now, random);
+      if (at !== undefined) return { kind: "retry", at, message, maxBatchSize };
+      return { kind: "retry", at: now, message, maxBatchSize, spared: true };
+    });
+  }
+
+  /** The worker may be another process's by now, and takes no further call of ours: nobody's fault. */
+  async yield(riders: Rider[], batchSize: number): Promise<void> {
+    const at = this.#parts.clock.now();
+    const message = `the lease of ${this.#slot.name} ran out`;
+    const maxBatchSize = smallerBatch(batchSize);
+    await this.settle(riders, () => ({ kind: "retry", at, message, spared: true, maxBatchSize }));
+  }
+
+  async settle(riders: readonly Rider[], judge: Judge): Promise<void> {
+    await this.#tell(riders, judge);
+  }
+
+  /** What the engine says to each verdict, in the order in which they were asked for. */
+  async #tell(riders: readonly Rider[], judge: Judge): Promise<readonly SettleReply[]> {
+    if (this.silent) return [];
+    const verdicts: Verdict[] = [];
+    riders.forEach((rider, at) => {
+      for (const claimed of rider.tasks) verdicts.push({ id: claimed.task.id, ...judge(rider, claimed, at) });
+    });
+    return this.#parts.engine.settle(this.lease, verdicts);
+  }
+}
