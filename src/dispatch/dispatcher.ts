@@ -27,6 +27,8 @@ import { type Slot, Workers } from "./workers.ts";
 /** Queues with other parameters than the oldest ones are looked at only this far. */
 const MAX_QUEUES_SEEN = 64;
 const REQUEUE_BELOW_LOAD = 0.9;
+/** Of what a batch takes, a wait may last so much longer: with batches of 50 ms and more a plain timer will do. */
+const LATE_SHARE = 0.02;
 
 /** A queue, and what is to be done with it. */
 interface Choice<Kind extends Decision["kind"]> {
@@ -170,7 +172,8 @@ export class Dispatcher {
 
   #wakeAt(at: number, depth: number): void {
     this.#wakeDepth = depth;
-    if (at !== Infinity) this.#alarm = this.#parts.clock.at(at, () => this.#pump());
+    const withinMs = LATE_SHARE * this.workers.service.msFor(1);
+    if (at !== Infinity) this.#alarm = this.#parts.clock.at(at, () => this.#pump(), withinMs);
   }
 
   /** The queue to send from now, or the one to wait for. */
