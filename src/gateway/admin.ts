@@ -36,10 +36,29 @@ export interface WorkerReport {
   readonly down?: { readonly why: string; readonly retry_in_ms: number };
 }
 
+/** What a batch of one size takes, and what a worker does with such batches. */
+interface SizeReport {
+  readonly size: number;
+  readonly ms: number;
+  readonly per_second: number;
+}
+
+/** What the workers of one model take for batches of each size, as /internal/workers shows it. */
+export interface CurveReport {
+  readonly name: string;
+  readonly max_batch_size: number;
+  readonly curve: readonly { readonly size: number; readonly ms: number; readonly batches: number }[];
+  /** Null while it is not known, and where throughput grows with every size that was seen. */
+  readonly knee: (SizeReport & { readonly full: SizeReport }) | null;
+  readonly hint: string | null;
+}
+
 /** What the admin listener shows of the process around it. */
 export interface Inside {
   health(): Readonly<Record<string, unknown>>;
   workers(): readonly WorkerReport[];
+  /** Of the models whose batches this process runs. */
+  curves(): readonly CurveReport[];
   /** How many workers each model should have, and why. */
   scaling(): readonly object[];
   readonly draining: () => boolean;
@@ -73,7 +92,9 @@ export function adminRoutes(
     ...more.open,
     ...guardAll(more.guarded, guarded),
     "/internal/health": { GET: guarded((exchange) => json(exchange, inside.health())) },
-    "/internal/workers": { GET: guarded((exchange) => json(exchange, { workers: inside.workers() })) },
+    "/internal/workers": {
+      GET: guarded((exchange) => json(exchange, { workers: inside.workers(), models: inside.curves() })),
+    },
     "/internal/scaling": { GET: guarded((exchange) => json(exchange, { models: inside.scaling() })) },
     "/internal/requests/{id}": {
       GET: guarded(async (exchange, id) => json(exchange, await tell(id, engine, tiers, more.history))),

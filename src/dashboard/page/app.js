@@ -8,6 +8,7 @@
 /** @import { Frame, Hello, ModelFrame } from "../frames.ts" */
 /** @import { Batches, History } from "./state.js" */
 import { hasToken, setToken, tokenHeaders } from "./api.js";
+import { Curve } from "./curve.js";
 import { DeadLetters } from "./dead-letters.js";
 import { byId, copy, h, keep, mark, recall, say, show, the } from "./dom.js";
 import { age, ms, quoted, short, span } from "./format.js";
@@ -67,6 +68,7 @@ const panels = /** @type {const} */ ([
   ["queues", new Queues()],
   ["refused", new Refused()],
   ["saved", new Saved()],
+  ["curve", new Curve()],
   ["dead", letters],
   ["notes", new Notes()],
   ["process", new Process()],
