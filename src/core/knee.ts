@@ -5,7 +5,7 @@
  * proportion. `ServiceEstimate` draws one line through all sizes, which is what the policy needs; this keeps the
  * sizes apart. They fall into steps (1, 2, 3, 4, 6, 8, 12 …: powers of two and the halves between); of each step the mean
  * size and the mean time, both weighted towards the last batches (0.05; the first weigh 1/count). A time counts as at
- * most four times what was expected of its step. A step that was not seen for five minutes counts half as much, and one
+ * most twice what its step usually takes. A step that was not seen for five minutes counts half as much, and one
  * that counts less than three batches is left out.
  *
  * Through the steps goes  S(n) = c + b · max(0, n − k):  flat up to k, a line from there. For each k that lies at a step
@@ -20,7 +20,7 @@
 /** Of the best throughput, what the knee gives. */
 export const WORTH = 0.9;
 const WEIGHT = 0.05;
-const CLIP = 4;
+const CLIP = 2;
 /** Below so many batches of a step nothing is clipped. */
 const ENOUGH_TO_CLIP = 8;
 const HALF_LIFE_MS = 300_000;
