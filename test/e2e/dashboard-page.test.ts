@@ -31,6 +31,50 @@ async function open(scene: Scene, options = {}): Promise<Look & { fake: FakeLive
 const pressed = (page: Page, selector: string): Promise<string | null> =>
   page.locator(selector).getAttribute("aria-pressed");
 
+describe("the learned curve", () => {
+  for (const options of [
+    { viewport: { width: 1440, height: 900 }, colorScheme: "light" },
+    { viewport: { width: 390, height: 800 }, colorScheme: "dark" },
+  ] as const) {
+    test(`is drawn with its knee and what follows, ${options.viewport.width} px, ${options.colorScheme}`, async () => {
+      await using look = await open("healthy", options);
+      const { page, troubles } = look;
+      await page.locator("#curve svg").waitFor();
+      assert.equal(await page.locator("#curve circle").count(), 8);
+      assert.equal(await page.locator("#curve text.knee").textContent(), "knee 32");
+      assert.equal(await page.locator("#curve-read").innerText(), "knee at 32: 50 ms, 640/s a worker");
+      assert.match(
+        await page.locator("#curve-hint").innerText(),
+        /^maxBatchSize 64 lies beyond the knee at 32/,
+      );
+      assert.match((await page.locator("#curve").getAttribute("aria-label")) ?? "", /knee at 32/);
+      const inside = `(() => { const box = document.getElementById("curve").getBoundingClientRect();
+        return [...document.querySelectorAll("#curve svg *")].every((each) => {
+          const { left, right } = each.getBoundingClientRect();
+          return left >= box.left - 1 && right <= box.right + 1; }); })()`;
+      assert.equal(await page.evaluate(inside), true, "nothing is cut");
+      const wide = "document.documentElement.scrollWidth <= document.documentElement.clientWidth";
+      assert.equal(await page.evaluate(wide), true, "nothing is wider than the screen");
+      await page.keyboard.press("v");
+      await page.locator("#curve-twin table tbody tr").nth(7).waitFor();
+      assert.deepEqual(troubles, []);
+    });
+  }
+
+  test("says so where nothing is known, or another process knows it; a hostile hint is text", async () => {
+    await using look = await open("empty");
+    const { page, fake, troubles } = look;
+    await page.locator("#curve-hint").getByText("No size is known yet.").waitFor();
+    assert.equal(await page.locator("#curve").isVisible(), false);
+    fake.alter = (frame) => ({ ...frame, models: frame.models.map((model) => ({ ...model, curve: null })) });
+    await page.locator("#curve-hint").getByText("The process that runs the batches shows it.").waitFor();
+    fake.alter = (frame) => frame;
+    fake.scene = "nasty";
+    await page.locator("#curve-hint").getByText("<img src=x").waitFor();
+    assert.deepEqual(troubles, []);
+  });
+});
+
 describe("keys", () => {
   test("space pauses what is shown and goes on; the stream is still heard", async () => {
     await using look = await open("healthy");
