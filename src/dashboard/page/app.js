@@ -8,13 +8,12 @@
 /** @import { Frame, Hello, ModelFrame } from "../frames.ts" */
 /** @import { Batches, History } from "./state.js" */
 import { hasToken, setToken, tokenHeaders } from "./api.js";
-import { Curve } from "./curve.js";
 import { DeadLetters } from "./dead-letters.js";
 import { byId, copy, h, keep, mark, recall, say, show, the } from "./dom.js";
 import { age, ms, quoted, short, span } from "./format.js";
 import { Graphs } from "./graphs.js";
 import { showKeys, startKeys } from "./keys.js";
-import { Notes, Process, Queues, Reasons, Refused, Saved } from "./panels.js";
+import { Curve, Notes, Process, Queues, Reasons, Refused, Saved } from "./panels.js";
 import { State } from "./state.js";
 import { showStory } from "./story.js";
 import { Stream } from "./stream.js";
