@@ -224,6 +224,7 @@ export class Ferry {
     this.#router?.releaseAll();
     await Promise.all([this.#listener?.settle(LAST_WORDS_MS), this.#grpc?.settle(LAST_WORDS_MS)]);
     for (const undo of this.#undo.toReversed()) await undo();
+    await this.#clock.rest?.();
   }
 
   #dispatch(model: ModelConfig, backend: Backend, engine: Engine, member: string | undefined): void {
@@ -348,12 +349,11 @@ export class Ferry {
   async #openGrpc(crossing: Crossing): Promise<void> {
     const { grpc, limits, models } = this.#config;
     if (grpc.listen === undefined) return;
-    const tensors = models.filter(speaksTensors);
     const door = (this.#grpc = new GrpcDoor(
       { ...limits, ...grpc },
       {
         crossing,
-        models: tensors.map(({ name, maxBatchSize }) => ({
+        models: models.filter(speaksTensors).map(({ name, maxBatchSize }) => ({
           name,
           alone: maxBatchSize === 1,
           ready: () => this.#healthy(name),

@@ -4,6 +4,7 @@
  */
 import type { Prospects } from "./admission/gate.ts";
 import type { Clock } from "./clock.ts";
+import type { CurveReading, Throughput } from "./core/knee.ts";
 import type { Sighting } from "./core/scaling.ts";
 import type { Config, Role } from "./config.ts";
 import type { Dispatcher } from "./dispatch/dispatcher.ts";
@@ -11,7 +12,7 @@ import type { Engine } from "./engine/engine.ts";
 import { heldWorkers, thousandths } from "./fleet/describe.ts";
 import type { Fleet } from "./fleet/fleet.ts";
 import type { WorkerBeat } from "./fleet/registry.ts";
-import type { Inside, WorkerReport } from "./gateway/admin.ts";
+import type { CurveReport, Inside, WorkerReport } from "./gateway/admin.ts";
 import type { WorkerDesk } from "./gateway/worker-routes.ts";
 import type { ScalingLoop, ScalingReport } from "./scaling.ts";
 import type { ModelSight, ProcessSight, Sight, WorkerSight } from "./telemetry/sight.ts";
@@ -102,8 +103,16 @@ export class Report implements Inside, Sight {
     });
   }
 
+  curves(): CurveReport[] {
+    const now = this.#parts.clock.now();
+    return this.#parts.dispatchers.map(({ rules, workers }) => {
+      const { maxBatchSize } = rules.limits;
+      return curveReport(rules.name, maxBatchSize, workers.curve.read(maxBatchSize, now));
+    });
+  }
+
   models(): ModelSight[] {
-    const { clock, config, engine } = this.#parts;
+    const { clock, config, engine, dispatchers } = this.#parts;
     const now = clock.now();
     const workers = this.#workerSights();
     return this.#sums(now).map((sums) => {
@@ -111,6 +120,7 @@ export class Report implements Inside, Sight {
       let oldestAt = now;
       for (const queue of engine.queues(name)) oldestAt = Math.min(oldestAt, queue.oldestAt);
       const { maxBatchSize } = config.models.find((model) => model.name === name)!;
+      const own = dispatchers.find(({ rules }) => rules.name === name);
       return {
         name,
         maxBatchSize,
@@ -119,6 +129,7 @@ export class Report implements Inside, Sight {
         workers: workers.get(name) ?? [],
         healthy,
         utilization,
+        curve: own?.workers.curve.read(maxBatchSize, now),
         ...this.#load(sums, now),
       };
     });
@@ -245,5 +256,20 @@ function workerReport(worker: WorkerBeat): WorkerReport {
     ahead: worker.ahead ?? null,
     ...(load !== undefined && { load }),
     ...(down && { down: { why: down.why, retry_in_ms: down.retryInMs } }),
+  };
+}
+
+function curveReport(name: string, maxBatchSize: number, { points, knee, hint }: CurveReading): CurveReport {
+  const at = ({ size, ms, perSecond }: Throughput): { size: number; ms: number; per_second: number } => ({
+    size,
+    ms: thousandths(ms),
+    per_second: Math.round(perSecond),
+  });
+  return {
+    name,
+    max_batch_size: maxBatchSize,
+    curve: points.map((point) => ({ ...point, ms: thousandths(point.ms) })),
+    knee: knee === undefined ? null : { ...at(knee), full: at(knee.full) },
+    hint: hint === "" ? null : hint,
   };
 }

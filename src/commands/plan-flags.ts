@@ -44,6 +44,10 @@ export const planFlags: { readonly [name: string]: Flag } = {
   input: text("JSON", 'what --measure puts into every seat; default "hello"'),
   rounds: text("N", "batches of each size that --measure times; default 7"),
   timeout: text("TIME", "what --measure gives one batch; default 30s"),
+  learned: text(
+    "FILE",
+    "what GET /internal/workers of a running Ferry said: its own times instead of --service",
+  ),
   replay: text("FILE", "recorded requests, one JSON a line: the best maxBatchSize and maxWaitMs for them"),
   duration: text(
     "TIME",
@@ -82,7 +86,9 @@ export function readSettings(call: Call, console: Console): Settings | undefined
   const chosen = named ? chooseConfig(call, console, "nothing was planned") : undefined;
   if (named && chosen === undefined) return undefined;
   const config = chosen?.config ?? demoConfig();
-  const model = chooseModel(config, call.text("model"));
+  // Without a file of its own, --learned has models by other names.
+  const elsewhere = !named && call.text("learned") !== undefined;
+  const model = chooseModel(config, elsewhere ? undefined : call.text("model"));
   const { backend } = model;
   const written = call.text("service");
   const service = written === undefined ? undefined : parseService(written);

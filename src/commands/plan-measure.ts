@@ -5,7 +5,8 @@
 import { HttpBackend } from "../backend/http.ts";
 import { plural } from "../banner.ts";
 import { SystemClock } from "../clock.ts";
-import { fit, type Fit } from "../plan/fit.ts";
+import { type Throughput, whatItBuys } from "../core/knee.ts";
+import { fit, type Fit, type Timing } from "../plan/fit.ts";
 import { type Measured, measureSizes, NotMeasured } from "../plan/measure.ts";
 import { formatService, serviceMs } from "../plan/service.ts";
 import { Events } from "../telemetry/events.ts";
@@ -126,9 +127,20 @@ function measuredText(
         : `  no knee up to ${maxBatchSize}: larger batches may pay still more, if your model takes them (--batch ${2 * maxBatchSize})`
       : knee === 1
         ? "  time grows in proportion to the size from the first input on: batching buys nothing here"
-        : `  the knee is at ${knee}: larger batches take longer in proportion, a larger maxBatchSize buys nothing`,
+        : `  the knee is at ${knee}: larger batches take longer in proportion. ${beyond(timings, knee)}`,
     "",
   ].join("\n");
+}
+
+/** What the largest batch that was timed buys over one at the knee. */
+function beyond(timings: readonly Timing[], knee: number): string {
+  const [atKnee, full] = [timings.find(({ size }) => size === knee)!, timings.at(-1)!];
+  const buys = whatItBuys(throughput(atKnee), throughput(full));
+  return `${buys[0]!.toUpperCase()}${buys.slice(1)}: set maxBatchSize: ${knee}`;
+}
+
+function throughput({ size, ms }: Timing): Throughput {
+  return { size, ms, perSecond: (1000 * size) / ms };
 }
 
 /** Timeouts that leave room for a slow batch and for a second try. */

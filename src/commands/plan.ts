@@ -1,13 +1,14 @@
 /**
  * `ferry plan`: how many workers a rate and a goal need, from the code that serves requests, on virtual time.
  *
- * Three ways to ask. From numbers alone; with --measure, from a worker that is timed first; with --replay, from
- * requests that were recorded. What is asked for and cannot be had is one line and exit 1.
+ * Four ways to ask. From numbers alone; with --measure, from a worker that is timed first; with --learned, from what a
+ * running Ferry knows of its workers; with --replay, from requests that were recorded. What is asked for and cannot be had is one line and exit 1.
  */
 import { Impossible } from "../plan/planner.ts";
 import { type Call, type Command, type Console, expectNoWords, Failure, UsageError } from "./command.ts";
 import { planFlags, readCost, readSettings } from "./plan-flags.ts";
 import { findPlan, readAsk } from "./plan-find.ts";
+import { planLearned } from "./plan-learned.ts";
 import { measureWorker } from "./plan-measure.ts";
 import { replayFile } from "./plan-replay.ts";
 import { planJson } from "./plan-text.ts";
@@ -33,6 +34,7 @@ export const plan: Command = {
     if (settings === undefined) return 1;
     try {
       if (call.text("replay") !== undefined) return await replayFile(call, console, settings);
+      if (call.text("learned") !== undefined) return await planLearned(call, console, settings);
       if (call.text("measure") !== undefined) return await measureWorker(call, console, settings);
       const { service } = settings;
       if (service === undefined) {

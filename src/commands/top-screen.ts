@@ -37,7 +37,8 @@ export function drawTop(view: TopView, size: Size, paint: Paint): string[] {
   const { shown } = view;
   if (shown === undefined) return [draw([["FERRY", paint.bold], ["  waiting for the first frame"]])];
   const top = [...heading(view, columns, paint), ...verdict(shown.verdict, columns, paint)];
-  const middle = [[], ...numbers(view, shown, columns, paint), ...queues(view, shown, columns), []];
+  const sizes = curve(shown, columns, paint);
+  const middle = [[], ...numbers(view, shown, columns, paint), ...queues(view, shown, columns), ...sizes, []];
   const lines = [...top, ...middle];
   const room = Math.max(1, rows - lines.length - 2);
   const workers = workerLines(view, shown, columns, room, paint);
@@ -88,6 +89,18 @@ function numbers(view: TopView, { recent }: ModelFrame, columns: number, paint: 
     ...(recent.fill === null ? [] : [[`seats taken ${percent(recent.fill)}`] satisfies Piece]),
   ];
   return flow(parts, columns);
+}
+
+/** The knee, and what follows; nothing while it is not known. */
+function curve({ curve }: ModelFrame, columns: number, paint: Paint): Piece[][] {
+  if (!curve || (curve.knee === null && curve.hint === "")) return [];
+  const { knee, hint } = curve;
+  const at =
+    knee === null ? "" : `knee at ${knee.size}: ${time(knee.ms)}, ${count(knee.perSecond)}/s a worker`;
+  const said = hint === "" ? at : hint;
+  return wrap(printable(said), columns)
+    .slice(0, 2)
+    .map((line): Piece[] => [[line, paint.dim]]);
 }
 
 function queues(view: TopView, { queues, oldestWaitMs }: ModelFrame, columns: number): Piece[][] {

@@ -71,16 +71,19 @@ export class TopView {
       now,
       version: hello.version,
       process,
-      models: frame.models.map(({ verdict, recent, queues, oldestWaitMs, workers, refusedTenants }, at) => ({
-        name: hello.models[at]?.name,
-        maxBatchSize: hello.models[at]?.maxBatchSize,
-        verdict,
-        recent,
-        queues: queues.map((queue, tier) => ({ tier: hello.tiers[tier], ...queue })),
-        oldestWaitMs,
-        workers,
-        refusedTenants,
-      })),
+      models: frame.models.map(
+        ({ verdict, recent, queues, oldestWaitMs, workers, curve, refusedTenants }, at) => ({
+          name: hello.models[at]?.name,
+          maxBatchSize: hello.models[at]?.maxBatchSize,
+          verdict,
+          recent,
+          queues: queues.map((queue, tier) => ({ tier: hello.tiers[tier], ...queue })),
+          oldestWaitMs,
+          workers,
+          curve,
+          refusedTenants,
+        }),
+      ),
       notes: frame.notes,
     };
   }

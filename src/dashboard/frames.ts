@@ -144,6 +144,8 @@ export interface ModelFrame {
   readonly queues: readonly { readonly depth: number; readonly admittedPerSecond: number }[];
   readonly oldestWaitMs: number;
   readonly workers: readonly WorkerRow[];
+  /** Null where this process runs no batches. */
+  readonly curve: CurveFrame | null;
   /** Seconds that ended since the frame before; most often one or none. */
   readonly slots: Slots;
   /** Batches that began or ended since the frame before; a batch comes twice, its last row holds. */
@@ -152,6 +154,16 @@ export interface ModelFrame {
   readonly batchesLeftOut: number;
   /** Who was refused most in the last minute: tenant, times, last Retry-After in ms; at most ten. */
   readonly refusedTenants: readonly (readonly [tenant: string, times: number, retryAfterMs: number])[];
+}
+
+/** What batches of each size take, and where larger ones stop to pay. */
+export interface CurveFrame {
+  /** In the order of their sizes: tasks, milliseconds, batches that were seen. */
+  readonly points: readonly (readonly [size: number, ms: number, batches: number])[];
+  /** Null while it is not known, and where throughput grows with every size that was seen. */
+  readonly knee: { readonly size: number; readonly ms: number; readonly perSecond: number } | null;
+  /** What follows for `maxBatchSize`; "" where nothing does. */
+  readonly hint: string;
 }
 
 /** Something that happened, for people to read. */

@@ -6,6 +6,7 @@
  * its outcome (worker), and the rest (gateway: reading, admitting, writing). A request that joined another's
  * task has of each part only what passed while it was there; one that was answered from an earlier outcome has none.
  */
+import type { CurveReading } from "../core/knee.ts";
 import type { Outcome } from "../core/task.ts";
 import {
   type AnsweredRequest,
@@ -16,7 +17,7 @@ import {
 } from "../telemetry/events.ts";
 import type { ModelSight, WorkerSight } from "../telemetry/sight.ts";
 import { BatchBook } from "./batches.ts";
-import { type ModelFrame, type Recent, type Slots } from "./frames.ts";
+import type { CurveFrame, ModelFrame, Recent, Slots } from "./frames.ts";
 import { Latencies } from "./quantiles.ts";
 import { COLUMN, rounded, SlotRing } from "./slots.ts";
 import { RefusedTenants } from "./tenants.ts";
@@ -214,6 +215,7 @@ export class ModelFold {
       })),
       oldestWaitMs: Math.round(sight.oldestWaitMs),
       workers,
+      curve: sight.curve === undefined ? null : curveFrame(sight.curve),
       slots,
       batchesLeftOut: 0,
       refusedTenants: this.#tenants.top(TOP_TENANTS),
@@ -309,4 +311,15 @@ export class ModelFold {
     for (let back = 1; back <= seconds; back++) sum += this.#admitted[tier]![(second - back) % RING]!;
     return sum / Math.max(1, seconds);
   }
+}
+
+function curveFrame({ points, knee, hint }: CurveReading): CurveFrame {
+  return {
+    points: points.map(({ size, ms, batches }) => [size, rounded(ms), batches] as const),
+    knee:
+      knee === undefined
+        ? null
+        : { size: knee.size, ms: rounded(knee.ms), perSecond: Math.round(knee.perSecond) },
+    hint,
+  };
 }

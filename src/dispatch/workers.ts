@@ -15,6 +15,7 @@
 import type { Worker } from "../backend/backend.ts";
 import type { Clock } from "../clock.ts";
 import { ServiceEstimate, SurpriseEstimate } from "../core/estimate.ts";
+import { CurveEstimate } from "../core/knee.ts";
 import type { Events, WorkerState } from "../telemetry/events.ts";
 import { Circuit, type HealthLimits } from "./health.ts";
 import type { Hold } from "./hold.ts";
@@ -168,6 +169,8 @@ export class Workers {
   readonly #slots: Slot[] = [];
   readonly service = new ServiceEstimate();
   readonly surprise = new SurpriseEstimate();
+  /** For people to see; nothing is decided by it. */
+  readonly curve = new CurveEstimate();
   readonly #model: string;
   readonly #limits: HealthLimits;
   readonly #events: Events;
@@ -324,7 +327,9 @@ export class Workers {
       const usual = Math.min(ratio, ACCIDENT * slot.usualRatio);
       slot.usualRatio += RATIO_WEIGHT * (usual - slot.usualRatio);
     }
-    if (!this.slow(slot, now, "ratio")) this.service.learn(size, ms);
+    if (this.slow(slot, now, "ratio")) return;
+    this.service.learn(size, ms);
+    this.curve.learn(size, ms, now);
   }
 
   /** It answered, whatever it said. */

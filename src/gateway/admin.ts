@@ -43,11 +43,30 @@ export interface WorkerReport {
   readonly down?: { readonly why: string; readonly retry_in_ms: number };
 }
 
+/** What a batch of one size takes, and what a worker does with such batches. */
+interface SizeReport {
+  readonly size: number;
+  readonly ms: number;
+  readonly per_second: number;
+}
+
+/** What the workers of one model take for batches of each size, as /internal/workers shows it. */
+export interface CurveReport {
+  readonly name: string;
+  readonly max_batch_size: number;
+  readonly curve: readonly { readonly size: number; readonly ms: number; readonly batches: number }[];
+  /** Null while it is not known, and where throughput grows with every size that was seen. */
+  readonly knee: (SizeReport & { readonly full: SizeReport }) | null;
+  readonly hint: string | null;
+}
+
 /** What the admin listener shows of the process around it. */
 export interface Inside {
   health(): Readonly<Record<string, unknown>>;
   workers(): readonly WorkerReport[];
   readonly desk: WorkerDesk;
+  /** Of the models whose batches this process runs. */
+  curves(): readonly CurveReport[];
   /** How many workers each model should have, and why. */
   scaling(): readonly object[];
   readonly draining: () => boolean;
@@ -82,7 +101,7 @@ export function adminRoutes(
     ...guardAll(more.guarded, guarded),
     "/internal/health": { GET: guarded((exchange) => json(exchange, inside.health())) },
     ...guardAll(
-      workerRoutes(() => inside.workers(), inside.desk),
+      workerRoutes(() => ({ workers: inside.workers(), models: inside.curves() }), inside.desk),
       guarded,
     ),
     "/internal/scaling": { GET: guarded((exchange) => json(exchange, { models: inside.scaling() })) },

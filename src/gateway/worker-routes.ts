@@ -23,10 +23,10 @@ export interface WorkerDesk {
   remove(name: string, model?: string): Promise<WorkerName & { readonly gone: boolean }>;
 }
 
-export function workerRoutes(list: () => readonly object[], desk: WorkerDesk): Routes {
+export function workerRoutes(list: () => object, desk: WorkerDesk): Routes {
   return {
     "/internal/workers": {
-      GET: (exchange) => exchange.send(200, JSON.stringify({ workers: list() })),
+      GET: (exchange) => exchange.send(200, JSON.stringify(list())),
       POST: async (exchange) => {
         const { model, url } = wishOf(await exchange.body());
         exchange.send(201, JSON.stringify(await desk.add(model, url)));

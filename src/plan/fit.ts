@@ -8,6 +8,7 @@
  * batch takes longer in proportion: it buys nothing and makes everybody in it wait. The line is drawn through the sizes up
  * to the knee, where it will be used.
  */
+import { WORTH } from "../core/knee.ts";
 import type { ServiceTime } from "./service.ts";
 
 /** A size, and the median time of its batches. */
@@ -22,8 +23,6 @@ export interface Fit {
   /** The largest size is the knee: one still larger may be better. */
   readonly open: boolean;
 }
-
-const WORTH = 0.9;
 
 /** Timings in the order of their sizes; at least one. */
 export function fit(timings: readonly Timing[]): Fit {

@@ -2,6 +2,7 @@
  * What can be seen of the process now, beside what events tell: read when somebody looks, never on a
  * request's path. In a fleet the numbers are about all of it, but for what is marked as our own.
  */
+import type { CurveReading } from "../core/knee.ts";
 import type { WorkerState } from "./events.ts";
 
 export interface Sight {
@@ -36,6 +37,8 @@ export interface ModelSight {
   readonly load: number;
   /** Workers that would hold the load at `admission.targetUtilization`. */
   readonly desiredWorkers: number;
+  /** What batches of each size take, as this process has learned it; undefined where it runs none. */
+  readonly curve?: CurveReading | undefined;
 }
 
 export interface WorkerSight {

@@ -4,6 +4,7 @@ import {
   FILL_STEPS,
   type BatchRow,
   type Column,
+  type CurveFrame,
   type ModelFrame,
   type Note,
   type Slots,
@@ -208,6 +209,19 @@ const SENTENCES: Readonly<Record<Scene, ModelFrame["verdict"]>> = {
   nasty: { level: "busy", key: "n", sentence: `Somebody tries ${NASTY}.`, advice: NASTY },
 };
 
+/** Flat up to 32, and in proportion from there on; nothing where nothing ran. */
+function curveOf(scene: Scene): CurveFrame {
+  const { batchMs } = SHAPES[scene];
+  const sizes = scene === "empty" ? [] : [1, 2, 4, 8, 16, 32, 48, 64];
+  const points = sizes.map((size) => [size, (batchMs * Math.max(32, size)) / 64, 3 * size] as const);
+  const hint =
+    scene === "nasty"
+      ? NASTY
+      : "maxBatchSize 64 lies beyond the knee at 32: batches of 64 buy no throughput and take 50 ms longer; set maxBatchSize: 32";
+  if (scene === "empty" || scene === "crowd") return { points, knee: null, hint: "" };
+  return { points, knee: { size: 32, ms: batchMs / 2, perSecond: (1000 * 64) / batchMs }, hint };
+}
+
 export function modelFrame(scene: Scene, now: number, fromSecond: number, batchesFrom: number): ModelFrame {
   const shape = SHAPES[scene];
   const second = Math.floor(now / 1000);
@@ -236,6 +250,7 @@ export function modelFrame(scene: Scene, now: number, fromSecond: number, batche
     })),
     oldestWaitMs: shape.queueMs,
     workers: workersOf(scene, now),
+    curve: curveOf(scene),
     slots: slotsOf(scene, fromSecond, Math.max(0, second - fromSecond)),
     batches: batchesOf(scene, batchesFrom, now, now),
     batchesLeftOut: 0,

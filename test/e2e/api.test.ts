@@ -330,6 +330,28 @@ describe("the rest of the public listener", () => {
     }
   });
 
+  test("/internal/workers says what batches of each size take", async () => {
+    interface Known {
+      readonly name: string;
+      readonly max_batch_size: number;
+      readonly curve: readonly { readonly size: number; readonly ms: number; readonly batches: number }[];
+      readonly knee: object | null;
+      readonly hint: string | null;
+    }
+    const models = async (): Promise<Known[]> =>
+      (JSON.parse((await ferry.admin("/internal/workers")).text) as { models: Known[] }).models;
+    // Of a size that is known three batches came back.
+    await eventually(async () => {
+      await ferry.post({ input: fresh() });
+      return (await models())[0]!.curve.some(({ size }) => size === 1);
+    });
+    const [known] = await models();
+    assert.deepEqual(Object.keys(known!), ["name", "max_batch_size", "curve", "knee", "hint"]);
+    for (const { size, ms, batches } of known!.curve) {
+      assert.ok(size >= 1 && size <= known!.max_batch_size && ms > 0 && batches >= 3);
+    }
+  });
+
   test("/internal/health has the documented fields", async () => {
     const health = await ferry.health();
     assert.equal(health.status, "ok");

@@ -31,6 +31,53 @@ async function open(scene: Scene, options = {}): Promise<Look & { fake: FakeLive
 const pressed = (page: Page, selector: string): Promise<string | null> =>
   page.locator(selector).getAttribute("aria-pressed");
 
+describe("the learned curve", () => {
+  for (const options of [
+    { viewport: { width: 1440, height: 900 }, colorScheme: "light" },
+    { viewport: { width: 390, height: 800 }, colorScheme: "dark" },
+  ] as const) {
+    test(`is drawn with its knee and what follows, ${options.viewport.width} px, ${options.colorScheme}`, async () => {
+      await using look = await open("healthy", options);
+      const { page, troubles } = look;
+      await page.locator("#curve .bar").nth(7).waitFor();
+      assert.equal(await page.locator("#curve .bar").count(), 8);
+      assert.equal(await page.locator("#curve [data-knee]").getAttribute("data-label"), "32");
+      assert.equal(await page.locator("#curve [data-beyond]").count(), 2);
+      assert.equal(await page.locator("#curve-read").innerText(), "knee at 32: 50 ms, 640/s a worker");
+      assert.match(
+        await page.locator("#curve-hint").innerText(),
+        /maxBatchSize 64 lies beyond the knee at 32/,
+      );
+      assert.match((await page.locator("#curve").getAttribute("aria-label")) ?? "", /knee at 32/);
+      const tall = await page.evaluate(
+        "[...document.querySelectorAll('#curve i')].map((bar) => Math.round(bar.getBoundingClientRect().height))",
+      );
+      const [first, last] = [(tall as number[])[0]!, (tall as number[]).at(-1)!];
+      assert.ok(Math.abs(last - 2 * first) <= 2, `${String(tall)}: twice the time is twice as high`);
+      const wide = "document.documentElement.scrollWidth <= document.documentElement.clientWidth";
+      assert.equal(await page.evaluate(wide), true, "nothing is wider than the screen");
+      await page.keyboard.press("v");
+      await page.locator("#curve-twin table tbody tr").nth(7).waitFor();
+      assert.deepEqual(troubles, []);
+    });
+  }
+
+  test("says so where nothing is known, or another process knows it; a hostile hint is text", async () => {
+    await using look = await open("empty");
+    const { page, fake, troubles } = look;
+    await page.locator("#curve-hint").getByText("Not known yet.").waitFor();
+    assert.equal(await page.locator("#curve").isVisible(), false);
+    fake.scene = "healthy";
+    await page.locator("#curve .bar").first().waitFor();
+    fake.alter = (frame) => ({ ...frame, models: frame.models.map((model) => ({ ...model, curve: null })) });
+    await page.locator("#curve-hint").getByText("Not known yet.").waitFor();
+    fake.alter = (frame) => frame;
+    fake.scene = "nasty";
+    await page.locator("#curve-hint").getByText("<img src=x").waitFor();
+    assert.deepEqual(troubles, []);
+  });
+});
+
 describe("keys", () => {
   test("space pauses what is shown and goes on; the stream is still heard", async () => {
     await using look = await open("healthy");

@@ -200,6 +200,66 @@ describe("--replay", () => {
   });
 });
 
+describe("--learned", () => {
+  const curve = [1, 4, 16, 32, 64, 128].map((size) => ({
+    size,
+    ms: Math.max(5, (5 * size) / 32),
+    batches: 40,
+  }));
+  const at = (size: number, ms: number): object => ({ size, ms, per_second: Math.round((1000 * size) / ms) });
+  const hint =
+    "maxBatchSize 128 lies beyond the knee at 32: batches of 128 buy no throughput and take 15 ms longer";
+  const embed = {
+    name: "embed",
+    max_batch_size: 128,
+    curve,
+    knee: { ...at(32, 5), full: at(128, 20) },
+    hint,
+  };
+  const rare = { name: "rare", max_batch_size: 8, curve: [], knee: null, hint: null };
+  const open = { ...embed, name: "open", knee: null, hint: null };
+  const save = (name: string, value: unknown): string => {
+    writeFileSync(file(name), typeof value === "string" ? value : JSON.stringify(value));
+    return file(name);
+  };
+  const learned = save("workers.json", { workers: [], models: [embed, rare, open] });
+
+  test("beyond the knee nothing is bought, and nothing is planned there", async () => {
+    const { code, out, err } = await call(plan, `--learned ${learned}`);
+    assert.equal(code, 0, err);
+    assert.match(out, /➜ 32 +5\.0 +40 +6400/);
+    assert.match(out, /5 ms for a batch of n, up to 32/);
+    assert.ok(out.includes(hint));
+    const told = await json<{
+      learned: { knee: number };
+      plan: Planned & { asked: { maxBatchSize: number } };
+    }>(`--learned ${learned} --rate 2000 --slo p99=50ms --duration 2s --json`);
+    assert.deepEqual([told.learned.knee, told.plan.asked.maxBatchSize], [32, 32]);
+    assert.ok(told.plan.workers >= 1);
+  });
+
+  test("without a knee all sizes count; --model and --batch choose", async () => {
+    const { out } = await call(plan, `--learned ${learned} --model open --batch 64`);
+    assert.match(out, /up to 64/);
+    assert.match(out, /no knee up to 128/);
+  });
+
+  test("what cannot be used is told in one line", async () => {
+    const cases: [line: string, message: RegExp][] = [
+      [`--learned ${learned} --model rare`, /nothing is learned of model rare yet/],
+      [`--learned ${file("none.json")}`, /cannot be read \(ENOENT\)/],
+      [`--learned ${save("other.json", { workers: [] })}`, /is not what GET \/internal\/workers answers/],
+      [`--learned ${save("text.json", "no")}`, /is not what GET/],
+      [`--learned ${save("none-yet.json", { models: [] })}`, /ask a process that runs batches/],
+    ];
+    for (const [line, message] of cases) {
+      const said = await call(plan, line);
+      assert.equal(said.code, 1);
+      assert.match(said.err, message);
+    }
+  });
+});
+
 describe("--measure", () => {
   test("a worker is timed, one batch at a time, and the YAML follows", async () => {
     await using stub = await StubWorker.listen();

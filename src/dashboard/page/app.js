@@ -13,7 +13,7 @@ import { byId, copy, h, keep, mark, recall, say, show, the } from "./dom.js";
 import { age, ms, quoted, short, span } from "./format.js";
 import { Graphs } from "./graphs.js";
 import { showKeys, startKeys } from "./keys.js";
-import { Notes, Process, Queues, Reasons, Refused, Saved } from "./panels.js";
+import { Curve, Notes, Process, Queues, Reasons, Refused, Saved } from "./panels.js";
 import { State } from "./state.js";
 import { showStory } from "./story.js";
 import { Stream } from "./stream.js";
@@ -67,6 +67,7 @@ const panels = /** @type {const} */ ([
   ["queues", new Queues()],
   ["refused", new Refused()],
   ["saved", new Saved()],
+  ["curve", new Curve()],
   ["dead", letters],
   ["notes", new Notes()],
   ["process", new Process()],

@@ -330,3 +330,44 @@ function served({ requests, tasks, calls }) {
   const asked = requests === 0 && calls > 0 ? plural(tasks, "task") : plural(requests, "request");
   return calls === 0 ? asked : `${asked} with ${plural(calls, "call")}`;
 }
+
+/** What a batch takes by its size, in steps that double every second time; those beyond the knee are pale. */
+export class Curve {
+  /** @type {Rows<{ size: number, took: number, most: number, knee: number }, { node: HTMLElement }>} */
+  #rows = new Rows(
+    byId("curve"),
+    () => ({ node: h("span", { class: "bar" }, h("i")) }),
+    ({ node }, { size, took, most, knee }) => {
+      const bar = /** @type {HTMLElement} */ (node.firstElementChild);
+      bar.style.height = `${(took / most) * 100}%`;
+      mark(bar, "data-ms", count(took));
+      mark(node, "data-label", count(size));
+      mark(node, "data-knee", size === knee);
+      mark(node, "data-beyond", size > knee);
+    },
+  );
+
+  /** @param {View} view */
+  update({ model: { curve }, tables }) {
+    const points = curve?.points ?? [];
+    const [largest = 0] = points.at(-1) ?? [];
+    const knee = curve?.knee;
+    const most = Math.max(...points.map(([, took]) => took));
+    // It lies on a step; what was seen of that step may be a little larger.
+    const at = points.find(([size]) => knee && size >= knee.size)?.[0] ?? Infinity;
+    this.#rows.set(
+      points.map(([size, took]) => ({ size, took, most, knee: at })),
+      ({ size }) => String(size),
+    );
+    const words = knee
+      ? `knee at ${count(knee.size)}: ${ms(knee.ms)}, ${count(knee.perSecond)}/s a worker`
+      : `no knee up to ${count(largest)}`;
+    show(byId("curve"), largest > 0);
+    mark(byId("curve"), "aria-label", words);
+    say(byId("curve-read"), largest ? words : "");
+    say(byId("curve-hint"), largest ? `ms by tasks in a batch. ${curve?.hint}` : "Not known yet.");
+    if (!tables) return;
+    const lines = points.map(([size, took, batches]) => [count(size), ms(took), count(batches)]);
+    byId("curve-twin").replaceChildren(table(["Tasks", "Time", "Batches"], lines, "Batch time by size"));
+  }
+}

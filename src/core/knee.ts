@@ -1,0 +1,234 @@
+/**
+ * What batches of each size take, as traffic shows it, and where larger ones stop to pay: the knee.
+ *
+ * A GPU takes about the same time for a batch of one and for one of some dozens, and from there on longer in
+ * proportion. `ServiceEstimate` draws one line through all sizes, which is what the policy needs; this keeps the
+ * sizes apart. They fall into steps (1, 2, 3, 4, 6, 8, 12 …: powers of two and the halves between); of each step the mean
+ * size and the mean time, both weighted towards the last batches (0.05; the first weigh 1/count). A time counts as at
+ * most twice what its step usually takes. A step that was not seen for five minutes counts half as much, and one
+ * that counts less than three batches is left out.
+ *
+ * Through the steps goes  S(n) = c + b · max(0, n − k):  flat up to k, a line from there. For each k that lies at a step
+ * or between two, c and b are those of least squares, b never negative, errors relative to the time and weighted by what
+ * each step counts; the k with the least error is taken. A straight line is k at the smallest size.
+ *
+ * The knee is the smallest n with nine tenths of the best throughput n / S(n) up to the largest size seen, rounded up
+ * to a step. It is said only where three steps are known that lie apart by a factor of four, and where it lies below the
+ * largest of them: else throughput grows with every size that was seen, and nobody knows how far.
+ */
+
+/** Of the best throughput, what the knee gives. */
+export const WORTH = 0.9;
+const WEIGHT = 0.05;
+const CLIP = 2;
+/** Below so many batches of a step nothing is clipped. */
+const ENOUGH_TO_CLIP = 8;
+const HALF_LIFE_MS = 300_000;
+const LEAST_EVIDENCE = 3;
+const LEAST_STEPS = 3;
+const LEAST_SPREAD = 4;
+/** `maxBatchSize` is worth a word when it is larger than the knee by this much. */
+const BEYOND = 1.5;
+/** A batch takes the time of one when it takes at most so many times as long. */
+const FLAT = 1.1;
+/** Batches were full, or nearly. */
+const NEARLY_FULL = 0.75;
+
+/** A size, what it takes, and how many batches were seen. */
+export interface CurvePoint {
+  readonly size: number;
+  readonly ms: number;
+  readonly batches: number;
+}
+
+/** A batch of `size` takes `ms`; a worker does so many tasks a second with such batches. */
+export interface Throughput {
+  readonly size: number;
+  readonly ms: number;
+  readonly perSecond: number;
+}
+
+export interface Knee extends Throughput {
+  /** The same at `maxBatchSize`. */
+  readonly full: Throughput;
+}
+
+export interface CurveReading {
+  /** In the order of their sizes. */
+  readonly points: readonly CurvePoint[];
+  readonly knee: Knee | undefined;
+  /** What follows for `maxBatchSize`; "" where nothing does. */
+  readonly hint: string;
+}
+
+interface Step {
+  size: number;
+  ms: number;
+  /** As many as count now, and all that were seen. */
+  weight: number;
+  batches: number;
+  at: number;
+}
+
+/** Flat up to k, then a line. */
+interface Hinge {
+  readonly flatMs: number;
+  readonly perTaskMs: number;
+  readonly bendAt: number;
+}
+
+export class CurveEstimate {
+  readonly #steps = new Map<number, Step>();
+
+  learn(size: number, ms: number, now: number): void {
+    const floor = stepBelow(size);
+    const step = this.#steps.get(floor);
+    if (step === undefined) {
+      this.#steps.set(floor, { size, ms, weight: 1, batches: 1, at: now });
+      return;
+    }
+    const sample = step.weight >= ENOUGH_TO_CLIP ? Math.min(ms, CLIP * step.ms) : ms;
+    step.weight = Math.min(1 / WEIGHT, weightAt(step, now) + 1);
+    step.size += (size - step.size) / step.weight;
+    step.ms += (sample - step.ms) / step.weight;
+    step.batches++;
+    step.at = now;
+  }
+
+  read(maxBatchSize: number, now: number): CurveReading {
+    const steps = this.#known(now);
+    const points = steps.map(({ size, ms, batches }) => ({ size: Math.round(size), ms, batches }));
+    const none = { points, knee: undefined, hint: "" };
+    const [first, last] = [steps[0], steps.at(-1)];
+    if (first === undefined || last === undefined || steps.length < LEAST_STEPS) return none;
+    if (last.size < LEAST_SPREAD * first.size) return none;
+    const hinge = fitHinge(steps.map((step) => ({ ...step, weight: weightAt(step, now) })));
+    const largest = Math.round(last.size);
+    const knee = kneeOf(hinge, largest);
+    if (knee >= largest) return { ...none, hint: whereItIsFlat(hinge, first.size, largest, maxBatchSize) };
+    const found = { ...throughput(hinge, knee), full: throughput(hinge, maxBatchSize) };
+    return { points, knee: found, hint: whereItIsBeyond(found) };
+  }
+
+  #known(now: number): Step[] {
+    const known = [...this.#steps.values()].filter((step) => weightAt(step, now) >= LEAST_EVIDENCE);
+    return known.sort((one, other) => one.size - other.size);
+  }
+}
+
+function weightAt({ weight, at }: Step, now: number): number {
+  return weight * 0.5 ** ((now - at) / HALF_LIFE_MS);
+}
+
+/** The largest of 1, 2, 3, 4, 6, 8, 12 … that is not above `size`. */
+export function stepBelow(size: number): number {
+  const power = 2 ** Math.floor(Math.log2(size));
+  return power > 1 && size >= 1.5 * power ? 1.5 * power : power;
+}
+
+/** The smallest of them that is not below `size`. */
+export function stepAbove(size: number): number {
+  const below = stepBelow(size);
+  if (below >= size) return below;
+  const power = 2 ** Math.floor(Math.log2(below));
+  return below > power || power === 1 ? 2 * power : 1.5 * power;
+}
+
+function msFor({ flatMs, perTaskMs, bendAt }: Hinge, size: number): number {
+  return flatMs + perTaskMs * Math.max(0, size - bendAt);
+}
+
+function throughput(hinge: Hinge, size: number): Throughput {
+  const ms = msFor(hinge, size);
+  return { size, ms, perSecond: (1000 * size) / ms };
+}
+
+function kneeOf(hinge: Hinge, largest: number): number {
+  // n / S(n) rises up to the bend, and from there goes one way: its best is at the bend or at the end.
+  const bend = Math.max(1, Math.min(largest, Math.floor(hinge.bendAt)));
+  const best = Math.max(throughput(hinge, bend).perSecond, throughput(hinge, largest).perSecond);
+  let size = 1;
+  while (size < largest && throughput(hinge, size).perSecond < WORTH * best) size++;
+  return Math.min(largest, stepAbove(size));
+}
+
+type Weighed = Pick<Step, "size" | "ms" | "weight">;
+
+/** At least two sizes, in order. */
+function fitHinge(steps: readonly Weighed[]): Hinge {
+  let best: Hinge | undefined;
+  let least = Infinity;
+  for (const bendAt of bends(steps)) {
+    const hinge = fitFrom(steps, bendAt);
+    const error = errorOf(steps, hinge);
+    // Of two that explain it equally well, the one that is flat for longer claims less.
+    if (best !== undefined && error >= least * (1 - 1e-9)) continue;
+    best = hinge;
+    least = error;
+  }
+  return best!;
+}
+
+/** From the last but one down: the steps themselves, and the middle between any two. */
+function bends(steps: readonly Weighed[]): number[] {
+  const sizes = steps.slice(0, -1).map(({ size }) => size);
+  const between = sizes.slice(1).map((size, at) => (size + sizes[at]!) / 2);
+  return [...sizes, ...between].sort((one, other) => other - one);
+}
+
+/** Weighted least squares of ms over x = max(0, n − bend), weights over ms². */
+function fitFrom(steps: readonly Weighed[], bendAt: number): Hinge {
+  let [weights, meanX, meanMs] = [0, 0, 0];
+  for (const { size, ms, weight } of steps) {
+    const share = weight / (ms * ms);
+    weights += share;
+    meanX += share * Math.max(0, size - bendAt);
+    meanMs += share * ms;
+  }
+  meanX /= weights;
+  meanMs /= weights;
+  let [covariance, variance] = [0, 0];
+  for (const { size, ms, weight } of steps) {
+    const x = Math.max(0, size - bendAt) - meanX;
+    covariance += (weight / (ms * ms)) * x * (ms - meanMs);
+    variance += (weight / (ms * ms)) * x * x;
+  }
+  const perTaskMs = variance > 0 ? Math.max(0, covariance / variance) : 0;
+  // A batch of one never took nothing.
+  return { flatMs: Math.max(0.01, meanMs - perTaskMs * meanX), perTaskMs, bendAt };
+}
+
+function errorOf(steps: readonly Weighed[], hinge: Hinge): number {
+  let sum = 0;
+  for (const { size, ms, weight } of steps) sum += weight * ((msFor(hinge, size) - ms) / ms) ** 2;
+  return sum;
+}
+
+/** Also for `ferry plan --measure`: what a batch beyond the knee buys, and what for. */
+export function whatItBuys(knee: Throughput, full: Throughput): string {
+  const gain = Math.round(100 * (full.perSecond / knee.perSecond - 1));
+  const buys = gain > 0 ? `buy ${gain} % more throughput` : "buy no throughput";
+  return `batches of ${full.size} ${buys} and take ${duration(full.ms - knee.ms)} longer`;
+}
+
+function whereItIsBeyond(knee: Knee): string {
+  const { size, full } = knee;
+  if (full.size < BEYOND * size) return "";
+  if (size === 1)
+    return "a batch takes longer in proportion to its size from the first task on: batching buys nothing here";
+  return `maxBatchSize ${full.size} lies beyond the knee at ${size}: ${whatItBuys(knee, full)}; set maxBatchSize: ${size}`;
+}
+
+function whereItIsFlat(hinge: Hinge, smallest: number, largest: number, maxBatchSize: number): string {
+  if (largest < NEARLY_FULL * maxBatchSize) return "";
+  if (msFor(hinge, largest) > FLAT * msFor(hinge, smallest)) return "";
+  const times = smallest < 1.5 ? "one" : String(Math.round(smallest));
+  return (
+    `batches of ${largest} still take the time of ${times}: ` +
+    `a larger maxBatchSize may pay, if the worker takes it; try maxBatchSize: ${2 * maxBatchSize}`
+  );
+}
+
+function duration(ms: number): string {
+  return `${ms < 10 ? ms.toFixed(1) : Math.round(ms)} ms`;
+}
