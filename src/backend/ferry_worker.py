@@ -395,8 +395,11 @@ def block_of(value):
     """Bytes, an array or a tensor, of whatever library, as a block; None for what is neither."""
     if isinstance(value, (bytes, bytearray)):
         return Block(BYTES, (), value)
-    value = on_the_host(value)
-    view = view_of(value)
+    if getattr(value, "shape", None) == ():
+        return None  # A scalar of some library: it has bytes, but nobody means those.
+    view = memory_of(value)
+    if view is None:
+        view = view_of(on_the_host(value))
     if view is None:
         return None
     letter, swapped = view.format[-1:], view.format[:1] in (">", "!")
@@ -451,25 +454,27 @@ class Described:
 
 
 def view_of(value):
-    """A memoryview, or what is as good as one; None for what has no numbers in one place."""
+    """A memoryview, or what is as good as one; None for what has its numbers nowhere in one place."""
     if is_torch(value):  # Its own way to numpy would need numpy.
         letter = LETTERS.get(str(value.dtype).rpartition(".")[2])
         size, shape = value.element_size(), tuple(value.shape)
         data = memory_at(value.data_ptr(), value.numel() * size, value)
         return None if letter is None else Described(letter, size, shape, data)
+    view = memory_of(value)
+    interface = None if view is not None else getattr(value, "__array_interface__", None)
+    if isinstance(interface, dict):
+        return view_of_interface(interface, value)
+    if view is None and hasattr(value, "__array__"):
+        return memory_of(value.__array__())
+    return view
+
+
+def memory_of(value):
+    """Through the buffer protocol; None for what has none, or has a type that it does not know."""
     try:
         return memoryview(value)
     except (TypeError, ValueError, BufferError):
-        pass
-    interface = getattr(value, "__array_interface__", None)
-    if isinstance(interface, dict):
-        return view_of_interface(interface, value)
-    if hasattr(value, "__array__"):
-        try:
-            return memoryview(value.__array__())
-        except (TypeError, ValueError, BufferError):
-            pass
-    return None
+        return None
 
 
 def memory_at(address, size, owner):
@@ -483,7 +488,7 @@ def memory_at(address, size, owner):
 def view_of_interface(interface, owner):
     """As numpy describes it in "The array interface protocol"; None for what has gaps or another type."""
     typestr, shape = interface["typestr"], tuple(interface["shape"])
-    order, itemsize = typestr[0], int(typestr[2:])
+    order, itemsize = typestr[0], int(typestr[2:]) if typestr[2:].isdigit() else 0
     kind = {"b": "bool", "i": "int", "u": "uint", "f": "float"}.get(typestr[1], "")
     letter = LETTERS.get(kind if kind == "bool" else "%s%d" % (kind, 8 * itemsize))
     strides = interface.get("strides")

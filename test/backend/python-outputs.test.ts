@@ -127,8 +127,10 @@ describe("python, bytes and arrays:", () => {
       assert.deepEqual(await answers(worker, "flat"), ["0.0", "6.0"]);
       assert.deepEqual(await answers(worker, "strings"), ['"a"', '"b"']);
       assert.deepEqual(await answers(worker, "scalars"), ["1.0", "2"]);
-      const dates = await worker.run(batchOf(['"dates"', "0"]), never);
-      assertMessage(dates, "unusable", /output 0 cannot be written as JSON/);
+      for (const what of ["date", "dates"]) {
+        const dates = await worker.run(batchOf([`"${what}"`, "0"]), never);
+        assertMessage(dates, "unusable", /output 0 cannot be written as JSON/);
+      }
     }));
 
   test("a buffer that a function fills again at each call never shows the next call's values", () =>

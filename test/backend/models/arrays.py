@@ -223,6 +223,7 @@ def numpy_there(inputs):
             "strings": numpy.array(["a", "b"]),
             "rows": list(numbers),
             "scalars": [numpy.float32(1), numpy.int64(2)],
+            "date": [numpy.datetime64("2020-01-01"), 1],
             "dates": numpy.array(["2020-01-01", "2021-01-01"], dtype="datetime64[D]"),
         }
         return found[inputs[0]]
