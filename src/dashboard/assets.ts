@@ -89,9 +89,9 @@ export function leanStyle(text: string): string {
     .replaceAll(/ ?([{};,])\n/g, "$1");
 }
 
-/** Of the charts' own style sheet, what styles titles, legends, selections and letters, which this page does not have. */
+/** In the charts' own style sheet, what the page's own says too, and what is for titles, legends and other things not used here. */
 const UNUSED_STYLE =
-  /\/\*.*?\*\/|[^{}]*\.u-(?:title|legend|inline|series|select)[^{},]*\{[^}]*\}|(?<=\.uplot \{)font-family[^;]*;/g;
+  /\/\*.*?\*\/|[^{}]*\.u-(?:title|legend|inline|series|select)[^{},]*\{[^}]*\}|(?<=\.uplot \{)font-family[^;]*;|, \.u-vt [^{]*|^[^{]*\{box-sizing[^}]*\}/g;
 
 function asset(name: string, file: Buffer): Asset {
   const ours = CHARTS[name] === undefined && /\.(js|css|html)$/.test(name);

@@ -362,12 +362,13 @@ export class Curve {
     const words = knee
       ? `knee at ${count(knee.size)}: ${ms(knee.ms)}, ${count(knee.perSecond)}/s a worker`
       : `no knee up to ${count(largest)}`;
-    show(byId("curve"), largest > 0);
-    mark(byId("curve"), "aria-label", words);
+    const box = byId("curve");
+    show(box, largest > 0);
+    mark(box, "aria-label", words);
     say(byId("curve-read"), largest ? words : "");
     say(byId("curve-hint"), largest ? `ms by tasks in a batch. ${curve?.hint}` : "Not known yet.");
     if (!tables) return;
-    const lines = points.map(([size, took, batches]) => [count(size), ms(took), count(batches)]);
-    byId("curve-twin").replaceChildren(table(["Tasks", "Time", "Batches"], lines, "Batch time by size"));
+    const lines = points.map(([size, took, each]) => [count(size), count(each), ms(took)]);
+    byId("curve-twin").replaceChildren(table(["Tasks", "Batches", "Time"], lines, "Batch time by size"));
   }
 }
