@@ -174,6 +174,27 @@ describe("time", () => {
     }
   });
 
+  test("and not a moment longer: one that hangs is given up workerMs after its turn", async () => {
+    for (const mute of [false, true]) {
+      const { simulation, given } = stage({ pipeline: 2, workerMs: 150, limits: { maxBatchSize: 4 } }, mute);
+      const worker = simulation.backend.workers[0]!;
+      const run = worker.run.bind(worker);
+      worker.run = (batch, signal, begun) => {
+        if (batch.tasks.length === 1) return run(batch, signal, begun);
+        return new Promise((resolve) => {
+          const reply = { kind: "failed", message: "aborted", blame: "batch" } as const;
+          signal.addEventListener("abort", () => resolve(reply));
+        });
+      };
+      putMany(simulation, 5);
+      await simulation.run(240);
+      assert.equal(given.length, 2);
+      assert.equal(given[1]!.endedAt, undefined, `mute: ${mute}`);
+      await simulation.run(20);
+      assert.equal(Math.round(given[1]!.endedAt!), 250, `mute: ${mute}`);
+    }
+  });
+
   test("what is learned of a batch is its own time, and busy time is not counted twice", async () => {
     for (const mute of [false, true]) {
       const { simulation } = stage({ pipeline: 2, limits: { maxBatchSize: 4 } }, mute);

@@ -75,9 +75,9 @@ const MUTANTS: readonly Mutant[] = [
   },
   {
     name: "a process that woke up late starts its batch all the same",
-    file: "src/dispatch/dispatcher.ts",
-    from: "if (!slot.held(startedAt)) {",
-    to: "if (Math.abs(0) > 1) {",
+    file: "src/dispatch/bound.ts",
+    from: "if (!slot.held(now)) return",
+    to: "if (Math.abs(0) > 1) return",
   },
   {
     name: "a batch may be heavier than its budget",
@@ -100,8 +100,14 @@ const MUTANTS: readonly Mutant[] = [
   {
     name: "a free worker is not noticed",
     file: "src/dispatch/dispatcher.ts",
-    from: "if (slot.leaving) slot.onIdle?.();\n    this.#pump();",
-    to: "if (slot.leaving) slot.onIdle?.();",
+    from: "this.#freed = ran ? { slot, at: now } : undefined;\n    this.#pump();",
+    to: "this.#freed = ran ? { slot, at: now } : undefined;",
+  },
+  {
+    name: "a worker is handed a third batch",
+    file: "src/dispatch/pipeline.ts",
+    from: "batch === undefined || slot.ahead !== undefined || batch.alone",
+    to: "batch === undefined || batch.alone",
   },
   {
     name: "tasks that differ in their parameters share one content",
@@ -132,7 +138,7 @@ const seeds = values.seeds ?? "2000";
 function hunt({ file, from, to }: Mutant): { found: boolean; said: string } {
   const copy = mkdtempSync(join(tmpdir(), "ferry-mutant-"));
   try {
-    for (const part of ["src", "test/sim", "package.json"]) {
+    for (const part of ["src", "test", "package.json"]) {
       cpSync(join(root, part), join(copy, part), { recursive: true });
     }
     symlinkSync(join(root, "node_modules"), join(copy, "node_modules"));
