@@ -22,6 +22,8 @@ export interface Model {
   readonly tokens: number;
   readonly env: Readonly<Record<string, string>>;
   readonly sizes: readonly number[];
+  /** Python processes behind Ferry, all on the same GPU; left out: one. */
+  readonly workers?: number;
 }
 
 export interface Curve {
@@ -73,8 +75,8 @@ export class Server implements AsyncDisposable {
   readonly #place: Place;
   readonly #port: number;
   readonly #busyFile: string;
-  /** The Python process behind Ferry; undefined for a server that is Python itself. */
-  readonly #worker: number | undefined;
+  /** The Python processes behind Ferry; none for a server that is Python itself. */
+  readonly #workers: readonly number[];
 
   private constructor(child: Child, model: Model, place: Place, port: number, busyFile: string) {
     this.#child = child;
@@ -82,7 +84,7 @@ export class Server implements AsyncDisposable {
     this.#place = place;
     this.#port = port;
     this.#busyFile = busyFile;
-    this.#worker = busyFile === "" ? undefined : childPids(child.pid)[0];
+    this.#workers = childPids(child.pid);
   }
 
   static async plain(model: Model, place: Place): Promise<Server> {
@@ -101,7 +103,9 @@ export class Server implements AsyncDisposable {
     const busyFile = join(folder, "busy");
     // JSON is YAML.
     writeFileSync(file, JSON.stringify(configuration(model, port!, place.python, settings)));
-    const env = { ...model.env, GPU_BENCH_MODEL: model.model, GPU_BUSY_FILE: busyFile };
+    // Two on one GPU would both count the time that it gives to either.
+    const counted = model.workers === undefined ? { GPU_BUSY_FILE: busyFile } : {};
+    const env = { ...model.env, ...counted, GPU_BENCH_MODEL: model.model };
     const child = new Child(join(here, "../../src/cli.ts"), ["serve", "-c", file], { maxFiles: 16_384, env });
     await ready(child, START_MS);
     return new Server(child, model, place, port!, busyFile);
@@ -135,7 +139,8 @@ export class Server implements AsyncDisposable {
   }
 
   #cpu(): { readonly server: number; readonly worker: number } {
-    return { server: cpuMs(this.#child.pid), worker: this.#worker === undefined ? NaN : cpuMs(this.#worker) };
+    const worker = this.#workers.reduce((sum, pid) => sum + cpuMs(pid), 0);
+    return { server: cpuMs(this.#child.pid), worker };
   }
 
   async [Symbol.asyncDispose](): Promise<void> {
@@ -159,11 +164,16 @@ function totals(
   };
 }
 
-function configuration({ model }: Model, port: number, python: string, settings: object): unknown {
+function configuration(
+  { model, workers = 1 }: Model,
+  port: number,
+  python: string,
+  settings: object,
+): unknown {
   const backend = {
     kind: "python",
     function: `${join(here, "models.py")}:${model}`,
-    workers: 1,
+    workers,
     python,
     startTimeoutMs: START_MS,
   };
@@ -171,6 +181,9 @@ function configuration({ model }: Model, port: number, python: string, settings:
     name: model,
     backend,
     maxBatchSize: 64,
+    // No input comes twice: there is nothing to reuse.
+    cache: { scope: "off" },
+    collapse: false,
     ...(model === "embed" && { protocols: ["openai-embeddings"] }),
     timeouts: { queueMs: 20_000, workerMs: 5000, totalMs: 25_000 },
     ...settings,
