@@ -8,6 +8,7 @@ import type { Backend } from "./backend/backend.ts";
 import { SimulatedBackend } from "./backend/simulated.ts";
 import { Vault } from "./backend/vault.ts";
 import { makeBackend } from "./backends.ts";
+import type { Tally as Done } from "./banner.ts";
 import { Certificates } from "./certificates.ts";
 import { type Clock, SystemClock } from "./clock.ts";
 import type { Config, ModelConfig, Role } from "./config.ts";
@@ -182,6 +183,9 @@ export class Ferry {
 
   /** No new request is taken; resolves when those that wait are answered and no batch runs. */
   async drain(): Promise<void> {
+    const { lingerMs, drainMs } = this.#config.limits;
+    this.#draining = true;
+    if (lingerMs > 0) await this.#listener?.linger(Math.min(lingerMs, drainMs / 2));
     this.#drainNow();
     await Promise.all([this.#listener?.drain(), this.#grpc?.drain()]);
     this.#membership?.drain();
@@ -198,15 +202,7 @@ export class Ferry {
     await this.stop();
   }
 
-  tally(): {
-    requests: number;
-    batches: number;
-    tasks: number;
-    calls: number;
-    lost: number;
-    queued: number;
-    running: number;
-  } {
+  tally(): Done {
     const { requests, batches, tasks, calls, lost } = this.#tally;
     const running = this.#dispatchers
       .flatMap(({ workers }) => workers.slots)

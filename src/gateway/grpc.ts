@@ -118,7 +118,7 @@ export class GrpcDoor {
     return `${scheme}://${family === "IPv6" ? `[${address}]` : address}:${bound}`;
   }
 
-  /** Takes no new connection or call; resolves when none is open. */
+  /** Takes no new connection or call; HTTP/2 has a word for that, so nobody need linger. */
   async drain(): Promise<void> {
     this.#server.close();
     this.#http2.drain();

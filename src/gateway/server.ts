@@ -13,7 +13,7 @@ import {
   type ServerResponse,
   STATUS_CODES,
 } from "node:http";
-import type { AddressInfo, Socket } from "node:net";
+import { type AddressInfo, Server as NetServer, type Socket } from "node:net";
 import type { Duplex } from "node:stream";
 import type { Clock } from "../clock.ts";
 import { errors, type ErrorCode, Refusal } from "../core/errors.ts";
@@ -156,7 +156,24 @@ export class Listener {
     return `${scheme}://${family === "IPv6" ? `[${address}]` : address}:${bound}`;
   }
 
-  /** Takes no new connection and ends each one with its next answer; resolves when none is open. */
+  /**
+   * Takes no new connection and ends each one with its next answer; resolves when none is left, or after `ms`. A client
+   * cannot know that a connection is about to end: one that is closed under its request loses that request.
+   */
+  async linger(ms: number): Promise<void> {
+    this.#draining = true;
+    this.#front?.drain();
+    await new Promise<void>((resolve) => {
+      const alarm = this.#clock.at(this.#clock.now() + ms, resolve);
+      // That of node:http would close those that are idle.
+      NetServer.prototype.close.call(this.#server, () => {
+        alarm.cancel();
+        resolve();
+      });
+    });
+  }
+
+  /** As `linger`, but those that are idle end now; resolves when every request is answered. */
   async drain(): Promise<void> {
     this.#draining = true;
     this.#server.close();
