@@ -21,14 +21,14 @@ export interface VaultRules {
 }
 
 export class Vault {
-  readonly #rules: VaultRules;
+  rules: VaultRules;
   readonly #clock: Clock;
   readonly #key = randomBytes(32);
   /** By name; those that end first stand first. */
   readonly #held = new Map<string, Held>();
 
   constructor(rules: VaultRules, clock: Clock) {
-    this.#rules = rules;
+    this.rules = rules;
     this.#clock = clock;
   }
 
@@ -40,8 +40,8 @@ export class Vault {
       if (until > now) break;
       this.#held.delete(each);
     }
-    if (!this.#held.delete(name) && this.#held.size >= this.#rules.max) return undefined;
-    this.#held.set(name, { header, until: now + this.#rules.ttlMs });
+    if (!this.#held.delete(name) && this.#held.size >= this.rules.max) return undefined;
+    this.#held.set(name, { header, until: now + this.rules.ttlMs });
     return name;
   }
 

@@ -35,7 +35,7 @@ interface Choice<Kind extends Decision["kind"]> {
 }
 
 export class Dispatcher {
-  readonly rules: ModelRules;
+  rules: ModelRules;
   readonly workers: Workers;
   readonly #parts: DispatcherParts;
   readonly #arrivals = new RateEstimate();
@@ -49,7 +49,7 @@ export class Dispatcher {
   #whenNoneIsOpen: (() => void) | undefined;
   readonly #running = new Crowd<BatchRun>();
   readonly #unwatch: () => void;
-  readonly #runRules: RunRules;
+  #runRules: RunRules;
   #lastStartAt = -Infinity;
   /** Queues that wait longer, of a lower tier, and were not the one. */
   readonly #overtaken = new Overtaken();
@@ -74,12 +74,7 @@ export class Dispatcher {
       this.workers.alive(slot);
       this.#pump();
     });
-    this.#runRules = {
-      model: rules.name,
-      workerMs: rules.workerMs,
-      retry: rules.retry,
-      mayRequeue: () => this.#mayRequeue(),
-    };
+    this.#runRules = this.#runRulesOf(rules);
     this.#unwatch = parts.engine.watch({
       queued: (model, _, depth, count) => {
         if (model === rules.name) this.#arrived(depth, count);
@@ -105,6 +100,21 @@ export class Dispatcher {
       waiting < this.#seats.usual() &&
       slots.some((slot) => slot.free(now) && waiting < this.#seats.usual(slot))
     );
+  }
+
+  /** Other rules of the same model from now on. What runs ends by the old ones, and what was learned stays. */
+  retune(rules: ModelRules): void {
+    this.rules = rules;
+    this.#seats.retune({ ...rules, maxBatchSize: rules.limits.maxBatchSize });
+    this.workers.retune(rules.health);
+    this.#budget.share = rules.retry.budget;
+    this.#runRules = this.#runRulesOf(rules);
+    this.#outlook.retune(rules.maxWorkerLoad ?? 1, rules.workerMs);
+    this.#pump();
+  }
+
+  #runRulesOf({ name: model, workerMs, retry }: ModelRules): RunRules {
+    return { model, workerMs, retry, mayRequeue: () => this.#mayRequeue() };
   }
 
   /** A slot was acquired: looks again whether something can start. */

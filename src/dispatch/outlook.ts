@@ -22,8 +22,8 @@ export class Outlook {
   readonly #workers: Workers;
   readonly #seats: Seats;
   readonly #handover: HandoverEstimate;
-  readonly #maxLoad: number;
-  readonly #firstGuessMs: number;
+  #maxLoad: number;
+  #firstGuessMs: number;
   #last: Horizon | undefined;
   #lastAt = -Infinity;
 
@@ -38,6 +38,12 @@ export class Outlook {
     this.#handover = handover;
     this.#maxLoad = maxLoad;
     this.#firstGuessMs = workerMs * FIRST_GUESS;
+  }
+
+  retune(maxLoad: number, workerMs: number): void {
+    this.#maxLoad = maxLoad;
+    this.#firstGuessMs = workerMs * FIRST_GUESS;
+    this.changed();
   }
 
   /** A batch started or ended, or a worker was gained. */

@@ -47,6 +47,8 @@ export class Slot {
   suspect = false;
   /** Called when a slot that is leaving has become free. */
   onIdle: (() => void) | undefined;
+  /** The same worker by other rules, before this one: while that runs a batch, this one starts none. */
+  after: Slot | undefined;
   /** Called when a slot that is retiring has become free. */
   onRetired: (() => void) | undefined;
   ratio = 1;
@@ -95,7 +97,7 @@ export class Slot {
 
   free(now: number): boolean {
     if (this.batch !== undefined || this.leaving || this.retiring || !this.held(now)) return false;
-    return now >= this.circuit.usableAt && this.well;
+    return now >= this.circuit.usableAt && this.well && this.after?.batch === undefined;
   }
 
   state(now: number): WorkerState {
@@ -114,7 +116,7 @@ export class Workers {
   readonly service = new ServiceEstimate();
   readonly surprise = new SurpriseEstimate();
   readonly #model: string;
-  readonly #limits: HealthLimits;
+  #limits: HealthLimits;
   readonly #events: Events;
   readonly #shared: boolean;
   readonly #suffix: string;
@@ -143,6 +145,11 @@ export class Workers {
 
   get slots(): readonly Slot[] {
     return this.#slots;
+  }
+
+  retune(limits: HealthLimits): void {
+    this.#limits = limits;
+    for (const { circuit } of this.slots) circuit.limits = limits;
   }
 
   add(worker: Worker): Slot {
