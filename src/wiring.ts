@@ -1,7 +1,7 @@
 /** Small things between the config and the parts that `ferry.ts` puts together. */
 import type { Prospects } from "./admission/gate.ts";
 import { hasAddresses } from "./banner.ts";
-import type { ModelConfig } from "./config.ts";
+import type { Config, ModelConfig } from "./config.ts";
 import { Sampler } from "./core/trace.ts";
 import type { Dispatcher } from "./dispatch/dispatcher.ts";
 import type { Tracing } from "./telemetry/tracing.ts";
@@ -25,4 +25,9 @@ export function perUser(perUserPerMinute: number | undefined): { perUserPerMinut
 
 export function samplerFor({ share, followsCaller }: Tracing, random: () => number): Sampler {
   return new Sampler(share, random, followsCaller);
+}
+
+/** The config as it is whenever somebody looks at it. */
+export function liveConfig(current: () => Config): Config {
+  return new Proxy({} as Config, { get: (_, key) => Reflect.get(current(), key) as unknown });
 }

@@ -7,10 +7,10 @@ import type { Tally } from "../src/banner.ts";
 import { parseConfig } from "../src/config-load.ts";
 import type { Config } from "../src/config.ts";
 import { VirtualClock } from "../src/plan/virtual-clock.ts";
+import { giveOutPorts } from "../src/process-ports.ts";
 import { explainStart } from "../src/port-holder.ts";
 import {
   FIRST_WAIT_MS,
-  giveOutPorts,
   MAX_WAIT_MS,
   Processes,
   TALLY_MS,

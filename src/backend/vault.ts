@@ -21,15 +21,20 @@ export interface VaultRules {
 }
 
 export class Vault {
-  rules: VaultRules;
+  #rules: VaultRules;
   readonly #clock: Clock;
   readonly #key = randomBytes(32);
   /** By name; those that end first stand first. */
   readonly #held = new Map<string, Held>();
 
   constructor(rules: VaultRules, clock: Clock) {
-    this.rules = rules;
+    this.#rules = rules;
     this.#clock = clock;
+  }
+
+  /** For those that come from now on. */
+  retune(rules: VaultRules): void {
+    this.#rules = rules;
   }
 
   /** The name under which it is kept; undefined when there is no room. */
@@ -40,8 +45,8 @@ export class Vault {
       if (until > now) break;
       this.#held.delete(each);
     }
-    if (!this.#held.delete(name) && this.#held.size >= this.rules.max) return undefined;
-    this.#held.set(name, { header, until: now + this.rules.ttlMs });
+    if (!this.#held.delete(name) && this.#held.size >= this.#rules.max) return undefined;
+    this.#held.set(name, { header, until: now + this.#rules.ttlMs });
     return name;
   }
 
