@@ -236,9 +236,10 @@ export class Crews {
     const over = (): boolean => clock.now() >= until || this.#stopped || !this.#busy(crew);
     while (!over()) await new Promise<void>((resolve) => clock.at(clock.now() + LOOK_EVERY_MS, resolve));
     if (this.#stopped) return;
-    await dispatcher.drain();
+    const drained = dispatcher.drain();
     // It may have come back meanwhile.
     if (!this.#shared && this.dispatcher(model.name) === undefined) await this.#refuseRest(model.name);
+    await drained;
     await dispatcher.stop();
     await backend.stop();
     this.#leaving.delete(crew);

@@ -42,6 +42,8 @@ interface Answer {
 type JsonObject = { readonly [name: string]: unknown };
 
 const timeoutMs = 10_000;
+/** As long as the slowest worker may take to start. */
+const reloadTimeoutMs = 3_600_000;
 
 export class AdminClient {
   readonly #base: string;
@@ -91,6 +93,24 @@ export class AdminClient {
   async purge(id: string): Promise<boolean> {
     const { status } = await this.#call("DELETE", `/${id}`, [200, 204, 404]);
     return status !== 404;
+  }
+
+  /** What came of reading the config again. Workers may have to be started for it. */
+  async reload(): Promise<{ changed?: string[]; problems?: string[] }> {
+    let answer: Answer;
+    const url = `${this.#base}/internal/reload`;
+    try {
+      answer = await this.#fetch("POST", url, this.#headers("application/json"), reloadTimeoutMs);
+    } catch (error) {
+      throw error instanceof Failure ? error : this.#unreachable(error as Error);
+    }
+    const body = parseObject(answer.text);
+    const lines = (value: unknown): string[] | undefined =>
+      Array.isArray(value) ? value.map((each) => printable(textOf(each))) : undefined;
+    const [changed, problems] = [lines(body?.["changed"]), lines(body?.["problems"])];
+    if (answer.status === 200 && changed !== undefined) return { changed };
+    if (answer.status === 422 && problems !== undefined) return { problems };
+    throw this.#unexpected(answer);
   }
 
   /** What Prometheus would be told. */
@@ -187,8 +207,13 @@ export class AdminClient {
     return this.#failure(`answered ${status}${why === "" ? "" : `: ${why}`}`);
   }
 
-  async #fetch(method: string, url: string, headers: Record<string, string>): Promise<Answer> {
-    const signal = AbortSignal.timeout(timeoutMs);
+  async #fetch(
+    method: string,
+    url: string,
+    headers: Record<string, string>,
+    withinMs = timeoutMs,
+  ): Promise<Answer> {
+    const signal = AbortSignal.timeout(withinMs);
     const wishes = { method, headers, redirect: "error", signal } as const;
     if (!url.startsWith("https:")) {
       const response = await fetch(url, wishes);

@@ -63,6 +63,7 @@ export interface WorkerRow {
 
 export class Part implements AsyncDisposable {
   readonly role: Role;
+  readonly configFile: string;
   readonly lines: LogLine[] = [];
   readonly exited: Promise<Exit>;
   url = "";
@@ -72,8 +73,9 @@ export class Part implements AsyncDisposable {
   readonly #agent = new Agent({ headersTimeout: ANSWER_MS, bodyTimeout: ANSWER_MS });
   #ending = false;
 
-  private constructor(role: Role, process: ChildProcess, folder: Folder) {
+  private constructor(role: Role, process: ChildProcess, folder: Folder, configFile: string) {
     this.role = role;
+    this.configFile = configFile;
     this.#process = process;
     this.#folder = folder;
     this.exited = once(process, "exit").then((end) => ({ code: end[0], signal: end[1] }));
@@ -83,9 +85,10 @@ export class Part implements AsyncDisposable {
 
   static async start(role: Role, config: Config, more: readonly string[] = []): Promise<Part> {
     const folder = await Folder.make();
-    const words = ["serve", "-c", await writeConfig(folder, config), "--role", role, ...more];
+    const file = await writeConfig(folder, config);
+    const words = ["serve", "-c", file, "--role", role, ...more];
     const child = spawn(join(ROOT, "bin/ferry"), words, { stdio: ["ignore", "pipe", "pipe"] });
-    const part = new Part(role, child, folder);
+    const part = new Part(role, child, folder, file);
     try {
       const ready = await part.line((line) => line.msg === "ready", START_MS);
       part.url = role === "batcher" ? "" : String(ready["listen"]);
@@ -164,6 +167,19 @@ export class Part implements AsyncDisposable {
     return (JSON.parse((await this.admin("/internal/workers")).text) as { workers: WorkerRow[] }).workers;
   }
 
+  /** Another config, read again on SIGHUP; resolves with what changed. */
+  async reload(config: Config): Promise<string> {
+    await writeConfig(this.#folder, config);
+    const told = this.#reloads();
+    process.kill(this.pid, "SIGHUP");
+    await eventually(() => this.#reloads() > told, 10_000);
+    return this.lines.filter(isReload).at(-1)!.msg!;
+  }
+
+  #reloads(): number {
+    return this.lines.filter(isReload).length;
+  }
+
   /** kill -9, and wait until it is gone. */
   async kill(): Promise<void> {
     await this.#end("SIGKILL");
@@ -222,6 +238,10 @@ export class Part implements AsyncDisposable {
     const answer = await request(url, options);
     return new Answer(answer.statusCode, answer.headers, await answer.body.text());
   }
+}
+
+function isReload({ msg = "" }: LogLine): boolean {
+  return msg.startsWith("the config was read again");
 }
 
 export class Fleet implements AsyncDisposable {
