@@ -42,14 +42,14 @@ export interface FrontParts {
   readonly tracing: Tracing | undefined;
   readonly membership: Membership | undefined;
   /** Undefined where this process runs no batches of it. */
-  dispatcher(model: string): Dispatcher | undefined;
+  readonly dispatcher: (model: string) => Dispatcher | undefined;
   /** How the workers of a model are; undefined once it is gone. */
-  prospects(model: string): Prospects | undefined;
+  readonly prospects: (model: string) => Prospects | undefined;
   /** Keeps clients' credentials for the model's workers; undefined where they get none. */
-  vault(model: ModelConfig, config: Config): Vault | undefined;
-  draining(): boolean;
+  readonly vault: (model: ModelConfig, config: Config) => Vault | undefined;
+  readonly draining: () => boolean;
   /** Numbers in [0, 1). */
-  random(): number;
+  readonly random: () => number;
 }
 
 interface Generation {

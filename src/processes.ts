@@ -191,9 +191,8 @@ export class Processes {
     );
     const why = whys.find((each) => each !== undefined);
     if (why === undefined) return;
-    await Promise.all(
-      this.#seats.map((seat, at) => whys[at] === undefined && this.#change(seat, before[at]!)),
-    );
+    const did = this.#seats.filter((_, at) => whys[at] === undefined);
+    await Promise.all(did.map((seat) => this.#change(seat, before[seat.number - 1]!)));
     throw new Error(why);
   }
 

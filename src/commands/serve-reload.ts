@@ -9,10 +9,11 @@ import type { Served, ServeParts } from "./serve.ts";
 export function hearReloads(
   config: Config,
   ferry: Served,
-  { load, onHangup, clock, terminalGone }: ServeParts,
+  parts: ServeParts,
   log: (line: string) => void,
   quit: () => void,
 ): Reloader | undefined {
+  const { clock, load } = parts;
   if (load === undefined || ferry.change === undefined) return undefined;
   const tell = (level: "info" | "warn", message: string): void => {
     const { logLevel } = reloader.config.telemetry;
@@ -21,8 +22,8 @@ export function hearReloads(
   };
   const reloader = new Reloader(config, { load, apply: (next) => ferry.change!(next), tell });
   ferry.onReload = () => reloader.reload();
-  onHangup?.(() => {
-    if (terminalGone?.() === true) quit();
+  parts.onHangup?.(() => {
+    if (parts.terminalGone?.() === true) quit();
     else void reloader.reload();
   });
   return reloader;

@@ -116,7 +116,7 @@ export class MetricCounts {
     Object.assign(this, { hits, misses, collapsed, retries, dead, lost });
     this.shed.set(before.shed);
     // The last row is that of models that are not known.
-    const rows = [...this.models.map(({ name }, row) => [row, before.#modelAt.get(name)] as const)];
+    const rows = this.models.map(({ name }, row) => [row, before.#modelAt.get(name)] as const);
     for (const [row, old] of [...rows, [this.models.length, before.models.length] as const]) {
       if (old === undefined) continue;
       const reasons = DISPATCH_REASONS.length;

@@ -173,7 +173,7 @@ export class Part implements AsyncDisposable {
     const told = this.#reloads();
     process.kill(this.pid, "SIGHUP");
     await eventually(() => this.#reloads() > told, 10_000);
-    return this.lines.filter(isReload).at(-1)!.msg!;
+    return this.lines.findLast(isReload)!.msg!;
   }
 
   #reloads(): number {
