@@ -11,6 +11,7 @@ import { formatProblems, type Loaded } from "./config-load.ts";
 import type { Config } from "./config.ts";
 import { Refusal } from "./core/errors.ts";
 import type { Exchange } from "./gateway/exchange.ts";
+import { newId } from "./gateway/ids.ts";
 import type { Routes } from "./gateway/server.ts";
 
 /** What came of it, in lines for people; none holds a secret. */
@@ -89,7 +90,7 @@ export function reloadRoutes(asked: () => (() => Promise<Reloaded>) | undefined)
     if (changed !== undefined) return exchange.send(200, JSON.stringify({ changed }));
     const count = problems.length === 1 ? "1 problem" : `${problems.length} problems`;
     const message = `${count}, nothing was changed`;
-    const body = { error: "INVALID_REQUEST", message, request_id: exchange.id, problems };
+    const body = { error: "INVALID_REQUEST", message, request_id: newId(exchange.startedAt), problems };
     exchange.send(422, JSON.stringify(body));
   };
   return { "/internal/reload": { POST: reload } };

@@ -63,7 +63,6 @@ export interface WorkerRow {
 
 export class Part implements AsyncDisposable {
   readonly role: Role;
-  readonly configFile: string;
   readonly lines: LogLine[] = [];
   readonly exited: Promise<Exit>;
   url = "";
@@ -73,9 +72,8 @@ export class Part implements AsyncDisposable {
   readonly #agent = new Agent({ headersTimeout: ANSWER_MS, bodyTimeout: ANSWER_MS });
   #ending = false;
 
-  private constructor(role: Role, process: ChildProcess, folder: Folder, configFile: string) {
+  private constructor(role: Role, process: ChildProcess, folder: Folder) {
     this.role = role;
-    this.configFile = configFile;
     this.#process = process;
     this.#folder = folder;
     this.exited = once(process, "exit").then((end) => ({ code: end[0], signal: end[1] }));
@@ -85,10 +83,9 @@ export class Part implements AsyncDisposable {
 
   static async start(role: Role, config: Config, more: readonly string[] = []): Promise<Part> {
     const folder = await Folder.make();
-    const file = await writeConfig(folder, config);
-    const words = ["serve", "-c", file, "--role", role, ...more];
+    const words = ["serve", "-c", await writeConfig(folder, config), "--role", role, ...more];
     const child = spawn(join(ROOT, "bin/ferry"), words, { stdio: ["ignore", "pipe", "pipe"] });
-    const part = new Part(role, child, folder, file);
+    const part = new Part(role, child, folder);
     try {
       const ready = await part.line((line) => line.msg === "ready", START_MS);
       part.url = role === "batcher" ? "" : String(ready["listen"]);
@@ -169,11 +166,15 @@ export class Part implements AsyncDisposable {
 
   /** Another config, read again on SIGHUP; resolves with what changed. */
   async reload(config: Config): Promise<string> {
-    await writeConfig(this.#folder, config);
+    await this.rewrite(config);
     const told = this.#reloads();
     process.kill(this.pid, "SIGHUP");
     await eventually(() => this.#reloads() > told, 10_000);
     return this.lines.findLast(isReload)!.msg!;
+  }
+
+  async rewrite(config: Config): Promise<void> {
+    await writeConfig(this.#folder, config);
   }
 
   #reloads(): number {

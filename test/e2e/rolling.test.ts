@@ -1,8 +1,9 @@
 /** Every gateway and every batcher is replaced under load, one after another, and no request fails. */
 import assert from "node:assert/strict";
+import { readFile } from "node:fs/promises";
 import { describe, test } from "node:test";
 import { startServer } from "../redis/servers.ts";
-import { Fleet, fleetConfig, patient } from "./fleet.ts";
+import { Fleet, fleetConfig, Part, patient } from "./fleet.ts";
 import type { Config } from "./harness.ts";
 import { Balancer, Stream } from "./steady-load.ts";
 import { stubModel, StubWorker } from "./stub-worker.ts";
@@ -94,5 +95,46 @@ describe("a rolling restart", () => {
     await load.stop();
     assert.deepEqual(load.failed, [], load.told());
     assert.ok(workers.every(({ mostAtOnce }) => mostAtOnce === 1));
+  });
+});
+
+describe("--processes", () => {
+  test("a reload at any of them, or at the parent, changes all; one that dies comes back with it", async () => {
+    await using redis = await startServer();
+    const model = (name: string): object => ({ name, backend: { kind: "simulated", workers: 1, baseMs: 5 } });
+    const config = (...names: readonly string[]): Config =>
+      fleetConfig({ url: redis.url }, names.map(model), { limits: { drainMs: 5000 } });
+    await using part = await Part.start("all", config("a"), ["--processes", "2"]);
+    const { admins } = await part.line(({ msg }) => msg === "ready");
+    const models = async (admin: string): Promise<string> => {
+      const { models } = (await (await fetch(`${admin}/internal/health`)).json()) as {
+        models: { name: string }[];
+      };
+      return models.map(({ name }) => name).join();
+    };
+    const both = async (names: string): Promise<void> => {
+      for (const admin of admins as string[]) assert.equal(await models(admin), names);
+    };
+    await both("a");
+    assert.match(await part.reload(config("a", "b")), /models\[b\] added/);
+    await both("a,b");
+
+    await part.rewrite({ ...config("a", "b", "c"), zone: "z" });
+    const [, second] = admins as string[];
+    const refused = await fetch(`${second}/internal/reload`, { method: "POST" });
+    assert.equal(refused.status, 422);
+    assert.match(await refused.text(), /zone .* needs a restart/);
+    await both("a,b");
+
+    await part.rewrite(config("b", "c"));
+    const done = await fetch(`${second}/internal/reload`, { method: "POST" });
+    assert.deepEqual(await done.json(), {
+      changed: ["models[a] removed", "models[c] added (simulated, 1 worker)"],
+    });
+    await both("b,c");
+    const children = await readFile(`/proc/${part.pid}/task/${part.pid}/children`, "utf8");
+    process.kill(Number(children.split(" ")[0]), "SIGKILL");
+    await part.line(({ msg }) => msg === "process ready");
+    await both("b,c");
   });
 });
