@@ -213,10 +213,8 @@ export class Crews {
   #replace({ model, dispatcher, backend: old }: Crew, backend: Backend): void {
     const before = dispatcher.workers.slots.filter((slot) => !slot.retiring);
     for (const worker of backend.workers) {
-      const slot = dispatcher.join(worker);
-      slot.after = before.find(
-        ({ worker: other }) => other.address !== undefined && other.address === worker.address,
-      );
+      const same = ({ worker: other }: Slot): boolean => other.address === worker.address;
+      dispatcher.join(worker, worker.address === undefined ? undefined : before.find(same));
     }
     this.#parting.add(old);
     this.#parts.onBackend(model.name, backend, dispatcher);

@@ -123,9 +123,10 @@ export class Dispatcher {
     this.#pump();
   }
 
-  /** One worker more; it gets a batch as soon as there is one. */
-  join(worker: Worker): Slot {
+  /** One worker more; it gets a batch as soon as there is one, and `after`, the same worker's slot, has none. */
+  join(worker: Worker, after?: Slot): Slot {
     const slot = this.workers.add(worker);
+    slot.after = after;
     this.wake();
     return slot;
   }

@@ -95,9 +95,15 @@ export class Slot {
     return load === undefined || load.share <= maxLoad || now - load.at > LOAD_HOLDS_MS;
   }
 
+  /** Its worker runs a batch: for this slot, or still for one before it. */
+  get occupied(): boolean {
+    if (this.after?.occupied === false) this.after = undefined;
+    return this.batch !== undefined || this.after !== undefined;
+  }
+
   free(now: number): boolean {
-    if (this.batch !== undefined || this.leaving || this.retiring || !this.held(now)) return false;
-    return now >= this.circuit.usableAt && this.well && this.after?.batch === undefined;
+    if (this.occupied || this.leaving || this.retiring || !this.held(now)) return false;
+    return now >= this.circuit.usableAt && this.well;
   }
 
   state(now: number): WorkerState {

@@ -61,4 +61,27 @@ describe("a dispatcher", () => {
     assert.equal(dispatcher.workers.slots[0]!.batches, 2);
     assert.equal(codes(ended).length, 9);
   });
+
+  test("whose worker is replaced twice starts nothing on it before its first batch has ended", async () => {
+    const simulation = simulate({
+      backend: { workers: 1, baseMs: 100, perItemMs: 0 },
+      limits: { maxBatchSize: 1 },
+    });
+    const { dispatcher, backend } = simulation;
+    simulation.put();
+    simulation.put();
+    await simulation.run(50);
+    let [slot] = dispatcher.workers.slots;
+    const batches: number[] = [];
+    for (let round = 0; round < 2; round++) {
+      const next = dispatcher.join(await backend.grow(), slot);
+      void dispatcher.retire(slot!);
+      slot = next;
+      dispatcher.wake();
+      await simulation.run(10);
+      batches.push(slot.batches);
+    }
+    await simulation.run(50);
+    assert.deepEqual([...batches, slot!.batches], [0, 0, 1]);
+  });
 });
