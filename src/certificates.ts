@@ -88,6 +88,13 @@ export class Certificates {
     this.#alarm?.cancel();
   }
 
+  /** Looks now, not only when it is time. */
+  async look(): Promise<void> {
+    if (this.#alarm === undefined || this.#stopped) return;
+    this.#alarm.cancel();
+    await this.#look();
+  }
+
   #lookLater(): void {
     if (this.#stopped) return;
     this.#alarm = this.#clock.at(this.#clock.now() + this.#reloadMs, () => void this.#look());

@@ -35,6 +35,10 @@ const commands: { readonly [name: string]: Known } = {
     summary: "how many workers a rate and a latency goal need",
     load: async () => (await import("./commands/plan.ts")).plan,
   },
+  reload: {
+    summary: "have a running Ferry read its config again",
+    load: async () => (await import("./commands/reload.ts")).reload,
+  },
   top: { summary: "watch a running Ferry", load: async () => (await import("./commands/top.ts")).top },
   workers: {
     summary: "add, drain and remove workers of a running Ferry",

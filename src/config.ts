@@ -166,6 +166,8 @@ export interface LimitsConfig {
   readonly requestTimeoutMs: number;
   readonly keepAliveTimeoutMs: number;
   readonly drainMs: number;
+  /** How long kept connections are served while it drains, each to its next answer. */
+  readonly lingerMs: number;
   /** Requests on their way past the batches, and how long nothing of an answer may move. */
   readonly maxPassthrough: number;
   readonly passthroughIdleMs: number;

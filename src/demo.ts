@@ -27,16 +27,23 @@ interface Fleet {
 export class Demo {
   readonly #fleets: Fleet[] = [];
 
+  /** In place of what the model had. */
   add(model: string, backend: SimulatedBackend, slots: readonly Slot[]): void {
+    this.forget(model);
     this.#fleets.push({ model, backend, slots });
+  }
+
+  forget(model: string): void {
+    const at = this.#fleets.findIndex((fleet) => fleet.model === model);
+    if (at >= 0) this.#fleets.splice(at, 1);
   }
 
   /** Kills the busiest worker that is alive; undefined when none is. */
   kill(forMs: number): Killed | undefined {
     let busiest: { readonly fleet: Fleet; readonly slot: Slot } | undefined;
     for (const fleet of this.#fleets) {
-      fleet.slots.forEach((slot, at) => {
-        const alive = fleet.backend.workers[at]!.downFor === 0;
+      fleet.slots.forEach((slot) => {
+        const alive = fleet.backend.workers.find((each) => each === slot.worker)?.downFor === 0;
         if (alive && (busiest === undefined || busier(slot, busiest.slot))) busiest = { fleet, slot };
       });
     }

@@ -24,10 +24,14 @@ export interface DropInNeeds {
   /** The workers that the n-th model has now; undefined where this process runs no batches and does not know. */
   readonly workers: (model: number) => readonly KnownWorker[] | undefined;
   readonly draining: () => boolean;
+  /** What is passed through now, by whatever rules it came. */
+  readonly underway: { count: number };
 }
 
 export interface OpenDropIns {
   readonly dropIns: DropIns;
+  /** Passes nothing new; what is under way goes on. */
+  readonly leave: () => void;
   /** Ends what is being passed through. */
   readonly close: () => Promise<void>;
 }
@@ -46,9 +50,14 @@ export async function openDropIns(config: Config, needs: DropInNeeds): Promise<O
     passages.push(road);
     passed.set(model.name, { road, totalMs, forwardAuthorization });
   }
-  await Promise.all(passages.map((passage) => passage.start()));
+  try {
+    await Promise.all(passages.map((passage) => passage.start()));
+  } catch (error) {
+    await Promise.all(passages.map((passage) => passage.stop()));
+    throw error;
+  }
   const passLimits = { maxOpen: limits.maxPassthrough, idleMs: limits.passthroughIdleMs };
-  const proxy = new Passthrough(passed, passLimits, admission, clock);
+  const proxy = new Passthrough(passed, passLimits, admission, clock, needs.underway);
   const known = models.map((model): DropInModel => ({
     name: model.name,
     protocols: spokenBy(model),
@@ -63,6 +72,7 @@ export async function openDropIns(config: Config, needs: DropInNeeds): Promise<O
   const dropIns = new DropIns(known, parts);
   return {
     dropIns,
+    leave: () => passages.forEach((passage) => passage.leave()),
     close: async () => void (await Promise.all(passages.map((passage) => passage.stop()))),
   };
 }

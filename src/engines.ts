@@ -1,7 +1,7 @@
 /** From the settings to the engine: in this process, or in Redis with what belongs to a fleet. */
 import { randomBytes, randomInt } from "node:crypto";
 import type { Clock } from "./clock.ts";
-import type { Config, MemoryEngineConfig, RedisEngineConfig } from "./config.ts";
+import type { Config, MemoryEngineConfig, ModelConfig, RedisEngineConfig } from "./config.ts";
 import { HOMES } from "./core/home.ts";
 import type { Engine } from "./engine/engine.ts";
 import { openJournal } from "./engine/journal.ts";
@@ -110,9 +110,13 @@ async function openRedis(
   };
 }
 
-function limitsOf({ tiers, limits, results, deadLetters, models }: Config) {
+/** What an engine is bounded by; `leaving`: models that are gone from the config and still served. */
+export function limitsOf(
+  { tiers, limits, results, deadLetters, models }: Config,
+  leaving: readonly ModelConfig[] = [],
+) {
   return {
-    models: new Map(models.map(({ name, timeouts }) => [name, timeouts])),
+    models: new Map([...leaving, ...models].map(({ name, timeouts }) => [name, timeouts])),
     tiers: tiers.length,
     maxQueued: limits.maxQueued,
     maxQueuedBytes: limits.maxQueuedBytes,

@@ -1,48 +1,43 @@
 /**
- * The only file that knows every part: it builds them, starts them in order, and stops them in reverse.
+ * The only file that knows every part: it builds them, starts them in order, and stops them in reverse; and it changes
+ * what they go by while they run (`change`): everything that can fail first, then all of it in one step.
  */
-import { randomInt, randomUUID } from "node:crypto";
-import { Admission } from "./admission/admit.ts";
-import { Gate, type Prospects } from "./admission/gate.ts";
+import { randomUUID } from "node:crypto";
+import { isDeepStrictEqual } from "node:util";
+import type { Prospects } from "./admission/gate.ts";
 import type { Backend } from "./backend/backend.ts";
 import { SimulatedBackend } from "./backend/simulated.ts";
 import { Vault } from "./backend/vault.ts";
 import { makeBackend } from "./backends.ts";
+import type { Tally as Done } from "./banner.ts";
 import { Certificates } from "./certificates.ts";
 import { type Clock, SystemClock } from "./clock.ts";
 import type { Config, ModelConfig, Role } from "./config.ts";
-import { screenFor } from "./core/screen.ts";
-import { openCredentials } from "./credentials.ts";
+import { Crews, type Prepared } from "./crews.ts";
 import { Demo } from "./demo.ts";
-import { forwards, knownWorkers, openDropIns, speaksTensors } from "./dropins.ts";
+import { forwards } from "./dropins.ts";
 import { Dispatcher } from "./dispatch/dispatcher.ts";
+import type { ModelRules } from "./dispatch/model-rules.ts";
 import { Reaper } from "./dispatch/reaper.ts";
-import type { Engine } from "./engine/engine.ts";
-import { type Opened, openEngine, type Shared } from "./engines.ts";
+import { limitsOf, type Opened, openEngine, type Shared } from "./engines.ts";
 import { type FleetModel, Membership } from "./fleet/membership.ts";
 import { FleetRank } from "./fleet/rank.ts";
+import { Front } from "./front.ts";
 import { adminRoutes } from "./gateway/admin.ts";
-import { Crossing } from "./gateway/crossing.ts";
-import { GrpcDoor } from "./gateway/grpc.ts";
-import { healthRoutes } from "./gateway/health.ts";
-import { Intake, type ModelDoor } from "./gateway/intake.ts";
-import { NativeProtocol } from "./gateway/native.ts";
-import { openapiRoutes } from "./gateway/openapi.ts";
 import { Listener } from "./gateway/server.ts";
 import type { EdgeTls } from "./gateway/tls.ts";
 import { tuneHeap } from "./heap.ts";
-import { openObservers } from "./observers.ts";
+import { type Observers, openObservers } from "./observers.ts";
+import { type Reloaded, reloadRoutes } from "./reload.ts";
 import { Report } from "./report.ts";
-import { openRoster, type Roster, type RosterNeeds } from "./roster.ts";
-import type { ScalingLoop } from "./scaling.ts";
-import { openScaling } from "./scalings.ts";
-import { Router } from "./result/router.ts";
+import { openRoster, type Roster } from "./roster.ts";
+import { type OpenScaling, openScaling } from "./scalings.ts";
 import { Events } from "./telemetry/events.ts";
 import { logEvents } from "./telemetry/log.ts";
 import { Tally } from "./telemetry/tally.ts";
 import { type Tracing, tracingOf } from "./telemetry/tracing.ts";
 import { version } from "./version.ts";
-import { ofFleet, outlook, perUser, rulesOf, samplerFor, type Totals } from "./wiring.ts";
+import { liveConfig, ofFleet, outlook, vaultRules } from "./wiring.ts";
 
 export async function startFerry(
   config: Config,
@@ -65,86 +60,179 @@ const LAST_WORDS_MS = 500;
 
 export class Ferry {
   readonly events = new Events();
-  readonly #config: Config;
+  #config: Config;
+  /** For those who look at it when they need it. */
+  readonly #live: Config;
   readonly #clock: Clock;
   readonly #role: Role;
+  readonly #log: (line: string) => void;
+  #logEnd: () => void;
   readonly #tally: Tally;
   /** Left out: nobody is traced. */
   readonly #tracing: Tracing | undefined;
-  #backends: readonly Backend[] = [];
-  readonly #dispatchers: Dispatcher[] = [];
+  /** Empty in a gateway. */
+  readonly #crews: Crews;
   /** By model. */
   readonly #prospects = new Map<string, Prospects>();
   /** Clients' own credentials, by model. */
-  readonly #vaults: ReadonlyMap<string, Vault>;
+  readonly #vaults = new Map<string, Vault>();
   /** How to undo what was started, in the order in which it was started. */
   readonly #undo: (() => Promise<void> | void)[] = [];
-  #admission: Admission | undefined;
-  #router: Router | undefined;
-  #listener: Listener | undefined;
-  #grpc: GrpcDoor | undefined;
+  #opened: Opened | undefined;
+  #front: Front | undefined;
   #tls: EdgeTls | undefined;
   #membership: Membership | undefined;
-  #scaling: ScalingLoop | undefined;
+  #roster: Roster | undefined;
+  #scaling: OpenScaling | undefined;
+  #observers: Observers | undefined;
   #draining = false;
   #stopped: Promise<void> | undefined;
   /** What people may do to the simulated workers of this process; undefined where there are none. */
   demo: Demo | undefined;
   /** Where an accepted task is kept: by one server of the shared store, or by two. */
   durability: "replica" | "local" | undefined;
-  /** "" in a batcher. */
-  apiUrl = "";
-  /** "" where clients cannot speak gRPC. */
-  grpcUrl = "";
   adminUrl = "";
+  /** Who reads the config again when an operator asks for it; left out: it came from no file. */
+  onReload: (() => Promise<Reloaded>) | undefined;
 
   constructor(config: Config, clock: Clock, role: Role, log: (line: string) => void) {
     this.#config = config;
+    this.#live = liveConfig(() => this.#config);
     this.#clock = clock;
     this.#role = role;
+    this.#log = log;
     const { models, telemetry } = config;
     this.#tally = new Tally(
       this.events,
       clock,
       models.map(({ name }) => name),
     );
-    this.#vaults = new Map(models.filter(forwards).map((model) => [model.name, this.#vault(model)]));
     this.#tracing = tracingOf(telemetry, process.env);
-    logEvents(this.events, clock, telemetry.logLevel, log);
+    this.#logEnd = logEvents(this.events, clock, telemetry.logLevel, log);
+    this.#crews = new Crews({
+      clock,
+      makeBackend: (model, next) => makeBackend(model, clock, this.events, this.#vault(model, next)),
+      makeDispatcher: (rules, model, backend) => this.#dispatcher(rules, model, backend),
+      onBackend: (model, backend, { workers }) => {
+        if (!(backend instanceof SimulatedBackend)) this.demo?.forget(model);
+        else (this.demo ??= new Demo()).add(model, backend, workers.slots);
+      },
+    });
+    this.#crews.onGone = (model) => this.#gone(model);
+  }
+
+  /** "" in a batcher. */
+  get apiUrl(): string {
+    return this.#front?.apiUrl ?? "";
+  }
+
+  /** "" where clients cannot speak gRPC. */
+  get grpcUrl(): string {
+    return this.#front?.grpcUrl ?? "";
   }
 
   async start(): Promise<void> {
-    const { models } = this.#config;
+    const config = this.#config;
     const runs = this.#role !== "gateway";
     await this.#openTls();
-    const backends = (this.#backends = runs ? models.map((model) => this.#backend(model)) : []);
     // A store that cannot be used is told before models are loaded, which may take minutes.
-    const early = this.#config.engine.kind === "redis" ? await this.#openEngine() : undefined;
-    for (const backend of backends) this.#undo.push(() => backend.stop());
-    await Promise.all(backends.map((backend) => backend.start()));
-    const opened = early ?? (await this.#openEngine());
+    const early = config.engine.kind === "redis" ? await this.#openEngine() : undefined;
+    this.#undo.push(() => this.#crews.stopBackends());
+    if (runs) await this.#crews.open(config);
+    const opened = (this.#opened = early ?? (await this.#openEngine()));
     const { engine, shared } = opened;
     // Walked back, this comes after the dispatchers have stopped: what they held is free then.
     this.#undo.push(() => this.#membership?.stop());
-    backends.forEach((backend, at) => this.#dispatch(models[at]!, backend, engine, shared?.id));
+    this.#undo.push(() => this.#crews.stopDispatchers());
+    if (runs) this.#crews.begin(config, engine, shared !== undefined);
     if (shared !== undefined) await this.#join(shared);
-    models.forEach(({ name }, at) =>
-      this.#prospects.set(name, outlook(name, this.#dispatchers[at], this.#membership?.fleet)),
-    );
+    this.#look();
     const reaper = new Reaper(engine, this.#clock);
     this.#undo.push(() => reaper.stop());
     await this.#openAdmin(opened, await this.#openRoster());
-    if (this.#role !== "batcher") await this.#openDoors(opened);
+    if (this.#role !== "batcher") await this.#openFront(opened);
   }
 
-  #backend(model: ModelConfig): Backend {
-    return makeBackend(model, this.#clock, this.events, this.#vaults.get(model.name));
+  /**
+   * From one config to the next: all of it, or nothing, and then it rejects with one line that says why. What differs
+   * in what is opened once (`config-diff.ts`) is not looked at here.
+   */
+  async change(next: Config): Promise<void> {
+    const prepared: Prepared[] = [];
+    try {
+      if (this.#role !== "gateway") prepared.push(await this.#crews.prepare(next));
+      if (this.#front !== undefined) prepared.push(await this.#front.prepare(next));
+      if (this.#draining) throw new Error("Ferry is being stopped");
+    } catch (error) {
+      await Promise.all(prepared.map((each) => each.abandon()));
+      throw error;
+    }
+    this.#commit(next, prepared);
+    await this.#tls?.certificates.look();
   }
 
-  /** For as long as a task of that model lives, and for as many as can wait. */
-  #vault({ timeouts }: ModelConfig): Vault {
-    const ttlMs = timeouts.totalMs + timeouts.workerMs;
-    return new Vault({ ttlMs, max: this.#config.limits.maxQueued }, this.#clock);
+  /** Nothing here waits, and nothing here fails. */
+  #commit(next: Config, prepared: readonly Prepared[]): void {
+    const last = this.#config;
+    this.#config = next;
+    const gone = last.models.filter(({ name }) => !next.models.some((model) => model.name === name));
+    const leaving = [...this.#crews.leaving.map(({ model }) => model), ...gone];
+    this.#opened!.engine.retune(limitsOf(next, this.#role === "gateway" ? [] : leaving));
+    for (const { name } of next.models) this.#vaults.get(name)?.retune(vaultRules(next, name));
+    for (const each of prepared) each.commit();
+    this.#look();
+    this.#tally.retune(next.models.map(({ name }) => name));
+    this.#roster!.retune(next.models, this.#crews);
+    this.#scaling!.retune(next);
+    if (!isDeepStrictEqual(last.models, next.models)) this.#observers!.retune();
+    const { logLevel } = next.telemetry;
+    if (logLevel === last.telemetry.logLevel) return;
+    this.#logEnd();
+    this.#logEnd = logEvents(this.events, this.#clock, logLevel, this.#log);
+  }
+
+  /** A model that was taken out of the config has run its last batch. */
+  #gone(model: string): void {
+    if (this.#config.models.some(({ name }) => name === model)) return;
+    this.#vaults.delete(model);
+    this.#opened!.engine.retune(
+      limitsOf(
+        this.#config,
+        this.#crews.leaving.map((crew) => crew.model),
+      ),
+    );
+    this.#look();
+  }
+
+  /** Who is there, after models came or went. */
+  #look(): void {
+    const { models } = this.#config;
+    const named = (name: string): FleetModel => {
+      const dispatcher = this.#crews.dispatcher(name);
+      return { name, ...(dispatcher && { dispatcher }) };
+    };
+    const leaving = this.#crews.leaving.map(({ model, dispatcher }) => ({ name: model.name, dispatcher }));
+    this.#membership?.retune(
+      models.map(({ name }) => named(name)),
+      leaving,
+    );
+    for (const name of this.#prospects.keys()) {
+      if (!models.some((model) => model.name === name)) this.#prospects.delete(name);
+    }
+    const { fleet } = this.#membership ?? {};
+    for (const { name } of models) {
+      if (this.#prospects.has(name)) continue;
+      this.#prospects.set(name, outlook(name, this.#crews.dispatcher(name), fleet));
+    }
+  }
+
+  /** One for each model whose workers get their clients' credentials. */
+  #vault(model: ModelConfig, config: Config): Vault | undefined {
+    if (!forwards(model)) return undefined;
+    const { name } = model;
+    const vault = this.#vaults.get(name) ?? new Vault(vaultRules(config, name), this.#clock);
+    this.#vaults.set(name, vault);
+    return vault;
   }
 
   /** Early, for the same reason: a certificate that cannot be used is told before models are loaded. */
@@ -159,6 +247,7 @@ export class Ferry {
 
   async #openEngine(): Promise<Opened> {
     const opened = await openEngine(this.#config, this.#clock, this.events);
+    this.#opened = opened;
     this.#undo.push(() => opened.close());
     if (opened.shared !== undefined) this.durability = opened.shared.durability();
     return opened;
@@ -166,28 +255,28 @@ export class Ferry {
 
   /** Takes this process's place in the fleet: from here on it holds its share of the workers. */
   async #join({ engine, registry, id }: Shared): Promise<void> {
-    const { engine: settings, zone, models } = this.#config;
+    const { engine: settings, zone } = this.#config;
     if (settings.kind !== "redis") throw new Error("a fleet needs a shared engine; this is a bug");
     const { beatMs, aliveMs } = settings;
-    const fleetModels = models.map(({ name }, at): FleetModel => {
-      const dispatcher = this.#dispatchers[at];
-      return { name, ...(dispatcher && { dispatcher }) };
-    });
     const membership = new Membership(
-      { id, zone, role: this.#role, version: version(), beatMs, aliveMs, models: fleetModels },
+      { id, zone, role: this.#role, version: version(), beatMs, aliveMs, models: [] },
       { registry, clock: this.#clock, events: this.events, random: Math.random },
     );
     this.#membership = membership;
+    this.#look();
     engine.rank = new FleetRank(membership.fleet);
     await membership.start();
   }
 
   /** No new request is taken; resolves when those that wait are answered and no batch runs. */
   async drain(): Promise<void> {
-    this.#drainNow();
-    await Promise.all([this.#listener?.drain(), this.#grpc?.drain()]);
+    const { lingerMs, drainMs } = this.#config.limits;
+    this.#draining = true;
+    if (lingerMs > 0) await this.#front?.linger(Math.min(lingerMs, drainMs / 2));
+    this.#front?.refuse();
+    await this.#front?.drain();
     this.#membership?.drain();
-    await Promise.all(this.#dispatchers.map((dispatcher) => dispatcher.drain()));
+    await this.#crews.drain();
   }
 
   /** Stops at once; accepted tasks stay in the engine. Idempotent. */
@@ -200,76 +289,56 @@ export class Ferry {
     await this.stop();
   }
 
-  tally(): Totals {
+  tally(): Done {
     const { requests, batches, tasks, calls, lost } = this.#tally;
-    const running = this.#dispatchers
-      .flatMap(({ workers }) => workers.slots)
-      .filter(({ batch }) => batch).length;
-    return { requests, batches, tasks, calls, lost, queued: this.#waiting, running };
-  }
-
-  /** Requests of clients that are not answered yet. */
-  get #waiting(): number {
-    return (this.#listener?.open ?? 0) + (this.#grpc?.open ?? 0);
-  }
-
-  #drainNow(): void {
-    this.#draining = true;
-    if (this.#admission !== undefined) this.#admission.draining = true;
+    const slots = this.#crews.dispatchers.flatMap(({ workers }) => workers.slots);
+    const running = slots.filter(({ batch }) => batch).length;
+    return { requests, batches, tasks, calls, lost, queued: this.#front?.waiting ?? 0, running };
   }
 
   async #stop(): Promise<void> {
-    this.#drainNow();
-    // Whoever still waits is told where to ask; that takes a moment to reach the socket.
-    this.#router?.releaseAll();
-    await Promise.all([this.#listener?.settle(LAST_WORDS_MS), this.#grpc?.settle(LAST_WORDS_MS)]);
+    this.#draining = true;
+    this.#front?.refuse();
+    await this.#front?.settle(LAST_WORDS_MS);
     for (const undo of this.#undo.toReversed()) await undo();
     await this.#clock.rest?.();
   }
 
-  #dispatch(model: ModelConfig, backend: Backend, engine: Engine, member: string | undefined): void {
-    const rules = rulesOf(model, this.#config.admission.maxWorkerLoad);
-    const dispatcher = new Dispatcher(rules, backend.workers, {
+  #dispatcher(rules: ModelRules, model: ModelConfig, backend: Backend): Dispatcher {
+    const { engine, shared } = this.#opened!;
+    return new Dispatcher(rules, backend.workers, {
       engine,
       clock: this.#clock,
       events: this.events,
       random: Math.random,
       newBatchId: () => randomUUID(),
       // Our own children are nobody else's, and every process calls its own alike: gpu-1, gpu-2.
-      ...(member !== undefined && ofFleet(model, member)),
+      ...(shared !== undefined && ofFleet(model, shared.id)),
     });
-    this.#dispatchers.push(dispatcher);
-    if (backend instanceof SimulatedBackend)
-      (this.demo ??= new Demo()).add(model.name, backend, dispatcher.workers.slots);
-    this.#undo.push(() => dispatcher.stop());
-  }
-
-  /** What runs batches here, and what it lives by. */
-  #runs(): Pick<RosterNeeds, "clock" | "events" | "dispatchers" | "backends"> {
-    const [clock, events] = [this.#clock, this.events];
-    return { clock, events, dispatchers: this.#dispatchers, backends: this.#backends };
   }
 
   async #openRoster(): Promise<Roster> {
-    const roster = await openRoster(this.#config, { ...this.#runs(), membership: this.#membership });
+    const { dispatchers, backends } = this.#crews;
+    const [clock, events, membership] = [this.#clock, this.events, this.#membership];
+    const roster = await openRoster(this.#config, { clock, events, dispatchers, backends, membership });
     this.#undo.push(() => roster.stop());
-    return roster;
+    return (this.#roster = roster);
   }
 
   async #openAdmin({ engine, shared, durable }: Opened, desk: Roster): Promise<void> {
     const { tiers, limits, admin } = this.#config;
     const clock = this.#clock;
-    const known = { config: this.#config, role: this.#role, engine, tally: this.#tally, clock };
+    const known = { config: this.#live, role: this.#role, engine, tally: this.#tally, clock };
     const report = new Report({
       ...known,
       desk,
-      dispatchers: this.#dispatchers,
+      dispatchers: this.#crews.dispatchers,
       fleet: this.#membership?.fleet,
       draining: () => this.#draining,
       prospects: (model) => this.#prospects.get(model)!,
       durability: () => shared?.durability() ?? (durable ? "disk" : "none"),
       reachable: () => shared?.reachable() ?? true,
-      scaling: () => this.#scaling,
+      scaling: () => this.#scaling?.loop,
     });
     this.#openScaling(report);
     const observers = await openObservers({
@@ -280,10 +349,12 @@ export class Ferry {
       random: Math.random,
       apiUrl: () => this.apiUrl,
     });
+    this.#observers = observers;
     // Walked back, this comes last: they hear of everything that ends.
     this.#undo.unshift(() => observers.close());
+    const guarded = { ...observers.guarded, ...reloadRoutes(() => this.onReload) };
     const listener = new Listener(
-      adminRoutes(engine, report, tiers, admin.token, observers),
+      adminRoutes(engine, report, tiers, admin.token, { ...observers, guarded }),
       limits,
       clock,
       this.events,
@@ -295,94 +366,35 @@ export class Ferry {
 
   #openScaling(report: Report): void {
     const { fleet } = this.#membership ?? {};
-    const { loop, close } = openScaling(this.#config, {
-      ...this.#runs(),
+    const opened = openScaling(this.#config, {
+      clock: this.#clock,
+      events: this.events,
+      dispatchers: this.#crews.dispatchers,
+      backends: this.#crews.backends,
       see: (model, now) => report.sighting(model, now),
       leads: () => fleet === undefined || fleet.leads(),
     });
-    this.#scaling = loop;
-    this.#undo.push(close);
+    this.#scaling = opened;
+    this.#undo.push(opened.close);
   }
 
-  async #openDoors({ engine, durable, shared }: Opened): Promise<void> {
-    const { api, tiers, limits, listen, models } = this.#config;
-    const clock = this.#clock;
-    const opened = await openCredentials(this.#config, shared, clock, this.events);
-    this.#undo.push(() => opened.close());
-    const { credentials } = opened;
-    const router = (this.#router = new Router(engine, clock, randomInt(2 ** 32)));
-    this.#undo.push(() => router.close());
-    const rules = { tiers, ...perUser(limits.perUserPerMinute) };
-    const admission = (this.#admission = new Admission(rules, engine, clock, this.events));
-    const doors = models.map((model) => this.#door(model, engine));
-    if (this.#membership !== undefined) {
-      this.#membership.doors = (now) =>
-        doors.map(({ name, gate }) => ({ name, admittedPerMs: gate.admittedPerMs(now) }));
-    }
-    const intake = new Intake(doors, admission, router, engine, clock);
-    const parts = { credentials, intake, admission, router, engine, clock };
-    const native = new NativeProtocol({ ...api, durable }, parts);
-    const crossing = new Crossing(parts);
-    const { dropIns, close } = await openDropIns(this.#config, {
-      crossing,
-      admission,
-      clock,
-      // Those who run batches tell what there is to tell about certificates.
-      events: this.#role === "gateway" ? this.events : new Events(),
-      workers: (at) => this.#dispatchers[at] && knownWorkers(this.#dispatchers[at], clock.now()),
-      healthy: (model) => this.#healthy(model),
-      draining: () => this.#draining,
-    });
-    this.#undo.push(close);
-    const described = { ...healthRoutes(() => this.#draining), ...openapiRoutes(credentials.required) };
-    const routes = { ...dropIns.routes(), ...native.routes(), ...described };
-    const listener = (this.#listener = new Listener(routes, limits, clock, this.events, {
-      elsewhere: (path) => dropIns.find(path),
+  async #openFront(opened: Opened): Promise<void> {
+    const front = new Front(this.#config, {
+      role: this.#role,
+      clock: this.#clock,
+      events: this.events,
+      opened,
       tls: this.#tls,
-      sampler: this.#tracing && samplerFor(this.#tracing, Math.random),
-    }));
-    this.#undo.push(() => listener.close());
-    this.apiUrl = await listener.listen(listen.host, listen.port);
-    await this.#openGrpc(crossing);
-  }
-
-  async #openGrpc(crossing: Crossing): Promise<void> {
-    const { grpc, limits, models } = this.#config;
-    if (grpc.listen === undefined) return;
-    const door = (this.#grpc = new GrpcDoor(
-      { ...limits, ...grpc },
-      {
-        crossing,
-        models: models.filter(speaksTensors).map(({ name, maxBatchSize }) => ({
-          name,
-          alone: maxBatchSize === 1,
-          ready: () => this.#healthy(name),
-        })),
-        ready: () => !this.#draining,
-        version: version(),
-        clock: this.#clock,
-        events: this.events,
-        tls: this.#tls,
-        sampler: this.#tracing && samplerFor(this.#tracing, Math.random),
-      },
-    ));
-    this.#undo.push(() => door.close());
-    this.grpcUrl = await door.listen(grpc.listen.host, grpc.listen.port);
-  }
-
-  /** At least one worker of this model can be given batches. */
-  #healthy(model: string): boolean {
-    return this.#prospects.get(model)!.horizon(this.#clock.now()).healthy > 0;
-  }
-
-  #door(model: ModelConfig, engine: Engine): ModelDoor {
-    const { name, timeouts, cache, collapse } = model;
-    const { admission, tiers } = this.#config;
-    const rules = { ...admission, ...timeouts, model: name, tiers: tiers.length };
-    const gate = new Gate(rules, this.#prospects.get(name)!, engine);
-    const looksForFree = this.#membership === undefined;
-    const screen = screenFor(model.deny);
-    const vault = this.#vaults.get(name);
-    return { name, totalMs: timeouts.totalMs, cache, collapse, gate, looksForFree, screen, vault };
+      tracing: this.#tracing,
+      membership: this.#membership,
+      dispatcher: (model) => this.#crews.dispatcher(model),
+      prospects: (model) => this.#prospects.get(model),
+      vault: (model, config) => this.#vault(model, config),
+      draining: () => this.#draining,
+      random: Math.random,
+    });
+    this.#front = front;
+    this.#undo.push(() => front.close());
+    await front.open(this.#config);
   }
 }

@@ -7,6 +7,7 @@ import type { Clock } from "./clock.ts";
 import type { Config, Role } from "./config.ts";
 import { assetRoutes } from "./dashboard/assets.ts";
 import type { Engine } from "./engine/engine.ts";
+import type { Exchange } from "./gateway/exchange.ts";
 import type { Routes } from "./gateway/server.ts";
 import type { History } from "./gateway/story.ts";
 import { openRequestLog } from "./request-log.ts";
@@ -43,6 +44,8 @@ export interface Observers {
   readonly open: Routes;
   /** What is remembered of requests. */
   readonly history: History;
+  /** The config has other models, or other rules for them. */
+  retune(): void;
   /** Told last, when everything else has stopped: what they hold is written down. */
   close(): Promise<void>;
 }
@@ -52,6 +55,7 @@ interface Observer {
   readonly routes?: Routes;
   readonly open?: Routes;
   readonly counters?: readonly Counter[];
+  retune?(): void;
   close?(): Promise<void> | void;
 }
 
@@ -62,7 +66,7 @@ export async function openObservers(parts: ObserverParts): Promise<Observers> {
   const requests = await openRequestLog({ ...parts, sender });
   const all: Observer[] = [requests];
   if (parts.tracing !== undefined) all.push(traces(parts, parts.tracing, sender));
-  if (telemetry.dashboard) all.push(openLive(parts), { open: assetRoutes() });
+  if (telemetry.dashboard) all.push(dashboard(parts), { open: assetRoutes() });
   // Last: the others have counters for it.
   const counters = all.flatMap((each) => each.counters ?? []);
   if (telemetry.metrics) all.push(metrics(parts, counters));
@@ -70,6 +74,7 @@ export async function openObservers(parts: ObserverParts): Promise<Observers> {
     guarded: Object.assign({}, ...all.map(({ routes }) => routes)) as Routes,
     open: Object.assign({}, ...all.map(({ open }) => open)) as Routes,
     history: requests.history,
+    retune: () => all.forEach((each) => each.retune?.()),
     close: async () => {
       await Promise.all(all.map(async (each) => each.close?.()));
       await sender.close();
@@ -78,9 +83,10 @@ export async function openObservers(parts: ObserverParts): Promise<Observers> {
 }
 
 function traces({ config, role, sight, ...rest }: ObserverParts, tracing: Tracing, sender: Sender): Observer {
-  const models = config.models.map(({ name, backend }) => {
-    return { name, kind: backend.kind, ...(backend.kind === "http" && { protocol: backend.protocol }) };
-  });
+  const models = () =>
+    config.models.map(({ name, backend }) => {
+      return { name, kind: backend.kind, ...(backend.kind === "http" && { protocol: backend.protocol }) };
+    });
   const instance = sight.process().id || randomUUID();
   const about = { models, apart: role === "batcher", version: version(), instance, zone: config.zone };
   const opened = openTraces(tracing, { ...rest, ...about, sender });
@@ -88,11 +94,37 @@ function traces({ config, role, sight, ...rest }: ObserverParts, tracing: Tracin
 }
 
 function metrics({ config, events, sight }: ObserverParts, more: readonly Counter[]): Observer {
-  const models = config.models.map(({ name, maxBatchSize, cache }) => ({
-    name,
-    maxBatchSize,
-    caches: cache.scope !== "off",
-  }));
+  const models = () =>
+    config.models.map(({ name, maxBatchSize, cache }) => ({
+      name,
+      maxBatchSize,
+      caches: cache.scope !== "off",
+    }));
   const tiers = config.tiers.map(({ name }) => name);
-  return openMetrics({ models, tiers, version: version(), events, sight, more });
+  const opened = openMetrics({ models: models(), tiers, version: version(), events, sight, more });
+  return { routes: opened.routes, retune: () => opened.retune(models()) };
+}
+
+/** What it shows is laid out by the models: with others it begins anew, and those who watch connect again. */
+function dashboard(parts: ObserverParts): Observer {
+  let live = openLive(parts);
+  const routes: Routes = Object.fromEntries(
+    Object.entries(live.routes).map(([path, methods]) => [
+      path,
+      Object.fromEntries(
+        Object.keys(methods).map((method) => [
+          method,
+          (exchange: Exchange, id: string) => live.routes[path]![method]!(exchange, id),
+        ]),
+      ),
+    ]),
+  );
+  return {
+    routes,
+    retune: () => {
+      live.close();
+      live = openLive(parts);
+    },
+    close: () => live.close(),
+  };
 }

@@ -17,16 +17,20 @@
  *
  * Tasks lie in Redis, so a process that dies loses none; its callers lose their connections.
  */
-import { createServer, type AddressInfo, type Server } from "node:net";
-import { once } from "node:events";
 import { jsonLine, type Durability, type Tally } from "./banner.ts";
 import type { Alarm, Clock } from "./clock.ts";
-import type { Address, Config, Role } from "./config.ts";
+import type { Config, Role } from "./config.ts";
+import { giveOutPorts, withPortsOf } from "./process-ports.ts";
+import type { Reloaded } from "./reload.ts";
 
 /** What a process is told. */
 export type Order =
   | { readonly is: "begin"; readonly config: Config; readonly role: Role }
   | { readonly is: "tally" }
+  /** Another config, of which everything that differs can be changed. */
+  | { readonly is: "change"; readonly config: Config }
+  /** What came of the reload that it asked for. */
+  | { readonly is: "reloaded"; readonly outcome: Reloaded }
   | { readonly is: "drain" };
 
 /** What it says. */
@@ -34,6 +38,10 @@ export type Word =
   | ({ readonly is: "ready" } & ReadyWord)
   | { readonly is: "failed"; readonly why: string }
   | { readonly is: "tally"; readonly tally: Tally }
+  /** `why`: why nothing was changed; left out: it was. */
+  | { readonly is: "changed"; readonly why?: string }
+  /** An operator asked it to have the config read again. */
+  | { readonly is: "reload" }
   /** The last: it exits next. */
   | { readonly is: "ended"; readonly tally: Tally };
 
@@ -83,7 +91,7 @@ const NOTHING: Tally = { requests: 0, batches: 0, tasks: 0, calls: 0, lost: 0, q
 interface Seat {
   /** The first is 1. */
   readonly number: number;
-  readonly config: Config;
+  config: Config;
   life: Life | undefined;
   ready: ReadyWord | undefined;
   /** When this life became ready; undefined before. */
@@ -95,10 +103,14 @@ interface Seat {
   /** What it said last. */
   ended: Tally | undefined;
   answered: ((tally: Tally) => void) | undefined;
+  /** With why it was not changed. */
+  changed: ((why?: string) => void) | undefined;
 }
 
 export class Processes {
   readonly graceMs = GRACE_MS;
+  /** Who reads the config again; left out: it came from no file. */
+  onReload: (() => Promise<Reloaded>) | undefined;
   readonly #seats: readonly Seat[];
   readonly #role: Role;
   readonly #parts: ProcessesParts;
@@ -127,6 +139,7 @@ export class Processes {
       failed: undefined,
       ended: undefined,
       answered: undefined,
+      changed: undefined,
     }));
   }
 
@@ -170,6 +183,38 @@ export class Processes {
     return tallies.reduce(add, this.#past);
   }
 
+  /** All of them, or none: where one cannot, the others go back. Rejects with its reason. */
+  async change(next: Config): Promise<void> {
+    const before = this.#seats.map(({ config }) => config);
+    const whys = await Promise.all(
+      this.#seats.map((seat) => this.#change(seat, withPortsOf(seat.config, next))),
+    );
+    const why = whys.find((each) => each !== undefined);
+    if (why === undefined) return;
+    const did = this.#seats.filter((_, at) => whys[at] === undefined);
+    await Promise.all(did.map((seat) => this.#change(seat, before[seat.number - 1]!)));
+    throw new Error(why);
+  }
+
+  /** Why it could not. One that is not there starts with it. */
+  async #change(seat: Seat, config: Config): Promise<string | undefined> {
+    const before = seat.config;
+    seat.config = config;
+    if (seat.life === undefined || seat.readyAt === undefined) return undefined;
+    const { promise, resolve } = Promise.withResolvers<string | undefined>();
+    seat.changed = resolve;
+    seat.life.send({ is: "change", config });
+    const why = await promise;
+    seat.changed = undefined;
+    if (why !== undefined) seat.config = before;
+    return why;
+  }
+
+  async #reload({ life }: Seat): Promise<void> {
+    const nothing: Reloaded = { problems: ["there is no config file to read again"] };
+    life?.send({ is: "reloaded", outcome: (await this.onReload?.()) ?? nothing });
+  }
+
   /** Nothing new is taken; resolves when all have ended. */
   async drain(): Promise<void> {
     this.#stop((life) => life.send({ is: "drain" }));
@@ -205,6 +250,8 @@ export class Processes {
     if (word.is === "ready") this.#ready(seat, word);
     else if (word.is === "failed") seat.failed = word.why;
     else if (word.is === "tally") seat.answered?.(word.tally);
+    else if (word.is === "changed") seat.changed?.(word.why);
+    else if (word.is === "reload") void this.#reload(seat);
     else seat.ended = word.tally;
   }
 
@@ -221,6 +268,7 @@ export class Processes {
     seat.life = undefined;
     this.#past = add(this.#past, seat.ended ?? NOTHING);
     seat.answered?.(NOTHING);
+    seat.changed?.();
     if (this.#stopping) this.#whenOver();
     else if (this.#heard !== undefined) {
       const why = seat.failed ?? `process ${seat.number} ${how} before all were ready`;
@@ -288,63 +336,6 @@ export async function startProcesses(
   const processes = new Processes(await giveOutPorts(config, count, role), role, parts);
   await processes.start();
   return processes;
-}
-
-/**
- * Each process's config: the public port is the same in all, the admin port its own. Every port is opened for a
- * moment: what cannot be opened is told here, once, and a port 0 becomes the one that was free.
- */
-export async function giveOutPorts(config: Config, count: number, role: Role): Promise<Config[]> {
-  const { listen, admin, grpc } = config;
-  checkRange(config, count, role);
-  const admins = Array.from({ length: count }, (_, at) => nth(admin.listen, at));
-  const open = grpc.listen === undefined ? [listen] : [listen, grpc.listen];
-  const wanted = role === "batcher" ? admins : [...admins, ...open];
-  const servers: Server[] = [];
-  try {
-    const ports: number[] = [];
-    for (const { host, port } of wanted) {
-      const server = createServer();
-      server.listen({ host, port, exclusive: true });
-      await once(server, "listening");
-      servers.push(server);
-      ports.push((server.address() as AddressInfo).port);
-    }
-    return admins.map((address, at) => ({
-      ...config,
-      listen: { ...listen, port: ports[count] ?? listen.port },
-      ...(grpc.listen && {
-        grpc: { ...grpc, listen: { ...grpc.listen, port: ports[count + 1] ?? grpc.listen.port } },
-      }),
-      admin: { ...admin, listen: { ...address, port: ports[at]! } },
-    }));
-  } finally {
-    await Promise.all(servers.map((server) => server.close() && once(server, "close")));
-  }
-}
-
-function nth({ host, port }: Address, at: number): Address {
-  return { host, port: port === 0 ? 0 : port + at };
-}
-
-function checkRange({ listen, admin, grpc }: Config, count: number, role: Role): void {
-  const first = admin.listen.port;
-  const last = first + count - 1;
-  if (first === 0) return;
-  if (last > 65_535) {
-    throw new Error(
-      `admin.listen port ${first} is too high: ${count} processes need the ports up to ${last}; choose a lower one`,
-    );
-  }
-  if (role === "batcher") return;
-  const among = (port: number | undefined): boolean => port !== undefined && port >= first && port <= last;
-  const setting = among(listen.port) ? "listen" : among(grpc.listen?.port) ? "grpc.listen" : undefined;
-  if (setting === undefined) return;
-  const { port } = setting === "listen" ? listen : grpc.listen!;
-  throw new Error(
-    `${setting} port ${port} is among the admin ports of ${count} processes, ${first} to ${last}; ` +
-      `change ${setting} or admin.listen`,
-  );
 }
 
 function add(a: Tally, b: Tally): Tally {

@@ -83,13 +83,13 @@ async function openPostgres(parts: RequestLogParts): Promise<PostgresLog | undef
 
 function traceRoutes({ config, clock, events, engine }: RequestLogParts, log: RequestLog): Routes {
   const batches = new RecentBatches(events, clock, (model) => engine.waiting(model));
-  const models = config.models.map(({ name }) => name);
   const tiers = config.tiers.map(({ name }) => name);
   return {
     "/internal/trace": {
       GET: async (exchange) => {
         const { traceText } = await import("./telemetry/perfetto.ts");
         const seconds = traceSeconds(new URLSearchParams(exchange.query).get("seconds"));
+        const models = config.models.map(({ name }) => name);
         const to = clock.now();
         const from = to - 1000 * seconds;
         const scene = { from, to, models, tiers, batches: batches.since(from), requests: log.rows() };

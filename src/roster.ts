@@ -13,7 +13,7 @@
  */
 import type { Backend } from "./backend/backend.ts";
 import { hasAddresses } from "./banner.ts";
-import type { BackendConfig, Config, GrpcBackendConfig, HttpBackendConfig } from "./config.ts";
+import type { BackendConfig, Config, GrpcBackendConfig, HttpBackendConfig, ModelConfig } from "./config.ts";
 import type { Clock } from "./clock.ts";
 import { Refusal } from "./core/errors.ts";
 import { Discovery } from "./discovery.ts";
@@ -67,8 +67,8 @@ export class Roster implements WorkerDesk {
   readonly models: Map<string, RosterModel>;
   readonly #parts: RosterParts;
   readonly #orders: Orders;
-  /** The name of DNS that brought it. */
-  readonly #from = new WeakMap<Slot, string>();
+  /** By model and address: the name of DNS that brought it. */
+  readonly #from = new Map<string, string>();
   readonly #ending = new Map<Slot, Promise<void>>();
   /** URLs that are on their way in: two of the same at once would be two workers. */
   readonly #coming = new Set<string>();
@@ -110,15 +110,37 @@ export class Roster implements WorkerDesk {
     await Promise.all(started);
   }
 
+  async followAll(models: readonly ModelConfig[]): Promise<void> {
+    const here = models.filter(({ name }) => this.models.get(name)?.dispatcher !== undefined);
+    const all = here.map(({ name, backend }) =>
+      hasAddresses(backend) ? this.follow(name, backend) : undefined,
+    );
+    await Promise.all(all);
+  }
+
+  /** The config changed: other models, perhaps in other hands, and other names of DNS. Who is put aside stays so. */
+  retune(models: readonly ModelConfig[], running: Running): void {
+    this.models.clear();
+    for (const model of rosterModels(models, running)) this.models.set(model.name, model);
+    for (const [model, names] of this.#names) {
+      if (this.models.has(model)) continue;
+      for (const discovery of names.values()) discovery.stop();
+      this.#names.delete(model);
+    }
+    void this.followAll(models);
+    for (const dispatcher of running.dispatchers) this.#orders.apply(dispatcher);
+  }
+
   #unfollow(model: string, shown: string, discovery: Discovery): void {
     discovery.stop();
     const slots = this.models.get(model)?.dispatcher?.workers.slots ?? [];
-    for (const slot of slots.filter((each) => this.#from.get(each) === shown)) void this.#end(model, slot);
+    const found = slots.filter((slot) => !slot.retiring && this.foundBy(model, slot) === shown);
+    for (const slot of found) void this.#end(model, slot);
   }
 
   /** The name of DNS that brought this worker; undefined: somebody wrote it down. */
-  foundBy(slot: Slot): string | undefined {
-    return this.#from.get(slot);
+  foundBy(model: string, { worker: { address } }: Slot): string | undefined {
+    return address === undefined ? undefined : this.#from.get(`${model} ${address}`);
   }
 
   stop(): void {
@@ -150,7 +172,7 @@ export class Roster implements WorkerDesk {
     } finally {
       if (url !== undefined) this.#coming.delete(url);
     }
-    if (from !== undefined) this.#from.set(slot, from);
+    if (from !== undefined) this.#from.set(`${name} ${url}`, from);
     this.#orders.apply(dispatcher);
     this.#tell(name, slot.name, slot.aside ? "draining" : "idle", from ? `${from} names it` : "it was added");
     this.#parts.membership?.changed();
@@ -172,7 +194,7 @@ export class Roster implements WorkerDesk {
         `another process lists ${name}; ask that one, or drain it, which holds for the whole fleet`,
       );
     }
-    const from = this.#from.get(slot);
+    const from = this.foundBy(model, slot);
     if (from !== undefined) throw conflict(`${from} names ${name}; drain it, or take it out of DNS`);
     if (slot.retiring && !this.#ending.has(slot)) return { model, ...found, gone: false };
     const idle = slot.batch === undefined;
@@ -185,7 +207,7 @@ export class Roster implements WorkerDesk {
   async leave(name: string, url: string): Promise<void> {
     const slot = this.models
       .get(name)
-      ?.dispatcher?.workers.slots.find(({ worker }) => worker.address === url);
+      ?.dispatcher?.workers.slots.find(({ worker, retiring }) => worker.address === url && !retiring);
     if (slot !== undefined) await this.#end(name, slot);
   }
 
@@ -193,7 +215,8 @@ export class Roster implements WorkerDesk {
     const known = this.#ending.get(slot);
     if (known !== undefined) return known;
     const { dispatcher, backend } = this.#running(this.models.get(model)!);
-    const why = this.#from.has(slot) ? "DNS names it no more" : "it is removed";
+    const why = this.foundBy(model, slot) === undefined ? "it is removed" : "DNS names it no more";
+    this.#from.delete(`${model} ${slot.worker.address}`);
     this.#tell(model, slot.name, "draining", why);
     const end = async (): Promise<void> => {
       const retired = dispatcher.retire(slot);
@@ -282,28 +305,29 @@ export class Roster implements WorkerDesk {
   }
 }
 
-export interface RosterNeeds extends RosterParts {
-  /** In the order of the models; empty in a gateway. */
+/** In the order of the models; empty in a gateway. */
+interface Running {
   readonly dispatchers: readonly Dispatcher[];
   readonly backends: readonly Backend[];
 }
 
+export type RosterNeeds = RosterParts & Running;
+
 /** From the config; resolves when every name of DNS in it was looked up once. */
-export async function openRoster(config: Config, needs: RosterNeeds): Promise<Roster> {
-  const models = config.models.map(({ name, backend, scaling }, at) => ({
+export async function openRoster({ models }: Config, needs: RosterNeeds): Promise<Roster> {
+  const roster = new Roster(rosterModels(models, needs), needs);
+  await roster.followAll(models);
+  return roster;
+}
+
+function rosterModels(models: readonly ModelConfig[], { dispatchers, backends }: Running): RosterModel[] {
+  return models.map(({ name, backend, scaling }, at) => ({
     name,
     kind: backend.kind,
     scaled: scaling.apply,
-    dispatcher: needs.dispatchers[at],
-    backend: needs.backends[at],
+    dispatcher: dispatchers[at],
+    backend: backends[at],
   }));
-  const roster = new Roster(models, needs);
-  if (needs.dispatchers.length === 0) return roster;
-  const followed = config.models.flatMap(({ name, backend }) =>
-    hasAddresses(backend) ? [roster.follow(name, backend)] : [],
-  );
-  await Promise.all(followed);
-  return roster;
 }
 
 const EXAMPLES = { http: "http://gpu-1:9000/infer", grpc: "grpc://gpu-1:8001" } as const;

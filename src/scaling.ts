@@ -56,14 +56,25 @@ const LOOK_EVERY_MS = 1000;
 const TRY_AGAIN_MS = 10_000;
 
 export class ScalingLoop {
-  readonly #models: ReadonlyMap<string, Watched>;
+  #models: ReadonlyMap<string, Watched> = new Map();
   readonly #clock: Clock;
+  readonly #events: Events;
   #alarm: Alarm | undefined;
 
   constructor(models: readonly ScaledModel[], clock: Clock, events: Events) {
-    this.#models = new Map(models.map((model) => [model.name, new Watched(model, clock, events)]));
     this.#clock = clock;
+    this.#events = events;
+    this.retune(models);
     this.#next();
+  }
+
+  /** Those that are the same as before go on as they were; the others begin anew. */
+  retune(models: readonly ScaledModel[]): void {
+    const before = new Map([...this.#models.values()].map((each) => [each.model, each]));
+    this.#models = new Map(
+      models.map((model) => [model.name, before.get(model) ?? new Watched(model, this.#clock, this.#events)]),
+    );
+    for (const [model, watched] of before) if (!models.includes(model)) watched.stop();
   }
 
   stop(): void {
@@ -88,7 +99,7 @@ export class ScalingLoop {
 }
 
 class Watched {
-  readonly #model: ScaledModel;
+  readonly model: ScaledModel;
   readonly #clock: Clock;
   readonly #events: Events;
   readonly #scaler: Autoscaler;
@@ -99,7 +110,7 @@ class Watched {
   #stopped = false;
 
   constructor(model: ScaledModel, clock: Clock, events: Events) {
-    this.#model = model;
+    this.model = model;
     this.#clock = clock;
     this.#events = events;
     const now = clock.now();
@@ -118,14 +129,14 @@ class Watched {
   look(): void {
     const now = this.#clock.now();
     const before = this.scaling;
-    this.#seen = { at: now, ...this.#model.see(now) };
+    this.#seen = { at: now, ...this.model.see(now) };
     const scaling = this.#scaler.see(this.#seen);
     if (scaling.desired !== before.desired) this.#changed(before.desired, scaling);
-    if (this.#model.own !== undefined) void this.#move(this.#model.own);
+    if (this.model.own !== undefined) void this.#move(this.model.own);
   }
 
   #changed(from: number, scaling: Scaling): void {
-    const { name, tell } = this.#model;
+    const { name, tell } = this.model;
     const { desired, reason } = scaling;
     this.#events.emit("scaling.changed", { model: name, from, desired, reason });
     tell?.(scaling, this.#seen.healthy);
@@ -154,12 +165,12 @@ class Watched {
     if (this.#failing || this.#stopped) return;
     this.#failing = true;
     const why = error instanceof Error ? error.message : String(error);
-    const message = `${this.#model.name}: a worker could not be started or ended: ${why}; it is tried again`;
+    const message = `${this.model.name}: a worker could not be started or ended: ${why}; it is tried again`;
     this.#events.emit("notice", { level: "warn", message });
   }
 
   report(): ScalingReport {
-    const { name, rules, appliedBy } = this.#model;
+    const { name, rules, appliedBy } = this.model;
     const { desired, reason, changedAt } = this.scaling;
     const load = loadOf(this.#seen);
     return {

@@ -1,4 +1,5 @@
 /** From the config to the loop that says how many workers each model should have. */
+import { isDeepStrictEqual } from "node:util";
 import type { Backend } from "./backend/backend.ts";
 import type { Clock } from "./clock.ts";
 import type { Config, ModelConfig, ScalingConfig } from "./config.ts";
@@ -22,20 +23,30 @@ export interface ScalingNeeds {
   readonly leads: () => boolean;
 }
 
-export function openScaling(config: Config, needs: ScalingNeeds): { loop: ScalingLoop; close: () => void } {
+export interface OpenScaling {
+  readonly loop: ScalingLoop;
+  /** Models whose rules and workers are as before go on as they were. */
+  readonly retune: (config: Config) => void;
+  readonly close: () => void;
+}
+
+export function openScaling(config: Config, needs: ScalingNeeds): OpenScaling {
   const { clock, events, see, leads } = needs;
-  const hooks: ScalingHooks[] = [];
-  const models = config.models.map((model, at): ScaledModel => {
+  const known = new Map<string, { by: unknown; model: ScaledModel; hook: ScalingHooks | undefined }>();
+  const scaled = (model: ModelConfig, at: number, config: Config): ScaledModel => {
     const { name, scaling } = model;
+    const by = [scaling, model.backend, config.admission.targetUtilization];
+    const same = known.get(name);
+    if (same !== undefined && isDeepStrictEqual(same.by, by)) return same.model;
+    same?.hook?.stop();
     const { webhook, command, hookTimeoutMs: timeoutMs } = scaling;
     const hook =
       webhook === undefined && command === undefined
         ? undefined
         : new ScalingHooks({ model: name, webhook, command, timeoutMs, leads }, clock, events);
-    if (hook !== undefined) hooks.push(hook);
     const dispatcher = needs.dispatchers[at];
     const own = scaling.apply && dispatcher ? ownWorkers(dispatcher, needs.backends[at]!, clock) : undefined;
-    return {
+    const next: ScaledModel = {
       name,
       rules: rulesOf(scaling, config.admission.targetUtilization),
       workers:
@@ -45,13 +56,24 @@ export function openScaling(config: Config, needs: ScalingNeeds): { loop: Scalin
       tell: hook && ((news, healthy) => hook.tell(news, healthy)),
       appliedBy: scaling.apply ? "ferry" : webhook ? "webhook" : command ? "command" : "outside",
     };
-  });
-  const loop = new ScalingLoop(models, clock, events);
+    known.set(name, { by, model: next, hook });
+    return next;
+  };
+  const all = (config: Config): ScaledModel[] => {
+    for (const [name, { hook }] of known) {
+      if (config.models.some((model) => model.name === name)) continue;
+      hook?.stop();
+      known.delete(name);
+    }
+    return config.models.map((model, at) => scaled(model, at, config));
+  };
+  const loop = new ScalingLoop(all(config), clock, events);
   return {
     loop,
+    retune: (next) => loop.retune(all(next)),
     close: () => {
       loop.stop();
-      for (const hook of hooks) hook.stop();
+      for (const { hook } of known.values()) hook?.stop();
     },
   };
 }

@@ -262,6 +262,10 @@ export const settings = group("Everything Ferry can be told.", {
       max: hour,
       unit: "ms",
     }),
+    lingerMs: integer(
+      "After a signal to stop: how long connections that clients keep open are served, each to its next answer; half of `drainMs` at most.",
+      { default: second, min: 0, max: minute, unit: "ms" },
+    ),
   }),
   admission,
   results: group("Outcomes kept for polling.", {

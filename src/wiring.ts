@@ -1,24 +1,13 @@
 /** Small things between the config and the parts that `ferry.ts` puts together. */
 import type { Prospects } from "./admission/gate.ts";
 import { hasAddresses } from "./banner.ts";
-import type { ModelConfig } from "./config.ts";
+import type { Config, ModelConfig } from "./config.ts";
 import { Sampler } from "./core/trace.ts";
 import type { Dispatcher } from "./dispatch/dispatcher.ts";
 import type { Fleet } from "./fleet/fleet.ts";
 import { FleetOutlook } from "./fleet/outlook.ts";
 import type { ModelRules } from "./dispatch/model-rules.ts";
 import type { Tracing } from "./telemetry/tracing.ts";
-
-/** What a process has done so far, and has in its hands. */
-export interface Totals {
-  readonly requests: number;
-  readonly batches: number;
-  readonly tasks: number;
-  readonly calls: number;
-  readonly lost: number;
-  readonly queued: number;
-  readonly running: number;
-}
 
 /** How a model's workers are: those of this process, or of the whole fleet. */
 export function outlook(
@@ -57,4 +46,15 @@ export function perUser(perUserPerMinute: number | undefined): { perUserPerMinut
 
 export function samplerFor({ share, followsCaller }: Tracing, random: () => number): Sampler {
   return new Sampler(share, random, followsCaller);
+}
+
+/** The config as it is whenever somebody looks at it. */
+export function liveConfig(current: () => Config): Config {
+  return new Proxy({} as Config, { get: (_, key) => Reflect.get(current(), key) as unknown });
+}
+
+/** For as long as a task of that model lives, and for as many as can wait. */
+export function vaultRules({ models, limits }: Config, name: string): { ttlMs: number; max: number } {
+  const { timeouts } = models.find((model) => model.name === name)!;
+  return { ttlMs: timeouts.totalMs + timeouts.workerMs, max: limits.maxQueued };
 }

@@ -153,7 +153,7 @@ test("a model that follows other names lets those of the old ones go", async () 
     roster.follow("m", { kind: "http", workers: written, dnsMs: EVERY_MS, dnsGraceMs: GRACE_MS });
   await follow("dns://one:1/", "http://fixed:1/");
   assert.deepEqual(names(), ["10.0.0.1:1", "10.0.0.2:1"]);
-  assert.equal(roster.foundBy(dispatcher.workers.slots[0]!), "dns://one:1/");
+  assert.equal(roster.foundBy("m", dispatcher.workers.slots[0]!), "dns://one:1/");
   await follow("dns://one:1/", "dns://two:1/");
   assert.deepEqual(names(), ["10.0.0.1:1", "10.0.0.2:1", "10.0.0.3:1"]);
   await follow("dns://two:1/");

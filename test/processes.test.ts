@@ -7,10 +7,10 @@ import type { Tally } from "../src/banner.ts";
 import { parseConfig } from "../src/config-load.ts";
 import type { Config } from "../src/config.ts";
 import { VirtualClock } from "../src/plan/virtual-clock.ts";
+import { giveOutPorts } from "../src/process-ports.ts";
 import { explainStart } from "../src/port-holder.ts";
 import {
   FIRST_WAIT_MS,
-  giveOutPorts,
   MAX_WAIT_MS,
   Processes,
   TALLY_MS,
@@ -276,5 +276,66 @@ describe("ports", () => {
     });
     const high = configOf("admin: { listen: 127.0.0.1:65534 }");
     await assert.rejects(giveOutPorts(high, 4, "gateway"), /admin\.listen port 65534 is too high/);
+  });
+});
+
+describe("another config", () => {
+  const orders = (fake: Fake): string[] =>
+    fake.orders.map((order) =>
+      order.is === "change" || order.is === "begin"
+        ? `${order.is} ${order.config.limits.maxQueued}`
+        : order.is,
+    );
+
+  test("is every process's, with its own ports", async () => {
+    const { processes, forked } = await started(2);
+    const change = processes.change(configOf("limits: { maxQueued: 7 }\nadmin: { listen: 127.0.0.1:9 }"));
+    for (const { watcher } of forked) watcher.word({ is: "changed" });
+    await change;
+    assert.deepEqual(forked.map(orders), [
+      ["begin 10000", "change 7"],
+      ["begin 10000", "change 7"],
+    ]);
+    const [, order] = forked[1]!.orders;
+    assert.ok(order?.is === "change" && order.config.admin.listen.port === 8081);
+  });
+
+  test("where one cannot, the others go back, and its reason is the error", async () => {
+    const { processes, forked } = await started(2);
+    const change = processes.change(configOf("limits: { maxQueued: 7 }"));
+    const failed = assert.rejects(change, /^Error: no such worker$/);
+    forked[0]!.watcher.word({ is: "changed" });
+    forked[1]!.watcher.word({ is: "changed", why: "no such worker" });
+    await new Promise(setImmediate);
+    forked[0]!.watcher.word({ is: "changed" });
+    await failed;
+    assert.deepEqual(forked.map(orders), [
+      ["begin 10000", "change 7", "change 10000"],
+      ["begin 10000", "change 7"],
+    ]);
+  });
+
+  test("a process that dies meanwhile comes back with it", async () => {
+    const { processes, forked, clock } = await started(2);
+    const change = processes.change(configOf("limits: { maxQueued: 7 }"));
+    forked[0]!.watcher.word({ is: "changed" });
+    forked[1]!.watcher.gone("was killed by SIGKILL");
+    await change;
+    await clock.run(clock.now() + FIRST_WAIT_MS + 1);
+    assert.deepEqual(orders(forked[2]!), ["begin 7"]);
+  });
+
+  test("one that is asked to reload has all of them do so, and is told what came of it", async () => {
+    const { processes, forked } = await started(2);
+    forked[1]!.watcher.word({ is: "reload" });
+    await new Promise(setImmediate);
+    assert.deepEqual(forked[1]!.orders.at(-1), {
+      is: "reloaded",
+      outcome: { problems: ["there is no config file to read again"] },
+    });
+    processes.onReload = async () => ({ changed: ["something"] });
+    forked[1]!.watcher.word({ is: "reload" });
+    await new Promise(setImmediate);
+    assert.deepEqual(forked[1]!.orders.at(-1), { is: "reloaded", outcome: { changed: ["something"] } });
   });
 });

@@ -36,11 +36,11 @@ const MAX_RETRY_AFTER_S = 30;
 const MAX_NAMED = 3;
 
 export class Admission {
-  readonly #rules: AdmissionRules;
+  #rules: AdmissionRules;
   readonly #engine: Engine;
   readonly #clock: Clock;
   readonly #events: Events;
-  readonly #limited: boolean;
+  #limited = false;
   #refusals = 0;
   draining = false;
 
@@ -49,6 +49,12 @@ export class Admission {
     this.#engine = engine;
     this.#clock = clock;
     this.#events = events;
+    this.retune(rules);
+  }
+
+  /** Other rates from now on; the tiers are the same. */
+  retune(rules: AdmissionRules): void {
+    this.#rules = rules;
     this.#limited =
       rules.perUserPerMinute !== undefined ||
       rules.tiers.some(({ ratePerMinute }) => ratePerMinute !== undefined);

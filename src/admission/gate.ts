@@ -45,13 +45,17 @@ export class Gate {
   readonly #engine: Engine;
   readonly #admitted: readonly SurgeEstimate[];
   readonly #slots: RetrySlots;
+  /** False: the model is not served here any more, also for those who came while it was. */
+  open = true;
 
-  constructor(rules: GateRules, prospects: Prospects, engine: Engine) {
+  /** `before`: the same model's by other rules; what it learned stays. */
+  constructor(rules: GateRules, prospects: Prospects, engine: Engine, before?: Gate) {
     this.#rules = rules;
     this.#prospects = prospects;
     this.#engine = engine;
-    this.#admitted = Array.from({ length: rules.tiers }, () => new SurgeEstimate());
-    this.#slots = new RetrySlots(rules.tiers);
+    const learned = before && { admitted: before.#admitted, slots: before.#slots };
+    this.#admitted = learned?.admitted ?? Array.from({ length: rules.tiers }, () => new SurgeEstimate());
+    this.#slots = learned?.slots ?? new RetrySlots(rules.tiers);
   }
 
   get model(): string {

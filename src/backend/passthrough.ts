@@ -94,6 +94,12 @@ export class Passage {
     await Promise.all([...this.#stops.values()].map((stop) => stop.end()));
   }
 
+  /** Takes nothing new; what is under way goes on. */
+  leave(): void {
+    this.#tls.stop();
+    for (const stop of this.#stops.values()) stop.leave();
+  }
+
   send(parcel: Parcel, receiver: Receiver): Underway {
     const stops = this.#inOrder();
     let call: Call | undefined;

@@ -21,7 +21,7 @@ export interface VaultRules {
 }
 
 export class Vault {
-  readonly #rules: VaultRules;
+  #rules: VaultRules;
   readonly #clock: Clock;
   readonly #key = randomBytes(32);
   /** By name; those that end first stand first. */
@@ -30,6 +30,11 @@ export class Vault {
   constructor(rules: VaultRules, clock: Clock) {
     this.#rules = rules;
     this.#clock = clock;
+  }
+
+  /** For those that come from now on. */
+  retune(rules: VaultRules): void {
+    this.#rules = rules;
   }
 
   /** The name under which it is kept; undefined when there is no room. */

@@ -49,6 +49,8 @@ interface Sent {
 }
 
 const timeoutMs = 10_000;
+/** As long as the slowest worker may take to start. */
+const reloadTimeoutMs = 3_600_000;
 
 export class AdminClient {
   readonly #base: string;
@@ -98,6 +100,24 @@ export class AdminClient {
   async purge(id: string): Promise<boolean> {
     const { status } = await this.#call("DELETE", `/${id}`, [200, 204, 404]);
     return status !== 404;
+  }
+
+  /** What came of reading the config again. Workers may have to be started for it. */
+  async reload(): Promise<{ changed?: string[]; problems?: string[] }> {
+    let answer: Answer;
+    const url = `${this.#base}/internal/reload`;
+    try {
+      answer = await this.#fetch("POST", url, this.#headers("application/json"), { moreMs: reloadTimeoutMs });
+    } catch (error) {
+      throw error instanceof Failure ? error : this.#unreachable(error as Error);
+    }
+    const body = parseObject(answer.text);
+    const lines = (value: unknown): string[] | undefined =>
+      Array.isArray(value) ? value.map((each) => printable(textOf(each))) : undefined;
+    const [changed, problems] = [lines(body?.["changed"]), lines(body?.["problems"])];
+    if (answer.status === 200 && changed !== undefined) return { changed };
+    if (answer.status === 422 && problems !== undefined) return { problems };
+    throw this.#unexpected(answer);
   }
 
   /** What Prometheus would be told. */

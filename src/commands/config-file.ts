@@ -2,7 +2,7 @@
  * Which config a command works with: the file named by -c, else ./ferry.yaml, else the built-in demo.
  */
 import { existsSync } from "node:fs";
-import { demoConfig, formatProblems, loadConfig } from "../config-load.ts";
+import { demoConfig, formatProblems, loadConfig, type Loaded } from "../config-load.ts";
 import type { Config, Problem } from "../config.ts";
 import { plural } from "../banner.ts";
 import type { Call, Console, Flag } from "./command.ts";
@@ -19,6 +19,14 @@ export const configFlag: Flag = {
 export interface Chosen {
   readonly config: Config;
   readonly warnings: readonly Problem[];
+}
+
+/** What reads the file of this call again; undefined where there is none. */
+export function loader(call: Call, { env }: Console): (() => Loaded) | undefined {
+  const named = call.text("config");
+  if (named === undefined && !existsSync(defaultFile)) return undefined;
+  const path = named ?? defaultFile;
+  return () => loadConfig(path, env);
 }
 
 /** Says what is wrong on `err`, and its consequence, and returns undefined when the file cannot be used. */

@@ -9,6 +9,7 @@
 import cluster from "node:cluster";
 import type { Config, Role } from "../config.ts";
 import type { Order, Word } from "../processes.ts";
+import type { Reloaded } from "../reload.ts";
 import { Failure, type Console } from "./command.ts";
 import {
   runServe,
@@ -39,13 +40,25 @@ export async function serveChild(
   const begin = Promise.withResolvers<{ config: Config; role: Role }>();
   const signals = new ParentSignals(parent);
   let ferry: Served | undefined;
+  const asking: ((outcome: Reloaded) => void)[] = [];
   parent.onOrder((order) => {
     if (order.is === "begin") begin.resolve(order);
     else if (order.is === "drain") signals.drain();
+    else if (order.is === "reloaded") asking.shift()?.(order.outcome);
+    else if (order.is === "change") void change(ferry!, order.config).then((word) => parent.tell(word));
     else void Promise.resolve(ferry!.tally()).then((tally) => parent.tell({ is: "tally", tally }));
   });
   const { config, role } = await begin.promise;
-  const start: ServeParts["start"] = async (...words) => (ferry = await parts.start(...words));
+  const start: ServeParts["start"] = async (...words) => {
+    ferry = await parts.start(...words);
+    // The parent has the file, and tells all of us.
+    ferry.onReload = () =>
+      new Promise((resolve) => {
+        asking.push(resolve);
+        void parent.tell({ is: "reload" });
+      });
+    return ferry;
+  };
   let last: Promise<void> | undefined;
   const voice: Voice = {
     ready: ({ apiUrl, grpcUrl, adminUrl, durability }) =>
@@ -62,6 +75,15 @@ export async function serveChild(
     if (!(error instanceof Failure)) throw error;
     await parent.tell({ is: "failed", why: error.message });
     return 1;
+  }
+}
+
+async function change(ferry: Served, config: Config): Promise<Word> {
+  try {
+    await ferry.change!(config);
+    return { is: "changed" };
+  } catch (error) {
+    return { is: "changed", why: error instanceof Error ? error.message : String(error) };
   }
 }
 
@@ -104,6 +126,7 @@ export function clusterParent(): Parent | undefined {
   if (worker === undefined || !cluster.isWorker) return undefined;
   // Heard and not followed: the parent got it too.
   process.on("SIGINT", () => {});
+  process.on("SIGHUP", () => {});
   return {
     tell: (word) =>
       new Promise((resolve) => {

@@ -29,16 +29,18 @@ import {
 } from "../banner.ts";
 import { SystemClock, type Clock } from "../clock.ts";
 import type { Config, Problem, Role } from "../config.ts";
-import { formatProblems } from "../config-load.ts";
+import { formatProblems, type Loaded } from "../config-load.ts";
 import { explainStart } from "../port-holder.ts";
 import type { Killed } from "../demo.ts";
+import type { Reloaded } from "../reload.ts";
 import { didYouMean } from "../spelling.ts";
 import { prettyLine } from "../telemetry/pretty.ts";
 import { printable, wantsColor } from "../terminal.ts";
 import { version } from "../version.ts";
 import { expectNoWords, Failure, UsageError, type Call, type Command, type Console } from "./command.ts";
-import { chooseConfig, configFlag } from "./config-file.ts";
+import { chooseConfig, configFlag, loader } from "./config-file.ts";
 import type { ServeKeys } from "./serve-keys.ts";
+import { hasTerminal, hearReloads } from "./serve-reload.ts";
 
 /** What `serve` needs of a running Ferry. */
 export interface Served {
@@ -55,6 +57,10 @@ export interface Served {
   readonly demo?: { kill(forMs: number): Killed | undefined } | undefined;
   /** How much longer than `limits.drainMs` its drain is waited for; left out: not at all. */
   readonly graceMs?: number;
+  /** Rejects with one line, and then nothing was changed. Left out: it cannot change. */
+  change?(next: Config): Promise<void>;
+  /** Who has the config read again when an operator asks for it. */
+  onReload?: (() => Promise<Reloaded>) | undefined;
   tally(): Tally | Promise<Tally>;
   drain(): Promise<void>;
   stop(): Promise<void>;
@@ -75,6 +81,12 @@ export interface ServeParts {
   start(config: Config, clock: Clock, role: Role, log: (line: string) => void): Promise<Served>;
   readonly clock: Clock;
   readonly signals: Signals;
+  /** SIGHUP, which asks for a reload. */
+  onHangup?(listener: () => void): void;
+  /** Whether there was a terminal, and it was closed. */
+  terminalGone?(): boolean;
+  /** Reads the config file again; left out: there is none. */
+  load?: (() => Loaded) | undefined;
   /** Since the process began. */
   uptimeMs(): number;
   /** Shows a page in a browser, where there is one; never fails. */
@@ -137,8 +149,17 @@ async function run(call: Call, console: Console): Promise<number> {
     off: (signal, listener) => process.off(signal, listener),
     raise: (signal) => process.kill(process.pid, signal),
   };
+  const onHangup = (listener: () => void): void => void process.on("SIGHUP", listener);
+  const terminalGone = (): boolean => console.errIsTTY && !hasTerminal();
+  const load = loader(call, console);
   const wishes = { role, noColor: call.is("no-color"), pretty: call.is("pretty") };
-  return runServe(chosen.config, chosen.warnings, console, { ...parts, start, signals }, wishes);
+  return runServe(
+    chosen.config,
+    chosen.warnings,
+    console,
+    { ...parts, start, signals, onHangup, terminalGone, load },
+    wishes,
+  );
 }
 
 /** Loaded only when it is wanted, so that a bad config is answered before the server's code is read. */
@@ -231,6 +252,7 @@ export async function runServe(
     throw new Failure(explainStart(error, config));
   }
   const stopping = nextSignal(signals);
+  const reloader = hearReloads(config, ferry, parts, log, () => stopping.hear("SIGTERM"));
   const keys = await hearKeys(config, console, parts, ferry, () => stopping.hear("SIGINT"));
   const facts = {
     config,
@@ -249,7 +271,8 @@ export async function runServe(
   const signal = await stopping.first;
   keys?.end();
   say.draining(await ferry.tally(), signal);
-  await within(config.limits.drainMs + (ferry.graceMs ?? 0), drainAfter(keys, ferry), clock);
+  const { drainMs } = (reloader?.config ?? config).limits;
+  await within(drainMs + (ferry.graceMs ?? 0), drainAfter(keys, ferry), clock);
   const after = await ferry.tally();
   await ferry.stop();
   await keys?.quiet();

@@ -32,17 +32,17 @@ const RESERVE_CALLS = 10;
 const REFILL_PER_MS = 1 / 1000;
 
 export class RetryBudget {
-  readonly #share: number;
+  share: number;
   #calls = RESERVE_CALLS;
   #at = 0;
 
   constructor(share: number) {
-    this.#share = share;
+    this.share = share;
   }
 
   /** A call that carries at least one task for the first time. */
   first(): void {
-    this.#calls = Math.min(RESERVE_CALLS, this.#calls + this.#share);
+    this.#calls = Math.min(RESERVE_CALLS, this.#calls + this.share);
   }
 
   /** A worker answered. */

@@ -32,7 +32,7 @@ import { type Slot, Workers } from "./workers.ts";
 const LATE_SHARE = 0.02;
 
 export class Dispatcher {
-  readonly rules: ModelRules;
+  rules: ModelRules;
   readonly workers: Workers;
   readonly #parts: DispatcherParts;
   readonly #arrivals = new RateEstimate();
@@ -46,7 +46,7 @@ export class Dispatcher {
   #whenNoneIsOpen: (() => void) | undefined;
   readonly #running = new Crowd<BatchRun>();
   readonly #unwatch: () => void;
-  readonly #runRules: RunRules;
+  #runRules: RunRules;
   readonly #chooser: Chooser;
   readonly #pipeline: Pipeline;
   /** The worker that has just become free, while it is looked what is next. */
@@ -80,12 +80,7 @@ export class Dispatcher {
       this.workers.alive(slot);
       this.#pump();
     });
-    this.#runRules = {
-      model: rules.name,
-      workerMs: rules.workerMs,
-      retry: rules.retry,
-      mayRequeue: () => this.#mayRequeue(),
-    };
+    this.#runRules = this.#runRulesOf(rules);
     this.#unwatch = parts.engine.watch({
       queued: (model, _, depth, count) => {
         if (model === rules.name) this.#arrived(depth, count);
@@ -106,16 +101,27 @@ export class Dispatcher {
 
   /** Whether a worker idles and takes one more beside those that wait. */
   hasRoom(waiting: number, now: number): boolean {
-    const { slots } = this.workers;
-    return (
-      waiting < this.#seats.usual() &&
-      slots.some((slot) => slot.free(now) && waiting < this.#seats.usual(slot))
-    );
+    return this.#outlook.hasRoom(waiting, now);
   }
 
   /** How many batches it may have in its hands now. */
   pipelineOf(slot: Slot): number {
     return this.#pipeline.depth(slot);
+  }
+
+  /** Other rules of the same model from now on. What runs ends by the old ones, and what was learned stays. */
+  retune(rules: ModelRules): void {
+    this.rules = rules;
+    this.#seats.retune({ ...rules, maxBatchSize: rules.limits.maxBatchSize });
+    this.workers.retune(rules.health);
+    this.#budget.share = rules.retry.budget;
+    this.#runRules = this.#runRulesOf(rules);
+    this.#outlook.retune(rules.maxWorkerLoad ?? 1, rules.workerMs);
+    this.#pump();
+  }
+
+  #runRulesOf({ name: model, workerMs, retry }: ModelRules): RunRules {
+    return { model, workerMs, retry, mayRequeue: () => this.#mayRequeue() };
   }
 
   /** A slot was acquired: looks again whether something can start. */
@@ -124,9 +130,10 @@ export class Dispatcher {
     this.#pump();
   }
 
-  /** One worker more; it gets a batch as soon as there is one. */
-  join(worker: Worker): Slot {
+  /** One worker more; it gets a batch as soon as there is one, and `after`, the same worker's slot, has none. */
+  join(worker: Worker, after?: Slot): Slot {
     const slot = this.workers.add(worker);
+    slot.after = after;
     this.wake();
     return slot;
   }

@@ -17,7 +17,7 @@ export interface HealthLimits {
 }
 
 export class Circuit {
-  readonly #limits: HealthLimits;
+  limits: HealthLimits;
   #failures = 0;
   #ejections = 0;
   #closedUntil = 0;
@@ -26,7 +26,7 @@ export class Circuit {
   why = "";
 
   constructor(limits: HealthLimits) {
-    this.#limits = limits;
+    this.limits = limits;
   }
 
   /** Ejected, and its time is not over. */
@@ -57,8 +57,8 @@ export class Circuit {
   /** Counts a failure; true when it ejects the worker. */
   failed(now: number, why: string, unreachable = false): boolean {
     this.#failures++;
-    if (!unreachable && !this.probing && this.#failures < this.#limits.failures) return false;
-    const ms = Math.min(this.#limits.maxEjectMs, this.#limits.ejectMs * 2 ** this.#ejections);
+    if (!unreachable && !this.probing && this.#failures < this.limits.failures) return false;
+    const ms = Math.min(this.limits.maxEjectMs, this.limits.ejectMs * 2 ** this.#ejections);
     this.#ejections++;
     this.#closedUntil = now + ms;
     this.why = why;

@@ -23,8 +23,8 @@ export class Outlook {
   readonly #workers: Workers;
   readonly #seats: Seats;
   readonly #handover: HandoverEstimate;
-  readonly #maxLoad: number;
-  readonly #firstGuessMs: number;
+  #maxLoad: number;
+  #firstGuessMs: number;
   #last: Horizon | undefined;
   #lastAt = -Infinity;
 
@@ -41,9 +41,21 @@ export class Outlook {
     this.#firstGuessMs = workerMs * FIRST_GUESS;
   }
 
+  retune(maxLoad: number, workerMs: number): void {
+    this.#maxLoad = maxLoad;
+    this.#firstGuessMs = workerMs * FIRST_GUESS;
+    this.changed();
+  }
+
   /** A batch started or ended, or a worker was gained. */
   changed(): void {
     this.#last = undefined;
+  }
+
+  /** Whether a worker idles and takes one more beside those that wait. */
+  hasRoom(waiting: number, now: number): boolean {
+    if (waiting >= this.#seats.usual()) return false;
+    return this.#workers.slots.some((slot) => slot.free(now) && waiting < this.#seats.usual(slot));
   }
 
   at(now: number): Horizon {

@@ -82,12 +82,17 @@ class Budget {
 }
 
 export class Seats {
-  readonly #maxBatchSize: number;
-  readonly #budgets: readonly Budget[];
+  #maxBatchSize = 1;
+  #budgets: readonly Budget[] = [];
   readonly #fill = new FillEstimate();
   readonly #overtaken = new Overtaken();
 
-  constructor({ maxBatchSize, maxBatchTokens, maxBatchBytes }: SeatRules) {
+  constructor(rules: SeatRules) {
+    this.retune(rules);
+  }
+
+  /** What was learned of weights is of the old budgets. */
+  retune({ maxBatchSize, maxBatchTokens, maxBatchBytes }: SeatRules): void {
     this.#maxBatchSize = maxBatchSize;
     const budgets: Budget[] = [];
     if (maxBatchTokens !== undefined)

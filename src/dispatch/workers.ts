@@ -54,6 +54,8 @@ export class Slot {
   suspect = false;
   /** Called when a slot that is leaving has become free. */
   onIdle: (() => void) | undefined;
+  /** The same worker by other rules, before this one: while that runs a batch, this one starts none. */
+  after: Slot | undefined;
   /** Called when a slot that is retiring has become free. */
   onRetired: (() => void) | undefined;
   ratio = 1;
@@ -102,8 +104,14 @@ export class Slot {
     return load === undefined || load.share <= maxLoad || now - load.at > LOAD_HOLDS_MS;
   }
 
+  /** Its worker runs a batch: for this slot, or still for one before it. */
+  get occupied(): boolean {
+    if (this.after?.occupied === false) this.after = undefined;
+    return this.batch !== undefined || this.after !== undefined;
+  }
+
   free(now: number): boolean {
-    if (this.batch !== undefined || this.leaving || this.retiring || this.aside) return false;
+    if (this.occupied || this.leaving || this.retiring || this.aside) return false;
     if (!this.held(now)) return false;
     return now >= this.circuit.usableAt && this.well;
   }
@@ -172,7 +180,7 @@ export class Workers {
   /** For people to see; nothing is decided by it. */
   readonly curve = new CurveEstimate();
   readonly #model: string;
-  readonly #limits: HealthLimits;
+  #limits: HealthLimits;
   readonly #events: Events;
   readonly #shared: boolean;
   readonly #suffix: string;
@@ -201,6 +209,11 @@ export class Workers {
 
   get slots(): readonly Slot[] {
     return this.#slots;
+  }
+
+  retune(limits: HealthLimits): void {
+    this.#limits = limits;
+    for (const { circuit } of this.slots) circuit.limits = limits;
   }
 
   add(worker: Worker): Slot {
@@ -273,7 +286,8 @@ export class Workers {
   freeAt(now: number, but?: Slot): number[] {
     const times: number[] = [];
     for (const slot of this.slots) {
-      if (slot === but || slot.leaving || slot.retiring || slot.aside || slot.suspect || !slot.held(now)) continue;
+      if (slot === but || slot.leaving || slot.retiring || slot.aside || slot.suspect || !slot.held(now))
+        continue;
       if (slot.freeAt !== undefined) times.push(slot.freeAt);
       else if (!slot.circuit.down(now) && slot.circuit.paused(now)) times.push(slot.circuit.usableAt);
     }

@@ -20,7 +20,7 @@ interface Owner {
 }
 
 export class DeadLetters {
-  readonly #limits: DeadLetterLimits;
+  #limits: DeadLetterLimits;
   readonly #events: Events;
   readonly #owner: Owner;
   /** Oldest first. */
@@ -32,18 +32,24 @@ export class DeadLetters {
     this.#owner = owner;
   }
 
+  /** Those that are too many go when the next one comes. */
+  retune(limits: DeadLetterLimits): void {
+    this.#limits = limits;
+  }
+
   get size(): number {
     return this.#letters.size;
   }
 
   add(letter: DeadLetter): void {
     this.#letters.set(letter.task.id, letter);
-    const oldest = this.#letters.keys().next().value;
-    if (this.#letters.size <= this.#limits.max || oldest === undefined) return;
-    this.#letters.delete(oldest);
-    this.#owner.forgotten(oldest);
-    const message = `dead letter ${oldest} was dropped to make room (deadLetters.max ${this.#limits.max})`;
-    this.#events.emit("notice", { level: "warn", message });
+    for (const oldest of this.#letters.keys()) {
+      if (this.#letters.size <= this.#limits.max) return;
+      this.#letters.delete(oldest);
+      this.#owner.forgotten(oldest);
+      const message = `dead letter ${oldest} was dropped to make room (deadLetters.max ${this.#limits.max})`;
+      this.#events.emit("notice", { level: "warn", message });
+    }
   }
 
   async list(): Promise<readonly DeadLetter[]> {

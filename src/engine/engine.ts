@@ -252,6 +252,12 @@ export interface Engine {
 
   stats(): EngineStats;
 
+  /**
+   * Other bounds from now on, and other models: those that are new have a queue at once; what waits for one that is
+   * gone should have left before. Tiers and seed stay. Tasks keep the deadlines that they came with.
+   */
+  retune(limits: EngineLimits): void;
+
   watch(listener: EngineListener): () => void;
 
   readonly deadLetters: {

@@ -13,18 +13,12 @@ import type { Outcome, Task } from "../core/task.ts";
 import { type Spent, Windows } from "../core/window.ts";
 import type { Events } from "../telemetry/events.ts";
 import { DeadLetters } from "./dead-letters.ts";
-import type {
-  CancelReply,
-  ClaimRequest,
-  Engine,
-  EngineLimits,
-  EngineListener,
-  EngineStats,
-} from "./engine.ts";
-import type { Lease, PutReply, QueueView, RecordView, SettleReply, Sharing, Verdict } from "./engine.ts";
+import type { CancelReply, ClaimRequest, Engine, EngineLimits, EngineListener } from "./engine.ts";
+import type { EngineStats, Lease, PutReply, QueueView, RecordView } from "./engine.ts";
+import type { SettleReply, Sharing, Verdict } from "./engine.ts";
 import type { SavedRecord } from "./journal.ts";
 import { Places } from "./places.ts";
-import { lostForGood, retriedFields, TaskRecord } from "./record.ts";
+import { lostForGood, retriedFields, TaskRecord, tooLate } from "./record.ts";
 import { Records } from "./records.ts";
 import { type RecordKeeper, restored } from "./saved.ts";
 import { keyOnly } from "./sharing.ts";
@@ -33,7 +27,7 @@ const MAX_SPENDERS = 100_000;
 const NOTHING: readonly never[] = [];
 
 export class MemoryEngine implements Engine {
-  readonly #options: EngineLimits;
+  #options: EngineLimits;
   readonly #clock: Clock;
   readonly #events: Events;
   readonly #keeper: RecordKeeper | undefined;
@@ -325,6 +319,14 @@ export class MemoryEngine implements Engine {
     };
   }
 
+  retune(limits: EngineLimits): void {
+    this.#options = limits;
+    this.#places.retune(limits.models);
+    this.#records.retune(limits.results);
+    this.deadLetters.retune(limits.deadLetters);
+    this.#fallsDue(this.#clock.now());
+  }
+
   watch(listener: EngineListener): () => void {
     this.#listeners.add(listener);
     return () => this.#listeners.delete(listener);
@@ -333,8 +335,6 @@ export class MemoryEngine implements Engine {
   async close(): Promise<void> {
     await this.#keeper?.close();
   }
-
-  // ── the moves that verbs share ──────────────────────────────────────────────────────────────────
 
   /** From wherever it stands to its outcome. */
   #end(record: TaskRecord, outcome: Outcome, now: number): void {
@@ -393,5 +393,3 @@ export class MemoryEngine implements Engine {
     if (orphan) this.#keeper?.update(record);
   }
 }
-
-const tooLate = (message: string): Outcome => ({ ok: false, code: "DEADLINE_EXCEEDED", message });

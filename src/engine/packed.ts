@@ -49,7 +49,7 @@ export interface PackedOwner {
 }
 
 export class Packed {
-  readonly #ttlMs: number;
+  ttlMs: number;
   /** Of task ids. */
   readonly ids: Hashes;
   /** Of cache keys. */
@@ -70,7 +70,7 @@ export class Packed {
   awaitedBytes = 0;
 
   constructor(ttlMs: number, seed: number, owner: PackedOwner) {
-    this.#ttlMs = ttlMs;
+    this.ttlMs = ttlMs;
     this.ids = new Hashes(seed, ID_RANDOM_END);
     this.hashes = new Hashes(seed);
     this.#owner = owner;
@@ -173,7 +173,7 @@ export class Packed {
 
   #until({ instants, numbers }: Slab, start: number): number {
     const gone = (numbers[numbersAt(start) + FLAGS]! & GONE) !== 0;
-    const polled = gone ? 0 : instants[start / 8 + SETTLED_AT]! + this.#ttlMs;
+    const polled = gone ? 0 : instants[start / 8 + SETTLED_AT]! + this.ttlMs;
     return Math.max(polled, instants[start / 8 + CACHE_UNTIL]!);
   }
 

@@ -24,7 +24,8 @@ interface Arrivals {
 }
 
 export class Places {
-  readonly #queueMs: ReadonlyMap<string, { readonly queueMs: number }>;
+  #queueMs: ReadonlyMap<string, { readonly queueMs: number }>;
+  readonly #tiers: number;
   readonly #listeners: ReadonlySet<EngineListener>;
   readonly #fallsDue: (at: number) => void;
   readonly #queues = new Map<string, ModelQueues>();
@@ -43,9 +44,22 @@ export class Places {
     fallsDue: (at: number) => void,
   ) {
     this.#queueMs = models;
+    this.#tiers = tiers;
     this.#listeners = listeners;
     this.#fallsDue = fallsDue;
-    for (const model of models.keys()) this.#queues.set(model, new ModelQueues(tiers));
+    this.retune(models);
+  }
+
+  /** A model that is gone keeps its queue while something may come back to it: until the next time. */
+  retune(models: ReadonlyMap<string, { readonly queueMs: number }>): void {
+    this.#queueMs = models;
+    for (const [model, queues] of this.#queues) {
+      const busy = this.running > 0 || this.waiting > 0 || queues.depths.some((depth) => depth > 0);
+      if (!models.has(model) && !busy) this.#queues.delete(model);
+    }
+    for (const model of models.keys()) {
+      if (!this.#queues.has(model)) this.#queues.set(model, new ModelQueues(this.#tiers));
+    }
   }
 
   queues(model: string): Iterable<QueueView> {

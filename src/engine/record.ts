@@ -164,3 +164,5 @@ export class RecordList {
     this.size++;
   }
 }
+
+export const tooLate = (message: string): Outcome => ({ ok: false, code: "DEADLINE_EXCEEDED", message });

@@ -15,7 +15,7 @@ import { Shelf } from "./shelf.ts";
 
 export class Records {
   readonly shared: SharedWork;
-  readonly #limits: EngineLimits["results"];
+  #limits: EngineLimits["results"];
   readonly #clock: Clock;
   readonly #keeper: RecordKeeper | undefined;
   readonly #shelf: Shelf;
@@ -29,12 +29,19 @@ export class Records {
     this.#keeper = keeper;
     this.#byId = new Table(seed, ID_RANDOM_END);
     this.#packed = new Packed(limits.ttlMs, seed, {
-      room: () => limits.maxBytes - this.#shelf.bytes,
+      room: () => this.#limits.maxBytes - this.#shelf.bytes,
       forgotten: keeper && ((id) => keeper.forget(id)),
       rescue: (record) => this.#rescue(record),
     });
     this.shared = new SharedWork(this.#packed, seed);
     this.#shelf = new Shelf(limits.ttlMs, limits.maxBytes, (record) => this.#drop(record));
+  }
+
+  retune(limits: EngineLimits["results"]): void {
+    this.#limits = limits;
+    this.#packed.ttlMs = this.#shelf.ttlMs = limits.ttlMs;
+    this.#shelf.maxBytes = limits.maxBytes;
+    this.#packed.trim();
   }
 
   /** Finished ones that are kept. */

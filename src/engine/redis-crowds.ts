@@ -139,11 +139,20 @@ function sizeOf(count: number): number {
 export class Crowds {
   readonly #models = new Map<string, TierHolders[]>();
   readonly #elsewhere: TierHolders;
+  readonly #make: () => TierHolders[];
 
   constructor(models: Iterable<string>, tiers: number, crowdFrom: number = CROWD_FROM) {
     const make = (): TierHolders => new TierHolders(crowdFrom);
-    for (const model of models) this.#models.set(model, Array.from({ length: tiers }, make));
+    this.#make = () => Array.from({ length: tiers }, make);
     this.#elsewhere = make();
+    this.retune(models);
+  }
+
+  /** What is in flight is counted where it was when it set out. */
+  retune(models: Iterable<string>): void {
+    const names = new Set(models);
+    for (const model of this.#models.keys()) if (!names.has(model)) this.#models.delete(model);
+    for (const model of names) if (!this.#models.has(model)) this.#models.set(model, this.#make());
   }
 
   /** A task of this tenant is on its way in, to a tier in which so many wait. */

@@ -46,7 +46,7 @@ export class RedisParts implements RedisBase {
   readonly shared: RedisClock;
   readonly events: Events;
   readonly name: string;
-  readonly options: RedisOptions;
+  options: RedisOptions;
   readonly shards: number;
   readonly mirror: QueueMirror;
   readonly crowds: Crowds;
@@ -72,6 +72,12 @@ export class RedisParts implements RedisBase {
     this.news = new RedisNews(this, (record) => {
       for (const listener of this.listeners) listener.settled?.(record);
     });
+  }
+
+  retune(limits: EngineLimits): void {
+    this.options = { ...this.options, ...limits };
+    this.mirror.retune(limits.models);
+    this.crowds.retune(limits.models.keys());
   }
 
   /** Now, on the shared clock. */

@@ -64,14 +64,28 @@ export class QueueMirror {
     this.#zoneSpillMs = options.zoneSpillMs;
     this.#clock = clock;
     this.#shared = shared;
-    for (const model of options.models) {
-      this.#models.set(model, new Map());
-      this.#waiting.set(model, new Waiting(this.#tiers));
-      this.#recent.set(
-        model,
-        Array.from({ length: this.#tiers }, () => new RecentTenants(clock)),
-      );
+    for (const model of options.models) this.#add(model);
+  }
+
+  #add(model: string): void {
+    this.#models.set(model, new Map());
+    this.#waiting.set(model, new Waiting(this.#tiers));
+    this.#recent.set(
+      model,
+      Array.from({ length: this.#tiers }, () => new RecentTenants(this.#clock)),
+    );
+  }
+
+  /** What waits for a model that is new here is seen with the next look; what waits for one that is gone, no more. */
+  retune(models: ReadonlyMap<string, unknown>): void {
+    for (const [model, groups] of this.#models) {
+      if (models.has(model)) continue;
+      for (const { streams } of groups.values()) for (const key of streams.keys()) this.#streams.delete(key);
+      this.#models.delete(model);
+      this.#waiting.delete(model);
+      this.#recent.delete(model);
     }
+    for (const model of models.keys()) if (!this.#models.has(model)) this.#add(model);
   }
 
   /** The best tier first, and there the one that waits longest. */
@@ -118,7 +132,7 @@ export class QueueMirror {
   }
 
   #counted({ model, tier, kind }: StreamName, change: number): void {
-    this.#waiting.get(model)!.add(this.#tier({ tier }), kind, change);
+    this.#waiting.get(model)?.add(this.#tier({ tier }), kind, change);
   }
 
   /** Reads a report: a line per stream, as `close_shard` in `lua/common.lua` writes it. */

@@ -11,7 +11,14 @@
  */
 import type { Task } from "../core/task.ts";
 import type { Spent } from "../core/window.ts";
-import type { CancelReply, ClaimRequest, Engine, EngineListener, EngineStats } from "./engine.ts";
+import type {
+  CancelReply,
+  ClaimRequest,
+  Engine,
+  EngineListener,
+  EngineLimits,
+  EngineStats,
+} from "./engine.ts";
 import type { Lease, PutReply, QueueView, RecordView, SettleReply, Sharing, Verdict } from "./engine.ts";
 import { RedisLetters } from "./redis-letters.ts";
 import { overloaded, readEnded, type RedisBase, type RedisOptions, RedisParts } from "./redis-parts.ts";
@@ -103,6 +110,11 @@ export class RedisEngine implements Engine {
 
   #queueMs(model: string): number {
     return this.#parts.options.models.get(model)?.queueMs ?? 0;
+  }
+
+  retune(limits: EngineLimits): void {
+    this.#parts.retune(limits);
+    void this.refresh().catch(() => {});
   }
 
   claim(request: ClaimRequest): Promise<Lease> {

@@ -9,8 +9,8 @@
 import { RecordList, type TaskRecord } from "./record.ts";
 
 export class Shelf {
-  readonly #ttlMs: number;
-  readonly #maxBytes: number;
+  ttlMs: number;
+  maxBytes: number;
   readonly #forget: (record: TaskRecord) => void;
   readonly #awaited = new RecordList();
   readonly #delivered = new RecordList();
@@ -18,8 +18,8 @@ export class Shelf {
   awaitedBytes = 0;
 
   constructor(ttlMs: number, maxBytes: number, forget: (record: TaskRecord) => void) {
-    this.#ttlMs = ttlMs;
-    this.#maxBytes = maxBytes;
+    this.ttlMs = ttlMs;
+    this.maxBytes = maxBytes;
     this.#forget = forget;
   }
 
@@ -53,14 +53,14 @@ export class Shelf {
   sweep(now: number): number {
     let next = Infinity;
     for (const row of [this.#awaited, this.#delivered]) {
-      while (row.first !== undefined && row.first.settledAt! + this.#ttlMs <= now) this.#drop(row.first);
-      if (row.first !== undefined) next = Math.min(next, row.first.settledAt! + this.#ttlMs);
+      while (row.first !== undefined && row.first.settledAt! + this.ttlMs <= now) this.#drop(row.first);
+      if (row.first !== undefined) next = Math.min(next, row.first.settledAt! + this.ttlMs);
     }
     return next;
   }
 
   #makeRoom(): void {
-    while (this.bytes > this.#maxBytes && this.#delivered.first !== undefined)
+    while (this.bytes > this.maxBytes && this.#delivered.first !== undefined)
       this.#drop(this.#delivered.first);
   }
 

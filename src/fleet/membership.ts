@@ -79,7 +79,9 @@ export class Membership {
   doors: (now: number) => readonly DoorBeat[] = () => [];
   readonly #options: MembershipOptions;
   readonly #parts: MembershipParts;
-  readonly #dispatchers: readonly Dispatcher[];
+  #models: readonly FleetModel[] = [];
+  #dispatchers: readonly Dispatcher[] = [];
+  #names: readonly string[] = [];
   /** As of the last beat: workers come and go. */
   #shared: readonly Shared[] = [];
   /** Leases that are ours though their workers are gone from here: they run nothing, and are to be given back. */
@@ -99,9 +101,21 @@ export class Membership {
     this.#options = options;
     this.#parts = parts;
     const { id, zone, models } = options;
-    this.#dispatchers = models.flatMap(({ dispatcher }) => dispatcher ?? []);
-    const names = models.map(({ name }) => name);
-    this.fleet = new Fleet({ id, zone, models: names, dispatchers: this.#dispatchers }, parts.clock);
+    this.retune(models);
+    // Others read them when they need them: models come and go.
+    const names = (): readonly string[] => this.#names;
+    const dispatchers = (): readonly Dispatcher[] => this.#dispatchers;
+    const self = {
+      id,
+      zone,
+      get models() {
+        return names();
+      },
+      get dispatchers() {
+        return dispatchers();
+      },
+    };
+    this.fleet = new Fleet(self, parts.clock);
     this.#unwatch = parts.events.on("worker.changed", () => this.#soon());
   }
 
@@ -178,6 +192,14 @@ export class Membership {
     return Math.min(sentAt + beatMs * (1 - JITTER * random()), this.#nextDeathAt(reply));
   }
 
+  /** Other models from now on; `leaving`: those that are not among them, and whose workers are still held. */
+  retune(models: readonly FleetModel[], leaving: readonly FleetModel[] = []): void {
+    this.#names = models.map(({ name }) => name);
+    this.#models = [...models, ...leaving];
+    this.#dispatchers = this.#models.flatMap(({ dispatcher }) => dispatcher ?? []);
+    this.#soon();
+  }
+
   /** Workers were added, are to go, or were put aside: others should know. */
   changed(): void {
     this.#soon();
@@ -185,7 +207,7 @@ export class Membership {
 
   /** One that retires is listed no more, and given back as soon as it is idle. */
   #listed(): Beat["listed"] {
-    return this.#options.models.map(({ name }) => ({
+    return this.#models.map(({ name }) => ({
       model: name,
       leases: this.#shared
         .filter(({ dispatcher, slot }) => dispatcher.rules.name === name && !slot.retiring)
@@ -194,8 +216,8 @@ export class Membership {
   }
 
   #describe(now: number): Beat {
-    const { id, zone, role, version, models } = this.#options;
-    this.#shared = models.flatMap(sharedSlots);
+    const { id, zone, role, version } = this.#options;
+    this.#shared = this.#models.flatMap(sharedSlots);
     for (const { slot } of this.#shared) slot.onIdle ??= () => this.#soon();
     const held = this.#shared.filter(({ slot }) => slot.held(now));
     const releasing = held.filter(({ slot }) => goes(slot) && !slot.batch).map(({ lease }) => lease);

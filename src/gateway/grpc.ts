@@ -118,7 +118,7 @@ export class GrpcDoor {
     return `${scheme}://${family === "IPv6" ? `[${address}]` : address}:${bound}`;
   }
 
-  /** Takes no new connection or call; resolves when none is open. */
+  /** Takes no new connection or call; HTTP/2 has a word for that, so nobody need linger. */
   async drain(): Promise<void> {
     this.#server.close();
     this.#http2.drain();
@@ -215,22 +215,23 @@ export class GrpcDoor {
   }
 
   #service(): ReadonlyMap<string, Answer> {
-    const { ready, version, crossing } = this.#parts;
+    const { ready, version } = this.#parts;
+    const enter = (call: GrpcCall): Promise<unknown> => this.#parts.crossing.enter(call);
     const ours: Record<Method, Answer> = {
       ServerLive: (call) => this.#tell(call, () => writeYes(true)),
       ServerReady: (call) => this.#tell(call, () => writeYes(ready())),
       ServerMetadata: async (call) => {
-        await crossing.enter(call);
+        await enter(call);
         await call.message();
         call.answer(writeServerMetadata("ferry", version, []).parts());
       },
       ModelReady: async (call) => {
-        await crossing.enter(call);
+        await enter(call);
         const model = this.#model(readModelName(await call.message()).name);
         call.answer(writeYes(ready() && model.ready()).parts());
       },
       ModelMetadata: async (call) => {
-        await crossing.enter(call);
+        await enter(call);
         const { name } = this.#model(readModelName(await call.message()).name);
         // Tensors are whatever the model's workers take: nobody here knows them.
         const known = { name, versions: [], platform: "ferry", inputs: [], outputs: [] };

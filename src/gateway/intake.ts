@@ -89,8 +89,11 @@ export class Intake {
 
   model(name: string | undefined): ModelDoor {
     const model = name === undefined ? this.#only : this.#models.get(name);
-    if (model !== undefined) return model;
-    const names = [...this.#models.keys()].join(", ");
+    if (model?.gate.open === true) return model;
+    const names = [...this.#models.values()]
+      .filter(({ gate }) => gate.open)
+      .map((each) => each.name)
+      .join(", ");
     const what =
       name === undefined ? `"model" is missing` : `model ${JSON.stringify(name)} is not served here`;
     throw new Refusal("INVALID_REQUEST", `${what}; choose one of: ${names}`);

@@ -61,14 +61,17 @@ export class Passthrough implements Proxy {
   readonly #limits: PassLimits;
   readonly #admission: Admission;
   readonly #clock: Clock;
-  #open = 0;
+  readonly #underway: { count: number };
 
+  /** `underway`: what is passed through now, where others count there too. */
   constructor(
     models: ReadonlyMap<string, PassedModel>,
     limits: PassLimits,
     admission: Admission,
     clock: Clock,
+    underway = { count: 0 },
   ) {
+    this.#underway = underway;
     this.#models = models;
     this.#limits = limits;
     this.#admission = admission;
@@ -85,12 +88,12 @@ export class Passthrough implements Proxy {
       );
     }
     if (passage.body === undefined) exchange.checkLength();
-    if (this.#open >= this.#limits.maxOpen) {
+    if (this.#underway.count >= this.#limits.maxOpen) {
       const message = `${this.#limits.maxOpen} requests are being passed through already`;
       throw this.#refusal(passage, "full", message);
     }
     if (exchange.answered) return;
-    this.#open++;
+    this.#underway.count++;
     try {
       exchange.id = newId(exchange.startedAt);
       const unseen = await new Crossover(
@@ -102,7 +105,7 @@ export class Passthrough implements Proxy {
       ).over;
       if (unseen !== undefined) throw this.#refusal(passage, "no_worker", unseen);
     } finally {
-      this.#open--;
+      this.#underway.count--;
     }
   }
 

@@ -6,23 +6,18 @@
  * which it lets through, are refused here. Every refusal has the same JSON shape, also those that the parser
  * makes. With TLS the same server stands behind `tls.ts`.
  */
-import {
-  createServer,
-  type IncomingMessage,
-  type Server,
-  type ServerResponse,
-  STATUS_CODES,
-} from "node:http";
-import type { AddressInfo, Socket } from "node:net";
+import { createServer, type IncomingMessage, type Server, type ServerResponse } from "node:http";
+import { type AddressInfo, Server as NetServer, type Socket } from "node:net";
 import type { Duplex } from "node:stream";
 import type { Clock } from "../clock.ts";
-import { errors, type ErrorCode, Refusal } from "../core/errors.ts";
+import { Refusal } from "../core/errors.ts";
 import type { Sampler } from "../core/trace.ts";
 import type { Events } from "../telemetry/events.ts";
 import { Exchange, type ExchangeLimits, type Failed } from "./exchange.ts";
 import { repeatedHeader } from "./headers.ts";
 import { Http2Door, streamFlaw } from "./http2.ts";
 import { newId } from "./ids.ts";
+import { refuseSocket } from "./refuse-socket.ts";
 import { type EdgeTls, isTlsTrouble, TlsFront } from "./tls.ts";
 
 export interface ListenerLimits {
@@ -75,16 +70,16 @@ const CHECK_EVERY_MS = 1000;
 export class Listener {
   readonly #server: Server;
   readonly #front: TlsFront | undefined;
-  readonly #paths: ReadonlyMap<string, Methods>;
-  readonly #patterns: readonly Pattern[];
+  #paths: ReadonlyMap<string, Methods> = new Map();
+  #patterns: readonly Pattern[] = [];
   readonly #limits: ListenerLimits;
-  readonly #exchangeLimits: ExchangeLimits;
+  #exchangeLimits: ExchangeLimits;
   readonly #fail: Failed = (exchange, error) => this.#failed(exchange, error);
   readonly #clock: Clock;
   readonly #events: Events;
   readonly #sampler: Sampler | undefined;
   readonly #counted: boolean;
-  readonly #elsewhere: ListenerOptions["elsewhere"];
+  #elsewhere: ListenerOptions["elsewhere"];
   /** Connections that end with a refusal: what a client sent behind the refused request is not looked at. */
   readonly #ended = new WeakSet<Duplex>();
   #connections = 0;
@@ -99,20 +94,13 @@ export class Listener {
     events: Events,
     { tls, sampler, uncounted = false, elsewhere }: ListenerOptions = {},
   ) {
-    this.#paths = new Map(Object.entries(routes));
-    this.#patterns = Object.entries(routes)
-      .filter(([path]) => path.includes("{id}"))
-      .map(([path, methods]) => {
-        const [before = "", after = ""] = path.split("{id}");
-        return { path, before, after, methods };
-      });
     this.#limits = limits;
     this.#exchangeLimits = { maxBodyBytes: limits.maxBodyBytes, writeTimeoutMs: limits.requestTimeoutMs };
     this.#clock = clock;
     this.#events = events;
     this.#sampler = sampler;
     this.#counted = !uncounted;
-    this.#elsewhere = elsewhere;
+    this.serve(routes, elsewhere);
     const options = {
       maxHeaderSize: MAX_HEADER_BYTES,
       headersTimeout: limits.headersTimeoutMs,
@@ -137,6 +125,23 @@ export class Listener {
     this.#server.on("clientError", (error, socket) => this.#malformed(error, socket));
   }
 
+  /** What is at which path from now on, and how large a body may be; who is inside goes on as it began. */
+  serve(
+    routes: Routes,
+    elsewhere?: ListenerOptions["elsewhere"],
+    maxBodyBytes = this.#limits.maxBodyBytes,
+  ): void {
+    this.#paths = new Map(Object.entries(routes));
+    this.#patterns = Object.entries(routes)
+      .filter(([path]) => path.includes("{id}"))
+      .map(([path, methods]) => {
+        const [before = "", after = ""] = path.split("{id}");
+        return { path, before, after, methods };
+      });
+    this.#elsewhere = elsewhere;
+    this.#exchangeLimits = { maxBodyBytes, writeTimeoutMs: this.#limits.requestTimeoutMs };
+  }
+
   /** Requests that are not answered yet. */
   get open(): number {
     return this.#open;
@@ -156,7 +161,24 @@ export class Listener {
     return `${scheme}://${family === "IPv6" ? `[${address}]` : address}:${bound}`;
   }
 
-  /** Takes no new connection and ends each one with its next answer; resolves when none is open. */
+  /**
+   * Takes no new connection and ends each one with its next answer; resolves when none is left, or after `ms`. A client
+   * cannot know that a connection is about to end: one that is closed under its request loses that request.
+   */
+  async linger(ms: number): Promise<void> {
+    this.#draining = true;
+    this.#front?.drain();
+    await new Promise<void>((resolve) => {
+      const alarm = this.#clock.at(this.#clock.now() + ms, resolve);
+      // That of node:http would close those that are idle.
+      NetServer.prototype.close.call(this.#server, () => {
+        alarm.cancel();
+        resolve();
+      });
+    });
+  }
+
+  /** As `linger`, but those that are idle end now; resolves when every request is answered. */
   async drain(): Promise<void> {
     this.#draining = true;
     this.#server.close();
@@ -364,14 +386,3 @@ function hasBody({ headers }: IncomingMessage): boolean {
 }
 
 function ignore(): void {}
-
-/** An answer without a request that could be parsed: straight to the socket, then the end. */
-function refuseSocket(socket: Duplex, status: number, code: ErrorCode, message: string, id: string): void {
-  const wait = errors[code].status === 503 ? { retry_after_ms: 1000 } : {};
-  const body = JSON.stringify({ error: code, message, request_id: id, ...wait });
-  const retry = errors[code].status === 503 ? "Retry-After: 1\r\n" : "";
-  socket.end(
-    `HTTP/1.1 ${status} ${STATUS_CODES[status]}\r\nContent-Type: application/json; charset=utf-8\r\n` +
-      `Content-Length: ${Buffer.byteLength(body)}\r\n${retry}Connection: close\r\n\r\n${body}`,
-  );
-}

@@ -14,13 +14,23 @@ import type { Events } from "./events.ts";
 
 export type LogLevel = "debug" | "info" | "warn" | "error" | "silent";
 
+/** Returns what ends it. */
 export function logEvents(
-  events: Events,
+  bus: Events,
   clock: Clock,
   level: LogLevel,
   write: (line: string) => void,
-): void {
-  if (level === "silent") return;
+): () => void {
+  const ends: (() => void)[] = [];
+  const events: Pick<Events, "on"> = {
+    on: (name, listener) => {
+      const end = bus.on(name, listener);
+      ends.push(end);
+      return end;
+    },
+  };
+  const end = (): void => ends.forEach((each) => each());
+  if (level === "silent") return end;
   const options = {
     level,
     base: null,
@@ -41,7 +51,7 @@ export function logEvents(
     log.warn({ msg: "dead letter", task_id: id, ...rest, ...traceOf(trace) }),
   );
   events.on("task.lost", ({ id, ...rest }) => log.error({ msg: "task lost", task_id: id, ...rest }));
-  if (level !== "debug") return;
+  if (level !== "debug") return end;
   events.on("batch.started", ({ model, batch, tasks }) => {
     const { id, ...rest } = batch;
     const traced = tasks.some(({ task }) => task.trace !== undefined);
@@ -72,6 +82,7 @@ export function logEvents(
       ...traced,
     });
   });
+  return end;
 }
 
 /** Of a `traceparent`. */

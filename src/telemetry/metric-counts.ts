@@ -70,7 +70,8 @@ export class MetricCounts {
   /** By pair, then by status; made when the pair has its first request. */
   readonly #statuses: (Float64Array | undefined)[];
 
-  constructor(models: readonly MeasuredModel[], tiers: readonly string[]) {
+  /** `before`: the same tiers, other models; what was counted for those that stay is kept, and so are its bounds. */
+  constructor(models: readonly MeasuredModel[], tiers: readonly string[], before?: MetricCounts) {
     this.models = models;
     this.tiers = tiers;
     models.forEach(({ name }, at) => this.#modelAt.set(name, at));
@@ -82,27 +83,54 @@ export class MetricCounts {
     const { length } = this.pairs;
     this.requestSeconds = new Spread(length, LATENCY_BOUNDS);
     this.queueSeconds = new Spread(length, LATENCY_BOUNDS);
-    this.batchSize = new Spread(models.length + 1, sizeBounds(models));
+    this.batchSize = new Spread(models.length + 1, [...(before?.batchSize.bounds ?? sizeBounds(models))]);
     this.workerSeconds = new Spread(models.length + 1, LATENCY_BOUNDS);
     this.arrivals = new Float64Array(length);
     this.batches = new Float64Array((models.length + 1) * DISPATCH_REASONS.length);
     this.shed = new Float64Array(this.#columns * SHED_REASONS.length);
     this.#statuses = Array.from({ length }, () => undefined);
+    if (before !== undefined) this.#adopt(before);
   }
 
-  listen(events: Events): void {
-    events.on("request.answered", (request) => this.#answered(request));
-    events.on("request.shed", (refused) => this.#refused(refused));
-    events.on("task.queued", (task) => this.#queued(task));
-    events.on("task.cached", () => this.hits++);
-    events.on("task.joined", () => this.collapsed++);
-    events.on("task.retried", () => this.retries++);
-    events.on("task.dead", () => this.dead++);
-    events.on("task.lost", () => this.lost++);
-    events.on("batch.started", (batch) => this.#started(batch));
-    events.on("batch.answered", ({ model, serviceMs }) =>
-      this.workerSeconds.observe(this.#model(model), serviceMs / 1000),
-    );
+  /** Returns what ends it. */
+  listen(events: Events): () => void {
+    const ends = [
+      events.on("request.answered", (request) => this.#answered(request)),
+      events.on("request.shed", (refused) => this.#refused(refused)),
+      events.on("task.queued", (task) => this.#queued(task)),
+      events.on("task.cached", () => this.hits++),
+      events.on("task.joined", () => this.collapsed++),
+      events.on("task.retried", () => this.retries++),
+      events.on("task.dead", () => this.dead++),
+      events.on("task.lost", () => this.lost++),
+      events.on("batch.started", (batch) => this.#started(batch)),
+      events.on("batch.answered", ({ model, serviceMs }) =>
+        this.workerSeconds.observe(this.#model(model), serviceMs / 1000),
+      ),
+    ];
+    return () => ends.forEach((end) => end());
+  }
+
+  #adopt(before: MetricCounts): void {
+    const { hits, misses, collapsed, retries, dead, lost } = before;
+    Object.assign(this, { hits, misses, collapsed, retries, dead, lost });
+    this.shed.set(before.shed);
+    // The last row is that of models that are not known.
+    const rows = this.models.map(({ name }, row) => [row, before.#modelAt.get(name)] as const);
+    for (const [row, old] of [...rows, [this.models.length, before.models.length] as const]) {
+      if (old === undefined) continue;
+      const reasons = DISPATCH_REASONS.length;
+      this.batches.set(before.batches.subarray(old * reasons, (old + 1) * reasons), row * reasons);
+      this.batchSize.adopt(row, before.batchSize, old);
+      this.workerSeconds.adopt(row, before.workerSeconds, old);
+      for (let column = 0; column < this.#columns; column++) {
+        const [pair, of] = [row * this.#columns + column, old * this.#columns + column];
+        this.arrivals[pair] = before.arrivals[of]!;
+        this.#statuses[pair] = before.#statuses[of];
+        this.requestSeconds.adopt(pair, before.requestSeconds, of);
+        this.queueSeconds.adopt(pair, before.queueSeconds, of);
+      }
+    }
   }
 
   /** Whether the pair is of a model and a tier that are configured. */

@@ -39,14 +39,16 @@ export interface Metrics {
   readonly routes: Routes;
   /** `accept` as the scraper sent it. */
   expose(accept?: string): Promise<Exposition>;
+  /** Other models from now on; those that stay keep their counts. */
+  retune(models: readonly MeasuredModel[]): void;
 }
 
 export function openMetrics(parts: MetricsParts): Metrics {
-  const counts = new MetricCounts(parts.models, parts.tiers);
-  counts.listen(parts.events);
+  let counts = new MetricCounts(parts.models, parts.tiers);
+  let deaf = counts.listen(parts.events);
   let opening: Promise<Registries> | undefined;
   const expose = async (accept = ""): Promise<Exposition> => {
-    const { plain, open, look } = await (opening ??= openRegistries(parts, counts));
+    const { plain, open, look } = await (opening ??= openRegistries(parts, () => counts));
     look();
     const registry = accept.includes("application/openmetrics-text") ? open : plain;
     return { type: registry.contentType, text: await registry.metrics() };
@@ -59,7 +61,12 @@ export function openMetrics(parts: MetricsParts): Metrics {
       },
     },
   };
-  return { routes, expose };
+  const retune = (models: readonly MeasuredModel[]): void => {
+    deaf();
+    counts = new MetricCounts(models, parts.tiers, counts);
+    deaf = counts.listen(parts.events);
+  };
+  return { routes, expose, retune };
 }
 
 interface Registries {
@@ -69,7 +76,7 @@ interface Registries {
   readonly look: () => void;
 }
 
-async function openRegistries(parts: MetricsParts, counts: MetricCounts): Promise<Registries> {
+async function openRegistries(parts: MetricsParts, counts: () => MetricCounts): Promise<Registries> {
   const { tiers, sight, version, more } = parts;
   const { Registry, collectDefaultMetrics } = await import("prom-client");
   const { families, look } = seen(tiers, sight);
@@ -77,8 +84,8 @@ async function openRegistries(parts: MetricsParts, counts: MetricCounts): Promis
   const open = new Registry<RegistryContentType>();
   open.setContentType(Registry.OPENMETRICS_CONTENT_TYPE);
   for (const family of [
-    ...counted(counts),
-    ...measured(counts),
+    ...ofLatest(counted, counts),
+    ...ofLatest(measured, counts),
     ...families,
     buildInfo(version, sight),
     ...more.map((each) => single(each.name, each.help, () => each.read())),
@@ -94,6 +101,12 @@ async function openRegistries(parts: MetricsParts, counts: MetricCounts): Promis
     open.registerMetric(renamed(metric, openName({ name, type })));
   }
   return { plain, open, look };
+}
+
+/** Each reads what is counted at the time: models come and go. */
+function ofLatest(families: (counts: MetricCounts) => Family[], counts: () => MetricCounts): Family[] {
+  const read = (at: number) => (): ReturnType<Family["read"]> => families(counts())[at]!.read();
+  return families(counts()).map((family, at) => ({ ...family, read: read(at) }));
 }
 
 /** A family of OpenMetrics is named without the ending that its samples have. */

@@ -28,6 +28,16 @@ export class Spread {
     this.#sums = new Float64Array(series);
   }
 
+  /** Takes over what another one, with the same bounds, has of a series. */
+  adopt(series: number, from: Spread, of: number): void {
+    const width = this.bounds.length + 1;
+    for (let at = 0; at < width; at++) {
+      this.#buckets[series * width + at] = from.#buckets[of * width + at]!;
+      this.#exemplars[series * width + at] = from.#exemplars[of * width + at];
+    }
+    this.#sums[series] = from.#sums[of]!;
+  }
+
   observe(series: number, value: number): void {
     this.#buckets[this.#bucket(series, value)]!++;
     this.#sums[series]! += value;

@@ -23,7 +23,7 @@ export class Tally {
   constructor(events: Events, clock: Clock, models: readonly string[] = []) {
     this.#clock = clock;
     this.#requestRate = new RecentRate(clock.now());
-    for (const model of models) this.#arrivals.set(model, new RecentRate(clock.now()));
+    this.retune(models);
     events.on("request.answered", ({ model, status, startedAt, latencyMs }) => {
       if (model === "" || status === CLIENT_LEFT) return;
       this.requests++;
@@ -45,6 +45,14 @@ export class Tally {
       this.shed++;
       if (askedForWorker(reason)) this.#arrivals.get(model)?.count(clock.now());
     });
+  }
+
+  /** Models that are new begin at nothing, those that are gone are forgotten. */
+  retune(models: readonly string[]): void {
+    for (const model of this.#arrivals.keys()) if (!models.includes(model)) this.#arrivals.delete(model);
+    for (const model of models) {
+      if (!this.#arrivals.has(model)) this.#arrivals.set(model, new RecentRate(this.#clock.now()));
+    }
   }
 
   totals(): Record<string, number> {

@@ -40,7 +40,8 @@ export interface TracesParts {
   readonly events: Events;
   /** Whose thread speaks to the collector. */
   readonly sender: Pick<Sender, "ask">;
-  readonly models: readonly TracedModel[];
+  /** Those that there are now. */
+  readonly models: () => readonly TracedModel[];
   /** Requests are taken by other processes. */
   readonly apart: boolean;
   readonly version: string;
@@ -126,7 +127,7 @@ interface Server {
 
 export class SpanMaker {
   readonly #parts: Pick<TracesParts, "clock" | "apart" | "apiUrl">;
-  readonly #models: ReadonlyMap<string, TracedModel>;
+  readonly #models: () => readonly TracedModel[];
   readonly #buffer: Pick<SpanBuffer, "add" | "drop">;
   /** By id, the oldest first. */
   readonly #open = new Map<string, OpenBatch>();
@@ -140,7 +141,7 @@ export class SpanMaker {
     buffer: Pick<SpanBuffer, "add" | "drop">,
   ) {
     this.#parts = parts;
-    this.#models = new Map(parts.models.map((model) => [model.name, model]));
+    this.#models = parts.models;
     this.#buffer = buffer;
   }
 
@@ -290,7 +291,7 @@ export class SpanMaker {
   }
 
   #callAttributes(model: string, worker: string): { name: string; attributes: Attributes } {
-    const { kind = "", protocol = "" } = this.#models.get(model) ?? {};
+    const { kind = "", protocol = "" } = this.#models().find(({ name }) => name === model) ?? {};
     const operation = Object.hasOwn(OPERATIONS, protocol) ? OPERATIONS[protocol] : undefined;
     const attributes: Attributes = { [names.GEN_AI_MODEL]: model };
     if (operation !== undefined) {

@@ -168,6 +168,26 @@ describe("SIGTERM", () => {
     assert.equal((await ferry.exited).code, 0);
   });
 
+  test("it lingers: a request on an open connection is served, and the answer closes it", async () => {
+    await using stub = await StubWorker.listen();
+    const limits = { drainMs: 20_000, lingerMs: 10_000 };
+    await using ferry = await Ferry.start({ models: [stubModel([stub])], limits });
+    await using client = await RawClient.connect(ferry.url);
+    client.send("GET /readyz HTTP/1.1\r\nHost: ferry\r\n\r\n");
+    assert.equal((await client.answer()).status, 200);
+    ferry.signal("SIGTERM");
+    await ferry.line((line) => line.msg === "draining");
+    await assert.rejects(RawClient.connect(ferry.url), "no new connection is taken");
+    client.send(postText('{"input":"late"}'));
+    const answer = await client.answer();
+    assert.equal(answer.status, 200, answer.text);
+    assert.equal(answer.headers["connection"]?.toLowerCase(), "close");
+    // The last connection is gone: nothing is waited for.
+    const start = performance.now();
+    assert.equal((await ferry.exited).code, 0);
+    assert.ok(performance.now() - start < 6000, `${performance.now() - start} ms`);
+  });
+
   test("an idle Ferry ends at once, with idle connections open", async () => {
     await using stub = await StubWorker.listen();
     await using ferry = await Ferry.start({ models: [stubModel([stub])], limits: { drainMs: 10_000 } });

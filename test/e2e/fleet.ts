@@ -164,6 +164,23 @@ export class Part implements AsyncDisposable {
     return (JSON.parse((await this.admin("/internal/workers")).text) as { workers: WorkerRow[] }).workers;
   }
 
+  /** Another config, read again on SIGHUP; resolves with what changed. */
+  async reload(config: Config): Promise<string> {
+    await this.rewrite(config);
+    const told = this.#reloads();
+    process.kill(this.pid, "SIGHUP");
+    await eventually(() => this.#reloads() > told, 10_000);
+    return this.lines.findLast(isReload)!.msg!;
+  }
+
+  async rewrite(config: Config): Promise<void> {
+    await writeConfig(this.#folder, config);
+  }
+
+  #reloads(): number {
+    return this.lines.filter(isReload).length;
+  }
+
   /** kill -9, and wait until it is gone. */
   async kill(): Promise<void> {
     await this.#end("SIGKILL");
@@ -222,6 +239,10 @@ export class Part implements AsyncDisposable {
     const answer = await request(url, options);
     return new Answer(answer.statusCode, answer.headers, await answer.body.text());
   }
+}
+
+function isReload({ msg = "" }: LogLine): boolean {
+  return msg.startsWith("the config was read again");
 }
 
 export class Fleet implements AsyncDisposable {

@@ -321,9 +321,9 @@ export async function runFerry(args: readonly string[], timeoutMs = 20_000) {
   return { code, ...output };
 }
 
-/** Writes a config with free ports and a short drain beneath it; the file's path. */
+/** Writes a config with free ports and a short drain beneath it, without lingering; the file's path. */
 export async function writeConfig(folder: Folder, config: Config): Promise<string> {
-  const limits = { drainMs: 1000, ...(config["limits"] as object | undefined) };
+  const limits = { drainMs: 1000, lingerMs: 0, ...(config["limits"] as object | undefined) };
   const whole = { listen: "127.0.0.1:0", admin: { listen: "127.0.0.1:0" }, ...config, limits };
   return folder.write("ferry.yaml", JSON.stringify(whole, null, 2));
 }

@@ -12,6 +12,7 @@ import type {
   CancelReply,
   ClaimRequest,
   Engine,
+  EngineLimits,
   EngineListener,
   EngineStats,
   Lease,
@@ -323,6 +324,10 @@ export class Link implements Engine, Listener {
 
   turn(_: string, tier: number): number {
     return this.#mirror.waiting()[tier] ?? 0;
+  }
+
+  retune(limits: EngineLimits): void {
+    this.#store.engine.retune(limits);
   }
 
   stats(): EngineStats {

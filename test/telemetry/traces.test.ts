@@ -28,7 +28,7 @@ function stage(models: readonly TracedModel[] = [{ name: "m", kind: "http", prot
   const origin = { version: "1" };
   const add = (facts: SpanFacts): void => void spans.push(new FinishedSpan(facts, origin));
   const buffer = { add, drop: () => void dropped++ };
-  const parts = { clock, events, models, apart: false, apiUrl: () => "https://ferry.example" };
+  const parts = { clock, events, models: () => models, apart: false, apiUrl: () => "https://ferry.example" };
   new SpanMaker(parts, buffer).listen(events);
   const started = (tasks: EventFields["batch.started"]["tasks"], batch = note): void =>
     events.emit("batch.started", { model: "m", batch, maxBatchSize: 4, oldestWaitMs: 1, tasks });

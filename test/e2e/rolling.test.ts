@@ -1,0 +1,140 @@
+/** Every gateway and every batcher is replaced under load, one after another, and no request fails. */
+import assert from "node:assert/strict";
+import { readFile } from "node:fs/promises";
+import { describe, test } from "node:test";
+import { startServer } from "../redis/servers.ts";
+import { Fleet, fleetConfig, Part, patient } from "./fleet.ts";
+import type { Config } from "./harness.ts";
+import { Balancer, Stream } from "./steady-load.ts";
+import { stubModel, StubWorker } from "./stub-worker.ts";
+
+const PER_SECOND = 300;
+
+async function stubs(stack: AsyncDisposableStack, count: number): Promise<StubWorker[]> {
+  const workers: StubWorker[] = [];
+  for (let i = 0; i < count; i++) {
+    const worker = await StubWorker.listen((call) => void setTimeout(() => call.echo(), 20));
+    workers.push(stack.use(worker));
+  }
+  return workers;
+}
+
+describe("a rolling restart", () => {
+  test("of two gateways and two batchers under 300 requests/s: 0 failed", async () => {
+    await using stack = new AsyncDisposableStack();
+    const redis = stack.use(await startServer());
+    const workers = await stubs(stack, 4);
+    const model = stubModel(workers, { timeouts: patient, maxBatchSize: 16 });
+    const config = fleetConfig({ url: redis.url }, [model], { limits: { drainMs: 15_000, lingerMs: 1000 } });
+    const fleet = stack.use(await Fleet.start({ gateways: 2, batchers: 2 }, config));
+    const balancer = stack.use(await Balancer.listen(() => fleet.doors.map(({ url }) => url)));
+    await using load = new Stream({ port: balancer.port, perSecond: PER_SECOND });
+    await load.more(PER_SECOND);
+    for (const gateway of fleet.gateways.slice()) {
+      assert.deepEqual(await gateway.stop(), { code: 0, signal: null });
+      await fleet.add("gateway");
+      await fleet.serves();
+      await load.more(PER_SECOND / 2);
+    }
+    for (const batcher of fleet.batchers.slice()) {
+      assert.deepEqual(await batcher.stop(), { code: 0, signal: null });
+      await fleet.add("batcher");
+      await fleet.serves();
+      await load.more(PER_SECOND / 2);
+    }
+    await load.stop();
+    assert.deepEqual(load.failed, [], load.told());
+    assert.equal(load.answered, load.sent);
+    assert.ok(workers.every(({ mostAtOnce }) => mostAtOnce === 1));
+  });
+
+  test("no process ends: SIGHUP brings them other workers and rules under 300 requests/s, 0 failed", async () => {
+    await using stack = new AsyncDisposableStack();
+    const redis = stack.use(await startServer());
+    const workers = await stubs(stack, 4);
+    const limits = { drainMs: 15_000 };
+    const config = (some: readonly StubWorker[], more: object = {}, others: readonly object[] = []): Config =>
+      fleetConfig(
+        { url: redis.url },
+        [stubModel(some, { timeouts: patient, maxBatchSize: 16, ...more }), ...others],
+        {
+          limits,
+        },
+      );
+    const fleet = stack.use(await Fleet.start({ gateways: 2, batchers: 2 }, config(workers.slice(0, 2))));
+    const balancer = stack.use(await Balancer.listen(() => fleet.doors.map(({ url }) => url)));
+    const parts = [...fleet.batchers, ...fleet.gateways];
+    const reload = async (next: Config, told: RegExp): Promise<void> => {
+      for (const part of parts) assert.match(await part.reload(next), told);
+    };
+    await using load = new Stream({ port: balancer.port, perSecond: PER_SECOND, model: "stub" });
+    await load.more(PER_SECOND / 2);
+    await reload(config(workers), /backend\.workers \+http\S+ \+http/);
+    await fleet.spread([2, 2]);
+    await load.more(PER_SECOND / 2);
+    assert.ok(
+      workers.every(({ calls }) => calls.length > 0),
+      "all four get batches",
+    );
+    await reload(
+      config(workers.slice(2), { maxBatchSize: 8 }),
+      /workers −http\S+ −http\S+; .*maxBatchSize 16 → 8/,
+    );
+    await fleet.spread([1, 1]);
+    const before = workers.map(({ calls }) => calls.length);
+    await load.more(PER_SECOND / 2);
+    const after = workers.map(({ calls }) => calls.length);
+    assert.deepEqual(after.slice(0, 2), before.slice(0, 2), "those that went get no more");
+    const other = { name: "other", backend: { kind: "simulated", workers: 1, baseMs: 5 } };
+    await reload(config(workers.slice(2), { maxBatchSize: 8 }, [other]), /models\[other\] added/);
+    await fleet.serves();
+    for (const door of fleet.doors) {
+      const answer = await door.post({ input: "new", model: "other" });
+      assert.equal(answer.status, 200, answer.text);
+    }
+    await load.stop();
+    assert.deepEqual(load.failed, [], load.told());
+    assert.ok(workers.every(({ mostAtOnce }) => mostAtOnce === 1));
+  });
+});
+
+describe("--processes", () => {
+  test("a reload at any of them, or at the parent, changes all; one that dies comes back with it", async () => {
+    await using redis = await startServer();
+    const model = (name: string): object => ({ name, backend: { kind: "simulated", workers: 1, baseMs: 5 } });
+    const config = (...names: readonly string[]): Config =>
+      fleetConfig({ url: redis.url }, names.map(model), { limits: { drainMs: 5000 } });
+    await using part = await Part.start("all", config("a"), ["--processes", "2"]);
+    const { admins } = await part.line(({ msg }) => msg === "ready");
+    const models = async (admin: string): Promise<string> => {
+      const { models } = (await (await fetch(`${admin}/internal/health`)).json()) as {
+        models: { name: string }[];
+      };
+      return models.map(({ name }) => name).join();
+    };
+    const both = async (names: string): Promise<void> => {
+      for (const admin of admins as string[]) assert.equal(await models(admin), names);
+    };
+    await both("a");
+    assert.match(await part.reload(config("a", "b")), /models\[b\] added/);
+    await both("a,b");
+
+    await part.rewrite({ ...config("a", "b", "c"), zone: "z" });
+    const [, second] = admins as string[];
+    const refused = await fetch(`${second}/internal/reload`, { method: "POST" });
+    assert.equal(refused.status, 422);
+    assert.match(await refused.text(), /zone .* needs a restart/);
+    await both("a,b");
+
+    await part.rewrite(config("b", "c"));
+    const done = await fetch(`${second}/internal/reload`, { method: "POST" });
+    assert.deepEqual(await done.json(), {
+      changed: ["models[a] removed", "models[c] added (simulated, 1 worker)"],
+    });
+    await both("b,c");
+    const children = await readFile(`/proc/${part.pid}/task/${part.pid}/children`, "utf8");
+    process.kill(Number(children.split(" ")[0]), "SIGKILL");
+    await part.line(({ msg }) => msg === "process ready");
+    await both("b,c");
+  });
+});
