@@ -112,8 +112,8 @@ export class Roster implements WorkerDesk {
 
   async followAll(models: readonly ModelConfig[]): Promise<void> {
     const here = models.filter(({ name }) => this.models.get(name)?.dispatcher !== undefined);
-    const all = here.map(({ name, backend }) =>
-      hasAddresses(backend) ? this.follow(name, backend) : undefined,
+    const all = here.flatMap(({ name, backend }) =>
+      hasAddresses(backend) ? [this.follow(name, backend)] : [],
     );
     await Promise.all(all);
   }

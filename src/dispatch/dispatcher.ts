@@ -99,7 +99,6 @@ export class Dispatcher {
     return this.#outlook.at(now);
   }
 
-  /** Whether a worker idles and takes one more beside those that wait. */
   hasRoom(waiting: number, now: number): boolean {
     return this.#outlook.hasRoom(waiting, now);
   }
@@ -155,7 +154,7 @@ export class Dispatcher {
     if (this.#open > 0) await new Promise<void>((resolve) => (this.#whenNoneIsOpen = resolve));
   }
 
-  /** Drains, but does not wait for workers: what they run is given up and stays in the engine. */
+  /** Drains without waiting for workers: what they run is given up and stays in the engine. */
   async stop(): Promise<void> {
     for (const run of this.#running.all()) run.giveUp();
     await this.drain();
