@@ -54,7 +54,7 @@ export interface Work {
 }
 
 const here = import.meta.dirname;
-const GENERATORS = 4;
+const GENERATORS = 2;
 const WARM_MS = 4000;
 const START_MS = 180_000;
 const BUSY_GENERATOR = 0.8;

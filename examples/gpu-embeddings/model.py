@@ -12,6 +12,8 @@ meanwhile it is called with the next batch, so that the GPU always has one to go
 
 import os
 import zlib
+from array import array
+from itertools import chain
 
 import torch
 import torch.nn.functional as F
@@ -134,18 +136,19 @@ encoder.to(DEVICE, torch.bfloat16 if ON_GPU else torch.float32)
 def batch_of(inputs):
     """The ids of all inputs, padded to a common length, and how many each has; None where all are that long."""
     rows = [tokens_of(one) if isinstance(one, str) else one for one in inputs]
-    longest = max(len(row) for row in rows)
-    if longest > MOST_TOKENS or min(map(len, rows)) == 0:
-        raise ValueError("an input has from 1 to %d tokens" % MOST_TOKENS)
-    # A GPU that is asked for a word it does not have is of no use to anybody any more.
-    if any(min(row) < 0 or max(row) >= VOCABULARY for row in rows):
-        raise ValueError("a token is a whole number from 0 to %d" % (VOCABULARY - 1))
-    width = next(bucket for bucket in BUCKETS if bucket >= longest)
     lengths = [len(row) for row in rows]
-    if min(lengths) == width:
-        return to_device(torch.tensor(rows)), None
-    padded = [row + [0] * (width - len(row)) for row in rows]
-    return to_device(torch.tensor(padded)), to_device(torch.tensor(lengths))
+    if max(lengths) > MOST_TOKENS or min(lengths) == 0:
+        raise ValueError("an input has from 1 to %d tokens" % MOST_TOKENS)
+    width = next(bucket for bucket in BUCKETS if bucket >= max(lengths))
+    whole = min(lengths) == width
+    if not whole:
+        rows = [row + [0] * (width - len(row)) for row in rows]
+    # By way of an array: a fifth of what torch.tensor() takes for lists of lists.
+    ids = torch.frombuffer(array("q", chain.from_iterable(rows)), dtype=torch.long).view(len(rows), width)
+    # A GPU that is asked for a word it does not have is of no use to anybody any more.
+    if ids.min() < 0 or ids.max() >= VOCABULARY:
+        raise ValueError("a token is a whole number from 0 to %d" % (VOCABULARY - 1))
+    return to_device(ids), None if whole else to_device(torch.tensor(lengths))
 
 
 def to_device(tensor):

@@ -224,7 +224,7 @@ describe("what cannot be used changes nothing, and says why", () => {
     assert.match(String(restart), /admin\.token changed: needs a restart/);
     await writeFile(ferry.configFile, "models: [");
     process.kill(ferry.pid, "SIGHUP");
-    await ferry.line(({ msg }) => /nothing was changed: .*ferry\.yaml:1/.test(msg ?? ""));
+    await ferry.line(({ msg }) => /nothing was changed: .*a bracket is not closed/.test(msg ?? ""));
     await rewrite(ferry, { models: [simulated("a", { maxBatchSize: 5 })] });
     await ferry.infer("still here");
     assert.deepEqual(await reload(ferry, { models: [simulated("a", { maxBatchSize: 6 })] }), [
