@@ -2,8 +2,8 @@
 import { type ChildProcess, spawn } from "node:child_process";
 import { readFileSync } from "node:fs";
 
-/** nvidia-smi averages over about this. */
-const SAMPLE_MS = 200;
+/** Not often: each question holds up those who start kernels. */
+const SAMPLE_MS = 2000;
 
 export class Card implements Disposable {
   readonly #busyFile: string;

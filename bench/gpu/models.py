@@ -4,7 +4,8 @@
     generate   a gpt2-medium shape, 64 tokens in, 32 generated one by one; some 450 ms a batch
 
 Both put three numbers in front of each row: sums over the tokens that the GPU had in that row, so that whoever sent
-them can tell that the answer is its own (requests.ts adds them up in the same way). With GPU_BUSY_FILE set, the time
+them can tell that the answer is its own (requests.ts adds them up in the same way). With GENERATE_STEADY_MS set, nothing
+is generated: a batch takes that long, whatever the machine is doing. With GPU_BUSY_FILE set, the time
 in which the GPU had a batch is added up there, as one float64 in seconds.
 """
 
@@ -12,6 +13,7 @@ import mmap
 import os
 import struct
 import sys
+import time
 
 import torch
 import torch.nn.functional as F
@@ -22,6 +24,7 @@ import model as embeddings  # noqa: E402
 
 DEVICE, ON_GPU = embeddings.DEVICE, embeddings.ON_GPU
 GENERATED = int(os.environ.get("GENERATE_TOKENS", "32"))
+STEADY_SECONDS = float(os.environ.get("GENERATE_STEADY_MS", "0")) / 1000
 # layers, width, heads
 GPT = {"tiny": (2, 64, 2), "medium": (24, 1024, 16)}[os.environ.get("GENERATE_SHAPE", "medium")]
 GPT_VOCABULARY = 50257
@@ -135,9 +138,12 @@ def load_generator():
 
 @torch.inference_mode()
 def generate(inputs):
+    ids = embeddings.to_device(torch.tensor(inputs))
+    if STEADY_SECONDS:
+        time.sleep(STEADY_SECONDS)
+        return embeddings.when_done(sums(ids))
     if generator is None:
         load_generator()
-    ids = embeddings.to_device(torch.tensor(inputs))
     return counted(
         lambda: embeddings.when_done(torch.cat([sums(ids), generator(ids, GENERATED).float()], 1))
     )

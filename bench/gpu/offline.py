@@ -30,7 +30,8 @@ def pace(size):
     batches = [batch(size) for _ in range(8)]
     for inputs in batches[:3]:
         function(inputs)()
-    waiting, done, start = function(batches[0]), 0, time.perf_counter()
+    done, start = 0, time.perf_counter()
+    waiting = function(batches[0])
     while time.perf_counter() - start < seconds or done < 3:
         following = function(batches[done % len(batches)])
         waiting()

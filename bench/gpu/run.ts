@@ -1,11 +1,12 @@
 /**
  * Ferry in front of a real GPU, measured in one run against what the card can do and what a plain server makes of it.
  *
- *   node bench/gpu/run.ts [--quick] [--python python3] [--out FOLDER] [graphs] [embed] [generate]
+ *   node bench/gpu/run.ts [--quick] [--python python3] [--out FOLDER] [graphs] [embed] [generate] [steady]
  *
  *   graphs     a bert-base shape, 128 tokens in, 768 float32 out, the GPU's work replayed (EMBED_GRAPHS)
  *   embed      the same, every kernel started from Python: most of a batch's time is the interpreter's
  *   generate   a gpt2-medium shape, 64 tokens in, 32 generated: batches of hundreds of milliseconds
+ *   steady     450 ms for any batch, without a model: what is Ferry's own in the long regime
  *
  * Of each:
  *
@@ -17,7 +18,7 @@
  *   at 70 %    Ferry at 0.7 of what it did saturated: open loop, Poisson
  *
  * The load comes from processes of their own. Every answer is checked: its first numbers are sums over the tokens of its
- * request, added up on the GPU. Prints a table, and writes it as JSON and as a chart into FOLDER (bench/results).
+ * request, added up on the GPU. Prints a table, and writes it as JSON and as two charts into FOLDER (bench/results).
  * Needs Python with PyTorch; where there is no GPU it runs on the CPU, which shows that it works and nothing else
  * (EMBED_SHAPE=tiny GENERATE_SHAPE=tiny). For a machine without Node: pack.ts and start.py.
  */
@@ -29,6 +30,7 @@ import { chart } from "../chart.ts";
 import { childPids, killChildren } from "../process.ts";
 import { environment, render, type Section } from "../report.ts";
 import { type Figure, figure, type Report } from "../scenario.ts";
+import { throughputChart } from "./chart.ts";
 import { offline, type Place, type Run, Server } from "./trials.ts";
 
 const LOAD = 0.7;
@@ -62,21 +64,23 @@ const embed: Subject = {
   seconds: { closed: 10, open: 20 },
   ways: false,
 };
+const generate: Subject = {
+  name: "generate",
+  model: "generate",
+  tokens: 64,
+  env: {},
+  sizes: [1, 16, 64],
+  callers: 256,
+  plainCallers: 8,
+  p99: { batches: 2.1 },
+  seconds: { closed: 12, open: 30 },
+  ways: false,
+};
 const subjects: readonly Subject[] = [
   { ...embed, name: "graphs", env: { EMBED_GRAPHS: "1" }, ways: true },
   embed,
-  {
-    name: "generate",
-    model: "generate",
-    tokens: 64,
-    env: {},
-    sizes: [1, 16, 64],
-    callers: 256,
-    plainCallers: 8,
-    p99: { batches: 2.1 },
-    seconds: { closed: 12, open: 30 },
-    ways: false,
-  },
+  generate,
+  { ...generate, name: "steady", env: { GENERATE_STEADY_MS: "450" }, sizes: [64] },
 ];
 
 async function study(subject: Subject, place: Place): Promise<Report> {
@@ -112,7 +116,7 @@ async function study(subject: Subject, place: Place): Promise<Report> {
       figure("Ferry, saturated", saturated.rate, "req/s"),
       figure("  of the card's", saturated.rate / full.per_second, "ratio", ">=", 0.8),
       figure("  times the plain server's", saturated.rate / one.rate, "ratio", ">=", 30),
-      figure("  GPU had a batch", 100 * saturated.card.batches, "%", ">=", 90),
+      busy(saturated),
       figure("  GPU ran kernels (nvidia-smi)", 100 * saturated.card.kernels, "%"),
       ...work(saturated),
       ...ways,
@@ -141,6 +145,13 @@ function work({ fill, serverCpu, workerCpu }: Run): Figure[] {
     figure("  Ferry CPU", 100 * serverCpu, "%"),
     figure("  Python CPU", 100 * workerCpu, "%"),
   ];
+}
+
+/** Without a GPU there is nothing to hold to the goal. */
+function busy({ card: { batches } }: Run): Figure {
+  return Number.isNaN(batches)
+    ? figure("  GPU had a batch", NaN, "%")
+    : figure("  GPU had a batch", 100 * batches, "%", ">=", 90);
 }
 
 function sum(runs: readonly Run[], name: "crossed" | "errors"): number {
@@ -173,7 +184,8 @@ try {
 mkdirSync(values.out, { recursive: true });
 const name = join(values.out, `gpu-${env.time.replaceAll(":", "-").slice(0, 19)}`);
 writeFileSync(`${name}.json`, `${JSON.stringify({ environment: env, sections }, null, 2)}\n`);
-writeFileSync(`${name}.svg`, chart(env, sections));
+writeFileSync(`${name}.svg`, throughputChart(env, sections));
+writeFileSync(`${name}-goals.svg`, chart(env, sections));
 process.stdout.write(`${render(env, sections)}\n`);
-process.stderr.write(`wrote ${relative(process.cwd(), name)}.json and .svg\n`);
+process.stderr.write(`wrote ${relative(process.cwd(), name)}.json, .svg and -goals.svg\n`);
 if (childPids(process.pid).length > 0) killChildren();

@@ -19,7 +19,7 @@
  * and it is let in if it starts, margin included, and finishes in time. Never is it refused while a worker
  * idles and less than one batch waits: without that rule an estimate that is too high would refuse everything,
  * see no batch and so never be corrected. For the same reason one batch's worth may wait for a worker that is
- * overdue, and for workers of which none counts (they say that they are full, or have yet to prove that they
+ * overdue (more, where nobody else is there: `worthOf`), and for workers of which none counts (they say that they are full, or have yet to prove that they
  * are well again): if nothing waited for them they would run batches of one.
  *
  * `thresholds` is the classic rule set: above `targetUtilization` of the capacity, or with more than
@@ -97,6 +97,7 @@ const START_ERROR = 0.04;
 const ROUNDING = 1e-9;
 /** Below this share of what the fleet could do, capacity is lost; above it, there is just too much to do. */
 const LOST_BELOW = 0.9;
+const PATIENCE = 0.25;
 
 /** Why a task that comes now is refused by `predictive`; undefined when it is let in. */
 export function refuseByForecast(
@@ -105,15 +106,22 @@ export function refuseByForecast(
   terms: Terms,
   now: number,
 ): Refused | undefined {
-  const { healthy, idle, overdue, batchSize, freeAt } = horizon;
-  if (healthy === 0) {
-    return overdue > 0 && line.waiting < batchSize * overdue ? undefined : "no_worker";
-  }
+  const { healthy, idle, batchSize, freeAt } = horizon;
+  if (healthy === 0) return line.waiting < worthOf(horizon, terms.startBy - now) ? undefined : "no_worker";
   if (idle > 0 && line.waiting < batchSize) return undefined;
   if (freeAt.length === 0) return line.waiting < batchSize ? undefined : "capacity";
   const { latestStartAt, finishAt } = forecast(line, fit(horizon, terms, now), now);
   if (latestStartAt <= terms.startBy && finishAt <= terms.finishBy) return undefined;
   return lost(horizon) ? "capacity" : "deadline";
+}
+
+/**
+ * How many may wait for workers that are all overdue. Most often they are only late: the machine paused for a moment, and
+ * with batches of 5 ms that is many of them. So as many as they run in a quarter of the time that a caller has; a batch
+ * each in any case.
+ */
+function worthOf({ overdue, batchSize, batchMs }: Horizon, startWithinMs: number): number {
+  return overdue * batchSize * Math.max(1, (PATIENCE * startWithinMs) / batchMs);
 }
 
 export interface Forecast {

@@ -183,12 +183,21 @@ describe("predictive", () => {
     );
   });
 
-  test("no worker is no worker; one that is overdue is worth a batch's wait", () => {
+  test("no worker is no worker; one that is overdue is worth what it does in a quarter of the time there is", () => {
     const none = horizon({ healthy: 0, freeAt: [], perMs: 0 });
     assert.equal(refuseByForecast(line(), none, inHalfASecond, now), "no_worker");
     const overdue = { ...none, overdue: 1 };
-    assert.equal(refuseByForecast(line({ waiting: 49 }), overdue, inHalfASecond, now), undefined);
-    assert.equal(refuseByForecast(line({ waiting: 50 }), overdue, inHalfASecond, now), "no_worker");
+    assert.equal(refuseByForecast(line({ waiting: 62 }), overdue, inHalfASecond, now), undefined);
+    assert.equal(refuseByForecast(line({ waiting: 63 }), overdue, inHalfASecond, now), "no_worker");
+    const soon = { startBy: now + 10, finishBy: now + 500 };
+    assert.equal(
+      refuseByForecast(line({ waiting: 49 }), overdue, soon, now),
+      undefined,
+      "a batch in any case",
+    );
+    assert.equal(refuseByForecast(line({ waiting: 50 }), overdue, soon, now), "no_worker");
+    const short = { ...overdue, batchMs: 5 };
+    assert.equal(refuseByForecast(line({ waiting: 1200 }), short, inHalfASecond, now), undefined);
   });
 
   test("workers that say they are full are used while they idle, and a batch's worth may wait for them", () => {
