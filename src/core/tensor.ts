@@ -311,7 +311,7 @@ export function singleText(value: number): string {
     return doubleText(value);
   }
   const size = Math.abs(value);
-  const digits = size < 1 ? Math.ceil(-Math.log10(size)) : -Math.floor(Math.log10(size)) - 1;
+  const digits = -Math.floor(Math.log10(size)) - 1;
   for (let scale = digits + 6; scale <= digits + 9 && scale > 0 && scale < TENS.length; scale++) {
     const ten = TENS[scale]!;
     const near = Math.round(value * ten) / ten;
