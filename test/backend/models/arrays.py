@@ -110,6 +110,8 @@ RETURNS = {
     "large": lambda: memoryview(bytearray(8000000)).cast("B", (2, 4000000)),
     "large list": lambda: [bytearray(3000000), bytearray(3000000)],
     "claims": lambda: [{"$tensor": "float32"}, 1],
+    "far too many": lambda: [1] * 1_500_000,
+    "many that are empty": lambda: [Interface(FLOATS, "<f4", (0, *[1] * 31)), 1] * 10_000,
 }
 
 
