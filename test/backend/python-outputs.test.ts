@@ -108,7 +108,7 @@ describe("python, bytes and arrays:", () => {
       assertMessage(await run("large list"), "unusable", /larger than maxReplyBytes \(4000000\)/);
       assertMessage(await run("far too many"), "unusable", /many more outputs than there were inputs/);
       assertMessage(await run("many that are empty"), "unusable", /many more outputs than there were inputs/);
-      assertMessage(await run("claims"), "unusable", /output 0 of the worker says that it is \$tensor/);
+      assertMessage(await run("claims"), "rejected", /says that it is \$tensor or \$bytes, and is not/);
       assertMessage(await run("block", 3), "unusable", /worker returned 2 outputs for 3 inputs/);
       assertMessage(await run("no columns", 3), "unusable", /worker returned 2 outputs for 3 inputs/);
       assert.deepEqual(await answers(worker, "block"), rows);
