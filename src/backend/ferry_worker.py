@@ -348,7 +348,8 @@ def outputs_frame(result, number, max_reply_bytes):
             block = block_of(output)
         if block is None or (block.type != BYTES and not block.shape):
             try:
-                block = Block(JSON_TEXT, (), encode_json(output).encode("utf-8"))
+                # Half a surrogate pair, which an input may hold, has no UTF-8; as \ud800 it is what JSON calls it.
+                block = Block(JSON_TEXT, (), encode_json(output).encode("utf-8", "backslashreplace"))
             except Exception as error:
                 raise Unusable("output %d cannot be written as JSON: %s" % (index, in_words(error)))
         blocks.append(block)

@@ -75,6 +75,7 @@ const CASES: Record<string, readonly string[]> = {
   views: ['{"$bytes":"YWI="}', '{"$bytes":"YWNl"}'],
   mixed: ['{"a":[1]}', floats([3, 4], ...twelve)],
   "json and bytes": ['"hé"', '{"$bytes":"MQ=="}'],
+  "half pairs": ['"a\\ud800\\\\"', '{"\\udfff":"é"}'],
   gaps: [floats([3], 0, 4, 8), floats([2], 11, 10)],
   "big-endian": [floats([2], 1, 2), tensor("int16", [1], Int16Array.of(1))],
   ctypes: [tensor("bool", [2], Uint8Array.of(1, 0)), tensor("int8", [1, 2], Int8Array.of(1, -1))],
