@@ -271,26 +271,6 @@ describe("a worker that dies", () => {
     );
   });
 
-  test("is given nothing behind a batch that came back", async () => {
-    const { simulation, given } = stage({ pipeline: 2, limits: { maxBatchSize: 4 } });
-    const death = Promise.withResolvers<void>();
-    const [worker] = simulation.backend.workers;
-    worker!.run = async (_batch, _signal, begun) => {
-      assert.ok(given.length < 100, "it is asked again and again");
-      if (given.length > 2) return { kind: "failed", message: "there is no child", blame: "nobody" };
-      begun?.();
-      await death.promise;
-      return { kind: "failed", message: "it died", blame: "batch" };
-    };
-    putMany(simulation, 41);
-    await simulation.run(50);
-    assert.equal(given.length, 2);
-    death.resolve();
-    await simulation.run(500);
-    assert.ok(given.length <= 4, `${given.length - 2} batches for a worker that is not there`);
-    assert.equal(slotOf(simulation).state(simulation.clock.now()), "down");
-  });
-
   test("and is silent about it: both batches ride elsewhere", async () => {
     const { simulation, given } = stage({
       pipeline: 2,
