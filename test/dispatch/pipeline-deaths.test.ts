@@ -40,7 +40,7 @@ describe("an input that kills its worker", () => {
       const held = { poisoned: outputs.includes('"poison"'), dies };
       inHands.add(held);
       simulation.clock.at(simulation.clock.now() + 10, () => {
-        if (inHands.values().some(({ poisoned }) => poisoned)) for (const each of inHands) each.dies();
+        if ([...inHands].some(({ poisoned }) => poisoned)) for (const each of inHands) each.dies();
         inHands.delete(held);
         resolve({ kind: "answered", outputs });
       });
@@ -49,11 +49,11 @@ describe("an input that kills its worker", () => {
   }
 
   test("is a dead letter, and takes nobody with it who happened to be there", async () => {
-    for (const max of [2, 3]) {
+    for (const retries of [2, 3]) {
       const watched = stage({
         pipeline: 2,
         limits: { maxBatchSize: 4 },
-        retry: { max, baseMs: 5, maxMs: 20 },
+        retries,
         queueMs: 60_000,
         totalMs: 60_000,
       });
