@@ -77,6 +77,9 @@ export class FineTimer {
   }
 
   async rest(): Promise<void> {
+    // They have their plain timers; were they kept here, the first that rings would start a thread for the next.
+    for (let { first } = this.#alarms; first !== undefined; first = this.#alarms.first)
+      this.#alarms.remove(first);
     const thread = this.#thread;
     if (thread === undefined) return;
     const cells = this.#cells;
@@ -106,9 +109,12 @@ export class FineTimer {
 
   #start(): void {
     const cells = (this.#cells = newCells());
-    const thread = (this.#thread = new Worker(PROGRAM, { workerData: cells, name: "clock" }));
+    const thread = (this.#thread = new Worker(PROGRAM, { workerData: cells, name: "clock", execArgv: [] }));
     const gone = (): void => {
-      this.#broken ||= this.#thread === thread;
+      if (this.#thread !== thread) return;
+      this.#broken = true;
+      // Nobody has to wait for its end any more.
+      this.#thread = undefined;
     };
     thread.on("error", gone);
     thread.on("exit", gone);

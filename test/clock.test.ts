@@ -126,6 +126,31 @@ describe("the thread of fine alarms", () => {
     await clock.rest();
   });
 
+  test("is not started again for alarms that were set before its rest, and its end is not waited for twice", () => {
+    const program = `
+      import { Worker } from "node:worker_threads";
+      import { SystemClock } from ${JSON.stringify(join(import.meta.dirname, "../src/clock.ts"))};
+      const started = new Set();
+      const { on } = Worker.prototype;
+      Worker.prototype.on = function (...args) {
+        if (args[0] === "exit") started.add(this);
+        return on.apply(this, args);
+      };
+      const clock = new SystemClock();
+      let rung = 0;
+      for (const afterMs of [30, 60, 90]) clock.at(clock.now() + afterMs, () => rung++, 0.1);
+      await clock.rest();
+      clock.at(clock.now() + 200, () => rung++, 0.1);
+      await [...started][1].terminate();
+      await clock.rest();
+      process.on("exit", () => console.log(started.size, rung));`;
+    const { stdout, status } = spawnSync(process.execPath, ["--input-type=module", "-e", program], {
+      encoding: "utf8",
+      timeout: 30_000,
+    });
+    assert.deepEqual([stdout, status], ["2 4\n", 0]);
+  });
+
   test("does not hold up a process that ends without it", () => {
     const program = `
       import { SystemClock } from ${JSON.stringify(join(import.meta.dirname, "../src/clock.ts"))};

@@ -64,6 +64,9 @@ DTYPES = (
 )
 TYPES = {name: FIRST_DTYPE + place for place, name in enumerate(DTYPES)}
 MAX_DIMENSIONS = 32
+# What stands before the outputs of a reply: Ferry ends a worker whose frame is a mebibyte larger than its outputs may be.
+MAX_TABLE_BYTES = 1_000_000
+TOO_MANY = "the function returned many more outputs than there were inputs"
 # As much as fits in one reply of some megabytes; the system may grant less.
 SOCKET_BYTES = 1 << 20
 # Of what one system call writes.
@@ -200,6 +203,8 @@ def write_some(parts):
 
 def frame(kind, number, payload, parts=()):
     """One frame as parts, each of which has as many elements as bytes. The payload goes before the parts."""
+    if len(payload) > MAX_TABLE_BYTES:
+        raise Unusable(TOO_MANY)
     length = 4 + len(payload) + sum(map(len, parts))
     return [struct.pack("<IBI", length, kind, number) + payload, *parts]
 
@@ -333,6 +338,8 @@ def outputs_frame(result, number, max_reply_bytes):
             result = numbers_of(block)
     if not isinstance(result, (list, tuple)):
         raise Unusable("the function returned %s, not a list" % a_type(result))
+    if len(result) > MAX_TABLE_BYTES // 4:
+        raise Unusable(TOO_MANY)
     blocks = []
     size = 0
     for index, output in enumerate(result):
@@ -341,7 +348,8 @@ def outputs_frame(result, number, max_reply_bytes):
             block = block_of(output)
         if block is None or (block.type != BYTES and not block.shape):
             try:
-                block = Block(JSON_TEXT, (), encode_json(output).encode("utf-8"))
+                # Half a surrogate pair, which an input may hold, has no UTF-8; as \ud800 it is what JSON calls it.
+                block = Block(JSON_TEXT, (), encode_json(output).encode("utf-8", "backslashreplace"))
             except Exception as error:
                 raise Unusable("output %d cannot be written as JSON: %s" % (index, in_words(error)))
         blocks.append(block)

@@ -5,8 +5,9 @@
  *
  * `match` is the one place where outputs become an answer. A worker's API knows no ids, so the n-th
  * output belongs to the n-th task, and that holds only while the counts agree: one output too few and
- * somebody would get another caller's answer. A wrong count therefore discards the whole reply, and so does an
- * output that says it is bytes (`core/tensor.ts`) and is not.
+ * somebody would get another caller's answer. A wrong count therefore discards the whole reply. An output that says it
+ * is bytes (`core/tensor.ts`) and is not is held against its input, not the worker: a model that echoes what it is sent
+ * must not be down because somebody sent it such a thing.
  *
  * `quote` makes a worker's own words fit for a reply's message: one line, printable, short.
  */
@@ -29,7 +30,7 @@ export function match(batch: Batch, texts: readonly Json[]): Reply {
   for (const text of texts) {
     const output = fitted(text);
     if (output === undefined) {
-      return unusable(`output ${outputs.length} of the worker says that it is $tensor or $bytes, and is not`);
+      return rejected("the output for this input says that it is $tensor or $bytes, and is not");
     }
     outputs.push(output);
   }

@@ -51,7 +51,9 @@ class ModuleChild implements Child {
     this.#thread = new Thread(THREAD_FILE, { workerData: what, stdout: true, stderr: true });
     printLines(this.#thread.stdout, "stdout", name, around);
     printLines(this.#thread.stderr, "stderr", name, around);
-    this.#thread.on("message", (report: ThreadReport) => this.#hear(report));
+    this.#thread.on("message", (said: unknown) => {
+      if (isReport(said)) this.#hear(said);
+    });
     this.gone = new Promise((resolve) => {
       let died: string | undefined;
       this.#thread.on("error", (error: unknown) => {
@@ -99,6 +101,16 @@ class ModuleChild implements Child {
     else if (report.kind === "rejected") ear.answer(rejected(quote(report.message)));
     else ear.answer(unusable(quote(report.message), BAD_OUTPUTS));
   }
+}
+
+/** The user's code, or a library in it that knows it is in a thread, may post there what it likes. */
+function isReport(said: unknown): said is ThreadReport {
+  if (typeof said !== "object" || said === null || !("kind" in said)) return false;
+  const { kind, outputs, message } = said as Record<string, unknown>;
+  if (kind === "outputs")
+    return Array.isArray(outputs) && outputs.every((output) => typeof output === "string");
+  if (kind === "cannot" || kind === "rejected" || kind === "unusable") return typeof message === "string";
+  return kind === "ready" || kind === "begun";
 }
 
 function exportOf(text: string): ThreadFunction {

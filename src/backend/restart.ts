@@ -8,8 +8,8 @@
  * without a wait: its end was our doing. While no child is ready, `run` says so at once instead of
  * holding the batch, so that another worker can have it; `probe` resolves when the next child is ready.
  *
- * A child may be handed a second batch while it runs one. It says when it begins with one; when it dies, only those that
- * it has begun with are to blame. An abort of either ends both.
+ * A child may be handed a second batch while it runs one. It says when it begins with one; when it dies, only the first,
+ * and what it has begun with, are to blame. An abort of either ends both.
  *
  * Every child gets its own pipes and is forgotten when it ends, so nothing that it still says can reach a
  * later batch.
@@ -65,11 +65,6 @@ interface Held {
   /** The child's code has seen it. */
   begun: boolean;
   readonly finish: (reply: Reply) => void;
-}
-
-/** What the child never began with cannot have killed it. */
-function blameOf({ begun }: Held): "batch" | "nobody" {
-  return begun ? "batch" : "nobody";
 }
 
 export class RestartingWorker implements Worker {
@@ -159,13 +154,17 @@ export class RestartingWorker implements Worker {
     this.#ready = undefined;
     this.#aborted = true;
     child.kill();
-    const [first] = this.#held;
-    for (const held of this.#held.slice()) {
-      if (held !== aborted)
-        held.finish(failed(`${this.name} was ended because its other batch was aborted`, blameOf(held)));
-      // Nothing was before it: if it has not even begun, that may be its own doing.
-      else held.finish(failed("aborted", held === first ? "batch" : blameOf(held)));
-    }
+    const other = `${this.name} was ended because its other batch was aborted`;
+    for (const [held, blame] of this.#blames())
+      held.finish(failed(held === aborted ? "aborted" : other, blame));
+  }
+
+  /**
+   * All that is in the child's hands, and who is to blame for its end. What it never began with cannot have killed it,
+   * unless nothing was before it: a child may die of reading its inputs, and whoever is never blamed is tried for ever.
+   */
+  #blames(): (readonly [Held, "batch" | "nobody"])[] {
+    return this.#held.map((held, at) => [held, at === 0 || held.begun ? "batch" : "nobody"]);
   }
 
   /** True as soon as a child is ready; false when `signal` aborts or the worker stops first. */
@@ -207,7 +206,7 @@ export class RestartingWorker implements Worker {
       const how = await child.gone;
       this.#ready = undefined;
       this.#child = undefined;
-      for (const held of this.#held.slice()) held.finish(this.#death(child, how, held));
+      for (const [held, blame] of this.#blames()) held.finish(this.#death(child, how, blame));
       if (this.#stopped || (first && flaw !== undefined)) {
         neverStarted(flaw ?? new Error(`${this.name} was stopped`));
         return;
@@ -217,10 +216,9 @@ export class RestartingWorker implements Worker {
     }
   }
 
-  #death({ lastWords }: Child, how: string, held: Held): Reply {
+  #death({ lastWords }: Child, how: string, blame: "batch" | "nobody"): Reply {
     if (this.#stopped) return failed(`${this.name} was stopped`, "nobody");
     const brief = `${this.name} ${how}`;
-    const blame = blameOf(held);
     return lastWords === undefined ? failed(brief, blame) : failed(`${brief}: ${lastWords}`, blame, brief);
   }
 

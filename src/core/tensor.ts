@@ -160,16 +160,31 @@ export function fitted(text: Json): Json | undefined {
   }
   const { $tensor: dtype, shape } = fields;
   if (wanted === 1) return base64Bytes(base64) < 0 ? undefined : bytesText(base64);
-  if (typeof dtype !== "string" || !isDtype(dtype) || !Array.isArray(shape)) return undefined;
-  const again = tensorText({ dtype, shape: shape as number[], base64 });
+  if (typeof dtype !== "string" || !isDtype(dtype) || !isNumbers(shape)) return undefined;
+  const again = tensorText({ dtype, shape, base64 });
   return readBinary(again) === undefined ? undefined : again;
+}
+
+/** As text, [null] and [[3]] would look like [] and [3]. */
+function isNumbers(shape: unknown): shape is number[] {
+  return Array.isArray(shape) && shape.every((each) => typeof each === "number");
 }
 
 /** Of bytes: [0,255,…]. Nested as the shape says, and a single value where that is empty. */
 export function numbersText({ dtype = "uint8", shape, base64 }: Binary): Json {
   const numbers = flatTexts(dtype, Buffer.from(base64, "base64"));
-  return shape === undefined ? `[${numbers.join(",")}]` : nested(numbers, shape, 0, 0, numbers.length);
+  if (shape === undefined) return `[${numbers.join(",")}]`;
+  // A shape of [60000,60000,0] holds no bytes, and must not cost gigabytes of brackets.
+  return emptyLists(shape) > MAX_EMPTY_LISTS ? "[]" : nested(numbers, shape, 0, 0, numbers.length);
 }
+
+/** As many would be written for a shape that holds nothing. */
+function emptyLists(shape: readonly number[]): number {
+  const nothing = shape.indexOf(0);
+  return nothing < 0 ? 0 : shape.slice(0, nothing).reduce((product, dimension) => product * dimension, 1);
+}
+
+const MAX_EMPTY_LISTS = 65_536;
 
 function nested(
   numbers: readonly string[],
@@ -184,15 +199,11 @@ function nested(
   const rows = shape[depth]!;
   const step = rows === 0 ? 0 : (to - from) / rows;
   const texts: string[] = [];
-  // A shape of [1000000000,0] holds no bytes, and must not cost a gigabyte of brackets.
-  if (step === 0 && rows > MAX_EMPTY_ROWS) return "[]";
   for (let row = 0; row < rows; row++) {
     texts.push(nested(numbers, shape, depth + 1, from + row * step, from + (row + 1) * step));
   }
   return `[${texts.join(",")}]`;
 }
-
-const MAX_EMPTY_ROWS = 65_536;
 
 /** Each value of a tensor as JSON, in the order in which they lie. */
 function flatTexts(dtype: Dtype, bytes: Buffer): string[] {
@@ -300,7 +311,7 @@ export function singleText(value: number): string {
     return doubleText(value);
   }
   const size = Math.abs(value);
-  const digits = size < 1 ? Math.ceil(-Math.log10(size)) : -Math.floor(Math.log10(size)) - 1;
+  const digits = -Math.floor(Math.log10(size)) - 1;
   for (let scale = digits + 6; scale <= digits + 9 && scale > 0 && scale < TENS.length; scale++) {
     const ten = TENS[scale]!;
     const near = Math.round(value * ten) / ten;

@@ -104,8 +104,11 @@ export class BatchRun implements Member {
     this.#hold.onStalled = (afterMs) => void this.#requeue(afterMs);
     const reply = await this.#call(riders, true);
     if (reply.kind === "answered") free();
-    // Before anything new is bound to it, what this reply says of the worker has to be noted.
-    else this.#slot.passTurn(this.#parts.clock.now());
+    else {
+      // Before anything new is bound to it, what this reply says of the worker has to be noted.
+      this.#hold.alone = true;
+      this.#slot.passTurn(this.#parts.clock.now());
+    }
     const refused = reply.kind === "rejected" || reply.kind === "unusable";
     if (refused && riders.length > 1) await this.#isolate(riders);
     else await this.#verdicts.conclude(riders, reply);
@@ -116,7 +119,6 @@ export class BatchRun implements Member {
     const maxCalls = 2 + 2 * Math.ceil(Math.log2(riders.length));
     const suspects = halves(riders);
     const unusable: Rider[] = [];
-    this.#hold.alone = true;
     while (suspects.length > 0) {
       await this.#turn();
       if (this.#verdicts.silent) break;

@@ -83,6 +83,7 @@ export class Chooser {
     let fleet: Fleet | undefined;
     for (const queue of engine.queues(this.#rules().name)) {
       if (++seen > MAX_QUEUES_SEEN && !this.#overtaken.due) break;
+      if (question.early && suspected(queue)) continue;
       fleet ??= this.#fleet(question);
       const decision = this.#decide(queue, question, fleet);
       if (fullOnly && (decision.kind !== "send" || decision.reason !== "full")) continue;
@@ -128,6 +129,11 @@ export class Chooser {
     // A slow worker is worth a full batch, or one that has waited as long as it may.
     return decide(view, { ...limits, policy: "fixed" }, at);
   }
+}
+
+/** One of its next batch may have been a worker's end. Nobody else shall be in that worker's hands when it is tried. */
+export function suspected({ headMaxBatchSize }: QueueView): boolean {
+  return headMaxBatchSize !== Infinity;
 }
 
 /** The next batch would hold only tasks that were tried before. */

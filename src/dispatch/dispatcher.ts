@@ -17,7 +17,7 @@ import type { BatchNote } from "../core/task.ts";
 import type { ClaimedTask, Lease } from "../engine/engine.ts";
 import { type Bound, type Order, tooLate } from "./bound.ts";
 import { BatchRun, LEASE_GRACE_MS, type RunRules } from "./batch-run.ts";
-import { Chooser, repeats } from "./chooser.ts";
+import { Chooser, repeats, suspected } from "./chooser.ts";
 import { Hold } from "./hold.ts";
 import type { DispatcherParts, ModelRules } from "./model-rules.ts";
 import { Outlook } from "./outlook.ts";
@@ -271,10 +271,10 @@ export class Dispatcher {
       });
   }
 
-  #bind({ slot, now, early }: Order, note: Omit<BatchNote, "size">, size: number): Hold {
-    const says = slot.worker.queues === true;
+  #bind({ slot, queue, now, early }: Order, note: Omit<BatchNote, "size">, size: number): Hold {
     const expectedMs = this.workers.service.msFor(size) * slot.usualRatio;
-    const hold = new Hold({ ...note, size, expectedMs, early, says }, now, this.#handover.ms);
+    const how = { early, says: slot.worker.queues === true, alone: suspected(queue) };
+    const hold = new Hold({ ...note, ...how, size, expectedMs }, now, this.#handover.ms);
     const freedAt = this.#freed?.slot === slot ? this.#freed.at : undefined;
     hold.onArrival = (wayMs) => {
       this.#handover.learn(wayMs);

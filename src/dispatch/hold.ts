@@ -29,6 +29,8 @@ export interface HoldFacts extends Omit<BatchNote, "size" | "startedAt"> {
   readonly early: boolean;
   /** The worker says when it begins. */
   readonly says: boolean;
+  /** Nothing is to be handed over behind it. */
+  readonly alone?: boolean;
 }
 
 export class Hold implements BatchNote {
@@ -48,8 +50,8 @@ export class Hold implements BatchNote {
   #turnAt: number | undefined;
   #begunAt: number | undefined;
   #busySince: number | undefined;
-  /** None is handed over behind it: it is being cut, or one that was came back. */
-  alone = false;
+  /** None is handed over behind it: it is suspected, is being cut, or one that was came back. */
+  alone: boolean;
   /** Called when its turn has come. */
   onTurn: (() => void) | undefined;
   /** Called once, when its worker can be at it: so long the worker waited for it. */
@@ -68,6 +70,7 @@ export class Hold implements BatchNote {
     this.worker = facts.worker;
     this.why = facts.why;
     this.early = facts.early;
+    this.alone = facts.alone === true;
     this.#says = facts.says;
     this.#expectedMs = facts.expectedMs;
     this.startedAt = now;

@@ -24,6 +24,7 @@
  *   - never while another worker is free: it goes there;
  *   - never behind a batch that is late (1.5 times what was expected) or being cut, nor on a worker that is not wholly well or
  *     is to go;
+ *   - never where it, or the one before it, may hold the input that ended a worker: who is tried alone has to be alone there;
  *   - on a worker that others list too only if it will be done while our lease surely holds.
  */
 import { type Slot, type Workers } from "./workers.ts";

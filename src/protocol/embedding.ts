@@ -29,7 +29,10 @@ export function isEmbedding(text: Json): boolean {
   if (text.startsWith("[")) return /^\[[-+\d.eE,\s]*\]$/.test(text);
   if (!text.startsWith('"')) return false;
   const base64 = contentOf(text);
-  return /^[A-Za-z0-9+/]*={0,2}$/.test(base64) && Buffer.byteLength(base64, "base64") % 4 === 0;
+  if (!/^[A-Za-z0-9+/]*={0,2}$/.test(base64)) return false;
+  // Some leave the padding out. One character too many is a text: it would be read as no number at all.
+  const whole = base64.endsWith("=") ? base64.length % 4 === 0 : base64.length % 4 !== 1;
+  return whole && Buffer.byteLength(base64, "base64") % 4 === 0;
 }
 
 /** Some servers write a slash as `\/`. */

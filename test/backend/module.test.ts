@@ -110,6 +110,12 @@ describe("module:", () => {
     });
   });
 
+  test("what the code posts to the thread's parent is no answer, and no harm", () =>
+    withWorker("module.ts:posting", async (worker) => {
+      const posted = ["null", "7", '"x"', "[]", '{"kind":"begun"}', '{"kind":"outputs","number":1}'];
+      assert.deepEqual(await answers(worker, posted), posted);
+    }));
+
   test("what the code prints comes out line by line", () =>
     withWorker("module.ts:printing", async (worker, events) => {
       const out = events.next("worker.printed", ({ stream }) => stream === "stdout");

@@ -75,6 +75,7 @@ const CASES: Record<string, readonly string[]> = {
   views: ['{"$bytes":"YWI="}', '{"$bytes":"YWNl"}'],
   mixed: ['{"a":[1]}', floats([3, 4], ...twelve)],
   "json and bytes": ['"hé"', '{"$bytes":"MQ=="}'],
+  "half pairs": ['"a\\ud800\\\\"', '{"\\udfff":"é"}'],
   gaps: [floats([3], 0, 4, 8), floats([2], 11, 10)],
   "big-endian": [floats([2], 1, 2), tensor("int16", [1], Int16Array.of(1))],
   ctypes: [tensor("bool", [2], Uint8Array.of(1, 0)), tensor("int8", [1, 2], Int8Array.of(1, -1))],
@@ -106,7 +107,9 @@ describe("python, bytes and arrays:", () => {
       assertMessage(await run("is complex"), "unusable", /returned an Interface, not a list/);
       assertMessage(await run("large"), "unusable", /larger than maxReplyBytes \(4000000\)/);
       assertMessage(await run("large list"), "unusable", /larger than maxReplyBytes \(4000000\)/);
-      assertMessage(await run("claims"), "unusable", /output 0 of the worker says that it is \$tensor/);
+      assertMessage(await run("far too many"), "unusable", /many more outputs than there were inputs/);
+      assertMessage(await run("many that are empty"), "unusable", /many more outputs than there were inputs/);
+      assertMessage(await run("claims"), "rejected", /says that it is \$tensor or \$bytes, and is not/);
       assertMessage(await run("block", 3), "unusable", /worker returned 2 outputs for 3 inputs/);
       assertMessage(await run("no columns", 3), "unusable", /worker returned 2 outputs for 3 inputs/);
       assert.deepEqual(await answers(worker, "block"), rows);

@@ -165,6 +165,17 @@ describe("restart:", () => {
     await worker.stop();
   });
 
+  test("one that has nothing before it is to blame though it had not begun: a child may die of reading it", async () => {
+    const { worker, last, started } = stage();
+    await started();
+    const first = worker.run(batchOf(["1"]), never);
+    const second = worker.run(batchOf(["2"]), never);
+    last().die("died");
+    assert.deepEqual(await first, { kind: "failed", message: "w-1 died", blame: "batch" });
+    assert.deepEqual(await second, { kind: "failed", message: "w-1 died", blame: "nobody" });
+    await worker.stop();
+  });
+
   test("a child that is late is killed; the first ends the start, a later one is tried again", async () => {
     const first = stage();
     const starting = first.worker.start();

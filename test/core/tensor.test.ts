@@ -64,6 +64,10 @@ describe("a tensor as text", () => {
       '{"$tensor":"float32","shape":[1.5],"base64":"AACAPw=="}',
       '{"$tensor":"float32","shape":["1"],"base64":"AACA"}',
       '{"$tensor":"float32","shape":1,"base64":"AACAPw=="}',
+      '{"$tensor":"float32","shape":[null],"base64":"AACAPw=="}',
+      '{"$tensor":"float32","shape":[[]],"base64":"AACAPw=="}',
+      '{"$tensor":"float32","shape":[[1]],"base64":"AACAPw=="}',
+      '{"$tensor":"float32","shape":["1"],"base64":"AACAPw=="}',
       '{"$tensor":"float32","shape":[1],"base64":"AACAPw="}',
       '{"$tensor":"float32","shape":[1],"base64":"AACA!w=="}',
       '{"$tensor":"float32","shape":[1],"base64":"A=CAPw=="}',
@@ -122,7 +126,14 @@ describe("a tensor as numbers", () => {
         );
       }),
     );
-    assert.equal(numbersText({ dtype: "uint8", shape: [1_000_000_000, 0], base64: "" }), "[]");
+    for (const shape of [
+      [1_000_000_000, 0],
+      [60_000, 60_000, 0],
+      [...Array<number>(31).fill(2), 0],
+    ]) {
+      assert.equal(numbersText({ dtype: "uint8", shape, base64: "" }), "[]");
+    }
+    assert.equal(numbersText({ dtype: "uint8", shape: [2, 0, 1_000_000_000], base64: "" }), "[[],[]]");
     assert.equal(numbersText({ base64: "AP8=" }), "[0,255]");
   });
 
@@ -164,9 +175,9 @@ describe("a tensor as numbers", () => {
     fc.assert(fc.property(fc.float(), check), { numRuns: 5000 });
     const near = fc.float({ min: -1, max: 1, noNaN: true });
     fc.assert(fc.property(near, check), { numRuns: 5000 });
-    for (const value of [0.1, 1e10, 3.4028234663852886e38, 16_777_217, 1e-38, 1e-14, 123456.7].map(
-      Math.fround,
-    )) {
+    for (const value of [
+      0.1, 1e10, 3.4028234663852886e38, 16_777_217, 1e-38, 1e-14, 123456.7, 9.67117e-10,
+    ].map(Math.fround)) {
       check(value);
     }
   });

@@ -24,6 +24,8 @@ def stream(seed, length):
 def one(wish):
     if not isinstance(wish, dict):
         return wish
+    if "echo" in wish:
+        return wish["echo"]
     length = wish["length"]
     if wish["dtype"] == "bytes":
         return stream(wish["seed"], length)
@@ -180,6 +182,19 @@ describe("outputs that are bytes", () => {
     const asJson = { model: "any", input: wish("bytes", [5], "b"), encoding: "json" };
     const stays = (await call("/v1/inference", asJson)).json();
     assert.deepEqual([stays["output"], stays["encoding"]], [stream("b", 5).toString("base64"), "base64"]);
+  });
+
+  test("an input that comes back as what no tensor is costs its sender an answer, and nobody the model", async () => {
+    for (let count = 0; count < 12; count++) {
+      const answer = await ferry.post({
+        model: "any",
+        input: { echo: { $bytes: "A".repeat(4 * count + 1) } },
+      });
+      assertError(answer, 422, "INPUT_REJECTED");
+    }
+    const empty = { $tensor: "float32", shape: [60_000, 60_000, 0], base64: "" };
+    const { json } = await ferry.post({ model: "any", input: { echo: empty }, encoding: "json" });
+    assert.deepEqual(json.output, []);
   });
 
   test("whatever mixture of types, shapes and encodings is asked for, each client gets its own bytes", async () => {

@@ -192,7 +192,18 @@ describe("outputs become the answer", () => {
   });
 
   test("what a function must not return is an error of ours, not an answer", () => {
-    for (const output of ["null", "7", "{}", '"no base64!"', '"AAAA"', "[null]", '["a"]', "[[1]]"]) {
+    for (const output of [
+      "null",
+      "7",
+      "{}",
+      '"no base64!"',
+      '"AAAA"',
+      '"x"',
+      '"AAAAAA="',
+      "[null]",
+      '["a"]',
+      "[[1]]",
+    ]) {
       assert.throws(
         () => read({ input: "a" }).render([output], "m"),
         (error) => error instanceof Refusal && error.code === "INFERENCE_FAILED",

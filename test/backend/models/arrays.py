@@ -94,6 +94,7 @@ RETURNS = {
     "views": lambda: [memoryview(b"ab"), memoryview(b"abcdef")[::2]],
     "mixed": lambda: [{"a": [1]}, shaped(FLOATS, 3, 4)],
     "json and bytes": lambda: ["h\u00e9", b"1"],
+    "half pairs": lambda: ["a\ud800\\", {"\udfff": "\u00e9"}],
     "gaps": lambda: [memoryview(FLOATS)[::4], memoryview(FLOATS)[::-1][:2]],
     "big-endian": lambda: [swapped(array.array("f", [1, 2])), Interface(array.array("h", [256]), ">i2", (1,))],
     "ctypes": lambda: [(ctypes.c_bool * 2)(True, False), ((ctypes.c_int8 * 2) * 1)((1, -1))],
@@ -110,6 +111,8 @@ RETURNS = {
     "large": lambda: memoryview(bytearray(8000000)).cast("B", (2, 4000000)),
     "large list": lambda: [bytearray(3000000), bytearray(3000000)],
     "claims": lambda: [{"$tensor": "float32"}, 1],
+    "far too many": lambda: [1] * 1_500_000,
+    "many that are empty": lambda: [Interface(FLOATS, "<f4", (0, *[1] * 31)), 1] * 10_000,
 }
 
 

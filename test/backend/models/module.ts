@@ -1,5 +1,6 @@
 /** Batch functions for the tests of the module backend. */
 type Context = { parameters: Record<string, unknown> };
+import { parentPort } from "node:worker_threads";
 
 export default async function echo(inputs: unknown[]): Promise<unknown[]> {
   if (inputs.includes("please reject")) throw new RangeError("refused:\n an input");
@@ -81,3 +82,9 @@ export async function dying(inputs: unknown[]): Promise<unknown[]> {
 }
 
 export const notAFunction = 5;
+
+/** Posts what each input is, as a library might that finds itself in a thread. */
+export function posting(inputs: unknown[]): unknown[] {
+  for (const input of inputs) parentPort!.postMessage(input);
+  return inputs;
+}
