@@ -130,9 +130,9 @@ export class Dispatcher {
   }
 
   /** One worker more; it gets a batch as soon as there is one, and `after`, the same worker's slot, has none. */
-  join(worker: Worker, after?: Slot): Slot {
+  join(worker: Worker, after?: Slot, aside = after?.aside ?? false): Slot {
     const slot = this.workers.add(worker);
-    slot.after = after;
+    Object.assign(slot, { after, aside });
     this.wake();
     return slot;
   }
