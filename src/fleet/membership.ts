@@ -61,6 +61,8 @@ export interface MembershipParts {
 interface Shared {
   readonly lease: string;
   readonly slot: Slot;
+  /** The same worker by other rules, which retire: the lease is for all of them together. */
+  readonly before: readonly Slot[];
   readonly dispatcher: Dispatcher;
 }
 
@@ -141,7 +143,7 @@ export class Membership {
     this.#alarm?.cancel();
     await this.#beating;
     for (const { slot } of this.#shared) slot.heldUntil = -Infinity;
-    if (this.#shared.some(({ slot }) => slot.batch !== undefined)) return;
+    if (this.#shared.some(runs)) return;
     try {
       await this.#parts.registry.leave(this.#options.id);
     } catch {
@@ -218,11 +220,13 @@ export class Membership {
   #describe(now: number): Beat {
     const { id, zone, role, version } = this.#options;
     this.#shared = this.#models.flatMap(sharedSlots);
-    for (const { slot } of this.#shared) slot.onIdle ??= () => this.#soon();
+    for (const { slot, before } of this.#shared) {
+      for (const each of [slot, ...before]) each.onIdle ??= () => this.#soon();
+    }
     const held = this.#shared.filter(({ slot }) => slot.held(now));
-    const releasing = held.filter(({ slot }) => goes(slot) && !slot.batch).map(({ lease }) => lease);
+    const releasing = held.filter((each) => goes(each.slot) && !runs(each)).map(({ lease }) => lease);
     const orphans = this.#orphans.filter((orphan) => !this.#shared.some(({ lease }) => lease === orphan));
-    const worth = ({ slot }: Shared): number => (goes(slot) ? 0 : slot.batch === undefined ? 1 : 2);
+    const worth = (each: Shared): number => (goes(each.slot) ? 0 : runs(each) ? 2 : 1);
     return {
       member: {
         id,
@@ -248,15 +252,17 @@ export class Membership {
     const giveBack = new Set(reply.giveBack);
     const gained = new Set<Dispatcher>();
     for (const { workers } of this.#dispatchers) workers.noteUsage(now);
-    for (const { lease, slot, dispatcher } of this.#shared) {
+    for (const each of this.#shared) {
+      const { lease, slot, before, dispatcher } = each;
       const had = slot.held(now);
       const usable = had && !slot.leaving;
       slot.heldUntil = held.has(lease) ? heldUntil : -Infinity;
       slot.leaving = giveBack.has(lease);
+      for (const last of before) ({ heldUntil: last.heldUntil, leaving: last.leaving } = slot);
       const has = slot.held(now);
       if (!usable && has && !slot.leaving) gained.add(dispatcher);
       // What we said of ourselves is no longer true, or there is something to let go of.
-      if (had !== has || (slot.leaving && slot.batch === undefined)) this.#again = true;
+      if (had !== has || (slot.leaving && !runs(each))) this.#again = true;
     }
     const known = new Set(this.#shared.map(({ lease }) => lease));
     this.#orphans = reply.held.filter((lease) => !known.has(lease));
@@ -295,11 +301,26 @@ function goes({ leaving, retiring }: Slot): boolean {
   return leaving || retiring;
 }
 
+function runs({ slot, before }: Shared): boolean {
+  return slot.batch !== undefined || before.some(({ batch }) => batch !== undefined);
+}
+
 function sharedSlots({ name, dispatcher }: FleetModel): Shared[] {
-  const slots = dispatcher?.workers.slots.filter(({ shared }) => shared) ?? [];
+  const all = dispatcher?.workers.slots.filter(({ shared }) => shared) ?? [];
+  const same = (one: Slot, other: Slot): boolean =>
+    one.worker.address !== undefined && one.worker.address === other.worker.address;
+  const replaced = all.filter(
+    (slot) => slot.retiring && all.some((each) => !each.retiring && same(each, slot)),
+  );
+  const slots = all.filter((slot) => !replaced.includes(slot));
   const names = leaseNames(
     name,
     slots.map((slot) => slot.worker.address ?? slot.name),
   );
-  return slots.map((slot, at) => ({ lease: names[at]!, slot, dispatcher: dispatcher! }));
+  return slots.map((slot, at) => ({
+    lease: names[at]!,
+    slot,
+    before: replaced.filter((each) => same(each, slot)),
+    dispatcher: dispatcher!,
+  }));
 }
