@@ -67,6 +67,20 @@ describe("a reload", () => {
     assert.deepEqual(await reloader.reload(), { changed: ["limits.maxQueued 1 → 2"] });
   });
 
+  test("whose file cannot even be tried is refused, and the next one is not", async () => {
+    const { reloader, file } = stage();
+    const { text: before } = file;
+    Object.defineProperty(file, "text", {
+      configurable: true,
+      get: () => {
+        throw new Error("too many open files");
+      },
+    });
+    assert.deepEqual(await reloader.reload(), { problems: ["too many open files"] });
+    Object.defineProperty(file, "text", { value: before });
+    assert.deepEqual(await reloader.reload(), { changed: [] });
+  });
+
   test("waits for the one before it, and reads the file after that", async () => {
     const going = Promise.withResolvers<void>();
     let running = 0;
