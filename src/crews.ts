@@ -230,6 +230,7 @@ export class Crews {
     const { dispatcher } = crew;
     const returns = this.#leaving.delete(crew);
     this.#wanted.delete(crew);
+    for (const slot of dispatcher.workers.slots) slot.lasting = false;
     dispatcher.retune(rulesOf(model, next.admission.maxWorkerLoad));
     if (backend !== undefined) this.#replace(crew, backend, model);
     else {
@@ -242,20 +243,28 @@ export class Crews {
     return { ...crew, model, backend: backend ?? crew.backend };
   }
 
-  /** The slot that a worker's machine still has: one that retires, or of a model that is on its way out. */
+  /**
+   * The slot that a worker's machine still has in another model: one that retires, or of a model that is on its way out.
+   * Where machines are leased, each model's leases are its own, and a queue that others fill too has no end to wait for.
+   */
   #before({ address }: Worker): Slot | undefined {
-    for (const crew of address === undefined ? [] : this.#all) {
-      const slot = crew.dispatcher.workers.slots.findLast(({ worker }) => worker.address === address);
-      if (slot?.retiring === true) return slot;
-      // A queue that others fill too has no end that could be waited for.
-      if (slot === undefined || this.#shared || !this.#leaving.has(crew)) continue;
-      slot.lasting = true;
-      return slot;
+    if (address === undefined || this.#shared) return undefined;
+    const held = new Set<Slot>();
+    for (const crew of this.#all) {
+      const lasting = this.#leaving.has(crew);
+      for (const slot of crew.dispatcher.workers.slots) {
+        if (slot.worker.address !== address || !(slot.retiring || lasting)) continue;
+        slot.lasting = lasting && !slot.retiring;
+        held.add(slot);
+      }
     }
-    return undefined;
+    // Where several wait for each other, the last of them.
+    for (const { after } of [...held]) if (after !== undefined) held.delete(after);
+    return [...held].toSorted((one, other) => Number(other.lasting) - Number(one.lasting))[0];
   }
 
   #retire({ dispatcher, backend }: Crew, slot: Slot): void {
+    slot.lasting = false;
     const gone = dispatcher.retire(slot).then(() => backend.retire(slot.worker));
     void gone.finally(() => this.#wake());
   }
@@ -267,6 +276,9 @@ export class Crews {
 
   #replace({ model, dispatcher, backend: old }: Crew, backend: Backend, next: ModelConfig): void {
     const before = [...dispatcher.workers.slots];
+    const extra = before.filter((slot) => isExtra(slot, model, next));
+    // None of them starts another batch, also not while others join.
+    for (const slot of before) slot.retiring = true;
     for (const worker of backend.workers) {
       const { name, address } = worker;
       const same = (slot: Slot): boolean =>
@@ -275,8 +287,7 @@ export class Crews {
       const after = address === undefined ? undefined : (last ?? this.#before(worker));
       dispatcher.join(worker, after, last?.aside);
     }
-    for (const slot of before)
-      if (isExtra(slot, model, next)) void this.#carryOver(slot, dispatcher, backend);
+    for (const slot of extra) void this.#carryOver(slot, dispatcher, backend);
     this.#parting.add(old);
     this.#parts.onBackend(model.name, backend, dispatcher);
     void Promise.all(before.map((slot) => dispatcher.retire(slot))).then(async () => {

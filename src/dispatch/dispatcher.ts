@@ -133,7 +133,7 @@ export class Dispatcher {
   join(worker: Worker, after?: Slot, aside = after?.aside ?? false): Slot {
     const slot = this.workers.add(worker);
     // Where they are leased, the lease is the worker's, by whichever rules it runs.
-    const { heldUntil, leaving } = after !== undefined && this.workers.slots.includes(after) ? after : slot;
+    const { heldUntil, leaving } = after ?? slot;
     Object.assign(slot, { after, aside, heldUntil, leaving });
     this.wake();
     return slot;

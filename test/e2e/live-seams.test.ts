@@ -3,6 +3,9 @@ import assert from "node:assert/strict";
 import { writeFile } from "node:fs/promises";
 import { describe, test } from "node:test";
 import { type Config, eventually, Ferry } from "./harness.ts";
+import { setTimeout as pause } from "node:timers/promises";
+import { Random } from "../../src/core/random.ts";
+import { Stream } from "./steady-load.ts";
 import { Gate, stubModel, StubWorker } from "./stub-worker.ts";
 
 const timeouts = { queueMs: 20_000, workerMs: 20_000, totalMs: 40_000 };
@@ -153,4 +156,48 @@ describe("a number of workers", () => {
     await reload(ferry, [some(5)]);
     await eventually(async () => (await workers(ferry)).length === 5);
   });
+});
+
+test("machines that move between three models, in 40 reloads under load: 0 failed, never two batches", async () => {
+  await using stack = new AsyncDisposableStack();
+  const random = new Random(1);
+  const below = (most: number): number => Math.floor(random.next() * most);
+  const stubs: StubWorker[] = [];
+  for (let at = 0; at < 6; at++) {
+    const wait = (): number => 5 + below(50);
+    stubs.push(stack.use(await StubWorker.listen((call) => void setTimeout(() => call.echo(), wait()))));
+  }
+  const names = ["stub", "two", "three"];
+  const share = (owners: readonly number[], secret: number): Model[] =>
+    names.flatMap((name, at) => {
+      const own = { ...model(stubs.filter((_, each) => owners[each] === at)), name, maxBatchSize: 8 };
+      const backend = { ...own.backend, authorization: `Bearer ${at === 0 ? secret : 0}` };
+      return own.backend.workers.length === 0 ? [] : [{ ...own, backend }];
+    });
+  await using ferry = await Ferry.start({ models: share([0, 1, 2, 2, 0, 1], 0), limits });
+  const port = Number(new URL(ferry.url).port);
+  const loads = ["stub", "two"].map((name) => stack.use(new Stream({ port, perSecond: 80, model: name })));
+  let secret = 0;
+  const others: ReturnType<Ferry["post"]>[] = [];
+  for (let round = 0; round < 40; round++) {
+    secret += below(2);
+    // 3: nobody's.
+    const owners = [0, 1, below(4), below(4), below(4), below(4)];
+    await reload(ferry, share(owners, secret));
+    if (owners.includes(2)) {
+      for (let each = 0; each < 6; each++)
+        others.push(ferry.post({ input: `${round} ${each}`, model: "three" }));
+    }
+    await pause(below(80));
+  }
+  // Those that came when it had gone were told so.
+  for (const { status, text } of await Promise.all(others)) assert.ok(status === 200 || status === 400, text);
+  for (const load of loads) {
+    await load.stop();
+    assert.deepEqual(load.failed, [], load.told());
+  }
+  assert.deepEqual(
+    stubs.map(({ mostAtOnce }) => mostAtOnce),
+    [1, 1, 1, 1, 1, 1],
+  );
 });
