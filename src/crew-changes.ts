@@ -40,13 +40,9 @@ export function workerChange(
   return { came: [], went: [], count: same ? undefined : workers };
 }
 
-/** No config lists this worker, and it need not go. */
-export function isExtra(
-  { worker: { address }, retiring }: Slot,
-  { backend }: ModelConfig,
-  next: ModelConfig,
-): boolean {
-  if (address === undefined || retiring || !hasAddresses(backend)) return false;
+/** No config lists this worker; the next backend can take it over. */
+export function isExtra({ worker: { address } }: Slot, { backend }: ModelConfig, next: ModelConfig): boolean {
+  if (address === undefined || !hasAddresses(backend)) return false;
   return backend.kind === next.backend.kind && !fixedWorkers(backend.workers).map(hrefOf).includes(address);
 }
 

@@ -211,16 +211,19 @@ export class Crews {
     const gone = this.#crews.filter(({ model }) => !next.models.some(({ name }) => name === model.name));
     for (const crew of gone) this.#leaving.set(crew, undefined);
     // Whoever goes does so before others come: a machine may only change hands.
-    for (const { crew, leaving } of steps) {
-      for (const slot of crew === undefined ? [] : staying(crew.dispatcher)) {
-        if (leaving.has(slot.worker.address ?? "")) this.#retire(crew!, slot);
-      }
-    }
-    this.#take(steps.map((step) => this.#became(step, next)));
+    const extras = steps.map(({ crew, model, backend, leaving }) => {
+      const slots = crew === undefined ? [] : staying(crew.dispatcher);
+      for (const slot of slots) if (leaving.has(slot.worker.address ?? "")) this.#retire(crew!, slot);
+      if (backend === undefined) return [];
+      for (const slot of slots) slot.retiring = true;
+      return slots.filter((slot) => isExtra(slot, crew!.model, model));
+    });
+    this.#take(steps.map((step, at) => this.#became(step, next, extras[at]!)));
     for (const crew of gone) void this.#leave(crew, next.limits.drainMs);
   }
 
-  #became(step: Step, next: Config): Crew {
+  /** `extra`: who is to be in its new backend too. */
+  #became(step: Step, next: Config, extra: readonly Slot[]): Crew {
     const { model, crew, backend, joining, count = Infinity } = step;
     if (crew === undefined) {
       const began = this.#crew(model, backend!, next);
@@ -232,7 +235,7 @@ export class Crews {
     this.#wanted.delete(crew);
     for (const slot of dispatcher.workers.slots) slot.lasting = false;
     dispatcher.retune(rulesOf(model, next.admission.maxWorkerLoad));
-    if (backend !== undefined) this.#replace(crew, backend, model);
+    if (backend !== undefined) this.#replace(crew, backend, extra);
     else {
       for (const worker of joining) dispatcher.join(worker, this.#before(worker));
       if (returns) this.#parts.onBackend(model.name, crew.backend, dispatcher);
@@ -244,13 +247,14 @@ export class Crews {
   }
 
   /**
-   * The slot that a worker's machine still has in another model: one that retires, or of a model that is on its way out.
-   * Where machines are leased, each model's leases are its own, and a queue that others fill too has no end to wait for.
+   * The slot that a worker's machine still has: one that retires, here (`own`) or in another model, or of a model that is
+   * on its way out. Where machines are leased, each model's leases are its own, and a queue that others fill too has no
+   * end to wait for.
    */
-  #before({ address }: Worker): Slot | undefined {
-    if (address === undefined || this.#shared) return undefined;
-    const held = new Set<Slot>();
-    for (const crew of this.#all) {
+  #before({ address }: Worker, own: readonly Slot[] = []): Slot | undefined {
+    if (address === undefined) return undefined;
+    const held = new Set(own);
+    for (const crew of this.#shared ? [] : this.#all) {
       const lasting = this.#leaving.has(crew);
       for (const slot of crew.dispatcher.workers.slots) {
         if (slot.worker.address !== address || !(slot.retiring || lasting)) continue;
@@ -274,18 +278,14 @@ export class Crews {
     for (const { dispatcher } of this.#all) dispatcher.wake();
   }
 
-  #replace({ model, dispatcher, backend: old }: Crew, backend: Backend, next: ModelConfig): void {
+  #replace({ model, dispatcher, backend: old }: Crew, backend: Backend, extra: readonly Slot[]): void {
     const before = [...dispatcher.workers.slots];
-    const extra = before.filter((slot) => isExtra(slot, model, next));
-    // None of them starts another batch, also not while others join.
-    for (const slot of before) slot.retiring = true;
     for (const worker of backend.workers) {
       const { name, address } = worker;
       const same = (slot: Slot): boolean =>
         address === undefined ? slot.worker.name === name : slot.worker.address === address;
-      const last = before.findLast(same);
-      const after = address === undefined ? undefined : (last ?? this.#before(worker));
-      dispatcher.join(worker, after, last?.aside);
+      const own = before.filter(same);
+      dispatcher.join(worker, this.#before(worker, own), own.at(-1)?.aside);
     }
     for (const slot of extra) void this.#carryOver(slot, dispatcher, backend);
     this.#parting.add(old);
