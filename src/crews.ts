@@ -263,8 +263,9 @@ export class Crews {
       }
     }
     // Where several wait for each other, the last of them.
-    for (const { after } of [...held]) if (after !== undefined) held.delete(after);
-    return [...held].toSorted((one, other) => Number(other.lasting) - Number(one.lasting))[0];
+    const awaited = new Set(Array.from(held, ({ after }) => after));
+    const last = [...held].filter((slot) => !awaited.has(slot));
+    return last.toSorted((one, other) => Number(other.lasting) - Number(one.lasting))[0];
   }
 
   #retire({ dispatcher, backend }: Crew, slot: Slot): void {
