@@ -9,17 +9,17 @@
  * A worker that retires ends the batch that it has. A backend whose settings changed is replaced as a whole: its
  * successor's workers join at once, but one that is the same machine starts nothing before its predecessor's batch has
  * ended. A model that is gone takes nothing new; its queue is served until it is empty, for `limits.drainMs` at most,
- * and what is left then is refused, unless the queue is shared: then it is for others.
+ * and what is left then is refused, unless the queue is shared: then it is for others. One that comes back before that goes
+ * on where it was. A machine that changes hands, from one model to another, is the new one's when the old one needs it no
+ * more.
  */
-import { isDeepStrictEqual } from "node:util";
 import type { Backend, Worker } from "./backend/backend.ts";
-import { hasAddresses } from "./banner.ts";
 import type { Clock } from "./clock.ts";
-import type { BackendConfig, Config, ModelConfig } from "./config.ts";
+import type { Config, ModelConfig } from "./config.ts";
+import { checkKind, hrefOf, isExtra, sameBackend, staying, workerChange, worth } from "./crew-changes.ts";
 import type { Dispatcher } from "./dispatch/dispatcher.ts";
 import type { ModelRules } from "./dispatch/model-rules.ts";
 import type { Slot } from "./dispatch/workers.ts";
-import { fixedWorkers } from "./dns-workers.ts";
 import type { Engine } from "./engine/engine.ts";
 import { rulesOf } from "./wiring.ts";
 
@@ -54,8 +54,8 @@ interface Step {
   readonly joining: readonly Worker[];
   /** Addresses of workers that go. */
   readonly leaving: ReadonlySet<string>;
-  /** How many go, of those that have no address. */
-  readonly fewer: number;
+  /** How many are to stay, where they have no addresses. */
+  readonly count?: number | undefined;
 }
 
 const LOOK_EVERY_MS = 50;
@@ -72,12 +72,12 @@ export class Crews {
   #engine: Engine | undefined;
   #shared = false;
   #crews: readonly Crew[] = [];
-  /** Of models that are gone from the config. */
-  readonly #leaving = new Set<Crew>();
+  /** Of models that are gone from the config, and, once no further batch of theirs starts, their end. */
+  readonly #leaving = new Map<Crew, Promise<void> | undefined>();
+  /** Those among them that a reload under way may bring back. */
+  readonly #wanted = new Set<Crew>();
   /** Backends that were replaced, and end with their last batch. */
   readonly #parting = new Set<Backend>();
-  /** Workers that retire, by model and address. */
-  readonly #going = new Map<string, Promise<void>>();
   #stopped = false;
   /** Called when a model that was leaving is gone. */
   onGone: (model: string) => void = () => {};
@@ -87,7 +87,11 @@ export class Crews {
   }
 
   get leaving(): readonly Crew[] {
-    return [...this.#leaving];
+    return [...this.#leaving.keys()];
+  }
+
+  get #all(): readonly Crew[] {
+    return [...this.#crews, ...this.#leaving.keys()];
   }
 
   dispatcher(model: string): Dispatcher | undefined {
@@ -126,12 +130,12 @@ export class Crews {
   /** No further batch is started; resolves when the running ones are settled. */
   async drain(): Promise<void> {
     this.#stopped = true;
-    await Promise.all([...this.#crews, ...this.#leaving].map(({ dispatcher }) => dispatcher.drain()));
+    await Promise.all(this.#all.map(({ dispatcher }) => dispatcher.drain()));
   }
 
   async stopDispatchers(): Promise<void> {
     this.#stopped = true;
-    await Promise.all([...this.#crews, ...this.#leaving].map(({ dispatcher }) => dispatcher.stop()));
+    await Promise.all(this.#all.map(({ dispatcher }) => dispatcher.stop()));
   }
 
   async stopBackends(): Promise<void> {
@@ -157,97 +161,175 @@ export class Crews {
 
   /** Starts what a model needs that it does not have; `started` says how to end that. */
   async #step(model: ModelConfig, next: Config, started: (() => Promise<void>)[]): Promise<Step> {
-    const crew = this.#crews.find((each) => each.model.name === model.name);
+    const known = this.#crews.find((each) => each.model.name === model.name);
+    const crew = known ?? (await this.#back(model.name, started));
     if (crew === undefined || !sameBackend(crew.model, model)) {
       if (crew !== undefined && this.#shared) checkKind(crew.model, model);
       const backend = this.#parts.makeBackend(model, next);
       started.push(() => backend.stop());
       await backend.start();
-      if (crew !== undefined) await carryOver(crew, backend, model.backend);
-      return { model, ...(crew && { crew }), backend, joining: backend.workers, leaving: NOBODY, fewer: 0 };
+      return { model, ...(crew && { crew }), backend, joining: backend.workers, leaving: NOBODY };
     }
     const joining: Worker[] = [];
-    const { backend } = crew;
+    const { backend, dispatcher } = crew;
     const grow = async (address?: string): Promise<void> => {
       const worker = await backend.grow(address);
       started.push(() => backend.retire(worker));
       joining.push(worker);
     };
-    const { came, went, more } = workerChange(crew.model.backend, model.backend);
-    // One that was added by hand before it stood in the config is there already.
+    const { came, went, count } = workerChange(crew.model.backend, model.backend);
     for (const address of came) {
-      await this.#going.get(`${model.name} ${hrefOf(address)}`);
-      if (!backend.workers.some((worker) => worker.address === hrefOf(address))) await grow(address);
+      const here = dispatcher.workers.slots.filter(({ worker }) => worker.address === hrefOf(address));
+      // One that was added by hand before it stood in the config is there already.
+      if (here.some(({ retiring }) => !retiring)) continue;
+      for (const slot of here) await dispatcher.retire(slot).then(() => backend.retire(slot.worker));
+      await grow(address);
     }
     // Where the autoscaler starts and ends workers it goes by the new number itself.
-    const count = model.scaling.apply ? 0 : more;
-    await Promise.all(Array.from({ length: Math.max(0, count) }, () => grow()));
-    return { model, crew, joining, leaving: new Set(went.map(hrefOf)), fewer: Math.max(0, -count) };
+    if (count === undefined || model.scaling.apply) {
+      return { model, crew, joining, leaving: new Set(went.map(hrefOf)) };
+    }
+    const more = Math.max(0, count - staying(dispatcher).length);
+    await Promise.all(Array.from({ length: more }, () => grow()));
+    return { model, crew, joining, leaving: NOBODY, count };
+  }
+
+  /** The crew of a model that is on its way out; one whose last batches run is waited for, and is none any more. */
+  async #back(model: string, started: (() => Promise<void>)[]): Promise<Crew | undefined> {
+    for (const [crew, end] of this.#leaving) {
+      if (crew.model.name !== model) continue;
+      if (end !== undefined) await end;
+      if (end !== undefined) continue;
+      this.#wanted.add(crew);
+      started.push(async () => void this.#wanted.delete(crew));
+      return crew;
+    }
+    return undefined;
   }
 
   #commit(steps: readonly Step[], next: Config): void {
     const gone = this.#crews.filter(({ model }) => !next.models.some(({ name }) => name === model.name));
-    this.#take(
-      steps.map((step): Crew => {
-        const { model, crew, backend } = step;
-        if (crew === undefined) return this.#crew(model, backend!, next);
-        crew.dispatcher.retune(rulesOf(model, next.admission.maxWorkerLoad));
-        if (backend !== undefined) this.#replace(crew, backend);
-        else this.#exchange(crew, step);
-        return { ...crew, model, backend: backend ?? crew.backend };
-      }),
-    );
+    for (const crew of gone) this.#leaving.set(crew, undefined);
+    // Whoever goes does so before others come: a machine may only change hands.
+    const extras = steps.map(({ crew, model, backend, leaving }) => {
+      const slots = crew === undefined ? [] : staying(crew.dispatcher);
+      for (const slot of slots) if (leaving.has(slot.worker.address ?? "")) this.#retire(crew!, slot);
+      if (backend === undefined) return [];
+      for (const slot of slots) slot.retiring = true;
+      return slots.filter((slot) => isExtra(slot, crew!.model, model));
+    });
+    this.#take(steps.map((step, at) => this.#became(step, next, extras[at]!)));
     for (const crew of gone) void this.#leave(crew, next.limits.drainMs);
   }
 
-  #exchange({ dispatcher, backend }: Crew, { joining, leaving, fewer }: Step): void {
-    for (const worker of joining) dispatcher.join(worker);
-    const slots = dispatcher.workers.slots.filter((slot) => !slot.retiring);
-    const going = slots.filter(({ worker }) => worker.address !== undefined && leaving.has(worker.address));
-    const idleFirst = slots.toReversed().toSorted((one, other) => busy(one) - busy(other));
-    for (const slot of [...going, ...idleFirst.slice(0, fewer)]) {
-      this.#retire(dispatcher, slot, backend);
+  /** `extra`: who is to be in its new backend too. */
+  #became(step: Step, next: Config, extra: readonly Slot[]): Crew {
+    const { model, crew, backend, joining, count = Infinity } = step;
+    if (crew === undefined) {
+      const began = this.#crew(model, backend!, next);
+      for (const slot of began.dispatcher.workers.slots) slot.after = this.#before(slot.worker);
+      return began;
     }
+    const { dispatcher } = crew;
+    const returns = this.#leaving.delete(crew);
+    this.#wanted.delete(crew);
+    for (const slot of dispatcher.workers.slots) slot.lasting = false;
+    dispatcher.retune(rulesOf(model, next.admission.maxWorkerLoad));
+    if (backend !== undefined) this.#replace(crew, backend, extra);
+    else {
+      for (const worker of joining) dispatcher.join(worker, this.#before(worker));
+      if (returns) this.#parts.onBackend(model.name, crew.backend, dispatcher);
+      const slots = staying(dispatcher);
+      const leastMissed = slots.toReversed().toSorted((one, other) => worth(one) - worth(other));
+      for (const slot of leastMissed.slice(0, Math.max(0, slots.length - count))) this.#retire(crew, slot);
+    }
+    return { ...crew, model, backend: backend ?? crew.backend };
   }
 
-  #retire(dispatcher: Dispatcher, slot: Slot, backend: Backend): void {
-    const key = `${dispatcher.rules.name} ${slot.worker.address ?? slot.name}`;
+  /**
+   * The slot that a worker's machine still has: one that retires, here (`own`) or in another model, or of a model that is
+   * on its way out. Where machines are leased, each model's leases are its own, and a queue that others fill too has no
+   * end to wait for.
+   */
+  #before({ address }: Worker, own: readonly Slot[] = []): Slot | undefined {
+    if (address === undefined) return undefined;
+    const held = new Set(own);
+    for (const crew of this.#shared ? [] : this.#all) {
+      const lasting = this.#leaving.has(crew);
+      for (const slot of crew.dispatcher.workers.slots) {
+        if (slot.worker.address !== address || !(slot.retiring || lasting)) continue;
+        slot.lasting = lasting && !slot.retiring;
+        held.add(slot);
+      }
+    }
+    // Where several wait for each other, the last of them.
+    const awaited = new Set(Array.from(held, ({ after }) => after));
+    const last = [...held].filter((slot) => !awaited.has(slot));
+    return last.toSorted((one, other) => Number(other.lasting) - Number(one.lasting))[0];
+  }
+
+  #retire({ dispatcher, backend }: Crew, slot: Slot): void {
+    slot.lasting = false;
     const gone = dispatcher.retire(slot).then(() => backend.retire(slot.worker));
-    this.#going.set(key, gone);
-    void gone.finally(() => this.#going.delete(key));
+    void gone.finally(() => this.#wake());
   }
 
-  #replace({ model, dispatcher, backend: old }: Crew, backend: Backend): void {
-    const before = dispatcher.workers.slots.filter((slot) => !slot.retiring);
+  /** A machine may have come free for another model. */
+  #wake(): void {
+    for (const { dispatcher } of this.#all) dispatcher.wake();
+  }
+
+  #replace({ model, dispatcher, backend: old }: Crew, backend: Backend, extra: readonly Slot[]): void {
+    const before = [...dispatcher.workers.slots];
     for (const worker of backend.workers) {
-      const same = ({ worker: other }: Slot): boolean => other.address === worker.address;
-      dispatcher.join(worker, worker.address === undefined ? undefined : before.find(same));
+      const { name, address } = worker;
+      const same = (slot: Slot): boolean =>
+        address === undefined ? slot.worker.name === name : slot.worker.address === address;
+      const own = before.filter(same);
+      dispatcher.join(worker, this.#before(worker, own), own.at(-1)?.aside);
     }
+    for (const slot of extra) void this.#carryOver(slot, dispatcher, backend);
     this.#parting.add(old);
     this.#parts.onBackend(model.name, backend, dispatcher);
     void Promise.all(before.map((slot) => dispatcher.retire(slot))).then(async () => {
-      dispatcher.wake();
+      this.#wake();
       await old.stop();
       this.#parting.delete(old);
     });
   }
 
+  /** Found by DNS or added by hand, it is the new backend's too. */
+  async #carryOver(slot: Slot, dispatcher: Dispatcher, backend: Backend): Promise<void> {
+    const { address, host } = slot.worker;
+    if (backend.workers.some((other) => other.address === address)) return;
+    dispatcher.join(await backend.grow(address, host), slot);
+  }
+
   async #leave(crew: Crew, withinMs: number): Promise<void> {
-    const { model, dispatcher, backend } = crew;
+    const { model, dispatcher } = crew;
     const { clock } = this.#parts;
-    this.#leaving.add(crew);
     this.#parts.onBackend(model.name, undefined, dispatcher);
     const until = clock.now() + withinMs;
-    const over = (): boolean => clock.now() >= until || this.#stopped || !this.#busy(crew);
-    while (!over()) await new Promise<void>((resolve) => clock.at(clock.now() + LOOK_EVERY_MS, resolve));
-    if (this.#stopped) return;
+    const over = (): boolean => clock.now() >= until || !this.#busy(crew);
+    const goesOn = (): boolean => this.#wanted.has(crew) || !over();
+    const here = (): boolean => this.#leaving.has(crew) && !this.#stopped;
+    while (here() && goesOn()) {
+      await new Promise<void>((resolve) => clock.at(clock.now() + LOOK_EVERY_MS, resolve));
+    }
+    if (here()) this.#leaving.set(crew, this.#end(crew));
+  }
+
+  /** No further batch of it starts. */
+  async #end(crew: Crew): Promise<void> {
+    const { model, dispatcher, backend } = crew;
     const drained = dispatcher.drain();
-    // It may have come back meanwhile.
-    if (!this.#shared && this.dispatcher(model.name) === undefined) await this.#refuseRest(model.name);
+    if (!this.#shared) await this.#refuseRest(model.name);
     await drained;
     await dispatcher.stop();
+    for (const slot of dispatcher.workers.slots) slot.lasting = false;
     await backend.stop();
     this.#leaving.delete(crew);
+    this.#wake();
     this.onGone(model.name);
   }
 
@@ -280,56 +362,4 @@ export class Crews {
       if (lease.tasks.length === 0) return;
     }
   }
-}
-
-/** All but the workers, which come and go by themselves; how they are asked is theirs too. */
-function sameBackend(one: ModelConfig, other: ModelConfig): boolean {
-  const settings = ({ backend, health: { askMs, askTimeoutMs } }: ModelConfig): object => ({
-    ...backend,
-    workers: undefined,
-    ...(hasAddresses(backend) && { dnsMs: undefined, dnsGraceMs: undefined, askMs, askTimeoutMs }),
-  });
-  return isDeepStrictEqual(settings(one), settings(other));
-}
-
-/** Whether a worker is one process's own or everybody's is settled when its model begins. */
-function checkKind({ name, backend }: ModelConfig, next: ModelConfig): void {
-  if (hasAddresses(backend) === hasAddresses(next.backend)) return;
-  throw new Error(
-    `models[${name}].backend: ${backend.kind} → ${next.backend.kind} needs a restart on Redis; ` +
-      `or give the model another name`,
-  );
-}
-
-function workerChange(
-  before: BackendConfig,
-  after: BackendConfig,
-): { came: readonly string[]; went: readonly string[]; more: number } {
-  if (hasAddresses(before) && hasAddresses(after)) {
-    // Those that a name of DNS stands for are the roster's.
-    const [were, are] = [fixedWorkers(before.workers), fixedWorkers(after.workers)];
-    const came = are.filter((each) => !were.includes(each));
-    return { came, went: were.filter((each) => !are.includes(each)), more: 0 };
-  }
-  const count = ({ workers }: BackendConfig): number => (typeof workers === "number" ? workers : 0);
-  return { came: [], went: [], more: count(after) - count(before) };
-}
-
-/** Workers that no config lists, found by DNS or added by hand, are the new backend's too. */
-async function carryOver({ model, dispatcher }: Crew, backend: Backend, next: BackendConfig): Promise<void> {
-  if (!hasAddresses(model.backend) || model.backend.kind !== next.kind) return;
-  const listed = new Set(fixedWorkers(model.backend.workers).map(hrefOf));
-  for (const { worker, retiring } of dispatcher.workers.slots) {
-    const { address, host } = worker;
-    if (address === undefined || retiring || listed.has(address)) continue;
-    if (!backend.workers.some((other) => other.address === address)) await backend.grow(address, host);
-  }
-}
-
-function hrefOf(address: string): string {
-  return URL.parse(address)?.href ?? address;
-}
-
-function busy({ batch }: Slot): number {
-  return batch === undefined ? 0 : 1;
 }

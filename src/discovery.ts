@@ -7,7 +7,8 @@
  *   the lookup fails          nothing; it is told once, and again when it works
  *   there is none at all      no error: workers may come
  *
- * A worker that cannot join (the same one is listed elsewhere) is told once and tried again each time.
+ * A worker that cannot join (the same one is listed elsewhere) is told once and tried again each time. So is one that is
+ * there: somebody else may have taken it away meanwhile.
  */
 import type { Alarm, Clock } from "./clock.ts";
 import type { DnsName } from "./dns-workers.ts";
@@ -21,6 +22,7 @@ export interface DiscoveryTimes {
 
 /** Where the workers go. Both may reject, with what to say to an operator. */
 export interface Joining {
+  /** Does nothing where it is there, and this name brought it. */
   join(url: string, host: string, from: string): Promise<unknown>;
   /** Resolves when it is gone. */
   leave(url: string): Promise<unknown>;
@@ -47,9 +49,10 @@ export class Discovery {
   readonly #parts: DiscoveryParts;
   /** By the worker's URL. */
   readonly #seen = new Map<string, Seen>();
-  /** May change; the next lookup is when it was to be. */
-  times: DiscoveryTimes;
+  #times: DiscoveryTimes;
+  /** Of the next lookup; undefined during one. */
   #alarm: Alarm | undefined;
+  #lookedAt = 0;
   #failing = false;
   #none = false;
   #stopped = false;
@@ -57,7 +60,7 @@ export class Discovery {
   constructor(model: string, name: DnsName, times: DiscoveryTimes, joining: Joining, parts: DiscoveryParts) {
     this.#model = model;
     this.#name = name;
-    this.times = times;
+    this.#times = times;
     this.#joining = joining;
     this.#parts = parts;
   }
@@ -67,10 +70,21 @@ export class Discovery {
     const { clock } = this.#parts;
     let patience: Alarm | undefined;
     const enough = new Promise<void>((resolve) => {
-      patience = clock.at(clock.now() + this.times.everyMs, resolve);
+      patience = clock.at(clock.now() + this.#times.everyMs, resolve);
     });
     await Promise.race([this.#round(), enough]);
     patience?.cancel();
+  }
+
+  /** As operators are shown it. */
+  get shown(): string {
+    return this.#name.shown;
+  }
+
+  /** From now on. */
+  retime(times: DiscoveryTimes): void {
+    this.#times = times;
+    if (this.#alarm !== undefined) this.#next();
   }
 
   stop(): void {
@@ -80,14 +94,21 @@ export class Discovery {
 
   async #round(): Promise<void> {
     const { clock, resolve } = this.#parts;
+    this.#alarm = undefined;
     try {
       const addresses = await resolve(this.#name.hostname);
       if (!this.#stopped) await this.#heard(addresses);
     } catch (error) {
       this.#failed(error);
     }
+    this.#lookedAt = clock.now();
+    this.#next();
+  }
+
+  #next(): void {
+    this.#alarm?.cancel();
     if (this.#stopped) return;
-    this.#alarm = clock.at(clock.now() + this.times.everyMs, () => void this.#round());
+    this.#alarm = this.#parts.clock.at(this.#lookedAt + this.#times.everyMs, () => void this.#round());
   }
 
   async #heard(addresses: readonly string[]): Promise<void> {
@@ -102,7 +123,8 @@ export class Discovery {
       .sort()
       .slice(0, MAX_ADDRESSES)
       .map((each) => name.at(each));
-    for (const url of urls) await this.#present(url, now);
+    for (const url of urls) if (!this.#stopped) await this.#present(url, now);
+    if (this.#stopped) return;
     for (const [url, seen] of this.#seen) {
       if (seen.at < now) this.#missing(url, seen, now);
     }
@@ -111,7 +133,7 @@ export class Discovery {
   async #present(url: string, now: number): Promise<void> {
     const seen = this.#seen.get(url);
     if (seen !== undefined) seen.at = now;
-    if (seen?.state === "joined" || seen?.state === "leaving") return;
+    if (seen?.state === "leaving") return;
     const { host, shown } = this.#name;
     try {
       await this.#joining.join(url, host, shown);
@@ -124,7 +146,7 @@ export class Discovery {
 
   #missing(url: string, seen: Seen, now: number): void {
     if (seen.state === "refused") return void this.#seen.delete(url);
-    if (seen.state === "leaving" || now - seen.at < this.times.graceMs) return;
+    if (seen.state === "leaving" || now - seen.at < this.#times.graceMs) return;
     seen.state = "leaving";
     const over = (): void => void this.#seen.delete(url);
     this.#joining.leave(url).then(over, over);
@@ -134,7 +156,7 @@ export class Discovery {
     if (this.#failing || this.#stopped) return;
     this.#failing = true;
     const what = `${this.#name.shown} cannot be looked up (${wordsOf(error)})`;
-    const then = `the workers that are known stay, and it is tried every ${this.times.everyMs} ms`;
+    const then = `the workers that are known stay, and it is tried every ${this.#times.everyMs} ms`;
     this.#tell("warn", `${what}; ${then}`);
   }
 

@@ -92,6 +92,10 @@ interface Seat {
   /** The first is 1. */
   readonly number: number;
   config: Config;
+  /** What this life began with. */
+  begun: Config | undefined;
+  /** While it is told what changed during its start. */
+  catchingUp: Promise<void> | undefined;
   life: Life | undefined;
   ready: ReadyWord | undefined;
   /** When this life became ready; undefined before. */
@@ -131,6 +135,8 @@ export class Processes {
     this.#seats = configs.map((config, at) => ({
       number: at + 1,
       config,
+      begun: undefined,
+      catchingUp: undefined,
       life: undefined,
       ready: undefined,
       readyAt: undefined,
@@ -196,18 +202,33 @@ export class Processes {
     throw new Error(why);
   }
 
-  /** Why it could not. One that is not there starts with it. */
+  /** Why it could not. One that is not there starts with it, and one that is starting is told when it is ready. */
   async #change(seat: Seat, config: Config): Promise<string | undefined> {
+    if (seat.catchingUp !== undefined) await seat.catchingUp;
     const before = seat.config;
     seat.config = config;
     if (seat.life === undefined || seat.readyAt === undefined) return undefined;
-    const { promise, resolve } = Promise.withResolvers<string | undefined>();
-    seat.changed = resolve;
-    seat.life.send({ is: "change", config });
-    const why = await promise;
-    seat.changed = undefined;
+    const why = await this.#tell(seat, seat.life, config);
     if (why !== undefined) seat.config = before;
     return why;
+  }
+
+  async #tell(seat: Seat, life: Life, config: Config): Promise<string | undefined> {
+    const { promise, resolve } = Promise.withResolvers<string | undefined>();
+    seat.changed = resolve;
+    life.send({ is: "change", config });
+    const why = await promise;
+    seat.changed = undefined;
+    return why;
+  }
+
+  /** The config changed while it was starting. Where it cannot follow, it begins anew. */
+  async #catchUp(seat: Seat, life: Life): Promise<void> {
+    const why = await this.#tell(seat, life, seat.config);
+    seat.catchingUp = undefined;
+    if (why === undefined || seat.life !== life) return;
+    this.#log("warn", "process cannot follow a reload, and begins anew", { process: seat.number, why });
+    life.kill();
   }
 
   async #reload({ life }: Seat): Promise<void> {
@@ -243,6 +264,7 @@ export class Processes {
       line: (text) => this.#print(seat, text),
       gone: (how) => this.#gone(seat, how),
     });
+    seat.begun = seat.config;
     seat.life.send({ is: "begin", config: seat.config, role: this.#role });
   }
 
@@ -259,6 +281,7 @@ export class Processes {
     const restarted = seat.ready !== undefined;
     seat.ready = word;
     seat.readyAt = this.#parts.clock.now();
+    if (seat.begun !== seat.config) seat.catchingUp = this.#catchUp(seat, seat.life!);
     if (restarted) this.#log("info", "process ready", { process: seat.number, pid: seat.life!.pid });
     else if (this.#seats.every(({ ready }) => ready !== undefined)) this.#started.resolve();
   }

@@ -50,7 +50,12 @@ export class Reloader {
   }
 
   async #reload(): Promise<Reloaded> {
-    const loaded = this.#parts.load();
+    let loaded: Loaded;
+    try {
+      loaded = this.#parts.load();
+    } catch (error) {
+      return this.#refuse([wordsOf(error)]);
+    }
     if (loaded.problems !== undefined) return this.#refuse(linesOf(loaded.problems));
     const { changed, needRestart } = diffConfigs(this.#config, loaded.config);
     if (needRestart.length > 0) {
@@ -60,7 +65,7 @@ export class Reloader {
     try {
       await this.#parts.apply(loaded.config);
     } catch (error) {
-      return this.#refuse([error instanceof Error ? error.message : String(error)]);
+      return this.#refuse([wordsOf(error)]);
     }
     this.#config = loaded.config;
     const what = changed.length === 0 ? "nothing in it changed" : changed.join("; ");
@@ -75,6 +80,10 @@ export class Reloader {
     }
     return { problems };
   }
+}
+
+function wordsOf(error: unknown): string {
+  return error instanceof Error ? error.message : String(error);
 }
 
 function linesOf(problems: Parameters<typeof formatProblems>[0]): string[] {

@@ -72,7 +72,7 @@ export class Roster implements WorkerDesk {
   readonly #ending = new Map<Slot, Promise<void>>();
   /** URLs that are on their way in: two of the same at once would be two workers. */
   readonly #coming = new Set<string>();
-  /** By model, and by what the config says. */
+  /** By model, and by kind and what the config says. */
   readonly #names = new Map<string, Map<string, Discovery>>();
 
   constructor(models: readonly RosterModel[], parts: RosterParts) {
@@ -82,8 +82,8 @@ export class Roster implements WorkerDesk {
   }
 
   /**
-   * From now on these are the names of DNS that a model has workers behind. Those of other names are drained and removed;
-   * resolves when each new one was looked up once.
+   * From now on these are the names of DNS that a model has workers behind. Those of other names are drained and removed,
+   * after each new one was looked up once: who is behind that too stays. Resolves then.
    */
   async follow(model: string, wanted: FollowedNames): Promise<void> {
     const before = this.#names.get(model) ?? new Map<string, Discovery>();
@@ -97,17 +97,18 @@ export class Roster implements WorkerDesk {
     };
     const started: Promise<void>[] = [];
     for (const written of wanted.workers.filter(isDns)) {
-      const known = before.get(written);
+      const key = `${wanted.kind} ${written}`;
+      const known = before.get(key);
       const name = dnsName(written, wanted.kind);
       const discovery = known ?? new Discovery(model, name, times, joining, { clock, events, resolve });
-      discovery.times = times;
-      names.set(written, discovery);
+      names.set(key, discovery);
       if (known === undefined) started.push(discovery.start());
+      else known.retime(times);
     }
-    for (const [written, discovery] of before) {
-      if (!names.has(written)) this.#unfollow(model, dnsName(written, wanted.kind).shown, discovery);
-    }
+    const old = [...before.keys()].filter((key) => !names.has(key)).map((key) => before.get(key)!);
+    for (const discovery of old) discovery.stop();
     await Promise.all(started);
+    for (const { shown } of old) this.#unfollow(model, shown);
   }
 
   async followAll(models: readonly ModelConfig[]): Promise<void> {
@@ -122,8 +123,13 @@ export class Roster implements WorkerDesk {
   retune(models: readonly ModelConfig[], running: Running): void {
     this.models.clear();
     for (const model of rosterModels(models, running)) this.models.set(model.name, model);
+    for (const { name, backend } of models) {
+      // Who stands in the config stays, whatever DNS says.
+      const fixed = hasAddresses(backend) ? backend.workers.filter((each) => !isDns(each)) : [];
+      for (const each of fixed) this.#from.delete(`${name} ${URL.parse(each)?.href ?? each}`);
+    }
     for (const [model, names] of this.#names) {
-      if (this.models.has(model)) continue;
+      if (models.some(({ name, backend }) => name === model && hasAddresses(backend))) continue;
       for (const discovery of names.values()) discovery.stop();
       this.#names.delete(model);
     }
@@ -131,8 +137,13 @@ export class Roster implements WorkerDesk {
     for (const dispatcher of running.dispatchers) this.#orders.apply(dispatcher);
   }
 
-  #unfollow(model: string, shown: string, discovery: Discovery): void {
-    discovery.stop();
+  #follows(model: string, shown: string): boolean {
+    const names = [...(this.#names.get(model)?.values() ?? [])];
+    return names.some((each) => each.shown === shown);
+  }
+
+  #unfollow(model: string, shown: string): void {
+    if (this.#follows(model, shown)) return;
     const slots = this.models.get(model)?.dispatcher?.workers.slots ?? [];
     const found = slots.filter((slot) => !slot.retiring && this.foundBy(model, slot) === shown);
     for (const slot of found) void this.#end(model, slot);
@@ -162,21 +173,38 @@ export class Roster implements WorkerDesk {
   /** `from` is the name of DNS behind it, and `host` what it is asked by then. */
   async join(name: string, url?: string, host?: string, from?: string): Promise<WorkerName> {
     const { dispatcher, backend } = this.#running(this.#model(name));
+    const known = from === undefined ? undefined : this.#adopt(name, dispatcher, url!, from);
+    if (known !== undefined) return nameOf(name, known);
     if (url !== undefined) this.#checkNew(url);
     let slot: Slot;
     try {
       if (url !== undefined) this.#coming.add(url);
-      slot = dispatcher.join(await backend.grow(url, host));
+      const worker = await backend.grow(url, host);
+      if (this.models.get(name)?.backend !== backend) {
+        await backend.retire(worker);
+        throw new Error("the config was read again meanwhile; ask again");
+      }
+      slot = dispatcher.join(worker);
     } catch (error) {
       throw conflict(error instanceof Error ? error.message : String(error));
     } finally {
       if (url !== undefined) this.#coming.delete(url);
     }
+    this.#from.delete(`${name} ${url}`);
     if (from !== undefined) this.#from.set(`${name} ${url}`, from);
     this.#orders.apply(dispatcher);
     this.#tell(name, slot.name, slot.aside ? "draining" : "idle", from ? `${from} names it` : "it was added");
     this.#parts.membership?.changed();
     return nameOf(name, slot);
+  }
+
+  /** One that this name of DNS brought, or one that is followed no more. */
+  #adopt(model: string, { workers }: Dispatcher, url: string, from: string): Slot | undefined {
+    const slot = workers.slots.find(({ worker, retiring }) => worker.address === url && !retiring);
+    const by = slot && this.foundBy(model, slot);
+    if (by === undefined || (by !== from && this.#follows(model, by))) return undefined;
+    this.#from.set(`${model} ${url}`, from);
+    return slot;
   }
 
   drain(name: string, model?: string): WorkerName {
@@ -208,7 +236,7 @@ export class Roster implements WorkerDesk {
     const slot = this.models
       .get(name)
       ?.dispatcher?.workers.slots.find(({ worker, retiring }) => worker.address === url && !retiring);
-    if (slot !== undefined) await this.#end(name, slot);
+    if (slot !== undefined && this.foundBy(name, slot) !== undefined) await this.#end(name, slot);
   }
 
   #end(model: string, slot: Slot): Promise<void> {
@@ -226,6 +254,7 @@ export class Roster implements WorkerDesk {
       // Whoever comes to the same address later is another one.
       const { name, address } = nameOf(model, slot);
       this.#orders.give(workerKey(model, name, address), false);
+      this.#orders.apply(dispatcher);
       this.#ending.delete(slot);
       this.#parts.membership?.changed();
     };

@@ -45,7 +45,7 @@ export function openScaling(config: Config, needs: ScalingNeeds): OpenScaling {
         ? undefined
         : new ScalingHooks({ model: name, webhook, command, timeoutMs, leads }, clock, events);
     const dispatcher = needs.dispatchers[at];
-    const own = scaling.apply && dispatcher ? ownWorkers(dispatcher, needs.backends[at]!, clock) : undefined;
+    const own = scaling.apply && dispatcher ? ownWorkers(dispatcher, needs.backends[at]!, needs) : undefined;
     const next: ScaledModel = {
       name,
       rules: rulesOf(scaling, config.admission.targetUtilization),
@@ -100,13 +100,20 @@ export function rulesOf(scaling: ScalingConfig, target: number): ScalingRules {
   };
 }
 
-function ownWorkers(dispatcher: Dispatcher, backend: Backend, clock: Clock): OwnWorkers {
+function ownWorkers(
+  dispatcher: Dispatcher,
+  backend: Backend,
+  { backends, clock }: Pick<ScalingNeeds, "backends" | "clock">,
+): OwnWorkers {
   return {
     get count() {
       return dispatcher.workers.slots.filter(({ retiring, aside }) => !retiring && !aside).length;
     },
     async grow() {
-      dispatcher.join(await backend.grow());
+      const worker = await backend.grow();
+      // Meanwhile the config may have changed: then this backend is at its end.
+      if (backends.includes(backend)) dispatcher.join(worker);
+      else await backend.retire(worker);
     },
     async shrink() {
       const slot = leastMissed(dispatcher.workers.slots, clock.now());

@@ -325,6 +325,27 @@ describe("another config", () => {
     assert.deepEqual(orders(forked[2]!), ["begin 7"]);
   });
 
+  test("a process that is starting when it comes is told as soon as it is ready", async () => {
+    const { processes, forked, clock } = await started(2);
+    forked[1]!.watcher.gone("was killed by SIGKILL");
+    await clock.run(clock.now() + FIRST_WAIT_MS + 1);
+    assert.deepEqual(orders(forked[2]!), ["begin 10000"]);
+    const change = processes.change(configOf("limits: { maxQueued: 7 }"));
+    forked[0]!.watcher.word({ is: "changed" });
+    await change;
+    forked[2]!.watcher.word(ready(8082));
+    assert.deepEqual(orders(forked[2]!), ["begin 10000", "change 7"]);
+    const next = processes.change(configOf("limits: { maxQueued: 8 }"));
+    forked[0]!.watcher.word({ is: "changed" });
+    assert.equal(forked[2]!.orders.length, 2, "one after the other");
+    forked[2]!.watcher.word({ is: "changed", why: "no such worker" });
+    await new Promise(setImmediate);
+    assert.equal(forked[2]!.killed, true, "it begins anew with the config that it could not take");
+    await next;
+    await clock.run(clock.now() + 2 * FIRST_WAIT_MS + 1);
+    assert.deepEqual(orders(forked[3]!), ["begin 8"]);
+  });
+
   test("one that is asked to reload has all of them do so, and is told what came of it", async () => {
     const { processes, forked } = await started(2);
     forked[1]!.watcher.word({ is: "reload" });

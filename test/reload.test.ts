@@ -1,7 +1,13 @@
 /** Reading the config again: what is refused, what is told, and one at a time. */
 import assert from "node:assert/strict";
+import { execFileSync } from "node:child_process";
+import { mkdtempSync, rmSync } from "node:fs";
+import { tmpdir } from "node:os";
+import { join } from "node:path";
 import { describe, test } from "node:test";
-import { hearReloads } from "../src/commands/serve-reload.ts";
+import type { Call, Console } from "../src/commands/command.ts";
+import { loader } from "../src/commands/config-file.ts";
+import { hearReloads, holdHangups } from "../src/commands/serve-reload.ts";
 import type { Served, ServeParts } from "../src/commands/serve.ts";
 import { type Loaded, parseConfig } from "../src/config-load.ts";
 import type { Config } from "../src/config.ts";
@@ -67,6 +73,20 @@ describe("a reload", () => {
     assert.deepEqual(await reloader.reload(), { changed: ["limits.maxQueued 1 → 2"] });
   });
 
+  test("whose file cannot even be tried is refused, and the next one is not", async () => {
+    const { reloader, file } = stage();
+    const { text: before } = file;
+    Object.defineProperty(file, "text", {
+      configurable: true,
+      get: () => {
+        throw new Error("too many open files");
+      },
+    });
+    assert.deepEqual(await reloader.reload(), { problems: ["too many open files"] });
+    Object.defineProperty(file, "text", { value: before });
+    assert.deepEqual(await reloader.reload(), { changed: [] });
+  });
+
   test("waits for the one before it, and reads the file after that", async () => {
     const going = Promise.withResolvers<void>();
     let running = 0;
@@ -84,6 +104,21 @@ describe("a reload", () => {
     assert.deepEqual(await first, { changed: ["limits.maxQueued 1 → 2"] });
     assert.deepEqual(await second, { changed: ["limits.maxQueued 2 → 3"] });
   });
+});
+
+test("a pipe is not opened again: nobody would write into it, and all would wait", () => {
+  const folder = mkdtempSync(join(tmpdir(), "ferry-pipe-"));
+  try {
+    const path = join(folder, "pipe");
+    execFileSync("mkfifo", [path]);
+    const read = loader({ text: () => path } as unknown as Call, { env: {} } as Console);
+    assert.throws(
+      () => read!(),
+      /pipe is a pipe, which can be read once; restart Ferry, or start it with a file$/,
+    );
+  } finally {
+    rmSync(folder, { recursive: true });
+  }
 });
 
 describe("SIGHUP", () => {
@@ -111,6 +146,32 @@ describe("SIGHUP", () => {
     assert.equal((await applied).limits.maxQueued, 2);
     assert.deepEqual(await ferry.onReload!(), { changed: [] });
     assert.match(lines[0]!, /^\{"level":"info",.*"msg":"the config was read again: limits\.maxQueued 1 → 2"/);
+  });
+
+  test("during the start is remembered; of a terminal that was closed it ends the start", () => {
+    let hangup = (): void => assert.fail("nobody listens");
+    let gone = false;
+    const raised: string[] = [];
+    const take = holdHangups({
+      onHangup: (listener) => (hangup = listener),
+      terminalGone: () => gone,
+      signals: { on: () => {}, off: () => {}, raise: (signal) => void raised.push(signal) },
+    });
+    hangup();
+    hangup();
+    let heard = 0;
+    take(() => heard++);
+    assert.equal(heard, 1);
+    hangup();
+    assert.deepEqual([heard, raised], [2, []]);
+    gone = true;
+    const never = holdHangups({
+      onHangup: (listener) => (hangup = listener),
+      terminalGone: () => gone,
+      signals: { on: () => {}, off: () => {}, raise: (signal) => void raised.push(signal) },
+    });
+    hangup();
+    assert.deepEqual([typeof never, raised], ["function", ["SIGTERM"]]);
   });
 
   test("of a terminal that was closed ends it", () => {

@@ -9,10 +9,13 @@ import { join } from "node:path";
 import { describe, test } from "node:test";
 import { SystemClock } from "../src/clock.ts";
 import type { ScalingRules, Sighting } from "../src/core/scaling.ts";
+import { parseConfig } from "../src/config-load.ts";
 import { VirtualClock } from "../src/plan/virtual-clock.ts";
 import { ScalingHooks } from "../src/scaling-hooks.ts";
 import { type OwnWorkers, ScalingLoop } from "../src/scaling.ts";
+import { openScaling } from "../src/scalings.ts";
 import { Events } from "../src/telemetry/events.ts";
+import { simulate } from "./dispatch/simulated.ts";
 
 const RULES: ScalingRules = {
   min: 1,
@@ -221,4 +224,30 @@ test("hooks: a command that fails is told and tried again; who does not lead tel
   quiet.tell(scaling, 3);
   assert.equal(asked, 1);
   quiet.stop();
+});
+
+test("a worker that was being started when its backend was replaced is ended, and gets no batch", async () => {
+  const simulation = simulate();
+  const { clock, events, dispatcher, backend } = simulation;
+  const started = Promise.withResolvers<void>();
+  const slow = new Proxy(backend, {
+    get: (target, name) =>
+      name === "grow"
+        ? () => started.promise.then(() => target.grow())
+        : (Reflect.get(target, name, target) as () => void).bind(target),
+  });
+  const written =
+    "models: [{ name: m, backend: { kind: simulated, workers: 1 }, scaling: { apply: true, min: 2 } }]";
+  const { config } = parseConfig(written, "ferry.yaml", {});
+  const backends = [slow];
+  const see = (): Omit<Sighting, "at"> => ({ healthy: 1, depth: 0, arrivalsPerMs: 0, workerPerMs: 1 });
+  const dispatchers = [dispatcher];
+  const scaling = openScaling(config!, { clock, events, dispatchers, backends, see, leads: () => true });
+  await simulation.run(1001);
+  backends[0] = backend;
+  started.resolve();
+  scaling.close();
+  await simulation.run(10);
+  assert.equal(dispatcher.workers.slots.length, 1);
+  assert.equal(backend.workers.length, 1);
 });

@@ -1,7 +1,7 @@
 /**
  * Which config a command works with: the file named by -c, else ./ferry.yaml, else the built-in demo.
  */
-import { existsSync } from "node:fs";
+import { existsSync, statSync } from "node:fs";
 import { demoConfig, formatProblems, loadConfig, type Loaded } from "../config-load.ts";
 import type { Config, Problem } from "../config.ts";
 import { plural } from "../banner.ts";
@@ -26,7 +26,13 @@ export function loader(call: Call, { env }: Console): (() => Loaded) | undefined
   const named = call.text("config");
   if (named === undefined && !existsSync(defaultFile)) return undefined;
   const path = named ?? defaultFile;
-  return () => loadConfig(path, env);
+  return () => {
+    // What was in a pipe, as `-c <(…)` is one, has been read, and to open it again would be to wait for ever.
+    if (statSync(path, { throwIfNoEntry: false })?.isFIFO() === true) {
+      throw new Error(`${path} is a pipe, which can be read once; restart Ferry, or start it with a file`);
+    }
+    return loadConfig(path, env);
+  };
 }
 
 /** Says what is wrong on `err`, and its consequence, and returns undefined when the file cannot be used. */

@@ -29,6 +29,25 @@ export function hearReloads(
   return reloader;
 }
 
+/**
+ * SIGHUP from the first moment on: one that comes during the start, which may take minutes, would end the process. It counts
+ * when somebody listens.
+ */
+export function holdHangups(
+  parts: Pick<ServeParts, "onHangup" | "terminalGone" | "signals">,
+): (listener: () => void) => void {
+  let missed = false;
+  let hear = (): void => {
+    if (parts.terminalGone?.() === true) parts.signals.raise("SIGTERM");
+    else missed = true;
+  };
+  parts.onHangup?.(() => hear());
+  return (listener) => {
+    hear = listener;
+    if (missed) listener();
+  };
+}
+
 /** Opening it fails once the window, or the connection, is gone. */
 export function hasTerminal(): boolean {
   try {

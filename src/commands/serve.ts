@@ -40,7 +40,7 @@ import { version } from "../version.ts";
 import { expectNoWords, Failure, UsageError, type Call, type Command, type Console } from "./command.ts";
 import { chooseConfig, configFlag, loader } from "./config-file.ts";
 import type { ServeKeys } from "./serve-keys.ts";
-import { hasTerminal, hearReloads } from "./serve-reload.ts";
+import { hasTerminal, hearReloads, holdHangups } from "./serve-reload.ts";
 
 /** What `serve` needs of a running Ferry. */
 export interface Served {
@@ -245,6 +245,7 @@ export async function runServe(
 
   const say =
     voice ?? (people ? voiceForPeople(config, role, console, color) : jsonVoice(config, console, clock));
+  const onHangup = parts.load && holdHangups(parts);
   let ferry: Served;
   try {
     ferry = await parts.start(config, clock, role, log);
@@ -252,7 +253,9 @@ export async function runServe(
     throw new Failure(explainStart(error, config));
   }
   const stopping = nextSignal(signals);
-  const reloader = hearReloads(config, ferry, parts, log, () => stopping.hear("SIGTERM"));
+  const reloader = hearReloads(config, ferry, { ...parts, ...(onHangup && { onHangup }) }, log, () =>
+    stopping.hear("SIGTERM"),
+  );
   const keys = await hearKeys(config, console, parts, ferry, () => stopping.hear("SIGINT"));
   const facts = {
     config,

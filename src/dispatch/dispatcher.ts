@@ -2,9 +2,9 @@
  * The loop of one model: free slot → policy → claim → run → settle.
  *
  * Woken by an arrival, a free slot or its own alarm, it asks the policy about each queue while a worker
- * is free, and claims a batch only into that worker's slot. Until then tasks stay in the engine, where
- * they can be seen, cancelled and shed, and where the batch goes on filling. When no worker is free, one that runs a batch may
- * be given its next one already (`pipeline.ts`).
+ * is free, and claims a batch only into that worker's slot. Until then tasks stay in the engine, where they can be seen,
+ * cancelled and shed, and the batch goes on filling. When no worker is free, one that runs a batch may be given its next one
+ * already (`pipeline.ts`).
  */
 import type { Worker } from "../backend/backend.ts";
 import type { Alarm } from "../clock.ts";
@@ -130,9 +130,11 @@ export class Dispatcher {
   }
 
   /** One worker more; it gets a batch as soon as there is one, and `after`, the same worker's slot, has none. */
-  join(worker: Worker, after?: Slot): Slot {
+  join(worker: Worker, after?: Slot, aside = after?.aside ?? false): Slot {
     const slot = this.workers.add(worker);
-    slot.after = after;
+    // Where they are leased, the lease is the worker's, by whichever rules it runs.
+    const { heldUntil, leaving } = after ?? slot;
+    Object.assign(slot, { after, aside, heldUntil, leaving });
     this.wake();
     return slot;
   }
@@ -362,10 +364,7 @@ export class Dispatcher {
 
   #started(run: BatchRun, { hold, tasks, oldestAt }: Bound): void {
     const { events } = this.#parts;
-    if (hold.early) {
-      this.#chooser.lastStartAt = hold.startedAt;
-      run.startedAt(hold.startedAt);
-    }
+    if (hold.early) run.startedAt((this.#chooser.lastStartAt = hold.startedAt));
     if (!events.heard("batch.started")) return;
     events.emit("batch.started", {
       model: this.rules.name,

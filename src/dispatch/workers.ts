@@ -1,16 +1,14 @@
 /**
  * The workers of one model and the slot that each has: room for one batch, and for one behind it (`pipeline.ts`).
  *
- * A worker learns its own pace: `ratio` is its service time over the fleet's, so that predictions fit a
- * mixed fleet. One that needs more than 1.5 times the best is slow: it is chosen last, takes full batches
- * or what has waited long enough, and does not teach the fleet's estimate.
+ * A worker learns its own pace: `ratio` is its service time over the fleet's, so that predictions fit a mixed fleet. One
+ * that needs more than 1.5 times the best is slow: it is chosen last, takes full batches or what has waited long enough,
+ * and does not teach the fleet's estimate. One batch that took five times as long says little of the next. For admission it
+ * is held against the worker (`ratio`: a promise must be kept); whether it is slow and whether its batch is overdue goes by
+ * `usualRatio`, where a batch counts as at most twice what was expected.
  *
- * One batch that took five times as long says little of the next. For admission it is held against the worker
- * (`ratio`: a promise must be kept); whether it is slow and whether its batch is overdue goes by `usualRatio`, where
- * a batch counts as at most twice what was expected.
- *
- * A worker that other processes list too is shared: this one may use it only while it holds its lease,
- * which src/fleet writes into its slot. Whatever counts workers here counts those that are held.
+ * A worker that other processes list too is shared: this one may use it only while it holds its lease, which src/fleet
+ * writes into its slot. Whatever counts workers here counts those that are held.
  */
 import type { Worker } from "../backend/backend.ts";
 import type { Clock } from "../clock.ts";
@@ -46,16 +44,18 @@ export class Slot {
   heldUntil: number;
   /** It is to be given back: no further batch starts. */
   leaving = false;
-  /** It is to go for good: no further batch starts, and it is no capacity. */
+  /** It is to go for good: no further batch starts, and it is no capacity. When it has: `gone`. */
   retiring = false;
+  gone: Promise<void> | undefined;
   /** Somebody put it aside: no further batch starts, and it is no capacity, until it is let back in. */
   aside = false;
   /** What it runs is long overdue: it may be dead, and does not count until it answers. */
   suspect = false;
   /** Called when a slot that is leaving has become free. */
   onIdle: (() => void) | undefined;
-  /** The same worker by other rules, before this one: while that runs a batch, this one starts none. */
+  /** The same worker by other rules, before this one: while that runs a batch, or is `lasting`, this one starts none. */
   after: Slot | undefined;
+  lasting = false;
   /** Called when a slot that is retiring has become free. */
   onRetired: (() => void) | undefined;
   ratio = 1;
@@ -106,13 +106,12 @@ export class Slot {
 
   /** Its worker runs a batch: for this slot, or still for one before it. */
   get occupied(): boolean {
-    if (this.after?.occupied === false) this.after = undefined;
+    if (this.after?.lasting === false && !this.after.occupied) this.after = undefined;
     return this.batch !== undefined || this.after !== undefined;
   }
 
   free(now: number): boolean {
-    if (this.occupied || this.leaving || this.retiring || this.aside) return false;
-    if (!this.held(now)) return false;
+    if (this.occupied || this.leaving || this.retiring || this.aside || !this.held(now)) return false;
     return now >= this.circuit.usableAt && this.well;
   }
 
@@ -135,13 +134,11 @@ export class Slot {
   /** It is done with this batch; the one behind it is next. */
   leave(hold: Hold, now: number): void {
     this.busyMs += hold.rest(now);
-    if (this.ahead === hold) {
-      this.ahead = undefined;
-      return;
-    }
-    this.batch = this.ahead;
+    const next = this.ahead;
     this.ahead = undefined;
-    this.batch?.turn(now);
+    if (next === hold) return;
+    this.batch = next;
+    next?.turn(now);
   }
 
   /** The batch that it ran came back and is not over; the worker is at the next one, if it has one. */
@@ -224,7 +221,11 @@ export class Workers {
   }
 
   /** It gets no further batch; resolves when it runs nothing any more, and is gone from here then. */
-  async retire(slot: Slot, clock: Clock): Promise<void> {
+  retire(slot: Slot, clock: Clock): Promise<void> {
+    return (slot.gone ??= this.#retire(slot, clock));
+  }
+
+  async #retire(slot: Slot, clock: Clock): Promise<void> {
     slot.retiring = true;
     if (slot.batch !== undefined) await new Promise<void>((resolve) => (slot.onRetired = resolve));
     this.noteUsage(clock.now());

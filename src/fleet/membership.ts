@@ -18,7 +18,9 @@
  *
  * on our own clock; the registry counts from when it heard the beat, which was later. The margin covers
  * clocks that run apart and the way from the decision to the worker. Not covered: our clock stands still
- * while the machine itself is suspended, so after that a worker may see a second batch once.
+ * while the machine itself is suspended, and a process that is stopped in the middle of that way goes on with it when it
+ * wakes. After either a worker may see a second batch once. (On a starved machine 2 of 8 stops at random did, of 8 in which
+ * the process was waiting for events none.)
  *
  * Something that others should know at once (a worker to give back became idle, one went down or came
  * back, one was taken or lost) is a reason to beat at once, at most every beatMs / 10. A beat that failed is tried again after
@@ -61,6 +63,8 @@ export interface MembershipParts {
 interface Shared {
   readonly lease: string;
   readonly slot: Slot;
+  /** The same worker by other rules, which retire: the lease is for all of them together. */
+  readonly before: readonly Slot[];
   readonly dispatcher: Dispatcher;
 }
 
@@ -141,7 +145,7 @@ export class Membership {
     this.#alarm?.cancel();
     await this.#beating;
     for (const { slot } of this.#shared) slot.heldUntil = -Infinity;
-    if (this.#shared.some(({ slot }) => slot.batch !== undefined)) return;
+    if (this.#shared.some(runs)) return;
     try {
       await this.#parts.registry.leave(this.#options.id);
     } catch {
@@ -218,11 +222,13 @@ export class Membership {
   #describe(now: number): Beat {
     const { id, zone, role, version } = this.#options;
     this.#shared = this.#models.flatMap(sharedSlots);
-    for (const { slot } of this.#shared) slot.onIdle ??= () => this.#soon();
+    for (const { slot, before } of this.#shared) {
+      for (const each of [slot, ...before]) each.onIdle ??= () => this.#soon();
+    }
     const held = this.#shared.filter(({ slot }) => slot.held(now));
-    const releasing = held.filter(({ slot }) => goes(slot) && !slot.batch).map(({ lease }) => lease);
+    const releasing = held.filter((each) => goes(each.slot) && !runs(each)).map(({ lease }) => lease);
     const orphans = this.#orphans.filter((orphan) => !this.#shared.some(({ lease }) => lease === orphan));
-    const worth = ({ slot }: Shared): number => (goes(slot) ? 0 : slot.batch === undefined ? 1 : 2);
+    const worth = (each: Shared): number => (goes(each.slot) ? 0 : runs(each) ? 2 : 1);
     return {
       member: {
         id,
@@ -248,15 +254,17 @@ export class Membership {
     const giveBack = new Set(reply.giveBack);
     const gained = new Set<Dispatcher>();
     for (const { workers } of this.#dispatchers) workers.noteUsage(now);
-    for (const { lease, slot, dispatcher } of this.#shared) {
+    for (const each of this.#shared) {
+      const { lease, slot, before, dispatcher } = each;
       const had = slot.held(now);
       const usable = had && !slot.leaving;
       slot.heldUntil = held.has(lease) ? heldUntil : -Infinity;
       slot.leaving = giveBack.has(lease);
+      for (const last of before) ({ heldUntil: last.heldUntil, leaving: last.leaving } = slot);
       const has = slot.held(now);
       if (!usable && has && !slot.leaving) gained.add(dispatcher);
       // What we said of ourselves is no longer true, or there is something to let go of.
-      if (had !== has || (slot.leaving && slot.batch === undefined)) this.#again = true;
+      if (had !== has || (slot.leaving && !runs(each))) this.#again = true;
     }
     const known = new Set(this.#shared.map(({ lease }) => lease));
     this.#orphans = reply.held.filter((lease) => !known.has(lease));
@@ -295,11 +303,26 @@ function goes({ leaving, retiring }: Slot): boolean {
   return leaving || retiring;
 }
 
+function runs({ slot, before }: Shared): boolean {
+  return slot.batch !== undefined || before.some(({ batch }) => batch !== undefined);
+}
+
 function sharedSlots({ name, dispatcher }: FleetModel): Shared[] {
-  const slots = dispatcher?.workers.slots.filter(({ shared }) => shared) ?? [];
+  const all = dispatcher?.workers.slots.filter(({ shared }) => shared) ?? [];
+  const same = (one: Slot, other: Slot): boolean =>
+    one.worker.address !== undefined && one.worker.address === other.worker.address;
+  const replaced = all.filter(
+    (slot) => slot.retiring && all.some((each) => !each.retiring && same(each, slot)),
+  );
+  const slots = all.filter((slot) => !replaced.includes(slot));
   const names = leaseNames(
     name,
     slots.map((slot) => slot.worker.address ?? slot.name),
   );
-  return slots.map((slot, at) => ({ lease: names[at]!, slot, dispatcher: dispatcher! }));
+  return slots.map((slot, at) => ({
+    lease: names[at]!,
+    slot,
+    before: replaced.filter((each) => same(each, slot)),
+    dispatcher: dispatcher!,
+  }));
 }

@@ -14,8 +14,10 @@
 import assert from "node:assert/strict";
 import { spawn, type ChildProcess } from "node:child_process";
 import { once } from "node:events";
+import { readFile } from "node:fs/promises";
 import { join } from "node:path";
 import { createInterface } from "node:readline";
+import { setTimeout as pause } from "node:timers/promises";
 import { Agent, request, type Dispatcher } from "undici";
 import {
   Answer,
@@ -33,6 +35,8 @@ import {
 
 export type Role = "all" | "gateway" | "batcher";
 
+/** epoll_wait and epoll_pwait of x86-64, epoll_pwait of arm64. */
+const EPOLL_WAITS = [232, 281, 22];
 const START_MS = 30_000;
 /** Beyond the short drain that `writeConfig` sets. */
 const END_MS = 8000;
@@ -193,6 +197,21 @@ export class Part implements AsyncDisposable {
 
   pause(): void {
     process.kill(this.pid, "SIGSTOP");
+  }
+
+  /**
+   * Pauses it while it waits for events, where the system says what it does (Linux): one that is stopped between its last
+   * look at a lease and the write to the worker does that write when it wakes, whatever became of the lease.
+   */
+  async pauseAsleep(): Promise<void> {
+    for (;;) {
+      this.pause();
+      await pause(5);
+      const call = await readFile(`/proc/${this.pid}/syscall`, "utf8").catch(() => "");
+      if (call === "" || EPOLL_WAITS.some((number) => call.startsWith(`${number} `))) return;
+      this.resume();
+      await pause(7);
+    }
   }
 
   resume(): void {

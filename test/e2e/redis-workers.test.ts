@@ -88,7 +88,7 @@ describe("two batchers, four workers", () => {
     for (let round = 0; round < 3; round++) {
       await load.more(60);
       const zombie = fleet.batchers[round % 2]!;
-      zombie.pause();
+      await zombie.pauseAsleep();
       await fleet.spread([4], 5000);
       // Calls that the paused one had open end by themselves: it does not read their answers.
       await load.more(60);

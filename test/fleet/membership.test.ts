@@ -259,3 +259,53 @@ test("lease names: the same for the same worker whatever else is listed, and wit
   const [name] = leaseNames("m", ["http://gpu/run?key=secret"]);
   assert.match(name!, /^m http:\/\/gpu\/run\?[0-9a-f]{8}$/);
 });
+
+describe("a worker by other rules", () => {
+  test("has the lease that it had, at once, and is leased once", async () => {
+    const { clock, registry, fleet, batcher, run, slots } = stage();
+    registry.answer = () => ({ held: LEASES });
+    await batcher.membership.start();
+    batcher.put();
+    await run(10);
+    const before = [...slots];
+    for (const [at, gpu] of fleet.entries()) batcher.dispatcher.join(gpu.asWorker(clock), before[at]);
+    for (const slot of before) void batcher.dispatcher.retire(slot);
+    batcher.membership.changed();
+    batcher.put(2);
+    assert.equal(batcher.dispatcher.horizon(clock.now()).healthy, 2, "nobody is refused meanwhile");
+    registry.answer = ({ listed, held }) => ({
+      held: listed[0]!.leases.filter((lease) => held.includes(lease)),
+    });
+    await run(60);
+    assert.deepEqual(registry.last.listed, [{ model: MODEL, leases: LEASES }]);
+    assert.deepEqual(registry.last.held.toSorted(), LEASES);
+    assert.deepEqual(registry.last.releasing, []);
+    await run(1000);
+    assert.deepEqual(
+      fleet.map(({ most }) => most),
+      [1, 1],
+    );
+    assert.equal(fleet[0]!.batches + fleet[1]!.batches, 3);
+    assert.deepEqual(registry.last.held, LEASES);
+  });
+
+  test("is given back only when the batch that it had before is over", async () => {
+    const { clock, registry, fleet, batcher, run, slots } = stage();
+    registry.answer = () => ({ held: LEASES });
+    await batcher.membership.start();
+    fleet[0]!.serviceMs = 900;
+    batcher.put();
+    await run(10);
+    const [busy] = slots;
+    batcher.dispatcher.join(fleet[0]!.asWorker(clock), busy);
+    void batcher.dispatcher.retire(busy!);
+    registry.answer = () => ({ held: LEASES, giveBack: [LEASES[0]!] });
+    await run(600);
+    assert.deepEqual(registry.last.releasing, [], "it still runs one");
+    await run(350);
+    assert.ok(
+      registry.beats.some(({ beat }) => beat.releasing.includes(LEASES[0]!)),
+      "and then at once",
+    );
+  });
+});

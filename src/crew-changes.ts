@@ -1,0 +1,60 @@
+/** What differs between two configs of one model, for those who run its batches (`crews.ts`). */
+import { isDeepStrictEqual } from "node:util";
+import { hasAddresses } from "./banner.ts";
+import type { BackendConfig, ModelConfig } from "./config.ts";
+import type { Slot } from "./dispatch/workers.ts";
+import { fixedWorkers } from "./dns-workers.ts";
+
+/** All but the workers, which come and go by themselves; how they are asked is theirs too. */
+export function sameBackend(one: ModelConfig, other: ModelConfig): boolean {
+  const settings = ({ backend, health: { askMs, askTimeoutMs } }: ModelConfig): object => ({
+    ...backend,
+    workers: undefined,
+    ...(hasAddresses(backend) && { dnsMs: undefined, dnsGraceMs: undefined, askMs, askTimeoutMs }),
+  });
+  return isDeepStrictEqual(settings(one), settings(other));
+}
+
+/** Whether a worker is one process's own or everybody's is settled when its model begins. */
+export function checkKind({ name, backend }: ModelConfig, next: ModelConfig): void {
+  if (hasAddresses(backend) === hasAddresses(next.backend)) return;
+  throw new Error(
+    `models[${name}].backend: ${backend.kind} → ${next.backend.kind} needs a restart on Redis; ` +
+      `or give the model another name`,
+  );
+}
+
+/** `count`: another number of workers than before, of those that have no addresses. */
+export function workerChange(
+  before: BackendConfig,
+  after: BackendConfig,
+): { came: readonly string[]; went: readonly string[]; count?: number | undefined } {
+  if (hasAddresses(before) && hasAddresses(after)) {
+    // Those that a name of DNS stands for are the roster's.
+    const [were, are] = [fixedWorkers(before.workers), fixedWorkers(after.workers)];
+    const came = are.filter((each) => !were.includes(each));
+    return { came, went: were.filter((each) => !are.includes(each)) };
+  }
+  const { workers } = after;
+  const same = workers === before.workers || typeof workers !== "number";
+  return { came: [], went: [], count: same ? undefined : workers };
+}
+
+/** No config lists this worker; the next backend can take it over. */
+export function isExtra({ worker: { address } }: Slot, { backend }: ModelConfig, next: ModelConfig): boolean {
+  if (address === undefined || !hasAddresses(backend)) return false;
+  return backend.kind === next.backend.kind && !fixedWorkers(backend.workers).map(hrefOf).includes(address);
+}
+
+export function staying({ workers }: { readonly workers: { readonly slots: readonly Slot[] } }): Slot[] {
+  return workers.slots.filter(({ retiring }) => !retiring);
+}
+
+/** One that was put aside is missed least, then one that is idle. */
+export function worth({ aside, batch }: Slot): number {
+  return aside ? 0 : batch === undefined ? 1 : 2;
+}
+
+export function hrefOf(address: string): string {
+  return URL.parse(address)?.href ?? address;
+}
