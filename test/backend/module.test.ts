@@ -6,7 +6,7 @@ import type { Reply, Worker } from "../../src/backend/backend.ts";
 import { ModuleBackend, type ModuleOptions } from "../../src/backend/module.ts";
 import { SystemClock } from "../../src/clock.ts";
 import { Events } from "../../src/telemetry/events.ts";
-import { assertOneLine, backendContract, batchOf, outputsOf } from "../contract/backend.ts";
+import { assertMessage, assertOneLine, backendContract, batchOf, outputsOf } from "../contract/backend.ts";
 
 const never = new AbortController().signal;
 const model = (file: string): string => fileURLToPath(new URL(`models/${file}`, import.meta.url));
@@ -33,13 +33,6 @@ async function withWorker(
 async function answers(worker: Worker, inputs: string[], parameters = ""): Promise<string[]> {
   const batch = batchOf(inputs, parameters);
   return outputsOf(batch, await worker.run(batch, never));
-}
-
-function assertMessage(reply: Reply, kind: Reply["kind"], message: RegExp): void {
-  assert(reply.kind !== "answered", "answered");
-  assert.equal(reply.kind, kind, reply.message);
-  assert.match(reply.message, message);
-  assertOneLine(reply.message);
 }
 
 backendContract(

@@ -9,7 +9,7 @@ import type { RestartingWorker } from "../../src/backend/restart.ts";
 import { SystemClock } from "../../src/clock.ts";
 import { type Dtype, tensorText } from "../../src/core/tensor.ts";
 import { Events } from "../../src/telemetry/events.ts";
-import { assertOneLine, batchOf, outputsOf } from "../contract/backend.ts";
+import { assertMessage, batchOf, outputsOf } from "../contract/backend.ts";
 
 const PYTHON = execFileSync("python3", ["-c", "import sys; print(sys.executable)"], {
   encoding: "utf8",
@@ -41,13 +41,6 @@ async function withWorker(name: string, check: (worker: RestartingWorker) => Pro
 async function answers(worker: RestartingWorker, what: string, size = 2): Promise<string[]> {
   const batch = batchOf([JSON.stringify(what), ...Array.from({ length: size - 1 }, () => "0")]);
   return outputsOf(batch, await worker.run(batch, never));
-}
-
-function assertMessage(reply: Reply, kind: Reply["kind"], message: RegExp): void {
-  assert(reply.kind !== "answered", "answered");
-  assert.equal(reply.kind, kind, reply.message);
-  assert.match(reply.message, message);
-  assertOneLine(reply.message);
 }
 
 const from = (view: ArrayBufferView): string =>

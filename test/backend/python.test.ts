@@ -8,7 +8,7 @@ import type { Reply, Worker } from "../../src/backend/backend.ts";
 import { PythonBackend, type PythonOptions } from "../../src/backend/python.ts";
 import { SystemClock } from "../../src/clock.ts";
 import { Events } from "../../src/telemetry/events.ts";
-import { assertOneLine, backendContract, batchOf, outputsOf } from "../contract/backend.ts";
+import { assertMessage, assertOneLine, backendContract, batchOf, outputsOf } from "../contract/backend.ts";
 
 // The interpreter itself, not a wrapper that looks for it at each start; and no files left beside the models.
 const PYTHON = execFileSync("python3", ["-c", "import sys; print(sys.executable)"], {
@@ -45,13 +45,6 @@ async function withWorker(
 async function answers(worker: Worker, inputs: string[], parameters = ""): Promise<string[]> {
   const batch = batchOf(inputs, parameters);
   return outputsOf(batch, await worker.run(batch, never));
-}
-
-function assertMessage(reply: Reply, kind: Reply["kind"], message: RegExp): void {
-  assert(reply.kind !== "answered", "answered");
-  assert.equal(reply.kind, kind, reply.message);
-  assert.match(reply.message, message);
-  assertOneLine(reply.message);
 }
 
 backendContract(

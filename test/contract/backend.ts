@@ -43,6 +43,14 @@ export function outputsOf(batch: Batch, reply: Reply): string[] {
   return [...reply.outputs];
 }
 
+/** No answer, but this one, in words fit to be passed on. */
+export function assertMessage(reply: Reply, kind: Reply["kind"], message: RegExp): void {
+  assert(reply.kind !== "answered", "answered");
+  assert.equal(reply.kind, kind, reply.message);
+  assert.match(reply.message, message);
+  assertOneLine(reply.message);
+}
+
 export function assertOneLine(message: string): void {
   assert.match(message, /^[^\n\r]{1,500}$/);
 }
