@@ -2,7 +2,7 @@ import assert from "node:assert/strict";
 import { describe, test } from "./suite.ts";
 import { setImmediate as turn } from "node:timers/promises";
 import { fileURLToPath } from "node:url";
-import type { Reply, Worker } from "../../src/backend/backend.ts";
+import type { Worker } from "../../src/backend/backend.ts";
 import { ModuleBackend, type ModuleOptions } from "../../src/backend/module.ts";
 import { SystemClock } from "../../src/clock.ts";
 import { Events } from "../../src/telemetry/events.ts";

@@ -4,7 +4,7 @@ import { once } from "node:events";
 import { type AddressInfo, type Socket, createServer } from "node:net";
 import { describe, test } from "./suite.ts";
 import { fileURLToPath } from "node:url";
-import type { Reply, Worker } from "../../src/backend/backend.ts";
+import type { Worker } from "../../src/backend/backend.ts";
 import { PythonBackend, type PythonOptions } from "../../src/backend/python.ts";
 import { SystemClock } from "../../src/clock.ts";
 import { Events } from "../../src/telemetry/events.ts";
