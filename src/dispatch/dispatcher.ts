@@ -28,9 +28,6 @@ import { Seats } from "./seats.ts";
 import { told, whyItLeft } from "./words.ts";
 import { type Slot, Workers } from "./workers.ts";
 
-/** Of what a batch takes, a wait may last so much longer: with batches of 50 ms and more a plain timer will do. */
-const LATE_SHARE = 0.02;
-
 export class Dispatcher {
   rules: ModelRules;
   readonly workers: Workers;
@@ -215,8 +212,8 @@ export class Dispatcher {
 
   #wakeAt(at: number, depth: number): void {
     this.#wakeDepth = depth;
-    const withinMs = LATE_SHARE * this.workers.service.msFor(1);
-    if (at !== Infinity) this.#alarm = this.#parts.clock.at(at, () => this.#pump(), withinMs);
+    if (at !== Infinity)
+      this.#alarm = this.#parts.clock.at(at, () => this.#pump(), this.#outlook.mayBeLateMs);
   }
 
   #launch(order: Order): void {

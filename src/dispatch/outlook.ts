@@ -15,6 +15,10 @@ import type { Seats } from "./seats.ts";
 import type { Slot, Workers } from "./workers.ts";
 
 const WORKERS_PER_MS = 32;
+/** Of what a batch takes, a wait may last so much longer: with batches of 50 ms and more a plain timer will do. */
+const LATE_SHARE = 0.02;
+/** Where batches start more often than this, the next arrival or reply is nearer than any timer. */
+const OFTEN_MS = 0.5;
 const SPARE_BELOW_LOAD = 0.9;
 /** Before a batch has come back it is taken to need this share of what it may need. */
 const FIRST_GUESS = 1 / 32;
@@ -50,6 +54,13 @@ export class Outlook {
   /** A batch started or ended, or a worker was gained. */
   changed(): void {
     this.#last = undefined;
+  }
+
+  /** By how much a wait for the next batch may be too long; undefined: a plain timer will do. */
+  get mayBeLateMs(): number | undefined {
+    const { service, slots } = this.#workers;
+    const batchMs = service.msFor(1);
+    return batchMs < OFTEN_MS * slots.length ? undefined : LATE_SHARE * batchMs;
   }
 
   /** Whether a worker idles and takes one more beside those that wait. */
