@@ -340,7 +340,7 @@ export class Curve {
     ({ node }, { size, took, most, knee }) => {
       const bar = /** @type {HTMLElement} */ (node.firstElementChild);
       bar.style.height = `${(took / most) * 100}%`;
-      mark(bar, "data-ms", count(took));
+      mark(bar, "data-ms", count(took > 9 ? Math.round(took) : took));
       mark(node, "data-label", count(size));
       mark(node, "data-knee", size === knee);
       mark(node, "data-beyond", size > knee);
