@@ -21,7 +21,7 @@ import { jsonLine, type Durability, type Tally } from "./banner.ts";
 import type { Alarm, Clock } from "./clock.ts";
 import type { Config, Role } from "./config.ts";
 import { giveOutPorts, withPortsOf } from "./process-ports.ts";
-import type { Reloaded } from "./reload.ts";
+import { NO_FILE, type Reloaded } from "./reload.ts";
 
 /** What a process is told. */
 export type Order =
@@ -232,7 +232,7 @@ export class Processes {
   }
 
   async #reload({ life }: Seat): Promise<void> {
-    const nothing: Reloaded = { problems: ["there is no config file to read again"] };
+    const nothing: Reloaded = { problems: [NO_FILE] };
     life?.send({ is: "reloaded", outcome: (await this.onReload?.()) ?? nothing });
   }
 

@@ -14,6 +14,8 @@ import type { Exchange } from "./gateway/exchange.ts";
 import { newId } from "./gateway/ids.ts";
 import type { Routes } from "./gateway/server.ts";
 
+export const NO_FILE = "there is no config file to read again; start Ferry with -c FILE";
+
 /** What came of it, in lines for people; none holds a secret. */
 export type Reloaded =
   | { readonly changed: readonly string[]; readonly problems?: undefined }
@@ -94,7 +96,7 @@ function linesOf(problems: Parameters<typeof formatProblems>[0]): string[] {
 export function reloadRoutes(asked: () => (() => Promise<Reloaded>) | undefined): Routes {
   const reload = async (exchange: Exchange): Promise<void> => {
     const act = asked();
-    if (act === undefined) throw new Refusal("INVALID_REQUEST", "there is no config file to read again");
+    if (act === undefined) throw new Refusal("INVALID_REQUEST", NO_FILE);
     const { changed, problems } = await act();
     if (changed !== undefined) return exchange.send(200, JSON.stringify({ changed }));
     const count = problems.length === 1 ? "1 problem" : `${problems.length} problems`;

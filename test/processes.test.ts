@@ -352,7 +352,7 @@ describe("another config", () => {
     await new Promise(setImmediate);
     assert.deepEqual(forked[1]!.orders.at(-1), {
       is: "reloaded",
-      outcome: { problems: ["there is no config file to read again"] },
+      outcome: { problems: ["there is no config file to read again; start Ferry with -c FILE"] },
     });
     processes.onReload = async () => ({ changed: ["something"] });
     forked[1]!.watcher.word({ is: "reload" });

@@ -35,5 +35,5 @@ if (chosen.length === 0) {
   run("format", join(tools, "oxfmt"), "--check");
 }
 const files =
-  chosen.length > 0 ? chosen : globSync(["test/**/*.test.ts", "bench/*.test.ts"], { cwd: root }).sort();
+  chosen.length > 0 ? chosen : globSync(["test/**/*.test.ts", "bench/**/*.test.ts"], { cwd: root }).sort();
 run("tests", process.execPath, "--test", "--test-concurrency=2", ...files);

@@ -143,7 +143,7 @@ def batch_of(inputs):
     whole = min(lengths) == width
     if not whole:
         rows = [row + [0] * (width - len(row)) for row in rows]
-    # By way of an array: a fifth of what torch.tensor() takes for lists of lists.
+    # By way of an array: torch.tensor() looks at lists of lists one number at a time.
     ids = torch.frombuffer(array("q", chain.from_iterable(rows)), dtype=torch.long).view(len(rows), width)
     # A GPU that is asked for a word it does not have is of no use to anybody any more.
     if ids.min() < 0 or ids.max() >= VOCABULARY:

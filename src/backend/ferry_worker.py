@@ -702,7 +702,7 @@ class Calls:
 
     It parses it, too, so that a function that waits for its GPU finds its inputs ready. One that returns the rest of
     its work does not wait: what it is short of is the interpreter, and two threads that want that slow each other
-    down by more than there is to gain (a third, with a model that starts 130 kernels a batch).
+    down.
     """
 
     def __init__(self, line):

@@ -54,6 +54,19 @@ describe("a worker that goes", () => {
     assert.equal(slot!.tasks, 1);
   });
 
+  test("goes once, however often it is told to, and takes no other along", async () => {
+    const simulation = simulate({ backend: worker, limits: { maxBatchSize: 1 } });
+    for (let at = 0; at < 2; at++) simulation.put();
+    await simulation.run(50);
+    const { dispatcher } = simulation;
+    const [slot, other] = dispatcher.workers.slots;
+    const both = Promise.all([dispatcher.retire(slot!), dispatcher.retire(slot!)]);
+    await simulation.run(100);
+    await both;
+    await dispatcher.retire(slot!);
+    assert.deepEqual(dispatcher.workers.slots, [other]);
+  });
+
   test("leaves at once when it is idle, and how busy the others were stays true", async () => {
     const simulation = simulate({ backend: worker, limits: { maxBatchSize: 1 } });
     for (let at = 0; at < 20; at++) simulation.put();
