@@ -32,13 +32,13 @@ function world(
   const listeners = new Map<StopSignal, (() => void)[]>();
   const ready = Promise.withResolvers<void>();
   let press: (key: string) => void = () => assert.fail("nobody listens to keys");
-  const draining = Promise.withResolvers<void>();
+  const draining = Promise.withResolvers<string[]>();
   const console: Console = {
     out: () => assert.fail("serve has no results"),
     err: (text) => {
       said.push(text);
       if (text.includes("FERRY v") || text.includes('"ready"')) ready.resolve();
-      if (text.includes("draining")) draining.resolve();
+      if (text.includes("draining")) draining.resolve([...calls]);
     },
     env: { NO_COLOR: "1" },
     outIsTTY: false,
@@ -119,6 +119,14 @@ describe("around a Ferry", () => {
       farewell!,
       /^ {2}served 3 requests in 1 batch \(3\.0 of 64 full\), 2 GPU calls saved, 0 lost\n$/,
     );
+  });
+
+  test("draining is said once it is so: the port is closed for whoever reads the line", async () => {
+    const { send, code, ready, draining } = world();
+    await ready;
+    send("SIGTERM");
+    assert.deepEqual(await draining, ["drain"]);
+    assert.equal(await code, 0);
   });
 
   test("the terminal is given back before it drains, whoever asks for it", async () => {

@@ -273,9 +273,12 @@ export async function runServe(
 
   const signal = await stopping.first;
   keys?.end();
-  say.draining(await ferry.tally(), signal);
+  const before = await ferry.tally();
   const { drainMs } = (reloader?.config ?? config).limits;
-  await within(drainMs + (ferry.graceMs ?? 0), drainAfter(keys, ferry), clock);
+  const drained = within(drainMs + (ferry.graceMs ?? 0), drainAfter(keys, ferry), clock);
+  // Said once it is so: whoever reads the line finds the port closed.
+  say.draining(before, signal);
+  await drained;
   const after = await ferry.tally();
   await ferry.stop();
   await keys?.quiet();
@@ -322,7 +325,7 @@ async function hearKeys(
 
 /** The demo's own load is over first: a caller that is still connecting would find nobody. */
 async function drainAfter(keys: Pick<ServeKeys, "quiet"> | undefined, ferry: Served): Promise<void> {
-  await keys?.quiet();
+  if (keys !== undefined) await keys.quiet();
   await ferry.drain();
 }
 
