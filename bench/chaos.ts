@@ -22,7 +22,7 @@ import { setTimeout as pause } from "node:timers/promises";
 import { parseArgs } from "node:util";
 import { Random } from "../src/core/random.ts";
 import type { Kind } from "../test/e2e/fleet-load.ts";
-import { Fleet, fleetConfig } from "../test/e2e/fleet.ts";
+import { alert, Fleet, fleetConfig } from "../test/e2e/fleet.ts";
 import { stubModel } from "../test/e2e/stub-worker.ts";
 import { Faults } from "./chaos/faults.ts";
 import { accounts, isWhole, render, type Goals, type Outcome } from "./chaos/figures.ts";
@@ -69,7 +69,7 @@ async function run({ minutes, seed, topology, held }: Command): Promise<boolean>
   const workers = stack.use(await Workers.start(WORKERS.count, WORKERS.serviceMs));
   const model = stubModel(workers.stubs, { timeouts: TIMEOUTS, maxBatchSize: WORKERS.batch });
   // Its end complains about parts that ended by themselves; those are in the table.
-  const fleet = await Fleet.start(FLEET, fleetConfig(store.engine, [model]));
+  const fleet = await Fleet.start(FLEET, fleetConfig({ ...alert, ...store.engine }, [model]));
   stack.defer(() => fleet[Symbol.asyncDispose]().catch(() => {}));
   await fleet.spread([5, 5, 6]);
 

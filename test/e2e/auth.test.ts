@@ -380,7 +380,8 @@ describe("an issuer with a JWKS URL", () => {
       );
       assert.ok(codes.every((code) => code === 401));
     }
-    assert.ok(fetches - before <= 1 + (performance.now() - startedAt) / 1000, String(fetches - before));
+    // One that was on its way when the count began, one at once, and one a second.
+    assert.ok(fetches - before <= 2 + (performance.now() - startedAt) / 1000, String(fetches - before));
 
     answer = undefined;
     await eventually(async () => {

@@ -120,7 +120,7 @@ describe("a running Ferry", () => {
     child.stdout.setEncoding("utf8").on("data", (text: string) => (stdout += text));
     child.stderr.resume();
     const before = (await ferry.health()).totals.tasks;
-    await ferry.healthy(({ totals }) => totals.tasks > before + 20, 30_000);
+    await ferry.healthy(({ totals }) => totals.tasks > before + 20);
     child.kill("SIGINT");
     const [code, signal] = (await once(child, "close")) as [number | null, string | null];
     assert.deepEqual([code, signal], [null, "SIGINT"]);
@@ -147,15 +147,15 @@ test("a server that is killed meanwhile: what it had is lost, the rest failed, a
     "--rate",
     "100",
     "--duration",
-    "4s",
+    "12s",
     "--warmup",
     "0",
     "--slo",
     "errors=0",
     "--json",
   );
-  const ended = runFerry(words, 60_000);
-  await ferry.healthy(({ totals }) => totals.tasks > 50, 30_000);
+  const ended = runFerry(words);
+  await ferry.healthy(({ totals }) => totals.tasks > 50);
   await ferry.kill();
   const { code, stdout, stderr } = await ended;
   assert.equal(code, 1, stderr);
@@ -193,7 +193,7 @@ test("tiers with their keys, over TLS, from the config", async () => {
     const { code, stdout } = await runFerry([...words, "--keys", keys, "--mix", "enterprise=1,free=3"]);
     if (code === 0) result = parse(stdout);
     return code === 0;
-  }, 30_000);
+  });
   assertAddsUp(result!);
   assert.deepEqual(
     result!.tiers.map(({ name }) => name),

@@ -17,7 +17,7 @@ async function crowd(door: Part | Ferry, stub: StubWorker, gate: Gate): Promise<
   const first = door.post({ input: "first" }, EXPLAIN);
   await stub.call(1);
   const answers = texts.map((input) => door.post({ input }, EXPLAIN));
-  await eventually(async () => (await door.health()).queue_depth === texts.length, 20_000);
+  await eventually(async () => (await door.health()).queue_depth === texts.length);
   gate.open();
   await first;
   let fullByWeight = 0;

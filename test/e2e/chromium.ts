@@ -2,7 +2,7 @@
 import { accessSync, constants } from "node:fs";
 import { delimiter, join } from "node:path";
 import { type Browser, type BrowserContextOptions, chromium, type Page } from "playwright-core";
-import { eventually } from "./harness.ts";
+import { eventually, SOON_MS } from "./harness.ts";
 
 const NAMES = ["chromium", "chromium-browser", "google-chrome", "google-chrome-stable"];
 
@@ -30,7 +30,11 @@ export class Eyes implements AsyncDisposable {
 
   static async open(): Promise<Eyes> {
     // Chromium's own sandbox does not work for root, as which containers run.
-    const browser = await chromium.launch({ executablePath: findChromium(), args: ["--no-sandbox"] });
+    const browser = await chromium.launch({
+      executablePath: findChromium(),
+      args: ["--no-sandbox"],
+      timeout: SOON_MS,
+    });
     return new Eyes(browser);
   }
 
@@ -38,7 +42,7 @@ export class Eyes implements AsyncDisposable {
   async look(url: string, options: BrowserContextOptions = {}): Promise<Look> {
     const context = await this.#browser.newContext({ viewport: { width: 1440, height: 900 }, ...options });
     const page = await context.newPage();
-    page.setDefaultTimeout(20_000);
+    page.setDefaultTimeout(SOON_MS);
     const troubles: string[] = [];
     const { origin } = new URL(url);
     page.on("console", (message) => {
@@ -59,7 +63,7 @@ export class Eyes implements AsyncDisposable {
 }
 
 /** Asks the page until the expression holds; `waitForFunction` does not get past the page's security policy. */
-export function until(page: Page, expression: string, withinMs = 20_000): Promise<void> {
+export function until(page: Page, expression: string, withinMs = SOON_MS): Promise<void> {
   return eventually(async () => (await page.evaluate(expression)) === true, withinMs).catch(
     (error: unknown) => {
       throw new Error(`never so: ${expression}`, { cause: error });

@@ -30,7 +30,7 @@ async function assertRefused(
   config: Readonly<Record<string, unknown>>,
   names: string,
 ): Promise<void> {
-  const file = await writeConfig(folder, { engine, ...config, limits: { drainMs: 15_000 } });
+  const file = await writeConfig(folder, { engine, ...config, limits: { drainMs: 60_000 } });
   const { code, stderr, stdout } = await runFerry(["serve", "-c", file]);
   assert.equal(code, 1, stderr);
   assert.equal(stdout, "");
@@ -125,15 +125,14 @@ def batchstring(inputs):
   async function start(folder: Folder): Promise<{ ferry: Ferry; pids: number[] }> {
     await folder.write("model.py", MODEL);
     const backend = { kind: "python", function: "model.py:batchstring", workers: 2 };
-    const timeouts = { queueMs: 5000, workerMs: 20_000, totalMs: 30_000 };
-    const ferry = await Ferry.start({ models: [{ name: "py", backend, timeouts }] }, folder);
+    const ferry = await Ferry.start({ models: [{ name: "py", backend }] }, folder);
     const text = await readFile(join(folder.path, "pids"), "utf8");
     return { ferry, pids: text.trim().split(/\s+/).map(Number) };
   }
 
   async function assertGone(pids: readonly number[]): Promise<void> {
     try {
-      await eventually(() => !pids.some(alive), 5000);
+      await eventually(() => !pids.some(alive));
     } catch {
       const left = pids.flatMap((pid, i) => (alive(pid) ? [i % 2 === 0 ? "the model" : "its child"] : []));
       assert.fail(`still alive: ${left.join(", ")}`);

@@ -90,7 +90,7 @@ describe("the dashboard", () => {
     const health = { failures: 50, ejectMs: 10, maxEjectMs: 10 };
     await using ferry = await Ferry.start({ models: [{ name: "m", backend, retry, health }] });
     const ids = [await ferry.accept({ input: "first" }), await ferry.accept({ input: "<b>second</b>" })];
-    await eventually(async () => (await ferry.health()).dead_letters === 2, 20_000);
+    await eventually(async () => (await ferry.health()).dead_letters === 2);
     await using look = await eyes.look(ferry.adminUrl);
     const { page, troubles } = look;
     await page.locator("#dead button").click();

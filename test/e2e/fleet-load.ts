@@ -13,7 +13,7 @@
 import assert from "node:assert/strict";
 import { setTimeout as pause } from "node:timers/promises";
 import type { Part } from "./fleet.ts";
-import type { Answer, Body } from "./harness.ts";
+import { type Answer, type Body, SOON_MS } from "./harness.ts";
 
 const RETRY_MS = 50;
 const POLL_SECONDS = 5;
@@ -131,8 +131,8 @@ export class Caller {
     this.#doors = doors;
     this.ledger = ledger;
     this.#fields = options.model === undefined ? {} : { model: options.model };
-    this.#exchangeMs = options.exchangeMs ?? 20_000;
-    this.#patienceMs = options.patienceMs ?? 45_000;
+    this.#exchangeMs = options.exchangeMs ?? 60_000;
+    this.#patienceMs = options.patienceMs ?? 120_000;
     this.#backoffMs = options.backoffMs ?? (() => RETRY_MS);
   }
 
@@ -230,7 +230,7 @@ export class Load implements AsyncDisposable {
   }
 
   /** Resolves when so many more were answered. */
-  async more(count: number, withinMs = 15_000): Promise<void> {
+  async more(count: number, withinMs = SOON_MS): Promise<void> {
     const [goal, deadline] = [this.ledger.answered + count, performance.now() + withinMs];
     while (this.ledger.answered < goal) {
       assert.ok(

@@ -24,6 +24,7 @@ import {
   eventually,
   Folder,
   ROOT,
+  SOON_MS,
   writeConfig,
   type Body,
   type Config,
@@ -37,23 +38,50 @@ export type Role = "all" | "gateway" | "batcher";
 
 /** epoll_wait and epoll_pwait of x86-64, epoll_pwait of arm64. */
 const EPOLL_WAITS = [232, 281, 22];
-const START_MS = 30_000;
 /** Beyond the short drain that `writeConfig` sets. */
-const END_MS = 8000;
+const END_MS = 20_000;
+/** How long the pipe of a process that has ended may take to be read, when a child of its keeps it open. */
+const LAST_LINES_MS = 10_000;
 /** An answer that takes longer is none; no test here holds a caller for so long. */
 const ANSWER_MS = 60_000;
 const SHOW = process.env["FERRY_FLEET_LOG"] === "1";
 
 /** Nobody's deadline is what these tests are about, unless they say so. */
-export const patient = { queueMs: 30_000, workerMs: 10_000, totalMs: 40_000 };
+export const patient = { queueMs: 30_000, workerMs: 20_000, totalMs: 40_000 };
 
-/** A config on this Redis (or Redises), with times short enough for a test. */
+/**
+ * Times of the engine where nobody dies: a machine that stands still for seconds loses no lease, and refuses nobody
+ * because Redis did not answer in time.
+ */
+const calm = {
+  connectTimeoutMs: 10_000,
+  commandTimeoutMs: 10_000,
+  waitTimeoutMs: 10_000,
+  leaseMs: 20_000,
+  beatMs: 500,
+  aliveMs: 20_000,
+};
+
+/** Where a batcher dies and the others take over, soon, and nobody is refused meanwhile. */
+export const brisk = { ...calm, commandTimeoutMs: 3000, waitTimeoutMs: 3000, leaseMs: 6000, aliveMs: 5000 };
+
+/** Those of production, for tests in which Redis is away. */
+export const alert = {
+  connectTimeoutMs: 1000,
+  commandTimeoutMs: 1000,
+  waitTimeoutMs: 200,
+  leaseMs: 2000,
+  beatMs: 500,
+  aliveMs: 2000,
+};
+
+/** A config on this Redis (or Redises); whose test says nothing of times has calm ones. */
 export function fleetConfig(
   redis: Readonly<Record<string, unknown>>,
   models: readonly object[],
   more: Config = {},
 ): Config {
-  return { engine: { kind: "redis", ...redis }, models, ...more };
+  return { engine: { kind: "redis", ...calm, ...redis }, models, ...more };
 }
 
 export interface WorkerRow {
@@ -80,7 +108,7 @@ export class Part implements AsyncDisposable {
     this.role = role;
     this.#process = process;
     this.#folder = folder;
-    this.exited = once(process, "exit").then((end) => ({ code: end[0], signal: end[1] }));
+    this.exited = this.#exit();
     createInterface({ input: process.stderr! }).on("line", (line) => this.#note(line));
     process.stdout!.resume();
   }
@@ -91,7 +119,7 @@ export class Part implements AsyncDisposable {
     const child = spawn(join(ROOT, "bin/ferry"), words, { stdio: ["ignore", "pipe", "pipe"] });
     const part = new Part(role, child, folder);
     try {
-      const ready = await part.line((line) => line.msg === "ready", START_MS);
+      const ready = await part.line((line) => line.msg === "ready");
       part.url = role === "batcher" ? "" : String(ready["listen"]);
       part.adminUrl = String(ready["admin"]);
     } catch (error) {
@@ -111,13 +139,15 @@ export class Part implements AsyncDisposable {
   }
 
   /** The first line on stderr, past or to come, that fits. */
-  async line(fits: (line: LogLine) => boolean, withinMs = 10_000): Promise<LogLine> {
+  async line(fits: (line: LogLine) => boolean, withinMs = SOON_MS): Promise<LogLine> {
     let found: LogLine | undefined;
     const look = (): boolean => (found = this.lines.find(fits)) !== undefined || !this.runs;
     await eventually(look, withinMs).catch(() => undefined);
-    // The last lines may come after the exit; the pipe is read to its end within a moment.
-    if (found === undefined) await eventually(() => (found = this.lines.find(fits)) !== undefined, 200);
-    return found!;
+    // The last lines may come after the exit.
+    if (!this.runs) await this.exited;
+    found = this.lines.find(fits);
+    assert.ok(found !== undefined, `no such line; stderr so far:\n${this.stderr()}`);
+    return found;
   }
 
   stderr(): string {
@@ -149,7 +179,7 @@ export class Part implements AsyncDisposable {
   }
 
   /** Long-polls until the task has ended; its result. */
-  async result(id: string, withinMs = 20_000): Promise<Body> {
+  async result(id: string, withinMs = SOON_MS): Promise<Body> {
     const deadline = performance.now() + withinMs;
     for (;;) {
       const left = Math.max(0, Math.ceil((deadline - performance.now()) / 1000));
@@ -173,7 +203,7 @@ export class Part implements AsyncDisposable {
     await this.rewrite(config);
     const told = this.#reloads();
     process.kill(this.pid, "SIGHUP");
-    await eventually(() => this.#reloads() > told, 10_000);
+    await eventually(() => this.#reloads() > told);
     return this.lines.findLast(isReload)!.msg!;
   }
 
@@ -229,6 +259,16 @@ export class Part implements AsyncDisposable {
     await this.#agent.destroy();
     await this.#folder[Symbol.asyncDispose]();
     assert.ok(!diedAlone, `the ${this.role} ended by itself:\n${this.stderr()}`);
+  }
+
+  /** The exit, and every line before it. */
+  async #exit(): Promise<Exit> {
+    const closed = once(this.#process, "close");
+    const [code, signal] = (await once(this.#process, "exit")) as [Exit["code"], Exit["signal"]];
+    const enough = new AbortController();
+    await Promise.race([closed, pause(LAST_LINES_MS, undefined, { signal: enough.signal })]);
+    enough.abort();
+    return { code, signal };
   }
 
   #end(signal: NodeJS.Signals): Promise<Exit> {
@@ -297,7 +337,7 @@ export class Fleet implements AsyncDisposable {
   }
 
   /** Every gateway that runs has heard of a worker: before that it refuses, rightly. */
-  async serves(withinMs = 10_000): Promise<void> {
+  async serves(withinMs = SOON_MS): Promise<void> {
     // Workers that nobody holds yet are healthy too, but there is room for one batch alone.
     const hears = async (door: Part): Promise<boolean> => {
       const { healthy_workers, models } = await door.health();
@@ -315,7 +355,7 @@ export class Fleet implements AsyncDisposable {
   }
 
   /** The workers are spread like this: `[2, 2]` is two batchers with two each. */
-  async spread(shares: readonly number[], withinMs = 10_000): Promise<void> {
+  async spread(shares: readonly number[], withinMs = SOON_MS): Promise<void> {
     let last: readonly number[] = [];
     const holds = async (): Promise<boolean> => String((last = await this.shares())) === String(shares);
     await eventually(holds, withinMs).catch(() => {

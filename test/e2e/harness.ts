@@ -5,21 +5,31 @@
  * returns a client. Everything is `await using`: at the end the process has exited, also when a test failed,
  * and a process that died by itself fails the test that owned it. Nothing here sleeps: it waits for lines,
  * for answers, for exits, always with a deadline.
+ *
+ * A machine that runs tests may stand still for seconds. Therefore deadlines are those of a hang (`SOON_MS`), not of
+ * what is usual, and a model whose test says nothing of timeouts has patient ones.
  */
 import assert from "node:assert/strict";
 import { spawn, type ChildProcess } from "node:child_process";
 import { once } from "node:events";
 import { mkdtemp, rm, writeFile } from "node:fs/promises";
-import { createServer, type AddressInfo } from "node:net";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { createInterface } from "node:readline";
 import { setTimeout as pause } from "node:timers/promises";
 import { Agent, request, type Dispatcher } from "undici";
+import { releasePort, takePort } from "../redis/guard.ts";
 
 export const ROOT = join(import.meta.dirname, "../..");
 const FERRY = join(ROOT, "bin/ferry");
-const START_MS = 30_000;
+/** Within which whatever must happen has happened, on any machine; who waits for longer waits in vain. */
+export const SOON_MS = 60_000;
+/** Of models in tests that are not about deadlines: a machine that stands still for seconds makes nobody late. */
+const PATIENT = { queueMs: 30_000, workerMs: 20_000, totalMs: 40_000 };
+/** Beyond the short drain that `writeConfig` sets. */
+const END_MS = 20_000;
+/** How long the pipe of a process that has ended may take to be read, when a child of its keeps it open. */
+const LAST_LINES_MS = 10_000;
 
 export type Config = Readonly<Record<string, unknown>>;
 export type Headers = Readonly<Record<string, string>>;
@@ -114,7 +124,7 @@ export class Ferry implements AsyncDisposable {
   adminUrl = "";
   readonly #process: ChildProcess;
   readonly #owned: Folder | undefined;
-  readonly #agent = new Agent({ headersTimeout: 30_000, bodyTimeout: 30_000, keepAliveTimeout: 20_000 });
+  readonly #agent = new Agent({ headersTimeout: SOON_MS, bodyTimeout: SOON_MS, keepAliveTimeout: 20_000 });
   readonly #watchers = new Set<() => void>();
   #ending = false;
 
@@ -137,7 +147,7 @@ export class Ferry implements AsyncDisposable {
     const child = spawn(program, ["serve", "-c", configFile], { stdio: ["ignore", "pipe", "pipe"] });
     const ferry = new Ferry(child, configFile, owned);
     try {
-      const ready = await ferry.line((line) => line.msg === "ready", START_MS);
+      const ready = await ferry.line((line) => line.msg === "ready");
       ferry.url = String(ready["listen"]);
       ferry.adminUrl = String(ready["admin"]);
     } catch (error) {
@@ -153,7 +163,7 @@ export class Ferry implements AsyncDisposable {
   }
 
   /** The first line on stderr, past or to come, that fits. */
-  async line(fits: (line: LogLine) => boolean, timeoutMs = 10_000): Promise<LogLine> {
+  async line(fits: (line: LogLine) => boolean, timeoutMs = SOON_MS): Promise<LogLine> {
     const found = (): LogLine | undefined => this.lines.find(fits);
     const gone = this.exited.then(() => true);
     const late = AbortSignal.timeout(timeoutMs);
@@ -215,7 +225,7 @@ export class Ferry implements AsyncDisposable {
   }
 
   /** Long-polls until the task has ended; its result. */
-  async result(id: string, withinMs = 20_000): Promise<Body> {
+  async result(id: string, withinMs = SOON_MS): Promise<Body> {
     const deadline = performance.now() + withinMs;
     for (;;) {
       const left = Math.max(0, Math.ceil((deadline - performance.now()) / 1000));
@@ -231,7 +241,7 @@ export class Ferry implements AsyncDisposable {
   }
 
   /** Asks for the health until it fits. For states that no answer announces. */
-  async healthy(fits: (health: Health) => boolean, withinMs = 5000): Promise<Health> {
+  async healthy(fits: (health: Health) => boolean, withinMs = SOON_MS): Promise<Health> {
     let health = await this.health();
     await eventually(async () => fits((health = await this.health())), withinMs).catch((error: unknown) => {
       throw new Error(`health never fitted: ${JSON.stringify(health)}`, { cause: error });
@@ -260,7 +270,7 @@ export class Ferry implements AsyncDisposable {
     const diedAlone = !this.#ending && this.#process.exitCode !== null;
     if (this.#process.exitCode === null && this.#process.signalCode === null) {
       this.signal("SIGTERM");
-      using late = timer(8000, () => this.#process.kill("SIGKILL"));
+      using late = timer(END_MS, () => this.#process.kill("SIGKILL"));
       void late;
       await this.exited;
     }
@@ -274,7 +284,7 @@ export class Ferry implements AsyncDisposable {
     const closed = once(this.#process, "close");
     const [code, signal] = (await once(this.#process, "exit")) as [Exit["code"], Exit["signal"]];
     const enough = new AbortController();
-    await Promise.race([closed, pause(1000, undefined, { signal: enough.signal })]);
+    await Promise.race([closed, pause(LAST_LINES_MS, undefined, { signal: enough.signal })]);
     enough.abort();
     return { code, signal };
   }
@@ -310,7 +320,7 @@ export class Ferry implements AsyncDisposable {
 }
 
 /** Runs one command to its end. */
-export async function runFerry(args: readonly string[], timeoutMs = 20_000) {
+export async function runFerry(args: readonly string[], timeoutMs = SOON_MS) {
   const child = spawn(FERRY, args, { stdio: ["ignore", "pipe", "pipe"] });
   const output = { stdout: "", stderr: "" };
   child.stdout.setEncoding("utf8").on("data", (text: string) => (output.stdout += text));
@@ -321,25 +331,29 @@ export async function runFerry(args: readonly string[], timeoutMs = 20_000) {
   return { code, ...output };
 }
 
-/** Writes a config with free ports and a short drain beneath it, without lingering; the file's path. */
+/** Writes a config with free ports, patience and a short drain beneath it, without lingering; the file's path. */
 export async function writeConfig(folder: Folder, config: Config): Promise<string> {
   const limits = { drainMs: 1000, lingerMs: 0, ...(config["limits"] as object | undefined) };
-  const whole = { listen: "127.0.0.1:0", admin: { listen: "127.0.0.1:0" }, ...config, limits };
+  const models = patientModels(config["models"]);
+  const whole = { listen: "127.0.0.1:0", admin: { listen: "127.0.0.1:0" }, ...config, ...models, limits };
   return folder.write("ferry.yaml", JSON.stringify(whole, null, 2));
 }
 
-/** A port that was free a moment ago. */
+/** Those that say nothing of timeouts are not about them. */
+export function patientModels(models: unknown): { readonly models?: unknown } {
+  if (!Array.isArray(models)) return {};
+  return { models: models.map((model: object) => ({ timeouts: PATIENT, ...model })) };
+}
+
+/** A port that nobody listens on, and that nobody is given for port 0 before the test uses it. */
 export async function freePort(): Promise<number> {
-  const server = createServer().listen(0, "127.0.0.1");
-  await once(server, "listening");
-  const { port } = server.address() as AddressInfo;
-  server.close();
-  await once(server, "close");
+  const port = await takePort();
+  releasePort(port);
   return port;
 }
 
 /** Polls until it holds: only for what nothing announces. */
-export async function eventually(holds: () => Promise<boolean> | boolean, withinMs = 5000): Promise<void> {
+export async function eventually(holds: () => Promise<boolean> | boolean, withinMs = SOON_MS): Promise<void> {
   const deadline = performance.now() + withinMs;
   while (!(await holds())) {
     assert.ok(performance.now() < deadline, `still not so after ${withinMs} ms`);

@@ -2,7 +2,7 @@
 import assert from "node:assert/strict";
 import { writeFile } from "node:fs/promises";
 import { describe, test } from "node:test";
-import { type Config, eventually, Ferry } from "./harness.ts";
+import { type Config, eventually, Ferry, patientModels } from "./harness.ts";
 import { setTimeout as pause } from "node:timers/promises";
 import { Random } from "../../src/core/random.ts";
 import { Stream } from "./steady-load.ts";
@@ -23,7 +23,8 @@ const replaced = (given: Model): Model => ({
 });
 
 async function reload(ferry: Ferry, models: readonly object[]): Promise<void> {
-  const whole: Config = { listen: "127.0.0.1:0", admin: { listen: "127.0.0.1:0" }, limits, models };
+  const listeners = { listen: "127.0.0.1:0", admin: { listen: "127.0.0.1:0" } };
+  const whole: Config = { ...listeners, limits, ...patientModels(models) };
   await writeFile(ferry.configFile, JSON.stringify(whole));
   const answer = await ferry.admin("/internal/reload", "POST");
   assert.equal(answer.status, 200, answer.text);

@@ -12,7 +12,6 @@ import { basename, join } from "node:path";
 import type { Pair } from "../certificates.ts";
 import { eventually, Folder, freePort, ROOT } from "./harness.ts";
 
-const START_MS = 20_000;
 const TEMPORARY = ["client_body", "proxy", "fastcgi", "uwsgi", "scgi"];
 /** Debian has it in /usr/sbin, which is not on everybody's path. */
 const env = { ...process.env, PATH: `${process.env["PATH"]}:/usr/sbin` };
@@ -56,7 +55,7 @@ export class Nginx implements AsyncDisposable {
       stdio: ["ignore", "ignore", "pipe"],
     });
     const nginx = new Nginx(child, folder, port);
-    await eventually(() => nginx.#listens(), START_MS);
+    await eventually(() => nginx.#listens());
     return nginx;
   }
 

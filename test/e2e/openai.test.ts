@@ -297,7 +297,7 @@ test("retries: the SDK comes again after retry-after-ms, and is answered", async
     assert.ok(wait > 0 && wait <= 60_000, String(wait));
     return true;
   };
-  await eventually(refused, 20_000);
+  await eventually(refused);
   const tries: { readonly from: number; readonly to: number; readonly waitMs: number }[] = [];
   const watched = async (...asked: Parameters<typeof fetch>): Promise<Response> => {
     const from = performance.now();

@@ -7,7 +7,7 @@
  */
 import assert from "node:assert/strict";
 import { createServer, type IncomingHttpHeaders, type Server } from "node:http";
-import { eventually } from "./harness.ts";
+import { eventually, SOON_MS } from "./harness.ts";
 import { ReturningServer } from "./returning-server.ts";
 
 export type Value = string | number | boolean;
@@ -145,7 +145,7 @@ export class OtlpCollector extends ReturningServer {
   }
 
   /** Waits until as many spans have that name. */
-  async seen(name: string, count = 1, withinMs = 20_000): Promise<SeenSpan[]> {
+  async seen(name: string, count = 1, withinMs = SOON_MS): Promise<SeenSpan[]> {
     await eventually(() => this.named(name).length >= count, withinMs).catch(() => {
       const names = this.spans.map((span) => span.name).join(", ");
       throw new Error(`${this.named(name).length} spans "${name}", not ${count}; there are: ${names}`);

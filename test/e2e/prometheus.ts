@@ -10,8 +10,6 @@ import { join } from "node:path";
 import { request } from "undici";
 import { eventually, Folder, freePort, ROOT } from "./harness.ts";
 
-const START_MS = 30_000;
-
 interface Series {
   readonly metric: Readonly<Record<string, string>>;
   readonly value: readonly [number, string];
@@ -58,7 +56,7 @@ export class Prometheus implements AsyncDisposable {
     child.on("error", () => {}); // Not installed: told below, when it does not answer.
     const prometheus = new Prometheus(child, folder, `http://${address}`);
     try {
-      await eventually(() => prometheus.#ready(), START_MS);
+      await eventually(() => prometheus.#ready());
     } catch (error) {
       await prometheus[Symbol.asyncDispose]();
       const hint = "prometheus does not start (apt-get install prometheus)";
@@ -82,11 +80,9 @@ export class Prometheus implements AsyncDisposable {
   /** Asks until an expression has that one value. */
   async reaches(expr: string, value: number): Promise<void> {
     let last: number | undefined;
-    await eventually(async () => (last = await this.value(expr)) === value, 30_000).catch(
-      (error: unknown) => {
-        throw new Error(`${expr} is ${last}, not ${value}`, { cause: error });
-      },
-    );
+    await eventually(async () => (last = await this.value(expr)) === value).catch((error: unknown) => {
+      throw new Error(`${expr} is ${last}, not ${value}`, { cause: error });
+    });
   }
 
   /** The trace ids that it kept beside the values of a metric. */

@@ -91,7 +91,7 @@ async function serve(folder: Folder, kind: keyof typeof models): Promise<Ferry> 
   const { file, text, function: name } = models[kind];
   await folder.write(file, text);
   const backend = { kind, function: name, workers: 2 };
-  const timeouts = { queueMs: 8000, workerMs: 1500, totalMs: 15_000 };
+  const timeouts = { queueMs: 40_000, workerMs: 5000, totalMs: 50_000 };
   const retry = { max: 2, baseMs: 10, maxMs: 50, budget: 1 };
   const health = { failures: 10, ejectMs: 20, maxEjectMs: 100 };
   const model = { name: "m", backend, timeouts, retry, health, cache: { scope: "off" } };
@@ -243,8 +243,8 @@ describe("a model that cannot be loaded is said at once", () => {
     test(name, async () => {
       await using folder = await Folder.make();
       await folder.write(file, text);
-      const config = { models: [{ name: "m", backend }], limits: { drainMs: 15_000 } };
-      const { code, stderr } = await runFerry(["serve", "-c", await writeConfig(folder, config)], 10_000);
+      const config = { models: [{ name: "m", backend }], limits: { drainMs: 60_000 } };
+      const { code, stderr } = await runFerry(["serve", "-c", await writeConfig(folder, config)]);
       assert.equal(code, 1, stderr);
       assert.match(stderr, says);
     });

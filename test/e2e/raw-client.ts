@@ -12,7 +12,7 @@ export interface RawAnswer {
   readonly text: string;
 }
 
-const PATIENCE_MS = 15_000;
+const PATIENCE_MS = 60_000;
 
 export class RawClient implements AsyncDisposable {
   readonly socket: Socket;

@@ -10,8 +10,8 @@ import { describe, test } from "node:test";
 import { parseConfig } from "../../src/config-load.ts";
 import { exchange } from "../redis/exchange.ts";
 import { slotOf, startCluster, startServer, until, type Server, type Settings } from "../redis/servers.ts";
-import { Fleet, fleetConfig, patient } from "./fleet.ts";
-import { assertError, eventually, Folder, ROOT, runFerry, writeConfig } from "./harness.ts";
+import { brisk, Fleet, fleetConfig, patient } from "./fleet.ts";
+import { assertError, eventually, Folder, ROOT, runFerry, SOON_MS, writeConfig } from "./harness.ts";
 import { echo, Gate, stubModel, StubWorker } from "./stub-worker.ts";
 
 /** Sent, and not in the line, with the reason. */
@@ -85,7 +85,7 @@ test("the user may not do what Ferry does not do", async () => {
   await server.cli("SET", "others:1", "secret");
   const login = ["AUTH", "ferry", PASSWORD];
   const reads = ["SCRIPT", "LOAD", "return redis.call('GET', ARGV[1])"];
-  const [, sha] = await exchange(server.port, [login, reads], 5000);
+  const [, sha] = await exchange(server.port, [login, reads], SOON_MS);
   const refused = [
     "FLUSHALL",
     "FLUSHDB",
@@ -111,20 +111,19 @@ test("the user may not do what Ferry does not do", async () => {
     `EVALSHA ${String(sha)} 0 others:1`,
   ];
   for (const words of refused) {
-    const asked = exchange(server.port, [login, words.split(" ")], 5000);
+    const asked = exchange(server.port, [login, words.split(" ")], SOON_MS);
     await assert.rejects(asked, /NOPERM|the user executing the script can't/i, words);
   }
-  assert.deepEqual(await exchange(server.port, [login, ["GET", "ferry:1"]], 5000), ["OK", null]);
+  assert.deepEqual(await exchange(server.port, [login, ["GET", "ferry:1"]], SOON_MS), ["OK", null]);
 });
 
 /** A gateway and a batcher that are this user everywhere. */
 async function startFleet(servers: readonly Server[], stub: StubWorker): Promise<Fleet> {
   await allow(servers);
   const nodes = servers.map(({ port }) => `127.0.0.1:${port}`);
-  const times = { leaseMs: 800, commandTimeoutMs: 400, beatMs: 200, aliveMs: 800 };
   const rules = { timeouts: patient, retry: { max: 1, baseMs: 10 }, health: { failures: 100 } };
   const model = stubModel([stub], { ...rules, maxBatchSize: 1 });
-  const config = fleetConfig({ nodes, username: "ferry", password: PASSWORD, ...times }, [model], {
+  const config = fleetConfig({ nodes, username: "ferry", password: PASSWORD, ...brisk }, [model], {
     limits: { perUserPerMinute: 10_000 },
   });
   return Fleet.start({ gateways: 1, batchers: 1 }, config);
@@ -267,7 +266,7 @@ describe("with these rights everything works", () => {
   });
 
   test("at a Cluster, also while a slot moves", async () => {
-    await using cluster = await startCluster({ maxmemory: "100mb" });
+    await using cluster = await startCluster({ maxmemory: "100mb", "cluster-node-timeout": "15000" });
     await everythingWorks(cluster.servers, async (fleet) => {
       const [door] = fleet.gateways;
       assert.match((await door!.admin("/internal/health")).text, /"durability":"replica"/);

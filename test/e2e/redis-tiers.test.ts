@@ -35,7 +35,7 @@ async function stage() {
   };
   const served = async (count: number): Promise<string[]> => {
     gate.open();
-    await eventually(async () => stub.inputs.length >= count, 20_000);
+    await eventually(async () => stub.inputs.length >= count);
     return stub.inputs.map(String);
   };
   return { stack, fleet, stub, caller, served };

@@ -2,7 +2,7 @@
 import assert from "node:assert/strict";
 import { writeFile } from "node:fs/promises";
 import { describe, test } from "node:test";
-import { type Answer, assertError, type Config, Ferry, runFerry } from "./harness.ts";
+import { type Answer, assertError, type Config, Ferry, patientModels, runFerry } from "./harness.ts";
 import { Stream } from "./steady-load.ts";
 import { stubModel, StubWorker } from "./stub-worker.ts";
 
@@ -13,7 +13,8 @@ async function start(config: Config): Promise<Ferry> {
 
 async function rewrite(ferry: Ferry, config: Config): Promise<void> {
   const limits = { drainMs: 1000, lingerMs: 0, ...(config["limits"] as object | undefined) };
-  const whole = { listen: "127.0.0.1:0", admin: { listen: "127.0.0.1:0" }, ...config, limits };
+  const models = patientModels(config["models"]);
+  const whole = { listen: "127.0.0.1:0", admin: { listen: "127.0.0.1:0" }, ...config, ...models, limits };
   await writeFile(ferry.configFile, JSON.stringify(whole, null, 2));
 }
 
@@ -84,8 +85,8 @@ describe("models", () => {
     await ferry.healthy(({ queue_depth }) => queue_depth === 1);
     await reload(ferry, { models: [simulated("b")], limits });
     assert.equal((await ferry.post({ input: 1, model: "stub" })).status, 400);
-    setTimeout(held.resolve, 1200);
     const late = await waiting;
+    held.resolve();
     assert.match(
       assertError(late, 404, "NOT_FOUND").message!,
       /"stub" was removed before this task had its turn/,

@@ -10,9 +10,6 @@ import { Fleet, fleetConfig, patient } from "./fleet.ts";
 import { type Config, eventually, Ferry, ROOT } from "./harness.ts";
 import { stubModel, StubWorker } from "./stub-worker.ts";
 
-/** As long as a loaded machine may need. */
-const SOON_MS = 30_000;
-
 type Row = Readonly<Record<string, unknown>>;
 
 const log = (url: string): Config => ({ requestLog: { url, flushMs: 50 } });
@@ -31,7 +28,7 @@ async function rowOf(postgres: PostgresServer, id: string, fits: (row: Row) => b
     if (made!["there"] !== true) return false;
     row = (await postgres.sql`SELECT * FROM ferry_requests WHERE id = ${id}`)[0];
     return row !== undefined && fits(row);
-  }, SOON_MS);
+  });
   return row!;
 }
 
@@ -60,7 +57,7 @@ test("what is wrong is told without the user or the password", async () => {
   ];
   for (const [url, told] of wrong) {
     await using ferry = await Ferry.start({ models, ...log(url) });
-    const line = await ferry.line(noticed(told), SOON_MS);
+    const line = await ferry.line(noticed(told));
     assert.match(line.msg!, /^request log: PostgreSQL at 127\.0\.0\.1:\d+\/\w+ is away/);
     assert.deepEqual(await ferry.infer(1), { of: 1 });
     await ferry.stop();
@@ -77,7 +74,6 @@ test("rows that a changed table refuses are dropped and told, and do not hold up
   assert.equal((await ferry.post("{}")).status, 400);
   const line = await ferry.line(
     noticed(/refuses \d+ rows, which are dropped: it answered with SQLSTATE 23514/),
-    SOON_MS,
   );
   assert.equal(line.level, "error");
   await postgres.sql`ALTER TABLE ferry_requests DROP CONSTRAINT narrow`;
@@ -105,11 +101,11 @@ test("with TLS: sslmode=require encrypts, verify-full also checks the certificat
   await eventually(async () => {
     const left = await postgres.sql`SELECT 1 FROM pg_stat_activity WHERE application_name = 'ferry'`;
     return left.length === 0;
-  }, SOON_MS);
+  });
   const strict = log(`${postgres.url}?sslmode=verify-full`);
   {
     await using ferry = await Ferry.start({ models, ...strict });
-    await ferry.line(noticed(/is away: (UNABLE_TO|SELF_SIGNED)/), SOON_MS);
+    await ferry.line(noticed(/is away: (UNABLE_TO|SELF_SIGNED)/));
   }
   process.env["NODE_EXTRA_CA_CERTS"] = authority.own.certFile;
   try {

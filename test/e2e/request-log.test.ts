@@ -8,8 +8,6 @@ import { stubModel, StubWorker } from "./stub-worker.ts";
 
 const ISSUER = rsaPair();
 const tokenOf = (sub: string) => token(ISSUER, claims(Date.now(), { sub, tier: "free" }));
-/** As long as a loaded machine may need. */
-const SOON_MS = 30_000;
 
 type Row = Readonly<Record<string, unknown>>;
 
@@ -37,7 +35,7 @@ async function rows(
     found = await rowsOf(postgres, id);
     return found.length >= count && found.every(fits);
   };
-  await eventually(there, SOON_MS).catch((error: unknown) => {
+  await eventually(there).catch((error: unknown) => {
     throw new Error(`no such row: ${JSON.stringify(found)}`, { cause: error });
   });
   assert.equal(found.length, count);
@@ -70,7 +68,8 @@ describe("with a PostgreSQL", () => {
         keysFile: "./keys.json",
         jwt: { issuer: "https://id.example", audience: "ferry", publicKeyFile: "./jwt.pem" },
       },
-      results: { ttlMs: 2000 },
+      // Long enough for a look at once, on whatever machine.
+      results: { ttlMs: 8000 },
       ...log(postgres.url),
     };
     await writeConfig(folder, config);
@@ -186,7 +185,7 @@ describe("with a PostgreSQL", () => {
       "settled_to_answered",
     ]);
     await rows(postgres, json.task_id!);
-    await eventually(async () => (await told())["source"] === "request log", SOON_MS);
+    await eventually(async () => (await told())["source"] === "request log");
     const { state, tenant, tier, model, outcome, batch } = await told();
     assert.deepEqual([state, tenant, tier, model, outcome], ["done", "alice", "paid", "stub", { ok: true }]);
     assert.equal((batch as Row)["worker"], new URL(stub.url).host);
@@ -194,7 +193,7 @@ describe("with a PostgreSQL", () => {
     // Another Ferry knows it from PostgreSQL alone.
     await using other = await Ferry.start({ models: [stubModel([stub])], ...log(postgres.url) });
     const there = async () => (await other.admin(`/internal/requests/${json.task_id}`)).status === 200;
-    await eventually(there, SOON_MS);
+    await eventually(there);
     const missing = await other.admin(`/internal/requests/${"0".repeat(36)}`);
     assert.equal(missing.status, 404);
     assert.equal((await other.admin("/internal/requests/'%20OR%201=1--")).status, 404);
@@ -245,15 +244,15 @@ describe("when PostgreSQL comes and goes", () => {
       }
     };
     await send(100);
-    await eventually(async () => (await countRows(postgres)) === sent, SOON_MS);
+    await eventually(async () => (await countRows(postgres)) === sent);
     await postgres.kill();
     await send(400);
-    const away = await ferry.line(noticed(/request log: PostgreSQL at .* is away/), SOON_MS);
+    const away = await ferry.line(noticed(/request log: PostgreSQL at .* is away/));
     assert.equal(away.level, "warn");
     await send(200);
     await postgres.start();
-    await ferry.line(noticed(/is back after \d+ s; 0 rows were dropped/), 60_000);
-    await eventually(async () => (await countRows(postgres)) === sent, SOON_MS);
+    await ferry.line(noticed(/is back after \d+ s; 0 rows were dropped/));
+    await eventually(async () => (await countRows(postgres)) === sent);
     assert.equal(ferry.lines.filter(noticed(/is away/)).length, 1);
     assert.equal((await postgres.sql`SELECT DISTINCT id FROM ferry_requests`).length, sent);
   });
@@ -263,15 +262,15 @@ describe("when PostgreSQL comes and goes", () => {
     await using stub = await StubWorker.listen();
     const config = { models: [stubModel([stub])], ...log(postgres.url, { maxBufferedRows: 1000 }) };
     await using ferry = await Ferry.start(config);
-    await ferry.line(noticed(/is away: ECONNREFUSED/), SOON_MS);
+    await ferry.line(noticed(/is away: ECONNREFUSED/));
     const ids: string[] = [];
     for (let at = 0; at < 1200; at += 50) {
       const answers = await Promise.all(Array.from({ length: 50 }, () => ferry.post("{}")));
       for (const answer of answers) ids.push(answer.json.request_id!);
     }
     await postgres.start();
-    await ferry.line(noticed(/is back after \d+ s; 200 rows were dropped/), 60_000);
-    await eventually(async () => (await countRows(postgres)) === 1000, SOON_MS);
+    await ferry.line(noticed(/is back after \d+ s; 200 rows were dropped/));
+    await eventually(async () => (await countRows(postgres)) === 1000);
     assert.equal((await rowsOf(postgres, ids.at(-1)!)).length, 1);
     assert.equal((await rowsOf(postgres, ids[0]!)).length, 0);
   });
@@ -290,7 +289,7 @@ describe("when PostgreSQL comes and goes", () => {
       for (let at = 0; at < 20; at++) assert.equal((await ferry.post({ input: at })).status, 200);
       const stoppedAt = performance.now();
       assert.equal((await ferry.stop()).code, 0);
-      assert.ok(performance.now() - stoppedAt < 15_000);
+      assert.ok(performance.now() - stoppedAt < 45_000);
       assert.ok(ferry.lines.some(noticed(/20 rows may be lost/)), ferry.stderr());
     } finally {
       postgres.resume();
@@ -308,12 +307,12 @@ describe("when PostgreSQL comes and goes", () => {
     postgres.pause();
     try {
       for (let at = 0; at < 20; at++) assert.equal((await ferry.post({ input: at })).status, 200);
-      await ferry.line(noticed(/is away: no answer within 300 ms/), SOON_MS);
+      await ferry.line(noticed(/is away: no answer within 300 ms/));
     } finally {
       postgres.resume();
     }
-    await ferry.line(noticed(/is back/), 60_000);
-    await eventually(async () => (await countRows(postgres)) === 21, SOON_MS);
+    await ferry.line(noticed(/is back/));
+    await eventually(async () => (await countRows(postgres)) === 21);
   });
 
   test("what waits at the end is written", async () => {
@@ -333,9 +332,8 @@ describe("when PostgreSQL comes and goes", () => {
     await using first = await Ferry.start(config);
     await eventually(
       async () => (await countRows(postgres)) === 0 && (await first.post("{}")).status === 400,
-      SOON_MS,
     );
-    await eventually(async () => (await countRows(postgres)) > 0, SOON_MS);
+    await eventually(async () => (await countRows(postgres)) > 0);
     await first.stop();
     await postgres.sql`DROP TABLE ferry_requests, ferry_migrations`;
     const all = await Promise.all([1, 2, 3].map(() => Ferry.start(config)));
@@ -351,7 +349,7 @@ describe("when PostgreSQL comes and goes", () => {
     await postgres.sql`INSERT INTO ferry_requests (instance, seq, id, status, work, started_at, latency_ms, attempts)
       VALUES (gen_random_uuid(), 1, 'young', 200, 'own', now() - interval '6 days', 1, 1)`;
     await using later = await Ferry.start(config);
-    await eventually(async () => (await rowsOf(postgres, "old")).length === 0, SOON_MS);
+    await eventually(async () => (await rowsOf(postgres, "old")).length === 0);
     assert.equal((await rowsOf(postgres, "young")).length, 1);
     assert.equal((await later.post("{}")).status, 400);
   });

@@ -1,7 +1,10 @@
-/** A server that can go away, as a killed process does, and come back on the port it had. */
+/**
+ * A server that can go away, as a killed process does, and come back on the port it had: one that nobody else is given
+ * meanwhile, neither to listen on nor for a connection (test/redis/guard.ts).
+ */
 import { once } from "node:events";
 import type { Server } from "node:http";
-import type { AddressInfo } from "node:net";
+import { releasePort, takePort } from "../redis/guard.ts";
 
 export abstract class ReturningServer implements AsyncDisposable {
   #server: Server | undefined;
@@ -17,10 +20,10 @@ export abstract class ReturningServer implements AsyncDisposable {
   /** Listens, again on the port it had. */
   async open(): Promise<void> {
     if (this.#server?.listening === true) return;
+    if (this.#port === 0) this.#port = await takePort();
     this.#server = this.make();
     this.#server.listen(this.#port, "127.0.0.1");
     await once(this.#server, "listening");
-    this.#port = (this.#server.address() as AddressInfo).port;
   }
 
   /** Dies as a killed process does: its connections are reset and its port refuses. */
@@ -34,5 +37,6 @@ export abstract class ReturningServer implements AsyncDisposable {
 
   async [Symbol.asyncDispose](): Promise<void> {
     await this.close();
+    releasePort(this.#port);
   }
 }

@@ -25,7 +25,7 @@ describe("a rolling restart", () => {
     const redis = stack.use(await startServer());
     const workers = await stubs(stack, 4);
     const model = stubModel(workers, { timeouts: patient, maxBatchSize: 16 });
-    const config = fleetConfig({ url: redis.url }, [model], { limits: { drainMs: 15_000, lingerMs: 1000 } });
+    const config = fleetConfig({ url: redis.url }, [model], { limits: { drainMs: 50_000, lingerMs: 3000 } });
     const fleet = stack.use(await Fleet.start({ gateways: 2, batchers: 2 }, config));
     const balancer = stack.use(await Balancer.listen(() => fleet.doors.map(({ url }) => url)));
     await using load = new Stream({ port: balancer.port, perSecond: PER_SECOND });
@@ -52,7 +52,7 @@ describe("a rolling restart", () => {
     await using stack = new AsyncDisposableStack();
     const redis = stack.use(await startServer());
     const workers = await stubs(stack, 4);
-    const limits = { drainMs: 15_000 };
+    const limits = { drainMs: 50_000 };
     const config = (some: readonly StubWorker[], more: object = {}, others: readonly object[] = []): Config =>
       fleetConfig(
         { url: redis.url },

@@ -8,7 +8,7 @@ import { eventually, Folder, type Health, ROOT, writeConfig } from "./harness.ts
 
 const FERRY = join(ROOT, "bin/ferry");
 const PTY = join(import.meta.dirname, "pty.py");
-const PATIENCE_MS = 30_000;
+const PATIENCE_MS = 60_000;
 const CTRL_C = "\u0003";
 
 interface End {
@@ -71,7 +71,7 @@ const gpus = { kind: "simulated", workers: 6, baseMs: 100 };
 const config = {
   models: [{ name: "a", maxBatchSize: 8, backend: gpus }],
   telemetry: { logLevel: "silent" },
-  limits: { drainMs: 15_000 },
+  limits: { drainMs: 60_000 },
 };
 
 test("l loads, k kills a worker, nobody's answer is lost, q leaves the terminal as it was", async () => {

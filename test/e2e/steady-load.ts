@@ -13,7 +13,7 @@ import { Agent, request } from "node:http";
 import { type AddressInfo, connect, createServer, type Server, type Socket } from "node:net";
 import { setTimeout as pause } from "node:timers/promises";
 
-const ANSWER_MS = 30_000;
+const ANSWER_MS = 60_000;
 
 export class Balancer implements AsyncDisposable {
   readonly #server: Server;
@@ -89,7 +89,8 @@ export class Stream implements AsyncDisposable {
   /** What each of those that failed got instead. */
   readonly failed: string[] = [];
   readonly #options: StreamOptions;
-  readonly #agent = new Agent({ keepAlive: true });
+  /** In turn, so that none rests: one that rests until its gateway closes it may be used just then. */
+  readonly #agent = new Agent({ keepAlive: true, scheduling: "fifo" });
   readonly #open = new Set<Promise<void>>();
   readonly #running: Promise<void>;
   #stopped = false;
@@ -100,7 +101,7 @@ export class Stream implements AsyncDisposable {
   }
 
   /** Resolves when so many more were answered. */
-  async more(count: number, withinMs = 20_000): Promise<void> {
+  async more(count: number, withinMs = 60_000): Promise<void> {
     const [goal, deadline] = [this.answered + count, performance.now() + withinMs];
     while (this.answered < goal) {
       assert.ok(performance.now() < deadline, `${this.answered} of ${goal} answered in time; ${this.told()}`);

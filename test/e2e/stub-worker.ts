@@ -11,6 +11,7 @@ import {
   type Server,
   type ServerResponse,
 } from "node:http";
+import { SOON_MS } from "./harness.ts";
 import { ReturningServer } from "./returning-server.ts";
 
 export class StubCall {
@@ -95,7 +96,7 @@ export class StubWorker extends ReturningServer {
   }
 
   /** Waits for the n-th call (the first is 1). */
-  async call(n: number, withinMs = 10_000): Promise<StubCall> {
+  async call(n: number, withinMs = SOON_MS): Promise<StubCall> {
     const late = AbortSignal.timeout(withinMs);
     const expired = Promise.withResolvers<void>();
     late.addEventListener("abort", () => expired.resolve(), { once: true });

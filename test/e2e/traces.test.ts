@@ -14,7 +14,7 @@ const REQUEST = "POST /v1/inference";
 const telemetry = (collector: OtlpCollector, sample = 0) => ({
   otlpUrl: collector.url,
   sample,
-  exportTimeoutMs: 2000,
+  exportTimeoutMs: 20_000,
 });
 const fresh = { cache: { scope: "off" }, collapse: false };
 
@@ -205,8 +205,11 @@ describe("one process", () => {
     });
     await Promise.all(Array.from({ length: tasks }, (_, input) => ferry.post({ input })));
     const queues = await collector.seen("queue stub", tasks);
-    const batches = collector.named("process stub");
     await collector.seen(REQUEST, tasks);
+    const links = (): number =>
+      collector.named("process stub").reduce((sum, each) => sum + each.links.length, 0);
+    await eventually(() => links() >= tasks);
+    const batches = collector.named("process stub");
     const linked = batches.flatMap(({ links }) => links.map(place));
     assert.deepEqual(linked.sort(), queues.map(place).sort());
     assert.ok(Math.max(...batches.map(({ links }) => links.length)) > 128);
@@ -290,16 +293,16 @@ describe("a collector that is away", () => {
     await collector.close();
     await using ferry = await Ferry.start({
       models: [stubModel([stub], fresh)],
-      telemetry: { ...telemetry(collector, 1), maxBufferedSpans: 512, exportTimeoutMs: 100 },
+      telemetry: { ...telemetry(collector, 1), maxBufferedSpans: 512, exportTimeoutMs: 5000 },
     });
     const more = 40;
     for (let round = 0; round < more; round++) {
       const answers = await Promise.all(Array.from({ length: 16 }, () => ferry.post({ input: round })));
       for (const { status } of answers) assert.equal(status, 200);
     }
-    await ferry.line(({ msg }) => /cannot be reached \(.*ECONNREFUSED/.test(String(msg)), 20_000);
+    await ferry.line(({ msg }) => /cannot be reached \(.*ECONNREFUSED/.test(String(msg)));
     await collector.open();
-    const again = await ferry.line(({ msg }) => /takes spans again/.test(String(msg)), 20_000);
+    const again = await ferry.line(({ msg }) => /takes spans again/.test(String(msg)));
     assert.match(String(again.msg), /[1-9]\d* spans were dropped so far/);
     await eventually(() => collector.spans.length >= 500);
     const said = ferry.lines.filter(({ msg }) => String(msg).includes("collector of traces"));
@@ -316,7 +319,7 @@ describe("a collector that is away", () => {
     assert.equal((await ferry.post({ input: 1 })).status, 200);
     const start = performance.now();
     assert.deepEqual(await ferry.stop(), { code: 0, signal: null });
-    assert.ok(performance.now() - start < 6000);
+    assert.ok(performance.now() - start < 30_000);
   });
 
   test("one that refuses them is told of once, and nothing piles up", async () => {
@@ -328,6 +331,6 @@ describe("a collector that is away", () => {
       telemetry: telemetry(collector, 1),
     });
     assert.equal((await ferry.post({ input: 1 })).status, 200);
-    await ferry.line(({ msg }) => /refuses spans \(400 Bad Request\)/.test(String(msg)), 20_000);
+    await ferry.line(({ msg }) => /refuses spans \(400 Bad Request\)/.test(String(msg)));
   });
 });

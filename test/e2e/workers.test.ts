@@ -52,7 +52,7 @@ class Callers {
 
   async more(count: number): Promise<void> {
     const goal = this.answered + count;
-    await eventually(() => Promise.resolve(this.answered >= goal || this.failures.length > 0), 20_000);
+    await eventually(() => Promise.resolve(this.answered >= goal || this.failures.length > 0));
   }
 
   async stop(): Promise<void> {
