@@ -19,7 +19,7 @@ describe("3 + 3", () => {
   let fleet: Fleet;
 
   before(async () => {
-    cluster = await startCluster({ "cluster-node-timeout": "3000" });
+    cluster = await startCluster();
     worker = await StubWorker.listen((call) => void setTimeout(() => call.echo(), 20));
     const nodes = cluster.nodes.map(({ host, port }) => `${host}:${port}`);
     const config = fleetConfig({ nodes, ...alert }, [stubModel([worker], { timeouts: patient })]);

@@ -134,7 +134,7 @@ describe("two batchers on a real server", () => {
   let nodes: RedisNodes;
   before(async () => {
     server = await startServer();
-    nodes = await openNodes(server.url, 200);
+    nodes = await openNodes(server.url, 2000);
   });
   after(async () => {
     await nodes.close();

@@ -13,12 +13,12 @@ export function key(prefix: string): (name: string) => string {
   return (name) => `${prefix}:{${TAG}}:${name}`;
 }
 
-export function openNodes(url: string, commandTimeoutMs = 1000): Promise<RedisNodes> {
+export function openNodes(url: string, commandTimeoutMs = 20_000): Promise<RedisNodes> {
   return RedisNodes.open(
     {
       url,
       tags: [TAG],
-      connectTimeoutMs: 1000,
+      connectTimeoutMs: 20_000,
       commandTimeoutMs,
       name: "ferry-test",
       durability: "local",

@@ -14,9 +14,9 @@ export const LIMITS: ListenerLimits = {
   maxBodyBytes: 1000,
   maxHeaders: 20,
   maxConnections: 50,
-  headersTimeoutMs: 5000,
-  requestTimeoutMs: 5000,
-  keepAliveTimeoutMs: 5000,
+  headersTimeoutMs: 30_000,
+  requestTimeoutMs: 30_000,
+  keepAliveTimeoutMs: 30_000,
 };
 
 export interface Answered {

@@ -168,6 +168,6 @@ describe("the gRPC listener", () => {
         await once(session, "close");
       },
       {},
-      { headersTimeoutMs: 100, keepAliveTimeoutMs: 100 },
+      { headersTimeoutMs: 1500, keepAliveTimeoutMs: 1500 },
     ));
 });

@@ -23,7 +23,7 @@ describe("bounds:", () => {
   });
 
   test("a body that drips is 408, and the connection lives on", async () => {
-    await using edge = await Edge.open({ headersTimeoutMs: 100, requestTimeoutMs: 100 });
+    await using edge = await Edge.open({ headersTimeoutMs: 1500, requestTimeoutMs: 1500 });
     const session = await edge.session();
     const stream = session.request(POST, { endStream: false });
     stream.on("error", () => {});
@@ -65,7 +65,7 @@ describe("bounds:", () => {
   });
 
   test("a client that takes no answer is cut", async () => {
-    await using edge = await Edge.open({ headersTimeoutMs: 200, requestTimeoutMs: 200 });
+    await using edge = await Edge.open({ headersTimeoutMs: 1500, requestTimeoutMs: 1500 });
     const session = await edge.session({ initialWindowSize: 1000 });
     const ended = edge.events.next("request.answered");
     session.request({ ":path": "/large" }).on("error", () => {});
@@ -150,7 +150,8 @@ test("what is refused before it has a route is a request too, over HTTP/2 as ove
 
 describe("ends:", () => {
   test("a connection that asks nothing has headersTimeoutMs", async () => {
-    await using edge = await Edge.open({ headersTimeoutMs: 100 });
+    // Long enough for the handshake, which it bounds too.
+    await using edge = await Edge.open({ headersTimeoutMs: 1500 });
     const session = await edge.session();
     await closed(session);
   });

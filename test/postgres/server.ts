@@ -18,7 +18,7 @@ import { until } from "../redis/server.ts";
 
 const USER = "ferry";
 const PASSWORD = "pass word/%";
-const START_LIMIT_MS = 30_000;
+const START_LIMIT_MS = 60_000;
 
 let template: string | undefined;
 

@@ -4,14 +4,14 @@ import { after, before, describe, test } from "node:test";
 import { slotOf } from "../../src/redis/topology.ts";
 import { startCluster, until } from "./servers.ts";
 import type { Cluster, Server } from "./servers.ts";
-import { channelOf, Ear, pushTo, scriptOf, Stage, tags } from "./client-stage.ts";
+import { channelOf, Ear, PATIENT_MS, pushTo, scriptOf, Stage, tags } from "./client-stage.ts";
 
 describe("a Cluster", () => {
   let cluster: Cluster;
   before(async () => void (cluster = await startCluster()));
   after(() => cluster.stop());
 
-  const stageOn = (): Promise<Stage> => Stage.open({ nodes: cluster.nodes, commandTimeoutMs: 1000 });
+  const stageOn = (): Promise<Stage> => Stage.open({ nodes: cluster.nodes, commandTimeoutMs: 2000 });
   const slot = (shard: number): number => slotOf(tags[shard]!);
 
   async function anotherThan(owner: Server): Promise<Server> {
@@ -26,7 +26,9 @@ describe("a Cluster", () => {
       assert.deepEqual(nodes.groups([2, 0, 5]), [[2], [0], [5]]);
       assert.equal(nodes.primaries().length, 3);
       assert.ok(nodes.primaries().every(({ replicas, waits, up }) => replicas === 1 && waits && up));
-      const calls = tags.map((_, shard) => nodes.runDurably(shard, pushTo(shard, shard, "routed"), 1000));
+      const calls = tags.map((_, shard) =>
+        nodes.runDurably(shard, pushTo(shard, shard, "routed"), PATIENT_MS),
+      );
       await Promise.all(calls);
     }
     const counts = await Promise.all(
@@ -58,8 +60,8 @@ describe("a Cluster", () => {
     let written = 0;
     const load = (async () => {
       while (!moved.signal.aborted) {
-        await nodes.runDurably(moving, pushTo(moving, written, "moved"), 5000);
-        await nodes.run(moving, pushTo(moving, written, "moved-plain"), { withinMs: 5000 });
+        await nodes.runDurably(moving, pushTo(moving, written, "moved"), PATIENT_MS);
+        await nodes.run(moving, pushTo(moving, written, "moved-plain"), { withinMs: PATIENT_MS });
         written++;
       }
     })();
@@ -67,7 +69,7 @@ describe("a Cluster", () => {
     await cluster.moveSlot(slot(moving), to, async () => {
       // In the middle of it: this key is not there, so the old owner sends us on with ASK.
       const name = `${key}:fresh:${asked.length}`;
-      asked.push(String(await nodes.command(moving, ["SET", name, 1], { withinMs: 5000 })));
+      asked.push(String(await nodes.command(moving, ["SET", name, 1], { withinMs: PATIENT_MS })));
     });
     assert.ok(asked.length >= 6 && asked.every((reply) => reply === "OK"));
     await until(() => nodes.up(moving) && ear.confirmed.get(moving)! >= 2);
@@ -81,7 +83,7 @@ describe("a Cluster", () => {
     // And back: it was unsubscribed there, which must have been noticed.
     const times = ear.confirmed.get(moving)!;
     await cluster.moveSlot(slot(moving), from);
-    assert.equal(await nodes.run(moving, pushTo(moving, 0, "moved"), { withinMs: 5000 }), written + 1);
+    assert.equal(await nodes.run(moving, pushTo(moving, 0, "moved"), { withinMs: PATIENT_MS }), written + 1);
     await until(() => ear.confirmed.get(moving)! > times);
     await until(async () => (await nodes.command(moving, ["SPUBLISH", channelOf(moving), "back"])) === 1);
     await until(() => ear.heard.includes(`${moving} back`));
@@ -101,7 +103,7 @@ describe("a Cluster", () => {
     await to.cli("CLUSTER", "SETSLOT", String(slot(moving)), "IMPORTING", fromId);
     await from.cli("CLUSTER", "SETSLOT", String(slot(moving)), "MIGRATING", toId);
     const migrate = (name: string): Promise<string> =>
-      from.cli("MIGRATE", "127.0.0.1", String(to.port), name, "0", "1000");
+      from.cli("MIGRATE", "127.0.0.1", String(to.port), name, "0", "20000");
     await migrate(names[0]!);
     const call = { script: two, keys: names, args: [] };
     await assert.rejects(nodes.run(moving, call, { withinMs: 100 }), {
@@ -109,7 +111,10 @@ describe("a Cluster", () => {
       unknown: false,
       message: /answered for 100 ms: TRYAGAIN/,
     });
-    const patient = [nodes.run(moving, call, { withinMs: 5000 }), nodes.runDurably(moving, call, 5000)];
+    const patient = [
+      nodes.run(moving, call, { withinMs: PATIENT_MS }),
+      nodes.runDurably(moving, call, PATIENT_MS),
+    ];
     await migrate(names[1]!);
     assert.deepEqual((await Promise.all(patient)).map(String), ["OK", "OK"]);
     await cluster.moveSlot(slot(moving), to);
@@ -124,10 +129,10 @@ describe("a Cluster", () => {
     const dead = await cluster.primaryOf(slot(lost));
     const owners = await Promise.all(tags.map((_, shard) => cluster.primaryOf(slot(shard))));
     const spared = owners.findIndex((owner) => owner !== dead);
-    await nodes.runDurably(lost, pushTo(lost, 0, "failover"), 1000);
+    await nodes.runDurably(lost, pushTo(lost, 0, "failover"), PATIENT_MS);
     await dead.kill();
-    const patient = nodes.runDurably(lost, pushTo(lost, 1, "failover"), 20_000);
-    assert.equal(await nodes.runDurably(spared, pushTo(spared, 0, "failover"), 1000), 1);
+    const patient = nodes.runDurably(lost, pushTo(lost, 1, "failover"), PATIENT_MS);
+    assert.equal(await nodes.runDurably(spared, pushTo(spared, 0, "failover"), PATIENT_MS), 1);
     assert.equal(nodes.up(spared), true);
     assert.equal(await patient, 2);
     await until(() => nodes.up(lost) && ear.confirmed.get(lost)! >= 2);
@@ -149,12 +154,12 @@ describe("a Cluster", () => {
     const { nodes } = stage;
     const shard = 0;
     const stale = await cluster.primaryOf(slot(shard));
-    assert.equal(await nodes.runDurably(shard, pushTo(shard, 0, "stale"), 1000), 1);
+    assert.equal(await nodes.runDurably(shard, pushTo(shard, 0, "stale"), PATIENT_MS), 1);
     stale.pause();
     await until(async () => (await cluster.primaryOf(slot(shard))) !== stale);
-    await nodes.runDurably(shard, pushTo(shard, 1, "stale"), 20_000);
+    await nodes.runDurably(shard, pushTo(shard, 1, "stale"), PATIENT_MS);
     stale.resume();
-    for (let n = 0; n < 50; n++) await nodes.runDurably(shard, pushTo(shard, n, "stale"), 5000);
+    for (let n = 0; n < 50; n++) await nodes.runDurably(shard, pushTo(shard, n, "stale"), PATIENT_MS);
     const owner = await cluster.primaryOf(slot(shard));
     assert.ok(Number(await owner.cli("LLEN", `{${tags[shard]}}:stale`)) >= 52);
     assert.ok(nodes.primaries().every(({ address }) => address !== `127.0.0.1:${stale.port}`));

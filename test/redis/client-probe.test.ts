@@ -10,7 +10,7 @@ import { startCluster, startPair, startServer, type Server } from "./servers.ts"
 const good = { maxmemory: "100mb", "maxmemory-policy": "noeviction" };
 const at = (...servers: Server[]) => servers.map(({ port }) => ({ host: "127.0.0.1", port }));
 function probe(options: Partial<ProbeOptions>): Promise<Probe> {
-  const usual = { durability: "auto", connectTimeoutMs: 2000, commandTimeoutMs: 2000 } as const;
+  const usual = { durability: "auto", connectTimeoutMs: 20_000, commandTimeoutMs: 20_000 } as const;
   return probeRedis({ ...usual, ...options }, new SystemClock());
 }
 const inOrder = (ports: number[]) => ports.sort((a, b) => a - b);

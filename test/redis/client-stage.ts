@@ -8,6 +8,9 @@ import type { EventFields } from "../../src/telemetry/events.ts";
 
 export const clock = new SystemClock();
 
+/** For whatever must succeed: no machine is so slow. */
+export const PATIENT_MS = 20_000;
+
 /** One per sixteenth of the slots. */
 export const tags = "f0h f11a f22a f38 f422 f53 f6c f712 f813 f910 fa1j fb23 fc3 fd2d fe9 ff0".split(" ");
 
@@ -37,7 +40,7 @@ export class Stage implements AsyncDisposable {
   }
 
   static async open(options: Partial<NodesOptions>, events = new Events()): Promise<Stage> {
-    const limits = { connectTimeoutMs: 1000, commandTimeoutMs: 500, waitTimeoutMs: 2000 };
+    const limits = { connectTimeoutMs: PATIENT_MS, commandTimeoutMs: PATIENT_MS, waitTimeoutMs: PATIENT_MS };
     const nodes = await RedisNodes.open(
       { tags, ...limits, name: "test", durability: "auto", ...options },
       clock,

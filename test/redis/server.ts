@@ -16,12 +16,12 @@ import { folder, releasePort, spawnGuarded, takePort } from "./guard.ts";
 export type Settings = Readonly<Record<string, string>>;
 
 export const HOST = "127.0.0.1";
-const START_LIMIT_MS = 10_000;
-const END_LIMIT_MS = 10_000;
-const REPLY_LIMIT_MS = 10_000;
+const START_LIMIT_MS = 60_000;
+const END_LIMIT_MS = 60_000;
+const REPLY_LIMIT_MS = 60_000;
 /** Short: whoever else listens on the port may never answer. */
-const READY_LIMIT_MS = 500;
-const UNTIL_LIMIT_MS = 20_000;
+const READY_LIMIT_MS = 5000;
+const UNTIL_LIMIT_MS = 60_000;
 const PORT_TRIES = 5;
 
 const DEFAULTS: Settings = {

@@ -107,7 +107,7 @@ describe("a cluster", () => {
 
     const heir = await cluster.replicaOf(to);
     await to.kill();
-    assert.equal(await cluster.primaryOf(slot), to);
+    assert.ok([to, heir].includes(await cluster.primaryOf(slot)));
     await cluster.until(async () => (await cluster.primaryOf(slot)) === heir, "the replica takes over");
     assert.equal(await cluster.isWell(), false);
     await to.restart();

@@ -263,7 +263,7 @@ export async function startCluster(settings: Settings = {}): Promise<Cluster> {
   await using started = new AsyncDisposableStack();
   const servers = await startAll(started, 2 * PRIMARIES, {
     "cluster-enabled": "yes",
-    "cluster-node-timeout": "1500",
+    "cluster-node-timeout": "3000",
     "cluster-require-full-coverage": "no",
     ...settings,
   });

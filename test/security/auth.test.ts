@@ -241,12 +241,13 @@ describe("8 JWKS: rotation, random kids, and a server that is down", () => {
     const forged = await Promise.all(
       Array.from({ length: 300 }, (_, at) => ask(`random ${at}`, second.privateKey)),
     );
-    const allowed = 1 + Math.floor((performance.now() - start) / 1000);
+    // One that was on its way when the count began, one at once, and one a second.
+    const allowed = 2 + Math.floor((performance.now() - start) / 1000);
     for (const answer of forged) assert.equal(answer.status, 401, answer.text);
     assert.ok(fetches - before <= allowed, `${fetches - before} fetches, ${allowed} allowed`);
 
     keys = [jwk(second.publicKey, "two"), ...keys];
-    await eventually(async () => (await ask("two", second.privateKey)).status === 200, 5000);
+    await eventually(async () => (await ask("two", second.privateKey)).status === 200);
     server.close();
     server.closeAllConnections();
     for (const user of ["x", "y"]) {
@@ -270,7 +271,7 @@ describe("9 API keys", () => {
     const id = key.slice(8, 20);
     const { code, stderr } = await runFerry(["keys", "revoke", id, "-c", configFile]);
     assert.equal(code, 0, stderr);
-    await eventually(async () => (await post("nine", { "x-api-key": key })).status === 401, 10_000);
+    await eventually(async () => (await post("nine", { "x-api-key": key })).status === 401);
   });
   test("9 timing: no clock here could tell, so the source is asked: digests meet only in timingSafeEqual", () => {
     const source = readFileSync(join(ROOT, "src/admission/credentials.ts"), "utf8");

@@ -99,7 +99,7 @@ describe("36 an aborted call leaves nothing for the next user of its socket", ()
       if (calls % 5 === 0) call.reset();
       else call.echo();
     });
-    const timeouts = { queueMs: 2000, workerMs: 40, totalMs: 4000 };
+    const timeouts = { queueMs: 20_000, workerMs: 100, totalMs: 30_000 };
     const model = {
       ...quick,
       retry: { max: 9, baseMs: 1, maxMs: 1 },
