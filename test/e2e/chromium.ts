@@ -71,6 +71,15 @@ export function until(page: Page, expression: string, withinMs = SOON_MS): Promi
   );
 }
 
+/** What was last known is drawn: some frames have passed. */
+export async function drawn(page: Page): Promise<void> {
+  await page.evaluate(`new Promise((resolve) => {
+    let frames = 0;
+    const next = () => (++frames > 6 ? resolve(true) : requestAnimationFrame(next));
+    next();
+  })`);
+}
+
 export interface Look extends AsyncDisposable {
   readonly page: Page;
   readonly troubles: string[];

@@ -4,10 +4,10 @@
  */
 import assert from "node:assert/strict";
 import { after, before, describe, test } from "node:test";
-import type { Page } from "playwright-core";
+import type { CDPSession, Page } from "playwright-core";
 import type { Scene } from "../dashboard/fake-frames.ts";
 import { FakeLive } from "../dashboard/fake-live.ts";
-import { Eyes, type Look, until } from "./chromium.ts";
+import { drawn, Eyes, type Look, until } from "./chromium.ts";
 
 let eyes: Eyes;
 before(async () => {
@@ -87,6 +87,7 @@ describe("keys", () => {
     const numbers =
       "[...document.querySelectorAll('.number, .percent')].map((each) => each.textContent).join()";
     const picture = `${numbers} + document.getElementById('lane-canvas').toDataURL()`;
+    await drawn(page);
     const still = await page.evaluate(picture);
     const arrived = "performance.now()";
     const from = Number(await page.evaluate(arrived));
@@ -94,7 +95,7 @@ describe("keys", () => {
     assert.equal(await page.evaluate(picture), still);
     await page.keyboard.press("Space");
     await until(page, `${picture} !== ${JSON.stringify(still)}`);
-    assert.equal(await page.locator("#live-text").innerText(), "live");
+    await until(page, `document.getElementById("live-text").textContent === "live"`);
   });
 
   test("[ and ] choose the range, m the model, 1 to 4 a reason, Esc forgets it", async () => {
@@ -290,27 +291,24 @@ const FAINT_TEXT = `(() => {
     .filter((flaw) => flaw !== "");
 })()`;
 
+/** Seconds of CPU that the page's thread has used: what other programs do to the machine is not in it. */
+async function threadSeconds(browser: CDPSession): Promise<number> {
+  const { metrics } = await browser.send("Performance.getMetrics");
+  return metrics.find(({ name }) => name === "TaskDuration")!.value;
+}
+
 test("10,000 requests/s on 70 workers leave the page's thread free", async (t) => {
   await using look = await open("crowd");
   const { page, troubles } = look;
-  await page.evaluate(`(() => {
-    globalThis.longTasks = [];
-    new PerformanceObserver((list) => longTasks.push(...list.getEntries().map(({ duration }) => duration)))
-      .observe({ type: "longtask" });
-    globalThis.frames = [];
-    let before = performance.now();
-    const tick = (now) => { frames.push(now - before); before = now; requestAnimationFrame(tick); };
-    requestAnimationFrame(tick);
-  })()`);
+  const browser = await page.context().newCDPSession(page);
+  await browser.send("Performance.enable", { timeDomain: "threadTicks" });
   const from = Number(await page.evaluate("performance.now()"));
+  const before = await threadSeconds(browser);
   await until(page, `performance.now() > ${from + 8000}`);
-  const long = await page.evaluate<number[]>("longTasks");
-  const frames = await page.evaluate<number[]>("frames");
-  const median = frames.sort((a, b) => a - b)[frames.length >> 1]!;
-  t.diagnostic(
-    `long tasks in 8 s: ${long.length} (${long.map(Math.round).join(", ")} ms); frame: ${median.toFixed(1)} ms`,
-  );
-  // 16 frames came; drawn in software by a browser on a machine that does other things too.
-  assert.ok(long.length <= 8, `${long.length} long tasks: ${long.join()}`);
+  const seconds = (Number(await page.evaluate("performance.now()")) - from) / 1000;
+  const share = ((await threadSeconds(browser)) - before) / seconds;
+  t.diagnostic(`the page's thread was busy for ${(100 * share).toFixed(0)} % of ${seconds.toFixed(1)} s`);
+  // 16 frames came, and 240 pictures of the lanes; drawn in software.
+  assert.ok(share < 0.5, `${(100 * share).toFixed(0)} %`);
   assert.deepEqual(troubles, []);
 });

@@ -4,7 +4,7 @@ import { after, before, describe, test } from "node:test";
 import type { Page } from "playwright-core";
 import type { Scene } from "../dashboard/fake-frames.ts";
 import { FakeLive } from "../dashboard/fake-live.ts";
-import { Eyes, type Look, until } from "./chromium.ts";
+import { drawn, Eyes, type Look, until } from "./chromium.ts";
 
 let eyes: Eyes;
 before(async () => {
@@ -41,6 +41,7 @@ describe("a pause", () => {
     await using look = await open("healthy");
     const { page, fake, troubles } = look;
     await page.keyboard.press("Space");
+    await drawn(page);
     const picture = "document.getElementById('lane-canvas').toDataURL()";
     const [lanes, rate] = [await page.evaluate(picture), await text(page, ".tile .number")];
     // Ten minutes go by.
@@ -72,7 +73,7 @@ describe("when something breaks", () => {
     assert.equal(await page.locator("[data-broken]").count(), 1);
     const before = await text(page, "#rate-read");
     await until(page, `document.getElementById("rate-read").textContent !== ${JSON.stringify(before)}`);
-    assert.equal(await text(page, "#live-text"), "live");
+    await until(page, `document.getElementById("live-text").textContent === "live"`);
     assert.equal(troubles.length, 1, "the browser's console names it, once");
     fake.alter = (frame) => frame;
     await page.locator(".refused:not([data-broken])").waitFor();
