@@ -15,9 +15,8 @@ before(async () => {
   const retry = { max: 2, baseMs: 1, maxMs: 5, budget: 1 };
   // These tests are about replies, not about ejecting the worker that gives them.
   const model = { retry, health: { failures: 1000, ejectMs: 10, maxEjectMs: 10 } };
-  const timeouts = { queueMs: 8000, workerMs: 3000, totalMs: 10_000 };
   const backend = { kind: "http", protocol: "batch", workers: [stub.url], maxReplyBytes: MAX_REPLY };
-  ferry = await Ferry.start({ models: [stubModel([stub], { ...model, timeouts, backend })] });
+  ferry = await Ferry.start({ models: [stubModel([stub], { ...model, backend })] });
 });
 after(async () => {
   await ferry?.[Symbol.asyncDispose]();

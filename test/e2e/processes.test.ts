@@ -183,10 +183,13 @@ describe("two processes behind one port", () => {
     await eventually(async () => (await held(admins[0]!)) === 8);
     const ended = part.stop();
     const { requests } = await part.line(({ msg }) => msg === "draining");
-    assert.equal(requests, 8);
+    // A process that does not answer within a second is left out of this count, and of no other.
+    assert.ok(Number(requests) <= 8);
     gate.open();
     for (const { status, text } of await Promise.all(waiting)) assert.equal(status, 200, text);
     assert.deepEqual(await ended, { code: 0, signal: null });
+    const last = part.lines.at(-1)!;
+    assert.deepEqual([last.msg, last["requests"], last["lost"]], ["stopped", 8, 0]);
   });
 
   test("the parent is killed: the others end, and the ports are free", async () => {
