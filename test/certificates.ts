@@ -3,7 +3,7 @@
  * on the curve P-256, which takes a few milliseconds; nothing here is a secret.
  */
 import { execFileSync } from "node:child_process";
-import { mkdtempSync, readFileSync, rmSync, writeFileSync } from "node:fs";
+import { mkdtempSync, readFileSync, renameSync, rmSync, writeFileSync } from "node:fs";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
 
@@ -48,10 +48,16 @@ export class Authority implements Disposable {
     return pairOf(certFile, keyFile);
   }
 
-  /** Puts a pair where another is; the certificate first, as most tools do. */
+  /** Puts a pair where another is; the certificate first, as most tools do, and each file whole. */
   replace(old: Pair, { cert, key }: Pair): void {
-    writeFileSync(old.certFile, cert);
-    writeFileSync(old.keyFile, key);
+    // Whoever reads a file while it is written finds it empty.
+    for (const [file, text] of [
+      [old.certFile, cert],
+      [old.keyFile, key],
+    ] as const) {
+      writeFileSync(`${file}.next`, text);
+      renameSync(`${file}.next`, file);
+    }
   }
 
   [Symbol.dispose](): void {
