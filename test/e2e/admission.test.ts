@@ -95,7 +95,7 @@ test("off: everything is queued, and what is late is 504", async () => {
   await using ferry = await Ferry.start({ models: [slow], admission: { mode: "off" } });
   await warmUp(ferry);
   const statuses = new Set((await crowd(ferry, 250)).map(({ status }) => status));
-  assert.deepEqual([...statuses].sort(), [200, 504]);
+  assert.deepEqual(statuses, new Set([200, 504]));
 });
 
 test("thresholds: the only tier is the first, and is never refused for its load", async () => {
