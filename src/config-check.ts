@@ -5,6 +5,7 @@
  * A problem stops the start, because the file would do something that nobody can want; a warning
  * does not. The place reported is the setting that the reader most likely wants to change.
  */
+import { accessSync, constants } from "node:fs";
 import { checkEntry } from "./config-check-entry.ts";
 import type { Findings, Draft } from "./config-read.ts";
 import type { Settings } from "./settings.ts";
@@ -173,8 +174,12 @@ function checkProtocols(model: DraftModel | undefined, path: string, findings: F
 }
 
 function checkScaling({ engine }: Draftings, model: DraftModel, path: string, findings: Findings): void {
-  const { min, max, apply } = model?.scaling ?? {};
+  const { min, max, apply, command } = model?.scaling ?? {};
   const at = (name: string): string => `${path}.scaling.${name}`;
+  if (command !== undefined && command.includes("/") && !mayRun(command)) {
+    findings.warn(at("command"), `cannot be run: ${command} is not there, or not executable (chmod +x)`);
+  }
+  checkMost(model, at, findings);
   if (min !== undefined && max !== undefined && min > max) {
     findings.problem(
       at(findings.has(at("min")) ? "min" : "max"),
@@ -190,6 +195,28 @@ function checkScaling({ engine }: Draftings, model: DraftModel, path: string, fi
   } else if (engine?.kind === "redis") {
     const advice = "every process would start workers for the whole fleet; use webhook or command";
     findings.problem(at("apply"), advice);
+  }
+}
+
+/** More workers than the autoscaler may want: whoever sees to its number takes the others away, all at once. */
+function checkMost(model: DraftModel, at: (name: string) => string, findings: Findings): void {
+  const { max, apply } = model?.scaling ?? {};
+  const listed = model?.backend?.workers;
+  const count = typeof listed === "number" ? listed : (listed?.length ?? 0);
+  const applied = apply === true || findings.has(at("webhook")) || findings.has(at("command"));
+  if (max === undefined || count <= max || !applied) return;
+  findings.warn(
+    at("max"),
+    `max ${max} < the ${count} of backend.workers: ${count - max} of them would be taken away; raise max`,
+  );
+}
+
+function mayRun(file: string): boolean {
+  try {
+    accessSync(file, constants.X_OK);
+    return true;
+  } catch {
+    return false;
   }
 }
 

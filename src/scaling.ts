@@ -32,6 +32,8 @@ export interface ScaledModel {
   readonly own?: OwnWorkers | undefined;
   /** Told of every change, in order; left out: nobody is. */
   readonly tell?: ((scaling: Scaling, healthy: number) => void) | undefined;
+  /** Why they could not be told the last time; undefined when they could. */
+  readonly trouble?: (() => string | undefined) | undefined;
   /** Who sees to it, in a word. */
   readonly appliedBy: "ferry" | "webhook" | "command" | "outside";
 }
@@ -49,6 +51,8 @@ export interface ScalingReport {
   readonly min: number;
   readonly max: number;
   readonly applied_by: ScaledModel["appliedBy"];
+  /** Why the number is not seen to now; left out: nothing is known to be in the way. */
+  readonly trouble?: string;
 }
 
 const LOOK_EVERY_MS = 1000;
@@ -105,7 +109,7 @@ class Watched {
   readonly #scaler: Autoscaler;
   #seen: Sighting;
   #moving = false;
-  #failing = false;
+  #trouble: string | undefined;
   #stillUntil = -Infinity;
   #stopped = false;
 
@@ -152,7 +156,7 @@ class Watched {
       if (missing > 0) await own.grow();
       else await own.shrink();
       if (missing > 0) this.#scaler.started(this.#clock.now() - startedAt);
-      this.#failing = false;
+      this.#trouble = undefined;
     } catch (error) {
       this.#failed(error);
     }
@@ -162,10 +166,11 @@ class Watched {
 
   #failed(error: unknown): void {
     this.#stillUntil = this.#clock.now() + TRY_AGAIN_MS;
-    if (this.#failing || this.#stopped) return;
-    this.#failing = true;
+    const known = this.#trouble !== undefined;
     const why = error instanceof Error ? error.message : String(error);
-    const message = `${this.model.name}: a worker could not be started or ended: ${why}; it is tried again`;
+    this.#trouble = `a worker could not be started or ended: ${why}`;
+    if (known || this.#stopped) return;
+    const message = `${this.model.name}: ${this.#trouble}; it is tried again`;
     this.#events.emit("notice", { level: "warn", message });
   }
 
@@ -173,6 +178,7 @@ class Watched {
     const { name, rules, appliedBy } = this.model;
     const { desired, reason, changedAt } = this.scaling;
     const load = loadOf(this.#seen);
+    const trouble = this.#trouble ?? this.model.trouble?.();
     return {
       model: name,
       desired,
@@ -185,6 +191,7 @@ class Watched {
       min: rules.min,
       max: rules.max,
       applied_by: appliedBy,
+      ...(trouble === undefined ? {} : { trouble }),
     };
   }
 }

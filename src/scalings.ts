@@ -54,6 +54,7 @@ export function openScaling(config: Config, needs: ScalingNeeds): OpenScaling {
       see: (now) => see(name, now),
       own,
       tell: hook && ((news, healthy) => hook.tell(news, healthy)),
+      trouble: hook && (() => hook.trouble),
       appliedBy: scaling.apply ? "ferry" : webhook ? "webhook" : command ? "command" : "outside",
     };
     known.set(name, { by, model: next, hook });

@@ -3,7 +3,7 @@ import assert from "node:assert/strict";
 import { createServer } from "node:http";
 import { once } from "node:events";
 import type { AddressInfo } from "node:net";
-import { mkdtempSync, readFileSync, rmSync, writeFileSync } from "node:fs";
+import { existsSync, mkdtempSync, readFileSync, rmSync, writeFileSync } from "node:fs";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { describe, test } from "node:test";
@@ -91,6 +91,7 @@ describe("workers of our own", () => {
     stage.seen = { ...stage.seen, depth: 200 };
     await stage.pass(40_000);
     assert.equal(stage.count, 2);
+    assert.equal(stage.loop.report()[0]!.trouble, "a worker could not be started or ended: no GPU left");
     assert.equal(stage.notices.length, 1);
     assert.match(
       stage.notices[0]!,
@@ -99,6 +100,7 @@ describe("workers of our own", () => {
     stage.broken = false;
     await stage.pass(40_000);
     assert(stage.count > 2);
+    assert.equal(stage.loop.report()[0]!.trouble, undefined);
   });
 
   test("nothing moves after a stop", async () => {
@@ -201,30 +203,148 @@ test("hooks: a command gets the number in its environment, and no shell", async 
   }
 });
 
-test("hooks: a command that fails is told and tried again; who does not lead tells nobody", async () => {
-  const events = new Events();
-  const notice = new Promise<{ message: string }>((resolve) => events.on("notice", resolve));
-  const failing = new ScalingHooks(
-    { model: "m", command: "/bin/false", timeoutMs: 20_000, leads: () => true },
-    new VirtualClock(),
-    events,
-  );
-  failing.tell(scaling, 3);
-  assert.match(
-    (await notice).message,
-    /m: nobody could be told .*: the command ended with 1; it is tried again/,
-  );
-  failing.stop();
-  let asked = 0;
-  const quiet = new ScalingHooks(
-    { model: "m", command: "/bin/false", timeoutMs: 20_000, leads: () => (asked++, false) },
-    new VirtualClock(),
-    new Events(),
-  );
-  quiet.tell(scaling, 3);
-  assert.equal(asked, 1);
-  quiet.stop();
+/** Hooks with a command of these lines, and a clock that is moved by hand. */
+class CommandStage {
+  readonly dir = mkdtempSync(join(tmpdir(), "ferry-hook-"));
+  readonly clock = new VirtualClock();
+  readonly events = new Events();
+  readonly notices: string[] = [];
+  readonly hooks: ScalingHooks;
+  leading = true;
+
+  constructor(lines: string, timeoutMs = 20_000) {
+    const command = join(this.dir, "scale.sh");
+    const first = `cd ${this.dir}; [ -e good ]; bad=$?; echo called >> calls`;
+    writeFileSync(command, `#!/bin/sh\n${first}\n${lines}\n`, { mode: 0o755 });
+    this.events.on("notice", ({ message }) => this.notices.push(message));
+    const options = { model: "m", command, timeoutMs, leads: () => this.leading };
+    this.hooks = new ScalingHooks(options, this.clock, this.events);
+  }
+
+  read(name: string): string {
+    return existsSync(join(this.dir, name)) ? readFileSync(join(this.dir, name), "utf8") : "";
+  }
+
+  get calls(): number {
+    return this.read("calls").split("\n").length - 1;
+  }
+
+  async until(condition: () => boolean): Promise<void> {
+    while (!condition()) await new Promise(setImmediate);
+  }
+
+  /** Moves the clock on until it is so. */
+  async passUntil(condition: () => boolean): Promise<void> {
+    while (!condition()) {
+      await this.clock.run(this.clock.now() + 100);
+      await new Promise(setImmediate);
+    }
+  }
+
+  close(): void {
+    this.hooks.stop();
+    rmSync(this.dir, { recursive: true, force: true });
+  }
+}
+
+test(
+  "hooks: a command that fails is told once, in its own words, tried again, and told when it works",
+  { timeout: 60_000 },
+  async () => {
+    const stage = new CommandStage(
+      "echo starting >&2\n[ $bad = 0 ] || { echo 'quota of 4 GPUs' >&2; exit 3; }",
+    );
+    try {
+      stage.hooks.tell(scaling, 3);
+      await stage.until(() => stage.notices.length === 1);
+      const why = "the command ended with 3: quota of 4 GPUs";
+      const message = `m: nobody could be told how many workers there should be: ${why}; it is tried again`;
+      assert.deepEqual([stage.notices, stage.hooks.trouble], [[message], why]);
+      await stage.clock.run(stage.clock.now() + 1001);
+      await stage.until(() => stage.calls === 2);
+      writeFileSync(join(stage.dir, "good"), "");
+      stage.hooks.tell({ ...scaling, desired: 6 }, 3);
+      await stage.until(() => stage.notices.length > 1);
+      // The same failure again was not told again.
+      assert.deepEqual(stage.notices, [message, "m: who sees to the number of workers could be told again"]);
+      assert.deepEqual([stage.calls, stage.hooks.trouble], [3, undefined]);
+    } finally {
+      stage.close();
+    }
+  },
+);
+
+test(
+  "hooks: a command that is not there, or hangs: it ends with all that it started",
+  { timeout: 60_000 },
+  async () => {
+    const missing = new ScalingHooks(
+      { model: "m", command: "/no/such/program", timeoutMs: 1000, leads: () => true },
+      new VirtualClock(),
+      new Events(),
+    );
+    missing.tell(scaling, 3);
+    while (missing.trouble === undefined) await new Promise(setImmediate);
+    assert.equal(missing.trouble, "the command cannot be run (ENOENT)");
+    missing.stop();
+    const stage = new CommandStage("sleep 1000 & echo $! > pid.new && mv pid.new pid; wait", 2000);
+    try {
+      stage.hooks.tell(scaling, 3);
+      await stage.until(() => stage.read("pid") !== "");
+      await stage.passUntil(() => stage.hooks.trouble !== undefined);
+      assert.equal(stage.hooks.trouble, "the command did not end within 2000 ms");
+      const pid = Number(stage.read("pid"));
+      await stage.until(() => !runs(pid));
+    } finally {
+      stage.close();
+    }
+  },
+);
+
+test("hooks: what a command leaves running on purpose does not hold it up", { timeout: 60_000 }, async () => {
+  const stage = new CommandStage("sleep 1000 & echo $! > pid");
+  let pid = 0;
+  try {
+    stage.hooks.tell(scaling, 3);
+    await stage.until(() => stage.calls === 1);
+    stage.hooks.tell({ ...scaling, desired: 6 }, 3);
+    await stage.until(() => stage.calls === 2);
+    pid = Number(stage.read("pid"));
+    assert.deepEqual([stage.notices, runs(pid)], [[], true]);
+  } finally {
+    stage.close();
+    if (pid > 0) process.kill(pid, "SIGKILL");
+  }
 });
+
+test(
+  "hooks: who does not lead tells nobody, until it does: then the number that it last came to",
+  { timeout: 60_000 },
+  async () => {
+    const stage = new CommandStage('echo "$FERRY_DESIRED" >> told');
+    try {
+      stage.leading = false;
+      stage.hooks.tell(scaling, 3);
+      stage.hooks.tell({ ...scaling, desired: 7 }, 3);
+      await stage.clock.run(stage.clock.now() + 60_000);
+      assert.equal(stage.calls, 0);
+      stage.leading = true;
+      await stage.passUntil(() => stage.read("told") !== "");
+      assert.equal(stage.read("told"), "7\n");
+    } finally {
+      stage.close();
+    }
+  },
+);
+
+/** Not a zombie either: nobody here waits for what a stopped program had started. */
+function runs(pid: number): boolean {
+  try {
+    return !/\) Z /.test(readFileSync(`/proc/${pid}/stat`, "utf8"));
+  } catch {
+    return false;
+  }
+}
 
 test("a worker that was being started when its backend was replaced is ended, and gets no batch", async () => {
   const simulation = simulate();

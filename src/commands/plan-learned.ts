@@ -60,7 +60,7 @@ function rows({ points, knee }: Learned): string[] {
 function sentence({ knee, hint, points }: Learned): string {
   const known = printable(hint);
   if (known !== "") return known;
-  if (knee !== undefined) return `the knee is at ${knee}: a larger maxBatchSize buys nothing`;
+  if (knee !== undefined) return `the knee is at ${knee}: larger batches buy little`;
   return `no knee up to ${points.at(-1)!.size}: larger batches may pay still more, if your model takes them`;
 }
 

@@ -99,7 +99,9 @@ export class Autoscaler {
     this.rules = rules;
     this.#since = rules.up.map(() => undefined);
     this.#coldStartMs = rules.coldStartMs;
-    this.#now = { desired: clamp(desired, rules), reason: "as configured", changedAt: at };
+    const most = desired > rules.max ? `scaling.max is ${rules.max}` : "as configured";
+    const reason = desired < rules.min ? `scaling.min is ${rules.min}` : most;
+    this.#now = { desired: clamp(desired, rules), reason, changedAt: at };
   }
 
   get scaling(): Scaling {

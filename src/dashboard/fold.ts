@@ -92,11 +92,8 @@ export class Fold {
     const shown = this.#models.map(({ batches }) => batches.takeChanged());
     const left = FRAME_BYTES - AROUND_BYTES - JSON.stringify(frame).length;
     this.#tell();
-    const each = left / this.#models.length;
-    return {
-      ...frame,
-      models: frame.models.map((model, at) => withBatches(model, fit(model, shown[at]!, each))),
-    };
+    const fitted = fitAll(frame.models, shown, left);
+    return { ...frame, models: frame.models.map((model, at) => withBatches(model, fitted[at]!)) };
   }
 
   /** What was seen before. Frames go on from here: ask for one before, for those who watched already. */
@@ -243,21 +240,35 @@ function withBatches(model: Bare, { rows, leftOut }: Shown): ModelFrame {
   return { ...model, batches: rows, batchesLeftOut: leftOut };
 }
 
+/** An even share for each model; what one does not need is for those that have more batches. */
+function fitAll(models: readonly Bare[], shown: readonly Shown[], bytes: number): Shown[] {
+  const fitted: Shown[] = [];
+  let left = bytes;
+  const fewestFirst = [...shown.keys()].sort((a, b) => shown[a]!.rows.length - shown[b]!.rows.length);
+  for (const [done, at] of fewestFirst.entries()) {
+    const { used, ...each } = fit(models[at]!, shown[at]!, left / (models.length - done));
+    fitted[at] = each;
+    left -= used;
+  }
+  return fitted;
+}
+
 /**
  * As many batches as fit. Whole workers are left out rather than some batches of each: a lane with holes would
  * look idle.
  */
-function fit(model: Bare, { rows, leftOut }: Shown, bytes: number): Shown {
+function fit(model: Bare, { rows, leftOut }: Shown, bytes: number): Shown & { used: number } {
   const places = new Map(model.workers.map(({ name }, at) => [name, at]));
   const placeOf = (worker: string): number => places.get(worker) ?? places.size;
   const sorted = rows.toSorted((a, b) => placeOf(a[1]) - placeOf(b[1]) || a[2] - b[2]);
   let [kept, used] = [0, 0];
   for (const row of sorted) {
-    used += JSON.stringify(row).length + 1;
-    if (used > bytes && kept >= LEAST_ROWS) break;
+    const more = JSON.stringify(row).length + 1;
+    if (used + more > bytes && kept >= LEAST_ROWS) break;
+    used += more;
     kept++;
   }
-  return { rows: sorted.slice(0, kept), leftOut: leftOut + rows.length - kept };
+  return { rows: sorted.slice(0, kept), leftOut: leftOut + rows.length - kept, used };
 }
 
 /** Of a model whose workers nobody has told us of yet. */

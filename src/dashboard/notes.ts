@@ -23,6 +23,9 @@ export class Notes {
     this.#now = now;
     events.on("notice", ({ level, message }) => this.#add(level, message));
     events.on("worker.changed", ({ model, worker, state, why }) => this.workerIs(model, worker, state, why));
+    events.on("scaling.changed", ({ model, from, desired, reason }) =>
+      this.#add("info", `${model} wants ${desired} workers instead of ${from}: ${reason}`),
+    );
     events.on("task.dead", ({ id, model, code }) =>
       this.#add("warn", `dead letter ${id}${model === "" ? "" : ` of ${model}`}: ${code}`),
     );

@@ -100,6 +100,16 @@ describe("more", () => {
     assert.deepEqual(watch.changes, []);
   });
 
+  test("it begins with what there is, within its bounds, and says which bound it was", () => {
+    const begin = (desired: number): unknown[] => {
+      const { scaling } = new Watch({ min: 2, max: 12 }, desired).scaler;
+      return [scaling.desired, scaling.reason];
+    };
+    assert.deepEqual(begin(5), [5, "as configured"]);
+    assert.deepEqual(begin(1), [2, "scaling.min is 2"]);
+    assert.deepEqual(begin(40), [12, "scaling.max is 12"]);
+  });
+
   test("never beyond the maximum, which is not said again and again", () => {
     const watch = new Watch({ max: 12 });
     watch.look(600_000, { load: 9, depth: 5000 });

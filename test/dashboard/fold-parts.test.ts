@@ -154,6 +154,22 @@ describe("bounds", () => {
     assert.equal(workers.length, 16);
   });
 
+  test("a model that is quiet leaves its room in the frame to the one that is not", async () => {
+    const quiet = { name: "quiet", maxBatchSize: 64, maxWaitMs: 50, policy: "adaptive" };
+    using stage = new Stage({ models: [{ ...quiet, name: "embed" }, quiet] });
+    stage.fold.frame();
+    for (let n = 0; n < 55; n++) {
+      const id = `${String(n).padStart(8, "0")}-1111-4111-8111-111111111111`;
+      stage.begin(id, `gpu-${1 + (n % 2)}`, gold(60));
+      stage.end(id, `gpu-${1 + (n % 2)}`, 60, 30);
+    }
+    await stage.to(1000);
+    const frame = stage.fold.frame();
+    const bytes = JSON.stringify(frame).length;
+    assert.ok(bytes <= 8192 && bytes > 4096, `${bytes} bytes`);
+    assert.deepEqual([frame.models[0]!.batches.length, frame.models[0]!.batchesLeftOut], [55, 0]);
+  });
+
   test("a hello after a quarter of an hour at full speed is at most 300 KB", async () => {
     using stage = new Stage();
     for (let second = 0; second < 900; second++) {

@@ -364,3 +364,11 @@ test("workers that other processes run are noted when they go and when they come
     ["info", "gpu-1 of embed is idle"],
   ]);
 });
+
+test("another number of workers is noted, with the reason", async () => {
+  using stage = new Stage();
+  stage.events.emit("scaling.changed", { model: "embed", from: 2, desired: 5, reason: "a long line: +3" });
+  await stage.to(1000);
+  const notes = stage.fold.hello().notes.map(({ level, text }) => [level, text]);
+  assert.deepEqual(notes, [["info", "embed wants 5 workers instead of 2: a long line: +3"]]);
+});

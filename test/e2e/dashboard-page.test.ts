@@ -62,6 +62,25 @@ describe("the learned curve", () => {
     });
   }
 
+  test("fourteen sizes of three digits stand side by side on 320 px", async () => {
+    await using look = await open("healthy", { viewport: { width: 320, height: 800 } });
+    const { page, fake, troubles } = look;
+    const points = Array.from({ length: 14 }, (_, at) => [100 + at, 300 + at, 9] as const);
+    const curve = { points, knee: null, hint: "" };
+    fake.alter = (frame) => ({ ...frame, models: frame.models.map((model) => ({ ...model, curve })) });
+    await page.locator("#curve .bar").nth(13).waitFor();
+    const widths = (await page.evaluate(`[...document.querySelectorAll("#curve .bar")].map((bar) => {
+      const canvas = document.createElement("canvas").getContext("2d");
+      const room = bar.nextElementSibling?.getBoundingClientRect().left ?? Infinity;
+      return [[bar.firstElementChild, "::before"], [bar, "::after"]].map(([node, part]) => {
+        canvas.font = getComputedStyle(node, part).font;
+        return canvas.measureText("888").width / (room - bar.getBoundingClientRect().left);
+      });
+    })`)) as number[][];
+    for (const width of widths.flat()) assert.ok(width <= 1, `${width} of the room`);
+    assert.deepEqual(troubles, []);
+  });
+
   test("says so where nothing is known, or another process knows it; a hostile hint is text", async () => {
     await using look = await open("empty");
     const { page, fake, troubles } = look;
@@ -220,6 +239,22 @@ describe("what people see", () => {
 });
 
 describe("accessibility", () => {
+  test("a worker that drains is no capacity: it does not count among those that are there", async () => {
+    await using look = await open("down");
+    const { page, fake, troubles } = look;
+    const note = page.locator(".tile").nth(1).locator(".note");
+    await note.getByText("3/4 workers").waitFor();
+    fake.alter = (frame) => ({
+      ...frame,
+      models: frame.models.map((model) => ({
+        ...model,
+        workers: model.workers.map((worker, at) => (at === 0 ? { ...worker, state: "draining" } : worker)),
+      })),
+    });
+    await note.getByText("2/4 workers").waitFor();
+    assert.deepEqual(troubles, []);
+  });
+
   test("landmarks, one h2 per panel, names for everything, no id twice", async () => {
     await using look = await open("overload");
     const { page } = look;

@@ -38,7 +38,7 @@ export class Tiles {
     const batcher = hello.role === "batcher";
     const asked = batcher ? history.sum("tasks", 10) / 10 : recent.requestsPerSecond;
     say(this.#rate.name, batcher ? "Tasks" : "Requests");
-    const well = workers.filter(({ state }) => state !== "down").length;
+    const well = workers.filter(({ state }) => state !== "down" && state !== "draining").length;
     say(this.#rate.number, rate(asked));
     const capacity = recent.capacityPerSecond;
     say(this.#rate.note, capacity > 0 ? `capacity ${rate(capacity)}/s` : "capacity is being learned");
@@ -63,7 +63,6 @@ export class Tiles {
     mark(this.#lost.node, "data-bad", lost > 0);
     const { deadLetters } = frame.process;
     say(this.#lost.note, deadLetters > 0 ? plural(deadLetters, "dead letter") : "no dead letters");
-    const per = (/** @type {"refused"} */ name) => history.last(name, rangeS);
     spark(
       this.#rate.canvas,
       history.last(batcher ? "tasks" : "requests", rangeS),
@@ -71,7 +70,7 @@ export class Tiles {
     );
     spark(this.#load.canvas, history.last("load", rangeS), { tick: 1 });
     spark(this.#p99.canvas, history.last("p99", rangeS));
-    spark(this.#refused.canvas, per("refused"), { bad: true });
+    spark(this.#refused.canvas, history.last("refused", rangeS), { bad: true });
     spark(this.#lost.canvas, history.last("lost", rangeS), { bad: true });
   }
 }
