@@ -1,7 +1,8 @@
 /**
  * compose.yaml, the Dockerfile and the unit for systemd, as far as they can be held to without Docker and systemd: what
  * they name is there, versions are pinned, nobody is root, nothing is secret; and the steps of the Dockerfile, run by hand
- * in a folder, give a Ferry that works. test/e2e/edge.test.ts runs the config and the workers of deploy/compose.
+ * in a folder, give a Ferry that works. test/e2e/edge.test.ts runs the config and the workers of deploy/compose;
+ * scripts/check-image.ts builds and runs the image itself, where there is a Docker or a Podman.
  */
 import assert from "node:assert/strict";
 import { execFileSync, spawnSync } from "node:child_process";
@@ -161,6 +162,9 @@ describe("Dockerfile", () => {
     const labels = "title description version revision source licenses documentation created".split(" ");
     for (const label of labels) assert.ok(last.includes(`org.opencontainers.image.${label}=`), label);
     assert.doesNotMatch(last, /npm|ADD |curl/, "what builds stays behind");
+    assert.match(last, /^ENV .*\bNODE_DISABLE_COMPILE_CACHE=1$/m, "or it writes beside the data");
+    const order = ["WORKDIR /etc/ferry", `USER ${UID}:${UID}`].map((line) => last.indexOf(line));
+    assert.ok(order[0]! < order[1]!, "whoever runs does not own the config's folder");
   });
 
   test("copies only what .dockerignore lets through", () => {
@@ -183,7 +187,7 @@ describe("Dockerfile", () => {
       Promise.all(files.map((file) => cp(join(ROOT, file), at(stage, file), { recursive: true })));
     await Promise.all([
       copy("build", ["package.json", "tsconfig.json", "tsconfig.build.json", "src"]),
-      copy("final", ["package.json", "LICENSE"]),
+      copy("final", ["package.json", "LICENSE", "bin"]),
     ]);
     // What `npm ci` would install is here already, and with --omit=dev a part of it.
     await symlink(join(ROOT, "node_modules"), at("build/node_modules"));
@@ -203,6 +207,12 @@ describe("Dockerfile", () => {
         env: { HOME: at("final"), FERRY_ADMIN_TOKEN: "a-token", NODE_ENV: "production" },
         encoding: "utf8",
       });
+    assert.ok(steps.includes("RUN ln --symbolic /opt/ferry/bin/ferry /usr/local/bin/ferry"));
+    const named = spawnSync(at("final/bin/ferry"), ["--version"], {
+      env: { PATH: `${at("final")}:${process.env["PATH"]}`, NODE_DISABLE_COMPILE_CACHE: "1" },
+      encoding: "utf8",
+    });
+    assert.match(named.stdout, /^ferry \d+\.\d+\.\d+/, named.stderr);
     const version = run("--version");
     assert.match(version.stdout, /^ferry \d+\.\d+\.\d+/, version.stderr);
     const config = await folder.write("ferry.yaml", read("deploy/compose/ferry.yaml"));
