@@ -111,7 +111,8 @@ export class Ferry {
     this.#logEnd = logEvents(this.events, clock, telemetry.logLevel, log);
     this.#crews = new Crews({
       clock,
-      makeBackend: (model, next) => makeBackend(model, clock, this.events, this.#vault(model, next)),
+      makeBackend: (model, next, numbers) =>
+        makeBackend(model, clock, this.events, this.#vault(model, next), numbers),
       makeDispatcher: (rules, model, backend) => this.#dispatcher(rules, model, backend),
       onBackend: (model, backend, { workers }) => {
         if (!(backend instanceof SimulatedBackend)) this.demo?.forget(model);
@@ -318,9 +319,9 @@ export class Ferry {
   }
 
   async #openRoster(): Promise<Roster> {
-    const { dispatchers, backends } = this.#crews;
     const [clock, events, membership] = [this.#clock, this.events, this.#membership];
-    const roster = await openRoster(this.#config, { clock, events, dispatchers, backends, membership });
+    const { takenOut } = this.#crews;
+    const roster = await openRoster(this.#config, this.#crews, { clock, events, membership, takenOut });
     this.#undo.push(() => roster.stop());
     return (this.#roster = roster);
   }

@@ -101,7 +101,10 @@ export function adminRoutes(
     ...guardAll(more.guarded, guarded),
     "/internal/health": { GET: guarded((exchange) => json(exchange, inside.health())) },
     ...guardAll(
-      workerRoutes(() => ({ workers: inside.workers(), models: inside.curves() }), inside.desk),
+      workerRoutes(
+        () => ({ workers: inside.workers(), removed: inside.desk.removed(), models: inside.curves() }),
+        inside.desk,
+      ),
       guarded,
     ),
     "/internal/scaling": { GET: guarded((exchange) => json(exchange, { models: inside.scaling() })) },
