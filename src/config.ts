@@ -168,6 +168,8 @@ export interface LimitsConfig {
   readonly drainMs: number;
   /** How long kept connections are served while it drains, each to its next answer. */
   readonly lingerMs: number;
+  /** A process that is silent for so long during a reload hangs. */
+  readonly processAnswerMs: number;
   /** Requests on their way past the batches, and how long nothing of an answer may move. */
   readonly maxPassthrough: number;
   readonly passthroughIdleMs: number;
