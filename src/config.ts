@@ -246,6 +246,9 @@ export interface HttpBackendConfig {
   readonly workers: readonly string[];
   readonly dnsMs: number;
   readonly dnsGraceMs: number;
+  readonly dnsMaxAddresses: number;
+  /** Empty: as the system does. */
+  readonly dnsServers: readonly string[];
   /** What the workers call the model; left out: as clients do. */
   readonly model?: string;
   /** What is sent to workers as `Authorization`: never to be shown. */
@@ -264,6 +267,9 @@ export interface GrpcBackendConfig {
   readonly workers: readonly string[];
   readonly dnsMs: number;
   readonly dnsGraceMs: number;
+  readonly dnsMaxAddresses: number;
+  /** Empty: as the system does. */
+  readonly dnsServers: readonly string[];
   /** What the workers call the model; left out: as clients do. */
   readonly model?: string;
   readonly version?: string;

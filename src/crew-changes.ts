@@ -6,12 +6,20 @@ import type { Slot } from "./dispatch/workers.ts";
 import { fixedWorkers, isDns } from "./dns-workers.ts";
 import { hrefOf, numberOf, sameNumber } from "./taken-out.ts";
 
+/** How names are looked up is the roster's. */
+const LOOKUPS = {
+  dnsMs: undefined,
+  dnsGraceMs: undefined,
+  dnsMaxAddresses: undefined,
+  dnsServers: undefined,
+} as const;
+
 /** All but the workers, which come and go by themselves; how they are asked is theirs too. */
 export function sameBackend(one: ModelConfig, other: ModelConfig): boolean {
   const settings = ({ backend, health: { askMs, askTimeoutMs } }: ModelConfig): object => ({
     ...backend,
     workers: undefined,
-    ...(hasAddresses(backend) && { dnsMs: undefined, dnsGraceMs: undefined, askMs, askTimeoutMs }),
+    ...(hasAddresses(backend) && { ...LOOKUPS, askMs, askTimeoutMs }),
   });
   return isDeepStrictEqual(settings(one), settings(other));
 }

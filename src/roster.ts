@@ -67,7 +67,7 @@ export interface RosterParts {
 /** Where a model's workers are, as the config has it. */
 export type FollowedNames = Pick<
   HttpBackendConfig | GrpcBackendConfig,
-  "kind" | "workers" | "dnsMs" | "dnsGraceMs"
+  "kind" | "workers" | "dnsMs" | "dnsGraceMs" | "dnsMaxAddresses" | "dnsServers"
 >;
 
 export class Roster implements WorkerDesk {
@@ -98,7 +98,13 @@ export class Roster implements WorkerDesk {
     const names = new Map<string, Discovery>();
     this.#names.set(model, names);
     const { clock, events, resolve = systemResolve } = this.#parts;
-    const times = { everyMs: wanted.dnsMs, graceMs: wanted.dnsGraceMs };
+    const {
+      dnsMs: everyMs,
+      dnsGraceMs: graceMs,
+      dnsMaxAddresses: maxAddresses,
+      dnsServers: servers,
+    } = wanted;
+    const rules = { everyMs, graceMs, maxAddresses, servers };
     const joining = {
       join: (url: string, host: string, from: string) => this.join(model, url, host, from),
       leave: (url: string) => this.leave(model, url),
@@ -108,10 +114,10 @@ export class Roster implements WorkerDesk {
       const key = `${wanted.kind} ${written}`;
       const known = before.get(key);
       const name = dnsName(written, wanted.kind);
-      const discovery = known ?? new Discovery(model, name, times, joining, { clock, events, resolve });
+      const discovery = known ?? new Discovery(model, name, rules, joining, { clock, events, resolve });
       names.set(key, discovery);
       if (known === undefined) started.push(discovery.start());
-      else known.retime(times);
+      else known.retune(rules);
     }
     const old = [...before.keys()].filter((key) => !names.has(key)).map((key) => before.get(key)!);
     for (const discovery of old) discovery.stop();
