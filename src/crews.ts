@@ -30,7 +30,7 @@ import type { Dispatcher } from "./dispatch/dispatcher.ts";
 import type { ModelRules } from "./dispatch/model-rules.ts";
 import type { Slot } from "./dispatch/workers.ts";
 import type { Engine } from "./engine/engine.ts";
-import { refuseRest } from "./refuse-rest.ts";
+import { LateTasks, refuseRest } from "./refuse-rest.ts";
 import { hrefOf, TakenOut } from "./taken-out.ts";
 import { rulesOf } from "./wiring.ts";
 
@@ -78,6 +78,7 @@ export class Crews {
   readonly dispatchers: Dispatcher[] = [];
   readonly backends: Backend[] = [];
   readonly takenOut = new TakenOut();
+  readonly #late: LateTasks;
   readonly #parts: CrewParts;
   /** Where tasks are; and whether other processes take them too. */
   #engine: Engine | undefined;
@@ -95,6 +96,7 @@ export class Crews {
 
   constructor(parts: CrewParts) {
     this.#parts = parts;
+    this.#late = new LateTasks(parts.clock);
   }
 
   get leaving(): readonly Crew[] {
@@ -147,6 +149,7 @@ export class Crews {
 
   async stopDispatchers(): Promise<void> {
     this.#stopped = true;
+    this.#late.stop();
     await Promise.all(this.#all.map(({ dispatcher }) => dispatcher.stop()));
   }
 
@@ -167,6 +170,7 @@ export class Crews {
 
   #take(crews: readonly Crew[]): void {
     this.#crews = crews;
+    for (const { model } of crews) this.#late.forget(model.name);
     this.dispatchers.splice(0, Infinity, ...crews.map(({ dispatcher }) => dispatcher));
     this.backends.splice(0, Infinity, ...crews.map(({ backend }) => backend));
   }
@@ -377,13 +381,17 @@ export class Crews {
     await dispatcher.stop();
     await backend.stop();
     this.#leaving.delete(crew);
+    if (!this.#shared && !this.#stopped) this.#late.refuse(model.name, this.#engine!, model.timeouts.totalMs);
     this.#wake();
     this.#noteModels(this.#crews.map((each) => each.model));
     this.onGone(model.name);
   }
 
   #busy({ model, dispatcher }: Crew): boolean {
-    const runs = dispatcher.workers.slots.some(({ batch }) => batch !== undefined);
-    return runs || this.#engine!.waiting(model.name).some((depth) => depth > 0);
+    const { slots, retriesUntil } = dispatcher.workers;
+    const runs = slots.some(({ batch }) => batch !== undefined);
+    // They are put back a moment later.
+    const sitOut = this.#parts.clock.now() < retriesUntil + 2 * LOOK_EVERY_MS;
+    return runs || sitOut || this.#engine!.waiting(model.name).some((depth) => depth > 0);
   }
 }
