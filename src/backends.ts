@@ -14,12 +14,16 @@ import type { WorkerSide } from "./protocol/protocol.ts";
 import { protocols } from "./protocol/protocols.ts";
 import type { Events } from "./telemetry/events.ts";
 
-/** `vault` holds clients' own credentials for the workers of a model that gets them. */
+/**
+ * `vault` holds clients' own credentials for the workers of a model that gets them. `numbers`: which of the workers that
+ * Ferry starts itself there are at the start; left out: as many as the config says, from 1 on.
+ */
 export function makeBackend(
   { name, backend, health }: ModelConfig,
   clock: Clock,
   events: Events,
   vault?: Vault,
+  numbers?: readonly number[],
 ): Backend {
   const around = { model: name, clock, events };
   switch (backend.kind) {
@@ -31,11 +35,11 @@ export function makeBackend(
     case "grpc":
       return new GrpcBackend({ ...backend, ...fixed(backend), health }, around);
     case "python":
-      return new PythonBackend(backend, around);
+      return new PythonBackend({ ...backend, numbers }, around);
     case "module":
-      return new ModuleBackend(backend, around);
+      return new ModuleBackend({ ...backend, numbers }, around);
     case "simulated":
-      return new SimulatedBackend(backend, clock);
+      return new SimulatedBackend({ ...backend, numbers }, clock);
   }
 }
 

@@ -168,6 +168,8 @@ export interface LimitsConfig {
   readonly drainMs: number;
   /** How long kept connections are served while it drains, each to its next answer. */
   readonly lingerMs: number;
+  /** A process that is silent for so long during a reload hangs. */
+  readonly processAnswerMs: number;
   /** Requests on their way past the batches, and how long nothing of an answer may move. */
   readonly maxPassthrough: number;
   readonly passthroughIdleMs: number;
@@ -244,6 +246,9 @@ export interface HttpBackendConfig {
   readonly workers: readonly string[];
   readonly dnsMs: number;
   readonly dnsGraceMs: number;
+  readonly dnsMaxAddresses: number;
+  /** Empty: as the system does. */
+  readonly dnsServers: readonly string[];
   /** What the workers call the model; left out: as clients do. */
   readonly model?: string;
   /** What is sent to workers as `Authorization`: never to be shown. */
@@ -262,6 +267,9 @@ export interface GrpcBackendConfig {
   readonly workers: readonly string[];
   readonly dnsMs: number;
   readonly dnsGraceMs: number;
+  readonly dnsMaxAddresses: number;
+  /** Empty: as the system does. */
+  readonly dnsServers: readonly string[];
   /** What the workers call the model; left out: as clients do. */
   readonly model?: string;
   readonly version?: string;

@@ -3,14 +3,23 @@ import { isDeepStrictEqual } from "node:util";
 import { hasAddresses } from "./banner.ts";
 import type { BackendConfig, ModelConfig } from "./config.ts";
 import type { Slot } from "./dispatch/workers.ts";
-import { fixedWorkers } from "./dns-workers.ts";
+import { fixedWorkers, isDns } from "./dns-workers.ts";
+import { hrefOf, numberOf, sameNumber } from "./taken-out.ts";
+
+/** How names are looked up is the roster's. */
+const LOOKUPS = {
+  dnsMs: undefined,
+  dnsGraceMs: undefined,
+  dnsMaxAddresses: undefined,
+  dnsServers: undefined,
+} as const;
 
 /** All but the workers, which come and go by themselves; how they are asked is theirs too. */
 export function sameBackend(one: ModelConfig, other: ModelConfig): boolean {
   const settings = ({ backend, health: { askMs, askTimeoutMs } }: ModelConfig): object => ({
     ...backend,
     workers: undefined,
-    ...(hasAddresses(backend) && { dnsMs: undefined, dnsGraceMs: undefined, askMs, askTimeoutMs }),
+    ...(hasAddresses(backend) && { ...LOOKUPS, askMs, askTimeoutMs }),
   });
   return isDeepStrictEqual(settings(one), settings(other));
 }
@@ -40,10 +49,37 @@ export function workerChange(
   return { came: [], went: [], count: same ? undefined : workers };
 }
 
-/** No config lists this worker; the next backend can take it over. */
-export function isExtra({ worker: { address } }: Slot, { backend }: ModelConfig, next: ModelConfig): boolean {
-  if (address === undefined || !hasAddresses(backend)) return false;
-  return backend.kind === next.backend.kind && !fixedWorkers(backend.workers).map(hrefOf).includes(address);
+/**
+ * The next backend can take this worker over, and does not have it by itself: no config lists it, or it was added again
+ * while the next one was prepared.
+ */
+export function isExtra(slot: Slot, before: ModelConfig, next: ModelConfig): boolean {
+  const { address } = slot.worker;
+  if (before.backend.kind !== next.backend.kind) return false;
+  if (address === undefined || !hasAddresses(next.backend)) return sameNumber(before, next);
+  return !listed(before).includes(address) || listed(next).includes(address);
+}
+
+function listed({ backend }: ModelConfig): string[] {
+  return hasAddresses(backend) ? fixedWorkers(backend.workers).map(hrefOf) : [];
+}
+
+/** The model with those of its workers that are not to stay out. */
+export function without(model: ModelConfig, staysOut: (address: string) => boolean): ModelConfig {
+  const { backend } = model;
+  if (!hasAddresses(backend)) return model;
+  const workers = backend.workers.filter((each) => isDns(each) || !staysOut(hrefOf(each)));
+  return { ...model, backend: { ...backend, workers } };
+}
+
+/** The numbers of those that are there, where the next list is the same; undefined: as many as the config says. */
+export function numbersOf(
+  slots: readonly Slot[],
+  before: ModelConfig,
+  next: ModelConfig,
+): number[] | undefined {
+  if (hasAddresses(next.backend) || !sameNumber(before, next)) return undefined;
+  return slots.flatMap(({ worker }) => numberOf(worker.name) ?? []);
 }
 
 export function staying({ workers }: { readonly workers: { readonly slots: readonly Slot[] } }): Slot[] {
@@ -53,8 +89,4 @@ export function staying({ workers }: { readonly workers: { readonly slots: reado
 /** One that was put aside is missed least, then one that is idle. */
 export function worth({ aside, batch }: Slot): number {
   return aside ? 0 : batch === undefined ? 1 : 2;
-}
-
-export function hrefOf(address: string): string {
-  return URL.parse(address)?.href ?? address;
 }

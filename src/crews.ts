@@ -8,7 +8,7 @@
  *
  * A worker that retires ends the batch that it has. A backend whose settings changed is replaced as a whole: its
  * successor's workers join at once, but one that is the same machine starts nothing before its predecessor's batch has
- * ended. A model that is gone takes nothing new; its queue is served until it is empty, for `limits.drainMs` at most,
+ * ended. Workers that somebody added or removed by hand, at a URL or of Ferry's own, stay so. A model that is gone takes nothing new; its queue is served until it is empty, for `limits.drainMs` at most,
  * and what is left then is refused, unless the queue is shared: then it is for others. One that comes back before that goes
  * on where it was. A machine that changes hands, from one model to another, is the new one's when the old one needs it no
  * more.
@@ -16,16 +16,28 @@
 import type { Backend, Worker } from "./backend/backend.ts";
 import type { Clock } from "./clock.ts";
 import type { Config, ModelConfig } from "./config.ts";
-import { checkKind, hrefOf, isExtra, sameBackend, staying, workerChange, worth } from "./crew-changes.ts";
+import {
+  checkKind,
+  isExtra,
+  numbersOf,
+  sameBackend,
+  staying,
+  without,
+  workerChange,
+  worth,
+} from "./crew-changes.ts";
 import type { Dispatcher } from "./dispatch/dispatcher.ts";
 import type { ModelRules } from "./dispatch/model-rules.ts";
 import type { Slot } from "./dispatch/workers.ts";
 import type { Engine } from "./engine/engine.ts";
+import { LateTasks, refuseRest } from "./refuse-rest.ts";
+import { hrefOf, TakenOut } from "./taken-out.ts";
 import { rulesOf } from "./wiring.ts";
 
 export interface CrewParts {
   readonly clock: Clock;
-  makeBackend(model: ModelConfig, config: Config): Backend;
+  /** `numbers`: of its own workers at the start, where it has any; left out: from 1 on. */
+  makeBackend(model: ModelConfig, config: Config, numbers?: readonly number[]): Backend;
   makeDispatcher(rules: ModelRules, model: ModelConfig, backend: Backend): Dispatcher;
   /** A backend is in use, or is not any more. */
   onBackend(model: string, backend: Backend | undefined, dispatcher: Dispatcher): void;
@@ -59,14 +71,14 @@ interface Step {
 }
 
 const LOOK_EVERY_MS = 50;
-const LEASE_MS = 10_000;
-const AT_ONCE = 256;
 const NOBODY: ReadonlySet<string> = new Set();
 
 export class Crews {
   /** In the order of the models; the arrays stay the same, what is in them changes. */
   readonly dispatchers: Dispatcher[] = [];
   readonly backends: Backend[] = [];
+  readonly takenOut = new TakenOut();
+  readonly #late: LateTasks;
   readonly #parts: CrewParts;
   /** Where tasks are; and whether other processes take them too. */
   #engine: Engine | undefined;
@@ -84,6 +96,7 @@ export class Crews {
 
   constructor(parts: CrewParts) {
     this.#parts = parts;
+    this.#late = new LateTasks(parts.clock);
   }
 
   get leaving(): readonly Crew[] {
@@ -100,6 +113,7 @@ export class Crews {
 
   /** Resolves when every worker can take a batch. */
   async open(config: Config): Promise<void> {
+    this.takenOut.retune(config.models);
     for (const model of config.models) this.backends.push(this.#parts.makeBackend(model, config));
     await Promise.all(this.backends.map((backend) => backend.start()));
   }
@@ -135,6 +149,7 @@ export class Crews {
 
   async stopDispatchers(): Promise<void> {
     this.#stopped = true;
+    this.#late.stop();
     await Promise.all(this.#all.map(({ dispatcher }) => dispatcher.stop()));
   }
 
@@ -155,6 +170,7 @@ export class Crews {
 
   #take(crews: readonly Crew[]): void {
     this.#crews = crews;
+    for (const { model } of crews) this.#late.forget(model.name);
     this.dispatchers.splice(0, Infinity, ...crews.map(({ dispatcher }) => dispatcher));
     this.backends.splice(0, Infinity, ...crews.map(({ backend }) => backend));
   }
@@ -165,7 +181,9 @@ export class Crews {
     const crew = known ?? (await this.#back(model.name, started));
     if (crew === undefined || !sameBackend(crew.model, model)) {
       if (crew !== undefined && this.#shared) checkKind(crew.model, model);
-      const backend = this.#parts.makeBackend(model, next);
+      const slots = crew === undefined ? [] : staying(crew.dispatcher);
+      const numbers = crew && numbersOf(slots, crew.model, model);
+      const backend = this.#parts.makeBackend(without(model, this.#staysOut(model, next)), next, numbers);
       started.push(() => backend.stop());
       await backend.start();
       return { model, ...(crew && { crew }), backend, joining: backend.workers, leaving: NOBODY };
@@ -211,15 +229,41 @@ export class Crews {
     const gone = this.#crews.filter(({ model }) => !next.models.some(({ name }) => name === model.name));
     for (const crew of gone) this.#leaving.set(crew, undefined);
     // Whoever goes does so before others come: a machine may only change hands.
-    const extras = steps.map(({ crew, model, backend, leaving }) => {
+    const extras = steps.map((step) => {
+      const { crew, model, backend, leaving } = step;
       const slots = crew === undefined ? [] : staying(crew.dispatcher);
       for (const slot of slots) if (leaving.has(slot.worker.address ?? "")) this.#retire(crew!, slot);
       if (backend === undefined) return [];
+      this.#leaveOut(step, next, slots);
       for (const slot of slots) slot.retiring = true;
       return slots.filter((slot) => isExtra(slot, crew!.model, model));
     });
     this.#take(steps.map((step, at) => this.#became(step, next, extras[at]!)));
+    this.#noteModels(next.models);
     for (const crew of gone) void this.#leave(crew, next.limits.drainMs);
+  }
+
+  #noteModels(models: readonly ModelConfig[]): void {
+    this.takenOut.retune(
+      models,
+      this.leaving.map(({ model }) => model),
+    );
+  }
+
+  #staysOut({ name }: ModelConfig, { models }: Config): (address: string) => boolean {
+    return (address) => this.takenOut.keeps(name, address, models);
+  }
+
+  /** What was removed by hand while its next backend was prepared is not in that one either. */
+  #leaveOut({ model, crew, backend }: Step, next: Config, slots: readonly Slot[]): void {
+    const numbers = crew && numbersOf(slots, crew.model, model);
+    const names = numbers && new Set(slots.map(({ worker }) => worker.name));
+    const staysOut = this.#staysOut(model, next);
+    for (const worker of [...backend!.workers]) {
+      const { name, address } = worker;
+      const out = address === undefined ? names?.has(name) === false : staysOut(address);
+      if (out) void backend!.retire(worker);
+    }
   }
 
   /** `extra`: who is to be in its new backend too. */
@@ -300,9 +344,15 @@ export class Crews {
 
   /** Found by DNS or added by hand, it is the new backend's too. */
   async #carryOver(slot: Slot, dispatcher: Dispatcher, backend: Backend): Promise<void> {
-    const { address, host } = slot.worker;
-    if (backend.workers.some((other) => other.address === address)) return;
-    dispatcher.join(await backend.grow(address, host), slot);
+    const { name, address, host } = slot.worker;
+    const same = (other: Worker): boolean => (address ?? other.name) === (other.address ?? name);
+    if (backend.workers.some(same)) return;
+    // Whoever is there already came by another way.
+    const worker = await backend.grow(address, host).catch(() => undefined);
+    if (worker === undefined) return;
+    // Meanwhile the config may have changed again.
+    if (this.backends.includes(backend)) dispatcher.join(worker, slot);
+    else await backend.retire(worker);
   }
 
   async #leave(crew: Crew, withinMs: number): Promise<void> {
@@ -323,43 +373,25 @@ export class Crews {
   async #end(crew: Crew): Promise<void> {
     const { model, dispatcher, backend } = crew;
     const drained = dispatcher.drain();
-    if (!this.#shared) await this.#refuseRest(model.name);
+    // Those that run nothing now will not: another model may have them.
+    for (const slot of dispatcher.workers.slots) slot.lasting = false;
+    this.#wake();
+    if (!this.#shared) await refuseRest(model.name, this.#engine!, this.#parts.clock);
     await drained;
     await dispatcher.stop();
-    for (const slot of dispatcher.workers.slots) slot.lasting = false;
     await backend.stop();
     this.#leaving.delete(crew);
+    if (!this.#shared && !this.#stopped) this.#late.refuse(model.name, this.#engine!, model.timeouts.totalMs);
     this.#wake();
+    this.#noteModels(this.#crews.map((each) => each.model));
     this.onGone(model.name);
   }
 
   #busy({ model, dispatcher }: Crew): boolean {
-    const runs = dispatcher.workers.slots.some(({ batch }) => batch !== undefined);
-    return runs || this.#engine!.waiting(model.name).some((depth) => depth > 0);
-  }
-
-  /** Better a word now than silence until the deadline. */
-  async #refuseRest(model: string): Promise<void> {
-    const engine = this.#engine!;
-    const message = `the model ${JSON.stringify(model)} was removed before this task had its turn`;
-    for (;;) {
-      const [queue] = engine.queues(model);
-      if (queue === undefined) return;
-      const batch = {
-        id: "removed",
-        reason: "full",
-        worker: "",
-        startedAt: this.#parts.clock.now(),
-        why: message,
-      } as const;
-      const { parameters } = queue;
-      const lease = await engine.claim({ model, parameters, max: AT_ONCE, leaseMs: LEASE_MS, batch });
-      const failed = { kind: "failed", code: "NOT_FOUND", message } as const;
-      await engine.settle(
-        lease,
-        lease.tasks.map(({ task }) => ({ id: task.id, ...failed })),
-      );
-      if (lease.tasks.length === 0) return;
-    }
+    const { slots, retriesUntil } = dispatcher.workers;
+    const runs = slots.some(({ batch }) => batch !== undefined);
+    // They are put back a moment later.
+    const sitOut = this.#parts.clock.now() < retriesUntil + 2 * LOOK_EVERY_MS;
+    return runs || sitOut || this.#engine!.waiting(model.name).some((depth) => depth > 0);
   }
 }

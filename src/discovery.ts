@@ -15,9 +15,13 @@ import type { DnsName } from "./dns-workers.ts";
 import type { Resolve } from "./resolver.ts";
 import type { Events } from "./telemetry/events.ts";
 
-export interface DiscoveryTimes {
+export interface DiscoveryRules {
   readonly everyMs: number;
   readonly graceMs: number;
+  /** More are not looked at. */
+  readonly maxAddresses: number;
+  /** Who is asked; empty: as the system does. */
+  readonly servers: readonly string[];
 }
 
 /** Where the workers go. Both may reject, with what to say to an operator. */
@@ -39,9 +43,6 @@ interface Seen {
   state: "joined" | "refused" | "leaving";
 }
 
-/** Of one name; more are not looked at. */
-const MAX_ADDRESSES = 1024;
-
 export class Discovery {
   readonly #model: string;
   readonly #name: DnsName;
@@ -49,18 +50,19 @@ export class Discovery {
   readonly #parts: DiscoveryParts;
   /** By the worker's URL. */
   readonly #seen = new Map<string, Seen>();
-  #times: DiscoveryTimes;
+  #rules: DiscoveryRules;
   /** Of the next lookup; undefined during one. */
   #alarm: Alarm | undefined;
   #lookedAt = 0;
   #failing = false;
   #none = false;
+  #tooMany = false;
   #stopped = false;
 
-  constructor(model: string, name: DnsName, times: DiscoveryTimes, joining: Joining, parts: DiscoveryParts) {
+  constructor(model: string, name: DnsName, rules: DiscoveryRules, joining: Joining, parts: DiscoveryParts) {
     this.#model = model;
     this.#name = name;
-    this.#times = times;
+    this.#rules = rules;
     this.#joining = joining;
     this.#parts = parts;
   }
@@ -70,7 +72,7 @@ export class Discovery {
     const { clock } = this.#parts;
     let patience: Alarm | undefined;
     const enough = new Promise<void>((resolve) => {
-      patience = clock.at(clock.now() + this.#times.everyMs, resolve);
+      patience = clock.at(clock.now() + this.#rules.everyMs, resolve);
     });
     await Promise.race([this.#round(), enough]);
     patience?.cancel();
@@ -82,8 +84,8 @@ export class Discovery {
   }
 
   /** From now on. */
-  retime(times: DiscoveryTimes): void {
-    this.#times = times;
+  retune(rules: DiscoveryRules): void {
+    this.#rules = rules;
     if (this.#alarm !== undefined) this.#next();
   }
 
@@ -96,7 +98,7 @@ export class Discovery {
     const { clock, resolve } = this.#parts;
     this.#alarm = undefined;
     try {
-      const addresses = await resolve(this.#name.hostname);
+      const addresses = await resolve(this.#name.hostname, this.#rules.servers);
       if (!this.#stopped) await this.#heard(addresses);
     } catch (error) {
       this.#failed(error);
@@ -108,7 +110,7 @@ export class Discovery {
   #next(): void {
     this.#alarm?.cancel();
     if (this.#stopped) return;
-    this.#alarm = this.#parts.clock.at(this.#lookedAt + this.#times.everyMs, () => void this.#round());
+    this.#alarm = this.#parts.clock.at(this.#lookedAt + this.#rules.everyMs, () => void this.#round());
   }
 
   async #heard(addresses: readonly string[]): Promise<void> {
@@ -119,15 +121,24 @@ export class Discovery {
     if (none && !this.#none) this.#tell("info", `${name.shown} has no address now; workers may come`);
     this.#none = none;
     const now = this.#parts.clock.now();
-    const urls = [...new Set(addresses)]
-      .sort()
-      .slice(0, MAX_ADDRESSES)
-      .map((each) => name.at(each));
-    for (const url of urls) if (!this.#stopped) await this.#present(url, now);
+    for (const url of this.#urls(addresses)) if (!this.#stopped) await this.#present(url, now);
     if (this.#stopped) return;
     for (const [url, seen] of this.#seen) {
       if (seen.at < now) this.#missing(url, seen, now);
     }
+  }
+
+  /** In the same order in every process, so that all choose the same where there are too many. */
+  #urls(addresses: readonly string[]): string[] {
+    const { maxAddresses } = this.#rules;
+    const all = [...new Set(addresses)].sort();
+    const tooMany = all.length > maxAddresses;
+    if (tooMany && !this.#tooMany) {
+      const what = `${this.#name.shown} has ${all.length} addresses, of which ${maxAddresses} are used`;
+      this.#tell("warn", `${what}; raise backend.dnsMaxAddresses`);
+    }
+    this.#tooMany = tooMany;
+    return all.slice(0, maxAddresses).map((each) => this.#name.at(each));
   }
 
   async #present(url: string, now: number): Promise<void> {
@@ -146,7 +157,7 @@ export class Discovery {
 
   #missing(url: string, seen: Seen, now: number): void {
     if (seen.state === "refused") return void this.#seen.delete(url);
-    if (seen.state === "leaving" || now - seen.at < this.#times.graceMs) return;
+    if (seen.state === "leaving" || now - seen.at < this.#rules.graceMs) return;
     seen.state = "leaving";
     const over = (): void => void this.#seen.delete(url);
     this.#joining.leave(url).then(over, over);
@@ -156,7 +167,7 @@ export class Discovery {
     if (this.#failing || this.#stopped) return;
     this.#failing = true;
     const what = `${this.#name.shown} cannot be looked up (${wordsOf(error)})`;
-    const then = `the workers that are known stay, and it is tried every ${this.#times.everyMs} ms`;
+    const then = `the workers that are known stay, and it is tried every ${this.#rules.everyMs} ms`;
     this.#tell("warn", `${what}; ${then}`);
   }
 

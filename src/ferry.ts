@@ -7,15 +7,14 @@ import { isDeepStrictEqual } from "node:util";
 import type { Prospects } from "./admission/gate.ts";
 import type { Backend } from "./backend/backend.ts";
 import { SimulatedBackend } from "./backend/simulated.ts";
-import { Vault } from "./backend/vault.ts";
 import { makeBackend } from "./backends.ts";
 import type { Tally as Done } from "./banner.ts";
+import { type Change, prepareChange } from "./change.ts";
 import { Certificates } from "./certificates.ts";
 import { type Clock, SystemClock } from "./clock.ts";
 import type { Config, ModelConfig, Role } from "./config.ts";
 import { Crews, type Prepared } from "./crews.ts";
 import { Demo } from "./demo.ts";
-import { forwards } from "./dropins.ts";
 import { Dispatcher } from "./dispatch/dispatcher.ts";
 import type { ModelRules } from "./dispatch/model-rules.ts";
 import { Reaper } from "./dispatch/reaper.ts";
@@ -36,8 +35,9 @@ import { Events } from "./telemetry/events.ts";
 import { logEvents } from "./telemetry/log.ts";
 import { Tally } from "./telemetry/tally.ts";
 import { type Tracing, tracingOf } from "./telemetry/tracing.ts";
+import { Vaults } from "./vaults.ts";
 import { version } from "./version.ts";
-import { liveConfig, ofFleet, outlook, vaultRules } from "./wiring.ts";
+import { liveConfig, ofFleet, outlook } from "./wiring.ts";
 
 export async function startFerry(
   config: Config,
@@ -75,7 +75,7 @@ export class Ferry {
   /** By model. */
   readonly #prospects = new Map<string, Prospects>();
   /** Clients' own credentials, by model. */
-  readonly #vaults = new Map<string, Vault>();
+  readonly #vaults: Vaults;
   /** How to undo what was started, in the order in which it was started. */
   readonly #undo: (() => Promise<void> | void)[] = [];
   #opened: Opened | undefined;
@@ -86,6 +86,8 @@ export class Ferry {
   #scaling: OpenScaling | undefined;
   #observers: Observers | undefined;
   #draining = false;
+  /** The last that was prepared. */
+  #change: Change | undefined;
   #stopped: Promise<void> | undefined;
   /** What people may do to the simulated workers of this process; undefined where there are none. */
   demo: Demo | undefined;
@@ -102,6 +104,7 @@ export class Ferry {
     this.#role = role;
     this.#log = log;
     const { models, telemetry } = config;
+    this.#vaults = new Vaults(clock);
     this.#tally = new Tally(
       this.events,
       clock,
@@ -111,7 +114,8 @@ export class Ferry {
     this.#logEnd = logEvents(this.events, clock, telemetry.logLevel, log);
     this.#crews = new Crews({
       clock,
-      makeBackend: (model, next) => makeBackend(model, clock, this.events, this.#vault(model, next)),
+      makeBackend: (model, next, numbers) =>
+        makeBackend(model, clock, this.events, this.#vaults.of(model, next), numbers),
       makeDispatcher: (rules, model, backend) => this.#dispatcher(rules, model, backend),
       onBackend: (model, backend, { workers }) => {
         if (!(backend instanceof SimulatedBackend)) this.demo?.forget(model);
@@ -158,17 +162,21 @@ export class Ferry {
    * in what is opened once (`config-diff.ts`) is not looked at here.
    */
   async change(next: Config): Promise<void> {
-    const prepared: Prepared[] = [];
-    try {
-      if (this.#role !== "gateway") prepared.push(await this.#crews.prepare(next));
-      if (this.#front !== undefined) prepared.push(await this.#front.prepare(next));
-      if (this.#draining) throw new Error("Ferry is being stopped");
-    } catch (error) {
-      await Promise.all(prepared.map((each) => each.abandon()));
-      throw error;
-    }
-    this.#commit(next, prepared);
-    await this.#tls?.certificates.look();
+    const prepared = await this.prepare(next);
+    await prepared.commit();
+  }
+
+  /** One at a time: the next one when this one was committed or abandoned. */
+  async prepare(next: Config): Promise<Change> {
+    const steps = [
+      ...(this.#role === "gateway" ? [] : [() => this.#crews.prepare(next)]),
+      ...(this.#front === undefined ? [] : [() => this.#front!.prepare(next)]),
+    ];
+    const commit = async (prepared: readonly Prepared[]): Promise<void> => {
+      this.#commit(next, prepared);
+      await this.#tls?.certificates.look();
+    };
+    return (this.#change = await prepareChange(steps, () => this.#draining, commit));
   }
 
   /** Nothing here waits, and nothing here fails. */
@@ -178,7 +186,7 @@ export class Ferry {
     const gone = last.models.filter(({ name }) => !next.models.some((model) => model.name === name));
     const leaving = [...this.#crews.leaving.map(({ model }) => model), ...gone];
     this.#opened!.engine.retune(limitsOf(next, this.#role === "gateway" ? [] : leaving));
-    for (const { name } of next.models) this.#vaults.get(name)?.retune(vaultRules(next, name));
+    this.#vaults.retune(next);
     for (const each of prepared) each.commit();
     this.#look();
     this.#tally.retune(next.models.map(({ name }) => name));
@@ -224,15 +232,6 @@ export class Ferry {
       if (this.#prospects.has(name)) continue;
       this.#prospects.set(name, outlook(name, this.#crews.dispatcher(name), fleet));
     }
-  }
-
-  /** One for each model whose workers get their clients' credentials. */
-  #vault(model: ModelConfig, config: Config): Vault | undefined {
-    if (!forwards(model)) return undefined;
-    const { name } = model;
-    const vault = this.#vaults.get(name) ?? new Vault(vaultRules(config, name), this.#clock);
-    this.#vaults.set(name, vault);
-    return vault;
   }
 
   /** Early, for the same reason: a certificate that cannot be used is told before models are loaded. */
@@ -300,6 +299,7 @@ export class Ferry {
     this.#draining = true;
     this.#front?.refuse();
     await this.#front?.settle(LAST_WORDS_MS);
+    await this.#change?.abandon();
     for (const undo of this.#undo.toReversed()) await undo();
     await this.#clock.rest?.();
   }
@@ -318,9 +318,9 @@ export class Ferry {
   }
 
   async #openRoster(): Promise<Roster> {
-    const { dispatchers, backends } = this.#crews;
     const [clock, events, membership] = [this.#clock, this.events, this.#membership];
-    const roster = await openRoster(this.#config, { clock, events, dispatchers, backends, membership });
+    const { takenOut } = this.#crews;
+    const roster = await openRoster(this.#config, this.#crews, { clock, events, membership, takenOut });
     this.#undo.push(() => roster.stop());
     return (this.#roster = roster);
   }
@@ -389,7 +389,7 @@ export class Ferry {
       membership: this.#membership,
       dispatcher: (model) => this.#crews.dispatcher(model),
       prospects: (model) => this.#prospects.get(model),
-      vault: (model, config) => this.#vault(model, config),
+      vault: (model, config) => this.#vaults.of(model, config),
       draining: () => this.#draining,
       random: Math.random,
     });

@@ -20,6 +20,7 @@
 import { jsonLine, type Durability, type Tally } from "./banner.ts";
 import type { Alarm, Clock } from "./clock.ts";
 import type { Config, Role } from "./config.ts";
+import { Follower } from "./process-changes.ts";
 import { giveOutPorts, withPortsOf } from "./process-ports.ts";
 import { NO_FILE, type Reloaded } from "./reload.ts";
 
@@ -27,8 +28,10 @@ import { NO_FILE, type Reloaded } from "./reload.ts";
 export type Order =
   | { readonly is: "begin"; readonly config: Config; readonly role: Role }
   | { readonly is: "tally" }
-  /** Another config, of which everything that differs can be changed. */
-  | { readonly is: "change"; readonly config: Config }
+  /** Another config, of which everything that differs can be changed; nothing is before the verdict on this round. */
+  | { readonly is: "change"; readonly round: number; readonly config: Config }
+  | { readonly is: "commit"; readonly round: number }
+  | { readonly is: "abandon"; readonly round: number }
   /** What came of the reload that it asked for. */
   | { readonly is: "reloaded"; readonly outcome: Reloaded }
   | { readonly is: "drain" };
@@ -38,8 +41,11 @@ export type Word =
   | ({ readonly is: "ready" } & ReadyWord)
   | { readonly is: "failed"; readonly why: string }
   | { readonly is: "tally"; readonly tally: Tally }
-  /** `why`: why nothing was changed; left out: it was. */
-  | { readonly is: "changed"; readonly why?: string }
+  /** It prepares, and lives. */
+  | { readonly is: "preparing" }
+  /** `why`: why it cannot change; left out: it can, and waits for the verdict. */
+  | { readonly is: "prepared"; readonly round: number; readonly why?: string }
+  | { readonly is: "changed"; readonly round: number }
   /** An operator asked it to have the config read again. */
   | { readonly is: "reload" }
   /** The last: it exits next. */
@@ -97,6 +103,8 @@ interface Seat {
   /** While it is told what changed during its start. */
   catchingUp: Promise<void> | undefined;
   life: Life | undefined;
+  /** How this life is told of changes. */
+  follower: Follower | undefined;
   ready: ReadyWord | undefined;
   /** When this life became ready; undefined before. */
   readyAt: number | undefined;
@@ -107,8 +115,6 @@ interface Seat {
   /** What it said last. */
   ended: Tally | undefined;
   answered: ((tally: Tally) => void) | undefined;
-  /** With why it was not changed. */
-  changed: ((why?: string) => void) | undefined;
 }
 
 export class Processes {
@@ -138,6 +144,7 @@ export class Processes {
       begun: undefined,
       catchingUp: undefined,
       life: undefined,
+      follower: undefined,
       ready: undefined,
       readyAt: undefined,
       waitMs: FIRST_WAIT_MS,
@@ -145,7 +152,6 @@ export class Processes {
       failed: undefined,
       ended: undefined,
       answered: undefined,
-      changed: undefined,
     }));
   }
 
@@ -189,45 +195,48 @@ export class Processes {
     return tallies.reduce(add, this.#past);
   }
 
-  /** All of them, or none: where one cannot, the others go back. Rejects with its reason. */
+  /** All of them, or none. Rejects with the reason of one that cannot, or that says nothing. */
   async change(next: Config): Promise<void> {
-    const before = this.#seats.map(({ config }) => config);
+    await Promise.all(this.#seats.map(({ catchingUp }) => catchingUp));
+    const { processAnswerMs: silentMs } = this.#seats[0]!.config.limits;
+    // One that is not there begins with it, and one that is starting is told when it is ready.
+    const asked = this.#seats.filter(({ readyAt, life }) => readyAt !== undefined && life !== undefined);
+    const followers = asked.map(({ follower }) => follower!);
     const whys = await Promise.all(
-      this.#seats.map((seat) => this.#change(seat, withPortsOf(seat.config, next))),
+      asked.map((seat, at) => followers[at]!.prepare(withPortsOf(seat.config, next), silentMs)),
     );
     const why = whys.find((each) => each !== undefined);
-    if (why === undefined) return;
-    const did = this.#seats.filter((_, at) => whys[at] === undefined);
-    await Promise.all(did.map((seat) => this.#change(seat, before[seat.number - 1]!)));
-    throw new Error(why);
+    if (why !== undefined) {
+      for (const follower of followers) follower.abandon();
+      throw new Error(why);
+    }
+    for (const seat of this.#seats) {
+      seat.config = withPortsOf(seat.config, next);
+      // It came while the others prepared.
+      const late = seat.readyAt !== undefined && !followers.includes(seat.follower!);
+      if (late && seat.life !== undefined) seat.catchingUp = this.#catchUp(seat, seat.life);
+    }
+    await Promise.all(asked.map((seat, at) => this.#commit(seat, followers[at]!, silentMs)));
   }
 
-  /** Why it could not. One that is not there starts with it, and one that is starting is told when it is ready. */
-  async #change(seat: Seat, config: Config): Promise<string | undefined> {
-    if (seat.catchingUp !== undefined) await seat.catchingUp;
-    const before = seat.config;
-    seat.config = config;
-    if (seat.life === undefined || seat.readyAt === undefined) return undefined;
-    const why = await this.#tell(seat, seat.life, config);
-    if (why !== undefined) seat.config = before;
-    return why;
-  }
-
-  async #tell(seat: Seat, life: Life, config: Config): Promise<string | undefined> {
-    const { promise, resolve } = Promise.withResolvers<string | undefined>();
-    seat.changed = resolve;
-    life.send({ is: "change", config });
-    const why = await promise;
-    seat.changed = undefined;
-    return why;
+  async #commit({ number }: Seat, follower: Follower, silentMs: number): Promise<void> {
+    if (await follower.commit(silentMs)) return;
+    const then = "it changes when it wakes up";
+    this.#log("warn", `process has not said that it changed with the others; ${then}`, { process: number });
   }
 
   /** The config changed while it was starting. Where it cannot follow, it begins anew. */
   async #catchUp(seat: Seat, life: Life): Promise<void> {
-    const why = await this.#tell(seat, life, seat.config);
+    const { follower, config } = seat;
+    const { processAnswerMs: silentMs } = config.limits;
+    const why = await follower!.prepare(config, silentMs);
+    const done = why === undefined && (await follower!.commit(silentMs));
     seat.catchingUp = undefined;
-    if (why === undefined || seat.life !== life) return;
-    this.#log("warn", "process cannot follow a reload, and begins anew", { process: seat.number, why });
+    if (done || seat.life !== life) return;
+    this.#log("warn", "process cannot follow a reload, and begins anew", {
+      process: seat.number,
+      why: why ?? "it does not answer",
+    });
     life.kill();
   }
 
@@ -264,17 +273,18 @@ export class Processes {
       line: (text) => this.#print(seat, text),
       gone: (how) => this.#gone(seat, how),
     });
+    seat.follower = new Follower(seat.number, seat.life, this.#parts.clock);
     seat.begun = seat.config;
     seat.life.send({ is: "begin", config: seat.config, role: this.#role });
   }
 
   #hear(seat: Seat, word: Word): void {
+    seat.follower?.hear(word);
     if (word.is === "ready") this.#ready(seat, word);
     else if (word.is === "failed") seat.failed = word.why;
     else if (word.is === "tally") seat.answered?.(word.tally);
-    else if (word.is === "changed") seat.changed?.(word.why);
     else if (word.is === "reload") void this.#reload(seat);
-    else seat.ended = word.tally;
+    else if (word.is === "ended") seat.ended = word.tally;
   }
 
   #ready(seat: Seat, word: ReadyWord): void {
@@ -291,7 +301,7 @@ export class Processes {
     seat.life = undefined;
     this.#past = add(this.#past, seat.ended ?? NOTHING);
     seat.answered?.(NOTHING);
-    seat.changed?.();
+    seat.follower?.gone();
     if (this.#stopping) this.#whenOver();
     else if (this.#heard !== undefined) {
       const why = seat.failed ?? `process ${seat.number} ${how} before all were ready`;

@@ -94,6 +94,10 @@ export class Report implements Inside, Sight {
     };
   }
 
+  serves(model: string): boolean {
+    return this.#parts.config.models.some(({ name }) => name === model);
+  }
+
   workers(): FleetWorkerReport[] {
     const { fleet } = this.#parts;
     if (fleet === undefined) return this.#held().map(workerReport);

@@ -8,14 +8,22 @@
  */
 import { lookup, Resolver } from "node:dns/promises";
 
-/** Rejects with a `code` when nothing could be learned. */
-export type Resolve = (hostname: string) => Promise<readonly string[]>;
+/** Rejects with a `code` when nothing could be learned. `servers`: who is asked, and nobody else; empty: as above. */
+export type Resolve = (hostname: string, servers?: readonly string[]) => Promise<readonly string[]>;
 
 const TIMEOUT_MS = 2000;
 const TRIES = 2;
 
-export const systemResolve: Resolve = async (hostname) => {
+export const systemResolve: Resolve = async (hostname, servers = []) => {
   const resolver = new Resolver({ timeout: TIMEOUT_MS, tries: TRIES });
+  if (servers.length > 0) {
+    resolver.setServers(servers);
+    const [all4, all6] = await Promise.all([
+      resolver.resolve4(hostname).catch(emptyOrThrow),
+      resolver.resolve6(hostname).catch(emptyOrThrow),
+    ]);
+    return [...all4, ...all6];
+  }
   const answers = await Promise.all([
     resolver.resolve4(hostname).catch(emptyWhereKnown),
     resolver.resolve6(hostname).catch(emptyWhereKnown),
@@ -30,4 +38,10 @@ export const systemResolve: Resolve = async (hostname) => {
 /** The name is there, and has no address of this kind; undefined: nothing is known. */
 function emptyWhereKnown(error: unknown): readonly string[] | undefined {
   return (error as NodeJS.ErrnoException).code === "ENODATA" ? [] : undefined;
+}
+
+function emptyOrThrow(error: unknown): readonly string[] {
+  const empty = emptyWhereKnown(error);
+  if (empty === undefined) throw error;
+  return empty;
 }

@@ -5,7 +5,8 @@
  *   add      one worker more: at a URL, or, where Ferry starts its workers itself, one more of its own
  *   drain    it gets no further batch and is no capacity; what it runs ends as it would have. It stays in the list
  *   resume   it gets batches again
- *   remove   drained, and gone when it runs nothing: a child is ended, another one is only forgotten
+ *   remove   drained, and gone when it runs nothing: a child is ended, another one is only forgotten. It stays away until
+ *            it is added again, or the config lists it no more (`taken-out.ts`)
  *
  * Nothing of this is written down: a restart begins with the config. On the Redis engine `add` and `remove` are about
  * the list of this process alone, since a worker belongs to whoever lists it: others that list it take it over. `drain`
@@ -19,16 +20,27 @@ import { Refusal } from "./core/errors.ts";
 import { Discovery } from "./discovery.ts";
 import type { Dispatcher } from "./dispatch/dispatcher.ts";
 import type { Slot } from "./dispatch/workers.ts";
-import { dnsName, isDns } from "./dns-workers.ts";
-import type { FleetWorker } from "./fleet/fleet.ts";
+import { dnsName, fixedWorkers, isDns } from "./dns-workers.ts";
 import { shownAddress } from "./fleet/lease-names.ts";
 import type { Membership } from "./fleet/membership.ts";
 import { Orders, workerKey } from "./fleet/orders.ts";
 import type { WorkerDesk, WorkerName } from "./gateway/worker-routes.ts";
 import type { Resolve } from "./resolver.ts";
 import { systemResolve } from "./resolver.ts";
-import { grpcUrl, url } from "./setting-addresses.ts";
+import {
+  asideElsewhere,
+  beatName,
+  checked,
+  conflict,
+  EXAMPLES,
+  type Found,
+  nameOf,
+  same,
+  shownName,
+  wrong,
+} from "./roster-names.ts";
 import { didYouMean } from "./spelling.ts";
+import { hrefOf, type TakenOut } from "./taken-out.ts";
 import type { Events, WorkerState } from "./telemetry/events.ts";
 
 export interface RosterModel {
@@ -46,6 +58,8 @@ export interface RosterParts {
   readonly events: Events;
   /** Left out: there is only this process. */
   readonly membership?: Pick<Membership, "orders" | "changed" | "fleet"> | undefined;
+  /** Workers of the config that people removed. */
+  readonly takenOut?: TakenOut | undefined;
   /** Left out: as the system does. */
   readonly resolve?: Resolve;
 }
@@ -53,14 +67,8 @@ export interface RosterParts {
 /** Where a model's workers are, as the config has it. */
 export type FollowedNames = Pick<
   HttpBackendConfig | GrpcBackendConfig,
-  "kind" | "workers" | "dnsMs" | "dnsGraceMs"
+  "kind" | "workers" | "dnsMs" | "dnsGraceMs" | "dnsMaxAddresses" | "dnsServers"
 >;
-
-/** A worker that was found by its name: here, or in what another process says. */
-interface Found extends WorkerName {
-  readonly model: string;
-  readonly slot?: Slot;
-}
 
 export class Roster implements WorkerDesk {
   /** By name; models may come and go. */
@@ -90,7 +98,13 @@ export class Roster implements WorkerDesk {
     const names = new Map<string, Discovery>();
     this.#names.set(model, names);
     const { clock, events, resolve = systemResolve } = this.#parts;
-    const times = { everyMs: wanted.dnsMs, graceMs: wanted.dnsGraceMs };
+    const {
+      dnsMs: everyMs,
+      dnsGraceMs: graceMs,
+      dnsMaxAddresses: maxAddresses,
+      dnsServers: servers,
+    } = wanted;
+    const rules = { everyMs, graceMs, maxAddresses, servers };
     const joining = {
       join: (url: string, host: string, from: string) => this.join(model, url, host, from),
       leave: (url: string) => this.leave(model, url),
@@ -100,10 +114,10 @@ export class Roster implements WorkerDesk {
       const key = `${wanted.kind} ${written}`;
       const known = before.get(key);
       const name = dnsName(written, wanted.kind);
-      const discovery = known ?? new Discovery(model, name, times, joining, { clock, events, resolve });
+      const discovery = known ?? new Discovery(model, name, rules, joining, { clock, events, resolve });
       names.set(key, discovery);
       if (known === undefined) started.push(discovery.start());
-      else known.retime(times);
+      else known.retune(rules);
     }
     const old = [...before.keys()].filter((key) => !names.has(key)).map((key) => before.get(key)!);
     for (const discovery of old) discovery.stop();
@@ -121,12 +135,15 @@ export class Roster implements WorkerDesk {
 
   /** The config changed: other models, perhaps in other hands, and other names of DNS. Who is put aside stays so. */
   retune(models: readonly ModelConfig[], running: Running): void {
+    // Perhaps somebody in the fleet has let it back in under its new name.
+    const aside = asideElsewhere(this.models, models).filter((key) => !this.#orders.knows(key));
+    for (const key of aside) this.#orders.give(key, true);
     this.models.clear();
     for (const model of rosterModels(models, running)) this.models.set(model.name, model);
     for (const { name, backend } of models) {
       // Who stands in the config stays, whatever DNS says.
-      const fixed = hasAddresses(backend) ? backend.workers.filter((each) => !isDns(each)) : [];
-      for (const each of fixed) this.#from.delete(`${name} ${URL.parse(each)?.href ?? each}`);
+      const fixed = hasAddresses(backend) ? fixedWorkers(backend.workers) : [];
+      for (const each of fixed) this.#from.delete(`${name} ${hrefOf(each)}`);
     }
     for (const [model, names] of this.#names) {
       if (models.some(({ name, backend }) => name === model && hasAddresses(backend))) continue;
@@ -176,6 +193,7 @@ export class Roster implements WorkerDesk {
     const known = from === undefined ? undefined : this.#adopt(name, dispatcher, url!, from);
     if (known !== undefined) return nameOf(name, known);
     if (url !== undefined) this.#checkNew(url);
+    if (from !== undefined) this.#checkWanted(name, url!);
     let slot: Slot;
     try {
       if (url !== undefined) this.#coming.add(url);
@@ -190,6 +208,7 @@ export class Roster implements WorkerDesk {
     } finally {
       if (url !== undefined) this.#coming.delete(url);
     }
+    this.#parts.takenOut?.giveBack(name, slot.name, slot.worker.address);
     this.#from.delete(`${name} ${url}`);
     if (from !== undefined) this.#from.set(`${name} ${url}`, from);
     this.#orders.apply(dispatcher);
@@ -225,10 +244,16 @@ export class Roster implements WorkerDesk {
     const from = this.foundBy(model, slot);
     if (from !== undefined) throw conflict(`${from} names ${name}; drain it, or take it out of DNS`);
     if (slot.retiring && !this.#ending.has(slot)) return { model, ...found, gone: false };
+    this.#parts.takenOut?.take(model, slot.name, slot.worker.address);
     const idle = slot.batch === undefined;
     const ended = this.#end(model, slot);
     if (idle) await ended;
     return { model, ...found, gone: idle };
+  }
+
+  /** Those of the config that were removed by hand. */
+  removed(): readonly (WorkerName & { readonly model: string })[] {
+    return (this.#parts.takenOut?.all ?? []).map(shownName);
   }
 
   /** Drains the worker at this URL and removes it; resolves when it is gone, or was not there. */
@@ -290,6 +315,7 @@ export class Roster implements WorkerDesk {
       const models = found.map((each) => each.model).join(", ");
       throw conflict(`several models have a worker ${name}: ${models}; say which with model`);
     }
+    this.#checkOut(name, model);
     const guess = didYouMean(
       name,
       [...own, ...others].map((each) => each.name),
@@ -323,6 +349,19 @@ export class Roster implements WorkerDesk {
     }
   }
 
+  /** What DNS names is no reason to bring it back. */
+  #checkWanted(model: string, url: string): void {
+    if (this.#parts.takenOut?.keeps(model, url) !== true) return;
+    throw conflict(`${shownAddress(url)} was removed by hand; add it again, or take it out of the config`);
+  }
+
+  #checkOut(name: string, model: string | undefined): void {
+    const out = this.removed().find((each) => each.name === name && (model ?? each.model) === each.model);
+    if (out === undefined) return;
+    const where = out.address === undefined ? "" : ` ${out.address}`;
+    throw new Refusal("NOT_FOUND", `${name} was removed by hand; ferry workers add${where} takes it back`);
+  }
+
   #failed(model: string, { name }: Slot, error: unknown): void {
     const why = error instanceof Error ? error.message : String(error);
     const message = `model ${model}: ${name} gets no more batches, but could not be ended: ${why}`;
@@ -340,11 +379,9 @@ interface Running {
   readonly backends: readonly Backend[];
 }
 
-export type RosterNeeds = RosterParts & Running;
-
 /** From the config; resolves when every name of DNS in it was looked up once. */
-export async function openRoster({ models }: Config, needs: RosterNeeds): Promise<Roster> {
-  const roster = new Roster(rosterModels(models, needs), needs);
+export async function openRoster({ models }: Config, running: Running, parts: RosterParts): Promise<Roster> {
+  const roster = new Roster(rosterModels(models, running), parts);
   await roster.followAll(models);
   return roster;
 }
@@ -357,38 +394,4 @@ function rosterModels(models: readonly ModelConfig[], { dispatchers, backends }:
     dispatcher: dispatchers[at],
     backend: backends[at],
   }));
-}
-
-const EXAMPLES = { http: "http://gpu-1:9000/infer", grpc: "grpc://gpu-1:8001" } as const;
-const URLS = {
-  http: url("One worker.", ["http", "https"], EXAMPLES.http),
-  grpc: grpcUrl("One worker.", EXAMPLES.grpc),
-} as const;
-
-/** As the config would read it. */
-function checked(written: string, kind: "http" | "grpc"): string {
-  if (isDns(written)) throw wrong("names of DNS belong in the config, under backend.workers");
-  const read = URLS[kind].read({ value: written, expanded: false, folder: "" });
-  if ("wrong" in read) throw wrong(`url ${read.wrong}`);
-  return read.value;
-}
-
-function nameOf(model: string, { name, worker: { address } }: Slot): WorkerName & { readonly model: string } {
-  return { model, name, ...(address !== undefined && { address: shownAddress(address) }) };
-}
-
-function beatName({ model, name, address }: FleetWorker): Found {
-  return { model, name, ...(address !== undefined && { address }) };
-}
-
-function same(one: Found): (other: Found) => boolean {
-  return (other) => other.model === one.model && other.name === one.name;
-}
-
-function wrong(message: string): Refusal {
-  return new Refusal("INVALID_REQUEST", message);
-}
-
-function conflict(message: string): Refusal {
-  return new Refusal("INVALID_REQUEST", message, { status: 409 });
 }

@@ -30,9 +30,18 @@ export interface OpenScaling {
   readonly close: () => void;
 }
 
+interface Known {
+  /** Whatever it goes by. */
+  readonly by: unknown;
+  /** As the config has them. */
+  readonly workers: ModelConfig["backend"]["workers"];
+  readonly model: ScaledModel;
+  readonly hook: ScalingHooks | undefined;
+}
+
 export function openScaling(config: Config, needs: ScalingNeeds): OpenScaling {
   const { clock, events, see, leads } = needs;
-  const known = new Map<string, { by: unknown; model: ScaledModel; hook: ScalingHooks | undefined }>();
+  const known = new Map<string, Known>();
   const scaled = (model: ModelConfig, at: number, config: Config): ScaledModel => {
     const { name, scaling } = model;
     const by = [scaling, model.backend, config.admission.targetUtilization];
@@ -45,19 +54,23 @@ export function openScaling(config: Config, needs: ScalingNeeds): OpenScaling {
         ? undefined
         : new ScalingHooks({ model: name, webhook, command, timeoutMs, leads }, clock, events);
     const dispatcher = needs.dispatchers[at];
+    // Where nothing but the rules or the backend changed, as many are wanted as before.
+    const asBefore = scaling.apply && same?.workers === model.backend.workers ? dispatcher : undefined;
     const own = scaling.apply && dispatcher ? ownWorkers(dispatcher, needs.backends[at]!, needs) : undefined;
     const next: ScaledModel = {
       name,
       rules: rulesOf(scaling, config.admission.targetUtilization),
       workers:
-        workersOf(model) ?? Math.max(dispatcher?.workers.slots.length ?? 0, see(name, clock.now()).healthy),
+        (asBefore && countOf(asBefore)) ??
+        workersOf(model) ??
+        Math.max(dispatcher?.workers.slots.length ?? 0, see(name, clock.now()).healthy),
       see: (now) => see(name, now),
       own,
       tell: hook && ((news, healthy) => hook.tell(news, healthy)),
       trouble: hook && (() => hook.trouble),
       appliedBy: scaling.apply ? "ferry" : webhook ? "webhook" : command ? "command" : "outside",
     };
-    known.set(name, { by, model: next, hook });
+    known.set(name, { by, workers: model.backend.workers, model: next, hook });
     return next;
   };
   const all = (config: Config): ScaledModel[] => {
@@ -108,7 +121,7 @@ function ownWorkers(
 ): OwnWorkers {
   return {
     get count() {
-      return dispatcher.workers.slots.filter(({ retiring, aside }) => !retiring && !aside).length;
+      return countOf(dispatcher);
     },
     async grow() {
       const worker = await backend.grow();
@@ -123,6 +136,10 @@ function ownWorkers(
       await backend.retire(slot.worker);
     },
   };
+}
+
+function countOf({ workers }: Dispatcher): number {
+  return workers.slots.filter(({ retiring, aside }) => !retiring && !aside).length;
 }
 
 /** One that is down; else the slowest; of equals one that is idle, and then the last that came. */

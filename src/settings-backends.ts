@@ -14,7 +14,7 @@ import {
   path,
   text,
 } from "./setting-kinds.ts";
-import { dnsTimes } from "./settings-dns.ts";
+import { dnsRules } from "./settings-dns.ts";
 import { workerTls } from "./settings-entry.ts";
 import { grpcBackend } from "./settings-grpc.ts";
 
@@ -56,7 +56,7 @@ export const backends = oneOf(
         workerUrl(url("One worker.", ["http", "https"], "http://gpu-1:9000/infer"), "https"),
         { min: 1, max: 1024, single: true },
       ),
-      ...dnsTimes,
+      ...dnsRules,
       maxReplyBytes,
       model: optional(
         text("What the workers call the model; left out: as clients do.", {

@@ -1,7 +1,7 @@
 /** The settings of gRPC: the listener for clients, and workers that speak it. Read by `settings.ts`. */
 import { address, grpcUrl, workerUrl } from "./setting-addresses.ts";
 import { boolean, group, integer, type Leaf, list, optional, text } from "./setting-kinds.ts";
-import { dnsTimes } from "./settings-dns.ts";
+import { dnsRules } from "./settings-dns.ts";
 import { workerTls } from "./settings-entry.ts";
 
 const mebibyte = 2 ** 20;
@@ -39,7 +39,7 @@ export const grpcBackend = (maxReplyBytes: Leaf<number>) =>
       workerUrl(grpcUrl("One worker; grpcs:// for TLS.", "grpc://gpu-1:8001"), "grpcs"),
       { min: 1, max: 1024, single: true },
     ),
-    ...dnsTimes,
+    ...dnsRules,
     model: optional(
       text("What the workers call the model; left out: as clients do.", {
         maxLength: 256,

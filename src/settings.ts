@@ -266,6 +266,10 @@ export const settings = group("Everything Ferry can be told.", {
       "After a signal to stop: how long connections that clients keep open are served, each to its next answer; half of `drainMs` at most.",
       { default: second, min: 0, max: minute, unit: "ms" },
     ),
+    processAnswerMs: integer(
+      "With `--processes`: one that says nothing for so long during a reload is taken for hung, and nothing is changed.",
+      { default: 5 * second, min: second, max: hour, unit: "ms" },
+    ),
   }),
   admission,
   results: group("Outcomes kept for polling.", {

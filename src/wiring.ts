@@ -52,9 +52,3 @@ export function samplerFor({ share, followsCaller }: Tracing, random: () => numb
 export function liveConfig(current: () => Config): Config {
   return new Proxy({} as Config, { get: (_, key) => Reflect.get(current(), key) as unknown });
 }
-
-/** For as long as a task of that model lives, and for as many as can wait. */
-export function vaultRules({ models, limits }: Config, name: string): { ttlMs: number; max: number } {
-  const { timeouts } = models.find((model) => model.name === name)!;
-  return { ttlMs: timeouts.totalMs + timeouts.workerMs, max: limits.maxQueued };
-}

@@ -66,6 +66,8 @@ describe("a valid file", () => {
       workers: ["http://gpu-1:9000/infer"],
       dnsMs: 5000,
       dnsGraceMs: 15_000,
+      dnsMaxAddresses: 1024,
+      dnsServers: [],
       maxReplyBytes: 67_108_864,
       forwardAuthorization: false,
       tls: { reloadMs: 2000 },

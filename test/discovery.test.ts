@@ -12,6 +12,7 @@ const NAME = "dns://gpu.default.svc:9000/infer";
 const [A, B] = ["10.0.0.1", "10.0.0.2"];
 const EVERY_MS = 5000;
 const GRACE_MS = 15_000;
+const rules = { everyMs: EVERY_MS, graceMs: GRACE_MS, maxAddresses: 3, servers: [] };
 
 function stage(changes: Parameters<typeof emptyModel>[0] = {}) {
   const model = emptyModel({ queueMs: 600_000, totalMs: 1_200_000, ...changes });
@@ -22,7 +23,7 @@ function stage(changes: Parameters<typeof emptyModel>[0] = {}) {
     leave: (url: string) => roster.leave("m", url),
   };
   const discover = (written = NAME): Discovery =>
-    new Discovery("m", dnsName(written, "http"), { everyMs: EVERY_MS, graceMs: GRACE_MS }, joining, {
+    new Discovery("m", dnsName(written, "http"), rules, joining, {
       clock,
       events,
       resolve: () => {
@@ -104,6 +105,24 @@ describe("a name of DNS", () => {
     assert.deepEqual(names(), ["10.0.0.1:9000"]);
   });
 
+  test("with more addresses than may be used has the first of them, and it is told once", async () => {
+    const { simulation, dns, discover, names, notices } = stage();
+    dns.answer = () => ["10.0.0.9", "10.0.0.5", "10.0.0.7", "10.0.0.8"];
+    const discovery = discover();
+    await discovery.start();
+    await simulation.run(3 * EVERY_MS);
+    assert.deepEqual(names(), ["10.0.0.5:9000", "10.0.0.7:9000", "10.0.0.8:9000"]);
+    const told = `warn: model m: ${NAME} has 4 addresses, of which 3 are used; raise backend.dnsMaxAddresses`;
+    assert.deepEqual(notices, [told]);
+    discovery.retune({ ...rules, maxAddresses: 4 });
+    await simulation.run(EVERY_MS);
+    assert.equal(names().length, 4);
+    discovery.retune({ ...rules, maxAddresses: 2 });
+    await simulation.run(GRACE_MS + 2 * EVERY_MS);
+    assert.deepEqual(names(), ["10.0.0.5:9000", "10.0.0.7:9000"]);
+    assert.equal(notices.length, 2);
+  });
+
   test("without an address is no error: workers may come", async () => {
     const { simulation, dns, discover, names, notices } = stage();
     await discover().start();
@@ -150,7 +169,14 @@ test("a model that follows other names lets those of the old ones go", async () 
   const resolve = (name: string): Promise<string[]> => Promise.resolve(places[name]!);
   const roster = new Roster([model], { clock, events, resolve });
   const follow = (...written: string[]): Promise<void> =>
-    roster.follow("m", { kind: "http", workers: written, dnsMs: EVERY_MS, dnsGraceMs: GRACE_MS });
+    roster.follow("m", {
+      kind: "http",
+      workers: written,
+      dnsMs: EVERY_MS,
+      dnsGraceMs: GRACE_MS,
+      dnsMaxAddresses: 9,
+      dnsServers: [],
+    });
   await follow("dns://one:1/", "http://fixed:1/");
   assert.deepEqual(names(), ["10.0.0.1:1", "10.0.0.2:1"]);
   assert.equal(roster.foundBy("m", dispatcher.workers.slots[0]!), "dns://one:1/");

@@ -4,86 +4,13 @@ import { once } from "node:events";
 import { createServer, type AddressInfo } from "node:net";
 import { describe, test } from "node:test";
 import type { Tally } from "../src/banner.ts";
-import { parseConfig } from "../src/config-load.ts";
-import type { Config } from "../src/config.ts";
-import { VirtualClock } from "../src/plan/virtual-clock.ts";
 import { giveOutPorts } from "../src/process-ports.ts";
 import { explainStart } from "../src/port-holder.ts";
-import {
-  FIRST_WAIT_MS,
-  MAX_WAIT_MS,
-  Processes,
-  TALLY_MS,
-  type Order,
-  type Watcher,
-  type Word,
-} from "../src/processes.ts";
-
-function configOf(more = ""): Config {
-  const { config, problems } = parseConfig(
-    `engine: { kind: redis, url: redis://127.0.0.1:6379 }\n` +
-      `models: [{ name: m, backend: { kind: simulated, workers: 1 } }]\n${more}`,
-    "ferry.yaml",
-    {},
-  );
-  assert.deepEqual(problems, undefined);
-  return config;
-}
+import { FIRST_WAIT_MS, MAX_WAIT_MS, TALLY_MS } from "../src/processes.ts";
+import { configOf, ready, stage, started } from "./process-stage.ts";
 
 function tallyOf(requests: number): Tally {
   return { requests, batches: 1, tasks: requests, calls: 1, lost: 0, queued: 2, running: 1 };
-}
-
-/** A process that does what the test says; `watcher` is how it speaks. */
-interface Fake {
-  readonly watcher: Watcher;
-  readonly orders: Order[];
-  killed: boolean;
-}
-
-function stage(count: number, more = "") {
-  const clock = new VirtualClock();
-  const lines: string[] = [];
-  const forked: Fake[] = [];
-  const config = configOf(more);
-  const processes = new Processes(
-    Array.from({ length: count }, () => config),
-    "all",
-    {
-      clock,
-      log: (line) => void lines.push(line),
-      fork: (watcher) => {
-        const fake: Fake = { watcher, orders: [], killed: false };
-        forked.push(fake);
-        return {
-          pid: 100 + forked.length,
-          send: (order) => void fake.orders.push(order),
-          kill: () => {
-            fake.killed = true;
-            queueMicrotask(() => watcher.gone("was killed by SIGKILL"));
-          },
-        };
-      },
-    },
-  );
-  return { clock, lines, forked, processes, logged: () => lines.map((line) => JSON.parse(line)) };
-}
-
-function ready(port: number): Word {
-  return {
-    is: "ready",
-    apiUrl: "http://127.0.0.1:8080",
-    adminUrl: `http://127.0.0.1:${port}`,
-    durability: "local",
-  };
-}
-
-async function started(count: number, more = "") {
-  const all = stage(count, more);
-  const start = all.processes.start();
-  all.forked.forEach(({ watcher }, at) => watcher.word(ready(8081 + at)));
-  await start;
-  return all;
 }
 
 describe("the parent", () => {
@@ -276,87 +203,5 @@ describe("ports", () => {
     });
     const high = configOf("admin: { listen: 127.0.0.1:65534 }");
     await assert.rejects(giveOutPorts(high, 4, "gateway"), /admin\.listen port 65534 is too high/);
-  });
-});
-
-describe("another config", () => {
-  const orders = (fake: Fake): string[] =>
-    fake.orders.map((order) =>
-      order.is === "change" || order.is === "begin"
-        ? `${order.is} ${order.config.limits.maxQueued}`
-        : order.is,
-    );
-
-  test("is every process's, with its own ports", async () => {
-    const { processes, forked } = await started(2);
-    const change = processes.change(configOf("limits: { maxQueued: 7 }\nadmin: { listen: 127.0.0.1:9 }"));
-    for (const { watcher } of forked) watcher.word({ is: "changed" });
-    await change;
-    assert.deepEqual(forked.map(orders), [
-      ["begin 10000", "change 7"],
-      ["begin 10000", "change 7"],
-    ]);
-    const [, order] = forked[1]!.orders;
-    assert.ok(order?.is === "change" && order.config.admin.listen.port === 8081);
-  });
-
-  test("where one cannot, the others go back, and its reason is the error", async () => {
-    const { processes, forked } = await started(2);
-    const change = processes.change(configOf("limits: { maxQueued: 7 }"));
-    const failed = assert.rejects(change, /^Error: no such worker$/);
-    forked[0]!.watcher.word({ is: "changed" });
-    forked[1]!.watcher.word({ is: "changed", why: "no such worker" });
-    await new Promise(setImmediate);
-    forked[0]!.watcher.word({ is: "changed" });
-    await failed;
-    assert.deepEqual(forked.map(orders), [
-      ["begin 10000", "change 7", "change 10000"],
-      ["begin 10000", "change 7"],
-    ]);
-  });
-
-  test("a process that dies meanwhile comes back with it", async () => {
-    const { processes, forked, clock } = await started(2);
-    const change = processes.change(configOf("limits: { maxQueued: 7 }"));
-    forked[0]!.watcher.word({ is: "changed" });
-    forked[1]!.watcher.gone("was killed by SIGKILL");
-    await change;
-    await clock.run(clock.now() + FIRST_WAIT_MS + 1);
-    assert.deepEqual(orders(forked[2]!), ["begin 7"]);
-  });
-
-  test("a process that is starting when it comes is told as soon as it is ready", async () => {
-    const { processes, forked, clock } = await started(2);
-    forked[1]!.watcher.gone("was killed by SIGKILL");
-    await clock.run(clock.now() + FIRST_WAIT_MS + 1);
-    assert.deepEqual(orders(forked[2]!), ["begin 10000"]);
-    const change = processes.change(configOf("limits: { maxQueued: 7 }"));
-    forked[0]!.watcher.word({ is: "changed" });
-    await change;
-    forked[2]!.watcher.word(ready(8082));
-    assert.deepEqual(orders(forked[2]!), ["begin 10000", "change 7"]);
-    const next = processes.change(configOf("limits: { maxQueued: 8 }"));
-    forked[0]!.watcher.word({ is: "changed" });
-    assert.equal(forked[2]!.orders.length, 2, "one after the other");
-    forked[2]!.watcher.word({ is: "changed", why: "no such worker" });
-    await new Promise(setImmediate);
-    assert.equal(forked[2]!.killed, true, "it begins anew with the config that it could not take");
-    await next;
-    await clock.run(clock.now() + 2 * FIRST_WAIT_MS + 1);
-    assert.deepEqual(orders(forked[3]!), ["begin 8"]);
-  });
-
-  test("one that is asked to reload has all of them do so, and is told what came of it", async () => {
-    const { processes, forked } = await started(2);
-    forked[1]!.watcher.word({ is: "reload" });
-    await new Promise(setImmediate);
-    assert.deepEqual(forked[1]!.orders.at(-1), {
-      is: "reloaded",
-      outcome: { problems: ["there is no config file to read again; start Ferry with -c FILE"] },
-    });
-    processes.onReload = async () => ({ changed: ["something"] });
-    forked[1]!.watcher.word({ is: "reload" });
-    await new Promise(setImmediate);
-    assert.deepEqual(forked[1]!.orders.at(-1), { is: "reloaded", outcome: { changed: ["something"] } });
   });
 });

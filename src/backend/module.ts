@@ -15,6 +15,7 @@ import type { Batch } from "./backend.ts";
 import { printLines } from "./lines.ts";
 import { BAD_OUTPUTS, match, quote, rejected, unusable } from "./match.ts";
 import type { ThreadCall, ThreadReport, ThreadFunction } from "./module-worker.ts";
+import { firstNumbers } from "./names.ts";
 import type { Child, Ear, Surroundings } from "./restart.ts";
 import { RestartingWorkers } from "./restarting-workers.ts";
 
@@ -22,6 +23,8 @@ export interface ModuleOptions {
   /** `/abs/model.ts` (default export) or `/abs/model.ts:name`. */
   readonly function: string;
   readonly workers: number;
+  /** Of those at the start; left out: from 1 on. */
+  readonly numbers?: readonly number[] | undefined;
   readonly startTimeoutMs: number;
 }
 
@@ -30,10 +33,10 @@ const THREAD_FILE = new URL(`module-worker${import.meta.url.slice(-3)}`, import.
 
 export class ModuleBackend extends RestartingWorkers {
   constructor(options: ModuleOptions, around: Surroundings) {
-    const { workers, startTimeoutMs } = options;
+    const { workers, startTimeoutMs, numbers = firstNumbers(workers) } = options;
     const what = exportOf(options.function);
     const bear = (name: string): Child => new ModuleChild(name, what, around);
-    super({ kind: "module", count: workers, startTimeoutMs, bear }, around);
+    super({ kind: "module", numbers, startTimeoutMs, bear }, around);
   }
 }
 

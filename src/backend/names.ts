@@ -3,3 +3,8 @@ export function freeNumber(kind: string, workers: readonly { readonly name: stri
   const taken = new Set(workers.map(({ name }) => name));
   for (let number = 1; ; number++) if (!taken.has(`${kind}-${number}`)) return number;
 }
+
+/** 1, 2, … */
+export function firstNumbers(count: number): number[] {
+  return Array.from({ length: count }, (_, at) => at + 1);
+}

@@ -37,6 +37,7 @@ import { fileURLToPath } from "node:url";
 import type { Batch } from "./backend.ts";
 import { printLines } from "./lines.ts";
 import { quote, requestText } from "./match.ts";
+import { firstNumbers } from "./names.ts";
 import { callFrame, FRAME, FrameReader, NUMBER_BYTES, readReply } from "./python-frames.ts";
 import type { Child, Ear, Surroundings } from "./restart.ts";
 import { RestartingWorkers } from "./restarting-workers.ts";
@@ -45,6 +46,8 @@ export interface PythonOptions {
   /** `/abs/model.py:function`. */
   readonly function: string;
   readonly workers: number;
+  /** Of those at the start; left out: from 1 on. */
+  readonly numbers?: readonly number[] | undefined;
   /** The interpreter to run. */
   readonly python: string;
   /** Comma-separated; worker i sees the i-th, counted round. Left out: every worker sees them all. */
@@ -61,10 +64,10 @@ const LAST_WORDS_MS = 100;
 
 export class PythonBackend extends RestartingWorkers {
   constructor(options: PythonOptions, around: Surroundings) {
-    const { workers, startTimeoutMs } = options;
+    const { workers, startTimeoutMs, numbers = firstNumbers(workers) } = options;
     const bear = (name: string, number: number): Child =>
       new PythonChild(name, options, environment(options, number - 1), around);
-    super({ kind: "python", count: workers, startTimeoutMs, bear }, around);
+    super({ kind: "python", numbers, startTimeoutMs, bear }, around);
   }
 }
 

@@ -6,8 +6,8 @@ import { type Child, RestartingWorker, type Surroundings } from "./restart.ts";
 export interface Offspring {
   /** What they are called: `python-1`, … */
   readonly kind: string;
-  /** At the start. */
-  readonly count: number;
+  /** Of those at the start. */
+  readonly numbers: readonly number[];
   readonly startTimeoutMs: number;
   /** The next life of the worker of that name and number, counted from 1. */
   bear(name: string, number: number): Child;
@@ -24,7 +24,7 @@ export class RestartingWorkers implements Backend {
   constructor(offspring: Offspring, around: Surroundings) {
     this.#offspring = offspring;
     this.#around = around;
-    for (let at = 0; at < offspring.count; at++) this.#workers.push(this.#make());
+    for (const number of offspring.numbers) this.#workers.push(this.#make(number));
   }
 
   get workers(): readonly RestartingWorker[] {
@@ -49,7 +49,7 @@ export class RestartingWorkers implements Backend {
   async grow(): Promise<RestartingWorker> {
     if (this.#stopped)
       throw new Error(`no ${this.#offspring.kind} worker can be added: the model is stopped`);
-    const worker = this.#make();
+    const worker = this.#make(freeNumber(this.#offspring.kind, [...this.#named]));
     try {
       await worker.start();
     } catch (error) {
@@ -68,9 +68,8 @@ export class RestartingWorkers implements Backend {
     this.#named.delete(retired!);
   }
 
-  #make(): RestartingWorker {
+  #make(number: number): RestartingWorker {
     const { kind, startTimeoutMs } = this.#offspring;
-    const number = freeNumber(kind, [...this.#named]);
     const name = `${kind}-${number}`;
     const bear = (): Child => this.#offspring.bear(name, number);
     const worker = new RestartingWorker(name, bear, startTimeoutMs, this.#around);

@@ -22,10 +22,12 @@ import { Random } from "../core/random.ts";
 import type { Json } from "../core/task.ts";
 import type { Backend, Batch, Reply, Worker } from "./backend.ts";
 import { failed, match, rejected } from "./match.ts";
-import { freeNumber } from "./names.ts";
+import { firstNumbers, freeNumber } from "./names.ts";
 
 export interface SimulatedOptions {
   readonly workers: number;
+  /** Of those at the start; left out: from 1 on. */
+  readonly numbers?: readonly number[] | undefined;
   readonly baseMs: number;
   readonly perItemMs: number;
   readonly jitter: number;
@@ -70,7 +72,7 @@ export class SimulatedBackend implements Backend {
   constructor(options: SimulatedOptions, clock: Clock) {
     this.#options = options;
     this.#clock = clock;
-    for (let index = 0; index < options.workers; index++) this.#add();
+    for (const number of options.numbers ?? firstNumbers(options.workers)) this.#add(number);
   }
 
   get workers(): readonly SimulatedWorker[] {
@@ -78,7 +80,7 @@ export class SimulatedBackend implements Backend {
   }
 
   grow(): Promise<SimulatedWorker> {
-    return Promise.resolve(this.#add());
+    return Promise.resolve(this.#add(freeNumber("gpu", this.#workers)));
   }
 
   retire(worker: Worker): Promise<void> {
@@ -87,8 +89,7 @@ export class SimulatedBackend implements Backend {
     return Promise.resolve();
   }
 
-  #add(): SimulatedWorker {
-    const number = freeNumber("gpu", this.#workers);
+  #add(number: number): SimulatedWorker {
     const random = new Random(this.#options.seed + number - 1);
     const worker = new SimulatedWorker(`gpu-${number}`, this.#options, this.#clock, random);
     this.#workers.push(worker);

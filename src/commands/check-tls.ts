@@ -106,7 +106,7 @@ async function probeWorkers(config: Config): Promise<Findings> {
         const path = `models[${index}].backend.workers[${at}]`;
         if (isDns(worker)) {
           const { hostname, shown } = dnsName(worker, backend.kind);
-          const { addresses, failure } = await lookUp(hostname);
+          const { addresses, failure } = await lookUp(hostname, backend.dnsServers);
           if (failure === undefined) lookups.push({ worker: shown, addresses });
           else findings.push({ path, message: `cannot be looked up now: ${failure}`, problem: false });
           places.push(...addresses.map((address) => ({ path, ...placeAt(worker, backend.kind, address) })));
@@ -140,9 +140,12 @@ function placeAt(worker: string, kind: NetworkKind, address: string): Omit<Place
   return { url: name.at(address), host: name.host, address };
 }
 
-async function lookUp(hostname: string): Promise<{ addresses: readonly string[]; failure?: string }> {
+async function lookUp(
+  hostname: string,
+  servers: readonly string[],
+): Promise<{ addresses: readonly string[]; failure?: string }> {
   try {
-    return { addresses: (await systemResolve(hostname)).toSorted() };
+    return { addresses: (await systemResolve(hostname, servers)).toSorted() };
   } catch (error) {
     const { code, message } = error as NodeJS.ErrnoException;
     return { addresses: [], failure: code ?? message };

@@ -10,6 +10,7 @@ import cluster from "node:cluster";
 import type { Config, Role } from "../config.ts";
 import type { Order, Word } from "../processes.ts";
 import type { Reloaded } from "../reload.ts";
+import { ChildChanges } from "./child-changes.ts";
 import { Failure, type Console } from "./command.ts";
 import {
   runServe,
@@ -40,12 +41,14 @@ export async function serveChild(
   const begin = Promise.withResolvers<{ config: Config; role: Role }>();
   const signals = new ParentSignals(parent);
   let ferry: Served | undefined;
+  const changes = new ChildChanges(parent, parts.clock);
   const asking: ((outcome: Reloaded) => void)[] = [];
   parent.onOrder((order) => {
     if (order.is === "begin") begin.resolve(order);
     else if (order.is === "drain") signals.drain();
     else if (order.is === "reloaded") asking.shift()?.(order.outcome);
-    else if (order.is === "change") void change(ferry!, order.config).then((word) => parent.tell(word));
+    else if (order.is === "change") changes.begin(order.round, order.config, ferry!);
+    else if (order.is === "commit" || order.is === "abandon") changes.decide(order.round, order.is);
     else void Promise.resolve(ferry!.tally()).then((tally) => parent.tell({ is: "tally", tally }));
   });
   const { config, role } = await begin.promise;
@@ -75,15 +78,6 @@ export async function serveChild(
     if (!(error instanceof Failure)) throw error;
     await parent.tell({ is: "failed", why: error.message });
     return 1;
-  }
-}
-
-async function change(ferry: Served, config: Config): Promise<Word> {
-  try {
-    await ferry.change!(config);
-    return { is: "changed" };
-  } catch (error) {
-    return { is: "changed", why: error instanceof Error ? error.message : String(error) };
   }
 }
 

@@ -27,6 +27,7 @@ import {
   type ReadyFacts,
   type Tally,
 } from "../banner.ts";
+import type { Change } from "../change.ts";
 import { SystemClock, type Clock } from "../clock.ts";
 import type { Config, Problem, Role } from "../config.ts";
 import { formatProblems, type Loaded } from "../config-load.ts";
@@ -59,6 +60,8 @@ export interface Served {
   readonly graceMs?: number;
   /** Rejects with one line, and then nothing was changed. Left out: it cannot change. */
   change?(next: Config): Promise<void>;
+  /** The same in two steps, for several that change together. Left out where there are several. */
+  prepare?(next: Config): Promise<Change>;
   /** Who has the config read again when an operator asks for it. */
   onReload?: (() => Promise<Reloaded>) | undefined;
   tally(): Tally | Promise<Tally>;

@@ -1,12 +1,14 @@
 /**
  * `ferry workers`: the workers of a running Ferry, through its admin listener.
  *
- * What is changed here lasts until the process restarts; what should last belongs in the config. Nothing that a worker
+ * What is changed here lasts until the process restarts, reloads or not; what should last belongs in the config. One that
+ * was removed and that the config still lists is shown as `removed`. Nothing that a worker
  * has in its hands is lost by any of it: it is drained first.
  */
 import { hasAddresses, plural, urlOf } from "../banner.ts";
 import type { Config } from "../config.ts";
 import { didYouMean } from "../spelling.ts";
+import { hrefOf } from "../taken-out.ts";
 import { printable } from "../terminal.ts";
 import { AdminClient, type JsonObject } from "./admin-client.ts";
 import { UsageError, type Call, type Command, type Console } from "./command.ts";
@@ -41,7 +43,7 @@ export const workers: Command = {
     const base = other === undefined ? urlOf(admin.listen, admin.tls) : parseAdminUrl(other);
     const client = new AdminClient(base, admin.token, `workers ${verb}`, tls?.certFile);
     if (verb === "list") return list(client, call, console);
-    if (verb === "add") return add(client, word, longestStartMs(chosen.config), call, console);
+    if (verb === "add") return add(client, word, chosen.config, call, console);
     return change(client, verb, word, call, console);
   },
 };
@@ -74,8 +76,8 @@ function longestStartMs({ models }: Config): number {
 async function list(client: AdminClient, call: Call, console: Console): Promise<number> {
   const model = call.text("model");
   const { body } = await client.ask("GET", PATH);
-  const given: unknown = body["workers"];
-  const all = (Array.isArray(given) ? given : []) as readonly JsonObject[];
+  const out = rowsOf(body, "removed").map((row) => ({ ...row, state: "removed" }));
+  const all: readonly JsonObject[] = [...rowsOf(body, "workers"), ...out];
   const rows = all.filter((row) => model === undefined || row["model"] === model);
   if (call.is("json")) {
     for (const row of rows) console.out(`${JSON.stringify(row)}\n`);
@@ -94,29 +96,51 @@ async function list(client: AdminClient, call: Call, console: Console): Promise<
     textOf(row["in_flight"]),
     textOf(row["tasks"]),
     textOf(row["failures"]),
-    `${Math.round(100 * Number(row["utilization"] ?? 0))} %`,
-    `${textOf(row["ratio"])}×`,
+    row["state"] === "removed" ? "" : `${Math.round(100 * Number(row["utilization"] ?? 0))} %`,
+    row["state"] === "removed" ? "" : `${textOf(row["ratio"])}×`,
     ...(fleet ? [textOf(row["batcher"]).slice(0, 8) || "nobody"] : []),
-    textOf((row["down"] as JsonObject | undefined)?.["why"]),
+    whyOf(row),
   ]);
   console.out(formatTable([[...head, ...(fleet ? ["BATCHER"] : []), "WHY"], ...cells]));
   const hint = "ferry workers add URL · drain NAME · resume NAME · remove NAME";
-  console.err(`  ${plural(rows.length, "worker")}.  ${hint}\n`);
+  const away = rows.filter((row) => row["state"] === "removed").length;
+  const removed = away === 0 ? "" : ` and ${away} removed`;
+  console.err(`  ${plural(rows.length - away, "worker")}${removed}.  ${hint}\n`);
   return 0;
+}
+
+function lists({ workers }: { readonly workers: readonly string[] }, url: string): boolean {
+  return workers.some((each) => hrefOf(each) === hrefOf(url));
+}
+
+function rowsOf(body: JsonObject, what: string): readonly JsonObject[] {
+  const given: unknown = body[what];
+  return (Array.isArray(given) ? given : []) as readonly JsonObject[];
+}
+
+/** Why it is down, or away. */
+function whyOf(row: JsonObject): string {
+  if (row["state"] !== "removed") return textOf((row["down"] as JsonObject | undefined)?.["why"]);
+  const where = textOf(row["address"]);
+  return `by hand, though the config lists it; ferry workers add${where === "" ? "" : ` ${where}`}`;
 }
 
 async function add(
   client: AdminClient,
   url: string,
-  startMs: number,
+  config: Config,
   call: Call,
   console: Console,
 ): Promise<number> {
   const model = call.text("model");
   const wish = { ...(model !== undefined && { model }), ...(url !== "" && { url }) };
-  const { body } = await client.ask("POST", PATH, { body: wish, moreMs: url === "" ? startMs : 0 });
+  const { body } = await client.ask("POST", PATH, {
+    body: wish,
+    moreMs: url === "" ? longestStartMs(config) : 0,
+  });
   say(call, console, { ...body }, `added ${textOf(body["name"])} to ${textOf(body["model"])}`);
-  console.err("  Until the next restart; to keep it, write it into the config.\n");
+  const listed = config.models.some(({ backend }) => hasAddresses(backend) && lists(backend, url));
+  if (!listed) console.err("  Until the next restart; to keep it, write it into the config.\n");
   return 0;
 }
 

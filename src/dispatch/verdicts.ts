@@ -98,7 +98,7 @@ export class Verdicts {
     /** In the order of the verdicts; undefined where it is tried again. */
     const dead: (Task | undefined)[] = [];
     const replies = await this.#tell(riders, (_, { attempt, task }) => {
-      const at = retryAt(attempt, this.#rules.retry, now, random);
+      const at = this.#retryAt(attempt, now, random);
       dead.push(at === undefined ? task : undefined);
       if (at !== undefined) return { kind: "retry", at, message, maxBatchSize: atMost(attempt) };
       // The worker's own words may tell more of the inside than a caller should see.
@@ -128,10 +128,17 @@ export class Verdicts {
     const message = "a batch-mate was refused";
     const maxBatchSize = smallerBatch(batchSize);
     await this.settle(riders, (_, { attempt }) => {
-      const at = retryAt(attempt, this.#rules.retry, now, random);
+      const at = this.#retryAt(attempt, now, random);
       if (at !== undefined) return { kind: "retry", at, message, maxBatchSize };
       return { kind: "retry", at: now, message, maxBatchSize, spared: true };
     });
+  }
+
+  #retryAt(attempt: number, now: number, random: number): number | undefined {
+    const { workers } = this.#parts;
+    const at = retryAt(attempt, this.#rules.retry, now, random);
+    workers.retriesUntil = Math.max(workers.retriesUntil, at ?? 0);
+    return at;
   }
 
   /** The worker may be another process's by now, and takes no further call of ours: nobody's fault. */

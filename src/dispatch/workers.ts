@@ -187,6 +187,7 @@ export class Workers {
   #heldSince: number | undefined;
   /** Of workers that are gone. */
   #goneMs = 0;
+  retriesUntil = 0; // Tasks that failed here sit out until then at most.
 
   constructor(
     model: string,

@@ -42,6 +42,11 @@ export class Orders {
     return this.#orders.get(key)?.aside === true;
   }
 
+  /** Whether anybody has said anything about it. */
+  knows(key: string): boolean {
+    return this.#orders.has(key);
+  }
+
   give(key: string, aside: boolean): void {
     if (this.isAside(key) !== aside) this.#take({ key, aside, version: this.#version + 1 });
   }

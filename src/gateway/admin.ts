@@ -64,6 +64,8 @@ export interface CurveReport {
 export interface Inside {
   health(): Readonly<Record<string, unknown>>;
   workers(): readonly WorkerReport[];
+  /** Whether the config has this model. */
+  serves(model: string): boolean;
   readonly desk: WorkerDesk;
   /** Of the models whose batches this process runs. */
   curves(): readonly CurveReport[];
@@ -101,7 +103,10 @@ export function adminRoutes(
     ...guardAll(more.guarded, guarded),
     "/internal/health": { GET: guarded((exchange) => json(exchange, inside.health())) },
     ...guardAll(
-      workerRoutes(() => ({ workers: inside.workers(), models: inside.curves() }), inside.desk),
+      workerRoutes(
+        () => ({ workers: inside.workers(), removed: inside.desk.removed(), models: inside.curves() }),
+        inside.desk,
+      ),
       guarded,
     ),
     "/internal/scaling": { GET: guarded((exchange) => json(exchange, { models: inside.scaling() })) },
@@ -128,6 +133,9 @@ export function adminRoutes(
     },
     "/internal/dead-letters/{id}/replay": {
       POST: guarded(async (exchange, id) => {
+        const { model } = found(await letters.get(id), NO_LETTER).task;
+        // Of one that is on its way out it would be refused, and its input lost.
+        if (!inside.serves(model)) throw new Refusal("INVALID_REQUEST", notServed(model), { status: 409 });
         found((await letters.replay(id)) || undefined, NO_LETTER);
         exchange.send(202, JSON.stringify({ task_id: id, status: "PENDING" }));
       }),
@@ -157,6 +165,8 @@ function guardAll(routes: Routes, guarded: (answer: Answer) => Answer): Routes {
   return Object.fromEntries(all) as Routes;
 }
 
+const notServed = (model: string): string =>
+  `its model ${JSON.stringify(model)} is not in the config; put it back, reload, and replay it then`;
 const NO_LETTER = "no such dead letter: it was replayed, purged, or never there";
 
 function found<Value>(value: Value | undefined, otherwise: string): Value {

@@ -21,6 +21,8 @@ export interface WorkerDesk {
   resume(name: string, model?: string): WorkerName;
   /** `gone`: it is no more; otherwise it is as soon as its batch is over. */
   remove(name: string, model?: string): Promise<WorkerName & { readonly gone: boolean }>;
+  /** Workers of the config that were removed, and stay away until they are added again. */
+  removed(): readonly WorkerName[];
 }
 
 export function workerRoutes(list: () => object, desk: WorkerDesk): Routes {
