@@ -1,0 +1,240 @@
+/**
+ * Who is to blame when a call fails: the worker, or the inputs that it was given. Pure; times are milliseconds.
+ *
+ * A worker that answers 500 may be broken, or may have met an input that it cannot take; a reply alone does not tell. What
+ * else happened does:
+ *
+ *   guilty      an input that failed alone, and failed alone again at a worker that answered others in between. One that
+ *               ended its worker needs nobody in between: twice is enough. Nothing of it is held against a worker, and it is
+ *               not tried a third time.
+ *   suspected   a tenant: its last `failures` calls failed, with nobody else's input in them, and none of its inputs was
+ *               answered since. While the worker answers others, the first failure of its next input, alone, makes that
+ *               guilty: whoever sends nothing but poison costs one call for each.
+ *   confirmed   a worker's failure: what failed there was answered elsewhere, and it answered nobody since. It counts,
+ *               whatever was thought of it at first.
+ *
+ * Whether a failure counts against its worker:
+ *
+ *   no      the input is guilty; or one was found guilty within the window, and this worker answered within it
+ *   doubt   all failures in this worker's row are one tenant's, of which nothing was answered anywhere since the row began,
+ *           and the worker answered others within the window. It is tried further, with short pauses
+ *   yes     otherwise: as with any worker that was never seen to answer
+ *
+ * The window is TRUST times `ejectMs`: so long an answer vouches for a worker. A worker that breaks down entirely is found
+ * out at once where two tenants, or one and a second worker, see it; at the latest when the window is over.
+ *
+ * Everything is remembered for the window (what ended workers: for `barMs`) and bounded; while nothing fails, nothing is
+ * remembered, and an answer costs one comparison.
+ */
+import assert from "node:assert/strict";
+
+/** An answer vouches for its worker for so many times `ejectMs`. */
+export const TRUST = 10;
+export const BAR_MS = 10_000;
+const MAX_INPUTS = 4096;
+const MAX_TENANTS = 1024;
+
+export interface BlameLimits {
+  /** Failures in a row that eject a worker, and that make a tenant suspected. */
+  readonly failures: number;
+  readonly ejectMs: number;
+  /** How long an input that ended workers is refused untried; left out: BAR_MS. */
+  readonly barMs?: number | undefined;
+}
+
+/** An input in a call. */
+export interface Suspect {
+  /** The same for the same input. */
+  readonly key: string;
+  readonly tenant: string;
+}
+
+/** What one worker did of late. */
+export class Standing {
+  /** When it last answered anybody. */
+  answeredAt = -Infinity;
+  /** When its first failure since then was; Infinity while there is none. */
+  rowSince = Infinity;
+  #tenant = "";
+  #otherAt = -Infinity;
+
+  answered(tenant: string, now: number): void {
+    if (tenant !== this.#tenant) {
+      this.#otherAt = this.answeredAt;
+      this.#tenant = tenant;
+    }
+    this.answeredAt = now;
+    this.rowSince = Infinity;
+  }
+
+  /** When it last answered somebody else. */
+  answeredOtherAt(tenant: string): number {
+    return tenant === this.#tenant ? this.#otherAt : this.answeredAt;
+  }
+}
+
+/** A call that failed. */
+export interface Failure<W> {
+  readonly suspects: readonly Suspect[];
+  readonly worker: W;
+  readonly standing: Standing;
+  /** Its worker ended with it. */
+  readonly died: boolean;
+}
+
+export interface Finding {
+  /** The input was alone and is the cause. */
+  readonly guilty: boolean;
+  readonly counts: "yes" | "no" | "doubt";
+}
+
+interface Case<W> {
+  readonly worker: W;
+  readonly standing: Standing;
+  readonly at: number;
+  readonly alone: boolean;
+  readonly died: boolean;
+  /** It was held against the worker. */
+  counted: boolean;
+}
+
+interface Known<W> {
+  last: Case<W>;
+  barredUntil: number;
+}
+
+/** Calls of one tenant that failed, since it was last answered. */
+interface Streak {
+  failures: number;
+  readonly since: number;
+  at: number;
+  barredUntil: number;
+}
+
+/** What is known of the inputs of one model and of those who send them. */
+export class Blame<W> {
+  limits: BlameLimits;
+  readonly #inputs = new Map<string, Known<W>>();
+  readonly #streaks = new Map<string, Streak>();
+  #guiltyAt = -Infinity;
+  /** When the last of what is remembered is of no use any more; -Infinity while nothing is. */
+  #until = -Infinity;
+
+  constructor(limits: BlameLimits) {
+    this.limits = limits;
+  }
+
+  get windowMs(): number {
+    return TRUST * this.limits.ejectMs;
+  }
+
+  /** Something failed of late. While not, no other question need be asked. */
+  active(now: number): boolean {
+    if (this.#until === -Infinity) return false;
+    if (now <= this.#until) return true;
+    this.#inputs.clear();
+    this.#streaks.clear();
+    this.#until = -Infinity;
+    return false;
+  }
+
+  /** A worker answered these: the workers at which they had failed, each as often as that had not been held against it. */
+  answered(suspects: readonly Suspect[], worker: W, now: number): W[] {
+    const confirmed: W[] = [];
+    for (const { key, tenant } of suspects) {
+      this.#streaks.delete(tenant);
+      const last = this.#inputs.get(key)?.last;
+      this.#inputs.delete(key);
+      if (last === undefined || last.counted || last.worker === worker) continue;
+      if (this.#recent(last.at, now) && last.standing.answeredAt <= last.at) confirmed.push(last.worker);
+      last.counted = true;
+    }
+    return confirmed;
+  }
+
+  failed({ suspects, worker, standing, died }: Failure<W>, now: number): Finding {
+    assert(suspects.length > 0, "a call holds an input");
+    this.active(now);
+    const alone = suspects.length === 1;
+    const [{ key, tenant }] = suspects as [Suspect];
+    const streak = suspects.every((each) => each.tenant === tenant) ? this.#lengthen(tenant, now) : undefined;
+    standing.rowSince = Math.min(standing.rowSince, now);
+    const again = alone && this.#failsAgain(key, standing, died, now);
+    const guilty = again || (alone && streak !== undefined && this.#suspected(streak, tenant, standing, now));
+    const counts = guilty ? "no" : this.#counts(streak, tenant, standing, now);
+    const { barMs = BAR_MS } = this.limits;
+    const barredUntil = guilty && died ? now + barMs : -Infinity;
+    if (guilty) this.#guiltyAt = now;
+    // Of whoever ends worker after worker, with input after input, none is tried for as long.
+    if (streak !== undefined && !again) streak.barredUntil = barredUntil;
+    const last = { worker, standing, at: now, alone, died, counted: counts === "yes" };
+    for (const each of suspects) this.#remember(each.key, { last, barredUntil });
+    this.#until = Math.max(this.#until, now + this.windowMs, barredUntil);
+    return { guilty, counts };
+  }
+
+  /** Whether an input of this tenant had better not ride with others'. */
+  suspected({ tenant }: Suspect, standing: Standing, now: number): boolean {
+    const streak = this.#streaks.get(tenant);
+    return streak !== undefined && this.#suspected(streak, tenant, standing, now);
+  }
+
+  /** Whether it is refused untried: it ended workers, or its tenant's last ones all did. */
+  barred({ key, tenant }: Suspect, now: number): boolean {
+    return (
+      (this.#inputs.get(key)?.barredUntil ?? -Infinity) > now ||
+      (this.#streaks.get(tenant)?.barredUntil ?? -Infinity) > now
+    );
+  }
+
+  #failsAgain(key: string, standing: Standing, died: boolean, now: number): boolean {
+    const before = this.#inputs.get(key);
+    if (before === undefined || !before.last.alone) return false;
+    if (!this.#recent(Math.max(before.last.at, before.barredUntil), now)) return false;
+    return standing.answeredAt >= before.last.at || (died && before.last.died);
+  }
+
+  #suspected({ failures, since, at }: Streak, tenant: string, standing: Standing, now: number): boolean {
+    if (failures < this.limits.failures || !this.#recent(at, now)) return false;
+    const otherAt = standing.answeredOtherAt(tenant);
+    return otherAt >= since && this.#recent(otherAt, now);
+  }
+
+  #counts(streak: Streak | undefined, tenant: string, standing: Standing, now: number): Finding["counts"] {
+    if (this.#recent(this.#guiltyAt, now) && this.#recent(standing.answeredAt, now)) return "no";
+    const sole = streak !== undefined && streak.since <= standing.rowSince;
+    return sole && this.#recent(standing.answeredOtherAt(tenant), now) ? "doubt" : "yes";
+  }
+
+  #recent(at: number, now: number): boolean {
+    return now - at <= this.windowMs;
+  }
+
+  #lengthen(tenant: string, now: number): Streak {
+    let streak = this.#streaks.get(tenant);
+    if (streak === undefined || !this.#recent(streak.at, now)) {
+      streak = { failures: 0, since: now, at: now, barredUntil: -Infinity };
+      this.#streaks.delete(tenant);
+      bound(this.#streaks, MAX_TENANTS);
+      this.#streaks.set(tenant, streak);
+    }
+    streak.failures++;
+    streak.at = now;
+    return streak;
+  }
+
+  #remember(key: string, known: Known<W>): void {
+    this.#inputs.delete(key);
+    bound(this.#inputs, MAX_INPUTS);
+    this.#inputs.set(key, known);
+  }
+}
+
+/** Makes room for one more: whoever came first goes. */
+function bound(map: Map<string, unknown>, most: number): void {
+  if (map.size < most) return;
+  for (const oldest of map.keys()) {
+    map.delete(oldest);
+    return;
+  }
+}
