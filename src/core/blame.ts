@@ -8,27 +8,28 @@
  *               ended its worker needs nobody in between: twice is enough. Nothing of it is held against a worker, and it is
  *               not tried a third time.
  *   suspected   a tenant: its last `failures` calls failed, with nobody else's input in them, and none of its inputs was
- *               answered since. While the worker answers others, the first failure of its next input, alone, makes that
- *               guilty: whoever sends nothing but poison costs one call for each.
+ *               answered since, while others were. The first failure of its next input, alone, makes that guilty: whoever
+ *               sends nothing but poison costs one call for each.
  *   confirmed   a worker's failure: what failed there was answered elsewhere, and it answered nobody since. It counts,
  *               whatever was thought of it at first.
  *
  * Whether a failure counts against its worker:
  *
  *   no      the input is guilty; or one was found guilty within the window, and this worker answered within it
- *   doubt   all failures in this worker's row are one tenant's, of which nothing was answered anywhere since the row began,
- *           and the worker answered others within the window. It is tried further, with short pauses
+ *   doubt   the worker answered anybody within `ejectMs`; or there is an input in the call of a tenant of which nothing was
+ *           answered anywhere since the worker's failures in a row began, and others were answered within the window. It
+ *           is tried further, with short pauses
  *   yes     otherwise: as with any worker that was never seen to answer
  *
- * The window is TRUST times `ejectMs`: so long an answer vouches for a worker. A worker that breaks down entirely is found
- * out at once where two tenants, or one and a second worker, see it; at the latest when the window is over.
+ * The window is TRUST times `ejectMs`. A worker that breaks down entirely is found out after `ejectMs` where two tenants meet
+ * it, sooner where a second worker answers what it did not, and at the latest when the window is over.
  *
  * Everything is remembered for the window (what ended workers: for `barMs`) and bounded; while nothing fails, nothing is
  * remembered, and an answer costs one comparison.
  */
 import assert from "node:assert/strict";
 
-/** An answer vouches for its worker for so many times `ejectMs`. */
+/** For so many times `ejectMs` an answer tells something of a failure. */
 export const TRUST = 10;
 export const BAR_MS = 10_000;
 const MAX_INPUTS = 4096;
@@ -78,6 +79,8 @@ export interface Failure<W> {
   readonly suspects: readonly Suspect[];
   readonly worker: W;
   readonly standing: Standing;
+  /** Of all workers of the model. */
+  readonly fleet: readonly Standing[];
   /** Its worker ended with it. */
   readonly died: boolean;
 }
@@ -152,7 +155,7 @@ export class Blame<W> {
     return confirmed;
   }
 
-  failed({ suspects, worker, standing, died }: Failure<W>, now: number): Finding {
+  failed({ suspects, worker, standing, fleet, died }: Failure<W>, now: number): Finding {
     assert(suspects.length > 0, "a call holds an input");
     this.active(now);
     const alone = suspects.length === 1;
@@ -160,8 +163,8 @@ export class Blame<W> {
     const streak = suspects.every((each) => each.tenant === tenant) ? this.#lengthen(tenant, now) : undefined;
     standing.rowSince = Math.min(standing.rowSince, now);
     const again = alone && this.#failsAgain(key, standing, died, now);
-    const guilty = again || (alone && streak !== undefined && this.#suspected(streak, tenant, standing, now));
-    const counts = guilty ? "no" : this.#counts(streak, tenant, standing, now);
+    const guilty = again || (alone && streak !== undefined && this.#suspected(streak, tenant, fleet, now));
+    const counts = guilty ? "no" : this.#counts(suspects, standing, fleet, now);
     const { barMs = BAR_MS } = this.limits;
     const barredUntil = guilty && died ? now + barMs : -Infinity;
     if (guilty) this.#guiltyAt = now;
@@ -174,9 +177,9 @@ export class Blame<W> {
   }
 
   /** Whether an input of this tenant had better not ride with others'. */
-  suspected({ tenant }: Suspect, standing: Standing, now: number): boolean {
+  suspected({ tenant }: Suspect, fleet: readonly Standing[], now: number): boolean {
     const streak = this.#streaks.get(tenant);
-    return streak !== undefined && this.#suspected(streak, tenant, standing, now);
+    return streak !== undefined && this.#suspected(streak, tenant, fleet, now);
   }
 
   /** Whether it is refused untried: it ended workers, or its tenant's last ones all did. */
@@ -194,16 +197,31 @@ export class Blame<W> {
     return standing.answeredAt >= before.last.at || (died && before.last.died);
   }
 
-  #suspected({ failures, since, at }: Streak, tenant: string, standing: Standing, now: number): boolean {
+  #suspected(
+    { failures, since, at }: Streak,
+    tenant: string,
+    fleet: readonly Standing[],
+    now: number,
+  ): boolean {
     if (failures < this.limits.failures || !this.#recent(at, now)) return false;
-    const otherAt = standing.answeredOtherAt(tenant);
+    const otherAt = othersAnsweredAt(fleet, tenant);
     return otherAt >= since && this.#recent(otherAt, now);
   }
 
-  #counts(streak: Streak | undefined, tenant: string, standing: Standing, now: number): Finding["counts"] {
-    if (this.#recent(this.#guiltyAt, now) && this.#recent(standing.answeredAt, now)) return "no";
-    const sole = streak !== undefined && streak.since <= standing.rowSince;
-    return sole && this.#recent(standing.answeredOtherAt(tenant), now) ? "doubt" : "yes";
+  #counts(
+    suspects: readonly Suspect[],
+    { answeredAt, rowSince }: Standing,
+    fleet: readonly Standing[],
+    now: number,
+  ): Finding["counts"] {
+    if (this.#recent(this.#guiltyAt, now) && this.#recent(answeredAt, now)) return "no";
+    if (now - answeredAt <= this.limits.ejectMs) return "doubt";
+    const explained = suspects.some(({ tenant }) => {
+      const streak = this.#streaks.get(tenant);
+      if (streak === undefined || streak.since > rowSince) return false;
+      return this.#recent(othersAnsweredAt(fleet, tenant), now);
+    });
+    return explained ? "doubt" : "yes";
   }
 
   #recent(at: number, now: number): boolean {
@@ -228,6 +246,13 @@ export class Blame<W> {
     bound(this.#inputs, MAX_INPUTS);
     this.#inputs.set(key, known);
   }
+}
+
+/** When somebody else was last answered by any of them. */
+function othersAnsweredAt(fleet: readonly Standing[], tenant: string): number {
+  let latest = -Infinity;
+  for (const standing of fleet) latest = Math.max(latest, standing.answeredOtherAt(tenant));
+  return latest;
 }
 
 /** Makes room for one more: whoever came first goes. */

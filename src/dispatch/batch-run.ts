@@ -30,7 +30,17 @@ import type { Bound } from "./bound.ts";
 import type { Hold } from "./hold.ts";
 import { lateness } from "./late.ts";
 import type { Prober } from "./prober.ts";
-import { allRiders, halves, type Part, ride, type Rider, spared, splitLast, suspectOf } from "./riders.ts";
+import {
+  allRiders,
+  halves,
+  type Part,
+  part,
+  ride,
+  type Rider,
+  spared,
+  splitLast,
+  suspectOf,
+} from "./riders.ts";
 import { Verdicts } from "./verdicts.ts";
 import type { Slot, Workers } from "./workers.ts";
 
@@ -57,8 +67,6 @@ interface Sorted {
   readonly first: Rider[];
   readonly apart: Rider[];
   readonly barred: Rider[];
-  /** Those that are sent at once are all suspected. */
-  readonly wary: boolean;
 }
 
 /** Beyond the worker's time: for the engine to hear the verdicts. */
@@ -116,7 +124,7 @@ export class BatchRun implements Member {
    * leaves before these answers are written to anybody.
    */
   async run(free: () => void): Promise<void> {
-    const { first: riders, apart, barred, wary } = this.#sorted(ride(this.#tasks));
+    const { first: riders, apart, barred } = this.#sorted(ride(this.#tasks));
     if (barred.length > 0) await this.#verdicts.bar(barred);
     if (riders.length === 0) return;
     this.#hold.onStalled = (afterMs) => void this.#requeue(afterMs);
@@ -127,10 +135,9 @@ export class BatchRun implements Member {
       this.#hold.alone = true;
       this.#slot.passTurn(this.#parts.clock.now());
     }
-    if (riders.length > 1 && mayBeCut(reply)) await this.#isolate(riders.length, halves(riders), wary);
+    if (riders.length > 1 && mayBeCut(reply)) await this.#isolate(riders.length, halves(riders));
     else await this.#verdicts.conclude(riders, reply);
-    if (apart.length > 0)
-      await this.#isolate(apart.length, [{ riders: apart, first: false, again: false }], true);
+    if (apart.length > 0) await this.#isolate(apart.length, [part(apart)]);
   }
 
   /** Who is sent at once, who after the others, and who is not sent. */
@@ -138,20 +145,19 @@ export class BatchRun implements Member {
     const { blame, clock } = this.#parts;
     const now = clock.now();
     const nobody: Rider[] = [];
-    if (!blame.active(now)) return { first: riders, apart: nobody, barred: nobody, wary: false };
-    const { standing } = this.#slot.circuit;
+    if (!blame.active(now)) return { first: riders, apart: nobody, barred: nobody };
     const barred = riders.filter((rider) => blame.barred(suspectOf(rider), now));
     const sent = barred.length === 0 ? riders : riders.filter((rider) => !barred.includes(rider));
-    const apart = sent.filter((rider) => blame.suspected(suspectOf(rider), standing, now));
-    if (apart.length === sent.length) return { first: sent, apart: nobody, barred, wary: true };
-    return { first: sent.filter((rider) => !apart.includes(rider)), apart, barred, wary: false };
+    const apart = sent.filter((rider) => this.#suspected(rider));
+    const first = sent.filter((rider) => !apart.includes(rider));
+    return { first: first.length === 0 ? apart.splice(0, 1) : first, apart, barred };
   }
 
   /**
-   * Bisects: everybody in `suspects` was part of a batch of `size` that was refused, or they are suspected, all of them, and
-   * not asked about yet. `wary`: they are, so that it is not the worker if all fail.
+   * Bisects: everybody in `suspects` was part of a batch of `size` that was refused; or they are inputs of suspected tenants,
+   * and were not asked about yet. Those go one by one until one is answered.
    */
-  async #isolate(size: number, suspects: Part[], wary: boolean): Promise<void> {
+  async #isolate(size: number, suspects: Part[]): Promise<void> {
     const asked = suspects.length > 1 ? 1 : 0;
     const maxCalls = this.#calls - asked + 2 + 2 * Math.ceil(Math.log2(size));
     const unusable: Rider[] = [];
@@ -163,6 +169,10 @@ export class BatchRun implements Member {
       if (suspect.riders.length > this.#slot.takes) {
         // It takes fewer than when the batch left, which may be all that was wrong.
         suspects.push(...halves(suspect.riders));
+        continue;
+      }
+      if (suspect.riders.length > 1 && this.#suspected(suspect.riders[0]!)) {
+        suspects.push(part(suspect.riders.slice(1)), part(suspect.riders.slice(0, 1)));
         continue;
       }
       const group = await this.#stillOurs(suspect.riders);
@@ -184,13 +194,15 @@ export class BatchRun implements Member {
         await this.#verdicts.putBack(allRiders(suspects.splice(0)).flat(), size);
       } else if (reply.kind === "failed" && !this.#extra()) {
         await this.#verdicts.conclude([group, ...allRiders(suspects.splice(0))].flat(), reply);
-      } else if (reply.kind === "failed" && !this.#anyAnswered && !wary) {
+      } else if (reply.kind === "failed" && !this.#anyAnswered && !this.#suspected(group[0]!)) {
         // The other half, before this one is looked at more closely. If that fails too, it is the worker.
-        suspects.unshift({ riders: group, first: false, again: false });
+        suspects.unshift(part(group));
         if (++failed === 2) await this.#verdicts.conclude(allRiders(suspects.splice(0)).flat(), reply);
       } else if (group.length > 1) {
         suspects.push(...halves(group));
       } else if (reply.kind !== "unusable") {
+        await this.#verdicts.conclude(group, reply);
+      } else if (this.#suspected(group[0]!)) {
         await this.#verdicts.conclude(group, reply);
       } else if (suspect.again) {
         unusable.push(...group);
@@ -205,11 +217,7 @@ export class BatchRun implements Member {
   async #blame(guilty: Rider[]): Promise<void> {
     const message = "the worker returned no usable output for this input";
     if (!this.#anyAnswered) return this.#verdicts.conclude(guilty, { kind: "unusable", message });
-    const { blame, clock } = this.#parts;
-    const { standing } = this.#slot.circuit;
-    for (const rider of guilty) {
-      blame.failed({ suspects: [suspectOf(rider)], worker: this.#slot, standing, died: false }, clock.now());
-    }
+    for (const rider of guilty) this.#verdicts.find([rider], false);
     await this.#verdicts.guilty(guilty);
   }
 
@@ -359,6 +367,15 @@ export class BatchRun implements Member {
       this.#parts.events.emit("notice", { level: "error", message: `this is a bug in Ferry: ${what}` });
       return { kind: "failed", message: "an internal error; it is logged", blame: "batch" };
     }
+  }
+
+  /** Whether it had better not ride with others. */
+  #suspected(rider: Rider): boolean {
+    const { blame, clock, workers } = this.#parts;
+    const now = clock.now();
+    if (!blame.active(now)) return false;
+    const fleet = workers.slots.map(({ circuit }) => circuit.standing);
+    return blame.suspected(suspectOf(rider), fleet, now);
   }
 
   /** Whether a further call may be made though a worker failed. */

@@ -53,6 +53,10 @@ export interface Part {
   readonly again: boolean;
 }
 
+export function part(riders: Rider[]): Part {
+  return { riders, first: false, again: false };
+}
+
 /** The second half below, so that the first is asked about first. */
 export function halves(riders: Rider[]): Part[] {
   const middle = riders.length >> 1;

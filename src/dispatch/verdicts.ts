@@ -23,6 +23,18 @@ import type { Slot } from "./workers.ts";
 type WithoutId<V> = V extends Verdict ? Omit<V, "id"> : never;
 export type Judge = (rider: Rider, claimed: ClaimedTask, at: number) => WithoutId<Verdict>;
 
+const DOUBT_SHARE = 0.4;
+
+/** How something is tried again. */
+interface Again {
+  /** In batches of at most so many; left out: of any size. */
+  readonly atMost?: (attempt: number) => number;
+  /** Not before this is over. */
+  readonly pauseMs?: number;
+  /** Why it is not. */
+  readonly over?: string;
+}
+
 export class Verdicts {
   readonly #rules: RunRules;
   readonly #parts: RunParts;
@@ -79,16 +91,29 @@ export class Verdicts {
   async #unusable(riders: Rider[], reply: Said): Promise<void> {
     const { guilty, counts } = this.#blame(riders, reply, false);
     if (guilty) return this.guilty(riders);
-    return this.#retry(riders, reply, () => (counts === "yes" ? Infinity : 1));
+    return this.#retry(riders, reply, {
+      atMost: () => (counts === "yes" ? Infinity : 1),
+      pauseMs: this.#pauseMs(counts),
+    });
   }
 
   async #failed(riders: Rider[], reply: Said, { guilty, counts }: Finding): Promise<void> {
-    if (guilty) return this.#retry(riders, reply, () => 1, "it fails with this input, and answers others");
-    return this.#retry(riders, reply, (attempt) => {
-      // Alone, at a worker that others think well of: nobody shall be with it the next time.
-      if (riders.length === 1 && counts !== "yes") return 1;
-      return smallerBatchAfter(attempt, riders.length, this.#rules.retry.max);
+    if (guilty)
+      return this.#retry(riders, reply, { over: "workers fail with this input, and answer others" });
+    return this.#retry(riders, reply, {
+      atMost: (attempt) => {
+        // Alone, at a worker that others think well of: nobody shall be with it the next time.
+        if (riders.length === 1 && counts !== "yes") return 1;
+        return smallerBatchAfter(attempt, riders.length, this.#rules.retry.max);
+      },
+      pauseMs: this.#pauseMs(counts),
     });
+  }
+
+  /** In doubt it is tried again when more is known: three tries outlast what an ejected worker would have rested. */
+  #pauseMs(counts: Finding["counts"]): number {
+    if (counts !== "doubt") return 0;
+    return Math.min(DOUBT_SHARE * this.#slot.circuit.limits.ejectMs, this.#rules.retry.maxMs);
   }
 
   /** Its own fault, and nothing that a person could do but send another. */
@@ -110,14 +135,19 @@ export class Verdicts {
     return early && !begun && this.#slot.worker.queues === true;
   }
 
-  /** Finds out whose fault it is that these failed, and holds it against the worker if it may be the worker's. */
-  #blame(riders: readonly Rider[], why: Said, died: boolean): Finding {
-    const { blame, clock } = this.#parts;
+  /** Finds out whose fault it is that these failed. */
+  find(riders: readonly Rider[], died: boolean): Finding {
+    const { blame, clock, workers } = this.#parts;
     const { standing } = this.#slot.circuit;
-    const now = clock.now();
-    const failure = { suspects: riders.map(suspectOf), worker: this.#slot, standing, died };
-    const finding = blame.failed(failure, now);
-    this.#held(brief(why), now, false, finding.counts);
+    const fleet = workers.slots.map(({ circuit }) => circuit.standing);
+    const failure = { suspects: riders.map(suspectOf), worker: this.#slot, standing, fleet, died };
+    return blame.failed(failure, clock.now());
+  }
+
+  /** The same, and holds it against the worker if it may be the worker's. */
+  #blame(riders: readonly Rider[], why: Said, died: boolean): Finding {
+    const finding = this.find(riders, died);
+    this.#held(brief(why), this.#parts.clock.now(), false, finding.counts);
     return finding;
   }
 
@@ -131,13 +161,8 @@ export class Verdicts {
       prober.ejected(this.#slot, unreachable);
   }
 
-  /** Tries again later in batches of at most `atMost(attempt)`, or gives up: at once where there is a reason to. */
-  async #retry(
-    riders: Rider[],
-    why: Said,
-    atMost: (attempt: number) => number,
-    over?: string,
-  ): Promise<void> {
+  /** Tries again later, or gives up. */
+  async #retry(riders: Rider[], why: Said, { atMost, pauseMs = 0, over }: Again): Promise<void> {
     const message = over === undefined ? brief(why) : `${brief(why)}: ${over}`;
     const now = this.#parts.clock.now();
     // One roll for the batch: its tasks come back together and fill one batch again.
@@ -148,7 +173,10 @@ export class Verdicts {
     const replies = await this.#tell(riders, (_, { attempt, task }) => {
       const at = over === undefined ? retryAt(attempt, this.#rules.retry, now, random) : undefined;
       dead.push(at === undefined ? task : undefined);
-      if (at !== undefined) return { kind: "retry", at, message, maxBatchSize: atMost(attempt) };
+      if (at !== undefined) {
+        const maxBatchSize = atMost?.(attempt) ?? Infinity;
+        return { kind: "retry", at: Math.max(at, now + pauseMs), message, maxBatchSize };
+      }
       // The worker's own words may tell more of the inside than a caller should see.
       return {
         kind: "dead",
