@@ -4,18 +4,20 @@
  * A worker that answers 500 may be broken, or may have met an input that it cannot take; a reply alone does not tell. What
  * else happened does:
  *
- *   guilty      an input that failed alone, and failed alone again at a worker that answered others in between. One that
- *               ended its worker needs nobody in between: twice is enough. Nothing of it is held against a worker, and it is
- *               not tried a third time.
+ *   guilty      an input that failed alone, and failed alone again at a worker that answered others in between. Nothing of
+ *               it is held against a worker. It is tried as often as any other: a worker may fail now and then by itself.
  *   suspected   a tenant: its last `failures` calls failed, with nobody else's input in them, and none of its inputs was
- *               answered since, while others were. The first failure of its next input, alone, makes that guilty: whoever
- *               sends nothing but poison costs one call for each.
+ *               answered since, while others were. The first failure of its next input, alone, makes that guilty, and is its
+ *               last: whoever sends nothing but poison costs one call for each.
+ *   barred      an input that ended its worker, alone in its hands, at its last attempt; and whatever a suspected tenant sends
+ *               after one that ended a worker. It is refused untried for `barMs`: a worker that starts anew costs more than a call.
  *   confirmed   a worker's failure: what failed there was answered elsewhere, and it answered nobody since. It counts,
  *               whatever was thought of it at first.
  *
  * Whether a failure counts against its worker:
  *
- *   no      the input is guilty; or one was found guilty within the window, and this worker answered within it
+ *   no      the input is guilty; or one was found guilty within the window, and this worker answered within it. Where the
+ *           worker ended with it: doubt
  *   doubt   the worker answered anybody within `ejectMs`; or there is an input in the call of a tenant of which nothing was
  *           answered anywhere since the worker's failures in a row began, and others were answered within the window. It
  *           is tried further, with short pauses
@@ -34,6 +36,7 @@ export const TRUST = 10;
 export const BAR_MS = 10_000;
 const MAX_INPUTS = 4096;
 const MAX_TENANTS = 1024;
+const MAX_BARRED = 1024;
 
 export interface BlameLimits {
   /** Failures in a row that eject a worker, and that make a tenant suspected. */
@@ -81,13 +84,15 @@ export interface Failure<W> {
   readonly standing: Standing;
   /** Of all workers of the model. */
   readonly fleet: readonly Standing[];
+  /** Nothing else can have been the cause. */
+  readonly alone: boolean;
   /** Its worker ended with it. */
   readonly died: boolean;
 }
 
 export interface Finding {
-  /** The input was alone and is the cause. */
-  readonly guilty: boolean;
+  /** The input was alone, is the cause, and is not worth a further try. */
+  readonly over: boolean;
   readonly counts: "yes" | "no" | "doubt";
 }
 
@@ -96,14 +101,8 @@ interface Case<W> {
   readonly standing: Standing;
   readonly at: number;
   readonly alone: boolean;
-  readonly died: boolean;
   /** It was held against the worker. */
   counted: boolean;
-}
-
-interface Known<W> {
-  last: Case<W>;
-  barredUntil: number;
 }
 
 /** Calls of one tenant that failed, since it was last answered. */
@@ -117,7 +116,10 @@ interface Streak {
 /** What is known of the inputs of one model and of those who send them. */
 export class Blame<W> {
   limits: BlameLimits;
-  readonly #inputs = new Map<string, Known<W>>();
+  /** Of each input that failed, the last time. */
+  readonly #inputs = new Map<string, Case<W>>();
+  /** Until when. */
+  readonly #barred = new Map<string, number>();
   readonly #streaks = new Map<string, Streak>();
   #guiltyAt = -Infinity;
   /** When the last of what is remembered is of no use any more; -Infinity while nothing is. */
@@ -136,6 +138,7 @@ export class Blame<W> {
     if (this.#until === -Infinity) return false;
     if (now <= this.#until) return true;
     this.#inputs.clear();
+    this.#barred.clear();
     this.#streaks.clear();
     this.#until = -Infinity;
     return false;
@@ -146,7 +149,7 @@ export class Blame<W> {
     const confirmed: W[] = [];
     for (const { key, tenant } of suspects) {
       this.#streaks.delete(tenant);
-      const last = this.#inputs.get(key)?.last;
+      const last = this.#inputs.get(key);
       this.#inputs.delete(key);
       if (last === undefined || last.counted || last.worker === worker) continue;
       if (this.#recent(last.at, now) && last.standing.answeredAt <= last.at) confirmed.push(last.worker);
@@ -155,25 +158,36 @@ export class Blame<W> {
     return confirmed;
   }
 
-  failed({ suspects, worker, standing, fleet, died }: Failure<W>, now: number): Finding {
+  failed({ suspects, worker, standing, fleet, alone, died }: Failure<W>, now: number): Finding {
     assert(suspects.length > 0, "a call holds an input");
     this.active(now);
-    const alone = suspects.length === 1;
     const [{ key, tenant }] = suspects as [Suspect];
     const streak = suspects.every((each) => each.tenant === tenant) ? this.#lengthen(tenant, now) : undefined;
     standing.rowSince = Math.min(standing.rowSince, now);
-    const again = alone && this.#failsAgain(key, standing, died, now);
-    const guilty = again || (alone && streak !== undefined && this.#suspected(streak, tenant, fleet, now));
-    const counts = guilty ? "no" : this.#counts(suspects, standing, fleet, now);
-    const { barMs = BAR_MS } = this.limits;
-    const barredUntil = guilty && died ? now + barMs : -Infinity;
+    const over = alone && streak !== undefined && this.#suspected(streak, tenant, fleet, now);
+    const guilty = over || (alone && this.#failsAgain(key, standing, now));
+    const found = guilty ? "no" : this.#counts(suspects, standing, fleet, now);
+    // A worker that just ended may need a moment, whoever ended it.
+    const counts = died && found === "no" ? "doubt" : found;
     if (guilty) this.#guiltyAt = now;
-    // Of whoever ends worker after worker, with input after input, none is tried for as long.
-    if (streak !== undefined && !again) streak.barredUntil = barredUntil;
-    const last = { worker, standing, at: now, alone, died, counted: counts === "yes" };
-    for (const each of suspects) this.#remember(each.key, { last, barredUntil });
-    this.#until = Math.max(this.#until, now + this.windowMs, barredUntil);
-    return { guilty, counts };
+    const last = { worker, standing, at: now, alone, counted: counts === "yes" };
+    for (const each of suspects) this.#remember(each.key, last);
+    this.#until = Math.max(this.#until, now + this.windowMs);
+    if (over && died) streak!.barredUntil = this.#barredUntil(now);
+    return { over, counts };
+  }
+
+  /** It ended its worker, alone, and is given up. */
+  bar({ key }: Suspect, now: number): void {
+    this.#barred.delete(key);
+    bound(this.#barred, MAX_BARRED);
+    this.#barred.set(key, this.#barredUntil(now));
+  }
+
+  #barredUntil(now: number): number {
+    const until = now + (this.limits.barMs ?? BAR_MS);
+    this.#until = Math.max(this.#until, until);
+    return until;
   }
 
   /** Whether an input of this tenant had better not ride with others'. */
@@ -185,16 +199,15 @@ export class Blame<W> {
   /** Whether it is refused untried: it ended workers, or its tenant's last ones all did. */
   barred({ key, tenant }: Suspect, now: number): boolean {
     return (
-      (this.#inputs.get(key)?.barredUntil ?? -Infinity) > now ||
+      (this.#barred.get(key) ?? -Infinity) > now ||
       (this.#streaks.get(tenant)?.barredUntil ?? -Infinity) > now
     );
   }
 
-  #failsAgain(key: string, standing: Standing, died: boolean, now: number): boolean {
-    const before = this.#inputs.get(key);
-    if (before === undefined || !before.last.alone) return false;
-    if (!this.#recent(Math.max(before.last.at, before.barredUntil), now)) return false;
-    return standing.answeredAt >= before.last.at || (died && before.last.died);
+  #failsAgain(key: string, standing: Standing, now: number): boolean {
+    const last = this.#inputs.get(key);
+    if (last === undefined || !last.alone || !this.#recent(last.at, now)) return false;
+    return standing.answeredAt >= last.at;
   }
 
   #suspected(
@@ -241,10 +254,10 @@ export class Blame<W> {
     return streak;
   }
 
-  #remember(key: string, known: Known<W>): void {
+  #remember(key: string, last: Case<W>): void {
     this.#inputs.delete(key);
     bound(this.#inputs, MAX_INPUTS);
-    this.#inputs.set(key, known);
+    this.#inputs.set(key, last);
   }
 }
 

@@ -33,6 +33,8 @@ interface Again {
   readonly pauseMs?: number;
   /** Why it is not. */
   readonly over?: string;
+  /** If it is given up, it is not to be tried soon, whoever sends it. */
+  readonly bars?: boolean;
 }
 
 export class Verdicts {
@@ -84,22 +86,22 @@ export class Verdicts {
             spared: true,
           }));
         }
-        return this.#failed(riders, reply, this.#blame(riders, reply, reply.blame === "batch"));
+        return this.#failed(riders, reply, reply.blame === "batch");
     }
   }
 
   async #unusable(riders: Rider[], reply: Said): Promise<void> {
-    const { guilty, counts } = this.#blame(riders, reply, false);
-    if (guilty) return this.guilty(riders);
+    const { over, counts } = this.#blame(riders, reply, false);
+    if (over) return this.guilty(riders);
     return this.#retry(riders, reply, {
       atMost: () => (counts === "yes" ? Infinity : 1),
       pauseMs: this.#pauseMs(counts),
     });
   }
 
-  async #failed(riders: Rider[], reply: Said, { guilty, counts }: Finding): Promise<void> {
-    if (guilty)
-      return this.#retry(riders, reply, { over: "workers fail with this input, and answer others" });
+  async #failed(riders: Rider[], reply: Said, died: boolean): Promise<void> {
+    const { over, counts } = this.#blame(riders, reply, died);
+    if (over) return this.#retry(riders, reply, { over: "workers fail with this input, and answer others" });
     return this.#retry(riders, reply, {
       atMost: (attempt) => {
         // Alone, at a worker that others think well of: nobody shall be with it the next time.
@@ -107,7 +109,13 @@ export class Verdicts {
         return smallerBatchAfter(attempt, riders.length, this.#rules.retry.max);
       },
       pauseMs: this.#pauseMs(counts),
+      bars: died && this.#alone(riders),
     });
+  }
+
+  /** Whether nothing but this one can have been the cause. */
+  #alone(riders: readonly Rider[]): boolean {
+    return riders.length === 1 && !this.#hold.company;
   }
 
   /** In doubt it is tried again when more is known: three tries outlast what an ejected worker would have rested. */
@@ -140,7 +148,9 @@ export class Verdicts {
     const { blame, clock, workers } = this.#parts;
     const { standing } = this.#slot.circuit;
     const fleet = workers.slots.map(({ circuit }) => circuit.standing);
-    const failure = { suspects: riders.map(suspectOf), worker: this.#slot, standing, fleet, died };
+    // What died with another batch in the same hands may have died of that one.
+    const alone = died ? this.#alone(riders) : riders.length === 1;
+    const failure = { suspects: riders.map(suspectOf), worker: this.#slot, standing, fleet, alone, died };
     return blame.failed(failure, clock.now());
   }
 
@@ -162,7 +172,7 @@ export class Verdicts {
   }
 
   /** Tries again later, or gives up. */
-  async #retry(riders: Rider[], why: Said, { atMost, pauseMs = 0, over }: Again): Promise<void> {
+  async #retry(riders: Rider[], why: Said, { atMost, pauseMs = 0, over, bars }: Again): Promise<void> {
     const message = over === undefined ? brief(why) : `${brief(why)}: ${over}`;
     const now = this.#parts.clock.now();
     // One roll for the batch: its tasks come back together and fill one batch again.
@@ -177,6 +187,7 @@ export class Verdicts {
         const maxBatchSize = atMost?.(attempt) ?? Infinity;
         return { kind: "retry", at: Math.max(at, now + pauseMs), message, maxBatchSize };
       }
+      if (bars === true) this.#parts.blame.bar(suspectOf(riders[0]!), now);
       // The worker's own words may tell more of the inside than a caller should see.
       return {
         kind: "dead",

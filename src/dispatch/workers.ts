@@ -118,6 +118,7 @@ export class Slot {
   /** Binds a batch to it: to run now, or behind the one it runs. */
   bind(hold: Hold): void {
     if (hold.early) {
+      this.batch!.company = true;
       this.ahead = hold;
       this.earlyInRow++;
     } else {
