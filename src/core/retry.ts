@@ -4,9 +4,10 @@
  * Backoff is exponential with full jitter: attempt k waits a random time in [0, min(maxMs, baseMs·2^(k−1))].
  * Random numbers are handed in. `RetryBudget` keeps a broken fleet from being hit harder than a healthy
  * one: a call that carries only tasks tried before is extra, and while no worker answers, extra calls may be
- * at most `share` of the first ones, beside a small reserve so that a single crash is repaired at once. An
- * answer fills the reserve again: a fleet that answers is not down, and what is being sorted out then is
- * which input is to blame. When the budget is spent the tasks wait; nothing fails because of it.
+ * at most `share` of the first ones, beside a small reserve so that a single crash is repaired at once. For
+ * ten seconds after an answer they are free: a fleet that answers is not down, and what is being sorted out then is
+ * which input is to blame. Whoever waits behind those must not wait for that. When the budget is spent the tasks
+ * wait; nothing fails because of it.
  */
 
 export interface RetryLimits {
@@ -30,11 +31,13 @@ export function retryAt(
 
 const RESERVE_CALLS = 10;
 const REFILL_PER_MS = 1 / 1000;
+const FREE_MS = 10_000;
 
 export class RetryBudget {
   share: number;
   #calls = RESERVE_CALLS;
   #at = 0;
+  #freeUntil = -Infinity;
 
   constructor(share: number) {
     this.share = share;
@@ -46,14 +49,16 @@ export class RetryBudget {
   }
 
   /** A worker answered. */
-  answered(): void {
+  answered(now: number): void {
     this.#calls = RESERVE_CALLS;
+    this.#freeUntil = now + FREE_MS;
   }
 
   /** May an extra call go now? Takes it from the budget if so. A quiet system earns one a second. */
   extra(now: number): boolean {
     if (this.#at > 0) this.#calls = Math.min(RESERVE_CALLS, this.#calls + (now - this.#at) * REFILL_PER_MS);
     this.#at = now;
+    if (now < this.#freeUntil) return true;
     if (this.#calls < 1) return false;
     this.#calls--;
     return true;

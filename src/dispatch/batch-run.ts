@@ -7,12 +7,19 @@
  * alone: nobody is blamed before it failed alone. At most 2 + 2·log2(n) calls; what is not cleared by then goes back to
  * the queue in smaller batches. One that was handed over behind it has begun by then and goes first.
  *
+ * A batch that its worker answers with an error of its own is cut too, but no further than into two halves unless one of
+ * them is answered, and only while `retry.budget` allows it: when both fail it is most likely the worker.
+ *
+ * Inputs of whoever is suspected (`core/blame.ts`) are sent after the others, in calls of their own; those that are known to
+ * end workers are not sent at all.
+ *
  * What was claimed and does not ride (`seats.ts`) is none of its business, though it is of the same lease.
  *
  * Tasks of the same content are sent once; `gateway/intake.ts` says whose can be the same.
  */
 import type { Batch, Reply } from "../backend/backend.ts";
 import type { Alarm, Clock } from "../clock.ts";
+import type { Blame } from "../core/blame.ts";
 import type { Member } from "../core/crowd.ts";
 import type { RetryBudget, RetryLimits } from "../core/retry.ts";
 import type { BatchNote } from "../core/task.ts";
@@ -23,7 +30,17 @@ import type { Bound } from "./bound.ts";
 import type { Hold } from "./hold.ts";
 import { lateness } from "./late.ts";
 import type { Prober } from "./prober.ts";
-import { allRiders, halves, ride, type Rider, spared, splitLast } from "./riders.ts";
+import {
+  allRiders,
+  halves,
+  type Part,
+  part,
+  ride,
+  type Rider,
+  spared,
+  splitLast,
+  suspectOf,
+} from "./riders.ts";
 import { Verdicts } from "./verdicts.ts";
 import type { Slot, Workers } from "./workers.ts";
 
@@ -42,7 +59,14 @@ export interface RunParts {
   readonly workers: Workers;
   readonly prober: Prober;
   readonly budget: RetryBudget;
+  readonly blame: Blame<Slot>;
   readonly random: () => number;
+}
+
+interface Sorted {
+  readonly first: Rider[];
+  readonly apart: Rider[];
+  readonly barred: Rider[];
 }
 
 /** Beyond the worker's time: for the engine to hear the verdicts. */
@@ -100,25 +124,44 @@ export class BatchRun implements Member {
    * leaves before these answers are written to anybody.
    */
   async run(free: () => void): Promise<void> {
-    const riders = ride(this.#tasks);
+    const { first: riders, apart, barred } = this.#sorted(ride(this.#tasks));
+    if (barred.length > 0) await this.#verdicts.bar(barred);
+    if (riders.length === 0) return;
     this.#hold.onStalled = (afterMs) => void this.#requeue(afterMs);
     const reply = await this.#call(riders, true);
-    if (reply.kind === "answered") free();
+    if (reply.kind === "answered" && apart.length === 0) free();
     else {
       // Before anything new is bound to it, what this reply says of the worker has to be noted.
       this.#hold.alone = true;
       this.#slot.passTurn(this.#parts.clock.now());
     }
-    const refused = reply.kind === "rejected" || reply.kind === "unusable";
-    if (refused && riders.length > 1) await this.#isolate(riders);
+    if (riders.length > 1 && mayBeCut(reply)) await this.#isolate(riders.length, halves(riders));
     else await this.#verdicts.conclude(riders, reply);
+    if (apart.length > 0) await this.#isolate(apart.length, [part(apart)]);
   }
 
-  /** Bisects: everybody in `suspects` was part of a batch that was refused. */
-  async #isolate(riders: Rider[]): Promise<void> {
-    const maxCalls = 2 + 2 * Math.ceil(Math.log2(riders.length));
-    const suspects = halves(riders);
+  /** Who is sent at once, who after the others, and who is not sent. */
+  #sorted(riders: Rider[]): Sorted {
+    const { blame, clock } = this.#parts;
+    const now = clock.now();
+    const nobody: Rider[] = [];
+    if (!blame.active(now)) return { first: riders, apart: nobody, barred: nobody };
+    const barred = riders.filter((rider) => blame.barred(suspectOf(rider), now));
+    const sent = barred.length === 0 ? riders : riders.filter((rider) => !barred.includes(rider));
+    const apart = sent.filter((rider) => this.#suspected(rider));
+    const first = sent.filter((rider) => !apart.includes(rider));
+    return { first: first.length === 0 ? apart.splice(0, 1) : first, apart, barred };
+  }
+
+  /**
+   * Bisects: everybody in `suspects` was part of a batch of `size` that was refused; or they are inputs of suspected tenants,
+   * and were not asked about yet. Those go one by one until one is answered.
+   */
+  async #isolate(size: number, suspects: Part[]): Promise<void> {
+    const asked = suspects.length > 1 ? 1 : 0;
+    const maxCalls = this.#calls - asked + 2 + 2 * Math.ceil(Math.log2(size));
     const unusable: Rider[] = [];
+    let failed = 0;
     while (suspects.length > 0) {
       await this.#turn();
       if (this.#verdicts.silent) break;
@@ -128,26 +171,38 @@ export class BatchRun implements Member {
         suspects.push(...halves(suspect.riders));
         continue;
       }
+      if (suspect.riders.length > 1 && this.#suspected(suspect.riders[0]!)) {
+        suspects.push(part(suspect.riders.slice(1)), part(suspect.riders.slice(0, 1)));
+        continue;
+      }
       const group = await this.#stillOurs(suspect.riders);
       if (group.length === 0) continue;
       if (!this.#slot.held(this.#parts.clock.now())) {
-        await this.#verdicts.yield([group, ...allRiders(suspects.splice(0))].flat(), riders.length);
+        await this.#verdicts.yield([group, ...allRiders(suspects.splice(0))].flat(), size);
         break;
       }
       if (this.#calls >= maxCalls) {
-        await this.#verdicts.putBack([group, ...allRiders(suspects.splice(0))].flat(), riders.length);
+        await this.#verdicts.putBack([group, ...allRiders(suspects.splice(0))].flat(), size);
         break;
       }
       const reply = await this.#call(group);
       if (reply.kind === "answered") {
         await this.#verdicts.conclude(group, reply);
         if (suspect.first) splitLast(suspects);
-      } else if (reply.kind !== "rejected" && reply.kind !== "unusable") {
+      } else if (!mayBeCut(reply)) {
         await this.#verdicts.conclude(group, reply);
-        await this.#verdicts.putBack(allRiders(suspects.splice(0)).flat(), riders.length);
+        await this.#verdicts.putBack(allRiders(suspects.splice(0)).flat(), size);
+      } else if (reply.kind === "failed" && !this.#extra()) {
+        await this.#verdicts.conclude([group, ...allRiders(suspects.splice(0))].flat(), reply);
+      } else if (reply.kind === "failed" && !this.#anyAnswered && !this.#suspected(group[0]!)) {
+        // The other half, before this one is looked at more closely. If that fails too, it is the worker.
+        suspects.unshift(part(group));
+        if (++failed === 2) await this.#verdicts.conclude(allRiders(suspects.splice(0)).flat(), reply);
       } else if (group.length > 1) {
         suspects.push(...halves(group));
-      } else if (reply.kind === "rejected") {
+      } else if (reply.kind !== "unusable") {
+        await this.#verdicts.conclude(group, reply);
+      } else if (this.#suspected(group[0]!)) {
         await this.#verdicts.conclude(group, reply);
       } else if (suspect.again) {
         unusable.push(...group);
@@ -161,9 +216,9 @@ export class BatchRun implements Member {
   /** Alone, twice, and no usable output: its own fault if the worker could answer others just now. */
   async #blame(guilty: Rider[]): Promise<void> {
     const message = "the worker returned no usable output for this input";
-    if (this.#anyAnswered)
-      await this.#verdicts.settle(guilty, () => ({ kind: "failed", code: "INPUT_REJECTED", message }));
-    else await this.#verdicts.conclude(guilty, { kind: "unusable", message });
+    if (!this.#anyAnswered) return this.#verdicts.conclude(guilty, { kind: "unusable", message });
+    for (const rider of guilty) this.#verdicts.find([rider], false);
+    await this.#verdicts.guilty(guilty);
   }
 
   /** A batch that was handed over behind this one has begun by now, and goes first. */
@@ -270,7 +325,8 @@ export class BatchRun implements Member {
     if (reply.kind !== "failed" || reply.blame !== "nobody") hold.ran(now);
     if (reply.kind === "answered") {
       this.#anyAnswered = true;
-      budget.answered();
+      budget.answered(now);
+      this.#answered(riders, now);
       if (paceFrom === undefined) workers.alive(this.#slot);
       else workers.answered(this.#slot, riders.length, serviceMs, now);
     } else if (reply.kind === "rejected") {
@@ -289,6 +345,19 @@ export class BatchRun implements Member {
     return reply;
   }
 
+  /** What this says of the worker, and of those at which the same inputs failed. */
+  #answered(riders: readonly Rider[], now: number): void {
+    const { blame, workers, prober } = this.#parts;
+    const { standing } = this.#slot.circuit;
+    standing.answered(riders[0]!.tasks[0]!.task.tenant, now);
+    standing.answered(riders.at(-1)!.tasks[0]!.task.tenant, now);
+    if (!blame.active(now)) return;
+    for (const slot of blame.answered(riders.map(suspectOf), this.#slot, now)) {
+      const why = `what failed there was answered by ${this.#slot.name}`;
+      if (workers.failed(slot, now, why, false)) prober.ejected(slot, false);
+    }
+  }
+
   /** A backend never throws; were it to, the batch fails as on a worker that breaks down, and nothing waits for ever. */
   async #run(batch: Batch, signal: AbortSignal, begun?: () => void): Promise<Reply> {
     try {
@@ -300,7 +369,28 @@ export class BatchRun implements Member {
     }
   }
 
+  /** Whether it had better not ride with others. */
+  #suspected(rider: Rider): boolean {
+    const { blame, clock, workers } = this.#parts;
+    const now = clock.now();
+    if (!blame.active(now)) return false;
+    const fleet = workers.slots.map(({ circuit }) => circuit.standing);
+    return blame.suspected(suspectOf(rider), fleet, now);
+  }
+
+  /** Whether a further call may be made though a worker failed. */
+  #extra(): boolean {
+    const { budget, clock } = this.#parts;
+    return budget.extra(clock.now());
+  }
+
   get #parameters(): string {
     return this.#tasks[0]!.task.parameters;
   }
+}
+
+/** Whether a part of the batch may be answered all the same. */
+function mayBeCut(reply: Reply): boolean {
+  if (reply.kind === "failed") return reply.blame === "worker";
+  return reply.kind === "rejected" || reply.kind === "unusable";
 }

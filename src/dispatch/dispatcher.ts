@@ -8,6 +8,7 @@
  */
 import type { Worker } from "../backend/backend.ts";
 import type { Alarm } from "../clock.ts";
+import { Blame } from "../core/blame.ts";
 import { HandoverEstimate, RateEstimate } from "../core/estimate.ts";
 import { Crowd } from "../core/crowd.ts";
 import { RetryBudget, smallerBatch } from "../core/retry.ts";
@@ -16,7 +17,7 @@ import { ROUNDING_MS } from "../core/policy.ts";
 import type { BatchNote } from "../core/task.ts";
 import type { ClaimedTask, Lease } from "../engine/engine.ts";
 import { type Bound, type Order, tooLate } from "./bound.ts";
-import { BatchRun, LEASE_GRACE_MS, type RunRules } from "./batch-run.ts";
+import { BatchRun, LEASE_GRACE_MS, type RunParts, type RunRules } from "./batch-run.ts";
 import { Chooser, repeats, suspected } from "./chooser.ts";
 import { Hold } from "./hold.ts";
 import type { DispatcherParts, ModelRules } from "./model-rules.ts";
@@ -44,6 +45,7 @@ export class Dispatcher {
   readonly #running = new Crowd<BatchRun>();
   readonly #unwatch: () => void;
   #runRules: RunRules;
+  readonly #runParts: RunParts;
   readonly #chooser: Chooser;
   readonly #pipeline: Pipeline;
   /** The worker that has just become free, while it is looked what is next. */
@@ -77,6 +79,8 @@ export class Dispatcher {
       this.workers.alive(slot);
       this.#pump();
     });
+    const [prober, budget, blame] = [this.#prober, this.#budget, new Blame<Slot>(rules.health)];
+    this.#runParts = { ...parts, workers: this.workers, prober, budget, blame };
     this.#runRules = this.#runRulesOf(rules);
     this.#unwatch = parts.engine.watch({
       queued: (model, _, depth, count) => {
@@ -111,6 +115,7 @@ export class Dispatcher {
     this.#seats.retune({ ...rules, maxBatchSize: rules.limits.maxBatchSize });
     this.workers.retune(rules.health);
     this.#budget.share = rules.retry.budget;
+    this.#runParts.blame.limits = rules.health;
     this.#runRules = this.#runRulesOf(rules);
     this.#outlook.retune(rules.maxWorkerLoad ?? 1, rules.workerMs);
     this.#pump();
@@ -327,8 +332,7 @@ export class Dispatcher {
     if (trouble !== undefined) return void (await this.#putBack(lease, tasks, trouble));
     slot.batches++;
     slot.tasks += size;
-    const parts = { ...this.#parts, workers: this.workers, prober: this.#prober, budget: this.#budget };
-    const run = new BatchRun(this.#runRules, parts, bound);
+    const run = new BatchRun(this.#runRules, this.#runParts, bound);
     let startedAt: number | undefined;
     hold.onStart = () => {
       startedAt = clock.now();

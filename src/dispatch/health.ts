@@ -6,18 +6,26 @@
  *     └─────────────────────────── answers ─────────────────┘
  *
  * A worker that cannot be reached at all opens it at once. A worker that asks for a pause (429, 503) is
- * left alone for that long, and nothing is held against it.
+ * left alone for that long, and nothing is held against it. Where it is in doubt whose fault the failures are
+ * (`core/blame.ts`) it stays closed, with a pause of a tenth of ejectMs after each, so that others can tell.
  */
+import { Standing } from "../core/blame.ts";
+
+const DOUBT_PAUSE = 0.1;
+const RELUCTANCE = 1e9;
 
 export interface HealthLimits {
   /** Failures in a row that eject a worker. */
   readonly failures: number;
   readonly ejectMs: number;
   readonly maxEjectMs: number;
+  /** How long an input that ended workers is refused untried; left out: `BAR_MS`. */
+  readonly barMs?: number;
 }
 
 export class Circuit {
   limits: HealthLimits;
+  readonly standing = new Standing();
   #failures = 0;
   #ejections = 0;
   #closedUntil = 0;
@@ -43,6 +51,12 @@ export class Circuit {
     return this.#ejections > 0;
   }
 
+  /** What its pace is taken by when a worker is chosen: those that fail come after all that do not, the ejected last. */
+  get reluctance(): number {
+    if (this.#failures === 0) return 1;
+    return this.probing ? RELUCTANCE * RELUCTANCE : RELUCTANCE;
+  }
+
   /** When it may be given a batch again. */
   get usableAt(): number {
     return Math.max(this.#closedUntil, this.#pausedUntil);
@@ -54,9 +68,13 @@ export class Circuit {
     this.why = "";
   }
 
-  /** Counts a failure; true when it ejects the worker. */
-  failed(now: number, why: string, unreachable = false): boolean {
+  /** Counts a failure; true when it ejects the worker. `doubt`: it may be the input's. */
+  failed(now: number, why: string, unreachable = false, doubt = false): boolean {
     this.#failures++;
+    if (doubt && !unreachable) {
+      if (this.#failures >= this.limits.failures) this.pause(now + DOUBT_PAUSE * this.limits.ejectMs);
+      return false;
+    }
     if (!unreachable && !this.probing && this.#failures < this.limits.failures) return false;
     const ms = Math.min(this.limits.maxEjectMs, this.limits.ejectMs * 2 ** this.#ejections);
     this.#ejections++;

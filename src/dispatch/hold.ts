@@ -52,6 +52,8 @@ export class Hold implements BatchNote {
   #busySince: number | undefined;
   /** None is handed over behind it: it is suspected, is being cut, or one that was came back. */
   alone: boolean;
+  /** Another one was in its worker's hands beside it, for a while at least. */
+  company: boolean;
   /** Called when its turn has come. */
   onTurn: (() => void) | undefined;
   /** Called once, when its worker can be at it: so long the worker waited for it. */
@@ -69,7 +71,7 @@ export class Hold implements BatchNote {
     this.reason = facts.reason;
     this.worker = facts.worker;
     this.why = facts.why;
-    this.early = facts.early;
+    this.early = this.company = facts.early;
     this.alone = facts.alone === true;
     this.#says = facts.says;
     this.#expectedMs = facts.expectedMs;

@@ -2,6 +2,7 @@
  * Who rides in a batch, and how a batch is cut when it was refused: in halves, until the guilty stand alone.
  */
 import type { BatchTask } from "../backend/backend.ts";
+import type { Suspect } from "../core/blame.ts";
 import type { Task } from "../core/task.ts";
 import type { ClaimedTask, Verdict } from "../engine/engine.ts";
 
@@ -33,12 +34,18 @@ export function ride(claimed: readonly ClaimedTask[]): Rider[] {
   return riders;
 }
 
+/** As `core/blame.ts` knows it. Where inputs are not compared, only the task itself is the same. */
+export function suspectOf({ tasks }: Rider): Suspect {
+  const { id, content, tenant } = tasks[0]!.task;
+  return { key: content === "" ? id : content, tenant };
+}
+
 function toSend({ id, input }: Task): BatchTask {
   return { id, input };
 }
 
 /** Part of a batch that was refused. */
-export interface Suspect {
+export interface Part {
   readonly riders: Rider[];
   /** Its other half is next on the pile. */
   readonly first: boolean;
@@ -46,8 +53,12 @@ export interface Suspect {
   readonly again: boolean;
 }
 
+export function part(riders: Rider[]): Part {
+  return { riders, first: false, again: false };
+}
+
 /** The second half below, so that the first is asked about first. */
-export function halves(riders: Rider[]): Suspect[] {
+export function halves(riders: Rider[]): Part[] {
   const middle = riders.length >> 1;
   return [
     { riders: riders.slice(middle), first: false, again: false },
@@ -56,14 +67,14 @@ export function halves(riders: Rider[]): Suspect[] {
 }
 
 /** Its first half was good, so the guilty one is here: no need to ask about it as a whole. */
-export function splitLast(suspects: Suspect[]): void {
+export function splitLast(suspects: Part[]): void {
   const guilty = suspects.at(-1);
   if (guilty === undefined || guilty.riders.length < 2) return;
   suspects.pop();
   suspects.push(...halves(guilty.riders));
 }
 
-export function allRiders(suspects: Suspect[]): Rider[][] {
+export function allRiders(suspects: Part[]): Rider[][] {
   return suspects.map(({ riders }) => riders);
 }
 

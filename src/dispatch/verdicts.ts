@@ -5,9 +5,11 @@
  *   rejected           failed: for one that stands alone
  *   busy               back to the queue, no attempt counted; the worker is left alone for a while
  *   unusable, failed   retry with backoff, then dead letter. When one of the inputs may be the cause they come back in smaller
- *                      batches, so that the innocent part company with the guilty
+ *                      batches, so that the innocent part company with the guilty. Whose fault it is, and so whether it
+ *                      is tried again and whether it counts against the worker, says `core/blame.ts`
  */
 import type { Reply } from "../backend/backend.ts";
+import type { Finding } from "../core/blame.ts";
 import { retryAt, smallerBatch, smallerBatchAfter } from "../core/retry.ts";
 import type { Task } from "../core/task.ts";
 import type { ClaimedTask, Lease, SettleReply, Verdict } from "../engine/engine.ts";
@@ -15,11 +17,25 @@ import type { RunParts, RunRules } from "./batch-run.ts";
 import { attempts, brief, type Said } from "./brief.ts";
 import type { Bound } from "./bound.ts";
 import type { Hold } from "./hold.ts";
-import type { Rider } from "./riders.ts";
+import { type Rider, suspectOf } from "./riders.ts";
 import type { Slot } from "./workers.ts";
 
 type WithoutId<V> = V extends Verdict ? Omit<V, "id"> : never;
 export type Judge = (rider: Rider, claimed: ClaimedTask, at: number) => WithoutId<Verdict>;
+
+const DOUBT_SHARE = 0.4;
+
+/** How something is tried again. */
+interface Again {
+  /** In batches of at most so many; left out: of any size. */
+  readonly atMost?: (attempt: number) => number;
+  /** Not before this is over. */
+  readonly pauseMs?: number;
+  /** Why it is not. */
+  readonly over?: string;
+  /** If it is given up, it is not to be tried soon, whoever sends it. */
+  readonly bars?: boolean;
+}
 
 export class Verdicts {
   readonly #rules: RunRules;
@@ -59,11 +75,10 @@ export class Verdicts {
         this.#slot.circuit.pause(now + reply.retryAfterMs);
         return this.settle(riders, () => ({ kind: "retry", at: now, message: brief(reply), spared: true }));
       case "unusable":
-        this.#failed(brief(reply), now, false);
-        return this.#retry(riders, reply, () => Infinity);
+        return this.#unusable(riders, reply);
       case "failed":
-        if (!this.#neverBegun(reply)) this.#failed(brief(reply), now, reply.blame === "nobody");
         if (reply.blame === "nobody") {
+          if (!this.#neverBegun()) this.#held(brief(reply), now, true, "yes");
           return this.settle(riders, () => ({
             kind: "retry",
             at: now,
@@ -71,26 +86,94 @@ export class Verdicts {
             spared: true,
           }));
         }
-        return this.#retry(riders, reply, (attempt) =>
-          smallerBatchAfter(attempt, riders.length, this.#rules.retry.max),
-        );
+        return this.#failed(riders, reply, reply.blame === "batch");
     }
   }
 
+  async #unusable(riders: Rider[], reply: Said): Promise<void> {
+    const { over, counts } = this.#blame(riders, reply, false);
+    if (over) return this.guilty(riders);
+    return this.#retry(riders, reply, {
+      atMost: () => (counts === "yes" ? Infinity : 1),
+      pauseMs: this.#pauseMs(counts),
+    });
+  }
+
+  async #failed(riders: Rider[], reply: Said, died: boolean): Promise<void> {
+    const { over, counts } = this.#blame(riders, reply, died);
+    if (over) return this.#retry(riders, reply, { over: "workers fail with this input, and answer others" });
+    return this.#retry(riders, reply, {
+      atMost: (attempt) => {
+        // Alone, at a worker that others think well of: nobody shall be with it the next time.
+        if (riders.length === 1 && counts !== "yes") return 1;
+        return smallerBatchAfter(attempt, riders.length, this.#rules.retry.max);
+      },
+      pauseMs: this.#pauseMs(counts),
+      bars: died && this.#alone(riders),
+    });
+  }
+
+  /** Whether nothing but this one can have been the cause. */
+  #alone(riders: readonly Rider[]): boolean {
+    return riders.length === 1 && !this.#hold.company;
+  }
+
+  /** In doubt it is tried again when more is known: three tries outlast what an ejected worker would have rested. */
+  #pauseMs(counts: Finding["counts"]): number {
+    if (counts !== "doubt") return 0;
+    return Math.min(DOUBT_SHARE * this.#slot.circuit.limits.ejectMs, this.#rules.retry.maxMs);
+  }
+
+  /** Its own fault, and nothing that a person could do but send another. */
+  async guilty(riders: Rider[]): Promise<void> {
+    const message = "the worker returned no usable output for this input";
+    return this.settle(riders, () => ({ kind: "failed", code: "INPUT_REJECTED", message }));
+  }
+
+  /** What was refused untried: it is known to end workers. */
+  async bar(riders: Rider[]): Promise<void> {
+    // Whoever wants to look at it finds the dead letter of the one that was tried.
+    const message = "it ended workers a moment ago; it is not tried again so soon";
+    return this.settle(riders, () => ({ kind: "failed", code: "INFERENCE_FAILED", message }));
+  }
+
   /** It came back because of the one before it, which tells what there is to tell of the worker. */
-  #neverBegun({ blame }: Reply & { kind: "failed" }): boolean {
+  #neverBegun(): boolean {
     const { early, begun } = this.#hold;
-    return blame === "nobody" && early && !begun && this.#slot.worker.queues === true;
+    return early && !begun && this.#slot.worker.queues === true;
   }
 
-  #failed(why: string, now: number, unreachable: boolean): void {
+  /** Finds out whose fault it is that these failed. */
+  find(riders: readonly Rider[], died: boolean): Finding {
+    const { blame, clock, workers } = this.#parts;
+    const { standing } = this.#slot.circuit;
+    const fleet = workers.slots.map(({ circuit }) => circuit.standing);
+    // What died with another batch in the same hands may have died of that one.
+    const alone = died ? this.#alone(riders) : riders.length === 1;
+    const failure = { suspects: riders.map(suspectOf), worker: this.#slot, standing, fleet, alone, died };
+    return blame.failed(failure, clock.now());
+  }
+
+  /** The same, and holds it against the worker if it may be the worker's. */
+  #blame(riders: readonly Rider[], why: Said, died: boolean): Finding {
+    const finding = this.find(riders, died);
+    this.#held(brief(why), this.#parts.clock.now(), false, finding.counts);
+    return finding;
+  }
+
+  #held(why: string, now: number, unreachable: boolean, counts: Finding["counts"]): void {
     const { workers, prober } = this.#parts;
-    if (workers.failed(this.#slot, now, why, unreachable)) prober.ejected(this.#slot, unreachable);
+    if (counts === "no") {
+      this.#slot.failures++;
+      return workers.heard(this.#slot);
+    }
+    if (workers.failed(this.#slot, now, why, unreachable, counts === "doubt"))
+      prober.ejected(this.#slot, unreachable);
   }
 
-  /** Tries again later in batches of at most `atMost(attempt)`, or gives up. */
-  async #retry(riders: Rider[], why: Said, atMost: (attempt: number) => number): Promise<void> {
-    const message = brief(why);
+  /** Tries again later, or gives up. */
+  async #retry(riders: Rider[], why: Said, { atMost, pauseMs = 0, over, bars }: Again): Promise<void> {
+    const message = over === undefined ? brief(why) : `${brief(why)}: ${over}`;
     const now = this.#parts.clock.now();
     // One roll for the batch: its tasks come back together and fill one batch again.
     const random = this.#parts.random();
@@ -98,14 +181,18 @@ export class Verdicts {
     /** In the order of the verdicts; undefined where it is tried again. */
     const dead: (Task | undefined)[] = [];
     const replies = await this.#tell(riders, (_, { attempt, task }) => {
-      const at = this.#retryAt(attempt, now, random);
+      const at = over === undefined ? this.#retryAt(attempt, now, random) : undefined;
       dead.push(at === undefined ? task : undefined);
-      if (at !== undefined) return { kind: "retry", at, message, maxBatchSize: atMost(attempt) };
+      if (at !== undefined) {
+        const maxBatchSize = atMost?.(attempt) ?? Infinity;
+        return { kind: "retry", at: Math.max(at, now + pauseMs), message, maxBatchSize };
+      }
+      if (bars === true) this.#parts.blame.bar(suspectOf(riders[0]!), now);
       // The worker's own words may tell more of the inside than a caller should see.
       return {
         kind: "dead",
         code,
-        message: `${attempts(attempt)} failed; it is kept as a dead letter`,
+        message: `${over ?? `${attempts(attempt)} failed`}; it is kept as a dead letter`,
         detail: why.message,
       };
     });

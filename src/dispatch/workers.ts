@@ -118,6 +118,7 @@ export class Slot {
   /** Binds a batch to it: to run now, or behind the one it runs. */
   bind(hold: Hold): void {
     if (hold.early) {
+      this.batch!.company = true;
       this.ahead = hold;
       this.earlyInRow++;
     } else {
@@ -244,12 +245,12 @@ export class Workers {
     if (well) this.onRecovered();
   }
 
-  /** The free worker with the best pace; one that was ejected and is not proven yet comes last. */
+  /** The free worker with the best pace; one whose last call failed comes after, and one that was ejected last. */
   best(now: number): Slot | undefined {
     let best: Slot | undefined;
     let bestPace = Infinity;
     for (const slot of this.slots) {
-      const pace = slot.circuit.probing ? Number.MAX_VALUE : slot.ratio;
+      const pace = slot.ratio * slot.circuit.reluctance;
       if (pace >= bestPace || !slot.free(now)) continue;
       best = slot;
       bestPace = pace;
@@ -356,10 +357,10 @@ export class Workers {
   }
 
   /** Counts a failure; true when it ejects the worker. */
-  failed(slot: Slot, now: number, why: string, unreachable: boolean): boolean {
+  failed(slot: Slot, now: number, why: string, unreachable: boolean, doubt = false): boolean {
     slot.failures++;
     // Silence has been held against it already: that it ends like this is enough.
-    const ejected = slot.circuit.failed(now, why, unreachable || slot.suspect);
+    const ejected = slot.circuit.failed(now, why, unreachable || slot.suspect, doubt);
     slot.suspect = false;
     if (ejected) this.#changed(slot, "down", why);
     return ejected;

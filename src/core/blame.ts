@@ -1,0 +1,278 @@
+/**
+ * Who is to blame when a call fails: the worker, or the inputs that it was given. Pure; times are milliseconds.
+ *
+ * A worker that answers 500 may be broken, or may have met an input that it cannot take; a reply alone does not tell. What
+ * else happened does:
+ *
+ *   guilty      an input that failed alone, and failed alone again at a worker that answered others in between. Nothing of
+ *               it is held against a worker. It is tried as often as any other: a worker may fail now and then by itself.
+ *   suspected   a tenant: its last `failures` calls failed, with nobody else's input in them, and none of its inputs was
+ *               answered since, while others were. The first failure of its next input, alone, makes that guilty, and is its
+ *               last: whoever sends nothing but poison costs one call for each.
+ *   barred      an input that ended its worker, alone in its hands, at its last attempt; and whatever a suspected tenant sends
+ *               after one that ended a worker. It is refused untried for `barMs`: a worker that starts anew costs more than a call.
+ *   confirmed   a worker's failure: what failed there was answered elsewhere, and it answered nobody since. It counts,
+ *               whatever was thought of it at first.
+ *
+ * Whether a failure counts against its worker:
+ *
+ *   no      the input is guilty; or one was found guilty within the window, and this worker answered within it. Where the
+ *           worker ended with it: doubt
+ *   doubt   the worker answered anybody within `ejectMs`; or there is an input in the call of a tenant of which nothing was
+ *           answered anywhere since the worker's failures in a row began, and others were answered within the window. It
+ *           is tried further, with short pauses
+ *   yes     otherwise: as with any worker that was never seen to answer
+ *
+ * The window is TRUST times `ejectMs`. A worker that breaks down entirely is found out after `ejectMs` where two tenants meet
+ * it, sooner where a second worker answers what it did not, and at the latest when the window is over.
+ *
+ * Everything is remembered for the window (what ended workers: for `barMs`) and bounded; while nothing fails, nothing is
+ * remembered, and an answer costs one comparison.
+ */
+import assert from "node:assert/strict";
+
+/** For so many times `ejectMs` an answer tells something of a failure. */
+export const TRUST = 10;
+export const BAR_MS = 10_000;
+const MAX_INPUTS = 4096;
+const MAX_TENANTS = 1024;
+const MAX_BARRED = 1024;
+
+export interface BlameLimits {
+  /** Failures in a row that eject a worker, and that make a tenant suspected. */
+  readonly failures: number;
+  readonly ejectMs: number;
+  /** How long an input that ended workers is refused untried; left out: BAR_MS. */
+  readonly barMs?: number | undefined;
+}
+
+/** An input in a call. */
+export interface Suspect {
+  /** The same for the same input. */
+  readonly key: string;
+  readonly tenant: string;
+}
+
+/** What one worker did of late. */
+export class Standing {
+  /** When it last answered anybody. */
+  answeredAt = -Infinity;
+  /** When its first failure since then was; Infinity while there is none. */
+  rowSince = Infinity;
+  #tenant = "";
+  #otherAt = -Infinity;
+
+  answered(tenant: string, now: number): void {
+    if (tenant !== this.#tenant) {
+      this.#otherAt = this.answeredAt;
+      this.#tenant = tenant;
+    }
+    this.answeredAt = now;
+    this.rowSince = Infinity;
+  }
+
+  /** When it last answered somebody else. */
+  answeredOtherAt(tenant: string): number {
+    return tenant === this.#tenant ? this.#otherAt : this.answeredAt;
+  }
+}
+
+/** A call that failed. */
+export interface Failure<W> {
+  readonly suspects: readonly Suspect[];
+  readonly worker: W;
+  readonly standing: Standing;
+  /** Of all workers of the model. */
+  readonly fleet: readonly Standing[];
+  /** Nothing else can have been the cause. */
+  readonly alone: boolean;
+  /** Its worker ended with it. */
+  readonly died: boolean;
+}
+
+export interface Finding {
+  /** The input was alone, is the cause, and is not worth a further try. */
+  readonly over: boolean;
+  readonly counts: "yes" | "no" | "doubt";
+}
+
+interface Case<W> {
+  readonly worker: W;
+  readonly standing: Standing;
+  readonly at: number;
+  readonly alone: boolean;
+  /** It was held against the worker. */
+  counted: boolean;
+}
+
+/** Calls of one tenant that failed, since it was last answered. */
+interface Streak {
+  failures: number;
+  readonly since: number;
+  at: number;
+  barredUntil: number;
+}
+
+/** What is known of the inputs of one model and of those who send them. */
+export class Blame<W> {
+  limits: BlameLimits;
+  /** Of each input that failed, the last time. */
+  readonly #inputs = new Map<string, Case<W>>();
+  /** Until when. */
+  readonly #barred = new Map<string, number>();
+  readonly #streaks = new Map<string, Streak>();
+  #guiltyAt = -Infinity;
+  /** When the last of what is remembered is of no use any more; -Infinity while nothing is. */
+  #until = -Infinity;
+
+  constructor(limits: BlameLimits) {
+    this.limits = limits;
+  }
+
+  get windowMs(): number {
+    return TRUST * this.limits.ejectMs;
+  }
+
+  /** Something failed of late. While not, no other question need be asked. */
+  active(now: number): boolean {
+    if (this.#until === -Infinity) return false;
+    if (now <= this.#until) return true;
+    this.#inputs.clear();
+    this.#barred.clear();
+    this.#streaks.clear();
+    this.#until = -Infinity;
+    return false;
+  }
+
+  /** A worker answered these: the workers at which they had failed, each as often as that had not been held against it. */
+  answered(suspects: readonly Suspect[], worker: W, now: number): W[] {
+    const confirmed: W[] = [];
+    for (const { key, tenant } of suspects) {
+      this.#streaks.delete(tenant);
+      const last = this.#inputs.get(key);
+      this.#inputs.delete(key);
+      if (last === undefined || last.counted || last.worker === worker) continue;
+      if (this.#recent(last.at, now) && last.standing.answeredAt <= last.at) confirmed.push(last.worker);
+      last.counted = true;
+    }
+    return confirmed;
+  }
+
+  failed({ suspects, worker, standing, fleet, alone, died }: Failure<W>, now: number): Finding {
+    assert(suspects.length > 0, "a call holds an input");
+    this.active(now);
+    const [{ key, tenant }] = suspects as [Suspect];
+    const streak = suspects.every((each) => each.tenant === tenant) ? this.#lengthen(tenant, now) : undefined;
+    standing.rowSince = Math.min(standing.rowSince, now);
+    const over = alone && streak !== undefined && this.#suspected(streak, tenant, fleet, now);
+    const guilty = over || (alone && this.#failsAgain(key, standing, now));
+    const found = guilty ? "no" : this.#counts(suspects, standing, fleet, now);
+    // A worker that just ended may need a moment, whoever ended it.
+    const counts = died && found === "no" ? "doubt" : found;
+    if (guilty) this.#guiltyAt = now;
+    const last = { worker, standing, at: now, alone, counted: counts === "yes" };
+    for (const each of suspects) this.#remember(each.key, last);
+    this.#until = Math.max(this.#until, now + this.windowMs);
+    if (over && died) streak!.barredUntil = this.#barredUntil(now);
+    return { over, counts };
+  }
+
+  /** It ended its worker, alone, and is given up. */
+  bar({ key }: Suspect, now: number): void {
+    this.#barred.delete(key);
+    bound(this.#barred, MAX_BARRED);
+    this.#barred.set(key, this.#barredUntil(now));
+  }
+
+  #barredUntil(now: number): number {
+    const until = now + (this.limits.barMs ?? BAR_MS);
+    this.#until = Math.max(this.#until, until);
+    return until;
+  }
+
+  /** Whether an input of this tenant had better not ride with others'. */
+  suspected({ tenant }: Suspect, fleet: readonly Standing[], now: number): boolean {
+    const streak = this.#streaks.get(tenant);
+    return streak !== undefined && this.#suspected(streak, tenant, fleet, now);
+  }
+
+  /** Whether it is refused untried: it ended workers, or its tenant's last ones all did. */
+  barred({ key, tenant }: Suspect, now: number): boolean {
+    return (
+      (this.#barred.get(key) ?? -Infinity) > now ||
+      (this.#streaks.get(tenant)?.barredUntil ?? -Infinity) > now
+    );
+  }
+
+  #failsAgain(key: string, standing: Standing, now: number): boolean {
+    const last = this.#inputs.get(key);
+    if (last === undefined || !last.alone || !this.#recent(last.at, now)) return false;
+    return standing.answeredAt >= last.at;
+  }
+
+  #suspected(
+    { failures, since, at }: Streak,
+    tenant: string,
+    fleet: readonly Standing[],
+    now: number,
+  ): boolean {
+    if (failures < this.limits.failures || !this.#recent(at, now)) return false;
+    const otherAt = othersAnsweredAt(fleet, tenant);
+    return otherAt >= since && this.#recent(otherAt, now);
+  }
+
+  #counts(
+    suspects: readonly Suspect[],
+    { answeredAt, rowSince }: Standing,
+    fleet: readonly Standing[],
+    now: number,
+  ): Finding["counts"] {
+    if (this.#recent(this.#guiltyAt, now) && this.#recent(answeredAt, now)) return "no";
+    if (now - answeredAt <= this.limits.ejectMs) return "doubt";
+    const explained = suspects.some(({ tenant }) => {
+      const streak = this.#streaks.get(tenant);
+      if (streak === undefined || streak.since > rowSince) return false;
+      return this.#recent(othersAnsweredAt(fleet, tenant), now);
+    });
+    return explained ? "doubt" : "yes";
+  }
+
+  #recent(at: number, now: number): boolean {
+    return now - at <= this.windowMs;
+  }
+
+  #lengthen(tenant: string, now: number): Streak {
+    let streak = this.#streaks.get(tenant);
+    if (streak === undefined || !this.#recent(streak.at, now)) {
+      streak = { failures: 0, since: now, at: now, barredUntil: -Infinity };
+      this.#streaks.delete(tenant);
+      bound(this.#streaks, MAX_TENANTS);
+      this.#streaks.set(tenant, streak);
+    }
+    streak.failures++;
+    streak.at = now;
+    return streak;
+  }
+
+  #remember(key: string, last: Case<W>): void {
+    this.#inputs.delete(key);
+    bound(this.#inputs, MAX_INPUTS);
+    this.#inputs.set(key, last);
+  }
+}
+
+/** When somebody else was last answered by any of them. */
+function othersAnsweredAt(fleet: readonly Standing[], tenant: string): number {
+  let latest = -Infinity;
+  for (const standing of fleet) latest = Math.max(latest, standing.answeredOtherAt(tenant));
+  return latest;
+}
+
+/** Makes room for one more: whoever came first goes. */
+function bound(map: Map<string, unknown>, most: number): void {
+  if (map.size < most) return;
+  for (const oldest of map.keys()) {
+    map.delete(oldest);
+    return;
+  }
+}
