@@ -160,6 +160,7 @@ export class Ferry {
   async change(next: Config): Promise<void> {
     const prepared: Prepared[] = [];
     try {
+      if (this.#tls !== undefined) prepared.push(await this.#tls.certificates.prepare());
       if (this.#role !== "gateway") prepared.push(await this.#crews.prepare(next));
       if (this.#front !== undefined) prepared.push(await this.#front.prepare(next));
       if (this.#draining) throw new Error("Ferry is being stopped");
@@ -168,7 +169,6 @@ export class Ferry {
       throw error;
     }
     this.#commit(next, prepared);
-    await this.#tls?.certificates.look();
   }
 
   /** Nothing here waits, and nothing here fails. */
