@@ -170,6 +170,24 @@ describe("bounds", () => {
     assert.deepEqual([frame.models[0]!.batches.length, frame.models[0]!.batchesLeftOut], [55, 0]);
   });
 
+  test("a hello says how many batches it left out of what is drawn, not of the minute before", async () => {
+    using stage = new Stage();
+    const run = (count: number): void => {
+      for (let n = 0; n < count; n++) {
+        stage.begin(`${stage.clock.now()}-${n}`, "gpu-1", gold(60));
+        stage.end(`${stage.clock.now()}-${n}`, "gpu-1", 60, 1);
+      }
+    };
+    run(1500);
+    await stage.to(20_000);
+    run(700);
+    await stage.to(21_000);
+    assert.deepEqual([stage.look().batches.length, stage.look().batchesLeftOut], [1000, 0]);
+    run(700);
+    await stage.to(22_000);
+    assert.deepEqual([stage.look().batches.length, stage.look().batchesLeftOut], [1000, 400]);
+  });
+
   test("a hello after a quarter of an hour at full speed is at most 300 KB", async () => {
     using stage = new Stage();
     for (let second = 0; second < 900; second++) {
