@@ -111,7 +111,7 @@ export class BatchBook {
     row.calls = calls;
     // It may have ended a moment before the second did, and been counted to its end: then this takes it back.
     this.#spend(row, row.endedAt);
-    this.#workers.took(row.worker, busyMs, row.endedAt);
+    this.#workers.took(row.worker, busyMs, row.size, row.endedAt);
     this.#list(row);
   }
 
@@ -128,7 +128,7 @@ export class BatchBook {
     row.calls = 1;
     row.endedAt = Math.max(batch.startedAt, settledAt);
     this.#spend(row, row.endedAt);
-    this.#workers.took(row.worker, row.endedAt - row.startedAt, row.endedAt);
+    this.#workers.took(row.worker, row.endedAt - row.startedAt, row.size, row.endedAt);
   }
 
   /** Counts what runs up to `now`, the end of a second. */

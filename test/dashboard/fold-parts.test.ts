@@ -3,6 +3,7 @@ import assert from "node:assert/strict";
 import { describe, test } from "node:test";
 import fc from "fast-check";
 import type { ShedReason } from "../../src/telemetry/events.ts";
+import { WorkerBook } from "../../src/dashboard/workers.ts";
 import { Latencies } from "../../src/dashboard/quantiles.ts";
 import { RefusedTenants } from "../../src/dashboard/tenants.ts";
 import { Stage, workerSight } from "./stage.ts";
@@ -128,6 +129,29 @@ describe("refusals", () => {
     assert.equal(tenant, "loud");
     assert.ok(times >= 500 && times < 500 + 10_500 / 64, String(times));
     assert.equal(sketch.top(1000).length, 64);
+  });
+});
+
+describe("a worker that is slow", () => {
+  /** Half a minute of batches of 5 in 25 ms, then sixteen of another kind. */
+  function after(size: number, ms: number): unknown {
+    const book = new WorkerBook(0);
+    let now = 0;
+    for (; now < 30_000; now += 100) book.took("gpu-1", 25, 5, now);
+    for (let n = 0; n < 16; n++) book.took("gpu-1", ms, size, (now += 100));
+    return book.slowest(["gpu-1"], now);
+  }
+
+  test("needs twice its usual time for batches of the usual size", () => {
+    assert.deepEqual(after(5, 60), { name: "gpu-1", nowMs: 60, usualMs: 25 });
+    assert.deepEqual(after(2, 60), { name: "gpu-1", nowMs: 60, usualMs: 25 });
+    assert.equal(after(5, 49), undefined);
+  });
+
+  test("is not one that is given larger batches, unless they take longer than in proportion", () => {
+    assert.equal(after(128, 148), undefined);
+    assert.equal(after(10, 60), undefined);
+    assert.deepEqual(after(10, 120), { name: "gpu-1", nowMs: 120, usualMs: 25 });
   });
 });
 
