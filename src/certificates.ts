@@ -88,11 +88,16 @@ export class Certificates {
     this.#alarm?.cancel();
   }
 
-  /** Looks now, not only when it is time. */
-  async look(): Promise<void> {
-    if (this.#alarm === undefined || this.#stopped) return;
-    this.#alarm.cancel();
-    await this.#look();
+  /** Reads the files now, for a reload: rejects with one line if they cannot be used; `commit` uses them. */
+  async prepare(): Promise<{ commit(): void; abandon(): Promise<void> }> {
+    const texts = await readAll(this.#setting, this.#paths);
+    checked(this.#setting, texts);
+    const commit = (): void => {
+      if (this.#stopped) return;
+      this.#use(texts);
+      this.#tellEnd();
+    };
+    return { commit, abandon: () => Promise.resolve() };
   }
 
   #lookLater(): void {

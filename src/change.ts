@@ -15,7 +15,7 @@ export interface Change {
 export async function prepareChange(
   steps: readonly (() => Promise<Prepared>)[],
   stopping: () => boolean,
-  commit: (prepared: readonly Prepared[]) => Promise<void>,
+  commit: (prepared: readonly Prepared[]) => void,
 ): Promise<Change> {
   const prepared: Prepared[] = [];
   let decided = false;
@@ -45,7 +45,7 @@ export async function prepareChange(
       await orAbandon(async () => checkRuns());
       if (decided) return;
       decided = true;
-      await commit(prepared);
+      commit(prepared);
     },
   };
 }

@@ -8,7 +8,7 @@ import { nameOfSecret } from "./admission/api-key.ts";
 import { type CredentialParts, Credentials } from "./admission/credentials.ts";
 import { Jwks } from "./admission/jwks.ts";
 import { type PublicKeys, Tokens } from "./admission/jwt.ts";
-import { KeyFile, readKeys } from "./admission/key-file.ts";
+import { KeyFile, readKeys, readSecret, secretOf } from "./admission/key-file.ts";
 import { KeyRedis } from "./admission/key-redis.ts";
 import type { KeyStore } from "./admission/keys.ts";
 import { PublicKeyFile, readPem } from "./admission/public-key.ts";
@@ -104,6 +104,7 @@ export async function checkAuthFiles(config: Config): Promise<{ problems: Flaw[]
     try {
       const keys = await readKeys(keysFile);
       if (keys === undefined) found.warnings.push({ path: "auth.keysFile", message: none });
+      if (config.auth.secret === undefined) await readSecret(secretOf(keysFile));
     } catch (error) {
       found.problems.push({ path: "auth.keysFile", message: (error as Error).message });
     }

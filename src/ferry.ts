@@ -169,13 +169,11 @@ export class Ferry {
   /** One at a time: the next one when this one was committed or abandoned. */
   async prepare(next: Config): Promise<Change> {
     const steps = [
+      ...(this.#tls === undefined ? [] : [() => this.#tls!.certificates.prepare()]),
       ...(this.#role === "gateway" ? [] : [() => this.#crews.prepare(next)]),
       ...(this.#front === undefined ? [] : [() => this.#front!.prepare(next)]),
     ];
-    const commit = async (prepared: readonly Prepared[]): Promise<void> => {
-      this.#commit(next, prepared);
-      await this.#tls?.certificates.look();
-    };
+    const commit = (prepared: readonly Prepared[]): void => this.#commit(next, prepared);
     return (this.#change = await prepareChange(steps, () => this.#draining, commit));
   }
 

@@ -201,6 +201,15 @@ describe("ferry check", () => {
     assert.match(serve.err, /^ferry: auth\.keysFile .*keys\.json: it is not a keys file \(no JSON/m);
   });
 
+  test("a secret that cannot be used is told before the start stumbles over it", async () => {
+    const place = required();
+    await place.create();
+    writeFileSync(place.file("keys.json.secret"), "short\n");
+    const { code, out } = await place.ferry("check");
+    assert.equal(code, 1);
+    assert.match(out, /auth\.keysFile +cannot read .*keys\.json\.secret: it is not a secret that Ferry made/);
+  });
+
   test("finds a public key that cannot be used", async () => {
     const jwt = "jwt: { publicKeyFile: ./jwt.pem, issuer: i, audience: a }";
     const place = new Place(`auth: { mode: required, ${jwt} }\n`);

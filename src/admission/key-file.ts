@@ -79,7 +79,7 @@ export class KeyFile implements KeyStore {
   }
 
   async secret(): Promise<string> {
-    const path = `${this.#path}.secret`;
+    const path = secretOf(this.#path);
     const known = await readSecret(path);
     if (known !== undefined) return known;
     const made = `${randomBytes(SECRET_BYTES).toString("base64url")}\n`;
@@ -211,7 +211,13 @@ function parse(text: string): Map<string, KeyRecord> {
   return records;
 }
 
-async function readSecret(path: string): Promise<string | undefined> {
+/** Where the secret of a keys file is, unless `auth.secret` is set. */
+export function secretOf(keysFile: string): string {
+  return `${keysFile}.secret`;
+}
+
+/** Undefined: there is none yet. */
+export async function readSecret(path: string): Promise<string | undefined> {
   try {
     const text = (await readText(path)).trim();
     if (text.length < SECRET_BYTES) throw new Error("it is not a secret that Ferry made");

@@ -49,6 +49,8 @@ interface Sent {
 }
 
 const timeoutMs = 10_000;
+/** After a rotation the listener may show the old one for a moment more. */
+const NEW_CERTIFICATE = "; if that is new, wait tls.reloadMs, or send SIGHUP";
 /** As long as the slowest worker may take to start. */
 const reloadTimeoutMs = 3_600_000;
 
@@ -287,7 +289,8 @@ export class AdminClient {
     const code = cause?.code ?? (error as NodeJS.ErrnoException).code ?? "";
     if (code === "CERT_HAS_EXPIRED") return this.#failure("shows a certificate that has expired; renew it");
     if (/CERT|SIGNATURE|ISSUER|ALTNAME/.test(code)) {
-      const which = this.#certFile === undefined ? "" : ", and it is not the one of tls.certFile";
+      const which =
+        this.#certFile === undefined ? "" : `, and it is not the one of tls.certFile${NEW_CERTIFICATE}`;
       return this.#failure(`shows a certificate that cannot be trusted (${code})${which}`);
     }
     if (code.startsWith("ERR_SSL_")) return this.#failure(`does not speak TLS (${code}); check admin.tls`);

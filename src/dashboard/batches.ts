@@ -18,6 +18,8 @@ import type { WorkerBook } from "./workers.ts";
 
 /** Older ones are not shown. */
 const SHOWN_MS = 60_000;
+/** The longest time that lanes draw. Of older ones nobody misses any. */
+const DRAWN_MS = 6000;
 /** The order of `DISPATCH_REASONS` is the order of their columns. */
 const FIRST_REASON = COLUMN.full;
 
@@ -109,7 +111,7 @@ export class BatchBook {
     row.calls = calls;
     // It may have ended a moment before the second did, and been counted to its end: then this takes it back.
     this.#spend(row, row.endedAt);
-    this.#workers.took(row.worker, busyMs, row.endedAt);
+    this.#workers.took(row.worker, busyMs, row.size, row.endedAt);
     this.#list(row);
   }
 
@@ -126,7 +128,7 @@ export class BatchBook {
     row.calls = 1;
     row.endedAt = Math.max(batch.startedAt, settledAt);
     this.#spend(row, row.endedAt);
-    this.#workers.took(row.worker, row.endedAt - row.startedAt, row.endedAt);
+    this.#workers.took(row.worker, row.endedAt - row.startedAt, row.size, row.endedAt);
   }
 
   /** Counts what runs up to `now`, the end of a second. */
@@ -148,7 +150,7 @@ export class BatchBook {
     this.#changedMore = 0;
   }
 
-  /** All of the last minute, oldest first; the newest `most` of them. */
+  /** All of the last minute, oldest first; the newest `most` of them. `leftOut`: of those that would be drawn. */
   lately(now: number, most: number): Shown {
     const found: Row[] = [];
     for (const row of this.#rows) {
@@ -156,7 +158,9 @@ export class BatchBook {
     }
     found.sort((a, b) => a.startedAt - b.startedAt);
     const rows = found.slice(-most).map((row) => row.onWire());
-    return { rows, leftOut: found.length - rows.length };
+    const others = found.slice(0, found.length - rows.length);
+    const missed = others.filter(({ endedAt }) => endedAt === 0 || endedAt > now - DRAWN_MS);
+    return { rows, leftOut: missed.length };
   }
 
   #add(row: Row): Row {

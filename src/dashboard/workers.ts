@@ -4,7 +4,8 @@
  * Shares are over the last ten whole seconds. A worker's own pace is judged over time: the medians of its
  * batches in the last 90 windows of ten seconds (15 minutes in which it worked) tell what is usual, and the
  * median of its last `RECENT` batches what is now. It is slow when it needs twice its usual time and at least
- * `SLOW_BY_MS` more, over at least `ENOUGH` batches. A worker that nobody has seen for a minute is forgotten.
+ * `SLOW_BY_MS` more, over at least `ENOUGH` batches. Where its batches are larger than usual, that may take up to as
+ * many times longer as they are larger and is no reason to call it slow. A worker that nobody has seen for a minute is forgotten.
  */
 import type { WorkerSight } from "../telemetry/sight.ts";
 import type { WorkerRow } from "./frames.ts";
@@ -27,14 +28,17 @@ const FORGET_SECONDS = 60;
 class Worker {
   readonly busyMs = new Float64Array(RING);
   readonly filledMs = new Float64Array(RING);
-  /** Milliseconds of its last batches, in a ring. */
+  /** Milliseconds and tasks of its last batches, in rings. */
   readonly recent: number[] = [];
+  readonly recentSizes: number[] = [];
   recentNext = 0;
   /** Of the window that runs. */
   window: number[] = [];
+  windowSizes: number[] = [];
   windowEndsAt = 0;
-  /** Medians of windows, in a ring. */
+  /** Medians of windows, in rings. */
   readonly medians: number[] = [];
+  readonly medianSizes: number[] = [];
   mediansNext = 0;
   lastAt = -Infinity;
   downSince = 0;
@@ -44,17 +48,27 @@ class Worker {
     this.seenIn = second;
   }
 
-  took(ms: number, now: number): void {
+  took(ms: number, size: number, now: number): void {
     this.lastAt = now;
+    ringPut(this.recentSizes, RECENT, this.recentNext, size);
     this.recentNext = ringPut(this.recent, RECENT, this.recentNext, ms);
     if (now >= this.windowEndsAt) {
       if (this.window.length > 0) {
+        ringPut(this.medianSizes, WINDOWS, this.mediansNext, medianOf(this.windowSizes));
         this.mediansNext = ringPut(this.medians, WINDOWS, this.mediansNext, medianOf(this.window));
       }
       this.window = [];
+      this.windowSizes = [];
       this.windowEndsAt = now + WINDOW_MS;
     }
-    if (this.window.length < RECENT) this.window.push(ms);
+    if (this.window.length >= RECENT) return;
+    this.window.push(ms);
+    this.windowSizes.push(size);
+  }
+
+  /** How many times larger its batches are than usual; 1 where they are not. */
+  get larger(): number {
+    return Math.max(1, medianOf([...this.recentSizes]) / medianOf([...this.medianSizes]));
   }
 }
 
@@ -82,8 +96,8 @@ export class WorkerBook {
     worker.filledMs[at]! += filledMs;
   }
 
-  took(name: string, ms: number, now: number): void {
-    this.#worker(name).took(ms, now);
+  took(name: string, ms: number, size: number, now: number): void {
+    this.#worker(name).took(ms, size, now);
   }
 
   /** A second is over. `sights`: who there is now. Those that went down or came back meanwhile. */
@@ -141,7 +155,7 @@ export class WorkerBook {
       if (worker.lastAt < now - STALE_MS) continue;
       const usualMs = medianOf([...worker.medians]);
       const nowMs = medianOf([...worker.recent]);
-      if (nowMs < SLOW_FACTOR * usualMs || nowMs < usualMs + SLOW_BY_MS) continue;
+      if (nowMs < SLOW_FACTOR * worker.larger * usualMs || nowMs < usualMs + SLOW_BY_MS) continue;
       if (worst === undefined || nowMs / usualMs > worst.nowMs / worst.usualMs) {
         worst = { name, nowMs, usualMs };
       }

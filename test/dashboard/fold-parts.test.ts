@@ -3,6 +3,7 @@ import assert from "node:assert/strict";
 import { describe, test } from "node:test";
 import fc from "fast-check";
 import type { ShedReason } from "../../src/telemetry/events.ts";
+import { WorkerBook } from "../../src/dashboard/workers.ts";
 import { Latencies } from "../../src/dashboard/quantiles.ts";
 import { RefusedTenants } from "../../src/dashboard/tenants.ts";
 import { Stage, workerSight } from "./stage.ts";
@@ -131,6 +132,29 @@ describe("refusals", () => {
   });
 });
 
+describe("a worker that is slow", () => {
+  /** Half a minute of batches of 5 in 25 ms, then sixteen of another kind. */
+  function after(size: number, ms: number): unknown {
+    const book = new WorkerBook(0);
+    let now = 0;
+    for (; now < 30_000; now += 100) book.took("gpu-1", 25, 5, now);
+    for (let n = 0; n < 16; n++) book.took("gpu-1", ms, size, (now += 100));
+    return book.slowest(["gpu-1"], now);
+  }
+
+  test("needs twice its usual time for batches of the usual size", () => {
+    assert.deepEqual(after(5, 60), { name: "gpu-1", nowMs: 60, usualMs: 25 });
+    assert.deepEqual(after(2, 60), { name: "gpu-1", nowMs: 60, usualMs: 25 });
+    assert.equal(after(5, 49), undefined);
+  });
+
+  test("is not one that is given larger batches, unless they take longer than in proportion", () => {
+    assert.equal(after(128, 148), undefined);
+    assert.equal(after(10, 60), undefined);
+    assert.deepEqual(after(10, 120), { name: "gpu-1", nowMs: 120, usualMs: 25 });
+  });
+});
+
 describe("bounds", () => {
   test("a frame at 400 batches a second is at most 8 KB, and says what it left out", async () => {
     using stage = new Stage();
@@ -168,6 +192,24 @@ describe("bounds", () => {
     const bytes = JSON.stringify(frame).length;
     assert.ok(bytes <= 8192 && bytes > 4096, `${bytes} bytes`);
     assert.deepEqual([frame.models[0]!.batches.length, frame.models[0]!.batchesLeftOut], [55, 0]);
+  });
+
+  test("a hello says how many batches it left out of what is drawn, not of the minute before", async () => {
+    using stage = new Stage();
+    const run = (count: number): void => {
+      for (let n = 0; n < count; n++) {
+        stage.begin(`${stage.clock.now()}-${n}`, "gpu-1", gold(60));
+        stage.end(`${stage.clock.now()}-${n}`, "gpu-1", 60, 1);
+      }
+    };
+    run(1500);
+    await stage.to(20_000);
+    run(700);
+    await stage.to(21_000);
+    assert.deepEqual([stage.look().batches.length, stage.look().batchesLeftOut], [1000, 0]);
+    run(700);
+    await stage.to(22_000);
+    assert.deepEqual([stage.look().batches.length, stage.look().batchesLeftOut], [1000, 400]);
   });
 
   test("a hello after a quarter of an hour at full speed is at most 300 KB", async () => {

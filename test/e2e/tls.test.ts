@@ -2,7 +2,7 @@
 import assert from "node:assert/strict";
 import { execFile } from "node:child_process";
 import { once } from "node:events";
-import { writeFileSync } from "node:fs";
+import { readFileSync, writeFileSync } from "node:fs";
 import { createServer, type Server, type ServerOptions } from "node:https";
 import { connect } from "node:http2";
 import type { AddressInfo } from "node:net";
@@ -82,7 +82,7 @@ describe("the edge", () => {
     writeFileSync(certFile, other.own.cert);
     const stranger = await runFerry(["dead", "list", "-c", ferry.configFile]);
     assert.equal(stranger.code, 1);
-    assert.match(stranger.stderr, /certificate that cannot be trusted/);
+    assert.match(stranger.stderr, /certificate that cannot be trusted .*; if that is new, .*SIGHUP/);
   });
 
   test("curl, which ends the handshake its own way", async () => {
@@ -108,6 +108,28 @@ describe("the edge", () => {
     writeFileSync(pair.keyFile, "half");
     await ferry.line(({ msg }) => /^tls\.keyFile: holds no .*; what was read before stays/.test(String(msg)));
     assert.match(await subjectOf(ferry.url), /renewed/);
+  });
+
+  test("a reload uses a renewed certificate at once; one that does not fit its key stops all of it", async () => {
+    const pair = authority.issue();
+    const tls = { certFile: pair.certFile, keyFile: pair.keyFile, reloadMs: 3_600_000 };
+    await using ferry = await Ferry.start({ tls, models: [simulated] });
+    const renewed = authority.issue({ names: "DNS:renewed,IP:127.0.0.1" });
+    writeFileSync(pair.keyFile, renewed.key);
+    writeFileSync(ferry.configFile, readFileSync(ferry.configFile, "utf8").replace('"demo"', '"other"'));
+    const refused = await ferry.admin("/internal/reload", "POST");
+    assert.equal(refused.status, 422, refused.text);
+    assert.match(
+      refused.text,
+      /"problems":\["tls\.keyFile: is not the key of the certificate in tls\.certFile"\]/,
+    );
+    assert.match((await infer(ferry.url, 1)).text, /"model":"demo"/);
+    assert.doesNotMatch(await subjectOf(ferry.url), /renewed/);
+    writeFileSync(pair.certFile, renewed.cert);
+    const taken = await ferry.admin("/internal/reload", "POST");
+    assert.equal(taken.status, 200, taken.text);
+    assert.match(await subjectOf(ferry.url), /renewed/);
+    assert.match((await infer(ferry.url, 1)).text, /"model":"other"/);
   });
 
   test("what cannot be used is one line and exit 1; what ends soon is a warning", async () => {
