@@ -227,6 +227,7 @@ export interface HealthConfig {
   readonly failures: number;
   readonly ejectMs: number;
   readonly maxEjectMs: number;
+  readonly barMs: number;
   /** Between two questions to a worker's healthPath, and for its answer. */
   readonly askMs: number;
   readonly askTimeoutMs: number;

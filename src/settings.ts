@@ -134,6 +134,12 @@ const model = group("One model: its backend, its batches, its limits.", {
       max: day,
       unit: "ms",
     }),
+    barMs: integer("How long an input that ended workers is refused untried; 0: it is not.", {
+      default: 10 * second,
+      min: 0,
+      max: hour,
+      unit: "ms",
+    }),
     askMs: integer(
       "Where workers are asked how they are (backend.healthPath, backend.askReady): the time between two questions.",
       {

@@ -137,7 +137,14 @@ describe("properties", () => {
         cache: { ttlMs: 1000, scope: "tenant" },
         collapse: true,
         deny: ["(?i)secret"],
-        health: { failures: 3, ejectMs: 1000, maxEjectMs: 30_000, askMs: 1000, askTimeoutMs: 2000 },
+        health: {
+          failures: 3,
+          ejectMs: 1000,
+          maxEjectMs: 30_000,
+          barMs: 10_000,
+          askMs: 1000,
+          askTimeoutMs: 2000,
+        },
       },
       { name: "b", backend: { kind: "simulated", workers: 2, baseMs: 1, jitter: 0.5, seed: 7 } },
       {

@@ -11,8 +11,8 @@
  *               last: whoever sends nothing but poison costs one call for each.
  *   barred      an input that ended its worker, alone in its hands, at its last attempt; and whatever a suspected tenant sends
  *               after one that ended a worker. It is refused untried for `barMs`: a worker that starts anew costs more than a call.
- *   confirmed   a worker's failure: what failed there was answered elsewhere, and it answered nobody since. It counts,
- *               whatever was thought of it at first.
+ *   confirmed   a worker's failure: all that failed there in one call was answered elsewhere, and it answered nobody since.
+ *               It counts, whatever was thought of it at first.
  *
  * Whether a failure counts against its worker:
  *
@@ -101,8 +101,8 @@ interface Case<W> {
   readonly standing: Standing;
   readonly at: number;
   readonly alone: boolean;
-  /** It was held against the worker. */
-  counted: boolean;
+  /** How many of its call were not answered elsewhere since; Infinity where it was held against the worker. */
+  left: number;
 }
 
 /** Calls of one tenant that failed, since it was last answered. */
@@ -151,9 +151,8 @@ export class Blame<W> {
       this.#streaks.delete(tenant);
       const last = this.#inputs.get(key);
       this.#inputs.delete(key);
-      if (last === undefined || last.counted || last.worker === worker) continue;
+      if (last === undefined || last.worker === worker || --last.left > 0) continue;
       if (this.#recent(last.at, now) && last.standing.answeredAt <= last.at) confirmed.push(last.worker);
-      last.counted = true;
     }
     return confirmed;
   }
@@ -170,7 +169,8 @@ export class Blame<W> {
     // A worker that just ended may need a moment, whoever ended it.
     const counts = died && found === "no" ? "doubt" : found;
     if (guilty) this.#guiltyAt = now;
-    const last = { worker, standing, at: now, alone, counted: counts === "yes" };
+    const left = counts === "yes" ? Infinity : suspects.length;
+    const last = { worker, standing, at: now, alone, left };
     for (const each of suspects) this.#remember(each.key, last);
     this.#until = Math.max(this.#until, now + this.windowMs);
     if (over && died) streak!.barredUntil = this.#barredUntil(now);

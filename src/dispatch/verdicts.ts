@@ -23,13 +23,14 @@ import type { Slot } from "./workers.ts";
 type WithoutId<V> = V extends Verdict ? Omit<V, "id"> : never;
 export type Judge = (rider: Rider, claimed: ClaimedTask, at: number) => WithoutId<Verdict>;
 
-const DOUBT_SHARE = 0.4;
+/** Of `ejectMs`. */
+const DOUBT_PAUSE = 0.5;
 
 /** How something is tried again. */
 interface Again {
   /** In batches of at most so many; left out: of any size. */
   readonly atMost?: (attempt: number) => number;
-  /** Not before this is over. */
+  /** Not before this is over, but for its first failure: whoever is innocent gets a second try at once. */
   readonly pauseMs?: number;
   /** Why it is not. */
   readonly over?: string;
@@ -118,10 +119,10 @@ export class Verdicts {
     return riders.length === 1 && !this.#hold.company;
   }
 
-  /** In doubt it is tried again when more is known: three tries outlast what an ejected worker would have rested. */
+  /** In doubt it is tried again when more is known: four tries outlast what an ejected worker would have rested. */
   #pauseMs(counts: Finding["counts"]): number {
     if (counts !== "doubt") return 0;
-    return Math.min(DOUBT_SHARE * this.#slot.circuit.limits.ejectMs, this.#rules.retry.maxMs);
+    return Math.min(DOUBT_PAUSE * this.#slot.circuit.limits.ejectMs, this.#rules.retry.maxMs);
   }
 
   /** Its own fault, and nothing that a person could do but send another. */
@@ -185,7 +186,8 @@ export class Verdicts {
       dead.push(at === undefined ? task : undefined);
       if (at !== undefined) {
         const maxBatchSize = atMost?.(attempt) ?? Infinity;
-        return { kind: "retry", at: Math.max(at, now + pauseMs), message, maxBatchSize };
+        const soonest = attempt === 1 ? now : now + pauseMs;
+        return { kind: "retry", at: Math.max(at, soonest), message, maxBatchSize };
       }
       if (bars === true) this.#parts.blame.bar(suspectOf(riders[0]!), now);
       // The worker's own words may tell more of the inside than a caller should see.
