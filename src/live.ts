@@ -6,7 +6,7 @@ import { Live } from "./dashboard/live.ts";
 import { LoopDelay } from "./dashboard/loop-delay.ts";
 import type { Engine } from "./engine/engine.ts";
 import type { Routes } from "./gateway/server.ts";
-import type { Events } from "./telemetry/events.ts";
+import { type Events, listening } from "./telemetry/events.ts";
 import type { Sight } from "./telemetry/sight.ts";
 import type { Tally } from "./telemetry/tally.ts";
 import { version } from "./version.ts";
@@ -34,7 +34,9 @@ export function openLive(parts: LiveParts): { routes: Routes; close(): void } {
   const fleet = config.engine.kind === "redis";
   const { targetUtilization } = config.admission;
   const delay = new LoopDelay(clock);
-  const fold = new Fold({ models, tiers, role, targetUtilization }, { ...parts, delay });
+  // The next one listens for itself.
+  const { events, end } = listening(parts.events);
+  const fold = new Fold({ models, tiers, role, targetUtilization }, { ...parts, events, delay });
   const unwatch = fleet ? engine.watch({ settled: (record) => fold.ended(record) }) : () => {};
   const about = {
     version: version(),
@@ -52,6 +54,7 @@ export function openLive(parts: LiveParts): { routes: Routes; close(): void } {
     close: () => {
       live.close();
       unwatch();
+      end();
       fold.stop();
     },
   };

@@ -4,6 +4,7 @@ import { describe, test } from "node:test";
 import { parseConfig } from "../src/config-load.ts";
 import type { ModelConfig } from "../src/config.ts";
 import { Roster } from "../src/roster.ts";
+import { TakenOut } from "../src/taken-out.ts";
 import { emptyModel, NetworkBackend } from "./network-workers.ts";
 
 const [A, B] = ["10.0.0.1", "10.0.0.2"];
@@ -103,6 +104,36 @@ describe("a reload", () => {
     assert.equal(asked.length, 2);
     roster.stop();
   });
+});
+
+test("one of the config that was removed by hand is not brought back by a name that has its address, too", async () => {
+  const { simulation, model, clock, events, names, notices, dispatcher, backend } = stage({});
+  const takenOut = new TakenOut();
+  const resolve = (): Promise<string[]> => Promise.resolve([A, B]);
+  const roster = new Roster([model], { clock, events, resolve, takenOut });
+  const listed = http("http://10.0.0.1:1/", "dns://gpu:1/");
+  takenOut.retune(listed);
+  await roster.join("m", "http://10.0.0.1:1/");
+  await roster.followAll(listed);
+  assert.deepEqual(names(), ["10.0.0.1:1", "10.0.0.2:1"]);
+  await roster.remove("10.0.0.1:1");
+  await simulation.run(5 * EVERY_MS);
+  assert.deepEqual(names(), ["10.0.0.2:1"]);
+  assert.equal(notices.filter((each) => /was removed by hand|is a worker of model/.test(each)).length, 1);
+  assert.deepEqual(
+    roster.removed().map(({ name }) => name),
+    ["10.0.0.1:1"],
+  );
+  await roster.add("m", "http://10.0.0.1:1/");
+  assert.deepEqual([names(), roster.removed()], [["10.0.0.1:1", "10.0.0.2:1"], []]);
+  // Where the config lists it no more, the name may have it.
+  await roster.remove("10.0.0.1:1");
+  const byName = http("dns://gpu:1/");
+  takenOut.retune(byName);
+  roster.retune(byName, { dispatchers: [dispatcher], backends: [backend] });
+  await simulation.run(2 * EVERY_MS);
+  assert.deepEqual(names(), ["10.0.0.1:1", "10.0.0.2:1"]);
+  roster.stop();
 });
 
 test("a worker that was on its way to a backend that is replaced meanwhile is not given to it", async () => {

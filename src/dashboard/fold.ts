@@ -28,7 +28,7 @@ export interface FoldRules {
 
 export interface FoldParts {
   readonly clock: Clock;
-  readonly events: Events;
+  readonly events: Pick<Events, "on">;
   readonly sight: Sight;
   readonly tally: Tally;
   readonly delay: Pick<LoopDelay, "take" | "stop">;
@@ -122,7 +122,7 @@ export class Fold {
     this.#parts.delay.stop();
   }
 
-  #listen(events: Events): void {
+  #listen(events: Pick<Events, "on">): void {
     const add = (name: string, column: number): void => {
       const model = this.#byName.get(name) ?? this.#only();
       if (model !== undefined) model.slots.now[column]! += 1;

@@ -19,7 +19,7 @@ export class Notes {
   #thisSecond = 0;
   #more = 0;
 
-  constructor(events: Events, now: () => number) {
+  constructor(events: Pick<Events, "on">, now: () => number) {
     this.#now = now;
     events.on("notice", ({ level, message }) => this.#add(level, message));
     events.on("worker.changed", ({ model, worker, state, why }) => this.workerIs(model, worker, state, why));

@@ -182,3 +182,16 @@ export class Events {
     });
   }
 }
+
+/** For one who listens to many and goes some day: `end` takes back every `on`. */
+export function listening(bus: Events): { readonly events: Pick<Events, "on">; end(): void } {
+  const ends: (() => void)[] = [];
+  const events: Pick<Events, "on"> = {
+    on: (name, listener) => {
+      const end = bus.on(name, listener);
+      ends.push(end);
+      return end;
+    },
+  };
+  return { events, end: () => ends.forEach((each) => each()) };
+}

@@ -10,7 +10,7 @@
 import { pino } from "pino";
 import type { Clock } from "../clock.ts";
 import { batchSpan, readTraceparent } from "../core/trace.ts";
-import type { Events } from "./events.ts";
+import { type Events, listening } from "./events.ts";
 
 export type LogLevel = "debug" | "info" | "warn" | "error" | "silent";
 
@@ -21,15 +21,7 @@ export function logEvents(
   level: LogLevel,
   write: (line: string) => void,
 ): () => void {
-  const ends: (() => void)[] = [];
-  const events: Pick<Events, "on"> = {
-    on: (name, listener) => {
-      const end = bus.on(name, listener);
-      ends.push(end);
-      return end;
-    },
-  };
-  const end = (): void => ends.forEach((each) => each());
+  const { events, end } = listening(bus);
   if (level === "silent") return end;
   const options = {
     level,

@@ -84,6 +84,7 @@ export interface StreamOptions {
   readonly perSecond: number;
   /** Left out: the only one. */
   readonly model?: string;
+  readonly headers?: Readonly<Record<string, string>>;
 }
 
 export class Stream implements AsyncDisposable {
@@ -155,14 +156,14 @@ export class Stream implements AsyncDisposable {
   }
 
   async #ask(marker: string): Promise<{ status: number; text: string }> {
-    const { port, model } = this.#options;
+    const { port, model, headers } = this.#options;
     const body = JSON.stringify({ input: marker, ...(model !== undefined && { model }) });
     const sending = request({
       host: "127.0.0.1",
       port,
       path: "/v1/inference",
       method: "POST",
-      headers: { "content-type": "application/json", "content-length": Buffer.byteLength(body) },
+      headers: { "content-type": "application/json", "content-length": Buffer.byteLength(body), ...headers },
       agent: this.#agent,
       signal: AbortSignal.timeout(ANSWER_MS),
     });

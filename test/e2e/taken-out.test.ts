@@ -2,7 +2,8 @@
 import assert from "node:assert/strict";
 import { writeFile } from "node:fs/promises";
 import { describe, test } from "node:test";
-import { type Config, eventually, Ferry, runFerry } from "./harness.ts";
+import { setTimeout as pause } from "node:timers/promises";
+import { type Config, eventually, Ferry, Folder, runFerry } from "./harness.ts";
 import { Gate, stubModel, StubWorker } from "./stub-worker.ts";
 
 const limits = { drainMs: 10_000, lingerMs: 0 };
@@ -158,6 +159,47 @@ describe("a worker that was removed by hand", () => {
     await settled(ferry, [good, third, bad].map(nameOf), []);
     await reload(ferry, [model([good], 1), two([third, bad], 2)]);
     await settled(ferry, [good, third, bad].map(nameOf), []);
+  });
+});
+
+describe("while a reload is being prepared", () => {
+  /** Its one worker takes a second to start, and the rest of the config waits for it. */
+  async function slowModel(folder: Folder): Promise<object> {
+    const source = "await new Promise((r) => setTimeout(r, 1500));\nexport default (inputs) => inputs;\n";
+    return { name: "slow", backend: { kind: "module", function: await folder.write("slow.mjs", source) } };
+  }
+
+  test("one that is removed meanwhile stays out, one that is added again is in, and so with Ferry's own", async () => {
+    await using folder = await Folder.make();
+    await using first = await StubWorker.listen();
+    await using second = await StubWorker.listen();
+    await using third = await StubWorker.listen();
+    const stubs = [first, second, third];
+    const own = (baseMs: number): object => ({
+      name: "own",
+      backend: { kind: "simulated", workers: 2, baseMs },
+    });
+    await using ferry = await Ferry.start({ models: [model(stubs), own(5)], limits });
+    await remove(ferry, nameOf(second));
+    const done = reload(ferry, [model(stubs, 1), own(6), await slowModel(folder)]);
+    await pause(500);
+    await remove(ferry, nameOf(first));
+    await remove(ferry, "gpu-1");
+    const add = async (body: object): Promise<void> => {
+      const answer = await fetch(`${ferry.adminUrl}/internal/workers`, {
+        method: "POST",
+        headers: { "content-type": "application/json" },
+        body: JSON.stringify(body),
+      });
+      assert.equal(answer.status, 201, await answer.text());
+    };
+    await add({ model: "stub", url: second.url });
+    await done;
+    const slow = "module-1";
+    await settled(ferry, [nameOf(second), nameOf(third), "gpu-2", slow], [nameOf(first), "gpu-1"]);
+    await Promise.all([1, 2, 3, 4].map((input) => ferry.infer(input, { model: "stub" })));
+    assert.deepEqual(first.inputs, []);
+    assert.ok(second.calls.length > 0);
   });
 });
 
