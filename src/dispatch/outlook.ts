@@ -94,13 +94,16 @@ export class Outlook {
     const running: { ms: number; perMs: number }[] = [];
     /** Batches and tasks per ms; `even` is the batches if every worker had the fleet's pace. */
     let [batches, even, tasks, nominalTasks, usualMs] = [0, 0, 0, 0, 0];
-    let [healthy, idle, overdue] = [0, 0, 0];
+    let [healthy, idle, overdue, silentMs] = [0, 0, 0, Infinity];
     for (const slot of slots) {
       if (!slot.held(now)) continue;
       const { size, ms, paceMs } = this.#batchOn(slot);
-      const perMs = 1 / (paceMs * slot.ratio);
+      const perMs = 1 / (paceMs * slot.usualRatio);
       nominalTasks += size * perMs;
-      if (slot.suspect) overdue++;
+      if (slot.suspect) {
+        overdue++;
+        silentMs = Math.min(silentMs, now - (slot.batch?.expectedFreeAt ?? now));
+      }
       if (slot.healthy(now)) healthy++;
       if (slot.free(now)) idle++;
       if (!slot.counts(now, this.#maxLoad)) continue;
@@ -108,7 +111,7 @@ export class Outlook {
       even += 1 / paceMs;
       tasks += size * perMs;
       usualMs += ms;
-      running.push({ ms: paceMs * slot.ratio, perMs });
+      running.push({ ms: paceMs * slot.usualRatio, perMs });
       freeAt.push(slot.freeAt ?? Math.max(now, slot.circuit.usableAt));
     }
     const count = freeAt.length;
@@ -120,6 +123,7 @@ export class Outlook {
       healthy,
       idle,
       overdue,
+      ...(overdue > 0 && { silentMs }),
       perMs: tasks,
       guessed: service.samples === 0,
       nominalPerMs: nominalTasks,

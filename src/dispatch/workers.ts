@@ -337,7 +337,7 @@ export class Workers {
     this.alive(slot);
     if (this.service.settled) {
       const ratio = ms / this.service.msFor(size);
-      this.surprise.learn(ratio / slot.ratio);
+      this.surprise.learn(ratio / slot.usualRatio);
       slot.ratio += RATIO_WEIGHT * (ratio - slot.ratio);
       const usual = Math.min(ratio, ACCIDENT * slot.usualRatio);
       slot.usualRatio += RATIO_WEIGHT * (usual - slot.usualRatio);
