@@ -19,8 +19,11 @@
  * and it is let in if it starts, margin included, and finishes in time. Never is it refused while a worker
  * idles and less than one batch waits: without that rule an estimate that is too high would refuse everything,
  * see no batch and so never be corrected. For the same reason one batch's worth may wait for a worker that is
- * overdue (more, where nobody else is there: `worthOf`), and for workers of which none counts (they say that they are full, or have yet to prove that they
- * are well again): if nothing waited for them they would run batches of one.
+ * overdue, and for workers of which none counts (they say that they are full, or have yet to prove that they
+ * are well again): if nothing waited for them they would run batches of one. Where all are overdue, more may
+ * wait: whoever would start in time if the silence lasts half as long again as it has,
+ *
+ *   start = now + 1.04 · (silence / 2 + ⌊Q / (workers · B)⌋ · S)
  *
  * `thresholds` is the classic rule set: above `targetUtilization` of the capacity, or with more than
  * `lastTierDepth` queued, the last tier is refused; with more than `firstTierDepth` all but the first.
@@ -120,8 +123,8 @@ export function refuseByForecast(
 
 /**
  * Whether one more may wait for workers that are all overdue. Most often they are only late: the machine paused for a
- * moment, and with batches of 5 ms that is many of them. How much longer nobody knows; the longer it lasts, the longer it
- * will: half of what it has lasted is added to it. A batch each may wait in any case.
+ * moment, and with batches of 5 ms that is many of them. How long it will be nobody knows, but what has lasted long
+ * lasts longer. A batch each may wait in any case.
  */
 function mayWait({ waiting }: Line, horizon: Horizon, { startBy, finishBy }: Terms, now: number): boolean {
   const { overdue, batchSize, batchMs, silentMs = 0 } = horizon;

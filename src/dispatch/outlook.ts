@@ -4,7 +4,7 @@
  * It is asked for every request and changes with every batch, so it is kept: drawn anew when a batch started
  * or ended, and otherwise after a millisecond for every 32 workers.
  *
- * Workers differ: with S what a batch takes at the fleet's pace and r what each of n workers needs of that, a
+ * Workers differ: with S what a batch takes at the fleet's pace and r what each of n workers usually needs of that, a
  * batch takes S·n / Σ(1/r) on the average of batches, of which a fast worker runs more. They also differ in how many
  * tasks they take at once: with B seats and S(B) for each, the fleet runs Σ 1/(S·r) batches per ms, of
  * Σ B/(S·r) tasks, and a batch holds the latter over the former.
