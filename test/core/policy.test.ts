@@ -125,7 +125,7 @@ describe("adaptive", () => {
       return decide(view({ service, earliestDeadlineAt: now + 140, arrivalsPerMs: 1 }), limits("eco"), now);
     };
     assert.deepEqual(at(0), at(1), "5 ms in any case");
-    assert.notDeepEqual(at(0), at(10));
+    assert.notDeepEqual(at(0), at(11));
     assert.deepEqual(at(14), { kind: "send", size: 1, reason: "deadline" });
   });
 
