@@ -17,13 +17,12 @@ import { CurveEstimate } from "../core/knee.ts";
 import type { Events, WorkerState } from "../telemetry/events.ts";
 import { Circuit, type HealthLimits } from "./health.ts";
 import type { Hold } from "./hold.ts";
+import { Usage } from "./usage.ts";
 
 const RATIO_WEIGHT = 0.2;
 /** What took longer than so many times what was expected was an accident, and counts as that much. */
 const ACCIDENT = 2;
 const SLOW = 1.5;
-const USAGE_WINDOW_MS = 10_000;
-const USAGE_STEP_MS = 500;
 /** What a worker said of its load is forgotten after this long. */
 const LOAD_HOLDS_MS = 3000;
 
@@ -182,13 +181,11 @@ export class Workers {
   readonly #events: Events;
   readonly #shared: boolean;
   readonly #suffix: string;
-  /** Snapshots of all busy and all held time, oldest first, at most as many as the window has steps. */
-  readonly #usage: { at: number; busyMs: number; heldMs: number }[] = [];
-  #heldMs = 0;
-  #heldSince: number | undefined;
+  readonly #usage = new Usage();
   /** Of workers that are gone. */
   #goneMs = 0;
-  retriesUntil = 0; // Tasks that failed here sit out until then at most.
+  /** Tasks that failed here sit out until then at most. */
+  retriesUntil = 0;
 
   constructor(
     model: string,
@@ -368,27 +365,17 @@ export class Workers {
 
   /** Share of the held workers' time spent on batches, over the last ten seconds. */
   utilization(now: number): number {
-    const since = this.#usage.find(({ at }) => at >= now - USAGE_WINDOW_MS);
-    this.#countHeld(now);
-    if (since === undefined || this.#heldMs - since.heldMs < 1) {
-      const held = this.slots.filter((slot) => slot.held(now));
-      return held.filter((slot) => slot.batch).length / Math.max(1, held.length);
-    }
-    return Math.min(1, (this.#busyMs(now) - since.busyMs) / (this.#heldMs - since.heldMs));
+    this.#usage.count(this.held(now), now);
+    const share = this.#usage.share(this.#busyMs(now), now);
+    if (share !== undefined) return share;
+    const held = this.slots.filter((slot) => slot.held(now));
+    return held.filter((slot) => slot.batch).length / Math.max(1, held.length);
   }
 
-  /** Takes a snapshot for `utilization`; called when a batch starts or ends, and before a lease changes. */
+  /** Called when a batch starts or ends, and before a lease changes. */
   noteUsage(now: number): void {
-    this.#countHeld(now);
-    const last = this.#usage.at(-1);
-    if (last !== undefined && now - last.at < USAGE_STEP_MS) return;
-    this.#usage.push({ at: now, busyMs: this.#busyMs(now), heldMs: this.#heldMs });
-    if (this.#usage.length > USAGE_WINDOW_MS / USAGE_STEP_MS) this.#usage.shift();
-  }
-
-  #countHeld(now: number): void {
-    this.#heldMs += this.held(now) * (now - (this.#heldSince ?? now));
-    this.#heldSince = now;
+    this.#usage.count(this.held(now), now);
+    this.#usage.note((at) => this.#busyMs(at), now);
   }
 
   #busyMs(now: number): number {
