@@ -110,9 +110,9 @@ export class RedisLink {
     if (db > 0) hello.push(["SELECT", db]);
     hello.push(["CLIENT", "SETNAME", name.replaceAll(/[^!-~]/g, "-")]);
     try {
-      // A user who may not name its connection can still work; the name is for people only.
-      const refusal = (await link.callAll(hello)).slice(0, -1).find((reply) => reply instanceof RedisError);
-      if (refusal !== undefined) throw new Error(`redis ${link.address} refuses us: ${refusal.message}`);
+      const replies = await link.callAll(hello);
+      const refusal = replies.find((reply, at) => refuses(reply, at === hello.length - 1));
+      if (refusal !== undefined) throw new Error(refusedBy(link.address, refusal as RedisError));
       return link;
     } catch (error) {
       link.close();
@@ -204,7 +204,10 @@ export class RedisLink {
     if (this.#down !== undefined) return;
     if (this.#subscriber && Array.isArray(reply) && this.#pushed(reply)) return;
     const asked = this.#inFlight.first;
-    if (asked === undefined) return this.#end(`redis ${this.address} answered what nobody asked`);
+    if (asked === undefined) {
+      if (reply instanceof RedisError) return this.#end(refusedBy(this.address, reply));
+      return this.#end(`redis ${this.address} answered what nobody asked`);
+    }
     asked.left--;
     if (asked.left === 0) this.#inFlight.shift();
     if (asked.replies === undefined) {
@@ -281,6 +284,20 @@ function openSocket(options: LinkOptions, clock: Clock, signal?: AbortSignal): P
       resolve(socket);
     });
   });
+}
+
+/**
+ * A user who may not name its connection can still work; the name is for people only. What a server says before it closes
+ * the connection that it was just offered looks like an answer to the first command, and means all of them.
+ */
+function refuses(reply: RedisReply | RedisError, toName: boolean): boolean {
+  if (!(reply instanceof RedisError)) return false;
+  return !toName || reply.code === "DENIED" || reply.message.startsWith("ERR max number of clients");
+}
+
+/** Redis explains its protected mode at length; the first sentence says it. */
+function refusedBy(address: string, { message }: RedisError): string {
+  return `redis ${address} refuses us: ${message.split(". ", 1)[0]}`;
 }
 
 /** Node's errors in words; a name with two addresses gives an AggregateError without a message. */

@@ -204,6 +204,22 @@ describe("a link", () => {
     await assert.rejects(connect(server.port, { commandTimeoutMs: 50 }), /did not answer within 50 ms/);
   });
 
+  for (const [what, words] of [
+    ["in protected mode", "DENIED Redis is running in protected mode. In this mode connections are only …"],
+    ["that has too many clients", "ERR max number of clients reached"],
+  ] as const) {
+    test(`a server ${what} says so before it is asked, and closes`, async () => {
+      const server = net.createServer((socket) => {
+        socket.on("error", () => {}).resume();
+        socket.end(`-${words}\r\n`);
+      });
+      await once(server.listen(0, "127.0.0.1"), "listening");
+      after(() => server.close());
+      const why = words.split(". ")[0]!;
+      await assert.rejects(connect(portOf(server)), { message: new RegExp(`refuses us: ${why}$`) });
+    });
+  }
+
   test("to a server that stands still ends in time, and its late replies reach nobody", async () => {
     await using server = await startServer();
     const link = await connect(server.port, { commandTimeoutMs: 100 });
