@@ -132,7 +132,8 @@ describe("deadlines hold while every worker hangs", () => {
     await using one = await StubWorker.listen(hang);
     await using two = await StubWorker.listen(hang);
     const model = stubModel([one, two], { maxBatchSize: 1, maxWaitMs: 0, timeouts });
-    await using ferry = await Ferry.start({ models: [model] });
+    // What is seen to be hopeless would be refused at the door.
+    await using ferry = await Ferry.start({ models: [model], admission: { mode: "off" } });
     const running = [timed(ferry.post({ input: "r1" })), timed(ferry.post({ input: "r2" }))];
     await Promise.all([one.call(1), two.call(1)]);
     const queued = Array.from({ length: 5 }, (_, i) => timed(ferry.post({ input: `q${i}` })));
