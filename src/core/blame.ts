@@ -4,8 +4,9 @@
  * A worker that answers 500 may be broken, or may have met an input that it cannot take; a reply alone does not tell. What
  * else happened does:
  *
- *   guilty      an input that failed alone, and failed alone again at a worker that answered others in between. Nothing of
- *               it is held against a worker. It is tried as often as any other: a worker may fail now and then by itself.
+ *   guilty      an input that failed alone, and failed alone again at a worker that answered others in between, or at another
+ *               one while any did. Nothing of it is held against a worker. It is tried as often as any other: a worker may
+ *               fail now and then by itself.
  *   suspected   a tenant: its last `failures` calls failed, with nobody else's input in them, and none of its inputs was
  *               answered since, while others were. The first failure of its next input, alone, makes that guilty, and is its
  *               last: whoever sends nothing but poison costs one call for each.
@@ -18,13 +19,15 @@
  *
  *   no      the input is guilty; or one was found guilty within the window, and this worker answered within it. Where the
  *           worker ended with it: doubt
- *   doubt   the worker answered anybody within `ejectMs`; or there is an input in the call of a tenant of which nothing was
- *           answered anywhere since the worker's failures in a row began, and others were answered within the window. It
- *           is tried further, with short pauses
+ *   doubt   an input was found guilty within the window, and this worker answered nobody in it, so that it is for others to
+ *           confirm; or it answered anybody within `ejectMs`; or there is an input in the call of a tenant of which nothing
+ *           was answered anywhere since the worker's failures in a row began, and others were answered within the window.
+ *           It is tried further, with short pauses
  *   yes     otherwise: as with any worker that was never seen to answer
  *
  * The window is TRUST times `ejectMs`. A worker that breaks down entirely is found out after `ejectMs` where two tenants meet
- * it, sooner where a second worker answers what it did not, and at the latest when the window is over.
+ * it, sooner where a second worker answers what it did not, and at the latest when the window is over, if nobody sends poison.
+ * Tenants are told apart by their credentials: without any, all are one, and an answer vouches for `ejectMs` alone.
  *
  * Everything is remembered for the window (what ended workers: for `barMs`) and bounded; while nothing fails, nothing is
  * remembered, and an answer costs one comparison.
@@ -77,13 +80,17 @@ export class Standing {
   }
 }
 
-/** A call that failed. */
-export interface Failure<W> {
-  readonly suspects: readonly Suspect[];
+/** Where a call failed. */
+interface Place<W> {
   readonly worker: W;
   readonly standing: Standing;
   /** Of all workers of the model. */
   readonly fleet: readonly Standing[];
+}
+
+/** A call that failed. */
+export interface Failure<W> extends Place<W> {
+  readonly suspects: readonly Suspect[];
   /** Nothing else can have been the cause. */
   readonly alone: boolean;
   /** Its worker ended with it. */
@@ -164,7 +171,7 @@ export class Blame<W> {
     const streak = suspects.every((each) => each.tenant === tenant) ? this.#lengthen(tenant, now) : undefined;
     standing.rowSince = Math.min(standing.rowSince, now);
     const over = alone && streak !== undefined && this.#suspected(streak, tenant, fleet, now);
-    const guilty = over || (alone && this.#failsAgain(key, standing, now));
+    const guilty = over || (alone && this.#failsAgain(key, { worker, standing, fleet }, now));
     const found = guilty ? "no" : this.#counts(suspects, standing, fleet, now);
     // A worker that just ended may need a moment, whoever ended it.
     const counts = died && found === "no" ? "doubt" : found;
@@ -204,10 +211,11 @@ export class Blame<W> {
     );
   }
 
-  #failsAgain(key: string, standing: Standing, now: number): boolean {
+  #failsAgain(key: string, { worker, standing, fleet }: Place<W>, now: number): boolean {
     const last = this.#inputs.get(key);
     if (last === undefined || !last.alone || !this.#recent(last.at, now)) return false;
-    return standing.answeredAt >= last.at;
+    if (last.worker === worker) return standing.answeredAt >= last.at;
+    return fleet.some(({ answeredAt }) => answeredAt >= last.at);
   }
 
   #suspected(
@@ -227,7 +235,7 @@ export class Blame<W> {
     fleet: readonly Standing[],
     now: number,
   ): Finding["counts"] {
-    if (this.#recent(this.#guiltyAt, now) && this.#recent(answeredAt, now)) return "no";
+    if (this.#recent(this.#guiltyAt, now)) return this.#recent(answeredAt, now) ? "no" : "doubt";
     if (now - answeredAt <= this.limits.ejectMs) return "doubt";
     const explained = suspects.some(({ tenant }) => {
       const streak = this.#streaks.get(tenant);

@@ -61,6 +61,7 @@ describe("whose fault it is", () => {
     assert.deepEqual(court.failed(1, [of("a", 1)], 20), { over: false, counts: "no" });
     // A worker that answers is not thought ill of for a while, whatever else fails there.
     assert.equal(court.failed(1, [of("a", 2)], 30).counts, "no");
+    assert.equal(court.failed(0, [of("a", 4)], 40).counts, "doubt");
     assert.equal(court.failed(1, [of("a", 3)], 20 + WINDOW + 1).counts, "yes");
   });
 

@@ -3,8 +3,8 @@
  * workers that answer in 5 ms and fail with every input that is poison. Good requests must all be answered, and no worker that
  * answers them may be down; one that is broken must be, whoever else sends poison.
  *
- * Measured before there was `core/blame.ts`, 20 s, 100 poison a second and one good request: 4 of 26 good ones were answered,
- * the others refused, because every worker was down. With one client that sends both, 5 poison and 100 good a second: 640 of 1,923.
+ * Before there was `core/blame.ts`, the same traffic had 16 of 744 good requests answered (three workers, 100 poison and 50 good a
+ * second), the others refused because every worker was down; and 5 of 293 with one worker and one client that sends 20 of each.
  */
 import assert from "node:assert/strict";
 import { describe, test } from "node:test";
