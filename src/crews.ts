@@ -259,11 +259,10 @@ export class Crews {
     const numbers = crew && numbersOf(slots, crew.model, model);
     const names = numbers && new Set(slots.map(({ worker }) => worker.name));
     const staysOut = this.#staysOut(model, next);
-    for (const worker of [...backend!.workers]) {
-      const { name, address } = worker;
-      const out = address === undefined ? names?.has(name) === false : staysOut(address);
-      if (out) void backend!.retire(worker);
-    }
+    const out = backend!.workers.filter(({ name, address }) =>
+      address === undefined ? names?.has(name) === false : staysOut(address),
+    );
+    for (const worker of out) void backend!.retire(worker);
   }
 
   /** `extra`: who is to be in its new backend too. */

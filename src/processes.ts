@@ -197,7 +197,7 @@ export class Processes {
 
   /** All of them, or none. Rejects with the reason of one that cannot, or that says nothing. */
   async change(next: Config): Promise<void> {
-    await Promise.all(this.#seats.map(({ catchingUp }) => catchingUp));
+    await Promise.all(this.#seats.flatMap(({ catchingUp }) => catchingUp ?? []));
     const { processAnswerMs: silentMs } = this.#seats[0]!.config.limits;
     // One that is not there begins with it, and one that is starting is told when it is ready.
     const asked = this.#seats.filter(({ readyAt, life }) => readyAt !== undefined && life !== undefined);

@@ -184,7 +184,7 @@ export class Events {
 }
 
 /** For one who listens to many and goes some day: `end` takes back every `on`. */
-export function listening(bus: Events): { readonly events: Pick<Events, "on">; end(): void } {
+export function listening(bus: Events): { readonly events: Pick<Events, "on">; readonly end: () => void } {
   const ends: (() => void)[] = [];
   const events: Pick<Events, "on"> = {
     on: (name, listener) => {

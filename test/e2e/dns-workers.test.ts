@@ -67,7 +67,7 @@ async function reload(ferry: Ferry, config: Config): Promise<void> {
   assert.equal(answer.status, 200, answer.text);
 }
 
-const count = async (ferry: Ferry): Promise<number> => Number((await ferry.health()).healthy_workers);
+const count = async (ferry: Ferry): Promise<number> => (await ferry.health()).healthy_workers;
 
 async function becomes(ferry: Ferry, workers: number): Promise<void> {
   await eventually(async () => (await count(ferry)) === workers, 20_000);

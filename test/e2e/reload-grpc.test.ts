@@ -80,9 +80,9 @@ test("replaced in the middle of two batches each: all answers right, never a thi
   await using third = await slowServer(60);
   await using ferry = await Ferry.start(configOf([one, other], "Bearer 0"));
   let sent = 0;
-  let stopped = false;
+  const state = { stopped: false };
   const caller = async (name: number): Promise<void> => {
-    for (let turn = 0; !stopped; turn++) {
+    for (let turn = 0; !state.stopped; turn++) {
       sent++;
       await ask(ferry, `${name} ${turn}`);
     }
@@ -104,7 +104,7 @@ test("replaced in the middle of two batches each: all answers right, never a thi
     await reload(ferry, step);
     await eventually(() => sent > before + 40, 20_000);
   }
-  stopped = true;
+  state.stopped = true;
   await Promise.all(callers);
   for (const { most } of [one, other, third]) assert.ok(most >= 1 && most <= 2, `${most} at once`);
   await eventually(async () => (await rows(ferry)).length === 3);

@@ -73,8 +73,8 @@ function countListeners(): { readonly events: () => number; readonly engine: () 
       off();
     };
   };
-  const { on } = Events.prototype;
-  const { watch } = MemoryEngine.prototype;
+  const on = Reflect.get(Events.prototype, "on");
+  const watch = Reflect.get(MemoryEngine.prototype, "watch");
   Events.prototype.on = function (name, listener) {
     return counted("events", on.call(this, name, listener as never));
   };
@@ -273,11 +273,11 @@ test("a reload every 100 ms for ten seconds under 200 requests/s: all answers ri
   const clock = new CountingClock();
   const load = (): ReturnType<typeof parseConfig> => parseConfig(soak.text, "ferry.yaml", {});
   const { config, problems } = load();
-  assert.equal(problems, undefined);
-  const ferry = await startFerry(config!, clock, "all", () => {});
+  assert.ok(problems === undefined);
+  const ferry = await startFerry(config, clock, "all", () => {});
   stack.defer(() => ferry.stop());
   const apply = (next: Parameters<Ferry["change"]>[0]): Promise<void> => ferry.change(next);
-  const reloader = new Reloader(config!, { load, apply, tell: () => {} });
+  const reloader = new Reloader(config, { load, apply, tell: () => {} });
   ferry.onReload = () => reloader.reload();
 
   const stream = new Stream({ port: Number(new URL(ferry.apiUrl).port), perSecond: 200, model: "stub" });
