@@ -9,12 +9,13 @@
  * Ports. Not the ones that the OS hands out for port 0: those are in the range of outgoing connections, so
  * that any connection may take the port of a server that is down for a moment, and a client that keeps
  * trying such a port can even connect to itself. Ports are taken from 20000 to 31999, a block of 60 per
- * process (by pid, so that test files that run side by side do not meet), and tried by listening on them.
+ * process, and tried by listening on them. A block is whose process listens on its first port, for as long as it
+ * lives: test files that run side by side never share one, so a port that is down for a moment stays its owner's.
  */
 import { spawn, type ChildProcess } from "node:child_process";
 import { once } from "node:events";
 import { mkdtempSync } from "node:fs";
-import { createServer, type Socket } from "node:net";
+import { createServer, type Server, type Socket } from "node:net";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
 
@@ -41,6 +42,7 @@ interface Guard {
 
 let guard: Guard | undefined;
 let nextPort = 0;
+let block: Promise<number> | undefined;
 const heldPorts = new Set<number>();
 
 function theGuard(): Guard {
@@ -89,17 +91,29 @@ export function spawnGuarded(
 
 /** A port that nobody listens on; it is not given out again before `releasePort`. */
 export async function takePort(): Promise<number> {
-  const first = FIRST_PORT + (process.pid % BLOCKS) * BLOCK_SIZE;
-  for (let tries = 0; tries < BLOCK_SIZE; tries++) {
-    const port = first + (nextPort++ % BLOCK_SIZE);
+  const first = await (block ??= ownBlock());
+  for (let tries = 1; tries < BLOCK_SIZE; tries++) {
+    const port = first + 1 + (nextPort++ % (BLOCK_SIZE - 1));
     if (heldPorts.has(port)) continue;
     heldPorts.add(port);
     if (await isFree(port)) return port;
     heldPorts.delete(port);
   }
   throw new Error(
-    `no free port from ${first} to ${first + BLOCK_SIZE - 1}: dispose of servers that are done`,
+    `no free port from ${first + 1} to ${first + BLOCK_SIZE - 1}: dispose of servers that are done`,
   );
+}
+
+/** Its first port, on which this process listens from now on. */
+async function ownBlock(): Promise<number> {
+  for (let tries = 0; tries < BLOCKS; tries++) {
+    const port = FIRST_PORT + ((process.pid + tries) % BLOCKS) * BLOCK_SIZE;
+    const owner = await listenOn(port);
+    if (owner === undefined) continue;
+    owner.unref();
+    return port;
+  }
+  throw new Error(`all ${BLOCKS} blocks of ports are taken: end the tests that still run`);
 }
 
 export function releasePort(port: number): void {
@@ -107,14 +121,21 @@ export function releasePort(port: number): void {
 }
 
 async function isFree(port: number): Promise<boolean> {
-  const probe = createServer();
-  try {
-    // Rejects on "error", such as EADDRINUSE.
-    await once(probe.listen(port, "127.0.0.1"), "listening");
-  } catch {
-    return false;
-  }
+  const probe = await listenOn(port);
+  if (probe === undefined) return false;
   probe.close();
   await once(probe, "close");
   return true;
+}
+
+/** Undefined where somebody else does. */
+async function listenOn(port: number): Promise<Server | undefined> {
+  const server = createServer();
+  try {
+    // Rejects on "error", such as EADDRINUSE.
+    await once(server.listen(port, "127.0.0.1"), "listening");
+    return server;
+  } catch {
+    return undefined;
+  }
 }
