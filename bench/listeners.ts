@@ -173,7 +173,7 @@ async function time(events: Events, name: EventName): Promise<number> {
 
 async function timesWith(settings: Settings): Promise<number[]> {
   const at = (file: string): string => pathToFileURL(join(cli, "..", file)).href;
-  const { parseConfig } = (await import(at("config-load.ts"))) as typeof import("../src/config-load.ts");
+  const { parseConfig } = (await import(at("config/load.ts"))) as typeof import("../src/config/load.ts");
   const { startFerry } = (await import(at("ferry.ts"))) as typeof import("../src/ferry.ts");
   const file = {
     listen: "127.0.0.1:0",

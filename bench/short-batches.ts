@@ -9,7 +9,7 @@
  * disturbed shows in the last column: no turn is left out.
  */
 import { type Alarm, type Clock, SystemClock } from "../src/clock.ts";
-import { parseConfig } from "../src/config-load.ts";
+import { parseConfig } from "../src/config/load.ts";
 import { startFerry } from "../src/ferry.ts";
 import { measure } from "./generator.ts";
 import { Child, killChildren } from "./process.ts";

@@ -100,8 +100,8 @@ async function run(name: string, args: readonly string[], console: Console): Pro
 }
 
 async function unknownCommand(name: string): Promise<string> {
-  const { didYouMean } = await import("./spelling.ts");
-  const { printable } = await import("./terminal.ts");
+  const { didYouMean } = await import("./config/spelling.ts");
+  const { printable } = await import("./terminal/terminal.ts");
   const what = name.startsWith("-") ? "flag" : "command";
   const known = what === "flag" ? ["--help", "--version"] : [...Object.keys(commands), "help"];
   return `unknown ${what} ${printable(name.slice(0, 64))}${didYouMean(name, known)}`;
@@ -141,7 +141,7 @@ async function askPerson(question: string): Promise<string> {
 }
 
 async function hearKeys(pressed: (key: string) => void): Promise<(() => void) | undefined> {
-  const { listenToKeys } = await import("./keyboard.ts");
+  const { listenToKeys } = await import("./terminal/keyboard.ts");
   return listenToKeys(process, pressed);
 }
 

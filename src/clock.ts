@@ -3,14 +3,14 @@
  *
  * Every instant in Ferry is one kind of number: milliseconds that read like Unix time but never
  * jump, because they are the process's start on the wall clock plus a monotonic count since then.
- * This file and what makes its fine alarms (`fine-timer.ts`, `clock-thread.ts`) are all that touches real time;
+ * This file and what makes its fine alarms (`fine-timer.ts`, `clock/thread.ts`) are all that touches real time;
  * `plan/virtual-clock.ts` is the other implementation.
  *
  * Node's timers have a grain of a millisecond: a wait of 0.3 ms takes 1.1, and because they reckon from when the turn
  * of the event loop began, one may ring almost a millisecond early. So whoever is rung early waits on, and whoever
  * cannot spare a millisecond says so: see `Clock.at`.
  */
-import { FineTimer } from "./fine-timer.ts";
+import { FineTimer } from "./clock/fine-timer.ts";
 
 /** A timer that can be called off; calling it off twice, or after it fired, does nothing. */
 export interface Alarm {

@@ -7,37 +7,38 @@ import { isDeepStrictEqual } from "node:util";
 import type { Prospects } from "./admission/gate.ts";
 import type { Backend } from "./backend/backend.ts";
 import { SimulatedBackend } from "./backend/simulated.ts";
-import { makeBackend } from "./backends.ts";
-import type { Tally as Done } from "./banner.ts";
-import { type Change, prepareChange } from "./change.ts";
+import { makeBackend } from "./wiring/backends.ts";
+import type { Tally as Done } from "./terminal/banner.ts";
+import { type Change, prepareChange } from "./changes/change.ts";
 import { Certificates } from "./certificates.ts";
 import { type Clock, SystemClock } from "./clock.ts";
-import type { Config, ModelConfig, Role } from "./config.ts";
-import { Crews, type Prepared } from "./crews.ts";
-import { Demo } from "./demo.ts";
+import type { Config, ModelConfig, Role } from "./config/config.ts";
+import { Crews, type Prepared } from "./changes/crews.ts";
+import { Demo } from "./demo/demo.ts";
 import { Dispatcher } from "./dispatch/dispatcher.ts";
 import type { ModelRules } from "./dispatch/model-rules.ts";
 import { Reaper } from "./dispatch/reaper.ts";
-import { limitsOf, type Opened, openEngine, type Shared } from "./engines.ts";
+import { limitsOf, type Opened, openEngine, type Shared } from "./wiring/engines.ts";
 import { type FleetModel, Membership } from "./fleet/membership.ts";
 import { FleetRank } from "./fleet/rank.ts";
-import { Front } from "./front.ts";
+import { Front } from "./changes/front.ts";
 import { adminRoutes } from "./gateway/admin.ts";
 import { Listener } from "./gateway/server.ts";
 import type { EdgeTls } from "./gateway/tls.ts";
 import { tuneHeap } from "./heap.ts";
-import { type Observers, openObservers } from "./observers.ts";
-import { type Reloaded, reloadRoutes } from "./reload.ts";
-import { Report } from "./report.ts";
-import { openRoster, type Roster } from "./roster.ts";
-import { type OpenScaling, openScaling } from "./scalings.ts";
+import { type Observers, openObservers } from "./wiring/observers.ts";
+import { type Reloaded, reloadRoutes } from "./changes/reload.ts";
+import { Report } from "./wiring/report.ts";
+import { openRoster, rosterModels } from "./roster/open.ts";
+import type { Roster } from "./roster/roster.ts";
+import { type OpenScaling, openScaling } from "./scaling/scalings.ts";
 import { Events } from "./telemetry/events.ts";
 import { logEvents } from "./telemetry/log.ts";
 import { Tally } from "./telemetry/tally.ts";
 import { type Tracing, tracingOf } from "./telemetry/tracing.ts";
-import { Vaults } from "./vaults.ts";
+import { Vaults } from "./wiring/vaults.ts";
 import { version } from "./version.ts";
-import { liveConfig, ofFleet, outlook } from "./wiring.ts";
+import { liveConfig, ofFleet, outlook } from "./wiring/wiring.ts";
 
 export async function startFerry(
   config: Config,
@@ -159,7 +160,7 @@ export class Ferry {
 
   /**
    * From one config to the next: all of it, or nothing, and then it rejects with one line that says why. What differs
-   * in what is opened once (`config-diff.ts`) is not looked at here.
+   * in what is opened once (`config/diff.ts`) is not looked at here.
    */
   async change(next: Config): Promise<void> {
     const prepared = await this.prepare(next);
@@ -188,7 +189,7 @@ export class Ferry {
     for (const each of prepared) each.commit();
     this.#look();
     this.#tally.retune(next.models.map(({ name }) => name));
-    this.#roster!.retune(next.models, this.#crews);
+    this.#roster!.retune(next.models, rosterModels(next.models, this.#crews));
     this.#scaling!.retune(next);
     if (!isDeepStrictEqual(last.models, next.models)) this.#observers!.retune();
     const { logLevel } = next.telemetry;
@@ -318,7 +319,12 @@ export class Ferry {
   async #openRoster(): Promise<Roster> {
     const [clock, events, membership] = [this.#clock, this.events, this.#membership];
     const { takenOut } = this.#crews;
-    const roster = await openRoster(this.#config, this.#crews, { clock, events, membership, takenOut });
+    const roster = await openRoster(this.#config.models, this.#crews, {
+      clock,
+      events,
+      membership,
+      takenOut,
+    });
     this.#undo.push(() => roster.stop());
     return (this.#roster = roster);
   }

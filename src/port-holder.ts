@@ -7,8 +7,8 @@
  */
 import { readdirSync, readFileSync, readlinkSync } from "node:fs";
 import { basename } from "node:path";
-import type { Address, Config } from "./config.ts";
-import { printable } from "./terminal.ts";
+import type { Address, Config } from "./config/config.ts";
+import { printable } from "./terminal/terminal.ts";
 
 export interface Holder {
   readonly pid: number;

@@ -12,10 +12,10 @@ import {
   redisPlace,
   urlOf,
   type ReadyFacts,
-} from "../src/banner.ts";
-import { demoConfig, parseConfig } from "../src/config-load.ts";
-import type { Config } from "../src/config.ts";
-import { printable, wantsColor } from "../src/terminal.ts";
+} from "../src/terminal/banner.ts";
+import { demoConfig, parseConfig } from "../src/config/load.ts";
+import type { Config } from "../src/config/config.ts";
+import { printable, wantsColor } from "../src/terminal/terminal.ts";
 
 function configOf(text: string): Config {
   const { config, problems } = parseConfig(text, "ferry.yaml", {});

@@ -1,9 +1,9 @@
 /** What two configs differ in, as people are told. */
 import assert from "node:assert/strict";
 import { describe, test } from "node:test";
-import { diffConfigs } from "../src/config-diff.ts";
-import { parseConfig } from "../src/config-load.ts";
-import type { Config } from "../src/config.ts";
+import { diffConfigs } from "../src/config/diff.ts";
+import { parseConfig } from "../src/config/load.ts";
+import type { Config } from "../src/config/config.ts";
 
 function configOf(text: string): Config {
   const { config, problems } = parseConfig(text, "ferry.yaml", {});

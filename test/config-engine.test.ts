@@ -4,8 +4,8 @@ import { describe, test } from "node:test";
 import fc from "fast-check";
 import { stringify } from "yaml";
 import { generateDocs } from "../scripts/generate-docs.ts";
-import { formatProblems, parseConfig } from "../src/config-load.ts";
-import type { RedisEngineConfig } from "../src/config.ts";
+import { formatProblems, parseConfig } from "../src/config/load.ts";
+import type { RedisEngineConfig } from "../src/config/config.ts";
 
 const models = "models: [{ name: embed, backend: { kind: simulated } }]\n";
 

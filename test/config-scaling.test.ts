@@ -4,7 +4,7 @@ import { mkdtempSync, rmSync, writeFileSync } from "node:fs";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { after, test } from "node:test";
-import { parseConfig } from "../src/config-load.ts";
+import { parseConfig } from "../src/config/load.ts";
 
 const folder = mkdtempSync(join(tmpdir(), "ferry-config-"));
 after(() => rmSync(folder, { recursive: true }));

@@ -8,9 +8,9 @@ import { isDeepStrictEqual } from "node:util";
 import fc from "fast-check";
 import { stringify } from "yaml";
 import { generateDocs, staleDocs } from "../scripts/generate-docs.ts";
-import { formatProblems, parseConfig, type Loaded } from "../src/config-load.ts";
-import { settingRows } from "../src/setting-rows.ts";
-import { editDistance, nearest } from "../src/spelling.ts";
+import { formatProblems, parseConfig, type Loaded } from "../src/config/load.ts";
+import { settingRows } from "../src/config/setting-rows.ts";
+import { editDistance, nearest } from "../src/config/spelling.ts";
 
 const folder = mkdtempSync(join(tmpdir(), "ferry-config-"));
 after(() => rmSync(folder, { recursive: true }));

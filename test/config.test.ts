@@ -4,8 +4,8 @@ import { mkdtempSync, rmSync, writeFileSync } from "node:fs";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { after, describe, test } from "node:test";
-import { demoConfig, formatProblems, loadConfig, parseConfig, type Loaded } from "../src/config-load.ts";
-import type { Config } from "../src/config.ts";
+import { demoConfig, formatProblems, loadConfig, parseConfig, type Loaded } from "../src/config/load.ts";
+import type { Config } from "../src/config/config.ts";
 
 const folder = mkdtempSync(join(tmpdir(), "ferry-config-"));
 after(() => rmSync(folder, { recursive: true }));

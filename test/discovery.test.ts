@@ -2,9 +2,9 @@
 import assert from "node:assert/strict";
 import { describe, test } from "node:test";
 import fc from "fast-check";
-import { Discovery } from "../src/discovery.ts";
-import { dnsName, plainUrl } from "../src/dns-workers.ts";
-import { Roster } from "../src/roster.ts";
+import { Discovery } from "../src/roster/discovery.ts";
+import { dnsName, plainUrl } from "../src/config/worker-addresses.ts";
+import { Roster } from "../src/roster/roster.ts";
 import { codes, endings } from "./dispatch/simulated.ts";
 import { emptyModel } from "./network-workers.ts";
 

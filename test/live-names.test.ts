@@ -1,10 +1,10 @@
 /** Names of DNS and workers added by hand, while the config changes under them, on virtual time. */
 import assert from "node:assert/strict";
 import { describe, test } from "node:test";
-import { parseConfig } from "../src/config-load.ts";
-import type { ModelConfig } from "../src/config.ts";
-import { Roster } from "../src/roster.ts";
-import { TakenOut } from "../src/taken-out.ts";
+import { parseConfig } from "../src/config/load.ts";
+import type { ModelConfig } from "../src/config/config.ts";
+import { Roster } from "../src/roster/roster.ts";
+import { TakenOut } from "../src/roster/taken-out.ts";
 import { emptyModel, NetworkBackend } from "./network-workers.ts";
 
 const [A, B] = ["10.0.0.1", "10.0.0.2"];

@@ -2,13 +2,13 @@
 import assert from "node:assert/strict";
 import { describe, test } from "node:test";
 import fc from "fast-check";
-import type { Change } from "../src/change.ts";
+import type { Change } from "../src/changes/change.ts";
 import type { Clock } from "../src/clock.ts";
-import type { Config } from "../src/config.ts";
+import type { Config } from "../src/config/config.ts";
 import { ChildChanges } from "../src/commands/child-changes.ts";
 import type { Served } from "../src/commands/serve.ts";
 import { VirtualClock } from "../src/plan/virtual-clock.ts";
-import { FIRST_WAIT_MS, Processes, type Order, type Watcher, type Word } from "../src/processes.ts";
+import { FIRST_WAIT_MS, Processes, type Order, type Watcher, type Word } from "../src/processes/processes.ts";
 import { configOf, type Fake, ready, started } from "./process-stage.ts";
 
 const SILENT_MS = 5000;

@@ -1,9 +1,9 @@
 /** The parent of `ferry serve --processes` on virtual time, around processes made of plain functions. */
 import assert from "node:assert/strict";
-import { parseConfig } from "../src/config-load.ts";
-import type { Config } from "../src/config.ts";
+import { parseConfig } from "../src/config/load.ts";
+import type { Config } from "../src/config/config.ts";
 import { VirtualClock } from "../src/plan/virtual-clock.ts";
-import { Processes, type Order, type Watcher, type Word } from "../src/processes.ts";
+import { Processes, type Order, type Watcher, type Word } from "../src/processes/processes.ts";
 
 export function configOf(more = ""): Config {
   const { config, problems } = parseConfig(

@@ -3,10 +3,10 @@ import assert from "node:assert/strict";
 import { once } from "node:events";
 import { createServer, type AddressInfo } from "node:net";
 import { describe, test } from "node:test";
-import type { Tally } from "../src/banner.ts";
-import { giveOutPorts } from "../src/process-ports.ts";
+import type { Tally } from "../src/terminal/banner.ts";
+import { giveOutPorts } from "../src/processes/ports.ts";
 import { explainStart } from "../src/port-holder.ts";
-import { FIRST_WAIT_MS, MAX_WAIT_MS, TALLY_MS } from "../src/processes.ts";
+import { FIRST_WAIT_MS, MAX_WAIT_MS, TALLY_MS } from "../src/processes/processes.ts";
 import { configOf, ready, stage, started } from "./process-stage.ts";
 
 function tallyOf(requests: number): Tally {

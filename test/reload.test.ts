@@ -9,9 +9,9 @@ import type { Call, Console } from "../src/commands/command.ts";
 import { loader } from "../src/commands/config-file.ts";
 import { hearReloads, holdHangups } from "../src/commands/serve-reload.ts";
 import type { Served, ServeParts } from "../src/commands/serve.ts";
-import { type Loaded, parseConfig } from "../src/config-load.ts";
-import type { Config } from "../src/config.ts";
-import { Reloader } from "../src/reload.ts";
+import { type Loaded, parseConfig } from "../src/config/load.ts";
+import type { Config } from "../src/config/config.ts";
+import { Reloader } from "../src/changes/reload.ts";
 
 const text = (maxQueued: number, more = ""): string =>
   `models: [{ name: m, backend: { kind: simulated, workers: 1 } }]\nlimits: { maxQueued: ${maxQueued} }\n${more}`;

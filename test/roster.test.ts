@@ -4,7 +4,7 @@ import { describe, test } from "node:test";
 import fc from "fast-check";
 import { Refusal } from "../src/core/errors.ts";
 import { Orders } from "../src/fleet/orders.ts";
-import { Roster } from "../src/roster.ts";
+import { Roster } from "../src/roster/roster.ts";
 import { codes, endings, simulate } from "./dispatch/simulated.ts";
 import { emptyModel } from "./network-workers.ts";
 

@@ -9,11 +9,11 @@ import { join } from "node:path";
 import { describe, test } from "node:test";
 import { SystemClock } from "../src/clock.ts";
 import type { ScalingRules, Sighting } from "../src/core/scaling.ts";
-import { parseConfig } from "../src/config-load.ts";
+import { parseConfig } from "../src/config/load.ts";
 import { VirtualClock } from "../src/plan/virtual-clock.ts";
-import { ScalingHooks } from "../src/scaling-hooks.ts";
-import { type OwnWorkers, ScalingLoop } from "../src/scaling.ts";
-import { openScaling } from "../src/scalings.ts";
+import { ScalingHooks } from "../src/scaling/hooks.ts";
+import { type OwnWorkers, ScalingLoop } from "../src/scaling/scaling.ts";
+import { openScaling } from "../src/scaling/scalings.ts";
 import { Events } from "../src/telemetry/events.ts";
 import { simulate } from "./dispatch/simulated.ts";
 

@@ -3,9 +3,9 @@ import assert from "node:assert/strict";
 import { describe, test } from "node:test";
 import type { Console } from "../src/commands/command.ts";
 import { serveChild, type Parent } from "../src/commands/serve-child.ts";
-import { demoConfig } from "../src/config-load.ts";
+import { demoConfig } from "../src/config/load.ts";
 import { VirtualClock } from "../src/plan/virtual-clock.ts";
-import type { Order, Word } from "../src/processes.ts";
+import type { Order, Word } from "../src/processes/processes.ts";
 
 const tally = { requests: 3, batches: 1, tasks: 3, calls: 1, lost: 0, queued: 2, running: 1 };
 

@@ -4,10 +4,10 @@ import { EventEmitter } from "node:events";
 import { describe, test } from "node:test";
 import { SystemClock } from "../src/clock.ts";
 import { killLine, loadLine, ServeKeys, streamsOf, type KeyParts } from "../src/commands/serve-keys.ts";
-import { demoConfig, parseConfig } from "../src/config-load.ts";
-import type { Config } from "../src/config.ts";
+import { demoConfig, parseConfig } from "../src/config/load.ts";
+import type { Config } from "../src/config/config.ts";
 import { startFerry } from "../src/ferry.ts";
-import { listenToKeys, type TerminalProcess } from "../src/keyboard.ts";
+import { listenToKeys, type TerminalProcess } from "../src/terminal/keyboard.ts";
 
 function configOf(text: string): Config {
   const { config, problems } = parseConfig(text, "ferry.yaml", {});

@@ -8,8 +8,8 @@ import { describe, test } from "node:test";
 import type { Alarm } from "../src/clock.ts";
 import { Failure, type Console } from "../src/commands/command.ts";
 import { runServe, type Served, type ServeParts, type StopSignal } from "../src/commands/serve.ts";
-import { demoConfig } from "../src/config-load.ts";
-import type { Role } from "../src/config.ts";
+import { demoConfig } from "../src/config/load.ts";
+import type { Role } from "../src/config/config.ts";
 import { explainStart, portHolder } from "../src/port-holder.ts";
 import { bin, ferry, file } from "./cli-child.ts";
 

@@ -21,9 +21,8 @@ const everything = [
 const MAY_IMPORT: Record<string, readonly string[]> = {
   "src/core": [],
   "src/protocol": ["src/core"],
-  "src/clock.ts": ["src/fine-timer.ts"],
-  "src/fine-timer.ts": ["src/core", "src/fine-cells.ts"],
-  "src/clock-thread.ts": ["src/fine-cells.ts"],
+  "src/clock.ts": ["src/clock"],
+  "src/clock": ["src/core"],
   "src/certificates.ts": ["src/clock.ts", "src/telemetry/events.ts"],
   "src/telemetry": ["src/core", "src/clock.ts", "type:src/gateway/server.ts"],
   "src/dashboard": [
@@ -77,6 +76,30 @@ const MAY_IMPORT: Record<string, readonly string[]> = {
     "type:src/telemetry/request-log.ts",
     "type:src/telemetry/troubles.ts",
   ],
+  "src/config": ["src/core", "src/protocol", "src/terminal/terminal.ts"],
+  "src/terminal": ["src/config"],
+  "src/roster": [
+    "src/core",
+    "src/clock.ts",
+    "src/telemetry/events.ts",
+    "src/config",
+    "src/fleet",
+    "type:src/backend/backend.ts",
+    "type:src/dispatch/dispatcher.ts",
+    "type:src/dispatch/workers.ts",
+    "type:src/gateway/worker-routes.ts",
+  ],
+  "src/scaling": [
+    "src/core",
+    "src/clock.ts",
+    "src/telemetry/events.ts",
+    "src/config",
+    "type:src/backend/backend.ts",
+    "type:src/dispatch/dispatcher.ts",
+    "type:src/dispatch/workers.ts",
+  ],
+  "src/processes": ["src/clock.ts", "src/config", "src/terminal", "src/changes/reload.ts"],
+  "src/demo": ["src/core", "src/clock.ts", "type:src/backend/simulated.ts", "type:src/dispatch/workers.ts"],
   "src/bench": ["src/core", "src/clock.ts"],
   "src/chart": [],
   "src/plan": [
@@ -104,8 +127,8 @@ const MAY_IMPORT_PACKAGE: Record<string, readonly string[]> = {
   pino: ["src/telemetry/log.ts"],
   postgres: ["src/telemetry/postgres-link.ts"],
   "prom-client": ["src/telemetry/metrics.ts"],
-  undici: ["src/backend", "src/commands", "src/demo-load.ts"],
-  yaml: ["src/config-load.ts", "src/config-read.ts"],
+  undici: ["src/backend", "src/commands", "src/demo/load.ts"],
+  yaml: ["src/config/load.ts", "src/config/read.ts"],
 };
 
 /** A request passes through these. Of telemetry they know the list of events, and else its types at most. */
@@ -201,7 +224,7 @@ describe("imports", () => {
     const started = new Set([
       "src/cli.ts",
       "src/ferry.ts",
-      "src/clock-thread.ts",
+      "src/clock/thread.ts",
       "src/engine/journal-writer.ts",
       "src/telemetry/sender-thread.ts",
       "src/backend/module-worker.ts",

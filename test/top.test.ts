@@ -9,7 +9,7 @@ import { TopView } from "../src/commands/top-view.ts";
 import { TopSession } from "../src/commands/top.ts";
 import type { BatchRow, Frame, Hello, ModelFrame, WorkerRow } from "../src/dashboard/frames.ts";
 import { VirtualClock } from "../src/plan/virtual-clock.ts";
-import { paint } from "../src/terminal.ts";
+import { paint } from "../src/terminal/terminal.ts";
 
 const NOW = 1_700_000_000_000;
 const bare = paint(false);

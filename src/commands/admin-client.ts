@@ -18,7 +18,7 @@ import {
   type PeerCertificate,
 } from "node:tls";
 import type { Clock } from "../clock.ts";
-import { printable } from "../terminal.ts";
+import { printable } from "../terminal/terminal.ts";
 import { Failure } from "./command.ts";
 import { readEvents, StreamTooLong, type StreamEvent } from "./event-stream.ts";
 

@@ -9,13 +9,13 @@
  * -c is the config file and, as other load generators have it, the number of callers: `--closed -c 16`.
  */
 import { existsSync, readFileSync, statSync } from "node:fs";
-import { urlOf } from "../banner.ts";
+import { urlOf } from "../terminal/banner.ts";
 import type { CallerKind } from "../bench/arrivals.ts";
 import type { LoadKind } from "../bench/driver.ts";
 import { parseBodies, type Body } from "../bench/requests.ts";
 import { parseDuration, parseSlo, SLO_NAMES, type Slo } from "../bench/slo.ts";
-import { didYouMean } from "../spelling.ts";
-import { printable } from "../terminal.ts";
+import { didYouMean } from "../config/spelling.ts";
+import { printable } from "../terminal/terminal.ts";
 import { type Call, type Command, type Console, Failure, UsageError } from "./command.ts";
 import { chooseConfig, defaultFile } from "./config-file.ts";
 import { parseAdminUrl } from "./dead.ts";

@@ -6,7 +6,7 @@ import { LATE_MS } from "../bench/driver.ts";
 import type { ServerSide } from "../bench/exposition.ts";
 import type { Counts, Latency, Result } from "../bench/results.ts";
 import type { SloResult } from "../bench/slo.ts";
-import { type Paint, printable } from "../terminal.ts";
+import { type Paint, printable } from "../terminal/terminal.ts";
 
 const REASONS = ["full", "idle", "wait", "deadline"];
 /** A bar of this many characters is all of them. */

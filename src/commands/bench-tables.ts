@@ -1,7 +1,7 @@
 /** `ferry bench` as tables: a run as Markdown, for a pull request, and two runs side by side. */
 import { compare, differences, type Row } from "../bench/compare.ts";
 import type { Result } from "../bench/results.ts";
-import { type Paint, printable } from "../terminal.ts";
+import { type Paint, printable } from "../terminal/terminal.ts";
 import { codes, goalText, headline, ms, notesOf, number, percent, splitText } from "./bench-report.ts";
 
 export function renderMarkdown(result: Result): string {

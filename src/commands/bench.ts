@@ -18,7 +18,7 @@ import { Requests } from "../bench/requests.ts";
 import { parseResult, resultOf, type Result } from "../bench/results.ts";
 import { type Clock, SystemClock } from "../clock.ts";
 import { Random } from "../core/random.ts";
-import { paint, type Paint, printable, wantsColor } from "../terminal.ts";
+import { paint, type Paint, printable, wantsColor } from "../terminal/terminal.ts";
 import { version } from "../version.ts";
 import { AdminClient, trustIn } from "./admin-client.ts";
 import { benchFlags, commandLine, parsePlan, type BenchPlan } from "./bench-flags.ts";

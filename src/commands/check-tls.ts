@@ -9,9 +9,9 @@
 import type { Reach } from "../backend/worker-tls.ts";
 import { Certificates } from "../certificates.ts";
 import { SystemClock } from "../clock.ts";
-import type { Config, Problem } from "../config.ts";
-import { dnsName, isDns, type NetworkKind } from "../dns-workers.ts";
-import { systemResolve } from "../resolver.ts";
+import type { Config, Problem } from "../config/config.ts";
+import { dnsName, isDns, type NetworkKind } from "../config/worker-addresses.ts";
+import { systemResolve } from "../roster/resolver.ts";
 import { Events } from "../telemetry/events.ts";
 
 export interface TlsReport {

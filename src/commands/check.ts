@@ -3,13 +3,13 @@
  * Starts nothing, and calls nobody unless `--probe` is given: then Redis is asked what `ferry serve` would ask
  * it at its start, names of DNS are looked up, and a connection to each http worker is tried.
  */
-import { capacityPerSecond, count, countWorkers, hasAddresses, plural } from "../banner.ts";
+import { capacityPerSecond, count, countWorkers, plural } from "../terminal/banner.ts";
 import { SystemClock } from "../clock.ts";
-import { formatProblems, loadConfig } from "../config-load.ts";
-import type { Config, Problem } from "../config.ts";
-import { isDns } from "../dns-workers.ts";
+import { formatProblems, loadConfig } from "../config/load.ts";
+import type { Config, Problem } from "../config/config.ts";
+import { isDns, hasAddresses } from "../config/worker-addresses.ts";
 import type { Probe } from "../redis/probe.ts";
-import { printable } from "../terminal.ts";
+import { printable } from "../terminal/terminal.ts";
 import { checkTls } from "./check-tls.ts";
 import { expectNoWords, type Call, type Command, type Console } from "./command.ts";
 import { defaultFile } from "./config-file.ts";
@@ -86,7 +86,7 @@ async function checkKeys(
   if (config?.auth.mode !== "required") {
     return { problems: [], warnings: [] };
   }
-  const { checkAuthFiles } = await import("../credentials.ts");
+  const { checkAuthFiles } = await import("../wiring/credentials.ts");
   const { problems, warnings } = await checkAuthFiles(config);
   const at = ({ path, message }: { path: string; message: string }): Problem => ({ file, path, message });
   return { problems: problems.map(at), warnings: warnings.map(at) };

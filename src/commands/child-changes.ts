@@ -1,14 +1,14 @@
 /**
- * The other end of `process-changes.ts`: a process prepares what its parent tells it to, and waits for the verdict.
+ * The other end of `processes/changes.ts`: a process prepares what its parent tells it to, and waits for the verdict.
  *
  * One round at a time, in the order in which they came; each `change` is answered with `prepared`, also one that the
  * parent has given up meanwhile, so that the parent knows that it is awake.
  */
-import type { Change } from "../change.ts";
+import type { Change } from "../changes/change.ts";
 import type { Alarm, Clock } from "../clock.ts";
-import type { Config } from "../config.ts";
-import { SIGN_EVERY_MS } from "../process-changes.ts";
-import type { Word } from "../processes.ts";
+import type { Config } from "../config/config.ts";
+import { SIGN_EVERY_MS } from "../processes/changes.ts";
+import type { Word } from "../processes/processes.ts";
 import type { Served } from "./serve.ts";
 
 type Verdict = "commit" | "abandon";

@@ -5,8 +5,8 @@
  * `out`, everything else to `err`; a command never touches `process` itself, so tests can call it.
  */
 import { parseArgs } from "node:util";
-import { didYouMean } from "../spelling.ts";
-import { printable } from "../terminal.ts";
+import { didYouMean } from "../config/spelling.ts";
+import { printable } from "../terminal/terminal.ts";
 
 export interface Flag {
   readonly type: "string" | "boolean";

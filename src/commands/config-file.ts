@@ -2,9 +2,9 @@
  * Which config a command works with: the file named by -c, else ./ferry.yaml, else the built-in demo.
  */
 import { existsSync, statSync } from "node:fs";
-import { demoConfig, formatProblems, loadConfig, type Loaded } from "../config-load.ts";
-import type { Config, Problem } from "../config.ts";
-import { plural } from "../banner.ts";
+import { demoConfig, formatProblems, loadConfig, type Loaded } from "../config/load.ts";
+import type { Config, Problem } from "../config/config.ts";
+import { plural } from "../terminal/banner.ts";
 import type { Call, Console, Flag } from "./command.ts";
 
 export const defaultFile = "ferry.yaml";

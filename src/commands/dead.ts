@@ -4,10 +4,10 @@
  * The listener's address and token come from the config file; `--admin URL` names another one. Purging
  * cannot be undone: it asks on a terminal and needs --yes elsewhere.
  */
-import { plural, urlOf } from "../banner.ts";
+import { plural, urlOf } from "../terminal/banner.ts";
 import { SystemClock } from "../clock.ts";
-import { didYouMean } from "../spelling.ts";
-import { printable } from "../terminal.ts";
+import { didYouMean } from "../config/spelling.ts";
+import { printable } from "../terminal/terminal.ts";
 import { AdminClient, type DeadLetterRow } from "./admin-client.ts";
 import { Failure, UsageError, type Call, type Command, type Console } from "./command.ts";
 import { chooseConfig, configFlag } from "./config-file.ts";

@@ -1,10 +1,10 @@
 /** From what was asked to a plan: the search with its progress, and the chart. */
 import { writeFileSync } from "node:fs";
 import { fleetChart } from "../chart/fleet-chart.ts";
-import { count } from "../banner.ts";
+import { count } from "../terminal/banner.ts";
 import { type Ask, type Plan, Planner, TARGET_LOAD } from "../plan/planner.ts";
 import { capacityOf, type ServiceTime } from "../plan/service.ts";
-import { paint, printable, wantsColor } from "../terminal.ts";
+import { paint, printable, wantsColor } from "../terminal/terminal.ts";
 import { type Call, type Console, Failure } from "./command.ts";
 import { fleetOf, readBurst, readCost, readGoal, readRate, readTime, readWorkers } from "./plan-flags.ts";
 import type { Settings } from "./plan-flags.ts";

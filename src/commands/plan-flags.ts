@@ -4,14 +4,14 @@
  * A flag goes over the file, the file over Ferry's own defaults. Times are written `150ms`, `1.5s`, `2m`, `1h`;
  * a bare number is milliseconds.
  */
-import { demoConfig } from "../config-load.ts";
-import type { Config, ModelConfig } from "../config.ts";
+import { demoConfig } from "../config/load.ts";
+import type { Config, ModelConfig } from "../config/config.ts";
 import type { Limits, PolicyName } from "../core/policy.ts";
 import type { Goal } from "../plan/planner.ts";
 import { parseService, type ServiceTime, serviceMs } from "../plan/service.ts";
 import type { Fleet } from "../plan/trial.ts";
-import { didYouMean } from "../spelling.ts";
-import { printable } from "../terminal.ts";
+import { didYouMean } from "../config/spelling.ts";
+import { printable } from "../terminal/terminal.ts";
 import { type Call, type Console, Failure, type Flag, UsageError } from "./command.ts";
 import { chooseConfig } from "./config-file.ts";
 

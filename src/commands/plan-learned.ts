@@ -7,8 +7,8 @@
 import { readFileSync } from "node:fs";
 import { fitLine, type Timing } from "../plan/fit.ts";
 import { formatService } from "../plan/service.ts";
-import { didYouMean } from "../spelling.ts";
-import { printable } from "../terminal.ts";
+import { didYouMean } from "../config/spelling.ts";
+import { printable } from "../terminal/terminal.ts";
 import { type Call, type Console, Failure } from "./command.ts";
 import { findPlan, readAsk } from "./plan-find.ts";
 import { readCost, type Settings } from "./plan-flags.ts";

@@ -3,14 +3,14 @@
  * that follows. With --rate and --slo it goes on to plan with these times.
  */
 import { HttpBackend } from "../backend/http.ts";
-import { plural } from "../banner.ts";
+import { plural } from "../terminal/banner.ts";
 import { SystemClock } from "../clock.ts";
 import { type Throughput, whatItBuys } from "../core/knee.ts";
 import { fit, type Fit, type Timing } from "../plan/fit.ts";
 import { type Measured, measureSizes, NotMeasured } from "../plan/measure.ts";
 import { formatService, serviceMs } from "../plan/service.ts";
 import { Events } from "../telemetry/events.ts";
-import { paint, printable, wantsColor } from "../terminal.ts";
+import { paint, printable, wantsColor } from "../terminal/terminal.ts";
 import { type Call, type Console, Failure, UsageError } from "./command.ts";
 import { findPlan, Progress, readAsk } from "./plan-find.ts";
 import { readCost, readCount, readTime, type Settings } from "./plan-flags.ts";

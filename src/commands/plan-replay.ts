@@ -5,7 +5,7 @@
  */
 import { createReadStream } from "node:fs";
 import { createInterface } from "node:readline";
-import { count, plural } from "../banner.ts";
+import { count, plural } from "../terminal/banner.ts";
 import type { Limits, PolicyName } from "../core/policy.ts";
 import { Random } from "../core/random.ts";
 import { type Candidate, type Frontier, grid, replay, replayOnce } from "../plan/frontier.ts";
@@ -13,7 +13,7 @@ import { type Goal, meetsGoal, quantileOf, TARGET_LOAD } from "../plan/planner.t
 import { capacityOf, formatService, type ServiceTime } from "../plan/service.ts";
 import { spreadWholeMs, type Trace, TraceReader } from "../plan/trace-file.ts";
 import type { Figures } from "../plan/trial.ts";
-import { paint, printable, wantsColor } from "../terminal.ts";
+import { paint, printable, wantsColor } from "../terminal/terminal.ts";
 import { type Call, type Console, Failure, UsageError } from "./command.ts";
 import { Progress } from "./plan-find.ts";
 import { fleetOf, readGoal, readTime, readWorkers, type Settings } from "./plan-flags.ts";

@@ -5,12 +5,12 @@
  * Latencies are in ms. "fill" is tasks in a batch on average. Cost per million = workers × price an hour ÷
  * requests an hour × 1,000,000.
  */
-import { count, plural } from "../banner.ts";
+import { count, plural } from "../terminal/banner.ts";
 import type { Ask, Goal, Plan, Row } from "../plan/planner.ts";
 import { quantileOf, TARGET_LOAD } from "../plan/planner.ts";
 import { formatService } from "../plan/service.ts";
 import type { Figures, Latency } from "../plan/trial.ts";
-import type { Paint } from "../terminal.ts";
+import type { Paint } from "../terminal/terminal.ts";
 
 /** `left` columns keep to the left, the others to the right. */
 export function table(rows: readonly (readonly string[])[], left: ReadonlySet<number> = new Set()): string[] {

@@ -2,9 +2,9 @@
  * `ferry recover`: replaces a damaged journal by what can still be read of it. The damaged file is kept
  * beside the new one, so nothing is lost that was not lost before.
  */
-import { count, plural } from "../banner.ts";
+import { count, plural } from "../terminal/banner.ts";
 import { recoverJournal } from "../engine/journal-recover.ts";
-import { printable } from "../terminal.ts";
+import { printable } from "../terminal/terminal.ts";
 import { expectNoWords, Failure, type Call, type Command, type Console } from "./command.ts";
 import { chooseConfig, configFlag } from "./config-file.ts";
 

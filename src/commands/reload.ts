@@ -4,7 +4,7 @@
  * The running process reads the file that it was started with; the one named by -c says where its admin listener is. A
  * file with a mistake is told here before anybody is asked. With `--processes` one of them is asked, and all change.
  */
-import { plural, urlOf } from "../banner.ts";
+import { plural, urlOf } from "../terminal/banner.ts";
 import { AdminClient } from "./admin-client.ts";
 import { expectNoWords, type Call, type Command, type Console } from "./command.ts";
 import { chooseConfig, configFlag } from "./config-file.ts";

@@ -7,9 +7,9 @@
  * parent starts the next. When the parent is gone it drains too, and if it was draining already it ends at once.
  */
 import cluster from "node:cluster";
-import type { Config, Role } from "../config.ts";
-import type { Order, Word } from "../processes.ts";
-import type { Reloaded } from "../reload.ts";
+import type { Config, Role } from "../config/config.ts";
+import type { Order, Word } from "../processes/processes.ts";
+import type { Reloaded } from "../changes/reload.ts";
 import { ChildChanges } from "./child-changes.ts";
 import { Failure, type Console } from "./command.ts";
 import {

@@ -9,13 +9,13 @@
  * The load goes at `admission.targetUtilization` of what the simulated workers can do, which is what the banner
  * says to plan with, and never at more than this process could send without being what is measured.
  */
-import { count, dashboardUrl, plannedPerSecond, plural, reachable } from "../banner.ts";
+import { count, dashboardUrl, plannedPerSecond, plural, reachable } from "../terminal/banner.ts";
 import type { Clock } from "../clock.ts";
-import type { Config } from "../config.ts";
+import type { Config } from "../config/config.ts";
 import { Random } from "../core/random.ts";
-import type { Killed } from "../demo.ts";
-import { DemoLoad, type LoadCounts, type Stream } from "../demo-load.ts";
-import { printable } from "../terminal.ts";
+import type { Killed } from "../demo/demo.ts";
+import { DemoLoad, type LoadCounts, type Stream } from "../demo/load.ts";
+import { printable } from "../terminal/terminal.ts";
 
 /**
  * How long a worker stays dead. With the default `health` it is asked 0, 2, 6 and 14 s after it was found dead, so

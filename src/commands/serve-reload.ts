@@ -1,8 +1,8 @@
 /** When `ferry serve` reads its config again: on SIGHUP, and when an operator asks the admin listener for it. */
 import { closeSync, openSync } from "node:fs";
-import { jsonLine } from "../banner.ts";
-import type { Config } from "../config.ts";
-import { Reloader } from "../reload.ts";
+import { jsonLine } from "../terminal/banner.ts";
+import type { Config } from "../config/config.ts";
+import { Reloader } from "../changes/reload.ts";
 import type { Served, ServeParts } from "./serve.ts";
 
 /** A terminal that was closed sends SIGHUP too, and ends it. Undefined: there is no file, or nothing can change. */

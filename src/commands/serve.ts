@@ -26,17 +26,17 @@ import {
   type Durability,
   type ReadyFacts,
   type Tally,
-} from "../banner.ts";
-import type { Change } from "../change.ts";
+} from "../terminal/banner.ts";
+import type { Change } from "../changes/change.ts";
 import { SystemClock, type Clock } from "../clock.ts";
-import type { Config, Problem, Role } from "../config.ts";
-import { formatProblems, type Loaded } from "../config-load.ts";
+import type { Config, Problem, Role } from "../config/config.ts";
+import { formatProblems, type Loaded } from "../config/load.ts";
 import { explainStart } from "../port-holder.ts";
-import type { Killed } from "../demo.ts";
-import type { Reloaded } from "../reload.ts";
-import { didYouMean } from "../spelling.ts";
+import type { Killed } from "../demo/demo.ts";
+import type { Reloaded } from "../changes/reload.ts";
+import { didYouMean } from "../config/spelling.ts";
 import { prettyLine } from "../telemetry/pretty.ts";
-import { printable, wantsColor } from "../terminal.ts";
+import { printable, wantsColor } from "../terminal/terminal.ts";
 import { version } from "../version.ts";
 import { expectNoWords, Failure, UsageError, type Call, type Command, type Console } from "./command.ts";
 import { chooseConfig, configFlag, loader } from "./config-file.ts";
@@ -171,8 +171,8 @@ async function startOne(): Promise<ServeParts["start"]> {
 }
 
 async function startSeveral(count: number): Promise<ServeParts["start"]> {
-  const { startProcesses } = await import("../processes.ts");
-  const { forker } = await import("../process-life.ts");
+  const { startProcesses } = await import("../processes/processes.ts");
+  const { forker } = await import("../processes/life.ts");
   return (config, clock, role, log) => {
     const fork = forker(["serve", "--processes", String(count)], clock);
     return startProcesses(count, config, role, { clock, fork, log });

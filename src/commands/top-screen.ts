@@ -7,7 +7,7 @@
  * does not fit is cut, the less important first; every number is there without colour.
  */
 import type { ModelFrame, Verdict, WorkerRow } from "../dashboard/frames.ts";
-import { type Paint, printable } from "../terminal.ts";
+import { type Paint, printable } from "../terminal/terminal.ts";
 import { SHOWN_MS, type TopView } from "./top-view.ts";
 
 export interface Size {

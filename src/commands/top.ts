@@ -5,10 +5,10 @@
  * frame. A listener that cannot be reached at the start is a failure like any other; one that goes away later
  * is waited for, and said to be gone.
  */
-import { urlOf } from "../banner.ts";
+import { urlOf } from "../terminal/banner.ts";
 import { type Clock, SystemClock } from "../clock.ts";
-import { didYouMean } from "../spelling.ts";
-import { paint, type Paint, printable, wantsColor } from "../terminal.ts";
+import { didYouMean } from "../config/spelling.ts";
+import { paint, type Paint, printable, wantsColor } from "../terminal/terminal.ts";
 import { AdminClient } from "./admin-client.ts";
 import { type Call, type Command, type Console, expectNoWords, Failure, UsageError } from "./command.ts";
 import { chooseConfig, configFlag } from "./config-file.ts";

@@ -5,11 +5,12 @@
  * was removed and that the config still lists is shown as `removed`. Nothing that a worker
  * has in its hands is lost by any of it: it is drained first.
  */
-import { hasAddresses, plural, urlOf } from "../banner.ts";
-import type { Config } from "../config.ts";
-import { didYouMean } from "../spelling.ts";
-import { hrefOf } from "../taken-out.ts";
-import { printable } from "../terminal.ts";
+import { hasAddresses } from "../config/worker-addresses.ts";
+import { plural, urlOf } from "../terminal/banner.ts";
+import type { Config } from "../config/config.ts";
+import { didYouMean } from "../config/spelling.ts";
+import { hrefOf } from "../roster/taken-out.ts";
+import { printable } from "../terminal/terminal.ts";
 import { AdminClient, type JsonObject } from "./admin-client.ts";
 import { UsageError, type Call, type Command, type Console } from "./command.ts";
 import { chooseConfig, configFlag } from "./config-file.ts";

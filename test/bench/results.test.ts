@@ -12,7 +12,7 @@ import { parseResult, resultOf, type Finished, type Result } from "../../src/ben
 import { judge, parseDuration, parseSlo, type Slo } from "../../src/bench/slo.ts";
 import { renderResult } from "../../src/commands/bench-report.ts";
 import { renderComparison, renderMarkdown } from "../../src/commands/bench-tables.ts";
-import { paint } from "../../src/terminal.ts";
+import { paint } from "../../src/terminal/terminal.ts";
 
 const plain = paint(false);
 

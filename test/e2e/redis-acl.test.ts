@@ -7,7 +7,7 @@ import { execFileSync } from "node:child_process";
 import { globSync, readFileSync } from "node:fs";
 import { join } from "node:path";
 import { describe, test } from "node:test";
-import { parseConfig } from "../../src/config-load.ts";
+import { parseConfig } from "../../src/config/load.ts";
 import { exchange } from "../redis/exchange.ts";
 import { slotOf, startCluster, startServer, until, type Server, type Settings } from "../redis/servers.ts";
 import { brisk, Fleet, fleetConfig, patient } from "./fleet.ts";

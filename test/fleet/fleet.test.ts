@@ -1,13 +1,13 @@
 /** What a process says of the whole fleet: to its admission, and on its admin page. */
 import assert from "node:assert/strict";
 import { test } from "node:test";
-import { demoConfig } from "../../src/config-load.ts";
+import { demoConfig } from "../../src/config/load.ts";
 import { Fleet } from "../../src/fleet/fleet.ts";
 import { leaseNames } from "../../src/fleet/lease-names.ts";
 import type { ModelBeat, WorkerBeat } from "../../src/fleet/registry.ts";
 import { VirtualClock } from "../../src/plan/virtual-clock.ts";
-import { Roster } from "../../src/roster.ts";
-import { Report } from "../../src/report.ts";
+import { Roster } from "../../src/roster/roster.ts";
+import { Report } from "../../src/wiring/report.ts";
 import { Events } from "../../src/telemetry/events.ts";
 import { FleetOutlook } from "../../src/fleet/outlook.ts";
 import { Tally } from "../../src/telemetry/tally.ts";

@@ -8,7 +8,7 @@ import { Membership } from "../../src/fleet/membership.ts";
 import type { WorkerBeat } from "../../src/fleet/registry.ts";
 import { VirtualClock } from "../../src/plan/virtual-clock.ts";
 import type { RedisNodes } from "../../src/redis/nodes.ts";
-import { Roster } from "../../src/roster.ts";
+import { Roster } from "../../src/roster/roster.ts";
 import { Events } from "../../src/telemetry/events.ts";
 import { type Server, startServer, until } from "../redis/servers.ts";
 import { Batcher, gpus, member, ScriptedRegistry } from "./batcher.ts";

@@ -2,7 +2,7 @@
 import { stringify } from "yaml";
 import type { credentials } from "@grpc/grpc-js";
 import { SystemClock } from "../../src/clock.ts";
-import { parseConfig } from "../../src/config-load.ts";
+import { parseConfig } from "../../src/config/load.ts";
 import { type Ferry, startFerry } from "../../src/ferry.ts";
 import type { AnsweredRequest } from "../../src/telemetry/events.ts";
 import {

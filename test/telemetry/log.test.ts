@@ -1,7 +1,7 @@
 /** The log: the shape of its lines for programs, and how people see them. */
 import assert from "node:assert/strict";
 import { describe, test } from "node:test";
-import { jsonLine } from "../../src/banner.ts";
+import { jsonLine } from "../../src/terminal/banner.ts";
 import type { AnsweredRequest } from "../../src/telemetry/events.ts";
 import { Events } from "../../src/telemetry/events.ts";
 import { logEvents, type LogLevel } from "../../src/telemetry/log.ts";

@@ -4,7 +4,7 @@ import { once } from "node:events";
 import { connect } from "node:net";
 import { after, before, describe, test } from "node:test";
 import { SystemClock } from "../../src/clock.ts";
-import { parseConfig } from "../../src/config-load.ts";
+import { parseConfig } from "../../src/config/load.ts";
 import { type Ferry, startFerry } from "../../src/ferry.ts";
 import type { AnsweredRequest, EventFields } from "../../src/telemetry/events.ts";
 

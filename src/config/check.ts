@@ -1,0 +1,366 @@
+/**
+ * The rules between settings: each one sees a draft, so a setting that is wrong in itself is simply
+ * not there, and no rule fires on it.
+ *
+ * A problem stops the start, because the file would do something that nobody can want; a warning
+ * does not. The place reported is the setting that the reader most likely wants to change.
+ */
+import { accessSync, constants } from "node:fs";
+import { checkEntry } from "./check-entry.ts";
+import type { Findings, Draft } from "./read.ts";
+import type { Settings } from "./settings.ts";
+import type { Address } from "./config.ts";
+
+export type Draftings = Draft<Settings>;
+type DraftModel = NonNullable<Draftings["models"]>[number];
+type DraftRedis = Extract<NonNullable<Draftings["engine"]>, { readonly kind?: "redis" | undefined }>;
+
+export function checkSettings(draft: Draftings, findings: Findings): void {
+  checkListeners(draft, findings);
+  checkEngine(draft, findings);
+  checkModelNames(draft, findings);
+  checkWorkerUrls(draft, findings);
+  for (const [index, model] of (draft.models ?? []).entries()) {
+    checkTimes(model, `models[${index}]`, findings);
+    checkSizes(draft, model, `models[${index}]`, findings);
+    checkProtocols(model, `models[${index}]`, findings);
+    checkScaling(draft, model, `models[${index}]`, findings);
+  }
+  checkTiers(draft, findings);
+  checkLimits(draft, findings);
+  checkEntry(draft, findings);
+}
+
+function checkListeners({ listen, admin, grpc }: Draftings, findings: Findings): void {
+  const adminListen = admin?.listen;
+  for (const [name, other] of [
+    ["listen", listen],
+    ["admin.listen", adminListen],
+  ] as const) {
+    if (!isAddress(grpc?.listen) || !isAddress(other) || !overlap(grpc.listen, other)) continue;
+    findings.problem(
+      "grpc.listen",
+      `${name} and grpc.listen are both on port ${other.port}; give one of them another port`,
+    );
+  }
+  if (isAddress(listen) && isAddress(adminListen) && overlap(listen, adminListen)) {
+    const at = findings.has("admin.listen") ? "admin.listen" : "listen";
+    findings.problem(
+      at,
+      `listen and admin.listen are both on port ${listen.port}; give one of them another port`,
+    );
+  }
+  const tokenWritten = findings.has("admin.token");
+  if (isAddress(adminListen) && !isLoopback(adminListen.host) && !tokenWritten) {
+    findings.problem(
+      "admin.listen",
+      "anyone who reaches the port could read and replay tasks; set admin.token, or listen on 127.0.0.1",
+    );
+  }
+}
+
+function isAddress(value: Draft<Address> | undefined): value is Address {
+  return value?.host !== undefined && value.port !== undefined;
+}
+
+export function isLoopback(host: string): boolean {
+  return host === "localhost" || host === "::1" || /^(?:::ffff:)?127\.\d+\.\d+\.\d+$/.test(host);
+}
+
+export function isAnyHost(host: string): boolean {
+  return host === "0.0.0.0" || /^[0:]+$/.test(host);
+}
+
+function overlap(a: Address, b: Address): boolean {
+  if (a.port !== b.port || a.port === 0) return false;
+  if (a.host === b.host || isAnyHost(a.host) || isAnyHost(b.host)) return true;
+  return isLoopback(a.host) && isLoopback(b.host) && [a.host, b.host].includes("localhost");
+}
+
+function checkEngine({ engine }: Draftings, findings: Findings): void {
+  if (engine?.kind !== "redis") return;
+  checkRedisPlace(engine, findings);
+  checkRedisTimes(engine, findings);
+}
+
+function checkRedisPlace({ url, nodes, tls }: DraftRedis, findings: Findings): void {
+  const has = (name: string) => findings.has(`engine.${name}`);
+  const problem = (name: string, message: string) => findings.problem(`engine.${name}`, message);
+  if (has("url") && has("nodes")) {
+    problem("nodes", "url says where Redis is, and nodes says it again; keep one of them");
+  } else if (!has("url") && !has("nodes")) {
+    problem("url", "is missing; add url: redis://HOST:6379, or nodes: [HOST:6379, …] for several servers");
+  } else if (!has("url") && nodes?.length === 0) {
+    problem("nodes", "is empty; add at least one, for example redis-1:6379");
+  }
+  const seen = new Map<string, number>();
+  for (const [index, node] of (nodes ?? []).entries()) {
+    if (!isAddress(node)) continue;
+    const name = `${node.host}:${node.port}`.toLowerCase();
+    const first = seen.get(name);
+    if (first === undefined) seen.set(name, index);
+    else problem(`nodes[${index}]`, `the same server as engine.nodes[${first}]; keep one`);
+  }
+  if (has("url") && !has("nodes")) {
+    const inUrl = "redis://USER:PASSWORD@HOST:PORT";
+    if (has("username")) problem("username", `is for nodes; with a url write it there: ${inUrl}`);
+    if (has("password")) problem("password", `is for nodes; with a url write it there: ${inUrl}`);
+    if (has("tls") && url !== undefined && tls !== undefined && tls !== /^rediss:/i.test(url))
+      problem("tls", `is ${tls}, and the url says otherwise: rediss:// is TLS, redis:// is not; remove tls`);
+  } else if (has("username") && !has("password")) {
+    problem("username", "needs engine.password beside it; add one, or remove username for the default user");
+  }
+}
+
+function checkRedisTimes(engine: DraftRedis, findings: Findings): void {
+  const { commandTimeoutMs, waitTimeoutMs, leaseMs, beatMs, aliveMs } = engine;
+  const at = (...names: string[]) => firstWritten(findings, "engine", names);
+  if (waitTimeoutMs !== undefined && commandTimeoutMs !== undefined && waitTimeoutMs > commandTimeoutMs) {
+    findings.problem(
+      at("waitTimeoutMs", "commandTimeoutMs"),
+      `waitTimeoutMs ${waitTimeoutMs} > commandTimeoutMs ${commandTimeoutMs}: the connection would be ` +
+        `closed while a write waits for a replica; lower waitTimeoutMs or raise commandTimeoutMs`,
+    );
+  }
+  // Renewed each third: one that times out has used 1/3 + 1/2 of the lease, and leaves a sixth for the next.
+  if (leaseMs !== undefined && commandTimeoutMs !== undefined && leaseMs < 2 * commandTimeoutMs) {
+    findings.problem(
+      at("leaseMs", "commandTimeoutMs"),
+      `leaseMs ${leaseMs} < 2 × commandTimeoutMs ${commandTimeoutMs}: one renewal that times out would ` +
+        `lose the lease; set leaseMs ≥ ${2 * commandTimeoutMs} or lower commandTimeoutMs`,
+    );
+  }
+  if (beatMs !== undefined && aliveMs !== undefined && aliveMs < 3 * beatMs) {
+    findings.problem(
+      at("aliveMs", "beatMs"),
+      `aliveMs ${aliveMs} < 3 × beatMs ${beatMs}: a batcher that lives would be taken for dead when two ` +
+        `beats are late; set aliveMs ≥ ${3 * beatMs} or lower beatMs`,
+    );
+  }
+}
+
+function checkModelNames({ models = [] }: Draftings, findings: Findings): void {
+  const seen = new Map<string, number>();
+  for (const [index, { name } = {}] of models.entries()) {
+    if (name === undefined) continue;
+    const first = seen.get(name);
+    if (first === undefined) seen.set(name, index);
+    else
+      findings.problem(
+        `models[${index}].name`,
+        `${name} is also the name of models[${first}]; choose another`,
+      );
+  }
+}
+
+/** Inputs and outputs of one protocol mean nothing to workers that speak another. */
+function checkProtocols(model: DraftModel | undefined, path: string, findings: Findings): void {
+  const { backend, protocols = [], deny = [] } = model ?? {};
+  if (deny.length > 0 && (backend?.kind === "grpc" || protocols.includes("oip-v2"))) {
+    findings.warn(
+      `${path}.deny`,
+      "does not look into raw tensors: texts of gRPC clients (BYTES) are let in unread",
+    );
+  }
+  const own = backend?.kind === "grpc" ? "oip-v2" : backend?.kind === "http" ? backend.protocol : undefined;
+  if (own === undefined || own === "batch") return;
+  for (const [index, protocol] of protocols.entries()) {
+    if (protocol === undefined || protocol === own) continue;
+    findings.problem(
+      `${path}.protocols[${index}]`,
+      `${protocol} cannot be spoken to clients while the workers speak ${own}; remove it`,
+    );
+  }
+}
+
+function checkScaling({ engine }: Draftings, model: DraftModel, path: string, findings: Findings): void {
+  const { min, max, apply, command } = model?.scaling ?? {};
+  const at = (name: string): string => `${path}.scaling.${name}`;
+  if (command !== undefined && command.includes("/") && !mayRun(command)) {
+    findings.warn(at("command"), `cannot be run: ${command} is not there, or not executable (chmod +x)`);
+  }
+  checkMost(model, at, findings);
+  if (min !== undefined && max !== undefined && min > max) {
+    findings.problem(
+      at(findings.has(at("min")) ? "min" : "max"),
+      `min ${min} > max ${max}; raise max or lower min`,
+    );
+  }
+  if (apply !== true) return;
+  const kind = model?.backend?.kind;
+  if (kind === "http" || kind === "grpc") {
+    const advice =
+      "Ferry cannot start such workers; use webhook or command, or scale on ferry_desired_workers";
+    findings.problem(at("apply"), advice);
+  } else if (engine?.kind === "redis") {
+    const advice = "every process would start workers for the whole fleet; use webhook or command";
+    findings.problem(at("apply"), advice);
+  }
+}
+
+/** More workers than the autoscaler may want: whoever sees to its number takes the others away, all at once. */
+function checkMost(model: DraftModel, at: (name: string) => string, findings: Findings): void {
+  const { max, apply } = model?.scaling ?? {};
+  const listed = model?.backend?.workers;
+  const count = typeof listed === "number" ? listed : (listed?.length ?? 0);
+  const applied = apply === true || findings.has(at("webhook")) || findings.has(at("command"));
+  if (max === undefined || count <= max || !applied) return;
+  findings.warn(
+    at("max"),
+    `max ${max} < the ${count} of backend.workers: ${count - max} of them would be taken away; raise max`,
+  );
+}
+
+function mayRun(file: string): boolean {
+  try {
+    accessSync(file, constants.X_OK);
+    return true;
+  } catch {
+    return false;
+  }
+}
+
+/** Two slots on one worker would send it two batches at once, in one model or in two. */
+function checkWorkerUrls({ models = [] }: Draftings, findings: Findings): void {
+  const seen = new Map<string, string>();
+  for (const [index, { backend } = {}] of models.entries()) {
+    if (backend?.kind !== "http" && backend?.kind !== "grpc") continue;
+    for (const [position, worker] of (backend.workers ?? []).entries()) {
+      if (worker === undefined) continue;
+      const at = `models[${index}].backend.workers[${position}]`;
+      const first = seen.get(worker);
+      if (first === undefined) seen.set(worker, at);
+      else findings.problem(at, `the same worker as ${first}; it would get two batches at once, so keep one`);
+      if (backend.kind === "http") checkEndpoint(backend.protocol, worker, at, findings);
+    }
+  }
+}
+
+/** What the URLs of workers end with where a batch goes to that very URL; clients' base URLs look much alike. */
+const ENDPOINTS: Readonly<Record<string, readonly [fits: RegExp, example: string]>> = {
+  "openai-embeddings": [/[^/](?<!\/v1)\/?$/, "/v1/embeddings"],
+  "openai-completions": [/[^/](?<!\/v1)\/?$/, "/v1/completions"],
+  "kserve-v1": [/:predict$/, "/v1/models/NAME:predict"],
+  "oip-v2": [/\/infer$/, "/v2/models/NAME/infer"],
+};
+
+function checkEndpoint(protocol: string | undefined, worker: string, at: string, findings: Findings): void {
+  const url = URL.parse(worker);
+  const [fits, example] = ENDPOINTS[protocol ?? ""] ?? [];
+  if (url === null || fits === undefined || fits.test(url.pathname)) return;
+  const place = `${url.protocol}//${url.host}`;
+  findings.warn(at, `batches go to this very URL; write all of it: ${place}${example}`);
+}
+
+function checkTimes(model: DraftModel | undefined, path: string, findings: Findings): void {
+  const { maxWaitMs, timeouts: { queueMs, workerMs, totalMs } = {}, retry, health, backend } = model ?? {};
+  const at = (...names: string[]) => firstWritten(findings, path, names);
+  if (maxWaitMs !== undefined && workerMs !== undefined && totalMs !== undefined) {
+    const least = workerMs + maxWaitMs;
+    if (totalMs < least) {
+      findings.problem(
+        at("timeouts.totalMs", "timeouts.workerMs", "maxWaitMs"),
+        `totalMs ${totalMs} < workerMs ${workerMs} + maxWaitMs ${maxWaitMs}: ` +
+          `nothing could be answered in time; set totalMs ≥ ${least} or lower workerMs`,
+      );
+    }
+  }
+  if (maxWaitMs !== undefined && queueMs !== undefined && maxWaitMs >= queueMs) {
+    findings.problem(
+      at("maxWaitMs", "timeouts.queueMs"),
+      `maxWaitMs ${maxWaitMs} ≥ timeouts.queueMs ${queueMs}: ` +
+        `tasks could time out while they wait for others; lower maxWaitMs or raise queueMs`,
+    );
+  }
+  if (retry?.baseMs !== undefined && retry.maxMs !== undefined && retry.maxMs < retry.baseMs) {
+    const message = `maxMs ${retry.maxMs} < baseMs ${retry.baseMs}; set maxMs ≥ ${retry.baseMs}`;
+    findings.problem(at("retry.maxMs", "retry.baseMs"), message);
+  }
+  if (
+    health?.ejectMs !== undefined &&
+    health.maxEjectMs !== undefined &&
+    health.maxEjectMs < health.ejectMs
+  ) {
+    const { ejectMs, maxEjectMs } = health;
+    const message = `maxEjectMs ${maxEjectMs} < ejectMs ${ejectMs}; set maxEjectMs ≥ ${ejectMs}`;
+    findings.problem(at("health.maxEjectMs", "health.ejectMs"), message);
+  }
+  if (backend?.kind === "simulated" && workerMs !== undefined) {
+    const fullMs = (backend.baseMs ?? 0) + (backend.perItemMs ?? 0) * (model?.maxBatchSize ?? 1);
+    if (fullMs >= workerMs) {
+      findings.warn(
+        at("backend.baseMs", "backend.perItemMs", "timeouts.workerMs"),
+        `a full batch takes ${fullMs} ms, workerMs is ${workerMs}: every full batch would time out`,
+      );
+    }
+  }
+}
+
+function checkSizes(draft: Draftings, model: DraftModel | undefined, path: string, findings: Findings): void {
+  const maxQueued = draft.limits?.maxQueued;
+  const maxBatchSize = model?.maxBatchSize;
+  if (maxBatchSize === undefined) return;
+  if (maxQueued !== undefined && maxQueued < maxBatchSize) {
+    const at = findings.has("limits.maxQueued") ? "limits.maxQueued" : `${path}.maxBatchSize`;
+    findings.warn(at, `maxQueued ${maxQueued} < maxBatchSize ${maxBatchSize}: no batch can ever be full`);
+  }
+  for (const name of ["maxBatchTokens", "maxBatchBytes"] as const) {
+    const budget = model?.[name];
+    if (budget === undefined || budget >= maxBatchSize) continue;
+    findings.warn(
+      `${path}.${name}`,
+      `${name} ${budget} < maxBatchSize ${maxBatchSize}, and each task counts as 1 or more: ` +
+        `no batch can ever hold ${maxBatchSize}; raise ${name}, or lower maxBatchSize`,
+    );
+  }
+}
+
+function checkTiers({ tiers, auth }: Draftings, findings: Findings): void {
+  const wanted = auth?.anonymousTier;
+  if (wanted === undefined || tiers === undefined) return;
+  const names = tiers.map((tier) => tier.name);
+  if (!names.includes(wanted)) {
+    findings.problem("auth.anonymousTier", `${wanted} is not one of tiers: ${names.join(", ")}`);
+  }
+}
+
+function checkLimits({ limits, models = [] }: Draftings, findings: Findings): void {
+  const { drainMs, headersTimeoutMs, requestTimeoutMs } = limits ?? {};
+  if (
+    headersTimeoutMs !== undefined &&
+    requestTimeoutMs !== undefined &&
+    headersTimeoutMs > requestTimeoutMs
+  ) {
+    findings.problem(
+      firstWritten(findings, "limits", ["headersTimeoutMs", "requestTimeoutMs"]),
+      `headersTimeoutMs ${headersTimeoutMs} > requestTimeoutMs ${requestTimeoutMs}: ` +
+        `the header is part of the request; lower headersTimeoutMs or raise requestTimeoutMs`,
+    );
+  }
+  const { maxBodyBytes, maxQueuedBytes } = limits ?? {};
+  if (maxBodyBytes !== undefined && maxQueuedBytes !== undefined && maxBodyBytes > maxQueuedBytes) {
+    findings.problem(
+      firstWritten(findings, "limits", ["maxBodyBytes", "maxQueuedBytes"]),
+      `maxBodyBytes ${maxBodyBytes} > maxQueuedBytes ${maxQueuedBytes}: ` +
+        `the largest request could never be queued; lower maxBodyBytes or raise maxQueuedBytes`,
+    );
+  }
+  const totals = models.map((model) => model?.timeouts?.totalMs ?? 0);
+  const longest = Math.max(0, ...totals);
+  if (drainMs !== undefined && drainMs <= longest) {
+    const at = findings.has("limits.drainMs")
+      ? "limits.drainMs"
+      : `models[${totals.indexOf(longest)}].timeouts.totalMs`;
+    findings.warn(
+      at,
+      `drainMs ${drainMs} ≤ totalMs ${longest}: ` +
+        `a stop could cut off requests in progress; set drainMs > ${longest}`,
+    );
+  }
+}
+
+/** Of several settings that disagree, the one the file sets; else the first. */
+export function firstWritten(findings: Findings, path: string, names: readonly string[]): string {
+  const paths = names.map((name) => `${path}.${name}`);
+  return paths.find((each) => findings.has(each)) ?? paths[0]!;
+}

@@ -1,0 +1,126 @@
+/** From the settings to the engine: in this process, or in Redis with what belongs to a fleet. */
+import { randomBytes, randomInt } from "node:crypto";
+import type { Clock } from "../clock.ts";
+import type { Config, MemoryEngineConfig, ModelConfig, RedisEngineConfig } from "../config/config.ts";
+import { HOMES } from "../core/home.ts";
+import type { Engine } from "../engine/engine.ts";
+import { openJournal } from "../engine/journal.ts";
+import { MemoryEngine } from "../engine/memory.ts";
+import { RedisEngine } from "../engine/redis.ts";
+import { RedisClock } from "../engine/redis-frames.ts";
+import { RedisKeys } from "../engine/redis-keys.ts";
+import { RedisNodes } from "../redis/nodes.ts";
+import { probeRedis } from "../redis/probe.ts";
+import { RecordKeeper } from "../engine/saved.ts";
+import { RedisRegistry } from "../fleet/redis-registry.ts";
+import type { Registry } from "../fleet/registry.ts";
+import type { Events } from "../telemetry/events.ts";
+
+/** What processes share beside the tasks; only where there can be more than one. */
+export interface Shared {
+  readonly engine: RedisEngine;
+  readonly registry: Registry;
+  /** Unique to this start of the process. */
+  readonly id: string;
+  readonly nodes: RedisNodes;
+  /** From a short name to a key of shard 0. */
+  key(name: string): string;
+  /** How safe an accepted task is now: on one server, or on two. */
+  durability(): "replica" | "local";
+  /** Whether every server of the store answers. */
+  reachable(): boolean;
+}
+
+export interface Opened {
+  readonly engine: Engine;
+  /** Accepted tasks outlive this process. */
+  readonly durable: boolean;
+  readonly shared?: Shared;
+  close(): Promise<void>;
+}
+
+export function openEngine(config: Config, clock: Clock, events: Events): Promise<Opened> {
+  const { engine } = config;
+  return engine.kind === "memory"
+    ? openMemory(engine, config, clock, events)
+    : openRedis(engine, config, clock, events);
+}
+
+async function openMemory(
+  { dataDir }: MemoryEngineConfig,
+  config: Config,
+  clock: Clock,
+  events: Events,
+): Promise<Opened> {
+  const options = { ...limitsOf(config), seed: randomInt(2 ** 32) };
+  const opened = (engine: Engine): Opened => ({
+    engine,
+    durable: dataDir !== undefined,
+    close: () => engine.close(),
+  });
+  if (dataDir === undefined) return opened(new MemoryEngine(options, clock, events));
+  const { journal, records, torn } = await openJournal(dataDir, (why) => {
+    const message = `the journal is broken, nothing more is accepted: ${why.message}`;
+    events.emit("notice", { level: "error", message });
+  });
+  if (torn > 0) {
+    const message = `${torn} torn at the end of the journal in ${dataDir}: the last commits before a crash or damage`;
+    events.emit("notice", { level: "warn", message });
+  }
+  return opened(new MemoryEngine(options, clock, events, new RecordKeeper(journal, records)));
+}
+
+async function openRedis(
+  settings: RedisEngineConfig,
+  config: Config,
+  clock: Clock,
+  events: Events,
+): Promise<Opened> {
+  const { refuse, warn } = await probeRedis(settings, clock);
+  if (refuse.length > 0) throw new Error(refuse.join("; "));
+  for (const message of warn) events.emit("notice", { level: "warn", message });
+  const id = `f${randomBytes(6).toString("hex")}`;
+  const keys = new RedisKeys(settings.keyPrefix, HOMES);
+  const name = `ferry-${id}`;
+  const nodes = await RedisNodes.open({ ...settings, tags: keys.tags, name }, clock, events);
+  const base = { nodes, keys, clock, events, shared: new RedisClock(), name: id };
+  const { leaseMs, sweepMs, zoneSpillMs, commandTimeoutMs } = settings;
+  const engine = new RedisEngine(base, {
+    ...limitsOf(config),
+    zone: config.zone,
+    zoneSpillMs,
+    leaseMs,
+    sweepMs,
+    putWithinMs: commandTimeoutMs,
+  });
+  await engine.open();
+  const key = (each: string): string => keys.bases[0]! + each;
+  const registry = new RedisRegistry(nodes, { aliveMs: settings.aliveMs, key });
+  const durability = (): "replica" | "local" =>
+    nodes.primaries().every(({ waits }) => waits) ? "replica" : "local";
+  const reachable = (): boolean => keys.tags.every((_, shard) => nodes.up(shard));
+  return {
+    engine,
+    durable: true,
+    shared: { engine, registry, id, nodes, key, durability, reachable },
+    close: async () => {
+      await engine.close();
+      await nodes.close();
+    },
+  };
+}
+
+/** What an engine is bounded by; `leaving`: models that are gone from the config and still served. */
+export function limitsOf(
+  { tiers, limits, results, deadLetters, models }: Config,
+  leaving: readonly ModelConfig[] = [],
+) {
+  return {
+    models: new Map([...leaving, ...models].map(({ name, timeouts }) => [name, timeouts])),
+    tiers: tiers.length,
+    maxQueued: limits.maxQueued,
+    maxQueuedBytes: limits.maxQueuedBytes,
+    results,
+    deadLetters,
+  };
+}
