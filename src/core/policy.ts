@@ -14,7 +14,8 @@
  *   eco    the economic batch. Waiting for a larger batch saves fixed cost a and costs everybody in it
  *          time; the balance lies at  m = sqrt(2λκa / (1 + 2λb)),  reached after (m − 1)/λ. It is not
  *          worth waiting when less than one arrival is expected within the patience W.
- *   guard  the earliest deadline in the queue, minus S(n + 1) and a margin.
+ *   guard  the earliest deadline in the queue, minus S(n + 1) and a margin: 5 ms, or three times of what batches are off
+ *          by, where that is more.
  *   cap    oldest + maxWaitMs: no task waits longer than that while a worker is free, whatever else.
  *
  *   preset     κ   u                                             W
@@ -34,6 +35,8 @@ export type PolicyName = "adaptive" | "latency" | "eco" | "fixed";
 export interface ServiceCurve {
   readonly baseMs: number;
   readonly perTaskMs: number;
+  /** How far batches are from what was expected of them, on the mean; left out: not at all. */
+  readonly deviationMs?: number;
   msFor(size: number): number;
 }
 
@@ -64,7 +67,9 @@ export type Decision =
   | { readonly kind: "idle" };
 
 const IDLE: Decision = { kind: "idle" };
+/** For the answer's own way, however short the batch is. */
 const GUARD_MARGIN_MS = 5;
+const GUARD_DEVIATIONS = 3;
 const FEW_WORKERS = 3;
 /** A timer may ring this much early; going then is better than going round once more. */
 export const ROUNDING_MS = 0.05;
@@ -89,7 +94,8 @@ function whenCapped(view: View, limits: Limits): Due {
 
 function whenDue(view: View, limits: Limits, now: number): Due {
   const worthIt = Math.max(staggerGate(view, limits, now), economicGate(view, limits));
-  const guard = view.earliestDeadlineAt - view.service.msFor(view.queued + 1) - GUARD_MARGIN_MS;
+  const margin = Math.max(GUARD_MARGIN_MS, GUARD_DEVIATIONS * (view.service.deviationMs ?? 0));
+  const guard = view.earliestDeadlineAt - view.service.msFor(view.queued + 1) - margin;
   const capped = whenCapped(view, limits);
   if (worthIt <= guard && worthIt <= capped.at) return { at: worthIt, reason: "idle" };
   return guard < capped.at ? { at: guard, reason: "deadline" } : capped;

@@ -19,8 +19,11 @@
  * and it is let in if it starts, margin included, and finishes in time. Never is it refused while a worker
  * idles and less than one batch waits: without that rule an estimate that is too high would refuse everything,
  * see no batch and so never be corrected. For the same reason one batch's worth may wait for a worker that is
- * overdue (more, where nobody else is there: `worthOf`), and for workers of which none counts (they say that they are full, or have yet to prove that they
- * are well again): if nothing waited for them they would run batches of one.
+ * overdue, and for workers of which none counts (they say that they are full, or have yet to prove that they
+ * are well again): if nothing waited for them they would run batches of one. Where all are overdue, more may
+ * wait: whoever would start in time if the silence lasts half as long again as it has,
+ *
+ *   start = now + 1.04 · (silence / 2 + ⌊Q / (workers · B)⌋ · S)
  *
  * `thresholds` is the classic rule set: above `targetUtilization` of the capacity, or with more than
  * `lastTierDepth` queued, the last tier is refused; with more than `firstTierDepth` all but the first.
@@ -41,6 +44,8 @@ export interface Horizon {
   readonly idle: number;
   /** Workers that are overdue and may yet answer. */
   readonly overdue: number;
+  /** For how long the first of them should have answered; left out: nobody is overdue. */
+  readonly silentMs?: number;
   /** Tasks per ms with full batches; only workers that are proven and not overloaded count. */
   readonly perMs: number;
   /** The same if every worker were well. */
@@ -97,7 +102,8 @@ const START_ERROR = 0.04;
 const ROUNDING = 1e-9;
 /** Below this share of what the fleet could do, capacity is lost; above it, there is just too much to do. */
 const LOST_BELOW = 0.9;
-const PATIENCE = 0.25;
+/** A silence is taken to last so much longer, as a share of what it has lasted. */
+const SILENCE = 0.5;
 
 /** Why a task that comes now is refused by `predictive`; undefined when it is let in. */
 export function refuseByForecast(
@@ -107,7 +113,7 @@ export function refuseByForecast(
   now: number,
 ): Refused | undefined {
   const { healthy, idle, batchSize, freeAt } = horizon;
-  if (healthy === 0) return line.waiting < worthOf(horizon, terms.startBy - now) ? undefined : "no_worker";
+  if (healthy === 0) return mayWait(line, horizon, terms, now) ? undefined : "no_worker";
   if (idle > 0 && line.waiting < batchSize) return undefined;
   if (freeAt.length === 0) return line.waiting < batchSize ? undefined : "capacity";
   const { latestStartAt, finishAt } = forecast(line, fit(horizon, terms, now), now);
@@ -116,12 +122,16 @@ export function refuseByForecast(
 }
 
 /**
- * How many may wait for workers that are all overdue. Most often they are only late: the machine paused for a moment, and
- * with batches of 5 ms that is many of them. So as many as they run in a quarter of the time that a caller has; a batch
- * each in any case.
+ * Whether one more may wait for workers that are all overdue. Most often they are only late: the machine paused for a
+ * moment, and with batches of 5 ms that is many of them. How long it will be nobody knows, but what has lasted long
+ * lasts longer. A batch each may wait in any case.
  */
-function worthOf({ overdue, batchSize, batchMs }: Horizon, startWithinMs: number): number {
-  return overdue * batchSize * Math.max(1, (PATIENCE * startWithinMs) / batchMs);
+function mayWait({ waiting }: Line, horizon: Horizon, { startBy, finishBy }: Terms, now: number): boolean {
+  const { overdue, batchSize, batchMs, silentMs = 0 } = horizon;
+  const rounds = Math.floor(waiting / (overdue * batchSize) + ROUNDING);
+  if (overdue === 0 || rounds === 0) return overdue > 0;
+  const startAt = now + (1 + START_ERROR) * (SILENCE * silentMs + rounds * batchMs);
+  return startAt <= startBy && startAt + batchMs <= finishBy;
 }
 
 export interface Forecast {

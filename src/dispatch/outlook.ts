@@ -4,7 +4,7 @@
  * It is asked for every request and changes with every batch, so it is kept: drawn anew when a batch started
  * or ended, and otherwise after a millisecond for every 32 workers.
  *
- * Workers differ: with S what a batch takes at the fleet's pace and r what each of n workers needs of that, a
+ * Workers differ: with S what a batch takes at the fleet's pace and r what each of n workers usually needs of that, a
  * batch takes S·n / Σ(1/r) on the average of batches, of which a fast worker runs more. They also differ in how many
  * tasks they take at once: with B seats and S(B) for each, the fleet runs Σ 1/(S·r) batches per ms, of
  * Σ B/(S·r) tasks, and a batch holds the latter over the former.
@@ -94,13 +94,16 @@ export class Outlook {
     const running: { ms: number; perMs: number }[] = [];
     /** Batches and tasks per ms; `even` is the batches if every worker had the fleet's pace. */
     let [batches, even, tasks, nominalTasks, usualMs] = [0, 0, 0, 0, 0];
-    let [healthy, idle, overdue] = [0, 0, 0];
+    let [healthy, idle, overdue, silentMs] = [0, 0, 0, Infinity];
     for (const slot of slots) {
       if (!slot.held(now)) continue;
       const { size, ms, paceMs } = this.#batchOn(slot);
-      const perMs = 1 / (paceMs * slot.ratio);
+      const perMs = 1 / (paceMs * slot.usualRatio);
       nominalTasks += size * perMs;
-      if (slot.suspect) overdue++;
+      if (slot.suspect) {
+        overdue++;
+        silentMs = Math.min(silentMs, now - (slot.batch?.expectedFreeAt ?? now));
+      }
       if (slot.healthy(now)) healthy++;
       if (slot.free(now)) idle++;
       if (!slot.counts(now, this.#maxLoad)) continue;
@@ -108,7 +111,7 @@ export class Outlook {
       even += 1 / paceMs;
       tasks += size * perMs;
       usualMs += ms;
-      running.push({ ms: paceMs * slot.ratio, perMs });
+      running.push({ ms: paceMs * slot.usualRatio, perMs });
       freeAt.push(slot.freeAt ?? Math.max(now, slot.circuit.usableAt));
     }
     const count = freeAt.length;
@@ -120,6 +123,7 @@ export class Outlook {
       healthy,
       idle,
       overdue,
+      ...(overdue > 0 && { silentMs }),
       perMs: tasks,
       guessed: service.samples === 0,
       nominalPerMs: nominalTasks,

@@ -3,9 +3,9 @@
  *
  * A worker learns its own pace: `ratio` is its service time over the fleet's, so that predictions fit a mixed fleet. One
  * that needs more than 1.5 times the best is slow: it is chosen last, takes full batches or what has waited long enough,
- * and does not teach the fleet's estimate. One batch that took five times as long says little of the next. For admission it
- * is held against the worker (`ratio`: a promise must be kept); whether it is slow and whether its batch is overdue goes by
- * `usualRatio`, where a batch counts as at most twice what was expected.
+ * and does not teach the fleet's estimate. One batch that took five times as long says little of the next: `usualRatio`,
+ * where a batch counts as at most twice what was expected, is what its batches are judged and promised by. How often such a
+ * batch comes is the fleet's `surprise`. `ratio` is what happened, whole: who may teach goes by it, and who is chosen first.
  *
  * A worker that other processes list too is shared: this one may use it only while it holds its lease, which src/fleet
  * writes into its slot. Whatever counts workers here counts those that are held.
@@ -337,7 +337,7 @@ export class Workers {
     this.alive(slot);
     if (this.service.settled) {
       const ratio = ms / this.service.msFor(size);
-      this.surprise.learn(ratio / slot.ratio);
+      this.surprise.learn(ratio / slot.usualRatio);
       slot.ratio += RATIO_WEIGHT * (ratio - slot.ratio);
       const usual = Math.min(ratio, ACCIDENT * slot.usualRatio);
       slot.usualRatio += RATIO_WEIGHT * (usual - slot.usualRatio);

@@ -88,11 +88,13 @@ export class FleetOutlook {
     const weight = (beat: CapacityBeat): number => Math.max(beat.counted, 0.001);
     const mean = (each: (beat: CapacityBeat) => number): number =>
       sum((beat) => weight(beat) * each(beat)) / Math.max(sum(weight), 0.001);
+    const silences = beats.map(({ silentMs }) => silentMs).filter((ms) => ms !== undefined);
     const deviationMs = Math.max(0, ...beats.map((beat) => beat.deviationMs));
     return {
       healthy,
       idle: sum(({ idle }) => idle),
       overdue: sum(({ overdue }) => overdue),
+      ...(silences.length > 0 && { silentMs: Math.min(...silences) }),
       perMs: sum(({ perMs }) => perMs),
       guessed: beats.length > 0 && beats.every(({ guessed }) => guessed === true),
       nominalPerMs: sum(({ nominalPerMs }) => nominalPerMs),

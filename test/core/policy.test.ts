@@ -119,6 +119,16 @@ describe("adaptive", () => {
     assert.equal(decide(busy, limits("latency"), now).kind, "send");
   });
 
+  test("it comes sooner where batches scatter", () => {
+    const at = (deviationMs: number): unknown => {
+      const service = { ...constant, deviationMs };
+      return decide(view({ service, earliestDeadlineAt: now + 140, arrivalsPerMs: 1 }), limits("eco"), now);
+    };
+    assert.deepEqual(at(0), at(1), "5 ms in any case");
+    assert.notDeepEqual(at(0), at(11));
+    assert.deepEqual(at(14), { kind: "send", size: 1, reason: "deadline" });
+  });
+
   test("a deadline comes before economy", () => {
     const tight = view({ arrivalsPerMs: 1, earliestDeadlineAt: now + 104 });
     assert.deepEqual(decide(tight, limits("adaptive"), now), { kind: "send", size: 1, reason: "deadline" });

@@ -183,21 +183,17 @@ describe("predictive", () => {
     );
   });
 
-  test("no worker is no worker; one that is overdue is worth what it does in a quarter of the time there is", () => {
-    const none = horizon({ healthy: 0, freeAt: [], perMs: 0 });
+  test("no worker is no worker; for one that is overdue may wait who would start in time if it answered soon", () => {
+    const none = horizon({ healthy: 0, freeAt: [], perMs: 0, batchMs: 100 });
     assert.equal(refuseByForecast(line(), none, inHalfASecond, now), "no_worker");
-    const overdue = { ...none, overdue: 1 };
-    assert.equal(refuseByForecast(line({ waiting: 62 }), overdue, inHalfASecond, now), undefined);
-    assert.equal(refuseByForecast(line({ waiting: 63 }), overdue, inHalfASecond, now), "no_worker");
+    const refused = (waiting: number, silentMs: number, terms = inHalfASecond): string | undefined =>
+      refuseByForecast(line({ waiting }), { ...none, overdue: 1, silentMs }, terms, now);
+    assert.equal(refused(199, 100), undefined, "three batches and fifty milliseconds");
+    assert.equal(refused(200, 100), "no_worker", "a batch more would end too late");
+    assert.equal(refused(199, 300), "no_worker", "what has lasted long lasts longer");
     const soon = { startBy: now + 10, finishBy: now + 500 };
-    assert.equal(
-      refuseByForecast(line({ waiting: 49 }), overdue, soon, now),
-      undefined,
-      "a batch in any case",
-    );
-    assert.equal(refuseByForecast(line({ waiting: 50 }), overdue, soon, now), "no_worker");
-    const short = { ...overdue, batchMs: 5 };
-    assert.equal(refuseByForecast(line({ waiting: 1200 }), short, inHalfASecond, now), undefined);
+    assert.equal(refused(49, 100, soon), undefined, "a batch in any case");
+    assert.equal(refused(50, 100, soon), "no_worker");
   });
 
   test("workers that say they are full are used while they idle, and a batch's worth may wait for them", () => {
