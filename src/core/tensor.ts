@@ -206,7 +206,7 @@ function nested(
 }
 
 /** Each value of a tensor as JSON, in the order in which they lie. */
-function flatTexts(dtype: Dtype, bytes: Buffer): string[] {
+export function flatTexts(dtype: Dtype, bytes: Buffer): string[] {
   switch (dtype) {
     case "bool":
       return Array.from(bytes, (byte) => (byte === 0 ? "false" : "true"));

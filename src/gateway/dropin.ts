@@ -19,7 +19,8 @@ import type {
   ProtocolName,
 } from "../protocol/protocol.ts";
 import type { Crossing } from "./crossing.ts";
-import type { Exchange } from "./exchange.ts";
+import { type Exchange, JSON_TYPE } from "./exchange.ts";
+import { LARGE_CHARS, pieceLine } from "./pieces.ts";
 import type { Elsewhere, Methods, Routes } from "./server.ts";
 
 export interface DropInModel {
@@ -175,7 +176,12 @@ export class DropIns {
     if (crossed === undefined || exchange.answered) return;
     const headers = ["x-request-id", exchange.id, ...crossed.headers];
     const request = { id: exchange.id, at: exchange.startedAt };
-    send(exchange, drafts.render(crossed.outputs, model.name, request), headers);
+    const { outputs } = crossed;
+    if (!isLarge(outputs)) return send(exchange, drafts.render(outputs, model.name, request), headers);
+    const { headers: own = [], texts } = drafts.pieces?.(outputs, model.name, request) ?? {};
+    if (texts === undefined) return send(exchange, drafts.render(outputs, model.name, request), headers);
+    const parts = await pieceLine.gather(texts, () => exchange.answered);
+    if (parts !== undefined) exchange.sendBytes(JSON_TYPE, parts, [...own, ...headers]);
   }
 
   async #tell(exchange: Exchange, protocol: Protocol, route: AboutRoute, place: Place): Promise<void> {
@@ -276,6 +282,12 @@ function send(
   const all = headers.length === 0 ? more : [...headers, ...more];
   if (type === undefined && typeof body === "string") exchange.send(status, body, all);
   else exchange.sendBytes(type ?? "application/json", Buffer.from(body as string), all, status);
+}
+
+function isLarge(outputs: readonly string[]): boolean {
+  let chars = 0;
+  for (const { length } of outputs) chars += length;
+  return chars >= LARGE_CHARS;
 }
 
 function compile(protocol: Protocol): Compiled[] {

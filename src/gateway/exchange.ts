@@ -16,7 +16,7 @@ import { KnownRequest } from "./known.ts";
 import { checkType } from "./media-type.ts";
 import { quotaHeaders } from "./reply.ts";
 
-const JSON_TYPE = "application/json; charset=utf-8";
+export const JSON_TYPE = "application/json; charset=utf-8";
 const JSON_ONLY = ["application/json"];
 const NOTHING = Buffer.alloc(0);
 
@@ -277,15 +277,23 @@ export class Exchange extends KnownRequest {
     this.send(shaped.status ?? status, String(shaped.body), ["x-request-id", requestId, ...all]);
   }
 
-  /** Not JSON. */
-  sendBytes(type: string, bytes: Buffer, headers: readonly string[] = [], status = 200): void {
+  /** Not JSON, or JSON that was written already; in parts where it is large. */
+  sendBytes(
+    type: string,
+    bytes: Buffer | readonly Buffer[],
+    headers: readonly string[] = [],
+    status = 200,
+  ): void {
     const response = this.#response;
     if (this.answered) return;
     this.status = status;
-    const head = ["content-type", type, "content-length", String(bytes.length), ...headers];
+    const parts = Buffer.isBuffer(bytes) ? [bytes] : bytes;
+    const length = parts.reduce((sum, part) => sum + part.length, 0);
+    const head = ["content-type", type, "content-length", String(length), ...headers];
     if (this.#ends()) head.push("connection", "close");
     response.writeHead(status, head);
-    response.end(bytes);
+    for (const part of parts.slice(0, -1)) response.write(part);
+    response.end(parts.at(-1));
     if (response.writableLength > 0 || this.request.httpVersionMajor > 1) this.#cutIfStuck();
   }
 

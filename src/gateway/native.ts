@@ -9,22 +9,27 @@ import type { Caller } from "../admission/caller.ts";
 import type { Credentials } from "../admission/credentials.ts";
 import type { Clock } from "../clock.ts";
 import { Refusal } from "../core/errors.ts";
+import type { Json } from "../core/task.ts";
 import { readBinary } from "../core/tensor.ts";
 import type { Engine, RecordView } from "../engine/engine.ts";
 import type { Router, Woken } from "../result/router.ts";
 import { accepted, bytesHeaders, BYTES_TYPE, type Encoding, encodingNamed, noBytes } from "./encoding.ts";
-import type { Exchange } from "./exchange.ts";
+import { type Exchange, JSON_TYPE } from "./exchange.ts";
 import { idempotencyKey } from "./headers.ts";
 import { looksLikeId } from "./ids.ts";
 import type { Draft, Intake, Ticket } from "./intake.ts";
 import { parseBody, PLAIN_FIELDS } from "./native-body.ts";
+import { pieceLine } from "./pieces.ts";
 import {
   batchHeaders,
+  chained,
   outputPart,
+  outputPieces,
   quotaHeaders,
   refusalOf,
   resultBody,
   successBody,
+  successPieces,
   tenths,
 } from "./reply.ts";
 import type { Routes } from "./server.ts";
@@ -150,9 +155,12 @@ export class NativeProtocol {
     const bytes = this.#sendBytes(exchange, record!, ticket.id, headers);
     if (bytes === "refused") return;
     if (bytes === undefined) {
-      const { output } = outputPart(record!, draft.encoding);
       const latencyMs = tenths(this.#clock.now() - exchange.startedAt);
-      exchange.send(200, `{${output},"request_id":"${ticket.id}","latency_ms":${latencyMs}}`, headers);
+      const rest = `,"request_id":"${ticket.id}","latency_ms":${latencyMs}}`;
+      const pieces = outputPieces(record!, draft.encoding);
+      if (pieces !== undefined)
+        return this.#sendPieces(exchange, chained(["{"], pieces, [rest]), headers, ticket.id);
+      exchange.send(200, `{${outputPart(record!, draft.encoding).output}${rest}`, headers);
     }
     this.#engine.delivered(ticket.id);
   }
@@ -208,6 +216,20 @@ export class NativeProtocol {
     return "sent";
   }
 
+  /** An answer that takes long to write; delivered when it is. */
+  async #sendPieces(
+    exchange: Exchange,
+    texts: Iterable<Json>,
+    headers: readonly string[],
+    id: string,
+  ): Promise<void> {
+    const parts = await pieceLine.gather(texts, () => exchange.answered);
+    if (parts === undefined || exchange.answered) return;
+    exchange.sendBytes(JSON_TYPE, parts, headers);
+    // Whoever asks for the headers alone has not got the outcome.
+    if (exchange.request.method !== "HEAD") this.#engine.delivered(id);
+  }
+
   #answer(exchange: Exchange, ticket: Ticket, record: RecordView, encoding: Encoding): void {
     const { id, work, quota } = ticket;
     exchange.ending = record;
@@ -229,6 +251,11 @@ export class NativeProtocol {
         latencyMs,
         encoding,
       };
+      const pieces = successPieces(head, record, rendering);
+      if (pieces !== undefined) {
+        const sending = this.#sendPieces(exchange, pieces, headers, id);
+        return void sending.catch((error: unknown) => exchange.failed(error));
+      }
       const { text, bytes } = successBody(head, record, rendering);
       exchange.send(200, text, headers, bytes);
     }
@@ -267,8 +294,9 @@ export class NativeProtocol {
     const sent = this.#sendBytes(exchange, record, id, batchHeaders(record));
     if (sent === "refused") return;
     if (sent === undefined) {
-      const { text, bytes } = resultBody(record, explain, encoding);
-      exchange.send(200, text, batchHeaders(record), bytes);
+      const body = resultBody(record, explain, encoding);
+      if (!("text" in body)) return this.#sendPieces(exchange, body, batchHeaders(record), id);
+      exchange.send(200, body.text, batchHeaders(record), body.bytes);
     }
     // Whoever asks for the headers alone has not got the outcome.
     if (record.outcome !== undefined && exchange.request.method !== "HEAD") this.#engine.delivered(id);

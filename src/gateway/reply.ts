@@ -5,9 +5,12 @@
  * (messages, reasons) is escaped here. How an output that is bytes is shown stands in `encoding.ts`.
  */
 import { type Quota, Refusal } from "../core/errors.ts";
+import type { Json } from "../core/task.ts";
+import { numbersPieces } from "../core/tensor-pieces.ts";
 import { readBinary } from "../core/tensor.ts";
 import type { RecordView } from "../engine/engine.ts";
 import { type Encoding, outputText } from "./encoding.ts";
+import { LARGE_CHARS } from "./pieces.ts";
 
 export interface Rendering {
   readonly cached: boolean;
@@ -28,14 +31,41 @@ export interface Body {
 
 /** `head`, then `"output":…,"metadata":{…}` of a success. */
 export function successBody(head: string, record: RecordView, rendering: Rendering): Body {
+  const { output, bytes } = outputPart(record, rendering.encoding);
+  const text = `${head}${output}${metadata(record, rendering)}}`;
+  return { text, bytes: text.length - output.length + bytes };
+}
+
+/** `,"metadata":{…}` */
+function metadata(record: RecordView, rendering: Rendering): string {
   const { batch, task } = record;
   const { cached, explain, latencyMs } = rendering;
-  const { output, bytes } = outputPart(record, rendering.encoding);
   const why = explain && batch !== undefined ? `,"why":${JSON.stringify(whyOf(record, rendering))}` : "";
-  const text =
-    `${head}${output},"metadata":{"model":${quoted(task.model)},"latency_ms":${tenths(latencyMs)},` +
-    `"queue_ms":${tenths(queueMs(record))},"batch_size":${batch?.size ?? 0},"cached":${cached}${why}}}`;
-  return { text, bytes: text.length - output.length + bytes };
+  return (
+    `,"metadata":{"model":${quoted(task.model)},"latency_ms":${tenths(latencyMs)},` +
+    `"queue_ms":${tenths(queueMs(record))},"batch_size":${batch?.size ?? 0},"cached":${cached}${why}}`
+  );
+}
+
+/** As `successBody`, where the output is so large that it is written in pieces; undefined: it is not. */
+export function successPieces(
+  head: string,
+  record: RecordView,
+  rendering: Rendering,
+): Iterable<Json> | undefined {
+  const output = outputPieces(record, rendering.encoding);
+  return output && chained([head], output, [`${metadata(record, rendering)}}`]);
+}
+
+/** As `outputPart`, where the output is so large that it is written in pieces; undefined: it is not. */
+export function outputPieces({ outcome }: RecordView, encoding?: Encoding): Iterable<Json> | undefined {
+  if (encoding !== "json" || outcome?.ok !== true || outcome.output.length < LARGE_CHARS) return undefined;
+  const binary = readBinary(outcome.output);
+  return binary?.dtype === undefined ? undefined : chained(['"output":'], numbersPieces(binary));
+}
+
+export function* chained(...texts: readonly Iterable<Json>[]): Generator<Json, void> {
+  for (const each of texts) yield* each;
 }
 
 /** `"output":…`, with what belongs to it, and how many bytes that has. */
@@ -100,8 +130,8 @@ export function quotaHeaders(quota: Quota | undefined): string[] {
   ];
 }
 
-/** A finished or unfinished record, as polling shows it. */
-export function resultBody(record: RecordView, explain: boolean, encoding?: Encoding): Body {
+/** A finished or unfinished record, as polling shows it; in pieces where it is large. */
+export function resultBody(record: RecordView, explain: boolean, encoding?: Encoding): Body | Iterable<Json> {
   const { task, outcome, settledAt } = record;
   const head = `{"task_id":"${task.id}","status":`;
   if (outcome === undefined) return counted(`${head}"PENDING"}`);
@@ -109,12 +139,9 @@ export function resultBody(record: RecordView, explain: boolean, encoding?: Enco
     return counted(`${head}"FAILED","error":"${outcome.code}","message":${JSON.stringify(outcome.message)}}`);
   }
   const latencyMs = (settledAt ?? task.createdAt) - task.createdAt;
-  return successBody(`${head}"SUCCESS",`, record, {
-    cached: record.cached === true,
-    explain,
-    latencyMs,
-    encoding,
-  });
+  const rendering = { cached: record.cached === true, explain, latencyMs, encoding };
+  const success = `${head}"SUCCESS",`;
+  return successPieces(success, record, rendering) ?? successBody(success, record, rendering);
 }
 
 function counted(text: string): Body {

@@ -36,6 +36,7 @@ import {
   stringField,
   without,
 } from "./fields.ts";
+import { inPieces, listed } from "./pieces.ts";
 import type { Answer, Asked, Call, Drafts, Outputs, Protocol, Replied, Unbatched } from "./protocol.ts";
 import { apportion } from "./usage.ts";
 
@@ -79,8 +80,9 @@ function read({ body }: Asked): Drafts | Unbatched {
     model,
     inputs,
     parameters: parametersOf(fields, OWN, { [KIND]: `"${kind}"`, embedding_types: JSON.stringify(types) }),
-    render: (outputs, _, request) =>
-      render(outputs, types, kind === "texts" ? inputs : undefined, request?.id),
+    ...inPieces((outputs, _, request) => ({
+      texts: written(outputs, types, kind === "texts" ? inputs : undefined, request?.id),
+    })),
   };
 }
 
@@ -104,25 +106,26 @@ function typesOf(text: Json | undefined): readonly string[] {
   return types.length === 0 ? ["float"] : types;
 }
 
-function render(
+function* written(
   outputs: readonly Json[],
   types: readonly string[],
   texts: readonly Json[] | undefined,
   id = "",
-): Answer {
+): Generator<Json, void> {
   const read = outputs.map(readOutput);
-  const lists = types.map((type) => `"${type}":[${read.map(({ of }) => of(type)).join(",")}]`);
+  yield `{"id":${JSON.stringify(id)},"embeddings":{`;
+  for (const [at, type] of types.entries()) {
+    yield `${at === 0 ? "" : ","}"${type}":[`;
+    yield* listed(read, ({ of }) => of(type));
+    yield "]";
+  }
   const counts = COUNTED.map((name) => [name, summed(read.map(({ fields }) => fields?.get(name)))] as const);
-  const meta = objectText({ api_version: '{"version":"2"}', ...Object.fromEntries(counts) });
-  return {
-    body: objectText({
-      id: JSON.stringify(id),
-      embeddings: `{${lists.join(",")}}`,
-      texts: texts && `[${texts.join(",")}]`,
-      meta,
-      response_type: '"embeddings_by_type"',
-    }),
-  };
+  const rest = objectText({
+    texts: texts && `[${texts.join(",")}]`,
+    meta: objectText({ api_version: '{"version":"2"}', ...Object.fromEntries(counts) }),
+    response_type: '"embeddings_by_type"',
+  });
+  yield `},${rest.slice(1)}`;
 }
 
 interface CohereOutput {

@@ -15,7 +15,8 @@
 import type { Refusal } from "../core/errors.ts";
 import { splitField } from "../core/json-split.ts";
 import type { Json } from "../core/task.ts";
-import { numbersText, readBinary } from "../core/tensor.ts";
+import { numbersPieces } from "../core/tensor-pieces.ts";
+import { readBinary } from "../core/tensor.ts";
 import {
   between,
   detached,
@@ -28,6 +29,7 @@ import {
   without,
 } from "./fields.ts";
 import { listModels, showModel } from "./openai-models.ts";
+import { inPieces } from "./pieces.ts";
 import type {
   AboutRoute,
   Answer,
@@ -111,15 +113,24 @@ function read({ names, body }: Asked): Drafts | Unbatched {
       OWN,
       version === undefined ? {} : { [VERSION]: JSON.stringify(version) },
     ),
-    render: (predictions) => ({ body: `{"predictions":[${predictions.map(prediction).join(",")}]}` }),
+    ...inPieces((predictions) => ({ texts: texts(predictions) })),
   };
 }
 
+function* texts(predictions: readonly Json[]): Generator<Json, void> {
+  yield '{"predictions":[';
+  for (const [index, output] of predictions.entries()) {
+    if (index > 0) yield ",";
+    yield* prediction(output);
+  }
+  yield "]}";
+}
+
 /** A tensor as numbers; bytes as TensorFlow Serving writes them. */
-function prediction(output: Json): Json {
+function prediction(output: Json): Iterable<Json> {
   const binary = readBinary(output);
-  if (binary === undefined) return output;
-  return binary.dtype === undefined ? `{"b64":"${binary.base64}"}` : numbersText(binary);
+  if (binary === undefined) return [output];
+  return binary.dtype === undefined ? [`{"b64":"${binary.base64}"}`] : numbersPieces(binary);
 }
 
 /** `{"error":"…"}`, which is all that either server says. */

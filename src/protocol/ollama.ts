@@ -32,6 +32,7 @@ import {
   without,
 } from "./fields.ts";
 import { longest, readKeepAlive } from "./ollama-keep-alive.ts";
+import { inPieces, listed } from "./pieces.ts";
 import type { Answer, Asked, Call, Drafts, Outputs, Protocol, Replied, Unbatched } from "./protocol.ts";
 import { apportion } from "./usage.ts";
 
@@ -70,7 +71,7 @@ function read({ body }: Asked): Drafts | Unbatched {
     inputs:
       keepAlive === undefined ? texts : texts.map((text) => `{"text":${text},"keep_alive":${keepAlive}}`),
     parameters: parametersOf(fields, OWN),
-    render: (outputs, named) => render(outputs, model ?? named),
+    ...inPieces((outputs, named) => ({ texts: written(outputs, model ?? named) })),
   };
 }
 
@@ -84,9 +85,10 @@ function textsOf(input: Json | undefined): readonly Json[] {
   return elements;
 }
 
-function render(outputs: readonly Json[], model: string): Answer {
+function* written(outputs: readonly Json[], model: string): Generator<Json, void> {
   const sums = FIGURES.map(() => 0);
-  const embeddings = outputs.map((output) => {
+  yield `{"model":${JSON.stringify(model)},"embeddings":[`;
+  yield* listed(outputs, (output) => {
     const alone = embeddingText(output);
     if (isEmbedding(alone)) return asNumbers(alone);
     const fields = outputFields(output);
@@ -95,8 +97,7 @@ function render(outputs: readonly Json[], model: string): Answer {
     if (embedding === undefined) throw new Refusal("INFERENCE_FAILED", "the model's output has no embedding");
     return asNumbers(embedding);
   });
-  const figures = FIGURES.map((name, at) => `"${name}":${sums[at]}`).join(",");
-  return { body: `{"model":${JSON.stringify(model)},"embeddings":[${embeddings.join(",")}],${figures}}` };
+  yield `],${FIGURES.map((name, at) => `"${name}":${sums[at]}`).join(",")}}`;
 }
 
 function call(inputs: readonly Json[], parameters: Json, model: string): Call {

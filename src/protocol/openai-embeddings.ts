@@ -31,7 +31,8 @@ import {
 import { openaiError } from "./openai-errors.ts";
 import { byIndex } from "./openai-list.ts";
 import { listModels, showModel } from "./openai-models.ts";
-import type { Answer, Asked, Call, Drafts, Outputs, Protocol, Replied } from "./protocol.ts";
+import { inPieces, listed } from "./pieces.ts";
+import type { Asked, Call, Drafts, Outputs, Protocol, Replied } from "./protocol.ts";
 import { apportion, tokenCount, weightOf } from "./usage.ts";
 
 const PATH = "/v1/embeddings";
@@ -55,7 +56,7 @@ function read({ body }: Asked): Drafts {
     model: stringField(fields, "model"),
     inputs,
     parameters: parametersOf(fields, OWN, tokens ? { [TOKENS]: "true" } : {}),
-    render: (outputs, model) => render(outputs, model, format),
+    ...inPieces((outputs, model) => ({ texts: texts(outputs, model, format) })),
   };
 }
 
@@ -83,18 +84,17 @@ function isTokens(text: Json): boolean {
   return tokens !== undefined && tokens.length > 0 && tokens.every(isToken);
 }
 
-function render(outputs: readonly Json[], model: string, format: "float" | "base64"): Answer {
+function* texts(outputs: readonly Json[], model: string, format: "float" | "base64"): Generator<Json, void> {
   let tokens = 0;
-  const data = outputs.map((output, index) => {
+  yield '{"object":"list","data":[';
+  yield* listed(outputs, (output, index) => {
     const { embedding, promptTokens } = embeddingOf(output);
     tokens += promptTokens;
     const shown = format === "base64" ? asBase64(embedding) : asNumbers(embedding);
     return `{"object":"embedding","index":${index},"embedding":${shown}}`;
   });
   const usage = `{"prompt_tokens":${tokens},"total_tokens":${tokens}}`;
-  return {
-    body: `{"object":"list","data":[${data.join(",")}],"model":${JSON.stringify(model)},"usage":${usage}}`,
-  };
+  yield `],"model":${JSON.stringify(model)},"usage":${usage}}`;
 }
 
 /** Of a task's output, from whichever backend. Throws a Refusal. */

@@ -55,6 +55,15 @@ export interface Drafts {
   readonly drawn?: boolean;
   /** One output per input, in order. `model` is its name here. May throw a Refusal. */
   render(outputs: readonly Json[], model: string, request?: Rendered): Answer;
+  /** The same a piece at a time, none of which takes long; left out: it is never large. */
+  pieces?(outputs: readonly Json[], model: string, request?: Rendered): Pieces;
+}
+
+/** An answer as JSON, made while it is asked for. May throw a Refusal until its last text. */
+export interface Pieces {
+  /** Name, value, name, value… */
+  readonly headers?: readonly string[];
+  readonly texts: Iterable<Json>;
 }
 
 /** The request that an answer is for; always given, but by tests. */

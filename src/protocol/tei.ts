@@ -12,9 +12,18 @@
 import type { Json } from "../core/task.ts";
 import { asNumbers } from "./embedding.ts";
 import { elementsOf, type Fields, invalid, readFields } from "./fields.ts";
-import type { About, Answer, Asked, Drafts, Protocol } from "./protocol.ts";
+import { inPieces, listed } from "./pieces.ts";
+import type { About, Answer, Asked, Drafts, Pieces, Protocol } from "./protocol.ts";
 import { errorText, teiError } from "./tei-errors.ts";
-import { checkCount, computeHeaders, MAX_INPUTS, readOutput, sharedBy, type TeiRoute } from "./tei-form.ts";
+import {
+  checkCount,
+  computeHeaders,
+  MAX_INPUTS,
+  readOutput,
+  sharedBy,
+  type TeiOutput,
+  type TeiRoute,
+} from "./tei-form.ts";
 import { draftRerank, readPredict, readRerank } from "./tei-predict.ts";
 import { teiWorker } from "./tei-worker.ts";
 
@@ -47,7 +56,7 @@ function draftEmbed(fields: Fields, route: TeiRoute): Drafts {
   return {
     inputs: inputsOf(fields.get("inputs")),
     parameters: sharedBy(fields, route, ["inputs"]),
-    render: (outputs) => render(outputs, route),
+    ...inPieces((outputs) => pieces(outputs, route)),
   };
 }
 
@@ -71,10 +80,15 @@ function isTokens(text: Json): boolean {
   return tokens !== undefined && tokens.length > 0 && tokens.every(isToken);
 }
 
-function render(outputs: readonly Json[], route: TeiRoute): Answer {
+function pieces(outputs: readonly Json[], route: TeiRoute): Pieces {
   const read = outputs.map((output) => readOutput(output, route));
-  const values = read.map(({ value }) => (route === "embed" ? asNumbers(value) : value));
-  return { headers: computeHeaders(read), body: `[${values.join(",")}]` };
+  return { headers: computeHeaders(read), texts: texts(read, route) };
+}
+
+function* texts(read: readonly TeiOutput[], route: TeiRoute): Generator<Json, void> {
+  yield "[";
+  yield* listed(read, ({ value }) => (route === "embed" ? asNumbers(value) : value));
+  yield "]";
 }
 
 /** Where no worker can be asked. */
