@@ -289,6 +289,8 @@ export interface PythonBackendConfig {
   readonly workers: number;
   /** The interpreter to run. */
   readonly python: string;
+  /** What the function's inputs are: any JSON, or arrays of numbers of this type. */
+  readonly inputs: "json" | "int32" | "int64" | "float32";
   /** Comma-separated; worker i sees the i-th, counted round. Left out: every worker sees them all. */
   readonly gpus?: string;
   readonly startTimeoutMs: number;

@@ -93,6 +93,11 @@ export const backends = oneOf(
         default: "python3",
         program: true,
       }),
+      inputs: choice(
+        "What its inputs become: JSON of every kind, or one array of numbers each, which costs Python next to nothing to read.",
+        ["json", "int32", "int64", "float32"],
+        "json",
+      ),
       gpus: optional(
         text('The GPUs to share out, as in "0,1,2,3": each worker sees one (CUDA_VISIBLE_DEVICES).', {
           maxLength: 1024,

@@ -11,6 +11,9 @@ on. A frame on either:
     payload
 
     to here      1 call      u32 number, then JSON text: {"inputs": [...]}, perhaps with "parameters": {...}
+                10 arrays    the same where inputs are arrays: u32 number, u32 type, u32 count, u32 bytes of the parameters,
+                             count x u32 how many numbers, the parameters as JSON, zeros up to a multiple of 8, the
+                             numbers as this machine writes them
     from here    2 ready     empty: the file is imported, calls may come
                  3 cannot    UTF-8 text: why the file or the function cannot be used
                  4 outputs   u32 number, u32 count, count x u32 length, then the JSON texts
@@ -56,7 +59,7 @@ import sys
 import threading
 import traceback
 
-CALL, READY, CANNOT, OUTPUTS, REJECTED, UNUSABLE, ROWS, MIXED, BEGUN = 1, 2, 3, 4, 5, 6, 7, 8, 9
+CALL, READY, CANNOT, OUTPUTS, REJECTED, UNUSABLE, ROWS, MIXED, BEGUN, ARRAYS = 1, 2, 3, 4, 5, 6, 7, 8, 9, 10
 JSON_TEXT, BYTES, FIRST_DTYPE = 0, 1, 2
 DTYPES = (
     "bool", "int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64",
@@ -105,11 +108,16 @@ class Line:
         self._pid = os.getpid()
 
     def read_call(self):
-        """The number and the JSON text of the next call; None when no more will come."""
+        """The number of the next call, and what `parsed` takes; None when no more will come."""
         header = self._reader.read(5)
         if len(header) < 5:
             return None
         length, kind = struct.unpack("<IB", header)
+        if kind == ARRAYS:
+            payload = bytearray(length)  # The function may write into its inputs, as into any array.
+            if self._reader.readinto(payload) < length:
+                return None
+            return struct.unpack_from("<I", payload)[0], payload
         payload = self._reader.read(length)
         if len(payload) < length or kind != CALL:
             return None
@@ -288,9 +296,32 @@ def load(path, name):
     return Function(function, name)
 
 
+class Arrays(list):
+    """The inputs as arrays, one each; `flat` has the numbers of all of them, one behind the other."""
+
+    __slots__ = ("flat",)
+
+
+def arrays_of(payload):
+    kind, count, size = struct.unpack_from("<III", payload, 4)
+    lengths = struct.unpack_from("<%dI" % count, payload, 16)
+    start = 16 + 4 * count
+    parameters = json.loads(str(payload[start : start + size], "utf-8")) if size else {}
+    first = (start + size + 7) // 8 * 8
+    inputs = Arrays()
+    inputs.flat = flat = memoryview(payload)[first:].cast(LETTERS[DTYPES[kind - FIRST_DTYPE]])
+    place = 0
+    for length in lengths:
+        inputs.append(flat[place : place + length])
+        place += length
+    return inputs, parameters, None
+
+
 def parsed(text):
     """A call as the reader hands it over: inputs and parameters, or what is wrong with it."""
     try:
+        if isinstance(text, bytearray):
+            return arrays_of(text)
         call = json.loads(str(text, "utf-8"))
         return call["inputs"], call.get("parameters") or {}, None
     except BaseException as error:

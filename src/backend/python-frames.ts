@@ -22,6 +22,7 @@ export const FRAME = {
   rows: 7,
   mixed: 8,
   begun: 9,
+  arrays: 10,
 } as const;
 export const HEADER_BYTES = 5;
 export const NUMBER_BYTES = 4;
@@ -30,7 +31,7 @@ export const NUMBER_BYTES = 4;
 const MAX_KEPT_BYTES = 4 << 20;
 const JSON_TEXT = 0;
 const BYTES = 1;
-const FIRST_DTYPE = 2;
+export const FIRST_DTYPE = 2;
 
 /** A call as a frame. */
 export function callFrame(number: number, text: Json): Buffer {

@@ -11,6 +11,7 @@
  *   payload
  *
  *   to the child    1 call      u32 number, then JSON text {"inputs":[…]}, with "parameters" or without
+ *                   10 arrays   the same where inputs are arrays: `python-inputs.ts`
  *   from the child  2 ready     empty: the file is imported, calls may come
  *                   3 cannot    UTF-8 text: why the file or the function cannot be used
  *                   4 outputs   u32 number, u32 count, count × u32 length, then the JSON texts
@@ -36,8 +37,9 @@ import type { Readable, Writable } from "node:stream";
 import { fileURLToPath } from "node:url";
 import type { Batch } from "./backend.ts";
 import { printLines } from "./lines.ts";
-import { quote, requestText } from "./match.ts";
+import { quote, rejected, requestText } from "./match.ts";
 import { callFrame, FRAME, FrameReader, NUMBER_BYTES, readReply } from "./python-frames.ts";
+import { arraysFrame, type InputKind } from "./python-inputs.ts";
 import type { Child, Ear, Surroundings } from "./restart.ts";
 import { RestartingWorkers } from "./restarting-workers.ts";
 
@@ -47,6 +49,8 @@ export interface PythonOptions {
   readonly workers: number;
   /** The interpreter to run. */
   readonly python: string;
+  /** What its inputs become there; left out: whatever JSON they are. */
+  readonly inputs?: InputKind;
   /** Comma-separated; worker i sees the i-th, counted round. Left out: every worker sees them all. */
   readonly gpus?: string;
   readonly startTimeoutMs: number;
@@ -81,6 +85,7 @@ class PythonChild implements Child {
   readonly #loaded = Promise.withResolvers<void>();
   readonly ready = this.#loaded.promise;
   readonly gone: Promise<string>;
+  readonly #inputs: InputKind;
   readonly #process: ChildProcess;
   readonly #toChild: Writable;
   #number = 0;
@@ -92,6 +97,7 @@ class PythonChild implements Child {
   #lastLine = "";
 
   constructor(name: string, options: PythonOptions, env: NodeJS.ProcessEnv, around: Surroundings) {
+    this.#inputs = options.inputs ?? "json";
     const colon = options.function.lastIndexOf(":");
     const [file, called] = [options.function.slice(0, colon), options.function.slice(colon + 1)];
     this.#process = spawn(options.python, ["-u", WORKER_FILE, file, called, String(options.maxReplyBytes)], {
@@ -121,9 +127,15 @@ class PythonChild implements Child {
   }
 
   run(batch: Batch, ear: Ear): void {
-    this.#number = (this.#number + 1) >>> 0;
-    this.#running.push({ number: this.#number, batch, ear });
-    this.#toChild.write(callFrame(this.#number, requestText(batch)));
+    const number = (this.#number + 1) >>> 0;
+    const inputs = this.#inputs;
+    const frame =
+      inputs === "json" ? callFrame(number, requestText(batch)) : arraysFrame(number, batch, inputs);
+    if (frame === undefined)
+      return ear.answer(rejected(`the input must be a flat array of numbers (${inputs})`));
+    this.#number = number;
+    this.#running.push({ number, batch, ear });
+    this.#toChild.write(frame);
   }
 
   close(): void {
