@@ -55,7 +55,13 @@ async function run({ workers, totalMs, pauseMs, deadFrom = Infinity }: Trial): P
       slowRate: 0,
       slowFactor: 1,
     },
-    admission: { mode: "predictive", tiers: 1, targetUtilization: 1, lastTierDepth: 100, firstTierDepth: 500 },
+    admission: {
+      mode: "predictive",
+      tiers: 1,
+      targetUtilization: 1,
+      lastTierDepth: 100,
+      firstTierDepth: 500,
+    },
     engine: { results: { ttlMs: 1, evictAfterRead: false, maxBytes: Infinity } },
     wrap: (worker) => ({
       name: worker.name,
