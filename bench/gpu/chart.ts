@@ -32,16 +32,19 @@ const STYLE = `
     .card { fill: #4b5665 } .ferry { fill: #6172ff } .plain { fill: #f0a24b }
   }`;
 
-export function throughputChart(env: Environment, sections: readonly Section[]): string {
+const rateIn = ({ report }: Section, name: string): number | undefined =>
+  report.figures.find((figure) => figure.name === name)?.value;
+
+/** Without those of which the card's own pace is not known: there is nothing to compare with. */
+export function throughputChart(env: Environment, all: readonly Section[]): string {
+  const sections = all.filter((section) => (rateIn(section, WAYS[0][0]) ?? 0) > 0);
   const parts: string[] = [];
   let y = 68;
   for (const section of sections) {
-    const value = (name: string): number | undefined =>
-      section.report.figures.find((figure) => figure.name === name)?.value;
-    const ceiling = value(WAYS[0][0])!;
+    const ceiling = rateIn(section, WAYS[0][0])!;
     parts.push(text(20, y + 17, section.scenario, "text name"));
     for (const [name, shown, kind] of WAYS) {
-      const rate = value(name);
+      const rate = rateIn(section, name);
       if (rate === undefined) continue;
       const share = rate / ceiling;
       const width = Math.max(1.5, Math.min(share, 1.05) * BAR_WIDTH);

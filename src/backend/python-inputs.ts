@@ -10,7 +10,7 @@
  * An input that is no flat array of numbers, or has one that the type does not hold, makes its batch `rejected`: cut in
  * halves, it soon stands alone.
  */
-import { type Dtype, DTYPES, elementBytes } from "../core/tensor.ts";
+import { DTYPES, elementBytes } from "../core/tensor.ts";
 import type { Batch } from "./backend.ts";
 import { FIRST_DTYPE, FRAME, HEADER_BYTES } from "./python-frames.ts";
 
@@ -42,7 +42,7 @@ export function arraysFrame(
   const frame = Buffer.alloc(HEADER_BYTES + payloadBytes);
   frame.writeUInt32LE(payloadBytes, 0);
   frame.writeUInt8(FRAME.arrays, 4);
-  const head = [number, FIRST_DTYPE + DTYPES.indexOf(kind as Dtype), lists.length, parameterBytes];
+  const head = [number, FIRST_DTYPE + DTYPES.indexOf(kind), lists.length, parameterBytes];
   let at = HEADER_BYTES;
   for (const each of [...head, ...lists.map(({ length }) => length)]) at = frame.writeUInt32LE(each, at);
   frame.write(batch.parameters, at, "utf8");

@@ -226,6 +226,36 @@ describe("outputs that are bytes", () => {
     );
   });
 
+  test("so large that they are written in pieces: the same numbers, in every protocol, many at once", async () => {
+    const shape = [100, 1000];
+    const input = wish("int32", shape, "large");
+    const base64 = stream(input.seed, input.length).toString("base64");
+    const text = numbersText({ dtype: "int32", shape, base64 });
+    const asked = Array.from({ length: 6 }, () =>
+      call("/v1/inference", { model: "any", input, encoding: "json" }),
+    );
+    for (const answer of await Promise.all(asked)) {
+      assert.equal(answer.status, 200);
+      assert.equal(Number(answer.headers["content-length"]), answer.bytes.length);
+      assert.ok(answer.text.includes(`"status":"SUCCESS","output":${text},"metadata":{"model":"any",`));
+      const kept = await call(`/v1/result/${String(answer.json()["task_id"])}?encoding=json`, undefined);
+      assert.ok(kept.text.includes(`"output":${text},"metadata":`));
+    }
+    const inputs = Array.from({ length: 1500 }, (_, at) => `text ${at}`);
+    const vectors = inputs.map((each) => numbers(vector(each)));
+    const exact = (rows: unknown): number[][] => (rows as number[][]).map((row) => row.map(Math.fround));
+    const tei = await call("/models/embed/embed", { inputs });
+    assert.equal(tei.status, 200, tei.text.slice(0, 200));
+    assert.deepEqual(exact(tei.json()), vectors);
+    const openai = (await call("/models/embed/v1/embeddings", { input: inputs, model: "embed" })).json();
+    assert.deepEqual(
+      exact((openai["data"] as { embedding: number[] }[]).map(({ embedding }) => embedding)),
+      vectors,
+    );
+    const kserve = await call("/models/embed/v1/models/embed:predict", { instances: inputs });
+    assert.deepEqual(exact(kserve.json()["predictions"]), vectors);
+  });
+
   test("typed arrays and Buffers of a JavaScript function, and the minimal contract", async () => {
     await using alone = await Ferry.start(
       { models: [{ name: "js", backend: { kind: "module", function: "model.mjs", workers: 1 } }] },

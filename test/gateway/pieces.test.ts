@@ -6,9 +6,10 @@ const LONG = "x".repeat(70_000);
 
 /** Counts the turns of the event loop. */
 async function turns(until: Promise<unknown>): Promise<number> {
-  let [count, over] = [0, false];
-  void until.finally(() => (over = true)).catch(() => {});
-  while (!over) {
+  const seen = { over: false };
+  let count = 0;
+  void until.finally(() => (seen.over = true)).catch(() => {});
+  while (!seen.over) {
     await new Promise((resolve) => setImmediate(resolve));
     count++;
   }
@@ -25,9 +26,9 @@ test("everybody gets his own text, and no turn makes more than one piece", async
     }
   };
   const all = Promise.all(["a", "é"].map((name) => line.gather(texts(name), () => false)));
-  let over = false;
-  void all.then(() => (over = true));
-  while (!over) {
+  const seen = { over: false };
+  void all.then(() => (seen.over = true));
+  while (!seen.over) {
     await new Promise((resolve) => setImmediate(resolve));
     most = Math.max(most, made - before);
     before = made;
