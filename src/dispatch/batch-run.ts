@@ -7,8 +7,9 @@
  * alone: nobody is blamed before it failed alone. At most 2 + 2·log2(n) calls; what is not cleared by then goes back to
  * the queue in smaller batches. One that was handed over behind it has begun by then and goes first.
  *
- * A batch that its worker answers with an error of its own is cut too, but no further than into two halves unless one of
- * them is answered, and only while `retry.budget` allows it: when both fail it is most likely the worker.
+ * A batch that its worker answers with an error of its own is cut too where the worker answered others of late or is on trial,
+ * but no further than into two halves unless one of them is answered, and while `retry.budget` allows it: when both fail it
+ * is most likely the worker.
  *
  * Inputs of whoever is suspected (`core/blame.ts`) are sent after the others, in calls of their own; those that are known to
  * end workers are not sent at all.
@@ -33,10 +34,13 @@ import type { Prober } from "./prober.ts";
 import {
   allRiders,
   halves,
+  mayBeCut,
   type Part,
   part,
+  partsByTenant,
   ride,
   type Rider,
+  type Sorted,
   spared,
   splitLast,
   suspectOf,
@@ -61,12 +65,6 @@ export interface RunParts {
   readonly budget: RetryBudget;
   readonly blame: Blame<Slot>;
   readonly random: () => number;
-}
-
-interface Sorted {
-  readonly first: Rider[];
-  readonly apart: Rider[];
-  readonly barred: Rider[];
 }
 
 /** Beyond the worker's time: for the engine to hear the verdicts. */
@@ -135,12 +133,13 @@ export class BatchRun implements Member {
       this.#hold.alone = true;
       this.#slot.passTurn(this.#parts.clock.now());
     }
-    if (riders.length > 1 && mayBeCut(reply)) await this.#isolate(riders.length, halves(riders));
+    const worthIt = reply.kind !== "failed" || this.#mayBeWell;
+    const parts = reply.kind === "failed" ? partsByTenant : halves;
+    if (riders.length > 1 && mayBeCut(reply) && worthIt) await this.#isolate(riders.length, parts(riders));
     else await this.#verdicts.conclude(riders, reply);
     if (apart.length > 0) await this.#isolate(apart.length, [part(apart)]);
   }
 
-  /** Who is sent at once, who after the others, and who is not sent. */
   #sorted(riders: Rider[]): Sorted {
     const { blame, clock } = this.#parts;
     const now = clock.now();
@@ -378,6 +377,13 @@ export class BatchRun implements Member {
     return blame.suspected(suspectOf(rider), fleet, now);
   }
 
+  /** It answered others of late, or this is to tell whether it does. */
+  get #mayBeWell(): boolean {
+    const { blame, clock } = this.#parts;
+    const { probing, standing } = this.#slot.circuit;
+    return probing || clock.now() - standing.answeredAt <= blame.windowMs;
+  }
+
   /** Whether a further call may be made though a worker failed. */
   #extra(): boolean {
     const { budget, clock } = this.#parts;
@@ -387,10 +393,4 @@ export class BatchRun implements Member {
   get #parameters(): string {
     return this.#tasks[0]!.task.parameters;
   }
-}
-
-/** Whether a part of the batch may be answered all the same. */
-function mayBeCut(reply: Reply): boolean {
-  if (reply.kind === "failed") return reply.blame === "worker";
-  return reply.kind === "rejected" || reply.kind === "unusable";
 }

@@ -1,7 +1,7 @@
 /**
  * Who rides in a batch, and how a batch is cut when it was refused: in halves, until the guilty stand alone.
  */
-import type { BatchTask } from "../backend/backend.ts";
+import type { BatchTask, Reply } from "../backend/backend.ts";
 import type { Suspect } from "../core/blame.ts";
 import type { Task } from "../core/task.ts";
 import type { ClaimedTask, Verdict } from "../engine/engine.ts";
@@ -44,6 +44,19 @@ function toSend({ id, input }: Task): BatchTask {
   return { id, input };
 }
 
+/** Who is sent at once, who after the others, and who is not sent. */
+export interface Sorted {
+  readonly first: Rider[];
+  readonly apart: Rider[];
+  readonly barred: Rider[];
+}
+
+/** Whether a part of the batch may be answered all the same. */
+export function mayBeCut(reply: Reply): boolean {
+  if (reply.kind === "failed") return reply.blame === "worker";
+  return reply.kind === "rejected" || reply.kind === "unusable";
+}
+
 /** Part of a batch that was refused. */
 export interface Part {
   readonly riders: Rider[];
@@ -64,6 +77,23 @@ export function halves(riders: Rider[]): Part[] {
     { riders: riders.slice(middle), first: false, again: false },
     { riders: riders.slice(0, middle), first: true, again: false },
   ];
+}
+
+/**
+ * The same of a batch that failed, and may have failed of one tenant's inputs: those of the one with the most of them are a
+ * part of their own, and the others are asked about first.
+ */
+export function partsByTenant(riders: Rider[]): Part[] {
+  const counts = new Map<string, number>();
+  for (const { tasks } of riders) {
+    const { tenant } = tasks[0]!.task;
+    counts.set(tenant, (counts.get(tenant) ?? 0) + 1);
+  }
+  if (counts.size === 1) return halves(riders);
+  const [most] = [...counts].sort(([, one], [, other]) => other - one)[0]!;
+  const isMost = ({ tasks }: Rider): boolean => tasks[0]!.task.tenant === most;
+  const others = riders.filter((rider) => !isMost(rider));
+  return [part(riders.filter(isMost)), { riders: others, first: true, again: false }];
 }
 
 /** Its first half was good, so the guilty one is here: no need to ask about it as a whole. */

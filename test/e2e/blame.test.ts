@@ -54,6 +54,8 @@ interface Trial {
   readonly bad?: Headers;
   readonly good?: Headers;
   readonly poison?: number;
+  /** All that there are, where they are known. */
+  readonly workers?: readonly StubWorker[];
   /** The n-th poison. */
   readonly input: (n: number) => unknown;
 }
@@ -64,13 +66,26 @@ async function both({
   bad = {},
   good = {},
   poison = POISON,
+  workers = [],
   input,
 }: Trial): Promise<{ bad: Answer[]; good: Answer[] }> {
   const answers = { bad: [] as Answer[], good: [] as Answer[] };
-  for (let at = 0; at < 3; at++) answers.good.push(await door.post({ input: `before ${at}` }, good));
+  // Every worker is seen to answer first: of one that never was, nobody could say whether it can.
+  for (let round = 0; round < 2 || workers.some(({ calls }) => calls.length === 0); round++) {
+    assert.ok(round < 100, "a worker is never asked");
+    const eight = Array.from({ length: 8 }, (_, at) => door.post({ input: `before ${round} ${at}` }, good));
+    answers.good.push(...(await Promise.all(eight)));
+  }
   let [sent, over] = [0, false];
   const poisoner = async (): Promise<void> => {
-    while (sent < poison) answers.bad.push(await door.post({ input: input(sent++) }, bad));
+    while (sent < poison) {
+      const answer = await door.post({ input: input(sent++) }, bad);
+      answers.bad.push(answer);
+      if (answer.status !== 503) continue;
+      // No worker was there to try it.
+      sent--;
+      await pause(GOOD_EVERY_MS);
+    }
   };
   const innocent = async (): Promise<void> => {
     for (let at = 0; !over; at++) {
@@ -122,11 +137,12 @@ describe("workers behind HTTP that answer poison with", () => {
       test(`${way}, in one process, workers: ${count}`, async () => {
         await using stack = new AsyncDisposableStack();
         const folder = stack.use(await Folder.make());
-        const models = [stubModel(await stubs(stack, count, behave), { timeouts })];
+        const workers = await stubs(stack, count, behave);
+        const models = [stubModel(workers, { timeouts })];
         const config = { models, limits, auth: { mode: "required", keysFile: "./keys.json" } };
         const keys = await keysFor(await writeConfig(folder, config));
         const ferry = stack.use(await Ferry.start(config, folder));
-        const answers = await both({ door: ferry, ...keys, input: distinct });
+        const answers = await both({ door: ferry, ...keys, workers, input: distinct });
         assertServed(answers, /^(INFERENCE_FAILED|INPUT_REJECTED)$/);
         assert.deepEqual(downs(ferry.lines), []);
         const { healthy_workers: healthy, totals } = await ferry.health();
@@ -143,14 +159,16 @@ describe("workers behind HTTP that answer poison with", () => {
       await using stack = new AsyncDisposableStack();
       const folder = stack.use(await Folder.make());
       const redis = stack.use(await startServer());
-      const models = [stubModel(await stubs(stack, count, ways["500"]!), { timeouts })];
+      const workers = await stubs(stack, count, ways["500"]!);
+      const models = [stubModel(workers, { timeouts })];
       const config: Config = fleetConfig({ url: redis.url, durability: "local" }, models, {
         auth: { mode: "required" },
         limits,
       });
       const keys = await keysFor(await writeConfig(folder, config));
       const fleet = stack.use(await Fleet.start({ gateways: 1, batchers: 2 }, config));
-      const answers = await both({ door: fleet.gateways[0]!, ...keys, input: distinct });
+      await fleet.spread(count === 1 ? [1] : [1, 2], 10_000);
+      const answers = await both({ door: fleet.gateways[0]!, ...keys, workers, input: distinct });
       assertServed(answers, /^INFERENCE_FAILED$/);
       for (const { lines } of fleet.batchers) assert.deepEqual(downs(lines), []);
     });
