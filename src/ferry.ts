@@ -29,8 +29,7 @@ import { tuneHeap } from "./heap.ts";
 import { type Observers, openObservers } from "./wiring/observers.ts";
 import { type Reloaded, reloadRoutes } from "./changes/reload.ts";
 import { Report } from "./wiring/report.ts";
-import { openRoster, rosterModels } from "./roster/open.ts";
-import type { Roster } from "./roster/roster.ts";
+import { openRoster, type Roster } from "./roster/roster.ts";
 import { type OpenScaling, openScaling } from "./scaling/scalings.ts";
 import { Events } from "./telemetry/events.ts";
 import { logEvents } from "./telemetry/log.ts";
@@ -189,7 +188,7 @@ export class Ferry {
     for (const each of prepared) each.commit();
     this.#look();
     this.#tally.retune(next.models.map(({ name }) => name));
-    this.#roster!.retune(next.models, rosterModels(next.models, this.#crews));
+    this.#roster!.retune(next.models, this.#crews);
     this.#scaling!.retune(next);
     if (!isDeepStrictEqual(last.models, next.models)) this.#observers!.retune();
     const { logLevel } = next.telemetry;
@@ -256,15 +255,17 @@ export class Ferry {
     const { engine: settings, zone } = this.#config;
     if (settings.kind !== "redis") throw new Error("a fleet needs a shared engine; this is a bug");
     const { beatMs, aliveMs } = settings;
-    const membership = new Membership(
+    const membership = (this.#membership = new Membership(
       { id, zone, role: this.#role, version: version(), beatMs, aliveMs, models: [] },
       { registry, clock: this.#clock, events: this.events, random: Math.random },
-    );
-    this.#membership = membership;
+    ));
     this.#look();
     engine.rank = new FleetRank(membership.fleet);
     await membership.start();
   }
+
+  /** Before `drain`: those who have connected already are let in. */
+  takeWaiting = async (): Promise<void> => this.#front?.takeWaiting();
 
   /** No new request is taken; resolves when those that wait are answered and no batch runs. */
   async drain(): Promise<void> {
@@ -319,12 +320,7 @@ export class Ferry {
   async #openRoster(): Promise<Roster> {
     const [clock, events, membership] = [this.#clock, this.events, this.#membership];
     const { takenOut } = this.#crews;
-    const roster = await openRoster(this.#config.models, this.#crews, {
-      clock,
-      events,
-      membership,
-      takenOut,
-    });
+    const roster = await openRoster(this.#config, this.#crews, { clock, events, membership, takenOut });
     this.#undo.push(() => roster.stop());
     return (this.#roster = roster);
   }

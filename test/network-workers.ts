@@ -1,6 +1,7 @@
 /** Workers with addresses on virtual time: simulated ones behind URLs, as the http backend has them. */
 import type { Backend, Worker } from "../src/backend/backend.ts";
-import { Roster, type RosterModel } from "../src/roster/roster.ts";
+import type { RosterModel } from "../src/roster/models.ts";
+import { Roster } from "../src/roster/roster.ts";
 import { type Changes, simulate } from "./dispatch/simulated.ts";
 import type { Simulation } from "../src/plan/simulation.ts";
 

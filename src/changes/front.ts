@@ -129,6 +129,10 @@ export class Front {
     this.#admission.draining = true;
   }
 
+  async takeWaiting(): Promise<void> {
+    await this.#listener?.takeWaiting();
+  }
+
   async linger(ms: number): Promise<void> {
     await this.#listener?.linger(ms);
   }

@@ -10,7 +10,7 @@
  * People at a terminal, and whoever says `--pretty`, get lines to read; everybody else gets JSON.
  *
  * `--role` splits the work over processes that share their tasks through Redis: a gateway takes requests, a
- * batcher runs them. `--processes N` starts N of them behind one port (`../processes.ts`); what starts, is ready,
+ * batcher runs them. `--processes N` starts N of them behind one port (`processes/`); what starts, is ready,
  * drains and ends here is then all of them together.
  */
 import { spawn } from "node:child_process";
@@ -56,6 +56,8 @@ export interface Served {
   readonly durability?: Durability | undefined;
   /** Left out where no worker of this process is simulated. */
   readonly demo?: { kill(forMs: number): Killed | undefined } | undefined;
+  /** Lets in those who have connected already, before `drain` closes the door. */
+  takeWaiting?(): Promise<void>;
   /** How much longer than `limits.drainMs` its drain is waited for; left out: not at all. */
   readonly graceMs?: number;
   /** Rejects with one line, and then nothing was changed. Left out: it cannot change. */
@@ -276,6 +278,7 @@ export async function runServe(
 
   const signal = await stopping.first;
   keys?.end();
+  await ferry.takeWaiting?.();
   const before = await ferry.tally();
   const { drainMs } = (reloader?.config ?? config).limits;
   const drained = within(drainMs + (ferry.graceMs ?? 0), drainAfter(keys, ferry), clock);

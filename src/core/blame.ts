@@ -180,7 +180,7 @@ export class Blame<W> {
     const last = { worker, standing, at: now, alone, left };
     for (const each of suspects) this.#remember(each.key, last);
     this.#until = Math.max(this.#until, now + this.windowMs);
-    if (over && died) streak!.barredUntil = this.#barredUntil(now);
+    if (over && died) streak.barredUntil = this.#barredUntil(now);
     return { over, counts };
   }
 

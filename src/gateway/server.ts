@@ -19,6 +19,7 @@ import { Http2Door, streamFlaw } from "./http2.ts";
 import { newId } from "./ids.ts";
 import { refuseSocket } from "./refuse-socket.ts";
 import { type EdgeTls, isTlsTrouble, TlsFront } from "./tls.ts";
+import { takeWaiting } from "./waiting.ts";
 
 export interface ListenerLimits {
   readonly maxBodyBytes: number;
@@ -66,6 +67,8 @@ type Visited = Duplex & { [LATEST]?: Exchange | undefined };
 
 const MAX_HEADER_BYTES = 16_384;
 const CHECK_EVERY_MS = 1000;
+/** Connections that the kernel takes before we do. */
+const BACKLOG = 4096;
 
 export class Listener {
   readonly #server: Server;
@@ -151,7 +154,7 @@ export class Listener {
     await new Promise<void>((resolve, reject) => {
       this.#server.once("error", reject);
       // Several processes may share a port for clients; what operators ask is asked of one of them.
-      this.#server.listen({ port, host, backlog: 4096, exclusive: !this.#counted }, () => {
+      this.#server.listen({ port, host, backlog: BACKLOG, exclusive: !this.#counted }, () => {
         this.#server.removeListener("error", reject);
         resolve();
       });
@@ -159,6 +162,11 @@ export class Listener {
     const { address, family, port: bound } = this.#server.address() as AddressInfo;
     const scheme = this.#front === undefined ? "http" : "https";
     return `${scheme}://${family === "IPv6" ? `[${address}]` : address}:${bound}`;
+  }
+
+  /** Before the port is closed; see `waiting.ts`. */
+  takeWaiting(): Promise<void> {
+    return takeWaiting(this.#server, BACKLOG);
   }
 
   /**

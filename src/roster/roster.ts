@@ -13,7 +13,7 @@
  * and `resume` are orders to the whole fleet (`fleet/orders.ts`), whichever process is told.
  */
 import type { Backend } from "../backend/backend.ts";
-import type { BackendConfig, ModelConfig } from "../config/config.ts";
+import type { Config, ModelConfig } from "../config/config.ts";
 import type { Clock } from "../clock.ts";
 import { Refusal } from "../core/errors.ts";
 import { Discovery } from "./discovery.ts";
@@ -31,6 +31,7 @@ import type { Membership } from "../fleet/membership.ts";
 import { Orders, workerKey } from "../fleet/orders.ts";
 import type { WorkerDesk, WorkerName } from "../gateway/worker-routes.ts";
 import { type Resolve, systemResolve } from "./resolver.ts";
+import { type RosterModel, rosterModels, type Running } from "./models.ts";
 import {
   asideElsewhere,
   beatName,
@@ -46,16 +47,6 @@ import {
 import { didYouMean } from "../config/spelling.ts";
 import { hrefOf, type TakenOut } from "./taken-out.ts";
 import type { Events, WorkerState } from "../telemetry/events.ts";
-
-export interface RosterModel {
-  readonly name: string;
-  readonly kind: BackendConfig["kind"];
-  /** Another sees to how many workers of its own there are. */
-  readonly scaled: boolean;
-  /** Left out, both: this process runs no batches. */
-  readonly dispatcher?: Dispatcher | undefined;
-  readonly backend?: Backend | undefined;
-}
 
 export interface RosterParts {
   readonly clock: Clock;
@@ -138,12 +129,12 @@ export class Roster implements WorkerDesk {
   }
 
   /** The config changed: other models, perhaps in other hands, and other names of DNS. Who is put aside stays so. */
-  retune(models: readonly ModelConfig[], running: readonly RosterModel[]): void {
+  retune(models: readonly ModelConfig[], running: Running): void {
     // Perhaps somebody in the fleet has let it back in under its new name.
     const aside = asideElsewhere(this.models, models).filter((key) => !this.#orders.knows(key));
     for (const key of aside) this.#orders.give(key, true);
     this.models.clear();
-    for (const model of running) this.models.set(model.name, model);
+    for (const model of rosterModels(models, running)) this.models.set(model.name, model);
     for (const { name, backend } of models) {
       // Who stands in the config stays, whatever DNS says.
       const fixed = hasAddresses(backend) ? fixedWorkers(backend.workers) : [];
@@ -375,4 +366,11 @@ export class Roster implements WorkerDesk {
   #tell(model: string, worker: string, state: WorkerState, why: string): void {
     this.#parts.events.emit("worker.changed", { model, worker, state, why });
   }
+}
+
+/** From the config; resolves when every name of DNS in it was looked up once. */
+export async function openRoster({ models }: Config, running: Running, parts: RosterParts): Promise<Roster> {
+  const roster = new Roster(rosterModels(models, running), parts);
+  await roster.followAll(models);
+  return roster;
 }

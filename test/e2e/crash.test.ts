@@ -189,6 +189,21 @@ describe("SIGTERM", () => {
     assert.ok(performance.now() - start < 30_000, `${performance.now() - start} ms`);
   });
 
+  test("whoever had connected when the signal came is served, also those that nobody had looked at yet", async () => {
+    await using stub = await StubWorker.listen();
+    const limits = { drainMs: 60_000, lingerMs: 30_000 };
+    await using ferry = await Ferry.start({ models: [stubModel([stub])], limits });
+    // While it stands still the kernel takes connections for it, and keeps the signal.
+    ferry.signal("SIGSTOP");
+    const clients = await Promise.all(Array.from({ length: 50 }, () => RawClient.connect(ferry.url)));
+    clients.forEach((client, at) => client.send(postText(JSON.stringify({ input: `early ${at}` }))));
+    ferry.signal("SIGTERM");
+    ferry.signal("SIGCONT");
+    const answers = await Promise.all(clients.map((client) => client.answer()));
+    for (const answer of answers) assert.equal(answer.status, 200, answer.text);
+    assert.equal((await ferry.exited).code, 0);
+  });
+
   test("an idle Ferry ends at once, with idle connections open", async () => {
     await using stub = await StubWorker.listen();
     await using ferry = await Ferry.start({ models: [stubModel([stub])], limits: { drainMs: 60_000 } });

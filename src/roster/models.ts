@@ -1,24 +1,22 @@
-/** From the config, and what runs of it, to the roster. */
+/** What the roster knows of each model. */
 import type { Backend } from "../backend/backend.ts";
-import type { ModelConfig } from "../config/config.ts";
+import type { BackendConfig, ModelConfig } from "../config/config.ts";
 import type { Dispatcher } from "../dispatch/dispatcher.ts";
-import { Roster, type RosterModel, type RosterParts } from "./roster.ts";
 
-/** In the order of the models; empty in a gateway. */
-interface Running {
-  readonly dispatchers: readonly Dispatcher[];
-  readonly backends: readonly Backend[];
+export interface RosterModel {
+  readonly name: string;
+  readonly kind: BackendConfig["kind"];
+  /** Another sees to how many workers of its own there are. */
+  readonly scaled: boolean;
+  /** Left out, both: this process runs no batches. */
+  readonly dispatcher?: Dispatcher | undefined;
+  readonly backend?: Backend | undefined;
 }
 
-/** Resolves when every name of DNS in the config was looked up once. */
-export async function openRoster(
-  models: readonly ModelConfig[],
-  running: Running,
-  parts: RosterParts,
-): Promise<Roster> {
-  const roster = new Roster(rosterModels(models, running), parts);
-  await roster.followAll(models);
-  return roster;
+/** In the order of the models; empty in a gateway. */
+export interface Running {
+  readonly dispatchers: readonly Dispatcher[];
+  readonly backends: readonly Backend[];
 }
 
 export function rosterModels(
