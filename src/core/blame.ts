@@ -140,9 +140,14 @@ export class Blame<W> {
     return TRUST * this.limits.ejectMs;
   }
 
-  /** Something failed of late. While not, no other question need be asked. */
+  /** Nothing failed of late: no other question need be asked. */
+  get idle(): boolean {
+    return this.#until === -Infinity;
+  }
+
+  /** Something failed of late. */
   active(now: number): boolean {
-    if (this.#until === -Infinity) return false;
+    if (this.idle) return false;
     if (now <= this.#until) return true;
     this.#inputs.clear();
     this.#barred.clear();

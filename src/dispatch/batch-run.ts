@@ -122,9 +122,14 @@ export class BatchRun implements Member {
    * leaves before these answers are written to anybody.
    */
   async run(free: () => void): Promise<void> {
-    const { first: riders, apart, barred } = this.#sorted(ride(this.#tasks));
-    if (barred.length > 0) await this.#verdicts.bar(barred);
-    if (riders.length === 0) return;
+    let riders = ride(this.#tasks);
+    let apart: Rider[] = [];
+    if (!this.#parts.blame.idle) {
+      const sorted = this.#sorted(riders);
+      ({ first: riders, apart } = sorted);
+      if (sorted.barred.length > 0) await this.#verdicts.bar(sorted.barred);
+      if (riders.length === 0) return;
+    }
     this.#hold.onStalled = (afterMs) => void this.#requeue(afterMs);
     const reply = await this.#call(riders, true);
     if (reply.kind === "answered" && apart.length === 0) free();
@@ -143,8 +148,6 @@ export class BatchRun implements Member {
   #sorted(riders: Rider[]): Sorted {
     const { blame, clock } = this.#parts;
     const now = clock.now();
-    const nobody: Rider[] = [];
-    if (!blame.active(now)) return { first: riders, apart: nobody, barred: nobody };
     const barred = riders.filter((rider) => blame.barred(suspectOf(rider), now));
     const sent = barred.length === 0 ? riders : riders.filter((rider) => !barred.includes(rider));
     const apart = sent.filter((rider) => this.#suspected(rider));
@@ -349,7 +352,7 @@ export class BatchRun implements Member {
     const { blame, workers, prober } = this.#parts;
     const { standing } = this.#slot.circuit;
     standing.answered(riders[0]!.tasks[0]!.task.tenant, now);
-    standing.answered(riders.at(-1)!.tasks[0]!.task.tenant, now);
+    if (riders.length > 1) standing.answered(riders.at(-1)!.tasks[0]!.task.tenant, now);
     if (!blame.active(now)) return;
     for (const slot of blame.answered(riders.map(suspectOf), this.#slot, now)) {
       const why = `what failed there was answered by ${this.#slot.name}`;

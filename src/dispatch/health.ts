@@ -12,7 +12,8 @@
 import { Standing } from "../core/blame.ts";
 
 const DOUBT_PAUSE = 0.1;
-const RELUCTANCE = 1e9;
+const FAILING = 1e4;
+const EJECTED = 1e8;
 
 export interface HealthLimits {
   /** Failures in a row that eject a worker. */
@@ -26,6 +27,8 @@ export interface HealthLimits {
 export class Circuit {
   limits: HealthLimits;
   readonly standing = new Standing();
+  /** What its pace is taken by when a worker is chosen: those that fail come after all that do not, the ejected last. */
+  reluctance = 1;
   #failures = 0;
   #ejections = 0;
   #closedUntil = 0;
@@ -51,12 +54,6 @@ export class Circuit {
     return this.#ejections > 0;
   }
 
-  /** What its pace is taken by when a worker is chosen: those that fail come after all that do not, the ejected last. */
-  get reluctance(): number {
-    if (this.#failures === 0) return 1;
-    return this.probing ? RELUCTANCE * RELUCTANCE : RELUCTANCE;
-  }
-
   /** When it may be given a batch again. */
   get usableAt(): number {
     return Math.max(this.#closedUntil, this.#pausedUntil);
@@ -64,6 +61,7 @@ export class Circuit {
 
   answered(): void {
     this.#failures = this.#ejections = 0;
+    this.reluctance = 1;
     this.#closedUntil = this.#pausedUntil = 0;
     this.why = "";
   }
@@ -71,6 +69,7 @@ export class Circuit {
   /** Counts a failure; true when it ejects the worker. `doubt`: it may be the input's. */
   failed(now: number, why: string, unreachable = false, doubt = false): boolean {
     this.#failures++;
+    this.reluctance = this.probing ? EJECTED : FAILING;
     if (doubt && !unreachable) {
       if (this.#failures >= this.limits.failures) this.pause(now + DOUBT_PAUSE * this.limits.ejectMs);
       return false;
@@ -78,6 +77,7 @@ export class Circuit {
     if (!unreachable && !this.probing && this.#failures < this.limits.failures) return false;
     const ms = Math.min(this.limits.maxEjectMs, this.limits.ejectMs * 2 ** this.#ejections);
     this.#ejections++;
+    this.reluctance = EJECTED;
     this.#closedUntil = now + ms;
     this.why = why;
     return true;

@@ -76,7 +76,8 @@ async function both({
     const eight = Array.from({ length: 8 }, (_, at) => door.post({ input: `before ${round} ${at}` }, good));
     answers.good.push(...(await Promise.all(eight)));
   }
-  let [sent, over] = [0, false];
+  let sent = 0;
+  const over = new AbortController();
   const poisoner = async (): Promise<void> => {
     while (sent < poison) {
       const answer = await door.post({ input: input(sent++) }, bad);
@@ -88,14 +89,14 @@ async function both({
     }
   };
   const innocent = async (): Promise<void> => {
-    for (let at = 0; !over; at++) {
+    for (let at = 0; !over.signal.aborted; at++) {
       answers.good.push(await door.post({ input: `good ${at}` }, good));
       await pause(GOOD_EVERY_MS);
     }
   };
   const rest = innocent();
   await Promise.all(Array.from({ length: POISONERS }, poisoner));
-  over = true;
+  over.abort();
   await rest;
   return answers;
 }
