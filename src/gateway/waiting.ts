@@ -10,10 +10,11 @@ export async function takeWaiting(server: Server, most: number): Promise<void> {
   let taken = 0;
   const count = (): void => void taken++;
   server.on("connection", count);
-  for (let before = -1; before !== taken && taken < most;) {
-    before = taken;
+  for (let left = most; left > 0; left--) {
+    const before = taken;
     await turn();
     await turn();
+    if (taken === before) break;
   }
   server.off("connection", count);
 }
