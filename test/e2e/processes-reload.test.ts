@@ -3,11 +3,12 @@ import assert from "node:assert/strict";
 import { readFileSync } from "node:fs";
 import { test } from "node:test";
 import { startServer } from "../redis/servers.ts";
-import { fleetConfig, Part, patient } from "./fleet.ts";
+import { brisk, fleetConfig, Part, patient } from "./fleet.ts";
 import { type Config, eventually } from "./harness.ts";
 import { stubModel, StubWorker } from "./stub-worker.ts";
 
-const engine = { leaseMs: 4000, commandTimeoutMs: 1000, beatMs: 400, aliveMs: 3000 };
+/** How long a process may be silent: well beyond what one needs on a machine that stands still for a moment. */
+const processAnswerMs = 5000;
 
 function childrenOf(pid: number): number[] {
   const text = readFileSync(`/proc/${pid}/task/${pid}/children`, "utf8");
@@ -26,7 +27,7 @@ test("one is stopped: nothing changes, the reason is told, and awake again it is
   await using stub = await StubWorker.listen();
   const config = (size: number): Config => {
     const models = [stubModel([stub], { timeouts: patient, maxBatchSize: size })];
-    return fleetConfig({ url: redis.url, ...engine }, models, { limits: { processAnswerMs: 1000 } });
+    return fleetConfig({ url: redis.url, ...brisk }, models, { limits: { processAnswerMs } });
   };
   await using part = await Part.start("all", config(2), ["--processes", "3"]);
   const { admins } = await part.line(({ msg }) => msg === "ready");
@@ -42,10 +43,10 @@ test("one is stopped: nothing changes, the reason is told, and awake again it is
     const why = await part.reload(config(4));
     assert.match(
       why,
-      /nothing was changed: process \d did not answer for 1000 ms \(limits\.processAnswerMs\)/,
+      /nothing was changed: process \d did not answer for 5000 ms \(limits\.processAnswerMs\)/,
     );
     assert.ok(why.includes(`kill -9 ${stopped}`), why);
-    assert.ok(performance.now() - begun < 9000);
+    assert.ok(performance.now() - begun < 60_000);
     const number = Number(/process (\d)/.exec(why)![1]);
     const others = urls.filter((_, at) => at !== number - 1);
     assert.deepEqual(await sizes(others), [3, 3]);
@@ -65,7 +66,7 @@ test("one that hangs for good is killed by hand, and its successor has the confi
   await using stub = await StubWorker.listen();
   const config = (size: number): Config => {
     const models = [stubModel([stub], { timeouts: patient, maxBatchSize: size })];
-    return fleetConfig({ url: redis.url, ...engine }, models, { limits: { processAnswerMs: 1000 } });
+    return fleetConfig({ url: redis.url, ...brisk }, models, { limits: { processAnswerMs } });
   };
   await using part = await Part.start("all", config(2), ["--processes", "2"]);
   const { admins } = await part.line(({ msg }) => msg === "ready");
