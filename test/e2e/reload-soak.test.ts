@@ -21,6 +21,8 @@ import { eventually, Folder } from "./harness.ts";
 import { Stream } from "./steady-load.ts";
 import { StubWorker } from "./stub-worker.ts";
 
+/** A new worker is taken to need `workerMs` until it has answered: nobody is refused for that, nor because a machine stalls. */
+const timeouts = { queueMs: 300_000, workerMs: 20_000, totalMs: 350_000 };
 const EVERY_MS = 100;
 const SEED = 7;
 
@@ -174,17 +176,16 @@ class Soak {
   #stub(stubs: readonly StubWorker[], secret: number, more: object): object {
     const workers = stubs.map(({ url }) => url);
     const backend = { kind: "http", workers, authorization: `Bearer ${secret}` };
-    const timeouts = { queueMs: 10_000, workerMs: 10_000, totalMs: 20_000 };
     return { name: "stub", backend, timeouts, cache: { scope: "off" }, ...more };
   }
 
   #module(name: string, workers: number): object {
-    return { name, backend: { kind: "module", workers, function: join(this.folder, "echo.mjs") } };
+    return { name, backend: { kind: "module", workers, function: join(this.folder, "echo.mjs") }, timeouts };
   }
 
   #python(workers: number): object {
     const backend = { kind: "python", workers, function: `${join(this.folder, "echo.py")}:batch` };
-    return { name: "py", backend };
+    return { name: "py", backend, timeouts };
   }
 
   #config(models: readonly object[], more: object): string {
@@ -196,7 +197,7 @@ class Soak {
 }
 
 function simulated(name: string, workers: number, baseMs: number): object {
-  return { name, backend: { kind: "simulated", workers, baseMs } };
+  return { name, backend: { kind: "simulated", workers, baseMs }, timeouts };
 }
 
 async function ask(url: string, method: string, body?: object): Promise<{ status: number; text: string }> {
@@ -324,10 +325,7 @@ test("a reload every 100 ms for ten seconds under 200 requests/s: all answers ri
   };
   await eventually(() => grown().length === 0, 15_000).catch(() => assert.deepEqual(grown(), []));
   await stream.stop();
-  // Where others have the cores, more may come for a moment than can be served; that is said, and is no wrong answer.
-  const wrong = stream.failed.filter((what) => !/^503 .*SERVICE_OVERLOADED.*more requests than/.test(what));
-  assert.deepEqual(wrong, [], stream.told());
-  assert.ok(stream.failed.length < 0.02 * stream.sent, stream.told());
+  assert.deepEqual(stream.failed, [], stream.told());
   await stream[Symbol.asyncDispose]();
   assert.ok(
     stubs.every(({ mostAtOnce }) => mostAtOnce <= 2),
