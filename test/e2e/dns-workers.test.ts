@@ -1,13 +1,12 @@
 /** Workers behind a name of DNS, with a DNS server of our own: a thousand addresses, IPv6, what comes, goes and is away. */
 import assert from "node:assert/strict";
 import { once } from "node:events";
-import { writeFile } from "node:fs/promises";
 import { createServer } from "node:http";
 import type { AddressInfo } from "node:net";
 import { networkInterfaces } from "node:os";
 import { test } from "node:test";
 import { DnsServer } from "./dns-server.ts";
-import { type Config, eventually, Ferry, Folder, runFerry, writeConfig } from "./harness.ts";
+import { type Config, eventually, Ferry, Folder, runFerry, writeConfig, reloadConfig } from "./harness.ts";
 
 /** A machine may have no IPv6; then it is one more of IPv4. */
 const SIX = Object.values(networkInterfaces()).some((each) => each?.some(({ address }) => address === "::1"));
@@ -57,14 +56,6 @@ function configOf(dns: DnsServer, { port }: Everywhere, more: object = {}): Conf
   const backend = { kind: "http", workers: `dns://gpu.test:${port}/infer`, ...lookups };
   const timeouts = { queueMs: 20_000, workerMs: 10_000, totalMs: 30_000 };
   return { models: [{ name: "m", backend, maxBatchSize: 1, cache: { scope: "off" }, timeouts }] };
-}
-
-async function reload(ferry: Ferry, config: Config): Promise<void> {
-  const whole = { listen: "127.0.0.1:0", admin: { listen: "127.0.0.1:0" }, ...config };
-  const limits = { drainMs: 1000, lingerMs: 0 };
-  await writeFile(ferry.configFile, JSON.stringify({ ...whole, limits }));
-  const answer = await ferry.admin("/internal/reload", "POST");
-  assert.equal(answer.status, 200, answer.text);
 }
 
 const count = async (ferry: Ferry): Promise<number> => (await ferry.health()).healthy_workers;
@@ -129,12 +120,12 @@ test("more addresses than dnsMaxAddresses are told and not used, and a reload ra
     return workers.reduce((sum, each) => sum + each.batches, 0);
   };
   assert.equal(await batches(), 5);
-  await reload(ferry, configOf(dns, everywhere, { dnsMaxAddresses: 40 }));
+  await reloadConfig(ferry, configOf(dns, everywhere, { dnsMaxAddresses: 40 }));
   await becomes(ferry, 30);
   assert.equal(await batches(), 5, "those that were there stayed as they were");
 
   // Another server, which knows some of them.
-  await reload(ferry, configOf(dns, everywhere, { dnsMaxAddresses: 40, dnsServers: [other.address] }));
+  await reloadConfig(ferry, configOf(dns, everywhere, { dnsMaxAddresses: 40, dnsServers: [other.address] }));
   await becomes(ferry, 20);
   await ferry.infer("x");
 });

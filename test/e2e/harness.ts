@@ -332,11 +332,22 @@ export async function runFerry(args: readonly string[], timeoutMs = SOON_MS) {
 }
 
 /** Writes a config with free ports, patience and a short drain beneath it, without lingering; the file's path. */
-export async function writeConfig(folder: Folder, config: Config): Promise<string> {
+export function writeConfig(folder: Folder, config: Config): Promise<string> {
+  return folder.write("ferry.yaml", wholeConfig(config));
+}
+
+/** Writes the next one over it, completed likewise, and has it read while it runs. */
+export async function reloadConfig(ferry: Ferry, config: Config): Promise<void> {
+  await writeFile(ferry.configFile, wholeConfig(config));
+  const answer = await ferry.admin("/internal/reload", "POST");
+  assert.equal(answer.status, 200, answer.text);
+}
+
+function wholeConfig(config: Config): string {
   const limits = { drainMs: 1000, lingerMs: 0, ...(config["limits"] as object | undefined) };
   const models = patientModels(config["models"]);
   const whole = { listen: "127.0.0.1:0", admin: { listen: "127.0.0.1:0" }, ...config, ...models, limits };
-  return folder.write("ferry.yaml", JSON.stringify(whole, null, 2));
+  return JSON.stringify(whole, null, 2);
 }
 
 /** Those that say nothing of timeouts are not about them. */

@@ -1,8 +1,7 @@
 /** One live change in the middle of another: workers that drain, go or come while a backend or a model is replaced. */
 import assert from "node:assert/strict";
-import { writeFile } from "node:fs/promises";
 import { describe, test } from "node:test";
-import { type Config, eventually, Ferry, patientModels } from "./harness.ts";
+import { eventually, Ferry, reloadConfig } from "./harness.ts";
 import { setTimeout as pause } from "node:timers/promises";
 import { Random } from "../../src/core/random.ts";
 import { Stream } from "./steady-load.ts";
@@ -22,13 +21,8 @@ const replaced = (given: Model): Model => ({
   backend: { ...given.backend, authorization: "Bearer new" } as Model["backend"],
 });
 
-async function reload(ferry: Ferry, models: readonly object[]): Promise<void> {
-  const listeners = { listen: "127.0.0.1:0", admin: { listen: "127.0.0.1:0" } };
-  const whole: Config = { ...listeners, limits, ...patientModels(models) };
-  await writeFile(ferry.configFile, JSON.stringify(whole));
-  const answer = await ferry.admin("/internal/reload", "POST");
-  assert.equal(answer.status, 200, answer.text);
-}
+const reload = (ferry: Ferry, models: readonly object[]): Promise<void> =>
+  reloadConfig(ferry, { limits, models });
 
 interface Row {
   readonly name: string;

@@ -1,12 +1,11 @@
 /** gRPC servers with `pipeline: 2` while reloads replace them, add and take away: every row its own, none twice at once. */
 import assert from "node:assert/strict";
-import { writeFile } from "node:fs/promises";
 import { test } from "node:test";
 import { setTimeout as pause } from "node:timers/promises";
 import { request } from "undici";
 import { echo } from "../backend/grpc-stage.ts";
 import { OipServer } from "../protocol/oip-service.ts";
-import { type Config, eventually, Ferry } from "./harness.ts";
+import { type Config, eventually, Ferry, reloadConfig } from "./harness.ts";
 
 const limits = { drainMs: 10_000, lingerMs: 0 };
 const timeouts = { queueMs: 20_000, workerMs: 10_000, totalMs: 30_000 };
@@ -43,13 +42,6 @@ function configOf(servers: readonly Watched[], authorization: string, more: obje
   const backend = { kind: "grpc", workers, authorization };
   const model = { name: "m", backend, pipeline: 2, maxBatchSize: 4, maxWaitMs: 5, timeouts, ...more };
   return { models: [{ ...model, cache: { scope: "off" } }], limits };
-}
-
-async function reload(ferry: Ferry, config: Config): Promise<void> {
-  const whole = { listen: "127.0.0.1:0", admin: { listen: "127.0.0.1:0" }, ...config };
-  await writeFile(ferry.configFile, JSON.stringify(whole));
-  const answer = await ferry.admin("/internal/reload", "POST");
-  assert.equal(answer.status, 200, answer.text);
 }
 
 async function ask(ferry: Ferry, text: string): Promise<void> {
@@ -101,7 +93,7 @@ test("replaced in the middle of two batches each: all answers right, never a thi
   ];
   for (const step of steps) {
     const [before] = [sent];
-    await reload(ferry, step);
+    await reloadConfig(ferry, step);
     await eventually(() => sent > before + 40, 20_000);
   }
   state.stopped = true;

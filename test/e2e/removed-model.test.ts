@@ -1,11 +1,10 @@
 /** What is left of a model that a reload removed: its results, its dead letters, and what was accepted and had not run. */
 import assert from "node:assert/strict";
 import { once } from "node:events";
-import { writeFile } from "node:fs/promises";
 import { connect } from "node:net";
 import { setTimeout as pause } from "node:timers/promises";
 import { describe, test } from "node:test";
-import { assertError, type Config, eventually, Ferry, runFerry } from "./harness.ts";
+import { assertError, type Config, eventually, Ferry, runFerry, reloadConfig } from "./harness.ts";
 import { Gate, stubModel, StubWorker } from "./stub-worker.ts";
 
 const timeouts = { queueMs: 20_000, workerMs: 20_000, totalMs: 40_000 };
@@ -16,12 +15,8 @@ function model(stub: StubWorker, more: Readonly<Record<string, unknown>> = {}): 
   return stubModel([stub], { timeouts, maxBatchSize: 1, cache: { scope: "off" }, ...more });
 }
 
-async function reload(ferry: Ferry, models: readonly object[], more: Config = {}): Promise<void> {
-  const whole: Config = { listen: "127.0.0.1:0", admin: { listen: "127.0.0.1:0" }, limits, ...more, models };
-  await writeFile(ferry.configFile, JSON.stringify(whole));
-  const answer = await ferry.admin("/internal/reload", "POST");
-  assert.equal(answer.status, 200, answer.text);
-}
+const reload = (ferry: Ferry, models: readonly object[], more: Config = {}): Promise<void> =>
+  reloadConfig(ferry, { limits, ...more, models });
 
 const accept = (ferry: Ferry, input: unknown): Promise<string> => ferry.accept({ input, model: "stub" });
 

@@ -1,9 +1,8 @@
 /** What people did to workers by hand survives whatever else is changed by a reload. */
 import assert from "node:assert/strict";
-import { writeFile } from "node:fs/promises";
 import { describe, test } from "node:test";
 import { setTimeout as pause } from "node:timers/promises";
-import { type Config, eventually, Ferry, Folder, runFerry } from "./harness.ts";
+import { eventually, Ferry, Folder, runFerry, reloadConfig } from "./harness.ts";
 import { Gate, stubModel, StubWorker } from "./stub-worker.ts";
 
 const limits = { drainMs: 10_000, lingerMs: 0 };
@@ -21,12 +20,8 @@ function model(
   return { ...made, backend: { ...made.backend, authorization: `Bearer ${secret}` } as Model["backend"] };
 }
 
-async function reload(ferry: Ferry, models: readonly object[]): Promise<void> {
-  const whole: Config = { listen: "127.0.0.1:0", admin: { listen: "127.0.0.1:0" }, limits, models };
-  await writeFile(ferry.configFile, JSON.stringify(whole));
-  const answer = await ferry.admin("/internal/reload", "POST");
-  assert.equal(answer.status, 200, answer.text);
-}
+const reload = (ferry: Ferry, models: readonly object[]): Promise<void> =>
+  reloadConfig(ferry, { limits, models });
 
 interface Row {
   readonly name: string;
