@@ -93,8 +93,11 @@ describe("two processes behind one port", () => {
       polled.every((count) => count >= 4),
       `each answered its share: ${polled.join(", ")}`,
     );
-    const { members } = (await json(`${admins[1]}/internal/health`)) as { members: number };
-    assert.equal(members, 2);
+    // Each hears of the other with a beat.
+    await eventually(async () => {
+      const { members } = (await json(`${admins[1]}/internal/health`)) as { members: number };
+      return members === 2;
+    });
     assert.deepEqual(await part.stop(), { code: 0, signal: null });
     const last = part.lines.at(-1)!;
     assert.deepEqual([last.msg, last["requests"], last["lost"]], ["stopped", 6, 0]);
