@@ -202,9 +202,7 @@ export class BatchRun implements Member {
         if (++failed === 2) await this.#verdicts.conclude(allRiders(suspects.splice(0)).flat(), reply);
       } else if (group.length > 1) {
         suspects.push(...halves(group));
-      } else if (reply.kind !== "unusable") {
-        await this.#verdicts.conclude(group, reply);
-      } else if (this.#suspected(group[0]!)) {
+      } else if (reply.kind !== "unusable" || this.#suspected(group[0]!)) {
         await this.#verdicts.conclude(group, reply);
       } else if (suspect.again) {
         unusable.push(...group);
