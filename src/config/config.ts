@@ -243,7 +243,7 @@ export type BackendConfig =
 export interface HttpBackendConfig {
   readonly kind: "http";
   readonly protocol: "batch" | ProtocolName;
-  /** Full endpoint URLs, and names of DNS (`dns-workers.ts`). */
+  /** Full endpoint URLs, and names of DNS (`worker-addresses.ts`). */
   readonly workers: readonly string[];
   readonly dnsMs: number;
   readonly dnsGraceMs: number;
@@ -264,7 +264,7 @@ export interface HttpBackendConfig {
 
 export interface GrpcBackendConfig {
   readonly kind: "grpc";
-  /** grpc://host:port, or grpcs:// for TLS, and names of DNS (`dns-workers.ts`). */
+  /** grpc://host:port, or grpcs:// for TLS, and names of DNS (`worker-addresses.ts`). */
   readonly workers: readonly string[];
   readonly dnsMs: number;
   readonly dnsGraceMs: number;
