@@ -263,41 +263,7 @@ describe("banned in src", () => {
       }
     });
   }
-
-  test("words that mean something else here are not used as names", () => {
-    const synonyms =
-      /\b(const|let|class|function|interface|type)\s+\w*([Jj]ob|[Hh]andler|[Mm]anager|[Uu]tils?|[Hh]elper|[Bb]roker|[Ll]ane)s?\b/;
-    // What runs on a worker is drawn as a lane, and only there.
-    for (const file of sources.filter((file) => !file.startsWith("src/dashboard/")))
-      assert.doesNotMatch(read(file), synonyms, file);
-  });
 });
-
-describe("size", () => {
-  for (const file of everything) {
-    test(`${file} has at most 400 lines, and its functions at most 70`, () => {
-      const lines = read(file).split("\n");
-      assert.ok(lines.length <= 401, `${lines.length} lines`);
-      for (const { name, length } of functionsOf(lines))
-        assert.ok(length <= 70, `${name} has ${length} lines`);
-    });
-  }
-});
-
-/** By indentation, which the formatter guarantees: a function ends at the brace that stands where it began. */
-function functionsOf(lines: readonly string[]): { name: string; length: number }[] {
-  const found: { name: string; length: number }[] = [];
-  lines.forEach((line, at) => {
-    const start =
-      /^(\s*)(?:export )?(?:async )?(?:function\*? (\w+)|(?:static |async |get )*(#?\w+)\([^;]*\)(?:: [^;]+)?) ?.*\{$/.exec(
-        line,
-      );
-    if (start === null || /^\s*(if|for|while|switch|return|\}|else|catch)\b|=> \{$/.test(line)) return;
-    const end = lines.indexOf(`${start[1]}}`, at);
-    if (end > 0) found.push({ name: start[2] ?? start[3] ?? "?", length: end - at + 1 });
-  });
-  return found;
-}
 
 test("tests do not sleep outside e2e", () => {
   for (const file of list("test/**/*.ts")) {
