@@ -29,7 +29,7 @@ export interface Road {
       readonly method: string;
       readonly path: string;
       readonly headers: readonly string[];
-      readonly authorization?: string | undefined;
+      readonly authorization?: string | null | undefined;
       body(): Readable | Buffer | null;
     },
     receiver: {
@@ -138,7 +138,7 @@ class Crossover {
     this.#passage = passage;
     this.#idleMs = idleMs;
     this.#clock = clock;
-    const authorization = forwardAuthorization ? exchange.header("authorization") : undefined;
+    const authorization = forwardAuthorization ? (exchange.header("authorization") ?? null) : undefined;
     this.#alarm = clock.at(exchange.startedAt + totalMs, () => this.#late());
     exchange.onGone(() => this.#stop(undefined));
     this.#underway = road.send(
