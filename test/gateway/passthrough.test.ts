@@ -112,20 +112,36 @@ test("headers of one connection stay on it, in whatever case, and what Connectio
   ]);
 });
 
-test("a header that a WSGI server would read as one that is not sent on is not sent on either", () => {
-  const raw = [
-    "content_length",
-    "99",
-    "X_Api-Key",
-    "k",
-    "Authorization",
-    "a",
-    "x_forwarded_for",
-    "1",
-    "x_b",
-    "2",
+test("what only a worker's own proxy may say is not sent on, nor any name that WSGI could read as such", () => {
+  const claims = `
+    X-Forwarded X-Forwarded-Host X-Forwarded-Prefix X-Forwarded-Uri X-Forwarded-User
+    X-Forwarded-Client-Cert X-Forward-For Forwarded X-Original-Url X-Original-Host X-Rewrite-Url
+    X-HTTP-Method-Override X-HTTP-Method X-Method-Override X-Host Proxy X-Real-IP True-Client-IP
+    CF-Connecting-IP CF-Connecting-IPv6 X-Client-IP Client-IP X-Cluster-Client-IP Fastly-Client-IP
+    Fly-Client-IP X-Azure-ClientIP X-Azure-SocketIP X-Originating-IP X-Remote-Addr Remote-User
+    X-Envoy-Original-Path X-Auth-Request-User X-Goog-Authenticated-User-Email X-Ms-Client-Principal
+    X-SSL-Client-Cert X-Url-Scheme content_length X_Api-Key Authorization x_forwarded_for
+    X_Original_Url x_b _
+  `;
+  const mine = [
+    "x-request-id",
+    "x-client-name",
+    "x-stainless-os",
+    "openai-organization",
+    "anthropic-version",
   ];
-  assert.deepEqual(sentOn(raw, ["x-forwarded-for", "9"]), ["x_b", "2", "x-forwarded-for", "9"]);
+  const others = ["accept", "content-type", "content-encoding", "inference-header-content-length", "x-clip"];
+  const raw = [...claims.trim().split(/\s+/), ...mine, ...others].flatMap((name) => [name, "1"]);
+  const sent = sentOn(raw, ["x-forwarded-for", "9"]);
+  assert.deepEqual(sent, [...[...mine, ...others].flatMap((name) => [name, "1"]), "x-forwarded-for", "9"]);
+});
+
+test("a worker gives no orders to a proxy before Ferry, and none about its origin to a browser", () => {
+  const raw = ["X-Accel-Redirect", "X-Sendfile", "Clear-Site-Data", "Set-Cookie", "Report-To", "Connection"];
+  assert.deepEqual(sentBack([...raw.flatMap((name) => [name, "1"]), "X-Accel-Buffering", "no"], false), [
+    "x-accel-buffering",
+    "no",
+  ]);
 });
 
 test("no request has a #", () => {
