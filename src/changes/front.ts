@@ -12,6 +12,7 @@ import { Gate, type Prospects } from "../admission/gate.ts";
 import type { Vault } from "../backend/vault.ts";
 import type { Clock } from "../clock.ts";
 import type { Config, ModelConfig, Role } from "../config/config.ts";
+import { FairShare } from "../core/fair-share.ts";
 import { screenFor } from "../core/screen.ts";
 import { type OpenCredentials, openCredentials } from "../wiring/credentials.ts";
 import type { Prepared } from "./crews.ts";
@@ -81,7 +82,7 @@ export class Front {
   readonly #parts: FrontParts;
   readonly #router: Router;
   readonly #admission: Admission;
-  readonly #underway = { count: 0 };
+  readonly #underway = new FairShare();
   #now: Generation | undefined;
   /** Ends what is left of the generation before. */
   #last: (() => void) | undefined;

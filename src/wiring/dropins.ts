@@ -4,6 +4,7 @@ import { type KnownWorker, Passage } from "../backend/passthrough.ts";
 import { workerSide } from "./backends.ts";
 import type { Clock } from "../clock.ts";
 import type { Config, HttpBackendConfig, ModelConfig } from "../config/config.ts";
+import type { FairShare } from "../core/fair-share.ts";
 import type { Dispatcher } from "../dispatch/dispatcher.ts";
 import type { Crossing } from "../gateway/crossing.ts";
 import { DropIns, type DropInModel } from "../gateway/dropin.ts";
@@ -25,7 +26,7 @@ export interface DropInNeeds {
   readonly workers: (model: number) => readonly KnownWorker[] | undefined;
   readonly draining: () => boolean;
   /** What is passed through now, by whatever rules it came. */
-  readonly underway: { count: number };
+  readonly underway: FairShare;
 }
 
 export interface OpenDropIns {
@@ -56,7 +57,11 @@ export async function openDropIns(config: Config, needs: DropInNeeds): Promise<O
     await Promise.all(passages.map((passage) => passage.stop()));
     throw error;
   }
-  const passLimits = { maxOpen: limits.maxPassthrough, idleMs: limits.passthroughIdleMs };
+  const passLimits = {
+    maxOpen: limits.maxPassthrough,
+    perTenant: config.auth.mode === "required",
+    idleMs: limits.passthroughIdleMs,
+  };
   const proxy = new Passthrough(passed, passLimits, admission, clock, needs.underway);
   const known = models.map((model): DropInModel => ({
     name: model.name,

@@ -1,8 +1,9 @@
 /** What is passed through stays inside: no client chooses the host or leaves the base, no worker splits an answer. */
 import assert from "node:assert/strict";
 import { once } from "node:events";
+import { type IncomingMessage, request } from "node:http";
 import { test } from "node:test";
-import { Ferry, Folder, runFerry, writeConfig } from "../e2e/harness.ts";
+import { type Config, eventually, Ferry, Folder, runFerry, writeConfig } from "../e2e/harness.ts";
 import { openModel, OpenWorker, RawWorker } from "../e2e/open-worker.ts";
 import { type RawAnswer, RawClient } from "../e2e/raw-client.ts";
 
@@ -10,6 +11,13 @@ async function say(ferry: Ferry, text: string): Promise<RawAnswer> {
   await using client = await RawClient.connect(ferry.url);
   client.send(text);
   return await client.answer();
+}
+
+async function keyFor(user: string, folder: Folder, config: Config): Promise<string> {
+  await writeConfig(folder, config);
+  const file = `${folder.path}/ferry.yaml`;
+  const { stdout } = await runFerry(["keys", "create", "--user", user, "--tier", "paid", "-c", file]);
+  return stdout.trim();
 }
 
 const get = (target: string, ...fields: readonly string[]): string =>
@@ -197,18 +205,7 @@ test("strangers do not reach a worker; those who are known leave their key behin
     limits: { perUserPerMinute: 3 },
     auth: { mode: "required", keysFile: "./keys.json" },
   };
-  await writeConfig(folder, config);
-  const made = await runFerry([
-    "keys",
-    "create",
-    "--user",
-    "a",
-    "--tier",
-    "paid",
-    "-c",
-    `${folder.path}/ferry.yaml`,
-  ]);
-  const key = made.stdout.trim();
+  const key = await keyFor("a", folder, config);
   await using ferry = await Ferry.start(config, folder);
   assert.equal((await ferry.post("{}", {}, "/x")).status, 401);
   assert.equal((await ferry.post("{}", { "x-api-key": "wrong" }, "/models/open/x")).status, 401);
@@ -220,6 +217,34 @@ test("strangers do not reach a worker; those who are known leave their key behin
   assert.equal(answers[0]!.header("ratelimit-remaining"), "2");
   for (const { request } of worker.calls) assert.ok(!request.rawHeaders.join("\n").includes(key));
   assert.ok(!ferry.stderr().includes(key));
+});
+
+test("one user cannot take all places for what is passed through", async () => {
+  await using worker = await OpenWorker.listen(({ response }) => void response.writeHead(200).write("begun"));
+  await using folder = await Folder.make();
+  const config = {
+    models: [openModel([worker.url])],
+    limits: { maxPassthrough: 4 },
+    auth: { mode: "required", keysFile: "./keys.json" },
+  };
+  const [greedy, other] = [await keyFor("greedy", folder, config), await keyFor("other", folder, config)];
+  await using ferry = await Ferry.start(config, folder);
+  const streams: IncomingMessage[] = [];
+  /** The status of a stream that then stays open. */
+  const open = async (key: string): Promise<number> => {
+    const asked = request(`${ferry.url}/x`, { headers: { "x-api-key": key }, agent: false }).end();
+    const [answer] = (await once(asked, "response")) as [IncomingMessage];
+    streams.push(answer.on("error", () => {}));
+    return answer.statusCode!;
+  };
+  const statuses = [];
+  for (const key of [greedy, greedy, greedy, other, other, greedy, other]) statuses.push(await open(key));
+  assert.deepEqual(statuses, [200, 200, 429, 200, 429, 429, 429]);
+  // What one gives back is for whoever holds fewer.
+  streams[0]!.destroy();
+  await eventually(async () => (await open(other)) === 200);
+  assert.equal(await open(greedy), 429);
+  for (const stream of streams) stream.destroy();
 });
 
 test("a client that leaves while it uploads ends the worker's request", async () => {
