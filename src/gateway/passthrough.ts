@@ -83,8 +83,8 @@ export class Passthrough implements Proxy {
   }
 
   async forward(exchange: Exchange, passage: Passage): Promise<void> {
-    const { model, path } = passage;
-    checkPath(path, exchange.query);
+    const { model, path, query } = passage;
+    checkPath(path, query);
     if (/\bwebsocket\b/i.test(exchange.header("upgrade") ?? "")) {
       throw new Refusal(
         "INVALID_REQUEST",
@@ -158,7 +158,7 @@ class Crossover {
     this.#underway = road.send(
       {
         method: exchange.method,
-        path: passage.path + (exchange.query === "" ? "" : `?${exchange.query}`),
+        path: passage.path + (passage.query === "" ? "" : `?${passage.query}`),
         headers: headersFor(exchange, passage.body),
         authorization,
         body: () => this.#body(),

@@ -125,6 +125,70 @@ test("nothing in a request chooses the host, and requests cannot be smuggled", a
   assert.equal(old.status, 200);
 });
 
+test("a request reaches the model that it was sent to, and no other of the worker's", async () => {
+  await using worker = await OpenWorker.listen();
+  const models = ["own", "other"].map((name) => ({
+    name,
+    passthrough: name === "own",
+    backend: {
+      kind: "http",
+      protocol: "ollama",
+      workers: [`${worker.url}/${name === "own" ? "" : "api/embed"}`],
+      model: `${name}:7b`,
+    },
+  }));
+  await using ferry = await Ferry.start({ models });
+  const said = async (path: string, body: string | Buffer, headers = {}): Promise<string> => {
+    const { status, text } = await ferry.post(body, headers, path);
+    if (status !== 200) return `${status} ${Object.keys(JSON.parse(text) as object).join()}`;
+    const { url, body: sent } = JSON.parse(text) as { url: string; body: string };
+    return `${url} ${sent}`;
+  };
+  for (const name of ["other", "other:7b", "own"]) {
+    const unload = await said(
+      "/models/own/api/embed",
+      `{"model":"${name}","MODEL":"${name}","keep_alive":0}`,
+    );
+    assert.equal(unload, '/api/embed {"model":"own:7b","MODEL":"own:7b","keep_alive":0}');
+  }
+  for (const base of ["/models/own", ""]) {
+    for (const [path, body] of [
+      ["/api/generate", '{"model":"other:7b","keep_alive":0}'],
+      ["/api/generate", '{"Model":"other:7b"}'],
+      ["/api/delete", '{"name":"other:7b"}'],
+      ["/api/copy", '{"source":"own","destination":"other:7b"}'],
+      ["/v1/models/other:7b", "{}"],
+    ] as const)
+      assert.equal(await said(base + path, body), "404 error", base + path);
+    const types = { "content-type": "application/octet-stream" };
+    assert.equal(await said(`${base}/api/generate`, '  {"model":"other:7b"}', types), "404 error");
+    assert.equal(await said(`${base}/api/generate`, '{"model":"own"} {"model":"other:7b"}'), "400 error");
+    const utf16 = Buffer.from('\ufeff{"model":"other:7b"}', "utf16le");
+    assert.equal(await said(`${base}/api/generate`, utf16, types), "400 error");
+    assert.equal(await said(`${base}/api/generate`, "{}", { "content-encoding": "gzip" }), "415 error");
+    assert.equal(await said(`${base}/api/chat`, '{"model":"own"}'), '/api/chat {"model":"own:7b"}');
+    assert.equal(await said(`${base}/api/blobs/x`, "bytes"), "/api/blobs/x bytes");
+  }
+  assert.equal(await said("/models/own", '{"a":1}'), '/ {"a":1}');
+  for (const path of ["/models/other", "/models/unknown", "/models/unknown/x", "/models//own"])
+    assert.match(await said(path, '{"secret":1}'), /^404 /);
+});
+
+test("a body that comes in pieces is read, or passed on, from its first byte", async () => {
+  await using worker = await OpenWorker.listen();
+  await using ferry = await Ferry.start({ models: [openModel([worker.url])] });
+  for (const body of ['  {"model":"open","a":"e"}', "x".repeat(200_000), "\n \r\n", "no JSON"]) {
+    await using client = await RawClient.connect(ferry.url);
+    client.send(`POST /x HTTP/1.1\r\nHost: ferry\r\nContent-Length: ${Buffer.byteLength(body)}\r\n\r\n`);
+    for (let at = 0; at < body.length; at += Math.ceil(body.length / 7)) {
+      client.send(body.slice(at, at + Math.ceil(body.length / 7)));
+      await new Promise((resolve) => setImmediate(resolve));
+    }
+    const { text } = await client.answer();
+    assert.equal((JSON.parse(text) as { body: string }).body, body);
+  }
+});
+
 /** What a hostile worker says, and the status that the client gets. */
 const HOSTILE: readonly (readonly [what: string, bytes: string, status: number])[] = [
   ["no HTTP at all", "hello\r\n\r\n", 502],
