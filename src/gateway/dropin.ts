@@ -31,6 +31,7 @@ import {
 } from "./pass-target.ts";
 import { LARGE_CHARS, pieceLine } from "./pieces.ts";
 import { checkUncompressed } from "./media-type.ts";
+import { type Screening, unscreenable } from "./screening.ts";
 import type { Elsewhere, Methods, Routes } from "./server.ts";
 
 export interface DropInModel {
@@ -43,6 +44,8 @@ export interface DropInModel {
   readonly ready: () => boolean;
   /** What its workers call it, where that is not its name. */
   readonly workerName?: string | undefined;
+  /** Left out: whatever a client says may reach its workers. */
+  readonly screen?: Screening | undefined;
 }
 
 /** What is to be passed on. */
@@ -256,18 +259,22 @@ export class DropIns {
       throw new Refusal("INVALID_REQUEST", `this model answers in batches only; ${why}`);
     }
     const headers = await this.#parts.crossing.pass(caller, model.name);
+    const { screen } = model;
+    const read = body ?? (screen !== undefined && exchange.hasBody ? await screenable(exchange) : undefined);
+    screen?.checkRequest(exchange, place.path, exchange.query, read);
     const sent =
       place.route === undefined
-        ? await this.#unread(exchange, model, place)
-        : { path: renamed(place, model), query: exchange.query, body: body && namedBody(body, model, place) };
+        ? await this.#unread(exchange, model, place, read)
+        : { path: renamed(place, model), query: exchange.query, body: read && namedBody(read, model, place) };
     await this.#parts.proxy.forward(exchange, { ...sent, model: model.name, caller, headers });
   }
 
-  /** What has no route here; whatever else it holds, a body that may be JSON is read for the model that it names. */
+  /** What has no route here; a body that may be JSON is read for the model that it names. */
   async #unread(
     exchange: Exchange,
     model: DropInModel,
     { pinned, path }: Place,
+    read: Buffer | undefined,
   ): Promise<Pick<Passage, "path" | "query" | "body">> {
     const anyName = pinned === undefined && this.#models.length === 1;
     const fields = model.protocols.some(({ name }) => name === "ollama") ? OLLAMA_FIELDS : MODEL_FIELD;
@@ -275,8 +282,17 @@ export class DropIns {
     const [to, query] = [targetPath(path, target), targetQuery(exchange.query, target)];
     if (!exchange.hasBody) return { path: to, query };
     if (!anyName) checkUncompressed(exchange);
-    const body = await exchange.objectBody();
+    const body = read ?? (await exchange.objectBody());
     return { path: to, query, body: body && targetBody(body, target) };
+  }
+}
+
+/** A body of JSON by its own account. Rejects with a Refusal that says why nothing else will do. */
+async function screenable(exchange: Exchange): Promise<Buffer> {
+  try {
+    return await exchange.bytes();
+  } catch (error) {
+    throw error instanceof Refusal ? unscreenable(error) : error;
   }
 }
 
