@@ -305,7 +305,12 @@ function namedBody(body: Buffer, model: DropInModel, { route }: Place): Buffer {
   // Where the path says it, the body is not ours to read: it may be JSON with bytes behind it, of a given length.
   if (route?.includes("{model}") === true) return body;
   const name = JSON.stringify(workerNameOf(model));
-  return withFields(body, (field) => (MODEL_FIELD.has(field.toLowerCase()) ? name : undefined));
+  const named = withFields(body, (field) => (MODEL_FIELD.has(field.toLowerCase()) ? name : undefined));
+  if (named !== body) return named;
+  // Without one a worker would choose: the first of its models, or the last that was used.
+  const text = body.toString("utf8").trimStart();
+  if (!text.startsWith("{")) return body;
+  return Buffer.from(`{"model":${name}${/^\{\s*\}/.test(text) ? "" : ","}${text.slice(1)}`);
 }
 
 /** Whom a path means, of those who speak its protocol. */

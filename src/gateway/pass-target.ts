@@ -73,6 +73,7 @@ export function targetQuery(query: string, target: PassTarget): string {
 
 /** A body of JSON with the name at the workers; where any name may stand in it, it need not be JSON. Throws a Refusal. */
 export function targetBody(body: Buffer, target: PassTarget): Buffer {
+  if (!body.includes("{")) return body;
   try {
     return withFields(body, (field, text) => {
       if (!target.fields.has(field.toLowerCase()) || text === "null") return undefined;

@@ -102,6 +102,13 @@ test("the name in an unbatched body is that of the worker, whatever the client w
     const { body: sent } = await ask("POST", "/models/ours/v1/stream", more, body);
     assert.equal(String(sent), `{"model":"${name}","MODEL":"${name}","keep_alive":0,"x":{"model":"other"}}`);
   }
+  for (const [without, rest] of [
+    ["{}", "}"],
+    [' { "a":1}', ', "a":1}'],
+  ] as const) {
+    const { body: sent } = await ask("POST", "/models/ours/v1/stream", { workerName: "theirs" }, without);
+    assert.equal(String(sent), `{"model":"theirs"${rest}`);
+  }
   const path = "/models/ours/v2/models/other/versions/1/infer";
   assert.equal((await ask("POST", path, {})).path, "/v2/models/ours/versions/1/infer");
   assert.equal((await ask("GET", "/models/ours/v2/models/other/ready", {})).path, "/v2/models/ours/ready");
