@@ -5,6 +5,7 @@ import { after, before, describe, test } from "node:test";
 import { assertError, Ferry } from "../e2e/harness.ts";
 import { openModel, OpenWorker } from "../e2e/open-worker.ts";
 import { stubModel, StubWorker } from "../e2e/stub-worker.ts";
+import { drafted } from "../protocol/oip-walk.ts";
 import { Refusal } from "../../src/core/errors.ts";
 import { screeningFor } from "../../src/gateway/screening.ts";
 
@@ -231,6 +232,21 @@ describe("28 deny patterns: tensors", () => {
     screen.checkTask(row("a", "not secret"), parameters("BYTES"));
     screen.checkTask('["AAAAAAAA"]', parameters("FP32"));
     assert.throws(() => screen.checkTask('["secret"]', ""), Refusal);
+  });
+
+  test("texts of gRPC clients, raw or typed", () => {
+    const screen = screening(true);
+    const tensor = { name: "x", datatype: "BYTES", shape: [2] };
+    const bytes = [Buffer.from("good"), Buffer.from("secret")];
+    const raw = [Buffer.from((JSON.parse(row("good", "secret")) as string[])[0]!, "base64")];
+    for (const request of [
+      { model_name: "m", inputs: [tensor], raw_input_contents: raw },
+      { model_name: "m", inputs: [{ ...tensor, contents: { bytes_contents: bytes } }] },
+    ]) {
+      const { inputs, parameters } = drafted(request);
+      screen.checkTask(inputs[0]!, parameters);
+      assert.throws(() => screen.checkTask(inputs[1]!, parameters), Refusal);
+    }
   });
 
   test("where workers get a task as it is, naming it one of tensors hides nothing", () => {
