@@ -17,9 +17,9 @@ export type Split =
   /** What is wrong, to be put after "the reply". */
   | { readonly elements?: never; readonly flaw: string };
 
-/** The elements of the array that `text` is. */
-export function splitArray(text: string): Split {
-  return new Scanner(text).array();
+/** The elements of the array that `text` is; where it has more than `max`, the first `max` and one more. */
+export function splitArray(text: string, max = Infinity): Split {
+  return new Scanner(text).array(max);
 }
 
 /** The elements of the array that stands under `name` in the object that `text` is. */
@@ -153,12 +153,12 @@ class Scanner {
     return this.#text.slice(start, this.#at);
   }
 
-  array(): Split {
+  array(max = Infinity): Split {
     if (!this.enter(OPEN_BRACKET)) return { flaw: "is not an array" };
     // Starts afresh: a number out of range beside the array harms nobody.
     this.#finite = true;
     const elements: string[] = [];
-    while (this.more(CLOSE_BRACKET)) {
+    while (elements.length <= max && this.more(CLOSE_BRACKET)) {
       elements.push(this.value());
     }
     return this.#finite ? { elements } : { flaw: "holds a number beyond the range of a double" };

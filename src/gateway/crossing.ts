@@ -26,6 +26,8 @@ export interface CrossingParts {
   readonly router: Router;
   readonly engine: Engine;
   readonly clock: Clock;
+  /** `limits.maxQueuedBytes`. */
+  readonly maxQueuedBytes: number;
 }
 
 /** The request that waits: an HTTP exchange, or a call of another kind. */
@@ -64,14 +66,17 @@ export class Crossing {
   readonly #router: Router;
   readonly #engine: Engine;
   readonly #clock: Clock;
+  readonly #maxQueuedBytes: number;
 
-  constructor({ credentials, intake, admission, router, engine, clock }: CrossingParts) {
+  constructor(parts: CrossingParts) {
+    const { credentials, intake, admission, router, engine, clock, maxQueuedBytes } = parts;
     this.#credentials = credentials;
     this.#intake = intake;
     this.#admission = admission;
     this.#router = router;
     this.#engine = engine;
     this.#clock = clock;
+    this.#maxQueuedBytes = maxQueuedBytes;
   }
 
   /** Who it is; before the body is read. Throws a Refusal. */
@@ -93,6 +98,7 @@ export class Crossing {
   /** Undefined: the client left, and nobody is there to be answered. Throws a Refusal. */
   async cross(visitor: Visitor, caller: Caller, freight: Freight): Promise<Crossed | undefined> {
     visitor.model = freight.model;
+    this.#checkSize(freight);
     const counted = this.#admission.count(caller, freight.model);
     const quota = counted && (await counted);
     const tickets = await this.#submit(visitor, caller, freight);
@@ -122,6 +128,15 @@ export class Crossing {
       this.#abandon(tickets);
       throw error;
     }
+  }
+
+  /** All enter the queue together: what an empty queue has no room for is refused for good, not for now. */
+  #checkSize({ inputs }: Freight): void {
+    let bytes = 0;
+    for (const { length } of inputs) bytes += length;
+    if (bytes <= this.#maxQueuedBytes) return;
+    const words = `the inputs have ${bytes} bytes; at most ${this.#maxQueuedBytes} (limits.maxQueuedBytes) can be queued`;
+    throw new Refusal("PAYLOAD_TOO_LARGE", `${words}: send fewer in one request`);
   }
 
   /** All in one moment, so that they can leave in one batch. */

@@ -60,7 +60,11 @@ class Stage {
   readonly admission: Admission;
   readonly crossing: Crossing;
 
-  constructor(limits: { maxQueued?: number; perUserPerMinute?: number } = {}, horizon = HORIZON) {
+  constructor(
+    limits: { maxQueued?: number; perUserPerMinute?: number } = {},
+    horizon = HORIZON,
+    shares = false,
+  ) {
     const { clock } = this;
     const events = new Events();
     const options = {
@@ -90,14 +94,22 @@ class Stage {
     const door: ModelDoor = {
       name: MODEL,
       totalMs: 4000,
-      cache: { ttlMs: 0, scope: "off" },
-      collapse: false,
+      cache: shares ? { ttlMs: 60_000, scope: "tenant" } : { ttlMs: 0, scope: "off" },
+      collapse: shares,
       gate: new Gate(rules, prospects, engine),
       looksForFree: true,
     };
     const intake = new Intake([door], admission, router, engine, clock);
     const credentials = new Credentials({ tiers: TIERS, anonymousTier: "first" }, {});
-    this.crossing = new Crossing({ credentials, intake, admission, router, engine, clock });
+    this.crossing = new Crossing({
+      credentials,
+      intake,
+      admission,
+      router,
+      engine,
+      clock,
+      maxQueuedBytes: options.maxQueuedBytes,
+    });
   }
 
   cross(guest: Guest, ...inputs: string[]) {
@@ -106,16 +118,16 @@ class Stage {
   }
 
   /** Claims everything that waits; the inputs, in the order of the batch. */
-  async claim() {
+  async claim(max = 64, id = "b") {
     const batch = {
-      id: "b",
+      id,
       worker: "w",
       reason: "full",
       size: 0,
       startedAt: this.clock.now(),
       why: "",
     } as const;
-    return this.engine.claim({ model: MODEL, parameters: "", max: 64, batch, leaseMs: 10_000 });
+    return this.engine.claim({ model: MODEL, parameters: "", max, batch, leaseMs: 10_000 });
   }
 
   async end(
@@ -176,6 +188,25 @@ describe("a crossing", () => {
     assert.equal((await refusalOf(stage.cross(new Guest(), "a", "b", "c"))).code, "SERVICE_OVERLOADED");
     assert.equal(stage.engine.stats().queued, 0);
     assert.equal(stage.router.waiting, 0);
+  });
+
+  test("inputs that no queue has room for are refused for good, and none of them enters it", async () => {
+    const stage = new Stage();
+    const half = "x".repeat(500_000);
+    const refusal = await refusalOf(stage.cross(new Guest(), half, half));
+    assert.deepEqual(
+      [refusal.code, refusal.status, refusal.retryAfterMs],
+      ["PAYLOAD_TOO_LARGE", 413, undefined],
+    );
+    assert.match(refusal.message, /1000004 bytes; at most 1000000 \(limits.maxQueuedBytes\)/);
+    assert.equal(stage.engine.stats().queued, 0);
+    const first = stage.cross(new Guest(), half);
+    // Here it is the queue that is full, for now.
+    const second = await refusalOf(stage.cross(new Guest(), half, "y"));
+    assert.equal(second.code, "SERVICE_OVERLOADED");
+    assert(second.retryAfterMs! > 0);
+    await stage.end(await stage.claim(), echo);
+    await first;
   });
 
   test("a client that leaves takes its tasks along", async () => {

@@ -58,7 +58,13 @@ async function ask(
     reachable: true,
     ready: () => true,
   };
-  const parts = { crossing, proxy, maxInputs: 2048, ready: () => true, version: "" };
+  const parts = {
+    crossing,
+    proxy,
+    limits: { maxInputs: 2048, maxBytes: Infinity },
+    ready: () => true,
+    version: "",
+  };
   const dropIns = new DropIns([{ ...model, ...more }], parts);
   const exchange = {
     query: "",

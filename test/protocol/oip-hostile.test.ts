@@ -23,7 +23,7 @@ describe("hostile requests", () => {
       [wrong({ shape: [-1, 2] }), /dimension of -1/],
       [wrong({ shape: [1.5] }), /shape/],
       [wrong({ shape: Array.from({ length: 40 }, () => 1) }), /shape/],
-      [wrong({ shape: [2 ** 40, 0], data: [] }), /rows; at most/],
+      [wrong({ shape: [2 ** 40, 0], data: [] }), /rows; send at most 2048/],
       [wrong({ shape: [1, 2 ** 30, 2 ** 30] }), /too large/],
       [wrong({ shape: [1, ...Array.from({ length: 25 }, () => 2 ** 52), 0], data: [] }), /too large/],
       [wrong({ shape: "x" }), /no "shape"/],
