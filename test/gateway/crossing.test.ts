@@ -12,7 +12,7 @@ import { Intake, type ModelDoor } from "../../src/gateway/intake.ts";
 import { VirtualClock } from "../../src/plan/virtual-clock.ts";
 import { Router } from "../../src/result/router.ts";
 import { Events } from "../../src/telemetry/events.ts";
-import type { Verdict } from "../../src/engine/engine.ts";
+import type { RecordView, Verdict } from "../../src/engine/engine.ts";
 
 const MODEL = "m";
 const TIERS = [{ name: "first", weight: 1 }];
@@ -152,6 +152,92 @@ async function refusalOf(crossing: Promise<unknown>): Promise<Refusal> {
   }
   return assert.fail("it was not refused");
 }
+
+describe("of several inputs, the one that settled last is told of", () => {
+  /** Three inputs in three batches, of which the second ends last; `bad` fails. */
+  const crossThree = async (
+    bad = "",
+  ): Promise<{ stage: Stage; guest: Guest; headers: readonly string[] }> => {
+    const stage = new Stage();
+    const guest = new Guest();
+    const crossed = stage.cross(guest, "a", "b", "c").catch((error: unknown) => {
+      assert(error instanceof Refusal);
+      return { headers: [] };
+    });
+    const leases = new Map<string, Awaited<ReturnType<Stage["claim"]>>>();
+    for (const input of ["a", "b", "c"]) {
+      await stage.clock.run(stage.clock.now() + 10);
+      leases.set(input, await stage.claim(1, `batch of ${input}`));
+    }
+    for (const input of ["c", "a", "b"]) {
+      await stage.clock.run(stage.clock.now() + 10);
+      const failure = { kind: "failed", code: "INPUT_REJECTED", message: "no" } as const;
+      await stage.end(leases.get(input)!, (one) => (one === bad ? failure : echo(one)));
+    }
+    const { headers } = (await crossed)!;
+    return { stage, guest, headers };
+  };
+
+  test("in the headers and in the log alike", async () => {
+    const { guest, headers } = await crossThree();
+    assert.deepEqual(headers.slice(0, 6), [
+      "x-ferry-batch-id",
+      "batch of b",
+      "x-ferry-batch-size",
+      "1",
+      "x-ferry-queue-ms",
+      "20",
+    ]);
+    const { batch, attempt, queuedAt, settledAt } = guest.ending!;
+    assert.deepEqual([batch!.id, attempt, batch!.startedAt - queuedAt], ["batch of b", 1, 20]);
+    assert.equal(settledAt! - queuedAt, 60);
+  });
+
+  test("of a request that failed, the one that failed", async () => {
+    const { guest } = await crossThree("c");
+    assert.equal(guest.ending!.batch!.id, "batch of c");
+  });
+
+  test("of one batch, the first", async () => {
+    const stage = new Stage();
+    const guest = new Guest();
+    const crossed = stage.cross(guest, "a", "b");
+    await stage.end(await stage.claim(), echo);
+    await crossed;
+    assert.equal((guest.ending as RecordView).task.input, '"a"');
+  });
+
+  test("nothing, while the client did not wait for the end", async () => {
+    const stage = new Stage();
+    const guest = new Guest();
+    const crossed = stage.cross(guest, "a", "b");
+    const lease = await stage.claim(1);
+    await stage.end(lease, echo);
+    guest.leave();
+    assert.equal(await crossed, undefined);
+    assert.equal(guest.ending, undefined);
+  });
+
+  test("its work is its own where any input was, and cached where all were", async () => {
+    const stage = new Stage({}, HORIZON, true);
+    const work = async (...inputs: string[]): Promise<Guest["work"]> => {
+      const guest = new Guest();
+      const crossed = stage.cross(guest, ...inputs);
+      await new Promise(setImmediate);
+      await stage.end(await stage.claim(), echo);
+      await crossed;
+      return guest.work;
+    };
+    assert.equal(await work("a", "b"), "own");
+    assert.equal(await work("b", "a"), "cached");
+    const first = stage.cross(new Guest(), "c");
+    // The first is in the cache, the second on its way.
+    const both = work("a", "c");
+    assert.equal(await both, "joined");
+    await first;
+    assert.equal(await work("a", "d"), "own");
+  });
+});
 
 describe("a crossing", () => {
   test("gives the outputs in the order of the inputs, whatever the batches and their order", async () => {
