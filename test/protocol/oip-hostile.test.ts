@@ -135,6 +135,19 @@ describe("workers that misbehave", () => {
     assert.match(reply(head, { [HEADER]: "12345" }).flaw!, /Inference-Header/);
   });
 
+  test("nesting beside the outputs is no recursion, and no caller gets a key twice", () => {
+    const deep = "[".repeat(200_000) + "]".repeat(200_000);
+    const one = JSON.stringify(output).slice(0, -1);
+    for (const text of [
+      `{"parameters":{"a":${deep}},"outputs":[${one}}]}`,
+      `{"outputs":[${one},"parameters":{"a":${deep}}}]}`,
+    ]) {
+      assert.match(reply(text).flaw!, /nested deeper than 64/);
+    }
+    assert.match(reply(`{"outputs":[${one},"parameters":{"a":1,"a":2}}]}`).flaw!, /a key twice/);
+    assert.match(reply(`{"outputs":[${one},"parameters":{"a":1e999}}]}`).flaw!, /range/);
+  });
+
   test("a reply for all rows together asks for one task at a time", () => {
     for (const shape of [[1, 1], [3, 1], []]) {
       const { flaw, inseparable } = reply({ outputs: [{ ...output, shape }] }) as {
