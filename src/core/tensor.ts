@@ -184,8 +184,8 @@ function emptyLists(shape: readonly number[]): number {
   return nothing < 0 ? 0 : shape.slice(0, nothing).reduce((product, dimension) => product * dimension, 1);
 }
 
-/** Few: a client can make 2,048 such outputs of a model that echoes. */
-const MAX_EMPTY_LISTS = 64;
+/** A client can make 2,048 such outputs of a model that echoes: 6 MB of brackets. */
+const MAX_EMPTY_LISTS = 1024;
 
 function nested(
   numbers: readonly string[],
