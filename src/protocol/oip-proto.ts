@@ -141,6 +141,8 @@ function readParameter(reader: ProtoReader, into: Map<string, Json>): void {
     else if (reader.field === 2) value = readChoice(reader.message());
     else reader.skip();
   }
+  // As of JSON: readers disagree about which one counts. It also bounds how many are read.
+  if (into.has(key)) throw new ProtoFlaw(`the parameter ${JSON.stringify(key.slice(0, 64))} stands twice`);
   into.set(key, value);
   if (into.size > MAX_PARAMETERS) throw new ProtoFlaw(`there are more than ${MAX_PARAMETERS} parameters`);
 }
