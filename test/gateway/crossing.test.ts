@@ -61,7 +61,7 @@ class Stage {
   readonly crossing: Crossing;
 
   constructor(
-    limits: { maxQueued?: number; perUserPerMinute?: number } = {},
+    limits: { maxQueued?: number; perUserPerMinute?: number; maxTogether?: number } = {},
     horizon = HORIZON,
     shares = false,
   ) {
@@ -108,7 +108,7 @@ class Stage {
       router,
       engine,
       clock,
-      maxQueuedBytes: options.maxQueuedBytes,
+      maxQueuedBytes: limits.maxTogether ?? options.maxQueuedBytes,
     });
   }
 
@@ -293,6 +293,14 @@ describe("a crossing", () => {
     assert(second.retryAfterMs! > 0);
     await stage.end(await stage.claim(), echo);
     await first;
+  });
+
+  test("one input that its engine never has room for is refused for good, too", async () => {
+    // As in Redis, where a shard holds a part of what the queue may hold.
+    const stage = new Stage({ maxTogether: Infinity });
+    const refusal = await refusalOf(stage.cross(new Guest(), "x".repeat(1_000_000)));
+    assert.deepEqual([refusal.code, refusal.retryAfterMs], ["PAYLOAD_TOO_LARGE", undefined]);
+    assert.equal(stage.router.waiting, 0);
   });
 
   test("a client that leaves takes its tasks along", async () => {
