@@ -201,7 +201,7 @@ export class Front {
     const intake = new Intake(doors, admission, router, engine, clock);
     const parts = { credentials, intake, admission, router, engine, clock };
     const native = new NativeProtocol({ ...config.api, durable }, parts);
-    const crossing = new Crossing(parts);
+    const crossing = new Crossing({ ...parts, maxQueuedBytes: config.limits.maxQueuedBytes });
     let passing: OpenDropIns;
     try {
       passing = await this.#openDropIns(config, crossing, doors);
@@ -244,7 +244,8 @@ export class Front {
     const { clock, events, tls, tracing, random, draining } = this.#parts;
     const now = (): Generation => this.#now!;
     const door = (this.#grpc = new GrpcDoor(
-      { ...limits, ...grpc },
+      // More rows than that can never be queued at once.
+      { ...limits, ...grpc, maxRows: Math.min(grpc.maxRows, limits.maxQueued) },
       {
         get crossing() {
           return now().crossing;

@@ -49,8 +49,8 @@ export type PutReply =
   | { readonly kind: "done"; readonly id: string; readonly record: RecordView; readonly cached: boolean }
   /** The Idempotency-Key was used with another body. */
   | { readonly kind: "conflict"; readonly id: string }
-  /** Nothing was written. `message` says which bound is reached. */
-  | { readonly kind: "full"; readonly message: string };
+  /** Nothing was written. `message` says which bound is reached. `never`: an empty queue has no room for it either. */
+  | { readonly kind: "full"; readonly message: string; readonly never?: boolean };
 
 /** What the owner, or an operator, may read of a record. */
 export interface RecordView {

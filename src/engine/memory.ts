@@ -101,7 +101,8 @@ export class MemoryEngine implements Engine {
     }
     if (sharing.only === true) return { kind: "full", message: "nothing to share, and no room for more" };
     const bound = this.#places.full(this.#options, task.input.length) ?? this.#records.full(this.#options);
-    if (bound !== undefined) return { kind: "full", message: bound };
+    if (bound !== undefined)
+      return { kind: "full", message: bound, never: task.input.length > this.#options.maxQueuedBytes };
     this.#places.enqueue(this.#open(task, sharing, now), now);
     if (this.#events.heard("task.queued")) {
       const { id, model, tier } = task;

@@ -17,6 +17,7 @@ import type {
   Known,
   Protocol,
   ProtocolName,
+  RequestLimits,
 } from "../protocol/protocol.ts";
 import type { Crossing } from "./crossing.ts";
 import { type Exchange, JSON_TYPE } from "./exchange.ts";
@@ -71,8 +72,7 @@ export interface Proxy {
 export interface DropInParts {
   readonly crossing: Crossing;
   readonly proxy: Proxy;
-  /** Of one request: each is a task, and all of them come in one moment. */
-  readonly maxInputs: number;
+  readonly limits: RequestLimits;
   /** This process takes requests. */
   readonly ready: () => boolean;
   readonly version: string;
@@ -176,19 +176,15 @@ export class DropIns {
 
   async #infer(exchange: Exchange, protocol: Protocol, route: InferRoute, place: Place): Promise<void> {
     exchange.errorShape = protocol.client.fail;
-    const { crossing, maxInputs } = this.#parts;
+    const { crossing, limits } = this.#parts;
     const caller = await crossing.enter(exchange);
     const body = await exchange.bytes(route.types);
     const { names } = place;
     const alone = meant(place, this.#speakers(protocol))?.maxBatchSize === 1;
-    const drafts = route.read({ names, body, alone, header: (name) => exchange.header(name) });
+    const drafts = route.read({ names, body, limits, alone, header: (name) => exchange.header(name) });
     const model = place.pinned ?? this.#modelFor(protocol, drafts.model);
     if ("unbatched" in drafts) return this.#pass(exchange, model, place, caller, body, drafts.why);
     const { inputs, parameters, drawn } = drafts;
-    if (inputs.length > maxInputs) {
-      const words = `there are ${inputs.length} inputs; send at most ${maxInputs} in one request`;
-      throw new Refusal("INVALID_REQUEST", words);
-    }
     const crossed = await crossing.cross(exchange, caller, { model: model.name, inputs, parameters, drawn });
     if (crossed === undefined || exchange.answered) return;
     const headers = ["x-request-id", exchange.id, ...crossed.headers];
@@ -220,7 +216,7 @@ export class DropIns {
   }
 
   #about({ path }: AboutRoute, place: Place): About {
-    const { ready, version } = this.#parts;
+    const { ready, version, limits } = this.#parts;
     const { pinned } = place;
     // Several protocols may have the same question.
     const speakers = this.#models.filter(({ protocols }) =>
@@ -228,7 +224,13 @@ export class DropIns {
     );
     const model = meant(place, speakers);
     const models = pinned === undefined ? this.#models : [pinned];
-    return { models: models.map(known), model: model && known(model), ready: ready(), version };
+    return {
+      models: models.map(known),
+      model: model && known(model),
+      ready: ready(),
+      version,
+      maxInputs: limits.maxInputs,
+    };
   }
 
   #modelFor(protocol: Protocol, name: string | undefined): DropInModel {

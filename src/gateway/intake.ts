@@ -179,6 +179,8 @@ export class Intake {
       return { ...ticket, id: put.id, record: put.record, work: put.cached ? "cached" : "joined" };
     }
     if (put.kind === "full") {
+      if (put.never === true)
+        throw new Refusal("PAYLOAD_TOO_LARGE", "the input is larger than what may be queued; send less");
       if (refusal !== undefined) throw this.#admission.shed(caller, model.name, refusal);
       const retryInMs = model.gate.retryInMs(caller, now);
       throw this.#admission.refuse(caller, model.name, "full", put.message, retryInMs);

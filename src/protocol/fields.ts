@@ -124,6 +124,21 @@ export function elementsOf(text: Json): readonly Json[] | undefined {
   return text.startsWith("[") ? splitArray(text).elements : undefined;
 }
 
+/**
+ * The same where each element is an input, of a field that the client calls `name`. Throws a Refusal where there are
+ * more than `max`, and cuts no further then.
+ */
+export function inputsIn(text: Json, name: string, max: number): readonly Json[] | undefined {
+  const elements = text.startsWith("[") ? splitArray(text, max).elements : undefined;
+  if (elements === undefined || elements.length <= max) return elements;
+  throw invalid(`"${name}" has more than ${max} inputs; send fewer in one request`);
+}
+
+/** Whether it is an array of tokens: whole numbers, at least one. Cuts nothing: there may be a million. */
+export function isTokens(text: Json): boolean {
+  return text.startsWith("[") && /\d/.test(text) && !/[^\d\s,]/.test(text.slice(1, -1));
+}
+
 /** An object from texts; those that are undefined are left out. */
 export function objectText(fields: Readonly<Record<string, Json | undefined>>): Json {
   const parts: string[] = [];

@@ -20,7 +20,7 @@ import { readBinary } from "../core/tensor.ts";
 import {
   between,
   detached,
-  elementsOf,
+  inputsIn,
   invalid,
   parametersOf,
   readFields,
@@ -91,7 +91,7 @@ function unbatched(model: string | undefined, why: string): Unbatched {
   return { unbatched: true, model, why };
 }
 
-function read({ names, body }: Asked): Drafts | Unbatched {
+function read({ names, body, limits }: Asked): Drafts | Unbatched {
   const fields = readFields(body);
   const { model, version } = names;
   const text = fields.get("instances");
@@ -101,7 +101,7 @@ function read({ names, body }: Asked): Drafts | Unbatched {
   }
   if (text === undefined) throw invalid('"instances" is missing');
   if (columns !== undefined) throw invalid('send "instances" or "inputs", not both');
-  const instances = elementsOf(text);
+  const instances = inputsIn(text, "instances", limits.maxInputs);
   if (instances === undefined) throw invalid('"instances" must be an array');
   if (instances.length === 0) throw invalid('"instances" is an empty array; send at least one');
   stringField(fields, "signature_name");

@@ -8,7 +8,7 @@
  * have been written by a client of Ferry's own API, so that nothing is taken for granted.
  */
 import { isUtf8 } from "node:buffer";
-import { splitField, splitFields } from "../core/json-split.ts";
+import { outputFlaw, splitField, splitFields } from "../core/json-split.ts";
 import type { Json } from "../core/task.ts";
 import { isWayOut } from "./kserve-v1.ts";
 import { binarySize, BYTES_TYPE, HEADER_LENGTH, partsOf, RawReader } from "./oip-body.ts";
@@ -94,6 +94,9 @@ export function inferOutputs(reply: Replied, inputs: readonly Json[]): Outputs {
   try {
     const { json, raw } = partsOf(reply.body, reply.header(HEADER_LENGTH)?.trim());
     const text = parsed(json);
+    // Also beside the outputs: parameters are written again, one call deeper for each nesting.
+    const wrong = outputFlaw(text);
+    if (wrong !== undefined) return { flaw: wrong };
     const { elements, flaw } = splitField(text, "outputs");
     if (flaw !== undefined) return { flaw };
     const reader = new RawReader(raw);

@@ -10,7 +10,7 @@ import type { Crossing } from "../gateway/crossing.ts";
 import { DropIns, type DropInModel } from "../gateway/dropin.ts";
 import { type PassedModel, Passthrough } from "../gateway/passthrough.ts";
 import type { Screening } from "../gateway/screening.ts";
-import type { Protocol, ProtocolName } from "../protocol/protocol.ts";
+import type { Protocol, ProtocolName, RequestLimits } from "../protocol/protocol.ts";
 import { protocols } from "../protocol/protocols.ts";
 import { plainUrl } from "../config/worker-addresses.ts";
 import type { Events } from "../telemetry/events.ts";
@@ -76,13 +76,37 @@ export async function openDropIns(config: Config, needs: DropInNeeds): Promise<O
     workerName: workerNameOf(model),
     screen: needs.screening(at),
   }));
-  const { maxInputs } = limits;
-  const parts = { crossing, proxy, maxInputs, ready: () => !draining(), version: version() };
+  const parts = {
+    crossing,
+    proxy,
+    limits: requestLimits(limits),
+    ready: () => !draining(),
+    version: version(),
+  };
   const dropIns = new DropIns(known, parts);
   return {
     dropIns,
     leave: () => passages.forEach((passage) => passage.leave()),
     close: async () => void (await Promise.all(passages.map((passage) => passage.stop()))),
+  };
+}
+
+/**
+ * How many times the largest body the inputs of one request may hold, where each repeats what they share (a query of
+ * `/rerank`): 4 KB of query for each of 2,048 texts at the defaults.
+ */
+const MAX_EXPANSION = 8;
+
+/** Never more than an empty queue has room for. */
+function requestLimits({
+  maxInputs,
+  maxQueued,
+  maxBodyBytes,
+  maxQueuedBytes,
+}: Config["limits"]): RequestLimits {
+  return {
+    maxInputs: Math.min(maxInputs, maxQueued),
+    maxBytes: Math.min(MAX_EXPANSION * maxBodyBytes, maxQueuedBytes),
   };
 }
 

@@ -60,7 +60,8 @@ async function ask(
       return Promise.resolve();
     },
   };
-  const parts = { crossing, proxy, maxInputs: 2048, ready: () => true, version: "" };
+  const limits = { maxInputs: 2048, maxBytes: Infinity };
+  const parts = { crossing, proxy, limits, ready: () => true, version: "" };
   const dropIns = new DropIns([{ ...model, ...more }, ...others], parts);
   const [path = "", query = ""] = target.split("?");
   const exchange = {
