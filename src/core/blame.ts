@@ -25,6 +25,10 @@
  *           It is tried further, with short pauses
  *   yes     otherwise: as with any worker that was never seen to answer
  *
+ * Attempts are not counted, inputs are: where every input of a failed call had failed at this worker before, and it answered
+ * nobody in between, the call is `repeated` and adds nothing to the failures in a row. However often one client sends one input,
+ * it cannot eject a worker with it; a worker that fails with everything is ejected by its third distinct input.
+ *
  * The window is TRUST times `ejectMs`. A worker that breaks down entirely is found out after `ejectMs` where two tenants meet
  * it, sooner where a second worker answers what it did not, and at the latest when the window is over, if nobody sends poison.
  * Tenants are told apart by their credentials: without any, all are one, and an answer vouches for `ejectMs` alone.
@@ -38,6 +42,8 @@ import assert from "node:assert/strict";
 export const TRUST = 10;
 export const BAR_MS = 10_000;
 const MAX_INPUTS = 4096;
+/** Inputs remembered of one worker's failures in a row. More than `failures` of them have ejected it, unless it is in doubt. */
+const MAX_ROW = 64;
 const MAX_TENANTS = 1024;
 const MAX_BARRED = 1024;
 
@@ -51,7 +57,7 @@ export interface BlameLimits {
 
 /** An input in a call. */
 export interface Suspect {
-  /** The same for the same input. */
+  /** The same for the same input, however many tasks it is sent as. */
   readonly key: string;
   readonly tenant: string;
 }
@@ -62,6 +68,8 @@ export class Standing {
   answeredAt = -Infinity;
   /** When its first failure since then was; Infinity while there is none. */
   rowSince = Infinity;
+  /** The inputs of those failures. */
+  readonly #row = new Set<string>();
   #tenant = "";
   #otherAt = -Infinity;
 
@@ -71,7 +79,22 @@ export class Standing {
       this.#tenant = tenant;
     }
     this.answeredAt = now;
+    if (this.rowSince === Infinity) return;
     this.rowSince = Infinity;
+    this.#row.clear();
+  }
+
+  /** A call failed; true where every input of it had failed here before, in the same row of failures. */
+  failed(suspects: readonly Suspect[], now: number): boolean {
+    this.rowSince = Math.min(this.rowSince, now);
+    let repeated = true;
+    for (const { key } of suspects) {
+      if (this.#row.has(key)) continue;
+      repeated = false;
+      bound(this.#row, MAX_ROW);
+      this.#row.add(key);
+    }
+    return repeated;
   }
 
   /** When it last answered somebody else. */
@@ -100,7 +123,7 @@ export interface Failure<W> extends Place<W> {
 export interface Finding {
   /** The input was alone, is the cause, and is not worth a further try. */
   readonly over: boolean;
-  readonly counts: "yes" | "no" | "doubt";
+  readonly counts: "yes" | "no" | "doubt" | "repeated";
 }
 
 interface Case<W> {
@@ -174,12 +197,13 @@ export class Blame<W> {
     this.active(now);
     const [{ key, tenant }] = suspects as [Suspect];
     const streak = suspects.every((each) => each.tenant === tenant) ? this.#lengthen(tenant, now) : undefined;
-    standing.rowSince = Math.min(standing.rowSince, now);
+    const repeated = standing.failed(suspects, now);
     const over = alone && streak !== undefined && this.#suspected(streak, tenant, fleet, now);
     const guilty = over || (alone && this.#failsAgain(key, { worker, standing, fleet }, now));
     const found = guilty ? "no" : this.#counts(suspects, standing, fleet, now);
     // A worker that just ended may need a moment, whoever ended it.
-    const counts = died && found === "no" ? "doubt" : found;
+    const held = died && found === "no" ? "doubt" : found;
+    const counts = repeated && held !== "no" ? "repeated" : held;
     if (guilty) this.#guiltyAt = now;
     const left = counts === "yes" ? Infinity : suspects.length;
     const last = { worker, standing, at: now, alone, left };
@@ -282,7 +306,7 @@ function othersAnsweredAt(fleet: readonly Standing[], tenant: string): number {
 }
 
 /** Makes room for one more: whoever came first goes. */
-function bound(map: Map<string, unknown>, most: number): void {
+function bound(map: Map<string, unknown> | Set<string>, most: number): void {
   if (map.size < most) return;
   for (const oldest of map.keys()) {
     map.delete(oldest);

@@ -7,9 +7,10 @@
  *
  * A worker that cannot be reached at all opens it at once. A worker that asks for a pause (429, 503) is
  * left alone for that long, and nothing is held against it. Where it is in doubt whose fault the failures are
- * (`core/blame.ts`) it stays closed, with a pause of a tenth of ejectMs after each, so that others can tell.
+ * (`core/blame.ts`) it stays closed, with a pause of a tenth of ejectMs after each, so that others can tell. A further attempt
+ * of inputs that failed there before adds nothing to the row: distinct inputs are counted.
  */
-import { Standing } from "../core/blame.ts";
+import { type Finding, Standing } from "../core/blame.ts";
 
 const DOUBT_PAUSE = 0.1;
 const FAILING = 1e4;
@@ -23,6 +24,9 @@ export interface HealthLimits {
   /** How long an input that ended workers is refused untried; left out: `BAR_MS`. */
   readonly barMs?: number;
 }
+
+/** How a failure is held against a worker. */
+export type Held = Exclude<Finding["counts"], "no">;
 
 export class Circuit {
   limits: HealthLimits;
@@ -66,11 +70,13 @@ export class Circuit {
     this.why = "";
   }
 
-  /** Counts a failure; true when it ejects the worker. `doubt`: it may be the input's. */
-  failed(now: number, why: string, unreachable = false, doubt = false): boolean {
-    this.#failures++;
+  /** Counts a failure; true when it ejects the worker. */
+  failed(now: number, why: string, unreachable = false, counts: Held = "yes"): boolean {
+    if (!unreachable && counts !== "repeated") this.#failures++;
     this.reluctance = this.probing ? EJECTED : FAILING;
-    if (doubt && !unreachable) {
+    // On trial after enough distinct inputs failed: what they say of it holds until it answers one.
+    const stillFailing = counts === "repeated" && this.probing && this.#failures >= this.limits.failures;
+    if (counts !== "yes" && !unreachable && !stillFailing) {
       if (this.#failures >= this.limits.failures) this.pause(now + DOUBT_PAUSE * this.limits.ejectMs);
       return false;
     }

@@ -121,7 +121,7 @@ export class Verdicts {
 
   /** In doubt it is tried again when more is known: four tries outlast what an ejected worker would have rested. */
   #pauseMs(counts: Finding["counts"]): number {
-    if (counts !== "doubt") return 0;
+    if (counts !== "doubt" && counts !== "repeated") return 0;
     return Math.min(DOUBT_PAUSE * this.#slot.circuit.limits.ejectMs, this.#rules.retry.maxMs);
   }
 
@@ -168,8 +168,7 @@ export class Verdicts {
       this.#slot.failures++;
       return workers.heard(this.#slot);
     }
-    if (workers.failed(this.#slot, now, why, unreachable, counts === "doubt"))
-      prober.ejected(this.#slot, unreachable);
+    if (workers.failed(this.#slot, now, why, unreachable, counts)) prober.ejected(this.#slot, unreachable);
   }
 
   /** Tries again later, or gives up. */

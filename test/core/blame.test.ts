@@ -40,6 +40,23 @@ describe("whose fault it is", () => {
       assert.deepEqual(court.failed(0, [of("a", at)], at), { over: false, counts: "yes" });
   });
 
+  test("the same inputs again at the same worker are no further failure, until it answers anybody", () => {
+    const court = new Court(2);
+    const both = [of("a", 1), of("a", 2)];
+    assert.equal(court.failed(0, both, 0).counts, "yes");
+    assert.equal(court.failed(0, both, 1).counts, "repeated");
+    assert.equal(court.failed(0, [of("a", 1)], 2).counts, "repeated");
+    assert.equal(court.failed(0, [of("a", 1)], 3, true).counts, "repeated");
+    // At another worker it is the first time; beside a new input it is not only the same.
+    assert.equal(court.failed(1, both, 4).counts, "yes");
+    assert.equal(court.failed(0, [of("a", 1), of("a", 3)], 5).counts, "yes");
+    court.answered(0, [of("a", "x")], 6);
+    assert.equal(court.failed(0, [of("a", 1)], 2000).counts, "yes");
+    // What is repeated is confirmed like what is in doubt, where another worker answers it.
+    assert.equal(court.failed(0, [of("a", 1)], 2001).counts, "repeated");
+    assert.deepEqual(court.answered(1, [of("a", 1)], 2002), [0]);
+  });
+
   test("one that answered a moment ago is doubted for ejectMs, then every failure counts", () => {
     const court = new Court(1);
     court.answered(0, [of("a", "x")], 0);

@@ -142,6 +142,54 @@ describe("a worker that fails", () => {
     assert.deepEqual(gaps.slice(0, 4), [1, 2, 4, 8]);
   });
 
+  for (const how of ["worker", "batch"] as const) {
+    for (const [what, put] of [
+      ["one task", (simulation: Simulation) => [simulation.put({ input: '"poison"' })]],
+      [
+        "one input sent as five tasks",
+        (simulation: Simulation) =>
+          Array.from({ length: 5 }, () => simulation.put({ input: '"poison"', content: "" })),
+      ],
+    ] as const) {
+      test(`${what} that fails at every attempt (blame: ${how}) ejects no worker, however often it is tried`, async () => {
+        for (const workers of [1, 2]) {
+          const { simulation, ended } = stubbed(
+            (inputs) =>
+              inputs.includes('"poison"') ? { kind: "failed", message: "500", blame: how } : "answered",
+            {
+              backend: { workers, baseMs: 5 },
+              limits: { maxBatchSize: 1 },
+              totalMs: 60_000,
+              queueMs: 60_000,
+            },
+          );
+          const downs: string[] = [];
+          simulation.events.on("worker.changed", ({ worker, state }) => {
+            if (state === "down") downs.push(worker);
+          });
+          const tasks = put(simulation);
+          await simulation.run(20_000);
+          assert.deepEqual(downs, []);
+          assert.equal(ended.size, tasks.length);
+          assert.deepEqual([...new Set(codes(ended))], ["INFERENCE_FAILED"]);
+        }
+      });
+    }
+  }
+
+  test("distinct inputs, one client's, that all fail eject a worker by the third of them", async () => {
+    const { simulation, calls } = stubbed(() => "failed", { backend: { baseMs: 5 } });
+    let downAfter = 0;
+    simulation.events.on("worker.changed", ({ state }) => {
+      if (state === "down" && downAfter === 0) downAfter = calls.length;
+    });
+    simulation.schedule([0, 20, 40, 60], (at) => simulation.put({ input: String(at) }));
+    await simulation.run(1000);
+    const [first] = simulation.dispatcher.workers.slots;
+    assert.ok(downAfter >= 3 && downAfter <= 6, `down after ${downAfter} calls`);
+    assert.equal(first!.circuit.probing, true);
+  });
+
   test("poison that kills its worker ends alone; its mates are answered", async () => {
     const inputs = sixtyFour.with(40, "killer");
     const simulation = simulate({
