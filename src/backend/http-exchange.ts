@@ -5,7 +5,10 @@
  *
  *   2xx                        `match` decides; not JSON, not UTF-8 or over maxReplyBytes is `unusable`
  *   429, 503                   `busy`, for as long as Retry-After(-Ms) says, 1 s when it says nothing
- *   401, 403, 404, 405, 407    `failed`, blame worker: a wrong URL or credential is not about one input
+ *   401, 403, 429              `rejected` with a code where the call carried the client's own credential
+ *   401, 403, 404, 405         `rejected` with a code where the client named what it is about (`client-names.ts`); without one,
+ *                              where that is an input
+ *   401, 403, 404, 405, 407    otherwise `failed`, blame worker: a wrong URL or credential is not about one input
  *   408, 3xx, 5xx              `failed`, blame worker; redirects are never followed
  *   any other 4xx              `rejected`
  *   no connection              `failed`, blame nobody; also when TLS cannot be agreed on (`worker-tls.ts`)
@@ -15,7 +18,8 @@ import { isUtf8 } from "node:buffer";
 import { type Dispatcher, errors } from "undici";
 import type { Clock } from "../clock.ts";
 import type { Outputs, WorkerSide } from "../protocol/protocol.ts";
-import type { Batch, Reply } from "./backend.ts";
+import type { Batch, ClientCode, Reply } from "./backend.ts";
+import { clientNamed } from "./client-names.ts";
 import { failed, match, quote, rejected, unusable } from "./match.ts";
 import { headerLoad } from "./worker-health.ts";
 import { CONNECT_TIMEOUT_MS, tlsTrouble } from "./worker-tls.ts";
@@ -26,11 +30,22 @@ const DEFAULT_RETRY_AFTER_MS = 1_000;
 const MIN_RETRY_AFTER_MS = 10;
 const MAX_RETRY_AFTER_MS = 30_000;
 
+/** What a refusal is judged by. */
+export interface CallFacts {
+  /** Of the model, at the worker. */
+  readonly model: string;
+  /** See `Call.named`. */
+  readonly named: boolean;
+  /** The credential is the client's own, or missing because the client sent none (`forwardAuthorization`). */
+  readonly ownCredential: boolean;
+}
+
 /** One request and what came back, until exactly one reply is known. */
 export class HttpExchange implements Dispatcher.DispatchHandler {
   readonly inputs: readonly string[];
   readonly #batch: Batch;
   readonly #protocol: WorkerSide;
+  readonly #facts: CallFacts;
   readonly #maxReplyBytes: number;
   readonly #clock: Clock;
   readonly #done: (reply: Reply, intact: boolean) => void;
@@ -48,6 +63,7 @@ export class HttpExchange implements Dispatcher.DispatchHandler {
   constructor(
     batch: Batch,
     protocol: WorkerSide,
+    facts: CallFacts,
     maxReplyBytes: number,
     clock: Clock,
     done: HttpExchange["finish"],
@@ -55,6 +71,7 @@ export class HttpExchange implements Dispatcher.DispatchHandler {
     this.inputs = batch.tasks.map(({ input }) => input);
     this.#batch = batch;
     this.#protocol = protocol;
+    this.#facts = facts;
     this.#maxReplyBytes = maxReplyBytes;
     this.#clock = clock;
     this.#done = done;
@@ -136,7 +153,8 @@ export class HttpExchange implements Dispatcher.DispatchHandler {
 
   #refusal(): Reply {
     const status = this.#status;
-    const words = quote(Buffer.concat(this.#chunks).toString("utf8"));
+    const page = Buffer.concat(this.#chunks).toString("utf8");
+    const words = quote(page);
     const brief = `worker answered ${status}`;
     const message = words === "" ? brief : `${brief}: ${words}`;
     if (status < 400) {
@@ -145,6 +163,8 @@ export class HttpExchange implements Dispatcher.DispatchHandler {
         "worker",
       );
     }
+    const mistake = this.#clientsMistake(status, page, message);
+    if (mistake !== undefined) return mistake;
     if (status === 429 || status === 503) {
       return { kind: "busy", message, brief, retryAfterMs: retryAfterMs(this.#headers, this.#clock.now()) };
     }
@@ -153,12 +173,38 @@ export class HttpExchange implements Dispatcher.DispatchHandler {
       return failed(`${message} ${advice}`, "worker", `${brief} ${advice}`);
     }
     if (status === 404 || status === 405) {
-      const advice = "(check the worker's URL)";
-      return failed(`${message} ${advice}`, "worker", `${brief} ${advice}`);
+      return failed(`${message} ${CHECK_URL}`, "worker", `${brief} ${CHECK_URL}`);
     }
     return status === 408 || status >= 500 ? failed(message, "worker", brief) : rejected(message);
   }
+
+  /** Undefined where it is the worker's failure, or not known whose. */
+  #clientsMistake(status: number, page: string, message: string): Reply | undefined {
+    const { named, ownCredential, model } = this.#facts;
+    const code = CLIENT_CODES.get(status);
+    if (code === undefined) return undefined;
+    if (ownCredential && code !== "NOT_FOUND") return rejected(message, code);
+    if (code === "RATE_LIMITED") return undefined;
+    const { inputs } = this;
+    const { parameters } = this.#batch;
+    const about =
+      named && code === "NOT_FOUND" ? "parameters" : clientNamed({ words: page, parameters, inputs, model });
+    if (about === undefined) return undefined;
+    if (about === "input") return rejected(message);
+    const brief = `worker answered ${status} ${CHECK_URL}`;
+    return rejected(message, code === "UNAUTHENTICATED" ? "FORBIDDEN" : code, brief);
+  }
 }
+
+const CHECK_URL = "(check the worker's URL)";
+/** What a status means where it is the client's mistake. */
+const CLIENT_CODES: ReadonlyMap<number, ClientCode> = new Map<number, ClientCode>([
+  [401, "UNAUTHENTICATED"],
+  [403, "FORBIDDEN"],
+  [404, "NOT_FOUND"],
+  [405, "NOT_FOUND"],
+  [429, "RATE_LIMITED"],
+]);
 
 type Headers = Record<string, string | string[] | undefined>;
 

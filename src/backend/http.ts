@@ -258,6 +258,8 @@ class HttpWorker implements Worker {
       this.#model,
     );
     if (call.flaw !== undefined) return Promise.resolve(rejected(call.flaw));
+    const ours = this.#headers["authorization"] !== undefined;
+    const ownCredential = this.#vault !== undefined && (authorization !== undefined || !ours);
     return new Promise((resolve) => {
       const client = this.#connection();
       const { version } = this.#tls;
@@ -265,6 +267,7 @@ class HttpWorker implements Worker {
       const exchange = new HttpExchange(
         batch,
         this.#protocol,
+        { model: this.#model, named: call.named === true, ownCredential },
         this.#maxReplyBytes,
         this.#clock,
         (reply, intact) => {

@@ -29,6 +29,9 @@
  * nobody in between, the call is `repeated` and adds nothing to the failures in a row. However often one client sends one input,
  * it cannot eject a worker with it; a worker that fails with everything is ejected by its third distinct input.
  *
+ * A worker that says "not found" of what its client named is believed, and nothing is held against it, unless a call with the
+ * same parameters was answered within the window: then it is a failure like any other.
+ *
  * The window is TRUST times `ejectMs`. A worker that breaks down entirely is found out after `ejectMs` where two tenants meet
  * it, sooner where a second worker answers what it did not, and at the latest when the window is over, if nobody sends poison.
  * Tenants are told apart by their credentials: without any, all are one, and an answer vouches for `ejectMs` alone.
@@ -46,6 +49,8 @@ const MAX_INPUTS = 4096;
 const MAX_ROW = 64;
 const MAX_TENANTS = 1024;
 const MAX_BARRED = 1024;
+const MAX_FOUND = 256;
+const MAX_FOUND_CHARS = 4096;
 
 export interface BlameLimits {
   /** Failures in a row that eject a worker, and that make a tenant suspected. */
@@ -151,6 +156,8 @@ export class Blame<W> {
   /** Until when. */
   readonly #barred = new Map<string, number>();
   readonly #streaks = new Map<string, Streak>();
+  /** Parameters of calls that were answered, and when. */
+  readonly #found = new Map<string, number>();
   #guiltyAt = -Infinity;
   /** When the last of what is remembered is of no use any more; -Infinity while nothing is. */
   #until = -Infinity;
@@ -211,6 +218,17 @@ export class Blame<W> {
     this.#until = Math.max(this.#until, now + this.windowMs);
     if (over && died) streak.barredUntil = this.#barredUntil(now);
     return { over, counts };
+  }
+
+  /** A call with these parameters was answered: whatever they name is there. */
+  found(parameters: string, now: number): void {
+    if (parameters === "" || parameters.length > MAX_FOUND_CHARS) return;
+    if (!this.#found.has(parameters)) bound(this.#found, MAX_FOUND);
+    this.#found.set(parameters, now);
+  }
+
+  wasFound(parameters: string, now: number): boolean {
+    return this.#recent(this.#found.get(parameters) ?? -Infinity, now);
   }
 
   /** It ended its worker, alone, and is given up. */

@@ -63,7 +63,7 @@ export interface Sorted {
 /** Whether a part of the batch may be answered all the same. */
 export function mayBeCut(reply: Reply): boolean {
   if (reply.kind === "failed") return reply.blame === "worker";
-  return reply.kind === "rejected" || reply.kind === "unusable";
+  return (reply.kind === "rejected" && reply.code === undefined) || reply.kind === "unusable";
 }
 
 /** Part of a batch that was refused. */

@@ -2,7 +2,7 @@
  * What the engine is told of a batch's tasks, from what the worker said of the batch.
  *
  *   answered           done
- *   rejected           failed: for one that stands alone
+ *   rejected           failed: for one that stands alone; with a code, for all of them at once
  *   busy               back to the queue, no attempt counted; the worker is left alone for a while
  *   unusable, failed   retry with backoff, then dead letter. When one of the inputs may be the cause they come back in smaller
  *                      batches, so that the innocent part company with the guilty. Whose fault it is, and so whether it
@@ -69,7 +69,7 @@ export class Verdicts {
       case "rejected":
         return this.settle(riders, () => ({
           kind: "failed",
-          code: "INPUT_REJECTED",
+          code: reply.code ?? "INPUT_REJECTED",
           message: reply.message,
         }));
       case "busy":

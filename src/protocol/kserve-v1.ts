@@ -145,7 +145,7 @@ function call(inputs: readonly Json[], parameters: Json, model: string): Call {
   const version = textOf(between(parameters, VERSION));
   if (version === undefined) return { body };
   const segment = encodeURIComponent(version);
-  return { body, path: `/v1/models/${encodeURIComponent(model)}/versions/${segment}:predict` };
+  return { body, named: true, path: `/v1/models/${encodeURIComponent(model)}/versions/${segment}:predict` };
 }
 
 /** Undefined for what is no string: callers of Ferry's own API may write anything there. */

@@ -21,7 +21,7 @@ export function inferCall(inputs: readonly Json[], parameters: Json, model: stri
   try {
     const form = readForm(parameters, inputs.length);
     const rows = inputs.map((input) => readInput(input, form));
-    const path = form.version === undefined ? {} : { path: pathOf(model, form.version) };
+    const path = form.version === undefined ? {} : { path: pathOf(model, form.version), named: true };
     return { ...path, ...(form.binary ? binaryCall(form, rows) : jsonCall(form, rows)) };
   } catch (error) {
     if (error instanceof TensorFlaw) return { body: "", flaw: error.message };

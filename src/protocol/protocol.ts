@@ -143,6 +143,8 @@ export interface Call {
   readonly type?: string;
   readonly headers?: Readonly<Record<string, string>>;
   readonly body: string | Buffer;
+  /** The client chose the path: a version, or a route that not every server of this kind has. */
+  readonly named?: boolean;
   /** These inputs cannot be sent, and why, in words for their client; the rest then means nothing. */
   readonly flaw?: string;
 }

@@ -7,6 +7,10 @@ import type { Reply, Worker } from "../../src/backend/backend.ts";
 import { HttpBackend } from "../../src/backend/http.ts";
 import { retryAfterMs } from "../../src/backend/http-exchange.ts";
 import { SystemClock } from "../../src/clock.ts";
+import { kserveV1 } from "../../src/protocol/kserve-v1.ts";
+import { oipV2 } from "../../src/protocol/oip-v2.ts";
+import type { WorkerSide } from "../../src/protocol/protocol.ts";
+import { tei } from "../../src/protocol/tei.ts";
 import { Events } from "../../src/telemetry/events.ts";
 import { CRASH, REJECT, assertOneLine, backendContract, batchOf, outputsOf } from "../contract/backend.ts";
 import { type Behaviour, StubWorker, echo, endless, hang, saying, status } from "./stub-worker.ts";
@@ -204,6 +208,100 @@ describe("http, refusals:", () => {
     }
     await assertReply(status(404), "failed", /check the worker's URL/, "worker");
     await assertReply(status(401), "failed", /credentials/, "worker");
+  });
+
+  /** One worker of this protocol that refuses with these words; its reply to a batch. */
+  async function refusalOf(
+    code: number,
+    words: string,
+    { parameters = "", inputs = ['"a text"'], ...more }: Refused = {},
+  ): Promise<Reply> {
+    await using stub = await StubWorker.listen(status(code, {}, words));
+    const health = { askMs: 1000, askTimeoutMs: 2000, failures: 3 };
+    const options = { workers: [stub.url], maxReplyBytes: MAX_REPLY_BYTES, health, tls: { reloadMs: 2000 } };
+    const around = { model: "m", clock: new SystemClock(), events: new Events() };
+    const backend = new HttpBackend({ ...options, ...more }, around);
+    try {
+      return await backend.workers[0]!.run({ ...batchOf(inputs), parameters }, never);
+    } finally {
+      await backend.stop();
+    }
+  }
+
+  interface Refused {
+    readonly parameters?: string;
+    readonly inputs?: string[];
+    readonly protocol?: WorkerSide;
+    readonly vault?: { find(name: string): string | undefined };
+    readonly authorization?: string;
+  }
+
+  const rows = (more: string) => ({
+    protocol: oipV2.worker,
+    parameters: `{"inputs":[{"datatype":"FP32","name":"in0","shape":[1]}]${more}}`,
+    inputs: ["[[1]]"],
+  });
+
+  test("404 and 405 are the client's where it chose the path, or the worker repeats what it named", async () => {
+    const found: [words: string, asked: Refused][] = [
+      ["not here", rows(',"version":"7"')],
+      ["not here", { protocol: kserveV1.worker, parameters: '{"$version":"7"}', inputs: ["1"] }],
+      ["", { protocol: tei.worker, parameters: '{"$route":"embed_sparse"}' }],
+      ["no adapter 'lora-7' is loaded", { parameters: '{"adapter":"lora-7"}' }],
+      ['{"error":"no signature sig"}', { parameters: '{"options":{"signature_name":"sig"}}' }],
+      ["unexpected inference output out9", rows(',"outputs":[{"name":"out9"}]')],
+    ];
+    for (const code of [404, 405]) {
+      for (const [words, asked] of found) {
+        const reply = await refusalOf(code, words, asked);
+        assert(reply.kind === "rejected", `${reply.kind} ${words}`);
+        assert.equal(reply.code, "NOT_FOUND", words);
+        assert.match(reply.message, new RegExp(`^worker answered ${code}`));
+        assert.equal(reply.brief, `worker answered ${code} (check the worker's URL)`);
+      }
+    }
+  });
+
+  test("without that they are the worker's", async () => {
+    const found: [words: string, asked: Refused][] = [
+      ["", rows("")],
+      ['{"detail":"Not Found"}', { parameters: '{"adapter":"lora-7","n":1}' }],
+      // The model's own name, a key, a part of a longer word, and a single letter say nothing.
+      ["unknown model 'm', adapter lora-77", { parameters: '{"model":"m","adapter":"lora-7","x":"l"}' }],
+      ["Request for unknown model: 'm' is not found", rows(',"outputs":[{"name":"out0"}]')],
+    ];
+    for (const [words, asked] of found) {
+      const reply = await refusalOf(404, words, asked);
+      assert(reply.kind === "failed", `${reply.kind} ${words}`);
+      assert.equal(reply.blame, "worker");
+    }
+  });
+
+  test("what a worker could not fetch or may not read of an input is about that input", async () => {
+    const input = '{"image":"https://example.com/cat.png"}';
+    for (const code of [401, 403, 404]) {
+      const reply = await refusalOf(code, `${code} for url https://example.com/cat.png`, { inputs: [input] });
+      assert(reply.kind === "rejected");
+      assert.equal(reply.code, undefined);
+    }
+  });
+
+  test("401, 403 and 429 are the client's where its own credential was sent, or it sent none", async () => {
+    const vault = { find: () => "Bearer of-the-client" };
+    const codes = [
+      [401, "UNAUTHENTICATED"],
+      [403, "FORBIDDEN"],
+      [429, "RATE_LIMITED"],
+    ] as const;
+    for (const [code, name] of codes) {
+      for (const parameters of ['{"$auth":"x"}', ""]) {
+        const reply = await refusalOf(code, "no", { vault, parameters });
+        assert(reply.kind === "rejected", reply.kind);
+        assert.equal(reply.code, name);
+      }
+      const ours = await refusalOf(code, "no", { vault, authorization: "Bearer ours" });
+      assert.equal(ours.kind, code === 429 ? "busy" : "failed");
+    }
   });
 
   test("redirects are `failed` and never followed", async () => {

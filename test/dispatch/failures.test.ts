@@ -117,6 +117,64 @@ describe("a worker that refuses a batch", () => {
   });
 });
 
+describe("a worker that does not have what the client named", () => {
+  const notFound: Reply = { kind: "rejected", message: "no version 7", code: "NOT_FOUND" };
+
+  test("all tasks of the batch are answered after one call, and nothing counts against it", async () => {
+    const { simulation, calls, ended } = stubbed(() => notFound, { failures: 1 });
+    const downs: string[] = [];
+    simulation.events.on("worker.changed", ({ worker }) => downs.push(worker));
+    simulation.put({ parameters: '{"version":"7"}' });
+    await simulation.run(1);
+    for (let at = 0; at < 8; at++) simulation.put({ input: String(at), parameters: '{"version":"7"}' });
+    await simulation.run(2000);
+    assert.deepEqual(calls, [1, 8]);
+    assert.deepEqual([...new Set(codes(ended))], ["NOT_FOUND"]);
+    assert.equal(ended.size, 9);
+    assert.deepEqual(downs, []);
+  });
+
+  test("what one worker answered a moment ago is another's failure, and tried again", async () => {
+    const simulation = simulate({
+      backend: { workers: 2, baseMs: 5 },
+      limits: { maxBatchSize: 1 },
+      wrap: (worker) => ({
+        name: worker.name,
+        run: async (batch, signal, begun) => {
+          const answered = await worker.run(batch, signal, begun);
+          const at = simulation.clock.now() - simulation.startedAt;
+          return worker.name === "gpu-1" && at > 500 ? notFound : answered;
+        },
+      }),
+    });
+    const ended = endings(simulation);
+    const downs: string[] = [];
+    simulation.events.on("worker.changed", ({ worker, state }) => {
+      if (state === "down") downs.push(worker);
+    });
+    simulation.schedule(
+      Array.from({ length: 200 }, (_, at) => at * 10),
+      (at) => simulation.put({ input: String(at), parameters: '{"version":"7"}' }),
+    );
+    await simulation.run(6000);
+    assert.deepEqual([...new Set(codes(ended))], ["ok"]);
+    assert.deepEqual([...new Set(downs)], ["gpu-1"]);
+  });
+
+  test("it does not make up for failures either", async () => {
+    const { simulation } = stubbed((inputs) => (inputs.includes("7") ? notFound : "failed"), {
+      limits: { maxBatchSize: 1 },
+      backend: { baseMs: 5 },
+    });
+    simulation.schedule([0, 20, 40, 60], (at) => {
+      simulation.put({ input: String(at) });
+      simulation.put({ input: "7", parameters: '{"version":"7"}' });
+    });
+    await simulation.run(500);
+    assert.equal(simulation.dispatcher.workers.slots[0]!.circuit.probing, true);
+  });
+});
+
 describe("a worker that fails", () => {
   test("a task is tried 1 + 3 times with growing pauses, then it is a dead letter", async () => {
     const { simulation, calls, ended } = stubbed(() => "failed", { failures: 100 });
