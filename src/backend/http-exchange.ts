@@ -52,7 +52,8 @@ export class HttpExchange implements Dispatcher.DispatchHandler {
   readonly #chunks: Buffer[] = [];
   #finished = false;
   #sent = false;
-  #status = 0;
+  /** 0 until it is known. */
+  status = 0;
   #headers: Headers = {};
   #bytes = 0;
   /** How full the worker says it is. */
@@ -96,7 +97,7 @@ export class HttpExchange implements Dispatcher.DispatchHandler {
 
   onResponseStart(_controller: unknown, status: number, headers: Headers): void {
     if (status < 200) return; // "103 Early Hints" and the like come before the answer.
-    this.#status = status;
+    this.status = status;
     this.#headers = headers;
     this.load = headerLoad(headers);
     if (this.#isAnswer() && Number(first(headers["content-length"])) > this.#maxReplyBytes) this.#tooLarge();
@@ -121,13 +122,13 @@ export class HttpExchange implements Dispatcher.DispatchHandler {
     else if (error instanceof errors.HTTPParserError) {
       this.finish(failed("worker does not speak HTTP/1.1 at this URL", "worker"), false);
     } else if (this.#sent) {
-      const when = this.#status === 0 ? "before it answered" : "in the middle of its reply";
+      const when = this.status === 0 ? "before it answered" : "in the middle of its reply";
       this.finish(failed(`worker closed the connection ${when} (${reason(error)})`, "batch"), false);
     } else this.finish(failed(`cannot connect to the worker: ${reason(error)}`, "nobody"), false);
   }
 
   #isAnswer(): boolean {
-    return this.#status >= 200 && this.#status < 300;
+    return this.status >= 200 && this.status < 300;
   }
 
   #tooLarge(): void {
@@ -152,7 +153,7 @@ export class HttpExchange implements Dispatcher.DispatchHandler {
   }
 
   #refusal(): Reply {
-    const status = this.#status;
+    const status = this.status;
     const page = Buffer.concat(this.#chunks).toString("utf8");
     const words = quote(page);
     const brief = `worker answered ${status}`;

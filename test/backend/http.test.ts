@@ -13,6 +13,7 @@ import type { WorkerSide } from "../../src/protocol/protocol.ts";
 import { tei } from "../../src/protocol/tei.ts";
 import { Events } from "../../src/telemetry/events.ts";
 import { CRASH, REJECT, assertOneLine, backendContract, batchOf, outputsOf } from "../contract/backend.ts";
+import { OipServer, type Rules } from "../protocol/servers/oip.ts";
 import { type Behaviour, StubWorker, echo, endless, hang, saying, status } from "./stub-worker.ts";
 
 const never = new AbortController().signal;
@@ -373,6 +374,76 @@ describe("http, refusals:", () => {
     });
     assert.equal(reply.kind, "answered");
   });
+});
+
+describe("http, a worker that may lack an extension of its protocol:", () => {
+  const parameters = '{"binary":true,"inputs":[{"datatype":"FP32","name":"x","shape":[1]}]}';
+  const bf16 = parameters.replace("FP32", "BF16");
+  const row = `["${Buffer.from(Float32Array.of(1.5).buffer).toString("base64")}"]`;
+  const batch = { ...batchOf([row]), parameters };
+
+  async function withServer(
+    rules: Rules,
+    check: (worker: Worker, server: OipServer) => Promise<void>,
+  ): Promise<void> {
+    await using server = await OipServer.listen(rules);
+    const health = { askMs: 1000, askTimeoutMs: 2000, failures: 3 };
+    const options = { maxReplyBytes: MAX_REPLY_BYTES, health, tls: { reloadMs: 2000 } };
+    const around = { model: "toy", clock: new SystemClock(), events: new Events() };
+    const workers = [server.endpoint()];
+    const backend = new HttpBackend({ ...options, workers, protocol: oipV2.worker }, around);
+    try {
+      await check(backend.workers[0]!, server);
+    } finally {
+      await backend.stop();
+    }
+  }
+
+  for (const code of [400, 415, 422, 500, 501]) {
+    test(`answers ${code} to it: the batch is sent again as JSON, and so is every one after it`, () =>
+      withServer({ jsonOnly: code }, async (worker, server) => {
+        for (let n = 0; n < 3; n++) {
+          const reply = await worker.run(batch, never);
+          assert(reply.kind === "answered", JSON.stringify(reply));
+          assert.match(reply.outputs[0]!, /"data":\[1.5\]/);
+        }
+        assert.deepEqual([server.refused, server.asked, server.calls.length], [1, 1, 3]);
+        const flawed = await worker.run({ ...batchOf(['["gD8="]']), parameters: bf16 }, never);
+        assert(flawed.kind === "rejected");
+        assert.match(flawed.message, /BF16, which JSON cannot say/);
+      }));
+  }
+
+  test("what JSON cannot say is the client's mistake before it was learned, too", () =>
+    withServer({ jsonOnly: 500 }, async (worker) => {
+      const reply = await worker.run({ ...batchOf(['["gD8="]']), parameters: bf16 }, never);
+      assert(reply.kind === "rejected", reply.kind);
+      assert.match(reply.message, /BF16, which JSON cannot say/);
+    }));
+
+  test("one that lists it is believed: its refusal stands, and no call is made twice", () =>
+    withServer({}, async (worker, server) => {
+      server.twist = () => ({ status: 500, headers: {}, body: Buffer.from("CUDA error") });
+      for (let n = 0; n < 3; n++) {
+        const reply = await worker.run(batch, never);
+        assert(reply.kind === "failed" && reply.blame === "worker");
+      }
+      assert.deepEqual([server.asked, server.calls.length], [1, 3]);
+    }));
+
+  test("one that answered it a moment ago is not asked", () =>
+    withServer({}, async (worker, server) => {
+      assert.equal((await worker.run(batch, never)).kind, "answered");
+      server.twist = () => ({ status: 400, headers: {}, body: Buffer.from("bad values") });
+      assert.equal((await worker.run(batch, never)).kind, "rejected");
+      assert.equal(server.asked, 0);
+    }));
+
+  test("one that is broken altogether fails, as any other", () =>
+    withServer({ broken: true }, async (worker) => {
+      const reply = await worker.run(batch, never);
+      assert(reply.kind === "failed" && reply.blame === "worker");
+    }));
 });
 
 describe("http, broken connections:", () => {

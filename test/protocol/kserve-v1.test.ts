@@ -76,6 +76,7 @@ describe("kserve-v1", () => {
     assert.deepEqual(call(["1"], keys[4]!), {
       body: '{"instances":[1]}',
       path: "/v1/models/m%20b/versions/2:predict",
+      named: true,
     });
   });
 
