@@ -328,7 +328,9 @@ class HttpWorker implements Worker {
         (reply, intact) => {
           signal.removeEventListener("abort", abort);
           this.#exchanges.delete(exchange);
-          if (intact && version === this.#version && !this.#stopped) this.#idle.push(client);
+          // After a 5xx servers may hang up without a word (uvicorn does), and the next batch would be taken for the cause.
+          const kept = intact && exchange.status < 500;
+          if (kept && version === this.#version && !this.#stopped) this.#idle.push(client);
           else void client.destroy();
           if (exchange.inseparable) this.#aloneUntil = this.#clock.now() + INSEPARABLE_HOLDS_MS;
           this.#noteReply(reply, exchange);

@@ -356,10 +356,13 @@ export class Workers {
   /** Counts a failure; true when it ejects the worker. */
   failed(slot: Slot, now: number, why: string, unreachable: boolean, counts: Held = "yes"): boolean {
     slot.failures++;
-    // Silence has been held against it already: that it ends like this is enough.
-    const ejected = slot.circuit.failed(now, why, unreachable || slot.suspect, counts);
+    const silent = slot.suspect;
+    // Silence has been held against it already: that it ends like this is enough, but for an input that it was silent with before.
+    const atOnce = unreachable || (silent && counts !== "repeated");
+    const ejected = slot.circuit.failed(now, why, atOnce, counts);
     slot.suspect = false;
     if (ejected) this.#changed(slot, "down", why);
+    else if (silent) this.#changed(slot, "idle", "the same input failed there before");
     return ejected;
   }
 

@@ -494,6 +494,20 @@ describe("http, broken connections:", () => {
     assert.equal(foreign!.message, "worker does not speak HTTP/1.1 at this URL");
   });
 
+  test("a worker that hangs up after its 500 does not fail the next batch", () =>
+    withStub(echo, async (worker, stub) => {
+      for (let n = 0; n < 20; n++) {
+        stub.behave = ({ response, socket }) => {
+          response.writeHead(500).end("no");
+          // Not before the next batch would be on its way.
+          stub.behave = echo;
+          setImmediate(() => socket.destroy());
+        };
+        assert.equal((await worker.run(batchOf(["1"]), never)).kind, "failed");
+        assert.equal((await worker.run(batchOf(["2"]), never)).kind, "answered");
+      }
+    }));
+
   test("a connection that the worker closes between batches is replaced without a failure", () =>
     withStub(echo, async (worker, stub) => {
       for (let round = 1; round <= 3; round++) {

@@ -235,6 +235,40 @@ describe("a worker that fails", () => {
     }
   }
 
+  test("one input that a worker never answers ejects each worker once at most", async () => {
+    for (const workers of [1, 3]) {
+      const simulation = simulate({
+        backend: { workers, baseMs: 5 },
+        totalMs: 60_000,
+        queueMs: 60_000,
+        wrap: (worker) => ({
+          name: worker.name,
+          run: async (batch, signal, begun) => {
+            if (batch.tasks.every(({ input }) => input !== '"hang"')) return worker.run(batch, signal, begun);
+            await new Promise((resolve) => signal.addEventListener("abort", resolve));
+            return { kind: "failed", message: "aborted", blame: "batch" };
+          },
+        }),
+      });
+      const ended = endings(simulation);
+      const ejected: string[] = [];
+      let last = "";
+      simulation.events.on("worker.changed", ({ worker, state, why }) => {
+        last = state;
+        if (state === "down" && why.startsWith("no answer within")) ejected.push(worker);
+      });
+      simulation.schedule(
+        Array.from({ length: 40 }, (_, at) => at * 20),
+        (at) => simulation.put({ input: String(at) }),
+      );
+      simulation.schedule([1000], () => simulation.put({ input: '"hang"' }));
+      await simulation.run(40_000);
+      assert.equal(codes(ended).filter((code) => code !== "ok").length, 1);
+      assert.equal(new Set(ejected).size, ejected.length, ejected.join());
+      assert.equal(last, "idle");
+    }
+  });
+
   test("distinct inputs, one client's, that all fail eject a worker by the third of them", async () => {
     const { simulation, calls } = stubbed(() => "failed", { backend: { baseMs: 5 } });
     let downAfter = 0;
