@@ -59,6 +59,8 @@ export type Reply =
       readonly message: string;
       readonly brief?: string;
       readonly retryAfterMs: number;
+      /** The client named what it is about: a version that is not ready, say. */
+      readonly named?: boolean;
     }
   | {
       readonly kind: "failed";

@@ -343,20 +343,22 @@ function refusal({ code, words, headers }: GrpcResult & { kind: "status" }, aske
   const message = said === "" ? brief : `${brief}: ${said}`;
   if (code === "RESOURCE_EXHAUSTED" && TOO_LARGE.test(words)) return rejected(message);
   if (BUSY.has(code)) {
-    return { kind: "busy", message, brief, retryAfterMs: pushbackMs(headers["grpc-retry-pushback-ms"]) };
+    const retryAfterMs = pushbackMs(headers["grpc-retry-pushback-ms"]);
+    return { kind: "busy", message, brief, retryAfterMs, named: isNamed(words, asked) };
   }
   if (ABOUT_INPUTS.has(code)) return rejected(message);
   const advice = ADVICE[code];
   const clientCode = CLIENT_CODES[code];
-  if (clientCode !== undefined && isClients(clientCode, words, asked)) {
+  if (clientCode !== undefined && isNamed(words, asked, clientCode === "NOT_FOUND")) {
     return rejected(message, clientCode, `${brief} ${advice}`);
   }
   if (advice === undefined) return failed(message, "worker", brief);
   return failed(`${message} ${advice}`, "worker", `${brief} ${advice}`);
 }
 
-function isClients(code: ClientCode, words: string, { batch, model, named }: Asked): boolean {
-  if (named && code === "NOT_FOUND") return true;
+/** `byVersion`: the version that the client asked for may be what it is about. */
+function isNamed(words: string, { batch, model, named }: Asked, byVersion = true): boolean {
+  if (named && byVersion) return true;
   // Inputs are tensors: nothing in them is a name.
   return clientNamed({ words, parameters: batch.parameters, inputs: [], model }) === "parameters";
 }

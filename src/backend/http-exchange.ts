@@ -167,7 +167,14 @@ export class HttpExchange implements Dispatcher.DispatchHandler {
     const mistake = this.#clientsMistake(status, page, message);
     if (mistake !== undefined) return mistake;
     if (status === 429 || status === 503) {
-      return { kind: "busy", message, brief, retryAfterMs: retryAfterMs(this.#headers, this.#clock.now()) };
+      const waitMs = retryAfterMs(this.#headers, this.#clock.now());
+      return {
+        kind: "busy",
+        message,
+        brief,
+        retryAfterMs: waitMs,
+        named: this.#about(page) === "parameters",
+      };
     }
     if (status === 401 || status === 403 || status === 407) {
       const advice = "(check the worker's URL and credentials)";
@@ -181,19 +188,23 @@ export class HttpExchange implements Dispatcher.DispatchHandler {
 
   /** Undefined where it is the worker's failure, or not known whose. */
   #clientsMistake(status: number, page: string, message: string): Reply | undefined {
-    const { named, ownCredential, model } = this.#facts;
+    const { ownCredential } = this.#facts;
     const code = CLIENT_CODES.get(status);
     if (code === undefined) return undefined;
     if (ownCredential && code !== "NOT_FOUND") return rejected(message, code);
     if (code === "RATE_LIMITED") return undefined;
-    const { inputs } = this;
-    const { parameters } = this.#batch;
-    const about =
-      named && code === "NOT_FOUND" ? "parameters" : clientNamed({ words: page, parameters, inputs, model });
+    const about = this.#about(page, code === "NOT_FOUND");
     if (about === undefined) return undefined;
     if (about === "input") return rejected(message);
     const brief = `worker answered ${status} ${CHECK_URL}`;
     return rejected(message, code === "UNAUTHENTICATED" ? "FORBIDDEN" : code, brief);
+  }
+
+  /** What that the client wrote a refusal is about, if anything; `byPath`: the path of the call may be it. */
+  #about(page: string, byPath = true): ReturnType<typeof clientNamed> {
+    const { named, model } = this.#facts;
+    if (named && byPath) return "parameters";
+    return clientNamed({ words: page, parameters: this.#batch.parameters, inputs: this.inputs, model });
   }
 }
 

@@ -45,8 +45,8 @@ import assert from "node:assert/strict";
 export const TRUST = 10;
 export const BAR_MS = 10_000;
 const MAX_INPUTS = 4096;
-/** Inputs remembered of one worker's failures in a row. More than `failures` of them have ejected it, unless it is in doubt. */
-const MAX_ROW = 64;
+/** Inputs remembered of one worker's failures in a row; more than the largest batch has. */
+const MAX_ROW = 4096;
 const MAX_TENANTS = 1024;
 const MAX_BARRED = 1024;
 const MAX_FOUND = 256;
@@ -128,7 +128,9 @@ export interface Failure<W> extends Place<W> {
 export interface Finding {
   /** The input was alone, is the cause, and is not worth a further try. */
   readonly over: boolean;
-  readonly counts: "yes" | "no" | "doubt" | "repeated";
+  readonly counts: "yes" | "no" | "doubt";
+  /** Every input of the call had failed at this worker before, and it answered nobody since. */
+  readonly repeated: boolean;
 }
 
 interface Case<W> {
@@ -209,15 +211,14 @@ export class Blame<W> {
     const guilty = over || (alone && this.#failsAgain(key, { worker, standing, fleet }, now));
     const found = guilty ? "no" : this.#counts(suspects, standing, fleet, now);
     // A worker that just ended may need a moment, whoever ended it.
-    const held = died && found === "no" ? "doubt" : found;
-    const counts = repeated && held !== "no" ? "repeated" : held;
+    const counts = died && found === "no" ? "doubt" : found;
     if (guilty) this.#guiltyAt = now;
-    const left = counts === "yes" ? Infinity : suspects.length;
+    const left = counts === "yes" && !repeated ? Infinity : suspects.length;
     const last = { worker, standing, at: now, alone, left };
     for (const each of suspects) this.#remember(each.key, last);
     this.#until = Math.max(this.#until, now + this.windowMs);
     if (over && died) streak.barredUntil = this.#barredUntil(now);
-    return { over, counts };
+    return { over, counts, repeated };
   }
 
   /** A call with these parameters was answered: whatever they name is there. */

@@ -10,7 +10,7 @@
  * (`core/blame.ts`) it stays closed, with a pause of a tenth of ejectMs after each, so that others can tell. A further attempt
  * of inputs that failed there before adds nothing to the row: distinct inputs are counted.
  */
-import { type Finding, Standing } from "../core/blame.ts";
+import { Standing } from "../core/blame.ts";
 
 const DOUBT_PAUSE = 0.1;
 const FAILING = 1e4;
@@ -25,8 +25,15 @@ export interface HealthLimits {
   readonly barMs?: number;
 }
 
-/** How a failure is held against a worker. */
-export type Held = Exclude<Finding["counts"], "no">;
+/** How a failure is held against a worker (`core/blame.ts`). */
+export interface Held {
+  /** It may be the input's. */
+  readonly doubt: boolean;
+  /** Its inputs failed there before: it adds nothing to the row. */
+  readonly repeated: boolean;
+}
+
+const CERTAIN: Held = { doubt: false, repeated: false };
 
 export class Circuit {
   limits: HealthLimits;
@@ -71,16 +78,16 @@ export class Circuit {
   }
 
   /** Counts a failure; true when it ejects the worker. */
-  failed(now: number, why: string, unreachable = false, counts: Held = "yes"): boolean {
-    if (!unreachable && counts !== "repeated") this.#failures++;
+  failed(now: number, why: string, unreachable = false, { doubt, repeated }: Held = CERTAIN): boolean {
+    if (!unreachable && !repeated) this.#failures++;
     this.reluctance = this.probing ? EJECTED : FAILING;
-    // On trial after enough distinct inputs failed: what they say of it holds until it answers one.
-    const stillFailing = counts === "repeated" && this.probing && this.#failures >= this.limits.failures;
-    if (counts !== "yes" && !unreachable && !stillFailing) {
-      if (this.#failures >= this.limits.failures) this.pause(now + DOUBT_PAUSE * this.limits.ejectMs);
+    const enough = this.#failures >= this.limits.failures;
+    if (!unreachable && doubt) {
+      if (enough) this.pause(now + DOUBT_PAUSE * this.limits.ejectMs);
       return false;
     }
-    if (!unreachable && !this.probing && this.#failures < this.limits.failures) return false;
+    // One that is on trial is ejected by any failure, but for that of an input it failed with before.
+    if (!unreachable && !enough && (repeated || !this.probing)) return false;
     const ms = Math.min(this.limits.maxEjectMs, this.limits.ejectMs * 2 ** this.#ejections);
     this.#ejections++;
     this.reluctance = EJECTED;

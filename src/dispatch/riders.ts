@@ -40,13 +40,16 @@ export function ride(claimed: readonly ClaimedTask[]): Rider[] {
 /** As `core/blame.ts` knows it; made only where something failed of late. */
 export function suspectOf(rider: Rider): Suspect {
   const { content, tenant } = rider.tasks[0]!.task;
-  if (content !== "") return { key: content, tenant };
+  if (content !== "" && content.length <= MAX_KEY_CHARS) return { key: content, tenant };
   return { key: (rider.digest ??= digestOf(rider.tasks[0]!.task)), tenant };
 }
 
-/** Of a task whose input is not compared with others (`collapse: false`, or drawn by lot): it may be sent again all the same. */
-function digestOf({ tenant, parameters, input }: Task): string {
-  return hash("sha256", `${tenant}\n${parameters}\n${input}`, "base64url");
+/** What is remembered of an input is no longer than this, whatever its parameters are. */
+const MAX_KEY_CHARS = 256;
+
+/** Also of a task whose input is not compared with others (`collapse: false`, or drawn by lot): it may be sent again all the same. */
+function digestOf({ content, tenant, parameters, input }: Task): string {
+  return hash("sha256", content === "" ? `${tenant}\n${parameters}\n${input}` : content, "base64url");
 }
 
 function toSend({ id, input }: Task): BatchTask {

@@ -354,12 +354,12 @@ export class Workers {
   }
 
   /** Counts a failure; true when it ejects the worker. */
-  failed(slot: Slot, now: number, why: string, unreachable: boolean, counts: Held = "yes"): boolean {
+  failed(slot: Slot, now: number, why: string, unreachable: boolean, held?: Held): boolean {
     slot.failures++;
     const silent = slot.suspect;
     // Silence has been held against it already: that it ends like this is enough, but for an input that it was silent with before.
-    const atOnce = unreachable || (silent && counts !== "repeated");
-    const ejected = slot.circuit.failed(now, why, atOnce, counts);
+    const atOnce = unreachable || (silent && held?.repeated !== true);
+    const ejected = slot.circuit.failed(now, why, atOnce, held);
     slot.suspect = false;
     if (ejected) this.#changed(slot, "down", why);
     else if (silent) this.#changed(slot, "idle", "the same input failed there before");

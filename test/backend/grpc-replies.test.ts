@@ -97,6 +97,9 @@ describe("grpc, what each status means:", () => {
     );
     assert(denied.kind === "rejected");
     assert.equal(denied.code, "FORBIDDEN");
+    const loading = await run(fails(codes.UNAVAILABLE), ',"version":"7"');
+    assert(loading.kind === "busy");
+    assert.equal(loading.named, true);
     // The version of the config is not the client's.
     assertReply(await run(fails(codes.NOT_FOUND), "", { version: "7" }), "failed", /check/, "worker");
   });

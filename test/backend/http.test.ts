@@ -278,6 +278,19 @@ describe("http, refusals:", () => {
     }
   });
 
+  test("503 says whether it is about what the client named", async () => {
+    for (const [words, asked, named] of [
+      ["not ready", rows(',"version":"7"'), true],
+      ["adapter lora-7 is loading", { parameters: '{"adapter":"lora-7"}' }, true],
+      ["queue is full", { parameters: '{"adapter":"lora-7"}' }, false],
+      ["queue is full", rows(""), false],
+    ] as const) {
+      const reply = await refusalOf(503, words, asked);
+      assert(reply.kind === "busy");
+      assert.equal(reply.named, named, words);
+    }
+  });
+
   test("what a worker could not fetch or may not read of an input is about that input", async () => {
     const input = '{"image":"https://example.com/cat.png"}';
     for (const code of [401, 403, 404]) {
@@ -336,6 +349,7 @@ describe("http, refusals:", () => {
           message: `worker answered ${code}: later`,
           brief: `worker answered ${code}`,
           retryAfterMs: ms,
+          named: false,
         });
       }
     }

@@ -161,6 +161,29 @@ describe("a worker that does not have what the client named", () => {
     assert.deepEqual([...new Set(downs)], ["gpu-1"]);
   });
 
+  test("what is named and not ready is waited for by its client alone", async () => {
+    const busy: Reply = { kind: "busy", message: "version 7 is loading", retryAfterMs: 1000, named: true };
+    const { simulation, calls, ended } = stubbed((inputs) => (inputs.includes("7") ? busy : "answered"), {
+      backend: { baseMs: 5 },
+    });
+    const answeredMs: number[] = [];
+    simulation.engine.watch({
+      settled: ({ outcome, task }) => {
+        if (outcome?.ok === true) answeredMs.push(simulation.clock.now() - task.createdAt);
+      },
+    });
+    simulation.schedule([0], () => simulation.put({ input: "7", parameters: '{"version":"7"}' }));
+    simulation.schedule(
+      Array.from({ length: 30 }, (_, at) => 20 + at * 50),
+      (at) => simulation.put({ input: `[${at}]` }),
+    );
+    await simulation.run(5000);
+    assert.equal(answeredMs.length, 30);
+    assert.ok(Math.max(...answeredMs) < 100, `${Math.max(...answeredMs)} ms`);
+    assert.deepEqual([...new Set(codes(ended))].sort(), ["DEADLINE_EXCEEDED", "ok"]);
+    assert.ok(calls.length <= 30 + 5, `${calls.length} calls`);
+  });
+
   test("it does not make up for failures either", async () => {
     const { simulation } = stubbed((inputs) => (inputs.includes("7") ? notFound : "failed"), {
       limits: { maxBatchSize: 1 },
