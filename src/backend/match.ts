@@ -16,7 +16,7 @@ import { outputFlaw } from "../core/json-split.ts";
 import type { Json } from "../core/task.ts";
 import { fitted, mayBeBinary } from "../core/tensor.ts";
 import { batchText } from "../protocol/batch.ts";
-import type { Batch, Reply } from "./backend.ts";
+import type { Batch, ClientCode, Reply } from "./backend.ts";
 
 /** `{"inputs":[…]}`, with `"parameters":{…}` beside it where there are any. */
 export function requestText(batch: Batch): Json {
@@ -56,8 +56,9 @@ export function unusable(message: string, brief?: string): Reply {
   return { kind: "unusable", message, ...(brief !== undefined && { brief }) };
 }
 
-export function rejected(message: string): Reply {
-  return { kind: "rejected", message };
+export function rejected(message: string, code?: ClientCode, brief?: string): Reply {
+  const more = { ...(brief !== undefined && { brief }), ...(code !== undefined && { code }) };
+  return { kind: "rejected", message, ...more };
 }
 
 export function failed(message: string, blame: Blame, brief?: string): Reply {

@@ -121,7 +121,11 @@ const model = group("One model: its backend, its batches, its limits.", {
     { min: 0, max: 100 },
   ),
   health: group("When a worker is left alone for a while.", {
-    failures: integer("Failures in a row until it is down.", { default: 3, min: 1, max: 1000 }),
+    failures: integer("Distinct inputs that fail in a row until it is down.", {
+      default: 3,
+      min: 1,
+      max: 1000,
+    }),
     ejectMs: integer("How long it stays down the first time; doubles each time.", {
       default: second,
       min: 10,

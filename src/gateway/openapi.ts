@@ -45,6 +45,7 @@ function failures(...codes: ErrorCode[]): Record<string, object> {
 
 const taking = failures(
   "INVALID_REQUEST",
+  "NOT_FOUND",
   "NOT_ACCEPTABLE",
   "REQUEST_TIMEOUT",
   "PAYLOAD_TOO_LARGE",

@@ -147,7 +147,7 @@ function call(inputs: readonly Json[], parameters: Json, model: string): Call {
   // To a worker that decodes its path before it reads it, these would be the way to another model.
   if (isWayOut(version)) return { body, flaw: "the version must be a name or a number" };
   const segment = encodeURIComponent(version);
-  return { body, path: `/v1/models/${encodeURIComponent(model)}/versions/${segment}:predict` };
+  return { body, named: true, path: `/v1/models/${encodeURIComponent(model)}/versions/${segment}:predict` };
 }
 
 /** Undefined for what is no string: callers of Ferry's own API may write anything there. */

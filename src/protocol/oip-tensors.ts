@@ -9,8 +9,8 @@
  *   BOOL                  1       true, false (0 and 1 are read too)
  *   INT8 … UINT32         1 … 4   an integer
  *   INT64, UINT64         8       an integer, all of its digits
- *   FP32, FP64            4, 8    the shortest number that reads as the same value; never NaN or infinity
- *   FP16, BF16            2       nothing: only raw
+ *   FP16, FP32, FP64      2, 4, 8 the shortest number that reads as the same value; never NaN or infinity
+ *   BF16                  2       nothing: only raw
  *   BYTES                 4 + n   a string, where the bytes are UTF-8
  *
  * Raw rows are slices of what came, never copies. Number texts are cut and joined, never printed again. JSON
@@ -21,6 +21,9 @@ import { isUtf8 } from "node:buffer";
 import { endianness } from "node:os";
 import { splitArray } from "../core/json-split.ts";
 import { singleText as shortSingle } from "../core/tensor.ts";
+
+/** What a client should do about what JSON cannot say. */
+export const USE_BINARY = "use the binary form";
 
 /** An expected failure: the tensor is not what it says it is. */
 export class TensorFlaw extends Error {}
@@ -69,6 +72,15 @@ export const MAX_TENSORS = 1024;
  * so that the size of the message does not bound them. 65,536 take some 15 ms.
  */
 export const MAX_CELLS = 65_536;
+/** Those whose values are single precision, or less. */
+const FLOATS: ReadonlyMap<string, typeof Float16Array | typeof Float32Array> = new Map<
+  string,
+  typeof Float16Array | typeof Float32Array
+>([
+  ["FP16", Float16Array],
+  ["FP32", Float32Array],
+]);
+
 const LENGTH_BYTES = 4;
 const SWAPPED = endianness() === "BE";
 
@@ -177,7 +189,7 @@ function bytesOfTexts(values: readonly unknown[]): Buffer {
 
 /** A flat JSON array as raw bytes. */
 export function rawFromJson(text: string, datatype: string): Buffer {
-  refuseHalf(datatype);
+  refuseBrain(datatype);
   elementBytes(datatype);
   const big = BIG_INTEGERS.get(datatype);
   if (big !== undefined) return rawFromBig(text, datatype, big);
@@ -196,7 +208,7 @@ export function rawFromJson(text: string, datatype: string): Buffer {
     if (odd >= 0) throw mismatch(numbers[odd], datatype);
     return littleEndian(array);
   }
-  const floats = datatype === "FP32" ? new Float32Array(numbers) : new Float64Array(numbers);
+  const floats = new (FLOATS.get(datatype) ?? Float64Array)(numbers);
   const odd = floats.findIndex((value) => !Number.isFinite(value));
   if (odd >= 0) throw new TensorFlaw(`holds a number beyond the range of ${datatype}`);
   return littleEndian(floats);
@@ -237,7 +249,7 @@ function bitOf(value: unknown): number {
 
 /** Raw bytes as a flat JSON array. */
 export function jsonFromRaw(bytes: Buffer, datatype: string): string {
-  refuseHalf(datatype);
+  refuseBrain(datatype);
   const size = elementBytes(datatype);
   if (datatype === "BYTES") return `[${Array.from(elementsOfBytes(bytes), quoted).join(",")}]`;
   if (bytes.length % size > 0) {
@@ -247,19 +259,20 @@ export function jsonFromRaw(bytes: Buffer, datatype: string): string {
   const kind = INTEGERS.get(datatype) ?? BIG_INTEGERS.get(datatype);
   if (kind !== undefined) return `[${new kind(nativeEndian(bytes, size)).join(",")}]`;
   const floats = nativeEndian(bytes, size);
-  return datatype === "FP32"
-    ? `[${Array.from(new Float32Array(floats), singleText).join(",")}]`
-    : `[${Array.from(new Float64Array(floats), doubleText).join(",")}]`;
+  const single = FLOATS.get(datatype);
+  return single === undefined
+    ? `[${Array.from(new Float64Array(floats), doubleText).join(",")}]`
+    : `[${Array.from(new single(floats), singleText).join(",")}]`;
 }
 
 function quoted(element: Buffer): string {
   if (isUtf8(element)) return JSON.stringify(element.toString("utf8"));
-  throw new TensorFlaw("holds bytes that are not UTF-8, which JSON cannot say; use the binary form");
+  throw new TensorFlaw(`holds bytes that are not UTF-8, which JSON cannot say; ${USE_BINARY}`);
 }
 
 function doubleText(value: number): string {
   if (!Number.isFinite(value)) {
-    throw new TensorFlaw("holds NaN or infinity, which JSON cannot say; use the binary form");
+    throw new TensorFlaw(`holds NaN or infinity, which JSON cannot say; ${USE_BINARY}`);
   }
   return Object.is(value, -0) ? "-0" : String(value);
 }
@@ -382,9 +395,8 @@ function swapped(bytes: Buffer, size: number): Buffer {
   return size === 8 ? bytes.swap64() : bytes;
 }
 
-function refuseHalf(datatype: string): void {
-  if (datatype !== "FP16" && datatype !== "BF16") return;
-  throw new TensorFlaw(`is ${datatype}, which JSON cannot say; use the binary form`);
+function refuseBrain(datatype: string): void {
+  if (datatype === "BF16") throw new TensorFlaw(`is BF16, which JSON cannot say; ${USE_BINARY}`);
 }
 
 function mismatch(value: unknown, datatype: string): TensorFlaw {

@@ -175,7 +175,11 @@ describe("an outage of the only worker", () => {
     assert.ok([502, 503, 504].includes(first.status), first.text);
     // It is down for so short a time that a request may come when it is tried again.
     let refused = first;
-    await eventually(async () => (refused = await ferry.post({ input: "while down" })).status === 503);
+    // Another input each time: attempts of the same one are not counted against a worker.
+    let sent = 0;
+    await eventually(
+      async () => (refused = await ferry.post({ input: `while down ${sent++}` })).status === 503,
+    );
     const body = assertError(refused, 503, "SERVICE_OVERLOADED");
     assert.match(refused.header("retry-after"), /^[1-9]\d*$/);
     assert.ok(body.retry_after_ms! > 0);

@@ -77,6 +77,7 @@ describe("kserve-v1", () => {
     assert.deepEqual(call(["1"], keys[4]!), {
       body: '{"instances":[1]}',
       path: "/v1/models/m%20b/versions/2:predict",
+      named: true,
     });
     for (const version of ["../../other", "..\\x", "1/./2", ".."])
       assert.match(call(["1"], JSON.stringify({ $version: version })).flaw!, /version must be/);

@@ -86,6 +86,18 @@ describe("raw and JSON", () => {
     );
   });
 
+  test("every half that is a number comes back", () => {
+    const all = Uint16Array.from({ length: 65_536 }, (_, bits) => bits).filter(
+      (bits) => (bits & 0x7c00) !== 0x7c00,
+    );
+    const raw = Buffer.from(all.buffer);
+    const text = jsonFromRaw(raw, "FP16");
+    assert.doesNotThrow(() => JSON.parse(text));
+    assert.deepEqual(rawFromJson(text, "FP16"), raw);
+    assert.equal(jsonFromRaw(rawFromJson("[1.5,-2,65504]", "FP16"), "FP16"), "[1.5,-2,65504]");
+    assert.throws(() => jsonFromRaw(Buffer.from("007c", "hex"), "FP16"), flaw(/infinity/));
+  });
+
   test("raw that starts at an odd place", () => {
     const raw = Buffer.concat([Buffer.from([7]), rawFromJson("[1.25,2]", "FP64")]).subarray(1);
     assert.equal(jsonFromRaw(raw, "FP64"), "[1.25,2]");
@@ -116,7 +128,8 @@ describe("raw and JSON", () => {
     assert.throws(() => rawFromJson("[9223372036854775808]", "INT64"), flaw(/holds 9223372036854775808/));
     assert.throws(() => rawFromJson("[1.5]", "INT64"), flaw(/holds 1.5/));
     assert.throws(() => rawFromJson("[1e400]", "INT64"), flaw(/double/));
-    assert.throws(() => rawFromJson("[1]", "FP16"), flaw(/binary form/));
+    assert.throws(() => rawFromJson("[65520]", "FP16"), flaw(/range of FP16/));
+    assert.throws(() => rawFromJson("[1]", "BF16"), flaw(/binary form/));
     assert.throws(() => jsonFromRaw(Buffer.alloc(2), "BF16"), flaw(/binary form/));
     assert.throws(() => jsonFromRaw(Buffer.alloc(3), "FP32"), flaw(/no whole number/));
     assert.throws(() => jsonFromRaw(Buffer.from("0000807f", "hex"), "FP32"), flaw(/infinity/));
