@@ -352,6 +352,8 @@ export class Listener {
   }
 
   #malformed(error: Error & { code?: string }, socket: Duplex): void {
+    // Its headers were refused already: that answer is on its way, and ends the connection.
+    if (this.#ended.has(socket)) return;
     const id = newId(this.#clock.now());
     // An answer now would be taken for that of a request before this one, which still waits for its own.
     const early = (socket as Visited)[LATEST]?.holdsUp === true;
@@ -373,8 +375,15 @@ export class Listener {
   }
 }
 
-/** What Node lets through: it keeps the first of two `Host` headers and drops headers past its count. */
-function flawOf({ rawHeaders: raw, httpVersion }: IncomingMessage, maxHeaders: number): Refusal | undefined {
+/**
+ * What Node lets through: it keeps the first of two `Host` headers, drops headers past its count, and takes any
+ * `Transfer-Encoding` that ends in `chunked` for `chunked` alone, in HTTP/1.0 too. A proxy before us may read these
+ * differently, and then would not agree with us on where the request ends.
+ */
+function flawOf(
+  { rawHeaders: raw, headers, httpVersion }: IncomingMessage,
+  maxHeaders: number,
+): Refusal | undefined {
   if (raw.length > 2 * maxHeaders) {
     return new Refusal("INVALID_REQUEST", `more than ${maxHeaders} headers`, { status: 431 });
   }
@@ -385,6 +394,10 @@ function flawOf({ rawHeaders: raw, httpVersion }: IncomingMessage, maxHeaders: n
   if (hosts > 1) return new Refusal("INVALID_REQUEST", "more than one Host header");
   const twice = repeatedHeader(raw);
   if (twice !== undefined) return new Refusal("INVALID_REQUEST", `the header ${twice} stands twice`);
+  const encoding = headers["transfer-encoding"];
+  if (encoding !== undefined && (encoding.toLowerCase() !== "chunked" || httpVersion !== "1.1")) {
+    return new Refusal("INVALID_REQUEST", "the only Transfer-Encoding is chunked, and only in HTTP/1.1");
+  }
   if (hosts === 1 || httpVersion === "1.0") return undefined;
   return new Refusal("INVALID_REQUEST", "the Host header is missing");
 }
