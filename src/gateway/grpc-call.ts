@@ -117,8 +117,7 @@ export class GrpcCall extends KnownRequest implements Visitor {
   }
 
   /** The request's message. Never settles when the client leaves in the middle: then nobody is left to be answered. */
-  message(): Promise<Buffer> {
-    const { maxMessageBytes } = this.#limits;
+  message(maxMessageBytes = this.#limits.maxMessageBytes): Promise<Buffer> {
     const body = new Unframer(maxMessageBytes);
     const request = this.#request;
     return new Promise((resolve, reject) => {

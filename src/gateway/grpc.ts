@@ -61,6 +61,8 @@ export interface GrpcDoorParts {
 type Answer = (call: GrpcCall) => Promise<void>;
 
 const MAX_HEADER_BYTES = 16_384;
+/** Of a message that is empty, or names a model and a version: every method's but ModelInfer's. */
+const MAX_QUESTION_BYTES = 512;
 
 export class GrpcDoor {
   readonly #limits: GrpcDoorLimits;
@@ -222,17 +224,17 @@ export class GrpcDoor {
       ServerReady: (call) => this.#tell(call, () => writeYes(ready())),
       ServerMetadata: async (call) => {
         await enter(call);
-        await call.message();
+        await call.message(MAX_QUESTION_BYTES);
         call.answer(writeServerMetadata("ferry", version, []).parts());
       },
       ModelReady: async (call) => {
         await enter(call);
-        const model = this.#model(readModelName(await call.message()).name);
+        const model = this.#model(readModelName(await call.message(MAX_QUESTION_BYTES)).name);
         call.answer(writeYes(ready() && model.ready()).parts());
       },
       ModelMetadata: async (call) => {
         await enter(call);
-        const { name } = this.#model(readModelName(await call.message()).name);
+        const { name } = this.#model(readModelName(await call.message(MAX_QUESTION_BYTES)).name);
         // Tensors are whatever the model's workers take: nobody here knows them.
         const known = { name, versions: [], platform: "ferry", inputs: [], outputs: [] };
         call.answer(writeModelMetadata(known).parts());
@@ -244,7 +246,7 @@ export class GrpcDoor {
 
   async #tell(call: GrpcCall, told: () => ProtoWriter): Promise<void> {
     call.counts = false;
-    await call.message();
+    await call.message(MAX_QUESTION_BYTES);
     call.answer(told().parts());
   }
 

@@ -120,6 +120,30 @@ describe("the gRPC listener", () => {
       { maxMessageBytes: 2000 },
     ));
 
+  test("only ModelInfer reads a large message: the others refuse it at its prefix, before it is sent", () =>
+    withSession(async (session) => {
+      const methods = ["ServerLive", "ServerReady", "ServerMetadata", "ModelReady", "ModelMetadata"];
+      for (const method of methods) {
+        const stream = session.request({
+          ":method": "POST",
+          ":path": INFER.replace("ModelInfer", method),
+          "content-type": "application/grpc",
+        });
+        stream.on("error", () => {});
+        // 600 bytes are announced, none is sent.
+        stream.write(Buffer.from([0, 0, 0, 0x02, 0x58]));
+        const [headers] = (await once(stream, "response")) as [IncomingHttpHeaders];
+        assert.equal(headers["grpc-status"], "8", method);
+        stream.close(constants.NGHTTP2_CANCEL);
+      }
+      // The longest name that a model can have: 128 characters.
+      const named = framed([Buffer.from([0x0a, 0x80, 0x01]), Buffer.from("m".repeat(128))]);
+      const told = await ask(session, { ":path": INFER.replace("ModelInfer", "ModelReady") }, named);
+      assert.equal(told.status, "5", told.words);
+      const live = await ask(session, { ":path": INFER.replace("ModelInfer", "ServerLive") }, framed([]));
+      assert.equal(live.status, "0");
+    }));
+
   test("too many headers, and one that must stand once", () =>
     withSession(
       async (session) => {
