@@ -61,10 +61,23 @@ interface Pattern {
   readonly methods: Methods;
 }
 
-/** A connection, with the last request that came on it. */
-const LATEST = Symbol("latest exchange");
-type Visited = Duplex & { [LATEST]?: Exchange | undefined };
+/** What is known of an HTTP/1.1 connection. */
+interface Pipeline {
+  /** The last request that came on it, while that is not over. */
+  latest: Exchange | undefined;
+  /** Requests whose answers the kernel has not taken yet. */
+  open: number;
+  /** Set while it is not read from: stops it again when Node resumes it for a request's body. */
+  stop: (() => void) | undefined;
+}
+const PIPELINE = Symbol("pipeline");
+type Visited = Duplex & { [PIPELINE]?: Pipeline };
 
+/**
+ * Requests on one HTTP/1.1 connection that are not answered yet. With so many the connection is not read from until
+ * half of them are answered. Node parses all of what it has read (64 KiB at most) before it stops.
+ */
+const MAX_PIPELINED = 64;
 const MAX_HEADER_BYTES = 16_384;
 const CHECK_EVERY_MS = 1000;
 /** Connections that the kernel takes before we do. */
@@ -272,14 +285,10 @@ export class Listener {
     this.#open++;
     // Over HTTP/2 answers need not stand in line.
     const connection = request.httpVersionMajor === 1 ? (request.socket as Visited) : undefined;
-    if (connection !== undefined) {
-      exchange.after(connection[LATEST]);
-      connection[LATEST] = exchange;
-    }
+    if (connection !== undefined) queued(connection, exchange);
     // Comes once, so `on` will do: `once` would wrap it anew for every request.
     response.on("close", () => {
-      // A connection that waits for its next request holds nothing of the last one.
-      if (connection?.[LATEST] === exchange) connection[LATEST] = undefined;
+      if (connection !== undefined) unqueued(connection, exchange);
       this.#closed(exchange);
     });
     // A client that leaves while it sends is no error of ours; without a listener it would be.
@@ -356,7 +365,7 @@ export class Listener {
     if (this.#ended.has(socket)) return;
     const id = newId(this.#clock.now());
     // An answer now would be taken for that of a request before this one, which still waits for its own.
-    const early = (socket as Visited)[LATEST]?.holdsUp === true;
+    const early = (socket as Visited)[PIPELINE]?.latest?.holdsUp === true;
     const gone = error.code === "ECONNRESET" || isTlsTrouble(error.code) || !socket.writable;
     if (gone || early) socket.destroy();
     else if (error.code === "ERR_HTTP_REQUEST_TIMEOUT") {
@@ -373,6 +382,24 @@ export class Listener {
       refuseSocket(socket, 400, "INVALID_REQUEST", "this is not well-formed HTTP", id);
     }
   }
+}
+
+function queued(connection: Visited, exchange: Exchange): void {
+  const pipeline = (connection[PIPELINE] ??= { latest: undefined, open: 0, stop: undefined });
+  exchange.after(pipeline.latest);
+  pipeline.latest = exchange;
+  if (++pipeline.open < MAX_PIPELINED || pipeline.stop !== undefined) return;
+  pipeline.stop = () => void connection.pause();
+  connection.pause().on("resume", pipeline.stop);
+}
+
+function unqueued(connection: Visited, exchange: Exchange): void {
+  const pipeline = connection[PIPELINE]!;
+  // A connection that waits for its next request holds nothing of the last one.
+  if (pipeline.latest === exchange) pipeline.latest = undefined;
+  if (--pipeline.open > MAX_PIPELINED / 2 || pipeline.stop === undefined) return;
+  connection.off("resume", pipeline.stop).resume();
+  pipeline.stop = undefined;
 }
 
 /**
