@@ -19,6 +19,7 @@ import type { Dispatcher } from "../dispatch/dispatcher.ts";
 import { knownWorkers, openDropIns, type OpenDropIns, speaksTensors } from "../wiring/dropins.ts";
 import type { Opened } from "../wiring/engines.ts";
 import type { Membership } from "../fleet/membership.ts";
+import { ClientBytes } from "../gateway/byte-budget.ts";
 import { Crossing } from "../gateway/crossing.ts";
 import { GrpcDoor, type GrpcModel } from "../gateway/grpc.ts";
 import { healthRoutes } from "../gateway/health.ts";
@@ -82,6 +83,7 @@ export class Front {
   readonly #router: Router;
   readonly #admission: Admission;
   readonly #underway = { count: 0 };
+  readonly #bytes: ClientBytes;
   #now: Generation | undefined;
   /** Ends what is left of the generation before. */
   #last: (() => void) | undefined;
@@ -94,6 +96,7 @@ export class Front {
   constructor(config: Config, parts: FrontParts) {
     const { clock, events, opened } = parts;
     this.#parts = parts;
+    this.#bytes = new ClientBytes(config.limits.maxQueuedBytes, largestBody(config));
     this.#router = new Router(opened.engine, clock, randomInt(2 ** 32));
     this.#admission = new Admission(ratesOf(config), opened.engine, clock, events);
   }
@@ -108,6 +111,7 @@ export class Front {
       elsewhere: (path) => passing.dropIns.find(path),
       tls,
       sampler: tracing && samplerFor(tracing, random),
+      bytes: this.#bytes,
     });
     this.apiUrl = await this.#listener.listen(listen.host, listen.port);
     await this.#openGrpc(config);
@@ -159,6 +163,7 @@ export class Front {
     const last = this.#now!;
     this.#now = next;
     this.#admission.retune(ratesOf(next.config));
+    this.#bytes.retune(next.config.limits.maxQueuedBytes, largestBody(next.config));
     for (const door of last.doors) door.gate.open = next.doors.some(({ name }) => name === door.name);
     this.#tellDoors(next);
     const { routes, passing, config } = next;
@@ -245,6 +250,7 @@ export class Front {
         },
         ready: () => !draining(),
         version: version(),
+        bytes: this.#bytes,
         clock,
         events,
         tls,
@@ -280,6 +286,10 @@ export class Front {
       othersPerMs: (tier) => prospects(model)?.othersPerMs(tier) ?? 0,
     };
   }
+}
+
+function largestBody({ limits, grpc }: Config): number {
+  return Math.max(limits.maxBodyBytes, grpc.maxMessageBytes);
 }
 
 function ratesOf({ tiers, limits }: Config): ConstructorParameters<typeof Admission>[0] {

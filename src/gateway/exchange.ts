@@ -8,8 +8,10 @@
  */
 import { isUtf8 } from "node:buffer";
 import type { IncomingMessage, ServerResponse } from "node:http";
+import type { Writable } from "node:stream";
 import { Refusal } from "../core/errors.ts";
 import { CLIENT_LEFT } from "../telemetry/events.ts";
+import { type ClientBytes, clientOf, noRoom } from "./byte-budget.ts";
 import { newId } from "./ids.ts";
 import { Inflow } from "./inflow.ts";
 import { KnownRequest } from "./known.ts";
@@ -19,11 +21,14 @@ import { quotaHeaders } from "./reply.ts";
 export const JSON_TYPE = "application/json; charset=utf-8";
 const JSON_ONLY = ["application/json"];
 const NOTHING = Buffer.alloc(0);
+/** A body that is announced to be larger is not begun when there is no room for all of it. */
+const LARGE_BODY_BYTES = 65_536;
 
 export interface ExchangeLimits {
   readonly maxBodyBytes: number;
   /** An answer that the client does not take within this time ends the connection. */
   readonly writeTimeoutMs: number;
+  readonly bytes: ClientBytes;
 }
 
 /** How an error looks to a client: its status and its JSON body. */
@@ -64,6 +69,13 @@ export class Exchange extends KnownRequest {
   #gone: (() => void) | undefined;
   /** The client was gone before it was answered. */
   #left = false;
+  /** It was this side that ended the answer in its middle. */
+  #broken = false;
+  #holder: string | undefined;
+  /** Bytes of the body that are counted in the budget. */
+  #bodyHeld = 0;
+  /** Bytes of the answer that are counted in the budget. */
+  #answerHeld = 0;
   /** The client waits for a 100 before it sends its body. */
   mayContinue = false;
   /** Set while the server drains: the connection ends with this answer. */
@@ -135,9 +147,34 @@ export class Exchange extends KnownRequest {
   closed(): void {
     // Answers leave in order: whatever came before it is over too.
     this.#before = undefined;
+    this.#releaseBody();
+    if (this.#answerHeld > 0) this.#limits.bytes.answers.remove(this.#client, this.#answerHeld);
+    this.#answerHeld = 0;
+    // An answer that the connection did not take was not given.
+    if (!this.#taken && !this.#broken) {
+      this.status = CLIENT_LEFT;
+      this.code = "";
+    }
     if (this.answered) return;
     this.#left = true;
     this.#gone?.();
+  }
+
+  /** The connection has taken all of the answer; HTTP/2's object for it does not say, its stream does. */
+  get #taken(): boolean {
+    const response = this.#response as ServerResponse & { stream?: Writable };
+    return (response.stream ?? response).writableFinished;
+  }
+
+  /** Whose bytes these are, for the budgets. Fixed with its first use: what is added to one must be taken from it. */
+  get #client(): string {
+    return (this.#holder ??= clientOf(this.tenant, this.request));
+  }
+
+  /** Undefined: the client takes its answers. Else resolves when it has taken enough of them to get another one. */
+  get room(): Promise<void> | undefined {
+    const { answers } = this.#limits.bytes;
+    return answers.total === 0 ? undefined : answers.room(this.#client);
   }
 
   /** Something was thrown that no promise carries to whoever called for the answer. */
@@ -174,6 +211,9 @@ export class Exchange extends KnownRequest {
   #take<Body>(types: readonly string[], read: (body: Buffer) => Body, use: Use<Body>): void {
     checkType(this, types);
     this.checkLength();
+    const { bodies } = this.#limits.bytes;
+    const announced = Number(this.header("content-length") ?? 0);
+    if (announced > LARGE_BODY_BYTES && !bodies.fits(this.#client, announced)) throw noRoom();
     // Only now: whoever asks first is refused before it sends the body.
     if (this.mayContinue) this.#response.writeContinue();
     this.#read(this.#limits.maxBodyBytes, read, use);
@@ -206,17 +246,25 @@ export class Exchange extends KnownRequest {
 
   #read<Body>(maxBodyBytes: number, read: (body: Buffer) => Body, use: Use<Body>): void {
     const { request } = this;
+    const announced = Number(this.header("content-length"));
     const chunks: Buffer[] = [];
     let bytes = 0;
+    let refused = false;
     request.on("data", (chunk: Buffer) => {
       bytes += chunk.length;
-      if (bytes <= maxBodyBytes) return void chunks.push(chunk);
+      const refusal =
+        bytes > maxBodyBytes ? this.#tooLarge() : this.#holdBody(chunk.length, bytes === announced);
+      if (refusal === undefined) return void chunks.push(chunk);
+      refused = true;
+      chunks.length = 0;
       request.removeAllListeners("data");
-      this.failed(this.#tooLarge());
+      this.#releaseBody();
+      this.failed(refusal);
     });
     request.on("end", () => {
+      this.#releaseBody();
       // `aborted`: of HTTP/2, where a stream that is broken off ends like any other.
-      if (request.aborted || bytes > maxBodyBytes) return;
+      if (request.aborted || refused) return;
       try {
         const body = read(chunks.length === 1 ? chunks[0]! : Buffer.concat(chunks));
         // The request lives until it is answered, and this function with it; its bytes need not.
@@ -227,6 +275,22 @@ export class Exchange extends KnownRequest {
         this.failed(error);
       }
     });
+  }
+
+  /** Counts a part of the body; not the last one, so that a body which comes in one piece costs nothing. */
+  #holdBody(bytes: number, last: boolean): Refusal | undefined {
+    if (last) return undefined;
+    const { bodies } = this.#limits.bytes;
+    const client = this.#client;
+    if (!bodies.fits(client, bytes)) return noRoom();
+    bodies.add(client, bytes);
+    this.#bodyHeld += bytes;
+    return undefined;
+  }
+
+  #releaseBody(): void {
+    if (this.#bodyHeld > 0) this.#limits.bytes.bodies.remove(this.#client, this.#bodyHeld);
+    this.#bodyHeld = 0;
   }
 
   #tooLarge(): Refusal {
@@ -247,8 +311,7 @@ export class Exchange extends KnownRequest {
     response.writeHead(status, head);
     // As many bytes as characters means ASCII, which can be written as it is.
     response.end(body, bytes === body.length ? "latin1" : "utf8");
-    // Not known for HTTP/2, where each stream has a window of its own.
-    if (response.writableLength > 0 || this.request.httpVersionMajor > 1) this.#cutIfStuck();
+    this.#sent(bytes);
   }
 
   fail(refusal: Refusal, id?: string, headers: readonly string[] = []): void {
@@ -294,7 +357,7 @@ export class Exchange extends KnownRequest {
     response.writeHead(status, head);
     for (const part of parts.slice(0, -1)) response.write(part);
     response.end(parts.at(-1));
-    if (response.writableLength > 0 || this.request.httpVersionMajor > 1) this.#cutIfStuck();
+    this.#sent(length);
   }
 
   /** Answers with a stream that goes on until either side ends it; `onGone` tells when the client did. */
@@ -333,6 +396,7 @@ export class Exchange extends KnownRequest {
   /** Ends an answer in its middle, so that nobody takes it for a whole one. */
   cut(): void {
     const response = this.#response;
+    this.#broken = true;
     // Without an error a stream of HTTP/2 would end as if that were all.
     if (this.request.httpVersionMajor > 1) response.destroy(new Error("the answer was broken off"));
     else response.destroy();
@@ -349,9 +413,15 @@ export class Exchange extends KnownRequest {
     return this.last && this.request.httpVersionMajor === 1;
   }
 
-  /** The client does not read: its answer must not sit in memory for ever. */
-  #cutIfStuck(): void {
+  /**
+   * The client does not read: its answer must not sit in memory for ever. Whether it reads is not known yet over
+   * HTTP/2, where each stream has a window of its own.
+   */
+  #sent(bytes: number): void {
     const response = this.#response;
+    if (response.writableLength === 0 && this.request.httpVersionMajor === 1) return;
+    this.#answerHeld = bytes;
+    this.#limits.bytes.answers.add(this.#client, bytes);
     if (this.request.httpVersionMajor > 1) {
       return void response.setTimeout(this.#limits.writeTimeoutMs, () =>
         response.destroy(new Error("the client does not take its answer")),

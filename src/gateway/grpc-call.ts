@@ -33,6 +33,7 @@ import {
   Unframer,
 } from "../protocol/grpc-wire.ts";
 import { CLIENT_LEFT } from "../telemetry/events.ts";
+import { type ClientBytes, clientOf, noRoom } from "./byte-budget.ts";
 import type { Visitor } from "./crossing.ts";
 import { newId } from "./ids.ts";
 import { KnownRequest } from "./known.ts";
@@ -42,6 +43,7 @@ export interface CallLimits {
   readonly maxMessageBytes: number;
   /** An answer that the client does not take within this time ends the call. */
   readonly writeTimeoutMs: number;
+  readonly bytes: ClientBytes;
 }
 
 export class GrpcCall extends KnownRequest implements Visitor {
@@ -58,6 +60,10 @@ export class GrpcCall extends KnownRequest implements Visitor {
   /** The client was gone before it was answered, or its time was up. */
   #left = false;
   #answered = false;
+  #holder: string | undefined;
+  /** Bytes of the message, and of the answer, that are counted in the budgets. */
+  #messageHeld = 0;
+  #answerHeld = 0;
 
   constructor(request: IncomingMessage, response: Http2ServerResponse, limits: CallLimits, clock: Clock) {
     super();
@@ -123,17 +129,47 @@ export class GrpcCall extends KnownRequest implements Visitor {
     return new Promise((resolve, reject) => {
       const end = (): void => {
         request.removeAllListeners("data");
+        this.#releaseMessage();
         const read = body.end();
         if (read.flaw === undefined) resolve(read.message);
         else reject(flawOf(read.flaw, maxMessageBytes));
       };
       request.on("data", (chunk: Buffer) => {
-        if (!body.take(chunk)) end();
+        if (!body.take(chunk)) return end();
+        // One that comes in one piece costs nothing.
+        if (body.whole || this.#holdMessage(chunk.length)) return;
+        request.removeAllListeners("data");
+        this.#releaseMessage();
+        reject(noRoom());
       });
       request.once("end", () => {
         if (!request.aborted) end();
       });
     });
+  }
+
+  /** Whose bytes these are, for the budgets. Fixed with its first use: what is added to one must be taken from it. */
+  get #client(): string {
+    return (this.#holder ??= clientOf(this.tenant, this.#request));
+  }
+
+  /** See Exchange. */
+  get room(): Promise<void> | undefined {
+    const { answers } = this.#limits.bytes;
+    return answers.total === 0 ? undefined : answers.room(this.#client);
+  }
+
+  #holdMessage(bytes: number): boolean {
+    const { bodies } = this.#limits.bytes;
+    if (!bodies.fits(this.#client, bytes)) return false;
+    bodies.add(this.#client, bytes);
+    this.#messageHeld += bytes;
+    return true;
+  }
+
+  #releaseMessage(): void {
+    if (this.#messageHeld > 0) this.#limits.bytes.bodies.remove(this.#client, this.#messageHeld);
+    this.#messageHeld = 0;
   }
 
   answer(parts: readonly Buffer[], headers: readonly string[] = []): void {
@@ -143,7 +179,10 @@ export class GrpcCall extends KnownRequest implements Visitor {
     // Node's own object for the response sends the trailers, and would send none before anybody else could.
     this.#response.addTrailers({ "grpc-status": "0" });
     this.#response.writeHead(200, { "content-type": GRPC_TYPE, ...fields(headers) });
-    this.#response.end(framed(parts));
+    const message = framed(parts);
+    this.#response.end(message);
+    this.#answerHeld = message.length;
+    this.#limits.bytes.answers.add(this.#client, message.length);
     stream.setTimeout(this.#limits.writeTimeoutMs, () => stream.close(constants.NGHTTP2_CANCEL));
   }
 
@@ -172,6 +211,14 @@ export class GrpcCall extends KnownRequest implements Visitor {
   /** The listener's word that the stream is at its end. */
   closed(): void {
     this.#alarm?.cancel();
+    this.#releaseMessage();
+    if (this.#answerHeld > 0) this.#limits.bytes.answers.remove(this.#client, this.#answerHeld);
+    this.#answerHeld = 0;
+    // An answer that the connection did not take was not given; one that came too late for the client stays a 504.
+    if (!this.#left && !this.#stream.writableFinished) {
+      this.status = CLIENT_LEFT;
+      this.code = "";
+    }
     if (!this.answered) this.#leave();
   }
 

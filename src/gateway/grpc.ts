@@ -25,6 +25,7 @@ import {
 } from "../protocol/oip-proto.ts";
 import { ProtoFlaw, type ProtoWriter } from "../protocol/protobuf.ts";
 import type { Events } from "../telemetry/events.ts";
+import type { ClientBytes } from "./byte-budget.ts";
 import type { Crossing } from "./crossing.ts";
 import { type CallLimits, GrpcCall } from "./grpc-call.ts";
 import { Http2Door, streamFlaw } from "./http2.ts";
@@ -52,6 +53,8 @@ export interface GrpcDoorParts {
   /** This process takes requests. */
   readonly ready: () => boolean;
   readonly version: string;
+  /** Shared with the other listeners. */
+  readonly bytes: ClientBytes;
   readonly clock: Clock;
   readonly events: Events;
   readonly tls?: EdgeTls | undefined;
@@ -80,6 +83,7 @@ export class GrpcDoor {
     this.#callLimits = {
       maxMessageBytes: limits.maxMessageBytes,
       writeTimeoutMs: limits.requestTimeoutMs,
+      bytes: parts.bytes,
     };
     this.#parts = parts;
     this.#methods = this.#service();
@@ -91,6 +95,7 @@ export class GrpcDoor {
       { ...limits, maxHeaderBytes: MAX_HEADER_BYTES },
       { request: take, mayContinue: odd, expectsTooMuch: odd, wantsTunnel: take },
       parts.clock,
+      parts.events,
     );
     this.#server = parts.tls === undefined ? createPlainServer() : this.#secure(parts.tls);
     Object.assign(this.#server, { maxConnections: limits.maxConnections, dropMaxConnection: true });

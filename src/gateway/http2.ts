@@ -20,6 +20,7 @@ import type { IncomingMessage, ServerResponse } from "node:http";
 import type { Duplex } from "node:stream";
 import type { Alarm, Clock } from "../clock.ts";
 import { Refusal } from "../core/errors.ts";
+import type { Events } from "../telemetry/events.ts";
 import type { Exchange } from "./exchange.ts";
 import { repeatedHeader } from "./headers.ts";
 
@@ -48,6 +49,17 @@ const SESSION_WINDOW_BYTES = 1024 * 1024;
 /** Resets a second that a client may send for long; it may send two for each stream at once. */
 const RESETS_PER_SECOND = 33;
 const MAX_BAD_FRAMES = 100;
+/**
+ * Of a connection's memory, in MB, which Node counts with all answers that the client has not taken: beyond it requests
+ * are reset, and after `maxSessionRejectedStreams` of them the connection with all its answers. A client of 512 calls
+ * at once with answers of 60 KB is far beyond the default of 10. Answers are bounded by tenant (`byte-budget.ts`),
+ * requests by `maxStreams`, headers and windows.
+ */
+const NO_SESSION_BOUND = 2 ** 32 - 1;
+/** A connection that ends in an error is worth a line in the log, but a flood of them is not worth a flood. */
+const TELL_EVERY_MS = 60_000;
+/** A client that is gone, or is no HTTP/2: nothing that an operator could do something about. */
+const ORDINARY_ENDS: ReadonlySet<string | undefined> = new Set(["ECONNRESET", "EPIPE", "ETIMEDOUT"]);
 /** How long a connection that was told to end may take. */
 const GOODBYE_MS = 1000;
 
@@ -60,12 +72,15 @@ export class Http2Door {
   readonly #server: Http2Server;
   readonly #limits: Http2Limits;
   readonly #clock: Clock;
+  readonly #events: Events;
   readonly #visits = new Map<ServerHttp2Session, Visit>();
+  #toldAt = -Infinity;
   #draining = false;
 
-  constructor(limits: Http2Limits, takers: Http2Takers, clock: Clock) {
+  constructor(limits: Http2Limits, takers: Http2Takers, clock: Clock, events: Events) {
     this.#limits = limits;
     this.#clock = clock;
+    this.#events = events;
     this.#server = createServer({
       settings: {
         enablePush: false,
@@ -76,10 +91,12 @@ export class Http2Door {
       maxHeaderListPairs: limits.maxHeaders + PSEUDO_HEADERS + HEADERS_TO_ANSWER,
       maxSessionInvalidFrames: MAX_BAD_FRAMES,
       maxSessionRejectedStreams: MAX_BAD_FRAMES,
+      maxSessionMemory: NO_SESSION_BOUND,
       streamResetBurst: 2 * limits.maxStreams,
       streamResetRate: RESETS_PER_SECOND,
     });
     this.#server.on("session", (session) => this.#entered(session));
+    this.#server.on("sessionError", (error, session) => this.#ended(error, session));
     for (const [event, take] of [
       ["request", takers.request],
       ["checkContinue", takers.mayContinue],
@@ -128,6 +145,16 @@ export class Http2Door {
     });
     this.#endLater(session, visit, this.#limits.headersTimeoutMs);
     if (this.#draining) session.close();
+  }
+
+  /** Says that requests lost their answers because Node ended their connection. */
+  #ended(error: Error & { code?: string }, session: ServerHttp2Session): void {
+    const open = this.#visits.get(session)?.open ?? 0;
+    const now = this.#clock.now();
+    if (open === 0 || ORDINARY_ENDS.has(error.code) || now < this.#toldAt + TELL_EVERY_MS) return;
+    this.#toldAt = now;
+    const message = `an HTTP/2 connection ended with ${open} requests unanswered: ${error.message}`;
+    this.#events.emit("notice", { level: "warn", message });
   }
 
   #endLater(session: ServerHttp2Session, visit: Visit, ms: number): void {

@@ -13,6 +13,7 @@ import type { Clock } from "../clock.ts";
 import { Refusal } from "../core/errors.ts";
 import type { Sampler } from "../core/trace.ts";
 import type { Events } from "../telemetry/events.ts";
+import { ClientBytes } from "./byte-budget.ts";
 import { Exchange, type ExchangeLimits, type Failed } from "./exchange.ts";
 import { repeatedHeader } from "./headers.ts";
 import { Http2Door, streamFlaw } from "./http2.ts";
@@ -46,6 +47,8 @@ export interface ListenerOptions {
   readonly uncounted?: boolean;
   /** For paths that no route here has. */
   readonly elsewhere?: ((path: string) => Elsewhere | undefined) | undefined;
+  /** Shared with other listeners of this process; left out: its own. */
+  readonly bytes?: ClientBytes | undefined;
 }
 
 /** A route that was found by other means; `path` is how it is called, whatever stands in it. */
@@ -79,6 +82,8 @@ type Visited = Duplex & { [PIPELINE]?: Pipeline };
  */
 const MAX_PIPELINED = 64;
 const MAX_HEADER_BYTES = 16_384;
+/** Of a listener that shares its budgets with no other. */
+const OWN_BYTES = 64 * 2 ** 20;
 const CHECK_EVERY_MS = 1000;
 /** Connections that the kernel takes before we do. */
 const BACKLOG = 4096;
@@ -89,6 +94,7 @@ export class Listener {
   #paths: ReadonlyMap<string, Methods> = new Map();
   #patterns: readonly Pattern[] = [];
   readonly #limits: ListenerLimits;
+  readonly #bytes: ClientBytes;
   #exchangeLimits: ExchangeLimits;
   readonly #fail: Failed = (exchange, error) => this.#failed(exchange, error);
   readonly #clock: Clock;
@@ -108,10 +114,12 @@ export class Listener {
     limits: ListenerLimits,
     clock: Clock,
     events: Events,
-    { tls, sampler, uncounted = false, elsewhere }: ListenerOptions = {},
+    { tls, sampler, uncounted = false, elsewhere, bytes }: ListenerOptions = {},
   ) {
+    const { maxBodyBytes, requestTimeoutMs: writeTimeoutMs } = limits;
     this.#limits = limits;
-    this.#exchangeLimits = { maxBodyBytes: limits.maxBodyBytes, writeTimeoutMs: limits.requestTimeoutMs };
+    this.#bytes = bytes ?? new ClientBytes(OWN_BYTES, maxBodyBytes);
+    this.#exchangeLimits = { maxBodyBytes, writeTimeoutMs, bytes: this.#bytes };
     this.#clock = clock;
     this.#events = events;
     this.#sampler = sampler;
@@ -155,7 +163,8 @@ export class Listener {
         return { path, before, after, methods };
       });
     this.#elsewhere = elsewhere;
-    this.#exchangeLimits = { maxBodyBytes, writeTimeoutMs: this.#limits.requestTimeoutMs };
+    const { requestTimeoutMs: writeTimeoutMs } = this.#limits;
+    this.#exchangeLimits = { maxBodyBytes, writeTimeoutMs, bytes: this.#bytes };
   }
 
   /** Requests that are not answered yet. */
@@ -235,7 +244,7 @@ export class Listener {
       expectsTooMuch: this.#expectsTooMuch.bind(this),
       wantsTunnel: this.#wantsTunnel.bind(this),
     };
-    return new Http2Door(limits, takers, this.#clock);
+    return new Http2Door(limits, takers, this.#clock, this.#events);
   }
 
   #connected(socket: Socket): void {

@@ -49,7 +49,7 @@ export class Edge implements AsyncDisposable {
 
   static async open(
     limits: Partial<ListenerLimits> = {},
-    tls: { minVersion?: "TLSv1.3"; http2?: boolean } = {},
+    tls: { minVersion?: "TLSv1.3"; http2?: boolean; maxStreams?: number } = {},
   ): Promise<Edge> {
     const edge = new Edge();
     const certificates = edge.#certificates;
@@ -133,6 +133,7 @@ export class Edge implements AsyncDisposable {
       "/host": { GET: (exchange) => exchange.send(200, JSON.stringify(exchange.header("host"))) },
       "/nothing": { DELETE: (exchange) => exchange.sendNothing(204) },
       "/large": { GET: (exchange) => exchange.send(200, JSON.stringify("a".repeat(4_000_000))) },
+      "/sized/{id}": { GET: (exchange, id) => exchange.send(200, JSON.stringify("a".repeat(Number(id)))) },
       "/bug": { GET: () => Promise.reject(new Error("oops")) },
       "/slow": {
         GET: async (exchange) => {

@@ -1,0 +1,98 @@
+/**
+ * Bytes that this process holds for its clients: bounded, and shared among the clients.
+ *
+ * A client may hold at most as many bytes as are left free: `held + bytes <= max - total - bytes`. One client alone gets
+ * half of `max`, two get a third each, n get 1/(n + 1), and a newcomer always finds room. Nothing is scanned to
+ * decide that: one number per client and one for all.
+ *
+ * Two of them, for all listeners together. Request bodies: counted as they arrive, until the last byte is there.
+ * Answers: counted from when they are written until the client's connection has taken them.
+ */
+import type { IncomingMessage } from "node:http";
+import { ANONYMOUS } from "../admission/credentials.ts";
+import { Refusal } from "../core/errors.ts";
+
+export class ByteBudget {
+  /** May change while bytes are held. */
+  max: number;
+  #total = 0;
+  readonly #held = new Map<string, number>();
+  /** By client: those that wait for room. */
+  readonly #waiting = new Map<string, (() => void)[]>();
+
+  constructor(max: number) {
+    this.max = max;
+  }
+
+  get total(): number {
+    return this.#total;
+  }
+
+  /** Whether the client may hold so many more. */
+  fits(client: string, bytes: number): boolean {
+    return (this.#held.get(client) ?? 0) + bytes <= this.max - this.#total - bytes;
+  }
+
+  add(client: string, bytes: number): void {
+    this.#total += bytes;
+    this.#held.set(client, (this.#held.get(client) ?? 0) + bytes);
+  }
+
+  remove(client: string, bytes: number): void {
+    this.#total -= bytes;
+    const left = this.#held.get(client)! - bytes;
+    if (left > 0) this.#held.set(client, left);
+    else this.#held.delete(client);
+    if (this.#waiting.size > 0) this.#wake();
+  }
+
+  /** Undefined: the client holds no more than is left free. Else resolves when that is so. */
+  room(client: string): Promise<void> | undefined {
+    if (this.#total === 0 || this.fits(client, 0)) return undefined;
+    return new Promise((resolve) => {
+      const waiting = this.#waiting.get(client);
+      if (waiting === undefined) this.#waiting.set(client, [resolve]);
+      else waiting.push(resolve);
+    });
+  }
+
+  #wake(): void {
+    for (const [client, waiting] of this.#waiting) {
+      if (!this.fits(client, 0)) continue;
+      this.#waiting.delete(client);
+      for (const resume of waiting) resume();
+    }
+  }
+}
+
+/** The largest bodies that one client alone can always send at once, however small `maxQueuedBytes` is. */
+const LEAST_BODIES = 2;
+
+/** The budgets of one process. */
+export class ClientBytes {
+  readonly bodies: ByteBudget;
+  readonly answers: ByteBudget;
+
+  constructor(maxQueuedBytes: number, maxBodyBytes: number) {
+    this.bodies = new ByteBudget(0);
+    this.answers = new ByteBudget(0);
+    this.retune(maxQueuedBytes, maxBodyBytes);
+  }
+
+  /** What is read becomes what is queued, so it has the same bound; a single client gets half of it. */
+  retune(maxQueuedBytes: number, maxBodyBytes: number): void {
+    this.bodies.max = Math.max(maxQueuedBytes, 2 * LEAST_BODIES * maxBodyBytes);
+    this.answers.max = this.bodies.max;
+  }
+}
+
+/** Without authentication everybody is one tenant: there each address is a client. */
+export function clientOf(tenant: string, { socket }: IncomingMessage): string {
+  return tenant === "" || tenant === ANONYMOUS ? `address ${socket.remoteAddress ?? ""}` : tenant;
+}
+
+export function noRoom(): Refusal {
+  const message =
+    "no room for this body: too many bytes of unfinished requests are being read; try again in 1 s";
+  return new Refusal("SERVICE_OVERLOADED", message, { retryAfterMs: 1000 });
+}
