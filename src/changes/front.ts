@@ -12,6 +12,7 @@ import { Gate, type Prospects } from "../admission/gate.ts";
 import type { Vault } from "../backend/vault.ts";
 import type { Clock } from "../clock.ts";
 import type { Config, ModelConfig, Role } from "../config/config.ts";
+import { isLoopback } from "../config/check.ts";
 import { screenFor } from "../core/screen.ts";
 import { type OpenCredentials, openCredentials } from "../wiring/credentials.ts";
 import type { Prepared } from "./crews.ts";
@@ -26,6 +27,7 @@ import { healthRoutes } from "../gateway/health.ts";
 import { Intake, type ModelDoor } from "../gateway/intake.ts";
 import { NativeProtocol } from "../gateway/native.ts";
 import { openapiRoutes } from "../gateway/openapi.ts";
+import { PageGuard } from "../gateway/page-guard.ts";
 import { Listener, type Routes } from "../gateway/server.ts";
 import type { EdgeTls } from "../gateway/tls.ts";
 import { Router } from "../result/router.ts";
@@ -61,6 +63,7 @@ interface Generation {
   readonly passing: OpenDropIns;
   readonly routes: Routes;
   readonly tensors: readonly GrpcModel[];
+  readonly grpcPages: PageGuard | undefined;
 }
 
 /** Of a model that nobody serves any more: those who came while it was served have been let in. */
@@ -109,6 +112,7 @@ export class Front {
     const { routes, passing } = first;
     this.#listener = new Listener(routes, limits, clock, events, {
       elsewhere: (path) => passing.dropIns.find(path),
+      pages: guardOf(config, listen),
       tls,
       sampler: tracing && samplerFor(tracing, random),
       bytes: this.#bytes,
@@ -167,7 +171,9 @@ export class Front {
     for (const door of last.doors) door.gate.open = next.doors.some(({ name }) => name === door.name);
     this.#tellDoors(next);
     const { routes, passing, config } = next;
-    this.#listener!.serve(routes, (path) => passing.dropIns.find(path), config.limits.maxBodyBytes);
+    const elsewhere = (path: string) => passing.dropIns.find(path);
+    const pages = guardOf(config, config.listen);
+    this.#listener!.serve(routes, { elsewhere, pages }, config.limits.maxBodyBytes);
     last.passing.leave();
     // Somebody may be on the way in by them.
     const { clock } = this.#parts;
@@ -213,7 +219,8 @@ export class Front {
       alone: maxBatchSize === 1,
       ready: () => this.#healthy(name),
     }));
-    return { config, doors, credentials: opening, crossing, passing, routes, tensors };
+    const grpcPages = guardOf(config, config.grpc.listen);
+    return { config, doors, credentials: opening, crossing, passing, routes, tensors, grpcPages };
   }
 
   #openDropIns(config: Config, crossing: Crossing): Promise<OpenDropIns> {
@@ -247,6 +254,9 @@ export class Front {
         },
         get models() {
           return now().tensors;
+        },
+        get pages() {
+          return now().grpcPages;
         },
         ready: () => !draining(),
         version: version(),
@@ -286,6 +296,14 @@ export class Front {
       othersPerMs: (tier) => prospects(model)?.othersPerMs(tier) ?? 0,
     };
   }
+}
+
+/** Where nobody has to say who they are and only this machine can connect: else a page could (`page-guard.ts`). */
+function guardOf({ auth }: Config, listen: Config["grpc"]["listen"]): PageGuard | undefined {
+  if (auth.mode === "required" || listen === undefined || !isLoopback(listen.host)) return undefined;
+  const advice =
+    "use its address or localhost, list the name in auth.allowedHosts, or set auth.mode: required";
+  return new PageGuard(auth.allowedHosts, advice);
 }
 
 function largestBody({ limits, grpc }: Config): number {

@@ -29,6 +29,7 @@ import type { ClientBytes } from "./byte-budget.ts";
 import type { Crossing } from "./crossing.ts";
 import { type CallLimits, GrpcCall } from "./grpc-call.ts";
 import { Http2Door, streamFlaw } from "./http2.ts";
+import type { PageGuard } from "./page-guard.ts";
 import type { ListenerLimits } from "./server.ts";
 import type { EdgeTls } from "./tls.ts";
 
@@ -53,6 +54,8 @@ export interface GrpcDoorParts {
   /** This process takes requests. */
   readonly ready: () => boolean;
   readonly version: string;
+  /** Left out: a call may come by any name. */
+  readonly pages?: PageGuard | undefined;
   /** Shared with the other listeners. */
   readonly bytes: ClientBytes;
   readonly clock: Clock;
@@ -181,9 +184,9 @@ export class GrpcDoor {
     // A client that leaves while it sends is no error of ours; without a listener it would be.
     request.on("error", ignore);
     stream.on("error", ignore);
-    this.#run(call, refusal ?? streamFlaw(request, this.#limits.maxHeaders)).catch((error: unknown) =>
-      this.#failed(call, error),
-    );
+    const flaw =
+      refusal ?? streamFlaw(request, this.#limits.maxHeaders) ?? this.#parts.pages?.flaw(request.headers);
+    this.#run(call, flaw).catch((error: unknown) => this.#failed(call, error));
     return call;
   }
 

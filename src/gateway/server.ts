@@ -18,6 +18,7 @@ import { Exchange, type ExchangeLimits, type Failed } from "./exchange.ts";
 import { repeatedHeader } from "./headers.ts";
 import { Http2Door, streamFlaw } from "./http2.ts";
 import { newId } from "./ids.ts";
+import type { PageGuard } from "./page-guard.ts";
 import { refuseSocket } from "./refuse-socket.ts";
 import { type EdgeTls, isTlsTrouble, TlsFront } from "./tls.ts";
 import { takeWaiting } from "./waiting.ts";
@@ -49,6 +50,8 @@ export interface ListenerOptions {
   readonly elsewhere?: ((path: string) => Elsewhere | undefined) | undefined;
   /** Shared with other listeners of this process; left out: its own. */
   readonly bytes?: ClientBytes | undefined;
+  /** Left out: web pages are served as anybody else. */
+  readonly pages?: PageGuard | undefined;
 }
 
 /** A route that was found by other means; `path` is how it is called, whatever stands in it. */
@@ -102,6 +105,7 @@ export class Listener {
   readonly #sampler: Sampler | undefined;
   readonly #counted: boolean;
   #elsewhere: ListenerOptions["elsewhere"];
+  #pages: PageGuard | undefined;
   /** Connections that end with a refusal: what a client sent behind the refused request is not looked at. */
   readonly #ended = new WeakSet<Duplex>();
   #connections = 0;
@@ -114,7 +118,7 @@ export class Listener {
     limits: ListenerLimits,
     clock: Clock,
     events: Events,
-    { tls, sampler, uncounted = false, elsewhere, bytes }: ListenerOptions = {},
+    { tls, sampler, uncounted = false, elsewhere, bytes, pages }: ListenerOptions = {},
   ) {
     const { maxBodyBytes, requestTimeoutMs: writeTimeoutMs } = limits;
     this.#limits = limits;
@@ -124,7 +128,7 @@ export class Listener {
     this.#events = events;
     this.#sampler = sampler;
     this.#counted = !uncounted;
-    this.serve(routes, elsewhere);
+    this.serve(routes, { elsewhere, pages });
     const options = {
       maxHeaderSize: MAX_HEADER_BYTES,
       headersTimeout: limits.headersTimeoutMs,
@@ -152,7 +156,7 @@ export class Listener {
   /** What is at which path from now on, and how large a body may be; who is inside goes on as it began. */
   serve(
     routes: Routes,
-    elsewhere?: ListenerOptions["elsewhere"],
+    { elsewhere, pages }: Pick<ListenerOptions, "elsewhere" | "pages"> = {},
     maxBodyBytes = this.#limits.maxBodyBytes,
   ): void {
     this.#paths = new Map(Object.entries(routes));
@@ -163,6 +167,7 @@ export class Listener {
         return { path, before, after, methods };
       });
     this.#elsewhere = elsewhere;
+    this.#pages = pages;
     const { requestTimeoutMs: writeTimeoutMs } = this.#limits;
     this.#exchangeLimits = { maxBodyBytes, writeTimeoutMs, bytes: this.#bytes };
   }
@@ -329,6 +334,8 @@ export class Listener {
       if (request.httpVersionMajor === 1) this.#ended.add(request.socket);
       throw flaw;
     }
+    const foreign = this.#pages?.flaw(request.headers);
+    if (foreign !== undefined) throw foreign;
     const { path, methods, id } = this.#route(exchange.path);
     exchange.route = path;
     const method = request.method === "HEAD" ? "GET" : request.method!;

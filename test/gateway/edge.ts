@@ -6,6 +6,7 @@ import { connect as connectTls, type ConnectionOptions, type TLSSocket } from "n
 import { Agent, request } from "undici";
 import { Certificates } from "../../src/certificates.ts";
 import { SystemClock } from "../../src/clock.ts";
+import type { PageGuard } from "../../src/gateway/page-guard.ts";
 import { Listener, type ListenerLimits, type Routes } from "../../src/gateway/server.ts";
 import { Events } from "../../src/telemetry/events.ts";
 import { Authority, type Pair } from "../certificates.ts";
@@ -50,13 +51,14 @@ export class Edge implements AsyncDisposable {
   static async open(
     limits: Partial<ListenerLimits> = {},
     tls: { minVersion?: "TLSv1.3"; http2?: boolean; maxStreams?: number } = {},
+    pages?: PageGuard,
   ): Promise<Edge> {
     const edge = new Edge();
     const certificates = edge.#certificates;
     await certificates.start();
     const options = { certificates, minVersion: "TLSv1.2", http2: true, maxStreams: 10, ...tls } as const;
     const all = { ...LIMITS, ...limits };
-    edge.#listener = new Listener(edge.#routes(), all, edge.#clock, edge.events, { tls: options });
+    edge.#listener = new Listener(edge.#routes(), all, edge.#clock, edge.events, { tls: options, pages });
     edge.url = await edge.#listener.listen("127.0.0.1", 0);
     return edge;
   }

@@ -144,6 +144,21 @@ describe("the gRPC listener", () => {
       assert.equal(live.status, "0");
     }));
 
+  test("on loopback without authentication no call comes by a stranger's name or from a page", () =>
+    withSession(async (session, stage) => {
+      for (const headers of [
+        { ":authority": "evil.example" },
+        { origin: "https://evil.example" },
+        { "sec-fetch-site": "cross-site" },
+      ]) {
+        const told = await ask(session, headers, good);
+        assert.equal(told.status, "7", told.words);
+        assert.match(told.words, /auth\.allowedHosts/);
+      }
+      assert.equal(stage.server.requests.length, 0);
+      assert.equal((await ask(session, { ":authority": "[::1]:8082" }, good)).status, "0");
+    }));
+
   test("too many headers, and one that must stand once", () =>
     withSession(
       async (session) => {

@@ -4,6 +4,7 @@ import { once } from "node:events";
 import { constants } from "node:http2";
 import { describe, test } from "node:test";
 import { setImmediate as turn } from "node:timers/promises";
+import { PageGuard } from "../../src/gateway/page-guard.ts";
 import { ask, closed, Edge } from "./edge.ts";
 
 const POST = { ":method": "POST", ":path": "/echo", "content-type": "application/json" };
@@ -87,6 +88,17 @@ describe("bounds:", () => {
     assert.equal(answer.status, 400, answer.text);
     const same = await edge.http2({ path: "/host", headers: { ":authority": "a", host: "a" } });
     assert.deepEqual([same.status, same.text], [200, '"a"']);
+  });
+
+  test("web pages are told by :authority, Origin and Sec-Fetch-Site, as over HTTP/1.1", async () => {
+    await using edge = await Edge.open({}, {}, new PageGuard([], "advice"));
+    const status = async (headers: Record<string, string>) => (await edge.http2({ headers })).status;
+    assert.equal(await status({}), 200);
+    assert.equal(await status({ ":authority": "localhost:1" }), 200);
+    assert.equal(await status({ ":authority": "evil.example" }), 403);
+    assert.equal(await status({ host: "evil.example", ":authority": "evil.example" }), 403);
+    assert.equal(await status({ origin: "https://evil.example" }), 403);
+    assert.equal(await status({ "sec-fetch-site": "cross-site" }), 403);
   });
 
   test("a header that means something only once is refused twice, as over HTTP/1.1", async () => {
