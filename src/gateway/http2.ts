@@ -48,7 +48,11 @@ const STREAM_WINDOW_BYTES = 256 * 1024;
 const SESSION_WINDOW_BYTES = 1024 * 1024;
 /** Resets a second that a client may send for long; it may send two for each stream at once. */
 const RESETS_PER_SECOND = 33;
-const MAX_BAD_FRAMES = 100;
+/**
+ * Requests that a client opens beyond `maxStreams` before it has read how many it may count as bad, too: with Node's
+ * usual bounds a burst of some hundred would end the connection with the answers to all others.
+ */
+const MAX_BAD_FRAMES = 10_000;
 /**
  * Of a connection's memory, in MB, which Node counts with all answers that the client has not taken: beyond it requests
  * are reset, and after `maxSessionRejectedStreams` of them the connection with all its answers. A client of 512 calls
@@ -58,13 +62,15 @@ const MAX_BAD_FRAMES = 100;
 const NO_SESSION_BOUND = 2 ** 32 - 1;
 /** A connection that ends in an error is worth a line in the log, but a flood of them is not worth a flood. */
 const TELL_EVERY_MS = 60_000;
-/** A client that is gone, or is no HTTP/2: nothing that an operator could do something about. */
+/** A client that is gone. */
 const ORDINARY_ENDS: ReadonlySet<string | undefined> = new Set(["ECONNRESET", "EPIPE", "ETIMEDOUT"]);
 /** How long a connection that was told to end may take. */
 const GOODBYE_MS = 1000;
 
 interface Visit {
   open: number;
+  /** It was used for requests. */
+  asked: boolean;
   alarm: Alarm | undefined;
 }
 
@@ -129,7 +135,7 @@ export class Http2Door {
   }
 
   #entered(session: ServerHttp2Session): void {
-    const visit: Visit = { open: 0, alarm: undefined };
+    const visit: Visit = { open: 0, asked: false, alarm: undefined };
     this.#visits.set(session, visit);
     session.once("close", () => {
       visit.alarm?.cancel();
@@ -138,6 +144,7 @@ export class Http2Door {
     session.setLocalWindowSize(SESSION_WINDOW_BYTES);
     session.on("stream", (stream: ServerHttp2Stream) => {
       visit.open++;
+      visit.asked = true;
       visit.alarm?.cancel();
       stream.once("close", () => {
         if (--visit.open === 0) this.#endLater(session, visit, this.#limits.keepAliveTimeoutMs);
@@ -147,13 +154,13 @@ export class Http2Door {
     if (this.#draining) session.close();
   }
 
-  /** Says that requests lost their answers because Node ended their connection. */
+  /** Says that Node ended a connection, and with it the answers that were on their way. */
   #ended(error: Error & { code?: string }, session: ServerHttp2Session): void {
-    const open = this.#visits.get(session)?.open ?? 0;
     const now = this.#clock.now();
-    if (open === 0 || ORDINARY_ENDS.has(error.code) || now < this.#toldAt + TELL_EVERY_MS) return;
+    if (this.#visits.get(session)?.asked !== true || now < this.#toldAt + TELL_EVERY_MS) return;
+    if (ORDINARY_ENDS.has(error.code)) return;
     this.#toldAt = now;
-    const message = `an HTTP/2 connection ended with ${open} requests unanswered: ${error.message}`;
+    const message = `a client's HTTP/2 connection was ended, unanswered requests included: ${error.message}`;
     this.#events.emit("notice", { level: "warn", message });
   }
 

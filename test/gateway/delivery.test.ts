@@ -62,6 +62,25 @@ describe(`${REQUESTS} answers of 60 KB on one connection, ${AT_ONCE} at once:`, 
   });
 });
 
+test("requests beyond maxStreams, opened before the client could know, cost nobody an answer", async () => {
+  await using edge = await Edge.open({}, { maxStreams: 100 });
+  const client = connectHttp2(edge.url, { ca: edge.authority.own.cert, peerMaxConcurrentStreams: 10_000 });
+  const one = (): Promise<number> =>
+    new Promise((resolve) => {
+      const stream = client.request({ ":path": "/sized/10" });
+      stream.on("error", () => {}).resume();
+      stream.on("close", () => resolve(stream.rstCode));
+    });
+  const codes = await Promise.all(Array.from({ length: 600 }, one));
+  // The client may send those again: the server has not looked at them.
+  const refused = codes.filter((code) => code === constants.NGHTTP2_REFUSED_STREAM).length;
+  const answered = codes.filter((code) => code === constants.NGHTTP2_NO_ERROR).length;
+  assert.ok(answered >= 100, `${answered} were answered`);
+  assert.equal(refused + answered, 600);
+  assert.equal((await ask(client, {})).status, 200);
+  client.destroy();
+});
+
 describe("an answer that was written and not taken is no 200:", () => {
   const stalled = { settings: { initialWindowSize: 1000 } };
 

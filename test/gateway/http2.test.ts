@@ -124,9 +124,10 @@ describe("bounds:", () => {
     await ended;
   });
 
-  test("requests that are reset as soon as they are sent end the connection", async () => {
+  test("requests that are reset as soon as they are sent end the connection, and the log says so", async () => {
     await using edge = await Edge.open();
     const session = await edge.session();
+    const told = edge.events.next("notice");
     const ended = closed(session);
     for (let sent = 0; sent < 500 && !session.destroyed && !session.closed; sent++) {
       const stream = session.request({ ":path": "/slow" });
@@ -136,6 +137,7 @@ describe("bounds:", () => {
       await turn();
     }
     await ended;
+    assert.match((await told).message, /^a client's HTTP\/2 connection was ended/);
     assert.equal((await edge.http2({})).status, 200, "others are served");
   });
 });
