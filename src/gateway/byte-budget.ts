@@ -8,10 +8,6 @@
  * Two of them, for all listeners together. Request bodies: counted as they arrive, until the last byte is there.
  * Answers: counted from when they are written until the client's connection has taken them.
  */
-import type { IncomingMessage } from "node:http";
-import { ANONYMOUS } from "../admission/credentials.ts";
-import { Refusal } from "../core/errors.ts";
-
 export class ByteBudget {
   /** May change while bytes are held. */
   max: number;
@@ -84,15 +80,4 @@ export class ClientBytes {
     this.bodies.max = Math.max(maxQueuedBytes, 2 * LEAST_BODIES * maxBodyBytes);
     this.answers.max = this.bodies.max;
   }
-}
-
-/** Without authentication everybody is one tenant: there each address is a client. */
-export function clientOf(tenant: string, { socket }: IncomingMessage): string {
-  return tenant === "" || tenant === ANONYMOUS ? `address ${socket.remoteAddress ?? ""}` : tenant;
-}
-
-export function noRoom(): Refusal {
-  const message =
-    "no room for this body: too many bytes of unfinished requests are being read; try again in 1 s";
-  return new Refusal("SERVICE_OVERLOADED", message, { retryAfterMs: 1000 });
 }

@@ -11,10 +11,10 @@ import type { IncomingMessage, ServerResponse } from "node:http";
 import type { Writable } from "node:stream";
 import { Refusal } from "../core/errors.ts";
 import { CLIENT_LEFT } from "../telemetry/events.ts";
-import { type ClientBytes, clientOf, noRoom } from "./byte-budget.ts";
+import type { ClientBytes } from "./byte-budget.ts";
+import { CountedRequest } from "./counted-request.ts";
 import { newId } from "./ids.ts";
 import { Inflow } from "./inflow.ts";
-import { KnownRequest } from "./known.ts";
 import { checkType } from "./media-type.ts";
 import { quotaHeaders } from "./reply.ts";
 
@@ -58,8 +58,7 @@ export interface Relay {
   end(): void;
 }
 
-export class Exchange extends KnownRequest {
-  readonly request: IncomingMessage;
+export class Exchange extends CountedRequest {
   readonly path: string;
   readonly query: string;
   readonly startedAt: number;
@@ -71,11 +70,6 @@ export class Exchange extends KnownRequest {
   #left = false;
   /** It was this side that ended the answer in its middle. */
   #broken = false;
-  #holder: string | undefined;
-  /** Bytes of the body that are counted in the budget. */
-  #bodyHeld = 0;
-  /** Bytes of the answer that are counted in the budget. */
-  #answerHeld = 0;
   /** The client waits for a 100 before it sends its body. */
   mayContinue = false;
   /** Set while the server drains: the connection ends with this answer. */
@@ -90,8 +84,7 @@ export class Exchange extends KnownRequest {
     now: number,
     failed: Failed,
   ) {
-    super();
-    this.request = request;
+    super(request, limits.bytes);
     this.#response = response;
     this.#limits = limits;
     this.startedAt = now;
@@ -147,9 +140,7 @@ export class Exchange extends KnownRequest {
   closed(): void {
     // Answers leave in order: whatever came before it is over too.
     this.#before = undefined;
-    this.#releaseBody();
-    if (this.#answerHeld > 0) this.#limits.bytes.answers.remove(this.#client, this.#answerHeld);
-    this.#answerHeld = 0;
+    this.releaseAll();
     // An answer that the connection did not take was not given.
     if (!this.#taken && !this.#broken) {
       this.status = CLIENT_LEFT;
@@ -164,17 +155,6 @@ export class Exchange extends KnownRequest {
   get #taken(): boolean {
     const response = this.#response as ServerResponse & { stream?: Writable };
     return (response.stream ?? response).writableFinished;
-  }
-
-  /** Whose bytes these are, for the budgets. Fixed with its first use: what is added to one must be taken from it. */
-  get #client(): string {
-    return (this.#holder ??= clientOf(this.tenant, this.request));
-  }
-
-  /** Undefined: the client takes its answers. Else resolves when it has taken enough of them to get another one. */
-  get room(): Promise<void> | undefined {
-    const { answers } = this.#limits.bytes;
-    return answers.total === 0 ? undefined : answers.room(this.#client);
   }
 
   /** Something was thrown that no promise carries to whoever called for the answer. */
@@ -211,9 +191,9 @@ export class Exchange extends KnownRequest {
   #take<Body>(types: readonly string[], read: (body: Buffer) => Body, use: Use<Body>): void {
     checkType(this, types);
     this.checkLength();
-    const { bodies } = this.#limits.bytes;
     const announced = Number(this.header("content-length") ?? 0);
-    if (announced > LARGE_BODY_BYTES && !bodies.fits(this.#client, announced)) throw noRoom();
+    const refusal = announced > LARGE_BODY_BYTES ? this.noRoomFor(announced) : undefined;
+    if (refusal !== undefined) throw refusal;
     // Only now: whoever asks first is refused before it sends the body.
     if (this.mayContinue) this.#response.writeContinue();
     this.#read(this.#limits.maxBodyBytes, read, use);
@@ -246,23 +226,26 @@ export class Exchange extends KnownRequest {
 
   #read<Body>(maxBodyBytes: number, read: (body: Buffer) => Body, use: Use<Body>): void {
     const { request } = this;
-    const announced = Number(this.header("content-length"));
+    // Over HTTP/1.1 a body that comes in one piece is over with it, and never held. Over HTTP/2 its end is a word of
+    // the client's own.
+    const wholeAt = request.httpVersionMajor === 1 ? Number(this.header("content-length")) : undefined;
     const chunks: Buffer[] = [];
     let bytes = 0;
     let refused = false;
     request.on("data", (chunk: Buffer) => {
       bytes += chunk.length;
-      const refusal =
-        bytes > maxBodyBytes ? this.#tooLarge() : this.#holdBody(chunk.length, bytes === announced);
+      let refusal: Refusal | undefined;
+      if (bytes > maxBodyBytes) refusal = this.#tooLarge();
+      else if (bytes !== wholeAt) refusal = this.holdBody(chunk.length);
       if (refusal === undefined) return void chunks.push(chunk);
       refused = true;
       chunks.length = 0;
       request.removeAllListeners("data");
-      this.#releaseBody();
+      this.releaseBody();
       this.failed(refusal);
     });
     request.on("end", () => {
-      this.#releaseBody();
+      this.releaseBody();
       // `aborted`: of HTTP/2, where a stream that is broken off ends like any other.
       if (request.aborted || refused) return;
       try {
@@ -275,22 +258,6 @@ export class Exchange extends KnownRequest {
         this.failed(error);
       }
     });
-  }
-
-  /** Counts a part of the body; not the last one, so that a body which comes in one piece costs nothing. */
-  #holdBody(bytes: number, last: boolean): Refusal | undefined {
-    if (last) return undefined;
-    const { bodies } = this.#limits.bytes;
-    const client = this.#client;
-    if (!bodies.fits(client, bytes)) return noRoom();
-    bodies.add(client, bytes);
-    this.#bodyHeld += bytes;
-    return undefined;
-  }
-
-  #releaseBody(): void {
-    if (this.#bodyHeld > 0) this.#limits.bytes.bodies.remove(this.#client, this.#bodyHeld);
-    this.#bodyHeld = 0;
   }
 
   #tooLarge(): Refusal {
@@ -420,8 +387,7 @@ export class Exchange extends KnownRequest {
   #sent(bytes: number): void {
     const response = this.#response;
     if (response.writableLength === 0 && this.request.httpVersionMajor === 1) return;
-    this.#answerHeld = bytes;
-    this.#limits.bytes.answers.add(this.#client, bytes);
+    this.holdAnswer(bytes);
     if (this.request.httpVersionMajor > 1) {
       return void response.setTimeout(this.#limits.writeTimeoutMs, () =>
         response.destroy(new Error("the client does not take its answer")),

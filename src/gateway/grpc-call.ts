@@ -33,10 +33,10 @@ import {
   Unframer,
 } from "../protocol/grpc-wire.ts";
 import { CLIENT_LEFT } from "../telemetry/events.ts";
-import { type ClientBytes, clientOf, noRoom } from "./byte-budget.ts";
+import type { ClientBytes } from "./byte-budget.ts";
+import { CountedRequest } from "./counted-request.ts";
 import type { Visitor } from "./crossing.ts";
 import { newId } from "./ids.ts";
-import { KnownRequest } from "./known.ts";
 import { quotaHeaders } from "./reply.ts";
 
 export interface CallLimits {
@@ -46,10 +46,9 @@ export interface CallLimits {
   readonly bytes: ClientBytes;
 }
 
-export class GrpcCall extends KnownRequest implements Visitor {
+export class GrpcCall extends CountedRequest implements Visitor {
   readonly path: string;
   readonly startedAt: number;
-  readonly #request: IncomingMessage;
   readonly #response: Http2ServerResponse;
   readonly #stream: ServerHttp2Stream;
   readonly #limits: CallLimits;
@@ -60,14 +59,9 @@ export class GrpcCall extends KnownRequest implements Visitor {
   /** The client was gone before it was answered, or its time was up. */
   #left = false;
   #answered = false;
-  #holder: string | undefined;
-  /** Bytes of the message, and of the answer, that are counted in the budgets. */
-  #messageHeld = 0;
-  #answerHeld = 0;
 
   constructor(request: IncomingMessage, response: Http2ServerResponse, limits: CallLimits, clock: Clock) {
-    super();
-    this.#request = request;
+    super(request, limits.bytes);
     this.#response = response;
     this.#stream = response.stream;
     this.#limits = limits;
@@ -77,11 +71,11 @@ export class GrpcCall extends KnownRequest implements Visitor {
   }
 
   get method(): string {
-    return this.#request.method!;
+    return this.request.method!;
   }
 
   header(name: string): string | undefined {
-    const value = this.#request.headers[name];
+    const value = this.request.headers[name];
     return typeof value === "string" ? value : value?.[0];
   }
 
@@ -125,51 +119,27 @@ export class GrpcCall extends KnownRequest implements Visitor {
   /** The request's message. Never settles when the client leaves in the middle: then nobody is left to be answered. */
   message(maxMessageBytes = this.#limits.maxMessageBytes): Promise<Buffer> {
     const body = new Unframer(maxMessageBytes);
-    const request = this.#request;
+    const { request } = this;
     return new Promise((resolve, reject) => {
       const end = (): void => {
         request.removeAllListeners("data");
-        this.#releaseMessage();
+        this.releaseBody();
         const read = body.end();
         if (read.flaw === undefined) resolve(read.message);
         else reject(flawOf(read.flaw, maxMessageBytes));
       };
       request.on("data", (chunk: Buffer) => {
         if (!body.take(chunk)) return end();
-        // One that comes in one piece costs nothing.
-        if (body.whole || this.#holdMessage(chunk.length)) return;
+        const refusal = this.holdBody(chunk.length);
+        if (refusal === undefined) return;
         request.removeAllListeners("data");
-        this.#releaseMessage();
-        reject(noRoom());
+        this.releaseBody();
+        reject(refusal);
       });
       request.once("end", () => {
         if (!request.aborted) end();
       });
     });
-  }
-
-  /** Whose bytes these are, for the budgets. Fixed with its first use: what is added to one must be taken from it. */
-  get #client(): string {
-    return (this.#holder ??= clientOf(this.tenant, this.#request));
-  }
-
-  /** See Exchange. */
-  get room(): Promise<void> | undefined {
-    const { answers } = this.#limits.bytes;
-    return answers.total === 0 ? undefined : answers.room(this.#client);
-  }
-
-  #holdMessage(bytes: number): boolean {
-    const { bodies } = this.#limits.bytes;
-    if (!bodies.fits(this.#client, bytes)) return false;
-    bodies.add(this.#client, bytes);
-    this.#messageHeld += bytes;
-    return true;
-  }
-
-  #releaseMessage(): void {
-    if (this.#messageHeld > 0) this.#limits.bytes.bodies.remove(this.#client, this.#messageHeld);
-    this.#messageHeld = 0;
   }
 
   answer(parts: readonly Buffer[], headers: readonly string[] = []): void {
@@ -181,8 +151,7 @@ export class GrpcCall extends KnownRequest implements Visitor {
     this.#response.writeHead(200, { "content-type": GRPC_TYPE, ...fields(headers) });
     const message = framed(parts);
     this.#response.end(message);
-    this.#answerHeld = message.length;
-    this.#limits.bytes.answers.add(this.#client, message.length);
+    this.holdAnswer(message.length);
     stream.setTimeout(this.#limits.writeTimeoutMs, () => stream.close(constants.NGHTTP2_CANCEL));
   }
 
@@ -211,9 +180,7 @@ export class GrpcCall extends KnownRequest implements Visitor {
   /** The listener's word that the stream is at its end. */
   closed(): void {
     this.#alarm?.cancel();
-    this.#releaseMessage();
-    if (this.#answerHeld > 0) this.#limits.bytes.answers.remove(this.#client, this.#answerHeld);
-    this.#answerHeld = 0;
+    this.releaseAll();
     // An answer that the connection did not take was not given; one that came too late for the client stays a 504.
     if (!this.#left && !this.#stream.writableFinished) {
       this.status = CLIENT_LEFT;

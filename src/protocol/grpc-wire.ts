@@ -97,11 +97,6 @@ export class Unframer {
     return this.#flaw === undefined;
   }
 
-  /** The last byte of the message is here. */
-  get whole(): boolean {
-    return this.#wanted !== undefined && this.#bytes === PREFIX_BYTES + this.#wanted;
-  }
-
   /** The body is over. */
   end(): Unframed {
     if (this.#flaw !== undefined) return { flaw: this.#flaw };

@@ -127,7 +127,8 @@ describe("bodies that are being read", () => {
     for (let count = 0; count < 12; count++) {
       const stream = session.request(call);
       stream.on("error", () => {}).on("response", (headers) => refusals.push(headers));
-      stream.write(Buffer.concat([prefix, Buffer.alloc(HALF)]));
+      // The message is whole, but the client does not say that this is all.
+      stream.write(Buffer.concat([prefix, Buffer.alloc(WHOLE)]));
     }
     // Five of them fit.
     while (refusals.length < 7) await turn();

@@ -6,6 +6,7 @@ import { connect as connectTls, type ConnectionOptions, type TLSSocket } from "n
 import { Agent, request } from "undici";
 import { Certificates } from "../../src/certificates.ts";
 import { SystemClock } from "../../src/clock.ts";
+import { ClientBytes } from "../../src/gateway/byte-budget.ts";
 import type { PageGuard } from "../../src/gateway/page-guard.ts";
 import { Listener, type ListenerLimits, type Routes } from "../../src/gateway/server.ts";
 import { Events } from "../../src/telemetry/events.ts";
@@ -37,6 +38,7 @@ export class Edge implements AsyncDisposable {
   readonly authority = new Authority();
   readonly pair: Pair = this.authority.issue();
   readonly events = new Events();
+  readonly bytes = new ClientBytes(2 ** 20, 1000);
   /** Resolves what waits at /slow. */
   readonly released = Promise.withResolvers<void>();
   /** Resolves when somebody waits there. */
@@ -58,7 +60,11 @@ export class Edge implements AsyncDisposable {
     await certificates.start();
     const options = { certificates, minVersion: "TLSv1.2", http2: true, maxStreams: 10, ...tls } as const;
     const all = { ...LIMITS, ...limits };
-    edge.#listener = new Listener(edge.#routes(), all, edge.#clock, edge.events, { tls: options, pages });
+    edge.#listener = new Listener(edge.#routes(), all, edge.#clock, edge.events, {
+      tls: options,
+      pages,
+      bytes: edge.bytes,
+    });
     edge.url = await edge.#listener.listen("127.0.0.1", 0);
     return edge;
   }

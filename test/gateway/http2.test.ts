@@ -37,6 +37,22 @@ describe("bounds:", () => {
     session.destroy();
   });
 
+  test("a body is held until the client says that it is over, whatever length it announced", async () => {
+    await using edge = await Edge.open();
+    const session = await edge.session();
+    const stream = session.request({ ...POST, "content-length": "5" }, { endStream: false });
+    stream.on("error", () => {}).resume();
+    stream.write("[1,2]");
+    while (edge.bytes.bodies.total !== 5) await turn();
+    const response = once(stream, "response");
+    stream.end();
+    assert.equal(((await response) as [{ ":status": number }])[0][":status"], 200);
+    assert.equal(edge.bytes.bodies.total, 0);
+    await closed(stream);
+    while (edge.bytes.answers.total > 0) await turn();
+    session.destroy();
+  });
+
   test("a client that leaves in the middle of its body has left: what came of it is no request", async () => {
     await using edge = await Edge.open();
     const session = await edge.session();
