@@ -14,7 +14,7 @@ export class ByteBudget {
   #total = 0;
   readonly #held = new Map<string, number>();
   /** By client: those that wait for room. */
-  readonly #waiting = new Map<string, (() => void)[]>();
+  readonly #waiting = new Map<string, Set<() => void>>();
 
   constructor(max: number) {
     this.max = max;
@@ -42,14 +42,22 @@ export class ByteBudget {
     if (this.#waiting.size > 0) this.#wake();
   }
 
-  /** Undefined: the client holds no more than is left free. Else resolves when that is so. */
-  room(client: string): Promise<void> | undefined {
-    if (this.#total === 0 || this.fits(client, 0)) return undefined;
-    return new Promise((resolve) => {
-      const waiting = this.#waiting.get(client);
-      if (waiting === undefined) this.#waiting.set(client, [resolve]);
-      else waiting.push(resolve);
-    });
+  /** Whether the client holds no more than is left free. */
+  hasRoom(client: string): boolean {
+    return this.#total === 0 || this.fits(client, 0);
+  }
+
+  /** Calls `resume` once, when the client has room. */
+  wait(client: string, resume: () => void): void {
+    const waiting = this.#waiting.get(client);
+    if (waiting === undefined) this.#waiting.set(client, new Set([resume]));
+    else waiting.add(resume);
+  }
+
+  /** It is no longer waited for. */
+  leave(client: string, resume: () => void): void {
+    const waiting = this.#waiting.get(client);
+    if (waiting?.delete(resume) === true && waiting.size === 0) this.#waiting.delete(client);
   }
 
   #wake(): void {

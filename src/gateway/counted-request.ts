@@ -12,6 +12,9 @@ export abstract class CountedRequest extends KnownRequest {
   #client: string | undefined;
   #bodyHeld = 0;
   #answerHeld = 0;
+  #over = false;
+  /** Of a request that waits for room. */
+  #resume: (() => void) | undefined;
 
   constructor(request: IncomingMessage, bytes: ClientBytes) {
     super();
@@ -19,10 +22,17 @@ export abstract class CountedRequest extends KnownRequest {
     this.#bytes = bytes;
   }
 
-  /** Undefined: the client takes its answers. Else resolves when it has taken enough of them to get another one. */
+  /**
+   * Undefined: the client takes its answers. Else resolves when it has taken enough of them to get another one; never
+   * when it leaves before that.
+   */
   get room(): Promise<void> | undefined {
     const { answers } = this.#bytes;
-    return answers.total === 0 ? undefined : answers.room(this.#holder());
+    if (answers.total === 0 || this.#over || answers.hasRoom(this.#holder())) return undefined;
+    return new Promise((resume) => {
+      this.#resume = resume;
+      answers.wait(this.#holder(), resume);
+    });
   }
 
   /** What a body is refused with while there is no room for so many bytes of it. */
@@ -54,7 +64,9 @@ export abstract class CountedRequest extends KnownRequest {
 
   /** It is over: nothing of it is held any more. */
   protected releaseAll(): void {
+    this.#over = true;
     this.releaseBody();
+    if (this.#resume !== undefined) this.#bytes.answers.leave(this.#holder(), this.#resume);
     if (this.#answerHeld > 0) this.#bytes.answers.remove(this.#holder(), this.#answerHeld);
     this.#answerHeld = 0;
   }

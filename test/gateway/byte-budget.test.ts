@@ -40,21 +40,24 @@ describe("ByteBudget", () => {
     assert.ok(budget.total <= 6000);
   });
 
-  test("whoever holds more than is free waits until that is over; others do not", async () => {
+  test("whoever holds more than is free waits until that is over; others do not", () => {
     const budget = new ByteBudget(1000);
     budget.add("a", 600);
-    assert.equal(budget.room("b"), undefined);
+    assert.deepEqual([budget.hasRoom("a"), budget.hasRoom("b")], [false, true]);
     let woken = 0;
-    const waiting = [1, 2].map(() => budget.room("a")!.then(() => woken++));
+    const gone = (): void => assert.fail("it left");
+    budget.wait("a", () => woken++);
+    budget.wait("a", gone);
+    budget.wait("a", () => woken++);
+    budget.leave("a", gone);
     budget.remove("a", 50);
-    await turn();
     assert.equal(woken, 0);
     budget.remove("a", 100);
-    await Promise.all(waiting);
     assert.equal(woken, 2);
     budget.remove("a", 450);
     assert.equal(budget.total, 0);
-    assert.equal(budget.room("a"), undefined);
+    assert.equal(budget.hasRoom("a"), true);
+    assert.equal(woken, 2, "each once");
   });
 });
 
