@@ -23,6 +23,9 @@ const JSON_ONLY = ["application/json"];
 const NOTHING = Buffer.alloc(0);
 /** A body that is announced to be larger is not begun when there is no room for all of it. */
 const LARGE_BODY_BYTES = 65_536;
+const OPEN_BRACE = 0x7b;
+/** White space, byte order marks, and the zeros of UTF-16 and UTF-32, which some readers of JSON take. */
+const BEFORE_JSON: ReadonlySet<number> = new Set([0, 9, 10, 13, 32, 0xef, 0xbb, 0xbf, 0xfe, 0xff]);
 
 export interface ExchangeLimits {
   readonly maxBodyBytes: number;
@@ -74,6 +77,8 @@ export class Exchange extends CountedRequest {
   mayContinue = false;
   /** Set while the server drains: the connection ends with this answer. */
   last = false;
+  /** Bytes of the body that were read to see what it is. */
+  #head = NOTHING;
   /** Left out: Ferry's own. */
   errorShape: ErrorShape | undefined = undefined;
 
@@ -188,6 +193,22 @@ export class Exchange extends CountedRequest {
     this.#take(JSON_ONLY, asText, use);
   }
 
+  /**
+   * The whole body where it may be JSON of an object, by its first character and whatever its type says. Undefined: it
+   * is something else, and `inflow` gives it from its first byte. Never settles when the client leaves in the middle.
+   */
+  objectBody(): Promise<Buffer | undefined> {
+    this.checkLength();
+    this.#mayGoOn();
+    const { maxBodyBytes } = this.#limits;
+    return new Promise((resolve) => this.#read(maxBodyBytes, asItCame, resolve, () => resolve(undefined)));
+  }
+
+  #mayGoOn(): void {
+    if (this.mayContinue) this.#response.writeContinue();
+    this.mayContinue = false;
+  }
+
   #take<Body>(types: readonly string[], read: (body: Buffer) => Body, use: Use<Body>): void {
     checkType(this, types);
     this.checkLength();
@@ -195,7 +216,7 @@ export class Exchange extends CountedRequest {
     const refusal = announced > LARGE_BODY_BYTES ? this.noRoomFor(announced) : undefined;
     if (refusal !== undefined) throw refusal;
     // Only now: whoever asks first is refused before it sends the body.
-    if (this.mayContinue) this.#response.writeContinue();
+    this.#mayGoOn();
     this.#read(this.#limits.maxBodyBytes, read, use);
   }
 
@@ -217,34 +238,50 @@ export class Exchange extends CountedRequest {
   /** The body on its way to somebody else, of whichever type. */
   inflow(): Inflow {
     const { maxBodyBytes: maxBytes } = this.#limits;
-    const begin = (): void => {
-      if (this.mayContinue) this.#response.writeContinue();
-      this.mayContinue = false;
-    };
-    return new Inflow(this.request, { maxBytes, begin, tooLarge: () => this.#tooLarge() });
+    const rules = { maxBytes, begin: () => this.#mayGoOn(), tooLarge: () => this.#tooLarge() };
+    return new Inflow(this.request, rules, this.#head);
   }
 
-  #read<Body>(maxBodyBytes: number, read: (body: Buffer) => Body, use: Use<Body>): void {
+  /** `streamed`: called instead of `use` once it is known that the body is no JSON object. */
+  #read<Body>(
+    maxBodyBytes: number,
+    read: (body: Buffer) => Body,
+    use: Use<Body>,
+    streamed?: () => void,
+  ): void {
     const { request } = this;
     // Over HTTP/1.1 a body that comes in one piece is over with it, and never held. Over HTTP/2 its end is a word of
     // the client's own.
     const wholeAt = request.httpVersionMajor === 1 ? Number(this.header("content-length")) : undefined;
     const chunks: Buffer[] = [];
     let bytes = 0;
+    let undecided = streamed !== undefined;
     let refused = false;
-    request.on("data", (chunk: Buffer) => {
-      bytes += chunk.length;
-      let refusal: Refusal | undefined;
-      if (bytes > maxBodyBytes) refusal = this.#tooLarge();
-      else if (bytes !== wholeAt) refusal = this.holdBody(chunk.length);
-      if (refusal === undefined) return void chunks.push(chunk);
+    const refuse = (refusal: Refusal): void => {
       refused = true;
       chunks.length = 0;
       request.removeAllListeners("data");
       this.releaseBody();
       this.failed(refusal);
+    };
+    request.on("data", (chunk: Buffer) => {
+      bytes += chunk.length;
+      if (bytes > maxBodyBytes) return refuse(this.#tooLarge());
+      const refusal = bytes === wholeAt ? undefined : this.holdBody(chunk.length);
+      if (refusal !== undefined) return refuse(refusal);
+      chunks.push(chunk);
+      const first = undecided ? chunk.find((byte) => !BEFORE_JSON.has(byte)) : undefined;
+      if (first === undefined) return;
+      undecided = false;
+      if (first === OPEN_BRACE) return;
+      request.pause();
+      request.removeAllListeners("data");
+      request.off("end", ended);
+      this.releaseBody();
+      this.#head = Buffer.concat(chunks);
+      streamed!();
     });
-    request.on("end", () => {
+    const ended = (): void => {
       this.releaseBody();
       // `aborted`: of HTTP/2, where a stream that is broken off ends like any other.
       if (request.aborted || refused) return;
@@ -257,7 +294,8 @@ export class Exchange extends CountedRequest {
       } catch (error) {
         this.failed(error);
       }
-    });
+    };
+    request.on("end", ended);
   }
 
   #tooLarge(): Refusal {

@@ -144,6 +144,8 @@ function call(inputs: readonly Json[], parameters: Json, model: string): Call {
   const body = `{${more === "" ? "" : `${more},`}"instances":[${inputs.join(",")}]}`;
   const version = textOf(between(parameters, VERSION));
   if (version === undefined) return { body };
+  // To a worker that decodes its path before it reads it, these would be the way to another model.
+  if (isWayOut(version)) return { body, flaw: "the version must be a name or a number" };
   const segment = encodeURIComponent(version);
   return { body, path: `/v1/models/${encodeURIComponent(model)}/versions/${segment}:predict` };
 }
@@ -156,6 +158,11 @@ function textOf(text: Json | undefined): string | undefined {
 function outputs({ body }: Replied): Outputs {
   const { elements, flaw } = splitField(body.toString("utf8"), "predictions");
   return flaw === undefined ? { outputs: elements.map(detached) } : { flaw };
+}
+
+/** Whether some part of it is empty, `.` or `..`. */
+export function isWayOut(name: string): boolean {
+  return /(?:^|[/\\])\.{0,2}(?:[/\\]|$)/.test(name);
 }
 
 /** A name as it stands in a path; undefined where there is none. */

@@ -10,6 +10,7 @@
 import { isUtf8 } from "node:buffer";
 import { splitField, splitFields } from "../core/json-split.ts";
 import type { Json } from "../core/task.ts";
+import { isWayOut } from "./kserve-v1.ts";
 import { binarySize, BYTES_TYPE, HEADER_LENGTH, partsOf, RawReader } from "./oip-body.ts";
 import { about, objectField, objectPart, ofKind, quoted, shapeField, textField } from "./oip-fields.ts";
 import { callShape, type Form, type FormTensor, putRow, readForm, readInput, rowBytes } from "./oip-form.ts";
@@ -31,7 +32,7 @@ export function inferCall(inputs: readonly Json[], parameters: Json, model: stri
 
 function pathOf(model: string, version: string): string {
   // In a path these would not be a version but the way to somewhere else.
-  if (/^\.{0,2}$/.test(version)) throw new TensorFlaw("the version must be a name or a number");
+  if (isWayOut(version)) throw new TensorFlaw("the version must be a name or a number");
   return `/v2/models/${encodeURIComponent(model)}/versions/${encodeURIComponent(version)}/infer`;
 }
 

@@ -346,10 +346,7 @@ export async function reloadConfig(ferry: Ferry, config: Config): Promise<void> 
 function wholeConfig(config: Config): string {
   const limits = { drainMs: 1000, lingerMs: 0, ...(config["limits"] as object | undefined) };
   const models = patientModels(config["models"]);
-  // Raw clients call it so.
-  const auth = { allowedHosts: ["ferry"], ...(config["auth"] as object | undefined) };
-  const admin = { listen: "127.0.0.1:0" };
-  const whole = { listen: "127.0.0.1:0", admin, ...config, ...models, limits, auth };
+  const whole = { listen: "127.0.0.1:0", admin: { listen: "127.0.0.1:0" }, ...config, ...models, limits };
   return JSON.stringify(whole, null, 2);
 }
 

@@ -77,6 +77,8 @@ describe("kserve-v1", () => {
       body: '{"instances":[1]}',
       path: "/v1/models/m%20b/versions/2:predict",
     });
+    for (const version of ["../../other", "..\\x", "1/./2", ".."])
+      assert.match(call(["1"], JSON.stringify({ $version: version })).flaw!, /version must be/);
   });
 
   test("columns and labels pass the batches by", () => {

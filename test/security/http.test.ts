@@ -29,7 +29,7 @@ const BODY = '{"input":"a"}';
 const CHUNKED = postHead(undefined, "Transfer-Encoding: chunked");
 const SMUGGLED = postText('{"input":"smuggled"}');
 const get = (target = "/healthz", ...fields: readonly string[]): string =>
-  [`GET ${target} HTTP/1.1`, "Host: ferry", ...fields, "", ""].join("\r\n");
+  [`GET ${target} HTTP/1.1`, "Host: localhost", ...fields, "", ""].join("\r\n");
 
 async function exchange(bytes: string | Buffer): Promise<RawAnswer> {
   await using client = await RawClient.connect(ferry.url);
@@ -62,7 +62,7 @@ describe("19 slowloris: closed in time, and honest callers do not notice", () =>
     return performance.now() - start;
   };
   test("headers that never end → 408 and closed after headersTimeoutMs", async () => {
-    const took = await slowly("POST /v1/inference HTTP/1.1\r\nHost: ferry\r\nX-Slow: ");
+    const took = await slowly("POST /v1/inference HTTP/1.1\r\nHost: localhost\r\nX-Slow: ");
     assert.ok(took < HEADERS_MS + SLACK_MS, `${took} ms`);
   });
   test("a Content-Length without its body → 408 and closed after requestTimeoutMs", async () => {
@@ -128,7 +128,7 @@ describe("21 smuggling: 400 and close", () => {
     "TE with a tab": `${postHead(undefined, "Transfer-Encoding:\tchunked, identity")}0\r\n\r\n${SMUGGLED}`,
     "a space before the colon": get("/healthz", "X-A : b") + SMUGGLED,
     "a folded header": get("/healthz", "X-A: b", " c") + SMUGGLED,
-    "a bare LF": `GET /healthz HTTP/1.1\nHost: ferry\n\n${SMUGGLED}`,
+    "a bare LF": `GET /healthz HTTP/1.1\nHost: localhost\n\n${SMUGGLED}`,
     "a bare CR": get("/healthz", "X-A: b\rX-B: c") + SMUGGLED,
     "NUL in a header": get("/healthz", "X-A: a\0b") + SMUGGLED,
     "NUL in the target": get("/health\0z") + SMUGGLED,
@@ -168,7 +168,7 @@ describe("21 smuggling: 400 and close", () => {
       const calls = stub.calls.length;
       client.send(postText('{"input":"waits"}'));
       await stub.call(calls + 1);
-      client.send("FERRY /healthz HTTP/1.1\r\nHost: ferry\r\n\r\n");
+      client.send("FERRY /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n");
       await client.closed();
       assert.equal(client.rest, "");
     } finally {
@@ -204,13 +204,13 @@ describe("22 methods and targets that are not for us", () => {
   });
   test("TRACE, OPTIONS, PUT and HEAD of a POST route → 405 and Allow", async () => {
     for (const method of ["TRACE", "OPTIONS", "PUT"]) {
-      const answer = await exchange(`${method} /v1/inference HTTP/1.1\r\nHost: ferry\r\n\r\n`);
+      const answer = await exchange(`${method} /v1/inference HTTP/1.1\r\nHost: localhost\r\n\r\n`);
       assertError(answer, 405, "METHOD_NOT_ALLOWED");
       assert.equal(answer.headers["allow"], "POST");
       assert.ok(!answer.text.includes("Host"), "nothing is echoed");
     }
     await using client = await RawClient.connect(ferry.url);
-    client.send("HEAD /v1/inference HTTP/1.1\r\nHost: ferry\r\nConnection: close\r\n\r\n");
+    client.send("HEAD /v1/inference HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n");
     await client.closed();
     assert.match(client.rest, /^HTTP\/1\.1 405 [^]*\r\n\r\n$/, "and no body");
   });
@@ -222,9 +222,9 @@ describe("22 methods and targets that are not for us", () => {
   });
   test("absolute-form: another host's → 404, our own → answered", async () => {
     assertError(await exchange(get("http://169.254.169.254/healthz")), 404, "NOT_FOUND");
-    assertError(await exchange(get("http://ferry@169.254.169.254/healthz")), 404, "NOT_FOUND");
-    assertError(await exchange(get("http://ferryman/healthz")), 404, "NOT_FOUND");
-    assert.equal((await exchange(get("http://ferry/healthz"))).status, 200);
+    assertError(await exchange(get("http://localhost@169.254.169.254/healthz")), 404, "NOT_FOUND");
+    assertError(await exchange(get("http://localhostess/healthz")), 404, "NOT_FOUND");
+    assert.equal((await exchange(get("http://localhost/healthz"))).status, 200);
   });
   test("encoded and dotted paths lead nowhere", async () => {
     const targets = ["/v1/../internal/health", "/%2e%2e/internal/health", "/v1%2finference", "//healthz"];

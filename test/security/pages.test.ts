@@ -72,7 +72,8 @@ describe("a Ferry on loopback without authentication", () => {
   let ferry: Ferry;
   before(async () => {
     worker = await OpenWorker.listen();
-    ferry = await Ferry.start({ models: [openModel([worker.url])] });
+    const auth = { allowedHosts: ["ferry"] };
+    ferry = await Ferry.start({ models: [openModel([worker.url])], auth });
   });
   after(async () => {
     await ferry[Symbol.asyncDispose]();
