@@ -12,6 +12,7 @@ import { Gate, type Prospects } from "../admission/gate.ts";
 import type { Vault } from "../backend/vault.ts";
 import type { Clock } from "../clock.ts";
 import type { Config, ModelConfig, Role } from "../config/config.ts";
+import { isLoopback } from "../config/check.ts";
 import { FairShare } from "../core/fair-share.ts";
 import { type OpenCredentials, openCredentials } from "../wiring/credentials.ts";
 import type { Prepared } from "./crews.ts";
@@ -26,12 +27,14 @@ import {
 } from "../wiring/dropins.ts";
 import type { Opened } from "../wiring/engines.ts";
 import type { Membership } from "../fleet/membership.ts";
+import { ClientBytes } from "../gateway/byte-budget.ts";
 import { Crossing } from "../gateway/crossing.ts";
 import { GrpcDoor, type GrpcModel } from "../gateway/grpc.ts";
 import { healthRoutes } from "../gateway/health.ts";
 import { Intake, type ModelDoor } from "../gateway/intake.ts";
 import { NativeProtocol } from "../gateway/native.ts";
 import { openapiRoutes } from "../gateway/openapi.ts";
+import { PageGuard } from "../gateway/page-guard.ts";
 import { screeningFor } from "../gateway/screening.ts";
 import { Listener, type Routes } from "../gateway/server.ts";
 import type { EdgeTls } from "../gateway/tls.ts";
@@ -68,6 +71,7 @@ interface Generation {
   readonly passing: OpenDropIns;
   readonly routes: Routes;
   readonly tensors: readonly GrpcModel[];
+  readonly grpcPages: PageGuard | undefined;
 }
 
 /** Of a model that nobody serves any more: those who came while it was served have been let in. */
@@ -90,6 +94,7 @@ export class Front {
   readonly #router: Router;
   readonly #admission: Admission;
   readonly #underway = new FairShare();
+  readonly #bytes: ClientBytes;
   #now: Generation | undefined;
   /** Ends what is left of the generation before. */
   #last: (() => void) | undefined;
@@ -102,6 +107,7 @@ export class Front {
   constructor(config: Config, parts: FrontParts) {
     const { clock, events, opened } = parts;
     this.#parts = parts;
+    this.#bytes = new ClientBytes(config.limits.maxQueuedBytes, largestBody(config));
     this.#router = new Router(opened.engine, clock, randomInt(2 ** 32));
     this.#admission = new Admission(ratesOf(config), opened.engine, clock, events);
   }
@@ -114,8 +120,10 @@ export class Front {
     const { routes, passing } = first;
     this.#listener = new Listener(routes, limits, clock, events, {
       elsewhere: (path) => passing.dropIns.find(path),
+      pages: guardOf(config, listen),
       tls,
       sampler: tracing && samplerFor(tracing, random),
+      bytes: this.#bytes,
     });
     this.apiUrl = await this.#listener.listen(listen.host, listen.port);
     await this.#openGrpc(config);
@@ -167,10 +175,13 @@ export class Front {
     const last = this.#now!;
     this.#now = next;
     this.#admission.retune(ratesOf(next.config));
+    this.#bytes.retune(next.config.limits.maxQueuedBytes, largestBody(next.config));
     for (const door of last.doors) door.gate.open = next.doors.some(({ name }) => name === door.name);
     this.#tellDoors(next);
     const { routes, passing, config } = next;
-    this.#listener!.serve(routes, (path) => passing.dropIns.find(path), config.limits.maxBodyBytes);
+    const elsewhere = (path: string) => passing.dropIns.find(path);
+    const pages = guardOf(config, config.listen);
+    this.#listener!.serve(routes, { elsewhere, pages }, config.limits.maxBodyBytes);
     last.passing.leave();
     // Somebody may be on the way in by them.
     const { clock } = this.#parts;
@@ -216,7 +227,8 @@ export class Front {
       alone: maxBatchSize === 1,
       ready: () => this.#healthy(name),
     }));
-    return { config, doors, credentials: opening, crossing, passing, routes, tensors };
+    const grpcPages = guardOf(config, config.grpc.listen);
+    return { config, doors, credentials: opening, crossing, passing, routes, tensors, grpcPages };
   }
 
   #openDropIns(config: Config, crossing: Crossing, doors: readonly ModelDoor[]): Promise<OpenDropIns> {
@@ -253,8 +265,12 @@ export class Front {
         get models() {
           return now().tensors;
         },
+        get pages() {
+          return now().grpcPages;
+        },
         ready: () => !draining(),
         version: version(),
+        bytes: this.#bytes,
         clock,
         events,
         tls,
@@ -294,6 +310,18 @@ export class Front {
       othersPerMs: (tier) => prospects(model)?.othersPerMs(tier) ?? 0,
     };
   }
+}
+
+/** Where nobody has to say who they are and only this machine can connect: else a page could (`page-guard.ts`). */
+function guardOf({ auth }: Config, listen: Config["grpc"]["listen"]): PageGuard | undefined {
+  if (auth.mode === "required" || listen === undefined || !isLoopback(listen.host)) return undefined;
+  const advice =
+    "use its address or localhost, list the name in auth.allowedHosts, or set auth.mode: required";
+  return new PageGuard(auth.allowedHosts, advice);
+}
+
+function largestBody({ limits, grpc }: Config): number {
+  return Math.max(limits.maxBodyBytes, grpc.maxMessageBytes);
 }
 
 function ratesOf({ tiers, limits }: Config): ConstructorParameters<typeof Admission>[0] {

@@ -233,12 +233,15 @@ export const settings = group("Everything Ferry can be told.", {
       min: 1,
       max: 10_000_000,
     }),
-    maxQueuedBytes: integer("Bytes of their inputs; more are refused.", {
-      default: 256 * mebibyte,
-      min: mebibyte,
-      max: 64 * 1024 * mebibyte,
-      unit: "bytes",
-    }),
+    maxQueuedBytes: integer(
+      "Bytes of their inputs; more are refused. Also bounds, each by itself, bodies being read and answers not taken.",
+      {
+        default: 256 * mebibyte,
+        min: mebibyte,
+        max: 64 * 1024 * mebibyte,
+        unit: "bytes",
+      },
+    ),
     maxInputs: integer("Inputs in one request of a drop-in protocol; each is a task.", {
       default: 2048,
       min: 1,

@@ -43,6 +43,8 @@ export interface Visitor {
   work: AnsweredRequest["work"];
   ending: TaskEnding | undefined;
   header(name: string): string | undefined;
+  /** See Exchange. */
+  readonly room?: Promise<void> | undefined;
   /** Calls `gone` when the client leaves before it is answered. */
   onGone(gone: () => void): void;
 }
@@ -88,6 +90,7 @@ export class Crossing {
     const caller = await this.#credentials.identify(shown, visitor.header("x-api-key"));
     visitor.tier = this.#admission.tierName(caller.tier);
     visitor.tenant = caller.tenant;
+    await visitor.room;
     return caller;
   }
 

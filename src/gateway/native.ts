@@ -87,10 +87,11 @@ export class NativeProtocol {
     return this.#entered(exchange, found);
   }
 
-  #entered(exchange: Exchange, caller: Caller): Caller {
+  #entered(exchange: Exchange, caller: Caller): Caller | Promise<Caller> {
     exchange.tier = this.#admission.tierName(caller.tier);
     exchange.tenant = caller.tenant;
-    return caller;
+    const { room } = exchange;
+    return room === undefined ? caller : room.then(() => caller);
   }
 
   /**

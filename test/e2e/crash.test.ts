@@ -154,7 +154,7 @@ describe("SIGTERM", () => {
     const held = ferry.post({ input: "held" });
     await stub.call(1);
     await using client = await RawClient.connect(ferry.url);
-    client.send("GET /readyz HTTP/1.1\r\nHost: ferry\r\n\r\n");
+    client.send("GET /readyz HTTP/1.1\r\nHost: localhost\r\n\r\n");
     assert.equal((await client.answer()).status, 200);
     // Half a request is on its way when the signal comes: it must not be cut off without an answer.
     const late = postText('{"input":"late"}');
@@ -175,7 +175,7 @@ describe("SIGTERM", () => {
     const limits = { drainMs: 60_000, lingerMs: 50_000 };
     await using ferry = await Ferry.start({ models: [stubModel([stub])], limits });
     await using client = await RawClient.connect(ferry.url);
-    client.send("GET /readyz HTTP/1.1\r\nHost: ferry\r\n\r\n");
+    client.send("GET /readyz HTTP/1.1\r\nHost: localhost\r\n\r\n");
     assert.equal((await client.answer()).status, 200);
     ferry.signal("SIGTERM");
     await ferry.line((line) => line.msg === "draining");

@@ -21,7 +21,7 @@ async function keyFor(user: string, folder: Folder, config: Config): Promise<str
 }
 
 const get = (target: string, ...fields: readonly string[]): string =>
-  [`GET ${target} HTTP/1.1`, "Host: ferry", ...fields, "", ""].join("\r\n");
+  [`GET ${target} HTTP/1.1`, "Host: localhost", ...fields, "", ""].join("\r\n");
 
 test("paths that could lead out of the worker's base are refused, plain ones are not touched", async () => {
   await using worker = await OpenWorker.listen();
@@ -64,7 +64,7 @@ test("paths that could lead out of the worker's base are refused, plain ones are
     ["/@evil.example:80/", "/base/@evil.example:80/"],
     ["/a//b", "/base/a//b"],
     ["/a%20b?q=../..&r=%0d%0a", "/base/a%20b?q=../..&r=%0d%0a"],
-    ["http://ferry/own", "/base/own"],
+    ["http://localhost/own", "/base/own"],
   ] as const) {
     const answer = await say(ferry, get(target));
     assert.equal(answer.status, 200, target);
@@ -112,7 +112,12 @@ test("nothing in a request chooses the host, and requests cannot be smuggled", a
     assert.ok([400, 417, 431].includes(status), `${fields[0]!.slice(0, 40)}: ${status}`);
   }
   assert.equal(worker.calls.length, before, "nothing of that reached the worker");
-  const chunked = ["POST /x HTTP/1.1", "Host: ferry", "Transfer-Encoding: chunked", "Expect: 100-continue"];
+  const chunked = [
+    "POST /x HTTP/1.1",
+    "Host: localhost",
+    "Transfer-Encoding: chunked",
+    "Expect: 100-continue",
+  ];
   const body = "5\r\nhello\r\n0\r\n\r\n";
   await using client = await RawClient.connect(ferry.url);
   client.send(`${chunked.join("\r\n")}\r\n\r\n${body}${get("/second")}`);
@@ -179,7 +184,7 @@ test("a body that comes in pieces is read, or passed on, from its first byte", a
   await using ferry = await Ferry.start({ models: [openModel([worker.url])] });
   for (const body of ['  {"model":"open","a":"e"}', "x".repeat(200_000), "\n \r\n", "no JSON"]) {
     await using client = await RawClient.connect(ferry.url);
-    client.send(`POST /x HTTP/1.1\r\nHost: ferry\r\nContent-Length: ${Buffer.byteLength(body)}\r\n\r\n`);
+    client.send(`POST /x HTTP/1.1\r\nHost: localhost\r\nContent-Length: ${Buffer.byteLength(body)}\r\n\r\n`);
     for (let at = 0; at < body.length; at += Math.ceil(body.length / 7)) {
       client.send(body.slice(at, at + Math.ceil(body.length / 7)));
       await new Promise((resolve) => setImmediate(resolve));
@@ -316,7 +321,7 @@ test("a client that leaves while it uploads ends the worker's request", async ()
   await using ferry = await Ferry.start({ models: [openModel([worker.url])] });
   const arrival = worker.arrival();
   const client = await RawClient.connect(ferry.url);
-  client.send("POST /x HTTP/1.1\r\nHost: ferry\r\nContent-Length: 100\r\n\r\nsome");
+  client.send("POST /x HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100\r\n\r\nsome");
   const { request } = await arrival;
   const cut = once(request, "close");
   await client[Symbol.asyncDispose]();
