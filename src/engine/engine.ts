@@ -7,7 +7,8 @@
  * `test/contract/engine.ts` holds every engine to this page.
  *
  * Rules that hold across verbs:
- *  - `done` and `failed` are final; only `deadLetters.replay` reopens a dead letter.
+ *  - `done` and `failed` are final; only `deadLetters.replay` reopens a dead letter. Any end of that but `done`,
+ *    its owner's cancelling included, puts it back among the dead letters with the latest reason.
  *  - The first good outcome wins, from whichever lease it comes, also an expired one.
  *  - Bad news (`retry`, `failed`, `dead`) is taken only from the lease that holds the task now.
  *  - A record that is not final is in exactly one place: a queue, the waiting room for retries, or a lease.
@@ -263,7 +264,10 @@ export interface Engine {
   readonly deadLetters: {
     list(): Promise<readonly DeadLetter[]>;
     get(id: string): Promise<DeadLetter | undefined>;
-    /** Queues it again under its own id with fresh attempts; false when it is not (or no longer) dead. */
+    /**
+     * Queues it again under its own id with fresh attempts; false when it is not (or no longer) dead. Rejects with a
+     * `Refusal` that says when to try again, and the letter stays, while the bounds of `put` leave no room for it.
+     */
     replay(id: string): Promise<boolean>;
     /** Forgets it; false when there is none. */
     purge(id: string): Promise<boolean>;

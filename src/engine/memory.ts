@@ -9,10 +9,11 @@
  */
 import type { Clock } from "../clock.ts";
 import { ALONE_FROM_LOST, DEAD_FROM_ATTEMPT } from "../core/retry.ts";
+import type { ErrorCode } from "../core/errors.ts";
 import type { Outcome, Task } from "../core/task.ts";
 import { type Spent, Windows } from "../core/window.ts";
 import type { Events } from "../telemetry/events.ts";
-import { DeadLetters } from "./dead-letters.ts";
+import { DeadLetters, noRoomToReplay } from "./dead-letters.ts";
 import type { CancelReply, ClaimRequest, Engine, EngineLimits, EngineListener } from "./engine.ts";
 import type { EngineStats, Lease, PutReply, QueueView, RecordView } from "./engine.ts";
 import type { SettleReply, Sharing, Verdict } from "./engine.ts";
@@ -110,8 +111,9 @@ export class MemoryEngine implements Engine {
     return { kind: "queued", id: task.id };
   }
 
-  #open(task: Task, sharing: Sharing, now: number): TaskRecord {
+  #open(task: Task, sharing: Sharing, now: number, replayed = false): TaskRecord {
     const record = new TaskRecord(task, sharing, this.#places.expiry(task.model, now, task.deadlineAt));
+    record.replayed = replayed;
     this.#records.open(record);
     return record;
   }
@@ -187,13 +189,14 @@ export class MemoryEngine implements Engine {
 
   #fail(record: TaskRecord, verdict: Verdict & { kind: "failed" | "dead" }, now: number): void {
     const { code, message } = verdict;
-    if (verdict.kind === "dead") {
-      const { task, attempt } = record;
-      record.dead = verdict.detail;
-      this.deadLetters.add({ task, attempts: attempt, code, message: record.dead, diedAt: now });
-      this.#fallsDue(now + this.#options.deadLetters.ttlMs);
-    }
+    if (verdict.kind === "dead") this.#bury(record, code, verdict.detail, now);
     this.#end(record, { ok: false, code, message }, now);
+  }
+
+  #bury(record: TaskRecord, code: ErrorCode, detail: string, now: number): void {
+    record.dead = detail;
+    this.deadLetters.add({ task: record.task, attempts: record.attempt, code, message: detail, diedAt: now });
+    this.#fallsDue(now + this.#options.deadLetters.ttlMs);
   }
 
   #retry(record: TaskRecord, verdict: Verdict & { kind: "retry" }, now: number): void {
@@ -343,6 +346,13 @@ export class MemoryEngine implements Engine {
   }
 
   #finish(record: TaskRecord, outcome: Outcome, now: number): void {
+    // However it failed (too late, rejected, cancelled), a replayed letter goes back to the list with its input.
+    if (record.replayed && record.dead === undefined && !outcome.ok) {
+      const { code, message } = outcome;
+      const { id, model, trace } = record.task;
+      this.#bury(record, code, message, now);
+      this.#events.emit("task.dead", { id, model, code, message, trace });
+    }
     this.#shelve(record, outcome, now);
     this.#keeper?.update(record);
     for (const listener of this.#listeners) listener.settled?.(record);
@@ -366,13 +376,16 @@ export class MemoryEngine implements Engine {
     if (model === undefined) return false;
     const old = this.#records.get(dead.id);
     if (old?.final === false) return false;
+    const bound = this.#places.full(this.#options, dead.input.length) ?? this.#records.full(this.#options);
+    if (bound !== undefined) throw noRoomToReplay(bound);
     if (old !== undefined) this.#records.forget(old);
     const now = this.#clock.now();
     const task = { ...dead, createdAt: now, deadlineAt: now + model.totalMs };
     const { idempotency, ...sharing } = old?.sharing ?? {};
     // The key may stand for a task that ran meanwhile.
     const free = idempotency !== undefined && this.#records.shared.keyed({ idempotency }) === undefined;
-    this.#places.enqueue(this.#open(task, free ? { ...sharing, idempotency } : sharing, now), now);
+    const record = this.#open(task, free ? { ...sharing, idempotency } : sharing, now, true);
+    this.#places.enqueue(record, now);
     return true;
   }
 
@@ -387,6 +400,7 @@ export class MemoryEngine implements Engine {
     this.#records.adopt(record);
     for (const idempotency of state.keys ?? NOTHING) this.#records.shared.bindKey(record, { idempotency });
     record.dead = letter?.message;
+    record.replayed = state.replayed === true;
     if (state.outcome === undefined) this.#places.enqueue(record, now);
     else this.#shelve(record, state.outcome, Math.min(now, state.settledAt ?? now));
     if (letter !== undefined) this.deadLetters.add(letter);

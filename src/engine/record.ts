@@ -59,6 +59,8 @@ export class TaskRecord implements RecordView, InLine<TaskRecord> {
   overdue = false;
   /** What its dead letter tells operators; undefined when it is none. */
   dead: string | undefined;
+  /** It was a dead letter, and becomes one again unless it succeeds. */
+  replayed = false;
   delivered = false;
   /** The instant at which `reap` must look at it; until it is final. */
   dueAt = Infinity;

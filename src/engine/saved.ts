@@ -19,6 +19,8 @@ interface SavedState {
   readonly dead?: string;
   /** Only the dead letter is left of it. */
   readonly forgotten?: true;
+  /** It was a dead letter before. */
+  readonly replayed?: true;
   /** Idempotency-Keys of those who joined. */
   readonly keys?: TaskRecord["keys"];
 }
@@ -72,9 +74,17 @@ export class RecordKeeper {
 }
 
 function stateText(record: TaskRecord, forgotten?: true): string {
-  const { attempt, outcome, settledAt, batch, dead, keys, sharing } = record;
+  const { attempt, outcome, settledAt, batch, dead, keys, sharing, replayed } = record;
   const joined = keys.filter(({ key }) => key !== sharing.idempotency?.key);
-  const state = { attempt, outcome, settledAt, batch: outcome && batch, dead, forgotten };
+  const state = {
+    attempt,
+    outcome,
+    settledAt,
+    batch: outcome && batch,
+    dead,
+    forgotten,
+    ...(replayed && { replayed }),
+  };
   return JSON.stringify(joined.length === 0 ? state : { ...state, keys: joined });
 }
 
