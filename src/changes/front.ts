@@ -201,7 +201,7 @@ export class Front {
       opening.close();
       throw error;
     }
-    const described = { ...healthRoutes(draining), ...openapiRoutes(credentials.required) };
+    const described = { ...healthRoutes(draining, opened.writable), ...openapiRoutes(credentials.required) };
     const routes = { ...passing.dropIns.routes(), ...native.routes(), ...described };
     const tensors = config.models.filter(speaksTensors).map(({ name, maxBatchSize }) => ({
       name,
@@ -212,7 +212,7 @@ export class Front {
   }
 
   #openDropIns(config: Config, crossing: Crossing): Promise<OpenDropIns> {
-    const { role, clock, events, draining } = this.#parts;
+    const { role, clock, events } = this.#parts;
     const workers = (at: number) => this.#parts.dispatcher(config.models[at]!.name);
     return openDropIns(config, {
       crossing,
@@ -225,14 +225,14 @@ export class Front {
         return dispatcher && knownWorkers(dispatcher, clock.now());
       },
       healthy: (model) => this.#healthy(model),
-      draining,
+      ready: () => this.#ready(),
       underway: this.#underway,
     });
   }
 
   async #openGrpc({ grpc, limits }: Config): Promise<void> {
     if (grpc.listen === undefined) return;
-    const { clock, events, tls, tracing, random, draining } = this.#parts;
+    const { clock, events, tls, tracing, random } = this.#parts;
     const now = (): Generation => this.#now!;
     const door = (this.#grpc = new GrpcDoor(
       { ...limits, ...grpc },
@@ -243,7 +243,7 @@ export class Front {
         get models() {
           return now().tensors;
         },
-        ready: () => !draining(),
+        ready: () => this.#ready(),
         version: version(),
         clock,
         events,
@@ -252,6 +252,10 @@ export class Front {
       },
     ));
     this.grpcUrl = await door.listen(grpc.listen.host, grpc.listen.port);
+  }
+
+  #ready(): boolean {
+    return !this.#parts.draining() && this.#parts.opened.writable();
   }
 
   /** At least one worker of this model can be given batches. */

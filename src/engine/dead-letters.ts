@@ -16,6 +16,8 @@ export interface DeadLetterLimits {
 interface Owner {
   /** Queues it again; false when its model is no longer there. Throws a `Refusal` while the queue is full. */
   replay(task: Task): boolean;
+  /** Resolves when the replay is as safe as `put` makes a task. */
+  replaySafe(id: string): Promise<void>;
   /** The letter is gone: dropped, purged or too old. */
   forgotten(id: string): void;
 }
@@ -74,6 +76,7 @@ export class DeadLetters {
     const letter = this.#letters.get(id);
     if (letter === undefined || !this.#owner.replay(letter.task)) return false;
     this.#letters.delete(id);
+    await this.#owner.replaySafe(id);
     return true;
   }
 

@@ -47,7 +47,14 @@ export type PutReply =
   /** Task `id` of the same tenant is in flight and will answer for this one; wait for it instead. */
   | { readonly kind: "joined"; readonly id: string }
   /** The outcome is known: `record` holds it, under an id that belongs to this tenant. */
-  | { readonly kind: "done"; readonly id: string; readonly record: RecordView; readonly cached: boolean }
+  | {
+      readonly kind: "done";
+      readonly id: string;
+      readonly record: RecordView;
+      readonly cached: boolean;
+      /** It ran, and could not be stored: answer with the outcome, as it may not be there to be asked for later. */
+      readonly unstored?: true;
+    }
   /** The Idempotency-Key was used with another body. */
   | { readonly kind: "conflict"; readonly id: string }
   /** Nothing was written. `message` says which bound is reached. */

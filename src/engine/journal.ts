@@ -17,10 +17,16 @@
  * Bounds: nothing here refuses. `pendingBytes` is what was said and is not yet on disk (one byte per
  * character); the engine refuses new tasks when it grows too large.
  *
- * When a write fails (disk full, I/O error, the thread died) the journal is `broken` for ever:
- * every waiting and later `flushed()` rejects, later changes are dropped, `onBroken` is called once.
- * Nothing is tried again, because after a failed fsync nobody knows what is on the disk. Changes that
- * were not confirmed may or may not be there after a restart; confirmed ones are.
+ * When a write fails the journal is in `trouble`: every waiting and later `flushed()` rejects, and `onTrouble` is called.
+ * There are two kinds.
+ *  - A write that was refused (no space, quota, read-only, a failing write): its transaction is not on disk. The changes
+ *    are kept, and every RETRY_MS the thread writes and fsyncs a probe file. When that succeeds it opens ferry.db anew,
+ *    reads and checks all of it, and goes on only if the file ends with the last confirmed commit; then the kept changes
+ *    are written, and `onTrouble(undefined)` says that the trouble is over. A record that is forgotten meanwhile is taken
+ *    out of the kept changes: it never reaches the disk.
+ *  - `lasting`: a failed fsync, damage, files that were deleted, a thread that died. What is on the disk is not known, and
+ *    fsync is not tried again: it could report success for pages that the kernel has dropped. Later changes are ignored.
+ *    Unconfirmed changes may or may not be there after a restart; confirmed ones are.
  *
  * Files in `dataDir` (directory 0700, files 0600):
  *   ferry.db         SQLite, WAL. `record`: one row per record with CRC32 of id+task and of id+state.
@@ -40,6 +46,7 @@ import { dirname, extname, join, resolve } from "node:path";
 import { DatabaseSync } from "node:sqlite";
 import { Worker } from "node:worker_threads";
 import { crc32 } from "node:zlib";
+import { type Alarm, type Clock, SystemClock } from "../clock.ts";
 
 /** Two texts owned by the engine: what never changes, and what does. */
 export interface SavedRecord {
@@ -58,13 +65,24 @@ export interface Journal {
   flushed(): Promise<void>;
   /** Said but not yet confirmed, in characters, with a little for each change. */
   readonly pendingBytes: number;
-  /** undefined while well; once a write failed it is the reason, for ever: nothing more is accepted. */
-  readonly broken: Error | undefined;
+  /** Why nothing can be written now; undefined while all is well. */
+  readonly trouble: JournalTrouble | undefined;
   /**
    * Flushes, folds the log into the file, ends the thread; idempotent. Always resolves: whether all is
-   * on disk is what `broken` says. A change after it is a programmer's error and throws.
+   * on disk is what `trouble` says. A change after it is a programmer's error and throws.
    */
   close(): Promise<void>;
+}
+
+/** Why the journal cannot be written. The message names files: for operators, never for clients. */
+export class JournalTrouble extends Error {
+  /** It does not pass: the process must be started again. */
+  readonly lasting: boolean;
+
+  constructor(message: string, lasting: boolean) {
+    super(message);
+    this.lasting = lasting;
+  }
 }
 
 export interface OpenedJournal {
@@ -91,11 +109,20 @@ export type WriterNote =
   | { readonly kind: "records"; readonly texts: readonly string[] }
   | { readonly kind: "opened"; readonly torn: number }
   | { readonly kind: "committed" }
+  /** The last group is not on disk, nor is any that came since; nothing is written until a `Reopen` succeeds. */
+  | { readonly kind: "stalled"; readonly why: string }
+  | { readonly kind: "reopened" }
   | { readonly kind: "failed"; readonly why: string };
+/** Asks a stalled thread to look whether this many bytes can be written, and if so to open the file anew. */
+export interface Reopen {
+  readonly bytes: number;
+}
 /** id, task, state; task null = update, both null = forget, all null = nothing. Three per change. */
 export type Changes = readonly (string | null)[];
 
 const GROUP_BYTES = 1024 * 1024;
+/** How often a stalled journal looks whether the disk takes writes again. */
+const RETRY_MS = 1000;
 /** What a change costs beside its texts, roughly. */
 const CHANGE_BYTES = 64;
 
@@ -141,6 +168,11 @@ class Group {
     this.changes.fill(null, at + 1, at + 3);
   }
 
+  /** Takes a save of this group back, for an id that is not on disk from an earlier one. */
+  forgetSaved(id: string): void {
+    if (this.#places.has(id)) this.forget(id);
+  }
+
   /** One promise for all who wait for this group; made only when somebody asks. */
   get settled(): PromiseWithResolvers<void> {
     return (this.#settled ??= Promise.withResolvers<void>());
@@ -157,29 +189,30 @@ class ThreadJournal implements Journal {
   readonly opened = Promise.withResolvers<number>();
   readonly #thread: Worker;
   readonly #exited: Promise<void>;
-  readonly #onBroken: (why: Error) => void;
+  readonly #clock: Clock;
+  readonly #onTrouble: (why: JournalTrouble | undefined) => void;
   #open = new Group();
   #sealed: Group[] = [];
   #sealedBytes = 0;
   #committing: Group | undefined;
   #scheduled = false;
-  #broken: Error | undefined;
+  #trouble: JournalTrouble | undefined;
+  #retry: Alarm | undefined;
   #closed: Promise<void> | undefined;
 
-  constructor(start: WriterStart, onBroken: (why: Error) => void) {
-    this.#onBroken = onBroken;
+  constructor(start: WriterStart, onTrouble: (why: JournalTrouble | undefined) => void, clock: Clock) {
+    this.#onTrouble = onTrouble;
+    this.#clock = clock;
     // The same ending as this file's: .ts in a checkout, .js in dist/.
     const program = new URL(`./journal-writer${extname(import.meta.filename)}`, import.meta.url);
     this.#thread = new Worker(program, { workerData: start, name: "journal" });
     const exited = Promise.withResolvers<void>();
     this.#exited = exited.promise;
     this.#thread.on("message", (note: WriterNote) => this.#hear(note));
-    this.#thread.on("error", (error) =>
-      this.#break(new Error(`the journal's thread failed: ${String(error)}`)),
-    );
+    this.#thread.on("error", (error) => this.#break(`the journal's thread failed: ${String(error)}`));
     this.#thread.on("exit", () => {
       exited.resolve();
-      if (this.#closed === undefined) this.#break(new Error("the journal's thread ended"));
+      if (this.#closed === undefined) this.#break("the journal's thread ended");
     });
   }
 
@@ -192,11 +225,14 @@ class ThreadJournal implements Journal {
   }
 
   forget(id: string): void {
-    if (this.#accepts()) this.#open.forget(id);
+    if (!this.#accepts()) return;
+    // What was refused while the disk was full must not be written when there is room.
+    if (this.#trouble !== undefined) for (const group of this.#unwritten()) group.forgetSaved(id);
+    this.#open.forget(id);
   }
 
   flushed(): Promise<void> {
-    if (this.#broken !== undefined) return Promise.reject(this.#broken);
+    if (this.#trouble !== undefined) return Promise.reject(this.#trouble);
     const last = this.#open.changes.length > 0 ? this.#open : (this.#sealed.at(-1) ?? this.#committing);
     return last === undefined ? Promise.resolve() : last.settled.promise;
   }
@@ -205,8 +241,8 @@ class ThreadJournal implements Journal {
     return this.#open.bytes + this.#sealedBytes + (this.#committing?.bytes ?? 0);
   }
 
-  get broken(): Error | undefined {
-    return this.#broken;
+  get trouble(): JournalTrouble | undefined {
+    return this.#trouble;
   }
 
   close(): Promise<void> {
@@ -214,7 +250,8 @@ class ThreadJournal implements Journal {
   }
 
   async #end(): Promise<void> {
-    await this.flushed().catch(() => {}); // `broken` tells
+    await this.flushed().catch(() => {}); // `trouble` tells
+    this.#retry?.cancel();
     this.#thread.postMessage("close");
     await this.#exited;
   }
@@ -222,7 +259,7 @@ class ThreadJournal implements Journal {
   /** Makes room in the open group and sees to it that it will be sent. */
   #accepts(): boolean {
     if (this.#closed !== undefined) throw new Error("the journal is closed");
-    if (this.#broken !== undefined) return false;
+    if (this.#trouble?.lasting === true) return false;
     if (this.#open.bytes > GROUP_BYTES) {
       this.#sealed.push(this.#open);
       this.#sealedBytes += this.#open.bytes;
@@ -232,7 +269,7 @@ class ThreadJournal implements Journal {
       this.#scheduled = true;
       setImmediate(() => {
         this.#scheduled = false;
-        if (this.#committing === undefined) this.#send();
+        if (this.#committing === undefined && this.#trouble === undefined) this.#send();
       });
     }
     return true;
@@ -255,8 +292,15 @@ class ThreadJournal implements Journal {
       const group = this.#committing;
       this.#send();
       group?.end();
+      if (this.#committing === undefined) this.#mended();
+    } else if (note.kind === "stalled") {
+      this.#stall(note.why);
+    } else if (note.kind === "reopened") {
+      if (this.#committing === undefined) this.#send();
+      else this.#thread.postMessage(this.#committing.changes);
+      if (this.#committing === undefined) this.#mended();
     } else if (note.kind === "failed") {
-      this.#break(new Error(note.why));
+      this.#break(note.why);
     } else if (note.kind === "opened") {
       this.opened.resolve(note.torn);
     } else {
@@ -267,17 +311,39 @@ class ThreadJournal implements Journal {
     }
   }
 
-  #break(why: Error): void {
-    if (this.#broken !== undefined) return;
-    this.#broken = why;
+  #unwritten(): Group[] {
+    return [...(this.#committing === undefined ? [] : [this.#committing]), ...this.#sealed, this.#open];
+  }
+
+  #stall(message: string): void {
+    if (this.#closed === undefined) {
+      this.#retry = this.#clock.at(this.#clock.now() + RETRY_MS, () => {
+        this.#thread.postMessage({ bytes: this.pendingBytes } satisfies Reopen);
+      });
+    }
+    if (this.#trouble !== undefined) return;
+    const why = (this.#trouble = new JournalTrouble(message, false));
+    for (const group of this.#unwritten()) group.end(why);
+    this.#onTrouble(why);
+  }
+
+  #mended(): void {
+    if (this.#trouble === undefined || this.#trouble.lasting) return;
+    this.#trouble = undefined;
+    this.#onTrouble(undefined);
+  }
+
+  #break(message: string): void {
+    if (this.#trouble?.lasting === true) return;
+    const why = (this.#trouble = new JournalTrouble(message, true));
     this.opened.reject(why); // does nothing once it is open
-    const waiting = [this.#committing, ...this.#sealed, this.#open];
+    const waiting = this.#unwritten();
     this.#committing = undefined;
     this.#sealed = [];
     this.#sealedBytes = 0;
     this.#open = new Group();
-    for (const group of waiting) group?.end(why);
-    this.#onBroken(why);
+    for (const group of waiting) group.end(why);
+    this.#onTrouble(why);
   }
 }
 
@@ -287,13 +353,15 @@ class ThreadJournal implements Journal {
  */
 export async function openJournal(
   dataDir: string,
-  onBroken: (why: Error) => void,
+  onTrouble: (why: JournalTrouble | undefined) => void,
+  clock: Clock = new SystemClock(),
   options: JournalOptions = {},
 ): Promise<OpenedJournal> {
   let isOpen = false;
-  const journal = new ThreadJournal({ dataDir: resolve(dataDir), ...options }, (why) => {
-    if (isOpen) onBroken(why);
-  });
+  const told = (why: JournalTrouble | undefined): void => {
+    if (isOpen) onTrouble(why);
+  };
+  const journal = new ThreadJournal({ dataDir: resolve(dataDir), ...options }, told, clock);
   try {
     const torn = await journal.opened.promise;
     isOpen = true;
@@ -343,6 +411,31 @@ export class DamagedJournal extends Error {
 const BUSY = 5;
 const FULL = 13;
 const CANNOT = new Set<unknown>([3, 8, 14, "EACCES", "EPERM", "EROFS"]); // permission, read-only, cannot open
+
+/** SQLite's extended result codes: a write() failed; ftruncate() failed. */
+const WRITE_FAILED = 778;
+const TRUNCATE_FAILED = 1546;
+/** Of probe files, and of SQLite's first look at a file. */
+const REFUSED = new Set<unknown>([
+  "ENOSPC",
+  "EDQUOT",
+  "EROFS",
+  "EFBIG",
+  "EIO",
+  "EACCES",
+  "EPERM",
+  "EMFILE",
+  "ENFILE",
+]);
+
+/** Whether a write was refused in a way that can pass, and for certain nothing of its transaction counts. */
+export function isPassing(error: unknown): boolean {
+  const { errcode, code } = error as { errcode?: number; code?: string };
+  if (errcode === undefined) return REFUSED.has(code);
+  return (
+    errcode === WRITE_FAILED || errcode === TRUNCATE_FAILED || [FULL, ...CANNOT].includes(errcode & 0xff)
+  );
+}
 
 /** Says what is wrong with the files in words for the person who runs Ferry. */
 export function explain(error: unknown, dataDir: string): Error {

@@ -9,7 +9,7 @@
  */
 import type { Clock } from "../clock.ts";
 import { ALONE_FROM_LOST, DEAD_FROM_ATTEMPT } from "../core/retry.ts";
-import type { ErrorCode } from "../core/errors.ts";
+import { type ErrorCode, Refusal } from "../core/errors.ts";
 import type { Outcome, Task } from "../core/task.ts";
 import { type Spent, Windows } from "../core/window.ts";
 import type { Events } from "../telemetry/events.ts";
@@ -17,15 +17,25 @@ import { DeadLetters, noRoomToReplay } from "./dead-letters.ts";
 import type { CancelReply, ClaimRequest, Engine, EngineLimits, EngineListener } from "./engine.ts";
 import type { EngineStats, Lease, PutReply, QueueView, RecordView } from "./engine.ts";
 import type { SettleReply, Sharing, Verdict } from "./engine.ts";
-import type { SavedRecord } from "./journal.ts";
+import type { JournalTrouble, SavedRecord } from "./journal.ts";
 import { Places } from "./places.ts";
 import { lostForGood, retriedFields, TaskRecord, tooLate } from "./record.ts";
-import { Records } from "./records.ts";
+import { Records, UNWRITABLE } from "./records.ts";
 import { type RecordKeeper, restored } from "./saved.ts";
 import { keyOnly } from "./sharing.ts";
 
 const MAX_SPENDERS = 100_000;
 const NOTHING: readonly never[] = [];
+const RETRY_AFTER_MS = 1000;
+const NOT_STORED: Outcome = { ok: false, code: "SERVICE_OVERLOADED", message: UNWRITABLE };
+
+function unknownIfStored(): Refusal {
+  return new Refusal(
+    "SERVICE_OVERLOADED",
+    `${UNWRITABLE}, and it is not known whether this request was; send it again with the same Idempotency-Key`,
+    { retryAfterMs: RETRY_AFTER_MS },
+  );
+}
 
 export class MemoryEngine implements Engine {
   #options: EngineLimits;
@@ -50,25 +60,59 @@ export class MemoryEngine implements Engine {
     this.#records = new Records(options.results, clock, keeper, options.seed ?? 0);
     this.deadLetters = new DeadLetters(options.deadLetters, events, {
       replay: (task) => this.#replay(task),
+      replaySafe: (id) => this.#replaySafe(id),
       forgotten: (id) => this.#records.letterGone(id),
     });
     for (const saved of keeper?.found ?? NOTHING) this.#restore(saved, clock.now());
   }
 
   put(task: Task, sharing: Sharing = {}): PutReply | Promise<PutReply> {
+    if (this.#keeper?.trouble !== undefined) return { kind: "full", message: UNWRITABLE };
     const reply = this.#putNow(task, sharing);
     if (this.#keeper === undefined || reply.kind === "full" || reply.kind === "conflict") return reply;
-    return this.#whenSafe(task, reply, this.#keeper);
+    return this.#whenSafe(reply, this.#keeper);
   }
 
-  async #whenSafe(task: Task, reply: PutReply, keeper: RecordKeeper): Promise<PutReply> {
+  async #whenSafe(reply: PutReply & { readonly id: string }, keeper: RecordKeeper): Promise<PutReply> {
     try {
       await keeper.flushed();
       return reply;
     } catch (error) {
-      await this.cancel(task.id, task.tenant, true);
-      return { kind: "full", message: `the journal cannot be written (${(error as Error).message})` };
+      return this.#unsaved(reply, (error as JournalTrouble).lasting);
     }
+  }
+
+  /**
+   * The journal could not be written while this task came in. One that was never claimed is taken back, and never runs.
+   * One that runs, or that others joined, is not refused any more, and "accepted" would promise what the disk does not
+   * hold: its caller is answered with its outcome. `lasting`: it may be on the disk all the same.
+   */
+  async #unsaved(reply: PutReply & { readonly id: string }, lasting: boolean): Promise<PutReply> {
+    if (reply.kind === "done") return reply;
+    const record = this.#records.find(reply.id);
+    if (record === undefined) return { kind: "full", message: UNWRITABLE };
+    if (reply.kind === "queued" && record.state === "queued" && record.attempt === 0 && record.joins === 0) {
+      this.#events.emit("task.dropped", { id: reply.id, model: record.task.model });
+      this.#end(record, NOT_STORED, this.#clock.now());
+      const ended = this.#records.get(reply.id);
+      if (ended !== undefined) this.#records.forget(ended);
+      if (lasting) throw unknownIfStored();
+      return { kind: "full", message: UNWRITABLE };
+    }
+    return { kind: "done", id: reply.id, record: await this.#endOf(record), cached: false, unstored: true };
+  }
+
+  #endOf(record: TaskRecord): Promise<RecordView> | RecordView {
+    if (record.final) return record;
+    const { promise, resolve } = Promise.withResolvers<RecordView>();
+    const stop = this.watch({
+      settled: (ended) => {
+        if (ended !== record) return;
+        stop();
+        resolve(ended);
+      },
+    });
+    return promise;
   }
 
   #putNow(task: Task, sharing: Sharing): PutReply {
@@ -213,7 +257,10 @@ export class MemoryEngine implements Engine {
 
   async cancel(id: string, tenant: string, abandoned = false): Promise<CancelReply> {
     const reply = this.#cancelNow(id, tenant, abandoned);
-    if (!abandoned && reply !== "kept") await this.#keeper?.flushed();
+    if (abandoned || reply === "kept") return reply;
+    await this.#keeper?.flushed().catch(() => {
+      throw unknownIfStored();
+    });
     return reply;
   }
 
@@ -387,6 +434,16 @@ export class MemoryEngine implements Engine {
     const record = this.#open(task, free ? { ...sharing, idempotency } : sharing, now, true);
     this.#places.enqueue(record, now);
     return true;
+  }
+
+  async #replaySafe(id: string): Promise<void> {
+    await this.#keeper?.flushed().catch(() => {
+      const record = this.#records.find(id);
+      // Back to the list, unless it runs already.
+      if (record?.state === "queued" && record.attempt === 0)
+        this.#end(record, NOT_STORED, this.#clock.now());
+      throw noRoomToReplay(UNWRITABLE);
+    });
   }
 
   /** A record found on disk: finished ones can be polled again, the others start anew. */

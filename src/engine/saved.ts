@@ -7,7 +7,7 @@
  */
 import type { BatchNote, Outcome, Task } from "../core/task.ts";
 import type { DeadLetter, Sharing } from "./engine.ts";
-import type { Journal, SavedRecord } from "./journal.ts";
+import type { Journal, JournalTrouble, SavedRecord } from "./journal.ts";
 import type { TaskRecord } from "./record.ts";
 
 interface SavedState {
@@ -62,6 +62,11 @@ export class RecordKeeper {
   /** Said, and not on disk yet. */
   get pendingBytes(): number {
     return this.#journal.pendingBytes;
+  }
+
+  /** Why nothing can be written now. */
+  get trouble(): JournalTrouble | undefined {
+    return this.#journal.trouble;
   }
 
   flushed(): Promise<void> {

@@ -23,7 +23,7 @@ export interface DropInNeeds {
   readonly healthy: (model: string) => boolean;
   /** The workers that the n-th model has now; undefined where this process runs no batches and does not know. */
   readonly workers: (model: number) => readonly KnownWorker[] | undefined;
-  readonly draining: () => boolean;
+  readonly ready: () => boolean;
   /** What is passed through now, by whatever rules it came. */
   readonly underway: { count: number };
 }
@@ -39,7 +39,7 @@ export interface OpenDropIns {
 /** Rejects with one line when a certificate for workers cannot be used. */
 export async function openDropIns(config: Config, needs: DropInNeeds): Promise<OpenDropIns> {
   const { models, limits } = config;
-  const { crossing, healthy, draining, admission, clock } = needs;
+  const { crossing, healthy, ready, admission, clock } = needs;
   const passages: Passage[] = [];
   const passed = new Map<string, PassedModel>();
   for (const [at, model] of models.entries()) {
@@ -68,7 +68,7 @@ export async function openDropIns(config: Config, needs: DropInNeeds): Promise<O
     workerName: workerNameOf(model),
   }));
   const { maxInputs } = limits;
-  const parts = { crossing, proxy, maxInputs, ready: () => !draining(), version: version() };
+  const parts = { crossing, proxy, maxInputs, ready, version: version() };
   const dropIns = new DropIns(known, parts);
   return {
     dropIns,

@@ -8,7 +8,8 @@ import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { after, describe } from "node:test";
 import type { Clock } from "../../src/clock.ts";
-import { type Journal, openJournal, type SavedRecord } from "../../src/engine/journal.ts";
+import { Refusal } from "../../src/core/errors.ts";
+import { type Journal, JournalTrouble, openJournal, type SavedRecord } from "../../src/engine/journal.ts";
 import { MemoryEngine } from "../../src/engine/memory.ts";
 import { RecordKeeper } from "../../src/engine/saved.ts";
 import { VirtualClock } from "../../src/plan/virtual-clock.ts";
@@ -45,7 +46,7 @@ const openBare: OpenEngine = async (options) => {
 
 const openOnDisk: OpenEngine = (options) => {
   const dir = join(home, String(dirs++));
-  const start = () => openJournal(dir, (why) => assert.fail(why.message));
+  const start = () => openJournal(dir, (why) => assert.fail(why?.message));
   return openKept(start, options, new VirtualClock(), new Events());
 };
 
@@ -53,7 +54,7 @@ const openOnDisk: OpenEngine = (options) => {
 class PerfectJournal implements Journal {
   readonly kept = new Map<string, SavedRecord>();
   pendingBytes = 0;
-  broken: Error | undefined;
+  trouble: JournalTrouble | undefined;
 
   save(id: string, task: string, state: string): void {
     this.kept.delete(id);
@@ -67,7 +68,7 @@ class PerfectJournal implements Journal {
     this.kept.delete(id);
   }
   async flushed(): Promise<void> {
-    if (this.broken !== undefined) throw this.broken;
+    if (this.trouble !== undefined) throw this.trouble;
   }
   async close(): Promise<void> {}
 }
@@ -316,7 +317,7 @@ describe("the journal", () => {
   );
 
   holds(
-    "is waited for before a task counts as accepted, and refuses all when it is broken",
+    "is waited for before a task counts as accepted, and refuses what its disk cannot keep up with",
     async (stage) => {
       const written = Promise.withResolvers<void>();
       journal.flushed = () => written.promise;
@@ -326,16 +327,89 @@ describe("the journal", () => {
       assert.equal(reply, undefined);
       written.resolve();
       assert.equal((await put).kind, "queued");
-      journal.flushed = () => Promise.reject(new Error("no space left"));
-      const refused = stage.task();
-      const full = await stage.engine.put(refused);
-      assert(full.kind === "full");
-      assert.match(full.message, /no space left/);
-      assert.notEqual(await stage.state(refused.id), "queued");
       journal.pendingBytes = Infinity; // a disk that cannot keep up is refused before it is asked
       assert.match(((await stage.put()) as { message?: string }).message ?? "", /behind its disk/);
+      journal.pendingBytes = 0;
     },
   );
+
+  /** The next write fails; from then on the journal says so itself. */
+  const breaks = (lasting = false): void => {
+    const trouble = new JournalTrouble("no space left to write /secret/ferry.db", lasting);
+    journal.flushed = async () => {
+      journal.trouble = trouble;
+      throw trouble;
+    };
+  };
+  const mends = (): void => {
+    journal.trouble = undefined;
+    journal.flushed = async () => {};
+  };
+  const keyed = { idempotency: { key: "k", fingerprint: "f" } };
+
+  holds("a task that could not be written and was not claimed is refused, and never runs", async (stage) => {
+    breaks();
+    const refused = stage.task();
+    const full = await stage.engine.put(refused, keyed);
+    assert(full.kind === "full");
+    assert.doesNotMatch(full.message, /secret|space/, "the cause is for operators");
+    assert.deepEqual(idsOf(await stage.claim()), []);
+    assert.equal(await stage.engine.outcome(refused.id), undefined);
+    assert.ok(!journal.kept.has(refused.id));
+    // Until it can be written again nothing is taken in, and then its key stands for nothing.
+    assert.equal((await stage.put({}, keyed)).kind, "full");
+    await stage.hasCounts([0, 0, 0, 0]);
+    mends();
+    assert.equal((await stage.put({}, keyed)).kind, "queued");
+  });
+
+  holds("one that runs already is answered with its outcome, not refused", async (stage) => {
+    const written = Promise.withResolvers<void>();
+    journal.flushed = () => written.promise;
+    const task = stage.task();
+    const put = Promise.resolve(stage.engine.put(task, { joinKey: "same" }));
+    const joined = Promise.resolve(stage.put({}, { joinKey: "same" }));
+    const lease = await stage.claim();
+    assert.deepEqual(idsOf(lease), [task.id]);
+    journal.trouble = new JournalTrouble("no space", false);
+    written.reject(journal.trouble);
+    await stage.tick(0);
+    await stage.settle(lease, done(task.id));
+    for (const reply of [await put, await joined]) {
+      assert(reply.kind === "done", reply.kind);
+      assert.deepEqual([reply.id, reply.record.outcome], [task.id, { ok: true, output: '"out"' }]);
+    }
+    mends();
+  });
+
+  holds(
+    "after a failed fsync nobody is told that a task was refused: it may be on the disk",
+    async (stage) => {
+      breaks(true);
+      await assert.rejects(
+        Promise.resolve(stage.put()),
+        (error) => error instanceof Refusal && error.status === 503 && /not known/.test(error.message),
+      );
+      assert.deepEqual(idsOf(await stage.claim()), []);
+      mends();
+    },
+  );
+
+  holds("a replay that cannot be written leaves its letter in the list", async (stage) => {
+    mends();
+    const id = await stage.ended(dead);
+    breaks();
+    await assert.rejects(stage.engine.deadLetters.replay(id), Refusal);
+    await assert.rejects(stage.engine.deadLetters.replay(id), Refusal, "refused before it is tried");
+    assert.equal((await stage.engine.deadLetters.get(id))?.task.id, id);
+    await stage.hasCounts([0, 0, 1, 1]);
+    mends();
+    assert.equal(await stage.engine.deadLetters.replay(id), true);
+    const queued = await stage.queue();
+    breaks();
+    await assert.rejects(stage.engine.cancel(queued, "ann"), Refusal);
+    mends();
+  });
 });
 
 describe("finished records have a bounded shelf", () => {

@@ -72,7 +72,7 @@ export class Disk {
           if (!busy) write();
         }),
       pendingBytes: 0,
-      broken: undefined,
+      trouble: undefined,
       close: async () => {
         for (const change of [...writing, ...open]) change(this.#records);
         writing = open = [];
