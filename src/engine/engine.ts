@@ -84,6 +84,11 @@ export interface ClaimRequest {
   readonly parameters: Json;
   readonly max: number;
   readonly leaseMs: number;
+  /**
+   * Their worker runs inside this process, so an input that crashes it ends the process: an engine on a disk notes who
+   * runs before it returns, and holds the death against them at the next start (`core/retry.ts`).
+   */
+  readonly inProcess?: boolean;
   readonly batch: Omit<BatchNote, "size">;
 }
 

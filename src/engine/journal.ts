@@ -35,6 +35,8 @@
  *   ferry.db-wal     SQLite's log, folded into ferry.db about every 2 MB and at `close`.
  *   ferry.db-mark    the number of the last confirmed commit, written (not fsynced) after its fsync. It can
  *                    lag behind the disk, never run ahead of it; so a `tally` below it proves a loss.
+ *   ferry.running    the ids of the tasks that run inside the process, rewritten in place before each batch of a module
+ *                    backend; never fsynced.
  *   ferry.lock       empty; held with SQLite's own file lock, which the kernel drops when the process dies,
  *   ferry.pid        so that one process at a time uses the directory. ferry.pid only names it.
  *   ferry.db-new, ferry.db-recovered, ferry.db-mended, ferry.db.damaged-N: see `journal-recover.ts`,
@@ -61,6 +63,11 @@ export interface Journal {
   /** A new `state` for a saved record; ignored when the record is not there. */
   update(id: string, state: string): void;
   forget(id: string): void;
+  /**
+   * Which records run in this process now, as a whole. Known to the next start after a crash of the process when this
+   * returns (a write without fsync, of some microseconds, on the calling thread); after a power cut perhaps.
+   */
+  running(ids: readonly string[]): void;
   /** Resolves when everything said before this call is on disk (fsynced); rejects when it cannot be. */
   flushed(): Promise<void>;
   /** Said but not yet confirmed, in characters, with a little for each change. */
@@ -94,6 +101,8 @@ export interface OpenedJournal {
    * disk broke its word. Not 0: say so loudly, those tasks are lost.
    */
   readonly torn: number;
+  /** What `running` said last. */
+  readonly running: readonly string[];
 }
 
 export interface JournalOptions {
@@ -190,6 +199,7 @@ class ThreadJournal implements Journal {
   readonly #thread: Worker;
   readonly #exited: Promise<void>;
   readonly #clock: Clock;
+  readonly #noteRunning: (ids: readonly string[]) => void;
   readonly #onTrouble: (why: JournalTrouble | undefined) => void;
   #open = new Group();
   #sealed: Group[] = [];
@@ -203,6 +213,7 @@ class ThreadJournal implements Journal {
   constructor(start: WriterStart, onTrouble: (why: JournalTrouble | undefined) => void, clock: Clock) {
     this.#onTrouble = onTrouble;
     this.#clock = clock;
+    this.#noteRunning = runningNote(start.dataDir);
     // The same ending as this file's: .ts in a checkout, .js in dist/.
     const program = new URL(`./journal-writer${extname(import.meta.filename)}`, import.meta.url);
     this.#thread = new Worker(program, { workerData: start, name: "journal" });
@@ -231,6 +242,10 @@ class ThreadJournal implements Journal {
     this.#open.forget(id);
   }
 
+  running(ids: readonly string[]): void {
+    this.#noteRunning(ids);
+  }
+
   flushed(): Promise<void> {
     if (this.#trouble !== undefined) return Promise.reject(this.#trouble);
     const last = this.#open.changes.length > 0 ? this.#open : (this.#sealed.at(-1) ?? this.#committing);
@@ -252,6 +267,7 @@ class ThreadJournal implements Journal {
   async #end(): Promise<void> {
     await this.flushed().catch(() => {}); // `trouble` tells
     this.#retry?.cancel();
+    this.#noteRunning([]); // what a stop interrupts killed nobody
     this.#thread.postMessage("close");
     await this.#exited;
   }
@@ -365,7 +381,7 @@ export async function openJournal(
   try {
     const torn = await journal.opened.promise;
     isOpen = true;
-    return { journal, records: journal.records, torn };
+    return { journal, records: journal.records, torn, running: readRunning(resolve(dataDir)) };
   } catch (why) {
     await journal.close(); // when this rejects, the lock is free again
     throw why;
@@ -397,6 +413,30 @@ export const tallyCrc = (tally: Tally): number =>
 export function markText(file: string, commits: number): string {
   const text = `${file} ${String(commits).padStart(16, "0")}`;
   return `${text} ${crc32(text).toString(16).padStart(8, "0")}\n`;
+}
+
+const runningFile = (dataDir: string): string => join(dataDir, "ferry.running");
+
+/** One line, with its CRC first; what an earlier, longer one left behind it is ignored. */
+function runningNote(dataDir: string): (ids: readonly string[]) => void {
+  let fd: number | undefined;
+  return (ids) => {
+    if (fd === undefined && ids.length === 0) return;
+    const text = ids.join(" ");
+    try {
+      fd ??= fs.openSync(runningFile(dataDir), fs.constants.O_RDWR | fs.constants.O_CREAT, 0o600);
+      fs.writeSync(fd, `${crc32(text).toString(16).padStart(8, "0")} ${text}\n`, 0);
+    } catch {
+      // A disk that takes no writes is the journal's trouble, and it finds out by itself.
+    }
+  };
+}
+
+function readRunning(dataDir: string): readonly string[] {
+  const path = runningFile(dataDir);
+  const [line = ""] = fs.existsSync(path) ? fs.readFileSync(path, "utf8").split("\n", 1) : [];
+  const text = line.slice(9);
+  return Number.parseInt(line.slice(0, 8), 16) === crc32(text) && text !== "" ? text.split(" ") : [];
 }
 
 /** The one failure that `ferry recover` is for. */

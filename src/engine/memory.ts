@@ -19,7 +19,7 @@ import type { EngineStats, Lease, PutReply, QueueView, RecordView } from "./engi
 import type { SettleReply, Sharing, Verdict } from "./engine.ts";
 import type { JournalTrouble, SavedRecord } from "./journal.ts";
 import { Places } from "./places.ts";
-import { lostForGood, retriedFields, TaskRecord, tooLate } from "./record.ts";
+import { killedProcess, lostForGood, retriedFields, TaskRecord, tooLate } from "./record.ts";
 import { Records, UNWRITABLE } from "./records.ts";
 import { type RecordKeeper, restored } from "./saved.ts";
 import { keyOnly } from "./sharing.ts";
@@ -48,6 +48,13 @@ export class MemoryEngine implements Engine {
   readonly #listeners = new Set<EngineListener>();
   readonly together: Engine["together"] = (puts) => this.#places.together(puts);
   readonly deadLetters: DeadLetters;
+  /** Those that run inside this process, as far as it matters: with a journal that can remember them. */
+  readonly #inside = new Set<TaskRecord>();
+  /** With which the process died before, those with more deaths later; `#suspect` is the one that may run. */
+  readonly #suspects: TaskRecord[] = [];
+  #suspect: TaskRecord | undefined;
+  /** Until the deaths that the last start left behind are on disk no task runs that could cause the next. */
+  #deathsStored: Promise<void> | undefined;
   #leases = 0;
   #nextReap = Infinity;
 
@@ -64,6 +71,7 @@ export class MemoryEngine implements Engine {
       forgotten: (id) => this.#records.letterGone(id),
     });
     for (const saved of keeper?.found ?? NOTHING) this.#restore(saved, clock.now());
+    if (keeper !== undefined) this.#countDeaths(keeper, clock.now());
   }
 
   put(task: Task, sharing: Sharing = {}): PutReply | Promise<PutReply> {
@@ -171,14 +179,18 @@ export class MemoryEngine implements Engine {
   }
 
   async claim(request: ClaimRequest): Promise<Lease> {
+    const inside = request.inProcess === true && this.#keeper !== undefined;
+    if (inside && this.#deathsStored !== undefined) await this.#deathsStored;
     const now = this.#clock.now();
     const token = `${request.batch.id}.${++this.#leases}`;
     const live = this.#takeLive(request, now);
     const batch = { ...request.batch, size: live.length };
     const tasks = live.map((record) => {
       this.#places.lease(record, token, now + request.leaseMs, batch);
+      if (inside) this.#inside.add(record);
       return { task: record.task, attempt: record.attempt, queuedAt: record.queuedAt };
     });
+    if (inside && live.length > 0) this.#keeper.running(this.#inside);
     return { token, batch, tasks };
   }
 
@@ -244,6 +256,7 @@ export class MemoryEngine implements Engine {
   }
 
   #retry(record: TaskRecord, verdict: Verdict & { kind: "retry" }, now: number): void {
+    if (this.#inside.delete(record)) this.#keeper!.running(this.#inside);
     if (verdict.spared === true) record.attempt--;
     if (verdict.overdue === true) record.overdue = true;
     if (verdict.maxBatchSize !== undefined) {
@@ -393,6 +406,7 @@ export class MemoryEngine implements Engine {
   }
 
   #finish(record: TaskRecord, outcome: Outcome, now: number): void {
+    this.#inside.delete(record); // the next claim notes it; until then the outcome says that it is over
     // However it failed (too late, rejected, cancelled), a replayed letter goes back to the list with its input.
     if (record.replayed && record.dead === undefined && !outcome.ok) {
       const { code, message } = outcome;
@@ -403,6 +417,7 @@ export class MemoryEngine implements Engine {
     this.#shelve(record, outcome, now);
     this.#keeper?.update(record);
     for (const listener of this.#listeners) listener.settled?.(record);
+    if (record === this.#suspect) this.#nextSuspect(now);
   }
 
   #shelve(record: TaskRecord, outcome: Outcome, settledAt: number): void {
@@ -458,9 +473,63 @@ export class MemoryEngine implements Engine {
     for (const idempotency of state.keys ?? NOTHING) this.#records.shared.bindKey(record, { idempotency });
     record.dead = letter?.message;
     record.replayed = state.replayed === true;
-    if (state.outcome === undefined) this.#places.enqueue(record, now);
+    record.deaths = state.deaths ?? 0;
+    if (state.outcome === undefined) this.#restoreUnfinished(record, now);
     else this.#shelve(record, state.outcome, Math.min(now, state.settledAt ?? now));
     if (letter !== undefined) this.deadLetters.add(letter);
     if (orphan) this.#keeper?.update(record);
+  }
+
+  #restoreUnfinished(record: TaskRecord, now: number): void {
+    if (record.deaths === 0 && !this.#keeper!.wereRunning.has(record.task.id)) {
+      return this.#places.enqueue(record, now);
+    }
+    record.deadlineAt = Infinity; // until it is its turn
+    this.#suspects.push(record);
+    this.#places.sitOut(record, Infinity);
+  }
+
+  /** After a restart: charges the tasks that ran in the process with its death, as `core/retry.ts` says. */
+  #countDeaths(keeper: RecordKeeper, now: number): void {
+    const ran = this.#suspects.filter(({ task }) => keeper.wereRunning.has(task.id));
+    const most = Math.max(...ran.map(({ deaths }) => deaths));
+    for (const record of ran.filter(({ deaths }) => deaths === most)) {
+      record.attempt = ++record.deaths;
+      keeper.update(record);
+      if (record.deaths < DEAD_FROM_ATTEMPT) continue;
+      const { id, model, trace } = record.task;
+      const verdict = killedProcess(record);
+      this.#events.emit("task.dead", { id, model, code: verdict.code, message: verdict.detail, trace });
+      this.#fail(record, verdict, now);
+    }
+    if (keeper.wereRunning.size > 0) {
+      const stored = (): void => keeper.running(this.#inside);
+      this.#deathsStored = keeper
+        .flushed()
+        .then(stored, () => {})
+        .then(() => void (this.#deathsStored = undefined));
+    }
+    this.#suspects.sort((one, other) => one.deaths - other.deaths);
+    while (this.#suspects[0]?.deaths === 0) this.#release(this.#suspects.shift()!, now);
+    this.#nextSuspect(now);
+  }
+
+  #nextSuspect(now: number): void {
+    do this.#suspect = this.#suspects.shift();
+    while (this.#suspect?.final === true);
+    if (this.#suspect === undefined) return;
+    this.#suspect.maxBatchSize = 1;
+    this.#release(this.#suspect, now);
+  }
+
+  /** Its time begins now. */
+  #release(record: TaskRecord, now: number): void {
+    const totalMs = this.#options.models.get(record.task.model)?.totalMs ?? 0;
+    this.#places.leave(record);
+    record.attempt = record.deaths;
+    record.deadlineAt = now + totalMs;
+    record.task = { ...record.task, createdAt: now, deadlineAt: record.deadlineAt };
+    record.expiresAt = this.#places.expiry(record.task.model, now, record.deadlineAt);
+    this.#places.enqueue(record, now);
   }
 }

@@ -21,6 +21,8 @@ interface SavedState {
   readonly forgotten?: true;
   /** It was a dead letter before. */
   readonly replayed?: true;
+  /** How often the process died while it ran. */
+  readonly deaths?: number;
   /** Idempotency-Keys of those who joined. */
   readonly keys?: TaskRecord["keys"];
 }
@@ -35,10 +37,18 @@ export class RecordKeeper {
   readonly #journal: Journal;
   /** What was on disk at the start. */
   readonly found: readonly SavedRecord[];
+  /** Which of them ran in the process when it ended, where that was noted. */
+  readonly wereRunning: ReadonlySet<string>;
 
-  constructor(journal: Journal, found: readonly SavedRecord[]) {
+  constructor(journal: Journal, found: readonly SavedRecord[], wereRunning: readonly string[] = []) {
     this.#journal = journal;
     this.found = found;
+    this.wereRunning = new Set(wereRunning);
+  }
+
+  /** Those that run in this process now; on return it is known after a crash of the process. */
+  running(records: ReadonlySet<TaskRecord>): void {
+    this.#journal.running(Array.from(records, ({ task }) => task.id));
   }
 
   save(record: TaskRecord): void {
@@ -79,7 +89,7 @@ export class RecordKeeper {
 }
 
 function stateText(record: TaskRecord, forgotten?: true): string {
-  const { attempt, outcome, settledAt, batch, dead, keys, sharing, replayed } = record;
+  const { attempt, outcome, settledAt, batch, dead, keys, sharing, replayed, deaths } = record;
   const joined = keys.filter(({ key }) => key !== sharing.idempotency?.key);
   const state = {
     attempt,
@@ -89,6 +99,7 @@ function stateText(record: TaskRecord, forgotten?: true): string {
     dead,
     forgotten,
     ...(replayed && { replayed }),
+    ...(deaths > 0 && { deaths }),
   };
   return JSON.stringify(joined.length === 0 ? state : { ...state, keys: joined });
 }

@@ -65,7 +65,7 @@ async function openMemory(
   });
   if (dataDir === undefined) return opened(new MemoryEngine(options, clock, events));
   const lost = Promise.withResolvers<void>();
-  const { journal, records, torn } = await openJournal(
+  const { journal, records, torn, running } = await openJournal(
     dataDir,
     (why) => {
       if (why === undefined) {
@@ -84,7 +84,7 @@ async function openMemory(
     events.emit("notice", { level: "warn", message });
   }
   return {
-    ...opened(new MemoryEngine(options, clock, events, new RecordKeeper(journal, records))),
+    ...opened(new MemoryEngine(options, clock, events, new RecordKeeper(journal, records, running))),
     writable: () => journal.trouble === undefined,
     lost: lost.promise,
   };

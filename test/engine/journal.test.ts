@@ -77,6 +77,30 @@ void test("gathers one turn of the loop into one commit, what comes meanwhile in
   assert.equal(records.length, 1012);
 });
 
+void test("who runs in the process is known after a crash, and nobody after a stop", async () => {
+  const dir = newDir();
+  const { journal, running } = await open(dir);
+  assert.deepEqual(running, []);
+  const afterCrash = async (harm: (file: string) => void = () => {}): Promise<readonly string[]> => {
+    const copy = copyOf(dir);
+    harm(join(copy, "ferry.running"));
+    const next = await open(copy);
+    await next.journal.close();
+    return next.running;
+  };
+  journal.running([]);
+  assert.ok(!fs.existsSync(join(dir, "ferry.running")), "only where something runs in the process");
+  for (const ids of [["a"], ["a", "b", "c"], ["b"], []]) {
+    journal.running(ids);
+    assert.deepEqual(await afterCrash(), ids);
+  }
+  journal.running(["a", "b"]);
+  assert.deepEqual(await afterCrash((file) => overwrite(file, Buffer.from("x"), 9)), []);
+  assert.deepEqual(await afterCrash((file) => fs.truncateSync(file, 5)), []);
+  await journal.close();
+  assert.deepEqual(await afterCrash(), []);
+});
+
 type Step = readonly ["save" | "update" | "forget" | "flush" | "reopen", string, string];
 
 void test("is a Map that survives", async () => {

@@ -6,7 +6,7 @@ import assert from "node:assert/strict";
 import * as fs from "node:fs";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
-import { after, describe } from "node:test";
+import { after, describe, test } from "node:test";
 import type { Clock } from "../../src/clock.ts";
 import { Refusal } from "../../src/core/errors.ts";
 import { type Journal, JournalTrouble, openJournal, type SavedRecord } from "../../src/engine/journal.ts";
@@ -26,12 +26,13 @@ import {
   LETTER_TTL_MS,
   MODEL,
   OTHER_MODEL,
+  PLAIN,
   type OpenEngine,
   type Opened,
   QUEUE_MS,
   RESULT_TTL_MS,
   retry,
-  type Stage,
+  Stage,
   TOTAL_MS,
 } from "../contract/engine-stage.ts";
 
@@ -66,6 +67,10 @@ class PerfectJournal implements Journal {
   }
   forget(id: string): void {
     this.kept.delete(id);
+  }
+  noted: readonly string[] = [];
+  running(ids: readonly string[]): void {
+    this.noted = ids;
   }
   async flushed(): Promise<void> {
     if (this.trouble !== undefined) throw this.trouble;
@@ -409,6 +414,109 @@ describe("the journal", () => {
     breaks();
     await assert.rejects(stage.engine.cancel(queued, "ann"), Refusal);
     mends();
+  });
+});
+
+describe("a process that dies with its own workers", () => {
+  /** Opens an engine on what the last one left; the last one is just not used any more, as after a crash. */
+  class Crashing {
+    readonly journal = new PerfectJournal();
+    readonly #clock = new VirtualClock();
+    readonly dead: string[] = [];
+
+    async start(): Promise<Stage> {
+      const keeper = new RecordKeeper(this.journal, [...this.journal.kept.values()], this.journal.noted);
+      const events = new Events();
+      events.on("task.dead", ({ id }) => this.dead.push(id));
+      const engine = new MemoryEngine(PLAIN, this.#clock, events, keeper);
+      return new Stage({ engine, clock: this.#clock, events });
+    }
+  }
+  const inside = { inProcess: true };
+
+  void test("runs what ran then one at a time, alone, and buries what it died with four times", async () => {
+    const life = new Crashing();
+    let stage = await life.start();
+    const ids = await stage.queueMany(4);
+    const poison = ids[1]!;
+    assert.deepEqual(idsOf(await stage.claim(3, inside)), ids.slice(0, 3));
+    assert.deepEqual(life.journal.noted, ids.slice(0, 3));
+    const served: string[] = [];
+    for (let death = 1; death < 4; death++) {
+      stage = await life.start();
+      const fresh = await stage.queue();
+      for (let lease = await stage.claim(64, inside); ; lease = await stage.claim(64, inside)) {
+        const [first] = idsOf(lease);
+        assert.ok(first !== undefined, "the poison is still there");
+        if (ids.slice(0, 3).includes(first)) {
+          assert.equal(lease.tasks.length, 1, "a suspect runs alone");
+          const beside = await stage.claim(64, inside);
+          assert.ok(!idsOf(beside).some((id) => ids.slice(0, 3).includes(id)), "one suspect at a time");
+          for (const id of idsOf(beside)) await stage.settle(beside, done(id));
+          served.push(...idsOf(beside));
+        }
+        if (first === poison) break;
+        for (const id of idsOf(lease)) await stage.settle(lease, done(id));
+        served.push(...idsOf(lease));
+      }
+      assert.ok(served.includes(fresh));
+    }
+    for (const id of ids) assert.equal(served.includes(id), id !== poison);
+    stage = await life.start();
+    assert.deepEqual(life.dead, [poison]);
+    const letter = await stage.engine.deadLetters.get(poison);
+    assert.deepEqual([letter?.attempts, letter?.task.input], [4, '"in"']);
+    assert.match(letter!.message, /the process died 4 times while it ran/);
+    assert.equal(await stage.code(poison), "INFERENCE_FAILED");
+    assert.deepEqual(idsOf(await stage.claim(64, inside)), []);
+    stage = await life.start();
+    await stage.hasCounts([0, 0, stage.engine.stats().kept, 1]);
+  });
+
+  void test("a task that runs beside a suspect is not charged with the death", async () => {
+    const life = new Crashing();
+    let stage = await life.start();
+    const poison = await stage.queue();
+    await stage.claim(1, inside);
+    stage = await life.start();
+    const other = await stage.queue({ parameters: "other" });
+    await stage.claim(1, inside);
+    await stage.claim(1, { ...inside, parameters: "other" });
+    assert.deepEqual(new Set(life.journal.noted), new Set([poison, other]));
+    stage = await life.start();
+    assert.equal((await stage.claim(1, inside)).tasks[0]?.attempt, 3);
+    assert.equal((await stage.claim(1, { ...inside, parameters: "other" })).tasks[0]?.attempt, 1);
+  });
+
+  void test("what came back, ended, or runs elsewhere is not charged", async () => {
+    const life = new Crashing();
+    let stage = await life.start();
+    const [ended, retried] = await stage.queueMany(2);
+    const lease = await stage.claim(64, inside);
+    await stage.settle(lease, done(ended!));
+    await stage.settle(lease, retry(retried!, stage.now));
+    const elsewhere = await stage.queue({ parameters: "other" });
+    await stage.claim(64, { parameters: "other" });
+    assert.deepEqual(life.journal.noted, []);
+    stage = await life.start();
+    assert.deepEqual(idsOf(await stage.claim()), [retried]);
+    assert.deepEqual(idsOf(await stage.claim(64, { parameters: "other" })), [elsewhere]);
+  });
+
+  void test("no task that could be the next one runs before the last death is on disk", async () => {
+    const life = new Crashing();
+    let stage = await life.start();
+    await stage.queueMany(2);
+    await stage.claim(1, inside);
+    const written = Promise.withResolvers<void>();
+    life.journal.flushed = () => written.promise;
+    stage = await life.start();
+    let claimed: unknown;
+    const claim = stage.claim(64, inside).then((lease) => (claimed = lease));
+    await stage.tick(0);
+    assert.equal(claimed, undefined);
+    written.resolve();
+    assert.equal((await claim).tasks.length, 1);
   });
 });
 

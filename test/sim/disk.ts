@@ -65,6 +65,7 @@ export class Disk {
           const saved = records.get(id);
           if (saved !== undefined) records.set(id, { ...saved, state });
         }),
+      running: () => {},
       forget: (id) => say((records) => void records.delete(id)),
       flushed: () =>
         new Promise((resolve) => {
