@@ -99,7 +99,12 @@ export class MemoryEngine implements Engine {
     if (reply.kind === "done") return reply;
     const record = this.#records.find(reply.id);
     if (record === undefined) return { kind: "full", message: UNWRITABLE };
-    if (reply.kind === "queued" && record.state === "queued" && record.attempt === 0 && record.joins === 0) {
+    if (
+      reply.kind === "queued" &&
+      record.state === "queued" &&
+      record.batch === undefined &&
+      record.joins === 0
+    ) {
       this.#events.emit("task.dropped", { id: reply.id, model: record.task.model });
       this.#end(record, NOT_STORED, this.#clock.now());
       const ended = this.#records.get(reply.id);
@@ -455,7 +460,7 @@ export class MemoryEngine implements Engine {
     await this.#keeper?.flushed().catch(() => {
       const record = this.#records.find(id);
       // Back to the list, unless it runs already.
-      if (record?.state === "queued" && record.attempt === 0)
+      if (record?.state === "queued" && record.batch === undefined)
         this.#end(record, NOT_STORED, this.#clock.now());
       throw noRoomToReplay(UNWRITABLE);
     });

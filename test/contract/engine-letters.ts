@@ -184,10 +184,11 @@ function replays(holds: Holds): void {
     const next = await stage.reopen();
     if (next === undefined) return;
     await next.pass(QUEUE_MS);
-    assert.equal((await next.engine.deadLetters.get(id))?.code, "DEADLINE_EXCEEDED");
+    const before = await next.engine.deadLetters.get(id);
     const last = await next.reopen();
-    assert.equal((await last?.engine.deadLetters.get(id))?.code, "DEADLINE_EXCEEDED");
+    const after = await last?.engine.deadLetters.get(id);
     await last?.engine.close();
+    assert.deepEqual([before?.code, after?.code], ["DEADLINE_EXCEEDED", "DEADLINE_EXCEEDED"]);
   });
 
   holds(
