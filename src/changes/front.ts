@@ -220,7 +220,7 @@ export class Front {
       opening.close();
       throw error;
     }
-    const described = { ...healthRoutes(draining), ...openapiRoutes(credentials.required) };
+    const described = { ...healthRoutes(draining, opened.writable), ...openapiRoutes(credentials.required) };
     const routes = { ...passing.dropIns.routes(), ...native.routes(), ...described };
     const tensors = config.models.filter(speaksTensors).map(({ name, maxBatchSize }) => ({
       name,
@@ -232,7 +232,7 @@ export class Front {
   }
 
   #openDropIns(config: Config, crossing: Crossing, doors: readonly ModelDoor[]): Promise<OpenDropIns> {
-    const { role, clock, events, draining } = this.#parts;
+    const { role, clock, events } = this.#parts;
     const workers = (at: number) => this.#parts.dispatcher(config.models[at]!.name);
     return openDropIns(config, {
       crossing,
@@ -246,14 +246,14 @@ export class Front {
       },
       healthy: (model) => this.#healthy(model),
       screening: (at) => doors[at]!.screen,
-      draining,
+      ready: () => this.#ready(),
       underway: this.#underway,
     });
   }
 
   async #openGrpc({ grpc, limits }: Config): Promise<void> {
     if (grpc.listen === undefined) return;
-    const { clock, events, tls, tracing, random, draining } = this.#parts;
+    const { clock, events, tls, tracing, random } = this.#parts;
     const now = (): Generation => this.#now!;
     const door = (this.#grpc = new GrpcDoor(
       // More rows than that can never be queued at once.
@@ -268,7 +268,7 @@ export class Front {
         get pages() {
           return now().grpcPages;
         },
-        ready: () => !draining(),
+        ready: () => this.#ready(),
         version: version(),
         bytes: this.#bytes,
         clock,
@@ -278,6 +278,10 @@ export class Front {
       },
     ));
     this.grpcUrl = await door.listen(grpc.listen.host, grpc.listen.port);
+  }
+
+  #ready(): boolean {
+    return !this.#parts.draining() && this.#parts.opened.writable();
   }
 
   /** At least one worker of this model can be given batches. */

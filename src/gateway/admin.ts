@@ -71,6 +71,7 @@ export interface Inside {
   /** How many workers each model should have, and why. */
   scaling(): readonly object[];
   readonly draining: () => boolean;
+  readonly writable: () => boolean;
 }
 
 /** Routes of those who look on, and what they remember; `guarded` ones ask for the token, where there is one. */
@@ -97,7 +98,7 @@ export function adminRoutes(
   const letters = engine.deadLetters;
   const show = (letter: DeadLetter): object => letterView(letter, tiers);
   return {
-    ...healthRoutes(inside.draining),
+    ...healthRoutes(inside.draining, inside.writable),
     ...more.open,
     ...guardAll(more.guarded, guarded),
     "/internal/health": { GET: guarded((exchange) => json(exchange, inside.health())) },

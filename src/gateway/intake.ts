@@ -60,6 +60,8 @@ export interface Ticket {
   readonly quota: Quota | undefined;
   /** Set when the outcome was known at once. */
   readonly record: RecordView | undefined;
+  /** The outcome must be answered now, also to a caller that would ask for it later. */
+  readonly unstored: boolean;
   readonly work: AnsweredRequest["work"];
   readonly waiter: Waiter;
 }
@@ -149,6 +151,7 @@ export class Intake {
       deadlineAt,
       quota,
       record: undefined,
+      unstored: false,
       work: "own",
       waiter,
     };
@@ -176,7 +179,8 @@ export class Intake {
     }
     this.#router.release(waiter);
     if (put.kind === "done") {
-      return { ...ticket, id: put.id, record: put.record, work: put.cached ? "cached" : "joined" };
+      const { id, record, cached, unstored = false } = put;
+      return { ...ticket, id, record, work: cached ? "cached" : unstored ? "own" : "joined", unstored };
     }
     if (put.kind === "full") {
       if (put.never === true)

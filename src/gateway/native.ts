@@ -135,7 +135,8 @@ export class NativeProtocol {
     encoding: Encoding,
   ): void {
     if (exchange.answered) return;
-    if (record === undefined || waitMs === 0) this.#answerUndone(exchange, ticket, waitMs);
+    const asksLater = waitMs === 0 && !ticket.unstored;
+    if (record === undefined || asksLater) this.#answerUndone(exchange, ticket, waitMs);
     else this.#answer(exchange, ticket, record, encoding);
   }
 

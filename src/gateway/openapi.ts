@@ -210,7 +210,10 @@ const document = {
     "/readyz": {
       get: {
         summary: "The process wants requests",
-        responses: { "200": { description: "ready" }, "503": { description: "draining" } },
+        responses: {
+          "200": { description: "ready" },
+          "503": { description: "draining, or tasks cannot be stored" },
+        },
       },
     },
   },

@@ -27,7 +27,7 @@ export interface DropInNeeds {
   readonly workers: (model: number) => readonly KnownWorker[] | undefined;
   /** Of the n-th model; undefined where it has no deny patterns. */
   readonly screening: (model: number) => Screening | undefined;
-  readonly draining: () => boolean;
+  readonly ready: () => boolean;
   /** What is passed through now, by whatever rules it came. */
   readonly underway: FairShare;
 }
@@ -43,7 +43,7 @@ export interface OpenDropIns {
 /** Rejects with one line when a certificate for workers cannot be used. */
 export async function openDropIns(config: Config, needs: DropInNeeds): Promise<OpenDropIns> {
   const { models, limits } = config;
-  const { crossing, healthy, draining, admission, clock } = needs;
+  const { crossing, healthy, ready, admission, clock } = needs;
   const passages: Passage[] = [];
   const passed = new Map<string, PassedModel>();
   for (const [at, model] of models.entries()) {
@@ -76,13 +76,7 @@ export async function openDropIns(config: Config, needs: DropInNeeds): Promise<O
     workerName: workerNameOf(model),
     screen: needs.screening(at),
   }));
-  const parts = {
-    crossing,
-    proxy,
-    limits: requestLimits(limits),
-    ready: () => !draining(),
-    version: version(),
-  };
+  const parts = { crossing, proxy, limits: requestLimits(limits), ready, version: version() };
   const dropIns = new DropIns(known, parts);
   return {
     dropIns,

@@ -14,7 +14,7 @@ local more, next_due = 0, math.huge
 local retried, dead = {}, {}
 
 local function late(sh, id, st, message)
-  fail(sh, id, st, outcome(sh, 'DEADLINE_EXCEEDED', message, st, (body_of(sh, id))), '1', ttl)
+  fail(sh, id, st, outcome(sh, 'DEADLINE_EXCEEDED', message, st, (body_of(sh, id))), '1', ttl, max_letters)
 end
 
 local function put_back(sh, id, st)
@@ -32,7 +32,7 @@ local function lost(sh, id, st)
     local attempts = 'all ' .. st[ATTEMPT] .. ' attempts'
     local detail = 'its lease ran out ' .. st[LOST] .. ' times: whoever ran it died or was cut off'
     bury(sh, id, st, 'INFERENCE_FAILED', detail, meta, body, max_letters)
-    fail(sh, id, st, outcome(sh, 'INFERENCE_FAILED', attempts .. ' failed; it is kept as a dead letter', st, meta), '1', ttl)
+    fail(sh, id, st, outcome(sh, 'INFERENCE_FAILED', attempts .. ' failed; it is kept as a dead letter', st, meta), '1', ttl, max_letters)
     dead[#dead + 1] = id
     dead[#dead + 1] = model
     dead[#dead + 1] = detail
