@@ -153,7 +153,14 @@ export class Intake {
     };
     const put = this.#engine.put(task, refusal === undefined ? sharing : { ...sharing, only: true });
     if (!(put instanceof Promise)) return this.#placed(ticket, put, model, refusal, now);
-    return put.then((reply) => this.#placed(ticket, reply, model, refusal, now));
+    return put.then(
+      (reply) => this.#placed(ticket, reply, model, refusal, now),
+      (error: unknown) => {
+        // The engine is away: no outcome will ever wake the waiter.
+        this.#router.release(waiter);
+        throw error;
+      },
+    );
   }
 
   /** What the engine did with it. */

@@ -311,12 +311,15 @@ export class NativeProtocol {
     if (waitMs === 0) return this.#engine.outcome(id, tenant);
     const waiter = this.#router.expect(id, true);
     exchange.onGone(() => waiter.wake(undefined));
-    const now = await this.#engine.follow(id, tenant);
-    if (now === undefined || now.outcome !== undefined) {
+    try {
+      const now = await this.#engine.follow(id, tenant);
+      if (now === undefined || now.outcome !== undefined) return now;
+      const ended = await this.#router.wait(waiter, exchange.startedAt + waitMs);
+      return ended ?? (await this.#engine.outcome(id, tenant));
+    } finally {
+      // Also when the engine is away or the caller left.
       this.#router.release(waiter);
-      return now;
     }
-    return (await this.#router.wait(waiter, exchange.startedAt + waitMs)) ?? this.#engine.outcome(id, tenant);
   }
 
   /** Counted where callers are known: whoever guesses ids runs into the limit. */

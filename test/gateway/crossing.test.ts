@@ -178,6 +178,20 @@ describe("a crossing", () => {
     assert.equal(stage.router.waiting, 0);
   });
 
+  test("a request that is refused because the engine is away leaves no waiter behind", async () => {
+    const stage = new Stage();
+    const { engine, router } = stage;
+    const away = new Refusal("SERVICE_OVERLOADED", "Redis does not answer; send it again");
+    engine.put = () => Promise.reject(away);
+    for (let n = 0; n < 50; n++) assert.equal(await refusalOf(stage.cross(new Guest(), "a", "b")), away);
+    assert.equal(router.waiting, 0);
+    // Accepted by joining a task, and then nobody can say how that one stands.
+    engine.put = (task) => Promise.resolve({ kind: "joined", id: `${task.id}-leader` });
+    engine.outcome = () => Promise.reject(away);
+    for (let n = 0; n < 50; n++) assert.equal(await refusalOf(stage.cross(new Guest(), "a", "b")), away);
+    assert.equal(router.waiting, 0);
+  });
+
   test("a client that leaves takes its tasks along", async () => {
     const stage = new Stage();
     const guest = new Guest();
