@@ -14,6 +14,7 @@ import { type Spent, Windows } from "../core/window.ts";
 import type { Events } from "../telemetry/events.ts";
 import { DeadLetters } from "./dead-letters.ts";
 import type { CancelReply, ClaimRequest, Engine, EngineLimits, EngineListener } from "./engine.ts";
+import { neverFits } from "./engine.ts";
 import type { EngineStats, Lease, PutReply, QueueView, RecordView } from "./engine.ts";
 import type { SettleReply, Sharing, Verdict } from "./engine.ts";
 import type { SavedRecord } from "./journal.ts";
@@ -45,7 +46,7 @@ export class MemoryEngine implements Engine {
     this.#clock = clock;
     this.#events = events;
     this.#keeper = keeper;
-    this.#places = new Places(options.models, options.tiers, this.#listeners, (at) => this.#fallsDue(at));
+    this.#places = new Places(options, keeper !== undefined, this.#listeners, (at) => this.#fallsDue(at));
     this.#records = new Records(options.results, clock, keeper, options.seed ?? 0);
     this.deadLetters = new DeadLetters(options.deadLetters, events, {
       replay: (task) => this.#replay(task),
@@ -91,7 +92,8 @@ export class MemoryEngine implements Engine {
     }
     const leader = this.#records.shared.inFlight(sharing);
     if (leader !== undefined) {
-      leader.joins++;
+      // In the place of a caller that has left, if one has.
+      if (!leader.delivered) leader.joins++;
       this.#places.accommodate(leader, task, now);
       if (sharing.idempotency !== undefined) {
         this.#records.shared.bindKey(leader, sharing);
@@ -100,14 +102,19 @@ export class MemoryEngine implements Engine {
       return this.#join(leader);
     }
     if (sharing.only === true) return { kind: "full", message: "nothing to share, and no room for more" };
-    const bound = this.#places.full(this.#options, task.input.length) ?? this.#records.full(this.#options);
-    if (bound !== undefined) return { kind: "full", message: bound };
+    const full = this.#places.full(this.#options, task) ?? this.#records.full(this.#options, task.tenant);
+    if (full !== undefined) return full;
     this.#places.enqueue(this.#open(task, sharing, now), now);
     if (this.#events.heard("task.queued")) {
       const { id, model, tier } = task;
       this.#events.emit("task.queued", { id, model, tier, at: now });
     }
     return { kind: "queued", id: task.id };
+  }
+
+  neverFits(tasks: number, inputBytes: number, parameterBytes: number): string | undefined {
+    const copies = this.#keeper === undefined ? 1 : tasks;
+    return neverFits(this.#options, tasks, inputBytes + copies * parameterBytes);
   }
 
   #open(task: Task, sharing: Sharing, now: number): TaskRecord {
@@ -120,6 +127,7 @@ export class MemoryEngine implements Engine {
   #join(record: TaskRecord): PutReply {
     const { id, model } = record.task;
     if (record.final) return { kind: "done", id, record, cached: false };
+    record.delivered = false;
     this.#events.emit("task.joined", { id, model });
     return { kind: "joined", id };
   }
@@ -139,7 +147,7 @@ export class MemoryEngine implements Engine {
   /** Looks again when all were expired: an empty lease says that nothing was there. */
   #takeLive({ model, parameters, max }: ClaimRequest, now: number): TaskRecord[] {
     for (;;) {
-      const taken = this.#places.take(model, parameters, max);
+      const taken = this.#places.take(model, parameters, max, now);
       const live = taken.filter(({ expiresAt }) => now < expiresAt);
       for (const record of taken) if (now >= record.expiresAt) this.#expire(record, now);
       if (live.length > 0 || taken.length === 0) return live;
@@ -218,14 +226,23 @@ export class MemoryEngine implements Engine {
     const record = this.#records.find(id);
     if (record === undefined || record.task.tenant !== tenant) return "unknown";
     if (record.final) {
-      if (abandoned) return "kept";
+      if (abandoned) {
+        this.#records.abandoned(id);
+        return "kept";
+      }
       this.#records.forget(record);
       return "forgotten";
     }
     const joined = record.joins > 0;
     if (joined && abandoned) record.joins--;
-    if (joined || record.state === "running" || (abandoned && record.keys.length > 0)) return "kept";
+    if (joined || record.state === "running" || (abandoned && record.keys.length > 0)) {
+      // Nobody can come back for it: what becomes of it is promised to nobody.
+      if (abandoned && !joined && record.keys.length === 0) record.delivered = true;
+      return "kept";
+    }
     if (abandoned) this.#events.emit("task.dropped", { id, model: record.task.model });
+    // Its owner knows, or has left.
+    record.delivered = true;
     this.#end(
       record,
       { ok: false, code: "CANCELLED", message: "cancelled before it ran" },
@@ -236,7 +253,10 @@ export class MemoryEngine implements Engine {
 
   async outcome(id: string, tenant?: string): Promise<RecordView | undefined> {
     const record = this.#records.find(id);
-    return tenant === undefined || record?.task.tenant === tenant ? record : undefined;
+    if (tenant === undefined) return record;
+    if (record?.task.tenant !== tenant) return undefined;
+    if (!record.final) record.delivered = false;
+    return record;
   }
 
   follow(id: string, tenant: string): Promise<RecordView | undefined> {
@@ -299,8 +319,8 @@ export class MemoryEngine implements Engine {
     return this.#windows.spend(key, perMinute, this.#clock.now());
   }
 
-  queues(model: string): Iterable<QueueView> {
-    return this.#places.queues(model);
+  queues(model: string, perTier?: number): Iterable<QueueView> {
+    return this.#places.queues(model, perTier);
   }
 
   waiting(model: string): readonly number[] {
@@ -387,6 +407,7 @@ export class MemoryEngine implements Engine {
     this.#records.adopt(record);
     for (const idempotency of state.keys ?? NOTHING) this.#records.shared.bindKey(record, { idempotency });
     record.dead = letter?.message;
+    if (state.outcome !== undefined) this.#records.countFound(record);
     if (state.outcome === undefined) this.#places.enqueue(record, now);
     else this.#shelve(record, state.outcome, Math.min(now, state.settledAt ?? now));
     if (letter !== undefined) this.deadLetters.add(letter);

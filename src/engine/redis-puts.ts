@@ -180,7 +180,7 @@ export class RedisPuts {
       at = numbers.writeUInt16BE(call.place(shard), at);
       at = numbers.writeUInt16BE(kind, at);
       at = numbers.writeDoubleBE(shared.instant(task.deadlineAt), at);
-      at = numbers.writeUInt32BE(Buffer.byteLength(task.input), at);
+      at = numbers.writeUInt32BE(Buffer.byteLength(task.input) + Buffer.byteLength(parameters), at);
       at = numbers.writeUInt8(marks, at);
       tasks.push(...args);
       call.names(shard, ...names);

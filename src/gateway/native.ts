@@ -150,7 +150,10 @@ export class NativeProtocol {
     const quota = quotaHeaders(ticket.quota);
     exchange.ending = record;
     const refusal = record === undefined ? tooLate() : refusalOf(record);
-    if (refusal !== undefined) return exchange.fail(refusal, ticket.id, quota);
+    if (refusal !== undefined) {
+      exchange.fail(refusal, ticket.id, quota);
+      return this.#engine.delivered(ticket.id);
+    }
     const headers = [...batchHeaders(record!), ...quota];
     const bytes = this.#sendBytes(exchange, record!, ticket.id, headers);
     if (bytes === "refused") return;
@@ -272,7 +275,10 @@ export class NativeProtocol {
     if (stopped && !this.#options.durable) {
       return exchange.fail(this.#admission.ending(caller, ticket.model), id);
     }
-    if (waitMs === undefined && !stopped) return exchange.fail(tooLate(), id);
+    if (waitMs === undefined && !stopped) {
+      exchange.fail(tooLate(), id);
+      return this.#engine.delivered(id);
+    }
     exchange.send(202, `{"request_id":"${id}","task_id":"${id}","status":"PENDING"}`, [
       "location",
       `/v1/result/${id}`,

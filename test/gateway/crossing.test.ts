@@ -5,6 +5,7 @@ import { Admission } from "../../src/admission/admit.ts";
 import { Credentials } from "../../src/admission/credentials.ts";
 import { Gate } from "../../src/admission/gate.ts";
 import { Refusal } from "../../src/core/errors.ts";
+import type { Screen } from "../../src/core/screen.ts";
 import type { Horizon } from "../../src/core/shed.ts";
 import { MemoryEngine } from "../../src/engine/memory.ts";
 import { Crossing, type Visitor } from "../../src/gateway/crossing.ts";
@@ -60,7 +61,11 @@ class Stage {
   readonly admission: Admission;
   readonly crossing: Crossing;
 
-  constructor(limits: { maxQueued?: number; perUserPerMinute?: number } = {}, horizon = HORIZON) {
+  constructor(
+    limits: { maxQueued?: number; perUserPerMinute?: number } = {},
+    horizon = HORIZON,
+    more: Partial<ModelDoor> = {},
+  ) {
     const { clock } = this;
     const events = new Events();
     const options = {
@@ -94,6 +99,7 @@ class Stage {
       collapse: false,
       gate: new Gate(rules, prospects, engine),
       looksForFree: true,
+      ...more,
     };
     const intake = new Intake([door], admission, router, engine, clock);
     const credentials = new Credentials({ tiers: TIERS, anonymousTier: "first" }, {});
@@ -106,7 +112,7 @@ class Stage {
   }
 
   /** Claims everything that waits; the inputs, in the order of the batch. */
-  async claim() {
+  async claim(parameters = "") {
     const batch = {
       id: "b",
       worker: "w",
@@ -115,7 +121,7 @@ class Stage {
       startedAt: this.clock.now(),
       why: "",
     } as const;
-    return this.engine.claim({ model: MODEL, parameters: "", max: 64, batch, leaseMs: 10_000 });
+    return this.engine.claim({ model: MODEL, parameters, max: 300, batch, leaseMs: 10_000 });
   }
 
   async end(
@@ -172,10 +178,55 @@ describe("a crossing", () => {
   });
 
   test("a full queue refuses the request, and leaves nothing of it behind", async () => {
-    const stage = new Stage({ maxQueued: 2 });
+    const stage = new Stage({ maxQueued: 3 });
+    const before = stage.cross(new Guest(), "z");
     assert.equal((await refusalOf(stage.cross(new Guest(), "a", "b", "c"))).code, "SERVICE_OVERLOADED");
-    assert.equal(stage.engine.stats().queued, 0);
+    assert.equal(stage.engine.stats().queued, 1);
+    await stage.end(await stage.claim(), echo);
+    await before;
     assert.equal(stage.router.waiting, 0);
+  });
+
+  test("more than could ever be queued is too large, and nothing is put", async () => {
+    const stage = new Stage({ maxQueued: 2 });
+    const refusal = await refusalOf(stage.cross(new Guest(), "a", "b", "c"));
+    assert.equal(refusal.code, "PAYLOAD_TOO_LARGE");
+    assert.match(refusal.message, /3 inputs are more .* \(limits\.maxQueued 2\)/);
+    const bytes = await refusalOf(stage.cross(new Guest(), "x".repeat(600_000), "y".repeat(600_000)));
+    assert.equal(bytes.code, "PAYLOAD_TOO_LARGE");
+    assert.match(bytes.message, /limits\.maxQueuedBytes 1000000/);
+    assert.equal(stage.engine.stats().queued, 0);
+  });
+
+  test("its shared fields are one text for all inputs, hashed and screened once", async () => {
+    let screened = 0;
+    const screen = { refuses: (json: string) => json.length > 1000 && ++screened < 0 } as unknown as Screen;
+    const stage = new Stage({}, HORIZON, { collapse: true, cache: { ttlMs: 1000, scope: "tenant" }, screen });
+    const parameters = `{"a":"${"x".repeat(500_000)}"}`;
+    const inputs = Array.from({ length: 300 }, (_, at) => `"${at}"`);
+    const crossed = stage.crossing.cross(new Guest(), caller, { model: MODEL, inputs, parameters });
+    await new Promise(setImmediate);
+    const lease = await stage.claim(parameters);
+    assert.equal(lease.tasks.length, 300);
+    assert.equal(screened, 1);
+    // Keys name long parameters by their digest.
+    for (const { task } of lease.tasks) {
+      assert.equal(task.parameters, parameters);
+      assert.ok(task.content.length < 200, `${task.content.length} characters`);
+    }
+    await stage.end(lease, echo);
+    assert.equal((await crossed)!.outputs.length, 300);
+    // Other parameters of the same length are other work.
+    const other = parameters.replace("xx", "xy");
+    const again = stage.crossing.cross(new Guest(), caller, { model: MODEL, inputs, parameters: other });
+    await new Promise(setImmediate);
+    const next = await stage.claim(other);
+    assert.equal(next.tasks.length, 300);
+    await stage.end(next, echo);
+    await again;
+    // Equal ones are answered from the cache.
+    const cached = await stage.crossing.cross(new Guest(), caller, { model: MODEL, inputs, parameters });
+    assert.equal(cached!.outputs[7], '"7!"');
   });
 
   test("a request that is refused because the engine is away leaves no waiter behind", async () => {
