@@ -229,7 +229,7 @@ export const settings = group("Everything Ferry can be told.", {
       min: 1,
       max: 10_000_000,
     }),
-    maxQueuedBytes: integer("Bytes of their inputs; more are refused.", {
+    maxQueuedBytes: integer("Bytes of their inputs and parameters; more are refused.", {
       default: 256 * mebibyte,
       min: mebibyte,
       max: 64 * 1024 * mebibyte,
@@ -287,7 +287,7 @@ export const settings = group("Everything Ferry can be told.", {
     }),
     evictAfterRead: boolean("Forget an outcome once its owner has it.", false),
     maxBytes: integer(
-      "The most memory for kept outcomes, those of the cache included; the oldest go first.",
+      "The most memory for kept outcomes, those of the cache included; the tenant with the most loses its oldest first.",
       {
         default: 128 * mebibyte,
         min: mebibyte,

@@ -37,8 +37,7 @@ import {
 } from "./packed-form.ts";
 import { ID_RANDOM_END, type TaskRecord } from "./record.ts";
 
-/** A tenant's first slab is small, each further one twice as large as the one before, up to this. */
-const FIRST_SLAB_BYTES = 1 << 12;
+/** A tenant's first slab is as large as its first record, each further one twice as large as the one before, up to this. */
 const SLAB_BYTES = 1 << 20;
 /** Records begin at multiples of 8 bytes: a place is a slab's slot times this, plus the eighths before it. */
 const PLACES = SLAB_BYTES / 8;
@@ -270,7 +269,7 @@ export class Packed {
 
   #newSlab(holding: Holding, atLeast: number): Slab {
     const last = holding.newest;
-    const size = Math.min(SLAB_BYTES, last === undefined ? FIRST_SLAB_BYTES : 2 * last.bytes.length);
+    const size = Math.min(SLAB_BYTES, 2 * (last?.bytes.length ?? 0));
     const spare = size === SLAB_BYTES && atLeast <= SLAB_BYTES ? this.#spare : undefined;
     if (spare !== undefined) this.#spare = undefined;
     const slot = this.#freeSlots.pop() ?? this.#slabs.length;
