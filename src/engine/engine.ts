@@ -313,18 +313,26 @@ export interface EngineStats {
   readonly depth: ReadonlyMap<string, readonly number[]>;
 }
 
-/** `Engine.neverFits` for tasks that are stored in so many bytes. */
+/** What the copies of one request's parameters may take where each task is stored with its own. */
+const MAX_COPIED_BYTES = 64 << 20;
+
+/** `Engine.neverFits` by these limits; `copied`: each task is stored with its own copy of the parameters. */
 export function neverFits(
   { maxQueued, maxQueuedBytes }: EngineLimits,
-  tasks: number,
-  bytes: number,
+  request: { readonly tasks: number; readonly inputBytes: number; readonly parameterBytes: number },
+  copied: boolean,
 ): string | undefined {
+  const { tasks, inputBytes, parameterBytes } = request;
+  const fewer = "send fewer inputs in one request";
   if (tasks > maxQueued) {
-    return `${tasks} inputs are more than may be queued at once (limits.maxQueued ${maxQueued}); send fewer in one request`;
+    return `${tasks} inputs are more than may be queued at once (limits.maxQueued ${maxQueued}); ${fewer}`;
   }
-  if (bytes <= maxQueuedBytes) return undefined;
-  return (
-    `the ${tasks} inputs with their shared fields take ${bytes} bytes, more than may be queued at once ` +
-    `(limits.maxQueuedBytes ${maxQueuedBytes}); send fewer inputs in one request`
-  );
+  const shared = copied ? tasks * parameterBytes : parameterBytes;
+  if (inputBytes + shared > maxQueuedBytes) {
+    const bytes = `${tasks} inputs with their shared fields take ${inputBytes + shared} bytes`;
+    return `${bytes}, more than may be queued at once (limits.maxQueuedBytes ${maxQueuedBytes}); ${fewer}`;
+  }
+  if (!copied || shared <= MAX_COPIED_BYTES) return undefined;
+  const bytes = `the fields that ${tasks} inputs share are stored with each, in ${shared} bytes`;
+  return `${bytes}, more than ${MAX_COPIED_BYTES}; ${fewer}`;
 }

@@ -113,8 +113,7 @@ export class MemoryEngine implements Engine {
   }
 
   neverFits(tasks: number, inputBytes: number, parameterBytes: number): string | undefined {
-    const copies = this.#keeper === undefined ? 1 : tasks;
-    return neverFits(this.#options, tasks, inputBytes + copies * parameterBytes);
+    return neverFits(this.#options, { tasks, inputBytes, parameterBytes }, this.#keeper !== undefined);
   }
 
   #open(task: Task, sharing: Sharing, now: number): TaskRecord {

@@ -101,9 +101,8 @@ export class RedisEngine implements Engine {
     return reply;
   }
 
-  /** Each task is stored with its own copy of the parameters. */
   neverFits(tasks: number, inputBytes: number, parameterBytes: number): string | undefined {
-    return neverFits(this.#parts.options, tasks, inputBytes + tasks * parameterBytes);
+    return neverFits(this.#parts.options, { tasks, inputBytes, parameterBytes }, true);
   }
 
   /** An answer from the cache is an end of its own. */

@@ -530,6 +530,21 @@ describe("parameters", () => {
     bounded,
   );
 
+  holdsOn(openOnPerfectDisk)(
+    "of many inputs that would be written down too often are refused as a whole",
+    async ({ engine }) => {
+      assert.equal(engine.neverFits(60, 600, 1_000_000), undefined);
+      assert.match(engine.neverFits(70, 700, 1_000_000)!, /70 inputs share .* 70000000 bytes/);
+      assert.match(engine.neverFits(300, 3000, 1_000_000)!, /limits\.maxQueuedBytes 268435456/);
+      assert.match(engine.neverFits(1001, 1001, 0)!, /limits\.maxQueued 1000/);
+    },
+    { maxQueuedBytes: 268_435_456 },
+  );
+
+  holdsOn(openBare)("of many inputs are held once, and do not hinder them", async ({ engine }) => {
+    assert.equal(engine.neverFits(1000, 0, 1_000_000), undefined);
+  });
+
   holdsOn(openBare)(
     "of a finished task are not kept",
     async (stage) => {
