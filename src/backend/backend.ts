@@ -9,7 +9,8 @@
  *   answered   one output per task, in the order of the batch's tasks. The backend has checked that the worker
  *              sent exactly as many usable outputs as it got inputs; if not, the reply is `unusable`.
  *   rejected   the worker lives and refused this batch (a 4xx, an exception in the user's function).
- *   unusable   the worker lives and its reply cannot be used: wrong count, not JSON, NaN, too large.
+ *   unusable   the worker lives and its reply cannot be used: wrong count, not JSON, NaN, too large, or one of the
+ *              outputs is what no caller may get (`match`, for every backend).
  *   busy       the worker asks to come back later (429, 503); the attempt does not count.
  *   failed     the worker is broken or gone. `blame` says what that means for the tasks:
  *                worker    it answered with an error of its own; the attempt counts.

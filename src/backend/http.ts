@@ -281,7 +281,9 @@ class HttpWorker implements Worker {
       signal.addEventListener("abort", abort);
       const path = behind(this.#basePath, call.path) ?? this.#path;
       const headers = this.#headersFor(batch, call);
+      // Where clients' own credentials go to the workers, a caller without one does not borrow that of the URL.
       if (authorization !== undefined) headers["authorization"] = authorization;
+      else if (this.#vault !== undefined) delete headers["authorization"];
       client.dispatch({ path, method: "POST", headers, body: call.body }, exchange);
     });
   }

@@ -12,11 +12,18 @@ import { Gate, type Prospects } from "../admission/gate.ts";
 import type { Vault } from "../backend/vault.ts";
 import type { Clock } from "../clock.ts";
 import type { Config, ModelConfig, Role } from "../config/config.ts";
-import { screenFor } from "../core/screen.ts";
+import { FairShare } from "../core/fair-share.ts";
 import { type OpenCredentials, openCredentials } from "../wiring/credentials.ts";
 import type { Prepared } from "./crews.ts";
 import type { Dispatcher } from "../dispatch/dispatcher.ts";
-import { knownWorkers, openDropIns, type OpenDropIns, speaksTensors } from "../wiring/dropins.ts";
+import {
+  hasTensorWorkers,
+  knownWorkers,
+  openDropIns,
+  type OpenDropIns,
+  speaksTensors,
+  spokenBy,
+} from "../wiring/dropins.ts";
 import type { Opened } from "../wiring/engines.ts";
 import type { Membership } from "../fleet/membership.ts";
 import { Crossing } from "../gateway/crossing.ts";
@@ -25,6 +32,7 @@ import { healthRoutes } from "../gateway/health.ts";
 import { Intake, type ModelDoor } from "../gateway/intake.ts";
 import { NativeProtocol } from "../gateway/native.ts";
 import { openapiRoutes } from "../gateway/openapi.ts";
+import { screeningFor } from "../gateway/screening.ts";
 import { Listener, type Routes } from "../gateway/server.ts";
 import type { EdgeTls } from "../gateway/tls.ts";
 import { Router } from "../result/router.ts";
@@ -81,7 +89,7 @@ export class Front {
   readonly #parts: FrontParts;
   readonly #router: Router;
   readonly #admission: Admission;
-  readonly #underway = { count: 0 };
+  readonly #underway = new FairShare();
   #now: Generation | undefined;
   /** Ends what is left of the generation before. */
   #last: (() => void) | undefined;
@@ -193,10 +201,10 @@ export class Front {
     const intake = new Intake(doors, admission, router, engine, clock);
     const parts = { credentials, intake, admission, router, engine, clock };
     const native = new NativeProtocol({ ...config.api, durable }, parts);
-    const crossing = new Crossing(parts);
+    const crossing = new Crossing({ ...parts, maxQueuedBytes: config.limits.maxQueuedBytes });
     let passing: OpenDropIns;
     try {
-      passing = await this.#openDropIns(config, crossing);
+      passing = await this.#openDropIns(config, crossing, doors);
     } catch (error) {
       opening.close();
       throw error;
@@ -211,7 +219,7 @@ export class Front {
     return { config, doors, credentials: opening, crossing, passing, routes, tensors };
   }
 
-  #openDropIns(config: Config, crossing: Crossing): Promise<OpenDropIns> {
+  #openDropIns(config: Config, crossing: Crossing, doors: readonly ModelDoor[]): Promise<OpenDropIns> {
     const { role, clock, events, draining } = this.#parts;
     const workers = (at: number) => this.#parts.dispatcher(config.models[at]!.name);
     return openDropIns(config, {
@@ -225,6 +233,7 @@ export class Front {
         return dispatcher && knownWorkers(dispatcher, clock.now());
       },
       healthy: (model) => this.#healthy(model),
+      screening: (at) => doors[at]!.screen,
       draining,
       underway: this.#underway,
     });
@@ -235,7 +244,8 @@ export class Front {
     const { clock, events, tls, tracing, random, draining } = this.#parts;
     const now = (): Generation => this.#now!;
     const door = (this.#grpc = new GrpcDoor(
-      { ...limits, ...grpc },
+      // More rows than that can never be queued at once.
+      { ...limits, ...grpc, maxRows: Math.min(grpc.maxRows, limits.maxQueued) },
       {
         get crossing() {
           return now().crossing;
@@ -266,7 +276,11 @@ export class Front {
     const before = this.#now?.doors.find((door) => door.name === name)?.gate;
     const gate = new Gate(rules, this.#prospects(name), this.#parts.opened.engine, before);
     const looksForFree = this.#parts.membership === undefined;
-    const screen = screenFor(model.deny);
+    const screen = screeningFor({
+      deny: model.deny,
+      protocols: spokenBy(model).map((protocol) => protocol.name),
+      tensorWorkers: hasTensorWorkers(model),
+    });
     const vault = this.#parts.vault(model, config);
     return { name, totalMs: timeouts.totalMs, cache, collapse, gate, looksForFree, screen, vault };
   }

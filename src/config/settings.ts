@@ -116,7 +116,7 @@ const model = group("One model: its backend, its batches, its limits.", {
     false,
   ),
   deny: list(
-    "Inputs that hold a string which fits one of these are refused (docs/security.md); left out: none.",
+    "Requests that hold a string which fits one of these are refused, batched or not (docs/security.md); left out: none.",
     pattern("One pattern.", "'(?i)ignore (all )?previous instructions'"),
     { min: 0, max: 100 },
   ),
@@ -256,11 +256,14 @@ export const settings = group("Everything Ferry can be told.", {
       "How long an idle connection stays open; longer than a load balancer's.",
       75 * second,
     ),
-    maxPassthrough: integer("Requests that are passed through at once (`passthrough`, streams).", {
-      default: 256,
-      min: 1,
-      max: 100_000,
-    }),
+    maxPassthrough: integer(
+      "Requests that are passed through at once (`passthrough`, streams); users share them.",
+      {
+        default: 256,
+        min: 1,
+        max: 100_000,
+      },
+    ),
     passthroughIdleMs: timeout("How long nothing may move of an answer that is passed through.", minute),
     drainMs: integer("How long accepted work may go on after a signal to stop.", {
       default: 15 * second,

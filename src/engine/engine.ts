@@ -62,12 +62,14 @@ export type PutReply =
   | { readonly kind: "conflict"; readonly id: string }
   /**
    * Nothing was written. `message` says which bound is reached; `own`: the tenant's own share of it, which others
-   * still have. `retryInMs`: when there will be room at the earliest, where the engine knows.
+   * still have. `never`: an empty queue has no room for it either. `retryInMs`: when there will be room at the
+   * earliest, where the engine knows.
    */
   | {
       readonly kind: "full";
       readonly message: string;
       readonly own?: boolean;
+      readonly never?: boolean;
       readonly retryInMs?: number;
     };
 

@@ -93,12 +93,13 @@ export class Places {
 
   /** Which bound leaves no room for this task. */
   full({ maxQueued, maxQueuedBytes }: EngineLimits, task: Task): Full | undefined {
-    if (this.waiting >= maxQueued) return full(`the queue is full (limits.maxQueued ${maxQueued})`);
+    const never = task.input.length + task.parameters.length > maxQueuedBytes;
+    if (this.waiting >= maxQueued) return full(`the queue is full (limits.maxQueued ${maxQueued})`, never);
     const queues = this.#queues.get(task.model)!;
     const shared = !this.#journaled && queues.has(task.parameters);
     const bytes = task.input.length + (shared ? 0 : task.parameters.length);
     if (this.waitingBytes + bytes > maxQueuedBytes) {
-      return full(`the queue is full (limits.maxQueuedBytes ${maxQueuedBytes})`);
+      return full(`the queue is full (limits.maxQueuedBytes ${maxQueuedBytes})`, never);
     }
     if (!queues.noGroupFor(task)) return undefined;
     const message =
@@ -243,6 +244,6 @@ export class Places {
 
 type Full = PutReply & { readonly kind: "full" };
 
-function full(message: string): Full {
-  return { kind: "full", message };
+function full(message: string, never: boolean): Full {
+  return { kind: "full", message, never };
 }

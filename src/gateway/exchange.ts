@@ -19,6 +19,9 @@ import { quotaHeaders } from "./reply.ts";
 export const JSON_TYPE = "application/json; charset=utf-8";
 const JSON_ONLY = ["application/json"];
 const NOTHING = Buffer.alloc(0);
+const OPEN_BRACE = 0x7b;
+/** White space, byte order marks, and the zeros of UTF-16 and UTF-32, which some readers of JSON take. */
+const BEFORE_JSON: ReadonlySet<number> = new Set([0, 9, 10, 13, 32, 0xef, 0xbb, 0xbf, 0xfe, 0xff]);
 
 export interface ExchangeLimits {
   readonly maxBodyBytes: number;
@@ -68,6 +71,8 @@ export class Exchange extends KnownRequest {
   mayContinue = false;
   /** Set while the server drains: the connection ends with this answer. */
   last = false;
+  /** Bytes of the body that were read to see what it is. */
+  #head = NOTHING;
   /** Left out: Ferry's own. */
   errorShape: ErrorShape | undefined = undefined;
 
@@ -171,11 +176,27 @@ export class Exchange extends KnownRequest {
     this.#take(JSON_ONLY, asText, use);
   }
 
+  /**
+   * The whole body where it may be JSON of an object, by its first character and whatever its type says. Undefined: it
+   * is something else, and `inflow` gives it from its first byte. Never settles when the client leaves in the middle.
+   */
+  objectBody(): Promise<Buffer | undefined> {
+    this.checkLength();
+    this.#mayGoOn();
+    const { maxBodyBytes } = this.#limits;
+    return new Promise((resolve) => this.#read(maxBodyBytes, asItCame, resolve, () => resolve(undefined)));
+  }
+
+  #mayGoOn(): void {
+    if (this.mayContinue) this.#response.writeContinue();
+    this.mayContinue = false;
+  }
+
   #take<Body>(types: readonly string[], read: (body: Buffer) => Body, use: Use<Body>): void {
     checkType(this, types);
     this.checkLength();
     // Only now: whoever asks first is refused before it sends the body.
-    if (this.mayContinue) this.#response.writeContinue();
+    this.#mayGoOn();
     this.#read(this.#limits.maxBodyBytes, read, use);
   }
 
@@ -197,24 +218,39 @@ export class Exchange extends KnownRequest {
   /** The body on its way to somebody else, of whichever type. */
   inflow(): Inflow {
     const { maxBodyBytes: maxBytes } = this.#limits;
-    const begin = (): void => {
-      if (this.mayContinue) this.#response.writeContinue();
-      this.mayContinue = false;
-    };
-    return new Inflow(this.request, { maxBytes, begin, tooLarge: () => this.#tooLarge() });
+    const rules = { maxBytes, begin: () => this.#mayGoOn(), tooLarge: () => this.#tooLarge() };
+    return new Inflow(this.request, rules, this.#head);
   }
 
-  #read<Body>(maxBodyBytes: number, read: (body: Buffer) => Body, use: Use<Body>): void {
+  /** `streamed`: called instead of `use` once it is known that the body is no JSON object. */
+  #read<Body>(
+    maxBodyBytes: number,
+    read: (body: Buffer) => Body,
+    use: Use<Body>,
+    streamed?: () => void,
+  ): void {
     const { request } = this;
     const chunks: Buffer[] = [];
     let bytes = 0;
+    let undecided = streamed !== undefined;
     request.on("data", (chunk: Buffer) => {
       bytes += chunk.length;
-      if (bytes <= maxBodyBytes) return void chunks.push(chunk);
+      if (bytes > maxBodyBytes) {
+        request.removeAllListeners("data");
+        return this.failed(this.#tooLarge());
+      }
+      chunks.push(chunk);
+      const first = undecided ? chunk.find((byte) => !BEFORE_JSON.has(byte)) : undefined;
+      if (first === undefined) return;
+      undecided = false;
+      if (first === OPEN_BRACE) return;
+      request.pause();
       request.removeAllListeners("data");
-      this.failed(this.#tooLarge());
+      request.off("end", ended);
+      this.#head = Buffer.concat(chunks);
+      streamed!();
     });
-    request.on("end", () => {
+    const ended = (): void => {
       // `aborted`: of HTTP/2, where a stream that is broken off ends like any other.
       if (request.aborted || bytes > maxBodyBytes) return;
       try {
@@ -226,7 +262,8 @@ export class Exchange extends KnownRequest {
       } catch (error) {
         this.failed(error);
       }
-    });
+    };
+    request.on("end", ended);
   }
 
   #tooLarge(): Refusal {

@@ -251,12 +251,9 @@ export class GrpcDoor {
   async #infer(call: GrpcCall): Promise<void> {
     const { crossing } = this.#parts;
     const caller = await crossing.enter(call);
-    const drafts = draftsOf(await call.message(), (name) => this.#model(name).alone);
-    if (drafts.flaw !== undefined) throw malformed(drafts.flaw);
     const { maxRows } = this.#limits;
-    if (drafts.inputs.length > maxRows) {
-      throw malformed(`there are ${drafts.inputs.length} rows; send at most ${maxRows} in one request`);
-    }
+    const drafts = draftsOf(await call.message(), (name) => this.#model(name).alone, maxRows);
+    if (drafts.flaw !== undefined) throw malformed(drafts.flaw);
     const { name } = this.#model(drafts.model);
     const { inputs, parameters } = drafts;
     const crossed = await crossing.cross(call, caller, { model: name, inputs, parameters });

@@ -13,7 +13,6 @@ import type { Clock } from "../clock.ts";
 import { type Quota, Refusal } from "../core/errors.ts";
 import { homeOf } from "../core/home.ts";
 import { canonical } from "../core/json.ts";
-import type { Screen } from "../core/screen.ts";
 import type { Json } from "../core/task.ts";
 import { type RequestTrace, traceparent } from "../core/trace.ts";
 import type { Engine, PutReply, RecordView, Sharing } from "../engine/engine.ts";
@@ -21,6 +20,7 @@ import { checkUncredited, credited as withCredential } from "../protocol/credent
 import type { Router, Waiter } from "../result/router.ts";
 import type { AnsweredRequest } from "../telemetry/events.ts";
 import { newId } from "./ids.ts";
+import type { Screening } from "./screening.ts";
 
 /** One input as a protocol read it, checked. */
 export interface Draft {
@@ -47,7 +47,7 @@ export interface ModelDoor {
   /** Whether finding an answer that others' work has left costs nothing; with an Idempotency-Key it is worth it. */
   readonly looksForFree: boolean;
   /** Left out: every input is let in. */
-  readonly screen?: Screen | undefined;
+  readonly screen?: Screening | undefined;
   /** Keeps clients' credentials for its workers, each under a name; left out: they get none. */
   readonly vault?: { keep(header: string): string | undefined } | undefined;
 }
@@ -125,10 +125,8 @@ export class Intake {
     const mayShare =
       sharing.idempotency !== undefined || (model.looksForFree && sharing !== NOTHING_SHARED.sharing);
     if (refusal !== undefined && !mayShare) throw this.#admission.shed(caller, model.name, refusal);
-    if (model.screen !== undefined && (model.screen.refuses(asked.input) || shared.refusedBy(model.screen))) {
-      // After admission: trying out which inputs are let through consumes the caller's quota.
-      throw new Refusal("INPUT_REJECTED", "this model does not take such an input; change its text");
-    }
+    // After admission: trying out what is let through consumes the caller's quota.
+    model.screen?.checkTask(asked.input, shared.parameters);
     const id = newId(now, home);
     const { input } = asked;
     const { parameters } = shared;
@@ -201,6 +199,8 @@ export class Intake {
       return { ...ticket, id: put.id, record: put.record, work: put.cached ? "cached" : "joined" };
     }
     if (put.kind === "full") {
+      if (put.never === true)
+        throw new Refusal("PAYLOAD_TOO_LARGE", "the input is larger than what may be queued; send less");
       if (refusal !== undefined) throw this.#admission.shed(caller, model.name, refusal);
       const { message, own, retryInMs = model.gate.retryInMs(caller, now) } = put;
       throw this.#admission.refuse(caller, model.name, "full", message, retryInMs, undefined, own);
@@ -223,8 +223,6 @@ class Parameters {
   readonly #given: Json;
   readonly #credited: boolean;
   readonly #name: string;
-  #screen: Screen | undefined;
-  #refused = false;
   readonly parameters: Json;
   /** In the keys under which work is shared. Canonical JSON begins with a brace, so a digest cannot be mistaken for it. */
   readonly key: string;
@@ -243,14 +241,6 @@ class Parameters {
 
   fits(given: Json, credited: boolean, name: string): boolean {
     return given === this.#given && credited === this.#credited && name === this.#name;
-  }
-
-  refusedBy(screen: Screen): boolean {
-    if (screen !== this.#screen) {
-      this.#screen = screen;
-      this.#refused = screen.refuses(this.parameters);
-    }
-    return this.#refused;
   }
 }
 

@@ -62,8 +62,13 @@ const BIG_INTEGERS: ReadonlyMap<string, BigIntegers> = new Map<string, BigIntege
   ["UINT64", BigUint64Array],
 ]);
 
-/** More rows than any batch has: rows of no elements cost no bytes, so that nothing else would bound them. */
-export const MAX_ROWS = 65_536;
+/** Of one request or reply; more than any model has. */
+export const MAX_TENSORS = 1024;
+/**
+ * Rows × tensors of one request or reply. Each is an object while it is cut, and rows without elements cost no bytes,
+ * so that the size of the message does not bound them. 65,536 take some 15 ms.
+ */
+export const MAX_CELLS = 65_536;
 const LENGTH_BYTES = 4;
 const SWAPPED = endianness() === "BE";
 
@@ -74,13 +79,19 @@ export function elementBytes(datatype: string): number {
   throw new TensorFlaw(`has the datatype ${JSON.stringify(datatype.slice(0, 32))}, which is not known`);
 }
 
-/** How many rows a tensor has. */
+/** How many rows a tensor has, as its shape says: any number, which costs nothing yet. */
 export function rowsOf(shape: readonly number[]): number {
   const rows = shape[0];
   if (rows === undefined) throw new TensorFlaw("has an empty shape; dimension 0 must be that of the batch");
   elementsOf(shape);
-  if (rows > MAX_ROWS) throw new TensorFlaw(`has ${rows} rows; at most ${MAX_ROWS} are taken`);
   return rows;
+}
+
+/** To be asked before so many tensors of so many rows are cut: `rowsOfRaw` and `rowsOfFlat` allocate each row. */
+export function checkCells(tensors: number, rows: number): void {
+  if (tensors <= MAX_TENSORS && tensors * rows <= MAX_CELLS) return;
+  const most = `at most ${MAX_TENSORS} tensors, and ${MAX_CELLS} rows of all tensors together, are taken`;
+  throw new TensorFlaw(`has ${rows} rows of ${tensors} tensors; ${most}`);
 }
 
 /** How many elements a shape says; of a row when it is given without dimension 0. */
@@ -131,26 +142,35 @@ function elementEnd(bytes: Buffer, at: number): number {
   return end;
 }
 
-/** The elements of a raw BYTES tensor, without their lengths, as slices of `bytes`. */
-export function elementsOfBytes(bytes: Buffer): Buffer[] {
-  const elements: Buffer[] = [];
+/**
+ * The elements of a raw BYTES tensor, without their lengths, as slices of `bytes`. One at a time: an empty element has
+ * four bytes, and its slice a hundred.
+ */
+export function* elementsOfBytes(bytes: Buffer): Generator<Buffer, void> {
   for (let at = 0; at < bytes.length;) {
     const end = elementEnd(bytes, at);
-    elements.push(bytes.subarray(at + LENGTH_BYTES, end));
+    yield bytes.subarray(at + LENGTH_BYTES, end);
     at = end;
   }
-  return elements;
 }
 
-/** Elements, each behind its length. */
-export function bytesOfElements(elements: readonly Uint8Array[]): Buffer {
-  const total = elements.reduce((sum, { length }) => sum + LENGTH_BYTES + length, 0);
+/** One element behind its length. */
+export function bytesOfElement(element: Uint8Array): Buffer {
+  const bytes = Buffer.allocUnsafe(LENGTH_BYTES + element.length);
+  bytes.writeUInt32LE(element.length, 0);
+  bytes.set(element, LENGTH_BYTES);
+  return bytes;
+}
+
+/** Texts as elements, each behind its length. */
+function bytesOfTexts(values: readonly unknown[]): Buffer {
+  let total = 0;
+  for (const value of values) total += LENGTH_BYTES + Buffer.byteLength(utf8Of(value));
   const bytes = Buffer.allocUnsafe(total);
   let at = 0;
-  for (const element of elements) {
-    at = bytes.writeUInt32LE(element.length, at);
-    bytes.set(element, at);
-    at += element.length;
+  for (const value of values as readonly string[]) {
+    const length = bytes.write(value, at + LENGTH_BYTES, "utf8");
+    at = bytes.writeUInt32LE(length, at) + length;
   }
   return bytes;
 }
@@ -162,7 +182,7 @@ export function rawFromJson(text: string, datatype: string): Buffer {
   const big = BIG_INTEGERS.get(datatype);
   if (big !== undefined) return rawFromBig(text, datatype, big);
   const values = JSON.parse(text) as unknown[];
-  if (datatype === "BYTES") return bytesOfElements(values.map(utf8Of));
+  if (datatype === "BYTES") return bytesOfTexts(values);
   if (datatype === "BOOL") return Buffer.from(values.map(bitOf));
   for (const value of values) {
     if (typeof value !== "number") throw mismatch(value, datatype);
@@ -185,22 +205,28 @@ export function rawFromJson(text: string, datatype: string): Buffer {
 function rawFromBig(text: string, datatype: string, kind: BigIntegers): Buffer {
   const { elements, flaw } = splitArray(text);
   if (flaw !== undefined) throw new TensorFlaw(flaw);
-  const values = elements.map((element) => {
-    if (/^-?\d{1,20}$/.test(element)) return BigInt(element);
-    const value: unknown = JSON.parse(element); // 1.0 and 1e3 are integers, too.
-    if (typeof value === "number" && Number.isSafeInteger(value)) return BigInt(value);
-    throw mismatch(value, datatype);
-  });
-  const array = new kind(values);
-  const odd = values.findIndex((value, at) => value !== array[at]);
-  if (odd >= 0) throw new TensorFlaw(`holds ${elements[odd]}, which is no value of ${datatype}`);
+  const array = new kind(elements.length);
+  for (const [at, element] of elements.entries()) {
+    const value = bigOf(element, datatype);
+    array[at] = value;
+    // What does not fit has become another number.
+    if (array[at] !== value) throw new TensorFlaw(`holds ${element}, which is no value of ${datatype}`);
+  }
   return littleEndian(array);
 }
 
-function utf8Of(value: unknown): Buffer {
+function bigOf(element: string, datatype: string): bigint {
+  if (/^-?\d{1,20}$/.test(element)) return BigInt(element);
+  const value: unknown = JSON.parse(element); // 1.0 and 1e3 are integers, too.
+  if (typeof value === "number" && Number.isSafeInteger(value)) return BigInt(value);
+  throw mismatch(value, datatype);
+}
+
+/** A text that has UTF-8. */
+function utf8Of(value: unknown): string {
   if (typeof value !== "string") throw mismatch(value, "BYTES");
   if (!value.isWellFormed()) throw new TensorFlaw("holds a string with half a surrogate pair");
-  return Buffer.from(value, "utf8");
+  return value;
 }
 
 function bitOf(value: unknown): number {
@@ -213,7 +239,7 @@ function bitOf(value: unknown): number {
 export function jsonFromRaw(bytes: Buffer, datatype: string): string {
   refuseHalf(datatype);
   const size = elementBytes(datatype);
-  if (datatype === "BYTES") return `[${elementsOfBytes(bytes).map(quoted).join(",")}]`;
+  if (datatype === "BYTES") return `[${Array.from(elementsOfBytes(bytes), quoted).join(",")}]`;
   if (bytes.length % size > 0) {
     throw new TensorFlaw(`has ${bytes.length} bytes, which are no whole number of ${datatype}`);
   }

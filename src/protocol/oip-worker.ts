@@ -8,8 +8,9 @@
  * have been written by a client of Ferry's own API, so that nothing is taken for granted.
  */
 import { isUtf8 } from "node:buffer";
-import { splitField, splitFields } from "../core/json-split.ts";
+import { outputFlaw, splitField, splitFields } from "../core/json-split.ts";
 import type { Json } from "../core/task.ts";
+import { isWayOut } from "./kserve-v1.ts";
 import { binarySize, BYTES_TYPE, HEADER_LENGTH, partsOf, RawReader } from "./oip-body.ts";
 import { about, objectField, objectPart, ofKind, quoted, shapeField, textField } from "./oip-fields.ts";
 import { callShape, type Form, type FormTensor, putRow, readForm, readInput, rowBytes } from "./oip-form.ts";
@@ -31,7 +32,7 @@ export function inferCall(inputs: readonly Json[], parameters: Json, model: stri
 
 function pathOf(model: string, version: string): string {
   // In a path these would not be a version but the way to somewhere else.
-  if (/^\.{0,2}$/.test(version)) throw new TensorFlaw("the version must be a name or a number");
+  if (isWayOut(version)) throw new TensorFlaw("the version must be a name or a number");
   return `/v2/models/${encodeURIComponent(model)}/versions/${encodeURIComponent(version)}/infer`;
 }
 
@@ -93,6 +94,9 @@ export function inferOutputs(reply: Replied, inputs: readonly Json[]): Outputs {
   try {
     const { json, raw } = partsOf(reply.body, reply.header(HEADER_LENGTH)?.trim());
     const text = parsed(json);
+    // Also beside the outputs: parameters are written again, one call deeper for each nesting.
+    const wrong = outputFlaw(text);
+    if (wrong !== undefined) return { flaw: wrong };
     const { elements, flaw } = splitField(text, "outputs");
     if (flaw !== undefined) return { flaw };
     const reader = new RawReader(raw);

@@ -31,12 +31,21 @@ export const PROTOCOL_NAMES = [
 ] as const;
 export type ProtocolName = (typeof PROTOCOL_NAMES)[number];
 
+/** What one request may become. `read` keeps to it before it makes anything of an input. */
+export interface RequestLimits {
+  /** Each is a task. */
+  readonly maxInputs: number;
+  /** Of all inputs together, where they hold more than the body does: what they share counts once for each. */
+  readonly maxBytes: number;
+}
+
 /** A request as a protocol reads it. */
 export interface Asked {
   /** What stands in the path where the route has `{model}` or `{version}`, decoded. */
   readonly names: Readonly<Record<string, string>>;
   /** No longer than `limits.maxBodyBytes`. */
   readonly body: Buffer;
+  readonly limits: RequestLimits;
   /** Of the model that the path names: it takes one task at a time (`maxBatchSize: 1`). */
   readonly alone?: boolean;
   /** By its name in lower case. */
@@ -106,6 +115,8 @@ export interface About {
   /** This process takes requests. */
   readonly ready: boolean;
   readonly version: string;
+  /** Of one request. */
+  readonly maxInputs: number;
 }
 
 export interface InferRoute {

@@ -4,8 +4,9 @@ import { type AddressInfo, createServer } from "node:net";
 import { describe, test } from "./suite.ts";
 import { setImmediate as turn } from "node:timers/promises";
 import type { Reply, Worker } from "../../src/backend/backend.ts";
-import { HttpBackend } from "../../src/backend/http.ts";
+import { HttpBackend, type HttpOptions } from "../../src/backend/http.ts";
 import { retryAfterMs } from "../../src/backend/http-exchange.ts";
+import { Passage } from "../../src/backend/passthrough.ts";
 import { SystemClock } from "../../src/clock.ts";
 import { Events } from "../../src/telemetry/events.ts";
 import { CRASH, REJECT, assertOneLine, backendContract, batchOf, outputsOf } from "../contract/backend.ts";
@@ -14,9 +15,16 @@ import { type Behaviour, StubWorker, echo, endless, hang, saying, status } from 
 const never = new AbortController().signal;
 const MAX_REPLY_BYTES = 1_000_000;
 function backendFor(...urls: string[]): HttpBackend {
+  return backendWith({}, ...urls);
+}
+
+function backendWith(more: Partial<HttpOptions>, ...urls: string[]): HttpBackend {
   const health = { askMs: 1000, askTimeoutMs: 2000, failures: 3 };
   const options = { workers: urls, maxReplyBytes: MAX_REPLY_BYTES, health, tls: { reloadMs: 2000 } };
-  return new HttpBackend(options, { model: "m", clock: new SystemClock(), events: new Events() });
+  return new HttpBackend(
+    { ...options, ...more },
+    { model: "m", clock: new SystemClock(), events: new Events() },
+  );
 }
 
 /** Runs `check` on a worker whose far end behaves like this. */
@@ -106,6 +114,38 @@ describe("http, what is sent:", () => {
       `Basic ${Buffer.from("usér:p@ss").toString("base64")}`,
     );
     assert.equal(backend.workers[0]!.name, url.host);
+  });
+
+  test("where clients' own credentials go on, a caller without one does not get the URL's", async () => {
+    await using stub = await StubWorker.listen();
+    const url = new URL(stub.url);
+    url.username = "ferry";
+    url.password = "of-the-url";
+    const vault = { find: () => "Bearer own" };
+    const backend = backendWith({ vault }, url.href);
+    for (const parameters of ["", '{"$auth":"name"}'])
+      await backend.workers[0]!.run(batchOf(["1"], parameters), never);
+    await backend.stop();
+    const clock = new SystemClock();
+    const workers = (): { address: string; well: boolean }[] => [{ address: url.href, well: true }];
+    const options = { model: "m", workers, basePath: () => "", tls: { reloadMs: 2000 }, ejectMs: 1000 };
+    const passage = new Passage(options, clock, new Events());
+    for (const authorization of [null, "Bearer own"]) {
+      const parcel = {
+        method: "POST",
+        path: "/x",
+        headers: [],
+        authorization,
+        body: () => Buffer.from("{}"),
+      };
+      await new Promise<void>((resolve, reject) => {
+        const receiver = { started: () => {}, data: () => true, ended: resolve, failed: reject };
+        passage.send(parcel, receiver);
+      });
+    }
+    await passage.stop();
+    const shown = stub.requests.map(({ headers }) => headers.authorization);
+    assert.deepEqual(shown, [undefined, "Bearer own", undefined, "Bearer own"]);
   });
 
   test("names are as short as they can be and still differ", () => {

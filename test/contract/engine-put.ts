@@ -113,6 +113,22 @@ function bounds(holds: Holds): void {
   );
 
   holds(
+    "says of a task that an empty queue has no room for either",
+    async (stage) => {
+      await stage.queue({ input: "1234567" });
+      for (const [input, never] of [
+        ["1234", false],
+        ["12345678901", true],
+      ] as const) {
+        const reply = await stage.put({ input });
+        assert(reply.kind === "full", reply.kind);
+        assert.equal(reply.never, never);
+      }
+    },
+    { maxQueuedBytes: 10 },
+  );
+
+  holds(
     "what ends or is cancelled in the queue makes room",
     async (stage) => {
       const id = await stage.queue();

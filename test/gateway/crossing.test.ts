@@ -5,7 +5,6 @@ import { Admission } from "../../src/admission/admit.ts";
 import { Credentials } from "../../src/admission/credentials.ts";
 import { Gate } from "../../src/admission/gate.ts";
 import { Refusal } from "../../src/core/errors.ts";
-import type { Screen } from "../../src/core/screen.ts";
 import type { Horizon } from "../../src/core/shed.ts";
 import { MemoryEngine } from "../../src/engine/memory.ts";
 import { Crossing, type Visitor } from "../../src/gateway/crossing.ts";
@@ -13,7 +12,7 @@ import { Intake, type ModelDoor } from "../../src/gateway/intake.ts";
 import { VirtualClock } from "../../src/plan/virtual-clock.ts";
 import { Router } from "../../src/result/router.ts";
 import { Events } from "../../src/telemetry/events.ts";
-import type { Verdict } from "../../src/engine/engine.ts";
+import type { RecordView, Verdict } from "../../src/engine/engine.ts";
 
 const MODEL = "m";
 const TIERS = [{ name: "first", weight: 1 }];
@@ -62,9 +61,9 @@ class Stage {
   readonly crossing: Crossing;
 
   constructor(
-    limits: { maxQueued?: number; perUserPerMinute?: number } = {},
+    limits: { maxQueued?: number; perUserPerMinute?: number; maxTogether?: number } = {},
     horizon = HORIZON,
-    more: Partial<ModelDoor> = {},
+    shares = false,
   ) {
     const { clock } = this;
     const events = new Events();
@@ -95,15 +94,22 @@ class Stage {
     const door: ModelDoor = {
       name: MODEL,
       totalMs: 4000,
-      cache: { ttlMs: 0, scope: "off" },
-      collapse: false,
+      cache: shares ? { ttlMs: 60_000, scope: "tenant" } : { ttlMs: 0, scope: "off" },
+      collapse: shares,
       gate: new Gate(rules, prospects, engine),
       looksForFree: true,
-      ...more,
     };
     const intake = new Intake([door], admission, router, engine, clock);
     const credentials = new Credentials({ tiers: TIERS, anonymousTier: "first" }, {});
-    this.crossing = new Crossing({ credentials, intake, admission, router, engine, clock });
+    this.crossing = new Crossing({
+      credentials,
+      intake,
+      admission,
+      router,
+      engine,
+      clock,
+      maxQueuedBytes: limits.maxTogether ?? options.maxQueuedBytes,
+    });
   }
 
   cross(guest: Guest, ...inputs: string[]) {
@@ -112,16 +118,16 @@ class Stage {
   }
 
   /** Claims everything that waits; the inputs, in the order of the batch. */
-  async claim(parameters = "") {
+  async claim(max = 64, id = "b", parameters = "") {
     const batch = {
-      id: "b",
+      id,
       worker: "w",
       reason: "full",
       size: 0,
       startedAt: this.clock.now(),
       why: "",
     } as const;
-    return this.engine.claim({ model: MODEL, parameters, max: 300, batch, leaseMs: 10_000 });
+    return this.engine.claim({ model: MODEL, parameters, max, batch, leaseMs: 10_000 });
   }
 
   async end(
@@ -146,6 +152,92 @@ async function refusalOf(crossing: Promise<unknown>): Promise<Refusal> {
   }
   return assert.fail("it was not refused");
 }
+
+describe("of several inputs, the one that settled last is told of", () => {
+  /** Three inputs in three batches, of which the second ends last; `bad` fails. */
+  const crossThree = async (
+    bad = "",
+  ): Promise<{ stage: Stage; guest: Guest; headers: readonly string[] }> => {
+    const stage = new Stage();
+    const guest = new Guest();
+    const crossed = stage.cross(guest, "a", "b", "c").catch((error: unknown) => {
+      assert(error instanceof Refusal);
+      return { headers: [] };
+    });
+    const leases = new Map<string, Awaited<ReturnType<Stage["claim"]>>>();
+    for (const input of ["a", "b", "c"]) {
+      await stage.clock.run(stage.clock.now() + 10);
+      leases.set(input, await stage.claim(1, `batch of ${input}`));
+    }
+    for (const input of ["c", "a", "b"]) {
+      await stage.clock.run(stage.clock.now() + 10);
+      const failure = { kind: "failed", code: "INPUT_REJECTED", message: "no" } as const;
+      await stage.end(leases.get(input)!, (one) => (one === bad ? failure : echo(one)));
+    }
+    const { headers } = (await crossed)!;
+    return { stage, guest, headers };
+  };
+
+  test("in the headers and in the log alike", async () => {
+    const { guest, headers } = await crossThree();
+    assert.deepEqual(headers.slice(0, 6), [
+      "x-ferry-batch-id",
+      "batch of b",
+      "x-ferry-batch-size",
+      "1",
+      "x-ferry-queue-ms",
+      "20",
+    ]);
+    const { batch, attempt, queuedAt, settledAt } = guest.ending!;
+    assert.deepEqual([batch!.id, attempt, batch!.startedAt - queuedAt], ["batch of b", 1, 20]);
+    assert.equal(settledAt! - queuedAt, 60);
+  });
+
+  test("of a request that failed, the one that failed", async () => {
+    const { guest } = await crossThree("c");
+    assert.equal(guest.ending!.batch!.id, "batch of c");
+  });
+
+  test("of one batch, the first", async () => {
+    const stage = new Stage();
+    const guest = new Guest();
+    const crossed = stage.cross(guest, "a", "b");
+    await stage.end(await stage.claim(), echo);
+    await crossed;
+    assert.equal((guest.ending as RecordView).task.input, '"a"');
+  });
+
+  test("nothing, while the client did not wait for the end", async () => {
+    const stage = new Stage();
+    const guest = new Guest();
+    const crossed = stage.cross(guest, "a", "b");
+    const lease = await stage.claim(1);
+    await stage.end(lease, echo);
+    guest.leave();
+    assert.equal(await crossed, undefined);
+    assert.equal(guest.ending, undefined);
+  });
+
+  test("its work is its own where any input was, and cached where all were", async () => {
+    const stage = new Stage({}, HORIZON, true);
+    const work = async (...inputs: string[]): Promise<Guest["work"]> => {
+      const guest = new Guest();
+      const crossed = stage.cross(guest, ...inputs);
+      await new Promise(setImmediate);
+      await stage.end(await stage.claim(), echo);
+      await crossed;
+      return guest.work;
+    };
+    assert.equal(await work("a", "b"), "own");
+    assert.equal(await work("b", "a"), "cached");
+    const first = stage.cross(new Guest(), "c");
+    // The first is in the cache, the second on its way.
+    const both = work("a", "c");
+    assert.equal(await both, "joined");
+    await first;
+    assert.equal(await work("a", "d"), "own");
+  });
+});
 
 describe("a crossing", () => {
   test("gives the outputs in the order of the inputs, whatever the batches and their order", async () => {
@@ -192,23 +284,17 @@ describe("a crossing", () => {
     const refusal = await refusalOf(stage.cross(new Guest(), "a", "b", "c"));
     assert.equal(refusal.code, "PAYLOAD_TOO_LARGE");
     assert.match(refusal.message, /3 inputs are more .* \(limits\.maxQueued 2\)/);
-    const bytes = await refusalOf(stage.cross(new Guest(), "x".repeat(600_000), "y".repeat(600_000)));
-    assert.equal(bytes.code, "PAYLOAD_TOO_LARGE");
-    assert.match(bytes.message, /limits\.maxQueuedBytes 1000000/);
     assert.equal(stage.engine.stats().queued, 0);
   });
 
-  test("its shared fields are one text for all inputs, hashed and screened once", async () => {
-    let screened = 0;
-    const screen = { refuses: (json: string) => json.length > 1000 && ++screened < 0 } as unknown as Screen;
-    const stage = new Stage({}, HORIZON, { collapse: true, cache: { ttlMs: 1000, scope: "tenant" }, screen });
+  test("its shared fields are one text for all inputs, and stand in keys as a digest", async () => {
+    const stage = new Stage({}, HORIZON, true);
     const parameters = `{"a":"${"x".repeat(500_000)}"}`;
     const inputs = Array.from({ length: 300 }, (_, at) => `"${at}"`);
     const crossed = stage.crossing.cross(new Guest(), caller, { model: MODEL, inputs, parameters });
     await new Promise(setImmediate);
-    const lease = await stage.claim(parameters);
+    const lease = await stage.claim(300, "b", parameters);
     assert.equal(lease.tasks.length, 300);
-    assert.equal(screened, 1);
     // Keys name long parameters by their digest.
     for (const { task } of lease.tasks) {
       assert.equal(task.parameters, parameters);
@@ -220,7 +306,7 @@ describe("a crossing", () => {
     const other = parameters.replace("xx", "xy");
     const again = stage.crossing.cross(new Guest(), caller, { model: MODEL, inputs, parameters: other });
     await new Promise(setImmediate);
-    const next = await stage.claim(other);
+    const next = await stage.claim(300, "c", other);
     assert.equal(next.tasks.length, 300);
     await stage.end(next, echo);
     await again;
@@ -241,6 +327,33 @@ describe("a crossing", () => {
     engine.outcome = () => Promise.reject(away);
     for (let n = 0; n < 50; n++) assert.equal(await refusalOf(stage.cross(new Guest(), "a", "b")), away);
     assert.equal(router.waiting, 0);
+  });
+
+  test("inputs that no queue has room for are refused for good, and none of them enters it", async () => {
+    const stage = new Stage();
+    const half = "x".repeat(500_000);
+    const refusal = await refusalOf(stage.cross(new Guest(), half, half));
+    assert.deepEqual(
+      [refusal.code, refusal.status, refusal.retryAfterMs],
+      ["PAYLOAD_TOO_LARGE", 413, undefined],
+    );
+    assert.match(refusal.message, /1000004 bytes; at most 1000000 \(limits.maxQueuedBytes\)/);
+    assert.equal(stage.engine.stats().queued, 0);
+    const first = stage.cross(new Guest(), half);
+    // Here it is the queue that is full, for now.
+    const second = await refusalOf(stage.cross(new Guest(), half, "y"));
+    assert.equal(second.code, "SERVICE_OVERLOADED");
+    assert(second.retryAfterMs! > 0);
+    await stage.end(await stage.claim(), echo);
+    await first;
+  });
+
+  test("one input that its engine never has room for is refused for good, too", async () => {
+    // As in Redis, where a shard holds a part of what the queue may hold.
+    const stage = new Stage({ maxTogether: Infinity });
+    const refusal = await refusalOf(stage.cross(new Guest(), "x".repeat(1_000_000)));
+    assert.deepEqual([refusal.code, refusal.retryAfterMs], ["PAYLOAD_TOO_LARGE", undefined]);
+    assert.equal(stage.router.waiting, 0);
   });
 
   test("a client that leaves takes its tasks along", async () => {

@@ -120,6 +120,30 @@ describe("the gRPC listener", () => {
       { maxMessageBytes: 2000 },
     ));
 
+  test("tensors of no bytes with many rows, and more rows than the queue has places", () =>
+    withSession(
+      async (session, stage) => {
+        const tensors = (count: number, rows: number): Buffer => {
+          const inputs = Array.from({ length: count }, (_, at) => {
+            return { name: `t${at}`, datatype: "FP32", shape: [rows, 0] };
+          });
+          return framed([requestBytes({ model_name: "m", inputs })]);
+        };
+        for (const [count, rows, words] of [
+          [150, 65_536, /65536 rows; send at most 100/],
+          [1000, 100, /100 rows of 1000 tensors/],
+          [1, 101, /101 rows; send at most 100/],
+        ] as const) {
+          const told = await ask(session, {}, tensors(count, rows));
+          assert.equal(told.status, "3");
+          assert.match(decodeURIComponent(told.words), words);
+        }
+        assert.equal(stage.server.requests.length, 0);
+      },
+      {},
+      { maxQueued: 100 },
+    ));
+
   test("too many headers, and one that must stand once", () =>
     withSession(
       async (session) => {

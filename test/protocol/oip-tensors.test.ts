@@ -3,7 +3,8 @@ import assert from "node:assert/strict";
 import { describe, test } from "node:test";
 import fc from "fast-check";
 import {
-  bytesOfElements,
+  bytesOfElement,
+  checkCells,
   countFlat,
   elementBytes,
   elementsOf,
@@ -11,7 +12,6 @@ import {
   flatten,
   joinFlat,
   jsonFromRaw,
-  MAX_ROWS,
   rawFromJson,
   rowsOf,
   rowsOfFlat,
@@ -99,10 +99,10 @@ describe("raw and JSON", () => {
         assert.deepEqual(JSON.parse(jsonFromRaw(raw, "BYTES")), words);
       }),
     );
-    assert.throws(() => jsonFromRaw(bytesOfElements([Buffer.from([0xff])]), "BYTES"), flaw(/not UTF-8/));
+    assert.throws(() => jsonFromRaw(bytesOfElement(Buffer.from([0xff])), "BYTES"), flaw(/not UTF-8/));
     assert.throws(() => rawFromJson('["\\ud800"]', "BYTES"), flaw(/surrogate/));
-    assert.throws(() => elementsOfBytes(Buffer.from([5, 0, 0, 0, 1])), flaw(/in the middle/));
-    assert.throws(() => elementsOfBytes(Buffer.from([5, 0])), flaw(/in the middle/));
+    assert.throws(() => [...elementsOfBytes(Buffer.from([5, 0, 0, 0, 1]))], flaw(/in the middle/));
+    assert.throws(() => [...elementsOfBytes(Buffer.from([5, 0]))], flaw(/in the middle/));
   });
 
   test("what does not fit is said", () => {
@@ -154,7 +154,10 @@ describe("rows", () => {
     assert.throws(() => rowsOf([]), flaw(/empty shape/));
     assert.throws(() => rowsOf([-1]), flaw(/dimension of -1/));
     assert.throws(() => rowsOf([1, 0.5]), flaw(/dimension of 0.5/));
-    assert.throws(() => rowsOf([MAX_ROWS + 1, 0]), flaw(/rows; at most/));
+    assert.equal(rowsOf([2 ** 40, 0]), 2 ** 40);
+    assert.throws(() => checkCells(1025, 1), flaw(/at most 1024 tensors/));
+    assert.throws(() => checkCells(33, 2048), flaw(/has 2048 rows of 33 tensors; /));
+    checkCells(32, 2048);
     assert.throws(() => elementsOf([2 ** 40, 2 ** 40]), flaw(/too large/));
     assert.equal(elementsOf([]), 1);
   });

@@ -253,6 +253,8 @@ describe("around the calls", () => {
     const body = '{"inputs":[{"name":"x","shape":[1],"datatype":"FP32","data":[1]}]}';
     const { inputs, parameters } = drafts(body, {}, { names: { model: "toy", version: "3/4" } });
     assert.equal(called(inputs, parameters).path, "/v2/models/toy/versions/3%2F4/infer");
+    const astray = parameters.replace("3/4", "../../other");
+    assert.throws(() => called(inputs, astray), /version must be/);
     assert.equal(called(inputs, drafts(body).parameters).path, undefined);
   });
 });
