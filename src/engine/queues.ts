@@ -277,9 +277,13 @@ export class ModelQueues {
   /** Its owner as far as it still has one in its best tier, or else the one that is next there. */
   #rank(group: Group): void {
     const { tier, owner } = group;
-    if (tier < 0) this.#giveTo(group, undefined);
-    else if (owner?.tier === tier) this.#giveTo(group, owner);
-    else this.#giveTo(group, this.#orders![tier]!.next(group.tiers[tier]!));
+    if (tier < 0) return this.#giveTo(group, undefined);
+    const queue = group.tiers[tier]!;
+    const order = this.#orders![tier]!;
+    if (owner?.tier !== tier) this.#giveTo(group, order.next(queue));
+    else if (queue.queuedOf(owner.tenant) > 0) this.#giveTo(group, owner);
+    // Whoever is next in it, until it is served: to look at all of them each time one expires would be dear.
+    else this.#giveTo(group, order.of(queue.next!.task.tenant));
   }
 
   #giveTo(group: Group, owner: Owner | undefined): void {
@@ -333,7 +337,7 @@ export class ModelQueues {
     const order = this.#orders[tier]!;
     const own = order.of(record.task.tenant);
     own.queued--;
-    if (wasHead) this.#rank(group);
+    if (wasHead || group.owner === own) this.#rank(group);
     order.moved(own);
     if (this.depth === 0) this.#orders = undefined;
   }
