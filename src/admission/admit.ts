@@ -105,7 +105,7 @@ export class Admission {
     return `: tier ${this.tierName(tier)} is refused now, ${names} served first`;
   }
 
-  /** A refusal, counted by its reason. */
+  /** A refusal, counted by its reason. `own`: it is this caller's limit, and others are served. */
   refuse(
     caller: Caller,
     model: string,
@@ -113,8 +113,9 @@ export class Admission {
     message: string,
     waitMs: number,
     quota?: Quota,
+    own = reason === "rate",
   ): Refusal {
-    const code = reason === "rate" ? "RATE_LIMITED" : "SERVICE_OVERLOADED";
+    const code = own ? "RATE_LIMITED" : "SERVICE_OVERLOADED";
     const retryAfterMs = Math.max(1, Math.ceil(Number.isFinite(waitMs) ? waitMs : 1000));
     this.#shed(caller, model, reason, retryAfterMs);
     const told = reason === "draining" ? message : `${message}; ${tryAgain(retryAfterMs)}`;

@@ -234,7 +234,7 @@ export const settings = group("Everything Ferry can be told.", {
       max: 10_000_000,
     }),
     maxQueuedBytes: integer(
-      "Bytes of their inputs; more are refused. Also bounds, each by itself, bodies being read and answers not taken.",
+      "Bytes of their inputs and parameters; more are refused. Also bounds, each by itself, bodies being read and answers not taken.",
       {
         default: 256 * mebibyte,
         min: mebibyte,
@@ -297,7 +297,7 @@ export const settings = group("Everything Ferry can be told.", {
     }),
     evictAfterRead: boolean("Forget an outcome once its owner has it.", false),
     maxBytes: integer(
-      "The most memory for kept outcomes, those of the cache included; the oldest go first.",
+      "The most memory for kept outcomes, those of the cache included; the tenant with the most loses its oldest first.",
       {
         default: 128 * mebibyte,
         min: mebibyte,

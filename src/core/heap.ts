@@ -28,6 +28,22 @@ export class Heap<Value extends Due> {
     return this.#values[0]?.dueAt ?? Infinity;
   }
 
+  /** All of them, soonest first; the first k cost O(k log k). The heap must not change meanwhile. */
+  *inOrder(): Generator<Value, void> {
+    const open = new Heap<{ dueAt: number; place: number; readonly at: number }>();
+    const look = (at: number): void => {
+      const value = this.#values[at];
+      if (value !== undefined) open.set({ dueAt: 0, place: -1, at }, value.dueAt);
+    };
+    look(0);
+    for (let next = open.first; next !== undefined; next = open.first) {
+      yield this.#values[next.at]!;
+      open.remove(next);
+      look(2 * next.at + 1);
+      look(2 * next.at + 2);
+    }
+  }
+
   /** Puts `value` in, or moves it. */
   set(value: Value, dueAt: number): void {
     if (value.place < 0) {

@@ -88,6 +88,11 @@ export class Table<Value> {
     return places.map((at) => this.#values[at]!);
   }
 
+  /** In no order, for less. */
+  unordered(): Value[] {
+    return this.#values.filter((value) => value !== undefined);
+  }
+
   /** Where `key` stands, or the free place where it would. */
   #find(key: string, hash: number): number {
     const keys = this.#keys;

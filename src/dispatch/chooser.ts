@@ -13,7 +13,7 @@ import { inTurn, Overtaken } from "./overtaken.ts";
 import type { Seats } from "./seats.ts";
 import type { Slot, Workers } from "./workers.ts";
 
-/** Queues with other parameters than the oldest ones are looked at only this far. */
+/** Queues that are looked at in each tier; what a choice costs does not grow with the number of parameters. */
 const MAX_QUEUES_SEEN = 64;
 
 /** A queue, and what is to be done with it. */
@@ -81,7 +81,7 @@ export class Chooser {
     let seen = 0;
     // Asked for only when something waits: most often this looks whether something does.
     let fleet: Fleet | undefined;
-    for (const queue of engine.queues(this.#rules().name)) {
+    for (const queue of engine.queues(this.#rules().name, MAX_QUEUES_SEEN)) {
       if (++seen > MAX_QUEUES_SEEN && !this.#overtaken.due) break;
       if (question.early && suspected(queue)) continue;
       fleet ??= this.#fleet(question);

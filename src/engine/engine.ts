@@ -17,6 +17,17 @@
  *    whoever makes ids gives those that may share the same one.
  *  - Inside a tier tenants take turns, as `core/fair.ts` says: one that floods it delays nobody else. An engine
  *    that many processes share may go by estimates there; its files say how far they are off.
+ *  - Tenants share what is bounded, by the rule in `core/share.ts`, so that none can take all of it:
+ *     - Groups of one model (`MAX_GROUPS`). A `put` whose parameters no waiting task of the model has opens one, and is
+ *       `full` with `own` when its tenant has opened as many as it may. Joins, answers from the cache, retries and
+ *       replays are never refused for that. An engine that many processes share may count per shard or by estimates.
+ *     - Bytes of outcomes that nobody has fetched (`results.maxBytes`), where the engine keeps them itself.
+ *    Of kept outcomes the tenant that holds the most loses its oldest first, never one that holds less than
+ *    `maxBytes` divided by the tenants that hold any.
+ *  - `maxQueuedBytes` counts inputs and parameters: parameters once where tasks share their text, and with each task
+ *    where each is stored with its own copy (on disk, in Redis).
+ *  - An outcome whose only caller hung up (`cancel` with `abandoned`), and for which no Idempotency-Key can bring anybody
+ *    back, is promised to nobody: it stays like one that was delivered.
  *  - A lease that runs out is held against its tasks as `core/retry.ts` says: alone, then dead letter.
  *
  * A shared engine may be out of reach: `put`, `cancel` and `outcome` then reject with a `Refusal` that tells
@@ -57,8 +68,18 @@ export type PutReply =
     }
   /** The Idempotency-Key was used with another body. */
   | { readonly kind: "conflict"; readonly id: string }
-  /** Nothing was written. `message` says which bound is reached. `never`: an empty queue has no room for it either. */
-  | { readonly kind: "full"; readonly message: string; readonly never?: boolean };
+  /**
+   * Nothing was written. `message` says which bound is reached; `own`: the tenant's own share of it, which others
+   * still have. `never`: an empty queue has no room for it either. `retryInMs`: when there will be room at the
+   * earliest, where the engine knows.
+   */
+  | {
+      readonly kind: "full";
+      readonly message: string;
+      readonly own?: boolean;
+      readonly never?: boolean;
+      readonly retryInMs?: number;
+    };
 
 /** What the owner, or an operator, may read of a record. */
 export interface RecordView {
@@ -139,7 +160,13 @@ export type CancelReply =
   | "kept"
   | "unknown";
 
-/** The tasks of one model that may share a batch: same parameters. */
+/**
+ * Groups that may wait for one model at once. Each is looked at before a batch is chosen and leaves in batches of
+ * its own, so more of them than a fleet could serve within `queueMs` are only a cost.
+ */
+export const MAX_GROUPS = 2048;
+
+/** A group: the tasks of one model that may share a batch, which are those with the same parameters. */
 export interface QueueView {
   readonly parameters: Json;
   /** The best tier that has a task in it. */
@@ -197,6 +224,11 @@ export interface Engine {
    */
   put(task: Task, sharing?: Sharing): PutReply | Promise<PutReply>;
   /**
+   * Why a request of so many tasks, which share their parameters, could never be queued however empty the queue is;
+   * undefined: it can be. Asked before they are put.
+   */
+  neverFits(tasks: number, inputBytes: number, parameterBytes: number): string | undefined;
+  /**
    * Runs `puts`, which puts several tasks at once: those who watch the queues hear of them when the last one is in,
    * so that the inputs of one request can leave in one batch.
    */
@@ -225,8 +257,8 @@ export interface Engine {
   cancel(id: string, tenant: string, abandoned?: boolean): Promise<CancelReply>;
 
   /**
-   * The record, if it exists and belongs to `tenant`; `tenant` left out: an operator asks. The input of a
-   * finished task is no longer there (""): only dead letters keep theirs.
+   * The record, if it exists and belongs to `tenant`; `tenant` left out: an operator asks. The input and the
+   * parameters of a finished task are no longer there (""): only dead letters keep theirs.
    */
   outcome(id: string, tenant?: string): Promise<RecordView | undefined>;
 
@@ -249,10 +281,11 @@ export interface Engine {
   ): Promise<{ readonly allowed: boolean; readonly left: number; readonly resetMs: number }>;
 
   /**
-   * What this process knows of a model's queues now, those with tasks of the best tier first, and among these
-   * the longest-waiting first; no round trip.
+   * What this process knows of a model's queues now, those with tasks of the best tier first, and among these the
+   * longest-waiting first; where the engine knows whose they are, tenants in turn, each with its longest-waiting
+   * first. At most `perTier` of each tier need be told. No round trip.
    */
-  queues(model: string): Iterable<QueueView>;
+  queues(model: string, perTier?: number): Iterable<QueueView>;
 
   /** How many tasks of a model wait in each tier, those on their way in included; no round trip. */
   waiting(model: string): readonly number[];
@@ -296,4 +329,28 @@ export interface EngineStats {
   readonly deadLetters: number;
   /** Queued tasks by model, then tier. */
   readonly depth: ReadonlyMap<string, readonly number[]>;
+}
+
+/** What the copies of one request's parameters may take where each task is stored with its own. */
+const MAX_COPIED_BYTES = 64 << 20;
+
+/** `Engine.neverFits` by these limits; `copied`: each task is stored with its own copy of the parameters. */
+export function neverFits(
+  { maxQueued, maxQueuedBytes }: EngineLimits,
+  request: { readonly tasks: number; readonly inputBytes: number; readonly parameterBytes: number },
+  copied: boolean,
+): string | undefined {
+  const { tasks, inputBytes, parameterBytes } = request;
+  const fewer = "send fewer inputs in one request";
+  if (tasks > maxQueued) {
+    return `${tasks} inputs are more than may be queued at once (limits.maxQueued ${maxQueued}); ${fewer}`;
+  }
+  const shared = copied ? tasks * parameterBytes : parameterBytes;
+  if (inputBytes + shared > maxQueuedBytes) {
+    const bytes = `${tasks} inputs with their shared fields take ${inputBytes + shared} bytes`;
+    return `${bytes}, more than may be queued at once (limits.maxQueuedBytes ${maxQueuedBytes}); ${fewer}`;
+  }
+  if (!copied || shared <= MAX_COPIED_BYTES) return undefined;
+  const bytes = `the fields that ${tasks} inputs share are stored with each, in ${shared} bytes`;
+  return `${bytes}, more than ${MAX_COPIED_BYTES}; ${fewer}`;
 }

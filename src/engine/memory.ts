@@ -15,6 +15,7 @@ import { type Spent, Windows } from "../core/window.ts";
 import type { Events } from "../telemetry/events.ts";
 import { DeadLetters, noRoomToReplay } from "./dead-letters.ts";
 import type { CancelReply, ClaimRequest, Engine, EngineLimits, EngineListener } from "./engine.ts";
+import { neverFits } from "./engine.ts";
 import type { EngineStats, Lease, PutReply, QueueView, RecordView } from "./engine.ts";
 import type { SettleReply, Sharing, Verdict } from "./engine.ts";
 import type { JournalTrouble, SavedRecord } from "./journal.ts";
@@ -63,7 +64,7 @@ export class MemoryEngine implements Engine {
     this.#clock = clock;
     this.#events = events;
     this.#keeper = keeper;
-    this.#places = new Places(options.models, options.tiers, this.#listeners, (at) => this.#fallsDue(at));
+    this.#places = new Places(options, keeper !== undefined, this.#listeners, (at) => this.#fallsDue(at));
     this.#records = new Records(options.results, clock, keeper, options.seed ?? 0);
     this.deadLetters = new DeadLetters(options.deadLetters, events, {
       replay: (task) => this.#replay(task),
@@ -149,7 +150,8 @@ export class MemoryEngine implements Engine {
     }
     const leader = this.#records.shared.inFlight(sharing);
     if (leader !== undefined) {
-      leader.joins++;
+      // In the place of a caller that has left, if one has.
+      if (!leader.delivered) leader.joins++;
       this.#places.accommodate(leader, task, now);
       if (sharing.idempotency !== undefined) {
         this.#records.shared.bindKey(leader, sharing);
@@ -158,15 +160,18 @@ export class MemoryEngine implements Engine {
       return this.#join(leader);
     }
     if (sharing.only === true) return { kind: "full", message: "nothing to share, and no room for more" };
-    const bound = this.#places.full(this.#options, task.input.length) ?? this.#records.full(this.#options);
-    if (bound !== undefined)
-      return { kind: "full", message: bound, never: task.input.length > this.#options.maxQueuedBytes };
+    const full = this.#places.full(this.#options, task) ?? this.#records.full(this.#options, task.tenant);
+    if (full !== undefined) return full;
     this.#places.enqueue(this.#open(task, sharing, now), now);
     if (this.#events.heard("task.queued")) {
       const { id, model, tier } = task;
       this.#events.emit("task.queued", { id, model, tier, at: now });
     }
     return { kind: "queued", id: task.id };
+  }
+
+  neverFits(tasks: number, inputBytes: number, parameterBytes: number): string | undefined {
+    return neverFits(this.#options, { tasks, inputBytes, parameterBytes }, this.#keeper !== undefined);
   }
 
   #open(task: Task, sharing: Sharing, now: number, replayed = false): TaskRecord {
@@ -180,6 +185,7 @@ export class MemoryEngine implements Engine {
   #join(record: TaskRecord): PutReply {
     const { id, model } = record.task;
     if (record.final) return { kind: "done", id, record, cached: false };
+    record.delivered = false;
     this.#events.emit("task.joined", { id, model });
     return { kind: "joined", id };
   }
@@ -203,7 +209,7 @@ export class MemoryEngine implements Engine {
   /** Looks again when all were expired: an empty lease says that nothing was there. */
   #takeLive({ model, parameters, max }: ClaimRequest, now: number): TaskRecord[] {
     for (;;) {
-      const taken = this.#places.take(model, parameters, max);
+      const taken = this.#places.take(model, parameters, max, now);
       const live = taken.filter(({ expiresAt }) => now < expiresAt);
       for (const record of taken) if (now >= record.expiresAt) this.#expire(record, now);
       if (live.length > 0 || taken.length === 0) return live;
@@ -287,14 +293,23 @@ export class MemoryEngine implements Engine {
     const record = this.#records.find(id);
     if (record === undefined || record.task.tenant !== tenant) return "unknown";
     if (record.final) {
-      if (abandoned) return "kept";
+      if (abandoned) {
+        this.#records.abandoned(id);
+        return "kept";
+      }
       this.#records.forget(record);
       return "forgotten";
     }
     const joined = record.joins > 0;
     if (joined && abandoned) record.joins--;
-    if (joined || record.state === "running" || (abandoned && record.keys.length > 0)) return "kept";
+    if (joined || record.state === "running" || (abandoned && record.keys.length > 0)) {
+      // Nobody can come back for it: what becomes of it is promised to nobody.
+      if (abandoned && !joined && record.keys.length === 0) record.delivered = true;
+      return "kept";
+    }
     if (abandoned) this.#events.emit("task.dropped", { id, model: record.task.model });
+    // Its owner knows, or has left.
+    record.delivered = true;
     this.#end(
       record,
       { ok: false, code: "CANCELLED", message: "cancelled before it ran" },
@@ -305,7 +320,10 @@ export class MemoryEngine implements Engine {
 
   async outcome(id: string, tenant?: string): Promise<RecordView | undefined> {
     const record = this.#records.find(id);
-    return tenant === undefined || record?.task.tenant === tenant ? record : undefined;
+    if (tenant === undefined) return record;
+    if (record?.task.tenant !== tenant) return undefined;
+    if (!record.final) record.delivered = false;
+    return record;
   }
 
   follow(id: string, tenant: string): Promise<RecordView | undefined> {
@@ -368,8 +386,8 @@ export class MemoryEngine implements Engine {
     return this.#windows.spend(key, perMinute, this.#clock.now());
   }
 
-  queues(model: string): Iterable<QueueView> {
-    return this.#places.queues(model);
+  queues(model: string, perTier?: number): Iterable<QueueView> {
+    return this.#places.queues(model, perTier);
   }
 
   waiting(model: string): readonly number[] {
@@ -444,8 +462,8 @@ export class MemoryEngine implements Engine {
     if (model === undefined) return false;
     const old = this.#records.get(dead.id);
     if (old?.final === false) return false;
-    const bound = this.#places.full(this.#options, dead.input.length) ?? this.#records.full(this.#options);
-    if (bound !== undefined) throw noRoomToReplay(bound);
+    const full = this.#places.full(this.#options, dead) ?? this.#records.full(this.#options, dead.tenant);
+    if (full !== undefined) throw noRoomToReplay(full.message);
     if (old !== undefined) this.#records.forget(old);
     const now = this.#clock.now();
     const task = { ...dead, createdAt: now, deadlineAt: now + model.totalMs };
@@ -480,6 +498,7 @@ export class MemoryEngine implements Engine {
     record.dead = letter?.message;
     record.replayed = state.replayed === true;
     record.deaths = state.deaths ?? 0;
+    if (state.outcome !== undefined) this.#records.countFound(record);
     if (state.outcome === undefined) this.#restoreUnfinished(record, now);
     else this.#shelve(record, state.outcome, Math.min(now, state.settledAt ?? now));
     if (letter !== undefined) this.deadLetters.add(letter);

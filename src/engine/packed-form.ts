@@ -1,13 +1,14 @@
 /**
  * A finished record as bytes, and back.
  *
- *   5 instants of 8 bytes, 16 numbers of 4 bytes, then texts: its own (id, tenant, model, parameters, trace,
- *   cache key, in one piece), its outcome, and what is known of its batch, if nobody before it in the same
- *   slab has noted that already. The whole is a multiple of 8 bytes long.
+ *   5 instants of 8 bytes, 16 numbers of 4 bytes, then texts: its own (id, tenant, model, trace, cache key, in
+ *   one piece), its outcome, and what is known of its batch, if nobody before it in the same slab has noted
+ *   that already. The whole is a multiple of 8 bytes long. Its input and its parameters are not kept.
  *
  * Texts are UTF-8; those of ASCII alone, which most are, are marked, because they are read and written faster.
  */
 import type { BatchNote, Outcome, Task } from "../core/task.ts";
+import type { Holding } from "./holdings.ts";
 import { TaskRecord } from "./record.ts";
 
 export const SETTLED_AT = 0;
@@ -29,7 +30,8 @@ const NOTE_BYTES = 7;
 const ID_LENGTH = 8;
 const TENANT_LENGTH = 9;
 const MODEL_LENGTH = 10;
-const PARAMETERS_LENGTH = 11;
+/** How many callers share it beside its first one. */
+export const JOINS = 11;
 const TRACE_LENGTH = 12;
 const KEY_LENGTH = 13;
 const OWN_BYTES = 14;
@@ -41,16 +43,18 @@ const HEAD_BYTES = INSTANTS * 8 + NUMBERS * 4;
 /** The result is forgotten; what is left of it answers for others, or nobody. */
 export const GONE = 1;
 export const DELIVERED = 2;
-/** Others wait for it beside its first caller. */
-export const JOINED = 4;
-const CACHED = 8;
-const FAILED = 16;
-const OWN_ASCII = 32;
-const OUTCOME_ASCII = 64;
+const CACHED = 4;
+const FAILED = 8;
+const OWN_ASCII = 16;
+const OUTCOME_ASCII = 32;
 
-/** A piece of memory that is filled from its start. */
+/** A piece of memory that is filled from its start, with records of one tenant. */
 export class Slab {
-  readonly seq: number;
+  /** Where it is found by its number. */
+  readonly slot: number;
+  readonly of: Holding;
+  /** The tenant's next one. */
+  next: Slab | undefined;
   readonly bytes: Buffer;
   readonly instants: Float64Array;
   readonly numbers: Uint32Array;
@@ -60,8 +64,9 @@ export class Slab {
   noteAt = 0;
   noteBytes = 0;
 
-  constructor(seq: number, memory: ArrayBuffer) {
-    this.seq = seq;
+  constructor(slot: number, of: Holding, memory: ArrayBuffer) {
+    this.slot = slot;
+    this.of = of;
     this.bytes = Buffer.from(memory);
     this.instants = new Float64Array(memory);
     this.numbers = new Uint32Array(memory);
@@ -82,8 +87,8 @@ export interface Parcel {
 }
 
 export function parcel(record: TaskRecord, key: string, idHash: number, keyHash: number): Parcel {
-  const { id, tenant, model, parameters, trace = "" } = record.task;
-  const own = id + tenant + model + parameters + trace + key;
+  const { id, tenant, model, trace = "" } = record.task;
+  const own = id + tenant + model + trace + key;
   const { outcome } = record;
   const text = outcome!.ok ? outcome!.output : `${outcome!.code} ${outcome!.message}`;
   const outcomeBytes = Buffer.byteLength(text);
@@ -134,7 +139,6 @@ export function write(slab: Slab, parcel: Parcel, note: string, cacheUntil: numb
   numbers[number + BYTES] = bytes;
   numbers[number + FLAGS] =
     (record.cached ? CACHED : 0) |
-    (record.joins > 0 ? JOINED : 0) |
     (record.delivered ? DELIVERED : 0) |
     (record.outcome!.ok ? 0 : FAILED) |
     (ownBytes === own.length ? OWN_ASCII : 0) |
@@ -148,7 +152,7 @@ export function write(slab: Slab, parcel: Parcel, note: string, cacheUntil: numb
   numbers[number + ID_LENGTH] = task.id.length;
   numbers[number + TENANT_LENGTH] = task.tenant.length;
   numbers[number + MODEL_LENGTH] = task.model.length;
-  numbers[number + PARAMETERS_LENGTH] = task.parameters.length;
+  numbers[number + JOINS] = record.joins;
   numbers[number + TRACE_LENGTH] = task.trace?.length ?? 0;
   numbers[number + KEY_LENGTH] = parcel.key.length;
   numbers[number + OWN_BYTES] = ownBytes;
@@ -166,14 +170,14 @@ export function read(slab: Slab, start: number): TaskRecord {
   let at = 0;
   const next = (length: number): string => own.slice(at, (at += numbers[number + length]!));
   const [id, tenant, model] = [next(ID_LENGTH), next(TENANT_LENGTH), next(MODEL_LENGTH)];
-  const [parameters, trace] = [next(PARAMETERS_LENGTH), next(TRACE_LENGTH)];
+  const trace = next(TRACE_LENGTH);
   const task: Task = {
     id,
     tenant,
     tier: numbers[number + TIER]!,
     model,
     input: "",
-    parameters,
+    parameters: "",
     content: "",
     createdAt: instants[instant + CREATED_AT]!,
     deadlineAt: instants[instant + DEADLINE_AT]!,
@@ -190,7 +194,7 @@ export function read(slab: Slab, start: number): TaskRecord {
   record.queuedAt = instants[instant + QUEUED_AT]!;
   record.settledAt = instants[instant + SETTLED_AT]!;
   record.cached = (flags & CACHED) !== 0;
-  record.joins = (flags & JOINED) === 0 ? 0 : 1;
+  record.joins = numbers[number + JOINS]!;
   record.delivered = (flags & DELIVERED) !== 0;
   const noteAt = numbers[number + NOTE_AT]!;
   const noteBytes = numbers[number + NOTE_BYTES]!;

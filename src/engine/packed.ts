@@ -6,12 +6,14 @@
  * bytes in slabs, in the order in which they ended, found through two indexes of numbers: by id, and by content
  * for the cache. A record costs the collector nothing from the moment at which it is packed.
  *
- * Slabs are emptied from the oldest record on. One leaves when both its uses are over: polling (`ttlMs`) and the
- * cache (its model's time). When there are too many bytes the oldest leave early; but one that was promised and
- * not fetched yet is handed back (`rescue`) instead, because nothing promised is thrown away before its time.
+ * Each tenant has slabs of its own, which are emptied from its oldest record on. One leaves when both its uses are over:
+ * polling (`ttlMs`) and the cache (its model's time); or early, when its tenant holds too many bytes (`holdings.ts`). But
+ * one that was promised and not fetched yet is handed back (`rescue`) instead, because nothing promised is thrown away
+ * before its time.
  */
-import { Fifo } from "../core/fifo.ts";
 import { Hashes } from "../core/table.ts";
+import type { BatchNote } from "../core/task.ts";
+import type { Holding, Holdings } from "./holdings.ts";
 import { PackedIndex } from "./packed-index.ts";
 import {
   BYTES,
@@ -24,7 +26,7 @@ import {
   hasKey,
   ID_HASH,
   idAt,
-  JOINED,
+  JOINS,
   KEY_HASH,
   numbersAt,
   parcel,
@@ -35,13 +37,12 @@ import {
 } from "./packed-form.ts";
 import { ID_RANDOM_END, type TaskRecord } from "./record.ts";
 
+/** A tenant's first slab is as large as its first record, each further one twice as large as the one before, up to this. */
 const SLAB_BYTES = 1 << 20;
-/** Records begin at multiples of 8 bytes: a place is a slab's number times this, plus the eighths before it. */
+/** Records begin at multiples of 8 bytes: a place is a slab's slot times this, plus the eighths before it. */
 const PLACES = SLAB_BYTES / 8;
 
 export interface PackedOwner {
-  /** How many bytes may be packed now. */
-  room(): number;
   /** Its result is no longer kept. Left out where nobody wants to know: ids are read from the bytes for it. */
   readonly forgotten?: ((id: string) => void) | undefined;
   /** There is no room, and nobody has fetched it yet. */
@@ -54,22 +55,21 @@ export class Packed {
   readonly ids: Hashes;
   /** Of cache keys. */
   readonly hashes: Hashes;
+  readonly #holdings: Holdings;
   readonly #owner: PackedOwner;
-  readonly #slabs = new Fifo<Slab>();
+  /** By slot; slots of emptied ones are used again. */
+  readonly #slabs: (Slab | undefined)[] = [];
+  readonly #freeSlots: number[] = [];
   readonly #byId = new PackedIndex((place, id) => hasId(this.#slab(place), startOf(place), id));
   readonly #byKey = new PackedIndex((place, key) => hasKey(this.#slab(place), startOf(place), key));
-  #newest: Slab | undefined;
-  /** Of the next slab. */
-  #seq = 0;
-  /** Where the oldest record stands in the oldest slab. */
-  #oldest = 0;
   /** An emptied slab, for the next time that one is needed. */
   #spare: ArrayBuffer | undefined;
-  bytes = 0;
-  /** Of those that nobody has fetched. */
-  awaitedBytes = 0;
+  /** The last batch that was noted, as text: tenants that shared it note it each in a slab of its own. */
+  #batch: BatchNote | undefined;
+  #batchText = "";
 
-  constructor(ttlMs: number, seed: number, owner: PackedOwner) {
+  constructor(holdings: Holdings, ttlMs: number, seed: number, owner: PackedOwner) {
+    this.#holdings = holdings;
     this.ttlMs = ttlMs;
     this.ids = new Hashes(seed, ID_RANDOM_END);
     this.hashes = new Hashes(seed);
@@ -89,24 +89,36 @@ export class Packed {
     const idHash = this.ids.of(record.task.id);
     const keyHash = key === "" ? 0 : key === joinKey ? record.joinHash : this.hashes.of(key);
     const one = parcel(record, key, idHash, keyHash);
-    const { batch } = record;
-    let slab = this.#newest;
-    let note = batch === undefined || slab?.note === batch ? "" : JSON.stringify(batch);
+    const holding = this.#holdings.of(record.task.tenant);
+    let slab = holding.newest;
+    let note = slab?.note === record.batch ? "" : this.#noteOf(record.batch);
     if (slab === undefined || slab.used + bytesOf(one, Buffer.byteLength(note)) > slab.bytes.length) {
-      if (batch !== undefined) note = JSON.stringify(batch);
-      slab = this.#newSlab(bytesOf(one, Buffer.byteLength(note)));
+      note = this.#noteOf(record.batch);
+      slab = this.#newSlab(holding, bytesOf(one, Buffer.byteLength(note)));
     }
     const start = slab.used;
     write(slab, one, note, key === "" ? 0 : record.settledAt! + cacheTtlMs);
-    const place = slab.seq * PLACES + start / 8;
+    const place = slab.slot * PLACES + start / 8;
     if (elsewhere) slab.numbers[numbersAt(start) + FLAGS]! |= GONE | DELIVERED;
     else this.#byId.add(idHash, place);
     if (key !== "") {
       this.#leaveCache(key, keyHash);
       this.#byKey.add(keyHash, place);
     }
-    this.bytes += slab.used - start;
-    if (!record.delivered && !elsewhere) this.awaitedBytes += slab.used - start;
+    const bytes = slab.used - start;
+    this.#holdings.charge(holding, bytes, record.delivered || elsewhere ? 0 : bytes);
+    if (slab === holding.oldest && start === holding.start) {
+      this.#holdings.dueAt(holding, this.#until(slab, start));
+    }
+  }
+
+  #noteOf(batch: BatchNote | undefined): string {
+    if (batch === undefined) return "";
+    if (batch !== this.#batch) {
+      this.#batch = batch;
+      this.#batchText = JSON.stringify(batch);
+    }
+    return this.#batchText;
   }
 
   get(id: string): TaskRecord | undefined {
@@ -127,14 +139,21 @@ export class Packed {
   deliver(id: string, forget: boolean): boolean {
     const place = this.#byId.find(this.ids.of(id), id);
     if (place < 0) return false;
-    const { numbers } = this.#slab(place);
+    const slab = this.#slab(place);
     const number = numbersAt(startOf(place));
-    const flags = numbers[number + FLAGS]!;
-    if ((flags & DELIVERED) === 0) {
-      numbers[number + FLAGS] = flags | DELIVERED;
-      this.awaitedBytes -= numbers[number + BYTES]!;
-    }
-    if (forget && (flags & JOINED) === 0) this.forget(id);
+    this.#delivered(slab, number);
+    if (forget && slab.numbers[number + JOINS] === 0) this.forget(id);
+    return true;
+  }
+
+  /** A caller left without it; the last one that waited leaves it to nobody. False: it is not here. */
+  abandon(id: string): boolean {
+    const place = this.#byId.find(this.ids.of(id), id);
+    if (place < 0) return false;
+    const slab = this.#slab(place);
+    const number = numbersAt(startOf(place));
+    if (slab.numbers[number + JOINS] === 0) this.#delivered(slab, number);
+    else slab.numbers[number + JOINS]!--;
     return true;
   }
 
@@ -148,27 +167,42 @@ export class Packed {
     return true;
   }
 
-  /** Lets the oldest go whose time is over, and returns when the next one's will be. */
-  sweep(now: number): number {
+  /** Lets the tenant's oldest go whose time is over, and returns when the next one's will be. */
+  sweep(holding: Holding, now: number): number {
     for (;;) {
-      const slab = this.#slabs.first;
+      const slab = holding.oldest;
       if (slab === undefined) return Infinity;
-      const until = this.#until(slab, this.#oldest);
+      const until = this.#until(slab, holding.start);
       if (until > now) return until;
       this.#dropOldest(slab);
     }
   }
 
-  /** Lets the oldest go until there are at most so many bytes as its owner has room for. */
-  trim(): void {
-    while (this.bytes > 0 && this.bytes > this.#owner.room()) {
-      const slab = this.#slabs.first!;
-      const start = this.#oldest;
-      const flags = slab.numbers[numbersAt(start) + FLAGS]!;
-      const rescued = (flags & (GONE | DELIVERED)) === 0 ? read(slab, start) : undefined;
-      this.#dropOldest(slab, rescued !== undefined);
-      if (rescued !== undefined) this.#owner.rescue(rescued);
+  /** Lets the tenant's oldest go, or hands it back if nobody has fetched it. False: it has none here. */
+  dropOldest(holding: Holding): boolean {
+    const slab = holding.oldest;
+    if (slab === undefined) return false;
+    const rescued = isAwaited(slab, holding.start) ? read(slab, holding.start) : undefined;
+    this.#dropOldest(slab, rescued !== undefined);
+    if (rescued !== undefined) this.#owner.rescue(rescued);
+    return true;
+  }
+
+  /** When the tenant's oldest result was settled that nobody has fetched; Infinity: there is none. */
+  oldestAwaitedAt(holding: Holding): number {
+    let { slab, start } = holding.awaitedFrom ?? { slab: holding.oldest, start: holding.start };
+    while (slab !== undefined) {
+      holding.awaitedFrom = { slab, start };
+      if (start >= slab.used) {
+        slab = slab.next;
+        start = 0;
+      } else if (isAwaited(slab, start)) {
+        return slab.instants[start / 8 + SETTLED_AT]!;
+      } else {
+        start += slab.numbers[numbersAt(start) + BYTES]!;
+      }
     }
+    return Infinity;
   }
 
   #until({ instants, numbers }: Slab, start: number): number {
@@ -179,10 +213,11 @@ export class Packed {
 
   /** Out of both indexes, and its bytes are free. */
   #dropOldest(slab: Slab, quietly = false): void {
-    const start = this.#oldest;
+    const holding = slab.of;
+    const { start } = holding;
     const { numbers } = slab;
     const number = numbersAt(start);
-    const place = slab.seq * PLACES + start / 8;
+    const place = slab.slot * PLACES + start / 8;
     const bytes = numbers[number + BYTES]!;
     if ((numbers[number + FLAGS]! & GONE) === 0) {
       this.#byId.remove(numbers[number + ID_HASH]! | 0, place);
@@ -192,24 +227,36 @@ export class Packed {
     if (slab.instants[start / 8 + CACHE_UNTIL]! > 0) {
       this.#byKey.remove(numbers[number + KEY_HASH]! | 0, place);
     }
-    this.bytes -= bytes;
-    this.#oldest += bytes;
-    if (this.#oldest === slab.used) this.#emptied(slab);
+    holding.start += bytes;
+    const from = holding.awaitedFrom;
+    if (from?.slab === slab && from.start < holding.start) holding.awaitedFrom = undefined;
+    if (holding.start === slab.used) this.#emptied(slab);
+    this.#holdings.charge(holding, -bytes, 0);
   }
 
   #emptied(slab: Slab): void {
-    this.#slabs.shift();
-    this.#oldest = 0;
-    if (this.#newest === slab) this.#newest = undefined;
+    const holding = slab.of;
+    holding.oldest = slab.next;
+    holding.start = 0;
+    if (holding.newest === slab) holding.newest = undefined;
+    if (holding.awaitedFrom?.slab === slab) holding.awaitedFrom = undefined;
+    this.#slabs[slab.slot] = undefined;
+    this.#freeSlots.push(slab.slot);
     if (slab.bytes.length === SLAB_BYTES) this.#spare = slab.bytes.buffer as ArrayBuffer;
   }
 
-  /** The result at `start` is no longer anybody's. */
-  #give({ numbers }: Slab, start: number): void {
-    const number = numbersAt(start);
+  #delivered({ numbers, of }: Slab, number: number): void {
     const flags = numbers[number + FLAGS]!;
-    if ((flags & DELIVERED) === 0) this.awaitedBytes -= numbers[number + BYTES]!;
-    numbers[number + FLAGS] = flags | GONE;
+    if ((flags & DELIVERED) !== 0) return;
+    numbers[number + FLAGS] = flags | DELIVERED;
+    this.#holdings.charge(of, 0, -numbers[number + BYTES]!);
+  }
+
+  /** The result at `start` is no longer anybody's. */
+  #give(slab: Slab, start: number): void {
+    const number = numbersAt(start);
+    this.#delivered(slab, number);
+    slab.numbers[number + FLAGS]! |= GONE;
   }
 
   /** A newer success takes its place. */
@@ -220,18 +267,27 @@ export class Packed {
     this.#slab(place).instants[startOf(place) / 8 + CACHE_UNTIL] = 0;
   }
 
-  #newSlab(atLeast: number): Slab {
-    const spare = atLeast <= SLAB_BYTES ? this.#spare : undefined;
+  #newSlab(holding: Holding, atLeast: number): Slab {
+    const last = holding.newest;
+    const size = Math.min(SLAB_BYTES, 2 * (last?.bytes.length ?? 0));
+    const spare = size === SLAB_BYTES && atLeast <= SLAB_BYTES ? this.#spare : undefined;
     if (spare !== undefined) this.#spare = undefined;
-    const slab = new Slab(this.#seq++, spare ?? new ArrayBuffer(Math.max(SLAB_BYTES, atLeast)));
-    this.#slabs.push(slab);
-    this.#newest = slab;
+    const slot = this.#freeSlots.pop() ?? this.#slabs.length;
+    const slab = new Slab(slot, holding, spare ?? new ArrayBuffer(Math.max(size, atLeast)));
+    this.#slabs[slot] = slab;
+    if (last === undefined) holding.oldest = slab;
+    else last.next = slab;
+    holding.newest = slab;
     return slab;
   }
 
   #slab(place: number): Slab {
-    return this.#slabs.at(Math.floor(place / PLACES) - this.#slabs.first!.seq)!;
+    return this.#slabs[Math.floor(place / PLACES)]!;
   }
+}
+
+function isAwaited({ numbers }: Slab, start: number): boolean {
+  return (numbers[numbersAt(start) + FLAGS]! & (GONE | DELIVERED)) === 0;
 }
 
 function startOf(place: number): number {

@@ -9,8 +9,9 @@
  */
 import { DueLine } from "../core/due-line.ts";
 import type { BatchNote, Json, Task } from "../core/task.ts";
-import type { EngineLimits, EngineListener, EngineStats, QueueView } from "./engine.ts";
-import { ModelQueues } from "./queues.ts";
+import { MAX_GROUPS } from "./engine.ts";
+import type { EngineLimits, EngineListener, EngineStats, PutReply, QueueView } from "./engine.ts";
+import { type Group, ModelQueues } from "./queues.ts";
 import type { TaskRecord } from "./record.ts";
 
 const NOTHING: readonly never[] = [];
@@ -28,6 +29,9 @@ export class Places {
   readonly #tiers: number;
   readonly #listeners: ReadonlySet<EngineListener>;
   readonly #fallsDue: (at: number) => void;
+  readonly #seed: number;
+  /** A journal writes the parameters down with each task; in memory tasks share their text. */
+  readonly #journaled: boolean;
   readonly #queues = new Map<string, ModelQueues>();
   readonly #alarms = new DueLine<TaskRecord>();
   /** Queued, or waiting for a retry. */
@@ -35,16 +39,18 @@ export class Places {
   waitingBytes = 0;
   running = 0;
   /** Arrivals that belong together, by queue; undefined while each is told at once. */
-  #untold: Map<string, Arrivals> | undefined;
+  #untold: Map<Group, Arrivals> | undefined;
 
   constructor(
-    models: ReadonlyMap<string, { readonly queueMs: number }>,
-    tiers: number,
+    { models, tiers, seed = 0 }: Pick<EngineLimits, "models" | "tiers" | "seed">,
+    journaled: boolean,
     listeners: ReadonlySet<EngineListener>,
     fallsDue: (at: number) => void,
   ) {
     this.#queueMs = models;
     this.#tiers = tiers;
+    this.#seed = seed;
+    this.#journaled = journaled;
     this.#listeners = listeners;
     this.#fallsDue = fallsDue;
     this.retune(models);
@@ -58,12 +64,12 @@ export class Places {
       if (!models.has(model) && !busy) this.#queues.delete(model);
     }
     for (const model of models.keys()) {
-      if (!this.#queues.has(model)) this.#queues.set(model, new ModelQueues(this.#tiers));
+      if (!this.#queues.has(model)) this.#queues.set(model, new ModelQueues(this.#tiers, this.#seed));
     }
   }
 
-  queues(model: string): Iterable<QueueView> {
-    return this.#queues.get(model)?.groups() ?? NOTHING;
+  queues(model: string, perTier?: number): Iterable<QueueView> {
+    return this.#queues.get(model)?.groups(perTier) ?? NOTHING;
   }
 
   /** By tier. */
@@ -85,11 +91,21 @@ export class Places {
     return Math.min(deadlineAt, from + (this.#queueMs.get(model)?.queueMs ?? 0));
   }
 
-  /** Which bound leaves no room for so many bytes more. */
-  full({ maxQueued, maxQueuedBytes }: EngineLimits, bytes: number): string | undefined {
-    if (this.waiting >= maxQueued) return `the queue is full (limits.maxQueued ${maxQueued})`;
-    const fits = this.waitingBytes + bytes <= maxQueuedBytes;
-    return fits ? undefined : `the queue is full (limits.maxQueuedBytes ${maxQueuedBytes})`;
+  /** Which bound leaves no room for this task. */
+  full({ maxQueued, maxQueuedBytes }: EngineLimits, task: Task): Full | undefined {
+    const never = task.input.length + task.parameters.length > maxQueuedBytes;
+    if (this.waiting >= maxQueued) return full(`the queue is full (limits.maxQueued ${maxQueued})`, never);
+    const queues = this.#queues.get(task.model)!;
+    const shared = !this.#journaled && queues.has(task.parameters);
+    const bytes = task.input.length + (shared ? 0 : task.parameters.length);
+    if (this.waitingBytes + bytes > maxQueuedBytes) {
+      return full(`the queue is full (limits.maxQueuedBytes ${maxQueuedBytes})`, never);
+    }
+    if (!queues.noGroupFor(task)) return undefined;
+    const message =
+      `too many different parameters are queued for this model at once (${MAX_GROUPS}, shared by all tenants); ` +
+      "send equal parameters, or fewer requests at once";
+    return { kind: "full", message, own: true };
   }
 
   /** `since`: when it came, for one that goes to the back; one that was here before keeps its age and its place. */
@@ -99,17 +115,17 @@ export class Places {
     record.retryAt = 0;
     if (since !== undefined) record.queuedAt = since;
     const { model, parameters } = record.task;
-    const depth = this.#queues.get(model)!.push(record, place);
     this.#wait(record);
+    const depth = this.#queues.get(model)!.push(record, place);
     this.#setAlarm(record, record.expiresAt);
-    if (this.#untold !== undefined) this.#tellLater(model, parameters, depth);
+    if (this.#untold !== undefined) this.#tellLater(record, depth);
     else for (const listener of this.#listeners) listener.queued?.(model, parameters, depth, 1);
   }
 
   /** What enters its queue meanwhile is told when `puts` is over. */
   together<Puts>(puts: () => Puts): Puts {
     if (this.#untold !== undefined) return puts();
-    const untold = (this.#untold = new Map<string, Arrivals>());
+    const untold = (this.#untold = new Map<Group, Arrivals>());
     try {
       return puts();
     } finally {
@@ -120,10 +136,10 @@ export class Places {
     }
   }
 
-  #tellLater(model: string, parameters: string, depth: number): void {
-    const key = `${model}\n${parameters}`;
-    const count = (this.#untold!.get(key)?.count ?? 0) + 1;
-    this.#untold!.set(key, { model, parameters, depth, count });
+  #tellLater({ group, task }: TaskRecord, depth: number): void {
+    const { model, parameters } = task;
+    const count = (this.#untold!.get(group!)?.count ?? 0) + 1;
+    this.#untold!.set(group!, { model, parameters, depth, count });
   }
 
   /** Out of sight until `at`, when `reap` puts it back into its queue. */
@@ -135,8 +151,8 @@ export class Places {
   }
 
   /** Takes records of one batch out of their queue; each goes to its next place at once. */
-  take(model: string, parameters: Json, max: number): readonly TaskRecord[] {
-    const taken = this.#queues.get(model)?.take(parameters, max) ?? NOTHING;
+  take(model: string, parameters: Json, max: number, now: number): readonly TaskRecord[] {
+    const taken = this.#queues.get(model)?.take(parameters, max, now) ?? NOTHING;
     for (const record of taken) this.#unwait(record);
     return taken;
   }
@@ -212,12 +228,22 @@ export class Places {
   }
 
   #wait(record: TaskRecord): void {
+    const { model, input, parameters } = record.task;
+    const opened = this.#queues.get(model)!.hold(record);
     this.waiting++;
-    this.waitingBytes += record.task.input.length;
+    this.waitingBytes += input.length + (opened || this.#journaled ? parameters.length : 0);
   }
 
   #unwait(record: TaskRecord): void {
+    const { model, input, parameters } = record.task;
+    const gone = this.#queues.get(model)!.release(record);
     this.waiting--;
-    this.waitingBytes -= record.task.input.length;
+    this.waitingBytes -= input.length + (gone || this.#journaled ? parameters.length : 0);
   }
+}
+
+type Full = PutReply & { readonly kind: "full" };
+
+function full(message: string, never: boolean): Full {
+  return { kind: "full", message, never };
 }

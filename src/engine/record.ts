@@ -8,6 +8,7 @@ import type { InLine } from "../core/due-line.ts";
 import type { BatchNote, Outcome, Task, TaskState } from "../core/task.ts";
 import type { EventFields } from "../telemetry/events.ts";
 import type { RecordView, Sharing, Verdict } from "./engine.ts";
+import type { Group } from "./queues.ts";
 import type { TenantRow } from "./turns.ts";
 
 /** What a record costs beside its texts; measured on V8 with room to spare. */
@@ -63,7 +64,10 @@ export class TaskRecord implements RecordView, InLine<TaskRecord> {
   dead: string | undefined;
   /** It was a dead letter, and becomes one again unless it succeeds. */
   replayed = false;
+  /** Its caller has got the outcome; before there is one: nobody waits for it any more. */
   delivered = false;
+  /** Of the tasks with the same parameters; while it waits. Written by `queues.ts`. */
+  group: Group | undefined;
   /** The instant at which `reap` must look at it; until it is final. */
   dueAt = Infinity;
   place = -1;

@@ -6,7 +6,8 @@
 import type { Clock } from "../clock.ts";
 import { Table } from "../core/table.ts";
 import type { Outcome } from "../core/task.ts";
-import type { EngineLimits } from "./engine.ts";
+import type { EngineLimits, PutReply } from "./engine.ts";
+import { Holdings } from "./holdings.ts";
 import { Packed } from "./packed.ts";
 import { ID_RANDOM_END, type TaskRecord } from "./record.ts";
 import type { RecordKeeper } from "./saved.ts";
@@ -21,6 +22,7 @@ export class Records {
   #limits: EngineLimits["results"];
   readonly #clock: Clock;
   readonly #keeper: RecordKeeper | undefined;
+  readonly #holdings: Holdings;
   readonly #shelf: Shelf;
   readonly #packed: Packed;
   /** Bounded by the queue and the shelf. */
@@ -31,20 +33,21 @@ export class Records {
     this.#clock = clock;
     this.#keeper = keeper;
     this.#byId = new Table(seed, ID_RANDOM_END);
-    this.#packed = new Packed(limits.ttlMs, seed, {
-      room: () => this.#limits.maxBytes - this.#shelf.bytes,
+    this.#holdings = new Holdings(seed);
+    this.#packed = new Packed(this.#holdings, limits.ttlMs, seed, {
       forgotten: keeper && ((id) => keeper.forget(id)),
       rescue: (record) => this.#rescue(record),
     });
     this.shared = new SharedWork(this.#packed, seed);
-    this.#shelf = new Shelf(limits.ttlMs, limits.maxBytes, (record) => this.#drop(record));
+    this.#shelf = new Shelf(this.#holdings, limits.ttlMs, (record) => this.#drop(record));
   }
 
   retune(limits: EngineLimits["results"]): void {
     this.#limits = limits;
     this.#packed.ttlMs = this.#shelf.ttlMs = limits.ttlMs;
-    this.#shelf.maxBytes = limits.maxBytes;
-    this.#packed.trim();
+    // Their time may be over sooner by now.
+    for (const holding of this.#holdings.all()) this.#holdings.dueAt(holding, -Infinity);
+    this.#trim();
   }
 
   /** Finished ones that are kept. */
@@ -52,13 +55,27 @@ export class Records {
     return this.#shelf.size + this.#packed.size;
   }
 
-  /** Why nothing new can be kept: the disk is behind, or outcomes that nobody has fetched fill the shelf. */
-  full({ maxQueuedBytes }: EngineLimits): string | undefined {
-    if (this.#keeper?.trouble !== undefined) return UNWRITABLE;
+  /** Why nothing new can be kept for this tenant: the disk refuses writes or is behind, or the tenant fetches too little. */
+  full({ maxQueuedBytes }: EngineLimits, tenant: string): (PutReply & { readonly kind: "full" }) | undefined {
+    if (this.#keeper?.trouble !== undefined) return { kind: "full", message: UNWRITABLE };
     const behind = (this.#keeper?.pendingBytes ?? 0) > maxQueuedBytes;
-    if (behind) return `the journal is behind its disk (limits.maxQueuedBytes ${maxQueuedBytes})`;
-    const full = this.#shelf.awaitedBytes + this.#packed.awaitedBytes > this.#limits.maxBytes;
-    return full ? "too many results wait to be fetched (results.maxBytes)" : undefined;
+    if (behind) {
+      return {
+        kind: "full",
+        message: `the journal is behind its disk (limits.maxQueuedBytes ${maxQueuedBytes})`,
+      };
+    }
+    const { maxBytes, ttlMs } = this.#limits;
+    if (this.#holdings.mayPromise(tenant, maxBytes)) return undefined;
+    const holding = this.#holdings.find(tenant)!;
+    const oldestAt = Math.min(
+      holding.awaited.first?.settledAt ?? Infinity,
+      this.#packed.oldestAwaitedAt(holding),
+    );
+    const message =
+      `${holding.awaitedBytes} bytes of your results wait to be fetched, which is your share of results.maxBytes ` +
+      `${maxBytes}; fetch or delete some of them`;
+    return { kind: "full", message, own: true, retryInMs: oldestAt + ttlMs - this.#clock.now() };
   }
 
   /** One that is packed is read anew each time: changing it changes nothing. */
@@ -88,21 +105,38 @@ export class Records {
     this.shared.started(record);
   }
 
-  /** It is final. Only dead letters keep their input, and they have their own copy. */
+  /** It is final. Only dead letters keep their input and parameters, and they have their own copy. */
   shelve(record: TaskRecord, outcome: Outcome, settledAt: number): void {
     record.state = outcome.ok ? "done" : "failed";
     record.outcome = outcome;
     record.settledAt = settledAt;
     this.shared.finished(record);
     if (record.keys.length > 0 || record.dead !== undefined) {
-      record.task = { ...record.task, input: "", content: "" };
+      record.task = { ...record.task, input: "", parameters: "", content: "" };
       this.#shelf.add(record);
       this.#packed.add(record, true);
     } else {
       this.#byId.delete(record.task.id, this.#packed.ids.of(record.task.id));
       this.#packed.add(record);
     }
-    this.#packed.trim();
+    this.#trim();
+  }
+
+  /**
+   * Who has fetched what was found on disk is not written down. So it counts as promised as far as that leaves its
+   * tenant room for further promises, and as fetched beyond that.
+   */
+  countFound(record: TaskRecord): void {
+    record.delivered = !this.#holdings.mayPromise(record.task.tenant, this.#limits.maxBytes, 2);
+  }
+
+  /** A caller of a final record left without it. Where that was the last one, it is promised to nobody. */
+  abandoned(id: string): void {
+    if (this.#packed.abandon(id)) return;
+    const record = this.#open(id);
+    if (record === undefined || record.keys.length > 0) return;
+    if (record.joins > 0) record.joins--;
+    else this.#shelf.deliver(record);
   }
 
   /** Its caller has got it. */
@@ -110,7 +144,12 @@ export class Records {
     const { evictAfterRead } = this.#limits;
     if (this.#packed.deliver(id, evictAfterRead)) return;
     const record = this.#open(id);
-    if (record === undefined || !record.final || record.delivered) return;
+    if (record === undefined || record.delivered) return;
+    if (!record.final) {
+      // Its caller was told that its time is over, a moment before `reap` says so.
+      record.delivered = record.joins === 0 && record.keys.length === 0;
+      return;
+    }
     const unshared = record.joins === 0 && record.keys.length === 0;
     if (evictAfterRead && unshared) this.forget(record);
     else this.#shelf.deliver(record);
@@ -139,7 +178,22 @@ export class Records {
 
   /** Drops what is past its time and returns when the next will be. */
   sweep(now: number): number {
-    return Math.min(this.#shelf.sweep(now), this.#packed.sweep(now));
+    for (;;) {
+      const due = this.#holdings.firstDue;
+      if (due === undefined || due.at > now) return due?.at ?? Infinity;
+      const { holding } = due;
+      const next = Math.min(this.#shelf.sweep(holding, now), this.#packed.sweep(holding, now));
+      this.#holdings.lookedAt(holding, next);
+    }
+  }
+
+  /** Makes room: each step drops a result, or takes one out of its slab that nobody has fetched. */
+  #trim(): void {
+    for (;;) {
+      const holding = this.#holdings.toTrim(this.#limits.maxBytes);
+      if (holding === undefined) return;
+      if (!this.#packed.dropOldest(holding)) this.#shelf.dropOldest(holding);
+    }
   }
 
   /** One that is not packed. */

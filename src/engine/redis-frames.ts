@@ -116,6 +116,7 @@ export function metaFrame(task: Task, sharing: Sharing, clock: RedisClock): Buff
 
 /** What a reader of the outcome must know comes first: an outcome keeps no more. */
 const OUTCOME_TEXTS = 6;
+const PARAMETERS_TEXT = 3;
 /** What `lua/common.lua` puts before the frame of a kept outcome. */
 const HEAD_TEXTS = 4;
 
@@ -241,7 +242,18 @@ function outcomeParts(
 ): (string | Buffer)[] {
   const [code, text] = outcome.ok ? ["", outcome.output] : [outcome.code, outcome.message];
   const times = [clock.shared(queuedAt), clock.shared(settledAt)];
-  return [code, text, String(attempt), ...times, "", batch, firstTexts(meta, OUTCOME_TEXTS)];
+  return [code, text, String(attempt), ...times, "", batch, outcomeMeta(meta)];
+}
+
+const NO_TEXT = Buffer.alloc(LENGTH_BYTES);
+
+/** Of a finished task, whose parameters nobody needs: they may be large, and the inputs of a request share them. */
+function outcomeMeta(meta: Buffer): Buffer {
+  const about = firstTexts(meta, OUTCOME_TEXTS);
+  const start = firstTexts(meta, PARAMETERS_TEXT).length;
+  const end = start + LENGTH_BYTES + meta.readUInt32BE(start);
+  if (end === start + LENGTH_BYTES) return about;
+  return Buffer.concat([about.subarray(0, start), NO_TEXT, about.subarray(end)]);
 }
 
 /** The first so many texts of a frame, as a frame. */

@@ -180,7 +180,7 @@ export class RedisPuts {
       at = numbers.writeUInt16BE(call.place(shard), at);
       at = numbers.writeUInt16BE(kind, at);
       at = numbers.writeDoubleBE(shared.instant(task.deadlineAt), at);
-      at = numbers.writeUInt32BE(Buffer.byteLength(task.input), at);
+      at = numbers.writeUInt32BE(Buffer.byteLength(task.input) + Buffer.byteLength(parameters), at);
       at = numbers.writeUInt8(marks, at);
       tasks.push(...args);
       call.names(shard, ...names);
@@ -294,9 +294,11 @@ export class RedisPuts {
   }
 
   /** Alone it is more than its shard may hold. */
-  #neverFits({ input }: Task): boolean {
+  #neverFits({ input, parameters }: Task): boolean {
     const { shards, options } = this.#parts;
-    return Buffer.byteLength(input) > Math.ceil(options.maxQueuedBytes / shards);
+    return (
+      Buffer.byteLength(input) + Buffer.byteLength(parameters) > Math.ceil(options.maxQueuedBytes / shards)
+    );
   }
 
   #keyTtlMs(): number {

@@ -19,6 +19,7 @@ import type {
   EngineLimits,
   EngineStats,
 } from "./engine.ts";
+import { neverFits } from "./engine.ts";
 import type { Lease, PutReply, QueueView, RecordView, SettleReply, Sharing, Verdict } from "./engine.ts";
 import { RedisLetters } from "./redis-letters.ts";
 import { overloaded, readEnded, type RedisBase, type RedisOptions, RedisParts } from "./redis-parts.ts";
@@ -98,6 +99,10 @@ export class RedisEngine implements Engine {
       events.emit("task.joined", { id: reply.id, model });
     }
     return reply;
+  }
+
+  neverFits(tasks: number, inputBytes: number, parameterBytes: number): string | undefined {
+    return neverFits(this.#parts.options, { tasks, inputBytes, parameterBytes }, true);
   }
 
   /** An answer from the cache is an end of its own. */

@@ -1,67 +1,66 @@
 /**
  * Finished records that are kept as they are, until their time to live has passed.
  *
- * Two rows, each in the order in which records were put there: outcomes that nobody has received yet,
- * and outcomes that were delivered. When the shelf is over its size the oldest delivered ones go early;
- * an outcome that was promised and not yet fetched is never thrown away before its time, so the engine
- * stops accepting tasks while those alone fill the shelf.
+ * Each tenant has two rows, each in the order in which records were put there: outcomes that nobody has received
+ * yet, and outcomes that were delivered. The oldest delivered ones may go early (`holdings.ts`).
  */
-import { RecordList, type TaskRecord } from "./record.ts";
+import type { Holding, Holdings } from "./holdings.ts";
+import type { RecordList, TaskRecord } from "./record.ts";
 
 export class Shelf {
+  readonly #holdings: Holdings;
   ttlMs: number;
-  maxBytes: number;
   readonly #forget: (record: TaskRecord) => void;
-  readonly #awaited = new RecordList();
-  readonly #delivered = new RecordList();
-  bytes = 0;
-  awaitedBytes = 0;
+  size = 0;
 
-  constructor(ttlMs: number, maxBytes: number, forget: (record: TaskRecord) => void) {
+  constructor(holdings: Holdings, ttlMs: number, forget: (record: TaskRecord) => void) {
+    this.#holdings = holdings;
     this.ttlMs = ttlMs;
-    this.maxBytes = maxBytes;
     this.#forget = forget;
   }
 
-  get size(): number {
-    return this.#awaited.size + this.#delivered.size;
-  }
-
   add(record: TaskRecord): void {
-    (record.delivered ? this.#delivered : this.#awaited).pushBack(record);
-    this.bytes += record.bytes;
-    if (!record.delivered) this.awaitedBytes += record.bytes;
-    this.#makeRoom();
+    const holding = this.#holdings.of(record.task.tenant);
+    this.#holdings.charge(holding, record.bytes, record.delivered ? 0 : record.bytes);
+    const row = record.delivered ? holding.delivered : holding.awaited;
+    row.pushBack(record);
+    this.size++;
+    if (row.size === 1) this.#holdings.dueAt(holding, this.#until(record));
   }
 
   deliver(record: TaskRecord): void {
     if (record.delivered) return;
+    const holding = this.#holdings.of(record.task.tenant);
     record.delivered = true;
-    this.awaitedBytes -= record.bytes;
     record.list!.remove(record);
-    this.#delivered.pushBack(record);
-    this.#makeRoom();
+    holding.delivered.pushBack(record);
+    this.#holdings.charge(holding, 0, -record.bytes);
   }
 
   remove(record: TaskRecord): void {
     record.list!.remove(record);
-    this.bytes -= record.bytes;
-    if (!record.delivered) this.awaitedBytes -= record.bytes;
+    this.size--;
+    const holding = this.#holdings.of(record.task.tenant);
+    this.#holdings.charge(holding, -record.bytes, record.delivered ? 0 : -record.bytes);
+  }
+
+  /** Lets the tenant's oldest go that was delivered. */
+  dropOldest({ delivered }: Holding): void {
+    if (delivered.first !== undefined) this.#drop(delivered.first);
   }
 
   /** Drops what is past its time and returns when the next one will be. */
-  sweep(now: number): number {
-    let next = Infinity;
-    for (const row of [this.#awaited, this.#delivered]) {
-      while (row.first !== undefined && row.first.settledAt! + this.ttlMs <= now) this.#drop(row.first);
-      if (row.first !== undefined) next = Math.min(next, row.first.settledAt! + this.ttlMs);
-    }
-    return next;
+  sweep({ awaited, delivered }: Holding, now: number): number {
+    return Math.min(this.#sweepRow(awaited, now), this.#sweepRow(delivered, now));
   }
 
-  #makeRoom(): void {
-    while (this.bytes > this.maxBytes && this.#delivered.first !== undefined)
-      this.#drop(this.#delivered.first);
+  #sweepRow(row: RecordList, now: number): number {
+    while (row.first !== undefined && this.#until(row.first) <= now) this.#drop(row.first);
+    return row.first === undefined ? Infinity : this.#until(row.first);
+  }
+
+  #until({ settledAt }: TaskRecord): number {
+    return settledAt! + this.ttlMs;
   }
 
   #drop(record: TaskRecord): void {

@@ -42,6 +42,11 @@ export class TierQueue extends RecordList {
     return this.#rows === undefined ? Math.min(1, this.size) : this.#rows.size;
   }
 
+  /** Their names. */
+  tenantNames(): Iterable<string> {
+    return this.#rows === undefined ? (this.size === 0 ? [] : [this.#sole]) : this.#rows.keys();
+  }
+
   queuedOf(tenant: string): number {
     if (this.#rows === undefined) return tenant === this.#sole ? this.size : 0;
     return this.#rows.get(tenant)?.size ?? 0;

@@ -168,6 +168,10 @@ export class Crossing {
       return this.#intake.submit(draft, caller, visitor.trace, false);
     };
     if (inputs.length === 1) return [await submit(inputs[0]!, 0)];
+    let inputBytes = 0;
+    for (const input of inputs) inputBytes += input.length;
+    const flaw = this.#engine.neverFits(inputs.length, inputBytes, parameters.length);
+    if (flaw !== undefined) throw new Refusal("PAYLOAD_TOO_LARGE", flaw);
     const puts = this.#engine.together(() => Promise.allSettled(inputs.map(submit)));
     const tickets: Ticket[] = [];
     let refusal: unknown;

@@ -16,7 +16,7 @@ import { canonical } from "../core/json.ts";
 import type { Json } from "../core/task.ts";
 import { type RequestTrace, traceparent } from "../core/trace.ts";
 import type { Engine, PutReply, RecordView, Sharing } from "../engine/engine.ts";
-import { checkUncredited, credited } from "../protocol/credential.ts";
+import { checkUncredited, credited as withCredential } from "../protocol/credential.ts";
 import type { Router, Waiter } from "../result/router.ts";
 import type { AnsweredRequest } from "../telemetry/events.ts";
 import { newId } from "./ids.ts";
@@ -73,6 +73,8 @@ export class Intake {
   readonly #router: Router;
   readonly #engine: Engine;
   readonly #clock: Clock;
+  /** Those of the last task. */
+  #parameters = new Parameters("", false, "");
 
   constructor(
     models: readonly ModelDoor[],
@@ -120,15 +122,16 @@ export class Intake {
     trace: RequestTrace | undefined,
   ): Ticket | Promise<Ticket> {
     const now = this.#clock.now();
-    const draft = model.vault === undefined ? asked : withCredential(asked, model.vault);
-    const { content, sharing, home } = share(draft, model, caller);
+    const shared = this.#parametersOf(asked, model);
+    const { content, sharing, home } = share(asked, shared.key, model, caller);
     const mayShare =
       sharing.idempotency !== undefined || (model.looksForFree && sharing !== NOTHING_SHARED.sharing);
     if (refusal !== undefined && !mayShare) throw this.#admission.shed(caller, model.name, refusal);
     // After admission: trying out what is let through consumes the caller's quota.
-    model.screen?.checkTask(draft.input, draft.parameters);
+    model.screen?.checkTask(asked.input, shared.parameters);
     const id = newId(now, home);
-    const { input, parameters } = draft;
+    const { input } = asked;
+    const { parameters } = shared;
     const { tenant, tier } = caller;
     const deadlineAt = now + model.totalMs;
     const task = {
@@ -157,7 +160,24 @@ export class Intake {
     };
     const put = this.#engine.put(task, refusal === undefined ? sharing : { ...sharing, only: true });
     if (!(put instanceof Promise)) return this.#placed(ticket, put, model, refusal, now);
-    return put.then((reply) => this.#placed(ticket, reply, model, refusal, now));
+    return put.then(
+      (reply) => this.#placed(ticket, reply, model, refusal, now),
+      (error: unknown) => {
+        // The engine is away: no outcome will ever wake the waiter.
+        this.#router.release(waiter);
+        throw error;
+      },
+    );
+  }
+
+  /** All inputs of a request bring the same text, one right after the other: it is prepared once. */
+  #parametersOf({ parameters, authorization }: Draft, { vault }: ModelDoor): Parameters {
+    const name =
+      vault === undefined || authorization === undefined ? "" : credentialName(authorization, vault);
+    if (!this.#parameters.fits(parameters, vault !== undefined, name)) {
+      this.#parameters = new Parameters(parameters, vault !== undefined, name);
+    }
+    return this.#parameters;
   }
 
   /** What the engine did with it. */
@@ -186,8 +206,8 @@ export class Intake {
       if (put.never === true)
         throw new Refusal("PAYLOAD_TOO_LARGE", "the input is larger than what may be queued; send less");
       if (refusal !== undefined) throw this.#admission.shed(caller, model.name, refusal);
-      const retryInMs = model.gate.retryInMs(caller, now);
-      throw this.#admission.refuse(caller, model.name, "full", put.message, retryInMs);
+      const { message, own, retryInMs = model.gate.retryInMs(caller, now) } = put;
+      throw this.#admission.refuse(caller, model.name, "full", message, retryInMs, undefined, own);
     }
     throw new Refusal(
       "IDEMPOTENCY_CONFLICT",
@@ -196,13 +216,42 @@ export class Intake {
   }
 }
 
-/** Its name goes where it keeps apart what may not share a batch, an outcome or a key. */
-function withCredential(draft: Draft, vault: NonNullable<ModelDoor["vault"]>): Draft {
-  const { authorization, parameters } = draft;
-  checkUncredited(parameters);
-  if (authorization === undefined) return draft;
+/** Parameters longer than this stand in keys as their SHA-256. */
+const MAX_KEY_CHARACTERS = 128;
+
+/**
+ * The parameters of a request as each of its tasks carries them: one text, held once, and what would otherwise
+ * be worked out for every input. A request of some hundred inputs and a megabyte of parameters costs that megabyte.
+ */
+class Parameters {
+  readonly #given: Json;
+  readonly #credited: boolean;
+  readonly #name: string;
+  readonly parameters: Json;
+  /** In the keys under which work is shared. Canonical JSON begins with a brace, so a digest cannot be mistaken for it. */
+  readonly key: string;
+
+  /** `credited`: the model sends clients' credentials on. `name`: of this client's; "": it has none. */
+  constructor(given: Json, credited: boolean, name: string) {
+    this.#given = given;
+    this.#credited = credited;
+    this.#name = name;
+    if (credited) checkUncredited(given);
+    this.parameters = name === "" ? given : withCredential(given, name);
+    const { length } = this.parameters;
+    const short = length <= MAX_KEY_CHARACTERS;
+    this.key = short ? this.parameters : `#${hash("sha256", this.parameters, "base64url")}`;
+  }
+
+  fits(given: Json, credited: boolean, name: string): boolean {
+    return given === this.#given && credited === this.#credited && name === this.#name;
+  }
+}
+
+/** The name under which a client's credential is kept. It keeps apart what may not share a batch, an outcome or a key. */
+function credentialName(authorization: string, vault: NonNullable<ModelDoor["vault"]>): string {
   const name = vault.keep(authorization);
-  if (name !== undefined) return { ...draft, parameters: credited(parameters, name) };
+  if (name !== undefined) return name;
   throw new Refusal("SERVICE_OVERLOADED", "too many different credentials are in use; try again in 1 s", {
     retryAfterMs: 1000,
   });
@@ -223,13 +272,13 @@ const NOTHING_SHARED: Shared = { content: "", sharing: {} };
  * Tasks of the same `content` are one input of their batch. Unless outcomes are shared by all anyway, it names the
  * tenant too: a model that draws its answer by lot would give two strangers the same one.
  */
-function share(draft: Draft, model: ModelDoor, caller: Caller): Shared {
+function share(draft: Draft, parametersKey: string, model: ModelDoor, caller: Caller): Shared {
   const { cache } = model;
   const { idempotencyKey, of = 1, drawn = false } = draft;
   const collapse = model.collapse && !drawn;
   const cached = cache.scope !== "off" && !drawn;
   if (!collapse && !cached && idempotencyKey === undefined) return NOTHING_SHARED;
-  const content = `${hash("sha256", canonical(draft.input), "base64url")} ${model.name} ${draft.parameters}`;
+  const content = `${hash("sha256", canonical(draft.input), "base64url")} ${model.name} ${parametersKey}`;
   // Neither a name, nor canonical JSON, nor a key holds a line break.
   const own = `${content}\n${caller.tenant}`;
   const cacheKey = cache.scope === "shared" ? content : own;

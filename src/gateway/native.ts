@@ -152,7 +152,10 @@ export class NativeProtocol {
     const quota = quotaHeaders(ticket.quota);
     exchange.ending = record;
     const refusal = record === undefined ? tooLate() : refusalOf(record);
-    if (refusal !== undefined) return exchange.fail(refusal, ticket.id, quota);
+    if (refusal !== undefined) {
+      exchange.fail(refusal, ticket.id, quota);
+      return this.#engine.delivered(ticket.id);
+    }
     const headers = [...batchHeaders(record!), ...quota];
     const bytes = this.#sendBytes(exchange, record!, ticket.id, headers);
     if (bytes === "refused") return;
@@ -274,7 +277,10 @@ export class NativeProtocol {
     if (stopped && !this.#options.durable) {
       return exchange.fail(this.#admission.ending(caller, ticket.model), id);
     }
-    if (waitMs === undefined && !stopped) return exchange.fail(tooLate(), id);
+    if (waitMs === undefined && !stopped) {
+      exchange.fail(tooLate(), id);
+      return this.#engine.delivered(id);
+    }
     exchange.send(202, `{"request_id":"${id}","task_id":"${id}","status":"PENDING"}`, [
       "location",
       `/v1/result/${id}`,
@@ -313,12 +319,15 @@ export class NativeProtocol {
     if (waitMs === 0) return this.#engine.outcome(id, tenant);
     const waiter = this.#router.expect(id, true);
     exchange.onGone(() => waiter.wake(undefined));
-    const now = await this.#engine.follow(id, tenant);
-    if (now === undefined || now.outcome !== undefined) {
+    try {
+      const now = await this.#engine.follow(id, tenant);
+      if (now === undefined || now.outcome !== undefined) return now;
+      const ended = await this.#router.wait(waiter, exchange.startedAt + waitMs);
+      return ended ?? (await this.#engine.outcome(id, tenant));
+    } finally {
+      // Also when the engine is away or the caller left.
       this.#router.release(waiter);
-      return now;
     }
-    return (await this.#router.wait(waiter, exchange.startedAt + waitMs)) ?? this.#engine.outcome(id, tenant);
   }
 
   /** Counted where callers are known: whoever guesses ids runs into the limit. */

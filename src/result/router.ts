@@ -98,8 +98,13 @@ export class Router {
     this.release(waiter);
     waiter.id = id;
     this.#add(waiter);
-    const record = await this.#engine.outcome(id);
-    if (record?.outcome !== undefined) this.#settled(record);
+    try {
+      const record = await this.#engine.outcome(id);
+      if (record?.outcome !== undefined) this.#settled(record);
+    } catch (error) {
+      this.release(waiter);
+      throw error;
+    }
   }
 
   /** The finished record, or undefined at `until`. */

@@ -332,10 +332,13 @@ class Story {
     }
     assert.deepEqual(stats.depth.get(MODEL), depth);
     if (stage.approximate) return;
+    // Several tenants take turns between queues; one alone is served in the order of its tasks.
+    const queues = views.flatMap(({ parameters }) => this.#model.queue(parameters));
+    const alone = new Set(queues.map(({ task }) => task.tenant)).size < 2;
     const order = [...stage.engine.queues(MODEL)].map(({ tier, oldestAt }) => [tier, oldestAt] as const);
     assert.deepEqual(
       order,
-      order.toSorted((one, other) => one[0] - other[0] || one[1] - other[1]),
+      order.toSorted((one, other) => one[0] - other[0] || (alone ? one[1] - other[1] : 0)),
     );
   }
 

@@ -102,6 +102,17 @@ function bounds(holds: Holds): void {
   );
 
   holds(
+    "full by bytes: parameters count, too",
+    async (stage) => {
+      await stage.queue({ input: "1", parameters: '{"a":1}' });
+      assert.equal((await stage.put({ input: "1", parameters: '{"b":1}' })).kind, "full");
+      await stage.claim(1, { parameters: '{"a":1}' });
+      await stage.queue({ input: "1", parameters: '{"b":1}' });
+    },
+    { maxQueuedBytes: 10 },
+  );
+
+  holds(
     "says of a task that an empty queue has no room for either",
     async (stage) => {
       await stage.queue({ input: "1234567" });

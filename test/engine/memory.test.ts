@@ -9,6 +9,7 @@ import { join } from "node:path";
 import { after, describe, test } from "node:test";
 import type { Clock } from "../../src/clock.ts";
 import { Refusal } from "../../src/core/errors.ts";
+import { MAX_GROUPS } from "../../src/engine/engine.ts";
 import { type Journal, JournalTrouble, openJournal, type SavedRecord } from "../../src/engine/journal.ts";
 import { MemoryEngine } from "../../src/engine/memory.ts";
 import { RecordKeeper } from "../../src/engine/saved.ts";
@@ -26,9 +27,9 @@ import {
   LETTER_TTL_MS,
   MODEL,
   OTHER_MODEL,
-  PLAIN,
   type OpenEngine,
   type Opened,
+  PLAIN,
   QUEUE_MS,
   RESULT_TTL_MS,
   retry,
@@ -528,9 +529,11 @@ describe("finished records have a bounded shelf", () => {
   holds(
     "what was delivered goes first, the oldest of it before the rest",
     async (stage) => {
-      const ids = [await stage.ended(large), await stage.ended(large), await stage.ended(large)];
-      stage.engine.delivered(ids[1]!);
-      stage.engine.delivered(ids[2]!);
+      const ids = [await stage.ended(large)];
+      for (let n = 0; n < 2; n++) {
+        ids.push(await stage.ended(large));
+        stage.engine.delivered(ids.at(-1)!);
+      }
       ids.push(await stage.ended(large));
       const there = await Promise.all(ids.map((id) => stage.state(id)));
       assert.deepEqual(there, ["done", undefined, "done", "done"]);
@@ -542,18 +545,128 @@ describe("finished records have a bounded shelf", () => {
     "what was not delivered never goes before its time: put answers full instead",
     async (stage) => {
       const ids: string[] = [];
-      for (let n = 0; n < 4; n++) ids.push(await stage.ended(large));
+      for (let n = 0; n < 2; n++) ids.push(await stage.ended(large));
       const full = await stage.put();
       assert(full.kind === "full");
       assert.match(full.message, /results\.maxBytes/);
       for (const id of ids) assert.equal(await stage.state(id), "done");
-      stage.engine.delivered(ids[3]!);
+      stage.engine.delivered(ids[1]!);
       await stage.queue();
       await stage.pass(RESULT_TTL_MS - 1);
-      for (const id of ids.slice(0, 3)) assert.equal(await stage.state(id), "done");
+      assert.equal(await stage.state(ids[0]!), "done");
     },
     shelf,
   );
+
+  holds(
+    "a tenant that fetches nothing is told when the first will be gone, and nobody else is refused",
+    async (stage) => {
+      const first = await stage.ended(large);
+      await stage.pass(1000);
+      await stage.ended(large);
+      await stage.pass(500);
+      const full = await stage.put();
+      assert(full.kind === "full");
+      assert.deepEqual([full.own, full.retryInMs], [true, RESULT_TTL_MS - 1500]);
+      for (let n = 0; n < 40; n++) stage.engine.delivered(await stage.ended(large, { tenant: `bob ${n}` }));
+      await stage.pass(RESULT_TTL_MS - 1500);
+      assert.equal(await stage.state(first), undefined);
+      await stage.queue();
+    },
+    shelf,
+  );
+
+  holds(
+    "forty tenants that fetch nothing refuse nobody who does",
+    async (stage) => {
+      for (let n = 0; n < 40; n++) {
+        while ((await stage.put({ tenant: `hoards ${n}` })).kind === "queued") {
+          const lease = await stage.claim();
+          await stage.settle(lease, large(idsOf(lease)[0]!));
+        }
+        stage.engine.delivered(await stage.ended(large, { tenant: "bob" }));
+      }
+    },
+    shelf,
+  );
+
+  holds(
+    "outputs that come in beyond the bound are kept, and take nobody else's place",
+    async (stage) => {
+      const others = await stage.ended(done, { tenant: "bob" });
+      stage.engine.delivered(others);
+      const ids = await stage.queueMany(8);
+      const lease = await stage.claim();
+      for (const id of ids) await stage.settle(lease, large(id));
+      for (const id of [others, ...ids]) assert.equal(await stage.state(id), "done");
+      stage.engine.delivered(await stage.ended(large, { tenant: "cid" }));
+      assert.equal((await stage.put()).kind, "full");
+    },
+    shelf,
+  );
+
+  holds(
+    "callers who hang up, at whichever moment, are promised nothing and refuse nobody",
+    async (stage) => {
+      const hangUp = (id: string) => stage.engine.cancel(id, "ann", true);
+      for (let n = 0; n < 20; n++) {
+        const queued = await stage.queue();
+        await hangUp(queued);
+        const { id, lease } = await stage.run();
+        await hangUp(id);
+        await stage.settle(lease, large(id));
+        await hangUp(await stage.ended(large));
+        const retried = await stage.run();
+        await hangUp(retried.id);
+        await stage.settle(retried.lease, retry(retried.id, stage.now));
+        const again = await stage.claim();
+        await stage.settle(again, large(retried.id));
+      }
+    },
+    shelf,
+  );
+
+  holds(
+    "whoever joins a task that its caller has left is promised its outcome",
+    async (stage) => {
+      const { id, lease } = await stage.run({}, { joinKey: "same ann" });
+      await stage.engine.cancel(id, "ann", true);
+      assert.deepEqual(await stage.put({}, { joinKey: "same ann" }), { kind: "joined", id });
+      await stage.settle(lease, large(id));
+      await stage.ended(large);
+      assert.equal((await stage.put()).kind, "full");
+      // And when that one leaves too, it is promised to nobody.
+      await stage.engine.cancel(id, "ann", true);
+      await stage.queue();
+    },
+    shelf,
+  );
+
+  holds(
+    "one tenant's results never make another's go that is within its share",
+    async (stage) => {
+      const ids: string[] = [];
+      for (let n = 0; n < 10; n++) ids.push(await stage.ended(done, { tenant: "bob" }));
+      for (const id of ids) stage.engine.delivered(id);
+      for (let n = 0; n < 100; n++) stage.engine.delivered(await stage.ended(large));
+      for (const id of ids) assert.equal(await stage.state(id), "done");
+    },
+    shelf,
+  );
+
+  test("what a restart finds is kept, and refuses nobody: who has fetched it is not known", async () => {
+    const before = new Stage(await openOnPerfectDisk({ ...PLAIN, ...shelf }));
+    const small = (id: string) => ({ id, kind: "done", output: `"${"x".repeat(3000)}"` }) as const;
+    const ids: string[] = [];
+    for (let n = 0; n < 28; n++) {
+      ids.push(await before.ended(small));
+      before.engine.delivered(ids[n]!);
+    }
+    const restarted = (await before.reopen())!;
+    for (const id of ids) assert.equal(await restarted.state(id), "done");
+    await restarted.queue();
+    await restarted.queue({ tenant: "bob" });
+  });
 
   holds(
     "the cache is bounded too, and its oldest goes first",
@@ -564,6 +677,166 @@ describe("finished records have a bounded shelf", () => {
       assert.equal((await stage.put({}, sharing(0))).kind, "queued");
     },
     shelf,
+  );
+});
+
+describe("parameters", () => {
+  const shared = `{"a":"${"x".repeat(1_000_000)}"}`;
+  const bounded = { maxQueuedBytes: 2_500_000 };
+
+  holdsOn(openBare)(
+    "count once for all tasks that share them, also while those wait for a retry",
+    async (stage) => {
+      const ids = await stage.queueMany(300, { parameters: shared });
+      await stage.queue({ parameters: `{"b":"${"x".repeat(1_000_000)}"}` });
+      assert.equal((await stage.put({ parameters: `{"c":"${"x".repeat(1_000_000)}"}` })).kind, "full");
+      const lease = await stage.claim(300, { parameters: shared });
+      await stage.engine.settle(
+        lease,
+        ids.map((id) => retry(id, stage.now + 100)),
+      );
+      assert.equal((await stage.put({ parameters: `{"c":"${"x".repeat(1_000_000)}"}` })).kind, "full");
+      for (const id of ids) await stage.engine.cancel(id, "ann");
+      await stage.queue({ parameters: `{"c":"${"x".repeat(1_000_000)}"}` });
+    },
+    bounded,
+  );
+
+  holdsOn(openOnPerfectDisk)(
+    "count with each task where each is written down with them",
+    async (stage) => {
+      await stage.queueMany(2, { parameters: shared });
+      assert.equal((await stage.put({ parameters: shared })).kind, "full");
+    },
+    bounded,
+  );
+
+  holdsOn(openOnPerfectDisk)(
+    "of many inputs that would be written down too often are refused as a whole",
+    async ({ engine }) => {
+      assert.equal(engine.neverFits(60, 600, 1_000_000), undefined);
+      assert.match(engine.neverFits(70, 700, 1_000_000)!, /70 inputs share .* 70000000 bytes/);
+      assert.match(engine.neverFits(300, 3000, 1_000_000)!, /limits\.maxQueuedBytes 268435456/);
+      assert.match(engine.neverFits(1001, 1001, 0)!, /limits\.maxQueued 1000/);
+    },
+    { maxQueuedBytes: 268_435_456 },
+  );
+
+  holdsOn(openBare)("of many inputs are held once, and do not hinder them", async ({ engine }) => {
+    assert.equal(engine.neverFits(1000, 0, 1_000_000), undefined);
+  });
+
+  holdsOn(openBare)(
+    "of a finished task are not kept",
+    async (stage) => {
+      for (const verdict of [done, dead]) {
+        const id = await stage.ended(verdict, { parameters: shared });
+        assert.equal((await stage.engine.outcome(id))?.task.parameters, "");
+      }
+      const [letter] = await stage.engine.deadLetters.list();
+      assert.equal(letter?.task.parameters, shared);
+    },
+    bounded,
+  );
+});
+
+describe("groups", () => {
+  const holds = holdsOn(openBare);
+  const many = { maxQueued: 10_000 };
+  const parameters = (n: number): string => `{"n":${n}}`;
+
+  /** Opens groups until the tenant is refused, and returns how many. */
+  async function flood(stage: Stage, tenant: string, from: number): Promise<number> {
+    for (let n = 0; ; n++) {
+      const reply = await stage.put({ tenant, parameters: parameters(from + n) });
+      if (reply.kind === "queued") continue;
+      assert(reply.kind === "full" && reply.own === true);
+      assert.match(reply.message, /different parameters/);
+      return n;
+    }
+  }
+
+  holds(
+    "are bounded: a tenant alone may have half of them, and there is always room for the next",
+    async (stage) => {
+      assert.equal(await flood(stage, "ann", 0), MAX_GROUPS / 2);
+      await stage.queue({ tenant: "ann", parameters: parameters(0) });
+      assert.ok((await flood(stage, "bob", 10_000)) >= MAX_GROUPS / 4);
+      for (let n = 0; n < 40; n++) assert.ok((await flood(stage, `t${n}`, 20_000 + n * 1000)) > 0);
+      const waiting = [...stage.engine.queues(MODEL)].length;
+      assert.ok(waiting <= 1.5 * MAX_GROUPS, `${waiting} groups`);
+    },
+    many,
+  );
+
+  holds(
+    "have room again when they are empty; those that wait for a retry are not",
+    async (stage) => {
+      const opened = await flood(stage, "ann", 0);
+      const lease = await stage.claim(1, { parameters: parameters(0) });
+      await stage.settle(lease, retry(idsOf(lease)[0]!, stage.now + 100));
+      assert.equal(await flood(stage, "ann", opened), 0);
+      const other = await stage.claim(1, { parameters: parameters(1) });
+      await stage.settle(other, done(idsOf(other)[0]!));
+      assert.equal(await flood(stage, "ann", opened), 1);
+    },
+    many,
+  );
+
+  holds(
+    "are served in turn: whoever has one waits for one of the tenant that has a thousand",
+    async (stage) => {
+      await flood(stage, "ann", 0);
+      await stage.tick(10);
+      const next = async (): Promise<string> => {
+        const [queue] = stage.engine.queues(MODEL, 64);
+        const lease = await stage.claim(64, { parameters: queue!.parameters });
+        return lease.tasks[0]!.task.tenant;
+      };
+      assert.equal(await next(), "ann");
+      await stage.tick(10);
+      await stage.queue({ tenant: "bob", parameters: parameters(10_000) });
+      await stage.queue({ tenant: "cid", parameters: parameters(10_001) });
+      await stage.tick(10);
+      assert.equal(await next(), "ann");
+      await stage.tick(10);
+      assert.equal(await next(), "bob");
+      await stage.tick(10);
+      assert.equal(await next(), "cid");
+      await stage.tick(10);
+      assert.equal(await next(), "ann");
+      // Behind the flood in a group of the flood's, it is served on its own turn.
+      await stage.tick(10);
+      const last = [...stage.engine.queues(MODEL)].at(-1)!.parameters;
+      await stage.queue({ tenant: "dan", parameters: last });
+      await stage.tick(10);
+      const [queue] = stage.engine.queues(MODEL);
+      assert.equal(queue!.parameters, last);
+      // So admission expects it to be: a turn of each, not all that wait.
+      assert.ok(stage.engine.turn(MODEL, 0, "eve") <= 3);
+    },
+    many,
+  );
+
+  holds(
+    "a view of the first of each tier is the start of the whole view",
+    async (stage) => {
+      for (let n = 0; n < 300; n++) {
+        await stage.queue({ tenant: `t${n % 7}`, tier: n % 3, parameters: parameters(n % 50) });
+        if (n % 4 === 0) {
+          const [queue] = stage.engine.queues(MODEL);
+          await stage.claim(3, { parameters: queue!.parameters });
+        }
+        await stage.tick(1);
+        const all = [...stage.engine.queues(MODEL)];
+        const first = [...stage.engine.queues(MODEL, 2)];
+        const wanted = [0, 1, 2].flatMap((tier) => all.filter((queue) => queue.tier === tier).slice(0, 2));
+        assert.deepEqual(first, wanted);
+        const depth = all.reduce((sum, queue) => sum + queue.depth, 0);
+        assert.equal(depth, stage.engine.stats().queued);
+      }
+    },
+    many,
   );
 });
 

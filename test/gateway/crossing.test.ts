@@ -118,7 +118,7 @@ class Stage {
   }
 
   /** Claims everything that waits; the inputs, in the order of the batch. */
-  async claim(max = 64, id = "b") {
+  async claim(max = 64, id = "b", parameters = "") {
     const batch = {
       id,
       worker: "w",
@@ -127,7 +127,7 @@ class Stage {
       startedAt: this.clock.now(),
       why: "",
     } as const;
-    return this.engine.claim({ model: MODEL, parameters: "", max, batch, leaseMs: 10_000 });
+    return this.engine.claim({ model: MODEL, parameters, max, batch, leaseMs: 10_000 });
   }
 
   async end(
@@ -270,10 +270,63 @@ describe("a crossing", () => {
   });
 
   test("a full queue refuses the request, and leaves nothing of it behind", async () => {
-    const stage = new Stage({ maxQueued: 2 });
+    const stage = new Stage({ maxQueued: 3 });
+    const before = stage.cross(new Guest(), "z");
     assert.equal((await refusalOf(stage.cross(new Guest(), "a", "b", "c"))).code, "SERVICE_OVERLOADED");
-    assert.equal(stage.engine.stats().queued, 0);
+    assert.equal(stage.engine.stats().queued, 1);
+    await stage.end(await stage.claim(), echo);
+    await before;
     assert.equal(stage.router.waiting, 0);
+  });
+
+  test("more than could ever be queued is too large, and nothing is put", async () => {
+    const stage = new Stage({ maxQueued: 2 });
+    const refusal = await refusalOf(stage.cross(new Guest(), "a", "b", "c"));
+    assert.equal(refusal.code, "PAYLOAD_TOO_LARGE");
+    assert.match(refusal.message, /3 inputs are more .* \(limits\.maxQueued 2\)/);
+    assert.equal(stage.engine.stats().queued, 0);
+  });
+
+  test("its shared fields are one text for all inputs, and stand in keys as a digest", async () => {
+    const stage = new Stage({}, HORIZON, true);
+    const parameters = `{"a":"${"x".repeat(500_000)}"}`;
+    const inputs = Array.from({ length: 300 }, (_, at) => `"${at}"`);
+    const crossed = stage.crossing.cross(new Guest(), caller, { model: MODEL, inputs, parameters });
+    await new Promise(setImmediate);
+    const lease = await stage.claim(300, "b", parameters);
+    assert.equal(lease.tasks.length, 300);
+    // Keys name long parameters by their digest.
+    for (const { task } of lease.tasks) {
+      assert.equal(task.parameters, parameters);
+      assert.ok(task.content.length < 200, `${task.content.length} characters`);
+    }
+    await stage.end(lease, echo);
+    assert.equal((await crossed)!.outputs.length, 300);
+    // Other parameters of the same length are other work.
+    const other = parameters.replace("xx", "xy");
+    const again = stage.crossing.cross(new Guest(), caller, { model: MODEL, inputs, parameters: other });
+    await new Promise(setImmediate);
+    const next = await stage.claim(300, "c", other);
+    assert.equal(next.tasks.length, 300);
+    await stage.end(next, echo);
+    await again;
+    // Equal ones are answered from the cache.
+    const cached = await stage.crossing.cross(new Guest(), caller, { model: MODEL, inputs, parameters });
+    assert.equal(cached!.outputs[7], '"7!"');
+  });
+
+  test("a request that is refused because the engine is away leaves no waiter behind", async () => {
+    const stage = new Stage();
+    const { engine, router } = stage;
+    const away = new Refusal("SERVICE_OVERLOADED", "Redis does not answer; send it again");
+    engine.put = () => Promise.reject(away);
+    for (let n = 0; n < 50; n++) assert.equal(await refusalOf(stage.cross(new Guest(), "a", "b")), away);
+    assert.equal(router.waiting, 0);
+    // Accepted by joining a task, and then nobody can say how that one stands.
+    engine.put = (task) => Promise.resolve({ kind: "joined", id: `${task.id}-leader` });
+    engine.outcome = () => Promise.reject(away);
+    for (let n = 0; n < 50; n++) assert.equal(await refusalOf(stage.cross(new Guest(), "a", "b")), away);
+    assert.equal(router.waiting, 0);
   });
 
   test("inputs that no queue has room for are refused for good, and none of them enters it", async () => {

@@ -1,10 +1,17 @@
 import assert from "node:assert/strict";
 import { describe, test } from "node:test";
 import fc from "fast-check";
+import type { Admission } from "../../src/admission/admit.ts";
+import { Credentials } from "../../src/admission/credentials.ts";
 import { Refusal } from "../../src/core/errors.ts";
+import type { Engine } from "../../src/engine/engine.ts";
+import type { Exchange } from "../../src/gateway/exchange.ts";
 import { looksLikeId, newId } from "../../src/gateway/ids.ts";
-import { preferredWaitMs } from "../../src/gateway/native.ts";
+import type { Intake } from "../../src/gateway/intake.ts";
+import { NativeProtocol, preferredWaitMs } from "../../src/gateway/native.ts";
 import { parseBody } from "../../src/gateway/native-body.ts";
+import { VirtualClock } from "../../src/plan/virtual-clock.ts";
+import { Router } from "../../src/result/router.ts";
 
 function refusal(body: string): string {
   try {
@@ -97,4 +104,45 @@ describe("ids", () => {
     assert.ok(ids.every(looksLikeId));
     assert.ok(!looksLikeId("../../etc/passwd") && !looksLikeId(ids[0]!.toLowerCase()));
   });
+});
+
+test("a long poll leaves no waiter behind: the engine is away, or the caller leaves", async () => {
+  const clock = new VirtualClock();
+  const away = new Refusal("SERVICE_OVERLOADED", "Redis does not answer; ask again");
+  let follow: Engine["follow"] = () => Promise.reject(away);
+  const engine = {
+    watch: () => () => {},
+    follow: (id: string, tenant: string) => follow(id, tenant),
+    outcome: () => Promise.reject(away),
+  } as unknown as Engine;
+  const router = new Router(engine, clock);
+  const tiers = [{ name: "first" }];
+  const protocol = new NativeProtocol(
+    { defaultMode: "sync", maxPollMs: 1000, durable: false },
+    {
+      credentials: new Credentials({ tiers, anonymousTier: "first" }, {}),
+      admission: { tierName: () => "first" } as unknown as Admission,
+      intake: undefined as unknown as Intake,
+      router,
+      engine,
+      clock,
+    },
+  );
+  const get = protocol.routes()["/v1/result/{id}"]!["GET"]!;
+  const poll = (onGone: Exchange["onGone"]): Promise<void> => {
+    const exchange = { query: "wait=1", header: () => undefined, onGone, startedAt: clock.now() };
+    return get(exchange as unknown as Exchange, newId(0)) as Promise<void>;
+  };
+  for (let n = 0; n < 50; n++)
+    await assert.rejects(
+      poll(() => {}),
+      away,
+    );
+  assert.equal(router.waiting, 0);
+  follow = () => Promise.resolve({ state: "queued" } as Awaited<ReturnType<Engine["follow"]>>);
+  await assert.rejects(
+    poll((gone) => gone()),
+    away,
+  );
+  assert.equal(router.waiting, 0);
 });

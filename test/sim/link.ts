@@ -94,6 +94,10 @@ export class Link implements Engine, Listener {
     return puts();
   }
 
+  neverFits(): undefined {
+    return undefined;
+  }
+
   rung(report: Report): void {
     this.#mirror.told(report);
   }
