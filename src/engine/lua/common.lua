@@ -4,8 +4,11 @@
 -- of its arguments and of what Redis holds. Lengths of time come in milliseconds.
 --
 -- Bodies and outputs stay out of Lua: they are written and read by plain commands beside the script, and
--- scripts only name their keys. Where a script makes new keys it makes them before it changes anything else:
--- on a slot that is moving to another node the first of them fails, and nothing is half done.
+-- scripts only name their keys.
+--
+-- A script either does everything or nothing. Redis checks memory, replicas, the disk and (by `none`, see
+-- redis-scripts.ts) a moving slot before a script begins. What is left is an error of its own: no list may be
+-- unpacked as a whole, because Lua refuses more than some 8000 values.
 
 -- The fields of a task's state, kept with MessagePack in the hash `s`.
 local PLACE, STREAM, SID, FAMILY, TIER, LIMIT = 1, 2, 3, 4, 5, 6 -- q queued, w waits for its retry, r running
@@ -68,13 +71,19 @@ end
 
 -- Reads the states of many tasks at once.
 local function fetch(sh, ids)
-  local packed = redis.call('HMGET', sh.base .. 's', unpack(ids))
-  for n, id in ipairs(ids) do sh.states[id] = packed[n] and cmsgpack.unpack(packed[n]) or false end
+  for from = 1, #ids, 1000 do
+    local packed = redis.call('HMGET', sh.base .. 's', unpack(ids, from, math.min(from + 999, #ids)))
+    for n, value in ipairs(packed) do sh.states[ids[from + n - 1]] = value and cmsgpack.unpack(value) or false end
+  end
 end
 
--- Gives a command to many keys, of any shards: those of one call are on one server, or in one slot.
-local function call_each(command, values)
-  for n = 1, #values, 1000 do redis.call(command, unpack(values, n, math.min(n + 999, #values))) end
+-- Gives a command to many keys, of any shards (those of one call are on one server, or in one slot), or with `key`
+-- to many members of one.
+local function call_each(command, values, key)
+  for n = 1, #values, 1000 do
+    local last = math.min(n + 999, #values)
+    if key then redis.call(command, key, unpack(values, n, last)) else redis.call(command, unpack(values, n, last)) end
+  end
 end
 
 -- Of each shard: tasks and bytes that wait, and how often its queues have changed.
@@ -271,11 +280,9 @@ end
 -- Writes down the tasks of one shard.
 local function write_shard(sh)
   write_states(sh)
-  for stream, sids in pairs(sh.left) do redis.call('XDEL', sh.base .. stream, unpack(sids)) end
-  if #sh.gone > 0 then
-    redis.call('HDEL', sh.base .. 's', unpack(sh.gone))
-    redis.call('ZREM', sh.base .. 'due', unpack(sh.gone))
-  end
+  for stream, sids in pairs(sh.left) do call_each('XDEL', sids, sh.base .. stream) end
+  call_each('HDEL', sh.gone, sh.base .. 's')
+  call_each('ZREM', sh.gone, sh.base .. 'due')
 end
 
 -- Counts what came and left.
