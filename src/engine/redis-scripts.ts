@@ -38,6 +38,7 @@ export const scripts = {
   tend: load("tend"),
   spend: load("spend"),
   bind: load("bind"),
+  unbind: load("unbind"),
 } as const;
 
 /** Keys that every script may touch in its shard; the rest depend on the tasks. */

@@ -36,6 +36,7 @@ export class RedisEngine implements Engine {
   readonly #time: RedisTime;
   readonly #spends: RedisSpends;
   readonly deadLetters: RedisLetters;
+  #cancels = 0;
   #closed: Promise<void> | undefined;
 
   constructor(base: RedisBase, options: RedisOptions) {
@@ -149,7 +150,17 @@ export class RedisEngine implements Engine {
   ): Promise<CancelReply> {
     const { nodes, events, options, clock } = this.#parts;
     const shard = this.#parts.shardOf(id);
-    const call = this.#parts.call(scripts.cancel, options.results.ttlMs, id, tenant, mode);
+    const number = ++this.#cancels;
+    const repeatableMs = 2 * options.putWithinMs;
+    const call = this.#parts.call(
+      scripts.cancel,
+      options.results.ttlMs,
+      id,
+      tenant,
+      mode,
+      number,
+      repeatableMs,
+    );
     call.place(shard);
     call.names(shard, `r:${id}`);
     const run =

@@ -1,6 +1,7 @@
 /** What `put` promises tasks that may share: work in flight, outcomes, and Idempotency-Keys. */
 import assert from "node:assert/strict";
 import { describe } from "node:test";
+import type { PutReply } from "../../src/engine/engine.ts";
 import {
   dead,
   done,
@@ -305,6 +306,23 @@ function keys(holds: Holds): void {
     assert.deepEqual(await again(stage), ["done", id]);
   });
 
+  holds("two bodies under one key at once: one is accepted, the other is a conflict", async (stage) => {
+    const bodies = ["one", "two", "three", "four"];
+    for (let round = 0; round < 5; round++) {
+      const key = `key ${round}`;
+      const comes = (body: string) =>
+        stage.put({ content: body }, { idempotency: { key, fingerprint: body } });
+      const replies = await Promise.all(bodies.map(comes));
+      const winner = replies.findIndex(({ kind }) => kind === "queued");
+      const { kind, id } = replies[winner] as PutReply & { id: string };
+      assert.equal(kind, "queued");
+      const others = replies.filter((_, at) => at !== winner);
+      for (const other of others) assert.deepEqual(other, { kind: "conflict", id });
+      assert.deepEqual(await comes(bodies[winner]!), { kind: "joined", id });
+    }
+    assert.equal((await stage.counts())[0], 5);
+  });
+
   holds("the same key of another tenant is another key", async (stage) => {
     await stage.queue({}, KEYED);
     await stage.queue({ tenant: "bob" }, { idempotency: { key: "key bob", fingerprint: "body" } });
@@ -369,4 +387,21 @@ function keysAndJoins(holds: Holds): void {
     await stage.engine.cancel(id, "ann");
     assert.equal((await again(stage))[0], "queued");
   });
+
+  holds("also for another body", async (stage) => {
+    const id = await stage.ended(done, {}, KEYED);
+    await stage.engine.cancel(id, "ann");
+    await stage.queue({}, { idempotency: { ...KEY, fingerprint: "other" } });
+  });
+
+  holds(
+    "a key whose task was refused is free for another body",
+    async (stage) => {
+      await stage.queue();
+      assert.equal((await stage.put({}, KEYED)).kind, "full");
+      await stage.claim();
+      await stage.queue({}, { idempotency: { ...KEY, fingerprint: "other" } });
+    },
+    { maxQueued: 1 },
+  );
 }

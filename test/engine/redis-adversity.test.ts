@@ -6,9 +6,12 @@
  */
 import assert from "node:assert/strict";
 import { after, before, describe, test } from "node:test";
-import type { Lease } from "../../src/engine/engine.ts";
+import { Refusal } from "../../src/core/errors.ts";
+import { homeOf } from "../../src/core/home.ts";
+import type { Lease, PutReply } from "../../src/engine/engine.ts";
 import type { RedisNodes } from "../../src/redis/nodes.ts";
 import { dead, done, idsOf, LEASE_MS, PLAIN, retry, Stage } from "../contract/engine-stage.ts";
+import { type Proxy, startProxy } from "../redis/proxy.ts";
 import { type Cluster, type Server, slotOf, startCluster, startServer } from "../redis/servers.ts";
 import { makeEngine, openNodes } from "./redis-engines.ts";
 
@@ -35,12 +38,24 @@ describe("a slot that moves to another node", () => {
     await cluster[Symbol.asyncDispose]();
   });
 
-  /** Moves the slots that hold keys with this prefix, back and forth; `eachStep` runs with a slot in two halves. */
+  async function keysOf(prefix: string, server: Server): Promise<string[]> {
+    return (await server.ask("KEYS", `${prefix}*`)) as string[];
+  }
+
+  /** How many keys with this prefix have no time to live. */
+  async function lasting(prefix: string): Promise<number> {
+    let count = 0;
+    for (const server of await cluster.primaries()) {
+      for (const key of await keysOf(prefix, server)) if ((await server.ask("PTTL", key)) === -1) count++;
+    }
+    return count;
+  }
+
+  /** Moves the slots that hold keys with this prefix; `eachStep` runs with a slot in two halves. */
   async function moveAll(prefix: string, eachStep: () => Promise<void>): Promise<void> {
-    const found = await Promise.all(
-      (await cluster.primaries()).map((server) => server.ask("KEYS", `${prefix}*`)),
-    );
-    const slots = new Set((found.flat() as string[]).map((key) => slotOf(key)));
+    const primaries = await cluster.primaries();
+    const found = await Promise.all(primaries.map((server) => keysOf(prefix, server)));
+    const slots = new Set(found.flat().map((key) => slotOf(key)));
     for (const slot of slots) {
       const from = await cluster.primaryOf(slot);
       const to = (await cluster.primaries()).find((server) => server !== from)!;
@@ -72,6 +87,20 @@ describe("a slot that moves to another node", () => {
     await engine.refresh();
     const again = idsOf(await stage.claim(64));
     assert.deepEqual(new Set([...taken, ...again]), new Set(ids));
+    await engine.close();
+  });
+
+  test("a put that is refused meanwhile leaves nothing that lasts", async () => {
+    const { stage, engine, name } = stageOn(nodes, { putWithinMs: 100 });
+    await stage.queueMany(20);
+    const before = await lasting(`${name}:`);
+    let refused = 0;
+    await moveAll(`${name}:`, async () => {
+      await assert.rejects(stage.put(), Refusal);
+      refused++;
+    });
+    assert.ok(refused > 0);
+    assert.equal(await lasting(`${name}:`), before);
     await engine.close();
   });
 
@@ -121,9 +150,63 @@ describe("a slot that moves to another node", () => {
   });
 });
 
+/** The name that Redis gives to every call of a script: the proxy loses the reply to one of these. */
+const CALL = "EVALSHA";
+
+describe("a reply that is lost", () => {
+  let server: Server;
+  let proxy: Proxy;
+  let nodes: RedisNodes;
+
+  before(async () => {
+    server = await startServer();
+    proxy = await startProxy(server.port);
+    proxy.cutOnly = CALL;
+    nodes = await openNodes({ url: proxy.url });
+  });
+
+  after(async () => {
+    await nodes.close();
+    await proxy.close();
+    await server.stop();
+  });
+
+  /** Does `work` while the reply to its first script is lost with the connection. */
+  async function losing<Result>(work: () => Promise<Result>): Promise<Result> {
+    const { cuts } = proxy;
+    proxy.cutRequests = 1;
+    const result = await work();
+    assert.equal(proxy.cuts, cuts + 1, "a reply was lost");
+    return result;
+  }
+
+  test("cancel says what it did, its caller hears of the end, and the record is there", async () => {
+    const { stage, engine } = stageOn(nodes);
+    // A server that does not know a script yet loses the reply that says so, and nothing was done.
+    await engine.cancel(await stage.queue(), "ann");
+    const id = await stage.queue();
+    assert.equal(await losing(() => engine.cancel(id, "ann")), "cancelled");
+    assert.equal(stage.settled.filter((each) => each.id === id).length, 1);
+    assert.equal(await stage.code(id), "CANCELLED");
+    assert.equal(await losing(() => engine.cancel(id, "ann")), "forgotten");
+    assert.equal(await engine.cancel(id, "ann"), "unknown");
+    await engine.close();
+  });
+
+  test("a join counts once: when both callers hang up, the task is dropped", async () => {
+    const { stage, engine } = stageOn(nodes);
+    const id = await stage.queue({}, { joinKey: "same" });
+    assert.deepEqual(await losing(() => stage.put({}, { joinKey: "same" })), { kind: "joined", id });
+    assert.equal(await engine.cancel(id, "ann", true), "kept");
+    assert.equal(await engine.cancel(id, "ann", true), "cancelled");
+    await engine.close();
+  });
+});
+
 describe("one server", () => {
   let server: Server;
   let nodes: RedisNodes;
+  const opened: RedisNodes[] = [];
 
   before(async () => {
     server = await startServer();
@@ -131,9 +214,38 @@ describe("one server", () => {
   });
 
   after(async () => {
-    await nodes.close();
+    for (const each of [nodes, ...opened]) await each.close();
     await server.stop();
   });
+
+  test("one Idempotency-Key with two bodies through two gateways: one wins, and its retry joins", async () => {
+    const [one, two] = await Promise.all([spreadOn(), spreadOn()]);
+    for (let round = 0; round < 20; round++) {
+      const key = `key ${round}`;
+      const comes = ({ stage }: typeof one, body: string): Promise<PutReply> =>
+        stage.put({ content: body }, { idempotency: { key, fingerprint: body } });
+      const bodies = [`one ${round}`, `two ${round}`] as const;
+      const replies = await Promise.all([comes(one, bodies[0]), comes(two, bodies[1])]);
+      const winner = replies[0].kind === "queued" ? 0 : 1;
+      const { id } = replies[winner] as PutReply & { kind: "queued" };
+      assert.equal(replies[winner].kind, "queued");
+      assert.deepEqual(replies[1 - winner], { kind: "conflict", id });
+      for (const gateway of [one, two]) {
+        assert.deepEqual(await comes(gateway, bodies[winner]), { kind: "joined", id });
+        assert.deepEqual(await comes(gateway, bodies[1 - winner]!), { kind: "conflict", id });
+      }
+    }
+    await Promise.all([one.engine.close(), two.engine.close()]);
+  });
+
+  /** Gateways of the same fleet, each on connections of its own, with tasks at sixteen homes. */
+  async function spreadOn() {
+    const own = await openNodes({ url: server.url });
+    opened.push(own);
+    const made = makeEngine(own, PLAIN, { prefix: "fleet:" });
+    const home = (content: string): number => homeOf(content);
+    return { ...made, stage: new Stage({ ...made, home, approximate: true }) };
+  }
 
   test("the largest batch that can be configured is claimed, kept and settled as a whole", async () => {
     const SIZE = 10_000;

@@ -1,10 +1,12 @@
 #!lua
 -- Takes tasks in: each is answered, joined, queued or refused, in one atomic act. Its body was written right
--- before, and is deleted here unless it is queued. No allow-oom: a full Redis refuses before anything is
+-- before, for a while; here it is kept if the task is queued, and deleted otherwise. Of one that joined another the name
+-- of that one is left in its place for a while: the call is sent again when its reply was lost, and must not count twice.
+-- No allow-oom: a full Redis refuses before anything is
 -- written, and goes on finishing what it has. What all tasks of a shard need is read at once.
 -- ARGV 3 gateway, 4 maxQueued, 5 maxBytes, 6 results ttl, 7 key ttl, 8 how many kinds, 9 look at it within, 10 the
 --   numbers of all tasks, each a `struct`: shard's place, kind, deadline, bytes, marks (1: with a cache key of its own,
---   2: with an Idempotency-Key), then the shards, then
+--   2: with an Idempotency-Key), 11 for how long a join is remembered, then the shards, then
 --   per kind of task: tenant, family, tier, queueMs, index ttl, parameters, kind of stream ('': never queued, only
 --     answered or joined)
 --   per task: id, join key, and only where marked: cache key (otherwise it is the join key); digest of its
@@ -14,9 +16,12 @@
 local gateway, max_queued, max_bytes = ARGV[3], tonumber(ARGV[4]), tonumber(ARGV[5])
 local ttl, key_ttl = tonumber(ARGV[6]), ARGV[7]
 soon = after(tonumber(ARGV[9]))
-local at = read_shards(11)
+local at = read_shards(12)
 local parameters, kinds = {}, {}
-local ended_before, bodies_missing
+local ended_before
+-- What stands in the place of the body of a task that joined: this, then the id of the other. No body begins with it.
+local JOINED = '\255'
+local MAX_ID = 128
 for n = 1, tonumber(ARGV[8]) do
   kinds[n] = { tenant = ARGV[at], family = ARGV[at + 1], tier = tonumber(ARGV[at + 2]), queue_ms = tonumber(ARGV[at + 3]),
     index_ttl = ARGV[at + 4], parameters = ARGV[at + 5], stream = ARGV[at + 6] }
@@ -102,6 +107,14 @@ local function reusable(sh, id)
   return found and found.reusable > now and string.sub(found.frame, 1, 4) == '\0\0\0\0' and found or nil
 end
 
+-- The same call before this one joined `leader`, and its reply was lost.
+local function joined_before(sh, leader)
+  local st = state_of(sh, leader)
+  if st then return join(sh, leader, st) end
+  local found = find_result(sh, leader)
+  return found and { 'd', leader, found.frame, '0' } or 'm'
+end
+
 -- By what is known already; nil when it must be queued.
 local function share(sh, id, tenant, tier, deadline, queue_ms, join_key, cache, key, fingerprint)
   local reply = key ~= '' and keyed(sh, tenant, tier, deadline, queue_ms, key, fingerprint)
@@ -116,7 +129,8 @@ local function share(sh, id, tenant, tier, deadline, queue_ms, join_key, cache, 
     st[JOINS] = st[JOINS] + 1
     accommodate(sh, leader, st, tier, deadline, queue_ms)
     bind(sh, st, leader, key, fingerprint)
-    return join(sh, leader, st)
+    redis.call('SET', sh.base .. 'b:' .. id, JOINED .. leader, 'PX', ARGV[11])
+    return join(sh, leader, st), true
   end
 end
 
@@ -127,19 +141,27 @@ end
 
 local function put(sh, kind, id, deadline, bytes, join_key, cache, key, fingerprint)
   local tenant, tier, queue_ms = kind.tenant, kind.tier, kind.queue_ms
-  -- A server at its limit may refuse the body and take this call: without its body there is no task.
-  if (bodies_missing or kind.stream == '') and redis.call('EXISTS', sh.base .. 'b:' .. id) == 0 then return 'm' end
   local known = state_of(sh, id)
   if known then return join(sh, id, known) end
+  local body = sh.base .. 'b:' .. id
+  local head = redis.call('GETRANGE', body, 0, MAX_ID)
+  -- A server at its limit may refuse the body and take this call: without its body there is no task.
+  if head == '' then return 'm' end
+  if string.sub(head, 1, 1) == JOINED then return joined_before(sh, string.sub(head, 2)) end
   local found = ended_before and find_result(sh, id)
-  local reply = found and { 'd', id, found.frame, '0' }
-    or share(sh, id, tenant, tier, deadline, queue_ms, join_key, cache, key, fingerprint)
+  local reply, joined
+  if found then
+    reply = { 'd', id, found.frame, '0' }
+  else
+    reply, joined = share(sh, id, tenant, tier, deadline, queue_ms, join_key, cache, key, fingerprint)
+  end
   local bound = not reply and (kind.stream == '' and 'o' or bound_reached(sh, bytes))
   if bound then reply = { 'f', bound } end
   if reply then
-    bodies[#bodies + 1] = sh.base .. 'b:' .. id
+    if not joined then bodies[#bodies + 1] = body end
     return reply
   end
+  redis.call('PERSIST', body)
   local st = { 'q', '', '', kind.family, tier, 0, '', 0, 0, 0, 0, deadline, math.min(deadline, after(queue_ms)), now, bytes,
     tenant, 0, gateway, '' }
   enter(sh, id, st, kind.stream, kind.parameters)
@@ -154,7 +176,6 @@ local function put(sh, kind, id, deadline, bytes, join_key, cache, key, fingerpr
 end
 
 local tasks, results, contents = {}, {}, {}
-local first_body
 local numbers, from = ARGV[10], 1
 while at <= #ARGV do
   local place, kind, deadline, bytes, marks
@@ -171,7 +192,6 @@ while at <= #ARGV do
     at = at + 2
   end
   tasks[#tasks + 1] = { sh, kinds[kind], id, deadline, bytes, join_key, cache, key, fingerprint }
-  if not first_body and kinds[kind].stream ~= '' then first_body = sh.base .. 'b:' .. id end
   sh.ids = sh.ids or {}
   sh.ids[#sh.ids + 1] = id
   results[#results + 1] = sh.base .. 'r:' .. id
@@ -183,8 +203,6 @@ for _, sh in ipairs(order) do
 end
 read_counters(order)
 ended_before = redis.call('EXISTS', unpack(results)) > 0
--- They were written by one command: all or none.
-bodies_missing = first_body and redis.call('EXISTS', first_body) == 0
 if #contents > 0 then
   local names = {}
   for n, one in ipairs(contents) do names[n] = one[1].base .. 'x:' .. one[2] end
