@@ -162,10 +162,14 @@ export class RedisTime {
       async (some) => {
         const call = this.#parts.call(scripts.look);
         for (const shard of some) call.place(shard);
+        const known = new Map(some.map((shard) => [shard, mirror.version(shard)]));
         const [counts, lines] = (await nodes.run(call.shard, call.build(), { resend: true })) as [
           number[][],
           Buffer,
         ];
+        // A version that went back: the data was flushed, or a failover lost its last moments. What was known is of no use.
+        const reset = counts.filter(([shard, , , , version]) => version! < known.get(shard!)!);
+        mirror.forget(reset.map(([shard]) => shard!));
         mirror.told(lines.toString(), true);
         all.push(...counts);
       },

@@ -48,6 +48,8 @@ export class QueueMirror {
   readonly #waiting = new Map<string, Waiting>();
   /** Who was served of late, by model and tier. */
   readonly #recent = new Map<string, readonly RecentTenants[]>();
+  /** By shard: the highest version that a report carried. */
+  readonly #versions: number[] = [];
   /** Every stream by shard and name. */
   readonly #streams = new Map<string, [GroupView, StreamView]>();
   rank: Rank = { prefers: () => true, deserted: () => false };
@@ -142,6 +144,7 @@ export class QueueMirror {
     const now = this.#clock.now();
     for (const line of report.split("\n")) {
       const [shard, version, name, depth, count, queuedAt, deadlineAt, parameters] = line.split("\t");
+      this.#versions[Number(shard)] = Math.max(this.version(Number(shard)), Number(version));
       const found = this.#stream(Number(shard), name!, parameters!);
       if (found === undefined) continue;
       const [group, view] = found;
@@ -163,8 +166,14 @@ export class QueueMirror {
     return { count: Number(count), queuedAt: shared.own(queuedAt), deadlineAt: shared.own(deadlineAt) };
   }
 
+  /** The highest version of a shard that was heard of; 0 for none. */
+  version(shard: number): number {
+    return this.#versions[shard] ?? 0;
+  }
+
   /** Nothing is known of these shards any more; what is reserved is still on its way. */
   forget(shards: readonly number[]): void {
+    for (const shard of shards) this.#versions[shard] = 0;
     for (const groups of this.#models.values()) {
       for (const { streams } of groups.values()) {
         for (const [key, stream] of streams) if (shards.includes(stream.shard)) this.#drop(streams, key);

@@ -107,6 +107,21 @@ function patience(holds: Holds): void {
     assert.equal(await stage.code(id), "DEADLINE_EXCEEDED");
   });
 
+  holds("a task that a claim meets too late and that is joined meanwhile is ended or runs", async (stage) => {
+    for (let round = 0; round < 10; round++) {
+      const sharing = { joinKey: `same ${round}` };
+      await stage.queueMany(2);
+      await stage.queue({}, sharing);
+      await stage.tick(QUEUE_MS);
+      const [claimed, reply] = await Promise.all([stage.claim(), stage.put({}, sharing)]);
+      assert(reply.kind === "joined" || reply.kind === "queued");
+      await stage.reap();
+      const lease = claimed.tasks.length > 0 ? claimed : await stage.claim();
+      assert.deepEqual(idsOf(lease), [reply.id]);
+      assert.equal(await stage.settle(lease, done(reply.id)), "taken");
+    }
+  });
+
   holds("whoever is in a hurry shortens nobody's deadline", async (stage) => {
     const id = await stage.queue({}, SAME);
     await stage.put({ deadlineAt: stage.now + 10 }, SAME);

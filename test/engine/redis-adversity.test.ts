@@ -10,7 +10,7 @@ import { Refusal } from "../../src/core/errors.ts";
 import { homeOf } from "../../src/core/home.ts";
 import type { Lease, PutReply } from "../../src/engine/engine.ts";
 import type { RedisNodes } from "../../src/redis/nodes.ts";
-import { dead, done, idsOf, LEASE_MS, PLAIN, retry, Stage } from "../contract/engine-stage.ts";
+import { dead, done, idsOf, LEASE_MS, PLAIN, QUEUE_MS, retry, Stage } from "../contract/engine-stage.ts";
 import { type Proxy, startProxy } from "../redis/proxy.ts";
 import { type Cluster, type Server, slotOf, startCluster, startServer } from "../redis/servers.ts";
 import { makeEngine, openNodes } from "./redis-engines.ts";
@@ -246,6 +246,37 @@ describe("one server", () => {
     const home = (content: string): number => homeOf(content);
     return { ...made, stage: new Stage({ ...made, home, approximate: true }) };
   }
+
+  test("a server that lost its data: the next task is seen with the next look, and runs", async () => {
+    await using flushed = await startServer();
+    const own = await openNodes({ url: flushed.url });
+    opened.push(own);
+    const { stage, engine } = stageOn(own);
+    for (let round = 0; round < 5; round++) await stage.ended(done);
+    await flushed.cli("FLUSHALL");
+    const id = await stage.queue();
+    await engine.refresh();
+    assert.deepEqual(idsOf(await stage.claim()), [id]);
+    await stage.queueMany(3);
+    await flushed.cli("FLUSHALL");
+    assert.equal((await stage.counts())[0], 0);
+    await engine.close();
+  });
+
+  test("tasks that expire together do not hold up the server, however large they are", async () => {
+    await using large = await startServer({ appendonly: "no", "slowlog-log-slower-than": "100000" });
+    const own = await openNodes({ url: large.url });
+    opened.push(own);
+    const { stage, engine } = stageOn(own, {}, { maxQueuedBytes: Infinity });
+    const input = JSON.stringify("x".repeat(1024 * 1024));
+    await stage.queueMany(150, { input });
+    await large.cli("SLOWLOG", "RESET");
+    await stage.pass(QUEUE_MS);
+    assert.deepEqual(await stage.counts(), [0, 0, 0, 0]);
+    assert.equal(stage.settled.length, 150);
+    assert.equal(Number(await large.ask("SLOWLOG", "LEN")), 0, "no command took 100 ms");
+    await engine.close();
+  });
 
   test("the largest batch that can be configured is claimed, kept and settled as a whole", async () => {
     const SIZE = 10_000;

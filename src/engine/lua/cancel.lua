@@ -45,7 +45,7 @@ local function cancel()
     return 'kept'
   end
   if st[PLACE] == 'r' or (abandoned and st[KEYS_OF] ~= '') then return 'kept' end
-  fail(sh, id, st, outcome(sh, 'CANCELLED', 'cancelled before it ran', st, (body_of(sh, id))), '0', ttl)
+  fail(sh, id, st, outcome(sh, 'CANCELLED', 'cancelled before it ran', st, meta_of(sh, id)), '0', ttl)
   return 'cancelled'
 end
 

@@ -131,6 +131,17 @@ local function touch(sh, stream, count, queued, deadline)
   end
 end
 
+-- The meta of a task that is not final, without its input, which may be large.
+local FIRST_BYTES = 1024
+local function meta_of(sh, id)
+  local key = sh.base .. 'b:' .. id
+  local head = redis.call('GETRANGE', key, 0, FIRST_BYTES - 1)
+  if #head < 4 then return '' end
+  local last = 3 + struct.unpack('>I4', head)
+  if last >= FIRST_BYTES then head = head .. redis.call('GETRANGE', key, FIRST_BYTES, last) end
+  return string.sub(head, 5, last + 1)
+end
+
 -- What is kept of a task until its end: its meta and its input.
 local function body_of(sh, id)
   local value = redis.call('GET', sh.base .. 'b:' .. id)
@@ -147,7 +158,7 @@ local function enter(sh, id, st, kind, parameters)
   if not sid then
     -- '0', never '$': what was queued before the group existed is read too.
     redis.call('XGROUP', 'CREATE', key, 'g', '0', 'MKSTREAM')
-    redis.call('HSET', sh.base .. 'qs', stream, parameters or pieces((body_of(sh, id)), 4)[4] or '')
+    redis.call('HSET', sh.base .. 'qs', stream, parameters or pieces(meta_of(sh, id), 4)[4] or '')
     sid = redis.call('XADD', key, '*', 'i', id)
   end
   st[STREAM], st[SID], st[PLACE], st[TOKEN], st[UNTIL] = stream, sid, 'q', '', 0
