@@ -28,6 +28,7 @@
  * | `d`, `dz`        | hash, zset | dead letters by id; ids by the time of death  | settle reap              | `deadLetters.ttlMs`, `.max`, replay, purge |
  * | `l:<digest>`     | string | a rate window: when it closes, what is spent      | spend                    | after two windows       |
  * | `none`           |        | nothing; declared by every script on a Cluster (`redis-scripts.ts`) | nobody |               |
+ * | `format`         | string | version of all that is listed here (shard 0 only, `redis-format.ts`) | the first process | stays |
  * | `keys`           | hash   | id of an API key → its digest, user, tier (shard 0 only) | `ferry keys`      | when it is revoked      |
  * | `keys:secret`    | string | what these digests are keyed with, where `auth.secret` is not set (shard 0 only) | whoever needs it first | stays |
  *

@@ -34,6 +34,7 @@ export const scripts = {
   cancel: load("cancel"),
   join: load("join"),
   replay: load("replay"),
+  purge: load("purge"),
   look: load("look"),
   tend: load("tend"),
   spend: load("spend"),

@@ -20,6 +20,7 @@ import type {
   EngineStats,
 } from "./engine.ts";
 import type { Lease, PutReply, QueueView, RecordView, SettleReply, Sharing, Verdict } from "./engine.ts";
+import { checkFormat } from "./redis-format.ts";
 import { RedisLetters } from "./redis-letters.ts";
 import { overloaded, readEnded, type RedisBase, type RedisOptions, RedisParts } from "./redis-parts.ts";
 import { RedisPuts } from "./redis-puts.ts";
@@ -50,6 +51,7 @@ export class RedisEngine implements Engine {
 
   /** From here on it hears of other processes' doings, and does its rounds. */
   async open(): Promise<void> {
+    await checkFormat(this.#parts.nodes, this.#parts.keys);
     await this.#time.setClock();
     await this.#parts.news.open();
     await this.#time.open();
