@@ -211,8 +211,8 @@ export class RedisEngine implements Engine {
     return this.#spends.spend(key, perMinute);
   }
 
-  queues(model: string): Iterable<QueueView> {
-    return this.#parts.mirror.queues(model);
+  queues(model: string, perTier?: number): Iterable<QueueView> {
+    return this.#parts.mirror.queues(model, perTier);
   }
 
   waiting(model: string): readonly number[] {

@@ -7,10 +7,20 @@
 import assert from "node:assert/strict";
 import { after, before, describe, test } from "node:test";
 import { Refusal } from "../../src/core/errors.ts";
-import { homeOf } from "../../src/core/home.ts";
+import { homeOf, HOMES } from "../../src/core/home.ts";
 import type { Lease, PutReply } from "../../src/engine/engine.ts";
 import type { RedisNodes } from "../../src/redis/nodes.ts";
-import { dead, done, idsOf, LEASE_MS, PLAIN, QUEUE_MS, retry, Stage } from "../contract/engine-stage.ts";
+import {
+  dead,
+  done,
+  idsOf,
+  LEASE_MS,
+  MODEL,
+  PLAIN,
+  QUEUE_MS,
+  retry,
+  Stage,
+} from "../contract/engine-stage.ts";
 import { type Proxy, startProxy } from "../redis/proxy.ts";
 import { type Cluster, type Server, slotOf, startCluster, startServer } from "../redis/servers.ts";
 import { makeEngine, openNodes } from "./redis-engines.ts";
@@ -275,6 +285,33 @@ describe("one server", () => {
     assert.deepEqual(await stage.counts(), [0, 0, 0, 0]);
     assert.equal(stage.settled.length, 150);
     assert.equal(Number(await large.ask("SLOWLOG", "LEN")), 0, "no command took 100 ms");
+    await engine.close();
+  });
+
+  test("very many kinds of parameters cost the server a bounded number of commands a second", async () => {
+    const KINDS = 3000;
+    await using busy = await startServer({ appendonly: "no" });
+    const own = await openNodes({ url: busy.url });
+    opened.push(own);
+    const made = makeEngine(own, { ...PLAIN, maxQueued: 10 * KINDS });
+    const { engine, clock } = made;
+    const home = (_: string, number: number): number => number % HOMES;
+    const stage = new Stage({ ...made, home, approximate: true });
+    await engine.open();
+    await Promise.all(Array.from({ length: KINDS }, (_, kind) => stage.put({ parameters: `{"p":${kind}}` })));
+    assert.equal([...engine.queues(MODEL)].length, KINDS);
+    // Those who ask want to know everything: that is not what is counted.
+    await engine.refresh();
+    await busy.cli("CONFIG", "RESETSTAT");
+    const SECONDS = 5;
+    for (let second = 0; second < SECONDS; second++) {
+      await clock.run(clock.now() + 1000);
+      // On the same connection: what was sent before has been answered then.
+      await stage.state("nobody-0");
+    }
+    const calls = [...(await busy.cli("INFO", "commandstats")).matchAll(/calls=(\d+)/g)];
+    const sum = calls.reduce((total, [, count]) => total + Number(count), 0);
+    assert.ok(sum / SECONDS < KINDS, `${sum / SECONDS} commands a second`);
     await engine.close();
   });
 

@@ -77,13 +77,9 @@ local function fetch(sh, ids)
   end
 end
 
--- Gives a command to many keys, of any shards (those of one call are on one server, or in one slot), or with `key`
--- to many members of one.
-local function call_each(command, values, key)
-  for n = 1, #values, 1000 do
-    local last = math.min(n + 999, #values)
-    if key then redis.call(command, key, unpack(values, n, last)) else redis.call(command, unpack(values, n, last)) end
-  end
+-- Gives many values to a command, in steps.
+local function call_each(values, call)
+  for n = 1, #values, 1000 do call(unpack(values, n, math.min(n + 999, #values))) end
 end
 
 -- Of each shard: tasks and bytes that wait, and how often its queues have changed.
@@ -291,9 +287,13 @@ end
 -- Writes down the tasks of one shard.
 local function write_shard(sh)
   write_states(sh)
-  for stream, sids in pairs(sh.left) do call_each('XDEL', sids, sh.base .. stream) end
-  call_each('HDEL', sh.gone, sh.base .. 's')
-  call_each('ZREM', sh.gone, sh.base .. 'due')
+  for stream, sids in pairs(sh.left) do
+    call_each(sids, function(...) redis.call('XDEL', sh.base .. stream, ...) end)
+  end
+  call_each(sh.gone, function(...)
+    redis.call('HDEL', sh.base .. 's', ...)
+    redis.call('ZREM', sh.base .. 'due', ...)
+  end)
 end
 
 -- Counts what came and left.
@@ -332,7 +332,8 @@ local function close(parameters)
     write_shard(sh)
     if next(sh.touched) or sh.queued ~= 0 or sh.bytes ~= 0 then moved[#moved + 1] = sh end
   end
-  call_each('UNLINK', bodies)
+  -- Of any shards: those of one call are on one server, or in one slot.
+  call_each(bodies, function(...) redis.call('UNLINK', ...) end)
   count(moved)
   for _, sh in ipairs(moved) do tell_shard(sh, report, parameters or {}) end
   if #report == 0 then return '' end
