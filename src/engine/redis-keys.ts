@@ -14,7 +14,8 @@
  * | `q:…`            | stream | ids of queued tasks, group `g`                    | put settle reap replay   | entry: when it is claimed, or ends; stream: `tend`, when empty |
  * | `w`              | stream | ids of tasks that wait for their retry            | settle                   | entry: when the retry is due |
  * | `qs`             | hash   | stream → parameters of its tasks                  | put settle reap replay   | `tend`, when the stream is empty |
- * | `b:<id>`         | string | meta and input of a task that is not final; or which task it joined | put replay | with the task's end; one that is not queued: a minute |
+ * | `b:<id>`         | string | meta and input of a task that is not final        | put replay               | with the task's end; where it is not queued: a minute |
+ * | `j:<id>`         | string | the task joined another                           | put                      | a minute                |
  * | `x:<content>`    | string | join or cache key → id of the last task with it   | put replay               | totalMs + `cache.ttlMs` + 1 min |
  * | `n`              | string | tasks and bytes that wait, version                | every script that moves a task | stays             |
  * | `o:<id>.<token>` | string | a success before it is known whether it counts    | settle                   | renamed to `r:<id>`, or deleted |

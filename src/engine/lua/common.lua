@@ -128,14 +128,10 @@ local function touch(sh, stream, count, queued, deadline)
 end
 
 -- The meta of a task that is not final, without its input, which may be large.
-local FIRST_BYTES = 1024
 local function meta_of(sh, id)
   local key = sh.base .. 'b:' .. id
-  local head = redis.call('GETRANGE', key, 0, FIRST_BYTES - 1)
-  if #head < 4 then return '' end
-  local last = 3 + struct.unpack('>I4', head)
-  if last >= FIRST_BYTES then head = head .. redis.call('GETRANGE', key, FIRST_BYTES, last) end
-  return string.sub(head, 5, last + 1)
+  local length = redis.call('GETRANGE', key, 0, 3)
+  return #length == 4 and redis.call('GETRANGE', key, 4, 3 + struct.unpack('>I4', length)) or ''
 end
 
 -- What is kept of a task until its end: its meta and its input.

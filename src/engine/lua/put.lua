@@ -1,7 +1,7 @@
 #!lua
 -- Takes tasks in: each is answered, joined, queued or refused, in one atomic act. Its body was written right
--- before, for a while; here it is kept if the task is queued, and deleted otherwise. Of one that joined another the name
--- of that one is left in its place for a while: the call is sent again when its reply was lost, and must not count twice.
+-- before, for a while; here it is kept if the task is queued, and deleted otherwise. That a task joined another is
+-- remembered for a while: the call is sent again when its reply was lost, and must not count twice.
 -- No allow-oom: a full Redis refuses before anything is
 -- written, and goes on finishing what it has. What all tasks of a shard need is read at once.
 -- ARGV 3 gateway, 4 maxQueued, 5 maxBytes, 6 results ttl, 7 key ttl, 8 how many kinds, 9 look at it within, 10 the
@@ -19,9 +19,6 @@ soon = after(tonumber(ARGV[9]))
 local at = read_shards(12)
 local parameters, kinds = {}, {}
 local ended_before
--- What stands in the place of the body of a task that joined: this, then the id of the other. No body begins with it.
-local JOINED = '\255'
-local MAX_ID = 128
 for n = 1, tonumber(ARGV[8]) do
   kinds[n] = { tenant = ARGV[at], family = ARGV[at + 1], tier = tonumber(ARGV[at + 2]), queue_ms = tonumber(ARGV[at + 3]),
     index_ttl = ARGV[at + 4], parameters = ARGV[at + 5], stream = ARGV[at + 6] }
@@ -69,10 +66,12 @@ local function bound_reached(sh, bytes)
 end
 
 local function answer_cached(sh, id, found, tenant, key, fingerprint)
+  local meta = meta_of(sh, id)
+  if meta == '' then return 'm' end
   bind(sh, { [KEYS_OF] = '' }, id, key, fingerprint)
   local kept = pieces(found.frame, 8)
   local frame = piece('') .. piece(kept[2]) .. piece('0') .. piece(text(now)) .. piece(text(now)) .. piece('1')
-    .. piece(kept[7]) .. piece(meta_of(sh, id))
+    .. piece(kept[7]) .. piece(meta)
   redis.call('SET', sh.base .. 'r:' .. id, result(tenant, '0', after(ttl), 0, frame), 'PX', ttl)
   if key ~= '' then redis.call('SET', sh.base .. 'rk:' .. id, key, 'PX', ttl) end
   return { 'd', id, frame, '1' }
@@ -107,14 +106,6 @@ local function reusable(sh, id)
   return found and found.reusable > now and string.sub(found.frame, 1, 4) == '\0\0\0\0' and found or nil
 end
 
--- The same call before this one joined `leader`, and its reply was lost.
-local function joined_before(sh, leader)
-  local st = state_of(sh, leader)
-  if st then return join(sh, leader, st) end
-  local found = find_result(sh, leader)
-  return found and { 'd', leader, found.frame, '0' } or 'm'
-end
-
 -- By what is known already; nil when it must be queued.
 local function share(sh, id, tenant, tier, deadline, queue_ms, join_key, cache, key, fingerprint)
   local reply = key ~= '' and keyed(sh, tenant, tier, deadline, queue_ms, key, fingerprint)
@@ -126,11 +117,10 @@ local function share(sh, id, tenant, tier, deadline, queue_ms, join_key, cache, 
   if join_key ~= cache then leader = join_key ~= '' and indexed(sh, join_key) end
   local st = leader and join_key ~= '' and state_of(sh, leader)
   if st and st[TENANT] == tenant then
-    st[JOINS] = st[JOINS] + 1
+    if redis.call('SET', sh.base .. 'j:' .. id, '', 'NX', 'PX', ARGV[11]) then st[JOINS] = st[JOINS] + 1 end
     accommodate(sh, leader, st, tier, deadline, queue_ms)
     bind(sh, st, leader, key, fingerprint)
-    redis.call('SET', sh.base .. 'b:' .. id, JOINED .. leader, 'PX', ARGV[11])
-    return join(sh, leader, st), true
+    return join(sh, leader, st)
   end
 end
 
@@ -143,25 +133,17 @@ local function put(sh, kind, id, deadline, bytes, join_key, cache, key, fingerpr
   local tenant, tier, queue_ms = kind.tenant, kind.tier, kind.queue_ms
   local known = state_of(sh, id)
   if known then return join(sh, id, known) end
-  local body = sh.base .. 'b:' .. id
-  local head = redis.call('GETRANGE', body, 0, MAX_ID)
-  -- A server at its limit may refuse the body and take this call: without its body there is no task.
-  if head == '' then return 'm' end
-  if string.sub(head, 1, 1) == JOINED then return joined_before(sh, string.sub(head, 2)) end
   local found = ended_before and find_result(sh, id)
-  local reply, joined
-  if found then
-    reply = { 'd', id, found.frame, '0' }
-  else
-    reply, joined = share(sh, id, tenant, tier, deadline, queue_ms, join_key, cache, key, fingerprint)
-  end
+  local reply = found and { 'd', id, found.frame, '0' }
+    or share(sh, id, tenant, tier, deadline, queue_ms, join_key, cache, key, fingerprint)
   local bound = not reply and (kind.stream == '' and 'o' or bound_reached(sh, bytes))
   if bound then reply = { 'f', bound } end
   if reply then
-    if not joined then bodies[#bodies + 1] = body end
+    bodies[#bodies + 1] = sh.base .. 'b:' .. id
     return reply
   end
-  redis.call('PERSIST', body)
+  -- A server at its limit may refuse the body and take this call: without its body there is no task.
+  if redis.call('PERSIST', sh.base .. 'b:' .. id) == 0 then return 'm' end
   local st = { 'q', '', '', kind.family, tier, 0, '', 0, 0, 0, 0, deadline, math.min(deadline, after(queue_ms)), now, bytes,
     tenant, 0, gateway, '' }
   enter(sh, id, st, kind.stream, kind.parameters)
