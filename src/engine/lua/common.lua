@@ -135,9 +135,11 @@ local function meta_of(sh, id)
 end
 
 -- What is kept of a task until its end: its meta and its input.
+local bytes_read = 0
 local function body_of(sh, id)
   local value = redis.call('GET', sh.base .. 'b:' .. id)
   if not value then return '', '' end
+  bytes_read = bytes_read + #value
   local length = struct.unpack('>I4', value)
   return string.sub(value, 5, 4 + length), string.sub(value, 5 + length)
 end

@@ -13,7 +13,6 @@ for n = at, only - 1, 2 do queue_ms[ARGV[n]] = tonumber(ARGV[n + 1]) end
 local more, next_due = 0, math.huge
 -- Inputs of dead letters pass through Lua: when so many bytes have, the rest is for the next call.
 local MAX_BYTES = 1048576
-local bytes_read = 0
 local retried, dead = {}, {}
 local MOST_LETTERS = most
 
@@ -34,7 +33,6 @@ local function lost(sh, id, st)
   st[LOST] = st[LOST] + 1
   if st[ATTEMPT] >= dead_from then
     local _, body = body_of(sh, id)
-    bytes_read = bytes_read + #body
     local attempts = 'all ' .. st[ATTEMPT] .. ' attempts'
     local detail = 'its lease ran out ' .. st[LOST] .. ' times: whoever ran it died or was cut off'
     bury(sh, id, st, 'INFERENCE_FAILED', detail, meta, body, max_letters)
