@@ -125,6 +125,11 @@ export class Ferry {
     this.#crews.onGone = (model) => this.#gone(model);
   }
 
+  /** Resolves when it can store no task any more and must be started again. */
+  get lost(): Promise<void> | undefined {
+    return this.#opened?.lost;
+  }
+
   /** "" in a batcher. */
   get apiUrl(): string {
     return this.#front?.apiUrl ?? "";
@@ -325,7 +330,7 @@ export class Ferry {
     return (this.#roster = roster);
   }
 
-  async #openAdmin({ engine, shared, durable }: Opened, desk: Roster): Promise<void> {
+  async #openAdmin({ engine, shared, durable, writable }: Opened, desk: Roster): Promise<void> {
     const { tiers, limits, admin } = this.#config;
     const clock = this.#clock;
     const known = { config: this.#live, role: this.#role, engine, tally: this.#tally, clock };
@@ -338,6 +343,7 @@ export class Ferry {
       prospects: (model) => this.#prospects.get(model)!,
       durability: () => shared?.durability() ?? (durable ? "disk" : "none"),
       reachable: () => shared?.reachable() ?? true,
+      writable,
       scaling: () => this.#scaling?.loop,
     });
     this.#openScaling(report);

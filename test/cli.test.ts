@@ -258,8 +258,13 @@ describe("dead", () => {
     if (id === "01BROKEN") return reply(500, { message: "disk full" });
     if (letter === undefined) return reply(404, { error: "NOT_FOUND" });
     if (request.method === "GET") return reply(200, { ...letter, input: { text: "x" } });
+    if (request.method === "POST" && fullFor-- > 0) {
+      return reply(503, { error: "SERVICE_OVERLOADED", message: "the queue is full", retry_after_ms: 5 });
+    }
     return reply(request.method === "POST" ? 202 : 204);
   });
+  /** So many replays find the queue full. */
+  let fullFor = 0;
   let config = "";
   before(async () => {
     server.listen(0, "127.0.0.1");
@@ -318,6 +323,26 @@ describe("dead", () => {
     });
     assert.equal((await ferryDead("replay", "01OLD")).out, "replayed 01OLD\n");
     assert.deepEqual(seen, ["POST /internal/dead-letters/01OLD/replay"]);
+  });
+
+  test("replay of all: one after another, waiting while the queue is full", async () => {
+    const asked = await ferryDead("replay");
+    assert.equal(asked.code, 1);
+    assert.match(asked.err, /dead replay: this would replay 2 dead letters; say --yes to do it/);
+    fullFor = 2;
+    const all = await ferryDead("replay", "--yes");
+    assert.deepEqual([all.code, all.out], [0, "replayed 01OLD\nreplayed 01NEW\n"], all.err);
+    const post = (id: string): string => `POST /internal/dead-letters/${id}/replay`;
+    assert.deepEqual(seen.slice(1), [...Array<string>(3).fill(post("01OLD")), post("01NEW")]);
+    const some = await ferryDead("replay", "--code", "deadline_exceeded", "--yes", "--json");
+    assert.deepEqual(JSON.parse(some.out), { task_id: "01NEW", replayed: true });
+  });
+
+  test("replay of one that finds the queue full says when to try again", async () => {
+    fullFor = 1;
+    const { code, err } = await ferryDead("replay", "01OLD");
+    assert.equal(code, 1);
+    assert.match(err, /dead replay: .* answered 503: the queue is full; try again in 5 ms/);
   });
 
   test("purge needs --yes where nobody can be asked", async () => {

@@ -45,7 +45,8 @@ describe("a valid file", () => {
     assert.deepEqual(config.admin, { listen: { host: "127.0.0.1", port: 8081 }, tls: false });
     assert.equal(config.tls, undefined);
     assert.deepEqual(config.engine, { kind: "memory" });
-    const { mode, anonymousTier, reloadMs, graceMs, ...rest } = config.auth;
+    const { mode, anonymousTier, allowedHosts, reloadMs, graceMs, ...rest } = config.auth;
+    assert.deepEqual(allowedHosts, []);
     assert.deepEqual(
       [mode, anonymousTier, reloadMs, graceMs, rest],
       ["none", "enterprise", 5000, 60_000, {}],

@@ -54,6 +54,8 @@ interface Proven {
   readonly caller: Caller;
 }
 
+/** The tenant that everybody is without authentication. */
+export const ANONYMOUS = "anonymous";
 /** Compared with where there is nothing to compare with. */
 const NO_DIGEST = Buffer.alloc(32);
 const MAX_PROVEN = 20_000;
@@ -75,7 +77,7 @@ export class Credentials {
   constructor({ tiers, anonymousTier }: CredentialRules, { keys, tokens }: CredentialParts = {}) {
     this.#tiers = new Map(tiers.map(({ name }, at) => [name, at]));
     if (anonymousTier !== undefined) {
-      this.#anonymous = { tenant: "anonymous", tier: this.#tiers.get(anonymousTier) ?? 0 };
+      this.#anonymous = { tenant: ANONYMOUS, tier: this.#tiers.get(anonymousTier) ?? 0 };
     }
     this.#store = keys?.store;
     this.#secret = keys && createSecretKey(keys.secret, "utf8");

@@ -8,8 +8,10 @@
  *
  *   answered   one output per task, in the order of the batch's tasks. The backend has checked that the worker
  *              sent exactly as many usable outputs as it got inputs; if not, the reply is `unusable`.
- *   rejected   the worker lives and refused this batch (a 4xx, an exception in the user's function).
- *   unusable   the worker lives and its reply cannot be used: wrong count, not JSON, NaN, too large.
+ *   rejected   the worker lives and refused this batch (a 4xx, an exception in the user's function): one of its inputs; with
+ *              a `code`, what its client asked for beside the inputs, which all of its tasks have in common.
+ *   unusable   the worker lives and its reply cannot be used: wrong count, not JSON, NaN, too large, or one of the
+ *              outputs is what no caller may get (`match`, for every backend).
  *   busy       the worker asks to come back later (429, 503); the attempt does not count.
  *   failed     the worker is broken or gone. `blame` says what that means for the tasks:
  *                worker    it answered with an error of its own; the attempt counts.
@@ -22,6 +24,7 @@
  * It may quote the worker, and a worker may quote an input; so what is logged is `brief`, the same in our words
  * alone, which is left out where the message quotes nobody.
  */
+import type { ErrorCode } from "../core/errors.ts";
 import type { Json } from "../core/task.ts";
 
 export interface BatchTask {
@@ -40,15 +43,25 @@ export interface Batch {
   readonly traceparent?: string | undefined;
 }
 
+/** A version, an adapter or a route that is not there; the client's own credential, refused by the worker, or its quota there. */
+export type ClientCode = Extract<ErrorCode, "NOT_FOUND" | "UNAUTHENTICATED" | "FORBIDDEN" | "RATE_LIMITED">;
+
 export type Reply =
   | { readonly kind: "answered"; readonly outputs: readonly Json[] }
-  | { readonly kind: "rejected"; readonly message: string }
+  | {
+      readonly kind: "rejected";
+      readonly message: string;
+      readonly brief?: string;
+      readonly code?: ClientCode;
+    }
   | { readonly kind: "unusable"; readonly message: string; readonly brief?: string }
   | {
       readonly kind: "busy";
       readonly message: string;
       readonly brief?: string;
       readonly retryAfterMs: number;
+      /** The client named what it is about: a version that is not ready, say. */
+      readonly named?: boolean;
     }
   | {
       readonly kind: "failed";

@@ -12,7 +12,9 @@
  *                                                since half of the batch may fit
  *   INVALID_ARGUMENT, OUT_OF_RANGE,              `rejected`
  *   FAILED_PRECONDITION
- *   NOT_FOUND, UNIMPLEMENTED, UNAUTHENTICATED,   `failed`, blame worker: a wrong name or credential is not about
+ *   NOT_FOUND, UNAUTHENTICATED,                  `rejected` with a code where the client named what it is about: a version, or
+ *   PERMISSION_DENIED                            what the worker's words repeat of the parameters (`client-names.ts`)
+ *   NOT_FOUND, UNIMPLEMENTED, UNAUTHENTICATED,   otherwise `failed`, blame worker: a wrong name or credential is not about
  *   PERMISSION_DENIED                            one input
  *   any other                                    `failed`, blame worker
  *   none                                         `failed`; the channel says whom to blame
@@ -27,7 +29,8 @@ import { callOf, outputsOf } from "../protocol/oip-grpc-worker.ts";
 import { OIP_SERVICE, readYes, writeModelName } from "../protocol/oip-proto.ts";
 import { ProtoFlaw } from "../protocol/protobuf.ts";
 import type { Events } from "../telemetry/events.ts";
-import type { Backend, Batch, Reply, Worker, WorkerHealth } from "./backend.ts";
+import type { Backend, Batch, ClientCode, Reply, Worker, WorkerHealth } from "./backend.ts";
+import { clientNamed } from "./client-names.ts";
 import { GrpcChannel, type GrpcResult } from "./grpc-channel.ts";
 import { INSEPARABLE_HOLDS_MS, workerNames } from "./http.ts";
 import { failed, match, quote, rejected, unusable } from "./match.ts";
@@ -206,7 +209,8 @@ class GrpcWorker implements Worker {
     const result = await channel.call(request, signal);
     this.#calling.delete(channel);
     this.#idle.push(channel);
-    const reply = replyOf(batch, result, () => {
+    const asked = { batch, model, named: call.named };
+    const reply = replyOf(asked, result, () => {
       this.#aloneUntil = this.#clock.now() + INSEPARABLE_HOLDS_MS;
     });
     this.#noteReply(reply, headerLoad(result.headers));
@@ -271,13 +275,22 @@ function isReady(message: Buffer): boolean {
   }
 }
 
+/** What a reply is judged by. */
+interface Asked {
+  readonly batch: Batch;
+  /** At the worker. */
+  readonly model: string;
+  /** The client named a version. */
+  readonly named: boolean;
+}
+
 /** `inseparable` is called where the reply is for all rows together. */
-function replyOf(batch: Batch, result: GrpcResult, inseparable: () => void): Reply {
+function replyOf(asked: Asked, result: GrpcResult, inseparable: () => void): Reply {
   switch (result.kind) {
     case "message":
-      return answer(batch, result.message, inseparable);
+      return answer(asked.batch, result.message, inseparable);
     case "status":
-      return refusal(result);
+      return refusal(result, asked);
     case "flawed":
       return unusable(`worker's reply ${result.flaw}`);
     case "lost":
@@ -302,7 +315,7 @@ function plural(n: number, noun: string): string {
 }
 
 /** What servers say when one message is more than they take. */
-const TOO_LARGE = /larger than max|exceeds maximum size/i;
+const TOO_LARGE = /larger than max|exceeds (the )?max|message length too large/i;
 
 const BUSY: ReadonlySet<GrpcCode> = new Set(["UNAVAILABLE", "RESOURCE_EXHAUSTED"]);
 const ABOUT_INPUTS: ReadonlySet<GrpcCode> = new Set([
@@ -317,18 +330,37 @@ const ADVICE: Partial<Record<GrpcCode, string>> = {
   PERMISSION_DENIED: "(check backend.authorization)",
 };
 
-function refusal({ code, words, headers }: GrpcResult & { kind: "status" }): Reply {
+/** What a code means where the client named what it is about. */
+const CLIENT_CODES: Partial<Record<GrpcCode, ClientCode>> = {
+  NOT_FOUND: "NOT_FOUND",
+  UNAUTHENTICATED: "FORBIDDEN",
+  PERMISSION_DENIED: "FORBIDDEN",
+};
+
+function refusal({ code, words, headers }: GrpcResult & { kind: "status" }, asked: Asked): Reply {
   const said = quote(words);
   const brief = `worker answered ${code}`;
   const message = said === "" ? brief : `${brief}: ${said}`;
   if (code === "RESOURCE_EXHAUSTED" && TOO_LARGE.test(words)) return rejected(message);
   if (BUSY.has(code)) {
-    return { kind: "busy", message, brief, retryAfterMs: pushbackMs(headers["grpc-retry-pushback-ms"]) };
+    const retryAfterMs = pushbackMs(headers["grpc-retry-pushback-ms"]);
+    return { kind: "busy", message, brief, retryAfterMs, named: isNamed(words, asked) };
   }
   if (ABOUT_INPUTS.has(code)) return rejected(message);
   const advice = ADVICE[code];
+  const clientCode = CLIENT_CODES[code];
+  if (clientCode !== undefined && isNamed(words, asked, clientCode === "NOT_FOUND")) {
+    return rejected(message, clientCode, `${brief} ${advice}`);
+  }
   if (advice === undefined) return failed(message, "worker", brief);
   return failed(`${message} ${advice}`, "worker", `${brief} ${advice}`);
+}
+
+/** `byVersion`: the version that the client asked for may be what it is about. */
+function isNamed(words: string, { batch, model, named }: Asked, byVersion = true): boolean {
+  if (named && byVersion) return true;
+  // Inputs are tensors: nothing in them is a name.
+  return clientNamed({ words, parameters: batch.parameters, inputs: [], model }) === "parameters";
 }
 
 function pushbackMs(text: string | string[] | undefined): number {

@@ -5,7 +5,10 @@
  *
  *   2xx                        `match` decides; not JSON, not UTF-8 or over maxReplyBytes is `unusable`
  *   429, 503                   `busy`, for as long as Retry-After(-Ms) says, 1 s when it says nothing
- *   401, 403, 404, 405, 407    `failed`, blame worker: a wrong URL or credential is not about one input
+ *   401, 403, 429              `rejected` with a code where the call carried the client's own credential
+ *   401, 403, 404, 405         `rejected` with a code where the client named what it is about (`client-names.ts`); without one,
+ *                              where that is an input
+ *   401, 403, 404, 405, 407    otherwise `failed`, blame worker: a wrong URL or credential is not about one input
  *   408, 3xx, 5xx              `failed`, blame worker; redirects are never followed
  *   any other 4xx              `rejected`
  *   no connection              `failed`, blame nobody; also when TLS cannot be agreed on (`worker-tls.ts`)
@@ -15,7 +18,8 @@ import { isUtf8 } from "node:buffer";
 import { type Dispatcher, errors } from "undici";
 import type { Clock } from "../clock.ts";
 import type { Outputs, WorkerSide } from "../protocol/protocol.ts";
-import type { Batch, Reply } from "./backend.ts";
+import type { Batch, ClientCode, Reply } from "./backend.ts";
+import { clientNamed } from "./client-names.ts";
 import { failed, match, quote, rejected, unusable } from "./match.ts";
 import { headerLoad } from "./worker-health.ts";
 import { CONNECT_TIMEOUT_MS, tlsTrouble } from "./worker-tls.ts";
@@ -26,18 +30,30 @@ const DEFAULT_RETRY_AFTER_MS = 1_000;
 const MIN_RETRY_AFTER_MS = 10;
 const MAX_RETRY_AFTER_MS = 30_000;
 
+/** What a refusal is judged by. */
+export interface CallFacts {
+  /** Of the model, at the worker. */
+  readonly model: string;
+  /** See `Call.named`. */
+  readonly named: boolean;
+  /** The credential is the client's own, or missing because the client sent none (`forwardAuthorization`). */
+  readonly ownCredential: boolean;
+}
+
 /** One request and what came back, until exactly one reply is known. */
 export class HttpExchange implements Dispatcher.DispatchHandler {
   readonly inputs: readonly string[];
   readonly #batch: Batch;
   readonly #protocol: WorkerSide;
+  readonly #facts: CallFacts;
   readonly #maxReplyBytes: number;
   readonly #clock: Clock;
   readonly #done: (reply: Reply, intact: boolean) => void;
   readonly #chunks: Buffer[] = [];
   #finished = false;
   #sent = false;
-  #status = 0;
+  /** 0 until it is known. */
+  status = 0;
   #headers: Headers = {};
   #bytes = 0;
   /** How full the worker says it is. */
@@ -48,6 +64,7 @@ export class HttpExchange implements Dispatcher.DispatchHandler {
   constructor(
     batch: Batch,
     protocol: WorkerSide,
+    facts: CallFacts,
     maxReplyBytes: number,
     clock: Clock,
     done: HttpExchange["finish"],
@@ -55,6 +72,7 @@ export class HttpExchange implements Dispatcher.DispatchHandler {
     this.inputs = batch.tasks.map(({ input }) => input);
     this.#batch = batch;
     this.#protocol = protocol;
+    this.#facts = facts;
     this.#maxReplyBytes = maxReplyBytes;
     this.#clock = clock;
     this.#done = done;
@@ -79,7 +97,7 @@ export class HttpExchange implements Dispatcher.DispatchHandler {
 
   onResponseStart(_controller: unknown, status: number, headers: Headers): void {
     if (status < 200) return; // "103 Early Hints" and the like come before the answer.
-    this.#status = status;
+    this.status = status;
     this.#headers = headers;
     this.load = headerLoad(headers);
     if (this.#isAnswer() && Number(first(headers["content-length"])) > this.#maxReplyBytes) this.#tooLarge();
@@ -104,13 +122,13 @@ export class HttpExchange implements Dispatcher.DispatchHandler {
     else if (error instanceof errors.HTTPParserError) {
       this.finish(failed("worker does not speak HTTP/1.1 at this URL", "worker"), false);
     } else if (this.#sent) {
-      const when = this.#status === 0 ? "before it answered" : "in the middle of its reply";
+      const when = this.status === 0 ? "before it answered" : "in the middle of its reply";
       this.finish(failed(`worker closed the connection ${when} (${reason(error)})`, "batch"), false);
     } else this.finish(failed(`cannot connect to the worker: ${reason(error)}`, "nobody"), false);
   }
 
   #isAnswer(): boolean {
-    return this.#status >= 200 && this.#status < 300;
+    return this.status >= 200 && this.status < 300;
   }
 
   #tooLarge(): void {
@@ -135,8 +153,9 @@ export class HttpExchange implements Dispatcher.DispatchHandler {
   }
 
   #refusal(): Reply {
-    const status = this.#status;
-    const words = quote(Buffer.concat(this.#chunks).toString("utf8"));
+    const status = this.status;
+    const page = Buffer.concat(this.#chunks).toString("utf8");
+    const words = quote(page);
     const brief = `worker answered ${status}`;
     const message = words === "" ? brief : `${brief}: ${words}`;
     if (status < 400) {
@@ -145,20 +164,59 @@ export class HttpExchange implements Dispatcher.DispatchHandler {
         "worker",
       );
     }
+    const mistake = this.#clientsMistake(status, page, message);
+    if (mistake !== undefined) return mistake;
     if (status === 429 || status === 503) {
-      return { kind: "busy", message, brief, retryAfterMs: retryAfterMs(this.#headers, this.#clock.now()) };
+      const waitMs = retryAfterMs(this.#headers, this.#clock.now());
+      return {
+        kind: "busy",
+        message,
+        brief,
+        retryAfterMs: waitMs,
+        named: this.#about(page) === "parameters",
+      };
     }
     if (status === 401 || status === 403 || status === 407) {
       const advice = "(check the worker's URL and credentials)";
       return failed(`${message} ${advice}`, "worker", `${brief} ${advice}`);
     }
     if (status === 404 || status === 405) {
-      const advice = "(check the worker's URL)";
-      return failed(`${message} ${advice}`, "worker", `${brief} ${advice}`);
+      return failed(`${message} ${CHECK_URL}`, "worker", `${brief} ${CHECK_URL}`);
     }
     return status === 408 || status >= 500 ? failed(message, "worker", brief) : rejected(message);
   }
+
+  /** Undefined where it is the worker's failure, or not known whose. */
+  #clientsMistake(status: number, page: string, message: string): Reply | undefined {
+    const { ownCredential } = this.#facts;
+    const code = CLIENT_CODES.get(status);
+    if (code === undefined) return undefined;
+    if (ownCredential && code !== "NOT_FOUND") return rejected(message, code);
+    if (code === "RATE_LIMITED") return undefined;
+    const about = this.#about(page, code === "NOT_FOUND");
+    if (about === undefined) return undefined;
+    if (about === "input") return rejected(message);
+    const brief = `worker answered ${status} ${CHECK_URL}`;
+    return rejected(message, code === "UNAUTHENTICATED" ? "FORBIDDEN" : code, brief);
+  }
+
+  /** What that the client wrote a refusal is about, if anything; `byPath`: the path of the call may be it. */
+  #about(page: string, byPath = true): ReturnType<typeof clientNamed> {
+    const { named, model } = this.#facts;
+    if (named && byPath) return "parameters";
+    return clientNamed({ words: page, parameters: this.#batch.parameters, inputs: this.inputs, model });
+  }
 }
+
+const CHECK_URL = "(check the worker's URL)";
+/** What a status means where it is the client's mistake. */
+const CLIENT_CODES: ReadonlyMap<number, ClientCode> = new Map<number, ClientCode>([
+  [401, "UNAUTHENTICATED"],
+  [403, "FORBIDDEN"],
+  [404, "NOT_FOUND"],
+  [405, "NOT_FOUND"],
+  [429, "RATE_LIMITED"],
+]);
 
 type Headers = Record<string, string | string[] | undefined>;
 

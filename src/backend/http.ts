@@ -7,6 +7,14 @@
  * connection it was on and no other, so the next batch starts on a fresh one and can never read the tail of another. The caller's signal is the only clock of a call;
  * a worker that drips a byte a second is aborted like one that hangs.
  *
+ * A call that uses an extension of its protocol (`Call.extended`) and is refused by a worker that has not answered such a call
+ * lately may have been refused for that. The worker is asked whether it speaks the extension; if it does not say so, the same
+ * batch is sent again without. Nothing of that is held against the worker, and if it answers, it gets no such call any more.
+ *
+ *   refused: 4xx about the inputs, 500, 501 ── listed in its metadata ──► the refusal stands
+ *                                           ── not listed ──► sent again without the extension; that reply counts
+ *                                           ── cannot be asked ──► the refusal stands
+ *
  * Any reply may carry `x-ferry-load`, how full the worker is. `start` does not wait for workers: one that is
  * down at boot may come up later. Where there is a `healthPath` it begins to ask them (`worker-health.ts`), and where
  * their protocol has a place for it, how many inputs they take in one call (`worker-info.ts`).
@@ -21,8 +29,8 @@ import type { Events } from "../telemetry/events.ts";
 import type { Backend, Batch, Reply, Worker, WorkerHealth } from "./backend.ts";
 import { HttpExchange } from "./http-exchange.ts";
 import { failed, rejected } from "./match.ts";
-import { type HealthRules, HealthQuestions, overHttp } from "./worker-health.ts";
-import { InfoQuestions } from "./worker-info.ts";
+import { type HealthPlace, type HealthRules, HealthQuestions, overHttp } from "./worker-health.ts";
+import { ask, InfoQuestions } from "./worker-info.ts";
 import { CONNECT_TIMEOUT_MS, WorkerTls, type WorkerTlsOptions } from "./worker-tls.ts";
 
 export interface HttpOptions {
@@ -59,6 +67,9 @@ const IDLE_CONNECTION_MS = 1_000;
 const MOST_AT_ONCE = 2;
 /** So long a worker whose reply could not be cut gets one task at a time; then the next batch is tried. */
 export const INSEPARABLE_HOLDS_MS = 60_000;
+
+/** So long after an answer to a call with an extension a refusal of another is taken to be about its inputs. */
+const EXTENSION_HOLDS_MS = 60_000;
 
 /** What holds for every connection to a worker. */
 export const CONNECTION = {
@@ -162,6 +173,11 @@ class HttpWorker implements Worker {
   readonly #exchanges = new Map<HttpExchange, Client>();
   #reached = true;
   #aloneUntil = -Infinity;
+  /** It does not speak its protocol's extension. */
+  #plain = false;
+  /** When it last showed that it does. */
+  #extendedAt = -Infinity;
+  readonly #asked: Omit<HealthPlace, "path">;
   #stopped = false;
   load: Worker["load"];
 
@@ -188,7 +204,7 @@ class HttpWorker implements Worker {
     this.#clock = clock;
     const healthPath = options.healthPath ?? behind(this.#basePath, protocol.healthPath);
     const headers = { accept: "application/json", ...always };
-    const asked = { headers, client: () => this.#connect() };
+    const asked = (this.#asked = { headers, client: () => this.#connect() });
     if (protocol.info !== undefined) {
       const place = { ...asked, path: this.#basePath + protocol.info.path };
       this.#info = new InfoQuestions(place, protocol.info.maxBatchSize, health, clock);
@@ -248,16 +264,57 @@ class HttpWorker implements Worker {
     return Promise.resolve(rejected(message));
   }
 
-  #run(batch: Batch, signal: AbortSignal, authorization: string | undefined): Promise<Reply> {
-    if (signal.aborted) return Promise.resolve(failed("aborted", "nobody"));
-    if (this.#stopped) return Promise.resolve(failed("worker was stopped", "nobody"));
+  async #run(batch: Batch, signal: AbortSignal, authorization: string | undefined): Promise<Reply> {
+    const call = this.#call(batch, this.#plain);
+    const { reply, status } = await this.#send(call, batch, signal, authorization);
+    if (call.extended !== true) return reply;
+    const now = this.#clock.now();
+    if (reply.kind === "answered") {
+      // Where only outputs were asked for in another form the worker may just have paid no heed.
+      if (typeof call.body !== "string") this.#extendedAt = now;
+      return reply;
+    }
+    if (!mayBeTheForm(reply, status) || now - this.#extendedAt <= EXTENSION_HOLDS_MS) return reply;
+    return this.#plainly(batch, signal, authorization, reply);
+  }
+
+  /** What was refused may have been the extension: finds out, and does without it if so. */
+  async #plainly(
+    batch: Batch,
+    signal: AbortSignal,
+    authorization: string | undefined,
+    refused: Reply,
+  ): Promise<Reply> {
+    const { path, listed } = this.#protocol.extension!;
+    const metadata = await ask({ ...this.#asked, path: this.#basePath + path }, signal);
+    if (metadata === undefined) return refused;
+    if (listed(metadata)) {
+      this.#extendedAt = this.#clock.now();
+      return refused;
+    }
+    const { reply } = await this.#send(this.#call(batch, true), batch, signal, authorization);
+    if (reply.kind === "answered") this.#plain = true;
+    return reply;
+  }
+
+  #call({ tasks, parameters }: Batch, plain: boolean): Call {
+    const inputs = tasks.map(({ input }) => input);
+    return this.#protocol.call(inputs, parameters, this.#model, plain);
+  }
+
+  #send(
+    call: Call,
+    batch: Batch,
+    signal: AbortSignal,
+    authorization: string | undefined,
+  ): Promise<{ readonly reply: Reply; readonly status: number }> {
+    const unsent = (reply: Reply) => Promise.resolve({ reply, status: 0 });
+    if (signal.aborted) return unsent(failed("aborted", "nobody"));
+    if (this.#stopped) return unsent(failed("worker was stopped", "nobody"));
     assert(this.#exchanges.size < MOST_AT_ONCE, "a worker gets two batches at a time at most");
-    const call = this.#protocol.call(
-      batch.tasks.map(({ input }) => input),
-      batch.parameters,
-      this.#model,
-    );
-    if (call.flaw !== undefined) return Promise.resolve(rejected(call.flaw));
+    if (call.flaw !== undefined) return unsent(rejected(call.flaw));
+    const ours = this.#headers["authorization"] !== undefined;
+    const ownCredential = this.#vault !== undefined && (authorization !== undefined || !ours);
     return new Promise((resolve) => {
       const client = this.#connection();
       const { version } = this.#tls;
@@ -265,23 +322,28 @@ class HttpWorker implements Worker {
       const exchange = new HttpExchange(
         batch,
         this.#protocol,
+        { model: this.#model, named: call.named === true, ownCredential },
         this.#maxReplyBytes,
         this.#clock,
         (reply, intact) => {
           signal.removeEventListener("abort", abort);
           this.#exchanges.delete(exchange);
-          if (intact && version === this.#version && !this.#stopped) this.#idle.push(client);
+          // After a 5xx servers may hang up without a word (uvicorn does), and the next batch would be taken for the cause.
+          const kept = intact && exchange.status < 500;
+          if (kept && version === this.#version && !this.#stopped) this.#idle.push(client);
           else void client.destroy();
           if (exchange.inseparable) this.#aloneUntil = this.#clock.now() + INSEPARABLE_HOLDS_MS;
           this.#noteReply(reply, exchange);
-          resolve(reply);
+          resolve({ reply, status: exchange.status });
         },
       );
       this.#exchanges.set(exchange, client);
       signal.addEventListener("abort", abort);
       const path = behind(this.#basePath, call.path) ?? this.#path;
       const headers = this.#headersFor(batch, call);
+      // Where clients' own credentials go to the workers, a caller without one does not borrow that of the URL.
       if (authorization !== undefined) headers["authorization"] = authorization;
+      else if (this.#vault !== undefined) delete headers["authorization"];
       client.dispatch({ path, method: "POST", headers, body: call.body }, exchange);
     });
   }
@@ -300,6 +362,10 @@ class HttpWorker implements Worker {
     const reached = reply.kind !== "failed" || reply.blame !== "nobody";
     // It may have been started anew, and it may be that there were just too many.
     if ((reached && !this.#reached) || (reply.kind === "rejected" && inputs.length > 1)) this.#info?.again();
+    if (!reached) {
+      this.#plain = false;
+      this.#extendedAt = -Infinity;
+    }
     this.#reached = reached;
     if (reply.kind !== "failed") this.#questions?.answered();
     if (load !== undefined) this.#heardLoad(load);
@@ -325,6 +391,12 @@ class HttpWorker implements Worker {
       ...(https && { connect: this.#tls.connector(CONNECT_TIMEOUT_MS, { host: this.host }) }),
     });
   }
+}
+
+/** Whether a worker that cannot read a call would say so in this way. */
+function mayBeTheForm(reply: Reply, status: number): boolean {
+  if (reply.kind === "rejected") return status >= 400 && reply.code === undefined;
+  return status === 500 || status === 501;
 }
 
 /** `path` behind a worker's base; undefined where there is none. */

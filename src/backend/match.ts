@@ -5,16 +5,18 @@
  *
  * `match` is the one place where outputs become an answer. A worker's API knows no ids, so the n-th
  * output belongs to the n-th task, and that holds only while the counts agree: one output too few and
- * somebody would get another caller's answer. A wrong count therefore discards the whole reply. An output that says it
+ * somebody would get another caller's answer. A wrong count therefore discards the whole reply. So does an output that no
+ * caller may get (`outputFlaw`), from whichever backend: the batch is then cut until that input is alone. An output that says it
  * is bytes (`core/tensor.ts`) and is not is held against its input, not the worker: a model that echoes what it is sent
  * must not be down because somebody sent it such a thing.
  *
  * `quote` makes a worker's own words fit for a reply's message: one line, printable, short.
  */
+import { outputFlaw } from "../core/json-split.ts";
 import type { Json } from "../core/task.ts";
 import { fitted, mayBeBinary } from "../core/tensor.ts";
 import { batchText } from "../protocol/batch.ts";
-import type { Batch, Reply } from "./backend.ts";
+import type { Batch, ClientCode, Reply } from "./backend.ts";
 
 /** `{"inputs":[…]}`, with `"parameters":{…}` beside it where there are any. */
 export function requestText(batch: Batch): Json {
@@ -25,7 +27,12 @@ export function requestText(batch: Batch): Json {
 }
 
 export function match(batch: Batch, texts: readonly Json[]): Reply {
-  if (texts.length !== batch.tasks.length || !texts.some(mayBeBinary)) return matchMade(batch, texts);
+  if (texts.length !== batch.tasks.length) return matchMade(batch, texts);
+  for (const [at, text] of texts.entries()) {
+    const flaw = outputFlaw(text);
+    if (flaw !== undefined) return unusable(`output ${at} ${flaw}`);
+  }
+  if (!texts.some(mayBeBinary)) return matchMade(batch, texts);
   const outputs: Json[] = [];
   for (const text of texts) {
     const output = fitted(text);
@@ -49,8 +56,9 @@ export function unusable(message: string, brief?: string): Reply {
   return { kind: "unusable", message, ...(brief !== undefined && { brief }) };
 }
 
-export function rejected(message: string): Reply {
-  return { kind: "rejected", message };
+export function rejected(message: string, code?: ClientCode, brief?: string): Reply {
+  const more = { ...(brief !== undefined && { brief }), ...(code !== undefined && { code }) };
+  return { kind: "rejected", message, ...more };
 }
 
 export function failed(message: string, blame: Blame, brief?: string): Reply {

@@ -45,8 +45,8 @@ export interface Parcel {
   readonly path: string;
   /** Name, value, name, value… */
   readonly headers: readonly string[];
-  /** The client's own `Authorization`, in place of ours. */
-  readonly authorization?: string | undefined;
+  /** The client's own `Authorization`; null: it has none, and gets none; left out: that of the config. */
+  readonly authorization?: string | null | undefined;
   /** Asked once for each worker that is tried; the one before was not touched. */
   body(): Readable | Buffer | null;
 }
@@ -187,10 +187,10 @@ class Stop {
   send(parcel: Parcel, call: Call): void {
     this.underway++;
     call.onOver = () => this.underway--;
-    const authorization = parcel.authorization ?? this.#authorization;
+    const { authorization = this.#authorization } = parcel;
     const headers = [...parcel.headers];
     if (this.host !== undefined) headers.push("host", this.host);
-    if (authorization !== undefined) headers.push("authorization", authorization);
+    if (authorization !== undefined && authorization !== null) headers.push("authorization", authorization);
     const path = this.#basePath + parcel.path;
     const { method } = parcel;
     try {

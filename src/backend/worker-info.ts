@@ -76,8 +76,8 @@ export class InfoQuestions {
   }
 }
 
-/** What it said, "" when that is of no use; undefined when it could not be asked. */
-async function ask(place: HealthPlace, signal: AbortSignal): Promise<string | undefined> {
+/** Asks once. What it said, "" when that is of no use; undefined when it could not be asked. */
+export async function ask(place: HealthPlace, signal: AbortSignal): Promise<string | undefined> {
   const { path, headers } = place;
   const client = place.client();
   try {

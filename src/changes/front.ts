@@ -12,19 +12,30 @@ import { Gate, type Prospects } from "../admission/gate.ts";
 import type { Vault } from "../backend/vault.ts";
 import type { Clock } from "../clock.ts";
 import type { Config, ModelConfig, Role } from "../config/config.ts";
-import { screenFor } from "../core/screen.ts";
+import { isLoopback } from "../config/check.ts";
+import { FairShare } from "../core/fair-share.ts";
 import { type OpenCredentials, openCredentials } from "../wiring/credentials.ts";
 import type { Prepared } from "./crews.ts";
 import type { Dispatcher } from "../dispatch/dispatcher.ts";
-import { knownWorkers, openDropIns, type OpenDropIns, speaksTensors } from "../wiring/dropins.ts";
+import {
+  hasTensorWorkers,
+  knownWorkers,
+  openDropIns,
+  type OpenDropIns,
+  speaksTensors,
+  spokenBy,
+} from "../wiring/dropins.ts";
 import type { Opened } from "../wiring/engines.ts";
 import type { Membership } from "../fleet/membership.ts";
+import { ClientBytes } from "../gateway/byte-budget.ts";
 import { Crossing } from "../gateway/crossing.ts";
 import { GrpcDoor, type GrpcModel } from "../gateway/grpc.ts";
 import { healthRoutes } from "../gateway/health.ts";
 import { Intake, type ModelDoor } from "../gateway/intake.ts";
 import { NativeProtocol } from "../gateway/native.ts";
 import { openapiRoutes } from "../gateway/openapi.ts";
+import { PageGuard } from "../gateway/page-guard.ts";
+import { screeningFor } from "../gateway/screening.ts";
 import { Listener, type Routes } from "../gateway/server.ts";
 import type { EdgeTls } from "../gateway/tls.ts";
 import { Router } from "../result/router.ts";
@@ -60,6 +71,7 @@ interface Generation {
   readonly passing: OpenDropIns;
   readonly routes: Routes;
   readonly tensors: readonly GrpcModel[];
+  readonly grpcPages: PageGuard | undefined;
 }
 
 /** Of a model that nobody serves any more: those who came while it was served have been let in. */
@@ -81,7 +93,8 @@ export class Front {
   readonly #parts: FrontParts;
   readonly #router: Router;
   readonly #admission: Admission;
-  readonly #underway = { count: 0 };
+  readonly #underway = new FairShare();
+  readonly #bytes: ClientBytes;
   #now: Generation | undefined;
   /** Ends what is left of the generation before. */
   #last: (() => void) | undefined;
@@ -94,6 +107,7 @@ export class Front {
   constructor(config: Config, parts: FrontParts) {
     const { clock, events, opened } = parts;
     this.#parts = parts;
+    this.#bytes = new ClientBytes(config.limits.maxQueuedBytes, largestBody(config));
     this.#router = new Router(opened.engine, clock, randomInt(2 ** 32));
     this.#admission = new Admission(ratesOf(config), opened.engine, clock, events);
   }
@@ -106,8 +120,10 @@ export class Front {
     const { routes, passing } = first;
     this.#listener = new Listener(routes, limits, clock, events, {
       elsewhere: (path) => passing.dropIns.find(path),
+      pages: guardOf(config, listen),
       tls,
       sampler: tracing && samplerFor(tracing, random),
+      bytes: this.#bytes,
     });
     this.apiUrl = await this.#listener.listen(listen.host, listen.port);
     await this.#openGrpc(config);
@@ -159,10 +175,13 @@ export class Front {
     const last = this.#now!;
     this.#now = next;
     this.#admission.retune(ratesOf(next.config));
+    this.#bytes.retune(next.config.limits.maxQueuedBytes, largestBody(next.config));
     for (const door of last.doors) door.gate.open = next.doors.some(({ name }) => name === door.name);
     this.#tellDoors(next);
     const { routes, passing, config } = next;
-    this.#listener!.serve(routes, (path) => passing.dropIns.find(path), config.limits.maxBodyBytes);
+    const elsewhere = (path: string) => passing.dropIns.find(path);
+    const pages = guardOf(config, config.listen);
+    this.#listener!.serve(routes, { elsewhere, pages }, config.limits.maxBodyBytes);
     last.passing.leave();
     // Somebody may be on the way in by them.
     const { clock } = this.#parts;
@@ -193,26 +212,27 @@ export class Front {
     const intake = new Intake(doors, admission, router, engine, clock);
     const parts = { credentials, intake, admission, router, engine, clock };
     const native = new NativeProtocol({ ...config.api, durable }, parts);
-    const crossing = new Crossing(parts);
+    const crossing = new Crossing({ ...parts, maxQueuedBytes: config.limits.maxQueuedBytes });
     let passing: OpenDropIns;
     try {
-      passing = await this.#openDropIns(config, crossing);
+      passing = await this.#openDropIns(config, crossing, doors);
     } catch (error) {
       opening.close();
       throw error;
     }
-    const described = { ...healthRoutes(draining), ...openapiRoutes(credentials.required) };
+    const described = { ...healthRoutes(draining, opened.writable), ...openapiRoutes(credentials.required) };
     const routes = { ...passing.dropIns.routes(), ...native.routes(), ...described };
     const tensors = config.models.filter(speaksTensors).map(({ name, maxBatchSize }) => ({
       name,
       alone: maxBatchSize === 1,
       ready: () => this.#healthy(name),
     }));
-    return { config, doors, credentials: opening, crossing, passing, routes, tensors };
+    const grpcPages = guardOf(config, config.grpc.listen);
+    return { config, doors, credentials: opening, crossing, passing, routes, tensors, grpcPages };
   }
 
-  #openDropIns(config: Config, crossing: Crossing): Promise<OpenDropIns> {
-    const { role, clock, events, draining } = this.#parts;
+  #openDropIns(config: Config, crossing: Crossing, doors: readonly ModelDoor[]): Promise<OpenDropIns> {
+    const { role, clock, events } = this.#parts;
     const workers = (at: number) => this.#parts.dispatcher(config.models[at]!.name);
     return openDropIns(config, {
       crossing,
@@ -225,17 +245,19 @@ export class Front {
         return dispatcher && knownWorkers(dispatcher, clock.now());
       },
       healthy: (model) => this.#healthy(model),
-      draining,
+      screening: (at) => doors[at]!.screen,
+      ready: () => this.#ready(),
       underway: this.#underway,
     });
   }
 
   async #openGrpc({ grpc, limits }: Config): Promise<void> {
     if (grpc.listen === undefined) return;
-    const { clock, events, tls, tracing, random, draining } = this.#parts;
+    const { clock, events, tls, tracing, random } = this.#parts;
     const now = (): Generation => this.#now!;
     const door = (this.#grpc = new GrpcDoor(
-      { ...limits, ...grpc },
+      // More rows than that can never be queued at once.
+      { ...limits, ...grpc, maxRows: Math.min(grpc.maxRows, limits.maxQueued) },
       {
         get crossing() {
           return now().crossing;
@@ -243,8 +265,12 @@ export class Front {
         get models() {
           return now().tensors;
         },
-        ready: () => !draining(),
+        get pages() {
+          return now().grpcPages;
+        },
+        ready: () => this.#ready(),
         version: version(),
+        bytes: this.#bytes,
         clock,
         events,
         tls,
@@ -252,6 +278,10 @@ export class Front {
       },
     ));
     this.grpcUrl = await door.listen(grpc.listen.host, grpc.listen.port);
+  }
+
+  #ready(): boolean {
+    return !this.#parts.draining() && this.#parts.opened.writable();
   }
 
   /** At least one worker of this model can be given batches. */
@@ -266,7 +296,11 @@ export class Front {
     const before = this.#now?.doors.find((door) => door.name === name)?.gate;
     const gate = new Gate(rules, this.#prospects(name), this.#parts.opened.engine, before);
     const looksForFree = this.#parts.membership === undefined;
-    const screen = screenFor(model.deny);
+    const screen = screeningFor({
+      deny: model.deny,
+      protocols: spokenBy(model).map((protocol) => protocol.name),
+      tensorWorkers: hasTensorWorkers(model),
+    });
     const vault = this.#parts.vault(model, config);
     return { name, totalMs: timeouts.totalMs, cache, collapse, gate, looksForFree, screen, vault };
   }
@@ -280,6 +314,18 @@ export class Front {
       othersPerMs: (tier) => prospects(model)?.othersPerMs(tier) ?? 0,
     };
   }
+}
+
+/** Where nobody has to say who they are and only this machine can connect: else a page could (`page-guard.ts`). */
+function guardOf({ auth }: Config, listen: Config["grpc"]["listen"]): PageGuard | undefined {
+  if (auth.mode === "required" || listen === undefined || !isLoopback(listen.host)) return undefined;
+  const advice =
+    "use its address or localhost, list the name in auth.allowedHosts, or set auth.mode: required";
+  return new PageGuard(auth.allowedHosts, advice);
+}
+
+function largestBody({ limits, grpc }: Config): number {
+  return Math.max(limits.maxBodyBytes, grpc.maxMessageBytes);
 }
 
 function ratesOf({ tiers, limits }: Config): ConstructorParameters<typeof Admission>[0] {

@@ -89,13 +89,23 @@ export class AdminClient {
 
   async get(id: string): Promise<object> {
     const { status, body } = await this.#call("GET", `/${id}`, [200, 404]);
-    if (status === 404) throw this.#unknown(id);
+    if (status === 404) throw this.unknown(id);
     return body;
   }
 
-  async replay(id: string): Promise<void> {
-    const { status } = await this.#call("POST", `/${id}/replay`, [200, 202, 204, 404]);
-    if (status === 404) throw this.#unknown(id);
+  /** `gone`: there is no such dead letter. `full`: there is no room for it in the queue before `retryAfterMs`. */
+  async replay(
+    id: string,
+  ): Promise<
+    | { readonly kind: "replayed" | "gone" }
+    | { readonly kind: "full"; readonly retryAfterMs: number; readonly why: string }
+  > {
+    const { status, body } = await this.#call("POST", `/${id}/replay`, [200, 202, 204, 404, 503]);
+    if (status !== 503) return { kind: status === 404 ? "gone" : "replayed" };
+    const { retry_after_ms: retryAfterMs, message } = body;
+    const why = `answered 503: ${textOf(message)}`;
+    if (typeof retryAfterMs !== "number") throw this.#failure(why);
+    return { kind: "full", retryAfterMs, why: this.#failure(why).message };
   }
 
   /** False when there is no such dead letter. */
@@ -304,7 +314,7 @@ export class AdminClient {
     return this.#failure("answered something else than Ferry would; check the address");
   }
 
-  #unknown(id: string): Failure {
+  unknown(id: string): Failure {
     return new Failure(
       `${this.#doing}: there is no dead letter ${printable(id)}; ferry dead list shows them`,
     );

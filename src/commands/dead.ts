@@ -4,6 +4,7 @@
  * The listener's address and token come from the config file; `--admin URL` names another one. Purging
  * cannot be undone: it asks on a terminal and needs --yes elsewhere.
  */
+import { setTimeout as pause } from "node:timers/promises";
 import { plural, urlOf } from "../terminal/banner.ts";
 import { SystemClock } from "../clock.ts";
 import { didYouMean } from "../config/spelling.ts";
@@ -17,7 +18,7 @@ type Verb = (typeof verbs)[number];
 
 export const dead: Command = {
   summary: "list, show, replay and purge dead letters",
-  usage: "dead list | show ID | replay ID | purge [ID]  [-c FILE] [--json]",
+  usage: "dead list | show ID | replay [ID] | purge [ID]  [-c FILE] [--json]",
   examples: [
     { line: "ferry dead list -c ferry.yaml", doc: "what failed for good, and why" },
     { line: "ferry dead purge --older-than 7d --yes", doc: "forget the old ones" },
@@ -26,19 +27,19 @@ export const dead: Command = {
     config: { ...configFlag, doc: "the config file of the running Ferry; default ./ferry.yaml" },
     admin: { type: "string", value: "URL", doc: "another admin listener than the config's" },
     json: { type: "boolean", doc: "JSON on stdout, one object a line" },
-    yes: { type: "boolean", doc: "purge without asking" },
+    yes: { type: "boolean", doc: "purge, or replay all, without asking" },
     "older-than": {
       type: "string",
       value: "AGE",
-      doc: "list, purge: only those that died longer ago (90s, 15m, 12h, 7d)",
+      doc: "list, replay, purge: only those that died longer ago (90s, 15m, 12h, 7d)",
     },
-    code: { type: "string", value: "CODE", doc: "list, purge: only those with this error code" },
+    code: { type: "string", value: "CODE", doc: "list, replay, purge: only those with this error code" },
   },
 
   async run(call: Call, console: Console): Promise<number> {
     const { verb, id } = parseWords(call);
     const filter = parseFilter(call);
-    if (filter !== everything && (id !== "" || verb === "show" || verb === "replay")) {
+    if (filter !== everything && (id !== "" || verb === "show")) {
       throw new UsageError("--older-than and --code choose among all dead letters; leave out the task id");
     }
     const chosen = chooseConfig(call, console, "nothing was done");
@@ -54,11 +55,9 @@ export const dead: Command = {
       case "show":
         return show(client, id, call, console);
       case "replay":
-        await client.replay(id);
-        console.out(
-          call.is("json") ? `${JSON.stringify({ task_id: id, replayed: true })}\n` : `replayed ${id}\n`,
-        );
-        return 0;
+        return id === ""
+          ? replayAll(client, filter, call, console, now)
+          : replayOne(client, id, call, console);
       case "purge":
         return purge(client, id, filter, call, console, now);
     }
@@ -76,7 +75,7 @@ function parseWords({ words }: Call): { verb: Verb; id: string } {
   if (extra !== undefined || (verb === "list" && id !== "")) {
     throw new UsageError(`dead ${verb}: unexpected ${printable(extra ?? id)}`);
   }
-  if (id === "" && (verb === "show" || verb === "replay")) {
+  if (id === "" && verb === "show") {
     throw new UsageError(`dead ${verb} needs a task id; ferry dead list shows them`);
   }
   if (id !== "" && !/^[\w.:-]{1,128}$/.test(id))
@@ -163,6 +162,69 @@ async function show(client: AdminClient, id: string, call: Call, console: Consol
   return 0;
 }
 
+function sayReplayed(id: string, call: Call, console: Console): void {
+  console.out(call.is("json") ? `${JSON.stringify({ task_id: id, replayed: true })}\n` : `replayed ${id}\n`);
+}
+
+async function replayOne(client: AdminClient, id: string, call: Call, console: Console): Promise<number> {
+  const reply = await client.replay(id);
+  if (reply.kind === "gone") throw client.unknown(id);
+  if (reply.kind === "full") throw new Failure(`${reply.why}; try again in ${reply.retryAfterMs} ms`);
+  sayReplayed(id, call, console);
+  return 0;
+}
+
+/** How long to wait for room in the queue when no letter finds any; each one that does starts it anew. */
+const NO_ROOM_MS = 60_000;
+
+/** One after another, each on its own line; waits as long as the listener says while the queue is full. */
+async function replayAll(
+  client: AdminClient,
+  filter: Filter,
+  call: Call,
+  console: Console,
+  now: number,
+): Promise<number> {
+  const ids = (await client.list()).filter((row) => passes(row, filter, now)).map((row) => row.taskId);
+  await confirm(call, console, ids.length, `replay ${plural(ids.length, "dead letter")}`, "replayed");
+  let [replayed, waitedMs] = [0, 0];
+  for (let at = 0; at < ids.length;) {
+    const reply = await client.replay(ids[at]!);
+    if (reply.kind === "full") {
+      const left = plural(ids.length - at, "dead letter");
+      if (waitedMs >= NO_ROOM_MS) throw new Failure(`${reply.why}; ${left} not replayed, try again later`);
+      waitedMs += reply.retryAfterMs;
+      await pause(reply.retryAfterMs);
+      continue;
+    }
+    waitedMs = 0;
+    at += 1;
+    // Somebody may have replayed or purged it since it was listed.
+    if (reply.kind === "gone") continue;
+    replayed += 1;
+    sayReplayed(ids[at - 1]!, call, console);
+  }
+  console.err(`  ${plural(replayed, "dead letter")} replayed\n`);
+  return 0;
+}
+
+/** Asks a person, or insists on --yes where there is nobody to ask. */
+async function confirm(
+  call: Call,
+  console: Console,
+  count: number,
+  what: string,
+  done: string,
+): Promise<void> {
+  if (count === 0 || call.is("yes")) return;
+  const verb = call.words[0];
+  if (console.ask === undefined) {
+    throw new Failure(`dead ${verb}: this would ${what}; say --yes to do it`);
+  }
+  const answer = await console.ask(`${what[0]!.toUpperCase()}${what.slice(1)}? [y/N] `);
+  if (!/^y(?:es)?$/i.test(answer.trim())) throw new Failure(`dead ${verb}: nothing was ${done}`);
+}
+
 async function purge(
   client: AdminClient,
   id: string,
@@ -176,12 +238,7 @@ async function purge(
       ? (await client.list()).filter((row) => passes(row, filter, now)).map((row) => row.taskId)
       : [id];
   const what = id === "" ? plural(ids.length, "dead letter") : `dead letter ${id}`;
-  if (ids.length > 0 && !call.is("yes")) {
-    if (console.ask === undefined)
-      throw new Failure(`dead purge: this would forget ${what}; say --yes to do it`);
-    const answer = await console.ask(`Forget ${what} for good? [y/N] `);
-    if (!/^y(?:es)?$/i.test(answer.trim())) throw new Failure("dead purge: nothing was purged");
-  }
+  await confirm(call, console, ids.length, `forget ${what}`, "purged");
   let purged = 0;
   for (const each of ids) {
     // Somebody may have replayed or purged it since it was listed; that is no failure of this purge.

@@ -56,6 +56,8 @@ export interface Served {
   readonly durability?: Durability | undefined;
   /** Left out where no worker of this process is simulated. */
   readonly demo?: { kill(forMs: number): Killed | undefined } | undefined;
+  /** Resolves when it cannot go on and must be started again; left out: it always can. */
+  readonly lost?: Promise<void> | undefined;
   /** Lets in those who have connected already, before `drain` closes the door. */
   takeWaiting?(): Promise<void>;
   /** How much longer than `limits.drainMs` its drain is waited for; left out: not at all. */
@@ -276,6 +278,11 @@ export async function runServe(
   };
   say.ready(facts);
 
+  let isLost = false;
+  void ferry.lost?.then(() => {
+    isLost = true;
+    stopping.hear("SIGTERM");
+  });
   const signal = await stopping.first;
   keys?.end();
   await ferry.takeWaiting?.();
@@ -289,7 +296,7 @@ export async function runServe(
   await ferry.stop();
   await keys?.quiet();
   say.farewell(after);
-  return 0;
+  return isLost ? 1 : 0;
 }
 
 function voiceForPeople(config: Config, role: Role, console: Console, color: boolean): Voice {

@@ -155,13 +155,7 @@ function checkModelNames({ models = [] }: Draftings, findings: Findings): void {
 
 /** Inputs and outputs of one protocol mean nothing to workers that speak another. */
 function checkProtocols(model: DraftModel | undefined, path: string, findings: Findings): void {
-  const { backend, protocols = [], deny = [] } = model ?? {};
-  if (deny.length > 0 && (backend?.kind === "grpc" || protocols.includes("oip-v2"))) {
-    findings.warn(
-      `${path}.deny`,
-      "does not look into raw tensors: texts of gRPC clients (BYTES) are let in unread",
-    );
-  }
+  const { backend, protocols = [] } = model ?? {};
   const own = backend?.kind === "grpc" ? "oip-v2" : backend?.kind === "http" ? backend.protocol : undefined;
   if (own === undefined || own === "batch") return;
   for (const [index, protocol] of protocols.entries()) {

@@ -74,6 +74,8 @@ export interface GrpcDoorConfig {
 export interface AuthConfig {
   readonly mode: "none" | "required";
   readonly anonymousTier: string;
+  /** With mode none on loopback: by which names requests may come, and from whose pages. */
+  readonly allowedHosts: readonly string[];
   /** Where API keys are with the memory engine; left out: there are none. */
   readonly keysFile?: string;
   /** Left out: one is made and kept beside the keys. */

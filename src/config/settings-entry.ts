@@ -6,7 +6,7 @@
  * are in `config/check-entry.ts`.
  */
 import { url } from "./setting-addresses.ts";
-import { boolean, choice, group, integer, number, optional, path, text } from "./setting-kinds.ts";
+import { boolean, choice, group, integer, list, number, optional, path, text } from "./setting-kinds.ts";
 
 const second = 1000;
 const minute = 60 * second;
@@ -124,6 +124,12 @@ export const auth = group("Who may call.", {
       maxLength: 64,
       example: "enterprise",
     }),
+  ),
+  allowedHosts: list(
+    "With `none` on loopback: host names beside localhost by which requests may come, and from whose pages; " +
+      "for a proxy on the same machine that passes its name on.",
+    text("One name, without a port.", { maxLength: 253, example: "api.example.com" }),
+    { min: 0, max: 100 },
   ),
   keysFile: optional(
     path("The API keys' digests; with the redis engine they are in Redis instead.", {

@@ -116,12 +116,16 @@ const model = group("One model: its backend, its batches, its limits.", {
     false,
   ),
   deny: list(
-    "Inputs that hold a string which fits one of these are refused (docs/security.md); left out: none.",
+    "Requests that hold a string which fits one of these are refused, batched or not (docs/security.md); left out: none.",
     pattern("One pattern.", "'(?i)ignore (all )?previous instructions'"),
     { min: 0, max: 100 },
   ),
   health: group("When a worker is left alone for a while.", {
-    failures: integer("Failures in a row until it is down.", { default: 3, min: 1, max: 1000 }),
+    failures: integer("Distinct inputs that fail in a row until it is down.", {
+      default: 3,
+      min: 1,
+      max: 1000,
+    }),
     ejectMs: integer("How long it stays down the first time; doubles each time.", {
       default: second,
       min: 10,
@@ -229,12 +233,15 @@ export const settings = group("Everything Ferry can be told.", {
       min: 1,
       max: 10_000_000,
     }),
-    maxQueuedBytes: integer("Bytes of their inputs; more are refused.", {
-      default: 256 * mebibyte,
-      min: mebibyte,
-      max: 64 * 1024 * mebibyte,
-      unit: "bytes",
-    }),
+    maxQueuedBytes: integer(
+      "Bytes of their inputs; more are refused. Also bounds, each by itself, bodies being read and answers not taken.",
+      {
+        default: 256 * mebibyte,
+        min: mebibyte,
+        max: 64 * 1024 * mebibyte,
+        unit: "bytes",
+      },
+    ),
     maxInputs: integer("Inputs in one request of a drop-in protocol; each is a task.", {
       default: 2048,
       min: 1,
@@ -256,11 +263,14 @@ export const settings = group("Everything Ferry can be told.", {
       "How long an idle connection stays open; longer than a load balancer's.",
       75 * second,
     ),
-    maxPassthrough: integer("Requests that are passed through at once (`passthrough`, streams).", {
-      default: 256,
-      min: 1,
-      max: 100_000,
-    }),
+    maxPassthrough: integer(
+      "Requests that are passed through at once (`passthrough`, streams); users share them.",
+      {
+        default: 256,
+        min: 1,
+        max: 100_000,
+      },
+    ),
     passthroughIdleMs: timeout("How long nothing may move of an answer that is passed through.", minute),
     drainMs: integer("How long accepted work may go on after a signal to stop.", {
       default: 15 * second,

@@ -25,6 +25,13 @@
  *           It is tried further, with short pauses
  *   yes     otherwise: as with any worker that was never seen to answer
  *
+ * Attempts are not counted, inputs are: where every input of a failed call had failed at this worker before, and it answered
+ * nobody in between, the call is `repeated` and adds nothing to the failures in a row. However often one client sends one input,
+ * it cannot eject a worker with it; a worker that fails with everything is ejected by its third distinct input.
+ *
+ * A worker that says "not found" of what its client named is believed, and nothing is held against it, unless a call with the
+ * same parameters was answered within the window: then it is a failure like any other.
+ *
  * The window is TRUST times `ejectMs`. A worker that breaks down entirely is found out after `ejectMs` where two tenants meet
  * it, sooner where a second worker answers what it did not, and at the latest when the window is over, if nobody sends poison.
  * Tenants are told apart by their credentials: without any, all are one, and an answer vouches for `ejectMs` alone.
@@ -38,8 +45,12 @@ import assert from "node:assert/strict";
 export const TRUST = 10;
 export const BAR_MS = 10_000;
 const MAX_INPUTS = 4096;
+/** Inputs remembered of one worker's failures in a row; more than the largest batch has. */
+const MAX_ROW = 4096;
 const MAX_TENANTS = 1024;
 const MAX_BARRED = 1024;
+const MAX_FOUND = 256;
+const MAX_FOUND_CHARS = 4096;
 
 export interface BlameLimits {
   /** Failures in a row that eject a worker, and that make a tenant suspected. */
@@ -51,7 +62,7 @@ export interface BlameLimits {
 
 /** An input in a call. */
 export interface Suspect {
-  /** The same for the same input. */
+  /** The same for the same input, however many tasks it is sent as. */
   readonly key: string;
   readonly tenant: string;
 }
@@ -62,6 +73,8 @@ export class Standing {
   answeredAt = -Infinity;
   /** When its first failure since then was; Infinity while there is none. */
   rowSince = Infinity;
+  /** The inputs of those failures. */
+  readonly #row = new Set<string>();
   #tenant = "";
   #otherAt = -Infinity;
 
@@ -71,7 +84,22 @@ export class Standing {
       this.#tenant = tenant;
     }
     this.answeredAt = now;
+    if (this.rowSince === Infinity) return;
     this.rowSince = Infinity;
+    this.#row.clear();
+  }
+
+  /** A call failed; true where every input of it had failed here before, in the same row of failures. */
+  failed(suspects: readonly Suspect[], now: number): boolean {
+    this.rowSince = Math.min(this.rowSince, now);
+    let repeated = true;
+    for (const { key } of suspects) {
+      if (this.#row.has(key)) continue;
+      repeated = false;
+      bound(this.#row, MAX_ROW);
+      this.#row.add(key);
+    }
+    return repeated;
   }
 
   /** When it last answered somebody else. */
@@ -101,6 +129,8 @@ export interface Finding {
   /** The input was alone, is the cause, and is not worth a further try. */
   readonly over: boolean;
   readonly counts: "yes" | "no" | "doubt";
+  /** Every input of the call had failed at this worker before, and it answered nobody since. */
+  readonly repeated: boolean;
 }
 
 interface Case<W> {
@@ -128,6 +158,8 @@ export class Blame<W> {
   /** Until when. */
   readonly #barred = new Map<string, number>();
   readonly #streaks = new Map<string, Streak>();
+  /** Parameters of calls that were answered, and when. */
+  readonly #found = new Map<string, number>();
   #guiltyAt = -Infinity;
   /** When the last of what is remembered is of no use any more; -Infinity while nothing is. */
   #until = -Infinity;
@@ -174,19 +206,30 @@ export class Blame<W> {
     this.active(now);
     const [{ key, tenant }] = suspects as [Suspect];
     const streak = suspects.every((each) => each.tenant === tenant) ? this.#lengthen(tenant, now) : undefined;
-    standing.rowSince = Math.min(standing.rowSince, now);
+    const repeated = standing.failed(suspects, now);
     const over = alone && streak !== undefined && this.#suspected(streak, tenant, fleet, now);
     const guilty = over || (alone && this.#failsAgain(key, { worker, standing, fleet }, now));
     const found = guilty ? "no" : this.#counts(suspects, standing, fleet, now);
     // A worker that just ended may need a moment, whoever ended it.
     const counts = died && found === "no" ? "doubt" : found;
     if (guilty) this.#guiltyAt = now;
-    const left = counts === "yes" ? Infinity : suspects.length;
+    const left = counts === "yes" && !repeated ? Infinity : suspects.length;
     const last = { worker, standing, at: now, alone, left };
     for (const each of suspects) this.#remember(each.key, last);
     this.#until = Math.max(this.#until, now + this.windowMs);
     if (over && died) streak.barredUntil = this.#barredUntil(now);
-    return { over, counts };
+    return { over, counts, repeated };
+  }
+
+  /** A call with these parameters was answered: whatever they name is there. */
+  found(parameters: string, now: number): void {
+    if (parameters === "" || parameters.length > MAX_FOUND_CHARS) return;
+    if (!this.#found.has(parameters)) bound(this.#found, MAX_FOUND);
+    this.#found.set(parameters, now);
+  }
+
+  wasFound(parameters: string, now: number): boolean {
+    return this.#recent(this.#found.get(parameters) ?? -Infinity, now);
   }
 
   /** It ended its worker, alone, and is given up. */
@@ -282,7 +325,7 @@ function othersAnsweredAt(fleet: readonly Standing[], tenant: string): number {
 }
 
 /** Makes room for one more: whoever came first goes. */
-function bound(map: Map<string, unknown>, most: number): void {
+function bound(map: Map<string, unknown> | Set<string>, most: number): void {
   if (map.size < most) return;
   for (const oldest of map.keys()) {
     map.delete(oldest);

@@ -5,11 +5,13 @@
  * float leaves as it came. `JSON.parse` has accepted the text before these functions see it; they only
  * find where each value starts and ends. On the way they notice what `JSON.parse` lets through and a
  * caller must not get: a number that reads as Infinity (1e400) and a field that stands twice, where
- * readers disagree about which one counts.
+ * readers disagree about which one counts. `outputFlaw` looks for these in one output.
  *
  * One pass. Strings, and arrays that hold neither strings nor containers (an embedding), are crossed with
  * `indexOf`, which is ten times faster than looking at each character.
  */
+
+import { MAX_DEPTH } from "./json.ts";
 
 export type Split =
   /** The exact source text of each element, without the white space around it. */
@@ -17,9 +19,9 @@ export type Split =
   /** What is wrong, to be put after "the reply". */
   | { readonly elements?: never; readonly flaw: string };
 
-/** The elements of the array that `text` is. */
-export function splitArray(text: string): Split {
-  return new Scanner(text).array();
+/** The elements of the array that `text` is; where it has more than `max`, the first `max` and one more. */
+export function splitArray(text: string, max = Infinity): Split {
+  return new Scanner(text).array(max);
 }
 
 /** The elements of the array that stands under `name` in the object that `text` is. */
@@ -50,6 +52,16 @@ export function splitFields(text: string): ReadonlyMap<string, string> | undefin
     fields.set(name, scanner.value());
   }
   return fields;
+}
+
+/**
+ * What no caller may get in an output, to be put after "output 3"; undefined: nothing. Safe on any text, but the grammar
+ * is not checked: a number that reads as Infinity, a key twice in one object (a function's `{1: …, "1": …}` becomes that),
+ * and nesting that no request may have either.
+ */
+export function outputFlaw(text: string): string | undefined {
+  // A string has none of these.
+  return text.charCodeAt(0) === QUOTE ? undefined : new Scanner(text).flaw();
 }
 
 const QUOTE = 0x22;
@@ -91,6 +103,25 @@ class Finder {
     return this.#next;
   }
 }
+
+/** The keys of an object. Most have a few, of which a list is searched faster than a set is made. */
+class Keys {
+  readonly #few: string[] = [];
+  #many: Set<string> | undefined;
+
+  /** False: it is there already. */
+  add(key: string): boolean {
+    if (this.#many === undefined) {
+      if (this.#few.includes(key)) return false;
+      if (this.#few.push(key) === FEW_KEYS) this.#many = new Set(this.#few);
+      return true;
+    }
+    const before = this.#many.size;
+    return this.#many.add(key).size > before;
+  }
+}
+
+const FEW_KEYS = 16;
 
 class Scanner {
   readonly #text: string;
@@ -142,8 +173,7 @@ class Scanner {
     this.#space();
     this.#at++;
     this.#space();
-    // An escaped letter is still the same key, so "\u006futputs" must not slip by as a second one.
-    return source.includes("\\") ? (JSON.parse(source) as string) : source.slice(1, -1);
+    return keyOf(source);
   }
 
   /** The text of one value. */
@@ -153,12 +183,12 @@ class Scanner {
     return this.#text.slice(start, this.#at);
   }
 
-  array(): Split {
+  array(max = Infinity): Split {
     if (!this.enter(OPEN_BRACKET)) return { flaw: "is not an array" };
     // Starts afresh: a number out of range beside the array harms nobody.
     this.#finite = true;
     const elements: string[] = [];
-    while (this.more(CLOSE_BRACKET)) {
+    while (elements.length <= max && this.more(CLOSE_BRACKET)) {
       elements.push(this.value());
     }
     return this.#finite ? { elements } : { flaw: "holds a number beyond the range of a double" };
@@ -187,6 +217,46 @@ class Scanner {
       } else at++;
     } while (depth > 0 && at < text.length);
     this.#at = at;
+  }
+
+  /** See `outputFlaw`. */
+  flaw(): string | undefined {
+    const text = this.#text;
+    /** The keys so far of each open object; undefined for an array. */
+    const open: (Keys | undefined)[] = [];
+    let keys: Keys | undefined;
+    let expectKey = false;
+    let at = 0;
+    while (at < text.length) {
+      const code = text.charCodeAt(at);
+      if (code === QUOTE) {
+        const end = stringEnd(text, at);
+        if (expectKey) {
+          if (!keys!.add(keyOf(text.slice(at, end)))) return "has a key twice";
+          expectKey = false;
+        }
+        at = end;
+      } else if ((code >= ZERO && code <= NINE) || code === MINUS) at = this.#number(at);
+      else if (code === OPEN_BRACE || code === OPEN_BRACKET) {
+        if (open.length === MAX_DEPTH) return `is nested deeper than ${MAX_DEPTH}`;
+        if (code === OPEN_BRACKET && this.#isFlat(at + 1)) {
+          at = this.#flatArray(at + 1);
+          continue;
+        }
+        expectKey = code === OPEN_BRACE;
+        keys = expectKey ? new Keys() : undefined;
+        open.push(keys);
+        at++;
+      } else {
+        if (code === CLOSE_BRACE || code === CLOSE_BRACKET) {
+          open.pop();
+          keys = open[open.length - 1];
+          expectKey = false;
+        } else if (code === COMMA) expectKey = keys !== undefined;
+        at++;
+      }
+    }
+    return this.#finite ? undefined : "holds a number beyond the range of a double";
   }
 
   /** Whether the array that has just begun holds only numbers and literals. */
@@ -238,6 +308,16 @@ class Scanner {
 
   #space(): void {
     while (this.#text.charCodeAt(this.#at) <= SPACE) this.#at++;
+  }
+}
+
+/** An escaped letter is still the same key, so "\u006futputs" must not slip by as a second one. */
+function keyOf(source: string): string {
+  if (!source.includes("\\")) return source.slice(1, -1);
+  try {
+    return JSON.parse(source) as string;
+  } catch {
+    return source; // Not JSON.
   }
 }
 

@@ -97,5 +97,11 @@ const ENOUGH_RETRIES = 3;
  * and then an input that kills it. The first time everybody is tried again together; a task that was there
  * twice rides alone from then on; whose fourth attempt ends like this is a dead letter.
  */
+/*
+ * The same for a process that dies with its own workers (`ClaimRequest.inProcess`). Its tasks ran side by side, so the next
+ * start runs them one at a time, each in a batch of one, and a second death has one suspect. Of those that ran at a death
+ * only the ones with the most deaths so far are charged with it: what ran beside a suspect is not one. Whose fourth
+ * attempt ends like this is a dead letter.
+ */
 export const ALONE_FROM_LOST = 2;
 export const DEAD_FROM_ATTEMPT = 4;

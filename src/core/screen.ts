@@ -47,10 +47,23 @@ export class Screen {
 
   /** `json` has been checked: it is JSON text, or "". */
   refuses(json: string): boolean {
+    this.#begin();
+    return someString(json, (text, start, end) => this.#finds(text, start, end));
+  }
+
+  /** The same for texts that are not written as JSON. */
+  refusesTexts(texts: Iterable<string>): boolean {
+    this.#begin();
+    for (const text of texts) if (this.#finds(text, 0, text.length)) return true;
+    return false;
+  }
+
+  #begin(): void {
     for (const search of this.#searches) search.maxSteps = search.steps + MAX_STEPS;
-    return someString(json, (text, start, end) =>
-      this.#searches.some((search) => search.finds(text, start, end)),
-    );
+  }
+
+  #finds(text: string, start: number, end: number): boolean {
+    return this.#searches.some((search) => search.finds(text, start, end));
   }
 
   /** How many nodes were looked at to find states, so far; beside them a character costs one look. */
@@ -242,8 +255,31 @@ class Alphabet {
   }
 }
 
+const NUMBER_IN_LIST = /[[,]\s*-?\d/;
+
+/** Whether some list in a JSON text holds a number. */
+export function listsNumbers(json: string): boolean {
+  let behind = 0;
+  // Outside of strings a number that follows a comma is one of a list: in an object a key would.
+  const found = eachString(json, (at, end) => {
+    const between = json.slice(behind, at);
+    behind = end + 1;
+    return NUMBER_IN_LIST.test(between);
+  });
+  return found || NUMBER_IN_LIST.test(json.slice(behind));
+}
+
 /** Whether one of the strings in a JSON text passes `test`. */
 function someString(json: string, test: (text: string, start: number, end: number) => boolean): boolean {
+  return eachString(json, (at, end, plain) => {
+    if (plain) return test(json, at + 1, end);
+    const text = JSON.parse(json.slice(at, end + 1)) as string;
+    return test(text, 0, text.length);
+  });
+}
+
+/** Where the quotes of each string stand, and whether it has no escapes, until `visit` says true. */
+function eachString(json: string, visit: (at: number, end: number, plain: boolean) => boolean): boolean {
   // Remembered, so that all searches for it together read the text once.
   let backslash = json.indexOf("\\");
   for (let at = json.indexOf('"'); at >= 0;) {
@@ -254,12 +290,7 @@ function someString(json: string, test: (text: string, start: number, end: numbe
       if (backslash + 1 === end) end = json.indexOf('"', end + 1);
       backslash = json.indexOf("\\", backslash + 2);
     }
-    if (plain) {
-      if (test(json, at + 1, end)) return true;
-    } else {
-      const text = JSON.parse(json.slice(at, end + 1)) as string;
-      if (test(text, 0, text.length)) return true;
-    }
+    if (visit(at, end, plain)) return true;
     at = json.indexOf('"', end + 1);
   }
   return false;

@@ -89,8 +89,10 @@ const rules: readonly Rule[] = [
 
 function unreachable({ process }: VerdictFacts): Verdict | undefined {
   if (process.reachable) return undefined;
-  const sentence = "Cut off. The store does not answer; new requests are refused until it does.";
-  const advice = "See that Redis runs and can be reached from here; accepted tasks go on when it is back.";
+  const sentence =
+    "Cut off. The store does not answer or cannot be written; new requests are refused until then.";
+  const advice =
+    "See that Redis can be reached from here, or that the disk of engine.dataDir takes writes; accepted tasks go on.";
   return { level: "bad", key: "store", sentence, advice };
 }
 

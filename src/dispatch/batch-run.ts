@@ -11,6 +11,8 @@
  * but no further than into two halves unless one of them is answered, and while `retry.budget` allows it: when both fail it
  * is most likely the worker.
  *
+ * What a client named and no worker has (`rejected` with a code) is every task's of the batch: all are answered at once.
+ *
  * Inputs of whoever is suspected (`core/blame.ts`) are sent after the others, in calls of their own; those that are known to
  * end workers are not sent at all.
  *
@@ -191,6 +193,8 @@ export class BatchRun implements Member {
       if (reply.kind === "answered") {
         await this.#verdicts.conclude(group, reply);
         if (suspect.first) splitLast(suspects);
+      } else if (reply.kind === "rejected" && reply.code !== undefined) {
+        await this.#verdicts.conclude([group, ...allRiders(suspects.splice(0))].flat(), reply);
       } else if (!mayBeCut(reply)) {
         await this.#verdicts.conclude(group, reply);
         await this.#verdicts.putBack(allRiders(suspects.splice(0)).flat(), size);
@@ -328,6 +332,7 @@ export class BatchRun implements Member {
     if (timeout.signal.aborted && reply.kind === "failed") {
       reply = { kind: "failed", message: `no answer within ${workerMs} ms`, blame: "batch" };
     }
+    reply = this.#believed(reply, now);
     if (reply.kind !== "failed" || reply.blame === "worker") workers.heard(this.#slot);
     if (reply.kind !== "failed" || reply.blame !== "nobody") hold.ran(now);
     if (reply.kind === "answered") {
@@ -336,7 +341,8 @@ export class BatchRun implements Member {
       this.#answered(riders, now);
       if (paceFrom === undefined) workers.alive(this.#slot);
       else workers.answered(this.#slot, riders.length, serviceMs, now);
-    } else if (reply.kind === "rejected") {
+    } else if (reply.kind === "rejected" && reply.code === undefined) {
+      // With a code it says nothing of the worker, for or against.
       workers.alive(this.#slot);
     }
     events.emit("batch.answered", {
@@ -352,12 +358,21 @@ export class BatchRun implements Member {
     return reply;
   }
 
+  /** What another worker, or this one, answered a moment ago is there: then that it is not found is the worker's failure. */
+  #believed(reply: Reply, now: number): Reply {
+    if (reply.kind !== "rejected" || reply.code !== "NOT_FOUND") return reply;
+    if (!this.#parts.blame.wasFound(this.#parameters, now)) return reply;
+    const { message, brief: words } = reply;
+    return { kind: "failed", blame: "worker", message, ...(words !== undefined && { brief: words }) };
+  }
+
   /** What this says of the worker, and of those at which the same inputs failed. */
   #answered(riders: readonly Rider[], now: number): void {
     const { blame, workers, prober } = this.#parts;
     const { standing } = this.#slot.circuit;
     standing.answered(riders[0]!.tasks[0]!.task.tenant, now);
     if (riders.length > 1) standing.answered(riders.at(-1)!.tasks[0]!.task.tenant, now);
+    blame.found(this.#parameters, now);
     if (!blame.active(now)) return;
     for (const slot of blame.answered(riders.map(suspectOf), this.#slot, now)) {
       const why = `what failed there was answered by ${this.#slot.name}`;

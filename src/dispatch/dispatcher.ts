@@ -238,7 +238,7 @@ export class Dispatcher {
   #launch(order: Order): void {
     const { slot, queue, size, reason, now, early } = order;
     const { engine, newBatchId } = this.#parts;
-    const { name, workerMs } = this.rules;
+    const { name, workerMs, inProcess = false } = this.rules;
     const most = this.#seats.most(slot);
     const { probing } = slot.circuit;
     const max = probing ? Math.min(size, smallerBatch(most)) : size;
@@ -262,6 +262,7 @@ export class Dispatcher {
       max,
       // The one before it may take as long.
       leaseMs: (early ? 2 * workerMs : workerMs) + LEASE_GRACE_MS,
+      inProcess,
       batch: note,
     });
     const free = (): void => {

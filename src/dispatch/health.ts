@@ -7,7 +7,8 @@
  *
  * A worker that cannot be reached at all opens it at once. A worker that asks for a pause (429, 503) is
  * left alone for that long, and nothing is held against it. Where it is in doubt whose fault the failures are
- * (`core/blame.ts`) it stays closed, with a pause of a tenth of ejectMs after each, so that others can tell.
+ * (`core/blame.ts`) it stays closed, with a pause of a tenth of ejectMs after each, so that others can tell. A further attempt
+ * of inputs that failed there before adds nothing to the row: distinct inputs are counted.
  */
 import { Standing } from "../core/blame.ts";
 
@@ -23,6 +24,16 @@ export interface HealthLimits {
   /** How long an input that ended workers is refused untried; left out: `BAR_MS`. */
   readonly barMs?: number;
 }
+
+/** How a failure is held against a worker (`core/blame.ts`). */
+export interface Held {
+  /** It may be the input's. */
+  readonly doubt: boolean;
+  /** Its inputs failed there before: it adds nothing to the row. */
+  readonly repeated: boolean;
+}
+
+const CERTAIN: Held = { doubt: false, repeated: false };
 
 export class Circuit {
   limits: HealthLimits;
@@ -66,15 +77,17 @@ export class Circuit {
     this.why = "";
   }
 
-  /** Counts a failure; true when it ejects the worker. `doubt`: it may be the input's. */
-  failed(now: number, why: string, unreachable = false, doubt = false): boolean {
-    this.#failures++;
+  /** Counts a failure; true when it ejects the worker. */
+  failed(now: number, why: string, unreachable = false, { doubt, repeated }: Held = CERTAIN): boolean {
+    if (!unreachable && !repeated) this.#failures++;
     this.reluctance = this.probing ? EJECTED : FAILING;
-    if (doubt && !unreachable) {
-      if (this.#failures >= this.limits.failures) this.pause(now + DOUBT_PAUSE * this.limits.ejectMs);
+    const enough = this.#failures >= this.limits.failures;
+    if (!unreachable && doubt) {
+      if (enough) this.pause(now + DOUBT_PAUSE * this.limits.ejectMs);
       return false;
     }
-    if (!unreachable && !this.probing && this.#failures < this.limits.failures) return false;
+    // One that is on trial is ejected by any failure, but for that of an input it failed with before.
+    if (!unreachable && !enough && (repeated || !this.probing)) return false;
     const ms = Math.min(this.limits.maxEjectMs, this.limits.ejectMs * 2 ** this.#ejections);
     this.#ejections++;
     this.reluctance = EJECTED;

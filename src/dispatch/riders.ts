@@ -1,6 +1,7 @@
 /**
  * Who rides in a batch, and how a batch is cut when it was refused: in halves, until the guilty stand alone.
  */
+import { hash } from "node:crypto";
 import type { BatchTask, Reply } from "../backend/backend.ts";
 import type { Suspect } from "../core/blame.ts";
 import type { Task } from "../core/task.ts";
@@ -10,6 +11,8 @@ import type { ClaimedTask, Verdict } from "../engine/engine.ts";
 export interface Rider {
   readonly sent: BatchTask;
   readonly tasks: ClaimedTask[];
+  /** Written by `suspectOf`. */
+  digest?: string;
 }
 
 /** Tasks of the same content become one rider. Those of one tenant have joined before they came here. */
@@ -34,10 +37,19 @@ export function ride(claimed: readonly ClaimedTask[]): Rider[] {
   return riders;
 }
 
-/** As `core/blame.ts` knows it. Where inputs are not compared, only the task itself is the same. */
-export function suspectOf({ tasks }: Rider): Suspect {
-  const { id, content, tenant } = tasks[0]!.task;
-  return { key: content === "" ? id : content, tenant };
+/** As `core/blame.ts` knows it; made only where something failed of late. */
+export function suspectOf(rider: Rider): Suspect {
+  const { content, tenant } = rider.tasks[0]!.task;
+  if (content !== "" && content.length <= MAX_KEY_CHARS) return { key: content, tenant };
+  return { key: (rider.digest ??= digestOf(rider.tasks[0]!.task)), tenant };
+}
+
+/** What is remembered of an input is no longer than this, whatever its parameters are. */
+const MAX_KEY_CHARS = 256;
+
+/** Also of a task whose input is not compared with others (`collapse: false`, or drawn by lot): it may be sent again all the same. */
+function digestOf({ content, tenant, parameters, input }: Task): string {
+  return hash("sha256", content === "" ? `${tenant}\n${parameters}\n${input}` : content, "base64url");
 }
 
 function toSend({ id, input }: Task): BatchTask {
@@ -54,7 +66,7 @@ export interface Sorted {
 /** Whether a part of the batch may be answered all the same. */
 export function mayBeCut(reply: Reply): boolean {
   if (reply.kind === "failed") return reply.blame === "worker";
-  return reply.kind === "rejected" || reply.kind === "unusable";
+  return (reply.kind === "rejected" && reply.code === undefined) || reply.kind === "unusable";
 }
 
 /** Part of a batch that was refused. */

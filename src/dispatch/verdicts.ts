@@ -2,8 +2,8 @@
  * What the engine is told of a batch's tasks, from what the worker said of the batch.
  *
  *   answered           done
- *   rejected           failed: for one that stands alone
- *   busy               back to the queue, no attempt counted; the worker is left alone for a while
+ *   rejected           failed: for one that stands alone; with a code, for all of them at once
+ *   busy               back to the queue, no attempt counted; the worker is left alone for a while, or just these tasks are
  *   unusable, failed   retry with backoff, then dead letter. When one of the inputs may be the cause they come back in smaller
  *                      batches, so that the innocent part company with the guilty. Whose fault it is, and so whether it
  *                      is tried again and whether it counts against the worker, says `core/blame.ts`
@@ -69,17 +69,16 @@ export class Verdicts {
       case "rejected":
         return this.settle(riders, () => ({
           kind: "failed",
-          code: "INPUT_REJECTED",
+          code: reply.code ?? "INPUT_REJECTED",
           message: reply.message,
         }));
       case "busy":
-        this.#slot.circuit.pause(now + reply.retryAfterMs);
-        return this.settle(riders, () => ({ kind: "retry", at: now, message: brief(reply), spared: true }));
+        return this.#busy(riders, reply, now);
       case "unusable":
         return this.#unusable(riders, reply);
       case "failed":
         if (reply.blame === "nobody") {
-          if (!this.#neverBegun()) this.#held(brief(reply), now, true, "yes");
+          if (!this.#neverBegun()) this.#held(brief(reply), now, true);
           return this.settle(riders, () => ({
             kind: "retry",
             at: now,
@@ -91,25 +90,37 @@ export class Verdicts {
     }
   }
 
+  /** Where only what its client named is not ready, the worker is not: that client waits, and nobody else does. */
+  async #busy(riders: Rider[], reply: Reply & { kind: "busy" }, now: number): Promise<void> {
+    const { blame, workers } = this.#parts;
+    const until = now + reply.retryAfterMs;
+    const named = reply.named === true && !blame.wasFound(riders[0]!.tasks[0]!.task.parameters, now);
+    if (named) workers.retriesUntil = Math.max(workers.retriesUntil, until);
+    else this.#slot.circuit.pause(until);
+    const at = named ? until : now;
+    return this.settle(riders, () => ({ kind: "retry", at, message: brief(reply), spared: true }));
+  }
+
   async #unusable(riders: Rider[], reply: Said): Promise<void> {
-    const { over, counts } = this.#blame(riders, reply, false);
-    if (over) return this.guilty(riders);
+    const finding = this.#blame(riders, reply, false);
+    if (finding.over) return this.guilty(riders);
     return this.#retry(riders, reply, {
-      atMost: () => (counts === "yes" ? Infinity : 1),
-      pauseMs: this.#pauseMs(counts),
+      atMost: () => (isCertain(finding) ? Infinity : 1),
+      pauseMs: this.#pauseMs(finding),
     });
   }
 
   async #failed(riders: Rider[], reply: Said, died: boolean): Promise<void> {
-    const { over, counts } = this.#blame(riders, reply, died);
-    if (over) return this.#retry(riders, reply, { over: "workers fail with this input, and answer others" });
+    const finding = this.#blame(riders, reply, died);
+    if (finding.over)
+      return this.#retry(riders, reply, { over: "workers fail with this input, and answer others" });
     return this.#retry(riders, reply, {
       atMost: (attempt) => {
         // Alone, at a worker that others think well of: nobody shall be with it the next time.
-        if (riders.length === 1 && counts !== "yes") return 1;
+        if (riders.length === 1 && !isCertain(finding)) return 1;
         return smallerBatchAfter(attempt, riders.length, this.#rules.retry.max);
       },
-      pauseMs: this.#pauseMs(counts),
+      pauseMs: this.#pauseMs(finding),
       bars: died && this.#alone(riders),
     });
   }
@@ -120,8 +131,8 @@ export class Verdicts {
   }
 
   /** In doubt it is tried again when more is known: four tries outlast what an ejected worker would have rested. */
-  #pauseMs(counts: Finding["counts"]): number {
-    if (counts !== "doubt") return 0;
+  #pauseMs(finding: Finding): number {
+    if (finding.counts === "no" || isCertain(finding)) return 0;
     return Math.min(DOUBT_PAUSE * this.#slot.circuit.limits.ejectMs, this.#rules.retry.maxMs);
   }
 
@@ -158,18 +169,18 @@ export class Verdicts {
   /** The same, and holds it against the worker if it may be the worker's. */
   #blame(riders: readonly Rider[], why: Said, died: boolean): Finding {
     const finding = this.find(riders, died);
-    this.#held(brief(why), this.#parts.clock.now(), false, finding.counts);
+    this.#held(brief(why), this.#parts.clock.now(), false, finding);
     return finding;
   }
 
-  #held(why: string, now: number, unreachable: boolean, counts: Finding["counts"]): void {
+  #held(why: string, now: number, unreachable: boolean, finding?: Finding): void {
     const { workers, prober } = this.#parts;
-    if (counts === "no") {
+    if (finding?.counts === "no") {
       this.#slot.failures++;
       return workers.heard(this.#slot);
     }
-    if (workers.failed(this.#slot, now, why, unreachable, counts === "doubt"))
-      prober.ejected(this.#slot, unreachable);
+    const held = finding && { doubt: finding.counts === "doubt", repeated: finding.repeated };
+    if (workers.failed(this.#slot, now, why, unreachable, held)) prober.ejected(this.#slot, unreachable);
   }
 
   /** Tries again later, or gives up. */
@@ -251,4 +262,9 @@ export class Verdicts {
     });
     return this.#parts.engine.settle(this.lease, verdicts);
   }
+}
+
+/** It is the worker's failure, as far as can be told, and not just a further one of the same inputs. */
+function isCertain({ counts, repeated }: Finding): boolean {
+  return counts === "yes" && !repeated;
 }

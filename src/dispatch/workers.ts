@@ -15,7 +15,7 @@ import type { Clock } from "../clock.ts";
 import { ServiceEstimate, SurpriseEstimate } from "../core/estimate.ts";
 import { CurveEstimate } from "../core/knee.ts";
 import type { Events, WorkerState } from "../telemetry/events.ts";
-import { Circuit, type HealthLimits } from "./health.ts";
+import { Circuit, type HealthLimits, type Held } from "./health.ts";
 import type { Hold } from "./hold.ts";
 import { Usage } from "./usage.ts";
 
@@ -354,12 +354,15 @@ export class Workers {
   }
 
   /** Counts a failure; true when it ejects the worker. */
-  failed(slot: Slot, now: number, why: string, unreachable: boolean, doubt = false): boolean {
+  failed(slot: Slot, now: number, why: string, unreachable: boolean, held?: Held): boolean {
     slot.failures++;
-    // Silence has been held against it already: that it ends like this is enough.
-    const ejected = slot.circuit.failed(now, why, unreachable || slot.suspect, doubt);
+    const silent = slot.suspect;
+    // Silence has been held against it already: that it ends like this is enough, but for an input that it was silent with before.
+    const atOnce = unreachable || (silent && held?.repeated !== true);
+    const ejected = slot.circuit.failed(now, why, atOnce, held);
     slot.suspect = false;
     if (ejected) this.#changed(slot, "down", why);
+    else if (silent) this.#changed(slot, "idle", "the same input failed there before");
     return ejected;
   }
 

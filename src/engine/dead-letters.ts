@@ -3,6 +3,7 @@
  *
  * Bounded by number and by age; when the list is full the oldest letter goes, and says so.
  */
+import { Refusal } from "../core/errors.ts";
 import type { Task } from "../core/task.ts";
 import type { Events } from "../telemetry/events.ts";
 import type { DeadLetter } from "./engine.ts";
@@ -13,10 +14,21 @@ export interface DeadLetterLimits {
 }
 
 interface Owner {
-  /** Queues it again; false when its model is no longer there. */
+  /** Queues it again; false when its model is no longer there. Throws a `Refusal` while the queue is full. */
   replay(task: Task): boolean;
+  /** Resolves when the replay is as safe as `put` makes a task. */
+  replaySafe(id: string): Promise<void>;
   /** The letter is gone: dropped, purged or too old. */
   forgotten(id: string): void;
+}
+
+const RETRY_AFTER_MS = 1000;
+
+/** A letter stays where it is while there is no room for it in the queue. */
+export function noRoomToReplay(bound: string): Refusal {
+  return new Refusal("SERVICE_OVERLOADED", `${bound}; the dead letter is still there`, {
+    retryAfterMs: RETRY_AFTER_MS,
+  });
 }
 
 export class DeadLetters {
@@ -64,6 +76,7 @@ export class DeadLetters {
     const letter = this.#letters.get(id);
     if (letter === undefined || !this.#owner.replay(letter.task)) return false;
     this.#letters.delete(id);
+    await this.#owner.replaySafe(id);
     return true;
   }
 

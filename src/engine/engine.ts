@@ -7,7 +7,8 @@
  * `test/contract/engine.ts` holds every engine to this page.
  *
  * Rules that hold across verbs:
- *  - `done` and `failed` are final; only `deadLetters.replay` reopens a dead letter.
+ *  - `done` and `failed` are final; only `deadLetters.replay` reopens a dead letter. Any end of that but `done`,
+ *    its owner's cancelling included, puts it back among the dead letters with the latest reason.
  *  - The first good outcome wins, from whichever lease it comes, also an expired one.
  *  - Bad news (`retry`, `failed`, `dead`) is taken only from the lease that holds the task now.
  *  - A record that is not final is in exactly one place: a queue, the waiting room for retries, or a lease.
@@ -46,11 +47,18 @@ export type PutReply =
   /** Task `id` of the same tenant is in flight and will answer for this one; wait for it instead. */
   | { readonly kind: "joined"; readonly id: string }
   /** The outcome is known: `record` holds it, under an id that belongs to this tenant. */
-  | { readonly kind: "done"; readonly id: string; readonly record: RecordView; readonly cached: boolean }
+  | {
+      readonly kind: "done";
+      readonly id: string;
+      readonly record: RecordView;
+      readonly cached: boolean;
+      /** It ran, and could not be stored: answer with the outcome, as it may not be there to be asked for later. */
+      readonly unstored?: true;
+    }
   /** The Idempotency-Key was used with another body. */
   | { readonly kind: "conflict"; readonly id: string }
-  /** Nothing was written. `message` says which bound is reached. */
-  | { readonly kind: "full"; readonly message: string };
+  /** Nothing was written. `message` says which bound is reached. `never`: an empty queue has no room for it either. */
+  | { readonly kind: "full"; readonly message: string; readonly never?: boolean };
 
 /** What the owner, or an operator, may read of a record. */
 export interface RecordView {
@@ -76,6 +84,11 @@ export interface ClaimRequest {
   readonly parameters: Json;
   readonly max: number;
   readonly leaseMs: number;
+  /**
+   * Their worker runs inside this process, so an input that crashes it ends the process: an engine on a disk notes who
+   * runs before it returns, and holds the death against them at the next start (`core/retry.ts`).
+   */
+  readonly inProcess?: boolean;
   readonly batch: Omit<BatchNote, "size">;
 }
 
@@ -263,7 +276,10 @@ export interface Engine {
   readonly deadLetters: {
     list(): Promise<readonly DeadLetter[]>;
     get(id: string): Promise<DeadLetter | undefined>;
-    /** Queues it again under its own id with fresh attempts; false when it is not (or no longer) dead. */
+    /**
+     * Queues it again under its own id with fresh attempts; false when it is not (or no longer) dead. Rejects with a
+     * `Refusal` that says when to try again, and the letter stays, while the bounds of `put` leave no room for it.
+     */
     replay(id: string): Promise<boolean>;
     /** Forgets it; false when there is none. */
     purge(id: string): Promise<boolean>;

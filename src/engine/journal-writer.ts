@@ -14,14 +14,15 @@
  * beside the kilobytes that the engine keeps of it). Measured: 2.2 times the changes per second, and no
  * index that could be damaged.
  *
- * The first failure is the last thing it does. It then keeps the lock until it is told to close.
+ * After a failed write it writes nothing more until the file was opened and read anew (`reopen`); after one that leaves
+ * open what is on the disk (`isPassing` is false) never again. It keeps the lock until it is told to close.
  */
 import * as fs from "node:fs";
 import { DatabaseSync, type StatementSync } from "node:sqlite";
 import { parentPort, workerData } from "node:worker_threads";
 
-import { explain, journalFile, lockDataDir, markText, tallyCrc, textCrc } from "./journal.ts";
-import type { Changes, Tally, WriterNote, WriterStart } from "./journal.ts";
+import { explain, isPassing, journalFile, lockDataDir, markText, tallyCrc, textCrc } from "./journal.ts";
+import type { Changes, Reopen, Tally, WriterNote, WriterStart } from "./journal.ts";
 import { createFile, finishRecovery, readJournal, renameSafely, sizeOf } from "./journal-recover.ts";
 
 /** Text written between two folds of the log into the file. */
@@ -30,6 +31,8 @@ const FOLD_BYTES = 2 * 1024 * 1024;
 const COMMIT_BYTES = 16 * 1024;
 /** Records handed over at once. */
 const CHUNK = 500;
+/** What a probe writes beside twice the changes that wait: room for a fold of the log. */
+const PROBE_BYTES = 2 * FOLD_BYTES;
 
 interface Place {
   readonly seq: number;
@@ -56,6 +59,9 @@ class Writer {
   readonly #mark: number;
   readonly #places = new Map<string, Place>();
   readonly #file: string;
+  readonly #path: string;
+  /** Of ferry.db: writing to a file that was deleted or replaced succeeds, and keeps nothing. */
+  readonly #inode: number;
   readonly #save: StatementSync;
   readonly #update: StatementSync;
   readonly #forget: StatementSync;
@@ -65,23 +71,36 @@ class Writer {
   #top: number;
   #unfolded = 0;
 
-  constructor({ dataDir, maxPages }: WriterStart, handOver: (texts: string[]) => void) {
-    const path = journalFile(dataDir);
-    prepareFile(path);
+  /** `after`: the one that failed; the file must end with its last confirmed commit. */
+  constructor({ dataDir, maxPages }: WriterStart, handOver: (texts: string[]) => void, after?: Writer) {
+    const path = (this.#path = journalFile(dataDir));
+    if (after === undefined) prepareFile(path);
+    else after.#checkInode();
     const { tally, torn } = this.#read(dataDir, handOver);
+    if (after !== undefined && (tally.file !== after.#file || tally.commits !== after.#commits)) {
+      throw new Error(
+        `${path} ends with commit ${tally.commits}, though ${after.#commits} was the last one confirmed`,
+      );
+    }
+    this.#inode = fs.statSync(path).ino;
     this.torn = torn;
     this.#file = tally.file;
     this.#commits = tally.commits;
     this.#sum = tally.sum;
     this.#top = tally.top;
     this.#mark = fs.openSync(`${path}-mark`, fs.constants.O_RDWR | fs.constants.O_CREAT, 0o600);
-    this.#writeMark();
     this.#db = new DatabaseSync(path);
-    this.#db.exec("PRAGMA locking_mode=EXCLUSIVE; PRAGMA journal_mode=WAL; PRAGMA synchronous=FULL");
-    this.#db.exec("PRAGMA wal_autocheckpoint=0; PRAGMA cache_size=-16384");
-    // What a crash left at the end of the log must not lie behind new frames: it would look like damage.
-    this.#db.exec("PRAGMA wal_checkpoint(TRUNCATE)");
-    if (maxPages !== undefined) this.#db.exec(`PRAGMA max_page_count=${maxPages}`);
+    try {
+      this.#writeMark();
+      this.#db.exec("PRAGMA locking_mode=EXCLUSIVE; PRAGMA journal_mode=WAL; PRAGMA synchronous=FULL");
+      this.#db.exec("PRAGMA wal_autocheckpoint=0; PRAGMA cache_size=-16384");
+      // What a crash left at the end of the log must not lie behind new frames: it would look like damage.
+      this.#db.exec("PRAGMA wal_checkpoint(TRUNCATE)");
+      if (maxPages !== undefined) this.#db.exec(`PRAGMA max_page_count=${maxPages}`);
+    } catch (error) {
+      this.close(); // or the next attempt would find the file locked
+      throw error;
+    }
     this.#save = this.#db.prepare("INSERT INTO record VALUES (?, ?, ?, ?, ?, ?)");
     this.#update = this.#db.prepare("UPDATE record SET state = ?, state_crc = ? WHERE seq = ?");
     this.#forget = this.#db.prepare("DELETE FROM record WHERE seq = ?");
@@ -113,13 +132,15 @@ class Writer {
     const file = this.#file;
     const tally = {
       file,
-      commits: ++this.#commits,
+      commits: this.#commits + 1,
       records: this.#places.size,
       sum: this.#sum,
       top: this.#top,
     };
     this.#tally.run(tally.commits, tally.records, tally.sum, tally.top, tallyCrc(tally));
     this.#db.exec("COMMIT");
+    this.#checkInode();
+    this.#commits++;
     this.#writeMark();
     this.#unfolded += COMMIT_BYTES;
   }
@@ -156,8 +177,18 @@ class Writer {
     this.#db.exec("PRAGMA wal_checkpoint(PASSIVE)");
   }
 
+  /** It may lag: a disk that is full for the mark alone takes no commit back. */
   #writeMark(): void {
-    fs.writeSync(this.#mark, markText(this.#file, this.#commits), 0);
+    try {
+      fs.writeSync(this.#mark, markText(this.#file, this.#commits), 0);
+    } catch (error) {
+      if (!isPassing(error)) throw error;
+    }
+  }
+
+  #checkInode(): void {
+    if (fs.statSync(this.#path, { throwIfNoEntry: false })?.ino === this.#inode) return;
+    throw new Error(`${this.#path} was deleted, moved or replaced while Ferry used it`);
   }
 
   close(): void {
@@ -166,25 +197,57 @@ class Writer {
   }
 }
 
+/** Whether so many bytes can be written and fsynced, in a file of its own. */
+function probe(dataDir: string, bytes: number): void {
+  const path = `${journalFile(dataDir)}-probe`;
+  try {
+    const fd = fs.openSync(path, "w", 0o600);
+    try {
+      fs.writeFileSync(fd, Buffer.alloc(bytes));
+      fs.fsyncSync(fd);
+    } finally {
+      fs.closeSync(fd);
+    }
+  } finally {
+    fs.rmSync(path, { force: true });
+  }
+}
+
 function run(port: NonNullable<typeof parentPort>, start: WriterStart): void {
   const say = (note: WriterNote): void => port.postMessage(note);
   let lock: DatabaseSync | undefined;
   let writer: Writer | undefined;
-  let failed = false;
+  let closed = false; // the writer's files, before they are opened anew
+  let state: "well" | "stalled" | "failed" = "well";
   const attempt = (act: () => void): void => {
     try {
       act();
     } catch (error) {
-      failed = true;
-      say({ kind: "failed", why: explain(error, start.dataDir).message });
+      state = writer !== undefined && isPassing(error) ? "stalled" : "failed";
+      say({ kind: state, why: explain(error, start.dataDir).message });
     }
   };
-  port.on("message", (said: Changes | "close") => {
+  const closeWriter = (): void => {
+    if (closed) return;
+    closed = true;
+    writer?.close();
+  };
+  const reopen = (bytes: number): void => {
+    probe(start.dataDir, PROBE_BYTES + 2 * bytes);
+    closeWriter();
+    writer = new Writer(start, () => {}, writer);
+    closed = false;
+    state = "well";
+    say({ kind: "reopened" });
+  };
+  port.on("message", (said: Changes | Reopen | "close") => {
     if (said === "close") {
-      attempt(() => writer?.close());
+      attempt(closeWriter);
       lock?.close();
       port.close();
-    } else if (!failed) {
+    } else if ("bytes" in said) {
+      if (state === "stalled") attempt(() => reopen(said.bytes));
+    } else if (state === "well") {
       attempt(() => {
         writer?.commit(said);
         say({ kind: "committed" });

@@ -17,10 +17,16 @@
  * Bounds: nothing here refuses. `pendingBytes` is what was said and is not yet on disk (one byte per
  * character); the engine refuses new tasks when it grows too large.
  *
- * When a write fails (disk full, I/O error, the thread died) the journal is `broken` for ever:
- * every waiting and later `flushed()` rejects, later changes are dropped, `onBroken` is called once.
- * Nothing is tried again, because after a failed fsync nobody knows what is on the disk. Changes that
- * were not confirmed may or may not be there after a restart; confirmed ones are.
+ * When a write fails the journal is in `trouble`: every waiting and later `flushed()` rejects, and `onTrouble` is called.
+ * There are two kinds.
+ *  - A write that was refused (no space, quota, read-only, a failing write): its transaction is not on disk. The changes
+ *    are kept, and every RETRY_MS the thread writes and fsyncs a probe file. When that succeeds it opens ferry.db anew,
+ *    reads and checks all of it, and goes on only if the file ends with the last confirmed commit; then the kept changes
+ *    are written, and `onTrouble(undefined)` says that the trouble is over. A record that is forgotten meanwhile is taken
+ *    out of the kept changes: it never reaches the disk.
+ *  - `lasting`: a failed fsync, damage, files that were deleted, a thread that died. What is on the disk is not known, and
+ *    fsync is not tried again: it could report success for pages that the kernel has dropped. Later changes are ignored.
+ *    Unconfirmed changes may or may not be there after a restart; confirmed ones are.
  *
  * Files in `dataDir` (directory 0700, files 0600):
  *   ferry.db         SQLite, WAL. `record`: one row per record with CRC32 of id+task and of id+state.
@@ -29,6 +35,8 @@
  *   ferry.db-wal     SQLite's log, folded into ferry.db about every 2 MB and at `close`.
  *   ferry.db-mark    the number of the last confirmed commit, written (not fsynced) after its fsync. It can
  *                    lag behind the disk, never run ahead of it; so a `tally` below it proves a loss.
+ *   ferry.running    the ids of the tasks that run inside the process, rewritten in place before each batch of a module
+ *                    backend; never fsynced.
  *   ferry.lock       empty; held with SQLite's own file lock, which the kernel drops when the process dies,
  *   ferry.pid        so that one process at a time uses the directory. ferry.pid only names it.
  *   ferry.db-new, ferry.db-recovered, ferry.db-mended, ferry.db.damaged-N: see `journal-recover.ts`,
@@ -40,6 +48,7 @@ import { dirname, extname, join, resolve } from "node:path";
 import { DatabaseSync } from "node:sqlite";
 import { Worker } from "node:worker_threads";
 import { crc32 } from "node:zlib";
+import { type Alarm, type Clock, SystemClock } from "../clock.ts";
 
 /** Two texts owned by the engine: what never changes, and what does. */
 export interface SavedRecord {
@@ -54,17 +63,33 @@ export interface Journal {
   /** A new `state` for a saved record; ignored when the record is not there. */
   update(id: string, state: string): void;
   forget(id: string): void;
+  /**
+   * Which records run in this process now, as a whole. Known to the next start after a crash of the process when this
+   * returns (a write without fsync, of some microseconds, on the calling thread); after a power cut perhaps.
+   */
+  running(ids: readonly string[]): void;
   /** Resolves when everything said before this call is on disk (fsynced); rejects when it cannot be. */
   flushed(): Promise<void>;
   /** Said but not yet confirmed, in characters, with a little for each change. */
   readonly pendingBytes: number;
-  /** undefined while well; once a write failed it is the reason, for ever: nothing more is accepted. */
-  readonly broken: Error | undefined;
+  /** Why nothing can be written now; undefined while all is well. */
+  readonly trouble: JournalTrouble | undefined;
   /**
    * Flushes, folds the log into the file, ends the thread; idempotent. Always resolves: whether all is
-   * on disk is what `broken` says. A change after it is a programmer's error and throws.
+   * on disk is what `trouble` says. A change after it is a programmer's error and throws.
    */
   close(): Promise<void>;
+}
+
+/** Why the journal cannot be written. The message names files: for operators, never for clients. */
+export class JournalTrouble extends Error {
+  /** It does not pass: the process must be started again. */
+  readonly lasting: boolean;
+
+  constructor(message: string, lasting: boolean) {
+    super(message);
+    this.lasting = lasting;
+  }
 }
 
 export interface OpenedJournal {
@@ -76,6 +101,8 @@ export interface OpenedJournal {
    * disk broke its word. Not 0: say so loudly, those tasks are lost.
    */
   readonly torn: number;
+  /** What `running` said last. */
+  readonly running: readonly string[];
 }
 
 export interface JournalOptions {
@@ -91,11 +118,20 @@ export type WriterNote =
   | { readonly kind: "records"; readonly texts: readonly string[] }
   | { readonly kind: "opened"; readonly torn: number }
   | { readonly kind: "committed" }
+  /** The last group is not on disk, nor is any that came since; nothing is written until a `Reopen` succeeds. */
+  | { readonly kind: "stalled"; readonly why: string }
+  | { readonly kind: "reopened" }
   | { readonly kind: "failed"; readonly why: string };
+/** Asks a stalled thread to look whether this many bytes can be written, and if so to open the file anew. */
+export interface Reopen {
+  readonly bytes: number;
+}
 /** id, task, state; task null = update, both null = forget, all null = nothing. Three per change. */
 export type Changes = readonly (string | null)[];
 
 const GROUP_BYTES = 1024 * 1024;
+/** How often a stalled journal looks whether the disk takes writes again. */
+const RETRY_MS = 1000;
 /** What a change costs beside its texts, roughly. */
 const CHANGE_BYTES = 64;
 
@@ -141,6 +177,11 @@ class Group {
     this.changes.fill(null, at + 1, at + 3);
   }
 
+  /** Takes a save of this group back, for an id that is not on disk from an earlier one. */
+  forgetSaved(id: string): void {
+    if (this.#places.has(id)) this.forget(id);
+  }
+
   /** One promise for all who wait for this group; made only when somebody asks. */
   get settled(): PromiseWithResolvers<void> {
     return (this.#settled ??= Promise.withResolvers<void>());
@@ -157,29 +198,32 @@ class ThreadJournal implements Journal {
   readonly opened = Promise.withResolvers<number>();
   readonly #thread: Worker;
   readonly #exited: Promise<void>;
-  readonly #onBroken: (why: Error) => void;
+  readonly #clock: Clock;
+  readonly #noteRunning: (ids: readonly string[]) => void;
+  readonly #onTrouble: (why: JournalTrouble | undefined) => void;
   #open = new Group();
   #sealed: Group[] = [];
   #sealedBytes = 0;
   #committing: Group | undefined;
   #scheduled = false;
-  #broken: Error | undefined;
+  #trouble: JournalTrouble | undefined;
+  #retry: Alarm | undefined;
   #closed: Promise<void> | undefined;
 
-  constructor(start: WriterStart, onBroken: (why: Error) => void) {
-    this.#onBroken = onBroken;
+  constructor(start: WriterStart, onTrouble: (why: JournalTrouble | undefined) => void, clock: Clock) {
+    this.#onTrouble = onTrouble;
+    this.#clock = clock;
+    this.#noteRunning = runningNote(start.dataDir);
     // The same ending as this file's: .ts in a checkout, .js in dist/.
     const program = new URL(`./journal-writer${extname(import.meta.filename)}`, import.meta.url);
     this.#thread = new Worker(program, { workerData: start, name: "journal" });
     const exited = Promise.withResolvers<void>();
     this.#exited = exited.promise;
     this.#thread.on("message", (note: WriterNote) => this.#hear(note));
-    this.#thread.on("error", (error) =>
-      this.#break(new Error(`the journal's thread failed: ${String(error)}`)),
-    );
+    this.#thread.on("error", (error) => this.#break(`the journal's thread failed: ${String(error)}`));
     this.#thread.on("exit", () => {
       exited.resolve();
-      if (this.#closed === undefined) this.#break(new Error("the journal's thread ended"));
+      if (this.#closed === undefined) this.#break("the journal's thread ended");
     });
   }
 
@@ -192,11 +236,18 @@ class ThreadJournal implements Journal {
   }
 
   forget(id: string): void {
-    if (this.#accepts()) this.#open.forget(id);
+    if (!this.#accepts()) return;
+    // What was refused while the disk was full must not be written when there is room.
+    if (this.#trouble !== undefined) for (const group of this.#unwritten()) group.forgetSaved(id);
+    this.#open.forget(id);
+  }
+
+  running(ids: readonly string[]): void {
+    this.#noteRunning(ids);
   }
 
   flushed(): Promise<void> {
-    if (this.#broken !== undefined) return Promise.reject(this.#broken);
+    if (this.#trouble !== undefined) return Promise.reject(this.#trouble);
     const last = this.#open.changes.length > 0 ? this.#open : (this.#sealed.at(-1) ?? this.#committing);
     return last === undefined ? Promise.resolve() : last.settled.promise;
   }
@@ -205,8 +256,8 @@ class ThreadJournal implements Journal {
     return this.#open.bytes + this.#sealedBytes + (this.#committing?.bytes ?? 0);
   }
 
-  get broken(): Error | undefined {
-    return this.#broken;
+  get trouble(): JournalTrouble | undefined {
+    return this.#trouble;
   }
 
   close(): Promise<void> {
@@ -214,7 +265,9 @@ class ThreadJournal implements Journal {
   }
 
   async #end(): Promise<void> {
-    await this.flushed().catch(() => {}); // `broken` tells
+    await this.flushed().catch(() => {}); // `trouble` tells
+    this.#retry?.cancel();
+    this.#noteRunning([]); // what a stop interrupts killed nobody
     this.#thread.postMessage("close");
     await this.#exited;
   }
@@ -222,7 +275,7 @@ class ThreadJournal implements Journal {
   /** Makes room in the open group and sees to it that it will be sent. */
   #accepts(): boolean {
     if (this.#closed !== undefined) throw new Error("the journal is closed");
-    if (this.#broken !== undefined) return false;
+    if (this.#trouble?.lasting === true) return false;
     if (this.#open.bytes > GROUP_BYTES) {
       this.#sealed.push(this.#open);
       this.#sealedBytes += this.#open.bytes;
@@ -232,7 +285,7 @@ class ThreadJournal implements Journal {
       this.#scheduled = true;
       setImmediate(() => {
         this.#scheduled = false;
-        if (this.#committing === undefined) this.#send();
+        if (this.#committing === undefined && this.#trouble === undefined) this.#send();
       });
     }
     return true;
@@ -255,8 +308,15 @@ class ThreadJournal implements Journal {
       const group = this.#committing;
       this.#send();
       group?.end();
+      if (this.#committing === undefined) this.#mended();
+    } else if (note.kind === "stalled") {
+      this.#stall(note.why);
+    } else if (note.kind === "reopened") {
+      if (this.#committing === undefined) this.#send();
+      else this.#thread.postMessage(this.#committing.changes);
+      if (this.#committing === undefined) this.#mended();
     } else if (note.kind === "failed") {
-      this.#break(new Error(note.why));
+      this.#break(note.why);
     } else if (note.kind === "opened") {
       this.opened.resolve(note.torn);
     } else {
@@ -267,17 +327,39 @@ class ThreadJournal implements Journal {
     }
   }
 
-  #break(why: Error): void {
-    if (this.#broken !== undefined) return;
-    this.#broken = why;
+  #unwritten(): Group[] {
+    return [...(this.#committing === undefined ? [] : [this.#committing]), ...this.#sealed, this.#open];
+  }
+
+  #stall(message: string): void {
+    if (this.#closed === undefined) {
+      this.#retry = this.#clock.at(this.#clock.now() + RETRY_MS, () => {
+        this.#thread.postMessage({ bytes: this.pendingBytes } satisfies Reopen);
+      });
+    }
+    if (this.#trouble !== undefined) return;
+    const why = (this.#trouble = new JournalTrouble(message, false));
+    for (const group of this.#unwritten()) group.end(why);
+    this.#onTrouble(why);
+  }
+
+  #mended(): void {
+    if (this.#trouble === undefined || this.#trouble.lasting) return;
+    this.#trouble = undefined;
+    this.#onTrouble(undefined);
+  }
+
+  #break(message: string): void {
+    if (this.#trouble?.lasting === true) return;
+    const why = (this.#trouble = new JournalTrouble(message, true));
     this.opened.reject(why); // does nothing once it is open
-    const waiting = [this.#committing, ...this.#sealed, this.#open];
+    const waiting = this.#unwritten();
     this.#committing = undefined;
     this.#sealed = [];
     this.#sealedBytes = 0;
     this.#open = new Group();
-    for (const group of waiting) group?.end(why);
-    this.#onBroken(why);
+    for (const group of waiting) group.end(why);
+    this.#onTrouble(why);
   }
 }
 
@@ -287,17 +369,19 @@ class ThreadJournal implements Journal {
  */
 export async function openJournal(
   dataDir: string,
-  onBroken: (why: Error) => void,
+  onTrouble: (why: JournalTrouble | undefined) => void,
+  clock: Clock = new SystemClock(),
   options: JournalOptions = {},
 ): Promise<OpenedJournal> {
   let isOpen = false;
-  const journal = new ThreadJournal({ dataDir: resolve(dataDir), ...options }, (why) => {
-    if (isOpen) onBroken(why);
-  });
+  const told = (why: JournalTrouble | undefined): void => {
+    if (isOpen) onTrouble(why);
+  };
+  const journal = new ThreadJournal({ dataDir: resolve(dataDir), ...options }, told, clock);
   try {
     const torn = await journal.opened.promise;
     isOpen = true;
-    return { journal, records: journal.records, torn };
+    return { journal, records: journal.records, torn, running: readRunning(resolve(dataDir)) };
   } catch (why) {
     await journal.close(); // when this rejects, the lock is free again
     throw why;
@@ -331,6 +415,30 @@ export function markText(file: string, commits: number): string {
   return `${text} ${crc32(text).toString(16).padStart(8, "0")}\n`;
 }
 
+const runningFile = (dataDir: string): string => join(dataDir, "ferry.running");
+
+/** One line, with its CRC first; what an earlier, longer one left behind it is ignored. */
+function runningNote(dataDir: string): (ids: readonly string[]) => void {
+  let fd: number | undefined;
+  return (ids) => {
+    if (fd === undefined && ids.length === 0) return;
+    const text = ids.join(" ");
+    try {
+      fd ??= fs.openSync(runningFile(dataDir), fs.constants.O_RDWR | fs.constants.O_CREAT, 0o600);
+      fs.writeSync(fd, `${crc32(text).toString(16).padStart(8, "0")} ${text}\n`, 0);
+    } catch {
+      // A disk that takes no writes is the journal's trouble, and it finds out by itself.
+    }
+  };
+}
+
+function readRunning(dataDir: string): readonly string[] {
+  const path = runningFile(dataDir);
+  const [line = ""] = fs.existsSync(path) ? fs.readFileSync(path, "utf8").split("\n", 1) : [];
+  const text = line.slice(9);
+  return Number.parseInt(line.slice(0, 8), 16) === crc32(text) && text !== "" ? text.split(" ") : [];
+}
+
 /** The one failure that `ferry recover` is for. */
 export class DamagedJournal extends Error {
   /** How many records there should be; undefined when nobody knows. */
@@ -343,6 +451,31 @@ export class DamagedJournal extends Error {
 const BUSY = 5;
 const FULL = 13;
 const CANNOT = new Set<unknown>([3, 8, 14, "EACCES", "EPERM", "EROFS"]); // permission, read-only, cannot open
+
+/** SQLite's extended result codes: a write() failed; ftruncate() failed. */
+const WRITE_FAILED = 778;
+const TRUNCATE_FAILED = 1546;
+/** Of probe files, and of SQLite's first look at a file. */
+const REFUSED = new Set<unknown>([
+  "ENOSPC",
+  "EDQUOT",
+  "EROFS",
+  "EFBIG",
+  "EIO",
+  "EACCES",
+  "EPERM",
+  "EMFILE",
+  "ENFILE",
+]);
+
+/** Whether a write was refused in a way that can pass, and for certain nothing of its transaction counts. */
+export function isPassing(error: unknown): boolean {
+  const { errcode, code } = error as { errcode?: number; code?: string };
+  if (errcode === undefined) return REFUSED.has(code);
+  return (
+    errcode === WRITE_FAILED || errcode === TRUNCATE_FAILED || [FULL, ...CANNOT].includes(errcode & 0xff)
+  );
+}
 
 /** Says what is wrong with the files in words for the person who runs Ferry. */
 export function explain(error: unknown, dataDir: string): Error {

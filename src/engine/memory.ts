@@ -9,22 +9,33 @@
  */
 import type { Clock } from "../clock.ts";
 import { ALONE_FROM_LOST, DEAD_FROM_ATTEMPT } from "../core/retry.ts";
+import { type ErrorCode, Refusal } from "../core/errors.ts";
 import type { Outcome, Task } from "../core/task.ts";
 import { type Spent, Windows } from "../core/window.ts";
 import type { Events } from "../telemetry/events.ts";
-import { DeadLetters } from "./dead-letters.ts";
+import { DeadLetters, noRoomToReplay } from "./dead-letters.ts";
 import type { CancelReply, ClaimRequest, Engine, EngineLimits, EngineListener } from "./engine.ts";
 import type { EngineStats, Lease, PutReply, QueueView, RecordView } from "./engine.ts";
 import type { SettleReply, Sharing, Verdict } from "./engine.ts";
-import type { SavedRecord } from "./journal.ts";
+import type { JournalTrouble, SavedRecord } from "./journal.ts";
 import { Places } from "./places.ts";
-import { lostForGood, retriedFields, TaskRecord, tooLate } from "./record.ts";
-import { Records } from "./records.ts";
+import { killedProcess, lostForGood, retriedFields, TaskRecord, tooLate } from "./record.ts";
+import { Records, UNWRITABLE } from "./records.ts";
 import { type RecordKeeper, restored } from "./saved.ts";
 import { keyOnly } from "./sharing.ts";
 
 const MAX_SPENDERS = 100_000;
 const NOTHING: readonly never[] = [];
+const RETRY_AFTER_MS = 1000;
+const NOT_STORED: Outcome = { ok: false, code: "SERVICE_OVERLOADED", message: UNWRITABLE };
+
+function unknownIfStored(): Refusal {
+  return new Refusal(
+    "SERVICE_OVERLOADED",
+    `${UNWRITABLE}, and it is not known whether this request was; send it again with the same Idempotency-Key`,
+    { retryAfterMs: RETRY_AFTER_MS },
+  );
+}
 
 export class MemoryEngine implements Engine {
   #options: EngineLimits;
@@ -37,6 +48,13 @@ export class MemoryEngine implements Engine {
   readonly #listeners = new Set<EngineListener>();
   readonly together: Engine["together"] = (puts) => this.#places.together(puts);
   readonly deadLetters: DeadLetters;
+  /** Those that run inside this process, as far as it matters: with a journal that can remember them. */
+  readonly #inside = new Set<TaskRecord>();
+  /** With which the process died before, those with more deaths later; `#suspect` is the one that may run. */
+  readonly #suspects: TaskRecord[] = [];
+  #suspect: TaskRecord | undefined;
+  /** Until the deaths that the last start left behind are on disk no task runs that could cause the next. */
+  #deathsStored: Promise<void> | undefined;
   #leases = 0;
   #nextReap = Infinity;
 
@@ -49,25 +67,65 @@ export class MemoryEngine implements Engine {
     this.#records = new Records(options.results, clock, keeper, options.seed ?? 0);
     this.deadLetters = new DeadLetters(options.deadLetters, events, {
       replay: (task) => this.#replay(task),
+      replaySafe: (id) => this.#replaySafe(id),
       forgotten: (id) => this.#records.letterGone(id),
     });
     for (const saved of keeper?.found ?? NOTHING) this.#restore(saved, clock.now());
+    if (keeper !== undefined) this.#countDeaths(keeper, clock.now());
   }
 
   put(task: Task, sharing: Sharing = {}): PutReply | Promise<PutReply> {
+    if (this.#keeper?.trouble !== undefined) return { kind: "full", message: UNWRITABLE };
     const reply = this.#putNow(task, sharing);
     if (this.#keeper === undefined || reply.kind === "full" || reply.kind === "conflict") return reply;
-    return this.#whenSafe(task, reply, this.#keeper);
+    return this.#whenSafe(reply, this.#keeper);
   }
 
-  async #whenSafe(task: Task, reply: PutReply, keeper: RecordKeeper): Promise<PutReply> {
+  async #whenSafe(reply: PutReply & { readonly id: string }, keeper: RecordKeeper): Promise<PutReply> {
     try {
       await keeper.flushed();
       return reply;
     } catch (error) {
-      await this.cancel(task.id, task.tenant, true);
-      return { kind: "full", message: `the journal cannot be written (${(error as Error).message})` };
+      return this.#unsaved(reply, (error as JournalTrouble).lasting);
     }
+  }
+
+  /**
+   * The journal could not be written while this task came in. One that was never claimed is taken back, and never runs.
+   * One that runs, or that others joined, is not refused any more, and "accepted" would promise what the disk does not
+   * hold: its caller is answered with its outcome. `lasting`: it may be on the disk all the same.
+   */
+  async #unsaved(reply: PutReply & { readonly id: string }, lasting: boolean): Promise<PutReply> {
+    if (reply.kind === "done") return reply;
+    const record = this.#records.find(reply.id);
+    if (record === undefined) return { kind: "full", message: UNWRITABLE };
+    if (
+      reply.kind === "queued" &&
+      record.state === "queued" &&
+      record.batch === undefined &&
+      record.joins === 0
+    ) {
+      this.#events.emit("task.dropped", { id: reply.id, model: record.task.model });
+      this.#end(record, NOT_STORED, this.#clock.now());
+      const ended = this.#records.get(reply.id);
+      if (ended !== undefined) this.#records.forget(ended);
+      if (lasting) throw unknownIfStored();
+      return { kind: "full", message: UNWRITABLE };
+    }
+    return { kind: "done", id: reply.id, record: await this.#endOf(record), cached: false, unstored: true };
+  }
+
+  #endOf(record: TaskRecord): Promise<RecordView> | RecordView {
+    if (record.final) return record;
+    const { promise, resolve } = Promise.withResolvers<RecordView>();
+    const stop = this.watch({
+      settled: (ended) => {
+        if (ended !== record) return;
+        stop();
+        resolve(ended);
+      },
+    });
+    return promise;
   }
 
   #putNow(task: Task, sharing: Sharing): PutReply {
@@ -101,7 +159,8 @@ export class MemoryEngine implements Engine {
     }
     if (sharing.only === true) return { kind: "full", message: "nothing to share, and no room for more" };
     const bound = this.#places.full(this.#options, task.input.length) ?? this.#records.full(this.#options);
-    if (bound !== undefined) return { kind: "full", message: bound };
+    if (bound !== undefined)
+      return { kind: "full", message: bound, never: task.input.length > this.#options.maxQueuedBytes };
     this.#places.enqueue(this.#open(task, sharing, now), now);
     if (this.#events.heard("task.queued")) {
       const { id, model, tier } = task;
@@ -110,8 +169,9 @@ export class MemoryEngine implements Engine {
     return { kind: "queued", id: task.id };
   }
 
-  #open(task: Task, sharing: Sharing, now: number): TaskRecord {
+  #open(task: Task, sharing: Sharing, now: number, replayed = false): TaskRecord {
     const record = new TaskRecord(task, sharing, this.#places.expiry(task.model, now, task.deadlineAt));
+    record.replayed = replayed;
     this.#records.open(record);
     return record;
   }
@@ -125,14 +185,18 @@ export class MemoryEngine implements Engine {
   }
 
   async claim(request: ClaimRequest): Promise<Lease> {
+    const inside = request.inProcess === true && this.#keeper !== undefined;
+    if (inside && this.#deathsStored !== undefined) await this.#deathsStored;
     const now = this.#clock.now();
     const token = `${request.batch.id}.${++this.#leases}`;
     const live = this.#takeLive(request, now);
     const batch = { ...request.batch, size: live.length };
     const tasks = live.map((record) => {
       this.#places.lease(record, token, now + request.leaseMs, batch);
+      if (inside) this.#inside.add(record);
       return { task: record.task, attempt: record.attempt, queuedAt: record.queuedAt };
     });
+    if (inside && live.length > 0) this.#keeper.running(this.#inside);
     return { token, batch, tasks };
   }
 
@@ -187,16 +251,18 @@ export class MemoryEngine implements Engine {
 
   #fail(record: TaskRecord, verdict: Verdict & { kind: "failed" | "dead" }, now: number): void {
     const { code, message } = verdict;
-    if (verdict.kind === "dead") {
-      const { task, attempt } = record;
-      record.dead = verdict.detail;
-      this.deadLetters.add({ task, attempts: attempt, code, message: record.dead, diedAt: now });
-      this.#fallsDue(now + this.#options.deadLetters.ttlMs);
-    }
+    if (verdict.kind === "dead") this.#bury(record, code, verdict.detail, now);
     this.#end(record, { ok: false, code, message }, now);
   }
 
+  #bury(record: TaskRecord, code: ErrorCode, detail: string, now: number): void {
+    record.dead = detail;
+    this.deadLetters.add({ task: record.task, attempts: record.attempt, code, message: detail, diedAt: now });
+    this.#fallsDue(now + this.#options.deadLetters.ttlMs);
+  }
+
   #retry(record: TaskRecord, verdict: Verdict & { kind: "retry" }, now: number): void {
+    if (this.#inside.delete(record)) this.#keeper!.running(this.#inside);
     if (verdict.spared === true) record.attempt--;
     if (verdict.overdue === true) record.overdue = true;
     if (verdict.maxBatchSize !== undefined) {
@@ -210,7 +276,10 @@ export class MemoryEngine implements Engine {
 
   async cancel(id: string, tenant: string, abandoned = false): Promise<CancelReply> {
     const reply = this.#cancelNow(id, tenant, abandoned);
-    if (!abandoned && reply !== "kept") await this.#keeper?.flushed();
+    if (abandoned || reply === "kept") return reply;
+    await this.#keeper?.flushed().catch(() => {
+      throw unknownIfStored();
+    });
     return reply;
   }
 
@@ -343,9 +412,18 @@ export class MemoryEngine implements Engine {
   }
 
   #finish(record: TaskRecord, outcome: Outcome, now: number): void {
+    this.#inside.delete(record); // the next claim notes it; until then the outcome says that it is over
+    // However it failed (too late, rejected, cancelled), a replayed letter goes back to the list with its input.
+    if (record.replayed && record.dead === undefined && !outcome.ok) {
+      const { code, message } = outcome;
+      const { id, model, trace } = record.task;
+      this.#bury(record, code, message, now);
+      this.#events.emit("task.dead", { id, model, code, message, trace });
+    }
     this.#shelve(record, outcome, now);
     this.#keeper?.update(record);
     for (const listener of this.#listeners) listener.settled?.(record);
+    if (record === this.#suspect) this.#nextSuspect(now);
   }
 
   #shelve(record: TaskRecord, outcome: Outcome, settledAt: number): void {
@@ -366,14 +444,27 @@ export class MemoryEngine implements Engine {
     if (model === undefined) return false;
     const old = this.#records.get(dead.id);
     if (old?.final === false) return false;
+    const bound = this.#places.full(this.#options, dead.input.length) ?? this.#records.full(this.#options);
+    if (bound !== undefined) throw noRoomToReplay(bound);
     if (old !== undefined) this.#records.forget(old);
     const now = this.#clock.now();
     const task = { ...dead, createdAt: now, deadlineAt: now + model.totalMs };
     const { idempotency, ...sharing } = old?.sharing ?? {};
     // The key may stand for a task that ran meanwhile.
     const free = idempotency !== undefined && this.#records.shared.keyed({ idempotency }) === undefined;
-    this.#places.enqueue(this.#open(task, free ? { ...sharing, idempotency } : sharing, now), now);
+    const record = this.#open(task, free ? { ...sharing, idempotency } : sharing, now, true);
+    this.#places.enqueue(record, now);
     return true;
+  }
+
+  async #replaySafe(id: string): Promise<void> {
+    await this.#keeper?.flushed().catch(() => {
+      const record = this.#records.find(id);
+      // Back to the list, unless it runs already.
+      if (record?.state === "queued" && record.batch === undefined)
+        this.#end(record, NOT_STORED, this.#clock.now());
+      throw noRoomToReplay(UNWRITABLE);
+    });
   }
 
   /** A record found on disk: finished ones can be polled again, the others start anew. */
@@ -387,9 +478,64 @@ export class MemoryEngine implements Engine {
     this.#records.adopt(record);
     for (const idempotency of state.keys ?? NOTHING) this.#records.shared.bindKey(record, { idempotency });
     record.dead = letter?.message;
-    if (state.outcome === undefined) this.#places.enqueue(record, now);
+    record.replayed = state.replayed === true;
+    record.deaths = state.deaths ?? 0;
+    if (state.outcome === undefined) this.#restoreUnfinished(record, now);
     else this.#shelve(record, state.outcome, Math.min(now, state.settledAt ?? now));
     if (letter !== undefined) this.deadLetters.add(letter);
     if (orphan) this.#keeper?.update(record);
+  }
+
+  #restoreUnfinished(record: TaskRecord, now: number): void {
+    if (record.deaths === 0 && !this.#keeper!.wereRunning.has(record.task.id)) {
+      return this.#places.enqueue(record, now);
+    }
+    record.deadlineAt = Infinity; // until it is its turn
+    this.#suspects.push(record);
+    this.#places.sitOut(record, Infinity);
+  }
+
+  /** After a restart: charges the tasks that ran in the process with its death, as `core/retry.ts` says. */
+  #countDeaths(keeper: RecordKeeper, now: number): void {
+    const ran = this.#suspects.filter(({ task }) => keeper.wereRunning.has(task.id));
+    const most = Math.max(...ran.map(({ deaths }) => deaths));
+    for (const record of ran.filter(({ deaths }) => deaths === most)) {
+      record.attempt = ++record.deaths;
+      keeper.update(record);
+      if (record.deaths < DEAD_FROM_ATTEMPT) continue;
+      const { id, model, trace } = record.task;
+      const verdict = killedProcess(record);
+      this.#events.emit("task.dead", { id, model, code: verdict.code, message: verdict.detail, trace });
+      this.#fail(record, verdict, now);
+    }
+    if (keeper.wereRunning.size > 0) {
+      const stored = (): void => keeper.running(this.#inside);
+      this.#deathsStored = keeper
+        .flushed()
+        .then(stored, () => {})
+        .then(() => void (this.#deathsStored = undefined));
+    }
+    this.#suspects.sort((one, other) => one.deaths - other.deaths);
+    while (this.#suspects[0]?.deaths === 0) this.#release(this.#suspects.shift()!, now);
+    this.#nextSuspect(now);
+  }
+
+  #nextSuspect(now: number): void {
+    do this.#suspect = this.#suspects.shift();
+    while (this.#suspect?.final === true);
+    if (this.#suspect === undefined) return;
+    this.#suspect.maxBatchSize = 1;
+    this.#release(this.#suspect, now);
+  }
+
+  /** Its time begins now. */
+  #release(record: TaskRecord, now: number): void {
+    const totalMs = this.#options.models.get(record.task.model)?.totalMs ?? 0;
+    this.#places.leave(record);
+    record.attempt = record.deaths;
+    record.deadlineAt = now + totalMs;
+    record.task = { ...record.task, createdAt: now, deadlineAt: record.deadlineAt };
+    record.expiresAt = this.#places.expiry(record.task.model, now, record.deadlineAt);
+    this.#places.enqueue(record, now);
   }
 }

@@ -55,10 +55,14 @@ export class TaskRecord implements RecordView, InLine<TaskRecord> {
   maxBatchSize = ANY_BATCH;
   /** Leases of it that ran out. */
   lost = 0;
+  /** How often the process died while it ran in it; outlives restarts. From the first on it runs alone. */
+  deaths = 0;
   /** It was put back once because its batch was overdue. */
   overdue = false;
   /** What its dead letter tells operators; undefined when it is none. */
   dead: string | undefined;
+  /** It was a dead letter, and becomes one again unless it succeeds. */
+  replayed = false;
   delivered = false;
   /** The instant at which `reap` must look at it; until it is final. */
   dueAt = Infinity;
@@ -109,6 +113,17 @@ export function lostForGood({ task, attempt, lost }: TaskRecord) {
     code: "INFERENCE_FAILED",
     message: `all ${attempt} attempts failed; it is kept as a dead letter`,
     detail: `its lease ran out ${lost} times: whoever ran it died or was cut off`,
+  } as const;
+}
+
+/** What is said of a task with which the process died too often. */
+export function killedProcess({ task, deaths }: TaskRecord) {
+  return {
+    id: task.id,
+    kind: "dead",
+    code: "INFERENCE_FAILED",
+    message: `all ${deaths} attempts failed; it is kept as a dead letter`,
+    detail: `the process died ${deaths} times while it ran, the last ${deaths - 1} times alone: its input crashes the model`,
   } as const;
 }
 

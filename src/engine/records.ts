@@ -13,6 +13,9 @@ import type { RecordKeeper } from "./saved.ts";
 import { SharedWork } from "./sharing.ts";
 import { Shelf } from "./shelf.ts";
 
+/** What clients are told while the journal cannot be written; operators find the cause in the log. */
+export const UNWRITABLE = "tasks cannot be stored now";
+
 export class Records {
   readonly shared: SharedWork;
   #limits: EngineLimits["results"];
@@ -51,6 +54,7 @@ export class Records {
 
   /** Why nothing new can be kept: the disk is behind, or outcomes that nobody has fetched fill the shelf. */
   full({ maxQueuedBytes }: EngineLimits): string | undefined {
+    if (this.#keeper?.trouble !== undefined) return UNWRITABLE;
     const behind = (this.#keeper?.pendingBytes ?? 0) > maxQueuedBytes;
     if (behind) return `the journal is behind its disk (limits.maxQueuedBytes ${maxQueuedBytes})`;
     const full = this.#shelf.awaitedBytes + this.#packed.awaitedBytes > this.#limits.maxBytes;

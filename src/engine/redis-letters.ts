@@ -1,4 +1,5 @@
 /** Dead letters in Redis: kept in the shard of their task, with its input. */
+import { noRoomToReplay } from "./dead-letters.ts";
 import type { DeadLetter, Engine } from "./engine.ts";
 import { metaFrame, readLetter } from "./redis-frames.ts";
 import { INDEX_GRACE_MS, indexName, streamFamily } from "./redis-keys.ts";
@@ -53,7 +54,7 @@ export class RedisLetters implements DeadLetterVerbs {
     const found = await this.#find(id);
     const limits = found && this.#parts.options.models.get(found.letter.task.model);
     if (found === undefined || limits === undefined) return false;
-    const { nodes, clock, shared, name, news, options, mirror } = this.#parts;
+    const { nodes, clock, shared, name, news, options, mirror, shards } = this.#parts;
     const now = clock.now();
     const task = { ...found.letter.task, createdAt: now, deadlineAt: now + limits.totalMs };
     const { tenant, model, parameters, input, tier, deadlineAt } = task;
@@ -74,18 +75,22 @@ export class RedisLetters implements DeadLetterVerbs {
       parameters,
       indexName(joinKey),
       limits.totalMs + cacheTtlMs + INDEX_GRACE_MS,
+      Math.ceil(options.maxQueued / shards),
+      Math.ceil(options.maxQueuedBytes / shards),
     );
     const shard = this.#parts.shardOf(id);
     call.place(shard);
     call.names(shard, `${family}${tier}:n`, `r:${id}`);
     // Listening first: its end may be told before the reply to this is read.
     news.expect(id, deadlineAt);
-    const [replayed, report] = (await this.#parts.asked(shard, () => nodes.run(shard, call.build()))) as [
-      number,
-      Buffer,
-    ];
-    if (replayed === 0) return false;
-    mirror.told(report.toString());
+    const [said, report] = (await this.#parts.asked(shard, () => nodes.run(shard, call.build()))) as Buffer[];
+    const reply = said!.toString("latin1");
+    if (reply === "n") throw noRoomToReplay(`the queue is full (limits.maxQueued ${options.maxQueued})`);
+    if (reply === "b") {
+      throw noRoomToReplay(`the queue is full (limits.maxQueuedBytes ${options.maxQueuedBytes})`);
+    }
+    if (reply === "0") return false;
+    mirror.told(report!.toString());
     this.#parts.fallsDue(Math.min(deadlineAt, now + limits.queueMs));
     return true;
   }

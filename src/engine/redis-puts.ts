@@ -285,7 +285,7 @@ export class RedisPuts {
       case "c":
         return { kind: "conflict", id };
       default:
-        return { kind: "full", message: this.#boundReached(id) };
+        return { kind: "full", message: this.#boundReached(id), never: this.#neverFits(task) };
     }
   }
 
@@ -295,6 +295,12 @@ export class RedisPuts {
     return which === "n"
       ? `the queue is full (limits.maxQueued ${maxQueued})`
       : `the queue is full (limits.maxQueuedBytes ${maxQueuedBytes})`;
+  }
+
+  /** Alone it is more than its shard may hold. */
+  #neverFits({ input }: Task): boolean {
+    const { shards, options } = this.#parts;
+    return Buffer.byteLength(input) > Math.ceil(options.maxQueuedBytes / shards);
   }
 
   #keyTtlMs(): number {

@@ -7,7 +7,7 @@
  */
 import type { BatchNote, Outcome, Task } from "../core/task.ts";
 import type { DeadLetter, Sharing } from "./engine.ts";
-import type { Journal, SavedRecord } from "./journal.ts";
+import type { Journal, JournalTrouble, SavedRecord } from "./journal.ts";
 import type { TaskRecord } from "./record.ts";
 
 interface SavedState {
@@ -19,6 +19,10 @@ interface SavedState {
   readonly dead?: string;
   /** Only the dead letter is left of it. */
   readonly forgotten?: true;
+  /** It was a dead letter before. */
+  readonly replayed?: true;
+  /** How often the process died while it ran. */
+  readonly deaths?: number;
   /** Idempotency-Keys of those who joined. */
   readonly keys?: TaskRecord["keys"];
 }
@@ -33,10 +37,18 @@ export class RecordKeeper {
   readonly #journal: Journal;
   /** What was on disk at the start. */
   readonly found: readonly SavedRecord[];
+  /** Which of them ran in the process when it ended, where that was noted. */
+  readonly wereRunning: ReadonlySet<string>;
 
-  constructor(journal: Journal, found: readonly SavedRecord[]) {
+  constructor(journal: Journal, found: readonly SavedRecord[], wereRunning: readonly string[] = []) {
     this.#journal = journal;
     this.found = found;
+    this.wereRunning = new Set(wereRunning);
+  }
+
+  /** Those that run in this process now; on return it is known after a crash of the process. */
+  running(records: ReadonlySet<TaskRecord>): void {
+    this.#journal.running(Array.from(records, ({ task }) => task.id));
   }
 
   save(record: TaskRecord): void {
@@ -62,6 +74,11 @@ export class RecordKeeper {
     return this.#journal.pendingBytes;
   }
 
+  /** Why nothing can be written now. */
+  get trouble(): JournalTrouble | undefined {
+    return this.#journal.trouble;
+  }
+
   flushed(): Promise<void> {
     return this.#journal.flushed();
   }
@@ -72,9 +89,18 @@ export class RecordKeeper {
 }
 
 function stateText(record: TaskRecord, forgotten?: true): string {
-  const { attempt, outcome, settledAt, batch, dead, keys, sharing } = record;
+  const { attempt, outcome, settledAt, batch, dead, keys, sharing, replayed, deaths } = record;
   const joined = keys.filter(({ key }) => key !== sharing.idempotency?.key);
-  const state = { attempt, outcome, settledAt, batch: outcome && batch, dead, forgotten };
+  const state = {
+    attempt,
+    outcome,
+    settledAt,
+    batch: outcome && batch,
+    dead,
+    forgotten,
+    ...(replayed && { replayed }),
+    ...(deaths > 0 && { deaths }),
+  };
   return JSON.stringify(joined.length === 0 ? state : { ...state, keys: joined });
 }
 

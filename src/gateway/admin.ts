@@ -1,17 +1,16 @@
 /**
  * The admin listener: what operators see and do. Never on the public port.
  *
- * With a token every /internal route needs it. Without one the listener is on loopback (the config
- * check sees to that), and the only stranger who could reach it is a web page in a browser on the same
- * machine: requests that such a page could send (another site's Origin, or a Host that is a name pointing
- * here) are refused.
+ * With a token every /internal route needs it. Without one the listener is on loopback (the config check sees to
+ * that), and web pages are refused (`page-guard.ts`): they could otherwise also take the places of those who watch
+ * /internal/live.
  */
 import { hash, timingSafeEqual } from "node:crypto";
-import { isIP } from "node:net";
 import { Refusal } from "../core/errors.ts";
 import type { DeadLetter, Engine } from "../engine/engine.ts";
 import type { Exchange } from "./exchange.ts";
 import { healthRoutes } from "./health.ts";
+import { PageGuard } from "./page-guard.ts";
 import type { Answer, Routes } from "./server.ts";
 import { workerRoutes, type WorkerDesk } from "./worker-routes.ts";
 import { type History, iso, listRequests, loggedStory, story, type Tiers } from "./story.ts";
@@ -72,6 +71,7 @@ export interface Inside {
   /** How many workers each model should have, and why. */
   scaling(): readonly object[];
   readonly draining: () => boolean;
+  readonly writable: () => boolean;
 }
 
 /** Routes of those who look on, and what they remember; `guarded` ones ask for the token, where there is one. */
@@ -98,7 +98,7 @@ export function adminRoutes(
   const letters = engine.deadLetters;
   const show = (letter: DeadLetter): object => letterView(letter, tiers);
   return {
-    ...healthRoutes(inside.draining),
+    ...healthRoutes(inside.draining, inside.writable),
     ...more.open,
     ...guardAll(more.guarded, guarded),
     "/internal/health": { GET: guarded((exchange) => json(exchange, inside.health())) },
@@ -188,6 +188,8 @@ function letterView({ task, attempts, code, message, diedAt }: DeadLetter, tiers
   };
 }
 
+const pages = new PageGuard([], "reach this listener by its address, or set admin.token");
+
 function checkAccess(exchange: Exchange, token: string | undefined): void {
   if (token !== undefined) {
     const given = /^Bearer (.+)$/i.exec(exchange.header("authorization") ?? "")?.[1] ?? "";
@@ -196,21 +198,6 @@ function checkAccess(exchange: Exchange, token: string | undefined): void {
     }
     return;
   }
-  const host = hostName(exchange.header("host") ?? "");
-  const origin = exchange.header("origin");
-  const foreign = origin !== undefined && originHost(origin) !== exchange.header("host");
-  if (foreign || (host !== "localhost" && isIP(host) === 0)) {
-    throw new Refusal(
-      "FORBIDDEN",
-      "requests from web pages need admin.token; reach the listener by its address",
-    );
-  }
-}
-
-function hostName(host: string): string {
-  return host.replace(/:\d+$/, "").replace(/^\[(.*)\]$/, "$1");
-}
-
-function originHost(origin: string): string | undefined {
-  return URL.canParse(origin) ? new URL(origin).host : undefined;
+  const flaw = pages.flaw(exchange.request.headers);
+  if (flaw !== undefined) throw flaw;
 }

@@ -4,6 +4,9 @@
  * Each input is a task of its own and rides in whichever batch comes first. The request is one to the rates and as
  * many as it has inputs to the workers. It is answered as a whole: when one input is refused or fails, or the client
  * leaves, the others are no longer waited for, and those that nobody else wants are cancelled.
+ *
+ * What is told of the request as a whole (headers, request log, spans: batch, attempts, times) is that of one input: the
+ * one that settled last, for which the caller waited; of a request that failed, the one whose failure it was answered with.
  */
 import type { Admission } from "../admission/admit.ts";
 import type { Caller } from "../admission/caller.ts";
@@ -26,6 +29,8 @@ export interface CrossingParts {
   readonly router: Router;
   readonly engine: Engine;
   readonly clock: Clock;
+  /** `limits.maxQueuedBytes`. */
+  readonly maxQueuedBytes: number;
 }
 
 /** The request that waits: an HTTP exchange, or a call of another kind. */
@@ -38,6 +43,8 @@ export interface Visitor {
   work: AnsweredRequest["work"];
   ending: TaskEnding | undefined;
   header(name: string): string | undefined;
+  /** See Exchange. */
+  readonly room?: Promise<void> | undefined;
   /** Calls `gone` when the client leaves before it is answered. */
   onGone(gone: () => void): void;
 }
@@ -53,7 +60,7 @@ export interface Freight {
 
 export interface Crossed {
   readonly outputs: readonly Json[];
-  /** Of the first one's batch, and the quota: name, value, name, value… */
+  /** Of the batch that answered its last input, and the quota: name, value, name, value… */
   readonly headers: readonly string[];
 }
 
@@ -64,14 +71,17 @@ export class Crossing {
   readonly #router: Router;
   readonly #engine: Engine;
   readonly #clock: Clock;
+  readonly #maxQueuedBytes: number;
 
-  constructor({ credentials, intake, admission, router, engine, clock }: CrossingParts) {
+  constructor(parts: CrossingParts) {
+    const { credentials, intake, admission, router, engine, clock, maxQueuedBytes } = parts;
     this.#credentials = credentials;
     this.#intake = intake;
     this.#admission = admission;
     this.#router = router;
     this.#engine = engine;
     this.#clock = clock;
+    this.#maxQueuedBytes = maxQueuedBytes;
   }
 
   /** Who it is; before the body is read. Throws a Refusal. */
@@ -80,6 +90,7 @@ export class Crossing {
     const caller = await this.#credentials.identify(shown, visitor.header("x-api-key"));
     visitor.tier = this.#admission.tierName(caller.tier);
     visitor.tenant = caller.tenant;
+    await visitor.room;
     return caller;
   }
 
@@ -93,11 +104,12 @@ export class Crossing {
   /** Undefined: the client left, and nobody is there to be answered. Throws a Refusal. */
   async cross(visitor: Visitor, caller: Caller, freight: Freight): Promise<Crossed | undefined> {
     visitor.model = freight.model;
+    this.#checkSize(freight);
     const counted = this.#admission.count(caller, freight.model);
     const quota = counted && (await counted);
     const tickets = await this.#submit(visitor, caller, freight);
     visitor.id = tickets[0]!.id;
-    visitor.work = tickets.find(({ work }) => work === "own")?.work ?? tickets[0]!.work;
+    visitor.work = workOf(tickets);
     let left = false;
     visitor.onGone(() => {
       left = true;
@@ -108,20 +120,33 @@ export class Crossing {
       for (const ticket of tickets) {
         const record = ticket.record ?? (await this.#router.wait(ticket.waiter, ticket.deadlineAt));
         if (left) return undefined;
-        visitor.ending = record;
         const refusal = record === undefined ? this.#undone(ticket) : refusalOf(record);
-        if (refusal !== undefined) throw refusal;
+        if (refusal !== undefined) {
+          visitor.ending = record;
+          throw refusal;
+        }
         records.push(record!);
       }
       for (const { id } of tickets) this.#engine.delivered(id);
+      const last = lastSettled(records);
+      visitor.ending = last;
       return {
         outputs: records.map(({ outcome }) => (outcome?.ok === true ? outcome.output : "null")),
-        headers: [...batchHeaders(records[0]!), ...quotaHeaders(quota)],
+        headers: [...batchHeaders(last), ...quotaHeaders(quota)],
       };
     } catch (error) {
       this.#abandon(tickets);
       throw error;
     }
+  }
+
+  /** All enter the queue together: what an empty queue has no room for is refused for good, not for now. */
+  #checkSize({ inputs }: Freight): void {
+    let bytes = 0;
+    for (const { length } of inputs) bytes += length;
+    if (bytes <= this.#maxQueuedBytes) return;
+    const words = `the inputs have ${bytes} bytes; at most ${this.#maxQueuedBytes} (limits.maxQueuedBytes) can be queued`;
+    throw new Refusal("PAYLOAD_TOO_LARGE", `${words}: send fewer in one request`);
   }
 
   /** All in one moment, so that they can leave in one batch. */
@@ -170,4 +195,17 @@ export class Crossing {
     if (stopped) return this.#admission.ending(caller, model);
     return new Refusal("DEADLINE_EXCEEDED", "no answer before the total timeout");
   }
+}
+
+/** The first of those that settled last: in one batch all settle at once. */
+function lastSettled(records: readonly RecordView[]): RecordView {
+  let last = records[0]!;
+  for (const record of records) if ((record.settledAt ?? 0) > (last.settledAt ?? 0)) last = record;
+  return last;
+}
+
+/** `own` where any input needed a task of its own, `cached` only where all were. */
+function workOf(tickets: readonly Ticket[]): Ticket["work"] {
+  const works = new Set(tickets.map(({ work }) => work));
+  return works.has("own") ? "own" : works.has("joined") ? "joined" : "cached";
 }

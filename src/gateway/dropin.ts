@@ -8,7 +8,7 @@
  */
 import type { Caller } from "../admission/caller.ts";
 import { Refusal } from "../core/errors.ts";
-import { withModel } from "../protocol/fields.ts";
+import { withFields } from "../protocol/fields.ts";
 import type {
   About,
   AboutRoute,
@@ -17,10 +17,22 @@ import type {
   Known,
   Protocol,
   ProtocolName,
+  RequestLimits,
 } from "../protocol/protocol.ts";
 import type { Crossing } from "./crossing.ts";
 import { type Exchange, JSON_TYPE } from "./exchange.ts";
+import {
+  decoded,
+  MODEL_FIELD,
+  OLLAMA_FIELDS,
+  type PassTarget,
+  targetBody,
+  targetPath,
+  targetQuery,
+} from "./pass-target.ts";
 import { LARGE_CHARS, pieceLine } from "./pieces.ts";
+import { checkUncompressed } from "./media-type.ts";
+import { type Screening, unscreenable } from "./screening.ts";
 import type { Elsewhere, Methods, Routes } from "./server.ts";
 
 export interface DropInModel {
@@ -33,6 +45,8 @@ export interface DropInModel {
   readonly ready: () => boolean;
   /** What its workers call it, where that is not its name. */
   readonly workerName?: string | undefined;
+  /** Left out: whatever a client says may reach its workers. */
+  readonly screen?: Screening | undefined;
 }
 
 /** What is to be passed on. */
@@ -40,6 +54,7 @@ export interface Passage {
   readonly model: string;
   /** Behind the worker's base, without the query. */
   readonly path: string;
+  readonly query: string;
   /** Where it was read already. */
   readonly body?: Buffer | undefined;
   /** Left out: nobody had to say who it is. */
@@ -57,8 +72,7 @@ export interface Proxy {
 export interface DropInParts {
   readonly crossing: Crossing;
   readonly proxy: Proxy;
-  /** Of one request: each is a task, and all of them come in one moment. */
-  readonly maxInputs: number;
+  readonly limits: RequestLimits;
   /** This process takes requests. */
   readonly ready: () => boolean;
   readonly version: string;
@@ -82,7 +96,8 @@ interface Place {
   readonly names: Readonly<Record<string, string>>;
 }
 
-const PREFIX = /^\/models\/([^/]+)(\/.*)$/;
+/** Everything below `/models/` is a model's; without a slash behind its name it is that model's root. */
+const PREFIX = /^\/models\/([^/]*)(\/.*)?$/s;
 const ANY_METHOD = ["GET", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"];
 
 export class DropIns {
@@ -110,19 +125,20 @@ export class DropIns {
 
   /** Those with names in them, those of one model, and what is passed through. */
   find(path: string): Elsewhere | undefined {
-    const [, name, rest] = PREFIX.exec(path) ?? [];
-    const pinned =
-      name === undefined ? undefined : this.#models.find((model) => model.name === decoded(name));
-    if (pinned !== undefined) {
+    const [, name, rest = "/"] = PREFIX.exec(path) ?? [];
+    if (name !== undefined) {
+      const pinned = this.#models.find((model) => model.name === decoded(name));
+      // What was meant for a model that is not here must not reach the workers of another.
+      if (pinned === undefined) return undefined;
       const routes = this.#routes.filter(({ protocol }) => pinned.protocols.includes(protocol));
-      const found = this.#match(rest!, pinned, routes);
+      const found = this.#match(rest, pinned, routes);
       if (found !== undefined) return { ...found, path: `/models/{name}${found.path}` };
-      return pinned.passthrough ? this.#passed(rest!, pinned, "/models/{name}/*") : undefined;
+      return pinned.passthrough ? this.#passed(rest, pinned, pinned, "/models/{name}/*") : undefined;
     }
     const found = this.#match(path, undefined, this.#routes);
     if (found !== undefined) return found;
     const open = this.#models.filter(({ passthrough }) => passthrough);
-    return open.length === 1 ? this.#passed(path, open[0]!, "/*") : undefined;
+    return open.length === 1 ? this.#passed(path, open[0]!, undefined, "/*") : undefined;
   }
 
   #match(path: string, pinned: DropInModel | undefined, routes: readonly Compiled[]): Elsewhere | undefined {
@@ -148,30 +164,27 @@ export class DropIns {
     };
   }
 
-  #passed(path: string, model: DropInModel, route: string): Elsewhere {
+  /** `pinned`: the model, where the path says it. */
+  #passed(path: string, model: DropInModel, pinned: DropInModel | undefined, route: string): Elsewhere {
     const pass = async (exchange: Exchange): Promise<void> => {
       exchange.errorShape = model.protocols[0]?.client.fail;
       const caller = await this.#parts.crossing.enter(exchange);
-      await this.#pass(exchange, model, { pinned: model, path, names: {} }, caller);
+      await this.#pass(exchange, model, { pinned, path, names: {} }, caller);
     };
     return { path: route, methods: Object.fromEntries(ANY_METHOD.map((method) => [method, pass])) };
   }
 
   async #infer(exchange: Exchange, protocol: Protocol, route: InferRoute, place: Place): Promise<void> {
     exchange.errorShape = protocol.client.fail;
-    const { crossing, maxInputs } = this.#parts;
+    const { crossing, limits } = this.#parts;
     const caller = await crossing.enter(exchange);
     const body = await exchange.bytes(route.types);
     const { names } = place;
     const alone = meant(place, this.#speakers(protocol))?.maxBatchSize === 1;
-    const drafts = route.read({ names, body, alone, header: (name) => exchange.header(name) });
+    const drafts = route.read({ names, body, limits, alone, header: (name) => exchange.header(name) });
     const model = place.pinned ?? this.#modelFor(protocol, drafts.model);
     if ("unbatched" in drafts) return this.#pass(exchange, model, place, caller, body, drafts.why);
     const { inputs, parameters, drawn } = drafts;
-    if (inputs.length > maxInputs) {
-      const words = `there are ${inputs.length} inputs; send at most ${maxInputs} in one request`;
-      throw new Refusal("INVALID_REQUEST", words);
-    }
     const crossed = await crossing.cross(exchange, caller, { model: model.name, inputs, parameters, drawn });
     if (crossed === undefined || exchange.answered) return;
     const headers = ["x-request-id", exchange.id, ...crossed.headers];
@@ -203,7 +216,7 @@ export class DropIns {
   }
 
   #about({ path }: AboutRoute, place: Place): About {
-    const { ready, version } = this.#parts;
+    const { ready, version, limits } = this.#parts;
     const { pinned } = place;
     // Several protocols may have the same question.
     const speakers = this.#models.filter(({ protocols }) =>
@@ -211,7 +224,13 @@ export class DropIns {
     );
     const model = meant(place, speakers);
     const models = pinned === undefined ? this.#models : [pinned];
-    return { models: models.map(known), model: model && known(model), ready: ready(), version };
+    return {
+      models: models.map(known),
+      model: model && known(model),
+      ready: ready(),
+      version,
+      maxInputs: limits.maxInputs,
+    };
   }
 
   #modelFor(protocol: Protocol, name: string | undefined): DropInModel {
@@ -242,17 +261,58 @@ export class DropIns {
       throw new Refusal("INVALID_REQUEST", `this model answers in batches only; ${why}`);
     }
     const headers = await this.#parts.crossing.pass(caller, model.name);
-    const { workerName } = model;
-    const passage = { model: model.name, caller, headers };
-    if (workerName === undefined)
-      return this.#parts.proxy.forward(exchange, { ...passage, path: place.path, body });
-    await this.#parts.proxy.forward(exchange, {
-      ...passage,
-      path: renamed(place, workerName),
-      // Where the path says it, the body is not ours to read: it may be JSON with bytes behind it, of a given length.
-      body: body && (place.route?.includes("{model}") === true ? body : withModel(body, workerName)),
-    });
+    const { screen } = model;
+    const read = body ?? (screen !== undefined && exchange.hasBody ? await screenable(exchange) : undefined);
+    screen?.checkRequest(exchange, place.path, exchange.query, read);
+    const sent =
+      place.route === undefined
+        ? await this.#unread(exchange, model, place, read)
+        : { path: renamed(place, model), query: exchange.query, body: read && namedBody(read, model, place) };
+    await this.#parts.proxy.forward(exchange, { ...sent, model: model.name, caller, headers });
   }
+
+  /** What has no route here; a body that may be JSON is read for the model that it names. */
+  async #unread(
+    exchange: Exchange,
+    model: DropInModel,
+    { pinned, path }: Place,
+    read: Buffer | undefined,
+  ): Promise<Pick<Passage, "path" | "query" | "body">> {
+    const anyName = pinned === undefined && this.#models.length === 1;
+    const fields = model.protocols.some(({ name }) => name === "ollama") ? OLLAMA_FIELDS : MODEL_FIELD;
+    const target: PassTarget = { name: model.name, workerName: workerNameOf(model), anyName, fields };
+    const [to, query] = [targetPath(path, target), targetQuery(exchange.query, target)];
+    if (!exchange.hasBody) return { path: to, query };
+    if (!anyName) checkUncompressed(exchange);
+    const body = read ?? (await exchange.objectBody());
+    return { path: to, query, body: body && targetBody(body, target) };
+  }
+}
+
+/** A body of JSON by its own account. Rejects with a Refusal that says why nothing else will do. */
+async function screenable(exchange: Exchange): Promise<Buffer> {
+  try {
+    return await exchange.bytes();
+  } catch (error) {
+    throw error instanceof Refusal ? unscreenable(error) : error;
+  }
+}
+
+function workerNameOf({ name, workerName = name }: DropInModel): string {
+  return workerName;
+}
+
+/** With the name that the worker knows, whatever the client wrote: the path, or the protocol, has said which is meant. */
+function namedBody(body: Buffer, model: DropInModel, { route }: Place): Buffer {
+  // Where the path says it, the body is not ours to read: it may be JSON with bytes behind it, of a given length.
+  if (route?.includes("{model}") === true) return body;
+  const name = JSON.stringify(workerNameOf(model));
+  const named = withFields(body, (field) => (MODEL_FIELD.has(field.toLowerCase()) ? name : undefined));
+  if (named !== body) return named;
+  // Without one a worker would choose: the first of its models, or the last that was used.
+  const text = body.toString("utf8").trimStart();
+  if (!text.startsWith("{")) return body;
+  return Buffer.from(`{"model":${name}${/^\{\s*\}/.test(text) ? "" : ","}${text.slice(1)}`);
 }
 
 /** Whom a path means, of those who speak its protocol. */
@@ -263,10 +323,10 @@ function meant({ pinned, names }: Place, speakers: readonly DropInModel[]): Drop
 }
 
 /** The path with the model's name at its workers. */
-function renamed({ path, route, names }: Place, model: string): string {
+function renamed({ path, route, names }: Place, model: DropInModel): string {
   if (route === undefined || !route.includes("{model}")) return path;
   return route.replace(/\{(\w+)\}/g, (_, name: string) =>
-    encodeURIComponent(name === "model" ? model : names[name]!),
+    encodeURIComponent(name === "model" ? workerNameOf(model) : names[name]!),
   );
 }
 
@@ -310,13 +370,4 @@ function named(pattern: RegExp, path: string): Record<string, string> | undefine
   const groups = pattern.exec(path)?.groups;
   if (groups === undefined) return undefined;
   return Object.fromEntries(Object.entries(groups).map(([name, text]) => [name, decoded(text)]));
-}
-
-/** As it stands where it is no valid escape: then no model is called so. */
-function decoded(text: string): string {
-  try {
-    return decodeURIComponent(text);
-  } catch {
-    return text;
-  }
 }

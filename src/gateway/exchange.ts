@@ -8,22 +8,30 @@
  */
 import { isUtf8 } from "node:buffer";
 import type { IncomingMessage, ServerResponse } from "node:http";
+import type { Writable } from "node:stream";
 import { Refusal } from "../core/errors.ts";
 import { CLIENT_LEFT } from "../telemetry/events.ts";
+import type { ClientBytes } from "./byte-budget.ts";
+import { CountedRequest } from "./counted-request.ts";
 import { newId } from "./ids.ts";
 import { Inflow } from "./inflow.ts";
-import { KnownRequest } from "./known.ts";
 import { checkType } from "./media-type.ts";
 import { quotaHeaders } from "./reply.ts";
 
 export const JSON_TYPE = "application/json; charset=utf-8";
 const JSON_ONLY = ["application/json"];
 const NOTHING = Buffer.alloc(0);
+/** A body that is announced to be larger is not begun when there is no room for all of it. */
+const LARGE_BODY_BYTES = 65_536;
+const OPEN_BRACE = 0x7b;
+/** White space, byte order marks, and the zeros of UTF-16 and UTF-32, which some readers of JSON take. */
+const BEFORE_JSON: ReadonlySet<number> = new Set([0, 9, 10, 13, 32, 0xef, 0xbb, 0xbf, 0xfe, 0xff]);
 
 export interface ExchangeLimits {
   readonly maxBodyBytes: number;
   /** An answer that the client does not take within this time ends the connection. */
   readonly writeTimeoutMs: number;
+  readonly bytes: ClientBytes;
 }
 
 /** How an error looks to a client: its status and its JSON body. */
@@ -53,8 +61,7 @@ export interface Relay {
   end(): void;
 }
 
-export class Exchange extends KnownRequest {
-  readonly request: IncomingMessage;
+export class Exchange extends CountedRequest {
   readonly path: string;
   readonly query: string;
   readonly startedAt: number;
@@ -64,10 +71,14 @@ export class Exchange extends KnownRequest {
   #gone: (() => void) | undefined;
   /** The client was gone before it was answered. */
   #left = false;
+  /** It was this side that ended the answer in its middle. */
+  #broken = false;
   /** The client waits for a 100 before it sends its body. */
   mayContinue = false;
   /** Set while the server drains: the connection ends with this answer. */
   last = false;
+  /** Bytes of the body that were read to see what it is. */
+  #head = NOTHING;
   /** Left out: Ferry's own. */
   errorShape: ErrorShape | undefined = undefined;
 
@@ -78,8 +89,7 @@ export class Exchange extends KnownRequest {
     now: number,
     failed: Failed,
   ) {
-    super();
-    this.request = request;
+    super(request, limits.bytes);
     this.#response = response;
     this.#limits = limits;
     this.startedAt = now;
@@ -135,9 +145,21 @@ export class Exchange extends KnownRequest {
   closed(): void {
     // Answers leave in order: whatever came before it is over too.
     this.#before = undefined;
+    this.releaseAll();
+    // An answer that the connection did not take was not given.
+    if (!this.#taken && !this.#broken) {
+      this.status = CLIENT_LEFT;
+      this.code = "";
+    }
     if (this.answered) return;
     this.#left = true;
     this.#gone?.();
+  }
+
+  /** The connection has taken all of the answer; HTTP/2's object for it does not say, its stream does. */
+  get #taken(): boolean {
+    const response = this.#response as ServerResponse & { stream?: Writable };
+    return (response.stream ?? response).writableFinished;
   }
 
   /** Something was thrown that no promise carries to whoever called for the answer. */
@@ -171,11 +193,30 @@ export class Exchange extends KnownRequest {
     this.#take(JSON_ONLY, asText, use);
   }
 
+  /**
+   * The whole body where it may be JSON of an object, by its first character and whatever its type says. Undefined: it
+   * is something else, and `inflow` gives it from its first byte. Never settles when the client leaves in the middle.
+   */
+  objectBody(): Promise<Buffer | undefined> {
+    this.checkLength();
+    this.#mayGoOn();
+    const { maxBodyBytes } = this.#limits;
+    return new Promise((resolve) => this.#read(maxBodyBytes, asItCame, resolve, () => resolve(undefined)));
+  }
+
+  #mayGoOn(): void {
+    if (this.mayContinue) this.#response.writeContinue();
+    this.mayContinue = false;
+  }
+
   #take<Body>(types: readonly string[], read: (body: Buffer) => Body, use: Use<Body>): void {
     checkType(this, types);
     this.checkLength();
+    const announced = Number(this.header("content-length") ?? 0);
+    const refusal = announced > LARGE_BODY_BYTES ? this.noRoomFor(announced) : undefined;
+    if (refusal !== undefined) throw refusal;
     // Only now: whoever asks first is refused before it sends the body.
-    if (this.mayContinue) this.#response.writeContinue();
+    this.#mayGoOn();
     this.#read(this.#limits.maxBodyBytes, read, use);
   }
 
@@ -197,26 +238,53 @@ export class Exchange extends KnownRequest {
   /** The body on its way to somebody else, of whichever type. */
   inflow(): Inflow {
     const { maxBodyBytes: maxBytes } = this.#limits;
-    const begin = (): void => {
-      if (this.mayContinue) this.#response.writeContinue();
-      this.mayContinue = false;
-    };
-    return new Inflow(this.request, { maxBytes, begin, tooLarge: () => this.#tooLarge() });
+    const rules = { maxBytes, begin: () => this.#mayGoOn(), tooLarge: () => this.#tooLarge() };
+    return new Inflow(this.request, rules, this.#head);
   }
 
-  #read<Body>(maxBodyBytes: number, read: (body: Buffer) => Body, use: Use<Body>): void {
+  /** `streamed`: called instead of `use` once it is known that the body is no JSON object. */
+  #read<Body>(
+    maxBodyBytes: number,
+    read: (body: Buffer) => Body,
+    use: Use<Body>,
+    streamed?: () => void,
+  ): void {
     const { request } = this;
+    // Over HTTP/1.1 a body that comes in one piece is over with it, and never held. Over HTTP/2 its end is a word of
+    // the client's own.
+    const wholeAt = request.httpVersionMajor === 1 ? Number(this.header("content-length")) : undefined;
     const chunks: Buffer[] = [];
     let bytes = 0;
+    let undecided = streamed !== undefined;
+    let refused = false;
+    const refuse = (refusal: Refusal): void => {
+      refused = true;
+      chunks.length = 0;
+      request.removeAllListeners("data");
+      this.releaseBody();
+      this.failed(refusal);
+    };
     request.on("data", (chunk: Buffer) => {
       bytes += chunk.length;
-      if (bytes <= maxBodyBytes) return void chunks.push(chunk);
+      if (bytes > maxBodyBytes) return refuse(this.#tooLarge());
+      const refusal = bytes === wholeAt ? undefined : this.holdBody(chunk.length);
+      if (refusal !== undefined) return refuse(refusal);
+      chunks.push(chunk);
+      const first = undecided ? chunk.find((byte) => !BEFORE_JSON.has(byte)) : undefined;
+      if (first === undefined) return;
+      undecided = false;
+      if (first === OPEN_BRACE) return;
+      request.pause();
       request.removeAllListeners("data");
-      this.failed(this.#tooLarge());
+      request.off("end", ended);
+      this.releaseBody();
+      this.#head = Buffer.concat(chunks);
+      streamed!();
     });
-    request.on("end", () => {
+    const ended = (): void => {
+      this.releaseBody();
       // `aborted`: of HTTP/2, where a stream that is broken off ends like any other.
-      if (request.aborted || bytes > maxBodyBytes) return;
+      if (request.aborted || refused) return;
       try {
         const body = read(chunks.length === 1 ? chunks[0]! : Buffer.concat(chunks));
         // The request lives until it is answered, and this function with it; its bytes need not.
@@ -226,7 +294,8 @@ export class Exchange extends KnownRequest {
       } catch (error) {
         this.failed(error);
       }
-    });
+    };
+    request.on("end", ended);
   }
 
   #tooLarge(): Refusal {
@@ -247,8 +316,7 @@ export class Exchange extends KnownRequest {
     response.writeHead(status, head);
     // As many bytes as characters means ASCII, which can be written as it is.
     response.end(body, bytes === body.length ? "latin1" : "utf8");
-    // Not known for HTTP/2, where each stream has a window of its own.
-    if (response.writableLength > 0 || this.request.httpVersionMajor > 1) this.#cutIfStuck();
+    this.#sent(bytes);
   }
 
   fail(refusal: Refusal, id?: string, headers: readonly string[] = []): void {
@@ -294,7 +362,7 @@ export class Exchange extends KnownRequest {
     response.writeHead(status, head);
     for (const part of parts.slice(0, -1)) response.write(part);
     response.end(parts.at(-1));
-    if (response.writableLength > 0 || this.request.httpVersionMajor > 1) this.#cutIfStuck();
+    this.#sent(length);
   }
 
   /** Answers with a stream that goes on until either side ends it; `onGone` tells when the client did. */
@@ -333,6 +401,7 @@ export class Exchange extends KnownRequest {
   /** Ends an answer in its middle, so that nobody takes it for a whole one. */
   cut(): void {
     const response = this.#response;
+    this.#broken = true;
     // Without an error a stream of HTTP/2 would end as if that were all.
     if (this.request.httpVersionMajor > 1) response.destroy(new Error("the answer was broken off"));
     else response.destroy();
@@ -349,9 +418,14 @@ export class Exchange extends KnownRequest {
     return this.last && this.request.httpVersionMajor === 1;
   }
 
-  /** The client does not read: its answer must not sit in memory for ever. */
-  #cutIfStuck(): void {
+  /**
+   * The client does not read: its answer must not sit in memory for ever. Whether it reads is not known yet over
+   * HTTP/2, where each stream has a window of its own.
+   */
+  #sent(bytes: number): void {
     const response = this.#response;
+    if (response.writableLength === 0 && this.request.httpVersionMajor === 1) return;
+    this.holdAnswer(bytes);
     if (this.request.httpVersionMajor > 1) {
       return void response.setTimeout(this.#limits.writeTimeoutMs, () =>
         response.destroy(new Error("the client does not take its answer")),

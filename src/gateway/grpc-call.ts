@@ -33,21 +33,22 @@ import {
   Unframer,
 } from "../protocol/grpc-wire.ts";
 import { CLIENT_LEFT } from "../telemetry/events.ts";
+import type { ClientBytes } from "./byte-budget.ts";
+import { CountedRequest } from "./counted-request.ts";
 import type { Visitor } from "./crossing.ts";
 import { newId } from "./ids.ts";
-import { KnownRequest } from "./known.ts";
 import { quotaHeaders } from "./reply.ts";
 
 export interface CallLimits {
   readonly maxMessageBytes: number;
   /** An answer that the client does not take within this time ends the call. */
   readonly writeTimeoutMs: number;
+  readonly bytes: ClientBytes;
 }
 
-export class GrpcCall extends KnownRequest implements Visitor {
+export class GrpcCall extends CountedRequest implements Visitor {
   readonly path: string;
   readonly startedAt: number;
-  readonly #request: IncomingMessage;
   readonly #response: Http2ServerResponse;
   readonly #stream: ServerHttp2Stream;
   readonly #limits: CallLimits;
@@ -60,8 +61,7 @@ export class GrpcCall extends KnownRequest implements Visitor {
   #answered = false;
 
   constructor(request: IncomingMessage, response: Http2ServerResponse, limits: CallLimits, clock: Clock) {
-    super();
-    this.#request = request;
+    super(request, limits.bytes);
     this.#response = response;
     this.#stream = response.stream;
     this.#limits = limits;
@@ -71,11 +71,11 @@ export class GrpcCall extends KnownRequest implements Visitor {
   }
 
   get method(): string {
-    return this.#request.method!;
+    return this.request.method!;
   }
 
   header(name: string): string | undefined {
-    const value = this.#request.headers[name];
+    const value = this.request.headers[name];
     return typeof value === "string" ? value : value?.[0];
   }
 
@@ -117,19 +117,24 @@ export class GrpcCall extends KnownRequest implements Visitor {
   }
 
   /** The request's message. Never settles when the client leaves in the middle: then nobody is left to be answered. */
-  message(): Promise<Buffer> {
-    const { maxMessageBytes } = this.#limits;
+  message(maxMessageBytes = this.#limits.maxMessageBytes): Promise<Buffer> {
     const body = new Unframer(maxMessageBytes);
-    const request = this.#request;
+    const { request } = this;
     return new Promise((resolve, reject) => {
       const end = (): void => {
         request.removeAllListeners("data");
+        this.releaseBody();
         const read = body.end();
         if (read.flaw === undefined) resolve(read.message);
         else reject(flawOf(read.flaw, maxMessageBytes));
       };
       request.on("data", (chunk: Buffer) => {
-        if (!body.take(chunk)) end();
+        if (!body.take(chunk)) return end();
+        const refusal = this.holdBody(chunk.length);
+        if (refusal === undefined) return;
+        request.removeAllListeners("data");
+        this.releaseBody();
+        reject(refusal);
       });
       request.once("end", () => {
         if (!request.aborted) end();
@@ -144,7 +149,9 @@ export class GrpcCall extends KnownRequest implements Visitor {
     // Node's own object for the response sends the trailers, and would send none before anybody else could.
     this.#response.addTrailers({ "grpc-status": "0" });
     this.#response.writeHead(200, { "content-type": GRPC_TYPE, ...fields(headers) });
-    this.#response.end(framed(parts));
+    const message = framed(parts);
+    this.#response.end(message);
+    this.holdAnswer(message.length);
     stream.setTimeout(this.#limits.writeTimeoutMs, () => stream.close(constants.NGHTTP2_CANCEL));
   }
 
@@ -173,6 +180,12 @@ export class GrpcCall extends KnownRequest implements Visitor {
   /** The listener's word that the stream is at its end. */
   closed(): void {
     this.#alarm?.cancel();
+    this.releaseAll();
+    // An answer that the connection did not take was not given; one that came too late for the client stays a 504.
+    if (!this.#left && !this.#stream.writableFinished) {
+      this.status = CLIENT_LEFT;
+      this.code = "";
+    }
     if (!this.answered) this.#leave();
   }
 

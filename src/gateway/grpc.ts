@@ -25,9 +25,11 @@ import {
 } from "../protocol/oip-proto.ts";
 import { ProtoFlaw, type ProtoWriter } from "../protocol/protobuf.ts";
 import type { Events } from "../telemetry/events.ts";
+import type { ClientBytes } from "./byte-budget.ts";
 import type { Crossing } from "./crossing.ts";
 import { type CallLimits, GrpcCall } from "./grpc-call.ts";
 import { Http2Door, streamFlaw } from "./http2.ts";
+import type { PageGuard } from "./page-guard.ts";
 import type { ListenerLimits } from "./server.ts";
 import type { EdgeTls } from "./tls.ts";
 
@@ -52,6 +54,10 @@ export interface GrpcDoorParts {
   /** This process takes requests. */
   readonly ready: () => boolean;
   readonly version: string;
+  /** Left out: a call may come by any name. */
+  readonly pages?: PageGuard | undefined;
+  /** Shared with the other listeners. */
+  readonly bytes: ClientBytes;
   readonly clock: Clock;
   readonly events: Events;
   readonly tls?: EdgeTls | undefined;
@@ -61,6 +67,8 @@ export interface GrpcDoorParts {
 type Answer = (call: GrpcCall) => Promise<void>;
 
 const MAX_HEADER_BYTES = 16_384;
+/** Of a message that is empty, or names a model and a version: every method's but ModelInfer's. */
+const MAX_QUESTION_BYTES = 512;
 
 export class GrpcDoor {
   readonly #limits: GrpcDoorLimits;
@@ -78,6 +86,7 @@ export class GrpcDoor {
     this.#callLimits = {
       maxMessageBytes: limits.maxMessageBytes,
       writeTimeoutMs: limits.requestTimeoutMs,
+      bytes: parts.bytes,
     };
     this.#parts = parts;
     this.#methods = this.#service();
@@ -89,6 +98,7 @@ export class GrpcDoor {
       { ...limits, maxHeaderBytes: MAX_HEADER_BYTES },
       { request: take, mayContinue: odd, expectsTooMuch: odd, wantsTunnel: take },
       parts.clock,
+      parts.events,
     );
     this.#server = parts.tls === undefined ? createPlainServer() : this.#secure(parts.tls);
     Object.assign(this.#server, { maxConnections: limits.maxConnections, dropMaxConnection: true });
@@ -174,9 +184,9 @@ export class GrpcDoor {
     // A client that leaves while it sends is no error of ours; without a listener it would be.
     request.on("error", ignore);
     stream.on("error", ignore);
-    this.#run(call, refusal ?? streamFlaw(request, this.#limits.maxHeaders)).catch((error: unknown) =>
-      this.#failed(call, error),
-    );
+    const flaw =
+      refusal ?? streamFlaw(request, this.#limits.maxHeaders) ?? this.#parts.pages?.flaw(request.headers);
+    this.#run(call, flaw).catch((error: unknown) => this.#failed(call, error));
     return call;
   }
 
@@ -222,17 +232,17 @@ export class GrpcDoor {
       ServerReady: (call) => this.#tell(call, () => writeYes(ready())),
       ServerMetadata: async (call) => {
         await enter(call);
-        await call.message();
+        await call.message(MAX_QUESTION_BYTES);
         call.answer(writeServerMetadata("ferry", version, []).parts());
       },
       ModelReady: async (call) => {
         await enter(call);
-        const model = this.#model(readModelName(await call.message()).name);
+        const model = this.#model(readModelName(await call.message(MAX_QUESTION_BYTES)).name);
         call.answer(writeYes(ready() && model.ready()).parts());
       },
       ModelMetadata: async (call) => {
         await enter(call);
-        const { name } = this.#model(readModelName(await call.message()).name);
+        const { name } = this.#model(readModelName(await call.message(MAX_QUESTION_BYTES)).name);
         // Tensors are whatever the model's workers take: nobody here knows them.
         const known = { name, versions: [], platform: "ferry", inputs: [], outputs: [] };
         call.answer(writeModelMetadata(known).parts());
@@ -244,19 +254,16 @@ export class GrpcDoor {
 
   async #tell(call: GrpcCall, told: () => ProtoWriter): Promise<void> {
     call.counts = false;
-    await call.message();
+    await call.message(MAX_QUESTION_BYTES);
     call.answer(told().parts());
   }
 
   async #infer(call: GrpcCall): Promise<void> {
     const { crossing } = this.#parts;
     const caller = await crossing.enter(call);
-    const drafts = draftsOf(await call.message(), (name) => this.#model(name).alone);
-    if (drafts.flaw !== undefined) throw malformed(drafts.flaw);
     const { maxRows } = this.#limits;
-    if (drafts.inputs.length > maxRows) {
-      throw malformed(`there are ${drafts.inputs.length} rows; send at most ${maxRows} in one request`);
-    }
+    const drafts = draftsOf(await call.message(), (name) => this.#model(name).alone, maxRows);
+    if (drafts.flaw !== undefined) throw malformed(drafts.flaw);
     const { name } = this.#model(drafts.model);
     const { inputs, parameters } = drafts;
     const crossed = await crossing.cross(call, caller, { model: name, inputs, parameters });

@@ -20,6 +20,7 @@ import type { IncomingMessage, ServerResponse } from "node:http";
 import type { Duplex } from "node:stream";
 import type { Alarm, Clock } from "../clock.ts";
 import { Refusal } from "../core/errors.ts";
+import type { Events } from "../telemetry/events.ts";
 import type { Exchange } from "./exchange.ts";
 import { repeatedHeader } from "./headers.ts";
 
@@ -47,12 +48,29 @@ const STREAM_WINDOW_BYTES = 256 * 1024;
 const SESSION_WINDOW_BYTES = 1024 * 1024;
 /** Resets a second that a client may send for long; it may send two for each stream at once. */
 const RESETS_PER_SECOND = 33;
-const MAX_BAD_FRAMES = 100;
+/**
+ * Requests that a client opens beyond `maxStreams` before it has read how many it may count as bad, too: with Node's
+ * usual bounds a burst of some hundred would end the connection with the answers to all others.
+ */
+const MAX_BAD_FRAMES = 10_000;
+/**
+ * Of a connection's memory, in MB, which Node counts with all answers that the client has not taken: beyond it requests
+ * are reset, and after `maxSessionRejectedStreams` of them the connection with all its answers. A client of 512 calls
+ * at once with answers of 60 KB is far beyond the default of 10. Answers are bounded by tenant (`byte-budget.ts`),
+ * requests by `maxStreams`, headers and windows.
+ */
+const NO_SESSION_BOUND = 2 ** 32 - 1;
+/** A connection that ends in an error is worth a line in the log, but a flood of them is not worth a flood. */
+const TELL_EVERY_MS = 60_000;
+/** A client that is gone. */
+const ORDINARY_ENDS: ReadonlySet<string | undefined> = new Set(["ECONNRESET", "EPIPE", "ETIMEDOUT"]);
 /** How long a connection that was told to end may take. */
 const GOODBYE_MS = 1000;
 
 interface Visit {
   open: number;
+  /** It was used for requests. */
+  asked: boolean;
   alarm: Alarm | undefined;
 }
 
@@ -60,12 +78,15 @@ export class Http2Door {
   readonly #server: Http2Server;
   readonly #limits: Http2Limits;
   readonly #clock: Clock;
+  readonly #events: Events;
   readonly #visits = new Map<ServerHttp2Session, Visit>();
+  #toldAt = -Infinity;
   #draining = false;
 
-  constructor(limits: Http2Limits, takers: Http2Takers, clock: Clock) {
+  constructor(limits: Http2Limits, takers: Http2Takers, clock: Clock, events: Events) {
     this.#limits = limits;
     this.#clock = clock;
+    this.#events = events;
     this.#server = createServer({
       settings: {
         enablePush: false,
@@ -76,10 +97,12 @@ export class Http2Door {
       maxHeaderListPairs: limits.maxHeaders + PSEUDO_HEADERS + HEADERS_TO_ANSWER,
       maxSessionInvalidFrames: MAX_BAD_FRAMES,
       maxSessionRejectedStreams: MAX_BAD_FRAMES,
+      maxSessionMemory: NO_SESSION_BOUND,
       streamResetBurst: 2 * limits.maxStreams,
       streamResetRate: RESETS_PER_SECOND,
     });
     this.#server.on("session", (session) => this.#entered(session));
+    this.#server.on("sessionError", (error, session) => this.#ended(error, session));
     for (const [event, take] of [
       ["request", takers.request],
       ["checkContinue", takers.mayContinue],
@@ -112,7 +135,7 @@ export class Http2Door {
   }
 
   #entered(session: ServerHttp2Session): void {
-    const visit: Visit = { open: 0, alarm: undefined };
+    const visit: Visit = { open: 0, asked: false, alarm: undefined };
     this.#visits.set(session, visit);
     session.once("close", () => {
       visit.alarm?.cancel();
@@ -121,6 +144,7 @@ export class Http2Door {
     session.setLocalWindowSize(SESSION_WINDOW_BYTES);
     session.on("stream", (stream: ServerHttp2Stream) => {
       visit.open++;
+      visit.asked = true;
       visit.alarm?.cancel();
       stream.once("close", () => {
         if (--visit.open === 0) this.#endLater(session, visit, this.#limits.keepAliveTimeoutMs);
@@ -128,6 +152,16 @@ export class Http2Door {
     });
     this.#endLater(session, visit, this.#limits.headersTimeoutMs);
     if (this.#draining) session.close();
+  }
+
+  /** Says that Node ended a connection, and with it the answers that were on their way. */
+  #ended(error: Error & { code?: string }, session: ServerHttp2Session): void {
+    const now = this.#clock.now();
+    if (this.#visits.get(session)?.asked !== true || now < this.#toldAt + TELL_EVERY_MS) return;
+    if (ORDINARY_ENDS.has(error.code)) return;
+    this.#toldAt = now;
+    const message = `a client's HTTP/2 connection was ended, unanswered requests included: ${error.message}`;
+    this.#events.emit("notice", { level: "warn", message });
   }
 
   #endLater(session: ServerHttp2Session, visit: Visit, ms: number): void {

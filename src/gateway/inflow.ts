@@ -18,18 +18,16 @@ export interface InflowRules {
 export class Inflow extends Readable {
   readonly #request: IncomingMessage;
   readonly #rules: InflowRules;
+  readonly #head: Buffer;
   #bytes = 0;
   #begun = false;
 
-  constructor(request: IncomingMessage, rules: InflowRules) {
+  /** `head`: bytes that were read of it before; the request is paused behind them. */
+  constructor(request: IncomingMessage, rules: InflowRules, head: Buffer) {
     super();
     this.#request = request;
     this.#rules = rules;
-  }
-
-  /** Whether bytes may be gone: then it cannot be offered again. */
-  get begun(): boolean {
-    return this.#begun;
+    this.#head = head;
   }
 
   override _read(): void {
@@ -40,6 +38,9 @@ export class Inflow extends Readable {
     request.on("data", this.#onData);
     request.once("end", this.#onEnd);
     request.once("close", this.#onClose);
+    if (this.#head.length === 0) return;
+    this.#bytes = this.#head.length;
+    if (this.push(this.#head)) request.resume();
   }
 
   override _destroy(error: Error | null, done: (error?: Error | null) => void): void {

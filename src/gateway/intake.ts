@@ -13,7 +13,6 @@ import type { Clock } from "../clock.ts";
 import { type Quota, Refusal } from "../core/errors.ts";
 import { homeOf } from "../core/home.ts";
 import { canonical } from "../core/json.ts";
-import type { Screen } from "../core/screen.ts";
 import type { Json } from "../core/task.ts";
 import { type RequestTrace, traceparent } from "../core/trace.ts";
 import type { Engine, PutReply, RecordView, Sharing } from "../engine/engine.ts";
@@ -21,6 +20,7 @@ import { checkUncredited, credited } from "../protocol/credential.ts";
 import type { Router, Waiter } from "../result/router.ts";
 import type { AnsweredRequest } from "../telemetry/events.ts";
 import { newId } from "./ids.ts";
+import type { Screening } from "./screening.ts";
 
 /** One input as a protocol read it, checked. */
 export interface Draft {
@@ -47,7 +47,7 @@ export interface ModelDoor {
   /** Whether finding an answer that others' work has left costs nothing; with an Idempotency-Key it is worth it. */
   readonly looksForFree: boolean;
   /** Left out: every input is let in. */
-  readonly screen?: Screen | undefined;
+  readonly screen?: Screening | undefined;
   /** Keeps clients' credentials for its workers, each under a name; left out: they get none. */
   readonly vault?: { keep(header: string): string | undefined } | undefined;
 }
@@ -60,6 +60,8 @@ export interface Ticket {
   readonly quota: Quota | undefined;
   /** Set when the outcome was known at once. */
   readonly record: RecordView | undefined;
+  /** The outcome must be answered now, also to a caller that would ask for it later. */
+  readonly unstored: boolean;
   readonly work: AnsweredRequest["work"];
   readonly waiter: Waiter;
 }
@@ -123,7 +125,8 @@ export class Intake {
     const mayShare =
       sharing.idempotency !== undefined || (model.looksForFree && sharing !== NOTHING_SHARED.sharing);
     if (refusal !== undefined && !mayShare) throw this.#admission.shed(caller, model.name, refusal);
-    if (model.screen !== undefined) screened(draft, model.screen);
+    // After admission: trying out what is let through consumes the caller's quota.
+    model.screen?.checkTask(draft.input, draft.parameters);
     const id = newId(now, home);
     const { input, parameters } = draft;
     const { tenant, tier } = caller;
@@ -148,6 +151,7 @@ export class Intake {
       deadlineAt,
       quota,
       record: undefined,
+      unstored: false,
       work: "own",
       waiter,
     };
@@ -175,9 +179,12 @@ export class Intake {
     }
     this.#router.release(waiter);
     if (put.kind === "done") {
-      return { ...ticket, id: put.id, record: put.record, work: put.cached ? "cached" : "joined" };
+      const { id, record, cached, unstored = false } = put;
+      return { ...ticket, id, record, work: cached ? "cached" : unstored ? "own" : "joined", unstored };
     }
     if (put.kind === "full") {
+      if (put.never === true)
+        throw new Refusal("PAYLOAD_TOO_LARGE", "the input is larger than what may be queued; send less");
       if (refusal !== undefined) throw this.#admission.shed(caller, model.name, refusal);
       const retryInMs = model.gate.retryInMs(caller, now);
       throw this.#admission.refuse(caller, model.name, "full", put.message, retryInMs);
@@ -199,12 +206,6 @@ function withCredential(draft: Draft, vault: NonNullable<ModelDoor["vault"]>): D
   throw new Refusal("SERVICE_OVERLOADED", "too many different credentials are in use; try again in 1 s", {
     retryAfterMs: 1000,
   });
-}
-
-/** After admission: whoever tries out what is let through pays with the own quota. */
-function screened({ input, parameters }: Draft, screen: Screen): void {
-  if (!screen.refuses(input) && !screen.refuses(parameters)) return;
-  throw new Refusal("INPUT_REJECTED", "this model does not take such an input; change its text");
 }
 
 interface Shared {

@@ -30,6 +30,10 @@ export function checkType(exchange: Headed, types: readonly string[]): void {
   if (charset !== undefined && charset.toLowerCase() !== "utf-8") {
     throw new Refusal("UNSUPPORTED_MEDIA_TYPE", `send the body as UTF-8, not ${charset.slice(0, 32)}`);
   }
+  checkUncompressed(exchange);
+}
+
+export function checkUncompressed(exchange: Headed): void {
   const encoding = exchange.header("content-encoding");
   if (encoding !== undefined && encoding.toLowerCase() !== "identity") {
     throw new Refusal(

@@ -87,10 +87,11 @@ export class NativeProtocol {
     return this.#entered(exchange, found);
   }
 
-  #entered(exchange: Exchange, caller: Caller): Caller {
+  #entered(exchange: Exchange, caller: Caller): Caller | Promise<Caller> {
     exchange.tier = this.#admission.tierName(caller.tier);
     exchange.tenant = caller.tenant;
-    return caller;
+    const { room } = exchange;
+    return room === undefined ? caller : room.then(() => caller);
   }
 
   /**
@@ -134,7 +135,8 @@ export class NativeProtocol {
     encoding: Encoding,
   ): void {
     if (exchange.answered) return;
-    if (record === undefined || waitMs === 0) this.#answerUndone(exchange, ticket, waitMs);
+    const asksLater = waitMs === 0 && !ticket.unstored;
+    if (record === undefined || asksLater) this.#answerUndone(exchange, ticket, waitMs);
     else this.#answer(exchange, ticket, record, encoding);
   }
 

@@ -45,6 +45,7 @@ function failures(...codes: ErrorCode[]): Record<string, object> {
 
 const taking = failures(
   "INVALID_REQUEST",
+  "NOT_FOUND",
   "NOT_ACCEPTABLE",
   "REQUEST_TIMEOUT",
   "PAYLOAD_TOO_LARGE",
@@ -209,7 +210,10 @@ const document = {
     "/readyz": {
       get: {
         summary: "The process wants requests",
-        responses: { "200": { description: "ready" }, "503": { description: "draining" } },
+        responses: {
+          "200": { description: "ready" },
+          "503": { description: "draining, or tasks cannot be stored" },
+        },
       },
     },
   },

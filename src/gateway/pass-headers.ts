@@ -3,7 +3,8 @@
  *
  * Neither side learns what is between Ferry and the other: what concerns one connection (RFC 9110 §7.6.1, and what
  * `Connection` names) stays on it. Nor does a worker learn who the client is to Ferry: `Authorization` and `x-api-key`
- * are for Ferry, and cookies belong to the origin that a browser sees, which is Ferry's. A worker sets none either.
+ * are for Ferry, and cookies belong to the origin that a browser sees, which is Ferry's. A worker sets none either. Gateways
+ * forward no gRPC metadata at all.
  */
 import { Refusal } from "../core/errors.ts";
 
@@ -22,58 +23,76 @@ const HOP: ReadonlySet<string> = new Set([
   "upgrade",
 ]);
 
-/** Ferry's own affair, or written anew. */
+/** For Ferry alone, or written anew. */
 const NOT_SENT: ReadonlySet<string> = new Set([
   ...HOP,
   "authorization",
   "content-length",
   "cookie",
   "expect",
-  "forwarded",
   "host",
   "x-api-key",
-  "x-forwarded-for",
-  "x-forwarded-host",
-  "x-forwarded-port",
-  "x-forwarded-proto",
-  "x-forwarded-server",
-  "x-real-ip",
 ]);
 
-/** About the worker's connection or origin, which is not the one that the client sees. */
+/**
+ * What servers believe when their own proxy says it: who the client is and how it connected, and which URL, host or
+ * method the request "really" has. The proxy next to a worker is Ferry, so from a client none of these goes on.
+ * `x-forwarded-for` is written anew.
+ */
+const PROXY_CLAIM = new RegExp(
+  `^(?:${[
+    "forwarded|x-forward(?:ed)?(?:-.*)?",
+    "x-original-.*|x-originating-.*|x-rewrite-.*|x-(?:http-)?method.*|x-host|x-http-host.*|x-script-name",
+    "x-scheme|x-url-scheme|front-end-https|proxy",
+    // x-real-ip, true-client-ip, cf-connecting-ip, fastly-client-ip, x-azure-clientip…
+    "(?:.*-)?(?:client|socket)?ip(?:v6)?|(?:x-)?remote-.*",
+    "cf-.*|x-envoy-.*|x-appengine-.*|x-arr-.*",
+    "x-auth-request-.*|x-amzn-oidc-.*|x-goog-(?:authenticated|iap)-.*|x-ms-client-principal.*",
+    "(?:x-)?ssl-.*|x-client-(?:cert|verify|dn).*",
+  ].join("|")})$`,
+);
+
+/** About the worker's connection or origin, which is not the one that the client sees, or orders for a proxy before Ferry. */
 const NOT_RETURNED: ReadonlySet<string> = new Set([
   ...HOP,
   "alt-svc",
+  "clear-site-data",
+  "nel",
+  "public-key-pins",
+  "report-to",
+  "reporting-endpoints",
   "set-cookie",
+  "set-cookie2",
   "strict-transport-security",
+  "x-accel-redirect",
   "x-ferry-load",
+  "x-lighttpd-send-file",
+  "x-sendfile",
 ]);
 
 /** What a worker is told: name, value, name, value… of both. */
 export function sentOn(raw: readonly string[], more: readonly string[]): string[] {
   const own = new Set<string>();
   for (let at = 0; at < more.length; at += 2) own.add(more[at]!);
-  return [...kept(raw, NOT_SENT, (name) => own.has(name)), ...more];
+  // Behind WSGI and CGI `_` and `-` are the same: `content_length` would be read as the length of the body. As nginx
+  // does by default, no name with `_` goes on.
+  const dropped = (name: string): boolean =>
+    name.includes("_") || NOT_SENT.has(name) || own.has(name) || PROXY_CLAIM.test(name);
+  return [...kept(raw, dropped), ...more];
 }
 
 /** What the client is told. `bodiless`: an answer that never has a body must not announce one. */
 export function sentBack(raw: readonly string[], bodiless: boolean): string[] {
-  return kept(raw, NOT_RETURNED, (name) => bodiless && name === "content-length");
+  return kept(raw, (name) => NOT_RETURNED.has(name) || (bodiless && name === "content-length"));
 }
 
-function kept(
-  raw: readonly string[],
-  dropped: ReadonlySet<string>,
-  also: (name: string) => boolean,
-): string[] {
+function kept(raw: readonly string[], dropped: (name: string) => boolean): string[] {
   const listed = connectionNames(raw);
   const headers: string[] = [];
   for (let at = 0; at < raw.length; at += 2) {
     const name = raw[at]!.toLowerCase();
-    // Behind WSGI and CGI both are one name: `content_length` would be read as the length of the body.
-    const read = name.replaceAll("_", "-");
     // `:path` and the like are HTTP/2's way to write the first line.
-    if (name.startsWith(":") || dropped.has(read) || listed.has(name) || also(read)) continue;
+    if (name.startsWith(":") || listed.has(name) || dropped(name)) continue;
     headers.push(name, raw[at + 1]!);
   }
   return headers;

@@ -9,12 +9,14 @@
  *   arrival ── totalMs ──► first byte of the answer, else 504
  *   byte    ── idleMs ───► next byte taken by the client, else it is cut off
  *
- * At most `maxOpen` at once in this process; more are refused. What is passed on counts as requests, not as tasks.
+ * At most `maxOpen` at once in this process, which tenants share (`core/fair-share.ts`); more are refused. What is passed
+ * on counts as requests, not as tasks.
  */
 import type { Readable } from "node:stream";
 import type { Admission } from "../admission/admit.ts";
 import type { Alarm, Clock } from "../clock.ts";
 import { Refusal } from "../core/errors.ts";
+import { FairShare } from "../core/fair-share.ts";
 import { traceparent } from "../core/trace.ts";
 import type { ShedReason } from "../telemetry/events.ts";
 import type { Passage, Proxy } from "./dropin.ts";
@@ -29,7 +31,7 @@ export interface Road {
       readonly method: string;
       readonly path: string;
       readonly headers: readonly string[];
-      readonly authorization?: string | undefined;
+      readonly authorization?: string | null | undefined;
       body(): Readable | Buffer | null;
     },
     receiver: {
@@ -50,6 +52,8 @@ export interface PassedModel {
 
 export interface PassLimits {
   readonly maxOpen: number;
+  /** Whether callers are told apart; otherwise all are one tenant, and no part is kept for others. */
+  readonly perTenant: boolean;
   readonly idleMs: number;
 }
 
@@ -61,15 +65,15 @@ export class Passthrough implements Proxy {
   readonly #limits: PassLimits;
   readonly #admission: Admission;
   readonly #clock: Clock;
-  readonly #underway: { count: number };
+  readonly #underway: FairShare;
 
-  /** `underway`: what is passed through now, where others count there too. */
+  /** `underway`: what is passed through now, also by the rules of an earlier config. */
   constructor(
     models: ReadonlyMap<string, PassedModel>,
     limits: PassLimits,
     admission: Admission,
     clock: Clock,
-    underway = { count: 0 },
+    underway = new FairShare(),
   ) {
     this.#underway = underway;
     this.#models = models;
@@ -79,8 +83,8 @@ export class Passthrough implements Proxy {
   }
 
   async forward(exchange: Exchange, passage: Passage): Promise<void> {
-    const { model, path } = passage;
-    checkPath(path, exchange.query);
+    const { model, path, query } = passage;
+    checkPath(path, query);
     if (/\bwebsocket\b/i.test(exchange.header("upgrade") ?? "")) {
       throw new Refusal(
         "INVALID_REQUEST",
@@ -88,12 +92,8 @@ export class Passthrough implements Proxy {
       );
     }
     if (passage.body === undefined) exchange.checkLength();
-    if (this.#underway.count >= this.#limits.maxOpen) {
-      const message = `${this.#limits.maxOpen} requests are being passed through already`;
-      throw this.#refusal(passage, "full", message);
-    }
     if (exchange.answered) return;
-    this.#underway.count++;
+    const giveBack = this.#take(passage);
     try {
       exchange.id = newId(exchange.startedAt);
       const unseen = await new Crossover(
@@ -105,8 +105,22 @@ export class Passthrough implements Proxy {
       ).over;
       if (unseen !== undefined) throw this.#refusal(passage, "no_worker", unseen);
     } finally {
-      this.#underway.count--;
+      giveBack();
     }
+  }
+
+  /** Takes a place, and returns what gives it back. Throws a Refusal. */
+  #take(passage: Passage): () => void {
+    const { maxOpen, perTenant } = this.#limits;
+    const share = this.#underway;
+    const tenant = perTenant ? (passage.caller?.tenant ?? "") : undefined;
+    const took = share.take(tenant, maxOpen);
+    if (took === "taken") return () => share.giveBack(tenant);
+    if (took === "full")
+      throw this.#refusal(passage, "full", `${maxOpen} requests are being passed through already`);
+    const held = share.heldBy(tenant);
+    const message = `${held} of your requests are being passed through; the other places are for other users`;
+    throw this.#refusal(passage, "rate", message);
   }
 
   #refusal({ caller, model }: Passage, why: ShedReason, message: string): Refusal {
@@ -138,13 +152,13 @@ class Crossover {
     this.#passage = passage;
     this.#idleMs = idleMs;
     this.#clock = clock;
-    const authorization = forwardAuthorization ? exchange.header("authorization") : undefined;
+    const authorization = forwardAuthorization ? (exchange.header("authorization") ?? null) : undefined;
     this.#alarm = clock.at(exchange.startedAt + totalMs, () => this.#late());
     exchange.onGone(() => this.#stop(undefined));
     this.#underway = road.send(
       {
         method: exchange.method,
-        path: passage.path + (exchange.query === "" ? "" : `?${exchange.query}`),
+        path: passage.path + (passage.query === "" ? "" : `?${passage.query}`),
         headers: headersFor(exchange, passage.body),
         authorization,
         body: () => this.#body(),

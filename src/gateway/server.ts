@@ -13,10 +13,12 @@ import type { Clock } from "../clock.ts";
 import { Refusal } from "../core/errors.ts";
 import type { Sampler } from "../core/trace.ts";
 import type { Events } from "../telemetry/events.ts";
+import { ClientBytes } from "./byte-budget.ts";
 import { Exchange, type ExchangeLimits, type Failed } from "./exchange.ts";
 import { repeatedHeader } from "./headers.ts";
 import { Http2Door, streamFlaw } from "./http2.ts";
 import { newId } from "./ids.ts";
+import type { PageGuard } from "./page-guard.ts";
 import { refuseSocket } from "./refuse-socket.ts";
 import { type EdgeTls, isTlsTrouble, TlsFront } from "./tls.ts";
 import { takeWaiting } from "./waiting.ts";
@@ -46,6 +48,10 @@ export interface ListenerOptions {
   readonly uncounted?: boolean;
   /** For paths that no route here has. */
   readonly elsewhere?: ((path: string) => Elsewhere | undefined) | undefined;
+  /** Shared with other listeners of this process; left out: its own. */
+  readonly bytes?: ClientBytes | undefined;
+  /** Left out: web pages are served as anybody else. */
+  readonly pages?: PageGuard | undefined;
 }
 
 /** A route that was found by other means; `path` is how it is called, whatever stands in it. */
@@ -61,11 +67,26 @@ interface Pattern {
   readonly methods: Methods;
 }
 
-/** A connection, with the last request that came on it. */
-const LATEST = Symbol("latest exchange");
-type Visited = Duplex & { [LATEST]?: Exchange | undefined };
+/** What is known of an HTTP/1.1 connection. */
+interface Pipeline {
+  /** The last request that came on it, while that is not over. */
+  latest: Exchange | undefined;
+  /** Requests whose answers the kernel has not taken yet. */
+  open: number;
+  /** Set while it is not read from: stops it again when Node resumes it for a request's body. */
+  stop: (() => void) | undefined;
+}
+const PIPELINE = Symbol("pipeline");
+type Visited = Duplex & { [PIPELINE]?: Pipeline };
 
+/**
+ * Requests on one HTTP/1.1 connection that are not answered yet. With so many the connection is not read from until
+ * half of them are answered. Node parses all of what it has read (64 KiB at most) before it stops.
+ */
+const MAX_PIPELINED = 64;
 const MAX_HEADER_BYTES = 16_384;
+/** Of a listener that shares its budgets with no other. */
+const OWN_BYTES = 64 * 2 ** 20;
 const CHECK_EVERY_MS = 1000;
 /** Connections that the kernel takes before we do. */
 const BACKLOG = 4096;
@@ -76,6 +97,7 @@ export class Listener {
   #paths: ReadonlyMap<string, Methods> = new Map();
   #patterns: readonly Pattern[] = [];
   readonly #limits: ListenerLimits;
+  readonly #bytes: ClientBytes;
   #exchangeLimits: ExchangeLimits;
   readonly #fail: Failed = (exchange, error) => this.#failed(exchange, error);
   readonly #clock: Clock;
@@ -83,6 +105,7 @@ export class Listener {
   readonly #sampler: Sampler | undefined;
   readonly #counted: boolean;
   #elsewhere: ListenerOptions["elsewhere"];
+  #pages: PageGuard | undefined;
   /** Connections that end with a refusal: what a client sent behind the refused request is not looked at. */
   readonly #ended = new WeakSet<Duplex>();
   #connections = 0;
@@ -95,15 +118,17 @@ export class Listener {
     limits: ListenerLimits,
     clock: Clock,
     events: Events,
-    { tls, sampler, uncounted = false, elsewhere }: ListenerOptions = {},
+    { tls, sampler, uncounted = false, elsewhere, bytes, pages }: ListenerOptions = {},
   ) {
+    const { maxBodyBytes, requestTimeoutMs: writeTimeoutMs } = limits;
     this.#limits = limits;
-    this.#exchangeLimits = { maxBodyBytes: limits.maxBodyBytes, writeTimeoutMs: limits.requestTimeoutMs };
+    this.#bytes = bytes ?? new ClientBytes(OWN_BYTES, maxBodyBytes);
+    this.#exchangeLimits = { maxBodyBytes, writeTimeoutMs, bytes: this.#bytes };
     this.#clock = clock;
     this.#events = events;
     this.#sampler = sampler;
     this.#counted = !uncounted;
-    this.serve(routes, elsewhere);
+    this.serve(routes, { elsewhere, pages });
     const options = {
       maxHeaderSize: MAX_HEADER_BYTES,
       headersTimeout: limits.headersTimeoutMs,
@@ -131,7 +156,7 @@ export class Listener {
   /** What is at which path from now on, and how large a body may be; who is inside goes on as it began. */
   serve(
     routes: Routes,
-    elsewhere?: ListenerOptions["elsewhere"],
+    { elsewhere, pages }: Pick<ListenerOptions, "elsewhere" | "pages"> = {},
     maxBodyBytes = this.#limits.maxBodyBytes,
   ): void {
     this.#paths = new Map(Object.entries(routes));
@@ -142,7 +167,9 @@ export class Listener {
         return { path, before, after, methods };
       });
     this.#elsewhere = elsewhere;
-    this.#exchangeLimits = { maxBodyBytes, writeTimeoutMs: this.#limits.requestTimeoutMs };
+    this.#pages = pages;
+    const { requestTimeoutMs: writeTimeoutMs } = this.#limits;
+    this.#exchangeLimits = { maxBodyBytes, writeTimeoutMs, bytes: this.#bytes };
   }
 
   /** Requests that are not answered yet. */
@@ -222,7 +249,7 @@ export class Listener {
       expectsTooMuch: this.#expectsTooMuch.bind(this),
       wantsTunnel: this.#wantsTunnel.bind(this),
     };
-    return new Http2Door(limits, takers, this.#clock);
+    return new Http2Door(limits, takers, this.#clock, this.#events);
   }
 
   #connected(socket: Socket): void {
@@ -272,14 +299,10 @@ export class Listener {
     this.#open++;
     // Over HTTP/2 answers need not stand in line.
     const connection = request.httpVersionMajor === 1 ? (request.socket as Visited) : undefined;
-    if (connection !== undefined) {
-      exchange.after(connection[LATEST]);
-      connection[LATEST] = exchange;
-    }
+    if (connection !== undefined) queued(connection, exchange);
     // Comes once, so `on` will do: `once` would wrap it anew for every request.
     response.on("close", () => {
-      // A connection that waits for its next request holds nothing of the last one.
-      if (connection?.[LATEST] === exchange) connection[LATEST] = undefined;
+      if (connection !== undefined) unqueued(connection, exchange);
       this.#closed(exchange);
     });
     // A client that leaves while it sends is no error of ours; without a listener it would be.
@@ -311,6 +334,8 @@ export class Listener {
       if (request.httpVersionMajor === 1) this.#ended.add(request.socket);
       throw flaw;
     }
+    const foreign = this.#pages?.flaw(request.headers);
+    if (foreign !== undefined) throw foreign;
     const { path, methods, id } = this.#route(exchange.path);
     exchange.route = path;
     const method = request.method === "HEAD" ? "GET" : request.method!;
@@ -352,9 +377,11 @@ export class Listener {
   }
 
   #malformed(error: Error & { code?: string }, socket: Duplex): void {
+    // Its headers were refused already: that answer is on its way, and ends the connection.
+    if (this.#ended.has(socket)) return;
     const id = newId(this.#clock.now());
     // An answer now would be taken for that of a request before this one, which still waits for its own.
-    const early = (socket as Visited)[LATEST]?.holdsUp === true;
+    const early = (socket as Visited)[PIPELINE]?.latest?.holdsUp === true;
     const gone = error.code === "ECONNRESET" || isTlsTrouble(error.code) || !socket.writable;
     if (gone || early) socket.destroy();
     else if (error.code === "ERR_HTTP_REQUEST_TIMEOUT") {
@@ -373,8 +400,33 @@ export class Listener {
   }
 }
 
-/** What Node lets through: it keeps the first of two `Host` headers and drops headers past its count. */
-function flawOf({ rawHeaders: raw, httpVersion }: IncomingMessage, maxHeaders: number): Refusal | undefined {
+function queued(connection: Visited, exchange: Exchange): void {
+  const pipeline = (connection[PIPELINE] ??= { latest: undefined, open: 0, stop: undefined });
+  exchange.after(pipeline.latest);
+  pipeline.latest = exchange;
+  if (++pipeline.open < MAX_PIPELINED || pipeline.stop !== undefined) return;
+  pipeline.stop = () => void connection.pause();
+  connection.pause().on("resume", pipeline.stop);
+}
+
+function unqueued(connection: Visited, exchange: Exchange): void {
+  const pipeline = connection[PIPELINE]!;
+  // A connection that waits for its next request holds nothing of the last one.
+  if (pipeline.latest === exchange) pipeline.latest = undefined;
+  if (--pipeline.open > MAX_PIPELINED / 2 || pipeline.stop === undefined) return;
+  connection.off("resume", pipeline.stop).resume();
+  pipeline.stop = undefined;
+}
+
+/**
+ * What Node lets through: it keeps the first of two `Host` headers, drops headers past its count, and takes any
+ * `Transfer-Encoding` that ends in `chunked` for `chunked` alone, in HTTP/1.0 too. A proxy before us may read these
+ * differently, and then would not agree with us on where the request ends.
+ */
+function flawOf(
+  { rawHeaders: raw, headers, httpVersion }: IncomingMessage,
+  maxHeaders: number,
+): Refusal | undefined {
   if (raw.length > 2 * maxHeaders) {
     return new Refusal("INVALID_REQUEST", `more than ${maxHeaders} headers`, { status: 431 });
   }
@@ -385,6 +437,10 @@ function flawOf({ rawHeaders: raw, httpVersion }: IncomingMessage, maxHeaders: n
   if (hosts > 1) return new Refusal("INVALID_REQUEST", "more than one Host header");
   const twice = repeatedHeader(raw);
   if (twice !== undefined) return new Refusal("INVALID_REQUEST", `the header ${twice} stands twice`);
+  const encoding = headers["transfer-encoding"];
+  if (encoding !== undefined && (encoding.toLowerCase() !== "chunked" || httpVersion !== "1.1")) {
+    return new Refusal("INVALID_REQUEST", "the only Transfer-Encoding is chunked, and only in HTTP/1.1");
+  }
   if (hosts === 1 || httpVersion === "1.0") return undefined;
   return new Refusal("INVALID_REQUEST", "the Host header is missing");
 }

@@ -3,7 +3,7 @@
  * requests that it answered. Where there is no record (its time to live has passed, or the request was refused
  * before it had one) the request log tells what it knows.
  */
-import { Refusal } from "../core/errors.ts";
+import { type ErrorCode, Refusal } from "../core/errors.ts";
 import type { RecordView } from "../engine/engine.ts";
 import { CLIENT_LEFT } from "../telemetry/events.ts";
 import type { LoggedRequest } from "../telemetry/request-log.ts";
@@ -193,11 +193,20 @@ function gaps(
   return all;
 }
 
+/** What a worker refused in words of its own. */
+const WORKERS_WORDS: ReadonlySet<ErrorCode> = new Set([
+  "INPUT_REJECTED",
+  "NOT_FOUND",
+  "UNAUTHENTICATED",
+  "FORBIDDEN",
+  "RATE_LIMITED",
+]);
+
 /** How it ended, without a word of the input: what a worker says about one may quote it. */
 function ending(outcome: NonNullable<RecordView["outcome"]>): object {
   if (outcome.ok) return { ok: true, output_bytes: outcome.output.length };
   const { code, message } = outcome;
-  return { ok: false, code, ...(code !== "INPUT_REJECTED" && { message }) };
+  return { ok: false, code, ...(!WORKERS_WORDS.has(code) && { message }) };
 }
 
 function tenths(ms: number): number {

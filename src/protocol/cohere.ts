@@ -28,6 +28,7 @@ import {
   detached,
   elementsOf,
   type Fields,
+  inputsIn,
   invalid,
   objectText,
   parametersOf,
@@ -43,8 +44,6 @@ import { apportion } from "./usage.ts";
 const PATH = "/v2/embed";
 /** Of one call. */
 const MAX_BATCH_SIZE = 96;
-/** Of one request, which may take several calls. */
-const MAX_INPUTS = 2048;
 const OWN: ReadonlySet<string> = new Set([
   "model",
   "texts",
@@ -67,14 +66,14 @@ export const cohere: Protocol = {
   worker: { maxBatchSize: MAX_BATCH_SIZE, basePath: (path) => without(path, PATH), call, outputs },
 };
 
-function read({ body }: Asked): Drafts | Unbatched {
+function read({ body, limits }: Asked): Drafts | Unbatched {
   const fields = readFields(body);
   const model = stringField(fields, "model");
   const given = ["texts", "inputs", "images"].filter((name) => (fields.get(name) ?? "null") !== "null");
   if (given.length !== 1) throw invalid('send one of "texts", "inputs" and "images"');
   const kind = given[0]!;
   if (kind === "images") return { unbatched: true, model };
-  const inputs = inputsOf(fields, kind);
+  const inputs = inputsOf(fields, kind, limits.maxInputs);
   const types = typesOf(fields.get("embedding_types"));
   return {
     model,
@@ -86,13 +85,12 @@ function read({ body }: Asked): Drafts | Unbatched {
   };
 }
 
-function inputsOf(fields: Fields, kind: string): readonly Json[] {
-  const elements = elementsOf(fields.get(kind)!);
+function inputsOf(fields: Fields, kind: string, maxInputs: number): readonly Json[] {
+  const elements = inputsIn(fields.get(kind)!, kind, maxInputs);
   const first = kind === "texts" ? '"' : "{";
   if (elements === undefined || !elements.every((each) => each.startsWith(first)))
     throw invalid(`"${kind}" must be a list of ${kind === "texts" ? "strings" : "objects"}`);
   if (elements.length === 0) throw invalid(`"${kind}" is empty; send at least one`);
-  if (elements.length > MAX_INPUTS) throw invalid(`"${kind}" has more than ${MAX_INPUTS} inputs; send fewer`);
   return elements;
 }
 

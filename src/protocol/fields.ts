@@ -6,7 +6,7 @@
  */
 import { isUtf8 } from "node:buffer";
 import { Refusal } from "../core/errors.ts";
-import { canonical, scan } from "../core/json.ts";
+import { canonical, scan, type Scan } from "../core/json.ts";
 import { splitArray } from "../core/json-split.ts";
 import type { Json } from "../core/task.ts";
 
@@ -15,6 +15,13 @@ export type Fields = ReadonlyMap<string, Json>;
 
 /** Throws a Refusal when it is no object of checked JSON. */
 export function readFields(body: Buffer): Fields {
+  const { text, fields } = checkedJson(body);
+  if (fields === undefined) throw invalid("send a JSON object");
+  return texts(text, fields);
+}
+
+/** The text of a body and where its fields stand, if it is an object. Throws a Refusal when it is no checked JSON. */
+export function checkedJson(body: Buffer): { readonly text: Json; readonly fields: Scan["fields"] } {
   if (!isUtf8(body)) throw invalid("the body is not UTF-8");
   const text = body.toString("utf8");
   const { fields, problem, tooMuch } = scan(text);
@@ -26,8 +33,7 @@ export function readFields(body: Buffer): Fields {
     throw invalid(`the body is not valid JSON${at === undefined ? "" : ` (${at})`}`);
   }
   if (problem !== undefined) throw invalid(problem);
-  if (fields === undefined) throw invalid("send a JSON object");
-  return texts(text, fields);
+  return { text, fields };
 }
 
 /** Of a text that is JSON; undefined when it is no object, or one that readers disagree about. */
@@ -50,13 +56,21 @@ export function stringField(fields: Fields, name: string): string | undefined {
   return JSON.parse(text) as string;
 }
 
-/** The body with another name in its field `model`; as it is where it has no such field, or is no JSON. */
-export function withModel(body: Buffer, model: string): Buffer {
-  if (!isUtf8(body)) return body;
-  const text = body.toString("utf8");
-  const [start, end] = scan(text).fields?.get("model") ?? [];
-  if (start === undefined) return body;
-  return Buffer.from(text.slice(0, start) + JSON.stringify(model) + text.slice(end));
+/**
+ * The body with other values in some of its fields: `replaced` says which, undefined where a field stays as it is.
+ * Throws a Refusal when it is no checked JSON.
+ */
+export function withFields(body: Buffer, replaced: (name: string, text: Json) => Json | undefined): Buffer {
+  const { text, fields } = checkedJson(body);
+  let made = "";
+  let at = 0;
+  for (const [name, [start, end]] of fields ?? []) {
+    const value = replaced(name, text.slice(start, end));
+    if (value === undefined) continue;
+    made += text.slice(at, start) + value;
+    at = end;
+  }
+  return at === 0 ? body : Buffer.from(made + text.slice(at));
 }
 
 /** True or false, or undefined where the field is left out or null; throws a Refusal for anything else. */
@@ -77,6 +91,8 @@ export function parametersOf(
   for (const [name, text] of fields) {
     if (but.has(name) || text === "null") continue;
     if (name.startsWith("$")) throw invalid(`unknown field ${JSON.stringify(name.slice(0, 64))}`);
+    // To a worker in Go, which compares without regard to case, it would be that field a second time.
+    if (but.has(name.toLowerCase())) throw invalid(`write ${JSON.stringify(name)} in lower case`);
     parts.push(`${JSON.stringify(name)}:${text}`);
   }
   for (const name in more) parts.push(`${JSON.stringify(name)}:${more[name]}`);
@@ -93,7 +109,7 @@ export function sent(parameters: Json, but: ReadonlySet<string> = NONE): string 
   if (parameters === "" || (but.size === 0 && !parameters.includes('"$'))) return parameters.slice(1, -1);
   const parts: string[] = [];
   for (const [name, text] of cutFields(parameters) ?? []) {
-    if (!name.startsWith("$") && !but.has(name)) parts.push(`${JSON.stringify(name)}:${text}`);
+    if (!name.startsWith("$") && !but.has(name.toLowerCase())) parts.push(`${JSON.stringify(name)}:${text}`);
   }
   return parts.join(",");
 }
@@ -106,6 +122,21 @@ export function between(parameters: Json, name: `$${string}`): Json | undefined 
 /** The elements of an array that a client sent; undefined when it is none. */
 export function elementsOf(text: Json): readonly Json[] | undefined {
   return text.startsWith("[") ? splitArray(text).elements : undefined;
+}
+
+/**
+ * The same where each element is an input, of a field that the client calls `name`. Throws a Refusal where there are
+ * more than `max`, and cuts no further then.
+ */
+export function inputsIn(text: Json, name: string, max: number): readonly Json[] | undefined {
+  const elements = text.startsWith("[") ? splitArray(text, max).elements : undefined;
+  if (elements === undefined || elements.length <= max) return elements;
+  throw invalid(`"${name}" has more than ${max} inputs; send fewer in one request`);
+}
+
+/** Whether it is an array of tokens: whole numbers, at least one. Cuts nothing: there may be a million. */
+export function isTokens(text: Json): boolean {
+  return text.startsWith("[") && /\d/.test(text) && !/[^\d\s,]/.test(text.slice(1, -1));
 }
 
 /** An object from texts; those that are undefined are left out. */

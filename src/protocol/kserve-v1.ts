@@ -20,7 +20,7 @@ import { readBinary } from "../core/tensor.ts";
 import {
   between,
   detached,
-  elementsOf,
+  inputsIn,
   invalid,
   parametersOf,
   readFields,
@@ -91,7 +91,7 @@ function unbatched(model: string | undefined, why: string): Unbatched {
   return { unbatched: true, model, why };
 }
 
-function read({ names, body }: Asked): Drafts | Unbatched {
+function read({ names, body, limits }: Asked): Drafts | Unbatched {
   const fields = readFields(body);
   const { model, version } = names;
   const text = fields.get("instances");
@@ -101,7 +101,7 @@ function read({ names, body }: Asked): Drafts | Unbatched {
   }
   if (text === undefined) throw invalid('"instances" is missing');
   if (columns !== undefined) throw invalid('send "instances" or "inputs", not both');
-  const instances = elementsOf(text);
+  const instances = inputsIn(text, "instances", limits.maxInputs);
   if (instances === undefined) throw invalid('"instances" must be an array');
   if (instances.length === 0) throw invalid('"instances" is an empty array; send at least one');
   stringField(fields, "signature_name");
@@ -144,8 +144,10 @@ function call(inputs: readonly Json[], parameters: Json, model: string): Call {
   const body = `{${more === "" ? "" : `${more},`}"instances":[${inputs.join(",")}]}`;
   const version = textOf(between(parameters, VERSION));
   if (version === undefined) return { body };
+  // To a worker that decodes its path before it reads it, these would be the way to another model.
+  if (isWayOut(version)) return { body, flaw: "the version must be a name or a number" };
   const segment = encodeURIComponent(version);
-  return { body, path: `/v1/models/${encodeURIComponent(model)}/versions/${segment}:predict` };
+  return { body, named: true, path: `/v1/models/${encodeURIComponent(model)}/versions/${segment}:predict` };
 }
 
 /** Undefined for what is no string: callers of Ferry's own API may write anything there. */
@@ -156,6 +158,11 @@ function textOf(text: Json | undefined): string | undefined {
 function outputs({ body }: Replied): Outputs {
   const { elements, flaw } = splitField(body.toString("utf8"), "predictions");
   return flaw === undefined ? { outputs: elements.map(detached) } : { flaw };
+}
+
+/** Whether some part of it is empty, `.` or `..`. */
+export function isWayOut(name: string): boolean {
+  return /(?:^|[/\\])\.{0,2}(?:[/\\]|$)/.test(name);
 }
 
 /** A name as it stands in a path; undefined where there is none. */

@@ -11,23 +11,25 @@
 import { canonical } from "../core/json.ts";
 import { splitFields } from "../core/json-split.ts";
 import type { Json } from "../core/task.ts";
-import { elementsOf, type Fields, invalid, readFields, stringField } from "./fields.ts";
+import { type Fields, inputsIn, invalid, readFields, stringField } from "./fields.ts";
 import { type Asking, answerOf } from "./oip-answer.ts";
 import { binarySize, HEADER_LENGTH, partsOf, RawReader } from "./oip-body.ts";
 import { about, objectField, ofKind, quoted, shapeField, textField } from "./oip-fields.ts";
 import { formText } from "./oip-form.ts";
 import {
+  checkCells,
   countFlat,
   elementBytes,
   elementsOf as elementsOfShape,
   flatten,
+  MAX_TENSORS,
   rawFromJson,
   rowsOf,
   rowsOfFlat,
   rowsOfRaw,
   TensorFlaw,
 } from "./oip-tensors.ts";
-import type { Asked, Drafts, Unbatched } from "./protocol.ts";
+import type { Asked, Drafts, RequestLimits, Unbatched } from "./protocol.ts";
 
 const KNOWN = new Set(["id", "parameters", "inputs", "outputs"]);
 const KNOWN_OF_INPUT = new Set(["name", "shape", "datatype", "parameters", "data"]);
@@ -37,7 +39,7 @@ class Bypass extends Error {}
 
 /** Throws a Refusal. */
 export function readInfer(asked: Asked): Drafts | Unbatched {
-  const { names, body, alone } = asked;
+  const { names, body, alone, limits } = asked;
   const { model, version } = names;
   try {
     const length = asked.header(HEADER_LENGTH);
@@ -47,7 +49,7 @@ export function readInfer(asked: Asked): Drafts | Unbatched {
     const request = readRequest(readFields(json), raw);
     const whole = alone === true;
     const { tensors, binary, outputs, parameters } = request;
-    const { inputs, shapes } = whole ? wholeOf(request) : rowsOfRequest(request);
+    const { inputs, shapes } = whole ? wholeOf(request) : rowsOfRequest(request, limits);
     const described = tensors.map((tensor, at) => ({ ...tensor, shape: shapes[at]! }));
     return {
       model,
@@ -87,7 +89,7 @@ function readRequest(fields: Fields, raw: Buffer | undefined): Request {
   }
   const parameters = about("the request", () => objectField(fields, "parameters"));
   refuseSpecial(parameters);
-  const texts = elementsOf(fields.get("inputs") ?? "");
+  const texts = inputsIn(fields.get("inputs") ?? "", "inputs", MAX_TENSORS);
   if (texts === undefined || texts.length === 0)
     throw invalid('"inputs" must be an array of at least one tensor');
   const reader = new RawReader(raw);
@@ -158,7 +160,7 @@ function readOutputs(text: Json | undefined): AskedOutputs {
   const binaryNames = new Map<string, boolean>();
   let only: string | undefined;
   if (text === undefined || text === "null") return { outputs: undefined, binaryNames };
-  const texts = elementsOf(text);
+  const texts = inputsIn(text, "outputs", MAX_TENSORS);
   if (texts === undefined) throw invalid('"outputs" must be an array');
   for (const each of texts) {
     const fields = splitFields(each);
@@ -179,12 +181,15 @@ interface Cut {
   readonly shapes: readonly (readonly number[])[];
 }
 
-function rowsOfRequest({ tensors }: Request): Cut {
+function rowsOfRequest({ tensors }: Request, { maxInputs }: RequestLimits): Cut {
   const sizes = tensors.map(({ shape }) => shape[0]);
   const [rows] = sizes;
   if (rows === undefined || rows === 0 || sizes.some((size) => size !== rows)) {
     throw new Bypass("dimension 0 of every input must be that of the batch, and the same");
   }
+  if (rows > maxInputs)
+    throw new TensorFlaw(`there are ${rows} rows; send at most ${maxInputs} in one request`);
+  about("the request", () => checkCells(tensors.length, rows));
   const cut = tensors.map((tensor) => about(`input ${quoted(tensor.name)}`, () => cutTensor(tensor)));
   const inputs = Array.from({ length: rows }, (_, row) => `[${cut.map((each) => each[row]).join(",")}]`);
   return { inputs, shapes: tensors.map(({ shape }) => shape.slice(1)) };

@@ -115,6 +115,35 @@ export function readInput(text: Json, { tensors, binary }: Form): readonly strin
   return binary ? elements.map((element) => element.slice(1, -1)) : elements;
 }
 
+/**
+ * The elements of a task's BYTES tensors as texts, where its tensors travel as bytes; undefined where they do not, or
+ * it is no task of tensors.
+ */
+export function bytesTexts(input: Json, parameters: Json): Iterable<string> | undefined {
+  if (!parameters.includes('"binary"')) return undefined;
+  try {
+    const form = readForm(parameters, 1);
+    if (!form.binary) return undefined;
+    const rows = readInput(input, form);
+    return textsIn(rows.filter((_, at) => form.tensors[at]!.datatype === "BYTES"));
+  } catch (error) {
+    if (error instanceof TensorFlaw) return undefined;
+    throw error;
+  }
+}
+
+/** One at a time: a row may hold a great many. What is cut off at its end is refused where a call is made of it. */
+function* textsIn(rows: readonly string[]): Generator<string, void> {
+  for (const row of rows) {
+    const bytes = Buffer.from(row, "base64");
+    for (let at = 4; at <= bytes.length;) {
+      const end = at + bytes.readUInt32LE(at - 4);
+      yield bytes.toString("utf8", at, Math.min(end, bytes.length));
+      at = end + 4;
+    }
+  }
+}
+
 /** Of a call with so many rows. */
 export function callShape({ shape }: FormTensor, { whole }: Form, rows: number): readonly number[] {
   return whole ? shape : [rows, ...shape];

@@ -28,8 +28,13 @@ export interface WorkerBatch {
   readonly inputs: readonly Json[];
 }
 
+export interface WorkerCall extends Encoded {
+  /** The client asked for a version. */
+  readonly named: boolean;
+}
+
 /** A ModelInferRequest for all rows; `version` where the client asked for none. */
-export function callOf(batch: WorkerBatch, model: string, version: string): Encoded | Flawed {
+export function callOf(batch: WorkerBatch, model: string, version: string): WorkerCall | Flawed {
   return flawless(() => {
     const { inputs, id } = batch;
     const form = readForm(batch.parameters, inputs.length);
@@ -50,7 +55,7 @@ export function callOf(batch: WorkerBatch, model: string, version: string): Enco
       outputs: requested(form.outputs),
       typed: form.typed,
     });
-    return { parts: writer.parts() };
+    return { parts: writer.parts(), named: form.version !== undefined };
   });
 }
 

@@ -15,8 +15,14 @@ import { about, objectPart, quoted } from "./oip-fields.ts";
 import { formText } from "./oip-form.ts";
 import { type Encoded, type Flawed, flawless } from "./oip-grpc-flaw.ts";
 import { joinRows, type Part, rawBytes, readRow } from "./oip-outputs.ts";
-import { type InferRecord, NO_PARAMETERS, readInferRequest, writeInferResponse } from "./oip-proto.ts";
-import { rawFromJson, rowsOfRaw, TensorFlaw } from "./oip-tensors.ts";
+import {
+  type InferRecord,
+  NO_PARAMETERS,
+  readInferRequest,
+  type TensorRecord,
+  writeInferResponse,
+} from "./oip-proto.ts";
+import { checkCells, rawFromJson, rowsOf, rowsOfRaw, TensorFlaw } from "./oip-tensors.ts";
 
 /** What must be known of a request to answer it. */
 export interface InferCall {
@@ -39,10 +45,11 @@ export interface InferDrafts extends InferCall {
 
 const SEQUENCES = new Set(["sequence_id", "sequence_start", "sequence_end"]);
 
-/** `alone`: whether the model of that name takes one task at a time. */
+/** `alone`: whether the model of that name takes one task at a time. `maxRows`: of one request. */
 export function draftsOf(
   bytes: Buffer,
   alone: (model: string) => boolean = () => false,
+  maxRows = Infinity,
 ): InferDrafts | Flawed {
   return flawless(() => {
     const record = readInferRequest(bytes);
@@ -53,6 +60,7 @@ export function draftsOf(
     }
     const typed = record.raw.length === 0;
     const whole = alone(record.model);
+    if (!whole) checkRows(record, maxRows);
     const rows = rowsOfTensors(record, typed, whole);
     const inputs = Array.from({ length: rows[0]!.length }, (_, row) => {
       const texts = rows.map((tensor) => `"${tensor[row]!.toString("base64")}"`);
@@ -69,7 +77,7 @@ function rowsOfTensors({ tensors, raw }: InferRecord, typed: boolean, whole: boo
   if (!typed && raw.length !== tensors.length) {
     throw new TensorFlaw(`there are ${raw.length} raw contents for ${tensors.length} inputs`);
   }
-  const found = tensors.map((tensor, at) =>
+  return tensors.map((tensor, at) =>
     about(`input ${quoted(tensor.name)}`, () => {
       if (tensor.parameters.has("shared_memory_region"))
         throw new TensorFlaw("lies in shared memory, which Ferry cannot read; send its contents");
@@ -79,15 +87,27 @@ function rowsOfTensors({ tensors, raw }: InferRecord, typed: boolean, whole: boo
       return rowsOfRaw(bytes, tensor.datatype, whole ? [1, ...tensor.shape] : tensor.shape);
     }),
   );
-  const rows = found[0]!.length;
+}
+
+/** Before a row is cut: a message of a few bytes can say that it has millions. */
+function checkRows({ tensors }: InferRecord, maxRows: number): void {
+  const [first] = tensors;
+  const rows = rowsIn(first!);
+  for (const other of tensors) {
+    const size = rowsIn(other);
+    if (size === rows) continue;
+    const which = `${quoted(first!.name)} and ${quoted(other.name)}`;
+    throw new TensorFlaw(
+      `the inputs ${which} disagree in dimension 0, which is the batch's: ${rows} and ${size}`,
+    );
+  }
   if (rows === 0) throw new TensorFlaw("the inputs have no rows: their dimension 0 is 0");
-  const other = found.findIndex(({ length }) => length !== rows);
-  if (other < 0) return found;
-  const [first, odd] = [tensors[0]!, tensors[other]!].map(({ name }) => quoted(name));
-  const sizes = `${rows} and ${found[other]!.length}`;
-  throw new TensorFlaw(
-    `the inputs ${first} and ${odd} disagree in dimension 0, which is the batch's: ${sizes}`,
-  );
+  if (rows > maxRows) throw new TensorFlaw(`there are ${rows} rows; send at most ${maxRows} in one request`);
+  about("the request", () => checkCells(tensors.length, rows));
+}
+
+function rowsIn({ name, shape }: TensorRecord): number {
+  return about(`input ${quoted(name)}`, () => rowsOf(shape));
 }
 
 function parametersText(record: InferRecord, typed: boolean, whole: boolean): Json {

@@ -18,7 +18,8 @@ import { type Binary, readBinary } from "../core/tensor.ts";
 import { detached, type Fields } from "./fields.ts";
 import { about, objectField, objectPart, quoted, shapeField, textField } from "./oip-fields.ts";
 import {
-  bytesOfElements,
+  bytesOfElement,
+  checkCells,
   countFlat,
   elementBytes,
   elementsOf,
@@ -63,6 +64,7 @@ export function cutReply(tensors: readonly OutputTensor[], rows: number, beside:
     const of = `${quoted(odd.name)} of shape [${odd.shape.join(",")}]`;
     return { flaw: `has an output ${of} for ${rows} rows`, inseparable: true, rows: odd.shape[0] };
   }
+  checkCells(tensors.length, rows);
   const cut = tensors.map((tensor) =>
     about(`has an output ${quoted(tensor.name)}`, () => cutOutput(tensor, rows)),
   );
@@ -148,7 +150,7 @@ function partOf({ dtype, shape, base64 }: Binary, name: string): Part {
   const shared = { name, parameters: undefined, data: undefined };
   if (dtype !== undefined)
     return { ...shared, datatype: datatypeOf(dtype), shape: [1, ...shape], raw: base64 };
-  const raw = bytesOfElements([Buffer.from(base64, "base64")]).toString("base64");
+  const raw = bytesOfElement(Buffer.from(base64, "base64")).toString("base64");
   return { ...shared, datatype: "BYTES", shape: [1], raw };
 }
 

@@ -8,6 +8,7 @@
  */
 import type { Json } from "../core/task.ts";
 import { contentsOfRaw } from "./oip-contents.ts";
+import { MAX_TENSORS } from "./oip-tensors.ts";
 import { ProtoFlaw, ProtoReader, ProtoWriter } from "./protobuf.ts";
 
 export const OIP_SERVICE = "inference.GRPCInferenceService";
@@ -57,8 +58,8 @@ export interface ModelDescription {
   readonly outputs: readonly TensorDescription[];
 }
 
-/** More than any model has; each costs memory beyond its bytes. */
-const MAX_TENSORS = 1024;
+/** Of one tensor. Writers send one; more are merged, and each costs memory beyond its bytes. */
+const MAX_CONTENTS = 16;
 const MAX_PARAMETERS = 1024;
 const MAX_DIMENSIONS = 32;
 
@@ -112,8 +113,10 @@ function readTensor(reader: ProtoReader): TensorRecord {
     else if (reader.field === 2) tensor.datatype = reader.string();
     else if (reader.field === 3) reader.each(dimension);
     else if (reader.field === 4) readParameter(reader.message(), parameters);
-    else if (reader.field === 5) contents.push(reader.bytes());
-    else reader.skip();
+    else if (reader.field === 5) {
+      if (contents.push(reader.bytes()) > MAX_CONTENTS)
+        throw new ProtoFlaw(`a tensor has its contents more than ${MAX_CONTENTS} times`);
+    } else reader.skip();
   }
   return { ...tensor, shape, parameters, contents };
 }
@@ -138,6 +141,8 @@ function readParameter(reader: ProtoReader, into: Map<string, Json>): void {
     else if (reader.field === 2) value = readChoice(reader.message());
     else reader.skip();
   }
+  // As of JSON: readers disagree about which one counts. It also bounds how many are read.
+  if (into.has(key)) throw new ProtoFlaw(`the parameter ${JSON.stringify(key.slice(0, 64))} stands twice`);
   into.set(key, value);
   if (into.size > MAX_PARAMETERS) throw new ProtoFlaw(`there are more than ${MAX_PARAMETERS} parameters`);
 }

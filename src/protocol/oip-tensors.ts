@@ -9,8 +9,8 @@
  *   BOOL                  1       true, false (0 and 1 are read too)
  *   INT8 … UINT32         1 … 4   an integer
  *   INT64, UINT64         8       an integer, all of its digits
- *   FP32, FP64            4, 8    the shortest number that reads as the same value; never NaN or infinity
- *   FP16, BF16            2       nothing: only raw
+ *   FP16, FP32, FP64      2, 4, 8 the shortest number that reads as the same value; never NaN or infinity
+ *   BF16                  2       nothing: only raw
  *   BYTES                 4 + n   a string, where the bytes are UTF-8
  *
  * Raw rows are slices of what came, never copies. Number texts are cut and joined, never printed again. JSON
@@ -21,6 +21,9 @@ import { isUtf8 } from "node:buffer";
 import { endianness } from "node:os";
 import { splitArray } from "../core/json-split.ts";
 import { singleText as shortSingle } from "../core/tensor.ts";
+
+/** What a client should do about what JSON cannot say. */
+export const USE_BINARY = "use the binary form";
 
 /** An expected failure: the tensor is not what it says it is. */
 export class TensorFlaw extends Error {}
@@ -62,8 +65,22 @@ const BIG_INTEGERS: ReadonlyMap<string, BigIntegers> = new Map<string, BigIntege
   ["UINT64", BigUint64Array],
 ]);
 
-/** More rows than any batch has: rows of no elements cost no bytes, so that nothing else would bound them. */
-export const MAX_ROWS = 65_536;
+/** Of one request or reply; more than any model has. */
+export const MAX_TENSORS = 1024;
+/**
+ * Rows × tensors of one request or reply. Each is an object while it is cut, and rows without elements cost no bytes,
+ * so that the size of the message does not bound them. 65,536 take some 15 ms.
+ */
+export const MAX_CELLS = 65_536;
+/** Those whose values are single precision, or less. */
+const FLOATS: ReadonlyMap<string, typeof Float16Array | typeof Float32Array> = new Map<
+  string,
+  typeof Float16Array | typeof Float32Array
+>([
+  ["FP16", Float16Array],
+  ["FP32", Float32Array],
+]);
+
 const LENGTH_BYTES = 4;
 const SWAPPED = endianness() === "BE";
 
@@ -74,13 +91,19 @@ export function elementBytes(datatype: string): number {
   throw new TensorFlaw(`has the datatype ${JSON.stringify(datatype.slice(0, 32))}, which is not known`);
 }
 
-/** How many rows a tensor has. */
+/** How many rows a tensor has, as its shape says: any number, which costs nothing yet. */
 export function rowsOf(shape: readonly number[]): number {
   const rows = shape[0];
   if (rows === undefined) throw new TensorFlaw("has an empty shape; dimension 0 must be that of the batch");
   elementsOf(shape);
-  if (rows > MAX_ROWS) throw new TensorFlaw(`has ${rows} rows; at most ${MAX_ROWS} are taken`);
   return rows;
+}
+
+/** To be asked before so many tensors of so many rows are cut: `rowsOfRaw` and `rowsOfFlat` allocate each row. */
+export function checkCells(tensors: number, rows: number): void {
+  if (tensors <= MAX_TENSORS && tensors * rows <= MAX_CELLS) return;
+  const most = `at most ${MAX_TENSORS} tensors, and ${MAX_CELLS} rows of all tensors together, are taken`;
+  throw new TensorFlaw(`has ${rows} rows of ${tensors} tensors; ${most}`);
 }
 
 /** How many elements a shape says; of a row when it is given without dimension 0. */
@@ -131,38 +154,47 @@ function elementEnd(bytes: Buffer, at: number): number {
   return end;
 }
 
-/** The elements of a raw BYTES tensor, without their lengths, as slices of `bytes`. */
-export function elementsOfBytes(bytes: Buffer): Buffer[] {
-  const elements: Buffer[] = [];
+/**
+ * The elements of a raw BYTES tensor, without their lengths, as slices of `bytes`. One at a time: an empty element has
+ * four bytes, and its slice a hundred.
+ */
+export function* elementsOfBytes(bytes: Buffer): Generator<Buffer, void> {
   for (let at = 0; at < bytes.length;) {
     const end = elementEnd(bytes, at);
-    elements.push(bytes.subarray(at + LENGTH_BYTES, end));
+    yield bytes.subarray(at + LENGTH_BYTES, end);
     at = end;
   }
-  return elements;
 }
 
-/** Elements, each behind its length. */
-export function bytesOfElements(elements: readonly Uint8Array[]): Buffer {
-  const total = elements.reduce((sum, { length }) => sum + LENGTH_BYTES + length, 0);
+/** One element behind its length. */
+export function bytesOfElement(element: Uint8Array): Buffer {
+  const bytes = Buffer.allocUnsafe(LENGTH_BYTES + element.length);
+  bytes.writeUInt32LE(element.length, 0);
+  bytes.set(element, LENGTH_BYTES);
+  return bytes;
+}
+
+/** Texts as elements, each behind its length. */
+function bytesOfTexts(values: readonly unknown[]): Buffer {
+  let total = 0;
+  for (const value of values) total += LENGTH_BYTES + Buffer.byteLength(utf8Of(value));
   const bytes = Buffer.allocUnsafe(total);
   let at = 0;
-  for (const element of elements) {
-    at = bytes.writeUInt32LE(element.length, at);
-    bytes.set(element, at);
-    at += element.length;
+  for (const value of values as readonly string[]) {
+    const length = bytes.write(value, at + LENGTH_BYTES, "utf8");
+    at = bytes.writeUInt32LE(length, at) + length;
   }
   return bytes;
 }
 
 /** A flat JSON array as raw bytes. */
 export function rawFromJson(text: string, datatype: string): Buffer {
-  refuseHalf(datatype);
+  refuseBrain(datatype);
   elementBytes(datatype);
   const big = BIG_INTEGERS.get(datatype);
   if (big !== undefined) return rawFromBig(text, datatype, big);
   const values = JSON.parse(text) as unknown[];
-  if (datatype === "BYTES") return bytesOfElements(values.map(utf8Of));
+  if (datatype === "BYTES") return bytesOfTexts(values);
   if (datatype === "BOOL") return Buffer.from(values.map(bitOf));
   for (const value of values) {
     if (typeof value !== "number") throw mismatch(value, datatype);
@@ -176,7 +208,7 @@ export function rawFromJson(text: string, datatype: string): Buffer {
     if (odd >= 0) throw mismatch(numbers[odd], datatype);
     return littleEndian(array);
   }
-  const floats = datatype === "FP32" ? new Float32Array(numbers) : new Float64Array(numbers);
+  const floats = new (FLOATS.get(datatype) ?? Float64Array)(numbers);
   const odd = floats.findIndex((value) => !Number.isFinite(value));
   if (odd >= 0) throw new TensorFlaw(`holds a number beyond the range of ${datatype}`);
   return littleEndian(floats);
@@ -185,22 +217,28 @@ export function rawFromJson(text: string, datatype: string): Buffer {
 function rawFromBig(text: string, datatype: string, kind: BigIntegers): Buffer {
   const { elements, flaw } = splitArray(text);
   if (flaw !== undefined) throw new TensorFlaw(flaw);
-  const values = elements.map((element) => {
-    if (/^-?\d{1,20}$/.test(element)) return BigInt(element);
-    const value: unknown = JSON.parse(element); // 1.0 and 1e3 are integers, too.
-    if (typeof value === "number" && Number.isSafeInteger(value)) return BigInt(value);
-    throw mismatch(value, datatype);
-  });
-  const array = new kind(values);
-  const odd = values.findIndex((value, at) => value !== array[at]);
-  if (odd >= 0) throw new TensorFlaw(`holds ${elements[odd]}, which is no value of ${datatype}`);
+  const array = new kind(elements.length);
+  for (const [at, element] of elements.entries()) {
+    const value = bigOf(element, datatype);
+    array[at] = value;
+    // What does not fit has become another number.
+    if (array[at] !== value) throw new TensorFlaw(`holds ${element}, which is no value of ${datatype}`);
+  }
   return littleEndian(array);
 }
 
-function utf8Of(value: unknown): Buffer {
+function bigOf(element: string, datatype: string): bigint {
+  if (/^-?\d{1,20}$/.test(element)) return BigInt(element);
+  const value: unknown = JSON.parse(element); // 1.0 and 1e3 are integers, too.
+  if (typeof value === "number" && Number.isSafeInteger(value)) return BigInt(value);
+  throw mismatch(value, datatype);
+}
+
+/** A text that has UTF-8. */
+function utf8Of(value: unknown): string {
   if (typeof value !== "string") throw mismatch(value, "BYTES");
   if (!value.isWellFormed()) throw new TensorFlaw("holds a string with half a surrogate pair");
-  return Buffer.from(value, "utf8");
+  return value;
 }
 
 function bitOf(value: unknown): number {
@@ -211,9 +249,9 @@ function bitOf(value: unknown): number {
 
 /** Raw bytes as a flat JSON array. */
 export function jsonFromRaw(bytes: Buffer, datatype: string): string {
-  refuseHalf(datatype);
+  refuseBrain(datatype);
   const size = elementBytes(datatype);
-  if (datatype === "BYTES") return `[${elementsOfBytes(bytes).map(quoted).join(",")}]`;
+  if (datatype === "BYTES") return `[${Array.from(elementsOfBytes(bytes), quoted).join(",")}]`;
   if (bytes.length % size > 0) {
     throw new TensorFlaw(`has ${bytes.length} bytes, which are no whole number of ${datatype}`);
   }
@@ -221,19 +259,20 @@ export function jsonFromRaw(bytes: Buffer, datatype: string): string {
   const kind = INTEGERS.get(datatype) ?? BIG_INTEGERS.get(datatype);
   if (kind !== undefined) return `[${new kind(nativeEndian(bytes, size)).join(",")}]`;
   const floats = nativeEndian(bytes, size);
-  return datatype === "FP32"
-    ? `[${Array.from(new Float32Array(floats), singleText).join(",")}]`
-    : `[${Array.from(new Float64Array(floats), doubleText).join(",")}]`;
+  const single = FLOATS.get(datatype);
+  return single === undefined
+    ? `[${Array.from(new Float64Array(floats), doubleText).join(",")}]`
+    : `[${Array.from(new single(floats), singleText).join(",")}]`;
 }
 
 function quoted(element: Buffer): string {
   if (isUtf8(element)) return JSON.stringify(element.toString("utf8"));
-  throw new TensorFlaw("holds bytes that are not UTF-8, which JSON cannot say; use the binary form");
+  throw new TensorFlaw(`holds bytes that are not UTF-8, which JSON cannot say; ${USE_BINARY}`);
 }
 
 function doubleText(value: number): string {
   if (!Number.isFinite(value)) {
-    throw new TensorFlaw("holds NaN or infinity, which JSON cannot say; use the binary form");
+    throw new TensorFlaw(`holds NaN or infinity, which JSON cannot say; ${USE_BINARY}`);
   }
   return Object.is(value, -0) ? "-0" : String(value);
 }
@@ -356,9 +395,8 @@ function swapped(bytes: Buffer, size: number): Buffer {
   return size === 8 ? bytes.swap64() : bytes;
 }
 
-function refuseHalf(datatype: string): void {
-  if (datatype !== "FP16" && datatype !== "BF16") return;
-  throw new TensorFlaw(`is ${datatype}, which JSON cannot say; use the binary form`);
+function refuseBrain(datatype: string): void {
+  if (datatype === "BF16") throw new TensorFlaw(`is BF16, which JSON cannot say; ${USE_BINARY}`);
 }
 
 function mismatch(value: unknown, datatype: string): TensorFlaw {

@@ -8,13 +8,15 @@
  * Each of the B rows is a task. With the binary extension tensors stand as bytes behind the JSON. `oip-client.ts` reads
  * requests, `oip-answer.ts` writes answers, `oip-worker.ts` speaks to workers; `oip-grpc.ts` is the same over gRPC.
  */
-import { without } from "./fields.ts";
+import { splitArray } from "../core/json-split.ts";
+import { cutFields, without } from "./fields.ts";
 import { kserveError, nameIn } from "./kserve-v1.ts";
 import { BYTES_TYPE } from "./oip-body.ts";
 import { readInfer } from "./oip-client.ts";
 import { inferCall, inferOutputs } from "./oip-worker.ts";
 import type { About, AboutRoute, Answer, Protocol } from "./protocol.ts";
 
+const BINARY_EXTENSION = "binary_tensor_data";
 /** Not every client says what it sends. */
 const TYPES = ["application/json", BYTES_TYPE, "", "application/x-www-form-urlencoded"];
 /** What stands behind a worker's base. */
@@ -46,6 +48,7 @@ export const oipV2: Protocol = {
   },
   worker: {
     readsBytes: true,
+    extension: { path: "/v2", listed: listsBinary },
     basePath: (path) => without(path.replace(ENDPOINT, "")),
     modelOf: (path) => nameIn(ENDPOINT.exec(path)?.[1]),
     call: inferCall,
@@ -53,12 +56,18 @@ export const oipV2: Protocol = {
   },
 };
 
+/** Of the metadata of a server. */
+function listsBinary(metadata: string): boolean {
+  const listed = splitArray(cutFields(metadata)?.get("extensions") ?? "").elements ?? [];
+  return listed.includes(`"${BINARY_EXTENSION}"`);
+}
+
 function atTheWorker({ model }: About): "worker" | undefined {
   return model === undefined ? undefined : "worker";
 }
 
 function serverMetadata({ version }: About): Answer {
-  return { body: JSON.stringify({ name: "ferry", version, extensions: ["binary_tensor_data"] }) };
+  return { body: JSON.stringify({ name: "ferry", version, extensions: [BINARY_EXTENSION] }) };
 }
 
 /** 4xx is their word for no. */

@@ -6,22 +6,36 @@
  * too long would push its neighbours' values into somebody else's answer. Outputs are cut only where dimension 0 of
  * each is the number of rows that were sent; a batch of one is passed on in whatever shape. Parameters and inputs may
  * have been written by a client of Ferry's own API, so that nothing is taken for granted.
+ *
+ * A server without the binary extension is told everything in JSON (`plain`): bytes become values, and no output is asked for
+ * as bytes. What JSON cannot say (BF16, NaN, BYTES that are not UTF-8) is a flaw of the row that holds it.
  */
 import { isUtf8 } from "node:buffer";
-import { splitField, splitFields } from "../core/json-split.ts";
+import { outputFlaw, splitArray, splitField, splitFields } from "../core/json-split.ts";
 import type { Json } from "../core/task.ts";
+import type { Fields } from "./fields.ts";
+import { isWayOut } from "./kserve-v1.ts";
 import { binarySize, BYTES_TYPE, HEADER_LENGTH, partsOf, RawReader } from "./oip-body.ts";
 import { about, objectField, objectPart, ofKind, quoted, shapeField, textField } from "./oip-fields.ts";
 import { callShape, type Form, type FormTensor, putRow, readForm, readInput, rowBytes } from "./oip-form.ts";
 import { type Beside, cutReply, headText, type OutputTensor } from "./oip-outputs.ts";
-import { countFlat, elementsOf, flatten, joinFlat, TensorFlaw } from "./oip-tensors.ts";
+import {
+  countFlat,
+  elementsOf,
+  flatten,
+  joinFlat,
+  jsonFromRaw,
+  TensorFlaw,
+  USE_BINARY,
+} from "./oip-tensors.ts";
 import type { Call, Outputs, Replied } from "./protocol.ts";
 
-export function inferCall(inputs: readonly Json[], parameters: Json, model: string): Call {
+export function inferCall(inputs: readonly Json[], parameters: Json, model: string, plain = false): Call {
   try {
     const form = readForm(parameters, inputs.length);
     const rows = inputs.map((input) => readInput(input, form));
-    const path = form.version === undefined ? {} : { path: pathOf(model, form.version) };
+    const path = form.version === undefined ? {} : { path: pathOf(model, form.version), named: true };
+    if (plain) return { ...path, ...plainCall(form, rows) };
     return { ...path, ...(form.binary ? binaryCall(form, rows) : jsonCall(form, rows)) };
   } catch (error) {
     if (error instanceof TensorFlaw) return { body: "", flaw: error.message };
@@ -31,7 +45,7 @@ export function inferCall(inputs: readonly Json[], parameters: Json, model: stri
 
 function pathOf(model: string, version: string): string {
   // In a path these would not be a version but the way to somewhere else.
-  if (/^\.{0,2}$/.test(version)) throw new TensorFlaw("the version must be a name or a number");
+  if (isWayOut(version)) throw new TensorFlaw("the version must be a name or a number");
   return `/v2/models/${encodeURIComponent(model)}/versions/${encodeURIComponent(version)}/infer`;
 }
 
@@ -55,7 +69,46 @@ function jsonCall(form: Form, rows: Rows): Call {
   const rest = restOf(form);
   const body = `{"inputs":[${inputs.join(",")}]${rest}}`;
   // Its outputs may come as bytes all the same.
-  return rest.includes('"binary_data') ? { body, headers: { accept: "*/*" } } : { body };
+  return rest.includes('"binary_data') ? { body, extended: true, headers: { accept: "*/*" } } : { body };
+}
+
+function plainCall(form: Form, rows: Rows): Call {
+  const texts = form.binary
+    ? rows.map((row) => row.map((base64, at) => plainRow(base64, form.tensors[at]!)))
+    : rows;
+  return jsonCall(
+    { ...form, outputs: plainOutputs(form.outputs), parameters: plainOf(form.parameters) },
+    texts,
+  );
+}
+
+function plainRow(base64: string, tensor: FormTensor): Json {
+  return about(`input ${quoted(tensor.name)}`, () => {
+    const raw = Buffer.allocUnsafe(rowBytes(base64, tensor));
+    putRow(raw, 0, base64, raw.length);
+    try {
+      return jsonFromRaw(raw, tensor.datatype);
+    } catch (error) {
+      if (!(error instanceof TensorFlaw)) throw error;
+      throw new TensorFlaw(error.message.replace(USE_BINARY, "this model's workers take nothing else"));
+    }
+  });
+}
+
+function plainOutputs(outputs: Json | undefined): Json | undefined {
+  if (outputs?.includes('"binary_data') !== true) return outputs;
+  const texts = (splitArray(outputs).elements ?? []).map((text) => {
+    const fields = new Map(splitFields(text));
+    const own = plainOf(about("an output", () => objectField(fields, "parameters")));
+    fields.delete("parameters");
+    const rest = [...fields].map(([name, value]) => `${JSON.stringify(name)}:${value}`);
+    return `{${rest.join(",")}${objectPart("parameters", own)}}`;
+  });
+  return `[${texts.join(",")}]`;
+}
+
+function plainOf(parameters: Fields | undefined): Fields | undefined {
+  return parameters && new Map([...parameters].filter(([name]) => !name.startsWith("binary_data")));
 }
 
 function checked(text: Json, { name, datatype }: FormTensor, wanted: number): Json {
@@ -85,7 +138,7 @@ function binaryCall(form: Form, rows: Rows): Call {
   for (const [tensor, each] of sizes.entries()) {
     for (const [row, size] of each.entries()) at = putRow(body, at, rows[row]![tensor]!, size);
   }
-  return { type: BYTES_TYPE, headers: { [HEADER_LENGTH]: String(headBytes) }, body };
+  return { type: BYTES_TYPE, headers: { [HEADER_LENGTH]: String(headBytes) }, body, extended: true };
 }
 
 /** The output of each task, from a worker's reply. */
@@ -93,6 +146,9 @@ export function inferOutputs(reply: Replied, inputs: readonly Json[]): Outputs {
   try {
     const { json, raw } = partsOf(reply.body, reply.header(HEADER_LENGTH)?.trim());
     const text = parsed(json);
+    // Also beside the outputs: parameters are written again, one call deeper for each nesting.
+    const wrong = outputFlaw(text);
+    if (wrong !== undefined) return { flaw: wrong };
     const { elements, flaw } = splitField(text, "outputs");
     if (flaw !== undefined) return { flaw };
     const reader = new RawReader(raw);

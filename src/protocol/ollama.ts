@@ -22,7 +22,7 @@ import { asNumbers, embeddingText, isEmbedding, outputFields } from "./embedding
 import {
   cutFields,
   detached,
-  elementsOf,
+  inputsIn,
   invalid,
   objectText,
   parametersOf,
@@ -39,8 +39,6 @@ import { apportion } from "./usage.ts";
 const PATH = "/api/embed";
 const OLD_PATH = "/api/embeddings";
 const OWN: ReadonlySet<string> = new Set(["model", "input", "keep_alive"]);
-/** Of one request. */
-const MAX_INPUTS = 2048;
 const FIGURES = ["total_duration", "load_duration", "prompt_eval_count"] as const;
 
 export const ollama: Protocol = {
@@ -60,10 +58,10 @@ function unbatched(model: string | undefined): Unbatched {
   return { unbatched: true, model };
 }
 
-function read({ body }: Asked): Drafts | Unbatched {
+function read({ body, limits }: Asked): Drafts | Unbatched {
   const fields = readFields(body);
   const model = stringField(fields, "model");
-  const texts = textsOf(fields.get("input"));
+  const texts = textsOf(fields.get("input"), limits.maxInputs);
   if (texts.length === 0) return unbatched(model);
   const keepAlive = readKeepAlive(fields.get("keep_alive"));
   return {
@@ -75,13 +73,12 @@ function read({ body }: Asked): Drafts | Unbatched {
   };
 }
 
-function textsOf(input: Json | undefined): readonly Json[] {
+function textsOf(input: Json | undefined, maxInputs: number): readonly Json[] {
   if (input === undefined || input === "null" || input === '""') return [];
   if (input.startsWith('"')) return [input];
-  const elements = elementsOf(input);
+  const elements = inputsIn(input, "input", maxInputs);
   if (elements === undefined || !elements.every((each) => each.startsWith('"')))
     throw invalid('"input" must be a string or a list of strings');
-  if (elements.length > MAX_INPUTS) throw invalid(`"input" has more than ${MAX_INPUTS} texts; send fewer`);
   return elements;
 }
 

@@ -67,13 +67,13 @@ export const openaiCompletions: Protocol = {
   worker: { basePath: (path) => without(path, PATH), call, outputs },
 };
 
-function read({ body }: Asked): Drafts | Unbatched {
+function read({ body, limits }: Asked): Drafts | Unbatched {
   const fields = readFields(body);
   const model = stringField(fields, "model");
   const streams = booleanField(fields, "stream") === true;
   if (streams || ALONE.some((name) => isSet(fields, name))) return { unbatched: true, model };
   const n = choicesPerPrompt(fields);
-  const { inputs, tokens } = inputsOf(fields, "prompt");
+  const { inputs, tokens } = inputsOf(fields, "prompt", limits);
   return {
     model,
     inputs,

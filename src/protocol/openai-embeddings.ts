@@ -18,9 +18,10 @@ import { asBase64, asNumbers, embeddingText, isEmbedding } from "./embedding.ts"
 import {
   cutFields,
   detached,
-  elementsOf,
   type Fields,
+  inputsIn,
   invalid,
+  isTokens,
   objectText,
   parametersOf,
   readFields,
@@ -32,26 +33,27 @@ import { openaiError } from "./openai-errors.ts";
 import { byIndex } from "./openai-list.ts";
 import { listModels, showModel } from "./openai-models.ts";
 import { inPieces, listed } from "./pieces.ts";
-import type { Asked, Call, Drafts, Outputs, Protocol, Replied } from "./protocol.ts";
+import type { Asked, Call, Drafts, Outputs, Protocol, Replied, RequestLimits } from "./protocol.ts";
 import { apportion, tokenCount, weightOf } from "./usage.ts";
 
 const PATH = "/v1/embeddings";
 const OWN: ReadonlySet<string> = new Set(["model", "input", "encoding_format", "user"]);
 /** Set on token arrays, which no server takes beside texts. */
 const TOKENS = "$tokens";
-export const MAX_INPUTS = 2048;
+/** Of one call. */
+const MAX_BATCH_SIZE = 2048;
 
 export const openaiEmbeddings: Protocol = {
   name: "openai-embeddings",
   client: { infer: [{ path: PATH, read }], about: [listModels, showModel], fail: openaiError },
-  worker: { maxBatchSize: MAX_INPUTS, basePath: (path) => without(path, PATH), call, outputs },
+  worker: { maxBatchSize: MAX_BATCH_SIZE, basePath: (path) => without(path, PATH), call, outputs },
 };
 
-function read({ body }: Asked): Drafts {
+function read({ body, limits }: Asked): Drafts {
   const fields = readFields(body);
   const format = stringField(fields, "encoding_format") ?? "float";
   if (format !== "float" && format !== "base64") throw invalid(`"encoding_format" must be float or base64`);
-  const { inputs, tokens } = inputsOf(fields, "input");
+  const { inputs, tokens } = inputsOf(fields, "input", limits);
   return {
     model: stringField(fields, "model"),
     inputs,
@@ -61,27 +63,21 @@ function read({ body }: Asked): Drafts {
 }
 
 /** A text, texts, tokens, or several arrays of tokens; all of a kind. */
-export function inputsOf(fields: Fields, name: string): { inputs: readonly Json[]; tokens: boolean } {
+export function inputsOf(
+  fields: Fields,
+  name: string,
+  { maxInputs }: RequestLimits,
+): { inputs: readonly Json[]; tokens: boolean } {
   const text = fields.get(name);
   if (text === undefined) throw invalid(`"${name}" is missing`);
   if (text.startsWith('"')) return { inputs: [text], tokens: false };
-  const elements = elementsOf(text);
+  if (isTokens(text)) return { inputs: [text], tokens: true };
+  const elements = inputsIn(text, name, maxInputs);
   if (elements === undefined) throw invalid(`"${name}" must be a string or an array`);
   if (elements.length === 0) throw invalid(`"${name}" is an empty array; send at least one`);
-  if (elements.every(isToken)) return { inputs: [text], tokens: true };
-  if (elements.length > MAX_INPUTS) throw invalid(`"${name}" has more than ${MAX_INPUTS} inputs; send fewer`);
   if (elements.every((each) => each.startsWith('"'))) return { inputs: elements, tokens: false };
   if (elements.every(isTokens)) return { inputs: elements, tokens: true };
   throw invalid(`"${name}" must hold strings, or tokens, or arrays of tokens, not a mixture`);
-}
-
-function isToken(text: Json): boolean {
-  return /^\d+$/.test(text);
-}
-
-function isTokens(text: Json): boolean {
-  const tokens = elementsOf(text);
-  return tokens !== undefined && tokens.length > 0 && tokens.every(isToken);
 }
 
 function* texts(outputs: readonly Json[], model: string, format: "float" | "base64"): Generator<Json, void> {

@@ -31,12 +31,21 @@ export const PROTOCOL_NAMES = [
 ] as const;
 export type ProtocolName = (typeof PROTOCOL_NAMES)[number];
 
+/** What one request may become. `read` keeps to it before it makes anything of an input. */
+export interface RequestLimits {
+  /** Each is a task. */
+  readonly maxInputs: number;
+  /** Of all inputs together, where they hold more than the body does: what they share counts once for each. */
+  readonly maxBytes: number;
+}
+
 /** A request as a protocol reads it. */
 export interface Asked {
   /** What stands in the path where the route has `{model}` or `{version}`, decoded. */
   readonly names: Readonly<Record<string, string>>;
   /** No longer than `limits.maxBodyBytes`. */
   readonly body: Buffer;
+  readonly limits: RequestLimits;
   /** Of the model that the path names: it takes one task at a time (`maxBatchSize: 1`). */
   readonly alone?: boolean;
   /** By its name in lower case. */
@@ -106,6 +115,8 @@ export interface About {
   /** This process takes requests. */
   readonly ready: boolean;
   readonly version: string;
+  /** Of one request. */
+  readonly maxInputs: number;
 }
 
 export interface InferRoute {
@@ -143,6 +154,10 @@ export interface Call {
   readonly type?: string;
   readonly headers?: Readonly<Record<string, string>>;
   readonly body: string | Buffer;
+  /** It uses an extension that not every server speaks (`WorkerSide.extension`); `call` can do without. */
+  readonly extended?: boolean;
+  /** The client chose the path: a version, or a route that not every server of this kind has. */
+  readonly named?: boolean;
   /** These inputs cannot be sent, and why, in words for their client; the rest then means nothing. */
   readonly flaw?: string;
 }
@@ -167,14 +182,22 @@ export interface WorkerSide {
   };
   /** Where a server says that it is well, behind its base; left out: it is not asked unless the config says where. */
   readonly healthPath?: string;
+  /**
+   * What a call may use that not every server of this kind speaks: where a server lists what it does, behind its base, and
+   * whether what it says there lists this.
+   */
+  readonly extension?: { readonly path: string; readonly listed: (text: string) => boolean };
   /** Its replies are not all JSON: it checks them itself. */
   readonly readsBytes?: boolean;
   /** The path of a worker's URL without this protocol's own part. */
   basePath(path: string): string;
   /** The name of the model that the path of a worker's URL says; left out, or undefined: none. */
   modelOf?(path: string): string | undefined;
-  /** `model` is its name at the worker. Inputs and parameters may be anything that Ferry's own API takes. */
-  call(inputs: readonly Json[], parameters: Json, model: string): Call;
+  /**
+   * `model` is its name at the worker. Inputs and parameters may be anything that Ferry's own API takes. `plain`: without the
+   * extension; what cannot be said without it is a flaw.
+   */
+  call(inputs: readonly Json[], parameters: Json, model: string, plain?: boolean): Call;
   outputs(reply: Replied, inputs: readonly Json[], parameters: Json): Outputs;
 }
 

@@ -14,7 +14,8 @@ import { Refusal } from "../core/errors.ts";
 import type { Json } from "../core/task.ts";
 import { numbersText, readBinary } from "../core/tensor.ts";
 import { embeddingText, outputFields } from "./embedding.ts";
-import { between, booleanField, type Fields, invalid, parametersOf } from "./fields.ts";
+import { between, booleanField, type Fields, inputsIn, invalid, parametersOf } from "./fields.ts";
+import type { RequestLimits } from "./protocol.ts";
 
 export const OUTPUT_FIELDS = {
   embed: "embedding",
@@ -24,9 +25,6 @@ export const OUTPUT_FIELDS = {
   rerank: "predictions",
 } as const;
 export type TeiRoute = keyof typeof OUTPUT_FIELDS;
-
-/** Of one request; it is cut into batches of what the worker takes. */
-export const MAX_INPUTS = 2048;
 
 /** Leaving these out says the same, and what says the same shares a batch. */
 const DEFAULTS: Readonly<Record<string, Json>> = {
@@ -49,10 +47,10 @@ export function routeOf(parameters: Json): TeiRoute {
   return Object.hasOwn(OUTPUT_FIELDS, named) ? (named as TeiRoute) : "embed";
 }
 
-export function checkCount(inputs: readonly Json[], name: string): readonly Json[] {
-  if (inputs.length === 0) throw invalid(`\`${name}\` cannot be empty`);
-  if (inputs.length > MAX_INPUTS)
-    throw invalid(`\`${name}\` has more than ${MAX_INPUTS} elements; send fewer`);
+/** The inputs in a list of the field `name`; undefined when it is none. Throws a Refusal where there are none, or too many. */
+export function listOf(text: Json, name: string, { maxInputs }: RequestLimits): readonly Json[] | undefined {
+  const inputs = inputsIn(text, name, maxInputs);
+  if (inputs?.length === 0) throw invalid(`\`${name}\` cannot be empty`);
   return inputs;
 }
 

@@ -14,7 +14,7 @@
  * task of its own, texts of all queries share calls of `/predict`, and the ranks are made here: by score, and of
  * equal scores the last text first, as TEI does.
  */
-import type { Refusal } from "../core/errors.ts";
+import { Refusal } from "../core/errors.ts";
 import type { Json } from "../core/task.ts";
 import { numbersText, readBinary } from "../core/tensor.ts";
 import {
@@ -26,12 +26,12 @@ import {
   readFields,
   stringField,
 } from "./fields.ts";
-import type { Answer, Asked, Drafts } from "./protocol.ts";
-import { checkCount, computeHeaders, countIn, noOutput, readOutput, sharedBy } from "./tei-form.ts";
+import type { Answer, Asked, Drafts, RequestLimits } from "./protocol.ts";
+import { computeHeaders, countIn, listOf, noOutput, readOutput, sharedBy } from "./tei-form.ts";
 
-export function readPredict({ body }: Asked): Drafts {
+export function readPredict({ body, limits }: Asked): Drafts {
   const fields = readFields(body);
-  const { inputs, single } = sequencesOf(fields.get("inputs"));
+  const { inputs, single } = sequencesOf(fields.get("inputs"), limits);
   return {
     inputs,
     parameters: sharedBy(fields, "predict", ["inputs"]),
@@ -43,12 +43,14 @@ export function readPredict({ body }: Asked): Drafts {
   };
 }
 
-function sequencesOf(text: Json | undefined): { inputs: readonly Json[]; single: boolean } {
+function sequencesOf(
+  text: Json | undefined,
+  limits: RequestLimits,
+): { inputs: readonly Json[]; single: boolean } {
   if (text === undefined) throw invalid("`inputs` is missing");
   if (text.startsWith('"')) return { inputs: [`[${text}]`], single: true };
-  const elements = elementsOf(text);
+  const elements = listOf(text, "inputs", limits);
   if (elements === undefined) throw wrongSequences();
-  checkCount(elements, "inputs");
   if (elements.every(isText)) {
     if (elements.length > 2) throw wrongSequences();
     return { inputs: [`[${elements.join(",")}]`], single: true };
@@ -74,22 +76,34 @@ function wrongSequences(): Refusal {
 
 const RERANK_OWN = ["query", "texts", "return_text"];
 
-export function readRerank({ body }: Asked): Drafts {
-  return draftRerank(readFields(body));
+export function readRerank({ body, limits }: Asked): Drafts {
+  return draftRerank(readFields(body), limits);
 }
 
-export function draftRerank(fields: Fields): Drafts {
+export function draftRerank(fields: Fields, limits: RequestLimits): Drafts {
   const query = fields.get("query");
   if (stringField(fields, "query") === undefined) throw invalid("`query` is missing");
-  const texts = elementsOf(fields.get("texts") ?? "");
+  const texts = listOf(fields.get("texts") ?? "", "texts", limits);
   if (texts === undefined || !texts.every(isText)) throw invalid("`texts` must be a list of strings");
-  checkCount(texts, "texts");
+  checkProduct(query!, texts, limits);
   const withTexts = booleanField(fields, "return_text") === true;
   return {
     inputs: texts.map((text) => `[${query},${text}]`),
     parameters: sharedBy(fields, "rerank", RERANK_OWN),
     render: (outputs) => ranked(outputs, withTexts ? texts : undefined),
   };
+}
+
+/** Before the query is copied into each task. */
+function checkProduct(query: Json, texts: readonly Json[], { maxBytes }: RequestLimits): void {
+  let bytes = query.length * texts.length;
+  for (const { length } of texts) bytes += length;
+  if (bytes <= maxBytes) return;
+  const what = `a query of ${query.length} characters with ${texts.length} texts makes inputs of ${bytes} bytes`;
+  throw new Refusal(
+    "PAYLOAD_TOO_LARGE",
+    `${what}; at most ${maxBytes} are taken: send fewer texts at a time`,
+  );
 }
 
 function ranked(outputs: readonly Json[], texts: readonly Json[] | undefined): Answer {

@@ -42,6 +42,7 @@ function call(inputs: readonly Json[], parameters: Json): Call {
   const more = sent(parameters, OWN);
   return {
     path: pairs ? "/predict" : `/${route}`,
+    named: route !== "embed",
     body: `{"inputs":[${texts.join(",")}]${more === "" ? "" : `,${more}`}}`,
   };
 }

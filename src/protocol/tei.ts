@@ -11,19 +11,11 @@
  */
 import type { Json } from "../core/task.ts";
 import { asNumbers } from "./embedding.ts";
-import { elementsOf, type Fields, invalid, readFields } from "./fields.ts";
+import { type Fields, invalid, isTokens, readFields } from "./fields.ts";
 import { inPieces, listed } from "./pieces.ts";
-import type { About, Answer, Asked, Drafts, Pieces, Protocol } from "./protocol.ts";
+import type { About, Answer, Asked, Drafts, Pieces, Protocol, RequestLimits } from "./protocol.ts";
 import { errorText, teiError } from "./tei-errors.ts";
-import {
-  checkCount,
-  computeHeaders,
-  MAX_INPUTS,
-  readOutput,
-  sharedBy,
-  type TeiOutput,
-  type TeiRoute,
-} from "./tei-form.ts";
+import { computeHeaders, listOf, readOutput, sharedBy, type TeiOutput, type TeiRoute } from "./tei-form.ts";
 import { draftRerank, readPredict, readRerank } from "./tei-predict.ts";
 import { teiWorker } from "./tei-worker.ts";
 
@@ -31,9 +23,12 @@ export const tei: Protocol = {
   name: "tei",
   client: {
     infer: [
-      { path: "/embed", read: ({ body }) => draftEmbed(readFields(body), "embed") },
-      { path: "/embed_all", read: ({ body }) => draftEmbed(readFields(body), "embed_all") },
-      { path: "/embed_sparse", read: ({ body }) => draftEmbed(readFields(body), "embed_sparse") },
+      { path: "/embed", read: (asked) => draftEmbed(readFields(asked.body), "embed", asked.limits) },
+      { path: "/embed_all", read: (asked) => draftEmbed(readFields(asked.body), "embed_all", asked.limits) },
+      {
+        path: "/embed_sparse",
+        read: (asked) => draftEmbed(readFields(asked.body), "embed_sparse", asked.limits),
+      },
       { path: "/predict", read: readPredict },
       { path: "/rerank", read: readRerank },
       { path: "/", read: readPlain },
@@ -47,37 +42,27 @@ export const tei: Protocol = {
   worker: teiWorker,
 };
 
-function readPlain({ body }: Asked): Drafts {
+function readPlain({ body, limits }: Asked): Drafts {
   const fields = readFields(body);
-  return fields.has("query") ? draftRerank(fields) : draftEmbed(fields, "embed");
+  return fields.has("query") ? draftRerank(fields, limits) : draftEmbed(fields, "embed", limits);
 }
 
-function draftEmbed(fields: Fields, route: TeiRoute): Drafts {
+function draftEmbed(fields: Fields, route: TeiRoute, limits: RequestLimits): Drafts {
   return {
-    inputs: inputsOf(fields.get("inputs")),
+    inputs: inputsOf(fields.get("inputs"), limits),
     parameters: sharedBy(fields, route, ["inputs"]),
     ...inPieces((outputs) => pieces(outputs, route)),
   };
 }
 
-function inputsOf(text: Json | undefined): readonly Json[] {
+function inputsOf(text: Json | undefined, limits: RequestLimits): readonly Json[] {
   if (text === undefined) throw invalid("`inputs` is missing");
   if (text.startsWith('"')) return [text];
-  const elements = elementsOf(text);
+  if (isTokens(text)) return [text];
+  const elements = listOf(text, "inputs", limits);
   if (elements === undefined) throw invalid("`inputs` must be a string or a list");
-  if (elements.length > 0 && elements.every(isToken)) return [text];
-  checkCount(elements, "inputs");
   if (elements.every((each) => each.startsWith('"') || isTokens(each))) return elements;
   throw invalid("`inputs` must hold strings or lists of tokens");
-}
-
-function isToken(text: Json): boolean {
-  return /^\d+$/.test(text);
-}
-
-function isTokens(text: Json): boolean {
-  const tokens = elementsOf(text);
-  return tokens !== undefined && tokens.length > 0 && tokens.every(isToken);
 }
 
 function pieces(outputs: readonly Json[], route: TeiRoute): Pieces {
@@ -92,8 +77,8 @@ function* texts(read: readonly TeiOutput[], route: TeiRoute): Generator<Json, vo
 }
 
 /** Where no worker can be asked. */
-function ownInfo({ model, version }: About): Answer {
-  const info = { model_id: model!.name, max_client_batch_size: MAX_INPUTS, version: `ferry ${version}` };
+function ownInfo({ model, version, maxInputs }: About): Answer {
+  const info = { model_id: model!.name, max_client_batch_size: maxInputs, version: `ferry ${version}` };
   return { body: JSON.stringify(info) };
 }
 

@@ -4,11 +4,13 @@ import { type KnownWorker, Passage } from "../backend/passthrough.ts";
 import { workerSide } from "./backends.ts";
 import type { Clock } from "../clock.ts";
 import type { Config, HttpBackendConfig, ModelConfig } from "../config/config.ts";
+import type { FairShare } from "../core/fair-share.ts";
 import type { Dispatcher } from "../dispatch/dispatcher.ts";
 import type { Crossing } from "../gateway/crossing.ts";
 import { DropIns, type DropInModel } from "../gateway/dropin.ts";
 import { type PassedModel, Passthrough } from "../gateway/passthrough.ts";
-import type { Protocol, ProtocolName } from "../protocol/protocol.ts";
+import type { Screening } from "../gateway/screening.ts";
+import type { Protocol, ProtocolName, RequestLimits } from "../protocol/protocol.ts";
 import { protocols } from "../protocol/protocols.ts";
 import { plainUrl } from "../config/worker-addresses.ts";
 import type { Events } from "../telemetry/events.ts";
@@ -23,9 +25,11 @@ export interface DropInNeeds {
   readonly healthy: (model: string) => boolean;
   /** The workers that the n-th model has now; undefined where this process runs no batches and does not know. */
   readonly workers: (model: number) => readonly KnownWorker[] | undefined;
-  readonly draining: () => boolean;
+  /** Of the n-th model; undefined where it has no deny patterns. */
+  readonly screening: (model: number) => Screening | undefined;
+  readonly ready: () => boolean;
   /** What is passed through now, by whatever rules it came. */
-  readonly underway: { count: number };
+  readonly underway: FairShare;
 }
 
 export interface OpenDropIns {
@@ -39,7 +43,7 @@ export interface OpenDropIns {
 /** Rejects with one line when a certificate for workers cannot be used. */
 export async function openDropIns(config: Config, needs: DropInNeeds): Promise<OpenDropIns> {
   const { models, limits } = config;
-  const { crossing, healthy, draining, admission, clock } = needs;
+  const { crossing, healthy, ready, admission, clock } = needs;
   const passages: Passage[] = [];
   const passed = new Map<string, PassedModel>();
   for (const [at, model] of models.entries()) {
@@ -56,9 +60,13 @@ export async function openDropIns(config: Config, needs: DropInNeeds): Promise<O
     await Promise.all(passages.map((passage) => passage.stop()));
     throw error;
   }
-  const passLimits = { maxOpen: limits.maxPassthrough, idleMs: limits.passthroughIdleMs };
+  const passLimits = {
+    maxOpen: limits.maxPassthrough,
+    perTenant: config.auth.mode === "required",
+    idleMs: limits.passthroughIdleMs,
+  };
   const proxy = new Passthrough(passed, passLimits, admission, clock, needs.underway);
-  const known = models.map((model): DropInModel => ({
+  const known = models.map((model, at): DropInModel => ({
     name: model.name,
     protocols: spokenBy(model),
     passthrough: model.passthrough,
@@ -66,14 +74,33 @@ export async function openDropIns(config: Config, needs: DropInNeeds): Promise<O
     reachable: passed.has(model.name),
     ready: () => healthy(model.name),
     workerName: workerNameOf(model),
+    screen: needs.screening(at),
   }));
-  const { maxInputs } = limits;
-  const parts = { crossing, proxy, maxInputs, ready: () => !draining(), version: version() };
+  const parts = { crossing, proxy, limits: requestLimits(limits), ready, version: version() };
   const dropIns = new DropIns(known, parts);
   return {
     dropIns,
     leave: () => passages.forEach((passage) => passage.leave()),
     close: async () => void (await Promise.all(passages.map((passage) => passage.stop()))),
+  };
+}
+
+/**
+ * How many times the largest body the inputs of one request may hold, where each repeats what they share (a query of
+ * `/rerank`): 4 KB of query for each of 2,048 texts at the defaults.
+ */
+const MAX_EXPANSION = 8;
+
+/** Never more than an empty queue has room for. */
+function requestLimits({
+  maxInputs,
+  maxQueued,
+  maxBodyBytes,
+  maxQueuedBytes,
+}: Config["limits"]): RequestLimits {
+  return {
+    maxInputs: Math.min(maxInputs, maxQueued),
+    maxBytes: Math.min(MAX_EXPANSION * maxBodyBytes, maxQueuedBytes),
   };
 }
 
@@ -109,9 +136,12 @@ function passageTo(
 }
 
 /** Whether a model may be asked for tensors: its workers speak them, or the config says so. */
-export function speaksTensors({ backend, protocols: listed }: ModelConfig): boolean {
-  if (backend.kind === "grpc" || listed.includes("oip-v2")) return true;
-  return backend.kind === "http" && backend.protocol === "oip-v2";
+export function speaksTensors(model: ModelConfig): boolean {
+  return hasTensorWorkers(model) || model.protocols.includes("oip-v2");
+}
+
+export function hasTensorWorkers({ backend }: ModelConfig): boolean {
+  return backend.kind === "grpc" || (backend.kind === "http" && backend.protocol === "oip-v2");
 }
 
 /** What the clients of a model may speak: what its workers do, and what the config says beside it. */

@@ -35,6 +35,10 @@ export interface Opened {
   readonly engine: Engine;
   /** Accepted tasks outlive this process. */
   readonly durable: boolean;
+  /** Whether tasks can be stored now; false while the journal cannot be written. */
+  readonly writable: () => boolean;
+  /** Resolves when they never will be again by this process, which must be started anew. */
+  readonly lost?: Promise<void>;
   readonly shared?: Shared;
   close(): Promise<void>;
 }
@@ -56,18 +60,34 @@ async function openMemory(
   const opened = (engine: Engine): Opened => ({
     engine,
     durable: dataDir !== undefined,
+    writable: () => true,
     close: () => engine.close(),
   });
   if (dataDir === undefined) return opened(new MemoryEngine(options, clock, events));
-  const { journal, records, torn } = await openJournal(dataDir, (why) => {
-    const message = `the journal is broken, nothing more is accepted: ${why.message}`;
-    events.emit("notice", { level: "error", message });
-  });
+  const lost = Promise.withResolvers<void>();
+  const { journal, records, torn, running } = await openJournal(
+    dataDir,
+    (why) => {
+      if (why === undefined) {
+        events.emit("notice", { level: "info", message: `the journal in ${dataDir} is written again` });
+        return;
+      }
+      const next = why.lasting ? "ending, to be started again" : "it is tried again each second";
+      const message = `the journal cannot be written, new tasks are refused: ${why.message}; ${next}`;
+      events.emit("notice", { level: "error", message });
+      if (why.lasting) lost.resolve();
+    },
+    clock,
+  );
   if (torn > 0) {
     const message = `${torn} torn at the end of the journal in ${dataDir}: the last commits before a crash or damage`;
     events.emit("notice", { level: "warn", message });
   }
-  return opened(new MemoryEngine(options, clock, events, new RecordKeeper(journal, records)));
+  return {
+    ...opened(new MemoryEngine(options, clock, events, new RecordKeeper(journal, records, running))),
+    writable: () => journal.trouble === undefined,
+    lost: lost.promise,
+  };
 }
 
 async function openRedis(
@@ -107,6 +127,7 @@ async function openRedis(
   return {
     engine,
     durable: true,
+    writable: () => true,
     shared: { engine, registry, id, nodes, key, durability, reachable },
     close: async () => {
       await engine.close();

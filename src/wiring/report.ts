@@ -38,6 +38,8 @@ export interface ReportParts {
   durability(): ProcessSight["durability"];
   /** Whether the store answers. */
   reachable(): boolean;
+  /** Whether tasks can be stored now. */
+  writable(): boolean;
   /** Says how many workers each model should have; undefined until it looks. */
   scaling(): ScalingLoop | undefined;
 }
@@ -53,6 +55,7 @@ export class Report implements Inside, Sight {
   readonly #parts: ReportParts;
   readonly #startedAt: number;
   readonly draining: () => boolean;
+  readonly writable: () => boolean;
   readonly desk: WorkerDesk;
 
   constructor(parts: ReportParts) {
@@ -60,6 +63,7 @@ export class Report implements Inside, Sight {
     this.desk = parts.desk;
     this.#startedAt = parts.clock.now();
     this.draining = () => parts.draining();
+    this.writable = () => parts.writable();
   }
 
   health(): Record<string, unknown> {
@@ -72,7 +76,8 @@ export class Report implements Inside, Sight {
     const workers = sum((model) => model.workers);
     const busy = sum((model) => model.utilization * model.workers);
     const reachable = this.#parts.reachable();
-    const served = reachable && sums.every(({ healthy }) => healthy > 0);
+    const durability = this.#parts.durability();
+    const served = reachable && this.writable() && sums.every(({ healthy }) => healthy > 0);
     return {
       status: this.draining() ? "draining" : served ? "ok" : "degraded",
       gpu_utilization: thousandths(busy / Math.max(1, workers)),
@@ -85,9 +90,10 @@ export class Report implements Inside, Sight {
       dead_letters: deadLetters,
       ...(fleet && {
         store: reachable ? "ok" : "away",
-        durability: this.#parts.durability(),
+        durability,
         members: fleet.members.length,
       }),
+      ...(durability === "disk" && { journal: this.writable() ? "ok" : "unwritable" }),
       models: sums.map((each) => this.#health(each, now)),
       uptime_ms: Math.round(now - this.#startedAt),
       totals: tally.totals(),
@@ -148,7 +154,7 @@ export class Report implements Inside, Sight {
       members: Math.max(1, fleet?.members.length ?? 1),
       engine: config.engine.kind,
       durability: this.#parts.durability(),
-      reachable: this.#parts.reachable(),
+      reachable: this.#parts.reachable() && this.writable(),
       draining: this.draining(),
       queued,
       running,

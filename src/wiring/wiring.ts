@@ -32,8 +32,11 @@ export function rulesOf(model: ModelConfig, maxWorkerLoad: number): ModelRules {
   const { name, policy, pipeline, maxBatchSize, maxWaitMs, maxBatchTokens, maxBatchBytes } = model;
   const { timeouts, retry, health } = model;
   const limits = { policy, maxBatchSize, maxWaitMs };
+  const budgets = { maxBatchTokens, maxBatchBytes, maxWorkerLoad };
   const { workerMs } = timeouts;
-  return { name, limits, pipeline, maxBatchTokens, maxBatchBytes, workerMs, retry, health, maxWorkerLoad };
+  // A thread of ours: a crash in native code of the user's function is a crash of Ferry.
+  const inProcess = model.backend.kind === "module";
+  return { name, limits, pipeline, ...budgets, workerMs, inProcess, retry, health };
 }
 
 export function ofFleet({ backend }: ModelConfig, member: string): { shared: boolean } | { suffix: string } {

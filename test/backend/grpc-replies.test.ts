@@ -74,6 +74,45 @@ describe("grpc, what each status means:", () => {
     assertReply(await replyTo(fails(codes.PERMISSION_DENIED)), "failed", /backend.authorization/, "worker");
   });
 
+  test("NOT_FOUND of a version that the client asked for, or of what its parameters name, is the client's", async () => {
+    const run = async (serve: Serve, more: string, options = {}): Promise<Reply> => {
+      await using server = await OipServer.listen(serve);
+      const backend = backendFor([server.url], options);
+      const batch = asRows(batchOf(["1"]));
+      const parameters = batch.parameters.replace(/\}$/, `${more}}`);
+      const reply = await backend.workers[0]!.run({ ...batch, parameters }, never);
+      await backend.stop();
+      return reply;
+    };
+    const version = await run(fails(codes.NOT_FOUND), ',"version":"7"');
+    assertReply(version, "rejected", /^worker answered NOT_FOUND: oops$/);
+    assert(version.kind === "rejected");
+    assert.equal(version.code, "NOT_FOUND");
+    const named = await run(fails(codes.NOT_FOUND, "no adapter 'l-7'"), ',"parameters":{"lora":"l-7"}');
+    assert(named.kind === "rejected");
+    assert.equal(named.code, "NOT_FOUND");
+    const denied = await run(
+      fails(codes.PERMISSION_DENIED, "not for you: l-7"),
+      ',"parameters":{"lora":"l-7"}',
+    );
+    assert(denied.kind === "rejected");
+    assert.equal(denied.code, "FORBIDDEN");
+    const loading = await run(fails(codes.UNAVAILABLE), ',"version":"7"');
+    assert(loading.kind === "busy");
+    assert.equal(loading.named, true);
+    // The version of the config is not the client's.
+    assertReply(await run(fails(codes.NOT_FOUND), "", { version: "7" }), "failed", /check/, "worker");
+  });
+
+  test("a message that is too large, as other servers word it", async () => {
+    for (const words of [
+      "Received message exceeds the maximum configured message size.",
+      "Error, message length too large: found 5000000 bytes, the limit is: 4194304 bytes",
+    ]) {
+      assertReply(await replyTo(fails(codes.RESOURCE_EXHAUSTED, words)), "rejected", /RESOURCE_EXHAUSTED/);
+    }
+  });
+
   test("any other blames the worker", async () => {
     for (const code of [
       codes.UNKNOWN,

@@ -19,32 +19,36 @@ import {
 import { describe, test } from "./suite.ts";
 import { TcpProxy } from "./tcp-proxy.ts";
 
-backendContract("grpc", async (mood, workers) => {
-  const servers = await Promise.all(
-    Array.from({ length: workers }, async () => {
-      const server = await OipServer.listen(async (request) => {
-        const inputs = texts(request);
-        if (inputs.includes(REJECT)) throw status(codes.INVALID_ARGUMENT, "refused");
-        if (inputs.includes(CRASH)) proxy.cut();
-        if (inputs.includes(CRASH) || mood === "hang") return undefined;
-        // Answers take a different number of turns, so that aborts hit every stage.
-        for (let turns = inputs.join().length % 5; turns > 0; turns--) await turn();
-        return echoing(request, mood === "short" ? inputs.slice(1) : inputs);
-      });
-      const proxy = await TcpProxy.to(server.port);
-      return { server, proxy };
-    }),
-  );
-  const urls = servers.map(({ proxy }) => `grpc://127.0.0.1:${proxy.port}`);
-  return Object.assign(new TextBackend(backendFor(urls, { askReady: true })), {
-    [Symbol.asyncDispose]: async () => {
-      for (const { proxy, server } of servers) {
-        await proxy[Symbol.asyncDispose]();
-        await server[Symbol.asyncDispose]();
-      }
-    },
-  });
-});
+backendContract(
+  "grpc",
+  async (mood, workers) => {
+    const servers = await Promise.all(
+      Array.from({ length: workers }, async () => {
+        const server = await OipServer.listen(async (request) => {
+          const inputs = texts(request);
+          if (inputs.includes(REJECT)) throw status(codes.INVALID_ARGUMENT, "refused");
+          if (inputs.includes(CRASH)) proxy.cut();
+          if (inputs.includes(CRASH) || mood === "hang") return undefined;
+          // Answers take a different number of turns, so that aborts hit every stage.
+          for (let turns = inputs.join().length % 5; turns > 0; turns--) await turn();
+          return echoing(request, mood === "short" ? inputs.slice(1) : inputs);
+        });
+        const proxy = await TcpProxy.to(server.port);
+        return { server, proxy };
+      }),
+    );
+    const urls = servers.map(({ proxy }) => `grpc://127.0.0.1:${proxy.port}`);
+    return Object.assign(new TextBackend(backendFor(urls, { askReady: true })), {
+      [Symbol.asyncDispose]: async () => {
+        for (const { proxy, server } of servers) {
+          await proxy[Symbol.asyncDispose]();
+          await server[Symbol.asyncDispose]();
+        }
+      },
+    });
+  },
+  { opaque: true },
+);
 
 describe("grpc, what is sent:", () => {
   test("the model's name at the worker, a deadline, credentials and the trace", () =>

@@ -4,19 +4,32 @@ import { type AddressInfo, createServer } from "node:net";
 import { describe, test } from "./suite.ts";
 import { setImmediate as turn } from "node:timers/promises";
 import type { Reply, Worker } from "../../src/backend/backend.ts";
-import { HttpBackend } from "../../src/backend/http.ts";
+import { HttpBackend, type HttpOptions } from "../../src/backend/http.ts";
 import { retryAfterMs } from "../../src/backend/http-exchange.ts";
+import { Passage } from "../../src/backend/passthrough.ts";
 import { SystemClock } from "../../src/clock.ts";
+import { kserveV1 } from "../../src/protocol/kserve-v1.ts";
+import { oipV2 } from "../../src/protocol/oip-v2.ts";
+import type { WorkerSide } from "../../src/protocol/protocol.ts";
+import { tei } from "../../src/protocol/tei.ts";
 import { Events } from "../../src/telemetry/events.ts";
 import { CRASH, REJECT, assertOneLine, backendContract, batchOf, outputsOf } from "../contract/backend.ts";
+import { OipServer, type Rules } from "../protocol/servers/oip.ts";
 import { type Behaviour, StubWorker, echo, endless, hang, saying, status } from "./stub-worker.ts";
 
 const never = new AbortController().signal;
 const MAX_REPLY_BYTES = 1_000_000;
 function backendFor(...urls: string[]): HttpBackend {
+  return backendWith({}, ...urls);
+}
+
+function backendWith(more: Partial<HttpOptions>, ...urls: string[]): HttpBackend {
   const health = { askMs: 1000, askTimeoutMs: 2000, failures: 3 };
   const options = { workers: urls, maxReplyBytes: MAX_REPLY_BYTES, health, tls: { reloadMs: 2000 } };
-  return new HttpBackend(options, { model: "m", clock: new SystemClock(), events: new Events() });
+  return new HttpBackend(
+    { ...options, ...more },
+    { model: "m", clock: new SystemClock(), events: new Events() },
+  );
 }
 
 /** Runs `check` on a worker whose far end behaves like this. */
@@ -106,6 +119,38 @@ describe("http, what is sent:", () => {
       `Basic ${Buffer.from("usér:p@ss").toString("base64")}`,
     );
     assert.equal(backend.workers[0]!.name, url.host);
+  });
+
+  test("where clients' own credentials go on, a caller without one does not get the URL's", async () => {
+    await using stub = await StubWorker.listen();
+    const url = new URL(stub.url);
+    url.username = "ferry";
+    url.password = "of-the-url";
+    const vault = { find: () => "Bearer own" };
+    const backend = backendWith({ vault }, url.href);
+    for (const parameters of ["", '{"$auth":"name"}'])
+      await backend.workers[0]!.run(batchOf(["1"], parameters), never);
+    await backend.stop();
+    const clock = new SystemClock();
+    const workers = (): { address: string; well: boolean }[] => [{ address: url.href, well: true }];
+    const options = { model: "m", workers, basePath: () => "", tls: { reloadMs: 2000 }, ejectMs: 1000 };
+    const passage = new Passage(options, clock, new Events());
+    for (const authorization of [null, "Bearer own"]) {
+      const parcel = {
+        method: "POST",
+        path: "/x",
+        headers: [],
+        authorization,
+        body: () => Buffer.from("{}"),
+      };
+      await new Promise<void>((resolve, reject) => {
+        const receiver = { started: () => {}, data: () => true, ended: resolve, failed: reject };
+        passage.send(parcel, receiver);
+      });
+    }
+    await passage.stop();
+    const shown = stub.requests.map(({ headers }) => headers.authorization);
+    assert.deepEqual(shown, [undefined, "Bearer own", undefined, "Bearer own"]);
   });
 
   test("names are as short as they can be and still differ", () => {
@@ -206,6 +251,113 @@ describe("http, refusals:", () => {
     await assertReply(status(401), "failed", /credentials/, "worker");
   });
 
+  /** One worker of this protocol that refuses with these words; its reply to a batch. */
+  async function refusalOf(
+    code: number,
+    words: string,
+    { parameters = "", inputs = ['"a text"'], ...more }: Refused = {},
+  ): Promise<Reply> {
+    await using stub = await StubWorker.listen(status(code, {}, words));
+    const health = { askMs: 1000, askTimeoutMs: 2000, failures: 3 };
+    const options = { workers: [stub.url], maxReplyBytes: MAX_REPLY_BYTES, health, tls: { reloadMs: 2000 } };
+    const around = { model: "m", clock: new SystemClock(), events: new Events() };
+    const backend = new HttpBackend({ ...options, ...more }, around);
+    try {
+      return await backend.workers[0]!.run({ ...batchOf(inputs), parameters }, never);
+    } finally {
+      await backend.stop();
+    }
+  }
+
+  interface Refused {
+    readonly parameters?: string;
+    readonly inputs?: string[];
+    readonly protocol?: WorkerSide;
+    readonly vault?: { find(name: string): string | undefined };
+    readonly authorization?: string;
+  }
+
+  const rows = (more: string) => ({
+    protocol: oipV2.worker,
+    parameters: `{"inputs":[{"datatype":"FP32","name":"in0","shape":[1]}]${more}}`,
+    inputs: ["[[1]]"],
+  });
+
+  test("404 and 405 are the client's where it chose the path, or the worker repeats what it named", async () => {
+    const found: [words: string, asked: Refused][] = [
+      ["not here", rows(',"version":"7"')],
+      ["not here", { protocol: kserveV1.worker, parameters: '{"$version":"7"}', inputs: ["1"] }],
+      ["", { protocol: tei.worker, parameters: '{"$route":"embed_sparse"}' }],
+      ["no adapter 'lora-7' is loaded", { parameters: '{"adapter":"lora-7"}' }],
+      ['{"error":"no signature sig"}', { parameters: '{"options":{"signature_name":"sig"}}' }],
+      ["unexpected inference output out9", rows(',"outputs":[{"name":"out9"}]')],
+    ];
+    for (const code of [404, 405]) {
+      for (const [words, asked] of found) {
+        const reply = await refusalOf(code, words, asked);
+        assert(reply.kind === "rejected", `${reply.kind} ${words}`);
+        assert.equal(reply.code, "NOT_FOUND", words);
+        assert.match(reply.message, new RegExp(`^worker answered ${code}`));
+        assert.equal(reply.brief, `worker answered ${code} (check the worker's URL)`);
+      }
+    }
+  });
+
+  test("without that they are the worker's", async () => {
+    const found: [words: string, asked: Refused][] = [
+      ["", rows("")],
+      ['{"detail":"Not Found"}', { parameters: '{"adapter":"lora-7","n":1}' }],
+      // The model's own name, a key, a part of a longer word, and a single letter say nothing.
+      ["unknown model 'm', adapter lora-77", { parameters: '{"model":"m","adapter":"lora-7","x":"l"}' }],
+      ["Request for unknown model: 'm' is not found", rows(',"outputs":[{"name":"out0"}]')],
+    ];
+    for (const [words, asked] of found) {
+      const reply = await refusalOf(404, words, asked);
+      assert(reply.kind === "failed", `${reply.kind} ${words}`);
+      assert.equal(reply.blame, "worker");
+    }
+  });
+
+  test("503 says whether it is about what the client named", async () => {
+    for (const [words, asked, named] of [
+      ["not ready", rows(',"version":"7"'), true],
+      ["adapter lora-7 is loading", { parameters: '{"adapter":"lora-7"}' }, true],
+      ["queue is full", { parameters: '{"adapter":"lora-7"}' }, false],
+      ["queue is full", rows(""), false],
+    ] as const) {
+      const reply = await refusalOf(503, words, asked);
+      assert(reply.kind === "busy");
+      assert.equal(reply.named, named, words);
+    }
+  });
+
+  test("what a worker could not fetch or may not read of an input is about that input", async () => {
+    const input = '{"image":"https://example.com/cat.png"}';
+    for (const code of [401, 403, 404]) {
+      const reply = await refusalOf(code, `${code} for url https://example.com/cat.png`, { inputs: [input] });
+      assert(reply.kind === "rejected");
+      assert.equal(reply.code, undefined);
+    }
+  });
+
+  test("401, 403 and 429 are the client's where its own credential was sent, or it sent none", async () => {
+    const vault = { find: () => "Bearer of-the-client" };
+    const codes = [
+      [401, "UNAUTHENTICATED"],
+      [403, "FORBIDDEN"],
+      [429, "RATE_LIMITED"],
+    ] as const;
+    for (const [code, name] of codes) {
+      for (const parameters of ['{"$auth":"x"}', ""]) {
+        const reply = await refusalOf(code, "no", { vault, parameters });
+        assert(reply.kind === "rejected", reply.kind);
+        assert.equal(reply.code, name);
+      }
+      const ours = await refusalOf(code, "no", { vault, authorization: "Bearer ours" });
+      assert.equal(ours.kind, code === 429 ? "busy" : "failed");
+    }
+  });
+
   test("redirects are `failed` and never followed", async () => {
     await using other = await StubWorker.listen();
     for (const code of redirects) {
@@ -237,6 +389,7 @@ describe("http, refusals:", () => {
           message: `worker answered ${code}: later`,
           brief: `worker answered ${code}`,
           retryAfterMs: ms,
+          named: false,
         });
       }
     }
@@ -275,6 +428,76 @@ describe("http, refusals:", () => {
     });
     assert.equal(reply.kind, "answered");
   });
+});
+
+describe("http, a worker that may lack an extension of its protocol:", () => {
+  const parameters = '{"binary":true,"inputs":[{"datatype":"FP32","name":"x","shape":[1]}]}';
+  const bf16 = parameters.replace("FP32", "BF16");
+  const row = `["${Buffer.from(Float32Array.of(1.5).buffer).toString("base64")}"]`;
+  const batch = { ...batchOf([row]), parameters };
+
+  async function withServer(
+    rules: Rules,
+    check: (worker: Worker, server: OipServer) => Promise<void>,
+  ): Promise<void> {
+    await using server = await OipServer.listen(rules);
+    const health = { askMs: 1000, askTimeoutMs: 2000, failures: 3 };
+    const options = { maxReplyBytes: MAX_REPLY_BYTES, health, tls: { reloadMs: 2000 } };
+    const around = { model: "toy", clock: new SystemClock(), events: new Events() };
+    const workers = [server.endpoint()];
+    const backend = new HttpBackend({ ...options, workers, protocol: oipV2.worker }, around);
+    try {
+      await check(backend.workers[0]!, server);
+    } finally {
+      await backend.stop();
+    }
+  }
+
+  for (const code of [400, 415, 422, 500, 501]) {
+    test(`answers ${code} to it: the batch is sent again as JSON, and so is every one after it`, () =>
+      withServer({ jsonOnly: code }, async (worker, server) => {
+        for (let n = 0; n < 3; n++) {
+          const reply = await worker.run(batch, never);
+          assert(reply.kind === "answered", JSON.stringify(reply));
+          assert.match(reply.outputs[0]!, /"data":\[1.5\]/);
+        }
+        assert.deepEqual([server.refused, server.asked, server.calls.length], [1, 1, 3]);
+        const flawed = await worker.run({ ...batchOf(['["gD8="]']), parameters: bf16 }, never);
+        assert(flawed.kind === "rejected");
+        assert.match(flawed.message, /BF16, which JSON cannot say/);
+      }));
+  }
+
+  test("what JSON cannot say is the client's mistake before it was learned, too", () =>
+    withServer({ jsonOnly: 500 }, async (worker) => {
+      const reply = await worker.run({ ...batchOf(['["gD8="]']), parameters: bf16 }, never);
+      assert(reply.kind === "rejected", reply.kind);
+      assert.match(reply.message, /BF16, which JSON cannot say/);
+    }));
+
+  test("one that lists it is believed: its refusal stands, and no call is made twice", () =>
+    withServer({}, async (worker, server) => {
+      server.twist = () => ({ status: 500, headers: {}, body: Buffer.from("CUDA error") });
+      for (let n = 0; n < 3; n++) {
+        const reply = await worker.run(batch, never);
+        assert(reply.kind === "failed" && reply.blame === "worker");
+      }
+      assert.deepEqual([server.asked, server.calls.length], [1, 3]);
+    }));
+
+  test("one that answered it a moment ago is not asked", () =>
+    withServer({}, async (worker, server) => {
+      assert.equal((await worker.run(batch, never)).kind, "answered");
+      server.twist = () => ({ status: 400, headers: {}, body: Buffer.from("bad values") });
+      assert.equal((await worker.run(batch, never)).kind, "rejected");
+      assert.equal(server.asked, 0);
+    }));
+
+  test("one that is broken altogether fails, as any other", () =>
+    withServer({ broken: true }, async (worker) => {
+      const reply = await worker.run(batch, never);
+      assert(reply.kind === "failed" && reply.blame === "worker");
+    }));
 });
 
 describe("http, broken connections:", () => {
@@ -324,6 +547,20 @@ describe("http, broken connections:", () => {
     assert(foreign!.kind === "failed");
     assert.equal(foreign!.message, "worker does not speak HTTP/1.1 at this URL");
   });
+
+  test("a worker that hangs up after its 500 does not fail the next batch", () =>
+    withStub(echo, async (worker, stub) => {
+      for (let n = 0; n < 20; n++) {
+        stub.behave = ({ response, socket }) => {
+          response.writeHead(500).end("no");
+          // Not before the next batch would be on its way.
+          stub.behave = echo;
+          setImmediate(() => socket.destroy());
+        };
+        assert.equal((await worker.run(batchOf(["1"]), never)).kind, "failed");
+        assert.equal((await worker.run(batchOf(["2"]), never)).kind, "answered");
+      }
+    }));
 
   test("a connection that the worker closes between batches is replaced without a failure", () =>
     withStub(echo, async (worker, stub) => {

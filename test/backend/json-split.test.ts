@@ -1,7 +1,7 @@
 import assert from "node:assert/strict";
 import { describe, test } from "./suite.ts";
 import fc from "fast-check";
-import { type Split, splitArray, splitField } from "../../src/core/json-split.ts";
+import { outputFlaw, type Split, splitArray, splitField } from "../../src/core/json-split.ts";
 
 /** JSON text of a value with white space strewn between its tokens. */
 const spaced = fc
@@ -155,5 +155,89 @@ describe("json-split:", () => {
   test("nesting of any depth is no recursion", () => {
     const deep = "[".repeat(200_000) + "]".repeat(200_000);
     assert.deepEqual(elementsOf(splitArray(`[${deep},1]`)), [deep, "1"]);
+  });
+});
+
+describe("what no caller may get in an output", () => {
+  test("is found in no value that JSON.stringify wrote", () => {
+    fc.assert(
+      fc.property(spaced, (text) => assert.equal(outputFlaw(text), undefined)),
+      { numRuns: 500 },
+    );
+  });
+
+  test("a key twice, at any depth, however it is escaped, and nowhere else", () => {
+    interface Written {
+      readonly text: string;
+      readonly twice: boolean;
+    }
+    const key = fc.constantFrom(
+      '"a"',
+      '"b"',
+      String.raw`"\u0061"`,
+      '""',
+      String.raw`"\""`,
+      '"é"',
+      '"{"',
+      '","',
+    );
+    const { value } = fc.letrec<{ value: Written }>((tie) => ({
+      value: fc.oneof(
+        { maxDepth: 4 },
+        fc
+          .constantFrom("1", '"a"', String.raw`"a\",\"a"`, "[]", "[1,2]", "null", '{"a":[]}')
+          .map((text) => ({ text, twice: false })),
+        fc.array(tie("value"), { maxLength: 3 }).map((all) => ({
+          text: `[${all.map(({ text }) => text).join(" , ")}]`,
+          twice: all.some(({ twice }) => twice),
+        })),
+        fc.array(fc.tuple(key, tie("value")), { maxLength: 4 }).map((all) => ({
+          text: `{${all.map(([name, { text }]) => `${name} : ${text}`).join(",")}}`,
+          twice:
+            all.some(([, { twice }]) => twice) ||
+            new Set(all.map(([name]) => JSON.parse(name) as string)).size < all.length,
+        })),
+      ),
+    }));
+    fc.assert(
+      fc.property(value, ({ text, twice }) => {
+        JSON.parse(text);
+        assert.equal(outputFlaw(text), twice ? "has a key twice" : undefined, text);
+      }),
+      { numRuns: 1000 },
+    );
+  });
+
+  test("a key twice among many", () => {
+    const keys = Array.from({ length: 1000 }, (_, at) => `"k${at}":${at}`);
+    assert.equal(outputFlaw(`{${keys.join(",")}}`), undefined);
+    for (const again of [0, 14, 15, 16, 999]) {
+      assert.equal(outputFlaw(`{${keys.join(",")},"k${again}":0}`), "has a key twice");
+    }
+  });
+
+  test("nesting, in whatever brackets", () => {
+    const nested = (depth: number, open: string, close: string): string =>
+      open.repeat(depth) + (open === "[" ? "" : "1") + close.repeat(depth);
+    for (const [open, close] of [
+      ["[", "]"],
+      ['{"a":', "}"],
+    ] as const) {
+      assert.equal(outputFlaw(nested(64, open, close)), undefined);
+      assert.equal(outputFlaw(nested(65, open, close)), "is nested deeper than 64");
+      assert.equal(outputFlaw(nested(200_000, open, close)), "is nested deeper than 64");
+    }
+  });
+
+  test("any text can be looked at", () => {
+    fc.assert(
+      fc.property(
+        fc.string({ unit: fc.constantFrom("{", "}", "[", "]", '"', ":", ",", "1", "e", "u", "\\") }),
+        (text) => {
+          outputFlaw(text);
+        },
+      ),
+      { numRuns: 2000 },
+    );
   });
 });

@@ -68,6 +68,13 @@ describe("module:", () => {
         ["promises", /^output 0 .* a promise \(await it, or use Promise.all\)$/],
         ["map", /^output 0 .* a Map$/],
         ["date", /^output 0 .* an invalid Date$/],
+        ["a BigInt inside", /^output 0 .* a bigint at "0"$/],
+        ["a toJSON that throws", /^output 1 cannot be written as JSON: AssertionError/],
+        ["a getter that throws", /^output 1 cannot be written as JSON: AssertionError/],
+        ["a toJSON", /^output 0 .* NaN$/],
+        ["raw JSON", /^output 1 holds a number beyond the range of a double$/],
+        ["deeper", /^output 1 is nested deeper than 64$/],
+        ["much deeper", /^output 1 (cannot be written as JSON: RangeError|is nested deeper than 64)/],
       ];
       for (const [what, message] of cases) {
         assertMessage(await worker.run(batchOf([`"${what}"`, "0"]), never), "unusable", message);
@@ -82,6 +89,10 @@ describe("module:", () => {
         '{"$tensor":"int64","shape":[1],"base64":"//////////8="}',
       ]);
       assert.deepEqual(await answers(worker, ['"scores"', "0"]), ["0.25", "0.5"]);
+      assert.deepEqual(await answers(worker, ['"raw keys"', "0"]), [
+        '{"a":"x","ab":1}',
+        "12345678901234567890",
+      ]);
       assert.deepEqual(await answers(worker, ['"fine"', "0"]), [
         '{"at":"1970-01-01T00:00:00.000Z","none":null,"list":[]}',
         '"é\\ud800"',

@@ -72,6 +72,12 @@ describe("python, what comes back:", () => {
         ["object", /output 1 .*an object is not a JSON value/],
         ["bad key", /output 0 .*TypeError/],
         ["circular", /output 0 .*ValueError/],
+        ["huge", /^output 1 holds a number beyond the range of a double$/],
+        ["huge inside", /^output 0 holds a number beyond/],
+        ["two keys", /^output 1 has a key twice$/],
+        ["two keys inside", /^output 0 has a key twice$/],
+        ["deep", /^output 1 is nested deeper than 64$/],
+        ["too deep", /^output 1 cannot be written as JSON: RecursionError/],
         ["large", /larger than maxReplyBytes \(4000000\)/],
       ];
       for (const [what, message] of cases) {
@@ -79,6 +85,7 @@ describe("python, what comes back:", () => {
         assertMessage(reply, "unusable", message);
       }
       assert.deepEqual(await answers(worker, ['"tuple"', "0"]), ["1", "2"]);
+      assert.deepEqual(await answers(worker, ['"keys"', "0"]), ['{"1":3,"1.5":2,"null":4}', '{"1":{"1":1}}']);
       // Half of a pair has no UTF-8, but JSON has a way to write it, and an input may hold one.
       assert.deepEqual(await answers(worker, ['"surrogate"', "0"]), ["1", '"\\ud800"']);
     }));

@@ -19,6 +19,8 @@ export type MakeBackend = (mood: Mood, workers: number) => Promise<Backend & Asy
 export interface ContractLimits {
   /** Values survive, but their text does not: the model parses and prints. */
   readonly reprints?: boolean;
+  /** Outputs travel as bytes, whatever they hold. */
+  readonly opaque?: boolean;
   /** How many batches the random aborts are tried on; each may cost a restart. */
   readonly abortedBatches?: number;
 }
@@ -73,6 +75,7 @@ export function backendContract(name: string, make: MakeBackend, limits: Contrac
   describe(`${name} keeps the backend contract:`, () => {
     answering(withBackend, limits);
     refusing(withBackend);
+    checking(withBackend, limits);
     aborting(withBackend, limits);
     queueing(withBackend);
     growing(withBackend);
@@ -166,6 +169,34 @@ function refusing(withBackend: WithBackend): void {
         const batch = batchOf(['"a"']);
         assert.deepEqual(outputsOf(batch, await worker!.run(batch, never)), ['"a"']);
       }
+    }));
+}
+
+/** What the model is sent here no client could send: it stands for what a model makes of its inputs. */
+function checking(withBackend: WithBackend, limits: ContractLimits): void {
+  const flawed = [
+    "1e400",
+    `[1,[${"9".repeat(400)}]]`,
+    `{"a":-1e999}`,
+    `${"[".repeat(65)}${"]".repeat(65)}`,
+    ...(limits.reprints === true ? [] : ['{"a":1,"a":2}', '[{"b":{"\\u0061":1,"a":2}}]']),
+  ];
+  test("an output that no caller may get makes the reply `unusable`, and the worker lives on", () =>
+    withBackend("well", 1, async ({ workers: [worker] }) => {
+      if (limits.opaque === true) return;
+      for (const output of flawed) {
+        const reply = await worker!.run(batchOf(['"a"', output, '"c"']), never);
+        assert(reply.kind === "unusable", `${output.slice(0, 40)}: ${reply.kind}`);
+        assertOneLine(reply.message);
+        // Nothing that a model says of an input is in the log.
+        assert(!(reply.message.includes("999") && reply.brief === undefined));
+      }
+      const deep = `${"[".repeat(64)}${"]".repeat(64)}`;
+      const batch = batchOf(['"a"', deep, "-1.5e-300", '{"a":{"a":[]},"b":{"a":{}}}']);
+      assert.deepEqual(
+        outputsOf(batch, await worker!.run(batch, never)).map(parse),
+        inputsOf(batch).map(parse),
+      );
     }));
 }
 

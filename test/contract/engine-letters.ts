@@ -1,6 +1,7 @@
 /** What `deadLetters` and `close` promise: kept for a person, replayed under the same id, bounded. */
 import assert from "node:assert/strict";
 import { describe } from "node:test";
+import { type ErrorCode, Refusal } from "../../src/core/errors.ts";
 import {
   dead,
   done,
@@ -12,6 +13,7 @@ import {
   QUEUE_MS,
   RESULT_TTL_MS,
   retry,
+  type Stage,
   TOTAL_MS,
 } from "./engine-stage.ts";
 
@@ -114,15 +116,109 @@ function replays(holds: Holds): void {
     assert.deepEqual([letter?.attempts, letter?.diedAt, letter?.task.input], [1, stage.now, '"in"']);
   });
 
-  holds("or ends like any other task", async (stage) => {
-    const startedAt = stage.now;
+  const failures: Record<string, [ErrorCode, (stage: Stage, id: string) => Promise<unknown>]> = {
+    "waits too long in the queue": ["DEADLINE_EXCEEDED", (stage) => stage.pass(QUEUE_MS)],
+    "is met too late by a claim": [
+      "DEADLINE_EXCEEDED",
+      async (stage) => {
+        await stage.tick(QUEUE_MS);
+        assert.deepEqual(idsOf(await stage.claim()), []);
+      },
+    ],
+    "has no answer before its total timeout": [
+      "DEADLINE_EXCEEDED",
+      async (stage) => {
+        await stage.claim(64, { leaseMs: TOTAL_MS + 1 });
+        await stage.pass(TOTAL_MS);
+      },
+    ],
+    "waits for its retry past its total timeout": [
+      "DEADLINE_EXCEEDED",
+      async (stage, id) => {
+        await stage.settle(await stage.claim(), retry(id, stage.now + TOTAL_MS + 1));
+        await stage.pass(TOTAL_MS);
+      },
+    ],
+    "is rejected": [
+      "INPUT_REJECTED",
+      async (stage, id) => assert.equal(await stage.settle(await stage.claim(), failed(id)), "taken"),
+    ],
+    "is cancelled by its owner": [
+      "CANCELLED",
+      async (stage, id) => assert.equal(await stage.engine.cancel(id, "ann"), "cancelled"),
+    ],
+  };
+  for (const [how, [code, fail]] of Object.entries(failures)) {
+    holds(`a replayed task that ${how} returns to the list with that reason`, async (stage) => {
+      const id = await stage.ended(dead, { input: '"precious"' });
+      assert.equal(await stage.engine.deadLetters.replay(id), true);
+      await fail(stage, id);
+      assert.equal(await stage.code(id), code);
+      const letter = await stage.engine.deadLetters.get(id);
+      assert.deepEqual([letter?.code, letter?.diedAt, letter?.task.input], [code, stage.now, '"precious"']);
+      const outcome = (await stage.engine.outcome(id))?.outcome;
+      assert.equal(outcome?.ok === false && outcome.message, letter?.message);
+      await stage.hasCounts([0, 0, 1, 1]);
+      // As often as it takes.
+      assert.equal(await stage.engine.deadLetters.replay(id), true);
+      await stage.settle(await stage.claim(), done(id));
+      await stage.hasCounts([0, 0, 1, 0]);
+    });
+  }
+
+  holds("many replays onto a slow worker: each is a success or a dead letter", async (stage) => {
+    const ids: string[] = [];
+    for (let n = 0; n < 60; n++) ids.push(await stage.ended(dead));
+    for (const id of ids) assert.equal(await stage.engine.deadLetters.replay(id), true);
+    const lease = await stage.claim(20);
+    await stage.engine.settle(lease, idsOf(lease).map(done));
+    await stage.pass(QUEUE_MS);
+    const left = (await stage.engine.deadLetters.list()).map(({ task }) => task.id);
+    assert.deepEqual(new Set([...idsOf(lease), ...left]), new Set(ids));
+    assert.deepEqual([lease.tasks.length, left.length], [20, 40]);
+  });
+
+  holds("a replayed task is one over a restart, where the engine keeps anything", async (stage) => {
     const id = await stage.ended(dead);
     await stage.engine.deadLetters.replay(id);
-    await stage.pass(QUEUE_MS);
-    assert.equal(await stage.code(id), "DEADLINE_EXCEEDED");
-    assert.equal((await stage.engine.outcome(id))?.settledAt, startedAt + QUEUE_MS);
-    await stage.hasCounts([0, 0, 1, 0]);
+    const next = await stage.reopen();
+    if (next === undefined) return;
+    await next.pass(QUEUE_MS);
+    const before = await next.engine.deadLetters.get(id);
+    const last = await next.reopen();
+    const after = await last?.engine.deadLetters.get(id);
+    await last?.engine.close();
+    assert.deepEqual([before?.code, after?.code], ["DEADLINE_EXCEEDED", "DEADLINE_EXCEEDED"]);
   });
+
+  holds(
+    "while the queue is full a replay is refused, with when to come back, and the letter stays",
+    async (stage) => {
+      const id = await stage.ended(dead);
+      await stage.queue();
+      const full = (error: unknown): boolean =>
+        error instanceof Refusal && error.status === 503 && error.retryAfterMs !== undefined;
+      await assert.rejects(stage.engine.deadLetters.replay(id), full);
+      await stage.hasCounts([1, 0, 1, 1]);
+      assert.equal(await stage.code(id), "INFERENCE_FAILED");
+      await stage.claim();
+      assert.equal(await stage.engine.deadLetters.replay(id), true);
+    },
+    { maxQueued: 1 },
+  );
+
+  holds(
+    "also when it is full by bytes",
+    async (stage) => {
+      const id = await stage.ended(dead, { input: "1".repeat(70_000) });
+      await stage.queue({ input: "1".repeat(40_000) });
+      await assert.rejects(stage.engine.deadLetters.replay(id), Refusal);
+      await stage.hasCounts([1, 0, 1, 1]);
+      await stage.claim();
+      assert.equal(await stage.engine.deadLetters.replay(id), true);
+    },
+    { maxQueuedBytes: 100_000 },
+  );
 }
 
 function replaysAgain(holds: Holds): void {
@@ -202,6 +298,24 @@ function letterBounds(holds: Holds): void {
       assert.ok(notices > 0);
       assert.equal(await stage.code(ids[0]!), "INFERENCE_FAILED");
       assert.equal(await stage.engine.deadLetters.replay(ids[0]!), false);
+    },
+    { deadLetters: { max: 2, ttlMs: LETTER_TTL_MS } },
+  );
+
+  holds(
+    "the bounds leave a letter alone that is being replayed",
+    async (stage) => {
+      const id = await stage.ended(dead);
+      await stage.engine.deadLetters.replay(id);
+      const { tasks } = await stage.claim(1);
+      assert.equal(tasks[0]?.task.id, id);
+      for (let letter = 0; letter < 3; letter++) {
+        await stage.pass(1);
+        await stage.ended(dead);
+      }
+      await stage.pass(TOTAL_MS);
+      const kept = await stage.engine.deadLetters.list();
+      assert.deepEqual([kept.length, kept.at(-1)?.task.id], [2, id]);
     },
     { deadLetters: { max: 2, ttlMs: LETTER_TTL_MS } },
   );

@@ -37,6 +37,8 @@ interface ModelRecord {
   joins: number;
   keyed: boolean;
   overdue: boolean;
+  /** It was a dead letter, and is one again unless it succeeds. */
+  replayed: boolean;
   lost: number;
   maxBatchSize: number;
   settledAt: number;
@@ -143,6 +145,7 @@ export class EngineModel {
       joins: 0,
       keyed: false,
       overdue: false,
+      replayed: false,
       lost: 0,
       maxBatchSize: Infinity,
       settledAt: 0,
@@ -265,13 +268,18 @@ export class EngineModel {
     }
   }
 
-  replay(id: string, reply: boolean, now: number): void {
+  replay(id: string, reply: boolean | "full", now: number): void {
     const letter = this.letters.get(id);
+    if (letter !== undefined && this.#count("queued") >= this.#options.maxQueued) {
+      assert.equal(reply, "full");
+      return;
+    }
     assert.equal(reply, letter !== undefined);
     if (letter === undefined) return;
     this.letters.delete(id);
     this.lives.set(id, this.lives.get(id)! + 1);
-    this.#open({ ...letter.task, createdAt: now, deadlineAt: now + this.#limits.totalMs }, {}, now);
+    const task = { ...letter.task, createdAt: now, deadlineAt: now + this.#limits.totalMs };
+    this.#open(task, {}, now).replayed = true;
   }
 
   purge(id: string, reply: boolean): void {
@@ -378,6 +386,7 @@ export class EngineModel {
   #end(record: ModelRecord, code: ErrorCode | "", now: number): void {
     assert.ok(!isFinal(record), `${record.task.id} ended twice`);
     Object.assign(record, { state: code === "" ? "done" : "failed", code, settledAt: now, token: "" });
+    if (record.replayed && code !== "") this.letters.set(record.task.id, { task: record.task, diedAt: now });
   }
 
   #expiry(from: number, deadlineAt: number): number {

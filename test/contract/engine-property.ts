@@ -8,6 +8,7 @@
 import assert from "node:assert/strict";
 import { describe, test } from "node:test";
 import fc from "fast-check";
+import { Refusal } from "../../src/core/errors.ts";
 import type { Task } from "../../src/core/task.ts";
 import type { Lease, Sharing, Verdict } from "../../src/engine/engine.ts";
 import { EngineModel } from "./engine-model.ts";
@@ -283,7 +284,13 @@ class Story {
     const letters = [...this.#model.letters.keys()];
     const id = letters[pick % letters.length] ?? this.#id(pick);
     if (verb === "purge") this.#model.purge(id, await this.#stage.engine.deadLetters.purge(id));
-    else this.#model.replay(id, await this.#stage.engine.deadLetters.replay(id), this.#stage.now);
+    else {
+      const reply = await this.#stage.engine.deadLetters.replay(id).catch((error: unknown) => {
+        assert.ok(error instanceof Refusal, String(error));
+        return "full" as const;
+      });
+      this.#model.replay(id, reply, this.#stage.now);
+    }
   }
 
   async #restart(): Promise<void> {

@@ -37,7 +37,32 @@ describe("whose fault it is", () => {
   test("a worker that was never seen to answer: every failure counts", () => {
     const court = new Court(1);
     for (let at = 0; at < 10; at++)
-      assert.deepEqual(court.failed(0, [of("a", at)], at), { over: false, counts: "yes" });
+      assert.deepEqual(court.failed(0, [of("a", at)], at), { over: false, counts: "yes", repeated: false });
+  });
+
+  test("the same inputs again at the same worker are no further failure, until it answers anybody", () => {
+    const court = new Court(2);
+    const both = [of("a", 1), of("a", 2)];
+    assert.equal(court.failed(0, both, 0).repeated, false);
+    assert.equal(court.failed(0, both, 1).repeated, true);
+    assert.equal(court.failed(0, [of("a", 1)], 2).repeated, true);
+    assert.equal(court.failed(0, [of("a", 1)], 3, true).repeated, true);
+    // At another worker it is the first time; beside a new input it is not only the same.
+    assert.equal(court.failed(1, both, 4).repeated, false);
+    assert.equal(court.failed(0, [of("a", 1), of("a", 3)], 5).repeated, false);
+    court.answered(0, [of("a", "x")], 6);
+    assert.equal(court.failed(0, [of("a", 1)], 2000).repeated, false);
+    // What is repeated is confirmed like what is in doubt, where another worker answers it.
+    assert.deepEqual(court.failed(0, [of("a", 1)], 2001), { over: false, counts: "yes", repeated: true });
+    assert.deepEqual(court.answered(1, [of("a", 1)], 2002), [0]);
+  });
+
+  test("so are the same inputs of a large batch", () => {
+    const court = new Court(1);
+    const many = Array.from({ length: 2048 }, (_, at) => of("a", at));
+    assert.equal(court.failed(0, many, 0).repeated, false);
+    assert.equal(court.failed(0, many, 1).repeated, true);
+    assert.equal(court.failed(0, many.slice(0, 10), 2).repeated, true);
   });
 
   test("one that answered a moment ago is doubted for ejectMs, then every failure counts", () => {
@@ -58,7 +83,7 @@ describe("whose fault it is", () => {
     const court = new Court(2);
     court.failed(0, [of("a", 1)], 0);
     court.answered(1, [of("a", "x")], 10);
-    assert.deepEqual(court.failed(1, [of("a", 1)], 20), { over: false, counts: "no" });
+    assert.deepEqual(court.failed(1, [of("a", 1)], 20), { over: false, counts: "no", repeated: false });
     // A worker that answers is not thought ill of for a while, whatever else fails there.
     assert.equal(court.failed(1, [of("a", 2)], 30).counts, "no");
     assert.equal(court.failed(0, [of("a", 4)], 40).counts, "doubt");
@@ -70,7 +95,7 @@ describe("whose fault it is", () => {
     const both = [of("a", 1), of("b", 1)];
     court.failed(0, both, 0);
     court.answered(0, [of("c", 1)], 5);
-    assert.deepEqual(court.failed(0, both, 10), { over: false, counts: "doubt" });
+    assert.deepEqual(court.failed(0, both, 10), { over: false, counts: "doubt", repeated: false });
   });
 
   test("a suspected tenant's next failure is its last; its first answer clears it", () => {
@@ -80,7 +105,7 @@ describe("whose fault it is", () => {
     court.answered(0, [of("b", 1)], 4);
     assert.equal(court.suspected("a", 5), true);
     assert.equal(court.suspected("b", 5), false);
-    assert.deepEqual(court.failed(0, [of("a", 4)], 5), { over: true, counts: "no" });
+    assert.deepEqual(court.failed(0, [of("a", 4)], 5), { over: true, counts: "no", repeated: false });
     court.answered(0, [of("a", 5)], 6);
     assert.equal(court.suspected("a", 7), false);
     assert.equal(court.failed(0, [of("a", 6)], 8).over, false);
@@ -112,7 +137,11 @@ describe("whose fault it is", () => {
     court.answered(0, [of("b", 1)], 1);
     for (let at = 2; at < 5; at++) court.failed(0, [of("a", at)], at, true);
     court.answered(0, [of("b", 2)], 5);
-    assert.deepEqual(court.failed(0, [of("a", 5)], 6, true), { over: true, counts: "doubt" });
+    assert.deepEqual(court.failed(0, [of("a", 5)], 6, true), {
+      over: true,
+      counts: "doubt",
+      repeated: false,
+    });
     assert.equal(court.blame.barred(of("a", 6), 7), true);
     assert.equal(court.blame.barred(of("b", 6), 7), false);
     court.blame.limits = { ...LIMITS, barMs: 0 };

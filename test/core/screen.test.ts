@@ -3,7 +3,7 @@ import assert from "node:assert/strict";
 import { describe, test } from "node:test";
 import fc from "fast-check";
 import { compilePattern, PatternMistake } from "../../src/core/pattern.ts";
-import { MAX_STEPS, Screen, screenFor } from "../../src/core/screen.ts";
+import { listsNumbers, MAX_STEPS, Screen, screenFor } from "../../src/core/screen.ts";
 
 const refuses = (pattern: string, text: string): boolean =>
   new Screen([pattern]).refuses(JSON.stringify(text));
@@ -236,4 +236,27 @@ describe("mistakes in a pattern", () => {
     const patterns = Array.from({ length: 30 }, () => "a{90}");
     assert.throws(() => new Screen(patterns), /more than 2000; use fewer/);
   });
+});
+
+test("lists that hold a number, wherever they stand; numbers of objects and in strings are none", () => {
+  for (const json of ["[1]", "[ -1.5]", '["a",[ 2]]', '{"a":"\\"","b":[["x"],3]}', '["a" , 1]', "[[[0]]]"])
+    assert.equal(listsNumbers(json), true, json);
+  for (const json of ["", "1", '"[1]"', '{"a":1,"b":2}', '["1, 2",{"a":1}]', '[true,null,"\\\\",{}]', "[]"])
+    assert.equal(listsNumbers(json), false, json);
+  fc.assert(
+    fc.property(fc.jsonValue(), (value) => {
+      const holds = (each: unknown): boolean =>
+        typeof each === "object" &&
+        each !== null &&
+        ((Array.isArray(each) && each.some((one) => typeof one === "number")) ||
+          Object.values(each).some(holds));
+      assert.equal(listsNumbers(JSON.stringify(value, null, 1)), holds(value));
+    }),
+  );
+});
+
+test("texts that are not JSON are searched as they are, with one bound for all of them", () => {
+  const screen = new Screen(["^bad$"]);
+  assert.equal(screen.refusesTexts(["good", "not bad", '"bad"']), false);
+  assert.equal(screen.refusesTexts(["good", "bad"]), true);
 });

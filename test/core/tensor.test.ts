@@ -128,6 +128,7 @@ describe("a tensor as numbers", () => {
     );
     for (const shape of [
       [1_000_000_000, 0],
+      [1025, 0],
       [60_000, 60_000, 0],
       [...Array<number>(31).fill(2), 0],
     ]) {

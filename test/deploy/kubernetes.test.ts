@@ -169,7 +169,12 @@ for (const [folder, things] of rendered) {
     });
 
     test("probes ask paths that are there, on the schedule that was settled", () => {
-      const paths = Object.keys(healthRoutes(() => false));
+      const paths = Object.keys(
+        healthRoutes(
+          () => false,
+          () => true,
+        ),
+      );
       const seconds = ({ periodSeconds, failureThreshold }: Probe) => [periodSeconds, failureThreshold];
       for (const name of FERRYS) {
         const [container] = (specOf(things, "Deployment", name) as Workload).template.spec.containers;

@@ -117,6 +117,87 @@ describe("a worker that refuses a batch", () => {
   });
 });
 
+describe("a worker that does not have what the client named", () => {
+  const notFound: Reply = { kind: "rejected", message: "no version 7", code: "NOT_FOUND" };
+
+  test("all tasks of the batch are answered after one call, and nothing counts against it", async () => {
+    const { simulation, calls, ended } = stubbed(() => notFound, { failures: 1 });
+    const downs: string[] = [];
+    simulation.events.on("worker.changed", ({ worker }) => downs.push(worker));
+    simulation.put({ parameters: '{"version":"7"}' });
+    await simulation.run(1);
+    for (let at = 0; at < 8; at++) simulation.put({ input: String(at), parameters: '{"version":"7"}' });
+    await simulation.run(2000);
+    assert.deepEqual(calls, [1, 8]);
+    assert.deepEqual([...new Set(codes(ended))], ["NOT_FOUND"]);
+    assert.equal(ended.size, 9);
+    assert.deepEqual(downs, []);
+  });
+
+  test("what one worker answered a moment ago is another's failure, and tried again", async () => {
+    const simulation = simulate({
+      backend: { workers: 2, baseMs: 5 },
+      limits: { maxBatchSize: 1 },
+      wrap: (worker) => ({
+        name: worker.name,
+        run: async (batch, signal, begun) => {
+          const answered = await worker.run(batch, signal, begun);
+          const at = simulation.clock.now() - simulation.startedAt;
+          return worker.name === "gpu-1" && at > 500 ? notFound : answered;
+        },
+      }),
+    });
+    const ended = endings(simulation);
+    const downs: string[] = [];
+    simulation.events.on("worker.changed", ({ worker, state }) => {
+      if (state === "down") downs.push(worker);
+    });
+    simulation.schedule(
+      Array.from({ length: 200 }, (_, at) => at * 10),
+      (at) => simulation.put({ input: String(at), parameters: '{"version":"7"}' }),
+    );
+    await simulation.run(6000);
+    assert.deepEqual([...new Set(codes(ended))], ["ok"]);
+    assert.deepEqual([...new Set(downs)], ["gpu-1"]);
+  });
+
+  test("what is named and not ready is waited for by its client alone", async () => {
+    const busy: Reply = { kind: "busy", message: "version 7 is loading", retryAfterMs: 1000, named: true };
+    const { simulation, calls, ended } = stubbed((inputs) => (inputs.includes("7") ? busy : "answered"), {
+      backend: { baseMs: 5 },
+    });
+    const answeredMs: number[] = [];
+    simulation.engine.watch({
+      settled: ({ outcome, task }) => {
+        if (outcome?.ok === true) answeredMs.push(simulation.clock.now() - task.createdAt);
+      },
+    });
+    simulation.schedule([0], () => simulation.put({ input: "7", parameters: '{"version":"7"}' }));
+    simulation.schedule(
+      Array.from({ length: 30 }, (_, at) => 20 + at * 50),
+      (at) => simulation.put({ input: `[${at}]` }),
+    );
+    await simulation.run(5000);
+    assert.equal(answeredMs.length, 30);
+    assert.ok(Math.max(...answeredMs) < 100, `${Math.max(...answeredMs)} ms`);
+    assert.deepEqual([...new Set(codes(ended))].sort(), ["DEADLINE_EXCEEDED", "ok"]);
+    assert.ok(calls.length <= 30 + 5, `${calls.length} calls`);
+  });
+
+  test("it does not make up for failures either", async () => {
+    const { simulation } = stubbed((inputs) => (inputs.includes("7") ? notFound : "failed"), {
+      limits: { maxBatchSize: 1 },
+      backend: { baseMs: 5 },
+    });
+    simulation.schedule([0, 20, 40, 60], (at) => {
+      simulation.put({ input: String(at) });
+      simulation.put({ input: "7", parameters: '{"version":"7"}' });
+    });
+    await simulation.run(500);
+    assert.equal(simulation.dispatcher.workers.slots[0]!.circuit.probing, true);
+  });
+});
+
 describe("a worker that fails", () => {
   test("a task is tried 1 + 3 times with growing pauses, then it is a dead letter", async () => {
     const { simulation, calls, ended } = stubbed(() => "failed", { failures: 100 });
@@ -140,6 +221,88 @@ describe("a worker that fails", () => {
     await simulation.run(20_000);
     const gaps = calledAt.slice(1).map((at, index) => Math.round((at - calledAt[index]!) / 1000));
     assert.deepEqual(gaps.slice(0, 4), [1, 2, 4, 8]);
+  });
+
+  for (const how of ["worker", "batch"] as const) {
+    for (const [what, put] of [
+      ["one task", (simulation: Simulation) => [simulation.put({ input: '"poison"' })]],
+      [
+        "one input sent as five tasks",
+        (simulation: Simulation) =>
+          Array.from({ length: 5 }, () => simulation.put({ input: '"poison"', content: "" })),
+      ],
+    ] as const) {
+      test(`${what} that fails at every attempt (blame: ${how}) ejects no worker, however often it is tried`, async () => {
+        for (const workers of [1, 2]) {
+          const { simulation, ended } = stubbed(
+            (inputs) =>
+              inputs.includes('"poison"') ? { kind: "failed", message: "500", blame: how } : "answered",
+            {
+              backend: { workers, baseMs: 5 },
+              limits: { maxBatchSize: 1 },
+              totalMs: 60_000,
+              queueMs: 60_000,
+            },
+          );
+          const downs: string[] = [];
+          simulation.events.on("worker.changed", ({ worker, state }) => {
+            if (state === "down") downs.push(worker);
+          });
+          const tasks = put(simulation);
+          await simulation.run(20_000);
+          assert.deepEqual(downs, []);
+          assert.equal(ended.size, tasks.length);
+          assert.deepEqual([...new Set(codes(ended))], ["INFERENCE_FAILED"]);
+        }
+      });
+    }
+  }
+
+  test("one input that a worker never answers ejects each worker once at most", async () => {
+    for (const workers of [1, 3]) {
+      const simulation = simulate({
+        backend: { workers, baseMs: 5 },
+        totalMs: 60_000,
+        queueMs: 60_000,
+        wrap: (worker) => ({
+          name: worker.name,
+          run: async (batch, signal, begun) => {
+            if (batch.tasks.every(({ input }) => input !== '"hang"')) return worker.run(batch, signal, begun);
+            await new Promise((resolve) => signal.addEventListener("abort", resolve));
+            return { kind: "failed", message: "aborted", blame: "batch" };
+          },
+        }),
+      });
+      const ended = endings(simulation);
+      const ejected: string[] = [];
+      let last = "";
+      simulation.events.on("worker.changed", ({ worker, state, why }) => {
+        last = state;
+        if (state === "down" && why.startsWith("no answer within")) ejected.push(worker);
+      });
+      simulation.schedule(
+        Array.from({ length: 40 }, (_, at) => at * 20),
+        (at) => simulation.put({ input: String(at) }),
+      );
+      simulation.schedule([1000], () => simulation.put({ input: '"hang"' }));
+      await simulation.run(40_000);
+      assert.equal(codes(ended).filter((code) => code !== "ok").length, 1);
+      assert.equal(new Set(ejected).size, ejected.length, ejected.join());
+      assert.equal(last, "idle");
+    }
+  });
+
+  test("distinct inputs, one client's, that all fail eject a worker by the third of them", async () => {
+    const { simulation, calls } = stubbed(() => "failed", { backend: { baseMs: 5 } });
+    let downAfter = 0;
+    simulation.events.on("worker.changed", ({ state }) => {
+      if (state === "down" && downAfter === 0) downAfter = calls.length;
+    });
+    simulation.schedule([0, 20, 40, 60], (at) => simulation.put({ input: String(at) }));
+    await simulation.run(1000);
+    const [first] = simulation.dispatcher.workers.slots;
+    assert.ok(downAfter >= 3 && downAfter <= 6, `down after ${downAfter} calls`);
+    assert.equal(first!.circuit.probing, true);
   });
 
   test("poison that kills its worker ends alone; its mates are answered", async () => {

@@ -5,6 +5,8 @@
 import assert from "node:assert/strict";
 import { describe, test } from "node:test";
 import { setTimeout as pause } from "node:timers/promises";
+import { request } from "undici";
+import { exactly, HEADER, OipServer, readMessage, writeMessage } from "../protocol/servers/oip.ts";
 import { startServer } from "../redis/servers.ts";
 import { Fleet, fleetConfig } from "./fleet.ts";
 import {
@@ -183,6 +185,126 @@ describe("workers behind HTTP that answer poison with", () => {
     const answers = await both({ door: ferry, poison: 40, input: () => "poison" });
     assertServed(answers, /^INFERENCE_FAILED$/);
     assert.deepEqual(downs(ferry.lines), []);
+  });
+});
+
+describe("a client's mistake", () => {
+  const x = { name: "x", datatype: "FP32", shape: [1, 1], data: [exactly("1.5")] };
+  const { body: json } = writeMessage({}, [x], "inputs");
+  /** As tritonclient asks unless it is told otherwise. */
+  const binary = writeMessage(
+    { parameters: { binary_data_output: true } },
+    [
+      {
+        name: "x",
+        datatype: "INT64",
+        shape: [1, 1],
+        raw: Buffer.from(BigInt64Array.of(2n ** 53n + 1n).buffer),
+      },
+      { name: "y", datatype: "FP32", shape: [1, 1], raw: Buffer.from(Float32Array.of(0.1).buffer) },
+    ],
+    "inputs",
+  );
+
+  async function front(stack: AsyncDisposableStack, server: OipServer): Promise<Ferry> {
+    const backend = { kind: "http", protocol: "oip-v2", workers: [server.endpoint()] };
+    const model = { name: "mine", maxBatchSize: 8, backend, timeouts, cache: { scope: "off" } };
+    return stack.use(await Ferry.start({ models: [model] }));
+  }
+
+  async function ask(ferry: Ferry, path: string, sent: { body: Buffer; headers?: Headers }) {
+    const headers = sent.headers ?? { "content-type": "application/json" };
+    const answer = await request(`${ferry.url}/v2/models/mine${path}/infer`, {
+      method: "POST",
+      body: sent.body,
+      headers: headers as Record<string, string>,
+    });
+    return { ...answer, bytes: Buffer.from(await answer.body.arrayBuffer()) };
+  }
+
+  test("a version that a server does not have: 404 after one call each, and the worker serves on", async () => {
+    await using stack = new AsyncDisposableStack();
+    const server = stack.use(await OipServer.listen({ versions: ["1"] }));
+    const ferry = await front(stack, server);
+    for (let n = 1; n <= 5; n++) {
+      const wrong = await ask(ferry, "/versions/7", { body: json });
+      assert.equal(wrong.statusCode, 404, wrong.bytes.toString());
+      assert.match(wrong.bytes.toString(), /^\{"error":"worker answered 404: .*version 7 is not found/);
+      assert.equal(server.refused, n);
+    }
+    assert.equal((await ask(ferry, "/versions/1", { body: json })).statusCode, 200);
+    assert.deepEqual(downs(ferry.lines), []);
+    assert.equal((await ferry.health()).healthy_workers, 1);
+  });
+
+  test("a wrong URL still is the worker's", async () => {
+    await using stack = new AsyncDisposableStack();
+    const server = stack.use(await OipServer.listen());
+    const backend = { kind: "http", protocol: "oip-v2", workers: [server.endpoint("another")] };
+    const model = { name: "mine", backend, timeouts, retry: { max: 0 } };
+    const ferry = stack.use(await Ferry.start({ models: [model] }));
+    for (let n = 0; n < 3; n++) {
+      const { body } = writeMessage({}, [{ ...x, data: [exactly(String(n))] }], "inputs");
+      assert.equal((await ask(ferry, "", { body })).statusCode, 502);
+    }
+    assert.equal((await ferry.health()).healthy_workers, 0);
+  });
+
+  for (const jsonOnly of [400, 422, 500]) {
+    test(`tensors as bytes for a server without that extension, which answers ${jsonOnly}: served, as bytes`, async () => {
+      await using stack = new AsyncDisposableStack();
+      const server = stack.use(await OipServer.listen({ jsonOnly }));
+      const ferry = await front(stack, server);
+      for (let n = 0; n < 6; n++) {
+        const { statusCode, headers, bytes } = await ask(ferry, "", binary);
+        assert.equal(statusCode, 200, bytes.toString());
+        const { tensors } = readMessage(bytes, headers[HEADER] as string | undefined, "outputs");
+        assert.deepEqual(
+          tensors.map(({ name, raw }) => [name, raw!.toString("hex")]),
+          [
+            ["x_out", "0100000000002000"],
+            ["y_out", "cdcccc3d"],
+          ],
+        );
+      }
+      assert.deepEqual([server.refused, server.calls.length], [1, 6]);
+      assert.deepEqual(downs(ferry.lines), []);
+      const { totals } = await ferry.health();
+      assert.equal(totals.retried, 0);
+    });
+  }
+
+  test("one input that a server answers with 500, alone, sent again and again, ejects nobody", async () => {
+    await using stack = new AsyncDisposableStack();
+    const workers = await stubs(stack, 1, ways["500"]!);
+    const model = stubModel(workers, { timeouts, collapse: false, cache: { scope: "off" } });
+    const ferry = stack.use(await Ferry.start({ models: [model] }));
+    for (let n = 0; n < 3; n++) assert.equal((await ferry.post({ input: "poison" })).status, 502);
+    assert.deepEqual(downs(ferry.lines), []);
+    assert.equal((await ferry.post({ input: "good" })).status, 200);
+  });
+
+  test("a credential of the client's that its worker refuses is the client's 401, and a used up quota its 429", async () => {
+    await using stack = new AsyncDisposableStack();
+    const [worker] = await stubs(stack, 1, (call) => {
+      const { authorization = "" } = call.headers;
+      if (authorization === "Bearer good") return call.echo();
+      call.reply(authorization === "Bearer poor" ? 429 : 401, "{}", { "retry-after": "30" });
+    });
+    const backend = { kind: "http", workers: [worker!.url], forwardAuthorization: true };
+    const ferry = stack.use(await Ferry.start({ models: [{ name: "stub", backend, timeouts }] }));
+    const post = async (input: number, authorization?: string): Promise<string> => {
+      const answer = await ferry.post({ input }, authorization === undefined ? {} : { authorization });
+      return `${answer.status} ${answer.json.error ?? "ok"}`;
+    };
+    for (let n = 0; n < 4; n++) {
+      assert.equal(await post(n, "Bearer bad"), "401 UNAUTHENTICATED");
+      assert.equal(await post(n), "401 UNAUTHENTICATED");
+      assert.equal(await post(n, "Bearer poor"), "429 RATE_LIMITED");
+      assert.equal(await post(n, "Bearer good"), "200 ok");
+    }
+    assert.deepEqual(downs(ferry.lines), []);
+    assert.equal(worker!.calls.length, 16);
   });
 });
 

@@ -1,10 +1,11 @@
 /** What a crash leaves behind: the journal's file, its lock, and the processes of the model. */
 import assert from "node:assert/strict";
 import { createHash } from "node:crypto";
-import { open, readFile, stat, truncate, writeFile } from "node:fs/promises";
+import { open, readFile, rm, stat, truncate, writeFile } from "node:fs/promises";
 import { join } from "node:path";
 import { describe, test } from "node:test";
-import { eventually, Ferry, Folder, runFerry, writeConfig } from "./harness.ts";
+import { setWritable } from "../engine/journal-child.ts";
+import { assertError, eventually, Ferry, Folder, runFerry, writeConfig } from "./harness.ts";
 import { stubModel, StubWorker } from "./stub-worker.ts";
 
 const engine = { kind: "memory", dataDir: "./data" };
@@ -38,6 +39,79 @@ async function assertRefused(
   assert.ok(stderr.includes(names), `it names ${names}:\n${stderr}`);
   assert.doesNotMatch(stderr, /\bat .+:\d+:\d+/, "no stack trace");
 }
+
+describe("a journal that cannot be written", () => {
+  interface JournalHealth {
+    readonly journal?: string;
+    readonly status: string;
+  }
+  const journalHealth = async (ferry: Ferry): Promise<JournalHealth> =>
+    JSON.parse((await ferry.admin("/internal/health")).text) as JournalHealth;
+
+  test("not ready and nothing runs that was refused; ready again, unaided, when the disk takes writes", async () => {
+    await using folder = await Folder.make();
+    await using stub = await StubWorker.listen();
+    const model = stubModel([stub], { retry: { max: 0 } });
+    await using ferry = await Ferry.start({ engine, models: [model] }, folder);
+    const accepted = await ferry.accept({ input: "before" });
+    assert.equal((await ferry.result(accepted)).status, "SUCCESS");
+    assert.deepEqual(
+      [(await ferry.get("/readyz")).status, (await journalHealth(ferry)).journal],
+      [200, "ok"],
+    );
+
+    setWritable(ferry.pid, false);
+    const answers = await Promise.all(
+      Array.from({ length: 40 }, (_, i) =>
+        ferry.post({ input: `refused ${i}` }, i % 2 === 0 ? { prefer: "respond-async" } : {}),
+      ),
+    );
+    const inputs = new Set(stub.inputs);
+    for (const [i, answer] of answers.entries()) {
+      // One that ran before the write failed is answered with its output, and never refused.
+      if (answer.status === 200) continue;
+      const { message } = assertError(answer, 503, "SERVICE_OVERLOADED");
+      assert.ok(!message!.includes(folder.path) && !/ferry\.db|dataDir/.test(message!), answer.text);
+      assert.ok(Number(answer.header("retry-after")) >= 1);
+      assert.ok(!inputs.has(`refused ${i}`), `refused ${i} ran`);
+    }
+    assertError(await ferry.post({ input: "refused at once" }), 503, "SERVICE_OVERLOADED");
+    const ready = await ferry.get("/readyz");
+    assert.deepEqual([ready.status, ready.text], [503, '{"status":"unwritable"}']);
+    assert.equal((await ferry.admin("/readyz")).status, 503);
+    assert.equal((await ferry.get("/healthz")).status, 200);
+    const sick = await journalHealth(ferry);
+    assert.deepEqual([sick.status, sick.journal], ["degraded", "unwritable"]);
+    const line = await ferry.line(({ msg = "" }) => /journal cannot be written/.test(msg));
+    assert.ok(line.msg!.includes(join(folder.path, "data")), "operators are told where");
+    assert.equal((await ferry.get(`/v1/result/${accepted}`)).json.status, "SUCCESS");
+
+    setWritable(ferry.pid, true);
+    await eventually(async () => (await ferry.get("/readyz")).status === 200);
+    assert.equal((await journalHealth(ferry)).journal, "ok");
+    const later = await ferry.accept({ input: "after" });
+    assert.equal((await ferry.result(later)).status, "SUCCESS");
+    await ferry.kill();
+    const ran = stub.inputs.length;
+    await using next = await Ferry.start({ engine, models: [model] }, folder);
+    assert.equal((await next.result(later)).status, "SUCCESS");
+    assert.equal((await next.health()).queue_depth, 0);
+    assert.equal(stub.inputs.length, ran, "nothing that was refused was found on the disk");
+  });
+
+  test("its folder deleted: it ends with exit code 1 and says why, so that it is started again", async () => {
+    await using folder = await Folder.make();
+    await using stub = await StubWorker.listen();
+    await using ferry = await Ferry.start({ engine, models: [stubModel([stub])] }, folder);
+    await ferry.infer("before");
+    await rm(join(folder.path, "data"), { recursive: true });
+    await ferry.post({ input: "after" });
+    assert.equal((await ferry.exited).code, 1);
+    const line = await ferry.line(({ msg = "" }) => /journal cannot be written/.test(msg));
+    assert.match(line.msg!, /ferry\.db was deleted, moved or replaced .*; ending, to be started again/);
+    ferry.signal("SIGTERM"); // it ended by itself, as it should
+  });
+});
 
 describe("a journal that is not whole", () => {
   const damages: Readonly<Record<string, (file: string, size: number) => Promise<void>>> = {

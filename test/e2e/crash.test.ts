@@ -154,7 +154,7 @@ describe("SIGTERM", () => {
     const held = ferry.post({ input: "held" });
     await stub.call(1);
     await using client = await RawClient.connect(ferry.url);
-    client.send("GET /readyz HTTP/1.1\r\nHost: ferry\r\n\r\n");
+    client.send("GET /readyz HTTP/1.1\r\nHost: localhost\r\n\r\n");
     assert.equal((await client.answer()).status, 200);
     // Half a request is on its way when the signal comes: it must not be cut off without an answer.
     const late = postText('{"input":"late"}');
@@ -175,7 +175,7 @@ describe("SIGTERM", () => {
     const limits = { drainMs: 60_000, lingerMs: 50_000 };
     await using ferry = await Ferry.start({ models: [stubModel([stub])], limits });
     await using client = await RawClient.connect(ferry.url);
-    client.send("GET /readyz HTTP/1.1\r\nHost: ferry\r\n\r\n");
+    client.send("GET /readyz HTTP/1.1\r\nHost: localhost\r\n\r\n");
     assert.equal((await client.answer()).status, 200);
     ferry.signal("SIGTERM");
     await ferry.line((line) => line.msg === "draining");
@@ -273,3 +273,67 @@ function assertAnswered(answer: Answer, input: string): void {
   assert.equal(answer.status, 200, answer.text);
   assertOwn(answer.json, input);
 }
+
+describe("an input that takes the process down", () => {
+  // As a crash in native code does: nothing of the process is left to say why.
+  const source = `export default async function (inputs) {
+    await new Promise((resolve) => setTimeout(resolve, 20));
+    if (inputs.includes("poison")) process.kill(process.pid, "SIGKILL");
+    await new Promise((resolve) => setTimeout(resolve, 20));
+    return inputs.map((input) => ({ of: input }));
+  }`;
+
+  test("is tried alone after each restart, then a dead letter; all others are served", async () => {
+    await using folder = await Folder.make();
+    const file = await folder.write("model.mjs", source);
+    const backend = { kind: "module", function: file, workers: 2 };
+    const config = {
+      engine,
+      models: [{ name: "mine", backend, maxBatchSize: 8, collapse: false, timeouts }],
+    };
+    const accepted = new Map<string, string>();
+    const accept = async (ferry: Ferry, input: string): Promise<void> =>
+      void accepted.set(await ferry.accept({ input }), input);
+
+    let deaths = 0;
+    {
+      await using ferry = await Ferry.start(config, folder);
+      const inputs = Array.from({ length: 16 }, (_, i) => (i === 3 ? "poison" : `good ${i}`));
+      // Those whose 202 comes too late to be read are tasks too.
+      await Promise.allSettled(inputs.map((input) => accept(ferry, input)));
+      assert.equal((await ferry.exited).signal, "SIGKILL");
+      deaths++;
+    }
+    for (let start = 1; ; start++) {
+      assert.ok(start <= 8, `still dying after ${deaths} deaths`);
+      // It may die before it says that it is ready.
+      const starting = await Ferry.start(config, folder).catch(() => undefined);
+      if (starting === undefined) {
+        deaths++;
+        continue;
+      }
+      await using ferry = starting;
+      await accept(ferry, `fresh ${start}`).catch(() => {});
+      const dead = ferry.healthy(({ dead_letters }) => dead_letters === 1).catch(() => undefined);
+      const up = await Promise.race([ferry.exited.then(() => false), dead.then(() => true)]);
+      if (!up || (await dead) === undefined) {
+        deaths++;
+        continue;
+      }
+      await ferry.healthy(({ queue_depth, running }) => queue_depth + running === 0);
+      for (const [id, input] of accepted) {
+        const result = await ferry.result(id);
+        if (input === "poison") assert.equal(result.error, "INFERENCE_FAILED");
+        else assertOwn(result, input);
+      }
+      assert.deepEqual(await ferry.infer("after"), { of: "after" });
+      const listed = JSON.parse((await ferry.admin("/internal/dead-letters")).text) as {
+        readonly dead_letters: readonly { readonly message: string; readonly attempts: number }[];
+      };
+      assert.match(listed.dead_letters[0]!.message, /the process died 4 times while it ran/);
+      break;
+    }
+    assert.equal(deaths, 4);
+    assert.ok([...accepted.values()].some((input) => input.startsWith("fresh")));
+  });
+});

@@ -175,7 +175,11 @@ describe("an outage of the only worker", () => {
     assert.ok([502, 503, 504].includes(first.status), first.text);
     // It is down for so short a time that a request may come when it is tried again.
     let refused = first;
-    await eventually(async () => (refused = await ferry.post({ input: "while down" })).status === 503);
+    // Another input each time: attempts of the same one are not counted against a worker.
+    let sent = 0;
+    await eventually(
+      async () => (refused = await ferry.post({ input: `while down ${sent++}` })).status === 503,
+    );
     const body = assertError(refused, 503, "SERVICE_OVERLOADED");
     assert.match(refused.header("retry-after"), /^[1-9]\d*$/);
     assert.ok(body.retry_after_ms! > 0);
@@ -244,13 +248,13 @@ describe("dead letters", () => {
   }
 
   /** A Ferry whose only worker fails until healed. Its config names the admin port: `ferry dead` reads it. */
-  async function failing(stub: StubWorker): Promise<Ferry> {
+  async function failing(stub: StubWorker, more: object = {}): Promise<Ferry> {
     const admin = { listen: `127.0.0.1:${await freePort()}` };
     const model = {
       retry: { max: 1, baseMs: 1, maxMs: 2 },
       health: { failures: 50, ejectMs: 10, maxEjectMs: 10 },
     };
-    return Ferry.start({ admin, models: [stubModel([stub], model)] });
+    return Ferry.start({ ...more, admin, models: [stubModel([stub], model)] });
   }
 
   async function dead(ferry: Ferry, ...args: readonly string[]): Promise<string> {
@@ -307,6 +311,27 @@ describe("dead letters", () => {
       assert.equal(code, 1);
       assert.match(stderr, /^[^\n]*unknown[^\n]*\n$/, "one line that names it");
     }
+  });
+
+  test("a replay that finds the queue full is 503 with Retry-After; all of them are paced and reported", async () => {
+    await using stub = await StubWorker.listen(broken);
+    await using ferry = await failing(stub, { limits: { maxQueued: 1 } });
+    for (const input of ["r1", "r2", "r3"]) assertError(await ferry.post({ input }), 502, "INFERENCE_FAILED");
+    const gate = new Gate();
+    stub.behave = gate.hold;
+    stub.calls.length = 0;
+    await ferry.accept({ input: "runs" });
+    await stub.call(1);
+    await ferry.accept({ input: "waits" });
+    const [first] = await letters(ferry);
+    const refused = await ferry.admin(`/internal/dead-letters/${first!.task_id}/replay`, "POST");
+    assertError(refused, 503, "SERVICE_OVERLOADED");
+    assert.ok(Number(refused.header("retry-after")) >= 1);
+    assert.equal((await ferry.health()).dead_letters, 3);
+    const all = dead(ferry, "replay", "--yes");
+    gate.open();
+    assert.equal((await all).match(/^replayed /gm)?.length, 3);
+    await ferry.healthy((health) => health.dead_letters === 0 && health.queue_depth + health.running === 0);
   });
 
   test("purge forgets one, or with --yes all", async () => {

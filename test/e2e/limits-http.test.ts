@@ -25,16 +25,16 @@ async function exchange(bytes: string): Promise<RawAnswer> {
 }
 
 const get = (...fields: readonly string[]): string =>
-  ["GET /healthz HTTP/1.1", "Host: ferry", ...fields, "", ""].join("\r\n");
+  ["GET /healthz HTTP/1.1", "Host: localhost", ...fields, "", ""].join("\r\n");
 
 const CHUNKED = postHead(undefined, "Transfer-Encoding: chunked");
 const BODY = '{"input":"a"}';
-const SMUGGLED = "GET /smuggled HTTP/1.1\r\nHost: ferry\r\n\r\n";
+const SMUGGLED = "GET /smuggled HTTP/1.1\r\nHost: localhost\r\n\r\n";
 
 describe("400 and closed: HTTP that two readers could read differently", () => {
   const requests: Readonly<Record<string, string>> = {
     "two Host headers": get("Host: other"),
-    "the same Host twice": get("Host: ferry"),
+    "the same Host twice": get("Host: localhost"),
     "no Host": "GET /healthz HTTP/1.1\r\n\r\n",
     "Content-Length and Transfer-Encoding":
       postHead(5, "Transfer-Encoding: chunked") + "0\r\n\r\n" + SMUGGLED,
@@ -53,19 +53,19 @@ describe("400 and closed: HTTP that two readers could read differently", () => {
     "a chunk size of 2^64": `${CHUNKED}1000000000000000d\r\n${BODY}`,
     "a space before the colon": get("X-A : b"),
     "a folded header": get("X-A: b", " folded"),
-    "bare line feeds": "GET /healthz HTTP/1.1\nHost: ferry\n\n",
-    "one bare line feed": "GET /healthz HTTP/1.1\r\nHost: ferry\nX-A: b\r\n\r\n",
+    "bare line feeds": "GET /healthz HTTP/1.1\nHost: localhost\n\n",
+    "one bare line feed": "GET /healthz HTTP/1.1\r\nHost: localhost\nX-A: b\r\n\r\n",
     "a bare carriage return": get("X-A: b\rX-B: c"),
     "NUL in a header": get("X-A: a\0b"),
-    "NUL in the path": "GET /health\0z HTTP/1.1\r\nHost: ferry\r\n\r\n",
+    "NUL in the path": "GET /health\0z HTTP/1.1\r\nHost: localhost\r\n\r\n",
     "ESC in a header": get("X-A: \u001b[31m"),
     "a header without a colon": get("X-A"),
     "a header without a name": get(": b"),
-    "a space in the path": "GET /health z HTTP/1.1\r\nHost: ferry\r\n\r\n",
-    "an unknown protocol": "GET /healthz HTTQ/1.1\r\nHost: ferry\r\n\r\n",
+    "a space in the path": "GET /health z HTTP/1.1\r\nHost: localhost\r\n\r\n",
+    "an unknown protocol": "GET /healthz HTTQ/1.1\r\nHost: localhost\r\n\r\n",
     "HTTP/2 in clear": "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
     "TLS on a plain port": "\u0016\u0003\u0001\u0002\u0000\u0001\u0000\u0001\u00fc\u0003\u0003",
-    "an unknown method": "FERRY /healthz HTTP/1.1\r\nHost: ferry\r\n\r\n",
+    "an unknown method": "FERRY /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n",
   };
   for (const [name, bytes] of Object.entries(requests)) {
     test(name, async () => {
@@ -92,7 +92,7 @@ describe("too much of it", () => {
     assert.match(assertTooLarge(await exchange(get(...many(100)))), /100/);
   });
   test("a path of 20 KB is refused", async () => {
-    const { status } = await exchange(`GET /${"a".repeat(20_000)} HTTP/1.1\r\nHost: ferry\r\n\r\n`);
+    const { status } = await exchange(`GET /${"a".repeat(20_000)} HTTP/1.1\r\nHost: localhost\r\n\r\n`);
     assert.ok([404, 414, 431].includes(status), `${status}`);
   });
   test("chunk extensions and trailers of 20 KB are refused", async () => {
@@ -134,7 +134,7 @@ describe("408 REQUEST_TIMEOUT", () => {
   }
 
   test("slow headers, in time", async () => {
-    const took = await drip("POST /v1/inference HTTP/1.1\r\nHost: ferry\r\nX-Slow: ", "a");
+    const took = await drip("POST /v1/inference HTTP/1.1\r\nHost: localhost\r\nX-Slow: ", "a");
     assert.ok(took >= HEADERS_MS && took < HEADERS_MS + SLACK_MS, `${took} ms`);
   });
   test("a slow body, in time", async () => {
@@ -184,7 +184,9 @@ describe("methods and targets", () => {
       ["POST", "/openapi.json", "GET"],
     ];
     for (const [method, path, allowed = ""] of wrong) {
-      const answer = await exchange(`${method} ${path} HTTP/1.1\r\nHost: ferry\r\nContent-Length: 0\r\n\r\n`);
+      const answer = await exchange(
+        `${method} ${path} HTTP/1.1\r\nHost: localhost\r\nContent-Length: 0\r\n\r\n`,
+      );
       assertError(answer, 405, "METHOD_NOT_ALLOWED");
       assert.ok(answer.headers["allow"]?.split(/, */).includes(allowed), `${method} ${path}`);
     }
@@ -192,7 +194,7 @@ describe("methods and targets", () => {
 
   test("HEAD of a page that can be read has no body", async () => {
     await using client = await RawClient.connect(ferry.url);
-    client.send("HEAD /healthz HTTP/1.1\r\nHost: ferry\r\nConnection: close\r\n\r\n");
+    client.send("HEAD /healthz HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n");
     await client.closed();
     assert.match(client.rest, /^HTTP\/1\.1 (200|405) /);
     assert.ok(client.rest.endsWith("\r\n\r\n"), client.rest);
@@ -211,7 +213,7 @@ describe("methods and targets", () => {
   });
 
   test("Ferry is nobody's proxy: an absolute target on another host is refused", async () => {
-    const answer = await exchange("GET http://169.254.169.254/healthz HTTP/1.1\r\nHost: ferry\r\n\r\n");
+    const answer = await exchange("GET http://169.254.169.254/healthz HTTP/1.1\r\nHost: localhost\r\n\r\n");
     assert.ok(answer.status >= 400 && answer.status < 500, `${answer.status}`);
   });
 
@@ -222,7 +224,7 @@ describe("methods and targets", () => {
       "/%2e%2e/internal/health",
       "/v1/result/../../metrics",
     ]) {
-      const answer = await exchange(`GET ${target} HTTP/1.1\r\nHost: ferry\r\n\r\n`);
+      const answer = await exchange(`GET ${target} HTTP/1.1\r\nHost: localhost\r\n\r\n`);
       assert.ok([400, 404].includes(answer.status), `${target}: ${answer.status} ${answer.text}`);
     }
   });
@@ -263,7 +265,7 @@ describe("one connection, many requests", () => {
   test("so do errors of requests that have no body", async () => {
     await using client = await RawClient.connect(ferry.url);
     for (const path of ["/v1/result/unknown", "/nothing", "/v1/inference"]) {
-      client.send(`GET ${path} HTTP/1.1\r\nHost: ferry\r\n\r\n`);
+      client.send(`GET ${path} HTTP/1.1\r\nHost: localhost\r\n\r\n`);
       assert.ok([404, 405].includes((await client.answer()).status));
     }
     client.send(get());

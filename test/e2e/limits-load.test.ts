@@ -5,7 +5,7 @@ import { Answer, assertError, Ferry, SOON_MS } from "./harness.ts";
 import { RawClient } from "./raw-client.ts";
 import { Gate, stubModel, StubWorker } from "./stub-worker.ts";
 
-const PING = "GET /healthz HTTP/1.1\r\nHost: ferry\r\n\r\n";
+const PING = "GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n";
 
 /** Whole seconds of at least one, in both ways of saying it. */
 function assertRetryAfter(answer: Answer, body: { readonly retry_after_ms?: number }): void {

@@ -146,7 +146,7 @@ describe("415 and 413", () => {
 
   test("no content type is 415", async () => {
     await using client = await RawClient.connect(ferry.url);
-    client.send('POST /v1/inference HTTP/1.1\r\nHost: ferry\r\nContent-Length: 13\r\n\r\n{"input":"a"}');
+    client.send('POST /v1/inference HTTP/1.1\r\nHost: localhost\r\nContent-Length: 13\r\n\r\n{"input":"a"}');
     assertError(await client.answer(), 415, "UNSUPPORTED_MEDIA_TYPE");
   });
 

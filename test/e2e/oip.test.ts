@@ -93,8 +93,8 @@ describe("Open Inference Protocol over HTTP", () => {
     assert.equal(server.calls[0]!.path, "/v2/models/toy/versions/3/infer");
     const form = { "content-type": "application/x-www-form-urlencoded" };
     assert.equal((await at("/models/mine/v2/models/mine/infer", form)).status, 200);
-    assert.equal((await at("/v2/models/mine/infer", { ...form, origin: "http://a.example" })).status, 415);
-    assert.equal((await at("/v2/models/mine/infer", { origin: "http://a.example" })).status, 415);
+    assert.equal((await at("/v2/models/mine/infer", { ...form, origin: ferry.url })).status, 415);
+    assert.equal((await at("/v2/models/mine/infer", { origin: ferry.url })).status, 415);
     const unknown = await at("/v2/models/nobody/infer");
     assert.equal(unknown.status, 404);
     assert.match(unknown.body.toString(), /^\{"error":"the model \\"nobody\\" does not exist here/);

@@ -9,7 +9,7 @@ import { after, test } from "node:test";
 import { Authority } from "../certificates.ts";
 import { ask } from "../gateway/edge.ts";
 import { Ferry } from "./harness.ts";
-import { openModel } from "./open-worker.ts";
+import { openModel, OpenWorker } from "./open-worker.ts";
 
 const authority = new Authority();
 after(() => authority[Symbol.dispose]());
@@ -72,4 +72,25 @@ test("HTTP/2 in, TLS with our certificate out; a broken stream is reset, not end
   session.destroy();
   worker.close();
   worker.closeAllConnections();
+});
+
+test("bodies that come over HTTP/2 arrive whole, read for a model's name or not", async () => {
+  await using worker = await OpenWorker.listen();
+  const { certFile, keyFile } = authority.issue();
+  await using ferry = await Ferry.start({
+    tls: { certFile, keyFile },
+    models: [openModel([worker.url], { backend: { model: "theirs" } })],
+  });
+  const session = connect(ferry.url, { ca: authority.own.cert });
+  session.on("error", () => {});
+  const long = "x".repeat(300_000);
+  for (const [body, sent] of [
+    [long, long],
+    [`{"model":"open","a":"${long}"}`, `{"model":"theirs","a":"${long}"}`],
+    [" ".repeat(100_000), " ".repeat(100_000)],
+  ] as const) {
+    const { text } = await ask(session, { path: "/models/open/x", method: "POST", body });
+    assert.equal((JSON.parse(text) as { body: string }).body, sent);
+  }
+  session.destroy();
 });

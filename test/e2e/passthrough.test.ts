@@ -188,7 +188,10 @@ test("a worker that cannot be reached is passed over; with none it is 503 in the
   for (let n = 0; n < 4; n++) seen.add((await ferry.post("{}", {}, "/x")).text);
   assert.deepEqual([...seen].sort(), ["one", "two"]);
   await one.close();
-  for (let n = 0; n < 4; n++) assert.equal((await ferry.post("{}", {}, "/x")).text, "two");
+  two.behave = async ({ response, body }) => void response.end(`two ${await body()}`);
+  // Read as a whole, or a stream of which the beginning was looked at.
+  for (const body of ["text", "{}", "x".repeat(200_000)])
+    assert.equal((await ferry.post(body, {}, "/x")).text, `two ${body}`);
   await two.close();
   const nobody = await ferry.post("{}", {}, "/x");
   assert.equal(nobody.status, 503);

@@ -36,6 +36,10 @@ def batchstring(inputs):
             time.sleep(600)
         if text == "nan":
             outputs.append(float("nan"))
+        elif text == "huge":
+            outputs.append(10**400)
+        elif text == "two keys":
+            outputs.append({1: "a", "1": "b"})
         elif text == "set":
             outputs.append({1, 2})
         elif text == "print":
@@ -75,7 +79,9 @@ export default async function batch(inputs: readonly Text[]): Promise<unknown[]>
   if (inputs.includes("crash once") && once("crashed")) process.exit(1);
   if (inputs.includes("crash always")) process.exit(1);
   if (inputs.includes("hang once") && once("hung")) for (;;);
-  const odd: Record<string, unknown> = { nan: Number.NaN, set: () => 1 };
+  const raw = (text: string): unknown => (JSON as unknown as { rawJSON(text: string): unknown }).rawJSON(text);
+  const deep = JSON.parse("[".repeat(65) + "]".repeat(65));
+  const odd: Record<string, unknown> = { nan: Number.NaN, set: () => 1, huge: raw("1e400"), "two keys": deep };
   const outputs = inputs.map((of) => (typeof of === "string" && Object.hasOwn(odd, of) ? odd[of] : { of }));
   return inputs.includes("short") ? outputs.slice(1) : outputs;
 }
@@ -162,8 +168,8 @@ for (const kind of ["python", "module"] as const) {
       await assertAlone("short", 422, "INPUT_REJECTED");
     });
 
-    test("NaN and things that are not JSON are 422 for their input", async () => {
-      for (const input of ["nan", "set"]) await assertAlone(input, 422, "INPUT_REJECTED");
+    test("NaN, numbers beyond a double, a key twice, and things that are not JSON are 422 for their input", async () => {
+      for (const input of ["nan", "set", "huge", "two keys"]) await assertAlone(input, 422, "INPUT_REJECTED");
     });
 
     test("a call that hangs is answered by another worker, and its own is replaced", async () => {

@@ -145,7 +145,7 @@ function readBody(rest: string, headers: Readonly<Record<string, string>>, close
 /** The head of a POST of JSON, with its blank line. */
 export function postHead(length: number | undefined, ...fields: readonly string[]): string {
   const lengths = length === undefined ? [] : [`Content-Length: ${length}`];
-  const lines = ["POST /v1/inference HTTP/1.1", "Host: ferry", "Content-Type: application/json"];
+  const lines = ["POST /v1/inference HTTP/1.1", "Host: localhost", "Content-Type: application/json"];
   return [...lines, ...lengths, ...fields, "", ""].join("\r\n");
 }
 

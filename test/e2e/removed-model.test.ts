@@ -99,7 +99,7 @@ describe("a request that is on its way in", () => {
     await once(socket, "connect");
     let text = "";
     socket.setEncoding("utf8").on("data", (chunk: string) => (text += chunk));
-    const head = `POST /v1/inference HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n`;
+    const head = `POST /v1/inference HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n`;
     socket.write(`${head}content-length: ${body.length}\r\n\r\n${body.slice(0, 10)}`);
     await pause(100);
     await reload(ferry, [other]);

@@ -193,6 +193,18 @@ describe("TEI, classifiers and re-rankers:", () => {
     await stage.same(await stage.post("/", raw), "/rerank", raw);
   });
 
+  test("/rerank: a query that would be copied into too many tasks is too large for good", async () => {
+    await using stage = await Stage.open(new TeiServer("reranker"));
+    const texts = Array.from({ length: 500 }, () => "t");
+    const answer = await stage.post("/rerank", { query: "q".repeat(800_000), texts });
+    assert.equal(answer.status, 413, answer.text);
+    const { error, error_type: type } = JSON.parse(answer.text) as Record<string, string>;
+    assert.equal(type, "Validation");
+    assert.match(error!, /800002 characters with 500 texts makes inputs of 400002500 bytes; at most 8388608/);
+    assert.equal(answer.headers["retry-after"], undefined);
+    assert.equal(stage.server.callsOf("/predict").length, 0);
+  });
+
   test("/rerank in front of a classifier fails as the server's own would", async () => {
     await using stage = await Stage.open(new TeiServer("classifier"), { retry: { max: 0 } });
     const answer = await stage.post("/rerank", { query: "q", texts: ["a", "b"] });

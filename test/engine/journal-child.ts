@@ -7,6 +7,7 @@
  *   ?ID     ID is about to be forgotten
  *   -ID     the forgetting of ID is confirmed
  *   broken  a write failed; it then ends
+ * `full` fills the disk of DIR until a save is refused, makes room, and ends when that save's successor is confirmed.
  *
  * Damage is done to copies, made by `cp`: opening ferry.db in a process that holds the journal, and closing
  * it again, would drop the lock. `readJournal` is what runs at every start, without the thread, so that
@@ -27,13 +28,17 @@ import { readJournal } from "../../src/engine/journal-recover.ts";
 async function live(mode: string, dataDir: string): Promise<void> {
   const say = (line: string): void => void process.stdout.write(`${line}\n`); // synchronous on a pipe
 
-  const { journal, records } = await openJournal(dataDir, () => {});
+  const well = Promise.withResolvers<void>();
+  const { journal, records } = await openJournal(dataDir, (why) => {
+    if (why === undefined) well.resolve();
+  });
   say("open");
 
   let n = records.length + 1;
   const prefix = `${process.pid}-`;
   if (mode === "hold") return;
-  while (journal.broken === undefined) {
+  if (mode === "full") return full(journal, dataDir, say, well.promise);
+  while (journal.trouble === undefined) {
     const ids = Array.from({ length: 1 + (n % 7) }, () => `${prefix}${n++}`);
     for (const id of ids) journal.save(id, `task of ${id} ${"x".repeat(1 + ((n * 97) % 3000))}`, "new");
     // The first commit runs while the second group gathers: the kill falls into both.
@@ -56,6 +61,38 @@ async function live(mode: string, dataDir: string): Promise<void> {
   await journal.close();
 }
 
+async function full(
+  journal: Journal,
+  dataDir: string,
+  say: (line: string) => void,
+  well: Promise<void>,
+): Promise<void> {
+  const filler = fs.openSync(join(dataDir, "filler"), "w");
+  const save = async (id: string): Promise<boolean> => {
+    journal.save(id, `task of ${id} ${"x".repeat(3000)}`, "new");
+    return journal.flushed().then(
+      () => true,
+      () => false,
+    );
+  };
+  let n = 0;
+  for (; await save(`${n}`); n++) {
+    say(`+${n}`);
+    try {
+      fs.writeSync(filler, Buffer.alloc(4096));
+    } catch {
+      // Full: the journal will find out too.
+    }
+  }
+  say("broken");
+  journal.forget(`${n}`);
+  fs.rmSync(join(dataDir, "filler"));
+  fs.closeSync(filler);
+  await well;
+  if (await save("after")) say("+after");
+  await journal.close();
+}
+
 if (import.meta.main) await live(process.argv[2] ?? "", process.argv[3] ?? "");
 
 // ── Processes ─────────────────────────────────────────────────────────────────────────────────────────
@@ -70,6 +107,14 @@ export async function runChild(mode: string, dir: string, killAfter: number): Pr
     if (lines.push(line) === killAfter) running.kill("SIGKILL");
   }
   return lines;
+}
+
+/**
+ * From here on this process can write no file, or again: RLIMIT_FSIZE, which needs no rights and no mount. Node ignores
+ * SIGXFSZ, so a write() fails with EFBIG.
+ */
+export function setWritable(pid: number, writable: boolean): void {
+  execFileSync("prlimit", ["--pid", String(pid), `--fsize=${writable ? "unlimited" : "1"}:unlimited`]);
 }
 
 // ── Files ────────────────────────────────────────────────────────────────────────────────────────────
@@ -94,7 +139,7 @@ export async function cleanUp(): Promise<void> {
 }
 
 export async function open(dir: string): Promise<OpenedJournal> {
-  const it = await openJournal(dir, (why) => assert.fail(why.message));
+  const it = await openJournal(dir, (why) => assert.fail(why?.message));
   opened.add(it.journal);
   return it;
 }

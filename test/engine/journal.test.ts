@@ -1,16 +1,17 @@
 /** The journal on real files: killed, cut, flipped, full and locked. */
 import assert from "node:assert/strict";
 import { spawn, spawnSync } from "node:child_process";
+import { EventEmitter, once } from "node:events";
 import * as fs from "node:fs";
 import { join } from "node:path";
 import { DatabaseSync } from "node:sqlite";
 import { after, test } from "node:test";
 import fc from "fast-check";
 
-import { DamagedJournal, openJournal } from "../../src/engine/journal.ts";
+import { DamagedJournal, isPassing, JournalTrouble, openJournal } from "../../src/engine/journal.ts";
 import type { Journal, SavedRecord } from "../../src/engine/journal.ts";
 import { recoverJournal } from "../../src/engine/journal-recover.ts";
-import { child, cleanUp, closedJournal, overwrite, runChild } from "./journal-child.ts";
+import { child, cleanUp, closedJournal, overwrite, runChild, setWritable } from "./journal-child.ts";
 import { bytesOf, copyOf, judge, newDir, open, read, tenCommits, withFlip } from "./journal-child.ts";
 
 after(cleanUp);
@@ -74,6 +75,30 @@ void test("gathers one turn of the loop into one commit, what comes meanwhile in
   const { journal: again, records } = await open(dir);
   await again.close();
   assert.equal(records.length, 1012);
+});
+
+void test("who runs in the process is known after a crash, and nobody after a stop", async () => {
+  const dir = newDir();
+  const { journal, running } = await open(dir);
+  assert.deepEqual(running, []);
+  const afterCrash = async (harm: (file: string) => void = () => {}): Promise<readonly string[]> => {
+    const copy = copyOf(dir);
+    harm(join(copy, "ferry.running"));
+    const next = await open(copy);
+    await next.journal.close();
+    return next.running;
+  };
+  journal.running([]);
+  assert.ok(!fs.existsSync(join(dir, "ferry.running")), "only where something runs in the process");
+  for (const ids of [["a"], ["a", "b", "c"], ["b"], []]) {
+    journal.running(ids);
+    assert.deepEqual(await afterCrash(), ids);
+  }
+  journal.running(["a", "b"]);
+  assert.deepEqual(await afterCrash((file) => overwrite(file, Buffer.from("x"), 9)), []);
+  assert.deepEqual(await afterCrash((file) => fs.truncateSync(file, 5)), []);
+  await journal.close();
+  assert.deepEqual(await afterCrash(), []);
 });
 
 type Step = readonly ["save" | "update" | "forget" | "flush" | "reopen", string, string];
@@ -185,25 +210,25 @@ void test("refuses the file of a newer Ferry", async () => {
 });
 
 /** Saves until it breaks; returns what was confirmed. */
-async function fill(journal: Journal, broken: Error[]): Promise<string[]> {
+async function fill(journal: Journal, broken: unknown[]): Promise<string[]> {
   const confirmed: string[] = [];
   for (let n = 0; n < 5000 && broken.length === 0; n++) {
     journal.save(`id ${n}`, "x".repeat(2000), "");
     await journal.flushed().then(
       () => confirmed.push(`id ${n}`),
-      (why: unknown) => assert.equal(why, journal.broken),
+      (why: unknown) => assert.equal(why, journal.trouble),
     );
   }
   journal.save("late", "", "");
-  await assert.rejects(journal.flushed(), journal.broken);
+  await assert.rejects(journal.flushed(), journal.trouble);
   await journal.close();
-  assert.deepEqual([broken.length, broken[0]], [1, journal.broken]);
+  assert.deepEqual([broken.length, broken[0]], [1, journal.trouble]);
   return confirmed;
 }
 
 async function expectFull(dir: string, options: { maxPages?: number }): Promise<void> {
-  const broken: Error[] = [];
-  const { journal } = await openJournal(dir, (why) => broken.push(why), options);
+  const broken: (Error | undefined)[] = [];
+  const { journal } = await openJournal(dir, (why) => broken.push(why), undefined, options);
   const confirmed = await fill(journal, broken);
   assert.match(String(broken[0]?.message), /no space left to write .*ferry\.db: free some/);
   assert.ok(confirmed.length > 10);
@@ -211,12 +236,12 @@ async function expectFull(dir: string, options: { maxPages?: number }): Promise<
   assert.deepEqual(ids.slice(0, confirmed.length), confirmed); // the one that failed may be there
 }
 
-void test("a full disk breaks it for good, and what was confirmed is there", async () => {
+void test("a full disk is trouble, and what was confirmed is there", async () => {
   await expectFull(newDir(), { maxPages: 20 });
 });
 
 /** Runs the child until it breaks, and looks for everything that it called confirmed in `dir`. */
-function expectConfirmed(script: string, mount: string, dir: string): void {
+function expectConfirmed(script: string, mount: string, dir: string, last = ""): void {
   const { stdout, status } = spawnSync("bash", ["-c", script, process.execPath, child, mount, dir], {
     encoding: "utf8",
   });
@@ -227,6 +252,7 @@ function expectConfirmed(script: string, mount: string, dir: string): void {
   const forgotten = new Set(lines.filter((line) => /^[?-]/.test(line)).map((line) => line.slice(1)));
   const saved = lines.filter((line) => line.startsWith("+")).map((line) => line.slice(1));
   assert.ok(saved.length > 10);
+  if (last !== "") assert.deepEqual([saved.at(-1), there.size], [last, saved.length]);
   for (const id of saved) assert.ok(there.has(id) || forgotten.has(id), `${id} is lost`);
 }
 
@@ -239,6 +265,83 @@ void test("a really full disk, and a failing write", () => {
   fs.mkdirSync(mount);
   const tiny = `mount -t tmpfs -o size=1m none "$1" || exit 9; "$2" "$3" save "$1"; cp -r "$1" "$4"`;
   expectConfirmed(`unshare -rm bash -c '${tiny}' - "$2" "$0" "$1" "$3" || exit 9`, mount, dir);
+  // The same disk with room again: the journal goes on, and what was refused is not there.
+  const after = newDir();
+  const roomy = tiny.replace("size=1m", "size=16m").replace("save", "full");
+  expectConfirmed(`unshare -rm bash -c '${roomy}' - "$2" "$0" "$1" "$3" || exit 9`, mount, after, "after");
+});
+
+void test("goes on when the disk takes writes again: kept changes are written, refused ones never", async () => {
+  const dir = newDir();
+  const told = new EventEmitter();
+  const { journal } = await openJournal(dir, (why) => told.emit(why === undefined ? "well" : "trouble", why));
+  for (const id of ["kept", "gone"]) journal.save(id, "task", "new");
+  await journal.flushed();
+  const expected: SavedRecord[] = [];
+  try {
+    // Three times, each with a log that was cut off in the middle of a group.
+    for (const round of ["1", "2", "3"]) {
+      const trouble = once(told, "trouble");
+      setWritable(process.pid, false);
+      journal.save(`refused ${round}`, "x".repeat(100_000), "new");
+      await assert.rejects(journal.flushed(), { lasting: false, message: /ferry\.db/ });
+      await trouble;
+      journal.forget(`refused ${round}`); // its caller was told 503
+      journal.update("kept", `ended in ${round}`);
+      journal.forget("gone");
+      await assert.rejects(journal.flushed(), JournalTrouble);
+      assert.ok(journal.pendingBytes > 0);
+      const well = once(told, "well");
+      setWritable(process.pid, true);
+      await well;
+      assert.equal(journal.pendingBytes, 0);
+      journal.save(`after ${round}`, "task", "new");
+      await journal.flushed();
+      expected.push({ id: `after ${round}`, task: "task", state: "new" });
+      // As kill -9 would leave it: no damage, and no refused record behind the last commit.
+      const records = [{ id: "kept", task: "task", state: `ended in ${round}` }, ...expected];
+      assert.deepEqual(judge(copyOf(dir)), { records, torn: 0 });
+    }
+  } finally {
+    setWritable(process.pid, true);
+    await journal.close();
+  }
+});
+
+void test("does not go on when its files are gone or are not what it wrote", async () => {
+  for (const harm of [
+    (dir: string) => fs.rmSync(dir, { recursive: true }),
+    (dir: string) => fs.renameSync(join(dir, "ferry.db"), join(dir, "away")),
+  ]) {
+    const dir = newDir();
+    const told: (JournalTrouble | undefined)[] = [];
+    const { journal } = await openJournal(dir, (why) => told.push(why));
+    journal.save("a", "task", "new");
+    await journal.flushed();
+    harm(dir);
+    journal.save("b", "task", "new");
+    await assert.rejects(journal.flushed(), { lasting: true, message: /deleted, moved or replaced/ });
+    await assert.rejects(journal.flushed(), JournalTrouble);
+    await journal.close();
+    assert.equal(told.length, 1);
+  }
+});
+
+void test("which failures can pass: a write that was refused, never an fsync", () => {
+  const sqlite = (errcode: number) => Object.assign(new Error("disk I/O error"), { errcode });
+  const system = (code: string) => Object.assign(new Error(code), { code });
+  for (const error of [sqlite(13), sqlite(778), sqlite(8), system("ENOSPC"), system("EROFS"), system("EIO")])
+    assert.ok(isPassing(error), String(error));
+  // IOERR_FSYNC, IOERR_DIR_FSYNC, CORRUPT, NOTADB; a folder that is gone; a bug.
+  for (const error of [
+    sqlite(1034),
+    sqlite(1290),
+    sqlite(11),
+    sqlite(26),
+    system("ENOENT"),
+    new TypeError("x"),
+  ])
+    assert.ok(!isPassing(error), String(error));
 });
 
 // ── Damage ───────────────────────────────────────────────────────────────────────────────────────────

@@ -6,9 +6,10 @@ import assert from "node:assert/strict";
 import * as fs from "node:fs";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
-import { after, describe } from "node:test";
+import { after, describe, test } from "node:test";
 import type { Clock } from "../../src/clock.ts";
-import { type Journal, openJournal, type SavedRecord } from "../../src/engine/journal.ts";
+import { Refusal } from "../../src/core/errors.ts";
+import { type Journal, JournalTrouble, openJournal, type SavedRecord } from "../../src/engine/journal.ts";
 import { MemoryEngine } from "../../src/engine/memory.ts";
 import { RecordKeeper } from "../../src/engine/saved.ts";
 import { VirtualClock } from "../../src/plan/virtual-clock.ts";
@@ -25,12 +26,13 @@ import {
   LETTER_TTL_MS,
   MODEL,
   OTHER_MODEL,
+  PLAIN,
   type OpenEngine,
   type Opened,
   QUEUE_MS,
   RESULT_TTL_MS,
   retry,
-  type Stage,
+  Stage,
   TOTAL_MS,
 } from "../contract/engine-stage.ts";
 
@@ -45,7 +47,7 @@ const openBare: OpenEngine = async (options) => {
 
 const openOnDisk: OpenEngine = (options) => {
   const dir = join(home, String(dirs++));
-  const start = () => openJournal(dir, (why) => assert.fail(why.message));
+  const start = () => openJournal(dir, (why) => assert.fail(why?.message));
   return openKept(start, options, new VirtualClock(), new Events());
 };
 
@@ -53,7 +55,7 @@ const openOnDisk: OpenEngine = (options) => {
 class PerfectJournal implements Journal {
   readonly kept = new Map<string, SavedRecord>();
   pendingBytes = 0;
-  broken: Error | undefined;
+  trouble: JournalTrouble | undefined;
 
   save(id: string, task: string, state: string): void {
     this.kept.delete(id);
@@ -66,8 +68,12 @@ class PerfectJournal implements Journal {
   forget(id: string): void {
     this.kept.delete(id);
   }
+  noted: readonly string[] = [];
+  running(ids: readonly string[]): void {
+    this.noted = ids;
+  }
   async flushed(): Promise<void> {
-    if (this.broken !== undefined) throw this.broken;
+    if (this.trouble !== undefined) throw this.trouble;
   }
   async close(): Promise<void> {}
 }
@@ -316,7 +322,7 @@ describe("the journal", () => {
   );
 
   holds(
-    "is waited for before a task counts as accepted, and refuses all when it is broken",
+    "is waited for before a task counts as accepted, and refuses what its disk cannot keep up with",
     async (stage) => {
       const written = Promise.withResolvers<void>();
       journal.flushed = () => written.promise;
@@ -326,16 +332,192 @@ describe("the journal", () => {
       assert.equal(reply, undefined);
       written.resolve();
       assert.equal((await put).kind, "queued");
-      journal.flushed = () => Promise.reject(new Error("no space left"));
-      const refused = stage.task();
-      const full = await stage.engine.put(refused);
-      assert(full.kind === "full");
-      assert.match(full.message, /no space left/);
-      assert.notEqual(await stage.state(refused.id), "queued");
       journal.pendingBytes = Infinity; // a disk that cannot keep up is refused before it is asked
       assert.match(((await stage.put()) as { message?: string }).message ?? "", /behind its disk/);
+      journal.pendingBytes = 0;
     },
   );
+
+  /** The next write fails; from then on the journal says so itself. */
+  const breaks = (lasting = false): void => {
+    const trouble = new JournalTrouble("no space left to write /secret/ferry.db", lasting);
+    journal.flushed = async () => {
+      journal.trouble = trouble;
+      throw trouble;
+    };
+  };
+  const mends = (): void => {
+    journal.trouble = undefined;
+    journal.flushed = async () => {};
+  };
+  const keyed = { idempotency: { key: "k", fingerprint: "f" } };
+
+  holds("a task that could not be written and was not claimed is refused, and never runs", async (stage) => {
+    breaks();
+    const refused = stage.task();
+    const full = await stage.engine.put(refused, keyed);
+    assert(full.kind === "full");
+    assert.doesNotMatch(full.message, /secret|space/, "the cause is for operators");
+    assert.deepEqual(idsOf(await stage.claim()), []);
+    assert.equal(await stage.engine.outcome(refused.id), undefined);
+    assert.ok(!journal.kept.has(refused.id));
+    // Until it can be written again nothing is taken in, and then its key stands for nothing.
+    assert.equal((await stage.put({}, keyed)).kind, "full");
+    await stage.hasCounts([0, 0, 0, 0]);
+    mends();
+    assert.equal((await stage.put({}, keyed)).kind, "queued");
+  });
+
+  holds("one that runs already is answered with its outcome, not refused", async (stage) => {
+    const written = Promise.withResolvers<void>();
+    journal.flushed = () => written.promise;
+    const task = stage.task();
+    const put = Promise.resolve(stage.engine.put(task, { joinKey: "same" }));
+    const joined = Promise.resolve(stage.put({}, { joinKey: "same" }));
+    const lease = await stage.claim();
+    assert.deepEqual(idsOf(lease), [task.id]);
+    journal.trouble = new JournalTrouble("no space", false);
+    written.reject(journal.trouble);
+    await stage.tick(0);
+    await stage.settle(lease, done(task.id));
+    for (const reply of [await put, await joined]) {
+      assert(reply.kind === "done", reply.kind);
+      assert.deepEqual([reply.id, reply.record.outcome], [task.id, { ok: true, output: '"out"' }]);
+    }
+    mends();
+  });
+
+  holds(
+    "after a failed fsync nobody is told that a task was refused: it may be on the disk",
+    async (stage) => {
+      breaks(true);
+      await assert.rejects(
+        Promise.resolve(stage.put()),
+        (error) => error instanceof Refusal && error.status === 503 && /not known/.test(error.message),
+      );
+      assert.deepEqual(idsOf(await stage.claim()), []);
+      mends();
+    },
+  );
+
+  holds("a replay that cannot be written leaves its letter in the list", async (stage) => {
+    mends();
+    const id = await stage.ended(dead);
+    breaks();
+    await assert.rejects(stage.engine.deadLetters.replay(id), Refusal);
+    await assert.rejects(stage.engine.deadLetters.replay(id), Refusal, "refused before it is tried");
+    assert.equal((await stage.engine.deadLetters.get(id))?.task.id, id);
+    await stage.hasCounts([0, 0, 1, 1]);
+    mends();
+    assert.equal(await stage.engine.deadLetters.replay(id), true);
+    const queued = await stage.queue();
+    breaks();
+    await assert.rejects(stage.engine.cancel(queued, "ann"), Refusal);
+    mends();
+  });
+});
+
+describe("a process that dies with its own workers", () => {
+  /** Opens an engine on what the last one left; the last one is just not used any more, as after a crash. */
+  class Crashing {
+    readonly journal = new PerfectJournal();
+    readonly #clock = new VirtualClock();
+    readonly dead: string[] = [];
+
+    async start(): Promise<Stage> {
+      const keeper = new RecordKeeper(this.journal, [...this.journal.kept.values()], this.journal.noted);
+      const events = new Events();
+      events.on("task.dead", ({ id }) => this.dead.push(id));
+      const engine = new MemoryEngine(PLAIN, this.#clock, events, keeper);
+      return new Stage({ engine, clock: this.#clock, events });
+    }
+  }
+  const inside = { inProcess: true };
+
+  void test("runs what ran then one at a time, alone, and buries what it died with four times", async () => {
+    const life = new Crashing();
+    let stage = await life.start();
+    const ids = await stage.queueMany(4);
+    const poison = ids[1]!;
+    assert.deepEqual(idsOf(await stage.claim(3, inside)), ids.slice(0, 3));
+    assert.deepEqual(life.journal.noted, ids.slice(0, 3));
+    const served: string[] = [];
+    for (let death = 1; death < 4; death++) {
+      stage = await life.start();
+      const fresh = await stage.queue();
+      for (let lease = await stage.claim(64, inside); ; lease = await stage.claim(64, inside)) {
+        const [first] = idsOf(lease);
+        assert.ok(first !== undefined, "the poison is still there");
+        if (ids.slice(0, 3).includes(first)) {
+          assert.equal(lease.tasks.length, 1, "a suspect runs alone");
+          const beside = await stage.claim(64, inside);
+          assert.ok(!idsOf(beside).some((id) => ids.slice(0, 3).includes(id)), "one suspect at a time");
+          for (const id of idsOf(beside)) await stage.settle(beside, done(id));
+          served.push(...idsOf(beside));
+        }
+        if (first === poison) break;
+        for (const id of idsOf(lease)) await stage.settle(lease, done(id));
+        served.push(...idsOf(lease));
+      }
+      assert.ok(served.includes(fresh));
+    }
+    for (const id of ids) assert.equal(served.includes(id), id !== poison);
+    stage = await life.start();
+    assert.deepEqual(life.dead, [poison]);
+    const letter = await stage.engine.deadLetters.get(poison);
+    assert.deepEqual([letter?.attempts, letter?.task.input], [4, '"in"']);
+    assert.match(letter!.message, /the process died 4 times while it ran/);
+    assert.equal(await stage.code(poison), "INFERENCE_FAILED");
+    assert.deepEqual(idsOf(await stage.claim(64, inside)), []);
+    stage = await life.start();
+    await stage.hasCounts([0, 0, stage.engine.stats().kept, 1]);
+  });
+
+  void test("a task that runs beside a suspect is not charged with the death", async () => {
+    const life = new Crashing();
+    let stage = await life.start();
+    const poison = await stage.queue();
+    await stage.claim(1, inside);
+    stage = await life.start();
+    const other = await stage.queue({ parameters: "other" });
+    await stage.claim(1, inside);
+    await stage.claim(1, { ...inside, parameters: "other" });
+    assert.deepEqual(new Set(life.journal.noted), new Set([poison, other]));
+    stage = await life.start();
+    assert.equal((await stage.claim(1, inside)).tasks[0]?.attempt, 3);
+    assert.equal((await stage.claim(1, { ...inside, parameters: "other" })).tasks[0]?.attempt, 1);
+  });
+
+  void test("what came back, ended, or runs elsewhere is not charged", async () => {
+    const life = new Crashing();
+    let stage = await life.start();
+    const [ended, retried] = await stage.queueMany(2);
+    const lease = await stage.claim(64, inside);
+    await stage.settle(lease, done(ended!));
+    await stage.settle(lease, retry(retried!, stage.now));
+    const elsewhere = await stage.queue({ parameters: "other" });
+    await stage.claim(64, { parameters: "other" });
+    assert.deepEqual(life.journal.noted, []);
+    stage = await life.start();
+    assert.deepEqual(idsOf(await stage.claim()), [retried]);
+    assert.deepEqual(idsOf(await stage.claim(64, { parameters: "other" })), [elsewhere]);
+  });
+
+  void test("no task that could be the next one runs before the last death is on disk", async () => {
+    const life = new Crashing();
+    let stage = await life.start();
+    await stage.queueMany(2);
+    await stage.claim(1, inside);
+    const written = Promise.withResolvers<void>();
+    life.journal.flushed = () => written.promise;
+    stage = await life.start();
+    let claimed: unknown;
+    const claim = stage.claim(64, inside).then((lease) => (claimed = lease));
+    await stage.tick(0);
+    assert.equal(claimed, undefined);
+    written.resolve();
+    assert.equal((await claim).tasks.length, 1);
+  });
 });
 
 describe("finished records have a bounded shelf", () => {

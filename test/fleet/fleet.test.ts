@@ -82,6 +82,7 @@ function gateway(models: readonly string[]) {
     clock,
     fleet,
     draining: () => false,
+    writable: () => true,
     prospects: (model) => new FleetOutlook(fleet, model),
     durability: () => "local",
     reachable: () => true,

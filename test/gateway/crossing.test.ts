@@ -12,7 +12,7 @@ import { Intake, type ModelDoor } from "../../src/gateway/intake.ts";
 import { VirtualClock } from "../../src/plan/virtual-clock.ts";
 import { Router } from "../../src/result/router.ts";
 import { Events } from "../../src/telemetry/events.ts";
-import type { Verdict } from "../../src/engine/engine.ts";
+import type { RecordView, Verdict } from "../../src/engine/engine.ts";
 
 const MODEL = "m";
 const TIERS = [{ name: "first", weight: 1 }];
@@ -60,7 +60,11 @@ class Stage {
   readonly admission: Admission;
   readonly crossing: Crossing;
 
-  constructor(limits: { maxQueued?: number; perUserPerMinute?: number } = {}, horizon = HORIZON) {
+  constructor(
+    limits: { maxQueued?: number; perUserPerMinute?: number; maxTogether?: number } = {},
+    horizon = HORIZON,
+    shares = false,
+  ) {
     const { clock } = this;
     const events = new Events();
     const options = {
@@ -90,14 +94,22 @@ class Stage {
     const door: ModelDoor = {
       name: MODEL,
       totalMs: 4000,
-      cache: { ttlMs: 0, scope: "off" },
-      collapse: false,
+      cache: shares ? { ttlMs: 60_000, scope: "tenant" } : { ttlMs: 0, scope: "off" },
+      collapse: shares,
       gate: new Gate(rules, prospects, engine),
       looksForFree: true,
     };
     const intake = new Intake([door], admission, router, engine, clock);
     const credentials = new Credentials({ tiers: TIERS, anonymousTier: "first" }, {});
-    this.crossing = new Crossing({ credentials, intake, admission, router, engine, clock });
+    this.crossing = new Crossing({
+      credentials,
+      intake,
+      admission,
+      router,
+      engine,
+      clock,
+      maxQueuedBytes: limits.maxTogether ?? options.maxQueuedBytes,
+    });
   }
 
   cross(guest: Guest, ...inputs: string[]) {
@@ -106,16 +118,16 @@ class Stage {
   }
 
   /** Claims everything that waits; the inputs, in the order of the batch. */
-  async claim() {
+  async claim(max = 64, id = "b") {
     const batch = {
-      id: "b",
+      id,
       worker: "w",
       reason: "full",
       size: 0,
       startedAt: this.clock.now(),
       why: "",
     } as const;
-    return this.engine.claim({ model: MODEL, parameters: "", max: 64, batch, leaseMs: 10_000 });
+    return this.engine.claim({ model: MODEL, parameters: "", max, batch, leaseMs: 10_000 });
   }
 
   async end(
@@ -140,6 +152,92 @@ async function refusalOf(crossing: Promise<unknown>): Promise<Refusal> {
   }
   return assert.fail("it was not refused");
 }
+
+describe("of several inputs, the one that settled last is told of", () => {
+  /** Three inputs in three batches, of which the second ends last; `bad` fails. */
+  const crossThree = async (
+    bad = "",
+  ): Promise<{ stage: Stage; guest: Guest; headers: readonly string[] }> => {
+    const stage = new Stage();
+    const guest = new Guest();
+    const crossed = stage.cross(guest, "a", "b", "c").catch((error: unknown) => {
+      assert(error instanceof Refusal);
+      return { headers: [] };
+    });
+    const leases = new Map<string, Awaited<ReturnType<Stage["claim"]>>>();
+    for (const input of ["a", "b", "c"]) {
+      await stage.clock.run(stage.clock.now() + 10);
+      leases.set(input, await stage.claim(1, `batch of ${input}`));
+    }
+    for (const input of ["c", "a", "b"]) {
+      await stage.clock.run(stage.clock.now() + 10);
+      const failure = { kind: "failed", code: "INPUT_REJECTED", message: "no" } as const;
+      await stage.end(leases.get(input)!, (one) => (one === bad ? failure : echo(one)));
+    }
+    const { headers } = (await crossed)!;
+    return { stage, guest, headers };
+  };
+
+  test("in the headers and in the log alike", async () => {
+    const { guest, headers } = await crossThree();
+    assert.deepEqual(headers.slice(0, 6), [
+      "x-ferry-batch-id",
+      "batch of b",
+      "x-ferry-batch-size",
+      "1",
+      "x-ferry-queue-ms",
+      "20",
+    ]);
+    const { batch, attempt, queuedAt, settledAt } = guest.ending!;
+    assert.deepEqual([batch!.id, attempt, batch!.startedAt - queuedAt], ["batch of b", 1, 20]);
+    assert.equal(settledAt! - queuedAt, 60);
+  });
+
+  test("of a request that failed, the one that failed", async () => {
+    const { guest } = await crossThree("c");
+    assert.equal(guest.ending!.batch!.id, "batch of c");
+  });
+
+  test("of one batch, the first", async () => {
+    const stage = new Stage();
+    const guest = new Guest();
+    const crossed = stage.cross(guest, "a", "b");
+    await stage.end(await stage.claim(), echo);
+    await crossed;
+    assert.equal((guest.ending as RecordView).task.input, '"a"');
+  });
+
+  test("nothing, while the client did not wait for the end", async () => {
+    const stage = new Stage();
+    const guest = new Guest();
+    const crossed = stage.cross(guest, "a", "b");
+    const lease = await stage.claim(1);
+    await stage.end(lease, echo);
+    guest.leave();
+    assert.equal(await crossed, undefined);
+    assert.equal(guest.ending, undefined);
+  });
+
+  test("its work is its own where any input was, and cached where all were", async () => {
+    const stage = new Stage({}, HORIZON, true);
+    const work = async (...inputs: string[]): Promise<Guest["work"]> => {
+      const guest = new Guest();
+      const crossed = stage.cross(guest, ...inputs);
+      await new Promise(setImmediate);
+      await stage.end(await stage.claim(), echo);
+      await crossed;
+      return guest.work;
+    };
+    assert.equal(await work("a", "b"), "own");
+    assert.equal(await work("b", "a"), "cached");
+    const first = stage.cross(new Guest(), "c");
+    // The first is in the cache, the second on its way.
+    const both = work("a", "c");
+    assert.equal(await both, "joined");
+    await first;
+    assert.equal(await work("a", "d"), "own");
+  });
+});
 
 describe("a crossing", () => {
   test("gives the outputs in the order of the inputs, whatever the batches and their order", async () => {
@@ -175,6 +273,33 @@ describe("a crossing", () => {
     const stage = new Stage({ maxQueued: 2 });
     assert.equal((await refusalOf(stage.cross(new Guest(), "a", "b", "c"))).code, "SERVICE_OVERLOADED");
     assert.equal(stage.engine.stats().queued, 0);
+    assert.equal(stage.router.waiting, 0);
+  });
+
+  test("inputs that no queue has room for are refused for good, and none of them enters it", async () => {
+    const stage = new Stage();
+    const half = "x".repeat(500_000);
+    const refusal = await refusalOf(stage.cross(new Guest(), half, half));
+    assert.deepEqual(
+      [refusal.code, refusal.status, refusal.retryAfterMs],
+      ["PAYLOAD_TOO_LARGE", 413, undefined],
+    );
+    assert.match(refusal.message, /1000004 bytes; at most 1000000 \(limits.maxQueuedBytes\)/);
+    assert.equal(stage.engine.stats().queued, 0);
+    const first = stage.cross(new Guest(), half);
+    // Here it is the queue that is full, for now.
+    const second = await refusalOf(stage.cross(new Guest(), half, "y"));
+    assert.equal(second.code, "SERVICE_OVERLOADED");
+    assert(second.retryAfterMs! > 0);
+    await stage.end(await stage.claim(), echo);
+    await first;
+  });
+
+  test("one input that its engine never has room for is refused for good, too", async () => {
+    // As in Redis, where a shard holds a part of what the queue may hold.
+    const stage = new Stage({ maxTogether: Infinity });
+    const refusal = await refusalOf(stage.cross(new Guest(), "x".repeat(1_000_000)));
+    assert.deepEqual([refusal.code, refusal.retryAfterMs], ["PAYLOAD_TOO_LARGE", undefined]);
     assert.equal(stage.router.waiting, 0);
   });
 

@@ -6,6 +6,8 @@ import { connect as connectTls, type ConnectionOptions, type TLSSocket } from "n
 import { Agent, request } from "undici";
 import { Certificates } from "../../src/certificates.ts";
 import { SystemClock } from "../../src/clock.ts";
+import { ClientBytes } from "../../src/gateway/byte-budget.ts";
+import type { PageGuard } from "../../src/gateway/page-guard.ts";
 import { Listener, type ListenerLimits, type Routes } from "../../src/gateway/server.ts";
 import { Events } from "../../src/telemetry/events.ts";
 import { Authority, type Pair } from "../certificates.ts";
@@ -36,6 +38,7 @@ export class Edge implements AsyncDisposable {
   readonly authority = new Authority();
   readonly pair: Pair = this.authority.issue();
   readonly events = new Events();
+  readonly bytes = new ClientBytes(2 ** 20, 1000);
   /** Resolves what waits at /slow. */
   readonly released = Promise.withResolvers<void>();
   /** Resolves when somebody waits there. */
@@ -49,14 +52,19 @@ export class Edge implements AsyncDisposable {
 
   static async open(
     limits: Partial<ListenerLimits> = {},
-    tls: { minVersion?: "TLSv1.3"; http2?: boolean } = {},
+    tls: { minVersion?: "TLSv1.3"; http2?: boolean; maxStreams?: number } = {},
+    pages?: PageGuard,
   ): Promise<Edge> {
     const edge = new Edge();
     const certificates = edge.#certificates;
     await certificates.start();
     const options = { certificates, minVersion: "TLSv1.2", http2: true, maxStreams: 10, ...tls } as const;
     const all = { ...LIMITS, ...limits };
-    edge.#listener = new Listener(edge.#routes(), all, edge.#clock, edge.events, { tls: options });
+    edge.#listener = new Listener(edge.#routes(), all, edge.#clock, edge.events, {
+      tls: options,
+      pages,
+      bytes: edge.bytes,
+    });
     edge.url = await edge.#listener.listen("127.0.0.1", 0);
     return edge;
   }
@@ -133,6 +141,7 @@ export class Edge implements AsyncDisposable {
       "/host": { GET: (exchange) => exchange.send(200, JSON.stringify(exchange.header("host"))) },
       "/nothing": { DELETE: (exchange) => exchange.sendNothing(204) },
       "/large": { GET: (exchange) => exchange.send(200, JSON.stringify("a".repeat(4_000_000))) },
+      "/sized/{id}": { GET: (exchange, id) => exchange.send(200, JSON.stringify("a".repeat(Number(id)))) },
       "/bug": { GET: () => Promise.reject(new Error("oops")) },
       "/slow": {
         GET: async (exchange) => {

@@ -120,6 +120,69 @@ describe("the gRPC listener", () => {
       { maxMessageBytes: 2000 },
     ));
 
+  test("tensors of no bytes with many rows, and more rows than the queue has places", () =>
+    withSession(
+      async (session, stage) => {
+        const tensors = (count: number, rows: number): Buffer => {
+          const inputs = Array.from({ length: count }, (_, at) => {
+            return { name: `t${at}`, datatype: "FP32", shape: [rows, 0] };
+          });
+          return framed([requestBytes({ model_name: "m", inputs })]);
+        };
+        for (const [count, rows, words] of [
+          [150, 65_536, /65536 rows; send at most 100/],
+          [1000, 100, /100 rows of 1000 tensors/],
+          [1, 101, /101 rows; send at most 100/],
+        ] as const) {
+          const told = await ask(session, {}, tensors(count, rows));
+          assert.equal(told.status, "3");
+          assert.match(decodeURIComponent(told.words), words);
+        }
+        assert.equal(stage.server.requests.length, 0);
+      },
+      {},
+      { maxQueued: 100 },
+    ));
+
+  test("only ModelInfer reads a large message: the others refuse it at its prefix, before it is sent", () =>
+    withSession(async (session) => {
+      const methods = ["ServerLive", "ServerReady", "ServerMetadata", "ModelReady", "ModelMetadata"];
+      for (const method of methods) {
+        const stream = session.request({
+          ":method": "POST",
+          ":path": INFER.replace("ModelInfer", method),
+          "content-type": "application/grpc",
+        });
+        stream.on("error", () => {});
+        // 600 bytes are announced, none is sent.
+        stream.write(Buffer.from([0, 0, 0, 0x02, 0x58]));
+        const [headers] = (await once(stream, "response")) as [IncomingHttpHeaders];
+        assert.equal(headers["grpc-status"], "8", method);
+        stream.close(constants.NGHTTP2_CANCEL);
+      }
+      // The longest name that a model can have: 128 characters.
+      const named = framed([Buffer.from([0x0a, 0x80, 0x01]), Buffer.from("m".repeat(128))]);
+      const told = await ask(session, { ":path": INFER.replace("ModelInfer", "ModelReady") }, named);
+      assert.equal(told.status, "5", told.words);
+      const live = await ask(session, { ":path": INFER.replace("ModelInfer", "ServerLive") }, framed([]));
+      assert.equal(live.status, "0");
+    }));
+
+  test("on loopback without authentication no call comes by a stranger's name or from a page", () =>
+    withSession(async (session, stage) => {
+      for (const headers of [
+        { ":authority": "evil.example" },
+        { origin: "https://evil.example" },
+        { "sec-fetch-site": "cross-site" },
+      ]) {
+        const told = await ask(session, headers, good);
+        assert.equal(told.status, "7", told.words);
+        assert.match(told.words, /auth\.allowedHosts/);
+      }
+      assert.equal(stage.server.requests.length, 0);
+      assert.equal((await ask(session, { ":authority": "[::1]:8082" }, good)).status, "0");
+    }));
+
   test("too many headers, and one that must stand once", () =>
     withSession(
       async (session) => {

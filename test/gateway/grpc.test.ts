@@ -231,6 +231,23 @@ describe("refusals become statuses", () => {
     );
   });
 
+  test("a version that the worker does not have is NOT_FOUND after one call, and the worker serves on", async () => {
+    await using stage = await GrpcStage.open((request, call) => {
+      if (request.model_version === "7") throw status(codes.NOT_FOUND, "version 7 is not found");
+      return doubling(request, call);
+    });
+    const changes: string[] = [];
+    stage.ferry.events.on("worker.changed", ({ state }) => changes.push(state));
+    for (let n = 1; n <= 5; n++) {
+      const wrong = await failure(stage.client.infer(rawRequest([[n], [n + 10]], { model_version: "7" })));
+      assert.equal(wrong.code, codes.NOT_FOUND);
+      assert.match(wrong.details, /^worker answered NOT_FOUND: version 7 is not found$/);
+      assert.equal(stage.server.requests.length, n);
+    }
+    assert.deepEqual(rawValues(await stage.client.infer(rawRequest([[1]]))), [2]);
+    assert.deepEqual(changes, []);
+  });
+
   test("credentials come in the metadata", async () => {
     using authority = new Authority("Keys");
     const { folder } = authority;

@@ -4,6 +4,7 @@ import { once } from "node:events";
 import { constants } from "node:http2";
 import { describe, test } from "node:test";
 import { setImmediate as turn } from "node:timers/promises";
+import { PageGuard } from "../../src/gateway/page-guard.ts";
 import { ask, closed, Edge } from "./edge.ts";
 
 const POST = { ":method": "POST", ":path": "/echo", "content-type": "application/json" };
@@ -33,6 +34,22 @@ describe("bounds:", () => {
     stream.resume();
     await closed(stream);
     assert.equal((await ask(session, {})).status, 200);
+    session.destroy();
+  });
+
+  test("a body is held until the client says that it is over, whatever length it announced", async () => {
+    await using edge = await Edge.open();
+    const session = await edge.session();
+    const stream = session.request({ ...POST, "content-length": "5" }, { endStream: false });
+    stream.on("error", () => {}).resume();
+    stream.write("[1,2]");
+    while (edge.bytes.bodies.total !== 5) await turn();
+    const response = once(stream, "response");
+    stream.end();
+    assert.equal(((await response) as [{ ":status": number }])[0][":status"], 200);
+    assert.equal(edge.bytes.bodies.total, 0);
+    await closed(stream);
+    while (edge.bytes.answers.total > 0) await turn();
     session.destroy();
   });
 
@@ -89,6 +106,17 @@ describe("bounds:", () => {
     assert.deepEqual([same.status, same.text], [200, '"a"']);
   });
 
+  test("web pages are told by :authority, Origin and Sec-Fetch-Site, as over HTTP/1.1", async () => {
+    await using edge = await Edge.open({}, {}, new PageGuard([], "advice"));
+    const status = async (headers: Record<string, string>) => (await edge.http2({ headers })).status;
+    assert.equal(await status({}), 200);
+    assert.equal(await status({ ":authority": "localhost:1" }), 200);
+    assert.equal(await status({ ":authority": "evil.example" }), 403);
+    assert.equal(await status({ host: "evil.example", ":authority": "evil.example" }), 403);
+    assert.equal(await status({ origin: "https://evil.example" }), 403);
+    assert.equal(await status({ "sec-fetch-site": "cross-site" }), 403);
+  });
+
   test("a header that means something only once is refused twice, as over HTTP/1.1", async () => {
     await using edge = await Edge.open();
     const twice = { headers: { "idempotency-key": ["a", "b"] as unknown as string } };
@@ -112,9 +140,10 @@ describe("bounds:", () => {
     await ended;
   });
 
-  test("requests that are reset as soon as they are sent end the connection", async () => {
+  test("requests that are reset as soon as they are sent end the connection, and the log says so", async () => {
     await using edge = await Edge.open();
     const session = await edge.session();
+    const told = edge.events.next("notice");
     const ended = closed(session);
     for (let sent = 0; sent < 500 && !session.destroyed && !session.closed; sent++) {
       const stream = session.request({ ":path": "/slow" });
@@ -124,6 +153,7 @@ describe("bounds:", () => {
       await turn();
     }
     await ended;
+    assert.match((await told).message, /^a client's HTTP\/2 connection was ended/);
     assert.equal((await edge.http2({})).status, 200, "others are served");
   });
 });

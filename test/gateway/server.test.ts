@@ -46,3 +46,83 @@ test("a connection that waits for its next request holds nothing of those before
     listener.close();
   }
 });
+
+/** Far more than a connection may have unanswered, in many reads. */
+const FLOOD = 20_000;
+const QUESTION = `GET /slow?${"a".repeat(40)} HTTP/1.1\r\nhost: here\r\n\r\n`;
+/** Node parses what it has read: 64 unanswered ones, and what one read of 64 KiB brings beyond them. */
+const MOST_OPEN = 64 + Math.ceil(65_536 / QUESTION.length);
+
+test("a connection with 64 unanswered requests is not read from until half of them are answered", async () => {
+  const waiting: Exchange[] = [];
+  let answered = 0;
+  let most = 0;
+  const routes: Routes = { "/slow": { GET: (exchange) => void waiting.push(exchange) } };
+  const listener = new Listener(routes, LIMITS, new SystemClock(), new Events());
+  const { port } = new URL(await listener.listen("127.0.0.1", 0));
+  const socket = connect(Number(port), "127.0.0.1");
+  try {
+    socket.write(QUESTION.repeat(FLOOD));
+    let told = "";
+    const all = new Promise<void>((resolve) => {
+      socket.on("data", (chunk: Buffer) => {
+        told += chunk.toString("latin1");
+        // Bodies are their place in line.
+        if (told.endsWith(`"${FLOOD - 1}"`)) resolve();
+      });
+    });
+    while (answered < FLOOD) {
+      while (waiting.length === 0) await turn();
+      for (let turns = 0; turns < 5; turns++) await turn();
+      most = Math.max(most, listener.open);
+      // The last first: answers leave in the order of their requests all the same.
+      const from = answered;
+      answered += waiting.length;
+      const batch = waiting.splice(0);
+      for (let at = batch.length - 1; at >= 0; at--) batch[at]!.send(200, `"${from + at}"`);
+    }
+    await all;
+    assert.ok(most <= MOST_OPEN, `${most} requests were open at once`);
+    assert.deepEqual(
+      [...told.matchAll(/\r\n\r\n"(\d+)"/g)].map(([, place]) => Number(place)),
+      Array.from({ length: FLOOD }, (_, place) => place),
+    );
+  } finally {
+    socket.destroy();
+    listener.close();
+  }
+});
+
+test("bodies behind unanswered requests do not start the reading again", async () => {
+  const waiting: Exchange[] = [];
+  const read = async (exchange: Exchange): Promise<void> => {
+    await exchange.body();
+    waiting.push(exchange);
+  };
+  const listener = new Listener({ "/": { POST: read } }, LIMITS, new SystemClock(), new Events());
+  const { port } = new URL(await listener.listen("127.0.0.1", 0));
+  const socket = connect(Number(port), "127.0.0.1");
+  try {
+    const body = JSON.stringify("a".repeat(900));
+    const post = `POST / HTTP/1.1\r\nhost: here\r\ncontent-type: application/json\r\ncontent-length: ${body.length}\r\n\r\n${body}`;
+    const count = 1000;
+    socket.write(post.repeat(count));
+    let told = "";
+    socket.on("data", (chunk: Buffer) => (told += chunk.toString("latin1")));
+    while (waiting.length < 64) await turn();
+    for (let turns = 0; turns < 50; turns++) await turn();
+    assert.ok(listener.open <= 64 + Math.ceil(65_536 / post.length), `${listener.open}`);
+    let answered = 0;
+    while (answered < count) {
+      await turn();
+      for (const exchange of waiting.splice(0)) {
+        exchange.send(200, "{}");
+        answered++;
+      }
+    }
+    while (told.split("HTTP/1.1 200").length <= count) await once(socket, "data");
+  } finally {
+    socket.destroy();
+    listener.close();
+  }
+});

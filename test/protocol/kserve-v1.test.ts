@@ -5,12 +5,13 @@ import fc from "fast-check";
 import { Refusal } from "../../src/core/errors.ts";
 import { kserveV1 } from "../../src/protocol/kserve-v1.ts";
 import type { Call, Drafts, Outputs, Unbatched } from "../../src/protocol/protocol.ts";
+import { LIMITS } from "./spoken.ts";
 
 const { worker, client } = kserveV1;
 
 function ask(body: string, names: Record<string, string> = { model: "m" }, route = 0): Drafts | Unbatched {
   const header = (): undefined => undefined;
-  return client.infer[route]!.read({ names, body: Buffer.from(body), header });
+  return client.infer[route]!.read({ names, body: Buffer.from(body), limits: LIMITS, header });
 }
 
 function drafts(body: string, names?: Record<string, string>): Drafts {
@@ -76,7 +77,10 @@ describe("kserve-v1", () => {
     assert.deepEqual(call(["1"], keys[4]!), {
       body: '{"instances":[1]}',
       path: "/v1/models/m%20b/versions/2:predict",
+      named: true,
     });
+    for (const version of ["../../other", "..\\x", "1/./2", ".."])
+      assert.match(call(["1"], JSON.stringify({ $version: version })).flaw!, /version must be/);
   });
 
   test("columns and labels pass the batches by", () => {

@@ -23,7 +23,7 @@ describe("hostile requests", () => {
       [wrong({ shape: [-1, 2] }), /dimension of -1/],
       [wrong({ shape: [1.5] }), /shape/],
       [wrong({ shape: Array.from({ length: 40 }, () => 1) }), /shape/],
-      [wrong({ shape: [2 ** 40, 0], data: [] }), /rows; at most/],
+      [wrong({ shape: [2 ** 40, 0], data: [] }), /rows; send at most 2048/],
       [wrong({ shape: [1, 2 ** 30, 2 ** 30] }), /too large/],
       [wrong({ shape: [1, ...Array.from({ length: 25 }, () => 2 ** 52), 0], data: [] }), /too large/],
       [wrong({ shape: "x" }), /no "shape"/],
@@ -133,6 +133,19 @@ describe("workers that misbehave", () => {
     assert.match(reply(`${head}1234567`, { [HEADER]: String(head.length) }).flaw!, /only 7 bytes/);
     assert.match(reply(`${head}123456789`, { [HEADER]: String(head.length) }).flaw!, /1 bytes behind/);
     assert.match(reply(head, { [HEADER]: "12345" }).flaw!, /Inference-Header/);
+  });
+
+  test("nesting beside the outputs is no recursion, and no caller gets a key twice", () => {
+    const deep = "[".repeat(200_000) + "]".repeat(200_000);
+    const one = JSON.stringify(output).slice(0, -1);
+    for (const text of [
+      `{"parameters":{"a":${deep}},"outputs":[${one}}]}`,
+      `{"outputs":[${one},"parameters":{"a":${deep}}}]}`,
+    ]) {
+      assert.match(reply(text).flaw!, /nested deeper than 64/);
+    }
+    assert.match(reply(`{"outputs":[${one},"parameters":{"a":1,"a":2}}]}`).flaw!, /a key twice/);
+    assert.match(reply(`{"outputs":[${one},"parameters":{"a":1e999}}]}`).flaw!, /range/);
   });
 
   test("a reply for all rows together asks for one task at a time", () => {

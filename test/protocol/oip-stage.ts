@@ -4,6 +4,7 @@ import { Refusal } from "../../src/core/errors.ts";
 import { oipV2 } from "../../src/protocol/oip-v2.ts";
 import type { Asked, Call, Drafts, Outputs } from "../../src/protocol/protocol.ts";
 import { infer, type Sent } from "./servers/oip.ts";
+import { LIMITS } from "./spoken.ts";
 
 export const { worker, client } = oipV2;
 export const read = (given: Asked): ReturnType<(typeof client.infer)[0]["read"]> =>
@@ -16,6 +17,7 @@ export function asked(
 ): Asked {
   return {
     names: { model: "toy" },
+    limits: LIMITS,
     body: Buffer.from(body as string),
     header: (name) => headers[name],
     ...more,

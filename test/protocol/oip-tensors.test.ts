@@ -3,7 +3,8 @@ import assert from "node:assert/strict";
 import { describe, test } from "node:test";
 import fc from "fast-check";
 import {
-  bytesOfElements,
+  bytesOfElement,
+  checkCells,
   countFlat,
   elementBytes,
   elementsOf,
@@ -11,7 +12,6 @@ import {
   flatten,
   joinFlat,
   jsonFromRaw,
-  MAX_ROWS,
   rawFromJson,
   rowsOf,
   rowsOfFlat,
@@ -86,6 +86,18 @@ describe("raw and JSON", () => {
     );
   });
 
+  test("every half that is a number comes back", () => {
+    const all = Uint16Array.from({ length: 65_536 }, (_, bits) => bits).filter(
+      (bits) => (bits & 0x7c00) !== 0x7c00,
+    );
+    const raw = Buffer.from(all.buffer);
+    const text = jsonFromRaw(raw, "FP16");
+    assert.doesNotThrow(() => JSON.parse(text));
+    assert.deepEqual(rawFromJson(text, "FP16"), raw);
+    assert.equal(jsonFromRaw(rawFromJson("[1.5,-2,65504]", "FP16"), "FP16"), "[1.5,-2,65504]");
+    assert.throws(() => jsonFromRaw(Buffer.from("007c", "hex"), "FP16"), flaw(/infinity/));
+  });
+
   test("raw that starts at an odd place", () => {
     const raw = Buffer.concat([Buffer.from([7]), rawFromJson("[1.25,2]", "FP64")]).subarray(1);
     assert.equal(jsonFromRaw(raw, "FP64"), "[1.25,2]");
@@ -99,10 +111,10 @@ describe("raw and JSON", () => {
         assert.deepEqual(JSON.parse(jsonFromRaw(raw, "BYTES")), words);
       }),
     );
-    assert.throws(() => jsonFromRaw(bytesOfElements([Buffer.from([0xff])]), "BYTES"), flaw(/not UTF-8/));
+    assert.throws(() => jsonFromRaw(bytesOfElement(Buffer.from([0xff])), "BYTES"), flaw(/not UTF-8/));
     assert.throws(() => rawFromJson('["\\ud800"]', "BYTES"), flaw(/surrogate/));
-    assert.throws(() => elementsOfBytes(Buffer.from([5, 0, 0, 0, 1])), flaw(/in the middle/));
-    assert.throws(() => elementsOfBytes(Buffer.from([5, 0])), flaw(/in the middle/));
+    assert.throws(() => [...elementsOfBytes(Buffer.from([5, 0, 0, 0, 1]))], flaw(/in the middle/));
+    assert.throws(() => [...elementsOfBytes(Buffer.from([5, 0]))], flaw(/in the middle/));
   });
 
   test("what does not fit is said", () => {
@@ -116,7 +128,8 @@ describe("raw and JSON", () => {
     assert.throws(() => rawFromJson("[9223372036854775808]", "INT64"), flaw(/holds 9223372036854775808/));
     assert.throws(() => rawFromJson("[1.5]", "INT64"), flaw(/holds 1.5/));
     assert.throws(() => rawFromJson("[1e400]", "INT64"), flaw(/double/));
-    assert.throws(() => rawFromJson("[1]", "FP16"), flaw(/binary form/));
+    assert.throws(() => rawFromJson("[65520]", "FP16"), flaw(/range of FP16/));
+    assert.throws(() => rawFromJson("[1]", "BF16"), flaw(/binary form/));
     assert.throws(() => jsonFromRaw(Buffer.alloc(2), "BF16"), flaw(/binary form/));
     assert.throws(() => jsonFromRaw(Buffer.alloc(3), "FP32"), flaw(/no whole number/));
     assert.throws(() => jsonFromRaw(Buffer.from("0000807f", "hex"), "FP32"), flaw(/infinity/));
@@ -154,7 +167,10 @@ describe("rows", () => {
     assert.throws(() => rowsOf([]), flaw(/empty shape/));
     assert.throws(() => rowsOf([-1]), flaw(/dimension of -1/));
     assert.throws(() => rowsOf([1, 0.5]), flaw(/dimension of 0.5/));
-    assert.throws(() => rowsOf([MAX_ROWS + 1, 0]), flaw(/rows; at most/));
+    assert.equal(rowsOf([2 ** 40, 0]), 2 ** 40);
+    assert.throws(() => checkCells(1025, 1), flaw(/at most 1024 tensors/));
+    assert.throws(() => checkCells(33, 2048), flaw(/has 2048 rows of 33 tensors; /));
+    checkCells(32, 2048);
     assert.throws(() => elementsOf([2 ** 40, 2 ** 40]), flaw(/too large/));
     assert.equal(elementsOf([]), 1);
   });

@@ -167,6 +167,94 @@ describe("rows in any company", () => {
   });
 });
 
+describe("a worker without the binary extension", () => {
+  const bytes = (...texts: string[]): Buffer =>
+    Buffer.concat(
+      texts.flatMap((each) => {
+        const element = Buffer.from(each);
+        return [Buffer.from(Uint32Array.of(element.length).buffer), element];
+      }),
+    );
+  const view = (array: ArrayBufferView): Buffer => Buffer.from(array.buffer as ArrayBuffer);
+  const raws: Record<string, Buffer> = {
+    BOOL: Buffer.from([1, 0]),
+    INT8: view(Int8Array.of(-128, 127)),
+    UINT8: view(Uint8Array.of(0, 255)),
+    INT16: view(Int16Array.of(-32768, 32767)),
+    UINT16: view(Uint16Array.of(0, 65535)),
+    INT32: view(Int32Array.of(-(2 ** 31), 2 ** 31 - 1)),
+    UINT32: view(Uint32Array.of(0, 2 ** 32 - 1)),
+    INT64: view(BigInt64Array.of(-(2n ** 63n), 9007199254740993n)),
+    UINT64: view(BigUint64Array.of(2n ** 64n - 1n, 9007199254740993n)),
+    FP16: view(Uint16Array.of(0x3c01, 0x8001)),
+    FP32: view(Float32Array.of(0.1, -3.4e38)),
+    FP64: view(Float64Array.of(0.1, -0)),
+    BYTES: bytes("é\n", ""),
+  };
+
+  /** What such a server answers that gives back what it gets: JSON alone. */
+  function echoed({ body, headers = {}, type }: ReturnType<typeof called>, rows: number): readonly string[] {
+    assert.equal(typeof body, "string");
+    assert.deepEqual([type, headers], [undefined, {}]);
+    assert.doesNotMatch(body as string, /binary_data/);
+    const asked = (body as string).replace('"outputs":', '"asked":');
+    const reply = Buffer.from(asked.replace('{"inputs":', '{"model_name":"toy","outputs":'));
+    const { outputs, flaw } = replied({ status: 200, headers: {}, body: reply }, rows);
+    assert.equal(flaw, undefined);
+    return outputs;
+  }
+
+  test("gets every datatype as JSON, and its client gets the very bytes back", () => {
+    for (const [datatype, raw] of Object.entries(raws)) {
+      const tensors = [{ name: "x", datatype, shape: [2, 1], raw }];
+      for (const head of [
+        { parameters: { binary_data_output: true, top: 1 } },
+        { outputs: [{ name: "x", parameters: { binary_data: true, class: 2 } }] },
+      ]) {
+        const sent = writeMessage(head, tensors, "inputs");
+        const asked = drafts(sent.body, { ...sent.headers });
+        const call = worker.call(asked.inputs, asked.parameters, "toy", true);
+        assert.equal(call.flaw, undefined, datatype);
+        assert.match(call.body as string, "outputs" in head ? /"class":2/ : /"parameters":\{"top":1\}/);
+        const { body, headers = [] } = asked.render(echoed(call, 2), "toy");
+        const length = headers[headers.indexOf(HEADER) + 1];
+        const json = (body as Buffer).subarray(0, Number(length)).toString();
+        assert.match(json, new RegExp(`"datatype":"${datatype}","shape":\\[2,1\\]`));
+        assert.deepEqual((body as Buffer).subarray(Number(length)), raw, datatype);
+      }
+    }
+  });
+
+  test("is not sent what JSON cannot say", () => {
+    const cases: [datatype: string, raw: Buffer, words: RegExp][] = [
+      [
+        "BF16",
+        Buffer.alloc(2),
+        /^input "x" is BF16, which JSON cannot say; this model's workers take nothing else$/,
+      ],
+      ["FP32", view(Float32Array.of(Number.NaN)), /NaN or infinity/],
+      ["FP16", Buffer.from("007c", "hex"), /NaN or infinity/],
+      ["BYTES", Buffer.concat([Buffer.from(Uint32Array.of(1).buffer), Buffer.from([0xff])]), /not UTF-8/],
+    ];
+    for (const [datatype, raw, words] of cases) {
+      const sent = writeMessage({}, [{ name: "x", datatype, shape: [1, 1], raw }], "inputs");
+      const { inputs, parameters } = drafts(sent.body, { ...sent.headers });
+      assert.match(worker.call(inputs, parameters, "toy", true).flaw ?? "", words);
+      assert.equal(worker.call(inputs, parameters, "toy").flaw, undefined);
+    }
+  });
+
+  test("says so in its metadata", () => {
+    const { extension } = worker;
+    assert.equal(
+      extension!.listed('{"name":"triton","extensions":["classification","binary_tensor_data"]}'),
+      true,
+    );
+    for (const text of ['{"name":"mlserver","extensions":[]}', '{"extensions":{}}', "[]", ""])
+      assert.equal(extension!.listed(text), false);
+  });
+});
+
 describe("what shares a batch", () => {
   const one = (more: object, tensor: object = {}): string => {
     const inputs = [{ name: "x", shape: [1, 2], datatype: "FP32", data: [1, 2], ...tensor }];
@@ -253,6 +341,8 @@ describe("around the calls", () => {
     const body = '{"inputs":[{"name":"x","shape":[1],"datatype":"FP32","data":[1]}]}';
     const { inputs, parameters } = drafts(body, {}, { names: { model: "toy", version: "3/4" } });
     assert.equal(called(inputs, parameters).path, "/v2/models/toy/versions/3%2F4/infer");
+    const astray = parameters.replace("3/4", "../../other");
+    assert.throws(() => called(inputs, astray), /version must be/);
     assert.equal(called(inputs, drafts(body).parameters).path, undefined);
   });
 });

@@ -46,6 +46,8 @@ describe("Ollama, a request:", () => {
       spoken.refuses(PATH, { model: "m", input }, /string or a list of strings/);
     for (const keepAlive of ["soon", "5 m", "", [], {}, true, "5mm", "m"])
       spoken.refuses(PATH, { model: "m", input: "a", keep_alive: keepAlive }, /duration/);
+    for (const field of ["MODEL", "Input", "Keep_Alive"])
+      spoken.refuses(PATH, { model: "m", input: "a", [field]: "b" }, /in lower case/);
     spoken.refuses(PATH, { model: 1, input: "a" }, /"model" must be a string/);
     spoken.refuses(PATH, { model: "m", input: Array.from({ length: 2049 }, () => "a") }, /more than 2048/);
   });
@@ -98,6 +100,8 @@ describe("Ollama, keep_alive:", () => {
     assert.equal(spoken.call(plain.inputs, "").body, '{"model":"m","input":["d"]}');
     const more = read({ model: "m", input: "a", truncate: false }).parameters;
     assert.equal(spoken.call(['"a"'], more).body, '{"model":"m","input":["a"],"truncate":false}');
+    // By Ferry's own API; Go would take it for the model.
+    assert.equal(spoken.call(['"a"'], '{"MODEL":"other"}').body, '{"model":"m","input":["a"]}');
   });
 });
 

@@ -5,12 +5,18 @@ import fc from "fast-check";
 import { Refusal } from "../../src/core/errors.ts";
 import { openaiCompletions } from "../../src/protocol/openai-completions.ts";
 import type { Drafts, Unbatched } from "../../src/protocol/protocol.ts";
+import { LIMITS } from "./spoken.ts";
 
 const { client, worker } = openaiCompletions;
 
 function ask(body: unknown): Drafts | Unbatched {
   const text = typeof body === "string" ? body : JSON.stringify(body);
-  return client.infer[0]!.read({ names: {}, body: Buffer.from(text), header: () => undefined });
+  return client.infer[0]!.read({
+    names: {},
+    body: Buffer.from(text),
+    limits: LIMITS,
+    header: () => undefined,
+  });
 }
 
 function read(body: unknown): Drafts {

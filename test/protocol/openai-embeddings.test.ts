@@ -5,12 +5,13 @@ import fc from "fast-check";
 import { Refusal } from "../../src/core/errors.ts";
 import { openaiEmbeddings } from "../../src/protocol/openai-embeddings.ts";
 import type { Drafts } from "../../src/protocol/protocol.ts";
+import { LIMITS } from "./spoken.ts";
 
 const { client, worker } = openaiEmbeddings;
 
 function read(body: unknown): Drafts {
   const text = typeof body === "string" ? body : JSON.stringify(body);
-  const asked = { names: {}, body: Buffer.from(text), header: () => undefined };
+  const asked = { names: {}, body: Buffer.from(text), limits: LIMITS, header: () => undefined };
   const drafts = client.infer[0]!.read(asked);
   assert(!("unbatched" in drafts));
   return drafts;

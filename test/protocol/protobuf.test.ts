@@ -166,6 +166,9 @@ describe("fields", () => {
       () => readInferRequest(requestBytes({ model_name: "", inputs: [], parameters })),
       /1024 parameters/,
     );
+    // A key and nothing else, again: two bytes each would cost a message each.
+    const again = Buffer.from([0x22, 0, 0x22, 0]);
+    assert.throws(() => readInferRequest(again), /the parameter "" stands twice/);
   });
 });
 

@@ -1,7 +1,17 @@
 /** The two sides of a protocol, as tests talk to them. */
 import assert from "node:assert/strict";
 import { Refusal } from "../../src/core/errors.ts";
-import type { Answer, Drafts, Protocol, Replied, Unbatched } from "../../src/protocol/protocol.ts";
+import type {
+  Answer,
+  Drafts,
+  Protocol,
+  Replied,
+  RequestLimits,
+  Unbatched,
+} from "../../src/protocol/protocol.ts";
+
+/** What one request may become, at the defaults. */
+export const LIMITS: RequestLimits = { maxInputs: 2048, maxBytes: 8 * 2 ** 20 };
 
 export class Spoken {
   readonly #protocol: Protocol;
@@ -15,7 +25,7 @@ export class Spoken {
     const route = this.#protocol.client.infer.find((each) => each.path === path);
     assert(route, `no route ${path}`);
     const text = typeof body === "string" ? body : JSON.stringify(body);
-    return route.read({ names: {}, body: Buffer.from(text), header: () => undefined });
+    return route.read({ names: {}, body: Buffer.from(text), limits: LIMITS, header: () => undefined });
   }
 
   read(path: string, body: unknown): Drafts {

@@ -256,6 +256,7 @@ describe("TEI, about itself:", () => {
     model: known(ready),
     ready: true,
     version: "1",
+    maxInputs: 2048,
   });
 
   test("/health is open to probes: 200 and nothing, or 503 in TEI's words", () => {
@@ -266,7 +267,7 @@ describe("TEI, about itself:", () => {
     const ill = route.tell(about(false));
     assert(typeof ill === "object" && ill.status === 503);
     assert.equal(bodyOf(ill), '{"error":"unhealthy","error_type":"Unhealthy"}');
-    const several = { models: [known(false), known(true)], model: undefined, version: "1" };
+    const several = { models: [known(false), known(true)], model: undefined, version: "1", maxInputs: 2048 };
     assert.equal((route.tell({ ...several, ready: true }) as { status?: number }).status, undefined);
     assert.equal((route.tell({ ...several, ready: false }) as { status?: number }).status, 503);
   });

@@ -1,8 +1,9 @@
 /** What is passed through stays inside: no client chooses the host or leaves the base, no worker splits an answer. */
 import assert from "node:assert/strict";
 import { once } from "node:events";
+import { type IncomingMessage, request } from "node:http";
 import { test } from "node:test";
-import { Ferry, Folder, runFerry, writeConfig } from "../e2e/harness.ts";
+import { type Config, eventually, Ferry, Folder, runFerry, writeConfig } from "../e2e/harness.ts";
 import { openModel, OpenWorker, RawWorker } from "../e2e/open-worker.ts";
 import { type RawAnswer, RawClient } from "../e2e/raw-client.ts";
 
@@ -12,8 +13,15 @@ async function say(ferry: Ferry, text: string): Promise<RawAnswer> {
   return await client.answer();
 }
 
+async function keyFor(user: string, folder: Folder, config: Config): Promise<string> {
+  await writeConfig(folder, config);
+  const file = `${folder.path}/ferry.yaml`;
+  const { stdout } = await runFerry(["keys", "create", "--user", user, "--tier", "paid", "-c", file]);
+  return stdout.trim();
+}
+
 const get = (target: string, ...fields: readonly string[]): string =>
-  [`GET ${target} HTTP/1.1`, "Host: ferry", ...fields, "", ""].join("\r\n");
+  [`GET ${target} HTTP/1.1`, "Host: localhost", ...fields, "", ""].join("\r\n");
 
 test("paths that could lead out of the worker's base are refused, plain ones are not touched", async () => {
   await using worker = await OpenWorker.listen();
@@ -56,7 +64,7 @@ test("paths that could lead out of the worker's base are refused, plain ones are
     ["/@evil.example:80/", "/base/@evil.example:80/"],
     ["/a//b", "/base/a//b"],
     ["/a%20b?q=../..&r=%0d%0a", "/base/a%20b?q=../..&r=%0d%0a"],
-    ["http://ferry/own", "/base/own"],
+    ["http://localhost/own", "/base/own"],
   ] as const) {
     const answer = await say(ferry, get(target));
     assert.equal(answer.status, 200, target);
@@ -104,7 +112,12 @@ test("nothing in a request chooses the host, and requests cannot be smuggled", a
     assert.ok([400, 417, 431].includes(status), `${fields[0]!.slice(0, 40)}: ${status}`);
   }
   assert.equal(worker.calls.length, before, "nothing of that reached the worker");
-  const chunked = ["POST /x HTTP/1.1", "Host: ferry", "Transfer-Encoding: chunked", "Expect: 100-continue"];
+  const chunked = [
+    "POST /x HTTP/1.1",
+    "Host: localhost",
+    "Transfer-Encoding: chunked",
+    "Expect: 100-continue",
+  ];
   const body = "5\r\nhello\r\n0\r\n\r\n";
   await using client = await RawClient.connect(ferry.url);
   client.send(`${chunked.join("\r\n")}\r\n\r\n${body}${get("/second")}`);
@@ -115,6 +128,70 @@ test("nothing in a request chooses the host, and requests cannot be smuggled", a
   assert.equal((JSON.parse((await client.answer()).text) as { url: string }).url, "/second");
   const old = await say(ferry, "GET /old HTTP/1.0\r\n\r\n");
   assert.equal(old.status, 200);
+});
+
+test("a request reaches the model that it was sent to, and no other of the worker's", async () => {
+  await using worker = await OpenWorker.listen();
+  const models = ["own", "other"].map((name) => ({
+    name,
+    passthrough: name === "own",
+    backend: {
+      kind: "http",
+      protocol: "ollama",
+      workers: [`${worker.url}/${name === "own" ? "" : "api/embed"}`],
+      model: `${name}:7b`,
+    },
+  }));
+  await using ferry = await Ferry.start({ models });
+  const said = async (path: string, body: string | Buffer, headers = {}): Promise<string> => {
+    const { status, text } = await ferry.post(body, headers, path);
+    if (status !== 200) return `${status} ${Object.keys(JSON.parse(text) as object).join()}`;
+    const { url, body: sent } = JSON.parse(text) as { url: string; body: string };
+    return `${url} ${sent}`;
+  };
+  for (const name of ["other", "other:7b", "own"]) {
+    const unload = await said(
+      "/models/own/api/embed",
+      `{"model":"${name}","MODEL":"${name}","keep_alive":0}`,
+    );
+    assert.equal(unload, '/api/embed {"model":"own:7b","MODEL":"own:7b","keep_alive":0}');
+  }
+  for (const base of ["/models/own", ""]) {
+    for (const [path, body] of [
+      ["/api/generate", '{"model":"other:7b","keep_alive":0}'],
+      ["/api/generate", '{"Model":"other:7b"}'],
+      ["/api/delete", '{"name":"other:7b"}'],
+      ["/api/copy", '{"source":"own","destination":"other:7b"}'],
+      ["/v1/models/other:7b", "{}"],
+    ] as const)
+      assert.equal(await said(base + path, body), "404 error", base + path);
+    const types = { "content-type": "application/octet-stream" };
+    assert.equal(await said(`${base}/api/generate`, '  {"model":"other:7b"}', types), "404 error");
+    assert.equal(await said(`${base}/api/generate`, '{"model":"own"} {"model":"other:7b"}'), "400 error");
+    const utf16 = Buffer.from('\ufeff{"model":"other:7b"}', "utf16le");
+    assert.equal(await said(`${base}/api/generate`, utf16, types), "400 error");
+    assert.equal(await said(`${base}/api/generate`, "{}", { "content-encoding": "gzip" }), "415 error");
+    assert.equal(await said(`${base}/api/chat`, '{"model":"own"}'), '/api/chat {"model":"own:7b"}');
+    assert.equal(await said(`${base}/api/blobs/x`, "bytes"), "/api/blobs/x bytes");
+  }
+  assert.equal(await said("/models/own", '{"a":1}'), '/ {"a":1}');
+  for (const path of ["/models/other", "/models/unknown", "/models/unknown/x", "/models//own"])
+    assert.match(await said(path, '{"secret":1}'), /^404 /);
+});
+
+test("a body that comes in pieces is read, or passed on, from its first byte", async () => {
+  await using worker = await OpenWorker.listen();
+  await using ferry = await Ferry.start({ models: [openModel([worker.url])] });
+  for (const body of ['  {"model":"open","a":"e"}', "x".repeat(200_000), "\n \r\n", "no JSON"]) {
+    await using client = await RawClient.connect(ferry.url);
+    client.send(`POST /x HTTP/1.1\r\nHost: localhost\r\nContent-Length: ${Buffer.byteLength(body)}\r\n\r\n`);
+    for (let at = 0; at < body.length; at += Math.ceil(body.length / 7)) {
+      client.send(body.slice(at, at + Math.ceil(body.length / 7)));
+      await new Promise((resolve) => setImmediate(resolve));
+    }
+    const { text } = await client.answer();
+    assert.equal((JSON.parse(text) as { body: string }).body, body);
+  }
 });
 
 /** What a hostile worker says, and the status that the client gets. */
@@ -197,18 +274,7 @@ test("strangers do not reach a worker; those who are known leave their key behin
     limits: { perUserPerMinute: 3 },
     auth: { mode: "required", keysFile: "./keys.json" },
   };
-  await writeConfig(folder, config);
-  const made = await runFerry([
-    "keys",
-    "create",
-    "--user",
-    "a",
-    "--tier",
-    "paid",
-    "-c",
-    `${folder.path}/ferry.yaml`,
-  ]);
-  const key = made.stdout.trim();
+  const key = await keyFor("a", folder, config);
   await using ferry = await Ferry.start(config, folder);
   assert.equal((await ferry.post("{}", {}, "/x")).status, 401);
   assert.equal((await ferry.post("{}", { "x-api-key": "wrong" }, "/models/open/x")).status, 401);
@@ -222,12 +288,40 @@ test("strangers do not reach a worker; those who are known leave their key behin
   assert.ok(!ferry.stderr().includes(key));
 });
 
+test("one user cannot take all places for what is passed through", async () => {
+  await using worker = await OpenWorker.listen(({ response }) => void response.writeHead(200).write("begun"));
+  await using folder = await Folder.make();
+  const config = {
+    models: [openModel([worker.url])],
+    limits: { maxPassthrough: 4 },
+    auth: { mode: "required", keysFile: "./keys.json" },
+  };
+  const [greedy, other] = [await keyFor("greedy", folder, config), await keyFor("other", folder, config)];
+  await using ferry = await Ferry.start(config, folder);
+  const streams: IncomingMessage[] = [];
+  /** The status of a stream that then stays open. */
+  const open = async (key: string): Promise<number> => {
+    const asked = request(`${ferry.url}/x`, { headers: { "x-api-key": key }, agent: false }).end();
+    const [answer] = (await once(asked, "response")) as [IncomingMessage];
+    streams.push(answer.on("error", () => {}));
+    return answer.statusCode!;
+  };
+  const statuses = [];
+  for (const key of [greedy, greedy, greedy, other, other, greedy, other]) statuses.push(await open(key));
+  assert.deepEqual(statuses, [200, 200, 429, 200, 429, 429, 429]);
+  // What one gives back is for whoever holds fewer.
+  streams[0]!.destroy();
+  await eventually(async () => (await open(other)) === 200);
+  assert.equal(await open(greedy), 429);
+  for (const stream of streams) stream.destroy();
+});
+
 test("a client that leaves while it uploads ends the worker's request", async () => {
   await using worker = await OpenWorker.listen(async ({ body }) => void (await body()));
   await using ferry = await Ferry.start({ models: [openModel([worker.url])] });
   const arrival = worker.arrival();
   const client = await RawClient.connect(ferry.url);
-  client.send("POST /x HTTP/1.1\r\nHost: ferry\r\nContent-Length: 100\r\n\r\nsome");
+  client.send("POST /x HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100\r\n\r\nsome");
   const { request } = await arrival;
   const cut = once(request, "close");
   await client[Symbol.asyncDispose]();

@@ -138,9 +138,16 @@ describe("MLServer", () => {
     const answer = await request(`${ferry.url}/v2/models/doubling/infer`, { method: "POST", body, headers });
     const bytes = Buffer.from(await answer.body.arrayBuffer());
     context.diagnostic(`binary extension: ${answer.statusCode} ${bytes.toString("utf8").slice(0, 200)}`);
-    if (answer.statusCode === 200) {
-      const { tensors } = readMessage(bytes, answer.headers[HEADER] as string | undefined, "outputs");
-      assert.deepEqual(tensors[0]!.shape, [1, 2]);
+    assert.equal(answer.statusCode, 200);
+    const { tensors } = readMessage(bytes, answer.headers[HEADER] as string | undefined, "outputs");
+    assert.deepEqual(tensors[0]!.shape, [1, 2]);
+
+    for (let n = 0; n < 5; n++) {
+      const inputs = [{ name: "x", datatype: "FP32", shape: [1, 2], data: [n, n] }];
+      const missing = await ferry.post({ inputs }, {}, "/v2/models/doubling/versions/7/infer");
+      assert.equal(missing.status, 404, missing.text);
     }
+    await ask(101);
+    assert.equal((await ferry.health()).healthy_workers, 1);
   });
 });

@@ -1,19 +1,29 @@
 /**
  * The disk of an embedded Ferry: a journal in memory, of which a crash leaves what was flushed, and by chance some of
- * what was on its way. `engine/journal.ts` is the real one; `test/e2e/crash.test.ts` kills that with kill -9.
+ * what was on its way. It may be full for a while: then nothing is written, and what was said is written afterwards. `engine/journal.ts` is the real one; `test/e2e/crash.test.ts` kills that with kill -9.
  */
-import type { Journal, SavedRecord } from "../../src/engine/journal.ts";
+import { type Journal, JournalTrouble, type SavedRecord } from "../../src/engine/journal.ts";
 import type { Host } from "./host.ts";
 import type { Dice } from "./plan.ts";
 
-type Change = (records: Map<string, SavedRecord>) => void;
+type Records = Map<string, SavedRecord>;
+interface Change {
+  readonly id: string;
+  readonly apply: (records: Records) => void;
+}
+const FULL = new JournalTrouble("no space left", false);
+/** Of all groups, where the disk may be full. */
+const FULL_SHARE = 0.02;
 
 export class Disk {
   readonly #dice: Dice;
+  /** When it is full; left out: never. */
+  readonly #full: Dice | undefined;
   readonly #records = new Map<string, SavedRecord>();
 
-  constructor(dice: Dice) {
+  constructor(dice: Dice, full?: Dice) {
     this.#dice = dice;
+    this.#full = full;
   }
 
   get found(): SavedRecord[] {
@@ -30,51 +40,74 @@ export class Disk {
   open(host: Host): Journal {
     let open: Change[] = [];
     let writing: Change[] = [];
-    let waiting: (() => void)[] = [];
+    /** Who waits for `open`, and for `writing`. */
+    let waiting: PromiseWithResolvers<void>[] = [];
+    let told: PromiseWithResolvers<void>[] = [];
     let busy = false;
+    let trouble: JournalTrouble | undefined;
+    const full = this.#full;
     const write = (): void => {
       busy = true;
       writing = open;
       open = [];
-      const told = waiting;
+      told = waiting;
       waiting = [];
       host.deliver(0.2 + this.#dice.exponential(1), () => {
-        for (const change of writing) change(this.#records);
+        if (full?.chance(FULL_SHARE) === true) {
+          trouble = FULL;
+          open = [...writing, ...open];
+          writing = [];
+          for (const { reject } of [...told, ...waiting]) reject(FULL);
+          waiting = [];
+          host.deliver(full.between(20, 1500), write);
+          return;
+        }
+        trouble = undefined;
+        for (const { apply } of writing) apply(this.#records);
         writing = [];
-        for (const tell of told) tell();
+        for (const { resolve } of told) resolve();
         if (open.length > 0 || waiting.length > 0) write();
         else busy = false;
       });
     };
-    const say = (change: Change): void => {
-      open.push(change);
+    const say = (id: string, apply: Change["apply"]): void => {
+      open.push({ id, apply });
       if (!busy) write();
     };
     host.onDeath.add(() => {
       // A group is written whole or not at all.
-      if (this.#dice.chance(0.5)) for (const change of writing) change(this.#records);
+      if (this.#dice.chance(0.5)) for (const { apply } of writing) apply(this.#records);
     });
     return {
       save: (id, task, state) =>
-        say((records) => {
+        say(id, (records) => {
           records.delete(id);
           records.set(id, { id, task, state });
         }),
       update: (id, state) =>
-        say((records) => {
+        say(id, (records) => {
           const saved = records.get(id);
           if (saved !== undefined) records.set(id, { ...saved, state });
         }),
-      forget: (id) => say((records) => void records.delete(id)),
-      flushed: () =>
-        new Promise((resolve) => {
-          waiting.push(resolve);
-          if (!busy) write();
-        }),
+      running: () => {},
+      forget: (id) => {
+        if (trouble !== undefined) open = open.filter((change) => change.id !== id);
+        say(id, (records) => void records.delete(id));
+      },
+      flushed: () => {
+        if (trouble !== undefined) return Promise.reject(trouble);
+        const flushed = Promise.withResolvers<void>();
+        if (open.length === 0 && busy) told.push(flushed);
+        else waiting.push(flushed);
+        if (!busy) write();
+        return flushed.promise;
+      },
       pendingBytes: 0,
-      broken: undefined,
+      get trouble() {
+        return trouble;
+      },
       close: async () => {
-        for (const change of [...writing, ...open]) change(this.#records);
+        if (trouble === undefined) for (const { apply } of [...writing, ...open]) apply(this.#records);
         writing = open = [];
       },
     };

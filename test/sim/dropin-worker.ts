@@ -81,13 +81,15 @@ export class DropInWorker implements Worker {
     this.#count("calls");
     return new Promise((resolve) => {
       const abort = (): void => exchange.abort();
-      const exchange = new HttpExchange(batch, protocol, MAX_REPLY_BYTES, this.#clock, (reply) => {
+      const inputs = batch.tasks.map(({ input }) => input);
+      const call = protocol.call(inputs, batch.parameters, "upstream");
+      const facts = { model: "upstream", named: call.named === true, ownCredential: false };
+      const exchange = new HttpExchange(batch, protocol, facts, MAX_REPLY_BYTES, this.#clock, (reply) => {
         signal.removeEventListener("abort", abort);
         this.#busy = false;
         resolve(reply);
       });
       signal.addEventListener("abort", abort);
-      const call = protocol.call(exchange.inputs, batch.parameters, "upstream");
       exchange.onRequestSent();
       this.#serve(exchange, call);
     });

@@ -187,7 +187,8 @@ class DropInWorld {
       gate,
     };
     const intake = new Intake([{ ...door, looksForFree: true }], admission, router, engine, clock);
-    const crossing = new Crossing({ credentials: byHeader, intake, admission, router, engine, clock });
+    const parties = { credentials: byHeader, intake, admission, router, engine, clock };
+    const crossing = new Crossing({ ...parties, maxQueuedBytes: Infinity });
     const proxy = { forward: () => assert.fail("nothing is passed through here") };
     const model = {
       name: MODEL,
@@ -197,7 +198,13 @@ class DropInWorld {
       reachable: false,
       ready: () => true,
     };
-    const parts = { crossing, proxy, maxInputs: 2048, ready: () => true, version: "" };
+    const parts = {
+      crossing,
+      proxy,
+      limits: { maxInputs: 2048, maxBytes: Infinity },
+      ready: () => true,
+      version: "",
+    };
     return new DropIns([model], parts);
   }
 

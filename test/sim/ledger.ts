@@ -36,6 +36,9 @@ export class Ledger {
   readonly accepted = new Map<string, Pick<Task, "input" | "parameters">>();
   readonly #ended = new Map<string, Outcome>();
   readonly #endedAt = new Map<string, number>();
+  readonly #refused = new Set<string>();
+  /** To a worker. */
+  readonly #sent = new Set<string>();
   /** Deleted by their owners. */
   readonly forgotten = new Set<string>();
   /** Whose owner was told that it was cancelled. */
@@ -92,6 +95,10 @@ export class Ledger {
     this.count(`put: ${reply.kind}`);
     if (reply.kind === "queued")
       this.accepted.set(task.id, { input: task.input, parameters: task.parameters });
+    if (reply.kind === "full") {
+      this.#refused.add(task.id);
+      this.check(!this.#sent.has(task.id), `${this.name(task.id)} was refused, and ran`);
+    }
     const said = "id" in reply ? `${reply.kind} ${this.name(reply.id)}` : reply.kind;
     this.say("store", `put ${this.name(task.id)} ${task.input}: ${said}`);
   }
@@ -214,6 +221,10 @@ export class Ledger {
 
   sent(worker: string, process: string, { id, tasks }: Batch): void {
     this.count("batches");
+    for (const task of tasks) {
+      this.#sent.add(task.id);
+      this.check(!this.#refused.has(task.id), `${this.name(task.id)} was refused, and runs`);
+    }
     const names = tasks.map((task) => this.name(task.id)).join(" ");
     this.say(process, `${id} to ${worker}: ${names}`);
   }

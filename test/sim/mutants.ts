@@ -46,7 +46,7 @@ const MUTANTS: readonly Mutant[] = [
   {
     name: "accepted before it is on disk",
     file: "src/engine/memory.ts",
-    from: "await this.#keeper.flushed();\n      return reply;",
+    from: "await keeper.flushed();\n      return reply;",
     to: "return reply;",
   },
   {

@@ -54,7 +54,7 @@ class World {
       ledger,
       gpus,
       ...(store && { store }),
-      ...(plan.journal && { disk: new Disk(dice) }),
+      ...(plan.journal && { disk: new Disk(dice, plan.calm ? undefined : new Dice(plan.seed * 3 + 1)) }),
     };
     this.#places = plan.roles.map(() => undefined);
     this.#starts = plan.roles.map(() => 0);

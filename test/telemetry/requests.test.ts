@@ -121,7 +121,7 @@ describe("a request that is over", () => {
     await once(socket, "connect");
     const body = '{"model":"slow","input":"e"}';
     socket.write(
-      `POST /v1/inference HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\nContent-Length: ${body.length}\r\n\r\n${body}`,
+      `POST /v1/inference HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: ${body.length}\r\n\r\n${body}`,
     );
     const { id } = await queued;
     socket.destroy();

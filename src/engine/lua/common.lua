@@ -16,6 +16,7 @@ local TOKEN, UNTIL, ATTEMPT, LOST, OVERDUE = 7, 8, 9, 10, 11 -- UNTIL: end of th
 local DEADLINE, EXPIRES, QUEUED, BYTES = 12, 13, 14, 15
 local TENANT, JOINS, GATEWAYS, KEYS_OF = 16, 17, 18, 19
 local DUE = 20 -- its score in `due`
+local REPLAYED = 21 -- 1: it was a dead letter, and becomes one again unless it succeeds
 
 local now = tonumber(ARGV[1])
 local origin = ARGV[2] -- the process that calls; it hears of its own doings in the reply
@@ -228,14 +229,10 @@ local function finish(sh, id, st, frame, ttl)
   ended[#ended + 1] = frame
 end
 
--- The end of a task by time, by its owner or by a verdict that carries its own outcome.
-local function fail(sh, id, st, frame, retryable, ttl)
-  redis.call('SET', sh.base .. 'r:' .. id, result(st[TENANT], retryable, after(ttl), 0, frame), 'PX', ttl)
-  finish(sh, id, st, frame, ttl)
-end
-
+-- Keeps a task as a dead letter; past `max` the oldest letters go.
 local function bury(sh, id, st, code, detail, meta, body, max)
   if max == 0 then return end
+  st[REPLAYED] = nil
   local letter = piece(text(now)) .. piece(text(st[ATTEMPT])) .. piece(code) .. piece(detail) .. piece(meta) .. piece(body)
   redis.call('HSET', sh.base .. 'd', id, letter)
   redis.call('ZADD', sh.base .. 'dz', text(now), id)
@@ -246,6 +243,18 @@ local function bury(sh, id, st, code, detail, meta, body, max)
     redis.call('HDEL', sh.base .. 'd', old)
     dropped_letters = dropped_letters + 1
   end
+end
+
+-- The end of a task by time, by its owner or by a verdict that carries its own outcome. A replayed letter goes back to
+-- the list with the outcome's code and message; without `max_letters` the next ordinary letter trims the list.
+local function fail(sh, id, st, frame, retryable, ttl, max_letters)
+  if st[REPLAYED] == 1 then
+    local said = pieces(frame, 2)
+    local meta, body = body_of(sh, id)
+    bury(sh, id, st, said[1], said[2], meta, body, max_letters or math.huge)
+  end
+  redis.call('SET', sh.base .. 'r:' .. id, result(st[TENANT], retryable, after(ttl), 0, frame), 'PX', ttl)
+  finish(sh, id, st, frame, ttl)
 end
 
 -- The last entry of a stream that a claim has read.

@@ -17,7 +17,7 @@ local retried, dead = {}, {}
 local MOST_LETTERS = most
 
 local function late(sh, id, st, message)
-  fail(sh, id, st, outcome(sh, 'DEADLINE_EXCEEDED', message, st, meta_of(sh, id)), '1', ttl)
+  fail(sh, id, st, outcome(sh, 'DEADLINE_EXCEEDED', message, st, meta_of(sh, id)), '1', ttl, max_letters)
 end
 
 local function put_back(sh, id, st)
@@ -36,7 +36,7 @@ local function lost(sh, id, st)
     local attempts = 'all ' .. st[ATTEMPT] .. ' attempts'
     local detail = 'its lease ran out ' .. st[LOST] .. ' times: whoever ran it died or was cut off'
     bury(sh, id, st, 'INFERENCE_FAILED', detail, meta, body, max_letters)
-    fail(sh, id, st, outcome(sh, 'INFERENCE_FAILED', attempts .. ' failed; it is kept as a dead letter', st, meta), '1', ttl)
+    fail(sh, id, st, outcome(sh, 'INFERENCE_FAILED', attempts .. ' failed; it is kept as a dead letter', st, meta), '1', ttl, max_letters)
     dead[#dead + 1] = id
     dead[#dead + 1] = model
     dead[#dead + 1] = detail

@@ -1,14 +1,19 @@
 #!lua flags=allow-oom
 -- A dead letter starts anew under its own id; twice is once.
 -- ARGV 3 gateway, 4 id, 5 tenant, 6 family, 7 tier, 8 deadline, 9 queueMs, 10 meta, 11 input, 12 parameters, 13 join
--- key, 14 index ttl, then the shard
+-- key, 14 index ttl, 15 maxQueued, 16 maxBytes, then the shard
+-- Returns 1 replayed, 0 no such letter, n or b: the bound of `put` that leaves no room; and the report.
 local gateway, id = ARGV[3], ARGV[4]
 local deadline, queue_ms = tonumber(ARGV[8]), tonumber(ARGV[9])
-read_shards(15)
+read_shards(17)
 local sh = order[1]
-if redis.call('HEXISTS', sh.base .. 'd', id) == 0 or state_of(sh, id) then return { 0, '' } end
+if redis.call('HEXISTS', sh.base .. 'd', id) == 0 or state_of(sh, id) then return { '0', '' } end
+read_counters({ sh })
+if sh.counters[1] >= tonumber(ARGV[15]) then return { 'n', '' } end
+if sh.counters[2] + #ARGV[11] > tonumber(ARGV[16]) then return { 'b', '' } end
 local st = { 'q', '', '', ARGV[6], tonumber(ARGV[7]), 0, '', 0, 0, 0, 0, deadline, math.min(deadline, after(queue_ms)), now,
   #ARGV[11], ARGV[5], 0, gateway, '' }
+st[REPLAYED] = 1
 redis.call('SET', sh.base .. 'b:' .. id, piece(ARGV[10]) .. ARGV[11])
 enter(sh, id, st, 'n', ARGV[12])
 -- Its keys, unless they stand for a task that ran meanwhile.
@@ -23,4 +28,4 @@ keep(sh, id, st)
 redis.call('DEL', sh.base .. 'r:' .. id, sh.base .. 'rk:' .. id)
 redis.call('HDEL', sh.base .. 'd', id)
 redis.call('ZREM', sh.base .. 'dz', id)
-return { 1, close({ [st[STREAM]] = ARGV[12] }) }
+return { '1', close({ [st[STREAM]] = ARGV[12] }) }

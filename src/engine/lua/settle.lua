@@ -74,7 +74,7 @@ local function settle(sh, id, kind, attempt, a, b, c, d)
     local meta, body = body_of(sh, id)
     bury(sh, id, st, c, d, meta, body, max_letters)
   end
-  fail(sh, id, st, a, b, ttl)
+  fail(sh, id, st, a, b, ttl, max_letters)
   return 't'
 end
 

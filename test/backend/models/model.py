@@ -71,6 +71,13 @@ class Array:
         return self.values
 
 
+def nested(depth):
+    value = []
+    for _ in range(depth - 1):
+        value = [value]
+    return value
+
+
 RETURNS = {
     "none": lambda inputs: None,
     "str": lambda inputs: "ab",
@@ -83,6 +90,13 @@ RETURNS = {
     "object": lambda inputs: [1, object()],
     "surrogate": lambda inputs: [1, "\ud800"],
     "bad key": lambda inputs: [{(1, 2): 3}, 1],
+    "huge": lambda inputs: [1, 10**400],
+    "huge inside": lambda inputs: [[[1], {"n": -(10**400)}], 1],
+    "two keys": lambda inputs: [1, {1: "a", "1": "b"}],
+    "two keys inside": lambda inputs: [[{"a": {None: 1, "null": 2}}], 1],
+    "keys": lambda inputs: [{1: 1, 1.5: 2, True: 3, None: 4}, {"1": {"1": 1}}],
+    "deep": lambda inputs: [1, nested(65)],
+    "too deep": lambda inputs: [1, nested(100000)],
     "large": lambda inputs: ["x" * 3000000, "x" * 3000000],
     "tuple": lambda inputs: (1, 2),
     "array": lambda inputs: Array([[0.5, 1], [2, 3]]),

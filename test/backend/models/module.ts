@@ -1,5 +1,6 @@
 /** Batch functions for the tests of the module backend. */
 type Context = { parameters: Record<string, unknown> };
+import assert from "node:assert/strict";
 import { parentPort } from "node:worker_threads";
 
 export default async function echo(inputs: unknown[]): Promise<unknown[]> {
@@ -30,6 +31,15 @@ export function printing(inputs: unknown[]): unknown[] {
   return inputs;
 }
 
+/** Node has it, TypeScript does not know it yet. */
+const { rawJSON } = JSON as unknown as { rawJSON: (text: string) => unknown };
+
+function nested(depth: number): unknown {
+  let value: unknown[] = [];
+  for (let at = 1; at < depth; at++) value = [value];
+  return value;
+}
+
 const circular: unknown[] = [];
 circular.push(circular);
 
@@ -58,6 +68,17 @@ const returns: Record<string, (inputs: unknown[]) => unknown> = {
   bytes: () => [Buffer.from([1, 2]), new Uint8Array([3]).buffer],
   deep: () => [{ deep: new Float32Array([0.5, 1]) }, new BigInt64Array([-1n])],
   scores: () => new Float64Array([0.25, 0.5]),
+  "a BigInt inside": () => [{ list: [1n] }, 1],
+  "a toJSON that throws": () => [1, { toJSON: (): never => assert.fail("no") }],
+  "a getter that throws": () => [
+    1,
+    Object.defineProperty({}, "x", { enumerable: true, get: () => assert.fail("no") }),
+  ],
+  "a toJSON": () => [{ toJSON: () => NaN }, 1],
+  "raw JSON": () => [1, rawJSON("1e400")],
+  "raw keys": () => [{ a: rawJSON('"x"'), "\u0061b": 1 }, rawJSON("12345678901234567890")],
+  deeper: () => [1, nested(65)],
+  "much deeper": () => [1, nested(100_000)],
   fine: () => [{ at: new Date(0), none: null, list: [] }, "é\ud800"],
 };
 

@@ -118,6 +118,12 @@ export interface Rules {
   readonly maxBatchSize?: number;
   /** One output for all rows together instead of one each. */
   readonly pooled?: boolean;
+  /** It does not speak the binary extension, and answers whatever uses it with this status. */
+  readonly jsonOnly?: number;
+  /** It answers 500 to everything. */
+  readonly broken?: boolean;
+  /** Those that it has; left out: any. */
+  readonly versions?: readonly string[];
 }
 
 export function infer(body: Buffer, headers: IncomingHttpHeaders, rules: Rules = {}): Sent {
@@ -198,12 +204,21 @@ export function dataOf({ raw, data, datatype }: Tensor): readonly Value[] {
   return values;
 }
 
+function said(status: number, body: object): Sent {
+  const headers = { "content-type": "application/json" };
+  return { status, headers, body: Buffer.from(JSON.stringify(body)) };
+}
+
 /** What a test may put in the place of an answer; undefined: as the protocol says. */
 export type Twist = (sent: Sent, rows: number) => Sent | undefined;
 
 export class OipServer extends ReturningServer {
   readonly #rules: Rules;
   readonly calls: { readonly path: string; readonly rows: number; readonly binary: boolean }[] = [];
+  /** Calls that it refused because of its rules. */
+  refused = 0;
+  /** How often it was asked for its metadata. */
+  asked = 0;
   twist: Twist = () => undefined;
 
   private constructor(rules: Rules) {
@@ -236,9 +251,24 @@ export class OipServer extends ReturningServer {
     for await (const chunk of request) chunks.push(chunk as Buffer);
     const body = Buffer.concat(chunks);
     const path = request.url!;
+    const { jsonOnly, versions, broken } = this.#rules;
+    if (broken === true) return said(500, { error: "broken" });
+    if (request.method === "GET" && path === "/v2") {
+      this.asked++;
+      const extensions = jsonOnly === undefined ? ["binary_tensor_data"] : [];
+      return said(200, { name: "toy", version: "1", extensions });
+    }
+    const version = /\/versions\/(\w+)\/infer$/.exec(path)?.[1];
+    if (version !== undefined && versions?.includes(version) === false) {
+      this.refused++;
+      return said(404, { error: `Request for unknown model: 'toy' version ${version} is not found` });
+    }
+    if (jsonOnly !== undefined && (request.headers[HEADER] !== undefined || body.includes('"binary_data'))) {
+      this.refused++;
+      return said(jsonOnly, { detail: "Input should be a valid dictionary" });
+    }
     if (!/^\/v2\/models\/toy(\/versions\/\d+)?\/infer$/.test(path)) {
-      const text = `{"error":"Request for unknown model: ${path}"}`;
-      return { status: 404, headers: { "content-type": "application/json" }, body: Buffer.from(text) };
+      return said(404, { error: `Request for unknown model: ${path}` });
     }
     const sent = infer(body, request.headers, this.#rules);
     const binary = request.headers[HEADER] !== undefined;

@@ -1,0 +1,91 @@
+/**
+ * Bytes that this process holds for its clients: bounded, and shared among the clients.
+ *
+ * A client may hold at most as many bytes as are left free: `held + bytes <= max - total - bytes`. One client alone gets
+ * half of `max`, two get a third each, n get 1/(n + 1), and a newcomer always finds room. Nothing is scanned to
+ * decide that: one number per client and one for all.
+ *
+ * Two of them, for all listeners together. Request bodies: counted as they arrive, until the last byte is there.
+ * Answers: counted from when they are written until the client's connection has taken them.
+ */
+export class ByteBudget {
+  /** May change while bytes are held. */
+  max: number;
+  #total = 0;
+  readonly #held = new Map<string, number>();
+  /** By client: those that wait for room. */
+  readonly #waiting = new Map<string, Set<() => void>>();
+
+  constructor(max: number) {
+    this.max = max;
+  }
+
+  get total(): number {
+    return this.#total;
+  }
+
+  /** Whether the client may hold so many more. */
+  fits(client: string, bytes: number): boolean {
+    return (this.#held.get(client) ?? 0) + bytes <= this.max - this.#total - bytes;
+  }
+
+  add(client: string, bytes: number): void {
+    this.#total += bytes;
+    this.#held.set(client, (this.#held.get(client) ?? 0) + bytes);
+  }
+
+  remove(client: string, bytes: number): void {
+    this.#total -= bytes;
+    const left = this.#held.get(client)! - bytes;
+    if (left > 0) this.#held.set(client, left);
+    else this.#held.delete(client);
+    if (this.#waiting.size > 0) this.#wake();
+  }
+
+  /** Whether the client holds no more than is left free. */
+  hasRoom(client: string): boolean {
+    return this.#total === 0 || this.fits(client, 0);
+  }
+
+  /** Calls `resume` once, when the client has room. */
+  wait(client: string, resume: () => void): void {
+    const waiting = this.#waiting.get(client);
+    if (waiting === undefined) this.#waiting.set(client, new Set([resume]));
+    else waiting.add(resume);
+  }
+
+  /** It is no longer waited for. */
+  leave(client: string, resume: () => void): void {
+    const waiting = this.#waiting.get(client);
+    if (waiting?.delete(resume) === true && waiting.size === 0) this.#waiting.delete(client);
+  }
+
+  #wake(): void {
+    for (const [client, waiting] of this.#waiting) {
+      if (!this.fits(client, 0)) continue;
+      this.#waiting.delete(client);
+      for (const resume of waiting) resume();
+    }
+  }
+}
+
+/** The largest bodies that one client alone can always send at once, however small `maxQueuedBytes` is. */
+const LEAST_BODIES = 2;
+
+/** The budgets of one process. */
+export class ClientBytes {
+  readonly bodies: ByteBudget;
+  readonly answers: ByteBudget;
+
+  constructor(maxQueuedBytes: number, maxBodyBytes: number) {
+    this.bodies = new ByteBudget(0);
+    this.answers = new ByteBudget(0);
+    this.retune(maxQueuedBytes, maxBodyBytes);
+  }
+
+  /** What is read becomes what is queued, so it has the same bound; a single client gets half of it. */
+  retune(maxQueuedBytes: number, maxBodyBytes: number): void {
+    this.bodies.max = Math.max(maxQueuedBytes, 2 * LEAST_BODIES * maxBodyBytes);
+    this.answers.max = this.bodies.max;
+  }
+}
