@@ -228,11 +228,18 @@ export class BatchRun implements Member {
   /** A batch that was handed over behind this one has begun by now, and goes first. */
   async #turn(): Promise<void> {
     if (this.#slot.ahead !== this.#hold) return;
-    await new Promise<void>((resolve) => (this.#hold.onTurn = resolve));
+    const turn = new Promise<void>((resolve) => (this.#hold.onTurn = resolve));
+    // The other one may take as long as a call may. What is lost all the same, `#stillOurs` finds out.
+    await this.#extend().catch(() => {});
+    await turn;
+  }
+
+  #extend(): Promise<readonly string[]> {
+    return this.#parts.engine.extend(this.#verdicts.lease, this.#rules.workerMs + LEASE_GRACE_MS);
   }
 
   async #stillOurs(group: Rider[]): Promise<Rider[]> {
-    const lost = await this.#parts.engine.extend(this.#verdicts.lease, this.#rules.workerMs + LEASE_GRACE_MS);
+    const lost = await this.#extend();
     return lost.length === 0
       ? group
       : group.filter(({ tasks }) => tasks.some(({ task }) => !lost.includes(task.id)));

@@ -29,6 +29,9 @@ import { Seats } from "./seats.ts";
 import { told, whyItLeft } from "./words.ts";
 import { type Slot, Workers } from "./workers.ts";
 
+/** The longest pause between claims that find nothing though the engine shows tasks. */
+const MAX_CLAIM_PAUSE_MS = 1000;
+
 export class Dispatcher {
   rules: ModelRules;
   readonly workers: Workers;
@@ -56,6 +59,10 @@ export class Dispatcher {
   #alarm: Alarm | undefined;
   /** An arrival matters only from this depth on; Infinity while no worker is free. */
   #wakeDepth = 0;
+  /** Claims in a row that failed or came back empty though the engine showed tasks. */
+  #emptyClaims = 0;
+  /** No claim before this, unless tasks arrive. */
+  #claimAt = -Infinity;
   #paused = false;
 
   constructor(rules: ModelRules, workers: readonly Worker[], parts: DispatcherParts) {
@@ -170,7 +177,9 @@ export class Dispatcher {
     this.#returning -= back;
     if (count > back) this.#arrivals.count(this.#parts.clock.now(), count - back);
     const newQueue = (depth <= count || count === 0) && this.#wakeDepth !== Infinity;
-    if (newQueue || depth >= this.#wakeDepth) this.#pump();
+    if (!newQueue && depth < this.#wakeDepth) return;
+    this.#claimAt = -Infinity;
+    this.#pump();
   }
 
   #pump(): void {
@@ -187,6 +196,7 @@ export class Dispatcher {
       const next = this.#chooser.choose(slot, now);
       if (next === undefined) return;
       if (next.decision.kind !== "send") return this.#wakeAt(next.decision.until, next.decision.unless);
+      if (now < this.#claimAt) return this.#wakeAt(this.#claimAt, 1);
       const { size, reason } = next.decision;
       this.#launch({ slot, queue: next.queue, size, reason, now, early: false });
     }
@@ -204,6 +214,10 @@ export class Dispatcher {
     const due = now >= bindAt - ROUNDING_MS;
     const freeAt = Math.max(now, slot.batch!.expectedFreeAt);
     const next = this.#chooser.chooseAhead(slot, now, freeAt, !due);
+    if (next?.decision.kind === "send" && now < this.#claimAt) {
+      this.#wakeAt(Math.min(usableAt, this.#claimAt), 1);
+      return false;
+    }
     if (next?.decision.kind === "send") {
       const { size, reason } = next.decision;
       this.#launch({ slot, queue: next.queue, size, reason, now, early: true });
@@ -257,6 +271,8 @@ export class Dispatcher {
     this.#open++;
     void claim
       .then((claimed) => {
+        if (claimed.tasks.length > 0) this.#emptyClaims = 0;
+        else this.#backOff();
         const fitted = this.#seats.fit(claimed.tasks, slot);
         const { ride } = fitted;
         const lease = ride.length === max ? claimed : told(claimed, fitted, departure);
@@ -268,12 +284,25 @@ export class Dispatcher {
         else if (this.#pipeline.depth(slot) > 1) this.#pump();
         return run;
       })
-      .catch((error: unknown) => this.#broken(error))
+      .catch((error: unknown) => {
+        this.#backOff();
+        this.#broken(error);
+      })
       .finally(() => {
         this.#open--;
         free();
         if (this.#open === 0) this.#whenNoneIsOpen?.();
       });
+  }
+
+  /**
+   * An engine that several processes share may show tasks that another one has just taken: then its view is right after the
+   * first claim. While it stays wrong, or claims fail, the next ones come after 0, 1, 2, 4 … ms.
+   */
+  #backOff(): void {
+    const pauseMs = this.#emptyClaims === 0 ? 0 : 2 ** Math.min(this.#emptyClaims - 1, 10);
+    this.#emptyClaims++;
+    this.#claimAt = this.#parts.clock.now() + Math.min(MAX_CLAIM_PAUSE_MS, pauseMs);
   }
 
   #bind({ slot, queue, now, early }: Order, note: Omit<BatchNote, "size">, size: number): Hold {

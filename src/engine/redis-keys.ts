@@ -14,7 +14,8 @@
  * | `q:…`            | stream | ids of queued tasks, group `g`                    | put settle reap replay   | entry: when it is claimed, or ends; stream: `tend`, when empty |
  * | `w`              | stream | ids of tasks that wait for their retry            | settle                   | entry: when the retry is due |
  * | `qs`             | hash   | stream → parameters of its tasks                  | put settle reap replay   | `tend`, when the stream is empty |
- * | `b:<id>`         | string | meta and input of a task that is not final        | put replay               | with the task's end     |
+ * | `b:<id>`         | string | meta and input of a task that is not final        | put replay               | with the task's end; where it is not queued: a minute |
+ * | `j:<id>`         | string | the task joined another                           | put                      | a minute                |
  * | `x:<content>`    | string | join or cache key → id of the last task with it   | put replay               | totalMs + `cache.ttlMs` + 1 min |
  * | `n`              | string | tasks and bytes that wait, version                | every script that moves a task | stays             |
  * | `o:<id>.<token>` | string | a success before it is known whether it counts    | settle                   | renamed to `r:<id>`, or deleted |
@@ -23,8 +24,12 @@
  * | `rk:<id>`        | string | Idempotency-Keys of a final task that is shared   | settle reap cancel put (cached) | `results.ttlMs` after the end |
  * | `k:<digest>`     | string | Idempotency-Key → id and fingerprint              | put                      | with the record         |
  * | `f:<digest>`     | string | Idempotency-Key → home of its task, at the key's own shard | bind            | longer than the record  |
+ * | `c:<id>`         | string | number of its owner's last cancel, and its reply  | cancel                   | twice the time that a call may take |
+ * | `p:<digest>`     | string | Idempotency-Key → id of the task that is on its way in under it, beside `f:` | bind | twice the time that a put may take |
  * | `d`, `dz`        | hash, zset | dead letters by id; ids by the time of death  | settle reap              | `deadLetters.ttlMs`, `.max`, replay, purge |
  * | `l:<digest>`     | string | a rate window: when it closes, what is spent      | spend                    | after two windows       |
+ * | `none`           |        | nothing; declared by every script on a Cluster (`redis-scripts.ts`) | nobody |               |
+ * | `format`         | string | version of all that is listed here (shard 0 only, `redis-format.ts`) | the first process | stays |
  * | `keys`           | hash   | id of an API key → its digest, user, tier (shard 0 only) | `ferry keys`      | when it is revoked      |
  * | `keys:secret`    | string | what these digests are keyed with, where `auth.secret` is not set (shard 0 only) | whoever needs it first | stays |
  *

@@ -96,14 +96,10 @@ export class RedisLetters implements DeadLetterVerbs {
   }
 
   async purge(id: string): Promise<boolean> {
-    const { nodes, keys } = this.#parts;
     const shard = this.#parts.shardOf(id);
-    const base = keys.bases[shard]!;
-    const gone = await this.#parts.asked(shard, async () => {
-      await nodes.command(shard, ["ZREM", `${base}dz`, id]);
-      return nodes.command(shard, ["HDEL", `${base}d`, id]);
-    });
-    return gone === 1;
+    const call = this.#parts.call(scripts.purge, id);
+    call.place(shard);
+    return (await this.#parts.asked(shard, () => this.#parts.nodes.run(shard, call.build()))) === 1;
   }
 
   #read(id: string, bytes: Buffer): ReturnType<typeof readLetter> {

@@ -7,7 +7,8 @@
  * behind: more is refused then, so that what was taken on gets through instead of all timing out together.
  *
  * An Idempotency-Key belongs to the body it first came with. That is checked at the key's own shard before
- * the task is put at the home of its body, where joining and reusing are one atomic act. A task that may only
+ * the task is put at the home of its body, where joining and reusing are one atomic act. Between the two the task
+ * is on its way in: another body that comes with the key then is a conflict already. A task that may only
  * share what is there (`Sharing.only`) looks at the key and binds it when something came of it: refusals, of
  * which there may be many, write nothing.
  */
@@ -18,7 +19,7 @@ import { bodyFrame, frame, readOutcome, texts } from "./redis-frames.ts";
 import { COMMON, type Holder } from "./redis-crowds.ts";
 import { Gathering } from "./redis-gather.ts";
 import { digest, INDEX_GRACE_MS, indexName, streamFamily } from "./redis-keys.ts";
-import { type Arg, RedisError, StoreAway } from "../redis/nodes.ts";
+import { type Arg, RedisError, type RedisReply, type Script, StoreAway } from "../redis/nodes.ts";
 import { overloaded, type RedisParts } from "./redis-parts.ts";
 import { scripts } from "./redis-scripts.ts";
 
@@ -55,6 +56,8 @@ const BEHIND = "Redis takes tasks in more slowly than they come";
 const BEHIND_AFTER = 0.25;
 /** An Idempotency-Key's binding outlives its record by so much: joins may have given the task more time. */
 const KEY_GRACE_MS = 10 * 60_000;
+/** A body whose task is not queued goes by itself, so long after the last moment at which the task could be. */
+const BODY_GRACE_MS = 60_000;
 
 export class RedisPuts {
   readonly #parts: RedisParts;
@@ -77,7 +80,9 @@ export class RedisPuts {
       const conflict = await this.#bind(task, idempotency.key, idempotency.fingerprint);
       if (conflict !== undefined) return { kind: "conflict", id: conflict };
     }
-    return this.#enter(task, sharing);
+    const reply = await this.#enter(task, sharing);
+    if (reply.kind === "full" && idempotency !== undefined) await this.#unbind(task, idempotency);
+    return reply;
   }
 
   /** Those that gather for the next call have been waiting for too long. */
@@ -98,6 +103,7 @@ export class RedisPuts {
       return { kind: "full", message: NOTHING_TO_SHARE };
     }
     const reply = await this.#enter(task, sharing);
+    if (keyed && reply.kind === "full") await this.#unbind(task, idempotency);
     if (idempotency === undefined || keyed || reply.kind === "full") return reply;
     const conflict = await this.#bind(task, idempotency.key, idempotency.fingerprint);
     return conflict === undefined ? reply : { kind: "conflict", id: conflict };
@@ -161,10 +167,10 @@ export class RedisPuts {
     const [pending, withinMs] = this.#inTime(gathered);
     if (pending.length === 0) return;
     const { maxQueued, maxQueuedBytes, results } = options;
+    const bodyMs = options.putWithinMs + BODY_GRACE_MS;
     const kinds = new Map<string, number>();
     const about: Arg[] = [];
     const tasks: Arg[] = [];
-    const bodies: Arg[] = ["MSET"];
     const numbers = Buffer.allocUnsafe(NUMBERS_BYTES * pending.length);
     let at = 0;
     const call = this.#parts.call(scripts.put);
@@ -184,10 +190,8 @@ export class RedisPuts {
       at = numbers.writeUInt8(marks, at);
       tasks.push(...args);
       call.names(shard, ...names);
-      const name = `${keys.bases[shard]!}b:${id}`;
-      if (stream !== "") bodies.push(name, body);
-      // It may carry the id of a task whose body is there.
-      else call.before("SET", name, body, "NX");
+      // NX: the body of a task that is queued already stays for as long as that is.
+      call.before("SET", `${keys.bases[shard]!}b:${id}`, body, "NX", "PX", bodyMs);
     }
     const bounds = [Math.ceil(maxQueued / shards), Math.ceil(maxQueuedBytes / shards)] as const;
     call
@@ -199,9 +203,9 @@ export class RedisPuts {
         kinds.size,
         options.leaseMs,
         numbers,
+        bodyMs,
       )
       .add(...about, ...tasks);
-    if (bodies.length > 1) call.before(...bodies);
     try {
       const reply = await nodes.runDurably(call.shard, call.build(), withinMs);
       const [letters, replies, report] = reply as [Buffer, Buffer[][], Buffer];
@@ -219,7 +223,7 @@ export class RedisPuts {
     }
   }
 
-  /** Refused: what was written for these tasks must not stay. A server that is full lets go of things. */
+  /** Refused: a server that is full must not keep what was written for these tasks until its time is over. */
   #drop(pending: readonly Pending[]): void {
     const call = this.#parts.call(scripts.drop);
     for (const { shard, task } of pending) call.add(call.place(shard), task.id).names(shard, `b:${task.id}`);
@@ -310,41 +314,60 @@ export class RedisPuts {
 
   /** Binds the key to this body. Resolves with the task that it stands for when it came with another. */
   async #bind(task: Task, key: string, fingerprint: string): Promise<string | undefined> {
-    const { shards } = this.#parts;
     const name = digest(key);
-    const shard = homeOf(name) % shards;
     const home = this.#parts.shardOf(task.id);
     let replacing: Arg = "";
     for (;;) {
-      const bound = await this.#bindOnce(shard, name, [fingerprint, home, this.#keyTtlMs(), replacing]);
-      if (bound === undefined) return undefined;
+      const args = [fingerprint, home, this.#keyTtlMs(), replacing, task.id, this.#underwayMs()];
+      const reply = await this.#atKey(name, scripts.bind, args).catch((error: unknown) => {
+        throw overloaded(error, NOT_ACCEPTED, NOT_ACCEPTED);
+      });
+      if (reply === null) return undefined;
+      const [bound, underway] = reply as [Buffer, Buffer];
       const [boundFingerprint, boundHome] = texts(bound) as [string, string];
-      const holder = await this.#holder(Number(boundHome), name, boundFingerprint);
+      const holder = await this.#holder(Number(boundHome), name, boundFingerprint, underway.toString());
       if (holder !== undefined) return holder;
       // Nothing came of the task that it was bound to, or that is forgotten.
       replacing = frame([boundFingerprint, boundHome]);
     }
   }
 
-  async #bindOnce(shard: number, name: string, args: readonly Arg[]): Promise<Buffer | undefined> {
-    const { keys, nodes } = this.#parts;
-    const key = `${keys.bases[shard]!}f:${name}`;
-    const head = [this.#parts.now(), this.#parts.name];
-    const reply = await nodes
-      .run(shard, { script: scripts.bind, keys: [key], args: [...head, ...args] }, { resend: true })
-      .catch((error: unknown) => {
-        throw overloaded(error, NOT_ACCEPTED, NOT_ACCEPTED);
-      });
-    return reply === null ? undefined : (reply as [Buffer])[0];
+  /** Its task was refused. If this fails, the key is free for another body when its time on the way in is over. */
+  async #unbind(task: Task, { key, fingerprint }: NonNullable<Sharing["idempotency"]>): Promise<void> {
+    const args = [fingerprint, this.#parts.shardOf(task.id), task.id];
+    await this.#atKey(digest(key), scripts.unbind, args).catch(() => {});
   }
 
-  /** The task that the key stands for at its home, if it is still known there. */
-  async #holder(shard: number, key: string, fingerprint: string): Promise<string | undefined> {
+  /** How long a task that a key was bound for may take to get in, an attempt that is under way at the end included. */
+  #underwayMs(): number {
+    return 2 * this.#parts.options.putWithinMs;
+  }
+
+  /** Runs a script at the key's own shard. */
+  #atKey(name: string, script: Script, args: readonly Arg[]): Promise<RedisReply> {
+    const { keys, nodes, shards } = this.#parts;
+    const shard = homeOf(name) % shards;
+    const base = keys.bases[shard]!;
+    const call = { script, keys: [`${base}f:${name}`, `${base}p:${name}`] };
+    const head = [this.#parts.now(), this.#parts.name];
+    return nodes.run(shard, { ...call, args: [...head, ...args] }, { resend: true });
+  }
+
+  /** The task that the key stands for at its home, if it is still known there, or on its way there. */
+  async #holder(
+    shard: number,
+    key: string,
+    fingerprint: string,
+    underway: string,
+  ): Promise<string | undefined> {
     const { keys, nodes } = this.#parts;
-    const value = await nodes.command(shard, ["GET", `${keys.bases[shard]!}k:${key}`]);
-    if (value === null) return undefined;
+    const command = ["GET", `${keys.bases[shard]!}k:${key}`];
+    const value = await nodes.command(shard, command, { resend: true }).catch((error: unknown) => {
+      throw overloaded(error, NOT_ACCEPTED, NOT_ACCEPTED);
+    });
+    if (value === null) return underway === "" ? undefined : underway;
     const [id, bound] = texts(value as Buffer) as [string, string];
-    const known = bound === fingerprint && (await this.#parts.record(id)) !== undefined;
+    const known = id !== "" && bound === fingerprint && (await this.#parts.record(id)) !== undefined;
     return known ? id : undefined;
   }
 }

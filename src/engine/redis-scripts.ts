@@ -34,14 +34,22 @@ export const scripts = {
   cancel: load("cancel"),
   join: load("join"),
   replay: load("replay"),
+  purge: load("purge"),
   look: load("look"),
   tend: load("tend"),
   spend: load("spend"),
   bind: load("bind"),
+  unbind: load("unbind"),
 } as const;
 
 /** Keys that every script may touch in its shard; the rest depend on the tasks. */
 const FIXED = ["s", "due", "w", "qs", "n", "d", "dz"] as const;
+/**
+ * A key that nobody ever writes. While a slot moves to another node, Redis runs a script only if every key it declares is
+ * there, and fails in the middle of one that touches another key which is not. With this one declared it answers TRYAGAIN
+ * before the script begins, for as long as the slot moves: no script is ever half done.
+ */
+const NEVER_WRITTEN = "none";
 
 /** A call over shards: its first arguments, then which shards, then what belongs to tasks. */
 export class CallBuilder {
@@ -108,7 +116,7 @@ export class CallBuilder {
     const keys: string[] = [];
     for (const shard of this.#places.keys()) {
       shards.push(bases[shard]!, shard);
-      if (this.#cluster) for (const name of FIXED) keys.push(bases[shard]! + name);
+      if (this.#cluster) for (const name of [...FIXED, NEVER_WRITTEN]) keys.push(bases[shard]! + name);
       else if (keys.length === 0) keys.push(`${bases[shard]!}s`);
     }
     keys.push(...this.#named);

@@ -174,6 +174,9 @@ function advance(row: Row): void {
   row.count = done === true ? 0 : value[1];
 }
 
+/** What a queue looks like now. */
+type Summary = Omit<QueueView, "parameters">;
+
 /** The streams of one model and one set of parameters. */
 export class GroupView implements QueueView {
   readonly parameters: Json;
@@ -182,6 +185,8 @@ export class GroupView implements QueueView {
   /** By tier: the turns of those that share its seats. */
   readonly rounds: readonly Rounds[];
   readonly #may: (stream: StreamView) => boolean;
+  /** Kept until a stream changes; never where it depends on the time which streams may be read. */
+  #summary: Summary | undefined;
 
   constructor(parameters: Json, tiers: number, may: (stream: StreamView) => boolean) {
     this.parameters = parameters;
@@ -190,45 +195,61 @@ export class GroupView implements QueueView {
     this.#may = may;
   }
 
+  /** A stream came, went, or has another depth or reservation. */
+  changed(): void {
+    this.#summary = undefined;
+  }
+
   /** Those that this process may take from now. */
   *open(): Generator<StreamView> {
     for (const stream of this.streams.values()) if (stream.free > 0 && this.#may(stream)) yield stream;
   }
 
   get depth(): number {
-    let depth = 0;
-    for (const stream of this.open()) depth += stream.free;
-    return depth;
+    return this.#now().depth;
   }
 
   get tier(): number {
-    let tier = Infinity;
-    for (const { about } of this.open()) tier = Math.min(tier, about.tier);
-    return tier;
+    return this.#now().tier;
   }
 
   get fresh(): number {
-    let fresh = 0;
-    for (const stream of this.open()) if (stream.isNew) fresh += stream.free;
-    return fresh;
+    return this.#now().fresh;
   }
 
   get oldestAt(): number {
-    let oldest = Infinity;
-    for (const { oldestAt } of this.open()) oldest = Math.min(oldest, oldestAt);
-    return oldest;
+    return this.#now().oldestAt;
   }
 
   get earliestDeadlineAt(): number {
-    let earliest = Infinity;
-    for (const { earliestDeadlineAt } of this.open()) earliest = Math.min(earliest, earliestDeadlineAt);
-    return earliest;
+    return this.#now().earliestDeadlineAt;
   }
 
   get headMaxBatchSize(): number {
+    return this.#now().headMaxBatchSize;
+  }
+
+  #now(): Summary {
+    if (this.#summary !== undefined) return this.#summary;
+    let [depth, fresh] = [0, 0];
+    let [tier, oldestAt, earliestDeadlineAt] = [Infinity, Infinity, Infinity];
     let head: StreamView | undefined;
-    for (const stream of this.open()) if (head === undefined || before(stream, head)) head = stream;
-    return head?.limit ?? Infinity;
+    let lasts = true;
+    for (const stream of this.streams.values()) {
+      if (stream.free === 0) continue;
+      lasts &&= stream.about.zone === "";
+      if (!this.#may(stream)) continue;
+      depth += stream.free;
+      if (stream.isNew) fresh += stream.free;
+      tier = Math.min(tier, stream.about.tier);
+      oldestAt = Math.min(oldestAt, stream.oldestAt);
+      earliestDeadlineAt = Math.min(earliestDeadlineAt, stream.earliestDeadlineAt);
+      if (head === undefined || before(stream, head)) head = stream;
+    }
+    const headMaxBatchSize = head?.limit ?? Infinity;
+    const summary = { depth, fresh, tier, oldestAt, earliestDeadlineAt, headMaxBatchSize };
+    if (lasts) this.#summary = summary;
+    return summary;
   }
 }
 

@@ -3,7 +3,8 @@
  *
  *   reap     what is known to be due, when it is, in the shards where it is; every shard once a second,
  *            because other processes' tasks fall due too
- *   look     how deep the queues are, once a second, in case a note on the bell was lost
+ *   look     how deep the queues are, once a second, in case a note on the bell was lost; where there are very many queues, some
+ *            shards a second in turn
  *   tend     each half minute: what only a script that broke off in the middle could have left behind
  *   clock    each ten seconds: how far the server's clock is from ours
  */
@@ -16,6 +17,8 @@ import { scripts } from "./redis-scripts.ts";
 /** Records that one `reap` looks at in one shard; it comes back at once for more. */
 const REAP_TOGETHER = 200;
 const LOOK_EVERY_MS = 1000;
+/** Streams that one look reads, going by how many there were; a shard at least. Redis does nothing else meanwhile: 2 ms. */
+const LOOK_STREAMS = 200;
 const TEND_EVERY_MS = 30_000;
 const TEND_TOGETHER = 100;
 const CLOCK_EVERY_MS = 10_000;
@@ -26,7 +29,10 @@ export class RedisTime {
   readonly #parts: RedisParts;
   readonly #all: readonly number[];
   readonly #alarms = new Map<string, Alarm>();
-  counts = { queued: 0, running: 0, deadLetters: 0 };
+  /** What the last look said of each shard, as `look.lua` returns it. */
+  readonly #looked: number[][] = [];
+  /** The shard that the next look of the background round begins with. */
+  #nextLook = 0;
   #spill: Alarm | undefined;
   #unsubscribe: () => void = () => {};
   #closed = false;
@@ -48,7 +54,7 @@ export class RedisTime {
       (_, payload) => this.#rung(payload),
       (shards) => void this.look(shards).catch(() => {}),
     );
-    this.#every("look", LOOK_EVERY_MS, () => this.look(this.#all));
+    this.#every("look", LOOK_EVERY_MS, () => this.#lookOn());
     this.#every("tend", TEND_EVERY_MS, () => this.tend());
     this.#every("clock", CLOCK_EVERY_MS, () => this.setClock());
   }
@@ -152,28 +158,56 @@ export class RedisTime {
     }
   }
 
-  /** Reads how deep the queues are. */
+  get counts(): { queued: number; running: number; deadLetters: number } {
+    const sum = (which: number): number => this.#looked.reduce((total, counts) => total + counts[which]!, 0);
+    return { queued: sum(2), running: sum(1), deadLetters: sum(3) };
+  }
+
+  /** Reads how deep the queues of these shards are. */
   async look(shards: readonly number[] = this.#all): Promise<void> {
+    for (let from = 0; from < shards.length;) {
+      const some = this.#together(shards.slice(from));
+      await this.#lookAt(some);
+      from += some.length;
+    }
+    this.#armSpill();
+  }
+
+  /** As many shards as one look may read, from where the last one ended. */
+  async #lookOn(): Promise<void> {
+    const some = this.#together([...this.#all.slice(this.#nextLook), ...this.#all.slice(0, this.#nextLook)]);
+    this.#nextLook = (some.at(-1)! + 1) % this.#all.length;
+    await this.#lookAt(some);
+    this.#armSpill();
+  }
+
+  /** The first of these shards, as long as they hold no more streams than one look may read. */
+  #together(shards: readonly number[]): number[] {
+    let streams = 0;
+    const streamsOf = (shard: number): number => this.#looked[shard]?.[5] ?? 0;
+    return shards.filter((shard, place) => (streams += streamsOf(shard)) <= LOOK_STREAMS || place === 0);
+  }
+
+  async #lookAt(shards: readonly number[]): Promise<void> {
     const { nodes, mirror } = this.#parts;
-    const all: number[][] = [];
     await this.#parts.spread(
       shards,
       (shard) => shard,
       async (some) => {
         const call = this.#parts.call(scripts.look);
         for (const shard of some) call.place(shard);
+        const known = new Map(some.map((shard) => [shard, mirror.version(shard)]));
         const [counts, lines] = (await nodes.run(call.shard, call.build(), { resend: true })) as [
           number[][],
           Buffer,
         ];
+        // A version that went back: the data was flushed, or a failover lost its last moments. What was known is of no use.
+        const reset = counts.filter(([shard, , , , version]) => version! < known.get(shard!)!);
+        mirror.forget(reset.map(([shard]) => shard!));
         mirror.told(lines.toString(), true);
-        all.push(...counts);
+        for (const row of counts) this.#looked[row[0]!] = row;
       },
     );
-    this.#armSpill();
-    if (all.length < this.#all.length) return;
-    const sum = (which: number): number => all.reduce((total, counts) => total + counts[which]!, 0);
-    this.counts = { queued: sum(2), running: sum(1), deadLetters: sum(3) };
   }
 
   async tend(): Promise<void> {

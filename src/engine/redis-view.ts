@@ -27,6 +27,7 @@ import { Waiting } from "./redis-waiting.ts";
 const OWN_SHARD_HEAD_START_MS = 20;
 
 export interface Wanted {
+  readonly group: GroupView;
   readonly stream: StreamView;
   readonly count: number;
 }
@@ -48,6 +49,8 @@ export class QueueMirror {
   readonly #waiting = new Map<string, Waiting>();
   /** Who was served of late, by model and tier. */
   readonly #recent = new Map<string, readonly RecentTenants[]>();
+  /** By shard: the highest version that a report carried. */
+  readonly #versions: number[] = [];
   /** Every stream by shard and name. */
   readonly #streams = new Map<string, [GroupView, StreamView]>();
   rank: Rank = { prefers: () => true, deserted: () => false };
@@ -88,14 +91,20 @@ export class QueueMirror {
     for (const model of models.keys()) if (!this.#models.has(model)) this.#add(model);
   }
 
-  /** The best tier first, and there the one that waits longest. */
-  queues(model: string): QueueView[] {
-    const groups = [...(this.#models.get(model)?.values() ?? [])].filter(({ depth }) => depth > 0);
-    if (groups.length < 2) return groups;
-    return groups
-      .map((group) => ({ group, tier: group.tier, oldestAt: group.oldestAt }))
-      .sort(inOrder)
-      .map(({ group }) => group);
+  /** The best tier first, and there the one that waits longest; at most `perTier` of each tier. */
+  queues(model: string, perTier = Infinity): QueueView[] {
+    const byTier = Array.from({ length: this.#tiers }, (): Row[] => []);
+    for (const group of this.#models.get(model)?.values() ?? []) {
+      if (group.depth === 0) continue;
+      const tier = this.#tier(group);
+      keepFirst(byTier[tier]!, { group, tier: group.tier, oldestAt: group.oldestAt }, perTier);
+    }
+    return byTier.flatMap((rows) =>
+      rows
+        .sort(inOrder)
+        .slice(0, perTier)
+        .map(({ group }) => group),
+    );
   }
 
   /** Queued tasks by model, then tier. */
@@ -142,6 +151,7 @@ export class QueueMirror {
     const now = this.#clock.now();
     for (const line of report.split("\n")) {
       const [shard, version, name, depth, count, queuedAt, deadlineAt, parameters] = line.split("\t");
+      this.#versions[Number(shard)] = Math.max(this.version(Number(shard)), Number(version));
       const found = this.#stream(Number(shard), name!, parameters!);
       if (found === undefined) continue;
       const [group, view] = found;
@@ -149,6 +159,7 @@ export class QueueMirror {
       const arrival = count === "0" ? undefined : this.#arrival(count!, queuedAt!, deadlineAt!);
       const had = view.depth;
       view.told(Number(version), depth === "+" ? undefined : Number(depth), arrival, now);
+      group.changed();
       this.#counted(view.about, view.depth - had);
       if (arrival === undefined) continue;
       const sum = came.get(group);
@@ -163,11 +174,17 @@ export class QueueMirror {
     return { count: Number(count), queuedAt: shared.own(queuedAt), deadlineAt: shared.own(deadlineAt) };
   }
 
+  /** The highest version of a shard that was heard of; 0 for none. */
+  version(shard: number): number {
+    return this.#versions[shard] ?? 0;
+  }
+
   /** Nothing is known of these shards any more; what is reserved is still on its way. */
   forget(shards: readonly number[]): void {
+    for (const shard of shards) this.#versions[shard] = 0;
     for (const groups of this.#models.values()) {
-      for (const { streams } of groups.values()) {
-        for (const [key, stream] of streams) if (shards.includes(stream.shard)) this.#drop(streams, key);
+      for (const group of groups.values()) {
+        for (const [key, stream] of group.streams) if (shards.includes(stream.shard)) this.#drop(group, key);
       }
     }
   }
@@ -175,18 +192,19 @@ export class QueueMirror {
   /** Drops streams that are empty and groups that have none left; called now and then. */
   tidy(): void {
     for (const groups of this.#models.values()) {
-      for (const [key, { streams }] of groups) {
-        for (const [name, { depth, reserved }] of streams)
-          if (depth === 0 && reserved === 0) this.#drop(streams, name);
-        if (streams.size === 0) groups.delete(key);
+      for (const [key, group] of groups) {
+        for (const [name, { depth, reserved }] of group.streams)
+          if (depth === 0 && reserved === 0) this.#drop(group, name);
+        if (group.streams.size === 0) groups.delete(key);
       }
     }
   }
 
-  #drop(streams: Map<string, StreamView>, key: string): void {
-    const { about, depth } = streams.get(key)!;
+  #drop(group: GroupView, key: string): void {
+    const { about, depth } = group.streams.get(key)!;
     this.#counted(about, -depth);
-    streams.delete(key);
+    group.streams.delete(key);
+    group.changed();
     this.#streams.delete(key);
   }
 
@@ -257,7 +275,8 @@ export class QueueMirror {
         wanted.set(stream, (wanted.get(stream) ?? 0) + count);
       }
     }
-    return Array.from(wanted, ([stream, count]) => ({ stream, count }));
+    group.changed();
+    return Array.from(wanted, ([stream, count]) => ({ group, stream, count }));
   }
 
   /** What came back, stream by stream; then what is new, of each kind by how long it has waited. */
@@ -280,7 +299,10 @@ export class QueueMirror {
   }
 
   release(wanted: readonly Wanted[]): void {
-    for (const { stream, count } of wanted) stream.reserved -= count;
+    for (const { group, stream, count } of wanted) {
+      stream.reserved -= count;
+      group.changed();
+    }
   }
 
   #inOrder(streams: StreamView[]): void {
@@ -320,10 +342,23 @@ export class QueueMirror {
     }
     const stream = new StreamView(shard, name);
     group.streams.set(key, stream);
+    group.changed();
     const found: [GroupView, StreamView] = [group, stream];
     this.#streams.set(key, found);
     return found;
   }
+}
+
+interface Row extends Pick<QueueView, "tier" | "oldestAt"> {
+  readonly group: GroupView;
+}
+
+/** Adds a row where it is among the first `most`. Sorts each time that twice as many have gathered: a sort per `most` rows. */
+function keepFirst(rows: Row[], row: Row, most: number): void {
+  rows.push(row);
+  if (rows.length < 2 * most) return;
+  rows.sort(inOrder);
+  rows.length = most;
 }
 
 function groupKey(parameters: Json): string {

@@ -19,9 +19,9 @@ const SETTLE_FOR_MS = 30_000;
 /** What is known of a batch is kept beyond its lease: its tasks may be asked about until they are claimed again. */
 const BATCH_KEPT_MS = 10 * 60_000;
 const SETTLE_AGAIN_MS = 100;
-/** For a full batch; an empty one is tried for until nothing is there but what has expired. */
+/** For a full batch; while rounds find nothing but tasks that have expired there may be more. */
 const CLAIM_ROUNDS = 2;
-const MAX_EMPTY_ROUNDS = 100;
+const MAX_EXPIRED_ROUNDS = 100;
 
 const MISSING = "m".charCodeAt(0);
 /** What `settle.lua` reads of each verdict at once: place, kind, attempt, how many arguments. */
@@ -62,13 +62,14 @@ export class RedisWork {
     const until = clock.now() + request.leaseMs;
     const known = new Map<string, Claimed>();
     let most = request.max;
+    let expired = 0;
     const mayGoOn = (round: number): boolean =>
-      round < CLAIM_ROUNDS || (known.size === 0 && round < MAX_EMPTY_ROUNDS);
+      round < CLAIM_ROUNDS || (known.size === 0 && expired > 0 && round < MAX_EXPIRED_ROUNDS);
     for (let round = 0; known.size < most && mayGoOn(round); round++) {
       const wanted = mirror.plan(request.model, request.parameters, most - known.size, known.size);
       if (wanted.length === 0) break;
       for (const { stream } of wanted) most = Math.min(most, stream.limit);
-      await this.#take(request, token, until, wanted, known);
+      expired = await this.#take(request, token, until, wanted, known);
     }
     const batch = { ...request.batch, size: known.size };
     const lease = { token, batch, tasks: [...known.values()].map(({ claimed }) => claimed) };
@@ -77,14 +78,16 @@ export class RedisWork {
     return lease;
   }
 
+  /** Resolves with how many it met that had expired. */
   async #take(
     { batch }: ClaimRequest,
     token: string,
     until: number,
     wanted: readonly Wanted[],
     known: Map<string, Claimed>,
-  ): Promise<void> {
+  ): Promise<number> {
     const { nodes, shared, mirror } = this.#parts;
+    let late = 0;
     const leaseUntil = this.#leases.first(until);
     this.#parts.fallsDue(leaseUntil);
     let failure: Error | undefined;
@@ -107,6 +110,7 @@ export class RedisWork {
           const [tasks, report, expired] = reply as [(Buffer | number)[], Buffer, Buffer[]];
           mirror.told(report.toString());
           await this.#learn(call.shard, tasks, known);
+          late += expired.length;
           if (expired.length > 0) await this.#expire(expired.map((id) => id.toString()));
         } catch (error) {
           mirror.forget(shards);
@@ -116,6 +120,7 @@ export class RedisWork {
     );
     // What other shards gave is worth running.
     if (failure !== undefined && known.size === 0) throw failure;
+    return late;
   }
 
   /** Fetches the bodies of what a claim took. */

@@ -21,6 +21,7 @@ import type {
 } from "./engine.ts";
 import { neverFits } from "./engine.ts";
 import type { Lease, PutReply, QueueView, RecordView, SettleReply, Sharing, Verdict } from "./engine.ts";
+import { checkFormat } from "./redis-format.ts";
 import { RedisLetters } from "./redis-letters.ts";
 import { overloaded, readEnded, type RedisBase, type RedisOptions, RedisParts } from "./redis-parts.ts";
 import { RedisPuts } from "./redis-puts.ts";
@@ -37,6 +38,7 @@ export class RedisEngine implements Engine {
   readonly #time: RedisTime;
   readonly #spends: RedisSpends;
   readonly deadLetters: RedisLetters;
+  #cancels = 0;
   #closed: Promise<void> | undefined;
 
   constructor(base: RedisBase, options: RedisOptions) {
@@ -50,6 +52,7 @@ export class RedisEngine implements Engine {
 
   /** From here on it hears of other processes' doings, and does its rounds. */
   async open(): Promise<void> {
+    await checkFormat(this.#parts.nodes, this.#parts.keys);
     await this.#time.setClock();
     await this.#parts.news.open();
     await this.#time.open();
@@ -154,7 +157,17 @@ export class RedisEngine implements Engine {
   ): Promise<CancelReply> {
     const { nodes, events, options, clock } = this.#parts;
     const shard = this.#parts.shardOf(id);
-    const call = this.#parts.call(scripts.cancel, options.results.ttlMs, id, tenant, mode);
+    const number = ++this.#cancels;
+    const repeatableMs = 2 * options.putWithinMs;
+    const call = this.#parts.call(
+      scripts.cancel,
+      options.results.ttlMs,
+      id,
+      tenant,
+      mode,
+      number,
+      repeatableMs,
+    );
     call.place(shard);
     call.names(shard, `r:${id}`);
     const run =
@@ -203,8 +216,8 @@ export class RedisEngine implements Engine {
     return this.#spends.spend(key, perMinute);
   }
 
-  queues(model: string): Iterable<QueueView> {
-    return this.#parts.mirror.queues(model);
+  queues(model: string, perTier?: number): Iterable<QueueView> {
+    return this.#parts.mirror.queues(model, perTier);
   }
 
   waiting(model: string): readonly number[] {

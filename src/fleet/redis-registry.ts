@@ -1,5 +1,5 @@
 /**
- * The registry in Redis: six keys under one hash tag, two scripts, nothing to subscribe to.
+ * The registry in Redis: seven keys under one hash tag, two scripts, nothing to subscribe to.
  *
  * A member costs one script call per beat, in which the share rule runs on the server. Measured time there
  * (Redis 7.0, one core of a small machine) and size of the reply, which carries what every member says of
@@ -22,7 +22,7 @@ type Script = Parameters<Store["run"]>[1]["script"];
 type StoreReply = Awaited<ReturnType<Store["run"]>>;
 
 export interface RedisRegistryOptions {
-  /** A member is dead when its last beat is this old. */
+  /** This member is dead when its last beat is this old. */
   readonly aliveMs: number;
   /** From a short name to a key of shard 0. */
   key(name: string): string;
@@ -31,7 +31,7 @@ export interface RedisRegistryOptions {
 }
 
 const SHARD = 0;
-const KEYS = ["beats", "members", "lists", "leases", "texts", "grace"];
+const KEYS = ["beats", "members", "lists", "leases", "texts", "grace", "alive"];
 const beatScript = load("beat");
 const leaveScript = load("leave");
 

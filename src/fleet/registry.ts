@@ -5,7 +5,7 @@
  * never gets two batches at once. A member beats about every `beatMs`; one beat is one atomic act that
  * says "I live", renews every lease the member holds, takes what it should have and says what it should
  * give back. There is one clock, the registry's: a member is alive while its last beat is younger than
- * `aliveMs`, and the leases of a dead one are free. Leases are by name, and the name is the same in every
+ * its own `aliveMs`, and the leases of a dead one are free. Leases are by name, and the name is the same in every
  * process that lists the worker.
  *
  *  - A worker goes only to a live member that lists it. A free one goes to the lister that holds fewest of

@@ -1,7 +1,7 @@
 /**
  * Group commit: many writes, one wait for a replica.
  *
- *   run run run ──► [script, script, script, WAIT 1 ms] ──► all replies ──► everybody's promise
+ *   run run run ──► [script, script, script, WAIT n ms] ──► all replies ──► everybody's promise
  *                    while it is in flight the next group gathers
  *
  * WAIT looks only at what its own connection wrote, and on a fresh connection it is satisfied at once. So
@@ -44,22 +44,22 @@ interface Member {
 
 export class GroupCommit {
   readonly #kept: KeptLink;
-  /** Is a replica wanted now? */
-  readonly #waits: () => boolean;
+  /** How many replicas must confirm a write now; 0: nobody waits. */
+  readonly #wanted: () => number;
   readonly #waitTimeoutMs: number;
   #gathering: Member[] = [];
   #busy = false;
 
-  constructor(kept: KeptLink, waits: () => boolean, waitTimeoutMs: number) {
+  constructor(kept: KeptLink, wanted: () => number, waitTimeoutMs: number) {
     this.#kept = kept;
-    this.#waits = waits;
+    this.#wanted = wanted;
     this.#waitTimeoutMs = waitTimeoutMs;
   }
 
   /** Rejects with the script's own RedisError, LinkDown, or StoreAway when no replica confirmed. */
   run(commands: readonly (readonly Arg[])[]): Promise<RedisReply> {
     // Nobody waits for a replica, so there is no wait to share.
-    if (this.#gathering.length === 0 && !this.#waits()) return this.#alone(commands);
+    if (this.#gathering.length === 0 && this.#wanted() === 0) return this.#alone(commands);
     return new Promise((resolve, reject) => {
       const first = this.#gathering.push({ commands, resolve, reject }) === 1;
       if (first && !this.#busy) setImmediate(() => void this.#commit());
@@ -77,12 +77,12 @@ export class GroupCommit {
       const group = this.#gathering.splice(0, GROUP_CALLS);
       const { link, why } = this.#kept;
       const commands = group.flatMap((member) => member.commands);
-      const waits = this.#waits();
-      if (waits) commands.push(["WAIT", 1, this.#waitTimeoutMs]);
+      const wanted = this.#wanted();
+      if (wanted > 0) commands.push(["WAIT", wanted, this.#waitTimeoutMs]);
       this.#busy = true;
       try {
         if (link === undefined) throw new LinkDown(why.message, false);
-        this.#settle(group, await link.callAll(commands), waits);
+        this.#settle(group, await link.callAll(commands), wanted);
       } catch (error) {
         for (const { reject } of group) reject(error as Error);
       }
@@ -90,8 +90,8 @@ export class GroupCommit {
     }
   }
 
-  #settle(group: readonly Member[], replies: readonly (RedisReply | RedisError)[], waits: boolean): void {
-    const doubt = waits ? this.#doubt(replies.at(-1)) : undefined;
+  #settle(group: readonly Member[], replies: readonly (RedisReply | RedisError)[], wanted: number): void {
+    const doubt = wanted > 0 ? this.#doubt(replies.at(-1), wanted) : undefined;
     let at = 0;
     for (const { commands, resolve, reject } of group) {
       const own = replies.slice(at, (at += commands.length));
@@ -103,10 +103,12 @@ export class GroupCommit {
   }
 
   /** Why the group's writes are not safe, judging by WAIT's reply. */
-  #doubt(confirmed: RedisReply | RedisError | undefined): Error | undefined {
-    if (typeof confirmed === "number" && confirmed >= 1) return undefined;
-    if (!(confirmed instanceof RedisError))
-      return new StoreAway(`no replica confirmed the write within ${this.#waitTimeoutMs} ms`, true);
+  #doubt(confirmed: RedisReply | RedisError | undefined, wanted: number): Error | undefined {
+    if (typeof confirmed === "number" && confirmed >= wanted) return undefined;
+    if (!(confirmed instanceof RedisError)) {
+      const who = wanted === 1 ? "no replica" : `only ${String(confirmed)} of ${wanted} replicas`;
+      return new StoreAway(`${who} confirmed the write within ${this.#waitTimeoutMs} ms`, true);
+    }
     if (confirmed.code === "NOPERM") return confirmed;
     // Demoted in the middle of it (UNBLOCKED): as good as a lost connection.
     return new LinkDown(

@@ -52,6 +52,7 @@ export class RedisNode implements Address {
   readonly #loading = new Map<string, Promise<void>>();
   /** Undefined until the first connection has asked. */
   #replicas: number | undefined;
+  #inSync = 0;
   #surveying = false;
 
   constructor({ host, port }: Address, settings: NodeSettings, listener: NodeListener) {
@@ -62,7 +63,9 @@ export class RedisNode implements Address {
     this.#listener = listener;
     this.#plain = this.keep((link) => this.#check(link));
     this.#safe = this.keep((link) => this.#check(link), settings.waitTimeoutMs);
-    this.#commit = new GroupCommit(this.#safe, () => this.waits, settings.waitTimeoutMs);
+    // All that are in sync, not one of them: whichever is promoted must have what was accepted.
+    const wanted = (): number => (this.waits ? Math.max(1, this.#inSync) : 0);
+    this.#commit = new GroupCommit(this.#safe, wanted, settings.waitTimeoutMs);
   }
 
   /** A kept connection to this server, whose commands may take `extraMs` longer than others. */
@@ -116,7 +119,7 @@ export class RedisNode implements Address {
     return ownReply(await link.callAll(together(command, asking, before)));
   }
 
-  /** As `run`, and rejects with StoreAway when no replica confirmed. */
+  /** As `run`, and rejects with StoreAway when not all replicas in sync confirmed. */
   async durably(
     command: readonly Arg[],
     asking: boolean,
@@ -168,8 +171,9 @@ export class RedisNode implements Address {
     this.#learn(facts);
   }
 
-  #learn({ primary, replicas }: ServerFacts): void {
+  #learn({ primary, replicas, inSync }: ServerFacts): void {
     this.#replicas = replicas;
+    this.#inSync = inSync;
     if (!primary) {
       this.#plain.renew();
       this.#safe.renew();

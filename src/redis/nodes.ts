@@ -5,7 +5,7 @@
  * `persist.ts` sees each command through redirects and outages, `group.ts` makes durable writes
  * cheap, `subscriptions.ts` listens. This file is what the engine sees of them.
  *
- * Durability: "replica": a durable write is accepted when a replica has it; "local": when the primary has
+ * Durability: "replica": a durable write is accepted when every replica in sync has it, at least one; "local": when the primary has
  * it; "auto": as "replica" at a primary that has a replica in step (asked each second), else as "local".
  * Losing the last replica is a `notice`, as is losing a server.
  *

@@ -43,8 +43,10 @@ export interface ServerFacts {
   readonly version: string;
   readonly cluster: boolean;
   readonly primary: boolean;
-  /** Replicas that are connected and in step. */
+  /** Replicas that are connected and have their first copy. */
   readonly replicas: number;
+  /** Those of them that were heard of within `MAX_LAG_S`: every one may be promoted without losing what it confirmed. */
+  readonly inSync: number;
   /** How far its replication stream is, in bytes. */
   readonly offset: number;
 }
@@ -73,6 +75,8 @@ export interface Endpoints {
 }
 
 const SLOTS = 16_384;
+/** A replica reports to its primary each second. */
+const MAX_LAG_S = 2;
 
 export function slotOf(tag: string): number {
   let crc = 0;
@@ -118,13 +122,19 @@ export async function askFacts(link: RedisLink, section?: "replication"): Promis
     });
   const info = readInfo(String(reply));
   let replicas = 0;
-  for (const [name, value] of info) if (/^slave\d+$/.test(name) && value.includes("state=online")) replicas++;
+  let inSync = 0;
+  for (const [name, value] of info) {
+    if (!/^slave\d+$/.test(name) || !value.includes("state=online")) continue;
+    replicas++;
+    if (Number(/\blag=(\d+)/.exec(value)?.[1] ?? 0) <= MAX_LAG_S) inSync++;
+  }
   return {
     address: link.address,
     version: info.get("redis_version") ?? "",
     cluster: info.get("cluster_enabled") === "1",
     primary: info.get("role") === "master",
     replicas,
+    inSync,
     offset: Number(info.get("master_repl_offset") ?? 0),
   };
 }

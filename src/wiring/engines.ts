@@ -113,7 +113,12 @@ async function openRedis(
     sweepMs,
     putWithinMs: commandTimeoutMs,
   });
-  await engine.open();
+  try {
+    await engine.open();
+  } catch (error) {
+    await nodes.close();
+    throw error;
+  }
   const key = (each: string): string => keys.bases[0]! + each;
   const registry = new RedisRegistry(nodes, { aliveMs: settings.aliveMs, key });
   const durability = (): "replica" | "local" =>

@@ -1,6 +1,7 @@
 /** What `put` promises tasks that may share: work in flight, outcomes, and Idempotency-Keys. */
 import assert from "node:assert/strict";
 import { describe } from "node:test";
+import type { PutReply } from "../../src/engine/engine.ts";
 import {
   dead,
   done,
@@ -104,6 +105,21 @@ function patience(holds: Holds): void {
     assert.equal(await stage.state(id), "queued");
     await stage.pass(1);
     assert.equal(await stage.code(id), "DEADLINE_EXCEEDED");
+  });
+
+  holds("a task that a claim meets too late and that is joined meanwhile is ended or runs", async (stage) => {
+    for (let round = 0; round < 10; round++) {
+      const sharing = { joinKey: `same ${round}` };
+      await stage.queueMany(2);
+      await stage.queue({}, sharing);
+      await stage.tick(QUEUE_MS);
+      const [claimed, reply] = await Promise.all([stage.claim(), stage.put({}, sharing)]);
+      assert(reply.kind === "joined" || reply.kind === "queued");
+      await stage.reap();
+      const lease = claimed.tasks.length > 0 ? claimed : await stage.claim();
+      assert.deepEqual(idsOf(lease), [reply.id]);
+      assert.equal(await stage.settle(lease, done(reply.id)), "taken");
+    }
   });
 
   holds("whoever is in a hurry shortens nobody's deadline", async (stage) => {
@@ -305,6 +321,23 @@ function keys(holds: Holds): void {
     assert.deepEqual(await again(stage), ["done", id]);
   });
 
+  holds("two bodies under one key at once: one is accepted, the other is a conflict", async (stage) => {
+    const bodies = ["one", "two", "three", "four"];
+    for (let round = 0; round < 5; round++) {
+      const key = `key ${round}`;
+      const comes = (body: string) =>
+        stage.put({ content: body }, { idempotency: { key, fingerprint: body } });
+      const replies = await Promise.all(bodies.map(comes));
+      const winner = replies.findIndex(({ kind }) => kind === "queued");
+      const { kind, id } = replies[winner] as PutReply & { id: string };
+      assert.equal(kind, "queued");
+      const others = replies.filter((_, at) => at !== winner);
+      for (const other of others) assert.deepEqual(other, { kind: "conflict", id });
+      assert.deepEqual(await comes(bodies[winner]!), { kind: "joined", id });
+    }
+    assert.equal((await stage.counts())[0], 5);
+  });
+
   holds("the same key of another tenant is another key", async (stage) => {
     await stage.queue({}, KEYED);
     await stage.queue({ tenant: "bob" }, { idempotency: { key: "key bob", fingerprint: "body" } });
@@ -369,4 +402,21 @@ function keysAndJoins(holds: Holds): void {
     await stage.engine.cancel(id, "ann");
     assert.equal((await again(stage))[0], "queued");
   });
+
+  holds("also for another body", async (stage) => {
+    const id = await stage.ended(done, {}, KEYED);
+    await stage.engine.cancel(id, "ann");
+    await stage.queue({}, { idempotency: { ...KEY, fingerprint: "other" } });
+  });
+
+  holds(
+    "a key whose task was refused is free for another body",
+    async (stage) => {
+      await stage.queue();
+      assert.equal((await stage.put({}, KEYED)).kind, "full");
+      await stage.claim();
+      await stage.queue({}, { idempotency: { ...KEY, fingerprint: "other" } });
+    },
+    { maxQueued: 1 },
+  );
 }

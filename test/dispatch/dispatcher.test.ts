@@ -1,5 +1,6 @@
 import assert from "node:assert/strict";
 import { describe, test } from "node:test";
+import type { Lease } from "../../src/engine/engine.ts";
 import type { EventFields } from "../../src/telemetry/events.ts";
 import { poisson } from "../../src/plan/workload.ts";
 import type { Simulation } from "../../src/plan/simulation.ts";
@@ -232,5 +233,56 @@ describe("tasks that cannot ride together because their parameters differ", () =
     const low = simulation.engine.stats().depth.get("m")!;
     assert.deepEqual([...low].slice(2), [40 - 2 * 4]);
     simulation.stop();
+  });
+});
+
+describe("claims that find nothing though tasks are shown", () => {
+  const MOST_CLAIMS = 1000;
+
+  /** An engine whose claims find nothing for now, by this reply. */
+  function blocked(reply: () => Promise<Lease>) {
+    const simulation = simulate({ queueMs: 60_000, totalMs: 60_000, backend: { workers: 2 } });
+    const { engine } = simulation;
+    const claim = engine.claim.bind(engine);
+    const counted = { claims: 0 };
+    engine.claim = () => {
+      // A dispatcher that spins would never let the test go on.
+      if (++counted.claims >= MOST_CLAIMS) return new Promise(() => {});
+      return reply();
+    };
+    return { simulation, counted, unblock: () => void (engine.claim = claim) };
+  }
+
+  const nothing = async (): Promise<Lease> => ({
+    token: "none",
+    batch: { id: "b", reason: "idle", worker: "w", startedAt: 0, why: "", size: 0 },
+    tasks: [],
+  });
+
+  for (const [what, reply] of [
+    ["empty", nothing],
+    ["rejected", () => Promise.reject(new Error("the store is away"))],
+  ] as const) {
+    test(`${what}: they come less and less often, and the task runs when it can be had`, async () => {
+      const { simulation, counted, unblock } = blocked(reply);
+      const ended = endings(simulation);
+      const { id } = simulation.put();
+      await simulation.run(10_000);
+      assert.ok(counted.claims >= 10 && counted.claims <= 60, `${counted.claims} claims in ten seconds`);
+      unblock();
+      await simulation.run(1200);
+      assert.equal(ended.get(id)?.outcome?.ok, true);
+    });
+  }
+
+  test("what arrives meanwhile is claimed at once", async () => {
+    const { simulation, unblock } = blocked(nothing);
+    const ended = endings(simulation);
+    simulation.put();
+    await simulation.run(10_100);
+    unblock();
+    const { id } = simulation.put({ parameters: '{"other":1}' });
+    await simulation.run(400);
+    assert.equal(ended.get(id)?.outcome?.ok, true);
   });
 });

@@ -327,4 +327,27 @@ describe("a batch that is refused", () => {
     assert.ok(calls.length > 2);
     assert.ok(calls.every(({ at }) => at >= after[0]!.endedAt!));
   });
+
+  test("holds its lease while it waits for the one behind it, and costs nobody an attempt", async () => {
+    const { simulation } = stage({
+      pipeline: 2,
+      limits: { maxBatchSize: 4 },
+      backend: { baseMs: 9000, reject: (input) => input === '"bad"' },
+      workerMs: 10_000,
+      queueMs: 600_000,
+      totalMs: 600_000,
+    });
+    const ended = endings(simulation);
+    const lost: string[] = [];
+    simulation.events.on("task.retried", ({ id, message }) => lost.push(`${id}: ${message}`));
+    simulation.put();
+    const bad = simulation.put({ input: '"bad"' }).id;
+    putMany(simulation, 7);
+    // Refused after 18 s; the one behind it runs until 27 s.
+    await simulation.run(120_000);
+    assert.equal(ended.size, 9);
+    assert.deepEqual(lost, []);
+    for (const [id, { outcome, attempt }] of ended)
+      assert.deepEqual([outcome!.ok, attempt], [id !== bad, 1], id);
+  });
 });

@@ -3,9 +3,10 @@ import assert from "node:assert/strict";
 import { after, before, describe, test } from "node:test";
 import { setImmediate } from "node:timers/promises";
 import { Refusal } from "../../src/core/errors.ts";
+import { checkFormat } from "../../src/engine/redis-format.ts";
 import { RedisKeys } from "../../src/engine/redis-keys.ts";
-import { RedisError, type RedisNodes } from "../../src/redis/nodes.ts";
-import { done, idsOf, MODEL, PLAIN, retry, Stage, TOTAL_MS } from "../contract/engine-stage.ts";
+import { RedisError, type RedisNodes, StoreAway } from "../../src/redis/nodes.ts";
+import { dead, done, idsOf, MODEL, PLAIN, retry, Stage, TOTAL_MS } from "../contract/engine-stage.ts";
 import { startProxy } from "../redis/proxy.ts";
 import { type Server, slotOf, startServer } from "../redis/servers.ts";
 import { makeEngine, openNodes } from "./redis-engines.ts";
@@ -68,7 +69,7 @@ describe("what is left in Redis", () => {
     );
     const alive = await keysOf(`${name}:`);
     for (const [key, ttl] of alive) {
-      const mayExpire = /^(x|k|f|lb):/.test(key);
+      const mayExpire = /^(x|k|f|p|lb):/.test(key);
       assert.equal(ttl > 0, mayExpire, `${key} has a time to live of ${ttl}`);
     }
     assert.ok(alive.has(`b:${id}`));
@@ -222,6 +223,40 @@ test("a task that was taken in, its reply lost and its second attempt refused, k
   const lease = await stage.claim();
   assert.deepEqual(idsOf(lease), [task.id]);
   assert.equal(lease.tasks[0]?.task.input, task.input);
+  await engine.close();
+});
+
+test("a process does not join others whose data it cannot read, and says what to do", async () => {
+  const { keys, engine } = stageOf();
+  await checkFormat(nodes, keys);
+  await checkFormat(nodes, keys);
+  await server.ask("SET", `${keys.bases[0]!}format`, "2");
+  const why = /data of format 2 .* reads format 1: start the version that wrote it/;
+  await assert.rejects(checkFormat(nodes, keys), why);
+  await assert.rejects(engine.open(), why);
+  await engine.close();
+});
+
+test("a letter is purged in one act: a caller that is cut off leaves no half of it", async () => {
+  const { stage, engine, name } = stageOf();
+  const [run, command] = [nodes.run.bind(nodes), nodes.command.bind(nodes)];
+  const id = await stage.ended(dead);
+  // The first call gets through, none after it.
+  let calls = 0;
+  const once =
+    <Args extends unknown[], Reply>(call: (...args: Args) => Promise<Reply>) =>
+    (...args: Args): Promise<Reply> =>
+      ++calls === 1 ? call(...args) : Promise.reject(new StoreAway("cut off", true));
+  nodes.run = once(run);
+  nodes.command = once(command);
+  try {
+    await engine.deadLetters.purge(id).catch(() => {});
+  } finally {
+    Object.assign(nodes, { run, command });
+  }
+  assert.deepEqual(await engine.deadLetters.list(), []);
+  const left = [...(await keysOf(`${name}:`)).keys()].filter((key) => key.startsWith("d"));
+  assert.deepEqual(left, []);
   await engine.close();
 });
 

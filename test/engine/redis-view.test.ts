@@ -84,6 +84,24 @@ describe("the mirror", () => {
     assert.equal(view.depth, 1);
   });
 
+  test("of very many queues the first of each tier are named, in their order", async () => {
+    const view = new View();
+    const kinds = Array.from({ length: 40 }, (_, at) => at);
+    const random = new Random(3);
+    for (const kind of kinds.toSorted(() => random.next() - 0.5)) {
+      const parameters = `{"kind":${kind}}`;
+      const [version, queuedAt] = [kind + 1, 1_000_000 + 1000 * kind];
+      const name = `q:${MODEL}:${kind}::${kind % 2}:n`;
+      view.mirror.told([0, version, name, "+", 1, queuedAt, queuedAt + 4e6, parameters].join("\t"));
+    }
+    const named = view.mirror.queues(MODEL, 3).map(({ parameters }) => parameters);
+    assert.deepEqual(
+      named,
+      [0, 2, 4, 1, 3, 5].map((kind) => `{"kind":${kind}}`),
+    );
+    assert.equal(view.mirror.queues(MODEL).length, 40);
+  });
+
   test("what a claim is on its way for is not counted on again", () => {
     const view = new View();
     view.came(0, 10);

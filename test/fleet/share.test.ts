@@ -304,6 +304,27 @@ describe("taking over", () => {
     assert.ok(second.held().includes(lease), "the busy one stayed");
   });
 
+  test("one with a longer aliveMs is judged by its own, whoever judges", async () => {
+    const world = new World();
+    const slowMs = 5 * ALIVE_MS;
+    const registry = registryOf(nodes, world.prefix, slowMs, () => world.now);
+    const slow = new Actor("slow", WORKERS, registry, slowMs, () => world.now);
+    const quick = world.join();
+    for (let beats = 0; beats < 6; beats++) {
+      await slow.beat();
+      await world.pass(0.4 * slowMs);
+    }
+    const held = slow.held();
+    assert.ok(held.length >= 4, `it holds ${held.length}`);
+    assert.equal(quick.last!.members.length, 2);
+    const diedAt = slow.lastBeatAt;
+    while (quick.held().length < WORKERS.length) {
+      await world.pass(100);
+      assert.ok(world.now - diedAt <= slowMs + BEAT_MS, "late");
+    }
+    assert.ok(world.now - diedAt >= slowMs, "early");
+  });
+
   test("who leaves frees everything at once", async () => {
     const world = new World();
     const [first, second] = [world.join(), world.join()];

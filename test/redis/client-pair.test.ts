@@ -91,6 +91,34 @@ describe("a primary with a replica", () => {
   });
 });
 
+describe("a primary with two replicas", () => {
+  test("a write that one of them does not have is not accepted while that one may be promoted", async () => {
+    await using pair = await startPair();
+    await using second = await startServer();
+    const replicas = async (): Promise<string> => await pair.primary.cli("INFO", "replication");
+    await second.cli("REPLICAOF", "127.0.0.1", String(pair.primary.port));
+    const online = `port=${second.port},state=online`;
+    await until(async () => (await replicas()).includes(online), "the second replica is online");
+    await using stage = await Stage.open({ url: pair.primary.url, waitTimeoutMs: 100 });
+    const { nodes } = stage;
+    assert.deepEqual(
+      nodes.primaries().map((each) => each.replicas),
+      [2],
+    );
+    // An error counts as "not yet".
+    await until(async () => (await nodes.runDurably(0, pushTo(0, 1), PATIENT_MS)) !== null);
+    second.pause();
+    await assert.rejects(nodes.runDurably(0, pushTo(0, 2), PATIENT_MS), {
+      name: "StoreAway",
+      unknown: true,
+      message: "only 1 of 2 replicas confirmed the write within 100 ms",
+    });
+    // It hangs: after a few seconds it does not count any more, and the other one is enough.
+    await until(async () => (await nodes.runDurably(0, pushTo(0, 3), PATIENT_MS)) !== null);
+    second.resume();
+  });
+});
+
 describe("several servers without a Cluster", () => {
   test("the primary is used wherever it stands, and after a promotion the new one", async () => {
     await using pair = await startPair();

@@ -1,9 +1,10 @@
 #!lua flags=allow-oom
--- Ends a task for its owner. ARGV 3 results ttl, 4 id, 5 tenant, 6 mode, then the shard.
+-- Ends a task for its owner. ARGV 3 results ttl, 4 id, 5 tenant, 6 mode, 7 number of the call, 8 how long its reply is
+-- kept, then the shard.
 -- Mode `owner`: asked for. `abandoned`: the caller hung up. `read`: the owner has the outcome; it is
 -- forgotten when nobody shares it.
 local ttl, id, tenant, mode = tonumber(ARGV[3]), ARGV[4], ARGV[5], ARGV[6]
-read_shards(7)
+read_shards(9)
 local sh = order[1]
 
 -- What may still be given to others stays, as nobody's.
@@ -16,7 +17,10 @@ local function forget(found)
   end
   for key in string.gmatch(keys, '%S+') do
     local holder = redis.call('GET', sh.base .. 'k:' .. key)
-    if holder and pieces(holder, 1)[1] == id then redis.call('DEL', sh.base .. 'k:' .. key) end
+    -- Not deleted at once: where nothing stands, a task may be on its way in (bind.lua).
+    if holder and pieces(holder, 1)[1] == id then
+      redis.call('SET', sh.base .. 'k:' .. key, piece('') .. piece(''), 'PX', ARGV[8])
+    end
   end
   return 'forgotten'
 end
@@ -41,9 +45,22 @@ local function cancel()
     return 'kept'
   end
   if st[PLACE] == 'r' or (abandoned and st[KEYS_OF] ~= '') then return 'kept' end
-  fail(sh, id, st, outcome(sh, 'CANCELLED', 'cancelled before it ran', st, (body_of(sh, id))), '0', ttl)
+  fail(sh, id, st, outcome(sh, 'CANCELLED', 'cancelled before it ran', st, meta_of(sh, id)), '0', ttl)
   return 'cancelled'
 end
 
-local reply = cancel()
+-- The owner's call is sent again when its reply was lost, and a second cancel means something else than the first: so the
+-- reply is kept. It is written in any case: the WAIT that follows counts only from this connection's last write on.
+local call, kept = piece(origin .. ' ' .. ARGV[7]), sh.base .. 'c:' .. id
+local before = mode == 'owner' and redis.call('GET', kept)
+before = before and string.sub(before, 1, #call) == call and pieces(before, 3)
+local reply
+if before then
+  reply = before[2]
+  local found = reply == 'cancelled' and find_result(sh, id)
+  if found then ended = { id, before[3], found.frame } end
+else
+  reply = cancel()
+end
+if mode == 'owner' then redis.call('SET', kept, call .. piece(reply) .. piece(ended[2] or ''), 'PX', ARGV[8]) end
 return { reply, close(), ended }

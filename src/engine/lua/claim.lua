@@ -1,6 +1,7 @@
 #!lua flags=allow-oom
 -- Moves queued tasks under one lease. The caller has planned which streams to read, and how many of each;
--- it fetches the bodies itself, and runs `reap` for those that have expired.
+-- it fetches the bodies itself, and runs `reap` for those that have expired. Until then these wait as for a retry that is due:
+-- whoever joins one meanwhile brings it more time, and then `reap` puts it back into its queue.
 -- ARGV 3 token, 4 lease until, 5 batch frame, 6 how long that is kept, then the shards, then per stream: shard's place, stream, how many
 local token, lease_until = ARGV[3], tonumber(ARGV[4])
 local at = read_shards(7)
@@ -32,7 +33,14 @@ local function take(sh, stream, count)
     leave(sh, stream, one[1])
     -- One that ended or moved on left this copy to nobody.
     if st and st[PLACE] == 'q' and st[SID] == one[1] and st[STREAM] == stream then
-      if now >= st[EXPIRES] then expired[#expired + 1] = id else live[#live + 1] = { sh, id, st } end
+      if now >= st[EXPIRES] then
+        expired[#expired + 1] = id
+        st[SID] = redis.call('XADD', sh.base .. 'w', '*', 'i', id)
+        st[STREAM], st[PLACE], st[UNTIL] = 'w', 'w', now
+        keep(sh, id, st)
+      else
+        live[#live + 1] = { sh, id, st }
+      end
     end
   end
 end

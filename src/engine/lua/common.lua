@@ -4,8 +4,11 @@
 -- of its arguments and of what Redis holds. Lengths of time come in milliseconds.
 --
 -- Bodies and outputs stay out of Lua: they are written and read by plain commands beside the script, and
--- scripts only name their keys. Where a script makes new keys it makes them before it changes anything else:
--- on a slot that is moving to another node the first of them fails, and nothing is half done.
+-- scripts only name their keys.
+--
+-- A script either does everything or nothing. Redis checks memory, replicas, the disk and (by `none`, see
+-- redis-scripts.ts) a moving slot before a script begins. What is left is an error of its own: no list may be
+-- unpacked as a whole, because Lua refuses more than some 8000 values.
 
 -- The fields of a task's state, kept with MessagePack in the hash `s`.
 local PLACE, STREAM, SID, FAMILY, TIER, LIMIT = 1, 2, 3, 4, 5, 6 -- q queued, w waits for its retry, r running
@@ -69,13 +72,15 @@ end
 
 -- Reads the states of many tasks at once.
 local function fetch(sh, ids)
-  local packed = redis.call('HMGET', sh.base .. 's', unpack(ids))
-  for n, id in ipairs(ids) do sh.states[id] = packed[n] and cmsgpack.unpack(packed[n]) or false end
+  for from = 1, #ids, 1000 do
+    local packed = redis.call('HMGET', sh.base .. 's', unpack(ids, from, math.min(from + 999, #ids)))
+    for n, value in ipairs(packed) do sh.states[ids[from + n - 1]] = value and cmsgpack.unpack(value) or false end
+  end
 end
 
--- Gives a command to many keys, of any shards: those of one call are on one server, or in one slot.
-local function call_each(command, values)
-  for n = 1, #values, 1000 do redis.call(command, unpack(values, n, math.min(n + 999, #values))) end
+-- Gives many values to a command, in steps.
+local function call_each(values, call)
+  for n = 1, #values, 1000 do call(unpack(values, n, math.min(n + 999, #values))) end
 end
 
 -- Of each shard: tasks and bytes that wait, and how often its queues have changed.
@@ -123,10 +128,19 @@ local function touch(sh, stream, count, queued, deadline)
   end
 end
 
+-- The meta of a task that is not final, without its input, which may be large.
+local function meta_of(sh, id)
+  local key = sh.base .. 'b:' .. id
+  local length = redis.call('GETRANGE', key, 0, 3)
+  return #length == 4 and redis.call('GETRANGE', key, 4, 3 + struct.unpack('>I4', length)) or ''
+end
+
 -- What is kept of a task until its end: its meta and its input.
+local bytes_read = 0
 local function body_of(sh, id)
   local value = redis.call('GET', sh.base .. 'b:' .. id)
   if not value then return '', '' end
+  bytes_read = bytes_read + #value
   local length = struct.unpack('>I4', value)
   return string.sub(value, 5, 4 + length), string.sub(value, 5 + length)
 end
@@ -139,7 +153,7 @@ local function enter(sh, id, st, kind, parameters)
   if not sid then
     -- '0', never '$': what was queued before the group existed is read too.
     redis.call('XGROUP', 'CREATE', key, 'g', '0', 'MKSTREAM')
-    redis.call('HSET', sh.base .. 'qs', stream, parameters or pieces((body_of(sh, id)), 4)[4] or '')
+    redis.call('HSET', sh.base .. 'qs', stream, parameters or pieces(meta_of(sh, id), 4)[4] or '')
     sid = redis.call('XADD', key, '*', 'i', id)
   end
   st[STREAM], st[SID], st[PLACE], st[TOKEN], st[UNTIL] = stream, sid, 'q', '', 0
@@ -280,11 +294,13 @@ end
 -- Writes down the tasks of one shard.
 local function write_shard(sh)
   write_states(sh)
-  for stream, sids in pairs(sh.left) do redis.call('XDEL', sh.base .. stream, unpack(sids)) end
-  if #sh.gone > 0 then
-    redis.call('HDEL', sh.base .. 's', unpack(sh.gone))
-    redis.call('ZREM', sh.base .. 'due', unpack(sh.gone))
+  for stream, sids in pairs(sh.left) do
+    call_each(sids, function(...) redis.call('XDEL', sh.base .. stream, ...) end)
   end
+  call_each(sh.gone, function(...)
+    redis.call('HDEL', sh.base .. 's', ...)
+    redis.call('ZREM', sh.base .. 'due', ...)
+  end)
 end
 
 -- Counts what came and left.
@@ -323,7 +339,8 @@ local function close(parameters)
     write_shard(sh)
     if next(sh.touched) or sh.queued ~= 0 or sh.bytes ~= 0 then moved[#moved + 1] = sh end
   end
-  call_each('UNLINK', bodies)
+  -- Of any shards: those of one call are on one server, or in one slot.
+  call_each(bodies, function(...) redis.call('UNLINK', ...) end)
   count(moved)
   for _, sh in ipairs(moved) do tell_shard(sh, report, parameters or {}) end
   if #report == 0 then return '' end

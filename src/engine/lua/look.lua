@@ -1,6 +1,6 @@
 #!lua flags=no-writes
 -- How deep the queues are, for whoever missed the bell. ARGV: the shards from 3 on.
--- Per shard: number, version, running, waiting for a retry, dead letters; then a line per stream as the bell tells it.
+-- Per shard: number, running, waiting for a retry, dead letters, version, streams; then a line per stream as the bell tells it.
 read_shards(3)
 read_counters(order)
 local lines, counts = {}, {}
@@ -25,6 +25,6 @@ for _, sh in ipairs(order) do
   end
   local waits = redis.call('XLEN', sh.base .. 'w')
   local running = math.max(0, redis.call('HLEN', sh.base .. 's') - deep - waits)
-  counts[#counts + 1] = { tonumber(sh.index), running, waits, redis.call('HLEN', sh.base .. 'd'), version }
+  counts[#counts + 1] = { tonumber(sh.index), running, waits, redis.call('HLEN', sh.base .. 'd'), version, #names / 2 }
 end
 return { counts, table.concat(lines, '\n') }

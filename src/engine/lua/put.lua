@@ -1,10 +1,12 @@
 #!lua
 -- Takes tasks in: each is answered, joined, queued or refused, in one atomic act. Its body was written right
--- before, and is deleted here unless it is queued. No allow-oom: a full Redis refuses before anything is
+-- before, for a while; here it is kept if the task is queued, and deleted otherwise. That a task joined another is
+-- remembered for a while: the call is sent again when its reply was lost, and must not count twice.
+-- No allow-oom: a full Redis refuses before anything is
 -- written, and goes on finishing what it has. What all tasks of a shard need is read at once.
 -- ARGV 3 gateway, 4 maxQueued, 5 maxBytes, 6 results ttl, 7 key ttl, 8 how many kinds, 9 look at it within, 10 the
 --   numbers of all tasks, each a `struct`: shard's place, kind, deadline, bytes, marks (1: with a cache key of its own,
---   2: with an Idempotency-Key), then the shards, then
+--   2: with an Idempotency-Key), 11 for how long a join is remembered, then the shards, then
 --   per kind of task: tenant, family, tier, queueMs, index ttl, parameters, kind of stream ('': never queued, only
 --     answered or joined)
 --   per task: id, join key, and only where marked: cache key (otherwise it is the join key); digest of its
@@ -14,9 +16,9 @@
 local gateway, max_queued, max_bytes = ARGV[3], tonumber(ARGV[4]), tonumber(ARGV[5])
 local ttl, key_ttl = tonumber(ARGV[6]), ARGV[7]
 soon = after(tonumber(ARGV[9]))
-local at = read_shards(11)
+local at = read_shards(12)
 local parameters, kinds = {}, {}
-local ended_before, bodies_missing
+local ended_before
 for n = 1, tonumber(ARGV[8]) do
   kinds[n] = { tenant = ARGV[at], family = ARGV[at + 1], tier = tonumber(ARGV[at + 2]), queue_ms = tonumber(ARGV[at + 3]),
     index_ttl = ARGV[at + 4], parameters = ARGV[at + 5], stream = ARGV[at + 6] }
@@ -64,10 +66,12 @@ local function bound_reached(sh, bytes)
 end
 
 local function answer_cached(sh, id, found, tenant, key, fingerprint)
+  local meta = meta_of(sh, id)
+  if meta == '' then return 'm' end
   bind(sh, { [KEYS_OF] = '' }, id, key, fingerprint)
   local kept = pieces(found.frame, 8)
   local frame = piece('') .. piece(kept[2]) .. piece('0') .. piece(text(now)) .. piece(text(now)) .. piece('1')
-    .. piece(kept[7]) .. piece((body_of(sh, id)))
+    .. piece(kept[7]) .. piece(meta)
   redis.call('SET', sh.base .. 'r:' .. id, result(tenant, '0', after(ttl), 0, frame), 'PX', ttl)
   if key ~= '' then redis.call('SET', sh.base .. 'rk:' .. id, key, 'PX', ttl) end
   return { 'd', id, frame, '1' }
@@ -113,7 +117,7 @@ local function share(sh, id, tenant, tier, deadline, queue_ms, join_key, cache, 
   if join_key ~= cache then leader = join_key ~= '' and indexed(sh, join_key) end
   local st = leader and join_key ~= '' and state_of(sh, leader)
   if st and st[TENANT] == tenant then
-    st[JOINS] = st[JOINS] + 1
+    if redis.call('SET', sh.base .. 'j:' .. id, '', 'NX', 'PX', ARGV[11]) then st[JOINS] = st[JOINS] + 1 end
     accommodate(sh, leader, st, tier, deadline, queue_ms)
     bind(sh, st, leader, key, fingerprint)
     return join(sh, leader, st)
@@ -127,8 +131,6 @@ end
 
 local function put(sh, kind, id, deadline, bytes, join_key, cache, key, fingerprint)
   local tenant, tier, queue_ms = kind.tenant, kind.tier, kind.queue_ms
-  -- A server at its limit may refuse the body and take this call: without its body there is no task.
-  if (bodies_missing or kind.stream == '') and redis.call('EXISTS', sh.base .. 'b:' .. id) == 0 then return 'm' end
   local known = state_of(sh, id)
   if known then return join(sh, id, known) end
   local found = ended_before and find_result(sh, id)
@@ -140,6 +142,8 @@ local function put(sh, kind, id, deadline, bytes, join_key, cache, key, fingerpr
     bodies[#bodies + 1] = sh.base .. 'b:' .. id
     return reply
   end
+  -- A server at its limit may refuse the body and take this call: without its body there is no task.
+  if redis.call('PERSIST', sh.base .. 'b:' .. id) == 0 then return 'm' end
   local st = { 'q', '', '', kind.family, tier, 0, '', 0, 0, 0, 0, deadline, math.min(deadline, after(queue_ms)), now, bytes,
     tenant, 0, gateway, '' }
   enter(sh, id, st, kind.stream, kind.parameters)
@@ -154,7 +158,6 @@ local function put(sh, kind, id, deadline, bytes, join_key, cache, key, fingerpr
 end
 
 local tasks, results, contents = {}, {}, {}
-local first_body
 local numbers, from = ARGV[10], 1
 while at <= #ARGV do
   local place, kind, deadline, bytes, marks
@@ -171,7 +174,6 @@ while at <= #ARGV do
     at = at + 2
   end
   tasks[#tasks + 1] = { sh, kinds[kind], id, deadline, bytes, join_key, cache, key, fingerprint }
-  if not first_body and kinds[kind].stream ~= '' then first_body = sh.base .. 'b:' .. id end
   sh.ids = sh.ids or {}
   sh.ids[#sh.ids + 1] = id
   results[#results + 1] = sh.base .. 'r:' .. id
@@ -183,8 +185,6 @@ for _, sh in ipairs(order) do
 end
 read_counters(order)
 ended_before = redis.call('EXISTS', unpack(results)) > 0
--- They were written by one command: all or none.
-bodies_missing = first_body and redis.call('EXISTS', first_body) == 0
 if #contents > 0 then
   local names = {}
   for n, one in ipairs(contents) do names[n] = one[1].base .. 'x:' .. one[2] end

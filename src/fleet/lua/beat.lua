@@ -8,13 +8,14 @@
 --       4 leases  hash        worker -> "<number of the beat that took it> <member id>"
 --       5 texts   hash        SHA-1 -> list (most members have the same)
 --       6 grace   string      until when nothing changes hands
+--       7 alive   hash        member id -> its own aliveMs; left out by older versions: as the caller's
 -- ARGV  1 member id   2 aliveMs   3 number of this beat   4 doc
 --       5 the workers it lists: [[model, [worker, ...]], ...]
 --       6 the workers it holds by its own clock, the one it can best do without first: [worker, ...]
 --       7 those of them it was told to give back and runs nothing on: [worker, ...]
 --       8 the time, for tests; left out: this server's
 -- Reply {held, giveBack, {{model, unheld worker}, ...}, {{member id, age in ms, doc}, ...}}
-local BEATS, DOCS, LISTS, LEASES, TEXTS, GRACE = unpack(KEYS)
+local BEATS, DOCS, LISTS, LEASES, TEXTS, GRACE, ALIVE = unpack(KEYS)
 local me, alive, number = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3])
 local claims, releasing = cjson.decode(ARGV[6]), {}
 for _, worker in ipairs(cjson.decode(ARGV[7])) do releasing[worker] = true end
@@ -31,32 +32,43 @@ if last and number <= tonumber(string.match(last, '^%d+')) then
   return redis.error_reply('OVERTAKEN a later beat of this member was heard before')
 end
 
+-- Each member is judged by its own aliveMs: one that beats more slowly than the caller is not dead for that.
+redis.call('HSET', ALIVE, me, ARGV[2])
+local alive_of, longest = {}, alive
+local said = redis.call('HGETALL', ALIVE)
+for i = 1, #said, 2 do
+  alive_of[said[i]] = tonumber(said[i + 1])
+  longest = math.max(longest, alive_of[said[i]])
+end
+
 -- Who lives. A beat from so far in the future was written before the clock was set back: who wrote it is not dead,
 -- though it is not known here until it beats again.
-local age, youngest, setBack = {}, alive, false
+local age, heard, setBack = {}, false, false
 local beats = redis.call('ZRANGE', BEATS, 0, -1, 'WITHSCORES')
 for i = 1, #beats, 2 do
   local id, ms = beats[i], now - tonumber(beats[i + 1])
-  if ms >= alive or ms <= -alive then
+  local its = alive_of[id] or alive
+  if ms >= its or ms <= -its then
     redis.call('ZREM', BEATS, id)
     redis.call('HDEL', DOCS, id)
     redis.call('HDEL', LISTS, id)
+    if id ~= me then redis.call('HDEL', ALIVE, id) end
     setBack = setBack or ms < 0
   else
     age[id] = math.max(0, ms)
-    youngest = math.min(youngest, ms)
+    heard = heard or ms < its / 2
   end
 end
 
 -- Grace: the registry, not the members, was away. Half of aliveMs, because the beats that come in together
 -- after a pause of about aliveMs would else find some members dead and others not.
-local silent = (youngest >= alive / 2 or setBack) and redis.call('EXISTS', LEASES) == 1
+local silent = (not heard or setBack) and redis.call('EXISTS', LEASES) == 1
 local forgotten = #claims > 0 and not age[me]
 local graceMs = tonumber(redis.call('GET', GRACE) or 0) - now
-local grace = graceMs > 0 and graceMs <= alive
+local grace = graceMs > 0 and graceMs <= longest
 if not grace and (silent or forgotten) then
   grace = true
-  redis.call('SET', GRACE, now + alive, 'PX', alive * 10)
+  redis.call('SET', GRACE, now + longest, 'PX', longest * 10)
 end
 
 age[me] = 0
@@ -240,7 +252,7 @@ for worker, id in pairs(holder) do
 end
 
 -- Nothing is left behind by a fleet that is no more.
-for i = 1, 5 do redis.call('PEXPIRE', KEYS[i], alive * 10) end
+for i = 1, 7 do if i ~= 6 then redis.call('PEXPIRE', KEYS[i], longest * 10) end end
 local members = {}
 for i, doc in ipairs(redis.call('HMGET', DOCS, unpack(ids))) do
   members[i] = { ids[i], age[ids[i]], doc }
