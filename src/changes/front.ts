@@ -13,7 +13,7 @@ import type { Vault } from "../backend/vault.ts";
 import type { Clock } from "../clock.ts";
 import type { Config, ModelConfig, Role } from "../config/config.ts";
 import { isLoopback } from "../config/check.ts";
-import { FairShare } from "../core/fair-share.ts";
+import { Shares } from "../core/share.ts";
 import { type OpenCredentials, openCredentials } from "../wiring/credentials.ts";
 import type { Prepared } from "./crews.ts";
 import type { Dispatcher } from "../dispatch/dispatcher.ts";
@@ -93,7 +93,7 @@ export class Front {
   readonly #parts: FrontParts;
   readonly #router: Router;
   readonly #admission: Admission;
-  readonly #underway = new FairShare();
+  readonly #underway = new Shares();
   readonly #bytes: ClientBytes;
   #now: Generation | undefined;
   /** Ends what is left of the generation before. */
@@ -212,7 +212,7 @@ export class Front {
     const intake = new Intake(doors, admission, router, engine, clock);
     const parts = { credentials, intake, admission, router, engine, clock };
     const native = new NativeProtocol({ ...config.api, durable }, parts);
-    const crossing = new Crossing({ ...parts, maxQueuedBytes: config.limits.maxQueuedBytes });
+    const crossing = new Crossing(parts);
     let passing: OpenDropIns;
     try {
       passing = await this.#openDropIns(config, crossing, doors);

@@ -1,5 +1,6 @@
 /**
- * How tenants share a bounded resource: bytes of results that wait to be fetched, groups of queued tasks.
+ * How tenants share a bounded resource: bytes of bodies, of answers and of results that wait to be fetched, places for
+ * requests that are passed through, groups of queued tasks.
  *
  * A tenant may take more while it holds less than is left free (dynamic thresholds, Choudhury and Hahne 1998):
  *
@@ -15,4 +16,38 @@ const FLOOR = 8;
 /** Whether a tenant that holds `mine` of `bound` may take more; `all` is what the `holders` hold together. */
 export function hasShare(mine: number, all: number, bound: number, holders: number): boolean {
   return mine < Math.max(bound - all, bound / (FLOOR * (holders + 1)));
+}
+
+/**
+ * Who holds how much, where nothing is ever held beyond the bound: the rule without its second term. One number per
+ * holder and one for all; nothing is kept of a holder that holds nothing.
+ */
+export class Shares {
+  readonly #held = new Map<string, number>();
+  #total = 0;
+
+  get total(): number {
+    return this.#total;
+  }
+
+  heldBy(holder: string): number {
+    return this.#held.get(holder) ?? 0;
+  }
+
+  /** Whether it may take so much more of `bound`, which may change while some of it is held. */
+  fits(holder: string, amount: number, bound: number): boolean {
+    return this.heldBy(holder) + amount <= bound - this.#total;
+  }
+
+  add(holder: string, amount: number): void {
+    this.#total += amount;
+    this.#held.set(holder, this.heldBy(holder) + amount);
+  }
+
+  remove(holder: string, amount: number): void {
+    this.#total -= amount;
+    const left = this.heldBy(holder) - amount;
+    if (left > 0) this.#held.set(holder, left);
+    else this.#held.delete(holder);
+  }
 }

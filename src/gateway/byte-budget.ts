@@ -1,18 +1,17 @@
 /**
  * Bytes that this process holds for its clients: bounded, and shared among the clients.
  *
- * A client may hold at most as many bytes as are left free: `held + bytes <= max - total - bytes`. One client alone gets
- * half of `max`, two get a third each, n get 1/(n + 1), and a newcomer always finds room. Nothing is scanned to
- * decide that: one number per client and one for all.
+ * A client may hold at most as many bytes as are left free (`core/share.ts`).
  *
  * Two of them, for all listeners together. Request bodies: counted as they arrive, until the last byte is there.
  * Answers: counted from when they are written until the client's connection has taken them.
  */
+import { Shares } from "../core/share.ts";
+
 export class ByteBudget {
   /** May change while bytes are held. */
   max: number;
-  #total = 0;
-  readonly #held = new Map<string, number>();
+  readonly #shares = new Shares();
   /** By client: those that wait for room. */
   readonly #waiting = new Map<string, Set<() => void>>();
 
@@ -21,30 +20,26 @@ export class ByteBudget {
   }
 
   get total(): number {
-    return this.#total;
+    return this.#shares.total;
   }
 
-  /** Whether the client may hold so many more. */
+  /** Whether the client may hold so many more; twice, because with them, too, it holds no more than is left free. */
   fits(client: string, bytes: number): boolean {
-    return (this.#held.get(client) ?? 0) + bytes <= this.max - this.#total - bytes;
+    return this.#shares.fits(client, 2 * bytes, this.max);
   }
 
   add(client: string, bytes: number): void {
-    this.#total += bytes;
-    this.#held.set(client, (this.#held.get(client) ?? 0) + bytes);
+    this.#shares.add(client, bytes);
   }
 
   remove(client: string, bytes: number): void {
-    this.#total -= bytes;
-    const left = this.#held.get(client)! - bytes;
-    if (left > 0) this.#held.set(client, left);
-    else this.#held.delete(client);
+    this.#shares.remove(client, bytes);
     if (this.#waiting.size > 0) this.#wake();
   }
 
   /** Whether the client holds no more than is left free. */
   hasRoom(client: string): boolean {
-    return this.#total === 0 || this.fits(client, 0);
+    return this.total === 0 || this.fits(client, 0);
   }
 
   /** Calls `resume` once, when the client has room. */

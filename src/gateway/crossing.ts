@@ -29,8 +29,6 @@ export interface CrossingParts {
   readonly router: Router;
   readonly engine: Engine;
   readonly clock: Clock;
-  /** `limits.maxQueuedBytes`. */
-  readonly maxQueuedBytes: number;
 }
 
 /** The request that waits: an HTTP exchange, or a call of another kind. */
@@ -71,17 +69,15 @@ export class Crossing {
   readonly #router: Router;
   readonly #engine: Engine;
   readonly #clock: Clock;
-  readonly #maxQueuedBytes: number;
 
   constructor(parts: CrossingParts) {
-    const { credentials, intake, admission, router, engine, clock, maxQueuedBytes } = parts;
+    const { credentials, intake, admission, router, engine, clock } = parts;
     this.#credentials = credentials;
     this.#intake = intake;
     this.#admission = admission;
     this.#router = router;
     this.#engine = engine;
     this.#clock = clock;
-    this.#maxQueuedBytes = maxQueuedBytes;
   }
 
   /** Who it is; before the body is read. Throws a Refusal. */
@@ -141,12 +137,11 @@ export class Crossing {
   }
 
   /** All enter the queue together: what an empty queue has no room for is refused for good, not for now. */
-  #checkSize({ inputs }: Freight): void {
-    let bytes = 0;
-    for (const { length } of inputs) bytes += length;
-    if (bytes <= this.#maxQueuedBytes) return;
-    const words = `the inputs have ${bytes} bytes; at most ${this.#maxQueuedBytes} (limits.maxQueuedBytes) can be queued`;
-    throw new Refusal("PAYLOAD_TOO_LARGE", `${words}: send fewer in one request`);
+  #checkSize({ inputs, parameters }: Freight): void {
+    let inputBytes = 0;
+    for (const { length } of inputs) inputBytes += length;
+    const flaw = this.#engine.neverFits(inputs.length, inputBytes, parameters.length);
+    if (flaw !== undefined) throw new Refusal("PAYLOAD_TOO_LARGE", flaw);
   }
 
   /** All in one moment, so that they can leave in one batch. */
@@ -168,10 +163,6 @@ export class Crossing {
       return this.#intake.submit(draft, caller, visitor.trace, false);
     };
     if (inputs.length === 1) return [await submit(inputs[0]!, 0)];
-    let inputBytes = 0;
-    for (const input of inputs) inputBytes += input.length;
-    const flaw = this.#engine.neverFits(inputs.length, inputBytes, parameters.length);
-    if (flaw !== undefined) throw new Refusal("PAYLOAD_TOO_LARGE", flaw);
     const puts = this.#engine.together(() => Promise.allSettled(inputs.map(submit)));
     const tickets: Ticket[] = [];
     let refusal: unknown;

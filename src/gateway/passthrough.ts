@@ -9,14 +9,14 @@
  *   arrival ── totalMs ──► first byte of the answer, else 504
  *   byte    ── idleMs ───► next byte taken by the client, else it is cut off
  *
- * At most `maxOpen` at once in this process, which tenants share (`core/fair-share.ts`); more are refused. What is passed
+ * At most `maxOpen` at once in this process, which tenants share (`core/share.ts`); more are refused. What is passed
  * on counts as requests, not as tasks.
  */
 import type { Readable } from "node:stream";
 import type { Admission } from "../admission/admit.ts";
 import type { Alarm, Clock } from "../clock.ts";
 import { Refusal } from "../core/errors.ts";
-import { FairShare } from "../core/fair-share.ts";
+import { Shares } from "../core/share.ts";
 import { traceparent } from "../core/trace.ts";
 import type { ShedReason } from "../telemetry/events.ts";
 import type { Passage, Proxy } from "./dropin.ts";
@@ -65,7 +65,7 @@ export class Passthrough implements Proxy {
   readonly #limits: PassLimits;
   readonly #admission: Admission;
   readonly #clock: Clock;
-  readonly #underway: FairShare;
+  readonly #underway: Shares;
 
   /** `underway`: what is passed through now, also by the rules of an earlier config. */
   constructor(
@@ -73,7 +73,7 @@ export class Passthrough implements Proxy {
     limits: PassLimits,
     admission: Admission,
     clock: Clock,
-    underway = new FairShare(),
+    underway = new Shares(),
   ) {
     this.#underway = underway;
     this.#models = models;
@@ -113,11 +113,13 @@ export class Passthrough implements Proxy {
   #take(passage: Passage): () => void {
     const { maxOpen, perTenant } = this.#limits;
     const share = this.#underway;
-    const tenant = perTenant ? (passage.caller?.tenant ?? "") : undefined;
-    const took = share.take(tenant, maxOpen);
-    if (took === "taken") return () => share.giveBack(tenant);
-    if (took === "full")
+    const tenant = perTenant ? (passage.caller?.tenant ?? "") : "";
+    if (share.total >= maxOpen)
       throw this.#refusal(passage, "full", `${maxOpen} requests are being passed through already`);
+    if (!perTenant || share.fits(tenant, 1, maxOpen)) {
+      share.add(tenant, 1);
+      return () => share.remove(tenant, 1);
+    }
     const held = share.heldBy(tenant);
     const message = `${held} of your requests are being passed through; the other places are for other users`;
     throw this.#refusal(passage, "rate", message);

@@ -4,7 +4,7 @@ import { type KnownWorker, Passage } from "../backend/passthrough.ts";
 import { workerSide } from "./backends.ts";
 import type { Clock } from "../clock.ts";
 import type { Config, HttpBackendConfig, ModelConfig } from "../config/config.ts";
-import type { FairShare } from "../core/fair-share.ts";
+import type { Shares } from "../core/share.ts";
 import type { Dispatcher } from "../dispatch/dispatcher.ts";
 import type { Crossing } from "../gateway/crossing.ts";
 import { DropIns, type DropInModel } from "../gateway/dropin.ts";
@@ -29,7 +29,7 @@ export interface DropInNeeds {
   readonly screening: (model: number) => Screening | undefined;
   readonly ready: () => boolean;
   /** What is passed through now, by whatever rules it came. */
-  readonly underway: FairShare;
+  readonly underway: Shares;
 }
 
 export interface OpenDropIns {

@@ -61,7 +61,7 @@ class Stage {
   readonly crossing: Crossing;
 
   constructor(
-    limits: { maxQueued?: number; perUserPerMinute?: number; maxTogether?: number } = {},
+    limits: { maxQueued?: number; perUserPerMinute?: number } = {},
     horizon = HORIZON,
     shares = false,
   ) {
@@ -101,15 +101,7 @@ class Stage {
     };
     const intake = new Intake([door], admission, router, engine, clock);
     const credentials = new Credentials({ tiers: TIERS, anonymousTier: "first" }, {});
-    this.crossing = new Crossing({
-      credentials,
-      intake,
-      admission,
-      router,
-      engine,
-      clock,
-      maxQueuedBytes: limits.maxTogether ?? options.maxQueuedBytes,
-    });
+    this.crossing = new Crossing({ credentials, intake, admission, router, engine, clock });
   }
 
   cross(guest: Guest, ...inputs: string[]) {
@@ -337,7 +329,7 @@ describe("a crossing", () => {
       [refusal.code, refusal.status, refusal.retryAfterMs],
       ["PAYLOAD_TOO_LARGE", 413, undefined],
     );
-    assert.match(refusal.message, /1000004 bytes; at most 1000000 \(limits.maxQueuedBytes\)/);
+    assert.match(refusal.message, /take 1000004 bytes, .* \(limits.maxQueuedBytes 1000000\)/);
     assert.equal(stage.engine.stats().queued, 0);
     const first = stage.cross(new Guest(), half);
     // Here it is the queue that is full, for now.
@@ -350,7 +342,8 @@ describe("a crossing", () => {
 
   test("one input that its engine never has room for is refused for good, too", async () => {
     // As in Redis, where a shard holds a part of what the queue may hold.
-    const stage = new Stage({ maxTogether: Infinity });
+    const stage = new Stage();
+    stage.engine.neverFits = () => undefined;
     const refusal = await refusalOf(stage.cross(new Guest(), "x".repeat(1_000_000)));
     assert.deepEqual([refusal.code, refusal.retryAfterMs], ["PAYLOAD_TOO_LARGE", undefined]);
     assert.equal(stage.router.waiting, 0);

@@ -187,8 +187,7 @@ class DropInWorld {
       gate,
     };
     const intake = new Intake([{ ...door, looksForFree: true }], admission, router, engine, clock);
-    const parties = { credentials: byHeader, intake, admission, router, engine, clock };
-    const crossing = new Crossing({ ...parties, maxQueuedBytes: Infinity });
+    const crossing = new Crossing({ credentials: byHeader, intake, admission, router, engine, clock });
     const proxy = { forward: () => assert.fail("nothing is passed through here") };
     const model = {
       name: MODEL,
