@@ -54,7 +54,7 @@ function holdsName(said: string, text: Json, model: string): boolean {
   return false;
 }
 
-/** As a word of its own: not as a part of a longer one. */
+/** As a whole word. */
 function standsIn(said: string, name: string): boolean {
   for (let at = said.indexOf(name); at >= 0; at = said.indexOf(name, at + 1)) {
     if (!isWordChar(said[at - 1]) && !isWordChar(said[at + name.length])) return true;

@@ -5,7 +5,7 @@
  *
  * `match` is the one place where outputs become an answer. A worker's API knows no ids, so the n-th
  * output belongs to the n-th task, and that holds only while the counts agree: one output too few and
- * somebody would get another caller's answer. A wrong count therefore discards the whole reply. So does an output that no
+ * a caller would get another caller's answer. A wrong count therefore discards the whole reply. So does an output that no
  * caller may get (`outputFlaw`), from whichever backend: the batch is then cut until that input is alone. An output that says it
  * is bytes (`core/tensor.ts`) and is not is held against its input, not the worker: a model that echoes what it is sent
  * must not be down because somebody sent it such a thing.

@@ -45,7 +45,7 @@ export interface Parcel {
   readonly path: string;
   /** Name, value, name, value… */
   readonly headers: readonly string[];
-  /** The client's own `Authorization`; null: it has none, and gets none; left out: that of the config. */
+  /** The client's own `Authorization`; null: send none; undefined: send the configured one. */
   readonly authorization?: string | null | undefined;
   /** Asked once for each worker that is tried; the one before was not touched. */
   body(): Readable | Buffer | null;

@@ -316,7 +316,7 @@ export class Front {
   }
 }
 
-/** Where nobody has to say who they are and only this machine can connect: else a page could (`page-guard.ts`). */
+/** For loopback listeners without authentication, which any web page could call otherwise. */
 function guardOf({ auth }: Config, listen: Config["grpc"]["listen"]): PageGuard | undefined {
   if (auth.mode === "required" || listen === undefined || !isLoopback(listen.host)) return undefined;
   const advice =

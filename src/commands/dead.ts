@@ -31,7 +31,7 @@ export const dead: Command = {
     "older-than": {
       type: "string",
       value: "AGE",
-      doc: "list, replay, purge: only those that died longer ago (90s, 15m, 12h, 7d)",
+      doc: "list, replay, purge: only letters older than this (90s, 15m, 12h, 7d)",
     },
     code: { type: "string", value: "CODE", doc: "list, replay, purge: only those with this error code" },
   },
@@ -199,7 +199,7 @@ async function replayAll(
     }
     waitedMs = 0;
     at += 1;
-    // Somebody may have replayed or purged it since it was listed.
+    // It may have been replayed or purged since it was listed.
     if (reply.kind === "gone") continue;
     replayed += 1;
     sayReplayed(ids[at - 1]!, call, console);
@@ -208,7 +208,7 @@ async function replayAll(
   return 0;
 }
 
-/** Asks a person, or insists on --yes where there is nobody to ask. */
+/** Asks for confirmation; without a terminal --yes is required. */
 async function confirm(
   call: Call,
   console: Console,

@@ -56,7 +56,7 @@ export interface Served {
   readonly durability?: Durability | undefined;
   /** Left out where no worker of this process is simulated. */
   readonly demo?: { kill(forMs: number): Killed | undefined } | undefined;
-  /** Resolves when it cannot go on and must be started again; left out: it always can. */
+  /** Resolves when it cannot go on and must be restarted; undefined: never. */
   readonly lost?: Promise<void> | undefined;
   /** Lets in those who have connected already, before `drain` closes the door. */
   takeWaiting?(): Promise<void>;

@@ -116,7 +116,7 @@ const model = group("One model: its backend, its batches, its limits.", {
     false,
   ),
   deny: list(
-    "Requests that hold a string which fits one of these are refused, batched or not (docs/security.md); left out: none.",
+    "Requests that hold a string which fits one of these are refused, batched or not (docs/security.md); default: none.",
     pattern("One pattern.", "'(?i)ignore (all )?previous instructions'"),
     { min: 0, max: 100 },
   ),

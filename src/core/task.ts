@@ -29,7 +29,7 @@ export interface Task {
   readonly input: Json;
   /** Canonical JSON text, "" when there are none. Tasks share a batch only when this is equal. */
   readonly parameters: Json;
-  /** Model, parameters (their SHA-256 where they are long), SHA-256 of the canonical input, and whose it is if only that one may share it; "": nobody. */
+  /** Model, parameters (their SHA-256 where they are long), SHA-256 of the canonical input, and the tenant if only that one may share it; "": not shared. */
   readonly content: string;
   readonly createdAt: number;
   /** The instant after which nobody waits any more. Fixed once, in `gateway/intake.ts`. */

@@ -14,7 +14,7 @@ export interface ModelRules {
   readonly maxBatchTokens?: number | undefined;
   readonly maxBatchBytes?: number | undefined;
   readonly workerMs: number;
-  /** The workers are part of this process and can take it down; left out: they are not. */
+  /** The workers are part of this process and can take it down. Default: false. */
   readonly inProcess?: boolean;
   /** Whether a worker gets its next batch while it runs one; left out: `auto`. */
   readonly pipeline?: PipelineMode;

@@ -90,7 +90,7 @@ export class Verdicts {
     }
   }
 
-  /** Where only what its client named is not ready, the worker is not: that client waits, and nobody else does. */
+  /** Where only what the client named is not ready, only that client waits; the worker serves the others. */
   async #busy(riders: Rider[], reply: Reply & { kind: "busy" }, now: number): Promise<void> {
     const { blame, workers } = this.#parts;
     const until = now + reply.retryAfterMs;

@@ -21,13 +21,13 @@
  *     - Groups of one model (`MAX_GROUPS`). A `put` whose parameters no waiting task of the model has opens one, and is
  *       `full` with `own` when its tenant has opened as many as it may. Joins, answers from the cache, retries and
  *       replays are never refused for that. An engine that many processes share may count per shard or by estimates.
- *     - Bytes of outcomes that nobody has fetched (`results.maxBytes`), where the engine keeps them itself.
+ *     - Bytes of unfetched outcomes (`results.maxBytes`), where the engine keeps them itself.
  *    Of kept outcomes the tenant that holds the most loses its oldest first, never one that holds less than
  *    `maxBytes` divided by the tenants that hold any.
  *  - `maxQueuedBytes` counts inputs and parameters: parameters once where tasks share their text, and with each task
  *    where each is stored with its own copy (on disk, in Redis).
  *  - An outcome whose only caller hung up (`cancel` with `abandoned`), and for which no Idempotency-Key can bring anybody
- *    back, is promised to nobody: it stays like one that was delivered.
+ *    back, is not promised: it is kept like a delivered one.
  *  - A lease that runs out is held against its tasks as `core/retry.ts` says: alone, then dead letter.
  *
  * A shared engine may be out of reach: `put`, `cancel` and `outcome` then reject with a `Refusal` that tells
@@ -257,7 +257,7 @@ export interface Engine {
   cancel(id: string, tenant: string, abandoned?: boolean): Promise<CancelReply>;
 
   /**
-   * The record, if it exists and belongs to `tenant`; `tenant` left out: an operator asks. The input and the
+   * The record, if it exists and belongs to `tenant`; without `tenant`: for an operator. The input and the
    * parameters of a finished task are no longer there (""): only dead letters keep theirs.
    */
   outcome(id: string, tenant?: string): Promise<RecordView | undefined>;

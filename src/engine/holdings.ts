@@ -1,5 +1,5 @@
 /**
- * What each tenant holds of the kept results: how many bytes, and how many of them nobody has fetched.
+ * What each tenant holds of the kept results: how many bytes, and how many of them are unfetched.
  *
  * The bytes of all tenants together are bounded. When there are too many, the tenant that holds the most loses its
  * oldest result that was fetched; a tenant that holds no more than its share (the bound divided by the tenants that
@@ -52,7 +52,7 @@ export class Holdings {
   readonly #byTenant: Table<Holding>;
   readonly #bySize = new Heap<Rank>();
   readonly #byAge = new Heap<Rank>();
-  /** Tenants with results that nobody has fetched. */
+  /** Number of tenants with unfetched results. */
   #awaiting = 0;
   bytes = 0;
   awaitedBytes = 0;
@@ -79,7 +79,7 @@ export class Holdings {
     return holding;
   }
 
-  /** It holds so many bytes more (or fewer), and so many more that nobody has fetched. */
+  /** Adds to its bytes, and to its unfetched bytes; negative to subtract. */
   charge(holding: Holding, bytes: number, awaitedBytes: number): void {
     this.bytes += bytes;
     holding.bytes += bytes;
@@ -96,7 +96,7 @@ export class Holdings {
     this.#byTenant.delete(holding.tenant);
   }
 
-  /** Whose oldest result is to be dropped; undefined: all fit, or nobody beyond its share has one that may be. */
+  /** Whose oldest result is to be dropped; undefined: all fit, or no tenant beyond its share has one that may be dropped. */
   toTrim(maxBytes: number): Holding | undefined {
     if (this.bytes <= maxBytes) return undefined;
     const most = this.#bySize.first?.of;

@@ -197,7 +197,7 @@ class Writer {
   }
 }
 
-/** Whether so many bytes can be written and fsynced, in a file of its own. */
+/** Writes and fsyncs a separate file of so many bytes; throws where that fails. */
 function probe(dataDir: string, bytes: number): void {
   const path = `${journalFile(dataDir)}-probe`;
   try {

@@ -267,7 +267,7 @@ class ThreadJournal implements Journal {
   async #end(): Promise<void> {
     await this.flushed().catch(() => {}); // `trouble` tells
     this.#retry?.cancel();
-    this.#noteRunning([]); // what a stop interrupts killed nobody
+    this.#noteRunning([]); // a regular stop is no crash
     this.#thread.postMessage("close");
     await this.#exited;
   }

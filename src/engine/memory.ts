@@ -49,7 +49,7 @@ export class MemoryEngine implements Engine {
   readonly #listeners = new Set<EngineListener>();
   readonly together: Engine["together"] = (puts) => this.#places.together(puts);
   readonly deadLetters: DeadLetters;
-  /** Those that run inside this process, as far as it matters: with a journal that can remember them. */
+  /** Tasks that run inside this process; kept only with a journal. */
   readonly #inside = new Set<TaskRecord>();
   /** With which the process died before, those with more deaths later; `#suspect` is the one that may run. */
   readonly #suspects: TaskRecord[] = [];
@@ -303,7 +303,7 @@ export class MemoryEngine implements Engine {
     const joined = record.joins > 0;
     if (joined && abandoned) record.joins--;
     if (joined || record.state === "running" || (abandoned && record.keys.length > 0)) {
-      // Nobody can come back for it: what becomes of it is promised to nobody.
+      // No caller can come back for it, so its outcome is not promised.
       if (abandoned && !joined && record.keys.length === 0) record.delivered = true;
       return "kept";
     }

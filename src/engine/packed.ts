@@ -6,7 +6,7 @@
  * bytes in slabs, in the order in which they ended, found through two indexes of numbers: by id, and by content
  * for the cache. A record costs the collector nothing from the moment at which it is packed.
  *
- * Each tenant has slabs of its own, which are emptied from its oldest record on. One leaves when both its uses are over:
+ * Each tenant has its own slabs, which are emptied from its oldest record on. One leaves when both its uses are over:
  * polling (`ttlMs`) and the cache (its model's time); or early, when its tenant holds too many bytes (`holdings.ts`). But
  * one that was promised and not fetched yet is handed back (`rescue`) instead, because nothing promised is thrown away
  * before its time.
@@ -64,7 +64,7 @@ export class Packed {
   readonly #byKey = new PackedIndex((place, key) => hasKey(this.#slab(place), startOf(place), key));
   /** An emptied slab, for the next time that one is needed. */
   #spare: ArrayBuffer | undefined;
-  /** The last batch that was noted, as text: tenants that shared it note it each in a slab of its own. */
+  /** The last batch that was noted, as text: each tenant that shared it stores it in its own slab. */
   #batch: BatchNote | undefined;
   #batchText = "";
 
@@ -146,7 +146,7 @@ export class Packed {
     return true;
   }
 
-  /** A caller left without it; the last one that waited leaves it to nobody. False: it is not here. */
+  /** A caller left without it; after the last one it counts as delivered. False: it is not here. */
   abandon(id: string): boolean {
     const place = this.#byId.find(this.ids.of(id), id);
     if (place < 0) return false;
@@ -178,7 +178,7 @@ export class Packed {
     }
   }
 
-  /** Lets the tenant's oldest go, or hands it back if nobody has fetched it. False: it has none here. */
+  /** Lets the tenant's oldest go, or returns it if it is unfetched. False: it has none here. */
   dropOldest(holding: Holding): boolean {
     const slab = holding.oldest;
     if (slab === undefined) return false;
@@ -188,7 +188,7 @@ export class Packed {
     return true;
   }
 
-  /** When the tenant's oldest result was settled that nobody has fetched; Infinity: there is none. */
+  /** When the tenant's oldest unfetched result was settled; Infinity: there is none. */
   oldestAwaitedAt(holding: Holding): number {
     let { slab, start } = holding.awaitedFrom ?? { slab: holding.oldest, start: holding.start };
     while (slab !== undefined) {

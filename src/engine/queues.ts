@@ -4,7 +4,7 @@
  *
  * A group exists while a task of it waits, in its queue or for a retry. Where there are several, they are kept in
  * the order in which they are to be served: those with tasks of the best tier first, and there tenants in turn,
- * whoever was served longest ago first, each with the group of its longest-waiting task. A group that holds tasks
+ * the least recently served first, each with the group of its longest-waiting task. A group that holds tasks
  * of several tenants is served on the turn of whichever of them is first. So a tenant that makes a thousand groups
  * waits for each of them, and nobody else does. An arrival or a departure costs O(log n) in the number of groups.
  */
@@ -253,7 +253,7 @@ export class ModelQueues {
     const own = order.of(task.tenant);
     own.queued++;
     const { owner } = group;
-    // On the turn of whoever was served longest ago.
+    // On the turn of the least recently served tenant.
     const sooner =
       owner === undefined || tier < owner.tier || (tier === owner.tier && own.servedAt < owner.servedAt);
     if (sooner) this.#giveTo(group, own);
@@ -282,7 +282,7 @@ export class ModelQueues {
     const order = this.#orders![tier]!;
     if (owner?.tier !== tier) this.#giveTo(group, order.next(queue));
     else if (queue.queuedOf(owner.tenant) > 0) this.#giveTo(group, owner);
-    // Whoever is next in it, until it is served: to look at all of them each time one expires would be dear.
+    // The next tenant in it, until it is served: a scan each time a task expires would cost too much.
     else this.#giveTo(group, order.of(queue.next!.task.tenant));
   }
 
@@ -307,7 +307,7 @@ export class ModelQueues {
    * How many of this tier are served before a new task of this tenant: until each tenant has had as many
    * turns as it needs, as far as there are tasks. Exact when all others have that many queued, else too high,
    * never more than wait. Which group it will stand in is not asked: the groups are served side by side, each
-   * in turns of its own. With very many groups the turns are those of tenants between groups.
+   * in separate turns. With very many groups the turns are those of tenants between groups.
    */
   turn(tier: number, tenant: string): number {
     let before = 0;
@@ -399,7 +399,7 @@ interface Order {
   readonly oldestAt: number;
 }
 
-/** Who is served first where tenants are not told apart: the better tier, then whoever waits longer. */
+/** Who is served first where tenants are not told apart: the better tier, then the longer wait. */
 export function inOrder(one: Order, other: Order): number {
   return one.tier - other.tier || one.oldestAt - other.oldestAt;
 }

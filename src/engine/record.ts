@@ -64,7 +64,7 @@ export class TaskRecord implements RecordView, InLine<TaskRecord> {
   dead: string | undefined;
   /** It was a dead letter, and becomes one again unless it succeeds. */
   replayed = false;
-  /** Its caller has got the outcome; before there is one: nobody waits for it any more. */
+  /** Its caller has the outcome; before it is settled: no caller waits for it any more. */
   delivered = false;
   /** Of the tasks with the same parameters; while it waits. Written by `queues.ts`. */
   group: Group | undefined;

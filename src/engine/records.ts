@@ -130,7 +130,7 @@ export class Records {
     record.delivered = !this.#holdings.mayPromise(record.task.tenant, this.#limits.maxBytes, 2);
   }
 
-  /** A caller of a final record left without it. Where that was the last one, it is promised to nobody. */
+  /** A caller of a final record left without it; after the last one it is no longer promised. */
   abandoned(id: string): void {
     if (this.#packed.abandon(id)) return;
     const record = this.#open(id);
@@ -187,7 +187,7 @@ export class Records {
     }
   }
 
-  /** Makes room: each step drops a result, or takes one out of its slab that nobody has fetched. */
+  /** Makes room: each step drops a result, or moves an unfetched one out of its slab. */
   #trim(): void {
     for (;;) {
       const holding = this.#holdings.toTrim(this.#limits.maxBytes);

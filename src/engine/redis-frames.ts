@@ -247,7 +247,7 @@ function outcomeParts(
 
 const NO_TEXT = Buffer.alloc(LENGTH_BYTES);
 
-/** Of a finished task, whose parameters nobody needs: they may be large, and the inputs of a request share them. */
+/** Of a finished task, without its parameters: they may be large, and are needed no more. */
 function outcomeMeta(meta: Buffer): Buffer {
   const about = firstTexts(meta, OUTCOME_TEXTS);
   const start = firstTexts(meta, PARAMETERS_TEXT).length;

@@ -45,7 +45,7 @@ export const scripts = {
 /** Keys that every script may touch in its shard; the rest depend on the tasks. */
 const FIXED = ["s", "due", "w", "qs", "n", "d", "dz"] as const;
 /**
- * A key that nobody ever writes. While a slot moves to another node, Redis runs a script only if every key it declares is
+ * A key that is never written. While a slot moves to another node, Redis runs a script only if every key it declares is
  * there, and fails in the middle of one that touches another key which is not. With this one declared it answers TRYAGAIN
  * before the script begins, for as long as the slot moves: no script is ever half done.
  */

@@ -46,7 +46,7 @@ export class RecordKeeper {
     this.wereRunning = new Set(wereRunning);
   }
 
-  /** Those that run in this process now; on return it is known after a crash of the process. */
+  /** The tasks that run in this process now; on return they are known after a crash. */
   running(records: ReadonlySet<TaskRecord>): void {
     this.#journal.running(Array.from(records, ({ task }) => task.id));
   }

@@ -1,7 +1,7 @@
 /**
  * Finished records that are kept as they are, until their time to live has passed.
  *
- * Each tenant has two rows, each in the order in which records were put there: outcomes that nobody has received
+ * Each tenant has two rows, each in the order in which records were put there: outcomes that were not received
  * yet, and outcomes that were delivered. The oldest delivered ones may go early (`holdings.ts`).
  */
 import type { Holding, Holdings } from "./holdings.ts";

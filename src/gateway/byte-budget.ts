@@ -12,7 +12,7 @@ export class ByteBudget {
   /** May change while bytes are held. */
   max: number;
   readonly #shares = new Shares();
-  /** By client: those that wait for room. */
+  /** By client: the requests that wait for room. */
   readonly #waiting = new Map<string, Set<() => void>>();
 
   constructor(max: number) {

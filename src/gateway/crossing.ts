@@ -192,14 +192,14 @@ export class Crossing {
   }
 }
 
-/** The first of those that settled last: in one batch all settle at once. */
+/** The record that settled last; the first of several, since a batch settles at once. */
 function lastSettled(records: readonly RecordView[]): RecordView {
   let last = records[0]!;
   for (const record of records) if ((record.settledAt ?? 0) > (last.settledAt ?? 0)) last = record;
   return last;
 }
 
-/** `own` where any input needed a task of its own, `cached` only where all were. */
+/** `own` where any input needed a new task, `cached` only where all were. */
 function workOf(tickets: readonly Ticket[]): Ticket["work"] {
   const works = new Set(tickets.map(({ work }) => work));
   return works.has("own") ? "own" : works.has("joined") ? "joined" : "cached";

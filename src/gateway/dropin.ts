@@ -45,7 +45,7 @@ export interface DropInModel {
   readonly ready: () => boolean;
   /** What its workers call it, where that is not its name. */
   readonly workerName?: string | undefined;
-  /** Left out: whatever a client says may reach its workers. */
+  /** Undefined: the model has no deny patterns. */
   readonly screen?: Screening | undefined;
 }
 

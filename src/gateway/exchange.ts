@@ -420,7 +420,7 @@ export class Exchange extends CountedRequest {
 
   /**
    * The client does not read: its answer must not sit in memory for ever. Whether it reads is not known yet over
-   * HTTP/2, where each stream has a window of its own.
+   * HTTP/2, where each stream has its own window.
    */
   #sent(bytes: number): void {
     const response = this.#response;

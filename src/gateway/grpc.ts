@@ -54,7 +54,7 @@ export interface GrpcDoorParts {
   /** This process takes requests. */
   readonly ready: () => boolean;
   readonly version: string;
-  /** Left out: a call may come by any name. */
+  /** Undefined: any `:authority` is accepted. */
   readonly pages?: PageGuard | undefined;
   /** Shared with the other listeners. */
   readonly bytes: ClientBytes;

@@ -119,7 +119,7 @@ function* base64Texts(json: Json): Generator<string, void> {
   }
 }
 
-/** Names no pattern: whoever tries out what is let through learns nothing but that. */
+/** Names no pattern, so that trying inputs out reveals none. */
 function denied(): Refusal {
   return new Refusal("INPUT_REJECTED", "this model does not take such an input; change its text");
 }

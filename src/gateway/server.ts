@@ -48,9 +48,9 @@ export interface ListenerOptions {
   readonly uncounted?: boolean;
   /** For paths that no route here has. */
   readonly elsewhere?: ((path: string) => Elsewhere | undefined) | undefined;
-  /** Shared with other listeners of this process; left out: its own. */
+  /** Shared with other listeners of this process; default: its own. */
   readonly bytes?: ClientBytes | undefined;
-  /** Left out: web pages are served as anybody else. */
+  /** Undefined: requests of web pages are served. */
   readonly pages?: PageGuard | undefined;
 }
 

@@ -193,7 +193,7 @@ function gaps(
   return all;
 }
 
-/** What a worker refused in words of its own. */
+/** What a worker refused, with its message. */
 const WORKERS_WORDS: ReadonlySet<ErrorCode> = new Set([
   "INPUT_REJECTED",
   "NOT_FOUND",

@@ -44,7 +44,7 @@ interface Member {
 
 export class GroupCommit {
   readonly #kept: KeptLink;
-  /** How many replicas must confirm a write now; 0: nobody waits. */
+  /** How many replicas must confirm a write now; 0: no WAIT. */
   readonly #wanted: () => number;
   readonly #waitTimeoutMs: number;
   #gathering: Member[] = [];

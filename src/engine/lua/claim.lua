@@ -1,7 +1,7 @@
 #!lua flags=allow-oom
 -- Moves queued tasks under one lease. The caller has planned which streams to read, and how many of each;
 -- it fetches the bodies itself, and runs `reap` for those that have expired. Until then these wait as for a retry that is due:
--- whoever joins one meanwhile brings it more time, and then `reap` puts it back into its queue.
+-- a request that joins one meanwhile extends its deadline, and then `reap` puts it back into its queue.
 -- ARGV 3 token, 4 lease until, 5 batch frame, 6 how long that is kept, then the shards, then per stream: shard's place, stream, how many
 local token, lease_until = ARGV[3], tonumber(ARGV[4])
 local at = read_shards(7)

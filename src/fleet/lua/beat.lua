@@ -8,7 +8,7 @@
 --       4 leases  hash        worker -> "<number of the beat that took it> <member id>"
 --       5 texts   hash        SHA-1 -> list (most members have the same)
 --       6 grace   string      until when nothing changes hands
---       7 alive   hash        member id -> its own aliveMs; left out by older versions: as the caller's
+--       7 alive   hash        member id -> its own aliveMs; missing from older versions: then the caller's
 -- ARGV  1 member id   2 aliveMs   3 number of this beat   4 doc
 --       5 the workers it lists: [[model, [worker, ...]], ...]
 --       6 the workers it holds by its own clock, the one it can best do without first: [worker, ...]
