@@ -126,3 +126,27 @@ test("bodies behind unanswered requests do not start the reading again", async (
     listener.close();
   }
 });
+
+test("requests behind a refused one that ends the connection are read no further than others", async () => {
+  const waiting: Exchange[] = [];
+  const routes: Routes = { "/slow": { GET: (exchange) => void waiting.push(exchange) } };
+  const listener = new Listener(routes, LIMITS, new SystemClock(), new Events());
+  const { port } = new URL(await listener.listen("127.0.0.1", 0));
+  const socket = connect(Number(port), "127.0.0.1");
+  try {
+    const flawed = "GET /slow HTTP/1.1\r\nhost: here\r\nhost: there\r\n\r\n";
+    // More than the buffers of both sockets hold: all of it leaves only where the other side reads on.
+    const flood = Buffer.from(QUESTION + flawed + QUESTION.repeat(10 * FLOOD));
+    let taken = false;
+    socket.on("error", () => {}).write(flood, () => (taken = true));
+    while (waiting.length === 0) await turn();
+    for (let turns = 0; turns < 2000; turns++) await turn();
+    assert.equal(taken, false, "all of it was read");
+    assert.equal(listener.open, 2);
+    waiting[0]!.send(200, "{}");
+    while (listener.open > 0) await turn();
+  } finally {
+    socket.destroy();
+    listener.close();
+  }
+});
