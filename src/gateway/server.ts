@@ -388,6 +388,8 @@ export class Listener {
   #malformed(error: Error & { code?: string }, socket: Duplex): void {
     // Its headers were refused already: that answer is on its way, and ends the connection.
     if (this.#ended.has(socket)) return;
+    // It said `Connection: close` and sent more: that is not looked at, and what came before it is answered.
+    if (error.code === "HPE_CLOSED_CONNECTION") return;
     const id = newId(this.#clock.now());
     // An answer now would be taken for that of a request before this one, which still waits for its own.
     const early = (socket as Visited)[PIPELINE]?.latest?.holdsUp === true;

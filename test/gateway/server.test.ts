@@ -150,3 +150,26 @@ test("requests behind a refused one that ends the connection are read no further
     listener.close();
   }
 });
+
+test("what a client sends behind Connection: close costs it no answer", async () => {
+  const waiting: Exchange[] = [];
+  const routes: Routes = { "/slow": { GET: (exchange) => void waiting.push(exchange) } };
+  const listener = new Listener(routes, LIMITS, new SystemClock(), new Events());
+  const { port } = new URL(await listener.listen("127.0.0.1", 0));
+  const socket = connect(Number(port), "127.0.0.1");
+  try {
+    const last = "GET /slow HTTP/1.1\r\nhost: here\r\nconnection: close\r\n\r\n";
+    socket.write(QUESTION + last + QUESTION.repeat(3));
+    let told = "";
+    socket.on("data", (chunk: Buffer) => (told += chunk.toString("latin1")));
+    const closed = once(socket, "close");
+    while (waiting.length < 2) await turn();
+    for (const [place, exchange] of waiting.entries()) exchange.send(200, `"${place}"`);
+    await closed;
+    assert.equal(waiting.length, 2, "nothing behind it is run");
+    assert.deepEqual(told.match(/\r\n\r\n"\d"/g), ['\r\n\r\n"0"', '\r\n\r\n"1"']);
+  } finally {
+    socket.destroy();
+    listener.close();
+  }
+});
