@@ -18,10 +18,7 @@ export function hasShare(mine: number, all: number, bound: number, holders: numb
   return mine < Math.max(bound - all, bound / (FLOOR * (holders + 1)));
 }
 
-/**
- * Who holds how much, where nothing is ever held beyond the bound: the rule without its second term. One number per
- * holder and one for all; nothing is kept of a holder that holds nothing.
- */
+/** Who holds how much: one number per holder and one for all; nothing is kept of a holder that holds nothing. */
 export class Shares {
   readonly #held = new Map<string, number>();
   #total = 0;
@@ -30,11 +27,18 @@ export class Shares {
     return this.#total;
   }
 
+  get holders(): number {
+    return this.#held.size;
+  }
+
   heldBy(holder: string): number {
     return this.#held.get(holder) ?? 0;
   }
 
-  /** Whether it may take so much more of `bound`, which may change while some of it is held. */
+  /**
+   * Whether it may take so much more of `bound`, which may change while some of it is held. For what is never held
+   * beyond the bound: the rule without its second term.
+   */
   fits(holder: string, amount: number, bound: number): boolean {
     return this.heldBy(holder) + amount <= bound - this.#total;
   }

@@ -6,7 +6,7 @@
  * Two of them, for all listeners together. Request bodies: counted as they arrive, until the last byte is there.
  * Answers: counted from when they are written until the client's connection has taken them.
  */
-import { Shares } from "../core/share.ts";
+import { hasShare, Shares } from "../core/share.ts";
 
 export class ByteBudget {
   /** May change while bytes are held. */
@@ -37,9 +37,13 @@ export class ByteBudget {
     if (this.#waiting.size > 0) this.#wake();
   }
 
-  /** Whether the client holds no more than is left free. */
+  /**
+   * Whether the client holds less than is left free, or than its least share: answers to requests under way can take the
+   * total far beyond the bound, and then those who take theirs must not wait for the one who does not.
+   */
   hasRoom(client: string): boolean {
-    return this.total === 0 || this.fits(client, 0);
+    const { total, holders } = this.#shares;
+    return total === 0 || hasShare(this.#shares.heldBy(client), total, this.max, holders);
   }
 
   /** Calls `resume` once, when the client has room. */
@@ -57,7 +61,7 @@ export class ByteBudget {
 
   #wake(): void {
     for (const [client, waiting] of this.#waiting) {
-      if (!this.fits(client, 0)) continue;
+      if (!this.hasRoom(client)) continue;
       this.#waiting.delete(client);
       for (const resume of waiting) resume();
     }

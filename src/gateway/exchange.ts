@@ -156,10 +156,13 @@ export class Exchange extends CountedRequest {
     this.#gone?.();
   }
 
-  /** The connection has taken all of the answer; HTTP/2's object for it does not say, its stream does. */
+  /**
+   * The connection has taken all of the answer; HTTP/2's object for it does not say, its stream does. That is also
+   * finished when the client has reset it in the middle: Node ends it then.
+   */
   get #taken(): boolean {
     const response = this.#response as ServerResponse & { stream?: Writable };
-    return (response.stream ?? response).writableFinished;
+    return response.writableEnded && (response.stream ?? response).writableFinished;
   }
 
   /** Something was thrown that no promise carries to whoever called for the answer. */

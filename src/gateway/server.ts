@@ -144,12 +144,14 @@ export class Listener {
     this.#server.maxHeadersCount = limits.maxHeaders + 1;
     if (tls === undefined) this.#server.on("connection", (socket) => this.#connected(socket));
     this.#server.on("request", (request, response) => {
-      if (!this.#ended.has(request.socket)) this.#request(request, response);
+      if (!this.#isBehindRefusal(request)) this.#request(request, response);
     });
     this.#server.on("checkContinue", (request, response) => {
-      if (!this.#ended.has(request.socket)) this.#mayContinue(request, response);
+      if (!this.#isBehindRefusal(request)) this.#mayContinue(request, response);
     });
-    this.#server.on("checkExpectation", (request, response) => this.#expectsTooMuch(request, response));
+    this.#server.on("checkExpectation", (request, response) => {
+      if (!this.#isBehindRefusal(request)) this.#expectsTooMuch(request, response);
+    });
     this.#server.on("clientError", (error, socket) => this.#malformed(error, socket));
   }
 
@@ -258,6 +260,13 @@ export class Listener {
     if (this.#connections <= this.#limits.maxConnections) return;
     const message = `more than ${this.#limits.maxConnections} connections; try again later`;
     refuseSocket(socket, 503, "SERVICE_OVERLOADED", message, newId(this.#clock.now()));
+  }
+
+  /** Whether its connection ends with an earlier request's refusal; Node keeps it until then, so it counts. */
+  #isBehindRefusal({ socket }: IncomingMessage): boolean {
+    if (!this.#ended.has(socket)) return false;
+    countIn(socket);
+    return true;
   }
 
   #mayContinue(request: IncomingMessage, response: ServerResponse): Exchange {
@@ -379,6 +388,8 @@ export class Listener {
   #malformed(error: Error & { code?: string }, socket: Duplex): void {
     // Its headers were refused already: that answer is on its way, and ends the connection.
     if (this.#ended.has(socket)) return;
+    // It said `Connection: close` and sent more: that is not looked at, and what came before it is answered.
+    if (error.code === "HPE_CLOSED_CONNECTION") return;
     const id = newId(this.#clock.now());
     // An answer now would be taken for that of a request before this one, which still waits for its own.
     const early = (socket as Visited)[PIPELINE]?.latest?.holdsUp === true;
@@ -401,12 +412,18 @@ export class Listener {
 }
 
 function queued(connection: Visited, exchange: Exchange): void {
-  const pipeline = (connection[PIPELINE] ??= { latest: undefined, open: 0, stop: undefined });
+  const pipeline = countIn(connection);
   exchange.after(pipeline.latest);
   pipeline.latest = exchange;
-  if (++pipeline.open < MAX_PIPELINED || pipeline.stop !== undefined) return;
+}
+
+/** Counts one more unanswered request, and stops reading where there are too many. */
+function countIn(connection: Visited): Pipeline {
+  const pipeline = (connection[PIPELINE] ??= { latest: undefined, open: 0, stop: undefined });
+  if (++pipeline.open < MAX_PIPELINED || pipeline.stop !== undefined) return pipeline;
   pipeline.stop = () => void connection.pause();
   connection.pause().on("resume", pipeline.stop);
+  return pipeline;
 }
 
 function unqueued(connection: Visited, exchange: Exchange): void {

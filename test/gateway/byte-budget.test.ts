@@ -59,6 +59,22 @@ describe("ByteBudget", () => {
     assert.equal(budget.hasRoom("a"), true);
     assert.equal(woken, 2, "each once");
   });
+
+  test("a client that holds far more than the bound holds up nobody else", () => {
+    const budget = new ByteBudget(1000);
+    // Answers to requests that were under way when it stopped reading.
+    budget.add("a", 5000);
+    assert.deepEqual([budget.hasRoom("a"), budget.hasRoom("b")], [false, true]);
+    // It takes its answers, but has not taken the last one yet.
+    budget.add("b", 10);
+    assert.equal(budget.hasRoom("b"), true);
+    let woken = false;
+    budget.add("b", 500);
+    assert.equal(budget.hasRoom("b"), false);
+    budget.wait("b", () => (woken = true));
+    budget.remove("b", 500);
+    assert.equal(woken, true);
+  });
 });
 
 describe("bodies that are being read", () => {

@@ -103,6 +103,18 @@ describe("an answer that was written and not taken is no 200:", () => {
       client.destroy();
     });
 
+    test(`HTTP/2, ${how} in the middle of an answer that is passed on`, async () => {
+      await using edge = await Edge.open();
+      const client = await edge.session();
+      const ended = edge.events.next("request.answered");
+      const stream = client.request({ ":path": "/endless" });
+      stream.on("error", () => {});
+      await once(stream, "data");
+      end(client, stream);
+      assert.equal((await ended).status, 499);
+      client.destroy();
+    });
+
     test(`gRPC, ${how}`, async () => {
       await using stage = await GrpcStage.open(({ model_name }) => {
         const outputs = [{ name: "y", datatype: "FP32", shape: [1, ANSWER_BYTES / 4] }];

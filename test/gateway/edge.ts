@@ -142,6 +142,7 @@ export class Edge implements AsyncDisposable {
       "/nothing": { DELETE: (exchange) => exchange.sendNothing(204) },
       "/large": { GET: (exchange) => exchange.send(200, JSON.stringify("a".repeat(4_000_000))) },
       "/sized/{id}": { GET: (exchange, id) => exchange.send(200, JSON.stringify("a".repeat(Number(id)))) },
+      "/endless": { GET: (exchange) => void exchange.relay(200, []).write(Buffer.from("a")) },
       "/bug": { GET: () => Promise.reject(new Error("oops")) },
       "/slow": {
         GET: async (exchange) => {

@@ -126,3 +126,50 @@ test("bodies behind unanswered requests do not start the reading again", async (
     listener.close();
   }
 });
+
+test("requests behind a refused one that ends the connection are read no further than others", async () => {
+  const waiting: Exchange[] = [];
+  const routes: Routes = { "/slow": { GET: (exchange) => void waiting.push(exchange) } };
+  const listener = new Listener(routes, LIMITS, new SystemClock(), new Events());
+  const { port } = new URL(await listener.listen("127.0.0.1", 0));
+  const socket = connect(Number(port), "127.0.0.1");
+  try {
+    const flawed = "GET /slow HTTP/1.1\r\nhost: here\r\nhost: there\r\n\r\n";
+    // More than the buffers of both sockets hold: all of it leaves only where the other side reads on.
+    const flood = Buffer.from(QUESTION + flawed + QUESTION.repeat(10 * FLOOD));
+    let taken = false;
+    socket.on("error", () => {}).write(flood, () => (taken = true));
+    while (waiting.length === 0) await turn();
+    for (let turns = 0; turns < 2000; turns++) await turn();
+    assert.equal(taken, false, "all of it was read");
+    assert.equal(listener.open, 2);
+    waiting[0]!.send(200, "{}");
+    while (listener.open > 0) await turn();
+  } finally {
+    socket.destroy();
+    listener.close();
+  }
+});
+
+test("what a client sends behind Connection: close costs it no answer", async () => {
+  const waiting: Exchange[] = [];
+  const routes: Routes = { "/slow": { GET: (exchange) => void waiting.push(exchange) } };
+  const listener = new Listener(routes, LIMITS, new SystemClock(), new Events());
+  const { port } = new URL(await listener.listen("127.0.0.1", 0));
+  const socket = connect(Number(port), "127.0.0.1");
+  try {
+    const last = "GET /slow HTTP/1.1\r\nhost: here\r\nconnection: close\r\n\r\n";
+    socket.write(QUESTION + last + QUESTION.repeat(3));
+    let told = "";
+    socket.on("data", (chunk: Buffer) => (told += chunk.toString("latin1")));
+    const closed = once(socket, "close");
+    while (waiting.length < 2) await turn();
+    for (const [place, exchange] of waiting.entries()) exchange.send(200, `"${place}"`);
+    await closed;
+    assert.equal(waiting.length, 2, "nothing behind it is run");
+    assert.deepEqual(told.match(/\r\n\r\n"\d"/g), ['\r\n\r\n"0"', '\r\n\r\n"1"']);
+  } finally {
+    socket.destroy();
+    listener.close();
+  }
+});
