@@ -339,6 +339,18 @@ describe("the journal", () => {
     },
   );
 
+  holds(
+    "keeps no outcome that was evicted after it was read",
+    async (stage) => {
+      const id = await stage.ended(done);
+      assert.ok(journal.kept.has(id));
+      stage.engine.delivered(id);
+      assert.equal(await stage.state(id), undefined);
+      assert.ok(!journal.kept.has(id));
+    },
+    { results: { ...PLAIN.results, evictAfterRead: true } },
+  );
+
   /** The next write fails; from then on the journal says so itself. */
   const breaks = (lasting = false): void => {
     const trouble = new JournalTrouble("no space left to write /secret/ferry.db", lasting);
