@@ -554,6 +554,19 @@ describe("finished records have a bounded shelf", () => {
   );
 
   holds(
+    "a replay is not refused for results that its tenant has not fetched",
+    async (stage) => {
+      const letter = await stage.ended(dead);
+      while ((await stage.put()).kind === "queued") {
+        const lease = await stage.claim(1);
+        await stage.settle(lease, large(idsOf(lease)[0]!));
+      }
+      assert.equal(await stage.engine.deadLetters.replay(letter), true);
+    },
+    shelf,
+  );
+
+  holds(
     "what was not delivered never goes before its time: put answers full instead",
     async (stage) => {
       const ids: string[] = [];
@@ -791,6 +804,17 @@ describe("groups", () => {
       const other = await stage.claim(1, { parameters: parameters(1) });
       await stage.settle(other, done(idsOf(other)[0]!));
       assert.equal(await flood(stage, "ann", opened), 1);
+    },
+    many,
+  );
+
+  holds(
+    "a replay opens one also where its tenant may open none",
+    async (stage) => {
+      const id = await stage.ended(dead, { parameters: parameters(-1) });
+      await flood(stage, "ann", 0);
+      assert.equal(await stage.engine.deadLetters.replay(id), true);
+      assert.deepEqual(idsOf(await stage.claim(1, { parameters: parameters(-1) })), [id]);
     },
     many,
   );
