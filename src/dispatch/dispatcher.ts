@@ -175,7 +175,12 @@ export class Dispatcher {
   #arrived(depth: number, count: number): void {
     const back = Math.min(this.#returning, count);
     this.#returning -= back;
-    if (count > back) this.#arrivals.count(this.#parts.clock.now(), count - back);
+    if (count > back) {
+      this.#arrivals.count(this.#parts.clock.now(), count - back);
+      // Also while no worker is free: claims that find nothing may be under way.
+      this.#emptyClaims = 0;
+      this.#claimAt = -Infinity;
+    }
     const newQueue = (depth <= count || count === 0) && this.#wakeDepth !== Infinity;
     if (!newQueue && depth < this.#wakeDepth) return;
     this.#claimAt = -Infinity;

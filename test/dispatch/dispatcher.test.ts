@@ -285,4 +285,22 @@ describe("claims that find nothing though tasks are shown", () => {
     await simulation.run(400);
     assert.equal(ended.get(id)?.outcome?.ok, true);
   });
+
+  test("also what arrives while every worker waits for a claim that then finds nothing", async () => {
+    const slow = { reply: nothing };
+    const { simulation, unblock } = blocked(() => slow.reply());
+    const ended = endings(simulation);
+    simulation.put();
+    await simulation.run(10_100);
+    const found = Promise.withResolvers<Lease>();
+    slow.reply = () => found.promise;
+    // Both workers wait for a claim when it comes.
+    simulation.put({ parameters: '{"other":1}' });
+    await simulation.run(1);
+    const { id } = simulation.put({ parameters: '{"other":2}' });
+    unblock();
+    found.resolve(await nothing());
+    await simulation.run(400);
+    assert.equal(ended.get(id)?.outcome?.ok, true);
+  });
 });
