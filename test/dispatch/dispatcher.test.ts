@@ -36,6 +36,11 @@ describe("batching", () => {
       batches.map(({ batch }) => batch.size),
       [1, 40],
     );
+    // How long its first task waited, though the queue is empty when it starts.
+    assert.deepEqual(
+      batches.map(({ oldestWaitMs }) => Math.round(oldestWaitMs)),
+      [0, 90],
+    );
   });
 
   test("no batch is larger than maxBatchSize, and what is left goes next", async () => {
