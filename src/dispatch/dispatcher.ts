@@ -175,7 +175,12 @@ export class Dispatcher {
   #arrived(depth: number, count: number): void {
     const back = Math.min(this.#returning, count);
     this.#returning -= back;
-    if (count > back) this.#arrivals.count(this.#parts.clock.now(), count - back);
+    if (count > back) {
+      this.#arrivals.count(this.#parts.clock.now(), count - back);
+      // Also while no worker is free: claims that find nothing may be under way.
+      this.#emptyClaims = 0;
+      this.#claimAt = -Infinity;
+    }
     const newQueue = (depth <= count || count === 0) && this.#wakeDepth !== Infinity;
     if (!newQueue && depth < this.#wakeDepth) return;
     this.#claimAt = -Infinity;
@@ -237,6 +242,8 @@ export class Dispatcher {
 
   #launch(order: Order): void {
     const { slot, queue, size, reason, now, early } = order;
+    // A queue may change under our eyes: after the claim it is what the batch has left of it.
+    const { oldestAt } = queue;
     const { engine, newBatchId } = this.#parts;
     const { name, workerMs, inProcess = false } = this.rules;
     const most = this.#seats.most(slot);
@@ -244,7 +251,7 @@ export class Dispatcher {
     const max = probing ? Math.min(size, smallerBatch(most)) : size;
     const departure = {
       most: this.rules.limits.maxBatchSize,
-      waitedMs: now - queue.oldestAt,
+      waitedMs: now - oldestAt,
       reason,
       probing: probing && max < size,
       early,
@@ -278,7 +285,7 @@ export class Dispatcher {
         const lease = ride.length === max ? claimed : told(claimed, fitted, departure);
         // A batch that is small for the sake of a retry says nothing of those to come.
         if (!ride.some(({ attempt }) => attempt > 1)) this.#seats.learn(ride.length, waiting, most);
-        const run = this.#run({ slot, hold, lease, tasks: ride, oldestAt: queue.oldestAt }, free);
+        const run = this.#run({ slot, hold, lease, tasks: ride, oldestAt }, free);
         if (fitted.left.length > 0) void this.#giveBack(lease, fitted.left);
         // Now that it is in its worker's hands, the next one may be.
         else if (this.#pipeline.depth(slot) > 1) this.#pump();

@@ -21,7 +21,8 @@
  *     - Groups of one model (`MAX_GROUPS`). A `put` whose parameters no waiting task of the model has opens one, and is
  *       `full` with `own` when its tenant has opened as many as it may. Joins, answers from the cache, retries and
  *       replays are never refused for that. An engine that many processes share may count per shard or by estimates.
- *     - Bytes of unfetched outcomes (`results.maxBytes`), where the engine keeps them itself.
+ *     - Bytes of unfetched outcomes (`results.maxBytes`), where the engine keeps them itself. Replays are not refused for
+ *       that either.
  *    Of kept outcomes the tenant that holds the most loses its oldest first, never one that holds less than
  *    `maxBytes` divided by the tenants that hold any.
  *  - `maxQueuedBytes` counts inputs and parameters: parameters once where tasks share their text, and with each task

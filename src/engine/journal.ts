@@ -238,7 +238,10 @@ class ThreadJournal implements Journal {
   forget(id: string): void {
     if (!this.#accepts()) return;
     // What was refused while the disk was full must not be written when there is room.
-    if (this.#trouble !== undefined) for (const group of this.#unwritten()) group.forgetSaved(id);
+    if (this.#trouble !== undefined) {
+      for (const group of this.#unwritten()) group.forgetSaved(id);
+      this.#sealedBytes = this.#sealed.reduce((sum, { bytes }) => sum + bytes, 0);
+    }
     this.#open.forget(id);
   }
 

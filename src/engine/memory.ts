@@ -462,7 +462,9 @@ export class MemoryEngine implements Engine {
     if (model === undefined) return false;
     const old = this.#records.get(dead.id);
     if (old?.final === false) return false;
-    const full = this.#places.full(this.#options, dead) ?? this.#records.full(this.#options, dead.tenant);
+    const bounds = [this.#places.full(this.#options, dead), this.#records.full(this.#options, dead.tenant)];
+    // An operator asks for it, not the tenant: the tenant's own shares do not refuse it.
+    const full = bounds.find((bound) => bound !== undefined && bound.own !== true);
     if (full !== undefined) throw noRoomToReplay(full.message);
     if (old !== undefined) this.#records.forget(old);
     const now = this.#clock.now();

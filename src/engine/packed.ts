@@ -142,7 +142,10 @@ export class Packed {
     const slab = this.#slab(place);
     const number = numbersAt(startOf(place));
     this.#delivered(slab, number);
-    if (forget && slab.numbers[number + JOINS] === 0) this.forget(id);
+    if (forget && slab.numbers[number + JOINS] === 0) {
+      this.forget(id);
+      this.#owner.forgotten?.(id);
+    }
     return true;
   }
 

@@ -175,10 +175,9 @@ export class Crossing {
     throw refusal;
   }
 
-  /** Nobody waits for these any more. */
+  /** Nobody waits for these any more, those whose outcome was known at once included: it was not given to anybody. */
   #abandon(tickets: readonly Ticket[]): void {
-    for (const { id, waiter, caller, record } of tickets) {
-      if (record !== undefined) continue;
+    for (const { id, waiter, caller } of tickets) {
       waiter.wake(undefined);
       this.#router.release(waiter);
       if (!this.#router.polled(id)) void this.#engine.cancel(id, caller.tenant, true);

@@ -117,7 +117,11 @@ export class NativeProtocol {
   #await(exchange: Exchange, ticket: Ticket, encoding: Encoding): void {
     this.#noted(exchange, ticket);
     const waitMs = preferredWaitMs(exchange.header("prefer"), this.#options.defaultMode);
-    if (ticket.record !== undefined) return this.#conclude(exchange, ticket, waitMs, ticket.record, encoding);
+    if (ticket.record !== undefined) {
+      // The client may have left while its task was put.
+      if (exchange.answered) return this.#abandon(ticket);
+      return this.#conclude(exchange, ticket, waitMs, ticket.record, encoding);
+    }
     this.#wait(exchange, ticket, waitMs, (record) => {
       try {
         this.#conclude(exchange, ticket, waitMs, record, encoding);
@@ -148,7 +152,7 @@ export class NativeProtocol {
     const record =
       ticket.record ??
       (await new Promise<RecordView | undefined>((woken) => this.#wait(exchange, ticket, undefined, woken)));
-    if (exchange.answered) return;
+    if (exchange.answered) return ticket.record && this.#abandon(ticket);
     const quota = quotaHeaders(ticket.quota);
     exchange.ending = record;
     const refusal = record === undefined ? tooLate() : refusalOf(record);
@@ -186,7 +190,7 @@ export class NativeProtocol {
 
   /** Calls when the outcome is there, the caller's patience ends, or the caller is gone. */
   #wait(exchange: Exchange, ticket: Ticket, waitMs: number | undefined, woken: Woken): void {
-    const { waiter, id, caller } = ticket;
+    const { waiter } = ticket;
     if (waitMs === 0) {
       this.#router.release(waiter);
       return woken(undefined);
@@ -194,11 +198,15 @@ export class NativeProtocol {
     exchange.onGone(() => {
       waiter.wake(undefined);
       this.#router.release(waiter);
-      // Whoever joined is counted by the engine; somebody who only polls is known to the router alone.
-      if (!this.#router.polled(id)) void this.#engine.cancel(id, caller.tenant, true);
+      this.#abandon(ticket);
     });
     const patience = waitMs === undefined ? Infinity : exchange.startedAt + waitMs;
     this.#router.call(waiter, Math.min(ticket.deadlineAt, patience), woken);
+  }
+
+  /** Its caller has left. Whoever joined is counted by the engine; somebody who only polls is known to the router alone. */
+  #abandon({ id, caller }: Ticket): void {
+    if (!this.#router.polled(id)) void this.#engine.cancel(id, caller.tenant, true);
   }
 
   /** To a caller who takes the bytes: sends them, or says that there are none ("refused"). Undefined: it wants JSON. */

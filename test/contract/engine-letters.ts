@@ -219,6 +219,22 @@ function replays(holds: Holds): void {
     },
     { maxQueuedBytes: 100_000 },
   );
+
+  holds(
+    "and by bytes its parameters count, too",
+    async (stage) => {
+      const parameters = `{"a":"${"1".repeat(70_000)}"}`;
+      const id = await stage.ended(dead, { parameters });
+      await stage.queue({ input: "1".repeat(40_000) });
+      await assert.rejects(stage.engine.deadLetters.replay(id), Refusal);
+      await stage.claim();
+      assert.equal(await stage.engine.deadLetters.replay(id), true);
+      assert.equal((await stage.put({ input: "1".repeat(40_000) })).kind, "full");
+      assert.deepEqual(idsOf(await stage.claim(1, { parameters })), [id]);
+      await stage.queue({ input: "1".repeat(40_000) });
+    },
+    { maxQueuedBytes: 100_000 },
+  );
 }
 
 function replaysAgain(holds: Holds): void {

@@ -66,6 +66,23 @@ function ends(holds: Holds): void {
     }
   });
 
+  holds("nor are its parameters, however it ended", async (stage) => {
+    const parameters = '{"secret":1}';
+    const sharing = { joinKey: "same", cacheKey: "same", cacheTtlMs: 10_000 };
+    const ids = [await stage.ended(done, { parameters, content: "same" }, sharing)];
+    const cached = await stage.put({ parameters, content: "same" }, sharing);
+    assert(cached.kind === "done" && cached.cached);
+    const cancelled = await stage.queue({ parameters });
+    await stage.engine.cancel(cancelled, "ann");
+    ids.push(cached.id, cancelled, await stage.queue({ parameters }));
+    await stage.pass(QUEUE_MS);
+    for (const id of ids) {
+      const record = await stage.engine.outcome(id);
+      assert.ok(record?.outcome !== undefined);
+      assert.equal(record.task.parameters, "");
+    }
+  });
+
   holds("an id that nobody knows is gone", async (stage) => {
     const { id, lease } = await stage.run();
     await stage.settle(lease, done(id));

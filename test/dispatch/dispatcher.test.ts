@@ -36,6 +36,11 @@ describe("batching", () => {
       batches.map(({ batch }) => batch.size),
       [1, 40],
     );
+    // How long its first task waited, though the queue is empty when it starts.
+    assert.deepEqual(
+      batches.map(({ oldestWaitMs }) => Math.round(oldestWaitMs)),
+      [0, 90],
+    );
   });
 
   test("no batch is larger than maxBatchSize, and what is left goes next", async () => {
@@ -282,6 +287,24 @@ describe("claims that find nothing though tasks are shown", () => {
     await simulation.run(10_100);
     unblock();
     const { id } = simulation.put({ parameters: '{"other":1}' });
+    await simulation.run(400);
+    assert.equal(ended.get(id)?.outcome?.ok, true);
+  });
+
+  test("also what arrives while every worker waits for a claim that then finds nothing", async () => {
+    const slow = { reply: nothing };
+    const { simulation, unblock } = blocked(() => slow.reply());
+    const ended = endings(simulation);
+    simulation.put();
+    await simulation.run(10_100);
+    const found = Promise.withResolvers<Lease>();
+    slow.reply = () => found.promise;
+    // Both workers wait for a claim when it comes.
+    simulation.put({ parameters: '{"other":1}' });
+    await simulation.run(1);
+    const { id } = simulation.put({ parameters: '{"other":2}' });
+    unblock();
+    found.resolve(await nothing());
     await simulation.run(400);
     assert.equal(ended.get(id)?.outcome?.ok, true);
   });

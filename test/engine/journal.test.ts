@@ -308,6 +308,27 @@ void test("goes on when the disk takes writes again: kept changes are written, r
   }
 });
 
+void test("owes the disk nothing when changes of several groups were taken back while it was full", async () => {
+  const told = new EventEmitter();
+  const { journal } = await openJournal(newDir(), (why) => told.emit(why === undefined ? "well" : "trouble"));
+  const ids = Array.from({ length: 40 }, (_, n) => `refused ${n}`);
+  try {
+    const trouble = once(told, "trouble");
+    setWritable(process.pid, false);
+    // More than one group, all said while the first is on its way.
+    for (const id of ids) journal.save(id, "x".repeat(100_000), "new");
+    await trouble;
+    for (const id of ids) journal.forget(id);
+    const well = once(told, "well");
+    setWritable(process.pid, true);
+    await well;
+    assert.equal(journal.pendingBytes, 0);
+  } finally {
+    setWritable(process.pid, true);
+    await journal.close();
+  }
+});
+
 void test("does not go on when its files are gone or are not what it wrote", async () => {
   for (const harm of [
     (dir: string) => fs.rmSync(dir, { recursive: true }),

@@ -339,6 +339,18 @@ describe("the journal", () => {
     },
   );
 
+  holds(
+    "keeps no outcome that was evicted after it was read",
+    async (stage) => {
+      const id = await stage.ended(done);
+      assert.ok(journal.kept.has(id));
+      stage.engine.delivered(id);
+      assert.equal(await stage.state(id), undefined);
+      assert.ok(!journal.kept.has(id));
+    },
+    { results: { ...PLAIN.results, evictAfterRead: true } },
+  );
+
   /** The next write fails; from then on the journal says so itself. */
   const breaks = (lasting = false): void => {
     const trouble = new JournalTrouble("no space left to write /secret/ferry.db", lasting);
@@ -537,6 +549,19 @@ describe("finished records have a bounded shelf", () => {
       ids.push(await stage.ended(large));
       const there = await Promise.all(ids.map((id) => stage.state(id)));
       assert.deepEqual(there, ["done", undefined, "done", "done"]);
+    },
+    shelf,
+  );
+
+  holds(
+    "a replay is not refused for results that its tenant has not fetched",
+    async (stage) => {
+      const letter = await stage.ended(dead);
+      while ((await stage.put()).kind === "queued") {
+        const lease = await stage.claim(1);
+        await stage.settle(lease, large(idsOf(lease)[0]!));
+      }
+      assert.equal(await stage.engine.deadLetters.replay(letter), true);
     },
     shelf,
   );
@@ -779,6 +804,17 @@ describe("groups", () => {
       const other = await stage.claim(1, { parameters: parameters(1) });
       await stage.settle(other, done(idsOf(other)[0]!));
       assert.equal(await flood(stage, "ann", opened), 1);
+    },
+    many,
+  );
+
+  holds(
+    "a replay opens one also where its tenant may open none",
+    async (stage) => {
+      const id = await stage.ended(dead, { parameters: parameters(-1) });
+      await flood(stage, "ann", 0);
+      assert.equal(await stage.engine.deadLetters.replay(id), true);
+      assert.deepEqual(idsOf(await stage.claim(1, { parameters: parameters(-1) })), [id]);
     },
     many,
   );

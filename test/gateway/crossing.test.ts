@@ -360,6 +360,24 @@ describe("a crossing", () => {
     assert.equal(stage.router.waiting, 0);
   });
 
+  test("a client that leaves is promised nothing, answers from the cache included", async () => {
+    const stage = new Stage({}, HORIZON, true);
+    const large = "x".repeat(1_000_000);
+    const first = stage.cross(new Guest(), "a");
+    await new Promise(setImmediate);
+    await stage.end(await stage.claim(), () => ({ kind: "done", output: JSON.stringify(large) }));
+    await first;
+    // Each time the answer for "a" is known at once; together they are more than results.maxBytes.
+    for (let n = 0; n < 12; n++) {
+      const guest = new Guest();
+      const crossed = stage.cross(guest, "a", `other ${n}`);
+      await new Promise(setImmediate);
+      guest.leave();
+      assert.equal(await crossed, undefined);
+    }
+    assert.equal(stage.engine.stats().queued, 0);
+  });
+
   test("is one request to the rates, however many inputs it has", async () => {
     const stage = new Stage({ perUserPerMinute: 2 });
     const first = stage.cross(new Guest(), "a", "b", "c");

@@ -146,3 +146,46 @@ test("a long poll leaves no waiter behind: the engine is away, or the caller lea
   );
   assert.equal(router.waiting, 0);
 });
+
+test("a client that leaves while its task is put is promised nothing, also when the outcome is known at once", async () => {
+  const abandoned: string[] = [];
+  const engine = {
+    watch: () => () => {},
+    cancel: async (id: string, tenant: string, left?: boolean) => {
+      assert.deepEqual([tenant, left], ["ann", true]);
+      abandoned.push(id);
+      return "kept";
+    },
+  } as unknown as Engine;
+  const clock = new VirtualClock();
+  const caller = { tenant: "ann", tier: 0 };
+  const record = { outcome: { ok: true, output: "1" } };
+  const protocol = new NativeProtocol(
+    { defaultMode: "sync", maxPollMs: 1000, durable: true },
+    {
+      credentials: { identify: () => caller } as unknown as Credentials,
+      admission: { tierName: () => "first" } as unknown as Admission,
+      intake: {
+        model: () => ({ name: "m" }),
+        submit: async () => ({ id: "t1", caller, record }),
+      } as unknown as Intake,
+      router: new Router(engine, clock),
+      engine,
+      clock,
+    },
+  );
+  for (const path of ["/v1/inference", "/api/inference"] as const) {
+    const body = '{"input":"a"}';
+    let reading: unknown;
+    const exchange = {
+      answered: true,
+      header: () => undefined,
+      read: (then: (text: string) => unknown) => void (reading = then(body)),
+      body: async () => body,
+      onGone: (gone: () => void) => gone(),
+    };
+    await protocol.routes()[path]!["POST"]!(exchange as unknown as Exchange, "");
+    await reading;
+  }
+  assert.deepEqual(abandoned, ["t1", "t1"]);
+});

@@ -280,11 +280,15 @@ export class Ledger {
     });
   }
 
-  /** Where nothing is wrong nobody waits longer than it should while a worker idles. */
+  /**
+   * Where nothing is wrong nobody waits longer than it should while a worker idles. Not so with a pipeline: a batch that was
+   * handed over behind another one stays with its worker.
+   */
   #started({ id, worker }: BatchNote, oldestWaitMs: number): void {
     const { calm, fleet, workers, rules } = this.#plan;
     const now = this.#time.now();
-    if (calm && !fleet && !this.#overdue && this.#idleSince !== undefined) {
+    const unbound = rules.pipeline === 1;
+    if (calm && !fleet && unbound && !this.#overdue && this.#idleSince !== undefined) {
       const tooLong = Math.min(now - this.#idleSince, oldestWaitMs - rules.limits.maxWaitMs);
       this.check(tooLong <= AT_ONCE_MS, `a task waited ${tooLong} ms too long while a worker was free`);
       this.count("waits checked");

@@ -186,10 +186,18 @@ local function batch_of(sh, st)
   return st[TOKEN] ~= '' and redis.call('GET', sh.base .. 'lb:' .. st[TOKEN]) or ''
 end
 
+-- What an outcome keeps of the meta of its task: its first six texts, without the parameters, which may be large
+-- (`outcomeMeta` in redis-frames.ts).
+local function about(meta)
+  local texts = pieces(meta, 6)
+  if #texts < 6 then return meta end
+  return piece(texts[1]) .. piece(texts[2]) .. piece(texts[3]) .. piece('') .. piece(texts[5]) .. piece(texts[6])
+end
+
 -- The frame of an outcome that time or an owner decided.
 local function outcome(sh, code, message, st, meta)
   return piece(code) .. piece(message) .. piece(text(st[ATTEMPT])) .. piece(text(st[QUEUED]))
-    .. piece(text(now)) .. piece('') .. piece(batch_of(sh, st)) .. piece(meta)
+    .. piece(text(now)) .. piece('') .. piece(batch_of(sh, st)) .. piece(about(meta))
 end
 
 -- A kept outcome begins with what scripts must know: tenant ('' when it is forgotten), whether time may heal it,

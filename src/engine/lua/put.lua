@@ -71,7 +71,7 @@ local function answer_cached(sh, id, found, tenant, key, fingerprint)
   bind(sh, { [KEYS_OF] = '' }, id, key, fingerprint)
   local kept = pieces(found.frame, 8)
   local frame = piece('') .. piece(kept[2]) .. piece('0') .. piece(text(now)) .. piece(text(now)) .. piece('1')
-    .. piece(kept[7]) .. piece(meta)
+    .. piece(kept[7]) .. piece(about(meta))
   redis.call('SET', sh.base .. 'r:' .. id, result(tenant, '0', after(ttl), 0, frame), 'PX', ttl)
   if key ~= '' then redis.call('SET', sh.base .. 'rk:' .. id, key, 'PX', ttl) end
   return { 'd', id, frame, '1' }

@@ -5,14 +5,15 @@
 -- Returns 1 replayed, 0 no such letter, n or b: the bound of `put` that leaves no room; and the report.
 local gateway, id = ARGV[3], ARGV[4]
 local deadline, queue_ms = tonumber(ARGV[8]), tonumber(ARGV[9])
+local bytes = #ARGV[11] + #ARGV[12]
 read_shards(17)
 local sh = order[1]
 if redis.call('HEXISTS', sh.base .. 'd', id) == 0 or state_of(sh, id) then return { '0', '' } end
 read_counters({ sh })
 if sh.counters[1] >= tonumber(ARGV[15]) then return { 'n', '' } end
-if sh.counters[2] + #ARGV[11] > tonumber(ARGV[16]) then return { 'b', '' } end
+if sh.counters[2] + bytes > tonumber(ARGV[16]) then return { 'b', '' } end
 local st = { 'q', '', '', ARGV[6], tonumber(ARGV[7]), 0, '', 0, 0, 0, 0, deadline, math.min(deadline, after(queue_ms)), now,
-  #ARGV[11], ARGV[5], 0, gateway, '' }
+  bytes, ARGV[5], 0, gateway, '' }
 st[REPLAYED] = 1
 redis.call('SET', sh.base .. 'b:' .. id, piece(ARGV[10]) .. ARGV[11])
 enter(sh, id, st, 'n', ARGV[12])
@@ -23,7 +24,7 @@ for key in string.gmatch(redis.call('GET', sh.base .. 'rk:' .. id) or '', '%S+')
 end
 if ARGV[13] ~= '' then redis.call('SET', sh.base .. 'x:' .. ARGV[13], id, 'PX', ARGV[14]) end
 sh.queued = 1
-sh.bytes = #ARGV[11]
+sh.bytes = bytes
 keep(sh, id, st)
 redis.call('DEL', sh.base .. 'r:' .. id, sh.base .. 'rk:' .. id)
 redis.call('HDEL', sh.base .. 'd', id)
