@@ -129,7 +129,7 @@ export interface Finding {
   /** The input was alone, is the cause, and is not worth a further try. */
   readonly over: boolean;
   readonly counts: "yes" | "no" | "doubt";
-  /** Every input of the call had failed at this worker before, and it answered nobody since. */
+  /** Every input of the call had failed at this worker before, and it has answered no call since. */
   readonly repeated: boolean;
 }
 

@@ -134,7 +134,7 @@ class Scanner {
     return at + 6;
   }
 
-  /** Of a list of numbers, those that are followed by another and surely within range, in one leap; false: not one. */
+  /** Skips up to a thousand numbers of a list, each followed by another and surely within range; false: not one. */
   #numbers(): boolean {
     SMALL_NUMBERS.lastIndex = this.#at;
     if (!SMALL_NUMBERS.test(this.#text)) return false;

@@ -2,7 +2,7 @@
  * A finished record as bytes, and back.
  *
  *   5 instants of 8 bytes, 16 numbers of 4 bytes, then texts: its own (id, tenant, model, trace, cache key, in
- *   one piece), its outcome, and what is known of its batch, if nobody before it in the same slab has noted
+ *   one piece), its outcome, and what is known of its batch, if no record before it in the same slab has noted
  *   that already. The whole is a multiple of 8 bytes long. Its input and its parameters are not kept.
  *
  * Texts are UTF-8; those of ASCII alone, which most are, are marked, because they are read and written faster.

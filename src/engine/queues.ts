@@ -6,7 +6,7 @@
  * the order in which they are to be served: those with tasks of the best tier first, and there tenants in turn,
  * the least recently served first, each with the group of its longest-waiting task. A group that holds tasks
  * of several tenants is served on the turn of whichever of them is first. So a tenant that makes a thousand groups
- * waits for each of them, and nobody else does. An arrival or a departure costs O(log n) in the number of groups.
+ * waits for each of them, and no other tenant does. An arrival or a departure costs O(log n) in the number of groups.
  */
 import { seatTiers } from "../core/fair.ts";
 import { type Due, Heap } from "../core/heap.ts";

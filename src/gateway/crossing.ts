@@ -175,7 +175,7 @@ export class Crossing {
     throw refusal;
   }
 
-  /** Nobody waits for these any more, those whose outcome was known at once included: it was not given to anybody. */
+  /** The client of these has left. Outcomes that were known at once are included: they were not delivered either. */
   #abandon(tickets: readonly Ticket[]): void {
     for (const { id, waiter, caller } of tickets) {
       waiter.wake(undefined);

@@ -204,7 +204,7 @@ export class NativeProtocol {
     this.#router.call(waiter, Math.min(ticket.deadlineAt, patience), woken);
   }
 
-  /** Its caller has left. Whoever joined is counted by the engine; somebody who only polls is known to the router alone. */
+  /** Its caller has left. The engine counts callers that joined; only the router knows those that poll. */
   #abandon({ id, caller }: Ticket): void {
     if (!this.#router.polled(id)) void this.#engine.cancel(id, caller.tenant, true);
   }
