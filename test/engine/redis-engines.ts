@@ -45,6 +45,7 @@ export function makeEngine(
     leaseMs: Infinity,
     sweepMs: 1000,
     putWithinMs: 10_000,
+    tickMs: 0,
     ...settings,
   };
   const engine = new RedisEngine(base, all, nodes.cluster);

@@ -263,7 +263,7 @@ export class Settlements {
 
   /** Bad news, by bundle. */
   async #fail(shard: number, ended: readonly Ended[], replies: Map<string, SettleReply>): Promise<void> {
-    const { name, options, events, nodes, shared } = this.#parts;
+    const { name, options, events, nodes, keys, shared } = this.#parts;
     const taken: Ended[] = [];
     const take = (each: Ended, reply: number): void => {
       if (reply === 1) taken.push(each);
@@ -283,7 +283,7 @@ export class Settlements {
     for (const each of ended.filter(({ letter }) => letter !== undefined)) {
       const { record, bundle, field, outcome, letter } = each;
       const { max } = options.deadLetters;
-      const most = Math.ceil(max / Math.max(1, nodes.activeShards().length));
+      const most = Math.ceil(max / Math.max(1, Math.min(keys.shards, nodes.activeShards().length)));
       const places = [bundle, this.#parts.key(shard, "d"), this.#parts.key(shard, "dz")];
       const args = [name, field, outcome, record.task.id, letter!, shared.shared(record.settledAt!), most];
       const [reply, dropped] = (await this.#parts.run(shard, scripts.bury, places, args)) as [number, number];
