@@ -7,7 +7,7 @@
  * is reported is what its operator would see.
  */
 import { mkdtempSync, writeFileSync } from "node:fs";
-import { createServer, type AddressInfo } from "node:net";
+import { createServer } from "node:net";
 import { join } from "node:path";
 import type { Target } from "../src/bench/connection.ts";
 import { Child, type ChildOptions } from "./process.ts";
@@ -240,17 +240,28 @@ function modelOf(model: SimulatedModel | HttpModel): object {
   return { backend: { kind: "simulated", workers, baseMs, perItemMs: 0, hangRate }, ...rest };
 }
 
-/** Held open together, so that they differ; free when this returns, and nobody promised to stay away. */
+/**
+ * Below the ports that the system gives to outgoing connections (32768 on): a fleet that starts opens hundreds of those, and
+ * one of them could take a port between its being found free here and its being listened on.
+ */
+const PORTS = { first: 10_000, last: 19_999 } as const;
+let lastPort = PORTS.first + Math.floor(Math.random() * (PORTS.last - PORTS.first));
+
+/** Free when this returns, and not given out again by this process for a long time. */
 export async function freePorts(count: number): Promise<number[]> {
-  const servers = Array.from({ length: count }, () => createServer());
-  const ports = servers.map(
-    (server) =>
-      new Promise<number>((resolve, reject) => {
-        server.once("error", reject);
-        server.listen(0, host, () => resolve((server.address() as AddressInfo).port));
-      }),
-  );
-  const free = await Promise.all(ports);
-  await Promise.all(servers.map((server) => new Promise((resolve) => server.close(resolve))));
-  return free;
+  const ports: number[] = [];
+  while (ports.length < count) {
+    lastPort = lastPort === PORTS.last ? PORTS.first : lastPort + 1;
+    const port = lastPort;
+    if (await isFree(port)) ports.push(port);
+  }
+  return ports;
+}
+
+function isFree(port: number): Promise<boolean> {
+  const server = createServer();
+  return new Promise((resolve) => {
+    server.once("error", () => resolve(false));
+    server.listen(port, host, () => server.close(() => resolve(true)));
+  });
 }

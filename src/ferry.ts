@@ -20,7 +20,7 @@ import type { ModelRules } from "./dispatch/model-rules.ts";
 import { Reaper } from "./dispatch/reaper.ts";
 import { limitsOf, type Opened, openEngine, type Shared } from "./wiring/engines.ts";
 import { type FleetModel, Membership } from "./fleet/membership.ts";
-import { FleetRank } from "./fleet/rank.ts";
+import { FleetDemand } from "./fleet/demand.ts";
 import { Front } from "./changes/front.ts";
 import { adminRoutes } from "./gateway/admin.ts";
 import { Listener } from "./gateway/server.ts";
@@ -265,8 +265,8 @@ export class Ferry {
       { registry, clock: this.#clock, events: this.events, random: Math.random },
     ));
     this.#look();
-    engine.rank = new FleetRank(membership.fleet);
     await membership.start();
+    if (this.#role !== "gateway") await engine.serve(new FleetDemand(membership.fleet, this.#clock));
   }
 
   /** Before `drain`: those who have connected already are let in. */

@@ -20,7 +20,7 @@
  * The load comes from processes of their own. Every answer is checked: its first numbers are sums over the tokens of its
  * request, added up on the GPU. Prints a table, and writes it as JSON and as two charts into FOLDER (bench/results).
  * Needs Python with PyTorch; where there is no GPU it runs on the CPU, which shows that it works and nothing else
- * (EMBED_SHAPE=tiny GENERATE_SHAPE=tiny). For a machine without Node: pack.ts and start.py.
+ * (EMBED_SHAPE=tiny GENERATE_SHAPE=tiny). For a machine without Node: bench/kit.
  */
 import { mkdirSync, mkdtempSync, rmSync, writeFileSync } from "node:fs";
 import { tmpdir } from "node:os";

@@ -11,7 +11,7 @@ import { formatProblems, type Loaded } from "../config/load.ts";
 import type { Config } from "../config/config.ts";
 import { Refusal } from "../core/errors.ts";
 import type { Exchange } from "../gateway/exchange.ts";
-import { newId } from "../gateway/ids.ts";
+import { newId } from "../engine/ids.ts";
 import type { Routes } from "../gateway/server.ts";
 
 export const NO_FILE = "there is no config file to read again; start Ferry with -c FILE";

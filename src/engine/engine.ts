@@ -13,8 +13,6 @@
  *  - Bad news (`retry`, `failed`, `dead`) is taken only from the lease that holds the task now.
  *  - A record that is not final is in exactly one place: a queue, the waiting room for retries, or a lease.
  *  - Only the tenant that owns a record can see or end it; to anybody else it does not exist.
- *  - A task lives at the home that its id names (`core/home.ts`). Tasks share work only at the same home, so
- *    whoever makes ids gives those that may share the same one.
  *  - Inside a tier tenants take turns, as `core/fair.ts` says: one that floods it delays nobody else. An engine
  *    that many processes share may go by estimates there; its files say how far they are off.
  *  - Tenants share what is bounded, by the rule in `core/share.ts`, so that none can take all of it:
@@ -224,6 +222,11 @@ export interface Engine {
    * Putting the same task id twice queues it once.
    */
   put(task: Task, sharing?: Sharing): PutReply | Promise<PutReply>;
+  /**
+   * What the id of the next task of a model shall begin with (`ids.ts`), where tasks are stored in bundles. Left out: any id
+   * will do.
+   */
+  bundle?(model: string): string;
   /**
    * Why a request of so many tasks, which share their parameters, could never be queued however empty the queue is;
    * undefined: it can be. Asked before they are put.

@@ -38,11 +38,28 @@ function unknownIfStored(): Refusal {
   );
 }
 
+/** What is known of a task that another process has accepted, and perhaps tried. */
+export interface AdoptedState {
+  readonly attempt: number;
+  readonly lost: number;
+  readonly overdue: boolean;
+  readonly replayed: boolean;
+  readonly maxBatchSize: number;
+  /** With what callers who joined it have brought. */
+  readonly deadlineAt: number;
+  readonly tier: number;
+  /** Its time in the queue counts from then. */
+  readonly queueFrom: number;
+  /** It is not tried again before; 0: at once. */
+  readonly retryAt: number;
+}
+
 export class MemoryEngine implements Engine {
   #options: EngineLimits;
   readonly #clock: Clock;
   readonly #events: Events;
   readonly #keeper: RecordKeeper | undefined;
+  readonly #keepsOutcomes: boolean;
   readonly #records: Records;
   readonly #places: Places;
   readonly #windows = new Windows(MAX_SPENDERS);
@@ -59,12 +76,21 @@ export class MemoryEngine implements Engine {
   #leases = 0;
   #nextReap = Infinity;
 
-  constructor(options: EngineLimits, clock: Clock, events: Events, keeper?: RecordKeeper) {
+  /** `keepsOutcomes` false: what has ended is told to those who watch, and forgotten; a shared engine keeps it elsewhere. */
+  constructor(
+    options: EngineLimits,
+    clock: Clock,
+    events: Events,
+    keeper?: RecordKeeper,
+    keepsOutcomes = true,
+  ) {
     this.#options = options;
+    this.#keepsOutcomes = keepsOutcomes;
     this.#clock = clock;
     this.#events = events;
     this.#keeper = keeper;
-    this.#places = new Places(options, keeper !== undefined, this.#listeners, (at) => this.#fallsDue(at));
+    const copied = keeper !== undefined || !keepsOutcomes;
+    this.#places = new Places(options, copied, this.#listeners, (at) => this.#fallsDue(at));
     this.#records = new Records(options.results, clock, keeper, options.seed ?? 0);
     this.deadLetters = new DeadLetters(options.deadLetters, events, {
       replay: (task) => this.#replay(task),
@@ -190,6 +216,60 @@ export class MemoryEngine implements Engine {
     return { kind: "joined", id };
   }
 
+  /** Takes in a task that was accepted elsewhere; undefined when it is here already. */
+  adopt(task: Task, state: AdoptedState): TaskRecord | undefined {
+    if (this.#records.find(task.id) !== undefined) return undefined;
+    const record = this.#open(task, {}, task.createdAt, state.replayed);
+    record.attempt = state.attempt;
+    record.lost = state.lost;
+    record.overdue = state.overdue;
+    record.tier = state.tier;
+    if (state.maxBatchSize !== Infinity) record.maxBatchSize = state.maxBatchSize;
+    record.deadlineAt = state.deadlineAt;
+    if (state.queueFrom !== task.createdAt)
+      record.expiresAt = this.#places.expiry(task.model, state.queueFrom, state.deadlineAt);
+    if (state.retryAt > this.#clock.now()) this.#places.sitOut(record, state.retryAt);
+    // What was tried before stands ahead of what was not.
+    else this.#places.enqueue(record, state.attempt === 0 ? task.createdAt : undefined);
+    return record;
+  }
+
+  /** A record that has not ended. */
+  find(id: string): TaskRecord | undefined {
+    return this.#records.find(id);
+  }
+
+  /** A caller joined a task of this engine in another process. */
+  accommodate(id: string, deadlineAt: number, tier: number): void {
+    const record = this.#records.find(id);
+    if (record === undefined || record.final) return;
+    const newcomer = { ...record.task, deadlineAt, tier };
+    this.#places.accommodate(record, newcomer, this.#clock.now());
+    if (record.list !== undefined) this.#places.snooze(record);
+  }
+
+  /** The process that ran it is gone: held against it as `core/retry.ts` says. */
+  chargeLoss(record: TaskRecord): void {
+    record.lost++;
+    const { id } = record.task;
+    const now = this.#clock.now();
+    this.#places.leave(record);
+    this.#takeBack(record, { id, kind: "retry", at: now, message: "its lease ran out" }, now);
+  }
+
+  /** Gives up a task that has not ended: it is another process's from now on. */
+  withdraw(record: TaskRecord): void {
+    this.#places.leave(record);
+    this.#places.retire(record);
+    this.#records.release(record);
+  }
+
+  /** Waiting for a worker or for a retry, in tasks and bytes. */
+  get load(): { readonly waiting: number; readonly bytes: number; readonly running: number } {
+    const { waiting, waitingBytes, running } = this.#places;
+    return { waiting, bytes: waitingBytes, running };
+  }
+
   async claim(request: ClaimRequest): Promise<Lease> {
     const inside = request.inProcess === true && this.#keeper !== undefined;
     if (inside && this.#deathsStored !== undefined) await this.#deathsStored;
@@ -263,6 +343,7 @@ export class MemoryEngine implements Engine {
 
   #bury(record: TaskRecord, code: ErrorCode, detail: string, now: number): void {
     record.dead = detail;
+    if (!this.#keepsOutcomes) return;
     this.deadLetters.add({ task: record.task, attempts: record.attempt, code, message: detail, diedAt: now });
     this.#fallsDue(now + this.#options.deadLetters.ttlMs);
   }
@@ -366,16 +447,21 @@ export class MemoryEngine implements Engine {
 
   /** Nobody came back with it in time. */
   #lost(record: TaskRecord, now: number): void {
-    const { id, model, trace } = record.task;
     record.lost++;
-    if (record.attempt >= DEAD_FROM_ATTEMPT) {
-      const verdict = lostForGood(record);
-      this.#events.emit("task.dead", { id, model, code: verdict.code, message: verdict.detail, trace });
-      return this.#fail(record, verdict, now);
-    }
     this.#places.leave(record);
-    const retry = { id, kind: "retry", at: now, message: "its lease ran out" } as const;
-    this.#retry(record, record.lost < ALONE_FROM_LOST ? retry : { ...retry, maxBatchSize: 1 }, now);
+    this.#takeBack(record, { id: record.task.id, kind: "retry", at: now, message: "its lease ran out" }, now);
+  }
+
+  /** Out of its place already: back to its queue, or a dead letter when it was lost too often. */
+  #takeBack(record: TaskRecord, retry: Verdict & { kind: "retry" }, now: number): void {
+    if (record.attempt < DEAD_FROM_ATTEMPT) {
+      return this.#retry(record, record.lost < ALONE_FROM_LOST ? retry : { ...retry, maxBatchSize: 1 }, now);
+    }
+    const { id, model, trace } = record.task;
+    const { code, message, detail } = lostForGood(record);
+    this.#events.emit("task.dead", { id, model, code, message: detail, trace });
+    this.#bury(record, code, detail, now);
+    this.#finish(record, { ok: false, code, message }, now);
   }
 
   #expire(record: TaskRecord, now: number): void {
@@ -446,6 +532,7 @@ export class MemoryEngine implements Engine {
 
   #shelve(record: TaskRecord, outcome: Outcome, settledAt: number): void {
     this.#places.retire(record);
+    if (!this.#keepsOutcomes) return this.#records.release(record, outcome, settledAt);
     this.#records.shelve(record, outcome, settledAt);
     this.#fallsDue(settledAt + this.#options.results.ttlMs);
   }

@@ -122,6 +122,17 @@ export class Records {
     this.#trim();
   }
 
+  /** It is final, or elsewhere from now on, and nothing is kept of it here. */
+  release(record: TaskRecord, outcome?: Outcome, settledAt?: number): void {
+    if (outcome !== undefined) {
+      record.state = outcome.ok ? "done" : "failed";
+      record.outcome = outcome;
+      record.settledAt = settledAt!;
+    }
+    this.shared.finished(record);
+    this.#byId.delete(record.task.id, this.#packed.ids.of(record.task.id));
+  }
+
   /**
    * Who has fetched what was found on disk is not written down. So it counts as promised as far as that leaves its
    * tenant room for further promises, and as fetched beyond that.

@@ -13,7 +13,7 @@ import { Refusal } from "../core/errors.ts";
 import { CLIENT_LEFT } from "../telemetry/events.ts";
 import type { ClientBytes } from "./byte-budget.ts";
 import { CountedRequest } from "./counted-request.ts";
-import { newId } from "./ids.ts";
+import { newId } from "../engine/ids.ts";
 import { Inflow } from "./inflow.ts";
 import { checkType } from "./media-type.ts";
 import { quotaHeaders } from "./reply.ts";

@@ -36,7 +36,7 @@ import { CLIENT_LEFT } from "../telemetry/events.ts";
 import type { ClientBytes } from "./byte-budget.ts";
 import { CountedRequest } from "./counted-request.ts";
 import type { Visitor } from "./crossing.ts";
-import { newId } from "./ids.ts";
+import { newId } from "../engine/ids.ts";
 import { quotaHeaders } from "./reply.ts";
 
 export interface CallLimits {

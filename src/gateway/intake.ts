@@ -11,7 +11,6 @@ import type { Caller } from "../admission/caller.ts";
 import type { Gate, GateRefusal } from "../admission/gate.ts";
 import type { Clock } from "../clock.ts";
 import { type Quota, Refusal } from "../core/errors.ts";
-import { homeOf } from "../core/home.ts";
 import { canonical } from "../core/json.ts";
 import type { Json } from "../core/task.ts";
 import { type RequestTrace, traceparent } from "../core/trace.ts";
@@ -19,7 +18,7 @@ import type { Engine, PutReply, RecordView, Sharing } from "../engine/engine.ts"
 import { checkUncredited, credited as withCredential } from "../protocol/credential.ts";
 import type { Router, Waiter } from "../result/router.ts";
 import type { AnsweredRequest } from "../telemetry/events.ts";
-import { newId } from "./ids.ts";
+import { newId } from "../engine/ids.ts";
 import type { Screening } from "./screening.ts";
 
 /** One input as a protocol read it, checked. */
@@ -123,13 +122,13 @@ export class Intake {
   ): Ticket | Promise<Ticket> {
     const now = this.#clock.now();
     const shared = this.#parametersOf(asked, model);
-    const { content, sharing, home } = share(asked, shared.key, model, caller);
+    const { content, sharing } = share(asked, shared.key, model, caller);
     const mayShare =
       sharing.idempotency !== undefined || (model.looksForFree && sharing !== NOTHING_SHARED.sharing);
     if (refusal !== undefined && !mayShare) throw this.#admission.shed(caller, model.name, refusal);
     // After admission: trying out what is let through consumes the caller's quota.
     model.screen?.checkTask(asked.input, shared.parameters);
-    const id = newId(now, home);
+    const id = newId(now, this.#engine.bundle?.(model.name));
     const { input } = asked;
     const { parameters } = shared;
     const { tenant, tier } = caller;
@@ -260,7 +259,6 @@ function credentialName(authorization: string, vault: NonNullable<ModelDoor["vau
 interface Shared {
   readonly content: string;
   readonly sharing: Sharing;
-  readonly home?: number;
 }
 
 const NOTHING_SHARED: Shared = { content: "", sharing: {} };
@@ -284,8 +282,6 @@ function share(draft: Draft, parametersKey: string, model: ModelDoor, caller: Ca
   const cacheKey = cache.scope === "shared" ? content : own;
   return {
     content: collapse ? cacheKey : "",
-    // Of the content alone: whoever shares it, under whichever key, finds it at the same place.
-    home: homeOf(content),
     sharing: {
       ...(collapse && { joinKey: own }),
       ...(cached && { cacheKey, cacheTtlMs: cache.ttlMs }),

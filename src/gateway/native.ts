@@ -16,7 +16,7 @@ import type { Router, Woken } from "../result/router.ts";
 import { accepted, bytesHeaders, BYTES_TYPE, type Encoding, encodingNamed, noBytes } from "./encoding.ts";
 import { type Exchange, JSON_TYPE } from "./exchange.ts";
 import { idempotencyKey } from "./headers.ts";
-import { looksLikeId } from "./ids.ts";
+import { looksLikeId } from "../engine/ids.ts";
 import type { Draft, Intake, Ticket } from "./intake.ts";
 import { parseBody, PLAIN_FIELDS } from "./native-body.ts";
 import { pieceLine } from "./pieces.ts";

@@ -21,7 +21,7 @@ import { traceparent } from "../core/trace.ts";
 import type { ShedReason } from "../telemetry/events.ts";
 import type { Passage, Proxy } from "./dropin.ts";
 import type { Exchange, Relay } from "./exchange.ts";
-import { newId } from "./ids.ts";
+import { newId } from "../engine/ids.ts";
 import { checkPath, sentBack, sentOn } from "./pass-headers.ts";
 
 /** The workers of one model: `backend/passthrough.ts`. */

@@ -17,7 +17,7 @@ import { ClientBytes } from "./byte-budget.ts";
 import { Exchange, type ExchangeLimits, type Failed } from "./exchange.ts";
 import { repeatedHeader } from "./headers.ts";
 import { Http2Door, streamFlaw } from "./http2.ts";
-import { newId } from "./ids.ts";
+import { newId } from "../engine/ids.ts";
 import type { PageGuard } from "./page-guard.ts";
 import { refuseSocket } from "./refuse-socket.ts";
 import { type EdgeTls, isTlsTrouble, TlsFront } from "./tls.ts";

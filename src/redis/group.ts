@@ -5,8 +5,7 @@
  *                    while it is in flight the next group gathers
  *
  * WAIT looks only at what its own connection wrote, and on a fresh connection it is satisfied at once. So
- * the scripts and their WAIT always travel together, and each script must write when it answers, also when
- * it only finds what an earlier attempt left.
+ * the commands and their WAIT always travel together, and each group must write, also when it is sent again.
  */
 import { LinkDown, RedisError } from "./link.ts";
 import type { Arg, RedisReply } from "./link.ts";
@@ -26,19 +25,22 @@ export class StoreAway extends Error {
 /** More in one pipeline gain nothing, and the first would wait for the last. */
 const GROUP_CALLS = 512;
 
-/** One member's commands, in the order in which they are sent; the last one's reply is its answer. */
-export function together(
-  command: readonly Arg[],
+/** A member's commands, each after ASKING where its slot is on its way to another server. */
+export function asked(commands: readonly (readonly Arg[])[], asking: boolean): readonly (readonly Arg[])[] {
+  return asking ? commands.flatMap((each) => [["ASKING"], each]) : commands;
+}
+
+/** The replies to `asked` without those to ASKING. */
+export function answers(
+  replies: readonly (RedisReply | RedisError)[],
   asking: boolean,
-  before: readonly (readonly Arg[])[],
-): (readonly Arg[])[] {
-  const all = before.length === 0 ? [command] : [...before, command];
-  return asking ? all.flatMap((each) => [["ASKING"], each]) : all;
+): (RedisReply | RedisError)[] {
+  return asking ? replies.filter((_, at) => at % 2 === 1) : [...replies];
 }
 
 interface Member {
   readonly commands: readonly (readonly Arg[])[];
-  readonly resolve: (reply: RedisReply) => void;
+  readonly resolve: (replies: (RedisReply | RedisError)[]) => void;
   readonly reject: (why: Error) => void;
 }
 
@@ -56,9 +58,9 @@ export class GroupCommit {
     this.#waitTimeoutMs = waitTimeoutMs;
   }
 
-  /** Rejects with the script's own RedisError, LinkDown, or StoreAway when no replica confirmed. */
-  run(commands: readonly (readonly Arg[])[]): Promise<RedisReply> {
-    // Nobody waits for a replica, so there is no wait to share.
+  /** Resolves with the reply to each command; rejects with LinkDown, or StoreAway when no replica confirmed. */
+  run(commands: readonly (readonly Arg[])[]): Promise<(RedisReply | RedisError)[]> {
+    // Nothing waits for a replica, so there is no wait to share.
     if (this.#gathering.length === 0 && this.#wanted() === 0) return this.#alone(commands);
     return new Promise((resolve, reject) => {
       const first = this.#gathering.push({ commands, resolve, reject }) === 1;
@@ -66,10 +68,10 @@ export class GroupCommit {
     });
   }
 
-  async #alone(commands: readonly (readonly Arg[])[]): Promise<RedisReply> {
+  async #alone(commands: readonly (readonly Arg[])[]): Promise<(RedisReply | RedisError)[]> {
     const { link, why } = this.#kept;
     if (link === undefined) throw new LinkDown(why.message, false);
-    return ownReply(await link.callAll(commands));
+    return link.callAll(commands);
   }
 
   async #commit(): Promise<void> {
@@ -95,9 +97,9 @@ export class GroupCommit {
     let at = 0;
     for (const { commands, resolve, reject } of group) {
       const own = replies.slice(at, (at += commands.length));
-      const refused = own.find((reply) => reply instanceof RedisError);
-      if (refused !== undefined) reject(refused);
-      else if (doubt === undefined) resolve(own.at(-1) as RedisReply);
+      // A refusal is an answer; whether what was written is safe is the question only where something was.
+      const refused = own.some((reply) => reply instanceof RedisError);
+      if (doubt === undefined || refused) resolve(own);
       else reject(doubt);
     }
   }
@@ -116,11 +118,4 @@ export class GroupCommit {
       true,
     );
   }
-}
-
-/** The last reply, unless one of them is a refusal. */
-export function ownReply(replies: readonly (RedisReply | RedisError)[]): RedisReply {
-  const refused = replies.find((reply) => reply instanceof RedisError);
-  if (refused !== undefined) throw refused;
-  return replies.at(-1) as RedisReply;
 }

@@ -1,15 +1,17 @@
 /**
  * One primary, and our connections to it: one for plain commands and scripts, one for writes that must be
- * safe (it is often held up by WAIT), each kept up for ever. (`subscriptions.ts` has the third.)
+ * safe (it is often held up by WAIT), one for reads that wait for new entries, each kept up for ever.
+ * (`subscriptions.ts` has the fourth.)
  *
  * Each fresh connection asks first whether this server is a primary; a replica is never shown as up. Once a
  * second `survey` asks again, counts the replicas and touches both connections, so that a dead one is
  * noticed without traffic.
  */
 import type { Clock } from "../clock.ts";
-import { GroupCommit, ownReply, together } from "./group.ts";
+import { answers, asked, GroupCommit } from "./group.ts";
 import { KeptLink } from "./kept.ts";
 import { addressOf, LinkDown } from "./link.ts";
+import { RedisError } from "./link.ts";
 import type { Arg, LinkOptions, RedisLink, RedisReply } from "./link.ts";
 import { askFacts } from "./topology.ts";
 import type { Address, Durability, ServerFacts } from "./topology.ts";
@@ -36,8 +38,6 @@ export interface NodeListener {
   surveyed(node: RedisNode, primary: boolean): void;
 }
 
-const NOTHING: readonly never[] = [];
-
 export class RedisNode implements Address {
   readonly host: string;
   readonly port: number;
@@ -49,6 +49,8 @@ export class RedisNode implements Address {
   readonly #plain: KeptLink;
   readonly #safe: KeptLink;
   readonly #commit: GroupCommit;
+  /** For commands that wait at the server; made when there is one. */
+  #blocking: KeptLink | undefined;
   readonly #loading = new Map<string, Promise<void>>();
   /** Undefined until the first connection has asked. */
   #replicas: number | undefined;
@@ -108,26 +110,37 @@ export class RedisNode implements Address {
   }
 
   /** `until` 0: fails at once when the connection is down. Rejects with RedisError or LinkDown. */
-  async run(
-    command: readonly Arg[],
-    asking: boolean,
-    until: number,
-    before: readonly (readonly Arg[])[] = NOTHING,
-  ): Promise<RedisReply> {
+  async run(command: readonly Arg[], asking: boolean, until: number): Promise<RedisReply> {
     const link = this.#plain.link ?? (await linkOf(this.#plain, until));
-    if (!asking && before.length === 0) return link.call(command);
-    return ownReply(await link.callAll(together(command, asking, before)));
+    if (!asking) return link.call(command);
+    const [reply] = answers(await link.callAll(asked([command], true)), true);
+    if (reply instanceof RedisError) throw reply;
+    return reply!;
   }
 
-  /** As `run`, and rejects with StoreAway when not all replicas in sync confirmed. */
-  async durably(
-    command: readonly Arg[],
+  /**
+   * Several commands in one write; refusals are values. `durable`: as safe as `durability` asks when it resolves, and rejects
+   * with StoreAway when not all replicas in sync confirmed.
+   */
+  async pipeline(
+    commands: readonly (readonly Arg[])[],
     asking: boolean,
     until: number,
-    before: readonly (readonly Arg[])[] = NOTHING,
-  ): Promise<RedisReply> {
-    if (this.#safe.link === undefined) await linkOf(this.#safe, until);
-    return this.#commit.run(together(command, asking, before));
+    durable = false,
+  ): Promise<(RedisReply | RedisError)[]> {
+    const kept = durable ? this.#safe : this.#plain;
+    const link = kept.link ?? (await linkOf(kept, until));
+    const all = asked(commands, asking);
+    return answers(await (durable ? this.#commit.run(all) : link.callAll(all)), asking);
+  }
+
+  /** A command that may wait at the server for up to `blockMs`, on a connection of its own. */
+  async block(command: readonly Arg[], blockMs: number, asking: boolean, until: number): Promise<RedisReply> {
+    this.#blocking ??= this.keep((link) => this.#check(link), blockMs);
+    const link = this.#blocking.link ?? (await linkOf(this.#blocking, until));
+    const [reply] = answers(await link.callAll(asked([command], asking)), asking);
+    if (reply instanceof RedisError) throw reply;
+    return reply!;
   }
 
   /** Makes the script known to this server; any number of callers, one command. */
@@ -158,11 +171,13 @@ export class RedisNode implements Address {
   release(): void {
     this.#plain.release();
     this.#safe.release();
+    this.#blocking?.release();
   }
 
   close(): void {
     this.#plain.close();
     this.#safe.close();
+    this.#blocking?.close();
   }
 
   async #check(link: RedisLink): Promise<void> {
@@ -177,6 +192,7 @@ export class RedisNode implements Address {
     if (!primary) {
       this.#plain.renew();
       this.#safe.renew();
+      this.#blocking?.renew();
     }
     this.#listener.surveyed(this, primary);
   }

@@ -17,9 +17,9 @@ import type { Events } from "../telemetry/events.ts";
 import { StoreAway } from "./group.ts";
 import { RedisError } from "./link.ts";
 import type { Arg, RedisReply } from "./link.ts";
-import type { Script } from "./node.ts";
+import type { RedisNode, Script } from "./node.ts";
 import { RedisOwners } from "./owners.ts";
-import { persist } from "./persist.ts";
+import { passes, persist } from "./persist.ts";
 import type { Patience } from "./persist.ts";
 import { Subscriptions } from "./subscriptions.ts";
 import type { Durability, NodesOptions } from "./topology.ts";
@@ -31,8 +31,6 @@ export interface ScriptCall {
   readonly script: Script;
   readonly keys: readonly Arg[];
   readonly args: readonly Arg[];
-  /** Plain commands that go right before the script, on the same connection, in the same write. */
-  readonly before?: readonly (readonly Arg[])[] | undefined;
 }
 
 export interface PrimaryView {
@@ -44,6 +42,8 @@ export interface PrimaryView {
 }
 
 const CLOCK_TRIES = 5;
+/** How long a blocking command may wait for its connection. */
+const BLOCK_READY_MS = 1000;
 
 export class RedisNodes {
   /** These shards became unreachable, or reachable again. */
@@ -51,9 +51,11 @@ export class RedisNodes {
   readonly #clock: Clock;
   readonly #owners: RedisOwners;
   readonly #subscriptions: Subscriptions;
+  readonly #shards: number;
 
   private constructor(options: NodesOptions, clock: Clock, events: Events) {
     this.#clock = clock;
+    this.#shards = options.tags.length;
     this.#owners = new RedisOwners(options, clock, events, {
       shards: (shards, up) => this.onShards?.(shards, up),
       moved: () => this.#subscriptions.reconcile(),
@@ -78,41 +80,142 @@ export class RedisNodes {
     return this.#owners.cluster;
   }
 
-  /** Shards that one script may touch together: all on one server; on a Cluster each by itself. */
-  groups(shards: readonly number[]): number[][] {
-    if (shards.length === 0) return [];
-    return this.cluster ? shards.map((shard) => [shard]) : [[...shards]];
+  /**
+   * One shard of each primary that is up: where new bundles go. Few shards under thin traffic, so that one read
+   * fills a batch; all primaries share the load.
+   */
+  activeShards(): readonly number[] {
+    const seen = new Set<unknown>();
+    const active: number[] = [];
+    for (let shard = 0; shard < this.#shards; shard++) {
+      const owner = this.#owners.owner(shard);
+      if (owner === undefined || seen.has(owner)) continue;
+      seen.add(owner);
+      if (this.up(shard)) active.push(shard);
+    }
+    return active;
   }
 
   /**
    * Runs a script at the shard's primary. A lost reply rejects (`unknown`) unless it may be sent again. While
    * the primary is away it rejects at once, unless `resend` or `withinMs` was given: then it waits that long.
    */
-  run(shard: number, call: ScriptCall, options?: Patience): Promise<RedisReply> {
-    const command = evalsha(call);
-    return persist(
-      this.#owners,
-      shard,
-      (node, asking, until) => node.run(command, asking, until, call.before),
-      options,
-      call.script,
-    );
+  run(shard: number, { script, keys, args }: ScriptCall, options?: Patience): Promise<RedisReply> {
+    const command = ["EVALSHA", script.sha, keys.length, ...keys, ...args];
+    const attempt = (node: RedisNode, asking: boolean, until: number): Promise<RedisReply> =>
+      node.run(command, asking, until);
+    return persist(this.#owners, shard, attempt, options, script);
   }
 
   /**
-   * Resolves when it is as safe as `durability` asks; only then may somebody be told "accepted". Goes with
-   * others to the same server in one pipeline, and is sent again when the reply is lost: the script must
-   * know what it has done before, and write something also then.
+   * As `run`, and as safe as `durability` asks when it resolves. Sent again when the reply is lost: the script must know what
+   * it has done before, and write something also then.
    */
-  runDurably(shard: number, call: ScriptCall, withinMs: number): Promise<RedisReply> {
-    const command = evalsha(call);
-    return persist(
-      this.#owners,
-      shard,
-      (node, asking, until) => node.durably(command, asking, until, call.before),
-      { resend: true, withinMs },
-      call.script,
+  runDurably(shard: number, { script, keys, args }: ScriptCall, withinMs: number): Promise<RedisReply> {
+    const command = ["EVALSHA", script.sha, keys.length, ...keys, ...args];
+    const attempt = async (node: RedisNode, asking: boolean, until: number): Promise<RedisReply> => {
+      const [reply] = await node.pipeline([command], asking, until, true);
+      if (reply instanceof RedisError) throw reply;
+      return reply!;
+    };
+    return persist(this.#owners, shard, attempt, { resend: true, withinMs }, script);
+  }
+
+  /**
+   * Commands of one shard in one write, done in this order. A refusal is a value; a command that was refused for now
+   * (its slot moves, its server loads) is sent again by itself, so it may come after those behind it. Rejects as `run` does.
+   */
+  async pipeline(
+    shard: number,
+    commands: readonly (readonly Arg[])[],
+    options?: Patience,
+  ): Promise<(RedisReply | RedisError)[]> {
+    const attempt = (node: RedisNode, asking: boolean, until: number): Promise<(RedisReply | RedisError)[]> =>
+      node.pipeline(commands, asking, until);
+    const replies = await persist(this.#owners, shard, attempt, options);
+    await Promise.all(
+      replies.map(async (reply, at) => {
+        if (!(reply instanceof RedisError) || !passes(reply)) return;
+        replies[at] = await this.command(shard, commands[at]!, { ...options, resend: true }).catch(
+          (error: unknown) => {
+            if (error instanceof RedisError) return error;
+            throw error;
+          },
+        );
+      }),
     );
+    return replies;
+  }
+
+  /**
+   * A transaction at one shard: all commands or none, and as safe as `durability` asks when it resolves. Sent again when the
+   * reply is lost, so that it may happen twice: `again` then gives the commands. While its slot moves to another server
+   * it waits: a key made at the new place would be in the way of the old one's.
+   */
+  async transact(
+    shard: number,
+    commands: (again: boolean) => readonly (readonly Arg[])[],
+    withinMs: number,
+  ): Promise<RedisReply[]> {
+    let again = false;
+    const attempt = async (node: RedisNode, asking: boolean, until: number): Promise<RedisReply[]> => {
+      const all = [["MULTI"], ...commands(again), ["EXEC"]];
+      again = true;
+      const replies = await node.pipeline(all, asking, until, true);
+      const done = replies.at(-1)!;
+      if (Array.isArray(done)) return done;
+      const refused =
+        replies.find((reply) => reply instanceof RedisError) ?? new RedisError("ERR no reply to EXEC");
+      throw refused.code === "ASK" ? new RedisError(`TRYAGAIN the slot moves: ${refused.message}`) : refused;
+    };
+    return persist(this.#owners, shard, attempt, { resend: true, withinMs });
+  }
+
+  /** Single commands at many shards: one write for each primary. Refusals are values, in the order of the commands. */
+  async scatter(
+    commands: readonly { readonly shard: number; readonly command: readonly Arg[] }[],
+    options?: Patience,
+  ): Promise<(RedisReply | RedisError)[]> {
+    const replies: (RedisReply | RedisError)[] = [];
+    const byOwner = Map.groupBy(commands.keys(), (at) => this.#owners.owner(commands[at]!.shard));
+    await Promise.all(
+      Array.from(byOwner, async ([, places]) => {
+        // What another primary owns by now is refused, and finds its way by itself.
+        const found = await this.#scattered(commands, places, options);
+        places.forEach((at, which) => (replies[at] = found[which]!));
+      }),
+    );
+    return replies;
+  }
+
+  async #scattered(
+    commands: readonly { readonly shard: number; readonly command: readonly Arg[] }[],
+    places: readonly number[],
+    options?: Patience,
+  ): Promise<(RedisReply | RedisError)[]> {
+    const { shard } = commands[places[0]!]!;
+    const attempt = (node: RedisNode, asking: boolean, until: number): Promise<(RedisReply | RedisError)[]> =>
+      node.pipeline(
+        places.map((at) => commands[at]!.command),
+        asking,
+        until,
+      );
+    const replies = await persist(this.#owners, shard, attempt, options);
+    await Promise.all(
+      replies.map(async (reply, which) => {
+        if (!(reply instanceof RedisError) || !passes(reply)) return;
+        const { shard: own, command } = commands[places[which]!]!;
+        replies[which] = await this.command(own, command, { ...options, resend: true });
+      }),
+    );
+    return replies;
+  }
+
+  /** A command that may wait at the server for up to `blockMs`. Rejects when its connection is away, or breaks. */
+  block(shard: number, command: readonly Arg[], blockMs: number): Promise<RedisReply> {
+    const attempt = (node: RedisNode, asking: boolean, until: number): Promise<RedisReply> =>
+      node.block(command, blockMs, asking, until);
+    return persist(this.#owners, shard, attempt, { withinMs: BLOCK_READY_MS });
   }
 
   /** A plain command at the shard's primary; as `run`. */
@@ -167,8 +270,4 @@ export class RedisNodes {
     this.#owners.close();
     return Promise.resolve();
   }
-}
-
-function evalsha({ script, keys, args }: ScriptCall): Arg[] {
-  return ["EVALSHA", script.sha, keys.length, ...keys, ...args];
 }

@@ -40,12 +40,13 @@ export interface Routes {
   refresh(): void;
 }
 
-type Attempt = (node: RedisNode, asking: boolean, until: number) => Promise<RedisReply>;
+type Attempt<Reply> = (node: RedisNode, asking: boolean, until: number) => Promise<Reply>;
 
 const WITHIN_MS = 1000;
 const PAUSE_MS = 20;
 const PAUSE_SPREAD_MS = 30;
 
+/** What a server refuses only for now. */
 const PASSING = new Set([
   "TRYAGAIN",
   "CLUSTERDOWN",
@@ -56,13 +57,18 @@ const PASSING = new Set([
   "READONLY",
 ]);
 
-export async function persist(
+/** Whether the same command may be taken later, or elsewhere. */
+export function passes({ code }: RedisError): boolean {
+  return code === "MOVED" || code === "ASK" || PASSING.has(code);
+}
+
+export async function persist<Reply = RedisReply>(
   routes: Routes,
   shard: number,
-  attempt: Attempt,
+  attempt: Attempt<Reply>,
   patience: Patience = {},
   script?: Script,
-): Promise<RedisReply> {
+): Promise<Reply> {
   const course = new Course(routes, shard, patience, script);
   for (;;) {
     const node = course.node;

@@ -16,7 +16,7 @@ import { readText, reasonOf } from "../admission/watched-file.ts";
 import type { Clock } from "../clock.ts";
 import type { Config, JwtConfig } from "../config/config.ts";
 import { HOMES } from "../core/home.ts";
-import { RedisKeys } from "../engine/redis-keys.ts";
+import { RedisKeys } from "../engine/redis/keys.ts";
 import type { Shared } from "./engines.ts";
 import { RedisNodes } from "../redis/nodes.ts";
 import type { Events } from "../telemetry/events.ts";

@@ -6,9 +6,9 @@ import { HOMES } from "../core/home.ts";
 import type { Engine } from "../engine/engine.ts";
 import { openJournal } from "../engine/journal.ts";
 import { MemoryEngine } from "../engine/memory.ts";
-import { RedisEngine } from "../engine/redis.ts";
-import { RedisClock } from "../engine/redis-frames.ts";
-import { RedisKeys } from "../engine/redis-keys.ts";
+import { RedisEngine } from "../engine/redis/engine.ts";
+import { RedisClock } from "../engine/redis/frames.ts";
+import { RedisKeys } from "../engine/redis/keys.ts";
 import { RedisNodes } from "../redis/nodes.ts";
 import { probeRedis } from "../redis/probe.ts";
 import { RecordKeeper } from "../engine/saved.ts";
@@ -105,14 +105,8 @@ async function openRedis(
   const nodes = await RedisNodes.open({ ...settings, tags: keys.tags, name }, clock, events);
   const base = { nodes, keys, clock, events, shared: new RedisClock(), name: id };
   const { leaseMs, sweepMs, zoneSpillMs, commandTimeoutMs } = settings;
-  const engine = new RedisEngine(base, {
-    ...limitsOf(config),
-    zone: config.zone,
-    zoneSpillMs,
-    leaseMs,
-    sweepMs,
-    putWithinMs: commandTimeoutMs,
-  });
+  const options = { zone: config.zone, zoneSpillMs, leaseMs, sweepMs, putWithinMs: commandTimeoutMs };
+  const engine = new RedisEngine(base, { ...limitsOf(config), ...options }, nodes.cluster);
   try {
     await engine.open();
   } catch (error) {

@@ -8,7 +8,6 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 import type { ErrorCode } from "../../src/core/errors.ts";
-import { ID_DIGITS } from "../../src/core/home.ts";
 import type { Outcome, Task, TaskState } from "../../src/core/task.ts";
 import type {
   ClaimRequest,
@@ -22,6 +21,7 @@ import type {
   Sharing,
   Verdict,
 } from "../../src/engine/engine.ts";
+import { newId } from "../../src/engine/ids.ts";
 import type { VirtualClock } from "../../src/plan/virtual-clock.ts";
 import type { Events } from "../../src/telemetry/events.ts";
 
@@ -37,8 +37,6 @@ export interface Opened {
   refresh?(): Promise<void>;
   /** Ages are estimates, and finished records are not counted. */
   readonly approximate?: boolean;
-  /** The home of a task with this content, where there is more than one. */
-  home?(content: string, number: number): number;
 }
 
 export type OpenEngine = (options: EngineOptions) => Promise<Opened>;
@@ -71,6 +69,26 @@ export interface Seen {
   readonly outcome: Outcome | undefined;
 }
 
+/** Verbs after which an engine that others share too reads what they changed. */
+const VERBS = new Set<PropertyKey>(["put", "claim", "settle", "cancel", "reap", "replay"]);
+
+/** The same engine, whose view is up to date when a verb is done. */
+function seeing<Verbs extends object>(verbs: Verbs, refresh: () => Promise<void>): Verbs {
+  return new Proxy(verbs, {
+    get(target, key) {
+      const found: unknown = Reflect.get(target, key, target);
+      if (key === "deadLetters") return seeing(found as object, refresh);
+      if (typeof found !== "function") return found;
+      if (!VERBS.has(key)) return found.bind(target) as unknown;
+      return async (...args: unknown[]) => {
+        const result: unknown = await found.apply(target, args);
+        await refresh().catch(() => {});
+        return result;
+      };
+    },
+  });
+}
+
 /** Ids are never used twice, so that an engine on a store that others use too cannot mix them up. */
 let lastId = 0;
 
@@ -89,7 +107,7 @@ export class Stage {
 
   constructor(opened: Opened) {
     this.#opened = opened;
-    this.engine = opened.engine;
+    this.engine = opened.refresh === undefined ? opened.engine : seeing(opened.engine, opened.refresh);
     this.clock = opened.clock;
     this.dueAt = opened.clock.now();
     this.engine.watch({
@@ -118,9 +136,9 @@ export class Stage {
   task(fields: Partial<Task> = {}): Task {
     const createdAt = this.now;
     lastId++;
-    const home = this.#opened.home?.(fields.content ?? "", lastId) ?? 0;
+    const model = fields.model ?? MODEL;
     return {
-      id: `task-${lastId}-${ID_DIGITS[home]!}`,
+      id: newId(createdAt + lastId, this.engine.bundle?.(model)),
       tenant: "ann",
       tier: 0,
       model: MODEL,

@@ -2,12 +2,9 @@
 import { after, before, describe } from "node:test";
 import type { RedisNodes } from "../../src/redis/nodes.ts";
 import { engineContract } from "../contract/engine.ts";
-import { propertyContract } from "../contract/engine-property.ts";
 import { startCluster, startPair, startServer } from "../redis/servers.ts";
-import { openInOneShard, openNodes, openSpread } from "./redis-engines.ts";
-
-/** More tasks than a story puts: the bound is shared out to the shards, and the model knows only the sum. */
-const UNBOUNDED = 1000;
+import { propertyContract } from "../contract/engine-property.ts";
+import { openNodes, openRedis } from "./redis-engines.ts";
 
 function onServers(name: string, start: () => Promise<AsyncDisposable & { connect(): Promise<RedisNodes> }>) {
   describe(name, () => {
@@ -24,19 +21,14 @@ function onServers(name: string, start: () => Promise<AsyncDisposable & { connec
     });
     engineContract(
       `redis, ${name}`,
-      openInOneShard(() => nodes),
+      // One shard: bounds are shared out to the primaries, and tests know only the sum.
+      openRedis(() => nodes, 1),
       { runs: 60 },
     );
-    describe("spread over sixteen shards", () => {
+    describe("spread over all primaries", () => {
       propertyContract(
-        openSpread(() => nodes),
-        { runs: 60, maxQueued: UNBOUNDED },
-      );
-    });
-    describe("with tenants that crowd each other", () => {
-      propertyContract(
-        openSpread(() => nodes, { crowdFrom: 0 }),
-        { runs: 60, maxQueued: UNBOUNDED },
+        openRedis(() => nodes),
+        { runs: 60, maxQueued: 1000 },
       );
     });
   });

@@ -6,7 +6,7 @@ import { Credentials } from "../../src/admission/credentials.ts";
 import { Refusal } from "../../src/core/errors.ts";
 import type { Engine } from "../../src/engine/engine.ts";
 import type { Exchange } from "../../src/gateway/exchange.ts";
-import { looksLikeId, newId } from "../../src/gateway/ids.ts";
+import { looksLikeId, newId } from "../../src/engine/ids.ts";
 import type { Intake } from "../../src/gateway/intake.ts";
 import { NativeProtocol, preferredWaitMs } from "../../src/gateway/native.ts";
 import { parseBody } from "../../src/gateway/native-body.ts";

@@ -1,0 +1,63 @@
+/**
+ * Task ids: 36 characters in Crockford's base 32.
+ *
+ * The first ten are the time, which makes ids sort by arrival and keeps indexes and logs in order; the rest is chance,
+ * which makes them impossible to guess: that is what keeps one caller's result from another. Where the engine
+ * stores tasks in bundles, those of one bundle share the first 21 (ten of time, ten of chance, the shard) and
+ * differ in the last 15, which are 75 random bits.
+ */
+import { randomFillSync } from "node:crypto";
+import { ID_DIGITS } from "../core/home.ts";
+
+const DIGITS = Buffer.from(ID_DIGITS, "latin1");
+const TIME_DIGITS = 10;
+const BUNDLE_DIGITS = 20;
+const ID_LENGTH = 36;
+const POOL_BYTES = 8192;
+
+const pool = new Uint8Array(POOL_BYTES);
+let used = pool.length;
+/** Written anew for each id: one string is made, instead of one for every character on the way. */
+const digits = Buffer.alloc(ID_LENGTH);
+let lastMs = -1;
+
+/** `bundle`: the 21 characters that it begins with; left out: all of it is new. */
+export function newId(nowMs: number, bundle?: string): string {
+  if (bundle !== undefined) {
+    writeRandom(bundle.length, ID_LENGTH);
+    return bundle + digits.toString("latin1", bundle.length);
+  }
+  writeTime(Math.floor(nowMs));
+  writeRandom(TIME_DIGITS, ID_LENGTH);
+  return digits.toString("latin1");
+}
+
+/** What the ids of one bundle begin with. */
+export function newBundle(nowMs: number, shard: number): string {
+  writeTime(Math.floor(nowMs));
+  writeRandom(TIME_DIGITS, BUNDLE_DIGITS);
+  digits[BUNDLE_DIGITS] = DIGITS[shard]!;
+  return digits.toString("latin1", 0, BUNDLE_DIGITS + 1);
+}
+
+/** Whether a text could be one of ours; anything else need not be looked up. */
+export function looksLikeId(text: string): boolean {
+  return /^[0-9A-HJKMNP-TV-Z]{36}$/.test(text);
+}
+
+function writeRandom(from: number, to: number): void {
+  if (used + ID_LENGTH > pool.length) {
+    randomFillSync(pool);
+    used = 0;
+  }
+  for (let at = from; at < to; at++) digits[at] = DIGITS[pool[used++]! & 31]!;
+}
+
+function writeTime(ms: number): void {
+  if (ms === lastMs) return;
+  lastMs = ms;
+  for (let left = ms, at = TIME_DIGITS - 1; at >= 0; at--) {
+    digits[at] = DIGITS[left % 32]!;
+    left = Math.floor(left / 32);
+  }
+}

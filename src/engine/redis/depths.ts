@@ -1,0 +1,193 @@
+/**
+ * How many tasks wait in the fleet, as this process last heard: from the replies to its own puts and claims, which carry the
+ * new counts, and once a second from the counts themselves.
+ *
+ * The counts are one hash, kept as differences: a put adds, the batcher whose pool a task leaves subtracts. So each
+ * pool remembers what it has told, and tells the difference with its next commands. What a crash left behind is cleared
+ * when nothing is left in any stream (`heal`).
+ */
+import type { Task } from "../../core/task.ts";
+import type { Arg, RedisReply } from "../../redis/nodes.ts";
+import type { PutReply } from "../engine.ts";
+import type { MemoryEngine } from "../memory.ts";
+import type { RedisParts } from "./parts.ts";
+
+/** Where the hash is. */
+export const DEPTH_SHARD = 0;
+/** Waiting for a retry, of whichever model. */
+const LATER = "later";
+const BYTES = "bytes";
+const RUNNING = "running";
+
+/** Differences by field. */
+export type Counts = Map<string, number>;
+
+export class Depths {
+  readonly #parts: RedisParts;
+  readonly #key: string;
+  /** What Redis last said. */
+  #known: Counts = new Map();
+  /** On their way in. */
+  readonly #entering: Counts = new Map();
+  /** What this process's pool has told. */
+  readonly #told: Counts = new Map();
+  #suspicious = "";
+
+  constructor(parts: RedisParts) {
+    this.#parts = parts;
+    this.#key = parts.key(DEPTH_SHARD, "depth");
+  }
+
+  get queued(): number {
+    let sum = 0;
+    for (const counts of [this.#entering, this.#known]) {
+      for (const [field, count] of counts) if (field !== BYTES && field !== RUNNING) sum += count;
+    }
+    return Math.max(0, sum);
+  }
+
+  get running(): number {
+    return this.#count(RUNNING);
+  }
+
+  waiting(model: string): number[] {
+    return Array.from({ length: this.#parts.options.tiers }, (_, tier) => this.#count(fieldOf(model, tier)));
+  }
+
+  #count(field: string): number {
+    return Math.max(0, (this.#known.get(field) ?? 0) + (this.#entering.get(field) ?? 0));
+  }
+
+  /** Which bound leaves no room for this task. */
+  full(task: Task): (PutReply & { kind: "full" }) | undefined {
+    const { maxQueued, maxQueuedBytes } = this.#parts.options;
+    const bytes = weight(task);
+    const full = (setting: string): PutReply & { kind: "full" } => ({
+      kind: "full",
+      message: `the queue is full (${setting})`,
+      never: bytes > maxQueuedBytes,
+    });
+    if (this.queued >= maxQueued) return full(`limits.maxQueued ${maxQueued}`);
+    if (this.#count(BYTES) + bytes > maxQueuedBytes) return full(`limits.maxQueuedBytes ${maxQueuedBytes}`);
+    return undefined;
+  }
+
+  /** A task is on its way in (`count` 1), or no longer (-1). */
+  enters(task: Task, count: 1 | -1): void {
+    add(this.#entering, fieldOf(task.model, this.#tier(task)), count);
+    add(this.#entering, BYTES, count * weight(task));
+  }
+
+  /** What tasks count for while they wait. */
+  of(tasks: readonly Task[]): Counts {
+    const counts: Counts = new Map();
+    for (const task of tasks) {
+      add(counts, fieldOf(task.model, this.#tier(task)), 1);
+      add(counts, BYTES, weight(task));
+    }
+    return counts;
+  }
+
+  #tier({ tier }: Task): number {
+    return Math.min(tier, this.#parts.options.tiers - 1);
+  }
+
+  commands(counts: Counts): Arg[][] {
+    return Array.from(counts, ([field, count]) => ["HINCRBY", this.#key, field, count]);
+  }
+
+  /** The replies to these commands, in their order. */
+  heard(counts: Counts, replies: readonly unknown[]): void {
+    let at = 0;
+    for (const field of counts.keys()) {
+      const reply = replies[at++];
+      if (typeof reply === "number") this.#known.set(field, reply);
+    }
+  }
+
+  /** Adds to the counts. */
+  async add(counts: Counts): Promise<void> {
+    const replies = await this.#parts.nodes.pipeline(DEPTH_SHARD, this.commands(counts)).catch(() => []);
+    this.heard(counts, replies);
+  }
+
+  /** Tasks that were counted before came into this process's pool (1), or left it for another (-1). */
+  moved(counts: Counts, sign: 1 | -1): void {
+    for (const [field, count] of counts) add(this.#told, field, sign * count);
+  }
+
+  /** Of tasks that ran when their batcher died: they were counted as running, and wait now. */
+  ran(count: number): void {
+    add(this.#told, RUNNING, count);
+  }
+
+  /** What the pool holds now less what it has told; from here on it counts as told. */
+  report(pool: MemoryEngine): Counts {
+    const { waiting, bytes, running } = pool.load;
+    const now: Counts = new Map([
+      [BYTES, bytes],
+      [RUNNING, running],
+    ]);
+    let queued = 0;
+    for (const [model, depths] of pool.stats().depth) {
+      for (let tier = 0; tier < depths.length; tier++) {
+        queued += depths[tier]!;
+        now.set(fieldOf(model, tier), depths[tier]!);
+      }
+    }
+    now.set(LATER, waiting - queued);
+    const differences: Counts = new Map();
+    for (const [field, count] of now) add(differences, field, count - (this.#told.get(field) ?? 0));
+    for (const [field, count] of this.#told) if (!now.has(field)) add(differences, field, -count);
+    for (const [field, difference] of differences) {
+      add(this.#told, field, difference);
+      add(this.#known, field, difference);
+    }
+    return differences;
+  }
+
+  /** A report did not arrive: it is told again with the next one. */
+  untold(differences: Counts): void {
+    this.moved(differences, -1);
+  }
+
+  /** Asks for all counts. */
+  async refresh(): Promise<void> {
+    const reply = (await this.#parts.nodes.command(DEPTH_SHARD, ["HGETALL", this.#key])) as RedisReply[];
+    const known: Counts = new Map();
+    for (let at = 0; at + 1 < reply.length; at += 2) known.set(String(reply[at]), Number(reply[at + 1]));
+    this.#known = known;
+  }
+
+  /** Nothing is left in any stream. Counts that say otherwise, the same as the last time, were left by a crash. */
+  async heal(): Promise<void> {
+    await this.refresh();
+    const found = [...this.#known].filter(([, count]) => count !== 0);
+    const text = JSON.stringify(found);
+    if (found.length > 0 && text === this.#suspicious) {
+      await this.#parts.nodes.command(DEPTH_SHARD, ["DEL", this.#key]);
+      this.#known.clear();
+      this.#told.clear();
+    }
+    this.#suspicious = text;
+  }
+
+  /** Something is left: whatever the counts are, they may be right. */
+  unsuspicious(): void {
+    this.#suspicious = "";
+  }
+}
+
+function fieldOf(model: string, tier: number): string {
+  return `${tier}:${model}`;
+}
+
+function weight({ input, parameters }: Task): number {
+  return input.length + parameters.length;
+}
+
+function add(counts: Counts, field: string, count: number): void {
+  const sum = (counts.get(field) ?? 0) + count;
+  if (sum === 0) counts.delete(field);
+  else counts.set(field, sum);
+}

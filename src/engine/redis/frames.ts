@@ -1,0 +1,352 @@
+/**
+ * The binary frames that travel through Redis.
+ *
+ * A frame is a row of texts, each after its length in bytes (four bytes, big-endian). Instants are written on
+ * the shared clock (the server's), which `RedisClock` translates from and to this process's own.
+ *
+ *   entry     gateway, mark, then per task: id, body               what a stream holds for one bundle
+ *   body      length, meta, input
+ *   meta      tenant, tier, model, parameters, createdAt, deadlineAt, content, joinKey, cacheKey, cacheTtlMs, trace
+ *   bundle    per task: field, the first six texts of meta         field `m` of a bundle's hash
+ *   outcome   code, output or message, attempt, queuedAt, settledAt, cached, batch, six texts of meta, cacheTtlMs
+ */
+import type { ErrorCode } from "../../core/errors.ts";
+import type { BatchNote, DispatchReason, Outcome, Task } from "../../core/task.ts";
+import type { DeadLetter, RecordView, Sharing } from "../engine.ts";
+import { fieldOf } from "./keys.ts";
+
+const LENGTH_BYTES = 4;
+const ZERO = 48;
+
+/** Texts and frames within it; one allocation, each byte written once. */
+export function frame(row: readonly (string | Buffer)[]): Buffer {
+  const lengths = row.map(lengthOf);
+  const bytes = Buffer.allocUnsafe(sizeOf(lengths));
+  writeFrame(bytes, 0, row, lengths);
+  return bytes;
+}
+
+function lengthOf(part: string | Buffer): number {
+  return typeof part === "string" ? Buffer.byteLength(part) : part.length;
+}
+
+/** Of the frame whose parts are so long. */
+function sizeOf(lengths: readonly number[]): number {
+  let size = LENGTH_BYTES * lengths.length;
+  for (const length of lengths) size += length;
+  return size;
+}
+
+/** Returns where it ends. */
+function writeFrame(
+  bytes: Buffer,
+  from: number,
+  row: readonly (string | Buffer)[],
+  lengths: readonly number[],
+): number {
+  let at = from;
+  for (let which = 0; which < row.length; which++) {
+    const part = row[which]!;
+    const length = lengths[which]!;
+    at = bytes.writeUInt32BE(length, at);
+    if (typeof part === "string") writeText(bytes, at, part, length);
+    else bytes.set(part, at);
+    at += length;
+  }
+  return at;
+}
+
+function writeText(bytes: Buffer, at: number, text: string, length: number): void {
+  // One byte a character: plain ASCII, which needs no encoder.
+  if (length === text.length) bytes.write(text, at, length, "latin1");
+  else bytes.write(text, at, length, "utf8");
+}
+
+/** The whole number that is written there. */
+function digits(bytes: Buffer, from: number, to: number): number {
+  let number = 0;
+  for (let at = from; at < to; at++) number = number * 10 + (bytes[at]! - ZERO);
+  return number;
+}
+
+/** Cuts a frame into its parts, without copying them. */
+export function parts(bytes: Buffer): Buffer[] {
+  const found: Buffer[] = [];
+  for (let at = 0; at < bytes.length;) {
+    const end = at + LENGTH_BYTES + bytes.readUInt32BE(at);
+    found.push(bytes.subarray(at + LENGTH_BYTES, end));
+    at = end;
+  }
+  return found;
+}
+
+export function texts(bytes: Buffer): string[] {
+  const found: string[] = [];
+  for (let at = 0; at < bytes.length;) {
+    const start = at + LENGTH_BYTES;
+    at = start + bytes.readUInt32BE(at);
+    found.push(bytes.toString("utf8", start, at));
+  }
+  return found;
+}
+
+/** How far the shared clock is ahead of this process's. */
+export class RedisClock {
+  offsetMs = 0;
+
+  /** An instant of this process as Redis is told, in whole microseconds. */
+  shared(at: number): string {
+    return String(Math.round(1000 * (at + this.offsetMs)));
+  }
+
+  own(at: Buffer | string | number): number {
+    return (typeof at === "object" ? digits(at, 0, at.length) : Number(at)) / 1000 - this.offsetMs;
+  }
+}
+
+/** Why the tasks of an entry must be compared with their bundle's hash before they are taken. */
+export type EntryMark = "" | "check";
+
+export function entryFrame(gateway: string, mark: EntryMark, tasks: readonly TaskBody[]): Buffer {
+  const row: (string | Buffer)[] = [gateway, mark];
+  for (const { id, body } of tasks) row.push(id, body);
+  return frame(row);
+}
+
+export interface TaskBody {
+  readonly id: string;
+  readonly body: Buffer;
+}
+
+export interface Entry {
+  readonly gateway: string;
+  readonly mark: EntryMark;
+  readonly tasks: readonly TaskBody[];
+}
+
+export function readEntry(bytes: Buffer): Entry {
+  const [gateway, mark, ...rest] = parts(bytes);
+  const tasks: TaskBody[] = [];
+  for (let at = 0; at + 1 < rest.length; at += 2) {
+    tasks.push({ id: rest[at]!.toString("latin1"), body: rest[at + 1]! });
+  }
+  return { gateway: gateway!.toString(), mark: mark!.toString() as EntryMark, tasks };
+}
+
+/** What a worker and a reader of the outcome must know of a task, beside its input. */
+export interface Meta {
+  readonly task: Omit<Task, "id" | "input">;
+  readonly sharing: Sharing;
+}
+
+/** What a reader of the outcome must know comes first: an outcome keeps no more. */
+const OUTCOME_TEXTS = 6;
+const PARAMETERS_TEXT = 3;
+
+function metaTexts(task: Task, sharing: Sharing, clock: RedisClock): string[] {
+  const { tenant, tier, model, parameters, content, createdAt, deadlineAt } = task;
+  return [
+    tenant,
+    String(tier),
+    model,
+    parameters,
+    clock.shared(createdAt),
+    clock.shared(deadlineAt),
+    content,
+    sharing.joinKey ?? "",
+    sharing.cacheTtlMs === undefined ? "" : (sharing.cacheKey ?? ""),
+    String(sharing.cacheTtlMs ?? 0),
+    task.trace ?? "",
+  ];
+}
+
+export function readMeta(bytes: Buffer, clock: RedisClock): Meta {
+  const found = texts(bytes);
+  const [content, joinKey, cacheKey, cacheTtlMs, trace] = found.slice(OUTCOME_TEXTS);
+  return {
+    task: { ...about(found, clock), content: content!, ...(trace && { trace }) },
+    sharing: {
+      ...(joinKey !== "" && { joinKey: joinKey! }),
+      ...(cacheKey !== "" && { cacheKey: cacheKey!, cacheTtlMs: Number(cacheTtlMs) }),
+    },
+  };
+}
+
+function about(found: readonly string[], clock: RedisClock): Omit<Task, "id" | "input" | "content"> {
+  const [tenant, tier, model, parameters, createdAt, deadlineAt] = found;
+  return {
+    tenant: tenant!,
+    tier: Number(tier),
+    model: model!,
+    parameters: parameters!,
+    createdAt: clock.own(createdAt!),
+    deadlineAt: clock.own(deadlineAt!),
+  };
+}
+
+/** What is kept of a task until its end: its meta after its length, then its input. */
+export function bodyFrame(task: Task, sharing: Sharing, clock: RedisClock): Buffer {
+  const row = metaTexts(task, sharing, clock);
+  const lengths = row.map(lengthOf);
+  const size = sizeOf(lengths);
+  const inputBytes = Buffer.byteLength(task.input);
+  const bytes = Buffer.allocUnsafe(LENGTH_BYTES + size + inputBytes);
+  bytes.writeUInt32BE(size, 0);
+  const at = writeFrame(bytes, LENGTH_BYTES, row, lengths);
+  writeText(bytes, at, task.input, inputBytes);
+  return bytes;
+}
+
+export function readBody(bytes: Buffer): { meta: Buffer; input: string } {
+  const end = LENGTH_BYTES + bytes.readUInt32BE(0);
+  return { meta: bytes.subarray(LENGTH_BYTES, end), input: bytes.toString("utf8", end) };
+}
+
+/** What a bundle's hash says of its tasks from the moment they are accepted. */
+export function bundleFrame(tasks: readonly TaskBody[]): Buffer {
+  return frame(tasks.flatMap(({ id, body }) => [fieldOf(id), outcomeMeta(readMetaBytes(body))]));
+}
+
+function readMetaBytes(body: Buffer): Buffer {
+  return body.subarray(LENGTH_BYTES, LENGTH_BYTES + body.readUInt32BE(0));
+}
+
+/** The task with this field, as its bundle's hash says; without input and parameters. */
+export function readBundle(bytes: Buffer, field: string, id: string, clock: RedisClock): Task | undefined {
+  const row = parts(bytes);
+  for (let at = 0; at < row.length; at += 2) {
+    if (row[at]!.toString("latin1") !== field) continue;
+    return { id, input: "", content: "", ...about(texts(row[at + 1]!), clock) };
+  }
+  return undefined;
+}
+
+export function batchFrame(batch: BatchNote, clock: RedisClock): Buffer {
+  const { id, reason, worker, startedAt, why, size } = batch;
+  return frame([id, reason, worker, clock.shared(startedAt), why, String(size)]);
+}
+
+function readBatch(bytes: Buffer, clock: RedisClock): BatchNote | undefined {
+  if (bytes.length === 0) return undefined;
+  const [id, reason, worker, startedAt, why, size] = texts(bytes);
+  return {
+    id: id!,
+    size: Number(size),
+    reason: reason as DispatchReason,
+    worker: worker!,
+    startedAt: clock.own(startedAt!),
+    why: why!,
+  };
+}
+
+export interface OutcomeFields {
+  readonly meta: Buffer;
+  readonly attempt: number;
+  readonly queuedAt: number;
+  readonly settledAt: number;
+  readonly batch: Buffer;
+  readonly cached?: boolean;
+  /** 0: the outcome is not reused. */
+  readonly cacheTtlMs: number;
+}
+
+export function outcomeFrame(fields: OutcomeFields, outcome: Outcome, clock: RedisClock): Buffer {
+  const { meta, attempt, queuedAt, settledAt, batch, cached = false, cacheTtlMs } = fields;
+  const [code, text] = outcome.ok ? ["", outcome.output] : [outcome.code, outcome.message];
+  return frame([
+    code,
+    text,
+    String(attempt),
+    clock.shared(queuedAt),
+    clock.shared(settledAt),
+    cached ? "1" : "",
+    batch,
+    outcomeMeta(meta),
+    String(cacheTtlMs),
+  ]);
+}
+
+/** The meta of a task as `bodyFrame` writes it. */
+export function metaFrame(task: Task, sharing: Sharing, clock: RedisClock): Buffer {
+  return frame(metaTexts(task, sharing, clock));
+}
+
+const NO_TEXT = Buffer.alloc(LENGTH_BYTES);
+
+/** Of a finished task, without its parameters: they may be large, and are needed no more. */
+function outcomeMeta(meta: Buffer): Buffer {
+  const about = firstTexts(meta, OUTCOME_TEXTS);
+  const start = firstTexts(meta, PARAMETERS_TEXT).length;
+  const end = start + LENGTH_BYTES + meta.readUInt32BE(start);
+  if (end === start + LENGTH_BYTES) return about;
+  return Buffer.concat([about.subarray(0, start), NO_TEXT, about.subarray(end)]);
+}
+
+/** The first so many texts of a frame, as a frame. */
+function firstTexts(bytes: Buffer, count: number): Buffer {
+  let end = 0;
+  for (let which = 0; which < count; which++) end += LENGTH_BYTES + bytes.readUInt32BE(end);
+  return bytes.subarray(0, end);
+}
+
+/** A record that is final, and until when its success may be reused; 0: not. */
+export type FinalRecord = RecordView & { readonly settledAt: number; readonly reusableUntil: number };
+
+/** Outcomes come a batch at a time: what is said of it is read once. */
+export class OutcomeReader {
+  readonly #clock: RedisClock;
+  #batchBytes: Buffer = Buffer.alloc(0);
+  #batch: BatchNote | undefined;
+
+  constructor(clock: RedisClock) {
+    this.#clock = clock;
+  }
+
+  read(id: string, bytes: Buffer): FinalRecord {
+    const clock = this.#clock;
+    const [code, text, attempt, queuedAt, settled, cached, batchBytes, meta, cacheTtlMs] = parts(bytes);
+    if (!this.#batchBytes.equals(batchBytes!)) {
+      this.#batchBytes = Buffer.from(batchBytes!);
+      this.#batch = readBatch(batchBytes!, clock);
+    }
+    const failure = code!.toString() as ErrorCode | "";
+    const message = text!.toString();
+    const settledAt = clock.own(settled!);
+    const ttlMs = digits(cacheTtlMs!, 0, cacheTtlMs!.length);
+    return {
+      task: { id, input: "", content: "", ...about(texts(meta!), clock) },
+      state: failure === "" ? "done" : "failed",
+      attempt: digits(attempt!, 0, attempt!.length),
+      queuedAt: clock.own(queuedAt!),
+      settledAt,
+      outcome: failure === "" ? { ok: true, output: message } : { ok: false, code: failure, message },
+      cached: cached!.length > 0,
+      ...(this.#batch && { batch: this.#batch }),
+      reusableUntil: failure === "" && ttlMs > 0 ? settledAt + ttlMs : 0,
+    };
+  }
+}
+
+/** A dead letter as it is kept: time of death, attempts, code, what operators are told, body. */
+export function letterFrame(letter: Omit<DeadLetter, "task">, body: Buffer, clock: RedisClock): Buffer {
+  const { diedAt, attempts, code, message } = letter;
+  return frame([clock.shared(diedAt), String(attempts), code, message, body]);
+}
+
+export function readLetter(
+  id: string,
+  bytes: Buffer,
+  clock: RedisClock,
+): { letter: DeadLetter; sharing: Sharing } {
+  const [diedAt, attempts, code, detail, body] = parts(bytes);
+  const { meta, input } = readBody(body!);
+  const { task, sharing } = readMeta(meta, clock);
+  const letter = {
+    task: { id, input, ...task },
+    attempts: Number(attempts),
+    code: code!.toString() as ErrorCode,
+    message: detail!.toString(),
+    diedAt: clock.own(diedAt!),
+  };
+  return { letter, sharing };
+}

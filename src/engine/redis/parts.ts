@@ -1,0 +1,119 @@
+/** What the parts of the Redis engine share. */
+import type { Clock } from "../../clock.ts";
+import { Refusal } from "../../core/errors.ts";
+import {
+  type Arg,
+  RedisError,
+  type RedisNodes,
+  type RedisReply,
+  type Script,
+  StoreAway,
+} from "../../redis/nodes.ts";
+import type { Events } from "../../telemetry/events.ts";
+import type { EngineLimits, EngineListener } from "../engine.ts";
+import type { RedisClock } from "./frames.ts";
+import type { RedisKeys } from "./keys.ts";
+import { NEVER_WRITTEN } from "./scripts.ts";
+
+/** Bounds are the whole store's. `results.maxBytes` is Redis's own maxmemory. */
+export interface RedisOptions extends EngineLimits {
+  readonly zone: string;
+  readonly zoneSpillMs: number;
+  /** A batcher that has not renewed its lease for so long has lost it; renewed each third. */
+  readonly leaseMs: number;
+  readonly sweepMs: number;
+  /** How long a task may take to get in before its caller is told to try again. */
+  readonly putWithinMs: number;
+}
+
+/** The part of the client that the engine uses. */
+export type RedisStore = Pick<
+  RedisNodes,
+  | "activeShards"
+  | "block"
+  | "clockOffset"
+  | "command"
+  | "onShards"
+  | "pipeline"
+  | "run"
+  | "runDurably"
+  | "scatter"
+  | "subscribe"
+  | "transact"
+  | "up"
+>;
+
+/** What the engine is built on. */
+export interface RedisBase {
+  readonly nodes: RedisStore;
+  readonly keys: RedisKeys;
+  readonly clock: Clock;
+  readonly shared: RedisClock;
+  readonly events: Events;
+  /** Unique to this start of the process. */
+  readonly name: string;
+}
+
+export class RedisParts implements RedisBase {
+  readonly nodes: RedisStore;
+  readonly keys: RedisKeys;
+  readonly clock: Clock;
+  readonly shared: RedisClock;
+  readonly events: Events;
+  readonly name: string;
+  options: RedisOptions;
+  readonly listeners = new Set<EngineListener>();
+
+  constructor({ nodes, keys, clock, shared, events, name }: RedisBase, options: RedisOptions) {
+    this.nodes = nodes;
+    this.keys = keys;
+    this.clock = clock;
+    this.shared = shared;
+    this.events = events;
+    this.name = name;
+    this.options = options;
+  }
+
+  key(shard: number, name: string): string {
+    return this.keys.bases[shard]! + name;
+  }
+
+  /** A call of a script on keys of one shard. */
+  call(shard: number, script: Script, keys: readonly string[], args: readonly Arg[]) {
+    return { script, keys: [...keys, this.key(shard, NEVER_WRITTEN)], args };
+  }
+
+  run(shard: number, script: Script, keys: readonly string[], args: readonly Arg[]): Promise<RedisReply> {
+    return this.nodes.run(shard, this.call(shard, script, keys, args), { resend: true });
+  }
+
+  /** Asks for a caller who waits: a server that is known to be away is not waited for. */
+  async asked<Value>(shard: number, ask: () => Promise<Value>): Promise<Value> {
+    try {
+      this.reach(shard);
+      return await ask();
+    } catch (error) {
+      throw overloaded(error, ASK_AGAIN, ASK_AGAIN);
+    }
+  }
+
+  reach(shard: number): void {
+    if (!this.nodes.up(shard)) throw new StoreAway("the server of this shard is away", false);
+  }
+}
+
+const RETRY_AFTER_MS = 1000;
+const ASK_AGAIN = "ask again";
+
+/** What a caller is told when Redis does not do what it should. */
+export function overloaded(error: unknown, ifUnknown: string, otherwise: string): Refusal {
+  if (error instanceof Refusal) return error;
+  // Where the servers are is no caller's business; the log says it.
+  const why = (error instanceof Error ? error.message : String(error)).replaceAll(/\bredis \S+/g, "Redis");
+  const known = error instanceof StoreAway || error instanceof RedisError;
+  const message = known ? `the task store cannot be used now (${why})` : `the task store failed (${why})`;
+  // A refusal of the server itself means that nothing happened.
+  const unknown = !(error instanceof RedisError) && !(error instanceof StoreAway && !error.unknown);
+  const advice = unknown ? ifUnknown : otherwise;
+  return new Refusal("SERVICE_OVERLOADED", `${message}; ${advice}`, { retryAfterMs: RETRY_AFTER_MS });
+}

@@ -1,0 +1,324 @@
+/**
+ * The tasks that this batcher has read from the streams and that have not ended.
+ *
+ * They are in a `MemoryEngine`: tiers, tenants in turn, retries, bisection and expiry are those of the embedded engine. The
+ * stream entries they came in stay pending in Redis under this batcher's name, which is the lease: an entry is
+ * acknowledged and deleted when all its tasks have ended, and what ended stands in the bundle's hash, so that a batcher
+ * that takes over runs only the rest.
+ */
+import { hashOf, Table } from "../../core/table.ts";
+import type { Task } from "../../core/task.ts";
+import type { Arg } from "../../redis/nodes.ts";
+import type { Sharing } from "../engine.ts";
+import { MemoryEngine } from "../memory.ts";
+import { ANY_BATCH, type TaskRecord } from "../record.ts";
+import type { Depths } from "./depths.ts";
+import { entryFrame, readBody, readEntry, readMeta } from "./frames.ts";
+import { fieldOf, GROUP } from "./keys.ts";
+import type { RedisParts } from "./parts.ts";
+import { readState, stateText, type TriedState, UNTRIED } from "./records.ts";
+
+/** A stream entry that this batcher holds. */
+export interface HeldEntry {
+  readonly shard: number;
+  readonly stream: string;
+  readonly id: string;
+  /** Who put it, and waits for its outcomes. */
+  readonly gateway: string;
+  /** Tasks of it that have not ended. */
+  left: number;
+  /** Tasks that ended and whose outcome Redis has not confirmed. */
+  unconfirmed: number;
+  /** Another batcher held it before, or may hold it now: an outcome is told only when Redis has taken it. */
+  contested: boolean;
+}
+
+export interface HeldTask {
+  readonly entry: HeldEntry;
+  readonly record: TaskRecord;
+  readonly sharing: Sharing;
+  readonly body: Buffer;
+}
+
+/** As XREADGROUP and XCLAIM return it; null fields: it was deleted. */
+export type StreamEntry = [id: Buffer, fields: Buffer[] | null];
+
+export class TaskPool {
+  readonly engine: MemoryEngine;
+  readonly #parts: RedisParts;
+  readonly #depths: Depths;
+  readonly #held: Table<HeldTask>;
+  readonly #entries = new Map<string, HeldEntry>();
+
+  constructor(parts: RedisParts, depths: Depths) {
+    this.#parts = parts;
+    this.#depths = depths;
+    this.#held = new Table(hashOf(parts.name, 2));
+    this.engine = new MemoryEngine(parts.options, parts.clock, parts.events, undefined, false);
+  }
+
+  get size(): number {
+    return this.#held.size;
+  }
+
+  get(id: string): HeldTask | undefined {
+    return this.#held.get(id);
+  }
+
+  all(): readonly HeldTask[] {
+    return this.#held.values();
+  }
+
+  /** Entries of a shard that are held now. */
+  entries(shard: number): HeldEntry[] {
+    return [...this.#entries.values()].filter((entry) => entry.shard === shard);
+  }
+
+  /** Tasks of a model that wait for a worker. */
+  waiting(model: string): number {
+    let sum = 0;
+    for (const depth of this.engine.waiting(model)) sum += depth;
+    return sum;
+  }
+
+  /** Its tasks have ended, or are elsewhere. */
+  drop(id: string): HeldEntry | undefined {
+    const held = this.#held.get(id);
+    if (held === undefined) return undefined;
+    this.#held.delete(id);
+    const { entry } = held;
+    if (--entry.left === 0) this.#entries.delete(`${entry.stream} ${entry.id}`);
+    return entry;
+  }
+
+  /** Takes entries in that were just delivered; resolves with their number of tasks. `ran`: they are a dead batcher's, and these tasks ran there, at which attempt. */
+  async take(
+    shard: number,
+    stream: string,
+    found: readonly StreamEntry[],
+    ran?: ReadonlyMap<string, number>,
+  ): Promise<number> {
+    const { nodes, name, keys } = this.#parts;
+    const commands: Arg[][] = [];
+    let count = 0;
+    const fresh: { entry: HeldEntry; tasks: readonly { id: string; body: Buffer }[] }[] = [];
+    const checked: typeof fresh = [];
+    for (const [id, fields] of found) {
+      const entryId = id.toString("latin1");
+      const read = fields === null ? undefined : readEntry(fields[1]!);
+      if (read === undefined || this.#entries.has(`${stream} ${entryId}`)) continue;
+      const { gateway, mark, tasks } = read;
+      count += tasks.length;
+      const contested = ran !== undefined || mark === "check";
+      const entry = { shard, stream, id: entryId, gateway, left: tasks.length, unconfirmed: 0, contested };
+      (contested ? checked : fresh).push({ entry, tasks });
+    }
+    this.engine.together(() => {
+      for (const { entry, tasks } of fresh) {
+        for (const { id, body } of tasks) this.#adopt(entry, id, body, UNTRIED);
+        const bundle = keys.bundle(tasks[0]!.id);
+        commands.push(["HSET", bundle, "o", name], ["HGET", bundle, "x"]);
+      }
+    });
+    for (const { entry } of fresh) this.#keep(entry);
+    const marked = nodes
+      .pipeline(shard, commands, { resend: true })
+      .then((replies) => fresh.filter((_, at) => replies[2 * at + 1] !== null));
+    // Workers may start with the fresh ones meanwhile.
+    void marked.then(
+      (some) => Promise.all(some.map(({ entry, tasks }) => this.#lookAtMarks(entry, tasks))),
+      () => {},
+    );
+    for (const each of checked) await this.#takeChecked(each.entry, each.tasks, ran);
+    return count;
+  }
+
+  #keep(entry: HeldEntry): void {
+    if (entry.left > 0) this.#entries.set(`${entry.stream} ${entry.id}`, entry);
+    else this.#acknowledge(entry);
+  }
+
+  #acknowledge(entry: HeldEntry): void {
+    this.#parts.nodes.pipeline(entry.shard, acknowledged([entry]), { resend: true }).catch(() => {});
+  }
+
+  #adopt(
+    entry: HeldEntry,
+    id: string,
+    body: Buffer,
+    tried: TriedState,
+    place = "",
+    replayed = false,
+  ): TaskRecord | undefined {
+    const { shared } = this.#parts;
+    const { meta, input } = readBody(body);
+    const { task: about, sharing } = readMeta(meta, shared);
+    const task: Task = { id, input, ...about };
+    const [deadline, tier] = place === "" ? [] : place.split(" ");
+    const record = this.engine.adopt(task, {
+      ...tried,
+      replayed,
+      deadlineAt: deadline === undefined ? task.deadlineAt : Math.max(task.deadlineAt, shared.own(deadline)),
+      tier: tier === undefined ? task.tier : Math.min(task.tier, Number(tier)),
+      queueFrom: tried.attempt === 0 ? task.createdAt : this.#parts.clock.now(),
+      retryAt: tried.retryAt === "" ? 0 : shared.own(tried.retryAt),
+    });
+    if (record === undefined) {
+      entry.left--;
+      return undefined;
+    }
+    this.#held.set(id, { entry, record, sharing, body });
+    this.#depths.moved(this.#depths.of([task]), 1);
+    return record;
+  }
+
+  /** An entry that another batcher held, or that was written again: what of it is still to be done stands in its hash. */
+  async #takeChecked(
+    entry: HeldEntry,
+    tasks: readonly { id: string; body: Buffer }[],
+    ran: ReadonlyMap<string, number> | undefined,
+  ): Promise<void> {
+    const { nodes, keys, name } = this.#parts;
+    const bundle = keys.bundle(tasks[0]!.id);
+    const fields = tasks.map(({ id }) => fieldOf(id));
+    const owners =
+      ran === undefined
+        ? fields.flatMap((field) => [`o${field}`, name])
+        : ["o", name, ...fields.flatMap((field) => [`o${field}`, name])];
+    const replies = await nodes.pipeline(
+      entry.shard,
+      [
+        ["HSET", bundle, ...owners],
+        ["HMGET", bundle, ...fields.flatMap((field) => [field, `s${field}`, `p${field}`, `r${field}`])],
+      ],
+      { resend: true },
+    );
+    const found = replies[1] as (Buffer | null)[];
+    const charged: TaskRecord[] = [];
+    this.engine.together(() => {
+      tasks.forEach(({ id, body }, at) => {
+        const [final, state, place, replayed] = found.slice(4 * at, 4 * at + 4);
+        if (final !== null) {
+          entry.left--;
+          return;
+        }
+        const attempt = ran?.get(id);
+        const tried = readState(state);
+        const record = this.#adopt(
+          entry,
+          id,
+          body,
+          attempt === undefined ? tried : { ...tried, attempt },
+          place?.toString("latin1"),
+          replayed !== null,
+        );
+        if (record === undefined || attempt === undefined) return;
+        // It was counted as running, and waits now.
+        this.#depths.ran(1);
+        this.#depths.moved(this.#depths.of([record.task]), -1);
+        charged.push(record);
+        this.engine.chargeLoss(record);
+      });
+    });
+    this.#keep(entry);
+    const notes = charged.filter(({ final }) => !final).map((record) => triedCommand(record, this.#parts));
+    if (notes.length > 0) await nodes.pipeline(entry.shard, notes, { resend: true });
+  }
+
+  /** A gateway has written to the bundle before it was read: an end, or what callers who joined bring. */
+  async #lookAtMarks(entry: HeldEntry, tasks: readonly { id: string }[]): Promise<void> {
+    const { nodes, keys, shared } = this.#parts;
+    const fields = tasks.flatMap(({ id }) => [fieldOf(id), `p${fieldOf(id)}`]);
+    const found = (await nodes.command(entry.shard, ["HMGET", keys.bundle(tasks[0]!.id), ...fields], {
+      resend: true,
+    })) as (Buffer | null)[];
+    tasks.forEach(({ id }, at) => {
+      const [final, place] = found.slice(2 * at, 2 * at + 2);
+      const held = this.#held.get(id);
+      if (held?.entry !== entry) return;
+      if (final && held.record.state === "queued") this.#forget(held);
+      if (!place) return;
+      const [deadline, tier] = place.toString("latin1").split(" ");
+      this.engine.accommodate(id, shared.own(deadline!), Number(tier));
+    });
+  }
+
+  /** It ended elsewhere. */
+  #forget({ record }: HeldTask): void {
+    this.engine.withdraw(record);
+    const entry = this.drop(record.task.id);
+    if (entry?.left === 0) this.#acknowledge(entry);
+  }
+
+  /** Another batcher holds these entries now: what waits here of them is its. What runs may still end well. */
+  async verify(shard: number): Promise<void> {
+    const { nodes, keys, name } = this.#parts;
+    const held = this.all().filter(({ entry }) => entry.shard === shard);
+    const commands = held.map(({ record }) => [
+      "HMGET",
+      keys.bundle(record.task.id),
+      "o",
+      `o${fieldOf(record.task.id)}`,
+    ]);
+    const replies = await nodes.pipeline(shard, commands, { resend: true });
+    replies.forEach((reply, at) => {
+      const { entry, record } = held[at]!;
+      entry.contested = true;
+      const [owner, own] = reply as (Buffer | null)[];
+      if (String(own ?? owner ?? name) === name) return;
+      if (record.state === "queued") this.engine.withdraw(record);
+      this.drop(record.task.id);
+    });
+  }
+
+  /** Puts tasks back into their streams for other batchers. What runs does not count as tried. */
+  async handBack(some: readonly HeldTask[]): Promise<void> {
+    const { nodes, options } = this.#parts;
+    const given = some.filter(({ record }) => this.#held.get(record.task.id)?.record === record);
+    const byEntry = Map.groupBy(given, ({ entry }) => entry);
+    for (const [entry, tasks] of byEntry) {
+      const { shard, stream, gateway } = entry;
+      const commands: Arg[][] = [];
+      for (const { record } of tasks) {
+        const { task } = record;
+        if (record.state === "running") record.attempt--;
+        commands.push([...triedCommand(record, this.#parts), `o${fieldOf(task.id)}`, ""]);
+        this.engine.withdraw(record);
+        this.drop(task.id);
+        // It waits, and not here.
+        this.#depths.moved(this.#depths.of([task]), -1);
+      }
+      const bodies = tasks.map(({ record, body }) => ({ id: record.task.id, body }));
+      commands.push(["XADD", stream, "*", "b", entryFrame(gateway, "check", bodies)]);
+      if (entry.left === 0 && entry.unconfirmed === 0) commands.push(...acknowledged([entry]));
+      await nodes
+        .transact(shard, () => commands, options.putWithinMs)
+        .catch(() => {
+          // Its lease runs out, and another batcher takes it over.
+        });
+    }
+  }
+}
+
+/** What acknowledges entries that have no task left. */
+export function acknowledged(entries: readonly HeldEntry[]): Arg[][] {
+  const commands: Arg[][] = [];
+  for (const [stream, some] of Map.groupBy(entries, (entry) => entry.stream)) {
+    const ids = some.map(({ id }) => id);
+    commands.push(["XACK", stream, GROUP, ...ids], ["XDEL", stream, ...ids]);
+  }
+  return commands;
+}
+
+/** The command that notes how often a task was tried: what a batcher that takes over must know. */
+export function triedCommand(record: TaskRecord, { shared, keys }: RedisParts): Arg[] {
+  const { task, attempt, lost, maxBatchSize, overdue, retryAt } = record;
+  const tried = {
+    attempt,
+    lost,
+    maxBatchSize: maxBatchSize === ANY_BATCH ? Infinity : maxBatchSize,
+    overdue,
+    retryAt: retryAt > 0 ? shared.shared(retryAt) : "",
+  };
+  return ["HSET", keys.bundle(task.id), `s${fieldOf(task.id)}`, stateText(tried)];
+}

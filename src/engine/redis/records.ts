@@ -1,0 +1,121 @@
+/** Reading a task's record from its bundle's hash, as any process of the fleet may. */
+import type { Task } from "../../core/task.ts";
+import type { RecordView } from "../engine.ts";
+import { type FinalRecord, OutcomeReader, readBundle } from "./frames.ts";
+import { fieldOf, GRACE_MS } from "./keys.ts";
+import type { RedisParts } from "./parts.ts";
+import { scripts } from "./scripts.ts";
+
+/** What a gateway leaves in the record as it reads it. */
+export interface Joining {
+  /** This process wants to hear of the end. */
+  readonly waits?: boolean;
+  /** An Idempotency-Key stands for the task. */
+  readonly keyed?: boolean;
+  /** What the caller brings who joins it. */
+  readonly caller?: Pick<Task, "deadlineAt" | "tier">;
+}
+
+export interface FoundRecord {
+  /** Its end, unless it is in flight. */
+  readonly final: FinalRecord | undefined;
+  /** Its owner has deleted it. */
+  readonly deleted: boolean;
+  /** Without input and parameters. */
+  readonly task: Task;
+  /** The batcher that holds it; "": none has read it yet. */
+  readonly owner: string;
+  readonly attempt: number;
+  /** Gateways that wait for it beside the one that put it. */
+  readonly waiting: readonly string[];
+  readonly keyed: boolean;
+  /** Callers have joined it. */
+  readonly joined: boolean;
+}
+
+/** How often it was tried and what came of it, as a batcher notes it. */
+export interface TriedState {
+  readonly attempt: number;
+  readonly lost: number;
+  readonly maxBatchSize: number;
+  readonly overdue: boolean;
+  /** When it may be tried again, on the shared clock; "": at once. */
+  readonly retryAt: string;
+}
+
+export const UNTRIED: TriedState = {
+  attempt: 0,
+  lost: 0,
+  maxBatchSize: Infinity,
+  overdue: false,
+  retryAt: "",
+};
+
+export function stateText({ attempt, lost, maxBatchSize, overdue, retryAt }: TriedState): string {
+  return [attempt, lost, maxBatchSize === Infinity ? 0 : maxBatchSize, overdue ? 1 : 0, retryAt].join(" ");
+}
+
+export function readState(text: Buffer | null | undefined): TriedState {
+  if (text === null || text === undefined) return UNTRIED;
+  const [attempt, lost, most, overdue, retryAt] = text.toString("latin1").split(" ");
+  return {
+    attempt: Number(attempt),
+    lost: Number(lost),
+    maxBatchSize: most === "0" ? Infinity : Number(most),
+    overdue: overdue === "1",
+    retryAt: retryAt ?? "",
+  };
+}
+
+export class RedisRecords {
+  readonly #parts: RedisParts;
+  readonly #reader: OutcomeReader;
+
+  constructor(parts: RedisParts) {
+    this.#parts = parts;
+    this.#reader = new OutcomeReader(parts.shared);
+  }
+
+  /** Undefined: there is none, or its time to live is over and its success may not be reused either. */
+  async look(
+    id: string,
+    { waits = false, keyed = false, caller }: Joining = {},
+  ): Promise<FoundRecord | undefined> {
+    const { keys, shared, clock, name, options } = this.#parts;
+    const [shard, bundle, field] = [keys.shardOf(id), keys.bundle(id), fieldOf(id)];
+    const brings = caller === undefined ? ["", ""] : [shared.shared(caller.deadlineAt), String(caller.tier)];
+    const keepMs =
+      caller === undefined
+        ? 0
+        : Math.ceil(caller.deadlineAt - clock.now()) + options.results.ttlMs + GRACE_MS;
+    const args = [field, waits ? name : "", keyed ? "1" : "", ...brings, keepMs];
+    const found = (await this.#parts.run(shard, scripts.join, [bundle], args)) as (Buffer | null)[];
+    const [outcome, deleted, meta, owner, state, waiting, key, place] = found;
+    const final = outcome && this.read(id, outcome);
+    const task = final ? final.task : meta && readBundle(meta, field, id, shared);
+    if (!task) return undefined;
+    return {
+      final: final ?? undefined,
+      deleted: !!deleted,
+      task,
+      owner: owner?.toString("latin1") ?? "",
+      attempt: readState(state).attempt,
+      waiting: waiting?.toString("latin1").split(",").filter(Boolean) ?? [],
+      keyed: !!key,
+      joined: !!place,
+    };
+  }
+
+  read(id: string, outcome: Buffer): FinalRecord {
+    return this.#reader.read(id, outcome);
+  }
+
+  /** Whether a final record may still be asked for. */
+  lives({ settledAt }: FinalRecord): boolean {
+    return this.#parts.clock.now() < settledAt + this.#parts.options.results.ttlMs;
+  }
+}
+
+export function pendingView({ task, attempt }: FoundRecord): RecordView {
+  return { task, state: "queued", attempt, queuedAt: task.createdAt };
+}

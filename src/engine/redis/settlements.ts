@@ -1,0 +1,398 @@
+/**
+ * How the end of a task gets into Redis: what ended in one step of the pool goes together, in one pipeline per shard.
+ *
+ *   success      HSETNX of the outcome: the first one wins, whichever batcher it comes from
+ *   failure      `settle.lua`: counts only from the batcher that holds the task
+ *   dead letter  `bury.lua`: the same, and the task is kept
+ *   and          HDEL of the note that the batch runs; one message to each gateway that waits
+ *   afterwards   XACK, XDEL of entries whose tasks' outcomes are all in Redis
+ *
+ * Outcomes of an entry that another batcher may hold too are told only when Redis has taken them. What Redis does not
+ * answer is offered again for half a minute; by then another batcher has taken over.
+ */
+import { type Arg, RedisError, type RedisReply } from "../../redis/nodes.ts";
+import type { Lease, SettleReply } from "../engine.ts";
+import type { TaskRecord } from "../record.ts";
+import { DEPTH_SHARD, type Depths } from "./depths.ts";
+import { batchFrame, frame, letterFrame, metaFrame, outcomeFrame, readBody } from "./frames.ts";
+import { fieldOf, GRACE_MS, indexName } from "./keys.ts";
+import { homeOf } from "../../core/home.ts";
+import type { Messages } from "./messages.ts";
+import type { Outcomes } from "./outcomes.ts";
+import type { RedisParts } from "./parts.ts";
+import { acknowledged, type HeldEntry, type HeldTask, type TaskPool } from "./pool.ts";
+import type { RedisRecords } from "./records.ts";
+import { scripts } from "./scripts.ts";
+
+const OFFER_FOR_MS = 30_000;
+const OFFER_AGAIN_MS = 100;
+
+/** A task that has ended in the pool. */
+interface Ended {
+  readonly record: TaskRecord;
+  readonly entry: HeldEntry;
+  readonly bundle: string;
+  readonly field: string;
+  readonly outcome: Buffer;
+  /** Of a dead letter. */
+  readonly letter?: Buffer;
+  /** Under which its success is found, where that is no join key. */
+  readonly cacheKey?: string;
+  readonly cacheTtlMs: number;
+}
+
+export class Settlements {
+  readonly #parts: RedisParts;
+  readonly #pool: TaskPool;
+  readonly #depths: Depths;
+  readonly #messages: Messages;
+  readonly #outcomes: Outcomes;
+  readonly #records: RedisRecords;
+  /** Ended in this step of the pool, and not on their way yet. */
+  #ended: Ended[] = [];
+  /** Entries that are to be acknowledged. */
+  #finished: HeldEntry[] = [];
+  /** On their way. */
+  readonly #flushing = new Set<Promise<unknown>>();
+
+  constructor(
+    parts: RedisParts,
+    own: {
+      readonly pool: TaskPool;
+      readonly depths: Depths;
+      readonly messages: Messages;
+      readonly outcomes: Outcomes;
+      readonly records: RedisRecords;
+    },
+  ) {
+    const { pool, depths, messages, outcomes, records } = own;
+    this.#parts = parts;
+    this.#pool = pool;
+    this.#depths = depths;
+    this.#messages = messages;
+    this.#outcomes = outcomes;
+    this.#records = records;
+    pool.engine.watch({ settled: (record) => this.#settled(record as TaskRecord) });
+  }
+
+  #settled(record: TaskRecord): void {
+    const held = this.#pool.get(record.task.id);
+    if (held === undefined) return;
+    this.#ended.push(this.#end(held));
+    held.entry.unconfirmed++;
+    this.#pool.drop(record.task.id);
+  }
+
+  #end({ record, entry, sharing, body }: HeldTask): Ended {
+    const { shared, keys } = this.#parts;
+    const { task, batch, attempt, queuedAt, settledAt, dead } = record;
+    const { cacheKey, joinKey, cacheTtlMs = 0 } = sharing;
+    const { meta } = readBody(body);
+    const fields = {
+      meta,
+      attempt,
+      queuedAt,
+      settledAt: settledAt!,
+      batch: batch === undefined ? NO_BATCH : this.#batchBytes(batch),
+      cacheTtlMs,
+    };
+    const outcome = record.outcome!;
+    return {
+      record,
+      entry,
+      bundle: keys.bundle(task.id),
+      field: fieldOf(task.id),
+      outcome: outcomeFrame(fields, outcome, shared),
+      cacheTtlMs,
+      ...(dead !== undefined &&
+        !outcome.ok && {
+          letter: letterFrame(
+            { attempts: attempt, code: outcome.code, message: dead, diedAt: settledAt! },
+            body,
+            shared,
+          ),
+        }),
+      ...(outcome.ok && cacheTtlMs > 0 && cacheKey !== undefined && cacheKey !== joinKey && { cacheKey }),
+    };
+  }
+
+  /** The tasks of a batch share what is said of it. */
+  #lastBatch: { readonly batch: object; readonly bytes: Buffer } | undefined;
+
+  #batchBytes(batch: NonNullable<TaskRecord["batch"]>): Buffer {
+    if (this.#lastBatch?.batch !== batch) {
+      this.#lastBatch = { batch, bytes: batchFrame(batch, this.#parts.shared) };
+    }
+    return this.#lastBatch.bytes;
+  }
+
+  /** Writes down what ended since, and `more`; resolves with what became of it, by id. */
+  async flush(
+    more: ReadonlyMap<number, readonly Arg[][]> = NOTHING,
+  ): Promise<ReadonlyMap<string, SettleReply>> {
+    const ended = this.#ended;
+    this.#ended = [];
+    const replies = new Map<string, SettleReply>();
+    const byShard = Map.groupBy(ended, ({ entry }) => entry.shard);
+    const shards = new Set([...byShard.keys(), ...more.keys()]);
+    const flushing = Promise.all(
+      Array.from(shards, (shard) =>
+        this.#offer(shard, byShard.get(shard) ?? [], more.get(shard) ?? [], replies),
+      ),
+    );
+    this.#flushing.add(flushing);
+    this.report();
+    await flushing.finally(() => this.#flushing.delete(flushing));
+    return replies;
+  }
+
+  /** Resolves when nothing is on its way. */
+  async settled(): Promise<void> {
+    while (this.#flushing.size > 0) await Promise.allSettled([...this.#flushing]);
+  }
+
+  /** Tells how many tasks wait and run here, as far as that has changed. */
+  report(): void {
+    const counts = this.#depths.report(this.#pool.engine);
+    if (counts.size === 0) return;
+    this.#parts.nodes.pipeline(DEPTH_SHARD, this.#depths.commands(counts)).then(
+      (replies) => {
+        if (replies.some((reply) => reply instanceof RedisError)) this.#depths.untold(counts);
+        else this.#depths.heard(counts, replies);
+      },
+      () => this.#depths.untold(counts),
+    );
+  }
+
+  async #offer(
+    shard: number,
+    ended: readonly Ended[],
+    more: readonly Arg[][],
+    replies: Map<string, SettleReply>,
+  ): Promise<void> {
+    const { clock } = this.#parts;
+    const until = clock.now() + OFFER_FOR_MS;
+    for (;;) {
+      try {
+        return await this.#write(shard, ended, more, replies);
+      } catch (error) {
+        if (clock.now() >= until) throw error;
+      }
+      // Another batcher may have taken over by the time it arrives.
+      for (const { entry } of ended) entry.contested = true;
+      await new Promise<void>((resolve) => clock.at(clock.now() + OFFER_AGAIN_MS, () => resolve()));
+    }
+  }
+
+  async #write(
+    shard: number,
+    ended: readonly Ended[],
+    more: readonly Arg[][],
+    replies: Map<string, SettleReply>,
+  ): Promise<void> {
+    const { nodes, options } = this.#parts;
+    const good = ended.filter(({ record }) => record.outcome!.ok);
+    const told = good.filter(({ entry }) => !entry.contested);
+    const commands: Arg[][] = good.map(({ bundle, field, outcome }) => ["HSETNX", bundle, field, outcome]);
+    const bundles = [...new Set(good.map(({ bundle }) => bundle))];
+    const keepMs = Math.ceil(options.results.ttlMs + GRACE_MS);
+    for (const bundle of bundles) commands.push(["HGET", bundle, "x"], ["PEXPIRE", bundle, keepMs, "NX"]);
+    commands.push(...more, ...this.#acknowledgements(shard), ...this.#tell(shard, told));
+    const bad = this.#fail(
+      shard,
+      ended.filter(({ record }) => !record.outcome!.ok),
+      replies,
+    );
+    const found = await nodes.pipeline(shard, commands, { resend: true });
+    const refused: Ended[] = [];
+    const marked = new Set(bundles.filter((_, at) => found[good.length + 2 * at] !== null));
+    const late: Ended[] = [];
+    const taken: Ended[] = [];
+    good.forEach((each, at) => {
+      const reply = found[at]!;
+      if (reply instanceof RedisError) refused.push(each);
+      else if (reply === 1) taken.push(each);
+      else late.push(each);
+    });
+    await bad;
+    await this.#settleLate(shard, [...late, ...refused], taken, replies);
+    for (const { record } of taken) replies.set(record.task.id, "taken");
+    await this.#announce(
+      shard,
+      taken.filter((each) => !told.includes(each)),
+      taken.filter(({ bundle }) => marked.has(bundle)),
+    );
+    this.#cache(taken);
+    for (const { entry } of ended) {
+      if (--entry.unconfirmed === 0 && entry.left === 0) this.#acknowledge(entry);
+    }
+  }
+
+  /** All its tasks' outcomes are in Redis. It is said with the next outcomes, or in a moment. */
+  #acknowledge(entry: HeldEntry): void {
+    this.#finished.push(entry);
+    if (this.#finished.length > 1) return;
+    setImmediate(() => {
+      for (const shard of new Set(this.#finished.map((each) => each.shard))) {
+        this.#parts.nodes.pipeline(shard, this.#acknowledgements(shard), { resend: true }).catch(() => {});
+      }
+    });
+  }
+
+  #acknowledgements(shard: number): Arg[][] {
+    const mine = this.#finished.filter((entry) => entry.shard === shard);
+    if (mine.length === 0) return [];
+    this.#finished = this.#finished.filter((entry) => entry.shard !== shard);
+    return acknowledged(mine);
+  }
+
+  /** Not new: an earlier attempt of ours may have been taken. Refused for want of memory: the script may write all the same. */
+  async #settleLate(
+    shard: number,
+    ended: readonly Ended[],
+    taken: Ended[],
+    replies: Map<string, SettleReply>,
+  ): Promise<void> {
+    for (const each of ended) {
+      const args = ["", each.field, each.outcome];
+      const [reply] = (await this.#parts.run(shard, scripts.settle, [each.bundle], args)) as number[];
+      if (reply === 1) taken.push(each);
+      else replies.set(each.record.task.id, reply === 0 ? "late" : "gone");
+    }
+  }
+
+  /** Bad news, by bundle. */
+  async #fail(shard: number, ended: readonly Ended[], replies: Map<string, SettleReply>): Promise<void> {
+    const { name, options, events, nodes, shared } = this.#parts;
+    const taken: Ended[] = [];
+    const take = (each: Ended, reply: number): void => {
+      if (reply === 1) taken.push(each);
+      replies.set(each.record.task.id, reply === 1 ? "taken" : reply === 0 ? "late" : "gone");
+    };
+    const plain = ended.filter(({ letter }) => letter === undefined);
+    await Promise.all(
+      Array.from(
+        Map.groupBy(plain, ({ bundle }) => bundle),
+        async ([bundle, some]) => {
+          const args = [name, ...some.flatMap(({ field, outcome }) => [field, outcome])];
+          const found = (await this.#parts.run(shard, scripts.settle, [bundle], args)) as number[];
+          some.forEach((each, at) => take(each, found[at]!));
+        },
+      ),
+    );
+    for (const each of ended.filter(({ letter }) => letter !== undefined)) {
+      const { record, bundle, field, outcome, letter } = each;
+      const { max } = options.deadLetters;
+      const most = Math.ceil(max / Math.max(1, nodes.activeShards().length));
+      const places = [bundle, this.#parts.key(shard, "d"), this.#parts.key(shard, "dz")];
+      const args = [name, field, outcome, record.task.id, letter!, shared.shared(record.settledAt!), most];
+      const [reply, dropped] = (await this.#parts.run(shard, scripts.bury, places, args)) as [number, number];
+      take(each, reply);
+      if (dropped === 0) continue;
+      const message = `${dropped} dead letters were dropped to make room (deadLetters.max ${max})`;
+      events.emit("notice", { level: "warn", message });
+    }
+    await this.#announce(shard, taken, taken);
+  }
+
+  /** One message for each gateway that put them. */
+  #tell(shard: number, ended: readonly Ended[]): Arg[][] {
+    const commands: Arg[][] = [];
+    for (const [gateway, some] of Map.groupBy(ended, ({ entry }) => entry.gateway)) {
+      if (gateway === this.#parts.name) {
+        for (const { record, outcome } of some) this.#outcomes.heard(record.task.id, outcome);
+      } else {
+        const fields = some.flatMap(({ record, outcome }) => [record.task.id, outcome]);
+        commands.push(this.#messages.command(shard, gateway, "outcomes", fields));
+      }
+    }
+    return commands;
+  }
+
+  /** `untold`: to the gateways that put them; `marked`: other gateways may wait for them, too. */
+  async #announce(shard: number, untold: readonly Ended[], marked: readonly Ended[]): Promise<void> {
+    const { nodes, name } = this.#parts;
+    const commands = this.#tell(shard, untold);
+    if (marked.length > 0) {
+      const asked = marked.map(({ bundle, field }) => ["HGET", bundle, `w${field}`]);
+      const found = await nodes.pipeline(shard, asked, { resend: true });
+      const byGateway = new Map<string, (string | Buffer)[]>();
+      marked.forEach(({ record, outcome }, at) => {
+        if (!Buffer.isBuffer(found[at])) return;
+        for (const gateway of found[at].toString("latin1").split(",").filter(Boolean)) {
+          if (gateway === name) this.#outcomes.heard(record.task.id, outcome);
+          else if (byGateway.has(gateway)) byGateway.get(gateway)!.push(record.task.id, outcome);
+          else byGateway.set(gateway, [record.task.id, outcome]);
+        }
+      });
+      for (const [gateway, fields] of byGateway)
+        commands.push(this.#messages.command(shard, gateway, "outcomes", fields));
+    }
+    if (commands.length > 0) nodes.pipeline(shard, commands).catch(() => {});
+  }
+
+  /** Successes that are reused under a key of their own. */
+  #cache(taken: readonly Ended[]): void {
+    const { nodes, keys } = this.#parts;
+    const commands = taken.flatMap(({ record, cacheKey, cacheTtlMs }) => {
+      if (cacheKey === undefined) return [];
+      const name = indexName(cacheKey);
+      const shard = homeOf(name) % keys.shards;
+      return [
+        { shard, command: ["SET", this.#parts.key(shard, `c:${name}`), record.task.id, "PX", cacheTtlMs] },
+      ];
+    });
+    if (commands.length > 0) this.#flushingCache = nodes.scatter(commands).catch(() => {});
+  }
+
+  #flushingCache: Promise<unknown> = Promise.resolve();
+
+  /** Resolves when what was settled can be reused. */
+  get cached(): Promise<unknown> {
+    return this.#flushingCache;
+  }
+
+  /** A good outcome of a task that this pool no longer holds: another batcher has taken it over, or it has ended. */
+  async late(lease: Lease, id: string, output: string | undefined): Promise<SettleReply> {
+    const { keys, shared, clock } = this.#parts;
+    const claimed = lease.tasks.find(({ task }) => task.id === id);
+    const [shard, bundle, field] = [keys.shardOf(id), keys.bundle(id), fieldOf(id)];
+    const asked = ["HMGET", bundle, field, `g${field}`, "m", `m${field}`];
+    const found = (await this.#parts.nodes.command(shard, asked, { resend: true })) as RedisReply[];
+    const [final, deleted, meta, late] = found;
+    if (deleted !== null || (final === null && meta === null && late === null)) return "gone";
+    if (Buffer.isBuffer(final)) return this.#records.lives(this.#records.read(id, final)) ? "late" : "gone";
+    if (claimed === undefined || output === undefined) return "late";
+    const { task, attempt, queuedAt } = claimed;
+    const batch = batchFrame(lease.batch, shared);
+    const fields = {
+      meta: metaFrame(task, {}, shared),
+      attempt,
+      queuedAt,
+      settledAt: clock.now(),
+      batch,
+      cacheTtlMs: 0,
+    };
+    const outcome = outcomeFrame(fields, { ok: true, output }, shared);
+    const [reply] = (await this.#parts.run(
+      shard,
+      scripts.settle,
+      [bundle],
+      ["", field, outcome],
+    )) as number[];
+    if (reply !== 1) return reply === 0 ? "late" : "gone";
+    this.#outcomes.heard(id, outcome);
+    return "taken";
+  }
+
+  /** The command that notes which tasks run. */
+  running(shard: number, lease: Lease): Arg[] {
+    const { keys } = this.#parts;
+    const some = lease.tasks.filter(({ task }) => keys.shardOf(task.id) === shard);
+    const fields = some.flatMap(({ task, attempt }) => [task.id, String(attempt)]);
+    return ["HSET", this.#parts.key(shard, `run:${this.#parts.name}`), lease.token, frame(fields)];
+  }
+}
+
+const NO_BATCH = Buffer.alloc(0);
+const NOTHING: ReadonlyMap<number, readonly Arg[][]> = new Map();

@@ -1,0 +1,100 @@
+/**
+ * How many tasks this batcher should read, by what its own dispatchers say now and what the other members said in their
+ * last heartbeat.
+ */
+import type { Clock } from "../clock.ts";
+import type { Dispatcher } from "../dispatch/dispatcher.ts";
+import type { Demand } from "../engine/redis/reader.ts";
+import type { Fleet } from "./fleet.ts";
+import type { Member } from "./registry.ts";
+
+export class FleetDemand implements Demand {
+  readonly #fleet: Fleet;
+  readonly #clock: Clock;
+  /** Worked out once for each heartbeat. */
+  #members: readonly Member[] = [];
+  #leads = new Map<string, boolean>();
+  #othersIdle = new Map<string, boolean>();
+  #zones: { zone: string; deserted: boolean }[] = [];
+
+  constructor(fleet: Fleet, clock: Clock) {
+    this.#fleet = fleet;
+    this.#clock = clock;
+  }
+
+  models(): readonly string[] {
+    const now = this.#clock.now();
+    return this.#fleet.self.dispatchers
+      .filter(({ workers }) => workers.healthy(now) > 0 || workers.free(now) > 0)
+      .map(({ rules }) => rules.name);
+  }
+
+  room(model: string): number {
+    const dispatcher = this.#dispatcher(model);
+    if (dispatcher === undefined) return 0;
+    return dispatcher.workers.free(this.#clock.now()) * dispatcher.rules.limits.maxBatchSize;
+  }
+
+  pacePerMs(model: string): number {
+    return this.#dispatcher(model)?.horizon(this.#clock.now()).perMs ?? 0;
+  }
+
+  batchSize(model: string): number {
+    return this.#dispatcher(model)?.rules.limits.maxBatchSize ?? 0;
+  }
+
+  othersIdle(model: string): boolean {
+    this.#refresh();
+    return remembered(this.#othersIdle, model, () =>
+      [...this.#fleet.others(model)].some(({ workers, capacity }) => workers > 0 && capacity.idle > 0),
+    );
+  }
+
+  leads(model: string): boolean {
+    this.#refresh();
+    const { id, zone } = this.#fleet.self;
+    return remembered(this.#leads, model, () =>
+      batchersOf(this.#members).every(
+        (member) => member.id >= id || member.zone !== zone || !serves(member, model),
+      ),
+    );
+  }
+
+  zones(): readonly { readonly zone: string; readonly deserted: boolean }[] {
+    this.#refresh();
+    return this.#zones;
+  }
+
+  #dispatcher(model: string): Dispatcher | undefined {
+    return this.#fleet.self.dispatchers.find(({ rules }) => rules.name === model);
+  }
+
+  #refresh(): void {
+    const { members, self } = this.#fleet;
+    if (members === this.#members) return;
+    this.#members = members;
+    this.#leads = new Map();
+    this.#othersIdle = new Map();
+    const served = new Set(batchersOf(members).map(({ zone }) => zone));
+    const zones = new Set(members.filter(({ role }) => role !== "batcher").map(({ zone }) => zone));
+    zones.delete(self.zone);
+    this.#zones = Array.from(zones, (zone) => ({ zone, deserted: !served.has(zone) }));
+  }
+}
+
+/** Those that can run something now. */
+function batchersOf(members: readonly Member[]): Member[] {
+  return members.filter(
+    ({ role, models }) => role !== "gateway" && models.some(({ healthy }) => healthy > 0),
+  );
+}
+
+function serves({ models }: Member, name: string): boolean {
+  return models.some((model) => model.name === name && model.healthy > 0);
+}
+
+function remembered(values: Map<string, boolean>, key: string, find: () => boolean): boolean {
+  let value = values.get(key);
+  if (value === undefined) values.set(key, (value = find()));
+  return value;
+}
