@@ -23,6 +23,7 @@ import {
   bodyFrame,
   bundleFrame,
   entryFrame,
+  type EntryMark,
   type FinalRecord,
   metaFrame,
   outcomeFrame,
@@ -269,14 +270,20 @@ export class RedisPuts {
     const { nodes, shared, options, name, keys } = this.#parts;
     const { depths, cluster } = this.#own;
     const bodies = entering.map(({ task, sharing }) => bodyFrame(task, sharing, shared));
-    const entries: { readonly stream: string; readonly tasks: readonly TaskBody[] }[] = [];
+    const entries: {
+      readonly stream: string;
+      readonly mark: EntryMark;
+      readonly tasks: readonly TaskBody[];
+    }[] = [];
     const records: Arg[][] = [];
     for (const places of bundlesOf(entering)) {
       const some = places.map((at) => entering[at]!);
       const tasks = places.map((at) => ({ id: entering[at]!.task.id, body: bodies[at]! }));
       const [{ task, late }] = some as [Entering];
       const stream = keys.stream(shard, task.model, options.zone);
-      for (const chunk of chunksOf(tasks)) entries.push({ stream, tasks: chunk });
+      const chunks = [...chunksOf(tasks)];
+      const mark = late || chunks.length > 1 ? "part" : "";
+      for (const chunk of chunks) entries.push({ stream, mark, tasks: chunk });
       const bundle = keys.bundle(task.id);
       const marks = some.flatMap((each) => (each.keyed ? [`k${fieldOf(each.task.id)}`, "1", "x", "1"] : []));
       records.push(["HSET", bundle, late ? `m${fieldOf(task.id)}` : "m", bundleFrame(tasks), ...marks]);
@@ -285,12 +292,12 @@ export class RedisPuts {
     const counts = depths.of(entering.map(({ task }) => task));
     const counting = depths.commands(counts);
     const all = (again: boolean): Arg[][] => [
-      ...entries.map(({ stream, tasks }) => [
+      ...entries.map(({ stream, mark, tasks }) => [
         "XADD",
         stream,
         "*",
         "b",
-        entryFrame(name, again ? "check" : "", tasks),
+        entryFrame(name, again ? "check" : mark, tasks),
       ]),
       ...records,
       ...(cluster ? [] : counting),
@@ -440,7 +447,8 @@ export class RedisPuts {
     if (cacheKey !== undefined && cacheKey !== joinKey) {
       const id = await this.#get("c", cacheKey);
       const found = id === undefined ? undefined : await records.look(id);
-      if (found?.final !== undefined && this.#reusable(found.final)) return this.#cached(task, found.final);
+      if (found?.final !== undefined && this.#reusable(found.final))
+        return this.#cached(task, sharing, found.final);
     }
     if (joinKey === undefined) return undefined;
     const local = outcomes.joinable(joinKey);
@@ -460,7 +468,7 @@ export class RedisPuts {
       const joined = found?.final === undefined && found && this.#joined(id, found, task);
       if (joined) return joined;
       if (found?.final && cacheKey === joinKey && this.#reusable(found.final))
-        return this.#cached(task, found.final);
+        return this.#cached(task, sharing, found.final);
       const waitMs = LOOK_AGAIN_MS[looks];
       if (found?.final === undefined && waitMs !== undefined && !only) await this.#pause(waitMs);
       else if (only) return undefined;
@@ -488,7 +496,11 @@ export class RedisPuts {
   }
 
   /** Answered from an outcome of the cache: a record of its own, which has ended. */
-  async #cached(task: Task, { outcome, batch }: FinalRecord): Promise<PutReply & { kind: "done" }> {
+  async #cached(
+    task: Task,
+    { idempotency }: Sharing,
+    { outcome, batch }: FinalRecord,
+  ): Promise<PutReply & { kind: "done" }> {
     const { shared, clock, keys, options, nodes } = this.#parts;
     const now = clock.now();
     const bytes = outcomeFrame(
@@ -507,7 +519,13 @@ export class RedisPuts {
     const bundle = keys.bundle(task.id);
     const ttlMs = Math.ceil(options.results.ttlMs + GRACE_MS);
     const commands: Arg[][] = [
-      ["HSET", bundle, fieldOf(task.id), bytes],
+      [
+        "HSET",
+        bundle,
+        fieldOf(task.id),
+        bytes,
+        ...(idempotency === undefined ? [] : [`k${fieldOf(task.id)}`, "1"]),
+      ],
       ["PEXPIRE", bundle, ttlMs],
     ];
     // The bundle may hold tasks that need it for longer.
