@@ -29,7 +29,7 @@ export interface HeldEntry {
   left: number;
   /** Tasks that ended and whose outcome Redis has not confirmed. */
   unconfirmed: number;
-  /** Another batcher held it before, or may hold it now: an outcome is told only when Redis has taken it. */
+  /** It may end by others: an outcome is told only when Redis has taken it. So until Redis knows that this batcher holds it. */
   contested: boolean;
   /** Another batcher holds it, as far as is known here: only that one may acknowledge it. */
   lost: boolean;
@@ -51,6 +51,7 @@ export class TaskPool {
   readonly #depths: Depths;
   readonly #held: Table<HeldTask>;
   readonly #entries = new Map<string, HeldEntry>();
+  readonly #leasedUntil = new Map<number, number>();
 
   constructor(parts: RedisParts, depths: Depths) {
     this.#parts = parts;
@@ -86,6 +87,16 @@ export class TaskPool {
     let sum = 0;
     for (const depth of this.engine.waiting(model)) sum += depth;
     return sum;
+  }
+
+  /** No other batcher takes over what this one holds in a shard before then. */
+  leased(shard: number, until: number): void {
+    this.#leasedUntil.set(shard, until);
+  }
+
+  /** Whether an entry may end by others, so that what became of it here is not certain before Redis has said so. */
+  contested({ shard, contested }: HeldEntry): boolean {
+    return contested || this.#parts.clock.now() >= (this.#leasedUntil.get(shard) ?? 0);
   }
 
   /** Its tasks have ended, or are elsewhere. */
@@ -133,12 +144,20 @@ export class TaskPool {
       if (read === undefined || this.#entries.has(`${stream} ${entryId}`)) continue;
       const { gateway, mark, tasks } = read;
       count += tasks.length;
-      const contested = ran !== undefined || mark === "check";
       const left = tasks.length;
-      const entry = { shard, stream, id: entryId, gateway, left, unconfirmed: 0, contested, lost: false };
+      const entry = {
+        shard,
+        stream,
+        id: entryId,
+        gateway,
+        left,
+        unconfirmed: 0,
+        contested: true,
+        lost: false,
+      };
       this.#entries.set(`${stream} ${entryId}`, entry);
       const owned = mark === "part" ? tasks.map((task) => `o${fieldOf(task.id)}`) : ["o"];
-      (contested ? checked : fresh).push({ entry, tasks, owned });
+      (ran !== undefined || mark === "check" ? checked : fresh).push({ entry, tasks, owned });
     }
     this.engine.together(() => {
       for (const { entry, tasks, owned } of fresh) {
@@ -147,9 +166,10 @@ export class TaskPool {
         commands.push(["HSET", bundle, ...owned.flatMap((field) => [field, name])], ["HGET", bundle, "x"]);
       }
     });
-    const marked = nodes
-      .pipeline(shard, commands, { resend: true })
-      .then((replies) => fresh.filter((_, at) => replies[2 * at + 1] !== null));
+    const marked = nodes.pipeline(shard, commands, { resend: true }).then((replies) => {
+      for (const { entry } of fresh) entry.contested = false;
+      return fresh.filter((_, at) => replies[2 * at + 1] !== null);
+    });
     // Workers may start with the fresh ones meanwhile.
     void marked
       .then((some) => Promise.all(some.map(({ entry, tasks }) => this.#lookAtMarks(entry, tasks))))

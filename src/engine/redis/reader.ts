@@ -282,18 +282,21 @@ export class BundleReader {
   }
 
   async #renew(): Promise<void> {
-    const { nodes, name, options } = this.#parts;
+    const { nodes, name, options, clock } = this.#parts;
     await Promise.allSettled(
       this.#shards().map(async (shard) => {
         const key = this.#parts.key(shard, `alive:${name}`);
         const lease = ["PX", Math.ceil(options.leaseMs)];
         const held = this.#pool.entries(shard).length > 0;
+        const until = clock.now() + options.leaseMs;
         const kept =
           held && (await nodes.command(shard, ["SET", key, "1", "XX", ...lease], { resend: true }));
-        if (kept !== false && kept !== null) return;
-        await nodes.command(shard, ["SET", key, "1", ...lease], { resend: true });
-        // It was away for longer than its lease: another batcher may have taken over.
-        if (held) await this.#pool.verify(shard);
+        if (kept === false || kept === null) {
+          await nodes.command(shard, ["SET", key, "1", ...lease], { resend: true });
+          // It was away for longer than its lease: another batcher may have taken over.
+          if (held) await this.#pool.verify(shard);
+        }
+        this.#pool.leased(shard, until);
       }),
     );
   }

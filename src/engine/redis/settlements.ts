@@ -195,9 +195,10 @@ export class Settlements {
     more: readonly Arg[][],
     replies: Map<string, SettleReply>,
   ): Promise<void> {
-    const { nodes, options } = this.#parts;
+    const { nodes, options, name } = this.#parts;
     const good = ended.filter(({ record }) => record.outcome!.ok);
-    const told = good.filter(({ entry }) => !entry.contested);
+    // Callers of this process are told when it is certain, which costs no message.
+    const told = good.filter(({ entry }) => entry.gateway !== name && !this.#pool.contested(entry));
     const commands: Arg[][] = good.map(({ bundle, field, outcome }) => ["HSETNX", bundle, field, outcome]);
     const bundles = [...new Set(good.map(({ bundle }) => bundle))];
     const keepMs = Math.ceil(options.results.ttlMs + GRACE_MS);
