@@ -433,7 +433,9 @@ export class RedisPuts {
     const other = await this.#swap("k", key, `${task.id} ${fingerprint}`, `${id} ${fingerprint}`, ttlMs);
     if (other === undefined || other === `${id} ${fingerprint}`) return undefined;
     const stands = other.slice(0, other.indexOf(" "));
-    return other.slice(stands.length + 1) === fingerprint ? undefined : { kind: "conflict", id: stands };
+    if (other.slice(stands.length + 1) !== fingerprint) return { kind: "conflict", id: stands };
+    // The same request was quicker elsewhere: its task answers.
+    return this.#bind(task, { key, fingerprint }, false);
   }
 
   /** Joins work in flight or reuses an outcome. `only`: a content that stood for nothing still does afterwards. */
