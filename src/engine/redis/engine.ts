@@ -55,7 +55,7 @@ const REFRESH_EVERY_MS = 1000;
 const CLOCK_EVERY_MS = 10_000;
 const HEAL_EVERY_MS = 10_000;
 const UNCERTAIN = "it is not certain whether the task was cancelled; ask again";
-const CANCELLED: Outcome = { ok: false, code: "CANCELLED", message: "cancelled before it ran" };
+const CANCELLED = { ok: false, code: "CANCELLED", message: "cancelled before it ran" } as const;
 const EXPIRED: Outcome = {
   ok: false,
   code: "DEADLINE_EXCEEDED",
@@ -381,8 +381,12 @@ export class RedisEngine implements Engine {
 
   async #cancelHere(id: string, tenant: string, abandoned: boolean): Promise<CancelReply> {
     const reply = await this.#pool.engine.cancel(id, tenant, abandoned);
-    if (reply === "cancelled") await this.#settlements.flush();
-    return reply;
+    if (reply !== "cancelled") return reply;
+    await this.#settlements.flush();
+    await this.#settlements.settled();
+    // It may have ended otherwise, by a batcher that took it over while this one stood still.
+    const outcome = (await this.#records.look(id))?.final?.outcome;
+    return outcome?.ok === false && outcome.code === CANCELLED.code ? "cancelled" : "kept";
   }
 
   /** Ends a task that no batcher holds. Else: it ended otherwise ("late"), or the batcher that holds it. */

@@ -24,6 +24,7 @@ import { texts } from "./frames.ts";
 import { GROUP, modelOf } from "./keys.ts";
 import type { RedisParts } from "./parts.ts";
 import type { StreamEntry, TaskPool } from "./pool.ts";
+import { scripts } from "./scripts.ts";
 
 /** What the reader asks of the workers and the fleet. */
 export interface Demand {
@@ -327,18 +328,21 @@ export class BundleReader {
   }
 
   async #renew(): Promise<void> {
-    const { nodes, name, options } = this.#parts;
+    const { nodes, name, options, clock } = this.#parts;
     await Promise.allSettled(
       this.#shards().map(async (shard) => {
         const key = this.#parts.key(shard, `alive:${name}`);
         const lease = ["PX", Math.ceil(options.leaseMs)];
         const held = this.#pool.entries(shard).length > 0;
+        const until = clock.now() + options.leaseMs;
         const kept =
           held && (await nodes.command(shard, ["SET", key, "1", "XX", ...lease], { resend: true }));
-        if (kept !== false && kept !== null) return;
-        await nodes.command(shard, ["SET", key, "1", ...lease], { resend: true });
-        // It was away for longer than its lease: another batcher may have taken over.
-        if (held) await this.#pool.verify(shard);
+        if (kept === false || kept === null) {
+          await nodes.command(shard, ["SET", key, "1", ...lease], { resend: true });
+          // It was away for longer than its lease: another batcher may have taken over.
+          if (held) await this.#pool.verify(shard);
+        }
+        this.#pool.leased(shard, until);
       }),
     );
   }
@@ -398,22 +402,52 @@ export class BundleReader {
           if (!Array.isArray(reply)) continue;
           for (const consumer of reply as RedisReply[][]) {
             const other = String(consumer[1]);
-            if (other !== name) await this.#inherit(shard, streams[at]!, other, Number(consumer[3]));
+            if (other === name) await this.#recover(shard, streams[at]!);
+            else await this.#inherit(shard, streams[at]!, other, Number(consumer[3]));
           }
         }
       }),
     );
   }
 
+  /** Entries that are pending under this batcher's name and did not arrive: the reply to a read or a claim was lost. */
+  async #recover(shard: number, stream: string): Promise<void> {
+    const { nodes, name } = this.#parts;
+    const idleMs = this.#idleMs();
+    const asked = ["XPENDING", stream, GROUP, "IDLE", idleMs, "-", "+", TAKE_OVER_TOGETHER, name];
+    const rows = (await nodes.command(shard, asked, { resend: true })) as RedisReply[][];
+    const ids = rows.map(([id]) => String(id)).filter((id) => !this.#pool.holds(stream, id));
+    if (ids.length > 0) await this.#claim(shard, stream, ids, new Map());
+  }
+
+  /** Entries that were touched sooner are on their way to a batcher. */
+  #idleMs(): number {
+    const { leaseMs } = this.#parts.options;
+    return leaseMs === Infinity ? 0 : Math.floor(leaseMs / 2);
+  }
+
+  async #claim(
+    shard: number,
+    stream: string,
+    ids: readonly string[],
+    ran: ReadonlyMap<string, number>,
+  ): Promise<void> {
+    const { nodes, name } = this.#parts;
+    // Not sent again: the second time it would find them idle for too short. A lost reply is found by `#recover`.
+    const command = ["XCLAIM", stream, GROUP, name, this.#idleMs(), ...ids];
+    const entries = (await nodes.command(shard, command)) as StreamEntry[];
+    await this.#pool.take(shard, stream, entries.filter(Boolean), ran);
+  }
+
   async #inherit(shard: number, stream: string, dead: string, pending: number): Promise<void> {
-    const { nodes, name, options } = this.#parts;
+    const { nodes } = this.#parts;
     const alive = await nodes.command(shard, ["EXISTS", this.#parts.key(shard, `alive:${dead}`)], {
       resend: true,
     });
     if (alive !== 0) return;
     const notes = this.#parts.key(shard, `run:${dead}`);
     if (pending === 0) {
-      await nodes.pipeline(shard, [["XGROUP", "DELCONSUMER", stream, GROUP, dead]], { resend: true });
+      await this.#parts.run(shard, scripts.retire, [stream], [GROUP, dead]);
       return;
     }
     const running = (await nodes.command(shard, ["HVALS", notes], { resend: true })) as Buffer[];
@@ -431,11 +465,7 @@ export class BundleReader {
     )) as RedisReply[][];
     const ids = rows.map(([id]) => String(id));
     if (ids.length === 0) return;
-    const idleMs = options.leaseMs === Infinity ? 0 : Math.floor(options.leaseMs / 2);
-    const entries = (await nodes.command(shard, ["XCLAIM", stream, GROUP, name, idleMs, ...ids], {
-      resend: true,
-    })) as StreamEntry[];
-    await this.#pool.take(shard, stream, entries.filter(Boolean), ran);
+    await this.#claim(shard, stream, ids, ran);
     await nodes.command(shard, ["PEXPIRE", notes, NOTES_MS]);
   }
 }

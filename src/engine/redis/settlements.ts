@@ -26,6 +26,8 @@ import { scripts } from "./scripts.ts";
 
 const OFFER_FOR_MS = 30_000;
 const OFFER_AGAIN_MS = 100;
+/** What the scripts return for bad news of a task that another batcher holds. */
+const HELD_ELSEWHERE = -2;
 
 /** A task that has ended in the pool. */
 interface Ended {
@@ -176,7 +178,10 @@ export class Settlements {
       try {
         return await this.#write(shard, ended, more, replies);
       } catch (error) {
-        if (clock.now() >= until) throw error;
+        if (clock.now() >= until) {
+          for (const { entry } of ended) this.#pool.lose(entry);
+          throw error;
+        }
       }
       // Another batcher may have taken over by the time it arrives.
       for (const { entry } of ended) entry.contested = true;
@@ -190,9 +195,10 @@ export class Settlements {
     more: readonly Arg[][],
     replies: Map<string, SettleReply>,
   ): Promise<void> {
-    const { nodes, options } = this.#parts;
+    const { nodes, options, name } = this.#parts;
     const good = ended.filter(({ record }) => record.outcome!.ok);
-    const told = good.filter(({ entry }) => !entry.contested);
+    // Callers of this process are told when it is certain, which costs no message.
+    const told = good.filter(({ entry }) => entry.gateway !== name && !this.#pool.contested(entry));
     const commands: Arg[][] = good.map(({ bundle, field, outcome }) => ["HSETNX", bundle, field, outcome]);
     const bundles = [...new Set(good.map(({ bundle }) => bundle))];
     const keepMs = Math.ceil(options.results.ttlMs + GRACE_MS);
@@ -203,6 +209,8 @@ export class Settlements {
       ended.filter(({ record }) => !record.outcome!.ok),
       replies,
     );
+    // Awaited below, unless the pipeline rejects first.
+    bad.catch(() => {});
     const found = await nodes.pipeline(shard, commands, { resend: true });
     const refused: Ended[] = [];
     const marked = new Set(bundles.filter((_, at) => found[good.length + 2 * at] !== null));
@@ -224,7 +232,8 @@ export class Settlements {
     );
     this.#cache(taken);
     for (const { entry } of ended) {
-      if (--entry.unconfirmed === 0 && entry.left === 0) this.#acknowledge(entry);
+      entry.unconfirmed--;
+      if (this.#pool.finish(entry)) this.#acknowledge(entry);
     }
   }
 
@@ -267,7 +276,8 @@ export class Settlements {
     const taken: Ended[] = [];
     const take = (each: Ended, reply: number): void => {
       if (reply === 1) taken.push(each);
-      replies.set(each.record.task.id, reply === 1 ? "taken" : reply === 0 ? "late" : "gone");
+      if (reply === HELD_ELSEWHERE) this.#pool.lose(each.entry);
+      replies.set(each.record.task.id, reply === 1 ? "taken" : reply === -1 ? "gone" : "late");
     };
     const plain = ended.filter(({ letter }) => letter === undefined);
     await Promise.all(
