@@ -161,6 +161,8 @@ export class RedisEngine implements Engine {
   }
 
   async #refresh(): Promise<void> {
+    // Tasks that left the pool without a settlement: cancelled before they were read, or another batcher's now.
+    void this.#settlements.report();
     await Promise.all([this.#depths.refresh(), this.deadLetters.sweep()]);
   }
 
@@ -245,7 +247,7 @@ export class RedisEngine implements Engine {
     const { shared, keys, name } = this.#parts;
     if (this.#pool.get(id) !== undefined) {
       this.#pool.engine.accommodate(id, deadlineAt, tier);
-      this.#settlements.report();
+      void this.#settlements.report();
     } else if (owner !== "") {
       // It has ended here, and that is on its way to Redis.
       if (owner === name) return false;
@@ -537,6 +539,7 @@ export class RedisEngine implements Engine {
     this.#outcomes.close();
     await this.#settlements.settled();
     await this.#pool.handBack(this.#pool.all());
+    await this.#settlements.report();
     await this.#reader.leave();
     this.#messages.close();
   }

@@ -19,7 +19,7 @@
  * (`core/retry.ts`), what only waited is not.
  */
 import type { Alarm } from "../../clock.ts";
-import { RedisError, type RedisReply } from "../../redis/nodes.ts";
+import { type Arg, RedisError, type RedisReply } from "../../redis/nodes.ts";
 import { texts } from "./frames.ts";
 import { GROUP, modelOf } from "./keys.ts";
 import type { RedisParts } from "./parts.ts";
@@ -264,8 +264,7 @@ export class BundleReader {
 
   /** Resolves with how many entries there were. */
   async #read(shard: number, streams: readonly string[], count: number, blockMs = 0): Promise<number> {
-    const { nodes, name } = this.#parts;
-    await this.#makeGroups(shard, streams);
+    const { name } = this.#parts;
     const wait = blockMs > 0 ? ["BLOCK", blockMs] : [];
     const command = [
       "XREADGROUP",
@@ -279,14 +278,7 @@ export class BundleReader {
       ...streams,
       ...streams.map(() => ">"),
     ];
-    let reply: RedisReply;
-    try {
-      reply = await (blockMs > 0 ? nodes.block(shard, command, blockMs) : nodes.command(shard, command));
-    } catch (error) {
-      // A server that lost its data, or another one after a failover.
-      if (error instanceof RedisError && error.code === "NOGROUP") this.#grouped.clear();
-      throw error;
-    }
+    const reply = await this.#readGroups(shard, streams, command, blockMs);
     let found = 0;
     for (const [stream, entries] of (reply ?? []) as [Buffer, StreamEntry[]][]) {
       found += entries.length;
@@ -299,6 +291,25 @@ export class BundleReader {
       this.#entrySize += 0.1 * (tasks / entries.length - this.#entrySize);
     }
     return found;
+  }
+
+  async #readGroups(
+    shard: number,
+    streams: readonly string[],
+    command: readonly Arg[],
+    blockMs: number,
+  ): Promise<RedisReply> {
+    const { nodes } = this.#parts;
+    const read = async (): Promise<RedisReply> => {
+      await this.#makeGroups(shard, streams);
+      return blockMs > 0 ? nodes.block(shard, command, blockMs) : nodes.command(shard, command);
+    };
+    return read().catch((error: unknown) => {
+      if (!(error instanceof RedisError) || error.code !== "NOGROUP") throw error;
+      // A server that lost its data, or another one after a failover.
+      this.#grouped.clear();
+      return read();
+    });
   }
 
   #learn(entries: readonly StreamEntry[]): void {

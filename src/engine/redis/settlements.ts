@@ -80,9 +80,14 @@ export class Settlements {
   #settled(record: TaskRecord): void {
     const held = this.#pool.get(record.task.id);
     if (held === undefined) return;
-    this.#ended.push(this.#end(held));
+    // What ends outside a verb, as a task that was lost too often when its entry is taken over, is written down too.
+    if (this.#ended.push(this.#end(held)) === 1) setImmediate(() => this.#flushRest());
     held.entry.unconfirmed++;
     this.#pool.drop(record.task.id);
+  }
+
+  #flushRest(): void {
+    if (this.#ended.length > 0) void this.flush().catch(() => {});
   }
 
   #end({ record, entry, sharing, body }: HeldTask): Ended {
@@ -143,7 +148,7 @@ export class Settlements {
       ),
     );
     this.#flushing.add(flushing);
-    this.report();
+    void this.report();
     await flushing.finally(() => this.#flushing.delete(flushing));
     return replies;
   }
@@ -154,16 +159,16 @@ export class Settlements {
   }
 
   /** Tells how many tasks wait and run here, as far as that has changed. */
-  report(): void {
+  async report(): Promise<void> {
     const counts = this.#depths.report(this.#pool.engine);
     if (counts.size === 0) return;
-    this.#parts.nodes.pipeline(DEPTH_SHARD, this.#depths.commands(counts)).then(
-      (replies) => {
-        if (replies.some((reply) => reply instanceof RedisError)) this.#depths.untold(counts);
-        else this.#depths.heard(counts, replies);
-      },
-      () => this.#depths.untold(counts),
-    );
+    try {
+      const replies = await this.#parts.nodes.pipeline(DEPTH_SHARD, this.#depths.commands(counts));
+      if (replies.some((reply) => reply instanceof RedisError)) this.#depths.untold(counts);
+      else this.#depths.heard(counts, replies);
+    } catch {
+      this.#depths.untold(counts);
+    }
   }
 
   async #offer(
