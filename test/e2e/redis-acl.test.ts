@@ -187,7 +187,10 @@ async function leases(servers: readonly Server[]): Promise<number[]> {
       return Promise.all(names.map((name) => server.ask("PTTL", name).catch(() => -1)));
     }),
   );
-  return found.flat().map(Number).filter((ms) => ms > 0);
+  return found
+    .flat()
+    .map(Number)
+    .filter((ms) => ms > 0);
 }
 
 /** The lease is renewed while a batch runs; when its batcher is killed, worker and task go to the next one. */
