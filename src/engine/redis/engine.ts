@@ -528,15 +528,25 @@ export class RedisEngine implements Engine {
     return () => this.#parts.listeners.delete(listener);
   }
 
+  /** Reads nothing more, and gives back what waits here to other batchers. What runs goes on. */
+  async drain(): Promise<void> {
+    const handBack = (): Promise<void> =>
+      this.#pool.handBack(this.#pool.all().filter(({ record }) => record.state === "queued"));
+    const stopped = this.#reader.stop();
+    await handBack();
+    await stopped;
+    await handBack();
+  }
+
   close(): Promise<void> {
     this.#closed ??= this.#close();
     return this.#closed;
   }
 
   async #close(): Promise<void> {
-    this.#reader.close();
     for (const alarm of this.#alarms.values()) alarm.cancel();
     this.#outcomes.close();
+    await this.#reader.stop();
     await this.#settlements.settled();
     await this.#pool.handBack(this.#pool.all());
     await this.#settlements.report();

@@ -325,8 +325,8 @@ export class TaskPool {
   async handBack(some: readonly HeldTask[]): Promise<void> {
     const { nodes, options } = this.#parts;
     const given = some.filter(({ record }) => this.#held.get(record.task.id)?.record === record);
-    const byEntry = Map.groupBy(given, ({ entry }) => entry);
-    for (const [entry, tasks] of byEntry) {
+    const returned: Promise<unknown>[] = [];
+    for (const [entry, tasks] of Map.groupBy(given, ({ entry: held }) => held)) {
       const { shard, stream, gateway } = entry;
       const commands: Arg[][] = [];
       for (const { record } of tasks) {
@@ -341,12 +341,10 @@ export class TaskPool {
       const bodies = tasks.map(({ record, body }) => ({ id: record.task.id, body }));
       commands.push(["XADD", stream, "*", "b", entryFrame(gateway, "check", bodies)]);
       if (this.finish(entry)) commands.push(...acknowledged([entry]));
-      await nodes
-        .transact(shard, () => commands, options.putWithinMs)
-        .catch(() => {
-          // Its lease runs out, and another batcher takes it over.
-        });
+      returned.push(nodes.transact(shard, () => commands, options.putWithinMs));
     }
+    // Where that fails the lease runs out, and another batcher takes over.
+    await Promise.allSettled(returned);
   }
 }
 

@@ -66,7 +66,11 @@ export class BundleReader {
   readonly #parts: RedisParts;
   readonly #pool: TaskPool;
   #demand: Demand | undefined;
-  #closed = false;
+  /** It reads nothing more. */
+  #stopped = false;
+  /** Its lease has ended, or is about to. */
+  #left = false;
+  readonly #reading = new Set<Promise<unknown>>();
   readonly #alarms = new Map<string, Alarm>();
   #polling = false;
   #pollAgain = false;
@@ -101,14 +105,17 @@ export class BundleReader {
     this.#startLoops();
   }
 
-  /** Reads nothing more. */
-  close(): void {
-    this.#closed = true;
-    for (const alarm of this.#alarms.values()) alarm.cancel();
+  /** Reads nothing more; resolves when no read is on its way. The lease is renewed until `leave`. */
+  async stop(): Promise<void> {
+    this.#stopped = true;
+    for (const [name, alarm] of this.#alarms) if (name !== "renew") alarm.cancel();
+    await Promise.allSettled(this.#reading);
   }
 
   /** Its lease ends: what it still holds can be taken over at once. */
   async leave(): Promise<void> {
+    this.#left = true;
+    this.#alarms.get("renew")?.cancel();
     if (this.#demand === undefined) return;
     const { nodes, name } = this.#parts;
     const left = this.#shards().map((shard) => ({
@@ -119,7 +126,8 @@ export class BundleReader {
   }
 
   #every(name: string, ms: number, work: () => Promise<void>): void {
-    if (this.#closed || ms === Infinity) return;
+    const over = name === "renew" ? this.#left : this.#stopped;
+    if (over || ms === Infinity) return;
     const { clock } = this.#parts;
     const again = (): void => this.#every(name, ms, work);
     this.#alarms.set(
@@ -130,7 +138,7 @@ export class BundleReader {
 
   /** A worker is free and nothing waits here. */
   poke(): void {
-    if (this.#demand !== undefined && !this.#closed) void this.#poll().catch(() => {});
+    if (this.#demand !== undefined && !this.#stopped) void this.#poll().catch(() => {});
   }
 
   /** Everything that is there, for as many workers as may come; for tests. */
@@ -155,7 +163,7 @@ export class BundleReader {
     const { nodes, clock } = this.#parts;
     const pause = (ms: number): Promise<void> =>
       new Promise((resolve) => clock.at(clock.now() + ms, () => resolve()));
-    while (!this.#closed && nodes.activeShards().includes(shard)) {
+    while (!this.#stopped && nodes.activeShards().includes(shard)) {
       const models = this.#demand!.models().filter((model) => this.#blocks(model));
       if (models.length === 0) {
         await pause(POLL_MS);
@@ -200,7 +208,7 @@ export class BundleReader {
 
   /** Reads for models that have room and are not read already. */
   async #poll(): Promise<void> {
-    if (this.#closed) return;
+    if (this.#stopped) return;
     if (this.#polling) {
       this.#pollAgain = true;
       return;
@@ -263,7 +271,22 @@ export class BundleReader {
   }
 
   /** Resolves with how many entries there were. */
-  async #read(shard: number, streams: readonly string[], count: number, blockMs = 0): Promise<number> {
+  #read(shard: number, streams: readonly string[], count: number, blockMs = 0): Promise<number> {
+    if (this.#stopped) return Promise.resolve(0);
+    return this.#tracked(this.#readNow(shard, streams, count, blockMs));
+  }
+
+  /** `stop` waits for it. */
+  async #tracked<Value>(reading: Promise<Value>): Promise<Value> {
+    this.#reading.add(reading);
+    try {
+      return await reading;
+    } finally {
+      this.#reading.delete(reading);
+    }
+  }
+
+  async #readNow(shard: number, streams: readonly string[], count: number, blockMs: number): Promise<number> {
     const { name } = this.#parts;
     const wait = blockMs > 0 ? ["BLOCK", blockMs] : [];
     const command = [
@@ -413,8 +436,9 @@ export class BundleReader {
           if (!Array.isArray(reply)) continue;
           for (const consumer of reply as RedisReply[][]) {
             const other = String(consumer[1]);
+            if (this.#stopped) return;
             if (other === name) await this.#recover(shard, streams[at]!);
-            else await this.#inherit(shard, streams[at]!, other, Number(consumer[3]));
+            else await this.#tracked(this.#inherit(shard, streams[at]!, other, Number(consumer[3])));
           }
         }
       }),

@@ -21,7 +21,7 @@ import type { Messages } from "./messages.ts";
 import type { Outcomes } from "./outcomes.ts";
 import type { RedisParts } from "./parts.ts";
 import { acknowledged, type HeldEntry, type HeldTask, type TaskPool } from "./pool.ts";
-import type { RedisRecords } from "./records.ts";
+import { hearersIn, type RedisRecords } from "./records.ts";
 import { scripts } from "./scripts.ts";
 
 const OFFER_FOR_MS = 30_000;
@@ -334,7 +334,7 @@ export class Settlements {
       const byGateway = new Map<string, (string | Buffer)[]>();
       marked.forEach(({ record, outcome }, at) => {
         if (!Buffer.isBuffer(found[at])) return;
-        for (const gateway of found[at].toString("latin1").split(",").filter(Boolean)) {
+        for (const gateway of hearersIn(found[at])) {
           if (gateway === name) this.#outcomes.heard(record.task.id, outcome);
           else if (byGateway.has(gateway)) byGateway.get(gateway)!.push(record.task.id, outcome);
           else byGateway.set(gateway, [record.task.id, outcome]);
