@@ -47,6 +47,13 @@ export class FleetDemand implements Demand {
     return this.#dispatcher(model)?.horizon(this.#clock.now()).batchMs ?? 0;
   }
 
+  share(model: string): number {
+    const own = this.pacePerMs(model);
+    let others = 0;
+    for (const { capacity } of this.#fleet.others(model)) others += capacity.perMs;
+    return others === 0 ? 1 : own / (own + others);
+  }
+
   othersIdle(model: string): boolean {
     this.#refresh();
     return remembered(this.#othersIdle, model, () =>

@@ -19,6 +19,9 @@ const LATER = "later";
 const BYTES = "bytes";
 const RUNNING = "running";
 
+/** From this part of a bound on tasks are counted before they are put. */
+const NEAR = 1 / 8;
+
 /** Differences by field. */
 export type Counts = Map<string, number>;
 
@@ -32,6 +35,8 @@ export class Depths {
   /** What this process's pool has told. */
   readonly #told: Counts = new Map();
   #suspicious = "";
+  /** The fields of each model that was asked for; the engine asks for those it knows. */
+  readonly #fields = new Map<string, readonly string[]>();
 
   constructor(parts: RedisParts) {
     this.#parts = parts;
@@ -50,8 +55,14 @@ export class Depths {
     return this.#count(RUNNING);
   }
 
+  /** By tier. Asked for with every request. */
   waiting(model: string): number[] {
-    return Array.from({ length: this.#parts.options.tiers }, (_, tier) => this.#count(fieldOf(model, tier)));
+    let fields = this.#fields.get(model);
+    if (fields === undefined) {
+      fields = Array.from({ length: this.#parts.options.tiers }, (_, tier) => fieldOf(model, tier));
+      this.#fields.set(model, fields);
+    }
+    return fields.map((field) => this.#count(field));
   }
 
   #count(field: string): number {
@@ -70,6 +81,42 @@ export class Depths {
     if (this.queued >= maxQueued) return full(`limits.maxQueued ${maxQueued}`);
     if (this.#count(BYTES) + bytes > maxQueuedBytes) return full(`limits.maxQueuedBytes ${maxQueuedBytes}`);
     return undefined;
+  }
+
+  /** Whether so much waits that gateways which put at the same time could pass a bound. */
+  near(): boolean {
+    const { maxQueued, maxQueuedBytes } = this.#parts.options;
+    return this.queued > NEAR * maxQueued || this.#count(BYTES) > NEAR * maxQueuedBytes;
+  }
+
+  /** Counts tasks before they are put; resolves with the refusals of the last ones, for which there is no room. */
+  async reserve(tasks: readonly Task[]): Promise<(PutReply & { kind: "full" })[]> {
+    const { maxQueued, maxQueuedBytes } = this.#parts.options;
+    await this.add(this.of(tasks));
+    let queued = 0;
+    for (const [field, count] of this.#known) if (field !== BYTES && field !== RUNNING) queued += count;
+    let bytes = this.#known.get(BYTES) ?? 0;
+    const refused: Task[] = [];
+    const refusals: (PutReply & { kind: "full" })[] = [];
+    for (const task of tasks.toReversed()) {
+      if (queued <= maxQueued && bytes <= maxQueuedBytes) break;
+      const setting =
+        queued > maxQueued ? `limits.maxQueued ${maxQueued}` : `limits.maxQueuedBytes ${maxQueuedBytes}`;
+      refusals.push({
+        kind: "full",
+        message: `the queue is full (${setting})`,
+        never: weight(task) > maxQueuedBytes,
+      });
+      refused.push(task);
+      queued--;
+      bytes -= weight(task);
+    }
+    if (refused.length > 0) {
+      const counts = this.of(refused);
+      for (const [field, count] of counts) counts.set(field, -count);
+      await this.add(counts);
+    }
+    return refusals;
   }
 
   /** A task is on its way in (`count` 1), or no longer (-1). */

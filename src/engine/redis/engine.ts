@@ -181,10 +181,13 @@ export class RedisEngine implements Engine {
 
   async #heal(): Promise<void> {
     const { nodes, keys, options } = this.#parts;
+    const places = [options.zone, ...this.#reader.zones].flatMap((zone) =>
+      [...options.models.keys()].map((model) => ({ zone, model })),
+    );
     const streams = keys.tags.flatMap((_, shard) =>
-      [...options.models.keys()].map((model) => ({
+      places.map(({ zone, model }) => ({
         shard,
-        command: ["XLEN", keys.stream(shard, model, options.zone)],
+        command: ["XLEN", keys.stream(shard, model, zone)],
       })),
     );
     const lengths = await nodes.scatter(streams);
@@ -220,10 +223,9 @@ export class RedisEngine implements Engine {
     if (reply.kind === "queued") {
       // Its end may have been heard already.
       if (this.#outcomes.get(id) === awaited) {
-        this.#groups.entered(task);
         this.#tenants.entered(task);
         this.#outcomes.accepted(awaited, task, sharing.joinKey);
-      }
+      } else this.#groups.left(task);
       if (events.heard("task.queued")) events.emit("task.queued", { id, model, tier, at: clock.now() });
       return reply;
     }

@@ -22,6 +22,7 @@ export interface Awaited {
   /** Set where this process put it. */
   task: Task | undefined;
   joinKey: string;
+  joinHash: number;
   /** Nobody waits any longer after this. */
   until: number;
   /** Redis has said that it has the task; before that it need not know it. */
@@ -43,6 +44,8 @@ const LOOK_UP_TOGETHER = 500;
 export class Outcomes {
   readonly #parts: RedisParts;
   readonly #records: RedisRecords;
+  /** Of tables whose keys callers choose. */
+  readonly seed: number;
   /** Bounded by the tasks that this process put and the results that it long-polls. */
   readonly #awaited: Table<Awaited>;
   /** Tasks in flight that this process put, by join key. */
@@ -58,9 +61,9 @@ export class Outcomes {
     this.#parts = parts;
     this.#records = records;
     // Ids that are long-polled are chosen by callers; our name is random.
-    const seed = hashOf(parts.name, 0);
-    this.#awaited = new Table(seed);
-    this.#joinable = new Table(seed);
+    this.seed = hashOf(parts.name, 0);
+    this.#awaited = new Table(this.seed);
+    this.#joinable = new Table(this.seed);
     messages.on("outcomes", (fields) => {
       for (let at = 0; at + 1 < fields.length; at += 2)
         this.heard(fields[at]!.toString("latin1"), fields[at + 1]!);
@@ -81,8 +84,13 @@ export class Outcomes {
     return this.#awaited.get(id);
   }
 
-  joinable(joinKey: string): Awaited | undefined {
-    return this.#joinable.get(joinKey);
+  /** Of a join key, for those who ask for it more than once. */
+  hash(joinKey: string): number {
+    return hashOf(joinKey, this.seed);
+  }
+
+  joinable(joinKey: string, hash?: number): Awaited | undefined {
+    return this.#joinable.get(joinKey, hash);
   }
 
   /** Listen for the end of `id`, which may not be there yet. */
@@ -98,6 +106,7 @@ export class Outcomes {
       putting: undefined,
       task: undefined,
       joinKey: "",
+      joinHash: 0,
       until: until + PATIENCE_MS,
       accepted: false,
       joins: 0,
@@ -115,15 +124,17 @@ export class Outcomes {
     awaited.task = task;
     if (joinKey === undefined) return;
     awaited.joinKey = joinKey;
-    this.#joinable.set(joinKey, awaited);
+    awaited.joinHash = this.hash(joinKey);
+    this.#joinable.set(joinKey, awaited, awaited.joinHash);
   }
 
   unexpect(id: string): boolean {
     const awaited = this.#awaited.get(id);
     if (awaited === undefined) return false;
     this.#awaited.delete(id);
-    if (awaited.joinKey !== "" && this.#joinable.get(awaited.joinKey) === awaited)
-      this.#joinable.delete(awaited.joinKey);
+    const { joinKey, joinHash } = awaited;
+    if (joinKey !== "" && this.#joinable.get(joinKey, joinHash) === awaited)
+      this.#joinable.delete(joinKey, joinHash);
     if (awaited.task !== undefined) this.onLeft(awaited.task);
     return true;
   }

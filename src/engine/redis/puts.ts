@@ -13,7 +13,7 @@
  */
 import { errors } from "../../core/errors.ts";
 import { homeOf } from "../../core/home.ts";
-import { hashOf, Table } from "../../core/table.ts";
+import { Table } from "../../core/table.ts";
 import type { Task } from "../../core/task.ts";
 import { type Arg, RedisError } from "../../redis/nodes.ts";
 import type { PutReply, Sharing } from "../engine.ts";
@@ -54,8 +54,16 @@ interface Pending {
   readonly task: Task;
   readonly sharing: Sharing;
   readonly since: number;
+  /** It counts among what is on its way in. */
+  counted: boolean;
   answer(reply: PutReply): void;
   fail(why: Error): void;
+}
+
+/** An Idempotency-Key that this task may have, and what it holds now. */
+interface FreeKey {
+  readonly kind: "free";
+  readonly from: string;
 }
 
 /** A task that goes into a bundle. */
@@ -96,7 +104,7 @@ export class RedisPuts {
     this.#parts = parts;
     this.#own = own;
     this.#gathering = new Gathering((gathered) => this.#send(gathered), parts.clock, parts.options.tickMs);
-    this.#opening = new Table(hashOf(parts.name, 1));
+    this.#opening = new Table(own.outcomes.seed);
   }
 
   /** What the id of the next task of a model shall begin with. */
@@ -121,18 +129,19 @@ export class RedisPuts {
     if (this.#behind()) return { kind: "full", message: BEHIND };
     const { joinKey } = sharing;
     if (joinKey === undefined) return this.#enter(task, sharing);
-    const opening = this.#opening.get(joinKey);
+    const hash = this.#own.outcomes.hash(joinKey);
+    const opening = this.#opening.get(joinKey, hash);
     if (opening !== undefined) {
       // An identical task is on its way in from here: its answer decides.
       await opening.catch(() => undefined);
       return this.#carefully(task, sharing);
     }
-    const entering = this.#enter(task, sharing);
-    this.#opening.set(joinKey, entering);
+    const entering = this.#enter(task, sharing, hash);
+    this.#opening.set(joinKey, entering, hash);
     try {
       return await entering;
     } finally {
-      this.#opening.delete(joinKey);
+      this.#opening.delete(joinKey, hash);
     }
   }
 
@@ -143,20 +152,29 @@ export class RedisPuts {
     return this.#parts.clock.now() - first.since > BEHIND_AFTER * this.#parts.options.putWithinMs;
   }
 
-  #enter(task: Task, sharing: Sharing): Promise<PutReply> {
+  #enter(task: Task, sharing: Sharing, hash?: number): Promise<PutReply> {
     const { depths, groups, outcomes } = this.#own;
     const { joinKey, idempotency, only } = sharing;
-    const local = joinKey !== undefined && outcomes.joinable(joinKey) !== undefined;
+    const local = joinKey !== undefined && outcomes.joinable(joinKey, hash) !== undefined;
     const known = outcomes.get(task.id)?.accepted === true;
     const late = this.#left.has(prefixOf(task.id)) || this.#leftAlone.has(task.id);
     if (local || known || late || only === true || idempotency !== undefined)
       return this.#carefully(task, sharing);
     if (depths.full(task) ?? groups.full(task)) return this.#carefully(task, sharing);
     depths.enters(task, 1);
+    groups.entered(task);
     const { promise, resolve, reject } = Promise.withResolvers<PutReply>();
     const since = this.#parts.clock.now();
-    this.#gathering.add(0, { task, sharing, since, answer: resolve, fail: reject });
-    return promise.finally(() => depths.enters(task, -1));
+    this.#gathering.add(0, { task, sharing, since, counted: true, answer: resolve, fail: reject });
+    return promise;
+  }
+
+  /** It is in (its group counts until its end), or goes another way. */
+  #uncount(pending: Pending, queued: boolean): void {
+    if (!pending.counted) return;
+    pending.counted = false;
+    this.#own.depths.enters(pending.task, -1);
+    if (!queued) this.#own.groups.left(pending.task);
   }
 
   /** New tasks, whose contents are claimed together and whose bundles leave together. Never rejects. */
@@ -165,20 +183,42 @@ export class RedisPuts {
     this.#turn++;
     try {
       const claimed = await this.#claimContents(gathered);
-      const entering = claimed.map(({ task, sharing }) => {
+      const { admitted, reserved } = await this.#reserve(claimed);
+      const entering = admitted.map(({ task, sharing }) => {
         const late = this.#left.has(prefixOf(task.id));
         return { task, sharing, keyed: false, late };
       });
       this.#leave(entering);
-      await this.#write(entering);
-      for (const { task, answer } of claimed) answer({ kind: "queued", id: task.id });
+      await this.#write(entering, reserved);
+      for (const pending of admitted) {
+        this.#uncount(pending, true);
+        pending.answer({ kind: "queued", id: pending.task.id });
+      }
     } catch (error) {
       const refusal = overloaded(error, MAYBE, NOT_ACCEPTED);
-      for (const { task, sharing, fail } of gathered) {
-        this.#unclaim(task, sharing);
-        fail(refusal);
+      for (const pending of gathered) {
+        this.#unclaim(pending.task, pending.sharing);
+        this.#uncount(pending, false);
+        pending.fail(refusal);
       }
     }
+  }
+
+  /**
+   * Near the bounds of the queue tasks are counted before they are written, so that gateways that fill it together do not
+   * pass them. Those for which there is no room are answered here.
+   */
+  async #reserve(claimed: readonly Pending[]): Promise<{ admitted: readonly Pending[]; reserved: boolean }> {
+    const { depths } = this.#own;
+    if (claimed.length === 0 || !depths.near()) return { admitted: claimed, reserved: false };
+    const refused = await depths.reserve(claimed.map(({ task }) => task));
+    const admitted = claimed.slice(0, claimed.length - refused.length);
+    claimed.slice(admitted.length).forEach((pending, at) => {
+      this.#unclaim(pending.task, pending.sharing);
+      this.#uncount(pending, false);
+      pending.answer(refused[at]!);
+    });
+    return { admitted, reserved: true };
   }
 
   #leave(entering: readonly Entering[]): void {
@@ -212,7 +252,10 @@ export class RedisPuts {
       const refused = found.find((reply) => reply instanceof RedisError);
       if (refused !== undefined) throw refused;
       if (found.every((reply) => reply === null || String(reply) === task.id)) claimed.push(pending);
-      else this.#carefully(task, sharing).then(pending.answer, pending.fail);
+      else {
+        this.#uncount(pending, false);
+        this.#carefully(task, sharing).then(pending.answer, pending.fail);
+      }
     }
     return claimed;
   }
@@ -261,13 +304,14 @@ export class RedisPuts {
   }
 
   /** Writes bundles; resolves when they are as safe as `durability` asks. */
-  async #write(entering: readonly Entering[]): Promise<void> {
+  async #write(entering: readonly Entering[], reserved: boolean): Promise<void> {
     const { keys } = this.#parts;
     const byShard = Map.groupBy(entering, ({ task }) => keys.shardOf(task.id));
-    await Promise.all(Array.from(byShard, ([shard, some]) => this.#writeShard(shard, some)));
+    await Promise.all(Array.from(byShard, ([shard, some]) => this.#writeShard(shard, some, reserved)));
   }
 
-  async #writeShard(shard: number, entering: readonly Entering[]): Promise<void> {
+  /** `reserved`: its tasks are counted already. */
+  async #writeShard(shard: number, entering: readonly Entering[], reserved: boolean): Promise<void> {
     const { nodes, shared, options, name, keys } = this.#parts;
     const { depths, cluster } = this.#own;
     const bodies = entering.map(({ task, sharing }) => bodyFrame(task, sharing, shared));
@@ -290,7 +334,7 @@ export class RedisPuts {
       records.push(["HSET", bundle, late ? `m${fieldOf(task.id)}` : "m", bundleFrame(tasks), ...marks]);
       records.push(["PEXPIRE", bundle, this.#keepMs(some)]);
     }
-    const counts = depths.of(entering.map(({ task }) => task));
+    const counts = reserved ? new Map() : depths.of(entering.map(({ task }) => task));
     const counting = depths.commands(counts);
     const all = (again: boolean): Arg[][] => [
       ...entries.map(({ stream, mark, tasks }) => [
@@ -304,6 +348,7 @@ export class RedisPuts {
       ...(cluster ? [] : counting),
     ];
     const replies = await nodes.transact(shard, all, options.putWithinMs);
+    if (counting.length === 0) return;
     if (!cluster) return depths.heard(counts, replies.slice(-counting.length));
     // Another slot: beside the transaction.
     void nodes.pipeline(DEPTH_SHARD, counting).then(
@@ -340,22 +385,31 @@ export class RedisPuts {
     const full = only
       ? { kind: "full" as const, message: NOTHING_TO_SHARE }
       : (depths.full(task) ?? groups.full(task));
-    const keyed =
-      idempotency === undefined ? undefined : await this.#bind(task, idempotency, full !== undefined);
-    if (keyed !== undefined) return keyed;
+    const bound = idempotency && (await this.#bind(task, idempotency, full !== undefined));
+    if (bound !== undefined && bound.kind !== "free") return bound;
     const shared = await this.#join(task, sharing, full !== undefined);
     if (shared !== undefined) {
-      if (idempotency === undefined) return shared;
-      return (await this.#rebind(task, idempotency, shared.id)) ?? shared;
+      if (bound === undefined) return shared;
+      return (await this.#rebind(task, idempotency!, bound.from, shared.id)) ?? shared;
     }
     if (full !== undefined) return full;
+    const near = depths.near();
+    const [refused] = near ? await depths.reserve([task]) : [];
+    if (refused !== undefined) {
+      this.#unclaim(task, sharing);
+      if (idempotency !== undefined)
+        await this.#swap("k", idempotency.key, `${task.id} ${idempotency.fingerprint}`, "", 0);
+      return refused;
+    }
+    groups.entered(task);
     depths.enters(task, 1);
     try {
       const entering = [{ task, sharing, keyed: idempotency !== undefined, late: true }];
       this.#leave(entering);
-      await this.#write(entering);
+      await this.#write(entering, near);
     } catch (error) {
       this.#unclaim(task, sharing);
+      groups.left(task);
       throw error;
     } finally {
       depths.enters(task, -1);
@@ -373,21 +427,25 @@ export class RedisPuts {
     return { kind: "done", id: task.id, record: found.final, cached: false };
   }
 
-  /** Lets the Idempotency-Key stand for this task; resolves with an answer where it stands for another. `only`: it writes nothing. */
+  /**
+   * Lets the Idempotency-Key stand for this task; resolves with an answer where it stands for another. `only`: it writes
+   * nothing, and says what the key holds that nobody can be answered with.
+   */
   async #bind(
     task: Task,
     { key, fingerprint }: NonNullable<Sharing["idempotency"]>,
     only: boolean,
-  ): Promise<PutReply | undefined> {
+  ): Promise<PutReply | FreeKey> {
     const { nodes } = this.#parts;
     const value = `${task.id} ${fingerprint}`;
+    const free: FreeKey = { kind: "free", from: value };
     const ttlMs = this.#keepMs([{ task, sharing: {}, keyed: true, late: true }]);
     for (let looks = 0; ; looks++) {
       const claim = this.#index("k", key, (name) => ["SET", name, value, "NX", "GET", "PX", ttlMs]);
       const reply = only
         ? await this.#get("k", key)
         : await nodes.command(claim.shard, claim.command, { resend: true });
-      if (reply === null || reply === undefined || String(reply) === value) return undefined;
+      if (reply === null || reply === undefined || String(reply) === value) return free;
       const stands = String(reply);
       const id = stands.slice(0, stands.indexOf(" "));
       const conflict = stands.slice(id.length + 1) !== fingerprint;
@@ -402,8 +460,8 @@ export class RedisPuts {
         const missing = found === undefined && waitMs !== undefined && !only;
         if (missing && conflict) return { kind: "conflict", id };
         if (missing) await this.#pause(waitMs);
-        else if (only) return undefined;
-        else if ((await this.#swap("k", key, stands, value, ttlMs)) === undefined) return undefined;
+        else if (only) return { kind: "free", from: stands };
+        else if ((await this.#swap("k", key, stands, value, ttlMs)) === undefined) return free;
         continue;
       }
       if (conflict) return { kind: "conflict", id };
@@ -419,7 +477,8 @@ export class RedisPuts {
         return { kind: "done", id, record: final, cached: false };
       }
       // A failure that time may heal is not held against the key.
-      if (only || (await this.#swap("k", key, stands, value, ttlMs)) === undefined) return undefined;
+      if (only) return { kind: "free", from: stands };
+      if ((await this.#swap("k", key, stands, value, ttlMs)) === undefined) return free;
     }
   }
 
@@ -427,16 +486,18 @@ export class RedisPuts {
   async #rebind(
     task: Task,
     { key, fingerprint }: NonNullable<Sharing["idempotency"]>,
+    from: string,
     id: string,
   ): Promise<PutReply | undefined> {
     if (id !== task.id) await this.#own.records.look(id, { keyed: true });
     const ttlMs = this.#keepMs([{ task, sharing: {}, keyed: true, late: true }]);
-    const other = await this.#swap("k", key, `${task.id} ${fingerprint}`, `${id} ${fingerprint}`, ttlMs);
+    const other = await this.#swap("k", key, from, `${id} ${fingerprint}`, ttlMs);
     if (other === undefined || other === `${id} ${fingerprint}`) return undefined;
     const stands = other.slice(0, other.indexOf(" "));
     if (other.slice(stands.length + 1) !== fingerprint) return { kind: "conflict", id: stands };
     // The same request was quicker elsewhere: its task answers.
-    return this.#bind(task, { key, fingerprint }, false);
+    const bound = await this.#bind(task, { key, fingerprint }, false);
+    return bound.kind === "free" ? undefined : bound;
   }
 
   /** Joins work in flight or reuses an outcome. `only`: a content that stood for nothing still does afterwards. */
@@ -506,6 +567,7 @@ export class RedisPuts {
   ): Promise<PutReply & { kind: "done" }> {
     const { shared, clock, keys, options, nodes } = this.#parts;
     const now = clock.now();
+    remember(this.#leftAlone, task.id);
     const bytes = outcomeFrame(
       {
         meta: metaFrame(task, {}, shared),

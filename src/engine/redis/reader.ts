@@ -11,8 +11,9 @@
  * batches. The others stand by: they read what the leader leaves, which is what nobody has read for a fifth of a batch's
  * time, or more than fills a batch. One that finds a full batch reads as the leader does for a while.
  *
- * How far it reads ahead is AHEAD_MS of its workers' pace at first. When what it reads has waited for long, the fleet is
- * overloaded: then it reads further ahead, so that tiers and tenants are served in turn out of all that waits.
+ * While workers keep up it reads AHEAD_MS of their pace ahead. When more waits than that and no worker of the fleet is idle,
+ * each batcher takes its share of all that waits, by pace: tiers and tenants are served in turn out of a pool, not out
+ * of a stream.
  *
  * Its lease on what it has read is its `alive:` key, renewed each third of `leaseMs`. A batcher whose key is gone is dead:
  * any other takes its pending entries over (XPENDING, XCLAIM). What ran there is charged with the loss
@@ -37,6 +38,8 @@ export interface Demand {
   /** Tasks in one batch, and how long it takes. */
   batchSize(model: string): number;
   batchMs(model: string): number;
+  /** This batcher's part of the fleet's pace, 0 to 1. */
+  share(model: string): number;
   /** Another batcher could start a batch of this model now. */
   othersIdle(model: string): boolean;
   /** Of the batchers that serve a model, this one is the first. */
@@ -49,9 +52,6 @@ const POLL_MS = 5;
 const BLOCK_MS = 400;
 const ROUND_MS = 1000;
 const AHEAD_MS = 50;
-const MAX_AHEAD_MS = 60_000;
-/** Entries that have waited longer than this were not read for want of workers. */
-const OLD_MS = 200;
 /** A batcher that found a full batch so long ago reads as the leader does. */
 const BUSY_MS = 1000;
 /** What a batcher that stands by leaves to the leader, as a share of the time that a batch takes. */
@@ -79,13 +79,12 @@ export class BundleReader {
   #looping = new Set<number>();
   /** Streams whose group is there. */
   readonly #grouped = new Set<string>();
-  #aheadMs = AHEAD_MS;
   /** When it last found a full batch, by model. */
   readonly #busyAt = new Map<string, number>();
   /** Tasks in an entry, on average. */
   #entrySize = 4;
   /** Streams that are left to others: the last entry that was read, and since when. */
-  readonly #left = new Map<string, { readonly last: string; readonly since: number }>();
+  readonly #unread = new Map<string, { readonly last: string; readonly since: number }>();
 
   constructor(parts: RedisParts, pool: TaskPool) {
     this.#parts = parts;
@@ -134,6 +133,11 @@ export class BundleReader {
       name,
       clock.at(clock.now() + ms, () => void work().then(again, again)),
     );
+  }
+
+  /** Other zones that tasks may come from. */
+  get zones(): readonly string[] {
+    return (this.#demand?.zones() ?? []).map(({ zone }) => zone);
   }
 
   /** A worker is free and nothing waits here. */
@@ -198,7 +202,7 @@ export class BundleReader {
     const room = demand.room(model);
     const ahead = demand.othersIdle(model)
       ? 0
-      : Math.max(demand.batchSize(model), demand.pacePerMs(model) * this.#aheadMs);
+      : Math.max(demand.batchSize(model), demand.pacePerMs(model) * AHEAD_MS);
     return room + ahead - this.#pool.waiting(model);
   }
 
@@ -232,7 +236,11 @@ export class BundleReader {
     for (const model of this.#demand!.models()) {
       const wanted = this.#wanted(model);
       const stream = keys.stream(shard, model, options.zone);
-      if (wanted <= 0 || blocked.includes(stream)) continue;
+      if (blocked.includes(stream)) continue;
+      if (wanted <= 0) {
+        if (!this.#demand!.othersIdle(model)) await this.#readShare(shard, model, stream);
+        continue;
+      }
       if (!this.#active(model)) {
         await this.#standBy(shard, model, stream, STANDBY_SHARE * this.#demand!.batchMs(model), true);
         continue;
@@ -251,23 +259,34 @@ export class BundleReader {
     afterMs: number,
     helps = false,
   ): Promise<void> {
-    const { nodes, clock } = this.#parts;
+    const { clock } = this.#parts;
+    const { lag, last } = await this.#lag(shard, stream);
+    const before = this.#unread.get(stream);
+    if (lag === 0) return void this.#unread.delete(stream);
+    if (before?.last !== last) this.#unread.set(stream, { last, since: clock.now() });
+    const waitedMs = clock.now() - this.#unread.get(stream)!.since;
+    const full = helps && lag * this.#entrySize >= this.#demand!.batchSize(model);
+    if (!full && waitedMs < afterMs) return;
+    if (full) this.#busyAt.set(model, clock.now());
+    await this.#read(shard, [stream], this.#entries(this.#wanted(model)));
+  }
+
+  /** Of what waits although all workers are busy, as much as this batcher's workers are of the fleet. */
+  async #readShare(shard: number, model: string, stream: string): Promise<void> {
+    const { lag } = await this.#lag(shard, stream);
+    if (lag > 0) await this.#read(shard, [stream], Math.ceil(lag * this.#demand!.share(model)));
+  }
+
+  /** How many entries nobody has read, and the last one that was. */
+  async #lag(shard: number, stream: string): Promise<{ lag: number; last: string }> {
     await this.#makeGroups(shard, [stream]);
-    const groups = (await nodes.command(shard, ["XINFO", "GROUPS", stream])) as RedisReply[][];
+    const groups = (await this.#parts.nodes.command(shard, ["XINFO", "GROUPS", stream])) as RedisReply[][];
     const fields = groups[0] ?? [];
     const about = new Map<string, RedisReply>();
     for (let at = 0; at + 1 < fields.length; at += 2) about.set(String(fields[at]), fields[at + 1]!);
     // Redis does not know how many there are after some were deleted unread.
     const lag = about.get("lag") === null ? 1 : Number(about.get("lag"));
-    const last = String(about.get("last-delivered-id"));
-    const before = this.#left.get(stream);
-    if (lag === 0) return void this.#left.delete(stream);
-    if (before?.last !== last) this.#left.set(stream, { last, since: clock.now() });
-    const waitedMs = clock.now() - this.#left.get(stream)!.since;
-    const full = helps && lag * this.#entrySize >= this.#demand!.batchSize(model);
-    if (!full && waitedMs < afterMs) return;
-    if (full) this.#busyAt.set(model, clock.now());
-    await this.#read(shard, [stream], this.#entries(this.#wanted(model)));
+    return { lag, last: String(about.get("last-delivered-id")) };
   }
 
   /** Resolves with how many entries there were. */
@@ -305,7 +324,6 @@ export class BundleReader {
     let found = 0;
     for (const [stream, entries] of (reply ?? []) as [Buffer, StreamEntry[]][]) {
       found += entries.length;
-      this.#learn(entries);
       const name = stream.toString();
       const tasks = await this.#pool.take(shard, name, entries);
       const model = modelOf(name);
@@ -333,15 +351,6 @@ export class BundleReader {
       this.#grouped.clear();
       return read();
     });
-  }
-
-  #learn(entries: readonly StreamEntry[]): void {
-    const { clock, shared } = this.#parts;
-    const now = clock.now();
-    const oldest = Number(entries[0]![0].toString("latin1").split("-", 1)[0]) - shared.offsetMs;
-    const waited = now - oldest;
-    if (waited > OLD_MS) this.#aheadMs = Math.min(MAX_AHEAD_MS, 1.5 * this.#aheadMs);
-    else if (waited < OLD_MS / 4) this.#aheadMs = Math.max(AHEAD_MS, 0.7 * this.#aheadMs);
   }
 
   async #makeGroups(shard: number, streams: readonly string[]): Promise<void> {
@@ -424,11 +433,11 @@ export class BundleReader {
   /** Looks for batchers that died, and takes over what they held. */
   async takeOver(): Promise<void> {
     const { nodes, keys, options, name } = this.#parts;
-    const zones = [options.zone, ...(this.#demand?.zones() ?? []).map(({ zone }) => zone)];
+    const zones = [options.zone, ...this.zones];
     const models = this.#demand?.models() ?? [...options.models.keys()];
-    const active = nodes.activeShards();
+    // All shards: a dead batcher's entries may be where new bundles no longer go.
     await Promise.allSettled(
-      active.map(async (shard) => {
+      keys.tags.map(async (_, shard) => {
         const streams = zones.flatMap((zone) => models.map((model) => keys.stream(shard, model, zone)));
         const asked = streams.map((stream) => ["XINFO", "CONSUMERS", stream, GROUP]);
         const found = await nodes.pipeline(shard, asked, { resend: true });
