@@ -324,9 +324,10 @@ export class TaskPool {
   /** Puts tasks back into their streams for other batchers. What runs does not count as tried. */
   async handBack(some: readonly HeldTask[]): Promise<void> {
     const { nodes, options } = this.#parts;
-    const given = some.filter(({ record }) => this.#held.get(record.task.id)?.record === record);
-    const byEntry = Map.groupBy(given, ({ entry }) => entry);
-    for (const [entry, tasks] of byEntry) {
+    for (const [entry, held] of Map.groupBy(some, (each) => each.entry)) {
+      // Some may have ended meanwhile.
+      const tasks = held.filter(({ record }) => this.#held.get(record.task.id)?.record === record);
+      if (tasks.length === 0) continue;
       const { shard, stream, gateway } = entry;
       const commands: Arg[][] = [];
       for (const { record } of tasks) {
