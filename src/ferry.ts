@@ -280,7 +280,7 @@ export class Ferry {
     this.#front?.refuse();
     await this.#front?.drain();
     this.#membership?.drain();
-    await this.#crews.drain();
+    await Promise.all([this.#crews.drain(), this.#opened?.shared?.engine.drain()]);
   }
 
   /** Stops at once; accepted tasks stay in the engine. Idempotent. */

@@ -161,6 +161,8 @@ export class RedisEngine implements Engine {
   }
 
   async #refresh(): Promise<void> {
+    // Tasks that left the pool without a settlement: cancelled before they were read, or another batcher's now.
+    void this.#settlements.report();
     await Promise.all([this.#depths.refresh(), this.deadLetters.sweep()]);
   }
 
@@ -245,7 +247,7 @@ export class RedisEngine implements Engine {
     const { shared, keys, name } = this.#parts;
     if (this.#pool.get(id) !== undefined) {
       this.#pool.engine.accommodate(id, deadlineAt, tier);
-      this.#settlements.report();
+      void this.#settlements.report();
     } else if (owner !== "") {
       // It has ended here, and that is on its way to Redis.
       if (owner === name) return false;
@@ -526,17 +528,28 @@ export class RedisEngine implements Engine {
     return () => this.#parts.listeners.delete(listener);
   }
 
+  /** Reads nothing more, and gives back what waits here to other batchers. What runs goes on. */
+  async drain(): Promise<void> {
+    const handBack = (): Promise<void> =>
+      this.#pool.handBack(this.#pool.all().filter(({ record }) => record.state === "queued"));
+    const stopped = this.#reader.stop();
+    await handBack();
+    await stopped;
+    await handBack();
+  }
+
   close(): Promise<void> {
     this.#closed ??= this.#close();
     return this.#closed;
   }
 
   async #close(): Promise<void> {
-    this.#reader.close();
     for (const alarm of this.#alarms.values()) alarm.cancel();
     this.#outcomes.close();
+    await this.#reader.stop();
     await this.#settlements.settled();
     await this.#pool.handBack(this.#pool.all());
+    await this.#settlements.report();
     await this.#reader.leave();
     this.#messages.close();
   }

@@ -35,7 +35,7 @@
  * | `F`   | the outcome; written once, by HSETNX                                    |
  * | `o`   | the batcher that holds the bundle; `oF`: another one that holds this task |
  * | `sF`  | attempts, losses and largest batch of a task that was tried             |
- * | `wF`  | other gateways that wait for it, with commas between                    |
+ * | `wF`  | other gateways that wait for it, with commas between; `~` before one that only polls |
  * | `pF`  | deadline and tier that callers who joined have brought                  |
  * | `kF`  | an Idempotency-Key stands for it                                        |
  * | `gF`  | its owner has deleted it; the outcome may still answer others           |
@@ -93,6 +93,11 @@ export class RedisKeys {
   bundle(id: string): string {
     return `${this.bases[this.shardOf(id)]!}r:${id.slice(0, -FIELD_DIGITS) || id}`;
   }
+}
+
+/** The model of a stream's tasks. */
+export function modelOf(stream: string): string {
+  return decodeURIComponent(stream.split(":").at(-2)!);
 }
 
 /** A task's own field in its bundle's hash. */

@@ -324,10 +324,9 @@ export class TaskPool {
   /** Puts tasks back into their streams for other batchers. What runs does not count as tried. */
   async handBack(some: readonly HeldTask[]): Promise<void> {
     const { nodes, options } = this.#parts;
-    for (const [entry, held] of Map.groupBy(some, (each) => each.entry)) {
-      // Some may have ended meanwhile.
-      const tasks = held.filter(({ record }) => this.#held.get(record.task.id)?.record === record);
-      if (tasks.length === 0) continue;
+    const given = some.filter(({ record }) => this.#held.get(record.task.id)?.record === record);
+    const returned: Promise<unknown>[] = [];
+    for (const [entry, tasks] of Map.groupBy(given, ({ entry: held }) => held)) {
       const { shard, stream, gateway } = entry;
       const commands: Arg[][] = [];
       for (const { record } of tasks) {
@@ -342,12 +341,10 @@ export class TaskPool {
       const bodies = tasks.map(({ record, body }) => ({ id: record.task.id, body }));
       commands.push(["XADD", stream, "*", "b", entryFrame(gateway, "check", bodies)]);
       if (this.finish(entry)) commands.push(...acknowledged([entry]));
-      await nodes
-        .transact(shard, () => commands, options.putWithinMs)
-        .catch(() => {
-          // Its lease runs out, and another batcher takes it over.
-        });
+      returned.push(nodes.transact(shard, () => commands, options.putWithinMs));
     }
+    // Where that fails the lease runs out, and another batcher takes over.
+    await Promise.allSettled(returned);
   }
 }
 

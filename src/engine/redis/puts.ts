@@ -81,7 +81,7 @@ export interface PutParts {
 export class RedisPuts {
   readonly #parts: RedisParts;
   readonly #own: PutParts;
-  readonly #gathering = new Gathering<Pending>((gathered) => this.#send(gathered));
+  readonly #gathering: Gathering<Pending>;
   /** The bundle that gathers for each model; its tasks' ids begin with it. */
   readonly #bundles = new Map<string, { readonly prefix: string; tasks: number }>();
   /** The last bundles that left: a task whose id names one of them comes late, or for the second time. */
@@ -95,6 +95,7 @@ export class RedisPuts {
   constructor(parts: RedisParts, own: PutParts) {
     this.#parts = parts;
     this.#own = own;
+    this.#gathering = new Gathering((gathered) => this.#send(gathered), parts.clock, parts.options.tickMs);
     this.#opening = new Table(hashOf(parts.name, 1));
   }
 
@@ -147,7 +148,7 @@ export class RedisPuts {
     const { joinKey, idempotency, only } = sharing;
     const local = joinKey !== undefined && outcomes.joinable(joinKey) !== undefined;
     const known = outcomes.get(task.id)?.accepted === true;
-    const late = this.#left.has(prefixOf(task.id));
+    const late = this.#left.has(prefixOf(task.id)) || this.#leftAlone.has(task.id);
     if (local || known || late || only === true || idempotency !== undefined)
       return this.#carefully(task, sharing);
     if (depths.full(task) ?? groups.full(task)) return this.#carefully(task, sharing);

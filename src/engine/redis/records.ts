@@ -26,7 +26,7 @@ export interface FoundRecord {
   /** The batcher that holds it; "": none has read it yet. */
   readonly owner: string;
   readonly attempt: number;
-  /** Gateways that wait for it beside the one that put it. */
+  /** Gateways whose callers joined it, beside the one that put it. */
   readonly waiting: readonly string[];
   readonly keyed: boolean;
   /** Callers have joined it. */
@@ -67,6 +67,18 @@ export function readState(text: Buffer | null | undefined): TriedState {
   };
 }
 
+/** What the name of a gateway begins with whose callers only poll for the outcome. */
+const POLLS = "~";
+
+function waitingIn(text: Buffer | null | undefined): string[] {
+  return text?.toString("latin1").split(",").filter(Boolean) ?? [];
+}
+
+/** Gateways that want to hear of the end, each once. */
+export function hearersIn(text: Buffer): Set<string> {
+  return new Set(waitingIn(text).map((gateway) => gateway.replace(POLLS, "")));
+}
+
 export class RedisRecords {
   readonly #parts: RedisParts;
   readonly #reader: OutcomeReader;
@@ -100,7 +112,7 @@ export class RedisRecords {
       task,
       owner: owner?.toString("latin1") ?? "",
       attempt: readState(state).attempt,
-      waiting: waiting?.toString("latin1").split(",").filter(Boolean) ?? [],
+      waiting: waitingIn(waiting).filter((gateway) => !gateway.startsWith(POLLS)),
       keyed: !!key,
       joined: !!place,
     };

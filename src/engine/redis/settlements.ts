@@ -21,7 +21,7 @@ import type { Messages } from "./messages.ts";
 import type { Outcomes } from "./outcomes.ts";
 import type { RedisParts } from "./parts.ts";
 import { acknowledged, type HeldEntry, type HeldTask, type TaskPool } from "./pool.ts";
-import type { RedisRecords } from "./records.ts";
+import { hearersIn, type RedisRecords } from "./records.ts";
 import { scripts } from "./scripts.ts";
 
 const OFFER_FOR_MS = 30_000;
@@ -80,9 +80,14 @@ export class Settlements {
   #settled(record: TaskRecord): void {
     const held = this.#pool.get(record.task.id);
     if (held === undefined) return;
-    this.#ended.push(this.#end(held));
+    // What ends outside a verb, as a task that was lost too often when its entry is taken over, is written down too.
+    if (this.#ended.push(this.#end(held)) === 1) setImmediate(() => this.#flushRest());
     held.entry.unconfirmed++;
     this.#pool.drop(record.task.id);
+  }
+
+  #flushRest(): void {
+    if (this.#ended.length > 0) void this.flush().catch(() => {});
   }
 
   #end({ record, entry, sharing, body }: HeldTask): Ended {
@@ -143,7 +148,7 @@ export class Settlements {
       ),
     );
     this.#flushing.add(flushing);
-    this.report();
+    void this.report();
     await flushing.finally(() => this.#flushing.delete(flushing));
     return replies;
   }
@@ -154,16 +159,16 @@ export class Settlements {
   }
 
   /** Tells how many tasks wait and run here, as far as that has changed. */
-  report(): void {
+  async report(): Promise<void> {
     const counts = this.#depths.report(this.#pool.engine);
     if (counts.size === 0) return;
-    this.#parts.nodes.pipeline(DEPTH_SHARD, this.#depths.commands(counts)).then(
-      (replies) => {
-        if (replies.some((reply) => reply instanceof RedisError)) this.#depths.untold(counts);
-        else this.#depths.heard(counts, replies);
-      },
-      () => this.#depths.untold(counts),
-    );
+    try {
+      const replies = await this.#parts.nodes.pipeline(DEPTH_SHARD, this.#depths.commands(counts));
+      if (replies.some((reply) => reply instanceof RedisError)) this.#depths.untold(counts);
+      else this.#depths.heard(counts, replies);
+    } catch {
+      this.#depths.untold(counts);
+    }
   }
 
   async #offer(
@@ -272,7 +277,7 @@ export class Settlements {
 
   /** Bad news, by bundle. */
   async #fail(shard: number, ended: readonly Ended[], replies: Map<string, SettleReply>): Promise<void> {
-    const { name, options, events, nodes, shared } = this.#parts;
+    const { name, options, events, nodes, keys, shared } = this.#parts;
     const taken: Ended[] = [];
     const take = (each: Ended, reply: number): void => {
       if (reply === 1) taken.push(each);
@@ -293,7 +298,7 @@ export class Settlements {
     for (const each of ended.filter(({ letter }) => letter !== undefined)) {
       const { record, bundle, field, outcome, letter } = each;
       const { max } = options.deadLetters;
-      const most = Math.ceil(max / Math.max(1, nodes.activeShards().length));
+      const most = Math.ceil(max / Math.max(1, Math.min(keys.shards, nodes.activeShards().length)));
       const places = [bundle, this.#parts.key(shard, "d"), this.#parts.key(shard, "dz")];
       const args = [name, field, outcome, record.task.id, letter!, shared.shared(record.settledAt!), most];
       const [reply, dropped] = (await this.#parts.run(shard, scripts.bury, places, args)) as [number, number];
@@ -329,7 +334,7 @@ export class Settlements {
       const byGateway = new Map<string, (string | Buffer)[]>();
       marked.forEach(({ record, outcome }, at) => {
         if (!Buffer.isBuffer(found[at])) return;
-        for (const gateway of found[at].toString("latin1").split(",").filter(Boolean)) {
+        for (const gateway of hearersIn(found[at])) {
           if (gateway === name) this.#outcomes.heard(record.task.id, outcome);
           else if (byGateway.has(gateway)) byGateway.get(gateway)!.push(record.task.id, outcome);
           else byGateway.set(gateway, [record.task.id, outcome]);

@@ -12,8 +12,17 @@ local found = redis.call('HMGET', bundle, unpack(names))
 local reply = { found[1], found[2], found[3] or found[9], found[4] or found[10], found[5], found[6], found[7], found[8] }
 if found[1] or not reply[3] then return reply end
 if keyed == '1' and not found[7] then redis.call('HSET', bundle, 'k' .. field, '1', 'x', '1') end
-if gateway ~= '' and not string.find(',' .. (found[6] or '') .. ',', ',' .. gateway .. ',', 1, true) then
-  redis.call('HSET', bundle, 'w' .. field, found[6] and found[6] ~= '' and found[6] .. ',' .. gateway or gateway, 'x', '1')
+if gateway ~= '' then
+  local waiting = ',' .. (found[6] or '') .. ','
+  local listed = string.find(waiting, ',' .. gateway .. ',', 1, true)
+  -- A poll brings no deadline. It waits for the end, and keeps nobody from cancelling.
+  if deadline == '' then
+    listed = listed or string.find(waiting, ',~' .. gateway .. ',', 1, true)
+    gateway = '~' .. gateway
+  end
+  if not listed then
+    redis.call('HSET', bundle, 'w' .. field, found[6] and found[6] ~= '' and found[6] .. ',' .. gateway or gateway, 'x', '1')
+  end
 end
 if deadline ~= '' then
   local latest, best = tonumber(deadline), tonumber(tier)
