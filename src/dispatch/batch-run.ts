@@ -126,11 +126,14 @@ export class BatchRun implements Member {
   async run(free: () => void): Promise<void> {
     let riders = ride(this.#tasks);
     let apart: Rider[] = [];
+    let barring: Promise<void> | undefined;
     if (!this.#parts.blame.idle) {
       const sorted = this.#sorted(riders);
       ({ first: riders, apart } = sorted);
-      if (sorted.barred.length > 0) await this.#verdicts.bar(sorted.barred);
-      if (riders.length === 0) return;
+      // Not waited for here: the engine may take longer than this process may use the worker.
+      if (sorted.barred.length > 0) barring = this.#verdicts.bar(sorted.barred);
+      if (riders.length === 0) return barring;
+      barring?.catch(() => {});
     }
     this.#hold.onStalled = (afterMs) => void this.#requeue(afterMs);
     const reply = await this.#call(riders, true);
@@ -145,6 +148,7 @@ export class BatchRun implements Member {
     if (riders.length > 1 && mayBeCut(reply) && worthIt) await this.#isolate(riders.length, parts(riders));
     else await this.#verdicts.conclude(riders, reply);
     if (apart.length > 0) await this.#isolate(apart.length, [part(apart)]);
+    await barring;
   }
 
   #sorted(riders: Rider[]): Sorted {
