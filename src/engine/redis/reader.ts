@@ -82,10 +82,11 @@ export class BundleReader {
   #aheadMs = AHEAD_MS;
   /** When it last found a full batch, by model. */
   readonly #busyAt = new Map<string, number>();
+  #renewals = 0;
   /** Tasks in an entry, on average. */
   #entrySize = 4;
   /** Streams that are left to others: the last entry that was read, and since when. */
-  readonly #left = new Map<string, { readonly last: string; readonly since: number }>();
+  readonly #unread = new Map<string, { readonly last: string; readonly since: number }>();
 
   constructor(parts: RedisParts, pool: TaskPool) {
     this.#parts = parts;
@@ -117,10 +118,10 @@ export class BundleReader {
     this.#left = true;
     this.#alarms.get("renew")?.cancel();
     if (this.#demand === undefined) return;
-    const { nodes, name } = this.#parts;
-    const left = this.#shards().map((shard) => ({
+    const { nodes, keys, name } = this.#parts;
+    const left = keys.bases.map((base, shard) => ({
       shard,
-      command: ["DEL", this.#parts.key(shard, `alive:${name}`)],
+      command: ["DEL", `${base}alive:${name}`, `${base}run:${name}`],
     }));
     await nodes.scatter(left).catch(() => {});
   }
@@ -260,10 +261,10 @@ export class BundleReader {
     // Redis does not know how many there are after some were deleted unread.
     const lag = about.get("lag") === null ? 1 : Number(about.get("lag"));
     const last = String(about.get("last-delivered-id"));
-    const before = this.#left.get(stream);
-    if (lag === 0) return void this.#left.delete(stream);
-    if (before?.last !== last) this.#left.set(stream, { last, since: clock.now() });
-    const waitedMs = clock.now() - this.#left.get(stream)!.since;
+    const before = this.#unread.get(stream);
+    if (lag === 0) return void this.#unread.delete(stream);
+    if (before?.last !== last) this.#unread.set(stream, { last, since: clock.now() });
+    const waitedMs = clock.now() - this.#unread.get(stream)!.since;
     const full = helps && lag * this.#entrySize >= this.#demand!.batchSize(model);
     if (!full && waitedMs < afterMs) return;
     if (full) this.#busyAt.set(model, clock.now());
@@ -365,17 +366,14 @@ export class BundleReader {
     const { nodes, name, options, clock } = this.#parts;
     await Promise.allSettled(
       this.#shards().map(async (shard) => {
-        const key = this.#parts.key(shard, `alive:${name}`);
-        const lease = ["PX", Math.ceil(options.leaseMs)];
+        const number = String(++this.#renewals);
+        const keys = [this.#parts.key(shard, `alive:${name}`)];
+        const args = [Math.ceil(options.leaseMs), number];
         const held = this.#pool.entries(shard).length > 0;
         const until = clock.now() + options.leaseMs;
-        const kept =
-          held && (await nodes.command(shard, ["SET", key, "1", "XX", ...lease], { resend: true }));
-        if (kept === false || kept === null) {
-          await nodes.command(shard, ["SET", key, "1", ...lease], { resend: true });
-          // It was away for longer than its lease: another batcher may have taken over.
-          if (held) await this.#pool.verify(shard);
-        }
+        const began = await nodes.run(shard, { script: scripts.renew, keys, args }, { resend: true });
+        // It was away for longer than its lease: another batcher may have taken over.
+        if (held && String(began) === number) await this.#pool.verify(shard);
         this.#pool.leased(shard, until);
       }),
     );
@@ -483,6 +481,7 @@ export class BundleReader {
     const notes = this.#parts.key(shard, `run:${dead}`);
     if (pending === 0) {
       await this.#parts.run(shard, scripts.retire, [stream], [GROUP, dead]);
+      await nodes.command(shard, ["PEXPIRE", notes, NOTES_MS], { resend: true });
       return;
     }
     const running = (await nodes.command(shard, ["HVALS", notes], { resend: true })) as Buffer[];
