@@ -16,6 +16,8 @@ export class FleetDemand implements Demand {
   #leads = new Map<string, boolean>();
   #othersIdle = new Map<string, boolean>();
   #zones: { zone: string; deserted: boolean }[] = [];
+  /** Zones of gateways, also of those that are gone: what they accepted is still to be done. */
+  readonly #seen = new Set<string>();
 
   constructor(fleet: Fleet, clock: Clock) {
     this.#fleet = fleet;
@@ -87,9 +89,8 @@ export class FleetDemand implements Demand {
     this.#leads = new Map();
     this.#othersIdle = new Map();
     const served = new Set(batchersOf(members).map(({ zone }) => zone));
-    const zones = new Set(members.filter(({ role }) => role !== "batcher").map(({ zone }) => zone));
-    zones.delete(self.zone);
-    this.#zones = Array.from(zones, (zone) => ({ zone, deserted: !served.has(zone) }));
+    for (const { role, zone } of members) if (role !== "batcher" && zone !== self.zone) this.#seen.add(zone);
+    this.#zones = Array.from(this.#seen, (zone) => ({ zone, deserted: !served.has(zone) }));
   }
 }
 

@@ -4,11 +4,24 @@ import { HOMES } from "../../src/core/home.ts";
 import { RedisEngine } from "../../src/engine/redis/engine.ts";
 import { RedisClock } from "../../src/engine/redis/frames.ts";
 import { RedisKeys } from "../../src/engine/redis/keys.ts";
+import type { Demand } from "../../src/engine/redis/reader.ts";
 import type { RedisOptions } from "../../src/engine/redis/parts.ts";
 import { type NodesOptions, RedisNodes } from "../../src/redis/nodes.ts";
 import { VirtualClock } from "../../src/plan/virtual-clock.ts";
 import { Events } from "../../src/telemetry/events.ts";
 import type { EngineOptions, OpenEngine } from "../contract/engine-stage.ts";
+
+/** A batcher whose workers want nothing now. */
+export const ASLEEP: Demand = {
+  models: () => [],
+  room: () => 0,
+  pacePerMs: () => 0,
+  batchSize: () => 0,
+  batchMs: () => 0,
+  othersIdle: () => false,
+  leads: () => false,
+  zones: () => [],
+};
 
 let names = 0;
 

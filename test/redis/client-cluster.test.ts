@@ -23,7 +23,8 @@ describe("a Cluster", () => {
       await using stage = await Stage.open(options);
       const { nodes } = stage;
       assert.equal(nodes.cluster, true);
-      assert.deepEqual(nodes.groups([2, 0, 5]), [[2], [0], [5]]);
+      // The first shard of each third of the slots.
+      assert.deepEqual(nodes.activeShards(), [0, 5, 11]);
       assert.equal(nodes.primaries().length, 3);
       assert.ok(nodes.primaries().every(({ replicas, waits, up }) => replicas === 1 && waits && up));
       const calls = tags.map((_, shard) =>
@@ -119,6 +120,79 @@ describe("a Cluster", () => {
     assert.deepEqual((await Promise.all(patient)).map(String), ["OK", "OK"]);
     await cluster.moveSlot(slot(moving), to);
     assert.equal(String(await nodes.run(moving, call)), "OK");
+  });
+
+  test("while a slot moves: pipelines and scattered commands arrive, a transaction waits for its end", async () => {
+    await using stage = await stageOn();
+    const { nodes } = stage;
+    const moving = 9;
+    const key = `{${tags[moving]}}`;
+    for (let n = 0; n < 40; n++) await nodes.command(moving, ["SET", `${key}:n${n}`, n]);
+    const from = await cluster.primaryOf(slot(moving));
+    const to = await anotherThan(from);
+    const names = Array.from({ length: 40 }, (_, n) => `${key}:n${n}`);
+    const patience = { resend: true, withinMs: PATIENT_MS };
+    let steps = 0;
+    let waiting: Promise<unknown> | undefined;
+    await cluster.moveSlot(slot(moving), to, async () => {
+      steps++;
+      // Some of these are here, some are there.
+      const piped = await nodes.pipeline(
+        moving,
+        names.map((name) => ["INCR", name]),
+        patience,
+      );
+      assert.deepEqual(
+        piped,
+        names.map((_, n) => n + 2 * steps - 1),
+      );
+      const everywhere = [
+        ...names.map((name) => ({ shard: moving, command: ["INCR", name] })),
+        { shard: 0, command: ["ECHO", "elsewhere"] },
+      ];
+      const scattered = await nodes.scatter(everywhere, patience);
+      assert.deepEqual(
+        scattered.slice(0, -1),
+        names.map((_, n) => n + 2 * steps),
+      );
+      assert.equal(String(scattered.at(-1)), "elsewhere");
+      const fresh = (again: boolean): string[][] => [
+        ["SET", `${key}:fresh`, String(again)],
+        ["RPUSH", `${key}:list`, "once"],
+      ];
+      await assert.rejects(nodes.transact(moving, fresh, 100), {
+        name: "StoreAway",
+        unknown: false,
+        message: /answered for 100 ms: TRYAGAIN the slot moves/,
+      });
+      waiting ??= nodes.transact(moving, fresh, PATIENT_MS);
+    });
+    assert.ok(steps >= 4);
+    assert.deepEqual(((await waiting) as unknown[]).map(String), ["OK", "1"]);
+    assert.equal(await to.cli("LLEN", `${key}:list`), "1", "none of the refused ones was half done");
+    assert.deepEqual(await nodes.transact(moving, () => [["INCR", names[0]!]], PATIENT_MS), [2 * steps + 1]);
+  });
+
+  test("a blocked read finds its shard after a failover of its primary", async () => {
+    await cluster.until(() => cluster.isWell());
+    await using stage = await stageOn();
+    const { nodes } = stage;
+    const shard = 6;
+    const list = `{${tags[shard]}}:blocked`;
+    assert.equal(await nodes.block(shard, ["BLPOP", list, "0.01"], 10), null);
+    const primary = await cluster.primaryOf(slot(shard));
+    const replica = await cluster.replicaOf(primary);
+    const blocked = nodes.block(shard, ["BLPOP", list, "60"], 60_000);
+    // The server says UNBLOCKED, or closes; either way the read is over, and the next one goes to the new primary.
+    await until(async () => /cmd=blpop/.test(await primary.cli("CLIENT", "LIST")), "it waits");
+    const ended = blocked.catch((error: Error) => error.name);
+    await until(async () => (await replica.cli("CLUSTER", "FAILOVER")) === "OK");
+    await until(async () => (await cluster.primaryOf(slot(shard))) === replica, "the replica has taken over");
+    await nodes.command(shard, ["RPUSH", list, "one"], { resend: true, withinMs: PATIENT_MS });
+    const first = await ended;
+    const got = Array.isArray(first) ? first : await nodes.block(shard, ["BLPOP", list, "60"], 60_000);
+    assert.deepEqual((got as Buffer[]).map(String), [list, "one"]);
+    await cluster.until(() => cluster.isWell());
   });
 
   test("a primary that dies: its shards come back at the replica, the others never go", async () => {

@@ -51,8 +51,7 @@ describe("one server", () => {
     await using stage = await Stage.open({ url: server.url });
     const { nodes } = stage;
     assert.equal(nodes.cluster, false);
-    assert.deepEqual(nodes.groups([3, 1]), [[3, 1]]);
-    assert.deepEqual(nodes.groups([]), []);
+    assert.deepEqual(nodes.activeShards(), [0], "one for the only primary");
     const address = `127.0.0.1:${server.port}`;
     assert.deepEqual(nodes.primaries(), [{ address, replicas: 0, waits: false, up: true }]);
     for (let round = 1; round <= 3; round++) {
@@ -140,6 +139,143 @@ describe("one server", () => {
     assert.equal(await nodes.runDurably(0, pushTo(0, "lost"), PATIENT_MS), 6);
     proxy.cutRequests = Infinity;
     await assert.rejects(nodes.runDurably(0, pushTo(0, "lost"), 300), { name: "StoreAway", unknown: true });
+  });
+
+  test("pipelines and scattered commands answer in their order; refusals are values", async () => {
+    await using server = await startServer();
+    await using stage = await Stage.open({ url: server.url });
+    const { nodes } = stage;
+    const commands = [["SET", "a", "1"], ["LPUSH", "a", "x"], ["NONSENSE"], ["INCR", "a"]];
+    for (const replies of [
+      await nodes.pipeline(3, commands),
+      await nodes.scatter(commands.map((command, shard) => ({ shard, command }))),
+    ]) {
+      assert.deepEqual(
+        replies.map((reply) => (reply instanceof RedisError ? reply.code : String(reply))),
+        ["OK", "WRONGTYPE", "ERR", "2"],
+      );
+    }
+    assert.deepEqual(await nodes.pipeline(0, []), []);
+    assert.deepEqual(await nodes.scatter([]), []);
+  });
+
+  test("a transaction does all or nothing, and rejects with what the server said of it", async () => {
+    await using server = await startServer();
+    await using stage = await Stage.open({ url: server.url });
+    const { nodes } = stage;
+    const done = await nodes.transact(
+      0,
+      () => [
+        ["INCR", "a"],
+        ["RPUSH", "l", "x", "y"],
+        ["GET", "b"],
+      ],
+      PATIENT_MS,
+    );
+    assert.deepEqual(done, [1, 2, null]);
+    // Refused before it is run: nothing of it happens.
+    const wrong = () => [["INCR", "a"], ["NONSENSE"]];
+    await assert.rejects(nodes.transact(0, wrong, PATIENT_MS), { name: "RedisError", code: "ERR" });
+    await server.cli("CONFIG", "SET", "maxmemory", "1");
+    const full = () => [
+      ["DEL", "l"],
+      ["SET", "b", "1"],
+    ];
+    await assert.rejects(nodes.transact(0, full, PATIENT_MS), { name: "RedisError", code: "OOM" });
+    await server.cli("CONFIG", "SET", "maxmemory", "0");
+    assert.deepEqual(
+      await nodes.pipeline(0, [
+        ["GET", "a"],
+        ["LLEN", "l"],
+        ["EXISTS", "b"],
+      ]),
+      [Buffer.from("1"), 2, 0],
+    );
+  });
+
+  test("a transaction whose reply is lost is sent again, and knows that it may be the second", async () => {
+    await using server = await startServer();
+    await using proxy = await startProxy(server.port);
+    await using stage = await Stage.open({ url: proxy.url });
+    const { nodes } = stage;
+    proxy.cutOnly = "EXEC";
+    proxy.cutRequests = 2;
+    const attempts: boolean[] = [];
+    const push = (again: boolean): string[][] => {
+      attempts.push(again);
+      return [["RPUSH", "l", again ? "again" : "first"]];
+    };
+    assert.deepEqual(await nodes.transact(0, push, PATIENT_MS), [3]);
+    assert.deepEqual(attempts, [false, true, true]);
+    assert.equal((await server.cli("LRANGE", "l", "0", "-1")).replaceAll(/\s+/g, " "), "first again again");
+    proxy.cutRequests = Infinity;
+    await assert.rejects(nodes.transact(0, push, 300), { name: "StoreAway", unknown: true });
+    proxy.cutRequests = 0;
+    await until(() => nodes.up(0));
+    // Without `resend` a pipeline is not sent twice.
+    proxy.cutOnly = "piped";
+    proxy.cutRequests = 1;
+    const piped = [["RPUSH", "p", "piped"]];
+    await assert.rejects(nodes.pipeline(0, piped), { name: "StoreAway", unknown: true });
+    await until(() => nodes.up(0));
+    proxy.cutRequests = 1;
+    assert.deepEqual(await nodes.pipeline(0, piped, { resend: true }), [3]);
+    proxy.cutRequests = 1;
+    assert.deepEqual(
+      await nodes.scatter([{ shard: 5, command: piped[0]! }], { resend: true, withinMs: PATIENT_MS }),
+      [5],
+    );
+  });
+
+  test("a server that is a replica for a moment: what it refused is sent again, and nothing else", async () => {
+    await using server = await startServer();
+    await using stage = await Stage.open({ url: server.url });
+    const { nodes } = stage;
+    await nodes.command(0, ["SET", "a", "0"]);
+    await server.cli("REPLICAOF", "127.0.0.1", "1");
+    const patience = { resend: true, withinMs: PATIENT_MS };
+    const waiting = [
+      nodes.pipeline(
+        0,
+        [
+          ["GET", "a"],
+          ["INCR", "a"],
+        ],
+        patience,
+      ),
+      nodes.scatter([{ shard: 1, command: ["INCR", "a"] }], patience),
+      nodes.transact(0, () => [["INCR", "a"]], PATIENT_MS),
+    ];
+    await server.cli("REPLICAOF", "NO", "ONE");
+    await Promise.all(waiting);
+    assert.equal(await server.cli("GET", "a"), "3");
+  });
+
+  test("a blocked read ends with what comes, its timeout, or its connection; others are not held up", async () => {
+    await using server = await startServer();
+    await using stage = await Stage.open({ url: server.url, commandTimeoutMs: 300 });
+    const { nodes } = stage;
+    assert.equal(await nodes.block(0, ["BLPOP", "l", "0.01"], 10), null);
+    const waits = async (): Promise<boolean> => /cmd=blpop/.test(await server.cli("CLIENT", "LIST"));
+    const blocked = nodes.block(0, ["BLPOP", "l", "60"], 60_000);
+    await until(waits, "it waits");
+    // Longer than any other command may take.
+    for (let n = 0; n < 3; n++) await nodes.command(0, ["PING"]);
+    await nodes.command(0, ["RPUSH", "l", "x"]);
+    assert.deepEqual(((await blocked) as Buffer[]).map(String), ["l", "x"]);
+    const broken = nodes.block(0, ["BLPOP", "l", "60"], 60_000);
+    await until(waits, "it waits");
+    await server.cli("CLIENT", "KILL", "TYPE", "normal");
+    await assert.rejects(broken, { name: "StoreAway", unknown: true });
+    await nodes.command(0, ["RPUSH", "l", "y"], { resend: true });
+    assert.deepEqual(((await nodes.block(0, ["BLPOP", "l", "60"], 60_000)) as Buffer[]).map(String), [
+      "l",
+      "y",
+    ]);
+    const last = assert.rejects(nodes.block(0, ["BLPOP", "l", "60"], 60_000), { name: "StoreAway" });
+    await until(waits, "it waits");
+    await nodes.close();
+    await last;
   });
 
   test("one that stands still: everybody is told in time, and nothing crosses afterwards", async () => {

@@ -24,6 +24,32 @@ describe("a primary with a replica", () => {
     assert.ok(Number(waits) <= 5, `${waits} times`);
   });
 
+  test("transactions are confirmed by the replica like scripts, and a primary that was replaced takes none", async () => {
+    await using pair = await startPair();
+    const list = [pair.primary, pair.replica].map(({ port }) => ({ host: "127.0.0.1", port }));
+    await using stage = await Stage.open({ nodes: list, waitTimeoutMs: 200 });
+    const { nodes } = stage;
+    const push = (): string[][] => [
+      ["RPUSH", "l", "x"],
+      ["INCR", "n"],
+    ];
+    const all = Array.from({ length: 200 }, () => nodes.transact(0, push, PATIENT_MS));
+    assert.equal((await Promise.all(all)).length, 200);
+    assert.equal(await pair.replica.cli("GET", "n"), "200");
+    pair.replica.pause();
+    await assert.rejects(nodes.transact(0, push, PATIENT_MS), {
+      name: "StoreAway",
+      unknown: true,
+      message: "no replica confirmed the write within 200 ms",
+    });
+    pair.replica.resume();
+    await pair.promote();
+    await pair.primary.cli("REPLICAOF", "127.0.0.1", String(pair.replica.port));
+    // READONLY: it happened nowhere, and is done at the other.
+    const before = Number(await pair.replica.cli("GET", "n"));
+    assert.deepEqual(await nodes.transact(0, push, PATIENT_MS), [before + 1, before + 1]);
+  });
+
   test("no confirmation in time: unknown, and not sent again", async () => {
     await using pair = await startPair();
     await using stage = await Stage.open({ url: pair.primary.url, waitTimeoutMs: 100 });

@@ -19,7 +19,7 @@
  * | `x:<content>`  | string | join or cache key → id of the last task put with it | gateway   | totalMs + `cache.ttlMs` + 1 min |
  * | `c:<content>`  | string | cache key → id of its last success, where that is no join key | batcher | `cache.ttlMs` |
  * | `k:<digest>`   | string | Idempotency-Key → id and fingerprint               | gateway    | totalMs + `results.ttlMs` + 1 min |
- * | `alive:<name>` | string | a batcher lives                                    | batcher    | `leaseMs` after its last renewal |
+ * | `alive:<name>` | string | a batcher lives: the number of the call that began its lease | batcher    | `leaseMs` after its last renewal |
  * | `run:<name>`   | hash   | batch → the tasks that the batcher runs in it      | batcher    | batch: when it is settled; hash: when the batcher's entries are taken over |
  * | `d`, `dz`      | hash, zset | dead letters by id; ids by the time of death   | batcher    | `deadLetters.ttlMs`, `.max`, replay, purge |
  * | `l:<digest>`   | string | a rate window: when it closes, what is spent       | gateway    | after two windows |

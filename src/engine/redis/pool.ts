@@ -14,7 +14,7 @@ import { MemoryEngine } from "../memory.ts";
 import { ANY_BATCH, type TaskRecord } from "../record.ts";
 import type { Depths } from "./depths.ts";
 import { entryFrame, readBody, readEntry, readMeta } from "./frames.ts";
-import { fieldOf, GROUP } from "./keys.ts";
+import { fieldOf, GRACE_MS, GROUP } from "./keys.ts";
 import type { RedisParts } from "./parts.ts";
 import { readState, stateText, type TriedState, UNTRIED } from "./records.ts";
 
@@ -163,12 +163,16 @@ export class TaskPool {
       for (const { entry, tasks, owned } of fresh) {
         for (const { id, body } of tasks) this.#adopt(entry, id, body, UNTRIED);
         const bundle = keys.bundle(tasks[0]!.id);
-        commands.push(["HSET", bundle, ...owned.flatMap((field) => [field, name])], ["HGET", bundle, "x"]);
+        commands.push(
+          ["HSET", bundle, ...owned.flatMap((field) => [field, name])],
+          ["HGET", bundle, "x"],
+          this.#bounded(bundle),
+        );
       }
     });
     const marked = nodes.pipeline(shard, commands, { resend: true }).then((replies) => {
       for (const { entry } of fresh) entry.contested = false;
-      return fresh.filter((_, at) => replies[2 * at + 1] !== null);
+      return fresh.filter((_, at) => replies[3 * at + 1] !== null);
     });
     // Workers may start with the fresh ones meanwhile.
     void marked
@@ -179,6 +183,11 @@ export class TaskPool {
       await this.#takeChecked(entry, tasks, ran).catch(() => this.lose(entry));
     }
     return count;
+  }
+
+  /** An entry may be read after its bundle's time to live, when no batcher was there for long: what is written then must not stay for ever. */
+  #bounded(bundle: string): Arg[] {
+    return ["PEXPIRE", bundle, Math.ceil(this.#parts.options.results.ttlMs + GRACE_MS), "NX"];
   }
 
   #acknowledgeFinished(entry: HeldEntry): void {
@@ -239,6 +248,7 @@ export class TaskPool {
       [
         ["HSET", bundle, ...owners],
         ["HMGET", bundle, ...fields.flatMap((field) => [field, `s${field}`, `p${field}`, `r${field}`])],
+        this.#bounded(bundle),
       ],
       { resend: true },
     );

@@ -81,6 +81,7 @@ export class BundleReader {
   readonly #grouped = new Set<string>();
   /** When it last found a full batch, by model. */
   readonly #busyAt = new Map<string, number>();
+  #renewals = 0;
   /** Tasks in an entry, on average. */
   #entrySize = 4;
   /** Streams that are left to others: the last entry that was read, and since when. */
@@ -116,10 +117,10 @@ export class BundleReader {
     this.#left = true;
     this.#alarms.get("renew")?.cancel();
     if (this.#demand === undefined) return;
-    const { nodes, name } = this.#parts;
-    const left = this.#shards().map((shard) => ({
+    const { nodes, keys, name } = this.#parts;
+    const left = keys.bases.map((base, shard) => ({
       shard,
-      command: ["DEL", this.#parts.key(shard, `alive:${name}`)],
+      command: ["DEL", `${base}alive:${name}`, `${base}run:${name}`],
     }));
     await nodes.scatter(left).catch(() => {});
   }
@@ -374,17 +375,14 @@ export class BundleReader {
     const { nodes, name, options, clock } = this.#parts;
     await Promise.allSettled(
       this.#shards().map(async (shard) => {
-        const key = this.#parts.key(shard, `alive:${name}`);
-        const lease = ["PX", Math.ceil(options.leaseMs)];
+        const number = String(++this.#renewals);
+        const keys = [this.#parts.key(shard, `alive:${name}`)];
+        const args = [Math.ceil(options.leaseMs), number];
         const held = this.#pool.entries(shard).length > 0;
         const until = clock.now() + options.leaseMs;
-        const kept =
-          held && (await nodes.command(shard, ["SET", key, "1", "XX", ...lease], { resend: true }));
-        if (kept === false || kept === null) {
-          await nodes.command(shard, ["SET", key, "1", ...lease], { resend: true });
-          // It was away for longer than its lease: another batcher may have taken over.
-          if (held) await this.#pool.verify(shard);
-        }
+        const began = await nodes.run(shard, { script: scripts.renew, keys, args }, { resend: true });
+        // It was away for longer than its lease: another batcher may have taken over.
+        if (held && String(began) === number) await this.#pool.verify(shard);
         this.#pool.leased(shard, until);
       }),
     );
@@ -492,6 +490,7 @@ export class BundleReader {
     const notes = this.#parts.key(shard, `run:${dead}`);
     if (pending === 0) {
       await this.#parts.run(shard, scripts.retire, [stream], [GROUP, dead]);
+      await nodes.command(shard, ["PEXPIRE", notes, NOTES_MS], { resend: true });
       return;
     }
     const running = (await nodes.command(shard, ["HVALS", notes], { resend: true })) as Buffer[];

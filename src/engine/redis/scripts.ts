@@ -14,6 +14,7 @@ export const scripts = {
   join: load("join"),
   leave: load("leave"),
   drop: load("drop"),
+  renew: load("renew"),
   settle: load("settle"),
   bury: load("bury"),
   replay: load("replay"),
