@@ -43,6 +43,10 @@ export class FleetDemand implements Demand {
     return this.#dispatcher(model)?.rules.limits.maxBatchSize ?? 0;
   }
 
+  batchMs(model: string): number {
+    return this.#dispatcher(model)?.horizon(this.#clock.now()).batchMs ?? 0;
+  }
+
   othersIdle(model: string): boolean {
     this.#refresh();
     return remembered(this.#othersIdle, model, () =>

@@ -16,6 +16,12 @@ import { RedisRegistry } from "../fleet/redis-registry.ts";
 import type { Registry } from "../fleet/registry.ts";
 import type { Events } from "../telemetry/events.ts";
 
+/**
+ * How often a gateway writes a bundle. A bundle costs the same CPU, here and in Redis, for one task as for ten; a task waits
+ * half of this on average, and not at all when the gateway wrote nothing for so long.
+ */
+const TICK_MS = 2;
+
 /** What processes share beside the tasks; only where there can be more than one. */
 export interface Shared {
   readonly engine: RedisEngine;
@@ -105,7 +111,14 @@ async function openRedis(
   const nodes = await RedisNodes.open({ ...settings, tags: keys.tags, name }, clock, events);
   const base = { nodes, keys, clock, events, shared: new RedisClock(), name: id };
   const { leaseMs, sweepMs, zoneSpillMs, commandTimeoutMs } = settings;
-  const options = { zone: config.zone, zoneSpillMs, leaseMs, sweepMs, putWithinMs: commandTimeoutMs };
+  const options = {
+    zone: config.zone,
+    zoneSpillMs,
+    leaseMs,
+    sweepMs,
+    tickMs: TICK_MS,
+    putWithinMs: commandTimeoutMs,
+  };
   const engine = new RedisEngine(base, { ...limitsOf(config), ...options }, nodes.cluster);
   try {
     await engine.open();

@@ -7,7 +7,6 @@
 import assert from "node:assert/strict";
 import { after, before, describe, test } from "node:test";
 import { Refusal } from "../../src/core/errors.ts";
-import { homeOf, HOMES } from "../../src/core/home.ts";
 import type { Lease, PutReply } from "../../src/engine/engine.ts";
 import type { RedisNodes } from "../../src/redis/nodes.ts";
 import {
@@ -248,13 +247,12 @@ describe("one server", () => {
     await Promise.all([one.engine.close(), two.engine.close()]);
   });
 
-  /** Gateways of the same fleet, each on connections of its own, with tasks at sixteen homes. */
+  /** Gateways of the same fleet, each on connections of its own. */
   async function spreadOn() {
     const own = await openNodes({ url: server.url });
     opened.push(own);
     const made = makeEngine(own, PLAIN, { prefix: "fleet:" });
-    const home = (content: string): number => homeOf(content);
-    return { ...made, stage: new Stage({ ...made, home, approximate: true }) };
+    return { ...made, stage: new Stage({ ...made, approximate: true }) };
   }
 
   test("a server that lost its data: the next task is seen with the next look, and runs", async () => {
@@ -295,19 +293,17 @@ describe("one server", () => {
   });
 
   test("very many kinds of parameters cost the server a bounded number of commands a second", async () => {
-    const KINDS = 3000;
+    const KINDS = 1000;
     await using busy = await startServer({ appendonly: "no" });
     const own = await openNodes({ url: busy.url });
     opened.push(own);
     const made = makeEngine(own, { ...PLAIN, maxQueued: 10 * KINDS });
     const { engine, clock } = made;
-    const home = (_: string, number: number): number => number % HOMES;
-    const stage = new Stage({ ...made, home, approximate: true });
+    const stage = new Stage({ ...made, approximate: true });
     await engine.open();
     await Promise.all(Array.from({ length: KINDS }, (_, kind) => stage.put({ parameters: `{"p":${kind}}` })));
-    assert.equal([...engine.queues(MODEL)].length, KINDS);
-    // Those who ask want to know everything: that is not what is counted.
     await engine.refresh();
+    assert.equal([...engine.queues(MODEL)].length, KINDS);
     await busy.cli("CONFIG", "RESETSTAT");
     const SECONDS = 5;
     for (let second = 0; second < SECONDS; second++) {
@@ -317,7 +313,7 @@ describe("one server", () => {
     }
     const calls = [...(await busy.cli("INFO", "commandstats")).matchAll(/calls=(\d+)/g)];
     const sum = calls.reduce((total, [, count]) => total + Number(count), 0);
-    assert.ok(sum / SECONDS < KINDS, `${sum / SECONDS} commands a second`);
+    assert.ok(sum / SECONDS < KINDS / 10, `${sum / SECONDS} commands a second`);
     await engine.close();
   });
 
@@ -326,6 +322,7 @@ describe("one server", () => {
     const { stage, engine } = stageOn(nodes, {}, { maxQueued: SIZE });
     const ids = Array.from({ length: SIZE }, () => stage.task());
     await Promise.all(ids.map((task) => engine.put(task)));
+    await engine.refresh();
     const lease = await stage.claim(SIZE);
     assert.equal(lease.tasks.length, SIZE);
     assert.deepEqual(await engine.extend(lease, LEASE_MS), []);

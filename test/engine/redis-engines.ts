@@ -32,10 +32,10 @@ export function openNodes(
 export function makeEngine(
   nodes: RedisNodes,
   options: EngineOptions,
-  more: { shards?: number; prefix?: string } & Partial<RedisOptions> = {},
+  more: { shards?: number; prefix?: string; clock?: VirtualClock } & Partial<RedisOptions> = {},
 ) {
-  const { shards = HOMES, prefix, ...settings } = more;
-  const [clock, events, name] = [new VirtualClock(), new Events(), `e${++names}`];
+  const { shards = HOMES, prefix, clock = new VirtualClock(), ...settings } = more;
+  const [events, name] = [new Events(), `e${++names}`];
   const keys = new RedisKeys(prefix ?? `${name}:`, shards);
   const base = { nodes, keys, clock, events, shared: new RedisClock(), name };
   const all = {
@@ -45,6 +45,7 @@ export function makeEngine(
     leaseMs: Infinity,
     sweepMs: 1000,
     putWithinMs: 10_000,
+    tickMs: 0,
     ...settings,
   };
   const engine = new RedisEngine(base, all, nodes.cluster);

@@ -55,7 +55,7 @@ const REFRESH_EVERY_MS = 1000;
 const CLOCK_EVERY_MS = 10_000;
 const HEAL_EVERY_MS = 10_000;
 const UNCERTAIN = "it is not certain whether the task was cancelled; ask again";
-const CANCELLED: Outcome = { ok: false, code: "CANCELLED", message: "cancelled before it ran" };
+const CANCELLED = { ok: false, code: "CANCELLED", message: "cancelled before it ran" } as const;
 const EXPIRED: Outcome = {
   ok: false,
   code: "DEADLINE_EXCEEDED",
@@ -161,6 +161,8 @@ export class RedisEngine implements Engine {
   }
 
   async #refresh(): Promise<void> {
+    // Tasks that left the pool without a settlement: cancelled before they were read, or another batcher's now.
+    void this.#settlements.report();
     await Promise.all([this.#depths.refresh(), this.deadLetters.sweep()]);
   }
 
@@ -245,7 +247,7 @@ export class RedisEngine implements Engine {
     const { shared, keys, name } = this.#parts;
     if (this.#pool.get(id) !== undefined) {
       this.#pool.engine.accommodate(id, deadlineAt, tier);
-      this.#settlements.report();
+      void this.#settlements.report();
     } else if (owner !== "") {
       // It has ended here, and that is on its way to Redis.
       if (owner === name) return false;
@@ -381,8 +383,12 @@ export class RedisEngine implements Engine {
 
   async #cancelHere(id: string, tenant: string, abandoned: boolean): Promise<CancelReply> {
     const reply = await this.#pool.engine.cancel(id, tenant, abandoned);
-    if (reply === "cancelled") await this.#settlements.flush();
-    return reply;
+    if (reply !== "cancelled") return reply;
+    await this.#settlements.flush();
+    await this.#settlements.settled();
+    // It may have ended otherwise, by a batcher that took it over while this one stood still.
+    const outcome = (await this.#records.look(id))?.final?.outcome;
+    return outcome?.ok === false && outcome.code === CANCELLED.code ? "cancelled" : "kept";
   }
 
   /** Ends a task that no batcher holds. Else: it ended otherwise ("late"), or the batcher that holds it. */
@@ -543,6 +549,7 @@ export class RedisEngine implements Engine {
     await this.#reader.stop();
     await this.#settlements.settled();
     await this.#pool.handBack(this.#pool.all());
+    await this.#settlements.report();
     await this.#reader.leave();
     this.#messages.close();
   }

@@ -104,8 +104,11 @@ export class RedisClock {
   }
 }
 
-/** Why the tasks of an entry must be compared with their bundle's hash before they are taken. */
-export type EntryMark = "" | "check";
+/**
+ * `check`: its tasks must be compared with their bundle's hash before they are taken. `part`: other tasks of the bundle are in
+ * other entries, so that another batcher may hold them.
+ */
+export type EntryMark = "" | "check" | "part";
 
 export function entryFrame(gateway: string, mark: EntryMark, tasks: readonly TaskBody[]): Buffer {
   const row: (string | Buffer)[] = [gateway, mark];

@@ -95,6 +95,11 @@ export class RedisKeys {
   }
 }
 
+/** The model of a stream's tasks. */
+export function modelOf(stream: string): string {
+  return decodeURIComponent(stream.split(":").at(-2)!);
+}
+
 /** A task's own field in its bundle's hash. */
 export function fieldOf(id: string): string {
   return id.slice(-FIELD_DIGITS);

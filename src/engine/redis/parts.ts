@@ -22,6 +22,8 @@ export interface RedisOptions extends EngineLimits {
   /** A batcher that has not renewed its lease for so long has lost it; renewed each third. */
   readonly leaseMs: number;
   readonly sweepMs: number;
+  /** At most one bundle of a model leaves in so long. */
+  readonly tickMs: number;
   /** How long a task may take to get in before its caller is told to try again. */
   readonly putWithinMs: number;
 }

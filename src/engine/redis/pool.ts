@@ -29,8 +29,10 @@ export interface HeldEntry {
   left: number;
   /** Tasks that ended and whose outcome Redis has not confirmed. */
   unconfirmed: number;
-  /** Another batcher held it before, or may hold it now: an outcome is told only when Redis has taken it. */
+  /** It may end by others: an outcome is told only when Redis has taken it. So until Redis knows that this batcher holds it. */
   contested: boolean;
+  /** Another batcher holds it, as far as is known here: only that one may acknowledge it. */
+  lost: boolean;
 }
 
 export interface HeldTask {
@@ -49,6 +51,7 @@ export class TaskPool {
   readonly #depths: Depths;
   readonly #held: Table<HeldTask>;
   readonly #entries = new Map<string, HeldEntry>();
+  readonly #leasedUntil = new Map<number, number>();
 
   constructor(parts: RedisParts, depths: Depths) {
     this.#parts = parts;
@@ -69,6 +72,11 @@ export class TaskPool {
     return this.#held.values();
   }
 
+  /** Whether this batcher holds an entry; one whose delivery was lost on the way is pending under its name, and not held. */
+  holds(stream: string, id: string): boolean {
+    return this.#entries.has(`${stream} ${id}`);
+  }
+
   /** Entries of a shard that are held now. */
   entries(shard: number): HeldEntry[] {
     return [...this.#entries.values()].filter((entry) => entry.shard === shard);
@@ -81,14 +89,41 @@ export class TaskPool {
     return sum;
   }
 
+  /** No other batcher takes over what this one holds in a shard before then. */
+  leased(shard: number, until: number): void {
+    this.#leasedUntil.set(shard, until);
+  }
+
+  /** Whether an entry may end by others, so that what became of it here is not certain before Redis has said so. */
+  contested({ shard, contested }: HeldEntry): boolean {
+    return contested || this.#parts.clock.now() >= (this.#leasedUntil.get(shard) ?? 0);
+  }
+
   /** Its tasks have ended, or are elsewhere. */
   drop(id: string): HeldEntry | undefined {
     const held = this.#held.get(id);
     if (held === undefined) return undefined;
     this.#held.delete(id);
-    const { entry } = held;
-    if (--entry.left === 0) this.#entries.delete(`${entry.stream} ${entry.id}`);
-    return entry;
+    held.entry.left--;
+    return held.entry;
+  }
+
+  /** Nothing is left to do for an entry: it is no longer held, and may be acknowledged. */
+  finish(entry: HeldEntry): boolean {
+    if (entry.left > 0 || entry.unconfirmed > 0 || entry.lost) return false;
+    this.#release(entry);
+    return true;
+  }
+
+  /** Another batcher holds it. Should it be pending here after all, it is taken again (`BundleReader`). */
+  lose(entry: HeldEntry): void {
+    entry.lost = true;
+    this.#release(entry);
+  }
+
+  #release(entry: HeldEntry): void {
+    const name = `${entry.stream} ${entry.id}`;
+    if (this.#entries.get(name) === entry) this.#entries.delete(name);
   }
 
   /** Takes entries in that were just delivered; resolves with their number of tasks. `ran`: they are a dead batcher's, and these tasks ran there, at which attempt. */
@@ -101,7 +136,7 @@ export class TaskPool {
     const { nodes, name, keys } = this.#parts;
     const commands: Arg[][] = [];
     let count = 0;
-    const fresh: { entry: HeldEntry; tasks: readonly { id: string; body: Buffer }[] }[] = [];
+    const fresh: { entry: HeldEntry; tasks: readonly { id: string; body: Buffer }[]; owned: string[] }[] = [];
     const checked: typeof fresh = [];
     for (const [id, fields] of found) {
       const entryId = id.toString("latin1");
@@ -109,36 +144,45 @@ export class TaskPool {
       if (read === undefined || this.#entries.has(`${stream} ${entryId}`)) continue;
       const { gateway, mark, tasks } = read;
       count += tasks.length;
-      const contested = ran !== undefined || mark === "check";
-      const entry = { shard, stream, id: entryId, gateway, left: tasks.length, unconfirmed: 0, contested };
-      (contested ? checked : fresh).push({ entry, tasks });
+      const left = tasks.length;
+      const entry = {
+        shard,
+        stream,
+        id: entryId,
+        gateway,
+        left,
+        unconfirmed: 0,
+        contested: true,
+        lost: false,
+      };
+      this.#entries.set(`${stream} ${entryId}`, entry);
+      const owned = mark === "part" ? tasks.map((task) => `o${fieldOf(task.id)}`) : ["o"];
+      (ran !== undefined || mark === "check" ? checked : fresh).push({ entry, tasks, owned });
     }
     this.engine.together(() => {
-      for (const { entry, tasks } of fresh) {
+      for (const { entry, tasks, owned } of fresh) {
         for (const { id, body } of tasks) this.#adopt(entry, id, body, UNTRIED);
         const bundle = keys.bundle(tasks[0]!.id);
-        commands.push(["HSET", bundle, "o", name], ["HGET", bundle, "x"]);
+        commands.push(["HSET", bundle, ...owned.flatMap((field) => [field, name])], ["HGET", bundle, "x"]);
       }
     });
-    for (const { entry } of fresh) this.#keep(entry);
-    const marked = nodes
-      .pipeline(shard, commands, { resend: true })
-      .then((replies) => fresh.filter((_, at) => replies[2 * at + 1] !== null));
+    const marked = nodes.pipeline(shard, commands, { resend: true }).then((replies) => {
+      for (const { entry } of fresh) entry.contested = false;
+      return fresh.filter((_, at) => replies[2 * at + 1] !== null);
+    });
     // Workers may start with the fresh ones meanwhile.
-    void marked.then(
-      (some) => Promise.all(some.map(({ entry, tasks }) => this.#lookAtMarks(entry, tasks))),
-      () => {},
-    );
-    for (const each of checked) await this.#takeChecked(each.entry, each.tasks, ran);
+    void marked
+      .then((some) => Promise.all(some.map(({ entry, tasks }) => this.#lookAtMarks(entry, tasks))))
+      .catch(() => {});
+    for (const { entry, tasks } of checked) {
+      // What cannot be looked at now is taken again later.
+      await this.#takeChecked(entry, tasks, ran).catch(() => this.lose(entry));
+    }
     return count;
   }
 
-  #keep(entry: HeldEntry): void {
-    if (entry.left > 0) this.#entries.set(`${entry.stream} ${entry.id}`, entry);
-    else this.#acknowledge(entry);
-  }
-
-  #acknowledge(entry: HeldEntry): void {
+  #acknowledgeFinished(entry: HeldEntry): void {
+    if (!this.finish(entry)) return;
     this.#parts.nodes.pipeline(entry.shard, acknowledged([entry]), { resend: true }).catch(() => {});
   }
 
@@ -153,6 +197,14 @@ export class TaskPool {
     const { shared } = this.#parts;
     const { meta, input } = readBody(body);
     const { task: about, sharing } = readMeta(meta, shared);
+    const present = this.engine.find(id);
+    if (present !== undefined) {
+      // It is here already, by another entry; this one holds it from now on.
+      const before = this.drop(id);
+      this.#held.set(id, { entry, record: present, sharing, body });
+      if (before !== undefined) this.#acknowledgeFinished(before);
+      return undefined;
+    }
     const task: Task = { id, input, ...about };
     const [deadline, tier] = place === "" ? [] : place.split(" ");
     const record = this.engine.adopt(task, {
@@ -163,10 +215,7 @@ export class TaskPool {
       queueFrom: tried.attempt === 0 ? task.createdAt : this.#parts.clock.now(),
       retryAt: tried.retryAt === "" ? 0 : shared.own(tried.retryAt),
     });
-    if (record === undefined) {
-      entry.left--;
-      return undefined;
-    }
+    if (record === undefined) return undefined;
     this.#held.set(id, { entry, record, sharing, body });
     this.#depths.moved(this.#depths.of([task]), 1);
     return record;
@@ -220,7 +269,7 @@ export class TaskPool {
         this.engine.chargeLoss(record);
       });
     });
-    this.#keep(entry);
+    this.#acknowledgeFinished(entry);
     const notes = charged.filter(({ final }) => !final).map((record) => triedCommand(record, this.#parts));
     if (notes.length > 0) await nodes.pipeline(entry.shard, notes, { resend: true });
   }
@@ -247,7 +296,7 @@ export class TaskPool {
   #forget({ record }: HeldTask): void {
     this.engine.withdraw(record);
     const entry = this.drop(record.task.id);
-    if (entry?.left === 0) this.#acknowledge(entry);
+    if (entry !== undefined) this.#acknowledgeFinished(entry);
   }
 
   /** Another batcher holds these entries now: what waits here of them is its. What runs may still end well. */
@@ -268,6 +317,7 @@ export class TaskPool {
       if (String(own ?? owner ?? name) === name) return;
       if (record.state === "queued") this.engine.withdraw(record);
       this.drop(record.task.id);
+      this.lose(entry);
     });
   }
 
@@ -290,7 +340,7 @@ export class TaskPool {
       }
       const bodies = tasks.map(({ record, body }) => ({ id: record.task.id, body }));
       commands.push(["XADD", stream, "*", "b", entryFrame(gateway, "check", bodies)]);
-      if (entry.left === 0 && entry.unconfirmed === 0) commands.push(...acknowledged([entry]));
+      if (this.finish(entry)) commands.push(...acknowledged([entry]));
       returned.push(nodes.transact(shard, () => commands, options.putWithinMs));
     }
     // Where that fails the lease runs out, and another batcher takes over.

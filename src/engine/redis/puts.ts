@@ -23,6 +23,7 @@ import {
   bodyFrame,
   bundleFrame,
   entryFrame,
+  type EntryMark,
   type FinalRecord,
   metaFrame,
   outcomeFrame,
@@ -80,7 +81,7 @@ export interface PutParts {
 export class RedisPuts {
   readonly #parts: RedisParts;
   readonly #own: PutParts;
-  readonly #gathering = new Gathering<Pending>((gathered) => this.#send(gathered));
+  readonly #gathering: Gathering<Pending>;
   /** The bundle that gathers for each model; its tasks' ids begin with it. */
   readonly #bundles = new Map<string, { readonly prefix: string; tasks: number }>();
   /** The last bundles that left: a task whose id names one of them comes late, or for the second time. */
@@ -94,6 +95,7 @@ export class RedisPuts {
   constructor(parts: RedisParts, own: PutParts) {
     this.#parts = parts;
     this.#own = own;
+    this.#gathering = new Gathering((gathered) => this.#send(gathered), parts.clock, parts.options.tickMs);
     this.#opening = new Table(hashOf(parts.name, 1));
   }
 
@@ -146,7 +148,7 @@ export class RedisPuts {
     const { joinKey, idempotency, only } = sharing;
     const local = joinKey !== undefined && outcomes.joinable(joinKey) !== undefined;
     const known = outcomes.get(task.id)?.accepted === true;
-    const late = this.#left.has(prefixOf(task.id));
+    const late = this.#left.has(prefixOf(task.id)) || this.#leftAlone.has(task.id);
     if (local || known || late || only === true || idempotency !== undefined)
       return this.#carefully(task, sharing);
     if (depths.full(task) ?? groups.full(task)) return this.#carefully(task, sharing);
@@ -269,14 +271,20 @@ export class RedisPuts {
     const { nodes, shared, options, name, keys } = this.#parts;
     const { depths, cluster } = this.#own;
     const bodies = entering.map(({ task, sharing }) => bodyFrame(task, sharing, shared));
-    const entries: { readonly stream: string; readonly tasks: readonly TaskBody[] }[] = [];
+    const entries: {
+      readonly stream: string;
+      readonly mark: EntryMark;
+      readonly tasks: readonly TaskBody[];
+    }[] = [];
     const records: Arg[][] = [];
     for (const places of bundlesOf(entering)) {
       const some = places.map((at) => entering[at]!);
       const tasks = places.map((at) => ({ id: entering[at]!.task.id, body: bodies[at]! }));
       const [{ task, late }] = some as [Entering];
       const stream = keys.stream(shard, task.model, options.zone);
-      for (const chunk of chunksOf(tasks)) entries.push({ stream, tasks: chunk });
+      const chunks = [...chunksOf(tasks)];
+      const mark = late || chunks.length > 1 ? "part" : "";
+      for (const chunk of chunks) entries.push({ stream, mark, tasks: chunk });
       const bundle = keys.bundle(task.id);
       const marks = some.flatMap((each) => (each.keyed ? [`k${fieldOf(each.task.id)}`, "1", "x", "1"] : []));
       records.push(["HSET", bundle, late ? `m${fieldOf(task.id)}` : "m", bundleFrame(tasks), ...marks]);
@@ -285,12 +293,12 @@ export class RedisPuts {
     const counts = depths.of(entering.map(({ task }) => task));
     const counting = depths.commands(counts);
     const all = (again: boolean): Arg[][] => [
-      ...entries.map(({ stream, tasks }) => [
+      ...entries.map(({ stream, mark, tasks }) => [
         "XADD",
         stream,
         "*",
         "b",
-        entryFrame(name, again ? "check" : "", tasks),
+        entryFrame(name, again ? "check" : mark, tasks),
       ]),
       ...records,
       ...(cluster ? [] : counting),
@@ -426,7 +434,9 @@ export class RedisPuts {
     const other = await this.#swap("k", key, `${task.id} ${fingerprint}`, `${id} ${fingerprint}`, ttlMs);
     if (other === undefined || other === `${id} ${fingerprint}`) return undefined;
     const stands = other.slice(0, other.indexOf(" "));
-    return other.slice(stands.length + 1) === fingerprint ? undefined : { kind: "conflict", id: stands };
+    if (other.slice(stands.length + 1) !== fingerprint) return { kind: "conflict", id: stands };
+    // The same request was quicker elsewhere: its task answers.
+    return this.#bind(task, { key, fingerprint }, false);
   }
 
   /** Joins work in flight or reuses an outcome. `only`: a content that stood for nothing still does afterwards. */
@@ -440,7 +450,8 @@ export class RedisPuts {
     if (cacheKey !== undefined && cacheKey !== joinKey) {
       const id = await this.#get("c", cacheKey);
       const found = id === undefined ? undefined : await records.look(id);
-      if (found?.final !== undefined && this.#reusable(found.final)) return this.#cached(task, found.final);
+      if (found?.final !== undefined && this.#reusable(found.final))
+        return this.#cached(task, sharing, found.final);
     }
     if (joinKey === undefined) return undefined;
     const local = outcomes.joinable(joinKey);
@@ -460,7 +471,7 @@ export class RedisPuts {
       const joined = found?.final === undefined && found && this.#joined(id, found, task);
       if (joined) return joined;
       if (found?.final && cacheKey === joinKey && this.#reusable(found.final))
-        return this.#cached(task, found.final);
+        return this.#cached(task, sharing, found.final);
       const waitMs = LOOK_AGAIN_MS[looks];
       if (found?.final === undefined && waitMs !== undefined && !only) await this.#pause(waitMs);
       else if (only) return undefined;
@@ -488,7 +499,11 @@ export class RedisPuts {
   }
 
   /** Answered from an outcome of the cache: a record of its own, which has ended. */
-  async #cached(task: Task, { outcome, batch }: FinalRecord): Promise<PutReply & { kind: "done" }> {
+  async #cached(
+    task: Task,
+    { idempotency }: Sharing,
+    { outcome, batch }: FinalRecord,
+  ): Promise<PutReply & { kind: "done" }> {
     const { shared, clock, keys, options, nodes } = this.#parts;
     const now = clock.now();
     const bytes = outcomeFrame(
@@ -507,7 +522,13 @@ export class RedisPuts {
     const bundle = keys.bundle(task.id);
     const ttlMs = Math.ceil(options.results.ttlMs + GRACE_MS);
     const commands: Arg[][] = [
-      ["HSET", bundle, fieldOf(task.id), bytes],
+      [
+        "HSET",
+        bundle,
+        fieldOf(task.id),
+        bytes,
+        ...(idempotency === undefined ? [] : [`k${fieldOf(task.id)}`, "1"]),
+      ],
       ["PEXPIRE", bundle, ttlMs],
     ];
     // The bundle may hold tasks that need it for longer.

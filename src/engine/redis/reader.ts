@@ -4,9 +4,12 @@
  * A batcher reads for workers that could start now, and a little ahead when no other batcher has an idle worker: what it
  * has read is its own, what it has not can still go to any other. Two ways of reading:
  *
- *   blocked   XREADGROUP BLOCK: Redis hands a new entry to one waiting batcher, at once. The batcher with the first id does
- *             it while it has a free worker, so that thin traffic fills one batcher's batches; the others do while they find work.
- *   polled    each POLL_MS, by a batcher that has room and is not blocked, and at once when a worker becomes free.
+ *   blocked   XREADGROUP BLOCK: Redis hands a new entry to one waiting batcher, at once
+ *   polled    each POLL_MS, and at once when a worker becomes free
+ *
+ * The batcher with the first id leads: it reads whatever its workers have room for, so that thin traffic fills one batcher's
+ * batches. The others stand by: they read what the leader leaves, which is what nobody has read for a fifth of a batch's
+ * time, or more than fills a batch. One that finds a full batch reads as the leader does for a while.
  *
  * How far it reads ahead is AHEAD_MS of its workers' pace at first. When what it reads has waited for long, the fleet is
  * overloaded: then it reads further ahead, so that tiers and tenants are served in turn out of all that waits.
@@ -16,11 +19,12 @@
  * (`core/retry.ts`), what only waited is not.
  */
 import type { Alarm } from "../../clock.ts";
-import { RedisError, type RedisReply } from "../../redis/nodes.ts";
+import { type Arg, RedisError, type RedisReply } from "../../redis/nodes.ts";
 import { texts } from "./frames.ts";
-import { GROUP } from "./keys.ts";
+import { GROUP, modelOf } from "./keys.ts";
 import type { RedisParts } from "./parts.ts";
 import type { StreamEntry, TaskPool } from "./pool.ts";
+import { scripts } from "./scripts.ts";
 
 /** What the reader asks of the workers and the fleet. */
 export interface Demand {
@@ -30,8 +34,9 @@ export interface Demand {
   room(model: string): number;
   /** Tasks per ms that its workers do. */
   pacePerMs(model: string): number;
-  /** Tasks in one batch. */
+  /** Tasks in one batch, and how long it takes. */
   batchSize(model: string): number;
+  batchMs(model: string): number;
   /** Another batcher could start a batch of this model now. */
   othersIdle(model: string): boolean;
   /** Of the batchers that serve a model, this one is the first. */
@@ -47,8 +52,10 @@ const AHEAD_MS = 50;
 const MAX_AHEAD_MS = 60_000;
 /** Entries that have waited longer than this were not read for want of workers. */
 const OLD_MS = 200;
-/** A batcher that found work so long ago blocks for more. */
+/** A batcher that found a full batch so long ago reads as the leader does. */
 const BUSY_MS = 1000;
+/** What a batcher that stands by leaves to the leader, as a share of the time that a batch takes. */
+const STANDBY_SHARE = 0.2;
 const MOST_ENTRIES = 64;
 const TAKE_OVER_TOGETHER = 100;
 const RETRY_MS = 100;
@@ -73,11 +80,12 @@ export class BundleReader {
   /** Streams whose group is there. */
   readonly #grouped = new Set<string>();
   #aheadMs = AHEAD_MS;
-  #foundAt = -Infinity;
+  /** When it last found a full batch, by model. */
+  readonly #busyAt = new Map<string, number>();
   /** Tasks in an entry, on average. */
   #entrySize = 4;
-  /** The entry that was next in each stream of another zone. */
-  readonly #spills = new Map<string, { readonly last: string; readonly since: number }>();
+  /** Streams that are left to others: the last entry that was read, and since when. */
+  readonly #left = new Map<string, { readonly last: string; readonly since: number }>();
 
   constructor(parts: RedisParts, pool: TaskPool) {
     this.#parts = parts;
@@ -176,7 +184,12 @@ export class BundleReader {
   #blocks(model: string): boolean {
     const demand = this.#demand!;
     if (this.#wanted(model) <= 0 || demand.room(model) === 0) return false;
-    return demand.leads(model) || this.#parts.clock.now() < this.#foundAt + BUSY_MS;
+    return this.#active(model);
+  }
+
+  #active(model: string): boolean {
+    if (this.#demand!.leads(model)) return true;
+    return this.#parts.clock.now() < (this.#busyAt.get(model) ?? -Infinity) + BUSY_MS;
   }
 
   /** How many more tasks of a model it should have. */
@@ -220,10 +233,41 @@ export class BundleReader {
       const wanted = this.#wanted(model);
       const stream = keys.stream(shard, model, options.zone);
       if (wanted <= 0 || blocked.includes(stream)) continue;
+      if (!this.#active(model)) {
+        await this.#standBy(shard, model, stream, STANDBY_SHARE * this.#demand!.batchMs(model), true);
+        continue;
+      }
       streams.push(stream);
       tasks = Math.min(tasks, wanted);
     }
     if (streams.length > 0) await this.#read(shard, streams, this.#entries(tasks));
+  }
+
+  /** Reads what nobody has read for so long; with `helps` also what fills a batch. */
+  async #standBy(
+    shard: number,
+    model: string,
+    stream: string,
+    afterMs: number,
+    helps = false,
+  ): Promise<void> {
+    const { nodes, clock } = this.#parts;
+    await this.#makeGroups(shard, [stream]);
+    const groups = (await nodes.command(shard, ["XINFO", "GROUPS", stream])) as RedisReply[][];
+    const fields = groups[0] ?? [];
+    const about = new Map<string, RedisReply>();
+    for (let at = 0; at + 1 < fields.length; at += 2) about.set(String(fields[at]), fields[at + 1]!);
+    // Redis does not know how many there are after some were deleted unread.
+    const lag = about.get("lag") === null ? 1 : Number(about.get("lag"));
+    const last = String(about.get("last-delivered-id"));
+    const before = this.#left.get(stream);
+    if (lag === 0) return void this.#left.delete(stream);
+    if (before?.last !== last) this.#left.set(stream, { last, since: clock.now() });
+    const waitedMs = clock.now() - this.#left.get(stream)!.since;
+    const full = helps && lag * this.#entrySize >= this.#demand!.batchSize(model);
+    if (!full && waitedMs < afterMs) return;
+    if (full) this.#busyAt.set(model, clock.now());
+    await this.#read(shard, [stream], this.#entries(this.#wanted(model)));
   }
 
   /** Resolves with how many entries there were. */
@@ -243,8 +287,7 @@ export class BundleReader {
   }
 
   async #readNow(shard: number, streams: readonly string[], count: number, blockMs: number): Promise<number> {
-    const { nodes, name } = this.#parts;
-    await this.#makeGroups(shard, streams);
+    const { name } = this.#parts;
     const wait = blockMs > 0 ? ["BLOCK", blockMs] : [];
     const command = [
       "XREADGROUP",
@@ -258,28 +301,43 @@ export class BundleReader {
       ...streams,
       ...streams.map(() => ">"),
     ];
-    let reply: RedisReply;
-    try {
-      reply = await (blockMs > 0 ? nodes.block(shard, command, blockMs) : nodes.command(shard, command));
-    } catch (error) {
-      // A server that lost its data, or another one after a failover.
-      if (error instanceof RedisError && error.code === "NOGROUP") this.#grouped.clear();
-      throw error;
-    }
+    const reply = await this.#readGroups(shard, streams, command, blockMs);
     let found = 0;
     for (const [stream, entries] of (reply ?? []) as [Buffer, StreamEntry[]][]) {
       found += entries.length;
       this.#learn(entries);
-      const tasks = await this.#pool.take(shard, stream.toString(), entries);
+      const name = stream.toString();
+      const tasks = await this.#pool.take(shard, name, entries);
+      const model = modelOf(name);
+      if (tasks >= (this.#demand?.batchSize(model) ?? Infinity))
+        this.#busyAt.set(model, this.#parts.clock.now());
       this.#entrySize += 0.1 * (tasks / entries.length - this.#entrySize);
     }
     return found;
   }
 
+  async #readGroups(
+    shard: number,
+    streams: readonly string[],
+    command: readonly Arg[],
+    blockMs: number,
+  ): Promise<RedisReply> {
+    const { nodes } = this.#parts;
+    const read = async (): Promise<RedisReply> => {
+      await this.#makeGroups(shard, streams);
+      return blockMs > 0 ? nodes.block(shard, command, blockMs) : nodes.command(shard, command);
+    };
+    return read().catch((error: unknown) => {
+      if (!(error instanceof RedisError) || error.code !== "NOGROUP") throw error;
+      // A server that lost its data, or another one after a failover.
+      this.#grouped.clear();
+      return read();
+    });
+  }
+
   #learn(entries: readonly StreamEntry[]): void {
     const { clock, shared } = this.#parts;
     const now = clock.now();
-    this.#foundAt = now;
     const oldest = Number(entries[0]![0].toString("latin1").split("-", 1)[0]) - shared.offsetMs;
     const waited = now - oldest;
     if (waited > OLD_MS) this.#aheadMs = Math.min(MAX_AHEAD_MS, 1.5 * this.#aheadMs);
@@ -304,18 +362,21 @@ export class BundleReader {
   }
 
   async #renew(): Promise<void> {
-    const { nodes, name, options } = this.#parts;
+    const { nodes, name, options, clock } = this.#parts;
     await Promise.allSettled(
       this.#shards().map(async (shard) => {
         const key = this.#parts.key(shard, `alive:${name}`);
         const lease = ["PX", Math.ceil(options.leaseMs)];
         const held = this.#pool.entries(shard).length > 0;
+        const until = clock.now() + options.leaseMs;
         const kept =
           held && (await nodes.command(shard, ["SET", key, "1", "XX", ...lease], { resend: true }));
-        if (kept !== false && kept !== null) return;
-        await nodes.command(shard, ["SET", key, "1", ...lease], { resend: true });
-        // It was away for longer than its lease: another batcher may have taken over.
-        if (held) await this.#pool.verify(shard);
+        if (kept === false || kept === null) {
+          await nodes.command(shard, ["SET", key, "1", ...lease], { resend: true });
+          // It was away for longer than its lease: another batcher may have taken over.
+          if (held) await this.#pool.verify(shard);
+        }
+        this.#pool.leased(shard, until);
       }),
     );
   }
@@ -343,27 +404,18 @@ export class BundleReader {
 
   /** Entries of other zones that waited for longer than `zoneSpillMs`, or that no batcher is there for. */
   async #spill(): Promise<void> {
-    const { nodes, keys, options, clock } = this.#parts;
+    const { nodes, keys, options } = this.#parts;
     const demand = this.#demand!;
     for (const { zone, deserted } of demand.zones()) {
       for (const model of demand.models()) {
         if (demand.room(model) === 0 || this.#wanted(model) <= 0) continue;
         for (const shard of nodes.activeShards()) {
-          const stream = keys.stream(shard, model, zone);
-          await this.#makeGroups(shard, [stream]);
-          const groups = (await nodes.command(shard, ["XINFO", "GROUPS", stream])) as RedisReply[][];
-          const group = new Map<string, RedisReply>();
-          const fields = groups[0] ?? [];
-          for (let at = 0; at + 1 < fields.length; at += 2) group.set(String(fields[at]), fields[at + 1]!);
-          const last = String(group.get("last-delivered-id"));
-          const unread = group.get("lag") === null || Number(group.get("lag")) > 0;
-          const before = this.#spills.get(stream);
-          if (!unread) this.#spills.delete(stream);
-          else if (before?.last !== last) this.#spills.set(stream, { last, since: clock.now() });
-          const waitedMs = clock.now() - (this.#spills.get(stream)?.since ?? Infinity);
-          if (unread && (deserted || waitedMs >= options.zoneSpillMs / 2)) {
-            await this.#read(shard, [stream], this.#entries(demand.room(model)));
-          }
+          await this.#standBy(
+            shard,
+            model,
+            keys.stream(shard, model, zone),
+            deserted ? 0 : options.zoneSpillMs,
+          );
         }
       }
     }
@@ -384,23 +436,53 @@ export class BundleReader {
           if (!Array.isArray(reply)) continue;
           for (const consumer of reply as RedisReply[][]) {
             const other = String(consumer[1]);
-            if (other === name || this.#stopped) continue;
-            await this.#tracked(this.#inherit(shard, streams[at]!, other, Number(consumer[3])));
+            if (this.#stopped) return;
+            if (other === name) await this.#recover(shard, streams[at]!);
+            else await this.#tracked(this.#inherit(shard, streams[at]!, other, Number(consumer[3])));
           }
         }
       }),
     );
   }
 
+  /** Entries that are pending under this batcher's name and did not arrive: the reply to a read or a claim was lost. */
+  async #recover(shard: number, stream: string): Promise<void> {
+    const { nodes, name } = this.#parts;
+    const idleMs = this.#idleMs();
+    const asked = ["XPENDING", stream, GROUP, "IDLE", idleMs, "-", "+", TAKE_OVER_TOGETHER, name];
+    const rows = (await nodes.command(shard, asked, { resend: true })) as RedisReply[][];
+    const ids = rows.map(([id]) => String(id)).filter((id) => !this.#pool.holds(stream, id));
+    if (ids.length > 0) await this.#claim(shard, stream, ids, new Map());
+  }
+
+  /** Entries that were touched sooner are on their way to a batcher. */
+  #idleMs(): number {
+    const { leaseMs } = this.#parts.options;
+    return leaseMs === Infinity ? 0 : Math.floor(leaseMs / 2);
+  }
+
+  async #claim(
+    shard: number,
+    stream: string,
+    ids: readonly string[],
+    ran: ReadonlyMap<string, number>,
+  ): Promise<void> {
+    const { nodes, name } = this.#parts;
+    // Not sent again: the second time it would find them idle for too short. A lost reply is found by `#recover`.
+    const command = ["XCLAIM", stream, GROUP, name, this.#idleMs(), ...ids];
+    const entries = (await nodes.command(shard, command)) as StreamEntry[];
+    await this.#pool.take(shard, stream, entries.filter(Boolean), ran);
+  }
+
   async #inherit(shard: number, stream: string, dead: string, pending: number): Promise<void> {
-    const { nodes, name, options } = this.#parts;
+    const { nodes } = this.#parts;
     const alive = await nodes.command(shard, ["EXISTS", this.#parts.key(shard, `alive:${dead}`)], {
       resend: true,
     });
     if (alive !== 0) return;
     const notes = this.#parts.key(shard, `run:${dead}`);
     if (pending === 0) {
-      await nodes.pipeline(shard, [["XGROUP", "DELCONSUMER", stream, GROUP, dead]], { resend: true });
+      await this.#parts.run(shard, scripts.retire, [stream], [GROUP, dead]);
       return;
     }
     const running = (await nodes.command(shard, ["HVALS", notes], { resend: true })) as Buffer[];
@@ -418,11 +500,7 @@ export class BundleReader {
     )) as RedisReply[][];
     const ids = rows.map(([id]) => String(id));
     if (ids.length === 0) return;
-    const idleMs = options.leaseMs === Infinity ? 0 : Math.floor(options.leaseMs / 2);
-    const entries = (await nodes.command(shard, ["XCLAIM", stream, GROUP, name, idleMs, ...ids], {
-      resend: true,
-    })) as StreamEntry[];
-    await this.#pool.take(shard, stream, entries.filter(Boolean), ran);
+    await this.#claim(shard, stream, ids, ran);
     await nodes.command(shard, ["PEXPIRE", notes, NOTES_MS]);
   }
 }

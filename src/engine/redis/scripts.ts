@@ -19,6 +19,7 @@ export const scripts = {
   replay: load("replay"),
   swap: load("swap"),
   spend: load("spend"),
+  retire: load("retire"),
 } as const;
 
 /**

@@ -26,6 +26,8 @@ import { scripts } from "./scripts.ts";
 
 const OFFER_FOR_MS = 30_000;
 const OFFER_AGAIN_MS = 100;
+/** What the scripts return for bad news of a task that another batcher holds. */
+const HELD_ELSEWHERE = -2;
 
 /** A task that has ended in the pool. */
 interface Ended {
@@ -78,9 +80,14 @@ export class Settlements {
   #settled(record: TaskRecord): void {
     const held = this.#pool.get(record.task.id);
     if (held === undefined) return;
-    this.#ended.push(this.#end(held));
+    // What ends outside a verb, as a task that was lost too often when its entry is taken over, is written down too.
+    if (this.#ended.push(this.#end(held)) === 1) setImmediate(() => this.#flushRest());
     held.entry.unconfirmed++;
     this.#pool.drop(record.task.id);
+  }
+
+  #flushRest(): void {
+    if (this.#ended.length > 0) void this.flush().catch(() => {});
   }
 
   #end({ record, entry, sharing, body }: HeldTask): Ended {
@@ -141,7 +148,7 @@ export class Settlements {
       ),
     );
     this.#flushing.add(flushing);
-    this.report();
+    void this.report();
     await flushing.finally(() => this.#flushing.delete(flushing));
     return replies;
   }
@@ -152,16 +159,16 @@ export class Settlements {
   }
 
   /** Tells how many tasks wait and run here, as far as that has changed. */
-  report(): void {
+  async report(): Promise<void> {
     const counts = this.#depths.report(this.#pool.engine);
     if (counts.size === 0) return;
-    this.#parts.nodes.pipeline(DEPTH_SHARD, this.#depths.commands(counts)).then(
-      (replies) => {
-        if (replies.some((reply) => reply instanceof RedisError)) this.#depths.untold(counts);
-        else this.#depths.heard(counts, replies);
-      },
-      () => this.#depths.untold(counts),
-    );
+    try {
+      const replies = await this.#parts.nodes.pipeline(DEPTH_SHARD, this.#depths.commands(counts));
+      if (replies.some((reply) => reply instanceof RedisError)) this.#depths.untold(counts);
+      else this.#depths.heard(counts, replies);
+    } catch {
+      this.#depths.untold(counts);
+    }
   }
 
   async #offer(
@@ -176,7 +183,10 @@ export class Settlements {
       try {
         return await this.#write(shard, ended, more, replies);
       } catch (error) {
-        if (clock.now() >= until) throw error;
+        if (clock.now() >= until) {
+          for (const { entry } of ended) this.#pool.lose(entry);
+          throw error;
+        }
       }
       // Another batcher may have taken over by the time it arrives.
       for (const { entry } of ended) entry.contested = true;
@@ -190,9 +200,10 @@ export class Settlements {
     more: readonly Arg[][],
     replies: Map<string, SettleReply>,
   ): Promise<void> {
-    const { nodes, options } = this.#parts;
+    const { nodes, options, name } = this.#parts;
     const good = ended.filter(({ record }) => record.outcome!.ok);
-    const told = good.filter(({ entry }) => !entry.contested);
+    // Callers of this process are told when it is certain, which costs no message.
+    const told = good.filter(({ entry }) => entry.gateway !== name && !this.#pool.contested(entry));
     const commands: Arg[][] = good.map(({ bundle, field, outcome }) => ["HSETNX", bundle, field, outcome]);
     const bundles = [...new Set(good.map(({ bundle }) => bundle))];
     const keepMs = Math.ceil(options.results.ttlMs + GRACE_MS);
@@ -203,6 +214,8 @@ export class Settlements {
       ended.filter(({ record }) => !record.outcome!.ok),
       replies,
     );
+    // Awaited below, unless the pipeline rejects first.
+    bad.catch(() => {});
     const found = await nodes.pipeline(shard, commands, { resend: true });
     const refused: Ended[] = [];
     const marked = new Set(bundles.filter((_, at) => found[good.length + 2 * at] !== null));
@@ -224,7 +237,8 @@ export class Settlements {
     );
     this.#cache(taken);
     for (const { entry } of ended) {
-      if (--entry.unconfirmed === 0 && entry.left === 0) this.#acknowledge(entry);
+      entry.unconfirmed--;
+      if (this.#pool.finish(entry)) this.#acknowledge(entry);
     }
   }
 
@@ -263,11 +277,12 @@ export class Settlements {
 
   /** Bad news, by bundle. */
   async #fail(shard: number, ended: readonly Ended[], replies: Map<string, SettleReply>): Promise<void> {
-    const { name, options, events, nodes, shared } = this.#parts;
+    const { name, options, events, nodes, keys, shared } = this.#parts;
     const taken: Ended[] = [];
     const take = (each: Ended, reply: number): void => {
       if (reply === 1) taken.push(each);
-      replies.set(each.record.task.id, reply === 1 ? "taken" : reply === 0 ? "late" : "gone");
+      if (reply === HELD_ELSEWHERE) this.#pool.lose(each.entry);
+      replies.set(each.record.task.id, reply === 1 ? "taken" : reply === -1 ? "gone" : "late");
     };
     const plain = ended.filter(({ letter }) => letter === undefined);
     await Promise.all(
@@ -283,7 +298,7 @@ export class Settlements {
     for (const each of ended.filter(({ letter }) => letter !== undefined)) {
       const { record, bundle, field, outcome, letter } = each;
       const { max } = options.deadLetters;
-      const most = Math.ceil(max / Math.max(1, nodes.activeShards().length));
+      const most = Math.ceil(max / Math.max(1, Math.min(keys.shards, nodes.activeShards().length)));
       const places = [bundle, this.#parts.key(shard, "d"), this.#parts.key(shard, "dz")];
       const args = [name, field, outcome, record.task.id, letter!, shared.shared(record.settledAt!), most];
       const [reply, dropped] = (await this.#parts.run(shard, scripts.bury, places, args)) as [number, number];

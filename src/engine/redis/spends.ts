@@ -29,7 +29,7 @@ export class RedisSpends {
   readonly #parts: RedisParts;
   /** For when Redis is away. */
   readonly #windows = new Windows(MAX_SPENDERS);
-  readonly #gathering = new Gathering<Spending>((gathered) => this.#send(gathered));
+  readonly #gathering: Gathering<Spending>;
   /** Those that gather, by limit and window. */
   readonly #open = new Map<string, Spending>();
 
@@ -38,6 +38,7 @@ export class RedisSpends {
   constructor(parts: RedisParts, cluster: boolean) {
     this.#parts = parts;
     this.#cluster = cluster;
+    this.#gathering = new Gathering((gathered) => this.#send(gathered), parts.clock, 0);
   }
 
   spend(key: string, limit: number): Promise<Spent> {

@@ -1,0 +1,599 @@
+/**
+ * Gateways and batchers as separate processes on one Redis: who hears of what, and what survives whom.
+ *
+ * Each process has its own connections and engine; all of a fleet share a clock that the test moves. A batcher reads
+ * when the test says so (`read`), and is dead for the others as soon as its `alive` key is gone.
+ */
+import assert from "node:assert/strict";
+import { after, before, describe, test } from "node:test";
+import { Refusal } from "../../src/core/errors.ts";
+import type { Task } from "../../src/core/task.ts";
+import type { ClaimedTask, Lease, RecordView, Sharing } from "../../src/engine/engine.ts";
+import { MAX_GROUPS } from "../../src/engine/engine.ts";
+import { VirtualClock } from "../../src/plan/virtual-clock.ts";
+import type { RedisNodes } from "../../src/redis/nodes.ts";
+import {
+  dead,
+  done,
+  failed,
+  idsOf,
+  type Judgement,
+  MODEL,
+  OTHER_MODEL,
+  PLAIN,
+  retry,
+  Stage,
+} from "../contract/engine-stage.ts";
+import { startCluster, startServer, until } from "../redis/servers.ts";
+import { makeEngine, openNodes } from "./redis-engines.ts";
+
+const FOREVER_MS = 1e9;
+const PATIENT = {
+  ...PLAIN,
+  maxQueued: 100_000,
+  models: new Map([MODEL, OTHER_MODEL].map((name) => [name, { queueMs: FOREVER_MS, totalMs: FOREVER_MS }])),
+};
+
+type Connect = () => Promise<RedisNodes>;
+let fleets = 0;
+
+/** Processes that share a prefix and a clock. */
+class Fleet implements AsyncDisposable {
+  readonly clock = new VirtualClock();
+  readonly processes: Process[] = [];
+  readonly #connect: Connect;
+  readonly #prefix = `fleet${++fleets}:`;
+
+  constructor(connect: Connect) {
+    this.#connect = connect;
+  }
+
+  async start(more: Partial<typeof PLAIN> & { sweepMs?: number } = {}): Promise<Process> {
+    const { sweepMs = 3_600_000, ...limits } = more;
+    const nodes = await this.#connect();
+    const made = makeEngine(
+      nodes,
+      { ...PATIENT, ...limits },
+      { prefix: this.#prefix, clock: this.clock, sweepMs },
+    );
+    await made.engine.open();
+    const process = new Process(nodes, made);
+    this.processes.push(process);
+    return process;
+  }
+
+  async gatewayAndBatchers(batchers: number): Promise<[Process, ...Process[]]> {
+    const gateway = await this.start();
+    const others: Process[] = [];
+    for (let n = 0; n < batchers; n++) others.push(await this.start());
+    return [gateway, ...others];
+  }
+
+  /** Lets time pass and waits until `check` holds. */
+  passUntil(check: () => boolean | Promise<boolean>, what: string, stepMs = 100): Promise<void> {
+    return until(async () => {
+      if (await check()) return true;
+      await this.clock.run(this.clock.now() + stepMs);
+      return false;
+    }, what);
+  }
+
+  async [Symbol.asyncDispose](): Promise<void> {
+    for (const process of this.processes) await process.stop();
+  }
+}
+
+class Process {
+  readonly engine: ReturnType<typeof makeEngine>["engine"];
+  readonly name: string;
+  readonly stage: Stage;
+  readonly #made: ReturnType<typeof makeEngine>;
+  readonly #nodes: RedisNodes;
+  readonly #ends: RecordView[] = [];
+
+  constructor(nodes: RedisNodes, made: ReturnType<typeof makeEngine>) {
+    this.#nodes = nodes;
+    this.#made = made;
+    this.engine = made.engine;
+    this.name = made.name;
+    this.stage = new Stage({ ...made, approximate: true });
+    made.engine.watch({ settled: (record) => this.#ends.push(record) });
+  }
+
+  /** Ends that it heard of: id → code, "" for a success. */
+  get ends(): Map<string, string> {
+    assert.equal(new Set(this.#ends.map(({ task }) => task.id)).size, this.#ends.length, "each end once");
+    return new Map(
+      this.#ends.map(({ task, outcome }) => [task.id, outcome!.ok ? "" : outcome!.code] as const),
+    );
+  }
+
+  output(id: string): string | undefined {
+    const outcome = this.#ends.find(({ task }) => task.id === id)?.outcome;
+    return outcome?.ok ? outcome.output : undefined;
+  }
+
+  async heard(...ids: string[]): Promise<void> {
+    await until(() => ids.every((id) => this.ends.has(id)), `${this.name} heard of ${ids.length} ends`);
+  }
+
+  /** Puts tasks of one tick: they share a bundle on one server. */
+  async putTogether(count: number, fields: Partial<Task> = {}, sharing: Sharing = {}): Promise<string[]> {
+    const replies = await Promise.all(Array.from({ length: count }, () => this.stage.put(fields, sharing)));
+    return replies.map((reply) => {
+      assert.equal(reply.kind, "queued");
+      assert(reply.kind === "queued");
+      return reply.id;
+    });
+  }
+
+  read(): Promise<void> {
+    return this.engine.refresh();
+  }
+
+  /** Reads, and claims what it has. */
+  async claim(max = 64): Promise<Lease> {
+    await this.read();
+    return this.stage.claim(max, { leaseMs: 1e9 });
+  }
+
+  async settle(lease: Lease, verdict: Judgement, ids = idsOf(lease)): Promise<void> {
+    const replies = await this.engine.settle(lease, ids.map(verdict));
+    assert.deepEqual(new Set(replies), new Set(["taken"]));
+  }
+
+  async work(): Promise<string[]> {
+    const lease = await this.claim();
+    if (lease.tasks.length > 0)
+      await this.settle(lease, (id) => ({ id, kind: "done", output: JSON.stringify(id) }));
+    return idsOf(lease);
+  }
+
+  /** It lives for the other batchers, until `die`. */
+  async live(): Promise<void> {
+    for (const [shard, base] of this.#made.keys.bases.entries())
+      await this.#nodes.command(shard, ["SET", `${base}alive:${this.name}`, "1"]);
+  }
+
+  async die(): Promise<void> {
+    for (const [shard, base] of this.#made.keys.bases.entries())
+      await this.#nodes.command(shard, ["DEL", `${base}alive:${this.name}`]);
+  }
+
+  /** From here on nobody hears its messages; their numbers go on. Returns what ends that. */
+  mute(): () => void {
+    const nodes = this.#nodes;
+    const [command, pipeline] = [nodes.command.bind(nodes), nodes.pipeline.bind(nodes)];
+    nodes.command = (shard, words, options) =>
+      words[0] === "SPUBLISH" ? Promise.resolve(0) : command(shard, words, options);
+    nodes.pipeline = async (shard, commands, options) => {
+      const replies = await pipeline(
+        shard,
+        commands.filter(([verb]) => verb !== "SPUBLISH"),
+        options,
+      );
+      return commands.map(([verb]) => (verb === "SPUBLISH" ? 0 : replies.shift()!));
+    };
+    return () => Object.assign(nodes, { command, pipeline });
+  }
+
+  command(shard: number, words: string[]): Promise<unknown> {
+    return this.#nodes.command(shard, words);
+  }
+
+  async stop(): Promise<void> {
+    await this.engine.close();
+    await this.#nodes.close();
+  }
+}
+
+const attempts = (lease: Lease): number[] => lease.tasks.map(({ attempt }: ClaimedTask) => attempt);
+
+function processes(
+  name: string,
+  start: () => Promise<{ connect: Connect; [Symbol.asyncDispose](): Promise<void> }>,
+) {
+  describe(name, () => {
+    let servers: Awaited<ReturnType<typeof start>>;
+    before(async () => (servers = await start()));
+    after(() => servers[Symbol.asyncDispose]());
+    const fleet = (): Fleet => new Fleet(servers.connect);
+
+    describe("the end of a task", () => {
+      test("reaches the gateway that put it, with its own outcome, once", async () => {
+        await using all = fleet();
+        const [one, two, first, second] = (await all.gatewayAndBatchers(3)) as Process[];
+        const ones = await one!.putTogether(40);
+        const twos = await two!.putTogether(40);
+        const ran = [...(await first!.work()), ...(await second!.work()), ...(await first!.work())];
+        assert.deepEqual(new Set(ran), new Set([...ones, ...twos]));
+        await one!.heard(...ones);
+        await two!.heard(...twos);
+        for (const id of ones) assert.equal(one!.output(id), JSON.stringify(id));
+        assert.deepEqual([one!.ends.size, two!.ends.size], [40, 40]);
+        assert.deepEqual([first!.ends.size, second!.ends.size], [0, 0]);
+      });
+
+      test("of each kind reaches a gateway that follows it, and the one that put it", async () => {
+        await using all = fleet();
+        const [gateway, batcher, third] = (await all.gatewayAndBatchers(2)) as Process[];
+        const ids = await gateway!.putTogether(3);
+        for (const id of ids) assert.equal((await third!.engine.follow(id, "ann"))?.state, "queued");
+        assert.equal(await third!.engine.follow(ids[0]!, "bob"), undefined);
+        const lease = await batcher!.claim();
+        const order = idsOf(lease);
+        assert.equal((await third!.engine.follow(order[0]!, "ann"))?.state, "running");
+        const verdicts = [done, failed, dead];
+        await batcher!.engine.settle(
+          lease,
+          order.map((id, at) => verdicts[at]!(id)),
+        );
+        const ends = new Map(order.map((id, at) => [id, ["", "INPUT_REJECTED", "INFERENCE_FAILED"][at]!]));
+        for (const each of [gateway!, third!]) {
+          await each.heard(...ids);
+          assert.deepEqual(each.ends, ends);
+        }
+        assert.equal((await third!.engine.follow(order[0]!, "ann"))?.state, "done");
+      });
+
+      test("is found by the sweep when its message was lost", async () => {
+        await using all = fleet();
+        const gateway = await all.start({ sweepMs: 1000 });
+        const batcher = await all.start();
+        const ids = await gateway.putTogether(3);
+        batcher.mute();
+        await batcher.work();
+        await all.passUntil(() => gateway.ends.size === ids.length, "the sweep finds them");
+      });
+
+      test("is looked up at once when the numbers of its sender have a gap", async () => {
+        await using all = fleet();
+        const [gateway, batcher] = (await all.gatewayAndBatchers(1)) as Process[];
+        // Messages of a shard are numbered; on a Cluster tasks go to several shards.
+        const rounds = async (): Promise<string[]> => {
+          const ids = (
+            await Promise.all(Array.from({ length: 6 }, async () => gateway!.putTogether(1)))
+          ).flat();
+          for (let n = 0; n < 6; n++) ids.push(...(await gateway!.putTogether(1)));
+          await batcher!.work();
+          return ids;
+        };
+        await gateway!.heard(...(await rounds()));
+        const unmute = batcher!.mute();
+        const lost = await rounds();
+        assert.ok(lost.every((id) => !gateway!.ends.has(id)));
+        unmute();
+        const last = await rounds();
+        await gateway!.heard(...lost, ...last);
+      });
+
+      test("is looked up when the connection is back", async () => {
+        await using all = fleet();
+        const [gateway, batcher] = (await all.gatewayAndBatchers(1)) as Process[];
+        for (let round = 0; round < 3; round++) {
+          const ids = await gateway!.putTogether(16);
+          const killed: Promise<unknown>[] = [];
+          for (let shard = 0; shard < 16; shard++)
+            killed.push(batcher!.command(shard, ["CLIENT", "KILL", "TYPE", "pubsub"]));
+          await batcher!.work();
+          await Promise.all(killed);
+          await gateway!.heard(...ids);
+        }
+      });
+    });
+
+    describe("a task that another gateway joins", () => {
+      const sharing = { joinKey: "same" };
+
+      test("before it is read: both are answered, and the batcher reads it with the better place", async () => {
+        await using all = fleet();
+        const [one, two, batcher] = (await all.gatewayAndBatchers(2)) as Process[];
+        const { now } = one!.stage;
+        const id = await one!.stage.queue({ tier: 2, deadlineAt: now + 500 }, sharing);
+        const reply = await two!.stage.put({ tier: 0, deadlineAt: now + 1500 }, sharing);
+        assert.deepEqual(reply, { kind: "joined", id });
+        await batcher!.read();
+        await until(() => batcher!.engine.queues(MODEL)[Symbol.iterator]().next().value?.tier === 0);
+        await batcher!.stage.pass(1000);
+        await batcher!.work();
+        await one!.heard(id);
+        await two!.heard(id);
+        assert.deepEqual([one!.output(id), two!.output(id)], [JSON.stringify(id), JSON.stringify(id)]);
+      });
+
+      test("while a batcher holds it: the same, by message", async () => {
+        await using all = fleet();
+        const [one, two, batcher] = (await all.gatewayAndBatchers(2)) as Process[];
+        const { now } = one!.stage;
+        const id = await one!.stage.queue({ tier: 2, deadlineAt: now + 500 }, sharing);
+        await batcher!.read();
+        assert.equal([...batcher!.engine.queues(MODEL)][0]!.tier, 2);
+        const reply = await two!.stage.put({ tier: 0, deadlineAt: now + 1500 }, sharing);
+        assert.deepEqual(reply, { kind: "joined", id });
+        await until(() => [...batcher!.engine.queues(MODEL)][0]?.tier === 0, "the batcher knows");
+        await batcher!.stage.pass(1000);
+        await batcher!.work();
+        await one!.heard(id);
+        await two!.heard(id);
+      });
+
+      test("is cancelled only when the last caller is gone", async () => {
+        await using all = fleet();
+        const [one, two, batcher] = (await all.gatewayAndBatchers(2)) as Process[];
+        const id = await one!.stage.queue({}, sharing);
+        assert.deepEqual(await two!.stage.put({}, sharing), { kind: "joined", id });
+        assert.equal(await one!.engine.cancel(id, "ann"), "kept");
+        assert.equal(await two!.engine.cancel(id, "ann", true), "kept");
+        assert.equal(await one!.engine.cancel(id, "ann", true), "cancelled");
+        assert.equal((await batcher!.claim()).tasks.length, 0);
+      });
+    });
+
+    describe("cancel through another gateway", () => {
+      test("of a task that nobody has read: it is never run", async () => {
+        await using all = fleet();
+        const [one, two, batcher] = (await all.gatewayAndBatchers(2)) as Process[];
+        const [id, other] = (await one!.putTogether(2)) as [string, string];
+        assert.equal(await two!.engine.cancel(id, "bob"), "unknown");
+        assert.equal(await two!.engine.cancel(id, "ann"), "cancelled");
+        await batcher!.read();
+        await until(() => (batcher!.engine.queues(MODEL)[Symbol.iterator]().next().value?.depth ?? 0) === 1);
+        assert.deepEqual(await batcher!.work(), [other]);
+        assert.equal(await one!.stage.code(id), "CANCELLED");
+        await one!.heard(other);
+      });
+
+      test("of one that a batcher holds: it is asked, and everybody hears of it; of one that runs: kept", async () => {
+        await using all = fleet();
+        const [one, two, batcher] = (await all.gatewayAndBatchers(2)) as Process[];
+        const ids = await one!.putTogether(2);
+        const lease = await batcher!.claim(1);
+        const [running] = idsOf(lease) as [string];
+        const waiting = ids.find((id) => id !== running)!;
+        assert.equal(await two!.engine.cancel(waiting, "ann"), "cancelled");
+        assert.equal(await two!.engine.cancel(running, "ann"), "kept");
+        await one!.heard(waiting);
+        assert.equal(one!.ends.get(waiting), "CANCELLED");
+        assert.equal(await two!.engine.cancel(waiting, "ann"), "forgotten");
+        assert.equal(await one!.engine.cancel(waiting, "ann"), "unknown");
+        await batcher!.settle(lease, done);
+        await one!.heard(running);
+        assert.deepEqual(await batcher!.work(), []);
+      });
+
+      test("of one whose batcher does not answer: nobody can say, and the caller is told so", async () => {
+        await using all = fleet();
+        const [one, two, batcher] = (await all.gatewayAndBatchers(2)) as Process[];
+        const [id] = (await one!.putTogether(1)) as [string];
+        await batcher!.read();
+        batcher!.mute();
+        const cancelled = assert.rejects(two!.engine.cancel(id, "ann"), (error) => {
+          assert.ok(error instanceof Refusal);
+          assert.equal(error.status, 503);
+          assert.match(error.message, /not certain whether the task was cancelled/);
+          return true;
+        });
+        let over = false;
+        void cancelled.finally(() => (over = true));
+        await all.passUntil(() => over, "the answer is given up");
+        await cancelled;
+      });
+    });
+
+    describe("a batcher that dies", () => {
+      test("with a bundle of which a part has ended: another runs the rest, and only what ran is charged", async () => {
+        await using all = fleet();
+        const [gateway, first, second] = (await all.gatewayAndBatchers(2)) as Process[];
+        await first!.live();
+        const ids = await gateway!.putTogether(9);
+        const lease = await first!.claim(6);
+        const [ended, running] = [idsOf(lease).slice(0, 3), idsOf(lease).slice(3)];
+        await first!.settle(lease, done, ended);
+        await second!.engine.takeOver();
+        assert.deepEqual((await second!.claim()).tasks, [], "it lives, and keeps what it has");
+        await first!.die();
+        await second!.engine.takeOver();
+        const rest = await second!.claim();
+        assert.deepEqual(new Set(idsOf(rest)), new Set(ids.filter((id) => !ended.includes(id))));
+        for (const { task, attempt } of rest.tasks)
+          assert.equal(attempt, running.includes(task.id) ? 2 : 1, task.id);
+        await second!.settle(rest, done);
+        await gateway!.heard(...ids);
+        assert.deepEqual(await second!.work(), []);
+      });
+
+      test("what ran when it was lost runs alone from the second loss, and is a dead letter at the fourth", async () => {
+        await using all = fleet();
+        const [gateway, ...batchers] = (await all.gatewayAndBatchers(4)) as Process[];
+        const ids = await gateway!.putTogether(2);
+        const seen: [size: number, attempts: number[]][] = [];
+        for (const batcher of batchers) {
+          await batcher.engine.takeOver();
+          const lease = await batcher.claim();
+          seen.push([lease.tasks.length, attempts(lease)]);
+        }
+        assert.deepEqual(seen, [
+          [2, [1, 1]],
+          [2, [2, 2]],
+          [1, [3]],
+          [1, [4]],
+        ]);
+        const last = await all.start();
+        await last.engine.takeOver();
+        await until(() => gateway!.ends.size === 1, "the gateway hears of the one that ran each time");
+        const [[id, code]] = [...gateway!.ends] as [[string, string]];
+        assert.ok(ids.includes(id));
+        assert.equal(code, "INFERENCE_FAILED");
+        assert.deepEqual(
+          (await last.engine.deadLetters.list()).map(({ task, attempts }) => [task.id, attempts]),
+          [[id, 4]],
+        );
+        assert.deepEqual(attempts(await last.claim()), [3]);
+      });
+
+      test("and comes back: its good news counts if it is the first, its bad news does not", async () => {
+        await using all = fleet();
+        const [gateway, zombie, heir] = (await all.gatewayAndBatchers(2)) as Process[];
+        const ids = await gateway!.putTogether(4);
+        const old = await zombie!.claim();
+        await heir!.engine.takeOver();
+        const lease = await heir!.claim();
+        assert.equal(lease.tasks.length, 4);
+        const [good, late, bad, deadly] = ids as [string, string, string, string];
+        await heir!.settle(lease, (id) => ({ id, kind: "done", output: '"heir"' }), [late]);
+        const verdicts = [
+          { id: good, kind: "done", output: '"zombie"' } as const,
+          { id: late, kind: "done", output: '"zombie"' } as const,
+          failed(bad),
+          dead(deadly),
+        ];
+        const replies = await zombie!.engine.settle(old, verdicts);
+        assert.deepEqual(replies, ["taken", "late", "late", "late"]);
+        assert.deepEqual(await zombie!.engine.deadLetters.list(), []);
+        const rest = await heir!.engine.settle(lease, [good, bad, deadly].map(done));
+        assert.deepEqual(rest, ["late", "taken", "taken"]);
+        await gateway!.heard(...ids);
+        assert.deepEqual(
+          ids.map((id) => gateway!.output(id)),
+          ['"zombie"', '"heir"', '"out"', '"out"'],
+        );
+        // Nothing is left for anybody.
+        const third = await all.start();
+        await third.engine.takeOver();
+        assert.deepEqual(await third.work(), []);
+        assert.equal((await third.stage.counts())[0], 0);
+      });
+
+      test("what it knew of retries is known to the next: attempts, batch size, when", async () => {
+        await using all = fleet();
+        const [gateway, first, second] = (await all.gatewayAndBatchers(2)) as Process[];
+        const ids = await gateway!.putTogether(2);
+        const lease = await first!.claim();
+        const at = all.clock.now() + 1000;
+        await first!.settle(lease, (id) => retry(id, at, { maxBatchSize: 1 }));
+        await second!.engine.takeOver();
+        assert.deepEqual((await second!.claim()).tasks, [], "not before its time");
+        await second!.stage.pass(1001);
+        const again = await second!.claim();
+        assert.deepEqual(attempts(again), [2], "alone");
+        await second!.settle(again, done);
+        await second!.settle(await second!.claim(), done);
+        await gateway!.heard(...ids);
+      });
+    });
+
+    test("a batcher that closes hands everything back: at once, untried where it ran, nothing lost", async () => {
+      await using all = fleet();
+      const [gateway, first, second] = (await all.gatewayAndBatchers(2)) as Process[];
+      await first!.live();
+      const ids = await gateway!.putTogether(9);
+      const lease = await first!.claim(6);
+      const [ended, tried] = [idsOf(lease).slice(0, 2), idsOf(lease).slice(2, 4)];
+      await first!.settle(lease, done, ended);
+      await first!.settle(lease, (id) => retry(id, 0), tried);
+      await first!.engine.close();
+      const rest = await second!.claim();
+      assert.deepEqual(new Set(idsOf(rest)), new Set(ids.filter((id) => !ended.includes(id))));
+      for (const { task, attempt } of rest.tasks)
+        assert.equal(attempt, tried.includes(task.id) ? 2 : 1, task.id);
+      await second!.settle(rest, done);
+      await gateway!.heard(...ids);
+      assert.deepEqual((await second!.stage.counts()).slice(0, 2), [0, 0]);
+    });
+
+    test("a dead letter of one batcher is replayed through any gateway, and run by another", async () => {
+      await using all = fleet();
+      const [gateway, other, first, second] = (await all.gatewayAndBatchers(3)) as Process[];
+      const [id] = (await gateway!.putTogether(1)) as [string];
+      await first!.settle(await first!.claim(), dead);
+      await gateway!.heard(id);
+      assert.equal((await other!.engine.deadLetters.get(id))?.task.input, '"in"');
+      assert.equal(await other!.engine.deadLetters.replay(id), true);
+      assert.equal(await gateway!.engine.deadLetters.replay(id), false);
+      assert.equal(await gateway!.stage.state(id), "queued");
+      await second!.work();
+      await other!.heard(id);
+      assert.equal(await gateway!.stage.state(id), "done");
+      assert.deepEqual(await gateway!.engine.deadLetters.list(), []);
+    });
+
+    test("different parameters are bounded for each gateway, shared by its tenants, and freed as they end", async () => {
+      await using all = fleet();
+      const [one, two, batcher] = (await all.gatewayAndBatchers(2)) as Process[];
+      const fill = async (gateway: Process, tenant: string, count: number): Promise<number> => {
+        let queued = 0;
+        for (let n = 0; n < count; n++) {
+          const { kind } = await gateway.stage.put({ tenant, parameters: `{"${tenant}":${n}}` });
+          if (kind === "queued") queued++;
+        }
+        return queued;
+      };
+      const share = await fill(one!, "ann", MAX_GROUPS);
+      assert.ok(share < MAX_GROUPS, "some are left for others");
+      assert.equal(await fill(one!, "bob", 10), 10);
+      assert.equal(await fill(two!, "ann", 10), 10, "another gateway counts for itself");
+      await batcher!.read();
+      for (let n = 0; n < 20; n++) {
+        const lease = await batcher!.stage.claim(1, { parameters: `{"ann":${share - 1 - n}}` });
+        await batcher!.settle(lease, done);
+        await one!.heard(idsOf(lease)[0]!);
+      }
+      assert.equal((await one!.stage.put({ parameters: '{"ann":"again"}' })).kind, "queued");
+    });
+
+    test("how many tasks wait and run is exact after every step, through whichever process they go", async () => {
+      await using all = fleet();
+      const [gateway, first, second] = (await all.gatewayAndBatchers(2)) as Process[];
+      const counted = async (queued: number, running: number, letters = 0): Promise<void> => {
+        const views = (): string[] =>
+          all.processes.map(({ engine }) => {
+            const { queued, running, deadLetters } = engine.stats();
+            return [queued, running, deadLetters].join(" ");
+          });
+        const wanted = `${queued} ${running} ${letters}`;
+        await all
+          .passUntil(() => views().every((view) => view === wanted), `everybody counts ${wanted}`, 1001)
+          .catch((error: unknown) => {
+            throw new Error(`wanted ${wanted}, found ${views().join(", ")}`, { cause: error });
+          });
+      };
+      const deadlineAt = gateway!.stage.now + FOREVER_MS;
+      await gateway!.putTogether(10, { deadlineAt });
+      await counted(10, 0);
+      const [alone] = await gateway!.putTogether(1, { deadlineAt, model: OTHER_MODEL });
+      await counted(11, 0);
+      assert.equal(await second!.engine.cancel(alone!, "ann"), "cancelled");
+      await first!.read();
+      await counted(10, 0);
+      const lease = await first!.stage.claim(4, { leaseMs: 1e9 });
+      await counted(6, 4);
+      const [a, b, c, d] = idsOf(lease) as [string, string, string, string];
+      await first!.engine.settle(lease, [done(a), failed(b), dead(c), retry(d, 0)]);
+      await counted(7, 0, 1);
+      await gateway!.engine.deadLetters.replay(c);
+      await counted(8, 0);
+      await first!.stop();
+      all.processes.splice(all.processes.indexOf(first!), 1);
+      await counted(8, 0);
+      const rest = await second!.claim(5);
+      await counted(3, 5);
+      const third = await all.start();
+      await third.engine.takeOver();
+      await counted(8, 0);
+      await third.work();
+      await counted(0, 0);
+      assert.equal(rest.tasks.length, 5);
+    });
+  });
+}
+
+processes("one server", async () => {
+  const server = await startServer();
+  return { connect: () => openNodes({ url: server.url }), [Symbol.asyncDispose]: () => server.stop() };
+});
+
+processes("a Cluster", async () => {
+  const cluster = await startCluster();
+  const connect = () => openNodes({ nodes: cluster.nodes });
+  return { connect, [Symbol.asyncDispose]: () => cluster[Symbol.asyncDispose]() };
+});
