@@ -85,7 +85,7 @@ export class BundleReader {
   /** Tasks in an entry, on average. */
   #entrySize = 4;
   /** Streams that are left to others: the last entry that was read, and since when. */
-  readonly #left = new Map<string, { readonly last: string; readonly since: number }>();
+  readonly #unread = new Map<string, { readonly last: string; readonly since: number }>();
 
   constructor(parts: RedisParts, pool: TaskPool) {
     this.#parts = parts;
@@ -260,10 +260,10 @@ export class BundleReader {
     // Redis does not know how many there are after some were deleted unread.
     const lag = about.get("lag") === null ? 1 : Number(about.get("lag"));
     const last = String(about.get("last-delivered-id"));
-    const before = this.#left.get(stream);
-    if (lag === 0) return void this.#left.delete(stream);
-    if (before?.last !== last) this.#left.set(stream, { last, since: clock.now() });
-    const waitedMs = clock.now() - this.#left.get(stream)!.since;
+    const before = this.#unread.get(stream);
+    if (lag === 0) return void this.#unread.delete(stream);
+    if (before?.last !== last) this.#unread.set(stream, { last, since: clock.now() });
+    const waitedMs = clock.now() - this.#unread.get(stream)!.since;
     const full = helps && lag * this.#entrySize >= this.#demand!.batchSize(model);
     if (!full && waitedMs < afterMs) return;
     if (full) this.#busyAt.set(model, clock.now());
