@@ -42,6 +42,8 @@ export interface PrimaryView {
 }
 
 const CLOCK_TRIES = 5;
+/** How long no new bundles go to a shard after its slot was found on its way to another server. */
+const MOVING_MS = 10_000;
 /** How long a blocking command may wait for its connection. */
 const BLOCK_READY_MS = 1000;
 
@@ -52,6 +54,8 @@ export class RedisNodes {
   readonly #owners: RedisOwners;
   readonly #subscriptions: Subscriptions;
   readonly #shards: number;
+  /** Shards whose slots were found on their way to another server: until when they are avoided. */
+  readonly #movingUntil = new Map<number, number>();
 
   private constructor(options: NodesOptions, clock: Clock, events: Events) {
     this.#clock = clock;
@@ -82,18 +86,26 @@ export class RedisNodes {
 
   /**
    * One shard of each primary that is up: where new bundles go. Few shards under thin traffic, so that one read
-   * fills a batch; all primaries share the load.
+   * fills a batch; all primaries share the load. A shard whose slot is on its way takes no transactions: another of the
+   * same primary stands in for it.
    */
   activeShards(): readonly number[] {
-    const seen = new Set<unknown>();
-    const active: number[] = [];
+    const active = new Map<RedisNode, number>();
     for (let shard = 0; shard < this.#shards; shard++) {
       const owner = this.#owners.owner(shard);
-      if (owner === undefined || seen.has(owner)) continue;
-      seen.add(owner);
-      if (this.up(shard)) active.push(shard);
+      if (owner === undefined) continue;
+      const found = active.get(owner);
+      if (found === undefined || (this.#moves(found) && !this.#moves(shard))) active.set(owner, shard);
     }
-    return active;
+    return Array.from(active.values()).filter((shard) => this.up(shard));
+  }
+
+  #moves(shard: number): boolean {
+    const until = this.#movingUntil.get(shard);
+    if (until === undefined) return false;
+    if (this.#clock.now() < until) return true;
+    this.#movingUntil.delete(shard);
+    return false;
   }
 
   /**
@@ -166,6 +178,8 @@ export class RedisNodes {
       if (Array.isArray(done)) return done;
       const refused =
         replies.find((reply) => reply instanceof RedisError) ?? new RedisError("ERR no reply to EXEC");
+      if (refused.code === "ASK" || refused.code === "TRYAGAIN")
+        this.#movingUntil.set(shard, this.#clock.now() + MOVING_MS);
       throw refused.code === "ASK" ? new RedisError(`TRYAGAIN the slot moves: ${refused.message}`) : refused;
     };
     return persist(this.#owners, shard, attempt, { resend: true, withinMs });

@@ -113,10 +113,16 @@ export class Part implements AsyncDisposable {
     process.stdout!.resume();
   }
 
-  static async start(role: Role, config: Config, more: readonly string[] = []): Promise<Part> {
+  /** `root`: a checkout other than this one. */
+  static async start(
+    role: Role,
+    config: Config,
+    more: readonly string[] = [],
+    root: string = ROOT,
+  ): Promise<Part> {
     const folder = await Folder.make();
     const words = ["serve", "-c", await writeConfig(folder, config), "--role", role, ...more];
-    const child = spawn(join(ROOT, "bin/ferry"), words, { stdio: ["ignore", "pipe", "pipe"] });
+    const child = spawn(join(root, "bin/ferry"), words, { stdio: ["ignore", "pipe", "pipe"] });
     const part = new Part(role, child, folder);
     try {
       const ready = await part.line((line) => line.msg === "ready");
@@ -365,8 +371,8 @@ export class Fleet implements AsyncDisposable {
     });
   }
 
-  async add(role: Role, more: Config = {}): Promise<Part> {
-    const part = await Part.start(role, { ...this.#config, ...more });
+  async add(role: Role, more: Config = {}, root: string = ROOT): Promise<Part> {
+    const part = await Part.start(role, { ...this.#config, ...more }, [], root);
     (role === "batcher" ? this.batchers : this.gateways).push(part);
     return part;
   }

@@ -320,8 +320,11 @@ export class Ferry implements AsyncDisposable {
 }
 
 /** Runs one command to its end. */
-export async function runFerry(args: readonly string[], timeoutMs = SOON_MS) {
-  const child = spawn(FERRY, args, { stdio: ["ignore", "pipe", "pipe"] });
+export async function runFerry(
+  args: readonly string[],
+  { timeoutMs = SOON_MS, root = ROOT }: { readonly timeoutMs?: number; readonly root?: string } = {},
+) {
+  const child = spawn(join(root, "bin/ferry"), args, { stdio: ["ignore", "pipe", "pipe"] });
   const output = { stdout: "", stderr: "" };
   child.stdout.setEncoding("utf8").on("data", (text: string) => (output.stdout += text));
   child.stderr.setEncoding("utf8").on("data", (text: string) => (output.stderr += text));

@@ -57,7 +57,11 @@ const BUSY_MS = 1000;
 /** What a batcher that stands by leaves to the leader, as a share of the time that a batch takes. */
 const STANDBY_SHARE = 0.2;
 const MOST_ENTRIES = 64;
+/** Shards where something was found although they are not active are polled for so long. */
+const STRAY_MS = 10_000;
 const TAKE_OVER_TOGETHER = 100;
+/** Of the looks for dead batchers, one in so many is at all shards. */
+const ALL_SHARDS_EACH = 5;
 const RETRY_MS = 100;
 /** What a dead batcher ran is known for so long after it was taken over. */
 const NOTES_MS = 60_000;
@@ -86,6 +90,10 @@ export class BundleReader {
   #entrySize = 4;
   /** Streams that are left to others: the last entry that was read, and since when. */
   readonly #unread = new Map<string, { readonly last: string; readonly since: number }>();
+
+  /** Shards that are not active and had entries all the same, and until when they are polled. */
+  readonly #strays = new Map<number, number>();
+  #takeOvers = 0;
 
   constructor(parts: RedisParts, pool: TaskPool) {
     this.#parts = parts;
@@ -220,13 +228,21 @@ export class BundleReader {
     }
     this.#polling = true;
     try {
-      await Promise.all(this.#parts.nodes.activeShards().map((shard) => this.#pollShard(shard)));
+      await Promise.all(this.#polled().map((shard) => this.#pollShard(shard)));
     } finally {
       this.#polling = false;
     }
     if (!this.#pollAgain) return;
     this.#pollAgain = false;
     await this.#poll();
+  }
+
+  #polled(): readonly number[] {
+    const active = this.#parts.nodes.activeShards();
+    if (this.#strays.size === 0) return active;
+    const now = this.#parts.clock.now();
+    for (const [shard, until] of this.#strays) if (until <= now) this.#strays.delete(shard);
+    return [...new Set([...active, ...this.#strays.keys()])];
   }
 
   async #pollShard(shard: number): Promise<void> {
@@ -388,7 +404,10 @@ export class BundleReader {
     );
   }
 
-  /** Each second: what lies in shards that new bundles no longer go to, and shards that they go to now. */
+  /**
+   * Each second: what lies in shards that new bundles no longer go to, or that only other processes use instead of one whose
+   * slot moves; and shards that they go to now.
+   */
   async #round(): Promise<void> {
     const { nodes, keys, options } = this.#parts;
     this.#startLoops();
@@ -404,7 +423,8 @@ export class BundleReader {
         const streams = models
           .filter((_model, at) => Number(lengths[at]) > 0)
           .map((model) => keys.stream(shard, model, options.zone));
-        if (streams.length > 0) await this.#read(shard, streams, MOST_ENTRIES);
+        if (streams.length === 0 || (await this.#read(shard, streams, MOST_ENTRIES)) === 0) return;
+        this.#strays.set(shard, this.#parts.clock.now() + STRAY_MS);
       }),
     );
   }
@@ -433,9 +453,10 @@ export class BundleReader {
     const { nodes, keys, options, name } = this.#parts;
     const zones = [options.zone, ...this.zones];
     const models = this.#demand?.models() ?? [...options.models.keys()];
-    // All shards: a dead batcher's entries may be where new bundles no longer go.
+    // A batcher may have died with entries of a shard that is no longer active.
+    const shards = this.#takeOvers++ % ALL_SHARDS_EACH === 0 ? [...keys.tags.keys()] : nodes.activeShards();
     await Promise.allSettled(
-      keys.tags.map(async (_, shard) => {
+      shards.map(async (shard) => {
         const streams = zones.flatMap((zone) => models.map((model) => keys.stream(shard, model, zone)));
         const asked = streams.map((stream) => ["XINFO", "CONSUMERS", stream, GROUP]);
         const found = await nodes.pipeline(shard, asked, { resend: true });

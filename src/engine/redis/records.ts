@@ -93,7 +93,7 @@ export class RedisRecords {
     id: string,
     { waits = false, keyed = false, caller }: Joining = {},
   ): Promise<FoundRecord | undefined> {
-    const { keys, shared, clock, name, options } = this.#parts;
+    const { keys, shared, clock, name, options, nodes } = this.#parts;
     const [shard, bundle, field] = [keys.shardOf(id), keys.bundle(id), fieldOf(id)];
     const brings = caller === undefined ? ["", ""] : [shared.shared(caller.deadlineAt), String(caller.tier)];
     const keepMs =
@@ -101,7 +101,14 @@ export class RedisRecords {
         ? 0
         : Math.ceil(caller.deadlineAt - clock.now()) + options.results.ttlMs + GRACE_MS;
     const args = [field, waits ? name : "", keyed ? "1" : "", ...brings, keepMs];
-    const found = (await this.#parts.run(shard, scripts.join, [bundle], args)) as (Buffer | null)[];
+    const call = this.#parts.call(shard, scripts.join, [bundle], args);
+    // A caller who joins is told that the task was accepted: as safe as if it had been put now. The gateway that put it may
+    // have been told that no replica confirmed it.
+    const asked =
+      caller === undefined
+        ? nodes.run(shard, call, { resend: true })
+        : nodes.runDurably(shard, call, options.putWithinMs);
+    const found = (await asked) as (Buffer | null)[];
     const [outcome, deleted, meta, owner, state, waiting, key, place] = found;
     const final = outcome && this.read(id, outcome);
     const task = final ? final.task : meta && readBundle(meta, field, id, shared);
