@@ -20,6 +20,7 @@ export const ASLEEP: Demand = {
   batchMs: () => 0,
   othersIdle: () => false,
   leads: () => false,
+  share: () => 1,
   zones: () => [],
 };
 
