@@ -181,9 +181,11 @@ export class RedisPuts {
   async #send(gathered: readonly Pending[]): Promise<void> {
     this.#bundles.clear();
     this.#turn++;
+    let counted: readonly Task[] = [];
     try {
       const claimed = await this.#claimContents(gathered);
       const { admitted, reserved } = await this.#reserve(claimed);
+      if (reserved) counted = admitted.map(({ task }) => task);
       const entering = admitted.map(({ task, sharing }) => {
         const late = this.#left.has(prefixOf(task.id));
         return { task, sharing, keyed: false, late };
@@ -196,6 +198,7 @@ export class RedisPuts {
       }
     } catch (error) {
       const refusal = overloaded(error, MAYBE, NOT_ACCEPTED);
+      if (counted.length > 0) void this.#own.depths.release(counted);
       for (const pending of gathered) {
         this.#unclaim(pending.task, pending.sharing);
         this.#uncount(pending, false);

@@ -8,8 +8,8 @@
  *   polled    each POLL_MS, and at once when a worker becomes free
  *
  * The batcher with the first id leads: it reads whatever its workers have room for, so that thin traffic fills one batcher's
- * batches. The others stand by: they read what the leader leaves, which is what nobody has read for a fifth of a batch's
- * time, or more than fills a batch. One that finds a full batch reads as the leader does for a while.
+ * batches. The others stand by: they read what the leader leaves, which is what nobody has read for as long as a dispatcher
+ * lets a batch fill, or more than fills a batch. One that finds a full batch reads as the leader does for a while.
  *
  * While workers keep up it reads AHEAD_MS of their pace ahead. When more waits than that and no worker of the fleet is idle,
  * each batcher takes its share of all that waits, by pace: tiers and tenants are served in turn out of a pool, not out
@@ -35,9 +35,10 @@ export interface Demand {
   room(model: string): number;
   /** Tasks per ms that its workers do. */
   pacePerMs(model: string): number;
-  /** Tasks in one batch, and how long it takes. */
+  /** Tasks in one batch. */
   batchSize(model: string): number;
-  batchMs(model: string): number;
+  /** How long a dispatcher with an idle worker lets a batch fill. */
+  patienceMs(model: string): number;
   /** This batcher's part of the fleet's pace, 0 to 1. */
   share(model: string): number;
   /** Another batcher could start a batch of this model now. */
@@ -54,8 +55,6 @@ const ROUND_MS = 1000;
 const AHEAD_MS = 50;
 /** A batcher that found a full batch so long ago reads as the leader does. */
 const BUSY_MS = 1000;
-/** What a batcher that stands by leaves to the leader, as a share of the time that a batch takes. */
-const STANDBY_SHARE = 0.2;
 const MOST_ENTRIES = 64;
 /** Shards where something was found although they are not active are polled for so long. */
 const STRAY_MS = 10_000;
@@ -259,7 +258,7 @@ export class BundleReader {
         continue;
       }
       if (!this.#active(model)) {
-        await this.#standBy(shard, model, stream, STANDBY_SHARE * this.#demand!.batchMs(model), true);
+        await this.#standBy(shard, model, stream, this.#demand!.patienceMs(model), true);
         continue;
       }
       streams.push(stream);
