@@ -377,7 +377,8 @@ export function acknowledged(entries: readonly HeldEntry[]): Arg[][] {
   const commands: Arg[][] = [];
   for (const [stream, some] of Map.groupBy(entries, (entry) => entry.stream)) {
     const ids = some.map(({ id }) => id);
-    commands.push(["XACK", stream, GROUP, ...ids], ["XDEL", stream, ...ids]);
+    // In this order: an entry that is pending and gone is dropped by the next XCLAIM, the other way round it would stay for ever.
+    commands.push(["XDEL", stream, ...ids], ["XACK", stream, GROUP, ...ids]);
   }
   return commands;
 }
