@@ -439,7 +439,9 @@ export class RedisPuts {
     { key, fingerprint }: NonNullable<Sharing["idempotency"]>,
     only: boolean,
   ): Promise<PutReply | FreeKey> {
-    const { nodes } = this.#parts;
+    const { nodes, clock, options } = this.#parts;
+    // So long the task that the key stands for may be on its way in: one key, one task.
+    const patientUntil = clock.now() + options.putWithinMs;
     const value = `${task.id} ${fingerprint}`;
     const free: FreeKey = { kind: "free", from: value };
     const ttlMs = this.#keepMs([{ task, sharing: {}, keyed: true, late: true }]);
@@ -459,8 +461,8 @@ export class RedisPuts {
       const gone = found?.final !== undefined && (found.deleted || !this.#own.records.lives(found.final));
       if (found === undefined || gone) {
         // On its way in, or gone. The other body's conflict stands while it may be on its way.
-        const waitMs = LOOK_AGAIN_MS[looks];
-        const missing = found === undefined && waitMs !== undefined && !only;
+        const waitMs = LOOK_AGAIN_MS[Math.min(looks, LOOK_AGAIN_MS.length - 1)]!;
+        const missing = found === undefined && clock.now() < patientUntil && !only;
         if (missing && conflict) return { kind: "conflict", id };
         if (missing) await this.#pause(waitMs);
         else if (only) return { kind: "free", from: stands };

@@ -451,12 +451,13 @@ export class BundleReader {
   async takeOver(): Promise<void> {
     const { nodes, keys, options, name } = this.#parts;
     const zones = [options.zone, ...this.zones];
-    const models = this.#demand?.models() ?? [...options.models.keys()];
+    const served = new Set(this.#demand?.models() ?? options.models.keys());
+    const places = zones.flatMap((zone) => Array.from(options.models.keys(), (model) => ({ zone, model })));
     // A batcher may have died with entries of a shard that is no longer active.
     const shards = this.#takeOvers++ % ALL_SHARDS_EACH === 0 ? [...keys.tags.keys()] : nodes.activeShards();
     await Promise.allSettled(
       shards.map(async (shard) => {
-        const streams = zones.flatMap((zone) => models.map((model) => keys.stream(shard, model, zone)));
+        const streams = places.map(({ zone, model }) => keys.stream(shard, model, zone));
         const asked = streams.map((stream) => ["XINFO", "CONSUMERS", stream, GROUP]);
         const found = await nodes.pipeline(shard, asked, { resend: true });
         for (const [at, reply] of found.entries()) {
@@ -464,8 +465,10 @@ export class BundleReader {
           for (const consumer of reply as RedisReply[][]) {
             const other = String(consumer[1]);
             if (this.#stopped) return;
+            // Its own also without a worker: no other batcher can.
             if (other === name) await this.#recover(shard, streams[at]!);
-            else await this.#tracked(this.#inherit(shard, streams[at]!, other, Number(consumer[3])));
+            else if (served.has(places[at]!.model))
+              await this.#tracked(this.#inherit(shard, streams[at]!, other, Number(consumer[3])));
           }
         }
       }),
@@ -475,11 +478,16 @@ export class BundleReader {
   /** Entries that are pending under this batcher's name and did not arrive: the reply to a read or a claim was lost. */
   async #recover(shard: number, stream: string): Promise<void> {
     const { nodes, name } = this.#parts;
-    const idleMs = this.#idleMs();
-    const asked = ["XPENDING", stream, GROUP, "IDLE", idleMs, "-", "+", TAKE_OVER_TOGETHER, name];
-    const rows = (await nodes.command(shard, asked, { resend: true })) as RedisReply[][];
-    const ids = rows.map(([id]) => String(id)).filter((id) => !this.#pool.holds(stream, id));
-    if (ids.length > 0) await this.#claim(shard, stream, ids, new Map());
+    const pending = ["XPENDING", stream, GROUP, "IDLE", this.#idleMs()];
+    for (let from = "-"; ;) {
+      const asked = [...pending, from, "+", TAKE_OVER_TOGETHER, name];
+      const rows = (await nodes.command(shard, asked, { resend: true })) as RedisReply[][];
+      const ids = rows.map(([id]) => String(id));
+      const lost = ids.filter((id) => !this.#pool.holds(stream, id));
+      if (lost.length > 0) await this.#claim(shard, stream, lost, new Map());
+      if (ids.length < TAKE_OVER_TOGETHER) return;
+      from = `(${ids.at(-1)!}`;
+    }
   }
 
   /** Entries that were touched sooner are on their way to a batcher. */
