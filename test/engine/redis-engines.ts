@@ -18,6 +18,7 @@ export const ASLEEP: Demand = {
   pacePerMs: () => 0,
   batchSize: () => 0,
   batchMs: () => 0,
+  share: () => 1,
   othersIdle: () => false,
   leads: () => false,
   zones: () => [],
