@@ -21,6 +21,7 @@ export const ASLEEP: Demand = {
   share: () => 1,
   othersIdle: () => false,
   leads: () => false,
+  share: () => 1,
   zones: () => [],
 };
 
