@@ -21,7 +21,6 @@ export const ASLEEP: Demand = {
   share: () => 1,
   othersIdle: () => false,
   leads: () => false,
-  share: () => 1,
   zones: () => [],
 };
 
