@@ -22,7 +22,7 @@ import {
   Stage,
 } from "../contract/engine-stage.ts";
 import { type Proxy, startProxy } from "../redis/proxy.ts";
-import { type Cluster, type Server, slotOf, startCluster, startServer } from "../redis/servers.ts";
+import { type Cluster, type Server, slotOf, startCluster, startServer, until } from "../redis/servers.ts";
 import { makeEngine, openNodes } from "./redis-engines.ts";
 
 type More = NonNullable<Parameters<typeof makeEngine>[2]>;
@@ -200,6 +200,21 @@ describe("a reply that is lost", () => {
       await stage.hasCounts([0, 0, 0, 0]);
       assert.equal(stage.settled.filter((each) => each.id === id).length, 1);
     }
+    await engine.close();
+  });
+
+  test("a read: what was delivered and did not arrive is read again", async () => {
+    const { engine, stage } = stageOn(nodes);
+    const plain = new Stage({ engine, clock: stage.clock, events: stage.events, approximate: true });
+    await plain.queue();
+    await engine.refresh();
+    const id = await plain.queue();
+    await losing(() => engine.refresh().catch(() => {}), "XREADGROUP");
+    await until(() => nodes.up(0));
+    await engine.refresh();
+    assert.equal((await stage.claim()).tasks.length, 1, "it is pending, and nobody has it");
+    await engine.takeOver();
+    assert.deepEqual(idsOf(await stage.claim()), [id]);
     await engine.close();
   });
 
