@@ -122,7 +122,7 @@ describe("what is left in Redis", () => {
     ]);
     const { id, lease } = await stage.run({}, sharing("retried"));
     await stage.settle(lease, retry(id, 0));
-    await stage.put({ deadlineAt: longest }, { ...sharing("retried"), idempotency: undefined } as never);
+    await stage.put({ deadlineAt: longest }, { joinKey: sharing("retried").joinKey });
     const lives = [...(await keysOf(name))].filter(([key]) => !FIXED.test(key) && !key.startsWith("run:"));
     assert.deepEqual(
       new Set(lives.map(([key]) => key.split(":")[0])),
@@ -323,14 +323,15 @@ test("a process does not join others whose data it cannot read, and says what to
 
 test("a letter is purged in one act: a caller that is cut off leaves no half of it", async () => {
   const { stage, engine, name } = stageOf();
-  const { run, command, pipeline } = nodes;
+  const [run, command] = [nodes.run.bind(nodes), nodes.command.bind(nodes)];
+  const pipeline = nodes.pipeline.bind(nodes);
   const id = await stage.ended(dead);
   // The first call gets through, none after it.
   let calls = 0;
   const once =
     <Args extends unknown[], Reply>(call: (...args: Args) => Promise<Reply>) =>
     (...args: Args): Promise<Reply> =>
-      ++calls === 1 ? call.apply(nodes, args) : Promise.reject(new StoreAway("cut off", true));
+      ++calls === 1 ? call(...args) : Promise.reject(new StoreAway("cut off", true));
   Object.assign(nodes, { run: once(run), command: once(command), pipeline: once(pipeline) });
   try {
     await engine.deadLetters.purge(id).catch(() => {});
