@@ -18,9 +18,9 @@ export const ASLEEP: Demand = {
   pacePerMs: () => 0,
   batchSize: () => 0,
   patienceMs: () => 0,
+  share: () => 1,
   othersIdle: () => false,
   leads: () => false,
-  share: () => 1,
   zones: () => [],
 };
 

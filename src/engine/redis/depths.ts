@@ -111,12 +111,12 @@ export class Depths {
       queued--;
       bytes -= weight(task);
     }
-    if (refused.length > 0) await this.release(refused);
+    if (refused.length > 0) await this.unreserve(refused);
     return refusals;
   }
 
-  /** Tasks that were reserved and are not put. */
-  async release(tasks: readonly Task[]): Promise<void> {
+  /** They were counted, and did not get in. */
+  async unreserve(tasks: readonly Task[]): Promise<void> {
     const counts = this.of(tasks);
     for (const [field, count] of counts) counts.set(field, -count);
     await this.add(counts);

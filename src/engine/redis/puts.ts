@@ -15,7 +15,7 @@ import { errors } from "../../core/errors.ts";
 import { homeOf } from "../../core/home.ts";
 import { Table } from "../../core/table.ts";
 import type { Task } from "../../core/task.ts";
-import { type Arg, RedisError } from "../../redis/nodes.ts";
+import { type Arg, RedisError, type RedisReply } from "../../redis/nodes.ts";
 import type { PutReply, Sharing } from "../engine.ts";
 import { newBundle } from "../ids.ts";
 import { DEPTH_SHARD, type Depths } from "./depths.ts";
@@ -33,7 +33,7 @@ import { Gathering } from "./gather.ts";
 import type { GroupShares } from "./groups.ts";
 import { digest, FIELD_DIGITS, fieldOf, GRACE_MS, indexName } from "./keys.ts";
 import type { Outcomes } from "./outcomes.ts";
-import { overloaded, type RedisParts } from "./parts.ts";
+import { nothingHappened, overloaded, type RedisParts } from "./parts.ts";
 import type { FoundRecord, RedisRecords } from "./records.ts";
 import { scripts } from "./scripts.ts";
 
@@ -96,6 +96,8 @@ export class RedisPuts {
   readonly #left = new Set<string>();
   /** The last tasks that left by themselves. */
   readonly #leftAlone = new Set<string>();
+  /** Bundles of the last tasks that left by themselves. */
+  readonly #parted = new Set<string>();
   /** Puts that have not been answered, by join key: what is identical waits for them. */
   readonly #opening: Table<Promise<PutReply>>;
   #turn = 0;
@@ -181,11 +183,9 @@ export class RedisPuts {
   async #send(gathered: readonly Pending[]): Promise<void> {
     this.#bundles.clear();
     this.#turn++;
-    let counted: readonly Task[] = [];
     try {
       const claimed = await this.#claimContents(gathered);
       const { admitted, reserved } = await this.#reserve(claimed);
-      if (reserved) counted = admitted.map(({ task }) => task);
       const entering = admitted.map(({ task, sharing }) => {
         const late = this.#left.has(prefixOf(task.id));
         return { task, sharing, keyed: false, late };
@@ -198,7 +198,6 @@ export class RedisPuts {
       }
     } catch (error) {
       const refusal = overloaded(error, MAYBE, NOT_ACCEPTED);
-      if (counted.length > 0) void this.#own.depths.release(counted);
       for (const pending of gathered) {
         this.#unclaim(pending.task, pending.sharing);
         this.#uncount(pending, false);
@@ -226,8 +225,10 @@ export class RedisPuts {
 
   #leave(entering: readonly Entering[]): void {
     for (const { task, late } of entering) {
-      if (late) remember(this.#leftAlone, task.id);
-      else remember(this.#left, prefixOf(task.id));
+      if (late) {
+        remember(this.#leftAlone, task.id);
+        remember(this.#parted, prefixOf(task.id));
+      } else remember(this.#left, prefixOf(task.id));
     }
   }
 
@@ -335,27 +336,39 @@ export class RedisPuts {
       const bundle = keys.bundle(task.id);
       const marks = some.flatMap((each) => (each.keyed ? [`k${fieldOf(each.task.id)}`, "1", "x", "1"] : []));
       records.push(["HSET", bundle, late ? `m${fieldOf(task.id)}` : "m", bundleFrame(tasks), ...marks]);
-      records.push(["PEXPIRE", bundle, this.#keepMs(some)]);
+      const keepMs = this.#keepMs(some);
+      // What else is in the bundle may need it for longer.
+      if (late || this.#parted.has(prefixOf(task.id))) {
+        records.push(["PEXPIRE", bundle, keepMs, "NX"], ["PEXPIRE", bundle, keepMs, "GT"]);
+      } else records.push(["PEXPIRE", bundle, keepMs]);
     }
-    const counts = reserved ? new Map() : depths.of(entering.map(({ task }) => task));
+    const tasks = entering.map(({ task }) => task);
+    const counts = reserved ? new Map() : depths.of(tasks);
     const counting = depths.commands(counts);
+    const counted = counting.length > 0 && !cluster;
     const all = (again: boolean): Arg[][] => [
       ...entries.map(({ stream, mark, tasks }) => [
         "XADD",
         stream,
         "*",
         "b",
-        entryFrame(name, again ? "check" : mark, tasks),
+        entryFrame(name, again ? (counted ? "check" : "copy") : mark, tasks),
       ]),
       ...records,
-      ...(cluster ? [] : counting),
+      ...(counted ? counting : []),
     ];
-    const replies = await nodes.transact(shard, all, options.putWithinMs);
+    let replies: RedisReply[];
+    try {
+      replies = await nodes.transact(shard, all, options.putWithinMs);
+    } catch (error) {
+      if (reserved && nothingHappened(error)) void depths.unreserve(tasks);
+      throw error;
+    }
+    if (counted) return depths.heard(counts, replies.slice(-counting.length));
     if (counting.length === 0) return;
-    if (!cluster) return depths.heard(counts, replies.slice(-counting.length));
     // Another slot: beside the transaction.
     void nodes.pipeline(DEPTH_SHARD, counting).then(
-      (counted) => depths.heard(counts, counted),
+      (heard) => depths.heard(counts, heard),
       () => {},
     );
   }

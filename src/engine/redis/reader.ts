@@ -296,7 +296,12 @@ export class BundleReader {
   /** How many entries nobody has read, and the last one that was. */
   async #lag(shard: number, stream: string): Promise<{ lag: number; last: string }> {
     await this.#makeGroups(shard, [stream]);
-    const groups = (await this.#parts.nodes.command(shard, ["XINFO", "GROUPS", stream])) as RedisReply[][];
+    const asked = this.#parts.nodes.command(shard, ["XINFO", "GROUPS", stream]);
+    const groups = (await asked.catch((error: unknown) => {
+      // The server lost its data: the group is made again with the next look.
+      if (error instanceof RedisError) this.#grouped.delete(stream);
+      throw error;
+    })) as RedisReply[][];
     const fields = groups[0] ?? [];
     const about = new Map<string, RedisReply>();
     for (let at = 0; at + 1 < fields.length; at += 2) about.set(String(fields[at]), fields[at + 1]!);
@@ -501,12 +506,13 @@ export class BundleReader {
     stream: string,
     ids: readonly string[],
     ran: ReadonlyMap<string, number>,
-  ): Promise<void> {
+  ): Promise<number> {
     const { nodes, name } = this.#parts;
     // Not sent again: the second time it would find them idle for too short. A lost reply is found by `#recover`.
     const command = ["XCLAIM", stream, GROUP, name, this.#idleMs(), ...ids];
-    const entries = (await nodes.command(shard, command)) as StreamEntry[];
-    await this.#pool.take(shard, stream, entries.filter(Boolean), ran);
+    const entries = ((await nodes.command(shard, command)) as StreamEntry[]).filter(Boolean);
+    await this.#pool.take(shard, stream, entries, ran);
+    return entries.length;
   }
 
   async #inherit(shard: number, stream: string, dead: string, pending: number): Promise<void> {
@@ -527,16 +533,13 @@ export class BundleReader {
       const fields = texts(note);
       for (let at = 0; at + 1 < fields.length; at += 2) ran.set(fields[at]!, Number(fields[at + 1]));
     }
-    const rows = (await nodes.command(
-      shard,
-      ["XPENDING", stream, GROUP, "-", "+", TAKE_OVER_TOGETHER, dead],
-      {
-        resend: true,
-      },
-    )) as RedisReply[][];
-    const ids = rows.map(([id]) => String(id));
-    if (ids.length === 0) return;
-    await this.#claim(shard, stream, ids, ran);
+    const asked = ["XPENDING", stream, GROUP, "-", "+", TAKE_OVER_TOGETHER, dead];
+    for (let more = true; more && !this.#stopped;) {
+      const rows = (await nodes.command(shard, asked, { resend: true })) as RedisReply[][];
+      const ids = rows.map(([id]) => String(id));
+      const claimed = ids.length > 0 ? await this.#claim(shard, stream, ids, ran) : 0;
+      more = claimed > 0 && ids.length === TAKE_OVER_TOGETHER;
+    }
     await nodes.command(shard, ["PEXPIRE", notes, NOTES_MS]);
   }
 }
