@@ -60,7 +60,7 @@ const MOST_ENTRIES = 64;
 const STRAY_MS = 10_000;
 const TAKE_OVER_TOGETHER = 100;
 /** Of the looks for dead batchers, one in so many is at all shards. */
-const ALL_SHARDS_EACH = 5;
+const ALL_SHARDS_EACH = 10;
 const RETRY_MS = 100;
 /** What a dead batcher ran is known for so long after it was taken over. */
 const NOTES_MS = 60_000;
@@ -105,7 +105,7 @@ export class BundleReader {
     await this.#renew();
     const { leaseMs, zoneSpillMs } = this.#parts.options;
     this.#every("renew", leaseMs / 3, () => this.#renew());
-    this.#every("takeOver", leaseMs / 2, () => this.takeOver());
+    this.#every("takeOver", leaseMs / 4, () => this.takeOver());
     this.#every("poll", POLL_MS, () => this.#poll());
     this.#every("round", ROUND_MS, () => this.#round());
     this.#every("spill", Math.max(POLL_MS, zoneSpillMs / 2), () => this.#spill());
