@@ -29,6 +29,7 @@ import type { Opened } from "../wiring/engines.ts";
 import type { Membership } from "../fleet/membership.ts";
 import { ClientBytes } from "../gateway/byte-budget.ts";
 import { Crossing } from "../gateway/crossing.ts";
+import { EarlyRefusals } from "../gateway/early-refusal.ts";
 import { GrpcDoor, type GrpcModel } from "../gateway/grpc.ts";
 import { healthRoutes } from "../gateway/health.ts";
 import { Intake, type ModelDoor } from "../gateway/intake.ts";
@@ -124,6 +125,13 @@ export class Front {
       tls,
       sampler: tracing && samplerFor(tracing, random),
       bytes: this.#bytes,
+      early: new EarlyRefusals({
+        admission: this.#admission,
+        clock,
+        events,
+        credentials: () => this.#now!.credentials.credentials,
+        model: () => onlyModel(this.#now!.config),
+      }),
     });
     this.apiUrl = await this.#listener.listen(listen.host, listen.port);
     await this.#openGrpc(config);
@@ -271,6 +279,7 @@ export class Front {
         ready: () => this.#ready(),
         version: version(),
         bytes: this.#bytes,
+        connections: this.#admission.load.connections,
         clock,
         events,
         tls,
@@ -322,6 +331,10 @@ function guardOf({ auth }: Config, listen: Config["grpc"]["listen"]): PageGuard 
   const advice =
     "use its address or localhost, list the name in auth.allowedHosts, or set auth.mode: required";
   return new PageGuard(auth.allowedHosts, advice);
+}
+
+function onlyModel({ models }: Config): string {
+  return models.length === 1 ? models[0]!.name : "";
 }
 
 function largestBody({ limits, grpc }: Config): number {
