@@ -21,6 +21,8 @@ import { type Bottleneck, ProcessLoad } from "./process-load.ts";
 export interface AdmissionRules {
   readonly tiers: readonly { readonly name: string; readonly ratePerMinute?: number }[];
   readonly perUserPerMinute?: number;
+  /** Left out: several are served, and the body says which is meant. */
+  readonly onlyModel?: string | undefined;
 }
 
 /** How a caller was received. */
@@ -75,6 +77,11 @@ export class Admission {
       rules.tiers.some(({ ratePerMinute }) => ratePerMinute !== undefined);
   }
 
+  /** What a request is for whose body was not read; "" where that is not known. */
+  get onlyModel(): string {
+    return this.#rules.onlyModel ?? "";
+  }
+
   tierName(tier: number): string {
     return this.#rules.tiers[tier]!.name;
   }
@@ -86,7 +93,7 @@ export class Admission {
   turn(caller: Caller): Promise<void> | undefined {
     const bottleneck = this.load.refuses(caller.tier);
     if (bottleneck === undefined) return this.load.turn();
-    const slot = this.countBusy(caller, "");
+    const slot = this.countBusy(caller);
     throw this.busy(caller.tier, bottleneck, slot);
   }
 
@@ -101,11 +108,11 @@ export class Admission {
     return new Refusal("SERVICE_OVERLOADED", `${what}: ${now}; ${tryAgain(retryAfterMs)}`, { retryAfterMs });
   }
 
-  /** Counts a refusal of a process that has no time. `model`: "" where the body, which names it, was not read. */
-  countBusy(caller: Caller, model: string): number {
+  /** Counts a refusal of a process that has no time; which of the times to come again it gets. */
+  countBusy(caller: Caller): number {
     this.load.refused();
     this.#busySlot = (this.#busySlot + 1) % BUSY_SLOTS;
-    this.#shed(caller, model, "gateway", busyRetryMs(this.#busySlot));
+    this.#shed(caller, this.onlyModel, "gateway", busyRetryMs(this.#busySlot));
     return this.#busySlot;
   }
 

@@ -7,7 +7,7 @@
  * engine, is the same in all. Connections know nothing of it.
  */
 import { randomInt } from "node:crypto";
-import { Admission } from "../admission/admit.ts";
+import { Admission, type AdmissionRules } from "../admission/admit.ts";
 import { Gate, type Prospects } from "../admission/gate.ts";
 import type { Vault } from "../backend/vault.ts";
 import type { Clock } from "../clock.ts";
@@ -110,7 +110,7 @@ export class Front {
     this.#parts = parts;
     this.#bytes = new ClientBytes(config.limits.maxQueuedBytes, largestBody(config));
     this.#router = new Router(opened.engine, clock, randomInt(2 ** 32));
-    this.#admission = new Admission(ratesOf(config), opened.engine, clock, events);
+    this.#admission = new Admission(rulesOf(config), opened.engine, clock, events);
   }
 
   async open(config: Config): Promise<void> {
@@ -130,7 +130,6 @@ export class Front {
         clock,
         events,
         credentials: () => this.#now!.credentials.credentials,
-        model: () => onlyModel(this.#now!.config),
       }),
     });
     this.apiUrl = await this.#listener.listen(listen.host, listen.port);
@@ -182,7 +181,7 @@ export class Front {
   #swap(next: Generation): void {
     const last = this.#now!;
     this.#now = next;
-    this.#admission.retune(ratesOf(next.config));
+    this.#admission.retune(rulesOf(next.config));
     this.#bytes.retune(next.config.limits.maxQueuedBytes, largestBody(next.config));
     for (const door of last.doors) door.gate.open = next.doors.some(({ name }) => name === door.name);
     this.#tellDoors(next);
@@ -333,16 +332,13 @@ function guardOf({ auth }: Config, listen: Config["grpc"]["listen"]): PageGuard 
   return new PageGuard(auth.allowedHosts, advice);
 }
 
-function onlyModel({ models }: Config): string {
-  return models.length === 1 ? models[0]!.name : "";
-}
-
 function largestBody({ limits, grpc }: Config): number {
   return Math.max(limits.maxBodyBytes, grpc.maxMessageBytes);
 }
 
-function ratesOf({ tiers, limits }: Config): ConstructorParameters<typeof Admission>[0] {
-  return { tiers, ...perUser(limits.perUserPerMinute) };
+function rulesOf({ tiers, limits, models }: Config): AdmissionRules {
+  const onlyModel = models.length === 1 ? models[0]!.name : undefined;
+  return { tiers, onlyModel, ...perUser(limits.perUserPerMinute) };
 }
 
 async function end({ credentials, passing }: Generation): Promise<void> {

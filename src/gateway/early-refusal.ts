@@ -17,7 +17,7 @@ import type { Credentials } from "../admission/credentials.ts";
 import type { Bottleneck } from "../admission/process-load.ts";
 import type { Clock } from "../clock.ts";
 import type { Connections } from "../core/overload.ts";
-import type { AnsweredRequest, Events } from "../telemetry/events.ts";
+import type { Events } from "../telemetry/events.ts";
 import { type ErrorShape, JSON_TYPE, renderRefusal } from "./exchange.ts";
 import { newId } from "./ids.ts";
 
@@ -34,8 +34,13 @@ export interface EarlyRefusalParts {
   readonly events: Events;
   /** Those in use now. */
   readonly credentials: () => Credentials;
-  /** The one model that is served; "" where there are several, and the body says which is meant. */
-  readonly model: () => string;
+}
+
+/** An answer, but for the id of its request. */
+interface RefusalText {
+  readonly before: string;
+  readonly behind: string;
+  readonly status: number;
 }
 
 /** A longer body is not read to its end only to be thrown away. */
@@ -44,8 +49,7 @@ const ANY_ID = "0".repeat(newId(0).length);
 
 export class EarlyRefusals {
   readonly #parts: EarlyRefusalParts;
-  /** The text before and behind the request's id. */
-  readonly #texts = new WeakMap<WorkRoute, Map<string, readonly [string, string]>>();
+  readonly #texts = new WeakMap<WorkRoute, Map<string, RefusalText>>();
 
   constructor(parts: EarlyRefusalParts) {
     this.#parts = parts;
@@ -62,18 +66,30 @@ export class EarlyRefusals {
 
   /** The whole answer to a POST, which is counted then; undefined: the request goes on. */
   answer(request: IncomingMessage, route: WorkRoute): string | undefined {
-    const { admission, events, clock, model } = this.#parts;
+    const { admission, events, clock } = this.#parts;
     const caller = this.#callerOf(request.rawHeaders);
     const bottleneck = caller && admission.load.refuses(caller.tier);
     if (caller === undefined || bottleneck === undefined) return undefined;
     const now = clock.now();
     const id = newId(now);
-    const name = model();
-    const slot = admission.countBusy(caller, name);
-    const [before, behind] = this.#text(route, caller.tier, bottleneck, slot);
+    const slot = admission.countBusy(caller);
+    const { before, behind, status } = this.#text(route, caller.tier, bottleneck, slot);
     if (events.heard("request.answered")) {
-      const tier = admission.tierName(caller.tier);
-      events.emit("request.answered", answered(id, route.path, name, tier, caller.tenant, now));
+      events.emit("request.answered", {
+        id,
+        method: "POST",
+        route: route.path,
+        model: admission.onlyModel,
+        tier: admission.tierName(caller.tier),
+        tenant: caller.tenant,
+        status,
+        code: "SERVICE_OVERLOADED",
+        startedAt: now,
+        latencyMs: 0,
+        work: "own",
+        ending: undefined,
+        trace: undefined,
+      });
     }
     return before + id + behind;
   }
@@ -118,7 +134,7 @@ export class EarlyRefusals {
     }
   }
 
-  #text(route: WorkRoute, tier: number, bottleneck: Bottleneck, slot: number): readonly [string, string] {
+  #text(route: WorkRoute, tier: number, bottleneck: Bottleneck, slot: number): RefusalText {
     let texts = this.#texts.get(route);
     if (texts === undefined) this.#texts.set(route, (texts = new Map()));
     const key = `${tier} ${bottleneck} ${slot}`;
@@ -129,39 +145,14 @@ export class EarlyRefusals {
         ANY_ID,
         route.shape,
       );
-      const lines = [`HTTP/1.1 ${status} ${STATUS_CODES[status]}`, `content-type: ${JSON_TYPE}`];
+      const lines = [`HTTP/1.1 ${status} ${STATUS_CODES[status] ?? ""}`, `content-type: ${JSON_TYPE}`];
       lines.push(`content-length: ${Buffer.byteLength(body)}`);
       for (let at = 0; at < headers.length; at += 2) lines.push(`${headers[at]}: ${headers[at + 1]}`);
       // As UTF-8, byte by byte: it is written as latin1.
       const whole = Buffer.from(`${lines.join("\r\n")}\r\n\r\n${body}`).toString("latin1");
       const [before = "", behind = ""] = whole.split(ANY_ID);
-      texts.set(key, (text = [before, behind]));
+      texts.set(key, (text = { before, behind, status }));
     }
     return text;
   }
-}
-
-function answered(
-  id: string,
-  route: string,
-  model: string,
-  tier: string,
-  tenant: string,
-  startedAt: number,
-): AnsweredRequest {
-  return {
-    id,
-    method: "POST",
-    route,
-    model,
-    tier,
-    tenant,
-    status: 503,
-    code: "SERVICE_OVERLOADED",
-    startedAt,
-    latencyMs: 0,
-    work: "own",
-    ending: undefined,
-    trace: undefined,
-  };
 }
