@@ -49,7 +49,10 @@ export class ProcessLoad {
 
   /** What a request of this tier would wait for longer than it may; undefined: it is let in. */
   refuses(tier: number): Bottleneck | undefined {
-    if (this.#waiting.requests > 0 && refusesTurn(tier, this.#tiers, this.#waiting)) return "turn";
+    const { requests } = this.#waiting;
+    // Those that are begun with the end of this turn wait no longer than the turn takes.
+    const over = requests > 0 && requests * REFUSALS_EACH >= this.#refused;
+    if (over && refusesTurn(tier, this.#tiers, this.#waiting)) return "turn";
     if (this.puts.open === 0) return undefined;
     return refusesPut(tier, this.#tiers, this.puts.ms(this.#clock.now())) ? "put" : undefined;
   }

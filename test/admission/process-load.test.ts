@@ -106,6 +106,20 @@ describe("the load of a process", () => {
     assert.equal(begun - before, 100 + PER_TURN);
   });
 
+  test("lets one in for every four that it refuses in a turn, however long that is", async () => {
+    for (let at = 0; at < 3000; at++) void come();
+    while (load.refuses(0) === undefined) await endTurn(1.6);
+    const waited = 3000 - begun;
+    for (let at = 0; at < 4 * waited; at++) load.refused();
+    assert.equal(load.refuses(0), "turn");
+    load.refused();
+    assert.equal(load.refuses(0), undefined);
+    void come();
+    assert.equal(load.refuses(0), "turn");
+    await endTurn(1000);
+    assert.equal(begun, 3001, "all of them are begun with the end of the turn");
+  });
+
   test("refuses while the engine stores nothing, in the order of tiers, and no longer", async () => {
     load.puts.began(clock.now());
     await clock.run(clock.now() + 500);
