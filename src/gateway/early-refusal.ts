@@ -19,7 +19,7 @@ import type { Clock } from "../clock.ts";
 import type { Connections } from "../core/overload.ts";
 import type { Events } from "../telemetry/events.ts";
 import { type ErrorShape, JSON_TYPE, renderRefusal } from "./exchange.ts";
-import { newId } from "./ids.ts";
+import { newId } from "../engine/ids.ts";
 
 /** What is known of a route whose requests bring work. */
 export interface WorkRoute {
