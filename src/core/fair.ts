@@ -1,12 +1,21 @@
 /**
  * Who fills a batch. First which tiers: strict order, with a floor for the lower ones while there is a
- * backlog. Then, inside a tier, which tenants: each in turn (`seatParties`, below).
+ * backlog. Then, inside a tier, which tenants: each in turn.
  *
  * Strict order alone starves the last tier for as long as the first is flooded; weighted shares alone let
  * the first tier miss deadlines that it need not miss. So every tier but the first earns credit for a
  * small share of each batch while more is queued than the batch holds, and spends it before the rest is
  * filled in order. The last tier's floor is 5 % of the seats, those between get 10 %,
  * together at most 30 %.
+ *
+ * Inside a tier tenants take turns (`engine/turns.ts`): one task of each that has any, then one of each again. Each task costs
+ * the model the same, so this is deficit round robin with the cost of one: a tenant that floods the tier lengthens
+ * its own wait and no other's, and a tenant's next task is never behind more than one of each other's.
+ *
+ *  - The place in the ring is kept from batch to batch; a batch may end in the middle of a round.
+ *  - A tenant that had nothing and now has something goes to the end of the ring.
+ *  - Among a tenant's own tasks the first that came is the first to go.
+ *  - A task that comes back stands where its arrival puts it among its tenant's; its tenant is next.
  */
 
 const MIDDLE_FLOOR = 0.1;
@@ -44,49 +53,3 @@ export function seatTiers(seats: number, depths: readonly number[], credits: num
   }
   return taken;
 }
-
-/**
- * Inside a tier tenants take turns: one task of each that has any, then one of each again. Each task costs
- * the model the same, so this is deficit round robin with the cost of one: whoever floods the tier lengthens
- * its own wait and nobody else's, and a tenant's next task is never behind more than one of each other's.
- *
- *  - The place in the ring is kept from batch to batch; a batch may end in the middle of a round.
- *  - A tenant that had nothing and now has something goes to the end of the ring.
- *  - Among a tenant's own tasks the first that came is the first to go.
- *  - A task that comes back stands where its arrival puts it among its tenant's; its tenant is next.
- *
- * `engine/turns.ts` does exactly that. Where only streams can be read, and one stream holds the tasks of
- * several tenants, the turns are those of parties: `seatParties` gives a party that stands for n tenants n
- * turns a round.
- */
-export interface Party {
-  /** Tasks that it has. */
-  readonly free: number;
-  /** Tenants that it stands for. */
-  readonly weight: number;
-  /** The round that it has reached, with fractions; carried from batch to batch and updated in place. */
-  at: number;
-}
-
-/**
- * How many of `seats` each party gets: the next seat always goes to whoever would then be in the lowest
- * round, the first named where they are equal. A party's count is off its share by less than one round, ever.
- */
-export function seatParties(seats: number, parties: readonly Party[]): number[] {
-  const taken = parties.map(() => 0);
-  for (let left = seats; left > 0; left--) {
-    let next = -1;
-    let round = Infinity;
-    for (const [which, { free, weight, at }] of parties.entries()) {
-      const reached = at + 1 / weight;
-      if (taken[which]! < free && reached < round - ROUNDING) [next, round] = [which, reached];
-    }
-    if (next === -1) break;
-    taken[next]!++;
-    parties[next]!.at = round;
-  }
-  return taken;
-}
-
-/** Parts of a round that do not come out even. */
-const ROUNDING = 1e-9;

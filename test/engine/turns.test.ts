@@ -1,8 +1,7 @@
-/** Tenants in turn: the row of one tier in memory against a slow model, and the seats of parties. */
+/** Tenants in turn: the row of one tier in memory against a slow model. */
 import assert from "node:assert/strict";
 import { describe, test } from "node:test";
 import fc from "fast-check";
-import { seatParties } from "../../src/core/fair.ts";
 import { TaskRecord } from "../../src/engine/record.ts";
 import { TierQueue } from "../../src/engine/turns.ts";
 
@@ -135,41 +134,5 @@ describe("the row of a tier", () => {
     queue.insert(back);
     assert.equal(back.before, flood[19_990]);
     assert.equal(queue.next, back);
-  });
-});
-
-describe("parties", () => {
-  const party = fc.record({ free: fc.nat(100), weight: fc.integer({ min: 1, max: 30 }) });
-
-  test("all seats are used while somebody has a task, and nobody gets more than it has", () => {
-    fc.assert(
-      fc.property(fc.array(party, { maxLength: 6 }), fc.nat(200), (made, seats) => {
-        const taken = seatParties(
-          seats,
-          made.map((each) => ({ ...each, at: 0 })),
-        );
-        const sum = (list: readonly number[]): number => list.reduce((total, each) => total + each, 0);
-        assert.equal(sum(taken), Math.min(seats, sum(made.map(({ free }) => free))));
-        taken.forEach((count, which) => assert.ok(count <= made[which]!.free));
-      }),
-    );
-  });
-
-  test("over many batches each gets its share, to within a round", () => {
-    const weights = fc.array(fc.integer({ min: 1, max: 30 }), { minLength: 1, maxLength: 6 });
-    fc.assert(
-      fc.property(weights, fc.integer({ min: 1, max: 20 }), (list, seats) => {
-        const parties = list.map((weight) => ({ free: Infinity, weight, at: 0 }));
-        const total = list.map(() => 0);
-        for (let batch = 1; batch <= 50; batch++) {
-          seatParties(seats, parties).forEach((count, which) => (total[which]! += count));
-          const all = list.reduce((sum, weight) => sum + weight, 0);
-          total.forEach((count, which) => {
-            const share = (batch * seats * list[which]!) / all;
-            assert.ok(Math.abs(count - share) <= list[which]!, `${count} of ${share}`);
-          });
-        }
-      }),
-    );
   });
 });

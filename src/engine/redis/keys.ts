@@ -105,11 +105,6 @@ export function fieldOf(id: string): string {
   return id.slice(-FIELD_DIGITS);
 }
 
-/** The id of the task with this field, of the bundle that another id names. */
-export function sibling(id: string, field: string): string {
-  return id.slice(0, -FIELD_DIGITS) + field;
-}
-
 /** Keys that callers choose are digested: any length, any characters, one size. */
 export function digest(text: string): string {
   return hash("sha256", text, "base64url").slice(0, 32);

@@ -15,7 +15,7 @@ import { errors } from "../../core/errors.ts";
 import { homeOf } from "../../core/home.ts";
 import { Table } from "../../core/table.ts";
 import type { Task } from "../../core/task.ts";
-import { type Arg, RedisError } from "../../redis/nodes.ts";
+import { type Arg, RedisError, type RedisReply, StoreAway } from "../../redis/nodes.ts";
 import type { PutReply, Sharing } from "../engine.ts";
 import { newBundle } from "../ids.ts";
 import { DEPTH_SHARD, type Depths } from "./depths.ts";
@@ -33,7 +33,7 @@ import { Gathering } from "./gather.ts";
 import type { GroupShares } from "./groups.ts";
 import { digest, FIELD_DIGITS, fieldOf, GRACE_MS, indexName } from "./keys.ts";
 import type { Outcomes } from "./outcomes.ts";
-import { overloaded, type RedisParts } from "./parts.ts";
+import { nothingHappened, overloaded, type RedisParts } from "./parts.ts";
 import type { FoundRecord, RedisRecords } from "./records.ts";
 import { scripts } from "./scripts.ts";
 
@@ -56,8 +56,8 @@ interface Pending {
   readonly since: number;
   /** It counts among what is on its way in. */
   counted: boolean;
-  answer(reply: PutReply): void;
-  fail(why: Error): void;
+  readonly answer: (reply: PutReply) => void;
+  readonly fail: (why: Error) => void;
 }
 
 /** An Idempotency-Key that this task may have, and what it holds now. */
@@ -96,6 +96,8 @@ export class RedisPuts {
   readonly #left = new Set<string>();
   /** The last tasks that left by themselves. */
   readonly #leftAlone = new Set<string>();
+  /** Bundles of the last tasks that left by themselves. */
+  readonly #parted = new Set<string>();
   /** Puts that have not been answered, by join key: what is identical waits for them. */
   readonly #opening: Table<Promise<PutReply>>;
   #turn = 0;
@@ -181,22 +183,27 @@ export class RedisPuts {
   async #send(gathered: readonly Pending[]): Promise<void> {
     this.#bundles.clear();
     this.#turn++;
+    // What gathered while a server did not answer has waited already, and is not held for as long again.
+    const until = gathered[0]!.since + this.#parts.options.putWithinMs;
+    /** Those whose answer depends on this call. */
+    let mine = gathered;
     try {
-      const claimed = await this.#claimContents(gathered);
+      const claimed = (mine = await this.#claimContents(gathered, until));
       const { admitted, reserved } = await this.#reserve(claimed);
+      mine = admitted;
       const entering = admitted.map(({ task, sharing }) => {
         const late = this.#left.has(prefixOf(task.id));
         return { task, sharing, keyed: false, late };
       });
       this.#leave(entering);
-      await this.#write(entering, reserved);
+      await this.#write(entering, reserved, until);
       for (const pending of admitted) {
         this.#uncount(pending, true);
         pending.answer({ kind: "queued", id: pending.task.id });
       }
     } catch (error) {
       const refusal = overloaded(error, MAYBE, NOT_ACCEPTED);
-      for (const pending of gathered) {
+      for (const pending of mine) {
         this.#unclaim(pending.task, pending.sharing);
         this.#uncount(pending, false);
         pending.fail(refusal);
@@ -223,13 +230,15 @@ export class RedisPuts {
 
   #leave(entering: readonly Entering[]): void {
     for (const { task, late } of entering) {
-      if (late) remember(this.#leftAlone, task.id);
-      else remember(this.#left, prefixOf(task.id));
+      if (late) {
+        remember(this.#leftAlone, task.id);
+        remember(this.#parted, prefixOf(task.id));
+      } else remember(this.#left, prefixOf(task.id));
     }
   }
 
   /** Those whose content is theirs now; the others go on the careful way. */
-  async #claimContents(gathered: readonly Pending[]): Promise<readonly Pending[]> {
+  async #claimContents(gathered: readonly Pending[], until: number): Promise<readonly Pending[]> {
     const asked: { shard: number; command: Arg[] }[] = [];
     for (const { task, sharing } of gathered) {
       const { joinKey, cacheKey } = sharing;
@@ -240,8 +249,10 @@ export class RedisPuts {
     if (asked.length === 0) return gathered;
     const replies = await this.#parts.nodes.scatter(asked, {
       resend: true,
-      withinMs: this.#parts.options.putWithinMs,
+      withinMs: this.#leftMs(until),
     });
+    const refused = replies.find((reply) => reply instanceof RedisError);
+    if (refused !== undefined) throw refused;
     const claimed: Pending[] = [];
     let at = 0;
     for (const pending of gathered) {
@@ -249,9 +260,10 @@ export class RedisPuts {
       const { joinKey, cacheKey } = sharing;
       const keys = (joinKey === undefined ? 0 : 1) + (cacheKey === undefined || cacheKey === joinKey ? 0 : 1);
       const found = replies.slice(at, (at += keys));
-      const refused = found.find((reply) => reply instanceof RedisError);
-      if (refused !== undefined) throw refused;
-      if (found.every((reply) => reply === null || String(reply) === task.id)) claimed.push(pending);
+      // Where the index is away, tasks whose bundle is not get in all the same: an identical one may run beside it.
+      const free = (reply: (typeof found)[number]): boolean =>
+        reply === null || reply instanceof StoreAway || String(reply) === task.id;
+      if (found.every(free)) claimed.push(pending);
       else {
         this.#uncount(pending, false);
         this.#carefully(task, sharing).then(pending.answer, pending.fail);
@@ -304,14 +316,23 @@ export class RedisPuts {
   }
 
   /** Writes bundles; resolves when they are as safe as `durability` asks. */
-  async #write(entering: readonly Entering[], reserved: boolean): Promise<void> {
+  async #write(entering: readonly Entering[], reserved: boolean, until: number): Promise<void> {
     const { keys } = this.#parts;
     const byShard = Map.groupBy(entering, ({ task }) => keys.shardOf(task.id));
-    await Promise.all(Array.from(byShard, ([shard, some]) => this.#writeShard(shard, some, reserved)));
+    await Promise.all(Array.from(byShard, ([shard, some]) => this.#writeShard(shard, some, reserved, until)));
+  }
+
+  #leftMs(until: number): number {
+    return Math.max(0, until - this.#parts.clock.now());
   }
 
   /** `reserved`: its tasks are counted already. */
-  async #writeShard(shard: number, entering: readonly Entering[], reserved: boolean): Promise<void> {
+  async #writeShard(
+    shard: number,
+    entering: readonly Entering[],
+    reserved: boolean,
+    until: number,
+  ): Promise<void> {
     const { nodes, shared, options, name, keys } = this.#parts;
     const { depths, cluster } = this.#own;
     const bodies = entering.map(({ task, sharing }) => bodyFrame(task, sharing, shared));
@@ -332,27 +353,39 @@ export class RedisPuts {
       const bundle = keys.bundle(task.id);
       const marks = some.flatMap((each) => (each.keyed ? [`k${fieldOf(each.task.id)}`, "1", "x", "1"] : []));
       records.push(["HSET", bundle, late ? `m${fieldOf(task.id)}` : "m", bundleFrame(tasks), ...marks]);
-      records.push(["PEXPIRE", bundle, this.#keepMs(some)]);
+      const keepMs = this.#keepMs(some);
+      // What else is in the bundle may need it for longer.
+      if (late || this.#parted.has(prefixOf(task.id))) {
+        records.push(["PEXPIRE", bundle, keepMs, "NX"], ["PEXPIRE", bundle, keepMs, "GT"]);
+      } else records.push(["PEXPIRE", bundle, keepMs]);
     }
-    const counts = reserved ? new Map() : depths.of(entering.map(({ task }) => task));
+    const tasks = entering.map(({ task }) => task);
+    const counts = reserved ? new Map() : depths.of(tasks);
     const counting = depths.commands(counts);
+    const counted = counting.length > 0 && !cluster;
     const all = (again: boolean): Arg[][] => [
       ...entries.map(({ stream, mark, tasks }) => [
         "XADD",
         stream,
         "*",
         "b",
-        entryFrame(name, again ? "check" : mark, tasks),
+        entryFrame(name, again ? (counted ? "check" : "copy") : mark, tasks),
       ]),
       ...records,
-      ...(cluster ? [] : counting),
+      ...(counted ? counting : []),
     ];
-    const replies = await nodes.transact(shard, all, options.putWithinMs);
+    let replies: RedisReply[];
+    try {
+      replies = await nodes.transact(shard, all, this.#leftMs(until));
+    } catch (error) {
+      if (reserved && nothingHappened(error)) void depths.unreserve(tasks);
+      throw error;
+    }
+    if (counted) return depths.heard(counts, replies.slice(-counting.length));
     if (counting.length === 0) return;
-    if (!cluster) return depths.heard(counts, replies.slice(-counting.length));
     // Another slot: beside the transaction.
     void nodes.pipeline(DEPTH_SHARD, counting).then(
-      (counted) => depths.heard(counts, counted),
+      (heard) => depths.heard(counts, heard),
       () => {},
     );
   }
@@ -406,7 +439,7 @@ export class RedisPuts {
     try {
       const entering = [{ task, sharing, keyed: idempotency !== undefined, late: true }];
       this.#leave(entering);
-      await this.#write(entering, near);
+      await this.#write(entering, near, this.#parts.clock.now() + this.#parts.options.putWithinMs);
     } catch (error) {
       this.#unclaim(task, sharing);
       groups.left(task);

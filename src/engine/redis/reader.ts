@@ -8,8 +8,8 @@
  *   polled    each POLL_MS, and at once when a worker becomes free
  *
  * The batcher with the first id leads: it reads whatever its workers have room for, so that thin traffic fills one batcher's
- * batches. The others stand by: they read what the leader leaves, which is what nobody has read for a fifth of a batch's
- * time, or more than fills a batch. One that finds a full batch reads as the leader does for a while.
+ * batches. The others stand by: they read what the leader leaves, which is what nobody has read for as long as a dispatcher
+ * lets a batch fill, or more than fills a batch. One that finds a full batch reads as the leader does for a while.
  *
  * While workers keep up it reads AHEAD_MS of their pace ahead. When more waits than that and no worker of the fleet is idle,
  * each batcher takes its share of all that waits, by pace: tiers and tenants are served in turn out of a pool, not out
@@ -35,9 +35,10 @@ export interface Demand {
   room(model: string): number;
   /** Tasks per ms that its workers do. */
   pacePerMs(model: string): number;
-  /** Tasks in one batch, and how long it takes. */
+  /** Tasks in one batch. */
   batchSize(model: string): number;
-  batchMs(model: string): number;
+  /** How long a dispatcher with an idle worker lets a batch fill. */
+  patienceMs(model: string): number;
   /** This batcher's part of the fleet's pace, 0 to 1. */
   share(model: string): number;
   /** Another batcher could start a batch of this model now. */
@@ -54,14 +55,12 @@ const ROUND_MS = 1000;
 const AHEAD_MS = 50;
 /** A batcher that found a full batch so long ago reads as the leader does. */
 const BUSY_MS = 1000;
-/** What a batcher that stands by leaves to the leader, as a share of the time that a batch takes. */
-const STANDBY_SHARE = 0.2;
 const MOST_ENTRIES = 64;
 /** Shards where something was found although they are not active are polled for so long. */
 const STRAY_MS = 10_000;
 const TAKE_OVER_TOGETHER = 100;
 /** Of the looks for dead batchers, one in so many is at all shards. */
-const ALL_SHARDS_EACH = 5;
+const ALL_SHARDS_EACH = 10;
 const RETRY_MS = 100;
 /** What a dead batcher ran is known for so long after it was taken over. */
 const NOTES_MS = 60_000;
@@ -106,7 +105,7 @@ export class BundleReader {
     await this.#renew();
     const { leaseMs, zoneSpillMs } = this.#parts.options;
     this.#every("renew", leaseMs / 3, () => this.#renew());
-    this.#every("takeOver", leaseMs / 2, () => this.takeOver());
+    this.#every("takeOver", leaseMs / 4, () => this.takeOver());
     this.#every("poll", POLL_MS, () => this.#poll());
     this.#every("round", ROUND_MS, () => this.#round());
     this.#every("spill", Math.max(POLL_MS, zoneSpillMs / 2), () => this.#spill());
@@ -130,7 +129,7 @@ export class BundleReader {
       shard,
       command: ["DEL", `${base}alive:${name}`, `${base}run:${name}`],
     }));
-    await nodes.scatter(left).catch(() => {});
+    await nodes.scatter(left);
   }
 
   #every(name: string, ms: number, work: () => Promise<void>): void {
@@ -259,7 +258,7 @@ export class BundleReader {
         continue;
       }
       if (!this.#active(model)) {
-        await this.#standBy(shard, model, stream, STANDBY_SHARE * this.#demand!.batchMs(model), true);
+        await this.#standBy(shard, model, stream, this.#demand!.patienceMs(model));
         continue;
       }
       streams.push(stream);
@@ -268,24 +267,36 @@ export class BundleReader {
     if (streams.length > 0) await this.#read(shard, streams, this.#entries(tasks));
   }
 
-  /** Reads what nobody has read for so long; with `helps` also what fills a batch. */
-  async #standBy(
-    shard: number,
-    model: string,
-    stream: string,
-    afterMs: number,
-    helps = false,
-  ): Promise<void> {
+  /** Reads what nobody has read for so long, or what fills a batch. */
+  async #standBy(shard: number, model: string, stream: string, afterMs: number): Promise<void> {
     const { clock } = this.#parts;
     const { lag, last } = await this.#lag(shard, stream);
     const before = this.#unread.get(stream);
     if (lag === 0) return void this.#unread.delete(stream);
     if (before?.last !== last) this.#unread.set(stream, { last, since: clock.now() });
     const waitedMs = clock.now() - this.#unread.get(stream)!.since;
-    const full = helps && lag * this.#entrySize >= this.#demand!.batchSize(model);
+    const full = lag * this.#entrySize >= this.#demand!.batchSize(model);
     if (!full && waitedMs < afterMs) return;
     if (full) this.#busyAt.set(model, clock.now());
     await this.#read(shard, [stream], this.#entries(this.#wanted(model)));
+  }
+
+  /** Reads another zone's entries once the first of them has waited for so long. */
+  async #readOld(shard: number, model: string, stream: string, afterMs: number): Promise<void> {
+    const { clock, shared, nodes } = this.#parts;
+    const { lag, last } = await this.#lag(shard, stream);
+    if (lag === 0) return;
+    const [first] = (await nodes.command(shard, [
+      "XRANGE",
+      stream,
+      `(${last}`,
+      "+",
+      "COUNT",
+      1,
+    ])) as StreamEntry[];
+    const cameAt = Number(first?.[0].toString("latin1").split("-", 1)[0]) - shared.offsetMs;
+    if (clock.now() - cameAt >= afterMs)
+      await this.#read(shard, [stream], this.#entries(this.#wanted(model)));
   }
 
   /** Of what waits although all workers are busy, as much as this batcher's workers are of the fleet. */
@@ -297,7 +308,12 @@ export class BundleReader {
   /** How many entries nobody has read, and the last one that was. */
   async #lag(shard: number, stream: string): Promise<{ lag: number; last: string }> {
     await this.#makeGroups(shard, [stream]);
-    const groups = (await this.#parts.nodes.command(shard, ["XINFO", "GROUPS", stream])) as RedisReply[][];
+    const asked = this.#parts.nodes.command(shard, ["XINFO", "GROUPS", stream]);
+    const groups = (await asked.catch((error: unknown) => {
+      // The server lost its data: the group is made again with the next look.
+      if (error instanceof RedisError) this.#grouped.delete(stream);
+      throw error;
+    })) as RedisReply[][];
     const fields = groups[0] ?? [];
     const about = new Map<string, RedisReply>();
     for (let at = 0; at + 1 < fields.length; at += 2) about.set(String(fields[at]), fields[at + 1]!);
@@ -437,12 +453,8 @@ export class BundleReader {
       for (const model of demand.models()) {
         if (demand.room(model) === 0 || this.#wanted(model) <= 0) continue;
         for (const shard of nodes.activeShards()) {
-          await this.#standBy(
-            shard,
-            model,
-            keys.stream(shard, model, zone),
-            deserted ? 0 : options.zoneSpillMs,
-          );
+          const afterMs = deserted ? 0 : options.zoneSpillMs;
+          await this.#readOld(shard, model, keys.stream(shard, model, zone), afterMs);
         }
       }
     }
@@ -502,12 +514,13 @@ export class BundleReader {
     stream: string,
     ids: readonly string[],
     ran: ReadonlyMap<string, number>,
-  ): Promise<void> {
+  ): Promise<number> {
     const { nodes, name } = this.#parts;
     // Not sent again: the second time it would find them idle for too short. A lost reply is found by `#recover`.
     const command = ["XCLAIM", stream, GROUP, name, this.#idleMs(), ...ids];
-    const entries = (await nodes.command(shard, command)) as StreamEntry[];
-    await this.#pool.take(shard, stream, entries.filter(Boolean), ran);
+    const entries = ((await nodes.command(shard, command)) as StreamEntry[]).filter(Boolean);
+    await this.#pool.take(shard, stream, entries, ran);
+    return entries.length;
   }
 
   async #inherit(shard: number, stream: string, dead: string, pending: number): Promise<void> {
@@ -528,16 +541,13 @@ export class BundleReader {
       const fields = texts(note);
       for (let at = 0; at + 1 < fields.length; at += 2) ran.set(fields[at]!, Number(fields[at + 1]));
     }
-    const rows = (await nodes.command(
-      shard,
-      ["XPENDING", stream, GROUP, "-", "+", TAKE_OVER_TOGETHER, dead],
-      {
-        resend: true,
-      },
-    )) as RedisReply[][];
-    const ids = rows.map(([id]) => String(id));
-    if (ids.length === 0) return;
-    await this.#claim(shard, stream, ids, ran);
+    const asked = ["XPENDING", stream, GROUP, "-", "+", TAKE_OVER_TOGETHER, dead];
+    for (let more = true; more && !this.#stopped;) {
+      const rows = (await nodes.command(shard, asked, { resend: true })) as RedisReply[][];
+      const ids = rows.map(([id]) => String(id));
+      const claimed = ids.length > 0 ? await this.#claim(shard, stream, ids, ran) : 0;
+      more = claimed > 0 && ids.length === TAKE_OVER_TOGETHER;
+    }
     await nodes.command(shard, ["PEXPIRE", notes, NOTES_MS]);
   }
 }
