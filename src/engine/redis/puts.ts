@@ -492,7 +492,9 @@ export class RedisPuts {
       if (found === undefined || gone) {
         // On its way in, or gone. The other body's conflict stands while it may be on its way.
         const waitMs = LOOK_AGAIN_MS[Math.min(looks, LOOK_AGAIN_MS.length - 1)]!;
-        const missing = found === undefined && clock.now() < patientUntil && !only;
+        // Looks count too: this process may have stood still itself.
+        const patient = looks < LOOK_AGAIN_MS.length || clock.now() < patientUntil;
+        const missing = found === undefined && patient && !only;
         if (missing && conflict) return { kind: "conflict", id };
         if (missing) await this.#pause(waitMs);
         else if (only) return { kind: "free", from: stands };
