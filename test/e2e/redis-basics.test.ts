@@ -212,7 +212,6 @@ describe("bounds that all gateways share", () => {
     await using stub = await StubWorker.listen();
     const gate = new Gate();
     stub.behave = gate.hold;
-    // Each of the 16 shards takes its share, rounded up: exact for a multiple of 16, once every shard was met.
     const model = stubModel([stub], { timeouts: patient, maxBatchSize: 1 });
     await using fleet = await Fleet.start(
       { gateways: 2, batchers: 1 },

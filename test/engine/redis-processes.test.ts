@@ -416,7 +416,7 @@ function processes(
         models: () => [MODEL],
         room: () => 100,
         batchSize: () => 100,
-        batchMs: () => 100,
+        patienceMs: () => 100,
         pacePerMs: () => 1,
         leads: () => true,
         ...changes,

@@ -368,11 +368,25 @@ export class TaskPool {
       }
       const bodies = tasks.map(({ record, body }) => ({ id: record.task.id, body }));
       commands.push(["XADD", stream, "*", "b", entryFrame(gateway, "check", bodies)]);
-      if (this.finish(entry)) commands.push(...acknowledged([entry]));
-      returned.push(nodes.transact(shard, () => commands, options.putWithinMs));
+      const finished = this.finish(entry);
+      if (finished) commands.push(...acknowledged([entry]));
+      // Others of it that end meanwhile must not acknowledge it before these are back.
+      else entry.unconfirmed++;
+      returned.push(
+        nodes
+          .transact(shard, () => commands, options.putWithinMs)
+          .then(
+            () => {
+              if (finished) return;
+              entry.unconfirmed--;
+              this.#acknowledgeFinished(entry);
+            },
+            // The lease runs out, and another batcher takes over; or this one does, while it lives.
+            () => this.lose(entry),
+          ),
+      );
     }
-    // Where that fails the lease runs out, and another batcher takes over.
-    await Promise.allSettled(returned);
+    await Promise.all(returned);
   }
 }
 
@@ -381,7 +395,8 @@ export function acknowledged(entries: readonly HeldEntry[]): Arg[][] {
   const commands: Arg[][] = [];
   for (const [stream, some] of Map.groupBy(entries, (entry) => entry.stream)) {
     const ids = some.map(({ id }) => id);
-    commands.push(["XACK", stream, GROUP, ...ids], ["XDEL", stream, ...ids]);
+    // In this order: an entry that is pending and gone is dropped by the next XCLAIM, the other way round it would stay for ever.
+    commands.push(["XDEL", stream, ...ids], ["XACK", stream, GROUP, ...ids]);
   }
   return commands;
 }

@@ -56,8 +56,8 @@ interface Pending {
   readonly since: number;
   /** It counts among what is on its way in. */
   counted: boolean;
-  answer(reply: PutReply): void;
-  fail(why: Error): void;
+  readonly answer: (reply: PutReply) => void;
+  readonly fail: (why: Error) => void;
 }
 
 /** An Idempotency-Key that this task may have, and what it holds now. */
@@ -183,22 +183,27 @@ export class RedisPuts {
   async #send(gathered: readonly Pending[]): Promise<void> {
     this.#bundles.clear();
     this.#turn++;
+    // What gathered while a server did not answer has waited already, and is not held for as long again.
+    const until = gathered[0]!.since + this.#parts.options.putWithinMs;
+    /** Those whose answer depends on this call. */
+    let mine = gathered;
     try {
-      const claimed = await this.#claimContents(gathered);
+      const claimed = (mine = await this.#claimContents(gathered, until));
       const { admitted, reserved } = await this.#reserve(claimed);
+      mine = admitted;
       const entering = admitted.map(({ task, sharing }) => {
         const late = this.#left.has(prefixOf(task.id));
         return { task, sharing, keyed: false, late };
       });
       this.#leave(entering);
-      await this.#write(entering, reserved);
+      await this.#write(entering, reserved, until);
       for (const pending of admitted) {
         this.#uncount(pending, true);
         pending.answer({ kind: "queued", id: pending.task.id });
       }
     } catch (error) {
       const refusal = overloaded(error, MAYBE, NOT_ACCEPTED);
-      for (const pending of gathered) {
+      for (const pending of mine) {
         this.#unclaim(pending.task, pending.sharing);
         this.#uncount(pending, false);
         pending.fail(refusal);
@@ -233,7 +238,7 @@ export class RedisPuts {
   }
 
   /** Those whose content is theirs now; the others go on the careful way. */
-  async #claimContents(gathered: readonly Pending[]): Promise<readonly Pending[]> {
+  async #claimContents(gathered: readonly Pending[], until: number): Promise<readonly Pending[]> {
     const asked: { shard: number; command: Arg[] }[] = [];
     for (const { task, sharing } of gathered) {
       const { joinKey, cacheKey } = sharing;
@@ -244,8 +249,10 @@ export class RedisPuts {
     if (asked.length === 0) return gathered;
     const replies = await this.#parts.nodes.scatter(asked, {
       resend: true,
-      withinMs: this.#parts.options.putWithinMs,
+      withinMs: this.#leftMs(until),
     });
+    const refused = replies.find((reply) => reply instanceof RedisError);
+    if (refused !== undefined) throw refused;
     const claimed: Pending[] = [];
     let at = 0;
     for (const pending of gathered) {
@@ -253,8 +260,6 @@ export class RedisPuts {
       const { joinKey, cacheKey } = sharing;
       const keys = (joinKey === undefined ? 0 : 1) + (cacheKey === undefined || cacheKey === joinKey ? 0 : 1);
       const found = replies.slice(at, (at += keys));
-      const refused = found.find((reply) => reply instanceof RedisError);
-      if (refused !== undefined) throw refused;
       if (found.every((reply) => reply === null || String(reply) === task.id)) claimed.push(pending);
       else {
         this.#uncount(pending, false);
@@ -308,14 +313,23 @@ export class RedisPuts {
   }
 
   /** Writes bundles; resolves when they are as safe as `durability` asks. */
-  async #write(entering: readonly Entering[], reserved: boolean): Promise<void> {
+  async #write(entering: readonly Entering[], reserved: boolean, until: number): Promise<void> {
     const { keys } = this.#parts;
     const byShard = Map.groupBy(entering, ({ task }) => keys.shardOf(task.id));
-    await Promise.all(Array.from(byShard, ([shard, some]) => this.#writeShard(shard, some, reserved)));
+    await Promise.all(Array.from(byShard, ([shard, some]) => this.#writeShard(shard, some, reserved, until)));
+  }
+
+  #leftMs(until: number): number {
+    return Math.max(0, until - this.#parts.clock.now());
   }
 
   /** `reserved`: its tasks are counted already. */
-  async #writeShard(shard: number, entering: readonly Entering[], reserved: boolean): Promise<void> {
+  async #writeShard(
+    shard: number,
+    entering: readonly Entering[],
+    reserved: boolean,
+    until: number,
+  ): Promise<void> {
     const { nodes, shared, options, name, keys } = this.#parts;
     const { depths, cluster } = this.#own;
     const bodies = entering.map(({ task, sharing }) => bodyFrame(task, sharing, shared));
@@ -359,7 +373,7 @@ export class RedisPuts {
     ];
     let replies: RedisReply[];
     try {
-      replies = await nodes.transact(shard, all, options.putWithinMs);
+      replies = await nodes.transact(shard, all, this.#leftMs(until));
     } catch (error) {
       if (reserved && nothingHappened(error)) void depths.unreserve(tasks);
       throw error;
@@ -422,7 +436,7 @@ export class RedisPuts {
     try {
       const entering = [{ task, sharing, keyed: idempotency !== undefined, late: true }];
       this.#leave(entering);
-      await this.#write(entering, near);
+      await this.#write(entering, near, this.#parts.clock.now() + this.#parts.options.putWithinMs);
     } catch (error) {
       this.#unclaim(task, sharing);
       groups.left(task);
@@ -452,7 +466,9 @@ export class RedisPuts {
     { key, fingerprint }: NonNullable<Sharing["idempotency"]>,
     only: boolean,
   ): Promise<PutReply | FreeKey> {
-    const { nodes } = this.#parts;
+    const { nodes, clock, options } = this.#parts;
+    // So long the task that the key stands for may be on its way in: one key, one task.
+    const patientUntil = clock.now() + options.putWithinMs;
     const value = `${task.id} ${fingerprint}`;
     const free: FreeKey = { kind: "free", from: value };
     const ttlMs = this.#keepMs([{ task, sharing: {}, keyed: true, late: true }]);
@@ -472,8 +488,8 @@ export class RedisPuts {
       const gone = found?.final !== undefined && (found.deleted || !this.#own.records.lives(found.final));
       if (found === undefined || gone) {
         // On its way in, or gone. The other body's conflict stands while it may be on its way.
-        const waitMs = LOOK_AGAIN_MS[looks];
-        const missing = found === undefined && waitMs !== undefined && !only;
+        const waitMs = LOOK_AGAIN_MS[Math.min(looks, LOOK_AGAIN_MS.length - 1)]!;
+        const missing = found === undefined && clock.now() < patientUntil && !only;
         if (missing && conflict) return { kind: "conflict", id };
         if (missing) await this.#pause(waitMs);
         else if (only) return { kind: "free", from: stands };

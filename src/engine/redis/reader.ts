@@ -8,8 +8,8 @@
  *   polled    each POLL_MS, and at once when a worker becomes free
  *
  * The batcher with the first id leads: it reads whatever its workers have room for, so that thin traffic fills one batcher's
- * batches. The others stand by: they read what the leader leaves, which is what nobody has read for a fifth of a batch's
- * time, or more than fills a batch. One that finds a full batch reads as the leader does for a while.
+ * batches. The others stand by: they read what the leader leaves, which is what nobody has read for as long as a dispatcher
+ * lets a batch fill, or more than fills a batch. One that finds a full batch reads as the leader does for a while.
  *
  * While workers keep up it reads AHEAD_MS of their pace ahead. When more waits than that and no worker of the fleet is idle,
  * each batcher takes its share of all that waits, by pace: tiers and tenants are served in turn out of a pool, not out
@@ -35,9 +35,10 @@ export interface Demand {
   room(model: string): number;
   /** Tasks per ms that its workers do. */
   pacePerMs(model: string): number;
-  /** Tasks in one batch, and how long it takes. */
+  /** Tasks in one batch. */
   batchSize(model: string): number;
-  batchMs(model: string): number;
+  /** How long a dispatcher with an idle worker lets a batch fill. */
+  patienceMs(model: string): number;
   /** This batcher's part of the fleet's pace, 0 to 1. */
   share(model: string): number;
   /** Another batcher could start a batch of this model now. */
@@ -54,14 +55,12 @@ const ROUND_MS = 1000;
 const AHEAD_MS = 50;
 /** A batcher that found a full batch so long ago reads as the leader does. */
 const BUSY_MS = 1000;
-/** What a batcher that stands by leaves to the leader, as a share of the time that a batch takes. */
-const STANDBY_SHARE = 0.2;
 const MOST_ENTRIES = 64;
 /** Shards where something was found although they are not active are polled for so long. */
 const STRAY_MS = 10_000;
 const TAKE_OVER_TOGETHER = 100;
 /** Of the looks for dead batchers, one in so many is at all shards. */
-const ALL_SHARDS_EACH = 5;
+const ALL_SHARDS_EACH = 10;
 const RETRY_MS = 100;
 /** What a dead batcher ran is known for so long after it was taken over. */
 const NOTES_MS = 60_000;
@@ -106,7 +105,7 @@ export class BundleReader {
     await this.#renew();
     const { leaseMs, zoneSpillMs } = this.#parts.options;
     this.#every("renew", leaseMs / 3, () => this.#renew());
-    this.#every("takeOver", leaseMs / 2, () => this.takeOver());
+    this.#every("takeOver", leaseMs / 4, () => this.takeOver());
     this.#every("poll", POLL_MS, () => this.#poll());
     this.#every("round", ROUND_MS, () => this.#round());
     this.#every("spill", Math.max(POLL_MS, zoneSpillMs / 2), () => this.#spill());
@@ -259,7 +258,7 @@ export class BundleReader {
         continue;
       }
       if (!this.#active(model)) {
-        await this.#standBy(shard, model, stream, STANDBY_SHARE * this.#demand!.batchMs(model), true);
+        await this.#standBy(shard, model, stream, this.#demand!.patienceMs(model), true);
         continue;
       }
       streams.push(stream);
@@ -457,12 +456,13 @@ export class BundleReader {
   async takeOver(): Promise<void> {
     const { nodes, keys, options, name } = this.#parts;
     const zones = [options.zone, ...this.zones];
-    const models = this.#demand?.models() ?? [...options.models.keys()];
+    const served = new Set(this.#demand?.models() ?? options.models.keys());
+    const places = zones.flatMap((zone) => Array.from(options.models.keys(), (model) => ({ zone, model })));
     // A batcher may have died with entries of a shard that is no longer active.
     const shards = this.#takeOvers++ % ALL_SHARDS_EACH === 0 ? [...keys.tags.keys()] : nodes.activeShards();
     await Promise.allSettled(
       shards.map(async (shard) => {
-        const streams = zones.flatMap((zone) => models.map((model) => keys.stream(shard, model, zone)));
+        const streams = places.map(({ zone, model }) => keys.stream(shard, model, zone));
         const asked = streams.map((stream) => ["XINFO", "CONSUMERS", stream, GROUP]);
         const found = await nodes.pipeline(shard, asked, { resend: true });
         for (const [at, reply] of found.entries()) {
@@ -470,8 +470,10 @@ export class BundleReader {
           for (const consumer of reply as RedisReply[][]) {
             const other = String(consumer[1]);
             if (this.#stopped) return;
+            // Its own also without a worker: no other batcher can.
             if (other === name) await this.#recover(shard, streams[at]!);
-            else await this.#tracked(this.#inherit(shard, streams[at]!, other, Number(consumer[3])));
+            else if (served.has(places[at]!.model))
+              await this.#tracked(this.#inherit(shard, streams[at]!, other, Number(consumer[3])));
           }
         }
       }),
@@ -481,11 +483,16 @@ export class BundleReader {
   /** Entries that are pending under this batcher's name and did not arrive: the reply to a read or a claim was lost. */
   async #recover(shard: number, stream: string): Promise<void> {
     const { nodes, name } = this.#parts;
-    const idleMs = this.#idleMs();
-    const asked = ["XPENDING", stream, GROUP, "IDLE", idleMs, "-", "+", TAKE_OVER_TOGETHER, name];
-    const rows = (await nodes.command(shard, asked, { resend: true })) as RedisReply[][];
-    const ids = rows.map(([id]) => String(id)).filter((id) => !this.#pool.holds(stream, id));
-    if (ids.length > 0) await this.#claim(shard, stream, ids, new Map());
+    const pending = ["XPENDING", stream, GROUP, "IDLE", this.#idleMs()];
+    for (let from = "-"; ;) {
+      const asked = [...pending, from, "+", TAKE_OVER_TOGETHER, name];
+      const rows = (await nodes.command(shard, asked, { resend: true })) as RedisReply[][];
+      const ids = rows.map(([id]) => String(id));
+      const lost = ids.filter((id) => !this.#pool.holds(stream, id));
+      if (lost.length > 0) await this.#claim(shard, stream, lost, new Map());
+      if (ids.length < TAKE_OVER_TOGETHER) return;
+      from = `(${ids.at(-1)!}`;
+    }
   }
 
   /** Entries that were touched sooner are on their way to a batcher. */
