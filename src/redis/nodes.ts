@@ -185,18 +185,21 @@ export class RedisNodes {
     return persist(this.#owners, shard, attempt, { resend: true, withinMs });
   }
 
-  /** Single commands at many shards: one write for each primary. Refusals are values, in the order of the commands. */
+  /**
+   * Single commands at many shards: one write for each primary. Never rejects: refusals are values, in the order of the
+   * commands, and so is a primary that is away.
+   */
   async scatter(
     commands: readonly { readonly shard: number; readonly command: readonly Arg[] }[],
     options?: Patience,
-  ): Promise<(RedisReply | RedisError)[]> {
-    const replies: (RedisReply | RedisError)[] = [];
+  ): Promise<(RedisReply | RedisError | StoreAway)[]> {
+    const replies: (RedisReply | RedisError | StoreAway)[] = [];
     const byOwner = Map.groupBy(commands.keys(), (at) => this.#owners.owner(commands[at]!.shard));
     await Promise.all(
       Array.from(byOwner, async ([, places]) => {
         // What another primary owns by now is refused, and finds its way by itself.
-        const found = await this.#scattered(commands, places, options);
-        places.forEach((at, which) => (replies[at] = found[which]!));
+        const found = await this.#scattered(commands, places, options).catch((error: StoreAway) => error);
+        places.forEach((at, which) => (replies[at] = Array.isArray(found) ? found[which]! : found));
       }),
     );
     return replies;

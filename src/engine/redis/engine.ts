@@ -340,8 +340,8 @@ export class RedisEngine implements Engine {
     if (found.final !== undefined) {
       if (!this.#records.lives(found.final)) return "unknown";
       if (abandoned) return "kept";
-      const deleted = ["HSET", keys.bundle(id), `g${fieldOf(id)}`, "1"];
-      await nodes.transact(shard, () => [deleted], this.#parts.options.putWithinMs);
+      const deletion = this.#records.deletion(found.final);
+      await nodes.transact(shard, () => [deletion], this.#parts.options.putWithinMs);
       return "forgotten";
     }
     const awaited = this.#outcomes.get(id);
@@ -473,13 +473,12 @@ export class RedisEngine implements Engine {
   delivered(id: string): void {
     const { options, keys, nodes } = this.#parts;
     if (!options.results.evictAfterRead) return;
-    const [shard, bundle, field] = [keys.shardOf(id), keys.bundle(id), fieldOf(id)];
     // What fails here goes later, with its time to live.
     this.#evicting = this.#records
       .look(id)
       .then((found) => {
         if (found?.final === undefined || found.keyed || found.joined) return;
-        return nodes.command(shard, ["HSET", bundle, `g${field}`, "1"], { resend: true });
+        return nodes.command(keys.shardOf(id), this.#records.deletion(found.final), { resend: true });
       })
       .catch(() => {});
   }

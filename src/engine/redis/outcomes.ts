@@ -181,7 +181,7 @@ export class Outcomes {
         command: ["HMGET", bundle, "m", ...some.flatMap((id) => [fieldOf(id), `m${fieldOf(id)}`])],
       }));
       // A shard that is away is looked at in the next round.
-      const replies = await nodes.scatter(commands).catch(() => []);
+      const replies = await nodes.scatter(commands);
       replies.forEach((reply, which) => {
         if (!Array.isArray(reply)) return;
         const [meta, ...found] = reply as (Buffer | null)[];

@@ -15,7 +15,7 @@ import { errors } from "../../core/errors.ts";
 import { homeOf } from "../../core/home.ts";
 import { Table } from "../../core/table.ts";
 import type { Task } from "../../core/task.ts";
-import { type Arg, RedisError, type RedisReply } from "../../redis/nodes.ts";
+import { type Arg, RedisError, type RedisReply, StoreAway } from "../../redis/nodes.ts";
 import type { PutReply, Sharing } from "../engine.ts";
 import { newBundle } from "../ids.ts";
 import { DEPTH_SHARD, type Depths } from "./depths.ts";
@@ -260,7 +260,10 @@ export class RedisPuts {
       const { joinKey, cacheKey } = sharing;
       const keys = (joinKey === undefined ? 0 : 1) + (cacheKey === undefined || cacheKey === joinKey ? 0 : 1);
       const found = replies.slice(at, (at += keys));
-      if (found.every((reply) => reply === null || String(reply) === task.id)) claimed.push(pending);
+      // Where the index is away, tasks whose bundle is not get in all the same: an identical one may run beside it.
+      const free = (reply: (typeof found)[number]): boolean =>
+        reply === null || reply instanceof StoreAway || String(reply) === task.id;
+      if (found.every(free)) claimed.push(pending);
       else {
         this.#uncount(pending, false);
         this.#carefully(task, sharing).then(pending.answer, pending.fail);

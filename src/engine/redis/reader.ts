@@ -129,7 +129,7 @@ export class BundleReader {
       shard,
       command: ["DEL", `${base}alive:${name}`, `${base}run:${name}`],
     }));
-    await nodes.scatter(left).catch(() => {});
+    await nodes.scatter(left);
   }
 
   #every(name: string, ms: number, work: () => Promise<void>): void {
@@ -258,7 +258,7 @@ export class BundleReader {
         continue;
       }
       if (!this.#active(model)) {
-        await this.#standBy(shard, model, stream, this.#demand!.patienceMs(model), true);
+        await this.#standBy(shard, model, stream, this.#demand!.patienceMs(model));
         continue;
       }
       streams.push(stream);
@@ -267,24 +267,36 @@ export class BundleReader {
     if (streams.length > 0) await this.#read(shard, streams, this.#entries(tasks));
   }
 
-  /** Reads what nobody has read for so long; with `helps` also what fills a batch. */
-  async #standBy(
-    shard: number,
-    model: string,
-    stream: string,
-    afterMs: number,
-    helps = false,
-  ): Promise<void> {
+  /** Reads what nobody has read for so long, or what fills a batch. */
+  async #standBy(shard: number, model: string, stream: string, afterMs: number): Promise<void> {
     const { clock } = this.#parts;
     const { lag, last } = await this.#lag(shard, stream);
     const before = this.#unread.get(stream);
     if (lag === 0) return void this.#unread.delete(stream);
     if (before?.last !== last) this.#unread.set(stream, { last, since: clock.now() });
     const waitedMs = clock.now() - this.#unread.get(stream)!.since;
-    const full = helps && lag * this.#entrySize >= this.#demand!.batchSize(model);
+    const full = lag * this.#entrySize >= this.#demand!.batchSize(model);
     if (!full && waitedMs < afterMs) return;
     if (full) this.#busyAt.set(model, clock.now());
     await this.#read(shard, [stream], this.#entries(this.#wanted(model)));
+  }
+
+  /** Reads another zone's entries once the first of them has waited for so long. */
+  async #readOld(shard: number, model: string, stream: string, afterMs: number): Promise<void> {
+    const { clock, shared, nodes } = this.#parts;
+    const { lag, last } = await this.#lag(shard, stream);
+    if (lag === 0) return;
+    const [first] = (await nodes.command(shard, [
+      "XRANGE",
+      stream,
+      `(${last}`,
+      "+",
+      "COUNT",
+      1,
+    ])) as StreamEntry[];
+    const cameAt = Number(first?.[0].toString("latin1").split("-", 1)[0]) - shared.offsetMs;
+    if (clock.now() - cameAt >= afterMs)
+      await this.#read(shard, [stream], this.#entries(this.#wanted(model)));
   }
 
   /** Of what waits although all workers are busy, as much as this batcher's workers are of the fleet. */
@@ -441,12 +453,8 @@ export class BundleReader {
       for (const model of demand.models()) {
         if (demand.room(model) === 0 || this.#wanted(model) <= 0) continue;
         for (const shard of nodes.activeShards()) {
-          await this.#standBy(
-            shard,
-            model,
-            keys.stream(shard, model, zone),
-            deserted ? 0 : options.zoneSpillMs,
-          );
+          const afterMs = deserted ? 0 : options.zoneSpillMs;
+          await this.#readOld(shard, model, keys.stream(shard, model, zone), afterMs);
         }
       }
     }

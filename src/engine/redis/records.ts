@@ -1,7 +1,8 @@
 /** Reading a task's record from its bundle's hash, as any process of the fleet may. */
 import type { Task } from "../../core/task.ts";
+import type { Arg } from "../../redis/nodes.ts";
 import type { RecordView } from "../engine.ts";
-import { type FinalRecord, OutcomeReader, readBundle } from "./frames.ts";
+import { type FinalRecord, metaFrame, outcomeFrame, OutcomeReader, readBundle } from "./frames.ts";
 import { fieldOf, GRACE_MS } from "./keys.ts";
 import type { RedisParts } from "./parts.ts";
 import { scripts } from "./scripts.ts";
@@ -127,6 +128,18 @@ export class RedisRecords {
 
   read(id: string, outcome: Buffer): FinalRecord {
     return this.#reader.read(id, outcome);
+  }
+
+  /** The command by which its owner no longer finds it; its output goes too, unless others may be answered with it. */
+  deletion(final: FinalRecord): Arg[] {
+    const { keys, shared, clock } = this.#parts;
+    const { task, attempt, queuedAt, settledAt, reusableUntil } = final;
+    const field = fieldOf(task.id);
+    const deleted = ["HSET", keys.bundle(task.id), `g${field}`, "1"];
+    if (clock.now() < reusableUntil) return deleted;
+    const [meta, batch] = [metaFrame(task, {}, shared), Buffer.alloc(0)];
+    const fields = { meta, attempt, queuedAt, settledAt, batch, cacheTtlMs: 0 };
+    return [...deleted, field, outcomeFrame(fields, { ok: true, output: "" }, shared)];
   }
 
   /** Whether a final record may still be asked for. */

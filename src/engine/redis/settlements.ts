@@ -357,7 +357,7 @@ export class Settlements {
         { shard, command: ["SET", this.#parts.key(shard, `c:${name}`), record.task.id, "PX", cacheTtlMs] },
       ];
     });
-    if (commands.length > 0) this.#flushingCache = nodes.scatter(commands).catch(() => {});
+    if (commands.length > 0) this.#flushingCache = nodes.scatter(commands);
   }
 
   #flushingCache: Promise<unknown> = Promise.resolve();
