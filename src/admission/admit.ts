@@ -2,6 +2,7 @@
  * Who may enter, and when not: the order of refusal, in one place.
  *
  *   credential → tenant and tier     401 or 403, before the body is read; `credentials.ts`
+ *   this process → its own time      503, before the body is read; `process-load.ts`
  *   draining → nobody may            503, come back when the next process is there
  *   rate of the user, of the tier    429 with the time until the window closes
  *   capacity                         429 or 503 with a time of one's own to come again; `gate.ts`
@@ -15,10 +16,13 @@ import type { Engine } from "../engine/engine.ts";
 import type { Events, ShedReason } from "../telemetry/events.ts";
 import type { Caller } from "./caller.ts";
 import type { Gate, GateRefusal } from "./gate.ts";
+import { type Bottleneck, ProcessLoad } from "./process-load.ts";
 
 export interface AdmissionRules {
   readonly tiers: readonly { readonly name: string; readonly ratePerMinute?: number }[];
   readonly perUserPerMinute?: number;
+  /** Left out: several are served, and the body says which is meant. */
+  readonly onlyModel?: string | undefined;
 }
 
 /** How a caller was received. */
@@ -34,6 +38,10 @@ const SPREAD = 0.5;
 const GOLDEN_RATIO = 0.618_033_988_749_895;
 const MAX_RETRY_AFTER_S = 30;
 const MAX_NAMED = 3;
+/** After which a request may come again that this process had no time for: at the least, and spread over as much again. */
+const BUSY_RETRY_MS = 1000;
+/** So many different times are given out, in turn. */
+const BUSY_SLOTS = 64;
 
 export class Admission {
   #rules: AdmissionRules;
@@ -42,9 +50,18 @@ export class Admission {
   readonly #events: Events;
   #limited = false;
   #refusals = 0;
+  #busySlot = 0;
   draining = false;
+  readonly load: ProcessLoad;
 
-  constructor(rules: AdmissionRules, engine: Engine, clock: Clock, events: Events) {
+  constructor(
+    rules: AdmissionRules,
+    engine: Engine,
+    clock: Clock,
+    events: Events,
+    load = new ProcessLoad(rules.tiers.length, clock),
+  ) {
+    this.load = load;
     this.#rules = rules;
     this.#engine = engine;
     this.#clock = clock;
@@ -60,8 +77,43 @@ export class Admission {
       rules.tiers.some(({ ratePerMinute }) => ratePerMinute !== undefined);
   }
 
+  /** What a request is for whose body was not read; "" where that is not known. */
+  get onlyModel(): string {
+    return this.#rules.onlyModel ?? "";
+  }
+
   tierName(tier: number): string {
     return this.#rules.tiers[tier]!.name;
+  }
+
+  /**
+   * Undefined: this process has time for a request of this caller. Else resolves when it has. Throws a Refusal when that
+   * would take too long. To be asked once a request, before its body is read.
+   */
+  turn(caller: Caller): Promise<void> | undefined {
+    const bottleneck = this.load.refuses(caller.tier);
+    if (bottleneck === undefined) return this.load.turn();
+    const slot = this.countBusy(caller);
+    throw this.busy(caller.tier, bottleneck, slot);
+  }
+
+  /** The refusal of a process that has no time. `slot`: from `countBusy`. */
+  busy(tier: number, bottleneck: Bottleneck, slot: number): Refusal {
+    const retryAfterMs = busyRetryMs(slot);
+    const what =
+      bottleneck === "turn"
+        ? "this gateway process has more requests than it can handle"
+        : "this gateway process cannot store tasks as fast as they come";
+    const now = `tier ${this.tierName(tier)} is refused for the moment`;
+    return new Refusal("SERVICE_OVERLOADED", `${what}: ${now}; ${tryAgain(retryAfterMs)}`, { retryAfterMs });
+  }
+
+  /** Counts a refusal of a process that has no time; which of the times to come again it gets. */
+  countBusy(caller: Caller): number {
+    this.load.refused();
+    this.#busySlot = (this.#busySlot + 1) % BUSY_SLOTS;
+    this.#shed(caller, this.onlyModel, "gateway", busyRetryMs(this.#busySlot));
+    return this.#busySlot;
   }
 
   /**
@@ -168,6 +220,10 @@ export class Admission {
     const message = `${whose} of ${limit} requests a minute is used up`;
     throw this.refuse(caller, model, "rate", message, resetMs, quota);
   }
+}
+
+function busyRetryMs(slot: number): number {
+  return BUSY_RETRY_MS + Math.floor((BUSY_RETRY_MS * slot) / BUSY_SLOTS);
 }
 
 /** Rounded up: whoever comes a moment early is refused again. */

@@ -7,7 +7,7 @@
  * engine, is the same in all. Connections know nothing of it.
  */
 import { randomInt } from "node:crypto";
-import { Admission } from "../admission/admit.ts";
+import { Admission, type AdmissionRules } from "../admission/admit.ts";
 import { Gate, type Prospects } from "../admission/gate.ts";
 import type { Vault } from "../backend/vault.ts";
 import type { Clock } from "../clock.ts";
@@ -29,6 +29,7 @@ import type { Opened } from "../wiring/engines.ts";
 import type { Membership } from "../fleet/membership.ts";
 import { ClientBytes } from "../gateway/byte-budget.ts";
 import { Crossing } from "../gateway/crossing.ts";
+import { EarlyRefusals } from "../gateway/early-refusal.ts";
 import { GrpcDoor, type GrpcModel } from "../gateway/grpc.ts";
 import { healthRoutes } from "../gateway/health.ts";
 import { Intake, type ModelDoor } from "../gateway/intake.ts";
@@ -109,7 +110,7 @@ export class Front {
     this.#parts = parts;
     this.#bytes = new ClientBytes(config.limits.maxQueuedBytes, largestBody(config));
     this.#router = new Router(opened.engine, clock, randomInt(2 ** 32));
-    this.#admission = new Admission(ratesOf(config), opened.engine, clock, events);
+    this.#admission = new Admission(rulesOf(config), opened.engine, clock, events);
   }
 
   async open(config: Config): Promise<void> {
@@ -124,6 +125,12 @@ export class Front {
       tls,
       sampler: tracing && samplerFor(tracing, random),
       bytes: this.#bytes,
+      early: new EarlyRefusals({
+        admission: this.#admission,
+        clock,
+        events,
+        credentials: () => this.#now!.credentials.credentials,
+      }),
     });
     this.apiUrl = await this.#listener.listen(listen.host, listen.port);
     await this.#openGrpc(config);
@@ -174,7 +181,7 @@ export class Front {
   #swap(next: Generation): void {
     const last = this.#now!;
     this.#now = next;
-    this.#admission.retune(ratesOf(next.config));
+    this.#admission.retune(rulesOf(next.config));
     this.#bytes.retune(next.config.limits.maxQueuedBytes, largestBody(next.config));
     for (const door of last.doors) door.gate.open = next.doors.some(({ name }) => name === door.name);
     this.#tellDoors(next);
@@ -271,6 +278,7 @@ export class Front {
         ready: () => this.#ready(),
         version: version(),
         bytes: this.#bytes,
+        connections: this.#admission.load.connections,
         clock,
         events,
         tls,
@@ -328,8 +336,9 @@ function largestBody({ limits, grpc }: Config): number {
   return Math.max(limits.maxBodyBytes, grpc.maxMessageBytes);
 }
 
-function ratesOf({ tiers, limits }: Config): ConstructorParameters<typeof Admission>[0] {
-  return { tiers, ...perUser(limits.perUserPerMinute) };
+function rulesOf({ tiers, limits, models }: Config): AdmissionRules {
+  const onlyModel = models.length === 1 ? models[0]!.name : undefined;
+  return { tiers, onlyModel, ...perUser(limits.perUserPerMinute) };
 }
 
 async function end({ credentials, passing }: Generation): Promise<void> {

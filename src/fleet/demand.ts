@@ -45,8 +45,14 @@ export class FleetDemand implements Demand {
     return this.#dispatcher(model)?.rules.limits.maxBatchSize ?? 0;
   }
 
-  batchMs(model: string): number {
-    return this.#dispatcher(model)?.horizon(this.#clock.now()).batchMs ?? 0;
+  /** As `core/policy.ts` says: `fixed` waits as long as it may, `adaptive` a quarter of a batch's time at most. */
+  patienceMs(model: string): number {
+    const dispatcher = this.#dispatcher(model);
+    if (dispatcher === undefined) return 0;
+    const { policy, maxWaitMs } = dispatcher.rules.limits;
+    return policy === "fixed"
+      ? maxWaitMs
+      : Math.min(maxWaitMs, dispatcher.horizon(this.#clock.now()).batchMs / 4);
   }
 
   share(model: string): number {

@@ -90,6 +90,13 @@ export class Crossing {
     return caller;
   }
 
+  /** As `enter`, with inputs: once this process has time for them. */
+  async enterWithTask(visitor: Visitor): Promise<Caller> {
+    const caller = await this.enter(visitor);
+    await this.#admission.turn(caller);
+    return caller;
+  }
+
   /** Counts a request that goes past the batches; headers for its answer. Throws a Refusal. */
   async pass(caller: Caller | undefined, model: string): Promise<readonly string[]> {
     if (caller === undefined) return [];

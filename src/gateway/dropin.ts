@@ -33,7 +33,7 @@ import {
 import { LARGE_CHARS, pieceLine } from "./pieces.ts";
 import { checkUncompressed } from "./media-type.ts";
 import { type Screening, unscreenable } from "./screening.ts";
-import type { Elsewhere, Methods, Routes } from "./server.ts";
+import { bringsWork, type Elsewhere, type Methods, type Routes } from "./server.ts";
 
 export interface DropInModel {
   readonly name: string;
@@ -159,7 +159,12 @@ export class DropIns {
     const infer = here.find((route) => route.infer !== undefined);
     const about = here.find((route) => route.about !== undefined);
     return {
-      ...(infer && { POST: (exchange) => this.#infer(exchange, infer.protocol, infer.infer!, place) }),
+      ...(infer && {
+        POST: bringsWork(
+          (exchange) => this.#infer(exchange, infer.protocol, infer.infer!, place),
+          infer.protocol.client.fail,
+        ),
+      }),
       ...(about && { GET: (exchange) => this.#tell(exchange, about.protocol, about.about!, place) }),
     };
   }
@@ -168,7 +173,7 @@ export class DropIns {
   #passed(path: string, model: DropInModel, pinned: DropInModel | undefined, route: string): Elsewhere {
     const pass = async (exchange: Exchange): Promise<void> => {
       exchange.errorShape = model.protocols[0]?.client.fail;
-      const caller = await this.#parts.crossing.enter(exchange);
+      const caller = await this.#parts.crossing.enterWithTask(exchange);
       await this.#pass(exchange, model, { pinned, path, names: {} }, caller);
     };
     return { path: route, methods: Object.fromEntries(ANY_METHOD.map((method) => [method, pass])) };
@@ -177,7 +182,7 @@ export class DropIns {
   async #infer(exchange: Exchange, protocol: Protocol, route: InferRoute, place: Place): Promise<void> {
     exchange.errorShape = protocol.client.fail;
     const { crossing, limits } = this.#parts;
-    const caller = await crossing.enter(exchange);
+    const caller = await crossing.enterWithTask(exchange);
     const body = await exchange.bytes(route.types);
     const { names } = place;
     const alone = meant(place, this.#speakers(protocol))?.maxBatchSize === 1;

@@ -323,29 +323,13 @@ export class Exchange extends CountedRequest {
   }
 
   fail(refusal: Refusal, id?: string, headers: readonly string[] = []): void {
-    const { code, message, retryAfterMs, status, quota } = refusal;
-    this.code = code;
+    this.code = refusal.code;
     // The answer has begun: all that is left to say is that it is not whole.
     if (this.#response.headersSent) return this.cut();
-    const seconds = refusal.retryAfterSeconds ?? Math.ceil((retryAfterMs ?? 0) / 1000);
     const requestId = id ?? newId(this.startedAt);
     if (this.id === "") this.id = requestId;
-    const body = {
-      error: code,
-      message,
-      request_id: requestId,
-      ...(retryAfterMs && { retry_after_ms: retryAfterMs }),
-    };
-    const challenge = code === "UNAUTHENTICATED" ? ["www-authenticate", "Bearer"] : [];
-    const wait =
-      retryAfterMs === undefined
-        ? []
-        : ["retry-after", String(seconds), "retry-after-ms", String(retryAfterMs)];
-    const all = [...headers, ...challenge, ...wait, ...quotaHeaders(quota)];
-    if (this.errorShape === undefined) return this.send(status, JSON.stringify(body), all);
-    const shaped = this.errorShape(refusal);
-    // Not in every protocol's shape; whoever asks for help has to know it.
-    this.send(shaped.status ?? status, String(shaped.body), ["x-request-id", requestId, ...all]);
+    const answer = renderRefusal(refusal, requestId, this.errorShape);
+    this.send(answer.status, answer.body, [...headers, ...answer.headers]);
   }
 
   /** Not JSON, or JSON that was written already; in parts where it is large. */
@@ -443,6 +427,38 @@ export class Exchange extends CountedRequest {
       socket.removeListener("timeout", cut);
     });
   }
+}
+
+/** `shape`: undefined for Ferry's own. `headers`: name, value, name, value… */
+export function renderRefusal(
+  refusal: Refusal,
+  requestId: string,
+  shape: ErrorShape | undefined,
+): { readonly status: number; readonly body: string; readonly headers: readonly string[] } {
+  const { code, message, retryAfterMs, status, quota } = refusal;
+  const seconds = refusal.retryAfterSeconds ?? Math.ceil((retryAfterMs ?? 0) / 1000);
+  const challenge = code === "UNAUTHENTICATED" ? ["www-authenticate", "Bearer"] : [];
+  const wait =
+    retryAfterMs === undefined
+      ? []
+      : ["retry-after", String(seconds), "retry-after-ms", String(retryAfterMs)];
+  const headers = [...challenge, ...wait, ...quotaHeaders(quota)];
+  if (shape === undefined) {
+    const body = {
+      error: code,
+      message,
+      request_id: requestId,
+      ...(retryAfterMs && { retry_after_ms: retryAfterMs }),
+    };
+    return { status, body: JSON.stringify(body), headers };
+  }
+  const shaped = shape(refusal);
+  return {
+    status: shaped.status ?? status,
+    body: String(shaped.body),
+    // Not in every protocol's shape; whoever asks for help has to know it.
+    headers: ["x-request-id", requestId, ...headers],
+  };
 }
 
 function asItCame(body: Buffer): Buffer {

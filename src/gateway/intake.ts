@@ -159,9 +159,15 @@ export class Intake {
     };
     const put = this.#engine.put(task, refusal === undefined ? sharing : { ...sharing, only: true });
     if (!(put instanceof Promise)) return this.#placed(ticket, put, model, refusal, now);
+    const { puts } = this.#admission.load;
+    puts.began(now);
     return put.then(
-      (reply) => this.#placed(ticket, reply, model, refusal, now),
+      (reply) => {
+        puts.ended(now);
+        return this.#placed(ticket, reply, model, refusal, now);
+      },
       (error: unknown) => {
+        puts.ended(now);
         // The engine is away: no outcome will ever wake the waiter.
         this.#router.release(waiter);
         throw error;

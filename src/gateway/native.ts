@@ -32,7 +32,7 @@ import {
   successPieces,
   tenths,
 } from "./reply.ts";
-import type { Routes } from "./server.ts";
+import { bringsWork, type Routes } from "./server.ts";
 
 export interface NativeOptions {
   readonly defaultMode: "sync" | "async";
@@ -71,8 +71,8 @@ export class NativeProtocol {
 
   routes(): Routes {
     return {
-      "/v1/inference": { POST: (exchange) => this.#infer(exchange) },
-      "/api/inference": { POST: (exchange) => this.#inferPlainly(exchange) },
+      "/v1/inference": { POST: bringsWork((exchange) => this.#infer(exchange)) },
+      "/api/inference": { POST: bringsWork((exchange) => this.#inferPlainly(exchange)) },
       "/v1/result/{id}": {
         GET: (exchange, id) => this.#result(exchange, id),
         DELETE: (exchange, id) => this.#forget(exchange, id),
@@ -87,6 +87,18 @@ export class NativeProtocol {
     return this.#entered(exchange, found);
   }
 
+  /** As `#enter`, with a task: once this process has time for it. */
+  #enterWithTask(exchange: Exchange): Caller | Promise<Caller> {
+    const entering = this.#enter(exchange);
+    if (entering instanceof Promise) return entering.then((caller) => this.#turn(caller));
+    return this.#turn(entering);
+  }
+
+  #turn(caller: Caller): Caller | Promise<Caller> {
+    const turn = this.#admission.turn(caller);
+    return turn === undefined ? caller : turn.then(() => caller);
+  }
+
   #entered(exchange: Exchange, caller: Caller): Caller | Promise<Caller> {
     exchange.tier = this.#admission.tierName(caller.tier);
     exchange.tenant = caller.tenant;
@@ -99,7 +111,7 @@ export class NativeProtocol {
    * wait for something else than the body and the outcome.
    */
   #infer(exchange: Exchange): Promise<void> | void {
-    const entering = this.#enter(exchange);
+    const entering = this.#enterWithTask(exchange);
     if (entering instanceof Promise) return entering.then((caller) => this.#inferFor(exchange, caller));
     this.#inferFor(exchange, entering);
   }
@@ -145,7 +157,7 @@ export class NativeProtocol {
   }
 
   async #inferPlainly(exchange: Exchange): Promise<void> {
-    const caller = await this.#enter(exchange);
+    const caller = await this.#enterWithTask(exchange);
     const draft = parseBody(await exchange.body(), idempotencyKey(exchange), PLAIN_FIELDS);
     if (!draft.input.startsWith('"')) throw new Refusal("INVALID_REQUEST", `"input" must be a string`);
     const ticket = this.#noted(exchange, await this.#submit(exchange, draft, caller));

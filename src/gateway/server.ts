@@ -7,14 +7,16 @@
  * makes. With TLS the same server stands behind `tls.ts`.
  */
 import { createServer, type IncomingMessage, type Server, type ServerResponse } from "node:http";
-import { type AddressInfo, Server as NetServer, type Socket } from "node:net";
+import type { AddressInfo, Socket } from "node:net";
 import type { Duplex } from "node:stream";
 import type { Clock } from "../clock.ts";
 import { Refusal } from "../core/errors.ts";
+import type { Connections } from "../core/overload.ts";
 import type { Sampler } from "../core/trace.ts";
 import type { Events } from "../telemetry/events.ts";
 import { ClientBytes } from "./byte-budget.ts";
-import { Exchange, type ExchangeLimits, type Failed } from "./exchange.ts";
+import type { EarlyRefusals, WorkRoute } from "./early-refusal.ts";
+import { type ErrorShape, Exchange, type ExchangeLimits, type Failed } from "./exchange.ts";
 import { repeatedHeader } from "./headers.ts";
 import { Http2Door, streamFlaw } from "./http2.ts";
 import { newId } from "../engine/ids.ts";
@@ -22,6 +24,7 @@ import type { PageGuard } from "./page-guard.ts";
 import { refuseSocket } from "./refuse-socket.ts";
 import { type EdgeTls, isTlsTrouble, TlsFront } from "./tls.ts";
 import { takeWaiting } from "./waiting.ts";
+import { WideListener } from "./wide-listen.ts";
 
 export interface ListenerLimits {
   readonly maxBodyBytes: number;
@@ -33,7 +36,16 @@ export interface ListenerLimits {
 }
 
 /** Answers one request. `id` is what stands in the path where the route has `{id}`. */
-export type Answer = (exchange: Exchange, id: string) => Promise<void> | void;
+export interface Answer {
+  (exchange: Exchange, id: string): Promise<void> | void;
+  /** Of a POST that brings work, and may be refused as such; left out: it is always answered. */
+  readonly work?: Pick<WorkRoute, "shape">;
+}
+
+/** Marks the answer to a POST that brings work. `shape`: of its errors; left out: Ferry's own. */
+export function bringsWork(answer: Answer, shape?: ErrorShape): Answer {
+  return Object.assign((exchange: Exchange, id: string) => answer(exchange, id), { work: { shape } });
+}
 export type Methods = Readonly<Record<string, Answer>>;
 
 /** Path → method → answer. `{id}` in a path stands for one segment. */
@@ -52,6 +64,8 @@ export interface ListenerOptions {
   readonly bytes?: ClientBytes | undefined;
   /** Undefined: requests of web pages are served. */
   readonly pages?: PageGuard | undefined;
+  /** Left out: every request goes the usual way. */
+  readonly early?: EarlyRefusals | undefined;
 }
 
 /** A route that was found by other means; `path` is how it is called, whatever stands in it. */
@@ -77,6 +91,15 @@ interface Pipeline {
   stop: (() => void) | undefined;
 }
 const PIPELINE = Symbol("pipeline");
+/**
+ * What Node's parser has and its types do not: how `node:http` is given a request when its headers are there. It has had
+ * these names since io.js; where they are missing, nothing is refused early.
+ */
+interface Parser {
+  onIncoming?: (request: IncomingMessage, keepsAlive: boolean) => number;
+  /** Whose body comes; null: nobody's, and it is thrown away. */
+  incoming: IncomingMessage | null;
+}
 type Visited = Duplex & { [PIPELINE]?: Pipeline };
 
 /**
@@ -93,8 +116,10 @@ const BACKLOG = 4096;
 
 export class Listener {
   readonly #server: Server;
+  readonly #listening: WideListener;
   readonly #front: TlsFront | undefined;
   #paths: ReadonlyMap<string, Methods> = new Map();
+  #work: ReadonlyMap<string, WorkRoute> = new Map();
   #patterns: readonly Pattern[] = [];
   readonly #limits: ListenerLimits;
   readonly #bytes: ClientBytes;
@@ -118,7 +143,7 @@ export class Listener {
     limits: ListenerLimits,
     clock: Clock,
     events: Events,
-    { tls, sampler, uncounted = false, elsewhere, bytes, pages }: ListenerOptions = {},
+    { tls, sampler, uncounted = false, elsewhere, bytes, pages, early }: ListenerOptions = {},
   ) {
     const { maxBodyBytes, requestTimeoutMs: writeTimeoutMs } = limits;
     this.#limits = limits;
@@ -139,10 +164,16 @@ export class Listener {
       // Checked below, so that the answer has our shape.
       requireHostHeader: false,
     };
-    this.#front = tls && new TlsFront(options, tls, limits, this.#door(tls));
+    this.#front = tls && new TlsFront(options, tls, limits, this.#door(tls, early?.connections));
     this.#server = this.#front?.server ?? createServer(options);
+    // One that nobody but operators call needs no more; with TLS the server bounds its connections by itself.
+    this.#listening = new WideListener(this.#server, early !== undefined && tls === undefined);
     this.#server.maxHeadersCount = limits.maxHeaders + 1;
     if (tls === undefined) this.#server.on("connection", (socket) => this.#connected(socket));
+    if (early !== undefined) {
+      const connected = tls === undefined ? "connection" : "secureConnection";
+      this.#server.on(connected, (socket: Socket) => this.#refuseEarly(socket, early));
+    }
     this.#server.on("request", (request, response) => {
       if (!this.#isBehindRefusal(request)) this.#request(request, response);
     });
@@ -168,6 +199,11 @@ export class Listener {
         const [before = "", after = ""] = path.split("{id}");
         return { path, before, after, methods };
       });
+    this.#work = new Map(
+      Object.entries(routes).flatMap(([path, { POST }]) =>
+        POST?.work === undefined ? [] : [[path, { path, shape: POST.work.shape }]],
+      ),
+    );
     this.#elsewhere = elsewhere;
     this.#pages = pages;
     const { requestTimeoutMs: writeTimeoutMs } = this.#limits;
@@ -180,14 +216,8 @@ export class Listener {
   }
 
   async listen(host: string, port: number): Promise<string> {
-    await new Promise<void>((resolve, reject) => {
-      this.#server.once("error", reject);
-      // Several processes may share a port for clients; what operators ask is asked of one of them.
-      this.#server.listen({ port, host, backlog: BACKLOG, exclusive: !this.#counted }, () => {
-        this.#server.removeListener("error", reject);
-        resolve();
-      });
-    });
+    // Several processes may share a port for clients; what operators ask is asked of one of them.
+    await this.#listening.listen({ port, host, backlog: BACKLOG, exclusive: !this.#counted });
     const { address, family, port: bound } = this.#server.address() as AddressInfo;
     const scheme = this.#front === undefined ? "http" : "https";
     return `${scheme}://${family === "IPv6" ? `[${address}]` : address}:${bound}`;
@@ -207,8 +237,7 @@ export class Listener {
     this.#front?.drain();
     await new Promise<void>((resolve) => {
       const alarm = this.#clock.at(this.#clock.now() + ms, resolve);
-      // That of node:http would close those that are idle.
-      NetServer.prototype.close.call(this.#server, () => {
+      void this.#listening.close().then(() => {
         alarm.cancel();
         resolve();
       });
@@ -218,7 +247,7 @@ export class Listener {
   /** As `linger`, but those that are idle end now; resolves when every request is answered. */
   async drain(): Promise<void> {
     this.#draining = true;
-    this.#server.close();
+    void this.#listening.close();
     this.#server.closeIdleConnections();
     this.#front?.drain();
     if (this.#open > 0) await new Promise<void>((resolve) => (this.#whenQuiet = resolve));
@@ -237,14 +266,14 @@ export class Listener {
   }
 
   close(): void {
-    this.#server.close();
+    void this.#listening.close();
     this.#server.closeAllConnections();
     this.#front?.close();
   }
 
-  #door({ http2, maxStreams }: EdgeTls): Http2Door | undefined {
+  #door({ http2, maxStreams }: EdgeTls, connections: Connections | undefined): Http2Door | undefined {
     if (!http2) return undefined;
-    const limits = { ...this.#limits, maxStreams, maxHeaderBytes: MAX_HEADER_BYTES };
+    const limits = { ...this.#limits, maxStreams, maxHeaderBytes: MAX_HEADER_BYTES, connections };
     const takers = {
       request: this.#request.bind(this),
       mayContinue: this.#mayContinue.bind(this),
@@ -260,6 +289,43 @@ export class Listener {
     if (this.#connections <= this.#limits.maxConnections) return;
     const message = `more than ${this.#limits.maxConnections} connections; try again later`;
     refuseSocket(socket, 503, "SERVICE_OVERLOADED", message, newId(this.#clock.now()));
+  }
+
+  /** Stands before `node:http` on a connection, and answers what is refused before it is looked at; `early-refusal.ts`. */
+  #refuseEarly(socket: Visited & Socket, early: EarlyRefusals): void {
+    early.connections.open++;
+    socket.once("close", () => early.connections.open--);
+    const { parser } = socket as { parser?: Parser | null };
+    const take = parser?.onIncoming;
+    if (parser === undefined || parser === null || take === undefined) return;
+    // Node ends idle connections from their last response on, and here is none.
+    let idle = false;
+    parser.onIncoming = (request, keepsAlive) => {
+      const answer = early.active ? this.#earlyAnswer(socket, early, request, keepsAlive) : undefined;
+      if (answer === undefined) {
+        if (idle) socket.setTimeout(0);
+        idle = false;
+        return take(request, keepsAlive);
+      }
+      parser.incoming = null;
+      socket.write(answer, "latin1");
+      if (!idle) socket.setTimeout(this.#limits.keepAliveTimeoutMs);
+      idle = true;
+      return 0;
+    };
+  }
+
+  #earlyAnswer(
+    socket: Visited,
+    early: EarlyRefusals,
+    request: IncomingMessage,
+    keepsAlive: boolean,
+  ): string | undefined {
+    const { method, url, rawHeaders, upgrade } = request as IncomingMessage & { upgrade?: boolean };
+    const route = method === "POST" ? this.#work.get(url!) : undefined;
+    const waits = (socket[PIPELINE]?.open ?? 0) > 0 || socket.writableLength > 0;
+    if (route === undefined || waits || !keepsAlive || upgrade === true || this.#draining) return undefined;
+    return rawHeaders.length > 2 * this.#limits.maxHeaders ? undefined : early.answer(request, route);
   }
 
   /** Whether its connection ends with an earlier request's refusal; Node keeps it until then, so it counts. */

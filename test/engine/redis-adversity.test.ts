@@ -12,6 +12,7 @@ import type { RedisNodes } from "../../src/redis/nodes.ts";
 import {
   dead,
   done,
+  failed,
   idsOf,
   LEASE_MS,
   MODEL,
@@ -21,7 +22,7 @@ import {
   Stage,
 } from "../contract/engine-stage.ts";
 import { type Proxy, startProxy } from "../redis/proxy.ts";
-import { type Cluster, type Server, slotOf, startCluster, startServer } from "../redis/servers.ts";
+import { type Cluster, type Server, slotOf, startCluster, startServer, until } from "../redis/servers.ts";
 import { makeEngine, openNodes } from "./redis-engines.ts";
 
 type More = NonNullable<Parameters<typeof makeEngine>[2]>;
@@ -159,9 +160,6 @@ describe("a slot that moves to another node", () => {
   });
 });
 
-/** The name that Redis gives to every call of a script: the proxy loses the reply to one of these. */
-const CALL = "EVALSHA";
-
 describe("a reply that is lost", () => {
   let server: Server;
   let proxy: Proxy;
@@ -170,7 +168,6 @@ describe("a reply that is lost", () => {
   before(async () => {
     server = await startServer();
     proxy = await startProxy(server.port);
-    proxy.cutOnly = CALL;
     nodes = await openNodes({ url: proxy.url });
   });
 
@@ -180,14 +177,77 @@ describe("a reply that is lost", () => {
     await server.stop();
   });
 
-  /** Does `work` while the reply to its first script is lost with the connection. */
-  async function losing<Result>(work: () => Promise<Result>): Promise<Result> {
+  /** Does `work` while the reply to its first script, or to another command, is lost with the connection. */
+  async function losing<Result>(work: () => Promise<Result>, command = "EVALSHA"): Promise<Result> {
     const { cuts } = proxy;
+    proxy.cutOnly = command;
     proxy.cutRequests = 1;
     const result = await work();
     assert.equal(proxy.cuts, cuts + 1, "a reply was lost");
     return result;
   }
+
+  test("a put is queued once, runs once and counts once, whether it was read before it was sent again or not", async () => {
+    const { engine, stage } = stageOn(nodes);
+    const plain = new Stage({ engine, clock: stage.clock, events: stage.events, approximate: true });
+    for (const sharing of [{}, { joinKey: "same" }, { idempotency: { key: "key", fingerprint: "f" } }]) {
+      const id = await losing(() => plain.queue({}, sharing), "EXEC");
+      await engine.refresh();
+      const lease = await stage.claim();
+      assert.deepEqual(idsOf(lease), [id]);
+      assert.equal(await stage.settle(lease, done(id)), "taken");
+      assert.deepEqual(idsOf(await stage.claim()), []);
+      await stage.hasCounts([0, 0, 0, 0]);
+      assert.equal(stage.settled.filter((each) => each.id === id).length, 1);
+    }
+    await engine.close();
+  });
+
+  test("a read: what was delivered and did not arrive is read again", async () => {
+    const { engine, stage } = stageOn(nodes);
+    const plain = new Stage({ engine, clock: stage.clock, events: stage.events, approximate: true });
+    await plain.queue();
+    await engine.refresh();
+    const id = await plain.queue();
+    await losing(() => engine.refresh().catch(() => {}), "XREADGROUP");
+    await until(() => nodes.up(0));
+    await engine.refresh();
+    assert.equal((await stage.claim()).tasks.length, 1, "it is pending, and nobody has it");
+    await engine.takeOver();
+    assert.deepEqual(idsOf(await stage.claim()), [id]);
+    await engine.close();
+  });
+
+  for (const [verb, verdict, code] of [
+    ["HSETNX", done, ""],
+    ["EVALSHA", failed, "INPUT_REJECTED"],
+    ["EVALSHA", dead, "INFERENCE_FAILED"],
+  ] as const) {
+    test(`a settlement (${verdict("x").kind}) is taken once, and told once`, async () => {
+      const { stage, engine } = stageOn(nodes);
+      await stage.ended(verdict);
+      const { id, lease } = await stage.run();
+      assert.equal(await losing(() => stage.settle(lease, verdict(id)), verb), "taken");
+      assert.equal(await stage.code(id), code);
+      assert.equal(stage.settled.filter((each) => each.id === id).length, 1);
+      assert.deepEqual(idsOf(await stage.claim()), []);
+      assert.deepEqual((await stage.counts()).slice(0, 2), [0, 0]);
+      await engine.close();
+    });
+  }
+
+  test("a replay is done once", async () => {
+    const { stage, engine } = stageOn(nodes);
+    const other = await stage.ended(dead);
+    await engine.deadLetters.replay(other);
+    await stage.settle(await stage.claim(), done(other));
+    const id = await stage.ended(dead);
+    assert.equal(await losing(() => engine.deadLetters.replay(id)), true);
+    await engine.refresh();
+    assert.deepEqual(idsOf(await stage.claim()), [id]);
+    assert.deepEqual(idsOf(await stage.claim()), []);
+    await engine.close();
+  });
 
   test("cancel says what it did, its caller hears of the end, and the record is there", async () => {
     const { stage, engine } = stageOn(nodes);

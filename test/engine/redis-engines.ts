@@ -17,10 +17,10 @@ export const ASLEEP: Demand = {
   room: () => 0,
   pacePerMs: () => 0,
   batchSize: () => 0,
-  batchMs: () => 0,
+  patienceMs: () => 0,
+  share: () => 1,
   othersIdle: () => false,
   leads: () => false,
-  share: () => 1,
   zones: () => [],
 };
 

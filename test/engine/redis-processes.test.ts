@@ -10,6 +10,8 @@ import { Refusal } from "../../src/core/errors.ts";
 import type { Task } from "../../src/core/task.ts";
 import type { ClaimedTask, Lease, RecordView, Sharing } from "../../src/engine/engine.ts";
 import { MAX_GROUPS } from "../../src/engine/engine.ts";
+import type { RedisOptions } from "../../src/engine/redis/parts.ts";
+import type { Demand } from "../../src/engine/redis/reader.ts";
 import { VirtualClock } from "../../src/plan/virtual-clock.ts";
 import type { RedisNodes } from "../../src/redis/nodes.ts";
 import {
@@ -25,7 +27,7 @@ import {
   Stage,
 } from "../contract/engine-stage.ts";
 import { startCluster, startServer, until } from "../redis/servers.ts";
-import { makeEngine, openNodes } from "./redis-engines.ts";
+import { ASLEEP, makeEngine, openNodes } from "./redis-engines.ts";
 
 const FOREVER_MS = 1e9;
 const PATIENT = {
@@ -48,14 +50,10 @@ class Fleet implements AsyncDisposable {
     this.#connect = connect;
   }
 
-  async start(more: Partial<typeof PLAIN> & { sweepMs?: number } = {}): Promise<Process> {
-    const { sweepMs = 3_600_000, ...limits } = more;
+  async start(settings: Partial<RedisOptions> = {}): Promise<Process> {
     const nodes = await this.#connect();
-    const made = makeEngine(
-      nodes,
-      { ...PATIENT, ...limits },
-      { prefix: this.#prefix, clock: this.clock, sweepMs },
-    );
+    const own = { prefix: this.#prefix, clock: this.clock, sweepMs: FOREVER_MS };
+    const made = makeEngine(nodes, PATIENT, { ...own, ...settings });
     await made.engine.open();
     const process = new Process(nodes, made);
     this.processes.push(process);
@@ -119,7 +117,8 @@ class Process {
 
   /** Puts tasks of one tick: they share a bundle on one server. */
   async putTogether(count: number, fields: Partial<Task> = {}, sharing: Sharing = {}): Promise<string[]> {
-    const replies = await Promise.all(Array.from({ length: count }, () => this.stage.put(fields, sharing)));
+    const patient = { deadlineAt: this.stage.now + FOREVER_MS, ...fields };
+    const replies = await Promise.all(Array.from({ length: count }, () => this.stage.put(patient, sharing)));
     return replies.map((reply) => {
       assert.equal(reply.kind, "queued");
       assert(reply.kind === "queued");
@@ -177,8 +176,23 @@ class Process {
     return () => Object.assign(nodes, { command, pipeline });
   }
 
+  /** So many tasks too many count as waiting. */
+  async miscount(tasks: number): Promise<void> {
+    await this.command(0, ["HINCRBY", `${this.#made.keys.bases[0]!}depth`, `0:${MODEL}`, String(tasks)]);
+  }
+
   command(shard: number, words: string[]): Promise<unknown> {
     return this.#nodes.command(shard, words);
+  }
+
+  /** Tasks that wait in its pool. */
+  get pooled(): number {
+    return [...this.engine.queues(MODEL)].reduce((sum, { depth }) => sum + depth, 0);
+  }
+
+  /** As kill -9 does. */
+  kill(): Promise<void> {
+    return this.#nodes.close();
   }
 
   async stop(): Promise<void> {
@@ -380,7 +394,95 @@ function processes(
       });
     });
 
+    describe("batchers that read by themselves", () => {
+      const eager = (changes: Partial<Demand> = {}): Demand => ({
+        ...ASLEEP,
+        models: () => [MODEL],
+        room: () => 100,
+        batchSize: () => 100,
+        patienceMs: () => 100,
+        pacePerMs: () => 1,
+        leads: () => true,
+        ...changes,
+      });
+
+      test("the one that leads reads what comes; another only what is left", async () => {
+        await using all = fleet();
+        const [gateway, leader, other] = (await all.gatewayAndBatchers(2)) as Process[];
+        let room = 100;
+        await leader!.engine.serve(
+          eager({ room: () => room, batchSize: () => room, othersIdle: () => true }),
+        );
+        await other!.engine.serve(eager({ leads: () => false, othersIdle: () => true }));
+        await gateway!.putTogether(3);
+        await all.passUntil(() => leader!.pooled === 3, "it is read", 1);
+        assert.equal(other!.pooled, 0);
+        room = 0;
+        await gateway!.putTogether(3);
+        await all.passUntil(() => leader!.pooled + other!.pooled === 6, "the rest is read", 10);
+      });
+
+      test("one that is killed is noticed by its lease, and another goes on", async () => {
+        await using all = fleet();
+        const gateway = await all.start();
+        const [first, second] = [await all.start({ leaseMs: 500 }), await all.start({ leaseMs: 500 })];
+        const ids = await gateway.putTogether(6);
+        await first.engine.serve(eager());
+        await all.passUntil(() => first.pooled === 6, "it is read", 1);
+        const lease = await first.stage.claim(2, { leaseMs: FOREVER_MS });
+        await until(async () => (await gateway.stage.state(idsOf(lease)[0]!)) === "running", "it runs");
+        await first.kill();
+        await second.engine.serve(eager());
+        await all.passUntil(() => second.pooled === 6, "it is taken over", 50);
+        const next = await second.stage.claim(64, { leaseMs: FOREVER_MS });
+        for (const { task, attempt } of next.tasks)
+          assert.equal(attempt, idsOf(lease).includes(task.id) ? 2 : 1, task.id);
+        await second.settle(next, done);
+        await gateway.heard(...ids);
+      });
+
+      test("tasks of another zone are read when its batchers have had their time, or are none", async () => {
+        for (const deserted of [false, true]) {
+          await using all = fleet();
+          const gateway = await all.start({ zone: "far" });
+          const batcher = await all.start({ zone: "near", zoneSpillMs: 10_000 });
+          const ids = await gateway.putTogether(3);
+          await batcher.engine.serve(eager({ zones: () => [{ zone: "far", deserted }] }));
+          const startedAt = all.clock.now();
+          await all.passUntil(() => batcher.pooled === 3, "it is read", 1000);
+          assert.ok(deserted || all.clock.now() - startedAt >= 10_000, "not before");
+          await batcher.settle(await batcher.stage.claim(), done);
+          await gateway.heard(...ids);
+        }
+      });
+
+      test("counts that a crash left behind are cleared when nothing is left, and not before", async () => {
+        await using all = fleet();
+        const [gateway, batcher] = (await all.gatewayAndBatchers(1)) as Process[];
+        await gateway!.putTogether(1);
+        await batcher!.miscount(5);
+        await batcher!.engine.serve(eager({ room: () => 0 }));
+        for (let n = 0; n < 5; n++)
+          await all.passUntil(() => batcher!.engine.stats().queued === 6, "kept", 10_001);
+        await batcher!.read();
+        await batcher!.settle(await batcher!.stage.claim(), done);
+        await all.passUntil(() => gateway!.engine.stats().queued === 0, "cleared", 5001);
+        await gateway!.putTogether(2);
+        await all.passUntil(() => batcher!.engine.stats().queued === 2, "and right", 1001);
+      });
+    });
+
     describe("a batcher that dies", () => {
+      test("with very many entries: all of them are taken over at once", async () => {
+        await using all = fleet();
+        const [gateway, first, second] = (await all.gatewayAndBatchers(2)) as Process[];
+        const ids: string[] = [];
+        for (let n = 0; n < 250; n++) ids.push(...(await gateway!.putTogether(1)));
+        await first!.read();
+        await second!.engine.takeOver();
+        assert.deepEqual(new Set(idsOf(await second!.stage.claim(1000))), new Set(ids));
+      });
+
       test("with a bundle of which a part has ended: another runs the rest, and only what ran is charged", async () => {
         await using all = fleet();
         const [gateway, first, second] = (await all.gatewayAndBatchers(2)) as Process[];
@@ -521,12 +623,10 @@ function processes(
       await using all = fleet();
       const [one, two, batcher] = (await all.gatewayAndBatchers(2)) as Process[];
       const fill = async (gateway: Process, tenant: string, count: number): Promise<number> => {
-        let queued = 0;
-        for (let n = 0; n < count; n++) {
-          const { kind } = await gateway.stage.put({ tenant, parameters: `{"${tenant}":${n}}` });
-          if (kind === "queued") queued++;
-        }
-        return queued;
+        const puts = Array.from({ length: count }, (_, n) =>
+          gateway.stage.put({ tenant, parameters: `{"${tenant}":${n}}` }),
+        );
+        return (await Promise.all(puts)).filter(({ kind }) => kind === "queued").length;
       };
       const share = await fill(one!, "ann", MAX_GROUPS);
       assert.ok(share < MAX_GROUPS, "some are left for others");
@@ -539,6 +639,18 @@ function processes(
         await one!.heard(idsOf(lease)[0]!);
       }
       assert.equal((await one!.stage.put({ parameters: '{"ann":"again"}' })).kind, "queued");
+    });
+
+    test("a tenant that floods two gateways does not keep another one waiting", async () => {
+      await using all = fleet();
+      const [one, two, batcher] = (await all.gatewayAndBatchers(2)) as Process[];
+      for (const gateway of [one!, two!]) {
+        await gateway.putTogether(100, { tenant: "ann" });
+        await gateway.putTogether(4, { tenant: "bob" });
+      }
+      const lease = await batcher!.claim(32);
+      const bobs = lease.tasks.filter(({ task }) => task.tenant === "bob").length;
+      assert.equal(bobs, 8);
     });
 
     test("how many tasks wait and run is exact after every step, through whichever process they go", async () => {
@@ -557,10 +669,9 @@ function processes(
             throw new Error(`wanted ${wanted}, found ${views().join(", ")}`, { cause: error });
           });
       };
-      const deadlineAt = gateway!.stage.now + FOREVER_MS;
-      await gateway!.putTogether(10, { deadlineAt });
+      await gateway!.putTogether(10);
       await counted(10, 0);
-      const [alone] = await gateway!.putTogether(1, { deadlineAt, model: OTHER_MODEL });
+      const [alone] = await gateway!.putTogether(1, { model: OTHER_MODEL });
       await counted(11, 0);
       assert.equal(await second!.engine.cancel(alone!, "ann"), "cancelled");
       await first!.read();

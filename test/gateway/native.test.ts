@@ -121,7 +121,7 @@ test("a long poll leaves no waiter behind: the engine is away, or the caller lea
     { defaultMode: "sync", maxPollMs: 1000, durable: false },
     {
       credentials: new Credentials({ tiers, anonymousTier: "first" }, {}),
-      admission: { tierName: () => "first" } as unknown as Admission,
+      admission: { tierName: () => "first", turn: () => undefined } as unknown as Admission,
       intake: undefined as unknown as Intake,
       router,
       engine,
@@ -164,7 +164,7 @@ test("a client that leaves while its task is put is promised nothing, also when 
     { defaultMode: "sync", maxPollMs: 1000, durable: true },
     {
       credentials: { identify: () => caller } as unknown as Credentials,
-      admission: { tierName: () => "first" } as unknown as Admission,
+      admission: { tierName: () => "first", turn: () => undefined } as unknown as Admission,
       intake: {
         model: () => ({ name: "m" }),
         submit: async () => ({ id: "t1", caller, record }),

@@ -52,6 +52,7 @@ async function ask(
   let seen: Seen = {};
   const crossing = {
     enter: () => Promise.resolve({ tenant: "a", tier: 0 }),
+    enterWithTask: () => Promise.resolve({ tenant: "a", tier: 0 }),
     pass: (caller: unknown) => Promise.resolve(caller === undefined ? [] : ["ratelimit", "1"]),
   } as unknown as Crossing;
   const proxy = {

@@ -11,6 +11,7 @@ import assert from "node:assert/strict";
 import { Admission } from "../../src/admission/admit.ts";
 import type { Credentials } from "../../src/admission/credentials.ts";
 import { Gate } from "../../src/admission/gate.ts";
+import { ProcessLoad } from "../../src/admission/process-load.ts";
 import { Dispatcher } from "../../src/dispatch/dispatcher.ts";
 import { Reaper } from "../../src/dispatch/reaper.ts";
 import { MemoryEngine } from "../../src/engine/memory.ts";
@@ -168,7 +169,9 @@ class DropInWorld {
     const { protocol, timeouts, cache, collapse, mode, maxBatchSize } = this.#plan;
     const [engine, clock] = [this.#engine, this.#clock];
     const router = new Router(engine, clock);
-    const admission = new Admission({ tiers: [{ name: "only" }] }, engine, clock, this.#events);
+    // On virtual time a turn of the event loop is over when its promises are.
+    const load = new ProcessLoad(1, clock, queueMicrotask);
+    const admission = new Admission({ tiers: [{ name: "only" }] }, engine, clock, this.#events, load);
     const thresholds = { targetUtilization: 0.7, lastTierDepth: 1000, firstTierDepth: 2000 };
     const gate = new Gate(
       { mode, model: MODEL, tiers: 1, ...timeouts, ...thresholds },

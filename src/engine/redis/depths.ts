@@ -111,12 +111,15 @@ export class Depths {
       queued--;
       bytes -= weight(task);
     }
-    if (refused.length > 0) {
-      const counts = this.of(refused);
-      for (const [field, count] of counts) counts.set(field, -count);
-      await this.add(counts);
-    }
+    if (refused.length > 0) await this.unreserve(refused);
     return refusals;
+  }
+
+  /** They were counted, and did not get in. */
+  async unreserve(tasks: readonly Task[]): Promise<void> {
+    const counts = this.of(tasks);
+    for (const [field, count] of counts) counts.set(field, -count);
+    await this.add(counts);
   }
 
   /** A task is on its way in (`count` 1), or no longer (-1). */

@@ -105,10 +105,11 @@ export class RedisClock {
 }
 
 /**
- * `check`: its tasks must be compared with their bundle's hash before they are taken. `part`: other tasks of the bundle are in
+ * `check`: its tasks must be compared with their bundle's hash before they are taken. `copy`: the same, and they were not
+ * counted among what waits with this entry. `part`: other tasks of the bundle are in
  * other entries, so that another batcher may hold them.
  */
-export type EntryMark = "" | "check" | "part";
+export type EntryMark = "" | "check" | "copy" | "part";
 
 export function entryFrame(gateway: string, mark: EntryMark, tasks: readonly TaskBody[]): Buffer {
   const row: (string | Buffer)[] = [gateway, mark];

@@ -121,7 +121,9 @@ export class Outcomes {
   /** This process has put it: identical tasks may join it here. */
   accepted(awaited: Awaited, task: Task, joinKey: string | undefined): void {
     awaited.accepted = true;
-    awaited.task = task;
+    awaited.putting = undefined;
+    // Without its input: what waits for long is copied by the collector again and again.
+    awaited.task = { ...task, input: "", content: "" };
     if (joinKey === undefined) return;
     awaited.joinKey = joinKey;
     awaited.joinHash = this.hash(joinKey);

@@ -114,8 +114,11 @@ export function overloaded(error: unknown, ifUnknown: string, otherwise: string)
   const why = (error instanceof Error ? error.message : String(error)).replaceAll(/\bredis \S+/g, "Redis");
   const known = error instanceof StoreAway || error instanceof RedisError;
   const message = known ? `the task store cannot be used now (${why})` : `the task store failed (${why})`;
-  // A refusal of the server itself means that nothing happened.
-  const unknown = !(error instanceof RedisError) && !(error instanceof StoreAway && !error.unknown);
-  const advice = unknown ? ifUnknown : otherwise;
+  const advice = nothingHappened(error) ? otherwise : ifUnknown;
   return new Refusal("SERVICE_OVERLOADED", `${message}; ${advice}`, { retryAfterMs: RETRY_AFTER_MS });
+}
+
+/** The server itself refused, or was not reached. */
+export function nothingHappened(error: unknown): boolean {
+  return error instanceof RedisError || (error instanceof StoreAway && !error.unknown);
 }

@@ -13,7 +13,7 @@ import type { Sharing } from "../engine.ts";
 import { MemoryEngine } from "../memory.ts";
 import { ANY_BATCH, type TaskRecord } from "../record.ts";
 import type { Depths } from "./depths.ts";
-import { entryFrame, readBody, readEntry, readMeta } from "./frames.ts";
+import { entryFrame, readBody, readEntry, readMeta, type TaskBody } from "./frames.ts";
 import { fieldOf, GRACE_MS, GROUP } from "./keys.ts";
 import type { RedisParts } from "./parts.ts";
 import { readState, stateText, type TriedState, UNTRIED } from "./records.ts";
@@ -136,7 +136,7 @@ export class TaskPool {
     const { nodes, name, keys } = this.#parts;
     const commands: Arg[][] = [];
     let count = 0;
-    const fresh: { entry: HeldEntry; tasks: readonly { id: string; body: Buffer }[]; owned: string[] }[] = [];
+    const fresh: { entry: HeldEntry; tasks: readonly TaskBody[]; owned: string[]; counted: boolean }[] = [];
     const checked: typeof fresh = [];
     for (const [id, fields] of found) {
       const entryId = id.toString("latin1");
@@ -157,7 +157,13 @@ export class TaskPool {
       };
       this.#entries.set(`${stream} ${entryId}`, entry);
       const owned = mark === "part" ? tasks.map((task) => `o${fieldOf(task.id)}`) : ["o"];
-      (ran !== undefined || mark === "check" ? checked : fresh).push({ entry, tasks, owned });
+      const counted = ran === undefined && mark === "check";
+      (ran !== undefined || mark === "check" || mark === "copy" ? checked : fresh).push({
+        entry,
+        tasks,
+        owned,
+        counted,
+      });
     }
     this.engine.together(() => {
       for (const { entry, tasks, owned } of fresh) {
@@ -178,9 +184,9 @@ export class TaskPool {
     void marked
       .then((some) => Promise.all(some.map(({ entry, tasks }) => this.#lookAtMarks(entry, tasks))))
       .catch(() => {});
-    for (const { entry, tasks } of checked) {
+    for (const { entry, tasks, counted } of checked) {
       // What cannot be looked at now is taken again later.
-      await this.#takeChecked(entry, tasks, ran).catch(() => this.lose(entry));
+      await this.#takeChecked(entry, tasks, ran, counted).catch(() => this.lose(entry));
     }
     return count;
   }
@@ -230,11 +236,15 @@ export class TaskPool {
     return record;
   }
 
-  /** An entry that another batcher held, or that was written again: what of it is still to be done stands in its hash. */
+  /**
+   * An entry that another batcher held, or that was written again: what of it is still to be done stands in its hash.
+   * `counted`: all its tasks count among what waits, also those that are not.
+   */
   async #takeChecked(
     entry: HeldEntry,
-    tasks: readonly { id: string; body: Buffer }[],
+    tasks: readonly TaskBody[],
     ran: ReadonlyMap<string, number> | undefined,
+    counted: boolean,
   ): Promise<void> {
     const { nodes, keys, name } = this.#parts;
     const bundle = keys.bundle(tasks[0]!.id);
@@ -257,6 +267,7 @@ export class TaskPool {
     this.engine.together(() => {
       tasks.forEach(({ id, body }, at) => {
         const [final, state, place, replayed] = found.slice(4 * at, 4 * at + 4);
+        if (counted && (final !== null || this.engine.find(id) !== undefined)) this.#uncount(id, body);
         if (final !== null) {
           entry.left--;
           return;
@@ -282,6 +293,13 @@ export class TaskPool {
     this.#acknowledgeFinished(entry);
     const notes = charged.filter(({ final }) => !final).map((record) => triedCommand(record, this.#parts));
     if (notes.length > 0) await nodes.pipeline(entry.shard, notes, { resend: true });
+  }
+
+  /** It counts among what waits, and does not wait. */
+  #uncount(id: string, body: Buffer): void {
+    const { meta, input } = readBody(body);
+    const task = { id, input, ...readMeta(meta, this.#parts.shared).task };
+    this.#depths.moved(this.#depths.of([task]), 1);
   }
 
   /** A gateway has written to the bundle before it was read: an end, or what callers who joined bring. */
@@ -350,11 +368,25 @@ export class TaskPool {
       }
       const bodies = tasks.map(({ record, body }) => ({ id: record.task.id, body }));
       commands.push(["XADD", stream, "*", "b", entryFrame(gateway, "check", bodies)]);
-      if (this.finish(entry)) commands.push(...acknowledged([entry]));
-      returned.push(nodes.transact(shard, () => commands, options.putWithinMs));
+      const finished = this.finish(entry);
+      if (finished) commands.push(...acknowledged([entry]));
+      // Others of it that end meanwhile must not acknowledge it before these are back.
+      else entry.unconfirmed++;
+      returned.push(
+        nodes
+          .transact(shard, () => commands, options.putWithinMs)
+          .then(
+            () => {
+              if (finished) return;
+              entry.unconfirmed--;
+              this.#acknowledgeFinished(entry);
+            },
+            // The lease runs out, and another batcher takes over; or this one does, while it lives.
+            () => this.lose(entry),
+          ),
+      );
     }
-    // Where that fails the lease runs out, and another batcher takes over.
-    await Promise.allSettled(returned);
+    await Promise.all(returned);
   }
 }
 
@@ -363,7 +395,8 @@ export function acknowledged(entries: readonly HeldEntry[]): Arg[][] {
   const commands: Arg[][] = [];
   for (const [stream, some] of Map.groupBy(entries, (entry) => entry.stream)) {
     const ids = some.map(({ id }) => id);
-    commands.push(["XACK", stream, GROUP, ...ids], ["XDEL", stream, ...ids]);
+    // In this order: an entry that is pending and gone is dropped by the next XCLAIM, the other way round it would stay for ever.
+    commands.push(["XDEL", stream, ...ids], ["XACK", stream, GROUP, ...ids]);
   }
   return commands;
 }

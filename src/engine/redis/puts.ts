@@ -15,7 +15,7 @@ import { errors } from "../../core/errors.ts";
 import { homeOf } from "../../core/home.ts";
 import { Table } from "../../core/table.ts";
 import type { Task } from "../../core/task.ts";
-import { type Arg, RedisError } from "../../redis/nodes.ts";
+import { type Arg, RedisError, type RedisReply } from "../../redis/nodes.ts";
 import type { PutReply, Sharing } from "../engine.ts";
 import { newBundle } from "../ids.ts";
 import { DEPTH_SHARD, type Depths } from "./depths.ts";
@@ -33,7 +33,7 @@ import { Gathering } from "./gather.ts";
 import type { GroupShares } from "./groups.ts";
 import { digest, FIELD_DIGITS, fieldOf, GRACE_MS, indexName } from "./keys.ts";
 import type { Outcomes } from "./outcomes.ts";
-import { overloaded, type RedisParts } from "./parts.ts";
+import { nothingHappened, overloaded, type RedisParts } from "./parts.ts";
 import type { FoundRecord, RedisRecords } from "./records.ts";
 import { scripts } from "./scripts.ts";
 
@@ -96,6 +96,8 @@ export class RedisPuts {
   readonly #left = new Set<string>();
   /** The last tasks that left by themselves. */
   readonly #leftAlone = new Set<string>();
+  /** Bundles of the last tasks that left by themselves. */
+  readonly #parted = new Set<string>();
   /** Puts that have not been answered, by join key: what is identical waits for them. */
   readonly #opening: Table<Promise<PutReply>>;
   #turn = 0;
@@ -228,8 +230,10 @@ export class RedisPuts {
 
   #leave(entering: readonly Entering[]): void {
     for (const { task, late } of entering) {
-      if (late) remember(this.#leftAlone, task.id);
-      else remember(this.#left, prefixOf(task.id));
+      if (late) {
+        remember(this.#leftAlone, task.id);
+        remember(this.#parted, prefixOf(task.id));
+      } else remember(this.#left, prefixOf(task.id));
     }
   }
 
@@ -346,27 +350,39 @@ export class RedisPuts {
       const bundle = keys.bundle(task.id);
       const marks = some.flatMap((each) => (each.keyed ? [`k${fieldOf(each.task.id)}`, "1", "x", "1"] : []));
       records.push(["HSET", bundle, late ? `m${fieldOf(task.id)}` : "m", bundleFrame(tasks), ...marks]);
-      records.push(["PEXPIRE", bundle, this.#keepMs(some)]);
+      const keepMs = this.#keepMs(some);
+      // What else is in the bundle may need it for longer.
+      if (late || this.#parted.has(prefixOf(task.id))) {
+        records.push(["PEXPIRE", bundle, keepMs, "NX"], ["PEXPIRE", bundle, keepMs, "GT"]);
+      } else records.push(["PEXPIRE", bundle, keepMs]);
     }
-    const counts = reserved ? new Map() : depths.of(entering.map(({ task }) => task));
+    const tasks = entering.map(({ task }) => task);
+    const counts = reserved ? new Map() : depths.of(tasks);
     const counting = depths.commands(counts);
+    const counted = counting.length > 0 && !cluster;
     const all = (again: boolean): Arg[][] => [
       ...entries.map(({ stream, mark, tasks }) => [
         "XADD",
         stream,
         "*",
         "b",
-        entryFrame(name, again ? "check" : mark, tasks),
+        entryFrame(name, again ? (counted ? "check" : "copy") : mark, tasks),
       ]),
       ...records,
-      ...(cluster ? [] : counting),
+      ...(counted ? counting : []),
     ];
-    const replies = await nodes.transact(shard, all, this.#leftMs(until));
+    let replies: RedisReply[];
+    try {
+      replies = await nodes.transact(shard, all, this.#leftMs(until));
+    } catch (error) {
+      if (reserved && nothingHappened(error)) void depths.unreserve(tasks);
+      throw error;
+    }
+    if (counted) return depths.heard(counts, replies.slice(-counting.length));
     if (counting.length === 0) return;
-    if (!cluster) return depths.heard(counts, replies.slice(-counting.length));
     // Another slot: beside the transaction.
     void nodes.pipeline(DEPTH_SHARD, counting).then(
-      (counted) => depths.heard(counts, counted),
+      (heard) => depths.heard(counts, heard),
       () => {},
     );
   }
@@ -450,7 +466,9 @@ export class RedisPuts {
     { key, fingerprint }: NonNullable<Sharing["idempotency"]>,
     only: boolean,
   ): Promise<PutReply | FreeKey> {
-    const { nodes } = this.#parts;
+    const { nodes, clock, options } = this.#parts;
+    // So long the task that the key stands for may be on its way in: one key, one task.
+    const patientUntil = clock.now() + options.putWithinMs;
     const value = `${task.id} ${fingerprint}`;
     const free: FreeKey = { kind: "free", from: value };
     const ttlMs = this.#keepMs([{ task, sharing: {}, keyed: true, late: true }]);
@@ -470,8 +488,8 @@ export class RedisPuts {
       const gone = found?.final !== undefined && (found.deleted || !this.#own.records.lives(found.final));
       if (found === undefined || gone) {
         // On its way in, or gone. The other body's conflict stands while it may be on its way.
-        const waitMs = LOOK_AGAIN_MS[looks];
-        const missing = found === undefined && waitMs !== undefined && !only;
+        const waitMs = LOOK_AGAIN_MS[Math.min(looks, LOOK_AGAIN_MS.length - 1)]!;
+        const missing = found === undefined && clock.now() < patientUntil && !only;
         if (missing && conflict) return { kind: "conflict", id };
         if (missing) await this.#pause(waitMs);
         else if (only) return { kind: "free", from: stands };

@@ -8,8 +8,8 @@
  *   polled    each POLL_MS, and at once when a worker becomes free
  *
  * The batcher with the first id leads: it reads whatever its workers have room for, so that thin traffic fills one batcher's
- * batches. The others stand by: they read what the leader leaves, which is what nobody has read for a fifth of a batch's
- * time, or more than fills a batch. One that finds a full batch reads as the leader does for a while.
+ * batches. The others stand by: they read what the leader leaves, which is what nobody has read for as long as a dispatcher
+ * lets a batch fill, or more than fills a batch. One that finds a full batch reads as the leader does for a while.
  *
  * While workers keep up it reads AHEAD_MS of their pace ahead. When more waits than that and no worker of the fleet is idle,
  * each batcher takes its share of all that waits, by pace: tiers and tenants are served in turn out of a pool, not out
@@ -35,9 +35,10 @@ export interface Demand {
   room(model: string): number;
   /** Tasks per ms that its workers do. */
   pacePerMs(model: string): number;
-  /** Tasks in one batch, and how long it takes. */
+  /** Tasks in one batch. */
   batchSize(model: string): number;
-  batchMs(model: string): number;
+  /** How long a dispatcher with an idle worker lets a batch fill. */
+  patienceMs(model: string): number;
   /** This batcher's part of the fleet's pace, 0 to 1. */
   share(model: string): number;
   /** Another batcher could start a batch of this model now. */
@@ -54,8 +55,6 @@ const ROUND_MS = 1000;
 const AHEAD_MS = 50;
 /** A batcher that found a full batch so long ago reads as the leader does. */
 const BUSY_MS = 1000;
-/** What a batcher that stands by leaves to the leader, as a share of the time that a batch takes. */
-const STANDBY_SHARE = 0.2;
 const MOST_ENTRIES = 64;
 /** Shards where something was found although they are not active are polled for so long. */
 const STRAY_MS = 10_000;
@@ -259,7 +258,7 @@ export class BundleReader {
         continue;
       }
       if (!this.#active(model)) {
-        await this.#standBy(shard, model, stream, STANDBY_SHARE * this.#demand!.batchMs(model), true);
+        await this.#standBy(shard, model, stream, this.#demand!.patienceMs(model), true);
         continue;
       }
       streams.push(stream);
@@ -297,7 +296,12 @@ export class BundleReader {
   /** How many entries nobody has read, and the last one that was. */
   async #lag(shard: number, stream: string): Promise<{ lag: number; last: string }> {
     await this.#makeGroups(shard, [stream]);
-    const groups = (await this.#parts.nodes.command(shard, ["XINFO", "GROUPS", stream])) as RedisReply[][];
+    const asked = this.#parts.nodes.command(shard, ["XINFO", "GROUPS", stream]);
+    const groups = (await asked.catch((error: unknown) => {
+      // The server lost its data: the group is made again with the next look.
+      if (error instanceof RedisError) this.#grouped.delete(stream);
+      throw error;
+    })) as RedisReply[][];
     const fields = groups[0] ?? [];
     const about = new Map<string, RedisReply>();
     for (let at = 0; at + 1 < fields.length; at += 2) about.set(String(fields[at]), fields[at + 1]!);
@@ -452,12 +456,13 @@ export class BundleReader {
   async takeOver(): Promise<void> {
     const { nodes, keys, options, name } = this.#parts;
     const zones = [options.zone, ...this.zones];
-    const models = this.#demand?.models() ?? [...options.models.keys()];
+    const served = new Set(this.#demand?.models() ?? options.models.keys());
+    const places = zones.flatMap((zone) => Array.from(options.models.keys(), (model) => ({ zone, model })));
     // A batcher may have died with entries of a shard that is no longer active.
     const shards = this.#takeOvers++ % ALL_SHARDS_EACH === 0 ? [...keys.tags.keys()] : nodes.activeShards();
     await Promise.allSettled(
       shards.map(async (shard) => {
-        const streams = zones.flatMap((zone) => models.map((model) => keys.stream(shard, model, zone)));
+        const streams = places.map(({ zone, model }) => keys.stream(shard, model, zone));
         const asked = streams.map((stream) => ["XINFO", "CONSUMERS", stream, GROUP]);
         const found = await nodes.pipeline(shard, asked, { resend: true });
         for (const [at, reply] of found.entries()) {
@@ -465,8 +470,10 @@ export class BundleReader {
           for (const consumer of reply as RedisReply[][]) {
             const other = String(consumer[1]);
             if (this.#stopped) return;
+            // Its own also without a worker: no other batcher can.
             if (other === name) await this.#recover(shard, streams[at]!);
-            else await this.#tracked(this.#inherit(shard, streams[at]!, other, Number(consumer[3])));
+            else if (served.has(places[at]!.model))
+              await this.#tracked(this.#inherit(shard, streams[at]!, other, Number(consumer[3])));
           }
         }
       }),
@@ -476,11 +483,16 @@ export class BundleReader {
   /** Entries that are pending under this batcher's name and did not arrive: the reply to a read or a claim was lost. */
   async #recover(shard: number, stream: string): Promise<void> {
     const { nodes, name } = this.#parts;
-    const idleMs = this.#idleMs();
-    const asked = ["XPENDING", stream, GROUP, "IDLE", idleMs, "-", "+", TAKE_OVER_TOGETHER, name];
-    const rows = (await nodes.command(shard, asked, { resend: true })) as RedisReply[][];
-    const ids = rows.map(([id]) => String(id)).filter((id) => !this.#pool.holds(stream, id));
-    if (ids.length > 0) await this.#claim(shard, stream, ids, new Map());
+    const pending = ["XPENDING", stream, GROUP, "IDLE", this.#idleMs()];
+    for (let from = "-"; ;) {
+      const asked = [...pending, from, "+", TAKE_OVER_TOGETHER, name];
+      const rows = (await nodes.command(shard, asked, { resend: true })) as RedisReply[][];
+      const ids = rows.map(([id]) => String(id));
+      const lost = ids.filter((id) => !this.#pool.holds(stream, id));
+      if (lost.length > 0) await this.#claim(shard, stream, lost, new Map());
+      if (ids.length < TAKE_OVER_TOGETHER) return;
+      from = `(${ids.at(-1)!}`;
+    }
   }
 
   /** Entries that were touched sooner are on their way to a batcher. */
@@ -494,12 +506,13 @@ export class BundleReader {
     stream: string,
     ids: readonly string[],
     ran: ReadonlyMap<string, number>,
-  ): Promise<void> {
+  ): Promise<number> {
     const { nodes, name } = this.#parts;
     // Not sent again: the second time it would find them idle for too short. A lost reply is found by `#recover`.
     const command = ["XCLAIM", stream, GROUP, name, this.#idleMs(), ...ids];
-    const entries = (await nodes.command(shard, command)) as StreamEntry[];
-    await this.#pool.take(shard, stream, entries.filter(Boolean), ran);
+    const entries = ((await nodes.command(shard, command)) as StreamEntry[]).filter(Boolean);
+    await this.#pool.take(shard, stream, entries, ran);
+    return entries.length;
   }
 
   async #inherit(shard: number, stream: string, dead: string, pending: number): Promise<void> {
@@ -520,16 +533,13 @@ export class BundleReader {
       const fields = texts(note);
       for (let at = 0; at + 1 < fields.length; at += 2) ran.set(fields[at]!, Number(fields[at + 1]));
     }
-    const rows = (await nodes.command(
-      shard,
-      ["XPENDING", stream, GROUP, "-", "+", TAKE_OVER_TOGETHER, dead],
-      {
-        resend: true,
-      },
-    )) as RedisReply[][];
-    const ids = rows.map(([id]) => String(id));
-    if (ids.length === 0) return;
-    await this.#claim(shard, stream, ids, ran);
+    const asked = ["XPENDING", stream, GROUP, "-", "+", TAKE_OVER_TOGETHER, dead];
+    for (let more = true; more && !this.#stopped;) {
+      const rows = (await nodes.command(shard, asked, { resend: true })) as RedisReply[][];
+      const ids = rows.map(([id]) => String(id));
+      const claimed = ids.length > 0 ? await this.#claim(shard, stream, ids, ran) : 0;
+      more = claimed > 0 && ids.length === TAKE_OVER_TOGETHER;
+    }
     await nodes.command(shard, ["PEXPIRE", notes, NOTES_MS]);
   }
 }

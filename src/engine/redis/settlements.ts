@@ -5,7 +5,7 @@
  *   failure      `settle.lua`: counts only from the batcher that holds the task
  *   dead letter  `bury.lua`: the same, and the task is kept
  *   and          HDEL of the note that the batch runs; one message to each gateway that waits
- *   afterwards   XACK, XDEL of entries whose tasks' outcomes are all in Redis
+ *   afterwards   XDEL, XACK of entries whose tasks' outcomes are all in Redis
  *
  * Outcomes of an entry that another batcher may hold too are told only when Redis has taken them. What Redis does not
  * answer is offered again for half a minute; by then another batcher has taken over.
