@@ -88,7 +88,7 @@ export class BundleReader {
   /** Tasks in an entry, on average. */
   #entrySize = 4;
   /** Streams that are left to others: the last entry that was read, and since when. */
-  readonly #unread = new Map<string, { readonly last: string; readonly since: number }>();
+  readonly #unread = new Map<string, { last: string; since: number; lookedAt: number }>();
 
   /** Shards that are not active and had entries all the same, and until when they are polled. */
   readonly #strays = new Map<number, number>();
@@ -288,11 +288,15 @@ export class BundleReader {
   /** Reads what nobody has read for so long, or what fills a batch. */
   async #standBy(shard: number, model: string, stream: string, afterMs: number): Promise<void> {
     const { clock } = this.#parts;
-    const { lag, last } = await this.#lag(shard, stream);
     const before = this.#unread.get(stream);
-    if (lag === 0) return void this.#unread.delete(stream);
-    if (before?.last !== last) this.#unread.set(stream, { last, since: clock.now() });
-    const waitedMs = clock.now() - this.#unread.get(stream)!.since;
+    // Looking costs a call: four times within the wait are enough.
+    if (clock.now() < (before?.lookedAt ?? -Infinity) + afterMs / 4) return;
+    const { lag, last } = await this.#lag(shard, stream);
+    const now = clock.now();
+    const since = lag > 0 && before?.last === last ? before.since : now;
+    this.#unread.set(stream, { last, since, lookedAt: now });
+    if (lag === 0) return;
+    const waitedMs = now - since;
     const full = lag * this.#entrySize >= this.#demand!.batchSize(model);
     if (!full && waitedMs < afterMs) return;
     if (full) this.#busyAt.set(model, clock.now());
