@@ -21,7 +21,7 @@
  */
 import type { Alarm } from "../../clock.ts";
 import { type Arg, RedisError, type RedisReply } from "../../redis/nodes.ts";
-import { texts } from "./frames.ts";
+import { readBody, readEntry, readMeta, texts } from "./frames.ts";
 import { GROUP, modelOf } from "./keys.ts";
 import type { RedisParts } from "./parts.ts";
 import type { StreamEntry, TaskPool } from "./pool.ts";
@@ -316,7 +316,9 @@ export class BundleReader {
       "COUNT",
       1,
     ])) as StreamEntry[];
-    const cameAt = Number(first?.[0].toString("latin1").split("-", 1)[0]) - shared.offsetMs;
+    const body = first?.[1] && readEntry(first[1][1]!).tasks[0]?.body;
+    if (!body) return;
+    const cameAt = readMeta(readBody(body).meta, shared).task.createdAt;
     if (clock.now() - cameAt >= afterMs)
       await this.#read(shard, [stream], this.#entries(this.#wanted(model)));
   }
