@@ -33,7 +33,14 @@ async function stage() {
       assert.equal(answer.status, 202, answer.text);
     };
   };
+  /** The batcher has read all that waits. */
+  const allRead = async (): Promise<boolean> => {
+    const streams = (await redis.ask("KEYS", "ferry:*:q:*")) as string[];
+    const groups = await Promise.all(streams.map((stream) => redis.ask("XINFO", "GROUPS", stream)));
+    return (groups.flat() as unknown[][]).every((group) => group[group.indexOf("lag") + 1] === 0);
+  };
   const served = async (count: number): Promise<string[]> => {
+    await eventually(allRead);
     gate.open();
     await eventually(async () => stub.inputs.length >= count);
     return stub.inputs.map(String);

@@ -375,6 +375,22 @@ function processes(
         assert.deepEqual(await batcher!.work(), []);
       });
 
+      test("of one that a third gateway has polled: it is cancelled, and that one hears of it, too", async () => {
+        await using all = fleet();
+        const [one, third] = [await all.start({ sweepMs: 1000 }), await all.start({ sweepMs: 1000 })];
+        const [two, batcher] = [await all.start(), await all.start()];
+        const ids = await one.putTogether(2);
+        for (const id of ids) assert.equal((await third.engine.follow(id, "ann"))?.state, "queued");
+        assert.equal(await two.engine.cancel(ids[0]!, "ann"), "cancelled");
+        await batcher.read();
+        assert.equal(await two.engine.cancel(ids[1]!, "ann"), "cancelled");
+        for (const each of [one, third]) {
+          // No batcher had the first one, so nobody tells of its end: it is looked up.
+          await all.passUntil(() => each.ends.size === 2, "it is heard of");
+          assert.deepEqual([...each.ends.values()], ["CANCELLED", "CANCELLED"]);
+        }
+      });
+
       test("of one whose batcher does not answer: nobody can say, and the caller is told so", async () => {
         await using all = fleet();
         const [one, two, batcher] = (await all.gatewayAndBatchers(2)) as Process[];

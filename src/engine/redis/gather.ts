@@ -36,7 +36,10 @@ export class Gathering<Value> {
     if (gathered === undefined) {
       this.#gathered.set(group, [value]);
       this.#flushInTime(group);
-    } else if (gathered.push(value) === ENOUGH || gathered.length >= MAX_TOGETHER) this.#flush(group);
+      return;
+    }
+    const count = gathered.push(value);
+    if (count >= MAX_TOGETHER || (count === ENOUGH && this.#calls.has(group))) this.#flush(group);
   }
 
   /** The one of a group that has been waiting longest. */

@@ -88,7 +88,7 @@ export class BundleReader {
   /** Tasks in an entry, on average. */
   #entrySize = 4;
   /** Streams that are left to others: the last entry that was read, and since when. */
-  readonly #unread = new Map<string, { readonly last: string; readonly since: number }>();
+  readonly #unread = new Map<string, { last: string; since: number; lookedAt: number }>();
 
   /** Shards that are not active and had entries all the same, and until when they are polled. */
   readonly #strays = new Map<number, number>();
@@ -151,6 +151,24 @@ export class BundleReader {
   /** A worker is free and nothing waits here. */
   poke(): void {
     if (this.#demand !== undefined && !this.#stopped) void this.#poll().catch(() => {});
+  }
+
+  /**
+   * Before a batch is composed: what came since the last look belongs into the choice, too. Nothing to do where a blocked read
+   * waits, since that brings new entries by itself.
+   */
+  async catchUp(model: string): Promise<void> {
+    const { nodes, keys, options } = this.#parts;
+    if (this.#demand === undefined || this.#stopped) return;
+    const count = this.#entries(this.#demand.batchSize(model));
+    await Promise.allSettled(
+      nodes.activeShards().map((shard) => {
+        const stream = keys.stream(shard, model, options.zone);
+        return this.#blocked.get(shard)?.includes(stream) === true
+          ? undefined
+          : this.#read(shard, [stream], count);
+      }),
+    );
   }
 
   /** Everything that is there, for as many workers as may come; for tests. */
@@ -270,11 +288,15 @@ export class BundleReader {
   /** Reads what nobody has read for so long, or what fills a batch. */
   async #standBy(shard: number, model: string, stream: string, afterMs: number): Promise<void> {
     const { clock } = this.#parts;
-    const { lag, last } = await this.#lag(shard, stream);
     const before = this.#unread.get(stream);
-    if (lag === 0) return void this.#unread.delete(stream);
-    if (before?.last !== last) this.#unread.set(stream, { last, since: clock.now() });
-    const waitedMs = clock.now() - this.#unread.get(stream)!.since;
+    // Looking costs a call: four times within the wait are enough.
+    if (clock.now() < (before?.lookedAt ?? -Infinity) + afterMs / 4) return;
+    const { lag, last } = await this.#lag(shard, stream);
+    const now = clock.now();
+    const since = lag > 0 && before?.last === last ? before.since : now;
+    this.#unread.set(stream, { last, since, lookedAt: now });
+    if (lag === 0) return;
+    const waitedMs = now - since;
     const full = lag * this.#entrySize >= this.#demand!.batchSize(model);
     if (!full && waitedMs < afterMs) return;
     if (full) this.#busyAt.set(model, clock.now());
