@@ -4,6 +4,7 @@
  * Alarms stand in a heap; `run` rings them in order and lets every promise that an alarm moved come to
  * rest before the next one, so that hours of a system take seconds and the same seed gives the same run.
  */
+import { setImmediate } from "node:timers";
 import type { Alarm, Clock } from "../clock.ts";
 import { type Due, Heap } from "../core/heap.ts";
 

@@ -38,7 +38,11 @@ export interface LinkOptions {
   readonly commandTimeoutMs: number;
   /** What CLIENT LIST shows. */
   readonly name: string;
+  /** Makes a connection; `RedisLink.connect` unless a simulation has its own. */
+  readonly connect?: Connect | undefined;
 }
+
+export type Connect = (options: LinkOptions, clock: Clock, signal?: AbortSignal) => Promise<RedisLink>;
 
 /** The connection is gone, and with it every reply that was to come. */
 export class LinkDown extends Error {
@@ -102,6 +106,7 @@ export class RedisLink {
 
   /** Connected, authenticated, in its database and named; rejects with one line that says why not. */
   static async connect(options: LinkOptions, clock: Clock, signal?: AbortSignal): Promise<RedisLink> {
+    if (options.connect !== undefined) return options.connect(options, clock, signal);
     const socket = await openSocket(options, clock, signal);
     const link = new RedisLink(socket, options, clock);
     const { username, password, db = 0, name } = options;

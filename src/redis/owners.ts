@@ -80,9 +80,9 @@ export class RedisOwners implements Routes, Ground, NodeListener {
     this.#up = options.tags.map(() => false);
     this.#waited = options.tags.map(() => undefined);
     this.#endpoints = topology.endpointsOf(options);
-    const { connectTimeoutMs, commandTimeoutMs, name, durability, waitTimeoutMs } = options;
+    const { connectTimeoutMs, commandTimeoutMs, name, durability, waitTimeoutMs, connect } = options;
     const { tls, username, password, db } = this.#endpoints;
-    const link = { tls, username, password, db, connectTimeoutMs, commandTimeoutMs, name };
+    const link = { tls, username, password, db, connectTimeoutMs, commandTimeoutMs, name, connect };
     const seeded = new Random(clock.now());
     const random = options.random ?? (() => seeded.next());
     this.#settings = { link, clock, random, durability, waitTimeoutMs };

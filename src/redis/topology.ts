@@ -7,7 +7,7 @@
  * majority.
  */
 import { addressOf, RedisError } from "./link.ts";
-import type { RedisLink, RedisReply } from "./link.ts";
+import type { Connect, RedisLink, RedisReply } from "./link.ts";
 
 export interface Address {
   readonly host: string;
@@ -35,6 +35,8 @@ export interface NodesOptions {
   readonly waitTimeoutMs: number;
   /** For jitter, in [0, 1); seeded by the time when left out. */
   readonly random?: (() => number) | undefined;
+  /** Makes each connection; a real one when left out. */
+  readonly connect?: Connect | undefined;
 }
 
 /** What a server says of itself. */

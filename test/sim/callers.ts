@@ -9,9 +9,8 @@ import type { VirtualClock } from "../../src/plan/virtual-clock.ts";
 import { type Answer, Talk } from "./exchange.ts";
 import { answerTo } from "./gpu.ts";
 import type { Ledger } from "./ledger.ts";
-import { type Dice, MODEL, type Plan } from "./plan.ts";
+import { COMMAND_TIMEOUT_MS, type Dice, MODEL, type Plan } from "./plan.ts";
 import type { Process } from "./process.ts";
-import { COMMAND_TIMEOUT_MS } from "./store.ts";
 
 type Habit = "hold" | "wait" | "poll" | "leave" | "cancel";
 
@@ -36,6 +35,8 @@ export class Callers {
   readonly #dice: Dice;
   readonly #ledger: Ledger;
   readonly #gateways: () => Process[];
+  /** Where the last burst went. */
+  #burst: Process | undefined;
   /** Requests that are not over. */
   open = 0;
   /** The end that was told first, by task id. */
@@ -77,7 +78,7 @@ export class Callers {
     };
     this.open++;
     this.#ledger.count("requests");
-    this.#ask(wish);
+    this.#ask(wish, this.#gatewayOf(at));
   }
 
   #over(): void {
@@ -89,6 +90,14 @@ export class Callers {
     return open.length === 0 ? undefined : this.#dice.pick(open);
   }
 
+  /** For a new request; a burst comes to one. */
+  #gatewayOf(at: number): Process | undefined {
+    const { burst } = this.#plan;
+    const last = this.#burst;
+    if (burst > 1 && last?.open === true && at % burst !== 0) return last;
+    return (this.#burst = this.#gateway());
+  }
+
   /** Tries again later, if it is somebody who does. */
   #again(wish: Wish, why: string): void {
     this.#ledger.count(`caller: ${why}`);
@@ -98,8 +107,7 @@ export class Callers {
     this.#time.at(this.#time.now() + 20 + this.#dice.share() * 400, () => this.#ask(wish));
   }
 
-  #ask(wish: Wish): void {
-    const gateway = this.#gateway();
+  #ask(wish: Wish, gateway = this.#gateway()): void {
     if (gateway === undefined) return this.#again(wish, "no gateway");
     const { habit, key } = wish;
     const prefer = habit === "wait" ? `wait=${(this.#dice.share() * 0.3).toFixed(2)}` : "respond-async";

@@ -1,5 +1,5 @@
 /**
- * The whole system under two thousand fault schedules. `npm run simulate` runs more of them, or one alone; what is
+ * The whole system under a thousand fault schedules. `npm run simulate` runs more of them, or one alone; what is
  * played stands in plan.ts, what must hold in ledger.ts and callers.ts.
  */
 import assert from "node:assert/strict";
@@ -7,7 +7,7 @@ import { test } from "node:test";
 import { replayCommand, Totals } from "./totals.ts";
 import { play } from "./world.ts";
 
-const SEEDS = 2000;
+const SEEDS = 1000;
 /** The rarest turn of events comes once in some 500 seeds, so it may be missing from the first ones: then more are played. */
 const MOST_SEEDS = 8000;
 

@@ -16,6 +16,7 @@ import type { Events } from "../../src/telemetry/events.ts";
 import { answerTo } from "./gpu.ts";
 import type { Host } from "./host.ts";
 import { ALIVE_MS, type Plan } from "./plan.ts";
+import type { Audit } from "./redis/audit.ts";
 
 /** Rounding, and the time between a worker's answer and its next batch. */
 const AT_ONCE_MS = 2;
@@ -37,8 +38,9 @@ export class Ledger {
   readonly #ended = new Map<string, Outcome>();
   readonly #endedAt = new Map<string, number>();
   readonly #refused = new Set<string>();
-  /** To a worker. */
-  readonly #sent = new Set<string>();
+  /** To a worker, by the process that did so last. */
+  readonly #sent = new Map<string, string>();
+  audit: Audit | undefined;
   /** Deleted by their owners. */
   readonly forgotten = new Set<string>();
   /** Whose owner was told that it was cancelled. */
@@ -91,10 +93,14 @@ export class Ledger {
 
   // ── the engine ──────────────────────────────────────────────────────────────────────────────────
 
+  /** It is in the engine, whether or not anybody was told. */
+  written(id: string, input: string, parameters: string): void {
+    this.accepted.set(id, { input, parameters });
+  }
+
   put(task: Task, reply: PutReply): void {
     this.count(`put: ${reply.kind}`);
-    if (reply.kind === "queued")
-      this.accepted.set(task.id, { input: task.input, parameters: task.parameters });
+    if (reply.kind === "queued") this.written(task.id, task.input, task.parameters);
     if (reply.kind === "full") {
       this.#refused.add(task.id);
       this.check(!this.#sent.has(task.id), `${this.name(task.id)} was refused, and ran`);
@@ -180,7 +186,7 @@ export class Ledger {
   }
 
   /** The verbs of an embedded engine, noted as those of the store are. */
-  watching(engine: MemoryEngine): MemoryEngine {
+  watching<Watched extends Engine>(engine: Watched): Watched {
     const verbs: Engine = engine;
     const put = engine.put.bind(engine);
     const settle = engine.settle.bind(engine);
@@ -222,11 +228,20 @@ export class Ledger {
   sent(worker: string, process: string, { id, tasks }: Batch): void {
     this.count("batches");
     for (const task of tasks) {
-      this.#sent.add(task.id);
+      this.#sent.set(task.id, process);
       this.check(!this.#refused.has(task.id), `${this.name(task.id)} was refused, and runs`);
     }
+    this.audit?.sent(
+      process,
+      tasks.map((task) => task.id),
+    );
     const names = tasks.map((task) => this.name(task.id)).join(" ");
     this.say(process, `${id} to ${worker}: ${names}`);
+  }
+
+  /** The process that handed a task to a worker last. */
+  lastSender(id: string): string | undefined {
+    return this.#sent.get(id);
   }
 
   /** A batch started on a worker that another process may use now. */

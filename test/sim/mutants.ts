@@ -34,8 +34,8 @@ const MUTANTS: readonly Mutant[] = [
   {
     name: "tasks of a lease that ran out are not put back",
     file: "src/engine/memory.ts",
-    from: "this.#retry(record, record.lost < ALONE_FROM_LOST ? retry : { ...retry, maxBatchSize: 1 }, now);",
-    to: "this.#places.retire(record); void retry;",
+    from: "return this.#retry(record, record.lost < ALONE_FROM_LOST ? retry : { ...retry, maxBatchSize: 1 }, now);",
+    to: "return this.#places.retire(record); void [retry, ALONE_FROM_LOST];",
   },
   {
     name: "a retry that is due is forgotten",
@@ -64,8 +64,8 @@ const MUTANTS: readonly Mutant[] = [
   {
     name: "outputs are matched by position whatever their number",
     file: "src/backend/match.ts",
-    from: "if (texts.length !== tasks.length) {",
-    to: "if (texts.length === 0) {",
+    from: "if (texts.length === tasks.length) return",
+    to: "if (texts.length > 0) return",
   },
   {
     name: "a batch may be one task too large",
@@ -112,14 +112,74 @@ const MUTANTS: readonly Mutant[] = [
   {
     name: "tasks that differ in their parameters share one content",
     file: "src/gateway/intake.ts",
-    from: "${model.name} ${draft.parameters}`",
+    from: "${model.name} ${parametersKey}`",
     to: "${model.name}`",
   },
   {
-    name: "nobody looks up what a lost note would have said",
-    file: "src/engine/redis-news.ts",
+    name: "no gateway looks up what a lost message would have said",
+    file: "src/engine/redis/outcomes.ts",
     from: "await this.#lookUp(old);",
     to: "",
+  },
+  {
+    name: "a failure is taken from a batcher that has lost the task",
+    file: "src/engine/redis/lua/settle.lua",
+    from: "elseif me ~= '' and (own or owner or me) ~= me then reply[#reply + 1] = -2",
+    to: "",
+  },
+  {
+    name: "a later outcome replaces the first",
+    file: "src/engine/redis/settlements.ts",
+    from: '["HSETNX", bundle, field, outcome]',
+    to: '["HSET", bundle, field, outcome]',
+  },
+  {
+    name: "what is settled of a bundle runs again when it is taken over",
+    file: "src/engine/redis/pool.ts",
+    from: "if (final !== null) {\n          entry.left--;\n          return;\n        }",
+    to: "void final;",
+  },
+  {
+    name: "what a dead batcher held is not taken over",
+    file: "src/engine/redis/reader.ts",
+    from: "else if (served.has(places[at]!.model))",
+    to: "else if (Math.abs(0) > 1)",
+  },
+  {
+    name: "attempts are forgotten when a bundle is taken over",
+    file: "src/engine/redis/pool.ts",
+    from: "const tried = readState(state);",
+    to: "const tried = readState(state && null);",
+  },
+  {
+    name: "an entry is acknowledged when one of its tasks has ended",
+    file: "src/engine/redis/pool.ts",
+    from: "if (entry.left > 0 || entry.unconfirmed > 0 || entry.lost) return false;",
+    to: "if (entry.unconfirmed > 0 || entry.lost) return false;",
+  },
+  {
+    name: "an entry is acknowledged before its outcomes are written",
+    file: "src/engine/redis/pool.ts",
+    from: "if (entry.left > 0 || entry.unconfirmed > 0 || entry.lost) return false;",
+    to: "if (entry.left > 0 || entry.lost) return false;",
+  },
+  {
+    name: "an entry that another batcher holds is acknowledged",
+    file: "src/engine/redis/pool.ts",
+    from: "if (entry.left > 0 || entry.unconfirmed > 0 || entry.lost) return false;",
+    to: "if (entry.left > 0 || entry.unconfirmed > 0) return false;",
+  },
+  {
+    name: "entries whose delivery was lost are not looked for",
+    file: "src/engine/redis/reader.ts",
+    from: "if (other === name) await this.#recover(shard, streams[at]!);",
+    to: "if (other === name) continue;",
+  },
+  {
+    name: "an outcome is told before it is certain",
+    file: "src/engine/redis/settlements.ts",
+    from: "entry.gateway !== name && !this.#pool.contested(entry)",
+    to: "name !== entry.id",
   },
   {
     name: "a lease of a worker is counted from the reply of the beat, not from when it was sent",
@@ -148,9 +208,9 @@ function hunt({ file, from, to }: Mutant): { found: boolean; said: string } {
     const words = ["test/sim/simulate.ts", "--seeds", seeds, "--threads", "1", "--json"];
     const patience = { cwd: copy, encoding: "utf8", timeout: PATIENCE_MS } as const;
     const { stdout, stderr, error } = spawnSync(process.execPath, words, patience);
-    if (error !== undefined) return { found: false, said: `stopped: ${error.message}` };
     const failed = /seed (\d+): ([^\n]*)/.exec(stderr);
     if (failed !== null) return { found: true, said: `seed ${failed[1]}: ${failed[2]}` };
+    if (error !== undefined) return { found: false, said: `stopped: ${error.message}` };
     return { found: false, said: stdout === "" ? stderr.slice(0, 400) : `not found in ${seeds} seeds` };
   } finally {
     rmSync(copy, { recursive: true });

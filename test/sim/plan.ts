@@ -13,17 +13,21 @@ import type { Role } from "../../src/fleet/registry.ts";
 export const MODEL = "m";
 export const BEAT_MS = 500;
 export const ALIVE_MS = 2000;
+/** Of a batcher on what it has read. */
+export const LEASE_MS = 2000;
+export const COMMAND_TIMEOUT_MS = 1000;
 export const TIERS = 3;
 /** So long an aimed mishap waits for its moment. */
 export const AIM_MS = 500;
 
-/** What happens to a message of one process to the store, or from it; each a share of all. */
+/** What happens to a write of one process to Redis, or to the replies; each a share of all. */
 export interface NetFaults {
+  /** Its connection breaks before it has arrived, or in the middle of it. */
   readonly lost: number;
   readonly replyLost: number;
-  /** Comes long after whoever sent it has given up. */
+  /** Arrives long after its sender has given up. */
   readonly late: number;
-  /** Of the notes and bells, which nobody confirms. */
+  /** Of the messages to subscribers, which nobody confirms. */
   readonly noteLost: number;
   readonly noteTwice: number;
   readonly noteLate: number;
@@ -40,8 +44,8 @@ export interface GpuFaults {
   readonly slowFactor: number;
 }
 
-/** A mishap that waits for this call of its process to the store, and strikes before the reply. */
-const AIMS = ["claim", "claim", "settle", "put", "extend", "beat"] as const;
+/** A mishap that waits for this call of its process to Redis, and strikes before the reply. */
+const AIMS = ["claim", "takeover", "settle", "put", "extend", "beat"] as const;
 
 export type Mishap =
   | {
@@ -65,6 +69,12 @@ export interface Plan {
   readonly journal: boolean;
   readonly calm: boolean;
   readonly roles: readonly Role[];
+  /** Of the keys in Redis, all on one server. */
+  readonly shards: number;
+  /** How long a gateway gathers tasks for a bundle. */
+  readonly tickMs: number;
+  /** Replicas that confirm what is accepted. */
+  readonly replicas: number;
   readonly workers: number;
   readonly probes: boolean;
   readonly baseMs: number;
@@ -85,6 +95,8 @@ export interface Plan {
   readonly cache: "tenant" | "shared" | "off";
   readonly collapse: boolean;
   readonly requests: number;
+  /** So many come at the same instant to one gateway: they share a bundle. */
+  readonly burst: number;
   readonly overMs: number;
   readonly poison: number;
   readonly killer: number;
@@ -150,6 +162,7 @@ export function draw(seed: number): Plan {
   // From dice of their own, so that the other draws of a seed stay what they are.
   const bounds = new Dice(seed * 104_729 + 5);
   const ahead = new Dice(seed * 15_485_863 + 3);
+  const place = new Dice(seed * 32_452_843 + 7);
   const pipeline = ahead.pick(PIPELINES);
   const rules = { ...drawRules(dice), ...drawBudgets(bounds), pipeline };
   const baseMs = dice.between(3, rules.workerMs / 4);
@@ -164,6 +177,9 @@ export function draw(seed: number): Plan {
     journal,
     calm,
     roles,
+    shards: place.pick([1, 2, 16]),
+    tickMs: place.chance(0.5) ? 0 : place.between(1, 5),
+    replicas: place.chance(0.3) ? 1 : 0,
     workers,
     probes: dice.chance(0.5),
     baseMs,
@@ -182,6 +198,7 @@ export function draw(seed: number): Plan {
     cache: dice.pick(["tenant", "shared", "off"]),
     collapse: dice.chance(0.7),
     requests,
+    burst: fleet && place.chance(0.6) ? place.between(2, 16) : 1,
     overMs,
     poison: wrong ? dice.some(0.4, 0.08) : 0,
     killer: wrong ? dice.some(0.2, 0.03) : 0,

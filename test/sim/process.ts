@@ -10,14 +10,21 @@ import { Dispatcher } from "../../src/dispatch/dispatcher.ts";
 import { Reaper } from "../../src/dispatch/reaper.ts";
 import type { Engine, EngineLimits } from "../../src/engine/engine.ts";
 import { MemoryEngine } from "../../src/engine/memory.ts";
+import { RedisEngine } from "../../src/engine/redis/engine.ts";
+import { RedisClock } from "../../src/engine/redis/frames.ts";
+import { RedisKeys } from "../../src/engine/redis/keys.ts";
 import { RecordKeeper } from "../../src/engine/saved.ts";
+import { FleetDemand } from "../../src/fleet/demand.ts";
 import { Membership } from "../../src/fleet/membership.ts";
 import { FleetOutlook } from "../../src/fleet/outlook.ts";
-import type { Registry, Role } from "../../src/fleet/registry.ts";
+import { RedisRegistry } from "../../src/fleet/redis-registry.ts";
+import type { Role } from "../../src/fleet/registry.ts";
 import type { Exchange } from "../../src/gateway/exchange.ts";
 import { Intake } from "../../src/gateway/intake.ts";
 import { NativeProtocol } from "../../src/gateway/native.ts";
 import type { VirtualClock } from "../../src/plan/virtual-clock.ts";
+import type { LinkOptions } from "../../src/redis/link.ts";
+import { RedisNodes } from "../../src/redis/nodes.ts";
 import { Router } from "../../src/result/router.ts";
 import { Events } from "../../src/telemetry/events.ts";
 import type { Disk } from "./disk.ts";
@@ -25,9 +32,17 @@ import type { Talk } from "./exchange.ts";
 import type { Gpu } from "./gpu.ts";
 import type { Host } from "./host.ts";
 import type { Ledger } from "./ledger.ts";
-import { Link } from "./link.ts";
-import { ALIVE_MS, BEAT_MS, type Dice, MODEL, type Plan, TIERS } from "./plan.ts";
-import type { Store } from "./store.ts";
+import {
+  ALIVE_MS,
+  BEAT_MS,
+  COMMAND_TIMEOUT_MS,
+  type Dice,
+  LEASE_MS,
+  MODEL,
+  type Plan,
+  TIERS,
+} from "./plan.ts";
+import type { RedisServer } from "./redis/net.ts";
 
 export interface Surroundings {
   readonly plan: Plan;
@@ -36,7 +51,7 @@ export interface Surroundings {
   readonly ledger: Ledger;
   readonly gpus: readonly Gpu[];
   /** In a fleet. */
-  readonly store?: Store;
+  readonly redis?: RedisServer;
   /** Of one process with a journal. */
   readonly disk?: Disk;
 }
@@ -50,8 +65,10 @@ export class Process {
   ready = false;
   readonly #around: Surroundings;
   readonly #events = new Events();
-  readonly engine: Engine;
-  readonly #reaper: Reaper;
+  /** There when it has started. */
+  #engine: Engine | undefined;
+  #reaper: Reaper | undefined;
+  #nodes: RedisNodes | undefined;
   #dispatcher: Dispatcher | undefined;
   #membership: Membership | undefined;
   #router: Router | undefined;
@@ -62,11 +79,11 @@ export class Process {
     this.host = host;
     this.role = role;
     this.#around = around;
-    const { ledger, store, plan, time } = around;
-    ledger.listen(this.#events, host);
-    this.engine =
-      store === undefined ? this.#embedded() : new Link(host, store, plan, time, this.#events, ledger);
-    this.#reaper = new Reaper(this.engine, host);
+    around.ledger.listen(this.#events, host);
+  }
+
+  get engine(): Engine {
+    return this.#engine!;
   }
 
   /** Its doors are open: it takes requests. */
@@ -74,12 +91,18 @@ export class Process {
     return this.#routes !== undefined && this.host.alive && this.#admission?.draining !== true;
   }
 
+  /** It has started, and can reach Redis where it needs it. */
+  get well(): boolean {
+    return this.ready && this.#nodes?.up(0) !== false;
+  }
+
   /** At the beginning, when everything is well, or after a crash. */
   async start(): Promise<void> {
-    const { plan, store } = this.#around;
-    if (this.engine instanceof Link) await this.engine.open();
+    const { plan, redis } = this.#around;
+    this.#engine = redis === undefined ? this.#embedded() : await this.#shared(redis);
+    this.#reaper = new Reaper(this.engine, this.host);
     if (this.role !== "gateway") this.#dispatch();
-    if (store !== undefined) await this.#join(store);
+    if (this.#nodes !== undefined) await this.#join(this.#nodes);
     if (this.role === "batcher") return void (this.ready = true);
     const gate = new Gate(
       {
@@ -106,11 +129,12 @@ export class Process {
   async stop(): Promise<void> {
     if (this.#admission !== undefined) this.#admission.draining = true;
     this.#router?.releaseAll();
-    this.#reaper.stop();
+    this.#reaper?.stop();
     this.#router?.close();
     await this.#dispatcher?.stop();
     await this.#membership?.stop();
-    await this.engine.close();
+    await this.#engine?.close();
+    await this.#nodes?.close();
   }
 
   /** One request, from its head to its answer. */
@@ -155,18 +179,54 @@ export class Process {
     );
   }
 
-  async #join({ registry }: Store): Promise<void> {
+  /** The engine on Redis, over the real client. */
+  async #shared(redis: RedisServer): Promise<Engine> {
+    const { plan, dice, ledger } = this.#around;
+    const { host } = this;
+    const keys = new RedisKeys("ferry:", plan.shards);
+    const random = (): number => dice.share();
+    const options = {
+      nodes: [{ host: "redis", port: 6379 }],
+      tags: keys.tags,
+      connectTimeoutMs: COMMAND_TIMEOUT_MS,
+      commandTimeoutMs: COMMAND_TIMEOUT_MS,
+      waitTimeoutMs: COMMAND_TIMEOUT_MS / 2,
+      durability: "auto",
+      name: host.name,
+      random,
+      connect: (asked: LinkOptions) => redis.connect(host, asked),
+    } as const;
+    const nodes = (this.#nodes = await RedisNodes.open(options, host, this.#events));
+    const base = {
+      nodes,
+      keys,
+      clock: host,
+      events: this.#events,
+      shared: new RedisClock(),
+      name: host.name,
+    };
+    const engine = new RedisEngine(
+      base,
+      {
+        ...limitsOf(plan),
+        zone: "",
+        zoneSpillMs: 100,
+        leaseMs: LEASE_MS,
+        sweepMs: 1000,
+        putWithinMs: COMMAND_TIMEOUT_MS,
+        tickMs: plan.tickMs,
+      },
+      nodes.cluster,
+    );
+    await engine.open();
+    return ledger.watching(engine);
+  }
+
+  async #join(nodes: RedisNodes): Promise<void> {
     const { dice } = this.#around;
     const dispatcher = this.#dispatcher;
-    let beats = 0;
-    const { wire } = this.engine as Link;
-    const far: Registry = {
-      beat: (beat) => {
-        const number = ++beats;
-        return wire.call("beat", () => registry.beat(number, beat));
-      },
-      leave: (id) => wire.call("leave", () => registry.leave(id), true),
-    };
+    const key = (name: string): string => registryKey(name);
+    const registry = new RedisRegistry(nodes, { aliveMs: ALIVE_MS, key });
     this.#membership = new Membership(
       {
         id: this.host.name,
@@ -177,9 +237,11 @@ export class Process {
         aliveMs: ALIVE_MS,
         models: [{ name: MODEL, ...(dispatcher && { dispatcher }) }],
       },
-      { registry: far, clock: this.host, events: this.#events, random: () => dice.share() },
+      { registry, clock: this.host, events: this.#events, random: () => dice.share() },
     );
     await this.#membership.start();
+    if (dispatcher === undefined) return;
+    await (this.engine as RedisEngine).serve(new FleetDemand(this.#membership.fleet, this.host));
   }
 
   #prospects(): Prospects {
@@ -224,6 +286,11 @@ const byHeader = {
     return { tenant: tenant!, tier: Number(tier) };
   },
 } as unknown as Credentials;
+
+/** Where the registry keeps what it knows. */
+export function registryKey(name: string): string {
+  return new RedisKeys("ferry:", 1).bases[0]! + name;
+}
 
 export function limitsOf(plan: Plan): EngineLimits {
   return {

@@ -16,8 +16,8 @@ const HELP = `npm run simulate -- --seeds 10000              # seeds 1 to 10,000
 npm run simulate -- --seed 4544 --trace        # one seed alone, with its timeline
 npm run simulate -- --dropin --requests 1000000
 
-Plays gateways, batchers, a shared store and workers on virtual time under seeded faults, and checks after each
-seed that nothing was lost, crossed, settled twice or answered too late. CONTRIBUTING.md says what it covers.
+Plays gateways, batchers, Redis and workers on virtual time under seeded faults, and checks after each seed that
+nothing was lost, crossed, settled twice or answered too late. CONTRIBUTING.md says what it covers.
 
   --seeds N      how many seeds (2000)
   --from K       the first of them (1)

@@ -1,7 +1,7 @@
 /**
  * Many runs in one table: which faults there were, and which rare turns they led to.
  *
- * `FAULTS` and `RARE` must all have happened in any two thousand seeds: a simulation in which nothing ever goes wrong
+ * `FAULTS` and `RARE` must all have happened in any few thousand seeds: a simulation in which nothing ever goes wrong
  * proves nothing, and a path that is never walked is not tested.
  */
 import type { Run } from "./world.ts";
@@ -20,6 +20,7 @@ export const FAULTS = [
   "fault: store away",
   "fault: clock set",
   "fault aimed at: claim",
+  "fault aimed at: takeover",
   "fault aimed at: settle",
   "fault aimed at: put",
   "fault aimed at: extend",
@@ -27,12 +28,10 @@ export const FAULTS = [
   "call lost",
   "call reply lost",
   "call late",
-  "note lost",
-  "note late",
-  "note repeated",
-  "bell lost",
-  "bell late",
-  "bell repeated",
+  "pipeline cut",
+  "message lost",
+  "message late",
+  "message repeated",
   "worker error",
   "worker hang",
   "worker short",
@@ -54,7 +53,10 @@ export const RARE = [
   "batch put back by a process that woke up late",
   "worker taken for down",
   "call of a bisection",
-  "call made again",
+  "bundle of several tasks",
+  "bundle taken over",
+  "half-settled bundle taken over",
+  "bundle written again or handed back",
   "dead letter",
   "first end lost in a crash",
   "verdict too late: done",

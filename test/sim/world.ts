@@ -10,8 +10,9 @@ import { Gpu } from "./gpu.ts";
 import { Host } from "./host.ts";
 import { Ledger } from "./ledger.ts";
 import { AIM_MS, ALIVE_MS, Dice, draw, type Mishap, type Plan } from "./plan.ts";
-import { limitsOf, Process, type Surroundings } from "./process.ts";
-import { Store } from "./store.ts";
+import { Process, registryKey, type Surroundings } from "./process.ts";
+import { Audit } from "./redis/audit.ts";
+import { RedisServer } from "./redis/net.ts";
 
 export interface Run {
   readonly seed: number;
@@ -23,26 +24,29 @@ export interface Run {
 const STEP_MS = 250;
 /** Virtual: callers poll at most half a minute, and settled is what they wait for. */
 const PEACE_MS = 90_000;
+/** Counts are healed each ten seconds, when they were found wrong twice. */
+const HEALED_MS = 45_000;
 
 class World {
   readonly plan: Plan;
   readonly ledger: Ledger;
-  readonly #time = new VirtualClock();
+  readonly time = new VirtualClock();
   readonly #around: Surroundings;
   readonly #places: (Process | undefined)[];
   readonly #starts: number[];
   readonly #callers: Callers;
+  readonly #audit: Audit | undefined;
   /** After this nothing new goes wrong. */
   #peaceAt = 0;
 
   constructor(plan: Plan, trace?: string[]) {
     this.plan = plan;
-    const time = this.#time;
+    const time = this.time;
     const dice = new Dice(plan.seed * 104_729 + 5);
     const ledger = (this.ledger = new Ledger(plan, time, trace));
-    const store = plan.fleet ? new Store(limitsOf(plan), time, dice, plan.net, ledger) : undefined;
-    if (store !== undefined) ledger.listen(store.events);
-    const holder = store && ((lease: string) => store.registry.holder(lease));
+    const redis = plan.fleet ? new RedisServer(time, dice, plan.net, plan.replicas, ledger) : undefined;
+    if (redis !== undefined) this.#audit = ledger.audit = new Audit(redis.redis, ledger);
+    const holder = redis && ((lease: string) => holderOf(redis, lease));
     const gpus = Array.from(
       { length: plan.workers },
       (_, at) => new Gpu(at, plan, time, new Dice(plan.seed * 31 + at), ledger, holder),
@@ -53,7 +57,7 @@ class World {
       dice,
       ledger,
       gpus,
-      ...(store && { store }),
+      ...(redis && { redis }),
       ...(plan.journal && { disk: new Disk(dice, plan.calm ? undefined : new Dice(plan.seed * 3 + 1)) }),
     };
     this.#places = plan.roles.map(() => undefined);
@@ -65,14 +69,16 @@ class World {
 
   async run(): Promise<void> {
     const { plan, ledger } = this;
-    const time = this.#time;
+    const time = this.time;
     plan.roles.forEach((_, at) => this.#start(at));
     // A fleet needs a moment until everybody knows of everybody.
     await time.run(time.now() + (plan.fleet ? 1200 : 1));
     const startAt = time.now();
     const random = new Random(plan.seed);
+    let arrivesAt = 0;
     for (let at = 0; at < plan.requests; at++) {
-      time.at(startAt + random.next() * plan.overMs, () => this.#callers.arrive(at));
+      if (at % plan.burst === 0) arrivesAt = startAt + random.next() * plan.overMs;
+      time.at(arrivesAt, () => this.#callers.arrive(at));
     }
     this.#peaceAt = startAt + plan.overMs;
     for (const mishap of plan.mishaps) {
@@ -87,21 +93,29 @@ class World {
     }
     ledger.check(this.#callers.open === 0, `${this.#callers.open} callers still wait`);
     ledger.close(this.#stats());
+    if (this.#audit !== undefined) await this.#checkRedis(this.#audit);
     if (ledger.failure === undefined) await this.#askAll();
   }
 
   #start(at: number): void {
     const name = `${this.plan.roles[at]![0]}${at + 1}.${++this.#starts[at]!}`;
     const skewMs = this.plan.fleet ? this.#around.dice.between(-3000, 3000) : 0;
-    const host = new Host(name, this.#time, skewMs);
+    const host = new Host(name, this.time, skewMs);
     const process = (this.#places[at] = new Process(host, this.plan.roles[at]!, this.#around));
-    process.start().catch((error: unknown) => this.ledger.fail(error as Error));
+    process.start().catch((error: unknown) => {
+      if (!this.plan.fleet) return this.ledger.fail(error as Error);
+      // Redis could not be reached: it ends, and is started again.
+      this.ledger.count("start failed");
+      this.ledger.say(name, `cannot start: ${(error as Error).message}`);
+      host.crash();
+      this.time.at(this.time.now() + 200, () => this.#start(at));
+    });
   }
 
   #befall(mishap: Mishap): void {
     const { ledger } = this;
     const { kind, who, forMs } = mishap;
-    const { gpus, store } = this.#around;
+    const { gpus, redis } = this.#around;
     if (kind === "kill") {
       ledger.count("fault: worker killed");
       ledger.say(gpus[who]!.name, `killed for ${forMs} ms`);
@@ -110,14 +124,13 @@ class World {
     if (kind === "store-away") {
       ledger.count("fault: store away");
       ledger.say("store", `away for ${forMs} ms`);
-      store!.awayUntil = this.#time.now() + forMs;
-      return;
+      return redis!.goAway(forMs);
     }
     if (kind === "clock-step") {
       ledger.count("fault: clock set");
       ledger.say("clock", `set by ${forMs} ms`);
-      this.#time.setMs += forMs;
-      if (store !== undefined) store.stepMs += forMs;
+      this.time.setMs += forMs;
+      if (redis !== undefined) redis.stepMs += forMs;
       return;
     }
     const process = this.#places[who];
@@ -137,7 +150,7 @@ class World {
     ledger.say(process.host.name, `${kind}, ${forMs} ms`);
     if (kind === "pause") {
       process.host.pause();
-      this.#time.at(this.#time.now() + forMs, () => {
+      this.time.at(this.time.now() + forMs, () => {
         ledger.say(process.host.name, "goes on");
         process.host.resume();
       });
@@ -150,7 +163,7 @@ class World {
     this.#places[at] = undefined;
     const { disk } = this.#around;
     if (disk !== undefined) this.ledger.crashed((id) => disk.undecided(id));
-    this.#time.at(this.#time.now() + forMs, () => this.#start(at));
+    this.time.at(this.time.now() + forMs, () => this.#start(at));
   }
 
   async #deploy(at: number, process: Process, forMs: number): Promise<void> {
@@ -163,27 +176,41 @@ class World {
       this.#start(at);
     };
     // Whoever stops too slowly is killed.
-    this.#time.at(this.#time.now() + Math.max(forMs, ALIVE_MS), over);
+    this.time.at(this.time.now() + Math.max(forMs, ALIVE_MS), over);
     await process.stop();
     over();
   }
 
   #heal(): void {
-    const { gpus, store } = this.#around;
+    const { gpus, redis } = this.#around;
     this.ledger.say("", "from here on nothing new goes wrong");
-    store?.heal();
+    redis?.heal();
     for (const gpu of gpus) gpu.heal();
   }
 
   #stats(): { queued: number; running: number } {
-    const { store } = this.#around;
-    return store === undefined ? this.#places[0]!.engine.stats() : store.engine.stats();
+    if (this.#audit === undefined) return this.#places[0]!.engine.stats();
+    return { queued: this.#audit.open.size, running: 0 };
   }
 
   #done(): boolean {
-    if (this.#callers.open > 0 || this.#places.some((process) => process?.ready !== true)) return false;
+    if (this.#callers.open > 0 || this.#places.some((process) => process?.well !== true)) return false;
     const { queued, running } = this.#stats();
     return queued === 0 && running === 0;
+  }
+
+  /** Nothing is left in Redis for which there is nothing left to do; what a crash left in the counts is found in two rounds. */
+  async #checkRedis(audit: Audit): Promise<void> {
+    const until = this.time.now() + HEALED_MS;
+    const left = (): string[] => [...audit.leftovers(), ...audit.counts()];
+    while (left().length > 0 && this.time.now() < until && this.ledger.failure === undefined) {
+      await this.time.run(this.time.now() + STEP_MS);
+    }
+    this.ledger.check(left().length === 0, `left in Redis: ${left().join(", ")}`);
+    const { maxQueued, workers, rules, roles } = this.plan;
+    // Each gateway knows the depth that Redis told it last; beside what waits, two batches may be with each worker.
+    const most = maxQueued * roles.length + 2 * workers * rules.limits.maxBatchSize;
+    this.ledger.check(audit.mostOpen <= most, `${audit.mostOpen} tasks were open, of ${most}`);
   }
 
   /** Whoever was told "accepted" can ask anybody, and gets the end that it was told. */
@@ -197,8 +224,26 @@ class World {
         this.ledger.check(done, `${this.ledger.name(id)} has no end`),
       );
     }
-    await this.#time.run(this.#time.now() + 50);
+    await this.time.run(this.time.now() + 50);
   }
+}
+
+/** Which process may start a batch on a worker now; none while its holder has not been heard of for aliveMs. */
+function holderOf(server: RedisServer, lease: string): string | undefined {
+  const { redis } = server;
+  const taken = redis.peek(["HGET", registryKey("leases"), lease]);
+  const holder = taken === null ? undefined : /^\d+ (.*)$/.exec(String(taken))?.[1];
+  if (holder === undefined) return undefined;
+  const beat = redis.peek(["ZSCORE", registryKey("beats"), holder]);
+  return beat !== null && server.now() - Number(String(beat)) < ALIVE_MS ? holder : undefined;
+}
+
+/** What a process does after its turn, on virtual time. */
+function virtualImmediates(time: VirtualClock): () => void {
+  const real = globalThis.setImmediate;
+  const virtual = (work: () => void): unknown => time.at(time.now(), work);
+  globalThis.setImmediate = virtual as typeof setImmediate;
+  return () => void (globalThis.setImmediate = real);
 }
 
 /** Plays one seed; `trace` is given the timeline. */
@@ -208,7 +253,9 @@ export async function play(seed: number, trace?: string[]): Promise<Run> {
   const failed = (error: unknown): void => world.ledger.fail(error as Error);
   // What a part of Ferry throws into the void is a failure of this seed.
   process.on("unhandledRejection", failed);
+  const restore = virtualImmediates(world.time);
   await world.run().catch(failed);
+  restore();
   process.off("unhandledRejection", failed);
   const { counts, accepted, failure } = world.ledger;
   return { seed, tasks: accepted.size, counts, failure };

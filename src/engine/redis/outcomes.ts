@@ -178,7 +178,12 @@ export class Outcomes {
       const bundles = [...Map.groupBy(ids.slice(from, from + LOOK_UP_TOGETHER), (id) => keys.bundle(id))];
       const commands = bundles.map(([bundle, some]) => ({
         shard: keys.shardOf(some[0]!),
-        command: ["HMGET", bundle, "m", ...some.flatMap((id) => [fieldOf(id), `m${fieldOf(id)}`])],
+        command: [
+          "HMGET",
+          bundle,
+          "m",
+          ...some.flatMap((id) => [fieldOf(id), `m${fieldOf(id)}`, `g${fieldOf(id)}`]),
+        ],
       }));
       // A shard that is away is looked at in the next round.
       const replies = await nodes.scatter(commands);
@@ -186,8 +191,10 @@ export class Outcomes {
         if (!Array.isArray(reply)) return;
         const [meta, ...found] = reply as (Buffer | null)[];
         bundles[which]![1].forEach((id, at) => {
-          const [outcome, late] = found.slice(2 * at, 2 * at + 2);
-          if (outcome) this.heard(id, outcome);
+          const [outcome, late, deleted] = found.slice(3 * at, 3 * at + 3);
+          // Its owner has deleted it before it was heard of here: there is nothing to tell any more.
+          if (deleted) this.unexpect(id);
+          else if (outcome) this.heard(id, outcome);
           else this.#looked(id, (meta ?? late) !== null);
         });
       });

@@ -177,8 +177,10 @@ export class TaskPool {
       }
     });
     const marked = nodes.pipeline(shard, commands, { resend: true }).then((replies) => {
-      for (const { entry } of fresh) entry.contested = false;
-      return fresh.filter((_, at) => replies[3 * at + 1] !== null);
+      const some = fresh.filter((_, at) => replies[3 * at + 1] !== null);
+      // Of one that is marked, a task may have ended before it was read.
+      for (const each of fresh) each.entry.contested = some.includes(each);
+      return some;
     });
     // Workers may start with the fresh ones meanwhile.
     void marked

@@ -83,6 +83,12 @@ export class Table {
   }
 }
 
+/** C's %lld; what does not fit is the smallest number there is, as x86 has it. */
+function integerText(value: number): string {
+  const fits = Math.abs(value) < 2 ** 63;
+  return fits ? BigInt(Math.trunc(value)).toString() : (-(2n ** 63n)).toString();
+}
+
 /** C's %.<digits>g. */
 export function formatNumber(value: number, digits: number): string {
   if (Number.isInteger(value) && Math.abs(value) < 10 ** Math.min(digits, 15)) {
@@ -287,7 +293,7 @@ const strings: Record<string, LuaFunction> = {
       const value = values[at++];
       let done: string;
       if (kind === "s") done = textOf(value);
-      else if (kind === "d" || kind === "i") done = BigInt(Math.trunc(needNumber(value))).toString();
+      else if (kind === "d" || kind === "i") done = integerText(needNumber(value));
       else if (kind === "x") done = Math.trunc(needNumber(value)).toString(16);
       else if (kind === "X") done = Math.trunc(needNumber(value)).toString(16).toUpperCase();
       else if (kind === "g") done = formatNumber(needNumber(value), Number(precision ?? 6));

@@ -27,7 +27,7 @@ import {
 } from "./stream.ts";
 
 /** A simple string, which is not a bulk string for Lua. */
-class Status {
+export class Status {
   readonly text: string;
 
   constructor(text: string) {
@@ -35,7 +35,7 @@ class Status {
   }
 }
 
-type Inner = string | number | null | Status | Inner[];
+export type Inner = string | number | null | Status | Inner[];
 type Value = string | Map<string, string> | SortedSet | Stream;
 
 class SortedSet extends Map<string, number> {
@@ -53,6 +53,7 @@ interface Blocked {
   readonly words: readonly string[];
   readonly take: (reply: RedisReply | RedisError) => void;
   readonly alarm: Alarm | undefined;
+  readonly by: string;
 }
 
 const OK = new Status("OK");
@@ -92,8 +93,11 @@ export class FakeRedis {
   readonly #scripts = new Map<string, string>();
   #blocked: Blocked[] = [];
   #depth = 0;
-  /** Sees each command that has run, also those of scripts. */
-  onCommand: ((words: readonly string[], reply: unknown) => void) | undefined;
+  /** Sees each command that has run, also those of scripts, and which client it came from. */
+  onCommand: ((words: readonly string[], reply: Inner, by: string) => void) | undefined;
+  #by = "";
+  /** The digest of the script that runs. */
+  script: string | undefined;
 
   constructor(clock: Clock) {
     this.#clock = clock;
@@ -105,14 +109,22 @@ export class FakeRedis {
   }
 
   /** Throws a RedisError. A read that would block finds nothing instead. */
-  execute(command: readonly Arg[]): RedisReply {
+  execute(command: readonly Arg[], by = ""): RedisReply {
+    this.#by = by;
     const reply = outer(this.#run(command.map(latin1)));
     this.#serve();
     return reply;
   }
 
+  /** A read that nobody hears of. */
+  peek(command: readonly Arg[]): RedisReply {
+    const words = command.map(latin1);
+    return outer(COMMANDS[words[0]!]!(words, this.#commands));
+  }
+
   /** MULTI and EXEC. One that fails does not stop the others; the reply is then its error, as the client's parser has it. */
-  transaction(commands: readonly (readonly Arg[])[]): RedisReply[] {
+  transaction(commands: readonly (readonly Arg[])[], by = ""): RedisReply[] {
+    this.#by = by;
     let failure: RedisError | undefined;
     const replies = commands.map((command) => {
       try {
@@ -129,7 +141,8 @@ export class FakeRedis {
   }
 
   /** As `execute`, for a connection: `take` is given the reply, later where the command blocks. Returns what gives up. */
-  submit(command: readonly Arg[], take: (reply: RedisReply | RedisError) => void): () => void {
+  submit(command: readonly Arg[], take: (reply: RedisReply | RedisError) => void, by = ""): () => void {
+    this.#by = by;
     let reply: RedisReply | RedisError;
     const words = command.map(latin1);
     try {
@@ -152,7 +165,7 @@ export class FakeRedis {
             end();
             take(null);
           });
-    const blocked: Blocked = { words, take, alarm };
+    const blocked: Blocked = { words, take, alarm, by };
     this.#blocked = [...this.#blocked, blocked];
     return () => {
       end();
@@ -162,6 +175,7 @@ export class FakeRedis {
 
   #serve(): void {
     for (const blocked of this.#blocked) {
+      this.#by = blocked.by;
       let reply: RedisReply | RedisError;
       try {
         reply = outer(this.#run(blocked.words));
@@ -185,6 +199,11 @@ export class FakeRedis {
     return () => listeners.delete(heard);
   }
 
+  /** As after a restart: the data is there, the scripts are not. */
+  forgetScripts(): void {
+    this.#scripts.clear();
+  }
+
   /** The names of all keys that have not expired. */
   names(): string[] {
     return [...this.#keys.keys()].filter((name) => this.#find(name) !== undefined);
@@ -195,7 +214,7 @@ export class FakeRedis {
     const command = Object.hasOwn(COMMANDS, name) ? COMMANDS[name] : undefined;
     if (command === undefined) throw new RedisError(`ERR unknown command '${words[0]!}'`);
     const reply = command(words, this.#commands);
-    this.onCommand?.(words, reply);
+    this.onCommand?.(words, reply, this.#by);
     return reply;
   }
 
@@ -256,6 +275,7 @@ export class FakeRedis {
       compiled.set(source, (script = compile(Buffer.from(source, "latin1").toString())));
     if (this.#depth > 0) throw new RedisError("ERR This Redis command is not allowed from script");
     this.#depth++;
+    this.script = hash("sha1", Buffer.from(source, "latin1"));
     try {
       const redis = new Table([], [
         ["call", (...words) => [fromReply(this.#run(words.map(argument)))]],
@@ -284,6 +304,7 @@ export class FakeRedis {
       throw new RedisError(errorText(error.message));
     } finally {
       this.#depth--;
+      this.script = undefined;
     }
   }
 }
@@ -924,6 +945,7 @@ const COMMANDS: Record<string, Command> = {
       throw new RedisError(`NOGROUP No such consumer group '${name}' for key name '${key}'`);
     if (at === "SETID") {
       group.lastDelivered = words[4] === "$" ? stream.lastId : parseId(words[4]!);
+      group.entriesRead = undefined;
       return OK;
     }
     const consumer = words[4]!;
@@ -944,15 +966,19 @@ const COMMANDS: Record<string, Command> = {
     if (words[1]!.toUpperCase() === "GROUPS") {
       return [...stream.groups]
         .sort(([one], [other]) => (one < other ? -1 : 1))
-        .map(([name, { consumers, pending, lastDelivered }]) => [
+        .map(([name, group]) => [
           "name",
           name,
           "consumers",
-          consumers.size,
+          group.consumers.size,
           "pending",
-          pending.length,
+          group.pending.length,
           "last-delivered-id",
-          idText(lastDelivered),
+          idText(group.lastDelivered),
+          "entries-read",
+          group.entriesRead ?? null,
+          "lag",
+          stream.lag(group),
         ]);
     }
     const group = stream.groups.get(words[3]!);

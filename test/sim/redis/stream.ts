@@ -20,6 +20,8 @@ interface Pending {
 
 interface Group {
   lastDelivered: StreamId;
+  /** How many entries were ever delivered, where that is known. */
+  entriesRead: number | undefined;
   /** Sorted by id. */
   readonly pending: Pending[];
   /** Name to when it was last heard of. */
@@ -78,6 +80,8 @@ export class Stream {
   readonly entries: Entry[] = [];
   lastId: StreamId = ZERO;
   added = 0;
+  /** The highest id that was deleted by XDEL: a hole, unless all before it are gone too. */
+  maxDeleted: StreamId = ZERO;
   readonly groups = new Map<string, Group>();
 
   add(said: string, fields: readonly string[], now: number): StreamId {
@@ -101,7 +105,37 @@ export class Stream {
   }
 
   delete(id: StreamId): boolean {
-    return remove(this.entries, id);
+    if (!remove(this.entries, id)) return false;
+    if (compareIds(id, this.maxDeleted) > 0) this.maxDeleted = id;
+    return true;
+  }
+
+  /** Whether an entry from `from` on was deleted, as far as Redis knows. */
+  #hasHole(from: StreamId): boolean {
+    const { maxDeleted } = this;
+    return this.entries.length > 0 && compareIds(maxDeleted, ZERO) > 0 && compareIds(from, maxDeleted) <= 0;
+  }
+
+  /** How many entries there ever were up to `id`, where Redis can tell. */
+  #countTo(id: StreamId): number | undefined {
+    if (this.added === 0) return 0;
+    const last = compareIds(id, this.lastId);
+    if (this.entries.length === 0 && last <= 0) return this.added;
+    if (last === 0) return this.added;
+    if (last > 0) return undefined;
+    const first = this.entries[0]?.id ?? ZERO;
+    if (compareIds(this.maxDeleted, ZERO) > 0 && compareIds(this.maxDeleted, first) >= 0) return undefined;
+    const before = this.added - this.entries.length;
+    const place = compareIds(id, first);
+    return place < 0 ? before : place === 0 ? before + 1 : undefined;
+  }
+
+  /** How many entries a group has not been given; null where Redis cannot tell. */
+  lag({ entriesRead, lastDelivered }: Group): number | null {
+    if (this.added === 0) return 0;
+    const read =
+      entriesRead !== undefined && !this.#hasHole(lastDelivered) ? entriesRead : this.#countTo(lastDelivered);
+    return read === undefined ? null : this.added - read;
   }
 
   trimToLength(length: number): number {
@@ -129,7 +163,7 @@ export class Stream {
 
   createGroup(name: string, from: StreamId): void {
     if (this.groups.has(name)) throw new RedisError("BUSYGROUP Consumer Group name already exists");
-    this.groups.set(name, { lastDelivered: from, pending: [], consumers: new Map() });
+    this.groups.set(name, { lastDelivered: from, entriesRead: undefined, pending: [], consumers: new Map() });
   }
 
   /** New entries for a consumer; they are pending until it acknowledges them. */
@@ -137,6 +171,8 @@ export class Stream {
     const { ms, seq } = group.lastDelivered;
     const entries = this.range({ ms, seq: seq + 1 }, LAST, count);
     for (const { id } of entries) {
+      if (group.entriesRead !== undefined && !this.#hasHole(id)) group.entriesRead++;
+      else group.entriesRead = this.#countTo(id);
       group.lastDelivered = id;
       if (noAck) continue;
       // A group that was set back delivers again what is pending elsewhere.
