@@ -451,6 +451,7 @@ export class BundleReader {
   async #round(): Promise<void> {
     const { nodes, keys, options } = this.#parts;
     this.#startLoops();
+    await this.#rebalance();
     const active = nodes.activeShards();
     await Promise.allSettled(
       keys.tags.map(async (_, shard) => {
@@ -467,6 +468,34 @@ export class BundleReader {
         this.#strays.set(shard, this.#parts.clock.now() + STRAY_MS);
       }),
     );
+  }
+
+  /**
+   * Hands back what other batchers can start sooner: all that waits for a model whose workers went to them, and what was read
+   * ahead while one of them has an idle worker. The last in line goes.
+   */
+  async #rebalance(): Promise<void> {
+    const demand = this.#demand!;
+    const served = demand.models();
+    const byModel = Map.groupBy(
+      this.#pool.all().filter(({ record }) => record.state === "queued"),
+      ({ record }) => record.task.model,
+    );
+    for (const [model, waiting] of byModel) {
+      const serves = served.includes(model);
+      if (serves ? !demand.othersIdle(model) : demand.share(model) === 1) continue;
+      const keep = serves ? demand.room(model) + Math.max(demand.batchSize(model), this.#aheadOf(model)) : 0;
+      if (waiting.length <= keep) continue;
+      const inLine = waiting.toSorted(
+        ({ record: one }, { record: other }) => one.tier - other.tier || one.queuedAt - other.queuedAt,
+      );
+      await this.#pool.handBack(inLine.slice(keep));
+    }
+  }
+
+  /** Tasks that its workers do while more are fetched. */
+  #aheadOf(model: string): number {
+    return Math.ceil(this.#demand!.pacePerMs(model) * AHEAD_MS);
   }
 
   /** Entries of other zones that waited for longer than `zoneSpillMs`, or that no batcher is there for. */
