@@ -162,11 +162,9 @@ export class BundleReader {
     if (this.#demand === undefined || this.#stopped) return;
     const count = this.#entries(this.#demand.batchSize(model));
     await Promise.allSettled(
-      nodes.activeShards().map((shard) => {
+      nodes.activeShards().map(async (shard) => {
         const stream = keys.stream(shard, model, options.zone);
-        return this.#blocked.get(shard)?.includes(stream) === true
-          ? undefined
-          : this.#read(shard, [stream], count);
+        if (this.#blocked.get(shard)?.includes(stream) !== true) await this.#read(shard, [stream], count);
       }),
     );
   }
