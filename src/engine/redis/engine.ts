@@ -259,7 +259,6 @@ export class RedisEngine implements Engine {
   }
 
   async claim(request: ClaimRequest): Promise<Lease> {
-    await this.#reader.catchUp(request.model);
     const lease = await this.#pool.engine.claim(request);
     if (lease.tasks.length === 0) {
       // What had expired was settled instead.

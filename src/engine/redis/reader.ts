@@ -153,22 +153,6 @@ export class BundleReader {
     if (this.#demand !== undefined && !this.#stopped) void this.#poll().catch(() => {});
   }
 
-  /**
-   * Before a batch is composed: what came since the last look belongs into the choice, too. Nothing to do where a blocked read
-   * waits, since that brings new entries by itself.
-   */
-  async catchUp(model: string): Promise<void> {
-    const { nodes, keys, options } = this.#parts;
-    if (this.#demand === undefined || this.#stopped) return;
-    const count = this.#entries(this.#demand.batchSize(model));
-    await Promise.allSettled(
-      nodes.activeShards().map(async (shard) => {
-        const stream = keys.stream(shard, model, options.zone);
-        if (this.#blocked.get(shard)?.includes(stream) !== true) await this.#read(shard, [stream], count);
-      }),
-    );
-  }
-
   /** Everything that is there, for as many workers as may come; for tests. */
   async readAll(): Promise<void> {
     const { keys, options } = this.#parts;
