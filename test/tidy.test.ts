@@ -55,6 +55,7 @@ const MAY_IMPORT: Record<string, readonly string[]> = {
     "type:src/redis/nodes.ts",
     "type:src/dispatch/workers.ts",
     "type:src/dispatch/dispatcher.ts",
+    "type:src/engine/redis/reader.ts",
   ],
   "src/result": ["src/core", "src/clock.ts", "src/telemetry/events.ts", "type:src/engine/engine.ts"],
   "src/admission": [
@@ -71,6 +72,7 @@ const MAY_IMPORT: Record<string, readonly string[]> = {
     "src/admission",
     "src/result",
     "src/protocol",
+    "src/engine/ids.ts",
     "type:src/engine/engine.ts",
     "type:src/certificates.ts",
     "type:src/telemetry/request-log.ts",

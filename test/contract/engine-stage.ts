@@ -34,7 +34,7 @@ export interface Opened {
   /** Closes the engine and opens another on what it kept; left out where nothing is kept. */
   reopen?(options?: Partial<EngineOptions>): Promise<Opened>;
   /** Reads what the engine's own view may not know yet; left out where the view is the truth. */
-  refresh?(): Promise<void>;
+  refresh?: () => Promise<void>;
   /** Ages are estimates, and finished records are not counted. */
   readonly approximate?: boolean;
 }

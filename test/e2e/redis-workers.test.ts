@@ -5,7 +5,7 @@ import { startServer } from "../redis/servers.ts";
 import { Load } from "./fleet-load.ts";
 import { alert, brisk, Fleet, fleetConfig, type Part, patient } from "./fleet.ts";
 import { eventually } from "./harness.ts";
-import { stubModel, StubWorker } from "./stub-worker.ts";
+import { type Behaviour, stubModel, StubWorker } from "./stub-worker.ts";
 
 /** A worker that needs a while, and knows how many batches it had at once. */
 async function fourWorkers(stack: AsyncDisposableStack, serviceMs: number): Promise<StubWorker[]> {
@@ -136,4 +136,22 @@ describe("two batchers, four workers", () => {
     assert.deepEqual(ledger.refusals, []);
     assert.deepEqual(mostAtOnce(workers), [1, 1, 1, 1]);
   });
+});
+
+test("a batcher that joins takes its part of what the first one has read", async () => {
+  await using redis = await startServer();
+  const slow: Behaviour = (call) => void setTimeout(() => call.echo(), 100);
+  await using one = await StubWorker.listen(slow);
+  await using two = await StubWorker.listen(slow);
+  const model = stubModel([one, two], { timeouts: patient, maxBatchSize: 1 });
+  const config = fleetConfig({ url: redis.url }, [model], { admission: { mode: "off" } });
+  await using fleet = await Fleet.start({ gateways: 1, batchers: 1 }, config);
+  const [door] = fleet.gateways;
+  const ids: string[] = [];
+  for (let i = 0; i < 200; i++) ids.push(await door!.accept({ input: `waits ${i}` }));
+  const second = await fleet.add("batcher");
+  for (const id of ids) assert.equal((await door!.result(id)).status, "SUCCESS");
+  await second.stop();
+  const { tasks } = await second.line(({ msg }) => msg === "stopped");
+  assert.ok(Number(tasks) > 20, `it did ${String(tasks)} of 200`);
 });

@@ -21,7 +21,7 @@
  */
 import type { Alarm } from "../../clock.ts";
 import { type Arg, RedisError, type RedisReply } from "../../redis/nodes.ts";
-import { texts } from "./frames.ts";
+import { readBody, readEntry, readMeta, texts } from "./frames.ts";
 import { GROUP, modelOf } from "./keys.ts";
 import type { RedisParts } from "./parts.ts";
 import type { StreamEntry, TaskPool } from "./pool.ts";
@@ -162,11 +162,9 @@ export class BundleReader {
     if (this.#demand === undefined || this.#stopped) return;
     const count = this.#entries(this.#demand.batchSize(model));
     await Promise.allSettled(
-      nodes.activeShards().map((shard) => {
+      nodes.activeShards().map(async (shard) => {
         const stream = keys.stream(shard, model, options.zone);
-        return this.#blocked.get(shard)?.includes(stream) === true
-          ? undefined
-          : this.#read(shard, [stream], count);
+        if (this.#blocked.get(shard)?.includes(stream) !== true) await this.#read(shard, [stream], count);
       }),
     );
   }
@@ -316,7 +314,9 @@ export class BundleReader {
       "COUNT",
       1,
     ])) as StreamEntry[];
-    const cameAt = Number(first?.[0].toString("latin1").split("-", 1)[0]) - shared.offsetMs;
+    const body = first?.[1] && readEntry(first[1][1]!).tasks[0]?.body;
+    if (!body) return;
+    const cameAt = readMeta(readBody(body).meta, shared).task.createdAt;
     if (clock.now() - cameAt >= afterMs)
       await this.#read(shard, [stream], this.#entries(this.#wanted(model)));
   }
@@ -449,6 +449,7 @@ export class BundleReader {
   async #round(): Promise<void> {
     const { nodes, keys, options } = this.#parts;
     this.#startLoops();
+    await this.#rebalance();
     const active = nodes.activeShards();
     await Promise.allSettled(
       keys.tags.map(async (_, shard) => {
@@ -465,6 +466,34 @@ export class BundleReader {
         this.#strays.set(shard, this.#parts.clock.now() + STRAY_MS);
       }),
     );
+  }
+
+  /**
+   * Hands back what other batchers can start sooner: all that waits for a model whose workers went to them, and what was read
+   * ahead while one of them has an idle worker. The last in line goes.
+   */
+  async #rebalance(): Promise<void> {
+    const demand = this.#demand!;
+    const served = demand.models();
+    const byModel = Map.groupBy(
+      this.#pool.all().filter(({ record }) => record.state === "queued"),
+      ({ record }) => record.task.model,
+    );
+    for (const [model, waiting] of byModel) {
+      const serves = served.includes(model);
+      if (serves ? !demand.othersIdle(model) : demand.share(model) === 1) continue;
+      const keep = serves ? demand.room(model) + Math.max(demand.batchSize(model), this.#aheadOf(model)) : 0;
+      if (waiting.length <= keep) continue;
+      const inLine = waiting.toSorted(
+        ({ record: one }, { record: other }) => one.tier - other.tier || one.queuedAt - other.queuedAt,
+      );
+      await this.#pool.handBack(inLine.slice(keep));
+    }
+  }
+
+  /** Tasks that its workers do while more are fetched. */
+  #aheadOf(model: string): number {
+    return Math.ceil(this.#demand!.pacePerMs(model) * AHEAD_MS);
   }
 
   /** Entries of other zones that waited for longer than `zoneSpillMs`, or that no batcher is there for. */

@@ -155,7 +155,7 @@ export class Settlements {
 
   /** Resolves when nothing is on its way. */
   async settled(): Promise<void> {
-    while (this.#flushing.size > 0) await Promise.allSettled([...this.#flushing]);
+    while (this.#flushing.size > 0) await Promise.allSettled(this.#flushing);
   }
 
   /** Tells how many tasks wait and run here, as far as that has changed. */
