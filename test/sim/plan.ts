@@ -17,8 +17,10 @@ export const ALIVE_MS = 2000;
 export const LEASE_MS = 2000;
 export const COMMAND_TIMEOUT_MS = 1000;
 export const TIERS = 3;
-/** So long an aimed mishap waits for its moment. */
-export const AIM_MS = 500;
+/** So long an aimed mishap waits for its moment; a lease must have run out before anything is taken over. */
+export function aimMs(aim: string | undefined): number {
+  return aim === "takeover" ? LEASE_MS + 1000 : 500;
+}
 
 /** What happens to a write of one process to Redis, or to the replies; each a share of all. */
 export interface NetFaults {

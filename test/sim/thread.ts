@@ -9,4 +9,6 @@ async function playAll(seeds: readonly number[]): Promise<void> {
   parentPort!.postMessage(totals.sums());
 }
 
+// A world that failed may leave promises behind that reject after its end; while it is played `play` hears of them.
+process.on("unhandledRejection", () => {});
 parentPort!.on("message", (seeds: readonly number[]) => void playAll(seeds));

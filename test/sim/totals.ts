@@ -20,7 +20,6 @@ export const FAULTS = [
   "fault: store away",
   "fault: clock set",
   "fault aimed at: claim",
-  "fault aimed at: takeover",
   "fault aimed at: settle",
   "fault aimed at: put",
   "fault aimed at: extend",

@@ -9,7 +9,7 @@ import { Disk } from "./disk.ts";
 import { Gpu } from "./gpu.ts";
 import { Host } from "./host.ts";
 import { Ledger } from "./ledger.ts";
-import { AIM_MS, ALIVE_MS, Dice, draw, type Mishap, type Plan } from "./plan.ts";
+import { aimMs, ALIVE_MS, Dice, draw, type Mishap, type Plan } from "./plan.ts";
 import { Process, registryKey, type Surroundings } from "./process.ts";
 import { Audit } from "./redis/audit.ts";
 import { RedisServer } from "./redis/net.ts";
@@ -82,7 +82,10 @@ class World {
     }
     this.#peaceAt = startAt + plan.overMs;
     for (const mishap of plan.mishaps) {
-      this.#peaceAt = Math.max(this.#peaceAt, startAt + mishap.at + AIM_MS + Math.abs(mishap.forMs) + 1);
+      this.#peaceAt = Math.max(
+        this.#peaceAt,
+        startAt + mishap.at + aimMs(aimOf(mishap)) + Math.abs(mishap.forMs) + 1,
+      );
       time.at(startAt + mishap.at, () => this.#befall(mishap));
     }
     await time.run(this.#peaceAt);
@@ -136,7 +139,7 @@ class World {
     const process = this.#places[who];
     if (process === undefined || !process.host.alive || process.host.paused) return;
     if (mishap.aim === undefined) return this.#strike(process, mishap);
-    process.host.setTrap(mishap.aim, AIM_MS, () => this.#strike(process, mishap));
+    process.host.setTrap(mishap.aim, aimMs(mishap.aim), () => this.#strike(process, mishap));
   }
 
   #strike(
@@ -226,6 +229,10 @@ class World {
     }
     await this.time.run(this.time.now() + 50);
   }
+}
+
+function aimOf(mishap: Mishap): string | undefined {
+  return "aim" in mishap ? mishap.aim : undefined;
 }
 
 /** Which process may start a batch on a worker now; none while its holder has not been heard of for aliveMs. */

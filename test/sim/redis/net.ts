@@ -433,10 +433,9 @@ function callOf([verb, first, , key]: readonly Arg[]): string | undefined {
       return "settle";
     case "HSET":
       return String(first).includes("}:run:") ? "claim" : undefined;
-    case "SET":
-      return String(first).includes("}:alive:") ? "extend" : undefined;
     case "EVALSHA":
       if (String(key).endsWith("}:beats")) return "beat";
+      if (first === scripts.renew.sha) return "extend";
       return first === scripts.settle.sha || first === scripts.bury.sha ? "settle" : undefined;
     default:
       return undefined;
