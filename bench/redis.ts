@@ -18,17 +18,7 @@ import { FerryServer, freePorts, host, type FerrySetup } from "./server.ts";
 
 const readyTimeoutMs = 10_000;
 const replyTimeoutMs = 5000;
-const quietTimeoutMs = 30_000;
 const clusterSlots = 16_384;
-
-/** What Redis says of itself; of CPU and rewrites only differences of two readings mean something. */
-export interface RedisState {
-  readonly memoryKb: number;
-  /** Rewriting the file is the work of a child: this is the CPU of those that ended. */
-  readonly rewriteCpuMs: number;
-  readonly rewrites: number;
-  readonly rewriting: boolean;
-}
 
 export class RedisServer implements AsyncDisposable {
   readonly pid: number;
@@ -67,23 +57,6 @@ export class RedisServer implements AsyncDisposable {
       throw error;
     }
     return new RedisServer(child, port!);
-  }
-
-  async state(): Promise<RedisState> {
-    const text = await this.info();
-    const field = (name: string): number => Number(new RegExp(`^${name}:([\\d.]+)`, "m").exec(text)?.[1]);
-    return {
-      memoryKb: field("used_memory") / 1024,
-      rewriteCpuMs: (field("used_cpu_user_children") + field("used_cpu_sys_children")) * 1000,
-      rewrites: field("aof_rewrites"),
-      rewriting: field("aof_rewrite_in_progress") !== 0,
-    };
-  }
-
-  /** Waits for the end of a rewrite, or who is measured next pays for it; half a minute at most. */
-  async quiet(): Promise<void> {
-    const until = performance.now() + quietTimeoutMs;
-    while ((await this.state()).rewriting && performance.now() < until) await pause(100);
   }
 
   info(section = "default"): Promise<string> {

@@ -28,14 +28,13 @@ import { latencyIdle } from "./scenarios/latency-idle.ts";
 import { oip } from "./scenarios/oip.ts";
 import { overload } from "./scenarios/overload.ts";
 import { processes } from "./scenarios/processes.ts";
-import { redis } from "./scenarios/redis.ts";
 import { redisLatency } from "./scenarios/redis-latency.ts";
 import { saturated } from "./scenarios/saturated.ts";
 import { soak } from "./scenarios/soak.ts";
 import { start } from "./scenarios/start.ts";
 import { tenants } from "./scenarios/tenants.ts";
 import { telemetry } from "./scenarios/telemetry.ts";
-import { redisTenThousand, tenThousand } from "./scenarios/ten-thousand.ts";
+import { tenThousand } from "./scenarios/ten-thousand.ts";
 import { tiers } from "./scenarios/tiers.ts";
 
 const scenarios: readonly Scenario[] = [
@@ -55,8 +54,6 @@ const scenarios: readonly Scenario[] = [
   halved,
   embeddings,
   redisLatency,
-  redis,
-  redisTenThousand,
   processes,
   soak,
 ];

@@ -1,7 +1,7 @@
 /**
  * `processes`: one gateway, and one with `--processes 2`, in turns, on the same Redis and the same batcher.
  *
- * The load is that of `redis` (a body of 2 KB, 64 workers of 1 ms, BENCH_CALLERS callers in a closed loop), so what is
+ * The load is that of `redis-1x1` of bench/scaleout.ts (a body of 2 KB, 64 workers of 1 ms, BENCH_CALLERS callers in a closed loop), so what is
  * compared is the gateway alone. Nothing is pinned, and the load generator, Redis and the batcher share the machine's
  * cores with it: a second process can only win where a core is left for it. With fewer cores than these processes want
  * the ratio says what a second one costs, not what it gains; `cores used` and the note say which it was.

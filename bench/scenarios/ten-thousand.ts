@@ -1,5 +1,5 @@
 /**
- * `10k` and `redis-10k`: ten thousand requests a second for thirty seconds, on schedule, against 32 workers of 200 ms.
+ * `10k`: ten thousand requests a second for thirty seconds, on schedule, against 32 workers of 200 ms.
  *
  * The workers can do 32 x 64 / 0.2 s = 10,240 a second, so this runs at 98 % of what is possible: a
  * batch that leaves with 62 of 64 seats taken, or a worker that rests for 5 ms between two batches, is
@@ -9,17 +9,12 @@
  * backlog. Nothing is pinned: all processes, their garbage collectors and the generator share the machine's cores,
  * as they would anywhere.
  *
- * `10k` is one Ferry with the embedded engine; `redis-10k` one gateway, Redis and one batcher, where every task is
- * written to Redis, claimed from there in its batch, settled there and told to the gateway (BENCH_REDIS_AOF=no keeps
- * Redis from writing its file). Three processes on the same cores are slower to optimise than one, and 60 % of the
- * rate is more than they can do cold: there callers in a closed loop, which cannot overload anything, come first.
+ * It is one Ferry with the memory engine; `two-10k` of bench/scaleout.ts sends the same through Redis.
  *
  * CPU shares are of one core. What is left of the machine decides the p99: where all shares together come near the
  * number of cores, the queue in front of a core is part of the latency.
  */
 import { measure, type Measured } from "../generator.ts";
-import type { LoadSpec } from "../load.ts";
-import { Fleet } from "../redis.ts";
 import { FerryServer, workBetween, type Counters, type Work } from "../server.ts";
 import {
   durationMs,
@@ -27,7 +22,6 @@ import {
   loadNotes,
   tickText,
   type Bench,
-  type Figure,
   type Report,
   type Scenario,
 } from "../scenario.ts";
@@ -44,46 +38,23 @@ export const tenThousand: Scenario = {
     "open loop, 10,000 requests/s for 30 s, 32 workers of 200 ms, batch 64; latency from intended start",
   async run(bench) {
     await using server = await FerryServer.start({ dir: bench.dir, maxFiles, models });
-    const [run, work, delayMs] = await load(bench, server, server, {});
-    return report(run, work, delayMs, [figure("ferry CPU", run.serverCpuShare * 100, "%")]);
+    return report(...(await load(bench, server)));
   },
 };
 
-export const redisTenThousand: Scenario = {
-  name: "redis-10k",
-  summary: "10k through gateway, Redis and batcher",
-  async run(bench) {
-    await using fleet = await Fleet.start({ dir: bench.dir, maxFiles, models });
-    bench.progress("warming up");
-    await warm(bench, fleet.gateway);
-    const [run, work, delayMs] = await load(bench, fleet.gateway, fleet.batcher, fleet.behind);
-    const { redis = NaN, batcher = NaN } = run.behindCpuShares;
-    return report(run, work, delayMs, [
-      figure("gateway CPU", run.serverCpuShare * 100, "%"),
-      figure("Redis CPU", redis * 100, "%"),
-      figure("Redis CPU, rewriting its file", run.childrenCpuShare * 100, "%"),
-      figure("batcher CPU", batcher * 100, "%"),
-    ]);
-  },
-};
-
-/** Loads `door`; the batches are counted at `dispatcher`. */
-async function load(
-  bench: Bench,
-  door: FerryServer,
-  dispatcher: FerryServer,
-  behind: Readonly<Record<string, number>>,
-): Promise<[Measured, Work, number]> {
+async function load(bench: Bench, server: FerryServer): Promise<[Measured, Work, number]> {
   const measureMs = durationMs(bench, 30);
   const counters: Counters[] = [];
   let delayMs = NaN;
   const read = async (): Promise<void> => {
-    delayMs = await door.loopDelayMs();
-    counters.push(await dispatcher.counters());
+    delayMs = await server.loopDelayMs();
+    counters.push(await server.counters());
   };
   const run = await measure(
     {
-      ...requestsTo(door),
+      target: server.target,
+      bodyBytes: 2048,
+      verify: true,
       warmMs: 5000,
       measureMs,
       drainMs: 6000,
@@ -91,8 +62,7 @@ async function load(
     },
     {
       maxFiles,
-      serverPid: door.pid,
-      behind,
+      serverPid: server.pid,
       onTick: (tick) => bench.progress(tickText(tick, measureMs / 1000)),
       onStart: read,
       onStop: read,
@@ -101,17 +71,7 @@ async function load(
   return [run, workBetween(counters[0]!, counters[1]!), delayMs];
 }
 
-async function warm(bench: Bench, door: FerryServer): Promise<void> {
-  const times = { warmMs: 0, measureMs: durationMs(bench, 10), drainMs: 2000 };
-  const spec: LoadSpec = { ...requestsTo(door), ...times, load: { kind: "closed", callers: 1024 } };
-  await measure(spec, { maxFiles, serverPid: door.pid });
-}
-
-function requestsTo({ target }: FerryServer): Pick<LoadSpec, "target" | "bodyBytes" | "verify"> {
-  return { target, bodyBytes: 2048, verify: true };
-}
-
-function report(run: Measured, work: Work, delayMs: number, servers: readonly Figure[]): Report {
+function report(run: Measured, work: Work, delayMs: number): Report {
   return {
     figures: [
       figure("latency, p50", run.latency.percentileMs(50), "ms"),
@@ -123,7 +83,7 @@ function report(run: Measured, work: Work, delayMs: number, servers: readonly Fi
       figure("offered", run.sent / run.seconds, "req/s", ">=", rate * 0.99),
       figure("mean fill of a batch", (work.meanBatch / maxBatchSize) * 100, "%"),
       figure("workers busy", work.busyShare * 100, "%"),
-      ...servers,
+      figure("ferry CPU", run.serverCpuShare * 100, "%"),
       figure("generator CPU", run.cpuShare * 100, "%"),
       figure("late sends", (run.late / run.sent) * 100, "%"),
       figure("connections", run.connections, "count"),
