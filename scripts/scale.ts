@@ -1,13 +1,13 @@
 /**
- * How many of everything a rate takes: the arithmetic of `docs/scale.md`, and its tables.
+ * How many processes and servers a rate needs: the arithmetic of `docs/scale.md`, and its tables.
  *
  *   node scripts/scale.ts                                    # writes the tables into docs/scale.md
  *   node scripts/scale.ts --check                            # exit 1 when they are stale
  *   node scripts/scale.ts --rate 50000 --set redisUs=60,batchMs=40     # prints them for a rate and figures of yours
  *
  * What was measured stands in MEASURED, with the command that measured it, and what was chosen in CHOSEN; nothing else
- * has a number. A rate is shared out to cells, each a fleet on a Redis of its own, so that what is extrapolated is one
- * cell; the rest is multiplication. `test/scale.test.ts` checks that the page has what this makes.
+ * has a number. A rate above `cell` is divided over cells, each a fleet on its own Redis. No cell is larger
+ * than a fleet that was measured. `test/scale.test.ts` checks that the page has what this makes.
  */
 import { readFileSync, writeFileSync } from "node:fs";
 import { join } from "node:path";
@@ -20,85 +20,71 @@ interface Input {
   readonly from: string;
 }
 
-const FANOUT = "`node bench/fanout.ts --rate 3000 --seconds 5 4x2`";
+const SCALEOUT = "`node bench/scaleout.ts --cores 16`";
+const FOOTPRINT = "`node bench/footprint.ts`";
 
-/** A task is one of 2 KB in and 2 KB out. */
+/** A task has 2 KB in and 2 KB out. */
 export const MEASURED = {
   gatewayUs: {
-    value: 113,
+    value: 169,
     unit: "µs",
-    what: "CPU of a gateway for a task, with 9,456 connections (79 with 512)",
-    from: "`BENCH_RATE=8000 npm run bench -- redis-10k`: 90 % of a core at 8,000/s; `npm run bench -- redis`",
+    what: "gateway CPU per task",
+    from: `${SCALEOUT}, case \`40k-cluster\``,
   },
-  batcherUs: {
-    value: 27,
-    unit: "µs",
-    what: "CPU of a batcher for a task",
-    from: "`npm run bench -- redis`",
-  },
-  redisUs: {
-    value: 124,
-    unit: "µs",
-    what: "CPU of Redis for a task, file on, seven processes (78 with two that keep it busy)",
-    from: `${FANOUT}; \`npm run bench -- redis\``,
-  },
-  scripts: {
-    value: 0.42,
-    unit: "",
-    what: "calls of a script for a task; each rings the bell once",
-    from: FANOUT,
-  },
-  noteUs: {
+  batcherUs: { value: 62, unit: "µs", what: "batcher CPU per task", from: "the same" },
+  redisUs: { value: 28, unit: "µs", what: "CPU per task of one Redis server", from: "the same, case `10k`" },
+  clusterUs: {
     value: 35,
     unit: "µs",
-    what: "CPU of every process to hear the bell once",
-    from: "the same: the listener, at 1,350 notes/s (38 to 84 at 210 to 640/s)",
+    what: "CPU per task of all primaries of a Cluster of 3",
+    from: "the same, case `40k-cluster`",
   },
-  inKb: { value: 7.6, unit: "KB", what: "into Redis for a task", from: FANOUT },
-  outKb: { value: 5.4, unit: "KB", what: "out of Redis for a task", from: FANOUT },
-  fileKb: { value: 6.2, unit: "KB", what: "in Redis's file for a task", from: FANOUT },
-  memoryKb: { value: 3.0, unit: "KB", what: "in Redis's memory for a kept result", from: FANOUT },
-  replicaKb: {
-    value: 8.9,
-    unit: "KB",
-    what: "to a replica for a task",
-    from: "[sizing](operations.md#sizing), by hand: no command repeats it",
+  uneven: {
+    value: 1.07,
+    unit: "",
+    what: "load of the busiest primary ÷ mean of the primaries",
+    from: "the same",
   },
+  inKb: { value: 7.9, unit: "KB", what: "into Redis per task", from: FOOTPRINT },
+  outKb: { value: 4.9, unit: "KB", what: "out of Redis per task, without replication", from: FOOTPRINT },
+  replicaKb: { value: 7.8, unit: "KB", what: "to a replica per task", from: FOOTPRINT },
+  fileKb: { value: 5.4, unit: "KB", what: "append-only file per task", from: FOOTPRINT },
+  memoryKb: { value: 3.0, unit: "KB", what: "Redis memory per kept result", from: FOOTPRINT },
   heldKb: {
-    value: 17.6,
+    value: 15.1,
     unit: "KB",
-    what: "in a gateway's memory for a request that waits",
+    what: "gateway memory per waiting request",
     from: "`npm run bench -- held`",
   },
 } satisfies Record<string, Input>;
 
 export const CHOSEN = {
   cell: {
-    value: 20_000,
+    value: 40_000,
     unit: "/s",
-    what: "the most that one cell is given",
-    from: "less than half of what hearing would bear",
+    what: "most that one cell gets",
+    from: "the largest fleet measured with an open load, `40k-cluster`",
   },
   share: {
     value: 0.7,
     unit: "",
-    what: "of a core that is planned with",
-    from: "30 % for bursts and a dead neighbour",
+    what: "of a core is planned with",
+    from: "30 % for bursts and for a process that died",
   },
   batch: { value: 64, unit: "", what: "tasks in a full batch", from: "`maxBatchSize`" },
   batchMs: {
     value: 200,
     unit: "ms",
-    what: "a worker needs for it",
+    what: "service time of a batch",
     from: "yours: `ferry plan --measure URL`",
   },
   load: { value: 0.85, unit: "", what: "load of the workers", from: "yours: `ferry plan --slo …`" },
   latencyMs: { value: 300, unit: "ms", what: "a request waits for its answer", from: "yours" },
   keptS: {
-    value: 60,
+    value: 124,
     unit: "s",
-    what: "a result is kept",
-    from: "`results.ttlMs`, `cache.ttlMs`: ten and five minutes by default",
+    what: "a result stays in Redis",
+    from: "`results.ttlMs` and `cache.ttlMs` of a minute, `timeouts.totalMs` of 4 s and a minute; with the defaults 664 s",
   },
   memoryRoom: {
     value: 1.5,
@@ -118,25 +104,17 @@ export const FIGURES = Object.fromEntries(
   Object.entries({ ...MEASURED, ...CHOSEN }).map(([name, { value }]) => [name, value]),
 ) as Figures;
 
-/** Primaries → what part of the tasks the fullest has; of sixteen shards three have 6, 5 and 5. */
-const FULLEST: readonly (readonly [primaries: number, share: number])[] = [
-  [1, 1],
-  [3, 6 / 16],
-  [4, 1 / 4],
-  [8, 1 / 8],
-  [16, 1 / 16],
-];
+/** Three is the smallest Cluster; a primary takes new tasks only if it owns one of the sixteen slots. */
+const PRIMARIES = [1, 3, 4, 8, 16];
 
 export interface Scale {
   readonly cells: number;
-  /** Tasks a second of one. */
+  /** Tasks per second of one cell. */
   readonly cellRate: number;
-  /** Of each process's core, for hearing of what others do. */
-  readonly hearing: number;
   readonly gateways: number;
   readonly batchers: number;
   readonly primaries: number;
-  readonly fullest: number;
+  /** CPU of the busiest primary, in cores. */
   readonly redisLoad: number;
   readonly maxmemoryGb: number;
   readonly redisGbits: number;
@@ -154,37 +132,34 @@ const MICRO = 1e6;
 export function scale(rate: number, f: Figures): Scale {
   const cells = Math.ceil(rate / f.cell);
   const cellRate = rate / cells;
-  const hearing = (cellRate * f.scripts * f.noteUs) / MICRO;
-  const room = f.share - hearing;
-  if (room <= 0) throw new Error(`cells of ${cellRate}/s hear too much: ${hearing.toFixed(2)} of every core`);
-  const processes = (us: number): number => Math.max(2, Math.ceil((cellRate * us) / MICRO / room));
-  const redisCores = (cellRate * f.redisUs) / MICRO;
-  const found = FULLEST.find(([, part]) => redisCores * part <= f.share);
-  if (found === undefined) throw new Error(`sixteen shards are too few for cells of ${cellRate}/s`);
-  const [primaries, fullest] = found;
+  const processes = (us: number): number => Math.max(2, Math.ceil((cellRate * us) / MICRO / f.share));
+  const loadOf = (primaries: number): number =>
+    primaries === 1
+      ? (cellRate * f.redisUs) / MICRO
+      : (cellRate * f.clusterUs * f.uneven) / primaries / MICRO;
+  const primaries = PRIMARIES.find((count) => loadOf(count) <= f.share);
+  if (primaries === undefined) throw new Error(`16 primaries are too few for cells of ${cellRate}/s`);
   const gateways = processes(f.gatewayUs);
   const batchers = processes(f.batcherUs);
-  const ofFullest = cellRate * fullest;
-  const maxmemoryGb = (ofFullest * f.keptS * f.memoryKb * f.memoryRoom) / MICRO;
+  const ofBusiest = (cellRate * (primaries === 1 ? 1 : f.uneven)) / primaries;
+  const maxmemoryGb = (ofBusiest * f.keptS * f.memoryKb * f.memoryRoom) / MICRO;
   const workers = Math.ceil(rate / ((f.batch / (f.batchMs / 1000)) * f.load));
   const servers = 2 * primaries * cells;
-  // One core a process, two a Redis server: its file is rewritten by a child.
+  // One core per process, two per Redis server: a child rewrites its file.
   const cores = cells * (gateways + batchers) + 2 * servers;
-  // A machine of Redis's has maxmemory / 0.6, a process of Ferry's one GB.
+  // A Redis machine has maxmemory / 0.6, a Ferry process one GB.
   const memoryGb = (servers * maxmemoryGb) / 0.6 + cells * (gateways + batchers);
   const gbHour = (kb: number): number => (rate * kb * 3600) / MICRO;
   return {
     cells,
     cellRate,
-    hearing,
     gateways,
     batchers,
     primaries,
-    fullest,
-    redisLoad: redisCores * fullest,
+    redisLoad: loadOf(primaries),
     maxmemoryGb,
-    redisGbits: (ofFullest * (f.inKb + f.outKb + f.replicaKb) * 8) / MICRO,
-    fileMbs: (ofFullest * f.fileKb) / 1000,
+    redisGbits: (ofBusiest * (f.inKb + f.outKb + f.replicaKb) * 8) / MICRO,
+    fileMbs: (ofBusiest * f.fileKb) / 1000,
     heldMb: ((cellRate / gateways) * (f.latencyMs / 1000) * f.heldKb) / 1000,
     workers,
     cores,
@@ -201,39 +176,34 @@ const number = (value: number, digits = 0): string =>
   value.toLocaleString("en-US", { minimumFractionDigits: digits, maximumFractionDigits: digits });
 const percent = (share: number): string => `${number(100 * share)} %`;
 
-/** What is in a row, how it comes about, and its value. */
+/** Name of a row, its formula, its value. */
 const ROWS: readonly (readonly [string, string, (scale: Scale) => string])[] = [
   ["cells", "rate ÷ `cell`, rounded up", (s) => number(s.cells)],
   ["rate of a cell", "rate ÷ cells", (s) => `${number(s.cellRate)}/s`],
-  ["a process hears", "rate of a cell × `scripts` × `noteUs`", (s) => `${percent(s.hearing)} of its core`],
-  [
-    "gateways in a cell",
-    "rate of a cell × `gatewayUs` ÷ (`share` − heard), at least 2",
-    (s) => number(s.gateways),
-  ],
-  [
-    "batchers in a cell",
-    "rate of a cell × `batcherUs` ÷ (`share` − heard), at least 2",
-    (s) => number(s.batchers),
-  ],
+  ["gateways in a cell", "rate of a cell × `gatewayUs` ÷ `share`, at least 2", (s) => number(s.gateways)],
+  ["batchers in a cell", "rate of a cell × `batcherUs` ÷ `share`, at least 2", (s) => number(s.batchers)],
   [
     "Redis primaries in a cell, each with a replica",
-    "fewest of 1, 3, 4, 8, 16 whose fullest stays below `share`",
+    "fewest of 1, 3, 4, 8, 16 whose busiest stays below `share`",
     (s) => number(s.primaries),
   ],
-  ["the fullest one's core", "rate of a cell × its part × `redisUs`", (s) => percent(s.redisLoad)],
+  [
+    "core of the busiest primary",
+    "rate of a cell × `redisUs`; on a Cluster × `clusterUs` × `uneven` ÷ primaries",
+    (s) => percent(s.redisLoad),
+  ],
   [
     "its `maxmemory`",
-    "rate × part × `keptS` × `memoryKb` × `memoryRoom`",
+    "its rate × `keptS` × `memoryKb` × `memoryRoom`",
     (s) => `${number(s.maxmemoryGb, 1)} GB`,
   ],
+  ["its network", "its rate × (`inKb` + `outKb` + `replicaKb`)", (s) => `${number(s.redisGbits, 2)} Gbit/s`],
+  ["its file", "its rate × `fileKb`", (s) => `${number(s.fileMbs)} MB/s`],
   [
-    "its network",
-    "rate × part × (`inKb` + `outKb` + `replicaKb`)",
-    (s) => `${number(s.redisGbits, 2)} Gbit/s`,
+    "waiting requests in a gateway",
+    "rate ÷ gateways × `latencyMs` × `heldKb`",
+    (s) => `${number(s.heldMb)} MB`,
   ],
-  ["its file", "rate × part × `fileKb`", (s) => `${number(s.fileMbs)} MB/s`],
-  ["held requests in a gateway", "rate ÷ gateways × `latencyMs` × `heldKb`", (s) => `${number(s.heldMb)} MB`],
   [
     "**all cells:** gateways, batchers",
     "× cells",
@@ -241,21 +211,25 @@ const ROWS: readonly (readonly [string, string, (scale: Scale) => string])[] = [
   ],
   ["Redis servers, replicas included", "2 × primaries × cells", (s) => number(2 * s.primaries * s.cells)],
   ["workers (GPUs)", "rate ÷ (`batch` ÷ `batchMs` × `load`)", (s) => number(s.workers)],
-  ["cores for Ferry and Redis", "1 a process, 2 a Redis server", (s) => number(s.cores)],
-  ["memory for them", "`maxmemory` ÷ 0.6 a Redis server, 1 GB a process", (s) => `${number(s.memoryGb)} GB`],
-  ["GPUs cost", "× `gpuPrice`", (s) => `$${number(s.dollars.gpus)}/h`],
+  ["cores for Ferry and Redis", "1 per process, 2 per Redis server", (s) => number(s.cores)],
   [
-    "Ferry and Redis cost",
+    "memory for them",
+    "`maxmemory` ÷ 0.6 per Redis server, 1 GB per process",
+    (s) => `${number(s.memoryGb)} GB`,
+  ],
+  ["cost of the GPUs", "× `gpuPrice`", (s) => `$${number(s.dollars.gpus)}/h`],
+  [
+    "cost of Ferry and Redis",
     "cores × `corePrice` + memory × `gbPrice`",
     (s) => `$${number(s.dollars.cores + s.dollars.memory, 1)}/h`,
   ],
   [
-    "replicas in another zone cost",
+    "cost of replicas in another zone",
     "rate × `replicaKb` × `zonePrice`",
     (s) => `$${number(s.zoneDollars.replica, 1)}/h`,
   ],
   [
-    "cells over three zones cost instead",
+    "cost of cells that span three zones instead",
     "rate × (`replicaKb` + ⅔ × (`inKb` + `outKb`)) × `zonePrice`",
     (s) => `$${number(s.zoneDollars.spread, 1)}/h`,
   ],
@@ -289,12 +263,13 @@ export function tables(rates: readonly number[], figures: Figures): string {
 }
 
 const PAGE = join(import.meta.dirname, "../docs/scale.md");
-const RATES = [10_000, 100_000, 1_000_000];
+const RATES = [10_000, 40_000, 100_000, 1_000_000];
 const BLOCK = /(<!-- from scripts\/scale\.ts -->\n)[^]*?(\n<!-- to here -->)/;
 
 /** The page as it is, and as it should be. */
 export function page(): { readonly text: string; readonly wanted: string } {
   const text = readFileSync(PAGE, "utf8");
+  if (!BLOCK.test(text)) throw new Error("docs/scale.md has no place for the tables");
   return {
     text,
     wanted: text.replace(BLOCK, (_, from: string, to: string) => from + tables(RATES, FIGURES) + to),

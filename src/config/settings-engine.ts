@@ -63,12 +63,15 @@ const redis = group(
       max: minute,
       unit: "ms",
     }),
-    leaseMs: integer("A lease that is not renewed for so long is lost; it is renewed each third.", {
-      default: 2 * second,
-      min: 100,
-      max: 10 * minute,
-      unit: "ms",
-    }),
+    leaseMs: integer(
+      "A batcher that has not renewed its lease for so long loses its tasks to others; renewed each third.",
+      {
+        default: 2 * second,
+        min: 100,
+        max: 10 * minute,
+        unit: "ms",
+      },
+    ),
     beatMs: integer("How often a batcher says that it lives.", {
       default: 500,
       min: 10,
