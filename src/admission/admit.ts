@@ -112,7 +112,7 @@ export class Admission {
   countBusy(caller: Caller): number {
     this.load.refused();
     this.#busySlot = (this.#busySlot + 1) % BUSY_SLOTS;
-    this.#shed(caller, this.onlyModel, "gateway", busyRetryMs(this.#busySlot));
+    this.#shed(caller, this.onlyModel, "full", busyRetryMs(this.#busySlot));
     return this.#busySlot;
   }
 

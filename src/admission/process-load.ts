@@ -8,7 +8,7 @@
  */
 import type { Clock } from "../clock.ts";
 import { Fifo } from "../core/fifo.ts";
-import { Connections, Pace, PutWait, refusesPut, refusesTurn, type Waiting } from "../core/overload.ts";
+import { Pace, PutWait, refusesPut, refusesTurn, type Waiting } from "../core/overload.ts";
 
 /** Requests that are begun in one turn of the event loop: about half a millisecond of work. */
 const PER_TURN = 16;
@@ -26,9 +26,7 @@ export class ProcessLoad {
   readonly #begin = new Fifo<() => void>();
   readonly #pace = new Pace();
   readonly puts = new PutWait();
-  /** Of all clients. */
-  readonly connections = new Connections();
-  readonly #waiting = { requests: 0, msEach: 0, connections: 0, busyMs: 0 } satisfies Waiting;
+  readonly #waiting = { requests: 0, msEach: 0, busyMs: 0 } satisfies Waiting;
   /** Requests that were begun in this turn, and those that were refused. */
   #begun = 0;
   #refused = 0;
@@ -97,7 +95,6 @@ export class ProcessLoad {
     for (; this.#begun < this.#most && this.#begin.size > 0; this.#begun++) this.#begin.shift()!();
     this.#waiting.requests = this.#begin.size;
     this.#waiting.msEach = this.#pace.msEach;
-    this.#waiting.connections = this.connections.mayWait(now);
     this.#waiting.busyMs = now - this.#busySince;
     this.#awaitEnd();
   }

@@ -278,7 +278,6 @@ export class Front {
         ready: () => this.#ready(),
         version: version(),
         bytes: this.#bytes,
-        connections: this.#admission.load.connections,
         clock,
         events,
         tls,

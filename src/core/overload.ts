@@ -14,22 +14,15 @@
  */
 
 /**
- * How many requests may wait for their turn.
- *
- * A request that waits keeps its connection busy; callers that come meanwhile open new ones, and each of those costs as
- * much as a request. So no more may wait than there were connections a second ago, and fewer while new ones come.
- * Callers that each send their next request with the last answer are never refused by that. A burst that is over after
- * `BURST_MS` is served, whatever it opens. A wait below `SHORT_WAIT_MS` is always allowed, one above `LONG_WAIT_MS` never.
- * All of it for the first tier; see `shareOf`.
+ * How long a request of the first tier may wait for its turn; see `shareOf` for the others. A burst is served whatever it
+ * is, as long as each of its requests has its turn within `LONG_WAIT_MS`. When requests have waited without a break for
+ * `BURST_MS`, more come than the process can handle: then the wait is kept short.
  */
-const SHORT_WAIT_MS = 50;
-const LONG_WAIT_MS = 1000;
-const BURST_MS = 100;
+const LONG_WAIT_MS = 2000;
+const BURST_MS = 3000;
+const SHORT_WAIT_MS = 250;
 /** A put takes milliseconds; by default a task may wait 2 s in the queue. */
 const PUT_WAIT_MS = 1000;
-const SETTLED_AFTER_MS = 1000;
-/** By so many fewer requests may wait for each connection that is new. */
-const LESS_FOR_NEW = 4;
 
 /** Which part of the first tier's bounds a tier has: the last one half, those between lie between. */
 function shareOf(tier: number, tiers: number): number {
@@ -41,44 +34,19 @@ export interface Waiting {
   readonly requests: number;
   /** How long this process takes for each of them. */
   readonly msEach: number;
-  /** How many may wait by the number of connections. */
-  readonly connections: number;
   /** Since when there was always a request that waits. */
   readonly busyMs: number;
 }
 
 /** Whether a request of this tier is refused for what waits before it. */
 export function refusesTurn(tier: number, tiers: number, waiting: Waiting): boolean {
-  const requests = waiting.requests / shareOf(tier, tiers);
-  const ms = requests * waiting.msEach;
-  if (ms > LONG_WAIT_MS) return true;
-  return ms > SHORT_WAIT_MS && requests > waiting.connections && waiting.busyMs > BURST_MS;
+  const waitMs = (waiting.requests * waiting.msEach) / shareOf(tier, tiers);
+  return waitMs > (waiting.busyMs > BURST_MS ? SHORT_WAIT_MS : LONG_WAIT_MS);
 }
 
 /** Whether a request of this tier is refused while storing a task takes `putMs`. */
 export function refusesPut(tier: number, tiers: number, putMs: number): boolean {
   return putMs > PUT_WAIT_MS * shareOf(tier, tiers);
-}
-
-/** How many connections there were a second ago, less `LESS_FOR_NEW` for each that has come since. */
-export class Connections {
-  open = 0;
-  /** Requests that connections of HTTP/2 may have open; they need no other connection, so these count at once. */
-  streams = 0;
-  #before = 0;
-  #latest = 0;
-  #latestAt = -Infinity;
-
-  mayWait(now: number): number {
-    if (now - this.#latestAt >= SETTLED_AFTER_MS) {
-      // After a long silence all of them are old enough.
-      this.#before = now - this.#latestAt >= 2 * SETTLED_AFTER_MS ? this.open : this.#latest;
-      this.#latest = this.open;
-      this.#latestAt = now;
-    }
-    const settled = Math.min(this.#before, this.open);
-    return settled - LESS_FOR_NEW * (this.open - settled) + this.streams;
-  }
 }
 
 /** What was measured so long ago counts half: a pause of 50 ms for garbage counts little. */

@@ -16,7 +16,6 @@ import type { Caller } from "../admission/caller.ts";
 import type { Credentials } from "../admission/credentials.ts";
 import type { Bottleneck } from "../admission/process-load.ts";
 import type { Clock } from "../clock.ts";
-import type { Connections } from "../core/overload.ts";
 import type { Events } from "../telemetry/events.ts";
 import { type ErrorShape, JSON_TYPE, renderRefusal } from "./exchange.ts";
 import { newId } from "../engine/ids.ts";
@@ -53,10 +52,6 @@ export class EarlyRefusals {
 
   constructor(parts: EarlyRefusalParts) {
     this.#parts = parts;
-  }
-
-  get connections(): Connections {
-    return this.#parts.admission.load.connections;
   }
 
   /** Whether anybody is refused now. */

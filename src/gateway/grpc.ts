@@ -14,7 +14,6 @@ import type { Http2ServerResponse } from "node:http2";
 import { createServer as createTlsServer, type TLSSocket } from "node:tls";
 import type { Clock } from "../clock.ts";
 import { Refusal } from "../core/errors.ts";
-import type { Connections } from "../core/overload.ts";
 import type { Sampler } from "../core/trace.ts";
 import { answerOf, draftsOf } from "../protocol/oip-grpc.ts";
 import {
@@ -59,7 +58,6 @@ export interface GrpcDoorParts {
   readonly pages?: PageGuard | undefined;
   /** Shared with the other listeners. */
   readonly bytes: ClientBytes;
-  readonly connections?: Connections | undefined;
   readonly clock: Clock;
   readonly events: Events;
   readonly tls?: EdgeTls | undefined;
@@ -97,7 +95,7 @@ export class GrpcDoor {
     const odd = (request: IncomingMessage, response: ServerResponse): GrpcCall =>
       this.#take(request, response, new Refusal("INVALID_REQUEST", "gRPC calls expect nothing"));
     this.#http2 = new Http2Door(
-      { ...limits, maxHeaderBytes: MAX_HEADER_BYTES, connections: parts.connections },
+      { ...limits, maxHeaderBytes: MAX_HEADER_BYTES },
       { request: take, mayContinue: odd, expectsTooMuch: odd, wantsTunnel: take },
       parts.clock,
       parts.events,

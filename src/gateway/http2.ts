@@ -20,7 +20,6 @@ import type { IncomingMessage, ServerResponse } from "node:http";
 import type { Duplex } from "node:stream";
 import type { Alarm, Clock } from "../clock.ts";
 import { Refusal } from "../core/errors.ts";
-import type { Connections } from "../core/overload.ts";
 import type { Events } from "../telemetry/events.ts";
 import type { Exchange } from "./exchange.ts";
 import { repeatedHeader } from "./headers.ts";
@@ -32,8 +31,6 @@ export interface Http2Limits {
   readonly headersTimeoutMs: number;
   readonly requestTimeoutMs: number;
   readonly keepAliveTimeoutMs: number;
-  /** Told of each connection, by how many requests it may carry at once. */
-  readonly connections?: Connections | undefined;
 }
 
 /** What the listener does with a request; the objects are HTTP/2's, under HTTP/1.1's names. */
@@ -140,10 +137,7 @@ export class Http2Door {
   #entered(session: ServerHttp2Session): void {
     const visit: Visit = { open: 0, asked: false, alarm: undefined };
     this.#visits.set(session, visit);
-    const { connections, maxStreams } = this.#limits;
-    if (connections !== undefined) connections.streams += maxStreams;
     session.once("close", () => {
-      if (connections !== undefined) connections.streams -= maxStreams;
       visit.alarm?.cancel();
       this.#visits.delete(session);
     });

@@ -11,7 +11,6 @@ import type { AddressInfo, Socket } from "node:net";
 import type { Duplex } from "node:stream";
 import type { Clock } from "../clock.ts";
 import { Refusal } from "../core/errors.ts";
-import type { Connections } from "../core/overload.ts";
 import type { Sampler } from "../core/trace.ts";
 import type { Events } from "../telemetry/events.ts";
 import { ClientBytes } from "./byte-budget.ts";
@@ -164,7 +163,7 @@ export class Listener {
       // Checked below, so that the answer has our shape.
       requireHostHeader: false,
     };
-    this.#front = tls && new TlsFront(options, tls, limits, this.#door(tls, early?.connections));
+    this.#front = tls && new TlsFront(options, tls, limits, this.#door(tls));
     this.#server = this.#front?.server ?? createServer(options);
     // One that nobody but operators call needs no more; with TLS the server bounds its connections by itself.
     this.#listening = new WideListener(this.#server, early !== undefined && tls === undefined);
@@ -271,9 +270,9 @@ export class Listener {
     this.#front?.close();
   }
 
-  #door({ http2, maxStreams }: EdgeTls, connections: Connections | undefined): Http2Door | undefined {
+  #door({ http2, maxStreams }: EdgeTls): Http2Door | undefined {
     if (!http2) return undefined;
-    const limits = { ...this.#limits, maxStreams, maxHeaderBytes: MAX_HEADER_BYTES, connections };
+    const limits = { ...this.#limits, maxStreams, maxHeaderBytes: MAX_HEADER_BYTES };
     const takers = {
       request: this.#request.bind(this),
       mayContinue: this.#mayContinue.bind(this),
@@ -293,8 +292,6 @@ export class Listener {
 
   /** Stands before `node:http` on a connection, and answers what is refused before it is looked at; `early-refusal.ts`. */
   #refuseEarly(socket: Visited & Socket, early: EarlyRefusals): void {
-    early.connections.open++;
-    socket.once("close", () => early.connections.open--);
     const { parser } = socket as { parser?: Parser | null };
     const take = parser?.onIncoming;
     if (parser === undefined || parser === null || take === undefined) return;

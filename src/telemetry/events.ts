@@ -10,20 +10,12 @@ import type { BatchNote, DispatchReason, Task } from "../core/task.ts";
 import type { RequestTrace } from "../core/trace.ts";
 
 export type WorkerState = "idle" | "busy" | "draining" | "down";
-export const SHED_REASONS = [
-  "rate",
-  "capacity",
-  "deadline",
-  "full",
-  "draining",
-  "no_worker",
-  "gateway",
-] as const;
+export const SHED_REASONS = ["rate", "capacity", "deadline", "full", "draining", "no_worker"] as const;
 export type ShedReason = (typeof SHED_REASONS)[number];
 
 /** Whether it was refused although it asked for a worker; the others were never meant to reach one. */
 export function askedForWorker(reason: ShedReason): boolean {
-  return reason !== "rate" && reason !== "draining" && reason !== "gateway";
+  return reason !== "rate" && reason !== "draining";
 }
 
 /** The status of a request whose client left before it was answered, as others write it in their logs. */

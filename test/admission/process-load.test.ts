@@ -63,15 +63,27 @@ describe("the load of a process", () => {
   });
 
   test("refuses the last tier first, then all, and none once it has caught up", async () => {
-    for (let at = 0; at < 8000; at++) void come();
+    for (let at = 0; at < 25_000; at++) void come();
     assert.equal(load.refusing, false, "what a request takes is not known yet");
-    while (!load.refusing) await endTurn(1.6);
-    assert.equal(load.refuses(0), undefined, "it may be a burst");
-    while (load.refuses(0) === undefined) await endTurn(1.6);
+    await endTurn(1.6);
+    await endTurn(1.6);
+    assert.equal(load.refuses(0), "turn", "2.5 s");
     while (load.refuses(0) !== undefined) await endTurn(1.6);
     assert.equal(load.refuses(1), "turn");
     while (load.refusing) await endTurn(1.6);
-    assert.ok(begun < 8000, "some still wait");
+    assert.ok(begun < 25_000, "some still wait");
+  });
+
+  test("keeps the wait short once requests have waited for long without a break", async () => {
+    for (let at = 0; at < 5000; at++) void come();
+    const startedAt = clock.now();
+    while (load.refuses(0) === undefined) {
+      for (let at = 0; at < PER_TURN; at++) void come();
+      await endTurn(1.6);
+    }
+    assert.ok(clock.now() - startedAt >= 3000);
+    while (load.refusing) await endTurn(1.6);
+    assert.ok(begun > 5000);
   });
 
   test("a burst is served", async () => {
@@ -81,18 +93,6 @@ describe("the load of a process", () => {
       assert.equal(load.refusing, false);
     }
     assert.equal(begun, 1200);
-  });
-
-  test("as many as there were connections may wait, fewer while new ones come", async () => {
-    load.connections.open = 8000;
-    for (let at = 0; at < 4000; at++) void come();
-    for (let turn = 0; turn < 3000 / PER_TURN; turn++) {
-      await endTurn(1.6);
-      assert.equal(load.refusing, false);
-    }
-    load.connections.open = 10_000;
-    await endTurn(1.6);
-    assert.equal(load.refuses(0), "turn");
   });
 
   test("begins one for every four that it refuses", async () => {
@@ -107,9 +107,10 @@ describe("the load of a process", () => {
   });
 
   test("lets one in for every four that it refuses in a turn, however long that is", async () => {
-    for (let at = 0; at < 3000; at++) void come();
+    const all = 30_000;
+    for (let at = 0; at < all; at++) void come();
     while (load.refuses(0) === undefined) await endTurn(1.6);
-    const waited = 3000 - begun;
+    const waited = all - begun;
     for (let at = 0; at < 4 * waited; at++) load.refused();
     assert.equal(load.refuses(0), "turn");
     load.refused();
@@ -117,7 +118,7 @@ describe("the load of a process", () => {
     void come();
     assert.equal(load.refuses(0), "turn");
     await endTurn(1000);
-    assert.equal(begun, 3001, "all of them are begun with the end of the turn");
+    assert.equal(begun, all + 1, "all of them are begun with the end of the turn");
   });
 
   test("refuses while the engine stores nothing, in the order of tiers, and no longer", async () => {

@@ -1,55 +1,41 @@
 import assert from "node:assert/strict";
 import { describe, test } from "node:test";
-import { Connections, Pace, PutWait, refusesPut, refusesTurn } from "../../src/core/overload.ts";
+import { Pace, PutWait, refusesPut, refusesTurn } from "../../src/core/overload.ts";
 
 const TIERS = 3;
 const [first, middle, last] = [0, 1, 2] as const;
 
 const LONG_MS = 10_000;
 
-/** Which tiers are refused. */
-function refused(requests: number, msEach: number, connections: number, busyMs = LONG_MS): number[] {
-  const waiting = { requests, msEach, connections, busyMs };
+/** Which tiers are refused while so many wait, of which each takes 1 ms. */
+function refused(requests: number, busyMs: number, msEach = 1): number[] {
+  const waiting = { requests, msEach, busyMs };
   return [first, middle, last].filter((tier) => refusesTurn(tier, TIERS, waiting));
 }
 
 describe("waiting for this process", () => {
   test("the last tier is refused first, the first tier last", () => {
-    const each = 0.1;
-    assert.deepEqual(refused(250, each, 0), []);
-    assert.deepEqual(refused(251, each, 0), [last]);
-    assert.deepEqual(refused(376, each, 0), [middle, last]);
-    assert.deepEqual(refused(500, each, 0), [middle, last]);
-    assert.deepEqual(refused(501, each, 0), [first, middle, last]);
+    assert.deepEqual(refused(125, LONG_MS), []);
+    assert.deepEqual(refused(126, LONG_MS), [last]);
+    assert.deepEqual(refused(188, LONG_MS), [middle, last]);
+    assert.deepEqual(refused(250, LONG_MS), [middle, last]);
+    assert.deepEqual(refused(251, LONG_MS), [first, middle, last]);
   });
 
   test("a single tier has the bounds of the first", () => {
-    const waiting = { requests: 500, msEach: 0.1, connections: 0, busyMs: LONG_MS };
+    const waiting = { requests: 250, msEach: 1, busyMs: LONG_MS };
     assert.equal(refusesTurn(0, 1, waiting), false);
-    assert.equal(refusesTurn(0, 1, { ...waiting, requests: 501 }), true);
-  });
-
-  test("as many may wait as there were connections, but not for ever", () => {
-    assert.deepEqual(refused(1000, 0.1, 2000), []);
-    assert.deepEqual(refused(1001, 0.1, 2000), [last]);
-    assert.deepEqual(refused(1001, 0.1, 1000), [first, middle, last]);
-    assert.deepEqual(refused(5001, 0.1, 100_000), [last]);
-    assert.deepEqual(refused(10_001, 0.1, 100_000), [first, middle, last]);
+    assert.equal(refusesTurn(0, 1, { ...waiting, requests: 251 }), true);
   });
 
   test("a burst is served, unless it takes far too long", () => {
-    assert.deepEqual(refused(4000, 0.1, 0, 100), []);
-    assert.deepEqual(refused(4000, 0.1, 0, 101), [first, middle, last]);
-    assert.deepEqual(refused(10_001, 0.1, 0, 1), [first, middle, last]);
+    assert.deepEqual(refused(1000, 3000), []);
+    assert.deepEqual(refused(1000, 3001), [first, middle, last]);
+    assert.deepEqual(refused(2001, 1), [first, middle, last]);
   });
 
   test("nobody is refused before it is known what a request takes", () => {
-    assert.deepEqual(refused(10_000, new Pace().msEach, 0), []);
-  });
-
-  test("it ends at once when fewer wait", () => {
-    assert.deepEqual(refused(5000, 0.1, 0), [first, middle, last]);
-    assert.deepEqual(refused(100, 0.1, 0), []);
+    assert.deepEqual(refused(10_000, LONG_MS, new Pace().msEach), []);
   });
 });
 
@@ -62,26 +48,6 @@ describe("the pace", () => {
     assert.ok(pace.msEach < 1.2 / 16, `${pace.msEach}`);
     for (let turn = 0; turn < 2000; turn++) pace.count(16, 2);
     assert.ok(Math.abs(pace.msEach - 2 / 16) < 0.01, `${pace.msEach}`);
-  });
-});
-
-describe("connections", () => {
-  test("those of a second ago may wait; new ones take from that", () => {
-    const connections = new Connections();
-    connections.open = 500;
-    assert.equal(connections.mayWait(10_000), 500);
-    connections.open = 520;
-    assert.equal(connections.mayWait(10_500), 500 - 4 * 20);
-    assert.equal(connections.mayWait(11_000), 500 - 4 * 20);
-    assert.equal(connections.mayWait(12_000), 520);
-  });
-
-  test("those that were closed do not count", () => {
-    const connections = new Connections();
-    connections.open = 500;
-    connections.mayWait(10_000);
-    connections.open = 100;
-    assert.equal(connections.mayWait(10_500), 100);
   });
 });
 

@@ -171,7 +171,8 @@ describe("workers behind HTTP that answer poison with", () => {
       const keys = await keysFor(await writeConfig(folder, config));
       const fleet = stack.use(await Fleet.start({ gateways: 1, batchers: 2 }, config));
       await fleet.spread(count === 1 ? [1] : [1, 2], 10_000);
-      const answers = await both({ door: fleet.gateways[0]!, ...keys, workers, input: distinct });
+      // Thin traffic is one batcher's, so the other's worker may never be asked.
+      const answers = await both({ door: fleet.gateways[0]!, ...keys, input: distinct });
       assertServed(answers, /^INFERENCE_FAILED$/);
       for (const { lines } of fleet.batchers) assert.deepEqual(downs(lines), []);
     });

@@ -125,7 +125,7 @@ describe("a process that is full", () => {
     const ids = new Set(refused.map(({ answer }) => answer.json.request_id));
     assert.equal(ids.size, refused.length);
     const goldRefusals = served.filter(({ status }) => status === 503).length;
-    const counted = await sum(ferry, /^ferry_shed_total\{.*reason="gateway"/);
+    const counted = await sum(ferry, /^ferry_shed_total\{.*reason="full"/);
     assert.equal(counted, refused.length + goldRefusals);
     const answered = await sum(ferry, /^ferry_requests_total\{.*code="503"/);
     assert.equal(answered, refused.length + goldRefusals);

@@ -5,7 +5,6 @@ import { Admission } from "../../src/admission/admit.ts";
 import { Credentials } from "../../src/admission/credentials.ts";
 import type { Bottleneck, ProcessLoad } from "../../src/admission/process-load.ts";
 import { SystemClock } from "../../src/clock.ts";
-import { Connections } from "../../src/core/overload.ts";
 import type { Engine } from "../../src/engine/engine.ts";
 import { EarlyRefusals } from "../../src/gateway/early-refusal.ts";
 import type { Exchange } from "../../src/gateway/exchange.ts";
@@ -17,9 +16,8 @@ import { LIMITS } from "./edge.ts";
 const KEEP_ALIVE_MS = 300;
 
 /** A process that is as full as a test says. */
-class FakeLoad implements Pick<ProcessLoad, "refuses" | "refused" | "refusing" | "connections"> {
+class FakeLoad implements Pick<ProcessLoad, "refuses" | "refused" | "refusing"> {
   bottleneck: Bottleneck | undefined = "turn";
-  readonly connections = new Connections();
   count = 0;
 
   get refusing(): boolean {

@@ -247,10 +247,15 @@ export class RedisPuts {
         asked.push(this.#index("c", cacheKey, (key) => ["GET", key]));
     }
     if (asked.length === 0) return gathered;
-    const replies = await this.#parts.nodes.scatter(asked, {
-      resend: true,
-      withinMs: this.#leftMs(until),
-    });
+    const { nodes } = this.#parts;
+    // A server that is known to be away is not waited for.
+    const up = asked.map(({ shard }) => nodes.up(shard));
+    const answers = await nodes.scatter(
+      asked.filter((_, at) => up[at]),
+      { resend: true, withinMs: this.#leftMs(until) },
+    );
+    let answered = 0;
+    const replies = up.map((there) => (there ? answers[answered++]! : null));
     const refused = replies.find((reply) => reply instanceof RedisError);
     if (refused !== undefined) throw refused;
     const claimed: Pending[] = [];
