@@ -2,7 +2,7 @@
  * What waits for this process itself, and who is refused because of it; `core/overload.ts` has the rule.
  *
  * A turn of the event loop reads every socket that has something. A process that also did the work of all these requests
- * in the same turn would accept no connection for as long as that takes, and could tell nobody that it is full. So a turn
+ * in the same turn would accept no connection for as long as that takes, and could refuse no request. So a turn
  * begins a few requests; the others wait here, in order of arrival, while the loop goes on reading, accepting and
  * refusing.
  */
@@ -27,7 +27,7 @@ export class ProcessLoad {
   readonly #pace = new Pace();
   readonly puts = new PutWait();
   readonly #waiting = { requests: 0, msEach: 0, busyMs: 0 } satisfies Waiting;
-  /** Requests that were begun in this turn, and those that were refused. */
+  /** Requests begun and requests refused in this turn. */
   #begun = 0;
   #refused = 0;
   /** The end of this turn is awaited. */

@@ -4,7 +4,7 @@
  * Two waits count. Both are of this process; what the workers can do is `shed.ts`.
  *
  *   for its turn     requests that were read and wait until this process has time for them (`refusesTurn`)
- *   to be stored     how long ago the newest task was put of those that the engine has answered (`PutWait`)
+ *   to be stored     age of the newest put that the engine has answered, while puts are open (`PutWait`)
  *
  * A request is refused when either is more than its tier may wait. The last tier may wait least, so it is refused first,
  * and its refusal is what keeps the wait short for the others.
@@ -79,7 +79,7 @@ export class Pace {
 export class PutWait {
   /** Puts that are not answered yet. */
   open = 0;
-  /** When the newest put began of those that were answered, or the first one after none was open. */
+  /** Start of the newest answered put, or of the first put after none was open. */
   #answeredUpTo = 0;
 
   began(now: number): void {

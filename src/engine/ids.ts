@@ -21,7 +21,7 @@ let used = pool.length;
 const digits = Buffer.alloc(ID_LENGTH);
 let lastMs = -1;
 
-/** `bundle`: the 21 characters that it begins with; left out: all of it is new. */
+/** `bundle`: the first 21 characters; without it the whole id is new. */
 export function newId(nowMs: number, bundle?: string): string {
   if (bundle !== undefined) {
     writeRandom(bundle.length, ID_LENGTH);

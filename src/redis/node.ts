@@ -134,7 +134,7 @@ export class RedisNode implements Address {
     return answers(await (durable ? this.#commit.run(all) : link.callAll(all)), asking);
   }
 
-  /** A command that may wait at the server for up to `blockMs`, on a connection of its own. */
+  /** A command that may wait at the server for up to `blockMs`, on a dedicated connection. */
   async block(command: readonly Arg[], blockMs: number, asking: boolean, until: number): Promise<RedisReply> {
     this.#blocking ??= this.keep((link) => this.#check(link), blockMs);
     const link = this.#blocking.link ?? (await linkOf(this.#blocking, until));

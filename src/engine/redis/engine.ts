@@ -274,7 +274,7 @@ export class RedisEngine implements Engine {
     return lease;
   }
 
-  /** Which tasks run, for whoever takes over if this process dies. */
+  /** Records which tasks run, for the batcher that takes over if this process dies. */
   async #note(lease: Lease): Promise<void> {
     const { nodes, keys } = this.#parts;
     const shards = new Set(lease.tasks.map(({ task }) => keys.shardOf(task.id)));
@@ -358,7 +358,7 @@ export class RedisEngine implements Engine {
     return this.#end(found, abandoned);
   }
 
-  /** Cancels a task that nobody else waits for: by the batcher that holds it, or here where none does. */
+  /** Cancels a task without other waiters: at the batcher that holds it, or here if none does. */
   async #end({ task, owner }: FoundRecord, abandoned: boolean): Promise<CancelReply> {
     const { name, keys, events } = this.#parts;
     const { id } = task;

@@ -5,7 +5,7 @@
  * may change them together. The sixteen tags were chosen so that their slots lie in the middle of sixteen
  * equal parts: they spread evenly over 1, 2, 4, 8 or 16 primaries, and 6/5/5 over three.
  *
- * A task's id names its shard, its bundle and its field: whoever holds an id finds its outcome without an index.
+ * A task's id names its shard, its bundle and its field: any process finds a task's outcome from its id, without an index.
  * New bundles go to one shard of each primary (`RedisNodes.activeShards`), so that one read fills a batch; share index,
  * Idempotency-Keys and rate windows are spread over all shards by hash.
  *

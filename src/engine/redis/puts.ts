@@ -467,7 +467,7 @@ export class RedisPuts {
 
   /**
    * Lets the Idempotency-Key stand for this task; resolves with an answer where it stands for another. `only`: it writes
-   * nothing, and says what the key holds that nobody can be answered with.
+   * nothing, and returns the stale value that the key holds.
    */
   async #bind(
     task: Task,
@@ -601,7 +601,7 @@ export class RedisPuts {
     return { kind: "joined", id };
   }
 
-  /** Answered from an outcome of the cache: a record of its own, which has ended. */
+  /** Answers from a cached outcome: writes a finished record under the task's own id. */
   async #cached(
     task: Task,
     { idempotency }: Sharing,

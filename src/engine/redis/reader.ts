@@ -8,7 +8,7 @@
  *   polled    each POLL_MS, and at once when a worker becomes free
  *
  * The batcher with the first id leads: it reads whatever its workers have room for, so that thin traffic fills one batcher's
- * batches. The others stand by: they read what the leader leaves, which is what nobody has read for as long as a dispatcher
+ * batches. The others stand by: they read what the leader leaves: entries that stayed unread for as long as a dispatcher
  * lets a batch fill, or more than fills a batch. One that finds a full batch reads as the leader does for a while.
  *
  * While workers keep up it reads AHEAD_MS of their pace ahead. When more waits than that and no worker of the fleet is idle,
@@ -267,7 +267,7 @@ export class BundleReader {
     if (streams.length > 0) await this.#read(shard, streams, this.#entries(tasks));
   }
 
-  /** Reads what nobody has read for so long, or what fills a batch. */
+  /** Reads entries that stayed unread for `afterMs`, or enough of them to fill a batch. */
   async #standBy(shard: number, model: string, stream: string, afterMs: number): Promise<void> {
     const { clock } = this.#parts;
     const before = this.#unread.get(stream);
@@ -311,7 +311,7 @@ export class BundleReader {
     if (lag > 0) await this.#read(shard, [stream], Math.ceil(lag * this.#demand!.share(model)));
   }
 
-  /** How many entries nobody has read, and the last one that was. */
+  /** Number of unread entries, and the id of the last delivered one. */
   async #lag(shard: number, stream: string): Promise<{ lag: number; last: string }> {
     await this.#makeGroups(shard, [stream]);
     const asked = this.#parts.nodes.command(shard, ["XINFO", "GROUPS", stream]);

@@ -15,7 +15,7 @@ if keyed == '1' and not found[7] then redis.call('HSET', bundle, 'k' .. field, '
 if gateway ~= '' then
   local waiting = ',' .. (found[6] or '') .. ','
   local listed = string.find(waiting, ',' .. gateway .. ',', 1, true)
-  -- A poll brings no deadline. It waits for the end, and keeps nobody from cancelling.
+  -- A poll brings no deadline: it waits for the end and does not block a cancel.
   if deadline == '' then
     listed = listed or string.find(waiting, ',~' .. gateway .. ',', 1, true)
     gateway = '~' .. gateway
