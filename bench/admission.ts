@@ -5,8 +5,8 @@
  * In time means within the model's total timeout, counted from when the request should have left. Whatever
  * else comes (another status, a broken connection, no answer, somebody else's output) is an error.
  */
-import type { CallerKind, Phase } from "../src/bench/arrivals.ts";
-import type { Target } from "../src/bench/connection.ts";
+import type { CallerKind, Phase } from "../src/cli/bench/arrivals.ts";
+import type { Target } from "../src/cli/bench/connection.ts";
 import type { Measured } from "./generator.ts";
 import type { LoadSpec, Tick } from "./load.ts";
 import { loadNotes, type Bench } from "./scenario.ts";

@@ -20,7 +20,7 @@ import { mkdtempSync, readFileSync, rmSync } from "node:fs";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { parseArgs } from "node:util";
-import type { CallerKind } from "../src/bench/arrivals.ts";
+import type { CallerKind } from "../src/cli/bench/arrivals.ts";
 import { authSettings, inTime, kindWithKey, poolLimits, tierNames, timeouts } from "./admission.ts";
 import { measure, type Measured } from "./generator.ts";
 import type { LoadSpec } from "./load.ts";

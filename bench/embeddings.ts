@@ -8,7 +8,7 @@
  * that a caller knows its own. Prints the same `ready` line as Ferry.
  */
 import { createServer } from "node:http";
-import { markerLength } from "../src/bench/connection.ts";
+import { markerLength } from "../src/cli/bench/connection.ts";
 
 const [port, ms] = process.argv.slice(2).map(Number);
 const floats = 1536;

@@ -1,6 +1,6 @@
 /** Runs the load generator (load.ts) in a process of its own and reads what it says. */
 import { join } from "node:path";
-import { Histogram } from "../src/bench/histogram.ts";
+import { Histogram } from "../src/cli/bench/histogram.ts";
 import type { LoadResult, LoadSpec, Tick } from "./load.ts";
 import { Tallied } from "./tally.ts";
 import { Child, childrenCpuMs, cpuMs, machineCpuMs, type ChildOptions } from "./process.ts";

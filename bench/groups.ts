@@ -5,9 +5,9 @@
  * first 64 queues, as the dispatcher does when a worker is free. Prints how many groups there are in the end, and what
  * the last arrivals cost.
  */
-import { MemoryEngine } from "../src/engine/memory.ts";
-import { VirtualClock } from "../src/plan/virtual-clock.ts";
-import { Events } from "../src/telemetry/events.ts";
+import { MemoryEngine } from "../src/engine/memory/engine.ts";
+import { VirtualClock } from "../src/cli/plan/virtual-clock.ts";
+import { Events } from "../src/observe/events.ts";
 
 const MODEL = "m";
 const SEEN = 64;

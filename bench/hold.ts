@@ -10,7 +10,7 @@
  * and one more for every line on stdin. Ends when stdin does, or after `maxMs` in any case.
  */
 import { createInterface } from "node:readline";
-import { Connection, Markers, template, type Owner, type Target } from "../src/bench/connection.ts";
+import { Connection, Markers, template, type Owner, type Target } from "../src/cli/bench/connection.ts";
 
 export interface HoldSpec {
   readonly target: Target;

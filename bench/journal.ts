@@ -13,7 +13,7 @@ import { mkdtempSync, rmSync } from "node:fs";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
 
-import { openJournal, type Journal } from "../src/engine/journal.ts";
+import { openJournal, type Journal } from "../src/engine/memory/journal.ts";
 
 const TASK = "t".repeat(2000);
 const NEW = '{"attempt":0}';

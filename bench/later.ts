@@ -1,7 +1,7 @@
 /**
  * What those who look on do after a request is answered: rows, spans, frames. CPU of this process, which is Ferry's
  * side of it; of rows and spans also the part that is spent on the requests' own thread, the rest being that of
- * `src/telemetry/sender.ts`. `listeners.ts` has what they cost at once.
+ * `src/observe/sender.ts`. `listeners.ts` has what they cost at once.
  *
  *   node bench/later.ts                     needs PostgreSQL, half a minute
  *
@@ -13,13 +13,13 @@ import { randomUUID } from "node:crypto";
 import { mkdtempSync, rmSync } from "node:fs";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
-import { Events } from "../src/telemetry/events.ts";
-import { RequestRow } from "../src/telemetry/request-log.ts";
-import { SentRowStore } from "../src/telemetry/row-store.ts";
-import { Sender } from "../src/telemetry/sender.ts";
-import { sentCollector } from "../src/telemetry/sent-collector.ts";
-import { KIND } from "../src/telemetry/span-names.ts";
-import { Stage, workerSight } from "../test/dashboard/stage.ts";
+import { Events } from "../src/observe/events.ts";
+import { RequestRow } from "../src/observe/request-log.ts";
+import { SentRowStore } from "../src/observe/row-store.ts";
+import { Sender } from "../src/observe/sender.ts";
+import { sentCollector } from "../src/observe/sent-collector.ts";
+import { KIND } from "../src/observe/span-names.ts";
+import { Stage, workerSight } from "../test/observe/dashboard/stage.ts";
 import { PostgresServer } from "./postgres.ts";
 import { Child } from "./process.ts";
 import { freePorts, ready } from "./server.ts";

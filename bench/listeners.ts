@@ -15,7 +15,7 @@
 import { join } from "node:path";
 import { setImmediate as turn } from "node:timers/promises";
 import { pathToFileURL } from "node:url";
-import type { EventFields, EventName, Events } from "../src/telemetry/events.ts";
+import type { EventFields, EventName, Events } from "../src/observe/events.ts";
 
 const cli = process.env["FERRY_CLI"] ?? join(import.meta.dirname, "../src/cli.ts");
 /** Tasks in a batch. */
@@ -173,8 +173,10 @@ async function time(events: Events, name: EventName): Promise<number> {
 
 async function timesWith(settings: Settings): Promise<number[]> {
   const at = (file: string): string => pathToFileURL(join(cli, "..", file)).href;
-  const { parseConfig } = (await import(at("config/load.ts"))) as typeof import("../src/config/load.ts");
-  const { startFerry } = (await import(at("ferry.ts"))) as typeof import("../src/ferry.ts");
+  const { parseConfig } = (await import(
+    at("app/config/load.ts")
+  )) as typeof import("../src/app/config/load.ts");
+  const { startFerry } = (await import(at("ferry.ts"))) as typeof import("../src/app/ferry.ts");
   const file = {
     listen: "127.0.0.1:0",
     admin: { listen: "127.0.0.1:0" },

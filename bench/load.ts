@@ -28,9 +28,9 @@
  * `cpuShare` is this process's CPU time over the measured time: near 1 the generator, not the server,
  * was the bottleneck, and the figures are worth nothing.
  */
-import { Arrivals, type CallerKind, type OpenLoad, type Phase } from "../src/bench/arrivals.ts";
-import { Connection, Markers, type Owner, type Target, type Template } from "../src/bench/connection.ts";
-import { Histogram, type HistogramState } from "../src/bench/histogram.ts";
+import { Arrivals, type CallerKind, type OpenLoad, type Phase } from "../src/cli/bench/arrivals.ts";
+import { Connection, Markers, type Owner, type Target, type Template } from "../src/cli/bench/connection.ts";
+import { Histogram, type HistogramState } from "../src/cli/bench/histogram.ts";
 import { requestOf, type TensorForm } from "./tensors.ts";
 import { Tally, type TallyState } from "./tally.ts";
 

@@ -8,10 +8,10 @@
  *  - a scrape: printing everything for 1 and for 50 models with three tiers, every pair in use.
  */
 import { Counter, Histogram, Registry } from "prom-client";
-import { Events } from "../src/telemetry/events.ts";
-import { LATENCY_BOUNDS, type MeasuredModel } from "../src/telemetry/metric-counts.ts";
-import { openMetrics } from "../src/telemetry/metrics.ts";
-import { answered, called, sightOf, started, TIERS } from "../test/telemetry/stage.ts";
+import { Events } from "../src/observe/events.ts";
+import { LATENCY_BOUNDS, type MeasuredModel } from "../src/observe/metric-counts.ts";
+import { openMetrics } from "../src/observe/metrics.ts";
+import { answered, called, sightOf, started, TIERS } from "../test/observe/stage.ts";
 
 const BATCH = 64;
 const ROUNDS = 30_000;

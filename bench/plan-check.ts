@@ -13,8 +13,8 @@
 import { mkdtempSync, rmSync } from "node:fs";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
-import { runTrial, type Figures } from "../src/plan/trial.ts";
-import { Arrivals, type OpenLoad } from "../src/bench/arrivals.ts";
+import { runTrial, type Figures } from "../src/cli/plan/trial.ts";
+import { Arrivals, type OpenLoad } from "../src/cli/bench/arrivals.ts";
 import { measure, type Measured } from "./generator.ts";
 import { killChildren } from "./process.ts";
 import { FerryServer, workBetween, type Counters } from "./server.ts";

@@ -7,7 +7,7 @@
 import { execFileSync } from "node:child_process";
 import { chmodSync, chownSync, mkdtempSync } from "node:fs";
 import { join } from "node:path";
-import { postgresProgram, postgresUser } from "../test/postgres/program.ts";
+import { postgresProgram, postgresUser } from "../test/observe/postgres/program.ts";
 import { Child, type ChildOptions } from "./process.ts";
 import { freePorts, host } from "./server.ts";
 

@@ -9,7 +9,7 @@
 import { mkdtempSync, writeFileSync } from "node:fs";
 import { createServer } from "node:net";
 import { join } from "node:path";
-import type { Target } from "../src/bench/connection.ts";
+import type { Target } from "../src/cli/bench/connection.ts";
 import { Child, type ChildOptions } from "./process.ts";
 
 export const host = "127.0.0.1";

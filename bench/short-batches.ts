@@ -8,9 +8,9 @@
  * dispatcher waits for differs. CPU is that of the server's process, its threads included. A turn that others
  * disturbed shows in the last column: no turn is left out.
  */
-import { type Alarm, type Clock, SystemClock } from "../src/clock.ts";
-import { parseConfig } from "../src/config/load.ts";
-import { startFerry } from "../src/ferry.ts";
+import { type Alarm, type Clock, SystemClock } from "../src/app/clock.ts";
+import { parseConfig } from "../src/app/config/load.ts";
+import { startFerry } from "../src/app/ferry.ts";
 import { measure } from "./generator.ts";
 import { Child, killChildren } from "./process.ts";
 import { freePorts, host } from "./server.ts";

@@ -14,8 +14,8 @@
  *
  * The generator writes a `Tally` and prints its state; `Tallied` is what scenarios read.
  */
-import type { CallerKind, Phase } from "../src/bench/arrivals.ts";
-import { Histogram, type HistogramState } from "../src/bench/histogram.ts";
+import type { CallerKind, Phase } from "../src/cli/bench/arrivals.ts";
+import { Histogram, type HistogramState } from "../src/cli/bench/histogram.ts";
 
 export type Way = "ok" | "refused" | "failed";
 const ways: readonly Way[] = ["ok", "refused", "failed"];

@@ -11,9 +11,9 @@
 import { mkdtempSync, rmSync, writeFileSync } from "node:fs";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
-import { PythonBackend } from "../src/backend/python.ts";
-import { SystemClock } from "../src/clock.ts";
-import { Events } from "../src/telemetry/events.ts";
+import { PythonBackend } from "../src/workers/backend/python.ts";
+import { SystemClock } from "../src/app/clock.ts";
+import { Events } from "../src/observe/events.ts";
 import { childrenCpuMs, killChildren } from "./process.ts";
 
 const BATCH = 64;

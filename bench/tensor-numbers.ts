@@ -13,8 +13,8 @@ import { mkdtempSync, rmSync, writeFileSync } from "node:fs";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { monitorEventLoopDelay } from "node:perf_hooks";
-import { parseConfig } from "../src/config/load.ts";
-import { startFerry } from "../src/ferry.ts";
+import { parseConfig } from "../src/app/config/load.ts";
+import { startFerry } from "../src/app/ferry.ts";
 import { freePorts, host } from "./server.ts";
 
 const MIB = 1 << 20;

@@ -14,11 +14,11 @@
 import { mkdtempSync, rmSync, writeFileSync } from "node:fs";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
-import { PythonBackend } from "../src/backend/python.ts";
-import { SystemClock } from "../src/clock.ts";
+import { PythonBackend } from "../src/workers/backend/python.ts";
+import { SystemClock } from "../src/app/clock.ts";
 import { readBinary, tensorHead, withHead } from "../src/core/tensor.ts";
 import { outputText } from "../src/gateway/encoding.ts";
-import { Events } from "../src/telemetry/events.ts";
+import { Events } from "../src/observe/events.ts";
 import { measure } from "./generator.ts";
 import { childrenCpuMs, killChildren, pickCores } from "./process.ts";
 import { FerryServer, workBetween } from "./server.ts";

@@ -4,7 +4,7 @@
  * number, or is its first four, so that no two inputs are equal and an echo brings it back.
  */
 import type { LoadSpec } from "./load.ts";
-import { markerLength, type Target, template, type Template } from "../src/bench/connection.ts";
+import { markerLength, type Target, template, type Template } from "../src/cli/bench/connection.ts";
 
 export type TensorForm = "json" | "binary";
 

@@ -10,7 +10,7 @@
  */
 import { setTimeout as sleep } from "node:timers/promises";
 import { Worker } from "node:worker_threads";
-import { SystemClock } from "../src/clock.ts";
+import { SystemClock } from "../src/app/clock.ts";
 
 type Wait = (time: number, ring: () => void) => void;
 

@@ -14,11 +14,11 @@ import { randomBytes, randomUUID } from "node:crypto";
 import { createServer } from "node:http";
 import { createInterface } from "node:readline";
 import { setTimeout as pause } from "node:timers/promises";
-import { SystemClock } from "../src/clock.ts";
-import type { AnsweredRequest } from "../src/telemetry/events.ts";
-import { PostgresLink } from "../src/telemetry/postgres-link.ts";
-import { insertRows, migrate } from "../src/telemetry/request-log-schema.ts";
-import { RequestRow } from "../src/telemetry/request-log.ts";
+import { SystemClock } from "../src/app/clock.ts";
+import type { AnsweredRequest } from "../src/observe/events.ts";
+import { PostgresLink } from "../src/observe/postgres-link.ts";
+import { insertRows, migrate } from "../src/observe/request-log-schema.ts";
+import { RequestRow } from "../src/observe/request-log.ts";
 
 /** What was seen since the start. */
 export interface Sightings {

@@ -5,12 +5,12 @@
  *   node scripts/generate-docs.ts           write them
  *   node scripts/generate-docs.ts --check   exit 1 when one of them is stale
  *
- * `test/config.test.ts` calls `staleDocs`, so a changed table cannot be committed without its documents.
+ * `test/app/config.test.ts` calls `staleDocs`, so a changed table cannot be committed without its documents.
  */
 import { readFileSync, writeFileSync } from "node:fs";
-import type { Fields, Leaf, Setting } from "../src/config/setting-kinds.ts";
-import { settingRows, type Row } from "../src/config/setting-rows.ts";
-import { settings } from "../src/config/settings.ts";
+import type { Fields, Leaf, Setting } from "../src/app/config/setting-kinds.ts";
+import { settingRows, type Row } from "../src/app/config/setting-rows.ts";
+import { settings } from "../src/app/config/settings.ts";
 
 interface Generated {
   /** From the root of the checkout. */
@@ -49,7 +49,7 @@ function rooted(path: string): URL {
 const exampleHead = `# Every setting of Ferry with its default. As it stands it starts a simulated GPU.
 # A setting that is commented out has no default, or is another way. Paths are relative to this file.
 # \${NAME} and \${NAME:-default} come from the environment; $\${ is a plain \${.
-# Check a file: ferry check -c FILE. Generated from src/config/settings.ts by scripts/generate-docs.ts.
+# Check a file: ferry check -c FILE. Generated from src/app/config/settings.ts by scripts/generate-docs.ts.
 `;
 
 function exampleFile(): string {

@@ -7,7 +7,7 @@
  *
  * What was measured stands in MEASURED, with the command that measured it, and what was chosen in CHOSEN; nothing else
  * has a number. A rate above `cell` is divided over cells, each a fleet on its own Redis. No cell is larger
- * than a fleet that was measured. `test/scale.test.ts` checks that the page has what this makes.
+ * than a fleet that was measured. `test/repository/scale.test.ts` checks that the page has what this makes.
  */
 import { readFileSync, writeFileSync } from "node:fs";
 import { join } from "node:path";

@@ -8,7 +8,7 @@
 import { enableCompileCache } from "node:module";
 import { homedir } from "node:os";
 import { join } from "node:path";
-import type { Command, Console } from "./commands/command.ts";
+import type { Command, Console } from "./cli/command.ts";
 
 interface Known {
   readonly summary: string;
@@ -16,37 +16,37 @@ interface Known {
 }
 
 const commands: { readonly [name: string]: Known } = {
-  serve: { summary: "run the gateway", load: async () => (await import("./commands/serve.ts")).serve },
+  serve: { summary: "run the gateway", load: async () => (await import("./cli/serve.ts")).serve },
   bench: {
     summary: "send load to a running Ferry and measure it",
-    load: async () => (await import("./commands/bench.ts")).bench,
+    load: async () => (await import("./cli/bench.ts")).bench,
   },
-  check: { summary: "check a config file", load: async () => (await import("./commands/check.ts")).check },
-  dead: { summary: "look after dead letters", load: async () => (await import("./commands/dead.ts")).dead },
+  check: { summary: "check a config file", load: async () => (await import("./cli/check.ts")).check },
+  dead: { summary: "look after dead letters", load: async () => (await import("./cli/dead.ts")).dead },
   keys: {
     summary: "make, list and revoke API keys",
-    load: async () => (await import("./commands/keys.ts")).keys,
+    load: async () => (await import("./cli/keys.ts")).keys,
   },
   recover: {
     summary: "save what is readable of a damaged journal",
-    load: async () => (await import("./commands/recover.ts")).recover,
+    load: async () => (await import("./cli/recover.ts")).recover,
   },
   plan: {
     summary: "how many workers a rate and a latency goal need",
-    load: async () => (await import("./commands/plan.ts")).plan,
+    load: async () => (await import("./cli/plan.ts")).plan,
   },
   reload: {
     summary: "have a running Ferry read its config again",
-    load: async () => (await import("./commands/reload.ts")).reload,
+    load: async () => (await import("./cli/reload.ts")).reload,
   },
-  top: { summary: "watch a running Ferry", load: async () => (await import("./commands/top.ts")).top },
+  top: { summary: "watch a running Ferry", load: async () => (await import("./cli/top.ts")).top },
   workers: {
     summary: "add, drain and remove workers of a running Ferry",
-    load: async () => (await import("./commands/workers.ts")).workers,
+    load: async () => (await import("./cli/workers.ts")).workers,
   },
   version: {
     summary: "print the version",
-    load: async () => (await import("./commands/version.ts")).versionCommand,
+    load: async () => (await import("./cli/version.ts")).versionCommand,
   },
 };
 
@@ -75,7 +75,7 @@ export async function main(args: readonly string[], console: Console): Promise<n
 }
 
 async function run(name: string, args: readonly string[], console: Console): Promise<number> {
-  const { Failure, helpText, parseCall, UsageError } = await import("./commands/command.ts");
+  const { Failure, helpText, parseCall, UsageError } = await import("./cli/command.ts");
   let usage = "COMMAND [FLAGS]; ferry help lists the commands";
   try {
     const known = Object.hasOwn(commands, name) ? commands[name] : undefined;
@@ -100,8 +100,8 @@ async function run(name: string, args: readonly string[], console: Console): Pro
 }
 
 async function unknownCommand(name: string): Promise<string> {
-  const { didYouMean } = await import("./config/spelling.ts");
-  const { printable } = await import("./terminal/terminal.ts");
+  const { didYouMean } = await import("./app/config/spelling.ts");
+  const { printable } = await import("./cli/terminal/terminal.ts");
   const what = name.startsWith("-") ? "flag" : "command";
   const known = what === "flag" ? ["--help", "--version"] : [...Object.keys(commands), "help"];
   return `unknown ${what} ${printable(name.slice(0, 64))}${didYouMean(name, known)}`;
@@ -141,7 +141,7 @@ async function askPerson(question: string): Promise<string> {
 }
 
 async function hearKeys(pressed: (key: string) => void): Promise<(() => void) | undefined> {
-  const { listenToKeys } = await import("./terminal/keyboard.ts");
+  const { listenToKeys } = await import("./cli/terminal/keyboard.ts");
   return listenToKeys(process, pressed);
 }
 

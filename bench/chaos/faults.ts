@@ -15,7 +15,7 @@
 import { setTimeout as pause } from "node:timers/promises";
 import type { Random } from "../../src/core/random.ts";
 import type { Fleet, Part, Role } from "../../test/e2e/fleet.ts";
-import type { Server } from "../../test/redis/servers.ts";
+import type { Server } from "../../test/engine/redis-client/servers.ts";
 import { untilWell, type Shard, type Store } from "./store.ts";
 import type { Workers } from "./workers.ts";
 

@@ -12,8 +12,14 @@ import { appendFile } from "node:fs/promises";
 import { join } from "node:path";
 import { setTimeout as pause } from "node:timers/promises";
 import type { Random } from "../../src/core/random.ts";
-import { folder } from "../../test/redis/guard.ts";
-import { startCluster, startPair, startServer, until, type Server } from "../../test/redis/servers.ts";
+import { folder } from "../../test/engine/redis-client/guard.ts";
+import {
+  startCluster,
+  startPair,
+  startServer,
+  until,
+  type Server,
+} from "../../test/engine/redis-client/servers.ts";
 
 export type Topology = "single" | "pair" | "cluster";
 

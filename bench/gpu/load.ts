@@ -5,10 +5,10 @@
  *
  * Prints one GpuLoaded as JSON on stdout, and one line on stderr when measuring begins.
  */
-import { Driver, type LoadKind } from "../../src/bench/driver.ts";
-import type { HistogramState } from "../../src/bench/histogram.ts";
-import type { Requests } from "../../src/bench/requests.ts";
-import { SystemClock } from "../../src/clock.ts";
+import { Driver, type LoadKind } from "../../src/cli/bench/driver.ts";
+import type { HistogramState } from "../../src/cli/bench/histogram.ts";
+import type { Requests } from "../../src/cli/bench/requests.ts";
+import { SystemClock } from "../../src/app/clock.ts";
 import { type Shape, TokenRequests } from "./requests.ts";
 
 export interface GpuLoad {

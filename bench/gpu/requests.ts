@@ -9,7 +9,7 @@
  * generator knows an answer for its own. All requests of a process share their tokens but the last two, which count,
  * so that a request costs two multiplications and no two are equal; processes differ in the first two.
  */
-import type { Requests } from "../../src/bench/requests.ts";
+import type { Requests } from "../../src/cli/bench/requests.ts";
 
 export type Shape = "native" | "openai";
 

@@ -2,8 +2,8 @@
 import { mkdtempSync, writeFileSync } from "node:fs";
 import { join } from "node:path";
 import { setTimeout } from "node:timers/promises";
-import type { LoadKind } from "../../src/bench/driver.ts";
-import { Histogram } from "../../src/bench/histogram.ts";
+import type { LoadKind } from "../../src/cli/bench/driver.ts";
+import { Histogram } from "../../src/cli/bench/histogram.ts";
 import { Child, childPids, cpuMs } from "../process.ts";
 import { freePorts, host, ready } from "../server.ts";
 import { Card } from "./card.ts";

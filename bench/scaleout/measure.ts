@@ -10,7 +10,7 @@
  */
 import { mkdtempSync, rmSync } from "node:fs";
 import { join } from "node:path";
-import { Histogram } from "../../src/bench/histogram.ts";
+import { Histogram } from "../../src/cli/bench/histogram.ts";
 import { measure, type Measured } from "../generator.ts";
 import type { LoadSpec } from "../load.ts";
 import { cpuMs, machineCpuMs } from "../process.ts";

@@ -13,7 +13,7 @@ import { mkdtempSync, writeFileSync } from "node:fs";
 import { join } from "node:path";
 import { SignJWT } from "jose";
 import { authSettings, kindWithKey } from "../admission.ts";
-import type { CallerKind } from "../../src/bench/arrivals.ts";
+import type { CallerKind } from "../../src/cli/bench/arrivals.ts";
 import { measure, type Measured } from "../generator.ts";
 import { FerryServer, type FerrySetup } from "../server.ts";
 import {

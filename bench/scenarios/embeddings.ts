@@ -11,7 +11,7 @@
  * of the server. A status other than 200, a broken connection or another's embedding is.
  */
 import { join } from "node:path";
-import type { Target } from "../../src/bench/connection.ts";
+import type { Target } from "../../src/cli/bench/connection.ts";
 import { measure, type Measured } from "../generator.ts";
 import { Child } from "../process.ts";
 import {

@@ -17,9 +17,9 @@
 import { Agent, request, type IncomingMessage, type RequestOptions } from "node:http";
 import { text } from "node:stream/consumers";
 import { setTimeout as pause } from "node:timers/promises";
-import { Markers, type Target } from "../../src/bench/connection.ts";
+import { Markers, type Target } from "../../src/cli/bench/connection.ts";
 import { measure, type Measured } from "../generator.ts";
-import { Histogram } from "../../src/bench/histogram.ts";
+import { Histogram } from "../../src/cli/bench/histogram.ts";
 import { cpuMs, machineCpuMs } from "../process.ts";
 import { Fleet } from "../redis.ts";
 import { FerryServer } from "../server.ts";

@@ -3,7 +3,7 @@
  *
  * `retryable` says whether the same request may succeed later without a change by its sender; such
  * failures are never kept under an Idempotency-Key. `docs/errors.md` lists the same rows, and
- * `test/tidy.test.ts` checks both ways.
+ * `test/repository/tidy.test.ts` checks both ways.
  */
 export const errors = {
   INVALID_REQUEST: { status: 400, retryable: false },

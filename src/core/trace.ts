@@ -2,7 +2,7 @@
  * Where a request stands in its caller's trace: W3C trace context, as text.
  *
  * Only ids live here, so that whoever is on a request's path can carry them without a tracing library;
- * `telemetry/traces.ts` makes spans of them afterwards, from events. What is not sampled has no trace at all.
+ * `observe/traces.ts` makes spans of them afterwards, from events. What is not sampled has no trace at all.
  *
  * A batch is a trace of its own, and its ids follow from its id: whoever knows the batch (every outcome
  * does, in whichever process) can link to its span without asking anybody. The same holds for each call to its

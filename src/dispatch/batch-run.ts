@@ -20,19 +20,19 @@
  *
  * Tasks of the same content are sent once; `gateway/intake.ts` says whose can be the same.
  */
-import type { Batch, Reply } from "../backend/backend.ts";
-import type { Alarm, Clock } from "../clock.ts";
+import type { Batch, Reply } from "../workers/backend/backend.ts";
+import type { Alarm, Clock } from "../app/clock.ts";
 import type { Blame } from "../core/blame.ts";
 import type { Member } from "../core/crowd.ts";
 import type { RetryBudget, RetryLimits } from "../core/retry.ts";
 import type { BatchNote } from "../core/task.ts";
 import { callSpan, traceparent } from "../core/trace.ts";
 import type { ClaimedTask, Engine } from "../engine/engine.ts";
-import type { Events } from "../telemetry/events.ts";
+import type { Events } from "../observe/events.ts";
 import type { Bound } from "./bound.ts";
 import type { Hold } from "./hold.ts";
 import { lateness } from "./late.ts";
-import type { Prober } from "./prober.ts";
+import type { Prober } from "../workers/prober.ts";
 import {
   allRiders,
   halves,
@@ -48,7 +48,7 @@ import {
   suspectOf,
 } from "./riders.ts";
 import { Verdicts } from "./verdicts.ts";
-import type { Slot, Workers } from "./workers.ts";
+import type { Slot, Workers } from "../workers/workers.ts";
 
 export interface RunRules {
   readonly model: string;

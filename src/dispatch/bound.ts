@@ -2,7 +2,7 @@
 import type { DispatchReason } from "../core/task.ts";
 import type { ClaimedTask, Lease, QueueView } from "../engine/engine.ts";
 import type { Hold } from "./hold.ts";
-import type { Slot } from "./workers.ts";
+import type { Slot } from "../workers/workers.ts";
 
 /** What is to leave, and for which worker. */
 export interface Order {

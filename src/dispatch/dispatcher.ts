@@ -6,8 +6,8 @@
  * cancelled and shed, and the batch goes on filling. When no worker is free, one that runs a batch may be given its next one
  * already (`pipeline.ts`).
  */
-import type { Worker } from "../backend/backend.ts";
-import type { Alarm } from "../clock.ts";
+import type { Worker } from "../workers/backend/backend.ts";
+import type { Alarm } from "../app/clock.ts";
 import { Blame } from "../core/blame.ts";
 import { HandoverEstimate, RateEstimate } from "../core/estimate.ts";
 import { Crowd } from "../core/crowd.ts";
@@ -23,11 +23,11 @@ import { Hold } from "./hold.ts";
 import type { DispatcherParts, ModelRules } from "./model-rules.ts";
 import { Outlook } from "./outlook.ts";
 import { Pipeline } from "./pipeline.ts";
-import { Prober } from "./prober.ts";
+import { Prober } from "../workers/prober.ts";
 import { spared } from "./riders.ts";
 import { Seats } from "./seats.ts";
 import { told, whyItLeft } from "./words.ts";
-import { type Slot, Workers } from "./workers.ts";
+import { type Slot, Workers } from "../workers/workers.ts";
 
 /** The longest pause between claims that find nothing though the engine shows tasks. */
 const MAX_CLAIM_PAUSE_MS = 1000;

@@ -1,10 +1,10 @@
 /** What a model's dispatcher goes by, and what it works with. */
-import type { Clock } from "../clock.ts";
+import type { Clock } from "../app/clock.ts";
 import type { Limits } from "../core/policy.ts";
 import type { RetryLimits } from "../core/retry.ts";
 import type { Engine } from "../engine/engine.ts";
-import type { Events } from "../telemetry/events.ts";
-import type { HealthLimits } from "./health.ts";
+import type { Events } from "../observe/events.ts";
+import type { HealthLimits } from "../workers/health.ts";
 import type { PipelineMode } from "./pipeline.ts";
 
 export interface ModelRules {
@@ -30,7 +30,7 @@ export interface DispatcherParts {
   readonly events: Events;
   readonly random: () => number;
   readonly newBatchId: () => string;
-  /** Other processes list these workers too; none is used before src/fleet says that we hold it. */
+  /** Other processes list these workers too; none is used before src/workers/fleet says that we hold it. */
   readonly shared?: boolean;
   /** Behind the name of each worker: where other processes have some that are called the same. */
   readonly suffix?: string;

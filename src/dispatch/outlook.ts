@@ -12,7 +12,7 @@
 import type { HandoverEstimate } from "../core/estimate.ts";
 import { type Horizon, runMsOf } from "../core/shed.ts";
 import type { Seats } from "./seats.ts";
-import type { Slot, Workers } from "./workers.ts";
+import type { Slot, Workers } from "../workers/workers.ts";
 
 const WORKERS_PER_MS = 32;
 /** Of what a batch takes, a wait may last so much longer: with batches of 50 ms and more a plain timer will do. */

@@ -27,7 +27,7 @@
  *   - never where it, or the one before it, may hold the input that ended a worker: who is tried alone has to be alone there;
  *   - on a worker that others list too only if it will be done while our lease surely holds.
  */
-import { type Slot, type Workers } from "./workers.ts";
+import { type Slot, type Workers } from "../workers/workers.ts";
 
 export type PipelineMode = "auto" | 1 | 2;
 

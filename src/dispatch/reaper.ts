@@ -1,5 +1,5 @@
 /** Calls `engine.reap` whenever something falls due, and never later. */
-import type { Alarm, Clock } from "../clock.ts";
+import type { Alarm, Clock } from "../app/clock.ts";
 import type { Engine } from "../engine/engine.ts";
 
 /** Even with nothing known to be due; an engine that is shared learns of others' work this way. */

@@ -2,7 +2,7 @@
  * Who rides in a batch, and how a batch is cut when it was refused: in halves, until the guilty stand alone.
  */
 import { hash } from "node:crypto";
-import type { BatchTask, Reply } from "../backend/backend.ts";
+import type { BatchTask, Reply } from "../workers/backend/backend.ts";
 import type { Suspect } from "../core/blame.ts";
 import type { Task } from "../core/task.ts";
 import type { ClaimedTask, Verdict } from "../engine/engine.ts";

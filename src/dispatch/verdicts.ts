@@ -8,7 +8,7 @@
  *                      batches, so that the innocent part company with the guilty. Whose fault it is, and so whether it
  *                      is tried again and whether it counts against the worker, says `core/blame.ts`
  */
-import type { Reply } from "../backend/backend.ts";
+import type { Reply } from "../workers/backend/backend.ts";
 import type { Finding } from "../core/blame.ts";
 import { retryAt, smallerBatch, smallerBatchAfter } from "../core/retry.ts";
 import type { Task } from "../core/task.ts";
@@ -18,7 +18,7 @@ import { attempts, brief, type Said } from "./brief.ts";
 import type { Bound } from "./bound.ts";
 import type { Hold } from "./hold.ts";
 import { type Rider, suspectOf } from "./riders.ts";
-import type { Slot } from "./workers.ts";
+import type { Slot } from "../workers/workers.ts";
 
 type WithoutId<V> = V extends Verdict ? Omit<V, "id"> : never;
 export type Judge = (rider: Rider, claimed: ClaimedTask, at: number) => WithoutId<Verdict>;

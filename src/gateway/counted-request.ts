@@ -1,6 +1,6 @@
 /** A request whose bytes are counted: those of its body while it arrives, those of its answer until it is taken. */
 import type { IncomingMessage } from "node:http";
-import { ANONYMOUS } from "../admission/credentials.ts";
+import { ANONYMOUS } from "./admission/credentials.ts";
 import { Refusal } from "../core/errors.ts";
 import type { ClientBytes } from "./byte-budget.ts";
 import { KnownRequest } from "./known.ts";

@@ -8,16 +8,16 @@
  * What is told of the request as a whole (headers, request log, spans: batch, attempts, times) is that of one input: the
  * one that settled last, for which the caller waited; of a request that failed, the one whose failure it was answered with.
  */
-import type { Admission } from "../admission/admit.ts";
-import type { Caller } from "../admission/caller.ts";
-import type { Credentials } from "../admission/credentials.ts";
-import type { Clock } from "../clock.ts";
+import type { Admission } from "./admission/admit.ts";
+import type { Caller } from "./admission/caller.ts";
+import type { Credentials } from "./admission/credentials.ts";
+import type { Clock } from "../app/clock.ts";
 import { Refusal } from "../core/errors.ts";
 import type { Json } from "../core/task.ts";
 import type { RequestTrace } from "../core/trace.ts";
 import type { Engine, RecordView } from "../engine/engine.ts";
-import type { Router } from "../result/router.ts";
-import type { AnsweredRequest, TaskEnding } from "../telemetry/events.ts";
+import type { Router } from "./router.ts";
+import type { AnsweredRequest, TaskEnding } from "../observe/events.ts";
 import { idempotencyKey } from "./headers.ts";
 import type { Intake, Ticket } from "./intake.ts";
 import { batchHeaders, quotaHeaders, refusalOf } from "./reply.ts";

@@ -6,9 +6,9 @@
  * stands each model by itself, for protocols whose requests never name one. What cannot share a batch, and with
  * `passthrough` whatever no route knows, goes to a worker as it came (`Proxy`).
  */
-import type { Caller } from "../admission/caller.ts";
+import type { Caller } from "./admission/caller.ts";
 import { Refusal } from "../core/errors.ts";
-import { withFields } from "../protocol/fields.ts";
+import { withFields } from "./protocol/fields.ts";
 import type {
   About,
   AboutRoute,
@@ -18,7 +18,7 @@ import type {
   Protocol,
   ProtocolName,
   RequestLimits,
-} from "../protocol/protocol.ts";
+} from "./protocol/protocol.ts";
 import type { Crossing } from "./crossing.ts";
 import { type Exchange, JSON_TYPE } from "./exchange.ts";
 import {

@@ -11,12 +11,12 @@
  * by the same rule (`Admission.turn`).
  */
 import { STATUS_CODES, type IncomingMessage } from "node:http";
-import type { Admission } from "../admission/admit.ts";
-import type { Caller } from "../admission/caller.ts";
-import type { Credentials } from "../admission/credentials.ts";
-import type { Bottleneck } from "../admission/process-load.ts";
-import type { Clock } from "../clock.ts";
-import type { Events } from "../telemetry/events.ts";
+import type { Admission } from "./admission/admit.ts";
+import type { Caller } from "./admission/caller.ts";
+import type { Credentials } from "./admission/credentials.ts";
+import type { Bottleneck } from "./admission/process-load.ts";
+import type { Clock } from "../app/clock.ts";
+import type { Events } from "../observe/events.ts";
 import { type ErrorShape, JSON_TYPE, renderRefusal } from "./exchange.ts";
 import { newId } from "../engine/ids.ts";
 

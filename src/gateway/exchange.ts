@@ -10,7 +10,7 @@ import { isUtf8 } from "node:buffer";
 import type { IncomingMessage, ServerResponse } from "node:http";
 import type { Writable } from "node:stream";
 import { Refusal } from "../core/errors.ts";
-import { CLIENT_LEFT } from "../telemetry/events.ts";
+import { CLIENT_LEFT } from "../observe/events.ts";
 import type { ClientBytes } from "./byte-budget.ts";
 import { CountedRequest } from "./counted-request.ts";
 import { newId } from "../engine/ids.ts";

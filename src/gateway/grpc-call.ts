@@ -20,7 +20,7 @@ import {
   type ServerHttp2Stream,
 } from "node:http2";
 import type { IncomingMessage } from "node:http";
-import type { Alarm, Clock } from "../clock.ts";
+import type { Alarm, Clock } from "../app/clock.ts";
 import { type ErrorCode, Refusal } from "../core/errors.ts";
 import {
   codeNumber,
@@ -31,8 +31,8 @@ import {
   percentEncoded,
   timeoutMs,
   Unframer,
-} from "../protocol/grpc-wire.ts";
-import { CLIENT_LEFT } from "../telemetry/events.ts";
+} from "./protocol/grpc-wire.ts";
+import { CLIENT_LEFT } from "../observe/events.ts";
 import type { ClientBytes } from "./byte-budget.ts";
 import { CountedRequest } from "./counted-request.ts";
 import type { Visitor } from "./crossing.ts";

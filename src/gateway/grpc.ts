@@ -3,7 +3,7 @@
  *
  * HTTP/2 by itself (h2c) or, with `tls`, behind the same certificates as the HTTP listener, and under the same
  * limits (`http2.ts`). A call goes through the same door as every request: ModelInfer becomes one task per row
- * (`protocol/oip-grpc.ts`), which ride in whichever batches come first (`crossing.ts`).
+ * (`gateway/protocol/oip-grpc.ts`), which ride in whichever batches come first (`crossing.ts`).
  *
  * ServerLive and ServerReady are for load balancers: they need no credentials and are not counted. The others do, as
  * `authorization` or `x-api-key` in the metadata.
@@ -12,19 +12,19 @@ import { createServer as createPlainServer, type AddressInfo, type Server, type 
 import type { IncomingMessage, ServerResponse } from "node:http";
 import type { Http2ServerResponse } from "node:http2";
 import { createServer as createTlsServer, type TLSSocket } from "node:tls";
-import type { Clock } from "../clock.ts";
+import type { Clock } from "../app/clock.ts";
 import { Refusal } from "../core/errors.ts";
 import type { Sampler } from "../core/trace.ts";
-import { answerOf, draftsOf } from "../protocol/oip-grpc.ts";
+import { answerOf, draftsOf } from "./protocol/oip-grpc.ts";
 import {
   OIP_SERVICE,
   readModelName,
   writeModelMetadata,
   writeServerMetadata,
   writeYes,
-} from "../protocol/oip-proto.ts";
-import { ProtoFlaw, type ProtoWriter } from "../protocol/protobuf.ts";
-import type { Events } from "../telemetry/events.ts";
+} from "./protocol/oip-proto.ts";
+import { ProtoFlaw, type ProtoWriter } from "./protocol/protobuf.ts";
+import type { Events } from "../observe/events.ts";
 import type { ClientBytes } from "./byte-budget.ts";
 import type { Crossing } from "./crossing.ts";
 import { type CallLimits, GrpcCall } from "./grpc-call.ts";

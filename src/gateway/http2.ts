@@ -18,9 +18,9 @@ import {
 } from "node:http2";
 import type { IncomingMessage, ServerResponse } from "node:http";
 import type { Duplex } from "node:stream";
-import type { Alarm, Clock } from "../clock.ts";
+import type { Alarm, Clock } from "../app/clock.ts";
 import { Refusal } from "../core/errors.ts";
-import type { Events } from "../telemetry/events.ts";
+import type { Events } from "../observe/events.ts";
 import type { Exchange } from "./exchange.ts";
 import { repeatedHeader } from "./headers.ts";
 

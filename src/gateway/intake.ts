@@ -6,18 +6,18 @@
  * known already.
  */
 import { hash } from "node:crypto";
-import type { Admission, Reception } from "../admission/admit.ts";
-import type { Caller } from "../admission/caller.ts";
-import type { Gate, GateRefusal } from "../admission/gate.ts";
-import type { Clock } from "../clock.ts";
+import type { Admission, Reception } from "./admission/admit.ts";
+import type { Caller } from "./admission/caller.ts";
+import type { Gate, GateRefusal } from "./admission/gate.ts";
+import type { Clock } from "../app/clock.ts";
 import { type Quota, Refusal } from "../core/errors.ts";
 import { canonical } from "../core/json.ts";
 import type { Json } from "../core/task.ts";
 import { type RequestTrace, traceparent } from "../core/trace.ts";
 import type { Engine, PutReply, RecordView, Sharing } from "../engine/engine.ts";
-import { checkUncredited, credited as withCredential } from "../protocol/credential.ts";
-import type { Router, Waiter } from "../result/router.ts";
-import type { AnsweredRequest } from "../telemetry/events.ts";
+import { checkUncredited, credited as withCredential } from "./protocol/credential.ts";
+import type { Router, Waiter } from "./router.ts";
+import type { AnsweredRequest } from "../observe/events.ts";
 import { newId } from "../engine/ids.ts";
 import type { Screening } from "./screening.ts";
 

@@ -1,7 +1,7 @@
 /** What is known of a request when it is over, for those who look on; written as it becomes known. */
 import type { ErrorCode } from "../core/errors.ts";
 import type { RequestTrace } from "../core/trace.ts";
-import type { AnsweredRequest, TaskEnding } from "../telemetry/events.ts";
+import type { AnsweredRequest, TaskEnding } from "../observe/events.ts";
 
 export abstract class KnownRequest implements AnsweredRequest {
   abstract readonly method: string;

@@ -4,15 +4,15 @@
  * How long a caller waits is one idea in RFC 7240's words: by default until done or the total timeout;
  * `Prefer: respond-async` not at all; `Prefer: wait=N` N seconds, then 202.
  */
-import type { Admission } from "../admission/admit.ts";
-import type { Caller } from "../admission/caller.ts";
-import type { Credentials } from "../admission/credentials.ts";
-import type { Clock } from "../clock.ts";
+import type { Admission } from "./admission/admit.ts";
+import type { Caller } from "./admission/caller.ts";
+import type { Credentials } from "./admission/credentials.ts";
+import type { Clock } from "../app/clock.ts";
 import { Refusal } from "../core/errors.ts";
 import type { Json } from "../core/task.ts";
 import { readBinary } from "../core/tensor.ts";
 import type { Engine, RecordView } from "../engine/engine.ts";
-import type { Router, Woken } from "../result/router.ts";
+import type { Router, Woken } from "./router.ts";
 import { accepted, bytesHeaders, BYTES_TYPE, type Encoding, encodingNamed, noBytes } from "./encoding.ts";
 import { type Exchange, JSON_TYPE } from "./exchange.ts";
 import { idempotencyKey } from "./headers.ts";

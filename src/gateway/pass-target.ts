@@ -9,7 +9,7 @@
  * Field names are compared without regard to case, as Go's JSON reader does: to Ollama `MODEL` is `model`.
  */
 import { Refusal } from "../core/errors.ts";
-import { withFields } from "../protocol/fields.ts";
+import { withFields } from "./protocol/fields.ts";
 
 export interface PassTarget {
   /** Here. */

@@ -13,18 +13,18 @@
  * on counts as requests, not as tasks.
  */
 import type { Readable } from "node:stream";
-import type { Admission } from "../admission/admit.ts";
-import type { Alarm, Clock } from "../clock.ts";
+import type { Admission } from "./admission/admit.ts";
+import type { Alarm, Clock } from "../app/clock.ts";
 import { Refusal } from "../core/errors.ts";
 import { Shares } from "../core/share.ts";
 import { traceparent } from "../core/trace.ts";
-import type { ShedReason } from "../telemetry/events.ts";
+import type { ShedReason } from "../observe/events.ts";
 import type { Passage, Proxy } from "./dropin.ts";
 import type { Exchange, Relay } from "./exchange.ts";
 import { newId } from "../engine/ids.ts";
 import { checkPath, sentBack, sentOn } from "./pass-headers.ts";
 
-/** The workers of one model: `backend/passthrough.ts`. */
+/** The workers of one model: `workers/backend/passthrough.ts`. */
 export interface Road {
   send(
     parcel: {

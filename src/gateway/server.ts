@@ -9,10 +9,10 @@
 import { createServer, type IncomingMessage, type Server, type ServerResponse } from "node:http";
 import type { AddressInfo, Socket } from "node:net";
 import type { Duplex } from "node:stream";
-import type { Clock } from "../clock.ts";
+import type { Clock } from "../app/clock.ts";
 import { Refusal } from "../core/errors.ts";
 import type { Sampler } from "../core/trace.ts";
-import type { Events } from "../telemetry/events.ts";
+import type { Events } from "../observe/events.ts";
 import { ClientBytes } from "./byte-budget.ts";
 import type { EarlyRefusals, WorkRoute } from "./early-refusal.ts";
 import { type ErrorShape, Exchange, type ExchangeLimits, type Failed } from "./exchange.ts";

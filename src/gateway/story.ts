@@ -5,9 +5,9 @@
  */
 import { type ErrorCode, Refusal } from "../core/errors.ts";
 import type { RecordView } from "../engine/engine.ts";
-import { CLIENT_LEFT } from "../telemetry/events.ts";
-import type { LoggedRequest } from "../telemetry/request-log.ts";
-import type { Trouble } from "../telemetry/troubles.ts";
+import { CLIENT_LEFT } from "../observe/events.ts";
+import type { LoggedRequest } from "../observe/request-log.ts";
+import type { Trouble } from "../observe/troubles.ts";
 
 /** What those who look on remember of requests. */
 export interface History {

@@ -12,7 +12,7 @@
 import { type Server, type ServerOptions, createServer } from "node:https";
 import type { Socket } from "node:net";
 import type { TLSSocket } from "node:tls";
-import type { Certificates } from "../certificates.ts";
+import type { Certificates } from "./certificates.ts";
 import type { Http2Door } from "./http2.ts";
 
 /** What a listener needs to speak TLS; the certificates are started, and outlive it. */

@@ -6,10 +6,10 @@
  * in the mood `hang` it never answers.
  */
 import assert from "node:assert/strict";
-import { describe, test } from "../backend/suite.ts";
+import { describe, test } from "../workers/backend/suite.ts";
 import { setImmediate as turn } from "node:timers/promises";
 import fc from "fast-check";
-import type { Backend, Batch, Reply } from "../../src/backend/backend.ts";
+import type { Backend, Batch, Reply } from "../../src/workers/backend/backend.ts";
 
 export type Mood = "well" | "short" | "hang";
 

@@ -22,8 +22,8 @@ import type {
   Verdict,
 } from "../../src/engine/engine.ts";
 import { newId } from "../../src/engine/ids.ts";
-import type { VirtualClock } from "../../src/plan/virtual-clock.ts";
-import type { Events } from "../../src/telemetry/events.ts";
+import type { VirtualClock } from "../../src/cli/plan/virtual-clock.ts";
+import type { Events } from "../../src/observe/events.ts";
 
 export type EngineOptions = EngineLimits;
 

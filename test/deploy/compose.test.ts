@@ -12,7 +12,7 @@ import { join } from "node:path";
 import { describe, test } from "node:test";
 import { parse } from "yaml";
 import { Folder, ROOT } from "../e2e/harness.ts";
-import { loadConfig } from "../../src/config/load.ts";
+import { loadConfig } from "../../src/app/config/load.ts";
 import { promtool } from "./promtool.ts";
 
 const read = (file: string): string => readFileSync(join(ROOT, file), "utf8");

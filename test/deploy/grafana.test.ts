@@ -5,9 +5,9 @@ import { join } from "node:path";
 import { before, describe, test } from "node:test";
 import { stringify } from "yaml";
 import { Folder, ROOT } from "../e2e/harness.ts";
-import { Events } from "../../src/telemetry/events.ts";
-import { openMetrics } from "../../src/telemetry/metrics.ts";
-import { namesOf, sightOf, TIERS } from "../telemetry/stage.ts";
+import { Events } from "../../src/observe/events.ts";
+import { openMetrics } from "../../src/observe/metrics.ts";
+import { namesOf, sightOf, TIERS } from "../observe/stage.ts";
 import { promtool } from "./promtool.ts";
 
 interface Panel {

@@ -5,9 +5,9 @@ import { join } from "node:path";
 import { describe, test } from "node:test";
 import { parse } from "yaml";
 import { Folder, ROOT } from "../e2e/harness.ts";
-import { Events } from "../../src/telemetry/events.ts";
-import { openMetrics } from "../../src/telemetry/metrics.ts";
-import { answered, called, sightOf, started, TIERS } from "../telemetry/stage.ts";
+import { Events } from "../../src/observe/events.ts";
+import { openMetrics } from "../../src/observe/metrics.ts";
+import { answered, called, sightOf, started, TIERS } from "../observe/stage.ts";
 import { promtool } from "./promtool.ts";
 
 const PLACE = join(ROOT, "deploy/prometheus");

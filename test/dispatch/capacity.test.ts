@@ -1,9 +1,9 @@
 /** What counts as capacity, and when it no longer does. */
 import assert from "node:assert/strict";
 import { describe, test } from "node:test";
-import type { Reply, Worker } from "../../src/backend/backend.ts";
+import type { Reply, Worker } from "../../src/workers/backend/backend.ts";
 import type { Horizon } from "../../src/core/shed.ts";
-import type { Simulation } from "../../src/plan/simulation.ts";
+import type { Simulation } from "../../src/cli/plan/simulation.ts";
 import { type Changes, codes, endings, simulate } from "./simulated.ts";
 
 /** Workers that hang when they are told to; whoever is heard of again answers at once. */

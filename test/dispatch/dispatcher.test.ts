@@ -1,10 +1,10 @@
 import assert from "node:assert/strict";
 import { describe, test } from "node:test";
 import type { Lease } from "../../src/engine/engine.ts";
-import type { EventFields } from "../../src/telemetry/events.ts";
-import { poisson } from "../../src/plan/workload.ts";
-import type { Simulation } from "../../src/plan/simulation.ts";
-import { Router } from "../../src/result/router.ts";
+import type { EventFields } from "../../src/observe/events.ts";
+import { poisson } from "../../src/cli/plan/workload.ts";
+import type { Simulation } from "../../src/cli/plan/simulation.ts";
+import { Router } from "../../src/gateway/router.ts";
 import { codes, endings, simulate } from "./simulated.ts";
 
 function started(simulation: Simulation): EventFields["batch.started"][] {

@@ -1,7 +1,7 @@
 import assert from "node:assert/strict";
 import { describe, test } from "node:test";
-import type { Reply } from "../../src/backend/backend.ts";
-import type { Simulation } from "../../src/plan/simulation.ts";
+import type { Reply } from "../../src/workers/backend/backend.ts";
+import type { Simulation } from "../../src/cli/plan/simulation.ts";
 import { type Changes, codes, endings, simulate } from "./simulated.ts";
 
 /** A fleet that answers as `behave` says, and counts its calls. */
@@ -423,7 +423,7 @@ test("a worker whose batch tells more than its health path is not asked there, a
       name: worker.name,
       run: () => Promise.resolve({ kind: "failed", message: "down", blame: reached ? "worker" : "nobody" }),
       get probe() {
-        // As in backend/http.ts: of use only while the worker cannot be reached.
+        // As in workers/backend/http.ts: of use only while the worker cannot be reached.
         if (reached) return undefined;
         return () => {
           asked++;

@@ -1,10 +1,10 @@
 /** When `pipeline: auto` hands batches over early. */
 import assert from "node:assert/strict";
 import { describe, test } from "node:test";
-import type { Worker } from "../../src/backend/backend.ts";
+import type { Worker } from "../../src/workers/backend/backend.ts";
 import { GapEstimate, Pipeline, type PipelineMode } from "../../src/dispatch/pipeline.ts";
-import { Workers } from "../../src/dispatch/workers.ts";
-import { Events } from "../../src/telemetry/events.ts";
+import { Workers } from "../../src/workers/workers.ts";
+import { Events } from "../../src/observe/events.ts";
 import { putMany, slotOf, stage } from "./watched.ts";
 
 const HEALTH = { failures: 3, ejectMs: 1000, maxEjectMs: 30_000 };

@@ -1,7 +1,7 @@
 /** Workers that die with two batches in their hands: who is tried again, where, and who is to blame. */
 import assert from "node:assert/strict";
 import { describe, test } from "node:test";
-import type { Reply } from "../../src/backend/backend.ts";
+import type { Reply } from "../../src/workers/backend/backend.ts";
 import { endings } from "./simulated.ts";
 import { putMany, slotOf, type Stage, stage } from "./watched.ts";
 

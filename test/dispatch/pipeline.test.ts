@@ -1,7 +1,7 @@
 /** Batches that are handed over while their worker runs another (`src/dispatch/pipeline.ts`), on virtual time. */
 import assert from "node:assert/strict";
 import { describe, test } from "node:test";
-import type { Simulation } from "../../src/plan/simulation.ts";
+import type { Simulation } from "../../src/cli/plan/simulation.ts";
 import { type Changes, codes, endings } from "./simulated.ts";
 import { putMany, slotOf, type Stage, stage, train } from "./watched.ts";
 

@@ -1,11 +1,11 @@
 /** Budgets of tokens and bytes, and workers that take fewer at once than the model may have. */
 import assert from "node:assert/strict";
 import { describe, test } from "node:test";
-import type { Batch, Reply, Worker } from "../../src/backend/backend.ts";
+import type { Batch, Reply, Worker } from "../../src/workers/backend/backend.ts";
 import { Random } from "../../src/core/random.ts";
 import { estimateTokens, inputBytes } from "../../src/core/weight.ts";
-import type { Simulation } from "../../src/plan/simulation.ts";
-import type { EventFields } from "../../src/telemetry/events.ts";
+import type { Simulation } from "../../src/cli/plan/simulation.ts";
+import type { EventFields } from "../../src/observe/events.ts";
 import { type Changes, codes, endings, simulate } from "./simulated.ts";
 
 type Answer = (batch: Batch, answered: Reply, worker: string) => Reply;

@@ -1,10 +1,10 @@
 /** A simulated Ferry with settings that a test changes as it needs. */
-import type { Worker } from "../../src/backend/backend.ts";
-import type { SimulatedOptions } from "../../src/backend/simulated.ts";
+import type { Worker } from "../../src/workers/backend/backend.ts";
+import type { SimulatedOptions } from "../../src/workers/backend/simulated.ts";
 import type { PipelineMode } from "../../src/dispatch/pipeline.ts";
 import type { Limits } from "../../src/core/policy.ts";
 import type { RecordView } from "../../src/engine/engine.ts";
-import { Simulation, type SimulationOptions } from "../../src/plan/simulation.ts";
+import { Simulation, type SimulationOptions } from "../../src/cli/plan/simulation.ts";
 
 export interface Changes {
   readonly name?: string;

@@ -1,7 +1,7 @@
 /** A simulation whose workers are watched: what each is given, when it begins, and how much it has in its hands. */
-import type { Worker } from "../../src/backend/backend.ts";
-import type { Slot } from "../../src/dispatch/workers.ts";
-import type { Simulation } from "../../src/plan/simulation.ts";
+import type { Worker } from "../../src/workers/backend/backend.ts";
+import type { Slot } from "../../src/workers/workers.ts";
+import type { Simulation } from "../../src/cli/plan/simulation.ts";
 import { type Changes, simulate } from "./simulated.ts";
 
 /** What each worker was given. */

@@ -1,7 +1,7 @@
 /** What is refused when more comes than the workers can serve, as a client sees it. */
 import assert from "node:assert/strict";
 import { describe, test } from "node:test";
-import { startServer } from "../redis/servers.ts";
+import { startServer } from "../engine/redis-client/servers.ts";
 import { Fleet, fleetConfig } from "./fleet.ts";
 import { type Answer, eventually, Ferry, type Health } from "./harness.ts";
 

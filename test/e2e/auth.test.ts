@@ -6,7 +6,7 @@ import { createServer, type Server } from "node:http";
 import type { AddressInfo } from "node:net";
 import { join } from "node:path";
 import { after, before, beforeEach, describe, test } from "node:test";
-import { claims, jwk, pem, rsaPair, token } from "../admission/stage.ts";
+import { claims, jwk, pem, rsaPair, token } from "../gateway/admission/stage.ts";
 import {
   Answer,
   assertError,

@@ -5,8 +5,8 @@ import { once } from "node:events";
 import { readFile } from "node:fs/promises";
 import { join } from "node:path";
 import { after, before, describe, test } from "node:test";
-import type { Result } from "../../src/bench/results.ts";
-import { Authority } from "../certificates.ts";
+import type { Result } from "../../src/cli/bench/results.ts";
+import { Authority } from "../fixtures/certificates.ts";
 import { Ferry, Folder, freePort, ROOT, runFerry, writeConfig, type Config } from "./harness.ts";
 
 const FAST = { kind: "simulated", workers: 4, baseMs: 20 };

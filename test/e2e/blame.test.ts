@@ -6,8 +6,8 @@ import assert from "node:assert/strict";
 import { describe, test } from "node:test";
 import { setTimeout as pause } from "node:timers/promises";
 import { request } from "undici";
-import { exactly, HEADER, OipServer, readMessage, writeMessage } from "../protocol/servers/oip.ts";
-import { startServer } from "../redis/servers.ts";
+import { exactly, HEADER, OipServer, readMessage, writeMessage } from "../gateway/protocol/servers/oip.ts";
+import { startServer } from "../engine/redis-client/servers.ts";
 import { Fleet, fleetConfig } from "./fleet.ts";
 import {
   type Answer,

@@ -2,7 +2,7 @@
 import assert from "node:assert/strict";
 import { describe, test } from "node:test";
 import { estimateTokens } from "../../src/core/weight.ts";
-import { startServer } from "../redis/servers.ts";
+import { startServer } from "../engine/redis-client/servers.ts";
 import { Fleet, fleetConfig, type Part, patient } from "./fleet.ts";
 import { eventually, Ferry } from "./harness.ts";
 import { Gate, stubModel, StubWorker } from "./stub-worker.ts";

@@ -5,8 +5,8 @@
 import assert from "node:assert/strict";
 import { after, before, describe, test } from "node:test";
 import type { CDPSession, Page } from "playwright-core";
-import type { Scene } from "../dashboard/fake-frames.ts";
-import { FakeLive } from "../dashboard/fake-live.ts";
+import type { Scene } from "../observe/dashboard/fake-frames.ts";
+import { FakeLive } from "../observe/dashboard/fake-live.ts";
 import { drawn, Eyes, type Look, until } from "./chromium.ts";
 
 let eyes: Eyes;

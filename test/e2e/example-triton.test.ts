@@ -8,7 +8,7 @@ import { createInterface } from "node:readline";
 import { test } from "node:test";
 import { request } from "undici";
 import { parse } from "yaml";
-import { HEADER, readMessage, writeMessage } from "../protocol/servers/oip.ts";
+import { HEADER, readMessage, writeMessage } from "../gateway/protocol/servers/oip.ts";
 import { type Config, Ferry, ROOT } from "./harness.ts";
 
 const EXAMPLE = join(ROOT, "examples/triton-model");

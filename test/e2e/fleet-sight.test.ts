@@ -1,8 +1,8 @@
 /** What a gateway shows of workers and batches that other processes run. */
 import assert from "node:assert/strict";
 import { test } from "node:test";
-import type { Hello } from "../../src/dashboard/frames.ts";
-import { startServer } from "../redis/server.ts";
+import type { Hello } from "../../src/observe/dashboard/frames.ts";
+import { startServer } from "../engine/redis-client/server.ts";
 import { Fleet, fleetConfig, type Part, patient } from "./fleet.ts";
 import { eventually } from "./harness.ts";
 

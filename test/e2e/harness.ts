@@ -18,7 +18,7 @@ import { join } from "node:path";
 import { createInterface } from "node:readline";
 import { setTimeout as pause } from "node:timers/promises";
 import { Agent, request, type Dispatcher } from "undici";
-import { releasePort, takePort } from "../redis/guard.ts";
+import { releasePort, takePort } from "../engine/redis-client/guard.ts";
 
 export const ROOT = join(import.meta.dirname, "../..");
 const FERRY = join(ROOT, "bin/ferry");

@@ -9,7 +9,7 @@ import { once } from "node:events";
 import { mkdir, readFile } from "node:fs/promises";
 import { connect } from "node:net";
 import { basename, join } from "node:path";
-import type { Pair } from "../certificates.ts";
+import type { Pair } from "../fixtures/certificates.ts";
 import { eventually, Folder, freePort, ROOT } from "./harness.ts";
 
 const TEMPORARY = ["client_body", "proxy", "fastcgi", "uwsgi", "scgi"];

@@ -10,8 +10,8 @@ import {
   type Sent,
   type Tensor,
   writeMessage,
-} from "../protocol/servers/oip.ts";
-import { PredictServer } from "../protocol/servers/kserve-v1.ts";
+} from "../gateway/protocol/servers/oip.ts";
+import { PredictServer } from "../gateway/protocol/servers/kserve-v1.ts";
 import { Ferry } from "./harness.ts";
 
 const CALLERS = 24;

@@ -1,9 +1,9 @@
 /** Ferry between clients and servers that speak Ollama's and Cohere's embeddings. */
 import assert from "node:assert/strict";
 import { describe, test } from "node:test";
-import { CohereServer, embeddingText } from "../protocol/servers/cohere-server.ts";
-import { vectorText } from "../protocol/servers/json-server.ts";
-import { OllamaServer } from "../protocol/servers/ollama-server.ts";
+import { CohereServer, embeddingText } from "../gateway/protocol/servers/cohere-server.ts";
+import { vectorText } from "../gateway/protocol/servers/json-server.ts";
+import { OllamaServer } from "../gateway/protocol/servers/ollama-server.ts";
 import { Ferry, type Answer } from "./harness.ts";
 
 const LONG = "word ".repeat(40);

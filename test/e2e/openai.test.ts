@@ -10,7 +10,7 @@ import OpenAI, {
   NotFoundError,
   RateLimitError,
 } from "openai";
-import { completionFor, embeddingFor, OpenAiServer, tokensOf } from "../protocol/servers/openai.ts";
+import { completionFor, embeddingFor, OpenAiServer, tokensOf } from "../gateway/protocol/servers/openai.ts";
 import { type Config, eventually, Ferry, Folder, runFerry, writeConfig } from "./harness.ts";
 
 const UPSTREAM = "the-model";

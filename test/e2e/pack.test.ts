@@ -11,7 +11,7 @@ import { cpSync, existsSync, globSync, mkdirSync, readFileSync, statSync, symlin
 import { delimiter, dirname, join, relative } from "node:path";
 import { after, before, describe, test } from "node:test";
 import { bill } from "../../scripts/sbom.ts";
-import { startServer } from "../redis/servers.ts";
+import { startServer } from "../engine/redis-client/servers.ts";
 import { Ferry, Folder, ROOT } from "./harness.ts";
 
 const MAX_PACKED_BYTES = 850_000;

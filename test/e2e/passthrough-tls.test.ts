@@ -6,7 +6,7 @@ import { createServer, type Server } from "node:https";
 import type { ServerResponse } from "node:http";
 import type { AddressInfo } from "node:net";
 import { after, test } from "node:test";
-import { Authority } from "../certificates.ts";
+import { Authority } from "../fixtures/certificates.ts";
 import { ask } from "../gateway/edge.ts";
 import { Ferry } from "./harness.ts";
 import { openModel, OpenWorker } from "./open-worker.ts";

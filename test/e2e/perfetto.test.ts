@@ -1,7 +1,7 @@
 /** The last seconds of a whole Ferry as a trace. */
 import assert from "node:assert/strict";
 import { test } from "node:test";
-import { checkTrace, type Trace } from "../telemetry/trace-format.ts";
+import { checkTrace, type Trace } from "../observe/trace-format.ts";
 import { eventually, Ferry } from "./harness.ts";
 
 test("a trace of a Ferry under load keeps the rules and shows batches with their requests", async () => {

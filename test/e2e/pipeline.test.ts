@@ -1,7 +1,7 @@
 /** `pipeline: 2` in front of a server behind HTTP: it has its next batch before it answers the one it runs. */
 import assert from "node:assert/strict";
 import { describe, test } from "node:test";
-import { startServer } from "../redis/servers.ts";
+import { startServer } from "../engine/redis-client/servers.ts";
 import { Fleet, fleetConfig, type Part, patient } from "./fleet.ts";
 import { eventually, Ferry } from "./harness.ts";
 import { echo, Gate, hang, stubModel, StubWorker } from "./stub-worker.ts";

@@ -2,7 +2,7 @@
 import assert from "node:assert/strict";
 import { readFileSync } from "node:fs";
 import { test } from "node:test";
-import { startServer } from "../redis/servers.ts";
+import { startServer } from "../engine/redis-client/servers.ts";
 import { brisk, fleetConfig, Part, patient } from "./fleet.ts";
 import { type Config, eventually } from "./harness.ts";
 import { stubModel, StubWorker } from "./stub-worker.ts";

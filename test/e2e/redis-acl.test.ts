@@ -7,9 +7,16 @@ import { execFileSync } from "node:child_process";
 import { globSync, readFileSync } from "node:fs";
 import { join } from "node:path";
 import { describe, test } from "node:test";
-import { parseConfig } from "../../src/config/load.ts";
-import { exchange } from "../redis/exchange.ts";
-import { slotOf, startCluster, startServer, until, type Server, type Settings } from "../redis/servers.ts";
+import { parseConfig } from "../../src/app/config/load.ts";
+import { exchange } from "../engine/redis-client/exchange.ts";
+import {
+  slotOf,
+  startCluster,
+  startServer,
+  until,
+  type Server,
+  type Settings,
+} from "../engine/redis-client/servers.ts";
 import { brisk, Fleet, fleetConfig, patient } from "./fleet.ts";
 import { assertError, eventually, Folder, ROOT, runFerry, SOON_MS, writeConfig } from "./harness.ts";
 import { echo, Gate, stubModel, StubWorker } from "./stub-worker.ts";

@@ -1,7 +1,7 @@
 /** Gateways and batchers on one Redis: whatever a client may do, it may do at any gateway. */
 import assert from "node:assert/strict";
 import { after, before, describe, test } from "node:test";
-import { startServer, type Server } from "../redis/servers.ts";
+import { startServer, type Server } from "../engine/redis-client/servers.ts";
 import { Fleet, fleetConfig, patient } from "./fleet.ts";
 import { assertError, eventually } from "./harness.ts";
 import { echo, Gate, stubModel, StubWorker } from "./stub-worker.ts";

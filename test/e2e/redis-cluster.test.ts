@@ -2,7 +2,7 @@
 import assert from "node:assert/strict";
 import { after, before, describe, test } from "node:test";
 import { setTimeout as pause } from "node:timers/promises";
-import { slotOf, startCluster, type Cluster } from "../redis/servers.ts";
+import { slotOf, startCluster, type Cluster } from "../engine/redis-client/servers.ts";
 import { Load, type Ledger } from "./fleet-load.ts";
 import { alert, Fleet, fleetConfig, patient } from "./fleet.ts";
 import { eventually } from "./harness.ts";

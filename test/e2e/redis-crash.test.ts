@@ -1,7 +1,7 @@
 /** Gateways and batchers are killed, paused and stopped: what was accepted is answered, once, by its own. */
 import assert from "node:assert/strict";
 import { describe, test } from "node:test";
-import { startServer } from "../redis/servers.ts";
+import { startServer } from "../engine/redis-client/servers.ts";
 import { Caller, Load, runTwice } from "./fleet-load.ts";
 import { brisk, Fleet, fleetConfig, patient } from "./fleet.ts";
 import { eventually } from "./harness.ts";

@@ -2,8 +2,8 @@
 import assert from "node:assert/strict";
 import { describe, test } from "node:test";
 import { setTimeout as pause } from "node:timers/promises";
-import { startProxy } from "../redis/proxy.ts";
-import { startServer, type Server } from "../redis/servers.ts";
+import { startProxy } from "../engine/redis-client/proxy.ts";
+import { startServer, type Server } from "../engine/redis-client/servers.ts";
 import { Load, runTwice, type Ledger } from "./fleet-load.ts";
 import { alert, Fleet, fleetConfig, patient, type Part } from "./fleet.ts";
 import { assertError, eventually, SOON_MS, type Answer } from "./harness.ts";

@@ -2,7 +2,7 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 import { setTimeout as pause } from "node:timers/promises";
-import { startPair, type Pair } from "../redis/servers.ts";
+import { startPair, type Pair } from "../engine/redis-client/servers.ts";
 import { Caller, Load } from "./fleet-load.ts";
 import { alert, Fleet, fleetConfig, patient } from "./fleet.ts";
 import { assertError, eventually } from "./harness.ts";

@@ -1,7 +1,7 @@
 /** A gateway that runs no batches passes requests through all the same: it knows the workers from its config. */
 import assert from "node:assert/strict";
 import { test } from "node:test";
-import { startServer } from "../redis/servers.ts";
+import { startServer } from "../engine/redis-client/servers.ts";
 import { Fleet, fleetConfig, patient } from "./fleet.ts";
 import { openModel, OpenWorker } from "./open-worker.ts";
 

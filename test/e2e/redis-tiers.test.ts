@@ -1,7 +1,7 @@
 /** Tiers and tenants through two gateways on one Redis: who is served first does not depend on the door. */
 import assert from "node:assert/strict";
 import { describe, test } from "node:test";
-import { startServer } from "../redis/servers.ts";
+import { startServer } from "../engine/redis-client/servers.ts";
 import { Fleet, fleetConfig, type Part, patient } from "./fleet.ts";
 import { eventually, Folder, runFerry, writeConfig } from "./harness.ts";
 import { Gate, stubModel, StubWorker } from "./stub-worker.ts";

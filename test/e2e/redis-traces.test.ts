@@ -1,7 +1,7 @@
 /** A trace through two processes: the gateway makes the request's span, the batcher all the others. */
 import assert from "node:assert/strict";
 import { test } from "node:test";
-import { startServer } from "../redis/servers.ts";
+import { startServer } from "../engine/redis-client/servers.ts";
 import { Fleet, fleetConfig, patient } from "./fleet.ts";
 import { OtlpCollector } from "./otlp-collector.ts";
 import { stubModel, StubWorker } from "./stub-worker.ts";

@@ -1,7 +1,7 @@
 /** Batchers that list the same workers: each worker belongs to one of them, and never sees two batches. */
 import assert from "node:assert/strict";
 import { describe, test } from "node:test";
-import { startServer } from "../redis/servers.ts";
+import { startServer } from "../engine/redis-client/servers.ts";
 import { Load } from "./fleet-load.ts";
 import { alert, brisk, Fleet, fleetConfig, type Part, patient } from "./fleet.ts";
 import { eventually } from "./harness.ts";

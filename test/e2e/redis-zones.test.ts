@@ -1,7 +1,7 @@
 /** Two zones on one Redis: a task runs in the zone where it came in, while that zone can run it. */
 import assert from "node:assert/strict";
 import { test } from "node:test";
-import { startServer } from "../redis/servers.ts";
+import { startServer } from "../engine/redis-client/servers.ts";
 import { Load } from "./fleet-load.ts";
 import { brisk, Fleet, fleetConfig, patient, type Part } from "./fleet.ts";
 import { eventually } from "./harness.ts";

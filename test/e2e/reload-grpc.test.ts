@@ -3,8 +3,8 @@ import assert from "node:assert/strict";
 import { test } from "node:test";
 import { setTimeout as pause } from "node:timers/promises";
 import { request } from "undici";
-import { echo } from "../backend/grpc-stage.ts";
-import { OipServer } from "../protocol/oip-service.ts";
+import { echo } from "../workers/backend/grpc-stage.ts";
+import { OipServer } from "../gateway/protocol/oip-service.ts";
 import { type Config, eventually, Ferry, reloadConfig } from "./harness.ts";
 
 const limits = { drainMs: 10_000, lingerMs: 0 };

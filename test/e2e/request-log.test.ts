@@ -1,8 +1,8 @@
 /** The request log in a real PostgreSQL, which comes, goes and hangs, and the story of a request. */
 import assert from "node:assert/strict";
 import { after, before, describe, test } from "node:test";
-import { PostgresServer } from "../postgres/server.ts";
-import { claims, pem, rsaPair, token } from "../admission/stage.ts";
+import { PostgresServer } from "../observe/postgres/server.ts";
+import { claims, pem, rsaPair, token } from "../gateway/admission/stage.ts";
 import { type Config, eventually, Ferry, Folder, runFerry, writeConfig } from "./harness.ts";
 import { stubModel, StubWorker } from "./stub-worker.ts";
 

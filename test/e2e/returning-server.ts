@@ -1,10 +1,10 @@
 /**
  * A server that can go away, as a killed process does, and come back on the port it had: one that nobody else is given
- * meanwhile, neither to listen on nor for a connection (test/redis/guard.ts).
+ * meanwhile, neither to listen on nor for a connection (test/engine/redis-client/guard.ts).
  */
 import { once } from "node:events";
 import type { Server } from "node:http";
-import { releasePort, takePort } from "../redis/guard.ts";
+import { releasePort, takePort } from "../engine/redis-client/guard.ts";
 
 export abstract class ReturningServer implements AsyncDisposable {
   #server: Server | undefined;

@@ -3,7 +3,7 @@ import assert from "node:assert/strict";
 import { cp, readFile, symlink, writeFile } from "node:fs/promises";
 import { join } from "node:path";
 import { describe, test } from "node:test";
-import { startServer } from "../redis/servers.ts";
+import { startServer } from "../engine/redis-client/servers.ts";
 import { Fleet, fleetConfig, Part, patient } from "./fleet.ts";
 import { type Config, Folder, ROOT, runFerry, writeConfig } from "./harness.ts";
 import { Balancer, Stream } from "./steady-load.ts";

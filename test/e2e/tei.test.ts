@@ -1,8 +1,8 @@
 /** Ferry between clients and servers that speak TEI: the answers are those of the server, the calls are fewer. */
 import assert from "node:assert/strict";
 import { describe, test } from "node:test";
-import { type Called, vectorText } from "../protocol/servers/json-server.ts";
-import { DEFAULTS, POISON, TeiServer } from "../protocol/servers/tei-server.ts";
+import { type Called, vectorText } from "../gateway/protocol/servers/json-server.ts";
+import { DEFAULTS, POISON, TeiServer } from "../gateway/protocol/servers/tei-server.ts";
 import { eventually, Ferry, type Answer } from "./harness.ts";
 
 class Stage implements AsyncDisposable {

@@ -10,7 +10,7 @@ import { connect as connectTls } from "node:tls";
 import { after, describe, test } from "node:test";
 import { promisify } from "node:util";
 import { Agent, request } from "undici";
-import { Authority } from "../certificates.ts";
+import { Authority } from "../fixtures/certificates.ts";
 import { ask } from "../gateway/edge.ts";
 import { assertError, eventually, Ferry, freePort, runFerry } from "./harness.ts";
 

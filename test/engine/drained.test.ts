@@ -8,11 +8,11 @@ import { test } from "node:test";
 import { Refusal } from "../../src/core/errors.ts";
 import { ID_DIGITS } from "../../src/core/home.ts";
 import type { Engine, EngineLimits, Lease, Sharing, Verdict } from "../../src/engine/engine.ts";
-import { type Journal, JournalTrouble, type SavedRecord } from "../../src/engine/journal.ts";
-import { MemoryEngine } from "../../src/engine/memory.ts";
-import { RecordKeeper } from "../../src/engine/saved.ts";
-import { VirtualClock } from "../../src/plan/virtual-clock.ts";
-import { Events } from "../../src/telemetry/events.ts";
+import { type Journal, JournalTrouble, type SavedRecord } from "../../src/engine/memory/journal.ts";
+import { MemoryEngine } from "../../src/engine/memory/engine.ts";
+import { RecordKeeper } from "../../src/engine/memory/saved.ts";
+import { VirtualClock } from "../../src/cli/plan/virtual-clock.ts";
+import { Events } from "../../src/observe/events.ts";
 import { Dice } from "../sim/plan.ts";
 
 const SEEDS = 40;

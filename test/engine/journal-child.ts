@@ -21,9 +21,9 @@ import { join } from "node:path";
 import { createInterface } from "node:readline";
 import { DatabaseSync } from "node:sqlite";
 
-import { DamagedJournal, openJournal } from "../../src/engine/journal.ts";
-import type { Journal, OpenedJournal, SavedRecord } from "../../src/engine/journal.ts";
-import { readJournal } from "../../src/engine/journal-recover.ts";
+import { DamagedJournal, openJournal } from "../../src/engine/memory/journal.ts";
+import type { Journal, OpenedJournal, SavedRecord } from "../../src/engine/memory/journal.ts";
+import { readJournal } from "../../src/engine/memory/journal-recover.ts";
 
 async function live(mode: string, dataDir: string): Promise<void> {
   const say = (line: string): void => void process.stdout.write(`${line}\n`); // synchronous on a pipe

@@ -8,9 +8,9 @@ import { DatabaseSync } from "node:sqlite";
 import { after, test } from "node:test";
 import fc from "fast-check";
 
-import { DamagedJournal, isPassing, JournalTrouble, openJournal } from "../../src/engine/journal.ts";
-import type { Journal, SavedRecord } from "../../src/engine/journal.ts";
-import { recoverJournal } from "../../src/engine/journal-recover.ts";
+import { DamagedJournal, isPassing, JournalTrouble, openJournal } from "../../src/engine/memory/journal.ts";
+import type { Journal, SavedRecord } from "../../src/engine/memory/journal.ts";
+import { recoverJournal } from "../../src/engine/memory/journal-recover.ts";
 import { child, cleanUp, closedJournal, overwrite, runChild, setWritable } from "./journal-child.ts";
 import { bytesOf, copyOf, judge, newDir, open, read, tenCommits, withFlip } from "./journal-child.ts";
 

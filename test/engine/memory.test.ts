@@ -7,14 +7,19 @@ import * as fs from "node:fs";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { after, describe, test } from "node:test";
-import type { Clock } from "../../src/clock.ts";
+import type { Clock } from "../../src/app/clock.ts";
 import { Refusal } from "../../src/core/errors.ts";
 import { MAX_GROUPS } from "../../src/engine/engine.ts";
-import { type Journal, JournalTrouble, openJournal, type SavedRecord } from "../../src/engine/journal.ts";
-import { MemoryEngine } from "../../src/engine/memory.ts";
-import { RecordKeeper } from "../../src/engine/saved.ts";
-import { VirtualClock } from "../../src/plan/virtual-clock.ts";
-import { Events } from "../../src/telemetry/events.ts";
+import {
+  type Journal,
+  JournalTrouble,
+  openJournal,
+  type SavedRecord,
+} from "../../src/engine/memory/journal.ts";
+import { MemoryEngine } from "../../src/engine/memory/engine.ts";
+import { RecordKeeper } from "../../src/engine/memory/saved.ts";
+import { VirtualClock } from "../../src/cli/plan/virtual-clock.ts";
+import { Events } from "../../src/observe/events.ts";
 import { engineContract } from "../contract/engine.ts";
 import { propertyContract } from "../contract/engine-property.ts";
 import {

@@ -3,9 +3,9 @@ import { describe, test } from "node:test";
 import fc from "fast-check";
 import type { Task } from "../../src/core/task.ts";
 import type { Sharing } from "../../src/engine/engine.ts";
-import { Holdings } from "../../src/engine/holdings.ts";
-import { Packed } from "../../src/engine/packed.ts";
-import { TaskRecord } from "../../src/engine/record.ts";
+import { Holdings } from "../../src/engine/memory/holdings.ts";
+import { Packed } from "../../src/engine/memory/packed.ts";
+import { TaskRecord } from "../../src/engine/memory/record.ts";
 
 const TTL_MS = 1000;
 

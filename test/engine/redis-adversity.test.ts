@@ -8,7 +8,7 @@ import assert from "node:assert/strict";
 import { after, before, describe, test } from "node:test";
 import { Refusal } from "../../src/core/errors.ts";
 import type { Lease, PutReply } from "../../src/engine/engine.ts";
-import type { RedisNodes } from "../../src/redis/nodes.ts";
+import type { RedisNodes } from "../../src/engine/redis/client/nodes.ts";
 import {
   dead,
   done,
@@ -21,8 +21,15 @@ import {
   retry,
   Stage,
 } from "../contract/engine-stage.ts";
-import { type Proxy, startProxy } from "../redis/proxy.ts";
-import { type Cluster, type Server, slotOf, startCluster, startServer, until } from "../redis/servers.ts";
+import { type Proxy, startProxy } from "./redis-client/proxy.ts";
+import {
+  type Cluster,
+  type Server,
+  slotOf,
+  startCluster,
+  startServer,
+  until,
+} from "./redis-client/servers.ts";
 import { makeEngine, openNodes } from "./redis-engines.ts";
 
 type More = NonNullable<Parameters<typeof makeEngine>[2]>;

@@ -1,14 +1,14 @@
 /** Redis engines for tests: on a real server, on virtual time, each under a key prefix of its own. */
-import { SystemClock } from "../../src/clock.ts";
+import { SystemClock } from "../../src/app/clock.ts";
 import { HOMES } from "../../src/core/home.ts";
 import { RedisEngine } from "../../src/engine/redis/engine.ts";
 import { RedisClock } from "../../src/engine/redis/frames.ts";
 import { RedisKeys } from "../../src/engine/redis/keys.ts";
 import type { Demand } from "../../src/engine/redis/reader.ts";
 import type { RedisOptions } from "../../src/engine/redis/parts.ts";
-import { type NodesOptions, RedisNodes } from "../../src/redis/nodes.ts";
-import { VirtualClock } from "../../src/plan/virtual-clock.ts";
-import { Events } from "../../src/telemetry/events.ts";
+import { type NodesOptions, RedisNodes } from "../../src/engine/redis/client/nodes.ts";
+import { VirtualClock } from "../../src/cli/plan/virtual-clock.ts";
+import { Events } from "../../src/observe/events.ts";
 import type { EngineOptions, OpenEngine } from "../contract/engine-stage.ts";
 
 /** A batcher whose workers want nothing now. */

@@ -5,7 +5,7 @@ import { setImmediate } from "node:timers/promises";
 import { Refusal } from "../../src/core/errors.ts";
 import { checkFormat } from "../../src/engine/redis/format.ts";
 import { GRACE_MS, RedisKeys } from "../../src/engine/redis/keys.ts";
-import { RedisError, type RedisNodes, StoreAway } from "../../src/redis/nodes.ts";
+import { RedisError, type RedisNodes, StoreAway } from "../../src/engine/redis/client/nodes.ts";
 import {
   dead,
   done,
@@ -20,8 +20,8 @@ import {
   Stage,
   TOTAL_MS,
 } from "../contract/engine-stage.ts";
-import { startProxy } from "../redis/proxy.ts";
-import { type Server, slotOf, startServer, until } from "../redis/servers.ts";
+import { startProxy } from "./redis-client/proxy.ts";
+import { type Server, slotOf, startServer, until } from "./redis-client/servers.ts";
 import { ASLEEP, makeEngine, openNodes } from "./redis-engines.ts";
 
 let server: Server;

@@ -12,8 +12,8 @@ import type { ClaimedTask, Lease, RecordView, Sharing } from "../../src/engine/e
 import { MAX_GROUPS } from "../../src/engine/engine.ts";
 import type { RedisOptions } from "../../src/engine/redis/parts.ts";
 import type { Demand } from "../../src/engine/redis/reader.ts";
-import { VirtualClock } from "../../src/plan/virtual-clock.ts";
-import type { RedisNodes } from "../../src/redis/nodes.ts";
+import { VirtualClock } from "../../src/cli/plan/virtual-clock.ts";
+import type { RedisNodes } from "../../src/engine/redis/client/nodes.ts";
 import {
   dead,
   done,
@@ -26,7 +26,7 @@ import {
   retry,
   Stage,
 } from "../contract/engine-stage.ts";
-import { startCluster, startServer, until } from "../redis/servers.ts";
+import { startCluster, startServer, until } from "./redis-client/servers.ts";
 import { ASLEEP, makeEngine, openNodes } from "./redis-engines.ts";
 
 const FOREVER_MS = 1e9;

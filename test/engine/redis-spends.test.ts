@@ -2,9 +2,9 @@
 import assert from "node:assert/strict";
 import { after, before, describe, test } from "node:test";
 import { WINDOW_MS } from "../../src/core/window.ts";
-import type { RedisNodes } from "../../src/redis/nodes.ts";
+import type { RedisNodes } from "../../src/engine/redis/client/nodes.ts";
 import { PLAIN } from "../contract/engine-stage.ts";
-import { type Server, startServer } from "../redis/servers.ts";
+import { type Server, startServer } from "./redis-client/servers.ts";
 import { makeEngine, openNodes } from "./redis-engines.ts";
 
 describe("units of a window", () => {

@@ -1,8 +1,8 @@
 /** The Redis engine keeps the engine contract: on one server, on a primary with a replica, on a Cluster. */
 import { after, before, describe } from "node:test";
-import type { RedisNodes } from "../../src/redis/nodes.ts";
+import type { RedisNodes } from "../../src/engine/redis/client/nodes.ts";
 import { engineContract } from "../contract/engine.ts";
-import { startCluster, startPair, startServer } from "../redis/servers.ts";
+import { startCluster, startPair, startServer } from "./redis-client/servers.ts";
 import { propertyContract } from "../contract/engine-property.ts";
 import { openNodes, openRedis } from "./redis-engines.ts";
 

@@ -1,9 +1,9 @@
 /** Other bounds and other models while an engine, and a dispatcher on it, run. */
 import assert from "node:assert/strict";
 import { describe, test } from "node:test";
-import { MemoryEngine } from "../../src/engine/memory.ts";
-import { VirtualClock } from "../../src/plan/virtual-clock.ts";
-import { Events } from "../../src/telemetry/events.ts";
+import { MemoryEngine } from "../../src/engine/memory/engine.ts";
+import { VirtualClock } from "../../src/cli/plan/virtual-clock.ts";
+import { Events } from "../../src/observe/events.ts";
 import { dead, done, MODEL, PLAIN, RESULT_TTL_MS, Stage } from "../contract/engine-stage.ts";
 import { codes, endings, simulate } from "../dispatch/simulated.ts";
 

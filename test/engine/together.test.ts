@@ -1,8 +1,8 @@
 /** The inputs of one request enter the memory engine together, so that they can leave together. */
 import assert from "node:assert/strict";
-import { MemoryEngine } from "../../src/engine/memory.ts";
-import { VirtualClock } from "../../src/plan/virtual-clock.ts";
-import { Events } from "../../src/telemetry/events.ts";
+import { MemoryEngine } from "../../src/engine/memory/engine.ts";
+import { VirtualClock } from "../../src/cli/plan/virtual-clock.ts";
+import { Events } from "../../src/observe/events.ts";
 import { holdsOn, type OpenEngine } from "../contract/engine-stage.ts";
 
 const openBare: OpenEngine = async (options) => {

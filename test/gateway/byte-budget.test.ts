@@ -5,13 +5,13 @@ import { type ClientHttp2Session, connect as connectHttp2, type IncomingHttpHead
 import { connect as connectTcp } from "node:net";
 import { describe, test } from "node:test";
 import { setImmediate as turn } from "node:timers/promises";
-import { SystemClock } from "../../src/clock.ts";
+import { SystemClock } from "../../src/app/clock.ts";
 import { ByteBudget, ClientBytes } from "../../src/gateway/byte-budget.ts";
 import { Listener } from "../../src/gateway/server.ts";
-import { framed } from "../../src/protocol/grpc-wire.ts";
-import { Events } from "../../src/telemetry/events.ts";
+import { framed } from "../../src/gateway/protocol/grpc-wire.ts";
+import { Events } from "../../src/observe/events.ts";
 import { RawClient, postHead } from "../e2e/raw-client.ts";
-import { requestBytes } from "../protocol/oip-service.ts";
+import { requestBytes } from "./protocol/oip-service.ts";
 import { LIMITS } from "./edge.ts";
 import { GrpcStage, rawRequest } from "./grpc-stage.ts";
 

@@ -1,17 +1,17 @@
 /** A request of many inputs: all through the one door, gathered in order, or given up together. */
 import assert from "node:assert/strict";
 import { describe, test } from "node:test";
-import { Admission } from "../../src/admission/admit.ts";
-import { Credentials } from "../../src/admission/credentials.ts";
-import { Gate } from "../../src/admission/gate.ts";
+import { Admission } from "../../src/gateway/admission/admit.ts";
+import { Credentials } from "../../src/gateway/admission/credentials.ts";
+import { Gate } from "../../src/gateway/admission/gate.ts";
 import { Refusal } from "../../src/core/errors.ts";
 import type { Horizon } from "../../src/core/shed.ts";
-import { MemoryEngine } from "../../src/engine/memory.ts";
+import { MemoryEngine } from "../../src/engine/memory/engine.ts";
 import { Crossing, type Visitor } from "../../src/gateway/crossing.ts";
 import { Intake, type ModelDoor } from "../../src/gateway/intake.ts";
-import { VirtualClock } from "../../src/plan/virtual-clock.ts";
-import { Router } from "../../src/result/router.ts";
-import { Events } from "../../src/telemetry/events.ts";
+import { VirtualClock } from "../../src/cli/plan/virtual-clock.ts";
+import { Router } from "../../src/gateway/router.ts";
+import { Events } from "../../src/observe/events.ts";
 import type { RecordView, Verdict } from "../../src/engine/engine.ts";
 
 const MODEL = "m";

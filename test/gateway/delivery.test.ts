@@ -3,8 +3,8 @@ import assert from "node:assert/strict";
 import { once } from "node:events";
 import { type ClientHttp2Session, connect as connectHttp2, constants } from "node:http2";
 import { describe, test } from "node:test";
-import { framed } from "../../src/protocol/grpc-wire.ts";
-import { requestBytes } from "../protocol/oip-service.ts";
+import { framed } from "../../src/gateway/protocol/grpc-wire.ts";
+import { requestBytes } from "./protocol/oip-service.ts";
 import { ask, Edge } from "./edge.ts";
 import { GrpcStage, rawRequest } from "./grpc-stage.ts";
 

@@ -1,15 +1,15 @@
 /** Refusals that are written before `node:http` has made a response: what is refused so, and what goes the usual way. */
 import assert from "node:assert/strict";
 import { afterEach, beforeEach, describe, test } from "node:test";
-import { Admission } from "../../src/admission/admit.ts";
-import { Credentials } from "../../src/admission/credentials.ts";
-import type { Bottleneck, ProcessLoad } from "../../src/admission/process-load.ts";
-import { SystemClock } from "../../src/clock.ts";
+import { Admission } from "../../src/gateway/admission/admit.ts";
+import { Credentials } from "../../src/gateway/admission/credentials.ts";
+import type { Bottleneck, ProcessLoad } from "../../src/gateway/admission/process-load.ts";
+import { SystemClock } from "../../src/app/clock.ts";
 import type { Engine } from "../../src/engine/engine.ts";
 import { EarlyRefusals } from "../../src/gateway/early-refusal.ts";
 import type { Exchange } from "../../src/gateway/exchange.ts";
 import { bringsWork, Listener } from "../../src/gateway/server.ts";
-import { type AnsweredRequest, Events } from "../../src/telemetry/events.ts";
+import { type AnsweredRequest, Events } from "../../src/observe/events.ts";
 import { RawClient, type RawAnswer } from "../e2e/raw-client.ts";
 import { LIMITS } from "./edge.ts";
 

@@ -4,13 +4,13 @@ import { connect as connectHttp2, type ClientHttp2Session, type IncomingHttpHead
 import { connect as connectTcp, type Socket } from "node:net";
 import { connect as connectTls, type ConnectionOptions, type TLSSocket } from "node:tls";
 import { Agent, request } from "undici";
-import { Certificates } from "../../src/certificates.ts";
-import { SystemClock } from "../../src/clock.ts";
+import { Certificates } from "../../src/gateway/certificates.ts";
+import { SystemClock } from "../../src/app/clock.ts";
 import { ClientBytes } from "../../src/gateway/byte-budget.ts";
 import type { PageGuard } from "../../src/gateway/page-guard.ts";
 import { Listener, type ListenerLimits, type Routes } from "../../src/gateway/server.ts";
-import { Events } from "../../src/telemetry/events.ts";
-import { Authority, type Pair } from "../certificates.ts";
+import { Events } from "../../src/observe/events.ts";
+import { Authority, type Pair } from "../fixtures/certificates.ts";
 
 export const LIMITS: ListenerLimits = {
   maxBodyBytes: 1000,

@@ -4,8 +4,8 @@ import { once } from "node:events";
 import { type ClientHttp2Session, connect, constants, type IncomingHttpHeaders } from "node:http2";
 import { connect as connectTcp } from "node:net";
 import { describe, test } from "node:test";
-import { framed } from "../../src/protocol/grpc-wire.ts";
-import { requestBytes } from "../protocol/oip-service.ts";
+import { framed } from "../../src/gateway/protocol/grpc-wire.ts";
+import { requestBytes } from "./protocol/oip-service.ts";
 import { doubling, GrpcStage, rawRequest, rawValues } from "./grpc-stage.ts";
 
 const INFER = "/inference.GRPCInferenceService/ModelInfer";

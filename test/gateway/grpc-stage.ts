@@ -1,17 +1,17 @@
 /** Ferry between a client and a server of grpc-js, in this process. */
 import { stringify } from "yaml";
 import type { credentials } from "@grpc/grpc-js";
-import { SystemClock } from "../../src/clock.ts";
-import { parseConfig } from "../../src/config/load.ts";
-import { type Ferry, startFerry } from "../../src/ferry.ts";
-import type { AnsweredRequest } from "../../src/telemetry/events.ts";
+import { SystemClock } from "../../src/app/clock.ts";
+import { parseConfig } from "../../src/app/config/load.ts";
+import { type Ferry, startFerry } from "../../src/app/ferry.ts";
+import type { AnsweredRequest } from "../../src/observe/events.ts";
 import {
   type InferRequest,
   type InferResponse,
   OipClient,
   OipServer,
   type Serve,
-} from "../protocol/oip-service.ts";
+} from "./protocol/oip-service.ts";
 
 export interface Wishes {
   readonly settings?: Readonly<Record<string, unknown>>;

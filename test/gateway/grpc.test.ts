@@ -2,8 +2,8 @@
 import assert from "node:assert/strict";
 import { describe, test } from "node:test";
 import { credentials, type ServiceError, status as codes } from "@grpc/grpc-js";
-import { Authority } from "../certificates.ts";
-import { OipClient, status } from "../protocol/oip-service.ts";
+import { Authority } from "../fixtures/certificates.ts";
+import { OipClient, status } from "./protocol/oip-service.ts";
 import { address, doubling, GrpcStage, rawRequest, rawValues } from "./grpc-stage.ts";
 
 async function failure(call: Promise<unknown>): Promise<ServiceError> {

@@ -1,8 +1,8 @@
 import assert from "node:assert/strict";
 import { describe, test } from "node:test";
 import fc from "fast-check";
-import type { Admission } from "../../src/admission/admit.ts";
-import { Credentials } from "../../src/admission/credentials.ts";
+import type { Admission } from "../../src/gateway/admission/admit.ts";
+import { Credentials } from "../../src/gateway/admission/credentials.ts";
 import { Refusal } from "../../src/core/errors.ts";
 import type { Engine } from "../../src/engine/engine.ts";
 import type { Exchange } from "../../src/gateway/exchange.ts";
@@ -10,8 +10,8 @@ import { looksLikeId, newId } from "../../src/engine/ids.ts";
 import type { Intake } from "../../src/gateway/intake.ts";
 import { NativeProtocol, preferredWaitMs } from "../../src/gateway/native.ts";
 import { parseBody } from "../../src/gateway/native-body.ts";
-import { VirtualClock } from "../../src/plan/virtual-clock.ts";
-import { Router } from "../../src/result/router.ts";
+import { VirtualClock } from "../../src/cli/plan/virtual-clock.ts";
+import { Router } from "../../src/gateway/router.ts";
 
 function refusal(body: string): string {
   try {

@@ -7,7 +7,7 @@ import type { Crossing } from "../../src/gateway/crossing.ts";
 import { DropIns, type DropInModel, type Passage } from "../../src/gateway/dropin.ts";
 import type { Exchange } from "../../src/gateway/exchange.ts";
 import { checkPath, sentBack, sentOn } from "../../src/gateway/pass-headers.ts";
-import type { Protocol } from "../../src/protocol/protocol.ts";
+import type { Protocol } from "../../src/gateway/protocol/protocol.ts";
 
 /** Never batches: everything it knows is for a worker. */
 const streamer = {

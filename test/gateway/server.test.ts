@@ -5,10 +5,10 @@ import { test } from "node:test";
 import { setImmediate as turn } from "node:timers/promises";
 import { setFlagsFromString } from "node:v8";
 import { runInNewContext } from "node:vm";
-import { SystemClock } from "../../src/clock.ts";
+import { SystemClock } from "../../src/app/clock.ts";
 import type { Exchange } from "../../src/gateway/exchange.ts";
 import { Listener, type Routes } from "../../src/gateway/server.ts";
-import { Events } from "../../src/telemetry/events.ts";
+import { Events } from "../../src/observe/events.ts";
 import { LIMITS } from "./edge.ts";
 
 setFlagsFromString("--expose-gc");

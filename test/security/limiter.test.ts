@@ -2,7 +2,7 @@
 import assert from "node:assert/strict";
 import { describe, test } from "node:test";
 import { eventually, Ferry } from "../e2e/harness.ts";
-import { HOST, startServer } from "../redis/server.ts";
+import { HOST, startServer } from "../engine/redis-client/server.ts";
 
 describe("18 limiter store down: counted locally, never open, never 500", () => {
   test("18 while Redis is away every request is refused with 429 or 503, and afterwards the limit holds", async () => {

@@ -5,7 +5,7 @@ import { after, before, describe, test } from "node:test";
 import { assertError, Ferry } from "../e2e/harness.ts";
 import { openModel, OpenWorker } from "../e2e/open-worker.ts";
 import { stubModel, StubWorker } from "../e2e/stub-worker.ts";
-import { drafted } from "../protocol/oip-walk.ts";
+import { drafted } from "../gateway/protocol/oip-walk.ts";
 import { Refusal } from "../../src/core/errors.ts";
 import { screeningFor } from "../../src/gateway/screening.ts";
 

@@ -84,5 +84,5 @@ describe("items that are tested in other files", () => {
   for (const [item, file] of Object.entries(ELSEWHERE)) {
     test(`${item} (${file})`, () => assert.ok(existsSync(join(ROOT, file))));
   }
-  test("33 mTLS to workers, wrong CA, name or version: test/backend/tls.test.ts and test/gateway/tls.test.ts", () => {});
+  test("33 mTLS to workers, wrong CA, name or version: test/workers/backend/tls.test.ts and test/gateway/tls.test.ts", () => {});
 });

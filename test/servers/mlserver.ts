@@ -15,7 +15,7 @@ import { describe, test } from "node:test";
 import { promisify } from "node:util";
 import { request } from "undici";
 import { eventually, Ferry, Folder, freePort } from "../e2e/harness.ts";
-import { HEADER, readMessage, writeMessage } from "../protocol/servers/oip.ts";
+import { HEADER, readMessage, writeMessage } from "../gateway/protocol/servers/oip.ts";
 
 const MODEL = `
 from mlserver import MLModel

@@ -8,8 +8,8 @@
  */
 import assert from "node:assert/strict";
 import { describe, test } from "node:test";
-import type { Batch, Reply, Worker } from "../../src/backend/backend.ts";
-import { poisson } from "../../src/plan/workload.ts";
+import type { Batch, Reply, Worker } from "../../src/workers/backend/backend.ts";
+import { poisson } from "../../src/cli/plan/workload.ts";
 import { endings, simulate } from "../dispatch/simulated.ts";
 
 const SECONDS = 15;

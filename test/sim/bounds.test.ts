@@ -8,7 +8,7 @@ import {
   meanWait,
   p99Bound,
   smallestMeanBatch,
-} from "../../src/plan/bounds.ts";
+} from "../../src/cli/plan/bounds.ts";
 
 const constant = { workers: 8, maxBatchSize: 64, baseMs: 100, perTaskMs: 0 };
 const affine = { workers: 8, maxBatchSize: 64, baseMs: 36, perTaskMs: 1 };

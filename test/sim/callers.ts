@@ -5,7 +5,7 @@
  * cancel; some carry an Idempotency-Key and come again with it when they got no answer. Each knows what its answer
  * must be, and holds Ferry to what it was told: an id that was accepted is known from then on, an end is an end.
  */
-import type { VirtualClock } from "../../src/plan/virtual-clock.ts";
+import type { VirtualClock } from "../../src/cli/plan/virtual-clock.ts";
 import { type Answer, Talk } from "./exchange.ts";
 import { answerTo } from "./gpu.ts";
 import type { Ledger } from "./ledger.ts";

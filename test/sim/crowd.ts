@@ -2,9 +2,9 @@
  * A crowd before a simulated Ferry: arrivals of several tiers and tenants knock at the gate, some come again
  * when they are told to, and what became of each is written down.
  */
-import type { Reply } from "../../src/backend/backend.ts";
+import type { Reply } from "../../src/workers/backend/backend.ts";
 import { Random } from "../../src/core/random.ts";
-import { Simulation } from "../../src/plan/simulation.ts";
+import { Simulation } from "../../src/cli/plan/simulation.ts";
 
 export interface CrowdOptions {
   readonly workers: number;

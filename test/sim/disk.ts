@@ -1,8 +1,8 @@
 /**
  * The disk of an embedded Ferry: a journal in memory, of which a crash leaves what was flushed, and by chance some of
- * what was on its way. It may be full for a while: then nothing is written, and what was said is written afterwards. `engine/journal.ts` is the real one; `test/e2e/crash.test.ts` kills that with kill -9.
+ * what was on its way. It may be full for a while: then nothing is written, and what was said is written afterwards. `engine/memory/journal.ts` is the real one; `test/e2e/crash.test.ts` kills that with kill -9.
  */
-import { type Journal, JournalTrouble, type SavedRecord } from "../../src/engine/journal.ts";
+import { type Journal, JournalTrouble, type SavedRecord } from "../../src/engine/memory/journal.ts";
 import type { Host } from "./host.ts";
 import type { Dice } from "./plan.ts";
 

@@ -3,7 +3,7 @@
  * k of it says `<prompt>|<max_tokens>|<k>`.
  */
 import assert from "node:assert/strict";
-import type { Call } from "../../src/protocol/protocol.ts";
+import type { Call } from "../../src/gateway/protocol/protocol.ts";
 import { howMany } from "./dropin-dice.ts";
 import type { SimRequest, Speaker } from "./dropin-table.ts";
 import type { Dice } from "./plan.ts";

@@ -6,7 +6,7 @@
  * are not cut; the others are, row by row.
  */
 import assert from "node:assert/strict";
-import type { Call } from "../../src/protocol/protocol.ts";
+import type { Call } from "../../src/gateway/protocol/protocol.ts";
 import {
   dataOf,
   exactly,
@@ -16,7 +16,7 @@ import {
   readMessage,
   type Tensor,
   writeMessage,
-} from "../protocol/servers/oip.ts";
+} from "../gateway/protocol/servers/oip.ts";
 import { isBad, textsFor, vectorOf } from "./dropin-dice.ts";
 import type { SimRequest, Speaker } from "./dropin-table.ts";
 import type { Dice } from "./plan.ts";

@@ -1,6 +1,6 @@
 /** Ollama's `/api/embed`, both ends. An embedding is [kind, serial, position, dimensions, truncated]. */
 import assert from "node:assert/strict";
-import type { Call } from "../../src/protocol/protocol.ts";
+import type { Call } from "../../src/gateway/protocol/protocol.ts";
 import { isBad, sameNumbers, textsFor, vectorOf } from "./dropin-dice.ts";
 import type { SimRequest, Speaker } from "./dropin-table.ts";
 import type { Dice } from "./plan.ts";

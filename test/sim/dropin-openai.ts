@@ -1,6 +1,6 @@
 /** OpenAI's embeddings, both ends. An embedding is [kind, serial, position, dimensions]. */
 import assert from "node:assert/strict";
-import type { Call } from "../../src/protocol/protocol.ts";
+import type { Call } from "../../src/gateway/protocol/protocol.ts";
 import type { SimRequest, Speaker } from "./dropin-table.ts";
 import type { Dice } from "./plan.ts";
 import { howMany, type Input, isBad, sameNumbers, textFor, vectorOf } from "./dropin-dice.ts";

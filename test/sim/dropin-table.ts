@@ -11,8 +11,8 @@
  * Every element must follow from its own input and the request's parameters alone, and differ from all others.
  * A protocol without a row is not played; `uncovered` lists those, and a test wants none.
  */
-import type { Call, ProtocolName } from "../../src/protocol/protocol.ts";
-import { protocols } from "../../src/protocol/protocols.ts";
+import type { Call, ProtocolName } from "../../src/gateway/protocol/protocol.ts";
+import { protocols } from "../../src/gateway/protocol/protocols.ts";
 import { cohere } from "./dropin-cohere.ts";
 import { completions } from "./dropin-completions.ts";
 import { predictions } from "./dropin-kserve.ts";

@@ -7,7 +7,7 @@
  */
 import assert from "node:assert/strict";
 import { isDeepStrictEqual } from "node:util";
-import type { Call } from "../../src/protocol/protocol.ts";
+import type { Call } from "../../src/gateway/protocol/protocol.ts";
 import { codeOf, howMany, type Input, isBad, textFor, textsFor, vectorOf } from "./dropin-dice.ts";
 import type { SimRequest, Speaker } from "./dropin-table.ts";
 import type { Dice } from "./plan.ts";

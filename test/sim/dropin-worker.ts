@@ -7,10 +7,10 @@
  * and takes longer than anybody waits. Where elements say whose they are it shuffles them, which is no fault.
  */
 import assert from "node:assert/strict";
-import type { Batch, Reply, Worker } from "../../src/backend/backend.ts";
-import { HttpExchange } from "../../src/backend/http-exchange.ts";
-import type { VirtualClock } from "../../src/plan/virtual-clock.ts";
-import type { Call, WorkerSide } from "../../src/protocol/protocol.ts";
+import type { Batch, Reply, Worker } from "../../src/workers/backend/backend.ts";
+import { HttpExchange } from "../../src/workers/backend/http-exchange.ts";
+import type { VirtualClock } from "../../src/cli/plan/virtual-clock.ts";
+import type { Call, WorkerSide } from "../../src/gateway/protocol/protocol.ts";
 import type { Speaker } from "./dropin-table.ts";
 import type { Dice } from "./plan.ts";
 

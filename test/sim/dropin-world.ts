@@ -8,22 +8,22 @@
  * left behind.
  */
 import assert from "node:assert/strict";
-import { Admission } from "../../src/admission/admit.ts";
-import type { Credentials } from "../../src/admission/credentials.ts";
-import { Gate } from "../../src/admission/gate.ts";
-import { ProcessLoad } from "../../src/admission/process-load.ts";
+import { Admission } from "../../src/gateway/admission/admit.ts";
+import type { Credentials } from "../../src/gateway/admission/credentials.ts";
+import { Gate } from "../../src/gateway/admission/gate.ts";
+import { ProcessLoad } from "../../src/gateway/admission/process-load.ts";
 import { Dispatcher } from "../../src/dispatch/dispatcher.ts";
 import { Reaper } from "../../src/dispatch/reaper.ts";
-import { MemoryEngine } from "../../src/engine/memory.ts";
+import { MemoryEngine } from "../../src/engine/memory/engine.ts";
 import { Crossing } from "../../src/gateway/crossing.ts";
 import { DropIns } from "../../src/gateway/dropin.ts";
 import { Intake } from "../../src/gateway/intake.ts";
 import type { Routes } from "../../src/gateway/server.ts";
-import { VirtualClock } from "../../src/plan/virtual-clock.ts";
-import type { ProtocolName } from "../../src/protocol/protocol.ts";
-import { protocols } from "../../src/protocol/protocols.ts";
-import { Router } from "../../src/result/router.ts";
-import { Events } from "../../src/telemetry/events.ts";
+import { VirtualClock } from "../../src/cli/plan/virtual-clock.ts";
+import type { ProtocolName } from "../../src/gateway/protocol/protocol.ts";
+import { protocols } from "../../src/gateway/protocol/protocols.ts";
+import { Router } from "../../src/gateway/router.ts";
+import { Events } from "../../src/observe/events.ts";
 import { played, type SimRequest, speakers } from "./dropin-table.ts";
 import { DropInTalk, type Told } from "./dropin-talk.ts";
 import { DropInWorker } from "./dropin-worker.ts";

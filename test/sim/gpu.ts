@@ -10,11 +10,11 @@
  * of a process at a time, or two where `pipeline` allows it, and in a fleet only from the process that holds its lease.
  */
 import assert from "node:assert/strict";
-import type { Batch, Reply, Worker } from "../../src/backend/backend.ts";
+import type { Batch, Reply, Worker } from "../../src/workers/backend/backend.ts";
 import { estimateTokens, inputBytes } from "../../src/core/weight.ts";
-import { failed, match, rejected } from "../../src/backend/match.ts";
-import { leaseNames } from "../../src/fleet/lease-names.ts";
-import type { VirtualClock } from "../../src/plan/virtual-clock.ts";
+import { failed, match, rejected } from "../../src/workers/backend/match.ts";
+import { leaseNames } from "../../src/workers/fleet/lease-names.ts";
+import type { VirtualClock } from "../../src/cli/plan/virtual-clock.ts";
 import type { Host } from "./host.ts";
 import type { Ledger } from "./ledger.ts";
 import { type Dice, type GpuFaults, MODEL, type Plan } from "./plan.ts";

@@ -5,8 +5,8 @@
  * process that stands still (SIGSTOP, a stalled event loop) is one whose alarms and deliveries wait until it goes on,
  * and a dead one is one where they never come: its promises stay as they are, and with them all that it knew.
  */
-import type { Alarm, Clock } from "../../src/clock.ts";
-import type { VirtualClock } from "../../src/plan/virtual-clock.ts";
+import type { Alarm, Clock } from "../../src/app/clock.ts";
+import type { VirtualClock } from "../../src/cli/plan/virtual-clock.ts";
 
 class Held implements Alarm {
   ring: (() => void) | undefined;

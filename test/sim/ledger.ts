@@ -6,13 +6,13 @@
  * events, so that one sees that they bit.
  */
 import assert from "node:assert/strict";
-import type { Batch } from "../../src/backend/backend.ts";
+import type { Batch } from "../../src/workers/backend/backend.ts";
 import type { BatchNote, Outcome, Task } from "../../src/core/task.ts";
 import type { CancelReply, Engine, EngineStats, PutReply, RecordView } from "../../src/engine/engine.ts";
 import type { SettleReply, Verdict } from "../../src/engine/engine.ts";
-import type { MemoryEngine } from "../../src/engine/memory.ts";
-import type { VirtualClock } from "../../src/plan/virtual-clock.ts";
-import type { Events } from "../../src/telemetry/events.ts";
+import type { MemoryEngine } from "../../src/engine/memory/engine.ts";
+import type { VirtualClock } from "../../src/cli/plan/virtual-clock.ts";
+import type { Events } from "../../src/observe/events.ts";
 import { answerTo } from "./gpu.ts";
 import type { Host } from "./host.ts";
 import { ALIVE_MS, type Plan } from "./plan.ts";
@@ -246,7 +246,7 @@ export class Ledger {
 
   /** A batch started on a worker that another process may use now. */
   trespassed(what: string, byNobody: boolean): void {
-    // A clock that is set on by less than half of aliveMs is not covered, as src/fleet/registry.ts says; and while any
+    // A clock that is set on by less than half of aliveMs is not covered, as src/workers/fleet/registry.ts says; and while any
     // step shows, beats look old or ahead of their time, but nothing changes hands.
     const step = this.#plan.mishaps.find(({ kind }) => kind === "clock-step")?.forMs ?? 0;
     const shows = step !== 0 && (byNobody || (step > 0 && step < ALIVE_MS / 2));

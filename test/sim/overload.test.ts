@@ -4,7 +4,7 @@
  */
 import assert from "node:assert/strict";
 import { describe, test } from "node:test";
-import { poisson } from "../../src/plan/workload.ts";
+import { poisson } from "../../src/cli/plan/workload.ts";
 import { answered, BATCH_MS, Crowd, type CrowdOptions, goodput, late, percentile } from "./crowd.ts";
 
 const MIX = [0.1, 0.3, 0.6] as const;

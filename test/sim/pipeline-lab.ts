@@ -2,8 +2,8 @@
  * Fleets of short batches and a hand-over that takes its time, on virtual time: what early batches gain and what they cost.
  */
 import type { PipelineMode } from "../../src/dispatch/pipeline.ts";
-import { Simulation } from "../../src/plan/simulation.ts";
-import { poisson } from "../../src/plan/workload.ts";
+import { Simulation } from "../../src/cli/plan/simulation.ts";
+import { poisson } from "../../src/cli/plan/workload.ts";
 
 export interface Fleet {
   readonly workers: number;

@@ -8,7 +8,7 @@
 import type { PolicyName } from "../../src/core/policy.ts";
 import { Random } from "../../src/core/random.ts";
 import type { ModelRules } from "../../src/dispatch/model-rules.ts";
-import type { Role } from "../../src/fleet/registry.ts";
+import type { Role } from "../../src/workers/fleet/registry.ts";
 
 export const MODEL = "m";
 export const BEAT_MS = 500;

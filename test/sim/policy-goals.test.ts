@@ -1,6 +1,6 @@
 /**
  * How close the policy comes to what is possible, with the real engine, dispatcher and estimates on virtual time:
- * Poisson arrivals, batches of at most 64. Each test prints what it measured; the bounds are in src/plan/bounds.ts,
+ * Poisson arrivals, batches of at most 64. Each test prints what it measured; the bounds are in src/cli/plan/bounds.ts,
  * the table in docs/tuning.md.
  *
  * Other arrivals: FERRY_SEED=<seed> node --test test/sim/policy-goals.test.ts
@@ -8,7 +8,7 @@
 import assert from "node:assert/strict";
 import { describe, test, type TestContext } from "node:test";
 import type { PolicyName } from "../../src/core/policy.ts";
-import { batchesPerThousand, frontier, meanWait, p99Bound } from "../../src/plan/bounds.ts";
+import { batchesPerThousand, frontier, meanWait, p99Bound } from "../../src/cli/plan/bounds.ts";
 import { mean, measure, quantile, type Trial } from "./policy-lab.ts";
 
 const SEED = Number(process.env["FERRY_SEED"] ?? 1);

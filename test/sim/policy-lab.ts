@@ -2,12 +2,12 @@
  * One cell of a table: a fleet of simulated workers under Poisson arrivals at a share of what it can do, on
  * virtual time with the real engine, dispatcher, policy and estimates. What it measured comes back as figures.
  */
-import type { Clock } from "../../src/clock.ts";
+import type { Clock } from "../../src/app/clock.ts";
 import type { PolicyName } from "../../src/core/policy.ts";
 import { Random } from "../../src/core/random.ts";
-import { capacityPerMs, type Fleet } from "../../src/plan/bounds.ts";
-import { Simulation } from "../../src/plan/simulation.ts";
-import { poisson } from "../../src/plan/workload.ts";
+import { capacityPerMs, type Fleet } from "../../src/cli/plan/bounds.ts";
+import { Simulation } from "../../src/cli/plan/simulation.ts";
+import { poisson } from "../../src/cli/plan/workload.ts";
 
 export interface Trial extends Fleet {
   /** Arrivals as a share of the fleet's capacity. */

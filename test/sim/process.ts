@@ -1,32 +1,32 @@
 /**
- * One process of Ferry, put together as `src/ferry.ts` does it, behind its HTTP parser: native protocol, intake,
+ * One process of Ferry, put together as `src/app/ferry.ts` does it, behind its HTTP parser: native protocol, intake,
  * admission, gate, router, engine, dispatcher, reaper, membership. A restart is a new one with nothing in its head.
  */
-import { Admission } from "../../src/admission/admit.ts";
-import type { Credentials } from "../../src/admission/credentials.ts";
-import { Gate, type Prospects } from "../../src/admission/gate.ts";
+import { Admission } from "../../src/gateway/admission/admit.ts";
+import type { Credentials } from "../../src/gateway/admission/credentials.ts";
+import { Gate, type Prospects } from "../../src/gateway/admission/gate.ts";
 import { Refusal } from "../../src/core/errors.ts";
 import { Dispatcher } from "../../src/dispatch/dispatcher.ts";
 import { Reaper } from "../../src/dispatch/reaper.ts";
 import type { Engine, EngineLimits } from "../../src/engine/engine.ts";
-import { MemoryEngine } from "../../src/engine/memory.ts";
+import { MemoryEngine } from "../../src/engine/memory/engine.ts";
 import { RedisEngine } from "../../src/engine/redis/engine.ts";
 import { RedisClock } from "../../src/engine/redis/frames.ts";
 import { RedisKeys } from "../../src/engine/redis/keys.ts";
-import { RecordKeeper } from "../../src/engine/saved.ts";
-import { FleetDemand } from "../../src/fleet/demand.ts";
-import { Membership } from "../../src/fleet/membership.ts";
-import { FleetOutlook } from "../../src/fleet/outlook.ts";
-import { RedisRegistry } from "../../src/fleet/redis-registry.ts";
-import type { Role } from "../../src/fleet/registry.ts";
+import { RecordKeeper } from "../../src/engine/memory/saved.ts";
+import { FleetDemand } from "../../src/workers/fleet/demand.ts";
+import { Membership } from "../../src/workers/fleet/membership.ts";
+import { FleetOutlook } from "../../src/workers/fleet/outlook.ts";
+import { RedisRegistry } from "../../src/workers/fleet/redis-registry.ts";
+import type { Role } from "../../src/workers/fleet/registry.ts";
 import type { Exchange } from "../../src/gateway/exchange.ts";
 import { Intake } from "../../src/gateway/intake.ts";
 import { NativeProtocol } from "../../src/gateway/native.ts";
-import type { VirtualClock } from "../../src/plan/virtual-clock.ts";
-import type { LinkOptions } from "../../src/redis/link.ts";
-import { RedisNodes } from "../../src/redis/nodes.ts";
-import { Router } from "../../src/result/router.ts";
-import { Events } from "../../src/telemetry/events.ts";
+import type { VirtualClock } from "../../src/cli/plan/virtual-clock.ts";
+import type { LinkOptions } from "../../src/engine/redis/client/link.ts";
+import { RedisNodes } from "../../src/engine/redis/client/nodes.ts";
+import { Router } from "../../src/gateway/router.ts";
+import { Events } from "../../src/observe/events.ts";
 import type { Disk } from "./disk.ts";
 import type { Talk } from "./exchange.ts";
 import type { Gpu } from "./gpu.ts";

@@ -6,7 +6,7 @@
  */
 import { Autoscaler, type ScalingRules } from "../../src/core/scaling.ts";
 import { Random } from "../../src/core/random.ts";
-import { Simulation } from "../../src/plan/simulation.ts";
+import { Simulation } from "../../src/cli/plan/simulation.ts";
 
 export const WORKER = { baseMs: 1000, batch: 8 };
 /** Requests a second of one worker with full batches. */

@@ -5,8 +5,8 @@
 import assert from "node:assert/strict";
 import { describe, test } from "node:test";
 import { Random } from "../../src/core/random.ts";
-import { Simulation } from "../../src/plan/simulation.ts";
-import { poisson } from "../../src/plan/workload.ts";
+import { Simulation } from "../../src/cli/plan/simulation.ts";
+import { poisson } from "../../src/cli/plan/workload.ts";
 
 const BATCH_MS = 5;
 const MAX_BATCH_SIZE = 64;

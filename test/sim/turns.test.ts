@@ -7,8 +7,8 @@
  */
 import assert from "node:assert/strict";
 import { test } from "node:test";
-import { Simulation } from "../../src/plan/simulation.ts";
-import { poisson } from "../../src/plan/workload.ts";
+import { Simulation } from "../../src/cli/plan/simulation.ts";
+import { poisson } from "../../src/cli/plan/workload.ts";
 
 const TENANTS = 20;
 const LOAD = 0.7;

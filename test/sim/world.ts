@@ -3,7 +3,7 @@
  * in which everything must come to its end.
  */
 import { Random } from "../../src/core/random.ts";
-import { VirtualClock } from "../../src/plan/virtual-clock.ts";
+import { VirtualClock } from "../../src/cli/plan/virtual-clock.ts";
 import { Callers } from "./callers.ts";
 import { Disk } from "./disk.ts";
 import { Gpu } from "./gpu.ts";

@@ -7,9 +7,9 @@
  * when nothing is left in any stream (`heal`).
  */
 import type { Task } from "../../core/task.ts";
-import type { Arg, RedisReply } from "../../redis/nodes.ts";
+import type { Arg, RedisReply } from "./client/nodes.ts";
 import type { PutReply } from "../engine.ts";
-import type { MemoryEngine } from "../memory.ts";
+import type { MemoryEngine } from "../memory/engine.ts";
 import type { RedisParts } from "./parts.ts";
 
 /** Where the hash is. */

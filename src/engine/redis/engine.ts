@@ -13,7 +13,7 @@
  * Wherever a reply may be lost the same call is made again: every act says the same twice, and what was put twice is
  * compared with its records before it is run.
  */
-import type { Alarm } from "../../clock.ts";
+import type { Alarm } from "../../app/clock.ts";
 import { hashOf } from "../../core/table.ts";
 import type { Outcome, Task } from "../../core/task.ts";
 import type { Spent } from "../../core/window.ts";

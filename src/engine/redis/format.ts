@@ -5,7 +5,7 @@
  * that read the same keys in different ways would lose tasks. Raise it with every change that an older version
  * cannot read.
  */
-import { RedisError } from "../../redis/nodes.ts";
+import { RedisError } from "./client/nodes.ts";
 import type { RedisKeys } from "./keys.ts";
 import type { RedisStore } from "./parts.ts";
 

@@ -5,7 +5,7 @@
  * for one task as for ten. A full load sets out at once. Nothing sets out while two calls are on their way: the
  * server has one to do while the reply to the other is read. A group is what may travel together.
  */
-import type { Clock } from "../../clock.ts";
+import type { Clock } from "../../app/clock.ts";
 
 const MAX_TOGETHER = 128;
 const ON_THEIR_WAY = 2;

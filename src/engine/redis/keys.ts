@@ -43,7 +43,7 @@
  * | `x`   | `w`, `p`, `k` or an outcome came from a gateway: looked at when a bundle is read or settled |
  *
  * Channel `n:<name>`: messages for one process (`messages.ts`). The registry of the fleet has its keys on shard 0 too;
- * `src/fleet/redis-registry.ts` lists them.
+ * `src/workers/fleet/redis-registry.ts` lists them.
  */
 import { hash } from "node:crypto";
 import { HOMES, ID_DIGITS } from "../../core/home.ts";

@@ -1,5 +1,5 @@
 /** Dead letters in Redis: kept in the shard of their task, with its input. */
-import { noRoomToReplay } from "../dead-letters.ts";
+import { noRoomToReplay } from "../memory/dead-letters.ts";
 import type { DeadLetter, Engine, Sharing } from "../engine.ts";
 import type { Depths } from "./depths.ts";
 import { bodyFrame, bundleFrame, entryFrame, readLetter } from "./frames.ts";

@@ -5,7 +5,7 @@
  * gateway and batch. Messages are hints: after a gap, after a reconnect, and once a second for what has waited longer
  * than that, the outcomes are looked up. An end is told once, however often it is heard of.
  */
-import type { Alarm } from "../../clock.ts";
+import type { Alarm } from "../../app/clock.ts";
 import { hashOf, Table } from "../../core/table.ts";
 import type { Task } from "../../core/task.ts";
 import type { RecordView } from "../engine.ts";

@@ -1,5 +1,5 @@
 /** What the parts of the Redis engine share. */
-import type { Clock } from "../../clock.ts";
+import type { Clock } from "../../app/clock.ts";
 import { Refusal } from "../../core/errors.ts";
 import {
   type Arg,
@@ -8,8 +8,8 @@ import {
   type RedisReply,
   type Script,
   StoreAway,
-} from "../../redis/nodes.ts";
-import type { Events } from "../../telemetry/events.ts";
+} from "./client/nodes.ts";
+import type { Events } from "../../observe/events.ts";
 import type { EngineLimits, EngineListener } from "../engine.ts";
 import type { RedisClock } from "./frames.ts";
 import type { RedisKeys } from "./keys.ts";

@@ -8,10 +8,10 @@
  */
 import { hashOf, Table } from "../../core/table.ts";
 import type { Task } from "../../core/task.ts";
-import type { Arg } from "../../redis/nodes.ts";
+import type { Arg } from "./client/nodes.ts";
 import type { Sharing } from "../engine.ts";
-import { MemoryEngine } from "../memory.ts";
-import { ANY_BATCH, type TaskRecord } from "../record.ts";
+import { MemoryEngine } from "../memory/engine.ts";
+import { ANY_BATCH, type TaskRecord } from "../memory/record.ts";
 import type { Depths } from "./depths.ts";
 import { entryFrame, readBody, readEntry, readMeta, type TaskBody } from "./frames.ts";
 import { fieldOf, GRACE_MS, GROUP } from "./keys.ts";

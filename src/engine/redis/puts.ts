@@ -15,7 +15,7 @@ import { errors } from "../../core/errors.ts";
 import { homeOf } from "../../core/home.ts";
 import { Table } from "../../core/table.ts";
 import type { Task } from "../../core/task.ts";
-import { type Arg, RedisError, type RedisReply, StoreAway } from "../../redis/nodes.ts";
+import { type Arg, RedisError, type RedisReply, StoreAway } from "./client/nodes.ts";
 import type { PutReply, Sharing } from "../engine.ts";
 import { newBundle } from "../ids.ts";
 import { DEPTH_SHARD, type Depths } from "./depths.ts";

@@ -19,8 +19,8 @@
  * any other takes its pending entries over (XPENDING, XCLAIM). What ran there is charged with the loss
  * (`core/retry.ts`), what only waited is not.
  */
-import type { Alarm } from "../../clock.ts";
-import { type Arg, RedisError, type RedisReply } from "../../redis/nodes.ts";
+import type { Alarm } from "../../app/clock.ts";
+import { type Arg, RedisError, type RedisReply } from "./client/nodes.ts";
 import { readBody, readEntry, readMeta, texts } from "./frames.ts";
 import { GROUP, modelOf } from "./keys.ts";
 import type { RedisParts } from "./parts.ts";

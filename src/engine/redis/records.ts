@@ -1,6 +1,6 @@
 /** Reading a task's record from its bundle's hash, as any process of the fleet may. */
 import type { Task } from "../../core/task.ts";
-import type { Arg } from "../../redis/nodes.ts";
+import type { Arg } from "./client/nodes.ts";
 import type { RecordView } from "../engine.ts";
 import { type FinalRecord, metaFrame, outcomeFrame, OutcomeReader, readBundle } from "./frames.ts";
 import { fieldOf, GRACE_MS } from "./keys.ts";

@@ -2,7 +2,7 @@
 import { hash } from "node:crypto";
 import { readFileSync } from "node:fs";
 import { join } from "node:path";
-import type { Script } from "../../redis/nodes.ts";
+import type { Script } from "./client/nodes.ts";
 
 function load(name: string): Script {
   const text = readFileSync(join(import.meta.dirname, "lua", `${name}.lua`), "utf8");

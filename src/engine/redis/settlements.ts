@@ -10,9 +10,9 @@
  * Outcomes of an entry that another batcher may hold too are told only when Redis has taken them. What Redis does not
  * answer is offered again for half a minute; by then another batcher has taken over.
  */
-import { type Arg, RedisError, type RedisReply } from "../../redis/nodes.ts";
+import { type Arg, RedisError, type RedisReply } from "./client/nodes.ts";
 import type { Lease, SettleReply } from "../engine.ts";
-import type { TaskRecord } from "../record.ts";
+import type { TaskRecord } from "../memory/record.ts";
 import { DEPTH_SHARD, type Depths } from "./depths.ts";
 import { batchFrame, frame, letterFrame, metaFrame, outcomeFrame, readBody } from "./frames.ts";
 import { fieldOf, GRACE_MS, indexName } from "./keys.ts";

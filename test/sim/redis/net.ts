@@ -1,5 +1,5 @@
 /**
- * The network between the processes of a fleet and the fake Redis, on virtual time: connections as `src/redis/link.ts`
+ * The network between the processes of a fleet and the fake Redis, on virtual time: connections as `src/engine/redis/client/link.ts`
  * makes them, so that everything above them is the real client.
  *
  * What one connection writes arrives in order, and so do the replies. A connection breaks in the middle of a write: none or
@@ -9,9 +9,9 @@
  *
  * Of a process that is killed, what it wrote last arrives or does not; nothing is written after.
  */
-import type { Clock } from "../../../src/clock.ts";
+import type { Clock } from "../../../src/app/clock.ts";
 import { scripts } from "../../../src/engine/redis/scripts.ts";
-import type { VirtualClock } from "../../../src/plan/virtual-clock.ts";
+import type { VirtualClock } from "../../../src/cli/plan/virtual-clock.ts";
 import {
   type Arg,
   LinkDown,
@@ -19,7 +19,7 @@ import {
   RedisError,
   type RedisLink,
   type RedisReply,
-} from "../../../src/redis/link.ts";
+} from "../../../src/engine/redis/client/link.ts";
 import type { Host } from "../host.ts";
 import type { Ledger } from "../ledger.ts";
 import type { Dice, NetFaults } from "../plan.ts";

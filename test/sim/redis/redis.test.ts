@@ -2,11 +2,11 @@
 import assert from "node:assert/strict";
 import { after, before, describe, test } from "node:test";
 import fc from "fast-check";
-import { type Clock, SystemClock } from "../../../src/clock.ts";
-import { VirtualClock } from "../../../src/plan/virtual-clock.ts";
-import { RedisLink } from "../../../src/redis/link.ts";
-import { type Arg, RedisError, type RedisReply } from "../../../src/redis/resp.ts";
-import { type Server, startServer } from "../../redis/servers.ts";
+import { type Clock, SystemClock } from "../../../src/app/clock.ts";
+import { VirtualClock } from "../../../src/cli/plan/virtual-clock.ts";
+import { RedisLink } from "../../../src/engine/redis/client/link.ts";
+import { type Arg, RedisError, type RedisReply } from "../../../src/engine/redis/client/resp.ts";
+import { type Server, startServer } from "../../engine/redis-client/servers.ts";
 import { FakeRedis } from "./redis.ts";
 
 const RUNS = 300;

@@ -7,8 +7,8 @@
  * the order in which the readers came. Keys and values are strings with one character per byte (latin1) inside.
  */
 import { hash } from "node:crypto";
-import type { Alarm, Clock } from "../../../src/clock.ts";
-import { type Arg, RedisError, type RedisReply } from "../../../src/redis/resp.ts";
+import type { Alarm, Clock } from "../../../src/app/clock.ts";
+import { type Arg, RedisError, type RedisReply } from "../../../src/engine/redis/client/resp.ts";
 import { formatNumber, LuaError, Table, type LuaValue } from "./lua-library.ts";
 import { compile, type Script } from "./lua.ts";
 import {

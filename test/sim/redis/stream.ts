@@ -1,5 +1,5 @@
 /** A stream of the fake Redis, with its consumer groups. Replies are as in `redis.ts`. */
-import { RedisError } from "../../../src/redis/resp.ts";
+import { RedisError } from "../../../src/engine/redis/client/resp.ts";
 
 export interface StreamId {
   readonly ms: number;

@@ -1,0 +1,370 @@
+/**
+ * Reads a YAML document by the table in `settings.ts`.
+ *
+ * The result is a draft: everything that is valid or left to its default is in it, everything wrong
+ * is absent and noted in the findings with its place. So the rules between settings can still be
+ * checked on what is there, and a file's mistakes are all reported at once.
+ *
+ * The walk goes only where the table goes, so its depth and its work are bounded whatever the file
+ * holds; aliases are followed one at a time and never expanded.
+ */
+import { isAlias, isMap, isScalar, isSeq, type Document, type Node } from "yaml";
+import type { LineCounter, Pair } from "yaml";
+import { expand, unshield } from "./env.ts";
+import type { Problem } from "./config.ts";
+import type { Fields, Group, Leaf, List, Named, OneOf, Setting, Value } from "./setting-kinds.ts";
+import { nearest } from "./spelling.ts";
+import { printable } from "../../cli/terminal/terminal.ts";
+
+/** What could be read: anything may be missing because it was wrong. */
+export type Draft<T> = T extends readonly (infer E)[]
+  ? readonly Draft<E>[]
+  : T extends object
+    ? { readonly [K in keyof T]?: Draft<T[K]> | undefined }
+    : T;
+
+interface Place {
+  readonly line: number;
+  readonly column: number;
+}
+
+/** What was found in one file: problems, warnings, and where each setting is written. */
+export class Findings {
+  readonly problems: Problem[] = [];
+  readonly warnings: Problem[] = [];
+  readonly #file: string;
+  /** One per setting that the file holds, by path. */
+  readonly #places = new Map<string, Place>();
+
+  constructor(file: string) {
+    this.#file = file;
+  }
+
+  mark(path: string, place: Place): void {
+    this.#places.set(path, place);
+  }
+
+  /** Whether the file itself says something about `path`. */
+  has(path: string): boolean {
+    return this.#places.has(path);
+  }
+
+  problem(path: string, message: string, place = this.#nearestPlace(path)): void {
+    this.problems.push({ file: this.#file, ...place, path, message });
+  }
+
+  warn(path: string, message: string): void {
+    this.warnings.push({ file: this.#file, ...this.#nearestPlace(path), path, message });
+  }
+
+  /** A setting that is not in the file is reported where it would be: at what encloses it. */
+  #nearestPlace(path: string): Place | undefined {
+    for (let at = path; at !== ""; at = at.replace(/(?:^|\.)[^.[\]]*$|\[\d+\]$/, "")) {
+      const place = this.#places.get(at);
+      if (place !== undefined) return place;
+    }
+    return undefined;
+  }
+}
+
+export interface ReadContext {
+  readonly document: Document;
+  readonly lines: LineCounter;
+  readonly findings: Findings;
+  readonly env: NodeJS.ProcessEnv;
+  readonly folder: string;
+  /** Whole table, for "it belongs under models". */
+  readonly paths: readonly string[];
+}
+
+export function readSettings<F extends Fields>(
+  table: Group<F>,
+  context: ReadContext,
+): Draft<Value<Group<F>>> {
+  const root = context.document.contents ?? undefined;
+  return new Reader(context).read(table, root, "") as Draft<Value<Group<F>>>;
+}
+
+type Found = Node | null | undefined;
+
+class Reader {
+  readonly #context: ReadContext;
+
+  constructor(context: ReadContext) {
+    this.#context = context;
+  }
+
+  /** `found` is undefined where the file is silent, and then defaults hold. */
+  read(setting: Setting, found: Found, path: string): unknown {
+    const node = this.#follow(found, path);
+    if (node === "broken") return undefined;
+    switch (setting.type) {
+      case "leaf":
+        return this.#leaf(setting, node, path);
+      case "group":
+        return this.#group(setting.fields, node, path);
+      case "list":
+        return this.#list(setting, node, path);
+      case "named":
+        return this.#named(setting, node, path);
+      case "one-of":
+        return this.#oneOf(setting, node, path);
+    }
+  }
+
+  #leaf(leaf: Leaf<unknown>, node: Node | undefined, path: string): unknown {
+    if (node === undefined) {
+      if (leaf.need === "required") this.#problem(path, `is missing; add one, for example ${leaf.example}`);
+      return leaf.fallback;
+    }
+    const value = isScalar(node) ? node.value : undefined;
+    if (value === null) {
+      const advice = leaf.need === "required" ? "write one" : "write one, or remove the line";
+      return this.#problem(path, `has no value; ${advice}`);
+    }
+    if (typeof value !== "string" && typeof value !== "number" && typeof value !== "boolean") {
+      return this.#problem(path, `${kindOf(node)} stands where one value belongs (${leaf.kind})`);
+    }
+    const { folder, env } = this.#context;
+    if (typeof value !== "string")
+      return this.#reading(leaf, { value, expanded: false, folder }, value, path);
+    const expansion = expand(value, env);
+    for (const wrong of expansion.wrong) this.#problem(path, `${wrong}${wayOut(leaf, path, wrong)}`);
+    if (expansion.wrong.length > 0) return undefined;
+    const source = { value: expansion.text, expanded: expansion.expanded, folder };
+    return this.#reading(leaf, source, unshield(value), path);
+  }
+
+  #reading(
+    leaf: Leaf<unknown>,
+    source: Parameters<Leaf<unknown>["read"]>[0],
+    written: unknown,
+    path: string,
+  ) {
+    const reading = leaf.read(source);
+    if ("value" in reading) return reading.value;
+    return this.#problem(path, `${shown(leaf, written)} ${reading.wrong}`);
+  }
+
+  #group(
+    fields: Fields,
+    node: Node | undefined,
+    path: string,
+    extra: readonly string[] = [],
+    whyUnknown?: (name: string) => string | undefined,
+  ): unknown {
+    const pairs = this.#pairs(node, path, [...Object.keys(fields), ...extra], whyUnknown);
+    if (pairs === undefined) return undefined;
+    const draft: Record<string, unknown> = {};
+    for (const [name, setting] of Object.entries(fields)) {
+      const value = this.read(setting, pairs.get(name), join(path, name));
+      if (value !== undefined) draft[name] = value;
+    }
+    return draft;
+  }
+
+  #list(list: List<unknown>, node: Node | undefined, path: string): unknown {
+    if (node === undefined || isNull(node)) {
+      if (list.min > 0) this.#problem(path, `is missing; ${this.#example(path)}`);
+      return [];
+    }
+    if (list.single === true && isScalar(node)) return [this.read(list.each as Setting, node, `${path}[0]`)];
+    if (!isSeq(node))
+      return this.#problem(path, `${kindOf(node)} stands where a list belongs; write it in [ ]`);
+    if (node.items.length < list.min) this.#problem(path, `is empty; ${this.#example(path)}`);
+    if (node.items.length > list.max) {
+      return this.#problem(path, `holds ${node.items.length}; ${list.max} is the most`);
+    }
+    return node.items.map((each, index) => {
+      const at = `${path}[${index}]`;
+      this.#mark(at, each as Found);
+      return this.read(list.each as Setting, each as Found, at);
+    });
+  }
+
+  #example(path: string): string {
+    if (path === "models") return "add a model (the built-in demo runs with no file at all)";
+    return "add at least one";
+  }
+
+  #named(setting: Named<Fields>, node: Node | undefined, path: string): unknown {
+    if (node === undefined || isNull(node)) return setting.fallback;
+    const pairs = this.#pairs(node, path, undefined);
+    if (pairs === undefined) return undefined;
+    if (pairs.size === 0) this.#problem(path, "is empty; add at least one, or remove the line");
+    if (pairs.size > setting.max) this.#problem(path, `holds ${pairs.size}; ${setting.max} is the most`);
+    const drafts: object[] = [];
+    for (const [name, found] of pairs) {
+      if (!/^[\w.-]{1,64}$/.test(name)) {
+        this.#problem(join(path, name), "is no name; use 1 to 64 letters, digits, _ . or -");
+        continue;
+      }
+      drafts.push({
+        name,
+        ...(this.#group(setting.fields, this.#resolved(found), join(path, name)) as object),
+      });
+    }
+    return drafts;
+  }
+
+  #oneOf(setting: OneOf<{ [kind: string]: Group<Fields> }>, node: Node | undefined, path: string): unknown {
+    const kinds = Object.keys(setting.variants);
+    const names = ["kind", ...kinds.flatMap((kind) => Object.keys(setting.variants[kind]!.fields))];
+    const map = isMap(node) ? node : undefined;
+    if (map === undefined && node !== undefined && !isNull(node)) {
+      return this.#problem(path, `${kindOf(node)} stands where a map with a kind belongs`);
+    }
+    if (map === undefined && setting.fallback === undefined) {
+      return this.#problem(
+        path,
+        "is missing; add one, for example { kind: http, workers: [http://gpu-1:9000/infer] }",
+      );
+    }
+    const pair = map?.items.find((each) => keyOf(each) === "kind");
+    const chosen = this.#resolved(pair?.value as Found);
+    const written = isScalar(chosen) && typeof chosen.value === "string" ? chosen.value : undefined;
+    const unnamed = pair === undefined ? (setting.fallback ?? "") : "";
+    const kind = written === undefined ? unnamed : expand(written, this.#context.env).text;
+    const variant = Object.hasOwn(setting.variants, kind) ? setting.variants[kind] : undefined;
+    if (variant !== undefined) {
+      const rest = this.#group(variant.fields, node, path, ["kind"], (name) =>
+        elsewhere(setting.variants, kind, name),
+      );
+      return { kind, ...(rest as object) };
+    }
+    // Without a kind nothing else can be judged, but a misspelt name is wrong for all of them.
+    this.#pairs(node, path, names);
+    const at = join(path, "kind");
+    if (written === undefined) return this.#problem(at, `is missing; write one of ${kinds.join(", ")}`);
+    if (setting.later.includes(kind)) {
+      return this.#problem(at, `${kind} is not in this version yet; use one of ${kinds.join(", ")}`);
+    }
+    const guess = nearest(kind, kinds);
+    const hint = guess === undefined ? "" : `; did you mean ${guess}?`;
+    return this.#problem(at, `${quoted(unshield(written))} is not one of ${kinds.join(", ")}${hint}`);
+  }
+
+  /** The pairs of a map by name, with unknown and repeated names reported; undefined if it is no map. */
+  #pairs(
+    node: Node | undefined,
+    path: string,
+    known: readonly string[] | undefined,
+    whyUnknown?: (name: string) => string | undefined,
+  ): Map<string, Found> | undefined {
+    const pairs = new Map<string, Found>();
+    if (node === undefined || isNull(node)) return pairs;
+    if (!isMap(node)) {
+      return this.#problem(path, `${kindOf(node)} stands where a map of settings belongs`);
+    }
+    for (const pair of node.items) {
+      const name = keyOf(pair);
+      const at = join(path, name);
+      const place = this.#place(pair.key as Found);
+      if (pairs.has(name)) {
+        this.#context.findings.problem(at, "is written twice; keep one", place);
+      } else if (known !== undefined && !known.includes(name)) {
+        const why = whyUnknown?.(name) ?? this.#unknown(name, path, known);
+        this.#context.findings.problem(at, why, place);
+      } else {
+        pairs.set(name, pair.value as Found);
+        this.#mark(at, (pair.value ?? pair.key) as Found);
+      }
+    }
+    return pairs;
+  }
+
+  #unknown(name: string, path: string, known: readonly string[]): string {
+    if (name === "<<")
+      return "merging maps is not supported; repeat the settings, or use an alias for all of them";
+    const guess = nearest(name, known);
+    if (guess !== undefined) return `unknown setting; did you mean ${guess}?`;
+    const home = this.#context.paths.find((each) => each.endsWith(`.${name}`) || each === name);
+    if (home !== undefined) return `unknown setting here; ${home} exists`;
+    return path === ""
+      ? "unknown setting; docs/configuration.md lists them"
+      : `unknown setting; known: ${known.join(", ")}`;
+  }
+
+  #follow(found: Found, path: string): Node | undefined | "broken" {
+    if (!isAlias(found)) return found ?? undefined;
+    const target = this.#resolved(found);
+    if (target !== undefined) return target;
+    this.#problem(
+      path,
+      `alias *${printable(found.source)} points to nothing; write &${printable(found.source)} before it`,
+    );
+    return "broken";
+  }
+
+  #resolved(found: Found): Node | undefined {
+    return isAlias(found) ? found.resolve(this.#context.document) : (found ?? undefined);
+  }
+
+  #problem(path: string, message: string): undefined {
+    this.#context.findings.problem(path, message);
+  }
+
+  #mark(path: string, found: Found): void {
+    const place = this.#place(found);
+    if (place !== undefined) this.#context.findings.mark(path, place);
+  }
+
+  #place(found: Found): Place | undefined {
+    if (found?.range === undefined || found.range === null) return undefined;
+    const { line, col } = this.#context.lines.linePos(found.range[0]);
+    return { line, column: col };
+  }
+}
+
+/** For a name that another kind has: which, and what to do. */
+function elsewhere(
+  variants: { readonly [kind: string]: Group<Fields> },
+  kind: string,
+  name: string,
+): string | undefined {
+  const owners = Object.keys(variants).filter((each) => Object.hasOwn(variants[each]!.fields, name));
+  if (owners.length === 0) return undefined;
+  const change = owners.length === 1 ? `write kind: ${owners[0]}` : "change the kind";
+  return `kind ${kind} has no such setting, only ${owners.join(", ")}; ${change}, or remove it`;
+}
+
+function join(path: string, name: string): string {
+  return path === "" ? name : `${path}.${name}`;
+}
+
+function keyOf(pair: Pair): string {
+  const key = isScalar(pair.key) ? pair.key.value : undefined;
+  if (typeof key === "string") return printable(unshield(key).slice(0, 128));
+  return typeof key === "object" || key === undefined ? "(no name)" : JSON.stringify(key);
+}
+
+function isNull(node: Node): boolean {
+  return isScalar(node) && node.value === null;
+}
+
+/** A value out of place is not shown: `requestLog: postgres://…` may hold a password. */
+function kindOf(node: Node): string {
+  if (isMap(node)) return "a map";
+  return isSeq(node) ? "a list" : "a single value";
+}
+
+function quoted(value: unknown): string {
+  const whole = typeof value === "string" ? JSON.stringify(value) : String(value);
+  return printable(whole.length > 60 ? `${whole.slice(0, 57)}…` : whole);
+}
+
+/** The value as the file has it, unless that could give a secret away; variables stay unexpanded. */
+function shown(leaf: Leaf<unknown>, written: unknown): string {
+  if (leaf.secret) return "the value";
+  const text = String(written);
+  if (leaf.kind === "URL" && /[@?]/.test(text)) return "the URL";
+  return typeof written === "string" && text.includes("${")
+    ? `what ${quoted(written)} stands for`
+    : quoted(written);
+}
+
+function wayOut(leaf: Leaf<unknown>, path: string, wrong: string): string {
+  if (!wrong.includes("is not set")) return "";
+  if (path === "admin.token") return "; export it, or remove the line (loopback admin needs no token)";
+  return leaf.need === "required" ? "; export it" : "; export it, or remove the line";
+}

@@ -1,0 +1,173 @@
+/**
+ * From the settings to who may enter: where API keys are, and how tokens are checked.
+ *
+ * Used by `ferry serve` and, for the keys alone, by `ferry keys`.
+ */
+import { createSecretKey, type KeyObject } from "node:crypto";
+import { nameOfSecret } from "../gateway/admission/api-key.ts";
+import { type CredentialParts, Credentials } from "../gateway/admission/credentials.ts";
+import { Jwks } from "../gateway/admission/jwks.ts";
+import { type PublicKeys, Tokens } from "../gateway/admission/jwt.ts";
+import { KeyFile, readKeys, readSecret, secretOf } from "../gateway/admission/key-file.ts";
+import { KeyRedis } from "../gateway/admission/key-redis.ts";
+import type { KeyStore } from "../gateway/admission/keys.ts";
+import { PublicKeyFile, readPem } from "../gateway/admission/public-key.ts";
+import { readText, reasonOf } from "../gateway/admission/watched-file.ts";
+import type { Clock } from "./clock.ts";
+import type { Config, JwtConfig } from "./config/config.ts";
+import { HOMES } from "../core/home.ts";
+import { RedisKeys } from "../engine/redis/keys.ts";
+import type { Shared } from "./engines.ts";
+import { RedisNodes } from "../engine/redis/client/nodes.ts";
+import type { Events } from "../observe/events.ts";
+
+export interface OpenCredentials {
+  readonly credentials: Credentials;
+  close(): void;
+}
+
+export async function openCredentials(
+  config: Config,
+  shared: Pick<Shared, "nodes" | "key"> | undefined,
+  clock: Clock,
+  events: Events,
+): Promise<OpenCredentials> {
+  const { auth, tiers } = config;
+  if (auth.mode === "none") {
+    const credentials = new Credentials({ tiers, anonymousTier: auth.anonymousTier });
+    return { credentials, close: () => {} };
+  }
+  const store = storeOf(config, shared, clock, events);
+  const publicKeys = auth.jwt && (await openPublicKeys(auth.jwt, auth.reloadMs, clock, events));
+  const close = (): void => {
+    store?.close();
+    publicKeys?.close();
+  };
+  try {
+    if (store instanceof KeyFile) await store.watch();
+    const otherSecret = (id: string): void => {
+      const message = `API key ${id} was made with another auth.secret and does not work here; give every gateway, and ferry keys, the same one`;
+      events.emit("notice", { level: "warn", message });
+    };
+    const keys = store && { store, secret: auth.secret ?? (await store.secret()), otherSecret };
+    if (keys !== undefined) await tellOtherSecrets(keys.store, keys.secret, events);
+    const tokens = tokensOf(auth.jwt, publicKeys, clock);
+    return { credentials: new Credentials({ tiers }, { keys, tokens }), close };
+  } catch (error) {
+    close();
+    throw error;
+  }
+}
+
+/** The keys for `ferry keys`: on connections of its own, whether or not Ferry runs. */
+export interface OpenKeys extends AsyncDisposable {
+  readonly store: KeyStore;
+  /** Made on the first call, where there is none. */
+  secret(): Promise<KeyObject>;
+}
+
+/** Undefined: the config has no place for keys. */
+export async function openKeys(config: Config, clock: Clock, events: Events): Promise<OpenKeys | undefined> {
+  const { engine, auth } = config;
+  let shared: Pick<Shared, "nodes" | "key"> | undefined;
+  if (engine.kind === "redis") {
+    const keys = new RedisKeys(engine.keyPrefix, HOMES);
+    const options = { ...engine, tags: keys.tags, name: "ferry-keys" };
+    const nodes = await RedisNodes.open(options, clock, events);
+    shared = { nodes, key: (name) => keys.bases[0]! + name };
+  }
+  const close = async (): Promise<void> => shared?.nodes.close();
+  try {
+    const store = storeOf(config, shared, clock, events);
+    if (store === undefined) return undefined;
+    const secret = async (): Promise<KeyObject> =>
+      createSecretKey(auth.secret ?? (await store.secret()), "utf8");
+    return { store, secret, [Symbol.asyncDispose]: close };
+  } catch (error) {
+    await close();
+    throw error;
+  }
+}
+
+interface Flaw {
+  /** The setting. */
+  readonly path: string;
+  readonly message: string;
+}
+
+/** What the start would stumble over in the files that `auth` names; for `ferry check`. */
+export async function checkAuthFiles(config: Config): Promise<{ problems: Flaw[]; warnings: Flaw[] }> {
+  const { keysFile, jwt } = config.auth;
+  const found = { problems: [] as Flaw[], warnings: [] as Flaw[] };
+  if (config.engine.kind === "memory" && keysFile !== undefined) {
+    const none = "there is no such file, so no key works; ferry keys create --user U --tier T makes it";
+    try {
+      const keys = await readKeys(keysFile);
+      if (keys === undefined) found.warnings.push({ path: "auth.keysFile", message: none });
+      if (config.auth.secret === undefined) await readSecret(secretOf(keysFile));
+    } catch (error) {
+      found.problems.push({ path: "auth.keysFile", message: (error as Error).message });
+    }
+  }
+  if (jwt?.publicKeyFile === undefined) return found;
+  try {
+    readPem(await readText(jwt.publicKeyFile), jwt.algorithm);
+  } catch (error) {
+    found.problems.push({ path: "auth.jwt.publicKeyFile", message: reasonOf(error) });
+  }
+  return found;
+}
+
+function storeOf(
+  { auth, engine }: Config,
+  shared: Pick<Shared, "nodes" | "key"> | undefined,
+  clock: Clock,
+  events: Events,
+): KeyStore | undefined {
+  const { keysFile, reloadMs, graceMs } = auth;
+  if (shared !== undefined && engine.kind === "redis") {
+    const { nodes, key } = shared;
+    const options = { reloadMs, graceMs, waitMs: engine.waitTimeoutMs, key };
+    return new KeyRedis(nodes, options, clock, events);
+  }
+  return keysFile === undefined ? undefined : new KeyFile({ path: keysFile, reloadMs }, clock, events);
+}
+
+async function openPublicKeys(
+  jwt: JwtConfig,
+  reloadMs: number,
+  clock: Clock,
+  events: Events,
+): Promise<PublicKeys> {
+  const { jwksUrl, publicKeyFile, algorithm } = jwt;
+  if (publicKeyFile !== undefined) {
+    return PublicKeyFile.open(publicKeyFile, algorithm, reloadMs, clock, events);
+  }
+  const { jwksCacheMs: cacheMs, jwksCooldownMs: cooldownMs, jwksTimeoutMs: timeoutMs } = jwt;
+  const jwks = new Jwks({ url: jwksUrl!, algorithm, cacheMs, cooldownMs, timeoutMs }, clock, events);
+  await jwks.open();
+  return jwks;
+}
+
+function tokensOf(
+  jwt: JwtConfig | undefined,
+  publicKeys: PublicKeys | undefined,
+  clock: Clock,
+): CredentialParts["tokens"] {
+  if (jwt === undefined || publicKeys === undefined) return undefined;
+  const { issuer, audience } = jwt;
+  if (issuer === undefined || audience === undefined) {
+    throw new Error("auth.jwt has no issuer or audience, and the config check let it pass; this is a bug");
+  }
+  return (callerOf) => new Tokens({ ...jwt, issuer, audience }, publicKeys, clock, callerOf);
+}
+
+/** Whoever changes auth.secret breaks every key; better they hear it here than from their users. */
+async function tellOtherSecrets(store: KeyStore, secret: string, events: Events): Promise<void> {
+  const name = nameOfSecret(createSecretKey(secret, "utf8"));
+  const records = await store.list().catch(() => []);
+  const others = records.filter(({ madeWith }) => madeWith !== name).length;
+  if (others === 0) return;
+  const message = `${others} of ${records.length} API keys were made with another auth.secret and do not work; ferry keys list shows them`;
+  events.emit("notice", { level: "warn", message });
+}

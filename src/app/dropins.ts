@@ -1,0 +1,171 @@
+/** From the config to the drop-in routes: which model speaks what, and who answers what no batch is for. */
+import type { Admission } from "../gateway/admission/admit.ts";
+import { type KnownWorker, Passage } from "../workers/backend/passthrough.ts";
+import { workerSide } from "./backends.ts";
+import type { Clock } from "./clock.ts";
+import type { Config, HttpBackendConfig, ModelConfig } from "./config/config.ts";
+import type { Shares } from "../core/share.ts";
+import type { Dispatcher } from "../dispatch/dispatcher.ts";
+import type { Crossing } from "../gateway/crossing.ts";
+import { DropIns, type DropInModel } from "../gateway/dropin.ts";
+import { type PassedModel, Passthrough } from "../gateway/passthrough.ts";
+import type { Screening } from "../gateway/screening.ts";
+import type { Protocol, ProtocolName, RequestLimits } from "../gateway/protocol/protocol.ts";
+import { protocols } from "../gateway/protocol/protocols.ts";
+import { plainUrl } from "./config/worker-addresses.ts";
+import type { Events } from "../observe/events.ts";
+import { version } from "./version.ts";
+
+export interface DropInNeeds {
+  readonly crossing: Crossing;
+  readonly admission: Admission;
+  readonly clock: Clock;
+  readonly events: Events;
+  /** At least one worker of this model is healthy. */
+  readonly healthy: (model: string) => boolean;
+  /** The workers that the n-th model has now; undefined where this process runs no batches and does not know. */
+  readonly workers: (model: number) => readonly KnownWorker[] | undefined;
+  /** Of the n-th model; undefined where it has no deny patterns. */
+  readonly screening: (model: number) => Screening | undefined;
+  readonly ready: () => boolean;
+  /** What is passed through now, by whatever rules it came. */
+  readonly underway: Shares;
+}
+
+export interface OpenDropIns {
+  readonly dropIns: DropIns;
+  /** Passes nothing new; what is under way goes on. */
+  readonly leave: () => void;
+  /** Ends what is being passed through. */
+  readonly close: () => Promise<void>;
+}
+
+/** Rejects with one line when a certificate for workers cannot be used. */
+export async function openDropIns(config: Config, needs: DropInNeeds): Promise<OpenDropIns> {
+  const { models, limits } = config;
+  const { crossing, healthy, ready, admission, clock } = needs;
+  const passages: Passage[] = [];
+  const passed = new Map<string, PassedModel>();
+  for (const [at, model] of models.entries()) {
+    if (!isReachable(model)) continue;
+    const { totalMs } = model.timeouts;
+    const { forwardAuthorization } = model.backend;
+    const road = passageTo(model, at, needs);
+    passages.push(road);
+    passed.set(model.name, { road, totalMs, forwardAuthorization });
+  }
+  try {
+    await Promise.all(passages.map((passage) => passage.start()));
+  } catch (error) {
+    await Promise.all(passages.map((passage) => passage.stop()));
+    throw error;
+  }
+  const passLimits = {
+    maxOpen: limits.maxPassthrough,
+    perTenant: config.auth.mode === "required",
+    idleMs: limits.passthroughIdleMs,
+  };
+  const proxy = new Passthrough(passed, passLimits, admission, clock, needs.underway);
+  const known = models.map((model, at): DropInModel => ({
+    name: model.name,
+    protocols: spokenBy(model),
+    passthrough: model.passthrough,
+    maxBatchSize: model.maxBatchSize,
+    reachable: passed.has(model.name),
+    ready: () => healthy(model.name),
+    workerName: workerNameOf(model),
+    screen: needs.screening(at),
+  }));
+  const parts = { crossing, proxy, limits: requestLimits(limits), ready, version: version() };
+  const dropIns = new DropIns(known, parts);
+  return {
+    dropIns,
+    leave: () => passages.forEach((passage) => passage.leave()),
+    close: async () => void (await Promise.all(passages.map((passage) => passage.stop()))),
+  };
+}
+
+/**
+ * How many times the largest body the inputs of one request may hold, where each repeats what they share (a query of
+ * `/rerank`): 4 KB of query for each of 2,048 texts at the defaults.
+ */
+const MAX_EXPANSION = 8;
+
+/** Never more than an empty queue has room for. */
+function requestLimits({
+  maxInputs,
+  maxQueued,
+  maxBodyBytes,
+  maxQueuedBytes,
+}: Config["limits"]): RequestLimits {
+  return {
+    maxInputs: Math.min(maxInputs, maxQueued),
+    maxBytes: Math.min(MAX_EXPANSION * maxBodyBytes, maxQueuedBytes),
+  };
+}
+
+/** What the workers call it, where the config says so: by itself, or in their URLs; undefined: as clients do. */
+function workerNameOf({ backend }: ModelConfig): string | undefined {
+  if (backend.kind !== "http") return undefined;
+  return backend.model ?? workerSide(backend.protocol).modelOf?.(new URL(backend.workers[0]!).pathname);
+}
+
+/** Its workers are reached from here by HTTP, and understand what clients send. */
+function isReachable(model: ModelConfig): model is ModelConfig & { readonly backend: HttpBackendConfig } {
+  const { backend, passthrough } = model;
+  return backend.kind === "http" && (passthrough || backend.protocol !== "batch");
+}
+
+function passageTo(
+  { name, backend, health }: ModelConfig & { readonly backend: HttpBackendConfig },
+  at: number,
+  needs: DropInNeeds,
+): Passage {
+  const { authorization, tls, protocol } = backend;
+  // Whoever runs no batches looks no names up: the system does, for each connection.
+  const listed = backend.workers.map((worker) => ({ address: plainUrl(worker, "http"), well: true }));
+  const workers = (): readonly KnownWorker[] => needs.workers(at) ?? listed;
+  const side = workerSide(protocol);
+  const basePath = (path: string): string => side.basePath(path);
+  const { ejectMs } = health;
+  return new Passage(
+    { model: name, workers, basePath, authorization, tls, ejectMs },
+    needs.clock,
+    needs.events,
+  );
+}
+
+/** Whether a model may be asked for tensors: its workers speak them, or the config says so. */
+export function speaksTensors(model: ModelConfig): boolean {
+  return hasTensorWorkers(model) || model.protocols.includes("oip-v2");
+}
+
+export function hasTensorWorkers({ backend }: ModelConfig): boolean {
+  return backend.kind === "grpc" || (backend.kind === "http" && backend.protocol === "oip-v2");
+}
+
+/** What the clients of a model may speak: what its workers do, and what the config says beside it. */
+export function spokenBy({ backend, protocols: listed }: ModelConfig): Protocol[] {
+  const own: ProtocolName[] =
+    backend.kind === "http" && backend.protocol !== "batch"
+      ? [backend.protocol]
+      : backend.kind === "grpc"
+        ? ["oip-v2"]
+        : [];
+  return [...new Set([...own, ...listed])]
+    .map((name) => protocols[name])
+    .filter((each) => each !== undefined);
+}
+
+/** Where the workers of this process are, and whether they are up. */
+export function knownWorkers({ workers }: Dispatcher, now: number): KnownWorker[] {
+  return workers.slots.flatMap((slot) => {
+    const { address, host } = slot.worker;
+    return address === undefined ? [] : [{ address, host, well: !slot.aside && slot.state(now) !== "down" }];
+  });
+}
+
+/** Its workers get what clients show as `Authorization`. */
+export function forwards({ backend }: ModelConfig): boolean {
+  return backend.kind === "http" && backend.forwardAuthorization;
+}

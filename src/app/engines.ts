@@ -1,0 +1,159 @@
+/** From the settings to the engine: in this process, or in Redis with what belongs to a fleet. */
+import { randomBytes, randomInt } from "node:crypto";
+import type { Clock } from "./clock.ts";
+import type { Config, MemoryEngineConfig, ModelConfig, RedisEngineConfig } from "./config/config.ts";
+import { HOMES } from "../core/home.ts";
+import type { Engine } from "../engine/engine.ts";
+import { openJournal } from "../engine/memory/journal.ts";
+import { MemoryEngine } from "../engine/memory/engine.ts";
+import { RedisEngine } from "../engine/redis/engine.ts";
+import { RedisClock } from "../engine/redis/frames.ts";
+import { RedisKeys } from "../engine/redis/keys.ts";
+import { RedisNodes } from "../engine/redis/client/nodes.ts";
+import { probeRedis } from "../engine/redis/client/probe.ts";
+import { RecordKeeper } from "../engine/memory/saved.ts";
+import { RedisRegistry } from "../workers/fleet/redis-registry.ts";
+import type { Registry } from "../workers/fleet/registry.ts";
+import type { Events } from "../observe/events.ts";
+
+/**
+ * How often a gateway writes a bundle. A bundle costs the same CPU, here and in Redis, for one task as for ten; a task waits
+ * half of this on average, and not at all when the gateway wrote nothing for so long.
+ */
+const TICK_MS = 2;
+
+/** What processes share beside the tasks; only where there can be more than one. */
+export interface Shared {
+  readonly engine: RedisEngine;
+  readonly registry: Registry;
+  /** Unique to this start of the process. */
+  readonly id: string;
+  readonly nodes: RedisNodes;
+  /** From a short name to a key of shard 0. */
+  key(name: string): string;
+  /** How safe an accepted task is now: on one server, or on two. */
+  durability(): "replica" | "local";
+  /** Whether every server of the store answers. */
+  reachable(): boolean;
+}
+
+export interface Opened {
+  readonly engine: Engine;
+  /** Accepted tasks outlive this process. */
+  readonly durable: boolean;
+  /** Whether tasks can be stored now; false while the journal cannot be written. */
+  readonly writable: () => boolean;
+  /** Resolves when they never will be again by this process, which must be started anew. */
+  readonly lost?: Promise<void>;
+  readonly shared?: Shared;
+  close(): Promise<void>;
+}
+
+export function openEngine(config: Config, clock: Clock, events: Events): Promise<Opened> {
+  const { engine } = config;
+  return engine.kind === "memory"
+    ? openMemory(engine, config, clock, events)
+    : openRedis(engine, config, clock, events);
+}
+
+async function openMemory(
+  { dataDir }: MemoryEngineConfig,
+  config: Config,
+  clock: Clock,
+  events: Events,
+): Promise<Opened> {
+  const options = { ...limitsOf(config), seed: randomInt(2 ** 32) };
+  const opened = (engine: Engine): Opened => ({
+    engine,
+    durable: dataDir !== undefined,
+    writable: () => true,
+    close: () => engine.close(),
+  });
+  if (dataDir === undefined) return opened(new MemoryEngine(options, clock, events));
+  const lost = Promise.withResolvers<void>();
+  const { journal, records, torn, running } = await openJournal(
+    dataDir,
+    (why) => {
+      if (why === undefined) {
+        events.emit("notice", { level: "info", message: `the journal in ${dataDir} is written again` });
+        return;
+      }
+      const next = why.lasting ? "ending, to be started again" : "it is tried again each second";
+      const message = `the journal cannot be written, new tasks are refused: ${why.message}; ${next}`;
+      events.emit("notice", { level: "error", message });
+      if (why.lasting) lost.resolve();
+    },
+    clock,
+  );
+  if (torn > 0) {
+    const message = `${torn} torn at the end of the journal in ${dataDir}: the last commits before a crash or damage`;
+    events.emit("notice", { level: "warn", message });
+  }
+  return {
+    ...opened(new MemoryEngine(options, clock, events, new RecordKeeper(journal, records, running))),
+    writable: () => journal.trouble === undefined,
+    lost: lost.promise,
+  };
+}
+
+async function openRedis(
+  settings: RedisEngineConfig,
+  config: Config,
+  clock: Clock,
+  events: Events,
+): Promise<Opened> {
+  const { refuse, warn } = await probeRedis(settings, clock);
+  if (refuse.length > 0) throw new Error(refuse.join("; "));
+  for (const message of warn) events.emit("notice", { level: "warn", message });
+  const id = `f${randomBytes(6).toString("hex")}`;
+  const keys = new RedisKeys(settings.keyPrefix, HOMES);
+  const name = `ferry-${id}`;
+  const nodes = await RedisNodes.open({ ...settings, tags: keys.tags, name }, clock, events);
+  const base = { nodes, keys, clock, events, shared: new RedisClock(), name: id };
+  const { leaseMs, sweepMs, zoneSpillMs, commandTimeoutMs } = settings;
+  const options = {
+    zone: config.zone,
+    zoneSpillMs,
+    leaseMs,
+    sweepMs,
+    tickMs: TICK_MS,
+    putWithinMs: commandTimeoutMs,
+  };
+  const engine = new RedisEngine(base, { ...limitsOf(config), ...options }, nodes.cluster);
+  try {
+    await engine.open();
+  } catch (error) {
+    await nodes.close();
+    throw error;
+  }
+  const key = (each: string): string => keys.bases[0]! + each;
+  const registry = new RedisRegistry(nodes, { aliveMs: settings.aliveMs, key });
+  const durability = (): "replica" | "local" =>
+    nodes.primaries().every(({ waits }) => waits) ? "replica" : "local";
+  const reachable = (): boolean => keys.tags.every((_, shard) => nodes.up(shard));
+  return {
+    engine,
+    durable: true,
+    writable: () => true,
+    shared: { engine, registry, id, nodes, key, durability, reachable },
+    close: async () => {
+      await engine.close();
+      await nodes.close();
+    },
+  };
+}
+
+/** What an engine is bounded by; `leaving`: models that are gone from the config and still served. */
+export function limitsOf(
+  { tiers, limits, results, deadLetters, models }: Config,
+  leaving: readonly ModelConfig[] = [],
+) {
+  return {
+    models: new Map([...leaving, ...models].map(({ name, timeouts }) => [name, timeouts])),
+    tiers: tiers.length,
+    maxQueued: limits.maxQueued,
+    maxQueuedBytes: limits.maxQueuedBytes,
+    results,
+    deadLetters,
+  };
+}

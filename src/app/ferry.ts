@@ -1,0 +1,406 @@
+/**
+ * The only file that knows every part: it builds them, starts them in order, and stops them in reverse; and it changes
+ * what they go by while they run (`change`): everything that can fail first, then all of it in one step.
+ */
+import { randomUUID } from "node:crypto";
+import { isDeepStrictEqual } from "node:util";
+import type { Prospects } from "../gateway/admission/gate.ts";
+import type { Backend } from "../workers/backend/backend.ts";
+import { SimulatedBackend } from "../workers/backend/simulated.ts";
+import { makeBackend } from "./backends.ts";
+import type { Tally as Done } from "../cli/terminal/banner.ts";
+import { type Change, prepareChange } from "./change.ts";
+import { Certificates } from "../gateway/certificates.ts";
+import { type Clock, SystemClock } from "./clock.ts";
+import type { Config, ModelConfig, Role } from "./config/config.ts";
+import { Crews, type Prepared } from "./crews.ts";
+import { Demo } from "../cli/demo/demo.ts";
+import { Dispatcher } from "../dispatch/dispatcher.ts";
+import type { ModelRules } from "../dispatch/model-rules.ts";
+import { Reaper } from "../dispatch/reaper.ts";
+import { limitsOf, type Opened, openEngine, type Shared } from "./engines.ts";
+import { type FleetModel, Membership } from "../workers/fleet/membership.ts";
+import { FleetDemand } from "../workers/fleet/demand.ts";
+import { Front } from "./front.ts";
+import { adminRoutes } from "../gateway/admin.ts";
+import { Listener } from "../gateway/server.ts";
+import type { EdgeTls } from "../gateway/tls.ts";
+import { tuneHeap } from "./heap.ts";
+import { type Observers, openObservers } from "./observers.ts";
+import { type Reloaded, reloadRoutes } from "./reload.ts";
+import { Report } from "./report.ts";
+import { openRoster, type Roster } from "../workers/roster.ts";
+import { type OpenScaling, openScaling } from "../workers/scalings.ts";
+import { Events } from "../observe/events.ts";
+import { logEvents } from "../observe/log.ts";
+import { Tally } from "../observe/tally.ts";
+import { type Tracing, tracingOf } from "../observe/tracing.ts";
+import { Vaults } from "./vaults.ts";
+import { version } from "./version.ts";
+import { liveConfig, ofFleet, outlook } from "./wiring.ts";
+
+export async function startFerry(
+  config: Config,
+  clock: Clock = new SystemClock(),
+  role: Role = "all",
+  log = (line: string): void => void process.stderr.write(line),
+): Promise<Ferry> {
+  const ferry = new Ferry(config, clock, role, log);
+  try {
+    await ferry.start();
+    tuneHeap();
+    return ferry;
+  } catch (error) {
+    await ferry.stop();
+    throw error;
+  }
+}
+
+const LAST_WORDS_MS = 500;
+
+export class Ferry {
+  readonly events = new Events();
+  #config: Config;
+  /** For those who look at it when they need it. */
+  readonly #live: Config;
+  readonly #clock: Clock;
+  readonly #role: Role;
+  readonly #log: (line: string) => void;
+  #logEnd: () => void;
+  readonly #tally: Tally;
+  /** Left out: nobody is traced. */
+  readonly #tracing: Tracing | undefined;
+  /** Empty in a gateway. */
+  readonly #crews: Crews;
+  /** By model. */
+  readonly #prospects = new Map<string, Prospects>();
+  /** Clients' own credentials, by model. */
+  readonly #vaults: Vaults;
+  /** How to undo what was started, in the order in which it was started. */
+  readonly #undo: (() => Promise<void> | void)[] = [];
+  #opened: Opened | undefined;
+  #front: Front | undefined;
+  #tls: EdgeTls | undefined;
+  #membership: Membership | undefined;
+  #roster: Roster | undefined;
+  #scaling: OpenScaling | undefined;
+  #observers: Observers | undefined;
+  #draining = false;
+  /** The last that was prepared. */
+  #change: Change | undefined;
+  #stopped: Promise<void> | undefined;
+  /** What people may do to the simulated workers of this process; undefined where there are none. */
+  demo: Demo | undefined;
+  /** Where an accepted task is kept: by one server of the shared store, or by two. */
+  durability: "replica" | "local" | undefined;
+  adminUrl = "";
+  /** Who reads the config again when an operator asks for it; left out: it came from no file. */
+  onReload: (() => Promise<Reloaded>) | undefined;
+
+  constructor(config: Config, clock: Clock, role: Role, log: (line: string) => void) {
+    this.#config = config;
+    this.#live = liveConfig(() => this.#config);
+    this.#clock = clock;
+    this.#role = role;
+    this.#log = log;
+    const { models, telemetry } = config;
+    this.#vaults = new Vaults(clock);
+    this.#tally = new Tally(
+      this.events,
+      clock,
+      models.map(({ name }) => name),
+    );
+    this.#tracing = tracingOf(telemetry, process.env);
+    this.#logEnd = logEvents(this.events, clock, telemetry.logLevel, log);
+    this.#crews = new Crews({
+      clock,
+      makeBackend: (model, next, numbers) =>
+        makeBackend(model, clock, this.events, this.#vaults.of(model, next), numbers),
+      makeDispatcher: (rules, model, backend) => this.#dispatcher(rules, model, backend),
+      onBackend: (model, backend, { workers }) => {
+        if (!(backend instanceof SimulatedBackend)) this.demo?.forget(model);
+        else (this.demo ??= new Demo()).add(model, backend, workers.slots);
+      },
+    });
+    this.#crews.onGone = (model) => this.#gone(model);
+  }
+
+  /** Resolves when it can store no task any more and must be started again. */
+  get lost(): Promise<void> | undefined {
+    return this.#opened?.lost;
+  }
+
+  /** "" in a batcher. */
+  get apiUrl(): string {
+    return this.#front?.apiUrl ?? "";
+  }
+
+  /** "" where clients cannot speak gRPC. */
+  get grpcUrl(): string {
+    return this.#front?.grpcUrl ?? "";
+  }
+
+  async start(): Promise<void> {
+    const config = this.#config;
+    const runs = this.#role !== "gateway";
+    await this.#openTls();
+    // A store that cannot be used is told before models are loaded, which may take minutes.
+    const early = config.engine.kind === "redis" ? await this.#openEngine() : undefined;
+    this.#undo.push(() => this.#crews.stopBackends());
+    if (runs) await this.#crews.open(config);
+    const opened = (this.#opened = early ?? (await this.#openEngine()));
+    const { engine, shared } = opened;
+    // Walked back, this comes after the dispatchers have stopped: what they held is free then.
+    this.#undo.push(() => this.#membership?.stop());
+    this.#undo.push(() => this.#crews.stopDispatchers());
+    if (runs) this.#crews.begin(config, engine, shared !== undefined);
+    if (shared !== undefined) await this.#join(shared);
+    this.#look();
+    const reaper = new Reaper(engine, this.#clock);
+    this.#undo.push(() => reaper.stop());
+    await this.#openAdmin(opened, await this.#openRoster());
+    if (this.#role !== "batcher") await this.#openFront(opened);
+  }
+
+  /**
+   * From one config to the next: all of it, or nothing, and then it rejects with one line that says why. What differs
+   * in what is opened once (`app/config/diff.ts`) is not looked at here.
+   */
+  async change(next: Config): Promise<void> {
+    const prepared = await this.prepare(next);
+    await prepared.commit();
+  }
+
+  /** One at a time: the next one when this one was committed or abandoned. */
+  async prepare(next: Config): Promise<Change> {
+    const steps = [
+      ...(this.#tls === undefined ? [] : [() => this.#tls!.certificates.prepare()]),
+      ...(this.#role === "gateway" ? [] : [() => this.#crews.prepare(next)]),
+      ...(this.#front === undefined ? [] : [() => this.#front!.prepare(next)]),
+    ];
+    const commit = (prepared: readonly Prepared[]): void => this.#commit(next, prepared);
+    return (this.#change = await prepareChange(steps, () => this.#draining, commit));
+  }
+
+  /** Nothing here waits, and nothing here fails. */
+  #commit(next: Config, prepared: readonly Prepared[]): void {
+    const last = this.#config;
+    this.#config = next;
+    const gone = last.models.filter(({ name }) => !next.models.some((model) => model.name === name));
+    const leaving = [...this.#crews.leaving.map(({ model }) => model), ...gone];
+    this.#opened!.engine.retune(limitsOf(next, this.#role === "gateway" ? [] : leaving));
+    this.#vaults.retune(next);
+    for (const each of prepared) each.commit();
+    this.#look();
+    this.#tally.retune(next.models.map(({ name }) => name));
+    this.#roster!.retune(next.models, this.#crews);
+    this.#scaling!.retune(next);
+    if (!isDeepStrictEqual(last.models, next.models)) this.#observers!.retune();
+    const { logLevel } = next.telemetry;
+    if (logLevel === last.telemetry.logLevel) return;
+    this.#logEnd();
+    this.#logEnd = logEvents(this.events, this.#clock, logLevel, this.#log);
+  }
+
+  /** A model that was taken out of the config has run its last batch. */
+  #gone(model: string): void {
+    if (this.#config.models.some(({ name }) => name === model)) return;
+    this.#vaults.delete(model);
+    this.#opened!.engine.retune(
+      limitsOf(
+        this.#config,
+        this.#crews.leaving.map((crew) => crew.model),
+      ),
+    );
+    this.#look();
+  }
+
+  /** Who is there, after models came or went. */
+  #look(): void {
+    const { models } = this.#config;
+    const named = (name: string): FleetModel => {
+      const dispatcher = this.#crews.dispatcher(name);
+      return { name, ...(dispatcher && { dispatcher }) };
+    };
+    const leaving = this.#crews.leaving.map(({ model, dispatcher }) => ({ name: model.name, dispatcher }));
+    this.#membership?.retune(
+      models.map(({ name }) => named(name)),
+      leaving,
+    );
+    for (const name of this.#prospects.keys()) {
+      if (!models.some((model) => model.name === name)) this.#prospects.delete(name);
+    }
+    const { fleet } = this.#membership ?? {};
+    for (const { name } of models) {
+      if (this.#prospects.has(name)) continue;
+      this.#prospects.set(name, outlook(name, this.#crews.dispatcher(name), fleet));
+    }
+  }
+
+  /** Early, for the same reason: a certificate that cannot be used is told before models are loaded. */
+  async #openTls(): Promise<void> {
+    const { tls, admin } = this.#config;
+    if (tls === undefined || (this.#role === "batcher" && !admin.tls)) return;
+    const certificates = new Certificates("tls", tls, tls.reloadMs, this.#clock, this.events);
+    this.#undo.push(() => certificates.stop());
+    await certificates.start();
+    this.#tls = { ...tls, certificates };
+  }
+
+  async #openEngine(): Promise<Opened> {
+    const opened = await openEngine(this.#config, this.#clock, this.events);
+    this.#opened = opened;
+    this.#undo.push(() => opened.close());
+    if (opened.shared !== undefined) this.durability = opened.shared.durability();
+    return opened;
+  }
+
+  /** Takes this process's place in the fleet: from here on it holds its share of the workers. */
+  async #join({ engine, registry, id }: Shared): Promise<void> {
+    const { engine: settings, zone } = this.#config;
+    if (settings.kind !== "redis") throw new Error("a fleet needs a shared engine; this is a bug");
+    const { beatMs, aliveMs } = settings;
+    const membership = (this.#membership = new Membership(
+      { id, zone, role: this.#role, version: version(), beatMs, aliveMs, models: [] },
+      { registry, clock: this.#clock, events: this.events, random: Math.random },
+    ));
+    this.#look();
+    await membership.start();
+    if (this.#role !== "gateway") await engine.serve(new FleetDemand(membership.fleet, this.#clock));
+  }
+
+  /** Before `drain`: those who have connected already are let in. */
+  takeWaiting = async (): Promise<void> => this.#front?.takeWaiting();
+
+  /** No new request is taken; resolves when those that wait are answered and no batch runs. */
+  async drain(): Promise<void> {
+    const { lingerMs, drainMs } = this.#config.limits;
+    this.#draining = true;
+    if (lingerMs > 0) await this.#front?.linger(Math.min(lingerMs, drainMs / 2));
+    this.#front?.refuse();
+    await this.#front?.drain();
+    this.#membership?.drain();
+    await Promise.all([this.#crews.drain(), this.#opened?.shared?.engine.drain()]);
+  }
+
+  /** Stops at once; accepted tasks stay in the engine. Idempotent. */
+  stop(): Promise<void> {
+    this.#stopped ??= this.#stop();
+    return this.#stopped;
+  }
+
+  async [Symbol.asyncDispose](): Promise<void> {
+    await this.stop();
+  }
+
+  tally(): Done {
+    const { requests, batches, tasks, calls, lost } = this.#tally;
+    const slots = this.#crews.dispatchers.flatMap(({ workers }) => workers.slots);
+    const running = slots.filter(({ batch }) => batch).length;
+    return { requests, batches, tasks, calls, lost, queued: this.#front?.waiting ?? 0, running };
+  }
+
+  async #stop(): Promise<void> {
+    this.#draining = true;
+    this.#front?.refuse();
+    await this.#front?.settle(LAST_WORDS_MS);
+    await this.#change?.abandon();
+    for (const undo of this.#undo.toReversed()) await undo();
+    await this.#clock.rest?.();
+  }
+
+  #dispatcher(rules: ModelRules, model: ModelConfig, backend: Backend): Dispatcher {
+    const { engine, shared } = this.#opened!;
+    return new Dispatcher(rules, backend.workers, {
+      engine,
+      clock: this.#clock,
+      events: this.events,
+      random: Math.random,
+      newBatchId: () => randomUUID(),
+      // Our own children are nobody else's, and every process calls its own alike: gpu-1, gpu-2.
+      ...(shared !== undefined && ofFleet(model, shared.id)),
+    });
+  }
+
+  async #openRoster(): Promise<Roster> {
+    const [clock, events, membership] = [this.#clock, this.events, this.#membership];
+    const { takenOut } = this.#crews;
+    const roster = await openRoster(this.#config, this.#crews, { clock, events, membership, takenOut });
+    this.#undo.push(() => roster.stop());
+    return (this.#roster = roster);
+  }
+
+  async #openAdmin({ engine, shared, durable, writable }: Opened, desk: Roster): Promise<void> {
+    const { tiers, limits, admin } = this.#config;
+    const clock = this.#clock;
+    const known = { config: this.#live, role: this.#role, engine, tally: this.#tally, clock };
+    const report = new Report({
+      ...known,
+      desk,
+      dispatchers: this.#crews.dispatchers,
+      fleet: this.#membership?.fleet,
+      draining: () => this.#draining,
+      prospects: (model) => this.#prospects.get(model)!,
+      durability: () => shared?.durability() ?? (durable ? "disk" : "none"),
+      reachable: () => shared?.reachable() ?? true,
+      writable,
+      scaling: () => this.#scaling?.loop,
+    });
+    this.#openScaling(report);
+    const observers = await openObservers({
+      ...known,
+      events: this.events,
+      sight: report,
+      tracing: this.#tracing,
+      random: Math.random,
+      apiUrl: () => this.apiUrl,
+    });
+    this.#observers = observers;
+    // Walked back, this comes last: they hear of everything that ends.
+    this.#undo.unshift(() => observers.close());
+    const guarded = { ...observers.guarded, ...reloadRoutes(() => this.onReload) };
+    const listener = new Listener(
+      adminRoutes(engine, report, tiers, admin.token, { ...observers, guarded }),
+      limits,
+      clock,
+      this.events,
+      { tls: admin.tls ? this.#tls : undefined, uncounted: true },
+    );
+    this.#undo.push(() => listener.close());
+    this.adminUrl = await listener.listen(admin.listen.host, admin.listen.port);
+  }
+
+  #openScaling(report: Report): void {
+    const { fleet } = this.#membership ?? {};
+    const opened = openScaling(this.#config, {
+      clock: this.#clock,
+      events: this.events,
+      dispatchers: this.#crews.dispatchers,
+      backends: this.#crews.backends,
+      see: (model, now) => report.sighting(model, now),
+      leads: () => fleet === undefined || fleet.leads(),
+    });
+    this.#scaling = opened;
+    this.#undo.push(opened.close);
+  }
+
+  async #openFront(opened: Opened): Promise<void> {
+    const front = new Front(this.#config, {
+      role: this.#role,
+      clock: this.#clock,
+      events: this.events,
+      opened,
+      tls: this.#tls,
+      tracing: this.#tracing,
+      membership: this.#membership,
+      dispatcher: (model) => this.#crews.dispatcher(model),
+      prospects: (model) => this.#prospects.get(model),
+      vault: (model, config) => this.#vaults.of(model, config),
+      draining: () => this.#draining,
+      random: Math.random,
+    });
+    this.#front = front;
+    this.#undo.push(() => front.close());
+    await front.open(this.#config);
+  }
+}

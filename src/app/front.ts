@@ -1,0 +1,346 @@
+/**
+ * The doors for clients, from the config: who may enter, what is at which path, and the listeners.
+ *
+ * Everything that goes by the config is one generation: credentials, gates, protocols, ways past the batches. A change
+ * prepares the next generation beside the one in use (which may fail, and then nothing was changed) and swaps them in
+ * one step. Whoever is inside goes on with the generation that let them in; what they wait for, the router and the
+ * engine, is the same in all. Connections know nothing of it.
+ */
+import { randomInt } from "node:crypto";
+import { Admission, type AdmissionRules } from "../gateway/admission/admit.ts";
+import { Gate, type Prospects } from "../gateway/admission/gate.ts";
+import type { Vault } from "../workers/backend/vault.ts";
+import type { Clock } from "./clock.ts";
+import type { Config, ModelConfig, Role } from "./config/config.ts";
+import { isLoopback } from "./config/check.ts";
+import { Shares } from "../core/share.ts";
+import { type OpenCredentials, openCredentials } from "./credentials.ts";
+import type { Prepared } from "./crews.ts";
+import type { Dispatcher } from "../dispatch/dispatcher.ts";
+import {
+  hasTensorWorkers,
+  knownWorkers,
+  openDropIns,
+  type OpenDropIns,
+  speaksTensors,
+  spokenBy,
+} from "./dropins.ts";
+import type { Opened } from "./engines.ts";
+import type { Membership } from "../workers/fleet/membership.ts";
+import { ClientBytes } from "../gateway/byte-budget.ts";
+import { Crossing } from "../gateway/crossing.ts";
+import { EarlyRefusals } from "../gateway/early-refusal.ts";
+import { GrpcDoor, type GrpcModel } from "../gateway/grpc.ts";
+import { healthRoutes } from "../gateway/health.ts";
+import { Intake, type ModelDoor } from "../gateway/intake.ts";
+import { NativeProtocol } from "../gateway/native.ts";
+import { openapiRoutes } from "../gateway/openapi.ts";
+import { PageGuard } from "../gateway/page-guard.ts";
+import { screeningFor } from "../gateway/screening.ts";
+import { Listener, type Routes } from "../gateway/server.ts";
+import type { EdgeTls } from "../gateway/tls.ts";
+import { Router } from "../gateway/router.ts";
+import { Events } from "../observe/events.ts";
+import type { Tracing } from "../observe/tracing.ts";
+import { version } from "./version.ts";
+import { perUser, samplerFor } from "./wiring.ts";
+
+export interface FrontParts {
+  readonly role: Role;
+  readonly clock: Clock;
+  readonly events: Events;
+  readonly opened: Opened;
+  readonly tls: EdgeTls | undefined;
+  readonly tracing: Tracing | undefined;
+  readonly membership: Membership | undefined;
+  /** Undefined where this process runs no batches of it. */
+  readonly dispatcher: (model: string) => Dispatcher | undefined;
+  /** How the workers of a model are; undefined once it is gone. */
+  readonly prospects: (model: string) => Prospects | undefined;
+  /** Keeps clients' credentials for the model's workers; undefined where they get none. */
+  readonly vault: (model: ModelConfig, config: Config) => Vault | undefined;
+  readonly draining: () => boolean;
+  /** Numbers in [0, 1). */
+  readonly random: () => number;
+}
+
+interface Generation {
+  readonly config: Config;
+  readonly doors: readonly ModelDoor[];
+  readonly credentials: OpenCredentials;
+  readonly crossing: Crossing;
+  readonly passing: OpenDropIns;
+  readonly routes: Routes;
+  readonly tensors: readonly GrpcModel[];
+  readonly grpcPages: PageGuard | undefined;
+}
+
+/** Of a model that nobody serves any more: those who came while it was served have been let in. */
+const NOBODY = {
+  healthy: 0,
+  idle: 0,
+  overdue: 0,
+  perMs: 0,
+  nominalPerMs: 0,
+  batchSize: 1,
+  batchMs: 0,
+  runMs: 0,
+  deviationMs: 0,
+  freeAt: [],
+  nextUsableAt: Infinity,
+} as const;
+
+export class Front {
+  readonly #parts: FrontParts;
+  readonly #router: Router;
+  readonly #admission: Admission;
+  readonly #underway = new Shares();
+  readonly #bytes: ClientBytes;
+  #now: Generation | undefined;
+  /** Ends what is left of the generation before. */
+  #last: (() => void) | undefined;
+  #listener: Listener | undefined;
+  #grpc: GrpcDoor | undefined;
+  apiUrl = "";
+  /** "" where clients cannot speak gRPC. */
+  grpcUrl = "";
+
+  constructor(config: Config, parts: FrontParts) {
+    const { clock, events, opened } = parts;
+    this.#parts = parts;
+    this.#bytes = new ClientBytes(config.limits.maxQueuedBytes, largestBody(config));
+    this.#router = new Router(opened.engine, clock, randomInt(2 ** 32));
+    this.#admission = new Admission(rulesOf(config), opened.engine, clock, events);
+  }
+
+  async open(config: Config): Promise<void> {
+    const { clock, events, tls, tracing, random } = this.#parts;
+    const { limits, listen } = config;
+    const first = (this.#now = await this.#generation(config));
+    this.#tellDoors(first);
+    const { routes, passing } = first;
+    this.#listener = new Listener(routes, limits, clock, events, {
+      elsewhere: (path) => passing.dropIns.find(path),
+      pages: guardOf(config, listen),
+      tls,
+      sampler: tracing && samplerFor(tracing, random),
+      bytes: this.#bytes,
+      early: new EarlyRefusals({
+        admission: this.#admission,
+        clock,
+        events,
+        credentials: () => this.#now!.credentials.credentials,
+      }),
+    });
+    this.apiUrl = await this.#listener.listen(listen.host, listen.port);
+    await this.#openGrpc(config);
+  }
+
+  /** The next generation; rejects with one line when a file or a certificate cannot be used. */
+  async prepare(config: Config): Promise<Prepared> {
+    const next = await this.#generation(config);
+    return { commit: () => this.#swap(next), abandon: () => end(next) };
+  }
+
+  /** Requests of clients that are not answered yet. */
+  get waiting(): number {
+    return (this.#listener?.open ?? 0) + (this.#grpc?.open ?? 0);
+  }
+
+  /** Nothing new is taken on. */
+  refuse(): void {
+    this.#admission.draining = true;
+  }
+
+  async takeWaiting(): Promise<void> {
+    await this.#listener?.takeWaiting();
+  }
+
+  async linger(ms: number): Promise<void> {
+    await this.#listener?.linger(ms);
+  }
+
+  async drain(): Promise<void> {
+    await Promise.all([this.#listener?.drain(), this.#grpc?.drain()]);
+  }
+
+  /** Whoever still waits is told where to ask; that takes a moment to reach the socket. */
+  async settle(ms: number): Promise<void> {
+    this.#router.releaseAll();
+    await Promise.all([this.#listener?.settle(ms), this.#grpc?.settle(ms)]);
+  }
+
+  async close(): Promise<void> {
+    this.#grpc?.close();
+    this.#listener?.close();
+    this.#last?.();
+    if (this.#now !== undefined) await end(this.#now);
+    this.#router.close();
+  }
+
+  #swap(next: Generation): void {
+    const last = this.#now!;
+    this.#now = next;
+    this.#admission.retune(rulesOf(next.config));
+    this.#bytes.retune(next.config.limits.maxQueuedBytes, largestBody(next.config));
+    for (const door of last.doors) door.gate.open = next.doors.some(({ name }) => name === door.name);
+    this.#tellDoors(next);
+    const { routes, passing, config } = next;
+    const elsewhere = (path: string) => passing.dropIns.find(path);
+    const pages = guardOf(config, config.listen);
+    this.#listener!.serve(routes, { elsewhere, pages }, config.limits.maxBodyBytes);
+    last.passing.leave();
+    // Somebody may be on the way in by them.
+    const { clock } = this.#parts;
+    this.#last?.();
+    const alarm = clock.at(clock.now() + config.limits.requestTimeoutMs, () => this.#last?.());
+    this.#last = () => {
+      alarm.cancel();
+      last.credentials.close();
+      this.#last = undefined;
+    };
+  }
+
+  #tellDoors({ doors }: Generation): void {
+    const { membership } = this.#parts;
+    if (membership === undefined) return;
+    membership.doors = (now) =>
+      doors.map(({ name, gate }) => ({ name, admittedPerMs: gate.admittedPerMs(now) }));
+  }
+
+  async #generation(config: Config): Promise<Generation> {
+    const { clock, events, opened, draining } = this.#parts;
+    const { engine, durable, shared } = opened;
+    const admission = this.#admission;
+    const router = this.#router;
+    const doors = config.models.map((model) => this.#door(model, config));
+    const opening = await openCredentials(config, shared, clock, events);
+    const { credentials } = opening;
+    const intake = new Intake(doors, admission, router, engine, clock);
+    const parts = { credentials, intake, admission, router, engine, clock };
+    const native = new NativeProtocol({ ...config.api, durable }, parts);
+    const crossing = new Crossing(parts);
+    let passing: OpenDropIns;
+    try {
+      passing = await this.#openDropIns(config, crossing, doors);
+    } catch (error) {
+      opening.close();
+      throw error;
+    }
+    const described = { ...healthRoutes(draining, opened.writable), ...openapiRoutes(credentials.required) };
+    const routes = { ...passing.dropIns.routes(), ...native.routes(), ...described };
+    const tensors = config.models.filter(speaksTensors).map(({ name, maxBatchSize }) => ({
+      name,
+      alone: maxBatchSize === 1,
+      ready: () => this.#healthy(name),
+    }));
+    const grpcPages = guardOf(config, config.grpc.listen);
+    return { config, doors, credentials: opening, crossing, passing, routes, tensors, grpcPages };
+  }
+
+  #openDropIns(config: Config, crossing: Crossing, doors: readonly ModelDoor[]): Promise<OpenDropIns> {
+    const { role, clock, events } = this.#parts;
+    const workers = (at: number) => this.#parts.dispatcher(config.models[at]!.name);
+    return openDropIns(config, {
+      crossing,
+      admission: this.#admission,
+      clock,
+      // Those who run batches tell what there is to tell about certificates.
+      events: role === "gateway" ? events : new Events(),
+      workers: (at) => {
+        const dispatcher = workers(at);
+        return dispatcher && knownWorkers(dispatcher, clock.now());
+      },
+      healthy: (model) => this.#healthy(model),
+      screening: (at) => doors[at]!.screen,
+      ready: () => this.#ready(),
+      underway: this.#underway,
+    });
+  }
+
+  async #openGrpc({ grpc, limits }: Config): Promise<void> {
+    if (grpc.listen === undefined) return;
+    const { clock, events, tls, tracing, random } = this.#parts;
+    const now = (): Generation => this.#now!;
+    const door = (this.#grpc = new GrpcDoor(
+      // More rows than that can never be queued at once.
+      { ...limits, ...grpc, maxRows: Math.min(grpc.maxRows, limits.maxQueued) },
+      {
+        get crossing() {
+          return now().crossing;
+        },
+        get models() {
+          return now().tensors;
+        },
+        get pages() {
+          return now().grpcPages;
+        },
+        ready: () => this.#ready(),
+        version: version(),
+        bytes: this.#bytes,
+        clock,
+        events,
+        tls,
+        sampler: tracing && samplerFor(tracing, random),
+      },
+    ));
+    this.grpcUrl = await door.listen(grpc.listen.host, grpc.listen.port);
+  }
+
+  #ready(): boolean {
+    return !this.#parts.draining() && this.#parts.opened.writable();
+  }
+
+  /** At least one worker of this model can be given batches. */
+  #healthy(model: string): boolean {
+    return (this.#parts.prospects(model)?.horizon(this.#parts.clock.now()).healthy ?? 0) > 0;
+  }
+
+  #door(model: ModelConfig, config: Config): ModelDoor {
+    const { name, timeouts, cache, collapse } = model;
+    const { admission, tiers } = config;
+    const rules = { ...admission, ...timeouts, model: name, tiers: tiers.length };
+    const before = this.#now?.doors.find((door) => door.name === name)?.gate;
+    const gate = new Gate(rules, this.#prospects(name), this.#parts.opened.engine, before);
+    const looksForFree = this.#parts.membership === undefined;
+    const screen = screeningFor({
+      deny: model.deny,
+      protocols: spokenBy(model).map((protocol) => protocol.name),
+      tensorWorkers: hasTensorWorkers(model),
+    });
+    const vault = this.#parts.vault(model, config);
+    return { name, totalMs: timeouts.totalMs, cache, collapse, gate, looksForFree, screen, vault };
+  }
+
+  /** Asked for each time: a model that is new begins after its door was made. */
+  #prospects(model: string): Prospects {
+    const { prospects } = this.#parts;
+    return {
+      horizon: (now) => prospects(model)?.horizon(now) ?? NOBODY,
+      hasRoom: (waiting, now) => prospects(model)?.hasRoom(waiting, now) ?? false,
+      othersPerMs: (tier) => prospects(model)?.othersPerMs(tier) ?? 0,
+    };
+  }
+}
+
+/** For loopback listeners without authentication, which any web page could call otherwise. */
+function guardOf({ auth }: Config, listen: Config["grpc"]["listen"]): PageGuard | undefined {
+  if (auth.mode === "required" || listen === undefined || !isLoopback(listen.host)) return undefined;
+  const advice =
+    "use its address or localhost, list the name in auth.allowedHosts, or set auth.mode: required";
+  return new PageGuard(auth.allowedHosts, advice);
+}
+
+function largestBody({ limits, grpc }: Config): number {
+  return Math.max(limits.maxBodyBytes, grpc.maxMessageBytes);
+}
+
+function rulesOf({ tiers, limits, models }: Config): AdmissionRules {
+  const onlyModel = models.length === 1 ? models[0]!.name : undefined;
+  return { tiers, onlyModel, ...perUser(limits.perUserPerMinute) };
+}
+
+async function end({ credentials, passing }: Generation): Promise<void> {
+  credentials.close();
+  await passing.close();
+}

@@ -1,0 +1,384 @@
+/**
+ * `ferry serve --processes N`: N whole Ferrys on one machine, one public port, one parent that looks after them.
+ *
+ *   parent ── begin ─► starting ── ready ─► serving ── drain ─► ended         tally: what it has done, when asked
+ *                          ▲                   │ it dies
+ *                          └──── wait ◄────────┘                              a process that dies is started again
+ *
+ * The parent runs no gateway: it takes connections and hands them out (`app/processes/life.ts`), prints what the others
+ * say line by line, each with the number of its process, and starts a process that died again: after 100 ms, and
+ * twice as long each time it dies again, to 30 s; one that served for 30 s begins anew. Before all are ready for the
+ * first time nothing is started again: the first that ends takes the start with it, and its reason is the one error.
+ * What several say alike before that (a warning about Redis) is printed once.
+ *
+ * Each process has an admin listener of its own, at `admin.listen` and the ports above it: health, metrics and the
+ * dashboard are a process's own. All ports are tried, and those that the config leaves open chosen, before anything
+ * starts, so that a process comes back where it was.
+ *
+ * Tasks lie in Redis, so a process that dies loses none; its callers lose their connections.
+ */
+import { jsonLine, type Durability, type Tally } from "../../cli/terminal/banner.ts";
+import type { Alarm, Clock } from "../clock.ts";
+import type { Config, Role } from "../config/config.ts";
+import { Follower } from "./changes.ts";
+import { giveOutPorts, withPortsOf } from "./ports.ts";
+import { NO_FILE, type Reloaded } from "../reload.ts";
+
+/** What a process is told. */
+export type Order =
+  | { readonly is: "begin"; readonly config: Config; readonly role: Role }
+  | { readonly is: "tally" }
+  /** Another config, of which everything that differs can be changed; nothing is before the verdict on this round. */
+  | { readonly is: "change"; readonly round: number; readonly config: Config }
+  | { readonly is: "commit"; readonly round: number }
+  | { readonly is: "abandon"; readonly round: number }
+  /** What came of the reload that it asked for. */
+  | { readonly is: "reloaded"; readonly outcome: Reloaded }
+  | { readonly is: "drain" };
+
+/** What it says. */
+export type Word =
+  | ({ readonly is: "ready" } & ReadyWord)
+  | { readonly is: "failed"; readonly why: string }
+  | { readonly is: "tally"; readonly tally: Tally }
+  /** It prepares, and lives. */
+  | { readonly is: "preparing" }
+  /** `why`: why it cannot change; left out: it can, and waits for the verdict. */
+  | { readonly is: "prepared"; readonly round: number; readonly why?: string }
+  | { readonly is: "changed"; readonly round: number }
+  /** An operator asked it to have the config read again. */
+  | { readonly is: "reload" }
+  /** The last: it exits next. */
+  | { readonly is: "ended"; readonly tally: Tally };
+
+interface ReadyWord {
+  readonly apiUrl: string;
+  readonly grpcUrl?: string | undefined;
+  readonly adminUrl: string;
+  readonly durability: Durability | undefined;
+}
+
+/** One life of a process, as its parent sees it. */
+export interface Life {
+  readonly pid: number;
+  /** Does nothing once it is gone. */
+  send(order: Order): void;
+  kill(): void;
+}
+
+/** Who is told what becomes of a life. After `gone` there comes nothing more. */
+export interface Watcher {
+  word(word: Word): void;
+  /** A whole line of its stderr, without its end. */
+  line(text: string): void;
+  /** It has ended; how, in words: `was killed by SIGKILL`. */
+  gone(how: string): void;
+}
+
+export interface ProcessesParts {
+  readonly clock: Clock;
+  fork(watcher: Watcher): Life;
+  /** Whole lines. */
+  log(line: string): void;
+}
+
+export const FIRST_WAIT_MS = 100;
+export const MAX_WAIT_MS = 30_000;
+/** Beyond `limits.drainMs`, for what comes after a drain; whoever still runs then is killed. */
+export const GRACE_MS = 10_000;
+/** A process that does not answer in this time is left out of a tally. */
+export const TALLY_MS = 1000;
+/** Lines that are remembered during the start, so that they are said once. */
+const MAX_HEARD = 1000;
+
+const NOTHING: Tally = { requests: 0, batches: 0, tasks: 0, calls: 0, lost: 0, queued: 0, running: 0 };
+
+/** One of the N, in all of its lives. */
+interface Seat {
+  /** The first is 1. */
+  readonly number: number;
+  config: Config;
+  /** What this life began with. */
+  begun: Config | undefined;
+  /** While it is told what changed during its start. */
+  catchingUp: Promise<void> | undefined;
+  life: Life | undefined;
+  /** How this life is told of changes. */
+  follower: Follower | undefined;
+  ready: ReadyWord | undefined;
+  /** When this life became ready; undefined before. */
+  readyAt: number | undefined;
+  waitMs: number;
+  again: Alarm | undefined;
+  /** Why it could not start, in its own words. */
+  failed: string | undefined;
+  /** What it said last. */
+  ended: Tally | undefined;
+  answered: ((tally: Tally) => void) | undefined;
+}
+
+export class Processes {
+  readonly graceMs = GRACE_MS;
+  /** Who reads the config again; left out: it came from no file. */
+  onReload: (() => Promise<Reloaded>) | undefined;
+  readonly #seats: readonly Seat[];
+  readonly #role: Role;
+  readonly #parts: ProcessesParts;
+  readonly #quiet: boolean;
+  readonly #started = Promise.withResolvers<void>();
+  readonly #over = Promise.withResolvers<void>();
+  /** What was said during the start; undefined afterwards. */
+  #heard: Set<string> | undefined = new Set();
+  /** What those did that ended in order. */
+  #past = NOTHING;
+  #stopping = false;
+
+  /** `configs`: one for each process, with its own ports. */
+  constructor(configs: readonly Config[], role: Role, parts: ProcessesParts) {
+    this.#role = role;
+    this.#parts = parts;
+    this.#quiet = configs[0]!.telemetry.logLevel === "silent";
+    this.#seats = configs.map((config, at) => ({
+      number: at + 1,
+      config,
+      begun: undefined,
+      catchingUp: undefined,
+      life: undefined,
+      follower: undefined,
+      ready: undefined,
+      readyAt: undefined,
+      waitMs: FIRST_WAIT_MS,
+      again: undefined,
+      failed: undefined,
+      ended: undefined,
+      answered: undefined,
+    }));
+  }
+
+  /** Resolves when all are ready; rejects, with none left, when one ends before that. */
+  async start(): Promise<void> {
+    for (const seat of this.#seats) this.#begin(seat);
+    try {
+      await this.#started.promise;
+    } catch (error) {
+      await this.stop();
+      throw error;
+    }
+    this.#heard = undefined;
+  }
+
+  /** "" for batchers. */
+  get grpcUrl(): string | undefined {
+    return this.#seats[0]!.ready!.grpcUrl;
+  }
+
+  get apiUrl(): string {
+    return this.#seats[0]!.ready!.apiUrl;
+  }
+
+  get adminUrl(): string {
+    return this.adminUrls[0]!;
+  }
+
+  /** In the order of their numbers. */
+  get adminUrls(): string[] {
+    return this.#seats.map(({ ready }) => ready!.adminUrl);
+  }
+
+  get durability(): Durability | undefined {
+    return this.#seats[0]!.ready!.durability;
+  }
+
+  /** All together. What a process did that was killed, or does not answer, is not in it. */
+  async tally(): Promise<Tally> {
+    const tallies = await Promise.all(this.#seats.map((seat) => this.#ask(seat)));
+    return tallies.reduce(add, this.#past);
+  }
+
+  /** All of them, or none. Rejects with the reason of one that cannot, or that says nothing. */
+  async change(next: Config): Promise<void> {
+    await Promise.all(this.#seats.flatMap(({ catchingUp }) => catchingUp ?? []));
+    const { processAnswerMs: silentMs } = this.#seats[0]!.config.limits;
+    // One that is not there begins with it, and one that is starting is told when it is ready.
+    const asked = this.#seats.filter(({ readyAt, life }) => readyAt !== undefined && life !== undefined);
+    const followers = asked.map(({ follower }) => follower!);
+    const whys = await Promise.all(
+      asked.map((seat, at) => followers[at]!.prepare(withPortsOf(seat.config, next), silentMs)),
+    );
+    const why = whys.find((each) => each !== undefined);
+    if (why !== undefined) {
+      for (const follower of followers) follower.abandon();
+      throw new Error(why);
+    }
+    for (const seat of this.#seats) {
+      seat.config = withPortsOf(seat.config, next);
+      // It came while the others prepared.
+      const late = seat.readyAt !== undefined && !followers.includes(seat.follower!);
+      if (late && seat.life !== undefined) seat.catchingUp = this.#catchUp(seat, seat.life);
+    }
+    await Promise.all(asked.map((seat, at) => this.#commit(seat, followers[at]!, silentMs)));
+  }
+
+  async #commit({ number }: Seat, follower: Follower, silentMs: number): Promise<void> {
+    if (await follower.commit(silentMs)) return;
+    const then = "it changes when it wakes up";
+    this.#log("warn", `process has not said that it changed with the others; ${then}`, { process: number });
+  }
+
+  /** The config changed while it was starting. Where it cannot follow, it begins anew. */
+  async #catchUp(seat: Seat, life: Life): Promise<void> {
+    const { follower, config } = seat;
+    const { processAnswerMs: silentMs } = config.limits;
+    const why = await follower!.prepare(config, silentMs);
+    const done = why === undefined && (await follower!.commit(silentMs));
+    seat.catchingUp = undefined;
+    if (done || seat.life !== life) return;
+    this.#log("warn", "process cannot follow a reload, and begins anew", {
+      process: seat.number,
+      why: why ?? "it does not answer",
+    });
+    life.kill();
+  }
+
+  async #reload({ life }: Seat): Promise<void> {
+    const nothing: Reloaded = { problems: [NO_FILE] };
+    life?.send({ is: "reloaded", outcome: (await this.onReload?.()) ?? nothing });
+  }
+
+  /** Nothing new is taken; resolves when all have ended. */
+  async drain(): Promise<void> {
+    this.#stop((life) => life.send({ is: "drain" }));
+    await this.#over.promise;
+  }
+
+  /** Ends whoever is left, at once. */
+  async stop(): Promise<void> {
+    this.#stop((life) => life.kill());
+    await this.#over.promise;
+  }
+
+  #stop(end: (life: Life) => void): void {
+    this.#stopping = true;
+    for (const { life, again } of this.#seats) {
+      again?.cancel();
+      if (life !== undefined) end(life);
+    }
+    this.#whenOver();
+  }
+
+  #begin(seat: Seat): void {
+    seat.again = seat.readyAt = seat.failed = seat.ended = undefined;
+    seat.life = this.#parts.fork({
+      word: (word) => this.#hear(seat, word),
+      line: (text) => this.#print(seat, text),
+      gone: (how) => this.#gone(seat, how),
+    });
+    seat.follower = new Follower(seat.number, seat.life, this.#parts.clock);
+    seat.begun = seat.config;
+    seat.life.send({ is: "begin", config: seat.config, role: this.#role });
+  }
+
+  #hear(seat: Seat, word: Word): void {
+    seat.follower?.hear(word);
+    if (word.is === "ready") this.#ready(seat, word);
+    else if (word.is === "failed") seat.failed = word.why;
+    else if (word.is === "tally") seat.answered?.(word.tally);
+    else if (word.is === "reload") void this.#reload(seat);
+    else if (word.is === "ended") seat.ended = word.tally;
+  }
+
+  #ready(seat: Seat, word: ReadyWord): void {
+    const restarted = seat.ready !== undefined;
+    seat.ready = word;
+    seat.readyAt = this.#parts.clock.now();
+    if (seat.begun !== seat.config) seat.catchingUp = this.#catchUp(seat, seat.life!);
+    if (restarted) this.#log("info", "process ready", { process: seat.number, pid: seat.life!.pid });
+    else if (this.#seats.every(({ ready }) => ready !== undefined)) this.#started.resolve();
+  }
+
+  #gone(seat: Seat, how: string): void {
+    const { pid } = seat.life!;
+    seat.life = undefined;
+    this.#past = add(this.#past, seat.ended ?? NOTHING);
+    seat.answered?.(NOTHING);
+    seat.follower?.gone();
+    if (this.#stopping) this.#whenOver();
+    else if (this.#heard !== undefined) {
+      const why = seat.failed ?? `process ${seat.number} ${how} before all were ready`;
+      this.#started.reject(new Error(why));
+    } else this.#comeAgain(seat, pid, seat.failed ?? how);
+  }
+
+  #comeAgain(seat: Seat, pid: number, why: string): void {
+    const { clock } = this.#parts;
+    const now = clock.now();
+    if (seat.readyAt !== undefined && now - seat.readyAt >= MAX_WAIT_MS) seat.waitMs = FIRST_WAIT_MS;
+    const restartMs = seat.waitMs;
+    seat.waitMs = Math.min(MAX_WAIT_MS, 2 * restartMs);
+    seat.again = clock.at(now + restartMs, () => this.#begin(seat));
+    this.#log("warn", "process ended", { process: seat.number, pid, why, restartMs });
+  }
+
+  #whenOver(): void {
+    if (this.#seats.every(({ life }) => life === undefined)) this.#over.resolve();
+  }
+
+  async #ask(seat: Seat): Promise<Tally> {
+    // The sum of those that ended in order has the tally of one that is not here.
+    if (seat.life === undefined || seat.readyAt === undefined) return NOTHING;
+    if (seat.ended !== undefined) return seat.ended;
+    const { clock } = this.#parts;
+    const { promise, resolve } = Promise.withResolvers<Tally>();
+    const alarm = clock.at(clock.now() + TALLY_MS, () => resolve(NOTHING));
+    seat.answered = resolve;
+    seat.life.send({ is: "tally" });
+    try {
+      return await promise;
+    } finally {
+      alarm.cancel();
+      seat.answered = undefined;
+    }
+  }
+
+  /** What is no line of the log (a stack, a word of Node's) passes as it is. */
+  #print({ number }: Seat, text: string): void {
+    const ours = text.startsWith('{"') && text.endsWith("}");
+    if (ours && this.#saidBefore(text)) return;
+    this.#parts.log(ours ? `${text.slice(0, -1)},"process":${number}}\n` : `${text}\n`);
+  }
+
+  #saidBefore(text: string): boolean {
+    if (this.#heard === undefined || this.#heard.size >= MAX_HEARD) return false;
+    const timeless = text.replace(/"time":"[^"]*"/, "");
+    if (this.#heard.has(timeless)) return true;
+    this.#heard.add(timeless);
+    return false;
+  }
+
+  #log(level: "info" | "warn", msg: string, facts: object): void {
+    if (!this.#quiet) this.#parts.log(jsonLine(level, this.#parts.clock.now(), msg, facts));
+  }
+}
+
+export async function startProcesses(
+  count: number,
+  config: Config,
+  role: Role,
+  parts: ProcessesParts,
+): Promise<Processes> {
+  const processes = new Processes(await giveOutPorts(config, count, role), role, parts);
+  await processes.start();
+  return processes;
+}
+
+function add(a: Tally, b: Tally): Tally {
+  return {
+    requests: a.requests + b.requests,
+    batches: a.batches + b.batches,
+    tasks: a.tasks + b.tasks,
+    calls: a.calls + b.calls,
+    lost: a.lost + b.lost,
+    queued: a.queued + b.queued,
+    running: a.running + b.running,
+  };
+}

@@ -1,0 +1,108 @@
+/**
+ * Reads the config file again and applies what changed, all of it or nothing.
+ *
+ *   load → problems?  → differences → what needs a restart?  → apply (may refuse)
+ *
+ * Whatever is wrong, everything that is wrong is told, and nothing was changed. One at a time: whoever asks while
+ * another reload is under way waits for it, and has the file read after it.
+ */
+import { diffConfigs } from "./config/diff.ts";
+import { formatProblems, type Loaded } from "./config/load.ts";
+import type { Config } from "./config/config.ts";
+import { Refusal } from "../core/errors.ts";
+import type { Exchange } from "../gateway/exchange.ts";
+import { newId } from "../engine/ids.ts";
+import type { Routes } from "../gateway/server.ts";
+
+export const NO_FILE = "there is no config file to read again; start Ferry with -c FILE";
+
+/** What came of it, in lines for people; none holds a secret. */
+export type Reloaded =
+  | { readonly changed: readonly string[]; readonly problems?: undefined }
+  | { readonly problems: readonly string[]; readonly changed?: undefined };
+
+export interface ReloadParts {
+  load(): Loaded;
+  /** Rejects with one line when it cannot be done; then nothing was changed. */
+  apply(next: Config): Promise<void>;
+  /** For the log. */
+  tell(level: "info" | "warn", message: string): void;
+}
+
+export class Reloader {
+  readonly #parts: ReloadParts;
+  #config: Config;
+  #last: Promise<unknown> = Promise.resolve();
+
+  constructor(config: Config, parts: ReloadParts) {
+    this.#config = config;
+    this.#parts = parts;
+  }
+
+  /** As it is in force. */
+  get config(): Config {
+    return this.#config;
+  }
+
+  /** Never rejects. */
+  reload(): Promise<Reloaded> {
+    const next = this.#last.then(() => this.#reload());
+    this.#last = next;
+    return next;
+  }
+
+  async #reload(): Promise<Reloaded> {
+    let loaded: Loaded;
+    try {
+      loaded = this.#parts.load();
+    } catch (error) {
+      return this.#refuse([wordsOf(error)]);
+    }
+    if (loaded.problems !== undefined) return this.#refuse(linesOf(loaded.problems));
+    const { changed, needRestart } = diffConfigs(this.#config, loaded.config);
+    if (needRestart.length > 0) {
+      const how = "needs a restart; restart Ferry, or take this change back";
+      return this.#refuse(needRestart.map((each) => `${each}: ${how}`));
+    }
+    try {
+      await this.#parts.apply(loaded.config);
+    } catch (error) {
+      return this.#refuse([wordsOf(error)]);
+    }
+    this.#config = loaded.config;
+    const what = changed.length === 0 ? "nothing in it changed" : changed.join("; ");
+    this.#parts.tell("info", `the config was read again: ${what}`);
+    for (const each of linesOf(loaded.warnings)) this.#parts.tell("warn", each);
+    return { changed };
+  }
+
+  #refuse(problems: readonly string[]): Reloaded {
+    for (const each of problems) {
+      this.#parts.tell("warn", `the config was read again and nothing was changed: ${each}`);
+    }
+    return { problems };
+  }
+}
+
+function wordsOf(error: unknown): string {
+  return error instanceof Error ? error.message : String(error);
+}
+
+function linesOf(problems: Parameters<typeof formatProblems>[0]): string[] {
+  return problems.flatMap((each) => formatProblems([each]).trimEnd());
+}
+
+/** POST /internal/reload; `asked`: who does it, undefined where the config is no file. */
+export function reloadRoutes(asked: () => (() => Promise<Reloaded>) | undefined): Routes {
+  const reload = async (exchange: Exchange): Promise<void> => {
+    const act = asked();
+    if (act === undefined) throw new Refusal("INVALID_REQUEST", NO_FILE);
+    const { changed, problems } = await act();
+    if (changed !== undefined) return exchange.send(200, JSON.stringify({ changed }));
+    const count = problems.length === 1 ? "1 problem" : `${problems.length} problems`;
+    const message = `${count}, nothing was changed`;
+    const body = { error: "INVALID_REQUEST", message, request_id: newId(exchange.startedAt), problems };
+    exchange.send(422, JSON.stringify(body));
+  };
+  return { "/internal/reload": { POST: reload } };
+}

@@ -1,0 +1,244 @@
+/**
+ * The report of `ferry bench` for people. Goals first; one unit (ms) for all latencies; what was served and what
+ * was refused are never mixed. Rows that could not be measured are left out, and the report says why.
+ */
+import { LATE_MS } from "./bench/driver.ts";
+import type { ServerSide } from "./bench/exposition.ts";
+import type { Counts, Latency, Result } from "./bench/results.ts";
+import type { SloResult } from "./bench/slo.ts";
+import { type Paint, printable } from "./terminal/terminal.ts";
+
+const REASONS = ["full", "idle", "wait", "deadline"];
+/** A bar of this many characters is all of them. */
+const BAR = 14;
+const LEFT = 12;
+/** Below this share of a core it was not the client's own work that made it late. */
+const SHARED = 0.6;
+
+export function renderResult(result: Result, colors: Paint): string {
+  const { dim } = colors;
+  const lines = [
+    dim(headline(result)),
+    ...goalLines(result.slos, colors),
+    countLine(result, colors),
+    ...latencyLines(result),
+    ...tierLines(result),
+    ...serverLines(result),
+    row("by code", codes(result)),
+    dim(row("client", clientText(result))),
+    ...notesOf(result).map(({ text, isBad }) => `  ${isBad ? colors.red("!") : colors.yellow("!")} ${text}`),
+  ];
+  return `${lines.join("\n")}\n`;
+}
+
+export function number(value: number, decimals = 0): string {
+  return value.toLocaleString("en-US", { minimumFractionDigits: decimals, maximumFractionDigits: decimals });
+}
+
+export function ms(value: number | null): string {
+  if (value === null) return "–";
+  return number(value, value < 1 ? 2 : value < 10_000 ? 1 : 0);
+}
+
+export function percent(share: number): string {
+  const value = share * 100;
+  return `${number(value, value > 0 && value < 10 ? 1 : 0)} %`;
+}
+
+function row(name: string, text: string): string {
+  return `  ${name.padEnd(LEFT)}${text}`;
+}
+
+function bar(share: number): string {
+  if (!(share > 0)) return "";
+  const eighths = Math.max(1, Math.round(share * BAR * 8));
+  return "█".repeat(eighths >> 3) + ["", "▏", "▎", "▍", "▌", "▋", "▊", "▉"][eighths & 7]!;
+}
+
+/** What was sent, for how long, where. */
+export function headline(result: Result): string {
+  const { load, target, interrupted } = result;
+  const what =
+    load.kind === "open"
+      ? `open loop, ${number(load.rate ?? 0)} req/s (${load.arrivals}), latency from the intended start`
+      : `closed loop, ${number(load.callers ?? 0)} callers, latency from the send`;
+  const time = `${seconds(load.seconds)}${interrupted ? ", interrupted" : ""} after ${seconds(load.warmupSeconds)} of warm-up`;
+  return `  ${printable(target.url)}   ${what}, ${time}`;
+}
+
+function seconds(value: number): string {
+  return `${number(value, value < 10 && value % 1 !== 0 ? 1 : 0)} s`;
+}
+
+export function goalText(slo: SloResult): string {
+  const decimals = slo.unit === "ms" || slo.unit === "%" ? 1 : 0;
+  const unit = slo.unit === "" ? "" : ` ${slo.unit}`;
+  const value = slo.measured === null ? "not measured" : `${number(slo.measured, decimals)}${unit}`;
+  if (slo.met && slo.measured === 0 && slo.limit === 0) return `${slo.name} 0`;
+  const sign = slo.name === "rate" ? (slo.met ? "≥" : "<") : slo.met ? "≤" : ">";
+  return `${slo.name} ${value} ${slo.measured === null ? "for" : sign} ${number(slo.limit, slo.limit % 1 === 0 ? 0 : 2)}${unit}`;
+}
+
+function goalLines(slos: readonly SloResult[], { green, red, bold }: Paint): string[] {
+  if (slos.length === 0) return [];
+  const cells = slos.map((slo) => `${slo.met ? green("✓") : bold(red("✗"))} ${goalText(slo)}`);
+  return [`  ${cells.join("    ")}`];
+}
+
+function countLine(
+  { counts, crossed, cached, offeredPerSecond, servedPerSecond }: Result,
+  { red }: Paint,
+): string {
+  const bad = (name: string, count: number): string => {
+    const text = `${name} ${number(count)}`;
+    return count > 0 ? red(text) : text;
+  };
+  const cells = [
+    `offered ${number(counts.offered)}`,
+    `served ${number(counts.served)}`,
+    `refused ${number(counts.refused)}`,
+    bad("failed", counts.failed),
+    bad("lost", counts.lost),
+    ...(counts.unsent > 0 ? [bad("not sent", counts.unsent)] : []),
+    ...(counts.pending > 0 ? [`on their way ${number(counts.pending)}`] : []),
+    ...(crossed > 0 ? [bad("crossed", crossed)] : []),
+    ...(cached > 0 ? [`from the cache ${number(cached)}`] : []),
+  ];
+  return `  ${cells.join("  ")}      ${number(offeredPerSecond)}/s offered, ${number(servedPerSecond)}/s served`;
+}
+
+const NAMES = ["p50", "p90", "p95", "p99", "p99.9", "max"] as const;
+
+function latencyLines({ latencyMs, mean, counts, refusedP99Ms }: Result): string[] {
+  const lines: string[] = [];
+  if (counts.served > 0) {
+    lines.push(row("latency ms", NAMES.map((name) => `${name} ${ms(latencyMs[name])}`).join("  ")));
+    lines.push(row("mean ms", splitText(latencyMs, mean)));
+  }
+  if (counts.refused > 0 && refusedP99Ms !== null)
+    lines.push(row("refusals", `told within ${ms(refusedP99Ms)} ms (p99)`));
+  return lines;
+}
+
+/** "115.7 = queue 15.4 + worker 100.0 + gateway and network 0.3" */
+export function splitText(latencyMs: Latency, mean: Result["mean"]): string {
+  const all = ms(latencyMs.mean);
+  if (mean.queue === null) return all;
+  if (mean.worker !== null && mean.gateway !== null)
+    return `${all} = queue ${ms(mean.queue)} + worker ${ms(mean.worker)} + gateway and network ${ms(mean.gateway)}`;
+  if (mean.inside === null) return `${all}, of which queue ${ms(mean.queue)}`;
+  return `${all} = queue ${ms(mean.queue)} + worker and gateway ${ms(mean.inside)} + network ${ms(mean.outside)}`;
+}
+
+function tierLines({ tiers }: Result): string[] {
+  if (tiers.length === 0) return [];
+  const cells = (counts: Counts): string[] =>
+    [counts.offered, counts.served, counts.refused, counts.failed, counts.lost].map((value) => number(value));
+  const rows = [
+    ["", "offered", "served", "refused", "failed", "lost", "p50 ms", "p99 ms"],
+    ...tiers.map((tier) => [tier.name, ...cells(tier), ms(tier.latencyMs.p50), ms(tier.latencyMs.p99)]),
+  ];
+  const widths = rows[0]!.map((_, at) => Math.max(...rows.map((cells) => cells[at]!.length)));
+  return rows.map((cells, line) =>
+    row(
+      line === 0 ? "tiers" : "",
+      cells.map((cell, at) => (at === 0 ? cell.padEnd(widths[at]!) : cell.padStart(widths[at]!))).join("  "),
+    ),
+  );
+}
+
+function serverLines({ server, serverMissing, fill }: Result): string[] {
+  if (server === null) {
+    const known =
+      fill === null ? "not known" : `fill ${number(fill, 1)}, as the answers tell; more is not known`;
+    return [row("batches", `${known}: ${printable(serverMissing ?? "")}`)];
+  }
+  if (server.batches === 0) return [row("batches", "none in that time")];
+  return [row("batches", batchText(server)), row("fill", fillText(server)), row("GPU time", gpuText(server))];
+}
+
+function batchText({ batches, tasks, seconds: time, maxBatchSize, reasons }: ServerSide): string {
+  const names = [...new Set([...REASONS, ...Object.keys(reasons)])];
+  const why = names.map((name) => {
+    const share = (reasons[name] ?? 0) / batches;
+    return `${name} ${bar(share)} ${percent(share)}`.replace("  ", " ");
+  });
+  return `${number(batches)}, ${number(batches / time, 1)}/s, fill ${number(tasks / batches, 1)}/${maxBatchSize}   ${why.join("  ")}`;
+}
+
+function fillText({ sizes, batches }: ServerSide): string {
+  const cells = sizes.map(({ from, to, batches: some }) => {
+    const share = some / batches;
+    return `${from === to ? from : `${from}-${to}`} ${bar(share)} ${percent(share)}`.replace("  ", " ");
+  });
+  return cells.join("   ");
+}
+
+function gpuText({ filled, empty, idle, workers, workerMs }: ServerSide): string {
+  if (!Number.isFinite(filled)) return "this process runs no workers; name its batchers with --admin";
+  const call = Number.isFinite(workerMs) ? `, ${ms(workerMs)} ms a call` : "";
+  return `filled seats ${percent(filled)}   empty seats ${percent(empty)}   idle ${percent(idle)}   (${workers} workers${call})`;
+}
+
+export function codes({ codes: all }: Result): string {
+  return (
+    Object.entries(all)
+      .map(([code, count]) => `${printable(code)} ${number(count)}`)
+      .join("  ") || "none"
+  );
+}
+
+function clientText({ client, load, verified, uniqueInputs }: Result): string {
+  const late =
+    load.kind === "open" ? `, late sends ${percent(client.lateShare)} (by more than ${LATE_MS} ms)` : "";
+  const checked = verified
+    ? "each answer had its own input"
+    : uniqueInputs
+      ? "outputs do not show whose they are"
+      : "answers not checked";
+  return `CPU ${percent(client.cpuShare)} of a core${late}, ${number(client.connections)} connections; ${checked}`;
+}
+
+/** What a reader must know to trust the figures. */
+export function notesOf(result: Result): { readonly text: string; readonly isBad: boolean }[] {
+  const { client, counts, load, uniqueInputs, cached, crossed, codes: all } = result;
+  const notes: { text: string; isBad: boolean }[] = [];
+  const add = (text: string, isBad = false): void => void notes.push({ text, isBad });
+  if (crossed > 0)
+    add(`${number(crossed)} answers carried somebody else's output: this must never happen`, true);
+  if (client.bottleneck.length > 0) add(bottleneckText(result), true);
+  if (counts.unsent > 0)
+    add(
+      `${number(counts.unsent)} requests were not sent: too many were on their way (--outstanding, --timeout)`,
+      true,
+    );
+  if (client.waited > counts.offered / 1000 && client.connections >= load.connections)
+    add(
+      `${number(client.waited)} requests waited for one of the ${number(load.connections)} connections, which ` +
+        "their latency includes; raise --connections if your callers would have more",
+    );
+  if (cached > 0 && uniqueInputs)
+    add(`${number(cached)} answers came from the cache, though inputs were unique`);
+  else if (cached > 0 || !uniqueInputs)
+    add("inputs repeated: the cache, or a request in flight, may have answered");
+  if ((all["202"] ?? 0) > 0) add("202: the latency is that of being accepted, not of the outcome");
+  if (counts.served > 0 && counts.served < 1000)
+    add(`${number(counts.served)} answers are few for a p99.9; measure longer`);
+  return notes;
+}
+
+/** A client that hardly worked and was late all the same had to wait for a core. */
+function bottleneckText({ client, load }: Result): string {
+  const why = client.bottleneck.join(", ");
+  const whose = "These figures are the client's, not the server's";
+  if (client.cpuShare < SHARED)
+    return (
+      `the client was the bottleneck: ${why}, though it used ${percent(client.cpuShare)} of a core: other processes ` +
+      `took this machine. ${whose}; measure in quiet, or from another machine`
+    );
+  const how = load.kind === "open" ? "lower --rate" : "use fewer callers";
+  return (
+    `the client was the bottleneck: ${why}. ${whose}; ${how}, give it a core of its own, or run several ` +
+    "on other machines"
+  );
+}

@@ -1,0 +1,375 @@
+/**
+ * Sends the load of `ferry bench` and hears the answers.
+ *
+ *   open     Requests are due at instants fixed beforehand (arrivals.ts), whatever the server does. All that are
+ *            due leave together when the timer rings, at most once a millisecond. Latency counts from the
+ *            instant at which a request SHOULD have left: a stall of the server, or of this process, is charged
+ *            to every request that it delayed.
+ *   closed   Each caller sends its next request when the last one is answered: the load adapts to the server.
+ *
+ * What counts: open, requests that were due between the end of the warm-up and the end, however late their
+ * answer; closed, those that were sent in that time.
+ *
+ * Bounds: at most `connections` connections, of which at most `OPENING` are being opened at once (a burst of
+ * them would overflow the server's backlog); one request on each. A request that finds none free waits in line
+ * here, which its latency shows; beyond `outstanding` in line and on their way it is not sent at all. A request
+ * without an answer `timeoutMs` after it should have left is lost, and its connection is closed; one that is
+ * still in line then is not sent any more. So a run is over at the latest `timeoutMs` after its last request.
+ *
+ * A connection that was idle for `MAX_IDLE_MS` is closed, before the server does so while a request is on its
+ * way to it. In the closed loop a caller that was refused, or whose connection ended, pauses a little.
+ */
+import type { Alarm, Clock } from "../../app/clock.ts";
+import { Fifo } from "../../core/fifo.ts";
+import { Account } from "./account.ts";
+import { Arrivals, type CallerKind } from "./arrivals.ts";
+import { Connection, type Owner, type Target } from "./connection.ts";
+import { Histogram } from "./histogram.ts";
+import type { Requests } from "./requests.ts";
+
+export type LoadKind =
+  | { readonly kind: "open"; readonly rate: number; readonly arrivals: "poisson" | "even" }
+  | { readonly kind: "closed"; readonly callers: number };
+
+export interface DriverOptions {
+  readonly target: Target;
+  readonly load: LoadKind;
+  readonly kinds: readonly CallerKind[];
+  readonly requests: Requests;
+  readonly warmMs: number;
+  readonly measureMs: number;
+  readonly timeoutMs: number;
+  readonly connections: number;
+  readonly outstanding: number;
+  readonly clock: Clock;
+  /** Uniform in [0, 1). */
+  readonly draw: () => number;
+  /** CPU time of this process in ms. */
+  readonly cpuMs: () => number;
+}
+
+/** How the client itself did. */
+export interface ClientState {
+  /** CPU time over the time measured, in cores. */
+  readonly cpuShare: number;
+  /** Sent later than `LATE_MS` after the intended instant, for want of a turn of the event loop. */
+  readonly late: number;
+  /** How late requests got their turn; ms. */
+  readonly lag: Histogram;
+  /** How late alarms rang; ms. */
+  readonly loop: Histogram;
+  /** Most connections open at once. */
+  readonly connections: number;
+  /** Waited for a connection. */
+  readonly waited: number;
+}
+
+export const LATE_MS = 5;
+const OPENING = 64;
+const MAX_IDLE_MS = 3000;
+const PAUSE_MS = 10;
+const SWEEP_MS = 50;
+const LOOP_MS = 10;
+
+interface Due {
+  readonly kind: number;
+  readonly intendedAt: number;
+}
+
+type Phase = "warm" | "measure" | "drain" | "over";
+
+export class Driver implements Owner {
+  readonly account: Account;
+  readonly #options: DriverOptions;
+  readonly #clock: Clock;
+  readonly #arrivals: Arrivals | undefined;
+  readonly #lag = new Histogram();
+  readonly #loop = new Histogram();
+  readonly #ended = Promise.withResolvers<void>();
+  readonly #measuring = Promise.withResolvers<void>();
+  readonly #stopped = Promise.withResolvers<void>();
+  readonly #alarms = new Map<string, Alarm>();
+  /** Of callers in the closed loop that wait a little. */
+  readonly #pauses = new Set<Alarm>();
+  readonly #open = new Set<Connection>();
+  /** A stack: its bottom has been idle longest. */
+  #idle: Connection[] = [];
+  /** With a request on its way, in the order in which they were sent. */
+  readonly #flying = new Set<Connection>();
+  readonly #line = new Fifo<Due>();
+  #phase: Phase = "warm";
+  #startAt: number;
+  #stopAt: number;
+  #opening = 0;
+  #late = 0;
+  #most = 0;
+  #waited = 0;
+  #cpuFromMs = 0;
+  #cpuMs = 0;
+
+  constructor(options: DriverOptions) {
+    const { clock, load, kinds, warmMs, measureMs, draw } = options;
+    this.#options = options;
+    this.#clock = clock;
+    const now = clock.now();
+    this.#startAt = now + warmMs;
+    this.#stopAt = this.#startAt + measureMs;
+    const labels = kinds.map(({ label }) => label);
+    this.account = new Account(labels, measureMs);
+    this.account.begin(this.#startAt);
+    if (load.kind === "open") {
+      const plan = { ...load, warmRate: load.rate, connections: 0 };
+      this.#arrivals = new Arrivals(plan, kinds, now, this.#startAt, draw);
+    }
+  }
+
+  /** Resolves when measuring begins, ends, and when the last request has come to its end. */
+  get measuring(): Promise<void> {
+    return this.#measuring.promise;
+  }
+  get stopped(): Promise<void> {
+    return this.#stopped.promise;
+  }
+  get ended(): Promise<void> {
+    return this.#ended.promise;
+  }
+
+  /** Of what was measured so far; negative in the warm-up. */
+  get elapsedMs(): number {
+    return Math.min(this.#clock.now(), this.#stopAt) - this.#startAt;
+  }
+
+  start(): void {
+    const { load } = this.#options;
+    if (load.kind === "open") this.#ring("send", this.#arrivals!.nextAt, () => this.#sendDue());
+    else for (const kind of callersOf(load.callers, this.#options.kinds)) this.#call(kind);
+    this.#ring("phase", this.#startAt, () => this.#measure());
+    this.#ring("sweep", this.#clock.now() + SWEEP_MS, () => this.#sweep());
+    this.#listenToLoop(this.#clock.now() + LOOP_MS);
+  }
+
+  /** Ends the run now; what is on its way is not waited for. */
+  interrupt(): void {
+    if (this.#phase === "over") return;
+    const now = this.#clock.now();
+    if (this.#phase === "warm") this.#startAt = now;
+    if (this.#phase !== "drain") {
+      this.#stopAt = now;
+      this.#drain();
+    }
+    this.#end();
+  }
+
+  client(): ClientState {
+    const ms = Math.max(1, this.#stopAt - this.#startAt);
+    return {
+      cpuShare: this.#cpuMs / ms,
+      late: this.#late,
+      lag: this.#lag,
+      loop: this.#loop,
+      connections: this.#most,
+      waited: this.#waited,
+    };
+  }
+
+  #measure(): void {
+    this.#phase = "measure";
+    this.#cpuFromMs = this.#options.cpuMs();
+    this.#measuring.resolve();
+    this.#ring("phase", this.#stopAt, () => this.#drain());
+  }
+
+  #drain(): void {
+    // The alarm may ring before the last that was due was sent; it is sent now, late.
+    if (this.#phase === "measure" && this.#arrivals !== undefined) this.#sendArrived(this.#stopAt);
+    this.#phase = "drain";
+    this.#cpuMs = this.#options.cpuMs() - this.#cpuFromMs;
+    this.#measuring.resolve();
+    this.#stopped.resolve();
+    for (const name of ["send", "loop", "phase"]) this.#alarms.get(name)?.cancel();
+    for (const pause of this.#pauses) pause.cancel();
+    this.#endWhenQuiet();
+  }
+
+  #endWhenQuiet(): void {
+    if (this.#phase === "drain" && this.#flying.size === 0 && this.#line.size === 0) this.#end();
+  }
+
+  #end(): void {
+    this.#phase = "over";
+    for (const alarm of this.#alarms.values()) alarm.cancel();
+    for (const connection of this.#open) connection.close();
+    this.#ended.resolve();
+  }
+
+  #ring(name: string, at: number, ring: () => void): void {
+    this.#alarms.set(name, this.#clock.at(at, ring));
+  }
+
+  #listenToLoop(dueAt: number): void {
+    this.#ring("loop", dueAt, () => {
+      const now = this.#clock.now();
+      if (this.#phase === "measure") this.#loop.record(now - dueAt);
+      this.#listenToLoop(now + LOOP_MS);
+    });
+  }
+
+  #sendDue(): void {
+    this.#sendArrived(Math.min(this.#clock.now(), this.#stopAt));
+    if (this.#arrivals!.nextAt < this.#stopAt) {
+      this.#ring("send", this.#arrivals!.nextAt, () => this.#sendDue());
+    }
+  }
+
+  #sendArrived(until: number): void {
+    const arrivals = this.#arrivals!;
+    const now = this.#clock.now();
+    for (; arrivals.nextAt <= until && arrivals.nextAt < this.#stopAt; arrivals.advance()) {
+      const { nextAt: intendedAt, kind } = arrivals;
+      if (intendedAt >= this.#startAt) {
+        this.account.offer(kind);
+        this.#lag.record(now - intendedAt);
+        if (now - intendedAt > LATE_MS) this.#late++;
+      }
+      this.#take({ kind, intendedAt });
+    }
+  }
+
+  /** Closed loop: a caller's next request. */
+  #call(kind: number): void {
+    if (this.#phase !== "warm" && this.#phase !== "measure") return;
+    const intendedAt = this.#clock.now();
+    if (intendedAt >= this.#startAt) this.account.offer(kind);
+    this.#take({ kind, intendedAt });
+  }
+
+  #take(due: Due): void {
+    const connection = this.#line.size === 0 ? this.#free() : undefined;
+    if (connection !== undefined) return this.#send(connection, due);
+    if (this.#line.size + this.#flying.size >= this.#options.outstanding) {
+      if (this.#counts(due)) this.account.silent(due.kind, "unsent");
+      return;
+    }
+    if (this.#counts(due)) this.#waited++;
+    this.#line.push(due);
+  }
+
+  #counts({ intendedAt }: Due): boolean {
+    return intendedAt >= this.#startAt;
+  }
+
+  #free(): Connection | undefined {
+    const idle = this.#idle.pop();
+    if (idle !== undefined) return idle;
+    if (this.#open.size >= this.#options.connections || this.#opening >= OPENING) return undefined;
+    const connection = new Connection(this.#options.target, undefined, this, true);
+    this.#opening++;
+    this.#open.add(connection);
+    this.#most = Math.max(this.#most, this.#open.size);
+    return connection;
+  }
+
+  #serveLine(): void {
+    while (this.#line.size > 0) {
+      const connection = this.#free();
+      if (connection === undefined) return;
+      this.#send(connection, this.#line.shift()!);
+    }
+  }
+
+  #send(connection: Connection, { kind, intendedAt }: Due): void {
+    const { requests } = this.#options;
+    connection.kind = kind;
+    this.#flying.add(connection);
+    const text = requests.next(kind);
+    connection.sendText(text, requests.marker, intendedAt);
+  }
+
+  opened(): void {
+    this.#opening--;
+    this.#serveLine();
+  }
+
+  answered(connection: Connection): void {
+    const { kind, status, intendedAt, head, tail } = connection;
+    const now = this.#clock.now();
+    this.#flying.delete(connection);
+    if (status === 200 && connection.isMarked) this.account.echo(!connection.crossed);
+    if (intendedAt >= this.#startAt && this.#phase !== "over")
+      this.account.answered(kind, status, intendedAt, now, head, tail);
+    if (connection.last) connection.close();
+    else if (this.#line.size > 0) this.#send(connection, this.#line.shift()!);
+    else {
+      connection.idleSince = now;
+      this.#idle.push(connection);
+    }
+    this.#next(kind, status === 200);
+  }
+
+  closed(connection: Connection): void {
+    this.#open.delete(connection);
+    if (!connection.isOpen) this.#opening--;
+    if (this.#phase === "over") return;
+    if (this.#flying.delete(connection)) {
+      const { kind, intendedAt, isOpen, error } = connection;
+      if (intendedAt >= this.#startAt)
+        this.account.silent(kind, isOpen ? "broken" : "not connected", isOpen ? "" : error);
+      this.#next(kind, false);
+    } else {
+      const at = this.#idle.indexOf(connection);
+      if (at >= 0) this.#idle.splice(at, 1);
+    }
+    this.#serveLine();
+    this.#endWhenQuiet();
+  }
+
+  /** What follows the end of a request: in the closed loop the caller's next one. */
+  #next(kind: number, isWell: boolean): void {
+    if (this.#phase === "drain") return this.#endWhenQuiet();
+    if (this.#options.load.kind === "open") return;
+    if (isWell) return this.#call(kind);
+    const alarm = this.#clock.at(this.#clock.now() + PAUSE_MS, () => {
+      this.#pauses.delete(alarm);
+      this.#call(kind);
+    });
+    this.#pauses.add(alarm);
+  }
+
+  #sweep(): void {
+    const now = this.#clock.now();
+    const { timeoutMs } = this.#options;
+    for (const connection of this.#flying) {
+      const { kind, intendedAt } = connection;
+      if (now - intendedAt < timeoutMs) break;
+      this.#flying.delete(connection);
+      if (intendedAt >= this.#startAt) this.account.silent(kind, "timeout");
+      connection.close();
+      this.#next(kind, false);
+    }
+    for (let due = this.#line.first; due !== undefined; due = this.#line.first) {
+      if (now - due.intendedAt < timeoutMs) break;
+      this.#line.shift();
+      if (this.#counts(due)) this.account.silent(due.kind, "unsent");
+      this.#next(due.kind, false);
+    }
+    this.#retire(now);
+    this.#endWhenQuiet();
+    if (this.#phase !== "over") this.#ring("sweep", now + SWEEP_MS, () => this.#sweep());
+  }
+
+  #retire(now: number): void {
+    let old = 0;
+    while (old < this.#idle.length && now - this.#idle[old]!.idleSince > MAX_IDLE_MS) old++;
+    for (const connection of this.#idle.splice(0, old)) connection.close();
+  }
+}
+
+/** The kind of each caller of a closed loop, by the kinds' shares. */
+export function callersOf(callers: number, kinds: readonly CallerKind[]): number[] {
+  const all = kinds.reduce((sum, { share }) => sum + share, 0);
+  return Array.from({ length: callers }, (_, caller) => {
+    let left = ((caller + 0.5) / callers) * all;
+    const kind = kinds.findIndex(({ share }) => (left -= share) < 0);
+    return kind < 0 ? kinds.length - 1 : kind;
+  });
+}

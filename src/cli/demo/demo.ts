@@ -1,0 +1,64 @@
+/**
+ * The simulated workers of this process, for people who want to see what happens when one dies.
+ *
+ * Whoever has the fullest batch in its hands is killed, because that is what hurts most: the batch fails as if
+ * its connection had been reset, later ones as if it were refused, until the time is over. Nothing else in
+ * Ferry knows that it was a game.
+ */
+import type { SimulatedBackend } from "../../workers/backend/simulated.ts";
+import type { Slot } from "../../workers/workers.ts";
+
+export interface Killed {
+  readonly worker: string;
+  readonly model: string;
+  /** How many tasks it had in its hands. */
+  readonly inFlight: number;
+  /** Workers of its model: those that are left, and all. */
+  readonly left: number;
+  readonly workers: number;
+}
+
+interface Fleet {
+  readonly model: string;
+  readonly backend: SimulatedBackend;
+  readonly slots: readonly Slot[];
+}
+
+export class Demo {
+  readonly #fleets: Fleet[] = [];
+
+  /** In place of what the model had. */
+  add(model: string, backend: SimulatedBackend, slots: readonly Slot[]): void {
+    this.forget(model);
+    this.#fleets.push({ model, backend, slots });
+  }
+
+  forget(model: string): void {
+    const at = this.#fleets.findIndex((fleet) => fleet.model === model);
+    if (at >= 0) this.#fleets.splice(at, 1);
+  }
+
+  /** Kills the busiest worker that is alive; undefined when none is. */
+  kill(forMs: number): Killed | undefined {
+    let busiest: { readonly fleet: Fleet; readonly slot: Slot } | undefined;
+    for (const fleet of this.#fleets) {
+      fleet.slots.forEach((slot) => {
+        const alive = fleet.backend.workers.find((each) => each === slot.worker)?.downFor === 0;
+        if (alive && (busiest === undefined || busier(slot, busiest.slot))) busiest = { fleet, slot };
+      });
+    }
+    if (busiest === undefined) return undefined;
+    const { fleet, slot } = busiest;
+    const inFlight = slot.batch?.size ?? 0;
+    fleet.backend.kill(slot.worker.name, forMs);
+    const { workers } = fleet.backend;
+    const left = workers.filter(({ downFor }) => downFor === 0).length;
+    return { worker: slot.name, model: fleet.model, inFlight, left, workers: workers.length };
+  }
+}
+
+/** More in its hands now, else more done so far. */
+function busier(one: Slot, other: Slot): boolean {
+  const now = (one.batch?.size ?? 0) - (other.batch?.size ?? 0);
+  return now === 0 ? one.tasks > other.tasks : now > 0;
+}

@@ -1,0 +1,174 @@
+/**
+ * `ferry plan --measure URL`: what batches really take on a worker, where larger ones stop to pay, and the YAML
+ * that follows. With --rate and --slo it goes on to plan with these times.
+ */
+import { HttpBackend } from "../workers/backend/http.ts";
+import { plural } from "./terminal/banner.ts";
+import { SystemClock } from "../app/clock.ts";
+import { type Throughput, whatItBuys } from "../core/knee.ts";
+import { fit, type Fit, type Timing } from "./plan/fit.ts";
+import { type Measured, measureSizes, NotMeasured } from "./plan/measure.ts";
+import { formatService, serviceMs } from "./plan/service.ts";
+import { Events } from "../observe/events.ts";
+import { paint, printable, wantsColor } from "./terminal/terminal.ts";
+import { type Call, type Console, Failure, UsageError } from "./command.ts";
+import { findPlan, Progress, readAsk } from "./plan-find.ts";
+import { readCost, readCount, readTime, type Settings } from "./plan-flags.ts";
+import { planJson, table, whole } from "./plan-text.ts";
+
+const ROUNDS = 7;
+const TIMEOUT_MS = 30_000;
+const MAX_REPLY_BYTES = 256 * 1024 * 1024;
+
+export async function measureWorker(call: Call, console: Console, settings: Settings): Promise<number> {
+  const url = readUrl(call.text("measure")!);
+  const { maxBatchSize } = settings.limits;
+  const timings = await time(url, call, console, settings);
+  const found = fit(timings);
+  const limits = { ...settings.limits, maxBatchSize: found.knee };
+  // Where batching buys nothing there is nothing to plan.
+  const ask = found.knee === 1 ? undefined : readAsk(call, { ...settings, limits }, found.service);
+  const planned = ask && (await findPlan(call, console, ask));
+  const workers = planned?.recommended.workers;
+  const yaml = yamlFor(url, settings, found, workers);
+  if (call.is("json")) {
+    const { baseMs, perTaskMs } = found.service;
+    const measured = {
+      url: shown(url),
+      timings: timings.map(({ size, ms, minMs, maxMs }) => ({ size, ms, min_ms: minMs, max_ms: maxMs })),
+      service: { base_ms: baseMs, per_task_ms: perTaskMs },
+      knee: found.knee,
+      yaml,
+    };
+    console.out(
+      `${JSON.stringify({ measured, ...(planned && { plan: planJson(planned, ask, readCost(call)) }) })}\n`,
+    );
+    return 0;
+  }
+  const colors = paint(wantsColor({ ...console, isTTY: console.outIsTTY, noColor: call.is("no-color") }));
+  console.out(`${measuredText(timings, found, maxBatchSize)}\n`);
+  if (planned !== undefined) console.out(`${planned.text}\n`);
+  console.out(`${colors.dim("# paste into ferry.yaml")}\n${yaml}`);
+  return 0;
+}
+
+async function time(
+  url: URL,
+  call: Call,
+  console: Console,
+  { limits, model }: Settings,
+): Promise<Measured[]> {
+  const clock = new SystemClock();
+  const rounds = readCount(call, "rounds", 1000) ?? ROUNDS;
+  const timeoutMs = readTime(call, "timeout") ?? TIMEOUT_MS;
+  const input = readInput(call.text("input"));
+  const tls = model.backend.kind === "http" ? model.backend.tls : { reloadMs: 60_000 };
+  const options = { workers: [url.href], maxReplyBytes: MAX_REPLY_BYTES, health: model.health, tls };
+  const backend = new HttpBackend(options, { model: "measure", clock, events: new Events() });
+  const progress = new Progress(console);
+  try {
+    await backend.start();
+    const tell = (size: number, sent: number, all: number): void =>
+      progress.tell(`batch ${sent + 1} of ${all} to ${printable(shown(url))}, ${plural(size, "input")}`);
+    const { maxBatchSize } = limits;
+    return await measureSizes(backend.workers[0]!, clock, { maxBatchSize, rounds, timeoutMs, input, tell });
+  } catch (error) {
+    if (!(error instanceof NotMeasured)) throw error;
+    throw new Failure(`${printable(shown(url))}: ${error.message}`);
+  } finally {
+    progress.end();
+    await backend.stop();
+  }
+}
+
+function readUrl(text: string): URL {
+  const url = URL.parse(text);
+  if (url === null || !/^https?:$/.test(url.protocol)) {
+    throw new UsageError(`--measure must be the worker's full URL, such as http://gpu-1:9000/infer`);
+  }
+  return url;
+}
+
+/** Without credentials. */
+function shown(url: URL): string {
+  return `${url.origin}${url.pathname}`;
+}
+
+function readInput(text: string | undefined): string {
+  if (text === undefined) return '"hello"';
+  try {
+    return JSON.stringify(JSON.parse(text));
+  } catch {
+    throw new UsageError(`--input is no JSON; a text needs its quotes: --input '"hello"'`);
+  }
+}
+
+function measuredText(
+  timings: readonly Measured[],
+  { service, knee, open }: Fit,
+  maxBatchSize: number,
+): string {
+  const rows = timings.map(({ size, ms, minMs, maxMs }) => [
+    `${size === knee ? "➜" : " "} ${size}`,
+    whole(ms),
+    whole(minMs),
+    whole(maxMs),
+    (ms / size).toPrecision(3),
+    ((1000 * size) / ms).toFixed(0),
+  ]);
+  const head = ["  batch", "ms, median", "min", "max", "ms per input", "inputs/s"];
+  return [
+    ...table([head, ...rows]),
+    "",
+    `  ${formatService(service)} for a batch of n, up to ${knee}`,
+    open
+      ? knee === 1
+        ? "  only batches of one were timed; give --batch"
+        : `  no knee up to ${maxBatchSize}: larger batches may pay still more, if your model takes them (--batch ${2 * maxBatchSize})`
+      : knee === 1
+        ? "  time grows in proportion to the size from the first input on: batching buys nothing here"
+        : `  the knee is at ${knee}: larger batches take longer in proportion. ${beyond(timings, knee)}`,
+    "",
+  ].join("\n");
+}
+
+/** What the largest batch that was timed buys over one at the knee. */
+function beyond(timings: readonly Timing[], knee: number): string {
+  const [atKnee, full] = [timings.find(({ size }) => size === knee)!, timings.at(-1)!];
+  const buys = whatItBuys(throughput(atKnee), throughput(full));
+  return `${buys[0]!.toUpperCase()}${buys.slice(1)}: set maxBatchSize: ${knee}`;
+}
+
+function throughput({ size, ms }: Timing): Throughput {
+  return { size, ms, perSecond: (1000 * size) / ms };
+}
+
+/** Timeouts that leave room for a slow batch and for a second try. */
+function yamlFor(
+  url: URL,
+  { model, limits, config }: Settings,
+  { service, knee }: Fit,
+  workers: number | undefined,
+): string {
+  const fullMs = serviceMs(service, knee);
+  const up = (ms: number): number => Math.ceil(ms / 100) * 100;
+  const { queueMs } = model.timeouts;
+  const workerMs = Math.max(1000, up(10 * fullMs));
+  const totalMs = Math.max(model.timeouts.totalMs, queueMs + workerMs);
+  const maxWaitMs = Math.min(limits.maxWaitMs, Math.max(5, Math.round(fullMs / 2)));
+  const others = workers === undefined || workers < 2 ? "" : `   # ${workers} of them are planned for`;
+  const name =
+    config.models[0] === model && config.models.length === 1 && model.name === "demo"
+      ? "my-model"
+      : model.name;
+  return [
+    "models:",
+    `  - name: ${name}`,
+    `    backend: { kind: http, protocol: batch, workers: ["${shown(url)}"] }${others}`,
+    `    maxBatchSize: ${knee}`,
+    `    maxWaitMs: ${maxWaitMs}`,
+    `    policy: ${limits.policy}`,
+    `    timeouts: { queueMs: ${queueMs}, workerMs: ${workerMs}, totalMs: ${totalMs} }`,
+    "",
+  ].join("\n");
+}

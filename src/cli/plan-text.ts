@@ -1,0 +1,191 @@
+/**
+ * What `ferry plan` prints: tables of which every column is as wide as it must be, one arrow at the answer, and
+ * below them what was assumed.
+ *
+ * Latencies are in ms. "fill" is tasks in a batch on average. Cost per million = workers × price an hour ÷
+ * requests an hour × 1,000,000.
+ */
+import { count, plural } from "./terminal/banner.ts";
+import type { Ask, Goal, Plan, Row } from "./plan/planner.ts";
+import { quantileOf, TARGET_LOAD } from "./plan/planner.ts";
+import { formatService } from "./plan/service.ts";
+import type { Figures, Latency } from "./plan/trial.ts";
+import type { Paint } from "./terminal/terminal.ts";
+
+/** `left` columns keep to the left, the others to the right. */
+export function table(rows: readonly (readonly string[])[], left: ReadonlySet<number> = new Set()): string[] {
+  const widths: number[] = [];
+  for (const row of rows) {
+    row.forEach((cell, column) => (widths[column] = Math.max(widths[column] ?? 0, cell.length)));
+  }
+  return rows.map((row) =>
+    row
+      .map((cell, column) =>
+        left.has(column) ? cell.padEnd(widths[column]!) : cell.padStart(widths[column]!),
+      )
+      .join("   ")
+      .trimEnd(),
+  );
+}
+
+export function planText(plan: Plan, ask: Ask, cost: number | undefined, colors: Paint): string {
+  const { rows, recommended, knee } = plan;
+  const head = ["  workers", "load", "p50", "p95", "p99", "fill", "refused"];
+  if (cost !== undefined) head.push("per million");
+  const cells = rows.map((row) => [
+    `${row === recommended ? "➜" : " "} ${row.workers}`,
+    percent(row.load),
+    whole(row.p50),
+    whole(row.p95),
+    whole(row.p99),
+    row.fill.toFixed(0),
+    share(row.refused + row.late),
+    ...(cost === undefined ? [] : [perMillion(row.workers, ask.perSecond, cost)]),
+    ifOneDies(row, ask.goal),
+    row === recommended ? why(plan) : row === knee ? "the knee: fewest that meet the goal" : "",
+  ]);
+  const last = head.length;
+  const lines = table([[...head, "if one dies", ""], ...cells], new Set([last, last + 1]));
+  const [title, ...body] = lines;
+  return [
+    colors.bold(title!),
+    ...body.map((line, index) => (rows[index] === recommended ? colors.green(line) : line)),
+    "",
+    ...tierLines(recommended, ask),
+    policyLine(plan),
+    boundLine(plan, ask.goal),
+    "",
+    ...assumed(ask).map((line) => colors.dim(line)),
+    "",
+  ].join("\n");
+}
+
+/** What the arrow stands for. */
+function why({ recommended, knee }: Plan): string {
+  if (knee === undefined) return "as asked";
+  const reason = `fewest with load ≤ ${TARGET_LOAD.toFixed(2)} that meet the goal also without one`;
+  return knee.workers === recommended.workers ? `${reason}; fewer miss it` : reason;
+}
+
+/** The goal's quantile and the load with one worker fewer, or what it would refuse. */
+function ifOneDies({ oneFewer }: Row, goal: Goal): string {
+  if (oneFewer === undefined) return "nobody is served";
+  const unserved = oneFewer.refused + oneFewer.late;
+  if (unserved > 0.001) return `sheds ${share(unserved)}`;
+  return `${goal.name} ${whole(quantileOf(oneFewer, goal))}, load ${percent(oneFewer.load)}`;
+}
+
+function tierLines(recommended: Row, { tiers }: Ask): string[] {
+  if (tiers.length === 1) return [];
+  const row = (name: string, part: number, { p50, p99, refused, late }: Latency): string[] => [
+    `  ${name}`,
+    percent(part),
+    whole(p50),
+    whole(p99),
+    share(refused + late),
+  ];
+  const fewer = recommended.oneFewer?.tiers;
+  const rows = tiers.map(({ name, share: part }, tier) => {
+    const dead = fewer?.[tier];
+    return [
+      ...row(name, part, recommended.tiers[tier]!),
+      dead === undefined ? "" : `p99 ${whole(dead.p99)}, refused ${share(dead.refused + dead.late)}`,
+    ];
+  });
+  const head = [`  tiers at ${recommended.workers}`, "of all", "p50", "p99", "refused", "if one dies"];
+  return [...table([head, ...rows], new Set([0, 5])), ""];
+}
+
+function policyLine({ policies, recommended }: Plan): string {
+  const each = policies.map(
+    ({ policy, figures }) =>
+      `${policy} p99 ${whole(figures.p99)}, ${figures.batchesPerThousand.toFixed(1)} batches per 1,000`,
+  );
+  return `  policy at ${recommended.workers}: ${each.join(" · ")}`;
+}
+
+function boundLine({ boundMs, recommended }: Plan, goal: Goal): string {
+  return boundMs === Infinity
+    ? `  bound for any policy: ${plural(recommended.workers, "worker")} cannot keep up, whatever the policy`
+    : `  bound for any policy: ${goal.name} ≥ ${whole(boundMs)}`;
+}
+
+function assumed({ fleet, burst, tiers }: Ask): string[] {
+  const { service, jitter, timeouts, limits, overheadMs, admission } = fleet;
+  const arrivals =
+    burst === undefined
+      ? "Poisson arrivals (--burst 2.5)"
+      : `crowds of ${burst} times the mean rate, calm between`;
+  const scatter = jitter === 0 ? "no scatter (--jitter 0.15)" : `scatter ${jitter}`;
+  return [
+    `  assumes ${arrivals}; ${formatService(service)} a batch (--service 36+1n, --measure URL), ${scatter};`,
+    `  HTTP and network are not simulated (${overheadMs === 0 ? "--overhead 2ms adds them" : `${overheadMs} ms are added`});`,
+    `  policy ${limits.policy}, batches of up to ${limits.maxBatchSize}, maxWaitMs ${limits.maxWaitMs}, ` +
+      `queueMs ${timeouts.queueMs}, totalMs ${timeouts.totalMs}, admission ${admission.mode}, ` +
+      `${plural(tiers.length, "tier")} (-c ferry.yaml takes yours)`,
+  ];
+}
+
+export function costPerMillion(workers: number, perSecond: number, cost: number): number {
+  return (workers * cost * 1_000_000) / (perSecond * 3600);
+}
+
+function perMillion(workers: number, perSecond: number, cost: number): string {
+  return costPerMillion(workers, perSecond, cost).toFixed(2);
+}
+
+export function planJson(plan: Plan, ask: Ask, cost: number | undefined): object {
+  const row = (each: Row): object => ({
+    ...figuresJson(each),
+    meets_slo: each.meets,
+    if_one_dies:
+      each.oneFewer === undefined ? null : { ...figuresJson(each.oneFewer), meets_slo: each.oneFewer.meets },
+    ...(cost !== undefined && { cost_per_million: costPerMillion(each.workers, ask.perSecond, cost) }),
+  });
+  const { fleet, goal, tiers } = ask;
+  return {
+    asked: {
+      rate: ask.perSecond,
+      slo: { quantile: goal.name, ms: goal.ms },
+      service: { base_ms: fleet.service.baseMs, per_task_ms: fleet.service.perTaskMs, jitter: fleet.jitter },
+      ...fleet.limits,
+      timeouts: fleet.timeouts,
+      burst: ask.burst ?? null,
+      seed: ask.seed,
+    },
+    workers: plan.recommended.workers,
+    knee: plan.knee?.workers ?? null,
+    bound_ms: plan.boundMs === Infinity ? null : plan.boundMs,
+    rows: plan.rows.map(row),
+    policies: plan.policies.map(({ policy, figures }) => ({ policy, ...figuresJson(figures) })),
+    tiers: tiers.map(({ name, share: part }, tier) => ({
+      name,
+      share: part,
+      ...latencyJson(plan.recommended.tiers[tier]!),
+    })),
+  };
+}
+
+function latencyJson({ p50, p95, p99, p999, meanMs, refused, late }: Latency): object {
+  return { p50_ms: p50, p95_ms: p95, p99_ms: p99, p999_ms: p999, mean_ms: meanMs, refused, late };
+}
+
+export function figuresJson(figures: Figures): object {
+  const { workers, load, fill, batchesPerThousand } = figures;
+  return { workers, load, ...latencyJson(figures), fill, batches_per_thousand: batchesPerThousand };
+}
+
+export function percent(value: number): string {
+  return `${(100 * value).toFixed(0)} %`;
+}
+
+/** With a digit behind the point where that is all there is. */
+export function share(value: number): string {
+  if (value === 0) return "0";
+  return value < 0.0995 ? `${(100 * value).toFixed(value < 0.001 ? 2 : 1)} %` : percent(value);
+}
+
+export function whole(ms: number): string {
+  if (Number.isNaN(ms)) return "–";
+  return ms < 10 ? ms.toFixed(1) : count(Math.round(ms));
+}

@@ -1,0 +1,55 @@
+/**
+ * `ferry plan`: how many workers a rate and a goal need, from the code that serves requests, on virtual time.
+ *
+ * Four ways to ask. From numbers alone; with --measure, from a worker that is timed first; with --learned, from what a
+ * running Ferry knows of its workers; with --replay, from requests that were recorded. What is asked for and cannot be had is one line and exit 1.
+ */
+import { Impossible } from "./plan/planner.ts";
+import { type Call, type Command, type Console, expectNoWords, Failure, UsageError } from "./command.ts";
+import { planFlags, readCost, readSettings } from "./plan-flags.ts";
+import { findPlan, readAsk } from "./plan-find.ts";
+import { planLearned } from "./plan-learned.ts";
+import { measureWorker } from "./plan-measure.ts";
+import { replayFile } from "./plan-replay.ts";
+import { planJson } from "./plan-text.ts";
+
+export const plan: Command = {
+  summary: "how many workers a rate and a latency goal need",
+  usage: "plan --rate N --slo p99=TIME --service TIME [--batch N] [FLAGS]",
+  examples: [
+    {
+      line: "ferry plan --rate 3000 --slo p99=150ms --service 100ms --batch 64",
+      doc: "workers, latency, what happens if one dies",
+    },
+    {
+      line: "ferry plan --measure http://gpu-1:9000/infer --rate 3000 --slo p99=150ms",
+      doc: "the same with your worker's own times, and the YAML to paste",
+    },
+  ],
+  flags: planFlags,
+
+  async run(call: Call, console: Console): Promise<number> {
+    expectNoWords(call);
+    const settings = readSettings(call, console);
+    if (settings === undefined) return 1;
+    try {
+      if (call.text("replay") !== undefined) return await replayFile(call, console, settings);
+      if (call.text("learned") !== undefined) return await planLearned(call, console, settings);
+      if (call.text("measure") !== undefined) return await measureWorker(call, console, settings);
+      const { service } = settings;
+      if (service === undefined) {
+        throw new UsageError("what does a batch take? Say --service 100ms, or --measure URL to find out");
+      }
+      const ask = readAsk(call, settings, service);
+      if (ask === undefined)
+        throw new UsageError("ferry plan needs --rate and --slo, such as --rate 3000 --slo p99=150ms");
+      const cost = readCost(call);
+      const found = await findPlan(call, console, ask);
+      console.out(call.is("json") ? `${JSON.stringify(planJson(found, ask, cost))}\n` : found.text);
+      return 0;
+    } catch (error) {
+      if (error instanceof Impossible) throw new Failure(error.message);
+      throw error;
+    }
+  },
+};

@@ -1,0 +1,59 @@
+/**
+ * What timings of batches say: the line S(n) = base + n · perTask, and where larger batches stop to pay.
+ *
+ * The line is Theil and Sen's: its slope is the median of the slopes between any two sizes, its height the
+ * median of what is left. A few sizes that were disturbed do not move it. Neither is ever negative.
+ *
+ * The knee is the smallest size that gives nine tenths of the best throughput n / S(n) of all sizes. A larger
+ * batch takes longer in proportion: it buys nothing and makes everybody in it wait. The line is drawn through the sizes up
+ * to the knee, where it will be used.
+ */
+import { WORTH } from "../../core/knee.ts";
+import type { ServiceTime } from "./service.ts";
+
+/** A size, and the median time of its batches. */
+export interface Timing {
+  readonly size: number;
+  readonly ms: number;
+}
+
+export interface Fit {
+  readonly service: ServiceTime;
+  readonly knee: number;
+  /** The largest size is the knee: one still larger may be better. */
+  readonly open: boolean;
+}
+
+/** Timings in the order of their sizes; at least one. */
+export function fit(timings: readonly Timing[]): Fit {
+  const knee = kneeOf(timings);
+  const service = fitLine(timings.filter(({ size }) => size <= knee));
+  return { service, knee, open: knee === timings.at(-1)!.size };
+}
+
+export function kneeOf(timings: readonly Timing[]): number {
+  const best = Math.max(...timings.map(throughput));
+  return timings.find((timing) => throughput(timing) >= WORTH * best)!.size;
+}
+
+function throughput({ size, ms }: Timing): number {
+  return size / ms;
+}
+
+export function fitLine(timings: readonly Timing[]): ServiceTime {
+  const slopes: number[] = [];
+  for (const one of timings) {
+    for (const other of timings) {
+      if (other.size > one.size) slopes.push((other.ms - one.ms) / (other.size - one.size));
+    }
+  }
+  const perTaskMs = slopes.length === 0 ? 0 : Math.max(0, median(slopes));
+  const baseMs = Math.max(0, median(timings.map(({ size, ms }) => ms - perTaskMs * size)));
+  return { baseMs, perTaskMs };
+}
+
+export function median(values: readonly number[]): number {
+  const sorted = values.toSorted((one, other) => one - other);
+  const middle = sorted.length >> 1;
+  return sorted.length % 2 === 1 ? sorted[middle]! : (sorted[middle - 1]! + sorted[middle]!) / 2;
+}

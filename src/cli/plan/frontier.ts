@@ -1,0 +1,93 @@
+/**
+ * What a recorded trace would have met with under other settings, and which of them are worth choosing.
+ *
+ * Every combination of maxBatchSize, maxWaitMs and policy is run over the same arrivals. On the frontier stands
+ * what no other combination beats in both: the goal's quantile of latency, and batches per 1,000 requests.
+ * The best is the one on it with the fewest batches that meets the goal; where none does, the fastest.
+ */
+import type { Limits, PolicyName } from "../../core/policy.ts";
+import { type Goal, meetsGoal, quantileOf } from "./planner.ts";
+import { type Figures, type Fleet, runTrial } from "./trial.ts";
+import type { Trace } from "./trace-file.ts";
+import { replayed } from "./workload.ts";
+
+export interface Candidate {
+  readonly limits: Limits;
+  readonly figures: Figures;
+  readonly meets: boolean;
+}
+
+export interface Frontier {
+  /** Fewest batches first. */
+  readonly worthIt: readonly Candidate[];
+  readonly best: Candidate;
+  readonly tried: number;
+}
+
+const SHARES = [1, 1 / 2, 1 / 4] as const;
+const WAITS_MS = [5, 10, 25, 50, 100] as const;
+
+/** The settings to try: the largest batch and two smaller ones, each with each wait and policy. */
+export function grid({ maxBatchSize, maxWaitMs }: Limits, policies: readonly PolicyName[]): Limits[] {
+  const sizes = [...new Set(SHARES.map((share) => Math.max(1, Math.round(share * maxBatchSize))))];
+  const waits = [...new Set([...WAITS_MS, maxWaitMs])].sort((one, other) => one - other);
+  return policies.flatMap((policy) =>
+    sizes.flatMap((size) =>
+      // Whoever starts as soon as it can never comes near the cap: one is enough.
+      (policy === "latency" ? [maxWaitMs] : waits).map((wait) => ({
+        policy,
+        maxBatchSize: size,
+        maxWaitMs: wait,
+      })),
+    ),
+  );
+}
+
+export interface ReplayOptions {
+  readonly fleet: Fleet;
+  readonly trace: Trace;
+  readonly workers: number;
+  readonly goal: Goal;
+  readonly seed: number;
+  /** The first of the trace only settle the estimates. */
+  readonly warmMs: number;
+  tell(limits: Limits, runs: number, all: number): void;
+}
+
+export async function replay(all: readonly Limits[], options: ReplayOptions): Promise<Frontier> {
+  const candidates: Candidate[] = [];
+  for (const limits of all) {
+    options.tell(limits, candidates.length, all.length);
+    const figures = await replayOnce(limits, options);
+    candidates.push({ limits, figures, meets: meetsGoal(figures, options.goal) });
+  }
+  return frontierOf(candidates, options.goal);
+}
+
+export function replayOnce(limits: Limits, options: Omit<ReplayOptions, "tell" | "goal">): Promise<Figures> {
+  const { trace, workers, seed, warmMs } = options;
+  const traffic = {
+    arrivals: replayed(trace.instants),
+    durationMs: (trace.instants.at(-1) ?? 0) + 1,
+    warmMs,
+    shares: trace.tierNames.map(() => 1),
+    tiers: trace.tiers,
+  };
+  return runTrial({ ...options.fleet, limits }, traffic, workers, seed);
+}
+
+export function frontierOf(candidates: readonly Candidate[], goal: Goal): Frontier {
+  const cost = ({ figures }: Candidate): number => figures.batchesPerThousand;
+  const wait = ({ figures }: Candidate): number => quantileOf(figures, goal);
+  // Who refuses has short queues: not a way to be on the frontier.
+  const unserved = ({ figures }: Candidate): number => figures.refused + figures.late;
+  const fewest = Math.min(...candidates.map(unserved));
+  const served = candidates.filter((one) => unserved(one) <= fewest + 0.001);
+  const inOrder = served.toSorted((one, other) => cost(one) - cost(other) || wait(one) - wait(other));
+  const worthIt: Candidate[] = [];
+  for (const one of inOrder) {
+    if (worthIt.length === 0 || wait(one) < wait(worthIt.at(-1)!)) worthIt.push(one);
+  }
+  const best = worthIt.find(({ meets }) => meets) ?? worthIt.at(-1)!;
+  return { worthIt, best, tried: candidates.length };
+}

@@ -1,0 +1,92 @@
+/**
+ * Times batches of 1, 2, 4 … N on a real worker, one at a time, so that a plan need not guess.
+ *
+ * First some calls that do not count: connections are opened, kernels are compiled. Then the sizes in turn, as
+ * many rounds as asked for, so that a slow minute of the machine meets all sizes alike; of each size the median.
+ * The input is the same in every seat. A worker that does not answer a batch as it should ends it: what it said
+ * is the message.
+ */
+import type { Reply, Worker } from "../../workers/backend/backend.ts";
+import type { Clock } from "../../app/clock.ts";
+import type { Json } from "../../core/task.ts";
+import { median, type Timing } from "./fit.ts";
+
+export interface MeasureOptions {
+  readonly maxBatchSize: number;
+  readonly rounds: number;
+  /** For one batch. */
+  readonly timeoutMs: number;
+  readonly input: Json;
+  /** Hears of each batch before it is sent. */
+  tell(size: number, sent: number, all: number): void;
+}
+
+export interface Measured extends Timing {
+  readonly minMs: number;
+  readonly maxMs: number;
+}
+
+/** The worker cannot be measured: why, in one line. */
+export class NotMeasured extends Error {}
+
+const WARM_CALLS = 2;
+
+/** Powers of two, and the largest itself. */
+export function sizesUpTo(max: number): number[] {
+  const sizes: number[] = [];
+  for (let size = 1; size < max; size *= 2) sizes.push(size);
+  return [...sizes, max];
+}
+
+export async function measureSizes(
+  worker: Worker,
+  clock: Clock,
+  options: MeasureOptions,
+): Promise<Measured[]> {
+  const sizes = sizesUpTo(options.maxBatchSize);
+  const all = WARM_CALLS * 2 + sizes.length * options.rounds;
+  let sent = 0;
+  const call = (size: number): Promise<number> => {
+    options.tell(size, sent++, all);
+    return timeBatch(worker, clock, options, size, sent);
+  };
+  for (let warm = 0; warm < WARM_CALLS; warm++) {
+    await call(1);
+    await call(options.maxBatchSize);
+  }
+  const times = new Map(sizes.map((size) => [size, [] as number[]]));
+  for (let round = 0; round < options.rounds; round++) {
+    for (const size of sizes) times.get(size)!.push(await call(size));
+  }
+  return sizes.map((size) => {
+    const taken = times.get(size)!;
+    return { size, ms: median(taken), minMs: Math.min(...taken), maxMs: Math.max(...taken) };
+  });
+}
+
+async function timeBatch(
+  worker: Worker,
+  clock: Clock,
+  { input, timeoutMs }: MeasureOptions,
+  size: number,
+  call: number,
+): Promise<number> {
+  const tasks = Array.from({ length: size }, (_, index) => ({ id: `${call}-${index}`, input }));
+  const patience = new AbortController();
+  const startedAt = clock.now();
+  const alarm = clock.at(startedAt + timeoutMs, () => patience.abort());
+  const reply = await worker.run({ id: `measure-${call}`, tasks, parameters: "" }, patience.signal);
+  alarm.cancel();
+  if (reply.kind !== "answered") throw new NotMeasured(flaw(reply, size, patience.signal.aborted, timeoutMs));
+  return clock.now() - startedAt;
+}
+
+function flaw(
+  reply: Exclude<Reply, { kind: "answered" }>,
+  size: number,
+  late: boolean,
+  timeoutMs: number,
+): string {
+  const what = late ? `no answer within ${timeoutMs} ms` : reply.message;
+  return `a batch of ${size} was not answered: ${what}`;
+}

@@ -1,0 +1,264 @@
+/**
+ * How many workers a rate and a goal need: the same arrivals are run through fleets of different size.
+ *
+ *   meets        the goal's quantile of those answered is within the goal, and at most one in a thousand was
+ *                refused or late
+ *   survives     with one worker fewer the goal is still met
+ *   recommended  the smallest fleet with load ≤ 0.70 that meets the goal and survives
+ *   knee         the smallest fleet that meets the goal at all, with nothing to spare
+ *
+ * Both are found by search: latency falls with every worker, as far as the scatter of one run allows. A run has
+ * 100,000 requests unless told otherwise, at least 10 s, with bursts 60 s, at most an hour. Runs are kept: no size is run twice.
+ */
+import { leastLatency } from "./bounds.ts";
+import type { PolicyName } from "../../core/policy.ts";
+import { capacityOf, serviceMs } from "./service.ts";
+import { type Figures, type Fleet, runTrial } from "./trial.ts";
+import { burstArrivals, poissonArrivals } from "./workload.ts";
+
+export interface Goal {
+  /** As it was written: `p99`. */
+  readonly name: string;
+  /** 0 to 1. */
+  readonly share: number;
+  readonly ms: number;
+}
+
+export interface Ask {
+  readonly perSecond: number;
+  readonly goal: Goal;
+  readonly fleet: Fleet;
+  /** Peaks of so many times the mean rate; left out: none. */
+  readonly burst?: number;
+  readonly tiers: readonly { readonly name: string; readonly share: number }[];
+  readonly seed: number;
+  /** Simulated; left out: by the number of requests. */
+  readonly durationMs?: number;
+}
+
+export interface Row extends Figures {
+  readonly meets: boolean;
+  /** The same with one worker fewer; undefined where that leaves none. */
+  readonly oneFewer: (Figures & { readonly meets: boolean }) | undefined;
+}
+
+export interface Plan {
+  readonly rows: readonly Row[];
+  readonly recommended: Row;
+  /** Undefined where the number of workers was given. */
+  readonly knee: Row | undefined;
+  readonly policies: readonly { readonly policy: PolicyName; readonly figures: Figures }[];
+  /** For the goal's quantile, whatever the policy. */
+  readonly boundMs: number;
+}
+
+/** It cannot be done; the message says why and what would be needed. */
+export class Impossible extends Error {}
+
+export const TARGET_LOAD = 0.7;
+const MOST_UNSERVED = 0.001;
+const REQUESTS = 100_000;
+const SHORTEST_MS = 10_000;
+const SHORTEST_BURSTS_MS = 60_000;
+const LONGEST_MS = 3_600_000;
+const WARM_MS = 2000;
+const LONGEST_FILL_MS = 30_000;
+/** Also of a slow model some batches must have come back before it counts. */
+const WARM_BATCHES = 10;
+const POLICIES: readonly PolicyName[] = ["latency", "adaptive", "eco"];
+
+export class Planner {
+  readonly ask: Ask;
+  readonly durationMs: number;
+  readonly warmMs: number;
+  readonly #tell: (workers: number, runs: number) => void;
+  readonly #runs = new Map<string, Promise<Figures>>();
+
+  /** `tell` hears of each run before it begins. */
+  constructor(ask: Ask, tell: (workers: number, runs: number) => void = () => {}) {
+    this.ask = ask;
+    this.#tell = tell;
+    const { service, limits } = ask.fleet;
+    this.warmMs = Math.max(WARM_MS, WARM_BATCHES * serviceMs(service, limits.maxBatchSize));
+    const least = ask.burst === undefined ? SHORTEST_MS : SHORTEST_BURSTS_MS;
+    const usual = Math.min(LONGEST_MS, Math.max(least, (1000 * REQUESTS) / ask.perSecond));
+    const wanted = ask.durationMs ?? usual;
+    this.durationMs = this.warmMs + wanted;
+  }
+
+  /** Tasks per ms that come. */
+  get perMs(): number {
+    return this.ask.perSecond / 1000;
+  }
+
+  boundMs(workers: number): number {
+    const { service, limits, overheadMs } = this.ask.fleet;
+    const { maxBatchSize } = limits;
+    return leastLatency(this.ask.goal.share, { workers, maxBatchSize, ...service }, this.perMs) + overheadMs;
+  }
+
+  run(workers: number, policy = this.ask.fleet.limits.policy): Promise<Figures> {
+    const name = `${policy} ${workers}`;
+    let figures = this.#runs.get(name);
+    if (figures === undefined) {
+      this.#tell(workers, this.#runs.size);
+      figures = this.#run(workers, policy);
+      this.#runs.set(name, figures);
+    }
+    return figures;
+  }
+
+  #run(workers: number, policy: PolicyName): Promise<Figures> {
+    const { ask } = this;
+    const { burst, seed } = ask;
+    const fillMs = this.#fillMs(workers);
+    const [durationMs, warmMs] = [this.durationMs + fillMs, this.warmMs + fillMs];
+    const arrivals =
+      burst === undefined
+        ? poissonArrivals(this.perMs, durationMs, seed)
+        : burstArrivals(this.perMs, burst, durationMs, seed);
+    const fleet = { ...ask.fleet, limits: { ...ask.fleet.limits, policy } };
+    const shares = ask.tiers.map(({ share }) => share);
+    return runTrial(fleet, { arrivals, durationMs, warmMs, shares }, workers, seed);
+  }
+
+  /** Too few workers refuse nobody until their queue is full: by so much later it counts. */
+  #fillMs(workers: number): number {
+    const { service, limits, timeouts } = this.ask.fleet;
+    const load = this.perMs / (workers * capacityOf(service, limits.maxBatchSize));
+    return load > 1 ? Math.min(LONGEST_FILL_MS, timeouts.queueMs / (load - 1)) : 0;
+  }
+
+  meets(figures: Figures): boolean {
+    return meetsGoal(figures, this.ask.goal);
+  }
+
+  async row(workers: number): Promise<Row> {
+    const figures = await this.run(workers);
+    const fewer = workers > 1 ? await this.run(workers - 1) : undefined;
+    return {
+      ...figures,
+      meets: this.meets(figures),
+      oneFewer: fewer && { ...fewer, meets: this.meets(fewer) },
+    };
+  }
+
+  /** For exactly so many workers, or for as many as are needed. */
+  async plan(given?: number): Promise<Plan> {
+    this.#refuseImpossible();
+    const chosen = given ?? (await this.#recommend());
+    const knee = given === undefined ? await this.#knee(chosen) : undefined;
+    const rows: Row[] = [];
+    for (const workers of around(knee ?? chosen, chosen)) rows.push(await this.row(workers));
+    const policies = [];
+    for (const policy of POLICIES) policies.push({ policy, figures: await this.run(chosen, policy) });
+    return {
+      rows,
+      recommended: rows.find(({ workers }) => workers === chosen)!,
+      knee: rows.find(({ workers }) => workers === knee),
+      policies,
+      boundMs: this.boundMs(chosen),
+    };
+  }
+
+  #refuseImpossible(): void {
+    const { goal, fleet } = this.ask;
+    const aloneMs = serviceMs(fleet.service, 1) + fleet.overheadMs;
+    if (goal.ms < aloneMs) {
+      throw new Impossible(
+        `${goal.name} of ${ms(goal.ms)} is impossible: a batch of one alone takes ${ms(aloneMs)}; ` +
+          `a goal above that is needed, or a faster model`,
+      );
+    }
+  }
+
+  /** Fewer than this and the load is over 0.70, or the goal below the bound for any policy. */
+  #least(): number {
+    const { service, limits } = this.ask.fleet;
+    const perWorker = capacityOf(service, limits.maxBatchSize);
+    let workers = Math.max(1, Math.ceil(this.perMs / (TARGET_LOAD * perWorker) - 1e-9));
+    while (workers < this.#most() && this.boundMs(workers) > this.ask.goal.ms) workers++;
+    return workers;
+  }
+
+  /** With more than these, everybody has a worker for himself, and nothing gets better. */
+  #most(): number {
+    const { service, limits } = this.ask.fleet;
+    const alone = this.perMs * serviceMs(service, 1);
+    const full = this.perMs / capacityOf(service, limits.maxBatchSize);
+    return Math.ceil(2 * Math.max(alone, full) + 6 * Math.sqrt(alone) + 8);
+  }
+
+  async #recommend(): Promise<number> {
+    const least = this.#least();
+    if (await this.#will(least)) return least;
+    // In growing steps upwards, then back between the last two.
+    let [bad, step] = [least, Math.max(1, Math.round(least / 16))];
+    for (;;) {
+      const good = Math.min(this.#most(), bad + step);
+      if (await this.#will(good)) return this.#between(bad, good, (workers) => this.#will(workers));
+      if (good === this.#most()) throw await this.#tooTight(good);
+      bad = good;
+      step *= 2;
+    }
+  }
+
+  /** Meets the goal, also when one is dead. */
+  async #will(workers: number): Promise<boolean> {
+    if (!this.meets(await this.run(workers))) return false;
+    return workers > 1 && this.meets(await this.run(workers - 1));
+  }
+
+  /** The smallest that does, when `bad` does not and `good` does. */
+  async #between(bad: number, good: number, does: (workers: number) => Promise<boolean>): Promise<number> {
+    while (good - bad > 1) {
+      const middle = (bad + good) >> 1;
+      if (await does(middle)) good = middle;
+      else bad = middle;
+    }
+    return good;
+  }
+
+  #knee(chosen: number): Promise<number> {
+    const { service, limits } = this.ask.fleet;
+    const least = Math.floor(this.perMs / capacityOf(service, limits.maxBatchSize));
+    const bad = Math.min(chosen - 1, Math.max(0, least - 1));
+    return this.#between(bad, chosen, async (workers) => this.meets(await this.run(workers)));
+  }
+
+  async #tooTight(workers: number): Promise<Impossible> {
+    const { goal, fleet } = this.ask;
+    const best = quantileOf(await this.run(workers), goal);
+    const other =
+      fleet.limits.policy !== "latency" && this.meets(await this.run(workers, "latency"))
+        ? "; --policy latency meets it"
+        : "; a larger goal is needed, or a faster model";
+    return new Impossible(
+      `${goal.name} of ${ms(goal.ms)} is out of reach: with ${workers} workers, more than which help ` +
+        `nobody, it is ${ms(best)} (policy ${fleet.limits.policy})${other}`,
+    );
+  }
+}
+
+export function meetsGoal(figures: Figures, goal: Goal): boolean {
+  return quantileOf(figures, goal) <= goal.ms && figures.refused + figures.late <= MOST_UNSERVED;
+}
+
+export function quantileOf({ p50, p95, p99, p999 }: Figures, { share }: Goal): number {
+  return share === 0.5 ? p50 : share === 0.95 ? p95 : share === 0.99 ? p99 : p999;
+}
+
+/** Which sizes to show: a little below the knee to a little above the choice, not more than seven. */
+export function around(knee: number, chosen: number): number[] {
+  const above = chosen + Math.max(1, Math.round(chosen / 10));
+  const between = Math.max(0, chosen - knee - 1);
+  const shown = new Set([Math.max(1, knee - 1), knee, chosen, above]);
+  const steps = Math.min(3, between);
+  for (let step = 1; step <= steps; step++)
+    shown.add(knee + Math.round((step * (chosen - knee)) / (steps + 1)));
+  return [...shown].sort((one, other) => one - other);
+}
+
+function ms(value: number): string {
+  return `${Number(value.toPrecision(3))} ms`;
+}

@@ -1,0 +1,164 @@
+/**
+ * Recorded arrivals: one JSON value a line, read as a stream and kept as 9 bytes each.
+ *
+ * A line is what Ferry tells of a request (`GET /internal/requests`, or a row of `ferry_requests`), another
+ * program's line with an instant in it, or the instant alone. Instants are ISO times or milliseconds, from any
+ * origin; lines may be in any order (Ferry lists the newest first). `{"requests":[…]}`, the whole answer of
+ * Ferry, is taken as well. Left out, and counted:
+ *
+ *   joined, cached     another request's work answered it: it needs no seat
+ *   turned away        400 to 428: it was wrong, and never waited for a worker
+ *   unreadable         no JSON, or no instant in it
+ */
+import type { Random } from "../../core/random.ts";
+
+export interface Trace {
+  /** In ms from the first, in order. */
+  readonly instants: Float64Array;
+  /** By place in `tierNames`. */
+  readonly tiers: Uint8Array;
+  readonly tierNames: readonly string[];
+  readonly lines: number;
+  readonly unreadable: number;
+  /** The first that could not be read; 0 when all could. */
+  readonly unreadableAt: number;
+  readonly seatless: number;
+  readonly turnedAway: number;
+  /** More than fit were recorded: those that came later are left out. */
+  readonly cut: boolean;
+}
+
+const INSTANTS = [
+  "arrived_at",
+  "started_at",
+  "received_at",
+  "created_at",
+  "timestamp",
+  "time",
+  "ts",
+  "at",
+  "ms",
+];
+const MAX_TIERS = 255;
+
+type Fields = Readonly<Record<string, unknown>>;
+
+export class TraceReader {
+  #instants = new Float64Array(1024);
+  #tiers = new Uint8Array(1024);
+  #size = 0;
+  readonly #tierNames: string[] = [];
+  readonly #most: number;
+  #lines = 0;
+  #unreadable = 0;
+  #unreadableAt = 0;
+  #seatless = 0;
+  #turnedAway = 0;
+  #cut = false;
+
+  constructor(most: number) {
+    this.#most = most;
+  }
+
+  line(text: string): void {
+    this.#lines++;
+    if (text.trim() === "") return;
+    let value: unknown;
+    try {
+      value = JSON.parse(text);
+    } catch {
+      return this.#cannot();
+    }
+    if (isFields(value) && Array.isArray(value["requests"]))
+      for (const each of value["requests"]) this.#take(each);
+    else this.#take(value);
+  }
+
+  #take(value: unknown): void {
+    const fields = isFields(value) ? value : { at: value };
+    const at = instantOf(fields);
+    if (Number.isNaN(at)) return this.#cannot();
+    const { work, status } = fields;
+    if (work === "joined" || work === "cached") return void this.#seatless++;
+    const turned = Number(status) >= 400 && Number(status) < 429;
+    if (turned) return void this.#turnedAway++;
+    if (this.#size === this.#most) {
+      this.#cut = true;
+      return;
+    }
+    this.#keep(at, this.#tierOf(fields["tier"]));
+  }
+
+  #cannot(): void {
+    this.#unreadable++;
+    this.#unreadableAt ||= this.#lines;
+  }
+
+  #tierOf(tier: unknown): number {
+    const name = typeof tier === "string" ? tier : "";
+    const known = this.#tierNames.indexOf(name);
+    if (known >= 0) return known;
+    if (this.#tierNames.length === MAX_TIERS) return MAX_TIERS - 1;
+    return this.#tierNames.push(name) - 1;
+  }
+
+  #keep(at: number, tier: number): void {
+    if (this.#size === this.#instants.length) {
+      const [instants, tiers] = [new Float64Array(2 * this.#size), new Uint8Array(2 * this.#size)];
+      instants.set(this.#instants);
+      tiers.set(this.#tiers);
+      [this.#instants, this.#tiers] = [instants, tiers];
+    }
+    this.#instants[this.#size] = at;
+    this.#tiers[this.#size++] = tier;
+  }
+
+  /** `order` is the tiers from best to last; those it does not name come behind, in order of appearance. */
+  end(order: readonly string[] = []): Trace {
+    const from = this.#instants.subarray(0, this.#size);
+    const places = Uint32Array.from(from, (_, index) => index);
+    // Equal instants stay as they were recorded.
+    places.sort((one, other) => from[one]! - from[other]! || one - other);
+    const names = [
+      ...order.filter((name) => this.#tierNames.includes(name)),
+      ...this.#tierNames.filter((name) => !order.includes(name)),
+    ];
+    const place = this.#tierNames.map((name) => names.indexOf(name));
+    const first = this.#size === 0 ? 0 : from[places[0]!]!;
+    return {
+      instants: Float64Array.from(places, (index) => from[index]! - first),
+      tiers: Uint8Array.from(places, (index) => place[this.#tiers[index]!]!),
+      tierNames: names,
+      lines: this.#lines,
+      unreadable: this.#unreadable,
+      unreadableAt: this.#unreadableAt,
+      seatless: this.#seatless,
+      turnedAway: this.#turnedAway,
+      cut: this.#cut,
+    };
+  }
+}
+
+function isFields(value: unknown): value is Fields {
+  return typeof value === "object" && value !== null && !Array.isArray(value);
+}
+
+/** NaN where there is none. */
+function instantOf(fields: Fields): number {
+  for (const name of INSTANTS) {
+    const value = fields[name];
+    if (typeof value === "number" && Number.isFinite(value)) return value;
+    if (typeof value === "string") {
+      // `psql` writes a space where ISO has a T.
+      const at = Date.parse(value);
+      if (!Number.isNaN(at)) return at;
+    }
+  }
+  return NaN;
+}
+
+/** Instants written to the whole millisecond come in clumps that were none: each is put somewhere in its own. */
+export function spreadWholeMs(instants: Float64Array, random: Random): Float64Array {
+  if (instants.some((at) => at % 1 !== 0)) return instants;
+  return Float64Array.from(instants, (at) => at + random.next()).sort();
+}

@@ -1,0 +1,176 @@
+/**
+ * One run of a fleet on virtual time, and its figures.
+ *
+ * The gate, the queues, the dispatcher and its policy are those that serve requests (`simulation.ts`); the
+ * workers take base + n·perTask ms for a batch of n, with a scatter where one is given. What comes in the first `warmMs` is not
+ * counted: the estimates have to settle. Latency counts from arrival to outcome, and `overheadMs` is added to
+ * it: what HTTP and the network take, which is not simulated. Shares are of what came and was counted.
+ */
+import { Random } from "../../core/random.ts";
+import type { Limits } from "../../core/policy.ts";
+import type { GateRules } from "../../gateway/admission/gate.ts";
+import { Sample } from "./sample.ts";
+import { type ServiceTime } from "./service.ts";
+import { Simulation } from "./simulation.ts";
+import type { Arrivals } from "./workload.ts";
+
+export interface Fleet {
+  readonly limits: Limits;
+  readonly service: ServiceTime;
+  /** Scatter of the service time: standard deviation over mean. */
+  readonly jitter: number;
+  readonly timeouts: { readonly queueMs: number; readonly workerMs: number; readonly totalMs: number };
+  readonly admission: Omit<GateRules, "model" | "queueMs" | "totalMs" | "tiers">;
+  readonly maxQueued: number;
+  readonly overheadMs: number;
+}
+
+export interface Traffic {
+  readonly arrivals: Arrivals;
+  /** When the last one has come. */
+  readonly durationMs: number;
+  readonly warmMs: number;
+  /** What share of the arrivals is whose, best tier first; of 1 in all. */
+  readonly shares: readonly number[];
+  /** Instead of drawing by shares: the tier of each arrival. */
+  readonly tiers?: Uint8Array;
+}
+
+export interface Latency {
+  readonly offered: number;
+  /** Share that was not let in. */
+  readonly refused: number;
+  /** Share that was let in and not answered in time. */
+  readonly late: number;
+  readonly meanMs: number;
+  readonly p50: number;
+  readonly p95: number;
+  readonly p99: number;
+  readonly p999: number;
+}
+
+export interface Figures extends Latency {
+  readonly workers: number;
+  readonly batches: number;
+  /** Tasks in a batch on average. */
+  readonly fill: number;
+  readonly batchesPerThousand: number;
+  /** Arrivals over what the workers can do in full batches. */
+  readonly load: number;
+  /** By tier. */
+  readonly tiers: readonly Latency[];
+}
+
+const MODEL = "plan";
+const RETRY = { max: 3, baseMs: 50, maxMs: 1000, budget: 0.1 };
+const HEALTH = { failures: 3, ejectMs: 1000, maxEjectMs: 30_000 };
+const NO_FAULTS = { errorRate: 0, hangRate: 0, shortRate: 0, slowRate: 0, slowFactor: 1 };
+
+class Count {
+  readonly latency = new Sample();
+  offered = 0;
+  late = 0;
+
+  get figures(): Latency {
+    const { latency, offered } = this;
+    // Neither refused, nor ended: there was no room in the queue itself.
+    const unanswered = offered - latency.size - this.late;
+    return {
+      offered,
+      refused: offered === 0 ? 0 : unanswered / offered,
+      late: offered === 0 ? 0 : this.late / offered,
+      meanMs: latency.mean,
+      p50: latency.quantile(0.5),
+      p95: latency.quantile(0.95),
+      p99: latency.quantile(0.99),
+      p999: latency.quantile(0.999),
+    };
+  }
+}
+
+export async function runTrial(
+  fleet: Fleet,
+  traffic: Traffic,
+  workers: number,
+  seed: number,
+): Promise<Figures> {
+  const { durationMs, warmMs, shares } = traffic;
+  const simulation = open(fleet, shares.length, workers, seed);
+  const counts = [new Count(), ...shares.map(() => new Count())];
+  const countedFrom = simulation.startedAt + warmMs;
+  const [all] = counts as [Count];
+  simulation.engine.watch({
+    settled: ({ task, outcome, settledAt }) => {
+      // Whoever asked has its answer: nothing is kept for it.
+      simulation.engine.delivered(task.id);
+      if (task.createdAt < countedFrom) return;
+      const own = counts[task.tier + 1]!;
+      if (outcome?.ok === true) {
+        const ms = settledAt! - task.createdAt + fleet.overheadMs;
+        all.latency.add(ms);
+        own.latency.add(ms);
+      } else {
+        all.late++;
+        own.late++;
+      }
+    },
+  });
+  let [batches, tasks] = [0, 0];
+  simulation.events.on("batch.settled", ({ size }) => {
+    const now = simulation.clock.now();
+    if (now < countedFrom || now > simulation.startedAt + durationMs) return;
+    batches++;
+    tasks += size;
+  });
+  const tierOf = drawTiers(traffic, seed);
+  simulation.stream(traffic.arrivals, () => {
+    const tier = tierOf();
+    simulation.knock(tier);
+    if (simulation.clock.now() < countedFrom) return;
+    all.offered++;
+    counts[tier + 1]!.offered++;
+  });
+  await simulation.run(durationMs + fleet.timeouts.totalMs);
+  simulation.stop();
+  const { limits, service } = fleet;
+  const fullMs = service.baseMs + service.perTaskMs * limits.maxBatchSize;
+  const capacity = (workers * limits.maxBatchSize) / fullMs;
+  return {
+    ...all.figures,
+    workers,
+    batches,
+    fill: tasks / batches,
+    batchesPerThousand: (1000 * batches) / tasks,
+    load: all.offered / (durationMs - warmMs) / capacity,
+    tiers: counts.slice(1).map(({ figures }) => figures),
+  };
+}
+
+function open(fleet: Fleet, tiers: number, workers: number, seed: number): Simulation {
+  const { limits, service, jitter, timeouts, maxQueued } = fleet;
+  return new Simulation({
+    seed,
+    timeouts,
+    rules: { name: MODEL, limits, workerMs: timeouts.workerMs, retry: RETRY, health: HEALTH },
+    backend: { workers, baseMs: service.baseMs, perItemMs: service.perTaskMs, jitter, ...NO_FAULTS },
+    admission: { ...fleet.admission, tiers },
+    engine: { maxQueued, results: { ttlMs: 600_000, evictAfterRead: true, maxBytes: Infinity } },
+  });
+}
+
+/** The tier of one arrival after the other. */
+function drawTiers({ shares, tiers }: Traffic, seed: number): () => number {
+  if (tiers !== undefined) {
+    let index = 0;
+    return () => tiers[index++]!;
+  }
+  if (shares.length === 1) return () => 0;
+  // A generator of its own: the same arrivals have the same tiers in every fleet.
+  const random = new Random(seed + 0.5);
+  return () => {
+    let left = random.next();
+    let tier = 0;
+    while (tier < shares.length - 1 && (left -= shares[tier]!) >= 0) tier++;
+    return tier;
+  };
+}

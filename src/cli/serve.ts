@@ -1,0 +1,391 @@
+/**
+ * `ferry serve`: starts Ferry, says that it is ready, and ends it well.
+ *
+ * The first SIGINT or SIGTERM drains: nothing new is taken, accepted work goes on for at most
+ * `limits.drainMs`, the farewell line is printed, exit 0. A second signal ends the process at once by
+ * that signal, so that shells and supervisors see the truth (130, 143). Before Ferry is ready signals
+ * keep their usual meaning. On a terminal keys do more (`serve-keys.ts`); from the moment it drains the terminal
+ * is as it was, so that the second Ctrl-C is a signal again.
+ *
+ * People at a terminal, and whoever says `--pretty`, get lines to read; everybody else gets JSON.
+ *
+ * `--role` splits the work over processes that share their tasks through Redis: a gateway takes requests, a
+ * batcher runs them. `--processes N` starts N of them behind one port (`processes/`); what starts, is ready,
+ * drains and ends here is then all of them together.
+ */
+import { spawn } from "node:child_process";
+import { availableParallelism } from "node:os";
+import {
+  drainBanner,
+  drainLine,
+  farewellBanner,
+  farewellLine,
+  jsonLine,
+  readyBanner,
+  readyLine,
+  type Durability,
+  type ReadyFacts,
+  type Tally,
+} from "./terminal/banner.ts";
+import type { Change } from "../app/change.ts";
+import { SystemClock, type Clock } from "../app/clock.ts";
+import type { Config, Problem, Role } from "../app/config/config.ts";
+import { formatProblems, type Loaded } from "../app/config/load.ts";
+import { explainStart } from "../app/port-holder.ts";
+import type { Killed } from "./demo/demo.ts";
+import type { Reloaded } from "../app/reload.ts";
+import { didYouMean } from "../app/config/spelling.ts";
+import { prettyLine } from "../observe/pretty.ts";
+import { printable, wantsColor } from "./terminal/terminal.ts";
+import { version } from "../app/version.ts";
+import { expectNoWords, Failure, UsageError, type Call, type Command, type Console } from "./command.ts";
+import { chooseConfig, configFlag, loader } from "./config-file.ts";
+import type { ServeKeys } from "./serve-keys.ts";
+import { hasTerminal, hearReloads, holdHangups } from "./serve-reload.ts";
+
+/** What `serve` needs of a running Ferry. */
+export interface Served {
+  /** "" for a batcher, which takes no requests. */
+  readonly apiUrl: string;
+  /** Left out, or "": no gRPC for clients. */
+  readonly grpcUrl?: string | undefined;
+  readonly adminUrl: string;
+  /** Where there are several processes: each one's, the first of which is `adminUrl`. */
+  readonly adminUrls?: readonly string[];
+  /** What keeps an accepted task now; left out: as the config says. */
+  readonly durability?: Durability | undefined;
+  /** Left out where no worker of this process is simulated. */
+  readonly demo?: { kill(forMs: number): Killed | undefined } | undefined;
+  /** Resolves when it cannot go on and must be restarted; undefined: never. */
+  readonly lost?: Promise<void> | undefined;
+  /** Lets in those who have connected already, before `drain` closes the door. */
+  takeWaiting?(): Promise<void>;
+  /** How much longer than `limits.drainMs` its drain is waited for; left out: not at all. */
+  readonly graceMs?: number;
+  /** Rejects with one line, and then nothing was changed. Left out: it cannot change. */
+  change?(next: Config): Promise<void>;
+  /** The same in two steps, for several that change together. Left out where there are several. */
+  prepare?(next: Config): Promise<Change>;
+  /** Who has the config read again when an operator asks for it. */
+  onReload?: (() => Promise<Reloaded>) | undefined;
+  tally(): Tally | Promise<Tally>;
+  drain(): Promise<void>;
+  stop(): Promise<void>;
+}
+
+export type StopSignal = "SIGINT" | "SIGTERM";
+
+/** Where signals come from; `process`, but for tests. */
+export interface Signals {
+  on(signal: StopSignal, listener: () => void): unknown;
+  off(signal: StopSignal, listener: () => void): unknown;
+  /** Dies by the signal; called once no listener of ours is left. */
+  raise(signal: StopSignal): void;
+}
+
+export interface ServeParts {
+  /** Whole lines of JSON go to `log`. */
+  start(config: Config, clock: Clock, role: Role, log: (line: string) => void): Promise<Served>;
+  readonly clock: Clock;
+  readonly signals: Signals;
+  /** SIGHUP, which asks for a reload. */
+  onHangup?(listener: () => void): void;
+  /** Whether there was a terminal, and it was closed. */
+  terminalGone?(): boolean;
+  /** Reads the config file again; left out: there is none. */
+  load?: (() => Loaded) | undefined;
+  /** Since the process began. */
+  uptimeMs(): number;
+  /** Shows a page in a browser, where there is one; never fails. */
+  readonly openPage: (url: string) => void;
+}
+
+/** More on one machine would wait for each other, and for Redis. */
+const MAX_PROCESSES = 64;
+const roles: readonly Role[] = ["all", "gateway", "batcher"];
+
+export const serve: Command = {
+  summary: "run the gateway",
+  usage: "serve [-c FILE] [--role ROLE] [--processes N] [--pretty]",
+  examples: [
+    { line: "ferry serve", doc: "./ferry.yaml, or a demo with a simulated GPU" },
+    {
+      line: "ferry serve -c ferry.yaml --role batcher",
+      doc: "your models, one part of several on one Redis",
+    },
+  ],
+  flags: {
+    config: configFlag,
+    role: {
+      type: "string",
+      value: "ROLE",
+      doc: "all (default); with engine.kind redis also gateway (takes requests) and batcher (runs batches)",
+    },
+    processes: {
+      type: "string",
+      value: "N",
+      doc: "with engine.kind redis: so many processes behind one port, or auto: one for each core; default 1",
+    },
+    pretty: { type: "boolean", doc: "lines for people instead of JSON; what a terminal gets anyway" },
+  },
+
+  run,
+};
+
+async function run(call: Call, console: Console): Promise<number> {
+  expectNoWords(call);
+  const role = parseRole(call.text("role") ?? "all");
+  const processes = parseProcesses(call.text("processes") ?? "1");
+  const parts = {
+    clock: new SystemClock(),
+    uptimeMs: () => process.uptime() * 1000,
+    openPage: (url: string) => openPage(url, console.env),
+  };
+  if (call.text("processes") !== undefined) {
+    const { clusterParent, serveChild } = await import("./serve-child.ts");
+    const parent = clusterParent();
+    if (parent !== undefined) return serveChild(console, { ...parts, start: await startOne() }, parent);
+  }
+  const chosen = chooseConfig(call, console, "nothing was started");
+  if (chosen === undefined) return 1;
+  checkRole(role, chosen.config);
+  if (call.text("processes") !== undefined) checkProcesses(call.text("processes")!, chosen.config);
+  const start = processes === 1 ? await startOne() : await startSeveral(processes);
+  const signals: Signals = {
+    on: (signal, listener) => process.on(signal, listener),
+    off: (signal, listener) => process.off(signal, listener),
+    raise: (signal) => process.kill(process.pid, signal),
+  };
+  const onHangup = (listener: () => void): void => void process.on("SIGHUP", listener);
+  const terminalGone = (): boolean => console.errIsTTY && !hasTerminal();
+  const load = loader(call, console);
+  const wishes = { role, noColor: call.is("no-color"), pretty: call.is("pretty") };
+  return runServe(
+    chosen.config,
+    chosen.warnings,
+    console,
+    { ...parts, start, signals, onHangup, terminalGone, load },
+    wishes,
+  );
+}
+
+/** Loaded only when it is wanted, so that a bad config is answered before the server's code is read. */
+async function startOne(): Promise<ServeParts["start"]> {
+  return (await import("../app/ferry.ts")).startFerry;
+}
+
+async function startSeveral(count: number): Promise<ServeParts["start"]> {
+  const { startProcesses } = await import("../app/processes/processes.ts");
+  const { forker } = await import("../app/processes/life.ts");
+  return (config, clock, role, log) => {
+    const fork = forker(["serve", "--processes", String(count)], clock);
+    return startProcesses(count, config, role, { clock, fork, log });
+  };
+}
+
+function parseRole(written: string): Role {
+  const role = roles.find((each) => each === written);
+  if (role !== undefined) return role;
+  throw new UsageError(
+    `--role ${printable(written)} is not one of ${roles.join(", ")}${didYouMean(written, roles)}`,
+  );
+}
+
+function checkRole(role: Role, { engine }: Config): void {
+  if (role === "all" || engine.kind === "redis") return;
+  throw new Failure(
+    `--role ${role} needs engine.kind redis: two processes cannot share the memory of one; ` +
+      `set engine: { kind: redis, url: redis://HOST:6379 }, or leave --role out to run all in one`,
+  );
+}
+
+function parseProcesses(written: string): number {
+  if (written === "auto") return Math.min(MAX_PROCESSES, availableParallelism());
+  const count = /^\d{1,4}$/.test(written) ? Number(written) : 0;
+  if (count >= 1 && count <= MAX_PROCESSES) return count;
+  throw new UsageError(
+    `--processes ${printable(written)} is not a number from 1 to ${MAX_PROCESSES}, nor auto`,
+  );
+}
+
+/** Also of `auto` where there is one core: what starts on one machine starts on the next. */
+function checkProcesses(written: string, { engine }: Config): void {
+  if (written === "1" || engine.kind === "redis") return;
+  throw new Failure(
+    `--processes ${written} needs engine.kind redis: processes cannot share the memory of one; ` +
+      `set engine: { kind: redis, url: redis://HOST:6379 }, or leave --processes out`,
+  );
+}
+
+/** What is said to whoever started Ferry, once each. */
+export interface Voice {
+  ready(facts: ReadyFacts): void;
+  draining(tally: Tally, signal: StopSignal): void;
+  farewell(tally: Tally): void;
+}
+
+/** What the command line asks for, beside the config. */
+export interface ServeWishes {
+  readonly role: Role;
+  readonly noColor: boolean;
+  /** Lines for people, also where nobody sits at a terminal. */
+  readonly pretty?: boolean;
+  /** Left out: lines on stderr. */
+  readonly voice?: Voice;
+}
+
+export async function runServe(
+  config: Config,
+  warnings: readonly Problem[],
+  console: Console,
+  parts: ServeParts,
+  { role, noColor, pretty = false, voice }: ServeWishes,
+): Promise<number> {
+  const { clock, signals } = parts;
+  const people = console.errIsTTY || pretty;
+  const color = wantsColor({ env: console.env, isTTY: console.errIsTTY, noColor });
+  const log = (line: string): void => console.err(people ? prettyLine(line, color) : line);
+  if (people)
+    console.err(formatProblems(warnings.map((each) => ({ ...each, message: `warning: ${each.message}` }))));
+  else
+    for (const { message, ...place } of warnings) console.err(jsonLine("warn", clock.now(), message, place));
+
+  const say =
+    voice ?? (people ? voiceForPeople(config, role, console, color) : jsonVoice(config, console, clock));
+  const onHangup = parts.load && holdHangups(parts);
+  let ferry: Served;
+  try {
+    ferry = await parts.start(config, clock, role, log);
+  } catch (error) {
+    throw new Failure(explainStart(error, config));
+  }
+  const stopping = nextSignal(signals);
+  const reloader = hearReloads(config, ferry, { ...parts, ...(onHangup && { onHangup }) }, log, () =>
+    stopping.hear("SIGTERM"),
+  );
+  const keys = await hearKeys(config, console, parts, ferry, () => stopping.hear("SIGINT"));
+  const facts = {
+    config,
+    role,
+    version: version(),
+    apiUrl: ferry.apiUrl,
+    grpcUrl: ferry.grpcUrl,
+    adminUrl: ferry.adminUrl,
+    adminUrls: ferry.adminUrls,
+    durability: ferry.durability,
+    startMs: parts.uptimeMs(),
+    keys: keys !== undefined,
+  };
+  say.ready(facts);
+
+  let isLost = false;
+  void ferry.lost?.then(() => {
+    isLost = true;
+    stopping.hear("SIGTERM");
+  });
+  const signal = await stopping.first;
+  keys?.end();
+  await ferry.takeWaiting?.();
+  const before = await ferry.tally();
+  const { drainMs } = (reloader?.config ?? config).limits;
+  const drained = within(drainMs + (ferry.graceMs ?? 0), drainAfter(keys, ferry), clock);
+  // Said once it is so: whoever reads the line finds the port closed.
+  say.draining(before, signal);
+  await drained;
+  const after = await ferry.tally();
+  await ferry.stop();
+  await keys?.quiet();
+  say.farewell(after);
+  return isLost ? 1 : 0;
+}
+
+function voiceForPeople(config: Config, role: Role, console: Console, color: boolean): Voice {
+  return {
+    ready: (facts) => console.err(readyBanner(facts, color)),
+    draining: (tally, signal) => console.err(drainBanner(tally, config, signal)),
+    farewell: (tally) => console.err(farewellBanner(tally, config, role)),
+  };
+}
+
+function jsonVoice(config: Config, console: Console, clock: Clock): Voice {
+  return {
+    ready: (facts) => console.err(readyLine(facts, clock.now())),
+    draining: (tally, signal) => console.err(drainLine(tally, config, signal, clock.now())),
+    farewell: (tally) => console.err(farewellLine(tally, clock.now())),
+  };
+}
+
+/** Keys do what they do until `end`, which also gives the terminal back; undefined where nobody presses any. */
+async function hearKeys(
+  config: Config,
+  console: Console,
+  { clock, openPage }: ServeParts,
+  { apiUrl, adminUrl, demo }: Served,
+  quit: () => void,
+): Promise<Pick<ServeKeys, "end" | "quiet"> | undefined> {
+  if (console.keys === undefined) return undefined;
+  const { ServeKeys } = await import("./serve-keys.ts");
+  const say = (line: string): void => console.err(`${line}\n`);
+  const keys = new ServeKeys({ config, apiUrl, adminUrl, demo, clock, say, open: openPage, quit });
+  const restore = await console.keys((key) => keys.press(key));
+  if (restore === undefined) return undefined;
+  const end = (): void => {
+    restore();
+    keys.end();
+  };
+  return { end, quiet: () => keys.quiet() };
+}
+
+/** The demo's own load is over first: a caller that is still connecting would find nobody. */
+async function drainAfter(keys: Pick<ServeKeys, "quiet"> | undefined, ferry: Served): Promise<void> {
+  if (keys !== undefined) await keys.quiet();
+  await ferry.drain();
+}
+
+interface Stopping {
+  readonly first: Promise<StopSignal>;
+  /** Takes a signal as if the process had got it. */
+  hear(signal: StopSignal): void;
+}
+
+/** Waits for the first signal; from then on the next one, of either kind, ends the process. */
+function nextSignal(signals: Signals): Stopping {
+  const { promise, resolve } = Promise.withResolvers<StopSignal>();
+  let seen = false;
+  const hear = (signal: StopSignal): void => {
+    if (!seen) {
+      seen = true;
+      resolve(signal);
+      return;
+    }
+    signals.off("SIGINT", onInterrupt);
+    signals.off("SIGTERM", onTerminate);
+    signals.raise(signal);
+  };
+  const onInterrupt = (): void => hear("SIGINT");
+  const onTerminate = (): void => hear("SIGTERM");
+  signals.on("SIGINT", onInterrupt);
+  signals.on("SIGTERM", onTerminate);
+  return { first: promise, hear };
+}
+
+/** Only where there is a screen: elsewhere the opener may start a browser for terminals. */
+function openPage(url: string, env: NodeJS.ProcessEnv): void {
+  const screen = env["DISPLAY"] ?? env["WAYLAND_DISPLAY"] ?? "";
+  const opener = process.platform === "darwin" ? "open" : screen === "" ? "" : "xdg-open";
+  if (opener === "") return;
+  const child = spawn(opener, [url], { stdio: "ignore", detached: true });
+  // Not installed: the address is on the screen anyway.
+  child.on("error", () => {});
+}
+
+/** Waits for `work`, but not longer than `timeoutMs`. */
+async function within(timeoutMs: number, work: Promise<void>, clock: Clock): Promise<void> {
+  const { promise, resolve } = Promise.withResolvers<void>();
+  const alarm = clock.at(clock.now() + timeoutMs, resolve);
+  try {
+    await Promise.race([work, promise]);
+  } finally {
+    alarm.cancel();
+  }
+}

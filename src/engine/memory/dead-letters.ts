@@ -1,0 +1,98 @@
+/**
+ * Tasks that will not be tried again, kept with their input for a person to look at and replay.
+ *
+ * Bounded by number and by age; when the list is full the oldest letter goes, and says so.
+ */
+import { Refusal } from "../../core/errors.ts";
+import type { Task } from "../../core/task.ts";
+import type { Events } from "../../observe/events.ts";
+import type { DeadLetter } from "../engine.ts";
+
+export interface DeadLetterLimits {
+  readonly max: number;
+  readonly ttlMs: number;
+}
+
+interface Owner {
+  /** Queues it again; false when its model is no longer there. Throws a `Refusal` while the queue is full. */
+  replay(task: Task): boolean;
+  /** Resolves when the replay is as safe as `put` makes a task. */
+  replaySafe(id: string): Promise<void>;
+  /** The letter is gone: dropped, purged or too old. */
+  forgotten(id: string): void;
+}
+
+const RETRY_AFTER_MS = 1000;
+
+/** A letter stays where it is while there is no room for it in the queue. */
+export function noRoomToReplay(bound: string): Refusal {
+  return new Refusal("SERVICE_OVERLOADED", `${bound}; the dead letter is still there`, {
+    retryAfterMs: RETRY_AFTER_MS,
+  });
+}
+
+export class DeadLetters {
+  #limits: DeadLetterLimits;
+  readonly #events: Events;
+  readonly #owner: Owner;
+  /** Oldest first. */
+  readonly #letters = new Map<string, DeadLetter>();
+
+  constructor(limits: DeadLetterLimits, events: Events, owner: Owner) {
+    this.#limits = limits;
+    this.#events = events;
+    this.#owner = owner;
+  }
+
+  /** Those that are too many go when the next one comes. */
+  retune(limits: DeadLetterLimits): void {
+    this.#limits = limits;
+  }
+
+  get size(): number {
+    return this.#letters.size;
+  }
+
+  add(letter: DeadLetter): void {
+    this.#letters.set(letter.task.id, letter);
+    for (const oldest of this.#letters.keys()) {
+      if (this.#letters.size <= this.#limits.max) return;
+      this.#letters.delete(oldest);
+      this.#owner.forgotten(oldest);
+      const message = `dead letter ${oldest} was dropped to make room (deadLetters.max ${this.#limits.max})`;
+      this.#events.emit("notice", { level: "warn", message });
+    }
+  }
+
+  async list(): Promise<readonly DeadLetter[]> {
+    return [...this.#letters.values()];
+  }
+
+  async get(id: string): Promise<DeadLetter | undefined> {
+    return this.#letters.get(id);
+  }
+
+  async replay(id: string): Promise<boolean> {
+    const letter = this.#letters.get(id);
+    if (letter === undefined || !this.#owner.replay(letter.task)) return false;
+    this.#letters.delete(id);
+    await this.#owner.replaySafe(id);
+    return true;
+  }
+
+  async purge(id: string): Promise<boolean> {
+    if (!this.#letters.delete(id)) return false;
+    this.#owner.forgotten(id);
+    return true;
+  }
+
+  /** Drops what is too old and returns when the next one will be. */
+  sweep(now: number): number {
+    for (const [id, letter] of this.#letters) {
+      if (letter.diedAt + this.#limits.ttlMs > now) return letter.diedAt + this.#limits.ttlMs;
+      this.#letters.delete(id);
+      this.#owner.forgotten(id);
+    }
+    return Infinity;
+  }
+}

@@ -1,0 +1,649 @@
+/**
+ * The embedded engine: everything in this process, and on disk too when it is given a journal.
+ *
+ * Each verb changes memory in one synchronous step, which is what makes it atomic; only then does it wait for
+ * the journal. `records.ts` keeps every record by id, `places.ts` where those stand that are not final.
+ *
+ * Bounds: `maxQueued` and `maxQueuedBytes` for what waits, `results.maxBytes` for what is finished and for
+ * the cache together, `deadLetters.max`, and `MAX_SPENDERS` rate windows.
+ */
+import type { Clock } from "../../app/clock.ts";
+import { ALONE_FROM_LOST, DEAD_FROM_ATTEMPT } from "../../core/retry.ts";
+import { type ErrorCode, Refusal } from "../../core/errors.ts";
+import type { Outcome, Task } from "../../core/task.ts";
+import { type Spent, Windows } from "../../core/window.ts";
+import type { Events } from "../../observe/events.ts";
+import { DeadLetters, noRoomToReplay } from "./dead-letters.ts";
+import type { CancelReply, ClaimRequest, Engine, EngineLimits, EngineListener } from "../engine.ts";
+import { neverFits } from "../engine.ts";
+import type { EngineStats, Lease, PutReply, QueueView, RecordView } from "../engine.ts";
+import type { SettleReply, Sharing, Verdict } from "../engine.ts";
+import type { JournalTrouble, SavedRecord } from "./journal.ts";
+import { Places } from "./places.ts";
+import { killedProcess, lostForGood, retriedFields, TaskRecord, tooLate } from "./record.ts";
+import { Records, UNWRITABLE } from "./records.ts";
+import { type RecordKeeper, restored } from "./saved.ts";
+import { keyOnly } from "./sharing.ts";
+
+const MAX_SPENDERS = 100_000;
+const NOTHING: readonly never[] = [];
+const RETRY_AFTER_MS = 1000;
+const NOT_STORED: Outcome = { ok: false, code: "SERVICE_OVERLOADED", message: UNWRITABLE };
+
+function unknownIfStored(): Refusal {
+  return new Refusal(
+    "SERVICE_OVERLOADED",
+    `${UNWRITABLE}, and it is not known whether this request was; send it again with the same Idempotency-Key`,
+    { retryAfterMs: RETRY_AFTER_MS },
+  );
+}
+
+/** What is known of a task that another process has accepted, and perhaps tried. */
+export interface AdoptedState {
+  readonly attempt: number;
+  readonly lost: number;
+  readonly overdue: boolean;
+  readonly replayed: boolean;
+  readonly maxBatchSize: number;
+  /** With what callers who joined it have brought. */
+  readonly deadlineAt: number;
+  readonly tier: number;
+  /** Its time in the queue counts from then. */
+  readonly queueFrom: number;
+  /** It is not tried again before; 0: at once. */
+  readonly retryAt: number;
+}
+
+export class MemoryEngine implements Engine {
+  #options: EngineLimits;
+  readonly #clock: Clock;
+  readonly #events: Events;
+  readonly #keeper: RecordKeeper | undefined;
+  readonly #keepsOutcomes: boolean;
+  readonly #records: Records;
+  readonly #places: Places;
+  readonly #windows = new Windows(MAX_SPENDERS);
+  readonly #listeners = new Set<EngineListener>();
+  readonly together: Engine["together"] = (puts) => this.#places.together(puts);
+  readonly deadLetters: DeadLetters;
+  /** Tasks that run inside this process; kept only with a journal. */
+  readonly #inside = new Set<TaskRecord>();
+  /** With which the process died before, those with more deaths later; `#suspect` is the one that may run. */
+  readonly #suspects: TaskRecord[] = [];
+  #suspect: TaskRecord | undefined;
+  /** Until the deaths that the last start left behind are on disk no task runs that could cause the next. */
+  #deathsStored: Promise<void> | undefined;
+  #leases = 0;
+  #nextReap = Infinity;
+
+  /** `keepsOutcomes` false: what has ended is told to those who watch, and forgotten; a shared engine keeps it elsewhere. */
+  constructor(
+    options: EngineLimits,
+    clock: Clock,
+    events: Events,
+    keeper?: RecordKeeper,
+    keepsOutcomes = true,
+  ) {
+    this.#options = options;
+    this.#keepsOutcomes = keepsOutcomes;
+    this.#clock = clock;
+    this.#events = events;
+    this.#keeper = keeper;
+    const copied = keeper !== undefined || !keepsOutcomes;
+    this.#places = new Places(options, copied, this.#listeners, (at) => this.#fallsDue(at));
+    this.#records = new Records(options.results, clock, keeper, options.seed ?? 0);
+    this.deadLetters = new DeadLetters(options.deadLetters, events, {
+      replay: (task) => this.#replay(task),
+      replaySafe: (id) => this.#replaySafe(id),
+      forgotten: (id) => this.#records.letterGone(id),
+    });
+    for (const saved of keeper?.found ?? NOTHING) this.#restore(saved, clock.now());
+    if (keeper !== undefined) this.#countDeaths(keeper, clock.now());
+  }
+
+  put(task: Task, sharing: Sharing = {}): PutReply | Promise<PutReply> {
+    if (this.#keeper?.trouble !== undefined) return { kind: "full", message: UNWRITABLE };
+    const reply = this.#putNow(task, sharing);
+    if (this.#keeper === undefined || reply.kind === "full" || reply.kind === "conflict") return reply;
+    return this.#whenSafe(reply, this.#keeper);
+  }
+
+  async #whenSafe(reply: PutReply & { readonly id: string }, keeper: RecordKeeper): Promise<PutReply> {
+    try {
+      await keeper.flushed();
+      return reply;
+    } catch (error) {
+      return this.#unsaved(reply, (error as JournalTrouble).lasting);
+    }
+  }
+
+  /**
+   * The journal could not be written while this task came in. One that was never claimed is taken back, and never runs.
+   * One that runs, or that others joined, is not refused any more, and "accepted" would promise what the disk does not
+   * hold: its caller is answered with its outcome. `lasting`: it may be on the disk all the same.
+   */
+  async #unsaved(reply: PutReply & { readonly id: string }, lasting: boolean): Promise<PutReply> {
+    if (reply.kind === "done") return reply;
+    const record = this.#records.find(reply.id);
+    if (record === undefined) return { kind: "full", message: UNWRITABLE };
+    if (
+      reply.kind === "queued" &&
+      record.state === "queued" &&
+      record.batch === undefined &&
+      record.joins === 0
+    ) {
+      this.#events.emit("task.dropped", { id: reply.id, model: record.task.model });
+      this.#end(record, NOT_STORED, this.#clock.now());
+      const ended = this.#records.get(reply.id);
+      if (ended !== undefined) this.#records.forget(ended);
+      if (lasting) throw unknownIfStored();
+      return { kind: "full", message: UNWRITABLE };
+    }
+    return { kind: "done", id: reply.id, record: await this.#endOf(record), cached: false, unstored: true };
+  }
+
+  #endOf(record: TaskRecord): Promise<RecordView> | RecordView {
+    if (record.final) return record;
+    const { promise, resolve } = Promise.withResolvers<RecordView>();
+    const stop = this.watch({
+      settled: (ended) => {
+        if (ended !== record) return;
+        stop();
+        resolve(ended);
+      },
+    });
+    return promise;
+  }
+
+  #putNow(task: Task, sharing: Sharing): PutReply {
+    const now = this.#clock.now();
+    const known = this.#records.find(task.id);
+    if (known !== undefined) return this.#join(known);
+    const keyed = this.#records.shared.keyed(sharing);
+    if (keyed !== undefined && !this.#records.outlived(keyed.record, now)) {
+      if (keyed.conflict) return { kind: "conflict", id: keyed.record.task.id };
+      if (!keyed.record.final) this.#places.accommodate(keyed.record, task, now);
+      return this.#join(keyed.record);
+    }
+    const cached = this.#records.shared.cached(sharing, now);
+    if (cached !== undefined) {
+      const record = this.#open(task, keyOnly(sharing), now);
+      record.cached = true;
+      if (cached.batch !== undefined) record.batch = cached.batch;
+      this.#events.emit("task.cached", { id: task.id, model: task.model });
+      this.#finish(record, cached.outcome!, now);
+      return { kind: "done", id: task.id, record, cached: true };
+    }
+    const leader = this.#records.shared.inFlight(sharing);
+    if (leader !== undefined) {
+      // In the place of a caller that has left, if one has.
+      if (!leader.delivered) leader.joins++;
+      this.#places.accommodate(leader, task, now);
+      if (sharing.idempotency !== undefined) {
+        this.#records.shared.bindKey(leader, sharing);
+        this.#keeper?.update(leader);
+      }
+      return this.#join(leader);
+    }
+    if (sharing.only === true) return { kind: "full", message: "nothing to share, and no room for more" };
+    const full = this.#places.full(this.#options, task) ?? this.#records.full(this.#options, task.tenant);
+    if (full !== undefined) return full;
+    this.#places.enqueue(this.#open(task, sharing, now), now);
+    if (this.#events.heard("task.queued")) {
+      const { id, model, tier } = task;
+      this.#events.emit("task.queued", { id, model, tier, at: now });
+    }
+    return { kind: "queued", id: task.id };
+  }
+
+  neverFits(tasks: number, inputBytes: number, parameterBytes: number): string | undefined {
+    return neverFits(this.#options, { tasks, inputBytes, parameterBytes }, this.#keeper !== undefined);
+  }
+
+  #open(task: Task, sharing: Sharing, now: number, replayed = false): TaskRecord {
+    const record = new TaskRecord(task, sharing, this.#places.expiry(task.model, now, task.deadlineAt));
+    record.replayed = replayed;
+    this.#records.open(record);
+    return record;
+  }
+
+  /** Somebody came for work that `record` does, or has done. */
+  #join(record: TaskRecord): PutReply {
+    const { id, model } = record.task;
+    if (record.final) return { kind: "done", id, record, cached: false };
+    record.delivered = false;
+    this.#events.emit("task.joined", { id, model });
+    return { kind: "joined", id };
+  }
+
+  /** Takes in a task that was accepted elsewhere; undefined when it is here already. */
+  adopt(task: Task, state: AdoptedState): TaskRecord | undefined {
+    if (this.#records.find(task.id) !== undefined) return undefined;
+    const record = this.#open(task, {}, task.createdAt, state.replayed);
+    record.attempt = state.attempt;
+    record.lost = state.lost;
+    record.overdue = state.overdue;
+    record.tier = state.tier;
+    if (state.maxBatchSize !== Infinity) record.maxBatchSize = state.maxBatchSize;
+    record.deadlineAt = state.deadlineAt;
+    if (state.queueFrom !== task.createdAt)
+      record.expiresAt = this.#places.expiry(task.model, state.queueFrom, state.deadlineAt);
+    if (state.retryAt > this.#clock.now()) this.#places.sitOut(record, state.retryAt);
+    // What was tried before stands ahead of what was not.
+    else this.#places.enqueue(record, state.attempt === 0 ? task.createdAt : undefined);
+    return record;
+  }
+
+  /** A record that has not ended. */
+  find(id: string): TaskRecord | undefined {
+    return this.#records.find(id);
+  }
+
+  /** A caller joined a task of this engine in another process. */
+  accommodate(id: string, deadlineAt: number, tier: number): void {
+    const record = this.#records.find(id);
+    if (record === undefined || record.final) return;
+    const newcomer = { ...record.task, deadlineAt, tier };
+    this.#places.accommodate(record, newcomer, this.#clock.now());
+    if (record.list !== undefined) this.#places.snooze(record);
+  }
+
+  /** The process that ran it is gone: held against it as `core/retry.ts` says. */
+  chargeLoss(record: TaskRecord): void {
+    record.lost++;
+    const { id } = record.task;
+    const now = this.#clock.now();
+    this.#places.leave(record);
+    this.#takeBack(record, { id, kind: "retry", at: now, message: "its lease ran out" }, now);
+  }
+
+  /** Gives up a task that has not ended: it is another process's from now on. */
+  withdraw(record: TaskRecord): void {
+    this.#places.leave(record);
+    this.#places.retire(record);
+    this.#records.release(record);
+  }
+
+  /** Waiting for a worker or for a retry, in tasks and bytes. */
+  get load(): { readonly waiting: number; readonly bytes: number; readonly running: number } {
+    const { waiting, waitingBytes, running } = this.#places;
+    return { waiting, bytes: waitingBytes, running };
+  }
+
+  async claim(request: ClaimRequest): Promise<Lease> {
+    const inside = request.inProcess === true && this.#keeper !== undefined;
+    if (inside && this.#deathsStored !== undefined) await this.#deathsStored;
+    const now = this.#clock.now();
+    const token = `${request.batch.id}.${++this.#leases}`;
+    const live = this.#takeLive(request, now);
+    const batch = { ...request.batch, size: live.length };
+    const tasks = live.map((record) => {
+      this.#places.lease(record, token, now + request.leaseMs, batch);
+      if (inside) this.#inside.add(record);
+      return { task: record.task, attempt: record.attempt, queuedAt: record.queuedAt };
+    });
+    if (inside && live.length > 0) this.#keeper.running(this.#inside);
+    return { token, batch, tasks };
+  }
+
+  /** Looks again when all were expired: an empty lease says that nothing was there. */
+  #takeLive({ model, parameters, max }: ClaimRequest, now: number): TaskRecord[] {
+    for (;;) {
+      const taken = this.#places.take(model, parameters, max, now);
+      const live = taken.filter(({ expiresAt }) => now < expiresAt);
+      for (const record of taken) if (now >= record.expiresAt) this.#expire(record, now);
+      if (live.length > 0 || taken.length === 0) return live;
+    }
+  }
+
+  async extend(lease: Lease, leaseMs: number): Promise<readonly string[]> {
+    const until = this.#clock.now() + leaseMs;
+    const lost: string[] = [];
+    for (const { task } of lease.tasks) {
+      const record = this.#records.get(task.id);
+      if (record?.state === "running" && record.lease === lease.token) {
+        this.#places.extend(record, until);
+      } else {
+        lost.push(task.id);
+      }
+    }
+    return lost.length === 0 ? NOTHING : lost;
+  }
+
+  async settle(lease: Lease, verdicts: readonly Verdict[]): Promise<readonly SettleReply[]> {
+    const now = this.#clock.now();
+    return verdicts.map((verdict) => this.#settleOne(lease, verdict, now));
+  }
+
+  #settleOne(lease: Lease, verdict: Verdict, now: number): SettleReply {
+    const record = this.#records.find(verdict.id);
+    if (record === undefined) return "gone";
+    if (record.final) return "late";
+    if (verdict.kind === "done") {
+      record.batch = lease.batch; // a later claim may have noted its own
+      this.#end(record, { ok: true, output: verdict.output }, now);
+      return "taken";
+    }
+    if (record.state !== "running" || record.lease !== lease.token) return "late";
+    if (verdict.kind === "retry") {
+      if (verdict.overdue === true && record.overdue) return "late";
+      this.#places.leave(record);
+      this.#retry(record, verdict, now);
+      return "taken";
+    }
+    this.#fail(record, verdict, now);
+    return "taken";
+  }
+
+  #fail(record: TaskRecord, verdict: Verdict & { kind: "failed" | "dead" }, now: number): void {
+    const { code, message } = verdict;
+    if (verdict.kind === "dead") this.#bury(record, code, verdict.detail, now);
+    this.#end(record, { ok: false, code, message }, now);
+  }
+
+  #bury(record: TaskRecord, code: ErrorCode, detail: string, now: number): void {
+    record.dead = detail;
+    if (!this.#keepsOutcomes) return;
+    this.deadLetters.add({ task: record.task, attempts: record.attempt, code, message: detail, diedAt: now });
+    this.#fallsDue(now + this.#options.deadLetters.ttlMs);
+  }
+
+  #retry(record: TaskRecord, verdict: Verdict & { kind: "retry" }, now: number): void {
+    if (this.#inside.delete(record)) this.#keeper!.running(this.#inside);
+    if (verdict.spared === true) record.attempt--;
+    if (verdict.overdue === true) record.overdue = true;
+    if (verdict.maxBatchSize !== undefined) {
+      record.maxBatchSize = Math.min(record.maxBatchSize, verdict.maxBatchSize);
+    }
+    record.expiresAt = this.#places.expiry(record.task.model, Math.max(now, verdict.at), record.deadlineAt);
+    if (verdict.unsent !== true) this.#events.emit("task.retried", retriedFields(record, verdict));
+    if (verdict.at <= now) this.#places.enqueue(record);
+    else this.#places.sitOut(record, verdict.at);
+  }
+
+  async cancel(id: string, tenant: string, abandoned = false): Promise<CancelReply> {
+    const reply = this.#cancelNow(id, tenant, abandoned);
+    if (abandoned || reply === "kept") return reply;
+    await this.#keeper?.flushed().catch(() => {
+      throw unknownIfStored();
+    });
+    return reply;
+  }
+
+  #cancelNow(id: string, tenant: string, abandoned: boolean): CancelReply {
+    const record = this.#records.find(id);
+    if (record === undefined || record.task.tenant !== tenant) return "unknown";
+    if (record.final) {
+      if (abandoned) {
+        this.#records.abandoned(id);
+        return "kept";
+      }
+      this.#records.forget(record);
+      return "forgotten";
+    }
+    const joined = record.joins > 0;
+    if (joined && abandoned) record.joins--;
+    if (joined || record.state === "running" || (abandoned && record.keys.length > 0)) {
+      // No caller can come back for it, so its outcome is not promised.
+      if (abandoned && !joined && record.keys.length === 0) record.delivered = true;
+      return "kept";
+    }
+    if (abandoned) this.#events.emit("task.dropped", { id, model: record.task.model });
+    // Its owner knows, or has left.
+    record.delivered = true;
+    this.#end(
+      record,
+      { ok: false, code: "CANCELLED", message: "cancelled before it ran" },
+      this.#clock.now(),
+    );
+    return "cancelled";
+  }
+
+  async outcome(id: string, tenant?: string): Promise<RecordView | undefined> {
+    const record = this.#records.find(id);
+    if (tenant === undefined) return record;
+    if (record?.task.tenant !== tenant) return undefined;
+    if (!record.final) record.delivered = false;
+    return record;
+  }
+
+  follow(id: string, tenant: string): Promise<RecordView | undefined> {
+    return this.outcome(id, tenant);
+  }
+
+  delivered(id: string): void {
+    this.#records.delivered(id);
+  }
+
+  async reap(now: number): Promise<number> {
+    for (let record = this.#places.rung(now); record !== undefined; record = this.#places.rung(now)) {
+      this.#look(record, now);
+    }
+    const swept = Math.min(this.#records.sweep(now), this.deadLetters.sweep(now));
+    this.#nextReap = Math.min(this.#places.nextAlarmAt, swept);
+    return this.#nextReap;
+  }
+
+  /** A record's time has come: something is due, or somebody gave it more time. */
+  #look(record: TaskRecord, now: number): void {
+    if (record.state === "running") {
+      if (now >= record.deadlineAt) {
+        this.#end(record, tooLate("no answer before the total timeout"), now);
+      } else if (now >= record.leaseUntil) {
+        this.#lost(record, now);
+      } else {
+        this.#places.snooze(record);
+      }
+    } else if (now >= record.deadlineAt || (record.list !== undefined && now >= record.expiresAt)) {
+      this.#places.leave(record);
+      this.#expire(record, now);
+    } else if (record.list === undefined && now >= record.retryAt) {
+      this.#places.leave(record);
+      this.#places.enqueue(record);
+    } else {
+      this.#places.snooze(record);
+    }
+  }
+
+  /** Nobody came back with it in time. */
+  #lost(record: TaskRecord, now: number): void {
+    record.lost++;
+    this.#places.leave(record);
+    this.#takeBack(record, { id: record.task.id, kind: "retry", at: now, message: "its lease ran out" }, now);
+  }
+
+  /** Out of its place already: back to its queue, or a dead letter when it was lost too often. */
+  #takeBack(record: TaskRecord, retry: Verdict & { kind: "retry" }, now: number): void {
+    if (record.attempt < DEAD_FROM_ATTEMPT) {
+      return this.#retry(record, record.lost < ALONE_FROM_LOST ? retry : { ...retry, maxBatchSize: 1 }, now);
+    }
+    const { id, model, trace } = record.task;
+    const { code, message, detail } = lostForGood(record);
+    this.#events.emit("task.dead", { id, model, code, message: detail, trace });
+    this.#bury(record, code, detail, now);
+    this.#finish(record, { ok: false, code, message }, now);
+  }
+
+  #expire(record: TaskRecord, now: number): void {
+    this.#finish(record, tooLate("it waited in the queue for too long"), now);
+  }
+
+  async spend(key: string, perMinute: number): Promise<Spent> {
+    return this.#windows.spend(key, perMinute, this.#clock.now());
+  }
+
+  queues(model: string, perTier?: number): Iterable<QueueView> {
+    return this.#places.queues(model, perTier);
+  }
+
+  waiting(model: string): readonly number[] {
+    return this.#places.depths(model);
+  }
+
+  turn(model: string, tier: number, tenant: string): number {
+    return this.#places.turn(model, tier, tenant);
+  }
+
+  stats(): EngineStats {
+    return {
+      ...this.#places.stats(),
+      kept: this.#records.kept,
+      deadLetters: this.deadLetters.size,
+    };
+  }
+
+  retune(limits: EngineLimits): void {
+    this.#options = limits;
+    this.#places.retune(limits.models);
+    this.#records.retune(limits.results);
+    this.deadLetters.retune(limits.deadLetters);
+    this.#fallsDue(this.#clock.now());
+  }
+
+  watch(listener: EngineListener): () => void {
+    this.#listeners.add(listener);
+    return () => this.#listeners.delete(listener);
+  }
+
+  async close(): Promise<void> {
+    await this.#keeper?.close();
+  }
+
+  /** From wherever it stands to its outcome. */
+  #end(record: TaskRecord, outcome: Outcome, now: number): void {
+    this.#places.leave(record);
+    this.#finish(record, outcome, now);
+  }
+
+  #finish(record: TaskRecord, outcome: Outcome, now: number): void {
+    this.#inside.delete(record); // the next claim notes it; until then the outcome says that it is over
+    // However it failed (too late, rejected, cancelled), a replayed letter goes back to the list with its input.
+    if (record.replayed && record.dead === undefined && !outcome.ok) {
+      const { code, message } = outcome;
+      const { id, model, trace } = record.task;
+      this.#bury(record, code, message, now);
+      this.#events.emit("task.dead", { id, model, code, message, trace });
+    }
+    this.#shelve(record, outcome, now);
+    this.#keeper?.update(record);
+    for (const listener of this.#listeners) listener.settled?.(record);
+    if (record === this.#suspect) this.#nextSuspect(now);
+  }
+
+  #shelve(record: TaskRecord, outcome: Outcome, settledAt: number): void {
+    this.#places.retire(record);
+    if (!this.#keepsOutcomes) return this.#records.release(record, outcome, settledAt);
+    this.#records.shelve(record, outcome, settledAt);
+    this.#fallsDue(settledAt + this.#options.results.ttlMs);
+  }
+
+  #fallsDue(at: number): void {
+    if (at >= this.#nextReap) return;
+    this.#nextReap = at;
+    for (const listener of this.#listeners) listener.due?.(at);
+  }
+
+  /** A dead letter starts anew under its own id. */
+  #replay(dead: Task): boolean {
+    const model = this.#options.models.get(dead.model);
+    if (model === undefined) return false;
+    const old = this.#records.get(dead.id);
+    if (old?.final === false) return false;
+    const bounds = [this.#places.full(this.#options, dead), this.#records.full(this.#options, dead.tenant)];
+    // An operator asks for it, not the tenant: the tenant's own shares do not refuse it.
+    const full = bounds.find((bound) => bound !== undefined && bound.own !== true);
+    if (full !== undefined) throw noRoomToReplay(full.message);
+    if (old !== undefined) this.#records.forget(old);
+    const now = this.#clock.now();
+    const task = { ...dead, createdAt: now, deadlineAt: now + model.totalMs };
+    const { idempotency, ...sharing } = old?.sharing ?? {};
+    // The key may stand for a task that ran meanwhile.
+    const free = idempotency !== undefined && this.#records.shared.keyed({ idempotency }) === undefined;
+    const record = this.#open(task, free ? { ...sharing, idempotency } : sharing, now, true);
+    this.#places.enqueue(record, now);
+    return true;
+  }
+
+  async #replaySafe(id: string): Promise<void> {
+    await this.#keeper?.flushed().catch(() => {
+      const record = this.#records.find(id);
+      // Back to the list, unless it runs already.
+      if (record?.state === "queued" && record.batch === undefined)
+        this.#end(record, NOT_STORED, this.#clock.now());
+      throw noRoomToReplay(UNWRITABLE);
+    });
+  }
+
+  /** A record found on disk: finished ones can be polled again, the others start anew. */
+  #restore(saved: SavedRecord, now: number): void {
+    const totalMs = (model: string): number | undefined => this.#options.models.get(model)?.totalMs;
+    const { task, sharing, state, letter, orphan } = restored(saved, now, totalMs);
+    if (state.forgotten === true) return this.deadLetters.add(letter!);
+    const record = new TaskRecord(task, sharing, this.#places.expiry(task.model, now, task.deadlineAt));
+    record.attempt = state.attempt;
+    if (state.batch !== undefined) record.batch = state.batch;
+    this.#records.adopt(record);
+    for (const idempotency of state.keys ?? NOTHING) this.#records.shared.bindKey(record, { idempotency });
+    record.dead = letter?.message;
+    record.replayed = state.replayed === true;
+    record.deaths = state.deaths ?? 0;
+    if (state.outcome !== undefined) this.#records.countFound(record);
+    if (state.outcome === undefined) this.#restoreUnfinished(record, now);
+    else this.#shelve(record, state.outcome, Math.min(now, state.settledAt ?? now));
+    if (letter !== undefined) this.deadLetters.add(letter);
+    if (orphan) this.#keeper?.update(record);
+  }
+
+  #restoreUnfinished(record: TaskRecord, now: number): void {
+    if (record.deaths === 0 && !this.#keeper!.wereRunning.has(record.task.id)) {
+      return this.#places.enqueue(record, now);
+    }
+    record.deadlineAt = Infinity; // until it is its turn
+    this.#suspects.push(record);
+    this.#places.sitOut(record, Infinity);
+  }
+
+  /** After a restart: charges the tasks that ran in the process with its death, as `core/retry.ts` says. */
+  #countDeaths(keeper: RecordKeeper, now: number): void {
+    const ran = this.#suspects.filter(({ task }) => keeper.wereRunning.has(task.id));
+    const most = Math.max(...ran.map(({ deaths }) => deaths));
+    for (const record of ran.filter(({ deaths }) => deaths === most)) {
+      record.attempt = ++record.deaths;
+      keeper.update(record);
+      if (record.deaths < DEAD_FROM_ATTEMPT) continue;
+      const { id, model, trace } = record.task;
+      const verdict = killedProcess(record);
+      this.#events.emit("task.dead", { id, model, code: verdict.code, message: verdict.detail, trace });
+      this.#fail(record, verdict, now);
+    }
+    if (keeper.wereRunning.size > 0) {
+      const stored = (): void => keeper.running(this.#inside);
+      this.#deathsStored = keeper
+        .flushed()
+        .then(stored, () => {})
+        .then(() => void (this.#deathsStored = undefined));
+    }
+    this.#suspects.sort((one, other) => one.deaths - other.deaths);
+    while (this.#suspects[0]?.deaths === 0) this.#release(this.#suspects.shift()!, now);
+    this.#nextSuspect(now);
+  }
+
+  #nextSuspect(now: number): void {
+    do this.#suspect = this.#suspects.shift();
+    while (this.#suspect?.final === true);
+    if (this.#suspect === undefined) return;
+    this.#suspect.maxBatchSize = 1;
+    this.#release(this.#suspect, now);
+  }
+
+  /** Its time begins now. */
+  #release(record: TaskRecord, now: number): void {
+    const totalMs = this.#options.models.get(record.task.model)?.totalMs ?? 0;
+    this.#places.leave(record);
+    record.attempt = record.deaths;
+    record.deadlineAt = now + totalMs;
+    record.task = { ...record.task, createdAt: now, deadlineAt: record.deadlineAt };
+    record.expiresAt = this.#places.expiry(record.task.model, now, record.deadlineAt);
+    this.#places.enqueue(record, now);
+  }
+}

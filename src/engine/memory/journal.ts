@@ -1,0 +1,534 @@
+/**
+ * The journal: the durable copy of the memory engine's records.
+ *
+ * The engine works in memory; the journal only remembers. What the engine says is collected, and one
+ * worker thread (`journal-writer.ts`) writes it to SQLite, so that the main thread never waits for a
+ * disk:
+ *
+ *   save / update / forget ──► group ──► one postMessage ──► one transaction ──► flushed() resolves
+ *
+ * A group is what was said in one turn of the event loop, or while the commit before it was running:
+ * a slow disk makes larger groups, not more of them. Inside a group only the net change of each id is
+ * kept (save and update become one save, save and forget a plain forget). A group is sealed at
+ * GROUP_BYTES, so that after a stall of the disk no single copy to the thread holds up the main thread.
+ * `flushed()` resolves after COMMIT returned, with `synchronous=FULL`: the log has been fsynced.
+ * One change costs the main thread 0.6 to 1.2 µs at 2 KB (`node bench/journal.ts`, idle to busy).
+ *
+ * Bounds: nothing here refuses. `pendingBytes` is what was said and is not yet on disk (one byte per
+ * character); the engine refuses new tasks when it grows too large.
+ *
+ * When a write fails the journal is in `trouble`: every waiting and later `flushed()` rejects, and `onTrouble` is called.
+ * There are two kinds.
+ *  - A write that was refused (no space, quota, read-only, a failing write): its transaction is not on disk. The changes
+ *    are kept, and every RETRY_MS the thread writes and fsyncs a probe file. When that succeeds it opens ferry.db anew,
+ *    reads and checks all of it, and goes on only if the file ends with the last confirmed commit; then the kept changes
+ *    are written, and `onTrouble(undefined)` says that the trouble is over. A record that is forgotten meanwhile is taken
+ *    out of the kept changes: it never reaches the disk.
+ *  - `lasting`: a failed fsync, damage, files that were deleted, a thread that died. What is on the disk is not known, and
+ *    fsync is not tried again: it could report success for pages that the kernel has dropped. Later changes are ignored.
+ *    Unconfirmed changes may or may not be there after a restart; confirmed ones are.
+ *
+ * Files in `dataDir` (directory 0700, files 0600):
+ *   ferry.db         SQLite, WAL. `record`: one row per record with CRC32 of id+task and of id+state.
+ *                    `tally`: one row, rewritten by every commit: how many commits, how many records, and
+ *                    the sum of all their CRCs. There is no index: the thread knows each id's row.
+ *   ferry.db-wal     SQLite's log, folded into ferry.db about every 2 MB and at `close`.
+ *   ferry.db-mark    the number of the last confirmed commit, written (not fsynced) after its fsync. It can
+ *                    lag behind the disk, never run ahead of it; so a `tally` below it proves a loss.
+ *   ferry.running    the ids of the tasks that run inside the process, rewritten in place before each batch of a module
+ *                    backend; never fsynced.
+ *   ferry.lock       empty; held with SQLite's own file lock, which the kernel drops when the process dies,
+ *   ferry.pid        so that one process at a time uses the directory. ferry.pid only names it.
+ *   ferry.db-new, ferry.db-recovered, ferry.db-mended, ferry.db.damaged-N: see `journal-recover.ts`,
+ *                    where it is also written which damage is noticed at `openJournal` and which is not.
+ * The file does not shrink: room of forgotten records is used again, the peak size stays.
+ */
+import * as fs from "node:fs";
+import { dirname, extname, join, resolve } from "node:path";
+import { DatabaseSync } from "node:sqlite";
+import { Worker } from "node:worker_threads";
+import { crc32 } from "node:zlib";
+import { type Alarm, type Clock, SystemClock } from "../../app/clock.ts";
+
+/** Two texts owned by the engine: what never changes, and what does. */
+export interface SavedRecord {
+  readonly id: string;
+  readonly task: string;
+  readonly state: string;
+}
+
+export interface Journal {
+  /** Both texts of a new record. Saving an id again replaces the record and moves it to the end. */
+  save(id: string, task: string, state: string): void;
+  /** A new `state` for a saved record; ignored when the record is not there. */
+  update(id: string, state: string): void;
+  forget(id: string): void;
+  /**
+   * Which records run in this process now, as a whole. Known to the next start after a crash of the process when this
+   * returns (a write without fsync, of some microseconds, on the calling thread); after a power cut perhaps.
+   */
+  running(ids: readonly string[]): void;
+  /** Resolves when everything said before this call is on disk (fsynced); rejects when it cannot be. */
+  flushed(): Promise<void>;
+  /** Said but not yet confirmed, in characters, with a little for each change. */
+  readonly pendingBytes: number;
+  /** Why nothing can be written now; undefined while all is well. */
+  readonly trouble: JournalTrouble | undefined;
+  /**
+   * Flushes, folds the log into the file, ends the thread; idempotent. Always resolves: whether all is
+   * on disk is what `trouble` says. A change after it is a programmer's error and throws.
+   */
+  close(): Promise<void>;
+}
+
+/** Why the journal cannot be written. The message names files: for operators, never for clients. */
+export class JournalTrouble extends Error {
+  /** It does not pass: the process must be started again. */
+  readonly lasting: boolean;
+
+  constructor(message: string, lasting: boolean) {
+    super(message);
+    this.lasting = lasting;
+  }
+}
+
+export interface OpenedJournal {
+  readonly journal: Journal;
+  /** What is on disk, in the order of their `save`. */
+  readonly records: SavedRecord[];
+  /**
+   * Confirmed commits that are gone because the end of the log was cut off or damaged; 0 unless the
+   * disk broke its word. Not 0: say so loudly, those tasks are lost.
+   */
+  readonly torn: number;
+  /** What `running` said last. */
+  readonly running: readonly string[];
+}
+
+export interface JournalOptions {
+  /** Pages that ferry.db may have; more is "disk full". Tests use it; left out: no bound. */
+  readonly maxPages?: number;
+}
+
+/** What the thread is given, and what it says. A group goes to it as a bare array. */
+export interface WriterStart extends JournalOptions {
+  readonly dataDir: string;
+}
+export type WriterNote =
+  | { readonly kind: "records"; readonly texts: readonly string[] }
+  | { readonly kind: "opened"; readonly torn: number }
+  | { readonly kind: "committed" }
+  /** The last group is not on disk, nor is any that came since; nothing is written until a `Reopen` succeeds. */
+  | { readonly kind: "stalled"; readonly why: string }
+  | { readonly kind: "reopened" }
+  | { readonly kind: "failed"; readonly why: string };
+/** Asks a stalled thread to look whether this many bytes can be written, and if so to open the file anew. */
+export interface Reopen {
+  readonly bytes: number;
+}
+/** id, task, state; task null = update, both null = forget, all null = nothing. Three per change. */
+export type Changes = readonly (string | null)[];
+
+const GROUP_BYTES = 1024 * 1024;
+/** How often a stalled journal looks whether the disk takes writes again. */
+const RETRY_MS = 1000;
+/** What a change costs beside its texts, roughly. */
+const CHANGE_BYTES = 64;
+
+/** The net change of each id, in the order in which they were first said. */
+class Group {
+  readonly changes: (string | null)[] = [];
+  bytes = 0;
+  readonly #places = new Map<string, number>();
+  #settled: PromiseWithResolvers<void> | undefined;
+
+  save(id: string, task: string, state: string): void {
+    const at = this.#places.get(id);
+    if (at !== undefined) this.changes.fill(null, at, at + 3);
+    this.#places.set(id, this.changes.length);
+    this.changes.push(id, task, state);
+    this.bytes += id.length + task.length + state.length + CHANGE_BYTES;
+  }
+
+  update(id: string, state: string): void {
+    const at = this.#places.get(id);
+    if (at === undefined) {
+      this.#places.set(id, this.changes.length);
+      this.changes.push(id, null, state);
+      this.bytes += id.length + state.length + CHANGE_BYTES;
+      return;
+    }
+    const before = this.changes[at + 2];
+    if (typeof before !== "string") return; // forgotten a moment ago
+    this.changes[at + 2] = state;
+    this.bytes += state.length - before.length;
+  }
+
+  forget(id: string): void {
+    const at = this.#places.get(id);
+    if (at === undefined) {
+      this.#places.set(id, this.changes.length);
+      this.changes.push(id, null, null);
+      this.bytes += id.length + CHANGE_BYTES;
+      return;
+    }
+    // A save of this group goes away, but the id may be on disk from an earlier one: still forget it.
+    this.bytes -= (this.changes[at + 1]?.length ?? 0) + (this.changes[at + 2]?.length ?? 0);
+    this.changes.fill(null, at + 1, at + 3);
+  }
+
+  /** Takes a save of this group back, for an id that is not on disk from an earlier one. */
+  forgetSaved(id: string): void {
+    if (this.#places.has(id)) this.forget(id);
+  }
+
+  /** One promise for all who wait for this group; made only when somebody asks. */
+  get settled(): PromiseWithResolvers<void> {
+    return (this.#settled ??= Promise.withResolvers<void>());
+  }
+
+  end(why?: Error): void {
+    if (why === undefined) this.#settled?.resolve();
+    else this.#settled?.reject(why);
+  }
+}
+
+class ThreadJournal implements Journal {
+  readonly records: SavedRecord[] = [];
+  readonly opened = Promise.withResolvers<number>();
+  readonly #thread: Worker;
+  readonly #exited: Promise<void>;
+  readonly #clock: Clock;
+  readonly #noteRunning: (ids: readonly string[]) => void;
+  readonly #onTrouble: (why: JournalTrouble | undefined) => void;
+  #open = new Group();
+  #sealed: Group[] = [];
+  #sealedBytes = 0;
+  #committing: Group | undefined;
+  #scheduled = false;
+  #trouble: JournalTrouble | undefined;
+  #retry: Alarm | undefined;
+  #closed: Promise<void> | undefined;
+
+  constructor(start: WriterStart, onTrouble: (why: JournalTrouble | undefined) => void, clock: Clock) {
+    this.#onTrouble = onTrouble;
+    this.#clock = clock;
+    this.#noteRunning = runningNote(start.dataDir);
+    // The same ending as this file's: .ts in a checkout, .js in dist/.
+    const program = new URL(`./journal-writer${extname(import.meta.filename)}`, import.meta.url);
+    this.#thread = new Worker(program, { workerData: start, name: "journal" });
+    const exited = Promise.withResolvers<void>();
+    this.#exited = exited.promise;
+    this.#thread.on("message", (note: WriterNote) => this.#hear(note));
+    this.#thread.on("error", (error) => this.#break(`the journal's thread failed: ${String(error)}`));
+    this.#thread.on("exit", () => {
+      exited.resolve();
+      if (this.#closed === undefined) this.#break("the journal's thread ended");
+    });
+  }
+
+  save(id: string, task: string, state: string): void {
+    if (this.#accepts()) this.#open.save(id, task, state);
+  }
+
+  update(id: string, state: string): void {
+    if (this.#accepts()) this.#open.update(id, state);
+  }
+
+  forget(id: string): void {
+    if (!this.#accepts()) return;
+    // What was refused while the disk was full must not be written when there is room.
+    if (this.#trouble !== undefined) {
+      for (const group of this.#unwritten()) group.forgetSaved(id);
+      this.#sealedBytes = this.#sealed.reduce((sum, { bytes }) => sum + bytes, 0);
+    }
+    this.#open.forget(id);
+  }
+
+  running(ids: readonly string[]): void {
+    this.#noteRunning(ids);
+  }
+
+  flushed(): Promise<void> {
+    if (this.#trouble !== undefined) return Promise.reject(this.#trouble);
+    const last = this.#open.changes.length > 0 ? this.#open : (this.#sealed.at(-1) ?? this.#committing);
+    return last === undefined ? Promise.resolve() : last.settled.promise;
+  }
+
+  get pendingBytes(): number {
+    return this.#open.bytes + this.#sealedBytes + (this.#committing?.bytes ?? 0);
+  }
+
+  get trouble(): JournalTrouble | undefined {
+    return this.#trouble;
+  }
+
+  close(): Promise<void> {
+    return (this.#closed ??= this.#end());
+  }
+
+  async #end(): Promise<void> {
+    await this.flushed().catch(() => {}); // `trouble` tells
+    this.#retry?.cancel();
+    this.#noteRunning([]); // a regular stop is no crash
+    this.#thread.postMessage("close");
+    await this.#exited;
+  }
+
+  /** Makes room in the open group and sees to it that it will be sent. */
+  #accepts(): boolean {
+    if (this.#closed !== undefined) throw new Error("the journal is closed");
+    if (this.#trouble?.lasting === true) return false;
+    if (this.#open.bytes > GROUP_BYTES) {
+      this.#sealed.push(this.#open);
+      this.#sealedBytes += this.#open.bytes;
+      this.#open = new Group();
+    }
+    if (!this.#scheduled && this.#committing === undefined) {
+      this.#scheduled = true;
+      setImmediate(() => {
+        this.#scheduled = false;
+        if (this.#committing === undefined && this.#trouble === undefined) this.#send();
+      });
+    }
+    return true;
+  }
+
+  #send(): void {
+    let group = this.#sealed.shift();
+    if (group !== undefined) {
+      this.#sealedBytes -= group.bytes;
+    } else if (this.#open.changes.length > 0) {
+      group = this.#open;
+      this.#open = new Group();
+    }
+    this.#committing = group;
+    if (group !== undefined) this.#thread.postMessage(group.changes);
+  }
+
+  #hear(note: WriterNote): void {
+    if (note.kind === "committed") {
+      const group = this.#committing;
+      this.#send();
+      group?.end();
+      if (this.#committing === undefined) this.#mended();
+    } else if (note.kind === "stalled") {
+      this.#stall(note.why);
+    } else if (note.kind === "reopened") {
+      if (this.#committing === undefined) this.#send();
+      else this.#thread.postMessage(this.#committing.changes);
+      if (this.#committing === undefined) this.#mended();
+    } else if (note.kind === "failed") {
+      this.#break(note.why);
+    } else if (note.kind === "opened") {
+      this.opened.resolve(note.torn);
+    } else {
+      for (let at = 0; at < note.texts.length; at += 3) {
+        const [id = "", task = "", state = ""] = note.texts.slice(at, at + 3);
+        this.records.push({ id, task, state });
+      }
+    }
+  }
+
+  #unwritten(): Group[] {
+    return [...(this.#committing === undefined ? [] : [this.#committing]), ...this.#sealed, this.#open];
+  }
+
+  #stall(message: string): void {
+    if (this.#closed === undefined) {
+      this.#retry = this.#clock.at(this.#clock.now() + RETRY_MS, () => {
+        this.#thread.postMessage({ bytes: this.pendingBytes } satisfies Reopen);
+      });
+    }
+    if (this.#trouble !== undefined) return;
+    const why = (this.#trouble = new JournalTrouble(message, false));
+    for (const group of this.#unwritten()) group.end(why);
+    this.#onTrouble(why);
+  }
+
+  #mended(): void {
+    if (this.#trouble === undefined || this.#trouble.lasting) return;
+    this.#trouble = undefined;
+    this.#onTrouble(undefined);
+  }
+
+  #break(message: string): void {
+    if (this.#trouble?.lasting === true) return;
+    const why = (this.#trouble = new JournalTrouble(message, true));
+    this.opened.reject(why); // does nothing once it is open
+    const waiting = this.#unwritten();
+    this.#committing = undefined;
+    this.#sealed = [];
+    this.#sealedBytes = 0;
+    this.#open = new Group();
+    for (const group of waiting) group.end(why);
+    this.#onTrouble(why);
+  }
+}
+
+/**
+ * Opens the journal in `dataDir`, which is made when it is missing. Rejects, with one sentence that
+ * names the file and says what to do, when the directory cannot be used, is in use, or is damaged.
+ */
+export async function openJournal(
+  dataDir: string,
+  onTrouble: (why: JournalTrouble | undefined) => void,
+  clock: Clock = new SystemClock(),
+  options: JournalOptions = {},
+): Promise<OpenedJournal> {
+  let isOpen = false;
+  const told = (why: JournalTrouble | undefined): void => {
+    if (isOpen) onTrouble(why);
+  };
+  const journal = new ThreadJournal({ dataDir: resolve(dataDir), ...options }, told, clock);
+  try {
+    const torn = await journal.opened.promise;
+    isOpen = true;
+    return { journal, records: journal.records, torn, running: readRunning(resolve(dataDir)) };
+  } catch (why) {
+    await journal.close(); // when this rejects, the lock is free again
+    throw why;
+  }
+}
+
+// ── What is on disk; shared with the writer and with recovery ────────────────────────────────────────
+
+export interface Tally {
+  /** Random, one per ferry.db: a mark speaks only of the file that it was made for. */
+  readonly file: string;
+  readonly commits: number;
+  readonly records: number;
+  /** Of `task_crc` and `state_crc` over all records, modulo 2^32. */
+  readonly sum: number;
+  /** The highest `seq` ever given. */
+  readonly top: number;
+}
+
+export const journalFile = (dataDir: string): string => join(dataDir, "ferry.db");
+
+/** CRC32 of id and text, one after the other. */
+export const textCrc = (id: string, text: string): number => crc32(text, crc32(id));
+
+export const tallyCrc = (tally: Tally): number =>
+  crc32(`${tally.file} ${tally.commits} ${tally.records} ${tally.sum} ${tally.top}`);
+
+/** The whole of ferry.db-mark; always of one length, so that writing it over itself is one write. */
+export function markText(file: string, commits: number): string {
+  const text = `${file} ${String(commits).padStart(16, "0")}`;
+  return `${text} ${crc32(text).toString(16).padStart(8, "0")}\n`;
+}
+
+const runningFile = (dataDir: string): string => join(dataDir, "ferry.running");
+
+/** One line, with its CRC first; what an earlier, longer one left behind it is ignored. */
+function runningNote(dataDir: string): (ids: readonly string[]) => void {
+  let fd: number | undefined;
+  return (ids) => {
+    if (fd === undefined && ids.length === 0) return;
+    const text = ids.join(" ");
+    try {
+      fd ??= fs.openSync(runningFile(dataDir), fs.constants.O_RDWR | fs.constants.O_CREAT, 0o600);
+      fs.writeSync(fd, `${crc32(text).toString(16).padStart(8, "0")} ${text}\n`, 0);
+    } catch {
+      // A disk that takes no writes is the journal's trouble, and it finds out by itself.
+    }
+  };
+}
+
+function readRunning(dataDir: string): readonly string[] {
+  const path = runningFile(dataDir);
+  const [line = ""] = fs.existsSync(path) ? fs.readFileSync(path, "utf8").split("\n", 1) : [];
+  const text = line.slice(9);
+  return Number.parseInt(line.slice(0, 8), 16) === crc32(text) && text !== "" ? text.split(" ") : [];
+}
+
+/** The one failure that `ferry recover` is for. */
+export class DamagedJournal extends Error {
+  /** How many records there should be; undefined when nobody knows. */
+  expected: number | undefined;
+  /** The file is whole and newer without its log. */
+  isBetterAlone = false;
+}
+
+/** SQLite's primary result codes that mean something to us. */
+const BUSY = 5;
+const FULL = 13;
+const CANNOT = new Set<unknown>([3, 8, 14, "EACCES", "EPERM", "EROFS"]); // permission, read-only, cannot open
+
+/** SQLite's extended result codes: a write() failed; ftruncate() failed. */
+const WRITE_FAILED = 778;
+const TRUNCATE_FAILED = 1546;
+/** Of probe files, and of SQLite's first look at a file. */
+const REFUSED = new Set<unknown>([
+  "ENOSPC",
+  "EDQUOT",
+  "EROFS",
+  "EFBIG",
+  "EIO",
+  "EACCES",
+  "EPERM",
+  "EMFILE",
+  "ENFILE",
+]);
+
+/** Whether a write was refused in a way that can pass, and for certain nothing of its transaction counts. */
+export function isPassing(error: unknown): boolean {
+  const { errcode, code } = error as { errcode?: number; code?: string };
+  if (errcode === undefined) return REFUSED.has(code);
+  return (
+    errcode === WRITE_FAILED || errcode === TRUNCATE_FAILED || [FULL, ...CANNOT].includes(errcode & 0xff)
+  );
+}
+
+/** Says what is wrong with the files in words for the person who runs Ferry. */
+export function explain(error: unknown, dataDir: string): Error {
+  if (error instanceof DamagedJournal || !(error instanceof Error)) return error as Error;
+  const { errcode, code } = error as { errcode?: number; code?: string };
+  const cause = errcode === undefined ? code : errcode & 0xff;
+  const said = (text: string): Error => new Error(`${text} (${error.message})`, { cause: error });
+  if (cause === "EEXIST" || cause === "ENOTDIR") {
+    return said(`engine.dataDir ${dataDir} is not a directory: remove the file, or set another path`);
+  }
+  if (cause === FULL || cause === "ENOSPC") {
+    return said(`no space left to write ${journalFile(dataDir)}: free some, or move engine.dataDir`);
+  }
+  if (CANNOT.has(cause)) {
+    return said(`cannot write in engine.dataDir ${dataDir}: give this user access, or set another path`);
+  }
+  return cause === undefined ? error : said(`cannot use ${journalFile(dataDir)}`);
+}
+
+/**
+ * Makes `dataDir` if need be and holds it until the returned connection is closed or the process ends,
+ * however it ends. Never open ferry.lock in another way: closing it would drop the kernel's lock.
+ */
+export function lockDataDir(dataDir: string): DatabaseSync {
+  const made = fs.mkdirSync(dataDir, { recursive: true, mode: 0o700 });
+  const first = made?.length ?? Infinity; // of the directories made here, the topmost
+  for (let dir = dataDir; dir.length >= first; dir = dirname(dir)) syncPath(dirname(dir));
+  const path = join(dataDir, "ferry.lock");
+  const pidFile = join(dataDir, "ferry.pid");
+  const lock = new DatabaseSync(path);
+  try {
+    lock.exec("PRAGMA journal_mode=MEMORY; BEGIN EXCLUSIVE"); // writes nothing, so nothing can be left behind
+    fs.chmodSync(path, 0o600);
+    fs.writeFileSync(pidFile, `${process.pid}\n`, { mode: 0o600 });
+  } catch (error) {
+    lock.close();
+    if ((error as { errcode?: number }).errcode !== BUSY) throw error;
+    const pid = fs.existsSync(pidFile) ? fs.readFileSync(pidFile, "utf8").trim() : "unknown";
+    const why = `engine.dataDir ${dataDir} is in use by pid ${pid}: stop that Ferry, or set another path`;
+    throw new Error(why, { cause: error });
+  }
+  return lock;
+}
+
+/** fsync of a file, or of a directory and thereby of the names in it. */
+export function syncPath(path: string): void {
+  const fd = fs.openSync(path, "r");
+  try {
+    fs.fsyncSync(fd);
+  } finally {
+    fs.closeSync(fd);
+  }
+}

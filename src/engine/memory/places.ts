@@ -1,0 +1,249 @@
+/**
+ * Where records stand that are not final yet, each in exactly one place:
+ *
+ *   in a queue            state queued, `list` set
+ *   waiting for a retry   state queued, `retryAt` set
+ *   under a lease         state running, `lease` and `leaseUntil` set
+ *
+ * and, in each of them, with an alarm: the instant at which `reap` must look at it.
+ */
+import { DueLine } from "../../core/due-line.ts";
+import type { BatchNote, Json, Task } from "../../core/task.ts";
+import { MAX_GROUPS } from "../engine.ts";
+import type { EngineLimits, EngineListener, EngineStats, PutReply, QueueView } from "../engine.ts";
+import { type Group, ModelQueues } from "./queues.ts";
+import type { TaskRecord } from "./record.ts";
+
+const NOTHING: readonly never[] = [];
+
+interface Arrivals {
+  readonly model: string;
+  readonly parameters: string;
+  /** Of the queue, with them. */
+  readonly depth: number;
+  readonly count: number;
+}
+
+export class Places {
+  #queueMs: ReadonlyMap<string, { readonly queueMs: number }>;
+  readonly #tiers: number;
+  readonly #listeners: ReadonlySet<EngineListener>;
+  readonly #fallsDue: (at: number) => void;
+  readonly #seed: number;
+  /** A journal writes the parameters down with each task; in memory tasks share their text. */
+  readonly #journaled: boolean;
+  readonly #queues = new Map<string, ModelQueues>();
+  readonly #alarms = new DueLine<TaskRecord>();
+  /** Queued, or waiting for a retry. */
+  waiting = 0;
+  waitingBytes = 0;
+  running = 0;
+  /** Arrivals that belong together, by queue; undefined while each is told at once. */
+  #untold: Map<Group, Arrivals> | undefined;
+
+  constructor(
+    { models, tiers, seed = 0 }: Pick<EngineLimits, "models" | "tiers" | "seed">,
+    journaled: boolean,
+    listeners: ReadonlySet<EngineListener>,
+    fallsDue: (at: number) => void,
+  ) {
+    this.#queueMs = models;
+    this.#tiers = tiers;
+    this.#seed = seed;
+    this.#journaled = journaled;
+    this.#listeners = listeners;
+    this.#fallsDue = fallsDue;
+    this.retune(models);
+  }
+
+  /** A model that is gone keeps its queue while something may come back to it: until the next time. */
+  retune(models: ReadonlyMap<string, { readonly queueMs: number }>): void {
+    this.#queueMs = models;
+    for (const [model, queues] of this.#queues) {
+      const busy = this.running > 0 || this.waiting > 0 || queues.depths.some((depth) => depth > 0);
+      if (!models.has(model) && !busy) this.#queues.delete(model);
+    }
+    for (const model of models.keys()) {
+      if (!this.#queues.has(model)) this.#queues.set(model, new ModelQueues(this.#tiers, this.#seed));
+    }
+  }
+
+  queues(model: string, perTier?: number): Iterable<QueueView> {
+    return this.#queues.get(model)?.groups(perTier) ?? NOTHING;
+  }
+
+  /** By tier. */
+  depths(model: string): readonly number[] {
+    return this.#queues.get(model)?.depths ?? NOTHING;
+  }
+
+  turn(model: string, tier: number, tenant: string): number {
+    return this.#queues.get(model)?.turn(tier, tenant) ?? 0;
+  }
+
+  stats(): Pick<EngineStats, "queued" | "running" | "depth"> {
+    const depth = new Map([...this.#queues].map(([model, queues]) => [model, [...queues.depths]]));
+    return { queued: this.waiting, running: this.running, depth };
+  }
+
+  /** When a task that enters its queue at `from` gives up its place. */
+  expiry(model: string, from: number, deadlineAt: number): number {
+    return Math.min(deadlineAt, from + (this.#queueMs.get(model)?.queueMs ?? 0));
+  }
+
+  /** Which bound leaves no room for this task. */
+  full({ maxQueued, maxQueuedBytes }: EngineLimits, task: Task): Full | undefined {
+    const never = task.input.length + task.parameters.length > maxQueuedBytes;
+    if (this.waiting >= maxQueued) return full(`the queue is full (limits.maxQueued ${maxQueued})`, never);
+    const queues = this.#queues.get(task.model)!;
+    const shared = !this.#journaled && queues.has(task.parameters);
+    const bytes = task.input.length + (shared ? 0 : task.parameters.length);
+    if (this.waitingBytes + bytes > maxQueuedBytes) {
+      return full(`the queue is full (limits.maxQueuedBytes ${maxQueuedBytes})`, never);
+    }
+    if (!queues.noGroupFor(task)) return undefined;
+    const message =
+      `too many different parameters are queued for this model at once (${MAX_GROUPS}, shared by all tenants); ` +
+      "send equal parameters, or fewer requests at once";
+    return { kind: "full", message, own: true };
+  }
+
+  /** `since`: when it came, for one that goes to the back; one that was here before keeps its age and its place. */
+  enqueue(record: TaskRecord, since?: number): void {
+    const place = since === undefined ? "arrival" : "back";
+    record.state = "queued";
+    record.retryAt = 0;
+    if (since !== undefined) record.queuedAt = since;
+    const { model, parameters } = record.task;
+    this.#wait(record);
+    const depth = this.#queues.get(model)!.push(record, place);
+    this.#setAlarm(record, record.expiresAt);
+    if (this.#untold !== undefined) this.#tellLater(record, depth);
+    else for (const listener of this.#listeners) listener.queued?.(model, parameters, depth, 1);
+  }
+
+  /** What enters its queue meanwhile is told when `puts` is over. */
+  together<Puts>(puts: () => Puts): Puts {
+    if (this.#untold !== undefined) return puts();
+    const untold = (this.#untold = new Map<Group, Arrivals>());
+    try {
+      return puts();
+    } finally {
+      this.#untold = undefined;
+      for (const { model, parameters, depth, count } of untold.values()) {
+        for (const listener of this.#listeners) listener.queued?.(model, parameters, depth, count);
+      }
+    }
+  }
+
+  #tellLater({ group, task }: TaskRecord, depth: number): void {
+    const { model, parameters } = task;
+    const count = (this.#untold!.get(group!)?.count ?? 0) + 1;
+    this.#untold!.set(group!, { model, parameters, depth, count });
+  }
+
+  /** Out of sight until `at`, when `reap` puts it back into its queue. */
+  sitOut(record: TaskRecord, at: number): void {
+    record.state = "queued";
+    record.retryAt = at;
+    this.#wait(record);
+    this.#setAlarm(record, Math.min(at, record.deadlineAt));
+  }
+
+  /** Takes records of one batch out of their queue; each goes to its next place at once. */
+  take(model: string, parameters: Json, max: number, now: number): readonly TaskRecord[] {
+    const taken = this.#queues.get(model)?.take(parameters, max, now) ?? NOTHING;
+    for (const record of taken) this.#unwait(record);
+    return taken;
+  }
+
+  lease(record: TaskRecord, token: string, until: number, batch: BatchNote): void {
+    record.state = "running";
+    record.attempt++;
+    record.batch = batch;
+    record.lease = token;
+    this.running++;
+    this.extend(record, until);
+  }
+
+  extend(record: TaskRecord, until: number): void {
+    record.leaseUntil = until;
+    const at = Math.min(until, record.deadlineAt);
+    // It rings before that: then it is looked at in vain and snoozed, which is rarer than a lease by far.
+    if (record.dueAt > at || record.place < 0) this.#setAlarm(record, at);
+  }
+
+  /** Takes a record out of wherever it is; the caller puts it into its next place at once. */
+  leave(record: TaskRecord): void {
+    if (record.state === "running") this.running--;
+    else {
+      if (record.list !== undefined) this.#queues.get(record.task.model)!.remove(record);
+      this.#unwait(record);
+    }
+    record.lease = "";
+  }
+
+  /** Whoever joins brings the longer patience and the better tier. */
+  accommodate(record: TaskRecord, newcomer: Task, now: number): void {
+    record.deadlineAt = Math.max(record.deadlineAt, newcomer.deadlineAt);
+    const expiresAt = this.expiry(newcomer.model, now, record.deadlineAt);
+    record.expiresAt = Math.max(record.expiresAt, expiresAt);
+    if (newcomer.tier < record.tier) this.#promote(record, newcomer.tier);
+  }
+
+  /** A better tier joined: it moves there, if it is in a queue. */
+  #promote(record: TaskRecord, tier: number): void {
+    const queued = record.list !== undefined;
+    if (queued) this.leave(record);
+    record.tier = tier;
+    if (queued) this.enqueue(record);
+  }
+
+  /** It is final. */
+  retire(record: TaskRecord): void {
+    this.#alarms.remove(record);
+  }
+
+  /** The record whose alarm rings first, if one has rung by `now`. */
+  rung(now: number): TaskRecord | undefined {
+    return this.#alarms.firstAt <= now ? this.#alarms.first : undefined;
+  }
+
+  /** When the next alarm rings. */
+  get nextAlarmAt(): number {
+    return this.#alarms.firstAt;
+  }
+
+  /** Nothing is due yet: somebody gave it more time. */
+  snooze(record: TaskRecord): void {
+    const { state, list, retryAt, deadlineAt, expiresAt, leaseUntil } = record;
+    const running = Math.min(leaseUntil, deadlineAt);
+    const waiting = list === undefined ? Math.min(retryAt, deadlineAt) : expiresAt;
+    this.#setAlarm(record, state === "running" ? running : waiting);
+  }
+
+  #setAlarm(record: TaskRecord, at: number): void {
+    this.#alarms.set(record, at);
+    this.#fallsDue(at);
+  }
+
+  #wait(record: TaskRecord): void {
+    const { model, input, parameters } = record.task;
+    const opened = this.#queues.get(model)!.hold(record);
+    this.waiting++;
+    this.waitingBytes += input.length + (opened || this.#journaled ? parameters.length : 0);
+  }
+
+  #unwait(record: TaskRecord): void {
+    const { model, input, parameters } = record.task;
+    const gone = this.#queues.get(model)!.release(record);
+    this.waiting--;
+    this.waitingBytes -= input.length + (gone || this.#journaled ? parameters.length : 0);
+  }
+}
+
+type Full = PutReply & { readonly kind: "full" };
+
+function full(message: string, never: boolean): Full {
+  return { kind: "full", message, never };
+}

@@ -1,0 +1,405 @@
+/**
+ * The queues of one model: by parameters first, because only tasks with equal parameters share a batch,
+ * then by tier, and there tenants take turns (`turns.ts`).
+ *
+ * A group exists while a task of it waits, in its queue or for a retry. Where there are several, they are kept in
+ * the order in which they are to be served: those with tasks of the best tier first, and there tenants in turn,
+ * the least recently served first, each with the group of its longest-waiting task. A group that holds tasks
+ * of several tenants is served on the turn of whichever of them is first. So a tenant that makes a thousand groups
+ * waits for each of them, and no other tenant does. An arrival or a departure costs O(log n) in the number of groups.
+ */
+import { seatTiers } from "../../core/fair.ts";
+import { type Due, Heap } from "../../core/heap.ts";
+import { hasShare } from "../../core/share.ts";
+import { Hashes, Table } from "../../core/table.ts";
+import type { Json, Task } from "../../core/task.ts";
+import { MAX_GROUPS, type QueueView } from "../engine.ts";
+import { ANY_BATCH, type TaskRecord } from "./record.ts";
+import { TierQueue } from "./turns.ts";
+
+/** Groups that `turn` looks at one by one; where there are more, it goes by what each tenant has in all of them. */
+const FEW_GROUPS = 16;
+
+export class Group implements QueueView, Due {
+  readonly parameters: Json;
+  readonly hash: number;
+  /** Who put the first task into it; it counts as one of this tenant's. */
+  opener = "";
+  readonly tiers: TierQueue[];
+  /** Written and read by `take`: seats that the lower tiers are owed. */
+  readonly credits: number[];
+  /** Tasks in its queue. */
+  depth = 0;
+  /** Those, and tasks that wait for a retry. */
+  waiting = 0;
+  fresh = 0;
+  /** On whose turn it is served; undefined while nothing is in its queue, or there is no other group. */
+  owner: Owner | undefined;
+  /** Among the groups of its owner, by `oldestAt`. */
+  dueAt = 0;
+  place = -1;
+
+  constructor(parameters: Json, hash: number, tiers: number) {
+    this.parameters = parameters;
+    this.hash = hash;
+    this.tiers = Array.from({ length: tiers }, () => new TierQueue());
+    this.credits = Array.from({ length: tiers }, () => 0);
+  }
+
+  get tier(): number {
+    return this.tiers.findIndex(({ size }) => size > 0);
+  }
+
+  /** The head of each tier waits longest in it: what comes back stands where its arrival puts it. */
+  get oldestAt(): number {
+    let oldest = Infinity;
+    for (const { first } of this.tiers) if (first !== undefined) oldest = Math.min(oldest, first.queuedAt);
+    return oldest;
+  }
+
+  get headMaxBatchSize(): number {
+    const head = this.tiers.find(({ size }) => size > 0)?.next;
+    return head === undefined || head.maxBatchSize === ANY_BATCH ? Infinity : head.maxBatchSize;
+  }
+
+  /**
+   * Of the heads: deadlines are a fixed time after arrival, so whoever came first is due first. The first
+   * caller's own: whoever joined it and waits longer must not hide the hurry of those behind it.
+   */
+  get earliestDeadlineAt(): number {
+    let earliest = Infinity;
+    for (const { first } of this.tiers)
+      if (first !== undefined) earliest = Math.min(earliest, first.task.deadlineAt);
+    return earliest;
+  }
+}
+
+/** A tenant in one tier: what it has queued there, and the groups that are served on its turn. */
+class Owner implements Due {
+  readonly tenant: string;
+  readonly tier: number;
+  queued = 0;
+  /** When a batch last left on its turn. */
+  servedAt = -Infinity;
+  readonly groups = new Heap<Group>();
+  /** Among the owners of its tier: it has been waiting since then for its turn. */
+  dueAt = 0;
+  place = -1;
+
+  constructor(tenant: string, tier: number) {
+    this.tenant = tenant;
+    this.tier = tier;
+  }
+}
+
+/** The tenants of one tier, and in which order they are served. */
+class TierOrder {
+  readonly #tier: number;
+  readonly #owners = new Map<string, Owner>();
+  readonly #turns = new Heap<Owner>();
+
+  constructor(tier: number) {
+    this.#tier = tier;
+  }
+
+  get tenants(): number {
+    return this.#owners.size;
+  }
+
+  queuedOf(tenant: string): number {
+    return this.#owners.get(tenant)?.queued ?? 0;
+  }
+
+  of(tenant: string): Owner {
+    let owner = this.#owners.get(tenant);
+    if (owner === undefined) this.#owners.set(tenant, (owner = new Owner(tenant, this.#tier)));
+    return owner;
+  }
+
+  /** Of those with a task in this queue, the one that was served longest ago. */
+  next(queue: TierQueue): Owner {
+    let next: Owner | undefined;
+    for (const tenant of queue.tenantNames()) {
+      const owner = this.of(tenant);
+      if (next === undefined || owner.servedAt < next.servedAt) next = owner;
+    }
+    return next!;
+  }
+
+  /** One of its groups came, went or has another oldest task; or it was served. */
+  moved(owner: Owner): void {
+    if (owner.groups.size > 0) this.#turns.set(owner, Math.max(owner.servedAt, owner.groups.firstAt));
+    else {
+      this.#turns.remove(owner);
+      if (owner.queued === 0 && this.#owners.get(owner.tenant) === owner) this.#owners.delete(owner.tenant);
+    }
+  }
+
+  /** At most so many groups: the first of each owner in turn, then the second of each, and so on. */
+  *groups(most: number): Generator<Group, void> {
+    let walks: Generator<Group, void>[] = [];
+    for (const owner of this.#turns.inOrder()) {
+      if (walks.push(owner.groups.inOrder()) >= most) break;
+    }
+    for (let left = most; walks.length > 0;) {
+      const further: typeof walks = [];
+      for (const walk of walks) {
+        const { value } = walk.next();
+        if (value === undefined) continue;
+        yield value;
+        if (--left <= 0) return;
+        further.push(walk);
+      }
+      walks = further;
+    }
+  }
+}
+
+export class ModelQueues {
+  readonly #tiers: number;
+  readonly #hashes: Hashes;
+  /** V8 hashes long texts by their length alone, so that a Map of them could be made slow. */
+  readonly #groups: Table<Group>;
+  /** How many of them each tenant opened. */
+  readonly #opened = new Map<string, number>();
+  /** The only one with queued tasks, while there is no order. */
+  #sole: Group | undefined;
+  /** The one that was last emptied: most often it is the next to be needed. */
+  #last: Group | undefined;
+  /** By tier. Made when tasks of a second group are queued, and kept until nothing is. */
+  #orders: readonly TierOrder[] | undefined;
+  #arrivals = 0;
+  depth = 0;
+  /** By tier. */
+  readonly depths: number[];
+
+  constructor(tiers: number, seed: number) {
+    this.#tiers = tiers;
+    this.#hashes = new Hashes(seed);
+    this.#groups = new Table(seed);
+    this.depths = Array.from({ length: tiers }, () => 0);
+  }
+
+  /** In the order in which they are to be served; at most so many of each tier. */
+  groups(perTier = Infinity): Iterable<Group> {
+    if (this.#orders !== undefined) return servingOrder(this.#orders, perTier);
+    return this.depth === 0 ? [] : [this.#sole!];
+  }
+
+  /** Whether a task with these parameters waits. */
+  has(parameters: Json): boolean {
+    return this.#groups.get(parameters, this.#hashes.of(parameters)) !== undefined;
+  }
+
+  /** Whether this task would open one group more than its tenant may have. */
+  noGroupFor({ parameters, tenant }: Task): boolean {
+    const { size } = this.#groups;
+    if (size === 0 || this.has(parameters)) return false;
+    return !hasShare(this.#opened.get(tenant) ?? 0, size, MAX_GROUPS, this.#opened.size);
+  }
+
+  /** A record is going to wait: its group exists from now on. Returns whether it did not. */
+  hold(record: TaskRecord): boolean {
+    const { parameters, tenant } = record.task;
+    const hash = this.#hashes.of(parameters);
+    let group = this.#groups.get(parameters, hash);
+    const opened = group === undefined;
+    if (group === undefined) {
+      group = this.#last?.parameters === parameters ? this.#last : new Group(parameters, hash, this.#tiers);
+      group.opener = tenant;
+      this.#groups.set(parameters, group, hash);
+      this.#opened.set(tenant, (this.#opened.get(tenant) ?? 0) + 1);
+    }
+    group.waiting++;
+    record.group = group;
+    return opened;
+  }
+
+  /** It waits no longer. Returns whether its group is gone. */
+  release(record: TaskRecord): boolean {
+    const group = record.group!;
+    record.group = undefined;
+    if (--group.waiting > 0) return false;
+    this.#groups.delete(group.parameters, group.hash);
+    const opened = this.#opened.get(group.opener)! - 1;
+    if (opened === 0) this.#opened.delete(group.opener);
+    else this.#opened.set(group.opener, opened);
+    this.#last = group;
+    return true;
+  }
+
+  /** Returns how many tasks with these parameters are queued now. */
+  push(record: TaskRecord, place: "back" | "arrival"): number {
+    const group = record.group!;
+    const tier = this.#tierOf(record);
+    const list = group.tiers[tier]!;
+    if (this.depth === 0) this.#sole = group;
+    else if (this.#orders === undefined && group !== this.#sole) this.#orders = this.#ordersOf(this.#sole!);
+    if (place === "back") {
+      record.arrival = ++this.#arrivals;
+      list.pushBack(record);
+    } else {
+      list.insert(record);
+    }
+    group.depth++;
+    if (record.attempt === 0) group.fresh++;
+    this.depth++;
+    this.depths[tier]!++;
+    if (this.#orders !== undefined) this.#entered(record, group, tier, this.#orders[tier]!);
+    return group.depth;
+  }
+
+  #entered({ before, task }: TaskRecord, group: Group, tier: number, order: TierOrder): void {
+    const own = order.of(task.tenant);
+    own.queued++;
+    const { owner } = group;
+    // On the turn of the least recently served tenant.
+    const sooner =
+      owner === undefined || tier < owner.tier || (tier === owner.tier && own.servedAt < owner.servedAt);
+    if (sooner) this.#giveTo(group, own);
+    else if (before === undefined) this.#giveTo(group, owner);
+  }
+
+  /** Of what is there, which is one group: each of its tenants is looked at once. */
+  #ordersOf(group: Group): readonly TierOrder[] {
+    const orders = group.tiers.map((queue, tier) => {
+      const order = new TierOrder(tier);
+      for (const tenant of queue.tenantNames()) order.of(tenant).queued = queue.queuedOf(tenant);
+      return order;
+    });
+    const { tier } = group;
+    const owner = (group.owner = orders[tier]!.next(group.tiers[tier]!));
+    owner.groups.set(group, group.oldestAt);
+    orders[tier]!.moved(owner);
+    return orders;
+  }
+
+  /** Its owner as far as it still has one in its best tier, or else the one that is next there. */
+  #rank(group: Group): void {
+    const { tier, owner } = group;
+    if (tier < 0) return this.#giveTo(group, undefined);
+    const queue = group.tiers[tier]!;
+    const order = this.#orders![tier]!;
+    if (owner?.tier !== tier) this.#giveTo(group, order.next(queue));
+    else if (queue.queuedOf(owner.tenant) > 0) this.#giveTo(group, owner);
+    // The next tenant in it, until it is served: a scan each time a task expires would cost too much.
+    else this.#giveTo(group, order.of(queue.next!.task.tenant));
+  }
+
+  #giveTo(group: Group, owner: Owner | undefined): void {
+    const before = group.owner;
+    if (before !== undefined && before !== owner) {
+      before.groups.remove(group);
+      this.#orders![before.tier]!.moved(before);
+    }
+    group.owner = owner;
+    if (owner === undefined) return;
+    owner.groups.set(group, group.oldestAt);
+    this.#orders![owner.tier]!.moved(owner);
+  }
+
+  /** A record from disk may carry a tier that is no longer configured. */
+  #tierOf({ tier }: TaskRecord): number {
+    return Math.min(tier, this.#tiers - 1);
+  }
+
+  /**
+   * How many of this tier are served before a new task of this tenant: until each tenant has had as many
+   * turns as it needs, as far as there are tasks. Exact when all others have that many queued, else too high,
+   * never more than wait. Which group it will stand in is not asked: the groups are served side by side, each
+   * in separate turns. With very many groups the turns are those of tenants between groups.
+   */
+  turn(tier: number, tenant: string): number {
+    let before = 0;
+    const orders = this.#orders;
+    if (orders !== undefined && this.#groups.size > FEW_GROUPS) {
+      const order = orders[tier];
+      if (order !== undefined) before = (order.queuedOf(tenant) + 1) * order.tenants;
+      return Math.min(this.depths[tier] ?? 0, before);
+    }
+    for (const { tiers } of orders === undefined ? this.groups() : this.#groups.unordered()) {
+      const queue = tiers[tier];
+      if (queue !== undefined) before += Math.min(queue.size, (queue.queuedOf(tenant) + 1) * queue.tenants);
+    }
+    return before;
+  }
+
+  remove(record: TaskRecord): void {
+    const group = record.group!;
+    const tier = this.#tierOf(record);
+    const wasHead = record.before === undefined;
+    record.list!.remove(record);
+    group.depth--;
+    if (record.attempt === 0) group.fresh--;
+    this.depth--;
+    this.depths[tier]!--;
+    if (this.#orders === undefined) return;
+    const order = this.#orders[tier]!;
+    const own = order.of(record.task.tenant);
+    own.queued--;
+    if (wasHead || group.owner === own) this.#rank(group);
+    order.moved(own);
+    if (this.depth === 0) this.#orders = undefined;
+  }
+
+  /**
+   * Takes out up to `max` records of one group, tiers and tenants in fair turn. A record that may only ride
+   * in a small batch makes this batch small, or stays for the next one when the batch has outgrown it. A tier
+   * with such a record at its head gets in first, or the tiers above would outgrow it every time.
+   */
+  take(parameters: Json, max: number, now: number): TaskRecord[] {
+    const group = this.#groups.get(parameters, this.#hashes.of(parameters));
+    if (group === undefined || group.depth === 0) return [];
+    const { owner } = group;
+    const seats = seatTiers(
+      max,
+      group.tiers.map((list) => list.size),
+      group.credits,
+    );
+    const taken: TaskRecord[] = [];
+    let limit = max;
+    const turns = [...seats.keys()];
+    const small = turns.find((tier) => seats[tier]! > 0 && group.tiers[tier]!.next!.maxBatchSize < max);
+    if (small !== undefined) {
+      turns.unshift(...turns.splice(small, 1));
+      // The batch is small for its sake: it gets every seat that it can use, or many more would be small.
+      const { next, size } = group.tiers[small]!;
+      seats[small] = Math.min(size, next!.maxBatchSize);
+    }
+    for (const tier of turns) {
+      for (let left = seats[tier]!; left > 0 && taken.length < limit; left--) {
+        const queue = group.tiers[tier]!;
+        const record = queue.next!;
+        if (record.maxBatchSize <= taken.length) break;
+        limit = Math.min(limit, record.maxBatchSize);
+        queue.served();
+        this.remove(record);
+        taken.push(record);
+      }
+    }
+    if (this.#orders !== undefined && owner !== undefined) this.#served(group, owner, now);
+    return taken;
+  }
+
+  /** A batch of this group left on its owner's turn. */
+  #served(group: Group, owner: Owner, now: number): void {
+    owner.servedAt = now;
+    const { tier } = group;
+    if (tier >= 0) this.#giveTo(group, this.#orders![tier]!.next(group.tiers[tier]!));
+    this.#orders![owner.tier]!.moved(owner);
+  }
+}
+
+function* servingOrder(orders: readonly TierOrder[], perTier: number): Generator<Group, void> {
+  for (const order of orders) yield* order.groups(perTier);
+}
+
+interface Order {
+  readonly tier: number;
+  readonly oldestAt: number;
+}
+
+/** Who is served first where tenants are not told apart: the better tier, then the longer wait. */
+export function inOrder(one: Order, other: Order): number {
+  return one.tier - other.tier || one.oldestAt - other.oldestAt;
+}

@@ -1,0 +1,315 @@
+/**
+ * One connection to one Redis server.
+ *
+ * Commands that are said in one turn of the event loop leave in one write, right after the turn's input has
+ * been read (`setImmediate`), those of a `callAll` at once; replies are matched to them by order, which is all that RESP2 offers. So the
+ * order must never be in doubt: when a reply does not come within `commandTimeoutMs` of its write, or
+ * anything arrives that nobody asked for, the socket is destroyed and everything in flight rejects with
+ * `LinkDown`. A link that is down stays down; nothing is queued for later and nothing is sent twice
+ * (`kept.ts` makes new links). What is in flight is bounded by that time limit.
+ *
+ * One alarm watches the oldest command in flight. It rings at most about once per `commandTimeoutMs` and is
+ * not moved by replies; after a stall of this process it gives the socket one turn to hand over what has
+ * arrived meanwhile, before it judges.
+ *
+ * Subscriptions: one channel per SUBSCRIBE or SSUBSCRIBE; the confirmation is the call's reply. What is
+ * published goes to `onMessage`. The server takes a subscription back by itself when a slot moves away:
+ * `onUnsubscribed`. There is no unsubscribing: its confirmation looks just like that; close the link.
+ */
+import assert from "node:assert/strict";
+import * as net from "node:net";
+import * as tls from "node:tls";
+import type { Alarm, Clock } from "../../../app/clock.ts";
+import { Fifo } from "../../../core/fifo.ts";
+import { CommandWriter, RedisError, ReplyParser } from "./resp.ts";
+import type { Arg, RedisReply } from "./resp.ts";
+
+export { RedisError };
+export type { Arg, RedisReply };
+
+export interface LinkOptions {
+  readonly host: string;
+  readonly port: number;
+  readonly tls?: boolean | undefined;
+  readonly username?: string | undefined;
+  readonly password?: string | undefined;
+  readonly db?: number | undefined;
+  readonly connectTimeoutMs: number;
+  readonly commandTimeoutMs: number;
+  /** What CLIENT LIST shows. */
+  readonly name: string;
+  /** Makes a connection; `RedisLink.connect` unless a simulation has its own. */
+  readonly connect?: Connect | undefined;
+}
+
+export type Connect = (options: LinkOptions, clock: Clock, signal?: AbortSignal) => Promise<RedisLink>;
+
+/** The connection is gone, and with it every reply that was to come. */
+export class LinkDown extends Error {
+  /** False when no byte of the command was handed to the socket: it has certainly not happened. */
+  readonly written: boolean;
+
+  constructor(message: string, written: boolean) {
+    super(message);
+    this.name = "LinkDown";
+    this.written = written;
+  }
+}
+
+/** One `call`, or one `callAll` with `replies`. */
+interface InFlight {
+  /** When it was handed to the socket; 0 before. */
+  writtenAt: number;
+  left: number;
+  readonly replies: (RedisReply | RedisError)[] | undefined;
+  readonly resolve: (reply: never) => void;
+  readonly reject: (why: Error) => void;
+}
+
+export class RedisLink {
+  /** "host:port", as people write it. */
+  readonly address: string;
+  onMessage: ((channel: string, payload: Buffer) => void) | undefined;
+  /** The server ended a subscription: the slot of this channel has moved. */
+  onUnsubscribed: ((channel: string) => void) | undefined;
+  /** Exactly once, whatever ended it, also `close`. */
+  onDown: ((why: Error) => void) | undefined;
+  readonly #socket: net.Socket;
+  readonly #clock: Clock;
+  readonly #timeoutMs: number;
+  readonly #writer = new CommandWriter();
+  readonly #inFlight = new Fifo<InFlight>();
+  /** Said in this turn; they join `#inFlight` when they are written. */
+  #said: InFlight[] = [];
+  #subscriber = false;
+  #alarm: Alarm | undefined;
+  #down: Error | undefined;
+
+  private constructor(socket: net.Socket, options: LinkOptions, clock: Clock) {
+    this.address = addressOf(options.host, options.port);
+    this.#socket = socket;
+    this.#clock = clock;
+    this.#timeoutMs = options.commandTimeoutMs;
+    const parser = new ReplyParser((reply) => this.#received(reply));
+    socket.on("data", (chunk: Buffer) => {
+      try {
+        parser.feed(chunk);
+      } catch (error) {
+        this.#end(`redis ${this.address} does not speak RESP2: ${(error as Error).message}`);
+      }
+    });
+    socket.on("error", (error) =>
+      this.#end(`the connection to redis ${this.address} broke: ${reason(error)}`),
+    );
+    socket.on("close", () => this.#end(`redis ${this.address} closed the connection`));
+  }
+
+  /** Connected, authenticated, in its database and named; rejects with one line that says why not. */
+  static async connect(options: LinkOptions, clock: Clock, signal?: AbortSignal): Promise<RedisLink> {
+    if (options.connect !== undefined) return options.connect(options, clock, signal);
+    const socket = await openSocket(options, clock, signal);
+    const link = new RedisLink(socket, options, clock);
+    const { username, password, db = 0, name } = options;
+    const hello: Arg[][] = [];
+    if (password !== undefined) hello.push(["AUTH", ...(username ? [username] : []), password]);
+    if (db > 0) hello.push(["SELECT", db]);
+    hello.push(["CLIENT", "SETNAME", name.replaceAll(/[^!-~]/g, "-")]);
+    try {
+      const replies = await link.callAll(hello);
+      const refusal = replies.find((reply, at) => refuses(reply, at === hello.length - 1));
+      if (refusal !== undefined) throw new Error(refusedBy(link.address, refusal as RedisError));
+      return link;
+    } catch (error) {
+      link.close();
+      throw error;
+    }
+  }
+
+  get up(): boolean {
+    return this.#down === undefined;
+  }
+
+  /** Rejects with RedisError or LinkDown. */
+  call(command: readonly Arg[]): Promise<RedisReply> {
+    return new Promise((resolve, reject) => {
+      if (this.#down !== undefined) return reject(new LinkDown(this.#down.message, false));
+      this.#write(command);
+      this.#say({ writtenAt: 0, left: 1, replies: undefined, resolve, reject });
+    });
+  }
+
+  /** One write and one promise for all. A refusal is a value here; rejects only with LinkDown. */
+  callAll(commands: readonly (readonly Arg[])[]): Promise<(RedisReply | RedisError)[]> {
+    return new Promise((resolve, reject) => {
+      if (commands.length === 0) return resolve([]);
+      if (this.#down !== undefined) return reject(new LinkDown(this.#down.message, false));
+      for (const command of commands) this.#write(command);
+      this.#say({ writtenAt: 0, left: commands.length, replies: [], resolve, reject });
+      // Whoever calls this has gathered already; what others said before goes with it.
+      this.#flush();
+    });
+  }
+
+  close(): void {
+    this.#end(`the connection to redis ${this.address} was closed here`);
+  }
+
+  #write(command: readonly Arg[]): void {
+    const verb = command[0];
+    // No command of the hot path is that long; the cheap test comes first.
+    if (typeof verb === "string" && verb.length >= 9 && /SUBSCRIBE$/i.test(verb)) {
+      assert.ok(!/UNSUBSCRIBE$/i.test(verb), "close the link to unsubscribe");
+      assert.equal(command.length, 2, "one channel per subscribe: each is confirmed by itself");
+      this.#subscriber = true;
+    }
+    this.#writer.add(command);
+  }
+
+  #say(asked: InFlight): void {
+    if (this.#said.push(asked) === 1) setImmediate(() => this.#flush());
+  }
+
+  #flush(): void {
+    if (this.#down !== undefined || this.#said.length === 0) return;
+    const now = this.#clock.now();
+    for (const asked of this.#said) {
+      asked.writtenAt = now;
+      this.#inFlight.push(asked);
+    }
+    this.#said = [];
+    const pieces = this.#writer.take();
+    if (pieces.length === 1) this.#socket.write(pieces[0]!);
+    else {
+      this.#socket.cork();
+      for (const piece of pieces) this.#socket.write(piece);
+      this.#socket.uncork();
+    }
+    this.#alarm ??= this.#clock.at(now + this.#timeoutMs, () => this.#watch());
+  }
+
+  /** The alarm rang: is the oldest command overdue? */
+  #watch(): void {
+    this.#alarm = undefined;
+    const oldest = this.#inFlight.first;
+    if (oldest === undefined || this.#down !== undefined) return;
+    const dueAt = oldest.writtenAt + this.#timeoutMs;
+    if (this.#clock.now() < dueAt) {
+      this.#alarm = this.#clock.at(dueAt, () => this.#watch());
+      return;
+    }
+    // If it was this process that stood still, the reply lies in the socket and is read before this runs.
+    setImmediate(() => {
+      if (this.#inFlight.first === oldest)
+        this.#end(`redis ${this.address} did not answer within ${this.#timeoutMs} ms`);
+      else this.#watch();
+    });
+  }
+
+  #received(reply: RedisReply | RedisError): void {
+    if (this.#down !== undefined) return;
+    if (this.#subscriber && Array.isArray(reply) && this.#pushed(reply)) return;
+    const asked = this.#inFlight.first;
+    if (asked === undefined) {
+      if (reply instanceof RedisError) return this.#end(refusedBy(this.address, reply));
+      return this.#end(`redis ${this.address} answered what nobody asked`);
+    }
+    asked.left--;
+    if (asked.left === 0) this.#inFlight.shift();
+    if (asked.replies === undefined) {
+      if (reply instanceof RedisError) asked.reject(reply);
+      else asked.resolve(reply as never);
+      return;
+    }
+    asked.replies.push(reply);
+    if (asked.left === 0) asked.resolve(asked.replies as never);
+  }
+
+  /** Was this sent by itself, not as a reply? */
+  #pushed(reply: readonly RedisReply[]): boolean {
+    const [kind, channel, payload] = reply;
+    if (!Buffer.isBuffer(kind) || !Buffer.isBuffer(channel)) return false;
+    switch (kind.toString("latin1")) {
+      case "message":
+      case "smessage":
+        this.onMessage?.(channel.toString(), payload as Buffer);
+        return true;
+      case "unsubscribe":
+      case "sunsubscribe":
+        this.onUnsubscribed?.(channel.toString());
+        return true;
+      default:
+        return false;
+    }
+  }
+
+  #end(why: string): void {
+    if (this.#down !== undefined) return;
+    this.#down = new Error(why);
+    this.#alarm?.cancel();
+    this.#socket.destroy();
+    const lost = new LinkDown(why, true);
+    for (let asked = this.#inFlight.shift(); asked !== undefined; asked = this.#inFlight.shift())
+      asked.reject(lost);
+    const unsent = new LinkDown(why, false);
+    for (const asked of this.#said) asked.reject(unsent);
+    this.#said = [];
+    this.onDown?.(this.#down);
+  }
+}
+
+export function addressOf(host: string, port: number): string {
+  return host.includes(":") ? `[${host}]:${port}` : `${host}:${port}`;
+}
+
+function openSocket(options: LinkOptions, clock: Clock, signal?: AbortSignal): Promise<net.Socket> {
+  const { host, port, connectTimeoutMs } = options;
+  const address = addressOf(host, port);
+  return new Promise((resolve, reject) => {
+    const servername = net.isIP(host) === 0 ? { servername: host } : {};
+    const socket = options.tls ? tls.connect({ host, port, ...servername }) : net.connect({ host, port });
+    const broke = (error: Error): void => fail(`redis ${address} is not reachable: ${reason(error)}`);
+    const closed = (): void => fail(`redis ${address} closed the connection`);
+    const given = (): void => fail(`the connection to redis ${address} was given up`);
+    const fail = (why: string): void => {
+      alarm.cancel();
+      signal?.removeEventListener("abort", given);
+      socket.destroy();
+      reject(new Error(why));
+    };
+    const alarm = clock.at(clock.now() + connectTimeoutMs, () =>
+      fail(`redis ${address} did not take the connection within ${connectTimeoutMs} ms`),
+    );
+    socket.on("error", broke).on("close", closed);
+    signal?.addEventListener("abort", given);
+    socket.once(options.tls ? "secureConnect" : "connect", () => {
+      alarm.cancel();
+      signal?.removeEventListener("abort", given);
+      socket.off("error", broke).off("close", closed);
+      socket.setNoDelay(true).setKeepAlive(true, 30_000);
+      resolve(socket);
+    });
+  });
+}
+
+/**
+ * A user who may not name its connection can still work; the name is for people only. What a server says before it closes
+ * the connection that it was just offered looks like an answer to the first command, and means all of them.
+ */
+function refuses(reply: RedisReply | RedisError, toName: boolean): boolean {
+  if (!(reply instanceof RedisError)) return false;
+  return !toName || reply.code === "DENIED" || reply.message.startsWith("ERR max number of clients");
+}
+
+/** Redis explains its protected mode at length; the first sentence says it. */
+function refusedBy(address: string, { message }: RedisError): string {
+  return `redis ${address} refuses us: ${message.split(". ", 1)[0]}`;
+}
+
+/** Node's errors in words; a name with two addresses gives an AggregateError without a message. */
+function reason(error: Error): string {
+  const { code } = error as NodeJS.ErrnoException;
+  const first = error instanceof AggregateError ? (error.errors[0] as Error) : error;
+  if (code === "ECONNREFUSED") return "nothing listens there (ECONNREFUSED)";
+  if (code === "ENOTFOUND") return "no such host (ENOTFOUND)";
+  return first.message;
+}

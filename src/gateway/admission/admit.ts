@@ -1,0 +1,232 @@
+/**
+ * Who may enter, and when not: the order of refusal, in one place.
+ *
+ *   credential → tenant and tier     401 or 403, before the body is read; `credentials.ts`
+ *   this process → its own time      503, before the body is read; `process-load.ts`
+ *   draining → nobody may            503, come back when the next process is there
+ *   rate of the user, of the tier    429 with the time until the window closes
+ *   capacity                         429 or 503 with a time of one's own to come again; `gate.ts`
+ *
+ * For whom there is no capacity, others' work may have left an answer: the intake looks before it refuses.
+ * The engine has the last word: its queue may be full.
+ */
+import type { Clock } from "../../app/clock.ts";
+import { type Quota, Refusal } from "../../core/errors.ts";
+import type { Engine } from "../../engine/engine.ts";
+import type { Events, ShedReason } from "../../observe/events.ts";
+import type { Caller } from "./caller.ts";
+import type { Gate, GateRefusal } from "./gate.ts";
+import { type Bottleneck, ProcessLoad } from "./process-load.ts";
+
+export interface AdmissionRules {
+  readonly tiers: readonly { readonly name: string; readonly ratePerMinute?: number }[];
+  readonly perUserPerMinute?: number;
+  /** Left out: several are served, and the body says which is meant. */
+  readonly onlyModel?: string | undefined;
+}
+
+/** How a caller was received. */
+export interface Reception {
+  readonly quota?: Quota;
+  /** There is no capacity for a new task of this caller. */
+  readonly refusal?: GateRefusal;
+}
+
+const WELCOME: Reception = {};
+/** Retry-After has whole seconds: those who come again are spread over half as long again. */
+const SPREAD = 0.5;
+const GOLDEN_RATIO = 0.618_033_988_749_895;
+const MAX_RETRY_AFTER_S = 30;
+const MAX_NAMED = 3;
+/** After which a request may come again that this process had no time for: at the least, and spread over as much again. */
+const BUSY_RETRY_MS = 1000;
+/** So many different times are given out, in turn. */
+const BUSY_SLOTS = 64;
+
+export class Admission {
+  #rules: AdmissionRules;
+  readonly #engine: Engine;
+  readonly #clock: Clock;
+  readonly #events: Events;
+  #limited = false;
+  #refusals = 0;
+  #busySlot = 0;
+  draining = false;
+  readonly load: ProcessLoad;
+
+  constructor(
+    rules: AdmissionRules,
+    engine: Engine,
+    clock: Clock,
+    events: Events,
+    load = new ProcessLoad(rules.tiers.length, clock),
+  ) {
+    this.load = load;
+    this.#rules = rules;
+    this.#engine = engine;
+    this.#clock = clock;
+    this.#events = events;
+    this.retune(rules);
+  }
+
+  /** Other rates from now on; the tiers are the same. */
+  retune(rules: AdmissionRules): void {
+    this.#rules = rules;
+    this.#limited =
+      rules.perUserPerMinute !== undefined ||
+      rules.tiers.some(({ ratePerMinute }) => ratePerMinute !== undefined);
+  }
+
+  /** What a request is for whose body was not read; "" where that is not known. */
+  get onlyModel(): string {
+    return this.#rules.onlyModel ?? "";
+  }
+
+  tierName(tier: number): string {
+    return this.#rules.tiers[tier]!.name;
+  }
+
+  /**
+   * Undefined: this process has time for a request of this caller. Else resolves when it has. Throws a Refusal when that
+   * would take too long. To be asked once a request, before its body is read.
+   */
+  turn(caller: Caller): Promise<void> | undefined {
+    const bottleneck = this.load.refuses(caller.tier);
+    if (bottleneck === undefined) return this.load.turn();
+    const slot = this.countBusy(caller);
+    throw this.busy(caller.tier, bottleneck, slot);
+  }
+
+  /** The refusal of a process that has no time. `slot`: from `countBusy`. */
+  busy(tier: number, bottleneck: Bottleneck, slot: number): Refusal {
+    const retryAfterMs = busyRetryMs(slot);
+    const what =
+      bottleneck === "turn"
+        ? "this gateway process has more requests than it can handle"
+        : "this gateway process cannot store tasks as fast as they come";
+    const now = `tier ${this.tierName(tier)} is refused for the moment`;
+    return new Refusal("SERVICE_OVERLOADED", `${what}: ${now}; ${tryAgain(retryAfterMs)}`, { retryAfterMs });
+  }
+
+  /** Counts a refusal of a process that has no time; which of the times to come again it gets. */
+  countBusy(caller: Caller): number {
+    this.load.refused();
+    this.#busySlot = (this.#busySlot + 1) % BUSY_SLOTS;
+    this.#shed(caller, this.onlyModel, "full", busyRetryMs(this.#busySlot));
+    return this.#busySlot;
+  }
+
+  /**
+   * Throws a Refusal when nothing can help; waits only where there is a rate to look up. `counts`: false for the
+   * inputs of a request that was counted as a whole. `ofMany`: see Gate.
+   */
+  receive(caller: Caller, gate: Gate, counts = true, ofMany = false): Reception | Promise<Reception> {
+    if (this.draining) throw this.ending(caller, gate.model);
+    if (!this.#limited || !counts) return this.#pass(caller, gate, undefined, ofMany);
+    return this.#spendRates(caller, gate.model).then((quota) => this.#pass(caller, gate, quota));
+  }
+
+  /** Counts a request of many tasks as the one request that it is. Throws a Refusal. */
+  count(caller: Caller, model: string): Promise<Quota | undefined> | undefined {
+    return this.#limited ? this.#spendRates(caller, model) : undefined;
+  }
+
+  #pass(caller: Caller, gate: Gate, quota: Quota | undefined, ofMany = false): Reception {
+    const refusal = gate.enter(caller, this.#clock.now(), ofMany);
+    if (refusal === undefined) return quota === undefined ? WELCOME : { quota };
+    return { refusal, ...(quota && { quota }) };
+  }
+
+  /** The refusal for lack of capacity, counted. */
+  shed(caller: Caller, model: string, { reason, code, message, waitMs }: GateRefusal): Refusal {
+    const retryAfterMs = Math.max(1, Math.ceil(waitMs));
+    this.#shed(caller, model, reason, retryAfterMs);
+    const part = (++this.#refusals * GOLDEN_RATIO) % 1;
+    const seconds = Math.ceil((retryAfterMs / 1000) * (1 + SPREAD * part));
+    const first = code === "RATE_LIMITED" ? this.#first(caller.tier) : "";
+    return new Refusal(code, `${message}${first}; ${tryAgain(retryAfterMs)}`, {
+      retryAfterMs,
+      retryAfterSeconds: Math.min(MAX_RETRY_AFTER_S, seconds),
+    });
+  }
+
+  /** Who goes before a tier that is refused, by name while they are few. */
+  #first(tier: number): string {
+    const better = this.#rules.tiers.slice(0, tier).map(({ name }) => name);
+    const names = better.length > MAX_NAMED ? "better tiers" : better.join(" and ");
+    return `: tier ${this.tierName(tier)} is refused now, ${names} served first`;
+  }
+
+  /** A refusal, counted by its reason. `own`: it is this caller's limit, and others are served. */
+  refuse(
+    caller: Caller,
+    model: string,
+    reason: ShedReason,
+    message: string,
+    waitMs: number,
+    quota?: Quota,
+    own = reason === "rate",
+  ): Refusal {
+    const code = own ? "RATE_LIMITED" : "SERVICE_OVERLOADED";
+    const retryAfterMs = Math.max(1, Math.ceil(Number.isFinite(waitMs) ? waitMs : 1000));
+    this.#shed(caller, model, reason, retryAfterMs);
+    const told = reason === "draining" ? message : `${message}; ${tryAgain(retryAfterMs)}`;
+    return new Refusal(code, told, { retryAfterMs, ...(quota && { quota }) });
+  }
+
+  /** The refusal of a process that ends. */
+  ending(caller: Caller, model: string): Refusal {
+    return this.refuse(
+      caller,
+      model,
+      "draining",
+      "this process is shutting down; send the request again",
+      1000,
+    );
+  }
+
+  #shed({ tier, tenant }: Caller, model: string, reason: ShedReason, retryAfterMs: number): void {
+    this.#events.emit("request.shed", { model, tier: this.tierName(tier), tenant, reason, retryAfterMs });
+  }
+
+  /** Counts what is no task against its user: a guess at somebody's task id. Throws when that was too many. */
+  async spend(caller: Caller): Promise<void> {
+    await this.#spendOwn(caller, "");
+  }
+
+  #spendOwn(caller: Caller, model: string): Promise<Quota | undefined> {
+    return this.#spend(`user:${caller.tenant}`, this.#rules.perUserPerMinute, caller, model, "your limit");
+  }
+
+  async #spendRates(caller: Caller, model: string): Promise<Quota | undefined> {
+    const { name, ratePerMinute } = this.#rules.tiers[caller.tier]!;
+    const user = await this.#spendOwn(caller, model);
+    const whose = `the limit of tier ${name}`;
+    const all = await this.#spend(`tier:${name}`, ratePerMinute, caller, model, whose);
+    return all === undefined || (user !== undefined && user.left <= all.left) ? user : all;
+  }
+
+  async #spend(
+    key: string,
+    limit: number | undefined,
+    caller: Caller,
+    model: string,
+    whose: string,
+  ): Promise<Quota | undefined> {
+    if (limit === undefined) return undefined;
+    const { allowed, left, resetMs } = await this.#engine.spend(key, limit);
+    const quota = { limit, left, resetMs };
+    if (allowed) return quota;
+    const message = `${whose} of ${limit} requests a minute is used up`;
+    throw this.refuse(caller, model, "rate", message, resetMs, quota);
+  }
+}
+
+function busyRetryMs(slot: number): number {
+  return BUSY_RETRY_MS + Math.floor((BUSY_RETRY_MS * slot) / BUSY_SLOTS);
+}
+
+/** Rounded up: whoever comes a moment early is refused again. */
+function tryAgain(ms: number): string {
+  return `try again in ${ms < 10_000 ? Math.ceil(ms / 100) / 10 : Math.ceil(ms / 1000)} s`;
+}

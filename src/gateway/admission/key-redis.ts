@@ -1,0 +1,210 @@
+/**
+ * API keys in Redis, for a fleet: one hash and one string on shard 0.
+ *
+ *   keys          hash     id → record (`keys.ts`)
+ *   keys:secret   string   what the digests are keyed with, unless auth.secret is set
+ *
+ * A key that was looked up is known for `reloadMs`, which bounds how long a revoked one goes on working. From
+ * the middle of that time on its next use has it looked up again while the request goes on, so that a key in
+ * use never waits for Redis. An id that is unknown is remembered for a second. At most one look-up is on its
+ * way: ids that come meanwhile go together in the next, so that guessing a million ids costs Redis a few
+ * thousand commands. Both memories are bounded; the oldest go first.
+ *
+ * While Redis is away, a known key goes on working for `graceMs` from when it was last seen; whoever has
+ * another one is told 503: it may well be good.
+ */
+import { randomBytes } from "node:crypto";
+import type { Clock } from "../../app/clock.ts";
+import { Refusal } from "../../core/errors.ts";
+import type { RedisNodes, RedisReply } from "../../engine/redis/client/nodes.ts";
+import type { Events } from "../../observe/events.ts";
+import { byAge, type KeyRecord, type KeyStore, readRecord, writeRecord } from "./keys.ts";
+
+export interface KeyRedisOptions {
+  readonly reloadMs: number;
+  readonly graceMs: number;
+  /** How long a replica has to confirm a change. */
+  readonly waitMs: number;
+  /** From a short name to a key of shard 0. */
+  key(name: string): string;
+}
+
+interface Known {
+  readonly text: string;
+  readonly record: KeyRecord;
+  readAt: number;
+}
+
+type Wanted = PromiseWithResolvers<KeyRecord | undefined>;
+
+const SHARD = 0;
+const SECRET_BYTES = 32;
+const MAX_KNOWN = 20_000;
+const MAX_UNKNOWN = 20_000;
+const UNKNOWN_MS = 1000;
+/** Unknown ids in one look-up, and thus waiting for the next one. */
+const MAX_WANTED = 1000;
+
+export class KeyRedis implements KeyStore {
+  readonly #nodes: Pick<RedisNodes, "command" | "primaries">;
+  readonly #options: KeyRedisOptions;
+  readonly #clock: Clock;
+  readonly #events: Events;
+  readonly #known = new Map<string, Known>();
+  /** Id → until when it need not be looked up. */
+  readonly #unknown = new Map<string, number>();
+  #wanted = new Map<string, Wanted>();
+  #asked = new Map<string, Wanted>();
+  #away = false;
+
+  constructor(
+    nodes: Pick<RedisNodes, "command" | "primaries">,
+    options: KeyRedisOptions,
+    clock: Clock,
+    events: Events,
+  ) {
+    this.#nodes = nodes;
+    this.#options = options;
+    this.#clock = clock;
+    this.#events = events;
+  }
+
+  get(id: string): KeyRecord | undefined | Promise<KeyRecord | undefined> {
+    const now = this.#clock.now();
+    const known = this.#known.get(id);
+    if (known === undefined) {
+      if ((this.#unknown.get(id) ?? 0) > now) return undefined;
+      return this.#ask(id).catch(() => Promise.reject(away()));
+    }
+    const age = now - known.readAt;
+    const { reloadMs, graceMs } = this.#options;
+    if (age >= reloadMs) {
+      return this.#ask(id).catch(() => (age < graceMs ? known.record : Promise.reject(away())));
+    }
+    // Whether it fails is seen when it has to be known.
+    if (age >= reloadMs / 2) this.#ask(id).catch(() => undefined);
+    return known.record;
+  }
+
+  async list(): Promise<KeyRecord[]> {
+    const reply = await this.#command("HGETALL", "keys");
+    const texts = (reply as RedisReply[]).filter((_, at) => at % 2 === 1);
+    return byAge(texts.map((text) => parse(String(text))).filter((record) => record !== undefined));
+  }
+
+  async add(record: KeyRecord): Promise<void> {
+    const added = await this.#command("HSETNX", "keys", record.id, JSON.stringify(writeRecord(record)));
+    if (Number(added) !== 1) throw new Error(`there is a key ${record.id} already; make another one`);
+    await this.#confirm();
+  }
+
+  async revoke(id: string): Promise<boolean> {
+    const revoked = Number(await this.#command("HDEL", "keys", id)) === 1;
+    if (revoked) await this.#confirm();
+    return revoked;
+  }
+
+  async secret(): Promise<string> {
+    const known = await this.#command("GET", "keys:secret");
+    if (known !== null) return String(known);
+    await this.#command("SET", "keys:secret", randomBytes(SECRET_BYTES).toString("base64url"), "NX");
+    await this.#confirm();
+    // Whoever was first: this one is everybody's.
+    return String(await this.#command("GET", "keys:secret"));
+  }
+
+  close(): void {}
+
+  /** One at a time; those who ask for the same id share its answer. */
+  #ask(id: string): Promise<KeyRecord | undefined> {
+    const asked = this.#asked.get(id) ?? this.#wanted.get(id);
+    if (asked !== undefined) return asked.promise;
+    // Known ones always get in: nobody may keep a revoked key alive by a flood of guesses.
+    if (this.#wanted.size >= MAX_WANTED && !this.#known.has(id)) return Promise.reject(away());
+    const wanted: Wanted = Promise.withResolvers();
+    this.#wanted.set(id, wanted);
+    if (this.#asked.size === 0) void this.#askAll();
+    return wanted.promise;
+  }
+
+  async #askAll(): Promise<void> {
+    while (this.#wanted.size > 0) {
+      this.#asked = this.#wanted;
+      this.#wanted = new Map();
+      const ids = [...this.#asked.keys()];
+      try {
+        const replies = (await this.#command("HMGET", "keys", ...ids)) as RedisReply[];
+        const now = this.#clock.now();
+        ids.forEach((id, at) => this.#asked.get(id)!.resolve(this.#learn(id, replies[at]!, now)));
+        this.#tell(undefined);
+      } catch (error) {
+        this.#tell(error as Error);
+        for (const wanted of this.#asked.values()) wanted.reject(error);
+      }
+    }
+    this.#asked = new Map();
+  }
+
+  #learn(id: string, reply: RedisReply, now: number): KeyRecord | undefined {
+    const text = reply === null ? "" : String(reply);
+    const known = this.#known.get(id);
+    if (known?.text === text) {
+      known.readAt = now;
+      return known.record;
+    }
+    this.#known.delete(id);
+    const record = text === "" ? undefined : parse(text);
+    if (record === undefined) {
+      remember(this.#unknown, id, now + UNKNOWN_MS, MAX_UNKNOWN);
+      return undefined;
+    }
+    this.#unknown.delete(id);
+    remember(this.#known, id, { text, record, readAt: now }, MAX_KNOWN);
+    return record;
+  }
+
+  /** Once when it begins, once when it is over. */
+  #tell(why: Error | undefined): void {
+    if (this.#away === (why !== undefined)) return;
+    this.#away = why !== undefined;
+    const message =
+      why === undefined
+        ? "API keys can be looked up again"
+        : `API keys cannot be looked up: ${why.message}; known ones go on working for a while, others get 503`;
+    this.#events.emit("notice", { level: why === undefined ? "info" : "warn", message });
+  }
+
+  #command(name: string, key: string, ...args: readonly (string | number)[]): Promise<RedisReply> {
+    return this.#nodes.command(SHARD, [name, this.#options.key(key), ...args]);
+  }
+
+  /** A replica, where there is one, has it too: a failover must not bring a revoked key back. */
+  async #confirm(): Promise<void> {
+    if (!this.#nodes.primaries().some(({ waits }) => waits)) return;
+    const wait = this.#nodes.command(SHARD, ["WAIT", 1, this.#options.waitMs]);
+    if (Number(await wait.catch(() => 0)) > 0) return;
+    const message =
+      "it is done, but no replica has it yet: a failover now would undo it; look with ferry keys list";
+    this.#events.emit("notice", { level: "warn", message });
+  }
+}
+
+function remember<Value>(map: Map<string, Value>, id: string, value: Value, max: number): void {
+  map.delete(id);
+  map.set(id, value);
+  if (map.size > max) map.delete(map.keys().next().value!);
+}
+
+function parse(text: string): KeyRecord | undefined {
+  try {
+    return readRecord(JSON.parse(text));
+  } catch {
+    return undefined;
+  }
+}
+
+function away(): Refusal {
+  return new Refusal("SERVICE_OVERLOADED", "credentials cannot be checked now; send the request again", {
+    retryAfterMs: 1000,
+  });
+}

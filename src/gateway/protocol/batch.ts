@@ -1,0 +1,28 @@
+/**
+ * `batch`, the plainest fixed API; for workers only.
+ *
+ *   POST <worker's URL>  {"inputs":[…]}  or  {"inputs":[…],"parameters":{…}}
+ *   200                  {"outputs":[…]}     one output per input, in order; other fields are ignored
+ */
+import { splitField } from "../../core/json-split.ts";
+import type { Json } from "../../core/task.ts";
+import { detached, sent, without } from "./fields.ts";
+import type { Outputs, Replied, WorkerSide } from "./protocol.ts";
+
+export const batch: WorkerSide = {
+  basePath: (path) => without(path),
+  call: (inputs, parameters) => ({ body: batchText(inputs, parameters) }),
+  outputs,
+};
+
+export function batchText(inputs: readonly Json[], parameters: Json): Json {
+  const told = sent(parameters);
+  return told === ""
+    ? `{"inputs":[${inputs.join(",")}]}`
+    : `{"inputs":[${inputs.join(",")}],"parameters":{${told}}}`;
+}
+
+function outputs({ body }: Replied): Outputs {
+  const { elements, flaw } = splitField(body.toString("utf8"), "outputs");
+  return flaw === undefined ? { outputs: elements.map(detached) } : { flaw };
+}

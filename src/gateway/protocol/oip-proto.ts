@@ -1,0 +1,317 @@
+/**
+ * The messages of `inference.GRPCInferenceService` (Open Inference Protocol v2 over gRPC), as bytes and as objects.
+ *
+ * Names and numbers of the fields are those of the public definition, `open_inference_grpc.proto`. A parameter
+ * is kept as the JSON text of its value, so that integers of 64 bits stay exact; a double is written with a
+ * point or an exponent (`5.0`) and is one again when it leaves. Tensors are kept as the slices that came; typed
+ * `contents` are read by `oip-contents.ts`.
+ */
+import type { Json } from "../../core/task.ts";
+import { contentsOfRaw } from "./oip-contents.ts";
+import { MAX_TENSORS } from "./oip-tensors.ts";
+import { ProtoFlaw, ProtoReader, ProtoWriter } from "./protobuf.ts";
+
+export const OIP_SERVICE = "inference.GRPCInferenceService";
+
+/** Name → JSON text of its value. */
+export type Parameters = ReadonlyMap<string, Json>;
+
+export interface TensorRecord {
+  readonly name: string;
+  readonly datatype: string;
+  /** As the message says it; nobody has checked it. */
+  readonly shape: readonly number[];
+  readonly parameters: Parameters;
+  /** Each time that `contents` stands in the message; most often once or never. */
+  readonly contents: readonly Buffer[];
+}
+
+export interface RequestedOutput {
+  readonly name: string;
+  readonly parameters: Parameters;
+}
+
+/** A ModelInferRequest, or a ModelInferResponse, which differ in `outputs` alone. */
+export interface InferRecord {
+  readonly model: string;
+  readonly version: string;
+  readonly id: string;
+  readonly parameters: Parameters;
+  /** What goes in with a request, what comes out with a response. */
+  readonly tensors: readonly TensorRecord[];
+  /** Of a request. */
+  readonly outputs: readonly RequestedOutput[];
+  readonly raw: readonly Buffer[];
+}
+
+export interface TensorDescription {
+  readonly name: string;
+  readonly datatype: string;
+  readonly shape: readonly number[];
+}
+
+export interface ModelDescription {
+  readonly name: string;
+  readonly versions: readonly string[];
+  readonly platform: string;
+  readonly inputs: readonly TensorDescription[];
+  readonly outputs: readonly TensorDescription[];
+}
+
+/** Of one tensor. Writers send one; more are merged, and each costs memory beyond its bytes. */
+const MAX_CONTENTS = 16;
+const MAX_PARAMETERS = 1024;
+const MAX_DIMENSIONS = 32;
+
+export const NO_PARAMETERS: Parameters = new Map();
+
+export function readInferRequest(bytes: Buffer): InferRecord {
+  return readInfer(bytes, true);
+}
+
+export function readInferResponse(bytes: Buffer): InferRecord {
+  return readInfer(bytes, false);
+}
+
+/** The same numbers but for 6 and 7: a request has its `outputs` and raw contents there, a response raw contents. */
+function readInfer(bytes: Buffer, request: boolean): InferRecord {
+  const record = { model: "", version: "", id: "" };
+  const parameters = new Map<string, Json>();
+  const tensors: TensorRecord[] = [];
+  const outputs: RequestedOutput[] = [];
+  const raw: Buffer[] = [];
+  const reader = new ProtoReader(bytes);
+  while (reader.next()) {
+    if (reader.field === 1) record.model = reader.string();
+    else if (reader.field === 2) record.version = reader.string();
+    else if (reader.field === 3) record.id = reader.string();
+    else if (reader.field === 4) readParameter(reader.message(), parameters);
+    else if (reader.field === 5) add(tensors, readTensor(reader.message()));
+    else if (reader.field === 6 && request) add(outputs, readRequested(reader.message()));
+    else if (reader.field === (request ? 7 : 6)) add(raw, reader.bytes());
+    else reader.skip();
+  }
+  return { ...record, parameters, tensors, outputs, raw };
+}
+
+function add<T>(to: T[], one: T): void {
+  if (to.length === MAX_TENSORS) throw new ProtoFlaw(`there are more than ${MAX_TENSORS} tensors`);
+  to.push(one);
+}
+
+function readTensor(reader: ProtoReader): TensorRecord {
+  const tensor = { name: "", datatype: "" };
+  const shape: number[] = [];
+  const parameters = new Map<string, Json>();
+  const contents: Buffer[] = [];
+  const dimension = (one: ProtoReader): void => {
+    if (shape.push(one.integer()) > MAX_DIMENSIONS)
+      throw new ProtoFlaw(`a shape has more than ${MAX_DIMENSIONS} dimensions`);
+  };
+  while (reader.next()) {
+    if (reader.field === 1) tensor.name = reader.string();
+    else if (reader.field === 2) tensor.datatype = reader.string();
+    else if (reader.field === 3) reader.each(dimension);
+    else if (reader.field === 4) readParameter(reader.message(), parameters);
+    else if (reader.field === 5) {
+      if (contents.push(reader.bytes()) > MAX_CONTENTS)
+        throw new ProtoFlaw(`a tensor has its contents more than ${MAX_CONTENTS} times`);
+    } else reader.skip();
+  }
+  return { ...tensor, shape, parameters, contents };
+}
+
+function readRequested(reader: ProtoReader): RequestedOutput {
+  let name = "";
+  const parameters = new Map<string, Json>();
+  while (reader.next()) {
+    if (reader.field === 1) name = reader.string();
+    else if (reader.field === 2) readParameter(reader.message(), parameters);
+    else reader.skip();
+  }
+  return { name, parameters };
+}
+
+/** One key and its value of a map. */
+function readParameter(reader: ProtoReader, into: Map<string, Json>): void {
+  let key = "";
+  let value: Json = "null";
+  while (reader.next()) {
+    if (reader.field === 1) key = reader.string();
+    else if (reader.field === 2) value = readChoice(reader.message());
+    else reader.skip();
+  }
+  // As of JSON: readers disagree about which one counts. It also bounds how many are read.
+  if (into.has(key)) throw new ProtoFlaw(`the parameter ${JSON.stringify(key.slice(0, 64))} stands twice`);
+  into.set(key, value);
+  if (into.size > MAX_PARAMETERS) throw new ProtoFlaw(`there are more than ${MAX_PARAMETERS} parameters`);
+}
+
+function readChoice(reader: ProtoReader): Json {
+  let value: Json = "null";
+  while (reader.next()) {
+    if (reader.field === 1) value = String(reader.bool());
+    else if (reader.field === 2) value = String(reader.int64());
+    else if (reader.field === 3) value = JSON.stringify(reader.string());
+    else if (reader.field === 4) value = doubleText(reader.double());
+    else if (reader.field === 5) value = String(reader.uint64());
+    else reader.skip();
+  }
+  return value;
+}
+
+function doubleText(value: number): Json {
+  if (!Number.isFinite(value)) throw new ProtoFlaw("a parameter is NaN or infinite");
+  const text = Object.is(value, -0) ? "-0" : String(value);
+  return /^-?\d+$/.test(text) ? `${text}.0` : text;
+}
+
+/** A tensor that is written: raw bytes, which go along or become `contents`. */
+export interface WrittenTensor extends TensorDescription {
+  readonly parameters: Parameters;
+  readonly raw: Buffer;
+}
+
+export interface WrittenInfer {
+  readonly model: string;
+  readonly version: string;
+  readonly id: string;
+  readonly parameters: Parameters;
+  readonly tensors: readonly WrittenTensor[];
+  readonly outputs?: readonly RequestedOutput[];
+  /** Write `contents` instead of raw bytes. */
+  readonly typed: boolean;
+}
+
+export function writeInferRequest(infer: WrittenInfer): ProtoWriter {
+  return writeInfer(infer, 7);
+}
+
+export function writeInferResponse(infer: WrittenInfer): ProtoWriter {
+  return writeInfer(infer, 6);
+}
+
+function writeInfer(infer: WrittenInfer, rawField: number): ProtoWriter {
+  const writer = new ProtoWriter();
+  const { model, version, id, parameters, tensors, outputs = [], typed } = infer;
+  writeText(writer, 1, model);
+  writeText(writer, 2, version);
+  writeText(writer, 3, id);
+  writeParameters(writer, 4, parameters);
+  for (const tensor of tensors) {
+    const inner = writeDescription(tensor);
+    writeParameters(inner, 4, tensor.parameters);
+    if (typed) inner.message(5, contentsOfRaw(tensor.raw, tensor.datatype));
+    writer.message(5, inner);
+  }
+  for (const { name, parameters } of outputs) {
+    const inner = new ProtoWriter();
+    writeText(inner, 1, name);
+    writeParameters(inner, 2, parameters);
+    writer.message(6, inner);
+  }
+  if (!typed) for (const { raw } of tensors) writer.bytes(rawField, raw);
+  return writer;
+}
+
+function writeText(writer: ProtoWriter, field: number, text: string): void {
+  if (text !== "") writer.string(field, text);
+}
+
+/** The first three fields are the same wherever a tensor is described. */
+function writeDescription({ name, datatype, shape }: TensorDescription): ProtoWriter {
+  const writer = new ProtoWriter();
+  writeText(writer, 1, name);
+  writeText(writer, 2, datatype);
+  writer.packed(3, (into) => {
+    for (const dimension of shape) into.rawBig(BigInt(dimension));
+  });
+  return writer;
+}
+
+function writeParameters(writer: ProtoWriter, field: number, parameters: Parameters): void {
+  for (const [key, value] of parameters) {
+    const pair = new ProtoWriter();
+    pair.string(1, key);
+    pair.message(2, writeChoice(value));
+    writer.message(field, pair);
+  }
+}
+
+const INT64_MAX = 2n ** 63n - 1n;
+const INT64_MIN = -(2n ** 63n);
+const UINT64_MAX = 2n ** 64n - 1n;
+
+function writeChoice(text: Json): ProtoWriter {
+  const writer = new ProtoWriter();
+  if (/^-?\d{1,20}$/.test(text)) {
+    const value = BigInt(text);
+    if (value >= INT64_MIN && value <= INT64_MAX) writer.int64(2, value);
+    else if (value > 0n && value <= UINT64_MAX) writer.int64(5, value);
+    else writer.double(4, Number(text));
+    return writer;
+  }
+  const value: unknown = JSON.parse(text);
+  if (typeof value === "boolean") writer.bool(1, value);
+  else if (typeof value === "number") writer.double(4, value);
+  else if (typeof value === "string") writer.string(3, value);
+  // Lists and objects have no place in a parameter of gRPC; their text is what servers take for them.
+  else if (value !== null) writer.string(3, text);
+  return writer;
+}
+
+/** `name` and `version`, which ModelReady and ModelMetadata ask with. */
+export function readModelName(bytes: Buffer): { readonly name: string; readonly version: string } {
+  const asked = { name: "", version: "" };
+  const reader = new ProtoReader(bytes);
+  while (reader.next()) {
+    if (reader.field === 1) asked.name = reader.string();
+    else if (reader.field === 2) asked.version = reader.string();
+    else reader.skip();
+  }
+  return asked;
+}
+
+export function writeModelName(name: string, version: string): ProtoWriter {
+  const writer = new ProtoWriter();
+  writeText(writer, 1, name);
+  writeText(writer, 2, version);
+  return writer;
+}
+
+/** The one field of the replies of ServerLive, ServerReady and ModelReady. */
+export function readYes(bytes: Buffer): boolean {
+  let yes = false;
+  const reader = new ProtoReader(bytes);
+  while (reader.next()) {
+    if (reader.field === 1) yes = reader.bool();
+    else reader.skip();
+  }
+  return yes;
+}
+
+export function writeYes(yes: boolean): ProtoWriter {
+  const writer = new ProtoWriter();
+  if (yes) writer.bool(1, true);
+  return writer;
+}
+
+export function writeServerMetadata(
+  name: string,
+  version: string,
+  extensions: readonly string[],
+): ProtoWriter {
+  const writer = writeModelName(name, version);
+  for (const extension of extensions) writer.string(3, extension);
+  return writer;
+}
+
+export function writeModelMetadata(model: ModelDescription): ProtoWriter {
+  const writer = new ProtoWriter();
+  writeText(writer, 1, model.name);
+  for (const version of model.versions) writer.string(2, version);
+  writeText(writer, 3, model.platform);
+  for (const input of model.inputs) writer.message(4, writeDescription(input));
+  for (const output of model.outputs) writer.message(5, writeDescription(output));
+  return writer;
+}

@@ -1,0 +1,409 @@
+/**
+ * Tensors of the Open Inference Protocol: raw bytes, flat JSON arrays, and the rows of both.
+ *
+ * Raw is little-endian and row-major without gaps; an element of BYTES is its length (4 bytes) and then its
+ * bytes. JSON is a flat array in the same order. A row is what one index of dimension 0 selects, so a tensor
+ * of shape [3,2] has three rows of two elements each.
+ *
+ *   datatype              bytes   in JSON
+ *   BOOL                  1       true, false (0 and 1 are read too)
+ *   INT8 … UINT32         1 … 4   an integer
+ *   INT64, UINT64         8       an integer, all of its digits
+ *   FP16, FP32, FP64      2, 4, 8 the shortest number that reads as the same value; never NaN or infinity
+ *   BF16                  2       nothing: only raw
+ *   BYTES                 4 + n   a string, where the bytes are UTF-8
+ *
+ * Raw rows are slices of what came, never copies. Number texts are cut and joined, never printed again. JSON
+ * texts that come in here have been accepted by `JSON.parse` before. What cannot be done is a `TensorFlaw`,
+ * whose words go behind the tensor's name: `input "x" holds 3 values, but its shape says 4`.
+ */
+import { isUtf8 } from "node:buffer";
+import { endianness } from "node:os";
+import { splitArray } from "../../core/json-split.ts";
+import { singleText as shortSingle } from "../../core/tensor.ts";
+
+/** What a client should do about what JSON cannot say. */
+export const USE_BINARY = "use the binary form";
+
+/** An expected failure: the tensor is not what it says it is. */
+export class TensorFlaw extends Error {}
+
+type Numbers = Int8Array | Uint8Array | Int16Array | Uint16Array | Int32Array | Uint32Array;
+interface Integers {
+  new (values: readonly number[]): Numbers;
+  new (buffer: ArrayBuffer): Numbers;
+}
+type BigIntegers = typeof BigInt64Array | typeof BigUint64Array;
+
+const SIZES: ReadonlyMap<string, number> = new Map([
+  ["BOOL", 1],
+  ["INT8", 1],
+  ["UINT8", 1],
+  ["INT16", 2],
+  ["UINT16", 2],
+  ["FP16", 2],
+  ["BF16", 2],
+  ["INT32", 4],
+  ["UINT32", 4],
+  ["FP32", 4],
+  ["INT64", 8],
+  ["UINT64", 8],
+  ["FP64", 8],
+  ["BYTES", 0],
+]);
+
+const INTEGERS: ReadonlyMap<string, Integers> = new Map<string, Integers>([
+  ["INT8", Int8Array],
+  ["UINT8", Uint8Array],
+  ["INT16", Int16Array],
+  ["UINT16", Uint16Array],
+  ["INT32", Int32Array],
+  ["UINT32", Uint32Array],
+]);
+const BIG_INTEGERS: ReadonlyMap<string, BigIntegers> = new Map<string, BigIntegers>([
+  ["INT64", BigInt64Array],
+  ["UINT64", BigUint64Array],
+]);
+
+/** Of one request or reply; more than any model has. */
+export const MAX_TENSORS = 1024;
+/**
+ * Rows × tensors of one request or reply. Each is an object while it is cut, and rows without elements cost no bytes,
+ * so that the size of the message does not bound them. 65,536 take some 15 ms.
+ */
+export const MAX_CELLS = 65_536;
+/** Those whose values are single precision, or less. */
+const FLOATS: ReadonlyMap<string, typeof Float16Array | typeof Float32Array> = new Map<
+  string,
+  typeof Float16Array | typeof Float32Array
+>([
+  ["FP16", Float16Array],
+  ["FP32", Float32Array],
+]);
+
+const LENGTH_BYTES = 4;
+const SWAPPED = endianness() === "BE";
+
+/** Bytes of one element; 0 for BYTES, whose elements say their own length. */
+export function elementBytes(datatype: string): number {
+  const bytes = SIZES.get(datatype);
+  if (bytes !== undefined) return bytes;
+  throw new TensorFlaw(`has the datatype ${JSON.stringify(datatype.slice(0, 32))}, which is not known`);
+}
+
+/** How many rows a tensor has, as its shape says: any number, which costs nothing yet. */
+export function rowsOf(shape: readonly number[]): number {
+  const rows = shape[0];
+  if (rows === undefined) throw new TensorFlaw("has an empty shape; dimension 0 must be that of the batch");
+  elementsOf(shape);
+  return rows;
+}
+
+/** To be asked before so many tensors of so many rows are cut: `rowsOfRaw` and `rowsOfFlat` allocate each row. */
+export function checkCells(tensors: number, rows: number): void {
+  if (tensors <= MAX_TENSORS && tensors * rows <= MAX_CELLS) return;
+  const most = `at most ${MAX_TENSORS} tensors, and ${MAX_CELLS} rows of all tensors together, are taken`;
+  throw new TensorFlaw(`has ${rows} rows of ${tensors} tensors; ${most}`);
+}
+
+/** How many elements a shape says; of a row when it is given without dimension 0. */
+export function elementsOf(shape: readonly number[]): number {
+  let elements = 1;
+  for (const dimension of shape) {
+    if (!Number.isSafeInteger(dimension) || dimension < 0) {
+      throw new TensorFlaw(`has a dimension of ${dimension}; dimensions are integers from 0`);
+    }
+    elements *= dimension;
+  }
+  if (!(elements <= Number.MAX_SAFE_INTEGER)) throw new TensorFlaw("has a shape that is too large");
+  return elements;
+}
+
+/** The rows of a raw tensor, `shape` with dimension 0, as slices of `bytes`. */
+export function rowsOfRaw(bytes: Buffer, datatype: string, shape: readonly number[]): Buffer[] {
+  const rows = rowsOf(shape);
+  const perRow = elementsOf(shape.slice(1));
+  const size = elementBytes(datatype);
+  if (size === 0) return rowsOfBytes(bytes, rows, perRow);
+  const rowBytes = perRow * size;
+  if (bytes.length !== rows * rowBytes) {
+    const needs = `${datatype} of shape [${shape.join(",")}] needs ${rows * rowBytes}`;
+    throw new TensorFlaw(`has ${bytes.length} bytes, but ${needs}`);
+  }
+  return Array.from({ length: rows }, (_, at) => bytes.subarray(at * rowBytes, (at + 1) * rowBytes));
+}
+
+function rowsOfBytes(bytes: Buffer, rows: number, perRow: number): Buffer[] {
+  const found: Buffer[] = [];
+  let at = 0;
+  for (let row = 0; row < rows; row++) {
+    const start = at;
+    for (let element = 0; element < perRow; element++) at = elementEnd(bytes, at);
+    found.push(bytes.subarray(start, at));
+  }
+  if (at < bytes.length) {
+    throw new TensorFlaw(`has ${bytes.length - at} bytes behind the ${rows * perRow} elements of its shape`);
+  }
+  return found;
+}
+
+function elementEnd(bytes: Buffer, at: number): number {
+  const start = at + LENGTH_BYTES;
+  const end = start > bytes.length ? Infinity : start + bytes.readUInt32LE(at);
+  if (end > bytes.length) throw new TensorFlaw("ends in the middle of an element of BYTES");
+  return end;
+}
+
+/**
+ * The elements of a raw BYTES tensor, without their lengths, as slices of `bytes`. One at a time: an empty element has
+ * four bytes, and its slice a hundred.
+ */
+export function* elementsOfBytes(bytes: Buffer): Generator<Buffer, void> {
+  for (let at = 0; at < bytes.length;) {
+    const end = elementEnd(bytes, at);
+    yield bytes.subarray(at + LENGTH_BYTES, end);
+    at = end;
+  }
+}
+
+/** One element behind its length. */
+export function bytesOfElement(element: Uint8Array): Buffer {
+  const bytes = Buffer.allocUnsafe(LENGTH_BYTES + element.length);
+  bytes.writeUInt32LE(element.length, 0);
+  bytes.set(element, LENGTH_BYTES);
+  return bytes;
+}
+
+/** Texts as elements, each behind its length. */
+function bytesOfTexts(values: readonly unknown[]): Buffer {
+  let total = 0;
+  for (const value of values) total += LENGTH_BYTES + Buffer.byteLength(utf8Of(value));
+  const bytes = Buffer.allocUnsafe(total);
+  let at = 0;
+  for (const value of values as readonly string[]) {
+    const length = bytes.write(value, at + LENGTH_BYTES, "utf8");
+    at = bytes.writeUInt32LE(length, at) + length;
+  }
+  return bytes;
+}
+
+/** A flat JSON array as raw bytes. */
+export function rawFromJson(text: string, datatype: string): Buffer {
+  refuseBrain(datatype);
+  elementBytes(datatype);
+  const big = BIG_INTEGERS.get(datatype);
+  if (big !== undefined) return rawFromBig(text, datatype, big);
+  const values = JSON.parse(text) as unknown[];
+  if (datatype === "BYTES") return bytesOfTexts(values);
+  if (datatype === "BOOL") return Buffer.from(values.map(bitOf));
+  for (const value of values) {
+    if (typeof value !== "number") throw mismatch(value, datatype);
+  }
+  const numbers = values as number[];
+  const integers = INTEGERS.get(datatype);
+  if (integers !== undefined) {
+    const array = new integers(numbers);
+    // What does not fit, or is no integer, has become another number.
+    const odd = numbers.findIndex((value, at) => value !== array[at]);
+    if (odd >= 0) throw mismatch(numbers[odd], datatype);
+    return littleEndian(array);
+  }
+  const floats = new (FLOATS.get(datatype) ?? Float64Array)(numbers);
+  const odd = floats.findIndex((value) => !Number.isFinite(value));
+  if (odd >= 0) throw new TensorFlaw(`holds a number beyond the range of ${datatype}`);
+  return littleEndian(floats);
+}
+
+function rawFromBig(text: string, datatype: string, kind: BigIntegers): Buffer {
+  const { elements, flaw } = splitArray(text);
+  if (flaw !== undefined) throw new TensorFlaw(flaw);
+  const array = new kind(elements.length);
+  for (const [at, element] of elements.entries()) {
+    const value = bigOf(element, datatype);
+    array[at] = value;
+    // What does not fit has become another number.
+    if (array[at] !== value) throw new TensorFlaw(`holds ${element}, which is no value of ${datatype}`);
+  }
+  return littleEndian(array);
+}
+
+function bigOf(element: string, datatype: string): bigint {
+  if (/^-?\d{1,20}$/.test(element)) return BigInt(element);
+  const value: unknown = JSON.parse(element); // 1.0 and 1e3 are integers, too.
+  if (typeof value === "number" && Number.isSafeInteger(value)) return BigInt(value);
+  throw mismatch(value, datatype);
+}
+
+/** A text that has UTF-8. */
+function utf8Of(value: unknown): string {
+  if (typeof value !== "string") throw mismatch(value, "BYTES");
+  if (!value.isWellFormed()) throw new TensorFlaw("holds a string with half a surrogate pair");
+  return value;
+}
+
+function bitOf(value: unknown): number {
+  if (value === true || value === 1) return 1;
+  if (value === false || value === 0) return 0;
+  throw mismatch(value, "BOOL");
+}
+
+/** Raw bytes as a flat JSON array. */
+export function jsonFromRaw(bytes: Buffer, datatype: string): string {
+  refuseBrain(datatype);
+  const size = elementBytes(datatype);
+  if (datatype === "BYTES") return `[${Array.from(elementsOfBytes(bytes), quoted).join(",")}]`;
+  if (bytes.length % size > 0) {
+    throw new TensorFlaw(`has ${bytes.length} bytes, which are no whole number of ${datatype}`);
+  }
+  if (datatype === "BOOL") return `[${Array.from(bytes, (byte) => byte !== 0).join(",")}]`;
+  const kind = INTEGERS.get(datatype) ?? BIG_INTEGERS.get(datatype);
+  if (kind !== undefined) return `[${new kind(nativeEndian(bytes, size)).join(",")}]`;
+  const floats = nativeEndian(bytes, size);
+  const single = FLOATS.get(datatype);
+  return single === undefined
+    ? `[${Array.from(new Float64Array(floats), doubleText).join(",")}]`
+    : `[${Array.from(new single(floats), singleText).join(",")}]`;
+}
+
+function quoted(element: Buffer): string {
+  if (isUtf8(element)) return JSON.stringify(element.toString("utf8"));
+  throw new TensorFlaw(`holds bytes that are not UTF-8, which JSON cannot say; ${USE_BINARY}`);
+}
+
+function doubleText(value: number): string {
+  if (!Number.isFinite(value)) {
+    throw new TensorFlaw(`holds NaN or infinity, which JSON cannot say; ${USE_BINARY}`);
+  }
+  return Object.is(value, -0) ? "-0" : String(value);
+}
+
+/** As a double, 0.1 in single precision would read 0.10000000149011612. */
+function singleText(value: number): string {
+  return Number.isFinite(value) ? shortSingle(value) : doubleText(value);
+}
+
+/** The same values as one flat array; number texts are not touched. */
+export function flatten(text: string): string {
+  const flat = text.trim();
+  if (!flat.startsWith("[")) throw new TensorFlaw("has data that is no array");
+  const strings = flat.includes('"');
+  if (!strings && flat.includes("{")) throw objects();
+  if (!strings && flat.lastIndexOf("[") === 0) return flat;
+  const values: string[] = [];
+  for (let at = 0; at < flat.length;) {
+    const code = flat.charCodeAt(at);
+    if (code === OPEN_BRACE) throw objects();
+    if (isBetween(code)) at++;
+    else {
+      const end = code === QUOTE ? stringEnd(flat, at) : literalEnd(flat, at);
+      values.push(flat.slice(at, end));
+      at = end;
+    }
+  }
+  return `[${values.join(",")}]`;
+}
+
+/** A flat array cut into as many as there are rows, of equal lengths. */
+export function rowsOfFlat(text: string, rows: number): string[] {
+  const start = text.indexOf("[") + 1;
+  const end = text.lastIndexOf("]");
+  const commas = commasOf(text, start, end);
+  const count = text.slice(start, end).trim() === "" ? 0 : commas.length + 1;
+  if (rows === 0 && count === 0) return [];
+  if (rows === 0 || count % rows > 0) {
+    throw new TensorFlaw(`holds ${count} values, which cannot be cut into ${rows} rows`);
+  }
+  if (count === 0) return Array.from({ length: rows }, () => "[]");
+  const perRow = count / rows;
+  return Array.from({ length: rows }, (_, row) => {
+    const from = row === 0 ? start : commas[row * perRow - 1]! + 1;
+    const to = row === rows - 1 ? end : commas[(row + 1) * perRow - 1];
+    return `[${text.slice(from, to).trim()}]`;
+  });
+}
+
+/** Flat arrays, one behind the other in one. */
+export function joinFlat(texts: readonly string[]): string {
+  const inner = texts.map((text) => text.slice(text.indexOf("[") + 1, text.lastIndexOf("]")).trim());
+  return `[${inner.filter((values) => values !== "").join(",")}]`;
+}
+
+/** How many values a flat array holds. */
+export function countFlat(text: string): number {
+  const start = text.indexOf("[") + 1;
+  const end = text.lastIndexOf("]");
+  return text.slice(start, end).trim() === "" ? 0 : commasOf(text, start, end).length + 1;
+}
+
+const QUOTE = 0x22;
+const COMMA = 0x2c;
+const OPEN_BRACKET = 0x5b;
+const BACKSLASH = 0x5c;
+const CLOSE_BRACKET = 0x5d;
+const OPEN_BRACE = 0x7b;
+
+/** Where commas stand between two values. */
+function commasOf(text: string, start: number, end: number): number[] {
+  const commas: number[] = [];
+  let quote = text.indexOf('"', start);
+  for (let at = text.indexOf(",", start); at >= 0 && at < end; at = text.indexOf(",", at)) {
+    while (quote >= 0 && quote < at) {
+      const after = stringEnd(text, quote);
+      at = Math.max(at, after);
+      quote = text.indexOf('"', after);
+    }
+    if (text.charCodeAt(at) === COMMA) commas.push(at++);
+  }
+  return commas;
+}
+
+function isBetween(code: number): boolean {
+  return code <= 0x20 || code === COMMA || code === OPEN_BRACKET || code === CLOSE_BRACKET;
+}
+
+function literalEnd(text: string, start: number): number {
+  let at = start;
+  while (at < text.length && !isBetween(text.charCodeAt(at))) at++;
+  return at;
+}
+
+/** Where the string that starts with the quote at `start` ends, closing quote included. */
+function stringEnd(text: string, start: number): number {
+  for (let end = text.indexOf('"', start + 1); end >= 0; end = text.indexOf('"', end + 1)) {
+    let before = end;
+    while (text.charCodeAt(before - 1) === BACKSLASH) before--;
+    if ((end - before) % 2 === 0) return end + 1;
+  }
+  return text.length;
+}
+
+function littleEndian(array: ArrayBufferView & { readonly BYTES_PER_ELEMENT: number }): Buffer {
+  const bytes = Buffer.from(array.buffer as ArrayBuffer, array.byteOffset, array.byteLength);
+  return SWAPPED ? swapped(bytes, array.BYTES_PER_ELEMENT) : bytes;
+}
+
+/** A copy, since a view of numbers must begin where its size divides the place. */
+function nativeEndian(bytes: Buffer, size: number): ArrayBuffer {
+  const copy = new Uint8Array(bytes).buffer;
+  if (SWAPPED) swapped(Buffer.from(copy), size);
+  return copy;
+}
+
+function swapped(bytes: Buffer, size: number): Buffer {
+  if (size === 2) return bytes.swap16();
+  if (size === 4) return bytes.swap32();
+  return size === 8 ? bytes.swap64() : bytes;
+}
+
+function refuseBrain(datatype: string): void {
+  if (datatype === "BF16") throw new TensorFlaw(`is BF16, which JSON cannot say; ${USE_BINARY}`);
+}
+
+function mismatch(value: unknown, datatype: string): TensorFlaw {
+  const shown = (JSON.stringify(value) ?? String(value)).slice(0, 32);
+  return new TensorFlaw(`holds ${shown}, which is no value of ${datatype}`);
+}
+
+function objects(): TensorFlaw {
+  return new TensorFlaw("has data with an object in it; tensors hold numbers, booleans or strings");
+}

@@ -1,0 +1,126 @@
+/**
+ * The page's files: `/` and `/assets/NAME`.
+ *
+ * They hold no data, so they need no token; what they show comes from /internal/live, which does. Each file is
+ * read and compressed once, when it is first asked for. A browser keeps them and asks each time whether they are still
+ * the same (ETag, 304), so a new version is never mixed with an old one. Nothing on the page comes from another
+ * host, and nothing on it may be asked to: the content security policy says so to the browser.
+ */
+import { hash } from "node:crypto";
+import { readdirSync, readFileSync } from "node:fs";
+import { extname } from "node:path";
+import { gzipSync } from "node:zlib";
+import { Refusal } from "../../core/errors.ts";
+import type { Exchange } from "../../gateway/exchange.ts";
+import type { Routes } from "../../gateway/server.ts";
+
+const TYPES: Readonly<Record<string, string>> = {
+  ".html": "text/html; charset=utf-8",
+  ".css": "text/css; charset=utf-8",
+  ".js": "text/javascript; charset=utf-8",
+  ".svg": "image/svg+xml",
+};
+
+/** From the package: the name that the page uses → the file. */
+const CHARTS: Readonly<Record<string, string>> = {
+  "uplot.js": "uplot/dist/uPlot.iife.min.js",
+  "uplot.css": "uplot/dist/uPlot.min.css",
+};
+
+const POLICY = "default-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
+const SAFETY: readonly string[] = Object.entries({
+  "content-security-policy": POLICY,
+  "x-content-type-options": "nosniff",
+  "referrer-policy": "no-referrer",
+  "x-frame-options": "DENY",
+  "cross-origin-opener-policy": "same-origin",
+  vary: "accept-encoding",
+}).flat();
+
+export interface Asset {
+  readonly type: string;
+  readonly bytes: Buffer;
+  readonly gzipped: Buffer;
+  readonly etag: string;
+}
+
+/** Name → how to read it, all that the page consists of. */
+export function findAssets(): ReadonlyMap<string, () => Asset> {
+  const folder = new URL("./page/", import.meta.url);
+  const own = readdirSync(folder).filter((name) => TYPES[extname(name)] !== undefined);
+  const found = new Map(own.map((name) => [name, reader(name, () => new URL(name, folder))]));
+  for (const [name, from] of Object.entries(CHARTS)) {
+    found.set(
+      name,
+      reader(name, () => new URL(import.meta.resolve(from))),
+    );
+  }
+  return found;
+}
+
+function reader(name: string, url: () => URL): () => Asset {
+  let read: Asset | undefined;
+  return () => (read ??= asset(name, readFileSync(url())));
+}
+
+/** A type for the checker, between code. */
+const INLINE_TYPE = /\/\*\* @(?:type|param) [^*]*\*\/ ?/g;
+
+/** Without indentation, types and lines that are only comment: a third of what a browser would fetch. */
+export function lean(text: string): string {
+  let comment = false;
+  const kept = text.split("\n").flatMap((line) => {
+    const bare = line.trim();
+    const begins = !comment && bare.startsWith("/*");
+    const ends = bare.endsWith("*/");
+    if (comment || (begins && (ends || !bare.includes("*/")))) {
+      comment = !ends;
+      return [];
+    }
+    return bare === "" || bare.startsWith("//") ? [] : [bare.replaceAll(INLINE_TYPE, "")];
+  });
+  return kept.join("\n");
+}
+
+/** A style sheet needs neither its line ends nor the blanks around its marks; a value over several lines keeps them. */
+export function leanStyle(text: string): string {
+  return lean(text)
+    .replaceAll(/^([\w-]+): /gm, "$1:")
+    .replaceAll(/ ?([{};,])\n/g, "$1");
+}
+
+/** In the charts' own style sheet, what the page's own says too, and what is for titles, legends and other things not used here. */
+const UNUSED_STYLE =
+  /\/\*.*?\*\/|[^{}]*\.u-(?:title|legend|inline|series|select)[^{},]*\{[^}]*\}|(?<=\.uplot \{)font-family[^;]*;|, \.u-vt [^{]*|^[^{]*\{box-sizing[^}]*\}/g;
+
+function asset(name: string, file: Buffer): Asset {
+  const ours = CHARTS[name] === undefined && /\.(js|css|html)$/.test(name);
+  const trim = name.endsWith(".css") ? leanStyle : lean;
+  const rest = (): Buffer =>
+    name === "uplot.css" ? Buffer.from(file.toString("utf8").replaceAll(UNUSED_STYLE, "")) : file;
+  const bytes = ours ? Buffer.from(trim(file.toString("utf8"))) : rest();
+  const etag = `"${hash("sha256", bytes, "base64url").slice(0, 22)}"`;
+  return { type: TYPES[extname(name)]!, bytes, gzipped: gzipSync(bytes, { level: 9, memLevel: 9 }), etag };
+}
+
+export function assetRoutes(assets = findAssets()): Routes {
+  const give = (exchange: Exchange, name: string): void => {
+    const read = assets.get(name);
+    if (read === undefined) throw new Refusal("NOT_FOUND", "the dashboard has no such file");
+    send(exchange, read());
+  };
+  return {
+    "/": { GET: (exchange) => give(exchange, "index.html") },
+    "/assets/{id}": { GET: give },
+  };
+}
+
+function send(exchange: Exchange, { type, bytes, gzipped, etag }: Asset): void {
+  // The tab's icon says that Ferry is gone: then it cannot be asked for it any more.
+  const kept = type === TYPES[".svg"] ? "max-age=604800" : "no-cache";
+  const headers = [...SAFETY, "cache-control", kept, "etag", etag];
+  if (exchange.header("if-none-match")?.includes(etag) === true) return exchange.sendNothing(304, headers);
+  const takes = /\bgzip\b(?!\s*;\s*q=0(\.0*)?\s*(,|$))/i.test(exchange.header("accept-encoding") ?? "");
+  if (takes) exchange.sendBytes(type, gzipped, [...headers, "content-encoding", "gzip"]);
+  else exchange.sendBytes(type, bytes, headers);
+}

@@ -1,0 +1,203 @@
+/**
+ * The batches of one model of late, and the time they took of their workers.
+ *
+ * `began` and `ended` follow the batches of this process. A gateway runs none: `seen` takes those of other
+ * processes from the ends of tasks that came through here, waited for or not, each with the first of them; a batch
+ * whose tasks all came through other gateways, or all failed, is not seen.
+ *
+ * A batch that runs is counted up to the end of each second (`account`), so that one that hangs shows as busy
+ * and not as calm. A seat that is taken is `filled` time, one that is not is `empty` time: both add up to the
+ * time of the worker. At most `maxRows` are kept; a quarter as many of those that changed since somebody last
+ * looked are listed, and the others counted.
+ */
+import { type BatchNote, DISPATCH_REASONS } from "../../core/task.ts";
+import type { BatchedTask } from "../events.ts";
+import { type BatchRow, FILL_STEPS } from "./frames.ts";
+import { COLUMN, type SlotRing } from "./slots.ts";
+import type { WorkerBook } from "./workers.ts";
+
+/** Older ones are not shown. */
+const SHOWN_MS = 60_000;
+/** The longest time that lanes draw. Of older ones nobody misses any. */
+const DRAWN_MS = 6000;
+/** The order of `DISPATCH_REASONS` is the order of their columns. */
+const FIRST_REASON = COLUMN.full;
+
+class Row {
+  readonly id: string;
+  readonly worker: string;
+  readonly startedAt: number;
+  endedAt = 0;
+  readonly size: number;
+  readonly reason: number;
+  oldestWaitMs: number;
+  calls = 0;
+  attempt = 1;
+  tiers = "";
+  /** Its time is counted up to here. */
+  countedTo: number;
+  listed = false;
+
+  constructor(batch: BatchNote, startedAt: number, oldestWaitMs: number) {
+    this.id = batch.id;
+    this.worker = batch.worker;
+    this.size = batch.size;
+    this.reason = Math.max(0, DISPATCH_REASONS.indexOf(batch.reason));
+    this.startedAt = startedAt;
+    this.countedTo = startedAt;
+    this.oldestWaitMs = oldestWaitMs;
+  }
+
+  onWire(): BatchRow {
+    const { id, worker, startedAt, endedAt, size, reason, oldestWaitMs, calls, attempt, tiers } = this;
+    return [
+      id,
+      worker,
+      Math.round(startedAt),
+      Math.round(endedAt),
+      size,
+      reason,
+      Math.round(oldestWaitMs),
+      calls,
+      attempt,
+      tiers,
+    ];
+  }
+}
+
+export interface Shown {
+  readonly rows: BatchRow[];
+  readonly leftOut: number;
+}
+
+export class BatchBook {
+  readonly #maxBatchSize: number;
+  readonly #tiers: number;
+  readonly #maxRows: number;
+  readonly #slots: SlotRing;
+  readonly #workers: WorkerBook;
+  /** In a ring; `#next` is the place of the next one. */
+  readonly #rows: Row[] = [];
+  #next = 0;
+  readonly #byId = new Map<string, Row>();
+  readonly #running = new Set<Row>();
+  #changed: Row[] = [];
+  #changedMore = 0;
+
+  constructor(maxBatchSize: number, tiers: number, maxRows: number, slots: SlotRing, workers: WorkerBook) {
+    this.#maxBatchSize = maxBatchSize;
+    this.#tiers = tiers;
+    this.#maxRows = maxRows;
+    this.#slots = slots;
+    this.#workers = workers;
+  }
+
+  began(batch: BatchNote, oldestWaitMs: number, tasks: readonly BatchedTask[], now: number): void {
+    const row = this.#add(new Row({ ...batch, size: tasks.length }, now, oldestWaitMs));
+    const byTier = new Array<number>(this.#tiers).fill(0);
+    for (const { task, attempt } of tasks) {
+      if (task.tier < this.#tiers) byTier[task.tier]!++;
+      if (attempt > row.attempt) row.attempt = attempt;
+    }
+    row.tiers = byTier.join("/");
+    this.#running.add(row);
+  }
+
+  ended(id: string, calls: number, busyMs: number): void {
+    const row = this.#byId.get(id);
+    if (row === undefined || row.endedAt !== 0) return;
+    this.#running.delete(row);
+    row.endedAt = row.startedAt + busyMs;
+    row.calls = calls;
+    // It may have ended a moment before the second did, and been counted to its end: then this takes it back.
+    this.#spend(row, row.endedAt);
+    this.#workers.took(row.worker, busyMs, row.size, row.endedAt);
+    this.#list(row);
+  }
+
+  /** A batch of another process, from the end of one of its tasks. */
+  seen(batch: BatchNote, queuedAt: number, attempt: number, settledAt: number): void {
+    const waitMs = batch.startedAt - queuedAt;
+    const known = this.#byId.get(batch.id);
+    if (known !== undefined) {
+      if (waitMs > known.oldestWaitMs && known.tiers === "") known.oldestWaitMs = waitMs;
+      return;
+    }
+    const row = this.#add(new Row(batch, batch.startedAt, Math.max(0, waitMs)));
+    row.attempt = attempt;
+    row.calls = 1;
+    row.endedAt = Math.max(batch.startedAt, settledAt);
+    this.#spend(row, row.endedAt);
+    this.#workers.took(row.worker, row.endedAt - row.startedAt, row.size, row.endedAt);
+  }
+
+  /** Counts what runs up to `now`, the end of a second. */
+  account(now: number): void {
+    // One that began between the second's end and this moment is counted with the next.
+    for (const row of this.#running) if (row.countedTo < now) this.#spend(row, now);
+  }
+
+  /** What changed since this was last asked. */
+  takeChanged(): Shown {
+    const shown = { rows: this.#changed.map((row) => row.onWire()), leftOut: this.#changedMore };
+    this.forgetChanged();
+    return shown;
+  }
+
+  forgetChanged(): void {
+    for (const row of this.#changed) row.listed = false;
+    this.#changed = [];
+    this.#changedMore = 0;
+  }
+
+  /** All of the last minute, oldest first; the newest `most` of them. `leftOut`: of those that would be drawn. */
+  lately(now: number, most: number): Shown {
+    const found: Row[] = [];
+    for (const row of this.#rows) {
+      if (row.endedAt === 0 || row.endedAt > now - SHOWN_MS) found.push(row);
+    }
+    found.sort((a, b) => a.startedAt - b.startedAt);
+    const rows = found.slice(-most).map((row) => row.onWire());
+    const others = found.slice(0, found.length - rows.length);
+    const missed = others.filter(({ endedAt }) => endedAt === 0 || endedAt > now - DRAWN_MS);
+    return { rows, leftOut: missed.length };
+  }
+
+  #add(row: Row): Row {
+    const gone = this.#rows[this.#next];
+    if (gone !== undefined) {
+      this.#byId.delete(gone.id);
+      this.#running.delete(gone);
+    }
+    this.#rows[this.#next] = row;
+    this.#next = (this.#next + 1) % this.#maxRows;
+    this.#byId.set(row.id, row);
+    const { now, fillNow } = this.#slots;
+    now[COLUMN.batches]! += 1;
+    now[COLUMN.tasks]! += row.size;
+    now[FIRST_REASON + row.reason]! += 1;
+    const step = Math.ceil((row.size * FILL_STEPS) / this.#maxBatchSize) - 1;
+    fillNow[Math.min(FILL_STEPS - 1, Math.max(0, step))]! += 1;
+    this.#list(row);
+    return row;
+  }
+
+  #spend(row: Row, until: number): void {
+    const ms = until - row.countedTo;
+    const filled = ms * Math.min(1, row.size / this.#maxBatchSize);
+    this.#slots.now[COLUMN.filledMs]! += filled;
+    this.#slots.now[COLUMN.emptyMs]! += ms - filled;
+    this.#workers.spent(row.worker, ms, filled);
+    row.countedTo = until;
+  }
+
+  #list(row: Row): void {
+    if (row.listed) return;
+    if (this.#changed.length >= this.#maxRows / 4) {
+      this.#changedMore++;
+      return;
+    }
+    row.listed = true;
+    this.#changed.push(row);
+  }
+}

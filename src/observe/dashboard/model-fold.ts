@@ -1,0 +1,325 @@
+/**
+ * What happened to one model, folded second by second: the counters that requests pass, and what a frame
+ * shows of them. `Fold` hears the events and knows the time; this only adds.
+ *
+ * A request's time is cut into parts that lie inside its own: before its batch left (queue), from there to
+ * its outcome (worker), and the rest (gateway: reading, admitting, writing). A request that joined another's
+ * task has of each part only what passed while it was there; one that was answered from an earlier outcome has none.
+ */
+import type { CurveReading } from "../../core/knee.ts";
+import type { Outcome } from "../../core/task.ts";
+import {
+  type AnsweredRequest,
+  askedForWorker,
+  SHED_REASONS,
+  type ShedReason,
+  type TaskEnding,
+} from "../events.ts";
+import type { ModelSight, WorkerSight } from "../sight.ts";
+import { BatchBook } from "./batches.ts";
+import type { CurveFrame, ModelFrame, Recent, Slots } from "./frames.ts";
+import { Latencies } from "./quantiles.ts";
+import { COLUMN, rounded, SlotRing } from "./slots.ts";
+import { RefusedTenants } from "./tenants.ts";
+import { type ProcessFacts, sayVerdict, type VerdictFacts } from "./verdict.ts";
+import { RECENT_SECONDS, WorkerBook } from "./workers.ts";
+
+export interface ModelRules {
+  readonly name: string;
+  readonly maxBatchSize: number;
+  readonly maxWaitMs: number;
+  readonly policy: string;
+}
+
+/** What the engine's news say of a task that has ended. */
+export interface EndedTask extends TaskEnding {
+  readonly task: { readonly model: string };
+  /** Answered from an earlier outcome. */
+  readonly cached?: boolean;
+  readonly outcome?: Outcome;
+}
+
+const SLOWEST = 0.05;
+const RING = RECENT_SECONDS + 1;
+const TOP_TENANTS = 10;
+const QUARTER_HOUR_S = 900;
+
+/** A second's length in worker time. */
+const SECOND_MS = 1000;
+
+export class ModelFold {
+  readonly rules: ModelRules;
+  readonly slots: SlotRing;
+  readonly workers: WorkerBook;
+  readonly batches: BatchBook;
+  readonly #tiers: readonly string[];
+  readonly #target: number;
+  readonly #tenants = new RefusedTenants();
+  /** By second, in a ring: the one that runs and the ten before it. */
+  readonly #latencies = Array.from({ length: RING }, () => new Latencies());
+  /** Tasks let in, by tier and second, in a ring like it. */
+  readonly #admitted: readonly Float64Array[];
+  #latency: Latencies;
+  /** The ten before it, as one; made anew for each frame. */
+  readonly #lately = new Latencies();
+  /** Answers 429 and 503 of the second that runs. */
+  #turnedAway = 0;
+  /** Refusals of the second before whose answers had not been given when it ended. */
+  #unanswered = 0;
+  /** Worker time that was heard of too late for the second it belongs to. */
+  #owedMs = 0;
+  #owedFilledMs = 0;
+
+  /** `maxBatches`: how many batches are remembered. */
+  constructor(
+    rules: ModelRules,
+    tiers: readonly string[],
+    target: number,
+    maxBatches: number,
+    second: number,
+  ) {
+    this.rules = rules;
+    this.#tiers = tiers;
+    this.#target = target;
+    this.slots = new SlotRing(tiers, second);
+    this.workers = new WorkerBook(second);
+    this.batches = new BatchBook(rules.maxBatchSize, tiers.length, maxBatches, this.slots, this.workers);
+    this.#admitted = tiers.map(() => new Float64Array(RING));
+    this.#latency = this.#latencies[second % RING]!;
+  }
+
+  answered(request: AnsweredRequest): void {
+    const { status, latencyMs, ending } = request;
+    const now = this.slots.now;
+    now[COLUMN.requests]! += 1;
+    if (status === 503 || status === 429) this.#turnedAway++;
+    else if (status >= 500) now[COLUMN.failed]! += 1;
+    if (ending === undefined) {
+      // It waited for an end that never came.
+      if (status === 504) this.#latency.add(latencyMs, latencyMs, 0);
+      return;
+    }
+    // Its work was done before it came: all of its time is ours.
+    if (request.work === "cached") return this.#latency.add(latencyMs, 0, 0);
+    const { startedAt } = request;
+    const { queuedAt, batch, settledAt = startedAt } = ending;
+    const left = batch === undefined ? settledAt : batch.startedAt;
+    // Each part from the later of its own beginning and the request's.
+    const queueMs = left - (queuedAt > startedAt ? queuedAt : startedAt);
+    const workerMs = settledAt - (left > startedAt ? left : startedAt);
+    this.#latency.add(
+      latencyMs,
+      queueMs > 0 ? (queueMs < latencyMs ? queueMs : latencyMs) : 0,
+      workerMs > 0 ? (workerMs < latencyMs ? workerMs : latencyMs) : 0,
+    );
+  }
+
+  /** A task of ours has ended in another process. */
+  ended({ batch, cached, outcome, queuedAt, attempt, settledAt }: EndedTask): void {
+    if (batch === undefined || settledAt === undefined || cached === true || outcome === undefined) return;
+    // Whatever else ends a task may do so long after the batch that it was in last.
+    if (!outcome.ok && outcome.code !== "INPUT_REJECTED") return;
+    this.batches.seen(batch, queuedAt, attempt, settledAt);
+  }
+
+  shed(tier: string, tenant: string, reason: ShedReason, retryAfterMs: number): void {
+    const { now, shedNow } = this.slots;
+    const why = SHED_REASONS.indexOf(reason);
+    const place = this.#tiers.indexOf(tier);
+    now[COLUMN.refused]! += 1;
+    if (askedForWorker(reason)) now[COLUMN.arrivals]! += 1;
+    if (place >= 0 && why >= 0) shedNow[place * SHED_REASONS.length + why]! += 1;
+    this.#tenants.count(tenant, retryAfterMs);
+  }
+
+  queued(tier: number): void {
+    const { now, second } = this.slots;
+    now[COLUMN.arrivals]! += 1;
+    const admitted = this.#admitted[tier];
+    if (admitted !== undefined) admitted[second % RING]! += 1;
+  }
+
+  /**
+   * The second is over. `workers`: how many there are whose batches are heard of. Those that went down or came
+   * back in it.
+   */
+  close(
+    sight: ModelSight | undefined,
+    workers: number,
+    loopLateMs: number,
+    now: number,
+  ): readonly WorkerSight[] {
+    const { slots } = this;
+    this.batches.account((slots.second + 1) * SECOND_MS);
+    this.#settleWorkerTime(workers);
+    this.#settleRefusals();
+    const columns = slots.now;
+    const latency = this.#latency;
+    columns[COLUMN.p50] = latency.quantile(0.5) ?? NaN;
+    columns[COLUMN.p95] = latency.quantile(0.95) ?? NaN;
+    columns[COLUMN.p99] = latency.quantile(0.99) ?? NaN;
+    const slow = latency.slowest(SLOWEST);
+    columns[COLUMN.slowQueueMs] = slow?.queueMs ?? NaN;
+    columns[COLUMN.slowWorkerMs] = slow?.workerMs ?? NaN;
+    columns[COLUMN.slowGatewayMs] = slow?.gatewayMs ?? NaN;
+    columns[COLUMN.oldestWaitMs] = sight?.oldestWaitMs ?? 0;
+    columns[COLUMN.load] = sight?.load ?? 0;
+    columns[COLUMN.loopLateMs] = loopLateMs;
+    for (let tier = 0; tier < this.#tiers.length; tier++) {
+      slots.depthNow[tier] = sight?.queuedByTier[tier] ?? 0;
+    }
+    slots.close();
+    this.#tenants.fade();
+    const next = slots.second % RING;
+    this.#latency = this.#latencies[next]!;
+    this.#latency.clear();
+    for (const admitted of this.#admitted) admitted[next] = 0;
+    return this.workers.close(sight?.workers ?? [], now);
+  }
+
+  /** The machine slept: what was before is no longer the last quarter of an hour. */
+  skipTo(second: number): void {
+    this.slots.skipTo(second);
+    for (const latency of this.#latencies) latency.clear();
+    for (const admitted of this.#admitted) admitted.fill(0);
+    this.#latency = this.#latencies[second % RING]!;
+  }
+
+  frame(sight: ModelSight, facts: ProcessFacts, slots: Slots, now: number): Omit<ModelFrame, "batches"> {
+    const recent = this.#recent(sight);
+    const workers = sight.workers.map((worker) => this.workers.row(worker, now));
+    const verdict = sayVerdict({
+      model: this.rules,
+      target: this.#target,
+      process: facts,
+      recent,
+      workers,
+      healthy: sight.healthy,
+      queued: sight.queuedByTier.reduce((sum, depth) => sum + depth, 0),
+      oldestWaitMs: sight.oldestWaitMs,
+      arrivalsPerSecond: sight.arrivalsPerSecond,
+      justNow: this.slots.now[COLUMN.requests]!,
+      slowWorker: this.workers.slowest(
+        sight.workers.map(({ name }) => name),
+        now,
+      ),
+      ...this.#trouble(),
+      quarterHour: this.#quarterHour(),
+    });
+    return {
+      verdict,
+      recent,
+      queues: this.#tiers.map((_, tier) => ({
+        depth: sight.queuedByTier[tier] ?? 0,
+        admittedPerSecond: rounded(this.#admittedPerSecond(tier)),
+      })),
+      oldestWaitMs: Math.round(sight.oldestWaitMs),
+      workers,
+      curve: sight.curve === undefined ? null : curveFrame(sight.curve),
+      slots,
+      batchesLeftOut: 0,
+      refusedTenants: this.#tenants.top(TOP_TENANTS),
+    };
+  }
+
+  /**
+   * What was idle is what is left. Batches of other processes are heard of when they are over, and may have
+   * begun seconds ago: what does not fit into this second counts in the next ones.
+   */
+  #settleWorkerTime(workers: number): void {
+    const { now } = this.slots;
+    const all = workers * SECOND_MS;
+    const filled = now[COLUMN.filledMs]! + this.#owedFilledMs;
+    const busy = now[COLUMN.filledMs]! + now[COLUMN.emptyMs]! + this.#owedMs;
+    const counted = Math.max(0, workers === 0 ? busy : Math.min(busy, all));
+    const share = busy > 0 ? Math.min(1, Math.max(0, filled / busy)) : 0;
+    now[COLUMN.filledMs] = counted * share;
+    now[COLUMN.emptyMs] = counted * (1 - share);
+    now[COLUMN.idleMs] = Math.max(0, all - counted);
+    // A worker that is gone must not leave a debt that nobody can pay off.
+    this.#owedMs = Math.min(busy - counted, all * RECENT_SECONDS);
+    this.#owedFilledMs = this.#owedMs * share;
+  }
+
+  /** The door tells of those it refused. Others are told to come again too: while the store does not answer. */
+  #settleRefusals(): void {
+    const { now } = this.slots;
+    const refused = now[COLUMN.refused]!;
+    const more = this.#turnedAway - this.#unanswered - refused;
+    now[COLUMN.refused]! += Math.max(0, more);
+    this.#unanswered = Math.min(refused, Math.max(0, -more));
+    this.#turnedAway = 0;
+  }
+
+  #recent(sight: ModelSight): Recent {
+    const { slots } = this;
+    const sum = (column: number): number => slots.sum(column, RECENT_SECONDS);
+    const latency = this.#lately;
+    latency.clear();
+    for (const each of this.#latencies) if (each !== this.#latency) latency.merge(each);
+    const seconds = Math.max(1, Math.min(RECENT_SECONDS, slots.length));
+    const [requests, refused, batches] = [sum(COLUMN.requests), sum(COLUMN.refused), sum(COLUMN.batches)];
+    const orNull = (value: number | null): number | null => (value === null ? null : rounded(value));
+    const slow = latency.slowest(SLOWEST);
+    return {
+      requestsPerSecond: rounded(requests / seconds),
+      p50: orNull(latency.quantile(0.5)),
+      p95: orNull(latency.quantile(0.95)),
+      p99: orNull(latency.quantile(0.99)),
+      slow: slow && {
+        queueMs: rounded(slow.queueMs),
+        workerMs: rounded(slow.workerMs),
+        gatewayMs: rounded(slow.gatewayMs),
+      },
+      meanMs: orNull(latency.mean()),
+      refusedShare: refused === 0 ? 0 : rounded(refused / Math.max(requests, refused)),
+      load: rounded(sight.load),
+      capacityPerSecond: Math.round(sight.capacityPerSecond),
+      utilization: rounded(sight.utilization),
+      fill: batches === 0 ? null : rounded(sum(COLUMN.tasks) / (batches * this.rules.maxBatchSize)),
+      desiredWorkers: sight.desiredWorkers,
+    };
+  }
+
+  #trouble(): Pick<VerdictFacts, "tasksPerSecond" | "retriedShare" | "fullShare" | "loopLateMs"> {
+    const { slots } = this;
+    const batches = slots.sum(COLUMN.batches, RECENT_SECONDS);
+    const tasks = slots.sum(COLUMN.tasks, RECENT_SECONDS);
+    const retried = slots.sum(COLUMN.retried, RECENT_SECONDS);
+    return {
+      tasksPerSecond: tasks / Math.max(1, Math.min(RECENT_SECONDS, slots.length)),
+      retriedShare: retried === 0 ? 0 : retried / Math.max(tasks, retried),
+      fullShare: batches === 0 ? 0 : slots.sum(COLUMN.full, RECENT_SECONDS) / batches,
+      loopLateMs: slots.max(COLUMN.loopLateMs, RECENT_SECONDS),
+    };
+  }
+
+  /** Only when there is a whole one. */
+  #quarterHour(): { idleShare: number; peakLoad: number } | undefined {
+    const { slots } = this;
+    if (slots.length < QUARTER_HOUR_S) return undefined;
+    const sum = (column: number): number => slots.sum(column, QUARTER_HOUR_S);
+    const idle = sum(COLUMN.idleMs);
+    const all = idle + sum(COLUMN.filledMs) + sum(COLUMN.emptyMs);
+    return { idleShare: all > 0 ? idle / all : 0, peakLoad: slots.max(COLUMN.load, QUARTER_HOUR_S) };
+  }
+
+  #admittedPerSecond(tier: number): number {
+    const { second, length } = this.slots;
+    const seconds = Math.min(RECENT_SECONDS, length);
+    let sum = 0;
+    for (let back = 1; back <= seconds; back++) sum += this.#admitted[tier]![(second - back) % RING]!;
+    return sum / Math.max(1, seconds);
+  }
+}
+
+function curveFrame({ points, knee, hint }: CurveReading): CurveFrame {
+  return {
+    points: points.map(({ size, ms, batches }) => [size, rounded(ms), batches] as const),
+    knee:
+      knee === undefined
+        ? null
+        : { size: knee.size, ms: rounded(knee.ms), perSecond: Math.round(knee.perSecond) },
+    hint,
+  };
+}

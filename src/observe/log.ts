@@ -1,0 +1,84 @@
+/**
+ * The log: one line per thing an operator should know, as pino writes it. Never inputs, outputs or credentials.
+ *
+ *   {"level":"warn","time":"2026-01-05T10:00:00.180Z","msg":"dead letter","task_id":"…","model":"embed",…}
+ *
+ * `debug` adds what is normal: every batch, every retry, every request. Lines carry `task_id`, `batch_id` and
+ * `trace_id` where there are such, under these names in every line. Each line is handed to `write` at once and
+ * whole: what was said before the process died was said. `pretty.ts` makes lines for people of them.
+ */
+import { pino } from "pino";
+import type { Clock } from "../app/clock.ts";
+import { batchSpan, readTraceparent } from "../core/trace.ts";
+import { type Events, listening } from "./events.ts";
+
+export type LogLevel = "debug" | "info" | "warn" | "error" | "silent";
+
+/** Returns what ends it. */
+export function logEvents(
+  bus: Events,
+  clock: Clock,
+  level: LogLevel,
+  write: (line: string) => void,
+): () => void {
+  const { events, end } = listening(bus);
+  if (level === "silent") return end;
+  const options = {
+    level,
+    base: null,
+    timestamp: () => `,"time":"${new Date(clock.now()).toISOString()}"`,
+    formatters: { level: (word: string) => ({ level: word }) },
+  };
+  const log = pino(options, { write });
+  // The message stands before the facts, where people look first; pino's own place for it is behind them.
+  events.on("notice", ({ level: at, message }) => log[at]({ msg: message }));
+  events.on("worker.changed", ({ state, ...rest }) =>
+    log[state === "down" ? "warn" : "info"]({ msg: "worker changed", state, ...rest }),
+  );
+  events.on("scaling.changed", (fields) =>
+    log.info({ msg: "another number of workers is wanted", ...fields }),
+  );
+  events.on("worker.printed", (fields) => log.info({ msg: "worker printed", ...fields }));
+  events.on("task.dead", ({ id, trace, ...rest }) =>
+    log.warn({ msg: "dead letter", task_id: id, ...rest, ...traceOf(trace) }),
+  );
+  events.on("task.lost", ({ id, ...rest }) => log.error({ msg: "task lost", task_id: id, ...rest }));
+  if (level !== "debug") return end;
+  events.on("batch.started", ({ model, batch, tasks }) => {
+    const { id, ...rest } = batch;
+    const traced = tasks.some(({ task }) => task.trace !== undefined);
+    const trace = traced ? { trace_id: batchSpan(id).traceId } : {};
+    log.debug({ msg: "batch started", model, batch_id: id, ...rest, ...trace });
+  });
+  events.on("batch.settled", ({ model, batchId, ...rest }) =>
+    log.debug({ msg: "batch settled", model, batch_id: batchId, ...rest }),
+  );
+  events.on("batch.overdue", ({ model, batchId, ...rest }) =>
+    log.debug({ msg: "batch overdue", model, batch_id: batchId, ...rest }),
+  );
+  events.on("task.retried", ({ id, batchId, trace, ...rest }) =>
+    log.debug({ msg: "task retried", task_id: id, batch_id: batchId, ...rest, ...traceOf(trace) }),
+  );
+  events.on("request.answered", ({ id, model, tier, status, code, latencyMs, ending, trace }) => {
+    const batch = ending?.batch && { batch_id: ending.batch.id };
+    const traced = trace && { trace_id: trace.traceId };
+    log.debug({
+      msg: "request answered",
+      task_id: id,
+      model,
+      tier,
+      status,
+      code,
+      latencyMs,
+      ...batch,
+      ...traced,
+    });
+  });
+  return end;
+}
+
+/** Of a `traceparent`. */
+function traceOf(trace: string | undefined): { trace_id?: string } {
+  const place = trace === undefined ? undefined : readTraceparent(trace);
+  return place === undefined ? {} : { trace_id: place.traceId };
+}

@@ -1,0 +1,133 @@
+/**
+ * One connection to PostgreSQL, and what is said about it.
+ *
+ * It lives until its first trouble and is never mended: whoever needs another opens one. Every question has a
+ * time limit; when that passes the connection is destroyed, because nobody could tell the answers apart any more.
+ * Statements are not prepared by name, so that a pooler may stand between.
+ *
+ * What is said of a trouble is in our own words and names the server alone: PostgreSQL's may quote a user, a
+ * value, a password.
+ */
+import { connect, type Socket } from "node:net";
+import postgres from "postgres";
+import type { Clock } from "../app/clock.ts";
+import { PostgresTrouble } from "./postgres-trouble.ts";
+
+export type Value = string | number | null;
+export type PostgresRow = Readonly<Record<string, unknown>>;
+
+interface Dialled {
+  readonly host: readonly string[];
+  readonly port: readonly number[];
+  readonly path: string | false | undefined;
+}
+
+export class PostgresLink {
+  readonly #sql: postgres.Sql;
+  readonly #clock: Clock;
+  readonly #timeoutMs: number;
+  readonly #sockets: Socket[] = [];
+  /** How to tell those who wait that there will be no answer. */
+  readonly #asking = new Set<(why: PostgresTrouble) => void>();
+  readonly #onDead: () => void;
+  #dead = false;
+
+  /** `onDead` is called once, whoever ends it. */
+  constructor(url: string, timeoutMs: number, clock: Clock, onDead: () => void = () => {}) {
+    this.#clock = clock;
+    this.#onDead = onDead;
+    this.#timeoutMs = timeoutMs;
+    const options = {
+      max: 1,
+      prepare: false,
+      fetch_types: false,
+      idle_timeout: 0,
+      max_lifetime: null,
+      connect_timeout: Math.ceil(timeoutMs / 1000),
+      connection: { application_name: "ferry" },
+      onnotice: () => {},
+      // Ours to destroy: the client only asks a server to hang up, and one that is stuck does not.
+      socket: (place: Dialled) => this.#dial(place),
+    };
+    this.#sql = postgres(url, options);
+  }
+
+  /** It can no longer be used. */
+  get dead(): boolean {
+    return this.#dead;
+  }
+
+  /** Rejects with a `PostgresTrouble`. Without values the text may hold several statements: one transaction. */
+  async ask(
+    text: string,
+    values: Value[] = [],
+  ): Promise<readonly PostgresRow[] & { readonly count: number }> {
+    if (this.#dead) throw new PostgresTrouble("the connection is gone");
+    const { promise: ended, reject: end } = Promise.withResolvers<never>();
+    this.#asking.add(end);
+    const alarm = this.#clock.at(this.#clock.now() + this.#timeoutMs, () =>
+      this.destroy(new PostgresTrouble(`no answer within ${this.#timeoutMs} ms`)),
+    );
+    try {
+      return await Promise.race([this.#sql.unsafe<PostgresRow[]>(text, values), ended]);
+    } catch (error) {
+      const trouble = troubleOf(error);
+      if (!trouble.ofTheData) this.destroy(trouble);
+      throw trouble;
+    } finally {
+      this.#asking.delete(end);
+      alarm.cancel();
+    }
+  }
+
+  /** Whoever waits for an answer is told `why`. */
+  destroy(why = new PostgresTrouble("the connection was closed")): void {
+    if (this.#dead) return;
+    this.#dead = true;
+    for (const end of this.#asking) end(why);
+    void this.#sql.end({ timeout: 0 });
+    for (const socket of this.#sockets) socket.destroy();
+    this.#onDead();
+  }
+
+  #dial({ host, port, path }: Dialled): Socket {
+    if (this.#dead) throw new Error("the connection is gone");
+    const tried = this.#sockets.length;
+    const at = tried % host.length;
+    const socket = typeof path === "string" ? connect(path) : connect(port[at]!, host[at]);
+    this.#sockets.push(socket);
+    socket.setNoDelay(true);
+    // Several hosts are tried in turn, and the client would go on for ever; until one was reached, or all were
+    // tried, the end of a socket is not ours.
+    socket.once("error", (error) => {
+      if (tried + 1 >= host.length) this.destroy(troubleOf(error));
+    });
+    socket.once("connect", () => socket.once("close", () => this.destroy()));
+    // Where the client looks for the name that a certificate must have.
+    return Object.assign(socket, { host: host[at] });
+  }
+}
+
+const STATES: Readonly<Record<string, string>> = {
+  "28000": "it refuses this user or this kind of connection",
+  "28P01": "it refuses the user or the password of requestLog.url",
+  "3D000": "the database of requestLog.url does not exist",
+  "42501": "the user of requestLog.url lacks a right: to create tables in the schema, or on ferry_requests",
+  "42P01": "the table ferry_requests is gone",
+  "42703": "the table ferry_requests lacks a column",
+  "53100": "its disk is full",
+  "53300": "it has too many connections",
+  "57014": "it cancelled the statement",
+  "57P01": "it is shutting down",
+  "57P03": "it is starting up",
+  "25006": "it takes no writes: it is a replica",
+};
+
+function troubleOf(error: unknown): PostgresTrouble {
+  if (error instanceof PostgresTrouble) return error;
+  const code = error instanceof Error && "code" in error ? String(error.code) : "";
+  if (error instanceof postgres.PostgresError)
+    return new PostgresTrouble(STATES[code] ?? `it answered with SQLSTATE ${code}`, code);
+  // Names of conditions, such as ECONNREFUSED or CERT_HAS_EXPIRED.
+  return new PostgresTrouble(/^[A-Z][A-Z_\d]{2,60}$/.test(code) ? code : "the connection failed");
+}

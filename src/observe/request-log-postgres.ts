@@ -1,0 +1,282 @@
+/**
+ * The request log in PostgreSQL, beside the path of requests and never in it: rows wait here, and are written by the
+ * thread of `sender.ts`.
+ *
+ * A row waits in a bounded buffer (`requestLog.maxBufferedRows`) until `requestLog.flushMs` have passed or `CHUNK`
+ * rows are there; they are written together, one statement at a time. While PostgreSQL is away rows wait, the
+ * oldest are dropped and counted when the buffer is full, and it is tried again after 0.25 s, 0.5 s … 30 s: one
+ * notice when it goes, one when it is back. A row that is written again, because nobody heard whether it was,
+ * is there once; so a death of the thread loses none.
+ *
+ * The ends of tasks that were answered 202 come later. They change a row that still waits, and are written over
+ * one that does not.
+ *
+ * Once an hour rows older than `requestLog.retentionDays` are deleted, `DELETED_AT_ONCE` at a time, by one
+ * gateway of those that share the table.
+ *
+ * At the end what waits is written, for at most `LAST_FLUSH_MS`.
+ */
+import type { Alarm, Clock } from "../app/clock.ts";
+import { Fifo } from "../core/fifo.ts";
+import type { Events } from "./events.ts";
+import { placeOf, PostgresTrouble } from "./postgres-trouble.ts";
+import type { LoggedRequest, RequestRow, RowSink } from "./request-log.ts";
+import { type RowStore, SentRowStore } from "./row-store.ts";
+import type { Sender } from "./sender.ts";
+import type { Counter } from "./sight.ts";
+
+export interface PostgresLogOptions {
+  /** With its credentials: never shown. */
+  readonly url: string;
+  readonly flushMs: number;
+  readonly maxBufferedRows: number;
+  readonly writeTimeoutMs: number;
+  readonly retentionDays: number;
+  /** A UUID of this start. */
+  readonly instance: string;
+}
+
+export interface PostgresLogParts {
+  readonly clock: Clock;
+  readonly events: Events;
+  /** Whose thread has the connection. */
+  readonly sender: Pick<Sender, "ask">;
+  /** Numbers in [0, 1). */
+  random(): number;
+}
+
+const CHUNK = 1000;
+const DELETED_AT_ONCE = 2000;
+const RETENTION_EVERY_MS = 3_600_000;
+const FIRST_BACKOFF_MS = 250;
+const MAX_BACKOFF_MS = 30_000;
+const LAST_FLUSH_MS = 2000;
+
+export class PostgresLog implements RowSink {
+  readonly counters: readonly Counter[] = [
+    {
+      name: "ferry_request_log_rows_total",
+      help: "Rows of the request log that were written to PostgreSQL.",
+      read: () => this.#written,
+    },
+    {
+      name: "ferry_request_log_dropped_total",
+      help: "Rows of the request log that were dropped because PostgreSQL did not take them in time.",
+      read: () => this.#dropped,
+    },
+  ];
+  readonly #options: PostgresLogOptions;
+  readonly #parts: PostgresLogParts;
+  readonly #place: string;
+  readonly #rows = new Fifo<RequestRow>();
+  readonly #ends = new Fifo<RequestRow>();
+  /** Taken from the buffer, and not known to be written. */
+  #chunk: RequestRow[] = [];
+  #store: RowStore | undefined;
+  /** The store's table is as it should be. */
+  #usable = false;
+  #turn: Promise<void> | undefined;
+  #alarm: Alarm | undefined;
+  #soon = false;
+  #awaySince = 0;
+  /** The last rows were refused for what is in them. */
+  #refusing = false;
+  #backoffMs = FIRST_BACKOFF_MS;
+  #retainAt = 0;
+  /** There are more old rows than were deleted. */
+  #moreToDelete = false;
+  #closed = false;
+  /** There is no more time. */
+  #over = false;
+  #written = 0;
+  #dropped = 0;
+  #droppedBefore = 0;
+
+  constructor(options: PostgresLogOptions, parts: PostgresLogParts) {
+    this.#options = options;
+    this.#parts = parts;
+    this.#place = placeOf(options.url);
+    // At once: the table is made, and what is wrong with the settings is told, before the first request.
+    this.#arm(0);
+  }
+
+  /** Rows that wait. */
+  get buffered(): number {
+    return this.#rows.size + this.#chunk.length;
+  }
+
+  add(row: RequestRow): void {
+    if (this.buffered >= this.#options.maxBufferedRows && this.#rows.shift() !== undefined) this.#dropped++;
+    this.#rows.push(row);
+    if (this.#rows.size >= CHUNK) this.#hurry();
+  }
+
+  ended(row: RequestRow): void {
+    if (this.#ends.size < this.#options.maxBufferedRows) this.#ends.push(row);
+  }
+
+  /** Requests under an id, newest first; undefined when PostgreSQL cannot be asked. */
+  async find(id: string, max: number): Promise<readonly LoggedRequest[] | undefined> {
+    if (this.#store === undefined || !this.#usable) return undefined;
+    return this.#store.find(id, max).catch(() => undefined);
+  }
+
+  /** Resolves when what waited is written, or there was no time for it. */
+  async close(): Promise<void> {
+    if (this.#closed) return;
+    this.#closed = true;
+    this.#alarm?.cancel();
+    const { clock } = this.#parts;
+    const { promise: late, resolve } = Promise.withResolvers<void>();
+    const alarm = clock.at(clock.now() + LAST_FLUSH_MS, resolve);
+    await Promise.race([this.#lastFlush(), late]);
+    alarm.cancel();
+    this.#over = true;
+    this.#store?.destroy();
+    const left = this.buffered;
+    if (left === 0) return;
+    this.#dropped += left;
+    this.#notice(
+      "warn",
+      `${left} rows may be lost: PostgreSQL at ${this.#place} did not take them before the end`,
+    );
+  }
+
+  async #lastFlush(): Promise<void> {
+    await this.#turn;
+    if (this.buffered + this.#ends.size > 0) await this.#run();
+  }
+
+  /** There is enough to write, unless somebody is at it, or cannot be. */
+  #hurry(): void {
+    if (this.#soon || this.#turn !== undefined || this.#awaySince > 0 || this.#closed) return;
+    this.#soon = true;
+    this.#alarm?.cancel();
+    this.#arm(0);
+  }
+
+  #arm(inMs: number): void {
+    const { clock } = this.#parts;
+    this.#alarm = clock.at(clock.now() + inMs, () => {
+      this.#turn = this.#run().finally(() => {
+        this.#turn = undefined;
+        this.#soon = false;
+        if (!this.#closed) this.#arm(this.#nextMs());
+      });
+    });
+  }
+
+  #nextMs(): number {
+    if (this.#awaySince > 0) return this.#backoffMs * (0.5 + this.#parts.random() / 2);
+    return this.#rows.size >= CHUNK || this.#moreToDelete ? 0 : this.#options.flushMs;
+  }
+
+  /** Writes what is worth it; never rejects. */
+  async #run(): Promise<void> {
+    try {
+      const store = await this.#open();
+      do await this.#writeRows(store);
+      while (this.#rows.size >= (this.#closed ? 1 : CHUNK));
+      while (this.#ends.size > 0) await this.#writeEnds(store);
+      if (!this.#closed) await this.#retain(store);
+    } catch (error) {
+      if (!(error instanceof PostgresTrouble)) throw error;
+      this.#away(error);
+    }
+  }
+
+  async #open(): Promise<RowStore> {
+    if (this.#store !== undefined && !this.#store.dead) return this.#store;
+    if (this.#over) throw new PostgresTrouble("this is the end");
+    this.#usable = false;
+    const { url, writeTimeoutMs: timeoutMs, instance } = this.#options;
+    const store = new SentRowStore(this.#parts.sender, { url, timeoutMs, instance });
+    this.#store = store;
+    await store.open();
+    this.#usable = true;
+    return store;
+  }
+
+  async #writeRows(store: RowStore): Promise<void> {
+    while (this.#chunk.length < CHUNK) {
+      const row = this.#rows.shift();
+      if (row === undefined) break;
+      row.written = true;
+      this.#chunk.push(row);
+    }
+    if (this.#chunk.length > 0) {
+      if (await this.#accepts(store.insert(this.#chunk), this.#chunk.length))
+        this.#written += this.#chunk.length;
+      else this.#dropped += this.#chunk.length;
+      this.#chunk = [];
+    }
+    if (this.#awaySince > 0) this.#back();
+  }
+
+  /** False: what is in them is refused. It would be again and again, and hold up all others. */
+  async #accepts(taken: Promise<void>, rows: number): Promise<boolean> {
+    try {
+      await taken;
+      this.#refusing = false;
+      return true;
+    } catch (error) {
+      if (!(error instanceof PostgresTrouble) || !error.ofTheData) throw error;
+      const what = `PostgreSQL at ${this.#place} refuses ${rows} rows, which are dropped`;
+      // Told once, until some are taken.
+      if (!this.#refusing)
+        this.#notice("error", `${what}: ${error.message}; compare ferry_requests with docs/request-log.md`);
+      this.#refusing = true;
+      return false;
+    }
+  }
+
+  async #writeEnds(store: RowStore): Promise<void> {
+    const some: RequestRow[] = [];
+    for (let at = 0; at < Math.min(CHUNK, this.#ends.size); at++) some.push(this.#ends.at(at)!);
+    await this.#accepts(store.update(some), some.length);
+    // Not taken out before: if this fails they are written again.
+    for (let count = some.length; count > 0; count--) this.#ends.shift();
+  }
+
+  async #retain(store: RowStore): Promise<void> {
+    const { retentionDays } = this.#options;
+    const now = this.#parts.clock.now();
+    if (retentionDays === 0 || now < this.#retainAt) return;
+    const deleted = await store.deleteOld(retentionDays, DELETED_AT_ONCE);
+    // The rest in the next turns, so that rows do not wait for a long clean-up.
+    this.#moreToDelete = deleted === DELETED_AT_ONCE;
+    if (!this.#moreToDelete) this.#retainAt = now + RETENTION_EVERY_MS;
+  }
+
+  #away(trouble: PostgresTrouble): void {
+    this.#store?.destroy();
+    if (this.#awaySince > 0) {
+      this.#backoffMs = Math.min(MAX_BACKOFF_MS, 2 * this.#backoffMs);
+      return;
+    }
+    this.#awaySince = this.#parts.clock.now();
+    this.#droppedBefore = this.#dropped;
+    if (this.#closed) return;
+    const { maxBufferedRows } = this.#options;
+    this.#notice(
+      "warn",
+      `PostgreSQL at ${this.#place} is away: ${trouble.message}; requests go on, and up to ${maxBufferedRows} rows ` +
+        "wait in memory (requestLog.maxBufferedRows) before the oldest are dropped",
+    );
+  }
+
+  #back(): void {
+    const seconds = Math.round((this.#parts.clock.now() - this.#awaySince) / 1000);
+    const dropped = this.#dropped - this.#droppedBefore;
+    this.#awaySince = 0;
+    this.#backoffMs = FIRST_BACKOFF_MS;
+    this.#notice(
+      "info",
+      `PostgreSQL at ${this.#place} is back after ${seconds} s; ${dropped} rows were dropped`,
+    );
+  }
+
+  #notice(level: "info" | "warn" | "error", message: string): void {
+    this.#parts.events.emit("notice", { level, message: `request log: ${message}` });
+  }
+}

@@ -1,0 +1,76 @@
+/**
+ * What runs in the thread of `sender.ts`: it answers one question after another comes in, each in its own time. It
+ * keeps nothing but connections; what is not yet written stays with those who ask.
+ */
+import { parentPort } from "node:worker_threads";
+import { SystemClock } from "../app/clock.ts";
+import { PostgresLink } from "./postgres-link.ts";
+import { PostgresTrouble } from "./postgres-trouble.ts";
+import { deleteOld, findRows, insertRows, migrate, updateEndings } from "./request-log-schema.ts";
+import { unpackRows } from "./row-bundle.ts";
+import type { Answer, OtlpStart, Question, Verb, Verbs } from "./sender.ts";
+import type { Collector } from "./span-buffer.ts";
+import type { SpanFacts } from "./span.ts";
+
+interface Store {
+  readonly link: PostgresLink;
+  readonly ended: Promise<void>;
+}
+
+const clock = new SystemClock();
+const stores = new Map<number, Store>();
+let collector: Promise<Collector> | undefined;
+
+const answers: { readonly [Asked in Verb]: (given: Verbs[Asked][0]) => Promise<Verbs[Asked][1]> } = {
+  openRows: async ({ store, url, timeoutMs }) => {
+    const { promise: ended, resolve: end } = Promise.withResolvers<void>();
+    const link = linkTo(url, timeoutMs, end);
+    stores.set(store, { link, ended });
+    void ended.then(() => stores.delete(store));
+    await migrate(link);
+  },
+  insertRows: async ({ store, instance, rows }) => insertRows(linkOf(store), instance, unpackRows(rows)),
+  updateRows: async ({ store, instance, rows }) => updateEndings(linkOf(store), instance, unpackRows(rows)),
+  deleteOldRows: async ({ store, days, max }) => deleteOld(linkOf(store), days, max),
+  findRows: async ({ store, id, max }) => findRows(linkOf(store), id, max),
+  rowsEnd: async ({ store }) => stores.get(store)?.ended,
+  closeRows: async ({ store }) => stores.get(store)?.link.destroy(),
+  deliverSpans: async ({ start, spans }) => {
+    const open = await (collector ??= openCollector(start));
+    return open.deliver(JSON.parse(spans) as SpanFacts[]);
+  },
+  closeSpans: async () => (await collector)?.close(),
+};
+
+function linkTo(url: string, timeoutMs: number, end: () => void): PostgresLink {
+  try {
+    return new PostgresLink(url, timeoutMs, clock, end);
+  } catch {
+    // In our own words: the client's may quote the URL, and with it a password.
+    throw new PostgresTrouble("requestLog.url cannot be used");
+  }
+}
+
+function linkOf(store: number): PostgresLink {
+  const found = stores.get(store);
+  if (found === undefined) throw new PostgresTrouble("the connection is gone");
+  return found.link;
+}
+
+/** The library is loaded only where it is used. */
+async function openCollector({ about, version, ...rules }: OtlpStart): Promise<Collector> {
+  return (await import("./otlp.ts")).openOtlp(rules, about, { version });
+}
+
+async function answer({ number, verb, given }: Question): Promise<Answer> {
+  try {
+    return { number, value: await (answers[verb] as (given: unknown) => Promise<unknown>)(given) };
+  } catch (error) {
+    if (error instanceof PostgresTrouble) return { number, trouble: error.message, state: error.state };
+    return { number, trouble: error instanceof Error ? error.message : String(error), state: "" };
+  }
+}
+
+parentPort!.on("message", (question: Question) => {
+  void answer(question).then((answered) => parentPort!.postMessage(answered));
+});

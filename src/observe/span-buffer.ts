@@ -1,0 +1,180 @@
+/**
+ * Spans on their way to the collector.
+ *
+ * They wait here, at most `maxSpans` of them, those on the wire included; more are dropped and counted. They
+ * leave together, a second after the first or as soon as a full bundle waits, one bundle at a time. A collector
+ * that cannot be reached gets the same bundle again later; one that refuses a bundle for good has lost it. Either is
+ * said once when it begins and once when it is over, however long it lasts. No request ever waits for any of it.
+ *
+ * Telling the collector is done by whoever is handed in as `load`, which is called when the first spans leave: the
+ * library takes longer to load than Ferry to start.
+ */
+import type { Alarm, Clock } from "../app/clock.ts";
+import type { Events } from "./events.ts";
+import type { SpanFacts } from "./span.ts";
+
+/** How a bundle fared: "refused" ones are not worth another try. */
+export interface Delivery {
+  readonly kind: "taken" | "refused" | "away";
+  readonly why: string;
+}
+
+export interface Collector {
+  deliver(spans: readonly SpanFacts[]): Promise<Delivery>;
+  close(): Promise<void>;
+}
+
+export interface BufferRules {
+  readonly maxSpans: number;
+  /** At the end: so long what still waits may take. */
+  readonly closeMs: number;
+  /** The collector, as people are told. */
+  readonly place: string;
+}
+
+/**
+ * In one request, at most; with their links, which are what makes them long. Handing a bundle over takes 0.5 ms of the
+ * thread that serves requests (`node bench/later.ts`).
+ */
+const BUNDLE_SPANS = 256;
+const BUNDLE_WEIGHT = 2048;
+const GATHER_MS = 1000;
+const TRY_AGAIN_MS = 5000;
+
+export class SpanBuffer {
+  readonly #rules: BufferRules;
+  readonly #load: () => Promise<Collector>;
+  readonly #clock: Clock;
+  readonly #events: Events;
+  #waiting: SpanFacts[] = [];
+  #onTheWire = 0;
+  #collector: Promise<Collector> | undefined;
+  #alarm: Alarm | undefined;
+  #sending: Promise<boolean> | undefined;
+  #trouble = false;
+  #closed = false;
+  #dropped = 0;
+
+  constructor(rules: BufferRules, load: () => Promise<Collector>, clock: Clock, events: Events) {
+    this.#rules = rules;
+    this.#load = load;
+    this.#clock = clock;
+    this.#events = events;
+  }
+
+  /** Spans that nobody will ever see. */
+  get dropped(): number {
+    return this.#dropped;
+  }
+
+  /** Never on the wire at once: the caller stands in somebody's path. */
+  add(span: SpanFacts): void {
+    const waiting = this.#waiting;
+    if (this.#closed || waiting.length + this.#onTheWire >= this.#rules.maxSpans) {
+      this.#dropped++;
+      return;
+    }
+    waiting.push(span);
+    if (this.#sending !== undefined) return;
+    if (this.#alarm === undefined) this.#wakeIn(GATHER_MS);
+    else if (waiting.length === BUNDLE_SPANS && !this.#trouble) this.#wakeIn(0);
+  }
+
+  /** A span that could not even be made. */
+  drop(count = 1): void {
+    this.#dropped += count;
+  }
+
+  /** Sends what waits, for as long as `closeMs` allows; the rest is dropped. */
+  async close(): Promise<void> {
+    this.#closed = true;
+    this.#alarm?.cancel();
+    const late = Promise.withResolvers<void>();
+    const alarm = this.#clock.at(this.#clock.now() + this.#rules.closeMs, late.resolve);
+    await Promise.race([this.#flush(), late.promise]);
+    alarm.cancel();
+    this.#dropped += this.#waiting.length + this.#onTheWire;
+    this.#waiting = [];
+    this.#onTheWire = 0;
+  }
+
+  async #flush(): Promise<void> {
+    await this.#sending;
+    while (this.#waiting.length > 0 && (await this.#send()));
+    const collector = await this.#collector?.catch(() => undefined);
+    await collector?.close();
+  }
+
+  #wakeIn(ms: number): void {
+    this.#alarm?.cancel();
+    this.#alarm = this.#clock.at(this.#clock.now() + ms, () => {
+      this.#alarm = undefined;
+      this.#sending = this.#send().finally(() => this.#sent());
+    });
+  }
+
+  #sent(): void {
+    this.#sending = undefined;
+    if (this.#closed || this.#waiting.length === 0) return;
+    const more = this.#waiting.length >= BUNDLE_SPANS;
+    this.#wakeIn(this.#trouble ? TRY_AGAIN_MS : more ? 0 : GATHER_MS);
+  }
+
+  /** One bundle; whether it is worth to go on at once. */
+  async #send(): Promise<boolean> {
+    const bundle = this.#take();
+    this.#onTheWire = bundle.length;
+    const { kind, why } = await this.#deliver(bundle);
+    // Closed meanwhile, and nobody waited for this: it is counted as dropped already.
+    if (this.#onTheWire === 0) return false;
+    this.#onTheWire = 0;
+    if (kind === "taken") this.#well();
+    else this.#complain(kind, why);
+    if (kind === "refused") this.#dropped += bundle.length;
+    if (kind === "away") this.#waiting = bundle.concat(this.#waiting);
+    return kind !== "away";
+  }
+
+  #take(): SpanFacts[] {
+    let count = 0;
+    let weight = 0;
+    for (const { links } of this.#waiting) {
+      weight += 1 + (links === undefined ? 0 : links.length);
+      if (count > 0 && (count >= BUNDLE_SPANS || weight > BUNDLE_WEIGHT)) break;
+      count++;
+    }
+    return this.#waiting.splice(0, count);
+  }
+
+  async #deliver(bundle: SpanFacts[]): Promise<Delivery> {
+    try {
+      const collector = await (this.#collector ??= this.#load());
+      return await collector.deliver(bundle);
+    } catch (error) {
+      return { kind: "refused", why: error instanceof Error ? error.message : String(error) };
+    }
+  }
+
+  #well(): void {
+    if (!this.#trouble) return;
+    this.#trouble = false;
+    const lost = this.#dropped === 0 ? "no span was dropped" : `${this.#dropped} spans were dropped so far`;
+    this.#say("info", `the collector of traces at ${this.#rules.place} takes spans again; ${lost}`);
+  }
+
+  #complain(kind: Delivery["kind"], why: string): void {
+    if (this.#trouble) return;
+    this.#trouble = true;
+    const { place, maxSpans } = this.#rules;
+    const message =
+      kind === "refused"
+        ? `the collector of traces at ${place} refuses spans (${why}): they are dropped; check telemetry.otlpUrl`
+        : `the collector of traces at ${place} cannot be reached (${why}): at most ${maxSpans} spans wait for ` +
+          "it, more are dropped; requests go on as before";
+    this.#say("warn", message);
+  }
+
+  #say(level: "info" | "warn", message: string): void {
+    this.#events.emit("notice", { level, message });
+  }
+}

@@ -1,0 +1,359 @@
+/**
+ * Spans, made from events after the fact. Nothing on a request's path knows of them: it carries ids
+ * (`core/trace.ts`), and whoever sees the end of something describes it.
+ *
+ *   request  SERVER    the caller's child, or a root          at request.answered
+ *   └ queue  INTERNAL  put → claim, one for each batch        at batch.started, in the process that claimed
+ *   batch    CONSUMER  a root: it belongs to many requests    from batch.started to batch.settled
+ *   └ call   CLIENT    one for each call to the worker        at batch.answered; the worker is told this one
+ *
+ * Links go both ways: the batch names the queue span of every traced task in it, the request names the batch
+ * that answered it, also when that was another's or an earlier one's. A batch is traced if one of its tasks is.
+ *
+ * A retry begins its second wait where the first batch gave it back; a process that did not see that takes the
+ * time of its put. What is kept while batches run is bounded by `MAX_OPEN` and `MAX_RETRIED`; a batch whose end
+ * never comes (the engine failed under it) is pushed out by others and counts as dropped.
+ */
+import type { Attributes, Link } from "@opentelemetry/api";
+import type { Clock } from "../app/clock.ts";
+import type { BatchNote } from "../core/task.ts";
+import { batchSpan, callSpan, queueSpan, readTraceparent, type SpanPlace } from "../core/trace.ts";
+import type { AnsweredRequest, BatchedTask, EventFields, Events } from "./events.ts";
+import type { Counter } from "./sight.ts";
+import { SpanBuffer } from "./span-buffer.ts";
+import * as names from "./span-names.ts";
+import type { Sender } from "./sender.ts";
+import { sentCollector } from "./sent-collector.ts";
+import { linkTo } from "./span.ts";
+import type { Tracing } from "./tracing.ts";
+
+export interface TracedModel {
+  readonly name: string;
+  /** Of its backend: http, python, … */
+  readonly kind: string;
+  /** What an http backend speaks. */
+  readonly protocol?: string;
+}
+
+export interface TracesParts {
+  readonly clock: Clock;
+  readonly events: Events;
+  /** Whose thread speaks to the collector. */
+  readonly sender: Pick<Sender, "ask">;
+  /** Those that there are now. */
+  readonly models: () => readonly TracedModel[];
+  /** Requests are taken by other processes. */
+  readonly apart: boolean;
+  readonly version: string;
+  /** Unique to this start. */
+  readonly instance: string;
+  readonly zone: string;
+  /** Where clients connect; "" until it is known. */
+  apiUrl(): string;
+}
+
+export interface Traces {
+  readonly dropped: Counter;
+  close(): Promise<void>;
+}
+
+const MAX_OPEN = 10_000;
+const MAX_RETRIED = 10_000;
+const SERVER_ERROR = 500;
+/** What the conventions know by name; over HTTP/2 a method may be any word. */
+const METHODS = new Set([
+  "GET",
+  "HEAD",
+  "POST",
+  "PUT",
+  "DELETE",
+  "CONNECT",
+  "OPTIONS",
+  "TRACE",
+  "PATCH",
+  "QUERY",
+]);
+/** What a protocol's calls are called in `gen_ai.operation.name`. */
+const OPERATIONS: Readonly<Record<string, string>> = {
+  "openai-embeddings": "embeddings",
+  "openai-completions": "text_completion",
+  tei: "embeddings",
+};
+
+/** Listens from now on; the library itself is loaded when the first spans leave. */
+export function openTraces(tracing: Tracing, parts: TracesParts): Traces {
+  const { clock, events, version, instance, zone } = parts;
+  const { url, place, timeoutMs, maxSpans } = tracing;
+  for (const complaint of tracing.complaints) events.emit("notice", { level: "warn", message: complaint });
+  const about: Attributes = {
+    [names.SERVICE_NAME]: "ferry",
+    [names.SERVICE_VERSION]: version,
+    [names.SERVICE_INSTANCE]: instance,
+    ...(zone !== "" && { [names.CLOUD_ZONE]: zone }),
+  };
+  const load = async () => sentCollector(parts.sender, { url, timeoutMs, about, version });
+  const buffer = new SpanBuffer({ maxSpans, closeMs: timeoutMs, place }, load, clock, events);
+  new SpanMaker(parts, buffer).listen(events);
+  return {
+    dropped: {
+      name: "ferry_spans_dropped_total",
+      help: "Spans that no collector will ever see: too many waited, or it refused them.",
+      read: () => buffer.dropped,
+    },
+    close: () => buffer.close(),
+  };
+}
+
+/** A traced batch that runs. */
+interface OpenBatch {
+  readonly model: string;
+  readonly batch: BatchNote;
+  readonly fill: number;
+  readonly attempt: number;
+  /** Its traced tasks. */
+  readonly tasks: ReadonlySet<string>;
+  readonly links: Link[];
+  /** How its last call ended. */
+  kind: string;
+  /** One of its calls was answered. */
+  answered: boolean;
+}
+
+interface Server {
+  readonly scheme: string;
+  readonly address: string;
+  readonly port: number | undefined;
+}
+
+export class SpanMaker {
+  readonly #parts: Pick<TracesParts, "clock" | "apart" | "apiUrl">;
+  readonly #models: () => readonly TracedModel[];
+  readonly #buffer: Pick<SpanBuffer, "add" | "drop">;
+  /** By id, the oldest first. */
+  readonly #open = new Map<string, OpenBatch>();
+  /** When a traced task was given back, by its id. */
+  readonly #retried = new Map<string, number>();
+  readonly #workers = new Map<string, Server | undefined>();
+  #server: Server | undefined;
+
+  constructor(
+    parts: Pick<TracesParts, "clock" | "apart" | "apiUrl" | "models">,
+    buffer: Pick<SpanBuffer, "add" | "drop">,
+  ) {
+    this.#parts = parts;
+    this.#models = parts.models;
+    this.#buffer = buffer;
+  }
+
+  listen(events: Events): void {
+    events.on("request.answered", (request) => {
+      if (request.trace !== undefined) this.#request(request);
+    });
+    events.on("batch.started", (started) => this.#started(started));
+    events.on("batch.answered", (answered) => {
+      if (this.#open.size > 0) this.#answered(answered);
+    });
+    events.on("batch.settled", (settled) => {
+      if (this.#open.size > 0) this.#settled(settled);
+    });
+    events.on("task.retried", ({ id, batchId }) => {
+      if (this.#open.get(batchId)?.tasks.has(id) !== true) return;
+      bound(this.#retried, MAX_RETRIED);
+      this.#retried.set(id, this.#parts.clock.now());
+    });
+  }
+
+  #request(request: AnsweredRequest): void {
+    const { trace, ending, status, startedAt, latencyMs, route } = request;
+    if (trace === undefined) return;
+    const method = METHODS.has(request.method) ? request.method : "_OTHER";
+    const batch = ending?.batch && batchSpan(ending.batch.id);
+    const attributes = this.#requestAttributes(request, method, batch);
+    const word = method === "_OTHER" ? "HTTP" : method;
+    this.#buffer.add({
+      name: route === "" ? word : `${word} ${route}`,
+      kind: names.KIND.server,
+      place: trace,
+      ...(trace.parentId !== "" && { parentId: trace.parentId, remote: true }),
+      state: trace.state,
+      startedAt,
+      endedAt: startedAt + latencyMs,
+      attributes,
+      ...(batch && { links: [{ context: linkTo(batch) }] }),
+      failed: status >= SERVER_ERROR,
+    });
+  }
+
+  #requestAttributes(request: AnsweredRequest, method: string, batch: SpanPlace | undefined): Attributes {
+    const { route, path, status, code, tier, model, id, work, ending } = request;
+    this.#server ??= serverOf(this.#parts.apiUrl());
+    const attributes: Attributes = { [names.HTTP_METHOD]: method, [names.HTTP_STATUS]: status };
+    // Where nothing is, the path is a stranger's text.
+    if (route !== "") attributes[names.HTTP_ROUTE] = route;
+    if (route !== "" && path !== undefined) attributes[names.URL_PATH] = path;
+    if (this.#server !== undefined) {
+      attributes[names.URL_SCHEME] = this.#server.scheme;
+      attributes[names.SERVER_ADDRESS] = this.#server.address;
+      if (this.#server.port !== undefined) attributes[names.SERVER_PORT] = this.#server.port;
+    }
+    if (code !== "") attributes[names.ERROR_TYPE] = code;
+    if (model !== "") attributes[names.FERRY_MODEL] = model;
+    if (tier !== "") attributes[names.FERRY_TIER] = tier;
+    if (id !== "") attributes[names.FERRY_TASK] = id;
+    if (work === "cached") attributes[names.FERRY_CACHED] = true;
+    if (work === "joined") attributes[names.FERRY_COLLAPSED] = true;
+    if (ending !== undefined) attributes[names.FERRY_ATTEMPT] = ending.attempt;
+    if (ending?.batch !== undefined) {
+      attributes[names.FERRY_BATCH] = ending.batch.id;
+      attributes[names.FERRY_BATCH_TRACE] = batch!.traceId;
+    }
+    return attributes;
+  }
+
+  #started({ model, batch, maxBatchSize, tasks }: EventFields["batch.started"]): void {
+    let place: SpanPlace | undefined;
+    let open: (OpenBatch & { tasks: Set<string>; attempt: number }) | undefined;
+    for (const each of tasks) {
+      if (each.task.trace === undefined) continue;
+      const queue = this.#queue(each, batch, (place ??= batchSpan(batch.id)), each.task.trace);
+      if (queue === undefined) continue;
+      const fill = batch.size / maxBatchSize;
+      open ??= { model, batch, fill, attempt: 1, tasks: new Set(), links: [], kind: "", answered: false };
+      open.links.push(queue);
+      open.tasks.add(each.task.id);
+      open.attempt = Math.max(open.attempt, each.attempt);
+    }
+    if (open === undefined) return;
+    if (bound(this.#open, MAX_OPEN)) this.#buffer.drop();
+    this.#open.set(batch.id, open);
+  }
+
+  /** The span of a task's wait, and a link to it. */
+  #queue(
+    { task, attempt, queuedAt }: BatchedTask,
+    batch: BatchNote,
+    batchPlace: SpanPlace,
+    trace: string,
+  ): Link | undefined {
+    const request = readTraceparent(trace);
+    if (request === undefined) return undefined;
+    const { id, model } = task;
+    const place = queueSpan(request, batchPlace);
+    const again = this.#retried.get(id);
+    if (again !== undefined) this.#retried.delete(id);
+    this.#buffer.add({
+      name: `queue ${model}`,
+      kind: names.KIND.internal,
+      place,
+      parentId: request.spanId,
+      remote: this.#parts.apart,
+      startedAt: again ?? queuedAt,
+      endedAt: batch.startedAt,
+      attributes: {
+        [names.MESSAGING_SYSTEM]: "ferry",
+        [names.MESSAGING_DESTINATION]: model,
+        [names.MESSAGING_MESSAGE]: id,
+        [names.FERRY_ATTEMPT]: attempt,
+      },
+    });
+    return { context: linkTo(place), attributes: { [names.MESSAGING_MESSAGE]: id } };
+  }
+
+  #answered({
+    model,
+    batchId,
+    worker,
+    kind,
+    call,
+    startedAt,
+    serviceMs,
+  }: EventFields["batch.answered"]): void {
+    const open = this.#open.get(batchId);
+    if (open === undefined) return;
+    const answered = kind === "answered";
+    open.kind = kind;
+    open.answered ||= answered;
+    const { name, attributes } = this.#callAttributes(model, worker);
+    attributes[names.FERRY_WORKER] = worker;
+    attributes[names.MESSAGING_COUNT] = open.batch.size;
+    if (call > 1) attributes[names.HTTP_RESEND] = call - 1;
+    if (!answered) attributes[names.ERROR_TYPE] = kind;
+    this.#buffer.add({
+      name,
+      kind: names.KIND.client,
+      place: callSpan(batchId, call),
+      parentId: batchSpan(batchId).spanId,
+      startedAt,
+      endedAt: startedAt + serviceMs,
+      attributes,
+      failed: !answered,
+    });
+  }
+
+  #callAttributes(model: string, worker: string): { name: string; attributes: Attributes } {
+    const { kind = "", protocol = "" } = this.#models().find(({ name }) => name === model) ?? {};
+    const operation = Object.hasOwn(OPERATIONS, protocol) ? OPERATIONS[protocol] : undefined;
+    const attributes: Attributes = { [names.GEN_AI_MODEL]: model };
+    if (operation !== undefined) {
+      attributes[names.GEN_AI_OPERATION] = operation;
+      attributes[names.GEN_AI_PROVIDER] = protocol.startsWith("openai-") ? "openai" : protocol;
+    }
+    if (kind !== "http") return { name: `call ${model}`, attributes };
+    attributes[names.HTTP_METHOD] = "POST";
+    const server = this.#workerServer(worker);
+    if (server !== undefined) attributes[names.SERVER_ADDRESS] = server.address;
+    if (server?.port !== undefined) attributes[names.SERVER_PORT] = server.port;
+    return { name: operation === undefined ? "POST" : `${operation} ${model}`, attributes };
+  }
+
+  /** A worker behind HTTP is named by its host; as many as there are in the config. */
+  #workerServer(worker: string): Server | undefined {
+    if (!this.#workers.has(worker)) this.#workers.set(worker, serverOf(`http://${worker}`));
+    return this.#workers.get(worker);
+  }
+
+  #settled({ batchId, size, calls }: EventFields["batch.settled"]): void {
+    const open = this.#open.get(batchId);
+    if (open === undefined) return;
+    this.#open.delete(batchId);
+    const { model, batch, fill, attempt, links, kind, answered } = open;
+    this.#buffer.add({
+      name: `process ${model}`,
+      kind: names.KIND.consumer,
+      place: batchSpan(batchId),
+      startedAt: batch.startedAt,
+      endedAt: this.#parts.clock.now(),
+      attributes: {
+        [names.MESSAGING_SYSTEM]: "ferry",
+        [names.MESSAGING_DESTINATION]: model,
+        [names.MESSAGING_OPERATION]: "process",
+        [names.MESSAGING_OPERATION_TYPE]: "process",
+        [names.MESSAGING_COUNT]: size,
+        [names.FERRY_BATCH]: batchId,
+        [names.FERRY_BATCH_REASON]: batch.reason,
+        [names.FERRY_BATCH_WHY]: batch.why,
+        [names.FERRY_BATCH_FILL]: fill,
+        [names.FERRY_BATCH_CALLS]: calls,
+        [names.FERRY_WORKER]: batch.worker,
+        [names.FERRY_ATTEMPT]: attempt,
+        ...(!answered && kind !== "" && { [names.ERROR_TYPE]: kind }),
+      },
+      links,
+      failed: !answered,
+    });
+  }
+}
+
+/** Makes room for one more; whether somebody had to go. */
+function bound(map: Map<string, unknown>, most: number): boolean {
+  if (map.size < most) return false;
+  const [oldest] = map.keys();
+  return map.delete(oldest!);
+}
+
+function serverOf(url: string): Server | undefined {
+  const parsed = url === "" ? null : URL.parse(url);
+  if (parsed === null) return undefined;
+  const { protocol, hostname, port } = parsed;
+  return { scheme: protocol.slice(0, -1), address: hostname, port: port === "" ? undefined : Number(port) };
+}

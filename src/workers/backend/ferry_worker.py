@@ -1,0 +1,823 @@
+"""The Python side of a worker: runs the user's batch function in a process of its own.
+
+    python3 -u ferry_worker.py /abs/model.py function_name max_reply_bytes
+
+Started by Ferry (src/workers/backend/python.ts), never imported; the user's file knows nothing of it. Batches come
+and go on two sockets of their own, fd 3 in and fd 4 out, so that stdout and stderr stay the user's to print
+on. A frame on either:
+
+    u32 LE   length of the payload
+    u8       kind
+    payload
+
+    to here      1 call      u32 number, then JSON text: {"inputs": [...]}, perhaps with "parameters": {...}
+                10 arrays    the same where inputs are arrays: u32 number, u32 type, u32 count, u32 bytes of the parameters,
+                             count x u32 how many numbers, the parameters as JSON, zeros up to a multiple of 8, the
+                             numbers as this machine writes them
+    from here    2 ready     empty: the file is imported, calls may come
+                 3 cannot    UTF-8 text: why the file or the function cannot be used
+                 4 outputs   u32 number, u32 count, count x u32 length, then the JSON texts
+                 5 rejected  u32 number, UTF-8 text: the function raised this
+                 6 unusable  u32 number, UTF-8 text: what it returned is no list of outputs
+                 7 rows      u32 number, u32 count, u8 type, u8 dimensions, dimensions x u32 of one row, then
+                             count rows of that type and shape, one block
+                 8 mixed     u32 number, u32 count, count x (u8 type, u8 dimensions, u32 length, dimensions x u32),
+                             then the outputs one behind the other
+                 9 begun     u32 number: the function is about to be called with it
+
+All numbers are little-endian. A type is 0 for JSON text, 1 for bytes, and from 2 on a place in DTYPES.
+
+The number of a reply is the number of its call, and replies come in the order of their calls. The next call may come
+before the last is answered. Three threads share the work:
+
+    reader   reads and parses the next call while the function runs
+    main     calls the function, never twice at once, since a user's CUDA code, signals and event loops expect the main
+             thread. Outputs that it returns are encoded and on their way before it is called again: it may reuse them.
+    sender   when the function returned a callable instead: calls that, encodes what it returns and sends it, while the
+             main thread goes on with the next call
+
+Ferry hands over two calls at most. So the function is never called before the outputs of the call before the last are
+sent, and two buffers in turn are enough for a callable, too.
+
+The end of fd 3 ends the process; the end of fd 5, on which nothing is ever sent, ends everything it has started. Runs
+on Python 3.8 and later, standard library only: arrays and tensors are known by what they can do.
+"""
+
+import array
+import collections
+import importlib.machinery
+import importlib.util
+import inspect
+import json
+import os
+import queue
+import select
+import signal
+import socket
+import struct
+import sys
+import threading
+import traceback
+
+CALL, READY, CANNOT, OUTPUTS, REJECTED, UNUSABLE, ROWS, MIXED, BEGUN, ARRAYS = 1, 2, 3, 4, 5, 6, 7, 8, 9, 10
+JSON_TEXT, BYTES, FIRST_DTYPE = 0, 1, 2
+DTYPES = (
+    "bool", "int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64",
+    "float16", "float32", "float64",
+)
+TYPES = {name: FIRST_DTYPE + place for place, name in enumerate(DTYPES)}
+MAX_DIMENSIONS = 32
+# What stands before the outputs of a reply: Ferry ends a worker whose frame is a mebibyte larger than its outputs may be.
+MAX_TABLE_BYTES = 1_000_000
+TOO_MANY = "the function returned many more outputs than there were inputs"
+# As much as fits in one reply of some megabytes; the system may grant less.
+SOCKET_BYTES = 1 << 20
+# Of what one system call writes.
+MAX_PARTS = 512
+# Threads that want to run wait so long for one that computes in Python. Replies would wait 5 ms by default.
+SWITCH_SECONDS = 0.0005
+MAX_TEXT_CHARS = 400
+CLOSE_SECONDS = 1.0
+LIFELINE_FD = 5
+
+
+class CannotStart(Exception):
+    """The user's file or function cannot be used; the text says what to do."""
+
+
+class Refused(Exception):
+    """The function cannot be called like this; the text says why."""
+
+
+class Unusable(Exception):
+    """What the function returned cannot be sent; the text says why."""
+
+
+class Line:
+    """Frames on fd 3 and fd 4. Written by whoever comes first; nobody waits for another who writes."""
+
+    def __init__(self):
+        for fd in (3, 4):
+            os.set_inheritable(fd, False)
+        os.set_blocking(3, True)
+        os.set_blocking(4, False)
+        enlarge(4)
+        self._reader = open(3, "rb", buffering=1 << 16)
+        self._outbox = collections.deque()
+        self._writing = threading.Lock()
+        self._pid = os.getpid()
+
+    def read_call(self):
+        """The number of the next call, and what `parsed` takes; None when no more will come."""
+        header = self._reader.read(5)
+        if len(header) < 5:
+            return None
+        length, kind = struct.unpack("<IB", header)
+        if kind == ARRAYS:
+            payload = bytearray(length)  # The function may write into its inputs, as into any array.
+            if self._reader.readinto(payload) < length:
+                return None
+            return struct.unpack_from("<I", payload)[0], payload
+        payload = self._reader.read(length)
+        if len(payload) < length or kind != CALL:
+            return None
+        return struct.unpack_from("<I", payload)[0], memoryview(payload)[4:]
+
+    def end_copy(self):
+        """A copy of this process that the user's code forked off must never answer."""
+        if os.getpid() != self._pid:
+            os._exit(0)
+
+    def send(self, parts):
+        """Writes one frame and waits until all that was to be written is."""
+        self._outbox.append(parts)
+        self.rest()
+
+    def post(self, parts):
+        """Writes one frame as far as that needs no wait. True: `parts` are written, and their memory is free again.
+
+        False: there is more, and somebody must call `rest`.
+        """
+        if self._outbox or not self._writing.acquire(False):
+            self._outbox.append([b"".join(parts)])
+            return self._flush(False)
+        try:
+            left = write_some(parts)
+            if left:
+                self._outbox.appendleft([b"".join(left)])
+        finally:
+            self._writing.release()
+        return not self._outbox or self._flush(False)
+
+    def rest(self):
+        self._flush(True)
+
+    def _flush(self, wait):
+        """Writes what is there; false when that would take a wait and there shall be none."""
+        while self._outbox:
+            if not self._writing.acquire(wait):
+                return True  # Whoever writes now looks again when it is done.
+            try:
+                while self._outbox:
+                    left = write_some(self._outbox[0])
+                    if not left:
+                        self._outbox.popleft()
+                        continue
+                    self._outbox[0] = left
+                    if not wait:
+                        return False
+                    writable = select.poll()
+                    writable.register(4, select.POLLOUT)
+                    writable.poll()
+            finally:
+                self._writing.release()
+        return True
+
+
+def enlarge(fd):
+    """So that a reply of 64 embeddings is not written in pieces. Best effort: Node makes sockets, others pipes."""
+    try:
+        with socket.socket(fileno=os.dup(fd)) as line:
+            line.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SOCKET_BYTES)
+        return
+    except OSError:
+        pass
+    try:
+        import fcntl
+
+        F_SETPIPE_SZ = 1031
+        fcntl.fcntl(fd, F_SETPIPE_SZ, SOCKET_BYTES)
+    except (ImportError, OSError):
+        pass
+
+
+def write_some(parts):
+    """Writes as much as there is room for, and returns what is left: an empty list when nothing is."""
+    left = parts
+    while left:
+        try:
+            written = os.writev(4, left[:MAX_PARTS])
+        except BlockingIOError:
+            return left
+        place = 0
+        while place < len(left) and written >= len(left[place]):
+            written -= len(left[place])
+            place += 1
+        left = left[place:]
+        if written:
+            left[0] = memoryview(left[0])[written:]
+    return left
+
+
+def frame(kind, number, payload, parts=()):
+    """One frame as parts, each of which has as many elements as bytes. The payload goes before the parts."""
+    if len(payload) > MAX_TABLE_BYTES:
+        raise Unusable(TOO_MANY)
+    length = 4 + len(payload) + sum(map(len, parts))
+    return [struct.pack("<IBI", length, kind, number) + payload, *parts]
+
+
+class Function:
+    """The user's function and how it wants to be called."""
+
+    def __init__(self, function, name):
+        self._function = function
+        self._name = name
+        self._loop = None
+        self._takes_parameters, self._needs_parameters = parameters_of(function)
+
+    def call(self, inputs, parameters):
+        if parameters and not self._takes_parameters:
+            # "$..." is only how a protocol marks its requests, such as {"$tokens": true}.
+            if any(not name.startswith("$") for name in parameters):
+                raise Refused("%s() takes no parameters" % self._name)
+            parameters = {}
+        if parameters or self._needs_parameters:
+            result = self._function(inputs, parameters=parameters)
+        else:
+            result = self._function(inputs)
+        return self._awaited(result) if inspect.isawaitable(result) else result
+
+    def _awaited(self, result):
+        # One loop for the process, because clients and locks made in it belong to it.
+        import asyncio
+
+        if self._loop is None:
+            self._loop = asyncio.new_event_loop()
+            asyncio.set_event_loop(self._loop)
+        return self._loop.run_until_complete(result)
+
+
+def parameters_of(function):
+    """Whether the function can be given parameters=..., and whether it must be."""
+    try:
+        accepted = list(inspect.signature(function).parameters.values())
+    except (TypeError, ValueError):
+        return False, False
+    takes, needs = False, False
+    for index, parameter in enumerate(accepted):
+        if parameter.kind is parameter.VAR_KEYWORD:
+            takes = True
+        # The first place is taken by the inputs, whatever it is called.
+        elif parameter.name == "parameters" and (
+            parameter.kind is parameter.KEYWORD_ONLY
+            or (parameter.kind is parameter.POSITIONAL_OR_KEYWORD and index > 0)
+        ):
+            takes = True
+            needs = parameter.default is parameter.empty
+    return takes, needs
+
+
+def load(path, name):
+    """Imports the file as `python model.py` would see it: its folder first on the path."""
+    if not os.path.isfile(path):
+        raise CannotStart("cannot find %s; check backend.function" % path)
+    sys.argv = [path]
+    here = os.path.dirname(os.path.abspath(__file__))
+    sys.path[:] = [os.path.dirname(path)] + [folder for folder in sys.path if folder != here]
+    stem = os.path.splitext(os.path.basename(path))[0]
+    loader = importlib.machinery.SourceFileLoader(stem, path)
+    module = importlib.util.module_from_spec(importlib.util.spec_from_loader(stem, loader))
+    sys.modules[stem] = module
+    try:
+        loader.exec_module(module)
+    except BaseException as error:
+        print_error(error)
+        why = in_words(error)
+        raise CannotStart("cannot import %s: %s; it must load with %s" % (path, why, sys.executable))
+    function = getattr(module, name, None)
+    if function is None:
+        there = [key for key, value in vars(module).items() if inspect.isfunction(value) and key[0] != "_"]
+        hint = "it has %s" % ", ".join(there) if there else "it has none"
+        raise CannotStart('%s has no function "%s" (%s); check backend.function' % (path, name, hint))
+    if not callable(function):
+        kind = a_type(function)
+        raise CannotStart('"%s" in %s is no function but %s; check backend.function' % (name, path, kind))
+    return Function(function, name)
+
+
+class Arrays(list):
+    """The inputs as arrays, one each; `flat` has the numbers of all of them, one behind the other."""
+
+    __slots__ = ("flat",)
+
+
+def arrays_of(payload):
+    kind, count, size = struct.unpack_from("<III", payload, 4)
+    lengths = struct.unpack_from("<%dI" % count, payload, 16)
+    start = 16 + 4 * count
+    parameters = json.loads(str(payload[start : start + size], "utf-8")) if size else {}
+    first = (start + size + 7) // 8 * 8
+    inputs = Arrays()
+    inputs.flat = flat = memoryview(payload)[first:].cast(LETTERS[DTYPES[kind - FIRST_DTYPE]])
+    place = 0
+    for length in lengths:
+        inputs.append(flat[place : place + length])
+        place += length
+    return inputs, parameters, None
+
+
+def parsed(text):
+    """A call as the reader hands it over: inputs and parameters, or what is wrong with it."""
+    try:
+        if isinstance(text, bytearray):
+            return arrays_of(text)
+        call = json.loads(str(text, "utf-8"))
+        return call["inputs"], call.get("parameters") or {}, None
+    except BaseException as error:
+        return None, None, error
+
+
+def attempt(work, number, max_reply_bytes):
+    """The frame that answers with what `work` returns, or that callable itself. Never raises."""
+    try:
+        result = work()
+    except Refused as error:
+        return frame(REJECTED, number, encoded(str(error)))
+    except BaseException as error:  # SystemExit and KeyboardInterrupt too: they are this batch's, not ours.
+        print_place(error)
+        if broken_for_good(error):
+            os._exit(1)
+        return frame(REJECTED, number, encoded(in_words(error)))
+    try:
+        return result if is_rest(result) else outputs_frame(result, number, max_reply_bytes)
+    except Unusable as error:
+        return frame(UNUSABLE, number, encoded(str(error)))
+    except BaseException as error:
+        return frame(UNUSABLE, number, encoded("the outputs cannot be read: %s" % in_words(error)))
+
+
+def is_rest(result):
+    """Whether the function returned "the rest of the work" and not outputs."""
+    return callable(result) and not isinstance(result, (list, tuple, type)) and not hasattr(result, "tolist")
+
+
+def broken_for_good(error):
+    """After such an error every later call in this process fails, whatever its inputs: start anew instead."""
+    words = in_words(error)
+    return "CUDA error" in words and "out of memory" not in words
+
+
+def outputs_frame(result, number, max_reply_bytes):
+    if not isinstance(result, (list, tuple)):
+        block = None if isinstance(result, (str, bytes, bytearray, dict)) else block_of(result)
+        if block is not None and len(block.shape) > 1:
+            return rows_frame(number, block.shape[0], block.type, block.shape[1:], [block.bytes], max_reply_bytes)
+        if hasattr(result, "tolist"):
+            result = result.tolist()
+        elif block is not None and len(block.shape) == 1:
+            result = numbers_of(block)
+    if not isinstance(result, (list, tuple)):
+        raise Unusable("the function returned %s, not a list" % a_type(result))
+    if len(result) > MAX_TABLE_BYTES // 4:
+        raise Unusable(TOO_MANY)
+    blocks = []
+    size = 0
+    for index, output in enumerate(result):
+        block = None
+        if output is not None and not isinstance(output, PLAIN):
+            block = block_of(output)
+        if block is None or (block.type != BYTES and not block.shape):
+            try:
+                # Half a surrogate pair, which an input may hold, has no UTF-8; as \ud800 it is what JSON calls it.
+                block = Block(JSON_TEXT, (), encode_json(output).encode("utf-8", "backslashreplace"))
+            except Exception as error:
+                raise Unusable("output %d cannot be written as JSON: %s" % (index, in_words(error)))
+        blocks.append(block)
+        size += len(block.bytes)
+        check_size(size, max_reply_bytes)
+    return list_frame(number, blocks, max_reply_bytes)
+
+
+PLAIN = (str, int, float, dict, list, tuple)
+
+
+def list_frame(number, blocks, max_reply_bytes):
+    """One output per block: all of them texts, all of one type and shape, or mixed."""
+    kinds = {(block.type, block.shape) for block in blocks}
+    parts = [block.bytes for block in blocks]
+    if len(kinds) == 1 and blocks[0].type >= FIRST_DTYPE:
+        return rows_frame(number, len(blocks), blocks[0].type, blocks[0].shape, parts, max_reply_bytes)
+    if all(kind == JSON_TEXT for kind, _ in kinds):
+        lengths = struct.pack("<I%dI" % len(parts), len(parts), *map(len, parts))
+        return frame(OUTPUTS, number, lengths, [b"".join(parts)])
+    table = [struct.pack("<I", len(blocks))]
+    for block in blocks:
+        head = struct.pack("<BBI", block.type, len(block.shape), len(block.bytes))
+        table.append(head + dimensions(block.shape))
+    return frame(MIXED, number, b"".join(table), parts)
+
+
+def rows_frame(number, count, kind, shape, parts, max_reply_bytes):
+    check_size(sum(map(len, parts)), max_reply_bytes)
+    head = struct.pack("<IBB", count, kind, len(shape)) + dimensions(shape)
+    return frame(ROWS, number, head, parts)
+
+
+def dimensions(shape):
+    return struct.pack("<%dI" % len(shape), *shape)
+
+
+def check_size(size, max_reply_bytes):
+    if size > max_reply_bytes:
+        raise Unusable("the outputs are larger than maxReplyBytes (%d)" % max_reply_bytes)
+
+
+# A type, a shape, and the bytes: little-endian, row-major, without gaps.
+Block = collections.namedtuple("Block", "type shape bytes")
+SIGNED, UNSIGNED = "bhilqn", "BHILQN"
+FLOATS = {"e": "float16", "f": "float32", "d": "float64"}
+BITS = {1: "8", 2: "16", 4: "32", 8: "64"}
+
+
+def block_of(value):
+    """Bytes, an array or a tensor, of whatever library, as a block; None for what is neither."""
+    if isinstance(value, (bytes, bytearray)):
+        return Block(BYTES, (), value)
+    if getattr(value, "shape", None) == ():
+        return None  # A scalar of some library: it has bytes, but nobody means those.
+    view = memory_of(value)
+    if view is None:
+        view = view_of(on_the_host(value))
+    if view is None:
+        return None
+    letter, swapped = view.format[-1:], view.format[:1] in (">", "!")
+    if view.format.lstrip("@=<>!") != letter or len(view.shape) > MAX_DIMENSIONS:
+        return None
+    if isinstance(value, memoryview) and letter in "Bc" and view.ndim == 1:
+        return Block(BYTES, (), flat(view))
+    name = dtype_name(letter, view.itemsize)
+    if name is None:
+        return None
+    data = flat(view)
+    if view.itemsize > 1 and (swapped or (sys.byteorder == "big" and view.format[:1] != "<")):
+        data = byteswapped(data, view.itemsize)
+    return Block(TYPES[name], tuple(view.shape), data)
+
+
+def dtype_name(letter, size):
+    if letter in SIGNED:
+        return "int" + BITS[size]
+    if letter in UNSIGNED:
+        return "uint" + BITS[size]
+    return "bool" if letter == "?" else FLOATS.get(letter)
+
+
+def on_the_host(value):
+    """Tensors of a GPU are copied from there; what no other library has a type for becomes float32."""
+    if is_torch(value):
+        value = value.detach().cpu()
+        if "bfloat16" in str(value.dtype) or "float8" in str(value.dtype):
+            value = value.float()
+        return value.contiguous().resolve_neg()
+    if hasattr(value, "__cuda_array_interface__") and hasattr(value, "get"):  # cupy
+        value = value.get()
+    name = str(getattr(value, "dtype", ""))
+    if ("bfloat16" in name or "float8" in name) and hasattr(value, "astype"):
+        value = value.astype("float32")
+    return value
+
+
+def is_torch(value):
+    return hasattr(value, "detach") and hasattr(value, "cpu") and hasattr(value, "data_ptr")
+
+
+LETTERS = dict(zip(DTYPES, "?bBhHiIqQefd"))
+
+
+class Described:
+    """As much of a memoryview as `block_of` looks at, over memory that is described elsewhere."""
+
+    def __init__(self, letter, itemsize, shape, data):
+        self.format, self.itemsize, self.shape, self.ndim, self.data = letter, itemsize, shape, len(shape), data
+
+
+def view_of(value):
+    """A memoryview, or what is as good as one; None for what has its numbers nowhere in one place."""
+    if is_torch(value):  # Its own way to numpy would need numpy.
+        letter = LETTERS.get(str(value.dtype).rpartition(".")[2])
+        size, shape = value.element_size(), tuple(value.shape)
+        data = memory_at(value.data_ptr(), value.numel() * size, value)
+        return None if letter is None else Described(letter, size, shape, data)
+    view = memory_of(value)
+    interface = None if view is not None else getattr(value, "__array_interface__", None)
+    if isinstance(interface, dict):
+        return view_of_interface(interface, value)
+    if view is None and hasattr(value, "__array__"):
+        return memory_of(value.__array__())
+    return view
+
+
+def memory_of(value):
+    """Through the buffer protocol; None for what has none, or has a type that it does not know."""
+    try:
+        return memoryview(value)
+    except (TypeError, ValueError, BufferError):
+        return None
+
+
+def memory_at(address, size, owner):
+    import ctypes
+
+    memory = (ctypes.c_char * size).from_address(address)
+    memory.owner = owner  # Lives as long as anybody looks at the memory.
+    return memoryview(memory).cast("B")
+
+
+def view_of_interface(interface, owner):
+    """As numpy describes it in "The array interface protocol"; None for what has gaps or another type."""
+    typestr, shape = interface["typestr"], tuple(interface["shape"])
+    order, itemsize = typestr[0], int(typestr[2:]) if typestr[2:].isdigit() else 0
+    kind = {"b": "bool", "i": "int", "u": "uint", "f": "float"}.get(typestr[1], "")
+    letter = LETTERS.get(kind if kind == "bool" else "%s%d" % (kind, 8 * itemsize))
+    strides = interface.get("strides")
+    if letter is None or not (strides is None or is_dense(strides, shape, itemsize)):
+        return None
+    size = itemsize
+    for dimension in shape:
+        size *= dimension
+    data = interface.get("data")
+    if isinstance(data, tuple):
+        data = memory_at(data[0], size, owner)
+    start = interface.get("offset", 0)
+    data = memoryview(owner if data is None else data).cast("B")[start : start + size]
+    mark = order if order in "<>" else ""
+    return Described(mark + letter, itemsize, shape, data) if len(data) == size else None
+
+
+def is_dense(strides, shape, itemsize):
+    for stride, dimension in zip(reversed(strides), reversed(shape)):
+        if dimension != 1 and stride != itemsize:
+            return False
+        itemsize *= dimension
+    return True
+
+
+def flat(view):
+    """Its bytes, without a copy where they lie one behind the other."""
+    if isinstance(view, Described):
+        return view.data
+    if view.nbytes == 0:
+        return b""
+    try:
+        return view.cast("B") if view.c_contiguous else view.tobytes()
+    except (TypeError, ValueError):
+        return view.tobytes()  # A format that cannot be cast in this Python, such as "e" or "<f".
+
+
+def byteswapped(data, itemsize):
+    swap = array.array({2: "H", 4: "I", 8: "Q"}[itemsize], bytes(data))
+    swap.byteswap()
+    return swap.tobytes()
+
+
+def numbers_of(block):
+    """Of an array that cannot say its numbers itself."""
+    letter = LETTERS[DTYPES[block.type - FIRST_DTYPE]]
+    return list(struct.unpack("<%d%s" % (block.shape[0], letter), block.bytes))
+
+
+def plain(value):
+    """Arrays, tensors and their scalars, of whatever library, as plain Python."""
+    for method in ("tolist", "item"):
+        if hasattr(value, method):
+            return getattr(value, method)()
+    raise TypeError("%s is not a JSON value" % a_type(value))
+
+
+# NaN and Infinity are refused here: JSON has no such numbers, and readers would take them for null.
+encode_json = json.JSONEncoder(
+    ensure_ascii=False, allow_nan=False, separators=(",", ":"), default=plain
+).encode
+
+
+def a_type(value):
+    name = type(value).__name__
+    return ("an " if name[:1].lower() in "aeiou" else "a ") + name
+
+
+def in_words(error):
+    """TypeName: message, on one line."""
+    try:
+        words = " ".join(str(error).split())
+    except Exception:
+        words = ""
+    name = type(error).__name__
+    return "%s: %s" % (name, words) if words else name
+
+
+def encoded(text):
+    return text[:MAX_TEXT_CHARS].encode("utf-8", "backslashreplace")
+
+
+def users_part(trace):
+    """Without the frames of this file: the user's own code is what can be mended."""
+    while trace is not None and trace.tb_frame.f_code.co_filename == __file__:
+        trace = trace.tb_next
+    return trace
+
+
+def print_error(error):
+    try:
+        traceback.print_exception(type(error), error, users_part(error.__traceback__))
+    except Exception:
+        pass
+
+
+def print_place(error):
+    """Where it was raised, without its message: that may quote an input, and its caller gets it."""
+    try:
+        name = type(error).__name__
+        place = "".join(traceback.format_tb(users_part(error.__traceback__)))
+        sys.stderr.write("Traceback (most recent call last):\n%s%s: its message is in the answer\n" % (place, name))
+        sys.stderr.flush()
+    except Exception:
+        pass
+
+
+def die_with_parent():
+    """SIGKILL for this process when Ferry dies, also in the middle of a call. Linux only; best effort."""
+    try:
+        import ctypes
+
+        PR_SET_PDEATHSIG = 1
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    except Exception:
+        pass
+
+
+def guard_group():
+    """Leaves a process beside this one that ends the whole group when Ferry is gone, busy or not.
+
+    Forked twice, so that it is nobody's child here and a user's os.wait() never meets it.
+    """
+    if not hasattr(os, "fork"):
+        return
+    middle = os.fork()
+    if middle:
+        os.waitpid(middle, 0)
+        os.close(LIFELINE_FD)
+        return
+    if os.fork():
+        os._exit(0)
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    for fd in range(LIFELINE_FD):
+        os.close(fd)
+    os.read(LIFELINE_FD, 1)
+    os.killpg(0, signal.SIGKILL)
+
+
+class Sender:
+    """The thread that does the rest of the work of calls: their callables, and what could not be written at once."""
+
+    def __init__(self, line, max_reply_bytes):
+        self._line = line
+        self._max_reply_bytes = max_reply_bytes
+        self._replies = queue.SimpleQueue()
+        # Only the main thread counts up, and only this one down.
+        self._given, self._done = 0, 0
+        self._thread = threading.Thread(target=self._run, name="ferry-sender", daemon=True)
+        self._thread.start()
+
+    @property
+    def idle(self):
+        return self._given == self._done
+
+    def give(self, number, reply):
+        """`reply`: a callable, a frame, or None for what the line has left."""
+        self._given += 1
+        self._replies.put((number, reply))
+
+    def end(self):
+        """Returns when all is sent."""
+        self._replies.put((0, self))
+        self._thread.join()
+
+    def _run(self):
+        with ending_with_ferry():
+            while True:
+                number, reply = self._replies.get()
+                if reply is self:
+                    return
+                if callable(reply):
+                    reply = attempt(reply, number, self._max_reply_bytes)
+                    self._line.end_copy()
+                    if callable(reply):
+                        words = encoded("the function's callable returned %s, not a list" % a_type(reply))
+                        reply = frame(UNUSABLE, number, words)
+                if reply is None:
+                    self._line.rest()
+                else:
+                    self._line.send(reply)
+                self._done += 1
+                del reply  # It holds the user's memory.
+
+
+class ending_with_ferry:
+    """An error of this file's own ends the process; not worth a word when Ferry is gone, and nobody reads it."""
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, kind, error, trace):
+        if isinstance(error, ConnectionError):
+            os._exit(0)
+        if error is not None and threading.current_thread() is not threading.main_thread():
+            traceback.print_exception(kind, error, trace)
+            os._exit(1)
+
+
+class Calls:
+    """The calls that have come. A thread reads the next one while the function runs.
+
+    It parses it, too, so that a function that waits for its GPU finds its inputs ready. One that returns the rest of
+    its work does not wait: what it is short of is the interpreter, and two threads that want that slow each other
+    down.
+    """
+
+    def __init__(self, line):
+        self.parse_ahead = True
+        self._line = line
+        self._come = queue.SimpleQueue()
+        threading.Thread(target=self._read, name="ferry-reader", daemon=True).start()
+
+    def next(self):
+        """Number, inputs, parameters, and what is wrong with them; None when no more will come."""
+        call = self._come.get()
+        if call is None:
+            return None
+        number, text, known = call
+        return (number, *(known or parsed(text)))
+
+    def _read(self):
+        try:
+            while True:
+                call = self._line.read_call()
+                if call is None:
+                    break
+                number, text = call
+                self._come.put((number, text, parsed(text) if self.parse_ahead else None))
+        except OSError:
+            pass
+        finally:
+            self._come.put(None)
+
+
+def answer_calls(line, function, max_reply_bytes):
+    calls = Calls(line)
+    sender = Sender(line, max_reply_bytes)
+    while True:
+        call = calls.next()
+        if call is None:
+            break
+        number, inputs, parameters, flaw = call
+        if not line.post(frame(BEGUN, number, b"")):
+            sender.give(number, None)
+        reply = attempt(lambda: called(function, inputs, parameters, flaw), number, max_reply_bytes)
+        line.end_copy()
+        calls.parse_ahead = not callable(reply)
+        if callable(reply):
+            sender.give(number, reply)
+        elif not sender.idle:
+            # Replies keep their order, and the user's memory is the user's again.
+            sender.give(number, [b"".join(reply)])
+        elif not line.post(reply):
+            sender.give(number, None)
+        del call, inputs, reply
+    sender.end()
+
+
+def called(function, inputs, parameters, flaw):
+    if flaw is not None:
+        raise flaw
+    return function.call(inputs, parameters)
+
+
+def main():
+    path, name, max_reply_bytes = sys.argv[1], sys.argv[2], int(sys.argv[3])
+    sys.setswitchinterval(SWITCH_SECONDS)
+    line = Line()
+    guard_group()
+    die_with_parent()
+    for stream in (sys.stdout, sys.stderr):
+        # Whatever the locale says, printing must not be what fails a batch.
+        stream.reconfigure(encoding="utf-8", errors="backslashreplace")
+    try:
+        function = load(path, name)
+    except CannotStart as error:
+        words = encoded(str(error))
+        line.send([struct.pack("<IB", len(words), CANNOT) + words])
+        line.read_call()  # Ferry ends this process once it has read why.
+        return
+    line.send([struct.pack("<IB", 0, READY)])
+    answer_calls(line, function, max_reply_bytes)
+    # A thread of the user's that never ends must not keep this process alive.
+    last = threading.Timer(CLOSE_SECONDS, os._exit, (0,))
+    last.daemon = True
+    last.start()
+
+
+if __name__ == "__main__":
+    with ending_with_ferry():
+        main()

@@ -1,0 +1,198 @@
+/**
+ * The thread's side of `module.ts`: imports the user's file, then answers one call after another.
+ *
+ * Outputs go back as JSON texts, one per output. `JSON.stringify` drops or nulls what JSON cannot hold, so
+ * a replacer looks at every value first and refuses. An output that is a typed array is a tensor of one dimension, a
+ * Buffer, an ArrayBuffer or a DataView is bytes: base64 of them is made here, in the thread, where the gateway need not
+ * wait for it, and the memory stays the function's own. Inside of other outputs typed arrays are written as arrays.
+ */
+import { existsSync } from "node:fs";
+import { endianness } from "node:os";
+import { pathToFileURL } from "node:url";
+import { inspect, types } from "node:util";
+import { parentPort, workerData } from "node:worker_threads";
+import { bytesText, type Dtype, tensorText } from "../../core/tensor.ts";
+
+/** Which function to run. */
+export interface ThreadFunction {
+  readonly file: string;
+  readonly name: string;
+}
+
+export interface ThreadCall {
+  readonly number: number;
+  /** JSON text of an array. */
+  readonly inputs: string;
+  /** JSON text of an object, or "". */
+  readonly parameters: string;
+}
+
+export type ThreadReport =
+  | { readonly kind: "ready" }
+  | { readonly kind: "cannot"; readonly message: string }
+  | { readonly kind: "begun"; readonly number: number }
+  | { readonly kind: "outputs"; readonly number: number; readonly outputs: readonly string[] }
+  | { readonly kind: "rejected" | "unusable"; readonly number: number; readonly message: string };
+
+type BatchFunction = (inputs: unknown[], context: { parameters: Record<string, unknown> }) => unknown;
+
+class Unusable extends Error {}
+
+async function load({ file, name }: ThreadFunction): Promise<BatchFunction> {
+  if (!existsSync(file)) throw new Error(`cannot find ${file}; check backend.function`);
+  let exported: Record<string, unknown>;
+  try {
+    exported = (await import(pathToFileURL(file).href)) as Record<string, unknown>;
+  } catch (error) {
+    printError(error);
+    throw new Error(`cannot import ${file}: ${inWords(error)}`, { cause: error });
+  }
+  // What a CommonJS file exports may be found only under its default.
+  const inner = exported["default"] as Record<string, unknown> | null | undefined;
+  const value = exported[name] ?? inner?.[name];
+  if (typeof value === "function") return value as BatchFunction;
+  const there = Object.keys(exported).filter((key) => typeof exported[key] === "function");
+  const hint = there.length === 0 ? "it exports no function" : `it has ${there.join(", ")}`;
+  const wanted =
+    name === "default" ? "no default export that is a function" : `no exported function "${name}"`;
+  throw new Error(`${file} has ${wanted} (${hint}); check backend.function`);
+}
+
+async function answer(run: BatchFunction, call: ThreadCall): Promise<ThreadReport> {
+  const { number } = call;
+  let result: unknown;
+  try {
+    const parameters = call.parameters === "" ? {} : (JSON.parse(call.parameters) as Record<string, unknown>);
+    result = await run(JSON.parse(call.inputs) as unknown[], { parameters });
+  } catch (error) {
+    printPlace(error);
+    return { kind: "rejected", number, message: inWords(error) };
+  }
+  try {
+    return { kind: "outputs", number, outputs: toTexts(result) };
+  } catch (error) {
+    return { kind: "unusable", number, message: error instanceof Unusable ? error.message : inWords(error) };
+  }
+}
+
+function toTexts(result: unknown): string[] {
+  const outputs = isTypedArray(result) ? Array.from(result) : result;
+  if (!Array.isArray(outputs)) throw new Unusable(`the function returned ${named(outputs)}, not an array`);
+  // By index, because `map` would skip the holes of a sparse array.
+  return Array.from({ length: outputs.length }, (_, index) => {
+    try {
+      return binaryText(outputs[index]) ?? JSON.stringify(outputs[index], checked);
+    } catch (error) {
+      const why = error instanceof Unusable ? error.message : inWords(error);
+      throw new Unusable(`output ${index} cannot be written as JSON: ${why}`, { cause: error });
+    }
+  });
+}
+
+/** Undefined for what is no bytes. */
+function binaryText(output: unknown): string | undefined {
+  if (types.isAnyArrayBuffer(output)) return bytesText(Buffer.from(output).toString("base64"));
+  if (!ArrayBuffer.isView(output)) return undefined;
+  const bytes = Buffer.from(output.buffer, output.byteOffset, output.byteLength);
+  if (Buffer.isBuffer(output) || types.isDataView(output)) return bytesText(bytes.toString("base64"));
+  const numbers = output as NodeJS.TypedArray;
+  // By its own account, as "Float32Array"; a subclass has its parent's.
+  const dtype = DTYPE_OF[numbers[Symbol.toStringTag]];
+  if (dtype === undefined) return undefined;
+  const base64 = bytesInOrder(bytes, numbers.BYTES_PER_ELEMENT).toString("base64");
+  return tensorText({ dtype, shape: [numbers.length], base64 });
+}
+
+const DTYPE_OF: Readonly<Record<string, Dtype>> = {
+  Int8Array: "int8",
+  Uint8Array: "uint8",
+  Uint8ClampedArray: "uint8",
+  Int16Array: "int16",
+  Uint16Array: "uint16",
+  Int32Array: "int32",
+  Uint32Array: "uint32",
+  BigInt64Array: "int64",
+  BigUint64Array: "uint64",
+  Float16Array: "float16",
+  Float32Array: "float32",
+  Float64Array: "float64",
+};
+
+/** Little-endian, whatever this machine has. */
+function bytesInOrder(bytes: Buffer, size: number): Buffer {
+  if (size === 1 || endianness() === "LE") return bytes;
+  const copy = Buffer.from(bytes);
+  return size === 2 ? copy.swap16() : size === 4 ? copy.swap32() : copy.swap64();
+}
+
+/** A replacer for `JSON.stringify` that changes typed arrays only and refuses what would be lost. */
+function checked(this: unknown, key: string, value: unknown): unknown {
+  if (typeof value === "string" || typeof value === "boolean") return value;
+  if (typeof value === "number") {
+    if (Number.isFinite(value)) return value;
+  } else if (value === null) {
+    // An invalid date says that its JSON is null.
+    value = (this as Record<string, unknown>)[key];
+    if (!types.isDate(value)) return null;
+  } else if (typeof value === "object") {
+    if (isTypedArray(value)) return Array.from(value);
+    if (!types.isPromise(value) && !types.isMap(value) && !types.isSet(value)) return value;
+  }
+  throw new Unusable(`it holds ${named(value)}${key === "" ? "" : ` at ${JSON.stringify(key)}`}`);
+}
+
+function isTypedArray(value: unknown): value is Iterable<number | bigint> {
+  return types.isTypedArray(value);
+}
+
+function named(value: unknown): string {
+  if (types.isPromise(value)) return "a promise (await it, or use Promise.all)";
+  if (types.isDate(value)) return "an invalid Date";
+  if (value === null) return "null";
+  if (typeof value === "object") {
+    const name = value.constructor?.name ?? "Object";
+    return /^[AEIOU]/.test(name) ? `an ${name}` : `a ${name}`;
+  }
+  if (typeof value === "number" || value === undefined) return String(value);
+  return `a ${typeof value}`;
+}
+
+/** With its stack, where the user's own prints go too. */
+function printError(error: unknown): void {
+  process.stderr.write(`${inspect(error)}\n`);
+}
+
+/** Where it was thrown, without its message: that may quote an input, and its caller gets it. */
+function printPlace(error: unknown): void {
+  const [name, stack] = error instanceof Error ? [error.name, error.stack ?? ""] : ["something", ""];
+  const frames = stack.split("\n").filter((line) => /^ {4}at /.test(line));
+  process.stderr.write(`${name} was thrown; its message is in the answer\n${frames.join("\n")}\n`);
+}
+
+function inWords(error: unknown): string {
+  return error instanceof Error ? `${error.name}: ${error.message}` : `thrown: ${String(error)}`;
+}
+
+async function main(): Promise<void> {
+  const port = parentPort!;
+  const say = (report: ThreadReport): void => port.postMessage(report);
+  let run: BatchFunction;
+  try {
+    run = await load(workerData as ThreadFunction);
+  } catch (error) {
+    say({ kind: "cannot", message: (error as Error).message });
+    return;
+  }
+  // One call after another, though the next may be here already.
+  let last = Promise.resolve();
+  port.on("message", (call: ThreadCall) => {
+    last = last.then(async () => {
+      say({ kind: "begun", number: call.number });
+      say(await answer(run, call));
+    });
+  });
+  say({ kind: "ready" });
+}
+
+// Importing the types of this file must not start a thread's work.
+if (parentPort !== null) await main();

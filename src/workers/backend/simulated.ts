@@ -1,0 +1,256 @@
+/**
+ * A GPU made of arithmetic, for demos, capacity plans and tests. It echoes: a task's output is its
+ * input's text. Time passes only on the clock it is given, so on a virtual clock a day takes seconds.
+ *
+ *   service time = (baseMs + n * perItemMs) * max(0.3, 1 + jitter * N(0,1)), times slowFactor if slow
+ *
+ * Faults come by rate from a seeded generator of each worker's own, so that one worker's fate does not
+ * depend on how often another was asked. One draw per batch decides between error (`failed`), hang
+ * (no reply until aborted) and short (one output is dropped, so the reply is `unusable`); a second one
+ * decides whether it is slow. All but a hang show after the service time.
+ *
+ * It queues: a batch that comes while it runs one begins when that one has ended. `handoverMs` is what a batch takes from
+ * the call until it is in the worker's hands: what a process, a pipe and an encoding would cost.
+ *
+ * `kill(name)` is a power cut: the batch that the worker runs fails with blame `batch`, what it held behind it and every
+ * later one with blame `nobody`, because it never gets there, until `revive(name)`, or until its time is over where one is
+ * given. An abort ends both, as it would end a process.
+ */
+import assert from "node:assert/strict";
+import type { Alarm, Clock } from "../../app/clock.ts";
+import { Random } from "../../core/random.ts";
+import type { Json } from "../../core/task.ts";
+import type { Backend, Batch, Reply, Worker } from "./backend.ts";
+import { failed, match, rejected } from "./match.ts";
+import { firstNumbers, freeNumber } from "./names.ts";
+
+export interface SimulatedOptions {
+  readonly workers: number;
+  /** Of those at the start; left out: from 1 on. */
+  readonly numbers?: readonly number[] | undefined;
+  readonly baseMs: number;
+  readonly perItemMs: number;
+  readonly jitter: number;
+  readonly errorRate: number;
+  readonly hangRate: number;
+  readonly shortRate: number;
+  readonly slowRate: number;
+  readonly slowFactor: number;
+  readonly seed: number;
+  /** From a call until its batch is in the worker's hands; left out: 0. */
+  readonly handoverMs?: number;
+  /** For tests: an input that makes its whole batch `rejected`. */
+  readonly reject?: (input: Json) => boolean;
+  /** For tests: an input that kills the worker, which comes back at once. */
+  readonly crash?: (input: Json) => boolean;
+}
+
+/** What a dead worker takes to be found dead: a refused connection, not an instant answer. */
+const REFUSED_AFTER_MS = 1;
+const FASTEST = 0.3;
+
+/** What a worker may be given at once: one to run, and one behind it. */
+const MOST_AT_ONCE = 2;
+
+type Fault = "none" | "error" | "hang" | "short" | "down";
+
+/** A batch in its hands, or on its way there. */
+interface Held {
+  readonly batch: Batch;
+  readonly begun: (() => void) | undefined;
+  /** It is there. */
+  arrived: boolean;
+  alarm: Alarm | undefined;
+  finish(reply: Reply): void;
+}
+
+export class SimulatedBackend implements Backend {
+  readonly #options: SimulatedOptions;
+  readonly #clock: Clock;
+  readonly #workers: SimulatedWorker[] = [];
+
+  constructor(options: SimulatedOptions, clock: Clock) {
+    this.#options = options;
+    this.#clock = clock;
+    for (const number of options.numbers ?? firstNumbers(options.workers)) this.#add(number);
+  }
+
+  get workers(): readonly SimulatedWorker[] {
+    return this.#workers;
+  }
+
+  grow(): Promise<SimulatedWorker> {
+    return Promise.resolve(this.#add(freeNumber("gpu", this.#workers)));
+  }
+
+  retire(worker: Worker): Promise<void> {
+    const at = this.#workers.findIndex((each) => each === worker);
+    if (at >= 0) this.#workers.splice(at, 1)[0]!.kill("stopped", "nobody");
+    return Promise.resolve();
+  }
+
+  #add(number: number): SimulatedWorker {
+    const random = new Random(this.#options.seed + number - 1);
+    const worker = new SimulatedWorker(`gpu-${number}`, this.#options, this.#clock, random);
+    this.#workers.push(worker);
+    return worker;
+  }
+
+  start(): Promise<void> {
+    for (const worker of this.workers) worker.revive();
+    return Promise.resolve();
+  }
+
+  stop(): Promise<void> {
+    for (const worker of this.workers) worker.kill("stopped", "nobody");
+    return Promise.resolve();
+  }
+
+  kill(name: string, forMs = Infinity): void {
+    this.#worker(name).kill("killed", "batch", forMs);
+  }
+
+  revive(name: string): void {
+    this.#worker(name).revive();
+  }
+
+  #worker(name: string): SimulatedWorker {
+    const worker = this.workers.find((worker) => worker.name === name);
+    if (worker === undefined) throw new Error(`no simulated worker is called ${name}`);
+    return worker;
+  }
+}
+
+class SimulatedWorker implements Worker {
+  readonly name: string;
+  readonly #options: SimulatedOptions;
+  readonly #clock: Clock;
+  readonly #random: Random;
+  /** Why it takes no batch, and how long; undefined while it was never down. */
+  #outage: { readonly why: string; readonly until: number } | undefined;
+  readonly queues = true;
+  /** Those it was given, in the order in which they came. */
+  readonly #line: Held[] = [];
+  #running: Held | undefined;
+
+  constructor(name: string, options: SimulatedOptions, clock: Clock, random: Random) {
+    this.name = name;
+    this.#options = options;
+    this.#clock = clock;
+    this.#random = random;
+  }
+
+  run(batch: Batch, signal: AbortSignal, begun?: () => void): Promise<Reply> {
+    if (signal.aborted) return Promise.resolve(failed("aborted", "nobody"));
+    assert(this.#line.length < MOST_AT_ONCE, "a worker gets two batches at a time at most");
+    return new Promise((resolve) => {
+      const abort = (): void => this.#abort(held);
+      const held: Held = {
+        batch,
+        begun,
+        arrived: false,
+        alarm: undefined,
+        finish: (reply) => {
+          held.alarm?.cancel();
+          signal.removeEventListener("abort", abort);
+          this.#line.splice(this.#line.indexOf(held), 1);
+          resolve(reply);
+          if (this.#running !== held) return;
+          this.#running = undefined;
+          this.#next();
+        },
+      };
+      this.#line.push(held);
+      signal.addEventListener("abort", abort);
+      const arrive = (): void => {
+        held.arrived = true;
+        this.#next();
+      };
+      const { handoverMs = 0 } = this.#options;
+      if (handoverMs === 0) arrive();
+      else held.alarm = this.#clock.at(this.#clock.now() + handoverMs, arrive);
+    });
+  }
+
+  /** Begins with the next one, if it is there and nothing runs. */
+  #next(): void {
+    const next = this.#line[0];
+    if (this.#running !== undefined || next?.arrived !== true) return;
+    this.#running = next;
+    const fault = this.downFor === 0 ? this.#drawFault() : "down";
+    if (fault !== "down") next.begun?.();
+    if (fault === "hang") return;
+    const { batch } = next;
+    const afterMs = fault === "down" ? REFUSED_AFTER_MS : this.#drawServiceMs(batch.tasks.length);
+    next.alarm = this.#clock.at(this.#clock.now() + afterMs, () => {
+      const reply = this.#reply(batch, fault);
+      if (reply.kind === "failed" && reply.blame === "batch") this.#drop(reply.message);
+      next.finish(reply);
+    });
+  }
+
+  /** Whatever it is at is gone with it, as with a process that is killed. */
+  #abort(held: Held): void {
+    this.#drop("worker was interrupted", held);
+    const running = this.#running;
+    if (running !== held) held.finish(failed("aborted", "nobody"));
+    running?.finish(failed(running === held ? "aborted" : "worker was interrupted", "batch"));
+  }
+
+  /** What it holds and has not begun never was its own; all but one, where one is given. */
+  #drop(why: string, but?: Held): void {
+    const held = this.#line.filter((each) => each !== this.#running && each !== but);
+    for (const each of held) each.finish(failed(why, "nobody"));
+  }
+
+  probe(): Promise<boolean> {
+    return Promise.resolve(this.downFor === 0);
+  }
+
+  /** Milliseconds until it takes batches; 0 while it does. */
+  get downFor(): number {
+    return this.#outage === undefined ? 0 : Math.max(0, this.#outage.until - this.#clock.now());
+  }
+
+  /** Down until `revive`, or for so long; the batch in its hands is lost with it. */
+  kill(why: string, blame: "batch" | "nobody", forMs = Infinity): void {
+    this.#outage = { why, until: this.#clock.now() + forMs };
+    this.#drop(`worker was ${why}`);
+    this.#running?.finish(failed(`worker was ${why}`, blame));
+  }
+
+  revive(): void {
+    this.#outage = undefined;
+  }
+
+  #drawFault(): Fault {
+    const { errorRate, hangRate, shortRate } = this.#options;
+    const draw = this.#random.next();
+    if (draw < errorRate) return "error";
+    if (draw < errorRate + hangRate) return "hang";
+    if (draw < errorRate + hangRate + shortRate) return "short";
+    return "none";
+  }
+
+  #drawServiceMs(size: number): number {
+    const { baseMs, perItemMs, jitter, slowRate, slowFactor } = this.#options;
+    const slow = this.#random.next() < slowRate ? slowFactor : 1;
+    const noise = jitter === 0 ? 1 : Math.max(FASTEST, 1 + jitter * this.#random.gaussian());
+    return (baseMs + size * perItemMs) * noise * slow;
+  }
+
+  #reply(batch: Batch, fault: Fault): Reply {
+    if (fault === "down") return failed(`worker was ${this.#outage?.why ?? "killed"}`, "nobody");
+    if (fault === "error") return failed("simulated failure", "worker");
+    const { reject, crash } = this.#options;
+    if (crash !== undefined && batch.tasks.some((task) => crash(task.input))) {
+      return failed("simulated crash", "batch");
+    }
+    if (reject !== undefined && batch.tasks.some((task) => reject(task.input))) {
+      return rejected("simulated rejection");
+    }
+    const outputs = batch.tasks.map((task) => task.input);
+    if (fault === "short") outputs.pop();
+    return match(batch, outputs);
+  }
+}

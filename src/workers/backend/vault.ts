@@ -1,0 +1,58 @@
+/**
+ * Clients' own credentials, for as long as a task of theirs may reach a worker.
+ *
+ * A task carries a name for its credential, never the credential: tasks are kept, written to disk and shown to
+ * operators. The name is an HMAC under a key that is made at each start, so it tells nothing about the credential, fits
+ * nothing after a restart, and is the same for equal credentials: those may share a batch, others cannot.
+ */
+import { createHmac, randomBytes } from "node:crypto";
+import type { Clock } from "../../app/clock.ts";
+
+interface Held {
+  readonly header: string;
+  readonly until: number;
+}
+
+export interface VaultRules {
+  /** How long a credential is kept after its last use: as long as a task may live. */
+  readonly ttlMs: number;
+  /** Different credentials at once. */
+  readonly max: number;
+}
+
+export class Vault {
+  #rules: VaultRules;
+  readonly #clock: Clock;
+  readonly #key = randomBytes(32);
+  /** By name; those that end first stand first. */
+  readonly #held = new Map<string, Held>();
+
+  constructor(rules: VaultRules, clock: Clock) {
+    this.#rules = rules;
+    this.#clock = clock;
+  }
+
+  /** For those that come from now on. */
+  retune(rules: VaultRules): void {
+    this.#rules = rules;
+  }
+
+  /** The name under which it is kept; undefined when there is no room. */
+  keep(header: string): string | undefined {
+    const now = this.#clock.now();
+    const name = createHmac("sha256", this.#key).update(header).digest("base64url");
+    for (const [each, { until }] of this.#held) {
+      if (until > now) break;
+      this.#held.delete(each);
+    }
+    if (!this.#held.delete(name) && this.#held.size >= this.#rules.max) return undefined;
+    this.#held.set(name, { header, until: now + this.#rules.ttlMs });
+    return name;
+  }
+
+  /** Undefined: forgotten, or of another start of this process. */
+  find(name: string): string | undefined {
+    const held = this.#held.get(name);
+    return held === undefined || held.until <= this.#clock.now() ? undefined : held.header;
+  }
+}

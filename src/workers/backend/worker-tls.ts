@@ -1,0 +1,209 @@
+/**
+ * TLS to workers: what we show, whom we trust, and what a failed handshake means.
+ *
+ * The worker's certificate is checked on every connection, whatever the environment says
+ * (NODE_TLS_REJECT_UNAUTHORIZED): against `caFile`, or the usual authorities, and against `serverName`, or
+ * the host in its URL. TLS sessions are not resumed, since a resumed one is not checked again. There is no
+ * way back to plain HTTP.
+ *
+ * No batch is sent to a worker that may still refuse us. In TLS 1.3 a client is done before the server has
+ * looked at its certificate; what it sends at once would be lost in the refusal, and nobody could tell whether
+ * the worker had seen it. A server says that it is content by its first session ticket, which comes half a
+ * round trip later. One that sends none (some do not) is given `TICKET_MS` to refuse.
+ */
+import type { TLSSocket } from "node:tls";
+import { buildConnector } from "undici";
+import { Certificates } from "../../gateway/certificates.ts";
+import type { Clock } from "../../app/clock.ts";
+import type { Events } from "../../observe/events.ts";
+
+export interface WorkerTlsOptions {
+  readonly caFile?: string;
+  readonly certFile?: string;
+  readonly keyFile?: string;
+  readonly serverName?: string;
+  readonly reloadMs: number;
+}
+
+export interface ConnectorOptions {
+  readonly allowH2?: boolean;
+  readonly host?: string | undefined;
+}
+
+/** What came of trying a connection. */
+export type Reach =
+  | { readonly ok: true }
+  | { readonly ok: false; readonly tls: boolean; readonly message: string };
+
+/** Room for one lost SYN; a worker on the same network answers in a millisecond or not at all. */
+export const CONNECT_TIMEOUT_MS = 2_000;
+/** Several round trips on one network; paid by servers without tickets, once per connection. */
+const TICKET_MS = 100;
+
+export class WorkerTls {
+  readonly #certificates: Certificates;
+  readonly #options: WorkerTlsOptions;
+  readonly #clock: Clock;
+  /** Rises when the files changed: connections made before that should not be used again. */
+  version = 0;
+
+  constructor(setting: string, options: WorkerTlsOptions, clock: Clock, events: Events) {
+    const { caFile, certFile, keyFile, reloadMs } = options;
+    this.#certificates = new Certificates(setting, { caFile, certFile, keyFile }, reloadMs, clock, events);
+    this.#certificates.onChange(() => this.version++);
+    this.#options = options;
+    this.#clock = clock;
+  }
+
+  /** Rejects with one line when a file cannot be used. */
+  async start(): Promise<void> {
+    const { caFile, certFile, keyFile } = this.#options;
+    if (caFile !== undefined || certFile !== undefined || keyFile !== undefined)
+      await this.#certificates.start();
+  }
+
+  stop(): void {
+    this.#certificates.stop();
+  }
+
+  /**
+   * For one undici client, with the files as they are now; `allowH2` where each connection carries one call. `host` is
+   * whom the certificate is for where the URL holds an address; `serverName` comes first.
+   */
+  connector(timeoutMs: number, { allowH2 = false, host }: ConnectorOptions = {}): buildConnector.connector {
+    const serverName = this.#options.serverName ?? host?.replace(/:\d+$/, "");
+    const named = serverName !== undefined && { servername: serverName };
+    const connect = buildConnector({
+      ...this.#certificates.material,
+      ...named,
+      rejectUnauthorized: true,
+      minVersion: "TLSv1.2",
+      // HTTP/2 would share one connection between an aborted exchange and the next.
+      allowH2,
+      preferH2: allowH2,
+      maxCachedSessions: 0,
+      timeout: timeoutMs,
+    });
+    return (options, callback) =>
+      connect({ ...options, ...named }, (...[error, socket]) => {
+        if (error !== null) callback(error, null);
+        else this.#awaitConsent(socket as TLSSocket, callback);
+      });
+  }
+
+  /** Connects to a worker and hangs up. */
+  async reach(url: URL, host?: string): Promise<Reach> {
+    try {
+      const socket = await this.open(url, host);
+      socket.destroy();
+      return { ok: true };
+    } catch (error) {
+      const trouble = tlsTrouble(error as Error);
+      const message = trouble?.message ?? wordsOf(error as Error);
+      return { ok: false, tls: trouble !== undefined, message };
+    }
+  }
+
+  /** A connection to a worker by the scheme of its URL: http or https, grpc or grpcs. */
+  open({ protocol, hostname, host, port }: URL, name?: string): Promise<TLSSocket> {
+    const secure = protocol === "https:" || protocol === "grpcs:";
+    const connect = secure
+      ? this.connector(CONNECT_TIMEOUT_MS, { allowH2: protocol === "grpcs:", host: name })
+      : buildConnector({ timeout: CONNECT_TIMEOUT_MS });
+    // As undici takes a URL apart: brackets around an IPv6 address are for URLs only.
+    const bare = hostname.replace(/^\[(.*)\]$/, "$1");
+    const scheme = secure ? "https:" : "http:";
+    return new Promise((resolve, reject) => {
+      connect({ protocol: scheme, hostname: bare, host, port }, (...[error, socket]) => {
+        if (error === null) resolve(socket as TLSSocket);
+        else reject(error);
+      });
+    });
+  }
+
+  #awaitConsent(socket: TLSSocket, callback: buildConnector.Callback): void {
+    if (socket.getProtocol() !== "TLSv1.3") return callback(null, socket);
+    const settle = (error: Error | undefined): void => {
+      patience.cancel();
+      socket.off("session", onSession).off("error", settle).off("close", onClose);
+      if (error === undefined) callback(null, socket);
+      else callback(error, null);
+    };
+    const onSession = (): void => settle(undefined);
+    const onClose = (): void => settle(new TlsRefusal("the connection was closed after the handshake"));
+    const patience = this.#clock.at(this.#clock.now() + TICKET_MS, () => settle(undefined));
+    socket.on("session", onSession).on("error", settle).on("close", onClose);
+  }
+}
+
+function wordsOf(error: Error): string {
+  return error.message || ("code" in error ? String(error.code) : error.name);
+}
+
+class TlsRefusal extends Error {
+  readonly code = "ERR_TLS_REFUSED";
+}
+
+const UNTRUSTED = "the worker's certificate is not from an authority we trust; check backend.tls.caFile";
+const OURS = "check backend.tls.certFile and keyFile, and which authority the worker trusts";
+
+/** What OpenSSL and Node say, in words for operators. */
+const WORDS: ReadonlyMap<string, string> = new Map([
+  ["UNABLE_TO_VERIFY_LEAF_SIGNATURE", UNTRUSTED],
+  ["UNABLE_TO_GET_ISSUER_CERT", UNTRUSTED],
+  ["UNABLE_TO_GET_ISSUER_CERT_LOCALLY", UNTRUSTED],
+  ["DEPTH_ZERO_SELF_SIGNED_CERT", UNTRUSTED],
+  ["SELF_SIGNED_CERT_IN_CHAIN", UNTRUSTED],
+  ["CERT_SIGNATURE_FAILURE", UNTRUSTED],
+  ["CERT_UNTRUSTED", UNTRUSTED],
+  ["INVALID_CA", UNTRUSTED],
+  ["INVALID_PURPOSE", "the worker's certificate is not meant for a server; give it another"],
+  ["CERT_HAS_EXPIRED", "the worker's certificate, or its authority's, has expired; renew it"],
+  ["CERT_NOT_YET_VALID", "the worker's certificate is not valid yet; check the clocks"],
+  ["CERT_REVOKED", "the worker's certificate was revoked"],
+  [
+    "ERR_TLS_CERT_ALTNAME_INVALID",
+    "the worker's certificate is for another name; check the host in backend.workers, or backend.tls.serverName",
+  ],
+  ["ERR_SSL_WRONG_VERSION_NUMBER", "the worker does not speak TLS at this port; check its URL"],
+  ["ERR_SSL_HTTP_REQUEST", "the worker does not speak TLS at this port; check its URL"],
+  ["ERR_SSL_PACKET_LENGTH_TOO_LONG", "the worker does not speak TLS at this port; check its URL"],
+  ["ERR_SSL_UNSUPPORTED_PROTOCOL", "the worker speaks only TLS older than 1.2; update it"],
+  ["ERR_SSL_VERSION_TOO_LOW", "the worker speaks only TLS older than 1.2; update it"],
+  [
+    "ERR_SSL_TLSV1_ALERT_PROTOCOL_VERSION",
+    "the worker and Ferry share no version of TLS; it must speak 1.2 or 1.3",
+  ],
+  ["ERR_SSL_TLSV13_ALERT_CERTIFICATE_REQUIRED", `the worker wants a client certificate; ${OURS}`],
+  [
+    "ERR_TLS_REFUSED",
+    `the worker closed the connection after the handshake; if it wants a certificate, ${OURS}`,
+  ],
+]);
+
+/** Alerts about our certificate: whenever they come, the worker has not taken what we sent. */
+const ABOUT_OURS =
+  /^ERR_SSL_.*ALERT_(?:CERTIFICATE_REQUIRED|BAD_CERTIFICATE|UNSUPPORTED_CERTIFICATE|CERTIFICATE_\w+|UNKNOWN_CA|ACCESS_DENIED|NO_CERTIFICATE|DECRYPT_ERROR|HANDSHAKE_FAILURE)$/;
+
+/**
+ * What a failed connection says about TLS; undefined when it is not about TLS. `final`: the worker cannot have
+ * taken the request, even when it was written already.
+ */
+export function tlsTrouble(error: Error): { readonly message: string; readonly final: boolean } | undefined {
+  const code = "code" in error ? String(error.code) : "";
+  const words = WORDS.get(code);
+  if (words !== undefined) return { message: `TLS: ${words}`, final: ABOUT_OURS.test(code) };
+  if (ABOUT_OURS.test(code))
+    return { message: `TLS: the worker refused our certificate (${code}); ${OURS}`, final: true };
+  if (/^(?:ERR_SSL_|ERR_TLS_|EPROTO$|CERT_|ERROR_IN_CERT|CRL_|HOSTNAME_MISMATCH)/.test(code)) {
+    return {
+      message: `TLS: the handshake failed (${code}); check the worker's TLS, and backend.tls`,
+      final: false,
+    };
+  }
+  if (code === "ECONNRESET" && error.message.includes("before secure TLS connection")) {
+    const why = "the worker closed the connection during the handshake; if it wants a certificate,";
+    return { message: `TLS: ${why} ${OURS}`, final: false };
+  }
+  return undefined;
+}

@@ -1,0 +1,130 @@
+/**
+ * What the whole fleet can do for one model, for whoever decides what to let in: our own workers as they are
+ * now, the others' as they were at their last beat.
+ *
+ * A beat says how many workers count and how long a batch takes, not when each is free: by the time it is
+ * read that has changed. The policy spreads starts evenly, so the free times of n workers are taken to lie
+ * evenly over one batch: S/n, 2S/n … S from now.
+ *
+ * A worker that changes hands is in nobody's beat for a moment; it counts as one of those last heard of.
+ *
+ * While nobody says that it serves the model, but somebody just did, the last picture stands
+ * (`Fleet.healthy` says how long).
+ */
+import { type Horizon, runMsOf } from "../../core/shed.ts";
+import type { Fleet } from "./fleet.ts";
+import type { CapacityBeat } from "./registry.ts";
+
+/** How long a picture is used; what waits is known by the instant, and changes faster than workers do. */
+const HOLDS_MS = 10;
+/** Tasks of many streams, read by several batchers, are served nearly in order: so far off are they, on average. */
+const ORDER_MS = 20;
+
+export class FleetOutlook {
+  readonly #fleet: Fleet;
+  readonly #model: string;
+  #last: Horizon | undefined;
+  /** What one worker was worth when somebody last spoke for one. */
+  #each: CapacityBeat | undefined;
+  #lastAt = -Infinity;
+
+  constructor(fleet: Fleet, model: string) {
+    this.#fleet = fleet;
+    this.#model = model;
+  }
+
+  horizon(now: number): Horizon {
+    if (this.#last === undefined || now - this.#lastAt >= HOLDS_MS) {
+      this.#last = this.#draw(now);
+      this.#lastAt = now;
+    }
+    return this.#last;
+  }
+
+  hasRoom(waiting: number, now: number): boolean {
+    const { idle, healthy, batchSize } = this.horizon(now);
+    return idle > 0 && healthy > 0 && waiting < batchSize;
+  }
+
+  othersPerMs(tier: number): number {
+    return this.#fleet.admittedByOthers(this.#model)[tier] ?? 0;
+  }
+
+  #draw(now: number): Horizon {
+    const fleet = this.#fleet;
+    const healthy = fleet.healthy(this.#model);
+    const freeAt: number[] = [];
+    const beats: CapacityBeat[] = [];
+    for (const dispatcher of fleet.self.dispatchers) {
+      if (dispatcher.rules.name !== this.#model) continue;
+      const horizon = dispatcher.horizon(now);
+      beats.push({ ...horizon, counted: horizon.freeAt.length });
+      freeAt.push(...horizon.freeAt);
+    }
+    /** Of those who could run the model's workers and hold none: they do not speak for them. */
+    const bystanders: CapacityBeat[] = [];
+    for (const { capacity, workers } of fleet.others(this.#model)) {
+      if (workers === 0) {
+        bystanders.push(capacity);
+        continue;
+      }
+      beats.push(capacity);
+      for (let at = 1; at <= capacity.counted; at++)
+        freeAt.push(now + (at * capacity.batchMs) / capacity.counted);
+    }
+    this.#remember(beats);
+    const changing = this.#each && fleet.changingHands(this.#model);
+    if (changing !== undefined && changing > 0) {
+      beats.push(times(this.#each!, changing));
+      for (let at = 1; at <= changing; at++) freeAt.push(now + (at * this.#each!.batchMs) / changing);
+    }
+    if (beats.length === 0 && healthy > 0 && this.#last !== undefined && this.#last.freeAt.length > 0) {
+      return { ...this.#last, healthy };
+    }
+    // Nobody ever spoke: what they expect of a batch is all that is known.
+    if (beats.length === 0) beats.push(...bystanders);
+    const sum = (each: (beat: CapacityBeat) => number): number =>
+      beats.reduce((total, beat) => total + each(beat), 0);
+    const weight = (beat: CapacityBeat): number => Math.max(beat.counted, 0.001);
+    const mean = (each: (beat: CapacityBeat) => number): number =>
+      sum((beat) => weight(beat) * each(beat)) / Math.max(sum(weight), 0.001);
+    const silences = beats.map(({ silentMs }) => silentMs).filter((ms) => ms !== undefined);
+    const deviationMs = Math.max(0, ...beats.map((beat) => beat.deviationMs));
+    return {
+      healthy,
+      idle: sum(({ idle }) => idle),
+      overdue: sum(({ overdue }) => overdue),
+      ...(silences.length > 0 && { silentMs: Math.min(...silences) }),
+      perMs: sum(({ perMs }) => perMs),
+      guessed: beats.length > 0 && beats.every(({ guessed }) => guessed === true),
+      nominalPerMs: sum(({ nominalPerMs }) => nominalPerMs),
+      batchSize: Math.max(
+        1,
+        mean(({ batchSize }) => batchSize),
+      ),
+      batchMs: mean(({ batchMs }) => batchMs),
+      runMs: runMsOf(beats.map(({ runMs, perMs }) => ({ ms: runMs, perMs }))),
+      deviationMs: Math.hypot(ORDER_MS, deviationMs),
+      freeAt: freeAt.sort((one, other) => one - other),
+      nextUsableAt: now + fleet.model(this.#model).nextUsableInMs,
+    };
+  }
+
+  #remember(beats: readonly CapacityBeat[]): void {
+    const best = beats.find(({ counted }) => counted > 0);
+    if (best !== undefined) this.#each = times(best, 1 / best.counted);
+  }
+}
+
+/** The same for another number of workers. */
+function times(beat: CapacityBeat, factor: number): CapacityBeat {
+  const { counted, perMs, nominalPerMs } = beat;
+  return {
+    ...beat,
+    idle: 0,
+    overdue: 0,
+    counted: counted * factor,
+    perMs: perMs * factor,
+    nominalPerMs: nominalPerMs * factor,
+  };
+}

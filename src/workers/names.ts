@@ -1,0 +1,84 @@
+/** How the roster calls workers, reads what people write, and says no. */
+import type { ModelConfig } from "../app/config/config.ts";
+import { Refusal } from "../core/errors.ts";
+import type { Dispatcher } from "../dispatch/dispatcher.ts";
+import type { Slot } from "./workers.ts";
+import { fixedWorkers, isDns, hasAddresses } from "../app/config/worker-addresses.ts";
+import type { FleetWorker } from "./fleet/fleet.ts";
+import { shownAddress } from "./fleet/lease-names.ts";
+import { workerKey } from "./fleet/orders.ts";
+import type { WorkerName } from "../gateway/worker-routes.ts";
+import { grpcUrl, url } from "../app/config/setting-addresses.ts";
+import { hrefOf } from "./taken-out.ts";
+
+/** A worker that was found by its name: here, or in what another process says. */
+export interface Found extends WorkerName {
+  readonly model: string;
+  readonly slot?: Slot;
+}
+
+export const EXAMPLES = { http: "http://gpu-1:9000/infer", grpc: "grpc://gpu-1:8001" } as const;
+const URLS = {
+  http: url("One worker.", ["http", "https"], EXAMPLES.http),
+  grpc: grpcUrl("One worker.", EXAMPLES.grpc),
+} as const;
+
+/** As the config would read it. */
+export function checked(written: string, kind: "http" | "grpc"): string {
+  if (isDns(written)) throw wrong("names of DNS belong in the config, under backend.workers");
+  const read = URLS[kind].read({ value: written, expanded: false, folder: "" });
+  if ("wrong" in read) throw wrong(`url ${read.wrong}`);
+  return read.value;
+}
+
+type Named = WorkerName & { readonly model: string };
+
+export function nameOf(model: string, { name, worker: { address } }: Slot): Named {
+  return shownName({ model, name, address });
+}
+
+interface Worker {
+  readonly model: string;
+  readonly name: string;
+  readonly address?: string | undefined;
+}
+
+/** Its address without what may be secret in it. */
+export function shownName({ model, name, address }: Worker): Named {
+  return { model, name, ...(address !== undefined && { address: shownAddress(address) }) };
+}
+
+/**
+ * Whoever is put aside in a model that is gone is so too in a new one that lists it: only the name is another. By their
+ * keys there.
+ */
+export function asideElsewhere(
+  before: ReadonlyMap<string, { readonly dispatcher?: Dispatcher | undefined }>,
+  after: readonly ModelConfig[],
+): string[] {
+  const gone = [...before].filter(([name]) => after.every((model) => model.name !== name));
+  const slots = gone.flatMap(([, { dispatcher }]) => dispatcher?.workers.slots ?? []);
+  const aside = slots.filter((slot) => slot.aside).flatMap(({ worker }) => worker.address ?? []);
+  const came = after.filter(({ name }) => !before.has(name));
+  return came.flatMap(({ name, backend }) => {
+    const listed = hasAddresses(backend) ? fixedWorkers(backend.workers).map(hrefOf) : [];
+    const both = aside.filter((address) => listed.includes(address));
+    return both.map((address) => workerKey(name, "", shownAddress(address)));
+  });
+}
+
+export function beatName({ model, name, address }: FleetWorker): Found {
+  return { model, name, ...(address !== undefined && { address }) };
+}
+
+export function same(one: Found): (other: Found) => boolean {
+  return (other) => other.model === one.model && other.name === one.name;
+}
+
+export function wrong(message: string): Refusal {
+  return new Refusal("INVALID_REQUEST", message);
+}
+
+export function conflict(message: string): Refusal {
+  return new Refusal("INVALID_REQUEST", message, { status: 409 });
+}

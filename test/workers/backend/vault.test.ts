@@ -1,0 +1,46 @@
+/** Clients' credentials by name: found while they are needed, bounded, and of one process alone. */
+import assert from "node:assert/strict";
+import { test } from "node:test";
+import { Vault } from "../../../src/workers/backend/vault.ts";
+import { credited, checkUncredited, uncredited } from "../../../src/gateway/protocol/credential.ts";
+import { VirtualClock } from "../../../src/cli/plan/virtual-clock.ts";
+
+test("a credential has one name, for as long as it is used and a little longer", async () => {
+  const clock = new VirtualClock();
+  const vault = new Vault({ ttlMs: 100, max: 2 }, clock);
+  const name = vault.keep("Bearer a")!;
+  assert.doesNotMatch(name, /Bearer/);
+  assert.equal(vault.find(name), "Bearer a");
+  assert.equal(vault.find("x"), undefined);
+  await clock.run(clock.now() + 60);
+  assert.equal(vault.keep("Bearer a"), name);
+  await clock.run(clock.now() + 60);
+  assert.equal(vault.find(name), "Bearer a", "used again, kept again");
+  await clock.run(clock.now() + 60);
+  assert.equal(vault.find(name), undefined);
+});
+
+test("it holds so many and no more; another process has other names", async () => {
+  const clock = new VirtualClock();
+  const vault = new Vault({ ttlMs: 100, max: 2 }, clock);
+  const a = vault.keep("a");
+  assert.notEqual(vault.keep("b"), a);
+  assert.equal(vault.keep("c"), undefined);
+  assert.equal(vault.keep("a"), a, "those that are there stay");
+  await clock.run(clock.now() + 101);
+  assert.notEqual(vault.keep("c"), undefined);
+  assert.notEqual(new Vault({ ttlMs: 100, max: 2 }, clock).keep("a"), a);
+});
+
+test("its name goes into a task's parameters and comes out again, whatever they are", () => {
+  for (const parameters of ["", '{"a":1,"z":[1.50,9007199254740993]}', '{"$tokens":true}']) {
+    const name = 'na"me';
+    const both = credited(parameters, name);
+    assert.deepEqual(uncredited(both), { parameters, name });
+    assert.deepEqual(uncredited(parameters), { parameters, name: undefined });
+    assert.throws(() => checkUncredited(both), /unknown parameter/);
+    assert.doesNotThrow(() => checkUncredited(parameters));
+  }
+  assert.equal(uncredited('{"x":"$auth"}').name, undefined);
+  assert.equal(uncredited('{"x":{"$auth":"y"}}').name, undefined);
+});

@@ -1,0 +1,373 @@
+/** The loop around the autoscaler: what it does to workers of its own, whom it tells, what it shows. */
+import assert from "node:assert/strict";
+import { createServer } from "node:http";
+import { once } from "node:events";
+import type { AddressInfo } from "node:net";
+import { existsSync, mkdtempSync, readFileSync, rmSync, writeFileSync } from "node:fs";
+import { tmpdir } from "node:os";
+import { join } from "node:path";
+import { describe, test } from "node:test";
+import { SystemClock } from "../../src/app/clock.ts";
+import type { ScalingRules, Sighting } from "../../src/core/scaling.ts";
+import { parseConfig } from "../../src/app/config/load.ts";
+import { VirtualClock } from "../../src/cli/plan/virtual-clock.ts";
+import { ScalingHooks } from "../../src/workers/scaling-hooks.ts";
+import { type OwnWorkers, ScalingLoop } from "../../src/workers/scaling.ts";
+import { openScaling } from "../../src/workers/scalings.ts";
+import { Events } from "../../src/observe/events.ts";
+import { simulate } from "../dispatch/simulated.ts";
+
+const RULES: ScalingRules = {
+  min: 1,
+  max: 10,
+  up: [{ depth: 100, forMs: 5000, add: 2 }],
+  down: { load: 0.4, forMs: 60_000, remove: 1 },
+  coolDownMs: 30_000,
+  maxRemoveShare: 0.5,
+  target: 0.7,
+  coldStartMs: 5000,
+  forecast: true,
+};
+
+/** A fleet whose workers take 3 s to start. */
+class Stage implements OwnWorkers {
+  readonly clock = new VirtualClock();
+  readonly events = new Events();
+  readonly changes: [from: number, desired: number][] = [];
+  readonly notices: string[] = [];
+  seen: Omit<Sighting, "at"> = { healthy: 2, depth: 0, arrivalsPerMs: 0.6, workerPerMs: 0.5 };
+  count = 2;
+  broken = false;
+  readonly loop: ScalingLoop;
+
+  constructor() {
+    const { clock } = this;
+    this.events.on("scaling.changed", ({ from, desired }) => this.changes.push([from, desired]));
+    this.events.on("notice", ({ message }) => this.notices.push(message));
+    const see = (): Omit<Sighting, "at"> => ({ ...this.seen, healthy: this.count });
+    this.loop = new ScalingLoop(
+      [{ name: "m", rules: RULES, workers: 2, see, own: this, appliedBy: "ferry" }],
+      clock,
+      this.events,
+    );
+  }
+
+  async grow(): Promise<void> {
+    await new Promise<void>((resolve) => this.clock.at(this.clock.now() + 3000, resolve));
+    if (this.broken) throw new Error("no GPU left");
+    this.count++;
+  }
+
+  shrink(): Promise<void> {
+    this.count--;
+    return Promise.resolve();
+  }
+
+  async pass(ms: number): Promise<void> {
+    await this.clock.run(this.clock.now() + ms);
+  }
+}
+
+describe("workers of our own", () => {
+  test("are started one after another when more are wanted, and ended when fewer are", async () => {
+    const stage = new Stage();
+    stage.seen = { ...stage.seen, depth: 200, arrivalsPerMs: 0.6 };
+    await stage.pass(7000);
+    assert.deepEqual(stage.changes, [[2, 4]]);
+    stage.seen = { ...stage.seen, depth: 0 };
+    await stage.pass(3000);
+    assert.equal(stage.count, 3);
+    await stage.pass(4000);
+    assert.equal(stage.count, 4);
+    stage.seen = { ...stage.seen, arrivalsPerMs: 0.01 };
+    await stage.pass(300_000);
+    assert.equal(stage.count, 1);
+    assert.deepEqual(stage.changes.at(-1), [2, 1]);
+  });
+
+  test("one that cannot be started is told once, and tried again", async () => {
+    const stage = new Stage();
+    stage.broken = true;
+    stage.seen = { ...stage.seen, depth: 200 };
+    await stage.pass(40_000);
+    assert.equal(stage.count, 2);
+    assert.equal(stage.loop.report()[0]!.trouble, "a worker could not be started or ended: no GPU left");
+    assert.equal(stage.notices.length, 1);
+    assert.match(
+      stage.notices[0]!,
+      /m: a worker could not be started or ended: no GPU left; it is tried again/,
+    );
+    stage.broken = false;
+    await stage.pass(40_000);
+    assert(stage.count > 2);
+    assert.equal(stage.loop.report()[0]!.trouble, undefined);
+  });
+
+  test("nothing moves after a stop", async () => {
+    const stage = new Stage();
+    stage.loop.stop();
+    stage.seen = { ...stage.seen, depth: 900 };
+    await stage.pass(60_000);
+    assert.deepEqual([stage.changes, stage.count], [[], 2]);
+  });
+});
+
+test("what is shown", async () => {
+  const stage = new Stage();
+  await stage.pass(5000);
+  const [shown] = stage.loop.report();
+  assert.deepEqual(
+    { ...shown, changed_at: "", expected_per_second: 600 },
+    {
+      model: "m",
+      desired: 2,
+      healthy: 2,
+      load: 0.6,
+      queue_depth: 0,
+      expected_per_second: 600,
+      reason: "as configured",
+      changed_at: "",
+      min: 1,
+      max: 10,
+      applied_by: "ferry",
+    },
+  );
+  assert.equal(stage.loop.desired("m"), 2);
+  assert.equal(stage.loop.desired("another"), undefined);
+});
+
+const scaling = { desired: 5, reason: "a long line", changedAt: 0 };
+
+test("hooks: a webhook is told as JSON, again after a failure, the latest number only", async () => {
+  const told: unknown[] = [];
+  let fail = true;
+  const server = createServer((request, response) => {
+    let body = "";
+    request.on("data", (chunk: Buffer) => (body += chunk.toString()));
+    request.on("end", () => {
+      response.writeHead(fail ? 500 : 200).end();
+      told.push(JSON.parse(body));
+      server.emit("told");
+    });
+  }).listen(0, "127.0.0.1");
+  await once(server, "listening");
+  const { port } = server.address() as AddressInfo;
+  const clock = new VirtualClock();
+  const events = new Events();
+  const failed = new Promise((resolve) => events.on("notice", resolve));
+  const options = { model: "m", webhook: `http://127.0.0.1:${port}/x`, timeoutMs: 5000, leads: () => true };
+  const hooks = new ScalingHooks(options, clock, events);
+  try {
+    hooks.tell(scaling, 3);
+    await failed;
+    fail = false;
+    const again = once(server, "told");
+    hooks.tell({ ...scaling, desired: 6 }, 4);
+    await again;
+    assert.deepEqual(told, [
+      { model: "m", desired: 5, healthy: 3, reason: "a long line" },
+      { model: "m", desired: 6, healthy: 4, reason: "a long line" },
+    ]);
+  } finally {
+    hooks.stop();
+    server.closeAllConnections();
+    server.close();
+  }
+});
+
+test("hooks: a command gets the number in its environment, and no shell", async () => {
+  const dir = mkdtempSync(join(tmpdir(), "ferry-hook-"));
+  const out = join(dir, "told");
+  const command = join(dir, "scale.sh");
+  writeFileSync(
+    command,
+    `#!/bin/sh\nprintf '%s %s %s %s' "$FERRY_MODEL" "$FERRY_DESIRED" "$FERRY_HEALTHY" "$FERRY_REASON" > ${out}.new && mv ${out}.new ${out}\n`,
+    { mode: 0o755 },
+  );
+  const options = { model: "m; touch x", command, timeoutMs: 20_000, leads: () => true };
+  const hooks = new ScalingHooks(options, new SystemClock(), new Events());
+  try {
+    hooks.tell(scaling, 3);
+    while (true) {
+      try {
+        assert.equal(readFileSync(out, "utf8"), "m; touch x 5 3 a long line");
+        break;
+      } catch (error) {
+        if ((error as NodeJS.ErrnoException).code !== "ENOENT") throw error;
+        await new Promise(setImmediate);
+      }
+    }
+  } finally {
+    hooks.stop();
+    rmSync(dir, { recursive: true, force: true });
+  }
+});
+
+/** Hooks with a command of these lines, and a clock that is moved by hand. */
+class CommandStage {
+  readonly dir = mkdtempSync(join(tmpdir(), "ferry-hook-"));
+  readonly clock = new VirtualClock();
+  readonly events = new Events();
+  readonly notices: string[] = [];
+  readonly hooks: ScalingHooks;
+  leading = true;
+
+  constructor(lines: string, timeoutMs = 20_000) {
+    const command = join(this.dir, "scale.sh");
+    const first = `cd ${this.dir}; [ -e good ]; bad=$?; echo called >> calls`;
+    writeFileSync(command, `#!/bin/sh\n${first}\n${lines}\n`, { mode: 0o755 });
+    this.events.on("notice", ({ message }) => this.notices.push(message));
+    const options = { model: "m", command, timeoutMs, leads: () => this.leading };
+    this.hooks = new ScalingHooks(options, this.clock, this.events);
+  }
+
+  read(name: string): string {
+    return existsSync(join(this.dir, name)) ? readFileSync(join(this.dir, name), "utf8") : "";
+  }
+
+  get calls(): number {
+    return this.read("calls").split("\n").length - 1;
+  }
+
+  async until(condition: () => boolean): Promise<void> {
+    while (!condition()) await new Promise(setImmediate);
+  }
+
+  /** Moves the clock on until it is so. */
+  async passUntil(condition: () => boolean): Promise<void> {
+    while (!condition()) {
+      await this.clock.run(this.clock.now() + 100);
+      await new Promise(setImmediate);
+    }
+  }
+
+  close(): void {
+    this.hooks.stop();
+    rmSync(this.dir, { recursive: true, force: true });
+  }
+}
+
+test(
+  "hooks: a command that fails is told once, in its own words, tried again, and told when it works",
+  { timeout: 60_000 },
+  async () => {
+    const stage = new CommandStage(
+      "echo starting >&2\n[ $bad = 0 ] || { echo 'quota of 4 GPUs' >&2; exit 3; }",
+    );
+    try {
+      stage.hooks.tell(scaling, 3);
+      await stage.until(() => stage.notices.length === 1);
+      const why = "the command ended with 3: quota of 4 GPUs";
+      const message = `m: nobody could be told how many workers there should be: ${why}; it is tried again`;
+      assert.deepEqual([stage.notices, stage.hooks.trouble], [[message], why]);
+      await stage.clock.run(stage.clock.now() + 1001);
+      await stage.until(() => stage.calls === 2);
+      writeFileSync(join(stage.dir, "good"), "");
+      stage.hooks.tell({ ...scaling, desired: 6 }, 3);
+      await stage.until(() => stage.notices.length > 1);
+      // The same failure again was not told again.
+      assert.deepEqual(stage.notices, [message, "m: who sees to the number of workers could be told again"]);
+      assert.deepEqual([stage.calls, stage.hooks.trouble], [3, undefined]);
+    } finally {
+      stage.close();
+    }
+  },
+);
+
+test(
+  "hooks: a command that is not there, or hangs: it ends with all that it started",
+  { timeout: 60_000 },
+  async () => {
+    const missing = new ScalingHooks(
+      { model: "m", command: "/no/such/program", timeoutMs: 1000, leads: () => true },
+      new VirtualClock(),
+      new Events(),
+    );
+    missing.tell(scaling, 3);
+    while (missing.trouble === undefined) await new Promise(setImmediate);
+    assert.equal(missing.trouble, "the command cannot be run (ENOENT)");
+    missing.stop();
+    const stage = new CommandStage("sleep 1000 & echo $! > pid.new && mv pid.new pid; wait", 2000);
+    try {
+      stage.hooks.tell(scaling, 3);
+      await stage.until(() => stage.read("pid") !== "");
+      await stage.passUntil(() => stage.hooks.trouble !== undefined);
+      assert.equal(stage.hooks.trouble, "the command did not end within 2000 ms");
+      const pid = Number(stage.read("pid"));
+      await stage.until(() => !runs(pid));
+    } finally {
+      stage.close();
+    }
+  },
+);
+
+test("hooks: what a command leaves running on purpose does not hold it up", { timeout: 60_000 }, async () => {
+  const stage = new CommandStage("sleep 1000 & echo $! > pid");
+  let pid = 0;
+  try {
+    stage.hooks.tell(scaling, 3);
+    await stage.until(() => stage.calls === 1);
+    stage.hooks.tell({ ...scaling, desired: 6 }, 3);
+    await stage.until(() => stage.calls === 2);
+    pid = Number(stage.read("pid"));
+    assert.deepEqual([stage.notices, runs(pid)], [[], true]);
+  } finally {
+    stage.close();
+    if (pid > 0) process.kill(pid, "SIGKILL");
+  }
+});
+
+test(
+  "hooks: who does not lead tells nobody, until it does: then the number that it last came to",
+  { timeout: 60_000 },
+  async () => {
+    const stage = new CommandStage('echo "$FERRY_DESIRED" >> told');
+    try {
+      stage.leading = false;
+      stage.hooks.tell(scaling, 3);
+      stage.hooks.tell({ ...scaling, desired: 7 }, 3);
+      await stage.clock.run(stage.clock.now() + 60_000);
+      assert.equal(stage.calls, 0);
+      stage.leading = true;
+      await stage.passUntil(() => stage.read("told") !== "");
+      assert.equal(stage.read("told"), "7\n");
+    } finally {
+      stage.close();
+    }
+  },
+);
+
+/** Not a zombie either: nobody here waits for what a stopped program had started. */
+function runs(pid: number): boolean {
+  try {
+    return !/\) Z /.test(readFileSync(`/proc/${pid}/stat`, "utf8"));
+  } catch {
+    return false;
+  }
+}
+
+test("a worker that was being started when its backend was replaced is ended, and gets no batch", async () => {
+  const simulation = simulate();
+  const { clock, events, dispatcher, backend } = simulation;
+  const started = Promise.withResolvers<void>();
+  const slow = new Proxy(backend, {
+    get: (target, name) =>
+      name === "grow"
+        ? () => started.promise.then(() => target.grow())
+        : (Reflect.get(target, name, target) as () => void).bind(target),
+  });
+  const written =
+    "models: [{ name: m, backend: { kind: simulated, workers: 1 }, scaling: { apply: true, min: 2 } }]";
+  const { config } = parseConfig(written, "ferry.yaml", {});
+  const backends = [slow];
+  const see = (): Omit<Sighting, "at"> => ({ healthy: 1, depth: 0, arrivalsPerMs: 0, workerPerMs: 1 });
+  const dispatchers = [dispatcher];
+  const scaling = openScaling(config!, { clock, events, dispatchers, backends, see, leads: () => true });
+  await simulation.run(1001);
+  backends[0] = backend;
+  started.resolve();
+  scaling.close();
+  await simulation.run(10);
+  assert.equal(dispatcher.workers.slots.length, 1);
+  assert.equal(backend.workers.length, 1);
+});
