@@ -84,6 +84,11 @@ export class Answer {
     return JSON.parse(this.text) as Body;
   }
 
+  /** Refused because the process is slow, not because of what was asked or of the workers. */
+  get isFull(): boolean {
+    return this.status === 503 && PROCESS_IS_FULL.test(this.text);
+  }
+
   header(name: string): string {
     return String(this.headers[name] ?? "");
   }
@@ -314,14 +319,18 @@ export class Ferry implements AsyncDisposable {
     body: string | Buffer | null = null,
     signal: AbortSignal | null = null,
   ): Promise<Answer> {
-    const dispatcher = this.#agent;
+    const options = { method, headers, body, signal, dispatcher: this.#agent };
     for (;;) {
-      const reply = await request(url, { method, headers, body, signal, dispatcher });
-      const answer = new Answer(reply.statusCode, reply.headers, await reply.body.text());
-      if (!this.comesAgain || answer.status !== 503 || !PROCESS_IS_FULL.test(answer.text)) return answer;
+      const answer = await ask(url, options);
+      if (!this.comesAgain || !answer.isFull) return answer;
       await pause(answer.json.retry_after_ms, undefined, { signal: signal ?? undefined });
     }
   }
+}
+
+export async function ask(url: string, options: Parameters<typeof request>[1]): Promise<Answer> {
+  const reply = await request(url, options);
+  return new Answer(reply.statusCode, reply.headers, await reply.body.text());
 }
 
 /** They read, write or ask, and end; the others run for as long as they are let, and hear signals. */
@@ -392,10 +401,12 @@ export async function freePort(): Promise<number> {
 
 /** Polls until it holds: only for what nothing announces. */
 export async function eventually(holds: () => Promise<boolean> | boolean, withinMs = SOON_MS): Promise<void> {
-  const deadline = performance.now() + withinMs;
+  const startedAt = performance.now();
   while (!(await holds())) {
-    assert.ok(performance.now() < deadline, `still not so after ${withinMs} ms`);
-    await pause(10);
+    const passed = performance.now() - startedAt;
+    assert.ok(passed < withinMs, `still not so after ${withinMs} ms`);
+    // Seldom when it takes long: each look costs the processes under test the time that they need to get there.
+    await pause(Math.min(100, 5 + passed / 10));
   }
 }
 
