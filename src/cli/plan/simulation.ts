@@ -84,7 +84,6 @@ export class Simulation {
       {
         horizon: (now) => this.dispatcher.horizon(now),
         hasRoom: (waiting, now) => this.dispatcher.hasRoom(waiting, now),
-        othersPerMs: () => 0,
       },
       this.engine,
     );

@@ -7,7 +7,7 @@
  *
  * and, in each of them, with an alarm: the instant at which `reap` must look at it.
  */
-import { DueLine } from "../../core/due-line.ts";
+import { Heap } from "../../core/heap.ts";
 import type { BatchNote, Json, Task } from "../../core/task.ts";
 import { MAX_GROUPS } from "../engine.ts";
 import type { EngineLimits, EngineListener, EngineStats, PutReply, QueueView } from "../engine.ts";
@@ -32,7 +32,7 @@ export class Places {
   /** A journal writes the parameters down with each task; in memory tasks share their text. */
   readonly #journaled: boolean;
   readonly #queues = new Map<string, ModelQueues>();
-  readonly #alarms = new DueLine<TaskRecord>();
+  readonly #alarms = new Heap<TaskRecord>();
   /** Queued, or waiting for a retry. */
   waiting = 0;
   waitingBytes = 0;

@@ -112,7 +112,7 @@ export class Records {
       this.#shelf.add(record);
       this.#packed.add(record, true);
     } else {
-      this.#byId.delete(record.task.id, this.#packed.ids.of(record.task.id));
+      this.#byId.delete(record.task.id);
       this.#packed.add(record);
     }
     this.#trim();
@@ -126,7 +126,7 @@ export class Records {
       record.settledAt = settledAt!;
     }
     this.shared.finished(record);
-    this.#byId.delete(record.task.id, this.#packed.ids.of(record.task.id));
+    this.#byId.delete(record.task.id);
   }
 
   /**
@@ -212,12 +212,12 @@ export class Records {
 
   /** One that is not packed. */
   #open(id: string): TaskRecord | undefined {
-    return this.#byId.get(id, this.#packed.ids.of(id));
+    return this.#byId.get(id);
   }
 
   #keep(record: TaskRecord): void {
     const { id } = record.task;
-    this.#byId.set(id, record, this.#packed.ids.of(id));
+    this.#byId.set(id, record);
   }
 
   #drop(record: TaskRecord): void {
