@@ -4,7 +4,7 @@
  * One round at a time, in the order in which they came; each `change` is answered with `prepared`, also one that the
  * parent has given up meanwhile, so that the parent knows that it is awake.
  */
-import type { Change } from "../app/change.ts";
+import type { Change } from "../app/reload.ts";
 import type { Alarm, Clock } from "../app/clock.ts";
 import type { Config } from "../app/config/config.ts";
 import { SIGN_EVERY_MS } from "../app/processes/changes.ts";

@@ -27,13 +27,12 @@ import {
   type ReadyFacts,
   type Tally,
 } from "./terminal/banner.ts";
-import type { Change } from "../app/change.ts";
 import { SystemClock, type Clock } from "../app/clock.ts";
 import type { Config, Problem, Role } from "../app/config/config.ts";
 import { formatProblems, type Loaded } from "../app/config/load.ts";
 import { explainStart } from "../app/port-holder.ts";
 import type { Killed } from "./demo/demo.ts";
-import type { Reloaded } from "../app/reload.ts";
+import type { Change, Reloaded } from "../app/reload.ts";
 import { didYouMean } from "../app/config/spelling.ts";
 import { prettyLine } from "../observe/pretty.ts";
 import { printable, wantsColor } from "./terminal/terminal.ts";

@@ -2,7 +2,7 @@
 import assert from "node:assert/strict";
 import { describe, test } from "node:test";
 import fc from "fast-check";
-import type { Change } from "../../src/app/change.ts";
+import type { Change } from "../../src/app/reload.ts";
 import type { Clock } from "../../src/app/clock.ts";
 import type { Config } from "../../src/app/config/config.ts";
 import { ChildChanges } from "../../src/cli/child-changes.ts";
