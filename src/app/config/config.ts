@@ -363,8 +363,16 @@ const model = group("One model: its backend, its batches, its limits.", {
 
 /** All asymmetric: a server that checks tokens must not be able to make one. */
 const JWT_ALGORITHMS = [
-  ...["RS256", "RS384", "RS512", "PS256", "PS384", "PS512"],
-  ...["ES256", "ES384", "ES512", "EdDSA"],
+  "RS256",
+  "RS384",
+  "RS512",
+  "PS256",
+  "PS384",
+  "PS512",
+  "ES256",
+  "ES384",
+  "ES512",
+  "EdDSA",
 ] as const;
 
 const jwt = optionalGroup("JSON Web Tokens. Not set: none are accepted.", {
