@@ -15,6 +15,7 @@ import { Crews, type Prepared } from "./crews.ts";
 import { Demo } from "../cli/demo/demo.ts";
 import { Dispatcher } from "../dispatch/dispatcher.ts";
 import type { ModelRules } from "../dispatch/model-rules.ts";
+import type { EngineLimits } from "../engine/engine.ts";
 import { Reaper } from "../dispatch/reaper.ts";
 import { limitsOf, type Opened, openEngine, type Shared } from "./engines.ts";
 import { type FleetModel, Membership } from "../workers/fleet/membership.ts";
@@ -61,6 +62,7 @@ const LAST_WORDS_MS = 500;
 export class Ferry {
   readonly events = new Events();
   #config: Config;
+  #limits: EngineLimits;
   /** For those who look at it when they need it. */
   readonly #live: Config;
   readonly #clock: Clock;
@@ -98,6 +100,7 @@ export class Ferry {
 
   constructor(config: Config, clock: Clock, role: Role, log: (line: string) => void) {
     this.#config = config;
+    this.#limits = limitsOf(config);
     this.#live = liveConfig(() => this.#config);
     this.#clock = clock;
     this.#role = role;
@@ -185,7 +188,7 @@ export class Ferry {
     this.#config = next;
     const gone = last.models.filter(({ name }) => !next.models.some((model) => model.name === name));
     const leaving = [...this.#crews.leaving.map(({ model }) => model), ...gone];
-    this.#opened!.engine.retune(limitsOf(next, this.#role === "gateway" ? [] : leaving));
+    this.#limits = limitsOf(next, this.#role === "gateway" ? [] : leaving);
     for (const each of prepared) each.commit();
     this.#look();
     this.#tally.retune(next.models.map(({ name }) => name));
@@ -203,11 +206,9 @@ export class Ferry {
   #gone(model: string): void {
     if (this.#config.models.some(({ name }) => name === model)) return;
     this.#vaults.delete(model);
-    this.#opened!.engine.retune(
-      limitsOf(
-        this.#config,
-        this.#crews.leaving.map((crew) => crew.model),
-      ),
+    this.#limits = limitsOf(
+      this.#config,
+      this.#crews.leaving.map((crew) => crew.model),
     );
     this.#look();
   }
@@ -248,7 +249,7 @@ export class Ferry {
   }
 
   async #openEngine(): Promise<Opened> {
-    const opened = await openEngine(this.#config, this.#clock, this.events);
+    const opened = await openEngine(this.#config, () => this.#limits, this.#clock, this.events);
     this.#opened = opened;
     this.#undo.push(() => opened.close());
     if (opened.shared !== undefined) this.durability = opened.shared.durability();

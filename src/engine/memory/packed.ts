@@ -50,7 +50,7 @@ export interface PackedOwner {
 }
 
 export class Packed {
-  ttlMs: number;
+  readonly #ttlMs: () => number;
   /** Of the hashes of ids and cache keys. */
   readonly #seed: number;
   readonly #holdings: Holdings;
@@ -66,9 +66,9 @@ export class Packed {
   #batch: BatchNote | undefined;
   #batchText = "";
 
-  constructor(holdings: Holdings, ttlMs: number, seed: number, owner: PackedOwner) {
+  constructor(holdings: Holdings, ttlMs: () => number, seed: number, owner: PackedOwner) {
     this.#holdings = holdings;
-    this.ttlMs = ttlMs;
+    this.#ttlMs = ttlMs;
     this.#seed = seed;
     this.#owner = owner;
   }
@@ -207,7 +207,7 @@ export class Packed {
 
   #until({ instants, numbers }: Slab, start: number): number {
     const gone = (numbers[numbersAt(start) + FLAGS]! & GONE) !== 0;
-    const polled = gone ? 0 : instants[start / 8 + SETTLED_AT]! + this.ttlMs;
+    const polled = gone ? 0 : instants[start / 8 + SETTLED_AT]! + this.#ttlMs();
     return Math.max(polled, instants[start / 8 + CACHE_UNTIL]!);
   }
 

@@ -396,10 +396,10 @@ export class RedisPuts {
 
   /** For as long as the outcome of one of them may be asked for or reused. */
   #keepMs(entering: readonly Entering[]): number {
-    const { clock, options } = this.#parts;
+    const { clock } = this.#parts;
     let keepMs = 0;
     for (const { task, sharing } of entering) {
-      const reuseMs = Math.max(options.results.ttlMs, sharing.cacheTtlMs ?? 0);
+      const reuseMs = Math.max(this.#parts.limits.results.ttlMs, sharing.cacheTtlMs ?? 0);
       keepMs = Math.max(keepMs, task.deadlineAt - clock.now() + reuseMs);
     }
     return Math.ceil(keepMs + GRACE_MS);
@@ -623,7 +623,7 @@ export class RedisPuts {
       shared,
     );
     const bundle = keys.bundle(task.id);
-    const ttlMs = Math.ceil(options.results.ttlMs + GRACE_MS);
+    const ttlMs = Math.ceil(this.#parts.limits.results.ttlMs + GRACE_MS);
     const commands: Arg[][] = [
       [
         "HSET",
