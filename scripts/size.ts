@@ -21,7 +21,7 @@ function kind(file: string): string {
   if (PAGE.test(file)) return "dashboard page";
   if (TOOLS.test(file)) return "tools";
   const [, room] = file.split("/");
-  return `server: ${room!.endsWith(".ts") || room === "cli" || room === "commands" ? "start" : room}`;
+  return `server: ${room.endsWith(".ts") || room === "cli" || room === "commands" ? "start" : room}`;
 }
 
 const rooms = new Map<string, { files: number; lines: number }>();
@@ -51,7 +51,7 @@ const EXPORTED = /^export (?:abstract |async )*(?:function\*?|class|const|let|ty
 const declaredIn = new Map<string, number>();
 for (const file of globSync("src/**/*.ts", { cwd: root })) {
   const names = new Set(
-    Array.from(readFileSync(join(root, file), "utf8").matchAll(EXPORTED), (found) => found[1]!),
+    Array.from(readFileSync(join(root, file), "utf8").matchAll(EXPORTED), (found) => found[1]),
   );
   for (const name of names) declaredIn.set(name, (declaredIn.get(name) ?? 0) + 1);
 }
