@@ -38,7 +38,7 @@ export interface CrewParts {
   readonly clock: Clock;
   /** `numbers`: of its own workers at the start, where it has any; left out: from 1 on. */
   makeBackend(model: ModelConfig, config: Config, numbers?: readonly number[]): Backend;
-  makeDispatcher(rules: ModelRules, model: ModelConfig, backend: Backend): Dispatcher;
+  makeDispatcher(rules: () => ModelRules, model: ModelConfig, backend: Backend): Dispatcher;
   /** A backend is in use, or is not any more. */
   onBackend(model: string, backend: Backend | undefined, dispatcher: Dispatcher): void;
 }
@@ -47,6 +47,8 @@ export interface Crew {
   readonly model: ModelConfig;
   readonly backend: Backend;
   readonly dispatcher: Dispatcher;
+  /** What the dispatcher goes by; switched by a reload. */
+  readonly rules: { now: ModelRules };
 }
 
 /** A change that can be made at any moment, or not at all. */
@@ -159,13 +161,10 @@ export class Crews {
   }
 
   #crew(model: ModelConfig, backend: Backend, config: Config): Crew {
-    const dispatcher = this.#parts.makeDispatcher(
-      rulesOf(model, config.admission.maxWorkerLoad),
-      model,
-      backend,
-    );
+    const rules = { now: rulesOf(model, config.admission.maxWorkerLoad) };
+    const dispatcher = this.#parts.makeDispatcher(() => rules.now, model, backend);
     this.#parts.onBackend(model.name, backend, dispatcher);
-    return { model, backend, dispatcher };
+    return { model, backend, dispatcher, rules };
   }
 
   #take(crews: readonly Crew[]): void {
@@ -277,7 +276,8 @@ export class Crews {
     const returns = this.#leaving.delete(crew);
     this.#wanted.delete(crew);
     for (const slot of dispatcher.workers.slots) slot.lasting = false;
-    dispatcher.retune(rulesOf(model, next.admission.maxWorkerLoad));
+    crew.rules.now = rulesOf(model, next.admission.maxWorkerLoad);
+    dispatcher.wake();
     if (backend !== undefined) this.#replace(crew, backend, extra);
     else {
       for (const worker of joining) dispatcher.join(worker, this.#before(worker));

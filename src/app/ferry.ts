@@ -310,7 +310,7 @@ export class Ferry {
     await this.#clock.rest?.();
   }
 
-  #dispatcher(rules: ModelRules, model: ModelConfig, backend: Backend): Dispatcher {
+  #dispatcher(rules: () => ModelRules, model: ModelConfig, backend: Backend): Dispatcher {
     const { engine, shared } = this.#opened!;
     return new Dispatcher(rules, backend.workers, {
       engine,

@@ -16,7 +16,7 @@ import { ServiceEstimate, SurpriseEstimate } from "../core/estimate.ts";
 import { CurveEstimate } from "../core/knee.ts";
 import type { Events, WorkerState } from "../observe/events.ts";
 import { Circuit, type HealthLimits, type Held } from "./health.ts";
-import type { Hold } from "../dispatch/hold.ts";
+import type { InFlightBatch } from "../dispatch/in-flight.ts";
 import { Usage } from "./usage.ts";
 
 const RATIO_WEIGHT = 0.2;
@@ -32,9 +32,9 @@ export class Slot {
   readonly name: string;
   readonly circuit: Circuit;
   /** The batch it runs; undefined when it is free. */
-  batch: Hold | undefined;
+  batch: InFlightBatch | undefined;
   /** The one behind it; undefined whenever `batch` is. */
-  ahead: Hold | undefined;
+  ahead: InFlightBatch | undefined;
   /** Batches since one left when its worker was free. */
   earlyInRow = 0;
   /** Others list this worker too, and it is leased to one process at a time. */
@@ -65,7 +65,7 @@ export class Slot {
   failures = 0;
   busyMs = 0;
 
-  constructor(worker: Worker, limits: HealthLimits, shared = false, suffix = "") {
+  constructor(worker: Worker, limits: () => HealthLimits, shared = false, suffix = "") {
     this.worker = worker;
     this.name = worker.name + suffix;
     this.circuit = new Circuit(limits);
@@ -115,40 +115,35 @@ export class Slot {
   }
 
   /** Binds a batch to it: to run now, or behind the one it runs. */
-  bind(hold: Hold): void {
-    if (hold.early) {
-      this.batch!.company = true;
-      this.ahead = hold;
+  bind(batch: InFlightBatch): void {
+    if (batch.early) {
+      this.batch!.overlapped = true;
+      this.ahead = batch;
       this.earlyInRow++;
     } else {
-      this.batch = hold;
+      this.batch = batch;
       this.earlyInRow = 0;
     }
   }
 
-  /** Whether it has this batch in its hands, or is to get it. */
-  has(hold: Hold): boolean {
-    return this.batch === hold || this.ahead === hold;
-  }
-
   /** It is done with this batch; the one behind it is next. */
-  leave(hold: Hold, now: number): void {
-    this.busyMs += hold.rest(now);
+  leave(batch: InFlightBatch, now: number): void {
+    this.busyMs += batch.rest(now);
     const next = this.ahead;
     this.ahead = undefined;
-    if (next === hold) return;
+    if (next === batch) return;
     this.batch = next;
-    next?.turn(now);
+    next?.transition("turn", now);
   }
 
   /** The batch that it ran came back and is not over; the worker is at the next one, if it has one. */
   passTurn(now: number): void {
     const { batch, ahead } = this;
-    if (batch === undefined || ahead === undefined || !ahead.sent) return;
+    if (batch === undefined || ahead === undefined || ahead.state === "bound") return;
     this.busyMs += batch.rest(now);
     this.batch = ahead;
     this.ahead = batch;
-    ahead.turn(now);
+    ahead.transition("turn", now);
   }
 
   /** When it will be free, with whatever it has in its hands; undefined while it is. */
@@ -177,7 +172,7 @@ export class Workers {
   /** For people to see; nothing is decided by it. */
   readonly curve = new CurveEstimate();
   readonly #model: string;
-  #limits: HealthLimits;
+  readonly #limits: () => HealthLimits;
   readonly #events: Events;
   readonly #shared: boolean;
   readonly #suffix: string;
@@ -190,7 +185,7 @@ export class Workers {
   constructor(
     model: string,
     workers: readonly Worker[],
-    limits: HealthLimits,
+    limits: () => HealthLimits,
     events: Events,
     shared = false,
     suffix = "",
@@ -205,11 +200,6 @@ export class Workers {
 
   get slots(): readonly Slot[] {
     return this.#slots;
-  }
-
-  retune(limits: HealthLimits): void {
-    this.#limits = limits;
-    for (const { circuit } of this.slots) circuit.limits = limits;
   }
 
   add(worker: Worker): Slot {
