@@ -212,7 +212,7 @@ export class RedisNodes {
     if (!replies.some(passes)) return replies;
     const again = { ...patience, resend: true };
     return Promise.all(
-      replies.map((reply, at) => {
+      replies.map(async (reply, at) => {
         if (!passes(reply)) return reply;
         return this.command(shards[at]!, commands[at]!, again).catch((error: unknown) => {
           if (error instanceof RedisError) return error;

@@ -108,13 +108,14 @@ function report(checked: readonly Answered[], silent: readonly string[]): Probe 
 
 async function visit(
   { host, port }: Address,
-  { seeds: _, ...login }: Endpoints,
+  { tls, username, password, db }: Endpoints,
   { durability, connectTimeoutMs, commandTimeoutMs }: ProbeOptions,
   clock: Clock,
 ): Promise<Visit> {
   const address = addressOf(host, port);
   let link: RedisLink | undefined;
   try {
+    const login = { tls, username, password, db };
     const options = { ...login, host, port, connectTimeoutMs, commandTimeoutMs, name: "ferry-check" };
     const asked = (link = await RedisLink.connect(options, clock));
     const check = await checkServer((command) => asked.call(command), { address, durability });
