@@ -105,12 +105,8 @@ export class Ferry {
     this.#clock = clock;
     this.#role = role;
     this.#log = log;
-    const { models, telemetry } = config;
-    this.#tally = new Tally(
-      this.events,
-      clock,
-      models.map(({ name }) => name),
-    );
+    const { telemetry } = config;
+    this.#tally = new Tally(this.events, clock, () => this.#config.models.map(({ name }) => name));
     this.#tracing = tracingOf(telemetry, process.env);
     this.#endLog = logEvents(this.events, clock, telemetry.logLevel, log);
     this.#crews = new Crews({
@@ -191,7 +187,6 @@ export class Ferry {
     this.#limits = limitsOf(next, this.#role === "gateway" ? [] : leaving);
     for (const each of prepared) each.commit();
     this.#look();
-    this.#tally.retune(next.models.map(({ name }) => name));
     this.#roster!.retune(next.models, this.#crews);
     this.#scaling!.retune(next);
     const { logLevel } = next.telemetry;
