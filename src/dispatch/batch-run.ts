@@ -32,7 +32,6 @@ import type { Events } from "../observe/events.ts";
 import type { Bound } from "./bound.ts";
 import type { Hold } from "./hold.ts";
 import { lateness } from "./late.ts";
-import type { Prober } from "../workers/prober.ts";
 import {
   allRiders,
   halves,
@@ -48,7 +47,8 @@ import {
   suspectOf,
 } from "./riders.ts";
 import { Verdicts } from "./verdicts.ts";
-import type { Slot, Workers } from "../workers/workers.ts";
+import type { PoolWorker as Slot } from "../workers/worker.ts";
+import type { Workers } from "../workers/workers.ts";
 
 export interface RunRules {
   readonly model: string;
@@ -63,7 +63,6 @@ export interface RunParts {
   readonly clock: Clock;
   readonly events: Events;
   readonly workers: Workers;
-  readonly prober: Prober;
   readonly budget: RetryBudget;
   readonly blame: Blame<Slot>;
   readonly random: () => number;
@@ -372,7 +371,7 @@ export class BatchRun implements Member {
 
   /** What this says of the worker, and of those at which the same inputs failed. */
   #answered(riders: readonly Rider[], now: number): void {
-    const { blame, workers, prober } = this.#parts;
+    const { blame, workers } = this.#parts;
     const { standing } = this.#slot.circuit;
     standing.answered(riders[0]!.tasks[0]!.task.tenant, now);
     if (riders.length > 1) standing.answered(riders.at(-1)!.tasks[0]!.task.tenant, now);
@@ -380,7 +379,7 @@ export class BatchRun implements Member {
     if (!blame.active(now)) return;
     for (const slot of blame.answered(riders.map(suspectOf), this.#slot, now)) {
       const why = `what failed there was answered by ${this.#slot.name}`;
-      if (workers.failed(slot, now, why, false)) prober.ejected(slot, false);
+      workers.failed(slot, now, why, false);
     }
   }
 

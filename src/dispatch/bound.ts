@@ -2,7 +2,7 @@
 import type { DispatchReason } from "../core/task.ts";
 import type { ClaimedTask, Lease, QueueView } from "../engine/engine.ts";
 import type { Hold } from "./hold.ts";
-import type { Slot } from "../workers/workers.ts";
+import type { PoolWorker as Slot } from "../workers/worker.ts";
 
 /** What is to leave, and for which worker. */
 export interface Order {
@@ -30,6 +30,6 @@ export interface Bound {
 export function tooLate({ slot, hold }: Bound, now: number): string | undefined {
   // We slept, or the engine did, and the worker may be somebody else's by now.
   if (!slot.held(now)) return `the lease of ${slot.name} ran out before its batch could start`;
-  const well = slot.well && !slot.suspect && now >= slot.circuit.usableAt;
+  const well = slot.well && !slot.silent && now >= slot.circuit.usableAt;
   return hold.early && !well ? `${slot.name} broke down before its next batch was there` : undefined;
 }

@@ -11,7 +11,8 @@ import type { RetryBudget } from "../core/retry.ts";
 import type { ModelRules } from "./model-rules.ts";
 import { inTurn, Overtaken } from "./overtaken.ts";
 import type { Seats } from "./seats.ts";
-import type { Slot, Workers } from "../workers/workers.ts";
+import type { PoolWorker as Slot } from "../workers/worker.ts";
+import type { Workers } from "../workers/workers.ts";
 
 /** Queues that are looked at in each tier; what a choice costs does not grow with the number of parameters. */
 const MAX_QUEUES_SEEN = 64;

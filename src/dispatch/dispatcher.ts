@@ -23,11 +23,11 @@ import { Hold } from "./hold.ts";
 import type { DispatcherParts, ModelRules } from "./model-rules.ts";
 import { Outlook } from "./outlook.ts";
 import { Pipeline } from "./pipeline.ts";
-import { Prober } from "../workers/prober.ts";
 import { spared } from "./riders.ts";
 import { Seats } from "./seats.ts";
 import { told, whyItLeft } from "./words.ts";
-import { type Slot, Workers } from "../workers/workers.ts";
+import type { PoolWorker as Slot } from "../workers/worker.ts";
+import { type JoinOptions, Workers } from "../workers/workers.ts";
 
 /** The longest pause between claims that find nothing though the engine shows tasks. */
 const MAX_CLAIM_PAUSE_MS = 1000;
@@ -41,7 +41,6 @@ export class Dispatcher {
   readonly #handover = new HandoverEstimate();
   readonly #outlook: Outlook;
   readonly #budget: RetryBudget;
-  readonly #prober: Prober;
   /** Batches that are chosen and not settled. */
   #open = 0;
   #whenNoneIsOpen: (() => void) | undefined;
@@ -68,7 +67,7 @@ export class Dispatcher {
   constructor(rules: ModelRules, workers: readonly Worker[], parts: DispatcherParts) {
     this.rules = rules;
     this.#parts = parts;
-    this.workers = new Workers(rules.name, workers, rules.health, parts.events, parts.shared, parts.suffix);
+    this.workers = new Workers(rules.name, workers, { ...parts, limits: () => this.rules.health });
     this.#seats = new Seats({ ...rules, maxBatchSize: rules.limits.maxBatchSize });
     const estimates = { seats: this.#seats, handover: this.#handover };
     this.#outlook = new Outlook(this.workers, estimates, rules.maxWorkerLoad ?? 1, rules.workerMs);
@@ -81,13 +80,9 @@ export class Dispatcher {
       arrivals: this.#arrivals,
       budget: this.#budget,
     });
-    this.workers.onRecovered = () => this.wake();
-    this.#prober = new Prober(parts.clock, (slot) => {
-      this.workers.alive(slot);
-      this.#pump();
-    });
-    const [prober, budget, blame] = [this.#prober, this.#budget, new Blame<Slot>(rules.health)];
-    this.#runParts = { ...parts, workers: this.workers, prober, budget, blame };
+    this.workers.onChange = () => this.wake();
+    const [budget, blame] = [this.#budget, new Blame<Slot>(rules.health)];
+    this.#runParts = { ...parts, workers: this.workers, budget, blame };
     this.#runRules = this.#runRulesOf(rules);
     this.#unwatch = parts.engine.watch({
       queued: (model, _, depth, count) => {
@@ -120,7 +115,6 @@ export class Dispatcher {
   retune(rules: ModelRules): void {
     this.rules = rules;
     this.#seats.retune({ ...rules, maxBatchSize: rules.limits.maxBatchSize });
-    this.workers.retune(rules.health);
     this.#budget.share = rules.retry.budget;
     this.#runParts.blame.limits = rules.health;
     this.#runRules = this.#runRulesOf(rules);
@@ -138,28 +132,20 @@ export class Dispatcher {
     this.#pump();
   }
 
-  /** One worker more; it gets a batch as soon as there is one, and `after`, the same worker's slot, has none. */
-  join(worker: Worker, after?: Slot, aside = after?.aside ?? false): Slot {
-    const slot = this.workers.add(worker);
-    // Where they are leased, the lease is the worker's, by whichever rules it runs.
-    const { heldUntil, leaving } = after ?? slot;
-    Object.assign(slot, { after, aside, heldUntil, leaving });
-    this.wake();
-    return slot;
+  /** One worker more. */
+  join(worker: Worker, options?: JoinOptions): Slot {
+    return this.workers.join(worker, options);
   }
 
-  /** It gets no further batch; resolves when it runs nothing any more, and is none of ours then. */
-  async retire(slot: Slot): Promise<void> {
-    this.#outlook.changed();
-    await this.workers.retire(slot, this.#parts.clock);
-    this.#prober.forget(slot);
-    this.#outlook.changed();
+  /** It gets no further batch; resolves when it is gone. */
+  retire(slot: Slot): Promise<void> {
+    return this.workers.retire(slot);
   }
 
   /** No further batch is started; resolves when the running ones are settled. */
   async drain(): Promise<void> {
     this.#paused = true;
-    this.#prober.stop();
+    this.workers.stop();
     this.#unwatch();
     this.#alarm?.cancel();
     if (this.#open > 0) await new Promise<void>((resolve) => (this.#whenNoneIsOpen = resolve));
@@ -351,10 +337,6 @@ export class Dispatcher {
     slot.leave(hold, now);
     this.#outlook.changed();
     this.workers.noteUsage(now);
-    if (slot.batch === undefined) {
-      if (slot.leaving) slot.onIdle?.();
-      slot.onRetired?.();
-    }
     this.#freed = ran ? { slot, at: now } : undefined;
     this.#pump();
     this.#freed = undefined;

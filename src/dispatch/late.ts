@@ -11,7 +11,8 @@
  * instead of 20 at 5 ms a batch, p99 of 8 workers of which one pauses for 20 to 40 ms now and then rose from 7.7 to 8.7 ms (by
  * hand). A worker that is alone loses nobody by being suspected: what may wait for it then, `core/shed.ts` says.
  */
-import type { Slot, Workers } from "../workers/workers.ts";
+import type { PoolWorker as Slot } from "../workers/worker.ts";
+import type { Workers } from "../workers/workers.ts";
 
 const OVERDUE_FACTOR = 1.5;
 const OVERDUE_DEVIATIONS = 4;

@@ -23,7 +23,7 @@ import type { Json } from "../core/task.ts";
 import type { ClaimedTask } from "../engine/engine.ts";
 import { Overtaken } from "./overtaken.ts";
 import type { Departure } from "./words.ts";
-import type { Slot } from "../workers/workers.ts";
+import type { PoolWorker as Slot } from "../workers/worker.ts";
 
 export interface SeatRules {
   readonly maxBatchSize: number;

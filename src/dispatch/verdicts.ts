@@ -18,7 +18,7 @@ import { attempts, brief, type Said } from "./brief.ts";
 import type { Bound } from "./bound.ts";
 import type { Hold } from "./hold.ts";
 import { type Rider, suspectOf } from "./riders.ts";
-import type { Slot } from "../workers/workers.ts";
+import type { PoolWorker as Slot } from "../workers/worker.ts";
 
 type WithoutId<V> = V extends Verdict ? Omit<V, "id"> : never;
 export type Judge = (rider: Rider, claimed: ClaimedTask, at: number) => WithoutId<Verdict>;
@@ -174,13 +174,13 @@ export class Verdicts {
   }
 
   #held(why: string, now: number, unreachable: boolean, finding?: Finding): void {
-    const { workers, prober } = this.#parts;
+    const { workers } = this.#parts;
     if (finding?.counts === "no") {
       this.#slot.failures++;
       return workers.heard(this.#slot);
     }
     const held = finding && { doubt: finding.counts === "doubt", repeated: finding.repeated };
-    if (workers.failed(this.#slot, now, why, unreachable, held)) prober.ejected(this.#slot, unreachable);
+    workers.failed(this.#slot, now, why, unreachable, held);
   }
 
   /** Tries again later, or gives up. */

@@ -36,7 +36,7 @@ export interface Held {
 const CERTAIN: Held = { doubt: false, repeated: false };
 
 export class Circuit {
-  limits: HealthLimits;
+  readonly #limits: () => HealthLimits;
   readonly standing = new Standing();
   /** What its pace is taken by when a worker is chosen: those that fail come after all that do not, the ejected last. */
   reluctance = 1;
@@ -47,8 +47,12 @@ export class Circuit {
   /** Why it was last ejected; "" while it is well. */
   why = "";
 
-  constructor(limits: HealthLimits) {
-    this.limits = limits;
+  constructor(limits: () => HealthLimits) {
+    this.#limits = limits;
+  }
+
+  get limits(): HealthLimits {
+    return this.#limits();
   }
 
   /** Ejected, and its time is not over. */
