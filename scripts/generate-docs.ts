@@ -8,9 +8,8 @@
  * `test/app/config.test.ts` calls `staleDocs`, so a changed table cannot be committed without its documents.
  */
 import { readFileSync, writeFileSync } from "node:fs";
-import type { Fields, Leaf, Setting } from "../src/app/config/setting-kinds.ts";
-import { settingRows, type Row } from "../src/app/config/setting-rows.ts";
-import { settings } from "../src/app/config/settings.ts";
+import { settingRows, settings, type SettingRow } from "../src/app/config/config.ts";
+import type { Fields, Leaf, Setting } from "../src/app/config/kinds.ts";
 
 interface Generated {
   /** From the root of the checkout. */
@@ -49,7 +48,7 @@ function rooted(path: string): URL {
 const exampleHead = `# Every setting of Ferry with its default. As it stands it starts a simulated GPU.
 # A setting that is commented out has no default, or is another way. Paths are relative to this file.
 # \${NAME} and \${NAME:-default} come from the environment; $\${ is a plain \${.
-# Check a file: ferry check -c FILE. Generated from src/app/config/settings.ts by scripts/generate-docs.ts.
+# Check a file: ferry check -c FILE. Generated from src/app/config/config.ts by scripts/generate-docs.ts.
 `;
 
 function exampleFile(): string {
@@ -66,7 +65,7 @@ function exampleOf(name: string, setting: Setting): string[] {
       return leafLines(name, setting);
     case "group": {
       const lines = fieldLines(setting.fields);
-      const nothingOn = lines.every((line) => line.startsWith("#"));
+      const nothingOn = setting.absent || lines.every((line) => line.startsWith("#"));
       const head = [`# ${setting.doc}`, nothingOn ? `# ${name}:` : `${name}:`];
       return [...head, ...(nothingOn ? lines.map((line) => `#   ${uncommented(line)}`) : indented(lines))];
     }
@@ -75,16 +74,17 @@ function exampleOf(name: string, setting: Setting): string[] {
         `# ${setting.doc}`,
         `${name}:`,
         ...setting.fallback.flatMap((each, index) => {
-          const lines = fieldLines(setting.fields, each);
+          const lines = fieldLines(setting.fields);
           // The words are the same for each, so the first has them for all.
           const wanted = index === 0 ? lines : lines.filter((line) => !/^# (?!\w+:)/.test(line));
-          return indented([`${each.name}:`, ...indented(wanted)]);
+          return indented([`${each}:`, ...indented(wanted)]);
         }),
       ];
     case "list": {
       const each = setting.each as Setting;
       if (each.type === "leaf") {
-        return [`# ${setting.doc}`, `${setting.min === 0 ? "# " : ""}${name}: [${each.example}]`];
+        const example = each.example || each.defaultText;
+        return [`# ${setting.doc}`, `${setting.min === 0 ? "# " : ""}${name}: [${example}]`];
       }
       const lines = each.type === "group" ? fieldLines(each.fields) : [];
       const first = lines.findIndex((line) => !line.startsWith("#"));
@@ -105,14 +105,8 @@ function exampleOf(name: string, setting: Setting): string[] {
   }
 }
 
-function fieldLines(fields: Fields, values: object = {}): string[] {
-  return Object.entries(fields).flatMap(([name, setting]) => {
-    const value = (values as Record<string, unknown>)[name];
-    if (setting.type === "leaf" && value !== undefined) {
-      return leafLines(name, { ...setting, need: "default", defaultText: JSON.stringify(value) });
-    }
-    return exampleOf(name, setting);
-  });
+function fieldLines(fields: Fields): string[] {
+  return Object.entries(fields).flatMap(([name, setting]) => exampleOf(name, setting));
 }
 
 function leafLines(name: string, leaf: Leaf<unknown>): string[] {
@@ -258,13 +252,16 @@ function configurationPage(): string {
   return `${pageHead}${sections.join("")}${pageTail}`;
 }
 
-/** One table for what always holds, one for each kind of backend or engine. */
-function tables(rows: readonly Row[]): string {
-  const kinds = [...new Set(rows.map((row) => row.onlyKind))];
-  const parts = kinds.map((kind) => {
-    const some = rows.filter((row) => row.onlyKind === kind);
-    const owner = some[0]?.path.split(".").at(-2);
-    const head = kind === "" ? "" : `With \`${owner}: { kind: ${kind} }\`:\n\n`;
+/** One table for what always holds, one for each kind of backend or engine, or for the kinds that share settings. */
+function tables(rows: readonly SettingRow[]): string {
+  const together = [...new Set(rows.map((row) => row.kinds.join(" or ")))];
+  const parts = together.map((kinds) => {
+    const some = rows.filter((row) => row.kinds.join(" or ") === kinds);
+    const owner = some[0]?.path
+      .replace(/\.tls\..*/, ".tls")
+      .split(".")
+      .at(-2);
+    const head = kinds === "" ? "" : `With \`${owner}.kind\` ${kinds}:\n\n`;
     const lines = some.map(tableRow);
     const columns = "| setting | default | unit | bounds | what for |\n|---|---|---|---|---|";
     return `${head}${columns}\n${lines.join("\n")}\n`;
@@ -272,7 +269,7 @@ function tables(rows: readonly Row[]): string {
   return parts.join("\n");
 }
 
-function tableRow({ path, leaf, doc }: Row): string {
+function tableRow({ path, leaf, doc }: SettingRow): string {
   const fallback = leaf.defaultText === "" ? "–" : `\`${leaf.defaultText}\``;
   const bounds = leaf.bounds === "" ? leaf.kind : leaf.bounds;
   return `| ${[`\`${path}\``, fallback, leaf.unit || "–", bounds, doc].map(cell).join(" | ")} |`;

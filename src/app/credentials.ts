@@ -34,7 +34,7 @@ export async function openCredentials(
 ): Promise<OpenCredentials> {
   const { auth, tiers } = config;
   if (auth.mode === "none") {
-    const credentials = new Credentials({ tiers, anonymousTier: auth.anonymousTier });
+    const credentials = new Credentials({ tiers, anonymousTier: auth.anonymousTier ?? tiers[0]!.name });
     return { credentials, close: () => {} };
   }
   const store = storeOf(config, shared, clock, events);
@@ -155,11 +155,7 @@ function tokensOf(
   clock: Clock,
 ): CredentialParts["tokens"] {
   if (jwt === undefined || publicKeys === undefined) return undefined;
-  const { issuer, audience } = jwt;
-  if (issuer === undefined || audience === undefined) {
-    throw new Error("auth.jwt has no issuer or audience, and the config check let it pass; this is a bug");
-  }
-  return (callerOf) => new Tokens({ ...jwt, issuer, audience }, publicKeys, clock, callerOf);
+  return (callerOf) => new Tokens(jwt, publicKeys, clock, callerOf);
 }
 
 /** Whoever changes auth.secret breaks every key; better they hear it here than from their users. */

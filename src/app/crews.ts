@@ -32,7 +32,7 @@ import type { PoolWorker } from "../workers/worker.ts";
 import type { Engine } from "../engine/engine.ts";
 import { LateTasks, refuseRest } from "./refuse-rest.ts";
 import { hrefOf, TakenOut } from "../workers/taken-out.ts";
-import { rulesOf } from "./wiring.ts";
+import { rulesOf } from "./rules.ts";
 
 export interface CrewParts {
   readonly clock: Clock;

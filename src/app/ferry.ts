@@ -3,12 +3,10 @@
  * what they go by while they run (`change`): everything that can fail first, then all of it in one step.
  */
 import { randomUUID } from "node:crypto";
-import { isDeepStrictEqual } from "node:util";
 import type { Prospects } from "../gateway/admission/gate.ts";
 import { SimulatedBackend } from "../workers/backend/simulated.ts";
 import { makeBackend } from "./backends.ts";
 import type { Tally as Done } from "../cli/terminal/banner.ts";
-import { type Change, prepareChange } from "./change.ts";
 import { Certificates } from "../gateway/certificates.ts";
 import { type Clock, SystemClock } from "./clock.ts";
 import type { Config, ModelConfig, Role } from "./config/config.ts";
@@ -16,17 +14,20 @@ import { Crews, type Prepared } from "./crews.ts";
 import { Demo } from "../cli/demo/demo.ts";
 import { Dispatcher } from "../dispatch/dispatcher.ts";
 import type { ModelRules } from "../dispatch/model-rules.ts";
+import type { EngineLimits } from "../engine/engine.ts";
 import { Reaper } from "../dispatch/reaper.ts";
 import { limitsOf, type Opened, openEngine, type Shared } from "./engines.ts";
 import { type FleetModel, Membership } from "../workers/fleet/membership.ts";
+import { FleetOutlook } from "../workers/fleet/outlook.ts";
 import { FleetDemand } from "../workers/fleet/demand.ts";
+import { forwards } from "./dropins.ts";
 import { Front } from "./front.ts";
 import { adminRoutes } from "../gateway/admin.ts";
 import { Listener } from "../gateway/server.ts";
 import type { EdgeTls } from "../gateway/tls.ts";
 import { tuneHeap } from "./heap.ts";
-import { type Observers, openObservers } from "./observers.ts";
-import { type Reloaded, reloadRoutes } from "./reload.ts";
+import { openObservers } from "./observers.ts";
+import { type Change, prepareChange, type Reloaded, reloadRoutes } from "./reload.ts";
 import { Report } from "./report.ts";
 import { openRoster, type Roster } from "../workers/roster.ts";
 import { type OpenScaling, openScaling } from "../workers/scalings.ts";
@@ -34,9 +35,9 @@ import { Events } from "../observe/events.ts";
 import { logEvents } from "../observe/log.ts";
 import { Tally } from "../observe/tally.ts";
 import { type Tracing, tracingOf } from "../observe/tracing.ts";
-import { Vaults } from "./vaults.ts";
+import { Vault } from "../workers/backend/vault.ts";
 import { version } from "./version.ts";
-import { liveConfig, ofFleet, outlook } from "./wiring.ts";
+import { liveConfig, ofFleet, vaultRules } from "./rules.ts";
 
 export async function startFerry(
   config: Config,
@@ -60,12 +61,13 @@ const LAST_WORDS_MS = 500;
 export class Ferry {
   readonly events = new Events();
   #config: Config;
+  #limits: EngineLimits;
   /** For those who look at it when they need it. */
   readonly #live: Config;
   readonly #clock: Clock;
   readonly #role: Role;
   readonly #log: (line: string) => void;
-  #logEnd: () => void;
+  #endLog: () => void;
   readonly #tally: Tally;
   /** Left out: nobody is traced. */
   readonly #tracing: Tracing | undefined;
@@ -74,7 +76,7 @@ export class Ferry {
   /** By model. */
   readonly #prospects = new Map<string, Prospects>();
   /** Clients' own credentials, by model. */
-  readonly #vaults: Vaults;
+  readonly #vaults = new Map<string, Vault>();
   /** How to undo what was started, in the order in which it was started. */
   readonly #undo: (() => Promise<void> | void)[] = [];
   #opened: Opened | undefined;
@@ -83,7 +85,6 @@ export class Ferry {
   #membership: Membership | undefined;
   #roster: Roster | undefined;
   #scaling: OpenScaling | undefined;
-  #observers: Observers | undefined;
   #draining = false;
   /** The last that was prepared. */
   #change: Change | undefined;
@@ -98,23 +99,22 @@ export class Ferry {
 
   constructor(config: Config, clock: Clock, role: Role, log: (line: string) => void) {
     this.#config = config;
+    this.#limits = limitsOf(config);
     this.#live = liveConfig(() => this.#config);
     this.#clock = clock;
     this.#role = role;
     this.#log = log;
     const { models, telemetry } = config;
-    this.#vaults = new Vaults(clock);
     this.#tally = new Tally(
       this.events,
       clock,
       models.map(({ name }) => name),
     );
     this.#tracing = tracingOf(telemetry, process.env);
-    this.#logEnd = logEvents(this.events, clock, telemetry.logLevel, log);
+    this.#endLog = logEvents(this.events, clock, telemetry.logLevel, log);
     this.#crews = new Crews({
       clock,
-      makeBackend: (model, next, numbers) =>
-        makeBackend(model, clock, this.events, this.#vaults.of(model, next), numbers),
+      makeBackend: (model, _, numbers) => makeBackend(model, clock, this.events, this.#vault(model), numbers),
       makeDispatcher: (rules, model) => this.#dispatcher(rules, model),
       onBackend: (model, backend, { workers }) => {
         if (!(backend instanceof SimulatedBackend)) this.demo?.forget(model);
@@ -187,29 +187,27 @@ export class Ferry {
     this.#config = next;
     const gone = last.models.filter(({ name }) => !next.models.some((model) => model.name === name));
     const leaving = [...this.#crews.leaving.map(({ model }) => model), ...gone];
-    this.#opened!.engine.retune(limitsOf(next, this.#role === "gateway" ? [] : leaving));
-    this.#vaults.retune(next);
+    this.#limits = limitsOf(next, this.#role === "gateway" ? [] : leaving);
     for (const each of prepared) each.commit();
     this.#look();
     this.#tally.retune(next.models.map(({ name }) => name));
     this.#roster!.retune(next.models, this.#crews);
     this.#scaling!.retune(next);
-    if (!isDeepStrictEqual(last.models, next.models)) this.#observers!.retune();
     const { logLevel } = next.telemetry;
-    if (logLevel === last.telemetry.logLevel) return;
-    this.#logEnd();
-    this.#logEnd = logEvents(this.events, this.#clock, logLevel, this.#log);
+    if (logLevel !== last.telemetry.logLevel) {
+      this.#endLog();
+      this.#endLog = logEvents(this.events, this.#clock, logLevel, this.#log);
+    }
+    this.events.emit("reloaded", {});
   }
 
   /** A model that was taken out of the config has run its last batch. */
   #gone(model: string): void {
     if (this.#config.models.some(({ name }) => name === model)) return;
     this.#vaults.delete(model);
-    this.#opened!.engine.retune(
-      limitsOf(
-        this.#config,
-        this.#crews.leaving.map((crew) => crew.model),
-      ),
+    this.#limits = limitsOf(
+      this.#config,
+      this.#crews.leaving.map((crew) => crew.model),
     );
     this.#look();
   }
@@ -232,7 +230,10 @@ export class Ferry {
     const { fleet } = this.#membership ?? {};
     for (const { name } of models) {
       if (this.#prospects.has(name)) continue;
-      this.#prospects.set(name, outlook(name, this.#crews.dispatcher(name), fleet));
+      this.#prospects.set(
+        name,
+        fleet === undefined ? this.#crews.dispatcher(name)! : new FleetOutlook(fleet, name),
+      );
     }
   }
 
@@ -247,7 +248,7 @@ export class Ferry {
   }
 
   async #openEngine(): Promise<Opened> {
-    const opened = await openEngine(this.#config, this.#clock, this.events);
+    const opened = await openEngine(this.#config, () => this.#limits, this.#clock, this.events);
     this.#opened = opened;
     this.#undo.push(() => opened.close());
     if (opened.shared !== undefined) this.durability = opened.shared.durability();
@@ -321,6 +322,15 @@ export class Ferry {
     });
   }
 
+  /** Undefined where the model's workers are not given clients' credentials. */
+  #vault(model: ModelConfig): Vault | undefined {
+    if (!forwards(model)) return undefined;
+    const { name } = model;
+    const vault = this.#vaults.get(name) ?? new Vault(() => vaultRules(this.#config, name), this.#clock);
+    this.#vaults.set(name, vault);
+    return vault;
+  }
+
   async #openRoster(): Promise<Roster> {
     const [clock, events, membership] = [this.#clock, this.events, this.#membership];
     const { takenOut } = this.#crews;
@@ -354,7 +364,6 @@ export class Ferry {
       random: Math.random,
       apiUrl: () => this.apiUrl,
     });
-    this.#observers = observers;
     // Walked back, this comes last: they hear of everything that ends.
     this.#undo.unshift(() => observers.close());
     const guarded = { ...observers.guarded, ...reloadRoutes(() => this.onReload) };
@@ -394,7 +403,7 @@ export class Ferry {
       membership: this.#membership,
       dispatcher: (model) => this.#crews.dispatcher(model),
       prospects: (model) => this.#prospects.get(model),
-      vault: (model, config) => this.#vaults.of(model, config),
+      vault: (model) => this.#vault(model),
       draining: () => this.#draining,
       random: Math.random,
     });

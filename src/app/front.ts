@@ -7,13 +7,14 @@
  * engine, is the same in all. Connections know nothing of it.
  */
 import { randomInt } from "node:crypto";
-import { Admission, type AdmissionRules } from "../gateway/admission/admit.ts";
+import { Admission } from "../gateway/admission/admit.ts";
 import { Gate, type Prospects } from "../gateway/admission/gate.ts";
 import type { Vault } from "../workers/backend/vault.ts";
 import type { Clock } from "./clock.ts";
 import type { Config, ModelConfig, Role } from "./config/config.ts";
 import { isLoopback } from "./config/check.ts";
 import { Shares } from "../core/share.ts";
+import { Sampler } from "../core/trace.ts";
 import { type OpenCredentials, openCredentials } from "./credentials.ts";
 import type { Prepared } from "./crews.ts";
 import type { Dispatcher } from "../dispatch/dispatcher.ts";
@@ -43,7 +44,7 @@ import { Router } from "../gateway/router.ts";
 import { Events } from "../observe/events.ts";
 import type { Tracing } from "../observe/tracing.ts";
 import { version } from "./version.ts";
-import { perUser, samplerFor } from "./wiring.ts";
+import { admissionRules } from "./rules.ts";
 
 export interface FrontParts {
   readonly role: Role;
@@ -58,7 +59,7 @@ export interface FrontParts {
   /** How the workers of a model are; undefined once it is gone. */
   readonly prospects: (model: string) => Prospects | undefined;
   /** Keeps clients' credentials for the model's workers; undefined where they get none. */
-  readonly vault: (model: ModelConfig, config: Config) => Vault | undefined;
+  readonly vault: (model: ModelConfig) => Vault | undefined;
   readonly draining: () => boolean;
   /** Numbers in [0, 1). */
   readonly random: () => number;
@@ -110,7 +111,7 @@ export class Front {
     this.#parts = parts;
     this.#bytes = new ClientBytes(config.limits.maxQueuedBytes, largestBody(config));
     this.#router = new Router(opened.engine, clock, randomInt(2 ** 32));
-    this.#admission = new Admission(rulesOf(config), opened.engine, clock, events);
+    this.#admission = new Admission(admissionRules(config), opened.engine, clock, events);
   }
 
   async open(config: Config): Promise<void> {
@@ -123,7 +124,7 @@ export class Front {
       elsewhere: (path) => passing.dropIns.find(path),
       pages: guardOf(config, listen),
       tls,
-      sampler: tracing && samplerFor(tracing, random),
+      sampler: tracing && new Sampler(tracing.share, random, tracing.followsCaller),
       bytes: this.#bytes,
       early: new EarlyRefusals({
         admission: this.#admission,
@@ -181,7 +182,7 @@ export class Front {
   #swap(next: Generation): void {
     const last = this.#now!;
     this.#now = next;
-    this.#admission.retune(rulesOf(next.config));
+    this.#admission.retune(admissionRules(next.config));
     this.#bytes.retune(next.config.limits.maxQueuedBytes, largestBody(next.config));
     for (const door of last.doors) door.gate.open = next.doors.some(({ name }) => name === door.name);
     this.#tellDoors(next);
@@ -281,7 +282,7 @@ export class Front {
         clock,
         events,
         tls,
-        sampler: tracing && samplerFor(tracing, random),
+        sampler: tracing && new Sampler(tracing.share, random, tracing.followsCaller),
       },
     ));
     this.grpcUrl = await door.listen(grpc.listen.host, grpc.listen.port);
@@ -308,7 +309,7 @@ export class Front {
       protocols: spokenBy(model).map((protocol) => protocol.name),
       tensorWorkers: hasTensorWorkers(model),
     });
-    const vault = this.#parts.vault(model, config);
+    const vault = this.#parts.vault(model);
     return { name, totalMs: timeouts.totalMs, cache, collapse, gate, looksForFree, screen, vault };
   }
 
@@ -318,7 +319,7 @@ export class Front {
     return {
       horizon: (now) => prospects(model)?.horizon(now) ?? NOBODY,
       hasRoom: (waiting, now) => prospects(model)?.hasRoom(waiting, now) ?? false,
-      othersPerMs: (tier) => prospects(model)?.othersPerMs(tier) ?? 0,
+      othersPerMs: (tier) => prospects(model)?.othersPerMs?.(tier) ?? 0,
     };
   }
 }
@@ -333,11 +334,6 @@ function guardOf({ auth }: Config, listen: Config["grpc"]["listen"]): PageGuard 
 
 function largestBody({ limits, grpc }: Config): number {
   return Math.max(limits.maxBodyBytes, grpc.maxMessageBytes);
-}
-
-function rulesOf({ tiers, limits, models }: Config): AdmissionRules {
-  const onlyModel = models.length === 1 ? models[0]!.name : undefined;
-  return { tiers, onlyModel, ...perUser(limits.perUserPerMinute) };
 }
 
 async function end({ credentials, passing }: Generation): Promise<void> {

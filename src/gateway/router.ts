@@ -6,14 +6,14 @@
  * for that id, once. How long a caller waits is its own affair: at `until` it wakes empty-handed.
  */
 import type { Alarm, Clock } from "../app/clock.ts";
-import { DueLine, type InLine } from "../core/due-line.ts";
-import { Hashes, Table } from "../core/table.ts";
+import { type Due, Heap } from "../core/heap.ts";
+import { Table } from "../core/table.ts";
 import type { Engine, RecordView } from "../engine/engine.ts";
 
 /** Takes the finished record, or undefined when the time was up. */
 export type Woken = (record: RecordView | undefined) => void;
 
-export class Waiter implements InLine<Waiter> {
+export class Waiter implements Due {
   /** The task it waits for; changes when the task joins another. */
   id: string;
   /** It only looks: the task is not its own request. */
@@ -22,8 +22,6 @@ export class Waiter implements InLine<Waiter> {
   next: Waiter | undefined;
   dueAt = Infinity;
   place = -1;
-  sooner: Waiter | undefined;
-  later: Waiter | undefined;
   #woken = false;
   #record: RecordView | undefined;
   #call: Woken | undefined;
@@ -66,8 +64,7 @@ export class Router {
   readonly #unwatch: () => void;
   /** The first of those who wait for each task. Bounded by the connections that the server holds. */
   readonly #waiting: Table<Waiter>;
-  readonly #hashes: Hashes;
-  readonly #timeouts = new DueLine<Waiter>();
+  readonly #timeouts = new Heap<Waiter>();
   /** Their wait is over, and they are told so in a moment. */
   #woken: Waiter[] = [];
   #alarm: Alarm | undefined;
@@ -76,7 +73,6 @@ export class Router {
   /** `seed`: of the table of ids, some of which strangers choose. */
   constructor(engine: Engine, clock: Clock, seed = 0) {
     this.#waiting = new Table(seed);
-    this.#hashes = new Hashes(seed);
     this.#clock = clock;
     this.#engine = engine;
     this.#unwatch = engine.watch({ settled: (record) => this.#settled(record) });
@@ -154,17 +150,15 @@ export class Router {
   }
 
   #add(waiter: Waiter): void {
-    const hash = this.#hashes.of(waiter.id);
-    waiter.next = this.#waiting.get(waiter.id, hash);
-    this.#waiting.set(waiter.id, waiter, hash);
+    waiter.next = this.#waiting.get(waiter.id);
+    this.#waiting.set(waiter.id, waiter);
   }
 
   #settled(record: RecordView): void {
     const { id } = record.task;
-    const hash = this.#hashes.of(id);
-    const first = this.#waiting.get(id, hash);
+    const first = this.#waiting.get(id);
     if (first === undefined) return;
-    this.#waiting.delete(id, hash);
+    this.#waiting.delete(id);
     this.#wakeAll(first, record);
   }
 

@@ -140,6 +140,8 @@ export interface EventFields {
   "worker.printed": { model: string; worker: string; stream: "stdout" | "stderr"; line: string };
   /** An accepted task can no longer be answered. Must never happen; counted and logged if it does. */
   "task.lost": { id: string; model: string; why: string };
+  /** A reload switched to another config. */
+  reloaded: object;
   /** Something an operator should know. */
   notice: { level: "info" | "warn" | "error"; message: string };
 }

@@ -7,7 +7,7 @@ import type { FleetWorker } from "./fleet/fleet.ts";
 import { shownAddress } from "./fleet/lease-names.ts";
 import { workerKey } from "./fleet/orders.ts";
 import type { WorkerName } from "../gateway/worker-routes.ts";
-import { grpcUrl, url } from "../app/config/setting-addresses.ts";
+import { grpcUrl, url } from "../app/config/kinds.ts";
 import { hrefOf } from "./taken-out.ts";
 
 /** A worker that was found by its name: here, or in what another process says. */
@@ -18,8 +18,8 @@ export interface Found extends WorkerName {
 
 export const EXAMPLES = { http: "http://gpu-1:9000/infer", grpc: "grpc://gpu-1:8001" } as const;
 const URLS = {
-  http: url("One worker.", ["http", "https"], EXAMPLES.http),
-  grpc: grpcUrl("One worker.", EXAMPLES.grpc),
+  http: url(EXAMPLES.http, ["http", "https"], "One worker."),
+  grpc: grpcUrl(EXAMPLES.grpc, "One worker."),
 } as const;
 
 /** As the config would read it. */

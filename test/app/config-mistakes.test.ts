@@ -221,20 +221,20 @@ const mistakes: readonly (readonly [string, RegExp])[] = [
   [`auth: { mode: required }\n${models}`, /^auth\.mode: nobody could enter; add auth\.keysFile/],
   [
     `auth: { mode: required, jwt: { jwksUrl: "https://a/b", audience: a } }\n${models}`,
-    /^auth\.jwt\.issuer: is missing; a token that was made for another service/,
+    /^auth\.jwt\.issuer: is missing; add one, for example https/,
   ],
   [
     `auth: { jwt: { jwksUrl: "https://a/b", publicKeyFile: a, issuer: a, audience: a } }\n${models}`,
     /^auth\.jwt\.publicKeyFile: jwksUrl says where/,
   ],
-  [`auth: { jwt: { issuer: a } }\n${models}`, /^auth\.jwt: has no key to check with/],
+  [`auth: { jwt: { issuer: a, audience: b } }\n${models}`, /^auth\.jwt: has no key to check with/],
   [
     `auth: { jwt: { jwksUrl: "https://a/b", issuer: a, audience: a, defaultTier: x } }\n${models}`,
     /^auth\.jwt\.defaultTier: x is not one of tiers: enterprise, paid, free$/,
   ],
   [`auth: { secret: short }\n${models}`, /^auth\.secret: the value is too short; write 32 to 512/],
-  [`tls: { certFile: a }\n${models}`, /^tls\.certFile: needs tls\.keyFile beside it$/],
-  [`tls: { keyFile: a }\n${models}`, /^tls\.keyFile: needs tls\.certFile beside it$/],
+  [`tls: { certFile: a }\n${models}`, /^tls\.keyFile: is missing; add one/],
+  [`tls: { keyFile: a }\n${models}`, /^tls\.certFile: is missing; add one/],
   [`admin: { tls: true }\n${models}`, /^admin\.tls: needs the certificate of tls/],
   [
     "models: [{ name: a, backend: { kind: http, workers: [http://g/i], tls: { caFile: ca } } }]\n",

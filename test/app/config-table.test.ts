@@ -9,7 +9,7 @@ import fc from "fast-check";
 import { stringify } from "yaml";
 import { generateDocs, staleDocs } from "../../scripts/generate-docs.ts";
 import { formatProblems, parseConfig, type Loaded } from "../../src/app/config/load.ts";
-import { settingRows } from "../../src/app/config/setting-rows.ts";
+import { settingRows } from "../../src/app/config/config.ts";
 import { editDistance, nearest } from "../../src/app/config/spelling.ts";
 
 const folder = mkdtempSync(join(tmpdir(), "ferry-config-"));

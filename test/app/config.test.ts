@@ -51,12 +51,7 @@ describe("a valid file", () => {
     assert.deepEqual(config.admin, { listen: { host: "127.0.0.1", port: 8081 }, tls: false });
     assert.equal(config.tls, undefined);
     assert.deepEqual(config.engine, { kind: "memory" });
-    const { mode, anonymousTier, allowedHosts, reloadMs, graceMs, ...rest } = config.auth;
-    assert.deepEqual(allowedHosts, []);
-    assert.deepEqual(
-      [mode, anonymousTier, reloadMs, graceMs, rest],
-      ["none", "enterprise", 5000, 60_000, {}],
-    );
+    assert.deepEqual(config.auth, { mode: "none", allowedHosts: [], reloadMs: 5000, graceMs: 60_000 });
     assert.equal(config.admission.mode, "predictive");
     assert.deepEqual(
       config.tiers.map((tier) => tier.name),
@@ -119,14 +114,13 @@ models:
     assert.equal(c.python, "python3");
   });
 
-  test("tiers keep their order, and the first is the anonymous one", () => {
+  test("tiers keep their order", () => {
     const config = valid(`${models}tiers: { zeta: { weight: 3 }, alpha: {}, mid: { ratePerMinute: 10 } }\n`);
     assert.deepEqual(config.tiers, [
       { name: "zeta", weight: 3 },
       { name: "alpha", weight: 1 },
       { name: "mid", weight: 1, ratePerMinute: 10 },
     ]);
-    assert.equal(config.auth.anonymousTier, "zeta");
   });
 
   test("anchors and aliases work, an empty group means its defaults", () => {

@@ -2,10 +2,10 @@
 import assert from "node:assert/strict";
 import { describe, test } from "node:test";
 import fc from "fast-check";
-import type { Change } from "../../src/app/change.ts";
+import type { Change } from "../../src/app/reload.ts";
 import type { Clock } from "../../src/app/clock.ts";
 import type { Config } from "../../src/app/config/config.ts";
-import { ChildChanges } from "../../src/cli/child-changes.ts";
+import { ChildChanges } from "../../src/app/processes/changes.ts";
 import type { Served } from "../../src/cli/serve.ts";
 import { VirtualClock } from "../../src/cli/plan/virtual-clock.ts";
 import {

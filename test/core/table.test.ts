@@ -2,7 +2,7 @@ import assert from "node:assert/strict";
 import { test } from "node:test";
 import fc from "fast-check";
 import { Crowd, type Member } from "../../src/core/crowd.ts";
-import { Hashes, hashOf, Table } from "../../src/core/table.ts";
+import { Table } from "../../src/core/table.ts";
 
 /** Few keys, so that they meet again, and some that differ only where they are not hashed. */
 const keys = fc.oneof(
@@ -67,15 +67,4 @@ test("a crowd holds whoever came and did not leave", () => {
       },
     ),
   );
-});
-
-test("remembered hashes are those that a table of the same seed makes", () => {
-  const hashes = new Hashes(9);
-  const table = new Table<number>(9);
-  for (const text of ["a", "a", "", "b", "a", ""]) {
-    assert.equal(hashes.of(text), hashOf(text, 9));
-    table.set(text, 1, hashes.of(text));
-    assert.equal(table.get(text), 1);
-    assert.equal(table.delete(text, hashes.of(text)), true);
-  }
 });

@@ -106,14 +106,14 @@ class DropInWorld {
     const { timeouts, maxBatchSize, baseMs, faults } = plan;
     const speaks = { protocol: protocols[protocol]!.worker, speaker: speakers[protocol]! };
     this.#engine = new MemoryEngine(
-      {
+      () => ({
         models: new Map([[MODEL, timeouts]]),
         tiers: 1,
         maxQueued: 10_000,
         maxQueuedBytes: Infinity,
         results: { ttlMs: 60_000, evictAfterRead: false, maxBytes: Infinity },
         deadLetters: { max: 100, ttlMs: Infinity },
-      },
+      }),
       this.#clock,
       this.#events,
     );

@@ -13,11 +13,13 @@
  */
 import type { Alarm, Clock } from "../clock.ts";
 import type { Config } from "../config/config.ts";
+import type { Change } from "../reload.ts";
 import type { Life, Word } from "./processes.ts";
 
 /** Between two signs of life while a process prepares. */
 export const SIGN_EVERY_MS = 200;
 
+/** The parent's end, one for each process. */
 export class Follower {
   readonly #life: Life;
   /** As people know it: `process 2`. */
@@ -106,5 +108,70 @@ export class Follower {
       alarm?.cancel();
     }
     return true;
+  }
+}
+
+type ChangeVerdict = "commit" | "abandon";
+
+/** What a child prepares a change with. */
+export interface Changeable {
+  prepare?(next: Config): Promise<Change>;
+}
+
+/**
+ * The child's end: prepares what the parent asks for and waits for the verdict, one round at a time in order. Each `change`
+ * is answered with `prepared`, also one that the parent has given up, so that the parent knows that the child is awake.
+ */
+export class ChildChanges {
+  readonly #parent: { tell(word: Word): Promise<void> };
+  readonly #clock: Clock;
+  /** Of the rounds that are not over. */
+  readonly #verdicts = new Map<number, (verdict: ChangeVerdict) => void>();
+  #last: Promise<void> = Promise.resolve();
+  #open = 0;
+  #sign: Alarm | undefined;
+
+  constructor(parent: { tell(word: Word): Promise<void> }, clock: Clock) {
+    this.#parent = parent;
+    this.#clock = clock;
+  }
+
+  begin(round: number, config: Config, ferry: Changeable): void {
+    const { promise, resolve } = Promise.withResolvers<ChangeVerdict>();
+    this.#verdicts.set(round, resolve);
+    if (this.#open++ === 0) this.#signs();
+    this.#last = this.#last.then(() => this.#run(round, ferry.prepare!(config), promise));
+  }
+
+  decide(round: number, verdict: ChangeVerdict): void {
+    this.#verdicts.get(round)?.(verdict);
+  }
+
+  async #run(round: number, preparing: Promise<Change>, verdict: Promise<ChangeVerdict>): Promise<void> {
+    let prepared: Change | undefined;
+    let why: string | undefined;
+    try {
+      prepared = await preparing;
+    } catch (error) {
+      why = error instanceof Error ? error.message : String(error);
+    }
+    if (--this.#open === 0) this.#sign?.cancel();
+    void this.#parent.tell({ is: "prepared", round, ...(why !== undefined && { why }) });
+    if (prepared !== undefined) await this.#end(round, prepared, await verdict);
+    this.#verdicts.delete(round);
+  }
+
+  async #end(round: number, prepared: Change, verdict: ChangeVerdict): Promise<void> {
+    if (verdict === "abandon") return prepared.abandon();
+    // One that is being stopped changes no more; the next one in its place begins with the new config.
+    await prepared.commit().catch(() => {});
+    void this.#parent.tell({ is: "changed", round });
+  }
+
+  #signs(): void {
+    this.#sign = this.#clock.at(this.#clock.now() + SIGN_EVERY_MS, () => {
+      void this.#parent.tell({ is: "preparing" });
+      this.#signs();
+    });
   }
 }

@@ -131,19 +131,18 @@ export class RedisPuts {
     if (this.#behind()) return { kind: "full", message: BEHIND };
     const { joinKey } = sharing;
     if (joinKey === undefined) return this.#enter(task, sharing);
-    const hash = this.#own.outcomes.hash(joinKey);
-    const opening = this.#opening.get(joinKey, hash);
+    const opening = this.#opening.get(joinKey);
     if (opening !== undefined) {
       // An identical task is on its way in from here: its answer decides.
       await opening.catch(() => undefined);
       return this.#carefully(task, sharing);
     }
-    const entering = this.#enter(task, sharing, hash);
-    this.#opening.set(joinKey, entering, hash);
+    const entering = this.#enter(task, sharing);
+    this.#opening.set(joinKey, entering);
     try {
       return await entering;
     } finally {
-      this.#opening.delete(joinKey, hash);
+      this.#opening.delete(joinKey);
     }
   }
 
@@ -154,10 +153,10 @@ export class RedisPuts {
     return this.#parts.clock.now() - first.since > BEHIND_AFTER * this.#parts.options.putWithinMs;
   }
 
-  #enter(task: Task, sharing: Sharing, hash?: number): Promise<PutReply> {
+  #enter(task: Task, sharing: Sharing): Promise<PutReply> {
     const { depths, groups, outcomes } = this.#own;
     const { joinKey, idempotency, only } = sharing;
-    const local = joinKey !== undefined && outcomes.joinable(joinKey, hash) !== undefined;
+    const local = joinKey !== undefined && outcomes.joinable(joinKey) !== undefined;
     const known = outcomes.get(task.id)?.accepted === true;
     const late = this.#left.has(prefixOf(task.id)) || this.#leftAlone.has(task.id);
     if (local || known || late || only === true || idempotency !== undefined)
@@ -397,10 +396,10 @@ export class RedisPuts {
 
   /** For as long as the outcome of one of them may be asked for or reused. */
   #keepMs(entering: readonly Entering[]): number {
-    const { clock, options } = this.#parts;
+    const { clock } = this.#parts;
     let keepMs = 0;
     for (const { task, sharing } of entering) {
-      const reuseMs = Math.max(options.results.ttlMs, sharing.cacheTtlMs ?? 0);
+      const reuseMs = Math.max(this.#parts.limits.results.ttlMs, sharing.cacheTtlMs ?? 0);
       keepMs = Math.max(keepMs, task.deadlineAt - clock.now() + reuseMs);
     }
     return Math.ceil(keepMs + GRACE_MS);
@@ -624,7 +623,7 @@ export class RedisPuts {
       shared,
     );
     const bundle = keys.bundle(task.id);
-    const ttlMs = Math.ceil(options.results.ttlMs + GRACE_MS);
+    const ttlMs = Math.ceil(this.#parts.limits.results.ttlMs + GRACE_MS);
     const commands: Arg[][] = [
       [
         "HSET",

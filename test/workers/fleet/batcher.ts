@@ -119,14 +119,14 @@ export class Batcher {
 
 export function memoryEngine(clock: Clock, events: Events): MemoryEngine {
   return new MemoryEngine(
-    {
+    () => ({
       models: new Map([[MODEL, { queueMs: 600_000, totalMs: 600_000 }]]),
       tiers: 1,
       maxQueued: 1_000_000,
       maxQueuedBytes: Infinity,
       results: { ttlMs: 1000, evictAfterRead: false, maxBytes: Infinity },
       deadLetters: { max: 10, ttlMs: Infinity },
-    },
+    }),
     clock,
     events,
   );

@@ -1,29 +1,32 @@
 /** Other bounds and other models while an engine, and a dispatcher on it, run. */
 import assert from "node:assert/strict";
 import { describe, test } from "node:test";
+import type { EngineLimits } from "../../src/engine/engine.ts";
 import { MemoryEngine } from "../../src/engine/memory/engine.ts";
 import { VirtualClock } from "../../src/cli/plan/virtual-clock.ts";
 import { Events } from "../../src/observe/events.ts";
 import { dead, done, MODEL, PLAIN, RESULT_TTL_MS, Stage } from "../contract/engine-stage.ts";
 import { codes, endings, simulate } from "../dispatch/simulated.ts";
 
-function stage(): Stage {
-  const [clock, events] = [new VirtualClock(), new Events()];
-  return new Stage({ engine: new MemoryEngine(PLAIN, clock, events), clock, events });
+/** `live.limits` is what the engine goes by; a test switches it as a reload does. */
+function stage(): { play: Stage; live: { limits: EngineLimits } } {
+  const [clock, events, live] = [new VirtualClock(), new Events(), { limits: PLAIN }];
+  const engine = new MemoryEngine(() => live.limits, clock, events);
+  return { play: new Stage({ engine, clock, events }), live };
 }
 
 describe("an engine", () => {
   test("has a queue for a model that is new, and keeps what waits for the others", async () => {
-    const play = stage();
+    const { play, live } = stage();
     const { engine } = play;
     await engine.put(play.task());
-    engine.retune({ ...PLAIN, models: new Map([...PLAIN.models, ["new", { queueMs: 100, totalMs: 200 }]]) });
+    live.limits = { ...PLAIN, models: new Map([...PLAIN.models, ["new", { queueMs: 100, totalMs: 200 }]]) };
     assert.equal((await engine.put(play.task({ model: "new" }))).kind, "queued");
     assert.deepEqual([engine.waiting("new")[0], engine.waiting(MODEL)[0]], [1, 1]);
   });
 
   test("goes by new bounds: the queue's, how long results are kept, how many dead letters", async () => {
-    const play = stage();
+    const { play, live } = stage();
     const { engine } = play;
     const [a, b, c] = [play.task(), play.task(), play.task()];
     for (const task of [a, b, c]) await engine.put(task);
@@ -31,7 +34,7 @@ describe("an engine", () => {
     await play.settle(lease, done(a.id));
     await play.settle(lease, dead(b.id));
     const results = { ...PLAIN.results, ttlMs: 1000 };
-    engine.retune({ ...PLAIN, maxQueued: 0, results, deadLetters: { ...PLAIN.deadLetters, max: 1 } });
+    live.limits = { ...PLAIN, maxQueued: 0, results, deadLetters: { ...PLAIN.deadLetters, max: 1 } };
     assert.equal((await engine.put(play.task())).kind, "full");
     await play.settle(lease, dead(c.id));
     assert.deepEqual(
