@@ -39,7 +39,7 @@ export interface CrewParts {
   /** `numbers`: of its own workers at the start, where it has any; left out: from 1 on. */
   makeBackend(model: ModelConfig, config: Config, numbers?: readonly number[]): Backend;
   /** Without workers. */
-  makeDispatcher(rules: ModelRules, model: ModelConfig): Dispatcher;
+  makeDispatcher(rules: () => ModelRules, model: ModelConfig): Dispatcher;
   /** A backend is in use, or is not any more. */
   onBackend(model: string, backend: Backend | undefined, dispatcher: Dispatcher): void;
 }
@@ -48,6 +48,8 @@ export interface Crew {
   readonly model: ModelConfig;
   readonly backend: Backend;
   readonly dispatcher: Dispatcher;
+  /** What the dispatcher goes by; switched by a reload. */
+  readonly rules: { now: ModelRules };
 }
 
 /** A change that can be made at any moment, or not at all. */
@@ -160,11 +162,12 @@ export class Crews {
   }
 
   #crew(model: ModelConfig, backend: Backend, config: Config): Crew {
-    const dispatcher = this.#parts.makeDispatcher(rulesOf(model, config.admission.maxWorkerLoad), model);
+    const rules = { now: rulesOf(model, config.admission.maxWorkerLoad) };
+    const dispatcher = this.#parts.makeDispatcher(() => rules.now, model);
     for (const worker of backend.workers)
       dispatcher.join(worker, { predecessors: this.#predecessors(worker, dispatcher) });
     this.#parts.onBackend(model.name, backend, dispatcher);
-    return { model, backend, dispatcher };
+    return { model, backend, dispatcher, rules };
   }
 
   #take(crews: readonly Crew[]): void {
@@ -271,7 +274,8 @@ export class Crews {
     const { dispatcher } = crew;
     const returns = this.#leaving.delete(crew);
     this.#wanted.delete(crew);
-    dispatcher.retune(rulesOf(model, next.admission.maxWorkerLoad));
+    crew.rules.now = rulesOf(model, next.admission.maxWorkerLoad);
+    dispatcher.wake();
     if (backend !== undefined) this.#replace(crew, backend, replaced, model);
     else {
       for (const worker of joining)

@@ -309,7 +309,7 @@ export class Ferry {
     await this.#clock.rest?.();
   }
 
-  #dispatcher(rules: ModelRules, model: ModelConfig): Dispatcher {
+  #dispatcher(rules: () => ModelRules, model: ModelConfig): Dispatcher {
     const { engine, shared } = this.#opened!;
     return new Dispatcher(rules, [], {
       engine,

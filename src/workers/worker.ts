@@ -19,7 +19,7 @@
  */
 import assert from "node:assert/strict";
 import type { WorkerState } from "../observe/events.ts";
-import type { Hold } from "../dispatch/hold.ts";
+import type { InFlightBatch } from "../dispatch/in-flight.ts";
 import type { Worker } from "./backend/backend.ts";
 import { Circuit, type HealthLimits } from "./health.ts";
 
@@ -98,9 +98,9 @@ export class PoolWorker {
   readonly #gone = Promise.withResolvers<void>();
   readonly #onEvent: PoolWorkerOptions["onEvent"];
   /** The batch it runs; undefined when it is free. */
-  batch: Hold | undefined;
+  batch: InFlightBatch | undefined;
   /** The one behind it; undefined whenever `batch` is. */
-  ahead: Hold | undefined;
+  ahead: InFlightBatch | undefined;
   /** Batches since one left when its worker was free. */
   earlyInRow = 0;
   ratio = 1;
@@ -212,43 +212,38 @@ export class PoolWorker {
   }
 
   /** Binds a batch to it: to run now, or behind the one it runs. */
-  bind(hold: Hold): void {
+  bind(batch: InFlightBatch): void {
     assert(this.phase === "active", `a batch for a worker that is ${this.phase}`);
-    if (hold.early) {
-      this.batch!.company = true;
-      this.ahead = hold;
+    if (batch.early) {
+      this.batch!.overlapped = true;
+      this.ahead = batch;
       this.earlyInRow++;
     } else {
       assert(this.batch === undefined, "a second batch on one worker");
-      this.batch = hold;
+      this.batch = batch;
       this.earlyInRow = 0;
     }
   }
 
-  /** Whether this batch runs there, or is next. */
-  has(hold: Hold): boolean {
-    return this.batch === hold || this.ahead === hold;
-  }
-
   /** It is done with this batch; the one behind it is next. */
-  leave(hold: Hold, now: number): void {
-    this.busyMs += hold.rest(now);
+  leave(batch: InFlightBatch, now: number): void {
+    this.busyMs += batch.rest(now);
     const next = this.ahead;
     this.ahead = undefined;
-    if (next === hold) return;
+    if (next === batch) return;
     this.batch = next;
     if (next === undefined) this.transition({ type: "idle" });
-    else next.turn(now);
+    else next.transition("turn", now);
   }
 
   /** Its batch came back and is not over; the worker is at the next one, if it has one. */
   passTurn(now: number): void {
     const { batch, ahead } = this;
-    if (batch === undefined || ahead === undefined || !ahead.sent) return;
+    if (batch === undefined || ahead === undefined || ahead.state === "bound") return;
     this.busyMs += batch.rest(now);
     this.batch = ahead;
     this.ahead = batch;
-    ahead.turn(now);
+    ahead.transition("turn", now);
   }
 
   /** When it will be done with all that it has; undefined while it is free. */

@@ -19,7 +19,7 @@ describe("auto", () => {
       events: new Events(),
     });
     for (let i = 0; i < 10; i++) workers.service.learn(64, 5);
-    const it = new Pipeline(() => mode, workers);
+    const it = new Pipeline(() => ({ pipeline: mode }), workers);
     const pays = (gapMs: number): number => {
       for (let i = 0; i < 40; i++) it.learn(gapMs, 5);
       return it.depth(workers.slots[0]!);

@@ -133,7 +133,7 @@ describe("no batch is handed over to a worker", () => {
     "that has to prove itself": (simulation) =>
       slotOf(simulation).circuit.failed(simulation.clock.now() - 5000, "test", true),
     "whose lease will run out": (simulation) => leaseUntil(slotOf(simulation), simulation.clock.now() + 60),
-    "whose batch is being cut": (simulation) => (slotOf(simulation).batch!.alone = true),
+    "whose batch is being cut": (simulation) => slotOf(simulation).batch!.transition("settling", 0),
   };
   for (const [name, change] of Object.entries(cases)) {
     test(name, async () => {

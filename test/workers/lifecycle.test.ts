@@ -3,7 +3,7 @@ import assert from "node:assert/strict";
 import { describe, test } from "node:test";
 import fc from "fast-check";
 import { VirtualClock } from "../../src/cli/plan/virtual-clock.ts";
-import { Hold } from "../../src/dispatch/hold.ts";
+import { InFlightBatch } from "../../src/dispatch/in-flight.ts";
 import { Events } from "../../src/observe/events.ts";
 import type { Worker } from "../../src/workers/backend/backend.ts";
 import { type Lifecycle, nextState, type PoolWorker, type WorkerEvent } from "../../src/workers/worker.ts";
@@ -78,14 +78,16 @@ class Stage {
       case "start": {
         if (!worker.free(now)) return;
         assert.ok(!worker.retiring && !worker.drained && worker.held(now) && !worker.lease.release);
+        const times = { oldestAt: now, freedAt: undefined, expectedMs: 1, handoverMs: 0 };
         const facts = {
           id: `${++this.#ids}`,
-          reason: "full",
-          worker: worker.name,
-          why: "",
+          slot: worker,
           size: 1,
-        } as const;
-        return worker.bind(new Hold({ ...facts, expectedMs: 1, early: false, says: false }, now, 0));
+          early: false,
+          exclusive: false,
+          ...times,
+        };
+        return worker.bind(new InFlightBatch(facts, { reached: () => {}, started: () => {} }, now));
       }
       case "finish":
         if (worker.batch !== undefined) worker.leave(worker.batch, now);
