@@ -4,7 +4,6 @@
  */
 import { randomUUID } from "node:crypto";
 import type { Prospects } from "../gateway/admission/gate.ts";
-import type { Backend } from "../workers/backend/backend.ts";
 import { SimulatedBackend } from "../workers/backend/simulated.ts";
 import { makeBackend } from "./backends.ts";
 import type { Tally as Done } from "../cli/terminal/banner.ts";
@@ -112,7 +111,7 @@ export class Ferry {
     this.#crews = new Crews({
       clock,
       makeBackend: (model, _, numbers) => makeBackend(model, clock, this.events, this.#vault(model), numbers),
-      makeDispatcher: (rules, model, backend) => this.#dispatcher(rules, model, backend),
+      makeDispatcher: (rules, model) => this.#dispatcher(rules, model),
       onBackend: (model, backend, { workers }) => {
         if (!(backend instanceof SimulatedBackend)) this.demo?.forget(model);
         else (this.demo ??= new Demo()).add(model, backend, workers.slots);
@@ -305,9 +304,9 @@ export class Ferry {
     await this.#clock.rest?.();
   }
 
-  #dispatcher(rules: () => ModelRules, model: ModelConfig, backend: Backend): Dispatcher {
+  #dispatcher(rules: () => ModelRules, model: ModelConfig): Dispatcher {
     const { engine, shared } = this.#opened!;
-    return new Dispatcher(rules, backend.workers, {
+    return new Dispatcher(rules, [], {
       engine,
       clock: this.#clock,
       events: this.events,
