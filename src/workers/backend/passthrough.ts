@@ -86,7 +86,8 @@ export class Passage {
 
   async stop(): Promise<void> {
     this.#tls.stop();
-    await Promise.all([...this.#targets.values()].map((target) => target.pool?.destroy()));
+    const pools = [...this.#targets.values()].flatMap(({ pool }) => pool ?? []);
+    await Promise.all(pools.map((pool) => pool.destroy()));
   }
 
   /** Takes nothing new; requests under way go on. */
