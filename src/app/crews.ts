@@ -122,7 +122,7 @@ export class Crews {
   begin(config: Config, engine: Engine, shared: boolean): void {
     this.#engine = engine;
     this.#shared = shared;
-    this.#take(config.models.map((model, at) => this.#crew(model, this.backends[at]!, config)));
+    this.#take(config.models.map((model, at) => this.#crew(model, this.backends[at]!)));
   }
 
   async prepare(next: Config): Promise<Prepared> {
@@ -158,12 +158,8 @@ export class Crews {
     await Promise.all([...this.backends, ...leaving, ...this.#parting].map((backend) => backend.stop()));
   }
 
-  #crew(model: ModelConfig, backend: Backend, config: Config): Crew {
-    const dispatcher = this.#parts.makeDispatcher(
-      rulesOf(model, config.admission.maxWorkerLoad),
-      model,
-      backend,
-    );
+  #crew(model: ModelConfig, backend: Backend): Crew {
+    const dispatcher = this.#parts.makeDispatcher(rulesOf(model), model, backend);
     this.#parts.onBackend(model.name, backend, dispatcher);
     return { model, backend, dispatcher };
   }
@@ -238,7 +234,7 @@ export class Crews {
       for (const slot of slots) slot.retiring = true;
       return slots.filter((slot) => isExtra(slot, crew!.model, model));
     });
-    this.#take(steps.map((step, at) => this.#became(step, next, extras[at]!)));
+    this.#take(steps.map((step, at) => this.#became(step, extras[at]!)));
     this.#noteModels(next.models);
     for (const crew of gone) void this.#leave(crew, next.limits.drainMs);
   }
@@ -266,10 +262,10 @@ export class Crews {
   }
 
   /** `extra`: who is to be in its new backend too. */
-  #became(step: Step, next: Config, extra: readonly Slot[]): Crew {
+  #became(step: Step, extra: readonly Slot[]): Crew {
     const { model, crew, backend, joining, count = Infinity } = step;
     if (crew === undefined) {
-      const began = this.#crew(model, backend!, next);
+      const began = this.#crew(model, backend!);
       for (const slot of began.dispatcher.workers.slots) slot.after = this.#before(slot.worker);
       return began;
     }
@@ -277,7 +273,7 @@ export class Crews {
     const returns = this.#leaving.delete(crew);
     this.#wanted.delete(crew);
     for (const slot of dispatcher.workers.slots) slot.lasting = false;
-    dispatcher.retune(rulesOf(model, next.admission.maxWorkerLoad));
+    dispatcher.retune(rulesOf(model));
     if (backend !== undefined) this.#replace(crew, backend, extra);
     else {
       for (const worker of joining) dispatcher.join(worker, this.#before(worker));

@@ -80,7 +80,8 @@ export class RedisOwners implements Routes, Ground, NodeListener {
     this.#up = options.tags.map(() => false);
     this.#waited = options.tags.map(() => undefined);
     this.#endpoints = topology.endpointsOf(options);
-    const { connectTimeoutMs, commandTimeoutMs, name, durability, waitTimeoutMs, connect } = options;
+    const { commandTimeoutMs, connectTimeoutMs = commandTimeoutMs } = options;
+    const { name, durability, waitTimeoutMs, connect } = options;
     const { tls, username, password, db } = this.#endpoints;
     const link = { tls, username, password, db, connectTimeoutMs, commandTimeoutMs, name, connect };
     const seeded = new Random(clock.now());

@@ -21,7 +21,8 @@ export interface ProbeOptions {
   readonly password?: string | undefined;
   readonly tls?: boolean | undefined;
   readonly durability: CheckOptions["durability"];
-  readonly connectTimeoutMs: number;
+  /** commandTimeoutMs by default. */
+  readonly connectTimeoutMs?: number;
   readonly commandTimeoutMs: number;
 }
 
@@ -106,7 +107,7 @@ function visitAll(
 async function visit(
   { host, port }: Address,
   { tls, username, password, db }: Endpoints,
-  { durability, connectTimeoutMs, commandTimeoutMs }: ProbeOptions,
+  { durability, commandTimeoutMs, connectTimeoutMs = commandTimeoutMs }: ProbeOptions,
   clock: Clock,
 ): Promise<Visit> {
   const address = addressOf(host, port);
