@@ -284,7 +284,7 @@ describe("a setting that was removed says what applies now", () => {
     test(path, () => {
       assert.ok(!settingRows.some((row) => row.path === path || row.path.startsWith(`${path}.`)));
       const config: Record<string, unknown> = {
-        models: [{ name: "m", backend: { kind: "simulated" } }],
+        models: [{ name: "m", backend: { kind: "http", workers: ["http://g/x"] } }],
         ...(path.startsWith("engine.") && { engine: { kind: "redis", url: "redis://r" } }),
         ...(path.startsWith("tls.") && { tls: { certFile: "a", keyFile: "b" } }),
         ...(path.startsWith("auth.jwt.") && {
