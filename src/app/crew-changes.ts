@@ -1,7 +1,7 @@
 /** What differs between two configs of one model, for those who run its batches (`crews.ts`). */
 import { isDeepStrictEqual } from "node:util";
 import type { BackendConfig, ModelConfig } from "./config/config.ts";
-import type { Slot } from "../workers/workers.ts";
+import type { PoolWorker } from "../workers/worker.ts";
 import { fixedWorkers, isDns, hasAddresses } from "./config/worker-addresses.ts";
 import { hrefOf, numberOf, sameNumber } from "../workers/taken-out.ts";
 
@@ -51,7 +51,7 @@ export function workerChange(
  * The next backend can take this worker over, and does not have it by itself: no config lists it, or it was added again
  * while the next one was prepared.
  */
-export function isExtra(slot: Slot, before: ModelConfig, next: ModelConfig): boolean {
+export function isExtra(slot: PoolWorker, before: ModelConfig, next: ModelConfig): boolean {
   const { address } = slot.worker;
   if (before.backend.kind !== next.backend.kind) return false;
   if (address === undefined || !hasAddresses(next.backend)) return sameNumber(before, next);
@@ -72,7 +72,7 @@ export function without(model: ModelConfig, staysOut: (address: string) => boole
 
 /** The numbers of those that are there, where the next list is the same; undefined: as many as the config says. */
 export function numbersOf(
-  slots: readonly Slot[],
+  slots: readonly PoolWorker[],
   before: ModelConfig,
   next: ModelConfig,
 ): number[] | undefined {
@@ -80,11 +80,15 @@ export function numbersOf(
   return slots.flatMap(({ worker }) => numberOf(worker.name) ?? []);
 }
 
-export function staying({ workers }: { readonly workers: { readonly slots: readonly Slot[] } }): Slot[] {
+export function staying({
+  workers,
+}: {
+  readonly workers: { readonly slots: readonly PoolWorker[] };
+}): PoolWorker[] {
   return workers.slots.filter(({ retiring }) => !retiring);
 }
 
 /** One that was put aside is missed least, then one that is idle. */
-export function worth({ aside, batch }: Slot): number {
-  return aside ? 0 : batch === undefined ? 1 : 2;
+export function worth({ drained, batch }: PoolWorker): number {
+  return drained ? 0 : batch === undefined ? 1 : 2;
 }

@@ -4,7 +4,6 @@
  */
 import { randomUUID } from "node:crypto";
 import type { Prospects } from "../gateway/admission/gate.ts";
-import type { Backend } from "../workers/backend/backend.ts";
 import { SimulatedBackend } from "../workers/backend/simulated.ts";
 import { makeBackend } from "./backends.ts";
 import type { Tally as Done } from "../cli/terminal/banner.ts";
@@ -106,18 +105,14 @@ export class Ferry {
     this.#clock = clock;
     this.#role = role;
     this.#log = log;
-    const { models, telemetry } = config;
-    this.#tally = new Tally(
-      this.events,
-      clock,
-      models.map(({ name }) => name),
-    );
+    const { telemetry } = config;
+    this.#tally = new Tally(this.events, clock, () => this.#config.models.map(({ name }) => name));
     this.#tracing = tracingOf(telemetry, process.env);
     this.#endLog = logEvents(this.events, clock, telemetry.logLevel, log);
     this.#crews = new Crews({
       clock,
       makeBackend: (model, _, numbers) => makeBackend(model, clock, this.events, this.#vault(model), numbers),
-      makeDispatcher: (rules, model, backend) => this.#dispatcher(rules, model, backend),
+      makeDispatcher: (rules, model) => this.#dispatcher(rules, model),
       onBackend: (model, backend, { workers }) => {
         if (!(backend instanceof SimulatedBackend)) this.demo?.forget(model);
         else (this.demo ??= new Demo()).add(model, backend, workers.slots);
@@ -192,7 +187,6 @@ export class Ferry {
     this.#limits = limitsOf(next, this.#role === "gateway" ? [] : leaving);
     for (const each of prepared) each.commit();
     this.#look();
-    this.#tally.retune(next.models.map(({ name }) => name));
     this.#roster!.retune(next.models, this.#crews);
     this.#scaling!.retune(next);
     const { logLevel } = next.telemetry;
@@ -312,9 +306,9 @@ export class Ferry {
     await this.#clock.rest?.();
   }
 
-  #dispatcher(rules: ModelRules, model: ModelConfig, backend: Backend): Dispatcher {
+  #dispatcher(rules: () => ModelRules, model: ModelConfig): Dispatcher {
     const { engine, shared } = this.#opened!;
-    return new Dispatcher(rules, backend.workers, {
+    return new Dispatcher(rules, [], {
       engine,
       clock: this.#clock,
       events: this.events,

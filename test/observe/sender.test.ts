@@ -8,7 +8,7 @@ import { PostgresLog } from "../../src/observe/request-log-postgres.ts";
 import { RequestRow } from "../../src/observe/request-log.ts";
 import { packRows, unpackRows } from "../../src/observe/row-bundle.ts";
 import { Sender, SenderTrouble, type Verb, type Verbs } from "../../src/observe/sender.ts";
-import { sentCollector } from "../../src/observe/sent-collector.ts";
+import { sentCollector } from "../../src/observe/span-buffer.ts";
 import { answered } from "./stage.ts";
 
 const MORTAL = new URL("./mortal-thread.ts", import.meta.url);

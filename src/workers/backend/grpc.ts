@@ -25,7 +25,7 @@
 import assert from "node:assert/strict";
 import type { Clock } from "../../app/clock.ts";
 import { framed, timeoutText, type GrpcCode } from "../../gateway/protocol/grpc-wire.ts";
-import { callOf, outputsOf } from "../../gateway/protocol/oip-grpc-worker.ts";
+import { callOf, outputsOf } from "../../gateway/protocol/oip-grpc.ts";
 import { OIP_SERVICE, readYes, writeModelName } from "../../gateway/protocol/oip-proto.ts";
 import { ProtoFlaw } from "../../gateway/protocol/protobuf.ts";
 import type { Events } from "../../observe/events.ts";
