@@ -287,7 +287,7 @@ function tableRow({ path, leaf, doc }: SettingRow): string {
 }
 
 function sentence(text: string): string {
-  return `${text[0]!.toUpperCase()}${text.slice(1)}.`;
+  return `${text.charAt(0).toUpperCase()}${text.slice(1)}.`;
 }
 
 /** A bar inside a cell would end it. */
