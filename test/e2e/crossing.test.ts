@@ -89,7 +89,7 @@ test("20,000 requests, 200 callers, every fault at once: 0 crossed, nothing hang
   await using three = await StubWorker.listen(chaos);
   const stubs = [one, two, three];
   const model = stubModel(stubs, {
-    health: { failures: 5, ejectMs: 20, maxEjectMs: 100 },
+    health: { failures: 5, ejectMs: 20 },
     retry: { baseMs: 5 },
   });
   await using ferry = await Ferry.start({ models: [model], limits: { perUserPerMinute: 1_000_000_000 } });

@@ -18,7 +18,7 @@
  *   any other                                    `failed`, blame worker
  *   none                                         `failed`; see `GrpcResult` for the blame
  *
- * Workers are asked for their health by ModelReady unless `askReady` is false. UNIMPLEMENTED counts as well.
+ * Workers are asked for their health by ModelReady; UNIMPLEMENTED counts as well.
  *
  * Written by hand on node:http2 rather than on grpc-js, because blame depends on whether the server got a call, and an
  * aborted call must not share its connection with the next: test/workers/backend/grpc-replies.test.ts.
@@ -43,6 +43,7 @@ import { OIP_SERVICE, readYes, writeModelName } from "../../gateway/protocol/oip
 import { ProtoFlaw } from "../../gateway/protocol/protobuf.ts";
 import type { Batch, ClientCode, Reply } from "./backend.ts";
 import {
+  ASK_TIMEOUT_MS,
   headerLoad,
   type HealthRules,
   MAX_CALLS,
@@ -75,8 +76,10 @@ export interface GrpcOptions {
   /** Sent as `authorization`. Never shown. */
   readonly authorization?: string;
   readonly maxReplyBytes: number;
-  readonly keepAliveMs: number;
-  readonly askReady: boolean;
+  /** KEEP_ALIVE_MS by default. */
+  readonly keepAliveMs?: number;
+  /** For tests: true by default. */
+  readonly askReady?: boolean;
   readonly health: HealthRules;
   readonly tls: WorkerTlsOptions;
 }
@@ -84,6 +87,8 @@ export interface GrpcOptions {
 type NamedOptions = GrpcOptions & { readonly model: string };
 
 const MAX_READY_BYTES = 1024;
+/** A connection that was silent for so long is checked. */
+const KEEP_ALIVE_MS = 10_000;
 
 export class GrpcBackend extends NetworkBackend {
   constructor(options: GrpcOptions, around: NetworkAround) {
@@ -109,7 +114,7 @@ class GrpcWorker extends NetworkWorker {
 
   constructor(place: WorkerPlace, options: NamedOptions, tls: WorkerTls, clock: Clock) {
     super(place, clock);
-    const { authorization, keepAliveMs, askReady, health } = options;
+    const { authorization, keepAliveMs = KEEP_ALIVE_MS, askReady = true, health } = options;
     this.#options = options;
     this.#newChannel = () => new GrpcChannel(place, tls, clock, keepAliveMs);
     this.#metadata = authorization === undefined ? {} : { authorization };
@@ -157,7 +162,7 @@ class GrpcWorker extends NetworkWorker {
     const { model, version = "", health } = this.#options;
     const request = {
       path: `/${OIP_SERVICE}/ModelReady`,
-      headers: { ...this.#metadata, "grpc-timeout": timeoutText(health.askTimeoutMs) },
+      headers: { ...this.#metadata, "grpc-timeout": timeoutText(health.askTimeoutMs ?? ASK_TIMEOUT_MS) },
       body: framed(writeModelName(model, version).parts()),
       maxReplyBytes: MAX_READY_BYTES,
     };

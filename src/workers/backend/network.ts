@@ -25,9 +25,13 @@ import type { Backend, Batch, Reply, Worker, WorkerHealth } from "./backend.ts";
 import { quote } from "./replies.ts";
 import { tlsTrouble, WorkerTls, type WorkerTlsOptions } from "./worker-tls.ts";
 
+/** How long a worker may take to answer a question. */
+export const ASK_TIMEOUT_MS = 2000;
+
 export interface HealthRules {
   readonly askMs: number;
-  readonly askTimeoutMs: number;
+  /** ASK_TIMEOUT_MS by default. */
+  readonly askTimeoutMs?: number;
   readonly failures: number;
 }
 
@@ -187,14 +191,14 @@ export abstract class NetworkWorker implements Worker {
     return this.clock.now() < this.#aloneUntil ? 1 : this.limit;
   }
 
-  protected checkHealth(question: HealthQuestion, { askMs, failures, ...rules }: HealthRules): void {
+  protected checkHealth(question: HealthQuestion, rules: HealthRules): void {
     this.#question = question;
-    this.#failures = failures;
+    this.#failures = rules.failures;
     const ask = async (signal: AbortSignal): Promise<number> => {
       await this.#check(question, signal);
-      return askMs;
+      return rules.askMs;
     };
-    this.#polls.push(new Poll({ askMs, ...rules }, this.clock, ask));
+    this.#polls.push(new Poll(rules, this.clock, ask));
   }
 
   protected askInfo(place: HttpPlace, read: (text: string) => number | undefined, rules: HealthRules): void {
@@ -249,7 +253,7 @@ export abstract class NetworkWorker implements Worker {
 
 /** Asks a worker again and again, for at most `askTimeoutMs` each time. */
 class Poll {
-  readonly #rules: Pick<HealthRules, "askMs" | "askTimeoutMs">;
+  readonly #rules: HealthRules;
   readonly #clock: Clock;
   readonly #ask: (signal: AbortSignal) => Promise<number>;
   /** Of the next question, or of the timeout of this one. */
@@ -259,11 +263,7 @@ class Poll {
   #stopped = false;
 
   /** `ask` returns how many milliseconds later to ask again, and never throws. */
-  constructor(
-    rules: Pick<HealthRules, "askMs" | "askTimeoutMs">,
-    clock: Clock,
-    ask: (signal: AbortSignal) => Promise<number>,
-  ) {
+  constructor(rules: HealthRules, clock: Clock, ask: (signal: AbortSignal) => Promise<number>) {
     this.#rules = rules;
     this.#clock = clock;
     this.#ask = ask;
@@ -291,7 +291,8 @@ class Poll {
   async #round(): Promise<void> {
     const asking = (this.#asking = new AbortController());
     this.#askedAt = this.#clock.now();
-    this.#alarm = this.#clock.at(this.#askedAt + this.#rules.askTimeoutMs, () => asking.abort());
+    const { askTimeoutMs = ASK_TIMEOUT_MS } = this.#rules;
+    this.#alarm = this.#clock.at(this.#askedAt + askTimeoutMs, () => asking.abort());
     const waitMs = await this.#ask(asking.signal);
     this.#asking = undefined;
     this.#alarm.cancel();
