@@ -152,7 +152,7 @@ interface Streak {
 
 /** What is known of the inputs of one model and of those who send them. */
 export class Blame<W> {
-  limits: BlameLimits;
+  readonly #limits: () => BlameLimits;
   /** Of each input that failed, the last time. */
   readonly #inputs = new Map<string, Case<W>>();
   /** Until when. */
@@ -164,12 +164,12 @@ export class Blame<W> {
   /** When the last of what is remembered is of no use any more; -Infinity while nothing is. */
   #until = -Infinity;
 
-  constructor(limits: BlameLimits) {
-    this.limits = limits;
+  constructor(limits: () => BlameLimits) {
+    this.#limits = limits;
   }
 
   get windowMs(): number {
-    return TRUST * this.limits.ejectMs;
+    return TRUST * this.#limits().ejectMs;
   }
 
   /** Nothing failed of late: no other question need be asked. */
@@ -240,7 +240,7 @@ export class Blame<W> {
   }
 
   #barredUntil(now: number): number {
-    const until = now + (this.limits.barMs ?? BAR_MS);
+    const until = now + (this.#limits().barMs ?? BAR_MS);
     this.#until = Math.max(this.#until, until);
     return until;
   }
@@ -272,7 +272,7 @@ export class Blame<W> {
     fleet: readonly Standing[],
     now: number,
   ): boolean {
-    if (failures < this.limits.failures || !this.#recent(at, now)) return false;
+    if (failures < this.#limits().failures || !this.#recent(at, now)) return false;
     const otherAt = othersAnsweredAt(fleet, tenant);
     return otherAt >= since && this.#recent(otherAt, now);
   }
@@ -284,7 +284,7 @@ export class Blame<W> {
     now: number,
   ): Finding["counts"] {
     if (this.#recent(this.#guiltyAt, now)) return this.#recent(answeredAt, now) ? "no" : "doubt";
-    if (now - answeredAt <= this.limits.ejectMs) return "doubt";
+    if (now - answeredAt <= this.#limits().ejectMs) return "doubt";
     const explained = suspects.some(({ tenant }) => {
       const streak = this.#streaks.get(tenant);
       if (streak === undefined || streak.since > rowSince) return false;

@@ -29,23 +29,26 @@ export function retryAt(
   return now + ceiling * random;
 }
 
+/** `share` in production: as many extra calls as first calls, times this. */
+export const RETRY_BUDGET = 0.1;
 const RESERVE_CALLS = 10;
 const REFILL_PER_MS = 1 / 1000;
 const FREE_MS = 10_000;
 
 export class RetryBudget {
-  share: number;
+  readonly #share: () => number;
   #calls = RESERVE_CALLS;
   #at = 0;
   #freeUntil = -Infinity;
 
-  constructor(share: number) {
-    this.share = share;
+  /** `share` of the first calls. */
+  constructor(share: () => number) {
+    this.#share = share;
   }
 
   /** A call that carries at least one task for the first time. */
   first(): void {
-    this.#calls = Math.min(RESERVE_CALLS, this.#calls + this.share);
+    this.#calls = Math.min(RESERVE_CALLS, this.#calls + this.#share());
   }
 
   /** A worker answered. */

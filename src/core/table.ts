@@ -22,6 +22,8 @@ export class Table<Value> {
   #entries = 0;
   #mask = SMALLEST - 1;
   #size = 0;
+  #lastKey = "";
+  #lastHash: number;
 
   /**
    * `seed`: an integer that nobody can guess. `hashed`: so many of a key's last characters are looked at; fewer
@@ -30,6 +32,7 @@ export class Table<Value> {
   constructor(seed: number, hashed = Infinity) {
     this.#seed = seed | 0;
     this.#hashed = hashed;
+    this.#lastHash = hashOf("", seed);
   }
 
   get size(): number {
@@ -93,8 +96,13 @@ export class Table<Value> {
     return this.#values.filter((value) => value !== undefined);
   }
 
+  /** Most keys are asked for several times in a row, and some are kilobytes long. */
   #hash(key: string): number {
-    return hashOf(key, this.#seed, this.#hashed);
+    if (key !== this.#lastKey) {
+      this.#lastKey = key;
+      this.#lastHash = hashOf(key, this.#seed, this.#hashed);
+    }
+    return this.#lastHash;
   }
 
   /** Where `key` stands, or the free place where it would. */

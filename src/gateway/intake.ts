@@ -15,7 +15,7 @@ import { canonical } from "../core/json.ts";
 import type { Json } from "../core/task.ts";
 import { type RequestTrace, traceparent } from "../core/trace.ts";
 import type { Engine, PutReply, RecordView, Sharing } from "../engine/engine.ts";
-import { checkUncredited, credited as withCredential } from "./protocol/credential.ts";
+import { checkUncredited, credited as withCredential } from "./protocol/fields.ts";
 import type { Router, Waiter } from "./router.ts";
 import type { AnsweredRequest } from "../observe/events.ts";
 import { newId } from "../engine/ids.ts";

@@ -1,7 +1,6 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 import fc from "fast-check";
-import { Crowd, type Member } from "../../src/core/crowd.ts";
 import { Table } from "../../src/core/table.ts";
 
 /** Few keys, so that they meet again, and some that differ only where they are not hashed. */
@@ -45,26 +44,4 @@ test("a table grows, and shares places out evenly among keys of one kind", () =>
   assert.equal(table.size, 10_000);
   for (let i = 0; i < 10_000; i += 2) table.delete(`key ${i}`);
   for (let i = 0; i < 10_000; i++) assert.equal(table.get(`key ${i}`), i % 2 === 0 ? undefined : i);
-});
-
-test("a crowd holds whoever came and did not leave", () => {
-  fc.assert(
-    fc.property(
-      fc.array(fc.tuple(fc.boolean(), fc.integer({ min: 0, max: 9 })), { maxLength: 100 }),
-      (all) => {
-        const members = Array.from({ length: 10 }, (): Member => ({ place: -1 }));
-        const crowd = new Crowd();
-        const set = new Set<Member>();
-        for (const [comes, who] of all) {
-          const member = members[who]!;
-          if (comes) crowd.add(member);
-          else crowd.remove(member);
-          if (comes) set.add(member);
-          else set.delete(member);
-          assert.equal(crowd.size, set.size);
-        }
-        assert.deepEqual(new Set(crowd.all()), set);
-      },
-    ),
-  );
 });

@@ -90,7 +90,7 @@ test(`${REQUESTS} requests, ${CALLERS} callers, every fault at once: 0 crossed, 
   await using three = await StubWorker.listen(chaos);
   const stubs = [one, two, three];
   const model = stubModel(stubs, {
-    health: { failures: 5, ejectMs: 20, maxEjectMs: 100 },
+    health: { failures: 5, ejectMs: 20 },
     retry: { baseMs: 5 },
   });
   await using ferry = await Ferry.start({ models: [model], limits: { perUserPerMinute: 1_000_000_000 } });

@@ -57,8 +57,9 @@ describe("a dispatcher", () => {
     for (let at = 0; at < 9; at++) simulation.put();
     await simulation.run(50);
     const { dispatcher } = simulation;
-    const { rules } = dispatcher;
-    dispatcher.retune({ ...rules, limits: { ...rules.limits, maxBatchSize: 8 } });
+    const { rules } = simulation;
+    simulation.rules = { ...rules, limits: { ...rules.limits, maxBatchSize: 8 } };
+    dispatcher.wake();
     await simulation.run(160);
     // The one that ran, then all that waited.
     assert.equal(dispatcher.workers.slots[0]!.batches, 2);
@@ -77,7 +78,7 @@ describe("a dispatcher", () => {
     let [slot] = dispatcher.workers.slots;
     const batches: number[] = [];
     for (let round = 0; round < 2; round++) {
-      const next = dispatcher.join(await backend.grow(), slot);
+      const next = dispatcher.join(await backend.grow(), { predecessors: [slot!] });
       void dispatcher.retire(slot!);
       slot = next;
       dispatcher.wake();

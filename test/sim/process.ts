@@ -167,7 +167,7 @@ export class Process {
     const { plan, gpus, dice } = this.#around;
     let batches = 0;
     this.#dispatcher = new Dispatcher(
-      plan.rules,
+      () => plan.rules,
       gpus.map((gpu) => gpu.asWorker(this.host)),
       {
         engine: this.engine,

@@ -45,6 +45,8 @@ export class Simulation {
   readonly engine: MemoryEngine;
   readonly backend: SimulatedBackend;
   readonly dispatcher: Dispatcher;
+  /** After a switch call `dispatcher.wake()`. */
+  rules: ModelRules;
   readonly gate: Gate;
   readonly random: Random;
   readonly startedAt: number;
@@ -58,6 +60,7 @@ export class Simulation {
     this.startedAt = this.clock.now();
     this.random = new Random(options.seed);
     const { rules, timeouts } = options;
+    this.rules = rules;
     const limits = {
       models: new Map([[rules.name, timeouts]]),
       tiers: options.admission?.tiers ?? 1,
@@ -70,7 +73,7 @@ export class Simulation {
     this.engine = new MemoryEngine(() => limits, this.clock, this.events);
     this.backend = new SimulatedBackend({ ...options.backend, seed: options.seed }, this.clock);
     const workers = this.backend.workers.map((worker) => options.wrap?.(worker) ?? worker);
-    this.dispatcher = new Dispatcher(rules, workers, {
+    this.dispatcher = new Dispatcher(() => this.rules, workers, {
       engine: this.engine,
       clock: options.dispatcherClock?.(this.clock) ?? this.clock,
       events: this.events,

@@ -33,6 +33,9 @@ import {
 import { reason } from "./http-exchange.ts";
 import { tlsTrouble, type WorkerTls } from "./worker-tls.ts";
 
+/** A connection that was silent for so long is checked. */
+export const KEEP_ALIVE_MS = 10_000;
+
 export interface GrpcRequest {
   /** `/package.Service/Method` */
   readonly path: string;

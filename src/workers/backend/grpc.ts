@@ -19,22 +19,28 @@
  *   any other                                    `failed`, blame worker
  *   none                                         `failed`; the channel says whom to blame
  *
- * Workers are asked by ModelReady how they are (`worker-health.ts`), unless `askReady` is false. One that does not
+ * Workers are asked by ModelReady how they are (`worker-health.ts`). One that does not
  * know the question has answered, and that is enough.
  */
 import assert from "node:assert/strict";
 import type { Clock } from "../../app/clock.ts";
 import { framed, timeoutText, type GrpcCode } from "../../gateway/protocol/grpc-wire.ts";
-import { callOf, outputsOf } from "../../gateway/protocol/oip-grpc-worker.ts";
+import { callOf, outputsOf } from "../../gateway/protocol/oip-grpc.ts";
 import { OIP_SERVICE, readYes, writeModelName } from "../../gateway/protocol/oip-proto.ts";
 import { ProtoFlaw } from "../../gateway/protocol/protobuf.ts";
 import type { Events } from "../../observe/events.ts";
 import type { Backend, Batch, ClientCode, Reply, Worker, WorkerHealth } from "./backend.ts";
 import { clientNamed } from "./client-names.ts";
-import { GrpcChannel, type GrpcResult } from "./grpc-channel.ts";
+import { GrpcChannel, type GrpcResult, KEEP_ALIVE_MS } from "./grpc-channel.ts";
 import { INSEPARABLE_HOLDS_MS, workerNames } from "./http.ts";
 import { failed, match, quote, rejected, unusable } from "./match.ts";
-import { headerLoad, HealthQuestions, type HealthRules, type Verdict } from "./worker-health.ts";
+import {
+  ASK_TIMEOUT_MS,
+  headerLoad,
+  HealthQuestions,
+  type HealthRules,
+  type Verdict,
+} from "./worker-health.ts";
 import { WorkerTls, type WorkerTlsOptions } from "./worker-tls.ts";
 
 export interface GrpcOptions {
@@ -47,8 +53,10 @@ export interface GrpcOptions {
   /** What is sent as `authorization`; left out: nothing. Never to be shown. */
   readonly authorization?: string;
   readonly maxReplyBytes: number;
-  readonly keepAliveMs: number;
-  readonly askReady: boolean;
+  /** KEEP_ALIVE_MS by default. */
+  readonly keepAliveMs?: number;
+  /** For tests: true by default. */
+  readonly askReady?: boolean;
   readonly health: HealthRules;
   readonly tls: WorkerTlsOptions;
 }
@@ -146,7 +154,7 @@ class GrpcWorker implements Worker {
     tls: WorkerTls,
     clock: Clock,
   ) {
-    const { authorization, keepAliveMs, askReady, health } = options;
+    const { authorization, keepAliveMs = KEEP_ALIVE_MS, askReady = true, health } = options;
     this.name = name;
     this.address = url.href;
     this.host = host;
@@ -241,7 +249,7 @@ class GrpcWorker implements Worker {
     const { model, version = "", health } = this.#options;
     const request = {
       path: `/${OIP_SERVICE}/ModelReady`,
-      headers: { ...this.#metadata, "grpc-timeout": timeoutText(health.askTimeoutMs) },
+      headers: { ...this.#metadata, "grpc-timeout": timeoutText(health.askTimeoutMs ?? ASK_TIMEOUT_MS) },
       body: framed(writeModelName(model, version).parts()),
       maxReplyBytes: MAX_READY_BYTES,
     };

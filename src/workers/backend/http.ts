@@ -23,7 +23,7 @@ import assert from "node:assert/strict";
 import { Client } from "undici";
 import type { Clock } from "../../app/clock.ts";
 import { batch as batchApi } from "../../gateway/protocol/batch.ts";
-import { uncredited } from "../../gateway/protocol/credential.ts";
+import { uncredited } from "../../gateway/protocol/fields.ts";
 import type { Call, WorkerSide } from "../../gateway/protocol/protocol.ts";
 import type { Events } from "../../observe/events.ts";
 import type { Backend, Batch, Reply, Worker, WorkerHealth } from "./backend.ts";

@@ -17,9 +17,13 @@ import type { WorkerHealth } from "./backend.ts";
 import { quote } from "./match.ts";
 import { tlsTrouble } from "./worker-tls.ts";
 
+/** How long a worker may take to answer a question about its health. */
+export const ASK_TIMEOUT_MS = 2000;
+
 export interface HealthRules {
   readonly askMs: number;
-  readonly askTimeoutMs: number;
+  /** ASK_TIMEOUT_MS by default. */
+  readonly askTimeoutMs?: number;
   readonly failures: number;
 }
 
@@ -97,7 +101,7 @@ export class HealthQuestions {
 
   async #round(): Promise<void> {
     const asking = (this.#asking = new AbortController());
-    const { askMs, askTimeoutMs } = this.#rules;
+    const { askMs, askTimeoutMs = ASK_TIMEOUT_MS } = this.#rules;
     this.#alarm = this.#clock.at(this.#clock.now() + askTimeoutMs, () => asking.abort());
     await this.ask(asking.signal);
     this.#alarm.cancel();

@@ -8,7 +8,7 @@
  */
 import type { Dispatcher } from "undici";
 import type { Alarm, Clock } from "../../app/clock.ts";
-import { type HealthPlace, type HealthRules, readBody } from "./worker-health.ts";
+import { ASK_TIMEOUT_MS, type HealthPlace, type HealthRules, readBody } from "./worker-health.ts";
 
 /** TEI's has every label of a classifier in it. */
 const MAX_BODY_BYTES = 4 * 1024 * 1024;
@@ -63,7 +63,7 @@ export class InfoQuestions {
 
   async #round(): Promise<void> {
     const asking = (this.#asking = new AbortController());
-    const { askMs, askTimeoutMs } = this.#rules;
+    const { askMs, askTimeoutMs = ASK_TIMEOUT_MS } = this.#rules;
     this.#askedAt = this.#clock.now();
     this.#alarm = this.#clock.at(this.#askedAt + askTimeoutMs, () => asking.abort());
     const text = await ask(this.#place, asking.signal);

@@ -13,7 +13,7 @@
  */
 import type { TLSSocket } from "node:tls";
 import { buildConnector } from "undici";
-import { Certificates } from "../../gateway/certificates.ts";
+import { CERTIFICATE_RELOAD_MS, Certificates } from "../../gateway/certificates.ts";
 import type { Clock } from "../../app/clock.ts";
 import type { Events } from "../../observe/events.ts";
 
@@ -22,7 +22,8 @@ export interface WorkerTlsOptions {
   readonly certFile?: string;
   readonly keyFile?: string;
   readonly serverName?: string;
-  readonly reloadMs: number;
+  /** How often the files are looked at; tests want less than CERTIFICATE_RELOAD_MS. */
+  readonly reloadMs?: number;
 }
 
 export interface ConnectorOptions {
@@ -48,7 +49,7 @@ export class WorkerTls {
   version = 0;
 
   constructor(setting: string, options: WorkerTlsOptions, clock: Clock, events: Events) {
-    const { caFile, certFile, keyFile, reloadMs } = options;
+    const { caFile, certFile, keyFile, reloadMs = CERTIFICATE_RELOAD_MS } = options;
     this.#certificates = new Certificates(setting, { caFile, certFile, keyFile }, reloadMs, clock, events);
     this.#certificates.onChange(() => this.version++);
     this.#options = options;

@@ -82,7 +82,7 @@ class Stage implements AsyncDisposable {
     }));
     this.#reaper = new Reaper(this.engine, this.#clock);
     let batches = 0;
-    this.dispatcher = new Dispatcher(rules, workers, {
+    this.dispatcher = new Dispatcher(() => rules, workers, {
       engine: this.engine,
       clock: this.#clock,
       events: this.events,

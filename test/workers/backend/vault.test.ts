@@ -2,7 +2,7 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 import { Vault } from "../../../src/workers/backend/vault.ts";
-import { credited, checkUncredited, uncredited } from "../../../src/gateway/protocol/credential.ts";
+import { checkUncredited, credited, uncredited } from "../../../src/gateway/protocol/fields.ts";
 import { VirtualClock } from "../../../src/cli/plan/virtual-clock.ts";
 
 test("a credential has one name, for as long as it is used and a little longer", async () => {
