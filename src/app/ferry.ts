@@ -4,11 +4,11 @@
  */
 import { randomUUID } from "node:crypto";
 import type { Prospects } from "../gateway/admission/gate.ts";
-import type { Backend } from "../workers/backend/backend.ts";
 import { SimulatedBackend } from "../workers/backend/simulated.ts";
 import { makeBackend } from "./backends.ts";
 import type { Tally as Done } from "../cli/terminal/banner.ts";
-import { Certificates } from "../gateway/certificates.ts";
+import { CERTIFICATE_RELOAD_MS, Certificates } from "../gateway/certificates.ts";
+import { MAX_HEADERS, MAX_STREAMS } from "../gateway/http2.ts";
 import { type Clock, SystemClock } from "./clock.ts";
 import type { Config, ModelConfig, Role } from "./config/config.ts";
 import { Crews, type Prepared } from "./crews.ts";
@@ -18,7 +18,7 @@ import type { ModelRules } from "../dispatch/model-rules.ts";
 import type { EngineLimits } from "../engine/engine.ts";
 import { Reaper } from "../dispatch/reaper.ts";
 import { limitsOf, type Opened, openEngine, type Shared } from "./engines.ts";
-import { type FleetModel, Membership } from "../workers/fleet/membership.ts";
+import { beatMsFor, type FleetModel, Membership } from "../workers/fleet/membership.ts";
 import { FleetOutlook } from "../workers/fleet/outlook.ts";
 import { FleetDemand } from "../workers/fleet/demand.ts";
 import { forwards } from "./dropins.ts";
@@ -105,18 +105,14 @@ export class Ferry {
     this.#clock = clock;
     this.#role = role;
     this.#log = log;
-    const { models, telemetry } = config;
-    this.#tally = new Tally(
-      this.events,
-      clock,
-      models.map(({ name }) => name),
-    );
+    const { telemetry } = config;
+    this.#tally = new Tally(this.events, clock, () => this.#config.models.map(({ name }) => name));
     this.#tracing = tracingOf(telemetry, process.env);
     this.#endLog = logEvents(this.events, clock, telemetry.logLevel, log);
     this.#crews = new Crews({
       clock,
       makeBackend: (model, _, numbers) => makeBackend(model, clock, this.events, this.#vault(model), numbers),
-      makeDispatcher: (rules, model, backend) => this.#dispatcher(rules, model, backend),
+      makeDispatcher: (rules, model) => this.#dispatcher(rules, model),
       onBackend: (model, backend, { workers }) => {
         if (!(backend instanceof SimulatedBackend)) this.demo?.forget(model);
         else (this.demo ??= new Demo()).add(model, backend, workers.slots);
@@ -191,7 +187,6 @@ export class Ferry {
     this.#limits = limitsOf(next, this.#role === "gateway" ? [] : leaving);
     for (const each of prepared) each.commit();
     this.#look();
-    this.#tally.retune(next.models.map(({ name }) => name));
     this.#roster!.retune(next.models, this.#crews);
     this.#scaling!.retune(next);
     const { logLevel } = next.telemetry;
@@ -242,10 +237,10 @@ export class Ferry {
   async #openTls(): Promise<void> {
     const { tls, admin } = this.#config;
     if (tls === undefined || (this.#role === "batcher" && !admin.tls)) return;
-    const certificates = new Certificates("tls", tls, tls.reloadMs, this.#clock, this.events);
+    const certificates = new Certificates("tls", tls, CERTIFICATE_RELOAD_MS, this.#clock, this.events);
     this.#undo.push(() => certificates.stop());
     await certificates.start();
-    this.#tls = { ...tls, certificates };
+    this.#tls = { ...tls, certificates, maxStreams: MAX_STREAMS };
   }
 
   async #openEngine(): Promise<Opened> {
@@ -260,7 +255,8 @@ export class Ferry {
   async #join({ engine, registry, id }: Shared): Promise<void> {
     const { engine: settings, zone } = this.#config;
     if (settings.kind !== "redis") throw new Error("a fleet needs a shared engine; this is a bug");
-    const { beatMs, aliveMs } = settings;
+    const { aliveMs } = settings;
+    const beatMs = beatMsFor(aliveMs);
     const membership = (this.#membership = new Membership(
       { id, zone, role: this.#role, version: version(), beatMs, aliveMs, models: [] },
       { registry, clock: this.#clock, events: this.events, random: Math.random },
@@ -310,9 +306,9 @@ export class Ferry {
     await this.#clock.rest?.();
   }
 
-  #dispatcher(rules: () => ModelRules, model: ModelConfig, backend: Backend): Dispatcher {
+  #dispatcher(rules: () => ModelRules, model: ModelConfig): Dispatcher {
     const { engine, shared } = this.#opened!;
-    return new Dispatcher(rules, backend.workers, {
+    return new Dispatcher(rules, [], {
       engine,
       clock: this.#clock,
       events: this.events,
@@ -370,7 +366,7 @@ export class Ferry {
     const guarded = { ...observers.guarded, ...reloadRoutes(() => this.onReload) };
     const listener = new Listener(
       adminRoutes(engine, report, tiers, admin.token, { ...observers, guarded }),
-      limits,
+      { ...limits, maxHeaders: MAX_HEADERS },
       clock,
       this.events,
       { tls: admin.tls ? this.#tls : undefined, uncounted: true },

@@ -41,13 +41,12 @@ import {
 } from "./bisection.ts";
 import type { InFlightBatch, Runner } from "./in-flight.ts";
 import type { DispatcherParts, ModelRules } from "./model-rules.ts";
-import type { Prober } from "../workers/prober.ts";
 import { UNUSABLE, Verdicts } from "./verdicts.ts";
-import type { Slot, Workers } from "../workers/workers.ts";
+import type { PoolWorker as Slot } from "../workers/worker.ts";
+import type { Workers } from "../workers/workers.ts";
 
 export interface RunParts extends DispatcherParts {
   readonly workers: Workers;
-  readonly prober: Prober;
   readonly budget: RetryBudget;
   readonly blame: Blame<Slot>;
   /** Whether there is room to run an overdue batch a second time. */
@@ -342,7 +341,7 @@ export class BatchRun implements Runner {
 
   /** An answer vouches for its worker, and tells against workers at which the same inputs failed. */
   #vouch(members: readonly BatchMember[], now: number): void {
-    const { blame, workers, prober } = this.#parts;
+    const { blame, workers } = this.#parts;
     const { standing } = this.#slot.circuit;
     standing.answered(tenantOf(members[0]!), now);
     if (members.length > 1) standing.answered(tenantOf(members.at(-1)!), now);
@@ -350,7 +349,7 @@ export class BatchRun implements Runner {
     if (!blame.active(now)) return;
     for (const slot of blame.answered(members.map(suspectOf), this.#slot, now)) {
       const why = `what failed there was answered by ${this.#slot.name}`;
-      if (workers.failed(slot, now, why, false)) prober.ejected(slot, false);
+      workers.failed(slot, now, why, false);
     }
   }
 

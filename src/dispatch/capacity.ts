@@ -21,7 +21,7 @@ import type { DispatchReason, Json } from "../core/task.ts";
 import type { ClaimedTask, Lease } from "../engine/engine.ts";
 import { StarvationGuard } from "./chooser.ts";
 import type { ModelRules } from "./model-rules.ts";
-import type { Slot } from "../workers/workers.ts";
+import type { PoolWorker as Slot } from "../workers/worker.ts";
 
 /** What keeps a batch below `maxBatchSize`. */
 export type SizeBound = "maxBatchTokens" | "maxBatchBytes" | "worker";

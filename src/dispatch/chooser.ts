@@ -10,7 +10,8 @@ import { decide, type Decision } from "../core/policy.ts";
 import type { RetryBudget } from "../core/retry.ts";
 import type { BatchCapacity } from "./capacity.ts";
 import type { ModelRules } from "./model-rules.ts";
-import type { Slot, Workers } from "../workers/workers.ts";
+import type { PoolWorker as Slot } from "../workers/worker.ts";
+import type { Workers } from "../workers/workers.ts";
 
 /** Queues that are looked at in each tier; what a choice costs does not grow with the number of parameters. */
 const MAX_QUEUES_SEEN = 64;

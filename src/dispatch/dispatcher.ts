@@ -20,8 +20,8 @@ import { Forecaster } from "./forecaster.ts";
 import { type BatchOwner, InFlightBatch } from "./in-flight.ts";
 import type { DispatcherParts, ModelRules } from "./model-rules.ts";
 import { Pipeline } from "./pipeline.ts";
-import { Prober } from "../workers/prober.ts";
-import { type Slot, Workers } from "../workers/workers.ts";
+import type { PoolWorker as Slot } from "../workers/worker.ts";
+import { type JoinOptions, Workers } from "../workers/workers.ts";
 
 /** The longest pause between claims that find nothing though the engine shows tasks. */
 const MAX_CLAIM_PAUSE_MS = 1000;
@@ -48,7 +48,6 @@ export class Dispatcher implements BatchOwner {
   readonly #capacity: BatchCapacity;
   readonly #forecaster: Forecaster;
   readonly #budget: RetryBudget;
-  readonly #prober: Prober;
   readonly #chooser: Chooser;
   readonly #pipeline: Pipeline;
   readonly #unwatch: () => void;
@@ -73,14 +72,7 @@ export class Dispatcher implements BatchOwner {
   constructor(rules: () => ModelRules, workers: readonly Worker[], parts: DispatcherParts) {
     this.#rules = rules;
     this.#parts = parts;
-    this.workers = new Workers(
-      rules().name,
-      workers,
-      () => rules().health,
-      parts.events,
-      parts.shared,
-      parts.suffix,
-    );
+    this.workers = new Workers(rules().name, workers, { ...parts, limits: () => rules().health });
     this.#capacity = new BatchCapacity(rules);
     this.#forecaster = new Forecaster(rules, this.workers, this.#capacity);
     this.#budget = new RetryBudget(() => rules().retry.budget);
@@ -92,14 +84,9 @@ export class Dispatcher implements BatchOwner {
       arrivals: this.#arrivals,
       budget: this.#budget,
     });
-    this.#prober = new Prober(parts.clock, (slot) => {
-      this.workers.alive(slot);
-      this.wake("capacity");
-    });
     this.#runParts = {
       ...parts,
       workers: this.workers,
-      prober: this.#prober,
       budget: this.#budget,
       blame: new Blame<Slot>(() => rules().health),
       mayRequeue: () => this.#mayRequeue(),
@@ -132,28 +119,20 @@ export class Dispatcher implements BatchOwner {
     return this.#pipeline.depth(slot);
   }
 
-  /** One worker more; it gets a batch as soon as there is one, and `after`, the same worker's slot, has none. */
-  join(worker: Worker, after?: Slot, aside = after?.aside ?? false): Slot {
-    const slot = this.workers.add(worker);
-    // Where they are leased, the lease is the worker's, by whichever rules it runs.
-    const { heldUntil, leaving } = after ?? slot;
-    Object.assign(slot, { after, aside, heldUntil, leaving });
-    this.wake();
-    return slot;
+  /** One worker more. */
+  join(worker: Worker, options?: JoinOptions): Slot {
+    return this.workers.join(worker, options);
   }
 
-  /** It gets no further batch; resolves when it runs nothing any more, and is none of ours then. */
-  async retire(slot: Slot): Promise<void> {
-    this.#forecaster.changed();
-    await this.workers.retire(slot, this.#parts.clock);
-    this.#prober.forget(slot);
-    this.#forecaster.changed();
+  /** It gets no further batch; resolves when it is gone. */
+  retire(slot: Slot): Promise<void> {
+    return this.workers.retire(slot);
   }
 
   /** No further batch is started; resolves when the running ones are settled. */
   async drain(): Promise<void> {
     this.#paused = true;
-    this.#prober.stop();
+    this.workers.stop();
     this.#unwatch();
     this.#alarm?.cancel();
     await Promise.all(this.#open.values());
@@ -175,7 +154,7 @@ export class Dispatcher implements BatchOwner {
 
   #listen(): () => void {
     const { name } = this.rules;
-    this.workers.onRecovered = () => this.wake("capacity");
+    this.workers.onChange = () => this.wake("capacity");
     return this.#parts.engine.watch({
       queued: (model, _, depth, count) => {
         if (model === name && this.#arrived(depth, count)) this.wake("arrival");
@@ -388,10 +367,6 @@ export class Dispatcher implements BatchOwner {
     slot.leave(batch, now);
     batch.transition("over", now);
     this.workers.noteUsage(now);
-    if (slot.batch === undefined) {
-      if (slot.leaving) slot.onIdle?.();
-      slot.onRetired?.();
-    }
     this.#freed = ran ? { slot, at: now } : undefined;
     this.wake("freed");
     this.#freed = undefined;
@@ -443,6 +418,6 @@ function isSend(choice: Send | Choice<"wait">): choice is Send {
 function tooLate({ slot, early }: InFlightBatch, now: number): string | undefined {
   // This process slept, or the engine did, and the worker may be another process's by now.
   if (!slot.held(now)) return `the lease of ${slot.name} ran out before its batch could start`;
-  const well = slot.well && !slot.suspect && now >= slot.circuit.usableAt;
+  const well = slot.well && !slot.silent && now >= slot.circuit.usableAt;
   return early && !well ? `${slot.name} broke down before its next batch was there` : undefined;
 }

@@ -12,7 +12,8 @@
 import { type Horizon, runMsOf } from "../core/shed.ts";
 import type { BatchCapacity } from "./capacity.ts";
 import type { ModelRules } from "./model-rules.ts";
-import type { Slot, Workers } from "../workers/workers.ts";
+import type { PoolWorker as Slot } from "../workers/worker.ts";
+import type { Workers } from "../workers/workers.ts";
 
 const WORKERS_PER_MS = 32;
 /** Of what a batch takes, a wait may last so much longer: with batches of 50 ms and more a plain timer will do. */
@@ -94,7 +95,7 @@ export class Forecaster {
       const { size, ms, paceMs } = this.#batchOn(slot);
       const perMs = 1 / (paceMs * slot.usualRatio);
       nominalTasks += size * perMs;
-      if (slot.suspect) {
+      if (slot.silent) {
         overdue++;
         silentMs = Math.min(silentMs, now - (slot.batch?.expectedFreeAt ?? now));
       }

@@ -23,7 +23,7 @@
  * that the way to the worker is not taken for work.
  */
 import type { ClaimedTask, Lease } from "../engine/engine.ts";
-import type { Slot } from "../workers/workers.ts";
+import type { PoolWorker as Slot } from "../workers/worker.ts";
 
 export type BatchState = "bound" | "sent" | "running" | "settling" | "over";
 

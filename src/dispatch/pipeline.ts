@@ -27,7 +27,8 @@
  *   - never where it, or the one before it, may hold the input that ended a worker: that is tried alone;
  *   - on a worker that others list too only if it will be done while our lease surely holds.
  */
-import type { Slot, Workers } from "../workers/workers.ts";
+import type { PoolWorker as Slot } from "../workers/worker.ts";
+import type { Workers } from "../workers/workers.ts";
 import type { ModelRules } from "./model-rules.ts";
 
 export type PipelineMode = "auto" | 1 | 2;
@@ -114,11 +115,11 @@ export class Pipeline {
     const { batch, circuit } = slot;
     if (batch === undefined || slot.ahead !== undefined || batch.exclusive) return false;
     if (batch.state !== "sent" && batch.state !== "running") return false;
-    if (this.depth(slot) < 2 || slot.leaving || circuit.probing || circuit.usableAt > now) return false;
-    if (!slot.healthy(now)) return false;
+    if (this.depth(slot) < 2 || circuit.probing || circuit.usableAt > now) return false;
+    if (!slot.takesBatches(now) || !slot.healthy(now)) return false;
     if (this.#mode === "auto" && slot.earlyInRow >= MEASURE_EVERY - 1) return false;
     const tookMs = batch.expectedFreeAt - batch.startedAt;
     if (now > batch.startedAt + LATE * tookMs) return false;
-    return slot.heldUntil === Infinity || slot.held(batch.freeIf(Math.max(now, batch.expectedFreeAt)));
+    return slot.lease.until === Infinity || slot.held(batch.freeIf(Math.max(now, batch.expectedFreeAt)));
   }
 }

@@ -150,14 +150,14 @@ export class Verdicts {
   }
 
   #hold(why: string, unreachable: boolean, finding?: Finding): void {
-    const { workers, prober, clock } = this.#parts;
+    const { workers, clock } = this.#parts;
     const { slot } = this.#batch;
     if (finding?.counts === "no") {
       slot.failures++;
       return workers.heard(slot);
     }
     const held = finding && { doubt: finding.counts === "doubt", repeated: finding.repeated };
-    if (workers.failed(slot, clock.now(), why, unreachable, held)) prober.ejected(slot, unreachable);
+    workers.failed(slot, clock.now(), why, unreachable, held);
   }
 
   /** Tries again later, or gives up. */

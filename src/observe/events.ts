@@ -132,6 +132,8 @@ export interface EventFields {
   /** Overdue: its tasks went to the queue's front, the first answer wins. */
   "batch.overdue": { model: string; batchId: string; worker: string; afterMs: number };
   "worker.changed": { model: string; worker: string; state: WorkerState; why: string };
+  /** It runs nothing any more, and is to be given back to the fleet or is gone. */
+  "worker.released": { model: string; worker: string };
   /** How many workers a model should have is another number now. */
   "scaling.changed": { model: string; from: number; desired: number; reason: string };
   /** A line that a worker's own code printed. */

@@ -8,6 +8,7 @@ import { Budget } from "../../src/dispatch/capacity.ts";
 import type { Simulation } from "../../src/cli/plan/simulation.ts";
 import type { EventFields } from "../../src/observe/events.ts";
 import { type Changes, codes, endings, simulate } from "./simulated.ts";
+import { leaseUntil } from "./watched.ts";
 
 type Answer = (batch: Batch, answered: Reply, worker: string) => Reply;
 
@@ -122,11 +123,11 @@ describe("a budget", () => {
   test("what does not fit comes back together: the next batch is not made of the first of it", async () => {
     const { simulation, calls } = stubbed({ maxBatchTokens: 100, backend: { workers: 2, baseMs: 100 } });
     const [, second] = simulation.dispatcher.workers.slots;
-    second!.heldUntil = -Infinity;
+    leaseUntil(second!, -Infinity);
     const claim = simulation.engine.claim.bind(simulation.engine);
     simulation.engine.claim = (request) => {
       // It is there by the time that the others come back, which have waited for maxWaitMs already.
-      if (request.max > 1) second!.heldUntil = Infinity;
+      if (request.max > 1) leaseUntil(second!, Infinity);
       return claim(request);
     };
     await putTogether(

@@ -78,7 +78,7 @@ describe("a dispatcher", () => {
     let [slot] = dispatcher.workers.slots;
     const batches: number[] = [];
     for (let round = 0; round < 2; round++) {
-      const next = dispatcher.join(await backend.grow(), slot);
+      const next = dispatcher.join(await backend.grow(), { predecessors: [slot!] });
       void dispatcher.retire(slot!);
       slot = next;
       dispatcher.wake();

@@ -34,7 +34,6 @@ export type RedisStore = Pick<
   | "block"
   | "clockOffset"
   | "command"
-  | "onShards"
   | "pipeline"
   | "run"
   | "runDurably"
