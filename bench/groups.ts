@@ -15,14 +15,14 @@ const [groups = 5000, tenants = 40] = process.argv.slice(2).map(Number);
 
 const clock = new VirtualClock();
 const engine = new MemoryEngine(
-  {
+  () => ({
     models: new Map([[MODEL, { queueMs: 1e9, totalMs: 1e9 }]]),
     tiers: 3,
     maxQueued: 1e6,
     maxQueuedBytes: 1e9,
     results: { ttlMs: 1000, evictAfterRead: false, maxBytes: 1e9 },
     deadLetters: { max: 10, ttlMs: 1000 },
-  },
+  }),
   clock,
   new Events(),
 );

@@ -28,18 +28,15 @@ const events = new Events();
 const tiers = [{ name: "first" }];
 const rules = { tiers };
 const timeouts = { queueMs: 60_000, totalMs: 60_000 };
-const engine = new MemoryEngine(
-  {
-    models: new Map([[model, timeouts]]),
-    tiers: 1,
-    maxQueued: 10_000,
-    maxQueuedBytes: 2 ** 30,
-    results: { ttlMs: 1000, evictAfterRead: true, maxBytes: 2 ** 26 },
-    deadLetters: { max: 10, ttlMs: 1000 },
-  },
-  clock,
-  events,
-);
+const limits = {
+  models: new Map([[model, timeouts]]),
+  tiers: 1,
+  maxQueued: 10_000,
+  maxQueuedBytes: 2 ** 30,
+  results: { ttlMs: 1000, evictAfterRead: true, maxBytes: 2 ** 26 },
+  deadLetters: { max: 10, ttlMs: 1000 },
+};
+const engine = new MemoryEngine(() => limits, clock, events);
 const waiters = new Waiters(engine, clock);
 const load = new ProcessLoad(1, clock, queueMicrotask);
 Object.assign(load, { turn: () => undefined });

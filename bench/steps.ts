@@ -96,7 +96,7 @@ function stepOf({ functionName, url }: Profile["nodes"][number]["callFrame"]): s
       ? "Node's HTTP and streams"
       : "Node's events, timers, promises";
   }
-  const room = /\/src\/(?:([a-z]+)\/)?[^/]+$/.exec(url);
+  const room = /\/src\/(?:([a-z]+)\/)?/.exec(url);
   if (room !== null) return `ferry: ${room[1] ?? "clock and others"}`;
   return "native functions (JSON, strings, microtasks)";
 }

@@ -8,9 +8,10 @@
  * `test/app/config.test.ts` calls `staleDocs`, so a changed table cannot be committed without its documents.
  */
 import { readFileSync, writeFileSync } from "node:fs";
-import type { Fields, Leaf, Setting } from "../src/app/config/setting-kinds.ts";
-import { settingRows, type Row } from "../src/app/config/setting-rows.ts";
-import { settings } from "../src/app/config/settings.ts";
+import { settingRows, settings, type SettingRow } from "../src/app/config/config.ts";
+import { needsRestart } from "../src/app/config/diff.ts";
+import { REMOVED } from "../src/app/config/removed.ts";
+import type { Fields, Leaf, Setting } from "../src/app/config/kinds.ts";
 
 interface Generated {
   /** From the root of the checkout. */
@@ -49,7 +50,7 @@ function rooted(path: string): URL {
 const exampleHead = `# Every setting of Ferry with its default. As it stands it starts a simulated GPU.
 # A setting that is commented out has no default, or is another way. Paths are relative to this file.
 # \${NAME} and \${NAME:-default} come from the environment; $\${ is a plain \${.
-# Check a file: ferry check -c FILE. Generated from src/app/config/settings.ts by scripts/generate-docs.ts.
+# Check a file: ferry check -c FILE. Generated from src/app/config/config.ts by scripts/generate-docs.ts.
 `;
 
 function exampleFile(): string {
@@ -66,7 +67,7 @@ function exampleOf(name: string, setting: Setting): string[] {
       return leafLines(name, setting);
     case "group": {
       const lines = fieldLines(setting.fields);
-      const nothingOn = lines.every((line) => line.startsWith("#"));
+      const nothingOn = setting.absent || lines.every((line) => line.startsWith("#"));
       const head = [`# ${setting.doc}`, nothingOn ? `# ${name}:` : `${name}:`];
       return [...head, ...(nothingOn ? lines.map((line) => `#   ${uncommented(line)}`) : indented(lines))];
     }
@@ -75,16 +76,17 @@ function exampleOf(name: string, setting: Setting): string[] {
         `# ${setting.doc}`,
         `${name}:`,
         ...setting.fallback.flatMap((each, index) => {
-          const lines = fieldLines(setting.fields, each);
+          const lines = fieldLines(setting.fields);
           // The words are the same for each, so the first has them for all.
           const wanted = index === 0 ? lines : lines.filter((line) => !/^# (?!\w+:)/.test(line));
-          return indented([`${each.name}:`, ...indented(wanted)]);
+          return indented([`${each}:`, ...indented(wanted)]);
         }),
       ];
     case "list": {
       const each = setting.each as Setting;
       if (each.type === "leaf") {
-        return [`# ${setting.doc}`, `${setting.min === 0 ? "# " : ""}${name}: [${each.example}]`];
+        const example = each.example || each.defaultText;
+        return [`# ${setting.doc}`, `${setting.min === 0 ? "# " : ""}${name}: [${example}]`];
       }
       const lines = each.type === "group" ? fieldLines(each.fields) : [];
       const first = lines.findIndex((line) => !line.startsWith("#"));
@@ -105,14 +107,8 @@ function exampleOf(name: string, setting: Setting): string[] {
   }
 }
 
-function fieldLines(fields: Fields, values: object = {}): string[] {
-  return Object.entries(fields).flatMap(([name, setting]) => {
-    const value = (values as Record<string, unknown>)[name];
-    if (setting.type === "leaf" && value !== undefined) {
-      return leafLines(name, { ...setting, need: "default", defaultText: JSON.stringify(value) });
-    }
-    return exampleOf(name, setting);
-  });
+function fieldLines(fields: Fields): string[] {
+  return Object.entries(fields).flatMap(([name, setting]) => exampleOf(name, setting));
 }
 
 function leafLines(name: string, leaf: Leaf<unknown>): string[] {
@@ -181,8 +177,8 @@ models:
     backend: { kind: http, workers: [http://gpu-1:9000/infer] }
     timeouts: { queueMs: 1000, workerMs: 2000, totalMs: 2500 }
 tiers:
-  paid: { weight: 4 }
-  free: { weight: 1, ratePerMinute: 1000 }
+  paid: {}
+  free: { ratePerMinute: 1000 }
 auth: { anonymousTier: free }
 \`\`\`
 
@@ -205,7 +201,8 @@ models:
 
 ## Settings
 
-\`[]\` stands for each of a list, \`NAME\` for a name you choose. "–" as default: there is none.
+\`[]\` stands for each of a list, \`NAME\` for a name you choose. "–" as default: there is none. A reload
+(\`SIGHUP\`, docs/operations.md) applies a change, except for settings marked ↻, which need a restart.
 `;
 
 const pageTail = `
@@ -225,7 +222,6 @@ const pageTail = `
 | \`engine.kind: redis\` has either \`url\` or \`nodes\`; \`username\` and \`password\` go with \`nodes\` | nobody could tell which one holds |
 | \`engine.waitTimeoutMs\` ≤ \`engine.commandTimeoutMs\` | the connection would be closed while a write waits for a replica |
 | \`engine.leaseMs\` ≥ 2 × \`engine.commandTimeoutMs\` | one renewal that times out would lose the lease |
-| \`engine.aliveMs\` ≥ 3 × \`engine.beatMs\` | a batcher that lives would be taken for dead when two beats are late |
 | \`limits.drainMs\` > \`timeouts.totalMs\` (a warning) | a stop could cut off requests in progress |
 | \`limits.maxQueued\` ≥ \`maxBatchSize\` (a warning) | no batch could ever be full |
 | \`maxBatchTokens\` and \`maxBatchBytes\` ≥ \`maxBatchSize\` (a warning) | the same: a task counts as at least 1 |
@@ -245,6 +241,13 @@ const pageTail = `
 | \`min-replicas-to-write\` is 0 with \`durability: replica\`, or is more than the replicas that are connected | a warning |
 
 Each line says what is set, why it matters and the exact command that changes it.
+
+## Removed settings
+
+Ferry refuses to start with one of these, and says what the table says. Delete the line.
+
+| setting | what applies now |
+|---|---|
 `;
 
 function configurationPage(): string {
@@ -255,16 +258,20 @@ function configurationPage(): string {
     const rows = settingRows.filter((row) => new RegExp(`^${name}[.[]`).test(row.path));
     sections.push(`\n### ${name}\n\n${setting.doc}\n\n${tables(rows)}`);
   }
-  return `${pageHead}${sections.join("")}${pageTail}`;
+  const removed = [...REMOVED].map(([path, why]) => `| \`${path}\` | ${cell(sentence(why))} |\n`);
+  return `${pageHead}${sections.join("")}${pageTail}${removed.join("")}`;
 }
 
-/** One table for what always holds, one for each kind of backend or engine. */
-function tables(rows: readonly Row[]): string {
-  const kinds = [...new Set(rows.map((row) => row.onlyKind))];
-  const parts = kinds.map((kind) => {
-    const some = rows.filter((row) => row.onlyKind === kind);
-    const owner = some[0]?.path.split(".").at(-2);
-    const head = kind === "" ? "" : `With \`${owner}: { kind: ${kind} }\`:\n\n`;
+/** One table for what always holds, one for each kind of backend or engine, or for the kinds that share settings. */
+function tables(rows: readonly SettingRow[]): string {
+  const together = [...new Set(rows.map((row) => row.kinds.join(" or ")))];
+  const parts = together.map((kinds) => {
+    const some = rows.filter((row) => row.kinds.join(" or ") === kinds);
+    const owner = some[0]?.path
+      .replace(/\.tls\..*/, ".tls")
+      .split(".")
+      .at(-2);
+    const head = kinds === "" ? "" : `With \`${owner}.kind\` ${kinds}:\n\n`;
     const lines = some.map(tableRow);
     const columns = "| setting | default | unit | bounds | what for |\n|---|---|---|---|---|";
     return `${head}${columns}\n${lines.join("\n")}\n`;
@@ -272,10 +279,15 @@ function tables(rows: readonly Row[]): string {
   return parts.join("\n");
 }
 
-function tableRow({ path, leaf, doc }: Row): string {
+function tableRow({ path, leaf, doc }: SettingRow): string {
   const fallback = leaf.defaultText === "" ? "–" : `\`${leaf.defaultText}\``;
   const bounds = leaf.bounds === "" ? leaf.kind : leaf.bounds;
-  return `| ${[`\`${path}\``, fallback, leaf.unit || "–", bounds, doc].map(cell).join(" | ")} |`;
+  const name = `\`${path}\`${needsRestart(path) ? " ↻" : ""}`;
+  return `| ${[name, fallback, leaf.unit || "–", bounds, doc].map(cell).join(" | ")} |`;
+}
+
+function sentence(text: string): string {
+  return `${text.charAt(0).toUpperCase()}${text.slice(1)}.`;
 }
 
 /** A bar inside a cell would end it. */

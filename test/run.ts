@@ -1,39 +1,123 @@
 /**
- * `npm test`: everything that must hold before a change lands.
+ * The tests, for contributors and for CI:
  *
- *   1. what the tests need beside Node is there, or is installed (test/setup.ts)
- *   2. types, lint, format
- *   3. the tests, one process per file
+ *   npm test                       everything that must hold before a change lands
+ *   npm run test:quick             without services: types, lint, unit tests, some seeds, the smoke tests
+ *   npm run test:long              soak and long simulation
+ *   npm test -- test/core/*.ts     these files alone
  *
- * `npm test -- test/core/*.test.ts` runs only those files, without the first two steps.
+ * Ends with what failed, the slowest files and the time. Exit code 0: all of it passed.
  */
 import { spawnSync } from "node:child_process";
-import { globSync } from "node:fs";
+import { availableParallelism } from "node:os";
 import { join } from "node:path";
 import { setUp } from "./setup.ts";
+import { allFiles, longFiles, quickFiles } from "./runner/choose.ts";
+import { endAll, type FileResult, runFiles } from "./runner/pool.ts";
+import { cpuSeconds } from "./runner/reporter.ts";
 
 const root = join(import.meta.dirname, "..");
 const tools = join(root, "node_modules", ".bin");
+const SLOWEST = 20;
 
-function run(name: string, command: string, ...words: string[]): void {
+/** Not `$PATH`'s Node for what the tests start; and what Node compiled once is not compiled by each of 300 processes. */
+const env: NodeJS.ProcessEnv = {
+  ...process.env,
+  NODE_COMPILE_CACHE: process.env["NODE_COMPILE_CACHE"] ?? join(root, "node_modules", ".cache", "node"),
+};
+
+interface Failure {
+  readonly what: string;
+  readonly texts: readonly string[];
+}
+
+const failures: Failure[] = [];
+
+/** A step that is one command; its output is shown as it comes. */
+function step(name: string, command: string, ...words: string[]): void {
   const startedAt = performance.now();
-  const { status, error } = spawnSync(command, words, { cwd: root, stdio: "inherit" });
-  const seconds = ((performance.now() - startedAt) / 1000).toFixed(1);
-  if (status !== 0) {
-    console.error(`✖ ${name} failed after ${seconds} s${error === undefined ? "" : `: ${error.message}`}`);
-    process.exit(status ?? 1);
+  const { status, error } = spawnSync(command, words, { cwd: root, stdio: "inherit", env });
+  const time = seconds((performance.now() - startedAt) / 1000);
+  if (status === 0) console.error(`✔ ${name} ${time}`);
+  else {
+    console.error(`✖ ${name} ${time}`);
+    failures.push({ what: name, texts: [error?.message ?? `exit code ${status}; its output is above`] });
   }
-  console.error(`✔ ${name} (${seconds} s)`);
 }
 
-const chosen = process.argv.slice(2);
-if (chosen.length === 0) {
-  setUp();
-  run("types", join(tools, "tsc"));
-  run("types of the page", join(tools, "tsc"), "-p", "tsconfig.page.json");
-  run("lint", join(tools, "oxlint"), "--type-aware", "--deny-warnings");
-  run("format", join(tools, "oxfmt"), "--check");
+function check(): void {
+  step("types", join(tools, "tsc"));
+  step("types of the page", join(tools, "tsc"), "-p", "tsconfig.page.json");
+  step("lint", join(tools, "oxlint"), "--type-aware", "--deny-warnings");
+  step("format", join(tools, "oxfmt"), "--check");
+  // What does not compile would fail in a hundred files.
+  if (failures.length > 0) finish([]);
 }
-const files =
-  chosen.length > 0 ? chosen : globSync(["test/**/*.test.ts", "bench/**/*.test.ts"], { cwd: root }).sort();
-run("tests", process.execPath, "--test", "--test-concurrency=2", ...files);
+
+async function test(files: readonly string[]): Promise<FileResult[]> {
+  // Most e2e tests wait more than they compute: with one file a core, half of the machine would be idle.
+  const jobs = Number(process.env["FERRY_TEST_JOBS"] ?? 2 * availableParallelism());
+  const done = ({ file, failures: texts, seconds: took, tests }: FileResult): void => {
+    const sign = texts.length === 0 ? "✔" : "✖";
+    console.error(`${sign} ${file} ${seconds(took)}, ${tests} tests`);
+    if (texts.length > 0) failures.push({ what: file, texts });
+  };
+  return runFiles({ root, files, jobs, env, done });
+}
+
+function finish(results: readonly FileResult[]): never {
+  const slowest = results.toSorted((one, other) => other.seconds - one.seconds).slice(0, SLOWEST);
+  if (slowest.length > 1) console.error(`\nthe slowest ${slowest.length} of ${results.length} files:`);
+  for (const { file, seconds: took, cpuSeconds: cpu } of slowest)
+    console.error(`${seconds(took).padStart(9)}, CPU ${seconds(cpu).padStart(7)}  ${file}`);
+  for (const { what, texts } of failures) {
+    console.error(`\n✖ ${what}`);
+    for (const text of texts) console.error(text.replaceAll(/^/gm, "    "));
+  }
+  const tests = results.reduce((sum, result) => sum + result.tests, 0);
+  const total = `${tests} tests in ${results.length} files, ${seconds(performance.now() / 1000)}, CPU ${seconds(cpuSeconds())}`;
+  if (failures.length === 0) console.error(`\n✔ all passed: ${total}`);
+  else console.error(`\n✖ failed: ${failures.map(({ what }) => what).join(", ")}\n${total}`);
+  process.exit(failures.length === 0 ? 0 : 1);
+}
+
+function seconds(count: number): string {
+  return `${count.toFixed(1)} s`;
+}
+
+for (const signal of ["SIGINT", "SIGTERM"] as const) {
+  process.once(signal, () => {
+    endAll();
+    process.exit(1);
+  });
+}
+
+const [mode, ...more] = process.argv.slice(2);
+switch (mode) {
+  case undefined:
+    setUp();
+    check();
+    finish(await test(allFiles(root)));
+    break;
+  case "quick":
+    check();
+    step("200 seeds", process.execPath, "test/sim/simulate.ts", "--seeds", "200", "--brief");
+    finish(await test(quickFiles(root)));
+    break;
+  case "long":
+    setUp();
+    env["FERRY_TEST_LONG"] = "1";
+    step("10,000 seeds", process.execPath, "test/sim/simulate.ts", "--seeds", "10000", "--brief");
+    step(
+      "200,000 drop-in requests",
+      process.execPath,
+      "test/sim/simulate.ts",
+      "--dropin",
+      "--requests",
+      "200000",
+    );
+    finish(await test(longFiles(root)));
+    break;
+  default:
+    finish(await test([mode, ...more]));
+}

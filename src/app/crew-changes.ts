@@ -1,24 +1,23 @@
 /** What differs between two configs of one model, for those who run its batches (`crews.ts`). */
 import { isDeepStrictEqual } from "node:util";
 import type { BackendConfig, ModelConfig } from "./config/config.ts";
-import type { Slot } from "../workers/workers.ts";
+import type { PoolWorker } from "../workers/worker.ts";
 import { fixedWorkers, isDns, hasAddresses } from "./config/worker-addresses.ts";
 import { hrefOf, numberOf, sameNumber } from "../workers/taken-out.ts";
 
 /** How names are looked up is the roster's. */
 const LOOKUPS = {
   dnsMs: undefined,
-  dnsGraceMs: undefined,
   dnsMaxAddresses: undefined,
   dnsServers: undefined,
 } as const;
 
 /** All but the workers, which come and go by themselves; how they are asked is theirs too. */
 export function sameBackend(one: ModelConfig, other: ModelConfig): boolean {
-  const settings = ({ backend, health: { askMs, askTimeoutMs } }: ModelConfig): object => ({
+  const settings = ({ backend, health: { askMs } }: ModelConfig): object => ({
     ...backend,
     workers: undefined,
-    ...(hasAddresses(backend) && { ...LOOKUPS, askMs, askTimeoutMs }),
+    ...(hasAddresses(backend) && { ...LOOKUPS, askMs }),
   });
   return isDeepStrictEqual(settings(one), settings(other));
 }
@@ -52,7 +51,7 @@ export function workerChange(
  * The next backend can take this worker over, and does not have it by itself: no config lists it, or it was added again
  * while the next one was prepared.
  */
-export function isExtra(slot: Slot, before: ModelConfig, next: ModelConfig): boolean {
+export function isExtra(slot: PoolWorker, before: ModelConfig, next: ModelConfig): boolean {
   const { address } = slot.worker;
   if (before.backend.kind !== next.backend.kind) return false;
   if (address === undefined || !hasAddresses(next.backend)) return sameNumber(before, next);
@@ -73,7 +72,7 @@ export function without(model: ModelConfig, staysOut: (address: string) => boole
 
 /** The numbers of those that are there, where the next list is the same; undefined: as many as the config says. */
 export function numbersOf(
-  slots: readonly Slot[],
+  slots: readonly PoolWorker[],
   before: ModelConfig,
   next: ModelConfig,
 ): number[] | undefined {
@@ -81,11 +80,15 @@ export function numbersOf(
   return slots.flatMap(({ worker }) => numberOf(worker.name) ?? []);
 }
 
-export function staying({ workers }: { readonly workers: { readonly slots: readonly Slot[] } }): Slot[] {
+export function staying({
+  workers,
+}: {
+  readonly workers: { readonly slots: readonly PoolWorker[] };
+}): PoolWorker[] {
   return workers.slots.filter(({ retiring }) => !retiring);
 }
 
 /** One that was put aside is missed least, then one that is idle. */
-export function worth({ aside, batch }: Slot): number {
-  return aside ? 0 : batch === undefined ? 1 : 2;
+export function worth({ drained, batch }: PoolWorker): number {
+  return drained ? 0 : batch === undefined ? 1 : 2;
 }

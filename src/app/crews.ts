@@ -28,17 +28,18 @@ import {
 } from "./crew-changes.ts";
 import type { Dispatcher } from "../dispatch/dispatcher.ts";
 import type { ModelRules } from "../dispatch/model-rules.ts";
-import type { Slot } from "../workers/workers.ts";
+import type { PoolWorker } from "../workers/worker.ts";
 import type { Engine } from "../engine/engine.ts";
 import { LateTasks, refuseRest } from "./refuse-rest.ts";
 import { hrefOf, TakenOut } from "../workers/taken-out.ts";
-import { rulesOf } from "./wiring.ts";
+import { rulesOf } from "./rules.ts";
 
 export interface CrewParts {
   readonly clock: Clock;
   /** `numbers`: of its own workers at the start, where it has any; left out: from 1 on. */
   makeBackend(model: ModelConfig, config: Config, numbers?: readonly number[]): Backend;
-  makeDispatcher(rules: ModelRules, model: ModelConfig, backend: Backend): Dispatcher;
+  /** Without workers. */
+  makeDispatcher(rules: () => ModelRules, model: ModelConfig): Dispatcher;
   /** A backend is in use, or is not any more. */
   onBackend(model: string, backend: Backend | undefined, dispatcher: Dispatcher): void;
 }
@@ -47,6 +48,8 @@ export interface Crew {
   readonly model: ModelConfig;
   readonly backend: Backend;
   readonly dispatcher: Dispatcher;
+  /** What the dispatcher goes by; switched by a reload. */
+  readonly rules: { now: ModelRules };
 }
 
 /** A change that can be made at any moment, or not at all. */
@@ -122,7 +125,7 @@ export class Crews {
   begin(config: Config, engine: Engine, shared: boolean): void {
     this.#engine = engine;
     this.#shared = shared;
-    this.#take(config.models.map((model, at) => this.#crew(model, this.backends[at]!, config)));
+    this.#take(config.models.map((model, at) => this.#crew(model, this.backends[at]!)));
   }
 
   async prepare(next: Config): Promise<Prepared> {
@@ -158,14 +161,13 @@ export class Crews {
     await Promise.all([...this.backends, ...leaving, ...this.#parting].map((backend) => backend.stop()));
   }
 
-  #crew(model: ModelConfig, backend: Backend, config: Config): Crew {
-    const dispatcher = this.#parts.makeDispatcher(
-      rulesOf(model, config.admission.maxWorkerLoad),
-      model,
-      backend,
-    );
+  #crew(model: ModelConfig, backend: Backend): Crew {
+    const rules = { now: rulesOf(model) };
+    const dispatcher = this.#parts.makeDispatcher(() => rules.now, model);
+    for (const worker of backend.workers)
+      dispatcher.join(worker, { predecessors: this.#predecessors(worker, dispatcher) });
     this.#parts.onBackend(model.name, backend, dispatcher);
-    return { model, backend, dispatcher };
+    return { model, backend, dispatcher, rules };
   }
 
   #take(crews: readonly Crew[]): void {
@@ -229,16 +231,16 @@ export class Crews {
     const gone = this.#crews.filter(({ model }) => !next.models.some(({ name }) => name === model.name));
     for (const crew of gone) this.#leaving.set(crew, undefined);
     // Whoever goes does so before others come: a machine may only change hands.
-    const extras = steps.map((step) => {
-      const { crew, model, backend, leaving } = step;
+    const replaced = steps.map((step) => {
+      const { crew, backend, leaving } = step;
       const slots = crew === undefined ? [] : staying(crew.dispatcher);
       for (const slot of slots) if (leaving.has(slot.worker.address ?? "")) this.#retire(crew!, slot);
       if (backend === undefined) return [];
       this.#leaveOut(step, next, slots);
-      for (const slot of slots) slot.retiring = true;
-      return slots.filter((slot) => isExtra(slot, crew!.model, model));
+      for (const slot of slots) void crew!.dispatcher.retire(slot);
+      return slots;
     });
-    this.#take(steps.map((step, at) => this.#became(step, next, extras[at]!)));
+    this.#take(steps.map((step, at) => this.#became(step, replaced[at]!)));
     this.#noteModels(next.models);
     for (const crew of gone) void this.#leave(crew, next.limits.drainMs);
   }
@@ -255,7 +257,7 @@ export class Crews {
   }
 
   /** What was removed by hand while its next backend was prepared is not in that one either. */
-  #leaveOut({ model, crew, backend }: Step, next: Config, slots: readonly Slot[]): void {
+  #leaveOut({ model, crew, backend }: Step, next: Config, slots: readonly PoolWorker[]): void {
     const numbers = crew && numbersOf(slots, crew.model, model);
     const names = numbers && new Set(slots.map(({ worker }) => worker.name));
     const staysOut = this.#staysOut(model, next);
@@ -265,22 +267,19 @@ export class Crews {
     for (const worker of out) void backend!.retire(worker);
   }
 
-  /** `extra`: who is to be in its new backend too. */
-  #became(step: Step, next: Config, extra: readonly Slot[]): Crew {
+  /** `replaced`: the workers of its old backend, which retire. */
+  #became(step: Step, replaced: readonly PoolWorker[]): Crew {
     const { model, crew, backend, joining, count = Infinity } = step;
-    if (crew === undefined) {
-      const began = this.#crew(model, backend!, next);
-      for (const slot of began.dispatcher.workers.slots) slot.after = this.#before(slot.worker);
-      return began;
-    }
+    if (crew === undefined) return this.#crew(model, backend!);
     const { dispatcher } = crew;
     const returns = this.#leaving.delete(crew);
     this.#wanted.delete(crew);
-    for (const slot of dispatcher.workers.slots) slot.lasting = false;
-    dispatcher.retune(rulesOf(model, next.admission.maxWorkerLoad));
-    if (backend !== undefined) this.#replace(crew, backend, extra);
+    crew.rules.now = rulesOf(model);
+    dispatcher.wake();
+    if (backend !== undefined) this.#replace(crew, backend, replaced, model);
     else {
-      for (const worker of joining) dispatcher.join(worker, this.#before(worker));
+      for (const worker of joining)
+        dispatcher.join(worker, { predecessors: this.#predecessors(worker, dispatcher) });
       if (returns) this.#parts.onBackend(model.name, crew.backend, dispatcher);
       const slots = staying(dispatcher);
       const leastMissed = slots.toReversed().toSorted((one, other) => worth(one) - worth(other));
@@ -290,59 +289,57 @@ export class Crews {
   }
 
   /**
-   * The slot that a worker's machine still has: one that retires, here (`own`) or in another model, or of a model that is
-   * on its way out. Where machines are leased, each model's leases are its own, and a queue that others fill too has no
+   * Who still uses a worker's machine: workers that retire, here or in another model, and those of a model that is on its
+   * way out. Where machines are leased, each model's leases are its own, and a queue that others fill too has no
    * end to wait for.
    */
-  #before({ address }: Worker, own: readonly Slot[] = []): Slot | undefined {
-    if (address === undefined) return undefined;
-    const held = new Set(own);
-    for (const crew of this.#shared ? [] : this.#all) {
-      const lasting = this.#leaving.has(crew);
-      for (const slot of crew.dispatcher.workers.slots) {
-        if (slot.worker.address !== address || !(slot.retiring || lasting)) continue;
-        slot.lasting = lasting && !slot.retiring;
-        held.add(slot);
-      }
-    }
-    // Where several wait for each other, the last of them.
-    const awaited = new Set(Array.from(held, ({ after }) => after));
-    const last = [...held].filter((slot) => !awaited.has(slot));
-    return last.toSorted((one, other) => Number(other.lasting) - Number(one.lasting))[0];
+  #predecessors({ address, name }: Worker, own: Dispatcher): PoolWorker[] {
+    const crews = this.#shared ? this.#all.filter(({ dispatcher }) => dispatcher === own) : this.#all;
+    return crews.flatMap((crew) =>
+      crew.dispatcher.workers.slots.filter(({ worker, retiring }) => {
+        const same =
+          address === undefined
+            ? crew.dispatcher === own && worker.name === name
+            : worker.address === address;
+        return same && (retiring || this.#leaving.has(crew));
+      }),
+    );
   }
 
-  #retire({ dispatcher, backend }: Crew, slot: Slot): void {
-    slot.lasting = false;
-    const gone = dispatcher.retire(slot).then(() => backend.retire(slot.worker));
-    void gone.finally(() => this.#wake());
+  #retire({ dispatcher, backend }: Crew, slot: PoolWorker): void {
+    void dispatcher.retire(slot).then(() => backend.retire(slot.worker));
   }
 
-  /** A machine may have come free for another model. */
-  #wake(): void {
-    for (const { dispatcher } of this.#all) dispatcher.wake();
-  }
-
-  #replace({ model, dispatcher, backend: old }: Crew, backend: Backend, extra: readonly Slot[]): void {
-    const before = [...dispatcher.workers.slots];
+  #replace(
+    { model, dispatcher, backend: old }: Crew,
+    backend: Backend,
+    replaced: readonly PoolWorker[],
+    next: ModelConfig,
+  ): void {
     for (const worker of backend.workers) {
       const { name, address } = worker;
-      const same = (slot: Slot): boolean =>
-        address === undefined ? slot.worker.name === name : slot.worker.address === address;
-      const own = before.filter(same);
-      dispatcher.join(worker, this.#before(worker, own), own.at(-1)?.aside);
+      const last = replaced.findLast(({ worker }) =>
+        address === undefined ? worker.name === name : worker.address === address,
+      );
+      // A lease is the machine's, by whichever rules it runs.
+      const { lease, drained = false } = last ?? {};
+      dispatcher.join(worker, { predecessors: this.#predecessors(worker, dispatcher), lease, drained });
     }
-    for (const slot of extra) void this.#carryOver(slot, dispatcher, backend);
+    for (const slot of replaced) {
+      if (isExtra(slot, model, next)) void this.#carryOver(slot, dispatcher, backend);
+    }
     this.#parting.add(old);
     this.#parts.onBackend(model.name, backend, dispatcher);
-    void Promise.all(before.map((slot) => dispatcher.retire(slot))).then(async () => {
-      this.#wake();
+    void Promise.all(
+      dispatcher.workers.slots.filter(({ retiring }) => retiring).map(({ gone }) => gone),
+    ).then(async () => {
       await old.stop();
       this.#parting.delete(old);
     });
   }
 
   /** Found by DNS or added by hand, it is the new backend's too. */
-  async #carryOver(slot: Slot, dispatcher: Dispatcher, backend: Backend): Promise<void> {
+  async #carryOver(slot: PoolWorker, dispatcher: Dispatcher, backend: Backend): Promise<void> {
     const { name, address, host } = slot.worker;
     const same = (other: Worker): boolean => (address ?? other.name) === (other.address ?? name);
     if (backend.workers.some(same)) return;
@@ -350,8 +347,10 @@ export class Crews {
     const worker = await backend.grow(address, host).catch(() => undefined);
     if (worker === undefined) return;
     // Meanwhile the config may have changed again.
-    if (this.backends.includes(backend)) dispatcher.join(worker, slot);
-    else await backend.retire(worker);
+    if (this.backends.includes(backend)) {
+      const { lease, drained } = slot;
+      dispatcher.join(worker, { predecessors: [slot], lease, drained });
+    } else await backend.retire(worker);
   }
 
   async #leave(crew: Crew, withinMs: number): Promise<void> {
@@ -372,16 +371,14 @@ export class Crews {
   async #end(crew: Crew): Promise<void> {
     const { model, dispatcher, backend } = crew;
     const drained = dispatcher.drain();
-    // Those that run nothing now will not: another model may have them.
-    for (const slot of dispatcher.workers.slots) slot.lasting = false;
-    this.#wake();
+    // Another model may have the machines as soon as they run nothing.
+    for (const slot of staying(dispatcher)) void dispatcher.retire(slot);
     if (!this.#shared) await refuseRest(model.name, this.#engine!, this.#parts.clock);
     await drained;
     await dispatcher.stop();
     await backend.stop();
     this.#leaving.delete(crew);
     if (!this.#shared && !this.#stopped) this.#late.refuse(model.name, this.#engine!, model.timeouts.totalMs);
-    this.#wake();
     this.#noteModels(this.#crews.map((each) => each.model));
     this.onGone(model.name);
   }

@@ -161,7 +161,9 @@ export function spokenBy({ backend, protocols: listed }: ModelConfig): Protocol[
 export function knownWorkers({ workers }: Dispatcher, now: number): KnownWorker[] {
   return workers.slots.flatMap((slot) => {
     const { address, host } = slot.worker;
-    return address === undefined ? [] : [{ address, host, well: !slot.aside && slot.state(now) !== "down" }];
+    return address === undefined
+      ? []
+      : [{ address, host, well: !slot.drained && slot.state(now) !== "down" }];
   });
 }
 

@@ -3,7 +3,7 @@ import { randomBytes, randomInt } from "node:crypto";
 import type { Clock } from "./clock.ts";
 import type { Config, MemoryEngineConfig, ModelConfig, RedisEngineConfig } from "./config/config.ts";
 import { HOMES } from "../core/home.ts";
-import type { Engine } from "../engine/engine.ts";
+import type { Engine, EngineLimits } from "../engine/engine.ts";
 import { openJournal } from "../engine/memory/journal.ts";
 import { MemoryEngine } from "../engine/memory/engine.ts";
 import { RedisEngine } from "../engine/redis/engine.ts";
@@ -21,6 +21,8 @@ import type { Events } from "../observe/events.ts";
  * half of this on average, and not at all when the gateway wrote nothing for so long.
  */
 const TICK_MS = 2;
+/** How often a gateway looks up the tasks that it waits for, in case a notification was lost. */
+const SWEEP_MS = 1000;
 
 /** What processes share beside the tasks; only where there can be more than one. */
 export interface Shared {
@@ -49,27 +51,32 @@ export interface Opened {
   close(): Promise<void>;
 }
 
-export function openEngine(config: Config, clock: Clock, events: Events): Promise<Opened> {
+export function openEngine(
+  config: Config,
+  limits: () => EngineLimits,
+  clock: Clock,
+  events: Events,
+): Promise<Opened> {
   const { engine } = config;
   return engine.kind === "memory"
-    ? openMemory(engine, config, clock, events)
-    : openRedis(engine, config, clock, events);
+    ? openMemory(engine, limits, clock, events)
+    : openRedis(engine, config, limits, clock, events);
 }
 
 async function openMemory(
   { dataDir }: MemoryEngineConfig,
-  config: Config,
+  limits: () => EngineLimits,
   clock: Clock,
   events: Events,
 ): Promise<Opened> {
-  const options = { ...limitsOf(config), seed: randomInt(2 ** 32) };
+  const seed = randomInt(2 ** 32);
   const opened = (engine: Engine): Opened => ({
     engine,
     durable: dataDir !== undefined,
     writable: () => true,
     close: () => engine.close(),
   });
-  if (dataDir === undefined) return opened(new MemoryEngine(options, clock, events));
+  if (dataDir === undefined) return opened(new MemoryEngine(limits, clock, events, { seed }));
   const lost = Promise.withResolvers<void>();
   const { journal, records, torn, running } = await openJournal(
     dataDir,
@@ -89,8 +96,9 @@ async function openMemory(
     const message = `${torn} torn at the end of the journal in ${dataDir}: the last commits before a crash or damage`;
     events.emit("notice", { level: "warn", message });
   }
+  const keeper = new RecordKeeper(journal, records, running);
   return {
-    ...opened(new MemoryEngine(options, clock, events, new RecordKeeper(journal, records, running))),
+    ...opened(new MemoryEngine(limits, clock, events, { keeper, seed })),
     writable: () => journal.trouble === undefined,
     lost: lost.promise,
   };
@@ -98,7 +106,8 @@ async function openMemory(
 
 async function openRedis(
   settings: RedisEngineConfig,
-  config: Config,
+  { zone }: Config,
+  limits: () => EngineLimits,
   clock: Clock,
   events: Events,
 ): Promise<Opened> {
@@ -110,16 +119,16 @@ async function openRedis(
   const name = `ferry-${id}`;
   const nodes = await RedisNodes.open({ ...settings, tags: keys.tags, name }, clock, events);
   const base = { nodes, keys, clock, events, shared: new RedisClock(), name: id };
-  const { leaseMs, sweepMs, zoneSpillMs, commandTimeoutMs } = settings;
+  const { leaseMs, zoneSpillMs, commandTimeoutMs } = settings;
   const options = {
-    zone: config.zone,
+    zone,
     zoneSpillMs,
     leaseMs,
-    sweepMs,
+    sweepMs: SWEEP_MS,
     tickMs: TICK_MS,
     putWithinMs: commandTimeoutMs,
   };
-  const engine = new RedisEngine(base, { ...limitsOf(config), ...options }, nodes.cluster);
+  const engine = new RedisEngine(base, limits, options, nodes.cluster);
   try {
     await engine.open();
   } catch (error) {
@@ -147,7 +156,7 @@ async function openRedis(
 export function limitsOf(
   { tiers, limits, results, deadLetters, models }: Config,
   leaving: readonly ModelConfig[] = [],
-) {
+): EngineLimits {
   return {
     models: new Map([...leaving, ...models].map(({ name, timeouts }) => [name, timeouts])),
     tiers: tiers.length,

@@ -3,31 +3,32 @@
  * what they go by while they run (`change`): everything that can fail first, then all of it in one step.
  */
 import { randomUUID } from "node:crypto";
-import { isDeepStrictEqual } from "node:util";
 import type { Prospects } from "../gateway/admission/gate.ts";
-import type { Backend } from "../workers/backend/backend.ts";
 import { SimulatedBackend } from "../workers/backend/simulated.ts";
 import { makeBackend } from "./backends.ts";
 import type { Tally as Done } from "../cli/terminal/banner.ts";
-import { type Change, prepareChange } from "./change.ts";
-import { Certificates } from "../gateway/certificates.ts";
+import { CERTIFICATE_RELOAD_MS, Certificates } from "../gateway/certificates.ts";
+import { MAX_HEADERS, MAX_STREAMS } from "../gateway/http2.ts";
 import { type Clock, SystemClock } from "./clock.ts";
 import type { Config, ModelConfig, Role } from "./config/config.ts";
 import { Crews, type Prepared } from "./crews.ts";
 import { Demo } from "../cli/demo/demo.ts";
 import { Dispatcher } from "../dispatch/dispatcher.ts";
 import type { ModelRules } from "../dispatch/model-rules.ts";
+import type { EngineLimits } from "../engine/engine.ts";
 import { Reaper } from "../dispatch/reaper.ts";
 import { limitsOf, type Opened, openEngine, type Shared } from "./engines.ts";
-import { type FleetModel, Membership } from "../workers/fleet/membership.ts";
+import { beatMsFor, type FleetModel, Membership } from "../workers/fleet/membership.ts";
+import { FleetOutlook } from "../workers/fleet/outlook.ts";
 import { FleetDemand } from "../workers/fleet/demand.ts";
+import { forwards } from "./dropins.ts";
 import { Front } from "./front.ts";
 import { adminRoutes } from "../gateway/admin.ts";
 import { Listener } from "../gateway/server.ts";
 import type { EdgeTls } from "../gateway/tls.ts";
 import { tuneHeap } from "./heap.ts";
-import { type Observers, openObservers } from "./observers.ts";
-import { type Reloaded, reloadRoutes } from "./reload.ts";
+import { openObservers } from "./observers.ts";
+import { type Change, prepareChange, type Reloaded, reloadRoutes } from "./reload.ts";
 import { Report } from "./report.ts";
 import { openRoster, type Roster } from "../workers/roster.ts";
 import { type OpenScaling, openScaling } from "../workers/scalings.ts";
@@ -35,9 +36,9 @@ import { Events } from "../observe/events.ts";
 import { logEvents } from "../observe/log.ts";
 import { Tally } from "../observe/tally.ts";
 import { type Tracing, tracingOf } from "../observe/tracing.ts";
-import { Vaults } from "./vaults.ts";
+import { Vault } from "../workers/backend/vault.ts";
 import { version } from "./version.ts";
-import { liveConfig, ofFleet, outlook } from "./wiring.ts";
+import { liveConfig, ofFleet, vaultRules } from "./rules.ts";
 
 export async function startFerry(
   config: Config,
@@ -61,12 +62,13 @@ const LAST_WORDS_MS = 500;
 export class Ferry {
   readonly events = new Events();
   #config: Config;
+  #limits: EngineLimits;
   /** For those who look at it when they need it. */
   readonly #live: Config;
   readonly #clock: Clock;
   readonly #role: Role;
   readonly #log: (line: string) => void;
-  #logEnd: () => void;
+  #endLog: () => void;
   readonly #tally: Tally;
   /** Left out: nobody is traced. */
   readonly #tracing: Tracing | undefined;
@@ -75,7 +77,7 @@ export class Ferry {
   /** By model. */
   readonly #prospects = new Map<string, Prospects>();
   /** Clients' own credentials, by model. */
-  readonly #vaults: Vaults;
+  readonly #vaults = new Map<string, Vault>();
   /** How to undo what was started, in the order in which it was started. */
   readonly #undo: (() => Promise<void> | void)[] = [];
   #opened: Opened | undefined;
@@ -84,7 +86,6 @@ export class Ferry {
   #membership: Membership | undefined;
   #roster: Roster | undefined;
   #scaling: OpenScaling | undefined;
-  #observers: Observers | undefined;
   #draining = false;
   /** The last that was prepared. */
   #change: Change | undefined;
@@ -99,24 +100,19 @@ export class Ferry {
 
   constructor(config: Config, clock: Clock, role: Role, log: (line: string) => void) {
     this.#config = config;
+    this.#limits = limitsOf(config);
     this.#live = liveConfig(() => this.#config);
     this.#clock = clock;
     this.#role = role;
     this.#log = log;
-    const { models, telemetry } = config;
-    this.#vaults = new Vaults(clock);
-    this.#tally = new Tally(
-      this.events,
-      clock,
-      models.map(({ name }) => name),
-    );
+    const { telemetry } = config;
+    this.#tally = new Tally(this.events, clock, () => this.#config.models.map(({ name }) => name));
     this.#tracing = tracingOf(telemetry, process.env);
-    this.#logEnd = logEvents(this.events, clock, telemetry.logLevel, log);
+    this.#endLog = logEvents(this.events, clock, telemetry.logLevel, log);
     this.#crews = new Crews({
       clock,
-      makeBackend: (model, next, numbers) =>
-        makeBackend(model, clock, this.events, this.#vaults.of(model, next), numbers),
-      makeDispatcher: (rules, model, backend) => this.#dispatcher(rules, model, backend),
+      makeBackend: (model, _, numbers) => makeBackend(model, clock, this.events, this.#vault(model), numbers),
+      makeDispatcher: (rules, model) => this.#dispatcher(rules, model),
       onBackend: (model, backend, { workers }) => {
         if (!(backend instanceof SimulatedBackend)) this.demo?.forget(model);
         else (this.demo ??= new Demo()).add(model, backend, workers.slots);
@@ -188,29 +184,26 @@ export class Ferry {
     this.#config = next;
     const gone = last.models.filter(({ name }) => !next.models.some((model) => model.name === name));
     const leaving = [...this.#crews.leaving.map(({ model }) => model), ...gone];
-    this.#opened!.engine.retune(limitsOf(next, this.#role === "gateway" ? [] : leaving));
-    this.#vaults.retune(next);
+    this.#limits = limitsOf(next, this.#role === "gateway" ? [] : leaving);
     for (const each of prepared) each.commit();
     this.#look();
-    this.#tally.retune(next.models.map(({ name }) => name));
     this.#roster!.retune(next.models, this.#crews);
     this.#scaling!.retune(next);
-    if (!isDeepStrictEqual(last.models, next.models)) this.#observers!.retune();
     const { logLevel } = next.telemetry;
-    if (logLevel === last.telemetry.logLevel) return;
-    this.#logEnd();
-    this.#logEnd = logEvents(this.events, this.#clock, logLevel, this.#log);
+    if (logLevel !== last.telemetry.logLevel) {
+      this.#endLog();
+      this.#endLog = logEvents(this.events, this.#clock, logLevel, this.#log);
+    }
+    this.events.emit("reloaded", {});
   }
 
   /** A model that was taken out of the config has run its last batch. */
   #gone(model: string): void {
     if (this.#config.models.some(({ name }) => name === model)) return;
     this.#vaults.delete(model);
-    this.#opened!.engine.retune(
-      limitsOf(
-        this.#config,
-        this.#crews.leaving.map((crew) => crew.model),
-      ),
+    this.#limits = limitsOf(
+      this.#config,
+      this.#crews.leaving.map((crew) => crew.model),
     );
     this.#look();
   }
@@ -233,7 +226,10 @@ export class Ferry {
     const { fleet } = this.#membership ?? {};
     for (const { name } of models) {
       if (this.#prospects.has(name)) continue;
-      this.#prospects.set(name, outlook(name, this.#crews.dispatcher(name), fleet));
+      this.#prospects.set(
+        name,
+        fleet === undefined ? this.#crews.dispatcher(name)! : new FleetOutlook(fleet, name),
+      );
     }
   }
 
@@ -241,14 +237,14 @@ export class Ferry {
   async #openTls(): Promise<void> {
     const { tls, admin } = this.#config;
     if (tls === undefined || (this.#role === "batcher" && !admin.tls)) return;
-    const certificates = new Certificates("tls", tls, tls.reloadMs, this.#clock, this.events);
+    const certificates = new Certificates("tls", tls, CERTIFICATE_RELOAD_MS, this.#clock, this.events);
     this.#undo.push(() => certificates.stop());
     await certificates.start();
-    this.#tls = { ...tls, certificates };
+    this.#tls = { ...tls, certificates, maxStreams: MAX_STREAMS };
   }
 
   async #openEngine(): Promise<Opened> {
-    const opened = await openEngine(this.#config, this.#clock, this.events);
+    const opened = await openEngine(this.#config, () => this.#limits, this.#clock, this.events);
     this.#opened = opened;
     this.#undo.push(() => opened.close());
     if (opened.shared !== undefined) this.durability = opened.shared.durability();
@@ -259,7 +255,8 @@ export class Ferry {
   async #join({ engine, registry, id }: Shared): Promise<void> {
     const { engine: settings, zone } = this.#config;
     if (settings.kind !== "redis") throw new Error("a fleet needs a shared engine; this is a bug");
-    const { beatMs, aliveMs } = settings;
+    const { aliveMs } = settings;
+    const beatMs = beatMsFor(aliveMs);
     const membership = (this.#membership = new Membership(
       { id, zone, role: this.#role, version: version(), beatMs, aliveMs, models: [] },
       { registry, clock: this.#clock, events: this.events, random: Math.random },
@@ -309,9 +306,9 @@ export class Ferry {
     await this.#clock.rest?.();
   }
 
-  #dispatcher(rules: ModelRules, model: ModelConfig, backend: Backend): Dispatcher {
+  #dispatcher(rules: () => ModelRules, model: ModelConfig): Dispatcher {
     const { engine, shared } = this.#opened!;
-    return new Dispatcher(rules, backend.workers, {
+    return new Dispatcher(rules, [], {
       engine,
       clock: this.#clock,
       events: this.events,
@@ -320,6 +317,15 @@ export class Ferry {
       // Our own children are nobody else's, and every process calls its own alike: gpu-1, gpu-2.
       ...(shared !== undefined && ofFleet(model, shared.id)),
     });
+  }
+
+  /** Undefined where the model's workers are not given clients' credentials. */
+  #vault(model: ModelConfig): Vault | undefined {
+    if (!forwards(model)) return undefined;
+    const { name } = model;
+    const vault = this.#vaults.get(name) ?? new Vault(() => vaultRules(this.#config, name), this.#clock);
+    this.#vaults.set(name, vault);
+    return vault;
   }
 
   async #openRoster(): Promise<Roster> {
@@ -355,13 +361,12 @@ export class Ferry {
       random: Math.random,
       apiUrl: () => this.apiUrl,
     });
-    this.#observers = observers;
     // Walked back, this comes last: they hear of everything that ends.
     this.#undo.unshift(() => observers.close());
     const guarded = { ...observers.guarded, ...reloadRoutes(() => this.onReload) };
     const listener = new Listener(
       adminRoutes(engine, report, tiers, admin.token, { ...observers, guarded }),
-      limits,
+      { ...limits, maxHeaders: MAX_HEADERS },
       clock,
       this.events,
       { tls: admin.tls ? this.#tls : undefined, uncounted: true },
@@ -395,7 +400,7 @@ export class Ferry {
       membership: this.#membership,
       dispatcher: (model) => this.#crews.dispatcher(model),
       prospects: (model) => this.#prospects.get(model),
-      vault: (model, config) => this.#vaults.of(model, config),
+      vault: (model) => this.#vault(model),
       draining: () => this.#draining,
       random: Math.random,
     });

@@ -7,13 +7,15 @@
  * engine, is the same in all. Connections know nothing of it.
  */
 import { randomInt } from "node:crypto";
-import { Admission, type AdmissionRules } from "../gateway/admission/admit.ts";
+import { Admission } from "../gateway/admission/admit.ts";
 import { Gate, type Prospects } from "../gateway/admission/gate.ts";
 import type { Vault } from "../workers/backend/vault.ts";
 import type { Clock } from "./clock.ts";
 import type { Config, ModelConfig, Role } from "./config/config.ts";
 import { isLoopback } from "./config/check.ts";
 import { Shares } from "../core/share.ts";
+import { THRESHOLD_DEPTHS } from "../core/shed.ts";
+import { Sampler } from "../core/trace.ts";
 import { type OpenCredentials, openCredentials } from "./credentials.ts";
 import type { Prepared } from "./crews.ts";
 import type { Dispatcher } from "../dispatch/dispatcher.ts";
@@ -29,7 +31,8 @@ import type { Opened } from "./engines.ts";
 import type { Membership } from "../workers/fleet/membership.ts";
 import { ClientBytes } from "../gateway/byte-budget.ts";
 import { EarlyRefusals } from "../gateway/early-refusal.ts";
-import { GrpcDoor, type GrpcModel } from "../gateway/grpc.ts";
+import { GrpcDoor, type GrpcModel, MAX_CALLS } from "../gateway/grpc.ts";
+import { MAX_HEADERS } from "../gateway/http2.ts";
 import { healthRoutes } from "../gateway/health.ts";
 import { NativeProtocol } from "../gateway/native.ts";
 import { openapiRoutes } from "../gateway/openapi.ts";
@@ -42,7 +45,7 @@ import { Waiters } from "../gateway/waiters.ts";
 import { Events } from "../observe/events.ts";
 import type { Tracing } from "../observe/tracing.ts";
 import { version } from "./version.ts";
-import { perUser, samplerFor } from "./wiring.ts";
+import { admissionRules } from "./rules.ts";
 
 export interface FrontParts {
   readonly role: Role;
@@ -57,7 +60,7 @@ export interface FrontParts {
   /** How the workers of a model are; undefined once it is gone. */
   readonly prospects: (model: string) => Prospects | undefined;
   /** Keeps clients' credentials for the model's workers; undefined where they get none. */
-  readonly vault: (model: ModelConfig, config: Config) => Vault | undefined;
+  readonly vault: (model: ModelConfig) => Vault | undefined;
   readonly draining: () => boolean;
   /** Numbers in [0, 1). */
   readonly random: () => number;
@@ -110,10 +113,10 @@ export class Front {
     const now = (): Config => this.#now?.config ?? config;
     this.#bytes = new ClientBytes(() => clientBytes(now()));
     this.#waiters = new Waiters(opened.engine, clock, randomInt(2 ** 32));
-    let rules = { config, value: rulesOf(config) };
+    let rules = { config, value: admissionRules(config) };
     this.#admission = new Admission(
       () => {
-        if (rules.config !== now()) rules = { config: now(), value: rulesOf(now()) };
+        if (rules.config !== now()) rules = { config: now(), value: admissionRules(now()) };
         return rules.value;
       },
       opened.engine,
@@ -128,11 +131,11 @@ export class Front {
     const first = (this.#now = await this.#generation(config));
     this.#tellDoors(first);
     const { routes, passing } = first;
-    this.#listener = new Listener(routes, limits, clock, events, {
+    this.#listener = new Listener(routes, { ...limits, maxHeaders: MAX_HEADERS }, clock, events, {
       elsewhere: (path) => passing.dropIns.find(path),
       pages: guardOf(config, listen),
       tls,
-      sampler: tracing && samplerFor(tracing, random),
+      sampler: tracing && new Sampler(tracing.share, random, tracing.followsCaller),
       bytes: this.#bytes,
       early: new EarlyRefusals({
         admission: this.#admission,
@@ -268,8 +271,17 @@ export class Front {
     const { clock, events, tls, tracing, random } = this.#parts;
     const now = (): Generation => this.#now!;
     const door = (this.#grpc = new GrpcDoor(
-      // More rows than that can never be queued at once.
-      { ...limits, ...grpc, maxRows: Math.min(grpc.maxRows, limits.maxQueued) },
+      {
+        ...limits,
+        ...grpc,
+        maxHeaders: MAX_HEADERS,
+        maxStreams: MAX_CALLS,
+        // As of the latest reload. More rows than maxQueued can never be queued at once.
+        get maxRows() {
+          const { maxInputs, maxQueued } = now().config.limits;
+          return Math.min(maxInputs, maxQueued);
+        },
+      },
       {
         get path() {
           return now().path;
@@ -286,7 +298,7 @@ export class Front {
         clock,
         events,
         tls,
-        sampler: tracing && samplerFor(tracing, random),
+        sampler: tracing && new Sampler(tracing.share, random, tracing.followsCaller),
       },
     ));
     this.grpcUrl = await door.listen(grpc.listen.host, grpc.listen.port);
@@ -304,7 +316,7 @@ export class Front {
   #door(model: ModelConfig, config: Config): ModelRoute {
     const { name, timeouts, cache, collapse } = model;
     const { admission, tiers } = config;
-    const rules = { ...admission, ...timeouts, model: name, tiers: tiers.length };
+    const rules = { ...admission, ...THRESHOLD_DEPTHS, ...timeouts, model: name, tiers: tiers.length };
     const before = this.#now?.doors.find((door) => door.name === name)?.gate;
     const gate = new Gate(rules, this.#prospects(name), this.#parts.opened.engine, before);
     const looksForFree = this.#parts.membership === undefined;
@@ -313,7 +325,7 @@ export class Front {
       protocols: spokenBy(model).map((protocol) => protocol.name),
       tensorWorkers: hasTensorWorkers(model),
     });
-    const vault = this.#parts.vault(model, config);
+    const vault = this.#parts.vault(model);
     return { name, totalMs: timeouts.totalMs, cache, collapse, gate, looksForFree, screen, vault };
   }
 
@@ -323,7 +335,7 @@ export class Front {
     return {
       horizon: (now) => prospects(model)?.horizon(now) ?? NOBODY,
       hasRoom: (waiting, now) => prospects(model)?.hasRoom(waiting, now) ?? false,
-      othersPerMs: (tier) => prospects(model)?.othersPerMs(tier) ?? 0,
+      othersPerMs: (tier) => prospects(model)?.othersPerMs?.(tier) ?? 0,
     };
   }
 }
@@ -339,11 +351,6 @@ function guardOf({ auth }: Config, listen: Config["grpc"]["listen"]): PageGuard 
 /** What is read becomes what is queued, so it has the same bound; one client alone may always send two of the largest. */
 function clientBytes({ limits, grpc }: Config): number {
   return Math.max(limits.maxQueuedBytes, 4 * Math.max(limits.maxBodyBytes, grpc.maxMessageBytes));
-}
-
-function rulesOf({ tiers, limits, models }: Config): AdmissionRules {
-  const onlyModel = models.length === 1 ? models[0]!.name : undefined;
-  return { tiers, onlyModel, ...perUser(limits.perUserPerMinute) };
 }
 
 async function end({ credentials, passing }: Generation): Promise<void> {

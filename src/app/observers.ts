@@ -1,19 +1,25 @@
 /**
- * Those who look on: metrics, traces, the request log, the dashboard. Each listens to events and, where it
- * must, looks at the process through its `Sight`; none stands in a request's path.
+ * Opens the observers of a process: metrics, traces, the request log, the dashboard. Each listens to events and, where it
+ * must, looks at the process through its `Sight`; none is on a request's path.
  */
 import { randomUUID } from "node:crypto";
+import { isDeepStrictEqual } from "node:util";
 import type { Clock } from "./clock.ts";
 import type { Config, Role } from "./config/config.ts";
+import { Refusal } from "../core/errors.ts";
 import { assetRoutes } from "../observe/dashboard/assets.ts";
+import { Fold } from "../observe/dashboard/fold.ts";
+import { Live, MAX_VIEWERS } from "../observe/dashboard/live.ts";
+import { LoopDelay } from "../observe/dashboard/loop-delay.ts";
 import type { Engine } from "../engine/engine.ts";
 import type { Exchange } from "../gateway/exchange.ts";
 import type { Routes } from "../gateway/server.ts";
 import type { History } from "../gateway/story.ts";
-import { openRequestLog } from "./request-log.ts";
-import { openLive } from "./live.ts";
-import type { Events } from "../observe/events.ts";
+import { type Events, listening } from "../observe/events.ts";
 import { openMetrics } from "../observe/metrics.ts";
+import { RecentBatches, Troubles } from "../observe/recent.ts";
+import type { PostgresLog } from "../observe/request-log-postgres.ts";
+import { RequestLog } from "../observe/request-log.ts";
 import { Sender } from "../observe/sender.ts";
 import type { Counter, Sight } from "../observe/sight.ts";
 import type { Tally } from "../observe/tally.ts";
@@ -21,7 +27,16 @@ import { openTraces } from "../observe/traces.ts";
 import type { Tracing } from "../observe/tracing.ts";
 import { version } from "./version.ts";
 
+/** How long after a task's deadline the request log looks up an outcome that no message brought. */
+const NEWS_MS = 10_000;
+/** Requests of one task that its story lists at most. */
+const MAX_STORY_REQUESTS = 100;
+/** Seconds in a trace of `/internal/trace`: by default, and at most. */
+const TRACE_SECONDS = 10;
+const MAX_TRACE_SECONDS = 60;
+
 export interface ObserverParts {
+  /** The config in force whenever a property is read. */
   readonly config: Config;
   readonly role: Role;
   readonly clock: Clock;
@@ -31,50 +46,50 @@ export interface ObserverParts {
   readonly engine: Engine;
   /** Numbers in [0, 1). */
   random(): number;
-  /** Left out: nobody is traced. */
+  /** Undefined where tracing is off. */
   readonly tracing: Tracing | undefined;
   /** Where clients connect; "" in a batcher, and until it is known. */
   apiUrl(): string;
 }
 
-export interface Observers {
-  /** For whoever holds the admin token. */
-  readonly guarded: Routes;
-  /** For anybody who reaches the admin listener: the shell of the dashboard, which holds no data. */
-  readonly open: Routes;
-  /** What is remembered of requests. */
-  readonly history: History;
-  /** The config has other models, or other rules for them. */
-  retune(): void;
-  /** Told last, when everything else has stopped: what they hold is written down. */
-  close(): Promise<void>;
-}
-
-/** One of them: what it offers to those who ask, what it counts, how it ends. */
+/** One observer: its routes, its counters, and how it ends. */
 interface Observer {
-  readonly routes?: Routes;
+  /** Behind the admin token. */
+  readonly guarded?: Routes;
+  /** Without a token: the dashboard's shell, which holds no data. */
   readonly open?: Routes;
   readonly counters?: readonly Counter[];
-  retune?(): void;
   close?(): Promise<void> | void;
+}
+
+export interface Observers {
+  readonly guarded: Routes;
+  readonly open: Routes;
+  readonly history: History;
+  /** Closed last, when everything else has stopped, so that every event is written. */
+  close(): Promise<void>;
 }
 
 export async function openObservers(parts: ObserverParts): Promise<Observers> {
   const { telemetry } = parts.config;
-  // Its thread starts when there is something to send.
+  // Its thread starts with the first thing to send.
   const sender = new Sender(parts.events);
-  const requests = await openRequestLog({ ...parts, sender });
+  const { history, ...requests } = await openRequestLog(parts, sender);
   const all: Observer[] = [requests];
   if (parts.tracing !== undefined) all.push(traces(parts, parts.tracing, sender));
   if (telemetry.dashboard) all.push(dashboard(parts), { open: assetRoutes() });
-  // Last: the others have counters for it.
-  const counters = all.flatMap((each) => each.counters ?? []);
-  if (telemetry.metrics) all.push(metrics(parts, counters));
+  // Last: it exports the counters of the others.
+  if (telemetry.metrics)
+    all.push(
+      metrics(
+        parts,
+        all.flatMap(({ counters = [] }) => counters),
+      ),
+    );
   return {
-    guarded: Object.assign({}, ...all.map(({ routes }) => routes)) as Routes,
+    guarded: Object.assign({}, ...all.map(({ guarded }) => guarded)) as Routes,
     open: Object.assign({}, ...all.map(({ open }) => open)) as Routes,
-    history: requests.history,
-    retune: () => all.forEach((each) => each.retune?.()),
+    history,
     close: async () => {
       await Promise.all(all.map(async (each) => each.close?.()));
       await sender.close();
@@ -101,30 +116,128 @@ function metrics({ config, events, sight }: ObserverParts, more: readonly Counte
       caches: cache.scope !== "off",
     }));
   const tiers = config.tiers.map(({ name }) => name);
-  const opened = openMetrics({ models: models(), tiers, version: version(), events, sight, more });
-  return { routes: opened.routes, retune: () => opened.retune(models()) };
+  const opened = openMetrics({ models, tiers, version: version(), events, sight, more });
+  return { guarded: opened.routes };
 }
 
-/** What it shows is laid out by the models: with others it begins anew, and those who watch connect again. */
+/** The layout follows the models: after a reload that changes them the fold starts anew and viewers reconnect. */
 function dashboard(parts: ObserverParts): Observer {
   let live = openLive(parts);
-  const routes: Routes = Object.fromEntries(
+  let { models } = parts.config;
+  parts.events.on("reloaded", () => {
+    if (isDeepStrictEqual(models, parts.config.models)) return;
+    ({ models } = parts.config);
+    live.close();
+    live = openLive(parts);
+  });
+  const delegate = (path: string, method: string) => (exchange: Exchange, id: string) =>
+    live.routes[path]![method]!(exchange, id);
+  const guarded: Routes = Object.fromEntries(
     Object.entries(live.routes).map(([path, methods]) => [
       path,
-      Object.fromEntries(
-        Object.keys(methods).map((method) => [
-          method,
-          (exchange: Exchange, id: string) => live.routes[path]![method]!(exchange, id),
-        ]),
-      ),
+      Object.fromEntries(Object.keys(methods).map((method) => [method, delegate(path, method)])),
     ]),
   );
-  return {
-    routes,
-    retune: () => {
-      live.close();
-      live = openLive(parts);
-    },
-    close: () => live.close(),
+  return { guarded, close: () => live.close() };
+}
+
+function openLive(parts: ObserverParts): { routes: Routes; close(): void } {
+  const { config, role, clock, sight, engine } = parts;
+  const models = config.models.map(({ name, maxBatchSize, maxWaitMs, policy }) => ({
+    name,
+    maxBatchSize,
+    maxWaitMs,
+    policy,
+  }));
+  const tiers = config.tiers.map(({ name }) => name);
+  const fleet = config.engine.kind === "redis";
+  const { targetUtilization } = config.admission;
+  const delay = new LoopDelay(clock);
+  const { events, end } = listening(parts.events);
+  const fold = new Fold({ models, tiers, role, targetUtilization }, { ...parts, events, delay });
+  const unwatch = fleet ? engine.watch({ settled: (record) => fold.ended(record) }) : () => {};
+  const about = {
+    version: version(),
+    startedAt: Math.round(sight.process().startedAt),
+    role,
+    engine: config.engine.kind,
+    demo: config.models.some(({ backend }) => backend.kind === "simulated"),
+    tiers,
+    models,
   };
+  const rules = { maxViewers: MAX_VIEWERS, stuckMs: config.limits.requestTimeoutMs };
+  const live = new Live(rules, fold, about, () => parts.apiUrl(), clock);
+  return {
+    routes: live.routes(),
+    close: () => {
+      live.close();
+      unwatch();
+      end();
+      fold.stop();
+    },
+  };
+}
+
+async function openRequestLog(
+  parts: ObserverParts,
+  sender: Sender,
+): Promise<Observer & { history: History }> {
+  const { config, clock, events, engine } = parts;
+  const postgres = await openPostgres(parts, sender);
+  const log = new RequestLog(events, clock, {
+    recent: parts.role === "batcher" ? 0 : config.requestLog.recent,
+    lookAfterMs: NEWS_MS + Math.max(...config.models.map(({ timeouts }) => timeouts.totalMs)),
+    lookUp: (id) => engine.outcome(id),
+    sink: postgres,
+  });
+  const unwatch = engine.watch({ settled: (record) => log.settled(record) });
+  const troubles = new Troubles(events, clock);
+  return {
+    history: {
+      recent: () => log.rows(),
+      requests: (id) => log.find(id, MAX_STORY_REQUESTS),
+      older: async (id) => postgres?.find(id, MAX_STORY_REQUESTS),
+      troubles: (id) => troubles.of(id),
+    },
+    guarded: traceRoutes(parts, log),
+    counters: postgres?.counters ?? [],
+    close: async () => {
+      await postgres?.close();
+      unwatch();
+      log.close();
+    },
+  };
+}
+
+async function openPostgres(parts: ObserverParts, sender: Sender): Promise<PostgresLog | undefined> {
+  const { url, ...settings } = parts.config.requestLog;
+  if (url === undefined || parts.role === "batcher") return undefined;
+  const { PostgresLog } = await import("../observe/request-log-postgres.ts");
+  return new PostgresLog({ ...settings, url, instance: randomUUID() }, { ...parts, sender });
+}
+
+function traceRoutes({ config, clock, events, engine }: ObserverParts, log: RequestLog): Routes {
+  const batches = new RecentBatches(events, clock, (model) => engine.waiting(model));
+  const tiers = config.tiers.map(({ name }) => name);
+  return {
+    "/internal/trace": {
+      GET: async (exchange) => {
+        const { traceText } = await import("../observe/perfetto.ts");
+        const seconds = traceSeconds(new URLSearchParams(exchange.query).get("seconds"));
+        const models = config.models.map(({ name }) => name);
+        const to = clock.now();
+        const from = to - 1000 * seconds;
+        const scene = { from, to, models, tiers, batches: batches.since(from), requests: log.rows() };
+        const name = `attachment; filename="ferry-trace.json"`;
+        exchange.send(200, await traceText(scene), ["content-disposition", name]);
+      },
+    },
+  };
+}
+
+function traceSeconds(written: string | null): number {
+  if (written === null) return TRACE_SECONDS;
+  const seconds = /^\d{1,2}$/.test(written) ? Number(written) : 0;
+  if (seconds >= 1 && seconds <= MAX_TRACE_SECONDS) return seconds;
+  throw new Refusal("INVALID_REQUEST", `"seconds" must be a number from 1 to ${MAX_TRACE_SECONDS}`);
 }

@@ -1,22 +1,22 @@
 /**
- * Reads the config file again and applies what changed, all of it or nothing.
+ * A reload: reads the config file again and applies what changed, all of it or nothing.
  *
- *   load → problems?  → differences → what needs a restart?  → apply (may refuse)
+ *   load → problems? → differences → what needs a restart? → prepare (may fail) → commit (one step, cannot fail) | abandon
  *
- * Whatever is wrong, everything that is wrong is told, and nothing was changed. One at a time: whoever asks while
- * another reload is under way waits for it, and has the file read after it.
+ * One reload at a time: a second request waits for the first, and reads the file after it. Problems are reported all at once.
  */
 import { diffConfigs } from "./config/diff.ts";
 import { formatProblems, type Loaded } from "./config/load.ts";
 import type { Config } from "./config/config.ts";
 import { Refusal } from "../core/errors.ts";
 import type { Exchange } from "../gateway/exchange.ts";
+import type { Prepared } from "./crews.ts";
 import { newId } from "../engine/ids.ts";
 import type { Routes } from "../gateway/server.ts";
 
 export const NO_FILE = "there is no config file to read again; start Ferry with -c FILE";
 
-/** What came of it, in lines for people; none holds a secret. */
+/** The result in lines for people; none holds a secret. */
 export type Reloaded =
   | { readonly changed: readonly string[]; readonly problems?: undefined }
   | { readonly problems: readonly string[]; readonly changed?: undefined };
@@ -92,7 +92,7 @@ function linesOf(problems: Parameters<typeof formatProblems>[0]): string[] {
   return problems.flatMap((each) => formatProblems([each]).trimEnd());
 }
 
-/** POST /internal/reload; `asked`: who does it, undefined where the config is no file. */
+/** `POST /internal/reload`; `asked()` is undefined where the config came from no file. */
 export function reloadRoutes(asked: () => (() => Promise<Reloaded>) | undefined): Routes {
   const reload = async (exchange: Exchange): Promise<void> => {
     const act = asked();
@@ -105,4 +105,50 @@ export function reloadRoutes(asked: () => (() => Promise<Reloaded>) | undefined)
     exchange.send(422, JSON.stringify(body));
   };
   return { "/internal/reload": { POST: reload } };
+}
+
+export interface Change {
+  /** Rejects, and changes nothing, when Ferry is being stopped meanwhile. */
+  commit(): Promise<void>;
+  /** Ends what was prepared. Does nothing after a commit, or a second time. */
+  abandon(): Promise<void>;
+}
+
+/** Runs `steps` in order; rejects with one line, and nothing was changed, when one fails. `commit` must not fail. */
+export async function prepareChange(
+  steps: readonly (() => Promise<Prepared>)[],
+  stopping: () => boolean,
+  commit: (prepared: readonly Prepared[]) => void,
+): Promise<Change> {
+  const prepared: Prepared[] = [];
+  let decided = false;
+  const abandon = async (): Promise<void> => {
+    if (decided) return;
+    decided = true;
+    await Promise.all(prepared.map((each) => each.abandon()));
+  };
+  const checkRuns = (): void => {
+    if (stopping()) throw new Error("Ferry is being stopped");
+  };
+  const orAbandon = async (act: () => Promise<void>): Promise<void> => {
+    try {
+      await act();
+      checkRuns();
+    } catch (error) {
+      await abandon();
+      throw error;
+    }
+  };
+  await orAbandon(async () => {
+    for (const step of steps) prepared.push(await step());
+  });
+  return {
+    abandon,
+    commit: async () => {
+      await orAbandon(async () => checkRuns());
+      if (decided) return;
+      decided = true;
+      commit(prepared);
+    },
+  };
 }

@@ -172,7 +172,7 @@ export class Report implements Inside, Sight {
     const prospects = this.#parts.prospects(model);
     let arrivalsPerSecond = tally.arrivalsPerSecond(model);
     for (let tier = 0; tier < config.tiers.length; tier++) {
-      arrivalsPerSecond += 1000 * prospects.othersPerMs(tier);
+      arrivalsPerSecond += 1000 * (prospects.othersPerMs?.(tier) ?? 0);
     }
     const perSecond = 1000 * prospects.horizon(now).perMs;
     const capacityPerSecond = Number.isFinite(perSecond) ? perSecond : 0;

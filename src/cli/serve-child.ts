@@ -10,7 +10,7 @@ import cluster from "node:cluster";
 import type { Config, Role } from "../app/config/config.ts";
 import type { Order, Word } from "../app/processes/processes.ts";
 import type { Reloaded } from "../app/reload.ts";
-import { ChildChanges } from "./child-changes.ts";
+import { ChildChanges } from "../app/processes/changes.ts";
 import { Failure, type Console } from "./command.ts";
 import {
   runServe,

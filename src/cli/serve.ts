@@ -14,6 +14,7 @@
  * drains and ends here is then all of them together.
  */
 import { spawn } from "node:child_process";
+import { closeSync, openSync } from "node:fs";
 import { availableParallelism } from "node:os";
 import {
   drainBanner,
@@ -27,13 +28,12 @@ import {
   type ReadyFacts,
   type Tally,
 } from "./terminal/banner.ts";
-import type { Change } from "../app/change.ts";
 import { SystemClock, type Clock } from "../app/clock.ts";
 import type { Config, Problem, Role } from "../app/config/config.ts";
 import { formatProblems, type Loaded } from "../app/config/load.ts";
 import { explainStart } from "../app/port-holder.ts";
 import type { Killed } from "./demo/demo.ts";
-import type { Reloaded } from "../app/reload.ts";
+import { type Change, type Reloaded, Reloader } from "../app/reload.ts";
 import { didYouMean } from "../app/config/spelling.ts";
 import { prettyLine } from "../observe/pretty.ts";
 import { printable, wantsColor } from "./terminal/terminal.ts";
@@ -41,7 +41,6 @@ import { version } from "../app/version.ts";
 import { expectNoWords, Failure, UsageError, type Call, type Command, type Console } from "./command.ts";
 import { chooseConfig, configFlag, loader } from "./config-file.ts";
 import type { ServeKeys } from "./serve-keys.ts";
-import { hasTerminal, hearReloads, holdHangups } from "./serve-reload.ts";
 
 /** What `serve` needs of a running Ferry. */
 export interface Served {
@@ -340,6 +339,59 @@ async function hearKeys(
 async function drainAfter(keys: Pick<ServeKeys, "quiet"> | undefined, ferry: Served): Promise<void> {
   if (keys !== undefined) await keys.quiet();
   await ferry.drain();
+}
+
+/** A terminal that was closed sends SIGHUP too, and ends it. Undefined: there is no file, or nothing can change. */
+export function hearReloads(
+  config: Config,
+  ferry: Served,
+  parts: ServeParts,
+  log: (line: string) => void,
+  quit: () => void,
+): Reloader | undefined {
+  const { clock, load } = parts;
+  if (load === undefined || ferry.change === undefined) return undefined;
+  const tell = (level: "info" | "warn", message: string): void => {
+    const { logLevel } = reloader.config.telemetry;
+    const quiet = logLevel === "silent" || logLevel === "error" || (logLevel === "warn" && level === "info");
+    if (!quiet) log(jsonLine(level, clock.now(), message, {}));
+  };
+  const reloader = new Reloader(config, { load, apply: (next) => ferry.change!(next), tell });
+  ferry.onReload = () => reloader.reload();
+  parts.onHangup?.(() => {
+    if (parts.terminalGone?.() === true) quit();
+    else void reloader.reload();
+  });
+  return reloader;
+}
+
+/**
+ * SIGHUP from the first moment on: one that comes during the start, which may take minutes, would end the process. It counts
+ * when somebody listens.
+ */
+export function holdHangups(
+  parts: Pick<ServeParts, "onHangup" | "terminalGone" | "signals">,
+): (listener: () => void) => void {
+  let missed = false;
+  let hear = (): void => {
+    if (parts.terminalGone?.() === true) parts.signals.raise("SIGTERM");
+    else missed = true;
+  };
+  parts.onHangup?.(() => hear());
+  return (listener) => {
+    hear = listener;
+    if (missed) listener();
+  };
+}
+
+/** Opening it fails once the window, or the connection, is gone. */
+function hasTerminal(): boolean {
+  try {
+    closeSync(openSync("/dev/tty", "r"));
+    return true;
+  } catch {
+    return false;
+  }
 }
 
 interface Stopping {

@@ -8,7 +8,8 @@
  * worst as many steps as the patterns have nodes: time grows with the length of the text and never faster,
  * whatever the pattern and whatever the text. Where a pattern such as `(a|b)*a(a|b){600}` meets a text that
  * was made for it, that worst would still be seconds; a text that asks for more than `MAX_STEPS` (some
- * 20 ms) is refused, as one that cannot be cleared.
+ * 20 ms) is refused, as one that cannot be cleared. That bound is why this is not re2js: it is linear as well, but such a
+ * text stops its caller for a minute, and a common pattern (`foo.{0,100}bar`) for seconds (`bench/patterns.ts`).
  */
 import {
   compilePattern,

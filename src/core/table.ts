@@ -22,6 +22,8 @@ export class Table<Value> {
   #entries = 0;
   #mask = SMALLEST - 1;
   #size = 0;
+  #lastKey = "";
+  #lastHash: number;
 
   /**
    * `seed`: an integer that nobody can guess. `hashed`: so many of a key's last characters are looked at; fewer
@@ -30,18 +32,19 @@ export class Table<Value> {
   constructor(seed: number, hashed = Infinity) {
     this.#seed = seed | 0;
     this.#hashed = hashed;
+    this.#lastHash = hashOf("", seed);
   }
 
   get size(): number {
     return this.#size;
   }
 
-  /** `hash`: what `Hashes` of the same seed says of the key, where it is known already. */
-  get(key: string, hash = hashOf(key, this.#seed, this.#hashed)): Value | undefined {
-    return this.#values[this.#find(key, hash)];
+  get(key: string): Value | undefined {
+    return this.#values[this.#find(key, this.#hash(key))];
   }
 
-  set(key: string, value: Value, hash = hashOf(key, this.#seed, this.#hashed)): void {
+  set(key: string, value: Value): void {
+    const hash = this.#hash(key);
     const at = this.#find(key, hash);
     this.#values[at] = value;
     if (this.#keys[at] !== undefined) return;
@@ -52,8 +55,8 @@ export class Table<Value> {
     if (this.#size * 2 > this.#mask) this.#grow();
   }
 
-  delete(key: string, hash = hashOf(key, this.#seed, this.#hashed)): boolean {
-    let hole = this.#find(key, hash);
+  delete(key: string): boolean {
+    let hole = this.#find(key, this.#hash(key));
     const keys = this.#keys;
     const hashes = this.#hashes;
     const values = this.#values;
@@ -91,6 +94,15 @@ export class Table<Value> {
   /** In no order, for less. */
   unordered(): Value[] {
     return this.#values.filter((value) => value !== undefined);
+  }
+
+  /** Most keys are asked for several times in a row, and some are kilobytes long. */
+  #hash(key: string): number {
+    if (key !== this.#lastKey) {
+      this.#lastKey = key;
+      this.#lastHash = hashOf(key, this.#seed, this.#hashed);
+    }
+    return this.#lastHash;
   }
 
   /** Where `key` stands, or the free place where it would. */
@@ -136,27 +148,4 @@ export function hashOf(text: string, seed: number, last = Infinity): number {
     hash = Math.imul(hash ^ text.charCodeAt(at), 0x01000193);
   }
   return hash ^ (hash >>> 15);
-}
-
-/** Remembers the last text: the same one is most often asked for several times in a row. */
-export class Hashes {
-  readonly #seed: number;
-  readonly #hashed: number;
-  #text = "";
-  #hash: number;
-
-  /** As those of a `Table`. */
-  constructor(seed: number, hashed = Infinity) {
-    this.#seed = seed;
-    this.#hashed = hashed;
-    this.#hash = hashOf("", seed);
-  }
-
-  of(text: string): number {
-    if (text !== this.#text) {
-      this.#text = text;
-      this.#hash = hashOf(text, this.#seed, this.#hashed);
-    }
-    return this.#hash;
-  }
 }

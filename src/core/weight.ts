@@ -1,7 +1,5 @@
 /**
- * What a task weighs in its batch: tokens, estimated, and bytes, exact.
- *
- * Bytes are those of the input's JSON text in UTF-8. What a protocol puts around the inputs is not counted.
+ * What a task weighs in its batch: tokens, estimated, and bytes, exact: those of the input's JSON text in UTF-8.
  *
  * Tokens are a guess that needs no tokenizer: one pass over the text, no parsing, nothing allocated.
  *
@@ -11,12 +9,8 @@
  *                           the character that it stands for
  *   anything else           the same sum over its JSON text, quotes and brackets included
  *
- * and at least 1. English prose has about four characters a token, so a budget in tokens is near what it says for
- * that. Code, numbers and rare words have fewer characters a token and are guessed too low; scripts that a
- * tokenizer knows well, such as Cyrillic, too high. Whoever knows better sets the budget by that factor higher or lower.
- *
- * `WeightEstimate` is the mean over the tasks of the last ten batches or so: sums that fade by a tenth with each
- * batch, so that a batch counts by its tasks.
+ * and at least 1. English prose has about four characters a token. Code, numbers and rare words have fewer and are
+ * guessed too low; scripts that a tokenizer knows well, such as Cyrillic, too high. Set the budget by that factor higher or lower.
  */
 import type { Json } from "./task.ts";
 
@@ -71,22 +65,4 @@ function quartersOf(input: Json, from: number, end: number): number {
     else if (code < TRAIL || code > TRAIL_END) quarters += PER_TOKEN;
   }
   return quarters;
-}
-
-const KEPT = 0.9;
-
-export class WeightEstimate {
-  #weight = 0;
-  #tasks = 0;
-
-  /** So many tasks weighed this much together. */
-  learn(weight: number, tasks: number): void {
-    this.#weight = KEPT * this.#weight + weight;
-    this.#tasks = KEPT * this.#tasks + tasks;
-  }
-
-  /** How many tasks of the usual weight are within a budget: at least one, and Infinity before any was weighed. */
-  within(budget: number): number {
-    return this.#tasks === 0 ? Infinity : Math.max(1, Math.floor((budget * this.#tasks) / this.#weight));
-  }
 }

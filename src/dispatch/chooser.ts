@@ -1,20 +1,38 @@
 /**
  * Which queue of a model the next batch is made of, and how large it is: asks the policy about each.
  *
- * For a worker that is free the question is about now. For one that is given its next batch early it is about the instant at
+ * For a free worker the question is about now. For one that is given its next batch early it is about the instant at
  * which it will be free, as if it were then: with that worker idle and the others as they will be.
  */
 import type { Engine, QueueView } from "../engine/engine.ts";
 import type { RateEstimate } from "../core/estimate.ts";
 import { decide, type Decision } from "../core/policy.ts";
 import type { RetryBudget } from "../core/retry.ts";
+import type { BatchCapacity } from "./capacity.ts";
 import type { ModelRules } from "./model-rules.ts";
-import { inTurn, Overtaken } from "./overtaken.ts";
-import type { Seats } from "./seats.ts";
-import type { Slot, Workers } from "../workers/workers.ts";
+import type { PoolWorker as Slot } from "../workers/worker.ts";
+import type { Workers } from "../workers/workers.ts";
 
 /** Queues that are looked at in each tier; what a choice costs does not grow with the number of parameters. */
 const MAX_QUEUES_SEEN = 64;
+const PATIENCE = 9;
+
+/** Lets whatever is passed over for a good reason go first every tenth time. */
+export class StarvationGuard {
+  #times = 0;
+
+  get due(): boolean {
+    return this.#times >= PATIENCE;
+  }
+
+  passedOver(): void {
+    this.#times++;
+  }
+
+  served(): void {
+    this.#times = 0;
+  }
+}
 
 /** A queue, and what is to be done with it. */
 export interface Choice<Kind extends Decision["kind"]> {
@@ -22,26 +40,26 @@ export interface Choice<Kind extends Decision["kind"]> {
   readonly decision: Decision & { readonly kind: Kind };
 }
 
-export interface ChooserParts {
+interface ChooserParts {
   readonly engine: Engine;
   readonly workers: Workers;
-  readonly seats: Seats;
+  readonly capacity: BatchCapacity;
   readonly arrivals: RateEstimate;
   readonly budget: RetryBudget;
 }
 
-/** For whom a batch is looked for, and how the fleet stands when it would start. */
-interface Question {
+/** The worker that a batch is looked for. */
+export interface Question {
   readonly slot: Slot;
   readonly now: number;
-  /** When the batch would start. */
+  /** When the batch would start: later than `now` where the worker still runs another. */
   readonly at: number;
-  /** Whether its worker still runs another. */
   readonly early: boolean;
+  /** Only a full batch may leave. */
   readonly fullOnly: boolean;
 }
 
-/** The other workers at that time. */
+/** The workers when the batch would start. */
 interface Fleet {
   readonly idle: number;
   readonly freeAt: readonly number[];
@@ -51,8 +69,8 @@ interface Fleet {
 export class Chooser {
   readonly #rules: () => ModelRules;
   readonly #parts: ChooserParts;
-  /** Queues that wait longer, of a lower tier, and were not the one. */
-  readonly #overtaken = new Overtaken();
+  /** Counts queues of a lower tier that wait longer and were passed over. */
+  readonly #guard = new StarvationGuard();
   lastStartAt = -Infinity;
 
   constructor(rules: () => ModelRules, parts: ChooserParts) {
@@ -61,40 +79,44 @@ export class Chooser {
   }
 
   /** The queue to send from now, or the one to wait for. */
-  choose(slot: Slot, now: number): Choice<"send" | "wait"> | undefined {
-    return this.#choose({ slot, now, at: now, early: false, fullOnly: false });
-  }
-
-  /** The same for a worker that will be free at `at`; `fullOnly`: full batches alone are looked for. */
-  chooseAhead(slot: Slot, now: number, at: number, fullOnly: boolean): Choice<"send" | "wait"> | undefined {
-    return this.#choose({ slot, now, at, early: true, fullOnly });
-  }
-
-  #choose(question: Question): Choice<"send" | "wait"> | undefined {
+  choose(question: Question): Choice<"send"> | Choice<"wait"> | undefined {
     const { engine, budget } = this.#parts;
-    const { now, fullOnly } = question;
+    const { now, early, fullOnly } = question;
     const sendable: Choice<"send">[] = [];
     let waiting: Choice<"wait"> | undefined;
     const wait = (queue: QueueView, decision: Choice<"wait">["decision"]): void => {
       if (waiting === undefined || decision.until < waiting.decision.until) waiting = { queue, decision };
     };
     let seen = 0;
-    // Asked for only when something waits: most often this looks whether something does.
+    // Made only when something waits: most often nothing does.
     let fleet: Fleet | undefined;
     for (const queue of engine.queues(this.#rules().name, MAX_QUEUES_SEEN)) {
-      if (++seen > MAX_QUEUES_SEEN && !this.#overtaken.due) break;
-      if (question.early && suspected(queue)) continue;
+      if (++seen > MAX_QUEUES_SEEN && !this.#guard.due) break;
+      if (early && suspected(queue)) continue;
       fleet ??= this.#fleet(question);
       const decision = this.#decide(queue, question, fleet);
       if (fullOnly && (decision.kind !== "send" || decision.reason !== "full")) continue;
       if (decision.kind === "send") sendable.push({ queue, decision });
       else if (decision.kind === "wait") wait(queue, decision);
     }
-    for (const choice of inTurn(sendable, this.#overtaken)) {
+    for (const choice of this.#inTurn(sendable)) {
       if (!repeats(choice.queue) || budget.extra(now)) return choice;
       wait(choice.queue, { kind: "wait", until: now + budget.waitMs(), unless: 1 });
     }
     return waiting;
+  }
+
+  /** The better tier first. Lower tiers with other parameters cannot join its batches, and would never go. */
+  #inTurn(sendable: readonly Choice<"send">[]): readonly Choice<"send">[] {
+    if (sendable.length < 2) return sendable;
+    const oldest = sendable.reduce((one, other) => (other.queue.oldestAt < one.queue.oldestAt ? other : one));
+    if (oldest.queue.tier === sendable[0]!.queue.tier) return sendable;
+    if (!this.#guard.due) {
+      this.#guard.passedOver();
+      return sendable;
+    }
+    this.#guard.served();
+    return [oldest, ...sendable.filter((choice) => choice !== oldest)];
   }
 
   #fleet({ slot, now, at, early }: Question): Fleet {
@@ -103,7 +125,7 @@ export class Chooser {
       return { idle: workers.free(now), freeAt: workers.freeAt(now), lastStartAt: this.lastStartAt };
     let { lastStartAt } = this;
     for (const { batch, ahead } of workers.slots) {
-      // It is bound, and will have started by then.
+      // A bound batch will have started by then.
       const startsAt = ahead === undefined ? -Infinity : batch!.expectedFreeAt;
       if (startsAt <= at) lastStartAt = Math.max(lastStartAt, startsAt);
     }
@@ -111,16 +133,14 @@ export class Chooser {
   }
 
   #decide(queue: QueueView, { slot, now, at }: Question, fleet: Fleet): Decision {
-    const { workers, seats, arrivals } = this.#parts;
-    const maxBatchSize = Math.min(seats.most(slot), queue.headMaxBatchSize);
+    const { workers, capacity, arrivals } = this.#parts;
+    const maxBatchSize = Math.min(capacity.most(slot), queue.headMaxBatchSize);
     const limits = { ...this.#rules().limits, maxBatchSize };
     const view = {
       queued: queue.depth,
       oldestAt: queue.oldestAt,
       earliestDeadlineAt: queue.earliestDeadlineAt,
-      idle: fleet.idle,
-      freeAt: fleet.freeAt,
-      lastStartAt: fleet.lastStartAt,
+      ...fleet,
       arrivalsPerMs: arrivals.perMs(now),
       service: workers.service,
     };
@@ -131,7 +151,7 @@ export class Chooser {
   }
 }
 
-/** One of its next batch may have been a worker's end. Nobody else shall be in that worker's hands when it is tried. */
+/** Its next batch may hold the input that ended a worker: no other batch may be with the worker that tries it. */
 export function suspected({ headMaxBatchSize }: QueueView): boolean {
   return headMaxBatchSize !== Infinity;
 }

@@ -1,60 +1,63 @@
 /**
- * The loop of one model: free slot → policy → claim → run → settle.
+ * The loop of one model: free worker → policy → claim → run → settle.
  *
- * Woken by an arrival, a free slot or its own alarm, it asks the policy about each queue while a worker
- * is free, and claims a batch only into that worker's slot. Until then tasks stay in the engine, where they can be seen,
- * cancelled and shed, and the batch goes on filling. When no worker is free, one that runs a batch may be given its next one
- * already (`pipeline.ts`).
+ * Woken as `WakeReason` lists, it asks the policy about each queue while a worker is free, and claims a batch only for that
+ * worker. Until then tasks stay in the engine, where they can be seen, cancelled and shed, and the batch goes on filling.
+ * When no worker is free, one that runs a batch may be given its next one already (`pipeline.ts`).
  */
 import type { Worker } from "../workers/backend/backend.ts";
 import type { Alarm } from "../app/clock.ts";
 import { Blame } from "../core/blame.ts";
-import { HandoverEstimate, RateEstimate } from "../core/estimate.ts";
-import { Crowd } from "../core/crowd.ts";
+import { RateEstimate } from "../core/estimate.ts";
 import { RetryBudget, smallerBatch } from "../core/retry.ts";
 import type { Horizon } from "../core/shed.ts";
 import { ROUNDING_MS } from "../core/policy.ts";
-import type { BatchNote } from "../core/task.ts";
-import type { ClaimedTask, Lease } from "../engine/engine.ts";
-import { type Bound, type Order, tooLate } from "./bound.ts";
-import { BatchRun, LEASE_GRACE_MS, type RunParts, type RunRules } from "./batch-run.ts";
-import { Chooser, repeats, suspected } from "./chooser.ts";
-import { Hold } from "./hold.ts";
+import type { ClaimedTask } from "../engine/engine.ts";
+import { BatchRun, LEASE_GRACE_MS, type RunParts } from "./batch-run.ts";
+import { BatchCapacity, explained, whyItLeft } from "./capacity.ts";
+import { type Choice, Chooser, repeats, suspected } from "./chooser.ts";
+import { Forecaster } from "./forecaster.ts";
+import { type BatchOwner, InFlightBatch } from "./in-flight.ts";
 import type { DispatcherParts, ModelRules } from "./model-rules.ts";
-import { Outlook } from "./outlook.ts";
 import { Pipeline } from "./pipeline.ts";
-import { Prober } from "../workers/prober.ts";
-import { spared } from "./riders.ts";
-import { Seats } from "./seats.ts";
-import { told, whyItLeft } from "./words.ts";
-import { type Slot, Workers } from "../workers/workers.ts";
+import type { PoolWorker as Slot } from "../workers/worker.ts";
+import { type JoinOptions, Workers } from "../workers/workers.ts";
 
 /** The longest pause between claims that find nothing though the engine shows tasks. */
 const MAX_CLAIM_PAUSE_MS = 1000;
 
-export class Dispatcher {
-  rules: ModelRules;
+/**
+ * Everything that makes the dispatcher look whether a batch can leave. All of it goes through `wake`.
+ *
+ *   capacity   a worker joined, recovered, was leased or let back in, or the rules changed: `#listen`, and calls from outside
+ *   arrival    tasks entered a queue of the model: `#listen`
+ *   alarm      the instant at which the last look said to look again
+ *   claimed    a batch is with its worker, so that one may be bound behind it; or what did not fit is back in its queue
+ *   freed      a worker is done with a batch
+ */
+export type WakeReason = "capacity" | "arrival" | "alarm" | "claimed" | "freed";
+
+type Send = Choice<"send">;
+
+export class Dispatcher implements BatchOwner {
   readonly workers: Workers;
+  readonly #rules: () => ModelRules;
   readonly #parts: DispatcherParts;
-  readonly #arrivals = new RateEstimate();
-  readonly #seats: Seats;
-  readonly #handover = new HandoverEstimate();
-  readonly #outlook: Outlook;
-  readonly #budget: RetryBudget;
-  readonly #prober: Prober;
-  /** Batches that are chosen and not settled. */
-  #open = 0;
-  #whenNoneIsOpen: (() => void) | undefined;
-  readonly #running = new Crowd<BatchRun>();
-  readonly #unwatch: () => void;
-  #runRules: RunRules;
   readonly #runParts: RunParts;
+  readonly #arrivals = new RateEstimate();
+  readonly #capacity: BatchCapacity;
+  readonly #forecaster: Forecaster;
+  readonly #budget: RetryBudget;
   readonly #chooser: Chooser;
   readonly #pipeline: Pipeline;
-  /** The worker that has just become free, while it is looked what is next. */
+  readonly #unwatch: () => void;
+  /** Batches that are bound and not settled. */
+  readonly #open = new Map<InFlightBatch, Promise<void>>();
+  /** The worker that has just become free, while the next batch is looked for. */
   #freed: { readonly slot: Slot; readonly at: number } | undefined;
-  /** Tasks that are on their way back to their queue unsent: they arrive there, and are no arrivals. */
+  /** Tasks on their way back to their queue unsent: they are no arrivals. */
   #returning = 0;
+  /** Tasks come back one by one: the next batch is not made of the first of them. */
   #holdsOff = false;
   #alarm: Alarm | undefined;
   /** An arrival matters only from this depth on; Infinity while no worker is free. */
@@ -65,36 +68,36 @@ export class Dispatcher {
   #claimAt = -Infinity;
   #paused = false;
 
-  constructor(rules: ModelRules, workers: readonly Worker[], parts: DispatcherParts) {
-    this.rules = rules;
+  /** `rules` returns the same object until a reload; whoever switches it calls `wake`. */
+  constructor(rules: () => ModelRules, workers: readonly Worker[], parts: DispatcherParts) {
+    this.#rules = rules;
     this.#parts = parts;
-    this.workers = new Workers(rules.name, workers, rules.health, parts.events, parts.shared, parts.suffix);
-    this.#seats = new Seats({ ...rules, maxBatchSize: rules.limits.maxBatchSize });
-    const estimates = { seats: this.#seats, handover: this.#handover };
-    this.#outlook = new Outlook(this.workers, estimates, rules.maxWorkerLoad ?? 1, rules.workerMs);
-    this.#budget = new RetryBudget(rules.retry.budget);
-    this.#pipeline = new Pipeline(() => this.rules.pipeline ?? "auto", this.workers);
-    this.#chooser = new Chooser(() => this.rules, {
+    this.workers = new Workers(rules().name, workers, { ...parts, limits: () => rules().health });
+    this.#capacity = new BatchCapacity(rules);
+    this.#forecaster = new Forecaster(rules, this.workers, this.#capacity);
+    this.#budget = new RetryBudget(() => rules().retry.budget);
+    this.#pipeline = new Pipeline(rules, this.workers);
+    this.#chooser = new Chooser(rules, {
       engine: parts.engine,
       workers: this.workers,
-      seats: this.#seats,
+      capacity: this.#capacity,
       arrivals: this.#arrivals,
       budget: this.#budget,
     });
-    this.workers.onRecovered = () => this.wake();
-    this.#prober = new Prober(parts.clock, (slot) => {
-      this.workers.alive(slot);
-      this.#pump();
-    });
-    const [prober, budget, blame] = [this.#prober, this.#budget, new Blame<Slot>(rules.health)];
-    this.#runParts = { ...parts, workers: this.workers, prober, budget, blame };
-    this.#runRules = this.#runRulesOf(rules);
-    this.#unwatch = parts.engine.watch({
-      queued: (model, _, depth, count) => {
-        if (model === rules.name) this.#arrived(depth, count);
-      },
-    });
-    this.#pump();
+    this.#runParts = {
+      ...parts,
+      workers: this.workers,
+      budget: this.#budget,
+      blame: new Blame<Slot>(() => rules().health),
+      mayRequeue: () => this.#mayRequeue(),
+      free: (batch) => this.#free(batch),
+    };
+    this.#unwatch = this.#listen();
+    this.wake("capacity");
+  }
+
+  get rules(): ModelRules {
+    return this.#rules();
   }
 
   /** Tasks per millisecond that arrive. */
@@ -104,75 +107,63 @@ export class Dispatcher {
 
   /** What admission has to know of the workers. */
   horizon(now: number): Horizon {
-    return this.#outlook.at(now);
+    return this.#forecaster.at(now);
   }
 
   hasRoom(waiting: number, now: number): boolean {
-    return this.#outlook.hasRoom(waiting, now);
+    return this.#forecaster.hasRoom(waiting, now);
   }
 
-  /** How many batches it may have in its hands now. */
+  /** How many batches a worker may have at once now. */
   pipelineOf(slot: Slot): number {
     return this.#pipeline.depth(slot);
   }
 
-  /** Other rules of the same model from now on. What runs ends by the old ones, and what was learned stays. */
-  retune(rules: ModelRules): void {
-    this.rules = rules;
-    this.#seats.retune({ ...rules, maxBatchSize: rules.limits.maxBatchSize });
-    this.workers.retune(rules.health);
-    this.#budget.share = rules.retry.budget;
-    this.#runParts.blame.limits = rules.health;
-    this.#runRules = this.#runRulesOf(rules);
-    this.#outlook.retune(rules.maxWorkerLoad ?? 1, rules.workerMs);
-    this.#pump();
+  /** One worker more. */
+  join(worker: Worker, options?: JoinOptions): Slot {
+    return this.workers.join(worker, options);
   }
 
-  #runRulesOf({ name: model, workerMs, retry }: ModelRules): RunRules {
-    return { model, workerMs, retry, mayRequeue: () => this.#mayRequeue() };
-  }
-
-  /** A slot was acquired: looks again whether something can start. */
-  wake(): void {
-    this.#outlook.changed();
-    this.#pump();
-  }
-
-  /** One worker more; it gets a batch as soon as there is one, and `after`, the same worker's slot, has none. */
-  join(worker: Worker, after?: Slot, aside = after?.aside ?? false): Slot {
-    const slot = this.workers.add(worker);
-    // Where they are leased, the lease is the worker's, by whichever rules it runs.
-    const { heldUntil, leaving } = after ?? slot;
-    Object.assign(slot, { after, aside, heldUntil, leaving });
-    this.wake();
-    return slot;
-  }
-
-  /** It gets no further batch; resolves when it runs nothing any more, and is none of ours then. */
-  async retire(slot: Slot): Promise<void> {
-    this.#outlook.changed();
-    await this.workers.retire(slot, this.#parts.clock);
-    this.#prober.forget(slot);
-    this.#outlook.changed();
+  /** It gets no further batch; resolves when it is gone. */
+  retire(slot: Slot): Promise<void> {
+    return this.workers.retire(slot);
   }
 
   /** No further batch is started; resolves when the running ones are settled. */
   async drain(): Promise<void> {
     this.#paused = true;
-    this.#prober.stop();
+    this.workers.stop();
     this.#unwatch();
     this.#alarm?.cancel();
-    if (this.#open > 0) await new Promise<void>((resolve) => (this.#whenNoneIsOpen = resolve));
+    await Promise.all(this.#open.values());
   }
 
   /** Drains without waiting for workers: what they run is given up and stays in the engine. */
   async stop(): Promise<void> {
-    for (const run of this.#running.all()) run.giveUp();
+    for (const { runner } of this.#open.keys()) runner?.giveUp();
     await this.drain();
   }
 
-  /** `count` 0: nothing came, but what is there may be taken now. */
-  #arrived(depth: number, count: number): void {
+  wake(reason: WakeReason = "capacity"): void {
+    if (reason === "capacity" || reason === "freed") this.#forecaster.changed();
+    if (this.#paused || this.#holdsOff) return;
+    this.#alarm?.cancel();
+    this.#wakeDepth = 1;
+    while (this.#sendNext(this.#parts.clock.now()));
+  }
+
+  #listen(): () => void {
+    const { name } = this.rules;
+    this.workers.onChange = () => this.wake("capacity");
+    return this.#parts.engine.watch({
+      queued: (model, _, depth, count) => {
+        if (model === name && this.#arrived(depth, count)) this.wake("arrival");
+      },
+    });
+  }
+
+  /** Whether a look is worth it. `count` 0: nothing came, but what is there may be taken now. */
+  #arrived(depth: number, count: number): boolean {
     const back = Math.min(this.#returning, count);
     this.#returning -= back;
     if (count > back) {
@@ -182,124 +173,128 @@ export class Dispatcher {
       this.#claimAt = -Infinity;
     }
     const newQueue = (depth <= count || count === 0) && this.#wakeDepth !== Infinity;
-    if (!newQueue && depth < this.#wakeDepth) return;
+    if (!newQueue && depth < this.#wakeDepth) return false;
     this.#claimAt = -Infinity;
-    this.#pump();
+    return true;
   }
 
-  #pump(): void {
-    if (this.#paused || this.#holdsOff) return;
-    this.#alarm?.cancel();
-    this.#wakeDepth = 1;
-    for (;;) {
-      const now = this.#parts.clock.now();
-      const slot = this.workers.best(now);
-      if (slot === undefined) {
-        if (this.#handOver(now)) continue;
-        return;
-      }
-      const next = this.#chooser.choose(slot, now);
-      if (next === undefined) return;
-      if (next.decision.kind !== "send") return this.#wakeAt(next.decision.until, next.decision.unless);
-      if (now < this.#claimAt) return this.#wakeAt(this.#claimAt, 1);
-      const { size, reason } = next.decision;
-      this.#launch({ slot, queue: next.queue, size, reason, now, early: false });
-    }
+  /** Sends one batch if one can leave, and says so; otherwise notes when to look again. */
+  #sendNext(now: number): boolean {
+    const slot = this.workers.best(now);
+    if (slot === undefined) return this.#sendEarly(now);
+    const next = this.#chooser.choose({ slot, now, at: now, early: false, fullOnly: false });
+    if (next === undefined) return false;
+    if (!isSend(next)) return this.#wakeFor(next, Infinity);
+    if (now < this.#claimAt) return this.#wakeAt(this.#claimAt, 1);
+    this.#launch(slot, next, now, false);
+    return true;
   }
 
-  /** No worker is free: binds a batch behind one that runs if it is time to, or sees to it that it will be looked again. */
-  #handOver(now: number): boolean {
+  /** No worker is free: binds a batch behind one that runs, if it is time to. */
+  #sendEarly(now: number): boolean {
     const usableAt = this.workers.nextUsableAt(now);
     const slot = this.#pipeline.next(now);
-    if (slot === undefined) {
-      this.#wakeAt(usableAt, Infinity);
-      return false;
-    }
+    if (slot === undefined) return this.#wakeAt(usableAt, Infinity);
     const bindAt = this.#pipeline.bindAt(slot);
     const due = now >= bindAt - ROUNDING_MS;
-    const freeAt = Math.max(now, slot.batch!.expectedFreeAt);
-    const next = this.#chooser.chooseAhead(slot, now, freeAt, !due);
-    if (next?.decision.kind === "send" && now < this.#claimAt) {
-      this.#wakeAt(Math.min(usableAt, this.#claimAt), 1);
-      return false;
-    }
-    if (next?.decision.kind === "send") {
-      const { size, reason } = next.decision;
-      this.#launch({ slot, queue: next.queue, size, reason, now, early: true });
+    const at = Math.max(now, slot.batch!.expectedFreeAt);
+    const next = this.#chooser.choose({ slot, now, at, early: true, fullOnly: !due });
+    if (next !== undefined && isSend(next)) {
+      if (now < this.#claimAt) return this.#wakeAt(Math.min(usableAt, this.#claimAt), 1);
+      this.#launch(slot, next, now, true);
       return true;
     }
-    if (!due) this.#wakeAt(Math.min(usableAt, bindAt), this.#seats.most(slot));
-    else if (next === undefined) this.#wakeAt(usableAt, 1);
-    else this.#wakeAt(Math.min(usableAt, next.decision.until), next.decision.unless);
+    if (!due) return this.#wakeAt(Math.min(usableAt, bindAt), this.#capacity.most(slot));
+    if (next === undefined) return this.#wakeAt(usableAt, 1);
+    return this.#wakeFor(next, usableAt);
+  }
+
+  #wakeFor({ decision: { until, unless } }: Choice<"wait">, atLatest: number): false {
+    return this.#wakeAt(Math.min(atLatest, until), unless);
+  }
+
+  #wakeAt(at: number, depth: number): false {
+    this.#wakeDepth = depth;
+    if (at !== Infinity)
+      this.#alarm = this.#parts.clock.at(at, () => this.wake("alarm"), this.#forecaster.mayBeLateMs);
     return false;
   }
 
-  #wakeAt(at: number, depth: number): void {
-    this.#wakeDepth = depth;
-    if (at !== Infinity)
-      this.#alarm = this.#parts.clock.at(at, () => this.#pump(), this.#outlook.mayBeLateMs);
+  #launch(slot: Slot, choice: Send, now: number, early: boolean): void {
+    const { queue, decision } = choice;
+    const most = this.#capacity.most(slot);
+    const { probing } = slot.circuit;
+    const max = probing ? Math.min(decision.size, smallerBatch(most)) : decision.size;
+    if (!repeats(queue)) this.#budget.first();
+    this.workers.noteUsage(now);
+    const batch = new InFlightBatch(
+      {
+        id: this.#parts.newBatchId(),
+        slot,
+        size: max,
+        early,
+        exclusive: suspected(queue),
+        oldestAt: queue.oldestAt,
+        freedAt: this.#freed?.slot === slot ? this.#freed.at : undefined,
+        expectedMs: this.workers.service.msFor(max) * slot.usualRatio,
+        handoverMs: this.#forecaster.handoverMs,
+      },
+      this,
+      now,
+    );
+    const running = this.#claimAndRun(batch, choice, most).finally(() => this.#open.delete(batch));
+    this.#open.set(batch, running);
   }
 
-  #launch(order: Order): void {
-    const { slot, queue, size, reason, now, early } = order;
-    // A queue may change under our eyes: after the claim it is what the batch has left of it.
-    const { oldestAt } = queue;
-    const { engine, newBatchId } = this.#parts;
-    const { name, workerMs, inProcess = false } = this.rules;
-    const most = this.#seats.most(slot);
-    const { probing } = slot.circuit;
-    const max = probing ? Math.min(size, smallerBatch(most)) : size;
+  /** Never rejects: when the engine fails, the lease runs out and its tasks are tried again. */
+  async #claimAndRun(batch: InFlightBatch, { queue, decision }: Send, most: number): Promise<void> {
+    const { id, slot, size: max, boundAt: now, early, oldestAt } = batch;
+    const { engine } = this.#parts;
+    const { name, workerMs, limits, inProcess = false } = this.rules;
+    const { reason } = decision;
     const departure = {
-      most: this.rules.limits.maxBatchSize,
+      most: limits.maxBatchSize,
       waitedMs: now - oldestAt,
       reason,
-      probing: probing && max < size,
+      probing: max < decision.size,
       early,
-      bound: reason === "full" ? this.#seats.boundOf(slot, max) : undefined,
+      bound: reason === "full" ? this.#capacity.boundOf(slot, max) : undefined,
     };
     const why = whyItLeft({ ...departure, size: max });
-    const note = { id: newBatchId(), reason, worker: slot.name, startedAt: now, why };
-    if (!repeats(queue)) this.#budget.first();
     const waiting = this.#waiting();
-    this.workers.noteUsage(now);
-    const hold = this.#bind(order, note, max);
-    const claim = engine.claim({
-      model: name,
-      parameters: queue.parameters,
-      max,
-      // The one before it may take as long.
-      leaseMs: (early ? 2 * workerMs : workerMs) + LEASE_GRACE_MS,
-      inProcess,
-      batch: note,
-    });
-    const free = (): void => {
-      if (slot.has(hold)) this.#free(slot, hold);
-    };
-    this.#open++;
-    void claim
-      .then((claimed) => {
-        if (claimed.tasks.length > 0) this.#emptyClaims = 0;
-        else this.#backOff();
-        const fitted = this.#seats.fit(claimed.tasks, slot);
-        const { ride } = fitted;
-        const lease = ride.length === max ? claimed : told(claimed, fitted, departure);
-        // A batch that is small for the sake of a retry says nothing of those to come.
-        if (!ride.some(({ attempt }) => attempt > 1)) this.#seats.learn(ride.length, waiting, most);
-        const run = this.#run({ slot, hold, lease, tasks: ride, oldestAt }, free);
-        if (fitted.left.length > 0) void this.#giveBack(lease, fitted.left);
-        // Now that it is in its worker's hands, the next one may be.
-        else if (this.#pipeline.depth(slot) > 1) this.#pump();
-        return run;
-      })
-      .catch((error: unknown) => {
-        this.#backOff();
-        this.#broken(error);
-      })
-      .finally(() => {
-        this.#open--;
-        free();
-        if (this.#open === 0) this.#whenNoneIsOpen?.();
+    slot.bind(batch);
+    if (!early) this.#chooser.lastStartAt = now;
+    this.#forecaster.changed();
+    let returned: Promise<void> | undefined;
+    try {
+      const claimed = await engine.claim({
+        model: name,
+        parameters: queue.parameters,
+        max,
+        // The one before it may take as long.
+        leaseMs: (early ? 2 * workerMs : workerMs) + LEASE_GRACE_MS,
+        inProcess,
+        batch: { id, reason, worker: slot.name, startedAt: now, why },
       });
+      if (claimed.tasks.length > 0) this.#emptyClaims = 0;
+      else this.#backOff();
+      const fitted = this.#capacity.fit(claimed.tasks, slot);
+      batch.tasks = fitted.taken;
+      batch.lease = batch.tasks.length === max ? claimed : explained(claimed, fitted, departure);
+      // A batch that is small for the sake of a retry says nothing of those to come.
+      if (!batch.tasks.some(({ attempt }) => attempt > 1))
+        this.#capacity.learn(batch.tasks.length, waiting, most);
+      const run = this.#run(batch);
+      if (fitted.left.length > 0) returned = this.#giveBack(batch, fitted.left);
+      else if (this.#pipeline.depth(slot) > 1) this.wake("claimed");
+      await run;
+    } catch (error) {
+      this.#backOff();
+      this.#broken(error);
+    } finally {
+      this.#free(batch);
+    }
+    await returned;
   }
 
   /**
@@ -312,113 +307,92 @@ export class Dispatcher {
     this.#claimAt = this.#parts.clock.now() + Math.min(MAX_CLAIM_PAUSE_MS, pauseMs);
   }
 
-  #bind({ slot, queue, now, early }: Order, note: Omit<BatchNote, "size">, size: number): Hold {
-    const expectedMs = this.workers.service.msFor(size) * slot.usualRatio;
-    const how = { early, says: slot.worker.queues === true, alone: suspected(queue) };
-    const hold = new Hold({ ...note, ...how, size, expectedMs }, now, this.#handover.ms);
-    const freedAt = this.#freed?.slot === slot ? this.#freed.at : undefined;
-    hold.onArrival = (wayMs) => {
-      this.#handover.learn(wayMs);
-      if (early || freedAt === undefined) return;
-      this.#pipeline.learn(now - freedAt + wayMs, this.workers.service.msFor(this.#seats.usual(slot)));
-    };
-    slot.bind(hold);
-    if (!early) this.#chooser.lastStartAt = now;
-    this.#outlook.changed();
-    return hold;
-  }
-
-  /** What did not fit goes back to its place in the queue, for whichever worker is next. */
-  async #giveBack(lease: Lease, left: readonly ClaimedTask[]): Promise<void> {
-    this.#open++;
-    this.#returning += left.length;
-    // They come back one by one: the next batch is not made of the first of them.
-    this.#holdsOff = true;
-    const settled = this.#putBack(lease, left, "it did not fit into its batch", true);
-    this.#holdsOff = false;
-    this.#pump();
-    await settled.catch((error: unknown) => this.#broken(error));
-    // Those whose time was up did not come back.
-    this.#returning = Math.max(0, this.#returning - left.length);
-    if (--this.#open === 0) this.#whenNoneIsOpen?.();
-  }
-
-  #free(slot: Slot, hold: Hold): void {
-    const now = this.#parts.clock.now();
-    const ran = slot.batch === hold;
-    // Whatever made it come back may meet the next one too.
-    if (!ran) slot.batch!.alone ||= !hold.started;
-    slot.leave(hold, now);
-    this.#outlook.changed();
-    this.workers.noteUsage(now);
-    if (slot.batch === undefined) {
-      if (slot.leaving) slot.onIdle?.();
-      slot.onRetired?.();
-    }
-    this.#freed = ran ? { slot, at: now } : undefined;
-    this.#pump();
-    this.#freed = undefined;
-  }
-
-  async #run(bound: Bound, free: () => void): Promise<void> {
-    const { slot, hold, lease, tasks } = bound;
+  async #run(batch: InFlightBatch): Promise<void> {
+    const { slot, lease, tasks } = batch;
     const size = tasks.length;
     if (size === 0) return;
     const { clock, events } = this.#parts;
-    const trouble = tooLate(bound, clock.now());
-    if (trouble !== undefined) return void (await this.#putBack(lease, tasks, trouble));
+    const trouble = tooLate(batch, clock.now());
+    if (trouble !== undefined) return this.#putBack(batch, tasks, trouble, false);
     slot.batches++;
     slot.tasks += size;
-    const run = new BatchRun(this.#runRules, this.#runParts, bound);
-    let startedAt: number | undefined;
-    hold.onStart = () => {
-      startedAt = clock.now();
-      this.#started(run, bound);
-    };
-    this.#running.add(run);
-    let freeAt = 0;
+    const run = new BatchRun(this.rules, this.#runParts, batch);
+    batch.runner = run;
     try {
-      await run.run(() => {
-        freeAt = clock.now();
-        free();
-      });
+      await run.run();
     } finally {
-      // Also when the engine failed us: whoever heard that it started must hear that it is over.
-      this.#running.remove(run);
-      const { id: batchId, reason } = lease.batch;
-      if (startedAt !== undefined) {
-        events.emit("batch.settled", {
-          model: this.rules.name,
-          batchId,
-          worker: slot.name,
-          size,
-          reason,
-          calls: run.calls,
-          busyMs: (freeAt === 0 ? clock.now() : freeAt) - startedAt,
-        });
+      // Also when the engine failed: whoever heard that it started must hear that it is over.
+      if (batch.announcedAt !== undefined) {
+        const { id: batchId, reason } = lease!.batch;
+        const busyMs = (batch.overAt ?? clock.now()) - batch.announcedAt;
+        const { name: model } = this.rules;
+        const { calls } = run;
+        events.emit("batch.settled", { model, batchId, worker: slot.name, size, reason, calls, busyMs });
       }
     }
   }
 
-  #started(run: BatchRun, { hold, tasks, oldestAt }: Bound): void {
+  /** What did not fit goes back to its place in the queue, for whichever worker is next. */
+  async #giveBack(batch: InFlightBatch, left: readonly ClaimedTask[]): Promise<void> {
+    this.#returning += left.length;
+    this.#holdsOff = true;
+    const settled = this.#putBack(batch, left, "it did not fit into its batch", true);
+    this.#holdsOff = false;
+    this.wake("claimed");
+    await settled.catch((error: unknown) => this.#broken(error));
+    // Those whose time was up did not come back.
+    this.#returning = Math.max(0, this.#returning - left.length);
+  }
+
+  async #putBack(
+    { lease }: InFlightBatch,
+    tasks: readonly ClaimedTask[],
+    message: string,
+    unsent: boolean,
+  ): Promise<void> {
+    const verdict = { kind: "retry", at: this.#parts.clock.now(), message, spared: true, unsent } as const;
+    await this.#parts.engine.settle(
+      lease!,
+      tasks.map(({ task }) => ({ id: task.id, ...verdict })),
+    );
+  }
+
+  #free(batch: InFlightBatch): void {
+    if (batch.state === "over") return;
+    const now = this.#parts.clock.now();
+    const { slot } = batch;
+    const ran = slot.batch === batch;
+    // Whatever made it come back may meet the next one too.
+    if (!ran) slot.batch!.exclusive ||= !batch.started;
+    slot.leave(batch, now);
+    batch.transition("over", now);
+    this.workers.noteUsage(now);
+    this.#freed = ran ? { slot, at: now } : undefined;
+    this.wake("freed");
+    this.#freed = undefined;
+  }
+
+  reached(batch: InFlightBatch, waitedMs: number): void {
+    this.#forecaster.learnHandover(waitedMs);
+    const { slot, early, freedAt, boundAt } = batch;
+    if (early || freedAt === undefined) return;
+    const usualMs = this.workers.service.msFor(this.#capacity.usual(slot));
+    this.#pipeline.learn(boundAt - freedAt + waitedMs, usualMs);
+  }
+
+  started({ early, startedAt, lease, tasks, oldestAt }: InFlightBatch): void {
     const { events } = this.#parts;
-    if (hold.early) run.startedAt((this.#chooser.lastStartAt = hold.startedAt));
+    if (early) this.#chooser.lastStartAt = startedAt;
     if (!events.heard("batch.started")) return;
     events.emit("batch.started", {
       model: this.rules.name,
-      batch: run.batch,
+      batch: lease!.batch,
       maxBatchSize: this.rules.limits.maxBatchSize,
-      oldestWaitMs: hold.startedAt - oldestAt,
+      oldestWaitMs: startedAt - oldestAt,
       tasks,
     });
   }
 
-  #putBack(lease: Lease, tasks: readonly ClaimedTask[], message: string, unsent = false): Promise<unknown> {
-    const verdicts = spared(tasks, this.#parts.clock.now(), message, { unsent });
-    return this.#parts.engine.settle(lease, verdicts);
-  }
-
-  /** The engine failed us. The lease will run out and its tasks will be tried again. */
   #broken(error: unknown): void {
     const message = `dispatch of ${this.rules.name}: ${error instanceof Error ? error.message : String(error)}`;
     this.#parts.events.emit("notice", { level: "error", message });
@@ -426,7 +400,7 @@ export class Dispatcher {
 
   #mayRequeue(): boolean {
     const now = this.#parts.clock.now();
-    return this.#outlook.hasSpare(this.#waiting(), this.#arrivals.perMs(now), now);
+    return this.#forecaster.hasSpare(this.#waiting(), this.#arrivals.perMs(now), now);
   }
 
   #waiting(): number {
@@ -434,4 +408,16 @@ export class Dispatcher {
     for (const depth of this.#parts.engine.waiting(this.rules.name)) sum += depth;
     return sum;
   }
+}
+
+function isSend(choice: Send | Choice<"wait">): choice is Send {
+  return choice.decision.kind === "send";
+}
+
+/** Why a batch that was claimed for a worker cannot go there any more; undefined: it can. */
+function tooLate({ slot, early }: InFlightBatch, now: number): string | undefined {
+  // This process slept, or the engine did, and the worker may be another process's by now.
+  if (!slot.held(now)) return `the lease of ${slot.name} ran out before its batch could start`;
+  const well = slot.well && !slot.silent && now >= slot.circuit.usableAt;
+  return early && !well ? `${slot.name} broke down before its next batch was there` : undefined;
 }

@@ -2,32 +2,34 @@
  * Whether a worker is given its next batch while it still runs one, and when that one is bound.
  *
  * Between a worker's reply and the begin of its next batch lies the hand-over: the reply is read, a batch is chosen, claimed,
- * written out, and read by the worker. Meanwhile the worker idles. With batches of 100 ms nobody notices; with batches of 5 ms
- * and a busy process it is a quarter of the worker's time.
+ * written out, and read by the worker. Meanwhile the worker idles. With batches of 5 ms and a busy process that is a quarter
+ * of the worker's time.
  *
- *   1      never: as soon as it is free, and not before
+ *   1      never
  *   2      always, whatever the worker is: also a server behind HTTP or gRPC, which queues
  *   auto   workers that queue by contract, and while it pays:
  *            on   when  gap > 5 % of S(n),  n the usual batch
  *            off  when  gap < 2.5 % of it
  *
- *   gap    from a worker's reply to the begin of its next batch (its word for it, or else the call), learned only where that
+ *   gap    from a worker's reply to the begin of its next batch (as it reports, or else the call), learned only where that
  *          batch left at the reply because work was waiting. An exponentially weighted mean (weight 0.1; the first weigh
- *          1/count), each sample clipped to four times the mean; eight are needed. A batch that was handed over early has
+ *          1/count), each sample clipped to four times the mean; eight are needed. A batch that was bound early has
  *          no gap, so while `auto` is on every 128th batch of a worker leaves at the reply: less than 1 % of
  *          them, so that p99 does not show it.
  *   lead   gap + 2 mean deviations of it: so long before its worker is expected to be free an early batch has to leave.
  *
- * Whoever is bound early can no longer be joined, cancelled or outrun. So a batch is bound early
+ * A batch that is bound early can no longer be joined, cancelled or overtaken. So a batch is bound early
  *   - at once when it is full: waiting would change who is in it, and nothing else;
  *   - otherwise at (expected end − lead), and only if the policy would send it at that end, with this worker idle;
  *   - never while another worker is free: it goes there;
- *   - never behind a batch that is late (1.5 times what was expected) or being cut, nor on a worker that is not wholly well or
- *     is to go;
- *   - never where it, or the one before it, may hold the input that ended a worker: who is tried alone has to be alone there;
+ *   - never behind a batch that is late (1.5 times what was expected) or being bisected, nor on a worker that is on trial,
+ *     unwell or leaving;
+ *   - never where it, or the one before it, may hold the input that ended a worker: that is tried alone;
  *   - on a worker that others list too only if it will be done while our lease surely holds.
  */
-import { type Slot, type Workers } from "../workers/workers.ts";
+import type { PoolWorker as Slot } from "../workers/worker.ts";
+import type { Workers } from "../workers/workers.ts";
+import type { ModelRules } from "./model-rules.ts";
 
 export type PipelineMode = "auto" | 1 | 2;
 
@@ -60,19 +62,23 @@ export class GapEstimate {
 }
 
 export class Pipeline {
-  readonly #mode: () => PipelineMode;
+  readonly #rules: () => Pick<ModelRules, "pipeline">;
   readonly gap = new GapEstimate();
   readonly #workers: Workers;
   #pays = false;
 
-  constructor(mode: () => PipelineMode, workers: Workers) {
-    this.#mode = mode;
+  constructor(rules: () => Pick<ModelRules, "pipeline">, workers: Workers) {
+    this.#rules = rules;
     this.#workers = workers;
   }
 
-  /** How many batches a worker may have in its hands. */
+  get #mode(): PipelineMode {
+    return this.#rules().pipeline ?? "auto";
+  }
+
+  /** How many batches a worker may have at once. */
   depth({ worker }: Slot): 1 | 2 {
-    const mode = this.#mode();
+    const mode = this.#mode;
     if (mode !== "auto") return mode;
     return this.#pays && worker.queues === true ? 2 : 1;
   }
@@ -91,7 +97,7 @@ export class Pipeline {
   /** The worker that will be free first of those that may be given a batch behind the one they run. */
   next(now: number): Slot | undefined {
     let next: Slot | undefined;
-    const mode = this.#mode();
+    const mode = this.#mode;
     if (mode === 1 || (mode === "auto" && !this.#pays)) return next;
     for (const slot of this.#workers.slots) {
       if (!this.#takesOneMore(slot, now)) continue;
@@ -107,12 +113,13 @@ export class Pipeline {
 
   #takesOneMore(slot: Slot, now: number): boolean {
     const { batch, circuit } = slot;
-    if (batch === undefined || slot.ahead !== undefined || batch.alone || !batch.sent) return false;
-    if (this.depth(slot) < 2 || slot.leaving || circuit.probing || circuit.usableAt > now) return false;
-    if (!slot.healthy(now)) return false;
-    if (this.#mode() === "auto" && slot.earlyInRow >= MEASURE_EVERY - 1) return false;
+    if (batch === undefined || slot.ahead !== undefined || batch.exclusive) return false;
+    if (batch.state !== "sent" && batch.state !== "running") return false;
+    if (this.depth(slot) < 2 || circuit.probing || circuit.usableAt > now) return false;
+    if (!slot.takesBatches(now) || !slot.healthy(now)) return false;
+    if (this.#mode === "auto" && slot.earlyInRow >= MEASURE_EVERY - 1) return false;
     const tookMs = batch.expectedFreeAt - batch.startedAt;
     if (now > batch.startedAt + LATE * tookMs) return false;
-    return slot.heldUntil === Infinity || slot.held(batch.freeIf(Math.max(now, batch.expectedFreeAt)));
+    return slot.lease.until === Infinity || slot.held(batch.freeIf(Math.max(now, batch.expectedFreeAt)));
   }
 }

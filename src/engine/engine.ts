@@ -200,7 +200,11 @@ export interface EngineListener {
   due?(at: number): void;
 }
 
-/** The bounds that an engine keeps. */
+/**
+ * The bounds that an engine keeps. An engine gets them as a function, which returns the same object until a reload
+ * switches to the next one: new models have a queue at once, what waits for a model that is gone should have left
+ * before, and tasks keep the deadlines that they came with. The number of tiers never changes.
+ */
 export interface EngineLimits {
   /** Each model's own. */
   readonly models: ReadonlyMap<string, { readonly queueMs: number; readonly totalMs: number }>;
@@ -210,8 +214,6 @@ export interface EngineLimits {
   readonly maxQueuedBytes: number;
   readonly results: { readonly ttlMs: number; readonly evictAfterRead: boolean; readonly maxBytes: number };
   readonly deadLetters: { readonly max: number; readonly ttlMs: number };
-  /** Of tables whose keys strangers choose; an integer that they cannot guess. */
-  readonly seed?: number;
 }
 
 export interface Engine {
@@ -301,12 +303,6 @@ export interface Engine {
   turn(model: string, tier: number, tenant: string): number;
 
   stats(): EngineStats;
-
-  /**
-   * Other bounds from now on, and other models: those that are new have a queue at once; what waits for one that is
-   * gone should have left before. Tiers and seed stay. Tasks keep the deadlines that they came with.
-   */
-  retune(limits: EngineLimits): void;
 
   watch(listener: EngineListener): () => void;
 

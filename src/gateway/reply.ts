@@ -14,8 +14,7 @@
  */
 import { type Quota, Refusal } from "../core/errors.ts";
 import type { Json } from "../core/task.ts";
-import { numbersPieces } from "../core/tensor-pieces.ts";
-import { type Binary, numbersText, readBinary } from "../core/tensor.ts";
+import { type Binary, numbersPieces, numbersText, readBinary } from "../core/tensor.ts";
 import type { RecordView } from "../engine/engine.ts";
 import type { AnsweredRequest } from "../observe/events.ts";
 import type { Exchange } from "./exchange.ts";

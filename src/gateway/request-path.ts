@@ -23,7 +23,7 @@ import type { Admission } from "./admission/admit.ts";
 import type { Caller } from "./admission/caller.ts";
 import type { Credentials } from "./admission/credentials.ts";
 import type { Gate, GateRefusal } from "./admission/gate.ts";
-import { checkUncredited, credited } from "./protocol/credential.ts";
+import { checkUncredited, credited } from "./protocol/fields.ts";
 import { batchHeaders, quotaHeaders, refusalOf } from "./reply.ts";
 import type { Screening } from "./screening.ts";
 import type { Waiter, Waiters } from "./waiters.ts";

@@ -11,8 +11,8 @@ import { canonical } from "../core/json.ts";
 import { listsNumbers, type Screen, screenFor } from "../core/screen.ts";
 import type { Json } from "../core/task.ts";
 import { checkedJson } from "./protocol/fields.ts";
-import { HEADER_LENGTH } from "./protocol/oip-body.ts";
-import { bytesTexts } from "./protocol/oip-form.ts";
+import { HEADER_LENGTH } from "./protocol/oip-v2.ts";
+import { bytesTexts } from "./protocol/oip-task.ts";
 import type { ProtocolName } from "./protocol/protocol.ts";
 import { decoded } from "./pass-target.ts";
 

@@ -132,12 +132,16 @@ export interface EventFields {
   /** Overdue: its tasks went to the queue's front, the first answer wins. */
   "batch.overdue": { model: string; batchId: string; worker: string; afterMs: number };
   "worker.changed": { model: string; worker: string; state: WorkerState; why: string };
+  /** It runs nothing any more, and is to be given back to the fleet or is gone. */
+  "worker.released": { model: string; worker: string };
   /** How many workers a model should have is another number now. */
   "scaling.changed": { model: string; from: number; desired: number; reason: string };
   /** A line that a worker's own code printed. */
   "worker.printed": { model: string; worker: string; stream: "stdout" | "stderr"; line: string };
   /** An accepted task can no longer be answered. Must never happen; counted and logged if it does. */
   "task.lost": { id: string; model: string; why: string };
+  /** A reload switched to another config. */
+  reloaded: object;
   /** Something an operator should know. */
   notice: { level: "info" | "warn" | "error"; message: string };
 }

@@ -9,8 +9,7 @@ import { PostgresTrouble } from "./postgres-trouble.ts";
 import { deleteOld, findRows, insertRows, migrate, updateEndings } from "./request-log-schema.ts";
 import { unpackRows } from "./row-bundle.ts";
 import type { Answer, OtlpStart, Question, Verb, Verbs } from "./sender.ts";
-import type { Collector } from "./span-buffer.ts";
-import type { SpanFacts } from "./span.ts";
+import type { Collector, SpanFacts } from "./span-buffer.ts";
 
 interface Store {
   readonly link: PostgresLink;
@@ -59,7 +58,7 @@ function linkOf(store: number): PostgresLink {
 
 /** The library is loaded only where it is used. */
 async function openCollector({ about, version, ...rules }: OtlpStart): Promise<Collector> {
-  return (await import("./otlp.ts")).openOtlp(rules, about, { version });
+  return (await import("./otlp.ts")).openOtlp(rules, about, version);
 }
 
 async function answer({ number, verb, given }: Question): Promise<Answer> {

@@ -12,6 +12,8 @@
  */
 import { Standing } from "../core/blame.ts";
 
+/** The longest ejection, in ejectMs: it doubles up to half a minute with the default of a second. */
+export const LONGEST_EJECTION = 30;
 const DOUBT_PAUSE = 0.1;
 const FAILING = 1e4;
 const EJECTED = 1e8;
@@ -36,7 +38,7 @@ export interface Held {
 const CERTAIN: Held = { doubt: false, repeated: false };
 
 export class Circuit {
-  limits: HealthLimits;
+  readonly #limits: () => HealthLimits;
   readonly standing = new Standing();
   /** What its pace is taken by when a worker is chosen: those that fail come after all that do not, the ejected last. */
   reluctance = 1;
@@ -47,8 +49,8 @@ export class Circuit {
   /** Why it was last ejected; "" while it is well. */
   why = "";
 
-  constructor(limits: HealthLimits) {
-    this.limits = limits;
+  constructor(limits: () => HealthLimits) {
+    this.#limits = limits;
   }
 
   /** Ejected, and its time is not over. */
@@ -81,14 +83,15 @@ export class Circuit {
   failed(now: number, why: string, unreachable = false, { doubt, repeated }: Held = CERTAIN): boolean {
     if (!unreachable && !repeated) this.#failures++;
     this.reluctance = this.probing ? EJECTED : FAILING;
-    const enough = this.#failures >= this.limits.failures;
+    const { failures, ejectMs, maxEjectMs } = this.#limits();
+    const enough = this.#failures >= failures;
     if (!unreachable && doubt) {
-      if (enough) this.pause(now + DOUBT_PAUSE * this.limits.ejectMs);
+      if (enough) this.pause(now + DOUBT_PAUSE * ejectMs);
       return false;
     }
     // One that is on trial is ejected by any failure, but for that of an input it failed with before.
     if (!unreachable && !enough && (repeated || !this.probing)) return false;
-    const ms = Math.min(this.limits.maxEjectMs, this.limits.ejectMs * 2 ** this.#ejections);
+    const ms = Math.min(maxEjectMs, ejectMs * 2 ** this.#ejections);
     this.#ejections++;
     this.reluctance = EJECTED;
     this.#closedUntil = now + ms;

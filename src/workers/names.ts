@@ -1,26 +1,25 @@
 /** How the roster calls workers, reads what people write, and says no. */
 import type { ModelConfig } from "../app/config/config.ts";
 import { Refusal } from "../core/errors.ts";
-import type { Dispatcher } from "../dispatch/dispatcher.ts";
-import type { Slot } from "./workers.ts";
+import type { PoolWorker } from "./worker.ts";
 import { fixedWorkers, isDns, hasAddresses } from "../app/config/worker-addresses.ts";
 import type { FleetWorker } from "./fleet/fleet.ts";
 import { shownAddress } from "./fleet/lease-names.ts";
 import { workerKey } from "./fleet/orders.ts";
 import type { WorkerName } from "../gateway/worker-routes.ts";
-import { grpcUrl, url } from "../app/config/setting-addresses.ts";
+import { grpcUrl, url } from "../app/config/kinds.ts";
 import { hrefOf } from "./taken-out.ts";
 
 /** A worker that was found by its name: here, or in what another process says. */
 export interface Found extends WorkerName {
   readonly model: string;
-  readonly slot?: Slot;
+  readonly slot?: PoolWorker;
 }
 
 export const EXAMPLES = { http: "http://gpu-1:9000/infer", grpc: "grpc://gpu-1:8001" } as const;
 const URLS = {
-  http: url("One worker.", ["http", "https"], EXAMPLES.http),
-  grpc: grpcUrl("One worker.", EXAMPLES.grpc),
+  http: url(EXAMPLES.http, ["http", "https"], "One worker."),
+  grpc: grpcUrl(EXAMPLES.grpc, "One worker."),
 } as const;
 
 /** As the config would read it. */
@@ -33,7 +32,7 @@ export function checked(written: string, kind: "http" | "grpc"): string {
 
 type Named = WorkerName & { readonly model: string };
 
-export function nameOf(model: string, { name, worker: { address } }: Slot): Named {
+export function nameOf(model: string, { name, worker: { address } }: PoolWorker): Named {
   return shownName({ model, name, address });
 }
 
@@ -49,22 +48,23 @@ export function shownName({ model, name, address }: Worker): Named {
 }
 
 /**
- * Whoever is put aside in a model that is gone is so too in a new one that lists it: only the name is another. By their
- * keys there.
+ * A worker that is drained in a model that is gone is so in a new one that lists it: only the model's name is another. The keys
+ * there.
  */
-export function asideElsewhere(
-  before: ReadonlyMap<string, { readonly dispatcher?: Dispatcher | undefined }>,
+export function drainedElsewhere(
+  before: Iterable<string>,
   after: readonly ModelConfig[],
+  isDrained: (key: string) => boolean,
 ): string[] {
-  const gone = [...before].filter(([name]) => after.every((model) => model.name !== name));
-  const slots = gone.flatMap(([, { dispatcher }]) => dispatcher?.workers.slots ?? []);
-  const aside = slots.filter((slot) => slot.aside).flatMap(({ worker }) => worker.address ?? []);
-  const came = after.filter(({ name }) => !before.has(name));
-  return came.flatMap(({ name, backend }) => {
-    const listed = hasAddresses(backend) ? fixedWorkers(backend.workers).map(hrefOf) : [];
-    const both = aside.filter((address) => listed.includes(address));
-    return both.map((address) => workerKey(name, "", shownAddress(address)));
-  });
+  const known = new Set(before);
+  const gone = [...known].filter((name) => after.every((model) => model.name !== name));
+  return after
+    .filter(({ name }) => !known.has(name))
+    .flatMap(({ name, backend }) => {
+      const listed = hasAddresses(backend) ? fixedWorkers(backend.workers).map(hrefOf).map(shownAddress) : [];
+      const drained = listed.filter((shown) => gone.some((model) => isDrained(workerKey(model, "", shown))));
+      return drained.map((shown) => workerKey(name, "", shown));
+    });
 }
 
 export function beatName({ model, name, address }: FleetWorker): Found {

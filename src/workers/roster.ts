@@ -18,7 +18,7 @@ import type { Clock } from "../app/clock.ts";
 import { Refusal } from "../core/errors.ts";
 import { Discovery } from "./discovery.ts";
 import type { Dispatcher } from "../dispatch/dispatcher.ts";
-import type { Slot } from "./workers.ts";
+import type { PoolWorker } from "./worker.ts";
 import {
   dnsName,
   fixedWorkers,
@@ -33,10 +33,10 @@ import type { WorkerDesk, WorkerName } from "../gateway/worker-routes.ts";
 import { type Resolve, systemResolve } from "./resolver.ts";
 import { type RosterModel, rosterModels, type Running } from "./models.ts";
 import {
-  asideElsewhere,
   beatName,
   checked,
   conflict,
+  drainedElsewhere,
   EXAMPLES,
   type Found,
   nameOf,
@@ -59,10 +59,13 @@ export interface RosterParts {
   readonly resolve?: Resolve;
 }
 
+/** Lookups in which an address must be missing before its worker is removed: DNS servers disagree for a while. */
+const MISSING_LOOKUPS = 3;
+
 /** Where a model's workers are, as the config has it. */
 export type FollowedNames = Pick<
   NetworkBackend,
-  "kind" | "workers" | "dnsMs" | "dnsGraceMs" | "dnsMaxAddresses" | "dnsServers"
+  "kind" | "workers" | "dnsMs" | "dnsMaxAddresses" | "dnsServers"
 >;
 
 export class Roster implements WorkerDesk {
@@ -72,7 +75,7 @@ export class Roster implements WorkerDesk {
   readonly #orders: Orders;
   /** By model and address: the name of DNS that brought it. */
   readonly #from = new Map<string, string>();
-  readonly #ending = new Map<Slot, Promise<void>>();
+  readonly #ending = new Map<PoolWorker, Promise<void>>();
   /** URLs that are on their way in: two of the same at once would be two workers. */
   readonly #coming = new Set<string>();
   /** By model, and by kind and what the config says. */
@@ -93,13 +96,8 @@ export class Roster implements WorkerDesk {
     const names = new Map<string, Discovery>();
     this.#names.set(model, names);
     const { clock, events, resolve = systemResolve } = this.#parts;
-    const {
-      dnsMs: everyMs,
-      dnsGraceMs: graceMs,
-      dnsMaxAddresses: maxAddresses,
-      dnsServers: servers,
-    } = wanted;
-    const rules = { everyMs, graceMs, maxAddresses, servers };
+    const { dnsMs: everyMs, dnsMaxAddresses: maxAddresses, dnsServers: servers } = wanted;
+    const rules = { everyMs, graceMs: MISSING_LOOKUPS * everyMs, maxAddresses, servers };
     const joining = {
       join: (url: string, host: string, from: string) => this.join(model, url, host, from),
       leave: (url: string) => this.leave(model, url),
@@ -131,8 +129,8 @@ export class Roster implements WorkerDesk {
   /** The config changed: other models, perhaps in other hands, and other names of DNS. Who is put aside stays so. */
   retune(models: readonly ModelConfig[], running: Running): void {
     // Perhaps somebody in the fleet has let it back in under its new name.
-    const aside = asideElsewhere(this.models, models).filter((key) => !this.#orders.knows(key));
-    for (const key of aside) this.#orders.give(key, true);
+    const drained = drainedElsewhere(this.models.keys(), models, (key) => this.#orders.isAside(key));
+    for (const key of drained) if (!this.#orders.knows(key)) this.#orders.give(key, true);
     this.models.clear();
     for (const model of rosterModels(models, running)) this.models.set(model.name, model);
     for (const { name, backend } of models) {
@@ -162,7 +160,7 @@ export class Roster implements WorkerDesk {
   }
 
   /** The name of DNS that brought this worker; undefined: somebody wrote it down. */
-  foundBy(model: string, { worker: { address } }: Slot): string | undefined {
+  foundBy(model: string, { worker: { address } }: PoolWorker): string | undefined {
     return address === undefined ? undefined : this.#from.get(`${model} ${address}`);
   }
 
@@ -189,7 +187,7 @@ export class Roster implements WorkerDesk {
     if (known !== undefined) return nameOf(name, known);
     if (url !== undefined) this.#checkNew(url);
     if (from !== undefined) this.#checkWanted(name, url!);
-    let slot: Slot;
+    let slot: PoolWorker;
     try {
       if (url !== undefined) this.#coming.add(url);
       const worker = await backend.grow(url, host);
@@ -207,13 +205,18 @@ export class Roster implements WorkerDesk {
     this.#from.delete(`${name} ${url}`);
     if (from !== undefined) this.#from.set(`${name} ${url}`, from);
     this.#orders.apply(dispatcher);
-    this.#tell(name, slot.name, slot.aside ? "draining" : "idle", from ? `${from} names it` : "it was added");
+    this.#tell(
+      name,
+      slot.name,
+      slot.drained ? "draining" : "idle",
+      from ? `${from} names it` : "it was added",
+    );
     this.#parts.membership?.changed();
     return nameOf(name, slot);
   }
 
   /** One that this name of DNS brought, or one that is followed no more. */
-  #adopt(model: string, { workers }: Dispatcher, url: string, from: string): Slot | undefined {
+  #adopt(model: string, { workers }: Dispatcher, url: string, from: string): PoolWorker | undefined {
     const slot = workers.slots.find(({ worker, retiring }) => worker.address === url && !retiring);
     const by = slot && this.foundBy(model, slot);
     if (by === undefined || (by !== from && this.#follows(model, by))) return undefined;
@@ -259,7 +262,7 @@ export class Roster implements WorkerDesk {
     if (slot !== undefined && this.foundBy(name, slot) !== undefined) await this.#end(name, slot);
   }
 
-  #end(model: string, slot: Slot): Promise<void> {
+  #end(model: string, slot: PoolWorker): Promise<void> {
     const known = this.#ending.get(slot);
     if (known !== undefined) return known;
     const { dispatcher, backend } = this.#running(this.models.get(model)!);
@@ -288,7 +291,7 @@ export class Roster implements WorkerDesk {
     if (slot !== undefined && this.#ending.has(slot))
       throw conflict(`${name} is being removed; add it again when it is gone`);
     this.#orders.give(workerKey(model, name, found.address), aside);
-    const changes = slot !== undefined && slot.aside !== aside;
+    const changes = slot !== undefined && slot.drained !== aside;
     for (const { dispatcher } of this.models.values()) if (dispatcher) this.#orders.apply(dispatcher);
     if (changes)
       this.#tell(model, name, slot.state(this.#parts.clock.now()), aside ? "put aside" : "let back in");
@@ -357,7 +360,7 @@ export class Roster implements WorkerDesk {
     throw new Refusal("NOT_FOUND", `${name} was removed by hand; ferry workers add${where} takes it back`);
   }
 
-  #failed(model: string, { name }: Slot, error: unknown): void {
+  #failed(model: string, { name }: PoolWorker, error: unknown): void {
     const why = error instanceof Error ? error.message : String(error);
     const message = `model ${model}: ${name} gets no more batches, but could not be ended: ${why}`;
     this.#parts.events.emit("notice", { level: "error", message });

@@ -6,7 +6,7 @@ import type { Config, ModelConfig, ScalingConfig } from "../app/config/config.ts
 import type { ScalingRules, Sighting } from "../core/scaling.ts";
 import { isDns } from "../app/config/worker-addresses.ts";
 import type { Dispatcher } from "../dispatch/dispatcher.ts";
-import type { Slot } from "./workers.ts";
+import type { PoolWorker } from "./worker.ts";
 import { ScalingHooks } from "./scaling-hooks.ts";
 import { type OwnWorkers, type ScaledModel, ScalingLoop } from "./scaling.ts";
 import type { Events } from "../observe/events.ts";
@@ -139,14 +139,14 @@ function ownWorkers(
 }
 
 function countOf({ workers }: Dispatcher): number {
-  return workers.slots.filter(({ retiring, aside }) => !retiring && !aside).length;
+  return workers.slots.filter(({ retiring, drained }) => !retiring && !drained).length;
 }
 
 /** One that is down; else the slowest; of equals one that is idle, and then the last that came. */
-function leastMissed(slots: readonly Slot[], now: number): Slot | undefined {
-  const worth = (slot: Slot): number => (slot.healthy(now) ? 1 / slot.usualRatio : 0);
+function leastMissed(slots: readonly PoolWorker[], now: number): PoolWorker | undefined {
+  const worth = (slot: PoolWorker): number => (slot.healthy(now) ? 1 / slot.usualRatio : 0);
   return slots
-    .filter(({ retiring, aside }) => !retiring && !aside)
+    .filter(({ retiring, drained }) => !retiring && !drained)
     .toReversed()
     .toSorted(
       (a, b) => worth(a) - worth(b) || Number(a.batch !== undefined) - Number(b.batch !== undefined),

@@ -1,255 +1,128 @@
 /**
- * The workers of one model and the slot that each has: room for one batch, and for one behind it (`pipeline.ts`).
+ * The workers of one model, what was learned of their pace, and who is asked whether it is well again.
  *
- * A worker learns its own pace: `ratio` is its service time over the fleet's, so that predictions fit a mixed fleet. One
- * that needs more than 1.5 times the best is slow: it is chosen last, takes full batches or what has waited long enough,
- * and does not teach the fleet's estimate. One batch that took five times as long says little of the next: `usualRatio`,
- * where a batch counts as at most twice what was expected, is what its batches are judged and promised by. How often such a
- * batch comes is the fleet's `surprise`. `ratio` is what happened, whole: who may teach goes by it, and who is chosen first.
- *
- * A worker that other processes list too is shared: this one may use it only while it holds its lease, which src/workers/fleet
- * writes into its slot. Whatever counts workers here counts those that are held.
+ * A worker that needs more than 1.5 times the best is slow: it is chosen last, takes full batches or what has waited long enough,
+ * and does not teach the estimates. Whatever counts workers here counts those whose lease this process holds.
  */
-import type { Worker } from "./backend/backend.ts";
-import type { Clock } from "../app/clock.ts";
+import type { Alarm, Clock } from "../app/clock.ts";
 import { ServiceEstimate, SurpriseEstimate } from "../core/estimate.ts";
 import { CurveEstimate } from "../core/knee.ts";
 import type { Events, WorkerState } from "../observe/events.ts";
-import { Circuit, type HealthLimits, type Held } from "./health.ts";
-import type { Hold } from "../dispatch/hold.ts";
-import { Usage } from "./usage.ts";
+import type { Worker } from "./backend/backend.ts";
+import type { HealthLimits, Held } from "./health.ts";
+import { type Lifecycle, PoolWorker, type PoolWorkerOptions, type WorkerEvent } from "./worker.ts";
 
 const RATIO_WEIGHT = 0.2;
-/** What took longer than so many times what was expected was an accident, and counts as that much. */
+/** A batch counts as at most this many times what was expected of it (`usualRatio`). */
 const ACCIDENT = 2;
 const SLOW = 1.5;
-/** What a worker said of its load is forgotten after this long. */
-const LOAD_HOLDS_MS = 3000;
 
-export class Slot {
-  readonly worker: Worker;
-  /** As everybody is told; the backend may know it by a shorter one. */
-  readonly name: string;
-  readonly circuit: Circuit;
-  /** The batch it runs; undefined when it is free. */
-  batch: Hold | undefined;
-  /** The one behind it; undefined whenever `batch` is. */
-  ahead: Hold | undefined;
-  /** Batches since one left when its worker was free. */
-  earlyInRow = 0;
-  /** Others list this worker too, and it is leased to one process at a time. */
-  readonly shared: boolean;
-  /** No batch starts at or after this instant. */
-  heldUntil: number;
-  /** It is to be given back: no further batch starts. */
-  leaving = false;
-  /** It is to go for good: no further batch starts, and it is no capacity. When it has: `gone`. */
-  retiring = false;
-  gone: Promise<void> | undefined;
-  /** Somebody put it aside: no further batch starts, and it is no capacity, until it is let back in. */
-  aside = false;
-  /** What it runs is long overdue: it may be dead, and does not count until it answers. */
-  suspect = false;
-  /** Called when a slot that is leaving has become free. */
-  onIdle: (() => void) | undefined;
-  /** The same worker by other rules, before this one: while that runs a batch, or is `lasting`, this one starts none. */
-  after: Slot | undefined;
-  lasting = false;
-  /** Called when a slot that is retiring has become free. */
-  onRetired: (() => void) | undefined;
-  ratio = 1;
-  usualRatio = 1;
-  batches = 0;
-  tasks = 0;
-  calls = 0;
-  failures = 0;
-  busyMs = 0;
-
-  constructor(worker: Worker, limits: HealthLimits, shared = false, suffix = "") {
-    this.worker = worker;
-    this.name = worker.name + suffix;
-    this.circuit = new Circuit(limits);
-    this.shared = shared;
-    this.heldUntil = shared ? -Infinity : Infinity;
-  }
-
-  held(now: number): boolean {
-    return now < this.heldUntil;
-  }
-
-  healthy(now: number): boolean {
-    return (
-      this.held(now) && !this.retiring && !this.aside && !this.circuit.down(now) && !this.suspect && this.well
-    );
-  }
-
-  /** The most tasks that its worker takes in one call, as it says now. */
-  get takes(): number {
-    const most = this.worker.maxBatchSize;
-    if (most === undefined) return Infinity;
-    return most >= 1 ? Math.floor(most) : 1;
-  }
-
-  /** It does not say that it is unwell. */
-  get well(): boolean {
-    return this.worker.health?.well !== false;
-  }
-
-  /** It is well, has proven so, and is not fuller than `maxLoad` by its own account. */
-  counts(now: number, maxLoad: number): boolean {
-    // One that is leaving is another's in a moment, and as fast there.
-    if (!this.healthy(now) || this.circuit.probing) return false;
-    const { load } = this.worker;
-    return load === undefined || load.share <= maxLoad || now - load.at > LOAD_HOLDS_MS;
-  }
-
-  /** Its worker runs a batch: for this slot, or still for one before it. */
-  get occupied(): boolean {
-    if (this.after?.lasting === false && !this.after.occupied) this.after = undefined;
-    return this.batch !== undefined || this.after !== undefined;
-  }
-
-  free(now: number): boolean {
-    if (this.occupied || this.leaving || this.retiring || this.aside || !this.held(now)) return false;
-    return now >= this.circuit.usableAt && this.well;
-  }
-
-  /** Binds a batch to it: to run now, or behind the one it runs. */
-  bind(hold: Hold): void {
-    if (hold.early) {
-      this.batch!.company = true;
-      this.ahead = hold;
-      this.earlyInRow++;
-    } else {
-      this.batch = hold;
-      this.earlyInRow = 0;
-    }
-  }
-
-  /** Whether it has this batch in its hands, or is to get it. */
-  has(hold: Hold): boolean {
-    return this.batch === hold || this.ahead === hold;
-  }
-
-  /** It is done with this batch; the one behind it is next. */
-  leave(hold: Hold, now: number): void {
-    this.busyMs += hold.rest(now);
-    const next = this.ahead;
-    this.ahead = undefined;
-    if (next === hold) return;
-    this.batch = next;
-    next?.turn(now);
-  }
-
-  /** The batch that it ran came back and is not over; the worker is at the next one, if it has one. */
-  passTurn(now: number): void {
-    const { batch, ahead } = this;
-    if (batch === undefined || ahead === undefined || !ahead.sent) return;
-    this.busyMs += batch.rest(now);
-    this.batch = ahead;
-    this.ahead = batch;
-    ahead.turn(now);
-  }
-
-  /** When it will be free, with whatever it has in its hands; undefined while it is. */
-  get freeAt(): number | undefined {
-    const { batch, ahead } = this;
-    return batch && ahead ? ahead.freeIf(batch.expectedFreeAt) : batch?.expectedFreeAt;
-  }
-
-  state(now: number): WorkerState {
-    // Whoever put it aside may be at work on it: that it does not answer then is no news.
-    if (this.aside) return "draining";
-    if (this.circuit.down(now) || this.suspect || !this.well) return "down";
-    if (this.leaving || this.retiring) return "draining";
-    return this.batch === undefined ? "idle" : "busy";
-  }
-
-  busyMsUntil(now: number): number {
-    return this.busyMs + (this.batch?.busyMs(now) ?? 0);
-  }
+export interface WorkersOptions {
+  readonly limits: () => HealthLimits;
+  readonly clock: Clock;
+  readonly events: Events;
+  readonly shared?: boolean | undefined;
+  readonly suffix?: string | undefined;
 }
 
+export type JoinOptions = Pick<PoolWorkerOptions, "predecessors" | "lease" | "drained">;
+
 export class Workers {
-  readonly #slots: Slot[] = [];
+  readonly #workers: PoolWorker[] = [];
   readonly service = new ServiceEstimate();
   readonly surprise = new SurpriseEstimate();
   /** For people to see; nothing is decided by it. */
   readonly curve = new CurveEstimate();
   readonly #model: string;
-  #limits: HealthLimits;
-  readonly #events: Events;
-  readonly #shared: boolean;
-  readonly #suffix: string;
+  readonly #options: WorkersOptions;
   readonly #usage = new Usage();
+  readonly #prober: Prober;
   /** Of workers that are gone. */
   #goneMs = 0;
   /** Tasks that failed here sit out until then at most. */
   retriesUntil = 0;
+  /** A worker came, went, or may be given batches again. One listener: the dispatcher. */
+  onChange: () => void = () => {};
 
-  constructor(
-    model: string,
-    workers: readonly Worker[],
-    limits: HealthLimits,
-    events: Events,
-    shared = false,
-    suffix = "",
-  ) {
+  constructor(model: string, workers: readonly Worker[], options: WorkersOptions) {
     this.#model = model;
-    this.#limits = limits;
-    this.#events = events;
-    this.#shared = shared;
-    this.#suffix = suffix;
-    for (const worker of workers) this.add(worker);
+    this.#options = options;
+    this.#prober = new Prober(options.clock, (worker) => {
+      this.alive(worker);
+      this.onChange();
+    });
+    for (const worker of workers) this.#add(worker, {});
   }
 
-  get slots(): readonly Slot[] {
-    return this.#slots;
+  /** In the order in which they came. */
+  get slots(): readonly PoolWorker[] {
+    return this.#workers;
   }
 
-  retune(limits: HealthLimits): void {
-    this.#limits = limits;
-    for (const { circuit } of this.slots) circuit.limits = limits;
+  /** One worker more; it gets a batch as soon as there is one and its predecessors are gone. */
+  join(worker: Worker, options: JoinOptions = {}): PoolWorker {
+    const joined = this.#add(worker, options);
+    this.onChange();
+    return joined;
   }
 
-  add(worker: Worker): Slot {
-    const slot = new Slot(worker, this.#limits, this.#shared, this.#suffix);
-    worker.onHealth = () => this.#asked(slot);
-    this.#slots.push(slot);
-    return slot;
+  #add(worker: Worker, options: JoinOptions): PoolWorker {
+    const { limits, shared = false, suffix = "" } = this.#options;
+    const onEvent = this.#onEvent.bind(this);
+    const added = new PoolWorker(worker, { ...options, limits, shared, suffix, onEvent });
+    worker.onHealth = () => this.#saidHealth(added);
+    this.#workers.push(added);
+    return added;
   }
 
-  /** It gets no further batch; resolves when it runs nothing any more, and is gone from here then. */
-  retire(slot: Slot, clock: Clock): Promise<void> {
-    return (slot.gone ??= this.#retire(slot, clock));
+  /** It gets no further batch; resolves when it is gone. */
+  retire(worker: PoolWorker): Promise<void> {
+    worker.transition({ type: "retire" });
+    return worker.gone;
   }
 
-  async #retire(slot: Slot, clock: Clock): Promise<void> {
-    slot.retiring = true;
-    if (slot.batch !== undefined) await new Promise<void>((resolve) => (slot.onRetired = resolve));
-    this.noteUsage(clock.now());
-    this.#goneMs += slot.busyMs;
-    slot.worker.onHealth = undefined;
-    this.#slots.splice(this.#slots.indexOf(slot), 1);
+  drain(worker: PoolWorker, drained: boolean): void {
+    worker.transition({ type: "drain", drained });
   }
 
-  /** Called when a worker says that it is well again. */
-  onRecovered: () => void = () => {};
+  /** Asks nobody any more. */
+  stop(): void {
+    this.#prober.stop();
+  }
 
-  #asked(slot: Slot): void {
-    const { well, why } = slot.worker.health!;
-    this.#changed(slot, well ? "idle" : "down", well ? "it says that it is well again" : why);
-    if (well) this.onRecovered();
+  #onEvent(worker: PoolWorker, event: WorkerEvent["type"], before: Lifecycle): void {
+    const { phase, lease } = worker;
+    if (phase === "gone" && before.phase !== "gone") this.#remove(worker);
+    else if (event === "idle" && !lease.release) return;
+    else if (event === "lease" || event === "silent" || event === "heard") return;
+    // What it held may be given back now.
+    if (event === "idle")
+      this.#options.events.emit("worker.released", { model: this.#model, worker: worker.name });
+    else this.onChange();
+  }
+
+  #remove(worker: PoolWorker): void {
+    this.noteUsage(this.#options.clock.now());
+    this.#goneMs += worker.busyMs;
+    worker.worker.onHealth = undefined;
+    this.#prober.forget(worker);
+    this.#workers.splice(this.#workers.indexOf(worker), 1);
+  }
+
+  #saidHealth(worker: PoolWorker): void {
+    const { well, why } = worker.worker.health!;
+    this.#changed(worker, well ? "idle" : "down", well ? "it says that it is well again" : why);
+    if (well) this.onChange();
   }
 
   /** The free worker with the best pace; one whose last call failed comes after, and one that was ejected last. */
-  best(now: number): Slot | undefined {
-    let best: Slot | undefined;
+  best(now: number): PoolWorker | undefined {
+    let best: PoolWorker | undefined;
     let bestPace = Infinity;
-    for (const slot of this.slots) {
-      const pace = slot.ratio * slot.circuit.reluctance;
-      if (pace >= bestPace || !slot.free(now)) continue;
-      best = slot;
+    for (const worker of this.#workers) {
+      const pace = worker.ratio * worker.circuit.reluctance;
+      if (pace >= bestPace || !worker.free(now)) continue;
+      best = worker;
       bestPace = pace;
     }
     return best;
@@ -257,39 +130,38 @@ export class Workers {
 
   free(now: number): number {
     let free = 0;
-    for (const slot of this.slots) if (slot.free(now)) free++;
+    for (const worker of this.#workers) if (worker.free(now)) free++;
     return free;
   }
 
   held(now: number): number {
     let held = 0;
-    for (const slot of this.slots) if (slot.held(now)) held++;
+    for (const worker of this.#workers) if (worker.held(now)) held++;
     return held;
   }
 
   healthy(now: number): number {
     let healthy = 0;
-    for (const slot of this.slots) if (slot.healthy(now)) healthy++;
+    for (const worker of this.#workers) if (worker.healthy(now)) healthy++;
     return healthy;
   }
 
-  /** Beside those that are well: one that is gone was perhaps the fastest, and the rest must not be judged by it. */
-  slow(slot: Slot, now: number, by: "ratio" | "usualRatio" = "usualRatio"): boolean {
-    let best = slot[by];
-    for (const other of this.slots) {
+  /** Compared with the healthy ones: the best may be gone, and the rest must not be judged by it. */
+  slow(worker: PoolWorker, now: number, by: "ratio" | "usualRatio" = "usualRatio"): boolean {
+    let best = worker[by];
+    for (const other of this.#workers) {
       if (other[by] < best && other.healthy(now) && !other.circuit.probing) best = other[by];
     }
-    return slot[by] > SLOW * best;
+    return worker[by] > SLOW * best;
   }
 
-  /** When each worker that is busy or asked for a pause will be free, earliest first; all but one, where one is given. */
-  freeAt(now: number, but?: Slot): number[] {
+  /** When each worker that is busy or asked for a pause will be free, earliest first, without `but`. */
+  freeAt(now: number, but?: PoolWorker): number[] {
     const times: number[] = [];
-    for (const slot of this.slots) {
-      if (slot === but || slot.leaving || slot.retiring || slot.aside || slot.suspect || !slot.held(now))
-        continue;
-      if (slot.freeAt !== undefined) times.push(slot.freeAt);
-      else if (!slot.circuit.down(now) && slot.circuit.paused(now)) times.push(slot.circuit.usableAt);
+    for (const worker of this.#workers) {
+      if (worker === but || worker.silent || !worker.takesBatches(now)) continue;
+      if (worker.freeAt !== undefined) times.push(worker.freeAt);
+      else if (!worker.circuit.down(now) && worker.circuit.paused(now)) times.push(worker.circuit.usableAt);
     }
     return times.sort((a, b) => a - b);
   }
@@ -297,73 +169,74 @@ export class Workers {
   /** The next instant at which an ejected or paused worker may be tried; Infinity when none is. */
   nextUsableAt(now: number): number {
     let next = Infinity;
-    for (const slot of this.slots) {
-      const { batch, circuit, leaving, retiring, aside } = slot;
-      if (batch !== undefined || leaving || retiring || aside || !slot.held(now)) continue;
-      if (circuit.usableAt > now) next = Math.min(next, circuit.usableAt);
+    for (const worker of this.#workers) {
+      if (worker.batch !== undefined || !worker.takesBatches(now)) continue;
+      const { usableAt } = worker.circuit;
+      if (usableAt > now) next = Math.min(next, usableAt);
     }
     return next;
   }
 
   /**
-   * Tasks per millisecond when every worker runs batches of the `most` that it may be given. One that is silent
-   * counts as well: most often it is only late, and will be back.
+   * Tasks per millisecond when every worker runs batches of the `most` that it may be given. A silent one counts: most
+   * often it is only late.
    */
-  capacityPerMs(most: (slot: Slot) => number, now: number): number {
+  capacityPerMs(most: (worker: PoolWorker) => number, now: number): number {
     let capacity = 0;
-    for (const slot of this.slots) {
-      if (slot.aside || (!slot.healthy(now) && !slot.suspect)) continue;
-      const size = most(slot);
-      capacity += size / (this.service.msFor(size) * slot.usualRatio);
+    for (const worker of this.#workers) {
+      if (worker.drained || (!worker.healthy(now) && !worker.silent)) continue;
+      const size = most(worker);
+      capacity += size / (this.service.msFor(size) * worker.usualRatio);
     }
     return capacity;
   }
 
-  /** What it runs is long overdue. */
-  suspect(slot: Slot, why: string): void {
-    slot.suspect = true;
-    this.#changed(slot, "down", why);
+  /** Its batch is long overdue. */
+  suspect(worker: PoolWorker, why: string): void {
+    worker.transition({ type: "silent" });
+    this.#changed(worker, "down", why);
   }
 
-  /** It said something, late as it may be: it is not dead. */
-  heard(slot: Slot): void {
-    if (!slot.suspect) return;
-    slot.suspect = false;
-    this.#changed(slot, "busy", "it answered after all");
+  /** It said something, however late: it is not dead. */
+  heard(worker: PoolWorker): void {
+    if (!worker.silent) return;
+    worker.transition({ type: "heard" });
+    this.#changed(worker, "busy", "it answered after all");
   }
 
-  answered(slot: Slot, size: number, ms: number, now: number): void {
-    this.alive(slot);
+  answered(worker: PoolWorker, size: number, ms: number, now: number): void {
+    this.alive(worker);
     if (this.service.settled) {
       const ratio = ms / this.service.msFor(size);
-      this.surprise.learn(ratio / slot.usualRatio);
-      slot.ratio += RATIO_WEIGHT * (ratio - slot.ratio);
-      const usual = Math.min(ratio, ACCIDENT * slot.usualRatio);
-      slot.usualRatio += RATIO_WEIGHT * (usual - slot.usualRatio);
+      this.surprise.learn(ratio / worker.usualRatio);
+      worker.ratio += RATIO_WEIGHT * (ratio - worker.ratio);
+      const usual = Math.min(ratio, ACCIDENT * worker.usualRatio);
+      worker.usualRatio += RATIO_WEIGHT * (usual - worker.usualRatio);
     }
-    if (this.slow(slot, now, "ratio")) return;
+    if (this.slow(worker, now, "ratio")) return;
     this.service.learn(size, ms);
     this.curve.learn(size, ms, now);
   }
 
   /** It answered, whatever it said. */
-  alive(slot: Slot): void {
-    const recovered = slot.circuit.probing;
-    slot.circuit.answered();
-    if (recovered) this.#changed(slot, "idle", "it answered again");
+  alive(worker: PoolWorker): void {
+    const recovered = worker.circuit.probing;
+    worker.circuit.answered();
+    if (recovered) this.#changed(worker, "idle", "it answered again");
   }
 
-  /** Counts a failure; true when it ejects the worker. */
-  failed(slot: Slot, now: number, why: string, unreachable: boolean, held?: Held): boolean {
-    slot.failures++;
-    const silent = slot.suspect;
-    // Silence has been held against it already: that it ends like this is enough, but for an input that it was silent with before.
+  /** Counts a failure, and sees to it that a worker which is ejected by it is asked whether it is well. */
+  failed(worker: PoolWorker, now: number, why: string, unreachable: boolean, held?: Held): void {
+    worker.failures++;
+    const { silent } = worker;
+    // A silent worker that fails is ejected at once, unless the same input made it silent before.
     const atOnce = unreachable || (silent && held?.repeated !== true);
-    const ejected = slot.circuit.failed(now, why, atOnce, held);
-    slot.suspect = false;
-    if (ejected) this.#changed(slot, "down", why);
-    else if (silent) this.#changed(slot, "idle", "the same input failed there before");
-    return ejected;
+    const ejected = worker.circuit.failed(now, why, atOnce, held);
+    worker.transition({ type: "heard" });
+    if (ejected) {
+      this.#changed(worker, "down", why);
+      this.#prober.ejected(worker, unreachable);
+    } else if (silent) this.#changed(worker, "idle", "the same input failed there before");
   }
 
   /** Share of the held workers' time spent on batches, over the last ten seconds. */
@@ -371,8 +244,8 @@ export class Workers {
     this.#usage.count(this.held(now), now);
     const share = this.#usage.share(this.#busyMs(now), now);
     if (share !== undefined) return share;
-    const held = this.slots.filter((slot) => slot.held(now));
-    return held.filter((slot) => slot.batch).length / Math.max(1, held.length);
+    const held = this.#workers.filter((worker) => worker.held(now));
+    return held.filter((worker) => worker.batch).length / Math.max(1, held.length);
   }
 
   /** Called when a batch starts or ends, and before a lease changes. */
@@ -382,10 +255,105 @@ export class Workers {
   }
 
   #busyMs(now: number): number {
-    return this.slots.reduce((sum, slot) => sum + slot.busyMsUntil(now), this.#goneMs);
+    return this.#workers.reduce((sum, worker) => sum + worker.busyMsUntil(now), this.#goneMs);
   }
 
-  #changed(slot: Slot, state: WorkerState, why: string): void {
-    this.#events.emit("worker.changed", { model: this.#model, worker: slot.name, state, why });
+  #changed(worker: PoolWorker, state: WorkerState, why: string): void {
+    this.#options.events.emit("worker.changed", { model: this.#model, worker: worker.name, state, why });
+  }
+}
+
+const WINDOW_MS = 10_000;
+const STEP_MS = 500;
+
+/** Busy time over held time in the last ten seconds, from snapshots of both sums; between two of them both grow evenly. */
+class Usage {
+  /** Oldest first, at most as many as the window has steps. */
+  readonly #snapshots: { at: number; busyMs: number; heldMs: number }[] = [];
+  #heldMs = 0;
+  #heldSince: number | undefined;
+
+  /** Since the last call `held` workers were held. */
+  count(held: number, now: number): void {
+    this.#heldMs += held * (now - (this.#heldSince ?? now));
+    this.#heldSince = now;
+  }
+
+  /** `busyMs`: the sum since the start; asked for only when it is time for a snapshot. */
+  note(busyMs: (now: number) => number, now: number): void {
+    const last = this.#snapshots.at(-1);
+    if (last !== undefined && now - last.at < STEP_MS) return;
+    this.#snapshots.push({ at: now, busyMs: busyMs(now), heldMs: this.#heldMs });
+    if (this.#snapshots.length > WINDOW_MS / STEP_MS) this.#snapshots.shift();
+  }
+
+  /** Undefined while there is too little to tell. */
+  share(busyMs: number, now: number): number | undefined {
+    const since = this.#snapshots.find(({ at }) => at >= now - WINDOW_MS);
+    if (since === undefined || this.#heldMs - since.heldMs < 1) return undefined;
+    return Math.min(1, (busyMs - since.busyMs) / (this.#heldMs - since.heldMs));
+  }
+}
+
+const PROBE_TIMEOUT_MS = 2000;
+
+/**
+ * Asks ejected workers whether they are well again, where their protocol has a way to ask, so that no task has to find out.
+ * A worker that could not be reached is asked at once (it may only be restarting); one that failed too often sits out its
+ * time first. Without a probe the next real batch is the probe.
+ */
+class Prober {
+  readonly #clock: Clock;
+  readonly #recovered: (worker: PoolWorker) => void;
+  /** At most one per worker: the alarm of the next question, or of its timeout. */
+  readonly #alarms = new Map<PoolWorker, Alarm>();
+  readonly #asking = new Map<PoolWorker, AbortController>();
+  #stopped = false;
+
+  constructor(clock: Clock, recovered: (worker: PoolWorker) => void) {
+    this.#clock = clock;
+    this.#recovered = recovered;
+  }
+
+  ejected(worker: PoolWorker, unreachable: boolean): void {
+    if (worker.worker.probe === undefined || this.#stopped || worker.phase === "gone") return;
+    if (this.#asking.has(worker)) return;
+    this.#set(
+      worker,
+      unreachable ? this.#clock.now() : worker.circuit.usableAt,
+      () => void this.#ask(worker),
+    );
+  }
+
+  forget(worker: PoolWorker): void {
+    this.#alarms.get(worker)?.cancel();
+    this.#alarms.delete(worker);
+    this.#asking.get(worker)?.abort();
+  }
+
+  stop(): void {
+    this.#stopped = true;
+    for (const alarm of this.#alarms.values()) alarm.cancel();
+    for (const asking of this.#asking.values()) asking.abort();
+  }
+
+  async #ask(worker: PoolWorker): Promise<void> {
+    // A batch that was tried meanwhile may have told more than an answer to this could.
+    if (worker.worker.probe === undefined) return;
+    const patience = new AbortController();
+    this.#asking.set(worker, patience);
+    this.#set(worker, this.#clock.now() + PROBE_TIMEOUT_MS, () => patience.abort());
+    const well = await worker.worker.probe(patience.signal);
+    this.#asking.delete(worker);
+    this.#alarms.get(worker)?.cancel();
+    if (this.#stopped || worker.retiring || !worker.circuit.probing) return;
+    if (well) return this.#recovered(worker);
+    worker.circuit.failed(this.#clock.now(), worker.circuit.why, true);
+    this.#set(worker, worker.circuit.usableAt, () => void this.#ask(worker));
+  }
+
+  #set(worker: PoolWorker, at: number, ring: () => void): void {
+    this.#alarms.get(worker)?.cancel();
+    this.#alarms.set(worker, this.#clock.at(at, ring));
   }
 }

@@ -2,10 +2,10 @@
 import assert from "node:assert/strict";
 import { describe, test } from "node:test";
 import fc from "fast-check";
-import type { Change } from "../../src/app/change.ts";
+import type { Change } from "../../src/app/reload.ts";
 import type { Clock } from "../../src/app/clock.ts";
 import type { Config } from "../../src/app/config/config.ts";
-import { ChildChanges } from "../../src/cli/child-changes.ts";
+import { ChildChanges } from "../../src/app/processes/changes.ts";
 import type { Served } from "../../src/cli/serve.ts";
 import { VirtualClock } from "../../src/cli/plan/virtual-clock.ts";
 import {
@@ -127,7 +127,7 @@ describe("another config", () => {
     const { processes, forked, clock } = await started(3);
     const failed = assert.rejects(
       processes.change(wanted(7)),
-      /^Error: process 2 did not answer for 5000 ms \(limits\.processAnswerMs\): .*kill -9 102/,
+      /^Error: process 2 did not answer for 5000 ms: .*kill -9 102/,
     );
     await turn();
     await prepared(forked[0]!);

@@ -7,7 +7,7 @@ import { join } from "node:path";
 import { describe, test } from "node:test";
 import type { Call, Console } from "../../src/cli/command.ts";
 import { loader } from "../../src/cli/config-file.ts";
-import { hearReloads, holdHangups } from "../../src/cli/serve-reload.ts";
+import { hearReloads, holdHangups } from "../../src/cli/serve.ts";
 import type { Served, ServeParts } from "../../src/cli/serve.ts";
 import { type Loaded, parseConfig } from "../../src/app/config/load.ts";
 import type { Config } from "../../src/app/config/config.ts";

@@ -4,7 +4,7 @@ import { existsSync, mkdirSync, readFileSync, writeFileSync } from "node:fs";
 import { join } from "node:path";
 import { describe, test } from "node:test";
 import { readApiKey } from "../../src/gateway/admission/api-key.ts";
-import { bin, folder, run, type Ended } from "./cli-child.ts";
+import { bin, ferryIn, folder, run, type Ended } from "./cli-child.ts";
 
 const MODELS = "models: [{ name: a, backend: { kind: simulated } }]\n";
 
@@ -19,7 +19,7 @@ class Place {
   }
 
   ferry(...args: string[]): Promise<Ended> {
-    return run(bin, args, {}, this.path);
+    return ferryIn(this.path, args);
   }
 
   create(...more: string[]): Promise<Ended> {
@@ -81,7 +81,8 @@ describe("ferry keys create", () => {
 
   test("eight processes at once lose none", async () => {
     const place = required();
-    const made = await Promise.all(Array.from({ length: 8 }, () => place.create()));
+    const words = ["keys", "create", "--user", "u1", "--tier", "paid"];
+    const made = await Promise.all(Array.from({ length: 8 }, () => run(bin, words, {}, place.path)));
     for (const { code, err } of made) assert.equal(code, 0, err);
     const { out } = await place.ferry("keys", "list", "--json");
     const ids = out

@@ -8,7 +8,8 @@ const WINDOW = TRUST * LIMITS.ejectMs;
 
 /** One model with some workers, by number. */
 class Court {
-  readonly blame = new Blame<number>(LIMITS);
+  limits = LIMITS;
+  readonly blame = new Blame<number>(() => this.limits);
   readonly standings: Standing[];
 
   constructor(workers: number) {
@@ -144,7 +145,7 @@ describe("whose fault it is", () => {
     });
     assert.equal(court.blame.barred(of("a", 6), 7), true);
     assert.equal(court.blame.barred(of("b", 6), 7), false);
-    court.blame.limits = { ...LIMITS, barMs: 0 };
+    court.limits = { ...LIMITS, barMs: 0 };
     court.blame.bar(of("b", 7), 8);
     assert.equal(court.blame.barred(of("b", 7), 8), false);
   });

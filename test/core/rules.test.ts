@@ -95,14 +95,14 @@ describe("retries", () => {
   });
 
   test("extra calls are at most the share of first calls, beside the reserve and one a second", () => {
-    const budget = new RetryBudget(0.1);
+    const budget = new RetryBudget(() => 0.1);
     let extra = 0;
     for (let call = 0; call < 1000; call++) {
       budget.first();
       if (budget.extra(1)) extra++;
     }
     assert.ok(extra <= 110 && extra >= 100);
-    const quiet = new RetryBudget(0.1);
+    const quiet = new RetryBudget(() => 0.1);
     while (quiet.extra(1));
     assert.ok(Math.abs(quiet.waitMs() - 1000) < 1);
     assert.equal(quiet.extra(1002), true);

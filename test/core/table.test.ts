@@ -1,8 +1,7 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 import fc from "fast-check";
-import { Crowd, type Member } from "../../src/core/crowd.ts";
-import { Hashes, hashOf, Table } from "../../src/core/table.ts";
+import { Table } from "../../src/core/table.ts";
 
 /** Few keys, so that they meet again, and some that differ only where they are not hashed. */
 const keys = fc.oneof(
@@ -45,37 +44,4 @@ test("a table grows, and shares places out evenly among keys of one kind", () =>
   assert.equal(table.size, 10_000);
   for (let i = 0; i < 10_000; i += 2) table.delete(`key ${i}`);
   for (let i = 0; i < 10_000; i++) assert.equal(table.get(`key ${i}`), i % 2 === 0 ? undefined : i);
-});
-
-test("a crowd holds whoever came and did not leave", () => {
-  fc.assert(
-    fc.property(
-      fc.array(fc.tuple(fc.boolean(), fc.integer({ min: 0, max: 9 })), { maxLength: 100 }),
-      (all) => {
-        const members = Array.from({ length: 10 }, (): Member => ({ place: -1 }));
-        const crowd = new Crowd();
-        const set = new Set<Member>();
-        for (const [comes, who] of all) {
-          const member = members[who]!;
-          if (comes) crowd.add(member);
-          else crowd.remove(member);
-          if (comes) set.add(member);
-          else set.delete(member);
-          assert.equal(crowd.size, set.size);
-        }
-        assert.deepEqual(new Set(crowd.all()), set);
-      },
-    ),
-  );
-});
-
-test("remembered hashes are those that a table of the same seed makes", () => {
-  const hashes = new Hashes(9);
-  const table = new Table<number>(9);
-  for (const text of ["a", "a", "", "b", "a", ""]) {
-    assert.equal(hashes.of(text), hashOf(text, 9));
-    table.set(text, 1, hashes.of(text));
-    assert.equal(table.get(text), 1);
-    assert.equal(table.delete(text, hashes.of(text)), true);
-  }
 });

@@ -2,7 +2,7 @@
 import assert from "node:assert/strict";
 import { describe, test } from "node:test";
 import { Random } from "../../src/core/random.ts";
-import { estimateTokens, inputBytes, WeightEstimate } from "../../src/core/weight.ts";
+import { estimateTokens, inputBytes } from "../../src/core/weight.ts";
 
 describe("estimateTokens", () => {
   const cases: readonly (readonly [input: string, tokens: number])[] = [
@@ -74,23 +74,4 @@ test("bytes are those of the JSON text in UTF-8", () => {
     ['"😀"', 6],
   ] as const)
     assert.equal(inputBytes(input), bytes);
-});
-
-describe("WeightEstimate", () => {
-  test("knows nothing at first, then how many of the usual weight fit, and at least one", () => {
-    const usual = new WeightEstimate();
-    assert.equal(usual.within(100), Infinity);
-    usual.learn(40, 4);
-    assert.equal(usual.within(100), 10);
-    assert.equal(usual.within(5), 1);
-  });
-
-  test("follows a change within some tens of batches, and a batch counts by its tasks", () => {
-    const usual = new WeightEstimate();
-    for (let batch = 0; batch < 100; batch++) usual.learn(160, 16);
-    usual.learn(1000, 1);
-    assert.ok(usual.within(1000) > 50, "one heavy task among many is no reason for small batches");
-    for (let batch = 0; batch < 50; batch++) usual.learn(1600, 16);
-    assert.equal(usual.within(1000), 10);
-  });
 });

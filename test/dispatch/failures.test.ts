@@ -3,6 +3,7 @@ import { describe, test } from "node:test";
 import type { Reply } from "../../src/workers/backend/backend.ts";
 import type { Simulation } from "../../src/cli/plan/simulation.ts";
 import { type Changes, codes, endings, simulate } from "./simulated.ts";
+import { leaseUntil } from "./watched.ts";
 
 /** A fleet that answers as `behave` says, and counts its calls. */
 function stubbed(behave: (inputs: string[], call: number) => Reply["kind"] | Reply, changes: Changes = {}) {
@@ -60,7 +61,7 @@ describe("a worker that refuses a batch", () => {
     const { simulation, calls, ended } = stubbed((seen, call) => {
       const [slot] = simulation.dispatcher.workers.slots;
       // After the first half of the batch: another process may use it from here on.
-      if (call === 3) slot!.heldUntil = simulation.clock.now();
+      if (call === 3) leaseUntil(slot!, simulation.clock.now());
       return seen.includes('"bad"') ? "rejected" : "answered";
     });
     const ids = await putTogether(simulation, sixtyFour.with(40, "bad"));
@@ -68,7 +69,7 @@ describe("a worker that refuses a batch", () => {
     assert.deepEqual(calls, [1, 64, 32]);
     const open = await Promise.all(ids.slice(32).map((id) => simulation.engine.outcome(id)));
     for (const record of open) assert.deepEqual([record?.state, record?.attempt], ["queued", 0]);
-    simulation.dispatcher.workers.slots[0]!.heldUntil = Infinity;
+    leaseUntil(simulation.dispatcher.workers.slots[0]!, Infinity);
     simulation.dispatcher.wake();
     await simulation.run(3000);
     const failed = ids.filter((id) => ended.get(id)?.outcome?.ok !== true);

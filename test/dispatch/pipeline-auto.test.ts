@@ -5,6 +5,7 @@ import type { Worker } from "../../src/workers/backend/backend.ts";
 import { GapEstimate, Pipeline, type PipelineMode } from "../../src/dispatch/pipeline.ts";
 import { Workers } from "../../src/workers/workers.ts";
 import { Events } from "../../src/observe/events.ts";
+import { VirtualClock } from "../../src/cli/plan/virtual-clock.ts";
 import { putMany, slotOf, stage } from "./watched.ts";
 
 const HEALTH = { failures: 3, ejectMs: 1000, maxEjectMs: 30_000 };
@@ -12,9 +13,13 @@ const HEALTH = { failures: 3, ejectMs: 1000, maxEjectMs: 30_000 };
 describe("auto", () => {
   function pipeline(mode: PipelineMode = "auto"): { it: Pipeline; pays: (gapMs: number) => number } {
     const queues = { name: "gpu-1", queues: true } as Worker;
-    const workers = new Workers("m", [queues, { name: "gpu-2" } as Worker], HEALTH, new Events());
+    const workers = new Workers("m", [queues, { name: "gpu-2" } as Worker], {
+      limits: () => HEALTH,
+      clock: new VirtualClock(),
+      events: new Events(),
+    });
     for (let i = 0; i < 10; i++) workers.service.learn(64, 5);
-    const it = new Pipeline(() => mode, workers);
+    const it = new Pipeline(() => ({ pipeline: mode }), workers);
     const pays = (gapMs: number): number => {
       for (let i = 0; i < 40; i++) it.learn(gapMs, 5);
       return it.depth(workers.slots[0]!);

@@ -3,7 +3,7 @@ import assert from "node:assert/strict";
 import { describe, test } from "node:test";
 import type { Simulation } from "../../src/cli/plan/simulation.ts";
 import { type Changes, codes, endings } from "./simulated.ts";
-import { putMany, slotOf, type Stage, stage, train } from "./watched.ts";
+import { leaseUntil, putMany, slotOf, type Stage, stage, train } from "./watched.ts";
 
 describe("a full batch", () => {
   test("is handed over at once, and begins when the one before it ends", async () => {
@@ -125,14 +125,15 @@ describe("a batch that is not full", () => {
 
 describe("no batch is handed over to a worker", () => {
   const cases: Record<string, (simulation: Simulation) => void> = {
-    "that is to be given back": (simulation) => (slotOf(simulation).leaving = true),
-    "that is to go": (simulation) => (slotOf(simulation).retiring = true),
-    "whose batch is long overdue": (simulation) => (slotOf(simulation).suspect = true),
+    "that is to be given back": (simulation) =>
+      slotOf(simulation).transition({ type: "lease", lease: { until: Infinity, release: true } }),
+    "that is to go": (simulation) => slotOf(simulation).transition({ type: "retire" }),
+    "whose batch is long overdue": (simulation) => slotOf(simulation).transition({ type: "silent" }),
     "that asked for a pause": (simulation) => slotOf(simulation).circuit.pause(simulation.clock.now() + 1000),
     "that has to prove itself": (simulation) =>
       slotOf(simulation).circuit.failed(simulation.clock.now() - 5000, "test", true),
-    "whose lease will run out": (simulation) => (slotOf(simulation).heldUntil = simulation.clock.now() + 60),
-    "whose batch is being cut": (simulation) => (slotOf(simulation).batch!.alone = true),
+    "whose lease will run out": (simulation) => leaseUntil(slotOf(simulation), simulation.clock.now() + 60),
+    "whose batch is being cut": (simulation) => slotOf(simulation).batch!.transition("settling", 0),
   };
   for (const [name, change] of Object.entries(cases)) {
     test(name, async () => {
@@ -291,7 +292,7 @@ describe("a worker that dies", () => {
     };
     const ids = putMany(simulation, 16);
     await simulation.run(900);
-    assert.equal(slotOf(simulation).suspect, true);
+    assert.equal(slotOf(simulation).silent, true);
     assert.deepEqual(
       ids.map((id) => ended.get(id)?.outcome?.ok),
       ids.map(() => true),

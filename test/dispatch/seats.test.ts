@@ -4,9 +4,11 @@ import { describe, test } from "node:test";
 import type { Batch, Reply, Worker } from "../../src/workers/backend/backend.ts";
 import { Random } from "../../src/core/random.ts";
 import { estimateTokens, inputBytes } from "../../src/core/weight.ts";
+import { Budget } from "../../src/dispatch/capacity.ts";
 import type { Simulation } from "../../src/cli/plan/simulation.ts";
 import type { EventFields } from "../../src/observe/events.ts";
 import { type Changes, codes, endings, simulate } from "./simulated.ts";
+import { leaseUntil } from "./watched.ts";
 
 type Answer = (batch: Batch, answered: Reply, worker: string) => Reply;
 
@@ -121,11 +123,11 @@ describe("a budget", () => {
   test("what does not fit comes back together: the next batch is not made of the first of it", async () => {
     const { simulation, calls } = stubbed({ maxBatchTokens: 100, backend: { workers: 2, baseMs: 100 } });
     const [, second] = simulation.dispatcher.workers.slots;
-    second!.heldUntil = -Infinity;
+    leaseUntil(second!, -Infinity);
     const claim = simulation.engine.claim.bind(simulation.engine);
     simulation.engine.claim = (request) => {
       // It is there by the time that the others come back, which have waited for maxWaitMs already.
-      if (request.max > 1) second!.heldUntil = Infinity;
+      if (request.max > 1) leaseUntil(second!, Infinity);
       return claim(request);
     };
     await putTogether(
@@ -366,3 +368,29 @@ async function play(seed: number): Promise<void> {
   assert.deepEqual([queued, running], [0, 0]);
   simulation.stop();
 }
+
+describe("the usual weight", () => {
+  function send(budget: Budget, weight: number, tasks: number): void {
+    budget.take(weight);
+    budget.close(tasks);
+  }
+
+  test("is unknown at first, then says how many tasks fit, and at least one", () => {
+    const budget = new Budget("maxBatchTokens", 100, estimateTokens);
+    assert.equal(budget.tasks, Infinity);
+    send(budget, 40, 4);
+    assert.equal(budget.tasks, 10);
+    const small = new Budget("maxBatchTokens", 5, estimateTokens);
+    send(small, 40, 1);
+    assert.equal(small.tasks, 1);
+  });
+
+  test("follows a change within some tens of batches, and a batch counts by its tasks", () => {
+    const budget = new Budget("maxBatchTokens", 2000, estimateTokens);
+    for (let batch = 0; batch < 100; batch++) send(budget, 160, 16);
+    send(budget, 1000, 1);
+    assert.ok(budget.tasks > 100, "one heavy task among many is no reason for small batches");
+    for (let batch = 0; batch < 50; batch++) send(budget, 1600, 16);
+    assert.equal(budget.tasks, 20);
+  });
+});

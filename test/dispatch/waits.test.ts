@@ -1,16 +1,15 @@
 /** How exact a dispatcher's waits have to be, by what its batches take and how often they start. */
 import assert from "node:assert/strict";
 import { test } from "node:test";
-import { HandoverEstimate } from "../../src/core/estimate.ts";
-import { Outlook } from "../../src/dispatch/outlook.ts";
-import { Seats } from "../../src/dispatch/seats.ts";
+import { BatchCapacity } from "../../src/dispatch/capacity.ts";
+import { Forecaster } from "../../src/dispatch/forecaster.ts";
 import { simulate } from "./simulated.ts";
 
 function mayBeLateMs(workers: number, batchMs: number): number | undefined {
-  const { dispatcher } = simulate({ backend: { workers } });
+  const { dispatcher, rules } = simulate({ backend: { workers } });
   for (let batch = 0; batch < 20; batch++) dispatcher.workers.service.learn(1, batchMs);
-  const seats = new Seats({ maxBatchSize: 64 });
-  return new Outlook(dispatcher.workers, { seats, handover: new HandoverEstimate() }, 1, 3000).mayBeLateMs;
+  const capacity = new BatchCapacity(() => rules);
+  return new Forecaster(() => rules, dispatcher.workers, capacity).mayBeLateMs;
 }
 
 test("a fiftieth of a batch, where one can wait for it", () => {

@@ -1,6 +1,6 @@
 /** A simulation whose workers are watched: what each is given, when it begins, and how much it has in its hands. */
 import type { Worker } from "../../src/workers/backend/backend.ts";
-import type { Slot } from "../../src/workers/workers.ts";
+import type { PoolWorker as Slot } from "../../src/workers/worker.ts";
 import type { Simulation } from "../../src/cli/plan/simulation.ts";
 import { type Changes, simulate } from "./simulated.ts";
 
@@ -63,4 +63,9 @@ export async function train(simulation: Simulation): Promise<void> {
 
 export function slotOf(simulation: Simulation, at = 0): Slot {
   return simulation.dispatcher.workers.slots[at]!;
+}
+
+/** As the fleet would: no batch starts there at or after this instant. */
+export function leaseUntil(worker: Slot, until: number): void {
+  worker.transition({ type: "lease", lease: { until, release: false } });
 }

@@ -1,8 +1,7 @@
 /** The sentence that says why a batch left. */
 import assert from "node:assert/strict";
 import { test } from "node:test";
-import type { Bound } from "../../src/dispatch/seats.ts";
-import { whyItLeft } from "../../src/dispatch/words.ts";
+import { type SizeBound, whyItLeft } from "../../src/dispatch/capacity.ts";
 
 test("every reason has its words, in ASCII", () => {
   const most = 64;
@@ -25,7 +24,7 @@ test("every reason has its words, in ASCII", () => {
 
 test("a batch that a budget or its worker keeps small says which", () => {
   const left = { most: 64, waitedMs: 4, reason: "full", probing: false } as const;
-  const words = (size: number, by: Bound, weighed: boolean): string =>
+  const words = (size: number, by: SizeBound, weighed: boolean): string =>
     whyItLeft({ ...left, size, bound: { by, weighed } });
   assert.equal(
     words(12, "maxBatchTokens", true),

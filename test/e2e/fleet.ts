@@ -18,9 +18,10 @@ import { readFile } from "node:fs/promises";
 import { join } from "node:path";
 import { createInterface } from "node:readline";
 import { setTimeout as pause } from "node:timers/promises";
-import { Agent, request, type Dispatcher } from "undici";
+import { Agent, type Dispatcher } from "undici";
 import {
-  Answer,
+  type Answer,
+  ask,
   eventually,
   Folder,
   ROOT,
@@ -54,11 +55,9 @@ export const patient = { queueMs: 30_000, workerMs: 20_000, totalMs: 40_000 };
  * because Redis did not answer in time.
  */
 const calm = {
-  connectTimeoutMs: 10_000,
   commandTimeoutMs: 10_000,
   waitTimeoutMs: 10_000,
   leaseMs: 20_000,
-  beatMs: 500,
   aliveMs: 20_000,
 };
 
@@ -67,11 +66,9 @@ export const brisk = { ...calm, commandTimeoutMs: 3000, waitTimeoutMs: 3000, lea
 
 /** Those of production, for tests in which Redis is away. */
 export const alert = {
-  connectTimeoutMs: 1000,
   commandTimeoutMs: 1000,
   waitTimeoutMs: 200,
   leaseMs: 2000,
-  beatMs: 500,
   aliveMs: 2000,
 };
 
@@ -166,7 +163,7 @@ export class Part implements AsyncDisposable {
   }
 
   get(path: string, signal?: AbortSignal, headers: Headers = {}): Promise<Answer> {
-    return this.#ask("GET", this.url + path, headers, undefined, signal);
+    return this.#ask("GET", this.url + path, headers, null, signal);
   }
 
   delete(path: string, headers: Headers = {}): Promise<Answer> {
@@ -296,13 +293,15 @@ export class Part implements AsyncDisposable {
     method: Dispatcher.HttpMethod,
     url: string,
     headers: Headers,
-    body?: string,
-    signal?: AbortSignal,
+    body: string | null = null,
+    signal: AbortSignal | null = null,
   ): Promise<Answer> {
-    const dispatcher = this.#agent;
-    const options = { method, headers, body: body ?? null, signal: signal ?? null, dispatcher };
-    const answer = await request(url, options);
-    return new Answer(answer.statusCode, answer.headers, await answer.body.text());
+    const options = { method, headers, body, signal, dispatcher: this.#agent };
+    for (;;) {
+      const answer = await ask(url, options);
+      if (!answer.isFull) return answer;
+      await pause(answer.json.retry_after_ms, undefined, { signal: signal ?? undefined });
+    }
   }
 }
 

@@ -40,7 +40,9 @@ async function startSlow(folder: Folder): Promise<Ferry> {
   ];
   const program = await folder.write("slow-ferry", `${lines.join("\n")}\n`);
   await chmod(program, 0o755);
-  return Ferry.start(config, folder, program);
+  const ferry = await Ferry.start(config, folder, program);
+  ferry.comesAgain = false;
+  return ferry;
 }
 
 /** Callers that each send their next request with the last answer, until they are told to stop. */

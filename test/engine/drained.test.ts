@@ -122,7 +122,7 @@ class Story {
   #start(running: readonly string[]): Engine {
     const found = [...this.#disk.values()];
     const keeper = this.#journal && new RecordKeeper(this.#journal, found, running);
-    const engine = new MemoryEngine(this.#limits, this.#clock, this.#events, keeper);
+    const engine = new MemoryEngine(() => this.#limits, this.#clock, this.#events, { keeper });
     engine.watch({
       settled: ({ task }) => void this.#ends.set(task.id, (this.#ends.get(task.id) ?? 0) + 1),
     });
@@ -155,7 +155,7 @@ class Story {
     else if (turn < 0.86) {
       const lease = this.#dice.pick(this.#leases);
       if (lease !== undefined) return this.#engine.extend(lease, 500);
-    } else if (turn < 0.88) this.#engine.retune((this.#limits = limits(this.#dice)));
+    } else if (turn < 0.88) this.#limits = limits(this.#dice);
     else if (turn < 0.97) return this.#pass(this.#dice.pick([0, 5, 100, 100, 500, 1000, 6000]));
     else if (this.#dice.chance(0.5)) this.#journal?.fill();
     else return this.#crash();
@@ -267,7 +267,7 @@ class Story {
   async rest(): Promise<void> {
     this.#journal?.write();
     await settle();
-    this.#engine.retune((this.#limits = { ...limits(new Dice(1)), ...ROOMY }));
+    this.#limits = { ...limits(new Dice(1)), ...ROOMY };
     for (let ms = 0; ms < REST_MS; ms += 1000) {
       await this.#clock.run(this.#clock.now() + 1000);
       await this.#engine.reap(this.#clock.now());
@@ -318,7 +318,7 @@ class Story {
   }
 
   fresh(): Engine {
-    return new MemoryEngine(this.#limits, this.#clock, this.#events);
+    return new MemoryEngine(() => this.#limits, this.#clock, this.#events);
   }
 }
 

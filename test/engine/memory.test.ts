@@ -48,7 +48,7 @@ let dirs = 0;
 
 const openBare: OpenEngine = async (options) => {
   const [clock, events] = [new VirtualClock(), new Events()];
-  return { engine: new MemoryEngine(options, clock, events), clock, events };
+  return { engine: new MemoryEngine(() => options, clock, events), clock, events };
 };
 
 const openOnDisk: OpenEngine = (options) => {
@@ -97,7 +97,9 @@ async function openKept(
   events: Events,
 ): Promise<Opened> {
   const { journal, records } = await start();
-  const engine = new MemoryEngine(options, clock, events, new RecordKeeper(journal, records));
+  const engine = new MemoryEngine(() => options, clock, events, {
+    keeper: new RecordKeeper(journal, records),
+  });
   return {
     engine,
     clock,
@@ -446,7 +448,7 @@ describe("a process that dies with its own workers", () => {
       const keeper = new RecordKeeper(this.journal, [...this.journal.kept.values()], this.journal.noted);
       const events = new Events();
       events.on("task.dead", ({ id }) => this.dead.push(id));
-      const engine = new MemoryEngine(PLAIN, this.#clock, events, keeper);
+      const engine = new MemoryEngine(() => PLAIN, this.#clock, events, { keeper });
       return new Stage({ engine, clock: this.#clock, events });
     }
   }

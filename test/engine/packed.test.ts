@@ -26,7 +26,7 @@ function store(maxBytes = Infinity) {
   const forgotten: string[] = [];
   const rescued: TaskRecord[] = [];
   const holdings = new Holdings(7);
-  const packed = new Packed(holdings, TTL_MS, 7, {
+  const packed = new Packed(holdings, () => TTL_MS, 7, {
     forgotten: (id) => forgotten.push(id),
     rescue: (record) => rescued.push(record),
   });

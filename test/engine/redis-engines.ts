@@ -35,7 +35,7 @@ export function openNodes(
     tags: new RedisKeys("", HOMES).tags,
     connectTimeoutMs: 5000,
     commandTimeoutMs: 10_000,
-    waitTimeoutMs: 500,
+    waitTimeoutMs: 10_000,
     durability: "auto",
     name: "test",
     ...more,
@@ -53,7 +53,6 @@ export function makeEngine(
   const keys = new RedisKeys(prefix ?? `${name}:`, shards);
   const base = { nodes, keys, clock, events, shared: new RedisClock(), name };
   const all = {
-    ...options,
     zone: "",
     zoneSpillMs: 100,
     leaseMs: Infinity,
@@ -62,7 +61,7 @@ export function makeEngine(
     tickMs: 0,
     ...settings,
   };
-  const engine = new RedisEngine(base, all, nodes.cluster);
+  const engine = new RedisEngine(base, () => options, all, nodes.cluster);
   return { engine, clock, events, keys, name };
 }
 

@@ -7,7 +7,7 @@ import { holdsOn, type OpenEngine } from "../contract/engine-stage.ts";
 
 const openBare: OpenEngine = async (options) => {
   const [clock, events] = [new VirtualClock(), new Events()];
-  return { engine: new MemoryEngine(options, clock, events), clock, events };
+  return { engine: new MemoryEngine(() => options, clock, events), clock, events };
 };
 const holds = holdsOn(openBare);
 

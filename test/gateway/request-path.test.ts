@@ -82,7 +82,7 @@ class Stage {
       results: { ttlMs: 60_000, evictAfterRead: false, maxBytes: 10_000_000 },
       deadLetters: { max: 10, ttlMs: 60_000 },
     };
-    const engine = (this.engine = new MemoryEngine(options, clock, events));
+    const engine = (this.engine = new MemoryEngine(() => options, clock, events));
     const waiters = (this.waiters = new Waiters(engine, clock));
     const { perUserPerMinute } = limits;
     const rates = { tiers: TIERS, ...(perUserPerMinute !== undefined && { perUserPerMinute }) };

@@ -12,6 +12,7 @@ import { Admission } from "../../src/gateway/admission/admit.ts";
 import type { Credentials } from "../../src/gateway/admission/credentials.ts";
 import { Gate } from "../../src/gateway/admission/gate.ts";
 import { ProcessLoad } from "../../src/gateway/admission/process-load.ts";
+import type { ModelRules } from "../../src/dispatch/model-rules.ts";
 import { Dispatcher } from "../../src/dispatch/dispatcher.ts";
 import { Reaper } from "../../src/dispatch/reaper.ts";
 import { MemoryEngine } from "../../src/engine/memory/engine.ts";
@@ -105,14 +106,14 @@ class DropInWorld {
     const { timeouts, maxBatchSize, baseMs, faults } = plan;
     const speaks = { protocol: protocols[protocol]!.worker, speaker: speakers[protocol]! };
     this.#engine = new MemoryEngine(
-      {
+      () => ({
         models: new Map([[MODEL, timeouts]]),
         tiers: 1,
         maxQueued: 10_000,
         maxQueuedBytes: Infinity,
         results: { ttlMs: 60_000, evictAfterRead: false, maxBytes: Infinity },
         deadLetters: { max: 100, ttlMs: Infinity },
-      },
+      }),
       this.#clock,
       this.#events,
     );
@@ -122,24 +123,21 @@ class DropInWorld {
       return new DropInWorker(`w${at + 1}`, worker, this.#clock, dice, count);
     });
     let batches = 0;
-    this.#dispatcher = new Dispatcher(
-      {
-        name: MODEL,
-        limits: { policy: plan.policy, maxBatchSize, maxWaitMs: 20 },
-        workerMs: timeouts.workerMs,
-        retry: { max: plan.retries, baseMs: 10, maxMs: 100, budget: 0.5 },
-        health: { failures: 5, ejectMs: 20, maxEjectMs: 200 },
-        maxWorkerLoad: 1,
-      },
-      this.#workers,
-      {
-        engine: this.#engine,
-        clock: this.#clock,
-        events: this.#events,
-        random: () => dice.share(),
-        newBatchId: () => `b${++batches}`,
-      },
-    );
+    const rules: ModelRules = {
+      name: MODEL,
+      limits: { policy: plan.policy, maxBatchSize, maxWaitMs: 20 },
+      workerMs: timeouts.workerMs,
+      retry: { max: plan.retries, baseMs: 10, maxMs: 100, budget: 0.5 },
+      health: { failures: 5, ejectMs: 20, maxEjectMs: 200 },
+      maxWorkerLoad: 1,
+    };
+    this.#dispatcher = new Dispatcher(() => rules, this.#workers, {
+      engine: this.#engine,
+      clock: this.#clock,
+      events: this.#events,
+      random: () => dice.share(),
+      newBatchId: () => `b${++batches}`,
+    });
     this.#reaper = new Reaper(this.#engine, this.#clock);
     this.#dropIns = this.#openDoors();
     this.#routes = this.#dropIns.routes();

@@ -151,8 +151,9 @@ export class Process {
 
   #embedded(): MemoryEngine {
     const { plan, disk, ledger } = this.#around;
+    const limits = limitsOf(plan);
     const keeper = disk && new RecordKeeper(disk.open(this.host), disk.found);
-    const engine = new MemoryEngine(limitsOf(plan), this.host, this.#events, keeper);
+    const engine = new MemoryEngine(() => limits, this.host, this.#events, { keeper });
     engine.watch({
       settled: (record) => {
         if (this.host.alive) ledger.settled(record);
@@ -166,7 +167,7 @@ export class Process {
     const { plan, gpus, dice } = this.#around;
     let batches = 0;
     this.#dispatcher = new Dispatcher(
-      plan.rules,
+      () => plan.rules,
       gpus.map((gpu) => gpu.asWorker(this.host)),
       {
         engine: this.engine,
@@ -205,10 +206,11 @@ export class Process {
       shared: new RedisClock(),
       name: host.name,
     };
+    const limits = limitsOf(plan);
     const engine = new RedisEngine(
       base,
+      () => limits,
       {
-        ...limitsOf(plan),
         zone: "",
         zoneSpillMs: 100,
         leaseMs: LEASE_MS,

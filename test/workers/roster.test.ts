@@ -105,10 +105,10 @@ describe("a worker that is drained", () => {
     const [slot] = dispatcher.workers.slots;
     roster.drain("gpu-1:9000");
     roster.drain("gpu-1:9000");
-    assert.equal(slot!.aside, true);
+    assert.equal(slot!.drained, true);
     roster.resume("gpu-1:9000");
     roster.resume("gpu-1:9000");
-    assert.equal(slot!.aside, false);
+    assert.equal(slot!.drained, false);
   });
 
   test("when all are drained, tasks wait", async () => {
@@ -150,7 +150,7 @@ describe("a worker that is removed", () => {
     assert.equal((await roster.remove("gpu-1:9000")).gone, true);
     assert.deepEqual(names(), ["gpu-2:9000"]);
     await roster.add("m", URLS[0]);
-    assert.equal(dispatcher.workers.slots[1]!.aside, false);
+    assert.equal(dispatcher.workers.slots[1]!.drained, false);
   });
 });
 
@@ -174,8 +174,8 @@ describe("names", () => {
     const both = /^several models have a worker gpu-1:9000: m, n; say which with model$/;
     assert.throws(() => roster.drain("gpu-1:9000"), refused(409, both));
     assert.equal(roster.drain("gpu-1:9000", "n").address, "http://gpu-1:9000/rank");
-    assert.equal(one.dispatcher.workers.slots[0]!.aside, false);
-    assert.equal(other.dispatcher.workers.slots[0]!.aside, true);
+    assert.equal(one.dispatcher.workers.slots[0]!.drained, false);
+    assert.equal(other.dispatcher.workers.slots[0]!.drained, true);
   });
 });
 

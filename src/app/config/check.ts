@@ -6,12 +6,12 @@
  * does not. The place reported is the setting that the reader most likely wants to change.
  */
 import { accessSync, constants } from "node:fs";
-import { checkEntry } from "./check-entry.ts";
+import { PatternMistake } from "../../core/pattern.ts";
+import { screenFor } from "../../core/screen.ts";
+import type { Address, Config } from "./config.ts";
 import type { Findings, Draft } from "./read.ts";
-import type { Settings } from "./settings.ts";
-import type { Address } from "./config.ts";
 
-export type Draftings = Draft<Settings>;
+type Draftings = Draft<Config>;
 type DraftModel = NonNullable<Draftings["models"]>[number];
 type DraftRedis = Extract<NonNullable<Draftings["engine"]>, { readonly kind?: "redis" | undefined }>;
 
@@ -28,7 +28,12 @@ export function checkSettings(draft: Draftings, findings: Findings): void {
   }
   checkTiers(draft, findings);
   checkLimits(draft, findings);
-  checkEntry(draft, findings);
+  checkTls(draft, findings);
+  checkWorkerTls(draft, findings);
+  checkAuth(draft, findings);
+  checkJwt(draft, findings);
+  checkPatterns(draft, findings);
+  checkPassing(draft, findings);
 }
 
 function checkListeners({ listen, admin, grpc }: Draftings, findings: Findings): void {
@@ -113,7 +118,7 @@ function checkRedisPlace({ url, nodes, tls }: DraftRedis, findings: Findings): v
 }
 
 function checkRedisTimes(engine: DraftRedis, findings: Findings): void {
-  const { commandTimeoutMs, waitTimeoutMs, leaseMs, beatMs, aliveMs } = engine;
+  const { commandTimeoutMs, waitTimeoutMs, leaseMs } = engine;
   const at = (...names: string[]) => firstWritten(findings, "engine", names);
   if (waitTimeoutMs !== undefined && commandTimeoutMs !== undefined && waitTimeoutMs > commandTimeoutMs) {
     findings.problem(
@@ -128,13 +133,6 @@ function checkRedisTimes(engine: DraftRedis, findings: Findings): void {
       at("leaseMs", "commandTimeoutMs"),
       `leaseMs ${leaseMs} < 2 × commandTimeoutMs ${commandTimeoutMs}: one renewal that times out would ` +
         `lose the lease; set leaseMs ≥ ${2 * commandTimeoutMs} or lower commandTimeoutMs`,
-    );
-  }
-  if (beatMs !== undefined && aliveMs !== undefined && aliveMs < 3 * beatMs) {
-    findings.problem(
-      at("aliveMs", "beatMs"),
-      `aliveMs ${aliveMs} < 3 × beatMs ${beatMs}: a batcher that lives would be taken for dead when two ` +
-        `beats are late; set aliveMs ≥ ${3 * beatMs} or lower beatMs`,
     );
   }
 }
@@ -247,7 +245,7 @@ function checkEndpoint(protocol: string | undefined, worker: string, at: string,
 }
 
 function checkTimes(model: DraftModel | undefined, path: string, findings: Findings): void {
-  const { maxWaitMs, timeouts: { queueMs, workerMs, totalMs } = {}, retry, health, backend } = model ?? {};
+  const { maxWaitMs, timeouts: { queueMs, workerMs, totalMs } = {}, retry, backend } = model ?? {};
   const at = (...names: string[]) => firstWritten(findings, path, names);
   if (maxWaitMs !== undefined && workerMs !== undefined && totalMs !== undefined) {
     const least = workerMs + maxWaitMs;
@@ -269,15 +267,6 @@ function checkTimes(model: DraftModel | undefined, path: string, findings: Findi
   if (retry?.baseMs !== undefined && retry.maxMs !== undefined && retry.maxMs < retry.baseMs) {
     const message = `maxMs ${retry.maxMs} < baseMs ${retry.baseMs}; set maxMs ≥ ${retry.baseMs}`;
     findings.problem(at("retry.maxMs", "retry.baseMs"), message);
-  }
-  if (
-    health?.ejectMs !== undefined &&
-    health.maxEjectMs !== undefined &&
-    health.maxEjectMs < health.ejectMs
-  ) {
-    const { ejectMs, maxEjectMs } = health;
-    const message = `maxEjectMs ${maxEjectMs} < ejectMs ${ejectMs}; set maxEjectMs ≥ ${ejectMs}`;
-    findings.problem(at("health.maxEjectMs", "health.ejectMs"), message);
   }
   if (backend?.kind === "simulated" && workerMs !== undefined) {
     const fullMs = (backend.baseMs ?? 0) + (backend.perItemMs ?? 0) * (model?.maxBatchSize ?? 1);
@@ -354,7 +343,128 @@ function checkLimits({ limits, models = [] }: Draftings, findings: Findings): vo
 }
 
 /** Of several settings that disagree, the one the file sets; else the first. */
-export function firstWritten(findings: Findings, path: string, names: readonly string[]): string {
+function firstWritten(findings: Findings, path: string, names: readonly string[]): string {
   const paths = names.map((name) => `${path}.${name}`);
   return paths.find((each) => findings.has(each)) ?? paths[0]!;
+}
+
+/** A certificate without its key, or a key without its certificate. */
+function checkPair(path: string, findings: Findings): void {
+  const [cert, key] = [`${path}.certFile`, `${path}.keyFile`];
+  if (findings.has(cert) && !findings.has(key)) findings.problem(cert, `needs ${key} beside it`);
+  if (findings.has(key) && !findings.has(cert)) findings.problem(key, `needs ${cert} beside it`);
+}
+
+function checkTls({ admin }: Draftings, findings: Findings): void {
+  if (admin?.tls === true && !findings.has("tls.certFile")) {
+    findings.problem("admin.tls", "needs the certificate of tls; add tls.certFile and tls.keyFile");
+  }
+}
+
+function checkWorkerTls({ models = [] }: Draftings, findings: Findings): void {
+  for (const [index, { backend } = {}] of models.entries()) {
+    if (backend?.kind !== "http" && backend?.kind !== "grpc") continue;
+    const scheme = backend.kind === "http" ? "https" : "grpcs";
+    const path = `models[${index}].backend`;
+    checkPair(`${path}.tls`, findings);
+    const names = ["caFile", "certFile", "keyFile", "serverName"];
+    if (!names.some((name) => findings.has(`${path}.tls.${name}`))) continue;
+    for (const [at, worker] of (backend.workers ?? []).entries()) {
+      if (worker === undefined || worker.startsWith(`${scheme}:`)) continue;
+      if (worker.startsWith(`dns+${scheme}:`)) continue;
+      const where = `${path}.workers[${at}]`;
+      findings.problem(where, `is not ${scheme}://, and tls is set: inputs would go there unencrypted`);
+    }
+  }
+}
+
+function checkAuth({ auth, engine }: Draftings, findings: Findings): void {
+  if (auth?.mode !== "required") {
+    const ways = ["auth.keysFile", "auth.jwt.jwksUrl", "auth.jwt.publicKeyFile"];
+    if (ways.some((way) => findings.has(way))) {
+      findings.warn("auth.mode", "is none: keys and tokens are not asked for; set auth.mode: required");
+    }
+    return;
+  }
+  const redis = engine?.kind === "redis";
+  if (redis && findings.has("auth.keysFile")) {
+    findings.warn("auth.keysFile", "has no effect: with the redis engine keys are in Redis");
+  }
+  if (redis && !findings.has("auth.secret")) {
+    findings.warn(
+      "auth.mode",
+      "a dump of Redis would hold the keys' digests and what they are keyed with; set auth.secret",
+    );
+  }
+  const jwt = findings.has("auth.jwt.jwksUrl") || findings.has("auth.jwt.publicKeyFile");
+  if (!redis && !findings.has("auth.keysFile") && !jwt) {
+    findings.problem(
+      "auth.mode",
+      "nobody could enter; add auth.keysFile: ./keys.json (ferry keys create makes keys), or auth.jwt",
+    );
+  }
+}
+
+function checkJwt({ auth, tiers }: Draftings, findings: Findings): void {
+  const has = (name: string) => findings.has(`auth.jwt.${name}`);
+  if (has("jwksUrl") && has("publicKeyFile")) {
+    findings.problem("auth.jwt.publicKeyFile", "jwksUrl says where the keys are; keep one of them");
+  }
+  if (findings.has("auth.jwt") && !has("jwksUrl") && !has("publicKeyFile")) {
+    findings.problem("auth.jwt", "has no key to check with; add jwksUrl or publicKeyFile");
+  }
+  const url = auth?.jwt?.jwksUrl === undefined ? null : URL.parse(auth.jwt.jwksUrl);
+  if (url?.protocol === "http:" && !/^(localhost|127\.\d+\.\d+\.\d+|\[::1\])$/.test(url.hostname)) {
+    findings.warn("auth.jwt.jwksUrl", "is not https://: an attacker on the network could replace the keys");
+  }
+  const tier = auth?.jwt?.defaultTier;
+  const names = tiers?.map(({ name }) => name) ?? [];
+  if (tier !== undefined && names.length > 0 && !names.includes(tier)) {
+    findings.problem("auth.jwt.defaultTier", `${tier} is not one of tiers: ${names.join(", ")}`);
+  }
+}
+
+/** Each pattern is well-formed, or not in the draft; together they may still be too many. */
+function checkPatterns({ models = [] }: Draftings, findings: Findings): void {
+  for (const [index, { deny = [] } = {}] of models.entries()) {
+    try {
+      screenFor(deny.filter((pattern) => pattern !== undefined));
+    } catch (error) {
+      if (!(error instanceof PatternMistake)) throw error;
+      findings.problem(`models[${index}].deny`, `the patterns ${error.message}`);
+    }
+  }
+}
+
+/** What goes to workers as it came: requests, and clients' credentials. */
+function checkPassing({ models = [], auth, engine }: Draftings, findings: Findings): void {
+  for (const [index, { backend, passthrough } = {}] of models.entries()) {
+    if (backend?.kind === undefined) continue;
+    if (passthrough === true && backend.kind !== "http") {
+      const message = `needs workers that are reached by HTTP; backend.kind is ${backend.kind}, so remove it`;
+      findings.problem(`models[${index}].passthrough`, message);
+    }
+    if (backend.kind !== "http" || backend.forwardAuthorization !== true) continue;
+    const path = `models[${index}].backend.forwardAuthorization`;
+    if (auth?.mode === "required") {
+      findings.problem(
+        path,
+        "clients have one Authorization, and auth.mode: required takes it for Ferry; " +
+          "set auth.mode: none, or give the workers backend.authorization",
+      );
+    }
+    if (engine?.kind === "redis") {
+      findings.problem(
+        path,
+        "clients' credentials are kept in this process alone, and never in Redis; " +
+          "use engine.kind memory, or give the workers backend.authorization",
+      );
+    }
+    if (findings.has(`models[${index}].backend.authorization`)) {
+      findings.problem(
+        path,
+        "workers get one Authorization, and backend.authorization is set; keep one of them",
+      );
+    }
+  }
 }

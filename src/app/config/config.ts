@@ -1,342 +1,575 @@
 /**
- * The settings of one Ferry process, checked and with every default filled in.
+ * The table of settings: every name that `ferry.yaml` may hold, with kind, bounds, default and its sentence for users.
  *
- * Types only. `settings.ts` is the table behind them (units, bounds, defaults), `app/config/load.ts` makes
- * a `Config` from a file.
+ * It is the only place where a setting is written down. The type `Config` is inferred from it, `load.ts` reads files by
+ * it, and `scripts/generate-docs.ts` makes `ferry.example.yaml` and `docs/configuration.md` from it. A range is
+ * [default, min, max]. A name ends in its unit (`maxWaitMs`, `maxBodyBytes`). Rules between two settings are in `check.ts`.
+ *
+ * A setting belongs here only if two users would set it differently; anything else is a constant beside its code.
  */
-import type { ProtocolName } from "../../gateway/protocol/protocol.ts";
+import { PROTOCOL_NAMES } from "../../gateway/protocol/protocol.ts";
+import {
+  address,
+  boolean,
+  bytes,
+  choice,
+  days,
+  dnsServer,
+  fractionalMs,
+  functionIn,
+  group,
+  grpcUrl,
+  integer,
+  list,
+  ms,
+  named,
+  oneOf,
+  optional,
+  optionalGroup,
+  path,
+  pattern,
+  perMinute,
+  postgresUrl,
+  program,
+  redisUrl,
+  required,
+  server,
+  share,
+  text,
+  tokens,
+  url,
+  urlPath,
+  workerUrl,
+  type Fields,
+  type Leaf,
+  type OneOf,
+  type Setting,
+  type Value,
+  type Variants,
+} from "./kinds.ts";
 
-export interface Address {
-  readonly host: string;
-  readonly port: number;
-}
+const second = 1000;
+const minute = 60 * second;
+const hour = 60 * minute;
+const day = 24 * hour;
+/** A timer of Node holds 24.8 days at most and fires at once beyond that. */
+const longestTtl = 24 * day;
+const mebibyte = 2 ** 20;
+const gibibyte = 1024 * mebibyte;
 
-export interface Config {
-  readonly listen: Address;
-  /** Left out: plain HTTP. */
-  readonly tls?: EdgeTlsConfig;
-  /** Without `listen`: no gRPC for clients. */
-  readonly grpc: GrpcDoorConfig;
-  readonly admin: { readonly listen: Address; readonly tls: boolean; readonly token?: string };
-  readonly engine: EngineConfig;
-  readonly zone: string;
-  readonly api: { readonly defaultMode: "sync" | "async"; readonly maxPollMs: number };
-  readonly models: readonly ModelConfig[];
-  /** In order of priority. */
-  readonly tiers: readonly TierConfig[];
-  readonly auth: AuthConfig;
-  readonly limits: LimitsConfig;
-  readonly admission: AdmissionConfig;
-  readonly results: { readonly ttlMs: number; readonly evictAfterRead: boolean; readonly maxBytes: number };
-  readonly deadLetters: { readonly max: number; readonly ttlMs: number };
-  readonly requestLog: RequestLogConfig;
-  readonly telemetry: TelemetryConfig;
-}
+// ── Engine ──────────────────────────────────────────────────────────────────────────────────────
 
-export interface RequestLogConfig {
-  /** With its credentials: never to be shown. Left out: memory only. */
-  readonly url?: string;
-  readonly recent: number;
-  readonly flushMs: number;
-  readonly maxBufferedRows: number;
-  readonly writeTimeoutMs: number;
-  readonly retentionDays: number;
-}
+const memory = group("In this process.", {
+  dataDir: optional(
+    path(
+      "./ferry-data",
+      "Folder where tasks, results and dead letters survive a restart. Not set: memory only.",
+    ),
+  ),
+});
 
-export interface TelemetryConfig {
-  readonly metrics: boolean;
-  readonly dashboard: boolean;
-  readonly maxViewers: number;
-  /** The collector's base; left out: no traces. */
-  readonly otlpUrl?: string;
-  readonly sample: number;
-  readonly maxBufferedSpans: number;
-  readonly exportTimeoutMs: number;
-  readonly logLevel: "debug" | "info" | "warn" | "error" | "silent";
-}
+const redis = group("In Redis 7.0 or newer, or Valkey: one server, a primary with replicas, or a Cluster.", {
+  url: optional(
+    redisUrl("redis://127.0.0.1:6379", "The server, or any node of a Cluster; set this or `nodes`."),
+  ),
+  nodes: list("Nodes of a Cluster, or a primary and its replicas.", server("redis-1:6379", "One server."), {
+    min: 0,
+    max: 1000,
+  }),
+  username: optional(
+    text("ferry", "User for `nodes`. Not set: the default user.", { max: 128, secret: true }),
+  ),
+  password: optional(text("${REDIS_PASSWORD}", "Password for `nodes`.", { max: 512, secret: true })),
+  tls: boolean(false, "Whether to use TLS to `nodes`; in a `url`, rediss:// says so."),
+  durability: choice(
+    ["auto", "replica", "local"],
+    "When a task is accepted: `replica` once a replica has it, `local` once the primary has it, `auto` replica while one is connected.",
+  ),
+  keyPrefix: text("ferry:", "Prefix of every key; processes that share tasks have the same one.", {
+    max: 64,
+    without: ["{", "}"],
+  }),
+  commandTimeoutMs: ms([second, 10, minute], "How long Redis may take to answer before Ferry reconnects."),
+  // 0 would be no bound at all: WAIT takes it as "for ever".
+  waitTimeoutMs: ms([200, 1, minute], "How long a write may wait for a replica."),
+  leaseMs: ms(
+    [2 * second, 100, 10 * minute],
+    "How long a batcher that stopped responding keeps its tasks before others run them.",
+  ),
+  aliveMs: ms(
+    [2 * second, 30, 10 * minute],
+    "How long a batcher may be silent before others take over its workers; on a Cluster, longer than a failover.",
+  ),
+  zoneSpillMs: ms(
+    [100, 0, minute],
+    "How long a task waits for a worker in its own `zone` before any other takes it.",
+  ),
+});
 
-export interface EdgeTlsConfig {
-  readonly certFile: string;
-  readonly keyFile: string;
-  readonly minVersion: "TLSv1.2" | "TLSv1.3";
-  readonly http2: boolean;
-  readonly maxStreams: number;
-  readonly reloadMs: number;
-}
+// ── Backends ────────────────────────────────────────────────────────────────────────────────────
 
-export interface GrpcDoorConfig {
-  readonly listen?: Address;
-  readonly maxMessageBytes: number;
-  readonly maxRows: number;
-  readonly maxStreams: number;
-}
+const workers = integer([1, 1, 1024], "How many workers; each runs one batch at a time.");
+const maxReplyBytes = bytes(
+  [64 * mebibyte, 1024, 2 * gibibyte],
+  "The largest answer accepted from a worker for one batch.",
+);
+const startTimeoutMs = ms(
+  [5 * minute, 100, hour],
+  "How long a worker may take to become ready, loading the model included.",
+);
+const workerModel = (example: string) =>
+  optional(
+    text(example, "The model's name at the workers. Not set: the name that clients use.", { max: 256 }),
+  );
 
-export interface AuthConfig {
-  readonly mode: "none" | "required";
-  readonly anonymousTier: string;
-  /** With mode none on loopback: by which names requests may come, and from whose pages. */
-  readonly allowedHosts: readonly string[];
-  /** Where API keys are with the memory engine; left out: there are none. */
-  readonly keysFile?: string;
-  /** Left out: one is made and kept beside the keys. */
-  readonly secret?: string;
-  readonly reloadMs: number;
-  readonly graceMs: number;
-  /** Left out: no token is taken. */
-  readonly jwt?: JwtConfig;
-}
+/** The same for http and grpc workers. */
+const networkBackend = {
+  dnsMs: ms(
+    [5 * second, 100, hour],
+    "How often the names of `dns://` workers are resolved; an address that is missing three times is removed.",
+  ),
+  dnsMaxAddresses: integer([1024, 1, 65_536], "The most addresses of one name."),
+  dnsServers: list(
+    "DNS servers to ask instead of the system's, such as a Consul agent.",
+    dnsServer("127.0.0.1:8600", "One server."),
+    { min: 0, max: 8 },
+  ),
+  maxReplyBytes,
+  authorization: optional(
+    text("Bearer ${WORKER_KEY}", "Value of the `Authorization` header sent to the workers.", {
+      max: 4096,
+      secret: true,
+      words: true,
+    }),
+  ),
+  tls: group("TLS to workers whose address begins with https:// or grpcs://.", {
+    caFile: optional(
+      path("./workers-ca.crt", "CA certificates that sign the workers' (PEM). Not set: the system's."),
+    ),
+    certFile: optional(path("./ferry.crt", "Client certificate that Ferry shows to the workers (PEM).")),
+    keyFile: optional(path("./ferry.key", "Private key of `certFile` (PEM).")),
+    serverName: optional(
+      text("gpu.internal", "Name in the workers' certificates. Not set: the host in their address.", {
+        max: 253,
+      }),
+    ),
+  }),
+};
 
-/** Has a `jwksUrl` or a `publicKeyFile`, never both. */
-export interface JwtConfig {
-  readonly jwksUrl?: string;
-  readonly publicKeyFile?: string;
-  readonly algorithm: string;
-  readonly issuer?: string;
-  readonly audience?: string;
-  readonly userClaim: string;
-  readonly tierClaim: string;
-  readonly defaultTier?: string;
-  readonly skewMs: number;
-  readonly maxLifeMs: number;
-  readonly jwksCacheMs: number;
-  readonly jwksCooldownMs: number;
-  readonly jwksTimeoutMs: number;
-}
+const backends = {
+  http: group("A batch API over HTTP.", {
+    protocol: choice(
+      ["batch", ...PROTOCOL_NAMES],
+      'What the workers speak. `batch`: POST {"inputs":[…]} answers {"outputs":[…]}.',
+    ),
+    workers: list(
+      "Full endpoint URLs, one per GPU. `dns://NAME:PORT/PATH` stands for one worker at each address of the name.",
+      workerUrl(url("http://gpu-1:9000/infer", ["http", "https"], "One worker."), "https"),
+      { min: 1, max: 1024, single: true },
+    ),
+    model: workerModel("BAAI/bge-small-en"),
+    forwardAuthorization: boolean(
+      false,
+      "Send the client's own `Authorization` to the workers; only with `auth.mode: none` and the memory engine.",
+    ),
+    healthPath: optional(
+      urlPath("/health", "Path where a worker answers 2xx while it is well, with its load if it knows."),
+    ),
+    ...networkBackend,
+  }),
+  grpc: group("Servers of the Open Inference Protocol v2 over gRPC, such as Triton and MLServer.", {
+    workers: list(
+      "Addresses, one per GPU; grpcs:// for TLS. `dns://NAME:PORT` stands for one worker at each address of the name.",
+      workerUrl(grpcUrl("grpc://gpu-1:8001", "One worker."), "grpcs"),
+      { min: 1, max: 1024, single: true },
+    ),
+    model: workerModel("resnet50"),
+    version: optional(
+      text("'1'", "Model version where a client asks for none. Not set: the worker chooses.", { max: 64 }),
+    ),
+    ...networkBackend,
+  }),
+  python: group("A Python function `def batch(inputs): return outputs`; one process per worker.", {
+    function: functionIn("model.py:batchstring", "The function, in a file that stays as it is.", {
+      endings: [".py"],
+      nameRequired: true,
+    }),
+    workers,
+    python: program("python3", "The interpreter: a name on PATH, or a path such as .venv/bin/python."),
+    inputs: choice(
+      ["json", "int32", "int64", "float32"],
+      "What the function gets: parsed JSON, or one array of such numbers for each input, which is much cheaper.",
+    ),
+    gpus: optional(
+      text("0,1,2,3", 'GPUs to share out, as in "0,1,2,3": each worker sees one (CUDA_VISIBLE_DEVICES).', {
+        max: 1024,
+      }),
+    ),
+    startTimeoutMs,
+    maxReplyBytes,
+  }),
+  module: group("A JavaScript or TypeScript function; one thread per worker.", {
+    function: functionIn("model.ts:batch", "The function; without a name, the file's default export.", {
+      endings: [".ts", ".mts", ".js", ".mjs", ".cjs"],
+      nameRequired: false,
+    }),
+    workers,
+    startTimeoutMs,
+  }),
+  simulated: group("A simulated GPU, for trying things out.", {
+    workers,
+    baseMs: fractionalMs([100, 0, minute], "A batch of n takes baseMs + n × perItemMs."),
+    perItemMs: fractionalMs([0, 0, minute], "What each input adds to its batch's time."),
+    jitter: share([0, 0, 1], "Standard deviation of service times, as a share of the time."),
+    errorRate: share([0, 0, 1], "Share of batches that fail."),
+    hangRate: share([0, 0, 1], "Share of batches that never come back."),
+    slowRate: share([0, 0, 1], "Share of batches that take ten times longer."),
+  }),
+};
 
-export interface AdmissionConfig {
-  readonly mode: "predictive" | "thresholds" | "off";
-  readonly targetUtilization: number;
-  readonly lastTierDepth: number;
-  readonly firstTierDepth: number;
-  readonly maxWorkerLoad: number;
-}
+// ── Models ──────────────────────────────────────────────────────────────────────────────────────
 
-export type EngineConfig = MemoryEngineConfig | RedisEngineConfig;
+const rule = (doc: string, depth: number, forMs: number, add: number) =>
+  group(doc, {
+    depth: integer([depth, 0, 10_000_000], "More tasks queued than this."),
+    forMs: ms([forMs, 0, day], "For how long."),
+    add: integer([add, 0, 1000], "How many more; 0 turns this rule off."),
+  });
 
-export interface MemoryEngineConfig {
-  readonly kind: "memory";
-  /** Left out: nothing is kept on disk. */
-  readonly dataDir?: string;
-}
+const scaling = group("How many workers there should be (docs/operations.md).", {
+  min: integer([1, 0, 10_000], "The fewest workers to ask for."),
+  max: integer([32, 1, 10_000], "The most workers to ask for."),
+  longLine: rule("A long queue.", 500, 30 * second, 3),
+  line: rule("A queue that stays.", 100, minute, 1),
+  busy: group("Load that stays high.", {
+    load: share([0.85, 0, 100], "Arrivals over capacity above this."),
+    forMs: ms([5 * minute, 0, day], "For how long."),
+    add: integer([1, 0, 1000], "How many more; 0 turns this rule off."),
+  }),
+  quiet: group("Load that stays low.", {
+    load: share([0.4, 0, 100], "Arrivals over capacity below this."),
+    forMs: ms([15 * minute, 0, day], "For how long."),
+    remove: integer([1, 0, 1000], "How many fewer; 0: never."),
+  }),
+  maxRemoveShare: share(
+    [0.2, 0, 1],
+    "The largest share of the workers that goes at a time; one may always go.",
+  ),
+  coolDownMs: ms([5 * minute, 0, day], "How long after any change before workers are removed."),
+  coldStartMs: ms(
+    [minute, 0, hour],
+    "How long a new worker takes until its first batch, which is how far ahead arrivals are forecast; 0 disables the forecast.",
+  ),
+  forecast: boolean(true, "Whether the trend of arrivals is looked at."),
+  apply: boolean(false, "Whether Ferry starts and stops workers itself: python, module and simulated ones."),
+  webhook: optional(
+    url(
+      "http://scaler:9090/ferry",
+      ["http", "https"],
+      "URL that gets the wanted number as JSON whenever it changes.",
+    ),
+  ),
+  command: optional(
+    program(
+      "./scale.sh",
+      "Program to run whenever the number changes, with FERRY_MODEL and FERRY_DESIRED set.",
+    ),
+  ),
+  hookTimeoutMs: ms([30 * second, 100, hour], "How long the webhook or the command may take."),
+});
 
-/** Has a `url` or some `nodes`, never both. */
-export interface RedisEngineConfig {
-  readonly kind: "redis";
-  /** With its credentials: never to be shown. */
-  readonly url?: string;
-  /** Seeds of a Cluster, or a primary and its replicas; empty when there is a `url`. */
-  readonly nodes: readonly Address[];
-  /** For `nodes`; never without a password. */
-  readonly username?: string;
-  readonly password?: string;
-  /** For `nodes`. */
-  readonly tls: boolean;
-  readonly durability: "auto" | "replica" | "local";
-  readonly keyPrefix: string;
-  readonly connectTimeoutMs: number;
-  readonly commandTimeoutMs: number;
-  readonly waitTimeoutMs: number;
-  readonly leaseMs: number;
-  readonly beatMs: number;
-  readonly aliveMs: number;
-  readonly sweepMs: number;
-  readonly zoneSpillMs: number;
-}
+const model = group("One model: its backend, its batches, its limits.", {
+  name: required(text("embed", "What clients write in `model`.", { max: 128 })),
+  backend: oneOf("How Ferry talks to the workers of this model.", backends),
+  maxBatchSize: integer([64, 1, 10_000], "The most inputs in one batch."),
+  maxBatchTokens: optional(
+    tokens(
+      [16_384, 1, 1_000_000_000],
+      "The most tokens in one batch, by an estimate (docs/tuning.md). A larger input runs alone. Not set: no limit.",
+    ),
+  ),
+  maxBatchBytes: optional(
+    bytes(
+      [mebibyte, 1, 2 * gibibyte],
+      "The most bytes of input in one batch, as JSON text. A larger input runs alone. Not set: no limit.",
+    ),
+  ),
+  maxWaitMs: ms([50, 0, minute], "The longest an input waits for others while a worker is free."),
+  policy: choice(
+    ["adaptive", "latency", "eco", "fixed"],
+    "When a batch leaves: for latency and fill, for latency, for full batches, or by size and time only.",
+  ),
+  pipeline: choice(
+    ["auto", 1, 2],
+    "Batches at one worker: 2 sends the next while one runs, `auto` does so where the worker queues and it pays.",
+  ),
+  timeouts: group("Time limits; they hold also while every worker is busy.", {
+    queueMs: ms([2 * second, 1, hour], "The longest a task waits for a worker."),
+    workerMs: ms([3 * second, 1, hour], "The longest one call to a worker may take."),
+    totalMs: ms([4 * second, 1, hour], "The longest from arrival to answer; at least workerMs + maxWaitMs."),
+  }),
+  retry: group("Retries when a worker fails: exponential backoff with jitter, then dead letter.", {
+    max: integer([3, 0, 100], "Retries after the first attempt."),
+    baseMs: ms([50, 0, minute], "The first backoff; it doubles each time."),
+    maxMs: ms([second, 0, hour], "The longest backoff."),
+  }),
+  cache: group("Reusing the result of an identical input.", {
+    ttlMs: ms([5 * minute, 0, longestTtl], "How long a result is reused."),
+    scope: choice(
+      ["tenant", "shared", "off"],
+      "Who shares results: one tenant's requests, everyone, or nobody.",
+    ),
+  }),
+  collapse: boolean(true, "Whether identical inputs in flight run once and every caller gets the answer."),
+  scaling,
+  protocols: list(
+    "Protocols that clients may use besides Ferry's own API; `backend.protocol` is always among them.",
+    choice(PROTOCOL_NAMES, "One protocol."),
+    { min: 0, max: PROTOCOL_NAMES.length },
+  ),
+  passthrough: boolean(
+    false,
+    "Whether requests without a route here go to a worker unchanged, streams included.",
+  ),
+  deny: list(
+    "Patterns: a request with a string that matches one is refused, batched or not (docs/security.md).",
+    pattern("'(?i)ignore (all )?previous instructions'", "One pattern."),
+    { min: 0, max: 100 },
+  ),
+  health: group("When a worker is left alone for a while.", {
+    failures: integer([3, 1, 1000], "Distinct inputs that fail in a row until a worker is taken out."),
+    ejectMs: ms(
+      [second, 10, hour],
+      "How long a worker is taken out the first time; doubles each time, up to 30 times this.",
+    ),
+    barMs: ms([10 * second, 0, hour], "How long to reject an input that crashed a worker; 0 disables."),
+    askMs: ms([second, 10, hour], "How often to check workers (`backend.healthPath`; ModelReady over gRPC)."),
+  }),
+});
+
+// ── Who may call ────────────────────────────────────────────────────────────────────────────────
+
+/** All asymmetric: a server that checks tokens must not be able to make one. */
+const JWT_ALGORITHMS = [
+  "RS256",
+  "RS384",
+  "RS512",
+  "PS256",
+  "PS384",
+  "PS512",
+  "ES256",
+  "ES384",
+  "ES512",
+  "EdDSA",
+] as const;
+
+const jwt = optionalGroup("JSON Web Tokens. Not set: none are accepted.", {
+  jwksUrl: optional(url("https://id.example/jwks.json", ["https", "http"], "URL of the public keys (JWKS).")),
+  publicKeyFile: optional(path("./jwt.pem", "Or the public key itself (PEM).")),
+  algorithm: choice(JWT_ALGORITHMS, "The one algorithm that is accepted, whatever a token says."),
+  issuer: required(text("https://id.example", "The `iss` that a token must carry.", { max: 512 })),
+  audience: required(text("ferry", "The `aud` that a token must carry.", { max: 512 })),
+  userClaim: text("sub", "The claim that names the user.", { max: 128 }),
+  tierClaim: text("tier", "The claim that names the tier.", { max: 128 }),
+  defaultTier: optional(
+    text("free", "Tier of a token without that claim. Not set: it is refused.", { max: 64 }),
+  ),
+  maxLifeMs: ms([day, minute, 366 * day], "Tokens that expire later than this from now are refused."),
+});
+
+const auth = group("Who may call.", {
+  mode: choice(
+    ["none", "required"],
+    "`none`: everybody is the tenant `anonymous`; `required`: an API key or a JSON Web Token.",
+  ),
+  anonymousTier: optional(
+    text("enterprise", "Tier of everybody while `auth.mode` is none. Not set: the first.", { max: 64 }),
+  ),
+  allowedHosts: list(
+    "With `auth.mode: none` on loopback: host names besides localhost that requests may use, such as a proxy's.",
+    text("api.example.com", "One name, without a port.", { max: 253 }),
+    { min: 0, max: 100 },
+  ),
+  keysFile: optional(
+    path("./keys.json", "File with the API keys' digests; with the redis engine they are in Redis instead."),
+  ),
+  secret: optional(
+    text("${FERRY_KEY_SECRET}", "Key of the digests. Not set: Ferry makes one and keeps it beside them.", {
+      min: 32,
+      max: 512,
+      secret: true,
+    }),
+  ),
+  reloadMs: ms([5 * second, 100, 10 * second], "How often keys are looked up again."),
+  graceMs: ms(
+    [minute, 0, hour],
+    "How long keys that were used before go on working while Redis is unreachable.",
+  ),
+  jwt,
+});
+
+// ── The whole ───────────────────────────────────────────────────────────────────────────────────
+
+export const settings = group("Everything Ferry can be told.", {
+  listen: address("127.0.0.1:8080", "Where clients connect."),
+  tls: optionalGroup("TLS for clients. Not set: plain HTTP.", {
+    certFile: required(path("./tls.crt", "The certificate with its intermediates (PEM).")),
+    keyFile: required(path("./tls.key", "Its private key (PEM).")),
+    minVersion: choice(["TLSv1.2", "TLSv1.3"], "The oldest TLS version that is accepted."),
+    http2: boolean(true, "Whether clients may use HTTP/2."),
+  }),
+  grpc: group("gRPC for clients: the Open Inference Protocol v2 (docs/protocols.md).", {
+    listen: optional(
+      address("127.0.0.1:8082", "Where gRPC clients connect, with `tls` if set. Not set: nowhere."),
+    ),
+    maxMessageBytes: bytes([4 * mebibyte, 1024, gibibyte], "The largest message of a client."),
+  }),
+  admin: group("The listener for operators: health, metrics, dashboard, dead letters.", {
+    listen: address("127.0.0.1:8081", "Where operators connect; keep it away from clients."),
+    tls: boolean(false, "Whether it uses the certificate of `tls` too."),
+    token: optional(
+      text(
+        "${FERRY_ADMIN_TOKEN}",
+        "Token to send as `Authorization: Bearer …`; required unless on loopback.",
+        {
+          max: 512,
+          secret: true,
+        },
+      ),
+    ),
+  }),
+  engine: oneOf("Where accepted tasks and their results live.", { memory, redis }, "memory"),
+  zone: {
+    ...text("", "Where this process runs: on the redis engine, workers of the same zone come first.", {
+      max: 64,
+    }),
+    example: "a",
+  },
+  api: group("How clients are answered.", {
+    defaultMode: choice(["sync", "async"], "`async` answers 202 at once unless the client asks to wait."),
+    maxPollMs: ms([30 * second, 0, 10 * minute], "The longest that `?wait=` holds a request for a result."),
+  }),
+  models: list("The models that clients can name.", model, { min: 1, max: 256 }),
+  tiers: named(
+    "Priority tiers; earlier ones are served first.",
+    {
+      ratePerMinute: optional(
+        perMinute(
+          [6000, 1, 1_000_000_000],
+          "Requests of the whole tier. Not set: with `auth.mode: required` 60000 for a tier named enterprise, 6000 for paid, 1000 for free; otherwise no limit.",
+        ),
+      ),
+    },
+    { max: 16, fallback: ["enterprise", "paid", "free"] },
+  ),
+  auth,
+  limits: group("Limits on what clients can make this process hold.", {
+    maxBodyBytes: bytes([mebibyte, 1, gibibyte], "The largest request body."),
+    maxQueued: integer([10_000, 1, 10_000_000], "The most tasks queued at once; more are refused."),
+    maxQueuedBytes: bytes(
+      [256 * mebibyte, mebibyte, 64 * gibibyte],
+      "The most bytes of queued inputs. The same limit applies to bodies being read, and to answers not yet taken.",
+    ),
+    maxInputs: integer(
+      [2048, 1, 65_536],
+      "The most inputs in one request of a drop-in protocol; each is a task.",
+    ),
+    maxConnections: integer([20_000, 1, 1_000_000], "The most open connections from clients."),
+    perUserPerMinute: optional(
+      perMinute(
+        [1000, 1, 1_000_000_000],
+        "Requests of one tenant. Not set: 1000 with `auth.mode: required`, otherwise no limit.",
+      ),
+    ),
+    headersTimeoutMs: ms([10 * second, 1, hour], "How long a client may take to send the header."),
+    requestTimeoutMs: ms([30 * second, 1, hour], "How long a client may take to send a whole request."),
+    keepAliveTimeoutMs: ms(
+      [75 * second, 1, hour],
+      "How long an idle connection stays open; set it longer than a load balancer's.",
+    ),
+    maxPassthrough: integer(
+      [256, 1, 100_000],
+      "The most requests passed through at once (`passthrough`, streams).",
+    ),
+    passthroughIdleMs: ms(
+      [minute, 1, hour],
+      "How long an answer that is passed through may make no progress.",
+    ),
+    drainMs: ms([15 * second, 0, hour], "How long accepted work may continue after a signal to stop."),
+    lingerMs: ms(
+      [second, 0, minute],
+      "How long idle connections stay open after a signal to stop, each until its next answer; at most half of drainMs.",
+    ),
+  }),
+  admission: group("What is refused when more arrives than the workers can serve.", {
+    mode: choice(
+      ["predictive", "thresholds", "off"],
+      "`predictive`: what would miss its deadline; `thresholds`: by load and queue depth; `off`: only what does not fit the queue.",
+    ),
+    targetUtilization: share(
+      [0.7, 0.05, 1],
+      "The share of capacity that quotas and autoscaling plan with; `thresholds` sheds above it.",
+    ),
+  }),
+  results: group("Results kept for polling.", {
+    ttlMs: ms([10 * minute, second, longestTtl], "How long a result is kept after its task ended."),
+    evictAfterRead: boolean(false, "Whether to delete a result once its owner has read it."),
+    maxBytes: bytes(
+      [128 * mebibyte, mebibyte, 64 * gibibyte],
+      "The most memory for results, cached ones included; the tenant with the most loses its oldest first.",
+    ),
+  }),
+  deadLetters: group("Tasks that failed for good, kept for an operator.", {
+    max: integer([10_000, 0, 1_000_000], "How many are kept; the oldest go first."),
+    ttlMs: ms([7 * day, second, longestTtl], "How long they are kept."),
+  }),
+  requestLog: group("A row for every request, written off its critical path.", {
+    url: optional(
+      postgresUrl("${POSTGRES_URL}", "PostgreSQL to write to. Not set: only the latest are kept, in memory."),
+    ),
+    recent: integer([10_000, 0, 1_000_000], "How many of the latest requests are kept in memory; 0: none."),
+    retentionDays: days([30, 0, 36_500], "How long rows are kept; 0: for ever."),
+  }),
+  telemetry: group("Metrics, traces and logs.", {
+    metrics: boolean(true, "Whether /metrics is kept, for Prometheus."),
+    dashboard: boolean(true, "Whether the admin listener serves the dashboard."),
+    otlpUrl: optional(
+      url(
+        "http://127.0.0.1:4318",
+        ["http", "https"],
+        "OTLP/HTTP collector for traces, without /v1/traces. Not set: no traces.",
+      ),
+    ),
+    sample: share(
+      [0.01, 0, 1],
+      "Share of requests that are traced; those traced by their caller always are.",
+    ),
+    logLevel: choice(["debug", "info", "warn", "error", "silent"], "JSON lines on stderr.", "info"),
+  }),
+});
+
+// ── Types ───────────────────────────────────────────────────────────────────────────────────────
+
+export type { Address } from "./kinds.ts";
+/** The settings of one Ferry process, checked and with every default filled in. */
+export type Config = Value<typeof settings>;
+export type ModelConfig = Config["models"][number];
+export type ScalingConfig = ModelConfig["scaling"];
+export type BackendConfig = ModelConfig["backend"];
+export type HttpBackendConfig = Extract<BackendConfig, { readonly kind: "http" }>;
+export type GrpcBackendConfig = Extract<BackendConfig, { readonly kind: "grpc" }>;
+export type SimulatedBackendConfig = Extract<BackendConfig, { readonly kind: "simulated" }>;
+export type MemoryEngineConfig = Extract<Config["engine"], { readonly kind: "memory" }>;
+export type RedisEngineConfig = Extract<Config["engine"], { readonly kind: "redis" }>;
+export type JwtConfig = NonNullable<Config["auth"]["jwt"]>;
 
 /** What a process does: everything, take requests only, or run batches only. */
 export type Role = "all" | "gateway" | "batcher";
 
-export interface TierConfig {
-  readonly name: string;
-  readonly weight: number;
-  /** Left out: no limit. */
-  readonly ratePerMinute?: number;
-}
-
-export interface LimitsConfig {
-  readonly maxBodyBytes: number;
-  readonly maxQueued: number;
-  /** Of the inputs of tasks that are queued or running. */
-  readonly maxQueuedBytes: number;
-  /** Of one request of a drop-in protocol over HTTP. */
-  readonly maxInputs: number;
-  readonly maxHeaders: number;
-  readonly maxConnections: number;
-  /** Left out: no limit (auth.mode none) */
-  readonly perUserPerMinute?: number;
-  readonly headersTimeoutMs: number;
-  readonly requestTimeoutMs: number;
-  readonly keepAliveTimeoutMs: number;
-  readonly drainMs: number;
-  /** How long kept connections are served while it drains, each to its next answer. */
-  readonly lingerMs: number;
-  /** A process that is silent for so long during a reload hangs. */
-  readonly processAnswerMs: number;
-  /** Requests on their way past the batches, and how long nothing of an answer may move. */
-  readonly maxPassthrough: number;
-  readonly passthroughIdleMs: number;
-}
-
-export interface ModelConfig {
-  readonly name: string;
-  readonly backend: BackendConfig;
-  readonly maxBatchSize: number;
-  /** Left out: no budget. */
-  readonly maxBatchTokens?: number;
-  readonly maxBatchBytes?: number;
-  readonly maxWaitMs: number;
-  readonly policy: "adaptive" | "latency" | "eco" | "fixed";
-  /** Batches in a worker's hands. */
-  readonly pipeline: "auto" | 1 | 2;
-  readonly timeouts: { readonly queueMs: number; readonly workerMs: number; readonly totalMs: number };
-  readonly retry: {
-    readonly max: number;
-    readonly baseMs: number;
-    readonly maxMs: number;
-    readonly budget: number;
-  };
-  readonly cache: { readonly ttlMs: number; readonly scope: "tenant" | "shared" | "off" };
-  readonly collapse: boolean;
-  readonly scaling: ScalingConfig;
-  /** What clients may speak besides Ferry's own API. */
-  readonly protocols: readonly ProtocolName[];
-  /** Whatever has no route here goes to a worker as it came. */
-  readonly passthrough: boolean;
-  /** Patterns of `core/pattern.ts`. */
-  readonly deny: readonly string[];
-  readonly health: HealthConfig;
-}
-
-export interface ScalingConfig {
-  readonly min: number;
-  readonly max: number;
-  readonly longLine: { readonly depth: number; readonly forMs: number; readonly add: number };
-  readonly line: { readonly depth: number; readonly forMs: number; readonly add: number };
-  readonly busy: { readonly load: number; readonly forMs: number; readonly add: number };
-  readonly quiet: { readonly load: number; readonly forMs: number; readonly remove: number };
-  readonly maxRemoveShare: number;
-  readonly coolDownMs: number;
-  readonly coldStartMs: number;
-  readonly forecast: boolean;
-  /** Ferry starts and ends its own workers. */
-  readonly apply: boolean;
-  readonly webhook?: string;
-  readonly command?: string;
-  readonly hookTimeoutMs: number;
-}
-
-export interface HealthConfig {
-  readonly failures: number;
-  readonly ejectMs: number;
-  readonly maxEjectMs: number;
-  readonly barMs: number;
-  /** Between two questions to a worker's healthPath, and for its answer. */
-  readonly askMs: number;
-  readonly askTimeoutMs: number;
-}
-
-export type BackendConfig =
-  | HttpBackendConfig
-  | GrpcBackendConfig
-  | PythonBackendConfig
-  | ModuleBackendConfig
-  | SimulatedBackendConfig;
-
-export interface HttpBackendConfig {
-  readonly kind: "http";
-  readonly protocol: "batch" | ProtocolName;
-  /** Full endpoint URLs, and names of DNS (`worker-addresses.ts`). */
-  readonly workers: readonly string[];
-  readonly dnsMs: number;
-  readonly dnsGraceMs: number;
-  readonly dnsMaxAddresses: number;
-  /** Empty: as the system does. */
-  readonly dnsServers: readonly string[];
-  /** What the workers call the model; left out: as clients do. */
-  readonly model?: string;
-  /** What is sent to workers as `Authorization`: never to be shown. */
-  readonly authorization?: string;
-  /** Workers get the client's `Authorization`. */
-  readonly forwardAuthorization: boolean;
-  readonly maxReplyBytes: number;
-  /** Left out: workers are not asked how they are. */
-  readonly healthPath?: string;
-  readonly tls: WorkerTlsConfig;
-}
-
-export interface GrpcBackendConfig {
-  readonly kind: "grpc";
-  /** grpc://host:port, or grpcs:// for TLS, and names of DNS (`worker-addresses.ts`). */
-  readonly workers: readonly string[];
-  readonly dnsMs: number;
-  readonly dnsGraceMs: number;
-  readonly dnsMaxAddresses: number;
-  /** Empty: as the system does. */
-  readonly dnsServers: readonly string[];
-  /** What the workers call the model; left out: as clients do. */
-  readonly model?: string;
-  readonly version?: string;
-  /** What is sent to workers as `authorization`: never to be shown. */
-  readonly authorization?: string;
-  readonly maxReplyBytes: number;
-  readonly keepAliveMs: number;
-  readonly askReady: boolean;
-  readonly tls: WorkerTlsConfig;
-}
-
-export interface WorkerTlsConfig {
-  readonly caFile?: string;
-  /** Never without `keyFile`. */
-  readonly certFile?: string;
-  readonly keyFile?: string;
-  readonly serverName?: string;
-  readonly reloadMs: number;
-}
-
-export interface PythonBackendConfig {
-  readonly kind: "python";
-  /** `file.py:function`, the file's path made absolute (relative to the config file). */
-  readonly function: string;
-  readonly workers: number;
-  /** The interpreter to run. */
-  readonly python: string;
-  /** What the function's inputs are: any JSON, or arrays of numbers of this type. */
-  readonly inputs: "json" | "int32" | "int64" | "float32";
-  /** Comma-separated; worker i sees the i-th, counted round. Left out: every worker sees them all. */
-  readonly gpus?: string;
-  readonly startTimeoutMs: number;
-  readonly maxReplyBytes: number;
-}
-
-export interface ModuleBackendConfig {
-  readonly kind: "module";
-  /** `file.ts` (default export) or `file.ts:name`, the file's path made absolute. */
-  readonly function: string;
-  readonly workers: number;
-  readonly startTimeoutMs: number;
-}
-
-export interface SimulatedBackendConfig {
-  readonly kind: "simulated";
-  readonly workers: number;
-  /** A batch of n takes baseMs + n * perItemMs, times 1 + jitter * N(0,1). */
-  readonly baseMs: number;
-  readonly perItemMs: number;
-  readonly jitter: number;
-  /** Shares of batches, 0 to 1. */
-  readonly errorRate: number;
-  readonly hangRate: number;
-  readonly shortRate: number;
-  readonly slowRate: number;
-  /** How many times longer a slow batch takes. */
-  readonly slowFactor: number;
-  readonly seed: number;
-}
-
 /** One thing that is wrong with a config file, or that its author should know. */
 export interface Problem {
   readonly file: string;
-  /** First is 1; left out where the file as a whole is meant. */
+  /** First is 1; undefined where the file as a whole is meant. */
   readonly line?: number;
   readonly column?: number;
   /** The setting, `models[0].maxWaitMs`; "" for the file as a whole. */
@@ -344,3 +577,58 @@ export interface Problem {
   /** What is wrong and what to do, in one line; never a secret. */
   readonly message: string;
 }
+
+// ── The table as flat rows ──────────────────────────────────────────────────────────────────────
+
+export interface SettingRow {
+  /** `[]` stands for each of a list, `NAME` for each of a named map. */
+  readonly path: string;
+  readonly leaf: Leaf<unknown>;
+  /** The list's own words, where the leaf is one of a list. */
+  readonly doc: string;
+  /** Only with one of these kinds beside it; empty: with any. */
+  readonly kinds: readonly string[];
+}
+
+function rowsOf(fields: Fields, prefix: string): SettingRow[] {
+  return Object.entries(fields).flatMap(([name, setting]) => rowsAt(setting, prefix + name));
+}
+
+function rowsAt(setting: Setting, at: string): SettingRow[] {
+  switch (setting.type) {
+    case "leaf":
+      return [{ path: at, leaf: setting, doc: setting.doc, kinds: [] }];
+    case "group":
+      return rowsOf(setting.fields, `${at}.`);
+    case "named":
+      return rowsOf(setting.fields, `${at}.NAME.`);
+    case "list": {
+      const each = setting.each as Setting;
+      if (each.type !== "leaf") return rowsAt(each, `${at}[]`);
+      return [{ path: `${at}[]`, leaf: required(each), doc: setting.doc, kinds: [] }];
+    }
+    case "one-of":
+      return [...rowsAt(kindLeaf(setting), `${at}.kind`), ...variantRows(setting, at)];
+  }
+}
+
+/** A setting that several kinds share is one row. */
+function variantRows({ variants }: OneOf<Variants>, at: string): SettingRow[] {
+  const rows: SettingRow[] = [];
+  for (const [kind, { fields }] of Object.entries(variants)) {
+    for (const row of rowsOf(fields, `${at}.`)) {
+      const same = rows.findIndex(({ path, doc }) => path === row.path && doc === row.doc);
+      if (same === -1) rows.push({ ...row, kinds: [kind] });
+      else rows[same] = { ...rows[same]!, kinds: [...rows[same]!.kinds, kind] };
+    }
+  }
+  return rows;
+}
+
+/** The `kind` of a one-of, which the table holds only as the names of its variants. */
+function kindLeaf({ doc, variants, fallback }: OneOf<Variants>): Leaf<unknown> {
+  const leaf = choice(Object.keys(variants), doc, fallback);
+  return fallback === undefined ? required(leaf) : leaf;
+}
+
+export const settingRows: readonly SettingRow[] = rowsOf(settings.fields, "");

@@ -1,7 +1,7 @@
 /**
  * From a file to a `Config`, or to the list of everything that is wrong with it.
  *
- *   bytes → text (UTF-8, at most 1 MiB) → YAML tree → draft (config-read) → rules (config-check) → Config
+ *   bytes → text (UTF-8, at most 1 MiB) → YAML tree → draft (read.ts) → rules (check.ts) → Config
  *
  * Each problem is one line: place, setting, what is wrong, what to do. Problems never show a secret
  * or the value of an environment variable. YAML's own error texts may quote the source, so they are
@@ -11,11 +11,8 @@ import { closeSync, fstatSync, openSync, readSync } from "node:fs";
 import { dirname, resolve } from "node:path";
 import { isMap, isScalar, LineCounter, parseDocument, visit, type Document, type YAMLError } from "yaml";
 import { checkSettings } from "./check.ts";
-import { shield } from "./env.ts";
-import { Findings, readSettings } from "./read.ts";
 import type { Config, Problem } from "./config.ts";
-import { settingPaths } from "./setting-rows.ts";
-import { settings, type Settings } from "./settings.ts";
+import { Findings, readSettings, shield } from "./read.ts";
 import { printable } from "../../cli/terminal/terminal.ts";
 
 export type Loaded =
@@ -54,33 +51,24 @@ export function parseConfig(text: string, fileName: string, env: NodeJS.ProcessE
 
   const findings = new Findings(fileName);
   const folder = resolve(dirname(fileName));
-  const draft = readSettings(settings, { document, lines, findings, env, folder, paths: settingPaths });
+  const draft = readSettings({ document, lines, findings, env, folder });
   checkSettings(draft, findings);
   const warnings = inOrder(findings.warnings);
   if (findings.problems.length > 0) return { problems: inOrder(findings.problems), warnings };
   // Nothing was wrong, so nothing is missing: the draft is whole.
-  return { config: complete(draft as Settings), warnings };
+  return { config: withRates(draft as Config), warnings };
 }
 
-/** Fills in what depends on another setting, and leaves out what is not used. */
-function complete(values: Settings): Config {
-  const { tls, auth, tiers, limits, ...rest } = values;
-  const { jwt, ...others } = auth;
-  const hasJwt = jwt.jwksUrl !== undefined || jwt.publicKeyFile !== undefined;
-  const { certFile, keyFile } = tls;
-  const hasTls = certFile !== undefined && keyFile !== undefined;
-  const anonymousTier = auth.anonymousTier ?? tiers[0]!.name;
-  const limited = auth.mode === "required";
+/** Fills in the rates that hold when everybody is known and the file says nothing. */
+function withRates(config: Config): Config {
+  if (config.auth.mode === "none") return config;
   return {
-    ...rest,
-    ...(hasTls && { tls: { ...tls, certFile, keyFile } }),
-    auth: { ...others, anonymousTier, ...(hasJwt && { jwt }) },
-    tiers: limited ? tiers.map((tier) => ({ ...defaultRate(tier.name), ...tier })) : tiers,
-    limits: limited ? { perUserPerMinute: DEFAULT_PER_USER, ...limits } : limits,
+    ...config,
+    tiers: config.tiers.map((tier) => ({ ...defaultRate(tier.name), ...tier })),
+    limits: { perUserPerMinute: DEFAULT_PER_USER, ...config.limits },
   };
 }
 
-/** What holds when everybody is known and the file says nothing. */
 const DEFAULT_PER_USER = 1000;
 const DEFAULT_RATES: ReadonlyMap<string, number> = new Map([
   ["enterprise", 60_000],

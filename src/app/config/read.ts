@@ -1,19 +1,19 @@
 /**
- * Reads a YAML document by the table in `settings.ts`.
+ * Reads a YAML document by the table in `config.ts`.
  *
- * The result is a draft: everything that is valid or left to its default is in it, everything wrong
- * is absent and noted in the findings with its place. So the rules between settings can still be
- * checked on what is there, and a file's mistakes are all reported at once.
+ * The result is a draft: everything that is valid or left to its default is in it, everything wrong is absent and in the
+ * findings with its place. So the rules between settings can still be checked on what is there, and a file's mistakes are
+ * all reported at once.
  *
- * The walk goes only where the table goes, so its depth and its work are bounded whatever the file
- * holds; aliases are followed one at a time and never expanded.
+ * The walk goes only where the table goes, so its depth and its work are bounded whatever the file holds; aliases are
+ * followed one at a time and never expanded.
  */
 import { isAlias, isMap, isScalar, isSeq, type Document, type Node } from "yaml";
 import type { LineCounter, Pair } from "yaml";
-import { expand, unshield } from "./env.ts";
-import type { Problem } from "./config.ts";
-import type { Fields, Group, Leaf, List, Named, OneOf, Setting, Value } from "./setting-kinds.ts";
-import { nearest } from "./spelling.ts";
+import { settingRows, settings, type Config, type Problem } from "./config.ts";
+import type { Fields, Leaf, List, Named, OneOf, Setting, Source, Variants } from "./kinds.ts";
+import { whyRemoved } from "./removed.ts";
+import { didYouMean, nearest } from "./spelling.ts";
 import { printable } from "../../cli/terminal/terminal.ts";
 
 /** What could be read: anything may be missing because it was wrong. */
@@ -72,17 +72,13 @@ export interface ReadContext {
   readonly lines: LineCounter;
   readonly findings: Findings;
   readonly env: NodeJS.ProcessEnv;
+  /** What relative paths start from. */
   readonly folder: string;
-  /** Whole table, for "it belongs under models". */
-  readonly paths: readonly string[];
 }
 
-export function readSettings<F extends Fields>(
-  table: Group<F>,
-  context: ReadContext,
-): Draft<Value<Group<F>>> {
+export function readSettings(context: ReadContext): Draft<Config> {
   const root = context.document.contents ?? undefined;
-  return new Reader(context).read(table, root, "") as Draft<Value<Group<F>>>;
+  return new Reader(context).read(settings, root, "") as Draft<Config>;
 }
 
 type Found = Node | null | undefined;
@@ -102,7 +98,9 @@ class Reader {
       case "leaf":
         return this.#leaf(setting, node, path);
       case "group":
-        return this.#group(setting.fields, node, path);
+        return setting.absent && (node === undefined || isNull(node))
+          ? undefined
+          : this.#group(setting.fields, node, path);
       case "list":
         return this.#list(setting, node, path);
       case "named":
@@ -135,12 +133,7 @@ class Reader {
     return this.#reading(leaf, source, unshield(value), path);
   }
 
-  #reading(
-    leaf: Leaf<unknown>,
-    source: Parameters<Leaf<unknown>["read"]>[0],
-    written: unknown,
-    path: string,
-  ) {
+  #reading(leaf: Leaf<unknown>, source: Source, written: unknown, path: string): unknown {
     const reading = leaf.read(source);
     if ("value" in reading) return reading.value;
     return this.#problem(path, `${shown(leaf, written)} ${reading.wrong}`);
@@ -188,7 +181,9 @@ class Reader {
   }
 
   #named(setting: Named<Fields>, node: Node | undefined, path: string): unknown {
-    if (node === undefined || isNull(node)) return setting.fallback;
+    if (node === undefined || isNull(node)) {
+      return setting.fallback.map((name) => this.#namedOne(setting, name, undefined, path));
+    }
     const pairs = this.#pairs(node, path, undefined);
     if (pairs === undefined) return undefined;
     if (pairs.size === 0) this.#problem(path, "is empty; add at least one, or remove the line");
@@ -199,15 +194,16 @@ class Reader {
         this.#problem(join(path, name), "is no name; use 1 to 64 letters, digits, _ . or -");
         continue;
       }
-      drafts.push({
-        name,
-        ...(this.#group(setting.fields, this.#resolved(found), join(path, name)) as object),
-      });
+      drafts.push(this.#namedOne(setting, name, this.#resolved(found), path));
     }
     return drafts;
   }
 
-  #oneOf(setting: OneOf<{ [kind: string]: Group<Fields> }>, node: Node | undefined, path: string): unknown {
+  #namedOne({ fields }: Named<Fields>, name: string, node: Node | undefined, path: string): object {
+    return { name, ...(this.#group(fields, node, join(path, name)) as object) };
+  }
+
+  #oneOf(setting: OneOf<Variants>, node: Node | undefined, path: string): unknown {
     const kinds = Object.keys(setting.variants);
     const names = ["kind", ...kinds.flatMap((kind) => Object.keys(setting.variants[kind]!.fields))];
     const map = isMap(node) ? node : undefined;
@@ -236,12 +232,8 @@ class Reader {
     this.#pairs(node, path, names);
     const at = join(path, "kind");
     if (written === undefined) return this.#problem(at, `is missing; write one of ${kinds.join(", ")}`);
-    if (setting.later.includes(kind)) {
-      return this.#problem(at, `${kind} is not in this version yet; use one of ${kinds.join(", ")}`);
-    }
-    const guess = nearest(kind, kinds);
-    const hint = guess === undefined ? "" : `; did you mean ${guess}?`;
-    return this.#problem(at, `${quoted(unshield(written))} is not one of ${kinds.join(", ")}${hint}`);
+    const guess = didYouMean(kind, kinds);
+    return this.#problem(at, `${quoted(unshield(written))} is not one of ${kinds.join(", ")}${guess}`);
   }
 
   /** The pairs of a map by name, with unknown and repeated names reported; undefined if it is no map. */
@@ -263,7 +255,7 @@ class Reader {
       if (pairs.has(name)) {
         this.#context.findings.problem(at, "is written twice; keep one", place);
       } else if (known !== undefined && !known.includes(name)) {
-        const why = whyUnknown?.(name) ?? this.#unknown(name, path, known);
+        const why = whyRemoved(at) ?? whyUnknown?.(name) ?? this.#unknown(name, path, known);
         this.#context.findings.problem(at, why, place);
       } else {
         pairs.set(name, pair.value as Found);
@@ -278,8 +270,8 @@ class Reader {
       return "merging maps is not supported; repeat the settings, or use an alias for all of them";
     const guess = nearest(name, known);
     if (guess !== undefined) return `unknown setting; did you mean ${guess}?`;
-    const home = this.#context.paths.find((each) => each.endsWith(`.${name}`) || each === name);
-    if (home !== undefined) return `unknown setting here; ${home} exists`;
+    const home = settingRows.find((row) => row.path.replace(/\[\]$/, "").endsWith(`.${name}`));
+    if (home !== undefined) return `unknown setting here; ${home.path.replace(/\[\]$/, "")} exists`;
     return path === ""
       ? "unknown setting; docs/configuration.md lists them"
       : `unknown setting; known: ${known.join(", ")}`;
@@ -317,11 +309,7 @@ class Reader {
 }
 
 /** For a name that another kind has: which, and what to do. */
-function elsewhere(
-  variants: { readonly [kind: string]: Group<Fields> },
-  kind: string,
-  name: string,
-): string | undefined {
+function elsewhere(variants: Variants, kind: string, name: string): string | undefined {
   const owners = Object.keys(variants).filter((each) => Object.hasOwn(variants[each]!.fields, name));
   if (owners.length === 0) return undefined;
   const change = owners.length === 1 ? `write kind: ${owners[0]}` : "change the kind";
@@ -367,4 +355,63 @@ function wayOut(leaf: Leaf<unknown>, path: string, wrong: string): string {
   if (!wrong.includes("is not set")) return "";
   if (path === "admin.token") return "; export it, or remove the line (loopback admin needs no token)";
   return leaf.need === "required" ? "; export it" : "; export it, or remove the line";
+}
+
+// ── ${NAME} ─────────────────────────────────────────────────────────────────────────────────────
+//
+// YAML knows nothing of `${NAME}` and `${NAME:-default}`, and inside `{ … }` it would even take their braces for its own.
+// So before YAML sees the text, `shield` moves every character of `${…}` into the private use area, one for one: the text
+// keeps its length, so line and column stay true. Afterwards `expand` reads them back, scalar by scalar; a value from the
+// environment is never parsed as YAML. As in a shell, `:-` also replaces an empty variable. `$${` stands for `${`.
+
+const shieldBase = 0xe000;
+
+export function shield(text: string): string {
+  return text.replace(/\$?\$\{[^}\n]{0,1024}\}/g, (found) =>
+    found.replace(/[\u0021-\u007e]/g, (char) =>
+      char === "$" ? char : String.fromCharCode(shieldBase + char.charCodeAt(0)),
+    ),
+  );
+}
+
+/** Undoes `shield`. */
+function unshield(text: string): string {
+  return text.replace(/[\ue021-\ue07e]/g, (char) => String.fromCharCode(char.charCodeAt(0) - shieldBase));
+}
+
+interface Expansion {
+  readonly text: string;
+  /** Something was put in from the environment, so the text may hold a secret. */
+  readonly expanded: boolean;
+  /** What is wrong, one phrase each; naming variables, never their values. */
+  readonly wrong: readonly string[];
+}
+
+function expand(shielded: string, env: NodeJS.ProcessEnv): Expansion {
+  const written = unshield(shielded);
+  const wrong: string[] = [];
+  let expanded = false;
+  const text = written.replace(
+    /(\$?)\$\{([^}\n]*)(\}?)/g,
+    (found, escape: string, inside: string, end: string) => {
+      if (escape === "$") return found.slice(1);
+      expanded = true;
+      const match = /^([A-Za-z_]\w*)(?::-(.*))?$/.exec(inside);
+      if (match === null || end === "") {
+        wrong.push(
+          "${ must be followed by a name and }: write ${NAME} or ${NAME:-default}, or $${ for a plain ${",
+        );
+        return "";
+      }
+      const [, name = "", fallback] = match;
+      const value = env[name];
+      if (fallback !== undefined) return value === undefined || value === "" ? fallback : value;
+      if (value === undefined) {
+        const guess = nearest(name, Object.keys(env));
+        wrong.push(`\${${name}} is not set${guess === undefined ? "" : ` (did you mean ${guess}?)`}`);
+      }
+      return value ?? "";
+    },
+  );
+  return { text, expanded, wrong };
 }

@@ -6,7 +6,7 @@
  * Ferry knows that it was a game.
  */
 import type { SimulatedBackend } from "../../workers/backend/simulated.ts";
-import type { Slot } from "../../workers/workers.ts";
+import type { PoolWorker as Slot } from "../../workers/worker.ts";
 
 export interface Killed {
   readonly worker: string;

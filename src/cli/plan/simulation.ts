@@ -45,6 +45,8 @@ export class Simulation {
   readonly engine: MemoryEngine;
   readonly backend: SimulatedBackend;
   readonly dispatcher: Dispatcher;
+  /** After a switch call `dispatcher.wake()`. */
+  rules: ModelRules;
   readonly gate: Gate;
   readonly random: Random;
   readonly startedAt: number;
@@ -58,22 +60,20 @@ export class Simulation {
     this.startedAt = this.clock.now();
     this.random = new Random(options.seed);
     const { rules, timeouts } = options;
-    this.engine = new MemoryEngine(
-      {
-        models: new Map([[rules.name, timeouts]]),
-        tiers: options.admission?.tiers ?? 1,
-        maxQueued: 1_000_000,
-        maxQueuedBytes: Infinity,
-        results: { ttlMs: 600_000, evictAfterRead: false, maxBytes: Infinity },
-        deadLetters: { max: 10_000, ttlMs: Infinity },
-        ...options.engine,
-      },
-      this.clock,
-      this.events,
-    );
+    this.rules = rules;
+    const limits = {
+      models: new Map([[rules.name, timeouts]]),
+      tiers: options.admission?.tiers ?? 1,
+      maxQueued: 1_000_000,
+      maxQueuedBytes: Infinity,
+      results: { ttlMs: 600_000, evictAfterRead: false, maxBytes: Infinity },
+      deadLetters: { max: 10_000, ttlMs: Infinity },
+      ...options.engine,
+    };
+    this.engine = new MemoryEngine(() => limits, this.clock, this.events);
     this.backend = new SimulatedBackend({ ...options.backend, seed: options.seed }, this.clock);
     const workers = this.backend.workers.map((worker) => options.wrap?.(worker) ?? worker);
-    this.dispatcher = new Dispatcher(rules, workers, {
+    this.dispatcher = new Dispatcher(() => this.rules, workers, {
       engine: this.engine,
       clock: options.dispatcherClock?.(this.clock) ?? this.clock,
       events: this.events,
@@ -87,7 +87,6 @@ export class Simulation {
       {
         horizon: (now) => this.dispatcher.horizon(now),
         hasRoom: (waiting, now) => this.dispatcher.hasRoom(waiting, now),
-        othersPerMs: () => 0,
       },
       this.engine,
     );

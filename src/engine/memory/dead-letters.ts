@@ -6,12 +6,7 @@
 import { Refusal } from "../../core/errors.ts";
 import type { Task } from "../../core/task.ts";
 import type { Events } from "../../observe/events.ts";
-import type { DeadLetter } from "../engine.ts";
-
-export interface DeadLetterLimits {
-  readonly max: number;
-  readonly ttlMs: number;
-}
+import type { DeadLetter, EngineLimits } from "../engine.ts";
 
 interface Owner {
   /** Queues it again; false when its model is no longer there. Throws a `Refusal` while the queue is full. */
@@ -32,21 +27,16 @@ export function noRoomToReplay(bound: string): Refusal {
 }
 
 export class DeadLetters {
-  #limits: DeadLetterLimits;
+  readonly #limits: () => EngineLimits;
   readonly #events: Events;
   readonly #owner: Owner;
   /** Oldest first. */
   readonly #letters = new Map<string, DeadLetter>();
 
-  constructor(limits: DeadLetterLimits, events: Events, owner: Owner) {
+  constructor(limits: () => EngineLimits, events: Events, owner: Owner) {
     this.#limits = limits;
     this.#events = events;
     this.#owner = owner;
-  }
-
-  /** Those that are too many go when the next one comes. */
-  retune(limits: DeadLetterLimits): void {
-    this.#limits = limits;
   }
 
   get size(): number {
@@ -54,12 +44,13 @@ export class DeadLetters {
   }
 
   add(letter: DeadLetter): void {
+    const { max } = this.#limits().deadLetters;
     this.#letters.set(letter.task.id, letter);
     for (const oldest of this.#letters.keys()) {
-      if (this.#letters.size <= this.#limits.max) return;
+      if (this.#letters.size <= max) return;
       this.#letters.delete(oldest);
       this.#owner.forgotten(oldest);
-      const message = `dead letter ${oldest} was dropped to make room (deadLetters.max ${this.#limits.max})`;
+      const message = `dead letter ${oldest} was dropped to make room (deadLetters.max ${max})`;
       this.#events.emit("notice", { level: "warn", message });
     }
   }
@@ -88,8 +79,9 @@ export class DeadLetters {
 
   /** Drops what is too old and returns when the next one will be. */
   sweep(now: number): number {
+    const { ttlMs } = this.#limits().deadLetters;
     for (const [id, letter] of this.#letters) {
-      if (letter.diedAt + this.#limits.ttlMs > now) return letter.diedAt + this.#limits.ttlMs;
+      if (letter.diedAt + ttlMs > now) return letter.diedAt + ttlMs;
       this.#letters.delete(id);
       this.#owner.forgotten(id);
     }

@@ -54,8 +54,17 @@ export interface AdoptedState {
   readonly retryAt: number;
 }
 
+export interface MemoryEngineOptions {
+  /** The engine's side of the journal; without it tasks do not outlive the process. */
+  readonly keeper?: RecordKeeper | undefined;
+  /** False: what has ended is told to the listeners and forgotten; a shared engine keeps it elsewhere. */
+  readonly keepsOutcomes?: boolean;
+  /** Of hash tables whose keys clients choose: an integer that they cannot guess. */
+  readonly seed?: number;
+}
+
 export class MemoryEngine implements Engine {
-  #options: EngineLimits;
+  readonly #limits: () => EngineLimits;
   readonly #clock: Clock;
   readonly #events: Events;
   readonly #keeper: RecordKeeper | undefined;
@@ -76,23 +85,21 @@ export class MemoryEngine implements Engine {
   #leases = 0;
   #nextReap = Infinity;
 
-  /** `keepsOutcomes` false: what has ended is told to those who watch, and forgotten; a shared engine keeps it elsewhere. */
   constructor(
-    options: EngineLimits,
+    limits: () => EngineLimits,
     clock: Clock,
     events: Events,
-    keeper?: RecordKeeper,
-    keepsOutcomes = true,
+    { keeper, keepsOutcomes = true, seed = 0 }: MemoryEngineOptions = {},
   ) {
-    this.#options = options;
+    this.#limits = limits;
     this.#keepsOutcomes = keepsOutcomes;
     this.#clock = clock;
     this.#events = events;
     this.#keeper = keeper;
     const copied = keeper !== undefined || !keepsOutcomes;
-    this.#places = new Places(options, copied, this.#listeners, (at) => this.#fallsDue(at));
-    this.#records = new Records(options.results, clock, keeper, options.seed ?? 0);
-    this.deadLetters = new DeadLetters(options.deadLetters, events, {
+    this.#places = new Places(limits, seed, copied, this.#listeners, (at) => this.#fallsDue(at));
+    this.#records = new Records(limits, clock, keeper, seed);
+    this.deadLetters = new DeadLetters(limits, events, {
       replay: (task) => this.#replay(task),
       replaySafe: (id) => this.#replaySafe(id),
       forgotten: (id) => this.#records.letterGone(id),
@@ -186,7 +193,7 @@ export class MemoryEngine implements Engine {
       return this.#join(leader);
     }
     if (sharing.only === true) return { kind: "full", message: "nothing to share, and no room for more" };
-    const full = this.#places.full(this.#options, task) ?? this.#records.full(this.#options, task.tenant);
+    const full = this.#places.full(task) ?? this.#records.full(task.tenant);
     if (full !== undefined) return full;
     this.#places.enqueue(this.#open(task, sharing, now), now);
     if (this.#events.heard("task.queued")) {
@@ -197,7 +204,7 @@ export class MemoryEngine implements Engine {
   }
 
   neverFits(tasks: number, inputBytes: number, parameterBytes: number): string | undefined {
-    return neverFits(this.#options, { tasks, inputBytes, parameterBytes }, this.#keeper !== undefined);
+    return neverFits(this.#limits(), { tasks, inputBytes, parameterBytes }, this.#keeper !== undefined);
   }
 
   #open(task: Task, sharing: Sharing, now: number, replayed = false): TaskRecord {
@@ -345,7 +352,7 @@ export class MemoryEngine implements Engine {
     record.dead = detail;
     if (!this.#keepsOutcomes) return;
     this.deadLetters.add({ task: record.task, attempts: record.attempt, code, message: detail, diedAt: now });
-    this.#fallsDue(now + this.#options.deadLetters.ttlMs);
+    this.#fallsDue(now + this.#limits().deadLetters.ttlMs);
   }
 
   #retry(record: TaskRecord, verdict: Verdict & { kind: "retry" }, now: number): void {
@@ -419,6 +426,7 @@ export class MemoryEngine implements Engine {
     for (let record = this.#places.rung(now); record !== undefined; record = this.#places.rung(now)) {
       this.#look(record, now);
     }
+    this.#places.dropGone();
     const swept = Math.min(this.#records.sweep(now), this.deadLetters.sweep(now));
     this.#nextReap = Math.min(this.#places.nextAlarmAt, swept);
     return this.#nextReap;
@@ -492,14 +500,6 @@ export class MemoryEngine implements Engine {
     };
   }
 
-  retune(limits: EngineLimits): void {
-    this.#options = limits;
-    this.#places.retune(limits.models);
-    this.#records.retune(limits.results);
-    this.deadLetters.retune(limits.deadLetters);
-    this.#fallsDue(this.#clock.now());
-  }
-
   watch(listener: EngineListener): () => void {
     this.#listeners.add(listener);
     return () => this.#listeners.delete(listener);
@@ -534,7 +534,7 @@ export class MemoryEngine implements Engine {
     this.#places.retire(record);
     if (!this.#keepsOutcomes) return this.#records.release(record, outcome, settledAt);
     this.#records.shelve(record, outcome, settledAt);
-    this.#fallsDue(settledAt + this.#options.results.ttlMs);
+    this.#fallsDue(settledAt + this.#limits().results.ttlMs);
   }
 
   #fallsDue(at: number): void {
@@ -545,11 +545,11 @@ export class MemoryEngine implements Engine {
 
   /** A dead letter starts anew under its own id. */
   #replay(dead: Task): boolean {
-    const model = this.#options.models.get(dead.model);
+    const model = this.#limits().models.get(dead.model);
     if (model === undefined) return false;
     const old = this.#records.get(dead.id);
     if (old?.final === false) return false;
-    const bounds = [this.#places.full(this.#options, dead), this.#records.full(this.#options, dead.tenant)];
+    const bounds = [this.#places.full(dead), this.#records.full(dead.tenant)];
     // An operator asks for it, not the tenant: the tenant's own shares do not refuse it.
     const full = bounds.find((bound) => bound !== undefined && bound.own !== true);
     if (full !== undefined) throw noRoomToReplay(full.message);
@@ -576,7 +576,7 @@ export class MemoryEngine implements Engine {
 
   /** A record found on disk: finished ones can be polled again, the others start anew. */
   #restore(saved: SavedRecord, now: number): void {
-    const totalMs = (model: string): number | undefined => this.#options.models.get(model)?.totalMs;
+    const totalMs = (model: string): number | undefined => this.#limits().models.get(model)?.totalMs;
     const { task, sharing, state, letter, orphan } = restored(saved, now, totalMs);
     if (state.forgotten === true) return this.deadLetters.add(letter!);
     const record = new TaskRecord(task, sharing, this.#places.expiry(task.model, now, task.deadlineAt));
@@ -638,7 +638,7 @@ export class MemoryEngine implements Engine {
 
   /** Its time begins now. */
   #release(record: TaskRecord, now: number): void {
-    const totalMs = this.#options.models.get(record.task.model)?.totalMs ?? 0;
+    const totalMs = this.#limits().models.get(record.task.model)?.totalMs ?? 0;
     this.#places.leave(record);
     record.attempt = record.deaths;
     record.deadlineAt = now + totalMs;

@@ -11,7 +11,7 @@
  * one that was promised and not fetched yet is handed back (`rescue`) instead, because nothing promised is thrown away
  * before its time.
  */
-import { Hashes } from "../../core/table.ts";
+import { hashOf } from "../../core/table.ts";
 import type { BatchNote } from "../../core/task.ts";
 import type { Holding, Holdings } from "./holdings.ts";
 import { PackedIndex } from "./packed-index.ts";
@@ -50,11 +50,9 @@ export interface PackedOwner {
 }
 
 export class Packed {
-  ttlMs: number;
-  /** Of task ids. */
-  readonly ids: Hashes;
-  /** Of cache keys. */
-  readonly hashes: Hashes;
+  readonly #ttlMs: () => number;
+  /** Of the hashes of ids and cache keys. */
+  readonly #seed: number;
   readonly #holdings: Holdings;
   readonly #owner: PackedOwner;
   /** By slot; slots of emptied ones are used again. */
@@ -68,11 +66,10 @@ export class Packed {
   #batch: BatchNote | undefined;
   #batchText = "";
 
-  constructor(holdings: Holdings, ttlMs: number, seed: number, owner: PackedOwner) {
+  constructor(holdings: Holdings, ttlMs: () => number, seed: number, owner: PackedOwner) {
     this.#holdings = holdings;
-    this.ttlMs = ttlMs;
-    this.ids = new Hashes(seed, ID_RANDOM_END);
-    this.hashes = new Hashes(seed);
+    this.#ttlMs = ttlMs;
+    this.#seed = seed;
     this.#owner = owner;
   }
 
@@ -83,11 +80,11 @@ export class Packed {
 
   /** `elsewhere`: its result is kept by somebody else, and here only for whoever has the same content. */
   add(record: TaskRecord, elsewhere = false): void {
-    const { joinKey, cacheKey = "", cacheTtlMs = 0 } = record.sharing;
+    const { cacheKey = "", cacheTtlMs = 0 } = record.sharing;
     const key = record.outcome!.ok && cacheTtlMs > 0 && !record.cached ? cacheKey : "";
     if (elsewhere && key === "") return;
-    const idHash = this.ids.of(record.task.id);
-    const keyHash = key === "" ? 0 : key === joinKey ? record.joinHash : this.hashes.of(key);
+    const idHash = this.#hashOfId(record.task.id);
+    const keyHash = key === "" ? 0 : hashOf(key, this.#seed);
     const one = parcel(record, key, idHash, keyHash);
     const holding = this.#holdings.of(record.task.tenant);
     let slab = holding.newest;
@@ -122,13 +119,13 @@ export class Packed {
   }
 
   get(id: string): TaskRecord | undefined {
-    const place = this.#byId.find(this.ids.of(id), id);
+    const place = this.#byId.find(this.#hashOfId(id), id);
     return place < 0 ? undefined : read(this.#slab(place), startOf(place));
   }
 
   /** A success with that content, while it may answer for others. */
   cached(key: string, now: number): TaskRecord | undefined {
-    const place = this.#byKey.find(this.hashes.of(key), key);
+    const place = this.#byKey.find(hashOf(key, this.#seed), key);
     if (place < 0) return undefined;
     const slab = this.#slab(place);
     const start = startOf(place);
@@ -137,7 +134,7 @@ export class Packed {
 
   /** Somebody has received it. `forget`: and nobody else will ask for it. False: it is not here. */
   deliver(id: string, forget: boolean): boolean {
-    const place = this.#byId.find(this.ids.of(id), id);
+    const place = this.#byId.find(this.#hashOfId(id), id);
     if (place < 0) return false;
     const slab = this.#slab(place);
     const number = numbersAt(startOf(place));
@@ -151,7 +148,7 @@ export class Packed {
 
   /** A caller left without it; after the last one it counts as delivered. False: it is not here. */
   abandon(id: string): boolean {
-    const place = this.#byId.find(this.ids.of(id), id);
+    const place = this.#byId.find(this.#hashOfId(id), id);
     if (place < 0) return false;
     const slab = this.#slab(place);
     const number = numbersAt(startOf(place));
@@ -162,7 +159,7 @@ export class Packed {
 
   /** Nobody may poll for it any more. False: it is not here. */
   forget(id: string): boolean {
-    const idHash = this.ids.of(id);
+    const idHash = this.#hashOfId(id);
     const place = this.#byId.find(idHash, id);
     if (place < 0) return false;
     this.#byId.remove(idHash, place);
@@ -210,7 +207,7 @@ export class Packed {
 
   #until({ instants, numbers }: Slab, start: number): number {
     const gone = (numbers[numbersAt(start) + FLAGS]! & GONE) !== 0;
-    const polled = gone ? 0 : instants[start / 8 + SETTLED_AT]! + this.ttlMs;
+    const polled = gone ? 0 : instants[start / 8 + SETTLED_AT]! + this.#ttlMs();
     return Math.max(polled, instants[start / 8 + CACHE_UNTIL]!);
   }
 
@@ -282,6 +279,10 @@ export class Packed {
     else last.next = slab;
     holding.newest = slab;
     return slab;
+  }
+
+  #hashOfId(id: string): number {
+    return hashOf(id, this.#seed, ID_RANDOM_END);
   }
 
   #slab(place: number): Slab {

@@ -7,7 +7,7 @@
  *
  * and, in each of them, with an alarm: the instant at which `reap` must look at it.
  */
-import { DueLine } from "../../core/due-line.ts";
+import { Heap } from "../../core/heap.ts";
 import type { BatchNote, Json, Task } from "../../core/task.ts";
 import { MAX_GROUPS } from "../engine.ts";
 import type { EngineLimits, EngineListener, EngineStats, PutReply, QueueView } from "../engine.ts";
@@ -25,15 +25,14 @@ interface Arrivals {
 }
 
 export class Places {
-  #queueMs: ReadonlyMap<string, { readonly queueMs: number }>;
-  readonly #tiers: number;
+  readonly #limits: () => EngineLimits;
   readonly #listeners: ReadonlySet<EngineListener>;
   readonly #fallsDue: (at: number) => void;
   readonly #seed: number;
   /** A journal writes the parameters down with each task; in memory tasks share their text. */
   readonly #journaled: boolean;
   readonly #queues = new Map<string, ModelQueues>();
-  readonly #alarms = new DueLine<TaskRecord>();
+  readonly #alarms = new Heap<TaskRecord>();
   /** Queued, or waiting for a retry. */
   waiting = 0;
   waitingBytes = 0;
@@ -42,60 +41,67 @@ export class Places {
   #untold: Map<Group, Arrivals> | undefined;
 
   constructor(
-    { models, tiers, seed = 0 }: Pick<EngineLimits, "models" | "tiers" | "seed">,
+    limits: () => EngineLimits,
+    seed: number,
     journaled: boolean,
     listeners: ReadonlySet<EngineListener>,
     fallsDue: (at: number) => void,
   ) {
-    this.#queueMs = models;
-    this.#tiers = tiers;
+    this.#limits = limits;
     this.#seed = seed;
     this.#journaled = journaled;
     this.#listeners = listeners;
     this.#fallsDue = fallsDue;
-    this.retune(models);
   }
 
-  /** A model that is gone keeps its queue while something may come back to it: until the next time. */
-  retune(models: ReadonlyMap<string, { readonly queueMs: number }>): void {
-    this.#queueMs = models;
-    for (const [model, queues] of this.#queues) {
-      const busy = this.running > 0 || this.waiting > 0 || queues.depths.some((depth) => depth > 0);
-      if (!models.has(model) && !busy) this.#queues.delete(model);
-    }
-    for (const model of models.keys()) {
-      if (!this.#queues.has(model)) this.#queues.set(model, new ModelQueues(this.#tiers, this.#seed));
-    }
+  /** The queues of a model that is configured, or that has tasks left. */
+  #of(model: string): ModelQueues | undefined {
+    let queues = this.#queues.get(model);
+    if (queues !== undefined) return queues;
+    const { models, tiers } = this.#limits();
+    if (!models.has(model)) return undefined;
+    queues = new ModelQueues(tiers, this.#seed);
+    this.#queues.set(model, queues);
+    return queues;
+  }
+
+  /** Drops the queues of models that are gone, once nothing can come back to one. */
+  dropGone(): void {
+    if (this.running > 0 || this.waiting > 0) return;
+    const { models } = this.#limits();
+    for (const model of this.#queues.keys()) if (!models.has(model)) this.#queues.delete(model);
   }
 
   queues(model: string, perTier?: number): Iterable<QueueView> {
-    return this.#queues.get(model)?.groups(perTier) ?? NOTHING;
+    return this.#of(model)?.groups(perTier) ?? NOTHING;
   }
 
   /** By tier. */
   depths(model: string): readonly number[] {
-    return this.#queues.get(model)?.depths ?? NOTHING;
+    return this.#of(model)?.depths ?? NOTHING;
   }
 
   turn(model: string, tier: number, tenant: string): number {
-    return this.#queues.get(model)?.turn(tier, tenant) ?? 0;
+    return this.#of(model)?.turn(tier, tenant) ?? 0;
   }
 
   stats(): Pick<EngineStats, "queued" | "running" | "depth"> {
-    const depth = new Map([...this.#queues].map(([model, queues]) => [model, [...queues.depths]]));
+    const models = new Set([...this.#limits().models.keys(), ...this.#queues.keys()]);
+    const depth = new Map(Array.from(models, (model) => [model, [...this.#of(model)!.depths]]));
     return { queued: this.waiting, running: this.running, depth };
   }
 
   /** When a task that enters its queue at `from` gives up its place. */
   expiry(model: string, from: number, deadlineAt: number): number {
-    return Math.min(deadlineAt, from + (this.#queueMs.get(model)?.queueMs ?? 0));
+    return Math.min(deadlineAt, from + (this.#limits().models.get(model)?.queueMs ?? 0));
   }
 
   /** Which bound leaves no room for this task. */
-  full({ maxQueued, maxQueuedBytes }: EngineLimits, task: Task): Full | undefined {
+  full(task: Task): Full | undefined {
+    const { maxQueued, maxQueuedBytes } = this.#limits();
     const never = task.input.length + task.parameters.length > maxQueuedBytes;
     if (this.waiting >= maxQueued) return full(`the queue is full (limits.maxQueued ${maxQueued})`, never);
-    const queues = this.#queues.get(task.model)!;
+    const queues = this.#of(task.model)!;
     const shared = !this.#journaled && queues.has(task.parameters);
     const bytes = task.input.length + (shared ? 0 : task.parameters.length);
     if (this.waitingBytes + bytes > maxQueuedBytes) {
@@ -116,7 +122,7 @@ export class Places {
     if (since !== undefined) record.queuedAt = since;
     const { model, parameters } = record.task;
     this.#wait(record);
-    const depth = this.#queues.get(model)!.push(record, place);
+    const depth = this.#of(model)!.push(record, place);
     this.#setAlarm(record, record.expiresAt);
     if (this.#untold !== undefined) this.#tellLater(record, depth);
     else for (const listener of this.#listeners) listener.queued?.(model, parameters, depth, 1);
@@ -152,7 +158,7 @@ export class Places {
 
   /** Takes records of one batch out of their queue; each goes to its next place at once. */
   take(model: string, parameters: Json, max: number, now: number): readonly TaskRecord[] {
-    const taken = this.#queues.get(model)?.take(parameters, max, now) ?? NOTHING;
+    const taken = this.#of(model)?.take(parameters, max, now) ?? NOTHING;
     for (const record of taken) this.#unwait(record);
     return taken;
   }
@@ -229,14 +235,14 @@ export class Places {
 
   #wait(record: TaskRecord): void {
     const { model, input, parameters } = record.task;
-    const opened = this.#queues.get(model)!.hold(record);
+    const opened = this.#of(model)!.hold(record);
     this.waiting++;
     this.waitingBytes += input.length + (opened || this.#journaled ? parameters.length : 0);
   }
 
   #unwait(record: TaskRecord): void {
     const { model, input, parameters } = record.task;
-    const gone = this.#queues.get(model)!.release(record);
+    const gone = this.#of(model)!.release(record);
     this.waiting--;
     this.waitingBytes -= input.length + (gone || this.#journaled ? parameters.length : 0);
   }

@@ -11,7 +11,7 @@
 import { seatTiers } from "../../core/fair.ts";
 import { type Due, Heap } from "../../core/heap.ts";
 import { hasShare } from "../../core/share.ts";
-import { Hashes, Table } from "../../core/table.ts";
+import { Table } from "../../core/table.ts";
 import type { Json, Task } from "../../core/task.ts";
 import { MAX_GROUPS, type QueueView } from "../engine.ts";
 import { ANY_BATCH, type TaskRecord } from "./record.ts";
@@ -22,7 +22,6 @@ const FEW_GROUPS = 16;
 
 export class Group implements QueueView, Due {
   readonly parameters: Json;
-  readonly hash: number;
   /** Who put the first task into it; it counts as one of this tenant's. */
   opener = "";
   readonly tiers: TierQueue[];
@@ -39,9 +38,8 @@ export class Group implements QueueView, Due {
   dueAt = 0;
   place = -1;
 
-  constructor(parameters: Json, hash: number, tiers: number) {
+  constructor(parameters: Json, tiers: number) {
     this.parameters = parameters;
-    this.hash = hash;
     this.tiers = Array.from({ length: tiers }, () => new TierQueue());
     this.credits = Array.from({ length: tiers }, () => 0);
   }
@@ -157,7 +155,6 @@ class TierOrder {
 
 export class ModelQueues {
   readonly #tiers: number;
-  readonly #hashes: Hashes;
   /** V8 hashes long texts by their length alone, so that a Map of them could be made slow. */
   readonly #groups: Table<Group>;
   /** How many of them each tenant opened. */
@@ -175,7 +172,6 @@ export class ModelQueues {
 
   constructor(tiers: number, seed: number) {
     this.#tiers = tiers;
-    this.#hashes = new Hashes(seed);
     this.#groups = new Table(seed);
     this.depths = Array.from({ length: tiers }, () => 0);
   }
@@ -188,7 +184,7 @@ export class ModelQueues {
 
   /** Whether a task with these parameters waits. */
   has(parameters: Json): boolean {
-    return this.#groups.get(parameters, this.#hashes.of(parameters)) !== undefined;
+    return this.#groups.get(parameters) !== undefined;
   }
 
   /** Whether this task would open one group more than its tenant may have. */
@@ -201,13 +197,12 @@ export class ModelQueues {
   /** A record is going to wait: its group exists from now on. Returns whether it did not. */
   hold(record: TaskRecord): boolean {
     const { parameters, tenant } = record.task;
-    const hash = this.#hashes.of(parameters);
-    let group = this.#groups.get(parameters, hash);
+    let group = this.#groups.get(parameters);
     const opened = group === undefined;
     if (group === undefined) {
-      group = this.#last?.parameters === parameters ? this.#last : new Group(parameters, hash, this.#tiers);
+      group = this.#last?.parameters === parameters ? this.#last : new Group(parameters, this.#tiers);
       group.opener = tenant;
-      this.#groups.set(parameters, group, hash);
+      this.#groups.set(parameters, group);
       this.#opened.set(tenant, (this.#opened.get(tenant) ?? 0) + 1);
     }
     group.waiting++;
@@ -220,7 +215,7 @@ export class ModelQueues {
     const group = record.group!;
     record.group = undefined;
     if (--group.waiting > 0) return false;
-    this.#groups.delete(group.parameters, group.hash);
+    this.#groups.delete(group.parameters);
     const opened = this.#opened.get(group.opener)! - 1;
     if (opened === 0) this.#opened.delete(group.opener);
     else this.#opened.set(group.opener, opened);
@@ -348,7 +343,7 @@ export class ModelQueues {
    * with such a record at its head gets in first, or the tiers above would outgrow it every time.
    */
   take(parameters: Json, max: number, now: number): TaskRecord[] {
-    const group = this.#groups.get(parameters, this.#hashes.of(parameters));
+    const group = this.#groups.get(parameters);
     if (group === undefined || group.depth === 0) return [];
     const { owner } = group;
     const seats = seatTiers(

@@ -4,7 +4,7 @@
  * A record stands in at most one list (a queue, or a row of the shelf), linked through itself, so that
  * leaving from the middle costs as little as leaving from the end.
  */
-import type { InLine } from "../../core/due-line.ts";
+import type { Due } from "../../core/heap.ts";
 import type { BatchNote, Outcome, Task, TaskState } from "../../core/task.ts";
 import type { EventFields } from "../../observe/events.ts";
 import type { RecordView, Sharing, Verdict } from "../engine.ts";
@@ -21,7 +21,7 @@ const NO_KEYS: readonly never[] = [];
 /** Larger than any batch; an integer, which V8 keeps in the record itself. */
 export const ANY_BATCH = 1 << 30;
 
-export class TaskRecord implements RecordView, InLine<TaskRecord> {
+export class TaskRecord implements RecordView, Due {
   task: Task;
   readonly sharing: Sharing;
   state: TaskState = "queued";
@@ -46,8 +46,6 @@ export class TaskRecord implements RecordView, InLine<TaskRecord> {
   retryAt = 0;
   /** When it gives up its place in the queue. */
   expiresAt: number;
-  /** Of its `joinKey`; hashed when it comes, and not again when it ends. */
-  joinHash = 0;
   /** Callers that share this record through their content beside the first. */
   joins = 0;
   /** The Idempotency-Keys that point here. */
@@ -71,8 +69,6 @@ export class TaskRecord implements RecordView, InLine<TaskRecord> {
   /** The instant at which `reap` must look at it; until it is final. */
   dueAt = Infinity;
   place = -1;
-  sooner: TaskRecord | undefined;
-  later: TaskRecord | undefined;
   list: RecordList | undefined;
   before: TaskRecord | undefined;
   after: TaskRecord | undefined;

@@ -19,7 +19,8 @@ export const UNWRITABLE = "tasks cannot be stored now";
 
 export class Records {
   readonly shared: SharedWork;
-  #limits: EngineLimits["results"];
+  readonly #limits: () => EngineLimits;
+  #ttlMs: number;
   readonly #clock: Clock;
   readonly #keeper: RecordKeeper | undefined;
   readonly #holdings: Holdings;
@@ -28,26 +29,20 @@ export class Records {
   /** Bounded by the queue and the shelf. */
   readonly #byId: Table<TaskRecord>;
 
-  constructor(limits: EngineLimits["results"], clock: Clock, keeper: RecordKeeper | undefined, seed: number) {
+  constructor(limits: () => EngineLimits, clock: Clock, keeper: RecordKeeper | undefined, seed: number) {
     this.#limits = limits;
+    const ttlMs = (): number => limits().results.ttlMs;
+    this.#ttlMs = ttlMs();
     this.#clock = clock;
     this.#keeper = keeper;
     this.#byId = new Table(seed, ID_RANDOM_END);
     this.#holdings = new Holdings(seed);
-    this.#packed = new Packed(this.#holdings, limits.ttlMs, seed, {
+    this.#packed = new Packed(this.#holdings, ttlMs, seed, {
       forgotten: keeper && ((id) => keeper.forget(id)),
       rescue: (record) => this.#rescue(record),
     });
     this.shared = new SharedWork(this.#packed, seed);
-    this.#shelf = new Shelf(this.#holdings, limits.ttlMs, (record) => this.#drop(record));
-  }
-
-  retune(limits: EngineLimits["results"]): void {
-    this.#limits = limits;
-    this.#packed.ttlMs = this.#shelf.ttlMs = limits.ttlMs;
-    // Their time may be over sooner by now.
-    for (const holding of this.#holdings.all()) this.#holdings.dueAt(holding, -Infinity);
-    this.#trim();
+    this.#shelf = new Shelf(this.#holdings, ttlMs, (record) => this.#drop(record));
   }
 
   /** Finished ones that are kept. */
@@ -56,7 +51,8 @@ export class Records {
   }
 
   /** Why nothing new can be kept for this tenant: the disk refuses writes or is behind, or the tenant fetches too little. */
-  full({ maxQueuedBytes }: EngineLimits, tenant: string): (PutReply & { readonly kind: "full" }) | undefined {
+  full(tenant: string): (PutReply & { readonly kind: "full" }) | undefined {
+    const { maxQueuedBytes, results } = this.#limits();
     if (this.#keeper?.trouble !== undefined) return { kind: "full", message: UNWRITABLE };
     const behind = (this.#keeper?.pendingBytes ?? 0) > maxQueuedBytes;
     if (behind) {
@@ -65,7 +61,7 @@ export class Records {
         message: `the journal is behind its disk (limits.maxQueuedBytes ${maxQueuedBytes})`,
       };
     }
-    const { maxBytes, ttlMs } = this.#limits;
+    const { maxBytes, ttlMs } = results;
     if (this.#holdings.mayPromise(tenant, maxBytes)) return undefined;
     const holding = this.#holdings.find(tenant)!;
     const oldestAt = Math.min(
@@ -90,7 +86,7 @@ export class Records {
   }
 
   outlived({ settledAt }: TaskRecord, now: number): boolean {
-    return settledAt !== undefined && settledAt + this.#limits.ttlMs <= now;
+    return settledAt !== undefined && settledAt + this.#limits().results.ttlMs <= now;
   }
 
   /** A new record. */
@@ -116,7 +112,7 @@ export class Records {
       this.#shelf.add(record);
       this.#packed.add(record, true);
     } else {
-      this.#byId.delete(record.task.id, this.#packed.ids.of(record.task.id));
+      this.#byId.delete(record.task.id);
       this.#packed.add(record);
     }
     this.#trim();
@@ -130,7 +126,7 @@ export class Records {
       record.settledAt = settledAt!;
     }
     this.shared.finished(record);
-    this.#byId.delete(record.task.id, this.#packed.ids.of(record.task.id));
+    this.#byId.delete(record.task.id);
   }
 
   /**
@@ -138,7 +134,7 @@ export class Records {
    * tenant room for further promises, and as fetched beyond that.
    */
   countFound(record: TaskRecord): void {
-    record.delivered = !this.#holdings.mayPromise(record.task.tenant, this.#limits.maxBytes, 2);
+    record.delivered = !this.#holdings.mayPromise(record.task.tenant, this.#limits().results.maxBytes, 2);
   }
 
   /** A caller of a final record left without it; after the last one it is no longer promised. */
@@ -152,7 +148,7 @@ export class Records {
 
   /** Its caller has got it. */
   delivered(id: string): void {
-    const { evictAfterRead } = this.#limits;
+    const { evictAfterRead } = this.#limits().results;
     if (this.#packed.deliver(id, evictAfterRead)) return;
     const record = this.#open(id);
     if (record === undefined || record.delivered) return;
@@ -189,6 +185,13 @@ export class Records {
 
   /** Drops what is past its time and returns when the next will be. */
   sweep(now: number): number {
+    const { ttlMs } = this.#limits().results;
+    if (ttlMs !== this.#ttlMs) {
+      // A reload changed it, and their time may be over sooner.
+      this.#ttlMs = ttlMs;
+      for (const holding of this.#holdings.all()) this.#holdings.dueAt(holding, -Infinity);
+    }
+    this.#trim();
     for (;;) {
       const due = this.#holdings.firstDue;
       if (due === undefined || due.at > now) return due?.at ?? Infinity;
@@ -201,7 +204,7 @@ export class Records {
   /** Makes room: each step drops a result, or moves an unfetched one out of its slab. */
   #trim(): void {
     for (;;) {
-      const holding = this.#holdings.toTrim(this.#limits.maxBytes);
+      const holding = this.#holdings.toTrim(this.#limits().results.maxBytes);
       if (holding === undefined) return;
       if (!this.#packed.dropOldest(holding)) this.#shelf.dropOldest(holding);
     }
@@ -209,12 +212,12 @@ export class Records {
 
   /** One that is not packed. */
   #open(id: string): TaskRecord | undefined {
-    return this.#byId.get(id, this.#packed.ids.of(id));
+    return this.#byId.get(id);
   }
 
   #keep(record: TaskRecord): void {
     const { id } = record.task;
-    this.#byId.set(id, record, this.#packed.ids.of(id));
+    this.#byId.set(id, record);
   }
 
   #drop(record: TaskRecord): void {

@@ -34,16 +34,13 @@ export class SharedWork {
   }
 
   inFlight({ joinKey }: Sharing): TaskRecord | undefined {
-    return joinKey === undefined ? undefined : this.#inFlight.get(joinKey, this.#packed.hashes.of(joinKey));
+    return joinKey === undefined ? undefined : this.#inFlight.get(joinKey);
   }
 
   /** `record` will answer for whoever comes with the same content or key. */
   started(record: TaskRecord): void {
     const { joinKey } = record.sharing;
-    if (joinKey !== undefined) {
-      record.joinHash = this.#packed.hashes.of(joinKey);
-      this.#inFlight.set(joinKey, record, record.joinHash);
-    }
+    if (joinKey !== undefined) this.#inFlight.set(joinKey, record);
     this.bindKey(record, record.sharing);
   }
 
@@ -54,10 +51,8 @@ export class SharedWork {
   }
 
   finished(record: TaskRecord): void {
-    const { joinHash, sharing } = record;
-    const { joinKey } = sharing;
-    if (joinKey === undefined) return;
-    if (this.#inFlight.get(joinKey, joinHash) === record) this.#inFlight.delete(joinKey, joinHash);
+    const { joinKey } = record.sharing;
+    if (joinKey !== undefined && this.#inFlight.get(joinKey) === record) this.#inFlight.delete(joinKey);
   }
 
   forgotten(record: TaskRecord): void {

@@ -9,13 +9,13 @@ import type { RecordList, TaskRecord } from "./record.ts";
 
 export class Shelf {
   readonly #holdings: Holdings;
-  ttlMs: number;
+  readonly #ttlMs: () => number;
   readonly #forget: (record: TaskRecord) => void;
   size = 0;
 
-  constructor(holdings: Holdings, ttlMs: number, forget: (record: TaskRecord) => void) {
+  constructor(holdings: Holdings, ttlMs: () => number, forget: (record: TaskRecord) => void) {
     this.#holdings = holdings;
-    this.ttlMs = ttlMs;
+    this.#ttlMs = ttlMs;
     this.#forget = forget;
   }
 
@@ -60,7 +60,7 @@ export class Shelf {
   }
 
   #until({ settledAt }: TaskRecord): number {
-    return settledAt! + this.ttlMs;
+    return settledAt! + this.#ttlMs();
   }
 
   #drop(record: TaskRecord): void {

@@ -59,7 +59,7 @@ export class Depths {
   waiting(model: string): number[] {
     let fields = this.#fields.get(model);
     if (fields === undefined) {
-      fields = Array.from({ length: this.#parts.options.tiers }, (_, tier) => fieldOf(model, tier));
+      fields = Array.from({ length: this.#parts.limits.tiers }, (_, tier) => fieldOf(model, tier));
       this.#fields.set(model, fields);
     }
     return fields.map((field) => this.#count(field));
@@ -71,7 +71,7 @@ export class Depths {
 
   /** Which bound leaves no room for this task. */
   full(task: Task): (PutReply & { kind: "full" }) | undefined {
-    const { maxQueued, maxQueuedBytes } = this.#parts.options;
+    const { maxQueued, maxQueuedBytes } = this.#parts.limits;
     const bytes = weight(task);
     const full = (setting: string): PutReply & { kind: "full" } => ({
       kind: "full",
@@ -85,13 +85,13 @@ export class Depths {
 
   /** Whether so much waits that gateways which put at the same time could pass a bound. */
   near(): boolean {
-    const { maxQueued, maxQueuedBytes } = this.#parts.options;
+    const { maxQueued, maxQueuedBytes } = this.#parts.limits;
     return this.queued > NEAR * maxQueued || this.#count(BYTES) > NEAR * maxQueuedBytes;
   }
 
   /** Counts tasks before they are put; resolves with the refusals of the last ones, for which there is no room. */
   async reserve(tasks: readonly Task[]): Promise<(PutReply & { kind: "full" })[]> {
-    const { maxQueued, maxQueuedBytes } = this.#parts.options;
+    const { maxQueued, maxQueuedBytes } = this.#parts.limits;
     await this.add(this.of(tasks));
     let queued = 0;
     for (const [field, count] of this.#known) if (field !== BYTES && field !== RUNNING) queued += count;
@@ -139,7 +139,7 @@ export class Depths {
   }
 
   #tier({ tier }: Task): number {
-    return Math.min(tier, this.#parts.options.tiers - 1);
+    return Math.min(tier, this.#parts.limits.tiers - 1);
   }
 
   commands(counts: Counts): Arg[][] {

@@ -83,8 +83,8 @@ export class RedisEngine implements Engine {
   #evicting: Promise<unknown> = Promise.resolve();
   #closed: Promise<void> | undefined;
 
-  constructor(base: RedisBase, options: RedisOptions, cluster: boolean) {
-    const parts = (this.#parts = new RedisParts(base, options));
+  constructor(base: RedisBase, limits: () => EngineLimits, options: RedisOptions, cluster: boolean) {
+    const parts = (this.#parts = new RedisParts(base, limits, options));
     this.#records = new RedisRecords(parts);
     this.#messages = new Messages(parts);
     this.#outcomes = new Outcomes(parts, this.#records, this.#messages);
@@ -182,7 +182,7 @@ export class RedisEngine implements Engine {
   async #heal(): Promise<void> {
     const { nodes, keys, options } = this.#parts;
     const places = [options.zone, ...this.#reader.zones].flatMap((zone) =>
-      [...options.models.keys()].map((model) => ({ zone, model })),
+      [...this.#parts.limits.models.keys()].map((model) => ({ zone, model })),
     );
     const streams = keys.tags.flatMap((_, shard) =>
       places.map(({ zone, model }) => ({
@@ -241,7 +241,7 @@ export class RedisEngine implements Engine {
   }
 
   neverFits(tasks: number, inputBytes: number, parameterBytes: number): string | undefined {
-    return neverFits(this.#parts.options, { tasks, inputBytes, parameterBytes }, true);
+    return neverFits(this.#parts.limits, { tasks, inputBytes, parameterBytes }, true);
   }
 
   /** A caller joined a task: the batcher that holds it shall know of deadline and tier. */
@@ -471,8 +471,8 @@ export class RedisEngine implements Engine {
   }
 
   delivered(id: string): void {
-    const { options, keys, nodes } = this.#parts;
-    if (!options.results.evictAfterRead) return;
+    const { keys, nodes } = this.#parts;
+    if (!this.#parts.limits.results.evictAfterRead) return;
     // What fails here goes later, with its time to live.
     this.#evicting = this.#records
       .look(id)
@@ -499,7 +499,7 @@ export class RedisEngine implements Engine {
   }
 
   waiting(model: string): readonly number[] {
-    return this.#parts.options.models.has(model) ? this.#depths.waiting(model) : [];
+    return this.#parts.limits.models.has(model) ? this.#depths.waiting(model) : [];
   }
 
   turn(model: string, tier: number, tenant: string): number {
@@ -508,7 +508,7 @@ export class RedisEngine implements Engine {
   }
 
   stats(): EngineStats {
-    const { models } = this.#parts.options;
+    const { models } = this.#parts.limits;
     const depth = new Map(Array.from(models.keys(), (model) => [model, this.#depths.waiting(model)]));
     return {
       queued: this.#depths.queued,
@@ -517,11 +517,6 @@ export class RedisEngine implements Engine {
       deadLetters: this.deadLetters.count,
       depth,
     };
-  }
-
-  retune(limits: EngineLimits): void {
-    this.#parts.options = { ...this.#parts.options, ...limits };
-    this.#pool.engine.retune(limits);
   }
 
   watch(listener: EngineListener): () => void {

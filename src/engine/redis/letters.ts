@@ -47,7 +47,7 @@ export class RedisLetters implements DeadLetterVerbs {
   }
 
   #lives({ diedAt }: DeadLetter): boolean {
-    return this.#parts.clock.now() < diedAt + this.#parts.options.deadLetters.ttlMs;
+    return this.#parts.clock.now() < diedAt + this.#parts.limits.deadLetters.ttlMs;
   }
 
   async get(id: string): Promise<DeadLetter | undefined> {
@@ -67,7 +67,7 @@ export class RedisLetters implements DeadLetterVerbs {
   async replay(id: string): Promise<boolean> {
     const { clock, shared, name, keys, options, nodes } = this.#parts;
     const found = await this.#find(id);
-    const limits = found && options.models.get(found.letter.task.model);
+    const limits = found && this.#parts.limits.models.get(found.letter.task.model);
     if (found === undefined || limits === undefined) return false;
     const now = clock.now();
     const task = { ...found.letter.task, createdAt: now, deadlineAt: now + limits.totalMs };
@@ -78,7 +78,7 @@ export class RedisLetters implements DeadLetterVerbs {
     const counts = [...this.#depths.of([task])];
     const [queue, bytes] = counts as [[string, number], [string, number]];
     const keepMs = Math.ceil(
-      limits.totalMs + Math.max(options.results.ttlMs, found.sharing.cacheTtlMs ?? 0) + GRACE_MS,
+      limits.totalMs + Math.max(this.#parts.limits.results.ttlMs, found.sharing.cacheTtlMs ?? 0) + GRACE_MS,
     );
     const named = ["d", "dz"].map((each) => this.#parts.key(shard, each));
     const places = [keys.bundle(id), ...named, keys.stream(shard, task.model, options.zone)];
@@ -116,8 +116,8 @@ export class RedisLetters implements DeadLetterVerbs {
 
   /** Counts them, and removes those whose time is over. */
   async sweep(): Promise<void> {
-    const { nodes, keys, clock, shared, options } = this.#parts;
-    const before = shared.shared(clock.now() - options.deadLetters.ttlMs);
+    const { nodes, keys, clock, shared } = this.#parts;
+    const before = shared.shared(clock.now() - this.#parts.limits.deadLetters.ttlMs);
     const counts = await Promise.all(
       keys.tags.map(async (_, shard) => {
         const [letters, times] = [this.#parts.key(shard, "d"), this.#parts.key(shard, "dz")];

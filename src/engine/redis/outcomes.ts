@@ -22,14 +22,12 @@ export interface Awaited {
   /** Set where this process put it. */
   task: Task | undefined;
   joinKey: string;
-  joinHash: number;
   /** Nobody waits any longer after this. */
   until: number;
   /** Redis has said that it has the task; before that it need not know it. */
   accepted: boolean;
   /** Callers in this process beside the first. */
   joins: number;
-  keyed: boolean;
   /** How often in a row it was found nowhere, and when last. */
   missing: number;
   missedAt: number;
@@ -84,13 +82,8 @@ export class Outcomes {
     return this.#awaited.get(id);
   }
 
-  /** Of a join key, for those who ask for it more than once. */
-  hash(joinKey: string): number {
-    return hashOf(joinKey, this.seed);
-  }
-
-  joinable(joinKey: string, hash?: number): Awaited | undefined {
-    return this.#joinable.get(joinKey, hash);
+  joinable(joinKey: string): Awaited | undefined {
+    return this.#joinable.get(joinKey);
   }
 
   /** Listen for the end of `id`, which may not be there yet. */
@@ -106,11 +99,9 @@ export class Outcomes {
       putting: undefined,
       task: undefined,
       joinKey: "",
-      joinHash: 0,
       until: until + PATIENCE_MS,
       accepted: false,
       joins: 0,
-      keyed: false,
       missing: 0,
       missedAt: -Infinity,
     };
@@ -126,17 +117,15 @@ export class Outcomes {
     awaited.task = { ...task, input: "", content: "" };
     if (joinKey === undefined) return;
     awaited.joinKey = joinKey;
-    awaited.joinHash = this.hash(joinKey);
-    this.#joinable.set(joinKey, awaited, awaited.joinHash);
+    this.#joinable.set(joinKey, awaited);
   }
 
   unexpect(id: string): boolean {
     const awaited = this.#awaited.get(id);
     if (awaited === undefined) return false;
     this.#awaited.delete(id);
-    const { joinKey, joinHash } = awaited;
-    if (joinKey !== "" && this.#joinable.get(joinKey, joinHash) === awaited)
-      this.#joinable.delete(joinKey, joinHash);
+    const { joinKey } = awaited;
+    if (joinKey !== "" && this.#joinable.get(joinKey) === awaited) this.#joinable.delete(joinKey);
     if (awaited.task !== undefined) this.onLeft(awaited.task);
     return true;
   }

@@ -15,8 +15,7 @@ import type { RedisClock } from "./frames.ts";
 import type { RedisKeys } from "./keys.ts";
 import { NEVER_WRITTEN } from "./scripts.ts";
 
-/** Bounds are the whole store's. `results.maxBytes` is Redis's own maxmemory. */
-export interface RedisOptions extends EngineLimits {
+export interface RedisOptions {
   readonly zone: string;
   readonly zoneSpillMs: number;
   /** A batcher that has not renewed its lease for so long has lost it; renewed each third. */
@@ -35,7 +34,6 @@ export type RedisStore = Pick<
   | "block"
   | "clockOffset"
   | "command"
-  | "onShards"
   | "pipeline"
   | "run"
   | "runDurably"
@@ -63,10 +61,16 @@ export class RedisParts implements RedisBase {
   readonly shared: RedisClock;
   readonly events: Events;
   readonly name: string;
-  options: RedisOptions;
+  readonly #limits: () => EngineLimits;
+  readonly options: RedisOptions;
   readonly listeners = new Set<EngineListener>();
 
-  constructor({ nodes, keys, clock, shared, events, name }: RedisBase, options: RedisOptions) {
+  constructor(
+    { nodes, keys, clock, shared, events, name }: RedisBase,
+    limits: () => EngineLimits,
+    options: RedisOptions,
+  ) {
+    this.#limits = limits;
     this.nodes = nodes;
     this.keys = keys;
     this.clock = clock;
@@ -74,6 +78,11 @@ export class RedisParts implements RedisBase {
     this.events = events;
     this.name = name;
     this.options = options;
+  }
+
+  /** Bounds are the whole store's. `results.maxBytes` is Redis's own maxmemory. */
+  get limits(): EngineLimits {
+    return this.#limits();
   }
 
   key(shard: number, name: string): string {

@@ -57,7 +57,7 @@ export class TaskPool {
     this.#parts = parts;
     this.#depths = depths;
     this.#held = new Table(hashOf(parts.name, 2));
-    this.engine = new MemoryEngine(parts.options, parts.clock, parts.events, undefined, false);
+    this.engine = new MemoryEngine(() => parts.limits, parts.clock, parts.events, { keepsOutcomes: false });
   }
 
   get size(): number {
@@ -195,7 +195,7 @@ export class TaskPool {
 
   /** An entry may be read after its bundle's time to live, when no batcher was there for long: what is written then must not stay for ever. */
   #bounded(bundle: string): Arg[] {
-    return ["PEXPIRE", bundle, Math.ceil(this.#parts.options.results.ttlMs + GRACE_MS), "NX"];
+    return ["PEXPIRE", bundle, Math.ceil(this.#parts.limits.results.ttlMs + GRACE_MS), "NX"];
   }
 
   #acknowledgeFinished(entry: HeldEntry): void {

@@ -157,7 +157,9 @@ export class BundleReader {
   async readAll(): Promise<void> {
     const { keys, options } = this.#parts;
     for (let shard = 0; shard < keys.shards; shard++) {
-      const streams = [...options.models.keys()].map((model) => keys.stream(shard, model, options.zone));
+      const streams = [...this.#parts.limits.models.keys()].map((model) =>
+        keys.stream(shard, model, options.zone),
+      );
       while ((await this.#read(shard, streams, 1000)) > 0);
     }
   }
@@ -499,8 +501,10 @@ export class BundleReader {
   async takeOver(): Promise<void> {
     const { nodes, keys, options, name } = this.#parts;
     const zones = [options.zone, ...this.zones];
-    const served = new Set(this.#demand?.models() ?? options.models.keys());
-    const places = zones.flatMap((zone) => Array.from(options.models.keys(), (model) => ({ zone, model })));
+    const served = new Set(this.#demand?.models() ?? this.#parts.limits.models.keys());
+    const places = zones.flatMap((zone) =>
+      Array.from(this.#parts.limits.models.keys(), (model) => ({ zone, model })),
+    );
     // A batcher may have died with entries of a shard that is no longer active.
     const shards = this.#takeOvers++ % ALL_SHARDS_EACH === 0 ? [...keys.tags.keys()] : nodes.activeShards();
     await Promise.allSettled(

@@ -100,7 +100,7 @@ export class RedisRecords {
     const keepMs =
       caller === undefined
         ? 0
-        : Math.ceil(caller.deadlineAt - clock.now()) + options.results.ttlMs + GRACE_MS;
+        : Math.ceil(caller.deadlineAt - clock.now()) + this.#parts.limits.results.ttlMs + GRACE_MS;
     const args = [field, waits ? name : "", keyed ? "1" : "", ...brings, keepMs];
     const call = this.#parts.call(shard, scripts.join, [bundle], args);
     // A caller who joins is told that the task was accepted: as safe as if it had been put now. The gateway that put it may
@@ -144,7 +144,7 @@ export class RedisRecords {
 
   /** Whether a final record may still be asked for. */
   lives({ settledAt }: FinalRecord): boolean {
-    return this.#parts.clock.now() < settledAt + this.#parts.options.results.ttlMs;
+    return this.#parts.clock.now() < settledAt + this.#parts.limits.results.ttlMs;
   }
 }
 

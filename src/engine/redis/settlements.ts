@@ -200,13 +200,13 @@ export class Settlements {
     more: readonly Arg[][],
     replies: Map<string, SettleReply>,
   ): Promise<void> {
-    const { nodes, options, name } = this.#parts;
+    const { nodes, name } = this.#parts;
     const good = ended.filter(({ record }) => record.outcome!.ok);
     // Callers of this process are told when it is certain, which costs no message.
     const told = good.filter(({ entry }) => entry.gateway !== name && !this.#pool.contested(entry));
     const commands: Arg[][] = good.map(({ bundle, field, outcome }) => ["HSETNX", bundle, field, outcome]);
     const bundles = [...new Set(good.map(({ bundle }) => bundle))];
-    const keepMs = Math.ceil(options.results.ttlMs + GRACE_MS);
+    const keepMs = Math.ceil(this.#parts.limits.results.ttlMs + GRACE_MS);
     for (const bundle of bundles) commands.push(["HGET", bundle, "x"], ["PEXPIRE", bundle, keepMs, "NX"]);
     commands.push(...more, ...this.#acknowledgements(shard), ...this.#tell(shard, told));
     const bad = this.#fail(
@@ -277,7 +277,7 @@ export class Settlements {
 
   /** Bad news, by bundle. */
   async #fail(shard: number, ended: readonly Ended[], replies: Map<string, SettleReply>): Promise<void> {
-    const { name, options, events, nodes, keys, shared } = this.#parts;
+    const { name, events, nodes, keys, shared } = this.#parts;
     const taken: Ended[] = [];
     const take = (each: Ended, reply: number): void => {
       if (reply === 1) taken.push(each);
@@ -297,7 +297,7 @@ export class Settlements {
     );
     for (const each of ended.filter(({ letter }) => letter !== undefined)) {
       const { record, bundle, field, outcome, letter } = each;
-      const { max } = options.deadLetters;
+      const { max } = this.#parts.limits.deadLetters;
       const most = Math.ceil(max / Math.max(1, Math.min(keys.shards, nodes.activeShards().length)));
       const places = [bundle, this.#parts.key(shard, "d"), this.#parts.key(shard, "dz")];
       const args = [name, field, outcome, record.task.id, letter!, shared.shared(record.settledAt!), most];

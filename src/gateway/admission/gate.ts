@@ -28,8 +28,8 @@ export interface Prospects {
   horizon(now: number): Horizon;
   /** Whether a worker idles and takes one more beside those that wait; cheaper than the horizon. */
   hasRoom(waiting: number, now: number): boolean;
-  /** Tasks per ms of a tier that other gateways let in; 0 where there are none. */
-  othersPerMs(tier: number): number;
+  /** Tasks per ms of a tier that other gateways let in; undefined where there are none. */
+  othersPerMs?(tier: number): number;
 }
 
 export interface GateRefusal {
@@ -125,7 +125,7 @@ export class Gate {
   }
 
   #perMs(tier: number, now: number): number {
-    return this.#admitted[tier]!.perMs(now) + this.#prospects.othersPerMs(tier);
+    return this.#admitted[tier]!.perMs(now) + (this.#prospects.othersPerMs?.(tier) ?? 0);
   }
 
   #waiting(): number {

@@ -5,17 +5,15 @@
  *   {"id","embeddings":{"float":[[…],…],…},"texts"?,"meta":{"api_version","billed_units"},"response_type"}
  *   {"message":"…"}
  *
- * Each text, or each of `inputs`, is a task. `embedding_types` keeps requests apart, whatever its order; left out it is
- * `["float"]`. `priority` is for Cohere's own queue, and who comes first here is Ferry's affair: it is not passed on.
- * Any other field goes to the worker and keeps requests that differ in it apart. `billed_units` and `tokens` are the
- * call's as a whole: each input gets its part by its length, in whole units, so that the parts sum to what the worker
- * said. `id` is that of the request, as in x-request-id. Warnings stay out: they may speak of somebody else's text.
+ * Each text, or each of `inputs`, is a task. `embedding_types` (["float"] where it is missing) keeps requests apart,
+ * whatever its order. `priority` is for Cohere's own queue and is not passed on. Any other field goes to the worker and
+ * keeps requests that differ in it apart. `billed_units` and `tokens` belong to the call as a whole and are apportioned to
+ * its inputs by length. `id` is that of the request, as in x-request-id. Warnings are dropped: they may speak of another
+ * caller's text. A call may hold only one of `images`, so such requests go to a worker as they came.
  *
- * A call may hold one of `images` only, so those requests go to a worker as they came; an image among `inputs` is batched.
- *
- * A task's output is `{"embeddings":{"float":…},"billed_units"?,"tokens"?}`; from other backends the embedding alone,
- * numbers or base64 of little-endian float32, serves as `float` and `base64`, and so does a tensor; one of int8 or uint8
- * serves as these, and as `binary` or `ubinary`, too.
+ * A task's output is `{"embeddings":{"float":…},"billed_units"?,"tokens"?}`. From other backends an embedding alone,
+ * numbers, base64 of little-endian float32 or a tensor, serves as `float` and `base64`; a tensor of int8 or uint8 also
+ * as that type, and as `binary` or `ubinary`.
  */
 import { Refusal } from "../../core/errors.ts";
 import { splitArray } from "../../core/json-split.ts";
@@ -24,41 +22,35 @@ import { numbersText, readBinary, type Tensor } from "../../core/tensor.ts";
 import { asBase64, asNumbers, embeddingText, isEmbedding, isRow } from "./embedding.ts";
 import {
   between,
+  callBody,
   cutFields,
   detached,
   elementsOf,
   type Fields,
+  inPieces,
   inputsIn,
   invalid,
+  isSet,
+  listed,
   objectText,
   parametersOf,
   readFields,
-  sent,
   stringField,
   without,
 } from "./fields.ts";
-import { inPieces, listed } from "./pieces.ts";
 import type { Answer, Asked, Call, Drafts, Outputs, Protocol, Replied, Unbatched } from "./protocol.ts";
 import { apportion } from "./usage.ts";
 
 const PATH = "/v2/embed";
-/** Of one call. */
+/** The most inputs of one call. */
 const MAX_BATCH_SIZE = 96;
-const OWN: ReadonlySet<string> = new Set([
-  "model",
-  "texts",
-  "inputs",
-  "images",
-  "embedding_types",
-  "priority",
-]);
+const KINDS = ["texts", "inputs", "images"];
+/** What a call sets itself. */
+const SET: ReadonlySet<string> = new Set(["model", ...KINDS]);
+const OWN: ReadonlySet<string> = new Set([...SET, "embedding_types", "priority"]);
 const TYPES = ["float", "int8", "uint8", "binary", "ubinary", "base64"];
-/** What a call says itself. */
-const SAID: ReadonlySet<string> = new Set(["model", "texts", "inputs", "images"]);
 /** What is counted for the call as a whole. */
 const COUNTED = ["billed_units", "tokens"] as const;
-/** "texts" or "inputs": which field a task's input came in, and goes out in. */
-const KIND = "$kind";
 
 export const cohere: Protocol = {
   name: "cohere",
@@ -69,7 +61,7 @@ export const cohere: Protocol = {
 function read({ body, limits }: Asked): Drafts | Unbatched {
   const fields = readFields(body);
   const model = stringField(fields, "model");
-  const given = ["texts", "inputs", "images"].filter((name) => (fields.get(name) ?? "null") !== "null");
+  const given = KINDS.filter((name) => isSet(fields, name));
   if (given.length !== 1) throw invalid('send one of "texts", "inputs" and "images"');
   const kind = given[0]!;
   if (kind === "images") return { unbatched: true, model };
@@ -78,7 +70,8 @@ function read({ body, limits }: Asked): Drafts | Unbatched {
   return {
     model,
     inputs,
-    parameters: parametersOf(fields, OWN, { [KIND]: `"${kind}"`, embedding_types: JSON.stringify(types) }),
+    // `$kind` is the field that the inputs came in, and go out in.
+    parameters: parametersOf(fields, OWN, { $kind: `"${kind}"`, embedding_types: JSON.stringify(types) }),
     ...inPieces((outputs, _, request) => ({
       texts: written(outputs, types, kind === "texts" ? inputs : undefined, request?.id),
     })),
@@ -88,15 +81,15 @@ function read({ body, limits }: Asked): Drafts | Unbatched {
 function inputsOf(fields: Fields, kind: string, maxInputs: number): readonly Json[] {
   const elements = inputsIn(fields.get(kind)!, kind, maxInputs);
   const first = kind === "texts" ? '"' : "{";
-  if (elements === undefined || !elements.every((each) => each.startsWith(first)))
+  if (elements?.every((each) => each.startsWith(first)) !== true)
     throw invalid(`"${kind}" must be a list of ${kind === "texts" ? "strings" : "objects"}`);
   if (elements.length === 0) throw invalid(`"${kind}" is empty; send at least one`);
   return elements;
 }
 
-/** Each once, in the order of `TYPES`: whatever is the same shares a batch. */
-function typesOf(text: Json | undefined): readonly string[] {
-  if (text === undefined || text === "null") return ["float"];
+/** Each once, in the order of `TYPES`, so that requests that mean the same share a batch. */
+function typesOf(text: Json = "null"): readonly string[] {
+  if (text === "null") return ["float"];
   const named = elementsOf(text)?.map((each) => JSON.parse(each) as unknown);
   if (named === undefined || named.some((each) => !TYPES.includes(each as string)))
     throw invalid(`"embedding_types" must be a list of ${TYPES.join(", ")}`);
@@ -127,12 +120,12 @@ function* written(
 }
 
 interface CohereOutput {
-  readonly fields: Fields | undefined;
+  readonly fields?: Fields | undefined;
   /** The embedding of a type. Throws a Refusal for one that the backend did not return. */
   readonly of: (type: string) => Json;
 }
 
-/** What a tensor can serve as beside `float` and `base64`: the bits of eight packed in each value, or the values. */
+/** What a tensor can serve as beside `float` and `base64`: its values, or eight bits packed in each. */
 const SERVES: Readonly<Record<string, readonly string[]>> = {
   int8: ["int8", "binary"],
   uint8: ["uint8", "ubinary"],
@@ -149,14 +142,14 @@ function ofTensor(tensor: Tensor, output: Json): CohereOutput {
       `the model's output is ${tensor.dtype} and has no ${type} embedding`,
     );
   };
-  return { fields: undefined, of };
+  return { of };
 }
 
 function readOutput(output: Json): CohereOutput {
   const tensor = readBinary(output);
   if (tensor?.dtype !== undefined && isRow(tensor.shape)) return ofTensor(tensor, output);
   const fields = isEmbedding(output) ? undefined : cutFields(output);
-  const byType = cutFields(fields?.get("embeddings") ?? "");
+  const byType = cutFields(fields?.get("embeddings"));
   const alone = isEmbedding(output) ? output : (fields?.get("embedding") ?? byType?.get("float"));
   const of = (type: string): Json => {
     const found = byType?.get(type);
@@ -168,31 +161,29 @@ function readOutput(output: Json): CohereOutput {
   return { fields, of };
 }
 
-/** Objects of whole numbers, added up by name; undefined where there is none. */
+/** The counts in an object, by name. Cohere's are doubles, most often written without a fraction. */
+function countsIn(text: Json | undefined): [name: string, count: number][] {
+  return [...(cutFields(text) ?? [])]
+    .filter(([, count]) => /^\d{1,15}(?:\.0+)?$/.test(count))
+    .map(([name, count]) => [name, Number(count)]);
+}
+
+/** The sums by name; undefined where nothing was counted. */
 function summed(texts: readonly (Json | undefined)[]): Json | undefined {
   const sums = new Map<string, number>();
-  for (const text of texts) {
-    for (const [name, count] of cutFields(text ?? "") ?? []) {
-      if (isCount(count)) sums.set(name, (sums.get(name) ?? 0) + Number(count));
-    }
-  }
+  for (const [name, count] of texts.flatMap(countsIn)) sums.set(name, (sums.get(name) ?? 0) + count);
   return sums.size === 0 ? undefined : JSON.stringify(Object.fromEntries(sums));
 }
 
 function call(inputs: readonly Json[], parameters: Json, model: string): Call {
-  const kind = kindOf(parameters);
-  const more = sent(parameters, SAID);
-  const fields = more === "" ? "" : `,${more}`;
-  return { path: PATH, body: `{"model":${JSON.stringify(model)},"${kind}":[${inputs.join(",")}]${fields}}` };
-}
-
-function kindOf(parameters: Json): "texts" | "inputs" {
-  return between(parameters, KIND) === '"inputs"' ? "inputs" : "texts";
+  const kind = between(parameters, "$kind") === '"inputs"' ? "inputs" : "texts";
+  const start = `"model":${JSON.stringify(model)},"${kind}":[${inputs.join(",")}]`;
+  return { path: PATH, body: callBody(start, parameters, SET) };
 }
 
 function outputs({ body }: Replied, inputs: readonly Json[]): Outputs {
   const fields = cutFields(body.toString("utf8"));
-  const byType = cutFields(fields?.get("embeddings") ?? "");
+  const byType = cutFields(fields?.get("embeddings"));
   if (byType === undefined) return { flaw: 'has no object "embeddings"' };
   const lists: (readonly [type: string, embeddings: readonly Json[]])[] = [];
   for (const [type, text] of byType) {
@@ -205,7 +196,7 @@ function outputs({ body }: Replied, inputs: readonly Json[]): Outputs {
     lists.push([type, elements]);
   }
   if (lists.length === 0) return { flaw: "has no embeddings" };
-  const meta = cutFields(fields!.get("meta") ?? "");
+  const meta = cutFields(fields!.get("meta"));
   const shares = COUNTED.map((name) => [name, sharesOf(meta?.get(name), inputs)] as const);
   return {
     outputs: inputs.map((_, at) => {
@@ -219,18 +210,15 @@ function outputs({ body }: Replied, inputs: readonly Json[]): Outputs {
   };
 }
 
-/** Each input's part of every count, as an object; empty where nothing was counted. */
-function sharesOf(counts: Json | undefined, inputs: readonly Json[]): readonly Json[] {
-  const counted = [...(cutFields(counts ?? "") ?? [])].filter(([, count]) => isCount(count));
-  if (counted.length === 0) return [];
+/** Each input's share of every count, as an object; none where nothing was counted. */
+function sharesOf(text: Json | undefined, inputs: readonly Json[]): readonly Json[] {
+  const counts = countsIn(text);
+  if (counts.length === 0) return [];
   const weights = inputs.map((input) => input.length);
-  const parts = counted.map(([name, count]) => [name, apportion(Number(count), weights)] as const);
-  return inputs.map((_, at) => JSON.stringify(Object.fromEntries(parts.map(([name, of]) => [name, of[at]]))));
-}
-
-/** Cohere's counts are doubles, most often written without a fraction. */
-function isCount(text: Json): boolean {
-  return /^\d{1,15}(?:\.0+)?$/.test(text);
+  const shares = counts.map(([name, count]) => [name, apportion(count, weights)] as const);
+  return inputs.map((_, at) =>
+    JSON.stringify(Object.fromEntries(shares.map(([name, of]) => [name, of[at]]))),
+  );
 }
 
 function fail({ code, message, status }: Refusal): Answer {

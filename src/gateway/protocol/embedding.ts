@@ -1,36 +1,33 @@
 /**
- * Embeddings as text: a JSON array of numbers, or base64 of little-endian float32. A tensor, as functions return it,
- * becomes base64 first (`embeddingText`).
- *
- * base64 is a third of the size and is passed on without a look at the numbers; it is decoded only for those who
- * asked for numbers. A float32 is printed with as many digits as bring the very same float32 back.
+ * Embeddings as text: a JSON array of numbers, or base64 of little-endian float32, which is a third of the size and is
+ * decoded only for clients that want numbers. A tensor from a function becomes base64 first (`embeddingText`).
  */
 import { endianness } from "node:os";
 import type { Json } from "../../core/task.ts";
 import { asSingles, readBinary, singleText } from "../../core/tensor.ts";
-import { cutFields, type Fields } from "./fields.ts";
+import { cutFields, type Fields, isText } from "./fields.ts";
 
 const LITTLE = endianness() === "LE";
 
-/** A tensor of one row as base64 of float32, which is most often what it holds; anything else as it is. */
+/** A tensor of one row as base64 of float32; anything else as it is. */
 export function embeddingText(output: Json): Json {
   const tensor = readBinary(output);
   if (tensor?.dtype === undefined || !isRow(tensor.shape)) return output;
   return `"${asSingles(tensor)}"`;
 }
 
-/** Whether it has one dimension, or several of which all but the last are 1. */
+/** Whether all dimensions but the last are 1. */
 export function isRow(shape: readonly number[]): boolean {
   return shape.length > 0 && shape.slice(0, -1).every((dimension) => dimension === 1);
 }
 
-/** Whether it is one of either form: numbers and nothing else, or base64 of whole float32s. */
+/** Whether it is numbers and nothing else, or base64 of whole float32s. */
 export function isEmbedding(text: Json): boolean {
   if (text.startsWith("[")) return /^\[[-+\d.eE,\s]*\]$/.test(text);
-  if (!text.startsWith('"')) return false;
+  if (!isText(text)) return false;
   const base64 = contentOf(text);
   if (!/^[A-Za-z0-9+/]*={0,2}$/.test(base64)) return false;
-  // Some leave the padding out. One character too many is a text: it would be read as no number at all.
+  // Some servers leave the padding out; 4n + 1 characters are no base64 at all.
   const whole = base64.endsWith("=") ? base64.length % 4 === 0 : base64.length % 4 !== 1;
   return whole && Buffer.byteLength(base64, "base64") % 4 === 0;
 }
@@ -42,7 +39,7 @@ function contentOf(text: Json): string {
 
 /** `[0.1,…]` of either form. */
 export function asNumbers(text: Json): Json {
-  if (!text.startsWith('"')) return text;
+  if (!isText(text)) return text;
   const bytes = Buffer.from(contentOf(text), "base64");
   const numbers: string[] = [];
   for (let at = 0; at + 4 <= bytes.length; at += 4) numbers.push(singleText(bytes.readFloatLE(at)));
@@ -51,20 +48,14 @@ export function asNumbers(text: Json): Json {
 
 /** `"AACA…"` of either form. */
 export function asBase64(text: Json): Json {
-  if (text.startsWith('"')) return text;
-  const numbers = JSON.parse(text) as number[];
-  if (LITTLE) {
-    const floats = Float32Array.from(numbers);
-    return `"${Buffer.from(floats.buffer).toString("base64")}"`;
-  }
-  const bytes = Buffer.alloc(4 * numbers.length);
-  numbers.forEach((number, at) => bytes.writeFloatLE(number, 4 * at));
-  return `"${bytes.toString("base64")}"`;
+  if (isText(text)) return text;
+  const bytes = Buffer.from(Float32Array.from(JSON.parse(text) as number[]).buffer);
+  return `"${(LITTLE ? bytes : bytes.swap32()).toString("base64")}"`;
 }
 
 /**
- * The fields of a task's output. An embedding of numbers that stands last in it, as our own workers' sides write it,
- * is cut out without a look at its thousands of digits.
+ * The fields of a task's output. An embedding of numbers at its end, where Ferry's worker sides write it, is cut out
+ * without scanning its thousands of digits.
  */
 export function outputFields(output: Json): Fields | undefined {
   const at = output.indexOf('"embedding":[');

@@ -5,49 +5,36 @@
  *   {"instances":[…],"signature_name"?,…}
  *   {"predictions":[…]}                     one per instance, in order; other fields are ignored
  *
- * An instance is a task, a prediction its output; both travel as the text they came in. `signature_name` and any
- * other field beside the instances goes to the worker and keeps requests that differ in it apart, and so does the
- * version. Columns (`"inputs"`) say nowhere which of their dimensions is that of the batch, and a label may point to
- * another version at any time: such requests pass the batches by.
- *
- * `GET /v1/models/{model}` is shared with OpenAI's API (`openai-models.ts`).
+ * An instance is a task, a prediction its output; both travel as the text they came in. `signature_name`, any other field
+ * beside the instances and the version go to the worker and keep requests that differ in them apart. Columns
+ * (`"inputs"`) do not say which dimension is that of the batch, and a label may point to another version at any time: such
+ * requests bypass the batches. `GET /v1/models/{model}` is shared with OpenAI's API.
  */
-import type { Refusal } from "../../core/errors.ts";
 import { splitField } from "../../core/json-split.ts";
 import type { Json } from "../../core/task.ts";
-import { numbersPieces } from "../../core/tensor-pieces.ts";
-import { readBinary } from "../../core/tensor.ts";
+import { numbersPieces, readBinary } from "../../core/tensor.ts";
 import {
+  askWorker,
   between,
   detached,
+  inPieces,
   inputsIn,
   invalid,
+  isText,
   parametersOf,
+  plainError,
   readFields,
   sent,
   stringField,
   without,
 } from "./fields.ts";
-import { listModels, showModel } from "./openai-models.ts";
-import { inPieces } from "./pieces.ts";
-import type {
-  AboutRoute,
-  Answer,
-  Asked,
-  Call,
-  Drafts,
-  InferRoute,
-  Outputs,
-  Protocol,
-  Replied,
-  Unbatched,
-} from "./protocol.ts";
+import { listModels, showModel } from "./openai.ts";
+import type { Asked, Call, Drafts, InferRoute, Outputs, Protocol, Replied, Unbatched } from "./protocol.ts";
 
 const OWN: ReadonlySet<string> = new Set(["instances", "inputs"]);
-const VERSION = "$version";
-/** TensorFlow Serving never asks, and its own examples say `curl -d`. */
+/** TensorFlow Serving never checks, and its own examples use `curl -d`. */
 const TYPES = ["application/json", "", "application/x-www-form-urlencoded"];
-/** What stands behind a worker's base. */
+/** The end of a worker's URL, behind its base. */
 const ENDPOINT = /\/v1\/models\/([^/:]+)(\/(versions|labels)\/[^/:]+)?:predict$/;
 
 export const kserveV1: Protocol = {
@@ -63,13 +50,10 @@ export const kserveV1: Protocol = {
     about: [
       listModels,
       showModel,
-      atTheWorker("/v1/models/{model}/metadata"),
-      atTheWorker("/v1/models/{model}/versions/{version}"),
-      atTheWorker("/v1/models/{model}/versions/{version}/metadata"),
-      atTheWorker("/v1/models/{model}/labels/{label}"),
-      atTheWorker("/v1/models/{model}/labels/{label}/metadata"),
+      ...["metadata", "versions/{version}", "versions/{version}/metadata"].map(askedOfWorker),
+      ...["labels/{label}", "labels/{label}/metadata"].map(askedOfWorker),
     ],
-    fail: kserveError,
+    fail: plainError,
   },
   worker: {
     basePath: (path) => without(path.replace(ENDPOINT, "")),
@@ -83,8 +67,8 @@ function predict(path: string, how: InferRoute["read"]): InferRoute {
   return { path, types: TYPES, read: how };
 }
 
-function atTheWorker(path: string): AboutRoute {
-  return { path, tell: ({ model }) => (model === undefined ? undefined : "worker") };
+function askedOfWorker(path: string): { path: string; tell: typeof askWorker } {
+  return { path: `/v1/models/{model}/${path}`, tell: askWorker };
 }
 
 function unbatched(model: string | undefined, why: string): Unbatched {
@@ -101,58 +85,42 @@ function read({ names, body, limits }: Asked): Drafts | Unbatched {
   }
   if (text === undefined) throw invalid('"instances" is missing');
   if (columns !== undefined) throw invalid('send "instances" or "inputs", not both');
-  const instances = inputsIn(text, "instances", limits.maxInputs);
-  if (instances === undefined) throw invalid('"instances" must be an array');
-  if (instances.length === 0) throw invalid('"instances" is an empty array; send at least one');
+  const inputs = inputsIn(text, "instances", limits.maxInputs);
+  if (inputs === undefined) throw invalid('"instances" must be an array');
+  if (inputs.length === 0) throw invalid('"instances" is an empty array; send at least one');
   stringField(fields, "signature_name");
+  const own = version === undefined ? {} : { $version: JSON.stringify(version) };
   return {
     model,
-    inputs: instances,
-    parameters: parametersOf(
-      fields,
-      OWN,
-      version === undefined ? {} : { [VERSION]: JSON.stringify(version) },
-    ),
-    ...inPieces((predictions) => ({ texts: texts(predictions) })),
+    inputs,
+    parameters: parametersOf(fields, OWN, own),
+    ...inPieces((predictions) => ({ texts: written(predictions) })),
   };
 }
 
-function* texts(predictions: readonly Json[]): Generator<Json, void> {
+function* written(predictions: readonly Json[]): Generator<Json, void> {
   yield '{"predictions":[';
   for (const [index, output] of predictions.entries()) {
     if (index > 0) yield ",";
-    yield* prediction(output);
+    const binary = readBinary(output);
+    if (binary === undefined) yield output;
+    // Bytes as TensorFlow Serving writes them.
+    else if (binary.dtype === undefined) yield `{"b64":"${binary.base64}"}`;
+    else yield* numbersPieces(binary);
   }
   yield "]}";
-}
-
-/** A tensor as numbers; bytes as TensorFlow Serving writes them. */
-function prediction(output: Json): Iterable<Json> {
-  const binary = readBinary(output);
-  if (binary === undefined) return [output];
-  return binary.dtype === undefined ? [`{"b64":"${binary.base64}"}`] : numbersPieces(binary);
-}
-
-/** `{"error":"…"}`, which is all that either server says. */
-export function kserveError({ code, message, status }: Refusal): Answer {
-  // Their word for an input that the model does not take.
-  return { status: code === "INPUT_REJECTED" ? 400 : status, body: JSON.stringify({ error: message }) };
 }
 
 function call(inputs: readonly Json[], parameters: Json, model: string): Call {
   const more = sent(parameters, OWN);
   const body = `{${more === "" ? "" : `${more},`}"instances":[${inputs.join(",")}]}`;
-  const version = textOf(between(parameters, VERSION));
-  if (version === undefined) return { body };
-  // To a worker that decodes its path before it reads it, these would be the way to another model.
+  const text = between(parameters, "$version");
+  // Native API callers may write anything there.
+  if (!isText(text)) return { body };
+  const version = JSON.parse(text!) as string;
   if (isWayOut(version)) return { body, flaw: "the version must be a name or a number" };
   const segment = encodeURIComponent(version);
   return { body, named: true, path: `/v1/models/${encodeURIComponent(model)}/versions/${segment}:predict` };
-}
-
-/** Undefined for what is no string: callers of Ferry's own API may write anything there. */
-function textOf(text: Json | undefined): string | undefined {
-  return text?.startsWith('"') === true ? (JSON.parse(text) as string) : undefined;
 }
 
 function outputs({ body }: Replied): Outputs {
@@ -160,12 +128,12 @@ function outputs({ body }: Replied): Outputs {
   return flaw === undefined ? { outputs: elements.map(detached) } : { flaw };
 }
 
-/** Whether some part of it is empty, `.` or `..`. */
+/** Whether a part of it is empty, `.` or `..`: for a worker that decodes its path first, the way to another model. */
 export function isWayOut(name: string): boolean {
   return /(?:^|[/\\])\.{0,2}(?:[/\\]|$)/.test(name);
 }
 
-/** A name as it stands in a path; undefined where there is none. */
+/** Decodes a segment of a path. */
 export function nameIn(segment: string | undefined): string | undefined {
   if (segment === undefined) return undefined;
   try {

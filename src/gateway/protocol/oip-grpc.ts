@@ -1,37 +1,72 @@
 /**
- * The Open Inference Protocol over gRPC: a client's ModelInfer becomes tasks, and their outputs its answer. The
- * other way, from a batch of tasks to a worker's ModelInfer and back, is `oip-grpc-worker.ts`; the forms of a task and of its
- * output stand in `oip-form.ts` and `oip-outputs.ts`.
+ * The Open Inference Protocol over gRPC. A client's ModelInfer becomes tasks and their outputs its answer; a batch of tasks
+ * becomes a worker's ModelInfer and its reply their outputs. The form of a task is in `oip-task.ts`.
  *
- * Each row is a task; for a model that takes one task at a time the request is one as a whole. A client is answered as the
- * worker answered, with raw or with typed contents, but a client that sent raw contents always gets raw ones.
+ * Each row is a task; for a model that takes one task at a time the whole request is one. A client is answered as the
+ * worker answered, with raw or typed contents, but always with raw ones if it sent raw ones. A worker is asked as the
+ * client asked; what came as JSON becomes raw. The parameters of HTTP's binary extension mean nothing here and are dropped.
  *
- * `priority` and `timeout` are Ferry's business and stay here. Sequences and shared memory cannot be batched and
- * are refused.
+ * `priority` and `timeout` are Ferry's business and not passed on. Sequences and shared memory cannot be batched and are
+ * refused.
  */
+import { splitArray, splitFields } from "../../core/json-split.ts";
 import type { Json } from "../../core/task.ts";
-import { hasContents, rawOfContents } from "./oip-contents.ts";
-import { about, objectPart, quoted } from "./oip-fields.ts";
-import { formText } from "./oip-form.ts";
-import { type Encoded, type Flawed, flawless } from "./oip-grpc-flaw.ts";
-import { joinRows, type Part, rawBytes, readRow } from "./oip-outputs.ts";
+import type { Fields } from "./fields.ts";
 import {
+  about,
+  callShape,
+  checkRow,
+  checkRows,
+  type CutReply,
+  cutReply,
+  filtered,
+  type Form,
+  type FormTensor,
+  joinBytes,
+  joinRows,
+  objectField,
+  objectPart,
+  quoted,
+  readBatch,
+  readRow,
+  tasksOf,
+  textField,
+} from "./oip-task.ts";
+import {
+  hasContents,
   type InferRecord,
   NO_PARAMETERS,
+  type Parameters,
+  rawOfContents,
   readInferRequest,
-  type TensorRecord,
+  readInferResponse,
+  type RequestedOutput,
+  writeInferRequest,
   writeInferResponse,
 } from "./oip-proto.ts";
-import { checkCells, rawFromJson, rowsOf, rowsOfRaw, TensorFlaw } from "./oip-tensors.ts";
+import { rawFromJson, rowsOf, rowsOfRaw, TensorFlaw } from "./oip-tensors.ts";
+import { ProtoFlaw } from "./protobuf.ts";
+
+/** What was wrong, in words for the sender. */
+export interface Flawed {
+  readonly flaw: string;
+}
+
+/** A protobuf message. */
+export interface Encoded {
+  /** To be sent one after the other. */
+  readonly parts: readonly Buffer[];
+  readonly flaw?: never;
+}
 
 /** What must be known of a request to answer it. */
 export interface InferCall {
   readonly model: string;
-  /** Given back as it came. */
+  /** Returned as it came. */
   readonly id: string;
   /** It sent typed contents. */
   readonly typed: boolean;
-  /** The name of the output that it asks for, if it is one. */
+  /** The name of the output, if it asks for exactly one. */
   readonly only?: string | undefined;
 }
 
@@ -52,78 +87,58 @@ export function draftsOf(
   maxRows = Infinity,
 ): InferDrafts | Flawed {
   return flawless(() => {
-    const record = readInferRequest(bytes);
-    if (record.tensors.length === 0) throw new TensorFlaw("the request has no inputs");
-    for (const name of record.parameters.keys()) {
+    const { model, id, version, tensors, outputs, parameters, raw } = readInferRequest(bytes);
+    if (tensors.length === 0) throw new TensorFlaw("the request has no inputs");
+    for (const name of parameters.keys()) {
       if (SEQUENCES.has(name))
         throw new TensorFlaw(`the parameter ${name} is of a sequence, which is not batched`);
     }
-    const typed = record.raw.length === 0;
-    const whole = alone(record.model);
-    if (!whole) checkRows(record, maxRows);
-    const rows = rowsOfTensors(record, typed, whole);
-    const inputs = Array.from({ length: rows[0]!.length }, (_, row) => {
-      const texts = rows.map((tensor) => `"${tensor[row]!.toString("base64")}"`);
-      return `[${texts.join(",")}]`;
+    const typed = raw.length === 0;
+    const whole = alone(model);
+    if (!whole) checkRows(tensors.length, rowsIn(tensors), maxRows);
+    if (!typed && raw.length !== tensors.length)
+      throw new TensorFlaw(`there are ${raw.length} raw contents for ${tensors.length} inputs`);
+    const asked = outputs.map(
+      ({ name, parameters: own }) => `{"name":${JSON.stringify(name)}${objectPart("parameters", own)}}`,
+    );
+    const tasks = tasksOf({
+      binary: true,
+      typed,
+      whole,
+      version: version === "" ? undefined : version,
+      tensors: tensors.map((tensor, at) => ({ ...tensor, payload: payloadOf(tensor, raw[at]) })),
+      outputs: asked.length === 0 ? undefined : `[${asked.join(",")}]`,
+      parameters,
     });
-    const parameters = parametersText(record, typed, whole);
-    const only = record.outputs.length === 1 ? record.outputs[0]!.name : undefined;
-    return { model: record.model, id: record.id, typed, parameters, inputs, only };
+    return { model, id, typed, ...tasks, only: outputs.length === 1 ? outputs[0]!.name : undefined };
   });
 }
 
-/** The rows of each input; `whole`: it is one. */
-function rowsOfTensors({ tensors, raw }: InferRecord, typed: boolean, whole: boolean): Buffer[][] {
-  if (!typed && raw.length !== tensors.length) {
-    throw new TensorFlaw(`there are ${raw.length} raw contents for ${tensors.length} inputs`);
-  }
-  return tensors.map((tensor, at) =>
-    about(`input ${quoted(tensor.name)}`, () => {
-      if (tensor.parameters.has("shared_memory_region"))
-        throw new TensorFlaw("lies in shared memory, which Ferry cannot read; send its contents");
-      if (!typed && tensor.contents.length > 0)
-        throw new TensorFlaw("has typed contents beside the raw ones; send either");
-      const bytes = typed ? rawOfContents(tensor.contents, tensor.datatype) : raw[at]!;
-      return rowsOfRaw(bytes, tensor.datatype, whole ? [1, ...tensor.shape] : tensor.shape);
-    }),
-  );
+function payloadOf(
+  { name, datatype, parameters, contents }: InferRecord["tensors"][0],
+  raw?: Buffer,
+): Buffer {
+  return about(`input ${quoted(name)}`, () => {
+    if (parameters.has("shared_memory_region"))
+      throw new TensorFlaw("lies in shared memory, which Ferry cannot read; send its contents");
+    if (raw !== undefined && contents.length > 0)
+      throw new TensorFlaw("has typed contents beside the raw ones; send either");
+    return raw ?? rawOfContents(contents, datatype);
+  });
 }
 
-/** Before a row is cut: a message of a few bytes can say that it has millions. */
-function checkRows({ tensors }: InferRecord, maxRows: number): void {
-  const [first] = tensors;
-  const rows = rowsIn(first!);
-  for (const other of tensors) {
-    const size = rowsIn(other);
-    if (size === rows) continue;
-    const which = `${quoted(first!.name)} and ${quoted(other.name)}`;
+function rowsIn(tensors: InferRecord["tensors"]): number {
+  const sizes = tensors.map(({ name, shape }) => about(`input ${quoted(name)}`, () => rowsOf(shape)));
+  const [rows] = sizes as [number];
+  const other = sizes.findIndex((size) => size !== rows);
+  if (other >= 0) {
+    const which = `${quoted(tensors[0]!.name)} and ${quoted(tensors[other]!.name)}`;
     throw new TensorFlaw(
-      `the inputs ${which} disagree in dimension 0, which is the batch's: ${rows} and ${size}`,
+      `the inputs ${which} disagree in dimension 0, which is the batch's: ${rows} and ${sizes[other]}`,
     );
   }
   if (rows === 0) throw new TensorFlaw("the inputs have no rows: their dimension 0 is 0");
-  if (rows > maxRows) throw new TensorFlaw(`there are ${rows} rows; send at most ${maxRows} in one request`);
-  about("the request", () => checkCells(tensors.length, rows));
-}
-
-function rowsIn({ name, shape }: TensorRecord): number {
-  return about(`input ${quoted(name)}`, () => rowsOf(shape));
-}
-
-function parametersText(record: InferRecord, typed: boolean, whole: boolean): Json {
-  const { tensors, outputs, parameters, version } = record;
-  const asked = outputs.map(
-    ({ name, parameters: own }) => `{"name":${JSON.stringify(name)}${objectPart("parameters", own)}}`,
-  );
-  return formText({
-    binary: true,
-    typed,
-    whole,
-    version: version === "" ? undefined : version,
-    tensors: whole ? tensors : tensors.map((tensor) => ({ ...tensor, shape: tensor.shape.slice(1) })),
-    outputs: asked.length === 0 ? undefined : `[${asked.join(",")}]`,
-    parameters,
-  });
+  return rows;
 }
 
 /** `outputs` in the order of the rows. */
@@ -133,11 +148,11 @@ export function answerOf(call: InferCall, outputs: readonly Json[]): Encoded | F
       const rows = outputs.map((output) => readRow(output, call.only));
       const tensors = joinRows(rows, (parts, shape) => {
         const { name, datatype, parameters = NO_PARAMETERS } = parts[0]!;
-        const raws = about(`has an output ${quoted(name)} that`, () => parts.map(asBytes));
-        return { name, datatype, shape, parameters, raw: raws.length === 1 ? raws[0]! : Buffer.concat(raws) };
+        const raws = parts.map(({ data, raw }) => (data === undefined ? raw : rawFromJson(data, datatype)));
+        return { name, datatype, shape, parameters, raw: joinBytes("", raws) };
       });
-      // It may leave as typed contents where the worker used them, or JSON.
-      const isTyped = rows.every((row) => row.typed || row.parts.some(({ data }) => data !== undefined));
+      // Typed contents are possible where the worker used them, or JSON.
+      const isTyped = rows.every((row) => row.typed || row.outputs.some(({ data }) => data !== undefined));
       const typed = call.typed && isTyped && tensors.every(({ datatype }) => hasContents(datatype));
       const { version = "", parameters = NO_PARAMETERS } = rows[0]!;
       const { model, id } = call;
@@ -146,6 +161,96 @@ export function answerOf(call: InferCall, outputs: readonly Json[]): Encoded | F
   );
 }
 
-function asBytes(part: Part): Buffer {
-  return part.data === undefined ? rawBytes(part) : rawFromJson(part.data, part.datatype);
+export interface WorkerBatch {
+  readonly id: string;
+  readonly parameters: Json;
+  readonly inputs: readonly Json[];
+}
+
+export interface WorkerCall extends Encoded {
+  /** The client asked for a version. */
+  readonly named: boolean;
+}
+
+/** A ModelInferRequest for all rows; `version` is used where the client asked for none. */
+export function callOf(
+  { id, inputs, parameters }: WorkerBatch,
+  model: string,
+  version: string,
+): WorkerCall | Flawed {
+  return flawless(() => {
+    const { form, rows } = readBatch(inputs, parameters);
+    const tensors = form.tensors.map((tensor, at) => {
+      const { name, datatype, parameters = NO_PARAMETERS } = tensor;
+      const texts = rows.map((row) => row[at]!);
+      const raw = about(`input ${quoted(name)}`, () => gather(tensor, texts, form));
+      return { name, datatype, shape: callShape(tensor, form, rows.length), parameters, raw };
+    });
+    const writer = writeInferRequest({
+      model,
+      version: form.version ?? version,
+      id,
+      parameters: withoutHttp(form.parameters),
+      tensors,
+      outputs: requested(form.outputs),
+      typed: form.typed,
+    });
+    return { parts: writer.parts(), named: form.version !== undefined };
+  });
+}
+
+function gather(tensor: FormTensor, texts: readonly string[], { binary, whole }: Form): Buffer {
+  const { datatype, shape } = tensor;
+  if (!whole) rowsOf([texts.length, ...shape]);
+  if (!binary) {
+    const one = [1, ...shape];
+    return Buffer.concat(texts.map((text) => rowsOfRaw(rawFromJson(text, datatype), datatype, one)[0]!));
+  }
+  for (const text of texts) checkRow(text, tensor);
+  return joinBytes("", texts);
+}
+
+function requested(outputs: Json | undefined): readonly RequestedOutput[] {
+  const texts = outputs === undefined ? [] : (splitArray(outputs).elements ?? []);
+  return about("an output", () =>
+    texts.map((text) => {
+      const fields = splitFields(text) ?? new Map<string, Json>();
+      return { name: textField(fields, "name"), parameters: withoutHttp(objectField(fields, "parameters")) };
+    }),
+  );
+}
+
+function withoutHttp(parameters: Fields | undefined): Parameters {
+  const isOurs = (name: string): boolean => name !== "binary_data" && name !== "binary_data_output";
+  return filtered(parameters, isOurs) ?? NO_PARAMETERS;
+}
+
+export type WorkerOutputs = CutReply | (Flawed & { readonly outputs?: never; readonly inseparable?: never });
+
+/** The output of each of `rows` tasks, from a ModelInferResponse. */
+export function outputsOf(bytes: Buffer, rows: number): WorkerOutputs {
+  return flawless(() => {
+    const { tensors, raw, version, parameters } = readInferResponse(bytes);
+    const typed = raw.length === 0;
+    if (!typed && raw.length !== tensors.length) {
+      throw new TensorFlaw(`holds ${raw.length} raw contents for ${tensors.length} outputs`);
+    }
+    const read = tensors.map((tensor, at) => ({
+      ...tensor,
+      payload:
+        raw[at] ??
+        about(`has an output ${quoted(tensor.name)}`, () => rawOfContents(tensor.contents, tensor.datatype)),
+    }));
+    return cutReply(read, rows, { version: version === "" ? undefined : version, parameters, typed });
+  });
+}
+
+/** Turns flaws, which are expected, into values; any other error is a bug and goes on. */
+function flawless<T>(read: () => T): T | Flawed {
+  try {
+    return read();
+  } catch (error) {
+    if (error instanceof TensorFlaw || error instanceof ProtoFlaw) return { flaw: error.message };
+    throw error;
+  }
 }

@@ -1,86 +1,62 @@
 /**
  * Tensors of the Open Inference Protocol: raw bytes, flat JSON arrays, and the rows of both.
  *
- * Raw is little-endian and row-major without gaps; an element of BYTES is its length (4 bytes) and then its
- * bytes. JSON is a flat array in the same order. A row is what one index of dimension 0 selects, so a tensor
- * of shape [3,2] has three rows of two elements each.
+ * Raw is little-endian and row-major without gaps; an element of BYTES is its length (4 bytes) and then its bytes. JSON is
+ * a flat array in the same order. A row is what one index of dimension 0 selects: shape [3,2] has three rows of two
+ * elements.
  *
  *   datatype              bytes   in JSON
  *   BOOL                  1       true, false (0 and 1 are read too)
  *   INT8 … UINT32         1 … 4   an integer
  *   INT64, UINT64         8       an integer, all of its digits
  *   FP16, FP32, FP64      2, 4, 8 the shortest number that reads as the same value; never NaN or infinity
- *   BF16                  2       nothing: only raw
- *   BYTES                 4 + n   a string, where the bytes are UTF-8
+ *   BF16                  2       not possible
+ *   BYTES                 4 + n   a string, if the bytes are UTF-8
  *
- * Raw rows are slices of what came, never copies. Number texts are cut and joined, never printed again. JSON
- * texts that come in here have been accepted by `JSON.parse` before. What cannot be done is a `TensorFlaw`,
- * whose words go behind the tensor's name: `input "x" holds 3 values, but its shape says 4`.
+ * Raw rows are slices, never copies. Number texts are cut and joined, never printed again. `JSON.parse` has accepted every
+ * JSON text that comes in here. An expected failure is a `TensorFlaw`, whose message follows the tensor's name:
+ * `input "x" holds 3 values, but its shape says 4`.
  */
 import { isUtf8 } from "node:buffer";
 import { endianness } from "node:os";
 import { splitArray } from "../../core/json-split.ts";
-import { singleText as shortSingle } from "../../core/tensor.ts";
+import { type Dtype, flatTexts } from "../../core/tensor.ts";
 
-/** What a client should do about what JSON cannot say. */
+/** What a client should do about what JSON cannot express. */
 export const USE_BINARY = "use the binary form";
 
-/** An expected failure: the tensor is not what it says it is. */
+/** The tensor is not what it says it is. */
 export class TensorFlaw extends Error {}
-
-type Numbers = Int8Array | Uint8Array | Int16Array | Uint16Array | Int32Array | Uint32Array;
-interface Integers {
-  new (values: readonly number[]): Numbers;
-  new (buffer: ArrayBuffer): Numbers;
-}
-type BigIntegers = typeof BigInt64Array | typeof BigUint64Array;
-
-const SIZES: ReadonlyMap<string, number> = new Map([
-  ["BOOL", 1],
-  ["INT8", 1],
-  ["UINT8", 1],
-  ["INT16", 2],
-  ["UINT16", 2],
-  ["FP16", 2],
-  ["BF16", 2],
-  ["INT32", 4],
-  ["UINT32", 4],
-  ["FP32", 4],
-  ["INT64", 8],
-  ["UINT64", 8],
-  ["FP64", 8],
-  ["BYTES", 0],
-]);
-
-const INTEGERS: ReadonlyMap<string, Integers> = new Map<string, Integers>([
-  ["INT8", Int8Array],
-  ["UINT8", Uint8Array],
-  ["INT16", Int16Array],
-  ["UINT16", Uint16Array],
-  ["INT32", Int32Array],
-  ["UINT32", Uint32Array],
-]);
-const BIG_INTEGERS: ReadonlyMap<string, BigIntegers> = new Map<string, BigIntegers>([
-  ["INT64", BigInt64Array],
-  ["UINT64", BigUint64Array],
-]);
 
 /** Of one request or reply; more than any model has. */
 export const MAX_TENSORS = 1024;
 /**
- * Rows × tensors of one request or reply. Each is an object while it is cut, and rows without elements cost no bytes,
- * so that the size of the message does not bound them. 65,536 take some 15 ms.
+ * Rows × tensors of one request or reply. Each is an object while it is cut, and rows without elements take no bytes, so
+ * the size of the message does not bound them. 65,536 take some 15 ms.
  */
-export const MAX_CELLS = 65_536;
-/** Those whose values are single precision, or less. */
-const FLOATS: ReadonlyMap<string, typeof Float16Array | typeof Float32Array> = new Map<
-  string,
-  typeof Float16Array | typeof Float32Array
->([
-  ["FP16", Float16Array],
-  ["FP32", Float32Array],
-]);
+const MAX_CELLS = 65_536;
 
+/** Datatype → bytes of one element; the bits are in the name. BYTES elements carry their own length. */
+const SIZES: ReadonlyMap<string, number> = new Map(
+  "INT8 UINT8 INT16 UINT16 FP16 BF16 INT32 UINT32 FP32 INT64 UINT64 FP64"
+    .split(" ")
+    .map((name): [string, number] => [name, Number(/\d+/.exec(name)) / 8])
+    .concat([
+      ["BOOL", 1],
+      ["BYTES", 0],
+    ]),
+);
+const ARRAYS = {
+  INT8: Int8Array,
+  UINT8: Uint8Array,
+  INT16: Int16Array,
+  UINT16: Uint16Array,
+  INT32: Int32Array,
+  UINT32: Uint32Array,
+  FP16: Float16Array,
+  FP32: Float32Array,
+  FP64: Float64Array,
+} as const;
 const LENGTH_BYTES = 4;
 const SWAPPED = endianness() === "BE";
 
@@ -91,7 +67,7 @@ export function elementBytes(datatype: string): number {
   throw new TensorFlaw(`has the datatype ${JSON.stringify(datatype.slice(0, 32))}, which is not known`);
 }
 
-/** How many rows a tensor has, as its shape says: any number, which costs nothing yet. */
+/** The number of rows that the shape states; nothing is allocated for them yet. */
 export function rowsOf(shape: readonly number[]): number {
   const rows = shape[0];
   if (rows === undefined) throw new TensorFlaw("has an empty shape; dimension 0 must be that of the batch");
@@ -99,14 +75,14 @@ export function rowsOf(shape: readonly number[]): number {
   return rows;
 }
 
-/** To be asked before so many tensors of so many rows are cut: `rowsOfRaw` and `rowsOfFlat` allocate each row. */
+/** Call it before cutting: `rowsOfRaw` and `rowsOfFlat` allocate each row. */
 export function checkCells(tensors: number, rows: number): void {
   if (tensors <= MAX_TENSORS && tensors * rows <= MAX_CELLS) return;
   const most = `at most ${MAX_TENSORS} tensors, and ${MAX_CELLS} rows of all tensors together, are taken`;
   throw new TensorFlaw(`has ${rows} rows of ${tensors} tensors; ${most}`);
 }
 
-/** How many elements a shape says; of a row when it is given without dimension 0. */
+/** The number of elements of a shape; of one row where dimension 0 is left out. */
 export function elementsOf(shape: readonly number[]): number {
   let elements = 1;
   for (const dimension of shape) {
@@ -119,7 +95,7 @@ export function elementsOf(shape: readonly number[]): number {
   return elements;
 }
 
-/** The rows of a raw tensor, `shape` with dimension 0, as slices of `bytes`. */
+/** Slices of `bytes`; `shape` includes dimension 0. */
 export function rowsOfRaw(bytes: Buffer, datatype: string, shape: readonly number[]): Buffer[] {
   const rows = rowsOf(shape);
   const perRow = elementsOf(shape.slice(1));
@@ -154,10 +130,7 @@ function elementEnd(bytes: Buffer, at: number): number {
   return end;
 }
 
-/**
- * The elements of a raw BYTES tensor, without their lengths, as slices of `bytes`. One at a time: an empty element has
- * four bytes, and its slice a hundred.
- */
+/** The elements of a raw BYTES tensor as slices. A generator: an empty element takes four bytes, its slice a hundred. */
 export function* elementsOfBytes(bytes: Buffer): Generator<Buffer, void> {
   for (let at = 0; at < bytes.length;) {
     const end = elementEnd(bytes, at);
@@ -166,7 +139,6 @@ export function* elementsOfBytes(bytes: Buffer): Generator<Buffer, void> {
   }
 }
 
-/** One element behind its length. */
 export function bytesOfElement(element: Uint8Array): Buffer {
   const bytes = Buffer.allocUnsafe(LENGTH_BYTES + element.length);
   bytes.writeUInt32LE(element.length, 0);
@@ -174,7 +146,6 @@ export function bytesOfElement(element: Uint8Array): Buffer {
   return bytes;
 }
 
-/** Texts as elements, each behind its length. */
 function bytesOfTexts(values: readonly unknown[]): Buffer {
   let total = 0;
   for (const value of values) total += LENGTH_BYTES + Buffer.byteLength(utf8Of(value));
@@ -191,37 +162,36 @@ function bytesOfTexts(values: readonly unknown[]): Buffer {
 export function rawFromJson(text: string, datatype: string): Buffer {
   refuseBrain(datatype);
   elementBytes(datatype);
-  const big = BIG_INTEGERS.get(datatype);
-  if (big !== undefined) return rawFromBig(text, datatype, big);
+  if (datatype === "INT64") return rawFromBig(text, datatype, BigInt64Array);
+  if (datatype === "UINT64") return rawFromBig(text, datatype, BigUint64Array);
   const values = JSON.parse(text) as unknown[];
   if (datatype === "BYTES") return bytesOfTexts(values);
   if (datatype === "BOOL") return Buffer.from(values.map(bitOf));
-  for (const value of values) {
-    if (typeof value !== "number") throw mismatch(value, datatype);
-  }
+  for (const value of values) if (typeof value !== "number") throw mismatch(value, datatype);
   const numbers = values as number[];
-  const integers = INTEGERS.get(datatype);
-  if (integers !== undefined) {
-    const array = new integers(numbers);
-    // What does not fit, or is no integer, has become another number.
-    const odd = numbers.findIndex((value, at) => value !== array[at]);
-    if (odd >= 0) throw mismatch(numbers[odd], datatype);
+  const array = new ARRAYS[datatype as keyof typeof ARRAYS](numbers);
+  if (datatype.startsWith("FP")) {
+    if (!array.every(Number.isFinite)) throw new TensorFlaw(`holds a number beyond the range of ${datatype}`);
     return littleEndian(array);
   }
-  const floats = new (FLOATS.get(datatype) ?? Float64Array)(numbers);
-  const odd = floats.findIndex((value) => !Number.isFinite(value));
-  if (odd >= 0) throw new TensorFlaw(`holds a number beyond the range of ${datatype}`);
-  return littleEndian(floats);
+  // A number that does not fit, or is no integer, has become another one.
+  const odd = numbers.findIndex((value, at) => value !== array[at]);
+  if (odd >= 0) throw mismatch(numbers[odd], datatype);
+  return littleEndian(array);
 }
 
-function rawFromBig(text: string, datatype: string, kind: BigIntegers): Buffer {
+function rawFromBig(
+  text: string,
+  datatype: string,
+  kind: typeof BigInt64Array | typeof BigUint64Array,
+): Buffer {
   const { elements, flaw } = splitArray(text);
   if (flaw !== undefined) throw new TensorFlaw(flaw);
   const array = new kind(elements.length);
   for (const [at, element] of elements.entries()) {
     const value = bigOf(element, datatype);
     array[at] = value;
-    // What does not fit has become another number.
+    // A number that does not fit has become another one.
     if (array[at] !== value) throw new TensorFlaw(`holds ${element}, which is no value of ${datatype}`);
   }
   return littleEndian(array);
@@ -234,7 +204,6 @@ function bigOf(element: string, datatype: string): bigint {
   throw mismatch(value, datatype);
 }
 
-/** A text that has UTF-8. */
 function utf8Of(value: unknown): string {
   if (typeof value !== "string") throw mismatch(value, "BYTES");
   if (!value.isWellFormed()) throw new TensorFlaw("holds a string with half a surrogate pair");
@@ -251,38 +220,22 @@ function bitOf(value: unknown): number {
 export function jsonFromRaw(bytes: Buffer, datatype: string): string {
   refuseBrain(datatype);
   const size = elementBytes(datatype);
-  if (datatype === "BYTES") return `[${Array.from(elementsOfBytes(bytes), quoted).join(",")}]`;
+  if (datatype === "BYTES") return `[${Array.from(elementsOfBytes(bytes), utf8Text).join(",")}]`;
   if (bytes.length % size > 0) {
     throw new TensorFlaw(`has ${bytes.length} bytes, which are no whole number of ${datatype}`);
   }
-  if (datatype === "BOOL") return `[${Array.from(bytes, (byte) => byte !== 0).join(",")}]`;
-  const kind = INTEGERS.get(datatype) ?? BIG_INTEGERS.get(datatype);
-  if (kind !== undefined) return `[${new kind(nativeEndian(bytes, size)).join(",")}]`;
-  const floats = nativeEndian(bytes, size);
-  const single = FLOATS.get(datatype);
-  return single === undefined
-    ? `[${Array.from(new Float64Array(floats), doubleText).join(",")}]`
-    : `[${Array.from(new single(floats), singleText).join(",")}]`;
+  const texts = flatTexts(datatype.toLowerCase().replace("fp", "float") as Dtype, bytes);
+  if (datatype.startsWith("FP") && texts.includes("null"))
+    throw new TensorFlaw(`holds NaN or infinity, which JSON cannot say; ${USE_BINARY}`);
+  return `[${texts.join(",")}]`;
 }
 
-function quoted(element: Buffer): string {
+function utf8Text(element: Buffer): string {
   if (isUtf8(element)) return JSON.stringify(element.toString("utf8"));
   throw new TensorFlaw(`holds bytes that are not UTF-8, which JSON cannot say; ${USE_BINARY}`);
 }
 
-function doubleText(value: number): string {
-  if (!Number.isFinite(value)) {
-    throw new TensorFlaw(`holds NaN or infinity, which JSON cannot say; ${USE_BINARY}`);
-  }
-  return Object.is(value, -0) ? "-0" : String(value);
-}
-
-/** As a double, 0.1 in single precision would read 0.10000000149011612. */
-function singleText(value: number): string {
-  return Number.isFinite(value) ? shortSingle(value) : doubleText(value);
-}
-
-/** The same values as one flat array; number texts are not touched. */
+/** Nested arrays as one flat array; number texts are not touched. */
 export function flatten(text: string): string {
   const flat = text.trim();
   if (!flat.startsWith("[")) throw new TensorFlaw("has data that is no array");
@@ -303,7 +256,7 @@ export function flatten(text: string): string {
   return `[${values.join(",")}]`;
 }
 
-/** A flat array cut into as many as there are rows, of equal lengths. */
+/** Cuts a flat array into `rows` of equal length. */
 export function rowsOfFlat(text: string, rows: number): string[] {
   const start = text.indexOf("[") + 1;
   const end = text.lastIndexOf("]");
@@ -322,13 +275,11 @@ export function rowsOfFlat(text: string, rows: number): string[] {
   });
 }
 
-/** Flat arrays, one behind the other in one. */
 export function joinFlat(texts: readonly string[]): string {
   const inner = texts.map((text) => text.slice(text.indexOf("[") + 1, text.lastIndexOf("]")).trim());
   return `[${inner.filter((values) => values !== "").join(",")}]`;
 }
 
-/** How many values a flat array holds. */
 export function countFlat(text: string): number {
   const start = text.indexOf("[") + 1;
   const end = text.lastIndexOf("]");
@@ -342,7 +293,7 @@ const BACKSLASH = 0x5c;
 const CLOSE_BRACKET = 0x5d;
 const OPEN_BRACE = 0x7b;
 
-/** Where commas stand between two values. */
+/** The positions of the commas between values. */
 function commasOf(text: string, start: number, end: number): number[] {
   const commas: number[] = [];
   let quote = text.indexOf('"', start);
@@ -367,7 +318,7 @@ function literalEnd(text: string, start: number): number {
   return at;
 }
 
-/** Where the string that starts with the quote at `start` ends, closing quote included. */
+/** Behind the closing quote of the string that starts at `start`. */
 function stringEnd(text: string, start: number): number {
   for (let end = text.indexOf('"', start + 1); end >= 0; end = text.indexOf('"', end + 1)) {
     let before = end;
@@ -379,20 +330,9 @@ function stringEnd(text: string, start: number): number {
 
 function littleEndian(array: ArrayBufferView & { readonly BYTES_PER_ELEMENT: number }): Buffer {
   const bytes = Buffer.from(array.buffer as ArrayBuffer, array.byteOffset, array.byteLength);
-  return SWAPPED ? swapped(bytes, array.BYTES_PER_ELEMENT) : bytes;
-}
-
-/** A copy, since a view of numbers must begin where its size divides the place. */
-function nativeEndian(bytes: Buffer, size: number): ArrayBuffer {
-  const copy = new Uint8Array(bytes).buffer;
-  if (SWAPPED) swapped(Buffer.from(copy), size);
-  return copy;
-}
-
-function swapped(bytes: Buffer, size: number): Buffer {
-  if (size === 2) return bytes.swap16();
-  if (size === 4) return bytes.swap32();
-  return size === 8 ? bytes.swap64() : bytes;
+  if (!SWAPPED || array.BYTES_PER_ELEMENT === 1) return bytes;
+  if (array.BYTES_PER_ELEMENT === 2) return bytes.swap16();
+  return array.BYTES_PER_ELEMENT === 4 ? bytes.swap32() : bytes.swap64();
 }
 
 function refuseBrain(datatype: string): void {

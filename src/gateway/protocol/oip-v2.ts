@@ -1,33 +1,105 @@
 /**
- * The Open Inference Protocol (KServe's v2), as Triton, MLServer, OpenVINO and others speak it over HTTP.
+ * The Open Inference Protocol (KServe's v2) over HTTP, as Triton, MLServer, OpenVINO and others speak it. The form of a
+ * task is in `oip-task.ts`.
  *
  *   POST /v2/models/{model}[/versions/{version}]/infer
  *   {"id"?,"parameters"?,"inputs":[{"name","shape":[B,…],"datatype","data":[…]}…],"outputs"?:[{"name"}…]}
  *   {"model_name","model_version"?,"id"?,"outputs":[{"name","datatype","shape":[B,…],"data":[…]}…]}
  *
- * Each of the B rows is a task. With the binary extension tensors stand as bytes behind the JSON. `oip-client.ts` reads
- * requests, `oip-answer.ts` writes answers, `oip-worker.ts` speaks to workers; `oip-grpc.ts` is the same over gRPC.
+ * Each of the B rows is a task. With the binary extension tensors are bytes behind the JSON:
+ * `Inference-Header-Content-Length` says where the JSON ends, and `binary_data_size` of each tensor how many bytes it has.
+ * Bytes stay bytes: they are sliced, never read. Each output leaves as its client asked, binary or as numbers; workers are
+ * asked the same, so that nothing is converted unless they answer otherwise.
+ *
+ * A request that cannot be cut into rows bypasses the batches: sequences, shared memory, what only one make of server
+ * understands (`triton_…`), a raw body without JSON, inputs that disagree in dimension 0, unknown fields.
+ *
+ * A worker without the binary extension is told everything in JSON (`plain`). What JSON cannot express (BF16, NaN, BYTES
+ * that are not UTF-8) is a flaw of the row that holds it.
  */
-import { splitArray } from "../../core/json-split.ts";
-import { cutFields, without } from "./fields.ts";
-import { kserveError, nameIn } from "./kserve-v1.ts";
-import { BYTES_TYPE } from "./oip-body.ts";
-import { readInfer } from "./oip-client.ts";
-import { inferCall, inferOutputs } from "./oip-worker.ts";
-import type { About, AboutRoute, Answer, Protocol } from "./protocol.ts";
+import { isUtf8 } from "node:buffer";
+import { Refusal } from "../../core/errors.ts";
+import { canonical } from "../../core/json.ts";
+import { outputFlaw, splitArray, splitField, splitFields } from "../../core/json-split.ts";
+import type { Json } from "../../core/task.ts";
+import {
+  askWorker,
+  cutFields,
+  type Fields,
+  inputsIn,
+  invalid,
+  plainError,
+  readFields,
+  stringField,
+  without,
+} from "./fields.ts";
+import { isWayOut, nameIn } from "./kserve-v1.ts";
+import {
+  about,
+  byteCount,
+  callShape,
+  checkRow,
+  checkRows,
+  cutReply,
+  filtered,
+  type Form,
+  type FormTensor,
+  headText,
+  joinBytes,
+  joinRows,
+  objectField,
+  objectPart,
+  ofKind,
+  type PayloadTensor,
+  quoted,
+  readBatch,
+  readBeside,
+  readHead,
+  readRow,
+  type RowOutput,
+  tasksOf,
+  textField,
+} from "./oip-task.ts";
+import {
+  countFlat,
+  elementBytes,
+  elementsOf,
+  flatten,
+  joinFlat,
+  jsonFromRaw,
+  MAX_TENSORS,
+  rawFromJson,
+  TensorFlaw,
+  USE_BINARY,
+} from "./oip-tensors.ts";
+import type {
+  About,
+  AboutRoute,
+  Answer,
+  Asked,
+  Call,
+  Drafts,
+  Outputs,
+  Protocol,
+  Replied,
+  Unbatched,
+} from "./protocol.ts";
 
+export const HEADER_LENGTH = "inference-header-content-length";
+const BYTES_TYPE = "application/octet-stream";
 const BINARY_EXTENSION = "binary_tensor_data";
-/** Not every client says what it sends. */
+/** Not every client states what it sends. */
 const TYPES = ["application/json", BYTES_TYPE, "", "application/x-www-form-urlencoded"];
-/** What stands behind a worker's base. */
+/** The end of a worker's URL, behind its base. */
 const ENDPOINT = /\/v2\/models\/([^/]+)(\/versions\/[^/]+)?\/infer$/;
-/** What asks for one model's state: of the one that is chosen, or of a version. */
 const MODEL = ["/v2/models/{model}", "/v2/models/{model}/versions/{version}"];
+const KNOWN = new Set(["id", "parameters", "inputs", "outputs"]);
+const KNOWN_OF_INPUT = new Set(["name", "shape", "datatype", "parameters", "data"]);
 
 export const oipV2: Protocol = {
   name: "oip-v2",
   client: {
-    infer: MODEL.map((path) => ({ path: `${path}/infer`, types: TYPES, read: readInfer })),
+    infer: MODEL.map((path) => ({ path: `${path}/infer`, types: TYPES, read })),
     about: [
       { path: "/v2", tell: serverMetadata },
       { path: "/v2/health/live", open: true, tell: () => truth("live", true) },
@@ -38,50 +110,418 @@ export const oipV2: Protocol = {
           open: true,
           tell: ({ model, ready }) => model && truth("ready", ready && model.ready),
         },
-        { path, tell: atTheWorker, fallback: modelMetadata },
-        // Of Triton alone; clients that pad or cut by themselves look there.
-        { path: `${path}/config`, tell: atTheWorker },
-        { path: `${path}/stats`, tell: atTheWorker },
+        { path, tell: askWorker, fallback: modelMetadata },
+        // Triton's; clients that pad or cut by themselves look there.
+        { path: `${path}/config`, tell: askWorker },
+        { path: `${path}/stats`, tell: askWorker },
       ]),
     ],
-    fail: kserveError,
+    fail: plainError,
   },
   worker: {
     readsBytes: true,
     extension: { path: "/v2", listed: listsBinary },
     basePath: (path) => without(path.replace(ENDPOINT, "")),
     modelOf: (path) => nameIn(ENDPOINT.exec(path)?.[1]),
-    call: inferCall,
-    outputs: inferOutputs,
+    call,
+    outputs: outputsIn,
   },
 };
 
-/** Of the metadata of a server. */
+/** In a server's metadata. */
 function listsBinary(metadata: string): boolean {
   const listed = splitArray(cutFields(metadata)?.get("extensions") ?? "").elements ?? [];
   return listed.includes(`"${BINARY_EXTENSION}"`);
-}
-
-function atTheWorker({ model }: About): "worker" | undefined {
-  return model === undefined ? undefined : "worker";
 }
 
 function serverMetadata({ version }: About): Answer {
   return { body: JSON.stringify({ name: "ferry", version, extensions: [BINARY_EXTENSION] }) };
 }
 
-/** 4xx is their word for no. */
+/** The protocol answers "no" with a 4xx. */
 function truth(name: "live" | "ready", yes: boolean): Answer {
   return { status: yes ? 200 : 400, body: JSON.stringify({ [name]: yes }) };
 }
 
-/** As the protocol has it: every model, which here means those that speak it. */
+/** Every model that speaks this protocol, as the protocol demands. */
 function allReady({ models, ready }: About): boolean {
   return ready && models.every((model) => !model.protocols.includes("oip-v2") || model.ready);
 }
 
-/** What its tensors are only a worker knows. */
+/** Only a worker knows its tensors. */
 function modelMetadata({ model }: About): Answer {
   const { name } = model!;
   return { body: JSON.stringify({ name, versions: [], platform: "ferry", inputs: [], outputs: [] }) };
+}
+
+/** A request that has to bypass the batches. */
+class Bypass extends Error {}
+
+function read(asked: Asked): Drafts | Unbatched {
+  const { names, body, limits } = asked;
+  const { model, version } = names;
+  try {
+    const length = asked.header(HEADER_LENGTH);
+    if (length?.trim() === "0")
+      throw new Bypass("a raw body without JSON is not batched; describe it in JSON");
+    const { json, raw } = partsOf(body, length?.trim());
+    const { asking, ...request } = readRequest(readFields(json), raw);
+    const whole = asked.alone === true;
+    if (!whole) checkRows(request.tensors.length, rowsIn(request.tensors), limits.maxInputs);
+    return {
+      model,
+      ...tasksOf({ ...request, typed: false, whole, version }),
+      render: (outputs, name) => answerOf(outputs, name, asking),
+    };
+  } catch (error) {
+    if (error instanceof Bypass) return { unbatched: true, model, why: error.message };
+    if (error instanceof TensorFlaw) throw invalid(error.message);
+    throw error;
+  }
+}
+
+function rowsIn(tensors: readonly PayloadTensor[]): number {
+  const rows = tensors[0]!.shape[0];
+  if (rows !== undefined && rows !== 0 && tensors.every(({ shape }) => shape[0] === rows)) return rows;
+  throw new Bypass("dimension 0 of every input must be that of the batch, and the same");
+}
+
+/** How a request wants its answer. */
+interface Asking {
+  /** Returned as it came. */
+  readonly id: string | undefined;
+  /** Outputs as bytes, unless `named` says otherwise. */
+  readonly binary: boolean;
+  readonly named: ReadonlyMap<string, boolean>;
+  /** The name of the output, if it asks for exactly one. */
+  readonly only: string | undefined;
+}
+
+interface InferRequest extends Pick<Form, "binary" | "parameters" | "outputs"> {
+  readonly tensors: readonly PayloadTensor[];
+  readonly asking: Asking;
+}
+
+function readRequest(fields: Fields, raw: Buffer | undefined): InferRequest {
+  for (const name of fields.keys()) {
+    if (!KNOWN.has(name)) throw new Bypass(`leave out ${quoted(name)}, which is not batched`);
+  }
+  const parameters = about("the request", () => objectField(fields, "parameters"));
+  refuseSpecial(parameters);
+  const texts = inputsIn(fields.get("inputs") ?? "", "inputs", MAX_TENSORS);
+  if (texts === undefined || texts.length === 0)
+    throw invalid('"inputs" must be an array of at least one tensor');
+  const reader = new RawReader(raw);
+  const tensors = texts.map((text) => readInput(text, reader));
+  if (reader.left > 0) throw invalid(`${reader.left} bytes stand behind the last tensor`);
+  const binary = tensors.some(({ payload }) => typeof payload !== "string");
+  const { outputs, ...asked } = readOutputs(fields.get("outputs"));
+  return {
+    tensors: binary ? tensors.map(asRaw) : tensors,
+    binary,
+    parameters,
+    outputs,
+    asking: {
+      id: stringField(fields, "id"),
+      binary: parameters?.get("binary_data_output") === "true",
+      ...asked,
+    },
+  };
+}
+
+function readInput(text: Json, reader: RawReader): PayloadTensor {
+  const fields = splitFields(text);
+  if (fields === undefined) throw invalid('"inputs" must hold objects');
+  const name = about("an input", () => textField(fields, "name"));
+  return about(`input ${quoted(name)}`, () => {
+    for (const field of fields.keys()) {
+      if (!KNOWN_OF_INPUT.has(field)) throw new Bypass(`leave out ${quoted(field)} of the inputs`);
+    }
+    const head = readHead(fields);
+    elementBytes(head.datatype);
+    refuseSpecial(head.parameters);
+    const size = binarySize(head.parameters);
+    const data = fields.get("data");
+    if (size === undefined && data === undefined)
+      throw new TensorFlaw('has neither "data" nor a binary_data_size');
+    if (size !== undefined && data !== undefined) throw new TensorFlaw('has "data" and a binary_data_size');
+    return {
+      ...head,
+      payload: size === undefined ? ofKind(flatten(data!), head.datatype) : reader.take(size),
+    };
+  });
+}
+
+/** Beside a tensor of bytes all are. */
+function asRaw(tensor: PayloadTensor): PayloadTensor {
+  const { payload, datatype } = tensor;
+  if (typeof payload !== "string") return tensor;
+  return { ...tensor, payload: about(`input ${quoted(tensor.name)}`, () => rawFromJson(payload, datatype)) };
+}
+
+function refuseSpecial(parameters: Fields | undefined): void {
+  for (const name of parameters?.keys() ?? []) {
+    if (/^(sequence_|shared_memory_|triton_)/.test(name)) {
+      throw new Bypass(`leave out the parameter ${name.slice(0, 64)}, which concerns one request alone`);
+    }
+  }
+}
+
+function readOutputs(text: Json = "null"): Pick<Asking, "named" | "only"> & Pick<Form, "outputs"> {
+  const named = new Map<string, boolean>();
+  let only: string | undefined;
+  if (text === "null") return { outputs: undefined, named, only };
+  const texts = inputsIn(text, "outputs", MAX_TENSORS);
+  if (texts === undefined) throw invalid('"outputs" must be an array');
+  for (const each of texts) {
+    const fields = splitFields(each);
+    if (fields === undefined) throw invalid('"outputs" must hold objects');
+    const name = about("an output", () => textField(fields, "name"));
+    only = texts.length === 1 ? name : undefined;
+    const parameters = about(`output ${quoted(name)}`, () => objectField(fields, "parameters"));
+    refuseSpecial(parameters);
+    const binary = parameters?.get("binary_data");
+    if (binary !== undefined) named.set(name, binary === "true");
+  }
+  return { outputs: texts.length === 0 ? undefined : canonical(text), named, only };
+}
+
+/** A body's JSON and the bytes behind it, which `length`, from the header, tells apart. Throws a TensorFlaw. */
+function partsOf(
+  body: Buffer,
+  length: string | undefined,
+): { readonly json: Buffer; readonly raw: Buffer | undefined } {
+  if (length === undefined) return { json: body, raw: undefined };
+  const bytes = /^\d{1,15}$/.test(length) ? Number(length) : NaN;
+  if (!(bytes <= body.length)) {
+    throw new TensorFlaw(
+      `Inference-Header-Content-Length must be a number up to ${body.length}, the body's size`,
+    );
+  }
+  return { json: body.subarray(0, bytes), raw: body.subarray(bytes) };
+}
+
+/** Takes raw tensors one after the other. */
+class RawReader {
+  #rest: Buffer;
+
+  constructor(bytes: Buffer | undefined) {
+    this.#rest = bytes ?? Buffer.alloc(0);
+  }
+
+  get left(): number {
+    return this.#rest.length;
+  }
+
+  take(size: number): Buffer {
+    if (size > this.left)
+      throw new TensorFlaw(`says binary_data_size ${size}, but only ${this.left} bytes are left`);
+    const taken = this.#rest.subarray(0, size);
+    this.#rest = this.#rest.subarray(size);
+    return taken;
+  }
+}
+
+/** Undefined where the tensor is not binary. */
+function binarySize(parameters: Fields | undefined): number | undefined {
+  const text = parameters?.get("binary_data_size");
+  if (text === undefined) return undefined;
+  if (/^\d{1,15}$/.test(text)) return Number(text);
+  throw new TensorFlaw("has a binary_data_size that is no number of bytes");
+}
+
+/** Throws a Refusal where the outputs are no tensors, or do not fit together. */
+function answerOf(outputs: readonly Json[], model: string, asking: Asking): Answer {
+  const { id, binary, named, only } = asking;
+  try {
+    const rows = outputs.map((output) => readRow(output, only));
+    const raws: (string | Buffer)[] = [];
+    let bytes = false;
+    const heads = joinRows(rows, (parts, shape) => {
+      const { name, datatype, parameters } = parts[0]!;
+      const head = headText(name, datatype, shape);
+      if (!(named.get(name) ?? binary))
+        return `${head}${objectPart("parameters", parameters)},"data":${joinFlat(parts.map(valuesOf))}}`;
+      bytes = true;
+      const own = parts.map(({ raw, data }) => (data === undefined ? raw : rawFromJson(data, datatype)));
+      for (const raw of own) raws.push(raw);
+      return head + sizedPart(own, parameters);
+    });
+    const { version, parameters } = rows[0]!;
+    const head =
+      `{"model_name":${JSON.stringify(model)}` +
+      (version === undefined ? "" : `,"model_version":${JSON.stringify(version)}`) +
+      `${id === undefined ? "" : `,"id":${JSON.stringify(id)}`}${objectPart("parameters", parameters)}` +
+      `,"outputs":[${heads.join(",")}]}`;
+    if (!bytes) return { body: head };
+    const headers = [HEADER_LENGTH, String(Buffer.byteLength(head))];
+    return { type: BYTES_TYPE, headers, body: joinBytes(head, raws) };
+  } catch (error) {
+    if (!(error instanceof TensorFlaw)) throw error;
+    throw new Refusal("INFERENCE_FAILED", `the model's answer ${error.message}`);
+  }
+}
+
+function valuesOf({ data, raw, datatype }: RowOutput): Json {
+  return data ?? jsonFromRaw(joinBytes("", [raw]), datatype);
+}
+
+/** The end of the head of a tensor whose bytes stand behind the JSON. */
+function sizedPart(raws: readonly (string | Buffer)[], parameters: Fields | undefined): string {
+  const size = raws.reduce((sum, raw) => sum + byteCount(raw), 0);
+  const own = objectPart("parameters", parameters);
+  const more = own === "" ? "" : `,${own.slice(',"parameters":{'.length, -1)}`;
+  return `,"parameters":{"binary_data_size":${size}${more}}}`;
+}
+
+type Rows = readonly (readonly string[])[];
+
+function call(inputs: readonly Json[], parameters: Json, model: string, plain = false): Call {
+  try {
+    const { form, rows } = readBatch(inputs, parameters);
+    const path = form.version === undefined ? {} : { path: pathOf(model, form.version), named: true };
+    if (plain) return { ...path, ...plainCall(form, rows) };
+    return { ...path, ...(form.binary ? binaryCall(form, rows) : jsonCall(form, rows)) };
+  } catch (error) {
+    if (error instanceof TensorFlaw) return { body: "", flaw: error.message };
+    throw error;
+  }
+}
+
+function pathOf(model: string, version: string): string {
+  if (isWayOut(version)) throw new TensorFlaw("the version must be a name or a number");
+  return `/v2/models/${encodeURIComponent(model)}/versions/${encodeURIComponent(version)}/infer`;
+}
+
+/** The inputs of a request, each with the `rest` of its object. */
+function inputsText(form: Form, rows: Rows, rest: (tensor: FormTensor, at: number) => string): Json {
+  const inputs = form.tensors.map((tensor, at) => {
+    const head = headText(tensor.name, tensor.datatype, callShape(tensor, form, rows.length));
+    return head + about(`input ${quoted(tensor.name)}`, () => rest(tensor, at));
+  });
+  return `{"inputs":[${inputs.join(",")}]`;
+}
+
+/** A request behind its inputs. */
+function restText({ outputs, parameters }: Form): Json {
+  return `${outputs === undefined ? "" : `,"outputs":${outputs}`}${objectPart("parameters", parameters)}}`;
+}
+
+function jsonCall(form: Form, rows: Rows): Call {
+  const inputs = inputsText(form, rows, (tensor, at) => {
+    const wanted = elementsOf(tensor.shape);
+    const texts = rows.map((row) => checked(row[at]!, tensor, wanted));
+    return `${objectPart("parameters", tensor.parameters)},"data":${joinFlat(texts)}}`;
+  });
+  const rest = restText(form);
+  const body = inputs + rest;
+  // Outputs may be asked for as bytes all the same.
+  return rest.includes('"binary_data') ? { body, extended: true, headers: { accept: "*/*" } } : { body };
+}
+
+function checked(text: Json, { datatype }: FormTensor, wanted: number): Json {
+  const flat = ofKind(flatten(text), datatype);
+  const count = countFlat(flat);
+  if (count === wanted) return flat;
+  throw new TensorFlaw(`has a row of ${count} values, but its shape says ${wanted}`);
+}
+
+function plainCall(form: Form, rows: Rows): Call {
+  const texts = form.binary
+    ? rows.map((row) => row.map((base64, at) => plainRow(base64, form.tensors[at]!)))
+    : rows;
+  const outputs = plainOutputs(form.outputs);
+  return jsonCall({ ...form, outputs, parameters: filtered(form.parameters, isPlain) }, texts);
+}
+
+function plainRow(base64: string, tensor: FormTensor): Json {
+  return about(`input ${quoted(tensor.name)}`, () => {
+    checkRow(base64, tensor);
+    const raw = joinBytes("", [base64]);
+    try {
+      return jsonFromRaw(raw, tensor.datatype);
+    } catch (error) {
+      if (!(error instanceof TensorFlaw)) throw error;
+      throw new TensorFlaw(error.message.replace(USE_BINARY, "this model's workers take nothing else"));
+    }
+  });
+}
+
+function plainOutputs(outputs: Json | undefined): Json | undefined {
+  if (outputs?.includes('"binary_data') !== true) return outputs;
+  const texts = (splitArray(outputs).elements ?? []).map((text) => {
+    const fields = new Map(splitFields(text));
+    const own = filtered(
+      about("an output", () => objectField(fields, "parameters")),
+      isPlain,
+    );
+    fields.delete("parameters");
+    const rest = [...fields].map(([name, value]) => `${JSON.stringify(name)}:${value}`);
+    return `{${rest.join(",")}${objectPart("parameters", own)}}`;
+  });
+  return `[${texts.join(",")}]`;
+}
+
+function isPlain(name: string): boolean {
+  return !name.startsWith("binary_data");
+}
+
+function binaryCall(form: Form, rows: Rows): Call {
+  const raws: string[] = [];
+  const inputs = inputsText(form, rows, (tensor, at) => {
+    const own = rows.map((row) => row[at]!);
+    for (const row of own) {
+      checkRow(row, tensor);
+      raws.push(row);
+    }
+    return sizedPart(own, tensor.parameters);
+  });
+  const head = inputs + restText(form);
+  const headers = { [HEADER_LENGTH]: String(Buffer.byteLength(head)) };
+  return { type: BYTES_TYPE, headers, body: joinBytes(head, raws), extended: true };
+}
+
+/** The output of each task, from a worker's reply. */
+function outputsIn(reply: Replied, inputs: readonly Json[]): Outputs {
+  try {
+    const { json, raw } = partsOf(reply.body, reply.header(HEADER_LENGTH)?.trim());
+    const text = parsed(json);
+    // Also beside the outputs: parameters are written again, with a recursion for each nesting.
+    const wrong = outputFlaw(text);
+    if (wrong !== undefined) return { flaw: wrong };
+    const { elements, flaw } = splitField(text, "outputs");
+    if (flaw !== undefined) return { flaw };
+    const reader = new RawReader(raw);
+    const tensors = elements.map((element) => readOutput(element, reader));
+    if (reader.left > 0) return { flaw: `has ${reader.left} bytes behind its last output` };
+    const beside = { ...readBeside(splitFields(text) ?? new Map<string, Json>()), typed: false };
+    return cutReply(tensors, inputs.length, beside);
+  } catch (error) {
+    if (error instanceof TensorFlaw) return { flaw: error.message };
+    throw error;
+  }
+}
+
+function parsed(json: Buffer): Json {
+  if (!isUtf8(json)) throw new TensorFlaw("is not UTF-8");
+  const text = json.toString("utf8");
+  try {
+    JSON.parse(text);
+    return text;
+  } catch {
+    throw new TensorFlaw("is not JSON");
+  }
+}
+
+function readOutput(text: Json, reader: RawReader): PayloadTensor {
+  const fields = splitFields(text);
+  if (fields === undefined) throw new TensorFlaw("has an output that is no object");
+  const name = about("has an output that", () => textField(fields, "name"));
+  return about(`has an output ${quoted(name)}`, () => {
+    const head = readHead(fields);
+    const size = binarySize(head.parameters);
+    const data = fields.get("data");
+    if (size === undefined && data === undefined) throw new TensorFlaw('has no "data"');
+    return { ...head, payload: size === undefined ? flatten(data!) : reader.take(size) };
+  });
 }

@@ -5,35 +5,40 @@
  *   {"model","embeddings":[[…],…],"total_duration":ns,"load_duration":ns,"prompt_eval_count":n}
  *   {"error":"…"}
  *
- * `keep_alive` says for how long the model stays loaded, not what comes out, so it keeps nobody apart: it travels with
- * the input, and the call has the longest of its batch. `total_duration`, `load_duration` and `prompt_eval_count` are
- * the call's as a whole; each input gets its part by its length, so that the parts sum to what the worker said.
+ * `keep_alive` says how long the model stays loaded, not what comes out, so it keeps no requests apart: it travels with
+ * the input, and the call has the longest of its batch. `total_duration`, `load_duration` and `prompt_eval_count` belong
+ * to the call as a whole and are apportioned to its inputs by length.
  *
- * A request without any text loads or unloads the model, and `POST /api/embeddings`, the older API, answers with
- * vectors that are not normalised: both go to a worker as they came.
+ * A request without any text loads or unloads the model, and `POST /api/embeddings`, the older API, answers with vectors
+ * that are not normalised: both go to a worker as they came.
  *
- * A task's input is the text, or `{"text","keep_alive"}`; its output is `{"embedding":…}` beside the three figures. From
- * other backends the embedding alone will do.
+ * A task's input is the text, or `{"text","keep_alive"}`; its output is `{"embedding":…}` beside the three figures. Other
+ * backends return the embedding alone.
  */
 import { Refusal } from "../../core/errors.ts";
 import { splitField } from "../../core/json-split.ts";
 import type { Json } from "../../core/task.ts";
 import { asNumbers, embeddingText, isEmbedding, outputFields } from "./embedding.ts";
 import {
+  callBody,
   cutFields,
   detached,
+  type Fields,
+  inPieces,
   inputsIn,
   invalid,
+  isSet,
+  isText,
+  listed,
   objectText,
   parametersOf,
+  plainError,
   readFields,
-  sent,
   stringField,
+  wholeNumber,
   without,
 } from "./fields.ts";
-import { longest, readKeepAlive } from "./ollama-keep-alive.ts";
-import { inPieces, listed } from "./pieces.ts";
-import type { Answer, Asked, Call, Drafts, Outputs, Protocol, Replied, Unbatched } from "./protocol.ts";
+import type { Asked, Call, Drafts, Outputs, Protocol, Replied, Unbatched } from "./protocol.ts";
 import { apportion } from "./usage.ts";
 
 const PATH = "/api/embed";
@@ -46,24 +51,23 @@ export const ollama: Protocol = {
   client: {
     infer: [
       { path: PATH, read },
-      { path: OLD_PATH, read: ({ body }) => unbatched(stringField(readFields(body), "model")) },
+      {
+        path: OLD_PATH,
+        read: ({ body }) => ({ unbatched: true, model: stringField(readFields(body), "model") }),
+      },
     ],
     about: [],
-    fail,
+    fail: plainError,
   },
   worker: { basePath: (path) => without(path, PATH, OLD_PATH), call, outputs },
 };
 
-function unbatched(model: string | undefined): Unbatched {
-  return { unbatched: true, model };
-}
-
 function read({ body, limits }: Asked): Drafts | Unbatched {
   const fields = readFields(body);
   const model = stringField(fields, "model");
-  const texts = textsOf(fields.get("input"), limits.maxInputs);
-  if (texts.length === 0) return unbatched(model);
-  const keepAlive = readKeepAlive(fields.get("keep_alive"));
+  const texts = textsOf(fields.get("input") ?? "null", limits.maxInputs);
+  if (texts.length === 0) return { unbatched: true, model };
+  const keepAlive = readKeepAlive(fields);
   return {
     model,
     inputs:
@@ -73,12 +77,11 @@ function read({ body, limits }: Asked): Drafts | Unbatched {
   };
 }
 
-function textsOf(input: Json | undefined, maxInputs: number): readonly Json[] {
-  if (input === undefined || input === "null" || input === '""') return [];
-  if (input.startsWith('"')) return [input];
+function textsOf(input: Json, maxInputs: number): readonly Json[] {
+  if (input === "null" || input === '""') return [];
+  if (isText(input)) return [input];
   const elements = inputsIn(input, "input", maxInputs);
-  if (elements === undefined || !elements.every((each) => each.startsWith('"')))
-    throw invalid('"input" must be a string or a list of strings');
+  if (elements?.every(isText) !== true) throw invalid('"input" must be a string or a list of strings');
   return elements;
 }
 
@@ -98,22 +101,17 @@ function* written(outputs: readonly Json[], model: string): Generator<Json, void
 }
 
 function call(inputs: readonly Json[], parameters: Json, model: string): Call {
-  const parts = inputs.map(cutInput);
+  const parts = inputs.map((input) => {
+    const fields = input.startsWith("{") ? cutFields(input) : undefined;
+    const text = fields?.get("text");
+    // What has neither of our forms goes on as it is.
+    return text === undefined ? { text: input } : { text, keepAlive: fields!.get("keep_alive") };
+  });
   const keepAlive = longest(parts.map((part) => part.keepAlive));
   const texts = parts.map(({ text }) => text).join(",");
-  const more = sent(parameters, OWN);
   const kept = keepAlive === undefined ? "" : `,"keep_alive":${keepAlive}`;
-  const fields = more === "" ? "" : `,${more}`;
-  return { path: PATH, body: `{"model":${JSON.stringify(model)},"input":[${texts}]${kept}${fields}}` };
-}
-
-/** Text and keep_alive; what is neither of our forms goes on as it is. */
-function cutInput(input: Json): { text: Json; keepAlive: Json | undefined } {
-  const fields = input.startsWith("{") ? cutFields(input) : undefined;
-  const text = fields?.get("text");
-  return text === undefined
-    ? { text: input, keepAlive: undefined }
-    : { text, keepAlive: fields!.get("keep_alive") };
+  const start = `"model":${JSON.stringify(model)},"input":[${texts}]${kept}`;
+  return { path: PATH, body: callBody(start, parameters, OWN) };
 }
 
 function outputs({ body }: Replied, inputs: readonly Json[]): Outputs {
@@ -126,24 +124,66 @@ function outputs({ body }: Replied, inputs: readonly Json[]): Outputs {
   if (wrong >= 0) return { flaw: `has no embedding at ${wrong}` };
   const fields = cutFields(reply);
   const weights = inputs.map((input) => input.length);
-  const parts = FIGURES.map((name) => {
-    const total = wholeNumber(fields?.get(name));
-    return total === undefined ? [] : apportion(total, weights);
-  });
+  const shares = FIGURES.map((name) => apportion(wholeNumber(fields?.get(name)), weights));
   return {
     outputs: elements.map((element, at) => {
-      const figures = FIGURES.map((name, index) => [name, parts[index]![at]?.toString()] as const);
+      const figures = FIGURES.map((name, index) => [name, shares[index]![at]] as const);
       return objectText({ ...Object.fromEntries(figures), embedding: detached(element) });
     }),
   };
 }
 
-/** Undefined where nobody says, or it is none. */
-function wholeNumber(text: Json | undefined): number | undefined {
-  return text !== undefined && /^\d{1,15}$/.test(text) ? Number(text) : undefined;
+/**
+ * `keep_alive`: a duration ("5m", "1h30m", "1.5h", "250ms") or seconds (10, "10"); below 0 for ever, 0 unloads at once.
+ * Without it a server uses its default, 5 minutes unless its operator changed that; where that is the longest of a
+ * batch, none is sent.
+ */
+const DEFAULT_SECONDS = 300;
+const UNITS: Readonly<Record<string, number>> = {
+  h: 3600,
+  m: 60,
+  s: 1,
+  ms: 1e-3,
+  us: 1e-6,
+  µs: 1e-6,
+  μs: 1e-6,
+  ns: 1e-9,
+};
+const PART = /(\d+(?:\.\d*)?|\.\d+)(h|ms|m|s|us|µs|μs|ns)/g;
+const DURATION = new RegExp(`^[-+]?(?:${PART.source})+$`);
+
+/** Undefined where it is missing. Throws a Refusal unless it is a duration. */
+function readKeepAlive(fields: Fields): Json | undefined {
+  if (!isSet(fields, "keep_alive")) return undefined;
+  const text = fields.get("keep_alive")!;
+  if (secondsOf(text) === undefined)
+    throw invalid('"keep_alive" must be a duration such as "5m", or seconds');
+  return text;
 }
 
-function fail({ code, message, status }: Refusal): Answer {
-  // What an input is refused for is a bad request to Ollama.
-  return { status: code === "INPUT_REJECTED" ? 400 : status, body: JSON.stringify({ error: message }) };
+/** Infinity: for ever. Undefined: not a duration. */
+export function secondsOf(text: Json): number | undefined {
+  const plain = isText(text) ? (JSON.parse(text) as string) : text;
+  if (plain.length > 64) return undefined;
+  let seconds: number;
+  if (/^[-+]?\d+(?:\.\d+)?(?:[eE][-+]?\d+)?$/.test(plain)) seconds = Number(plain);
+  else if (DURATION.test(plain)) {
+    seconds = 0;
+    for (const [, count, unit] of plain.matchAll(PART)) seconds += Number(count) * UNITS[unit!]!;
+    if (plain.startsWith("-")) seconds = -seconds;
+  } else return undefined;
+  return seconds < 0 ? Infinity : seconds;
+}
+
+/** The longest of a batch, undefined standing for the server's default; undefined: send none. */
+export function longest(texts: readonly (Json | undefined)[]): Json | undefined {
+  let best: Json | undefined;
+  let most = texts.includes(undefined) ? DEFAULT_SECONDS : -1;
+  for (const text of texts) {
+    const seconds = text === undefined ? undefined : secondsOf(text);
+    if (seconds === undefined || seconds <= most) continue;
+    most = seconds;
+    best = text;
+  }
+  return best;
 }

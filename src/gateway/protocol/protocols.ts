@@ -3,8 +3,7 @@ import { cohere } from "./cohere.ts";
 import { ollama } from "./ollama.ts";
 import { kserveV1 } from "./kserve-v1.ts";
 import { oipV2 } from "./oip-v2.ts";
-import { openaiCompletions } from "./openai-completions.ts";
-import { openaiEmbeddings } from "./openai-embeddings.ts";
+import { openaiCompletions, openaiEmbeddings } from "./openai.ts";
 import type { Protocol, ProtocolName } from "./protocol.ts";
 import { tei } from "./tei.ts";
 

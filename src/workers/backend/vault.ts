@@ -21,32 +21,28 @@ export interface VaultRules {
 }
 
 export class Vault {
-  #rules: VaultRules;
+  readonly #rules: () => VaultRules;
   readonly #clock: Clock;
   readonly #key = randomBytes(32);
   /** By name; those that end first stand first. */
   readonly #held = new Map<string, Held>();
 
-  constructor(rules: VaultRules, clock: Clock) {
+  constructor(rules: () => VaultRules, clock: Clock) {
     this.#rules = rules;
     this.#clock = clock;
-  }
-
-  /** For those that come from now on. */
-  retune(rules: VaultRules): void {
-    this.#rules = rules;
   }
 
   /** The name under which it is kept; undefined when there is no room. */
   keep(header: string): string | undefined {
     const now = this.#clock.now();
+    const { ttlMs, max } = this.#rules();
     const name = createHmac("sha256", this.#key).update(header).digest("base64url");
     for (const [each, { until }] of this.#held) {
       if (until > now) break;
       this.#held.delete(each);
     }
-    if (!this.#held.delete(name) && this.#held.size >= this.#rules.max) return undefined;
-    this.#held.set(name, { header, until: now + this.#rules.ttlMs });
+    if (!this.#held.delete(name) && this.#held.size >= max) return undefined;
+    this.#held.set(name, { header, until: now + ttlMs });
     return name;
   }
 

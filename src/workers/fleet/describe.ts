@@ -1,6 +1,6 @@
 /** What a process says of its own models and workers: in its beats, and on its own admin page. */
 import type { Dispatcher } from "../../dispatch/dispatcher.ts";
-import type { Slot } from "../workers.ts";
+import type { PoolWorker } from "../worker.ts";
 import { shownAddress } from "./lease-names.ts";
 import type { ModelBeat, WorkerBeat } from "./registry.ts";
 
@@ -18,7 +18,12 @@ export function modelBeat(dispatcher: Dispatcher, now: number): ModelBeat {
   };
 }
 
-export function workerBeat(dispatcher: Dispatcher, slot: Slot, startedAt: number, now: number): WorkerBeat {
+export function workerBeat(
+  dispatcher: Dispatcher,
+  slot: PoolWorker,
+  startedAt: number,
+  now: number,
+): WorkerBeat {
   const { name, batches, tasks, calls, failures, ahead } = slot;
   const pipeline = dispatcher.pipelineOf(slot);
   const busyMs = slot.busyMsUntil(now);
@@ -44,11 +49,11 @@ export function workerBeat(dispatcher: Dispatcher, slot: Slot, startedAt: number
 }
 
 /** Nobody knows when a worker that is silent, or says that it is unwell, will be back. */
-function whyDown({ circuit, worker, suspect }: Slot, now: number): Pick<WorkerBeat, "down"> {
+function whyDown({ circuit, worker, silent }: PoolWorker, now: number): Pick<WorkerBeat, "down"> {
   if (circuit.down(now)) {
     return { down: { why: circuit.why, retryInMs: Math.ceil(circuit.usableAt - now) } };
   }
-  if (suspect) return { down: { why: "what it runs is long overdue", retryInMs: 0 } };
+  if (silent) return { down: { why: "what it runs is long overdue", retryInMs: 0 } };
   return worker.health?.well === false ? { down: { why: worker.health.why, retryInMs: 0 } } : {};
 }
 

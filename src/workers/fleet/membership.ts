@@ -28,7 +28,7 @@
  */
 import type { Alarm, Clock } from "../../app/clock.ts";
 import type { Dispatcher } from "../../dispatch/dispatcher.ts";
-import type { Slot } from "../workers.ts";
+import { type PoolWorker, UNHELD } from "../worker.ts";
 import type { Events } from "../../observe/events.ts";
 import { heldWorkers, modelBeat } from "./describe.ts";
 import { Fleet } from "./fleet.ts";
@@ -40,6 +40,11 @@ export interface FleetModel {
   readonly name: string;
   /** Left out in a gateway. */
   readonly dispatcher?: Dispatcher;
+}
+
+/** Twice a second, and four times in `aliveMs`: a batcher that lives is not taken for dead when two beats are late. */
+export function beatMsFor(aliveMs: number): number {
+  return Math.min(500, aliveMs / 4);
 }
 
 export interface MembershipOptions {
@@ -62,9 +67,9 @@ export interface MembershipParts {
 
 interface Shared {
   readonly lease: string;
-  readonly slot: Slot;
+  readonly slot: PoolWorker;
   /** The same worker by other rules, which retire: the lease is for all of them together. */
-  readonly before: readonly Slot[];
+  readonly before: readonly PoolWorker[];
   readonly dispatcher: Dispatcher;
 }
 
@@ -120,7 +125,11 @@ export class Membership {
       },
     };
     this.fleet = new Fleet(self, parts.clock);
-    this.#unwatch = parts.events.on("worker.changed", () => this.#soon());
+    const unwatch = [
+      parts.events.on("worker.changed", () => this.#soon()),
+      parts.events.on("worker.released", () => this.#soon()),
+    ];
+    this.#unwatch = () => unwatch.forEach((each) => each());
   }
 
   /** Resolves when the first beat was answered, or failed; from then on it beats by itself. */
@@ -144,7 +153,7 @@ export class Membership {
     this.#unwatch();
     this.#alarm?.cancel();
     await this.#beating;
-    for (const { slot } of this.#shared) slot.heldUntil = -Infinity;
+    for (const { slot } of this.#shared) slot.transition({ type: "lease", lease: UNHELD });
     if (this.#shared.some(runs)) return;
     try {
       await this.#parts.registry.leave(this.#options.id);
@@ -222,9 +231,6 @@ export class Membership {
   #describe(now: number): Beat {
     const { id, zone, role, version } = this.#options;
     this.#shared = this.#models.flatMap(sharedSlots);
-    for (const { slot, before } of this.#shared) {
-      for (const each of [slot, ...before]) each.onIdle ??= () => this.#soon();
-    }
     const held = this.#shared.filter(({ slot }) => slot.held(now));
     const releasing = held.filter((each) => goes(each.slot) && !runs(each)).map(({ lease }) => lease);
     const orphans = this.#orphans.filter((orphan) => !this.#shared.some(({ lease }) => lease === orphan));
@@ -257,14 +263,14 @@ export class Membership {
     for (const each of this.#shared) {
       const { lease, slot, before, dispatcher } = each;
       const had = slot.held(now);
-      const usable = had && !slot.leaving;
-      slot.heldUntil = held.has(lease) ? heldUntil : -Infinity;
-      slot.leaving = giveBack.has(lease);
-      for (const last of before) ({ heldUntil: last.heldUntil, leaving: last.leaving } = slot);
+      const usable = had && !slot.lease.release;
+      const release = giveBack.has(lease);
+      const next = { until: held.has(lease) ? heldUntil : -Infinity, release };
+      for (const holder of [slot, ...before]) holder.transition({ type: "lease", lease: next });
       const has = slot.held(now);
-      if (!usable && has && !slot.leaving) gained.add(dispatcher);
+      if (!usable && has && !release) gained.add(dispatcher);
       // What we said of ourselves is no longer true, or there is something to let go of.
-      if (had !== has || (slot.leaving && !runs(each))) this.#again = true;
+      if (had !== has || (release && !runs(each))) this.#again = true;
     }
     const known = new Set(this.#shared.map(({ lease }) => lease));
     this.#orphans = reply.held.filter((lease) => !known.has(lease));
@@ -299,8 +305,8 @@ export class Membership {
   }
 }
 
-function goes({ leaving, retiring }: Slot): boolean {
-  return leaving || retiring;
+function goes({ lease, retiring }: PoolWorker): boolean {
+  return lease.release || retiring;
 }
 
 function runs({ slot, before }: Shared): boolean {
@@ -309,7 +315,7 @@ function runs({ slot, before }: Shared): boolean {
 
 function sharedSlots({ name, dispatcher }: FleetModel): Shared[] {
   const all = dispatcher?.workers.slots.filter(({ shared }) => shared) ?? [];
-  const same = (one: Slot, other: Slot): boolean =>
+  const same = (one: PoolWorker, other: PoolWorker): boolean =>
     one.worker.address !== undefined && one.worker.address === other.worker.address;
   const replaced = all.filter(
     (slot) => slot.retiring && all.some((each) => !each.retiring && same(each, slot)),

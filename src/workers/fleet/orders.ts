@@ -12,7 +12,7 @@
  * those the last `MAX_LIFTED` are, of the others the last `MAX_ASIDE`.
  */
 import type { Dispatcher } from "../../dispatch/dispatcher.ts";
-import type { Slot } from "../workers.ts";
+import type { PoolWorker } from "../worker.ts";
 import { shownAddress } from "./lease-names.ts";
 
 export interface Order {
@@ -66,13 +66,8 @@ export class Orders {
 
   /** Puts every worker of this process where the orders want it. */
   apply(dispatcher: Dispatcher): void {
-    let changed = false;
-    for (const slot of dispatcher.workers.slots) {
-      const aside = this.isAside(keyOf(dispatcher.rules.name, slot));
-      changed ||= slot.aside !== aside;
-      slot.aside = aside;
-    }
-    if (changed) dispatcher.wake();
+    const { rules, workers } = dispatcher;
+    for (const slot of workers.slots) workers.drain(slot, this.isAside(keyOf(rules.name, slot)));
   }
 
   #take(order: Order): void {
@@ -85,7 +80,7 @@ export class Orders {
   }
 }
 
-function keyOf(model: string, { name, worker }: Slot): string {
+function keyOf(model: string, { name, worker }: PoolWorker): string {
   const { address } = worker;
   return workerKey(model, name, address === undefined ? undefined : shownAddress(address));
 }

@@ -6,7 +6,7 @@ import {
   type Ask,
   type CheckOptions,
   type ServerCheck,
-} from "../../../src/engine/redis/client/check.ts";
+} from "../../../src/engine/redis/client/probe.ts";
 import { exchange } from "./exchange.ts";
 import { startPair, startServer, until, type Server, type Settings } from "./servers.ts";
 

@@ -29,14 +29,11 @@ export class Stage implements AsyncDisposable {
   readonly nodes: RedisNodes;
   readonly events: Events;
   readonly notices: EventFields["notice"][] = [];
-  /** "down 0 1 …" and "up 0 1 …", as they were told. */
-  readonly told: string[] = [];
 
   private constructor(nodes: RedisNodes, events: Events) {
     this.nodes = nodes;
     this.events = events;
     events.on("notice", (notice) => this.notices.push(notice));
-    nodes.onShards = (shards, up) => void this.told.push(`${up ? "up" : "down"} ${shards.join(" ")}`);
   }
 
   static async open(options: Partial<NodesOptions>, events = new Events()): Promise<Stage> {

@@ -7,8 +7,7 @@ import { describe, test } from "node:test";
 import fc from "fast-check";
 import { canonical, scan } from "../../../src/core/json.ts";
 import { batch } from "../../../src/gateway/protocol/batch.ts";
-import { callOf } from "../../../src/gateway/protocol/oip-grpc-worker.ts";
-import { answerOf } from "../../../src/gateway/protocol/oip-grpc.ts";
+import { answerOf, callOf } from "../../../src/gateway/protocol/oip-grpc.ts";
 import { PROTOCOL_NAMES, type WorkerSide } from "../../../src/gateway/protocol/protocol.ts";
 import { protocols } from "../../../src/gateway/protocol/protocols.ts";
 

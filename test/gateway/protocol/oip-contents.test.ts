@@ -1,9 +1,10 @@
 /** Typed contents, against the real library. */
 import assert from "node:assert/strict";
 import { describe, test } from "node:test";
-import { contentsOfRaw, rawOfContents } from "../../../src/gateway/protocol/oip-contents.ts";
 import {
+  contentsOfRaw,
   NO_PARAMETERS,
+  rawOfContents,
   readInferRequest,
   writeInferRequest,
 } from "../../../src/gateway/protocol/oip-proto.ts";

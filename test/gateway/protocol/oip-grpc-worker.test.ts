@@ -1,7 +1,7 @@
 /** From batches to ModelInfer; messages made by the real library. */
 import assert from "node:assert/strict";
 import { describe, test } from "node:test";
-import { callOf } from "../../../src/gateway/protocol/oip-grpc-worker.ts";
+import { callOf } from "../../../src/gateway/protocol/oip-grpc.ts";
 import { rawFromJson } from "../../../src/gateway/protocol/oip-tensors.ts";
 import { readRequest } from "./oip-service.ts";
 import { drafts, worker } from "./oip-stage.ts";

@@ -1,7 +1,12 @@
 /** The steps of a ModelInfer through Ferry, each with a message of the real library at its end. */
 import assert from "node:assert/strict";
-import { callOf, outputsOf } from "../../../src/gateway/protocol/oip-grpc-worker.ts";
-import { answerOf, draftsOf, type InferDrafts } from "../../../src/gateway/protocol/oip-grpc.ts";
+import {
+  answerOf,
+  callOf,
+  draftsOf,
+  type InferDrafts,
+  outputsOf,
+} from "../../../src/gateway/protocol/oip-grpc.ts";
 import { rawFromJson } from "../../../src/gateway/protocol/oip-tensors.ts";
 import {
   type InferRequest,

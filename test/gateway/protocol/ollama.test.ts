@@ -3,8 +3,7 @@ import assert from "node:assert/strict";
 import { describe, test } from "node:test";
 import fc from "fast-check";
 import { Refusal } from "../../../src/core/errors.ts";
-import { ollama } from "../../../src/gateway/protocol/ollama.ts";
-import { longest, secondsOf } from "../../../src/gateway/protocol/ollama-keep-alive.ts";
+import { longest, ollama, secondsOf } from "../../../src/gateway/protocol/ollama.ts";
 import { tokensOf, vectorText } from "./servers/json-server.ts";
 import { bodyOf, Spoken } from "./spoken.ts";
 

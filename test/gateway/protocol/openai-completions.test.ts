@@ -3,7 +3,7 @@ import assert from "node:assert/strict";
 import { describe, test } from "node:test";
 import fc from "fast-check";
 import { Refusal } from "../../../src/core/errors.ts";
-import { openaiCompletions } from "../../../src/gateway/protocol/openai-completions.ts";
+import { openaiCompletions } from "../../../src/gateway/protocol/openai.ts";
 import type { Drafts, Unbatched } from "../../../src/gateway/protocol/protocol.ts";
 import { LIMITS } from "./spoken.ts";
 

@@ -2,9 +2,9 @@
 import assert from "node:assert/strict";
 import { describe, test } from "node:test";
 import fc from "fast-check";
-import { rawOfContents } from "../../../src/gateway/protocol/oip-contents.ts";
 import {
   type InferRecord,
+  rawOfContents,
   readInferRequest,
   readInferResponse,
   readModelName,

@@ -8,7 +8,7 @@ import { kserveV1 } from "../../../src/gateway/protocol/kserve-v1.ts";
 import { answerOf } from "../../../src/gateway/protocol/oip-grpc.ts";
 import { oipV2 } from "../../../src/gateway/protocol/oip-v2.ts";
 import { ollama } from "../../../src/gateway/protocol/ollama.ts";
-import { openaiEmbeddings } from "../../../src/gateway/protocol/openai-embeddings.ts";
+import { openaiEmbeddings } from "../../../src/gateway/protocol/openai.ts";
 import type { Protocol } from "../../../src/gateway/protocol/protocol.ts";
 import { readInferResponse } from "../../../src/gateway/protocol/oip-proto.ts";
 import { tei } from "../../../src/gateway/protocol/tei.ts";

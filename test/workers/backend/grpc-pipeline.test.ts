@@ -59,7 +59,8 @@ class Stage implements AsyncDisposable {
       results,
     };
     const letters = { deadLetters: { max: 100, ttlMs: Infinity } };
-    this.engine = new MemoryEngine({ ...limits, ...letters }, this.#clock, this.events);
+    const all = { ...limits, ...letters };
+    this.engine = new MemoryEngine(() => all, this.#clock, this.events);
     this.engine.watch({
       settled: (record) => {
         this.ended.set(record.task.id, record);
@@ -81,7 +82,7 @@ class Stage implements AsyncDisposable {
     }));
     this.#reaper = new Reaper(this.engine, this.#clock);
     let batches = 0;
-    this.dispatcher = new Dispatcher(rules, workers, {
+    this.dispatcher = new Dispatcher(() => rules, workers, {
       engine: this.engine,
       clock: this.#clock,
       events: this.events,

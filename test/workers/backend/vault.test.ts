@@ -2,12 +2,12 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 import { Vault } from "../../../src/workers/backend/vault.ts";
-import { credited, checkUncredited, uncredited } from "../../../src/gateway/protocol/credential.ts";
+import { checkUncredited, credited, uncredited } from "../../../src/gateway/protocol/fields.ts";
 import { VirtualClock } from "../../../src/cli/plan/virtual-clock.ts";
 
 test("a credential has one name, for as long as it is used and a little longer", async () => {
   const clock = new VirtualClock();
-  const vault = new Vault({ ttlMs: 100, max: 2 }, clock);
+  const vault = new Vault(() => ({ ttlMs: 100, max: 2 }), clock);
   const name = vault.keep("Bearer a")!;
   assert.doesNotMatch(name, /Bearer/);
   assert.equal(vault.find(name), "Bearer a");
@@ -22,14 +22,14 @@ test("a credential has one name, for as long as it is used and a little longer",
 
 test("it holds so many and no more; another process has other names", async () => {
   const clock = new VirtualClock();
-  const vault = new Vault({ ttlMs: 100, max: 2 }, clock);
+  const vault = new Vault(() => ({ ttlMs: 100, max: 2 }), clock);
   const a = vault.keep("a");
   assert.notEqual(vault.keep("b"), a);
   assert.equal(vault.keep("c"), undefined);
   assert.equal(vault.keep("a"), a, "those that are there stay");
   await clock.run(clock.now() + 101);
   assert.notEqual(vault.keep("c"), undefined);
-  assert.notEqual(new Vault({ ttlMs: 100, max: 2 }, clock).keep("a"), a);
+  assert.notEqual(new Vault(() => ({ ttlMs: 100, max: 2 }), clock).keep("a"), a);
 });
 
 test("its name goes into a task's parameters and comes out again, whatever they are", () => {

@@ -1,6 +1,7 @@
 /** A whole batcher around a membership: memory engine, dispatcher, workers that count what runs on them. */
 import type { Reply, Worker } from "../../../src/workers/backend/backend.ts";
 import type { Clock } from "../../../src/app/clock.ts";
+import type { ModelRules } from "../../../src/dispatch/model-rules.ts";
 import { Dispatcher } from "../../../src/dispatch/dispatcher.ts";
 import type { Engine } from "../../../src/engine/engine.ts";
 import { MemoryEngine } from "../../../src/engine/memory/engine.ts";
@@ -61,14 +62,15 @@ export class Batcher {
   ) {
     this.#clock = clock;
     this.engine = wrap(memoryEngine(clock, this.events));
+    const rules: ModelRules = {
+      name: MODEL,
+      limits: { policy: "adaptive", maxBatchSize: 1, maxWaitMs: 0 },
+      workerMs: 10_000,
+      retry: { max: 3, baseMs: 50, maxMs: 1000, budget: 0.1 },
+      health: { failures: 3, ejectMs: 1000, maxEjectMs: 30_000 },
+    };
     this.dispatcher = new Dispatcher(
-      {
-        name: MODEL,
-        limits: { policy: "adaptive", maxBatchSize: 1, maxWaitMs: 0 },
-        workerMs: 10_000,
-        retry: { max: 3, baseMs: 50, maxMs: 1000, budget: 0.1 },
-        health: { failures: 3, ejectMs: 1000, maxEjectMs: 30_000 },
-      },
+      () => rules,
       fleet.map((gpu) => gpu.asWorker(clock)),
       {
         engine: this.engine,
@@ -119,14 +121,14 @@ export class Batcher {
 
 export function memoryEngine(clock: Clock, events: Events): MemoryEngine {
   return new MemoryEngine(
-    {
+    () => ({
       models: new Map([[MODEL, { queueMs: 600_000, totalMs: 600_000 }]]),
       tiers: 1,
       maxQueued: 1_000_000,
       maxQueuedBytes: Infinity,
       results: { ttlMs: 1000, evictAfterRead: false, maxBytes: Infinity },
       deadLetters: { max: 10, ttlMs: Infinity },
-    },
+    }),
     clock,
     events,
   );

@@ -1,6 +1,8 @@
 /** The loop of one process, on virtual time with a registry that says what the test wants. */
 import assert from "node:assert/strict";
 import { describe, test } from "node:test";
+import type { Worker } from "../../../src/workers/backend/backend.ts";
+import type { PoolWorker } from "../../../src/workers/worker.ts";
 import type { Engine } from "../../../src/engine/engine.ts";
 import type { MembershipOptions } from "../../../src/workers/fleet/membership.ts";
 import { leaseNames } from "../../../src/workers/fleet/lease-names.ts";
@@ -260,6 +262,11 @@ test("lease names: the same for the same worker whatever else is listed, and wit
   assert.match(name!, /^m http:\/\/gpu\/run\?[0-9a-f]{8}$/);
 });
 
+/** As a reload does: the same machine and its lease, by other rules. */
+function replace({ dispatcher }: Batcher, worker: Worker, before: PoolWorker): void {
+  dispatcher.join(worker, { predecessors: [before], lease: before.lease });
+}
+
 describe("a worker by other rules", () => {
   test("has the lease that it had, at once, and is leased once", async () => {
     const { clock, registry, fleet, batcher, run, slots } = stage();
@@ -268,7 +275,7 @@ describe("a worker by other rules", () => {
     batcher.put();
     await run(10);
     const before = [...slots];
-    for (const [at, gpu] of fleet.entries()) batcher.dispatcher.join(gpu.asWorker(clock), before[at]);
+    for (const [at, gpu] of fleet.entries()) replace(batcher, gpu.asWorker(clock), before[at]!);
     for (const slot of before) void batcher.dispatcher.retire(slot);
     batcher.membership.changed();
     batcher.put(2);
@@ -297,7 +304,7 @@ describe("a worker by other rules", () => {
     batcher.put();
     await run(10);
     const [busy] = slots;
-    batcher.dispatcher.join(fleet[0]!.asWorker(clock), busy);
+    replace(batcher, fleet[0]!.asWorker(clock), busy!);
     void batcher.dispatcher.retire(busy!);
     registry.answer = () => ({ held: LEASES, giveBack: [LEASES[0]!] });
     await run(600);

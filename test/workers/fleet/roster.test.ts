@@ -56,7 +56,7 @@ describe("an order", () => {
     assert.deepEqual(registry.last.listed[0]!.leases, LEASES);
     const drained = workers.find(({ name }) => name === "gpu-0");
     assert.deepEqual([drained?.state, drained?.address], ["draining", "http://gpu-0/run"]);
-    assert.deepEqual([slots[0]!.aside, slots[1]!.aside], [true, false]);
+    assert.deepEqual([slots[0]!.drained, slots[1]!.drained], [true, false]);
   });
 
   test("is heard from another member, also one that was told before we came", async () => {
@@ -72,7 +72,7 @@ describe("an order", () => {
     registry.answer = () => ({ held: LEASES, members: [member({ id: "other", orders: lifted })] });
     batcher.put(2);
     await run(600);
-    assert.equal(slots[0]!.aside, false);
+    assert.equal(slots[0]!.drained, false);
   });
 
   test("is given through a gateway, by what others say of their workers", () => {
@@ -155,7 +155,7 @@ describe("two batchers on a real server", () => {
       one.dispatcher.workers.held(clock.now()) + other.dispatcher.workers.held(clock.now());
     await until(() => held() === 3 && fleet.every(({ batches }) => batches > 5), "all work");
     rosterOf(one).drain("gpu-2");
-    const aside = ({ dispatcher }: Batcher): boolean => dispatcher.workers.slots[2]!.aside;
+    const aside = ({ dispatcher }: Batcher): boolean => dispatcher.workers.slots[2]!.drained;
     await until(() => aside(one) && aside(other) && fleet[2]!.running === 0, "all know");
     const before = fleet.map(({ batches }) => batches);
     await until(

@@ -1,20 +1,15 @@
 /**
- * One connection to one Redis server.
+ * One connection to one Redis server, and one that is made again whenever it goes down (`KeptLink`).
  *
- * Commands that are said in one turn of the event loop leave in one write, right after the turn's input has
- * been read (`setImmediate`), those of a `callAll` at once; replies are matched to them by order, which is all that RESP2 offers. So the
- * order must never be in doubt: when a reply does not come within `commandTimeoutMs` of its write, or
- * anything arrives that nobody asked for, the socket is destroyed and everything in flight rejects with
- * `LinkDown`. A link that is down stays down; nothing is queued for later and nothing is sent twice
- * (`kept.ts` makes new links). What is in flight is bounded by that time limit.
+ * Commands of one turn of the event loop leave in one write (`setImmediate`), those of a `callAll` at once; replies are
+ * matched to them by order, which is all that RESP2 offers. So the order must never be in doubt: when a reply does not come
+ * within `commandTimeoutMs` of its write, or anything arrives that was not asked for, the socket is destroyed and everything
+ * in flight rejects with `LinkDown`. A link that is down stays down; nothing is queued for later and nothing is sent twice.
+ * What is in flight is bounded by that time limit.
  *
- * One alarm watches the oldest command in flight. It rings at most about once per `commandTimeoutMs` and is
- * not moved by replies; after a stall of this process it gives the socket one turn to hand over what has
- * arrived meanwhile, before it judges.
- *
- * Subscriptions: one channel per SUBSCRIBE or SSUBSCRIBE; the confirmation is the call's reply. What is
- * published goes to `onMessage`. The server takes a subscription back by itself when a slot moves away:
- * `onUnsubscribed`. There is no unsubscribing: its confirmation looks just like that; close the link.
+ * Subscriptions: one channel per SUBSCRIBE or SSUBSCRIBE; the confirmation is the call's reply. What is published goes to
+ * `onMessage`. The server takes a subscription back by itself when a slot moves away: `onUnsubscribed`. There is no
+ * unsubscribing, because its confirmation looks just like that: close the link.
  */
 import assert from "node:assert/strict";
 import * as net from "node:net";
@@ -145,7 +140,7 @@ export class RedisLink {
       if (this.#down !== undefined) return reject(new LinkDown(this.#down.message, false));
       for (const command of commands) this.#write(command);
       this.#say({ writtenAt: 0, left: commands.length, replies: [], resolve, reject });
-      // Whoever calls this has gathered already; what others said before goes with it.
+      // Its caller has gathered already; what was said before goes with it.
       this.#flush();
     });
   }
@@ -187,7 +182,10 @@ export class RedisLink {
     this.#alarm ??= this.#clock.at(now + this.#timeoutMs, () => this.#watch());
   }
 
-  /** The alarm rang: is the oldest command overdue? */
+  /**
+   * Whether the oldest command is overdue. One alarm watches it, which replies do not move, so it rings about once per
+   * `commandTimeoutMs`.
+   */
   #watch(): void {
     this.#alarm = undefined;
     const oldest = this.#inFlight.first;
@@ -254,6 +252,138 @@ export class RedisLink {
     for (const asked of this.#said) asked.reject(unsent);
     this.#said = [];
     this.onDown?.(this.#down);
+  }
+}
+
+const FIRST_WAIT_MS = 50;
+const MAX_WAIT_MS = 1000;
+
+/**
+ * How a `KeptLink` is kept.
+ *
+ *   connecting ──► preparing ──► up ──► down ──► wait ──► connecting …      close() leads out from everywhere
+ *
+ * The wait before attempt n after a loss is min(1000, 50·2^n) ms · (1 + random/2), n from 0; a link that came up starts it anew.
+ */
+export interface Keeping {
+  readonly clock: Clock;
+  readonly random: () => number;
+  /** Makes a fresh link useful (asks whether this server is a primary, subscribes) before it is shown; a rejection drops it. */
+  readonly prepare: (link: RedisLink) => Promise<void>;
+  /** A link is up (`why` undefined), or the one that was up is not, or an attempt failed. */
+  readonly changed: (why: Error | undefined) => void;
+}
+
+interface Waiter {
+  readonly resolve: (link: RedisLink) => void;
+  readonly reject: (why: Error) => void;
+  readonly alarm: Alarm;
+}
+
+export class KeptLink {
+  readonly #options: LinkOptions;
+  readonly #address: string;
+  readonly #keeping: Keeping;
+  readonly #waiters = new Set<Waiter>();
+  /** Undefined while there is none. */
+  link: RedisLink | undefined;
+  /** Why there is no link. */
+  why: Error;
+  /** Connected, but not prepared. */
+  #fresh: RedisLink | undefined;
+  #attempt = 0;
+  #alarm: Alarm | undefined;
+  readonly #closing = new AbortController();
+
+  constructor(options: LinkOptions, keeping: Keeping) {
+    this.#options = options;
+    this.#keeping = keeping;
+    this.#address = addressOf(options.host, options.port);
+    this.why = new Error(`redis ${this.#address} is not connected yet`);
+    void this.#connect();
+  }
+
+  /** The link, now or when it is up; rejects with LinkDown (nothing written) at `until`. */
+  ready(until: number): Promise<RedisLink> {
+    if (this.link !== undefined) return Promise.resolve(this.link);
+    if (this.#closed) return Promise.reject(new LinkDown(this.why.message, false));
+    return new Promise((resolve, reject) => {
+      const alarm = this.#keeping.clock.at(until, () => {
+        this.#waiters.delete(waiter);
+        reject(new LinkDown(this.why.message, false));
+      });
+      const waiter = { resolve, reject, alarm };
+      this.#waiters.add(waiter);
+    });
+  }
+
+  /** Drops the link for a new one: this one leads to a server that is no longer the right one. */
+  renew(): void {
+    this.link?.close();
+  }
+
+  /** Rejects everything that waits in `ready`: what it wants may be elsewhere now. */
+  release(): void {
+    for (const { reject, alarm } of this.#waiters) {
+      alarm.cancel();
+      reject(new LinkDown(this.why.message, false));
+    }
+    this.#waiters.clear();
+  }
+
+  close(): void {
+    if (this.#closed) return;
+    this.#closing.abort();
+    this.why = new Error(`the connection to redis ${this.#address} was closed here`);
+    this.#alarm?.cancel();
+    this.#fresh?.close();
+    this.link?.close();
+    this.release();
+  }
+
+  get #closed(): boolean {
+    return this.#closing.signal.aborted;
+  }
+
+  async #connect(): Promise<void> {
+    try {
+      const link = await RedisLink.connect(this.#options, this.#keeping.clock, this.#closing.signal);
+      if (this.#closed) return link.close();
+      this.#fresh = link;
+      await this.#keeping.prepare(link);
+      this.#fresh = undefined;
+      if (this.#closed) return link.close();
+      if (!link.up) throw new Error(`redis ${link.address} closed the connection`);
+      this.#show(link);
+    } catch (error) {
+      this.#fresh?.close();
+      this.#fresh = undefined;
+      this.#lost(error as Error);
+    }
+  }
+
+  #show(link: RedisLink): void {
+    this.#attempt = 0;
+    this.link = link;
+    link.onDown = (why) => {
+      this.link = undefined;
+      this.#lost(why);
+    };
+    this.#keeping.changed(undefined);
+    for (const { resolve, alarm } of this.#waiters) {
+      alarm.cancel();
+      resolve(link);
+    }
+    this.#waiters.clear();
+  }
+
+  #lost(why: Error): void {
+    if (this.#closed) return;
+    this.why = why;
+    const { clock, random } = this.#keeping;
+    const waitMs = Math.min(MAX_WAIT_MS, FIRST_WAIT_MS * 2 ** Math.min(this.#attempt++, 10));
+    this.#alarm = clock.at(clock.now() + waitMs * (1 + random() / 2), () => void this.#connect());
+    this.#keeping.changed(why);
   }
 }
 

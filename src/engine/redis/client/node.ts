@@ -1,26 +1,36 @@
 /**
- * One primary, and our connections to it: one for plain commands and scripts, one for writes that must be
- * safe (it is often held up by WAIT), one for reads that wait for new entries, each kept up for ever.
- * (`subscriptions.ts` has the fourth.)
+ * One primary and the connections to it: one for plain commands and scripts, one for writes that must be safe (WAIT often
+ * holds it up), one for reads that wait for new entries; each is made again whenever it goes down. (`subscriptions.ts` has
+ * the fourth.)
  *
- * Each fresh connection asks first whether this server is a primary; a replica is never shown as up. Once a
- * second `survey` asks again, counts the replicas and touches both connections, so that a dead one is
- * noticed without traffic.
+ * Each fresh connection asks first whether this server is a primary; a replica is never shown as up. Once a second `survey`
+ * asks again, counts the replicas and touches both connections, so that a dead one is noticed without traffic.
  */
 import type { Clock } from "../../../app/clock.ts";
-import { answers, asked, GroupCommit } from "./group.ts";
-import { KeptLink } from "./kept.ts";
-import { addressOf, LinkDown } from "./link.ts";
-import { RedisError } from "./link.ts";
+import { addressOf, KeptLink, LinkDown, RedisError } from "./link.ts";
 import type { Arg, LinkOptions, RedisLink, RedisReply } from "./link.ts";
 import { askFacts } from "./topology.ts";
 import type { Address, Durability, ServerFacts } from "./topology.ts";
+
+type Commands = readonly (readonly Arg[])[];
+export type Replies = (RedisReply | RedisError)[];
 
 /** A Lua script, known to servers by the SHA1 of its source. */
 export interface Script {
   readonly name: string;
   readonly source: string;
   readonly sha: string;
+}
+
+/** The store cannot say yes now. `unknown`: what was asked may have happened all the same. */
+export class StoreAway extends Error {
+  readonly unknown: boolean;
+
+  constructor(message: string, unknown: boolean) {
+    super(message);
+    this.name = "StoreAway";
+    this.unknown = unknown;
+  }
 }
 
 export interface NodeSettings {
@@ -38,12 +48,22 @@ export interface NodeListener {
   surveyed(node: RedisNode, primary: boolean): void;
 }
 
+/** How one attempt at a command is made. */
+export interface Attempting {
+  /** Its slot is on its way to this server: each command comes after ASKING. */
+  readonly asking: boolean;
+  /** How long it may wait for a connection that is down; 0: not at all. */
+  readonly until: number;
+}
+
 export class RedisNode implements Address {
   readonly host: string;
   readonly port: number;
   readonly address: string;
   /** When it was last known to own a shard, or was the target of an ASK. */
   usedAt = 0;
+  /** Connected, and past their first copy. */
+  replicas = 0;
   readonly #settings: NodeSettings;
   readonly #listener: NodeListener;
   readonly #plain: KeptLink;
@@ -52,8 +72,6 @@ export class RedisNode implements Address {
   /** For commands that wait at the server; made when there is one. */
   #blocking: KeptLink | undefined;
   readonly #loading = new Map<string, Promise<void>>();
-  /** Undefined until the first connection has asked. */
-  #replicas: number | undefined;
   #inSync = 0;
   #surveying = false;
 
@@ -83,16 +101,7 @@ export class RedisNode implements Address {
     return this.#plain.link !== undefined && this.#safe.link !== undefined;
   }
 
-  /** Why it is not up. */
-  get why(): Error {
-    return this.#plain.link === undefined ? this.#plain.why : this.#safe.why;
-  }
-
-  get replicas(): number {
-    return this.#replicas ?? 0;
-  }
-
-  /** Does a durable write wait for a replica now? */
+  /** Whether a durable write waits for a replica now. */
   get waits(): boolean {
     const { durability } = this.#settings;
     return durability === "replica" || (durability === "auto" && this.replicas > 0);
@@ -109,38 +118,27 @@ export class RedisNode implements Address {
     await this.#safe.ready(until);
   }
 
-  /** `until` 0: fails at once when the connection is down. Rejects with RedisError or LinkDown. */
-  async run(command: readonly Arg[], asking: boolean, until: number): Promise<RedisReply> {
-    const link = this.#plain.link ?? (await linkOf(this.#plain, until));
-    if (!asking) return link.call(command);
-    const [reply] = answers(await link.callAll(asked([command], true)), true);
-    if (reply instanceof RedisError) throw reply;
-    return reply!;
+  /** Rejects with RedisError or LinkDown. */
+  async run(command: readonly Arg[], how: Attempting): Promise<RedisReply> {
+    const link = this.#plain.link ?? (await linkOf(this.#plain, how));
+    return how.asking ? only(await sent(link, [command], how)) : link.call(command);
   }
 
-  /**
-   * Several commands in one write; refusals are values. `durable`: as safe as `durability` asks when it resolves, and rejects
-   * with StoreAway when not all replicas in sync confirmed.
-   */
-  async pipeline(
-    commands: readonly (readonly Arg[])[],
-    asking: boolean,
-    until: number,
-    durable = false,
-  ): Promise<(RedisReply | RedisError)[]> {
-    const kept = durable ? this.#safe : this.#plain;
-    const link = kept.link ?? (await linkOf(kept, until));
-    const all = asked(commands, asking);
-    return answers(await (durable ? this.#commit.run(all) : link.callAll(all)), asking);
+  /** Several commands in one write; refusals are values. */
+  async pipeline(commands: Commands, how: Attempting): Promise<Replies> {
+    return sent(this.#plain.link ?? (await linkOf(this.#plain, how)), commands, how);
+  }
+
+  /** As safe as `durability` asks when it resolves; rejects with StoreAway when not all replicas in sync confirmed. */
+  async pipelineDurably(commands: Commands, how: Attempting): Promise<Replies> {
+    if (this.#safe.link === undefined) await linkOf(this.#safe, how);
+    return sent({ callAll: (all) => this.#commit.run(all) }, commands, how);
   }
 
   /** A command that may wait at the server for up to `blockMs`, on a dedicated connection. */
-  async block(command: readonly Arg[], blockMs: number, asking: boolean, until: number): Promise<RedisReply> {
+  async block(command: readonly Arg[], blockMs: number, how: Attempting): Promise<RedisReply> {
     this.#blocking ??= this.keep((link) => this.#check(link), blockMs);
-    const link = this.#blocking.link ?? (await linkOf(this.#blocking, until));
-    const [reply] = answers(await link.callAll(asked([command], asking)), asking);
-    if (reply instanceof RedisError) throw reply;
-    return reply!;
+    return only(await sent(this.#blocking.link ?? (await linkOf(this.#blocking, how)), [command], how));
   }
 
   /** Makes the script known to this server; any number of callers, one command. */
@@ -152,11 +150,19 @@ export class RedisNode implements Address {
     return loading;
   }
 
+  async #load({ name, source, sha }: Script): Promise<void> {
+    // Scripts belong to the server, not to the connection; the plain one is not held up by WAIT.
+    const link = this.#plain.link ?? this.#safe.link;
+    if (link === undefined) throw new LinkDown(this.#plain.why.message, false);
+    const found = String(await link.call(["SCRIPT", "LOAD", source]));
+    if (found !== sha) throw new Error(`the script ${name} has SHA1 ${found}, not ${sha}`);
+  }
+
   /** Asks whether it is still a primary and how many replicas it has. Never rejects. */
   async survey(): Promise<void> {
     if (this.#surveying) return;
     this.#surveying = true;
-    // One that fails takes its link down, which is heard elsewhere.
+    // A call that fails takes its link down, which is noticed there.
     const touched = this.#safe.link?.call(["PING"]).catch(() => null);
     try {
       if (this.#plain.link !== undefined) this.#learn(await askFacts(this.#plain.link, "replication"));
@@ -167,17 +173,17 @@ export class RedisNode implements Address {
     this.#surveying = false;
   }
 
-  /** Sends away those who wait for a connection: their shard may have another owner now. */
+  /** Rejects everything that waits for a connection: its shard may have another owner now. */
   release(): void {
-    this.#plain.release();
-    this.#safe.release();
-    this.#blocking?.release();
+    for (const kept of this.#all()) kept.release();
   }
 
   close(): void {
-    this.#plain.close();
-    this.#safe.close();
-    this.#blocking?.close();
+    for (const kept of this.#all()) kept.close();
+  }
+
+  #all(): KeptLink[] {
+    return [this.#plain, this.#safe, ...(this.#blocking === undefined ? [] : [this.#blocking])];
   }
 
   async #check(link: RedisLink): Promise<void> {
@@ -187,25 +193,118 @@ export class RedisNode implements Address {
   }
 
   #learn({ primary, replicas, inSync }: ServerFacts): void {
-    this.#replicas = replicas;
+    this.replicas = replicas;
     this.#inSync = inSync;
-    if (!primary) {
-      this.#plain.renew();
-      this.#safe.renew();
-      this.#blocking?.renew();
-    }
+    if (!primary) for (const kept of this.#all()) kept.renew();
     this.#listener.surveyed(this, primary);
-  }
-
-  async #load(script: Script): Promise<void> {
-    // Scripts belong to the server, not to the connection; the plain one is not held up by WAIT.
-    const link = this.#plain.link ?? this.#safe.link;
-    if (link === undefined) throw new LinkDown(this.why.message, false);
-    const sha = String(await link.call(["SCRIPT", "LOAD", script.source]));
-    if (sha !== script.sha) throw new Error(`the script ${script.name} has SHA1 ${sha}, not ${script.sha}`);
   }
 }
 
-function linkOf(kept: KeptLink, until: number): Promise<RedisLink> {
+function linkOf(kept: KeptLink, { until }: Attempting): Promise<RedisLink> {
   return until === 0 ? Promise.reject(new LinkDown(kept.why.message, false)) : kept.ready(until);
+}
+
+async function sent(
+  link: Pick<RedisLink, "callAll">,
+  commands: Commands,
+  { asking }: Attempting,
+): Promise<Replies> {
+  if (!asking) return link.callAll(commands);
+  const replies = await link.callAll(commands.flatMap((each) => [["ASKING"], each]));
+  return replies.filter((_, at) => at % 2 === 1);
+}
+
+function only([reply]: Replies): RedisReply {
+  if (reply instanceof RedisError) throw reply;
+  return reply!;
+}
+
+/** More in one pipeline gain nothing, and the first would wait for the last. */
+const GROUP_CALLS = 512;
+
+interface Member {
+  readonly commands: Commands;
+  readonly resolve: (replies: Replies) => void;
+  readonly reject: (why: Error) => void;
+}
+
+/**
+ * Group commit: many writes, one wait for the replicas.
+ *
+ *   run run run ──► [write, write, write, WAIT n ms] ──► all replies ──► each caller's promise
+ *                    while it is in flight the next group gathers
+ *
+ * WAIT looks only at what its own connection wrote, and on a fresh connection it is satisfied at once. So the commands and
+ * their WAIT always travel together, and each group must write, also when it is sent again.
+ */
+class GroupCommit {
+  readonly #kept: KeptLink;
+  /** How many replicas must confirm a write now; 0: no WAIT. */
+  readonly #wanted: () => number;
+  readonly #waitTimeoutMs: number;
+  #gathering: Member[] = [];
+  #busy = false;
+
+  constructor(kept: KeptLink, wanted: () => number, waitTimeoutMs: number) {
+    this.#kept = kept;
+    this.#wanted = wanted;
+    this.#waitTimeoutMs = waitTimeoutMs;
+  }
+
+  /** Resolves with the reply to each command; rejects with LinkDown, or StoreAway when no replica confirmed. */
+  run(commands: Commands): Promise<Replies> {
+    // Nothing waits for a replica, so there is no wait to share.
+    if (this.#gathering.length === 0 && this.#wanted() === 0) return this.#send(commands);
+    return new Promise((resolve, reject) => {
+      const first = this.#gathering.push({ commands, resolve, reject }) === 1;
+      if (first && !this.#busy) setImmediate(() => void this.#commit());
+    });
+  }
+
+  async #send(commands: Commands): Promise<Replies> {
+    const { link, why } = this.#kept;
+    if (link === undefined) throw new LinkDown(why.message, false);
+    return link.callAll(commands);
+  }
+
+  async #commit(): Promise<void> {
+    while (this.#gathering.length > 0 && !this.#busy) {
+      const group = this.#gathering.splice(0, GROUP_CALLS);
+      const commands = group.flatMap((member) => member.commands);
+      const wanted = this.#wanted();
+      if (wanted > 0) commands.push(["WAIT", wanted, this.#waitTimeoutMs]);
+      this.#busy = true;
+      try {
+        this.#settle(group, await this.#send(commands), wanted);
+      } catch (error) {
+        for (const { reject } of group) reject(error as Error);
+      }
+      this.#busy = false;
+    }
+  }
+
+  #settle(group: readonly Member[], replies: Replies, wanted: number): void {
+    const doubt = wanted > 0 ? this.#doubt(replies.at(-1), wanted) : undefined;
+    let at = 0;
+    for (const { commands, resolve, reject } of group) {
+      const own = replies.slice(at, (at += commands.length));
+      // A refusal is an answer; whether what was written is safe is the question only where something was.
+      const refused = own.some((reply) => reply instanceof RedisError);
+      if (doubt === undefined || refused) resolve(own);
+      else reject(doubt);
+    }
+  }
+
+  /** Why the group's writes are not safe, judging by WAIT's reply. */
+  #doubt(confirmed: RedisReply | RedisError | undefined, wanted: number): Error | undefined {
+    if (typeof confirmed === "number" && confirmed >= wanted) return undefined;
+    if (!(confirmed instanceof RedisError)) {
+      const who = wanted === 1 ? "no replica" : `only ${String(confirmed)} of ${wanted} replicas`;
+      return new StoreAway(`${who} confirmed the write within ${this.#waitTimeoutMs} ms`, true);
+    }
+    if (confirmed.code === "NOPERM") return confirmed;
+    // Demoted in the middle of it (UNBLOCKED): as good as a lost connection.
+    const { link } = this.#kept;
+    return new LinkDown(`redis ${link?.address ?? ""} answered WAIT with: ${confirmed.message}`, true);
+  }
 }

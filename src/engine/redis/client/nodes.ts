@@ -1,31 +1,39 @@
 /**
- * Running scripts where their shard lives: on one server, a primary with replicas, or a Cluster.
+ * Redis as the engine sees it: commands and scripts run where their shard lives, on one server, a primary with replicas,
+ * or a Cluster. `owners.ts` knows which primary owns each shard, `node.ts` keeps the connections to one,
+ * `subscriptions.ts` listens.
  *
- * `owners.ts` knows which primary owns each shard, `node.ts` keeps the connections to one,
- * `persist.ts` sees each command through redirects and outages, `group.ts` makes durable writes
- * cheap, `subscriptions.ts` listens. This file is what the engine sees of them.
- *
- * Durability: "replica": a durable write is accepted when every replica in sync has it, at least one; "local": when the primary has
- * it; "auto": as "replica" at a primary that has a replica in step (asked each second), else as "local".
+ * Durability: "replica": a durable write is accepted when every replica in sync has it, at least one; "local": when the
+ * primary has it; "auto": as "replica" at a primary that has a replica in step (asked each second), else as "local".
  * Losing the last replica is a `notice`, as is losing a server.
  *
- * Every rejection is a `StoreAway`, or the `RedisError` of a script or command that is itself at fault
- * (also OOM, NOREPLICAS, MISCONF, NOPERM: the server is there and refuses).
+ * Each command is tried until it is through, as each refusal asks:
+ *
+ *   NOSCRIPT                        load the script there, again at once
+ *   MOVED                           the shard lives elsewhere now: remember it, again there
+ *   ASK                             this once at the target, after ASKING
+ *   TRYAGAIN CLUSTERDOWN LOADING    soon over: again in 20 to 50 ms, until the time is up
+ *   MASTERDOWN UNBLOCKED BUSY
+ *   READONLY                        a demoted primary: the same, and find out who is primary
+ *   anything else                   the command's own failure (also OOM, NOREPLICAS, MISCONF, NOPERM): rejects with it
+ *
+ * A refusal means that nothing happened. A connection that broke after the write means that nobody knows: only with
+ * `resend` is it sent again, because only the caller knows that doing it twice does no harm. Every rejection is a
+ * `RedisError`, or a `StoreAway` when no server could be reached in time.
  */
 import type { Clock } from "../../../app/clock.ts";
 import type { Events } from "../../../observe/events.ts";
-import { StoreAway } from "./group.ts";
-import { RedisError } from "./link.ts";
+import { LinkDown, RedisError } from "./link.ts";
 import type { Arg, RedisReply } from "./link.ts";
-import type { RedisNode, Script } from "./node.ts";
+import { type Attempting, type RedisNode, type Replies, type Script, StoreAway } from "./node.ts";
 import { RedisOwners } from "./owners.ts";
-import { passes, persist } from "./persist.ts";
-import type { Patience } from "./persist.ts";
 import { Subscriptions } from "./subscriptions.ts";
-import type { Durability, NodesOptions } from "./topology.ts";
+import { type Durability, type NodesOptions, targetOf } from "./topology.ts";
 
 export { RedisError, StoreAway };
-export type { Arg, Durability, NodesOptions, Patience, RedisReply, Script };
+export type { Arg, Durability, NodesOptions, RedisReply, Script };
+
+type Command = readonly Arg[];
 
 export interface ScriptCall {
   readonly script: Script;
@@ -33,23 +41,48 @@ export interface ScriptCall {
   readonly args: readonly Arg[];
 }
 
+export interface Patience {
+  /** Send it again when the reply is lost. */
+  readonly resend?: boolean | undefined;
+  /** How long to try; 1000 unless said. An attempt that is under way then is still waited for. */
+  readonly withinMs?: number | undefined;
+}
+
 export interface PrimaryView {
   readonly address: string;
   readonly replicas: number;
-  /** Does a durable write wait for a replica now? */
+  /** Whether a durable write waits for a replica now. */
   readonly waits: boolean;
   readonly up: boolean;
 }
 
+const WITHIN_MS = 1000;
+const PAUSE_MS = 20;
+const PAUSE_SPREAD_MS = 30;
 const CLOCK_TRIES = 5;
 /** How long no new bundles go to a shard after its slot was found on its way to another server. */
 const MOVING_MS = 10_000;
 /** How long a blocking command may wait for its connection. */
 const BLOCK_READY_MS = 1000;
 
+/** What a server refuses only for now. */
+const PASSING = new Set([
+  "TRYAGAIN",
+  "CLUSTERDOWN",
+  "LOADING",
+  "MASTERDOWN",
+  "UNBLOCKED",
+  "BUSY",
+  "READONLY",
+]);
+
+/** Whether the same command may be taken later, or elsewhere. */
+function passes(reply: unknown): boolean {
+  if (!(reply instanceof RedisError)) return false;
+  return reply.code === "MOVED" || reply.code === "ASK" || PASSING.has(reply.code);
+}
+
 export class RedisNodes {
-  /** These shards became unreachable, or reachable again. */
-  onShards: ((shards: readonly number[], up: boolean) => void) | undefined;
   readonly #clock: Clock;
   readonly #owners: RedisOwners;
   readonly #subscriptions: Subscriptions;
@@ -61,7 +94,6 @@ export class RedisNodes {
     this.#clock = clock;
     this.#shards = options.tags.length;
     this.#owners = new RedisOwners(options, clock, events, {
-      shards: (shards, up) => this.onShards?.(shards, up),
       moved: () => this.#subscriptions.reconcile(),
       surveyed: () => this.#subscriptions.survey(),
     });
@@ -112,11 +144,9 @@ export class RedisNodes {
    * Runs a script at the shard's primary. A lost reply rejects (`unknown`) unless it may be sent again. While
    * the primary is away it rejects at once, unless `resend` or `withinMs` was given: then it waits that long.
    */
-  run(shard: number, { script, keys, args }: ScriptCall, options?: Patience): Promise<RedisReply> {
+  run(shard: number, { script, keys, args }: ScriptCall, patience?: Patience): Promise<RedisReply> {
     const command = ["EVALSHA", script.sha, keys.length, ...keys, ...args];
-    const attempt = (node: RedisNode, asking: boolean, until: number): Promise<RedisReply> =>
-      node.run(command, asking, until);
-    return persist(this.#owners, shard, attempt, options, script);
+    return this.#persist(shard, (node, how) => node.run(command, how), patience, script);
   }
 
   /**
@@ -125,38 +155,71 @@ export class RedisNodes {
    */
   runDurably(shard: number, { script, keys, args }: ScriptCall, withinMs: number): Promise<RedisReply> {
     const command = ["EVALSHA", script.sha, keys.length, ...keys, ...args];
-    const attempt = async (node: RedisNode, asking: boolean, until: number): Promise<RedisReply> => {
-      const [reply] = await node.pipeline([command], asking, until, true);
+    const attempt = async (node: RedisNode, how: Attempting): Promise<RedisReply> => {
+      const [reply] = await node.pipelineDurably([command], how);
       if (reply instanceof RedisError) throw reply;
       return reply!;
     };
-    return persist(this.#owners, shard, attempt, { resend: true, withinMs }, script);
+    return this.#persist(shard, attempt, { resend: true, withinMs }, script);
+  }
+
+  /** A plain command at the shard's primary; as `run`. */
+  command(shard: number, command: Command, patience?: Patience): Promise<RedisReply> {
+    return this.#persist(shard, (node, how) => node.run(command, how), patience);
   }
 
   /**
    * Commands of one shard in one write, done in this order. A refusal is a value; a command that was refused for now
    * (its slot moves, its server loads) is sent again by itself, so it may come after those behind it. Rejects as `run` does.
    */
-  async pipeline(
-    shard: number,
-    commands: readonly (readonly Arg[])[],
-    options?: Patience,
-  ): Promise<(RedisReply | RedisError)[]> {
-    const attempt = (node: RedisNode, asking: boolean, until: number): Promise<(RedisReply | RedisError)[]> =>
-      node.pipeline(commands, asking, until);
-    const replies = await persist(this.#owners, shard, attempt, options);
+  pipeline(shard: number, commands: readonly Command[], patience?: Patience): Promise<Replies> {
+    return this.#pipeline(
+      commands,
+      commands.map(() => shard),
+      patience,
+    );
+  }
+
+  /**
+   * Single commands at many shards: one write for each primary. Never rejects: refusals are values, in the order of the
+   * commands, and so is a primary that is away.
+   */
+  async scatter(
+    commands: readonly { readonly shard: number; readonly command: Command }[],
+    patience?: Patience,
+  ): Promise<(RedisReply | RedisError | StoreAway)[]> {
+    const replies: (RedisReply | RedisError | StoreAway)[] = [];
+    const byOwner = Map.groupBy(commands.keys(), (at) => this.#owners.owner(commands[at]!.shard));
     await Promise.all(
-      replies.map(async (reply, at) => {
-        if (!(reply instanceof RedisError) || !passes(reply)) return;
-        replies[at] = await this.command(shard, commands[at]!, { ...options, resend: true }).catch(
-          (error: unknown) => {
-            if (error instanceof RedisError) return error;
-            throw error;
-          },
-        );
+      Array.from(byOwner, async ([, places]) => {
+        const own = places.map((at) => commands[at]!.command);
+        const shards = places.map((at) => commands[at]!.shard);
+        const found = await this.#pipeline(own, shards, patience).catch((error: StoreAway) => error);
+        places.forEach((at, which) => (replies[at] = Array.isArray(found) ? found[which]! : found));
       }),
     );
     return replies;
+  }
+
+  /** Commands for shards of one owner. What another primary owns by now is refused, and finds its way by itself. */
+  async #pipeline(
+    commands: readonly Command[],
+    shards: readonly number[],
+    patience?: Patience,
+  ): Promise<Replies> {
+    if (commands.length === 0) return [];
+    const replies = await this.#persist(shards[0]!, (node, how) => node.pipeline(commands, how), patience);
+    if (!replies.some(passes)) return replies;
+    const again = { ...patience, resend: true };
+    return Promise.all(
+      replies.map(async (reply, at) => {
+        if (!passes(reply)) return reply;
+        return this.command(shards[at]!, commands[at]!, again).catch((error: unknown) => {
+          if (error instanceof RedisError) return error;
+          throw error;
+        });
+      }),
+    );
   }
 
   /**
@@ -166,14 +229,14 @@ export class RedisNodes {
    */
   async transact(
     shard: number,
-    commands: (again: boolean) => readonly (readonly Arg[])[],
+    commands: (again: boolean) => readonly Command[],
     withinMs: number,
   ): Promise<RedisReply[]> {
     let again = false;
-    const attempt = async (node: RedisNode, asking: boolean, until: number): Promise<RedisReply[]> => {
+    const attempt = async (node: RedisNode, how: Attempting): Promise<RedisReply[]> => {
       const all = [["MULTI"], ...commands(again), ["EXEC"]];
       again = true;
-      const replies = await node.pipeline(all, asking, until, true);
+      const replies = await node.pipelineDurably(all, how);
       const done = replies.at(-1)!;
       if (Array.isArray(done)) return done;
       const refused =
@@ -182,62 +245,34 @@ export class RedisNodes {
         this.#movingUntil.set(shard, this.#clock.now() + MOVING_MS);
       throw refused.code === "ASK" ? new RedisError(`TRYAGAIN the slot moves: ${refused.message}`) : refused;
     };
-    return persist(this.#owners, shard, attempt, { resend: true, withinMs });
-  }
-
-  /**
-   * Single commands at many shards: one write for each primary. Never rejects: refusals are values, in the order of the
-   * commands, and so is a primary that is away.
-   */
-  async scatter(
-    commands: readonly { readonly shard: number; readonly command: readonly Arg[] }[],
-    options?: Patience,
-  ): Promise<(RedisReply | RedisError | StoreAway)[]> {
-    const replies: (RedisReply | RedisError | StoreAway)[] = [];
-    const byOwner = Map.groupBy(commands.keys(), (at) => this.#owners.owner(commands[at]!.shard));
-    await Promise.all(
-      Array.from(byOwner, async ([, places]) => {
-        // What another primary owns by now is refused, and finds its way by itself.
-        const found = await this.#scattered(commands, places, options).catch((error: StoreAway) => error);
-        places.forEach((at, which) => (replies[at] = Array.isArray(found) ? found[which]! : found));
-      }),
-    );
-    return replies;
-  }
-
-  async #scattered(
-    commands: readonly { readonly shard: number; readonly command: readonly Arg[] }[],
-    places: readonly number[],
-    options?: Patience,
-  ): Promise<(RedisReply | RedisError)[]> {
-    const { shard } = commands[places[0]!]!;
-    const attempt = (node: RedisNode, asking: boolean, until: number): Promise<(RedisReply | RedisError)[]> =>
-      node.pipeline(
-        places.map((at) => commands[at]!.command),
-        asking,
-        until,
-      );
-    const replies = await persist(this.#owners, shard, attempt, options);
-    await Promise.all(
-      replies.map(async (reply, which) => {
-        if (!(reply instanceof RedisError) || !passes(reply)) return;
-        const { shard: own, command } = commands[places[which]!]!;
-        replies[which] = await this.command(own, command, { ...options, resend: true });
-      }),
-    );
-    return replies;
+    return this.#persist(shard, attempt, { resend: true, withinMs });
   }
 
   /** A command that may wait at the server for up to `blockMs`. Rejects when its connection is away, or breaks. */
-  block(shard: number, command: readonly Arg[], blockMs: number): Promise<RedisReply> {
-    const attempt = (node: RedisNode, asking: boolean, until: number): Promise<RedisReply> =>
-      node.block(command, blockMs, asking, until);
-    return persist(this.#owners, shard, attempt, { withinMs: BLOCK_READY_MS });
+  block(shard: number, command: Command, blockMs: number): Promise<RedisReply> {
+    const attempt = (node: RedisNode, how: Attempting): Promise<RedisReply> =>
+      node.block(command, blockMs, how);
+    return this.#persist(shard, attempt, { withinMs: BLOCK_READY_MS });
   }
 
-  /** A plain command at the shard's primary; as `run`. */
-  command(shard: number, command: readonly Arg[], options?: Patience): Promise<RedisReply> {
-    return persist(this.#owners, shard, (node, asking, until) => node.run(command, asking, until), options);
+  async #persist<Reply>(
+    shard: number,
+    attempt: (node: RedisNode, how: Attempting) => Promise<Reply>,
+    patience: Patience = {},
+    script?: Script,
+  ): Promise<Reply> {
+    const course = new Course(this.#owners, this.#clock, shard, patience, script);
+    for (;;) {
+      const node = course.target ?? this.#owners.owner(shard);
+      try {
+        if (node === undefined) throw new RedisError(`CLUSTERDOWN no server serves shard ${shard}`);
+        if (course.unloaded) await course.load(node);
+        return await attempt(node, course);
+      } catch (error) {
+        // Settles the next attempt, or throws.
+        if (course.failed(error, node)) await course.pause();
+      }
+    }
   }
 
   /**
@@ -273,12 +308,8 @@ export class RedisNodes {
 
   /** Those that own a shard. */
   primaries(): readonly PrimaryView[] {
-    return this.#owners.primaries.map(({ address, replicas, waits, up }) => ({
-      address,
-      replicas,
-      waits,
-      up,
-    }));
+    const { primaries } = this.#owners;
+    return primaries.map(({ address, replicas, waits, up }) => ({ address, replicas, waits, up }));
   }
 
   /** Ends every connection; what is in flight rejects. Idempotent. */
@@ -286,5 +317,119 @@ export class RedisNodes {
     this.#subscriptions.close();
     this.#owners.close();
     return Promise.resolve();
+  }
+}
+
+/** Where a command stands between its attempts. */
+class Course implements Attempting {
+  /** The server that an ASK named, for the next attempt. */
+  target: RedisNode | undefined;
+  /** The script is to be loaded first. */
+  unloaded = false;
+  readonly #owners: RedisOwners;
+  readonly #clock: Clock;
+  readonly #shard: number;
+  readonly #script: Script | undefined;
+  readonly #resend: boolean;
+  readonly #withinMs: number;
+  readonly #endsAt: number;
+  /** It may wait for a connection that is down: asked for, or it was sent on to another server. */
+  #patient: boolean;
+  #moves = 0;
+  #loaded = false;
+  /** An attempt was lost after its write. */
+  #unknown = false;
+
+  constructor(
+    owners: RedisOwners,
+    clock: Clock,
+    shard: number,
+    { resend = false, withinMs }: Patience,
+    script: Script | undefined,
+  ) {
+    this.#owners = owners;
+    this.#clock = clock;
+    this.#shard = shard;
+    this.#script = script;
+    this.#resend = resend;
+    this.#withinMs = withinMs ?? WITHIN_MS;
+    this.#endsAt = clock.now() + this.#withinMs;
+    this.#patient = resend || withinMs !== undefined;
+  }
+
+  get asking(): boolean {
+    return this.target !== undefined;
+  }
+
+  get until(): number {
+    return this.#patient ? this.#endsAt : 0;
+  }
+
+  async load(node: RedisNode): Promise<void> {
+    try {
+      await node.load(this.#script!);
+      this.unloaded = false;
+    } catch (error) {
+      // Whatever became of the loading, the command itself was not sent.
+      throw error instanceof LinkDown ? new LinkDown(error.message, false) : error;
+    }
+  }
+
+  /** Says what to do next: true = after a pause. Throws when there is nothing left to do. */
+  failed(error: unknown, node: RedisNode | undefined): boolean {
+    if (error instanceof RedisError && error.code === "NOSCRIPT" && this.#script !== undefined) {
+      // A server that has never seen the script is told once, however late it is.
+      if (this.#loaded) this.#checkTime(error, node);
+      this.#loaded = this.unloaded = true;
+      return false; // to the same server, also when it was the target of an ASK
+    }
+    this.target = undefined;
+    this.unloaded = false;
+    if (error instanceof LinkDown) this.#lost(error);
+    else if (!(error instanceof RedisError)) throw error;
+    else if (!passes(error)) {
+      // A refusal says that nothing happened now; an earlier attempt may have.
+      if (!this.#unknown) throw error;
+      throw new StoreAway(`redis refused a second attempt: ${error.message}`, true);
+    } else {
+      this.#checkTime(error, node);
+      if (node !== undefined && !PASSING.has(error.code)) return this.#redirected(error, node);
+      if (error.code === "READONLY") void node?.survey();
+    }
+    this.#owners.refresh();
+    return true;
+  }
+
+  pause(): Promise<void> {
+    const at = this.#clock.now() + PAUSE_MS + PAUSE_SPREAD_MS * this.#owners.random();
+    return new Promise((resolve) => this.#clock.at(at, resolve));
+  }
+
+  #redirected(error: RedisError, node: RedisNode): boolean {
+    this.#patient = true;
+    const target = targetOf(error, node.host);
+    if (error.code === "ASK") {
+      this.target = this.#owners.at(target);
+      return false;
+    }
+    this.#owners.moved(this.#shard, target);
+    // Two servers that send us to each other are about to agree; once is normal.
+    return ++this.#moves > 1;
+  }
+
+  #lost(error: LinkDown): void {
+    this.#unknown ||= error.written;
+    const again = error.written ? this.#resend : this.#patient;
+    if (!again || this.#late()) throw new StoreAway(error.message, this.#unknown);
+  }
+
+  #checkTime(error: RedisError, node: RedisNode | undefined): void {
+    if (!this.#late()) return;
+    const who = node === undefined ? "redis" : `redis ${node.address}`;
+    throw new StoreAway(`${who} answered for ${this.#withinMs} ms: ${error.message}`, this.#unknown);
+  }
+
+  #late(): boolean {
+    return this.#owners.closed || this.#clock.now() >= this.#endsAt;
   }
 }

@@ -6,12 +6,10 @@
  *   a Cluster    the owner of slot CRC16(tag), from CLUSTER SLOTS of every server that is up; the newest view
  *                that comes from the majority wins
  *
- * That is looked up again on MOVED, CLUSTERDOWN, READONLY and a lost connection, every 5 s, and every 250 ms
- * while a shard is away; one look at a time, and never two within 100 ms. MOVED itself names the new owner,
- * which is believed at once. A server that owns nothing any more is let go.
- *
- * A shard is up while both connections to its owner are. A server that goes away or comes back, and a
- * primary that loses its last replica or gets one, is said as a `notice`.
+ * That is looked up again on MOVED (which names the new owner, believed at once), CLUSTERDOWN, READONLY and a lost
+ * connection, every 5 s, and every 250 ms while a shard is away; one look at a time, and never two within 100 ms. A server
+ * that owns nothing any more is let go. A server that goes away or comes back, and a primary that loses its last replica or
+ * gets one, is said as a `notice`.
  */
 import assert from "node:assert/strict";
 import type { Alarm, Clock } from "../../../app/clock.ts";
@@ -20,14 +18,11 @@ import type { Events } from "../../../observe/events.ts";
 import { addressOf, RedisLink } from "./link.ts";
 import { RedisNode } from "./node.ts";
 import type { NodeListener, NodeSettings } from "./node.ts";
-import type { Routes } from "./persist.ts";
-import type { Ground } from "./subscriptions.ts";
 import * as topology from "./topology.ts";
 import type { Address, ClusterView, NodesOptions, ServerFacts } from "./topology.ts";
 
-/** What is told; none of it may throw, except `shards`, which is somebody else's. */
+/** What is told; none of it may throw. */
 export interface OwnersListener {
-  shards(shards: readonly number[], up: boolean): void;
   /** Owners were looked up or have changed. */
   moved(): void;
   /** Once a second. */
@@ -43,17 +38,16 @@ const UNUSED_MS = 10_000;
 /** Of the servers that a Cluster has named, so many are asked when none of the known ones answers. */
 const MAX_VISITS = 16;
 
-export class RedisOwners implements Routes, Ground, NodeListener {
-  readonly clock: Clock;
+export class RedisOwners implements NodeListener {
+  readonly #clock: Clock;
   readonly #events: Events;
   readonly #listener: OwnersListener;
   readonly #slots: readonly number[];
   readonly #endpoints: topology.Endpoints;
   readonly #settings: NodeSettings;
   readonly #nodes = new Map<string, RedisNode>();
-  /** By shard: its owner, whether that was up when last told, and whether durable writes waited there. */
+  /** By shard: its owner, and whether durable writes waited there. */
   readonly #owners: (RedisNode | undefined)[];
-  readonly #up: boolean[];
   readonly #waited: (boolean | undefined)[];
   /** Servers whose absence has been said. */
   readonly #away = new Set<RedisNode>();
@@ -72,15 +66,15 @@ export class RedisOwners implements Routes, Ground, NodeListener {
 
   constructor(options: NodesOptions, clock: Clock, events: Events, listener: OwnersListener) {
     assert.ok(options.tags.length > 0, "there must be a shard");
-    this.clock = clock;
+    this.#clock = clock;
     this.#events = events;
     this.#listener = listener;
     this.#slots = options.tags.map((tag) => topology.slotOf(tag));
     this.#owners = options.tags.map(() => undefined);
-    this.#up = options.tags.map(() => false);
     this.#waited = options.tags.map(() => undefined);
     this.#endpoints = topology.endpointsOf(options);
-    const { connectTimeoutMs, commandTimeoutMs, name, durability, waitTimeoutMs, connect } = options;
+    const { commandTimeoutMs, connectTimeoutMs = commandTimeoutMs } = options;
+    const { name, durability, waitTimeoutMs, connect } = options;
     const { tls, username, password, db } = this.#endpoints;
     const link = { tls, username, password, db, connectTimeoutMs, commandTimeoutMs, name, connect };
     const seeded = new Random(clock.now());
@@ -109,22 +103,23 @@ export class RedisOwners implements Routes, Ground, NodeListener {
   }
 
   up(shard: number): boolean {
-    return this.#up[shard] ?? false;
+    return this.#started && (this.#owners[shard]?.up ?? false);
   }
 
+  /** The node at that address, now or soon connected. */
   at(address: Address): RedisNode {
     const node = this.#nodeAt(address);
-    node.usedAt = this.clock.now();
+    node.usedAt = this.#clock.now();
     return node;
   }
 
   moved(shard: number, to: Address): void {
     this.#own(shard, this.#nodeAt(to));
-    this.#review();
     this.#listener.moved();
     this.refresh();
   }
 
+  /** Runs a callback that is not ours; what it throws is reported, not thrown. */
   guarded(callback: () => void): void {
     try {
       callback();
@@ -135,12 +130,8 @@ export class RedisOwners implements Routes, Ground, NodeListener {
 
   /** Finds out who is there and connects to every owner. */
   async start(): Promise<void> {
-    const { seeds, db } = this.#endpoints;
-    const asked = await Promise.allSettled(seeds.map((seed) => this.#visit(seed, topology.askFacts)));
-    const servers = asked.filter((one) => one.status === "fulfilled").map(({ value }) => value);
-    const failure = asked.find((one) => one.status === "rejected")?.reason as Error | undefined;
-    const [first] = servers;
-    if (first === undefined) throw new Error(explain(failure?.message ?? "", db));
+    const { servers, failure } = await this.#askSeeds();
+    if (servers.length === 0) throw new Error(explain(failure?.message ?? "", this.#endpoints.db));
     for (const { address, version } of servers)
       if (!(Number.parseInt(version, 10) >= 7))
         throw new Error(`redis ${address} is version ${version}; Ferry needs Redis 7.0 or newer`);
@@ -149,20 +140,20 @@ export class RedisOwners implements Routes, Ground, NodeListener {
     else this.#choose(servers);
     this.#checkCovered(servers.map(({ address }) => address).join(", "));
     const { connectTimeoutMs, commandTimeoutMs } = this.#settings.link;
-    const until = this.clock.now() + connectTimeoutMs + commandTimeoutMs;
+    const until = this.#clock.now() + connectTimeoutMs + commandTimeoutMs;
     await Promise.all(this.primaries.map((node) => node.ready(until))).catch((error: Error) => {
       throw new Error(`${error.message}; every primary must be reachable to start`);
     });
     this.#started = true;
-    this.#review();
     this.#surveyLater();
-    this.#due(this.clock.now() + REFRESH_WELL_MS);
+    this.#due(this.#clock.now() + REFRESH_WELL_MS);
   }
 
+  /** Something does not fit: find out who serves what. */
   refresh(): void {
-    // One server is one server: its connections are all there is to find out.
+    // With one server its connections are all there is to find out.
     if (!this.#cluster && this.#endpoints.seeds.length === 1) return;
-    this.#due(Math.max(this.clock.now(), this.#refreshedAt + REFRESH_GAP_MS));
+    this.#due(Math.max(this.#clock.now(), this.#refreshedAt + REFRESH_GAP_MS));
   }
 
   close(): void {
@@ -172,8 +163,6 @@ export class RedisOwners implements Routes, Ground, NodeListener {
     for (const node of this.#nodes.values()) node.close();
   }
 
-  // ── What nodes say ──────────────────────────────────────────────────────────────────────────────────
-
   changed(node: RedisNode, why: Error | undefined): void {
     if (!this.#started || this.closed) return;
     if (why !== undefined) this.refresh();
@@ -182,7 +171,6 @@ export class RedisOwners implements Routes, Ground, NodeListener {
       this.#away.add(node);
       this.#notice("warn", `${why.message}; it is away until it can be reached again`);
     }
-    this.#review();
   }
 
   surveyed(node: RedisNode, primary: boolean): void {
@@ -203,13 +191,11 @@ export class RedisOwners implements Routes, Ground, NodeListener {
       this.#notice("info", `a replica is connected to redis ${node.address}: accepted tasks are kept by two`);
   }
 
-  // ── Looking up ──────────────────────────────────────────────────────────────────────────────────────
-
   /** The next look, at `at` or sooner. */
   #due(at: number): void {
     if (this.closed || !this.#started || (this.#next !== undefined && this.#next.at <= at)) return;
     this.#next?.alarm.cancel();
-    this.#next = { at, alarm: this.clock.at(at, () => void this.#look()) };
+    this.#next = { at, alarm: this.#clock.at(at, () => void this.#look()) };
   }
 
   async #look(): Promise<void> {
@@ -225,9 +211,9 @@ export class RedisOwners implements Routes, Ground, NodeListener {
     }
     this.#refreshing = false;
     if (this.closed) return;
-    this.#refreshedAt = this.clock.now();
+    this.#refreshedAt = this.#clock.now();
     this.#listener.moved();
-    const waitMs = this.#up.includes(false) ? REFRESH_AWAY_MS : REFRESH_WELL_MS;
+    const waitMs = this.#owners.some((owner) => !owner?.up) ? REFRESH_AWAY_MS : REFRESH_WELL_MS;
     this.#due(this.#refreshedAt + (this.#again ? REFRESH_GAP_MS : waitMs));
   }
 
@@ -276,10 +262,15 @@ export class RedisOwners implements Routes, Ground, NodeListener {
   /** Several servers without a Cluster: as long as the one in use is up, there is nothing to look for. */
   async #readServers(): Promise<void> {
     if (this.#owners[0]?.up) return;
+    const { servers } = await this.#askSeeds();
+    if (!this.#owners[0]?.up) this.#choose(servers);
+  }
+
+  async #askSeeds(): Promise<{ servers: ServerFacts[]; failure: Error | undefined }> {
     const { seeds } = this.#endpoints;
     const asked = await Promise.allSettled(seeds.map((seed) => this.#visit(seed, topology.askFacts)));
-    if (this.#owners[0]?.up) return;
-    this.#choose(asked.filter((one) => one.status === "fulfilled").map(({ value }) => value));
+    const servers = asked.flatMap((one) => (one.status === "fulfilled" ? [one.value] : []));
+    return { servers, failure: asked.find((one) => one.status === "rejected")?.reason as Error | undefined };
   }
 
   #choose(servers: readonly ServerFacts[]): void {
@@ -299,7 +290,7 @@ export class RedisOwners implements Routes, Ground, NodeListener {
   /** One question to a server over a connection of its own. */
   async #visit<Answer>(address: Address, ask: (link: RedisLink) => Promise<Answer>): Promise<Answer> {
     const options = { ...this.#settings.link, host: address.host, port: address.port };
-    const link = await RedisLink.connect(options, this.clock, this.#closing.signal);
+    const link = await RedisLink.connect(options, this.#clock, this.#closing.signal);
     try {
       return await ask(link);
     } finally {
@@ -307,14 +298,12 @@ export class RedisOwners implements Routes, Ground, NodeListener {
     }
   }
 
-  // ── Owners ──────────────────────────────────────────────────────────────────────────────────────────
-
   #assign(owners: readonly (Address | undefined)[]): void {
     owners.forEach((address, shard) => {
       // A slot that nobody serves for a moment stays where it was: its server still answers best.
       if (address !== undefined) this.#own(shard, this.#nodeAt(address));
     });
-    const now = this.clock.now();
+    const now = this.#clock.now();
     for (const [address, node] of this.#nodes) {
       if (this.#owners.includes(node)) node.usedAt = now;
       if (now - node.usedAt < UNUSED_MS) continue;
@@ -322,7 +311,6 @@ export class RedisOwners implements Routes, Ground, NodeListener {
       this.#away.delete(node);
       node.close();
     }
-    this.#review();
   }
 
   #own(shard: number, node: RedisNode): void {
@@ -340,23 +328,8 @@ export class RedisOwners implements Routes, Ground, NodeListener {
     return node;
   }
 
-  /** Says which shards have come or gone since the last time. */
-  #review(): void {
-    if (!this.#started || this.closed) return;
-    const lost: number[] = [];
-    const found: number[] = [];
-    this.#owners.forEach((owner, shard) => {
-      const up = owner?.up ?? false;
-      if (up === this.#up[shard]) return;
-      this.#up[shard] = up;
-      (up ? found : lost).push(shard);
-    });
-    if (lost.length > 0) this.guarded(() => this.#listener.shards(lost, false));
-    if (found.length > 0) this.guarded(() => this.#listener.shards(found, true));
-  }
-
   #surveyLater(): void {
-    this.#surveyAlarm = this.clock.at(this.clock.now() + SURVEY_MS, () => {
+    this.#surveyAlarm = this.#clock.at(this.#clock.now() + SURVEY_MS, () => {
       for (const node of this.#nodes.values()) void node.survey();
       this.#listener.surveyed();
       this.#surveyLater();

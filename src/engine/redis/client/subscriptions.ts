@@ -1,18 +1,15 @@
 /**
- * Sharded pub/sub, for ever: every channel is subscribed at the server that owns its shard.
+ * Sharded pub/sub: every channel is subscribed at the server that owns its shard, over one connection per primary.
  *
- * Each primary gets one connection for it. What should be subscribed follows from who owns which shard;
- * `reconcile` compares that with what each connection has, and is called whenever either may have changed:
- * a connection came up, the servers changed, or the server took a subscription back because its slot moved
- * (in 7.0 it says so). Messages are hints, lost while nobody is subscribed; so after each confirmation
- * `resubscribed` names the shards for which some may have been missed.
- *
- * A channel that nobody wants any more is heard and dropped until the last subscription ends.
+ * `reconcile` compares what should be subscribed, which follows from the owners, with what each connection has. It is called
+ * whenever either may have changed: a connection came up, the owners changed, or the server took a subscription back because
+ * its slot moved. Messages are hints, lost while a channel is not subscribed; so after each confirmation `resubscribed`
+ * names the shards for which some may have been missed. A channel that is no longer wanted is received and dropped until the
+ * last subscription ends.
  */
-import type { KeptLink } from "./kept.ts";
-import { RedisError } from "./link.ts";
-import type { RedisLink } from "./link.ts";
+import { type KeptLink, RedisError, type RedisLink } from "./link.ts";
 import type { RedisNode } from "./node.ts";
+import type { RedisOwners } from "./owners.ts";
 
 interface Subscription {
   readonly heard: (shard: number, payload: Buffer) => void;
@@ -27,32 +24,24 @@ interface Channel {
   readonly subscription: Subscription;
 }
 
-/** The connection for messages from one primary. */
-interface Ear {
+interface SubscriberConnection {
   readonly kept: KeptLink;
   /** What its link, the present one, is subscribed to. */
   have: Set<string>;
   subscribing: boolean;
 }
 
-export interface Ground {
-  owner(shard: number): RedisNode | undefined;
-  refresh(): void;
-  /** Runs a callback that is not ours; what it throws is reported, not thrown. */
-  guarded(callback: () => void): void;
-}
-
 export class Subscriptions {
   readonly #shards: number;
-  readonly #ground: Ground;
+  readonly #owners: RedisOwners;
   readonly #channels = new Map<string, Channel>();
   readonly #subscriptions = new Set<Subscription>();
-  readonly #ears = new Map<RedisNode, Ear>();
+  readonly #connections = new Map<RedisNode, SubscriberConnection>();
   #closed = false;
 
-  constructor(shards: number, ground: Ground) {
+  constructor(shards: number, owners: RedisOwners) {
     this.#shards = shards;
-    this.#ground = ground;
+    this.#owners = owners;
   }
 
   /** Resolves, when every shard's channel is confirmed, with what ends it. */
@@ -76,35 +65,30 @@ export class Subscriptions {
   /** Makes it so: each owner's connection is there and subscribed to what it owns. */
   reconcile(): void {
     if (this.#closed) return;
-    const owners = new Set<RedisNode>();
-    if (this.#channels.size > 0) {
-      for (let shard = 0; shard < this.#shards; shard++) {
-        const owner = this.#ground.owner(shard);
-        if (owner !== undefined) owners.add(owner);
-      }
-    }
-    for (const [node, ear] of this.#ears) {
+    const owners = new Set(this.#channels.size > 0 ? this.#owners.primaries : []);
+    for (const [node, connection] of this.#connections) {
       if (owners.has(node)) continue;
-      this.#ears.delete(node);
-      ear.kept.close();
+      this.#connections.delete(node);
+      connection.kept.close();
     }
     for (const node of owners) {
-      const ear = this.#ears.get(node);
-      if (ear === undefined) this.#listen(node);
-      else if (ear.kept.link !== undefined) void this.#subscribe(node, ear, ear.kept.link);
+      const connection = this.#connections.get(node);
+      if (connection === undefined) this.#listen(node);
+      else if (connection.kept.link !== undefined)
+        void this.#subscribe(node, connection, connection.kept.link);
     }
   }
 
   /** Once a second: a connection that only listens would not notice that its server is gone. */
   survey(): void {
     // One that gets no answer is destroyed by its link, which is heard in `prepare` of the next.
-    for (const { kept } of this.#ears.values()) void kept.link?.call(["PING"]).catch(() => null);
+    for (const { kept } of this.#connections.values()) void kept.link?.call(["PING"]).catch(() => null);
     this.reconcile();
   }
 
   close(): void {
     this.#closed = true;
-    for (const { kept } of this.#ears.values()) kept.close();
+    for (const { kept } of this.#connections.values()) kept.close();
     for (const { confirmed } of this.#subscriptions)
       confirmed.reject(new Error("the store was closed before every channel was subscribed"));
   }
@@ -118,30 +102,30 @@ export class Subscriptions {
 
   #listen(node: RedisNode): void {
     const kept = node.keep(async (link) => {
-      const ear = this.#ears.get(node);
-      if (ear === undefined) return;
-      ear.have = new Set();
-      ear.subscribing = false;
-      const { have } = ear;
+      const connection = this.#connections.get(node);
+      if (connection === undefined) return;
+      connection.have = new Set();
+      connection.subscribing = false;
+      const { have } = connection;
       link.onMessage = (name, payload) => {
         const channel = this.#channels.get(name);
         if (channel === undefined) return;
-        this.#ground.guarded(() => channel.subscription.heard(channel.shard, payload));
+        this.#owners.guarded(() => channel.subscription.heard(channel.shard, payload));
       };
       link.onUnsubscribed = (name) => {
         have.delete(name);
-        this.#ground.refresh();
+        this.#owners.refresh();
       };
-      await this.#subscribe(node, ear, link);
+      await this.#subscribe(node, connection, link);
     });
-    this.#ears.set(node, { kept, have: new Set(), subscribing: false });
+    this.#connections.set(node, { kept, have: new Set(), subscribing: false });
   }
 
   /** Never rejects: a link that breaks in the middle is replaced, and its successor starts from nothing. */
-  async #subscribe(node: RedisNode, ear: Ear, link: RedisLink): Promise<void> {
-    if (ear.subscribing) return;
-    ear.subscribing = true;
-    const { have } = ear;
+  async #subscribe(node: RedisNode, connection: SubscriberConnection, link: RedisLink): Promise<void> {
+    if (connection.subscribing) return;
+    connection.subscribing = true;
+    const { have } = connection;
     try {
       for (let lacking = this.#lacking(node, have); lacking.length > 0; lacking = this.#lacking(node, have)) {
         // Before the reply: the server may take one back right behind its confirmation.
@@ -152,19 +136,19 @@ export class Subscriptions {
         this.#confirm(lacking.filter((name) => !refused.includes(name)));
         if (refused.length === 0) continue;
         // Refused, so somebody else owns it: reconciled again when that is known.
-        this.#ground.refresh();
+        this.#owners.refresh();
         break;
       }
     } catch {
       // LinkDown.
     }
-    if (ear.have === have) ear.subscribing = false;
+    if (connection.have === have) connection.subscribing = false;
   }
 
   #lacking(node: RedisNode, have: ReadonlySet<string>): string[] {
     const names: string[] = [];
     for (const [name, { shard }] of this.#channels)
-      if (!have.has(name) && this.#ground.owner(shard) === node) names.push(name);
+      if (!have.has(name) && this.#owners.owner(shard) === node) names.push(name);
     return names;
   }
 
@@ -179,7 +163,7 @@ export class Subscriptions {
     }
     for (const [{ resubscribed, waiting, confirmed }, list] of shards) {
       for (const shard of list) waiting.delete(shard);
-      this.#ground.guarded(() => resubscribed(list));
+      this.#owners.guarded(() => resubscribed(list));
       if (waiting.size === 0) confirmed.resolve();
     }
   }

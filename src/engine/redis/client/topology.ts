@@ -1,10 +1,9 @@
 /**
- * Who is who among Redis servers: what one server says of itself, and of its Cluster.
+ * What Redis servers say of themselves and of their Cluster.
  *
- * A shard is a hash tag; its slot is CRC16(tag) mod 16384 (CRC-16/XMODEM, as the Cluster specification has
- * it), and whoever serves that slot serves the shard. A view of the Cluster is one server's word: when
- * several differ, that of the highest epoch is the newest, and one that says `cluster_state:ok` sits in the
- * majority.
+ * A shard is a hash tag; its slot is CRC16(tag) mod 16384 (CRC-16/XMODEM), and whichever server serves that slot serves the
+ * shard. A view of the Cluster is one server's word: when several differ, that of the highest epoch is the newest, and one
+ * that says `cluster_state:ok` sits in the majority.
  */
 import { addressOf, RedisError } from "./link.ts";
 import type { Connect, RedisLink, RedisReply } from "./link.ts";
@@ -27,7 +26,8 @@ export interface NodesOptions {
   readonly tls?: boolean | undefined;
   /** Every key of shard i contains {tags[i]}. */
   readonly tags: readonly string[];
-  readonly connectTimeoutMs: number;
+  /** commandTimeoutMs by default. */
+  readonly connectTimeoutMs?: number;
   readonly commandTimeoutMs: number;
   /** What CLIENT LIST shows. */
   readonly name: string;
@@ -205,9 +205,10 @@ export function choosePrimary(
   );
 }
 
-function readInfo(text: string): Map<string, string> {
+/** `name:value` lines, as INFO and CLUSTER INFO write them. */
+export function readInfo(text: string): Map<string, string> {
   const facts = new Map<string, string>();
-  for (const line of text.split("\r\n")) {
+  for (const line of text.split(/\r?\n/)) {
     const colon = line.indexOf(":");
     if (colon > 0) facts.set(line.slice(0, colon), line.slice(colon + 1));
   }

@@ -1,0 +1,206 @@
+/**
+ * One batch of a worker, from the moment it is bound to the worker until the worker is done with it.
+ *
+ *   bound ──► sent ──► running ──► settling ──► over
+ *
+ *   bound      its tasks are being claimed
+ *   sent       the call was made, and the worker is not known to work on it
+ *   running    it has started: `batch.started` was emitted
+ *   settling   a reply came that does not end it: its inputs are being isolated
+ *   over       the worker is free of it
+ *
+ * Most batches are sent to a free worker and run at once. With `pipeline` (`pipeline.ts`) a batch may be bound `early`, behind
+ * one that the worker still runs. Its `turn` comes when that one came back, before or after it is sent; and a worker that
+ * reports when it begins a batch may report that before the turn, if it overlaps its batches. For an early batch count
+ *
+ *   startedAt         from begun, or from the turn where the worker does not report it. Its tasks wait until then (`queue_ms`).
+ *   timeout, alarms   from the turn: before that the worker was busy with another batch
+ *   service time      from the turn if it was sent by then, otherwise from begun, or sent where that is not reported. A worker
+ *                     that overlaps batches has a pace of the time between two answers.
+ *   busy time         the same
+ *
+ * A batch for a free worker starts when it is bound; its service and busy time count from begun where that is reported, so
+ * that the way to the worker is not taken for work.
+ */
+import type { ClaimedTask, Lease } from "../engine/engine.ts";
+import type { PoolWorker as Slot } from "../workers/worker.ts";
+
+export type BatchState = "bound" | "sent" | "running" | "settling" | "over";
+
+/** `ran`: a reply shows that the worker ran it, whether it reported that or not. */
+export type BatchEvent = "sent" | "turn" | "begun" | "ran" | "settling" | "over";
+
+export interface BatchFacts {
+  readonly id: string;
+  readonly slot: Slot;
+  readonly size: number;
+  /** Bound behind the batch that the worker runs. */
+  readonly early: boolean;
+  /** No batch may be bound behind it. */
+  readonly exclusive: boolean;
+  /** When the longest-waiting task of its queue came. */
+  readonly oldestAt: number;
+  /** When its worker became free, if this batch leaves because of that. */
+  readonly freedAt: number | undefined;
+  /** What the worker is expected to need for it. */
+  readonly expectedMs: number;
+  /** What usually passes on the way to the worker. */
+  readonly handoverMs: number;
+}
+
+/** The dispatcher, which is told of each batch. */
+export interface BatchOwner {
+  /** The worker can work on it, `waitedMs` after it could have begun. Called once. */
+  reached(batch: InFlightBatch, waitedMs: number): void;
+  /** Called once. */
+  started(batch: InFlightBatch): void;
+}
+
+/** The part that makes the calls (`batch-run.ts`). */
+export interface Runner {
+  readonly calls: number;
+  turned(): void;
+  /** The batch before it is overdue. */
+  stalled(afterMs: number): void;
+  giveUp(): void;
+}
+
+export class InFlightBatch {
+  readonly id: string;
+  readonly slot: Slot;
+  readonly size: number;
+  readonly early: boolean;
+  readonly oldestAt: number;
+  readonly freedAt: number | undefined;
+  readonly boundAt: number;
+  /** No batch is bound behind it: it holds a suspected input, or the batch bound behind it came back unstarted. */
+  exclusive: boolean;
+  /** Another batch was with its worker beside it, at least for a while. */
+  overlapped: boolean;
+  startedAt: number;
+  /** When `batch.started` was emitted; undefined until then. */
+  announcedAt: number | undefined;
+  overAt: number | undefined;
+  /** When it will be done, by what is known now; meaningless before its turn. */
+  expectedFreeAt: number;
+  /** Written when its tasks are claimed, and again when an early batch starts: outcomes tell `startedAt`. */
+  lease: Lease | undefined;
+  /** Those of the lease that are sent. */
+  tasks: readonly ClaimedTask[] = [];
+  runner: Runner | undefined;
+  readonly #owner: BatchOwner;
+  readonly #expectedMs: number;
+  readonly #reportsBegun: boolean;
+  #state: BatchState = "bound";
+  #reached = false;
+  #sentAt: number | undefined;
+  #turnAt: number | undefined;
+  #begunAt: number | undefined;
+  #busySince: number | undefined;
+
+  constructor(facts: BatchFacts, owner: BatchOwner, now: number) {
+    this.id = facts.id;
+    this.slot = facts.slot;
+    this.size = facts.size;
+    this.early = this.overlapped = facts.early;
+    this.exclusive = facts.exclusive;
+    this.oldestAt = facts.oldestAt;
+    this.freedAt = facts.freedAt;
+    this.boundAt = this.startedAt = now;
+    this.#owner = owner;
+    this.#expectedMs = facts.expectedMs;
+    this.#reportsBegun = facts.slot.worker.queues === true;
+    this.expectedFreeAt = now + facts.handoverMs + facts.expectedMs;
+    if (facts.early) return;
+    this.#turnAt = now;
+    if (!this.#reportsBegun) this.#busySince = now;
+  }
+
+  get state(): BatchState {
+    return this.#state;
+  }
+
+  get started(): boolean {
+    return this.announcedAt !== undefined;
+  }
+
+  /** It came back because of the batch before it, and the worker had not begun it. */
+  get neverBegun(): boolean {
+    return this.early && this.#reportsBegun && this.#begunAt === undefined;
+  }
+
+  transition(event: BatchEvent, now: number): void {
+    switch (event) {
+      case "sent":
+        this.#state = "sent";
+        this.#sentAt = now;
+        if (this.#turnAt !== undefined && !this.#reportsBegun) this.#work(now);
+        break;
+      case "turn":
+        this.#turnAt = now;
+        if (this.#sentAt === undefined) this.expectedFreeAt = this.freeIf(now);
+        else this.#work(now);
+        break;
+      case "begun":
+        if (this.#begunAt !== undefined) return;
+        this.#begunAt = now;
+        if (this.#turnAt !== undefined) this.#work(now);
+        break;
+      case "ran":
+        break;
+      case "settling":
+      case "over":
+        this.#state = event;
+        if (event === "over") this.overAt = now;
+        return;
+    }
+    const begins = !this.early || (this.#reportsBegun ? this.#begunAt : this.#turnAt) !== undefined;
+    if (event === "ran" || (begins && this.#sentAt !== undefined)) this.#start(now);
+    if (event === "turn") this.runner?.turned();
+  }
+
+  /** When it will be done if its worker is free at `at`. */
+  freeIf(at: number): number {
+    return at + this.#expectedMs;
+  }
+
+  /** From when on its first call counts as service time; undefined where that cannot be known. */
+  serviceFrom(now: number): number | undefined {
+    if (!this.early) return this.#begunAt ?? this.#sentAt;
+    // Answered together with the batch before it: the worker's pace is the time between the two answers.
+    if (this.#turnAt === undefined) return this.#reportsBegun ? now : undefined;
+    return this.#sentAt! <= this.#turnAt ? this.#turnAt : (this.#begunAt ?? this.#sentAt);
+  }
+
+  /** Time that its worker has worked on it since it last began to. */
+  busyMs(now: number): number {
+    return this.#busySince === undefined ? 0 : Math.max(0, now - this.#busySince);
+  }
+
+  /** Its worker stops working on it, for now or for good; returns the busy time. */
+  rest(now: number): number {
+    const ms = this.busyMs(now);
+    this.#busySince = undefined;
+    return ms;
+  }
+
+  #work(now: number): void {
+    this.#busySince ??= now;
+    this.expectedFreeAt = this.freeIf(now);
+    if (this.#reached) return;
+    this.#reached = true;
+    this.#owner.reached(this, now - this.#turnAt!);
+  }
+
+  #start(now: number): void {
+    if (this.started) return;
+    this.announcedAt = now;
+    if (this.#state === "sent") this.#state = "running";
+    if (this.early) {
+      this.startedAt = now;
+      const { lease } = this;
+      this.lease = lease && { ...lease, batch: { ...lease.batch, startedAt: now } };
+    }
+    this.#owner.started(this);
+  }
+}

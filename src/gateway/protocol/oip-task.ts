@@ -1,0 +1,476 @@
+/**
+ * A task of the Open Inference Protocol. HTTP (`oip-v2.ts`) and gRPC (`oip-grpc.ts`) use the same form, so that either
+ * kind of worker understands either kind of client. One row of dimension 0 is one task:
+ *
+ *   parameters  {"binary":true?,"contents":true?,"inputs":[{"datatype","name","parameters"?,"shape"}…],"outputs":[…]?,
+ *               "parameters":{…}?,"version":"…"?,"whole":true?}
+ *               canonical; shapes without dimension 0, but with it where a request is not cut (`whole`); `contents` where
+ *               a gRPC client sent typed contents
+ *   input       one element per tensor: base64 of its bytes where `binary`, else a flat array of its values
+ *   output      {"outputs":[{"name","datatype","shape":[1,…],"parameters"?,"data":[…] or "raw":"base64"}…],
+ *               "contents":true?,"model_version"?,"parameters"?}
+ *               `contents` where a gRPC worker used typed contents
+ *
+ * Only tasks with equal parameters share a call, so a batch is its rows one after the other. A reply is cut only where
+ * dimension 0 of each of its tensors is the number of rows that were sent; for a batch of one any shape will do. Every row
+ * is measured against its shape before it is joined: one that is too long would shift its neighbours' values into
+ * another caller's answer. A model that answers for a whole batch at once (a count, a list of boxes) must be asked with one
+ * row at a time, or as a whole (`maxBatchSize: 1`).
+ *
+ * A tensor or bytes, as functions return them (`core/tensor.ts`), is one output of one row, named as the client asks if it
+ * asks for one output. Native API callers can write tasks too: nothing in them is trusted.
+ */
+import { canonical } from "../../core/json.ts";
+import { splitArray, splitFields } from "../../core/json-split.ts";
+import type { Json } from "../../core/task.ts";
+import { type Binary, readBinary } from "../../core/tensor.ts";
+import { detached, type Fields, isText } from "./fields.ts";
+import {
+  bytesOfElement,
+  checkCells,
+  countFlat,
+  elementBytes,
+  elementsOf,
+  flatten,
+  rowsOfFlat,
+  rowsOfRaw,
+  TensorFlaw,
+} from "./oip-tensors.ts";
+
+export interface FormTensor {
+  readonly name: string;
+  readonly datatype: string;
+  /** With the number of rows where the form is `whole`, else without. */
+  readonly shape: readonly number[];
+  readonly parameters: Fields | undefined;
+}
+
+/** A tensor of a request or a reply. */
+export interface PayloadTensor extends FormTensor {
+  /** Bytes, or a flat array. */
+  readonly payload: Buffer | Json;
+}
+
+export interface Form {
+  readonly binary: boolean;
+  readonly typed: boolean;
+  readonly whole: boolean;
+  readonly version: string | undefined;
+  readonly tensors: readonly FormTensor[];
+  /** Canonical. */
+  readonly outputs: Json | undefined;
+  readonly parameters: Fields | undefined;
+}
+
+/** When a request should run, not what: Ferry's own business. */
+const NOT_THE_MODELS = new Set(["priority", "timeout"]);
+const NOT_TENSORS =
+  "this model's workers speak the Open Inference Protocol; ask for it by POST /v2/models/NAME/infer, or by ModelInfer of gRPC";
+
+/** The parameters and inputs of a request's tasks; `tensors` with dimension 0. Throws a TensorFlaw. */
+export function tasksOf(form: Omit<Form, "tensors"> & { readonly tensors: readonly PayloadTensor[] }): {
+  readonly inputs: readonly Json[];
+  readonly parameters: Json;
+} {
+  const { tensors, whole } = form;
+  const cut = tensors.map(({ name, payload, datatype, shape }) =>
+    about(`input ${quoted(name)}`, () => rowTexts(payload, datatype, whole ? [1, ...shape] : shape)),
+  );
+  const inputs = cut[0]!.map((_, row) => `[${cut.map((each) => each[row]).join(",")}]`);
+  const parameters = formText(
+    whole ? form : { ...form, tensors: tensors.map((each) => ({ ...each, shape: each.shape.slice(1) })) },
+  );
+  return { inputs, parameters };
+}
+
+/** Before a row is cut: a few bytes can announce millions. Throws a TensorFlaw. */
+export function checkRows(tensors: number, rows: number, maxRows: number): void {
+  if (rows > maxRows) throw new TensorFlaw(`there are ${rows} rows; send at most ${maxRows} in one request`);
+  about("the request", () => checkCells(tensors, rows));
+}
+
+/** The rows of a tensor as JSON: base64 of bytes, or flat arrays; `shape` with dimension 0. */
+function rowTexts(payload: Buffer | Json, datatype: string, shape: readonly number[]): readonly Json[] {
+  if (typeof payload !== "string")
+    return rowsOfRaw(payload, datatype, shape).map((row) => `"${row.toString("base64")}"`);
+  const [count, wanted] = [countFlat(payload), elementsOf(shape)];
+  if (count !== wanted) throw new TensorFlaw(`holds ${count} values, but its shape says ${wanted}`);
+  return shape[0] === 1 ? [payload] : rowsOfFlat(payload, shape[0]!);
+}
+
+/** Keys in the order of canonical JSON. */
+function formText({ binary, typed, whole, version, tensors, outputs, parameters }: Form): Json {
+  const inputs = tensors.map(
+    ({ name, datatype, shape, parameters: own }) =>
+      `{"datatype":${JSON.stringify(datatype)},"name":${JSON.stringify(name)}` +
+      `${objectPart("parameters", own, isSize)},"shape":[${shape.join(",")}]}`,
+  );
+  return (
+    `{${binary ? '"binary":true,' : ""}${typed ? '"contents":true,' : ""}"inputs":[${inputs.join(",")}]` +
+    (outputs === undefined ? "" : `,"outputs":${outputs}`) +
+    objectPart("parameters", parameters, (field) => NOT_THE_MODELS.has(field)) +
+    (version === undefined ? "" : `,"version":${JSON.stringify(version)}`) +
+    (whole ? ',"whole":true}' : "}")
+  );
+}
+
+/** The form of a batch, and each task's rows, by tensor: base64 without quotes, or a flat array. Throws a TensorFlaw. */
+export function readBatch(
+  inputs: readonly Json[],
+  parameters: Json,
+): { readonly form: Form; readonly rows: readonly (readonly string[])[] } {
+  const form = parameters === "" ? undefined : readForm(parameters);
+  if (form === undefined) throw new TensorFlaw(NOT_TENSORS);
+  if (form.whole && inputs.length !== 1) {
+    throw new TensorFlaw(
+      `these are ${inputs.length} requests that were not cut into rows; they can only go one by one`,
+    );
+  }
+  const mark = form.binary ? '"' : "[";
+  const rows = inputs.map((input) => {
+    const { elements } = splitArray(input);
+    if (elements?.length !== form.tensors.length || !elements.every((element) => element.startsWith(mark)))
+      throw new TensorFlaw(NOT_TENSORS);
+    return form.binary ? elements.map((element) => element.slice(1, -1)) : elements;
+  });
+  return { form, rows };
+}
+
+function readForm(parameters: Json): Form | undefined {
+  const fields = splitFields(parameters);
+  const elements = splitArray(fields?.get("inputs") ?? "").elements ?? [];
+  if (fields === undefined || elements.length === 0) return undefined;
+  try {
+    return {
+      binary: fields.get("binary") === "true",
+      typed: fields.get("contents") === "true",
+      whole: fields.get("whole") === "true",
+      version: optionalText(fields, "version"),
+      tensors: elements.map((text) => {
+        const tensor = readHead(splitFields(text) ?? new Map<string, Json>());
+        // A call states itself how many bytes a tensor has.
+        return { ...tensor, parameters: filtered(tensor.parameters, (name) => !isSize(name)) };
+      }),
+      outputs: fields.get("outputs"),
+      parameters: objectField(fields, "parameters"),
+    };
+  } catch (error) {
+    if (error instanceof TensorFlaw) return undefined;
+    throw error;
+  }
+}
+
+/**
+ * The elements of a task's BYTES tensors as texts, where its tensors travel as bytes; undefined where they do not, or it
+ * is no task of tensors. A generator: a row may hold a great many. A call is refused later where its end is cut off.
+ */
+export function bytesTexts(input: Json, parameters: Json): Iterable<string> | undefined {
+  if (!parameters.includes('"binary"')) return undefined;
+  try {
+    const { form, rows } = readBatch([input], parameters);
+    if (!form.binary) return undefined;
+    return textsIn(rows[0]!.filter((_, at) => form.tensors[at]!.datatype === "BYTES"));
+  } catch (error) {
+    if (error instanceof TensorFlaw) return undefined;
+    throw error;
+  }
+}
+
+function* textsIn(rows: readonly string[]): Generator<string, void> {
+  for (const row of rows) {
+    const bytes = Buffer.from(row, "base64");
+    for (let at = 4; at <= bytes.length;) {
+      const end = at + bytes.readUInt32LE(at - 4);
+      yield bytes.toString("utf8", at, Math.min(end, bytes.length));
+      at = end + 4;
+    }
+  }
+}
+
+/** The shape of a tensor in a call of so many rows. */
+export function callShape({ shape }: FormTensor, { whole }: Form, rows: number): readonly number[] {
+  return whole ? shape : [rows, ...shape];
+}
+
+/** Throws a TensorFlaw unless a row has as many bytes as its shape says. */
+export function checkRow(base64: string, { datatype, shape }: FormTensor): void {
+  const bytes = byteCount(base64);
+  const wanted = elementsOf(shape) * elementBytes(datatype);
+  if (datatype === "BYTES") rowsOfRaw(Buffer.from(base64, "base64"), datatype, [1, ...shape]);
+  else if (bytes !== wanted)
+    throw new TensorFlaw(`has a row of ${bytes} bytes, but its shape says ${wanted}`);
+}
+
+export function byteCount(raw: string | Buffer): number {
+  return typeof raw === "string" ? Buffer.byteLength(raw, "base64") : raw.length;
+}
+
+/** `head`, then bytes and base64 decoded straight into one buffer. Throws a TensorFlaw. */
+export function joinBytes(head: string, raws: readonly (string | Buffer)[]): Buffer {
+  const all = Buffer.allocUnsafe(raws.reduce((sum, raw) => sum + byteCount(raw), Buffer.byteLength(head)));
+  let at = all.write(head, "utf8");
+  for (const raw of raws) {
+    const size = byteCount(raw);
+    const wrote = typeof raw === "string" ? all.write(raw, at, size, "base64") : raw.copy(all, at);
+    if (wrote !== size) throw new TensorFlaw("holds bytes that are not base64");
+    at += size;
+  }
+  return all;
+}
+
+/** What a reply says beside its tensors. */
+export interface Beside {
+  readonly version: string | undefined;
+  readonly parameters: Fields | undefined;
+  readonly typed: boolean;
+}
+
+export type CutReply =
+  | { readonly outputs: readonly Json[]; readonly flaw?: never }
+  /** To be put after "worker's reply". `rows`: what dimension 0 says instead; undefined where there is none. */
+  | {
+      readonly outputs?: never;
+      readonly flaw: string;
+      readonly inseparable: true;
+      readonly rows: number | undefined;
+    };
+
+/** The output of each row of a worker's reply. Throws a TensorFlaw. */
+export function cutReply(tensors: readonly PayloadTensor[], rows: number, beside: Beside): CutReply {
+  if (tensors.length === 0) throw new TensorFlaw("holds no outputs");
+  const odd = tensors.find(({ shape }) => rows > 1 && shape[0] !== rows);
+  if (odd !== undefined) {
+    const of = `${quoted(odd.name)} of shape [${odd.shape.join(",")}]`;
+    return { flaw: `has an output ${of} for ${rows} rows`, inseparable: true, rows: odd.shape[0] };
+  }
+  checkCells(tensors.length, rows);
+  const cut = tensors.map((tensor) =>
+    about(`has an output ${quoted(tensor.name)}`, () => cutOutput(tensor, rows)),
+  );
+  const { version, parameters, typed } = beside;
+  const tail =
+    (typed ? ',"contents":true' : "") +
+    (version === undefined ? "" : `,"model_version":${JSON.stringify(version)}`) +
+    `${objectPart("parameters", parameters)}}`;
+  // Base64 of bytes is a new text; what was cut from a text still holds all of it.
+  const detach = tensors.some(({ payload }) => typeof payload === "string");
+  return {
+    outputs: cut[0]!.map((_, row) => {
+      const output = `{"outputs":[${cut.map((each) => each[row]).join(",")}]${tail}`;
+      return detach ? detached(output) : output;
+    }),
+  };
+}
+
+/** The rows of an output as JSON objects. */
+function cutOutput(tensor: PayloadTensor, rows: number): readonly Json[] {
+  const { name, datatype, shape, parameters, payload } = tensor;
+  const own = rows === 1 ? shape : [1, ...shape.slice(1)];
+  const head = `${headText(name, datatype, own)}${objectPart("parameters", parameters, isSize)}`;
+  const field = typeof payload === "string" ? "data" : "raw";
+  return rowTexts(payload, datatype, rows === 1 ? [1, ...shape] : shape).map(
+    (row) => `${head},"${field}":${row}}`,
+  );
+}
+
+/** `{"name":…,"datatype":…,"shape":…`: how a tensor begins. */
+export function headText(name: string, datatype: string, shape: readonly number[]): string {
+  return `{"name":${JSON.stringify(name)},"datatype":${JSON.stringify(datatype)},"shape":[${shape.join(",")}]`;
+}
+
+/** One output of one row. */
+export interface RowOutput extends FormTensor {
+  /** A flat array; undefined: `raw` is there. */
+  readonly data: Json | undefined;
+  /** base64, without quotes. */
+  readonly raw: string;
+}
+
+export interface OutputRow extends Beside {
+  readonly outputs: readonly RowOutput[];
+}
+
+/** The name of a tensor that a function returned, where the client asks for none by name. */
+const OUTPUT_NAME = "output-0";
+
+/** A task's output. Throws a TensorFlaw, to be put after "the model's answer". */
+export function readRow(text: Json, name = OUTPUT_NAME): OutputRow {
+  const binary = readBinary(text);
+  if (binary !== undefined)
+    return { outputs: [outputOf(binary, name)], version: undefined, parameters: undefined, typed: false };
+  const fields = text.startsWith("{") ? splitFields(text) : undefined;
+  const { elements } = splitArray(fields?.get("outputs") ?? "");
+  if (fields === undefined || elements === undefined) {
+    throw new TensorFlaw("holds no tensors; ask this model by POST /v1/inference");
+  }
+  return { outputs: elements.map(readRowOutput), ...readBeside(fields) };
+}
+
+export function readBeside(fields: Fields): Beside {
+  return {
+    version: optionalText(fields, "model_version"),
+    parameters: objectField(fields, "parameters"),
+    typed: fields.get("contents") === "true",
+  };
+}
+
+/** A tensor or bytes that a function returned; float32 is FP32, uint8 UINT8. */
+function outputOf({ dtype, shape, base64 }: Binary, name: string): RowOutput {
+  const shared = { name, parameters: undefined, data: undefined };
+  if (dtype !== undefined) {
+    const datatype = dtype.replace("float", "FP").toUpperCase();
+    return { ...shared, datatype, shape: [1, ...shape], raw: base64 };
+  }
+  const raw = bytesOfElement(Buffer.from(base64, "base64")).toString("base64");
+  return { ...shared, datatype: "BYTES", shape: [1], raw };
+}
+
+function readRowOutput(text: Json): RowOutput {
+  const fields: Fields = splitFields(text) ?? new Map<string, Json>();
+  const name = about("has an output that", () => textField(fields, "name"));
+  return about(`has an output ${quoted(name)} that`, () => {
+    const [raw, data] = [fields.get("raw"), fields.get("data")];
+    const binary = isText(raw);
+    if (!binary && data === undefined) throw new TensorFlaw('has no "data"');
+    const output = {
+      ...readHead(fields),
+      data: binary ? undefined : flatten(data!),
+      raw: binary ? raw!.slice(1, -1) : "",
+    };
+    if (!fits(output)) throw new TensorFlaw("has another size than its shape says");
+    return output;
+  });
+}
+
+function fits({ datatype, shape, data, raw }: RowOutput): boolean {
+  if (data !== undefined) return countFlat(data) === elementsOf(shape);
+  if (datatype !== "BYTES") return byteCount(raw) === elementsOf(shape) * elementBytes(datatype);
+  rowsOfRaw(joinBytes("", [raw]), datatype, [1, ...shape]);
+  return true;
+}
+
+/** Each output with those of all rows. Throws a TensorFlaw where they do not fit together. */
+export function joinRows<T>(
+  rows: readonly OutputRow[],
+  join: (outputs: readonly RowOutput[], shape: readonly number[]) => T,
+): readonly T[] {
+  const [first] = rows;
+  if (first === undefined || rows.some(({ outputs }) => outputs.length !== first.outputs.length))
+    throw differing();
+  return first.outputs.map(({ name }, at) => {
+    const outputs = rows.map((row) => row.outputs[at]!);
+    const shape = joinedShape(outputs);
+    return about(`has an output ${quoted(name)} that`, () => join(outputs, shape));
+  });
+}
+
+function joinedShape(outputs: readonly RowOutput[]): readonly number[] {
+  const [first] = outputs as [RowOutput, ...RowOutput[]];
+  if (outputs.length === 1) return first.shape;
+  const row = first.shape.slice(1).join();
+  for (const { name, datatype, shape } of outputs) {
+    if (shape[0] !== 1) {
+      const which = `has an output ${quoted(name)} that is not one for each row`;
+      throw new TensorFlaw(`${which}; send one row in each request, or set maxBatchSize to 1`);
+    }
+    if (name !== first.name || datatype !== first.datatype || shape.slice(1).join() !== row)
+      throw differing();
+  }
+  return [outputs.length, ...first.shape.slice(1)];
+}
+
+function differing(): TensorFlaw {
+  return new TensorFlaw("has rows of different shapes; send one row in each request");
+}
+
+/** A tensor but for its values. Throws a TensorFlaw. */
+export function readHead(fields: Fields): FormTensor {
+  return {
+    name: textField(fields, "name"),
+    datatype: textField(fields, "datatype"),
+    shape: shapeField(fields),
+    parameters: objectField(fields, "parameters"),
+  };
+}
+
+/** Undefined where the field is missing or null. Throws a TensorFlaw unless it is an object. */
+export function objectField(fields: Fields, name: string): Fields | undefined {
+  const text = fields.get(name) ?? "null";
+  if (text === "null") return undefined;
+  const found = splitFields(text);
+  if (found === undefined) throw new TensorFlaw(`has "${name}" that is no object`);
+  return found;
+}
+
+/** Throws a TensorFlaw unless it is a string. */
+export function textField(fields: Fields, name: string): string {
+  const text = optionalText(fields, name);
+  if (text === undefined) throw new TensorFlaw(`has no "${name}" that is a string`);
+  return text;
+}
+
+function optionalText(fields: Fields, name: string): string | undefined {
+  const text = fields.get(name);
+  return isText(text) ? (JSON.parse(text!) as string) : undefined;
+}
+
+const MAX_DIMENSIONS = 32;
+
+function shapeField(fields: Fields): readonly number[] {
+  const text = fields.get("shape");
+  if (text?.startsWith("[") !== true) throw new TensorFlaw('has no "shape"');
+  const shape = JSON.parse(text) as unknown[];
+  const good = shape.every((each): each is number => Number.isSafeInteger(each));
+  if (!good || shape.length > MAX_DIMENSIONS)
+    throw new TensorFlaw("has a shape that is no list of a few integers");
+  return shape;
+}
+
+function isSize(field: string): boolean {
+  return field === "binary_data_size";
+}
+
+export function filtered(fields: Fields | undefined, keep: (name: string) => boolean): Fields | undefined {
+  return fields && new Map([...fields].filter(([name]) => keep(name)));
+}
+
+/** `,"name":{…}` of the fields that `drop` does not name, canonical; "" where none is left. */
+export function objectPart(
+  name: string,
+  fields: Fields | undefined,
+  drop: (field: string) => boolean = () => false,
+): string {
+  if (fields === undefined) return "";
+  const parts: string[] = [];
+  for (const [field, text] of fields) if (!drop(field)) parts.push(`${JSON.stringify(field)}:${text}`);
+  return parts.length === 0 ? "" : `,${JSON.stringify(name)}:${canonical(`{${parts.join(",")}}`)}`;
+}
+
+/**
+ * Throws a TensorFlaw where a flat array holds values of another kind than its datatype: some servers answer a string
+ * among numbers with a 500, which would count against the worker. Numbers themselves are not checked.
+ */
+export function ofKind(flat: Json, datatype: string): Json {
+  if (datatype === "BYTES") return flat;
+  const text = flat.includes('"');
+  // There is no u and no a in a number, but in true, false and null.
+  const word = datatype === "BOOL" ? flat.includes("n") : flat.includes("u") || flat.includes("a");
+  if (text || word)
+    throw new TensorFlaw(`holds ${text ? "a string" : "true, false or null"}, but is ${datatype}`);
+  return flat;
+}
+
+/** Puts the subject before the message of a TensorFlaw: `input "x"`. */
+export function about<T>(subject: string, read: () => T): T {
+  try {
+    return read();
+  } catch (error) {
+    if (!(error instanceof TensorFlaw)) throw error;
+    throw new TensorFlaw(`${subject} ${error.message}`);
+  }
+}
+
+/** A name in a message. */
+export function quoted(name: string): string {
+  return JSON.stringify(name.slice(0, 64));
+}

@@ -1,0 +1,268 @@
+/**
+ * One worker in the pool of a model: room for one batch, and for one behind it (`dispatch/pipeline.ts`).
+ *
+ *   starting ── machine-free ──► active ── retire ──► draining ── idle ──► gone
+ *       └──────────────── retire (it has run nothing) ───────────────────────┘
+ *
+ *   starting   a predecessor on the same machine is not gone yet, and may run a batch there; counts as capacity
+ *   active     may be given batches
+ *   draining   runs its last batch, and is no capacity any more
+ *   gone       not in the pool any more; nothing changes after this
+ *
+ * Independent of the phase: its lease (where several processes list the worker, only the holder may start batches there),
+ * whether an operator drained it, and whether its batch is long overdue. All of this is one state, and `transition()` is its
+ * only writer. The circuit (`Circuit`) and what the worker says of its own health come on top.
+ *
+ * `ratio` is its service time over the model's: predictions fit a mixed fleet. `usualRatio` counts one batch as at most twice
+ * what was expected: one that took five times as long says little of the next. `ratio` decides who may teach the estimates and
+ * who is chosen first, `usualRatio` what is promised.
+ */
+import assert from "node:assert/strict";
+import type { WorkerState } from "../observe/events.ts";
+import type { InFlightBatch } from "../dispatch/in-flight.ts";
+import type { Worker } from "./backend/backend.ts";
+import { Circuit, type HealthLimits } from "./health.ts";
+
+/** A worker's report of its own load is ignored after this long. */
+const LOAD_HOLDS_MS = 3000;
+
+export interface Lease {
+  /** No batch starts at or after this instant; Infinity for a worker of this process alone. */
+  readonly until: number;
+  /** The registry wants it back: no further batch starts. */
+  readonly release: boolean;
+}
+
+export interface Lifecycle {
+  readonly phase: "starting" | "active" | "draining" | "gone";
+  readonly lease: Lease;
+  /** By an operator: no further batch starts, and it is no capacity, until it is resumed. */
+  readonly drained: boolean;
+  /** Its batch is long overdue: it may be dead, and is no capacity until it answers. */
+  readonly silent: boolean;
+}
+
+export type WorkerEvent =
+  | { readonly type: "machine-free" | "retire" | "idle" | "silent" | "heard" }
+  | { readonly type: "lease"; readonly lease: Lease }
+  | { readonly type: "drain"; readonly drained: boolean };
+
+/** `busy`: it has a batch. Pure. */
+export function nextState(state: Lifecycle, event: WorkerEvent, busy: boolean): Lifecycle {
+  if (state.phase === "gone") return state;
+  switch (event.type) {
+    case "machine-free":
+      return state.phase === "starting" ? { ...state, phase: "active" } : state;
+    case "retire":
+      return { ...state, phase: busy ? "draining" : "gone" };
+    case "idle":
+      return state.phase === "draining" ? { ...state, phase: "gone" } : state;
+    case "silent":
+      return { ...state, silent: true };
+    case "heard":
+      return state.silent ? { ...state, silent: false } : state;
+    case "lease":
+      return { ...state, lease: event.lease };
+    case "drain":
+      return state.drained === event.drained ? state : { ...state, drained: event.drained };
+  }
+}
+
+export interface PoolWorkerOptions {
+  readonly limits: () => HealthLimits;
+  /** Others list this worker too, and it is leased to one process at a time. */
+  readonly shared?: boolean;
+  /** Behind its name, where other processes have workers that are called the same. */
+  readonly suffix?: string;
+  /** On the same machine: until all of them are gone it starts no batch. */
+  readonly predecessors?: readonly PoolWorker[];
+  /** Left out: it holds none if it is shared. */
+  readonly lease?: Lease | undefined;
+  readonly drained?: boolean;
+  /** Told of every event that changed the state, and of every `idle`. */
+  readonly onEvent?: (worker: PoolWorker, event: WorkerEvent["type"], before: Lifecycle) => void;
+}
+
+const UNSHARED: Lease = { until: Infinity, release: false };
+export const UNHELD: Lease = { until: -Infinity, release: false };
+
+export class PoolWorker {
+  readonly worker: Worker;
+  /** For people; the backend may have a shorter one. */
+  readonly name: string;
+  readonly shared: boolean;
+  readonly circuit: Circuit;
+  #state: Lifecycle;
+  readonly #predecessors: Set<PoolWorker>;
+  readonly #successors: PoolWorker[] = [];
+  readonly #gone = Promise.withResolvers<void>();
+  readonly #onEvent: PoolWorkerOptions["onEvent"];
+  /** The batch it runs; undefined when it is free. */
+  batch: InFlightBatch | undefined;
+  /** The one behind it; undefined whenever `batch` is. */
+  ahead: InFlightBatch | undefined;
+  /** Batches since one left when its worker was free. */
+  earlyInRow = 0;
+  ratio = 1;
+  usualRatio = 1;
+  batches = 0;
+  tasks = 0;
+  calls = 0;
+  failures = 0;
+  busyMs = 0;
+
+  constructor(worker: Worker, options: PoolWorkerOptions) {
+    const { shared = false, suffix = "", predecessors = [], drained = false } = options;
+    this.worker = worker;
+    this.name = worker.name + suffix;
+    this.shared = shared;
+    this.circuit = new Circuit(options.limits);
+    this.#onEvent = options.onEvent;
+    this.#predecessors = new Set(predecessors.filter(({ phase }) => phase !== "gone"));
+    for (const predecessor of this.#predecessors) predecessor.#successors.push(this);
+    const phase = this.#predecessors.size > 0 ? "starting" : "active";
+    this.#state = { phase, lease: options.lease ?? (shared ? UNHELD : UNSHARED), drained, silent: false };
+  }
+
+  /** The only writer of `#state`. */
+  transition(event: WorkerEvent): void {
+    const before = this.#state;
+    this.#state = nextState(before, event, this.batch !== undefined);
+    if (this.#state === before && event.type !== "idle") return;
+    this.#onEvent?.(this, event.type, before);
+    if (this.#state.phase !== "gone" || before.phase === "gone") return;
+    this.#gone.resolve();
+    for (const successor of this.#successors) successor.#goneBefore(this);
+  }
+
+  /** What a predecessor still waited for is waited for here instead. */
+  #goneBefore(predecessor: PoolWorker): void {
+    this.#predecessors.delete(predecessor);
+    for (const each of predecessor.#predecessors) {
+      this.#predecessors.add(each);
+      each.#successors.push(this);
+    }
+    if (this.#predecessors.size === 0) this.transition({ type: "machine-free" });
+  }
+
+  get phase(): Lifecycle["phase"] {
+    return this.#state.phase;
+  }
+
+  get lease(): Lease {
+    return this.#state.lease;
+  }
+
+  get drained(): boolean {
+    return this.#state.drained;
+  }
+
+  get silent(): boolean {
+    return this.#state.silent;
+  }
+
+  /** It is on its way out, or gone. */
+  get retiring(): boolean {
+    return this.phase === "draining" || this.phase === "gone";
+  }
+
+  /** Resolves when it is. */
+  get gone(): Promise<void> {
+    return this.#gone.promise;
+  }
+
+  held(now: number): boolean {
+    return now < this.#state.lease.until;
+  }
+
+  /** Whether it may be given further batches, now or when it is free. */
+  takesBatches(now: number): boolean {
+    const { phase, lease, drained } = this.#state;
+    return phase === "active" && !drained && !lease.release && now < lease.until;
+  }
+
+  healthy(now: number): boolean {
+    const { lease, drained, silent } = this.#state;
+    if (this.retiring || drained || silent || now >= lease.until) return false;
+    return !this.circuit.down(now) && this.well;
+  }
+
+  /** The most tasks that its worker takes in one call, as it says now. */
+  get takes(): number {
+    const most = this.worker.maxBatchSize;
+    if (most === undefined) return Infinity;
+    return most >= 1 ? Math.floor(most) : 1;
+  }
+
+  /** It does not say that it is unwell. */
+  get well(): boolean {
+    return this.worker.health?.well !== false;
+  }
+
+  /** Healthy, proven so by a batch or a probe, and not fuller than `maxLoad` by its own account. */
+  counts(now: number, maxLoad: number): boolean {
+    // One that is to be given back is another process's in a moment, and as fast there.
+    if (!this.healthy(now) || this.circuit.probing) return false;
+    const { load } = this.worker;
+    return load === undefined || load.share <= maxLoad || now - load.at > LOAD_HOLDS_MS;
+  }
+
+  free(now: number): boolean {
+    return this.batch === undefined && this.takesBatches(now) && now >= this.circuit.usableAt && this.well;
+  }
+
+  /** Binds a batch to it: to run now, or behind the one it runs. */
+  bind(batch: InFlightBatch): void {
+    assert(this.phase === "active", `a batch for a worker that is ${this.phase}`);
+    if (batch.early) {
+      this.batch!.overlapped = true;
+      this.ahead = batch;
+      this.earlyInRow++;
+    } else {
+      assert(this.batch === undefined, "a second batch on one worker");
+      this.batch = batch;
+      this.earlyInRow = 0;
+    }
+  }
+
+  /** It is done with this batch; the one behind it is next. */
+  leave(batch: InFlightBatch, now: number): void {
+    this.busyMs += batch.rest(now);
+    const next = this.ahead;
+    this.ahead = undefined;
+    if (next === batch) return;
+    this.batch = next;
+    if (next === undefined) this.transition({ type: "idle" });
+    else next.transition("turn", now);
+  }
+
+  /** Its batch came back and is not over; the worker is at the next one, if it has one. */
+  passTurn(now: number): void {
+    const { batch, ahead } = this;
+    if (batch === undefined || ahead === undefined || ahead.state === "bound") return;
+    this.busyMs += batch.rest(now);
+    this.batch = ahead;
+    this.ahead = batch;
+    ahead.transition("turn", now);
+  }
+
+  /** When it will be done with all that it has; undefined while it is free. */
+  get freeAt(): number | undefined {
+    const { batch, ahead } = this;
+    return batch && ahead ? ahead.freeIf(batch.expectedFreeAt) : batch?.expectedFreeAt;
+  }
+
+  /** For people. */
+  state(now: number): WorkerState {
+    const { drained, silent, lease } = this.#state;
+    // The operator may be at work on it: that it does not answer then is no news.
+    if (drained) return "draining";
+    if (this.circuit.down(now) || silent || !this.well) return "down";
+    if (lease.release || this.retiring) return "draining";
+    return this.batch === undefined ? "idle" : "busy";
+  }
+
+  busyMsUntil(now: number): number {
+    return this.busyMs + (this.batch?.busyMs(now) ?? 0);
+  }
+}
