@@ -21,8 +21,8 @@ import type { Alarm, Clock } from "../../app/clock.ts";
 import { Random } from "../../core/random.ts";
 import type { Json } from "../../core/task.ts";
 import type { Backend, Batch, Reply, Worker } from "./backend.ts";
-import { failed, match, rejected } from "./match.ts";
-import { firstNumbers, freeNumber } from "./names.ts";
+import { firstNumbers, freeNumber } from "./child-workers.ts";
+import { failed, match, rejected } from "./replies.ts";
 
 export interface SimulatedOptions {
   readonly workers: number;
