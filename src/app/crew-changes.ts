@@ -8,17 +8,16 @@ import { hrefOf, numberOf, sameNumber } from "../workers/taken-out.ts";
 /** How names are looked up is the roster's. */
 const LOOKUPS = {
   dnsMs: undefined,
-  dnsGraceMs: undefined,
   dnsMaxAddresses: undefined,
   dnsServers: undefined,
 } as const;
 
 /** All but the workers, which come and go by themselves; how they are asked is theirs too. */
 export function sameBackend(one: ModelConfig, other: ModelConfig): boolean {
-  const settings = ({ backend, health: { askMs, askTimeoutMs } }: ModelConfig): object => ({
+  const settings = ({ backend, health: { askMs } }: ModelConfig): object => ({
     ...backend,
     workers: undefined,
-    ...(hasAddresses(backend) && { ...LOOKUPS, askMs, askTimeoutMs }),
+    ...(hasAddresses(backend) && { ...LOOKUPS, askMs }),
   });
   return isDeepStrictEqual(settings(one), settings(other));
 }

@@ -125,7 +125,7 @@ export class Crews {
   begin(config: Config, engine: Engine, shared: boolean): void {
     this.#engine = engine;
     this.#shared = shared;
-    this.#take(config.models.map((model, at) => this.#crew(model, this.backends[at]!, config)));
+    this.#take(config.models.map((model, at) => this.#crew(model, this.backends[at]!)));
   }
 
   async prepare(next: Config): Promise<Prepared> {
@@ -161,8 +161,8 @@ export class Crews {
     await Promise.all([...this.backends, ...leaving, ...this.#parting].map((backend) => backend.stop()));
   }
 
-  #crew(model: ModelConfig, backend: Backend, config: Config): Crew {
-    const rules = { now: rulesOf(model, config.admission.maxWorkerLoad) };
+  #crew(model: ModelConfig, backend: Backend): Crew {
+    const rules = { now: rulesOf(model) };
     const dispatcher = this.#parts.makeDispatcher(() => rules.now, model);
     for (const worker of backend.workers)
       dispatcher.join(worker, { predecessors: this.#predecessors(worker, dispatcher) });
@@ -240,7 +240,7 @@ export class Crews {
       for (const slot of slots) void crew!.dispatcher.retire(slot);
       return slots;
     });
-    this.#take(steps.map((step, at) => this.#became(step, next, replaced[at]!)));
+    this.#take(steps.map((step, at) => this.#became(step, replaced[at]!)));
     this.#noteModels(next.models);
     for (const crew of gone) void this.#leave(crew, next.limits.drainMs);
   }
@@ -268,13 +268,13 @@ export class Crews {
   }
 
   /** `replaced`: the workers of its old backend, which retire. */
-  #became(step: Step, next: Config, replaced: readonly PoolWorker[]): Crew {
+  #became(step: Step, replaced: readonly PoolWorker[]): Crew {
     const { model, crew, backend, joining, count = Infinity } = step;
-    if (crew === undefined) return this.#crew(model, backend!, next);
+    if (crew === undefined) return this.#crew(model, backend!);
     const { dispatcher } = crew;
     const returns = this.#leaving.delete(crew);
     this.#wanted.delete(crew);
-    crew.rules.now = rulesOf(model, next.admission.maxWorkerLoad);
+    crew.rules.now = rulesOf(model);
     dispatcher.wake();
     if (backend !== undefined) this.#replace(crew, backend, replaced, model);
     else {

@@ -7,7 +7,8 @@ import type { Prospects } from "../gateway/admission/gate.ts";
 import { SimulatedBackend } from "../workers/backend/simulated.ts";
 import { makeBackend } from "./backends.ts";
 import type { Tally as Done } from "../cli/terminal/banner.ts";
-import { Certificates } from "../gateway/certificates.ts";
+import { CERTIFICATE_RELOAD_MS, Certificates } from "../gateway/certificates.ts";
+import { MAX_HEADERS, MAX_STREAMS } from "../gateway/http2.ts";
 import { type Clock, SystemClock } from "./clock.ts";
 import type { Config, ModelConfig, Role } from "./config/config.ts";
 import { Crews, type Prepared } from "./crews.ts";
@@ -17,7 +18,7 @@ import type { ModelRules } from "../dispatch/model-rules.ts";
 import type { EngineLimits } from "../engine/engine.ts";
 import { Reaper } from "../dispatch/reaper.ts";
 import { limitsOf, type Opened, openEngine, type Shared } from "./engines.ts";
-import { type FleetModel, Membership } from "../workers/fleet/membership.ts";
+import { beatMsFor, type FleetModel, Membership } from "../workers/fleet/membership.ts";
 import { FleetOutlook } from "../workers/fleet/outlook.ts";
 import { FleetDemand } from "../workers/fleet/demand.ts";
 import { forwards } from "./dropins.ts";
@@ -236,10 +237,10 @@ export class Ferry {
   async #openTls(): Promise<void> {
     const { tls, admin } = this.#config;
     if (tls === undefined || (this.#role === "batcher" && !admin.tls)) return;
-    const certificates = new Certificates("tls", tls, tls.reloadMs, this.#clock, this.events);
+    const certificates = new Certificates("tls", tls, CERTIFICATE_RELOAD_MS, this.#clock, this.events);
     this.#undo.push(() => certificates.stop());
     await certificates.start();
-    this.#tls = { ...tls, certificates };
+    this.#tls = { ...tls, certificates, maxStreams: MAX_STREAMS };
   }
 
   async #openEngine(): Promise<Opened> {
@@ -254,7 +255,8 @@ export class Ferry {
   async #join({ engine, registry, id }: Shared): Promise<void> {
     const { engine: settings, zone } = this.#config;
     if (settings.kind !== "redis") throw new Error("a fleet needs a shared engine; this is a bug");
-    const { beatMs, aliveMs } = settings;
+    const { aliveMs } = settings;
+    const beatMs = beatMsFor(aliveMs);
     const membership = (this.#membership = new Membership(
       { id, zone, role: this.#role, version: version(), beatMs, aliveMs, models: [] },
       { registry, clock: this.#clock, events: this.events, random: Math.random },
@@ -364,7 +366,7 @@ export class Ferry {
     const guarded = { ...observers.guarded, ...reloadRoutes(() => this.onReload) };
     const listener = new Listener(
       adminRoutes(engine, report, tiers, admin.token, { ...observers, guarded }),
-      limits,
+      { ...limits, maxHeaders: MAX_HEADERS },
       clock,
       this.events,
       { tls: admin.tls ? this.#tls : undefined, uncounted: true },

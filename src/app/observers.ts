@@ -9,7 +9,7 @@ import type { Config, Role } from "./config/config.ts";
 import { Refusal } from "../core/errors.ts";
 import { assetRoutes } from "../observe/dashboard/assets.ts";
 import { Fold, LoopDelay } from "../observe/dashboard/fold.ts";
-import { Live } from "../observe/dashboard/live.ts";
+import { Live, MAX_VIEWERS } from "../observe/dashboard/live.ts";
 import type { Engine } from "../engine/engine.ts";
 import type { Exchange } from "../gateway/exchange.ts";
 import type { Routes } from "../gateway/server.ts";
@@ -164,7 +164,7 @@ function openLive(parts: ObserverParts): { routes: Routes; close(): void } {
     tiers,
     models,
   };
-  const rules = { maxViewers: config.telemetry.maxViewers, stuckMs: config.limits.requestTimeoutMs };
+  const rules = { maxViewers: MAX_VIEWERS, stuckMs: config.limits.requestTimeoutMs };
   const live = new Live(rules, fold, about, () => parts.apiUrl(), clock);
   return {
     routes: live.routes(),

@@ -29,6 +29,8 @@ export function retryAt(
   return now + ceiling * random;
 }
 
+/** `share` in production: as many extra calls as first calls, times this. */
+export const RETRY_BUDGET = 0.1;
 const RESERVE_CALLS = 10;
 const REFILL_PER_MS = 1 / 1000;
 const FREE_MS = 10_000;

@@ -229,6 +229,9 @@ export function lost({ perMs, nominalPerMs }: Horizon): boolean {
   return perMs < LOST_BELOW * nominalPerMs;
 }
 
+/** Queue depths of `admission: thresholds`: above the first the last tier is refused, above the second all but the first. */
+export const THRESHOLD_DEPTHS = { lastTierDepth: 100, firstTierDepth: 500 } as const;
+
 export interface Thresholds {
   readonly targetUtilization: number;
   readonly lastTierDepth: number;

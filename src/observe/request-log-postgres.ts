@@ -2,7 +2,7 @@
  * The request log in PostgreSQL, beside the path of requests and never in it: rows wait here, and are written by the
  * thread of `sender.ts`.
  *
- * A row waits in a bounded buffer (`requestLog.maxBufferedRows`) until `requestLog.flushMs` have passed or `CHUNK`
+ * A row waits in a bounded buffer (`maxBufferedRows`) until `flushMs` have passed or `CHUNK`
  * rows are there; they are written together, one statement at a time. While PostgreSQL is away rows wait, the
  * oldest are dropped and counted when the buffer is full, and it is tried again after 0.25 s, 0.5 s … 30 s: one
  * notice when it goes, one when it is back. A row that is written again, because nobody heard whether it was,
@@ -27,9 +27,10 @@ import type { Counter } from "./sight.ts";
 export interface PostgresLogOptions {
   /** With its credentials: never shown. */
   readonly url: string;
-  readonly flushMs: number;
-  readonly maxBufferedRows: number;
-  readonly writeTimeoutMs: number;
+  /** FLUSH_MS, MAX_BUFFERED_ROWS and WRITE_TIMEOUT_MS by default. */
+  readonly flushMs?: number;
+  readonly maxBufferedRows?: number;
+  readonly writeTimeoutMs?: number;
   readonly retentionDays: number;
   /** A UUID of this start. */
   readonly instance: string;
@@ -44,6 +45,12 @@ export interface PostgresLogParts {
   random(): number;
 }
 
+/** How long a row waits for others before they are written together. */
+const FLUSH_MS = 1000;
+/** Some 40 to 60 MB. */
+const MAX_BUFFERED_ROWS = 100_000;
+/** After this a connection that hangs is given up. */
+const WRITE_TIMEOUT_MS = 10_000;
 const CHUNK = 1000;
 const DELETED_AT_ONCE = 2000;
 const RETENTION_EVERY_MS = 3_600_000;
@@ -64,7 +71,7 @@ export class PostgresLog implements RowSink {
       read: () => this.#dropped,
     },
   ];
-  readonly #options: PostgresLogOptions;
+  readonly #options: Required<PostgresLogOptions>;
   readonly #parts: PostgresLogParts;
   /** What may be shown of the URL. */
   readonly #place: string;
@@ -93,7 +100,12 @@ export class PostgresLog implements RowSink {
   #droppedBefore = 0;
 
   constructor(options: PostgresLogOptions, parts: PostgresLogParts) {
-    this.#options = options;
+    const defaults = {
+      flushMs: FLUSH_MS,
+      maxBufferedRows: MAX_BUFFERED_ROWS,
+      writeTimeoutMs: WRITE_TIMEOUT_MS,
+    };
+    this.#options = { ...defaults, ...options };
     this.#parts = parts;
     const { host, pathname } = new URL(options.url);
     this.#place = host + pathname;
@@ -262,7 +274,7 @@ export class PostgresLog implements RowSink {
     this.#notice(
       "warn",
       `PostgreSQL at ${this.#place} is away: ${trouble.message}; requests go on, and up to ${maxBufferedRows} rows ` +
-        "wait in memory (requestLog.maxBufferedRows) before the oldest are dropped",
+        "wait in memory before the oldest are dropped",
     );
   }
 

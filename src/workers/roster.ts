@@ -59,10 +59,13 @@ export interface RosterParts {
   readonly resolve?: Resolve;
 }
 
+/** Lookups in which an address must be missing before its worker is removed: DNS servers disagree for a while. */
+const MISSING_LOOKUPS = 3;
+
 /** Where a model's workers are, as the config has it. */
 export type FollowedNames = Pick<
   NetworkBackend,
-  "kind" | "workers" | "dnsMs" | "dnsGraceMs" | "dnsMaxAddresses" | "dnsServers"
+  "kind" | "workers" | "dnsMs" | "dnsMaxAddresses" | "dnsServers"
 >;
 
 export class Roster implements WorkerDesk {
@@ -93,13 +96,8 @@ export class Roster implements WorkerDesk {
     const names = new Map<string, Discovery>();
     this.#names.set(model, names);
     const { clock, events, resolve = systemResolve } = this.#parts;
-    const {
-      dnsMs: everyMs,
-      dnsGraceMs: graceMs,
-      dnsMaxAddresses: maxAddresses,
-      dnsServers: servers,
-    } = wanted;
-    const rules = { everyMs, graceMs, maxAddresses, servers };
+    const { dnsMs: everyMs, dnsMaxAddresses: maxAddresses, dnsServers: servers } = wanted;
+    const rules = { everyMs, graceMs: MISSING_LOOKUPS * everyMs, maxAddresses, servers };
     const joining = {
       join: (url: string, host: string, from: string) => this.join(model, url, host, from),
       leave: (url: string) => this.leave(model, url),

@@ -68,10 +68,12 @@ class Stand {
   readonly asked: Verb[] = [];
   readonly rows: number[] = [];
   dies: Verb | undefined;
+  away = false;
 
   async ask<Asked extends Verb>(verb: Asked, given: Verbs[Asked][0]): Promise<Verbs[Asked][1]> {
     this.asked.push(verb);
     if (verb === "rowsEnd") return new Promise(() => {});
+    if (this.away) throw new SenderTrouble("ECONNREFUSED", { isOfTheThread: false });
     if (verb === this.dies) {
       this.dies = undefined;
       throw new SenderTrouble("the thread that sends it ended", { isOfTheThread: true });
@@ -103,6 +105,25 @@ test("rows that were with a thread that died are written by the next one", async
     /^warn request log: PostgreSQL at db\/ferry is away: the thread that sends it ended/,
   );
   assert.match(said[1]!, /is back after \d s; 0 rows were dropped/);
+  await log.close();
+});
+
+test("while PostgreSQL is away the oldest rows beyond the limit are dropped and counted", async () => {
+  const { events, said } = hearNotices();
+  const clock = new VirtualClock(1000);
+  const sender = new Stand();
+  sender.away = true;
+  const options = { url: "postgres://db/ferry", instance: "i", retentionDays: 1, maxBufferedRows: 100 };
+  const log = new PostgresLog(options, { clock, events, sender, random: () => 0.5 });
+  for (let seq = 1; seq <= 120; seq++) {
+    log.add(new RequestRow(seq, answered()));
+    await clock.run(clock.now() + 100);
+  }
+  assert.equal(log.buffered, 100);
+  sender.away = false;
+  await clock.run(clock.now() + 60_000);
+  assert.deepEqual([sender.rows[0], sender.rows.length, log.buffered], [21, 100, 0]);
+  assert.match(said.at(-1)!, /is back after \d+ s; 20 rows were dropped/);
   await log.close();
 });
 

@@ -173,7 +173,6 @@ test("a model that follows other names lets those of the old ones go", async () 
       kind: "http",
       workers: written,
       dnsMs: EVERY_MS,
-      dnsGraceMs: GRACE_MS,
       dnsMaxAddresses: 9,
       dnsServers: [],
     });
