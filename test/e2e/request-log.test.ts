@@ -304,7 +304,7 @@ describe("when PostgreSQL comes and goes", () => {
     await using stack = new AsyncDisposableStack();
     const sender = new Sender(events);
     stack.defer(() => sender.close());
-    const options = { url: postgres.url, instance: randomUUID(), retentionDays: 1 };
+    const options = { url: postgres.url, instance: randomUUID(), retentionDays: 0 };
     // Enough for the first write on a busy machine, which makes the table.
     const log = new PostgresLog(
       { ...options, flushMs: 50, writeTimeoutMs: 3000 },
