@@ -8,7 +8,7 @@
  * filled in order. The last tier's floor is 5 % of the seats, those between get 10 %,
  * together at most 30 %.
  *
- * Inside a tier tenants take turns (`engine/memory/turns.ts`): one task of each that has any, then one of each again. Each task costs
+ * Inside a tier tenants take turns (`engine/memory/queues.ts`): one task of each that has any, then one of each again. Each task costs
  * the model the same, so this is deficit round robin with the cost of one: a tenant that floods the tier lengthens
  * its own wait and no other's, and a tenant's next task is never behind more than one of each other's.
  *
