@@ -302,7 +302,8 @@ describe("when PostgreSQL comes and goes", () => {
     const said: string[] = [];
     events.on("notice", ({ message }) => said.push(message));
     const sender = new Sender(events);
-    const options = { url: postgres.url, instance: randomUUID(), retentionDays: 1 };
+    await using _ = { [Symbol.asyncDispose]: () => sender.close() };
+    const options = { url: postgres.url, instance: randomUUID(), retentionDays: 0 };
     const log = new PostgresLog(
       { ...options, flushMs: 50, writeTimeoutMs: 300 },
       { clock: new SystemClock(), events, sender, random: Math.random },
@@ -319,7 +320,6 @@ describe("when PostgreSQL comes and goes", () => {
     await eventually(() => said.some((message) => message.includes("is back")));
     await eventually(async () => (await countRows(postgres)) === 21);
     await log.close();
-    await sender.close();
   });
 
   test("what waits at the end is written", async () => {

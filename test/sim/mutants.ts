@@ -111,7 +111,7 @@ const MUTANTS: readonly Mutant[] = [
   },
   {
     name: "tasks that differ in their parameters share one content",
-    file: "src/gateway/intake.ts",
+    file: "src/gateway/request-path.ts",
     from: "${model.name} ${parametersKey}`",
     to: "${model.name}`",
   },
