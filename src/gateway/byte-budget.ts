@@ -9,14 +9,14 @@
 import { hasShare, Shares } from "../core/share.ts";
 
 export class ByteBudget {
-  /** May change while bytes are held. */
-  max: number;
+  readonly #max: () => number;
   readonly #shares = new Shares();
   /** By client: the requests that wait for room. */
   readonly #waiting = new Map<string, Set<() => void>>();
 
-  constructor(max: number) {
-    this.max = max;
+  /** `max` may change while bytes are held. */
+  constructor(max: () => number) {
+    this.#max = max;
   }
 
   get total(): number {
@@ -25,7 +25,7 @@ export class ByteBudget {
 
   /** Whether the client may hold so many more; twice, because with them, too, it holds no more than is left free. */
   fits(client: string, bytes: number): boolean {
-    return this.#shares.fits(client, 2 * bytes, this.max);
+    return this.#shares.fits(client, 2 * bytes, this.#max());
   }
 
   add(client: string, bytes: number): void {
@@ -43,7 +43,7 @@ export class ByteBudget {
    */
   hasRoom(client: string): boolean {
     const { total, holders } = this.#shares;
-    return total === 0 || hasShare(this.#shares.heldBy(client), total, this.max, holders);
+    return total === 0 || hasShare(this.#shares.heldBy(client), total, this.#max(), holders);
   }
 
   /** Calls `resume` once, when the client has room. */
@@ -68,23 +68,14 @@ export class ByteBudget {
   }
 }
 
-/** The largest bodies that one client alone can always send at once, however small `maxQueuedBytes` is. */
-const LEAST_BODIES = 2;
-
 /** The budgets of one process. */
 export class ClientBytes {
   readonly bodies: ByteBudget;
   readonly answers: ByteBudget;
 
-  constructor(maxQueuedBytes: number, maxBodyBytes: number) {
-    this.bodies = new ByteBudget(0);
-    this.answers = new ByteBudget(0);
-    this.retune(maxQueuedBytes, maxBodyBytes);
-  }
-
-  /** What is read becomes what is queued, so it has the same bound; a single client gets half of it. */
-  retune(maxQueuedBytes: number, maxBodyBytes: number): void {
-    this.bodies.max = Math.max(maxQueuedBytes, 2 * LEAST_BODIES * maxBodyBytes);
-    this.answers.max = this.bodies.max;
+  /** `max`: of each of the two. A single client gets half of it. */
+  constructor(max: () => number) {
+    this.bodies = new ByteBudget(max);
+    this.answers = new ByteBudget(max);
   }
 }

@@ -16,9 +16,8 @@ import { CountedRequest } from "./counted-request.ts";
 import { newId } from "../engine/ids.ts";
 import { Inflow } from "./inflow.ts";
 import { checkType } from "./media-type.ts";
-import { quotaHeaders } from "./reply.ts";
+import { JSON_TYPE, quotaHeaders } from "./reply.ts";
 
-export const JSON_TYPE = "application/json; charset=utf-8";
 const JSON_ONLY = ["application/json"];
 const NOTHING = Buffer.alloc(0);
 /** A body that is announced to be larger is not begun when there is no room for all of it. */
@@ -41,7 +40,7 @@ export type ErrorShape = (refusal: Refusal) => { readonly status?: number; reado
 export type Failed = (exchange: Exchange, error: unknown) => void;
 
 /** What is done with a body. */
-type Use<Body> = (body: Body) => Promise<void> | void;
+type Use<Body> = (body: Body) => void;
 
 /** The way to a client that takes what happens, as it happens. */
 export interface Outflow {
@@ -176,24 +175,17 @@ export class Exchange extends CountedRequest {
     if (this.status === 0) this.status = CLIENT_LEFT;
   }
 
-  /** The body as text, as `read` takes it. */
+  /**
+   * The body as text. Refuses what is too large, not JSON by its own account, or not UTF-8: that refusal is this
+   * request's answer. Never settles when the client leaves in the middle: then nobody is left to be answered.
+   */
   body(): Promise<string> {
-    return new Promise((resolve) => this.read(resolve));
+    return new Promise((resolve) => this.#take(JSON_ONLY, asText, resolve));
   }
 
-  /** The body as it came, if it is of one of these media types by its own account; otherwise as `read` takes it. */
+  /** As `body`, as it came, of one of these media types by its own account. */
   bytes(types: readonly string[] = JSON_ONLY): Promise<Buffer> {
     return new Promise((resolve) => this.#take(types, asItCame, resolve));
-  }
-
-  /**
-   * Calls `use` with the body as text, when its last byte is here: a call, because a promise for it is made and
-   * waited for with every request. Refuses what is too large, not JSON by its own account, or not UTF-8; a
-   * refusal, and whatever `use` throws, is this request's answer. Never calls when the client leaves in the middle:
-   * then nobody is left to be answered.
-   */
-  read(use: (text: string) => Promise<void> | void): void {
-    this.#take(JSON_ONLY, asText, use);
   }
 
   /**
@@ -292,8 +284,7 @@ export class Exchange extends CountedRequest {
         const body = read(chunks.length === 1 ? chunks[0]! : Buffer.concat(chunks));
         // The request lives until it is answered, and this function with it; its bytes need not.
         chunks.length = 0;
-        const done = use(body);
-        if (done !== undefined) done.catch((error: unknown) => this.failed(error));
+        use(body);
       } catch (error) {
         this.failed(error);
       }
@@ -322,13 +313,12 @@ export class Exchange extends CountedRequest {
     this.#sent(bytes);
   }
 
-  fail(refusal: Refusal, id?: string, headers: readonly string[] = []): void {
+  fail(refusal: Refusal, headers: readonly string[] = []): void {
     this.code = refusal.code;
     // The answer has begun: all that is left to say is that it is not whole.
     if (this.#response.headersSent) return this.cut();
-    const requestId = id ?? newId(this.startedAt);
-    if (this.id === "") this.id = requestId;
-    const answer = renderRefusal(refusal, requestId, this.errorShape);
+    if (this.id === "") this.id = newId(this.startedAt);
+    const answer = renderRefusal(refusal, this.id, this.errorShape);
     this.send(answer.status, answer.body, [...headers, ...answer.headers]);
   }
 

@@ -35,9 +35,9 @@ import {
 import { CLIENT_LEFT } from "../observe/events.ts";
 import type { ClientBytes } from "./byte-budget.ts";
 import { CountedRequest } from "./counted-request.ts";
-import type { Visitor } from "./crossing.ts";
 import { newId } from "../engine/ids.ts";
 import { quotaHeaders } from "./reply.ts";
+import type { PathRequest } from "./request-path.ts";
 
 export interface CallLimits {
   readonly maxMessageBytes: number;
@@ -46,13 +46,14 @@ export interface CallLimits {
   readonly bytes: ClientBytes;
 }
 
-export class GrpcCall extends CountedRequest implements Visitor {
+export class GrpcCall extends CountedRequest implements PathRequest {
   readonly path: string;
   readonly startedAt: number;
   readonly #response: Http2ServerResponse;
   readonly #stream: ServerHttp2Stream;
   readonly #limits: CallLimits;
   readonly #clock: Clock;
+  readonly #failed: (call: GrpcCall, error: unknown) => void;
   /** Of the client's deadline. */
   #alarm: Alarm | undefined;
   #gone: (() => void) | undefined;
@@ -60,12 +61,19 @@ export class GrpcCall extends CountedRequest implements Visitor {
   #left = false;
   #answered = false;
 
-  constructor(request: IncomingMessage, response: Http2ServerResponse, limits: CallLimits, clock: Clock) {
+  constructor(
+    request: IncomingMessage,
+    response: Http2ServerResponse,
+    limits: CallLimits,
+    clock: Clock,
+    failed: (call: GrpcCall, error: unknown) => void,
+  ) {
     super(request, limits.bytes);
     this.#response = response;
     this.#stream = response.stream;
     this.#limits = limits;
     this.#clock = clock;
+    this.#failed = failed;
     this.startedAt = clock.now();
     this.path = request.url!;
   }
@@ -82,6 +90,10 @@ export class GrpcCall extends CountedRequest implements Visitor {
   /** Or nobody is there any more to be answered. */
   get answered(): boolean {
     return this.#answered || this.#left;
+  }
+
+  failed(error: unknown): void {
+    this.#failed(this, error);
   }
 
   onGone(gone: () => void): void {

@@ -3,7 +3,7 @@
  *
  * HTTP/2 by itself (h2c) or, with `tls`, behind the same certificates as the HTTP listener, and under the same
  * limits (`http2.ts`). A call goes through the same door as every request: ModelInfer becomes one task per row
- * (`gateway/protocol/oip-grpc.ts`), which ride in whichever batches come first (`crossing.ts`).
+ * (`gateway/protocol/oip-grpc.ts`), which ride in whichever batches come first (`request-path.ts`).
  *
  * ServerLive and ServerReady are for load balancers: they need no credentials and are not counted. The others do, as
  * `authorization` or `x-api-key` in the metadata.
@@ -26,10 +26,10 @@ import {
 import { ProtoFlaw, type ProtoWriter } from "./protocol/protobuf.ts";
 import type { Events } from "../observe/events.ts";
 import type { ClientBytes } from "./byte-budget.ts";
-import type { Crossing } from "./crossing.ts";
 import { type CallLimits, GrpcCall } from "./grpc-call.ts";
 import { Http2Door, streamFlaw } from "./http2.ts";
 import type { PageGuard } from "./page-guard.ts";
+import type { RequestPath } from "./request-path.ts";
 import type { ListenerLimits } from "./server.ts";
 import type { EdgeTls } from "./tls.ts";
 
@@ -51,7 +51,7 @@ export interface GrpcDoorLimits extends Omit<ListenerLimits, "maxBodyBytes"> {
 }
 
 export interface GrpcDoorParts {
-  readonly crossing: Crossing;
+  readonly path: RequestPath;
   /** Those that speak tensors. */
   readonly models: readonly GrpcModel[];
   /** This process takes requests. */
@@ -81,6 +81,7 @@ export class GrpcDoor {
   readonly #http2: Http2Door;
   readonly #server: Server;
   readonly #sockets = new Set<Socket>();
+  readonly #fail = (call: GrpcCall, error: unknown): void => this.#failed(call, error);
   #open = 0;
   #whenQuiet: (() => void) | undefined;
 
@@ -178,7 +179,7 @@ export class GrpcDoor {
     // What `http2.ts` hands out is HTTP/2's, under HTTP/1.1's name.
     const answer = response as unknown as Http2ServerResponse;
     const { stream } = answer;
-    const call = new GrpcCall(request, answer, this.#callLimits, clock);
+    const call = new GrpcCall(request, answer, this.#callLimits, clock, this.#fail);
     if (sampler !== undefined) {
       call.trace = sampler.begin(call.header("traceparent"), call.header("tracestate"));
     }
@@ -229,7 +230,7 @@ export class GrpcDoor {
 
   #service(): ReadonlyMap<string, Answer> {
     const { ready, version } = this.#parts;
-    const enter = (call: GrpcCall): Promise<unknown> => this.#parts.crossing.enter(call);
+    const enter = (call: GrpcCall): Promise<unknown> => this.#parts.path.identify(call);
     const ours: Record<Method, Answer> = {
       ServerLive: (call) => this.#tell(call, () => writeYes(true)),
       ServerReady: (call) => this.#tell(call, () => writeYes(ready())),
@@ -262,18 +263,19 @@ export class GrpcDoor {
   }
 
   async #infer(call: GrpcCall): Promise<void> {
-    const { crossing } = this.#parts;
-    const caller = await crossing.enterWithTask(call);
+    const { path } = this.#parts;
+    const caller = await path.admit(call);
     const { maxRows } = this.#limits;
     const drafts = draftsOf(await call.message(), (name) => this.#model(name).alone, maxRows);
     if (drafts.flaw !== undefined) throw malformed(drafts.flaw);
     const { name } = this.#model(drafts.model);
     const { inputs, parameters } = drafts;
-    const crossed = await crossing.cross(call, caller, { model: name, inputs, parameters });
-    if (crossed === undefined || call.answered) return;
-    const answer = answerOf({ ...drafts, model: name }, crossed.outputs);
-    if (answer.flaw !== undefined) throw new Refusal("INFERENCE_FAILED", answer.flaw);
-    call.answer(answer.parts, ["x-request-id", call.id, ...crossed.headers]);
+    await path.run(call, caller, { model: name, inputs, parameters }, (ended) => {
+      if (call.answered) return;
+      const answer = answerOf({ ...drafts, model: name }, path.outputs(ended));
+      if (answer.flaw !== undefined) throw new Refusal("INFERENCE_FAILED", answer.flaw);
+      call.answer(answer.parts, ["x-request-id", call.id, ...ended.headers]);
+    });
   }
 
   /** By its name; the only one where none is named. */

@@ -21,7 +21,6 @@ import type { Duplex } from "node:stream";
 import type { Alarm, Clock } from "../app/clock.ts";
 import { Refusal } from "../core/errors.ts";
 import type { Events } from "../observe/events.ts";
-import type { Exchange } from "./exchange.ts";
 import { repeatedHeader } from "./headers.ts";
 
 export interface Http2Limits {
@@ -34,7 +33,7 @@ export interface Http2Limits {
 }
 
 /** What the listener does with a request; the objects are HTTP/2's, under HTTP/1.1's names. */
-export type Taker = (request: IncomingMessage, response: ServerResponse) => Pick<Exchange, "fail">;
+export type Taker = (request: IncomingMessage, response: ServerResponse) => { fail(refusal: Refusal): void };
 export type Http2Takers = {
   readonly [name in "request" | "mayContinue" | "expectsTooMuch" | "wantsTunnel"]: Taker;
 };

@@ -146,7 +146,7 @@ export class Listener {
   ) {
     const { maxBodyBytes, requestTimeoutMs: writeTimeoutMs } = limits;
     this.#limits = limits;
-    this.#bytes = bytes ?? new ClientBytes(OWN_BYTES, maxBodyBytes);
+    this.#bytes = bytes ?? new ClientBytes(() => Math.max(OWN_BYTES, 4 * maxBodyBytes));
     this.#exchangeLimits = { maxBodyBytes, writeTimeoutMs, bytes: this.#bytes };
     this.#clock = clock;
     this.#events = events;
@@ -439,7 +439,7 @@ export class Listener {
       refusal.code === "METHOD_NOT_ALLOWED"
         ? ["allow", Object.keys(this.#route(exchange.path).methods).join(", ")]
         : [];
-    exchange.fail(refusal, undefined, allow);
+    exchange.fail(refusal, allow);
   }
 
   #bug(error: unknown): Refusal {

@@ -53,7 +53,7 @@ describe("early refusals", () => {
     const clock = new SystemClock();
     const tiers = [{ name: "only" }];
     const rules = { tiers, onlyModel: "m" };
-    const admission = new Admission(rules, {} as Engine, clock, events, load as unknown as ProcessLoad);
+    const admission = new Admission(() => rules, {} as Engine, clock, events, load as unknown as ProcessLoad);
     const credentials = new Credentials({ tiers, anonymousTier: "only" });
     const early = new EarlyRefusals({
       admission,
@@ -63,7 +63,7 @@ describe("early refusals", () => {
     });
     const take = (exchange: Exchange): void => {
       usual.push(exchange);
-      exchange.read((text) => exchange.send(200, JSON.stringify(text)));
+      void exchange.body().then((text) => exchange.send(200, JSON.stringify(text)));
     };
     const shape = (): { status: number; body: string } => ({
       status: 529,

@@ -38,7 +38,7 @@ export class Edge implements AsyncDisposable {
   readonly authority = new Authority();
   readonly pair: Pair = this.authority.issue();
   readonly events = new Events();
-  readonly bytes = new ClientBytes(2 ** 20, 1000);
+  readonly bytes = new ClientBytes(() => 2 ** 20);
   /** Resolves what waits at /slow. */
   readonly released = Promise.withResolvers<void>();
   /** Resolves when somebody waits there. */

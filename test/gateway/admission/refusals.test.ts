@@ -7,7 +7,7 @@ import { VirtualClock } from "../../../src/cli/plan/virtual-clock.ts";
 import { Events } from "../../../src/observe/events.ts";
 
 const tiers = ["enterprise", "paid", "free", "trial", "rest"].map((name) => ({ name }));
-const admission = new Admission({ tiers }, {} as Engine, new VirtualClock(), new Events());
+const admission = new Admission(() => ({ tiers }), {} as Engine, new VirtualClock(), new Events());
 const refused = { reason: "deadline", message: "more requests than the workers can serve in time" } as const;
 
 function told(
