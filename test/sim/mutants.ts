@@ -46,13 +46,13 @@ const MUTANTS: readonly Mutant[] = [
   {
     name: "accepted before it is on disk",
     file: "src/engine/memory/engine.ts",
-    from: "await keeper.flushed();\n      return reply;",
+    from: "await keeper.journal.flushed();\n      return reply;",
     to: "return reply;",
   },
   {
     name: "an Idempotency-Key is not bound to the task that it joined",
     file: "src/engine/memory/engine.ts",
-    from: "this.#records.shared.bindKey(leader, sharing);",
+    from: "this.#records.bindKey(leader, sharing);",
     to: "",
   },
   {
