@@ -12,15 +12,17 @@ import { RateEstimate } from "../core/estimate.ts";
 import { RetryBudget, smallerBatch } from "../core/retry.ts";
 import type { Horizon } from "../core/shed.ts";
 import { ROUNDING_MS } from "../core/policy.ts";
+import type { Json } from "../core/task.ts";
 import type { ClaimedTask } from "../engine/engine.ts";
 import { BatchRun, LEASE_GRACE_MS, type RunParts } from "./batch-run.ts";
-import { BatchCapacity, explained, whyItLeft } from "./capacity.ts";
+import { BatchCapacity, type Departure, explained, whyItLeft } from "./capacity.ts";
 import { type Choice, Chooser, repeats, suspected } from "./chooser.ts";
 import { Forecaster } from "./forecaster.ts";
 import { type BatchOwner, InFlightBatch } from "./in-flight.ts";
 import type { DispatcherParts, ModelRules } from "./model-rules.ts";
 import { Pipeline } from "./pipeline.ts";
 import type { PoolWorker as Slot } from "../workers/worker.ts";
+import { spared } from "./verdicts.ts";
 import { type JoinOptions, Workers } from "../workers/workers.ts";
 
 /** The longest pause between claims that find nothing though the engine shows tasks. */
@@ -140,7 +142,7 @@ export class Dispatcher implements BatchOwner {
 
   /** Drains without waiting for workers: what they run is given up and stays in the engine. */
   async stop(): Promise<void> {
-    for (const { runner } of this.#open.keys()) runner?.giveUp();
+    for (const { run } of this.#open.keys()) run?.giveUp();
     await this.drain();
   }
 
@@ -222,59 +224,63 @@ export class Dispatcher implements BatchOwner {
 
   #launch(slot: Slot, choice: Send, now: number, early: boolean): void {
     const { queue, decision } = choice;
+    const { size, reason } = decision;
     const most = this.#capacity.most(slot);
-    const { probing } = slot.circuit;
-    const max = probing ? Math.min(decision.size, smallerBatch(most)) : decision.size;
+    const max = slot.circuit.probing ? Math.min(size, smallerBatch(most)) : size;
     if (!repeats(queue)) this.#budget.first();
     this.workers.noteUsage(now);
-    const batch = new InFlightBatch(
-      {
-        id: this.#parts.newBatchId(),
-        slot,
-        size: max,
-        early,
-        exclusive: suspected(queue),
-        oldestAt: queue.oldestAt,
-        freedAt: this.#freed?.slot === slot ? this.#freed.at : undefined,
-        expectedMs: this.workers.service.msFor(max) * slot.usualRatio,
-        handoverMs: this.#forecaster.handoverMs,
-      },
-      this,
-      now,
-    );
-    const running = this.#claimAndRun(batch, choice, most).finally(() => this.#open.delete(batch));
-    this.#open.set(batch, running);
-  }
-
-  /** Never rejects: when the engine fails, the lease runs out and its tasks are tried again. */
-  async #claimAndRun(batch: InFlightBatch, { queue, decision }: Send, most: number): Promise<void> {
-    const { id, slot, size: max, boundAt: now, early, oldestAt } = batch;
-    const { engine } = this.#parts;
-    const { name, workerMs, limits, inProcess = false } = this.rules;
-    const { reason } = decision;
+    const facts = {
+      id: this.#parts.newBatchId(),
+      slot,
+      size: max,
+      early,
+      exclusive: suspected(queue),
+      oldestAt: queue.oldestAt,
+      freedAt: this.#freed?.slot === slot ? this.#freed.at : undefined,
+      expectedMs: this.workers.service.msFor(max) * slot.usualRatio,
+      handoverMs: this.#forecaster.handoverMs,
+    };
     const departure = {
-      most: limits.maxBatchSize,
-      waitedMs: now - oldestAt,
+      most: this.rules.limits.maxBatchSize,
+      waitedMs: now - queue.oldestAt,
       reason,
-      probing: max < decision.size,
+      probing: max < size,
       early,
       bound: reason === "full" ? this.#capacity.boundOf(slot, max) : undefined,
     };
+    const batch = new InFlightBatch(facts, this, now);
+    const running = this.#claimAndRun(batch, queue.parameters, departure, most);
+    this.#open.set(
+      batch,
+      running.finally(() => this.#open.delete(batch)),
+    );
+  }
+
+  /** Never rejects: when the engine fails, the lease runs out and its tasks are tried again. */
+  async #claimAndRun(
+    batch: InFlightBatch,
+    parameters: Json,
+    departure: Omit<Departure, "size">,
+    most: number,
+  ): Promise<void> {
+    const { id, slot, size: max, startedAt, early } = batch;
+    const { name: model, workerMs, inProcess = false } = this.rules;
+    const { reason } = departure;
     const why = whyItLeft({ ...departure, size: max });
     const waiting = this.#waiting();
     slot.bind(batch);
-    if (!early) this.#chooser.lastStartAt = now;
+    if (!early) this.#chooser.lastStartAt = startedAt;
     this.#forecaster.changed();
     let returned: Promise<void> | undefined;
     try {
-      const claimed = await engine.claim({
-        model: name,
-        parameters: queue.parameters,
+      const claimed = await this.#parts.engine.claim({
+        model,
+        parameters,
         max,
         // The one before it may take as long.
         leaseMs: (early ? 2 * workerMs : workerMs) + LEASE_GRACE_MS,
         inProcess,
-        batch: { id, reason, worker: slot.name, startedAt: now, why },
+        batch: { id, reason, worker: slot.name, startedAt, why },
       });
       if (claimed.tasks.length > 0) this.#emptyClaims = 0;
       else this.#backOff();
@@ -313,11 +319,10 @@ export class Dispatcher implements BatchOwner {
     if (size === 0) return;
     const { clock, events } = this.#parts;
     const trouble = tooLate(batch, clock.now());
-    if (trouble !== undefined) return this.#putBack(batch, tasks, trouble, false);
+    if (trouble !== undefined) return this.#putBack(batch, tasks, trouble);
     slot.batches++;
     slot.tasks += size;
-    const run = new BatchRun(this.rules, this.#runParts, batch);
-    batch.runner = run;
+    const run = (batch.run = new BatchRun(this.rules, this.#runParts, batch));
     try {
       await run.run();
     } finally {
@@ -336,7 +341,7 @@ export class Dispatcher implements BatchOwner {
   async #giveBack(batch: InFlightBatch, left: readonly ClaimedTask[]): Promise<void> {
     this.#returning += left.length;
     this.#holdsOff = true;
-    const settled = this.#putBack(batch, left, "it did not fit into its batch", true);
+    const settled = this.#putBack(batch, left, "it did not fit into its batch", { unsent: true });
     this.#holdsOff = false;
     this.wake("claimed");
     await settled.catch((error: unknown) => this.#broken(error));
@@ -345,16 +350,13 @@ export class Dispatcher implements BatchOwner {
   }
 
   async #putBack(
-    { lease }: InFlightBatch,
+    batch: InFlightBatch,
     tasks: readonly ClaimedTask[],
     message: string,
-    unsent: boolean,
+    how = {},
   ): Promise<void> {
-    const verdict = { kind: "retry", at: this.#parts.clock.now(), message, spared: true, unsent } as const;
-    await this.#parts.engine.settle(
-      lease!,
-      tasks.map(({ task }) => ({ id: task.id, ...verdict })),
-    );
+    const verdicts = spared(tasks, this.#parts.clock.now(), message, how);
+    await this.#parts.engine.settle(batch.lease!, verdicts);
   }
 
   #free(batch: InFlightBatch): void {
@@ -372,12 +374,10 @@ export class Dispatcher implements BatchOwner {
     this.#freed = undefined;
   }
 
-  reached(batch: InFlightBatch, waitedMs: number): void {
+  reached({ slot, early, freedAt }: InFlightBatch, waitedMs: number, now: number): void {
     this.#forecaster.learnHandover(waitedMs);
-    const { slot, early, freedAt, boundAt } = batch;
     if (early || freedAt === undefined) return;
-    const usualMs = this.workers.service.msFor(this.#capacity.usual(slot));
-    this.#pipeline.learn(boundAt - freedAt + waitedMs, usualMs);
+    this.#pipeline.learn(now - freedAt, this.workers.service.msFor(this.#capacity.usual(slot)));
   }
 
   started({ early, startedAt, lease, tasks, oldestAt }: InFlightBatch): void {
