@@ -23,6 +23,7 @@
 import type { Batch, Reply } from "../workers/backend/backend.ts";
 import type { Alarm } from "../app/clock.ts";
 import type { Blame } from "../core/blame.ts";
+import type { RateEstimate } from "../core/estimate.ts";
 import { type RetryBudget, smallerBatch } from "../core/retry.ts";
 import { callSpan, traceparent } from "../core/trace.ts";
 import {
@@ -39,16 +40,19 @@ import {
   suspectOf,
   tenantOf,
 } from "./bisection.ts";
+import type { BatchCapacity } from "./capacity.ts";
 import type { InFlightBatch } from "./in-flight.ts";
 import type { DispatcherParts, ModelRules } from "./model-rules.ts";
 import { spared, UNUSABLE, Verdicts } from "./verdicts.ts";
-import type { PoolWorker as Slot } from "../workers/worker.ts";
+import type { PoolWorker } from "../workers/worker.ts";
 import type { Workers } from "../workers/workers.ts";
 
 export interface RunParts extends DispatcherParts {
   readonly workers: Workers;
+  readonly capacity: BatchCapacity;
+  readonly arrivals: RateEstimate;
   readonly budget: RetryBudget;
-  readonly blame: Blame<Slot>;
+  readonly blame: Blame<PoolWorker>;
   /** Whether there is room to run an overdue batch a second time. */
   readonly mayRequeue: () => boolean;
   /** The worker has answered, and is free for its next batch before these answers are settled. */
@@ -66,7 +70,7 @@ export class BatchRun {
   readonly #rules: ModelRules;
   readonly #parts: RunParts;
   readonly #batch: InFlightBatch;
-  readonly #slot: Slot;
+  readonly #slot: PoolWorker;
   readonly #verdicts: Verdicts;
   readonly #parameters: string;
   readonly #traced: boolean;

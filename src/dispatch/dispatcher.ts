@@ -21,7 +21,7 @@ import { Forecaster } from "./forecaster.ts";
 import { type BatchOwner, InFlightBatch } from "./in-flight.ts";
 import type { DispatcherParts, ModelRules } from "./model-rules.ts";
 import { Pipeline } from "./pipeline.ts";
-import type { PoolWorker as Slot } from "../workers/worker.ts";
+import type { PoolWorker } from "../workers/worker.ts";
 import { spared } from "./verdicts.ts";
 import { type JoinOptions, Workers } from "../workers/workers.ts";
 
@@ -56,7 +56,7 @@ export class Dispatcher implements BatchOwner {
   /** Batches that are bound and not settled. */
   readonly #open = new Map<InFlightBatch, Promise<void>>();
   /** The worker that has just become free, while the next batch is looked for. */
-  #freed: { readonly slot: Slot; readonly at: number } | undefined;
+  #freed: { readonly slot: PoolWorker; readonly at: number } | undefined;
   /** Tasks on their way back to their queue unsent: they are no arrivals. */
   #returning = 0;
   /** Tasks come back one by one: the next batch is not made of the first of them. */
@@ -70,7 +70,7 @@ export class Dispatcher implements BatchOwner {
   #claimAt = -Infinity;
   #paused = false;
 
-  /** `rules` returns the same object until a reload; whoever switches it calls `wake`. */
+  /** `rules` returns the same object until a reload; after the switch `wake` has to be called. */
   constructor(rules: () => ModelRules, workers: readonly Worker[], parts: DispatcherParts) {
     this.#rules = rules;
     this.#parts = parts;
@@ -79,21 +79,17 @@ export class Dispatcher implements BatchOwner {
     this.#forecaster = new Forecaster(rules, this.workers, this.#capacity);
     this.#budget = new RetryBudget(() => rules().retry.budget);
     this.#pipeline = new Pipeline(rules, this.workers);
-    this.#chooser = new Chooser(rules, {
-      engine: parts.engine,
+    this.#runParts = {
+      ...parts,
       workers: this.workers,
       capacity: this.#capacity,
       arrivals: this.#arrivals,
       budget: this.#budget,
-    });
-    this.#runParts = {
-      ...parts,
-      workers: this.workers,
-      budget: this.#budget,
-      blame: new Blame<Slot>(() => rules().health),
+      blame: new Blame<PoolWorker>(() => rules().health),
       mayRequeue: () => this.#mayRequeue(),
       free: (batch) => this.#free(batch),
     };
+    this.#chooser = new Chooser(rules, this.#runParts);
     this.#unwatch = this.#listen();
     this.wake("capacity");
   }
@@ -117,17 +113,17 @@ export class Dispatcher implements BatchOwner {
   }
 
   /** How many batches a worker may have at once now. */
-  pipelineOf(slot: Slot): number {
+  pipelineOf(slot: PoolWorker): number {
     return this.#pipeline.depth(slot);
   }
 
   /** One worker more. */
-  join(worker: Worker, options?: JoinOptions): Slot {
+  join(worker: Worker, options?: JoinOptions): PoolWorker {
     return this.workers.join(worker, options);
   }
 
   /** It gets no further batch; resolves when it is gone. */
-  retire(slot: Slot): Promise<void> {
+  retire(slot: PoolWorker): Promise<void> {
     return this.workers.retire(slot);
   }
 
@@ -222,7 +218,7 @@ export class Dispatcher implements BatchOwner {
     return false;
   }
 
-  #launch(slot: Slot, choice: Send, now: number, early: boolean): void {
+  #launch(slot: PoolWorker, choice: Send, now: number, early: boolean): void {
     const { queue, decision } = choice;
     const { size, reason } = decision;
     const most = this.#capacity.most(slot);
@@ -326,7 +322,7 @@ export class Dispatcher implements BatchOwner {
     try {
       await run.run();
     } finally {
-      // Also when the engine failed: whoever heard that it started must hear that it is over.
+      // Also when the engine failed: observers that heard of its start must hear of its end.
       if (batch.announcedAt !== undefined) {
         const { id: batchId, reason } = lease!.batch;
         const busyMs = (batch.overAt ?? clock.now()) - batch.announcedAt;

@@ -18,7 +18,7 @@
  */
 import type { ClaimedTask, Lease } from "../engine/engine.ts";
 import type { BatchRun } from "./batch-run.ts";
-import type { PoolWorker as Slot } from "../workers/worker.ts";
+import type { PoolWorker } from "../workers/worker.ts";
 
 export type BatchState = "bound" | "sent" | "running" | "settling" | "over";
 
@@ -27,7 +27,7 @@ export type BatchEvent = "sent" | "turn" | "begun" | "ran" | "settling" | "over"
 
 export interface BatchFacts {
   readonly id: string;
-  readonly slot: Slot;
+  readonly slot: PoolWorker;
   readonly size: number;
   /** Bound behind the batch that the worker runs. */
   readonly early: boolean;
@@ -51,7 +51,7 @@ export interface BatchOwner {
 
 export class InFlightBatch {
   readonly id: string;
-  readonly slot: Slot;
+  readonly slot: PoolWorker;
   readonly size: number;
   readonly early: boolean;
   readonly oldestAt: number;
