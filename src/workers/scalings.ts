@@ -2,14 +2,17 @@
 import { isDeepStrictEqual } from "node:util";
 import type { Backend } from "./backend/backend.ts";
 import type { Clock } from "../app/clock.ts";
-import type { Config, ModelConfig, ScalingConfig } from "../app/config/config.ts";
-import type { ScalingRules, Sighting } from "../core/scaling.ts";
+import type { Config, ModelConfig } from "../app/config/config.ts";
+import { scalingRules, type Sighting } from "../core/scaling.ts";
 import { isDns } from "../app/config/worker-addresses.ts";
 import type { Dispatcher } from "../dispatch/dispatcher.ts";
 import type { PoolWorker } from "./worker.ts";
 import { ScalingHooks } from "./scaling-hooks.ts";
 import { type OwnWorkers, type ScaledModel, ScalingLoop } from "./scaling.ts";
 import type { Events } from "../observe/events.ts";
+
+/** How long a webhook or a command may take. */
+const HOOK_TIMEOUT_MS = 30_000;
 
 export interface ScalingNeeds {
   readonly clock: Clock;
@@ -48,18 +51,22 @@ export function openScaling(config: Config, needs: ScalingNeeds): OpenScaling {
     const same = known.get(name);
     if (same !== undefined && isDeepStrictEqual(same.by, by)) return same.model;
     same?.hook?.stop();
-    const { webhook, command, hookTimeoutMs: timeoutMs } = scaling;
+    const { webhook, command } = scaling;
     const hook =
       webhook === undefined && command === undefined
         ? undefined
-        : new ScalingHooks({ model: name, webhook, command, timeoutMs, leads }, clock, events);
+        : new ScalingHooks(
+            { model: name, webhook, command, timeoutMs: HOOK_TIMEOUT_MS, leads },
+            clock,
+            events,
+          );
     const dispatcher = needs.dispatchers[at];
     // Where nothing but the rules or the backend changed, as many are wanted as before.
     const asBefore = scaling.apply && same?.workers === model.backend.workers ? dispatcher : undefined;
     const own = scaling.apply && dispatcher ? ownWorkers(dispatcher, needs.backends[at]!, needs) : undefined;
     const next: ScaledModel = {
       name,
-      rules: rulesOf(scaling, config.admission.targetUtilization),
+      rules: scalingRules(scaling, config.admission.targetUtilization),
       workers:
         (asBefore && countOf(asBefore)) ??
         workersOf(model) ??
@@ -96,22 +103,6 @@ export function openScaling(config: Config, needs: ScalingNeeds): OpenScaling {
 function workersOf({ backend }: ModelConfig): number | undefined {
   if (typeof backend.workers === "number") return backend.workers;
   return backend.workers.some(isDns) ? undefined : backend.workers.length;
-}
-
-export function rulesOf(scaling: ScalingConfig, target: number): ScalingRules {
-  const { min, max, longLine, line, busy, quiet } = scaling;
-  const { coolDownMs, maxRemoveShare, coldStartMs, forecast } = scaling;
-  return {
-    min,
-    max,
-    up: [longLine, line, busy].filter(({ add }) => add > 0),
-    down: quiet,
-    coolDownMs,
-    maxRemoveShare,
-    target,
-    coldStartMs,
-    forecast,
-  };
 }
 
 function ownWorkers(

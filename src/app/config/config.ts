@@ -229,38 +229,18 @@ const backends = {
 
 // ── Models ──────────────────────────────────────────────────────────────────────────────────────
 
-const rule = (doc: string, depth: number, forMs: number, add: number) =>
-  group(doc, {
-    depth: integer([depth, 0, 10_000_000], "More tasks queued than this."),
-    forMs: ms([forMs, 0, day], "For how long."),
-    add: integer([add, 0, 1000], "How many more; 0 turns this rule off."),
-  });
-
 const scaling = group("How many workers there should be (docs/operations.md).", {
   min: integer([1, 0, 10_000], "The fewest workers to ask for."),
   max: integer([32, 1, 10_000], "The most workers to ask for."),
-  longLine: rule("A long queue.", 500, 30 * second, 3),
-  line: rule("A queue that stays.", 100, minute, 1),
-  busy: group("Load that stays high.", {
-    load: share([0.85, 0, 100], "Arrivals over capacity above this."),
-    forMs: ms([5 * minute, 0, day], "For how long."),
-    add: integer([1, 0, 1000], "How many more; 0 turns this rule off."),
-  }),
-  quiet: group("Load that stays low.", {
-    load: share([0.4, 0, 100], "Arrivals over capacity below this."),
-    forMs: ms([15 * minute, 0, day], "For how long."),
-    remove: integer([1, 0, 1000], "How many fewer; 0: never."),
-  }),
-  maxRemoveShare: share(
-    [0.2, 0, 1],
-    "The largest share of the workers that goes at a time; one may always go.",
+  queueDepth: integer(
+    [100, 1, 1_000_000],
+    "Queued tasks above which one more worker is asked for; above five times this, three more.",
   ),
-  coolDownMs: ms([5 * minute, 0, day], "How long after any change before workers are removed."),
   coldStartMs: ms(
     [minute, 0, hour],
-    "How long a new worker takes until its first batch, which is how far ahead arrivals are forecast; 0 disables the forecast.",
+    "How long a new worker takes until its first batch; arrivals are forecast this far ahead.",
   ),
-  forecast: boolean(true, "Whether the trend of arrivals is looked at."),
+  coolDownMs: ms([5 * minute, 0, day], "How long after any change before workers are removed."),
   apply: boolean(false, "Whether Ferry starts and stops workers itself: python, module and simulated ones."),
   webhook: optional(
     url(
@@ -275,7 +255,6 @@ const scaling = group("How many workers there should be (docs/operations.md).", 
       "Program to run whenever the number changes, with FERRY_MODEL and FERRY_DESIRED set.",
     ),
   ),
-  hookTimeoutMs: ms([30 * second, 100, hour], "How long the webhook or the command may take."),
 });
 
 const model = group("One model: its backend, its batches, its limits.", {
@@ -554,7 +533,6 @@ export type { Address } from "./kinds.ts";
 /** The settings of one Ferry process, checked and with every default filled in. */
 export type Config = Value<typeof settings>;
 export type ModelConfig = Config["models"][number];
-export type ScalingConfig = ModelConfig["scaling"];
 export type BackendConfig = ModelConfig["backend"];
 export type HttpBackendConfig = Extract<BackendConfig, { readonly kind: "http" }>;
 export type GrpcBackendConfig = Extract<BackendConfig, { readonly kind: "grpc" }>;

@@ -38,6 +38,13 @@ export const REMOVED: ReadonlyMap<string, string> = new Map([
   ["telemetry.maxViewers", "20 dashboards may watch at once"],
   ["telemetry.maxBufferedSpans", "10,000 spans wait for the collector; OTEL_BSP_MAX_QUEUE_SIZE changes that"],
   ["telemetry.exportTimeoutMs", "the collector may take 3 seconds; OTEL_EXPORTER_OTLP_TIMEOUT changes that"],
+  ["models[].scaling.longLine", "scaling.queueDepth and scaling.coldStartMs decide (docs/operations.md)"],
+  ["models[].scaling.line", "scaling.queueDepth and scaling.coldStartMs decide (docs/operations.md)"],
+  ["models[].scaling.busy", "a load above 85 % for scaling.coolDownMs adds a worker"],
+  ["models[].scaling.quiet", "a load below 40 % for 3 × scaling.coolDownMs removes a worker"],
+  ["models[].scaling.maxRemoveShare", "at most 20 % of the workers are removed at a time"],
+  ["models[].scaling.forecast", "arrivals are always forecast; scaling.coldStartMs says how far ahead"],
+  ["models[].scaling.hookTimeoutMs", "the webhook or the command may take 30 seconds"],
   ["limits.maxHeaders", "a request may have 100 header fields"],
   ["limits.processAnswerMs", "a process that does not answer for 5 seconds during a reload stops the reload"],
 ]);
