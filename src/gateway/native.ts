@@ -9,8 +9,8 @@ import { canonical, scan } from "../core/json.ts";
 import type { Clock } from "../app/clock.ts";
 import type { Engine, RecordView } from "../engine/engine.ts";
 import { looksLikeId } from "../engine/ids.ts";
-import type { Admission } from "./admission/admit.ts";
-import type { Caller } from "./admission/caller.ts";
+import type { Admission } from "./admission/admission.ts";
+import type { Caller } from "./admission/credentials.ts";
 import type { Exchange } from "./exchange.ts";
 import {
   batchHeaders,

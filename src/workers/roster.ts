@@ -29,7 +29,7 @@ import {
 import { shownAddress } from "./fleet/lease-names.ts";
 import type { Membership } from "./fleet/membership.ts";
 import { Orders, workerKey } from "./fleet/orders.ts";
-import type { WorkerDesk, WorkerName } from "../gateway/worker-routes.ts";
+import type { WorkerDesk, WorkerName } from "../gateway/admin.ts";
 import { type Resolve, systemResolve } from "./resolver.ts";
 import { type RosterModel, rosterModels, type Running } from "./models.ts";
 import {
