@@ -7,9 +7,9 @@
  */
 import { SystemClock } from "../src/app/clock.ts";
 import { MemoryEngine } from "../src/engine/memory/engine.ts";
-import { Admission } from "../src/gateway/admission/admit.ts";
+import { Admission } from "../src/gateway/admission/admission.ts";
 import { Credentials } from "../src/gateway/admission/credentials.ts";
-import { Gate } from "../src/gateway/admission/gate.ts";
+import { CapacityGate } from "../src/gateway/admission/capacity-gate.ts";
 import { ProcessLoad } from "../src/gateway/admission/process-load.ts";
 import type { Exchange } from "../src/gateway/exchange.ts";
 import { NativeProtocol } from "../src/gateway/native.ts";
@@ -42,7 +42,7 @@ const load = new ProcessLoad(1, clock, queueMicrotask);
 Object.assign(load, { turn: () => undefined });
 const admission = new Admission(() => rules, engine, clock, events, load);
 const idle = { horizon: () => ({}) as never, hasRoom: () => true, othersPerMs: () => 0 };
-const gate = new Gate(
+const gate = new CapacityGate(
   {
     mode: "predictive",
     model,

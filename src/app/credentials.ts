@@ -4,15 +4,19 @@
  * Used by `ferry serve` and, for the keys alone, by `ferry keys`.
  */
 import { createSecretKey, type KeyObject } from "node:crypto";
-import { nameOfSecret } from "../gateway/admission/api-key.ts";
+import { type KeyStore, nameOfSecret } from "../gateway/admission/api-keys.ts";
 import { type CredentialParts, Credentials } from "../gateway/admission/credentials.ts";
 import { Jwks, JWKS_TIMES } from "../gateway/admission/jwks.ts";
-import { type PublicKeys, SKEW_MS, Tokens } from "../gateway/admission/jwt.ts";
-import { KeyFile, readKeys, readSecret, secretOf } from "../gateway/admission/key-file.ts";
+import { PublicKeyFile, type PublicKeys, readPem, SKEW_MS, Tokens } from "../gateway/admission/tokens.ts";
+import {
+  KeyFile,
+  readKeys,
+  readSecret,
+  readText,
+  reasonOf,
+  secretOf,
+} from "../gateway/admission/key-file.ts";
 import { KeyRedis } from "../gateway/admission/key-redis.ts";
-import type { KeyStore } from "../gateway/admission/keys.ts";
-import { PublicKeyFile, readPem } from "../gateway/admission/public-key.ts";
-import { readText, reasonOf } from "../gateway/admission/watched-file.ts";
 import type { Clock } from "./clock.ts";
 import type { Config, JwtConfig } from "./config/config.ts";
 import { HOMES } from "../core/home.ts";
@@ -20,6 +24,11 @@ import { RedisKeys } from "../engine/redis/keys.ts";
 import type { Shared } from "./engines.ts";
 import { RedisNodes } from "../engine/redis/client/nodes.ts";
 import type { Events } from "../observe/events.ts";
+
+/** A revoked key works no longer than this. */
+export const KEYS_RELOAD_MS = 5000;
+/** How long a key that was seen goes on working while Redis cannot be asked. */
+const KEYS_GRACE_MS = 60_000;
 
 export interface OpenCredentials {
   readonly credentials: Credentials;
@@ -38,7 +47,7 @@ export async function openCredentials(
     return { credentials, close: () => {} };
   }
   const store = storeOf(config, shared, clock, events);
-  const publicKeys = auth.jwt && (await openPublicKeys(auth.jwt, auth.reloadMs, clock, events));
+  const publicKeys = auth.jwt && (await openPublicKeys(auth.jwt, clock, events));
   const close = (): void => {
     store?.close();
     publicKeys?.close();
@@ -124,24 +133,21 @@ function storeOf(
   clock: Clock,
   events: Events,
 ): KeyStore | undefined {
-  const { keysFile, reloadMs, graceMs } = auth;
+  const { keysFile } = auth;
   if (shared !== undefined && engine.kind === "redis") {
     const { nodes, key } = shared;
-    const options = { reloadMs, graceMs, waitMs: engine.waitTimeoutMs, key };
+    const options = { reloadMs: KEYS_RELOAD_MS, graceMs: KEYS_GRACE_MS, waitMs: engine.waitTimeoutMs, key };
     return new KeyRedis(nodes, options, clock, events);
   }
-  return keysFile === undefined ? undefined : new KeyFile({ path: keysFile, reloadMs }, clock, events);
+  return keysFile === undefined
+    ? undefined
+    : new KeyFile({ path: keysFile, reloadMs: KEYS_RELOAD_MS }, clock, events);
 }
 
-async function openPublicKeys(
-  jwt: JwtConfig,
-  reloadMs: number,
-  clock: Clock,
-  events: Events,
-): Promise<PublicKeys> {
+async function openPublicKeys(jwt: JwtConfig, clock: Clock, events: Events): Promise<PublicKeys> {
   const { jwksUrl, publicKeyFile, algorithm } = jwt;
   if (publicKeyFile !== undefined) {
-    return PublicKeyFile.open(publicKeyFile, algorithm, reloadMs, clock, events);
+    return PublicKeyFile.open(publicKeyFile, algorithm, KEYS_RELOAD_MS, clock, events);
   }
   const jwks = new Jwks({ url: jwksUrl!, algorithm, ...JWKS_TIMES }, clock, events);
   await jwks.open();

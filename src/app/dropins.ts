@@ -1,5 +1,5 @@
 /** From the config to the drop-in routes: which model speaks what, and who answers what no batch is for. */
-import type { Admission } from "../gateway/admission/admit.ts";
+import type { Admission } from "../gateway/admission/admission.ts";
 import { type KnownWorker, Passage } from "../workers/backend/passthrough.ts";
 import { workerSide } from "./backends.ts";
 import type { Clock } from "./clock.ts";

@@ -3,12 +3,12 @@
  * what they go by while they run (`change`): everything that can fail first, then all of it in one step.
  */
 import { randomUUID } from "node:crypto";
-import type { Prospects } from "../gateway/admission/gate.ts";
+import type { Prospects } from "../gateway/admission/capacity-gate.ts";
 import { SimulatedBackend } from "../workers/backend/simulated.ts";
 import { makeBackend } from "./backends.ts";
 import type { Tally as Done } from "../cli/terminal/banner.ts";
 import { CERTIFICATE_RELOAD_MS, Certificates } from "../gateway/certificates.ts";
-import { MAX_HEADERS, MAX_STREAMS } from "../gateway/http2.ts";
+import { type EdgeTls, MAX_HEADERS, MAX_STREAMS } from "../gateway/http2.ts";
 import { type Clock, SystemClock } from "./clock.ts";
 import type { Config, ModelConfig, Role } from "./config/config.ts";
 import { Crews, type Prepared } from "./crews.ts";
@@ -25,7 +25,6 @@ import { forwards } from "./dropins.ts";
 import { Front } from "./front.ts";
 import { adminRoutes } from "../gateway/admin.ts";
 import { Listener } from "../gateway/server.ts";
-import type { EdgeTls } from "../gateway/tls.ts";
 import { tuneHeap } from "./heap.ts";
 import { openObservers } from "./observers.ts";
 import { type Change, prepareChange, type Reloaded, reloadRoutes } from "./reload.ts";
@@ -240,7 +239,7 @@ export class Ferry {
     const certificates = new Certificates("tls", tls, CERTIFICATE_RELOAD_MS, this.#clock, this.events);
     this.#undo.push(() => certificates.stop());
     await certificates.start();
-    this.#tls = { ...tls, certificates, maxStreams: MAX_STREAMS };
+    this.#tls = { ...tls, certificates, http2: true, maxStreams: MAX_STREAMS };
   }
 
   async #openEngine(): Promise<Opened> {

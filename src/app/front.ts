@@ -7,8 +7,8 @@
  * engine, is the same in all. Connections know nothing of it.
  */
 import { randomInt } from "node:crypto";
-import { Admission } from "../gateway/admission/admit.ts";
-import { Gate, type Prospects } from "../gateway/admission/gate.ts";
+import { Admission } from "../gateway/admission/admission.ts";
+import { CapacityGate, type Prospects } from "../gateway/admission/capacity-gate.ts";
 import type { Vault } from "../workers/backend/vault.ts";
 import type { Clock } from "./clock.ts";
 import type { Config, ModelConfig, Role } from "./config/config.ts";
@@ -29,18 +29,17 @@ import {
 } from "./dropins.ts";
 import type { Opened } from "./engines.ts";
 import type { Membership } from "../workers/fleet/membership.ts";
-import { ClientBytes } from "../gateway/byte-budget.ts";
+import { ClientBytes } from "../gateway/client-request.ts";
 import { EarlyRefusals } from "../gateway/early-refusal.ts";
-import { GrpcDoor, type GrpcModel, MAX_CALLS } from "../gateway/grpc.ts";
-import { MAX_HEADERS } from "../gateway/http2.ts";
-import { healthRoutes } from "../gateway/health.ts";
-import { NativeProtocol } from "../gateway/native.ts";
+import { GrpcListener, type GrpcModel, MAX_CALLS } from "../gateway/grpc.ts";
+import { type EdgeTls, MAX_HEADERS } from "../gateway/http2.ts";
+import { healthRoutes } from "../gateway/admin.ts";
+import { MAX_POLL_MS, NativeProtocol } from "../gateway/native.ts";
 import { openapiRoutes } from "../gateway/openapi.ts";
 import { PageGuard } from "../gateway/page-guard.ts";
 import { screeningFor } from "../gateway/screening.ts";
 import { type ModelRoute, RequestPath } from "../gateway/request-path.ts";
 import { Listener, type Routes } from "../gateway/server.ts";
-import type { EdgeTls } from "../gateway/tls.ts";
 import { Waiters } from "../gateway/waiters.ts";
 import { Events } from "../observe/events.ts";
 import type { Tracing } from "../observe/tracing.ts";
@@ -102,7 +101,7 @@ export class Front {
   /** Ends what is left of the generation before. */
   #last: (() => void) | undefined;
   #listener: Listener | undefined;
-  #grpc: GrpcDoor | undefined;
+  #grpc: GrpcListener | undefined;
   apiUrl = "";
   /** "" where clients cannot speak gRPC. */
   grpcUrl = "";
@@ -227,7 +226,10 @@ export class Front {
     const { credentials } = opening;
     const shared = { admission, waiters: this.#waiters, engine, clock };
     const path = new RequestPath({ ...shared, routes: doors, credentials, durable });
-    const native = new NativeProtocol(config.api, { ...shared, path, authRequired: credentials.required });
+    const native = new NativeProtocol(
+      { ...config.api, maxPollMs: MAX_POLL_MS },
+      { ...shared, path, authRequired: credentials.required },
+    );
     let passing: OpenDropIns;
     try {
       passing = await this.#openDropIns(config, path, doors);
@@ -270,7 +272,7 @@ export class Front {
     if (grpc.listen === undefined) return;
     const { clock, events, tls, tracing, random } = this.#parts;
     const now = (): Generation => this.#now!;
-    const door = (this.#grpc = new GrpcDoor(
+    const door = (this.#grpc = new GrpcListener(
       {
         ...limits,
         ...grpc,
@@ -318,7 +320,7 @@ export class Front {
     const { admission, tiers } = config;
     const rules = { ...admission, ...THRESHOLD_DEPTHS, ...timeouts, model: name, tiers: tiers.length };
     const before = this.#now?.doors.find((door) => door.name === name)?.gate;
-    const gate = new Gate(rules, this.#prospects(name), this.#parts.opened.engine, before);
+    const gate = new CapacityGate(rules, this.#prospects(name), this.#parts.opened.engine, before);
     const looksForFree = this.#parts.membership === undefined;
     const screen = screeningFor({
       deny: model.deny,

@@ -6,7 +6,7 @@
  * stands each model by itself, for protocols whose requests never name one. What cannot share a batch, and with
  * `passthrough` whatever no route knows, goes to a worker as it came (`Proxy`).
  */
-import type { Caller } from "./admission/caller.ts";
+import type { Caller } from "./admission/credentials.ts";
 import { Refusal } from "../core/errors.ts";
 import { withFields } from "./protocol/fields.ts";
 import type {
@@ -20,7 +20,7 @@ import type {
   ProtocolName,
   RequestLimits,
 } from "./protocol/protocol.ts";
-import type { Exchange } from "./exchange.ts";
+import { checkUncompressed, type Exchange } from "./exchange.ts";
 import {
   decoded,
   MODEL_FIELD,
@@ -29,10 +29,9 @@ import {
   targetBody,
   targetPath,
   targetQuery,
-} from "./pass-target.ts";
+} from "./passthrough.ts";
 import { LARGE_CHARS, pieceLine } from "./reply.ts";
 import type { Ended, RequestPath } from "./request-path.ts";
-import { checkUncompressed } from "./media-type.ts";
 import { type Screening, unscreenable } from "./screening.ts";
 import { bringsWork, type Elsewhere, type Methods, type Routes } from "./server.ts";
 

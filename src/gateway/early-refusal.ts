@@ -11,9 +11,8 @@
  * by the same rule (`Admission.turn`).
  */
 import { STATUS_CODES, type IncomingMessage } from "node:http";
-import type { Admission } from "./admission/admit.ts";
-import type { Caller } from "./admission/caller.ts";
-import type { Credentials } from "./admission/credentials.ts";
+import type { Admission } from "./admission/admission.ts";
+import type { Caller, Credentials } from "./admission/credentials.ts";
 import type { Bottleneck } from "./admission/process-load.ts";
 import type { Clock } from "../app/clock.ts";
 import type { Events } from "../observe/events.ts";

@@ -8,14 +8,11 @@
  */
 import { isUtf8 } from "node:buffer";
 import type { IncomingMessage, ServerResponse } from "node:http";
-import type { Writable } from "node:stream";
+import { Readable, type Writable } from "node:stream";
 import { Refusal } from "../core/errors.ts";
-import { CLIENT_LEFT } from "../observe/events.ts";
-import type { ClientBytes } from "./byte-budget.ts";
-import { CountedRequest } from "./counted-request.ts";
 import { newId } from "../engine/ids.ts";
-import { Inflow } from "./inflow.ts";
-import { checkType } from "./media-type.ts";
+import { CLIENT_LEFT } from "../observe/events.ts";
+import { type ClientBytes, ClientRequest } from "./client-request.ts";
 import { JSON_TYPE, quotaHeaders } from "./reply.ts";
 
 const JSON_ONLY = ["application/json"];
@@ -60,7 +57,7 @@ export interface Relay {
   end(): void;
 }
 
-export class Exchange extends CountedRequest {
+export class Exchange extends ClientRequest {
   readonly path: string;
   readonly query: string;
   readonly startedAt: number;
@@ -465,4 +462,109 @@ function originForm(url: string, host: string | undefined): string {
   if (url.startsWith("/")) return url;
   const own = [`http://${host ?? ""}/`, `https://${host ?? ""}/`].find((each) => url.startsWith(each));
   return own === undefined ? url : url.slice(own.length - 1);
+}
+
+interface Headed {
+  header(name: string): string | undefined;
+}
+
+/** What a browser's form, or a script of any page, may send without being asked. */
+const FROM_ANY_PAGE = new Set(["", "text/plain", "application/x-www-form-urlencoded"]);
+
+/** "" among the types: it need not say one. */
+export function checkType(exchange: Headed, types: readonly string[]): void {
+  const type = exchange.header("content-type") ?? "";
+  if (type === "application/json" && exchange.header("content-encoding") === undefined) return;
+  const name = type.split(";")[0]!.trim().toLowerCase();
+  // A page in a browser may send these to anybody without being asked, but says where it comes from.
+  const foreign = FROM_ANY_PAGE.has(name) && exchange.header("origin") !== undefined;
+  if (foreign || !types.includes(name)) {
+    const others = types
+      .slice(1)
+      .filter((each) => !FROM_ANY_PAGE.has(each))
+      .map((each) => ` or ${each}`)
+      .join("");
+    throw new Refusal(
+      "UNSUPPORTED_MEDIA_TYPE",
+      `send Content-Type: application/json${others} (curl: --json)`,
+    );
+  }
+  const charset = /charset="?([^";\s]+)/i.exec(type)?.[1];
+  if (charset !== undefined && charset.toLowerCase() !== "utf-8") {
+    throw new Refusal("UNSUPPORTED_MEDIA_TYPE", `send the body as UTF-8, not ${charset.slice(0, 32)}`);
+  }
+  checkUncompressed(exchange);
+}
+
+export function checkUncompressed(exchange: Headed): void {
+  const encoding = exchange.header("content-encoding");
+  if (encoding !== undefined && encoding.toLowerCase() !== "identity") {
+    throw new Refusal(
+      "UNSUPPORTED_MEDIA_TYPE",
+      `send the body without Content-Encoding: ${encoding.slice(0, 32)}`,
+    );
+  }
+}
+
+export interface InflowRules {
+  readonly maxBytes: number;
+  /** Called once, before the first byte is read. */
+  readonly begin: () => void;
+  /** What a body that turns out to be larger fails with. */
+  readonly tooLarge: () => Error;
+}
+
+export class Inflow extends Readable {
+  readonly #request: IncomingMessage;
+  readonly #rules: InflowRules;
+  readonly #head: Buffer;
+  #bytes = 0;
+  #begun = false;
+
+  /** `head`: bytes that were read of it before; the request is paused behind them. */
+  constructor(request: IncomingMessage, rules: InflowRules, head: Buffer) {
+    super();
+    this.#request = request;
+    this.#rules = rules;
+    this.#head = head;
+  }
+
+  override _read(): void {
+    const request = this.#request;
+    if (this.#begun) return void request.resume();
+    this.#begun = true;
+    this.#rules.begin();
+    request.on("data", this.#onData);
+    request.once("end", this.#onEnd);
+    request.once("close", this.#onClose);
+    if (this.#head.length === 0) return;
+    this.#bytes = this.#head.length;
+    if (this.push(this.#head)) request.resume();
+  }
+
+  override _destroy(error: Error | null, done: (error?: Error | null) => void): void {
+    const request = this.#request;
+    request.off("data", this.#onData);
+    request.off("end", this.#onEnd);
+    request.off("close", this.#onClose);
+    if (this.#begun && !request.readableEnded) request.pause();
+    done(error);
+  }
+
+  readonly #onData = (chunk: Buffer): void => {
+    this.#bytes += chunk.length;
+    if (this.#bytes > this.#rules.maxBytes) return void this.destroy(this.#rules.tooLarge());
+    if (!this.push(chunk)) this.#request.pause();
+  };
+
+  readonly #onEnd = (): void => {
+    // Of HTTP/2, where a stream that is broken off ends like any other.
+    if (this.#request.aborted) this.#onClose();
+    else this.push(null);
+  };
+
+  readonly #onClose = (): void => {
+    if (!this.#request.readableEnded || this.#request.aborted)
+      this.destroy(new Error("the client left while it was sending"));
+  };
 }

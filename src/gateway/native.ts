@@ -9,8 +9,8 @@ import { canonical, scan } from "../core/json.ts";
 import type { Clock } from "../app/clock.ts";
 import type { Engine, RecordView } from "../engine/engine.ts";
 import { looksLikeId } from "../engine/ids.ts";
-import type { Admission } from "./admission/admit.ts";
-import type { Caller } from "./admission/caller.ts";
+import type { Admission } from "./admission/admission.ts";
+import type { Caller } from "./admission/credentials.ts";
 import type { Exchange } from "./exchange.ts";
 import {
   batchHeaders,
@@ -24,6 +24,9 @@ import {
 import { checkName, type Ended, type Inference, type RequestPath } from "./request-path.ts";
 import { bringsWork, type Routes } from "./server.ts";
 import type { Waiters } from "./waiters.ts";
+
+/** The longest that `?wait=` holds a request; proxies in front must wait longer (docs/kubernetes.md). */
+export const MAX_POLL_MS = 30_000;
 
 export interface NativeOptions {
   readonly defaultMode: "sync" | "async";

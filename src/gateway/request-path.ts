@@ -19,10 +19,9 @@ import { type RequestTrace, traceparent } from "../core/trace.ts";
 import type { Engine, PutReply, RecordView, Sharing } from "../engine/engine.ts";
 import { newId } from "../engine/ids.ts";
 import type { AnsweredRequest, TaskEnding } from "../observe/events.ts";
-import type { Admission } from "./admission/admit.ts";
-import type { Caller } from "./admission/caller.ts";
-import type { Credentials } from "./admission/credentials.ts";
-import type { Gate, GateRefusal } from "./admission/gate.ts";
+import type { Admission } from "./admission/admission.ts";
+import type { Caller, Credentials } from "./admission/credentials.ts";
+import type { CapacityGate, CapacityRefusal } from "./admission/capacity-gate.ts";
 import { checkUncredited, credited } from "./protocol/fields.ts";
 import { batchHeaders, quotaHeaders, refusalOf } from "./reply.ts";
 import type { Screening } from "./screening.ts";
@@ -84,7 +83,7 @@ export interface ModelRoute {
   readonly totalMs: number;
   readonly cache: { readonly ttlMs: number; readonly scope: "tenant" | "shared" | "off" };
   readonly collapse: boolean;
-  readonly gate: Gate;
+  readonly gate: CapacityGate;
   /** Whether looking for a shareable outcome costs no round trip; with an Idempotency-Key it is done anyway. */
   readonly looksForFree: boolean;
   /** Undefined: no deny patterns. */
@@ -322,7 +321,7 @@ export class RequestPath {
     put: PutReply,
     caller: Caller,
     route: ModelRoute,
-    refusal: GateRefusal | undefined,
+    refusal: CapacityRefusal | undefined,
     now: number,
   ): Ticket | Promise<Ticket> {
     const { admission, waiters } = this.#parts;

@@ -6,7 +6,7 @@ import { fixedWorkers, isDns, hasAddresses } from "../app/config/worker-addresse
 import type { FleetWorker } from "./fleet/fleet.ts";
 import { shownAddress } from "./fleet/lease-names.ts";
 import { workerKey } from "./fleet/orders.ts";
-import type { WorkerName } from "../gateway/worker-routes.ts";
+import type { WorkerName } from "../gateway/admin.ts";
 import { grpcUrl, url } from "../app/config/kinds.ts";
 import { hrefOf } from "./taken-out.ts";
 

@@ -2,7 +2,7 @@
 import assert from "node:assert/strict";
 import { randomBytes } from "node:crypto";
 import { after, before, describe, test } from "node:test";
-import { newApiKey } from "../../src/gateway/admission/api-key.ts";
+import { newApiKey } from "../../src/gateway/admission/api-keys.ts";
 import { claims, pem, rsaPair, token } from "../gateway/admission/stage.ts";
 import { startServer, type Server } from "../engine/redis-client/servers.ts";
 import { Fleet, fleetConfig, patient, type Part } from "./fleet.ts";
@@ -17,7 +17,7 @@ import {
 } from "./harness.ts";
 import { stubModel, StubWorker } from "./stub-worker.ts";
 
-const RELOAD_MS = 1000;
+const RELOAD_MS = 5000;
 const issuer = rsaPair();
 const bearer = (text: string): Headers => ({ authorization: `Bearer ${text}` });
 
@@ -47,7 +47,7 @@ describe("two gateways, one batcher, one Redis", () => {
     const model = stubModel([stub], { timeouts: patient });
     const engine = { url: redis.url, durability: "local" };
     config = fleetConfig(engine, [model], {
-      auth: { mode: "required", reloadMs: RELOAD_MS, jwt },
+      auth: { mode: "required", jwt },
       limits: { perUserPerMinute: 1000 },
     });
     await writeConfig(folder, config);

@@ -6,7 +6,7 @@ import { connect as connectTcp } from "node:net";
 import { describe, test } from "node:test";
 import { setImmediate as turn } from "node:timers/promises";
 import { SystemClock } from "../../src/app/clock.ts";
-import { ByteBudget, ClientBytes } from "../../src/gateway/byte-budget.ts";
+import { ByteBudget, ClientBytes } from "../../src/gateway/client-request.ts";
 import { Listener } from "../../src/gateway/server.ts";
 import { framed } from "../../src/gateway/protocol/grpc-wire.ts";
 import { Events } from "../../src/observe/events.ts";

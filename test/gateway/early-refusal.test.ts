@@ -1,7 +1,7 @@
 /** Refusals that are written before `node:http` has made a response: what is refused so, and what goes the usual way. */
 import assert from "node:assert/strict";
 import { afterEach, beforeEach, describe, test } from "node:test";
-import { Admission } from "../../src/gateway/admission/admit.ts";
+import { Admission } from "../../src/gateway/admission/admission.ts";
 import { Credentials } from "../../src/gateway/admission/credentials.ts";
 import type { Bottleneck, ProcessLoad } from "../../src/gateway/admission/process-load.ts";
 import { SystemClock } from "../../src/app/clock.ts";

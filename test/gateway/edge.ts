@@ -6,7 +6,7 @@ import { connect as connectTls, type ConnectionOptions, type TLSSocket } from "n
 import { Agent, request } from "undici";
 import { Certificates } from "../../src/gateway/certificates.ts";
 import { SystemClock } from "../../src/app/clock.ts";
-import { ClientBytes } from "../../src/gateway/byte-budget.ts";
+import { ClientBytes } from "../../src/gateway/client-request.ts";
 import type { PageGuard } from "../../src/gateway/page-guard.ts";
 import { Listener, type ListenerLimits, type Routes } from "../../src/gateway/server.ts";
 import { Events } from "../../src/observe/events.ts";

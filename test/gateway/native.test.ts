@@ -1,7 +1,7 @@
 import assert from "node:assert/strict";
 import { describe, test } from "node:test";
 import fc from "fast-check";
-import type { Admission } from "../../src/gateway/admission/admit.ts";
+import type { Admission } from "../../src/gateway/admission/admission.ts";
 import { Credentials } from "../../src/gateway/admission/credentials.ts";
 import { Refusal } from "../../src/core/errors.ts";
 import type { Engine, PutReply } from "../../src/engine/engine.ts";

@@ -6,7 +6,7 @@ import { Refusal } from "../../src/core/errors.ts";
 import type { RequestPath } from "../../src/gateway/request-path.ts";
 import { DropIns, type DropInModel, type Passage } from "../../src/gateway/dropin.ts";
 import type { Exchange } from "../../src/gateway/exchange.ts";
-import { checkPath, sentBack, sentOn } from "../../src/gateway/pass-headers.ts";
+import { checkPath, sentBack, sentOn } from "../../src/gateway/passthrough.ts";
 import type { Protocol } from "../../src/gateway/protocol/protocol.ts";
 
 /** Never batches: everything it knows is for a worker. */

@@ -1,9 +1,9 @@
 /** A request of many inputs: all through the one path, gathered in order, or given up together. */
 import assert from "node:assert/strict";
 import { describe, test } from "node:test";
-import { Admission } from "../../src/gateway/admission/admit.ts";
+import { Admission } from "../../src/gateway/admission/admission.ts";
 import { Credentials } from "../../src/gateway/admission/credentials.ts";
-import { Gate } from "../../src/gateway/admission/gate.ts";
+import { CapacityGate } from "../../src/gateway/admission/capacity-gate.ts";
 import { Refusal } from "../../src/core/errors.ts";
 import type { Horizon } from "../../src/core/shed.ts";
 import { MemoryEngine } from "../../src/engine/memory/engine.ts";
@@ -103,7 +103,7 @@ class Stage {
       totalMs: 4000,
       cache: shares ? { ttlMs: 60_000, scope: "tenant" } : { ttlMs: 0, scope: "off" },
       collapse: shares,
-      gate: new Gate(rules, prospects, engine),
+      gate: new CapacityGate(rules, prospects, engine),
       looksForFree: true,
     };
     const credentials = new Credentials({ tiers: TIERS, anonymousTier: "first" }, {});

@@ -60,7 +60,7 @@ const MAY_IMPORT: Record<string, readonly string[]> = {
     "src/workers/backend",
     "type:src/dispatch",
     "type:src/engine/redis",
-    "type:src/gateway/worker-routes.ts",
+    "type:src/gateway/admin.ts",
   ],
   "src/workers/backend": [
     "src/core",

@@ -8,9 +8,9 @@
  * left behind.
  */
 import assert from "node:assert/strict";
-import { Admission } from "../../src/gateway/admission/admit.ts";
+import { Admission } from "../../src/gateway/admission/admission.ts";
 import type { Credentials } from "../../src/gateway/admission/credentials.ts";
-import { Gate } from "../../src/gateway/admission/gate.ts";
+import { CapacityGate } from "../../src/gateway/admission/capacity-gate.ts";
 import { ProcessLoad } from "../../src/gateway/admission/process-load.ts";
 import type { ModelRules } from "../../src/dispatch/model-rules.ts";
 import { Dispatcher } from "../../src/dispatch/dispatcher.ts";
@@ -171,7 +171,7 @@ class DropInWorld {
     const load = new ProcessLoad(1, clock, queueMicrotask);
     const admission = new Admission(() => rules, engine, clock, this.#events, load);
     const thresholds = { targetUtilization: 0.7, lastTierDepth: 1000, firstTierDepth: 2000 };
-    const gate = new Gate(
+    const gate = new CapacityGate(
       { mode, model: MODEL, tiers: 1, ...timeouts, ...thresholds },
       {
         horizon: (now) => this.#dispatcher.horizon(now),

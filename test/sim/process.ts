@@ -2,9 +2,9 @@
  * One process of Ferry, put together as `src/app/ferry.ts` does it, behind its HTTP parser: native protocol,
  * request path, admission, gate, waiters, engine, dispatcher, reaper, membership. A restart is a new one with nothing in its head.
  */
-import { Admission } from "../../src/gateway/admission/admit.ts";
+import { Admission } from "../../src/gateway/admission/admission.ts";
 import type { Credentials } from "../../src/gateway/admission/credentials.ts";
-import { Gate, type Prospects } from "../../src/gateway/admission/gate.ts";
+import { CapacityGate, type Prospects } from "../../src/gateway/admission/capacity-gate.ts";
 import { Refusal } from "../../src/core/errors.ts";
 import { Dispatcher } from "../../src/dispatch/dispatcher.ts";
 import { Reaper } from "../../src/dispatch/reaper.ts";
@@ -104,7 +104,7 @@ export class Process {
     if (this.role !== "gateway") this.#dispatch();
     if (this.#nodes !== undefined) await this.#join(this.#nodes);
     if (this.role === "batcher") return void (this.ready = true);
-    const gate = new Gate(
+    const gate = new CapacityGate(
       {
         mode: plan.admission,
         model: MODEL,
@@ -256,7 +256,7 @@ export class Process {
     };
   }
 
-  #openDoors(gate: Gate): void {
+  #openDoors(gate: CapacityGate): void {
     const { plan } = this.#around;
     const { engine, host } = this;
     const waiters = (this.#waiters = new Waiters(engine, host));

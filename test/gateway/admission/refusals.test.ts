@@ -1,7 +1,7 @@
 /** Refusals that inform: whose turn it is, and when to come again. */
 import assert from "node:assert/strict";
 import { test } from "node:test";
-import { Admission } from "../../../src/gateway/admission/admit.ts";
+import { Admission } from "../../../src/gateway/admission/admission.ts";
 import type { Engine } from "../../../src/engine/engine.ts";
 import { VirtualClock } from "../../../src/cli/plan/virtual-clock.ts";
 import { Events } from "../../../src/observe/events.ts";

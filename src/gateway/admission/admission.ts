@@ -14,8 +14,8 @@ import type { Clock } from "../../app/clock.ts";
 import { type Quota, Refusal } from "../../core/errors.ts";
 import type { Engine } from "../../engine/engine.ts";
 import type { Events, ShedReason } from "../../observe/events.ts";
-import type { Caller } from "./caller.ts";
-import type { GateRefusal } from "./gate.ts";
+import type { Caller } from "./credentials.ts";
+import type { CapacityRefusal } from "./capacity-gate.ts";
 import { type Bottleneck, ProcessLoad } from "./process-load.ts";
 
 export interface AdmissionRules {
@@ -104,7 +104,7 @@ export class Admission {
   }
 
   /** The refusal for lack of capacity, counted. */
-  shed(caller: Caller, model: string, { reason, code, message, waitMs }: GateRefusal): Refusal {
+  shed(caller: Caller, model: string, { reason, code, message, waitMs }: CapacityRefusal): Refusal {
     const retryAfterMs = Math.max(1, Math.ceil(waitMs));
     this.#shed(caller, model, reason, retryAfterMs);
     const part = (++this.#refusals * GOLDEN_RATIO) % 1;
