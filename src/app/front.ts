@@ -16,7 +16,7 @@ import { isLoopback } from "./config/check.ts";
 import { Shares } from "../core/share.ts";
 import { Sampler } from "../core/trace.ts";
 import { type OpenCredentials, openCredentials } from "./credentials.ts";
-import type { Prepared } from "./crews.ts";
+import type { Prepared } from "../workers/pool.ts";
 import type { Dispatcher } from "../dispatch/dispatcher.ts";
 import {
   hasTensorWorkers,

@@ -11,7 +11,7 @@ import { Certificates } from "../gateway/certificates.ts";
 import { SystemClock } from "../app/clock.ts";
 import type { Config, Problem } from "../app/config/config.ts";
 import { dnsName, isDns, type NetworkKind } from "../app/config/worker-addresses.ts";
-import { systemResolve } from "../workers/resolver.ts";
+import { systemResolve } from "../workers/discovery.ts";
 import { Events } from "../observe/events.ts";
 
 export interface TlsReport {

@@ -58,6 +58,8 @@ export interface MembershipParts {
   readonly clock: Clock;
   readonly events: Events;
   readonly random: () => number;
+  /** Which workers operators drained; left out: its own list. */
+  readonly orders?: Orders;
 }
 
 interface Shared {
@@ -78,7 +80,7 @@ const FAILURES_TO_TELL = 2;
 export class Membership {
   readonly fleet: Fleet;
   /** Which workers are put aside. */
-  readonly orders = new Orders();
+  readonly orders: Orders;
   /** What this gateway lets in; a batcher has no doors. */
   doors: (now: number) => readonly DoorBeat[] = () => [];
   readonly #options: MembershipOptions;
@@ -104,6 +106,7 @@ export class Membership {
   constructor(options: MembershipOptions, parts: MembershipParts) {
     this.#options = options;
     this.#parts = parts;
+    this.orders = parts.orders ?? new Orders();
     const { id, zone, models } = options;
     this.retune(models);
     // Others read them when they need them: models come and go.

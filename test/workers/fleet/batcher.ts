@@ -42,7 +42,7 @@ export class Gpu {
 }
 
 export function gpus(count: number, serviceMs: number): Gpu[] {
-  return Array.from({ length: count }, (_, at) => new Gpu(`http://gpu-${at}:80/run`, serviceMs));
+  return Array.from({ length: count }, (_, at) => new Gpu(`http://gpu-${at}/run`, serviceMs));
 }
 
 export class Batcher {
