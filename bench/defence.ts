@@ -16,6 +16,7 @@
  * The server runs on one core and the generator on another where `taskset` exists (BENCH_PIN=no: on all).
  * FERRY_CLI=/other/checkout/src/cli.ts measures that checkout. The last line has the medians.
  */
+import { median } from "../src/core/median.ts";
 import { mkdtempSync, readFileSync, rmSync } from "node:fs";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
@@ -25,7 +26,7 @@ import { authSettings, inTime, kindWithKey, poolLimits, tierNames, timeouts } fr
 import { measure, type Measured } from "./generator.ts";
 import type { LoadSpec } from "./load.ts";
 import { killChildren, pickCores } from "./process.ts";
-import { loadNotes, median } from "./scenario.ts";
+import { loadNotes } from "./scenario.ts";
 import { FerryServer } from "./server.ts";
 import type { Account } from "./tally.ts";
 

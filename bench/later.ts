@@ -14,11 +14,10 @@ import { mkdtempSync, rmSync } from "node:fs";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { Events } from "../src/observe/events.ts";
+import { RowStore } from "../src/observe/request-log-postgres.ts";
 import { RequestRow } from "../src/observe/request-log.ts";
-import { SentRowStore } from "../src/observe/row-store.ts";
 import { Sender } from "../src/observe/sender.ts";
-import { sentCollector } from "../src/observe/sent-collector.ts";
-import { KIND } from "../src/observe/span-names.ts";
+import { KIND, sentCollector } from "../src/observe/span-buffer.ts";
 import { Stage, workerSight } from "../test/observe/dashboard/stage.ts";
 import { PostgresServer } from "./postgres.ts";
 import { Child } from "./process.ts";
@@ -58,10 +57,10 @@ async function rows(dir: string, sender: Sender): Promise<string> {
   const chunks = Array.from({ length: 20 }, (_, chunk) =>
     Array.from({ length: 1000 }, (__, at) => new RequestRow(1000 * chunk + at + 1, someRequest(at))),
   );
-  const stores: SentRowStore[] = [];
+  const stores: RowStore[] = [];
   const { cpu, own, wall } = await best(20_000, async () => {
     // Another instance: the same rows are then others.
-    const store = new SentRowStore(sender, { url: postgres.url, timeoutMs: 10_000, instance: randomUUID() });
+    const store = new RowStore(sender, { url: postgres.url, timeoutMs: 10_000, instance: randomUUID() });
     stores.push(store);
     await store.open();
     for (const chunk of chunks) await store.insert(chunk);

@@ -3,8 +3,8 @@
  *
  * CPU per task is what a process used during all of its slices over the tasks answered in them.
  */
+import { median } from "../src/core/median.ts";
 import type { Measured } from "./generator.ts";
-import { median } from "./scenario.ts";
 
 export interface Slices {
   readonly runs: readonly Measured[];

@@ -17,7 +17,7 @@ import { setTimeout as pause } from "node:timers/promises";
 import { SystemClock } from "../src/app/clock.ts";
 import type { AnsweredRequest } from "../src/observe/events.ts";
 import { PostgresLink } from "../src/observe/postgres-link.ts";
-import { insertRows, migrate } from "../src/observe/request-log-schema.ts";
+import { bundleOf, insertRows, migrate } from "../src/observe/request-log-schema.ts";
 import { RequestRow } from "../src/observe/request-log.ts";
 
 /** What was seen since the start. */
@@ -78,7 +78,7 @@ async function write(url: string, perSecond: number, signal: AbortSignal): Promi
   for (let written = 0; !signal.aborted; written += rowsAtOnce) {
     const dueMs = (1000 * written) / perSecond - (performance.now() - startedAt);
     if (dueMs > 0) await pause(dueMs);
-    await insertRows(link, randomUUID(), rows);
+    await insertRows(link, { instance: randomUUID(), columns: bundleOf("insertRows", rows) });
   }
   link.destroy();
 }

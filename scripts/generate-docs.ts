@@ -9,6 +9,8 @@
  */
 import { readFileSync, writeFileSync } from "node:fs";
 import { settingRows, settings, type SettingRow } from "../src/app/config/config.ts";
+import { needsRestart } from "../src/app/config/diff.ts";
+import { REMOVED } from "../src/app/config/removed.ts";
 import type { Fields, Leaf, Setting } from "../src/app/config/kinds.ts";
 
 interface Generated {
@@ -175,8 +177,8 @@ models:
     backend: { kind: http, workers: [http://gpu-1:9000/infer] }
     timeouts: { queueMs: 1000, workerMs: 2000, totalMs: 2500 }
 tiers:
-  paid: { weight: 4 }
-  free: { weight: 1, ratePerMinute: 1000 }
+  paid: {}
+  free: { ratePerMinute: 1000 }
 auth: { anonymousTier: free }
 \`\`\`
 
@@ -199,7 +201,8 @@ models:
 
 ## Settings
 
-\`[]\` stands for each of a list, \`NAME\` for a name you choose. "–" as default: there is none.
+\`[]\` stands for each of a list, \`NAME\` for a name you choose. "–" as default: there is none. A reload
+(\`SIGHUP\`, docs/operations.md) applies a change, except for settings marked ↻, which need a restart.
 `;
 
 const pageTail = `
@@ -219,7 +222,6 @@ const pageTail = `
 | \`engine.kind: redis\` has either \`url\` or \`nodes\`; \`username\` and \`password\` go with \`nodes\` | nobody could tell which one holds |
 | \`engine.waitTimeoutMs\` ≤ \`engine.commandTimeoutMs\` | the connection would be closed while a write waits for a replica |
 | \`engine.leaseMs\` ≥ 2 × \`engine.commandTimeoutMs\` | one renewal that times out would lose the lease |
-| \`engine.aliveMs\` ≥ 3 × \`engine.beatMs\` | a batcher that lives would be taken for dead when two beats are late |
 | \`limits.drainMs\` > \`timeouts.totalMs\` (a warning) | a stop could cut off requests in progress |
 | \`limits.maxQueued\` ≥ \`maxBatchSize\` (a warning) | no batch could ever be full |
 | \`maxBatchTokens\` and \`maxBatchBytes\` ≥ \`maxBatchSize\` (a warning) | the same: a task counts as at least 1 |
@@ -239,6 +241,13 @@ const pageTail = `
 | \`min-replicas-to-write\` is 0 with \`durability: replica\`, or is more than the replicas that are connected | a warning |
 
 Each line says what is set, why it matters and the exact command that changes it.
+
+## Removed settings
+
+Ferry refuses to start with one of these, and says what the table says. Delete the line.
+
+| setting | what applies now |
+|---|---|
 `;
 
 function configurationPage(): string {
@@ -249,7 +258,8 @@ function configurationPage(): string {
     const rows = settingRows.filter((row) => new RegExp(`^${name}[.[]`).test(row.path));
     sections.push(`\n### ${name}\n\n${setting.doc}\n\n${tables(rows)}`);
   }
-  return `${pageHead}${sections.join("")}${pageTail}`;
+  const removed = [...REMOVED].map(([path, why]) => `| \`${path}\` | ${cell(sentence(why))} |\n`);
+  return `${pageHead}${sections.join("")}${pageTail}${removed.join("")}`;
 }
 
 /** One table for what always holds, one for each kind of backend or engine, or for the kinds that share settings. */
@@ -272,7 +282,12 @@ function tables(rows: readonly SettingRow[]): string {
 function tableRow({ path, leaf, doc }: SettingRow): string {
   const fallback = leaf.defaultText === "" ? "–" : `\`${leaf.defaultText}\``;
   const bounds = leaf.bounds === "" ? leaf.kind : leaf.bounds;
-  return `| ${[`\`${path}\``, fallback, leaf.unit || "–", bounds, doc].map(cell).join(" | ")} |`;
+  const name = `\`${path}\`${needsRestart(path) ? " ↻" : ""}`;
+  return `| ${[name, fallback, leaf.unit || "–", bounds, doc].map(cell).join(" | ")} |`;
+}
+
+function sentence(text: string): string {
+  return `${text.charAt(0).toUpperCase()}${text.slice(1)}.`;
 }
 
 /** A bar inside a cell would end it. */

@@ -9,10 +9,10 @@
  * Ends with what failed, the slowest files and the time. Exit code 0: all of it passed.
  */
 import { spawnSync } from "node:child_process";
-import { globSync } from "node:fs";
 import { availableParallelism } from "node:os";
 import { join } from "node:path";
 import { setUp } from "./setup.ts";
+import { allFiles, longFiles, quickFiles } from "./runner/choose.ts";
 import { endAll, type FileResult, runFiles } from "./runner/pool.ts";
 import { cpuSeconds } from "./runner/reporter.ts";
 
@@ -25,9 +25,6 @@ const env: NodeJS.ProcessEnv = {
   ...process.env,
   NODE_COMPILE_CACHE: process.env["NODE_COMPILE_CACHE"] ?? join(root, "node_modules", ".cache", "node"),
 };
-
-/** They wait more than they compute, and begin first: the run is as long as the last one to end. */
-const SLOW_FIRST: readonly string[] = [];
 
 interface Failure {
   readonly what: string;
@@ -58,16 +55,14 @@ function check(): void {
 }
 
 async function test(files: readonly string[]): Promise<FileResult[]> {
-  const slow = new Set(SLOW_FIRST);
-  const first = files.filter((file) => slow.has(file));
-  const rest = files.filter((file) => !slow.has(file));
+  // Most e2e tests wait more than they compute: with one file a core, half of the machine would be idle.
   const jobs = Number(process.env["FERRY_TEST_JOBS"] ?? 2 * availableParallelism());
   const done = ({ file, failures: texts, seconds: took, tests }: FileResult): void => {
     const sign = texts.length === 0 ? "✔" : "✖";
     console.error(`${sign} ${file} ${seconds(took)}, ${tests} tests`);
     if (texts.length > 0) failures.push({ what: file, texts });
   };
-  return runFiles({ root, files: [...first, ...rest], jobs, env, done });
+  return runFiles({ root, files, jobs, env, done });
 }
 
 function finish(results: readonly FileResult[]): never {
@@ -98,9 +93,31 @@ for (const signal of ["SIGINT", "SIGTERM"] as const) {
 }
 
 const [mode, ...more] = process.argv.slice(2);
-const all = (): string[] => globSync(["test/**/*.test.ts", "bench/**/*.test.ts"], { cwd: root }).sort();
-if (mode === undefined) {
-  setUp();
-  check();
-  finish(await test(all()));
-} else finish(await test([mode, ...more]));
+switch (mode) {
+  case undefined:
+    setUp();
+    check();
+    finish(await test(allFiles(root)));
+    break;
+  case "quick":
+    check();
+    step("200 seeds", process.execPath, "test/sim/simulate.ts", "--seeds", "200", "--brief");
+    finish(await test(quickFiles(root)));
+    break;
+  case "long":
+    setUp();
+    env["FERRY_TEST_LONG"] = "1";
+    step("10,000 seeds", process.execPath, "test/sim/simulate.ts", "--seeds", "10000", "--brief");
+    step(
+      "200,000 drop-in requests",
+      process.execPath,
+      "test/sim/simulate.ts",
+      "--dropin",
+      "--requests",
+      "200000",
+    );
+    finish(await test(longFiles(root)));
+    break;
+  default:
+    finish(await test([mode, ...more]));
+}

@@ -5,7 +5,7 @@
  * with the memory engine. Whiskers reach from the smallest to the largest run. Lines differ in the shape of their points,
  * not in colour alone. Nothing in it comes from elsewhere: system fonts, colours for light and dark in its own style sheet.
  */
-import { median } from "../scenario.ts";
+import { median } from "../../src/core/median.ts";
 import { GATEWAY_COUNTS } from "./cases.ts";
 import { head, seriesOf, type Results, type Series } from "./report.ts";
 

@@ -5,8 +5,9 @@
  * taken between their first runs, their second ones and so on, which ran within minutes of each other; then the median
  * is that of the ratios.
  */
+import { median } from "../../src/core/median.ts";
 import { format, signs } from "../report.ts";
-import { figure, isMet, median, type Goal, type Unit } from "../scenario.ts";
+import { figure, isMet, type Goal, type Unit } from "../scenario.ts";
 import { cases, GATEWAY_COUNTS, type ScaleCase } from "./cases.ts";
 import type { Kind, ScaleResult } from "./measure.ts";
 

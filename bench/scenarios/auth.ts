@@ -8,6 +8,7 @@
  *
  * The ratio is that of the medians of each server's turns.
  */
+import { median } from "../../src/core/median.ts";
 import { generateKeyPairSync } from "node:crypto";
 import { mkdtempSync, writeFileSync } from "node:fs";
 import { join } from "node:path";
@@ -16,15 +17,7 @@ import { authSettings, kindWithKey } from "../admission.ts";
 import type { CallerKind } from "../../src/cli/bench/arrivals.ts";
 import { measure, type Measured } from "../generator.ts";
 import { FerryServer, type FerrySetup } from "../server.ts";
-import {
-  durationMs,
-  figure,
-  loadNotes,
-  median,
-  type Bench,
-  type Report,
-  type Scenario,
-} from "../scenario.ts";
+import { durationMs, figure, loadNotes, type Bench, type Report, type Scenario } from "../scenario.ts";
 
 const callers = 256;
 const users = Array.from({ length: 8 }, (_, i) => `user-${i}`);

@@ -12,18 +12,11 @@
  * The last turn against the first shows what gets slower as Ferry fills up: after some 100,000 answers
  * the cache and the kept results have reached their bounds, which is the state that a server lives in.
  */
+import { median } from "../../src/core/median.ts";
 import { measure, type Measured } from "../generator.ts";
 import type { LoadSpec } from "../load.ts";
 import { FerryServer, FloorServer, workBetween, type Counters } from "../server.ts";
-import {
-  durationMs,
-  figure,
-  loadNotes,
-  median,
-  type Bench,
-  type Report,
-  type Scenario,
-} from "../scenario.ts";
+import { durationMs, figure, loadNotes, type Bench, type Report, type Scenario } from "../scenario.ts";
 
 const callers = 256;
 

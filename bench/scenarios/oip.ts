@@ -5,20 +5,13 @@
  * The two forms take turns against the same Ferry, each after a warm-up of its own. What counts is Ferry's CPU time,
  * not the rate: numbers also cost the generator and the worker more, and those share a core.
  */
+import { median } from "../../src/core/median.ts";
 import { join } from "node:path";
 import { measure, type Measured } from "../generator.ts";
 import { Child } from "../process.ts";
 import { FerryServer, freePorts, host, ready, workBetween } from "../server.ts";
 import type { TensorForm } from "../tensors.ts";
-import {
-  durationMs,
-  figure,
-  loadNotes,
-  median,
-  type Bench,
-  type Report,
-  type Scenario,
-} from "../scenario.ts";
+import { durationMs, figure, loadNotes, type Bench, type Report, type Scenario } from "../scenario.ts";
 
 const callers = 64;
 

@@ -8,6 +8,7 @@
  *
  * BENCH_PROCESSES=4 tries another number of them.
  */
+import { median } from "../../src/core/median.ts";
 import { availableParallelism } from "node:os";
 import { measure, type Measured } from "../generator.ts";
 import { childPids } from "../process.ts";
@@ -18,7 +19,6 @@ import {
   durationMs,
   figure,
   loadNotes,
-  median,
   type Bench,
   type Figure,
   type Report,

@@ -18,6 +18,7 @@
  *
  * The ratio is that of the medians of each server's turns.
  */
+import { median } from "../../src/core/median.ts";
 import { join } from "node:path";
 import { measure, type Measured } from "../generator.ts";
 import { PostgresServer } from "../postgres.ts";
@@ -27,7 +28,6 @@ import {
   durationMs,
   figure,
   loadNotes,
-  median,
   type Bench,
   type Figure,
   type Report,

@@ -6,8 +6,8 @@
 import { createSecretKey, type KeyObject } from "node:crypto";
 import { nameOfSecret } from "../gateway/admission/api-key.ts";
 import { type CredentialParts, Credentials } from "../gateway/admission/credentials.ts";
-import { Jwks } from "../gateway/admission/jwks.ts";
-import { type PublicKeys, Tokens } from "../gateway/admission/jwt.ts";
+import { Jwks, JWKS_TIMES } from "../gateway/admission/jwks.ts";
+import { type PublicKeys, SKEW_MS, Tokens } from "../gateway/admission/jwt.ts";
 import { KeyFile, readKeys, readSecret, secretOf } from "../gateway/admission/key-file.ts";
 import { KeyRedis } from "../gateway/admission/key-redis.ts";
 import type { KeyStore } from "../gateway/admission/keys.ts";
@@ -143,8 +143,7 @@ async function openPublicKeys(
   if (publicKeyFile !== undefined) {
     return PublicKeyFile.open(publicKeyFile, algorithm, reloadMs, clock, events);
   }
-  const { jwksCacheMs: cacheMs, jwksCooldownMs: cooldownMs, jwksTimeoutMs: timeoutMs } = jwt;
-  const jwks = new Jwks({ url: jwksUrl!, algorithm, cacheMs, cooldownMs, timeoutMs }, clock, events);
+  const jwks = new Jwks({ url: jwksUrl!, algorithm, ...JWKS_TIMES }, clock, events);
   await jwks.open();
   return jwks;
 }
@@ -155,7 +154,7 @@ function tokensOf(
   clock: Clock,
 ): CredentialParts["tokens"] {
   if (jwt === undefined || publicKeys === undefined) return undefined;
-  return (callerOf) => new Tokens(jwt, publicKeys, clock, callerOf);
+  return (callerOf) => new Tokens({ ...jwt, skewMs: SKEW_MS }, publicKeys, clock, callerOf);
 }
 
 /** Whoever changes auth.secret breaks every key; better they hear it here than from their users. */

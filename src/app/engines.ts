@@ -21,6 +21,8 @@ import type { Events } from "../observe/events.ts";
  * half of this on average, and not at all when the gateway wrote nothing for so long.
  */
 const TICK_MS = 2;
+/** How often a gateway looks up the tasks that it waits for, in case a notification was lost. */
+const SWEEP_MS = 1000;
 
 /** What processes share beside the tasks; only where there can be more than one. */
 export interface Shared {
@@ -117,12 +119,12 @@ async function openRedis(
   const name = `ferry-${id}`;
   const nodes = await RedisNodes.open({ ...settings, tags: keys.tags, name }, clock, events);
   const base = { nodes, keys, clock, events, shared: new RedisClock(), name: id };
-  const { leaseMs, sweepMs, zoneSpillMs, commandTimeoutMs } = settings;
+  const { leaseMs, zoneSpillMs, commandTimeoutMs } = settings;
   const options = {
     zone,
     zoneSpillMs,
     leaseMs,
-    sweepMs,
+    sweepMs: SWEEP_MS,
     tickMs: TICK_MS,
     putWithinMs: commandTimeoutMs,
   };

@@ -7,7 +7,8 @@ import type { Prospects } from "../gateway/admission/gate.ts";
 import { SimulatedBackend } from "../workers/backend/simulated.ts";
 import { makeBackend } from "./backends.ts";
 import type { Tally as Done } from "../cli/terminal/banner.ts";
-import { Certificates } from "../gateway/certificates.ts";
+import { CERTIFICATE_RELOAD_MS, Certificates } from "../gateway/certificates.ts";
+import { MAX_HEADERS, MAX_STREAMS } from "../gateway/http2.ts";
 import { type Clock, SystemClock } from "./clock.ts";
 import type { Config, ModelConfig, Role } from "./config/config.ts";
 import { Demo } from "../cli/demo/demo.ts";
@@ -16,7 +17,7 @@ import type { ModelRules } from "../dispatch/model-rules.ts";
 import type { EngineLimits } from "../engine/engine.ts";
 import { Reaper } from "../dispatch/reaper.ts";
 import { limitsOf, type Opened, openEngine, type Shared } from "./engines.ts";
-import { type FleetModel, Membership } from "../workers/fleet/membership.ts";
+import { beatMsFor, type FleetModel, Membership } from "../workers/fleet/membership.ts";
 import { FleetOutlook } from "../workers/fleet/outlook.ts";
 import { FleetDemand } from "../workers/fleet/demand.ts";
 import { forwards } from "./dropins.ts";
@@ -105,12 +106,8 @@ export class Ferry {
     this.#clock = clock;
     this.#role = role;
     this.#log = log;
-    const { models, telemetry } = config;
-    this.#tally = new Tally(
-      this.events,
-      clock,
-      models.map(({ name }) => name),
-    );
+    const { telemetry } = config;
+    this.#tally = new Tally(this.events, clock, () => this.#config.models.map(({ name }) => name));
     this.#tracing = tracingOf(telemetry, process.env);
     this.#endLog = logEvents(this.events, clock, telemetry.logLevel, log);
     this.#pool = new WorkerPool({
@@ -119,7 +116,7 @@ export class Ferry {
       orders: this.#orders,
       makeBackend: (model, numbers) => makeBackend(model, clock, this.events, this.#vault(model), numbers),
       makeDispatcher: (rules, model) => this.#dispatcher(rules, model),
-      rulesOf: (model, { admission }) => rulesOf(model, admission.maxWorkerLoad),
+      rulesOf,
       onBackend: (model, backend, { workers }) => {
         if (!(backend instanceof SimulatedBackend)) this.demo?.forget(model);
         else (this.demo ??= new Demo()).add(model, backend, workers.slots);
@@ -196,7 +193,6 @@ export class Ferry {
     this.#limits = limitsOf(next, this.#role === "gateway" ? [] : leaving);
     for (const each of prepared) each.commit();
     this.#look();
-    this.#tally.retune(next.models.map(({ name }) => name));
     this.#scaling!.wake();
     const { logLevel } = next.telemetry;
     if (logLevel !== last.telemetry.logLevel) {
@@ -246,10 +242,10 @@ export class Ferry {
   async #openTls(): Promise<void> {
     const { tls, admin } = this.#config;
     if (tls === undefined || (this.#role === "batcher" && !admin.tls)) return;
-    const certificates = new Certificates("tls", tls, tls.reloadMs, this.#clock, this.events);
+    const certificates = new Certificates("tls", tls, CERTIFICATE_RELOAD_MS, this.#clock, this.events);
     this.#undo.push(() => certificates.stop());
     await certificates.start();
-    this.#tls = { ...tls, certificates };
+    this.#tls = { ...tls, certificates, maxStreams: MAX_STREAMS };
   }
 
   async #openEngine(): Promise<Opened> {
@@ -264,7 +260,8 @@ export class Ferry {
   async #join({ engine, registry, id }: Shared): Promise<void> {
     const { engine: settings, zone } = this.#config;
     if (settings.kind !== "redis") throw new Error("a fleet needs a shared engine; this is a bug");
-    const { beatMs, aliveMs } = settings;
+    const { aliveMs } = settings;
+    const beatMs = beatMsFor(aliveMs);
     const membership = (this.#membership = new Membership(
       { id, zone, role: this.#role, version: version(), beatMs, aliveMs, models: [] },
       { registry, clock: this.#clock, events: this.events, random: Math.random, orders: this.#orders },
@@ -366,7 +363,7 @@ export class Ferry {
     const guarded = { ...observers.guarded, ...reloadRoutes(() => this.onReload) };
     const listener = new Listener(
       adminRoutes(engine, report, tiers, admin.token, { ...observers, guarded }),
-      limits,
+      { ...limits, maxHeaders: MAX_HEADERS },
       clock,
       this.events,
       { tls: admin.tls ? this.#tls : undefined, uncounted: true },

@@ -14,6 +14,7 @@ import type { Clock } from "./clock.ts";
 import type { Config, ModelConfig, Role } from "./config/config.ts";
 import { isLoopback } from "./config/check.ts";
 import { Shares } from "../core/share.ts";
+import { THRESHOLD_DEPTHS } from "../core/shed.ts";
 import { Sampler } from "../core/trace.ts";
 import { type OpenCredentials, openCredentials } from "./credentials.ts";
 import type { Prepared } from "../workers/pool.ts";
@@ -31,7 +32,8 @@ import type { Membership } from "../workers/fleet/membership.ts";
 import { ClientBytes } from "../gateway/byte-budget.ts";
 import { Crossing } from "../gateway/crossing.ts";
 import { EarlyRefusals } from "../gateway/early-refusal.ts";
-import { GrpcDoor, type GrpcModel } from "../gateway/grpc.ts";
+import { GrpcDoor, type GrpcModel, MAX_CALLS } from "../gateway/grpc.ts";
+import { MAX_HEADERS } from "../gateway/http2.ts";
 import { healthRoutes } from "../gateway/health.ts";
 import { Intake, type ModelDoor } from "../gateway/intake.ts";
 import { NativeProtocol } from "../gateway/native.ts";
@@ -120,7 +122,7 @@ export class Front {
     const first = (this.#now = await this.#generation(config));
     this.#tellDoors(first);
     const { routes, passing } = first;
-    this.#listener = new Listener(routes, limits, clock, events, {
+    this.#listener = new Listener(routes, { ...limits, maxHeaders: MAX_HEADERS }, clock, events, {
       elsewhere: (path) => passing.dropIns.find(path),
       pages: guardOf(config, listen),
       tls,
@@ -264,8 +266,17 @@ export class Front {
     const { clock, events, tls, tracing, random } = this.#parts;
     const now = (): Generation => this.#now!;
     const door = (this.#grpc = new GrpcDoor(
-      // More rows than that can never be queued at once.
-      { ...limits, ...grpc, maxRows: Math.min(grpc.maxRows, limits.maxQueued) },
+      {
+        ...limits,
+        ...grpc,
+        maxHeaders: MAX_HEADERS,
+        maxStreams: MAX_CALLS,
+        // As of the latest reload. More rows than maxQueued can never be queued at once.
+        get maxRows() {
+          const { maxInputs, maxQueued } = now().config.limits;
+          return Math.min(maxInputs, maxQueued);
+        },
+      },
       {
         get crossing() {
           return now().crossing;
@@ -300,7 +311,7 @@ export class Front {
   #door(model: ModelConfig, config: Config): ModelDoor {
     const { name, timeouts, cache, collapse } = model;
     const { admission, tiers } = config;
-    const rules = { ...admission, ...timeouts, model: name, tiers: tiers.length };
+    const rules = { ...admission, ...THRESHOLD_DEPTHS, ...timeouts, model: name, tiers: tiers.length };
     const before = this.#now?.doors.find((door) => door.name === name)?.gate;
     const gate = new Gate(rules, this.#prospects(name), this.#parts.opened.engine, before);
     const looksForFree = this.#parts.membership === undefined;

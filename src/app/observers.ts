@@ -8,16 +8,15 @@ import type { Clock } from "./clock.ts";
 import type { Config, Role } from "./config/config.ts";
 import { Refusal } from "../core/errors.ts";
 import { assetRoutes } from "../observe/dashboard/assets.ts";
-import { Fold } from "../observe/dashboard/fold.ts";
-import { Live } from "../observe/dashboard/live.ts";
-import { LoopDelay } from "../observe/dashboard/loop-delay.ts";
+import { Fold, LoopDelay } from "../observe/dashboard/fold.ts";
+import { Live, MAX_VIEWERS } from "../observe/dashboard/live.ts";
 import type { Engine } from "../engine/engine.ts";
 import type { Exchange } from "../gateway/exchange.ts";
 import type { Routes } from "../gateway/server.ts";
 import type { History } from "../gateway/story.ts";
 import { type Events, listening } from "../observe/events.ts";
 import { openMetrics } from "../observe/metrics.ts";
-import { RecentBatches } from "../observe/recent-batches.ts";
+import { RecentBatches, Troubles } from "../observe/recent.ts";
 import type { PostgresLog } from "../observe/request-log-postgres.ts";
 import { RequestLog } from "../observe/request-log.ts";
 import { Sender } from "../observe/sender.ts";
@@ -25,7 +24,6 @@ import type { Counter, Sight } from "../observe/sight.ts";
 import type { Tally } from "../observe/tally.ts";
 import { openTraces } from "../observe/traces.ts";
 import type { Tracing } from "../observe/tracing.ts";
-import { Troubles } from "../observe/troubles.ts";
 import { version } from "./version.ts";
 
 /** How long after a task's deadline the request log looks up an outcome that no message brought. */
@@ -117,8 +115,7 @@ function metrics({ config, events, sight }: ObserverParts, more: readonly Counte
       caches: cache.scope !== "off",
     }));
   const tiers = config.tiers.map(({ name }) => name);
-  const opened = openMetrics({ models: models(), tiers, version: version(), events, sight, more });
-  events.on("reloaded", () => opened.retune(models()));
+  const opened = openMetrics({ models, tiers, version: version(), events, sight, more });
   return { guarded: opened.routes };
 }
 
@@ -167,7 +164,7 @@ function openLive(parts: ObserverParts): { routes: Routes; close(): void } {
     tiers,
     models,
   };
-  const rules = { maxViewers: config.telemetry.maxViewers, stuckMs: config.limits.requestTimeoutMs };
+  const rules = { maxViewers: MAX_VIEWERS, stuckMs: config.limits.requestTimeoutMs };
   const live = new Live(rules, fold, about, () => parts.apiUrl(), clock);
   return {
     routes: live.routes(),

@@ -1,16 +1,20 @@
 /** From the config to the rules of each part. Pure: a reload calls them with the next config. */
+import { RETRY_BUDGET } from "../core/retry.ts";
 import type { AdmissionRules } from "../gateway/admission/admit.ts";
-import type { ModelRules } from "../dispatch/model-rules.ts";
+import { MAX_WORKER_LOAD, type ModelRules } from "../dispatch/model-rules.ts";
+import { LONGEST_EJECTION } from "../workers/health.ts";
 import type { VaultRules } from "../workers/backend/vault.ts";
 import type { Config, ModelConfig } from "./config/config.ts";
 import { hasAddresses } from "./config/worker-addresses.ts";
 
 /** What a model's dispatcher goes by. */
-export function rulesOf(model: ModelConfig, maxWorkerLoad: number): ModelRules {
+export function rulesOf(model: ModelConfig): ModelRules {
   const { name, policy, pipeline, maxBatchSize, maxWaitMs, maxBatchTokens, maxBatchBytes } = model;
-  const { timeouts, retry, health } = model;
+  const { timeouts } = model;
+  const retry = { ...model.retry, budget: RETRY_BUDGET };
+  const health = { ...model.health, maxEjectMs: LONGEST_EJECTION * model.health.ejectMs };
   const limits = { policy, maxBatchSize, maxWaitMs };
-  const budgets = { maxBatchTokens, maxBatchBytes, maxWorkerLoad };
+  const budgets = { maxBatchTokens, maxBatchBytes, maxWorkerLoad: MAX_WORKER_LOAD };
   const { workerMs } = timeouts;
   // A thread of ours: a crash in native code of the user's function is a crash of Ferry.
   const inProcess = model.backend.kind === "module";

@@ -50,7 +50,7 @@ interface Sent {
 
 const timeoutMs = 10_000;
 /** After a rotation the listener may show the old one for a moment more. */
-const NEW_CERTIFICATE = "; if that is new, wait tls.reloadMs, or send SIGHUP";
+const NEW_CERTIFICATE = "; if that is new, wait 2 seconds, or send SIGHUP";
 /** As long as the slowest worker may take to start. */
 const reloadTimeoutMs = 3_600_000;
 

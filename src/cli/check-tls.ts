@@ -7,7 +7,7 @@
  * problem, since it will not get better by waiting.
  */
 import type { Reach } from "../workers/backend/worker-tls.ts";
-import { Certificates } from "../gateway/certificates.ts";
+import { CERTIFICATE_RELOAD_MS, Certificates } from "../gateway/certificates.ts";
 import { SystemClock } from "../app/clock.ts";
 import type { Config, Problem } from "../app/config/config.ts";
 import { dnsName, isDns, type NetworkKind } from "../app/config/worker-addresses.ts";
@@ -69,7 +69,7 @@ async function checkFiles(setting: string, files: Files): Promise<Finding[]> {
   const events = new Events();
   const told: string[] = [];
   events.on("notice", ({ message }) => told.push(message));
-  const certificates = new Certificates(setting, files, files.reloadMs, new SystemClock(), events);
+  const certificates = new Certificates(setting, files, CERTIFICATE_RELOAD_MS, new SystemClock(), events);
   try {
     await certificates.start();
     return told.map((message) => finding(message, setting, false));
@@ -80,7 +80,7 @@ async function checkFiles(setting: string, files: Files): Promise<Finding[]> {
   }
 }
 
-type Files = ConstructorParameters<typeof Certificates>[1] & { readonly reloadMs: number };
+type Files = ConstructorParameters<typeof Certificates>[1];
 
 /** Messages begin with the setting that they are about. */
 function finding(message: string, setting: string, problem: boolean): Finding {

@@ -4,6 +4,7 @@
  * A flag goes over the file, the file over Ferry's own defaults. Times are written `150ms`, `1.5s`, `2m`, `1h`;
  * a bare number is milliseconds.
  */
+import { THRESHOLD_DEPTHS } from "../core/shed.ts";
 import { demoConfig } from "../app/config/load.ts";
 import type { Config, ModelConfig } from "../app/config/config.ts";
 import type { Limits, PolicyName } from "../core/policy.ts";
@@ -126,13 +127,12 @@ export function fleetOf(call: Call, { config, model, limits }: Settings, service
   const queueMs = readNumber(call, "queue-ms", 1, 3_600_000) ?? timeouts.queueMs;
   const workerMs = given ? timeouts.workerMs : Math.max(timeouts.workerMs, Math.ceil(3 * fullMs));
   const least = given ? timeouts.totalMs : Math.max(timeouts.totalMs, queueMs + Math.ceil(2 * fullMs));
-  const { mode, targetUtilization, lastTierDepth, firstTierDepth } = config.admission;
   return {
     limits,
     service,
     jitter: readNumber(call, "jitter", 0, 1) ?? 0,
     timeouts: { queueMs, workerMs, totalMs: readNumber(call, "total-ms", 1, 3_600_000) ?? least },
-    admission: { mode, targetUtilization, lastTierDepth, firstTierDepth },
+    admission: { ...config.admission, ...THRESHOLD_DEPTHS },
     maxQueued: config.limits.maxQueued,
     overheadMs: readTime(call, "overhead") ?? 0,
   };

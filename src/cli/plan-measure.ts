@@ -62,7 +62,7 @@ async function time(
   const rounds = readCount(call, "rounds", 1000) ?? ROUNDS;
   const timeoutMs = readTime(call, "timeout") ?? TIMEOUT_MS;
   const input = readInput(call.text("input"));
-  const tls = model.backend.kind === "http" ? model.backend.tls : { reloadMs: 60_000 };
+  const tls = model.backend.kind === "http" ? model.backend.tls : {};
   const options = { workers: [url.href], maxReplyBytes: MAX_REPLY_BYTES, health: model.health, tls };
   const backend = new HttpBackend(options, { model: "measure", clock, events: new Events() });
   const progress = new Progress(console);

@@ -5,17 +5,15 @@
  * Strict order alone starves the last tier for as long as the first is flooded; weighted shares alone let
  * the first tier miss deadlines that it need not miss. So every tier but the first earns credit for a
  * small share of each batch while more is queued than the batch holds, and spends it before the rest is
- * filled in order. The last tier's floor is 5 % of the seats, those between get 10 %,
- * together at most 30 %.
+ * filled in order. The last tier's floor is 5 % of the batch, those between get 10 %, together at most 30 %.
  *
- * Inside a tier tenants take turns (`engine/memory/turns.ts`): one task of each that has any, then one of each again. Each task costs
- * the model the same, so this is deficit round robin with the cost of one: a tenant that floods the tier lengthens
- * its own wait and no other's, and a tenant's next task is never behind more than one of each other's.
+ * Inside a tier tenants take turns (`engine/memory/turns.ts`): one task of each that has any, then one of each again: deficit
+ * round robin with the cost of one. A tenant that floods the tier lengthens its own wait and no other's.
  *
  *  - The place in the ring is kept from batch to batch; a batch may end in the middle of a round.
  *  - A tenant that had nothing and now has something goes to the end of the ring.
- *  - Among a tenant's own tasks the first that came is the first to go.
- *  - A task that comes back stands where its arrival puts it among its tenant's; its tenant is next.
+ *  - A tenant's own tasks go in the order of their arrival.
+ *  - A task that comes back goes where its arrival puts it among its tenant's; its tenant is next.
  */
 
 const MIDDLE_FLOOR = 0.1;

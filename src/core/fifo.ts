@@ -1,8 +1,6 @@
 /**
- * First in, first out, at a constant price.
- *
- * (A Map also keeps the order of entry, but finding its first key walks over every key that was deleted
- * before it: at 100,000 keys that costs more than the rest of a request.)
+ * First in, first out, in constant time. (Finding the first key of a Map walks over every key that was deleted before it: at
+ * 100,000 keys that costs more than the rest of a request.)
  */
 export class Fifo<Value> {
   #values: (Value | undefined)[] = [];
@@ -23,12 +21,6 @@ export class Fifo<Value> {
 
   push(value: Value): void {
     this.#values.push(value);
-  }
-
-  /** Back to the front; dear only when nothing was taken from there. */
-  unshift(value: Value): void {
-    if (this.#head > 0) this.#values[--this.#head] = value;
-    else this.#values.unshift(value);
   }
 
   shift(): Value | undefined {

@@ -1,8 +1,6 @@
 /**
- * What falls due, soonest first; anything can be taken out or moved at any time.
- *
- * Each value carries its own place, so that a heap never holds on to what is done with. Equal instants
- * come out in no promised order.
+ * What falls due, soonest first; anything can be taken out or moved at any time, because each value carries its own place.
+ * Equal instants come out in no promised order.
  */
 
 export interface Due {

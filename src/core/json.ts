@@ -1,20 +1,32 @@
 /**
- * Reading a JSON text once, without turning it into values.
+ * Reading a JSON text once, without turning it into values, so that inputs and outputs travel on as the very characters that they
+ * came in: a 64-bit integer or a float leaves as it came.
  *
- * `scan` walks a text and notes where each top-level field's value stands, so that an input travels on
- * as the very characters it came in. On the way it finds what `JSON.parse` would let through: nesting
- * that is too deep, objects with so many keys that they would hold up everybody else (100,000 take 100 ms),
- * `__proto__` keys, duplicate keys, numbers beyond the range of a double, and halves of
- * surrogate pairs. It does not check the grammar; callers run `JSON.parse` for that (in this order: the
- * scan is safe on any text, and the parser need not see a text that is 10,000 arrays deep).
+ * `scan` is for requests: it notes where each top-level field's value is, and finds what `JSON.parse` would let through: nesting
+ * that is too deep, objects with so many keys that they would hold up everything else (100,000 take 100 ms), `__proto__` keys,
+ * duplicate keys (readers disagree about which one counts), numbers beyond the range of a double, and halves of surrogate
+ * pairs. `outputFlaw` looks for the same in an output, as far as it can harm a caller. Neither checks the grammar; callers run
+ * `JSON.parse` for that, after the scan: that is safe on any text, and the parser need not see 10,000 nested arrays.
  *
- * `canonical` rewrites a checked text so that equal values are equal texts: keys in order, no white
- * space, one way to write each string. Numbers keep their text: 1 and 1.0 are different inputs.
+ * `canonical` rewrites a checked text so that equal values are equal texts: keys in order, no white space, one way to write each
+ * string. Numbers keep their text: 1 and 1.0 are different inputs.
+ *
+ * Strings, and arrays that hold neither strings nor containers (an embedding), are crossed with `indexOf`, which is ten
+ * times faster than looking at each character.
  */
 
 export const MAX_DEPTH = 64;
 /** Of one object. */
 export const MAX_KEYS = 10_000;
+/** The largest double has 309 digits, so a shorter number without an exponent is in range. */
+const SAFE_DIGITS = 308;
+/** Up to so many keys a list is searched faster than a set is made. */
+const FEW_KEYS = 16;
+
+export const [OPEN_BRACE, CLOSE_BRACE, OPEN_BRACKET, CLOSE_BRACKET] = [0x7b, 0x7d, 0x5b, 0x5d];
+export const [QUOTE, COMMA] = [0x22, 0x2c];
+const [COLON, BACKSLASH, SPACE, SMALL_U] = [0x3a, 0x5c, 0x20, 0x75];
+const [PLUS, MINUS, DOT, ZERO, NINE, UPPER_E, LOWER_E] = [0x2b, 0x2d, 0x2e, 0x30, 0x39, 0x45, 0x65];
 
 export interface Scan {
   /** Source range of each field of the outermost object; undefined when it is not an object. */
@@ -25,252 +37,387 @@ export interface Scan {
   readonly tooMuch: boolean;
 }
 
-const QUOTE = 0x22;
-const BACKSLASH = 0x5c;
-const OPEN_BRACE = 0x7b;
-const CLOSE_BRACE = 0x7d;
-const OPEN_BRACKET = 0x5b;
-const CLOSE_BRACKET = 0x5d;
-const COMMA = 0x2c;
-const COLON = 0x3a;
-/** A thousand at a time: V8 remembers each for a way back, and runs out of stack at some millions. */
-const SMALL_NUMBERS = /(?:-?\d{1,20}(?:\.\d{1,20})?,){1,1000}/y;
-/** Lists of numbers, however deep: written in one way only, where there is no white space. */
-const ONLY_NUMBERS = /^\[[\d.,eE+\-[\]]*\]$/;
-
 export function scan(text: string): Scan {
-  return new Scanner(text).run();
+  const { fields, flaw, key } = new Scanner(text).check(true);
+  const problem = flaw && requestProblem(flaw, key);
+  const tooMuch = flaw === "deep" || flaw === "keys";
+  return { fields: tooMuch ? undefined : fields, problem, tooMuch };
 }
 
-class Scanner {
+function requestProblem(flaw: Flaw, key: string): string {
+  switch (flaw) {
+    case "deep":
+      return `the body is nested deeper than ${MAX_DEPTH}`;
+    case "keys":
+      return `an object has more than ${MAX_KEYS} keys; send a list`;
+    case "proto":
+      return 'the key "__proto__" is not allowed';
+    case "twice":
+      return `the key ${JSON.stringify(key.slice(0, 64))} stands twice`;
+    case "number":
+      return "a number is beyond the range of a double";
+    case "surrogate":
+      return "a string holds half of a surrogate pair";
+  }
+}
+
+/** What no caller may get in an output, to be put after "output 3"; undefined: nothing. */
+export function outputFlaw(text: string): string | undefined {
+  // A string has none of these.
+  if (text.charCodeAt(0) === QUOTE) return undefined;
+  const { flaw } = new Scanner(text).check(false);
+  if (flaw === "deep") return `is nested deeper than ${MAX_DEPTH}`;
+  // A function's `{1: …, "1": …}` becomes that.
+  if (flaw === "twice") return "has a key twice";
+  return flaw && "holds a number beyond the range of a double";
+}
+
+type Flaw = "deep" | "keys" | "proto" | "twice" | "number" | "surrogate";
+
+interface Checked {
+  readonly fields: Map<string, readonly [start: number, end: number]> | undefined;
+  /** The first that was met; one that ended the check goes before the others. */
+  readonly flaw: Flaw | undefined;
+  /** The one that is there twice. */
+  readonly key: string;
+}
+
+/** Where a mark next is; remembered, so that all calls together read the text once. */
+class Finder {
   readonly #text: string;
+  readonly #mark: string;
+  #next = -1;
+
+  constructor(text: string, mark: string) {
+    this.#text = text;
+    this.#mark = mark;
+  }
+
+  /** The first place of the mark at or after `at`, which never goes back; Infinity when there is none. */
+  from(at: number): number {
+    if (this.#next < at) {
+      const found = this.#text.indexOf(this.#mark, at);
+      this.#next = found < 0 ? Infinity : found;
+    }
+    return this.#next;
+  }
+}
+
+/** The keys of an object. */
+class Keys {
+  readonly #few: string[] = [];
+  #many: Set<string> | undefined;
+
+  get size(): number {
+    return this.#many?.size ?? this.#few.length;
+  }
+
+  /** False: it is there already. */
+  add(key: string): boolean {
+    if (this.#many === undefined) {
+      if (this.#few.includes(key)) return false;
+      if (this.#few.push(key) === FEW_KEYS) this.#many = new Set(this.#few);
+      return true;
+    }
+    const before = this.#many.size;
+    return this.#many.add(key).size > before;
+  }
+}
+
+/** Goes over a text once: as a whole (`check`), or value by value (`json-split.ts`). */
+export class Scanner {
+  readonly #text: string;
+  readonly #quotes: Finder;
+  readonly #brackets: Finder;
+  readonly #braces: Finder;
+  readonly #ends: Finder;
+  readonly #backslashes: Finder;
+  readonly #exponents: readonly Finder[];
   #at = 0;
-  #problem: string | undefined;
-  #tooMuch: string | undefined;
-  /** Where the next backslash stands, so that strings without one are skipped in one leap. */
-  #nextBackslash: number;
-  /** Per open container: an object's keys so far (undefined until the first, and outermost), false for an array. */
-  readonly #open: (Set<string> | undefined | false)[] = [];
-  readonly #fields = new Map<string, readonly [number, number]>();
+  /** False once a number was met that reads as Infinity. */
+  finite = true;
 
   constructor(text: string) {
     this.#text = text;
-    this.#nextBackslash = findOr(text, "\\", 0);
+    this.#quotes = new Finder(text, '"');
+    this.#brackets = new Finder(text, "[");
+    this.#braces = new Finder(text, "{");
+    this.#ends = new Finder(text, "]");
+    this.#backslashes = new Finder(text, "\\");
+    this.#exponents = [new Finder(text, "e"), new Finder(text, "E")];
   }
 
-  run(): Scan {
+  /** Goes over the whole text. Only of a request are the fields noted, and the keys counted. */
+  check(request: boolean): Checked {
     const text = this.#text;
-    const open = this.#open;
+    const fields = new Map<string, readonly [number, number]>();
+    /** The keys so far of each open object; undefined for an array. */
+    const open: (Keys | undefined)[] = [];
+    let keys: Keys | undefined;
     let expectKey = false;
     let field: string | undefined;
     let fieldStart = 0;
     let outer = false;
-    while (this.#at < text.length && this.#tooMuch === undefined) {
-      const code = text.charCodeAt(this.#at);
+    let flaw: Flaw | undefined;
+    let twice = "";
+    let at = 0;
+    while (at < text.length) {
+      const code = text.charCodeAt(at);
       if (code === QUOTE) {
-        const key = expectKey && open.length > 0 && open[open.length - 1] !== false;
-        const content = this.#string(key);
-        if (key && content !== undefined) {
-          this.#noteKey(content);
+        const end = stringEnd(text, at);
+        if (request && this.#hasHalfPair(at, end)) flaw ??= "surrogate";
+        if (expectKey) {
+          const key = keyOf(text.slice(at, end));
+          if (request && key === "__proto__") flaw ??= "proto";
+          if (request && keys!.size === MAX_KEYS) return { fields, flaw: "keys", key };
+          if (!keys!.add(key)) {
+            flaw ??= "twice";
+            twice ||= key;
+          }
           expectKey = false;
-          if (open.length === 1) field = content;
+          if (open.length === 1) field = key;
         }
+        at = end;
+        continue;
+      }
+      if ((code >= ZERO && code <= NINE) || code === MINUS) {
+        at = this.#number(at);
+        if (!this.finite) flaw ??= "number";
         continue;
       }
       if (code === OPEN_BRACE || code === OPEN_BRACKET) {
-        if (open.length === MAX_DEPTH) this.#tooMuch = `the body is nested deeper than ${MAX_DEPTH}`;
+        if (open.length === MAX_DEPTH) return { fields, flaw: "deep", key: "" };
+        if (code === OPEN_BRACKET && this.#isFlat(at + 1)) {
+          at = this.#flatArray(at + 1);
+          if (!this.finite) flaw ??= "number";
+          continue;
+        }
         if (open.length === 0) outer = code === OPEN_BRACE;
-        open.push(code === OPEN_BRACE ? undefined : false);
         expectKey = code === OPEN_BRACE;
-      } else if (code === COLON && open.length === 1) {
-        fieldStart = this.#at + 1;
+        keys = expectKey ? new Keys() : undefined;
+        open.push(keys);
+      } else if (code === COLON) {
+        if (open.length === 1) fieldStart = at + 1;
       } else if (code === COMMA || code === CLOSE_BRACE || code === CLOSE_BRACKET) {
-        if (open.length === 1 && field !== undefined) {
-          this.#fields.set(field, trimmed(text, fieldStart, this.#at));
+        if (request && open.length === 1 && field !== undefined) {
+          fields.set(field, trimmed(text, fieldStart, at));
           field = undefined;
         }
-        if (code === COMMA) expectKey = open[open.length - 1] !== false;
-        else open.pop();
-      } else if (code === 0x2d || (code >= 0x30 && code <= 0x39)) {
-        if (open[open.length - 1] !== false || !this.#numbers()) this.#number();
-        continue;
+        if (code !== COMMA) {
+          open.pop();
+          keys = open.at(-1);
+        }
+        expectKey = code === COMMA && keys !== undefined;
       }
-      this.#at++;
+      at++;
     }
-    if (this.#tooMuch !== undefined) return { fields: undefined, problem: this.#tooMuch, tooMuch: true };
-    return { fields: outer ? this.#fields : undefined, problem: this.#problem, tooMuch: false };
+    return { fields: outer ? fields : undefined, flaw, key: twice };
   }
 
-  /** Leaves `#at` after the closing quote; returns the string's value when it is wanted. */
-  #string(wanted: boolean): string | undefined {
-    const text = this.#text;
-    const start = this.#at;
-    let end = findOr(text, '"', start + 1);
-    if (this.#nextBackslash < start) this.#nextBackslash = findOr(text, "\\", start);
-    if (end < this.#nextBackslash) {
-      this.#at = end + 1;
-      return wanted ? text.slice(start + 1, end) : undefined;
-    }
-    while (this.#nextBackslash < end) {
-      const next = this.#escape(this.#nextBackslash);
-      if (next > end) end = findOr(text, '"', next);
-      this.#nextBackslash = findOr(text, "\\", next);
-    }
-    this.#at = end + 1;
-    return wanted ? unescaped(text.slice(start, end + 1)) : undefined;
-  }
-
-  /** Checks the escape at `at` and returns where it ends. */
-  #escape(at: number): number {
-    if (this.#text.charCodeAt(at + 1) !== 0x75) return at + 2;
-    const unit = hex(this.#text, at + 2);
-    if (unit >= 0xd800 && unit <= 0xdbff) {
-      const follows = this.#text.startsWith("\\u", at + 6) ? hex(this.#text, at + 8) : 0;
-      if (follows >= 0xdc00 && follows <= 0xdfff) return at + 12;
-      this.#problem ??= "a string holds half of a surrogate pair";
-    } else if (unit >= 0xdc00 && unit <= 0xdfff) {
-      this.#problem ??= "a string holds half of a surrogate pair";
-    }
-    return at + 6;
-  }
-
-  /** Skips up to a thousand numbers of a list, each followed by another and surely within range; false: not one. */
-  #numbers(): boolean {
-    SMALL_NUMBERS.lastIndex = this.#at;
-    if (!SMALL_NUMBERS.test(this.#text)) return false;
-    this.#at = SMALL_NUMBERS.lastIndex;
+  /** Steps into the container that `open` opens; false, without a step, where something else is. */
+  enter(open: number): boolean {
+    this.#space();
+    if (this.#text.charCodeAt(this.#at) !== open) return false;
+    this.#at++;
     return true;
   }
 
-  #number(): void {
-    const text = this.#text;
-    const start = this.#at;
-    let exponent = false;
-    let at = start + 1;
-    for (; at < text.length; at++) {
-      const code = text.charCodeAt(at);
-      if ((code >= 0x30 && code <= 0x39) || code === 0x2e || code === 0x2b || code === 0x2d) continue;
-      if (code !== 0x65 && code !== 0x45) break;
-      exponent = true;
-    }
-    this.#at = at;
-    if ((exponent || at - start > 300) && Math.abs(Number(text.slice(start, at))) === Infinity) {
-      this.#problem ??= "a number is beyond the range of a double";
-    }
-  }
-
-  #noteKey(key: string): void {
-    if (key === "__proto__") this.#problem ??= 'the key "__proto__" is not allowed';
-    const top = this.#open.length - 1;
-    // Fields of the outermost object are noted anyway, each before the next one's key comes.
-    const keys = top === 0 ? this.#fields : this.#open[top];
-    if (keys === false) return;
-    if (keys === undefined) this.#open[top] = new Set([key]);
-    else if (keys.has(key)) this.#problem ??= `the key ${JSON.stringify(key.slice(0, 64))} stands twice`;
-    else if (keys.size === MAX_KEYS) this.#tooMuch = `an object has more than ${MAX_KEYS} keys; send a list`;
-    else if (keys instanceof Set) keys.add(key);
-  }
-}
-
-export function canonical(text: string): string {
-  const first = text.charCodeAt(0);
-  const simple = first === QUOTE ? text.indexOf("\\") < 0 : first === OPEN_BRACKET && ONLY_NUMBERS.test(text);
-  return simple ? text : new Writer(text).value();
-}
-
-/** Recursive descent over a text that `scan` and `JSON.parse` have passed, so no error can occur. */
-class Writer {
-  readonly #text: string;
-  #at = 0;
-
-  constructor(text: string) {
-    this.#text = text;
-  }
-
-  value(): string {
-    this.#skipSpace();
+  /** Stops before the next member and says true, or steps out of the container and says false. */
+  more(close: number): boolean {
+    this.#space();
     const code = this.#text.charCodeAt(this.#at);
-    if (code === QUOTE) return this.#string();
-    if (code === OPEN_BRACE) return this.#object();
-    if (code === OPEN_BRACKET) return this.#array();
-    const start = this.#at;
-    while (!endsToken(this.#text.charCodeAt(this.#at))) this.#at++;
-    return this.#text.slice(start, this.#at);
-  }
-
-  #string(): string {
-    const text = this.#text;
-    const start = this.#at;
-    let end = start;
-    let before: number;
-    do {
-      // In leaps: it may be a megabyte of base64. A quote behind an odd number of backslashes is not the last.
-      end = before = text.indexOf('"', end + 1);
-      while (text.charCodeAt(before - 1) === BACKSLASH) before--;
-    } while ((end - before) % 2 === 1);
-    this.#at = end + 1;
-    const token = text.slice(start, this.#at);
-    return token.includes("\\") ? JSON.stringify(JSON.parse(token)) : token;
-  }
-
-  #array(): string {
-    const parts: string[] = [];
-    while (this.#more(CLOSE_BRACKET)) parts.push(this.value());
-    return `[${parts.join(",")}]`;
-  }
-
-  #object(): string {
-    const parts: [key: string, value: string][] = [];
-    while (this.#more(CLOSE_BRACE)) {
-      this.#skipSpace();
-      const key = this.#string();
-      this.#skipSpace();
-      this.#at++; // the colon
-      parts.push([key, this.value()]);
+    if (code === COMMA) {
+      this.#at++;
+      this.#space();
+      return true;
     }
-    parts.sort(([a], [b]) => (a < b ? -1 : 1));
-    return `{${parts.map(([key, value]) => `${key}:${value}`).join(",")}}`;
-  }
-
-  /** Steps over the opening bracket or a comma; false at the closing one. */
-  #more(close: number): boolean {
-    this.#skipSpace();
-    if (this.#text.charCodeAt(this.#at++) === close) return false;
-    this.#skipSpace();
-    if (this.#text.charCodeAt(this.#at) !== close) return true;
+    if (code !== close && this.#at < this.#text.length) return true;
     this.#at++;
     return false;
   }
 
-  #skipSpace(): void {
-    while (this.#text.charCodeAt(this.#at) <= 0x20) this.#at++;
+  /** Reads a key and the colon after it. */
+  key(): string {
+    const start = this.#at;
+    this.#at = stringEnd(this.#text, start);
+    const source = this.#text.slice(start, this.#at);
+    this.#space();
+    this.#at++;
+    this.#space();
+    return keyOf(source);
+  }
+
+  /** The text of the array that is next, if it holds only numbers and literals. */
+  flatArray(): string | undefined {
+    this.#space();
+    const flat = this.#text.charCodeAt(this.#at) === OPEN_BRACKET && this.#isFlat(this.#at + 1);
+    return flat ? this.value() : undefined;
+  }
+
+  /** The text of one value. */
+  value(): string {
+    const start = this.#at;
+    this.skip();
+    return this.#text.slice(start, this.#at);
+  }
+
+  /** Moves past one value. */
+  skip(): void {
+    const text = this.#text;
+    let at = this.#at;
+    let depth = 0;
+    do {
+      const code = text.charCodeAt(at);
+      if (code === QUOTE) at = stringEnd(text, at);
+      else if ((code >= ZERO && code <= NINE) || code === MINUS) at = this.#number(at);
+      else if (code === OPEN_BRACKET && this.#isFlat(at + 1)) at = this.#flatArray(at + 1);
+      else if (code > NINE && code !== OPEN_BRACKET && code !== CLOSE_BRACKET && code < OPEN_BRACE) {
+        // true, false or null; the colon is the one mark above the digits, and it is crossed the same way.
+        at++;
+        while (isLetter(text.charCodeAt(at))) at++;
+      } else {
+        if (code === OPEN_BRACE || code === OPEN_BRACKET) depth++;
+        else if (code === CLOSE_BRACE || code === CLOSE_BRACKET) depth--;
+        at++;
+      }
+    } while (depth > 0 && at < text.length);
+    this.#at = at;
+  }
+
+  /** Whether the array that has just begun holds only numbers and literals. */
+  #isFlat(start: number): boolean {
+    const first = this.#text.charCodeAt(start);
+    if (first === QUOTE || first === OPEN_BRACKET || first === OPEN_BRACE) return false;
+    const end = this.#ends.from(start);
+    return (
+      end < this.#quotes.from(start) && end < this.#brackets.from(start) && end < this.#braces.from(start)
+    );
+  }
+
+  /** Checks the numbers of a flat array and returns where it ends. */
+  #flatArray(start: number): number {
+    const text = this.#text;
+    const end = this.#ends.from(start);
+    for (const exponents of this.#exponents) {
+      for (let at = exponents.from(start); at < end; at = exponents.from(at + 1)) {
+        // Small numbers like 1.2e-05 are common in embeddings and cannot overflow; `true` has an e, too.
+        if (text.charCodeAt(at + 1) !== MINUS && inNumber(text.charCodeAt(at - 1))) this.#numberAround(at);
+      }
+    }
+    // A number that is too long for a double cannot hide between two looks.
+    for (let at = start + SAFE_DIGITS; at < end; at += SAFE_DIGITS) {
+      if (inNumber(text.charCodeAt(at))) at = this.#numberAround(at);
+    }
+    return end + 1;
+  }
+
+  /** Checks the number that `at` lies in and returns where it ends. */
+  #numberAround(at: number): number {
+    let start = at;
+    while (inNumber(this.#text.charCodeAt(start - 1))) start--;
+    return this.#number(start);
+  }
+
+  /** Checks the number that starts here and returns where it ends. */
+  #number(start: number): number {
+    const text = this.#text;
+    let at = start + 1;
+    let suspect = false;
+    for (; inNumber(text.charCodeAt(at)); at++) {
+      const code = text.charCodeAt(at);
+      if ((code === LOWER_E || code === UPPER_E) && text.charCodeAt(at + 1) !== MINUS) suspect = true;
+    }
+    if ((suspect || at - start > SAFE_DIGITS) && Math.abs(Number(text.slice(start, at))) === Infinity) {
+      this.finite = false;
+    }
+    return at;
+  }
+
+  /** Whether the string from `start` to `end` holds an escaped half of a surrogate pair. */
+  #hasHalfPair(start: number, end: number): boolean {
+    const text = this.#text;
+    let at = this.#backslashes.from(start);
+    while (at < end) {
+      const unit = text.charCodeAt(at + 1) === SMALL_U ? hex(text, at + 2) : NaN;
+      at += Number.isNaN(unit) ? 2 : 6;
+      if (unit >= 0xd800 && unit <= 0xdfff) {
+        const low = unit < 0xdc00 && text.startsWith("\\u", at) ? hex(text, at + 2) : NaN;
+        if (!(low >= 0xdc00 && low <= 0xdfff)) return true;
+        at += 6;
+      }
+      at = this.#backslashes.from(at);
+    }
+    return false;
+  }
+
+  #space(): void {
+    while (this.#text.charCodeAt(this.#at) <= SPACE) this.#at++;
   }
 }
 
-/** White space, a comma, a closing bracket, or the end of the text (NaN). */
-function endsToken(code: number): boolean {
-  return !(code > 0x20) || code === COMMA || code === CLOSE_BRACE || code === CLOSE_BRACKET;
+export function canonical(text: string): string {
+  const plain = text.charCodeAt(0) === QUOTE && !text.includes("\\");
+  return plain ? text : rewritten(new Scanner(text));
 }
 
-function findOr(text: string, what: string, from: number): number {
-  const at = text.indexOf(what, from);
-  return at < 0 ? text.length : at;
+/** Of a text that `scan` and `JSON.parse` have passed, so no error can occur. */
+function rewritten(scanner: Scanner): string {
+  const flat = scanner.flatArray();
+  if (flat !== undefined) return flat.replaceAll(/\s+/g, "");
+  if (scanner.enter(OPEN_BRACKET)) {
+    const parts: string[] = [];
+    while (scanner.more(CLOSE_BRACKET)) parts.push(rewritten(scanner));
+    return `[${parts.join(",")}]`;
+  }
+  if (scanner.enter(OPEN_BRACE)) {
+    const parts: [key: string, value: string][] = [];
+    while (scanner.more(CLOSE_BRACE)) parts.push([JSON.stringify(scanner.key()), rewritten(scanner)]);
+    parts.sort(([a], [b]) => (a < b ? -1 : 1));
+    return `{${parts.map(([key, value]) => `${key}:${value}`).join(",")}}`;
+  }
+  const token = scanner.value();
+  return token.includes("\\") ? JSON.stringify(JSON.parse(token)) : token;
+}
+
+/** An escaped letter is still the same key, so "\u006futputs" must not slip by as a second one. */
+function keyOf(source: string): string {
+  if (!source.includes("\\")) return source.slice(1, -1);
+  try {
+    return JSON.parse(source) as string;
+  } catch {
+    return source; // Not JSON; the parser will say so.
+  }
+}
+
+/** A digit or one of - + . e E */
+function inNumber(code: number): boolean {
+  if (code >= ZERO && code <= NINE) return true;
+  return code === DOT || code === MINUS || code === PLUS || code === LOWER_E || code === UPPER_E;
+}
+
+function isLetter(code: number): boolean {
+  return code >= 0x61 && code <= 0x7a;
 }
 
 function hex(text: string, at: number): number {
   return Number.parseInt(text.slice(at, at + 4), 16);
 }
 
-function unescaped(token: string): string | undefined {
-  try {
-    return JSON.parse(token) as string;
-  } catch {
-    return undefined; // Not JSON; the parser will say so.
-  }
+function trimmed(text: string, start: number, end: number): readonly [number, number] {
+  while (start < end && text.charCodeAt(start) <= SPACE) start++;
+  while (end > start && text.charCodeAt(end - 1) <= SPACE) end--;
+  return [start, end];
 }
 
-function trimmed(text: string, start: number, end: number): readonly [number, number] {
-  while (start < end && text.charCodeAt(start) <= 0x20) start++;
-  while (end > start && text.charCodeAt(end - 1) <= 0x20) end--;
-  return [start, end];
+/** Where the string that starts with the quote at `start` ends, closing quote included. */
+function stringEnd(text: string, start: number): number {
+  let end = start;
+  for (;;) {
+    end = text.indexOf('"', end + 1);
+    if (end < 0) return text.length;
+    // A quote is part of the string when an odd number of backslashes is before it.
+    let before = end;
+    while (text.charCodeAt(before - 1) === BACKSLASH) before--;
+    if ((end - before) % 2 === 0) return end + 1;
+  }
 }

@@ -1,20 +1,18 @@
 /**
- * What batches of each size take, as traffic shows it, and where larger ones stop to pay: the knee.
+ * What batches of each size take, as traffic shows it, and the knee: the size from which larger batches stop to pay.
  *
- * A GPU takes about the same time for a batch of one and for one of some dozens, and from there on longer in
- * proportion. `ServiceEstimate` draws one line through all sizes, which is what the policy needs; this keeps the
- * sizes apart. They fall into steps (1, 2, 3, 4, 6, 8, 12 …: powers of two and the halves between); of each step the mean
- * size and the mean time, both weighted towards the last batches (0.05; the first weigh 1/count). A time counts as at
- * most twice what its step usually takes. A step that was not seen for five minutes counts half as much, and one
- * that counts less than three batches is left out.
+ * `ServiceEstimate` draws one line through all sizes, which is what the policy needs; this keeps the sizes apart. They fall
+ * into steps (1, 2, 3, 4, 6, 8, 12 …: powers of two and the halves between); of each step the mean size and the mean
+ * time, both weighted towards the last batches (0.05; the first weigh 1/count). A time counts as at most twice what its step
+ * usually takes. The weight of a step halves every five minutes without a batch, and one below three batches is ignored.
  *
  * Through the steps goes  S(n) = c + b · max(0, n − k):  flat up to k, a line from there. For each k that lies at a step
- * or between two, c and b are those of least squares, b never negative, errors relative to the time and weighted by what
- * each step counts; the k with the least error is taken. A straight line is k at the smallest size.
+ * or between two, c and b are those of least squares, b never negative, errors relative to the time and weighted by the
+ * steps; the k with the least error is taken. A straight line is k at the smallest size.
  *
  * The knee is the smallest n with nine tenths of the best throughput n / S(n) up to the largest size seen, rounded up
- * to a step. It is said only where three steps are known that lie apart by a factor of four, and where it lies below the
- * largest of them: else throughput grows with every size that was seen, and nobody knows how far.
+ * to a step. It is told only where three steps are known that lie apart by a factor of four, and where it lies below the
+ * largest of them: otherwise throughput grows with every size that was seen.
  */
 
 /** Of the best throughput, what the knee gives. */

@@ -1,16 +1,12 @@
 /**
- * When a gateway process has more requests than it can handle, and whom it refuses then. Pure: time is an argument.
- *
- * Two waits count. Both are of this process; what the workers can do is `shed.ts`.
+ * When a gateway process has more requests than it can handle, and which it refuses then. Pure: time is an argument.
  *
  *   for its turn     requests that were read and wait until this process has time for them (`refusesTurn`)
  *   to be stored     age of the newest put that the engine has answered, while puts are open (`PutWait`)
  *
- * A request is refused when either is more than its tier may wait. The last tier may wait least, so it is refused first,
- * and its refusal is what keeps the wait short for the others.
- *
- * There is no hysteresis: a refused request adds nothing to either wait, so each request is judged by the waits as they
- * are, and the share that is refused settles where the rest fills the process.
+ * A request is refused when either wait is more than its tier may wait. The last tier may wait least, so it is refused
+ * first, which keeps the wait short for the others. There is no hysteresis: a refused request adds nothing to either
+ * wait, so the share that is refused settles where the rest fills the process.
  */
 
 /**

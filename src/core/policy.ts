@@ -2,21 +2,21 @@
  * When a batch leaves, and how large: `decide` answers "send n", "wait until t" or "idle".
  *
  * A batch is composed only when it leaves (late binding), so the question is asked of the queue as it
- * stands whenever a worker is free. It leaves at once when it is full. Otherwise it leaves at
+ * is whenever a worker is free. It leaves at once when it is full. Otherwise it leaves at
  *
  *   due = min( guard, cap, max(gate, eco) )
  *
- *   gate   the stagger. Workers that start together finish together, and whoever arrives just after
+ *   gate   the stagger. Workers that start together finish together, and a task that arrives just after
  *          waits a whole batch (p99 → 2S). So starts are spread as evenly as the workers' predicted free
  *          times allow, the taut string over them:
  *              gate = lastStart + max_i (free_i − lastStart) / (idle + i) / u
- *          With nobody running there is nothing to stagger against: gate = −∞, an idle fleet never waits.
- *   eco    the economic batch. Waiting for a larger batch saves fixed cost a and costs everybody in it
+ *          While no worker runs there is nothing to stagger against: gate = −∞, an idle fleet never waits.
+ *   eco    the economic batch. Waiting for a larger batch saves fixed cost a and costs every task in it
  *          time; the balance lies at  m = sqrt(2λκa / (1 + 2λb)),  reached after (m − 1)/λ. It is not
  *          worth waiting when less than one arrival is expected within the patience W.
  *   guard  the earliest deadline in the queue, minus S(n + 1) and a margin: 5 ms, or three times of what batches are off
  *          by, where that is more.
- *   cap    oldest + maxWaitMs: no task waits longer than that while a worker is free, whatever else.
+ *   cap    oldest + maxWaitMs: no task waits longer than that while a worker is free.
  *
  *   preset     κ   u                                             W
  *   latency    0   1                                             –
@@ -24,8 +24,7 @@
  *   eco        8   0.5                                           a quarter of the slack to the deadline
  *   fixed      full, or oldest + maxWaitMs; nothing is learned, nothing is guarded
  *
- * Everything is in milliseconds. Pure: the same numbers give the same decision, in production, in
- * `ferry plan` and in the simulation.
+ * Everything is in milliseconds. Pure: the same in production, in `ferry plan` and in the simulation.
  */
 import type { DispatchReason } from "./task.ts";
 
@@ -35,7 +34,7 @@ export type PolicyName = "adaptive" | "latency" | "eco" | "fixed";
 export interface ServiceCurve {
   readonly baseMs: number;
   readonly perTaskMs: number;
-  /** How far batches are from what was expected of them, on the mean; left out: not at all. */
+  /** How far batches are from what was expected of them, on the mean. Default: 0. */
   readonly deviationMs?: number;
   msFor(size: number): number;
 }

@@ -1,9 +1,6 @@
 /**
- * Random numbers from a seed: the same seed gives the same numbers, on every machine.
- *
- * The generator is sfc32 (Chris Doty-Humphrey's "small fast counting", 32-bit): three mixed words and
- * a counter, a period of at least 2^32 and about 2 ns a number. Good for simulations and jitter, never
- * for anything that must not be guessed.
+ * Random numbers from a seed, the same on every machine: sfc32 (Chris Doty-Humphrey's "small fast counting"), with a period of at
+ * least 2^32 and about 2 ns a number. For simulations and jitter, never for anything that must not be guessed.
  */
 export class Random {
   #a: number;

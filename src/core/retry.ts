@@ -2,12 +2,10 @@
  * When a failed task is tried again.
  *
  * Backoff is exponential with full jitter: attempt k waits a random time in [0, min(maxMs, baseMs·2^(k−1))].
- * Random numbers are handed in. `RetryBudget` keeps a broken fleet from being hit harder than a healthy
- * one: a call that carries only tasks tried before is extra, and while no worker answers, extra calls may be
- * at most `share` of the first ones, beside a small reserve so that a single crash is repaired at once. For
- * ten seconds after an answer they are free: a fleet that answers is not down, and what is being sorted out then is
- * which input is to blame. Whoever waits behind those must not wait for that. When the budget is spent the tasks
- * wait; nothing fails because of it.
+ * `RetryBudget` keeps a broken fleet from being hit harder than a healthy one: a call that carries only tasks tried before is
+ * extra, and while no worker answers, extra calls may be at most `share` of the first ones, beside a small reserve so that a
+ * single crash is repaired at once. For ten seconds after an answer they are free: then the fleet is not down, and the calls
+ * find out which input fails. When the budget is spent the tasks wait; nothing fails because of it.
  */
 
 export interface RetryLimits {
@@ -29,6 +27,8 @@ export function retryAt(
   return now + ceiling * random;
 }
 
+/** `share` in production: as many extra calls as first calls, times this. */
+export const RETRY_BUDGET = 0.1;
 const RESERVE_CALLS = 10;
 const REFILL_PER_MS = 1 / 1000;
 const FREE_MS = 10_000;
@@ -71,19 +71,15 @@ export class RetryBudget {
   }
 }
 
-/**
- * The largest batch for tasks of which one may be poison, when there are few tries: a quarter of what it was.
- * Three of them take 64 to 1.
- */
+/** The largest batch for tasks of which one may be the cause, when there are few tries: a quarter; 64 to 1 in three steps. */
 export function smallerBatch(size: number): number {
   return Math.max(1, Math.ceil(size / 4));
 }
 
 /**
- * The same for a batch whose worker failed or died with it, when there are `retries` of them. The first time
- * that is taken for the worker's trouble, and everybody is tried again together: most often it is, and where
- * half of the workers just died, small batches would cost what is left of the capacity. After that an eighth,
- * then alone. Both ways the poison is alone at its fourth attempt.
+ * The same for a batch whose worker failed or died with it, with `retries` of them. The first time that is taken for the
+ * worker's trouble, and all are tried again together: where half of the workers just died, small batches would cost what
+ * is left of the capacity. After that an eighth, then alone. Both ways the cause is alone at its fourth attempt.
  */
 export function smallerBatchAfter(attempt: number, size: number, retries: number): number {
   if (retries < ENOUGH_RETRIES) return smallerBatch(size);
@@ -94,15 +90,13 @@ export function smallerBatchAfter(attempt: number, size: number, retries: number
 const ENOUGH_RETRIES = 3;
 
 /**
- * A lease that runs out says that whoever ran the batch is gone: most often a deploy or a full machine, now
- * and then an input that kills it. The first time everybody is tried again together; a task that was there
- * twice rides alone from then on; whose fourth attempt ends like this is a dead letter.
- */
-/*
+ * A lease that runs out says that the process that ran the batch is gone: most often a deploy or a full machine, now
+ * and then an input that kills it. The first time all are tried again together; a task that lost two leases is run
+ * alone from then on; one whose fourth attempt ends like this is a dead letter.
+ *
  * The same for a process that dies with its own workers (`ClaimRequest.inProcess`). Its tasks ran side by side, so the next
- * start runs them one at a time, each in a batch of one, and a second death has one suspect. Of those that ran at a death
- * only the ones with the most deaths so far are charged with it: what ran beside a suspect is not one. Whose fourth
- * attempt ends like this is a dead letter.
+ * start runs them one at a time, and a second death has one suspect. Of those that ran at a death only the ones with the
+ * most deaths so far are charged with it.
  */
 export const ALONE_FROM_LOST = 2;
 export const DEAD_FROM_ATTEMPT = 4;

@@ -49,6 +49,23 @@ export interface ScalingRules {
   readonly forecast: boolean;
 }
 
+/** The rules of a model, from the few numbers that users set. With the defaults (queueDepth 100, coldStartMs 1 min,
+ *  coolDownMs 5 min): +3 above 500 queued for 30 s, +1 above 100 for a minute, +1 above 85 % load for 5 min, −1 below
+ *  40 % load for 15 min. */
+export function scalingRules(
+  set: Pick<ScalingRules, "min" | "max" | "coldStartMs" | "coolDownMs"> & { readonly queueDepth: number },
+  target: number,
+): ScalingRules {
+  const { min, max, queueDepth, coldStartMs, coolDownMs } = set;
+  const up = [
+    { depth: 5 * queueDepth, forMs: coldStartMs / 2, add: 3 },
+    { depth: queueDepth, forMs: coldStartMs, add: 1 },
+    { load: 0.85, forMs: coolDownMs, add: 1 },
+  ];
+  const down = { load: 0.4, forMs: 3 * coolDownMs, remove: 1 };
+  return { min, max, up, down, coolDownMs, coldStartMs, target, maxRemoveShare: 0.2, forecast: true };
+}
+
 /** What is seen of a model. */
 export interface Sighting {
   readonly at: number;

@@ -6,10 +6,9 @@
  *
  *   mine < max( bound − all, bound / (8 · (holders + 1)) )
  *
- * One tenant alone gets half, two get a third each, n get 1/(n + 1) each: some of it is always free for the next.
- * What is promised already may come to more than the bound (outputs are larger than they were when tasks were
- * accepted), and leave nothing free. The second term is what each tenant keeps then, whatever the others hold; it
- * can add ln(n)/8 of the bound in all.
+ * One tenant alone gets half, n get 1/(n + 1) each: some of it is always free for the next. What is promised already may come
+ * to more than the bound (outputs are larger than their inputs). The second term is what each tenant keeps then;
+ * it can add ln(n)/8 of the bound in all.
  */
 const FLOOR = 8;
 

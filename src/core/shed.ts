@@ -1,8 +1,7 @@
 /**
- * What is refused at the door: when a task that comes now would be done, and when a refused one should
- * come again.
+ * Which tasks admission refuses: when a task that comes now would be done, and when a refused one should come again.
  *
- * `predictive` refuses what would miss its deadline. With μ tasks per ms of capacity, B seats in a batch
+ * `predictive` refuses what would miss its deadline. With μ tasks per ms of capacity, B tasks in a batch
  * that takes S ms on average and R ms where it runs, and the workers' free times f (earliest first):
  *
  *   left   = μ − λ of the better tiers − floors of the lower tiers that wait · μ
@@ -10,33 +9,31 @@
  *            + (3·√(λ·W) + 0.03·λ·W) · μ / left,  W = ahead / μ                  arrivals scatter, λ is a guess
  *            + 3·dev/S·√(ahead/B)·B · (μ / left − 1)                             and so do batches
  *   ahead  = at most (Q before it in its own tier + 1) / floor                   its floor is its own
- *   j      = ⌊ahead / B⌋                                                         which batch it rides in
+ *   j      = ⌊ahead / B⌋                                                         the batch it goes with
  *   start  = when the j-th batch starts if worker i starts one at f[i], f[i] + S, f[i] + 2·S …
  *   rounds = ⌊(start − f[0]) / S⌋
  *   margin = 3·dev·√(rounds + rounds²/25), at least 4 % of the wait              S is a guess, too
  *   finish = start + R + max(2 ms, 3·dev·√(1 + rounds + rounds²/25))
  *
- * and it is let in if it starts, margin included, and finishes in time. Never is it refused while a worker
- * idles and less than one batch waits: without that rule an estimate that is too high would refuse everything,
- * see no batch and so never be corrected. For the same reason one batch's worth may wait for a worker that is
- * overdue, and for workers of which none counts (they say that they are full, or have yet to prove that they
- * are well again): if nothing waited for them they would run batches of one. Where all are overdue, more may
- * wait: whoever would start in time if the silence lasts half as long again as it has,
+ * and it is admitted if it starts, margin included, and finishes in time. It is never refused while a worker idles and less
+ * than one batch waits: without that rule an estimate that is too high would refuse everything, see no batch and so never be
+ * corrected. For the same reason one batch's worth may wait for a worker that is overdue, and for workers of which
+ * none counts (full by their own account, or on trial). Where all are overdue, more may wait if they would start in time when
+ * the silence lasts half as long again as it has:
  *
  *   start = now + 1.04 · (silence / 2 + ⌊Q / (workers · B)⌋ · S)
  *
  * `thresholds` is the classic rule set: above `targetUtilization` of the capacity, or with more than
  * `lastTierDepth` queued, the last tier is refused; with more than `firstTierDepth` all but the first.
  *
- * Whoever is refused is given a slot of its own in the time to come, at the rate that is left for its tier,
- * so that those who come again come one after the other and not all at once:
+ * Each refused task is told a time of its own to come back, at the rate that is left for its tier:
  *
  *   slot = max(last slot, now + max(50 ms, Q / left)) + 1 / max(floor·μ, 0.9·μ − λ of the better tiers)
  *
- * Everything is in milliseconds, at most 30 s ahead. Pure: time comes in, `RetrySlots` only remembers.
+ * Everything is in milliseconds, at most 30 s ahead. Pure: time is an argument, `RetrySlots` only remembers.
  */
 
-/** What is known of a model's workers; the dispatcher or the fleet tells. */
+/** What is known of a model's workers, from the dispatcher or the fleet. */
 export interface Horizon {
   /** Workers that may be given work, now or after what they run. */
   readonly healthy: number;
@@ -44,19 +41,19 @@ export interface Horizon {
   readonly idle: number;
   /** Workers that are overdue and may yet answer. */
   readonly overdue: number;
-  /** For how long the first of them should have answered; left out: nobody is overdue. */
+  /** For how long the first of them should have answered. */
   readonly silentMs?: number;
   /** Tasks per ms with full batches; only workers that are proven and not overloaded count. */
   readonly perMs: number;
   /** The same if every worker were well. */
   readonly nominalPerMs: number;
-  /** Seats that are taken in a batch while tasks queue up. */
+  /** Tasks in a batch while tasks queue up. */
   readonly batchSize: number;
   /** What such a batch takes, on the average of the batches that run: a fast worker runs more of them. */
   readonly batchMs: number;
   /** What it takes where it runs: more, where most workers are slower than that average. */
   readonly runMs: number;
-  /** No batch has come back yet: what one takes is a guess. Left out: it is known. */
+  /** No batch has come back yet: what one takes is a guess. Default: false. */
   readonly guessed?: boolean;
   /** How far the batches of one worker are apart. */
   readonly deviationMs: number;
@@ -66,17 +63,17 @@ export interface Horizon {
   readonly nextUsableAt: number;
 }
 
-/** Where a new task would stand. */
+/** Where a new task would be in the queue. */
 export interface Line {
   /** Queued in all tiers. */
   readonly waiting: number;
   /** Queued in better tiers. */
   readonly above: number;
-  /** Tasks per ms of better tiers that are let in. */
+  /** Tasks per ms of better tiers that are admitted. */
   readonly abovePerMs: number;
   /** Of its own tier, those that go before it. */
   readonly own: number;
-  /** The share of the seats that its tier gets under backlog, whatever the others do. */
+  /** The share of a batch that its tier gets under backlog, whatever the others do. */
   readonly floor: number;
   /** The same of the lower tiers that have tasks queued. */
   readonly belowFloor: number;
@@ -105,7 +102,7 @@ const LOST_BELOW = 0.9;
 /** A silence is taken to last so much longer, as a share of what it has lasted. */
 const SILENCE = 0.5;
 
-/** Why a task that comes now is refused by `predictive`; undefined when it is let in. */
+/** Why a task that comes now is refused by `predictive`; undefined when it is admitted. */
 export function refuseByForecast(
   line: Line,
   horizon: Horizon,
@@ -121,11 +118,7 @@ export function refuseByForecast(
   return lost(horizon) ? "capacity" : "deadline";
 }
 
-/**
- * Whether one more may wait for workers that are all overdue. Most often they are only late: the machine paused for a
- * moment, and with batches of 5 ms that is many of them. How long it will be nobody knows, but what has lasted long
- * lasts longer. A batch each may wait in any case.
- */
+/** Whether one more may wait for workers that are all overdue: most often they are only late. A batch each always may. */
 function mayWait({ waiting }: Line, horizon: Horizon, { startBy, finishBy }: Terms, now: number): boolean {
   const { overdue, batchSize, batchMs, silentMs = 0 } = horizon;
   const rounds = Math.floor(waiting / (overdue * batchSize) + ROUNDING);
@@ -155,13 +148,12 @@ export function forecast(line: Line, horizon: Horizon, now: number): Forecast {
   const margin = (variance: number): number => MARGIN_DEVIATIONS * deviationMs * Math.sqrt(variance);
   return {
     startAt,
-    // Whoever misses it by a millisecond has waited for nothing, and a whole batch with it.
     latestStartAt: startAt + Math.max(START_ERROR * (startAt - now), margin(scatter)),
     finishAt: startAt + runMs + Math.max(MARGIN_MS, margin(1 + scatter)),
   };
 }
 
-/** Where some workers are too slow for anybody, the others are not refused for them. */
+/** Where some workers are too slow for any task, tasks are not refused for those. */
 function fit(horizon: Horizon, { finishBy }: Terms, now: number): Horizon {
   const { batchMs, runMs, deviationMs } = horizon;
   const tooSlow = runMs + MARGIN_DEVIATIONS * deviationMs > TOO_SLOW * (finishBy - now);
@@ -195,10 +187,7 @@ function startedBy(at: number, freeAt: readonly number[], batchMs: number, now: 
   return batches;
 }
 
-/**
- * What nine of ten batches take at most, by the workers that run them; `perMs` is how many each runs. A
- * worker that is far slower than the rest runs few: the rest is not judged by it.
- */
+/** What nine of ten batches take at most, by the workers that run them; `perMs` is how many each runs. */
 export function runMsOf(workers: readonly { readonly ms: number; readonly perMs: number }[]): number {
   const inOrder = workers.toSorted((one, other) => one.ms - other.ms);
   let left = MOST * inOrder.reduce((sum, { perMs }) => sum + perMs, 0);
@@ -229,13 +218,16 @@ export function lost({ perMs, nominalPerMs }: Horizon): boolean {
   return perMs < LOST_BELOW * nominalPerMs;
 }
 
+/** Queue depths of `admission: thresholds`: above the first the last tier is refused, above the second all but the first. */
+export const THRESHOLD_DEPTHS = { lastTierDepth: 100, firstTierDepth: 500 } as const;
+
 export interface Thresholds {
   readonly targetUtilization: number;
   readonly lastTierDepth: number;
   readonly firstTierDepth: number;
 }
 
-/** Why a task that comes now is refused by `thresholds`; `load` is what is let in over the capacity. */
+/** Why a task that comes now is refused by `thresholds`; `load` is what is admitted over the capacity. */
 export function refuseByThresholds(
   tier: number,
   tiers: number,
@@ -253,7 +245,7 @@ export function refuseByThresholds(
 
 const SOONEST_MS = 50;
 const LATEST_MS = 30_000;
-/** Where nobody knows when a worker will be back: one that is overdue, unwell or full may be so at once. */
+/** Where it is not known when a worker will be back. */
 const UNKNOWN_MS = 1000;
 /** A little of the capacity stays free, or the queue would never shrink. */
 const SPARE = 0.9;
@@ -269,7 +261,6 @@ export class RetrySlots {
   /** How long a refused task of `tier` should stay away. */
   reserve(tier: number, line: Line, horizon: Horizon, now: number): number {
     const { perMs } = horizon;
-    // With no capacity known, whoever comes back finds out; nobody is sent away for longer than that takes.
     if (perMs <= 0) {
       const { nextUsableAt } = horizon;
       return nextUsableAt === Infinity

@@ -1,12 +1,11 @@
 /**
- * Outputs that are bytes, as JSON text: the engine, its journal, its cache and Redis know nothing but text.
+ * Outputs that are bytes, as JSON text, which is all that the engine, its journal, its cache and Redis know.
  *
  *   {"$tensor":"float32","shape":[768],"base64":"…"}     little-endian, row-major, without gaps
- *   {"$bytes":"…"}                                       bytes that say nothing of themselves
+ *   {"$bytes":"…"}                                       bytes without type and shape
  *
  * In exactly this form: no blanks, fields in this order, base64 with its padding. So the base64 can be cut out by its
- * place, without a look at the thousands of characters in it. Whoever takes outputs from a worker asks `fitted`, which
- * looks at all of it once; after that `readBinary` looks at the head alone.
+ * place. Outputs of a worker are checked once by `fitted`; after that `readBinary` looks at the head alone.
  *
  * As numbers, a float32 has as few digits as bring the same float32 back (0.1, not 0.10000000149011612), and so has a
  * float16, as the float32 that it is; an int64 has all of its digits. NaN and the infinities have no JSON: null says at
@@ -15,36 +14,23 @@
 import { endianness } from "node:os";
 import type { Json } from "./task.ts";
 
-export const DTYPES = [
-  "bool",
-  "int8",
-  "uint8",
-  "int16",
-  "uint16",
-  "int32",
-  "uint32",
-  "int64",
-  "uint64",
-  "float16",
-  "float32",
-  "float64",
-] as const;
-export type Dtype = (typeof DTYPES)[number];
-
-const SIZES: Readonly<Record<Dtype, number>> = {
-  bool: 1,
-  int8: 1,
-  uint8: 1,
-  int16: 2,
-  uint16: 2,
-  int32: 4,
-  uint32: 4,
-  int64: 8,
-  uint64: 8,
-  float16: 2,
-  float32: 4,
-  float64: 8,
+/** Their order is that of their numbers in the protocol of Python workers. */
+const ARRAYS = {
+  bool: Uint8Array,
+  int8: Int8Array,
+  uint8: Uint8Array,
+  int16: Int16Array,
+  uint16: Uint16Array,
+  int32: Int32Array,
+  uint32: Uint32Array,
+  int64: BigInt64Array,
+  uint64: BigUint64Array,
+  float16: Float16Array,
+  float32: Float32Array,
+  float64: Float64Array,
 };
+export type Dtype = keyof typeof ARRAYS;
+export const DTYPES = Object.keys(ARRAYS) as readonly Dtype[];
 
 /** As many as the libraries behind the arrays have at most, or more. */
 export const MAX_DIMENSIONS = 32;
@@ -66,12 +52,12 @@ export interface Tensor {
 export type Binary = Tensor | { readonly dtype?: never; readonly shape?: never; readonly base64: string };
 
 export function elementBytes(dtype: Dtype): number {
-  return SIZES[dtype];
+  return ARRAYS[dtype].BYTES_PER_ELEMENT;
 }
 
 /** Bytes that a tensor has; NaN where they are too many to be counted. */
 export function tensorBytes(dtype: Dtype, shape: readonly number[]): number {
-  const bytes = shape.reduce((product, dimension) => product * dimension, SIZES[dtype]);
+  const bytes = shape.reduce((product, dimension) => product * dimension, elementBytes(dtype));
   return Number.isSafeInteger(bytes) ? bytes : NaN;
 }
 
@@ -114,7 +100,7 @@ function readTensor(text: Json): Tensor | undefined {
 }
 
 export function isDtype(name: string): name is Dtype {
-  return Object.hasOwn(SIZES, name);
+  return Object.hasOwn(ARRAYS, name);
 }
 
 function readShape(text: string): readonly number[] | undefined {
@@ -171,122 +157,94 @@ function isNumbers(shape: unknown): shape is number[] {
 }
 
 /** Of bytes: [0,255,…]. Nested as the shape says, and a single value where that is empty. */
-export function numbersText({ dtype = "uint8", shape, base64 }: Binary): Json {
-  const numbers = flatTexts(dtype, Buffer.from(base64, "base64"));
-  if (shape === undefined) return `[${numbers.join(",")}]`;
-  // A shape of [60000,60000,0] holds no bytes, and must not cost gigabytes of brackets.
-  return emptyLists(shape) > MAX_EMPTY_LISTS ? "[]" : nested(numbers, shape, 0, 0, numbers.length);
+export function numbersText(binary: Binary): Json {
+  return [...numbersPieces(binary)].join("");
 }
 
-/** As many pairs of brackets would be written for a shape that holds nothing. */
-function emptyLists(shape: readonly number[]): number {
-  const nothing = shape.indexOf(0);
-  return nothing < 0 ? 0 : shape.slice(0, nothing).reduce((product, dimension) => product * dimension, 1);
+/** Divisible by three, so that the base64 of so many numbers, of whatever type, ends with one of its groups of four. */
+const NUMBERS_A_PIECE = 8190;
+
+/**
+ * The same a piece at a time: 16 MiB of float32 are four million numbers, which take a second to print. A piece of 8,190
+ * takes some 2 to 4 ms. The base64 is decoded as far as a piece needs it.
+ */
+export function* numbersPieces({ dtype = "uint8", shape, base64 }: Binary): Generator<Json, void> {
+  const size = elementBytes(dtype);
+  const dimensions = shape ?? [Math.floor(Buffer.byteLength(base64, "base64") / size)];
+  const count = productOf(dimensions);
+  if (count === 0) return yield emptyLists(dimensions);
+  /** Of each dimension, how many numbers stand between its brackets; the innermost comes first. */
+  const sizes = dimensions.map((_, at) => productOf(dimensions.slice(at))).reverse();
+  const group = (place: number): number => (place * size * 4) / 3;
+  for (let from = 0; from < count; from += NUMBERS_A_PIECE) {
+    const to = Math.min(count, from + NUMBERS_A_PIECE);
+    const bytes = Buffer.from(base64.slice(group(from), Math.ceil(group(to) / 4) * 4), "base64");
+    yield pieceOf(flatTexts(dtype, bytes), sizes, from);
+  }
+}
+
+function productOf(shape: readonly number[]): number {
+  return shape.reduce((product, dimension) => product * dimension, 1);
 }
 
 /** A client can make 2,048 such outputs of a model that echoes: 6 MB of brackets. */
 const MAX_EMPTY_LISTS = 1024;
 
-function nested(
-  numbers: readonly string[],
-  shape: readonly number[],
-  depth: number,
-  from: number,
-  to: number,
-): Json {
-  const left = shape.length - depth;
-  if (left === 0) return numbers[from]!;
-  if (left === 1) return `[${(depth === 0 ? numbers : numbers.slice(from, to)).join(",")}]`;
-  const rows = shape[depth]!;
-  const step = rows === 0 ? 0 : (to - from) / rows;
-  const texts: string[] = [];
-  for (let row = 0; row < rows; row++) {
-    texts.push(nested(numbers, shape, depth + 1, from + row * step, from + (row + 1) * step));
+/** A shape of [60000,60000,0] holds no numbers, and must not cost gigabytes of brackets. */
+function emptyLists(shape: readonly number[]): Json {
+  const lists = shape.slice(0, shape.indexOf(0));
+  if (productOf(lists) > MAX_EMPTY_LISTS) return "[]";
+  return lists.reduceRight((inner, length) => `[${Array(length).fill(inner).join(",")}]`, "[]");
+}
+
+function pieceOf(numbers: readonly string[], sizes: readonly number[], from: number): Json {
+  const row = sizes[0] ?? 1;
+  const parts: string[] = [];
+  for (let at = 0; at < numbers.length;) {
+    const place = from + at;
+    const end = Math.min(numbers.length, at + row - (place % row));
+    const open = "[".repeat(bracketsAt(sizes, place));
+    const close = "]".repeat(bracketsAt(sizes, from + end));
+    parts.push(`${place === 0 ? "" : ","}${open}${numbers.slice(at, end).join(",")}${close}`);
+    at = end;
   }
-  return `[${texts.join(",")}]`;
+  return parts.join("");
+}
+
+/** How many brackets open, or close, at this place. */
+function bracketsAt(sizes: readonly number[], place: number): number {
+  const inner = sizes.findIndex((size) => place % size !== 0);
+  return inner < 0 ? sizes.length : inner;
 }
 
 /** Each value of a tensor as JSON, in the order in which they lie. */
 export function flatTexts(dtype: Dtype, bytes: Buffer): string[] {
-  switch (dtype) {
-    case "bool":
-      return Array.from(bytes, (byte) => (byte === 0 ? "false" : "true"));
-    case "int64":
-      return Array.from(new BigInt64Array(native(bytes, 8)), String);
-    case "uint64":
-      return Array.from(new BigUint64Array(native(bytes, 8)), String);
-    case "float64":
-      return Array.from(new Float64Array(native(bytes, 8)), doubleText);
-    case "float32":
-    case "float16":
-      return Array.from(valuesOf(dtype, bytes), singleText);
-    case "int8":
-    case "uint8":
-    case "int16":
-    case "uint16":
-    case "int32":
-    case "uint32":
-      return Array.from(valuesOf(dtype, bytes), String);
-  }
+  const values = valuesOf(dtype, bytes);
+  if (dtype === "bool") return Array.from(values, (value) => (value === 0 ? "false" : "true"));
+  if (dtype === "float64") return Array.from(values as Iterable<number>, doubleText);
+  const single = dtype === "float32" || dtype === "float16";
+  return single ? Array.from(values as Iterable<number>, singleText) : Array.from(values, String);
 }
 
-/** Its values as numbers; those of 64 bits as near as a number comes. */
-export function valuesOf(dtype: Dtype, bytes: Buffer): ArrayLike<number> & Iterable<number> {
-  switch (dtype) {
-    case "bool":
-    case "uint8":
-      return bytes;
-    case "int8":
-      return new Int8Array(native(bytes, 1));
-    case "int16":
-      return new Int16Array(native(bytes, 2));
-    case "uint16":
-      return new Uint16Array(native(bytes, 2));
-    case "int32":
-      return new Int32Array(native(bytes, 4));
-    case "uint32":
-      return new Uint32Array(native(bytes, 4));
-    case "int64":
-      return Array.from(new BigInt64Array(native(bytes, 8)), Number);
-    case "uint64":
-      return Array.from(new BigUint64Array(native(bytes, 8)), Number);
-    case "float16":
-      return Float32Array.from(new Uint16Array(native(bytes, 2)), halfValue);
-    case "float32":
-      return new Float32Array(native(bytes, 4));
-    case "float64":
-      return new Float64Array(native(bytes, 8));
+/** A view of them, aligned as views of numbers must be, and in this machine's order. */
+function valuesOf(dtype: Dtype, bytes: Buffer): Iterable<number | bigint> {
+  const { buffer } = new Uint8Array(bytes);
+  const size = elementBytes(dtype);
+  if (SWAPPED && size > 1) {
+    const swapped = Buffer.from(buffer);
+    if (size === 2) swapped.swap16();
+    else if (size === 4) swapped.swap32();
+    else swapped.swap64();
   }
+  return new ARRAYS[dtype](buffer);
 }
 
 /** The base64 of the same values as float32, little-endian. */
 export function asSingles({ dtype, base64 }: Tensor): string {
   if (dtype === "float32") return base64;
-  const singles = Float32Array.from(valuesOf(dtype, Buffer.from(base64, "base64")));
+  const singles = Float32Array.from(valuesOf(dtype, Buffer.from(base64, "base64")), Number);
   const bytes = Buffer.from(singles.buffer);
   return (SWAPPED ? bytes.swap32() : bytes).toString("base64");
-}
-
-/** Aligned, as views of numbers must be, and in this machine's order. */
-function native(bytes: Buffer, size: number): ArrayBuffer {
-  const copy = new Uint8Array(bytes).buffer;
-  if (SWAPPED && size > 1) {
-    const swapped = Buffer.from(copy);
-    if (size === 2) swapped.swap16();
-    else if (size === 4) swapped.swap32();
-    else swapped.swap64();
-  }
-  return copy;
-}
-
-/** IEEE 754 binary16: one bit of sign, five of exponent, ten of fraction. */
-function halfValue(bits: number): number {
-  const sign = bits & 0x8000 ? -1 : 1;
-  const exponent = (bits >> 10) & 0x1f;
-  const fraction = bits & 0x3ff;
-  if (exponent === 0) return sign * fraction * 2 ** -24;
-  if (exponent === 0x1f) return fraction === 0 ? sign * Infinity : NaN;
-  return sign * (1 + fraction / 1024) * 2 ** (exponent - 15);
 }
 
 function doubleText(value: number): string {

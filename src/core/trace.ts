@@ -1,13 +1,12 @@
 /**
- * Where a request stands in its caller's trace: W3C trace context, as text.
+ * Where a request is in its caller's trace: W3C trace context, as text.
  *
- * Only ids live here, so that whoever is on a request's path can carry them without a tracing library;
- * `observe/traces.ts` makes spans of them afterwards, from events. What is not sampled has no trace at all.
+ * Only ids are here, so that the request's path can carry them without a tracing library; `observe/traces.ts` makes spans of
+ * them afterwards, from events. What is not sampled has no trace at all.
  *
- * A batch is a trace of its own, and its ids follow from its id: whoever knows the batch (every outcome
- * does, in whichever process) can link to its span without asking anybody. The same holds for each call to its
- * worker and for the time that a task waited for it. Since workers belong to the batch's trace, a caller's
- * `tracestate` ends at the request's span.
+ * A batch is a trace of its own, and its ids follow from its id, so that any process that knows the batch (every outcome tells
+ * it) can link to its span. The same holds for each call to its worker and for the time that a task waited for it. Since
+ * workers belong to the batch's trace, a caller's `tracestate` ends at the request's span.
  */
 
 /** A request that is traced. */

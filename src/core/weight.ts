@@ -1,7 +1,5 @@
 /**
- * What a task weighs in its batch: tokens, estimated, and bytes, exact.
- *
- * Bytes are those of the input's JSON text in UTF-8. What a protocol puts around the inputs is not counted.
+ * What a task weighs in its batch: tokens, estimated, and bytes, exact: those of the input's JSON text in UTF-8.
  *
  * Tokens are a guess that needs no tokenizer: one pass over the text, no parsing, nothing allocated.
  *
@@ -11,9 +9,8 @@
  *                           the character that it stands for
  *   anything else           the same sum over its JSON text, quotes and brackets included
  *
- * and at least 1. English prose has about four characters a token, so a budget in tokens is near what it says for
- * that. Code, numbers and rare words have fewer characters a token and are guessed too low; scripts that a
- * tokenizer knows well, such as Cyrillic, too high. Whoever knows better sets the budget by that factor higher or lower.
+ * and at least 1. English prose has about four characters a token. Code, numbers and rare words have fewer and are
+ * guessed too low; scripts that a tokenizer knows well, such as Cyrillic, too high. Set the budget by that factor higher or lower.
  */
 import type { Json } from "./task.ts";
 

@@ -1,9 +1,7 @@
 /**
- * Rate limits by the minute: a window opens with the first unit spent and closes 60 s later.
- *
- * The 1,001st unit of a window with 1,000 is refused, exactly; a new window starts full.
+ * Rate limits by the minute: a window opens with the first unit spent and closes 60 s later. The 1,001st unit of a window with
+ * 1,000 is refused, exactly; a new window starts full.
  */
-
 import { Fifo } from "./fifo.ts";
 
 export const WINDOW_MS = 60_000;
@@ -15,63 +13,46 @@ export interface Spent {
   readonly resetMs: number;
 }
 
-export class Window {
-  #closesAt = -Infinity;
-  #used = 0;
-
-  spend(limit: number, now: number): Spent {
-    if (now >= this.#closesAt) {
-      this.#closesAt = now + WINDOW_MS;
-      this.#used = 0;
-    }
-    const allowed = this.#used < limit;
-    if (allowed) this.#used++;
-    return { allowed, left: Math.max(0, limit - this.#used), resetMs: this.#closesAt - now };
-  }
-
-  /** What whoever keeps this window elsewhere says of it. */
-  heard(used: number, closesAt: number): void {
-    this.#used = used;
-    this.#closesAt = closesAt;
-  }
-
-  closed(now: number): boolean {
-    return now >= this.#closesAt;
-  }
+interface Window {
+  readonly key: string;
+  used: number;
+  closesAt: number;
 }
 
 /** Windows by key, at most `max` of them: the oldest makes room. */
 export class Windows {
   readonly #max: number;
   readonly #windows = new Map<string, Window>();
-  /** In the order in which they were opened; those that closed and were replaced still stand here. */
-  readonly #order = new Fifo<{ readonly key: string; readonly window: Window }>();
+  /** In the order in which they were opened, those that closed and were replaced included. */
+  readonly #order = new Fifo<Window>();
 
   constructor(max: number) {
     this.#max = max;
   }
 
   spend(key: string, limit: number, now: number): Spent {
-    const window = this.#windows.get(key);
-    const open = window !== undefined && !window.closed(now);
-    return (open ? window : this.#open(key)).spend(limit, now);
+    let window = this.#windows.get(key);
+    if (window === undefined || now >= window.closesAt) window = this.#open(key, now + WINDOW_MS);
+    const allowed = window.used < limit;
+    if (allowed) window.used++;
+    return { allowed, left: Math.max(0, limit - window.used), resetMs: window.closesAt - now };
   }
 
   /** Goes on from what is kept elsewhere, if that can no longer be asked. */
   heard(key: string, used: number, closesAt: number): void {
-    (this.#windows.get(key) ?? this.#open(key)).heard(used, closesAt);
+    const window = this.#windows.get(key) ?? this.#open(key, closesAt);
+    window.used = used;
+    window.closesAt = closesAt;
   }
 
-  #open(key: string): Window {
-    const window = new Window();
+  #open(key: string, closesAt: number): Window {
+    const window = { key, used: 0, closesAt };
     this.#windows.set(key, window);
-    this.#order.push({ key, window });
-    while (this.#order.size > this.#max) this.#dropOldest();
+    this.#order.push(window);
+    while (this.#order.size > this.#max) {
+      const oldest = this.#order.shift()!;
+      if (this.#windows.get(oldest.key) === oldest) this.#windows.delete(oldest.key);
+    }
     return window;
-  }
-
-  #dropOldest(): void {
-    const { key, window } = this.#order.shift()!;
-    if (this.#windows.get(key) === window) this.#windows.delete(key);
   }
 }

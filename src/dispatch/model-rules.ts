@@ -7,6 +7,9 @@ import type { Events } from "../observe/events.ts";
 import type { HealthLimits } from "../workers/health.ts";
 import type { PipelineMode } from "./pipeline.ts";
 
+/** Share of its queue or memory that a worker may report as used before it stops counting as capacity. */
+export const MAX_WORKER_LOAD = 0.9;
+
 export interface ModelRules {
   readonly name: string;
   readonly limits: Limits;

@@ -38,6 +38,8 @@ interface Texts {
 
 const DAY_MS = 86_400_000;
 const WARN_DAYS = 14;
+/** How often the files are looked at: a renewed certificate is used within this. */
+export const CERTIFICATE_RELOAD_MS = 2000;
 /** A bundle of all public authorities has about 220 KB. */
 const MAX_FILE_BYTES = 2 ** 20;
 const CHUNK_BYTES = 16 * 1024;

@@ -40,6 +40,9 @@ export interface GrpcModel {
   readonly ready: () => boolean;
 }
 
+/** Calls at once on one connection; clients of one process share a connection. */
+export const MAX_CALLS = 1024;
+
 export interface GrpcDoorLimits extends Omit<ListenerLimits, "maxBodyBytes"> {
   readonly maxMessageBytes: number;
   /** Of one request. */

@@ -41,6 +41,10 @@ export type Http2Takers = {
 
 /** `:method`, `:scheme`, `:authority` and `:path` are not headers that anybody wrote. */
 const PSEUDO_HEADERS = 4;
+/** Header fields of one request; more than any client or proxy sends. */
+export const MAX_HEADERS = 100;
+/** Requests at once on one HTTP/2 connection. */
+export const MAX_STREAMS = 256;
 /** Beyond `maxHeaders`, so that a few too many are answered 431 and only a flood is cut. */
 const HEADERS_TO_ANSWER = 100;
 /** Unread bytes of one request, and of all requests of a connection. */

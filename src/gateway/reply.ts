@@ -6,8 +6,7 @@
  */
 import { type Quota, Refusal } from "../core/errors.ts";
 import type { Json } from "../core/task.ts";
-import { numbersPieces } from "../core/tensor-pieces.ts";
-import { readBinary } from "../core/tensor.ts";
+import { numbersPieces, readBinary } from "../core/tensor.ts";
 import type { RecordView } from "../engine/engine.ts";
 import { type Encoding, outputText } from "./encoding.ts";
 import { LARGE_CHARS } from "./pieces.ts";

@@ -7,7 +7,7 @@ import { type ErrorCode, Refusal } from "../core/errors.ts";
 import type { RecordView } from "../engine/engine.ts";
 import { CLIENT_LEFT } from "../observe/events.ts";
 import type { LoggedRequest } from "../observe/request-log.ts";
-import type { Trouble } from "../observe/troubles.ts";
+import type { Trouble } from "../observe/recent.ts";
 
 /** What those who look on remember of requests. */
 export interface History {

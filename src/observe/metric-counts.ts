@@ -1,18 +1,15 @@
 /**
- * What metrics count, from events. Listens and counts; nothing else.
- *
- * Models and tiers come from the config, so a label set is a small integer: model × tiers + tier, where the
- * last row stands for a model, and the last column for a tier, that is not known (its label is ""). Every
- * array has its size from the start, whatever clients send; statuses lie in 100..599.
- *
- * What is measured, and when:
+ * What metrics count, from events.
  *
  *   requests          each request of a client at its end, by status
  *   requestSeconds    those that waited for their outcome: neither 202, nor polls, nor refusals
- *   queueSeconds      each task of a batch when that leaves: from the queue's door to there
+ *   queueSeconds      each task of a batch when that leaves: since it entered the queue
  *   batchSize         each batch when it leaves, beside its reason
  *   workerSeconds     each call to a worker when it ends, however it ends
  *   arrivals          tasks that asked for a worker: queued, or refused for lack of one
+ *
+ * Labels are bounded by the config: a model or a tier that is not configured counts under "". A model that a reload
+ * removes is forgotten; the others keep their counts.
  */
 import { DISPATCH_REASONS } from "../core/task.ts";
 import {
@@ -22,7 +19,6 @@ import {
   type Events,
   SHED_REASONS,
 } from "./events.ts";
-import { Spread } from "./spread.ts";
 
 export interface MeasuredModel {
   readonly name: string;
@@ -40,150 +36,194 @@ export const LATENCY_BOUNDS: readonly number[] = [
   0.5, 0.75, 1, 2, 3, 4, 10,
 ];
 
+/** A value that can be looked up elsewhere: the trace that it came from. */
+export interface Exemplar {
+  readonly traceId: string;
+  readonly value: number;
+  /** ms since 1970. */
+  readonly at: number;
+}
+
+/** One series of a Prometheus histogram. A bucket holds values up to and including its bound; the last holds the rest. */
+export class Buckets {
+  sum = 0;
+  readonly bounds: readonly number[];
+  readonly #counts: Float64Array;
+  /** By bucket: the last traced value. */
+  readonly exemplars: (Exemplar | undefined)[] = [];
+
+  /** `bounds` must rise. */
+  constructor(bounds: readonly number[]) {
+    this.bounds = bounds;
+    this.#counts = new Float64Array(bounds.length + 1);
+  }
+
+  /** `traceId` and `at`: of a traced value. */
+  observe(value: number, traceId = "", at = 0): void {
+    const { bounds } = this;
+    let low = 0;
+    let high = bounds.length;
+    while (low < high) {
+      const middle = (low + high) >> 1;
+      if (value <= bounds[middle]!) high = middle;
+      else low = middle + 1;
+    }
+    this.#counts[low]!++;
+    this.sum += value;
+    if (traceId !== "") this.exemplars[low] = { traceId, value, at };
+  }
+
+  /** Values up to and including each bound; the last is all of them. */
+  upTo(): number[] {
+    let total = 0;
+    return Array.from(this.#counts, (count) => (total += count));
+  }
+}
+
 const FIRST_STATUS = 100;
 const STATUSES = 500;
 
+/** Of one model and tier. What is undefined was never counted, and has no line in the exposition. */
+class TierCounts {
+  readonly labels: { readonly model: string; readonly tier: string };
+  arrivals = 0;
+  requestSeconds: Buckets | undefined;
+  queueSeconds: Buckets | undefined;
+  /** By status - 100. */
+  #statuses: Float64Array | undefined;
+
+  constructor(model: string, tier: string) {
+    this.labels = { model, tier };
+  }
+
+  answered(status: number): void {
+    (this.#statuses ??= new Float64Array(STATUSES))[status - FIRST_STATUS]!++;
+  }
+
+  /** Every status that requests had, and how many had it. */
+  statuses(): [status: number, count: number][] {
+    const all = [...(this.#statuses ?? [])].map((count, at): [number, number] => [FIRST_STATUS + at, count]);
+    return all.filter(([, count]) => count > 0);
+  }
+}
+
+class ModelCounts {
+  readonly labels: { readonly model: string };
+  caches = false;
+  /** By tier; the last one is of tiers that are not configured. */
+  readonly tiers: readonly TierCounts[];
+  readonly batchSize: Buckets;
+  readonly workerSeconds = new Buckets(LATENCY_BOUNDS);
+  /** By reason. */
+  readonly batches = new Float64Array(DISPATCH_REASONS.length);
+
+  constructor(model: string, tiers: readonly string[], sizes: readonly number[]) {
+    this.labels = { model };
+    this.tiers = [...tiers, ""].map((tier) => new TierCounts(model, tier));
+    this.batchSize = new Buckets(sizes);
+  }
+}
+
 export class MetricCounts {
-  readonly models: readonly MeasuredModel[];
   readonly tiers: readonly string[];
-  /** Labels of a pair: model and tier. */
-  readonly pairs: readonly { readonly model: string; readonly tier: string }[];
-  readonly requestSeconds: Spread;
-  readonly queueSeconds: Spread;
-  readonly batchSize: Spread;
-  readonly workerSeconds: Spread;
-  /** By pair. */
-  readonly arrivals: Float64Array;
-  /** By model, then by reason. */
-  readonly batches: Float64Array;
-  /** By tier, then by reason. */
-  readonly shed: Float64Array;
   hits = 0;
   misses = 0;
   collapsed = 0;
   retries = 0;
   dead = 0;
   lost = 0;
-  readonly #modelAt = new Map<string, number>();
-  readonly #tierAt = new Map<string, number>();
-  readonly #columns: number;
-  /** By pair, then by status; made when the pair has its first request. */
-  readonly #statuses: (Float64Array | undefined)[];
+  /** By tier, then by reason. */
+  readonly shed: readonly Float64Array[];
+  readonly #rules: () => readonly MeasuredModel[];
+  /** Of the models at the start: the buckets of a series never change. */
+  readonly #sizes: readonly number[];
+  readonly #tierAt: ReadonlyMap<string, number>;
+  readonly #unknown: ModelCounts;
+  #byName = new Map<string, ModelCounts>();
 
-  /** `before`: the same tiers, other models; what was counted for those that stay is kept, and so are its bounds. */
-  constructor(models: readonly MeasuredModel[], tiers: readonly string[], before?: MetricCounts) {
-    this.models = models;
+  constructor(models: () => readonly MeasuredModel[], tiers: readonly string[], events: Events) {
     this.tiers = tiers;
-    models.forEach(({ name }, at) => this.#modelAt.set(name, at));
-    tiers.forEach((name, at) => this.#tierAt.set(name, at));
-    this.#columns = tiers.length + 1;
-    this.pairs = [...models.map(({ name }) => name), ""].flatMap((model) =>
-      [...tiers, ""].map((tier) => ({ model, tier })),
+    this.#rules = models;
+    this.#sizes = sizeBounds(models());
+    this.#tierAt = new Map(tiers.map((name, at) => [name, at]));
+    this.#unknown = new ModelCounts("", tiers, this.#sizes);
+    this.shed = [...tiers, ""].map(() => new Float64Array(SHED_REASONS.length));
+    this.#follow();
+    events.on("reloaded", () => this.#follow());
+    events.on("request.answered", (request) => this.#answered(request));
+    events.on("request.shed", (refused) => this.#refused(refused));
+    events.on("task.queued", (task) => this.#queued(task));
+    events.on("task.cached", () => this.hits++);
+    events.on("task.joined", () => this.collapsed++);
+    events.on("task.retried", () => this.retries++);
+    events.on("task.dead", () => this.dead++);
+    events.on("task.lost", () => this.lost++);
+    events.on("batch.started", (batch) => this.#started(batch));
+    events.on("batch.answered", ({ model, serviceMs }) =>
+      this.#model(model).workerSeconds.observe(serviceMs / 1000),
     );
-    const { length } = this.pairs;
-    this.requestSeconds = new Spread(length, LATENCY_BOUNDS);
-    this.queueSeconds = new Spread(length, LATENCY_BOUNDS);
-    this.batchSize = new Spread(models.length + 1, [...(before?.batchSize.bounds ?? sizeBounds(models))]);
-    this.workerSeconds = new Spread(models.length + 1, LATENCY_BOUNDS);
-    this.arrivals = new Float64Array(length);
-    this.batches = new Float64Array((models.length + 1) * DISPATCH_REASONS.length);
-    this.shed = new Float64Array(this.#columns * SHED_REASONS.length);
-    this.#statuses = Array.from({ length }, () => undefined);
-    if (before !== undefined) this.#adopt(before);
   }
 
-  /** Returns what ends it. */
-  listen(events: Events): () => void {
-    const ends = [
-      events.on("request.answered", (request) => this.#answered(request)),
-      events.on("request.shed", (refused) => this.#refused(refused)),
-      events.on("task.queued", (task) => this.#queued(task)),
-      events.on("task.cached", () => this.hits++),
-      events.on("task.joined", () => this.collapsed++),
-      events.on("task.retried", () => this.retries++),
-      events.on("task.dead", () => this.dead++),
-      events.on("task.lost", () => this.lost++),
-      events.on("batch.started", (batch) => this.#started(batch)),
-      events.on("batch.answered", ({ model, serviceMs }) =>
-        this.workerSeconds.observe(this.#model(model), serviceMs / 1000),
-      ),
-    ];
-    return () => ends.forEach((end) => end());
+  /** The configured models, in their order. */
+  get models(): readonly ModelCounts[] {
+    return [...this.#byName.values()];
   }
 
-  #adopt(before: MetricCounts): void {
-    const { hits, misses, collapsed, retries, dead, lost } = before;
-    Object.assign(this, { hits, misses, collapsed, retries, dead, lost });
-    this.shed.set(before.shed);
-    // The last row is that of models that are not known.
-    const rows = this.models.map(({ name }, row) => [row, before.#modelAt.get(name)] as const);
-    for (const [row, old] of [...rows, [this.models.length, before.models.length] as const]) {
-      if (old === undefined) continue;
-      const reasons = DISPATCH_REASONS.length;
-      this.batches.set(before.batches.subarray(old * reasons, (old + 1) * reasons), row * reasons);
-      this.batchSize.adopt(row, before.batchSize, old);
-      this.workerSeconds.adopt(row, before.workerSeconds, old);
-      for (let column = 0; column < this.#columns; column++) {
-        const [pair, of] = [row * this.#columns + column, old * this.#columns + column];
-        this.arrivals[pair] = before.arrivals[of]!;
-        this.#statuses[pair] = before.#statuses[of];
-        this.requestSeconds.adopt(pair, before.requestSeconds, of);
-        this.queueSeconds.adopt(pair, before.queueSeconds, of);
-      }
+  /** By model and tier, those that are not configured last. */
+  get pairs(): readonly TierCounts[] {
+    return [...this.models, this.#unknown].flatMap(({ tiers }) => tiers);
+  }
+
+  #follow(): void {
+    const before = this.#byName;
+    this.#byName = new Map();
+    for (const { name, caches } of this.#rules()) {
+      const counts = before.get(name) ?? new ModelCounts(name, this.tiers, this.#sizes);
+      counts.caches = caches;
+      this.#byName.set(name, counts);
     }
-  }
-
-  /** Whether the pair is of a model and a tier that are configured. */
-  known(pair: number): boolean {
-    return pair % this.#columns < this.tiers.length && pair < this.models.length * this.#columns;
-  }
-
-  /** Calls `each` with every status that a pair's requests had, and how many had it. */
-  statuses(pair: number, each: (status: number, count: number) => void): void {
-    this.#statuses[pair]?.forEach((count, at) => {
-      if (count > 0) each(FIRST_STATUS + at, count);
-    });
   }
 
   #answered({ model, tier, status, ending, code, latencyMs, startedAt, trace }: AnsweredRequest): void {
-    const column = this.#tierAt.get(tier) ?? this.tiers.length;
-    const pair = this.#model(model) * this.#columns + column;
-    (this.#statuses[pair] ??= new Float64Array(STATUSES))[status - FIRST_STATUS]!++;
+    const counts = this.#model(model).tiers[this.#tier(tier)]!;
+    counts.answered(status);
     if (ending === undefined && code !== "DEADLINE_EXCEEDED") return;
-    if (trace === undefined) this.requestSeconds.observe(pair, latencyMs / 1000);
-    else this.requestSeconds.observeTraced(pair, latencyMs / 1000, trace.traceId, startedAt + latencyMs);
+    counts.requestSeconds ??= new Buckets(LATENCY_BOUNDS);
+    if (trace === undefined) counts.requestSeconds.observe(latencyMs / 1000);
+    else counts.requestSeconds.observe(latencyMs / 1000, trace.traceId, startedAt + latencyMs);
   }
 
   #refused({ model, tier, reason }: EventFields["request.shed"]): void {
-    const column = this.#tierAt.get(tier) ?? this.tiers.length;
-    this.shed[column * SHED_REASONS.length + SHED_REASONS.indexOf(reason)]!++;
-    if (askedForWorker(reason)) this.arrivals[this.#model(model) * this.#columns + column]!++;
+    const at = this.#tier(tier);
+    this.shed[at]![SHED_REASONS.indexOf(reason)]!++;
+    if (askedForWorker(reason)) this.#model(model).tiers[at]!.arrivals++;
   }
 
   #queued({ model, tier }: EventFields["task.queued"]): void {
-    const row = this.#model(model);
-    this.arrivals[this.#pair(row, tier)]!++;
-    if (this.models[row]?.caches === true) this.misses++;
+    const counts = this.#model(model);
+    (counts.tiers[tier] ?? counts.tiers.at(-1)!).arrivals++;
+    if (counts.caches) this.misses++;
   }
 
   #started({ model, batch, tasks }: EventFields["batch.started"]): void {
-    const row = this.#model(model);
-    this.batchSize.observe(row, tasks.length);
-    this.batches[row * DISPATCH_REASONS.length + DISPATCH_REASONS.indexOf(batch.reason)]!++;
+    const { tiers, batchSize, batches } = this.#model(model);
+    batchSize.observe(tasks.length);
+    batches[DISPATCH_REASONS.indexOf(batch.reason)]!++;
     const { startedAt } = batch;
     for (const { task, queuedAt } of tasks) {
+      const counts = tiers[task.tier] ?? tiers.at(-1)!;
+      counts.queueSeconds ??= new Buckets(LATENCY_BOUNDS);
       // The store's clock may be ahead of ours.
-      const seconds = startedAt > queuedAt ? (startedAt - queuedAt) / 1000 : 0;
-      this.queueSeconds.observe(this.#pair(row, task.tier), seconds);
+      counts.queueSeconds.observe(startedAt > queuedAt ? (startedAt - queuedAt) / 1000 : 0);
     }
   }
 
-  #model(name: string): number {
-    return this.#modelAt.get(name) ?? this.models.length;
+  #model(name: string): ModelCounts {
+    return this.#byName.get(name) ?? this.#unknown;
   }
 
-  #pair(row: number, tier: number): number {
-    return row * this.#columns + (tier < this.tiers.length ? tier : this.tiers.length);
+  #tier(name: string): number {
+    return this.#tierAt.get(name) ?? this.tiers.length;
   }
 }
 

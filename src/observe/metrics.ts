@@ -1,54 +1,48 @@
 /**
- * GET /metrics: what Prometheus scrapes. prom-client keeps the registry, prints it, and brings the metrics of
- * the Node process; it is loaded with the first scrape, and only here: that takes 20 ms, and not
- * everybody scrapes. What it measures of the process begins then.
+ * GET /metrics: every metric by its name. Names and labels are a contract; docs/metrics.md lists them, and a test compares
+ * the two. Workers are those of this process, so that sums over processes are right. What waits, load, utilization and
+ * desired workers are about the whole fleet in each of its processes: take their maximum, not their sum.
  *
- * Counting is our own (`metric-counts.ts`): all that a request's events cost is 0.05 µs. With prom-client's own
- * counters and histograms the same took 1.5 µs, and 1.1 µs with every child kept: each observation builds the
- * text of its labels. A scrape takes 1 ms with one model in three tiers, 10 ms with fifty; that is time in
- * which no request moves. (`node bench/metrics.ts`, 2 cores of a shared machine.)
+ * prom-client keeps the registry, prints it, and brings the metrics of the Node process; it is loaded with the first
+ * scrape, which takes 20 ms. Counting is our own (`metric-counts.ts`): all that a request's events cost is some 0.1 µs.
+ * With prom-client's own counters and histograms the same took 1.5 µs, and 1.1 µs with every child kept: each observation
+ * builds the text of its labels. A scrape takes 1 ms with one model in three tiers, 10 ms with fifty, in which no request
+ * moves. (`node bench/metrics.ts`, 2 cores of a shared machine.)
  *
- * Whoever asks for OpenMetrics, as Prometheus does, gets that, with the trace of one request as an exemplar in
+ * A scraper that asks for OpenMetrics, as Prometheus does, gets it, with the trace of one request as an exemplar in
  * each bucket of ferry_request_seconds; others get the older text. prom-client renames its counters for good
- * once it has printed them in one of the two ways, so each has a registry of its own over the same metrics.
+ * once it has printed them in one of the two ways, so each has its own registry over the same metrics.
  */
 import type { Metric, Registry, RegistryContentType } from "prom-client";
+import { DISPATCH_REASONS } from "../core/task.ts";
 import type { Routes } from "../gateway/server.ts";
-import type { Events } from "./events.ts";
-import { MetricCounts, type MeasuredModel } from "./metric-counts.ts";
-import { buildInfo, counted, type Family, measured, seen, single } from "./metric-families.ts";
-import type { Counter, Sight } from "./sight.ts";
+import { type Events, SHED_REASONS, type WorkerState } from "./events.ts";
+import { type Buckets, type MeasuredModel, MetricCounts } from "./metric-counts.ts";
+import type { Counter, ModelSight, ProcessSight, Sight } from "./sight.ts";
 
 export interface MetricsParts {
-  readonly models: readonly MeasuredModel[];
+  /** Those of the config in force. */
+  readonly models: () => readonly MeasuredModel[];
   /** In order of priority. */
   readonly tiers: readonly string[];
   readonly version: string;
   readonly events: Events;
   readonly sight: Sight;
-  /** Counters of the others who look on. */
+  /** Counters of the other observers. */
   readonly more: readonly Counter[];
-}
-
-export interface Exposition {
-  readonly type: string;
-  readonly text: string;
 }
 
 export interface Metrics {
   readonly routes: Routes;
   /** `accept` as the scraper sent it. */
-  expose(accept?: string): Promise<Exposition>;
-  /** Other models from now on; those that stay keep their counts. */
-  retune(models: readonly MeasuredModel[]): void;
+  expose(accept?: string): Promise<{ readonly type: string; readonly text: string }>;
 }
 
 export function openMetrics(parts: MetricsParts): Metrics {
-  let counts = new MetricCounts(parts.models, parts.tiers);
-  let deaf = counts.listen(parts.events);
+  const counts = new MetricCounts(parts.models, parts.tiers, parts.events);
   let opening: Promise<Registries> | undefined;
-  const expose = async (accept = ""): Promise<Exposition> => {
-    const { plain, open, look } = await (opening ??= openRegistries(parts, () => counts));
+  const expose: Metrics["expose"] = async (accept = "") => {
+    const { plain, open, look } = await (opening ??= openRegistries(parts, counts));
     look();
     const registry = accept.includes("application/openmetrics-text") ? open : plain;
     return { type: registry.contentType, text: await registry.metrics() };
@@ -61,12 +55,7 @@ export function openMetrics(parts: MetricsParts): Metrics {
       },
     },
   };
-  const retune = (models: readonly MeasuredModel[]): void => {
-    deaf();
-    counts = new MetricCounts(models, parts.tiers, counts);
-    deaf = counts.listen(parts.events);
-  };
-  return { routes, expose, retune };
+  return { routes, expose };
 }
 
 interface Registries {
@@ -76,20 +65,14 @@ interface Registries {
   readonly look: () => void;
 }
 
-async function openRegistries(parts: MetricsParts, counts: () => MetricCounts): Promise<Registries> {
-  const { tiers, sight, version, more } = parts;
+async function openRegistries(parts: MetricsParts, counts: MetricCounts): Promise<Registries> {
   const { Registry, collectDefaultMetrics } = await import("prom-client");
-  const { families, look } = seen(tiers, sight);
+  const { families, look } = seen(parts);
   const plain = new Registry<RegistryContentType>();
   const open = new Registry<RegistryContentType>();
   open.setContentType(Registry.OPENMETRICS_CONTENT_TYPE);
-  for (const family of [
-    ...ofLatest(counted, counts),
-    ...ofLatest(measured, counts),
-    ...families,
-    buildInfo(version, sight),
-    ...more.map((each) => single(each.name, each.help, () => each.read())),
-  ]) {
+  const more = parts.more.map((each) => single(each.name, each.help, () => each.read()));
+  for (const family of [...counted(counts), ...measured(counts), ...families, ...more]) {
     plain.registerMetric(metricOf(family));
     open.registerMetric(metricOf({ ...family, name: openName(family) }));
   }
@@ -101,12 +84,6 @@ async function openRegistries(parts: MetricsParts, counts: () => MetricCounts): 
     open.registerMetric(renamed(metric, openName({ name, type })));
   }
   return { plain, open, look };
-}
-
-/** Each reads what is counted at the time: models come and go. */
-function ofLatest(families: (counts: MetricCounts) => Family[], counts: () => MetricCounts): Family[] {
-  const read = (at: number) => (): ReturnType<Family["read"]> => families(counts())[at]!.read();
-  return families(counts()).map((family, at) => ({ ...family, read: read(at) }));
 }
 
 /** A family of OpenMetrics is named without the ending that its samples have. */
@@ -121,7 +98,7 @@ function metricOf(family: Family): Metric {
   return metric as unknown as Metric;
 }
 
-/** A mean over nothing, as between two scrapes in the same breath, is left out: it is no number. */
+/** A mean over nothing, as between two scrapes in quick succession, is not printed: it is no number. */
 function renamed(metric: Metric, name: string): Metric {
   const { type } = metric as unknown as { type: string };
   const get = async (): Promise<object> => {
@@ -129,4 +106,196 @@ function renamed(metric: Metric, name: string): Metric {
     return { ...rest, name, values: values.filter(({ value }) => !Number.isNaN(value)) };
   };
   return { name, type, get } as unknown as Metric;
+}
+
+type Labels = Readonly<Record<string, string | number>>;
+
+/** One line of the exposition. */
+interface Sample {
+  readonly value: number;
+  readonly labels: Labels;
+  /** Labels that many lines have; printed once for each object. */
+  readonly sharedLabels?: Labels;
+  /** Where it is not the family's own. */
+  readonly metricName?: string;
+  readonly exemplar?: { readonly labelSet: Labels; readonly value: number; readonly timestamp: number };
+}
+
+interface Family {
+  readonly name: string;
+  readonly help: string;
+  readonly type: "counter" | "gauge" | "histogram";
+  read(): Sample[];
+}
+
+const NONE: Labels = {};
+const STATES: readonly WorkerState[] = ["idle", "busy", "draining", "down"];
+const KINDS: readonly ProcessSight["durability"][] = ["none", "disk", "local", "replica"];
+
+/** How long, and how many at once. */
+function measured(counts: MetricCounts): Family[] {
+  return [
+    histogram(
+      "ferry_request_seconds",
+      "From a request's first byte to its answer, of requests that waited for their outcome.",
+      () => counts.pairs.map(({ labels, requestSeconds }) => [labels, requestSeconds]),
+    ),
+    histogram(
+      "ferry_queue_seconds",
+      "From a task's arrival in the queue until a batch with it left; every attempt counts from there.",
+      () => counts.pairs.map(({ labels, queueSeconds }) => [labels, queueSeconds]),
+    ),
+    histogram("ferry_batch_size", "Tasks in a batch when it leaves.", () =>
+      counts.models.map(({ labels, batchSize }) => [labels, batchSize]),
+    ),
+    histogram("ferry_worker_seconds", "One call to a worker, however it ended.", () =>
+      counts.models.map(({ labels, workerSeconds }) => [labels, workerSeconds]),
+    ),
+  ];
+}
+
+function counted(counts: MetricCounts): Family[] {
+  return [
+    counter(
+      "ferry_requests_total",
+      "Requests of clients at their end, by HTTP status; 499: the client left. Empty labels are not known.",
+      () =>
+        counts.pairs.flatMap((pair) =>
+          pair.statuses().map(([code, value]) => ({ labels: { code }, sharedLabels: pair.labels, value })),
+        ),
+    ),
+    counter("ferry_batches_total", "Batches that left, by the reason why they left when they did.", () =>
+      counts.models.flatMap(({ labels, batches }) => byReason(labels, DISPATCH_REASONS, batches)),
+    ),
+    counter(
+      "ferry_arrivals_total",
+      "Tasks that asked for a worker: queued, or refused for lack of one.",
+      () =>
+        counts.models.flatMap(({ tiers }) =>
+          tiers
+            .slice(0, -1)
+            .map(({ labels, arrivals }) => ({ labels: NONE, sharedLabels: labels, value: arrivals })),
+        ),
+    ),
+    counter("ferry_shed_total", "Requests refused at the door, by reason.", () =>
+      counts.tiers.flatMap((tier, at) => byReason({ tier }, SHED_REASONS, counts.shed[at]!)),
+    ),
+    counter(
+      "ferry_cache_total",
+      "Answers from an earlier outcome (hit), and tasks queued without one (miss).",
+      () => [
+        { labels: { result: "hit" }, value: counts.hits },
+        { labels: { result: "miss" }, value: counts.misses },
+      ],
+    ),
+    single(
+      "ferry_collapsed_total",
+      "Requests that joined a task in flight with the same work.",
+      () => counts.collapsed,
+    ),
+    single("ferry_retries_total", "Tasks that will be tried again.", () => counts.retries),
+    single("ferry_dead_letters_total", "Tasks that became dead letters.", () => counts.dead),
+    single(
+      "ferry_lost_total",
+      "Accepted tasks that can no longer be answered; must stay 0.",
+      () => counts.lost,
+    ),
+  ];
+}
+
+/** Looks once a scrape: `look` is called first, then every family reads what was seen. */
+function seen({ tiers, sight, version }: MetricsParts): { families: Family[]; look: () => void } {
+  let models: readonly ModelSight[] = [];
+  let process = sight.process();
+  const { role, engine } = process;
+  const gauge = (name: string, help: string, read: () => Sample[]): Family => {
+    return { name, help, type: "gauge", read };
+  };
+  const perModel = (name: string, help: string, value: (model: ModelSight) => number): Family =>
+    gauge(name, help, () => models.map((model) => ({ labels: { model: model.name }, value: value(model) })));
+  const families = [
+    gauge("ferry_queue_depth", "Tasks that wait; of the whole fleet.", () =>
+      models.flatMap(({ name, queuedByTier }) =>
+        tiers.map((tier, at) => ({ labels: { model: name, tier }, value: queuedByTier[at] ?? 0 })),
+      ),
+    ),
+    perModel(
+      "ferry_queue_oldest_seconds",
+      "Age of the task that waits longest; of the whole fleet.",
+      ({ oldestWaitMs }) => Math.max(0, oldestWaitMs) / 1000,
+    ),
+    gauge("ferry_workers", "Workers that this process runs, by state.", () => models.flatMap(workerSamples)),
+    perModel(
+      "ferry_worker_utilization",
+      "Share of the last ten seconds in which workers ran a batch, full or not; of the whole fleet.",
+      ({ utilization }) => utilization,
+    ),
+    perModel(
+      "ferry_load",
+      "Arrivals over what healthy workers can do with full batches; of the whole fleet.",
+      ({ load }) => load,
+    ),
+    perModel(
+      "ferry_desired_workers",
+      "Workers that would hold the load at admission.targetUtilization; for the whole fleet.",
+      ({ desiredWorkers }) => desiredWorkers,
+    ),
+    gauge("ferry_dead_letters_kept", "Dead letters that are kept now; of the whole fleet.", () => [
+      { labels: NONE, value: process.deadLetters },
+    ]),
+    gauge("ferry_durability", "1 for where an accepted task is kept now, 0 for the other kinds.", () =>
+      KINDS.map((kind) => ({ labels: { kind }, value: process.durability === kind ? 1 : 0 })),
+    ),
+    gauge("ferry_store_up", "Whether the store of tasks answers.", () => [
+      { labels: NONE, value: process.reachable ? 1 : 0 },
+    ]),
+    gauge("ferry_build_info", "1, with what this process is as labels.", () => [
+      { labels: { version, role, engine }, value: 1 },
+    ]),
+  ];
+  const look = (): void => {
+    models = sight.models();
+    process = sight.process();
+  };
+  return { families, look };
+}
+
+/** A counter without labels. */
+function single(name: string, help: string, value: () => number): Family {
+  return counter(name, help, () => [{ labels: NONE, value: value() }]);
+}
+
+function counter(name: string, help: string, read: () => Sample[]): Family {
+  return { name, help, type: "counter", read };
+}
+
+function byReason(sharedLabels: Labels, reasons: readonly string[], values: Float64Array): Sample[] {
+  return reasons.map((reason, at) => ({ labels: { reason }, sharedLabels, value: values[at]! }));
+}
+
+function workerSamples({ name, workers }: ModelSight): Sample[] {
+  const own = workers.filter((worker) => worker.own);
+  return STATES.map((state) => ({
+    labels: { model: name, state },
+    value: own.filter((worker) => worker.state === state).length,
+  }));
+}
+
+function histogram(name: string, help: string, series: () => [Labels, Buckets | undefined][]): Family {
+  const read = (): Sample[] =>
+    series().flatMap(([sharedLabels, buckets]): Sample[] => {
+      if (buckets === undefined) return [];
+      const upTo = buckets.upTo();
+      const lines = [...buckets.bounds, "+Inf"].map((le, at): Sample => {
+        const sample = { metricName: `${name}_bucket`, labels: { le }, sharedLabels, value: upTo[at]! };
+        const exemplar = buckets.exemplars[at];
+        if (exemplar === undefined) return sample;
+        const { traceId, value, at: instant } = exemplar;
+        return { ...sample, exemplar: { labelSet: { trace_id: traceId }, value, timestamp: instant / 1000 } };
+      });
+      const sum = { metricName: `${name}_sum`, labels: NONE, sharedLabels, value: buckets.sum };
+      const count = { metricName: `${name}_count`, labels: NONE, sharedLabels, value: upTo.at(-1)! };
+      return [...lines, sum, count];
+    });
+  return { name, help, type: "histogram", read };
 }

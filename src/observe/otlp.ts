@@ -4,17 +4,22 @@
  * OTEL_EXPORTER_OTLP_* variables, which the library reads itself; it also tries again what can be tried again, within
  * the timeout.
  */
-import type { Attributes } from "@opentelemetry/api";
+import type { Attributes, HrTime, SpanContext, TraceState } from "@opentelemetry/api";
 import { OTLPTraceExporter } from "@opentelemetry/exporter-trace-otlp-proto";
 import {
   detectResources,
+  type Resource,
   resourceAttributesEnvDetector,
   resourceFromAttributes,
   serviceNameEnvDetector,
 } from "@opentelemetry/resources";
-import type { Collector, Delivery } from "./span-buffer.ts";
-import { SCHEMA_URL } from "./span-names.ts";
-import { FinishedSpan, type Origin, type SpanFacts } from "./span.ts";
+import type { ReadableSpan } from "@opentelemetry/sdk-trace";
+import type { Collector, Delivery, SpanFacts } from "./span-buffer.ts";
+
+const SCHEMA_URL = "https://opentelemetry.io/schemas/1.37.0";
+const TRACED = 1;
+const UNSET = 0;
+const ERROR = 2;
 
 export interface OtlpRules {
   /** The whole of it, /v1/traces included. */
@@ -25,10 +30,12 @@ export interface OtlpRules {
 const SUCCESS = 0;
 
 /** Says who we are, the variables of the environment over our own words, and opens the way to the collector. */
-export function openOtlp({ url, timeoutMs }: OtlpRules, about: Attributes, origin: Origin): Collector {
+export function openOtlp({ url, timeoutMs }: OtlpRules, about: Attributes, version: string): Collector {
   const detectors = [resourceAttributesEnvDetector, serviceNameEnvDetector];
   const told = detectResources({ detectors });
-  origin.resource = resourceFromAttributes(about, { schemaUrl: SCHEMA_URL }).merge(told);
+  const resource = resourceFromAttributes(about, { schemaUrl: SCHEMA_URL }).merge(told);
+  // The same object for all spans: the exporter groups them by it.
+  const origin = { resource, scope: { name: "ferry", version, schemaUrl: SCHEMA_URL } };
   // One bundle at a time is the buffer's rule. The library forgets one a moment after it says how it fared, and with
   // a limit of 1 would refuse the next.
   const exporter = new OTLPTraceExporter({ url, timeoutMillis: timeoutMs, concurrencyLimit: 2 });
@@ -43,7 +50,7 @@ function deliver(
   facts: readonly SpanFacts[],
   origin: Origin,
 ): Promise<Delivery> {
-  const spans = facts.map((each) => new FinishedSpan(each, origin));
+  const spans = facts.map((each) => readableSpan(each, origin));
   return new Promise((resolve) => {
     exporter.export(spans, ({ code, error }) => {
       const verdict: number = code;
@@ -59,4 +66,58 @@ function deliver(
 /** An HTTP status is there only when another try would get the same. */
 function statusOf(error: Error | undefined): number | undefined {
   return error !== undefined && "code" in error && typeof error.code === "number" ? error.code : undefined;
+}
+
+/** Who made the spans. */
+export interface Origin {
+  readonly resource: Resource;
+  readonly scope: ReadableSpan["instrumentationScope"];
+}
+
+/** A span as the exporter takes it. Nothing here limits how many links it has. */
+export function readableSpan(facts: SpanFacts, { resource, scope }: Origin): ReadableSpan {
+  const { place, parentId, remote = false, state = "", startedAt, attributes, links = [] } = facts;
+  const { traceId, spanId } = place;
+  const context: SpanContext = { traceId, spanId, traceFlags: TRACED };
+  if (state !== "") context.traceState = asState(state);
+  // A clock that two processes share is good to a millisecond; no span ends before it began.
+  const endedAt = Math.max(startedAt, facts.endedAt);
+  return {
+    name: facts.name,
+    kind: facts.kind,
+    spanContext: () => context,
+    ...(parentId !== undefined && {
+      parentSpanContext: { traceId, spanId: parentId, traceFlags: TRACED, isRemote: remote },
+    }),
+    startTime: hrTime(startedAt),
+    endTime: hrTime(endedAt),
+    duration: hrTime(endedAt - startedAt),
+    status: { code: facts.failed === true ? ERROR : UNSET },
+    attributes,
+    links,
+    events: [],
+    ended: true,
+    resource,
+    instrumentationScope: scope,
+    droppedAttributesCount: 0,
+    droppedEventsCount: 0,
+    droppedLinksCount: 0,
+  };
+}
+
+/** Milliseconds as seconds and nanoseconds; less than a microsecond is below what the clock knows. */
+function hrTime(ms: number): HrTime {
+  const micros = Math.round(ms * 1000);
+  return [Math.floor(micros / 1e6), (micros % 1e6) * 1000];
+}
+
+/** It only travels: the exporter wants its text. */
+function asState(text: string): TraceState {
+  const state: TraceState = {
+    get: () => undefined,
+    set: () => state,
+    unset: () => state,
+    serialize: () => text,
+  };
+  return state;
 }

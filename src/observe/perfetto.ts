@@ -13,7 +13,7 @@
  * Instants are whole microseconds since 1970, both ends of a slice rounded alike, so that parts stay inside.
  * It is written piece by piece: `SLICES_A_TURN` requests take about a millisecond, and others have their turn.
  */
-import type { RecentBatch } from "./recent-batches.ts";
+import type { RecentBatch } from "./recent.ts";
 import type { LoggedRequest } from "./request-log.ts";
 
 export interface TraceScene {

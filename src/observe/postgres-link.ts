@@ -11,7 +11,7 @@
 import { connect, type Socket } from "node:net";
 import postgres from "postgres";
 import type { Clock } from "../app/clock.ts";
-import { PostgresTrouble } from "./postgres-trouble.ts";
+import { SenderTrouble } from "./sender.ts";
 
 export type Value = string | number | null;
 export type PostgresRow = Readonly<Record<string, unknown>>;
@@ -28,7 +28,7 @@ export class PostgresLink {
   readonly #timeoutMs: number;
   readonly #sockets: Socket[] = [];
   /** How to tell those who wait that there will be no answer. */
-  readonly #asking = new Set<(why: PostgresTrouble) => void>();
+  readonly #asking = new Set<(why: SenderTrouble) => void>();
   readonly #onDead: () => void;
   #dead = false;
 
@@ -57,16 +57,16 @@ export class PostgresLink {
     return this.#dead;
   }
 
-  /** Rejects with a `PostgresTrouble`. Without values the text may hold several statements: one transaction. */
+  /** Rejects with a `SenderTrouble`. Without values the text may hold several statements: one transaction. */
   async ask(
     text: string,
     values: Value[] = [],
   ): Promise<readonly PostgresRow[] & { readonly count: number }> {
-    if (this.#dead) throw new PostgresTrouble("the connection is gone");
+    if (this.#dead) throw new SenderTrouble("the connection is gone");
     const { promise: ended, reject: end } = Promise.withResolvers<never>();
     this.#asking.add(end);
     const alarm = this.#clock.at(this.#clock.now() + this.#timeoutMs, () =>
-      this.destroy(new PostgresTrouble(`no answer within ${this.#timeoutMs} ms`)),
+      this.destroy(new SenderTrouble(`no answer within ${this.#timeoutMs} ms`)),
     );
     try {
       return await Promise.race([this.#sql.unsafe<PostgresRow[]>(text, values), ended]);
@@ -81,7 +81,7 @@ export class PostgresLink {
   }
 
   /** Whoever waits for an answer is told `why`. */
-  destroy(why = new PostgresTrouble("the connection was closed")): void {
+  destroy(why = new SenderTrouble("the connection was closed")): void {
     if (this.#dead) return;
     this.#dead = true;
     for (const end of this.#asking) end(why);
@@ -123,11 +123,11 @@ const STATES: Readonly<Record<string, string>> = {
   "25006": "it takes no writes: it is a replica",
 };
 
-function troubleOf(error: unknown): PostgresTrouble {
-  if (error instanceof PostgresTrouble) return error;
+function troubleOf(error: unknown): SenderTrouble {
+  if (error instanceof SenderTrouble) return error;
   const code = error instanceof Error && "code" in error ? String(error.code) : "";
   if (error instanceof postgres.PostgresError)
-    return new PostgresTrouble(STATES[code] ?? `it answered with SQLSTATE ${code}`, code);
+    return new SenderTrouble(STATES[code] ?? `it answered with SQLSTATE ${code}`, { state: code });
   // Names of conditions, such as ECONNREFUSED or CERT_HAS_EXPIRED.
-  return new PostgresTrouble(/^[A-Z][A-Z_\d]{2,60}$/.test(code) ? code : "the connection failed");
+  return new SenderTrouble(/^[A-Z][A-Z_\d]{2,60}$/.test(code) ? code : "the connection failed");
 }

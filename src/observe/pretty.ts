@@ -6,24 +6,28 @@
  * Made from the JSON line, so that both say the same. Times are local. Workers and Redis have words of their own
  * in some fields; what could move a cursor, change a colour or start a new line is shown as an escape.
  */
-const LEVELS: Readonly<Record<string, readonly [word: string, color: number]>> = {
-  debug: ["DEBUG", 90],
-  info: ["INFO ", 32],
-  warn: ["WARN ", 33],
-  error: ["ERROR", 31],
+import { styleText } from "node:util";
+
+type Color = "gray" | "green" | "yellow" | "red";
+
+const LEVELS: Readonly<Record<string, readonly [word: string, color: Color]>> = {
+  debug: ["DEBUG", "gray"],
+  info: ["INFO ", "green"],
+  warn: ["WARN ", "yellow"],
+  error: ["ERROR", "red"],
 };
-const DIM = 90;
 
 /** What is no JSON object of ours is shown as it is, made safe. */
 export function prettyLine(line: string, color: boolean): string {
-  const paint = (code: number, text: string): string => (color ? `\u001b[${code}m${text}\u001b[39m` : text);
+  const paint = (style: Color, text: string): string =>
+    color ? styleText(style, text, { validateStream: false }) : text;
   const facts = read(line);
   if (facts === undefined) return `${safe(line.trimEnd())}\n`;
   const { level, time, msg, ...rest } = facts;
-  const [word, code] = LEVELS[String(level)] ?? [safe(String(level)), DIM];
+  const [word, style] = LEVELS[String(level)] ?? [safe(String(level)), "gray"];
   const fields = Object.entries(rest).filter(([, value]) => value !== "" && value !== undefined);
-  const shown = fields.map(([name, value]) => `${paint(DIM, `${safe(name)}=`)}${fieldText(value)}`);
-  const head = `${paint(DIM, clockTime(String(time)))} ${paint(code, word)} ${safe(String(msg))}`;
+  const shown = fields.map(([name, value]) => `${paint("gray", `${safe(name)}=`)}${fieldText(value)}`);
+  const head = `${paint("gray", clockTime(String(time)))} ${paint(style, word)} ${safe(String(msg))}`;
   return `${head}${shown.length === 0 ? "" : `  ${shown.join(" ")}`}\n`;
 }
 

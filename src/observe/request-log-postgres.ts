@@ -2,7 +2,7 @@
  * The request log in PostgreSQL, beside the path of requests and never in it: rows wait here, and are written by the
  * thread of `sender.ts`.
  *
- * A row waits in a bounded buffer (`requestLog.maxBufferedRows`) until `requestLog.flushMs` have passed or `CHUNK`
+ * A row waits in a bounded buffer (`maxBufferedRows`) until `flushMs` have passed or `CHUNK`
  * rows are there; they are written together, one statement at a time. While PostgreSQL is away rows wait, the
  * oldest are dropped and counted when the buffer is full, and it is tried again after 0.25 s, 0.5 s … 30 s: one
  * notice when it goes, one when it is back. A row that is written again, because nobody heard whether it was,
@@ -19,18 +19,18 @@
 import type { Alarm, Clock } from "../app/clock.ts";
 import { Fifo } from "../core/fifo.ts";
 import type { Events } from "./events.ts";
-import { placeOf, PostgresTrouble } from "./postgres-trouble.ts";
+import { bundleOf } from "./request-log-schema.ts";
 import type { LoggedRequest, RequestRow, RowSink } from "./request-log.ts";
-import { type RowStore, SentRowStore } from "./row-store.ts";
-import type { Sender } from "./sender.ts";
+import { type Sender, SenderTrouble } from "./sender.ts";
 import type { Counter } from "./sight.ts";
 
 export interface PostgresLogOptions {
   /** With its credentials: never shown. */
   readonly url: string;
-  readonly flushMs: number;
-  readonly maxBufferedRows: number;
-  readonly writeTimeoutMs: number;
+  /** FLUSH_MS, MAX_BUFFERED_ROWS and WRITE_TIMEOUT_MS by default. */
+  readonly flushMs?: number;
+  readonly maxBufferedRows?: number;
+  readonly writeTimeoutMs?: number;
   readonly retentionDays: number;
   /** A UUID of this start. */
   readonly instance: string;
@@ -45,6 +45,12 @@ export interface PostgresLogParts {
   random(): number;
 }
 
+/** How long a row waits for others before they are written together. */
+const FLUSH_MS = 1000;
+/** Some 40 to 60 MB. */
+const MAX_BUFFERED_ROWS = 100_000;
+/** After this a connection that hangs is given up. */
+const WRITE_TIMEOUT_MS = 10_000;
 const CHUNK = 1000;
 const DELETED_AT_ONCE = 2000;
 const RETENTION_EVERY_MS = 3_600_000;
@@ -65,8 +71,9 @@ export class PostgresLog implements RowSink {
       read: () => this.#dropped,
     },
   ];
-  readonly #options: PostgresLogOptions;
+  readonly #options: Required<PostgresLogOptions>;
   readonly #parts: PostgresLogParts;
+  /** What may be shown of the URL. */
   readonly #place: string;
   readonly #rows = new Fifo<RequestRow>();
   readonly #ends = new Fifo<RequestRow>();
@@ -93,9 +100,15 @@ export class PostgresLog implements RowSink {
   #droppedBefore = 0;
 
   constructor(options: PostgresLogOptions, parts: PostgresLogParts) {
-    this.#options = options;
+    const defaults = {
+      flushMs: FLUSH_MS,
+      maxBufferedRows: MAX_BUFFERED_ROWS,
+      writeTimeoutMs: WRITE_TIMEOUT_MS,
+    };
+    this.#options = { ...defaults, ...options };
     this.#parts = parts;
-    this.#place = placeOf(options.url);
+    const { host, pathname } = new URL(options.url);
+    this.#place = host + pathname;
     // At once: the table is made, and what is wrong with the settings is told, before the first request.
     this.#arm(0);
   }
@@ -180,17 +193,17 @@ export class PostgresLog implements RowSink {
       while (this.#ends.size > 0) await this.#writeEnds(store);
       if (!this.#closed) await this.#retain(store);
     } catch (error) {
-      if (!(error instanceof PostgresTrouble)) throw error;
+      if (!(error instanceof SenderTrouble)) throw error;
       this.#away(error);
     }
   }
 
   async #open(): Promise<RowStore> {
     if (this.#store !== undefined && !this.#store.dead) return this.#store;
-    if (this.#over) throw new PostgresTrouble("this is the end");
+    if (this.#over) throw new SenderTrouble("this is the end");
     this.#usable = false;
     const { url, writeTimeoutMs: timeoutMs, instance } = this.#options;
-    const store = new SentRowStore(this.#parts.sender, { url, timeoutMs, instance });
+    const store = new RowStore(this.#parts.sender, { url, timeoutMs, instance });
     this.#store = store;
     await store.open();
     this.#usable = true;
@@ -220,7 +233,7 @@ export class PostgresLog implements RowSink {
       this.#refusing = false;
       return true;
     } catch (error) {
-      if (!(error instanceof PostgresTrouble) || !error.ofTheData) throw error;
+      if (!(error instanceof SenderTrouble) || !error.ofTheData) throw error;
       const what = `PostgreSQL at ${this.#place} refuses ${rows} rows, which are dropped`;
       // Told once, until some are taken.
       if (!this.#refusing)
@@ -248,7 +261,7 @@ export class PostgresLog implements RowSink {
     if (!this.#moreToDelete) this.#retainAt = now + RETENTION_EVERY_MS;
   }
 
-  #away(trouble: PostgresTrouble): void {
+  #away(trouble: SenderTrouble): void {
     this.#store?.destroy();
     if (this.#awaySince > 0) {
       this.#backoffMs = Math.min(MAX_BACKOFF_MS, 2 * this.#backoffMs);
@@ -261,7 +274,7 @@ export class PostgresLog implements RowSink {
     this.#notice(
       "warn",
       `PostgreSQL at ${this.#place} is away: ${trouble.message}; requests go on, and up to ${maxBufferedRows} rows ` +
-        "wait in memory (requestLog.maxBufferedRows) before the oldest are dropped",
+        "wait in memory before the oldest are dropped",
     );
   }
 
@@ -278,5 +291,88 @@ export class PostgresLog implements RowSink {
 
   #notice(level: "info" | "warn" | "error", message: string): void {
     this.#parts.events.emit("notice", { level, message: `request log: ${message}` });
+  }
+}
+
+export interface RowStoreRules {
+  /** With its credentials: never shown. */
+  readonly url: string;
+  readonly timeoutMs: number;
+  /** A UUID of this start. */
+  readonly instance: string;
+}
+
+let stores = 0;
+
+/**
+ * One connection to PostgreSQL for rows; the connection itself lives in the thread of `sender.ts`. It lives until its
+ * first trouble and is never mended. Everything rejects with a `SenderTrouble`.
+ */
+export class RowStore {
+  readonly #sender: Pick<Sender, "ask">;
+  readonly #rules: RowStoreRules;
+  readonly #store = ++stores;
+  #dead = false;
+
+  constructor(sender: Pick<Sender, "ask">, rules: RowStoreRules) {
+    this.#sender = sender;
+    this.#rules = rules;
+  }
+
+  /** It can no longer be used. */
+  get dead(): boolean {
+    return this.#dead;
+  }
+
+  /** Before all others: brings the table to what this Ferry needs. */
+  async open(): Promise<void> {
+    const { url, timeoutMs } = this.#rules;
+    const store = this.#store;
+    const opened = this.#told(this.#sender.ask("openRows", { store, url, timeoutMs }));
+    const end = (): void => void (this.#dead = true);
+    this.#sender.ask("rowsEnd", { store }).then(end, end);
+    await opened;
+  }
+
+  insert(rows: readonly RequestRow[]): Promise<void> {
+    return this.#write("insertRows", rows);
+  }
+
+  /** The ends of tasks whose rows are there. */
+  update(rows: readonly RequestRow[]): Promise<void> {
+    return this.#write("updateRows", rows);
+  }
+
+  /** Returns how many; `max` at most. */
+  deleteOld(days: number, max: number): Promise<number> {
+    return this.#told(this.#sender.ask("deleteOldRows", { store: this.#store, days, max }));
+  }
+
+  /** Requests under an id, newest first. */
+  find(id: string, max: number): Promise<readonly LoggedRequest[]> {
+    return this.#told(this.#sender.ask("findRows", { store: this.#store, id, max }));
+  }
+
+  destroy(): void {
+    if (this.#dead) return;
+    this.#dead = true;
+    // Nobody waits for it: without the thread the connection is gone too.
+    this.#sender.ask("closeRows", { store: this.#store }).catch(() => {});
+  }
+
+  #write(verb: "insertRows" | "updateRows", rows: readonly RequestRow[]): Promise<void> {
+    const { instance } = this.#rules;
+    return this.#told(
+      this.#sender.ask(verb, { store: this.#store, instance, columns: bundleOf(verb, rows) }),
+    );
+  }
+
+  async #told<Told>(asked: Promise<Told>): Promise<Told> {
+    try {
+      return await asked;
+    } catch (error) {
+      if (error instanceof SenderTrouble && !error.ofTheData) this.#dead = true;
+      throw error;
+    }
   }
 }

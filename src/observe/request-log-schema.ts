@@ -9,8 +9,7 @@
  * because nobody heard that the first time had worked, is there once.
  */
 import type { PostgresLink, PostgresRow } from "./postgres-link.ts";
-import type { LoggedRequest } from "./request-log.ts";
-import type { WrittenRow } from "./row-bundle.ts";
+import type { LoggedRequest, RequestRow } from "./request-log.ts";
 
 /** "ferry" and a number, as keys of advisory locks. */
 const LOCKS = 0x6665_7272;
@@ -67,55 +66,44 @@ export async function migrate(link: PostgresLink): Promise<void> {
   }
 }
 
-type Column = readonly [
-  name: string,
-  type: string,
-  literal: (rows: readonly WrittenRow[]) => string,
-  sql?: string,
-];
+type Cell = string | number | undefined;
+
+/** `sql`: how the value becomes the column's, where the two differ. */
+type Column = readonly [name: string, type: string, pick: (row: RequestRow) => Cell, sql?: string];
 
 /** What is known when the request is answered. */
 const BEGINNINGS: readonly Column[] = [
-  ["id", "text", (rows) => texts(rows, ({ id }) => id)],
-  ["tenant", "text", (rows) => texts(rows, ({ tenant }) => tenant)],
-  ["tier", "text", (rows) => texts(rows, ({ tier }) => tier)],
-  ["model", "text", (rows) => texts(rows, ({ model }) => model)],
-  ["status", "smallint", (rows) => numbers(rows, ({ status }) => status)],
-  ["code", "text", (rows) => texts(rows, ({ code }) => code)],
-  ["work", "text", (rows) => texts(rows, ({ work }) => work)],
-  [
-    "started_at",
-    "float8",
-    (rows) => numbers(rows, ({ startedAt }) => startedAt / 1000),
-    "to_timestamp(given.started_at)",
-  ],
-  ["latency_ms", "real", (rows) => numbers(rows, ({ latencyMs }) => thousandths(latencyMs))],
-  ["trace_id", "text", (rows) => texts(rows, ({ traceId }) => traceId)],
+  ["id", "text", ({ id }) => id],
+  ["tenant", "text", ({ tenant }) => tenant],
+  ["tier", "text", ({ tier }) => tier],
+  ["model", "text", ({ model }) => model],
+  ["status", "smallint", ({ status }) => status],
+  ["code", "text", ({ code }) => code],
+  ["work", "text", ({ work }) => work],
+  ["started_at", "float8", ({ startedAt }) => startedAt / 1000, "to_timestamp(given.started_at)"],
+  ["latency_ms", "real", ({ latencyMs }) => thousandths(latencyMs)],
+  ["trace_id", "text", ({ traceId }) => traceId],
 ];
 
 /** What a task's end may change. */
 const ENDINGS: readonly Column[] = [
-  ["queue_ms", "real", (rows) => numbers(rows, (row) => (row.batch ? thousandths(row.queueMs) : undefined))],
-  [
-    "worker_ms",
-    "real",
-    (rows) => numbers(rows, (row) => (row.batch ? thousandths(row.workerMs) : undefined)),
-  ],
-  ["batch_id", "text", (rows) => texts(rows, ({ batch }) => batch?.id ?? "")],
-  ["batch_size", "integer", (rows) => numbers(rows, ({ batch }) => batch?.size)],
-  ["worker", "text", (rows) => texts(rows, ({ batch }) => batch?.worker ?? "")],
-  ["reason", "text", (rows) => texts(rows, ({ batch }) => batch?.reason ?? "")],
-  ["attempts", "smallint", (rows) => numbers(rows, ({ attempts }) => attempts)],
+  ["queue_ms", "real", ({ batch, queueMs }) => batch && thousandths(queueMs)],
+  ["worker_ms", "real", ({ batch, workerMs }) => batch && thousandths(workerMs)],
+  ["batch_id", "text", ({ batch }) => batch?.id],
+  ["batch_size", "integer", ({ batch }) => batch?.size],
+  ["worker", "text", ({ batch }) => batch?.worker],
+  ["reason", "text", ({ batch }) => batch?.reason],
+  ["attempts", "smallint", ({ attempts }) => attempts],
   [
     "settled_at",
     "float8",
-    (rows) => numbers(rows, ({ settledAt }) => (settledAt === 0 ? undefined : settledAt / 1000)),
+    ({ settledAt }) => (settledAt === 0 ? undefined : settledAt / 1000),
     "to_timestamp(given.settled_at)",
   ],
-  ["outcome", "text", (rows) => texts(rows, ({ outcome }) => outcome)],
+  ["outcome", "text", ({ outcome }) => outcome],
 ];
 
-const SEQ: Column = ["seq", "bigint", (rows) => numbers(rows, ({ seq }) => seq)];
+const SEQ: Column = ["seq", "bigint", ({ seq }) => seq];
 const INSERTED = [SEQ, ...BEGINNINGS, ...ENDINGS];
 const UPDATED = [SEQ, ...ENDINGS];
 
@@ -131,20 +119,22 @@ const UPDATE = `UPDATE ferry_requests AS old
   SET ${ENDINGS.map(([name, , , sql]) => `${name} = ${sql ?? `given.${name}`}`).join(", ")}
   FROM ${unnested(UPDATED)} WHERE old.instance = $1::uuid AND old.seq = given.seq`;
 
-export async function insertRows(
-  link: PostgresLink,
-  instance: string,
-  rows: readonly WrittenRow[],
-): Promise<void> {
-  await link.ask(INSERT, [instance, ...INSERTED.map(([, , literal]) => literal(rows))]);
+/** Rows on their way to the thread that writes them: by column, the values of all rows. */
+export interface RowBundle {
+  readonly instance: string;
+  readonly columns: readonly (readonly Cell[])[];
 }
 
-export async function updateEndings(
-  link: PostgresLink,
-  instance: string,
-  rows: readonly WrittenRow[],
-): Promise<void> {
-  await link.ask(UPDATE, [instance, ...UPDATED.map(([, , literal]) => literal(rows))]);
+export function bundleOf(verb: "insertRows" | "updateRows", rows: readonly RequestRow[]): Cell[][] {
+  return (verb === "insertRows" ? INSERTED : UPDATED).map(([, , pick]) => rows.map(pick));
+}
+
+export async function insertRows(link: PostgresLink, { instance, columns }: RowBundle): Promise<void> {
+  await link.ask(INSERT, [instance, ...columns.map(arrayLiteral)]);
+}
+
+export async function updateEndings(link: PostgresLink, { instance, columns }: RowBundle): Promise<void> {
+  await link.ask(UPDATE, [instance, ...columns.map(arrayLiteral)]);
 }
 
 /** Deletes up to `max` rows that are older, unless another gateway is at it; how many it were. */
@@ -205,37 +195,24 @@ function fromRow(row: PostgresRow): LoggedRequest {
 }
 
 /** An array as PostgreSQL reads it; "" is NULL. Neighbours are often alike. */
-function texts(rows: readonly WrittenRow[], pick: (row: WrittenRow) => string): string {
-  let all = "";
-  let last = "";
-  let lastQuoted = "NULL";
-  for (const row of rows) {
-    const text = pick(row);
-    if (text !== last) {
-      last = text;
-      lastQuoted = text === "" ? "NULL" : quoted(text);
-    }
-    all += all === "" ? lastQuoted : `,${lastQuoted}`;
-  }
-  return `{${all}}`;
+function arrayLiteral(cells: readonly Cell[]): string {
+  let last: Cell;
+  let lastText = "NULL";
+  const texts = cells.map((cell) => {
+    if (cell === last) return lastText;
+    last = cell;
+    return (lastText = typeof cell === "number" ? String(cell) : quoted(cell));
+  });
+  return `{${texts.join(",")}}`;
 }
 
 /** No text of PostgreSQL's can hold a NUL. */
-function quoted(text: string): string {
+function quoted(text = ""): string {
+  if (text === "") return "NULL";
   return PLAIN.test(text) ? `"${text}"` : `"${text.replaceAll("\0", "\ufffd").replace(/["\\]/g, "\\$&")}"`;
 }
 
 const PLAIN = /^[\w.:/@ -]*$/;
-
-function numbers(rows: readonly WrittenRow[], pick: (row: WrittenRow) => number | undefined): string {
-  let all = "";
-  for (const row of rows) {
-    const number = pick(row);
-    const text = number === undefined ? "NULL" : String(number);
-    all += all === "" ? text : `,${text}`;
-  }
-  return `{${all}}`;
-}
 
 function thousandths(ms: number): number {
   return Math.round(ms * 1000) / 1000;

@@ -5,12 +5,16 @@
 import { parentPort } from "node:worker_threads";
 import { SystemClock } from "../app/clock.ts";
 import { PostgresLink } from "./postgres-link.ts";
-import { PostgresTrouble } from "./postgres-trouble.ts";
 import { deleteOld, findRows, insertRows, migrate, updateEndings } from "./request-log-schema.ts";
-import { unpackRows } from "./row-bundle.ts";
-import type { Answer, OtlpStart, Question, Verb, Verbs } from "./sender.ts";
-import type { Collector } from "./span-buffer.ts";
-import type { SpanFacts } from "./span.ts";
+import {
+  type Answer,
+  type OtlpStart,
+  type Question,
+  SenderTrouble,
+  type Verb,
+  type Verbs,
+} from "./sender.ts";
+import type { Collector, SpanFacts } from "./span-buffer.ts";
 
 interface Store {
   readonly link: PostgresLink;
@@ -29,8 +33,8 @@ const answers: { readonly [Asked in Verb]: (given: Verbs[Asked][0]) => Promise<V
     void ended.then(() => stores.delete(store));
     await migrate(link);
   },
-  insertRows: async ({ store, instance, rows }) => insertRows(linkOf(store), instance, unpackRows(rows)),
-  updateRows: async ({ store, instance, rows }) => updateEndings(linkOf(store), instance, unpackRows(rows)),
+  insertRows: async ({ store, ...bundle }) => insertRows(linkOf(store), bundle),
+  updateRows: async ({ store, ...bundle }) => updateEndings(linkOf(store), bundle),
   deleteOldRows: async ({ store, days, max }) => deleteOld(linkOf(store), days, max),
   findRows: async ({ store, id, max }) => findRows(linkOf(store), id, max),
   rowsEnd: async ({ store }) => stores.get(store)?.ended,
@@ -47,27 +51,27 @@ function linkTo(url: string, timeoutMs: number, end: () => void): PostgresLink {
     return new PostgresLink(url, timeoutMs, clock, end);
   } catch {
     // In our own words: the client's may quote the URL, and with it a password.
-    throw new PostgresTrouble("requestLog.url cannot be used");
+    throw new SenderTrouble("requestLog.url cannot be used");
   }
 }
 
 function linkOf(store: number): PostgresLink {
   const found = stores.get(store);
-  if (found === undefined) throw new PostgresTrouble("the connection is gone");
+  if (found === undefined) throw new SenderTrouble("the connection is gone");
   return found.link;
 }
 
 /** The library is loaded only where it is used. */
 async function openCollector({ about, version, ...rules }: OtlpStart): Promise<Collector> {
-  return (await import("./otlp.ts")).openOtlp(rules, about, { version });
+  return (await import("./otlp.ts")).openOtlp(rules, about, version);
 }
 
 async function answer({ number, verb, given }: Question): Promise<Answer> {
   try {
     return { number, value: await (answers[verb] as (given: unknown) => Promise<unknown>)(given) };
   } catch (error) {
-    if (error instanceof PostgresTrouble) return { number, trouble: error.message, state: error.state };
-    return { number, trouble: error instanceof Error ? error.message : String(error), state: "" };
+    const state = error instanceof SenderTrouble ? error.state : "";
+    return { number, trouble: error instanceof Error ? error.message : String(error), state };
   }
 }
 

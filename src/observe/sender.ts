@@ -13,12 +13,12 @@
  * trouble, it is said once, and the next question starts another: whoever asked tries again in its own time.
  */
 import { extname } from "node:path";
-import { Worker, type Transferable } from "node:worker_threads";
+import { Worker } from "node:worker_threads";
 import type { Attributes } from "@opentelemetry/api";
 import type { Events } from "./events.ts";
 import type { OtlpRules } from "./otlp.ts";
+import type { RowBundle } from "./request-log-schema.ts";
 import type { LoggedRequest } from "./request-log.ts";
-import type { RowBundle } from "./row-bundle.ts";
 import type { Delivery } from "./span-buffer.ts";
 
 /** One connection to PostgreSQL in the thread, by a number that is never used again. */
@@ -36,14 +36,8 @@ export interface OtlpStart extends OtlpRules {
 export interface Verbs {
   /** Connects, and brings the table to what this Ferry needs. */
   readonly openRows: [given: OfStore & { readonly url: string; readonly timeoutMs: number }, answer: void];
-  readonly insertRows: [
-    given: OfStore & { readonly instance: string; readonly rows: RowBundle },
-    answer: void,
-  ];
-  readonly updateRows: [
-    given: OfStore & { readonly instance: string; readonly rows: RowBundle },
-    answer: void,
-  ];
+  readonly insertRows: [given: OfStore & RowBundle, answer: void];
+  readonly updateRows: [given: OfStore & RowBundle, answer: void];
   readonly deleteOldRows: [given: OfStore & { readonly days: number; readonly max: number }, answer: number];
   readonly findRows: [
     given: OfStore & { readonly id: string; readonly max: number },
@@ -68,9 +62,9 @@ export type Answer =
   | { readonly number: number; readonly value: unknown }
   | { readonly number: number; readonly trouble: string; readonly state: string };
 
-/** The question was not answered; `message` may be shown. */
+/** The question was not answered. `message` is in our own words and may be shown and logged. */
 export class SenderTrouble extends Error {
-  /** PostgreSQL's SQLSTATE, if it was PostgreSQL that said no. */
+  /** PostgreSQL's SQLSTATE; "" where it did not answer. */
   readonly state: string;
   /** The thread is to blame, and not what it was asked for. */
   readonly isOfTheThread: boolean;
@@ -79,6 +73,11 @@ export class SenderTrouble extends Error {
     super(message);
     this.state = state;
     this.isOfTheThread = isOfTheThread;
+  }
+
+  /** PostgreSQL refuses the values themselves: it will not take them later either. */
+  get ofTheData(): boolean {
+    return this.state.startsWith("22") || this.state.startsWith("23");
   }
 }
 
@@ -102,17 +101,13 @@ export class Sender {
   }
 
   /** Rejects with a `SenderTrouble`. */
-  async ask<Asked extends Verb>(
-    verb: Asked,
-    given: Verbs[Asked][0],
-    handOver: readonly Transferable[] = [],
-  ): Promise<Verbs[Asked][1]> {
+  async ask<Asked extends Verb>(verb: Asked, given: Verbs[Asked][0]): Promise<Verbs[Asked][1]> {
     if (this.#closed) throw new SenderTrouble("this is the end", { isOfTheThread: true });
     this.#thread ??= this.#start();
     const question: Question = { number: ++this.#number, verb, given };
     const asked = Promise.withResolvers<unknown>();
     this.#asked.set(question.number, asked);
-    this.#thread.postMessage(question, handOver);
+    this.#thread.postMessage(question);
     return (await asked.promise) as Verbs[Asked][1];
   }
 

@@ -9,9 +9,33 @@
  * Telling the collector is done by whoever is handed in as `load`, which is called when the first spans leave: the
  * library takes longer to load than Ferry to start.
  */
+import type { Attributes, Link } from "@opentelemetry/api";
 import type { Alarm, Clock } from "../app/clock.ts";
+import type { SpanPlace } from "../core/trace.ts";
 import type { Events } from "./events.ts";
-import type { SpanFacts } from "./span.ts";
+import { type OtlpStart, type Sender, SenderTrouble } from "./sender.ts";
+
+/** As numbers, so that nothing of the library is loaded for them. */
+export const KIND = { internal: 0, server: 1, client: 2, consumer: 4 } as const;
+
+/** A span that is over. */
+export interface SpanFacts {
+  readonly name: string;
+  readonly kind: (typeof KIND)[keyof typeof KIND];
+  readonly place: SpanPlace;
+  /** Left out: it begins its trace. */
+  readonly parentId?: string;
+  /** The parent lives in another process. */
+  readonly remote?: boolean;
+  /** A caller's `tracestate`. */
+  readonly state?: string;
+  readonly startedAt: number;
+  readonly endedAt: number;
+  readonly attributes: Attributes;
+  readonly links?: Link[];
+  /** It went wrong by our own doing, not by the caller's. */
+  readonly failed?: boolean;
+}
 
 /** How a bundle fared: "refused" ones are not worth another try. */
 export interface Delivery {
@@ -177,4 +201,21 @@ export class SpanBuffer {
   #say(level: "info" | "warn", message: string): void {
     this.#events.emit("notice", { level, message });
   }
+}
+
+/** The collector as the thread of the requests sees it: the thread of `sender.ts` speaks to it. */
+export function sentCollector(sender: Pick<Sender, "ask">, start: OtlpStart): Collector {
+  return {
+    deliver: async (spans): Promise<Delivery> => {
+      try {
+        return await sender.ask("deliverSpans", { start, spans: JSON.stringify(spans) });
+      } catch (error) {
+        // The next thread gets the same bundle. Any other error would come again.
+        if (error instanceof SenderTrouble && error.isOfTheThread)
+          return { kind: "away", why: error.message };
+        throw error;
+      }
+    },
+    close: () => sender.ask("closeSpans", undefined),
+  };
 }

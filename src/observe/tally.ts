@@ -1,7 +1,46 @@
-/** Counts since the start, and the rates of the last ten seconds. Listens; nothing else. */
+/** Counts since the start, and the rates of the last ten seconds. */
 import type { Clock } from "../app/clock.ts";
 import { askedForWorker, CLIENT_LEFT, type Events } from "./events.ts";
-import { RecentRate } from "./recent-rate.ts";
+
+const SECONDS = 10;
+const SECOND_MS = 1000;
+
+/** How often something happened a second, over the last ten whole seconds. */
+export class RecentRate {
+  /** Counts by second, in a ring; the one that runs lies at `#at` and ends at `#endsAt`. */
+  readonly #perSecond = new Array<number>(SECONDS + 1).fill(0);
+  readonly #startedAt: number;
+  #endsAt: number;
+  #at = 0;
+
+  constructor(now: number) {
+    this.#startedAt = now;
+    this.#endsAt = (Math.floor(now / SECOND_MS) + 1) * SECOND_MS;
+  }
+
+  count(now: number): void {
+    if (now >= this.#endsAt) this.#turn(now);
+    this.#perSecond[this.#at]!++;
+  }
+
+  /** Over whole seconds that have passed, so that the number does not sag at each new one. */
+  perSecond(now: number): number {
+    if (now >= this.#endsAt) this.#turn(now);
+    const seconds = Math.min(SECONDS, Math.max(1, (now - this.#startedAt) / SECOND_MS));
+    const sum = this.#perSecond.reduce((total, count, at) => (at === this.#at ? total : total + count), 0);
+    return Math.round((10 * sum) / seconds) / 10;
+  }
+
+  #turn(now: number): void {
+    const second = Math.floor(now / SECOND_MS);
+    const passed = second + 1 - this.#endsAt / SECOND_MS;
+    for (let step = Math.min(passed, this.#perSecond.length); step > 0; step--) {
+      this.#at = (this.#at + 1) % this.#perSecond.length;
+      this.#perSecond[this.#at] = 0;
+    }
+    this.#endsAt = (second + 1) * SECOND_MS;
+  }
+}
 
 export class Tally {
   readonly #clock: Clock;
@@ -20,10 +59,18 @@ export class Tally {
   lost = 0;
   shed = 0;
 
-  constructor(events: Events, clock: Clock, models: readonly string[] = []) {
+  /** `models`: the names of those in the config in force. */
+  constructor(events: Events, clock: Clock, models: () => readonly string[] = () => []) {
     this.#clock = clock;
     this.#requestRate = new RecentRate(clock.now());
-    this.retune(models);
+    const follow = (): void => {
+      const before = new Map(this.#arrivals);
+      this.#arrivals.clear();
+      for (const model of models())
+        this.#arrivals.set(model, before.get(model) ?? new RecentRate(clock.now()));
+    };
+    follow();
+    events.on("reloaded", follow);
     events.on("request.answered", ({ model, status, startedAt, latencyMs }) => {
       if (model === "" || status === CLIENT_LEFT) return;
       this.requests++;
@@ -45,14 +92,6 @@ export class Tally {
       this.shed++;
       if (askedForWorker(reason)) this.#arrivals.get(model)?.count(clock.now());
     });
-  }
-
-  /** Models that are new begin at nothing, those that are gone are forgotten. */
-  retune(models: readonly string[]): void {
-    for (const model of this.#arrivals.keys()) if (!models.includes(model)) this.#arrivals.delete(model);
-    for (const model of models) {
-      if (!this.#arrivals.has(model)) this.#arrivals.set(model, new RecentRate(this.#clock.now()));
-    }
   }
 
   totals(): Record<string, number> {

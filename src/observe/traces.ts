@@ -13,6 +13,9 @@
  * A retry begins its second wait where the first batch gave it back; a process that did not see that takes the
  * time of its put. What is kept while batches run is bounded by `MAX_OPEN` and `MAX_RETRIED`; a batch whose end
  * never comes (the engine failed under it) is pushed out by others and counts as dropped.
+ *
+ * Names of attributes: `http.*` is stable, `messaging.*` and `gen_ai.*` are still in development and will move, `ferry.*`
+ * is ours. `error.type` of a request is our error code, of a call the backend's word for how it ended.
  */
 import type { Attributes, Link } from "@opentelemetry/api";
 import type { Clock } from "../app/clock.ts";
@@ -20,11 +23,8 @@ import type { BatchNote } from "../core/task.ts";
 import { batchSpan, callSpan, queueSpan, readTraceparent, type SpanPlace } from "../core/trace.ts";
 import type { AnsweredRequest, BatchedTask, EventFields, Events } from "./events.ts";
 import type { Counter } from "./sight.ts";
-import { SpanBuffer } from "./span-buffer.ts";
-import * as names from "./span-names.ts";
+import { KIND, sentCollector, SpanBuffer } from "./span-buffer.ts";
 import type { Sender } from "./sender.ts";
-import { sentCollector } from "./sent-collector.ts";
-import { linkTo } from "./span.ts";
 import type { Tracing } from "./tracing.ts";
 
 export interface TracedModel {
@@ -86,10 +86,10 @@ export function openTraces(tracing: Tracing, parts: TracesParts): Traces {
   const { url, place, timeoutMs, maxSpans } = tracing;
   for (const complaint of tracing.complaints) events.emit("notice", { level: "warn", message: complaint });
   const about: Attributes = {
-    [names.SERVICE_NAME]: "ferry",
-    [names.SERVICE_VERSION]: version,
-    [names.SERVICE_INSTANCE]: instance,
-    ...(zone !== "" && { [names.CLOUD_ZONE]: zone }),
+    "service.name": "ferry",
+    "service.version": version,
+    "service.instance.id": instance,
+    ...(zone !== "" && { "cloud.availability_zone": zone }),
   };
   const load = async () => sentCollector(parts.sender, { url, timeoutMs, about, version });
   const buffer = new SpanBuffer({ maxSpans, closeMs: timeoutMs, place }, load, clock, events);
@@ -172,7 +172,7 @@ export class SpanMaker {
     const word = method === "_OTHER" ? "HTTP" : method;
     this.#buffer.add({
       name: route === "" ? word : `${word} ${route}`,
-      kind: names.KIND.server,
+      kind: KIND.server,
       place: trace,
       ...(trace.parentId !== "" && { parentId: trace.parentId, remote: true }),
       state: trace.state,
@@ -187,25 +187,25 @@ export class SpanMaker {
   #requestAttributes(request: AnsweredRequest, method: string, batch: SpanPlace | undefined): Attributes {
     const { route, path, status, code, tier, model, id, work, ending } = request;
     this.#server ??= serverOf(this.#parts.apiUrl());
-    const attributes: Attributes = { [names.HTTP_METHOD]: method, [names.HTTP_STATUS]: status };
+    const attributes: Attributes = { "http.request.method": method, "http.response.status_code": status };
     // Where nothing is, the path is a stranger's text.
-    if (route !== "") attributes[names.HTTP_ROUTE] = route;
-    if (route !== "" && path !== undefined) attributes[names.URL_PATH] = path;
+    if (route !== "") attributes["http.route"] = route;
+    if (route !== "" && path !== undefined) attributes["url.path"] = path;
     if (this.#server !== undefined) {
-      attributes[names.URL_SCHEME] = this.#server.scheme;
-      attributes[names.SERVER_ADDRESS] = this.#server.address;
-      if (this.#server.port !== undefined) attributes[names.SERVER_PORT] = this.#server.port;
+      attributes["url.scheme"] = this.#server.scheme;
+      attributes["server.address"] = this.#server.address;
+      if (this.#server.port !== undefined) attributes["server.port"] = this.#server.port;
     }
-    if (code !== "") attributes[names.ERROR_TYPE] = code;
-    if (model !== "") attributes[names.FERRY_MODEL] = model;
-    if (tier !== "") attributes[names.FERRY_TIER] = tier;
-    if (id !== "") attributes[names.FERRY_TASK] = id;
-    if (work === "cached") attributes[names.FERRY_CACHED] = true;
-    if (work === "joined") attributes[names.FERRY_COLLAPSED] = true;
-    if (ending !== undefined) attributes[names.FERRY_ATTEMPT] = ending.attempt;
+    if (code !== "") attributes["error.type"] = code;
+    if (model !== "") attributes["ferry.model"] = model;
+    if (tier !== "") attributes["ferry.tier"] = tier;
+    if (id !== "") attributes["ferry.task.id"] = id;
+    if (work === "cached") attributes["ferry.cached"] = true;
+    if (work === "joined") attributes["ferry.collapsed"] = true;
+    if (ending !== undefined) attributes["ferry.attempt"] = ending.attempt;
     if (ending?.batch !== undefined) {
-      attributes[names.FERRY_BATCH] = ending.batch.id;
-      attributes[names.FERRY_BATCH_TRACE] = batch!.traceId;
+      attributes["ferry.batch.id"] = ending.batch.id;
+      attributes["ferry.batch.trace_id"] = batch!.traceId;
     }
     return attributes;
   }
@@ -243,20 +243,20 @@ export class SpanMaker {
     if (again !== undefined) this.#retried.delete(id);
     this.#buffer.add({
       name: `queue ${model}`,
-      kind: names.KIND.internal,
+      kind: KIND.internal,
       place,
       parentId: request.spanId,
       remote: this.#parts.apart,
       startedAt: again ?? queuedAt,
       endedAt: batch.startedAt,
       attributes: {
-        [names.MESSAGING_SYSTEM]: "ferry",
-        [names.MESSAGING_DESTINATION]: model,
-        [names.MESSAGING_MESSAGE]: id,
-        [names.FERRY_ATTEMPT]: attempt,
+        "messaging.system": "ferry",
+        "messaging.destination.name": model,
+        "messaging.message.id": id,
+        "ferry.attempt": attempt,
       },
     });
-    return { context: linkTo(place), attributes: { [names.MESSAGING_MESSAGE]: id } };
+    return { context: linkTo(place), attributes: { "messaging.message.id": id } };
   }
 
   #answered({
@@ -274,13 +274,13 @@ export class SpanMaker {
     open.kind = kind;
     open.answered ||= answered;
     const { name, attributes } = this.#callAttributes(model, worker);
-    attributes[names.FERRY_WORKER] = worker;
-    attributes[names.MESSAGING_COUNT] = open.batch.size;
-    if (call > 1) attributes[names.HTTP_RESEND] = call - 1;
-    if (!answered) attributes[names.ERROR_TYPE] = kind;
+    attributes["ferry.worker"] = worker;
+    attributes["messaging.batch.message_count"] = open.batch.size;
+    if (call > 1) attributes["http.request.resend_count"] = call - 1;
+    if (!answered) attributes["error.type"] = kind;
     this.#buffer.add({
       name,
-      kind: names.KIND.client,
+      kind: KIND.client,
       place: callSpan(batchId, call),
       parentId: batchSpan(batchId).spanId,
       startedAt,
@@ -293,16 +293,16 @@ export class SpanMaker {
   #callAttributes(model: string, worker: string): { name: string; attributes: Attributes } {
     const { kind = "", protocol = "" } = this.#models().find(({ name }) => name === model) ?? {};
     const operation = Object.hasOwn(OPERATIONS, protocol) ? OPERATIONS[protocol] : undefined;
-    const attributes: Attributes = { [names.GEN_AI_MODEL]: model };
+    const attributes: Attributes = { "gen_ai.request.model": model };
     if (operation !== undefined) {
-      attributes[names.GEN_AI_OPERATION] = operation;
-      attributes[names.GEN_AI_PROVIDER] = protocol.startsWith("openai-") ? "openai" : protocol;
+      attributes["gen_ai.operation.name"] = operation;
+      attributes["gen_ai.provider.name"] = protocol.startsWith("openai-") ? "openai" : protocol;
     }
     if (kind !== "http") return { name: `call ${model}`, attributes };
-    attributes[names.HTTP_METHOD] = "POST";
+    attributes["http.request.method"] = "POST";
     const server = this.#workerServer(worker);
-    if (server !== undefined) attributes[names.SERVER_ADDRESS] = server.address;
-    if (server?.port !== undefined) attributes[names.SERVER_PORT] = server.port;
+    if (server !== undefined) attributes["server.address"] = server.address;
+    if (server?.port !== undefined) attributes["server.port"] = server.port;
     return { name: operation === undefined ? "POST" : `${operation} ${model}`, attributes };
   }
 
@@ -319,24 +319,24 @@ export class SpanMaker {
     const { model, batch, fill, attempt, links, kind, answered } = open;
     this.#buffer.add({
       name: `process ${model}`,
-      kind: names.KIND.consumer,
+      kind: KIND.consumer,
       place: batchSpan(batchId),
       startedAt: batch.startedAt,
       endedAt: this.#parts.clock.now(),
       attributes: {
-        [names.MESSAGING_SYSTEM]: "ferry",
-        [names.MESSAGING_DESTINATION]: model,
-        [names.MESSAGING_OPERATION]: "process",
-        [names.MESSAGING_OPERATION_TYPE]: "process",
-        [names.MESSAGING_COUNT]: size,
-        [names.FERRY_BATCH]: batchId,
-        [names.FERRY_BATCH_REASON]: batch.reason,
-        [names.FERRY_BATCH_WHY]: batch.why,
-        [names.FERRY_BATCH_FILL]: fill,
-        [names.FERRY_BATCH_CALLS]: calls,
-        [names.FERRY_WORKER]: batch.worker,
-        [names.FERRY_ATTEMPT]: attempt,
-        ...(!answered && kind !== "" && { [names.ERROR_TYPE]: kind }),
+        "messaging.system": "ferry",
+        "messaging.destination.name": model,
+        "messaging.operation.name": "process",
+        "messaging.operation.type": "process",
+        "messaging.batch.message_count": size,
+        "ferry.batch.id": batchId,
+        "ferry.batch.reason": batch.reason,
+        "ferry.batch.why": batch.why,
+        "ferry.batch.fill": fill,
+        "ferry.batch.calls": calls,
+        "ferry.worker": batch.worker,
+        "ferry.attempt": attempt,
+        ...(!answered && kind !== "" && { "error.type": kind }),
       },
       links,
       failed: !answered,
@@ -356,4 +356,8 @@ function serverOf(url: string): Server | undefined {
   if (parsed === null) return undefined;
   const { protocol, hostname, port } = parsed;
   return { scheme: protocol.slice(0, -1), address: hostname, port: port === "" ? undefined : Number(port) };
+}
+
+function linkTo({ traceId, spanId }: SpanPlace): Link["context"] {
+  return { traceId, spanId, traceFlags: 1 };
 }

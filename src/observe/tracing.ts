@@ -4,7 +4,8 @@
  *
  *   OTEL_SDK_DISABLED=true, OTEL_TRACES_EXPORTER=none    nothing is traced
  *   OTEL_EXPORTER_OTLP_ENDPOINT, …_TRACES_ENDPOINT       telemetry.otlpUrl; the second is the whole URL
- *   OTEL_EXPORTER_OTLP_TIMEOUT, …_TRACES_TIMEOUT         telemetry.exportTimeoutMs
+ *   OTEL_EXPORTER_OTLP_TIMEOUT, …_TRACES_TIMEOUT         EXPORT_TIMEOUT_MS
+ *   OTEL_BSP_MAX_QUEUE_SIZE                              MAX_SPANS
  *   OTEL_TRACES_SAMPLER, OTEL_TRACES_SAMPLER_ARG         telemetry.sample
  *   OTEL_SERVICE_NAME, OTEL_RESOURCE_ATTRIBUTES          who we are; read by `otlp.ts`
  *   OTEL_EXPORTER_OTLP_HEADERS, _COMPRESSION, …          read by the library
@@ -29,9 +30,13 @@ export interface Tracing {
 export interface TracingSettings {
   readonly otlpUrl?: string;
   readonly sample: number;
-  readonly exportTimeoutMs: number;
-  readonly maxBufferedSpans: number;
 }
+
+/** How long the collector may take for some spans, and for the last ones at the end of the process. */
+const EXPORT_TIMEOUT_MS = 3000;
+/** Spans that wait for the collector; more are dropped and counted. */
+const MAX_SPANS = 10_000;
+const TIMEOUT_VARIABLES = ["OTEL_EXPORTER_OTLP_TRACES_TIMEOUT", "OTEL_EXPORTER_OTLP_TIMEOUT"];
 
 type Env = Readonly<Record<string, string | undefined>>;
 
@@ -52,9 +57,9 @@ export function tracingOf(settings: TracingSettings, env: Env): Tracing | undefi
   return {
     url,
     place: host + pathname,
-    timeoutMs: timeoutOf(settings.exportTimeoutMs, env, complaints),
+    timeoutMs: numberOf(TIMEOUT_VARIABLES, EXPORT_TIMEOUT_MS, env, complaints),
     ...sampling,
-    maxSpans: settings.maxBufferedSpans,
+    maxSpans: numberOf(["OTEL_BSP_MAX_QUEUE_SIZE"], MAX_SPANS, env, complaints),
     complaints,
   };
 }
@@ -77,13 +82,14 @@ function isHttp(text: string | undefined): text is string {
   return protocol === "http:" || protocol === "https:";
 }
 
-function timeoutOf(fallbackMs: number, env: Env, complaints: string[]): number {
-  const text = set(env, "OTEL_EXPORTER_OTLP_TRACES_TIMEOUT") ?? set(env, "OTEL_EXPORTER_OTLP_TIMEOUT");
-  if (text === undefined) return fallbackMs;
-  const ms = Number(text);
-  if (Number.isFinite(ms) && ms > 0) return ms;
-  complaints.push("OTEL_EXPORTER_OTLP_TIMEOUT is no number of milliseconds above 0");
-  return fallbackMs;
+/** The first of these variables that is set. */
+function numberOf(names: readonly string[], fallback: number, env: Env, complaints: string[]): number {
+  const name = names.find((each) => set(env, each) !== undefined);
+  if (name === undefined) return fallback;
+  const value = Number(set(env, name));
+  if (Number.isFinite(value) && value > 0) return value;
+  complaints.push(`${name} is no number above 0`);
+  return fallback;
 }
 
 type Sampling = Pick<Tracing, "share" | "followsCaller">;

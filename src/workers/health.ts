@@ -12,6 +12,8 @@
  */
 import { Standing } from "../core/blame.ts";
 
+/** The longest ejection, in ejectMs: it doubles up to half a minute with the default of a second. */
+export const LONGEST_EJECTION = 30;
 const DOUBT_PAUSE = 0.1;
 const FAILING = 1e4;
 const EJECTED = 1e8;

@@ -27,6 +27,7 @@ import {
   type ActualWorker,
   type DesiredWorker,
   desiredAddresses,
+  type FoundAddress,
   hrefOf,
   inputsAfter,
   isListed,
@@ -37,7 +38,7 @@ import {
   type PoolInputs,
   sameNumber,
 } from "./desired.ts";
-import { Discovery, type Resolve, systemResolve } from "./discovery.ts";
+import { Discovery, type DiscoveryRules, type Resolve, systemResolve } from "./discovery.ts";
 import { shownAddress } from "./fleet/lease-names.ts";
 import { type Orders, workerKey } from "./fleet/orders.ts";
 import { LateTasks, refuseRest } from "./refuse-rest.ts";
@@ -52,7 +53,7 @@ export interface PoolParts {
   makeBackend(model: ModelConfig, numbers?: readonly number[]): Backend;
   /** Without workers. */
   makeDispatcher(rules: () => ModelRules, model: ModelConfig): Dispatcher;
-  rulesOf(model: ModelConfig, config: Config): ModelRules;
+  rulesOf(model: ModelConfig): ModelRules;
   /** A backend is in use, or is not any more. */
   onBackend?(model: string, backend: Backend | undefined, dispatcher: Dispatcher): void;
   /** A model that was removed from the config has run its last batch. */
@@ -158,6 +159,7 @@ export class WorkerPool {
   readonly #parting = new Set<Backend>();
   /** The last call of `#follow`; earlier ones change nothing any more. */
   #follows = 0;
+  #reconciling = false;
   #stopped = false;
 
   constructor(parts: PoolParts) {
@@ -195,9 +197,7 @@ export class WorkerPool {
   begin(config: Config, engine: Engine, shared: boolean): void {
     this.#engine = engine;
     this.#shared = shared;
-    this.#take(
-      config.models.map((model) => this.#begun(newInputs(model), this.#started.get(model.name)!, config)),
-    );
+    this.#take(config.models.map((model) => this.#begun(newInputs(model), this.#started.get(model.name)!)));
     this.#started.clear();
   }
 
@@ -242,6 +242,16 @@ export class WorkerPool {
   /** Resolves when the network workers that were missing have joined; own ones may take long to start. */
   async reconcile(): Promise<void> {
     await Promise.all(this.#pools.map((pool) => this.#reconcile(pool)));
+  }
+
+  /** Once for all that ends at the same time. */
+  #reconcileSoon(): void {
+    if (this.#reconciling) return;
+    this.#reconciling = true;
+    queueMicrotask(() => {
+      this.#reconciling = false;
+      void this.reconcile();
+    });
   }
 
   async #reconcile(pool: ModelPool): Promise<void> {
@@ -347,7 +357,7 @@ export class WorkerPool {
       if (why !== undefined) this.#parts.orders.give(keyOf(pool, worker), false);
       pool.ending.delete(worker);
       this.#parts.onWorkers?.();
-      await this.reconcile();
+      this.#reconcileSoon();
     };
     const ended = end();
     if (why !== undefined) pool.ending.set(worker, ended);
@@ -401,14 +411,14 @@ export class WorkerPool {
 
   /** Why a worker at this address may not join; undefined: it may. */
   #refusal(address: string): string | undefined {
-    const shown = shownAddress(address);
-    if (this.#all.some(({ starting }) => starting.has(address))) return `${shown} is on its way in already`;
+    if (this.#all.some(({ starting }) => starting.has(address)))
+      return `${shownAddress(address)} is on its way in already`;
     for (const { name, workers, backend } of this.#pools) {
       const worker = workers.find((each) => each.worker.address === address);
       // One of a backend that was replaced is a predecessor, and waited for.
       if (worker === undefined || (worker.retiring && !backend.workers.includes(worker.worker))) continue;
       const state = worker.retiring ? "is being removed from" : "is a worker of";
-      return `${shown} ${state} model ${name}; it would get two batches at once`;
+      return `${shownAddress(address)} ${state} model ${name}; it would get two batches at once`;
     }
     return undefined;
   }
@@ -425,7 +435,7 @@ export class WorkerPool {
       const known = pool.names.get(key);
       known?.wake();
       if (known !== undefined || !hasAddresses(backend)) continue;
-      const rules = (): ReturnType<typeof lookupRules> => lookupRules(pool.model);
+      const rules = (): DiscoveryRules => lookupRules(pool.model);
       const name = dnsName(written, backend.kind);
       const found = (): Promise<void> => this.#found();
       const discovery = new Discovery(pool.name, name, rules, found, { clock, events, resolve });
@@ -446,12 +456,12 @@ export class WorkerPool {
   async #found(): Promise<void> {
     for (const pool of this.#pools) {
       const before = pool.inputs.found;
-      const found: [string, { host: string; from: string }][] = [];
+      const found = new Map<string, FoundAddress>();
       for (const { name, urls } of [...pool.names.values(), ...pool.former]) {
-        for (const url of urls) found.push([url, { host: name.host, from: name.shown }]);
+        // The first name that has an address is the one that it is shown under.
+        for (const url of urls) if (!found.has(url)) found.set(url, { host: name.host, from: name.shown });
       }
-      // The first name that has an address is the one that it is shown under.
-      pool.inputs = { ...pool.inputs, found: new Map(found.toReversed()) };
+      pool.inputs = { ...pool.inputs, found };
       for (const [url, { from }] of pool.inputs.found)
         if (!before.has(url)) this.#tellRefused(pool, url, from);
     }
@@ -554,8 +564,8 @@ export class WorkerPool {
     });
     const pools = steps.map((step, at) =>
       step.pool === undefined
-        ? this.#begun(inputs[at]!, step.backend!, next)
-        : this.#changed(step, step.pool, next, replaced[at]!),
+        ? this.#begun(inputs[at]!, step.backend!)
+        : this.#changed(step, step.pool, replaced[at]!),
     );
     this.#take(pools);
     for (const pool of gone) void this.#leave(pool, next.limits.drainMs);
@@ -578,9 +588,9 @@ export class WorkerPool {
     }
   }
 
-  #begun(inputs: PoolInputs, backend: Backend, config: Config): ModelPool {
+  #begun(inputs: PoolInputs, backend: Backend): ModelPool {
     const { config: model } = inputs;
-    const rules = { now: this.#parts.rulesOf(model, config) };
+    const rules = { now: this.#parts.rulesOf(model) };
     const dispatcher = this.#parts.makeDispatcher(() => rules.now, model);
     const pool = new ModelPool(inputs, backend, dispatcher, rules);
     for (const worker of backend.workers) this.#join(pool, worker);
@@ -589,12 +599,12 @@ export class WorkerPool {
   }
 
   /** `before`: the workers that it had. */
-  #changed(step: Step, pool: ModelPool, next: Config, before: readonly PoolWorker[]): ModelPool {
+  #changed(step: Step, pool: ModelPool, before: readonly PoolWorker[]): ModelPool {
     const { model, backend, joining } = step;
     const { dispatcher } = pool;
     const returns = this.#leaving.delete(pool);
     this.#wanted.delete(pool);
-    pool.rules.now = this.#parts.rulesOf(model, next);
+    pool.rules.now = this.#parts.rulesOf(model);
     dispatcher.wake();
     if (backend !== undefined) this.#replace(pool, backend, step.numbers, before);
     const desired = desiredAddresses(pool.inputs);
@@ -623,7 +633,7 @@ export class WorkerPool {
       async () => {
         await old.stop();
         this.#parting.delete(old);
-        await this.reconcile();
+        this.#reconcileSoon();
       },
     );
   }
@@ -698,7 +708,9 @@ function actualOf(pool: ModelPool, now: number): (ActualWorker & { readonly of: 
     const { worker, name, retiring, drained, batch } = of;
     const pace = of.healthy(now) ? 1 / of.usualRatio : 0;
     const [busy, replaced] = [batch !== undefined, !own.has(worker)];
-    return { of, address: worker.address, number: numberOf(name), retiring, replaced, drained, busy, pace };
+    const { address } = worker;
+    const number = address === undefined ? numberOf(name) : undefined;
+    return { of, address, number, retiring, replaced, drained, busy, pace };
   });
 }
 
@@ -710,25 +722,27 @@ function sameMachine(one: Worker, other: Worker): boolean {
 
 /** All but the workers, which come and go by themselves, and how DNS names are looked up. */
 function sameBackend(one: ModelConfig, other: ModelConfig): boolean {
-  const settings = ({ backend, health: { askMs, askTimeoutMs } }: ModelConfig): object => ({
+  const settings = ({ backend, health: { askMs } }: ModelConfig): object => ({
     ...backend,
     workers: undefined,
-    ...(hasAddresses(backend) && { ...NO_LOOKUPS, askMs, askTimeoutMs }),
+    ...(hasAddresses(backend) && { ...NO_LOOKUPS, askMs }),
   });
   return isDeepStrictEqual(settings(one), settings(other));
 }
 
 const NO_LOOKUPS = {
   dnsMs: undefined,
-  dnsGraceMs: undefined,
   dnsMaxAddresses: undefined,
   dnsServers: undefined,
 } as const;
 
-function lookupRules({ backend }: ModelConfig) {
+/** Lookups in which an address must be missing before its worker is removed: DNS servers disagree for a while. */
+const MISSING_LOOKUPS = 3;
+
+function lookupRules({ backend }: ModelConfig): DiscoveryRules {
   if (!hasAddresses(backend)) return { everyMs: Infinity, graceMs: Infinity, maxAddresses: 0, servers: [] };
-  const { dnsMs: everyMs, dnsGraceMs: graceMs, dnsMaxAddresses: maxAddresses, dnsServers: servers } = backend;
-  return { everyMs, graceMs, maxAddresses, servers };
+  const { dnsMs: everyMs, dnsMaxAddresses: maxAddresses, dnsServers: servers } = backend;
+  return { everyMs, graceMs: MISSING_LOOKUPS * everyMs, maxAddresses, servers };
 }
 
 /** Whether a worker is one process's own or everybody's is settled when its model begins. */

@@ -9,9 +9,9 @@
  */
 import { isDeepStrictEqual } from "node:util";
 import type { Alarm, Clock } from "../app/clock.ts";
-import type { Config, ModelConfig, ScalingConfig } from "../app/config/config.ts";
+import type { Config, ModelConfig } from "../app/config/config.ts";
 import { isDns } from "../app/config/worker-addresses.ts";
-import { Autoscaler, loadOf, type Scaling, type ScalingRules, type Sighting } from "../core/scaling.ts";
+import { Autoscaler, loadOf, type Scaling, scalingRules, type Sighting } from "../core/scaling.ts";
 import type { Events } from "../observe/events.ts";
 import type { WorkerPool } from "./pool.ts";
 import { ScalingHooks } from "./scaling-hooks.ts";
@@ -47,6 +47,8 @@ export interface ScalingReport {
 }
 
 const LOOK_EVERY_MS = 1000;
+/** How long a webhook or a command may take. */
+const HOOK_TIMEOUT_MS = 30_000;
 
 export class ScalingLoop {
   readonly #parts: ScalingParts;
@@ -111,9 +113,13 @@ class ScaledModel {
     this.#target = target;
     const { name, scaling, backend } = model;
     const { clock, events, leads } = parts;
-    const { webhook, command, hookTimeoutMs: timeoutMs } = scaling;
+    const { webhook, command } = scaling;
     if (webhook !== undefined || command !== undefined)
-      this.#hooks = new ScalingHooks({ model: name, webhook, command, timeoutMs, leads }, clock, events);
+      this.#hooks = new ScalingHooks(
+        { model: name, webhook, command, timeoutMs: HOOK_TIMEOUT_MS, leads },
+        clock,
+        events,
+      );
     const now = clock.now();
     this.#seen = { at: now, ...parts.see(name, now) };
     const live = parts.pool.of(name)?.live.filter(({ drained }) => !drained).length;
@@ -121,7 +127,7 @@ class ScaledModel {
     const same = before !== undefined && before.#model.backend.workers === backend.workers;
     const asBefore = scaling.apply && same ? live : undefined;
     const workers = asBefore ?? listedWorkers(model) ?? Math.max(live ?? 0, this.#seen.healthy);
-    this.#scaler = new Autoscaler(rulesOf(scaling, target), workers, now);
+    this.#scaler = new Autoscaler(scalingRules(scaling, target), workers, now);
   }
 
   goesBy({ scaling, backend }: ModelConfig, target: number): boolean {
@@ -174,7 +180,7 @@ class ScaledModel {
   }
 }
 
-function appliedBy({ apply, webhook, command }: ScalingConfig): ScalingReport["applied_by"] {
+function appliedBy({ apply, webhook, command }: ModelConfig["scaling"]): ScalingReport["applied_by"] {
   return apply ? "ferry" : webhook ? "webhook" : command ? "command" : "outside";
 }
 
@@ -182,11 +188,4 @@ function appliedBy({ apply, webhook, command }: ScalingConfig): ScalingReport["a
 function listedWorkers({ backend }: ModelConfig): number | undefined {
   if (typeof backend.workers === "number") return backend.workers;
   return backend.workers.some(isDns) ? undefined : backend.workers.length;
-}
-
-export function rulesOf(scaling: ScalingConfig, target: number): ScalingRules {
-  const { longLine, line, busy, quiet, ...rest } = scaling;
-  const { min, max, coolDownMs, maxRemoveShare, coldStartMs, forecast } = rest;
-  const up = [longLine, line, busy].filter(({ add }) => add > 0);
-  return { min, max, up, down: quiet, coolDownMs, maxRemoveShare, target, coldStartMs, forecast };
 }

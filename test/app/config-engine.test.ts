@@ -30,13 +30,10 @@ const defaults = {
   tls: false,
   durability: "auto",
   keyPrefix: "ferry:",
-  connectTimeoutMs: 1000,
   commandTimeoutMs: 1000,
   waitTimeoutMs: 200,
   leaseMs: 2000,
-  beatMs: 500,
   aliveMs: 2000,
-  sweepMs: 1000,
   zoneSpillMs: 100,
 };
 
@@ -82,7 +79,6 @@ describe("a valid engine", () => {
   test("the bounds between times are the bounds", () => {
     engineOf("url: redis://r, waitTimeoutMs: 1000");
     engineOf("url: redis://r, leaseMs: 200, commandTimeoutMs: 100, waitTimeoutMs: 100");
-    engineOf("url: redis://r, beatMs: 100, aliveMs: 300");
   });
 });
 
@@ -130,8 +126,6 @@ describe("a mistake", () => {
       "url: redis://r, leaseMs: 1999",
       /^engine\.leaseMs: leaseMs 1999 < 2 × commandTimeoutMs 1000: one renewal/,
     ],
-    ["url: redis://r, beatMs: 700", /^engine\.beatMs: aliveMs 2000 < 3 × beatMs 700: .*; set aliveMs ≥ 2100/],
-    ["url: redis://r, aliveMs: 1499", /^engine\.aliveMs: aliveMs 1499 < 3 × beatMs 500/],
     ["url: redis://r, leaseMs: 2s", /^engine\.leaseMs: "2s" is not a number; write 2000 \(ms\)$/],
   ];
   for (const [settings, expected] of mistakes) {

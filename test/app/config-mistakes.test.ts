@@ -4,7 +4,10 @@ import { mkdtempSync, rmSync, writeFileSync } from "node:fs";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { after, describe, test } from "node:test";
+import { stringify } from "yaml";
+import { settingRows } from "../../src/app/config/config.ts";
 import { parseConfig, type Loaded } from "../../src/app/config/load.ts";
+import { REMOVED } from "../../src/app/config/removed.ts";
 
 const folder = mkdtempSync(join(tmpdir(), "ferry-config-"));
 after(() => rmSync(folder, { recursive: true }));
@@ -97,10 +100,6 @@ const mistakes: readonly (readonly [string, RegExp])[] = [
     /^models\[0\]\.timeouts\.workerMs: totalMs 4000 < workerMs 3951/,
   ],
   [withModel("    retry: { maxMs: 10 }\n"), /^models\[0\]\.retry\.maxMs: maxMs 10 < baseMs 50/],
-  [
-    withModel("    health: { ejectMs: 60000 }\n"),
-    /^models\[0\]\.health\.ejectMs: maxEjectMs 30000 < ejectMs 60000/,
-  ],
   [
     withModel("  - name: embed\n    backend: { kind: simulated }\n"),
     /^models\[1\]\.name: embed is also the name of models\[0\]/,
@@ -245,10 +244,6 @@ const mistakes: readonly (readonly [string, RegExp])[] = [
     /^models\[0\]\.backend\.healthPath: "health" is not a path on the worker/,
   ],
   [
-    `admission: { mode: thresholds, lastTierDepth: 9, firstTierDepth: 8 }\n${models}`,
-    /^admission\.lastTierDepth: lastTierDepth 9 > firstTierDepth 8/,
-  ],
-  [
     `engine: { kind: redis }\n${models}`,
     /^engine\.url: is missing; add url: redis:\/\/HOST:6379, or nodes: \[/,
   ],
@@ -283,6 +278,32 @@ const mistakes: readonly (readonly [string, RegExp])[] = [
   [`results: *gone\n${models}`, /^results: alias \*gone points to nothing/],
   [`<<: { zone: a }\n${models}`, /^<<: merging maps is not supported/],
 ];
+
+describe("a setting that was removed says what applies now", () => {
+  for (const path of REMOVED.keys()) {
+    test(path, () => {
+      assert.ok(!settingRows.some((row) => row.path === path || row.path.startsWith(`${path}.`)));
+      const config: Record<string, unknown> = {
+        models: [{ name: "m", backend: { kind: "http", workers: ["http://g/x"] } }],
+        ...(path.startsWith("engine.") && { engine: { kind: "redis", url: "redis://r" } }),
+        ...(path.startsWith("tls.") && { tls: { certFile: "a", keyFile: "b" } }),
+        ...(path.startsWith("auth.jwt.") && {
+          auth: { mode: "required", jwt: { jwksUrl: "https://a/b", issuer: "i", audience: "a" } },
+        }),
+      };
+      const at = path.replace("[]", ".0").replace("NAME", "free").split(".");
+      const last = at.pop()!;
+      const parent = at.reduce((map, key) => (map[key] ??= {}) as Record<string, unknown>, config);
+      parent[last] = 1;
+      const { problems = [] } = parse(stringify(config));
+      assert.deepEqual(
+        problems.map((problem) => problem.path),
+        [path.replace("[]", "[0]").replace("NAME", "free")],
+      );
+      assert.match(problems[0]!.message, /^was removed: [^;].*; delete the line$/);
+    });
+  }
+});
 
 describe("one mistake is one line", () => {
   for (const [text, expected] of mistakes) {

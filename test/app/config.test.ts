@@ -67,12 +67,11 @@ describe("a valid file", () => {
       protocol: "batch",
       workers: ["http://gpu-1:9000/infer"],
       dnsMs: 5000,
-      dnsGraceMs: 15_000,
       dnsMaxAddresses: 1024,
       dnsServers: [],
       maxReplyBytes: 67_108_864,
       forwardAuthorization: false,
-      tls: { reloadMs: 2000 },
+      tls: {},
     });
   });
 
@@ -115,12 +114,8 @@ models:
   });
 
   test("tiers keep their order", () => {
-    const config = valid(`${models}tiers: { zeta: { weight: 3 }, alpha: {}, mid: { ratePerMinute: 10 } }\n`);
-    assert.deepEqual(config.tiers, [
-      { name: "zeta", weight: 3 },
-      { name: "alpha", weight: 1 },
-      { name: "mid", weight: 1, ratePerMinute: 10 },
-    ]);
+    const config = valid(`${models}tiers: { zeta: {}, alpha: {}, mid: { ratePerMinute: 10 } }\n`);
+    assert.deepEqual(config.tiers, [{ name: "zeta" }, { name: "alpha" }, { name: "mid", ratePerMinute: 10 }]);
   });
 
   test("anchors and aliases work, an empty group means its defaults", () => {
@@ -387,9 +382,9 @@ models:
     cache: { ttlMs: 300000, scope: tenant }
     collapse: true
 tiers:
-  enterprise: { weight: 8, ratePerMinute: 60000 }
-  paid: { weight: 4, ratePerMinute: 6000 }
-  free: { weight: 1, ratePerMinute: 1000 }
+  enterprise: { ratePerMinute: 60000 }
+  paid: { ratePerMinute: 6000 }
+  free: { ratePerMinute: 1000 }
 auth: { mode: none }
 limits: { maxBodyBytes: 1048576, maxQueued: 10000, perUserPerMinute: 1000, headersTimeoutMs: 10000, requestTimeoutMs: 30000, drainMs: 15000 }
 admission: { mode: predictive, targetUtilization: 0.7 }

@@ -127,7 +127,7 @@ describe("another config", () => {
     const { processes, forked, clock } = await started(3);
     const failed = assert.rejects(
       processes.change(wanted(7)),
-      /^Error: process 2 did not answer for 5000 ms \(limits\.processAnswerMs\): .*kill -9 102/,
+      /^Error: process 2 did not answer for 5000 ms: .*kill -9 102/,
     );
     await turn();
     await prepared(forked[0]!);

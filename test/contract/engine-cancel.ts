@@ -61,6 +61,13 @@ function replies(holds: Holds): void {
     assert.equal(await stage.engine.cancel(id, "ann"), "cancelled");
   });
 
+  holds("also when its key was sent twice: that is one caller", async (stage) => {
+    const id = await stage.queue({}, { ...SAME, ...KEYED });
+    const again = await stage.engine.put(stage.task(), { ...SAME, ...KEYED });
+    assert.deepEqual(again, { kind: "joined", id });
+    assert.equal(await stage.engine.cancel(id, "ann"), "cancelled");
+  });
+
   holds("a finished task is forgotten, whatever its end", async (stage) => {
     for (const verdict of [done, failed, dead]) {
       const id = await stage.ended(verdict);

@@ -11,11 +11,12 @@ import fc from "fast-check";
 import { Refusal } from "../../src/core/errors.ts";
 import type { Task } from "../../src/core/task.ts";
 import type { Lease, Sharing, Verdict } from "../../src/engine/engine.ts";
+import { usually } from "../fixtures/long.ts";
 import { EngineModel } from "./engine-model.ts";
 import { type EngineOptions, MODEL, type OpenEngine, PLAIN, type Seen, Stage } from "./engine-stage.ts";
 
 export interface PropertyLimits {
-  /** How many random stories are played; 1000 unless told. */
+  /** How many random stories are played; unless told 250, and 2,000 by `npm run test:long`. */
   readonly runs?: number;
   /** How many tasks may wait; 6 unless told, so that the bound is met. */
   readonly maxQueued?: number;
@@ -25,7 +26,10 @@ export interface PropertyLimits {
 const TENANTS = ["ann", "bob", "cid"] as const;
 const CACHE_TTL_MS = 3000;
 
-export function propertyContract(open: OpenEngine, { runs = 1000, maxQueued = 6 }: PropertyLimits): void {
+export function propertyContract(
+  open: OpenEngine,
+  { runs = usually(250, 2000), maxQueued = 6 }: PropertyLimits,
+): void {
   const options = { ...PLAIN, maxQueued };
   describe("random callers, workers and time", () => {
     test("no promise is broken", async () => {

@@ -1,8 +1,16 @@
 import assert from "node:assert/strict";
 import { describe, test } from "node:test";
 import fc from "fast-check";
-import { numbersPieces } from "../../src/core/tensor-pieces.ts";
-import { DTYPES, elementBytes, numbersText } from "../../src/core/tensor.ts";
+import { DTYPES, elementBytes, flatTexts, numbersPieces, numbersText } from "../../src/core/tensor.ts";
+
+function nested(numbers: readonly string[], [rows, ...inner]: readonly number[]): string {
+  if (rows === undefined) return numbers[0]!;
+  const step = rows === 0 ? 0 : numbers.length / rows;
+  const parts = Array.from({ length: rows }, (_, row) =>
+    nested(numbers.slice(row * step, (row + 1) * step), inner),
+  );
+  return `[${parts.join(",")}]`;
+}
 
 describe("the numbers of a tensor, a piece at a time", () => {
   const shapes = fc.oneof(
@@ -19,7 +27,9 @@ describe("the numbers of a tensor, a piece at a time", () => {
           (_, at) => (at * 31 + seed) & 0xff,
         );
         const binary = { dtype, shape, base64: Buffer.from(bytes).toString("base64") };
-        assert.equal([...numbersPieces(binary)].join(""), numbersText(binary));
+        const whole = nested(flatTexts(dtype, Buffer.from(bytes)), shape);
+        assert.equal([...numbersPieces(binary)].join(""), whole);
+        assert.equal(numbersText(binary), whole);
       }),
       { numRuns: 60 },
     );

@@ -45,7 +45,7 @@ describe("deploy/grafana/ferry.json", () => {
 
   before(async () => {
     const models = [{ name: "embed", maxBatchSize: 64, caches: true }];
-    const parts = { models, tiers: TIERS, version: "1", sight: sightOf(models), more: MORE };
+    const parts = { models: () => models, tiers: TIERS, version: "1", sight: sightOf(models), more: MORE };
     const metrics = openMetrics({ ...parts, events: new Events() });
     names = new Set(namesOf((await metrics.expose()).text));
   });

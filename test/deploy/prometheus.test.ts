@@ -71,7 +71,14 @@ describe("deploy/prometheus", () => {
     const events = new Events();
     const models = [{ name: "embed", maxBatchSize: 64, caches: true }];
     const sight = sightOf(models);
-    const metrics = openMetrics({ models, tiers: TIERS, version: "1", events, sight, more: [] });
+    const metrics = openMetrics({
+      models: () => models,
+      tiers: TIERS,
+      version: "1",
+      events,
+      sight,
+      more: [],
+    });
     events.emit("batch.started", started("embed", [1, 2, 3], [0, 1, 2]));
     events.emit("batch.answered", called("embed", 100));
     events.emit("request.answered", answered());

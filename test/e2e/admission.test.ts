@@ -85,8 +85,8 @@ describe("predictive", () => {
   });
 
   test("an idle worker takes what comes, whatever was learned before", async () => {
-    // Half of the batches take thirty times as long as the others: no estimate fits.
-    const wild = { ...slow.backend, baseMs: 10, slowRate: 0.5, slowFactor: 30 };
+    // Half of the batches take ten times as long as the others: no estimate fits.
+    const wild = { ...slow.backend, baseMs: 30, slowRate: 0.5 };
     const timeouts = { queueMs: 500, workerMs: 400, totalMs: 500 };
     await using ferry = await Ferry.start({ models: [{ ...slow, backend: wild, timeouts }] });
     for (let round = 0; round < 30; round++) {

@@ -353,43 +353,29 @@ describe("an issuer with a JWKS URL", () => {
     return { server, url: `http://127.0.0.1:${(server.address() as AddressInfo).port}/jwks` };
   }
 
-  test("a new key is taken, the old one goes on while the issuer is down, random kids ask for nothing", async () => {
-    const next = rsaPair();
-    let [answer, fetches]: [string | undefined, number] = [JSON.stringify({ keys: [jwk(issuer, "1")] }), 0];
+  test("its keys outlive it, and random kids ask it for nothing", async () => {
+    let fetches = 0;
     const { server, url } = await listen(() => {
       fetches++;
-      return answer;
+      return JSON.stringify({ keys: [jwk(issuer, "1")] });
     });
     const model = { name: "m", backend: { kind: "simulated", baseMs: 1 } };
-    const jwt = { ...JWT, jwksUrl: url, jwksCooldownMs: 1000, jwksCacheMs: 1000 };
+    const jwt = { ...JWT, jwksUrl: url };
     await using ferry = await Ferry.start({ models: [model], auth: { mode: "required", jwt } });
+    const startedAt = performance.now();
     const status = async (text: string): Promise<number> =>
       (await ferry.post({ input: 1 }, bearer(text))).status;
     assert.equal(await status(tokenOf({}, { kid: "1" })), 200);
-
-    answer = JSON.stringify({ keys: [jwk(issuer, "1"), jwk(next, "2")] });
-    const fresh = (at: number): string => token(next, claims(Date.now(), { jti: at }), { kid: "2" });
-    let tries = 0;
-    await eventually(async () => (await status(fresh(++tries))) === 200);
-
-    const before = fetches;
-    const startedAt = performance.now();
     for (let round = 0; round < 10; round++) {
       const codes = await Promise.all(
         Array.from({ length: 20 }, (_, at) => status(tokenOf({}, { kid: `${round} ${at}` }))),
       );
       assert.ok(codes.every((code) => code === 401));
     }
-    // One that was on its way when the count began, one at once, and one a second.
-    assert.ok(fetches - before <= 2 + (performance.now() - startedAt) / 1000, String(fetches - before));
-
-    answer = undefined;
-    await eventually(async () => {
-      assert.equal(await status(tokenOf({ jti: ++tries }, { kid: "1" })), 200);
-      return ferry.stderr().includes("cannot be fetched: HTTP 500; those from before stay in force");
-    });
-    assert.equal(await status(tokenOf({ jti: "last" }, { kid: "1" })), 200);
+    // The first at the start, and one every half minute.
+    assert.ok(fetches <= 2 + (performance.now() - startedAt) / 30_000, String(fetches));
     server.close();
     server.closeAllConnections();
+    assert.equal(await status(tokenOf({ jti: "last" }, { kid: "1" })), 200);
   });
 });

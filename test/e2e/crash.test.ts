@@ -12,7 +12,7 @@ const engine = { kind: "memory", dataDir: "./data" };
 
 const durable = (stub: StubWorker, more: Readonly<Record<string, unknown>> = {}) => ({
   engine,
-  models: [stubModel([stub], { timeouts, health: { failures: 3, ejectMs: 50, maxEjectMs: 200 }, ...more })],
+  models: [stubModel([stub], { timeouts, health: { failures: 3, ejectMs: 50 }, ...more })],
 });
 
 /** Numbers from 0 to 1 that are the same in every run. */

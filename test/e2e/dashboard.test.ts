@@ -87,7 +87,7 @@ describe("the dashboard", () => {
     await using worker = await StubWorker.listen((call) => call.reply(500, "no"));
     const backend = { kind: "http", protocol: "batch", workers: [worker.url] };
     const retry = { max: 0, baseMs: 1, maxMs: 1 };
-    const health = { failures: 50, ejectMs: 10, maxEjectMs: 10 };
+    const health = { failures: 50, ejectMs: 10 };
     await using ferry = await Ferry.start({ models: [{ name: "m", backend, retry, health }] });
     const ids = [await ferry.accept({ input: "first" }), await ferry.accept({ input: "<b>second</b>" })];
     await eventually(async () => (await ferry.health()).dead_letters === 2);

@@ -52,7 +52,7 @@ const some = (count: number, from = 1): string[] =>
   Array.from({ length: count }, (_, at) => `127.9.${Math.floor((from + at) / 250)}.${(from + at) % 250}`);
 
 function configOf(dns: DnsServer, { port }: Everywhere, more: object = {}): Config {
-  const lookups = { dnsMs: 200, dnsGraceMs: 0, dnsServers: [dns.address], ...more };
+  const lookups = { dnsMs: 200, dnsServers: [dns.address], ...more };
   const backend = { kind: "http", workers: `dns://gpu.test:${port}/infer`, ...lookups };
   const timeouts = { queueMs: 20_000, workerMs: 10_000, totalMs: 30_000 };
   return { models: [{ name: "m", backend, maxBatchSize: 1, cache: { scope: "off" }, timeouts }] };

@@ -60,7 +60,7 @@ describe("a worker that fails", () => {
 
   test("killed in the middle of a batch and started again: nothing is lost", async () => {
     await using stub = await StubWorker.listen(firstCalls(1, hang));
-    const health = { failures: 3, ejectMs: 50, maxEjectMs: 200 };
+    const health = { failures: 3, ejectMs: 50 };
     await using ferry = await Ferry.start({ models: [stubModel([stub], { timeouts: LONG, health })] });
     const answers = Array.from({ length: 20 }, (_, i) => ferry.post({ input: `survivor ${i}` }));
     await stub.call(1);
@@ -166,7 +166,7 @@ describe("deadlines hold while every worker hangs", () => {
 });
 
 describe("an outage of the only worker", () => {
-  const health = { failures: 3, ejectMs: 200, maxEjectMs: 500 };
+  const health = { failures: 3, ejectMs: 200 };
 
   test("503 with Retry-After while no worker is healthy; then well again by itself", async () => {
     await using stub = await StubWorker.listen(broken);
@@ -252,7 +252,7 @@ describe("dead letters", () => {
     const admin = { listen: `127.0.0.1:${await freePort()}` };
     const model = {
       retry: { max: 1, baseMs: 1, maxMs: 2 },
-      health: { failures: 50, ejectMs: 10, maxEjectMs: 10 },
+      health: { failures: 50, ejectMs: 10 },
     };
     return Ferry.start({ ...more, admin, models: [stubModel([stub], model)] });
   }

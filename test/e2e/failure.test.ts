@@ -12,9 +12,9 @@ let round = 0;
 
 before(async () => {
   stub = await StubWorker.listen();
-  const retry = { max: 2, baseMs: 1, maxMs: 5, budget: 1 };
+  const retry = { max: 2, baseMs: 1, maxMs: 5 };
   // These tests are about replies, not about ejecting the worker that gives them.
-  const model = { retry, health: { failures: 1000, ejectMs: 10, maxEjectMs: 10 } };
+  const model = { retry, health: { failures: 1000, ejectMs: 10 } };
   const backend = { kind: "http", protocol: "batch", workers: [stub.url], maxReplyBytes: MAX_REPLY };
   ferry = await Ferry.start({ models: [stubModel([stub], { ...model, backend })] });
 });

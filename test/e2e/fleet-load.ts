@@ -16,6 +16,8 @@ import type { Part } from "./fleet.ts";
 import { type Answer, type Body, SOON_MS } from "./harness.ts";
 
 const RETRY_MS = 50;
+/** Between an answer and the next request of a caller of `Load`: without it, waits of a test are played at full speed. */
+const THINK_MS = 50;
 const POLL_SECONDS = 5;
 
 /** `held` waits for the answer on the connection, `polled` asks for it later. */
@@ -224,8 +226,10 @@ export class Load implements AsyncDisposable {
     this.#running = Array.from({ length: callers }, async (_, at) => {
       const caller = new Caller(doors, this.ledger, options);
       this.#callers.push(caller);
-      for (let i = 0; !this.#stopped; i++)
+      for (let i = 0; !this.#stopped; i++) {
         await caller.run(`${name}/${at}/${i}`, kinds[(at + i) % kinds.length]!);
+        await pause(THINK_MS);
+      }
     });
   }
 

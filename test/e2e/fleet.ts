@@ -55,11 +55,9 @@ export const patient = { queueMs: 30_000, workerMs: 20_000, totalMs: 40_000 };
  * because Redis did not answer in time.
  */
 const calm = {
-  connectTimeoutMs: 10_000,
   commandTimeoutMs: 10_000,
   waitTimeoutMs: 10_000,
   leaseMs: 20_000,
-  beatMs: 500,
   aliveMs: 20_000,
 };
 
@@ -68,11 +66,9 @@ export const brisk = { ...calm, commandTimeoutMs: 3000, waitTimeoutMs: 3000, lea
 
 /** Those of production, for tests in which Redis is away. */
 export const alert = {
-  connectTimeoutMs: 1000,
   commandTimeoutMs: 1000,
   waitTimeoutMs: 200,
   leaseMs: 2000,
-  beatMs: 500,
   aliveMs: 2000,
 };
 

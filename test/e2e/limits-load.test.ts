@@ -110,7 +110,7 @@ describe("rates", () => {
   }
 
   test("per tier: 429 with Retry-After and RateLimit headers", async () => {
-    const tiers = { free: { weight: 1, ratePerMinute: 10 } };
+    const tiers = { free: { ratePerMinute: 10 } };
     await using ferry = await Ferry.start({ models, tiers });
     const { passed, refused } = await untilRefused(ferry, 40);
     assertRateLimited(passed, refused, 10);

@@ -284,7 +284,7 @@ describe("the openai SDK", () => {
 test("retries: the SDK comes again after retry-after-ms, and is answered", async () => {
   await using server = await OpenAiServer.listen(UPSTREAM);
   await using ferry = await Ferry.start({
-    models: modelsOf(server, server, { health: { failures: 1, ejectMs: 300, maxEjectMs: 300 } }).slice(0, 1),
+    models: modelsOf(server, server, { health: { failures: 1, ejectMs: 300 } }).slice(0, 1),
   });
   await server.close();
   const impatient = sdk(ferry);

@@ -98,8 +98,8 @@ async function serve(folder: Folder, kind: keyof typeof models): Promise<Ferry> 
   await folder.write(file, text);
   const backend = { kind, function: name, workers: 2 };
   const timeouts = { queueMs: 40_000, workerMs: 5000, totalMs: 50_000 };
-  const retry = { max: 2, baseMs: 10, maxMs: 50, budget: 1 };
-  const health = { failures: 10, ejectMs: 20, maxEjectMs: 100 };
+  const retry = { max: 2, baseMs: 10, maxMs: 50 };
+  const health = { failures: 10, ejectMs: 20 };
   const model = { name: "m", backend, timeouts, retry, health, cache: { scope: "off" } };
   return Ferry.start({ models: [model] }, folder);
 }

@@ -132,7 +132,7 @@ describe("a batcher", () => {
     await using other = await StubWorker.listen((call) => void setTimeout(() => call.echo(), 20));
     const model = stubModel([stub, other], { timeouts: patient, maxBatchSize: 8 });
     // Shorter than those of production, in proportion.
-    const engine = { leaseMs: 1000, commandTimeoutMs: 400, waitTimeoutMs: 200, beatMs: 200, aliveMs: 800 };
+    const engine = { leaseMs: 1000, commandTimeoutMs: 400, waitTimeoutMs: 200, aliveMs: 800 };
     await using fleet = await Fleet.start(
       { gateways: 2, batchers: 2 },
       fleetConfig({ url: redis.url, ...engine }, [model]),

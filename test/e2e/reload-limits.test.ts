@@ -42,7 +42,7 @@ test("keys, rates of tiers and of users: new ones hold at once, and a load besid
     models: [stubModel([stub], { cache: { scope: "off" }, collapse: false })],
     auth: { mode: "required", keysFile: "./keys.json", reloadMs: 10_000, ...more },
     tiers: {
-      gold: { weight: 4 },
+      gold: {},
       paid: { ratePerMinute: paidPerMinute },
       free: { ratePerMinute: 1_000_000 },
     },
@@ -102,7 +102,7 @@ test("rates that flap in the middle of everybody's requests: only those that are
   const config = (ratePerMinute: number | undefined): Config => ({
     models: [stubModel([stub], { cache: { scope: "off" }, collapse: false })],
     auth: { mode: "required", keysFile: "./keys.json" },
-    tiers: { gold: { weight: 4 }, paid: ratePerMinute === undefined ? {} : { ratePerMinute } },
+    tiers: { gold: {}, paid: ratePerMinute === undefined ? {} : { ratePerMinute } },
     limits: { perUserPerMinute: 1_000_000 },
   });
   await writeConfig(folder, config(1));

@@ -67,7 +67,7 @@ describe("results", () => {
 
   test("of what sits out a retry: served when it is due, refused when that is too late", async () => {
     await using stub = await StubWorker.listen((call) => call.reply(500, "{}"));
-    const retry = { max: 3, baseMs: 800, maxMs: 800, budget: 1 };
+    const retry = { max: 3, baseMs: 800, maxMs: 800 };
     await using ferry = await Ferry.start({ models: [model(stub, { retry }), other], limits });
     const soon = await accept(ferry, "soon");
     await stub.call(1);

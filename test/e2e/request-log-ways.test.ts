@@ -12,7 +12,7 @@ import { stubModel, StubWorker } from "./stub-worker.ts";
 
 type Row = Readonly<Record<string, unknown>>;
 
-const log = (url: string): Config => ({ requestLog: { url, flushMs: 50 } });
+const log = (url: string): Config => ({ requestLog: { url } });
 const noticed = (text: RegExp) => (line: { readonly msg?: string }) => text.test(line.msg ?? "");
 
 function changed(url: string, change: (url: URL) => void): string {

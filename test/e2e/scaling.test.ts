@@ -18,10 +18,9 @@ test("more workers under load, fewer after it, and no request fails", async () =
     apply: true,
     min: 1,
     max: 3,
-    coldStartMs: 100,
-    coolDownMs: 500,
-    line: { depth: 4, forMs: 1000, add: 1 },
-    quiet: { load: 0.4, forMs: 2000, remove: 1 },
+    queueDepth: 4,
+    coldStartMs: 1000,
+    coolDownMs: 700,
   };
   const backend = { kind: "simulated", workers: 1, baseMs: 300 };
   const timeouts = { queueMs: 40_000, workerMs: 20_000, totalMs: 50_000 };

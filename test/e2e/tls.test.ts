@@ -100,7 +100,7 @@ describe("the edge", () => {
 
   test("a renewed certificate is used without a restart, a broken one is not", async () => {
     const pair = authority.issue();
-    const tls = { certFile: pair.certFile, keyFile: pair.keyFile, reloadMs: 100 };
+    const tls = { certFile: pair.certFile, keyFile: pair.keyFile };
     await using ferry = await Ferry.start({ tls, models: [simulated] });
     authority.replace(pair, authority.issue({ names: "DNS:renewed,IP:127.0.0.1" }));
     await ferry.line(({ msg }) => /the files changed/.test(String(msg)));
@@ -112,7 +112,7 @@ describe("the edge", () => {
 
   test("a reload uses a renewed certificate at once; one that does not fit its key stops all of it", async () => {
     const pair = authority.issue();
-    const tls = { certFile: pair.certFile, keyFile: pair.keyFile, reloadMs: 3_600_000 };
+    const tls = { certFile: pair.certFile, keyFile: pair.keyFile };
     await using ferry = await Ferry.start({ tls, models: [simulated] });
     const renewed = authority.issue({ names: "DNS:renewed,IP:127.0.0.1" });
     writeFileSync(pair.keyFile, renewed.key);

@@ -1,6 +1,6 @@
 /** Traces as a collector receives them: the tree, the links both ways, and what happens while it is away. */
 import assert from "node:assert/strict";
-import { describe, test } from "node:test";
+import { after, before, describe, test } from "node:test";
 import { eventually, Ferry, freePort } from "./harness.ts";
 import { KIND, OtlpCollector, type SeenSpan } from "./otlp-collector.ts";
 import { stubModel, StubWorker } from "./stub-worker.ts";
@@ -14,7 +14,6 @@ const REQUEST = "POST /v1/inference";
 const telemetry = (collector: OtlpCollector, sample = 0) => ({
   otlpUrl: collector.url,
   sample,
-  exportTimeoutMs: 20_000,
 });
 const fresh = { cache: { scope: "off" }, collapse: false };
 
@@ -287,13 +286,17 @@ test("OTEL_* variables go over the file", async () => {
 });
 
 describe("a collector that is away", () => {
+  const variables = { OTEL_EXPORTER_OTLP_TIMEOUT: "1000", OTEL_BSP_MAX_QUEUE_SIZE: "512" };
+  before(() => void Object.assign(process.env, variables));
+  after(() => Object.keys(variables).forEach((name) => delete process.env[name]));
+
   test("costs no request, is said once, and gets what waited when it is back", async () => {
     await using collector = await OtlpCollector.listen();
     await using stub = await StubWorker.listen();
     await collector.close();
     await using ferry = await Ferry.start({
       models: [stubModel([stub], fresh)],
-      telemetry: { ...telemetry(collector, 1), maxBufferedSpans: 512, exportTimeoutMs: 5000 },
+      telemetry: telemetry(collector, 1),
     });
     const more = 40;
     for (let round = 0; round < more; round++) {
@@ -309,12 +312,12 @@ describe("a collector that is away", () => {
     assert.equal(said.length, 2);
   });
 
-  test("holds up the end of the process no longer than exportTimeoutMs", async () => {
+  test("holds up the end of the process no longer than the time limit of an export", async () => {
     await using stub = await StubWorker.listen();
     const otlpUrl = `http://127.0.0.1:${await freePort()}`;
     await using ferry = await Ferry.start({
       models: [stubModel([stub], fresh)],
-      telemetry: { otlpUrl, sample: 1, exportTimeoutMs: 1000 },
+      telemetry: { otlpUrl, sample: 1 },
     });
     assert.equal((await ferry.post({ input: 1 })).status, 200);
     const start = performance.now();

@@ -35,7 +35,7 @@ export function openNodes(
     tags: new RedisKeys("", HOMES).tags,
     connectTimeoutMs: 5000,
     commandTimeoutMs: 10_000,
-    waitTimeoutMs: 500,
+    waitTimeoutMs: 10_000,
     durability: "auto",
     name: "test",
     ...more,

@@ -2,6 +2,7 @@
 import { after, before, describe } from "node:test";
 import type { RedisNodes } from "../../src/engine/redis/client/nodes.ts";
 import { engineContract } from "../contract/engine.ts";
+import { usually } from "../fixtures/long.ts";
 import { startCluster, startPair, startServer } from "./redis-client/servers.ts";
 import { propertyContract } from "../contract/engine-property.ts";
 import { openNodes, openRedis } from "./redis-engines.ts";
@@ -23,12 +24,12 @@ function onServers(name: string, start: () => Promise<AsyncDisposable & { connec
       `redis, ${name}`,
       // One shard: bounds are shared out to the primaries, and tests know only the sum.
       openRedis(() => nodes, 1),
-      { runs: 60 },
+      { runs: usually(20, 200) },
     );
     describe("spread over all primaries", () => {
       propertyContract(
         openRedis(() => nodes),
-        { runs: 60, maxQueued: 1000 },
+        { runs: usually(12, 200), maxQueued: 1000 },
       );
     });
   });

@@ -8,7 +8,7 @@ import { requestBytes } from "./protocol/oip-service.ts";
 import { ask, Edge } from "./edge.ts";
 import { GrpcStage, rawRequest } from "./grpc-stage.ts";
 
-const [REQUESTS, AT_ONCE, ANSWER_BYTES] = [1500, 512, 60_000];
+const [REQUESTS, AT_ONCE, ANSWER_BYTES] = [800, 512, 60_000];
 
 /** `one` for each of them, so many at once; how often it resolved to true. */
 async function many(one: (at: number) => Promise<boolean>): Promise<number> {

@@ -174,7 +174,7 @@ describe("ModelInfer", () => {
 describe("refusals become statuses", () => {
   test("what is wrong with the request", async () => {
     await using stage = await GrpcStage.open(doubling, {
-      settings: { grpc: { maxMessageBytes: 2000, maxRows: 3 } },
+      settings: { grpc: { maxMessageBytes: 2000 }, limits: { maxInputs: 3 } },
     });
     const { client } = stage;
     const bad = await failure(client.infer(rawRequest([[1]], { raw_input_contents: [Buffer.alloc(3)] })));

@@ -3,10 +3,9 @@ import assert from "node:assert/strict";
 import { describe, test } from "node:test";
 import fc from "fast-check";
 import { Events } from "../../src/observe/events.ts";
-import { LATENCY_BOUNDS, sizeBounds } from "../../src/observe/metric-counts.ts";
+import { Buckets, LATENCY_BOUNDS, sizeBounds } from "../../src/observe/metric-counts.ts";
 import { openMetrics, type Metrics } from "../../src/observe/metrics.ts";
 import type { Counter, Sight, WorkerSight } from "../../src/observe/sight.ts";
-import { Spread } from "../../src/observe/spread.ts";
 import { answered, called, namesOf, samplesOf, sightOf, started, TIERS } from "./stage.ts";
 
 const MODELS = [
@@ -23,7 +22,7 @@ interface Stage {
 
 async function stage(sight: Sight = sightOf(MODELS), more: readonly Counter[] = []): Promise<Stage> {
   const events = new Events();
-  const metrics = openMetrics({ models: MODELS, tiers: TIERS, version: "1.2.3", events, sight, more });
+  const metrics = openMetrics({ models: () => MODELS, tiers: TIERS, version: "1.2.3", events, sight, more });
   return { events, metrics, samples: async () => samplesOf((await metrics.expose()).text) };
 }
 
@@ -247,13 +246,12 @@ describe("bounds", () => {
     const bounds = [0.001, 0.01, 0.1, 1];
     fc.assert(
       fc.property(fc.array(fc.double({ min: 0, max: 3, noNaN: true }), { minLength: 1 }), (values) => {
-        const spread = new Spread(2, bounds);
-        for (const value of values) spread.observe(1, value);
+        const buckets = new Buckets(bounds);
+        for (const value of values) buckets.observe(value);
         const expected = [...bounds, Infinity].map(
           (bound) => values.filter((value) => value <= bound).length,
         );
-        assert.deepEqual(spread.upTo(1), expected);
-        assert.deepEqual(spread.upTo(0), [0, 0, 0, 0, 0]);
+        assert.deepEqual(buckets.upTo(), expected);
       }),
     );
   });

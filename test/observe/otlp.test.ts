@@ -5,7 +5,7 @@ import { createServer } from "node:http";
 import type { AddressInfo } from "node:net";
 import { test } from "node:test";
 import { openOtlp } from "../../src/observe/otlp.ts";
-import { KIND } from "../../src/observe/span-names.ts";
+import { KIND } from "../../src/observe/span-buffer.ts";
 
 test("a bundle that follows another at once is taken too", async () => {
   let posts = 0;
@@ -16,8 +16,7 @@ test("a bundle that follows another at once is taken too", async () => {
   server.listen(0, "127.0.0.1");
   await once(server, "listening");
   const url = `http://127.0.0.1:${(server.address() as AddressInfo).port}/v1/traces`;
-  const origin = { version: "1" };
-  const collector = openOtlp({ url, timeoutMs: 5000 }, { "service.name": "ferry" }, origin);
+  const collector = openOtlp({ url, timeoutMs: 5000 }, { "service.name": "ferry" }, "1");
   const place = { traceId: "0af7651916cd43dd8448eb211c80319c", spanId: "b7ad6b7169203331" };
   const facts = { name: "a", kind: KIND.internal, place, startedAt: 1, endedAt: 2, attributes: {} };
   for (let bundle = 0; bundle < 20; bundle++) {

@@ -4,7 +4,7 @@ import { describe, test } from "node:test";
 import { VirtualClock } from "../../src/cli/plan/virtual-clock.ts";
 import { Events } from "../../src/observe/events.ts";
 import { traceText, type TraceScene } from "../../src/observe/perfetto.ts";
-import { type RecentBatch, RecentBatches } from "../../src/observe/recent-batches.ts";
+import { type RecentBatch, RecentBatches } from "../../src/observe/recent.ts";
 import type { LoggedRequest } from "../../src/observe/request-log.ts";
 import { checkTrace, type Trace, type TraceEvent } from "./trace-format.ts";
 

@@ -1,7 +1,7 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 import fc from "fast-check";
-import { RecentRate } from "../../src/observe/recent-rate.ts";
+import { RecentRate } from "../../src/observe/tally.ts";
 
 /** What it must be: all that is remembered, and looked through each time. */
 function naive(startedAt: number, instants: readonly number[], now: number): number {

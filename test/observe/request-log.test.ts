@@ -5,7 +5,7 @@ import type { BatchNote } from "../../src/core/task.ts";
 import { VirtualClock } from "../../src/cli/plan/virtual-clock.ts";
 import { type AnsweredRequest, Events } from "../../src/observe/events.ts";
 import { type EndedTask, RequestLog, type RequestRow, type RowSink } from "../../src/observe/request-log.ts";
-import { Troubles } from "../../src/observe/troubles.ts";
+import { Troubles } from "../../src/observe/recent.ts";
 
 const batch: BatchNote = {
   id: "b1",

@@ -1,14 +1,12 @@
-/** The thread that sends rows and spans: what happens when it dies, and what a row looks like on its way. */
+/** The thread that sends rows and spans: what happens when it dies. */
 import assert from "node:assert/strict";
 import { describe, test } from "node:test";
-import fc from "fast-check";
 import { VirtualClock } from "../../src/cli/plan/virtual-clock.ts";
 import { Events } from "../../src/observe/events.ts";
 import { PostgresLog } from "../../src/observe/request-log-postgres.ts";
 import { RequestRow } from "../../src/observe/request-log.ts";
-import { packRows, unpackRows } from "../../src/observe/row-bundle.ts";
 import { Sender, SenderTrouble, type Verb, type Verbs } from "../../src/observe/sender.ts";
-import { sentCollector } from "../../src/observe/sent-collector.ts";
+import { sentCollector } from "../../src/observe/span-buffer.ts";
 import { answered } from "./stage.ts";
 
 const MORTAL = new URL("./mortal-thread.ts", import.meta.url);
@@ -47,9 +45,8 @@ describe("the thread", () => {
   test("what it could not do is told with PostgreSQL's state, and does not end it", async () => {
     const { events, said } = hearNotices();
     const sender = new Sender(events, MORTAL);
-    const rows = packRows([]);
     const refused = { message: "it refuses", state: "22000", isOfTheThread: false };
-    await assert.rejects(sender.ask("insertRows", { store: 1, instance: "i", rows }), refused);
+    await assert.rejects(sender.ask("insertRows", { store: 1, instance: "i", columns: [] }), refused);
     await sender.close();
     assert.deepEqual(said, []);
   });
@@ -71,16 +68,17 @@ class Stand {
   readonly asked: Verb[] = [];
   readonly rows: number[] = [];
   dies: Verb | undefined;
+  away = false;
 
   async ask<Asked extends Verb>(verb: Asked, given: Verbs[Asked][0]): Promise<Verbs[Asked][1]> {
     this.asked.push(verb);
     if (verb === "rowsEnd") return new Promise(() => {});
+    if (this.away) throw new SenderTrouble("ECONNREFUSED", { isOfTheThread: false });
     if (verb === this.dies) {
       this.dies = undefined;
       throw new SenderTrouble("the thread that sends it ended", { isOfTheThread: true });
     }
-    if (verb === "insertRows")
-      for (const { seq } of unpackRows((given as Verbs["insertRows"][0]).rows)) this.rows.push(seq);
+    if (verb === "insertRows") this.rows.push(...((given as Verbs["insertRows"][0]).columns[0] as number[]));
     return verb === "deleteOldRows" ? 0 : undefined;
   }
 }
@@ -110,6 +108,25 @@ test("rows that were with a thread that died are written by the next one", async
   await log.close();
 });
 
+test("while PostgreSQL is away the oldest rows beyond the limit are dropped and counted", async () => {
+  const { events, said } = hearNotices();
+  const clock = new VirtualClock(1000);
+  const sender = new Stand();
+  sender.away = true;
+  const options = { url: "postgres://db/ferry", instance: "i", retentionDays: 1, maxBufferedRows: 100 };
+  const log = new PostgresLog(options, { clock, events, sender, random: () => 0.5 });
+  for (let seq = 1; seq <= 120; seq++) {
+    log.add(new RequestRow(seq, answered()));
+    await clock.run(clock.now() + 100);
+  }
+  assert.equal(log.buffered, 100);
+  sender.away = false;
+  await clock.run(clock.now() + 60_000);
+  assert.deepEqual([sender.rows[0], sender.rows.length, log.buffered], [21, 100, 0]);
+  assert.match(said.at(-1)!, /is back after \d+ s; 20 rows were dropped/);
+  await log.close();
+});
+
 test("spans that were with a thread that died are sent again, those that it cannot send are not", async () => {
   const start = { url: "http://c/v1/traces", timeoutMs: 1, about: {}, version: "1" };
   const sender = new Stand();
@@ -118,53 +135,4 @@ test("spans that were with a thread that died are sent again, those that it cann
   assert.deepEqual(await collector.deliver([]), { kind: "away", why: "the thread that sends it ended" });
   const broken = sentCollector({ ask: async () => Promise.reject(new SenderTrouble("no library")) }, start);
   await assert.rejects(broken.deliver([]), /no library/);
-});
-
-test("a row comes out as it went in, whoever stood before it", () => {
-  const text = fc.constantFrom("", "a", "b", 'x"\\,{}\0\u{1f6a2}');
-  const note = fc.record({
-    id: text,
-    size: fc.integer({ min: 1, max: 64 }),
-    worker: text,
-    reason: fc.constantFrom("full", "idle"),
-    startedAt: fc.constant(1_000_030),
-    why: fc.constant(""),
-  });
-  const ending = fc.record(
-    {
-      queuedAt: fc.constant(1_000_010),
-      attempt: fc.nat(3),
-      settledAt: fc.constant(1_000_120.5),
-      batch: note,
-    },
-    { requiredKeys: ["queuedAt", "attempt"] },
-  );
-  const request = fc.record({
-    id: text,
-    tenant: text,
-    model: text,
-    tier: text,
-    status: fc.constantFrom(200, 202, 503),
-    latencyMs: fc.double({ min: 0, max: 1e6, noNaN: true }),
-    ending: fc.option(ending, { nil: undefined }),
-  });
-  fc.assert(
-    fc.property(fc.array(request, { maxLength: 20 }), (requests) => {
-      const rows = requests.map((more, at) => new RequestRow(at + 1, answered(more as object)));
-      const out = unpackRows(packRows(rows));
-      assert.equal(out.length, rows.length);
-      out.forEach((row, at) => {
-        const { batch, ...rest } = row;
-        const { batch: before, ...beforeRest } = rows[at]!;
-        for (const [name, value] of Object.entries(rest)) assert.equal(value, beforeRest[name as "id"], name);
-        const told = before && {
-          id: before.id,
-          size: before.size,
-          worker: before.worker,
-          reason: before.reason,
-        };
-        assert.deepEqual(batch, told);
-      });
-    }),
-  );
 });

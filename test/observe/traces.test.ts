@@ -1,12 +1,13 @@
 /** Spans from events, and their way to the collector on virtual time. */
 import assert from "node:assert/strict";
 import { describe, test } from "node:test";
+import { resourceFromAttributes } from "@opentelemetry/resources";
 import type { BatchNote } from "../../src/core/task.ts";
 import { batchSpan, callSpan, queueSpan, traceparent } from "../../src/core/trace.ts";
 import { VirtualClock } from "../../src/cli/plan/virtual-clock.ts";
 import { Events, type AnsweredRequest, type EventFields } from "../../src/observe/events.ts";
-import { SpanBuffer, type Delivery } from "../../src/observe/span-buffer.ts";
-import { FinishedSpan, type SpanFacts } from "../../src/observe/span.ts";
+import { readableSpan } from "../../src/observe/otlp.ts";
+import { SpanBuffer, type Delivery, type SpanFacts } from "../../src/observe/span-buffer.ts";
 import { SpanMaker, type TracedModel } from "../../src/observe/traces.ts";
 
 const BATCH = "11111111-2222-4333-8444-555566667777";
@@ -23,10 +24,10 @@ const note: BatchNote = {
 function stage(models: readonly TracedModel[] = [{ name: "m", kind: "http", protocol: "batch" }]) {
   const clock = new VirtualClock(2000);
   const events = new Events();
-  const spans: FinishedSpan[] = [];
+  const spans: ReturnType<typeof readableSpan>[] = [];
   let dropped = 0;
-  const origin = { version: "1" };
-  const add = (facts: SpanFacts): void => void spans.push(new FinishedSpan(facts, origin));
+  const origin = { resource: resourceFromAttributes({}), scope: { name: "ferry" } };
+  const add = (facts: SpanFacts): void => void spans.push(readableSpan(facts, origin));
   const buffer = { add, drop: () => void dropped++ };
   const parts = { clock, events, models: () => models, apart: false, apiUrl: () => "https://ferry.example" };
   new SpanMaker(parts, buffer).listen(events);

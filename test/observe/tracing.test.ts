@@ -4,7 +4,7 @@ import { describe, test } from "node:test";
 import { tracingOf } from "../../src/observe/tracing.ts";
 
 describe("OTEL_* variables go over the file", () => {
-  const settings = { sample: 0.25, exportTimeoutMs: 3000, maxBufferedSpans: 10 };
+  const settings = { sample: 0.25 };
   const file = { ...settings, otlpUrl: "http://collector:4318/" };
 
   test("without any, the file counts", () => {
@@ -15,7 +15,7 @@ describe("OTEL_* variables go over the file", () => {
       timeoutMs: 3000,
       share: 0.25,
       followsCaller: true,
-      maxSpans: 10,
+      maxSpans: 10_000,
       complaints: [],
     });
     assert.equal(tracingOf({ ...file, otlpUrl: "https://c/base" }, {})?.url, "https://c/base/v1/traces");
@@ -27,11 +27,12 @@ describe("OTEL_* variables go over the file", () => {
     const env = {
       OTEL_EXPORTER_OTLP_ENDPOINT: "http://user:pass@other:1/a/",
       OTEL_EXPORTER_OTLP_TIMEOUT: "500",
+      OTEL_BSP_MAX_QUEUE_SIZE: "512",
     };
     const tracing = tracingOf(settings, env);
     assert.equal(tracing?.url, "http://user:pass@other:1/a/v1/traces");
     assert.equal(tracing?.place, "other:1/a/v1/traces");
-    assert.equal(tracing?.timeoutMs, 500);
+    assert.deepEqual([tracing?.timeoutMs, tracing?.maxSpans], [500, 512]);
     const whole = { ...env, OTEL_EXPORTER_OTLP_TRACES_ENDPOINT: "http://third/x" };
     assert.equal(tracingOf(file, whole)?.url, "http://third/x");
   });

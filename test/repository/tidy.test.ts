@@ -33,7 +33,7 @@ const MAY_IMPORT: Record<string, readonly string[]> = {
     "src/engine/ids.ts",
     "type:src/engine/engine.ts",
     "type:src/observe/request-log.ts",
-    "type:src/observe/troubles.ts",
+    "type:src/observe/recent.ts",
   ],
   "src/gateway/protocol": ["src/core"],
   "src/gateway/admission": [
@@ -79,7 +79,7 @@ const MAY_IMPORT_PACKAGE: Record<string, readonly string[]> = {
   "@opentelemetry": [
     "src/observe/otlp.ts",
     "type:src/observe/sender.ts",
-    "type:src/observe/span.ts",
+    "type:src/observe/span-buffer.ts",
     "type:src/observe/traces.ts",
   ],
   jose: ["src/gateway/admission"],

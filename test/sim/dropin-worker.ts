@@ -8,7 +8,7 @@
  */
 import assert from "node:assert/strict";
 import type { Batch, Reply, Worker } from "../../src/workers/backend/backend.ts";
-import { HttpExchange } from "../../src/workers/backend/http-exchange.ts";
+import { HttpExchange } from "../../src/workers/backend/http.ts";
 import type { VirtualClock } from "../../src/cli/plan/virtual-clock.ts";
 import type { Call, WorkerSide } from "../../src/gateway/protocol/protocol.ts";
 import type { Speaker } from "./dropin-table.ts";

@@ -1,14 +1,15 @@
 /**
- * Twenty thousand requests of the drop-in protocols, with arrays of any size, clients that leave and workers that fail in
+ * Thousands of requests of the drop-in protocols, with arrays of any size, clients that leave and workers that fail in
  * every way: nobody gets another's answer. `npm run simulate -- --dropin --requests 1000000` plays more.
  */
 import assert from "node:assert/strict";
 import { test } from "node:test";
+import { usually } from "../fixtures/long.ts";
 import { uncovered } from "./dropin-table.ts";
 import { dropInReplay, DropInTotals } from "./dropin-totals.ts";
 import { playDropIn, REQUESTS_A_SEED } from "./dropin-world.ts";
 
-const REQUESTS = 20_000;
+const REQUESTS = usually(8000, 20_000);
 
 test(`${REQUESTS} drop-in requests: 0 crossed, all answered, nothing left behind`, async (t) => {
   const totals = new DropInTotals();

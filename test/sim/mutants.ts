@@ -63,7 +63,7 @@ const MUTANTS: readonly Mutant[] = [
   },
   {
     name: "outputs are matched by position whatever their number",
-    file: "src/workers/backend/match.ts",
+    file: "src/workers/backend/replies.ts",
     from: "if (texts.length === tasks.length) return",
     to: "if (texts.length > 0) return",
   },

@@ -27,6 +27,7 @@ nothing was lost, crossed, settled twice or answered too late. CONTRIBUTING.md s
   --requests N   with --dropin: how many requests (20000), 500 to a seed
   --threads N    how many at a time (one per core)
   --json         one object instead of the tables
+  --brief        the last line instead of the tables
 
 Exit code: 0 all well, 1 a seed failed, 2 called wrongly.
 `;
@@ -45,6 +46,7 @@ function options() {
       requests: { type: "string", default: "20000" },
       threads: { type: "string", default: String(availableParallelism()) },
       json: { type: "boolean", default: false },
+      brief: { type: "boolean", default: false },
       help: { type: "boolean", short: "h", default: false },
     },
   });
@@ -150,7 +152,7 @@ async function main(): Promise<number> {
     const object = { seeds, from: asked.from, tasks, seconds, failed, counts: Object.fromEntries(counts) };
     process.stdout.write(`${JSON.stringify(object)}\n`);
   } else {
-    process.stdout.write(totals.toString());
+    if (!asked.brief) process.stdout.write(totals.toString());
     process.stdout.write(`${seeds} seeds, ${tasks} tasks, ${seconds} s: `);
     process.stdout.write(failed.length === 0 ? "0 lost, 0 crossed, all well\n" : `${failed.length} failed\n`);
     for (const { seed, message } of failed)

@@ -17,18 +17,8 @@ import { Events } from "../../src/observe/events.ts";
 import { simulate } from "../dispatch/simulated.ts";
 import { poolOf } from "./network-workers.ts";
 
-const SCALING = {
-  apply: true,
-  min: 1,
-  max: 10,
-  line: { depth: 100, forMs: 5000, add: 2 },
-  longLine: { add: 0 },
-  busy: { add: 0 },
-  quiet: { load: 0.4, forMs: 60_000, remove: 1 },
-  coolDownMs: 30_000,
-  maxRemoveShare: 0.5,
-  coldStartMs: 5000,
-};
+/** +3 above 500 queued for 2.5 s, +1 above 100 for 5 s, −1 below 40 % load for 30 s. */
+const SCALING = { apply: true, min: 1, max: 10, queueDepth: 100, coldStartMs: 5000, coolDownMs: 10_000 };
 
 /** A model whose two workers take 3 s to start. */
 function stage() {
@@ -63,14 +53,14 @@ function stage() {
 describe("workers of our own", () => {
   test("are started one after another when more are wanted, and ended when fewer are", async () => {
     const { state, changes, count, pass } = stage();
-    state.depth = 200;
-    await pass(7000);
-    assert.deepEqual(changes, [[2, 4]]);
+    state.depth = 600;
+    await pass(4500);
+    assert.deepEqual(changes, [[2, 5]]);
     state.depth = 0;
-    await pass(3000);
-    assert.equal(count(), 3);
-    await pass(4000);
-    assert.equal(count(), 4);
+    for (const wanted of [3, 4, 5, 5]) {
+      await pass(3000);
+      assert.equal(count(), wanted);
+    }
     state.arrivalsPerMs = 0.01;
     await pass(300_000);
     assert.equal(count(), 1);
@@ -112,16 +102,16 @@ describe("workers of our own", () => {
 
   test("one that was being started when its backend was replaced is ended, and gets no batch", async () => {
     const { pool, state, change, simulation, count, pass } = stage();
-    state.depth = 200;
-    await pass(7000);
+    [state.depth, state.arrivalsPerMs] = [600, 1.5];
+    await pass(4500);
     state.depth = 0;
     const { model } = pool.of("m")!;
     const backend = { ...model.backend, baseMs: 7 } as typeof model.backend;
     await change({ ...model, backend });
     assert.equal(pool.of("m")!.growing, 1);
-    await pass(60_000);
+    await pass(20_000);
     assert.equal(count(), simulation.backend.workers.length);
-    assert.equal(count(), 4);
+    assert.equal(count(), 5);
   });
 });
 

@@ -32,7 +32,6 @@ export function checkSettings(draft: Draftings, findings: Findings): void {
   checkWorkerTls(draft, findings);
   checkAuth(draft, findings);
   checkJwt(draft, findings);
-  checkDepths(draft, findings);
   checkPatterns(draft, findings);
   checkPassing(draft, findings);
 }
@@ -119,7 +118,7 @@ function checkRedisPlace({ url, nodes, tls }: DraftRedis, findings: Findings): v
 }
 
 function checkRedisTimes(engine: DraftRedis, findings: Findings): void {
-  const { commandTimeoutMs, waitTimeoutMs, leaseMs, beatMs, aliveMs } = engine;
+  const { commandTimeoutMs, waitTimeoutMs, leaseMs } = engine;
   const at = (...names: string[]) => firstWritten(findings, "engine", names);
   if (waitTimeoutMs !== undefined && commandTimeoutMs !== undefined && waitTimeoutMs > commandTimeoutMs) {
     findings.problem(
@@ -134,13 +133,6 @@ function checkRedisTimes(engine: DraftRedis, findings: Findings): void {
       at("leaseMs", "commandTimeoutMs"),
       `leaseMs ${leaseMs} < 2 × commandTimeoutMs ${commandTimeoutMs}: one renewal that times out would ` +
         `lose the lease; set leaseMs ≥ ${2 * commandTimeoutMs} or lower commandTimeoutMs`,
-    );
-  }
-  if (beatMs !== undefined && aliveMs !== undefined && aliveMs < 3 * beatMs) {
-    findings.problem(
-      at("aliveMs", "beatMs"),
-      `aliveMs ${aliveMs} < 3 × beatMs ${beatMs}: a batcher that lives would be taken for dead when two ` +
-        `beats are late; set aliveMs ≥ ${3 * beatMs} or lower beatMs`,
     );
   }
 }
@@ -253,7 +245,7 @@ function checkEndpoint(protocol: string | undefined, worker: string, at: string,
 }
 
 function checkTimes(model: DraftModel | undefined, path: string, findings: Findings): void {
-  const { maxWaitMs, timeouts: { queueMs, workerMs, totalMs } = {}, retry, health, backend } = model ?? {};
+  const { maxWaitMs, timeouts: { queueMs, workerMs, totalMs } = {}, retry, backend } = model ?? {};
   const at = (...names: string[]) => firstWritten(findings, path, names);
   if (maxWaitMs !== undefined && workerMs !== undefined && totalMs !== undefined) {
     const least = workerMs + maxWaitMs;
@@ -275,15 +267,6 @@ function checkTimes(model: DraftModel | undefined, path: string, findings: Findi
   if (retry?.baseMs !== undefined && retry.maxMs !== undefined && retry.maxMs < retry.baseMs) {
     const message = `maxMs ${retry.maxMs} < baseMs ${retry.baseMs}; set maxMs ≥ ${retry.baseMs}`;
     findings.problem(at("retry.maxMs", "retry.baseMs"), message);
-  }
-  if (
-    health?.ejectMs !== undefined &&
-    health.maxEjectMs !== undefined &&
-    health.maxEjectMs < health.ejectMs
-  ) {
-    const { ejectMs, maxEjectMs } = health;
-    const message = `maxEjectMs ${maxEjectMs} < ejectMs ${ejectMs}; set maxEjectMs ≥ ${ejectMs}`;
-    findings.problem(at("health.maxEjectMs", "health.ejectMs"), message);
   }
   if (backend?.kind === "simulated" && workerMs !== undefined) {
     const fullMs = (backend.baseMs ?? 0) + (backend.perItemMs ?? 0) * (model?.maxBatchSize ?? 1);
@@ -438,23 +421,6 @@ function checkJwt({ auth, tiers }: Draftings, findings: Findings): void {
   const names = tiers?.map(({ name }) => name) ?? [];
   if (tier !== undefined && names.length > 0 && !names.includes(tier)) {
     findings.problem("auth.jwt.defaultTier", `${tier} is not one of tiers: ${names.join(", ")}`);
-  }
-}
-
-function checkDepths({ admission, limits }: Draftings, findings: Findings): void {
-  const { mode, lastTierDepth, firstTierDepth } = admission ?? {};
-  if (mode !== "thresholds" || lastTierDepth === undefined || firstTierDepth === undefined) return;
-  if (lastTierDepth > firstTierDepth) {
-    findings.problem(
-      "admission.lastTierDepth",
-      `lastTierDepth ${lastTierDepth} > firstTierDepth ${firstTierDepth}: the last tier is refused first; lower it`,
-    );
-  }
-  if (limits?.maxQueued !== undefined && firstTierDepth >= limits.maxQueued) {
-    findings.warn(
-      "admission.firstTierDepth",
-      `firstTierDepth ${firstTierDepth} ≥ limits.maxQueued ${limits.maxQueued}: the queue is full before that`,
-    );
   }
 }
 

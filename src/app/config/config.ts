@@ -23,7 +23,6 @@ import {
   list,
   ms,
   named,
-  number,
   oneOf,
   optional,
   optionalGroup,
@@ -90,7 +89,6 @@ const redis = group("In Redis 7.0 or newer, or Valkey: one server, a primary wit
     max: 64,
     without: ["{", "}"],
   }),
-  connectTimeoutMs: ms([second, 10, minute], "How long a connection may take until it can be used."),
   commandTimeoutMs: ms([second, 10, minute], "How long Redis may take to answer before Ferry reconnects."),
   // 0 would be no bound at all: WAIT takes it as "for ever".
   waitTimeoutMs: ms([200, 1, minute], "How long a write may wait for a replica."),
@@ -98,9 +96,10 @@ const redis = group("In Redis 7.0 or newer, or Valkey: one server, a primary wit
     [2 * second, 100, 10 * minute],
     "How long a batcher that stopped responding keeps its tasks before others run them.",
   ),
-  beatMs: ms([500, 10, minute], "How often a batcher says that it lives."),
-  aliveMs: ms([2 * second, 30, 10 * minute], "A batcher that was silent for so long is dead."),
-  sweepMs: ms([second, 10, minute], "How often waiting callers are looked up, in case a wake-up was lost."),
+  aliveMs: ms(
+    [2 * second, 30, 10 * minute],
+    "How long a batcher may be silent before others take over its workers; on a Cluster, longer than a failover.",
+  ),
   zoneSpillMs: ms(
     [100, 0, minute],
     "How long a task waits for a worker in its own `zone` before any other takes it.",
@@ -118,7 +117,6 @@ const startTimeoutMs = ms(
   [5 * minute, 100, hour],
   "How long a worker may take to become ready, loading the model included.",
 );
-const reloadMs = ms([2 * second, 100, hour], "How often the files are looked at.");
 const workerModel = (example: string) =>
   optional(
     text(example, "The model's name at the workers. Not set: the name that clients use.", { max: 256 }),
@@ -126,10 +124,9 @@ const workerModel = (example: string) =>
 
 /** The same for http and grpc workers. */
 const networkBackend = {
-  dnsMs: ms([5 * second, 100, hour], "How often the names of `dns://` workers are resolved again."),
-  dnsGraceMs: ms(
-    [15 * second, 0, hour],
-    "An address that has been missing for so long is drained and removed.",
+  dnsMs: ms(
+    [5 * second, 100, hour],
+    "How often the names of `dns://` workers are resolved; an address that is missing three times is removed.",
   ),
   dnsMaxAddresses: integer([1024, 1, 65_536], "The most addresses of one name."),
   dnsServers: list(
@@ -156,7 +153,6 @@ const networkBackend = {
         max: 253,
       }),
     ),
-    reloadMs,
   }),
 };
 
@@ -191,8 +187,6 @@ const backends = {
     version: optional(
       text("'1'", "Model version where a client asks for none. Not set: the worker chooses.", { max: 64 }),
     ),
-    keepAliveMs: ms([10 * second, 100, hour], "A connection that has been silent for so long is tried."),
-    askReady: boolean(true, "Whether to check workers with ModelReady, every `health.askMs`."),
     ...networkBackend,
   }),
   python: group("A Python function `def batch(inputs): return outputs`; one process per worker.", {
@@ -229,47 +223,24 @@ const backends = {
     jitter: share([0, 0, 1], "Standard deviation of service times, as a share of the time."),
     errorRate: share([0, 0, 1], "Share of batches that fail."),
     hangRate: share([0, 0, 1], "Share of batches that never come back."),
-    shortRate: share([0, 0, 1], "Share of batches that come back with an output missing."),
-    slowRate: share([0, 0, 1], "Share of batches that take slowFactor times longer."),
-    slowFactor: number([10, 1, 1000], "How many times longer a slow batch takes."),
-    seed: integer([1, 0, 2 ** 32 - 1], "The same seed gives the same faults."),
+    slowRate: share([0, 0, 1], "Share of batches that take ten times longer."),
   }),
 };
 
 // ── Models ──────────────────────────────────────────────────────────────────────────────────────
 
-const rule = (doc: string, depth: number, forMs: number, add: number) =>
-  group(doc, {
-    depth: integer([depth, 0, 10_000_000], "More tasks queued than this."),
-    forMs: ms([forMs, 0, day], "For how long."),
-    add: integer([add, 0, 1000], "How many more; 0 turns this rule off."),
-  });
-
 const scaling = group("How many workers there should be (docs/operations.md).", {
   min: integer([1, 0, 10_000], "The fewest workers to ask for."),
   max: integer([32, 1, 10_000], "The most workers to ask for."),
-  longLine: rule("A long queue.", 500, 30 * second, 3),
-  line: rule("A queue that stays.", 100, minute, 1),
-  busy: group("Load that stays high.", {
-    load: share([0.85, 0, 100], "Arrivals over capacity above this."),
-    forMs: ms([5 * minute, 0, day], "For how long."),
-    add: integer([1, 0, 1000], "How many more; 0 turns this rule off."),
-  }),
-  quiet: group("Load that stays low.", {
-    load: share([0.4, 0, 100], "Arrivals over capacity below this."),
-    forMs: ms([15 * minute, 0, day], "For how long."),
-    remove: integer([1, 0, 1000], "How many fewer; 0: never."),
-  }),
-  maxRemoveShare: share(
-    [0.2, 0, 1],
-    "The largest share of the workers that goes at a time; one may always go.",
+  queueDepth: integer(
+    [100, 1, 1_000_000],
+    "Queued tasks above which one more worker is asked for; above five times this, three more.",
   ),
-  coolDownMs: ms([5 * minute, 0, day], "How long after any change before workers are removed."),
   coldStartMs: ms(
     [minute, 0, hour],
-    "How long a new worker takes until its first batch, which is how far ahead arrivals are forecast; 0 disables the forecast.",
+    "How long a new worker takes until its first batch; arrivals are forecast this far ahead.",
   ),
-  forecast: boolean(true, "Whether the trend of arrivals is looked at."),
+  coolDownMs: ms([5 * minute, 0, day], "How long after any change before workers are removed."),
   apply: boolean(false, "Whether Ferry starts and stops workers itself: python, module and simulated ones."),
   webhook: optional(
     url(
@@ -284,7 +255,6 @@ const scaling = group("How many workers there should be (docs/operations.md).", 
       "Program to run whenever the number changes, with FERRY_MODEL and FERRY_DESIRED set.",
     ),
   ),
-  hookTimeoutMs: ms([30 * second, 100, hour], "How long the webhook or the command may take."),
 });
 
 const model = group("One model: its backend, its batches, its limits.", {
@@ -321,10 +291,6 @@ const model = group("One model: its backend, its batches, its limits.", {
     max: integer([3, 0, 100], "Retries after the first attempt."),
     baseMs: ms([50, 0, minute], "The first backoff; it doubles each time."),
     maxMs: ms([second, 0, hour], "The longest backoff."),
-    budget: share(
-      [0.1, 0, 1],
-      "Calls that only repeat, as a share of first calls: a dying worker causes no storm.",
-    ),
   }),
   cache: group("Reusing the result of an identical input.", {
     ttlMs: ms([5 * minute, 0, longestTtl], "How long a result is reused."),
@@ -351,11 +317,12 @@ const model = group("One model: its backend, its batches, its limits.", {
   ),
   health: group("When a worker is left alone for a while.", {
     failures: integer([3, 1, 1000], "Distinct inputs that fail in a row until a worker is taken out."),
-    ejectMs: ms([second, 10, hour], "How long a worker is taken out the first time; doubles each time."),
-    maxEjectMs: ms([30 * second, 10, day], "The longest it stays down between two tries."),
+    ejectMs: ms(
+      [second, 10, hour],
+      "How long a worker is taken out the first time; doubles each time, up to 30 times this.",
+    ),
     barMs: ms([10 * second, 0, hour], "How long to reject an input that crashed a worker; 0 disables."),
-    askMs: ms([second, 10, hour], "How often to check workers (`backend.healthPath`, `backend.askReady`)."),
-    askTimeoutMs: ms([2 * second, 1, hour], "How long a worker may take to answer such a question."),
+    askMs: ms([second, 10, hour], "How often to check workers (`backend.healthPath`; ModelReady over gRPC)."),
   }),
 });
 
@@ -386,17 +353,7 @@ const jwt = optionalGroup("JSON Web Tokens. Not set: none are accepted.", {
   defaultTier: optional(
     text("free", "Tier of a token without that claim. Not set: it is refused.", { max: 64 }),
   ),
-  skewMs: ms([minute, 0, minute], "How far the issuer's clock may be from ours."),
   maxLifeMs: ms([day, minute, 366 * day], "Tokens that expire later than this from now are refused."),
-  jwksCacheMs: ms(
-    [10 * minute, second, day],
-    "How long the keys of jwksUrl are used before they are fetched again.",
-  ),
-  jwksCooldownMs: ms(
-    [30 * second, second, hour],
-    "The least time between two fetches, whatever tokens ask for.",
-  ),
-  jwksTimeoutMs: ms([2 * second, 100, minute], "How long a fetch may take."),
 });
 
 const auth = group("Who may call.", {
@@ -439,16 +396,12 @@ export const settings = group("Everything Ferry can be told.", {
     keyFile: required(path("./tls.key", "Its private key (PEM).")),
     minVersion: choice(["TLSv1.2", "TLSv1.3"], "The oldest TLS version that is accepted."),
     http2: boolean(true, "Whether clients may use HTTP/2."),
-    maxStreams: integer([256, 1, 10_000], "Requests at once on one HTTP/2 connection."),
-    reloadMs,
   }),
   grpc: group("gRPC for clients: the Open Inference Protocol v2 (docs/protocols.md).", {
     listen: optional(
       address("127.0.0.1:8082", "Where gRPC clients connect, with `tls` if set. Not set: nowhere."),
     ),
     maxMessageBytes: bytes([4 * mebibyte, 1024, gibibyte], "The largest message of a client."),
-    maxRows: integer([2048, 1, 65_536], "The most rows (dimension 0) in one request; each is a task."),
-    maxStreams: integer([1024, 1, 10_000], "Calls at once on one connection."),
   }),
   admin: group("The listener for operators: health, metrics, dashboard, dead letters.", {
     listen: address("127.0.0.1:8081", "Where operators connect; keep it away from clients."),
@@ -479,7 +432,6 @@ export const settings = group("Everything Ferry can be told.", {
   tiers: named(
     "Priority tiers; earlier ones are served first.",
     {
-      weight: integer([1, 1, 1000], "Has no effect yet."),
       ratePerMinute: optional(
         perMinute(
           [6000, 1, 1_000_000_000],
@@ -501,7 +453,6 @@ export const settings = group("Everything Ferry can be told.", {
       [2048, 1, 65_536],
       "The most inputs in one request of a drop-in protocol; each is a task.",
     ),
-    maxHeaders: integer([100, 10, 2000], "Header fields in one request."),
     maxConnections: integer([20_000, 1, 1_000_000], "The most open connections from clients."),
     perUserPerMinute: optional(
       perMinute(
@@ -528,10 +479,6 @@ export const settings = group("Everything Ferry can be told.", {
       [second, 0, minute],
       "How long idle connections stay open after a signal to stop, each until its next answer; at most half of drainMs.",
     ),
-    processAnswerMs: ms(
-      [5 * second, second, hour],
-      "With `--processes`: one silent for so long during a reload hangs.",
-    ),
   }),
   admission: group("What is refused when more arrives than the workers can serve.", {
     mode: choice(
@@ -541,15 +488,6 @@ export const settings = group("Everything Ferry can be told.", {
     targetUtilization: share(
       [0.7, 0.05, 1],
       "The share of capacity that quotas and autoscaling plan with; `thresholds` sheds above it.",
-    ),
-    lastTierDepth: integer(
-      [100, 0, 10_000_000],
-      "`thresholds`: with more tasks queued the last tier is refused.",
-    ),
-    firstTierDepth: integer([500, 0, 10_000_000], "`thresholds`: with more only the first tier is let in."),
-    maxWorkerLoad: share(
-      [0.9, 0.05, 1],
-      "A worker that says it is fuller than this does not count as capacity.",
     ),
   }),
   results: group("Results kept for polling.", {
@@ -569,15 +507,11 @@ export const settings = group("Everything Ferry can be told.", {
       postgresUrl("${POSTGRES_URL}", "PostgreSQL to write to. Not set: only the latest are kept, in memory."),
     ),
     recent: integer([10_000, 0, 1_000_000], "How many of the latest requests are kept in memory; 0: none."),
-    flushMs: ms([second, 10, minute], "How long a row waits for others before they are written together."),
-    maxBufferedRows: integer([100_000, 1000, 10_000_000], "Rows that wait while PostgreSQL is away."),
-    writeTimeoutMs: ms([10 * second, 100, 10 * minute], "How long PostgreSQL may take to write some rows."),
     retentionDays: days([30, 0, 36_500], "How long rows are kept; 0: for ever."),
   }),
   telemetry: group("Metrics, traces and logs.", {
     metrics: boolean(true, "Whether /metrics is kept, for Prometheus."),
     dashboard: boolean(true, "Whether the admin listener serves the dashboard."),
-    maxViewers: integer([20, 1, 1000], "Dashboards that may watch at once."),
     otlpUrl: optional(
       url(
         "http://127.0.0.1:4318",
@@ -589,8 +523,6 @@ export const settings = group("Everything Ferry can be told.", {
       [0.01, 0, 1],
       "Share of requests that are traced; those traced by their caller always are.",
     ),
-    maxBufferedSpans: integer([10_000, 512, 1_000_000], "Spans that wait for the collector."),
-    exportTimeoutMs: ms([3 * second, 100, minute], "How long the collector may take for some spans."),
     logLevel: choice(["debug", "info", "warn", "error", "silent"], "JSON lines on stderr.", "info"),
   }),
 });
@@ -601,7 +533,6 @@ export type { Address } from "./kinds.ts";
 /** The settings of one Ferry process, checked and with every default filled in. */
 export type Config = Value<typeof settings>;
 export type ModelConfig = Config["models"][number];
-export type ScalingConfig = ModelConfig["scaling"];
 export type BackendConfig = ModelConfig["backend"];
 export type HttpBackendConfig = Extract<BackendConfig, { readonly kind: "http" }>;
 export type GrpcBackendConfig = Extract<BackendConfig, { readonly kind: "grpc" }>;

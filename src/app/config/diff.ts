@@ -19,18 +19,17 @@ export interface ConfigDiff {
 const NEEDS_RESTART: readonly RegExp[] = [
   /^(?:listen|tls|grpc|admin|engine|zone|requestLog|tiers)\b/,
   /^telemetry\.(?!logLevel$)/,
-  /^limits\.(?:maxHeaders|maxConnections|headersTimeoutMs|requestTimeoutMs|keepAliveTimeoutMs)$/,
+  /^limits\.(?:maxConnections|headersTimeoutMs|requestTimeoutMs|keepAliveTimeoutMs)$/,
 ];
 /** Of tiers; their names, number and order are in every task and every credential. */
-const TIER_RULES = /^tiers\[[^\]]*\]\.(?:ratePerMinute|weight)$/;
+const TIER_RULES = /^tiers(?:\[[^\]]*\]|\.NAME)\.ratePerMinute$/;
 const SECRET = /(?:^|\.)(?:authorization|token|secret|password|url|webhook|command|otlpUrl)$/;
 const MAX_TEXT = 80;
 
 export function diffConfigs(before: Config, after: Config): ConfigDiff {
   const lines = { changed: [] as string[], needRestart: [] as string[] };
   const note: Note = (path, how) => {
-    const restart = NEEDS_RESTART.some((each) => each.test(path)) && !TIER_RULES.test(path);
-    lines[restart ? "needRestart" : "changed"].push(`${path} ${how}`);
+    lines[needsRestart(path) ? "needRestart" : "changed"].push(`${path} ${how}`);
   };
   const { models, tiers, ...rest } = before;
   const { models: nextModels, tiers: nextTiers, ...nextRest } = after;
@@ -38,6 +37,11 @@ export function diffConfigs(before: Config, after: Config): ConfigDiff {
   compareTiers(tiers, nextTiers, note);
   compareModels(models, nextModels, note);
   return lines;
+}
+
+/** Whether a change of this setting, by its path in a diff or in the table, waits for a restart. */
+export function needsRestart(path: string): boolean {
+  return NEEDS_RESTART.some((each) => each.test(path)) && !TIER_RULES.test(path);
 }
 
 type Note = (path: string, how: string) => void;

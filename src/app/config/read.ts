@@ -12,6 +12,7 @@ import { isAlias, isMap, isScalar, isSeq, type Document, type Node } from "yaml"
 import type { LineCounter, Pair } from "yaml";
 import { settingRows, settings, type Config, type Problem } from "./config.ts";
 import type { Fields, Leaf, List, Named, OneOf, Setting, Source, Variants } from "./kinds.ts";
+import { whyRemoved } from "./removed.ts";
 import { didYouMean, nearest } from "./spelling.ts";
 import { printable } from "../../cli/terminal/terminal.ts";
 
@@ -254,7 +255,7 @@ class Reader {
       if (pairs.has(name)) {
         this.#context.findings.problem(at, "is written twice; keep one", place);
       } else if (known !== undefined && !known.includes(name)) {
-        const why = whyUnknown?.(name) ?? this.#unknown(name, path, known);
+        const why = whyRemoved(at) ?? whyUnknown?.(name) ?? this.#unknown(name, path, known);
         this.#context.findings.problem(at, why, place);
       } else {
         pairs.set(name, pair.value as Found);

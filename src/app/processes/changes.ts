@@ -8,7 +8,7 @@
  * them: a process that sleeps or hangs in between ends with the same config as the others as soon as it wakes up.
  *
  * A process that prepares says so each `SIGN_EVERY_MS`, since it may have to start workers, which takes minutes. One
- * that says nothing for `limits.processAnswerMs` is given up: nothing is changed. Nothing more is sent to it before it
+ * that says nothing for SILENT_MS is given up: nothing is changed. Nothing more is sent to it before it
  * has answered what it was told before, so that nothing piles up in front of one that never wakes.
  */
 import type { Alarm, Clock } from "../clock.ts";
@@ -20,6 +20,9 @@ import type { Life, Word } from "./processes.ts";
 export const SIGN_EVERY_MS = 200;
 
 /** The parent's end, one for each process. */
+/** A process that says nothing for so long during a reload hangs: nothing is changed. */
+const SILENT_MS = 5000;
+
 export class Follower {
   readonly #life: Life;
   /** As people know it: `process 2`. */
@@ -59,24 +62,24 @@ export class Follower {
   }
 
   /** Why it cannot; undefined: it can, or is no more. */
-  async prepare(config: Config, silentMs: number): Promise<string | undefined> {
-    if (!(await this.#answered(silentMs))) return this.#silent(silentMs);
+  async prepare(config: Config): Promise<string | undefined> {
+    if (!(await this.#answered())) return this.#silent();
     if (this.#gone) return undefined;
     this.#round++;
     this.#owes = "prepared";
     this.#why = undefined;
     this.#undecided = true;
     this.#life.send({ is: "change", round: this.#round, config });
-    return (await this.#answered(silentMs)) ? this.#why : this.#silent(silentMs);
+    return (await this.#answered()) ? this.#why : this.#silent();
   }
 
   /** False: it has not said that it did; it will when it wakes up. */
-  async commit(silentMs: number): Promise<boolean> {
+  async commit(): Promise<boolean> {
     if (this.#gone) return true;
     this.#owes = "changed";
     this.#undecided = false;
     this.#life.send({ is: "commit", round: this.#round });
-    return this.#answered(silentMs);
+    return this.#answered();
   }
 
   /** Does nothing where it was not told to prepare, or could not. */
@@ -86,18 +89,18 @@ export class Follower {
     if (holds) this.#life.send({ is: "abandon", round: this.#round });
   }
 
-  #silent(ms: number): string {
+  #silent(): string {
     const { pid } = this.#life;
     const then = `it goes on with the others when it wakes up; kill -9 ${pid} has it begin anew`;
-    return `${this.#name} did not answer for ${ms} ms (limits.processAnswerMs): ${then}`;
+    return `${this.#name} did not answer for ${SILENT_MS} ms: ${then}`;
   }
 
   /** Resolves when it owes no answer; false, when it was silent for so long. */
-  async #answered(silentMs: number): Promise<boolean> {
+  async #answered(): Promise<boolean> {
     const clock = this.#clock;
     this.#heardAt = clock.now();
     while (this.#owes !== undefined) {
-      const silentAt = this.#heardAt + silentMs;
+      const silentAt = this.#heardAt + SILENT_MS;
       if (clock.now() >= silentAt) return false;
       let alarm: Alarm | undefined;
       await new Promise<void>((resolve) => {

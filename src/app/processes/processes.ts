@@ -198,12 +198,11 @@ export class Processes {
   /** All of them, or none. Rejects with the reason of one that cannot, or that says nothing. */
   async change(next: Config): Promise<void> {
     await Promise.all(this.#seats.flatMap(({ catchingUp }) => catchingUp ?? []));
-    const { processAnswerMs: silentMs } = this.#seats[0]!.config.limits;
     // One that is not there begins with it, and one that is starting is told when it is ready.
     const asked = this.#seats.filter(({ readyAt, life }) => readyAt !== undefined && life !== undefined);
     const followers = asked.map(({ follower }) => follower!);
     const whys = await Promise.all(
-      asked.map((seat, at) => followers[at]!.prepare(withPortsOf(seat.config, next), silentMs)),
+      asked.map((seat, at) => followers[at]!.prepare(withPortsOf(seat.config, next))),
     );
     const why = whys.find((each) => each !== undefined);
     if (why !== undefined) {
@@ -216,11 +215,11 @@ export class Processes {
       const late = seat.readyAt !== undefined && !followers.includes(seat.follower!);
       if (late && seat.life !== undefined) seat.catchingUp = this.#catchUp(seat, seat.life);
     }
-    await Promise.all(asked.map((seat, at) => this.#commit(seat, followers[at]!, silentMs)));
+    await Promise.all(asked.map((seat, at) => this.#commit(seat, followers[at]!)));
   }
 
-  async #commit({ number }: Seat, follower: Follower, silentMs: number): Promise<void> {
-    if (await follower.commit(silentMs)) return;
+  async #commit({ number }: Seat, follower: Follower): Promise<void> {
+    if (await follower.commit()) return;
     const then = "it changes when it wakes up";
     this.#log("warn", `process has not said that it changed with the others; ${then}`, { process: number });
   }
@@ -228,9 +227,8 @@ export class Processes {
   /** The config changed while it was starting. Where it cannot follow, it begins anew. */
   async #catchUp(seat: Seat, life: Life): Promise<void> {
     const { follower, config } = seat;
-    const { processAnswerMs: silentMs } = config.limits;
-    const why = await follower!.prepare(config, silentMs);
-    const done = why === undefined && (await follower!.commit(silentMs));
+    const why = await follower!.prepare(config);
+    const done = why === undefined && (await follower!.commit());
     seat.catchingUp = undefined;
     if (done || seat.life !== life) return;
     this.#log("warn", "process cannot follow a reload, and begins anew", {

@@ -8,6 +8,7 @@
  * batch takes longer in proportion: it buys nothing and makes everybody in it wait. The line is drawn through the sizes up
  * to the knee, where it will be used.
  */
+import { median } from "../../core/median.ts";
 import { WORTH } from "../../core/knee.ts";
 import type { ServiceTime } from "./service.ts";
 
@@ -50,10 +51,4 @@ export function fitLine(timings: readonly Timing[]): ServiceTime {
   const perTaskMs = slopes.length === 0 ? 0 : Math.max(0, median(slopes));
   const baseMs = Math.max(0, median(timings.map(({ size, ms }) => ms - perTaskMs * size)));
   return { baseMs, perTaskMs };
-}
-
-export function median(values: readonly number[]): number {
-  const sorted = values.toSorted((one, other) => one - other);
-  const middle = sorted.length >> 1;
-  return sorted.length % 2 === 1 ? sorted[middle]! : (sorted[middle - 1]! + sorted[middle]!) / 2;
 }

@@ -9,7 +9,8 @@
 import type { Reply, Worker } from "../../workers/backend/backend.ts";
 import type { Clock } from "../../app/clock.ts";
 import type { Json } from "../../core/task.ts";
-import { median, type Timing } from "./fit.ts";
+import { median } from "../../core/median.ts";
+import type { Timing } from "./fit.ts";
 
 export interface MeasureOptions {
   readonly maxBatchSize: number;

@@ -6,10 +6,10 @@
  * counted: the estimates have to settle. Latency counts from arrival to outcome, and `overheadMs` is added to
  * it: what HTTP and the network take, which is not simulated. Shares are of what came and was counted.
  */
+import { Histogram } from "../bench/histogram.ts";
 import { Random } from "../../core/random.ts";
 import type { Limits } from "../../core/policy.ts";
 import type { GateRules } from "../../gateway/admission/gate.ts";
-import { Sample } from "./sample.ts";
 import { type ServiceTime } from "./service.ts";
 import { Simulation } from "./simulation.ts";
 import type { Arrivals } from "./workload.ts";
@@ -67,23 +67,23 @@ const HEALTH = { failures: 3, ejectMs: 1000, maxEjectMs: 30_000 };
 const NO_FAULTS = { errorRate: 0, hangRate: 0, shortRate: 0, slowRate: 0, slowFactor: 1 };
 
 class Count {
-  readonly latency = new Sample();
+  readonly latency = new Histogram();
   offered = 0;
   late = 0;
 
   get figures(): Latency {
     const { latency, offered } = this;
     // Neither refused, nor ended: there was no room in the queue itself.
-    const unanswered = offered - latency.size - this.late;
+    const unanswered = offered - latency.count - this.late;
     return {
       offered,
       refused: offered === 0 ? 0 : unanswered / offered,
       late: offered === 0 ? 0 : this.late / offered,
-      meanMs: latency.mean,
-      p50: latency.quantile(0.5),
-      p95: latency.quantile(0.95),
-      p99: latency.quantile(0.99),
-      p999: latency.quantile(0.999),
+      meanMs: latency.meanMs,
+      p50: latency.percentileMs(50),
+      p95: latency.percentileMs(95),
+      p99: latency.percentileMs(99),
+      p999: latency.percentileMs(99.9),
     };
   }
 }
@@ -107,8 +107,8 @@ export async function runTrial(
       const own = counts[task.tier + 1]!;
       if (outcome?.ok === true) {
         const ms = settledAt! - task.createdAt + fleet.overheadMs;
-        all.latency.add(ms);
-        own.latency.add(ms);
+        all.latency.record(ms);
+        own.latency.record(ms);
       } else {
         all.late++;
         own.late++;

@@ -4,6 +4,7 @@
  * Colour is decided once, in this order: `--no-color`, `NO_COLOR`, `FORCE_COLOR`, `TERM=dumb`, whether
  * the stream is a terminal. Meaning never rests on colour alone.
  */
+import { styleText } from "node:util";
 
 export interface ColorWish {
   readonly env: NodeJS.ProcessEnv;
@@ -25,28 +26,14 @@ function isSet(value: string | undefined): boolean {
   return value !== undefined && value !== "";
 }
 
-export interface Paint {
-  readonly bold: (text: string) => string;
-  readonly dim: (text: string) => string;
-  readonly green: (text: string) => string;
-  readonly yellow: (text: string) => string;
-  readonly cyan: (text: string) => string;
-  readonly blue: (text: string) => string;
-  readonly red: (text: string) => string;
-}
+const STYLES = ["bold", "dim", "green", "yellow", "cyan", "blue", "red"] as const;
+export type Paint = Readonly<Record<(typeof STYLES)[number], (text: string) => string>>;
 
+/** Node would decide by its own stdout; here `wantsColor` has. */
 export function paint(color: boolean): Paint {
-  const style = (on: number, off: number) => (text: string) =>
-    color && text !== "" ? `\u001b[${on}m${text}\u001b[${off}m` : text;
-  return {
-    bold: style(1, 22),
-    dim: style(2, 22),
-    green: style(32, 39),
-    yellow: style(33, 39),
-    cyan: style(36, 39),
-    blue: style(34, 39),
-    red: style(31, 39),
-  };
+  const painter = (style: (typeof STYLES)[number]) => (text: string) =>
+    color && text !== "" ? styleText(style, text, { validateStream: false }) : text;
+  return Object.fromEntries(STYLES.map((style) => [style, painter(style)])) as Paint;
 }
 
 /**

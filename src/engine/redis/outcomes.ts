@@ -28,7 +28,6 @@ export interface Awaited {
   accepted: boolean;
   /** Callers in this process beside the first. */
   joins: number;
-  keyed: boolean;
   /** How often in a row it was found nowhere, and when last. */
   missing: number;
   missedAt: number;
@@ -103,7 +102,6 @@ export class Outcomes {
       until: until + PATIENCE_MS,
       accepted: false,
       joins: 0,
-      keyed: false,
       missing: 0,
       missedAt: -Infinity,
     };

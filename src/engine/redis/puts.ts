@@ -4,9 +4,10 @@
  *   1. share index   SET x:<content> <id> NX GET     claims the content, or names the task that has it
  *   2. bundle        MULTI XADD, HSET, HINCRBY EXEC  one stream entry for all tasks of the tick, one WAIT where a replica must confirm
  *
- * No script runs on the way of a new task, and its cost falls with load. What finds its content taken, carries an
- * Idempotency-Key or may only share (`Sharing.only`) goes the careful way, one by one: it reads the record of the task
- * that is there, and joins it, is answered from it, or takes the key over (compare and swap).
+ * No script runs on the way of a new task, and its cost falls with load. A task that finds its content taken, carries an
+ * Idempotency-Key, may only share (`Sharing.only`) or was put before is looked up first, one by one (`#share`): it reads
+ * the record that is there, and joins it, is answered from it, or takes the key over (compare and swap). Only then does it
+ * go into the next bundle.
  *
  * A key may name a task that is not there: its gateway is between the two steps, or died there. Then the key is
  * looked at again for a while before it is taken over. Two identical tasks may run in that case; each has one answer.
@@ -18,17 +19,9 @@ import type { Task } from "../../core/task.ts";
 import { type Arg, RedisError, type RedisReply, StoreAway } from "./client/nodes.ts";
 import type { PutReply, Sharing } from "../engine.ts";
 import { newBundle } from "../ids.ts";
-import { DEPTH_SHARD, type Depths } from "./depths.ts";
-import {
-  bodyFrame,
-  bundleFrame,
-  entryFrame,
-  type EntryMark,
-  type FinalRecord,
-  metaFrame,
-  outcomeFrame,
-  type TaskBody,
-} from "./frames.ts";
+import type { Depths } from "./depths.ts";
+import { bodyFrame, bundleFrame, entryFrame, metaFrame, outcomeFrame } from "./frames.ts";
+import type { EntryMark, FinalRecord, TaskBody } from "./frames.ts";
 import { Gathering } from "./gather.ts";
 import type { GroupShares } from "./groups.ts";
 import { digest, FIELD_DIGITS, fieldOf, GRACE_MS, indexName } from "./keys.ts";
@@ -50,12 +43,15 @@ const MAX_LEFT = 10_000;
 /** How long after one another a key that names no task is looked at again. */
 const LOOK_AGAIN_MS = [1, 3, 10, 50];
 
-interface Pending {
+type IdempotencyKey = NonNullable<Sharing["idempotency"]>;
+
+/** A task that waits for the next bundle. */
+interface Entering {
   readonly task: Task;
   readonly sharing: Sharing;
   readonly since: number;
-  /** It counts among what is on its way in. */
-  counted: boolean;
+  /** Its content and its Idempotency-Key are its own already. */
+  readonly claimed: boolean;
   readonly answer: (reply: PutReply) => void;
   readonly fail: (why: Error) => void;
 }
@@ -64,15 +60,6 @@ interface Pending {
 interface FreeKey {
   readonly kind: "free";
   readonly from: string;
-}
-
-/** A task that goes into a bundle. */
-interface Entering {
-  readonly task: Task;
-  readonly sharing: Sharing;
-  readonly keyed: boolean;
-  /** Its bundle has left before it, or holds another's tasks: it brings its own meta. */
-  readonly late: boolean;
 }
 
 export interface PutParts {
@@ -89,15 +76,13 @@ export interface PutParts {
 export class RedisPuts {
   readonly #parts: RedisParts;
   readonly #own: PutParts;
-  readonly #gathering: Gathering<Pending>;
+  readonly #gathering: Gathering<Entering>;
   /** The bundle that gathers for each model; its tasks' ids begin with it. */
   readonly #bundles = new Map<string, { readonly prefix: string; tasks: number }>();
   /** The last bundles that left: a task whose id names one of them comes late, or for the second time. */
   readonly #left = new Set<string>();
-  /** The last tasks that left by themselves. */
-  readonly #leftAlone = new Set<string>();
-  /** Bundles of the last tasks that left by themselves. */
-  readonly #parted = new Set<string>();
+  /** The last tasks that were answered from the cache, whose bundle may not have left. */
+  readonly #cachedIds = new Set<string>();
   /** Puts that have not been answered, by join key: what is identical waits for them. */
   readonly #opening: Table<Promise<PutReply>>;
   #turn = 0;
@@ -124,18 +109,20 @@ export class RedisPuts {
   }
 
   async put(task: Task, sharing: Sharing): Promise<PutReply> {
-    const { nodes, keys } = this.#parts;
+    const { nodes, keys, clock, options } = this.#parts;
     if (!nodes.up(keys.shardOf(task.id))) {
       throw overloaded(new RedisError("the server of this shard is away"), NOT_ACCEPTED, NOT_ACCEPTED);
     }
-    if (this.#behind()) return { kind: "full", message: BEHIND };
+    const first = this.#gathering.first(0);
+    if (first !== undefined && clock.now() - first.since > BEHIND_AFTER * options.putWithinMs)
+      return { kind: "full", message: BEHIND };
     const { joinKey } = sharing;
     if (joinKey === undefined) return this.#enter(task, sharing);
     const opening = this.#opening.get(joinKey);
     if (opening !== undefined) {
       // An identical task is on its way in from here: its answer decides.
       await opening.catch(() => undefined);
-      return this.#carefully(task, sharing);
+      return this.#lookUp(task, sharing);
     }
     const entering = this.#enter(task, sharing);
     this.#opening.set(joinKey, entering);
@@ -146,40 +133,39 @@ export class RedisPuts {
     }
   }
 
-  /** What gathers for the next call has been waiting for too long. */
-  #behind(): boolean {
-    const first = this.#gathering.first(0);
-    if (first === undefined) return false;
-    return this.#parts.clock.now() - first.since > BEHIND_AFTER * this.#parts.options.putWithinMs;
-  }
-
   #enter(task: Task, sharing: Sharing): Promise<PutReply> {
     const { depths, groups, outcomes } = this.#own;
     const { joinKey, idempotency, only } = sharing;
     const local = joinKey !== undefined && outcomes.joinable(joinKey) !== undefined;
-    const known = outcomes.get(task.id)?.accepted === true;
-    const late = this.#left.has(prefixOf(task.id)) || this.#leftAlone.has(task.id);
-    if (local || known || late || only === true || idempotency !== undefined)
-      return this.#carefully(task, sharing);
-    if (depths.full(task) ?? groups.full(task)) return this.#carefully(task, sharing);
-    depths.enters(task, 1);
-    groups.entered(task);
+    const known = outcomes.get(task.id)?.accepted === true || this.#putBefore(task);
+    if (local || known || only === true || idempotency !== undefined) return this.#lookUp(task, sharing);
+    if (depths.full(task) ?? groups.full(task)) return this.#lookUp(task, sharing);
+    return this.#gather(task, sharing, false);
+  }
+
+  /** Perhaps: its bundle has left, or it was answered at once. */
+  #putBefore({ id }: Task): boolean {
+    return this.#left.has(prefixOf(id)) || this.#cachedIds.has(id);
+  }
+
+  /** Into the next bundle. It counts among what is on its way in until then. */
+  #gather(task: Task, sharing: Sharing, claimed: boolean): Promise<PutReply> {
+    this.#own.depths.enters(task, 1);
+    this.#own.groups.entered(task);
     const { promise, resolve, reject } = Promise.withResolvers<PutReply>();
     const since = this.#parts.clock.now();
-    this.#gathering.add(0, { task, sharing, since, counted: true, answer: resolve, fail: reject });
+    this.#gathering.add(0, { task, sharing, since, claimed, answer: resolve, fail: reject });
     return promise;
   }
 
   /** It is in (its group counts until its end), or goes another way. */
-  #uncount(pending: Pending, queued: boolean): void {
-    if (!pending.counted) return;
-    pending.counted = false;
-    this.#own.depths.enters(pending.task, -1);
-    if (!queued) this.#own.groups.left(pending.task);
+  #uncount({ task }: Entering, queued: boolean): void {
+    this.#own.depths.enters(task, -1);
+    if (!queued) this.#own.groups.left(task);
   }
 
   /** New tasks, whose contents are claimed together and whose bundles leave together. Never rejects. */
-  async #send(gathered: readonly Pending[]): Promise<void> {
+  async #send(gathered: readonly Entering[]): Promise<void> {
     this.#bundles.clear();
     this.#turn++;
     // What gathered while a server did not answer has waited already, and is not held for as long again.
@@ -187,139 +173,121 @@ export class RedisPuts {
     /** Those whose answer depends on this call. */
     let mine = gathered;
     try {
-      const claimed = (mine = await this.#claimContents(gathered, until));
-      const { admitted, reserved } = await this.#reserve(claimed);
-      mine = admitted;
-      const entering = admitted.map(({ task, sharing }) => {
-        const late = this.#left.has(prefixOf(task.id));
-        return { task, sharing, keyed: false, late };
-      });
-      this.#leave(entering);
-      await this.#write(entering, reserved, until);
-      for (const pending of admitted) {
-        this.#uncount(pending, true);
-        pending.answer({ kind: "queued", id: pending.task.id });
+      mine = await this.#claimContents(gathered, until);
+      // Near the bounds of the queue tasks are counted before they are written, so that gateways that fill it together do
+      // not pass them.
+      const reserved = mine.length > 0 && this.#own.depths.near();
+      if (reserved) mine = await this.#reserve(mine);
+      await this.#write(mine, reserved, until);
+      for (const each of mine) {
+        this.#uncount(each, true);
+        each.answer({ kind: "queued", id: each.task.id });
       }
     } catch (error) {
       const refusal = overloaded(error, MAYBE, NOT_ACCEPTED);
-      for (const pending of mine) {
-        this.#unclaim(pending.task, pending.sharing);
-        this.#uncount(pending, false);
-        pending.fail(refusal);
+      for (const each of mine) {
+        this.#unclaim(each);
+        this.#uncount(each, false);
+        each.fail(refusal);
       }
     }
   }
 
-  /**
-   * Near the bounds of the queue tasks are counted before they are written, so that gateways that fill it together do not
-   * pass them. Those for which there is no room are answered here.
-   */
-  async #reserve(claimed: readonly Pending[]): Promise<{ admitted: readonly Pending[]; reserved: boolean }> {
-    const { depths } = this.#own;
-    if (claimed.length === 0 || !depths.near()) return { admitted: claimed, reserved: false };
-    const refused = await depths.reserve(claimed.map(({ task }) => task));
+  /** Those for which there is room; the others are answered here. */
+  async #reserve(claimed: readonly Entering[]): Promise<readonly Entering[]> {
+    const refused = await this.#own.depths.reserve(claimed.map(({ task }) => task));
     const admitted = claimed.slice(0, claimed.length - refused.length);
-    claimed.slice(admitted.length).forEach((pending, at) => {
-      this.#unclaim(pending.task, pending.sharing);
-      this.#uncount(pending, false);
-      pending.answer(refused[at]!);
-    });
-    return { admitted, reserved: true };
+    for (const [at, each] of claimed.slice(admitted.length).entries()) {
+      const { task, sharing } = each;
+      const { idempotency } = sharing;
+      this.#unclaim(each);
+      if (idempotency !== undefined)
+        await this.#swap("k", idempotency.key, keyValue(task.id, idempotency), "", 0).catch(() => {});
+      this.#uncount(each, false);
+      each.answer(refused[at]!);
+    }
+    return admitted;
   }
 
-  #leave(entering: readonly Entering[]): void {
-    for (const { task, late } of entering) {
-      if (late) {
-        remember(this.#leftAlone, task.id);
-        remember(this.#parted, prefixOf(task.id));
-      } else remember(this.#left, prefixOf(task.id));
-    }
-  }
-
-  /** Those whose content is theirs now; the others go on the careful way. */
-  async #claimContents(gathered: readonly Pending[], until: number): Promise<readonly Pending[]> {
-    const asked: { shard: number; command: Arg[] }[] = [];
-    for (const { task, sharing } of gathered) {
-      const { joinKey, cacheKey } = sharing;
-      if (joinKey !== undefined) asked.push(this.#claimContent(task, joinKey, sharing));
-      if (cacheKey !== undefined && cacheKey !== joinKey)
-        asked.push(this.#index("c", cacheKey, (key) => ["GET", key]));
-    }
-    if (asked.length === 0) return gathered;
+  /** Those whose content is theirs now; the others are looked up. */
+  async #claimContents(gathered: readonly Entering[], until: number): Promise<readonly Entering[]> {
     const { nodes } = this.#parts;
-    // A server that is known to be away is not waited for.
-    const up = asked.map(({ shard }) => nodes.up(shard));
-    const answers = await nodes.scatter(
-      asked.filter((_, at) => up[at]),
-      { resend: true, withinMs: this.#leftMs(until) },
-    );
-    let answered = 0;
-    const replies = up.map((there) => (there ? answers[answered++]! : null));
-    const refused = replies.find((reply) => reply instanceof RedisError);
-    if (refused !== undefined) throw refused;
-    const claimed: Pending[] = [];
-    let at = 0;
-    for (const pending of gathered) {
-      const { task, sharing } = pending;
-      const { joinKey, cacheKey } = sharing;
-      const keys = (joinKey === undefined ? 0 : 1) + (cacheKey === undefined || cacheKey === joinKey ? 0 : 1);
-      const found = replies.slice(at, (at += keys));
-      // Where the index is away, tasks whose bundle is not get in all the same: an identical one may run beside it.
-      const free = (reply: (typeof found)[number]): boolean =>
-        reply === null || reply instanceof StoreAway || String(reply) === task.id;
-      if (found.every(free)) claimed.push(pending);
-      else {
-        this.#uncount(pending, false);
-        this.#carefully(task, sharing).then(pending.answer, pending.fail);
+    const asked: { readonly by: Entering; readonly shard: number; readonly command: Arg[] }[] = [];
+    for (const by of gathered) {
+      const { joinKey, cacheKey } = by.sharing;
+      if (by.claimed) continue;
+      if (joinKey !== undefined) {
+        const { shard, key } = this.#index("x", joinKey);
+        const ttlMs = this.#contentTtlMs(by.task, by.sharing);
+        asked.push({ by, shard, command: ["SET", key, by.task.id, "NX", "GET", "PX", ttlMs] });
+      }
+      if (cacheKey !== undefined && cacheKey !== joinKey) {
+        const { shard, key } = this.#index("c", cacheKey);
+        asked.push({ by, shard, command: ["GET", key] });
       }
     }
-    return claimed;
-  }
-
-  #index(
-    kind: "x" | "c" | "k",
-    key: string,
-    command: (key: string) => Arg[],
-  ): { shard: number; command: Arg[] } {
-    const name = kind === "k" ? digest(key) : indexName(key);
-    const shard = homeOf(name) % this.#parts.keys.shards;
-    return { shard, command: command(this.#parts.key(shard, `${kind}:${name}`)) };
-  }
-
-  #claimContent(task: Task, joinKey: string, sharing: Sharing): { shard: number; command: Arg[] } {
-    const ttlMs = this.#contentTtlMs(task, sharing);
-    return this.#index("x", joinKey, (key) => ["SET", key, task.id, "NX", "GET", "PX", ttlMs]);
+    // A server that is known to be away is not waited for: tasks whose bundle is elsewhere get in all the same, and an
+    // identical one may run beside them.
+    const reachable = asked.filter(({ shard }) => nodes.up(shard));
+    if (reachable.length === 0) return gathered;
+    const replies = await nodes.scatter(reachable, { resend: true, withinMs: this.#leftMs(until) });
+    const taken = new Set<Entering>();
+    replies.forEach((reply, at) => {
+      const { by } = reachable[at]!;
+      if (reply instanceof RedisError) throw reply;
+      if (reply !== null && !(reply instanceof StoreAway) && String(reply) !== by.task.id) taken.add(by);
+    });
+    for (const each of taken) {
+      this.#uncount(each, false);
+      this.#lookUp(each.task, each.sharing).then(each.answer, each.fail);
+    }
+    return taken.size === 0 ? gathered : gathered.filter((each) => !taken.has(each));
   }
 
   #contentTtlMs({ createdAt, deadlineAt }: Task, { cacheTtlMs = 0 }: Sharing): number {
     return Math.ceil(Math.max(0, deadlineAt - createdAt) + cacheTtlMs + GRACE_MS);
   }
 
-  /** The task did not get in: its content is free for the next one. */
-  #unclaim({ id }: Task, { joinKey }: Sharing): void {
-    if (joinKey !== undefined) this.#swap("x", joinKey, id, "", 0).catch(() => {});
+  /** Where the share index keeps content ("x"), reusable outcomes ("c") and Idempotency-Keys ("k"). */
+  #index(kind: "x" | "c" | "k", text: string): { readonly shard: number; readonly key: string } {
+    const name = kind === "k" ? digest(text) : indexName(text);
+    const shard = homeOf(name) % this.#parts.keys.shards;
+    return { shard, key: this.#parts.key(shard, `${kind}:${name}`) };
+  }
+
+  /** Lets an index key stand for `value`, or only reads it; resolves with what else it stands for. */
+  async #claim(
+    kind: "x" | "k",
+    text: string,
+    value: string,
+    ttlMs: number,
+    only: boolean,
+  ): Promise<string | undefined> {
+    const { shard, key } = this.#index(kind, text);
+    const command = only ? ["GET", key] : ["SET", key, value, "NX", "GET", "PX", ttlMs];
+    const found = await this.#parts.nodes.command(shard, command, { resend: true });
+    return found === null || String(found) === value ? undefined : String(found);
   }
 
   /** Compare and swap of an index key; resolves with what it stands for otherwise. */
   async #swap(
     kind: "x" | "k",
-    key: string,
+    text: string,
     from: string,
     to: string,
     ttlMs: number,
   ): Promise<string | undefined> {
-    const { shard, command } = this.#index(kind, key, (name) => [name]);
-    const found = await this.#parts.run(shard, scripts.swap, [String(command[0])], [from, to, ttlMs]);
+    const { shard, key } = this.#index(kind, text);
+    const found = await this.#parts.run(shard, scripts.swap, [key], [from, to, ttlMs]);
     return found === null ? undefined : String(found);
   }
 
-  async #get(kind: "x" | "c" | "k", key: string): Promise<string | undefined> {
-    const { shard, command } = this.#index(kind, key, (name) => ["GET", name]);
-    const found = await this.#parts.nodes.command(shard, command, { resend: true });
-    return found === null ? undefined : String(found);
+  /** The task did not get in: its content is free for the next one. */
+  #unclaim({ task, sharing: { joinKey } }: Entering): void {
+    if (joinKey !== undefined) this.#swap("x", joinKey, task.id, "", 0).catch(() => {});
   }
 
-  /** Writes bundles; resolves when they are as safe as `durability` asks. */
+  /** Writes bundles; resolves when they are as safe as `durability` asks. `reserved`: the tasks are counted already. */
   async #write(entering: readonly Entering[], reserved: boolean, until: number): Promise<void> {
     const { keys } = this.#parts;
     const byShard = Map.groupBy(entering, ({ task }) => keys.shardOf(task.id));
@@ -330,7 +298,6 @@ export class RedisPuts {
     return Math.max(0, until - this.#parts.clock.now());
   }
 
-  /** `reserved`: its tasks are counted already. */
   async #writeShard(
     shard: number,
     entering: readonly Entering[],
@@ -339,42 +306,42 @@ export class RedisPuts {
   ): Promise<void> {
     const { nodes, shared, options, name, keys } = this.#parts;
     const { depths, cluster } = this.#own;
-    const bodies = entering.map(({ task, sharing }) => bodyFrame(task, sharing, shared));
-    const entries: {
-      readonly stream: string;
-      readonly mark: EntryMark;
-      readonly tasks: readonly TaskBody[];
-    }[] = [];
+    const entries: { stream: string; mark: EntryMark; tasks: readonly TaskBody[] }[] = [];
     const records: Arg[][] = [];
-    for (const places of bundlesOf(entering)) {
-      const some = places.map((at) => entering[at]!);
-      const tasks = places.map((at) => ({ id: entering[at]!.task.id, body: bodies[at]! }));
-      const [{ task, late }] = some as [Entering];
+    // One whose bundle has left before it comes by itself, with its own meta.
+    const bundles = Map.groupBy(entering, ({ task: { id } }) =>
+      this.#left.has(prefixOf(id)) ? id : prefixOf(id),
+    );
+    for (const [group, some] of bundles) {
+      const [{ task }] = some as [Entering];
+      const late = group === task.id;
+      const tasks = some.map((each) => ({
+        id: each.task.id,
+        body: bodyFrame(each.task, each.sharing, shared),
+      }));
       const stream = keys.stream(shard, task.model, options.zone);
       const chunks = [...chunksOf(tasks)];
       const mark = late || chunks.length > 1 ? "part" : "";
       for (const chunk of chunks) entries.push({ stream, mark, tasks: chunk });
       const bundle = keys.bundle(task.id);
-      const marks = some.flatMap((each) => (each.keyed ? [`k${fieldOf(each.task.id)}`, "1", "x", "1"] : []));
+      const keyed = some.filter(({ sharing }) => sharing.idempotency !== undefined);
+      const marks = keyed.flatMap((each) => [`k${fieldOf(each.task.id)}`, "1", "x", "1"]);
       records.push(["HSET", bundle, late ? `m${fieldOf(task.id)}` : "m", bundleFrame(tasks), ...marks]);
-      const keepMs = this.#keepMs(some);
+      const keepMs = Math.max(...some.map((each) => this.#keepMs(each.task, each.sharing)));
       // What else is in the bundle may need it for longer.
-      if (late || this.#parted.has(prefixOf(task.id))) {
-        records.push(["PEXPIRE", bundle, keepMs, "NX"], ["PEXPIRE", bundle, keepMs, "GT"]);
-      } else records.push(["PEXPIRE", bundle, keepMs]);
+      if (late) records.push(["PEXPIRE", bundle, keepMs, "NX"], ["PEXPIRE", bundle, keepMs, "GT"]);
+      else records.push(["PEXPIRE", bundle, keepMs]);
+      remember(this.#left, prefixOf(task.id));
     }
     const tasks = entering.map(({ task }) => task);
     const counts = reserved ? new Map() : depths.of(tasks);
     const counting = depths.commands(counts);
     const counted = counting.length > 0 && !cluster;
     const all = (again: boolean): Arg[][] => [
-      ...entries.map(({ stream, mark, tasks }) => [
-        "XADD",
-        stream,
-        "*",
-        "b",
-        entryFrame(name, again ? (counted ? "check" : "copy") : mark, tasks),
-      ]),
+      ...entries.map((each) => {
+        const mark = again ? (counted ? "check" : "copy") : each.mark;
+        return ["XADD", each.stream, "*", "b", entryFrame(name, mark, each.tasks)];
+      }),
       ...records,
       ...(counted ? counting : []),
     ];
@@ -385,28 +352,19 @@ export class RedisPuts {
       if (reserved && nothingHappened(error)) void depths.unreserve(tasks);
       throw error;
     }
-    if (counted) return depths.heard(counts, replies.slice(-counting.length));
-    if (counting.length === 0) return;
+    if (counted) depths.heard(counts, replies.slice(-counting.length));
     // Another slot: beside the transaction.
-    void nodes.pipeline(DEPTH_SHARD, counting).then(
-      (heard) => depths.heard(counts, heard),
-      () => {},
-    );
+    else if (counting.length > 0) void depths.add(counts);
   }
 
-  /** For as long as the outcome of one of them may be asked for or reused. */
-  #keepMs(entering: readonly Entering[]): number {
-    const { clock } = this.#parts;
-    let keepMs = 0;
-    for (const { task, sharing } of entering) {
-      const reuseMs = Math.max(this.#parts.limits.results.ttlMs, sharing.cacheTtlMs ?? 0);
-      keepMs = Math.max(keepMs, task.deadlineAt - clock.now() + reuseMs);
-    }
-    return Math.ceil(keepMs + GRACE_MS);
+  /** For as long as the outcome may be asked for or reused. */
+  #keepMs({ deadlineAt }: Task, { cacheTtlMs = 0 }: Sharing = {}): number {
+    const reuseMs = Math.max(this.#parts.limits.results.ttlMs, cacheTtlMs);
+    return Math.ceil(Math.max(0, deadlineAt - this.#parts.clock.now() + reuseMs) + GRACE_MS);
   }
 
-  /** One task that may find its content or its key taken. */
-  async #carefully(task: Task, sharing: Sharing): Promise<PutReply> {
+  /** One task that may find its content or its key taken, or that was put before. */
+  async #lookUp(task: Task, sharing: Sharing): Promise<PutReply> {
     try {
       return await this.#share(task, sharing);
     } catch (error) {
@@ -415,10 +373,11 @@ export class RedisPuts {
   }
 
   async #share(task: Task, sharing: Sharing): Promise<PutReply> {
-    const { depths, groups, outcomes } = this.#own;
+    const { depths, groups, records } = this.#own;
     const { idempotency, only = false } = sharing;
-    const known = await this.#known(task);
-    if (known !== undefined) return known;
+    const known = this.#putBefore(task) ? await records.look(task.id, { waits: true }) : undefined;
+    if (known?.final !== undefined) return { kind: "done", id: task.id, record: known.final, cached: false };
+    if (known !== undefined) return { kind: "joined", id: task.id };
     const full = only
       ? { kind: "full" as const, message: NOTHING_TO_SHARE }
       : (depths.full(task) ?? groups.full(task));
@@ -429,115 +388,73 @@ export class RedisPuts {
       if (bound === undefined) return shared;
       return (await this.#rebind(task, idempotency!, bound.from, shared.id)) ?? shared;
     }
-    if (full !== undefined) return full;
-    const near = depths.near();
-    const [refused] = near ? await depths.reserve([task]) : [];
-    if (refused !== undefined) {
-      this.#unclaim(task, sharing);
-      if (idempotency !== undefined)
-        await this.#swap("k", idempotency.key, `${task.id} ${idempotency.fingerprint}`, "", 0);
-      return refused;
-    }
-    groups.entered(task);
-    depths.enters(task, 1);
-    try {
-      const entering = [{ task, sharing, keyed: idempotency !== undefined, late: true }];
-      this.#leave(entering);
-      await this.#write(entering, near, this.#parts.clock.now() + this.#parts.options.putWithinMs);
-    } catch (error) {
-      this.#unclaim(task, sharing);
-      groups.left(task);
-      throw error;
-    } finally {
-      depths.enters(task, -1);
-    }
-    if (idempotency !== undefined) outcomes.expect(task.id, task.deadlineAt).keyed = true;
-    return { kind: "queued", id: task.id };
-  }
-
-  /** The same id was put before. */
-  async #known(task: Task): Promise<PutReply | undefined> {
-    if (!this.#left.has(prefixOf(task.id)) && !this.#leftAlone.has(task.id)) return undefined;
-    const found = await this.#own.records.look(task.id, { waits: true });
-    if (found === undefined) return undefined;
-    if (found.final === undefined) return { kind: "joined", id: task.id };
-    return { kind: "done", id: task.id, record: found.final, cached: false };
+    return full ?? this.#gather(task, sharing, true);
   }
 
   /**
    * Lets the Idempotency-Key stand for this task; resolves with an answer where it stands for another. `only`: it writes
    * nothing, and returns the stale value that the key holds.
    */
-  async #bind(
-    task: Task,
-    { key, fingerprint }: NonNullable<Sharing["idempotency"]>,
-    only: boolean,
-  ): Promise<PutReply | FreeKey> {
-    const { nodes, clock, options } = this.#parts;
+  async #bind(task: Task, idempotency: IdempotencyKey, only: boolean): Promise<PutReply | FreeKey> {
+    const { clock, options } = this.#parts;
+    const { records } = this.#own;
+    const { key, fingerprint } = idempotency;
     // So long the task that the key stands for may be on its way in: one key, one task.
     const patientUntil = clock.now() + options.putWithinMs;
-    const value = `${task.id} ${fingerprint}`;
-    const free: FreeKey = { kind: "free", from: value };
-    const ttlMs = this.#keepMs([{ task, sharing: {}, keyed: true, late: true }]);
+    const value = keyValue(task.id, idempotency);
+    const ttlMs = this.#keepMs(task);
     for (let looks = 0; ; looks++) {
-      const claim = this.#index("k", key, (name) => ["SET", name, value, "NX", "GET", "PX", ttlMs]);
-      const reply = only
-        ? await this.#get("k", key)
-        : await nodes.command(claim.shard, claim.command, { resend: true });
-      if (reply === null || reply === undefined || String(reply) === value) return free;
-      const stands = String(reply);
+      const stands = await this.#claim("k", key, value, ttlMs, only);
+      if (stands === undefined) return { kind: "free", from: value };
       const id = stands.slice(0, stands.indexOf(" "));
       const conflict = stands.slice(id.length + 1) !== fingerprint;
-      const found = await this.#own.records.look(
-        id,
-        conflict ? {} : { waits: true, keyed: true, caller: task },
-      );
-      const gone = found?.final !== undefined && (found.deleted || !this.#own.records.lives(found.final));
+      const found = await records.look(id, conflict ? {} : { waits: true, keyed: true, caller: task });
+      const final = found?.final;
+      const gone = final !== undefined && (found!.deleted || !records.lives(final));
       if (found === undefined || gone) {
-        // On its way in, or gone. The other body's conflict stands while it may be on its way.
-        const waitMs = LOOK_AGAIN_MS[Math.min(looks, LOOK_AGAIN_MS.length - 1)]!;
-        // Looks count too: this process may have stood still itself.
+        // On its way in, or gone. Looks count too: this process may have stood still itself.
         const patient = looks < LOOK_AGAIN_MS.length || clock.now() < patientUntil;
-        const missing = found === undefined && patient && !only;
-        if (missing && conflict) return { kind: "conflict", id };
-        if (missing) await this.#pause(waitMs);
-        else if (only) return { kind: "free", from: stands };
-        else if ((await this.#swap("k", key, stands, value, ttlMs)) === undefined) return free;
-        continue;
+        if (found === undefined && patient && !only) {
+          // The other body's conflict stands while it may be on its way.
+          if (conflict) return { kind: "conflict", id };
+          await this.#pause(LOOK_AGAIN_MS[looks] ?? LOOK_AGAIN_MS.at(-1)!);
+          continue;
+        }
+      } else {
+        if (conflict) return { kind: "conflict", id };
+        if (final === undefined) {
+          // The same caller once more, not a further one.
+          const joined = this.#joined(id, found, task, 0);
+          if (joined !== undefined) return joined;
+          await this.#pause(1);
+          continue;
+        }
+        const outcome = final.outcome!;
+        // A failure that time may heal is not held against the key.
+        if (outcome.ok || !errors[outcome.code].retryable)
+          return { kind: "done", id, record: final, cached: false };
       }
-      if (conflict) return { kind: "conflict", id };
-      const { final } = found;
-      if (final === undefined) {
-        const joined = this.#joined(id, found, task);
-        if (joined !== undefined) return joined;
-        await this.#pause(1);
-        continue;
-      }
-      const failure = final.outcome!.ok ? undefined : final.outcome!.code;
-      if (failure === undefined || !errors[failure].retryable) {
-        return { kind: "done", id, record: final, cached: false };
-      }
-      // A failure that time may heal is not held against the key.
       if (only) return { kind: "free", from: stands };
-      if ((await this.#swap("k", key, stands, value, ttlMs)) === undefined) return free;
+      if ((await this.#swap("k", key, stands, value, ttlMs)) === undefined)
+        return { kind: "free", from: value };
     }
   }
 
   /** The key stands for the task that was joined, or answered from the cache; an answer where another body was quicker. */
   async #rebind(
     task: Task,
-    { key, fingerprint }: NonNullable<Sharing["idempotency"]>,
+    idempotency: IdempotencyKey,
     from: string,
     id: string,
   ): Promise<PutReply | undefined> {
     if (id !== task.id) await this.#own.records.look(id, { keyed: true });
-    const ttlMs = this.#keepMs([{ task, sharing: {}, keyed: true, late: true }]);
-    const other = await this.#swap("k", key, from, `${id} ${fingerprint}`, ttlMs);
-    if (other === undefined || other === `${id} ${fingerprint}`) return undefined;
+    const value = keyValue(id, idempotency);
+    const other = await this.#swap("k", idempotency.key, from, value, this.#keepMs(task));
+    if (other === undefined || other === value) return undefined;
     const stands = other.slice(0, other.indexOf(" "));
-    if (other.slice(stands.length + 1) !== fingerprint) return { kind: "conflict", id: stands };
+    if (other.slice(stands.length + 1) !== idempotency.fingerprint) return { kind: "conflict", id: stands };
     // The same request was quicker elsewhere: its task answers.
-    const bound = await this.#bind(task, { key, fingerprint }, false);
+    const bound = await this.#bind(task, idempotency, false);
     return bound.kind === "free" ? undefined : bound;
   }
 
@@ -550,52 +467,50 @@ export class RedisPuts {
     const { joinKey, cacheKey } = sharing;
     const { outcomes, records } = this.#own;
     if (cacheKey !== undefined && cacheKey !== joinKey) {
-      const id = await this.#get("c", cacheKey);
-      const found = id === undefined ? undefined : await records.look(id);
-      if (found?.final !== undefined && this.#reusable(found.final))
-        return this.#cached(task, sharing, found.final);
+      const { shard, key } = this.#index("c", cacheKey);
+      const id = await this.#parts.nodes.command(shard, ["GET", key], { resend: true });
+      const found = id === null ? undefined : await records.look(String(id));
+      if (this.#reusable(found?.final)) return this.#cached(task, sharing, found.final);
     }
     if (joinKey === undefined) return undefined;
     const local = outcomes.joinable(joinKey);
     if (local !== undefined && local.id !== task.id) {
-      const found = await records.look(local.id, { caller: task });
-      const joined = found?.final === undefined && found && this.#joined(local.id, found, task);
-      if (joined) return joined;
+      const joined = this.#joined(local.id, await records.look(local.id, { caller: task }), task);
+      if (joined !== undefined) return joined;
     }
+    const ttlMs = this.#contentTtlMs(task, sharing);
     for (let looks = 0; ; looks++) {
-      const claim = this.#claimContent(task, joinKey, sharing);
-      const reply = only
-        ? await this.#get("x", joinKey)
-        : await this.#parts.nodes.command(claim.shard, claim.command, { resend: true });
-      if (reply === null || reply === undefined || String(reply) === task.id) return undefined;
-      const id = String(reply);
+      const id = await this.#claim("x", joinKey, task.id, ttlMs, only);
+      if (id === undefined) return undefined;
       const found = await records.look(id, { waits: true, caller: task });
-      const joined = found?.final === undefined && found && this.#joined(id, found, task);
-      if (joined) return joined;
-      if (found?.final && cacheKey === joinKey && this.#reusable(found.final))
+      const joined = this.#joined(id, found, task);
+      if (joined !== undefined) return joined;
+      if (cacheKey === joinKey && this.#reusable(found?.final))
         return this.#cached(task, sharing, found.final);
+      if (only) return undefined;
       const waitMs = LOOK_AGAIN_MS[looks];
-      if (found?.final === undefined && waitMs !== undefined && !only) await this.#pause(waitMs);
-      else if (only) return undefined;
-      else if (
-        (await this.#swap("x", joinKey, id, task.id, this.#contentTtlMs(task, sharing))) === undefined
-      ) {
-        return undefined;
-      }
+      if (found?.final === undefined && waitMs !== undefined) await this.#pause(waitMs);
+      else if ((await this.#swap("x", joinKey, id, task.id, ttlMs)) === undefined) return undefined;
     }
   }
 
-  #reusable({ reusableUntil }: FinalRecord): boolean {
-    return this.#parts.clock.now() < reusableUntil;
+  #reusable(final: FinalRecord | undefined): final is FinalRecord {
+    return final !== undefined && this.#parts.clock.now() < final.reusableUntil;
   }
 
-  /** Undefined: it is about to end, and its caller came too late for it. */
-  #joined(id: string, { owner }: FoundRecord, task: Task): (PutReply & { kind: "joined" }) | undefined {
+  /** Undefined: it is not there, has ended, or is about to end: its caller came too late for it. */
+  #joined(
+    id: string,
+    found: FoundRecord | undefined,
+    task: Task,
+    callers = 1,
+  ): (PutReply & { kind: "joined" }) | undefined {
+    if (found === undefined || found.final !== undefined) return undefined;
     const { outcomes } = this.#own;
-    if (!this.#own.accommodate(id, owner, task)) return undefined;
+    if (!this.#own.accommodate(id, found.owner, task)) return undefined;
     const known = outcomes.get(id);
     const awaited = outcomes.expect(id, task.deadlineAt);
-    if (known !== undefined && known.accepted) awaited.joins++;
+    if (known?.accepted === true) awaited.joins += callers;
     awaited.accepted = true;
     return { kind: "joined", id };
   }
@@ -606,43 +521,31 @@ export class RedisPuts {
     { idempotency }: Sharing,
     { outcome, batch }: FinalRecord,
   ): Promise<PutReply & { kind: "done" }> {
-    const { shared, clock, keys, options, nodes } = this.#parts;
-    const now = clock.now();
-    remember(this.#leftAlone, task.id);
-    const bytes = outcomeFrame(
-      {
-        meta: metaFrame(task, {}, shared),
-        attempt: 0,
-        queuedAt: task.createdAt,
-        settledAt: now,
-        batch: Buffer.alloc(0),
-        cached: true,
-        cacheTtlMs: 0,
-      },
-      outcome!,
-      shared,
-    );
-    const bundle = keys.bundle(task.id);
-    const ttlMs = Math.ceil(this.#parts.limits.results.ttlMs + GRACE_MS);
+    const { shared, clock, keys, options, nodes, limits } = this.#parts;
+    const { id, createdAt } = task;
+    remember(this.#cachedIds, id);
+    const fields = {
+      meta: metaFrame(task, {}, shared),
+      attempt: 0,
+      queuedAt: createdAt,
+      settledAt: clock.now(),
+      batch: Buffer.alloc(0),
+      cached: true,
+      cacheTtlMs: 0,
+    };
+    const bytes = outcomeFrame(fields, outcome!, shared);
+    const bundle = keys.bundle(id);
+    const ttlMs = Math.ceil(limits.results.ttlMs + GRACE_MS);
+    const marks = idempotency === undefined ? [] : [`k${fieldOf(id)}`, "1"];
     const commands: Arg[][] = [
-      [
-        "HSET",
-        bundle,
-        fieldOf(task.id),
-        bytes,
-        ...(idempotency === undefined ? [] : [`k${fieldOf(task.id)}`, "1"]),
-      ],
-      ["PEXPIRE", bundle, ttlMs],
+      ["HSET", bundle, fieldOf(id), bytes, ...marks],
+      // The bundle may hold tasks that need it for longer.
+      ["PEXPIRE", bundle, ttlMs, "NX"],
+      ["PEXPIRE", bundle, ttlMs, "GT"],
     ];
-    // The bundle may hold tasks that need it for longer.
-    const kept = (await nodes.command(keys.shardOf(task.id), ["PTTL", bundle], { resend: true })) as number;
-    await nodes.transact(
-      keys.shardOf(task.id),
-      () => (kept < ttlMs ? commands : commands.slice(0, 1)),
-      options.putWithinMs,
-    );
-    const record = { ...this.#own.records.read(task.id, bytes), ...(batch && { batch }) };
-    return { kind: "done", id: task.id, record, cached: true };
+    await nodes.transact(keys.shardOf(id), () => commands, options.putWithinMs);
+    const record = { ...this.#own.records.read(id, bytes), ...(batch && { batch }) };
+    return { kind: "done", id, record, cached: true };
   }
 
   #pause(ms: number): Promise<void> {
@@ -651,20 +554,17 @@ export class RedisPuts {
   }
 }
 
+/** What an Idempotency-Key stands for. */
+function keyValue(id: string, { fingerprint }: IdempotencyKey): string {
+  return `${id} ${fingerprint}`;
+}
+
 function remember(texts: Set<string>, text: string): void {
   texts.add(text);
   if (texts.size > MAX_LEFT) for (const oldest of texts) return void texts.delete(oldest);
 }
 
 const prefixOf = (id: string): string => id.slice(0, -FIELD_DIGITS);
-
-/** Places of tasks whose records are written together: of the same bundle; a late one by itself. */
-function bundlesOf(entering: readonly Entering[]): Iterable<number[]> {
-  return Map.groupBy(entering.keys(), (at) => {
-    const { task, late } = entering[at]!;
-    return late ? task.id : prefixOf(task.id);
-  }).values();
-}
 
 /** The entries of one bundle, each within its bound. */
 function* chunksOf(tasks: readonly TaskBody[]): Generator<readonly TaskBody[]> {

@@ -18,6 +18,9 @@ import type { Events } from "../../observe/events.ts";
 import type { PublicKeys } from "./jwt.ts";
 import { fits } from "./public-key.ts";
 
+/** Keys change about monthly; a cooldown of half a minute keeps made-up key ids from flooding the issuer. */
+export const JWKS_TIMES = { cacheMs: 600_000, cooldownMs: 30_000, timeoutMs: 2000 } as const;
+
 export interface JwksOptions {
   readonly url: string;
   readonly algorithm: string;

@@ -22,6 +22,9 @@ import { type Caller, isUser } from "./caller.ts";
 import { type CallerOf, type TokenCheck, unauthenticated } from "./credentials.ts";
 import { Recent } from "./recent.ts";
 
+/** How far the issuer's clock may be from ours. */
+export const SKEW_MS = 60_000;
+
 export interface TokenRules {
   readonly algorithm: string;
   readonly issuer: string;

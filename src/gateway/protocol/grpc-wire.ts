@@ -70,7 +70,10 @@ export function framed(parts: readonly Buffer[]): Buffer {
 
 export type Unframed =
   | { readonly message: Buffer; readonly flaw?: never }
-  | { readonly flaw: "empty" | "cut off" | "compressed" | "too large" | "more than one" };
+  | {
+      readonly message?: never;
+      readonly flaw: "empty" | "cut off" | "compressed" | "too large" | "more than one";
+    };
 
 /** Puts the one message of a body together; never holds more than it may be large. */
 export class Unframer {

@@ -12,8 +12,7 @@
  */
 import { splitField } from "../../core/json-split.ts";
 import type { Json } from "../../core/task.ts";
-import { numbersPieces } from "../../core/tensor-pieces.ts";
-import { readBinary } from "../../core/tensor.ts";
+import { numbersPieces, readBinary } from "../../core/tensor.ts";
 import {
   askWorker,
   between,

@@ -63,44 +63,9 @@ function reader(name: string, url: () => URL): () => Asset {
   return () => (read ??= asset(name, readFileSync(url())));
 }
 
-/** A type for the checker, between code. */
-const INLINE_TYPE = /\/\*\* @(?:type|param) [^*]*\*\/ ?/g;
-
-/** Without indentation, types and lines that are only comment: a third of what a browser would fetch. */
-export function lean(text: string): string {
-  let comment = false;
-  const kept = text.split("\n").flatMap((line) => {
-    const bare = line.trim();
-    const begins = !comment && bare.startsWith("/*");
-    const ends = bare.endsWith("*/");
-    if (comment || (begins && (ends || !bare.includes("*/")))) {
-      comment = !ends;
-      return [];
-    }
-    return bare === "" || bare.startsWith("//") ? [] : [bare.replaceAll(INLINE_TYPE, "")];
-  });
-  return kept.join("\n");
-}
-
-/** A style sheet needs neither its line ends nor the blanks around its marks; a value over several lines keeps them. */
-export function leanStyle(text: string): string {
-  return lean(text)
-    .replaceAll(/^([\w-]+): /gm, "$1:")
-    .replaceAll(/ ?([{};,])\n/g, "$1");
-}
-
-/** In the charts' own style sheet, what the page's own says too, and what is for titles, legends and other things not used here. */
-const UNUSED_STYLE =
-  /\/\*.*?\*\/|[^{}]*\.u-(?:title|legend|inline|series|select)[^{},]*\{[^}]*\}|(?<=\.uplot \{)font-family[^;]*;|, \.u-vt [^{]*|^[^{]*\{box-sizing[^}]*\}/g;
-
-function asset(name: string, file: Buffer): Asset {
-  const ours = CHARTS[name] === undefined && /\.(js|css|html)$/.test(name);
-  const trim = name.endsWith(".css") ? leanStyle : lean;
-  const rest = (): Buffer =>
-    name === "uplot.css" ? Buffer.from(file.toString("utf8").replaceAll(UNUSED_STYLE, "")) : file;
-  const bytes = ours ? Buffer.from(trim(file.toString("utf8"))) : rest();
+function asset(name: string, bytes: Buffer): Asset {
   const etag = `"${hash("sha256", bytes, "base64url").slice(0, 22)}"`;
-  return { type: TYPES[extname(name)]!, bytes, gzipped: gzipSync(bytes, { level: 9, memLevel: 9 }), etag };
+  return { type: TYPES[extname(name)]!, bytes, gzipped: gzipSync(bytes, { level: 9 }), etag };
 }
 
 export function assetRoutes(assets = findAssets()): Routes {

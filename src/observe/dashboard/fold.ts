@@ -10,11 +10,9 @@ import type { Alarm, Clock } from "../../app/clock.ts";
 import { type AnsweredRequest, CLIENT_LEFT, type Events } from "../events.ts";
 import type { ModelSight, Sight } from "../sight.ts";
 import type { Tally } from "../tally.ts";
-import { type Frame, HISTORY_SECONDS, type ModelFrame, type ProcessFrame } from "./frames.ts";
+import { type Frame, HISTORY_SECONDS, type ModelFrame, type Note, type ProcessFrame } from "./frames.ts";
 import type { Shown } from "./batches.ts";
-import type { LoopDelay } from "./loop-delay.ts";
 import { type EndedTask, ModelFold, type ModelRules } from "./model-fold.ts";
-import { Notes } from "./notes.ts";
 import { COLUMN } from "./slots.ts";
 
 export interface FoldRules {
@@ -286,4 +284,110 @@ function nothing({ name, maxBatchSize }: ModelRules): ModelSight {
     load: 0,
     desiredWorkers: 0,
   };
+}
+
+const MAX_NOTES = 100;
+const NOTES_PER_SECOND = 10;
+const MAX_NOTE_LENGTH = 240;
+
+/**
+ * The last hundred things that happened which a person would want to read, as sentences. Never an input, an output or a
+ * worker's own words. What exceeds `NOTES_PER_SECOND` is counted, and the count is a note itself.
+ */
+class Notes {
+  readonly #now: () => number;
+  #notes: Note[] = [];
+  /** How many there ever were; the last of `#notes` is this one. */
+  #count = 0;
+  #thisSecond = 0;
+  #more = 0;
+
+  constructor(events: Pick<Events, "on">, now: () => number) {
+    this.#now = now;
+    events.on("notice", ({ level, message }) => this.#add(level, message));
+    events.on("worker.changed", ({ model, worker, state, why }) => this.workerIs(model, worker, state, why));
+    events.on("scaling.changed", ({ model, from, desired, reason }) =>
+      this.#add("info", `${model} wants ${desired} workers instead of ${from}: ${reason}`),
+    );
+    events.on("task.dead", ({ id, model, code }) =>
+      this.#add("warn", `dead letter ${id}${model === "" ? "" : ` of ${model}`}: ${code}`),
+    );
+    events.on("task.lost", ({ id, why }) => this.#add("error", `task ${id} is lost: ${why}`));
+    events.on("batch.overdue", ({ model, worker, afterMs }) => {
+      const late = `overdue after ${Math.round(afterMs)} ms; its tasks are tried elsewhere`;
+      this.#add("warn", `a batch of ${model} on ${worker} is ${late}`);
+    });
+  }
+
+  get count(): number {
+    return this.#count;
+  }
+
+  workerIs(model: string, worker: string, state: string, why: string): void {
+    const reason = why === "" ? "" : `: ${why}`;
+    this.#add(state === "down" ? "warn" : "info", `${worker} of ${model} is ${state}${reason}`);
+  }
+
+  /** Those after the first `count` that are still here, oldest first. */
+  since(count: number): Note[] {
+    return this.#notes.slice(Math.max(0, this.#notes.length - (this.#count - count)));
+  }
+
+  /** A second has passed. */
+  tick(): void {
+    const more = this.#more;
+    this.#thisSecond = 0;
+    this.#more = 0;
+    if (more > 0) this.#add("info", `and ${more} more in that second; the log has them all`);
+  }
+
+  #add(level: Note["level"], text: string): void {
+    if (this.#thisSecond >= NOTES_PER_SECOND) {
+      this.#more++;
+      return;
+    }
+    this.#thisSecond++;
+    this.#count++;
+    const short = text.length > MAX_NOTE_LENGTH ? `${text.slice(0, MAX_NOTE_LENGTH - 1)}…` : text;
+    this.#notes.push({ at: Math.round(this.#now()), level, text: short });
+    if (this.#notes.length > MAX_NOTES) this.#notes.shift();
+  }
+}
+
+const DELAY_EVERY_MS = 20;
+
+/**
+ * How long this process kept everything waiting: an alarm every 20 ms, and how late it rang. Node's
+ * `monitorEventLoopDelay` does not count what follows a reset, and would have to be reset each second. Here a stall counts
+ * wherever it lies; it may read up to 20 ms short.
+ */
+export class LoopDelay {
+  readonly #clock: Clock;
+  #alarm: Alarm;
+  #dueAt: number;
+  #worstMs = 0;
+
+  constructor(clock: Clock) {
+    this.#clock = clock;
+    this.#dueAt = clock.now() + DELAY_EVERY_MS;
+    this.#alarm = clock.at(this.#dueAt, () => this.#rang());
+  }
+
+  /** The worst since this was last asked; what is late now counts already. */
+  take(): number {
+    const worst = Math.max(this.#worstMs, this.#clock.now() - this.#dueAt);
+    this.#worstMs = 0;
+    return worst;
+  }
+
+  stop(): void {
+    this.#alarm.cancel();
+  }
+
+  #rang(): void {
+    const now = this.#clock.now();
+    this.#worstMs = Math.max(this.#worstMs, now - this.#dueAt);
+    this.#dueAt = now + DELAY_EVERY_MS;
+    this.#alarm = this.#clock.at(this.#dueAt, () => this.#rang());
+  }
 }

@@ -18,6 +18,9 @@ import { SHED_REASONS } from "../events.ts";
 import type { Fold } from "./fold.ts";
 import type { Hello } from "./frames.ts";
 
+/** Dashboards and `ferry top` that may watch a process at once. */
+export const MAX_VIEWERS = 20;
+
 export interface LiveRules {
   readonly maxViewers: number;
   /** How long a viewer may take nothing. */
@@ -76,7 +79,7 @@ export class Live {
     if (this.#closed) throw new Refusal("SERVICE_OVERLOADED", "this process is being stopped");
     if (this.#viewers.size >= maxViewers) {
       const watch = maxViewers === 1 ? "1 viewer watches" : `${maxViewers} viewers watch`;
-      const message = `${watch} already; close one, or raise telemetry.maxViewers`;
+      const message = `${watch} already; close one`;
       throw new Refusal("SERVICE_OVERLOADED", message, { retryAfterMs: 5000 });
     }
     // Those who watch go on from where the newcomer begins.

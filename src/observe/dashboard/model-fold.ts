@@ -20,7 +20,6 @@ import { BatchBook } from "./batches.ts";
 import type { CurveFrame, ModelFrame, Recent, Slots } from "./frames.ts";
 import { Latencies } from "./quantiles.ts";
 import { COLUMN, rounded, SlotRing } from "./slots.ts";
-import { RefusedTenants } from "./tenants.ts";
 import { type ProcessFacts, sayVerdict, type VerdictFacts } from "./verdict.ts";
 import { RECENT_SECONDS, WorkerBook } from "./workers.ts";
 
@@ -322,4 +321,69 @@ function curveFrame({ points, knee, hint }: CurveReading): CurveFrame {
         : { size: knee.size, ms: rounded(knee.ms), perSecond: Math.round(knee.perSecond) },
     hint,
   };
+}
+
+const MAX_TENANTS = 64;
+const KEPT_PER_SECOND = Math.exp(-1 / 60);
+const FORGOTTEN = 0.5;
+
+interface Counter {
+  tenant: string;
+  times: number;
+  retryAfterMs: number;
+}
+
+/**
+ * Who is refused most: the space-saving sketch, with counts that fade. A tenant that is not among the `MAX_TENANTS` counted
+ * replaces the one with the smallest count and goes on from that count: every tenant with more than 1/MAX_TENANTS of
+ * all refusals is therefore among them, and no count is too small. Each second every count loses 1/60 of itself, so a
+ * count reads as "refusals in the last minute".
+ */
+export class RefusedTenants {
+  readonly #counters: Counter[] = [];
+  readonly #places = new Map<string, Counter>();
+
+  count(tenant: string, retryAfterMs: number): void {
+    let counter = this.#places.get(tenant);
+    if (counter === undefined) {
+      counter = this.#counters.length < MAX_TENANTS ? this.#add(tenant) : this.#replaceSmallest(tenant);
+      this.#places.set(tenant, counter);
+    }
+    counter.times++;
+    counter.retryAfterMs = retryAfterMs;
+  }
+
+  /** A second has passed. */
+  fade(): void {
+    const counters = this.#counters;
+    let kept = 0;
+    for (const counter of counters) {
+      counter.times *= KEPT_PER_SECOND;
+      if (counter.times < FORGOTTEN) this.#places.delete(counter.tenant);
+      else counters[kept++] = counter;
+    }
+    counters.length = kept;
+  }
+
+  /** The most refused first. */
+  top(most: number): (readonly [tenant: string, times: number, retryAfterMs: number])[] {
+    const sorted = this.#counters.toSorted((a, b) => b.times - a.times);
+    return sorted
+      .slice(0, most)
+      .map(({ tenant, times, retryAfterMs }) => [tenant, Math.round(times), Math.round(retryAfterMs)]);
+  }
+
+  #add(tenant: string): Counter {
+    const counter = { tenant, times: 0, retryAfterMs: 0 };
+    this.#counters.push(counter);
+    return counter;
+  }
+
+  #replaceSmallest(tenant: string): Counter {
+    let smallest = this.#counters[0]!;
+    for (const counter of this.#counters) if (counter.times < smallest.times) smallest = counter;
+    this.#places.delete(smallest.tenant);
+    smallest.tenant = tenant;
+    return smallest;
+  }
 }

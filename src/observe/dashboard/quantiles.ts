@@ -131,11 +131,3 @@ function middleOf(bucket: number): number {
   const steps = 1 << SUB_BITS;
   return octave * (1 + ((bucket & (steps - 1)) + 0.5) / steps);
 }
-
-/** The middle of a short list; 0 when it is empty. Sorts it. */
-export function medianOf(values: number[]): number {
-  if (values.length === 0) return 0;
-  values.sort((a, b) => a - b);
-  const half = values.length >> 1;
-  return values.length % 2 === 1 ? values[half]! : (values[half - 1]! + values[half]!) / 2;
-}

@@ -7,9 +7,9 @@
  * `SLOW_BY_MS` more, over at least `ENOUGH` batches. Where its batches are larger than usual, that may take up to as
  * many times longer as they are larger and is no reason to call it slow. A worker that nobody has seen for a minute is forgotten.
  */
+import { median } from "../../core/median.ts";
 import type { WorkerSight } from "../sight.ts";
 import type { WorkerRow } from "./frames.ts";
-import { medianOf } from "./quantiles.ts";
 import { rounded } from "./slots.ts";
 
 export const RECENT_SECONDS = 10;
@@ -54,8 +54,8 @@ class Worker {
     this.recentNext = ringPut(this.recent, RECENT, this.recentNext, ms);
     if (now >= this.windowEndsAt) {
       if (this.window.length > 0) {
-        ringPut(this.medianSizes, WINDOWS, this.mediansNext, medianOf(this.windowSizes));
-        this.mediansNext = ringPut(this.medians, WINDOWS, this.mediansNext, medianOf(this.window));
+        ringPut(this.medianSizes, WINDOWS, this.mediansNext, median(this.windowSizes));
+        this.mediansNext = ringPut(this.medians, WINDOWS, this.mediansNext, median(this.window));
       }
       this.window = [];
       this.windowSizes = [];
@@ -68,7 +68,7 @@ class Worker {
 
   /** How many times larger its batches are than usual; 1 where they are not. */
   get larger(): number {
-    return Math.max(1, medianOf([...this.recentSizes]) / medianOf([...this.medianSizes]));
+    return Math.max(1, median(this.recentSizes) / median(this.medianSizes));
   }
 }
 
@@ -140,7 +140,7 @@ export class WorkerBook {
       filled: this.#share(worker.filledMs),
       inFlight,
       ratio: rounded(ratio),
-      batchMs: rounded(medianOf([...worker.recent])),
+      batchMs: rounded(median(worker.recent)),
       ...(state === "down" && { down: { why, sinceMs, retryInMs: Math.round(down?.retryInMs ?? 0) } }),
       zone,
     };
@@ -153,8 +153,8 @@ export class WorkerBook {
       const worker = this.#workers.get(name);
       if (worker === undefined || worker.medians.length === 0 || worker.recent.length < ENOUGH) continue;
       if (worker.lastAt < now - STALE_MS) continue;
-      const usualMs = medianOf([...worker.medians]);
-      const nowMs = medianOf([...worker.recent]);
+      const usualMs = median(worker.medians);
+      const nowMs = median(worker.recent);
       if (nowMs < SLOW_FACTOR * worker.larger * usualMs || nowMs < usualMs + SLOW_BY_MS) continue;
       if (worst === undefined || nowMs / usualMs > worst.nowMs / worst.usualMs) {
         worst = { name, nowMs, usualMs };

@@ -1,238 +1,159 @@
 /**
  * Workers behind gRPC: `ModelInfer` of the Open Inference Protocol v2 (Triton, MLServer, KServe and others).
  *
- * A batch is one call, its rows one behind the other in each input (`gateway/protocol/oip-grpc-worker.ts`); the way there is
- * `grpc-channel.ts`. The worker is told how long it has (`grpc-timeout`); the caller's signal is the clock all the
- * same. What each status means:
+ * A batch is one call, its rows one after the other in each input (`gateway/protocol/oip-grpc.ts`). The worker is told how
+ * long it has (`grpc-timeout`); the caller's signal decides all the same. What each status means:
  *
- *   OK                                           outputs, cut into rows; `unusable` where that cannot be done. Where the
+ *   OK                                           outputs, cut into rows; `unusable` where that is impossible. Where the
  *                                                reply is for all rows together, they go one at a time for a minute
- *   UNAVAILABLE, RESOURCE_EXHAUSTED              `busy`, for as long as grpc-retry-pushback-ms says, 1 s when it
- *                                                says nothing; but a message that is too large is `rejected`,
- *                                                since half of the batch may fit
+ *   UNAVAILABLE, RESOURCE_EXHAUSTED              `busy`, for as long as grpc-retry-pushback-ms says, 1 s when it says
+ *                                                nothing; but a message that is too large is `rejected`, since half of
+ *                                                the batch may fit
  *   INVALID_ARGUMENT, OUT_OF_RANGE,              `rejected`
  *   FAILED_PRECONDITION
- *   NOT_FOUND, UNAUTHENTICATED,                  `rejected` with a code where the client named what it is about: a version, or
- *   PERMISSION_DENIED                            what the worker's words repeat of the parameters (`client-names.ts`)
- *   NOT_FOUND, UNIMPLEMENTED, UNAUTHENTICATED,   otherwise `failed`, blame worker: a wrong name or credential is not about
- *   PERMISSION_DENIED                            one input
+ *   NOT_FOUND, UNAUTHENTICATED,                  `rejected` with a code where the client named what it is about: a
+ *   PERMISSION_DENIED                            version, or what the worker's words repeat of the parameters
+ *   NOT_FOUND, UNIMPLEMENTED, UNAUTHENTICATED,   otherwise `failed`, blame worker: a wrong name or credential is not
+ *   PERMISSION_DENIED                            about one input
  *   any other                                    `failed`, blame worker
- *   none                                         `failed`; the channel says whom to blame
+ *   none                                         `failed`; see `GrpcResult` for the blame
  *
- * Workers are asked by ModelReady how they are (`worker-health.ts`), unless `askReady` is false. One that does not
- * know the question has answered, and that is enough.
+ * Workers are asked for their health by ModelReady; UNIMPLEMENTED counts as well.
+ *
+ * Written by hand on node:http2 rather than on grpc-js, because blame depends on whether the server got a call, and an
+ * aborted call must not share its connection with the next: test/workers/backend/grpc-replies.test.ts.
  */
 import assert from "node:assert/strict";
-import type { Clock } from "../../app/clock.ts";
-import { framed, timeoutText, type GrpcCode } from "../../gateway/protocol/grpc-wire.ts";
+import { constants, type ClientHttp2Session, type ClientHttp2Stream, connect } from "node:http2";
+import type { IncomingHttpHeaders, IncomingHttpStatusHeader } from "node:http2";
+import type { Alarm, Clock } from "../../app/clock.ts";
+import {
+  codeOf,
+  codeOfHttp,
+  framed,
+  GRPC_TYPE,
+  type GrpcCode,
+  isGrpcType,
+  percentDecoded,
+  timeoutText,
+  Unframer,
+} from "../../gateway/protocol/grpc-wire.ts";
 import { callOf, outputsOf } from "../../gateway/protocol/oip-grpc.ts";
 import { OIP_SERVICE, readYes, writeModelName } from "../../gateway/protocol/oip-proto.ts";
 import { ProtoFlaw } from "../../gateway/protocol/protobuf.ts";
-import type { Events } from "../../observe/events.ts";
-import type { Backend, Batch, ClientCode, Reply, Worker, WorkerHealth } from "./backend.ts";
-import { clientNamed } from "./client-names.ts";
-import { GrpcChannel, type GrpcResult } from "./grpc-channel.ts";
-import { INSEPARABLE_HOLDS_MS, workerNames } from "./http.ts";
-import { failed, match, quote, rejected, unusable } from "./match.ts";
-import { headerLoad, HealthQuestions, type HealthRules, type Verdict } from "./worker-health.ts";
-import { WorkerTls, type WorkerTlsOptions } from "./worker-tls.ts";
+import type { Batch, ClientCode, Reply } from "./backend.ts";
+import {
+  ASK_TIMEOUT_MS,
+  headerLoad,
+  type HealthRules,
+  MAX_CALLS,
+  type NetworkAround,
+  NetworkBackend,
+  NetworkWorker,
+  type Verdict,
+  type WorkerPlace,
+} from "./network.ts";
+import {
+  type Blame,
+  boundedWaitMs,
+  clientNamed,
+  failed,
+  match,
+  matchMade,
+  quote,
+  rejected,
+  unusable,
+} from "./replies.ts";
+import { reason, tlsTrouble, type WorkerTls, type WorkerTlsOptions } from "./worker-tls.ts";
 
 export interface GrpcOptions {
   /** grpc://host:port, or grpcs:// for TLS. */
   readonly workers: readonly string[];
-  /** What the workers call the model; left out: as we do. */
+  /** The model's name at the workers; default: the one here. */
   readonly model?: string;
-  /** Of the model, where a client asks for none; left out: the worker chooses. */
+  /** Used where a client asks for none; default: the worker chooses. */
   readonly version?: string;
-  /** What is sent as `authorization`; left out: nothing. Never to be shown. */
+  /** Sent as `authorization`. Never shown. */
   readonly authorization?: string;
   readonly maxReplyBytes: number;
-  readonly keepAliveMs: number;
-  readonly askReady: boolean;
+  /** KEEP_ALIVE_MS by default. */
+  readonly keepAliveMs?: number;
+  /** For tests: true by default. */
+  readonly askReady?: boolean;
   readonly health: HealthRules;
   readonly tls: WorkerTlsOptions;
 }
 
-export interface GrpcAround {
-  readonly model: string;
-  readonly clock: Clock;
-  readonly events: Events;
-}
+type NamedOptions = GrpcOptions & { readonly model: string };
 
-/** What a worker may be given at once: one to run, and one behind it. */
-const MOST_AT_ONCE = 2;
-const DEFAULT_PUSHBACK_MS = 1000;
-const MIN_PUSHBACK_MS = 10;
-const MAX_PUSHBACK_MS = 30_000;
 const MAX_READY_BYTES = 1024;
+/** A connection that was silent for so long is checked. */
+const KEEP_ALIVE_MS = 10_000;
 
-export class GrpcBackend implements Backend {
-  readonly #options: GrpcOptions & { readonly model: string };
-  readonly #clock: Clock;
-  readonly #workers: GrpcWorker[];
-  readonly #tls: WorkerTls;
-
-  constructor(options: GrpcOptions, { model, clock, events }: GrpcAround) {
-    const urls = options.workers.map((worker) => new URL(worker));
-    const names = workerNames(urls);
-    this.#options = { ...options, model: options.model ?? model };
-    this.#clock = clock;
-    this.#tls = new WorkerTls(`model ${model}: backend.tls`, options.tls, clock, events);
-    this.#workers = urls.map((url, index) => this.#worker(names[index]!, url));
-  }
-
-  get workers(): readonly GrpcWorker[] {
-    return this.#workers;
-  }
-
-  async start(): Promise<void> {
-    await this.#tls.start();
-    for (const worker of this.#workers) worker.start();
-  }
-
-  /** It need not be up: like those of the config, it may come later. */
-  grow(address?: string, host?: string): Promise<GrpcWorker> {
-    const url = address === undefined ? null : URL.parse(address);
-    if (url === null || !/^grpcs?:$/.test(url.protocol) || url.port === "") {
-      return Promise.reject(new Error("say where the worker is: grpc://host:port, or grpcs:// for TLS"));
-    }
-    if (this.#workers.some((worker) => worker.address === address)) {
-      return Promise.reject(new Error("this worker is there already"));
-    }
-    const taken = this.#workers.some(({ name }) => name === url.host);
-    const worker = this.#worker(taken ? url.href : url.host, url, host);
-    worker.start();
-    this.#workers.push(worker);
-    return Promise.resolve(worker);
-  }
-
-  retire(worker: Worker): Promise<void> {
-    const at = this.#workers.findIndex((each) => each === worker);
-    if (at >= 0) this.#workers.splice(at, 1)[0]!.stop();
-    return Promise.resolve();
-  }
-
-  stop(): Promise<void> {
-    this.#tls.stop();
-    for (const worker of this.#workers) worker.stop();
-    return Promise.resolve();
-  }
-
-  #worker(name: string, url: URL, host?: string): GrpcWorker {
-    return new GrpcWorker({ name, url, host }, this.#options, this.#tls, this.#clock);
+export class GrpcBackend extends NetworkBackend {
+  constructor(options: GrpcOptions, around: NetworkAround) {
+    const named = { ...options, model: options.model ?? around.model };
+    super(options, around, {
+      wanted: "grpc://host:port, or grpcs:// for TLS",
+      parse: (address = "") => {
+        const url = URL.parse(address);
+        return url !== null && /^grpcs?:$/.test(url.protocol) && url.port !== "" ? url : undefined;
+      },
+      make: (place, tls) => new GrpcWorker(place, named, tls, around.clock),
+    });
   }
 }
 
-class GrpcWorker implements Worker {
-  readonly name: string;
-  readonly address: string;
-  readonly host: string | undefined;
-  readonly #options: GrpcOptions & { readonly model: string };
-  readonly #clock: Clock;
-  /** Those that carry no call; one, or two where batches were handed over early. */
-  readonly #idle: GrpcChannel[];
+class GrpcWorker extends NetworkWorker {
+  readonly #options: NamedOptions;
+  /** One, or two where batches are handed over early. */
+  readonly #idle: GrpcChannel[] = [];
   readonly #calling = new Set<GrpcChannel>();
   readonly #newChannel: () => GrpcChannel;
   readonly #metadata: Readonly<Record<string, string>>;
-  readonly #questions: HealthQuestions | undefined;
-  #reached = true;
-  #stopped = false;
-  #aloneUntil = -Infinity;
-  load: Worker["load"];
 
-  constructor(
-    { name, url, host }: { readonly name: string; readonly url: URL; readonly host?: string | undefined },
-    options: GrpcOptions & { readonly model: string },
-    tls: WorkerTls,
-    clock: Clock,
-  ) {
-    const { authorization, keepAliveMs, askReady, health } = options;
-    this.name = name;
-    this.address = url.href;
-    this.host = host;
+  constructor(place: WorkerPlace, options: NamedOptions, tls: WorkerTls, clock: Clock) {
+    super(place, clock);
+    const { authorization, keepAliveMs = KEEP_ALIVE_MS, askReady = true, health } = options;
     this.#options = options;
-    this.#clock = clock;
-    this.#newChannel = () => new GrpcChannel({ url, host }, tls, clock, keepAliveMs);
-    this.#idle = [this.#newChannel()];
+    this.#newChannel = () => new GrpcChannel(place, tls, clock, keepAliveMs);
     this.#metadata = authorization === undefined ? {} : { authorization };
     if (!askReady) return;
-    const question = { what: "its ModelReady", ask: (signal: AbortSignal) => this.#askReady(signal) };
-    this.#questions = new HealthQuestions(question, health, clock, (share) => this.#heardLoad(share));
+    this.checkHealth({ what: "its ModelReady", ask: (signal) => this.#askReady(signal) }, health);
   }
 
-  start(): void {
-    this.#questions?.start();
-  }
-
-  stop(): void {
-    this.#stopped = true;
-    this.#questions?.stop();
+  override async stop(): Promise<void> {
+    await super.stop();
     for (const channel of [...this.#calling, ...this.#idle]) channel.close();
-  }
-
-  get health(): WorkerHealth | undefined {
-    return this.#questions?.health;
-  }
-
-  set onHealth(changed: (() => void) | undefined) {
-    if (this.#questions !== undefined) this.#questions.onChange = changed;
-  }
-
-  /** Only of use after it could not be reached: that it answers questions does not mean that it runs batches. */
-  get probe(): Worker["probe"] {
-    const questions = this.#questions;
-    return questions === undefined || this.#reached ? undefined : (signal) => questions.ask(signal);
-  }
-
-  /** Undefined: anything. */
-  get maxBatchSize(): number | undefined {
-    return this.#clock.now() < this.#aloneUntil ? 1 : undefined;
   }
 
   async run(batch: Batch, signal: AbortSignal): Promise<Reply> {
     if (signal.aborted) return failed("aborted", "nobody");
-    if (this.#stopped) return failed("worker was stopped", "nobody");
-    assert(this.#calling.size < MOST_AT_ONCE, "a worker gets two batches at a time at most");
+    if (this.stopped) return failed("worker was stopped", "nobody");
+    assert(this.#calling.size < MAX_CALLS, "a worker gets two batches at a time at most");
+    const { id, parameters, tasks, timeoutMs, traceparent } = batch;
     const { model, version = "", maxReplyBytes } = this.#options;
-    const inputs = batch.tasks.map(({ input }) => input);
-    const call = callOf({ id: batch.id, parameters: batch.parameters, inputs }, model, version);
+    const call = callOf({ id, parameters, inputs: tasks.map(({ input }) => input) }, model, version);
     if (call.flaw !== undefined) return rejected(call.flaw);
     const request = {
       path: `/${OIP_SERVICE}/ModelInfer`,
-      headers: this.#headersFor(batch),
+      headers: {
+        ...this.#metadata,
+        ...(timeoutMs !== undefined && { "grpc-timeout": timeoutText(timeoutMs) }),
+        ...(traceparent !== undefined && { traceparent }),
+      },
       body: framed(call.parts),
       maxReplyBytes,
     };
-    // Each on a connection of its own: a call that is aborted takes its connection along, and no other call.
+    // Each on a connection of its own, because an aborted call ends its connection.
     const channel = this.#idle.pop() ?? this.#newChannel();
     this.#calling.add(channel);
     const result = await channel.call(request, signal);
     this.#calling.delete(channel);
     this.#idle.push(channel);
-    const asked = { batch, model, named: call.named };
-    const reply = replyOf(asked, result, () => {
-      this.#aloneUntil = this.#clock.now() + INSEPARABLE_HOLDS_MS;
-    });
-    this.#noteReply(reply, headerLoad(result.headers));
+    const { reply, inseparable = false } = replyOf({ batch, model, named: call.named }, result);
+    this.noteReply(reply, tasks.length, headerLoad(result.headers), inseparable);
     return reply;
-  }
-
-  #headersFor({ timeoutMs, traceparent }: Batch): Record<string, string> {
-    return {
-      ...this.#metadata,
-      ...(timeoutMs !== undefined && { "grpc-timeout": timeoutText(timeoutMs) }),
-      ...(traceparent !== undefined && { traceparent }),
-    };
-  }
-
-  #noteReply(reply: Reply, load: number | undefined): void {
-    this.#reached = reply.kind !== "failed" || reply.blame !== "nobody";
-    if (reply.kind !== "failed") this.#questions?.answered();
-    if (load !== undefined) this.#heardLoad(load);
-  }
-
-  #heardLoad(share: number): void {
-    this.load = { share, at: this.#clock.now() };
   }
 
   /** On a connection of its own, so that nothing of one question is left for the next. */
@@ -241,7 +162,7 @@ class GrpcWorker implements Worker {
     const { model, version = "", health } = this.#options;
     const request = {
       path: `/${OIP_SERVICE}/ModelReady`,
-      headers: { ...this.#metadata, "grpc-timeout": timeoutText(health.askTimeoutMs) },
+      headers: { ...this.#metadata, "grpc-timeout": timeoutText(health.askTimeoutMs ?? ASK_TIMEOUT_MS) },
       body: framed(writeModelName(model, version).parts()),
       maxReplyBytes: MAX_READY_BYTES,
     };
@@ -257,8 +178,7 @@ function verdictOf(result: GrpcResult, late: boolean): Verdict {
     case "message":
       return { why: isReady(result.message) ? "" : "says that it is not ready", silent: false, share };
     case "status":
-      if (result.code === "UNIMPLEMENTED") return { why: "", silent: false, share };
-      return { why: `answered ${result.code}`, silent: false, share };
+      return { why: result.code === "UNIMPLEMENTED" ? "" : `answered ${result.code}`, silent: false, share };
     case "flawed":
       return { why: `answered with a reply that ${result.flaw}`, silent: false };
     case "lost":
@@ -278,46 +198,37 @@ function isReady(message: Buffer): boolean {
 /** What a reply is judged by. */
 interface Asked {
   readonly batch: Batch;
-  /** At the worker. */
+  /** The model's name at the worker. */
   readonly model: string;
   /** The client named a version. */
   readonly named: boolean;
 }
 
-/** `inseparable` is called where the reply is for all rows together. */
-function replyOf(asked: Asked, result: GrpcResult, inseparable: () => void): Reply {
+/** `inseparable`: the reply is for all rows together. */
+function replyOf(asked: Asked, result: GrpcResult): { reply: Reply; inseparable?: boolean } {
   switch (result.kind) {
     case "message":
-      return answer(asked.batch, result.message, inseparable);
+      return answer(asked.batch, result.message);
     case "status":
-      return refusal(result, asked);
+      return { reply: refusal(result, asked) };
     case "flawed":
-      return unusable(`worker's reply ${result.flaw}`);
+      return { reply: unusable(`worker's reply ${result.flaw}`) };
     case "lost":
-      return failed(result.message, result.blame);
+      return { reply: failed(result.message, result.blame) };
   }
 }
 
-function answer(batch: Batch, message: Buffer, inseparable: () => void): Reply {
-  const { length } = batch.tasks;
-  const read = outputsOf(message, length);
-  if (read.flaw === undefined) return match(batch, read.outputs);
-  if (read.inseparable === true) {
-    inseparable();
-    if (read.rows !== undefined)
-      return unusable(`worker returned ${plural(read.rows, "output")} for ${plural(length, "input")}`);
-  }
-  return unusable(`worker's reply ${quote(read.flaw)}`, "worker's reply is flawed");
+function answer(batch: Batch, message: Buffer): { reply: Reply; inseparable?: boolean } {
+  const read = outputsOf(message, batch.tasks.length);
+  if (read.flaw === undefined) return { reply: match(batch, read.outputs) };
+  const inseparable = read.inseparable === true;
+  if (inseparable && read.rows !== undefined)
+    return { reply: matchMade(batch, { length: read.rows }), inseparable };
+  return { reply: unusable(`worker's reply ${quote(read.flaw)}`, "worker's reply is flawed"), inseparable };
 }
 
-function plural(n: number, noun: string): string {
-  return `${n} ${noun}${n === 1 ? "" : "s"}`;
-}
-
-/** What servers say when one message is more than they take. */
+/** How servers word that a message is larger than they take. */
 const TOO_LARGE = /larger than max|exceeds (the )?max|message length too large/i;
-
-const BUSY: ReadonlySet<GrpcCode> = new Set(["UNAVAILABLE", "RESOURCE_EXHAUSTED"]);
 const ABOUT_INPUTS: ReadonlySet<GrpcCode> = new Set([
   "INVALID_ARGUMENT",
   "OUT_OF_RANGE",
@@ -329,7 +240,6 @@ const ADVICE: Partial<Record<GrpcCode, string>> = {
   UNAUTHENTICATED: "(check backend.authorization)",
   PERMISSION_DENIED: "(check backend.authorization)",
 };
-
 /** What a code means where the client named what it is about. */
 const CLIENT_CODES: Partial<Record<GrpcCode, ClientCode>> = {
   NOT_FOUND: "NOT_FOUND",
@@ -342,8 +252,9 @@ function refusal({ code, words, headers }: GrpcResult & { kind: "status" }, aske
   const brief = `worker answered ${code}`;
   const message = said === "" ? brief : `${brief}: ${said}`;
   if (code === "RESOURCE_EXHAUSTED" && TOO_LARGE.test(words)) return rejected(message);
-  if (BUSY.has(code)) {
-    const retryAfterMs = pushbackMs(headers["grpc-retry-pushback-ms"]);
+  if (code === "UNAVAILABLE" || code === "RESOURCE_EXHAUSTED") {
+    const pushback = String(headers["grpc-retry-pushback-ms"]);
+    const retryAfterMs = boundedWaitMs(/^\d{1,9}$/.test(pushback) ? Number(pushback) : NaN);
     return { kind: "busy", message, brief, retryAfterMs, named: isNamed(words, asked) };
   }
   if (ABOUT_INPUTS.has(code)) return rejected(message);
@@ -356,14 +267,327 @@ function refusal({ code, words, headers }: GrpcResult & { kind: "status" }, aske
   return failed(`${message} ${advice}`, "worker", `${brief} ${advice}`);
 }
 
-/** `byVersion`: the version that the client asked for may be what it is about. */
+/** `byVersion`: it may be about the version that the client asked for. */
 function isNamed(words: string, { batch, model, named }: Asked, byVersion = true): boolean {
   if (named && byVersion) return true;
   // Inputs are tensors: nothing in them is a name.
   return clientNamed({ words, parameters: batch.parameters, inputs: [], model }) === "parameters";
 }
 
-function pushbackMs(text: string | string[] | undefined): number {
-  if (typeof text !== "string" || !/^\d{1,9}$/.test(text)) return DEFAULT_PUSHBACK_MS;
-  return Math.min(MAX_PUSHBACK_MS, Math.max(MIN_PUSHBACK_MS, Number(text)));
+interface GrpcRequest {
+  /** `/package.Service/Method` */
+  readonly path: string;
+  /** Metadata, names in lower case. */
+  readonly headers: Readonly<Record<string, string>>;
+  /** With its prefix. */
+  readonly body: Buffer;
+  readonly maxReplyBytes: number;
+}
+
+/**
+ * message   status OK and one message
+ * status    any other status; also what a proxy's HTTP status stands for
+ * flawed    status OK, but no message that can be read
+ * lost      no status. `nobody`: the server has not got it, or says that it did not look at it; `batch`: the connection
+ *           ended while the server had the call; `worker`: the server broke it off
+ */
+type GrpcResult = { readonly headers: IncomingHttpHeaders } & (
+  | { readonly kind: "message"; readonly message: Buffer }
+  | { readonly kind: "status"; readonly code: GrpcCode; readonly words: string }
+  | { readonly kind: "flawed"; readonly flaw: string }
+  | { readonly kind: "lost"; readonly blame: Blame; readonly message: string }
+);
+
+const STREAM_WINDOW_BYTES = 1024 * 1024;
+const SESSION_WINDOW_BYTES = 4 * 1024 * 1024;
+/** How long a retired connection may take to end. */
+const GOODBYE_MS = 1000;
+const MAX_PINGS = 3;
+
+/**
+ * Calls of one message each way to one gRPC server: one HTTP/2 connection, one call at a time.
+ *
+ * The connection is made for the first call and kept. An aborted call is cancelled (RST_STREAM) and ends its connection:
+ * one that went silent should not be trusted with the next batch. The connection is also left when the server announces
+ * that it will close it (GOAWAY), and when the certificates changed.
+ *
+ * A peer that died silently: an idle connection is probed by TCP keep-alive (`keepAliveMs`); a call that has heard nothing
+ * for `keepAliveMs` sends an HTTP/2 PING, and again after twice and four times as long. A PING that is not answered within
+ * `keepAliveMs` ends the connection. There are three at most in one call, and none without one, because gRPC servers hang
+ * up on clients that ping more often ("too_many_pings").
+ */
+class GrpcChannel {
+  readonly #place: Omit<WorkerPlace, "name">;
+  readonly #tls: WorkerTls;
+  readonly #clock: Clock;
+  readonly #keepAliveMs: number;
+  #session: ClientHttp2Session | undefined;
+  /** Of the certificates with which it was made. */
+  #version = 0;
+  /** Those that were told to end, each with the alarm that destroys it. */
+  readonly #retired = new Map<ClientHttp2Session, Alarm>();
+  #call: GrpcCall | undefined;
+  #closed = false;
+
+  constructor(place: Omit<WorkerPlace, "name">, tls: WorkerTls, clock: Clock, keepAliveMs: number) {
+    this.#place = place;
+    this.#tls = tls;
+    this.#clock = clock;
+    this.#keepAliveMs = keepAliveMs;
+  }
+
+  /** Never rejects. */
+  async call(request: GrpcRequest, signal: AbortSignal): Promise<GrpcResult> {
+    const call = (this.#call = new GrpcCall(request, this.#clock, this.#keepAliveMs));
+    const abort = (): void => call.abort();
+    signal.addEventListener("abort", abort);
+    void this.#start(call);
+    const result = await call.result;
+    signal.removeEventListener("abort", abort);
+    this.#call = undefined;
+    if (!call.intact) this.#retire();
+    return result;
+  }
+
+  /** Ends what is running, at once. */
+  close(): void {
+    this.#closed = true;
+    this.#call?.finish(lost("nobody", "worker was stopped"));
+    this.#session?.destroy();
+    for (const [session, alarm] of this.#retired) {
+      alarm.cancel();
+      session.destroy();
+    }
+    this.#retired.clear();
+  }
+
+  async #start(call: GrpcCall): Promise<void> {
+    try {
+      if (this.#version !== this.#tls.version) this.#retire();
+      this.#version = this.#tls.version;
+      const kept = this.#session;
+      if (kept !== undefined && !kept.closed && !kept.destroyed) return call.start(kept);
+      const session = await this.#connect();
+      if (call.finished || this.#closed) return session.destroy();
+      this.#session = session;
+      session.once("close", () => {
+        if (this.#session === session) this.#session = undefined;
+      });
+      call.start(session);
+    } catch (error) {
+      call.finish(unreachable(error as Error));
+    }
+  }
+
+  async #connect(): Promise<ClientHttp2Session> {
+    const { url, host = url.host } = this.#place;
+    const secure = url.protocol === "grpcs:";
+    const socket = await this.#tls.open(url, this.#place.host);
+    if (secure && socket.alpnProtocol !== "h2") {
+      socket.destroy();
+      throw new NoHttp2();
+    }
+    socket.setKeepAlive(true, this.#keepAliveMs);
+    const session = connect(`${secure ? "https" : "http"}://${host}`, {
+      createConnection: () => socket,
+      settings: { enablePush: false, initialWindowSize: STREAM_WINDOW_BYTES },
+    });
+    // Each call listens for errors itself.
+    session.on("error", () => {});
+    session.once("connect", () => {
+      if (!session.destroyed) session.setLocalWindowSize(SESSION_WINDOW_BYTES);
+    });
+    return session;
+  }
+
+  /** It takes no further call, but sends what it still has to send. */
+  #retire(): void {
+    const session = this.#session;
+    this.#session = undefined;
+    if (session === undefined || session.destroyed) return;
+    session.close();
+    if (this.#closed || session.destroyed) return session.destroy();
+    const alarm = this.#clock.at(this.#clock.now() + GOODBYE_MS, () => session.destroy());
+    this.#retired.set(session, alarm);
+    session.once("close", () => {
+      alarm.cancel();
+      this.#retired.delete(session);
+    });
+  }
+}
+
+/** One call until exactly one result is known. */
+class GrpcCall {
+  readonly #outcome = Promise.withResolvers<GrpcResult>();
+  readonly result = this.#outcome.promise;
+  readonly #request: GrpcRequest;
+  readonly #clock: Clock;
+  readonly #keepAliveMs: number;
+  readonly #body: Unframer;
+  #session: ClientHttp2Session | undefined;
+  #stream: ClientHttp2Stream | undefined;
+  #alarm: Alarm | undefined;
+  #pings = 0;
+  #sent = false;
+  #http = 0;
+  #headers: IncomingHttpHeaders = {};
+  /** Headers or trailers with a `grpc-status`. */
+  #trailers: IncomingHttpHeaders | undefined;
+  #error: Error | undefined;
+  #silent = false;
+  finished = false;
+  /** The connection may carry the next call. */
+  intact = false;
+
+  constructor(request: GrpcRequest, clock: Clock, keepAliveMs: number) {
+    this.#request = request;
+    this.#clock = clock;
+    this.#keepAliveMs = keepAliveMs;
+    this.#body = new Unframer(request.maxReplyBytes);
+  }
+
+  start(session: ClientHttp2Session): void {
+    if (this.finished) return;
+    const { path, headers, body } = this.#request;
+    this.#session = session;
+    const stream = (this.#stream = session.request({
+      ":method": "POST",
+      ":path": path,
+      "content-type": GRPC_TYPE,
+      te: "trailers",
+      ...headers,
+    }));
+    stream.on("error", this.#noteError);
+    stream.on("finish", () => (this.#sent = true));
+    stream.on("response", (headers) => this.#answered(headers));
+    stream.on("data", (chunk: Buffer) => this.#read(chunk));
+    stream.on("trailers", (trailers) => this.#noteStatus(trailers));
+    stream.on("end", () => {
+      if (this.#trailers !== undefined || this.#http !== 200) this.#conclude();
+    });
+    stream.on("close", () => this.#conclude());
+    session.on("error", this.#noteError);
+    stream.end(body);
+    this.#listen(this.#keepAliveMs);
+  }
+
+  abort(): void {
+    this.finish(lost(this.#sent ? "batch" : "nobody", "aborted"));
+  }
+
+  /** The first result counts. Without one from the server the call is cancelled. */
+  finish(result: GrpcResult): void {
+    if (this.finished) return;
+    this.finished = true;
+    this.#alarm?.cancel();
+    this.#session?.off("error", this.#noteError);
+    this.intact = result.kind === "message" || result.kind === "status";
+    const stream = this.#stream;
+    // A server may answer before it has read everything, and need not read the rest then.
+    if (stream !== undefined && !stream.closed && !(this.intact && stream.writableFinished))
+      stream.close(constants.NGHTTP2_CANCEL);
+    this.#outcome.resolve(result);
+  }
+
+  readonly #noteError = (error: Error): void => {
+    this.#error ??= error;
+  };
+
+  #answered(headers: IncomingHttpHeaders & IncomingHttpStatusHeader): void {
+    this.#http = headers[":status"] ?? 0;
+    this.#headers = headers;
+    this.#noteStatus(headers);
+  }
+
+  #noteStatus(headers: IncomingHttpHeaders): void {
+    this.#pings = 0;
+    if (headers["grpc-status"] !== undefined) this.#trailers = headers;
+  }
+
+  #read(chunk: Buffer): void {
+    this.#pings = 0;
+    if (this.finished || this.#http !== 200 || !isGrpcType(this.#headers["content-type"])) return;
+    if (!this.#body.take(chunk)) this.#finishBody(this.#headers);
+  }
+
+  #conclude(): void {
+    if (this.finished) return;
+    const { "content-type": type } = this.#headers;
+    const trailers = this.#trailers;
+    const headers = { ...this.#headers, ...trailers };
+    if (this.#http === 0 || (this.#http === 200 && trailers === undefined && isGrpcType(type))) {
+      return this.finish(this.#broken());
+    }
+    if (trailers === undefined) {
+      const code = this.#http === 200 ? "UNKNOWN" : codeOfHttp(this.#http);
+      const words = `HTTP status ${this.#http} (${type ?? "no content type"}) instead of gRPC`;
+      return this.finish({ kind: "status", code, words, headers });
+    }
+    const code = codeOf(String(trailers["grpc-status"]));
+    if (code === "OK") return this.#finishBody(headers);
+    const words = percentDecoded(String(trailers["grpc-message"] ?? ""));
+    this.finish({ kind: "status", code, words, headers });
+  }
+
+  #finishBody(headers: IncomingHttpHeaders): void {
+    const { message, flaw } = this.#body.end();
+    if (flaw === undefined) return this.finish({ kind: "message", message, headers });
+    const limit = `is larger than maxReplyBytes (${this.#request.maxReplyBytes})`;
+    const words = flaw === "too large" ? limit : `cannot be read: its message is ${flaw}`;
+    this.finish({ kind: "flawed", flaw: words, headers });
+  }
+
+  /** The stream is over and the server has sent no status. */
+  #broken(): GrpcResult {
+    const session = this.#session!;
+    const code = this.#stream!.rstCode;
+    const when = this.#http === 0 ? "before it answered" : "in the middle of its reply";
+    if (this.#silent) return lost("batch", `worker did not answer a ping within ${this.#keepAliveMs} ms`);
+    const open = !session.destroyed && !session.closed;
+    if (code === constants.NGHTTP2_REFUSED_STREAM) {
+      return lost("nobody", open ? "worker refused the call unseen" : "worker was closing the connection");
+    }
+    if (open) return lost("worker", `worker broke the call off ${when} (HTTP/2 error ${code})`);
+    const error = this.#error;
+    const tls = error && tlsTrouble(error);
+    if (tls?.final === true) return lost("nobody", tls.message);
+    if (error !== undefined && isNoHttp2(error)) return unreachable(new NoHttp2());
+    const why = error === undefined ? "connection closed" : reason(error);
+    return lost(this.#sent ? "batch" : "nobody", `worker closed the connection ${when} (${why})`);
+  }
+
+  /** Pings after a silence of `ms`, which doubles each time. */
+  #listen(ms: number): void {
+    this.#alarm = this.#clock.at(this.#clock.now() + ms, () => {
+      if (this.#pings === MAX_PINGS) return;
+      this.#pings++;
+      const session = this.#session!;
+      this.#alarm = this.#clock.at(this.#clock.now() + this.#keepAliveMs, () => {
+        this.#silent = true;
+        session.destroy();
+      });
+      session.ping((error) => {
+        if (this.finished || error !== null) return;
+        this.#alarm?.cancel();
+        this.#listen(ms * 2);
+      });
+    });
+  }
+}
+
+class NoHttp2 extends Error {}
+
+function unreachable(error: Error): GrpcResult {
+  if (error instanceof NoHttp2) return lost("worker", "worker does not speak HTTP/2 at this address");
+  const message = tlsTrouble(error)?.message ?? `cannot connect to the worker: ${reason(error)}`;
+  return lost("nobody", message);
+}
+
+/** What Node raises when the bytes that come are no HTTP/2 frames. */
+function isNoHttp2(error: Error & { code?: string }): boolean {
+  return error.code === "ERR_HTTP2_ERROR" && /protocol error|magic/i.test(error.message);
+}
+
+function lost(blame: Blame, message: string): GrpcResult {
+  return { kind: "lost", blame, message, headers: {} };
 }

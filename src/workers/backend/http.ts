@@ -1,262 +1,172 @@
 /**
  * Workers behind HTTP, in whichever protocol they speak (`src/gateway/protocol`): one call per batch.
- * What each answer means stands in `http-exchange.ts`.
  *
- * Each worker has one connection, kept alive between batches, and a second one where a batch is handed over while it runs
- * another. Whatever does not end with a complete reply (an abort, a reply over the cap, an error) destroys the
- * connection it was on and no other, so the next batch starts on a fresh one and can never read the tail of another. The caller's signal is the only clock of a call;
- * a worker that drips a byte a second is aborted like one that hangs.
+ * Each worker has one connection, kept alive between batches, and a second one while a batch is handed over during another.
+ * An exchange that does not end with a complete reply (an abort, a reply over the limit, an error) destroys its own
+ * connection and no other, so the next batch can never read the tail of this one. The caller's signal is the only clock of
+ * a call; a worker that drips a byte a second is aborted like one that hangs. What each answer means:
  *
- * A call that uses an extension of its protocol (`Call.extended`) and is refused by a worker that has not answered such a call
- * lately may have been refused for that. The worker is asked whether it speaks the extension; if it does not say so, the same
- * batch is sent again without. Nothing of that is held against the worker, and if it answers, it gets no such call any more.
+ *   2xx                        `match` decides; not JSON, not UTF-8 or over maxReplyBytes is `unusable`
+ *   429, 503                   `busy`, for as long as Retry-After(-Ms) says, 1 s when it says nothing
+ *   401, 403, 429              `rejected` with a code where the call carried the client's own credential
+ *   401, 403, 404, 405         `rejected` with a code where the client named what it is about (`clientNamed`); without one
+ *                              where that is an input
+ *   401, 403, 404, 405, 407    otherwise `failed`, blame worker: a wrong URL or credential is not about one input
+ *   408, 3xx, 5xx              `failed`, blame worker; redirects are never followed
+ *   any other 4xx              `rejected`
+ *   no connection              `failed`, blame nobody; also when TLS cannot be agreed on (`worker-tls.ts`)
+ *   connection lost            `failed`, blame batch, once the request was written; also in the middle of a reply
+ *
+ * A worker that refuses a call with an extension of its protocol (`Call.extended`), and has not answered such a call
+ * lately, may not speak the extension. It is asked; the refusal does not count against it if the answer is no:
  *
  *   refused: 4xx about the inputs, 500, 501 ── listed in its metadata ──► the refusal stands
- *                                           ── not listed ──► sent again without the extension; that reply counts
+ *                                           ── not listed ──► sent again without the extension; that reply counts, and
+ *                                                             if it is an answer, no such call is made any more
  *                                           ── cannot be asked ──► the refusal stands
  *
- * Any reply may carry `x-ferry-load`, how full the worker is. `start` does not wait for workers: one that is
- * down at boot may come up later. Where there is a `healthPath` it begins to ask them (`worker-health.ts`), and where
- * their protocol has a place for it, how many inputs they take in one call (`worker-info.ts`).
+ * Any reply may carry `x-ferry-load`, how full the worker is.
  */
 import assert from "node:assert/strict";
-import { Client } from "undici";
+import { isUtf8 } from "node:buffer";
+import { Client, type Dispatcher, errors } from "undici";
 import type { Clock } from "../../app/clock.ts";
 import { batch as batchApi } from "../../gateway/protocol/batch.ts";
 import { uncredited } from "../../gateway/protocol/fields.ts";
 import type { Call, WorkerSide } from "../../gateway/protocol/protocol.ts";
-import type { Events } from "../../observe/events.ts";
-import type { Backend, Batch, Reply, Worker, WorkerHealth } from "./backend.ts";
-import { HttpExchange } from "./http-exchange.ts";
-import { failed, rejected } from "./match.ts";
-import { type HealthPlace, type HealthRules, HealthQuestions, overHttp } from "./worker-health.ts";
-import { ask, InfoQuestions } from "./worker-info.ts";
-import { CONNECT_TIMEOUT_MS, WorkerTls, type WorkerTlsOptions } from "./worker-tls.ts";
+import type { Batch, ClientCode, Reply } from "./backend.ts";
+import {
+  askText,
+  headerLoad,
+  healthOverHttp,
+  type HealthRules,
+  type HttpPlace,
+  MAX_CALLS,
+  type NetworkAround,
+  NetworkBackend,
+  NetworkWorker,
+  type WorkerPlace,
+} from "./network.ts";
+import { boundedWaitMs, clientNamed, failed, match, quote, rejected, unusable } from "./replies.ts";
+import {
+  CONNECT_TIMEOUT_MS,
+  reason,
+  tlsTrouble,
+  type WorkerTls,
+  type WorkerTlsOptions,
+} from "./worker-tls.ts";
 
 export interface HttpOptions {
-  /** Left out: `batch`. */
+  /** Default: `batch`. */
   readonly protocol?: WorkerSide;
   /** Full endpoint URLs. */
   readonly workers: readonly string[];
-  /** What the workers call the model; left out: as we do. */
+  /** The model's name at the workers; default: the one here. */
   readonly model?: string;
-  /** What is sent as `Authorization`; left out: nothing. Never to be shown. */
+  /** Sent as `Authorization`. Never shown. */
   readonly authorization?: string;
-  /** Where clients' own credentials are, which go to the workers in its place; left out: they do not. */
+  /** Holds clients' own credentials, which go to the workers in place of `authorization`. */
   readonly vault?: { find(name: string): string | undefined } | undefined;
   readonly maxReplyBytes: number;
-  /** Left out: workers are not asked how they are. */
+  /** Default: that of the protocol; without either, workers are not asked for their health. */
   readonly healthPath?: string;
   readonly health: HealthRules;
   readonly tls: WorkerTlsOptions;
 }
 
-/** Whose backend it is, and what it lives by. */
-export interface HttpAround {
-  readonly model: string;
-  readonly clock: Clock;
-  readonly events: Events;
-}
-
 /**
- * Shorter than the idle timeout of common servers (gunicorn 2 s, uvicorn and Node 5 s), so that a batch
- * is not written to a connection that the worker is about to close. A server's own hint comes first.
+ * Shorter than the idle timeout of common servers (gunicorn 2 s, uvicorn and Node 5 s), so that a batch is not written to
+ * a connection that the worker is about to close. A server's own hint comes first.
  */
 const IDLE_CONNECTION_MS = 1_000;
-/** What a worker may be given at once: one to run, and one behind it. */
-const MOST_AT_ONCE = 2;
-/** So long a worker whose reply could not be cut gets one task at a time; then the next batch is tried. */
-export const INSEPARABLE_HOLDS_MS = 60_000;
-
-/** So long after an answer to a call with an extension a refusal of another is taken to be about its inputs. */
+/** For so long after an answer to a call with an extension, a refusal of another is about its inputs. */
 const EXTENSION_HOLDS_MS = 60_000;
+/** Enough of an error page to quote from. */
+const MAX_ERROR_BYTES = 16 * 1024;
 
-/** What holds for every connection to a worker. */
-export const CONNECTION = {
-  pipelining: 1,
-  // HTTP/2 would share one connection between an aborted exchange and the next.
-  allowH2: false,
-  connectTimeout: CONNECT_TIMEOUT_MS,
-  keepAliveTimeout: IDLE_CONNECTION_MS,
-  headersTimeout: 0,
-  bodyTimeout: 0,
-} as const;
+/** For undici, of every connection to `url`; `host` as in `WorkerPlace`. */
+export function connectionOptions(url: URL, host: string | undefined, tls: WorkerTls): Client.Options {
+  return {
+    pipelining: 1,
+    // HTTP/2 would share one connection between an aborted exchange and the next.
+    allowH2: false,
+    connectTimeout: CONNECT_TIMEOUT_MS,
+    keepAliveTimeout: IDLE_CONNECTION_MS,
+    headersTimeout: 0,
+    bodyTimeout: 0,
+    ...(url.protocol === "https:" && { connect: tls.connector(CONNECT_TIMEOUT_MS, { host }) }),
+  };
+}
 
-export class HttpBackend implements Backend {
-  readonly #options: HttpOptions;
-  readonly #model: string;
-  readonly #clock: Clock;
-  readonly #workers: HttpWorker[];
-  readonly #tls: WorkerTls;
-
-  constructor(options: HttpOptions, { model, clock, events }: HttpAround) {
-    const urls = options.workers.map((worker) => new URL(worker));
-    const names = workerNames(urls);
-    this.#options = options;
-    this.#model = model;
-    this.#clock = clock;
-    this.#tls = new WorkerTls(`model ${model}: backend.tls`, options.tls, clock, events);
-    this.#workers = urls.map((url, index) => this.#worker(names[index]!, url));
-  }
-
-  get workers(): readonly HttpWorker[] {
-    return this.#workers;
-  }
-
-  async start(): Promise<void> {
-    await this.#tls.start();
-    for (const worker of this.workers) worker.start();
-  }
-
-  /** It need not be up: like those of the config, it may come later. */
-  grow(address?: string, host?: string): Promise<HttpWorker> {
-    if (address === undefined || !URL.canParse(address)) {
-      return Promise.reject(new Error("say where the worker is: its full endpoint URL"));
-    }
-    if (this.#workers.some((worker) => worker.address === address)) {
-      return Promise.reject(new Error("this worker is there already"));
-    }
-    const url = new URL(address);
-    const taken = new Set(this.#workers.map(({ name }) => name));
-    const name = [url.host, url.host + url.pathname, address].find((each) => !taken.has(each)) ?? address;
-    const worker = this.#worker(name, url, host);
-    worker.start();
-    this.#workers.push(worker);
-    return Promise.resolve(worker);
-  }
-
-  async retire(worker: Worker): Promise<void> {
-    const at = this.#workers.findIndex((each) => each === worker);
-    if (at >= 0) await this.#workers.splice(at, 1)[0]!.stop();
-  }
-
-  #worker(name: string, url: URL, host?: string): HttpWorker {
-    const { model, protocol } = this.#options;
-    const named = { ...this.#options, model: model ?? protocol?.modelOf?.(url.pathname) ?? this.#model };
-    return new HttpWorker({ name, url, host }, named, this.#tls, this.#clock);
-  }
-
-  async stop(): Promise<void> {
-    this.#tls.stop();
-    await Promise.all(this.workers.map((worker) => worker.stop()));
+export class HttpBackend extends NetworkBackend {
+  constructor(options: HttpOptions, around: NetworkAround) {
+    const { protocol } = options;
+    super(options, around, {
+      wanted: "its full endpoint URL",
+      parse: (address = "") => URL.parse(address) ?? undefined,
+      make: (place, tls) => {
+        const model = options.model ?? protocol?.modelOf?.(place.url.pathname) ?? around.model;
+        return new HttpWorker(place, { ...options, model }, tls, around.clock);
+      },
+    });
   }
 }
 
-/** One worker: what it is called, where it is, and by which `name:port` it is asked, if that is not in its URL. */
-interface Place {
-  readonly name: string;
-  readonly url: URL;
-  readonly host?: string | undefined;
-}
-
-class HttpWorker implements Worker {
-  readonly name: string;
-  readonly address: string;
-  readonly host: string | undefined;
+class HttpWorker extends NetworkWorker {
   readonly #url: URL;
+  readonly #options: HttpOptions & { readonly model: string };
   readonly #protocol: WorkerSide;
-  readonly #model: string;
-  readonly #path: string;
   readonly #basePath: string;
   readonly #headers: Record<string, string>;
-  readonly #vault: HttpOptions["vault"];
-  readonly #maxReplyBytes: number;
   readonly #tls: WorkerTls;
-  readonly #clock: Clock;
-  readonly #questions: HealthQuestions | undefined;
-  readonly #info: InfoQuestions | undefined;
+  readonly #questions: Omit<HttpPlace, "path">;
   /** Connections that carry nothing: none until the first batch and after each broken exchange. */
   readonly #idle: Client[] = [];
   /** Of the certificates with which they were made. */
   #version = 0;
-  /** What is under way, each with its connection. */
   readonly #exchanges = new Map<HttpExchange, Client>();
-  #reached = true;
-  #aloneUntil = -Infinity;
   /** It does not speak its protocol's extension. */
   #plain = false;
   /** When it last showed that it does. */
   #extendedAt = -Infinity;
-  readonly #asked: Omit<HealthPlace, "path">;
-  #stopped = false;
-  load: Worker["load"];
 
   constructor(
-    { name, url, host }: Place,
+    place: WorkerPlace,
     options: HttpOptions & { readonly model: string },
     tls: WorkerTls,
     clock: Clock,
   ) {
-    const { protocol = batchApi, maxReplyBytes, health } = options;
-    this.name = name;
-    this.address = url.href;
-    this.host = host;
+    super(place, clock);
+    const { url, host } = place;
+    const { protocol = batchApi, health } = options;
     this.#url = url;
+    this.#options = options;
     this.#protocol = protocol;
-    this.#model = options.model;
-    this.#path = url.pathname + url.search;
     this.#basePath = protocol.basePath(url.pathname);
-    const always = { ...authorizationOf(url, options.authorization), ...(host !== undefined && { host }) };
-    this.#headers = { "content-type": "application/json", accept: "application/json", ...always };
-    this.#vault = options.vault;
-    this.#maxReplyBytes = maxReplyBytes;
     this.#tls = tls;
-    this.#clock = clock;
-    const healthPath = options.healthPath ?? behind(this.#basePath, protocol.healthPath);
-    const headers = { accept: "application/json", ...always };
-    const asked = (this.#asked = { headers, client: () => this.#connect() });
+    this.limit = protocol.maxBatchSize;
+    const json = "application/json";
+    const always = { ...authorizationOf(url, options.authorization), ...(host !== undefined && { host }) };
+    this.#headers = { "content-type": json, accept: json, ...always };
+    this.#questions = { headers: { accept: json, ...always }, client: () => this.#connect() };
     if (protocol.info !== undefined) {
-      const place = { ...asked, path: this.#basePath + protocol.info.path };
-      this.#info = new InfoQuestions(place, protocol.info.maxBatchSize, health, clock);
+      const { path, maxBatchSize } = protocol.info;
+      this.askInfo({ ...this.#questions, path: this.#basePath + path }, maxBatchSize, health);
     }
-    if (healthPath === undefined) return;
-    const place = { ...asked, path: healthPath };
-    this.#questions = new HealthQuestions(overHttp(place), health, clock, (share) => this.#heardLoad(share));
+    const healthPath = options.healthPath ?? this.#behindBase(protocol.healthPath);
+    if (healthPath !== undefined)
+      this.checkHealth(healthOverHttp({ ...this.#questions, path: healthPath }), health);
   }
 
-  start(): void {
-    this.#questions?.start();
-    this.#info?.start();
-  }
-
-  get health(): WorkerHealth | undefined {
-    return this.#questions?.health;
-  }
-
-  set onHealth(changed: (() => void) | undefined) {
-    const questions = this.#questions;
-    if (questions === undefined) return;
-    questions.onChange = () => {
-      if (questions.health?.well === true) this.#info?.again();
-      changed?.();
-    };
-  }
-
-  /** Only of use after it could not be reached: that it answers questions does not mean that it runs batches. */
-  get probe(): Worker["probe"] {
-    const questions = this.#questions;
-    return questions === undefined || this.#reached ? undefined : (signal) => questions.ask(signal);
-  }
-
-  /** What it can be sent at once; undefined: anything. */
-  get maxBatchSize(): number | undefined {
-    if (this.#clock.now() < this.#aloneUntil) return 1;
-    return this.#info?.maxBatchSize ?? this.#protocol.maxBatchSize;
-  }
-
-  #headersFor({ traceparent }: Batch, { type, headers }: Call): Record<string, string> {
-    return {
-      ...this.#headers,
-      ...(traceparent !== undefined && { traceparent }),
-      ...(type !== undefined && { "content-type": type, accept: "*/*" }),
-      ...headers,
-    };
+  #behindBase(path: string | undefined): string | undefined {
+    return path === undefined ? undefined : this.#basePath + path;
   }
 
   run(given: Batch, signal: AbortSignal): Promise<Reply> {
-    if (this.#vault === undefined) return this.#run(given, signal, undefined);
+    const { vault } = this.#options;
+    if (vault === undefined) return this.#run(given, signal, undefined);
     const { parameters, name } = uncredited(given.parameters);
-    const authorization = name === undefined ? undefined : this.#vault.find(name);
+    const authorization = name === undefined ? undefined : vault.find(name);
     if (name === undefined || authorization !== undefined)
       return this.#run({ ...given, parameters }, signal, authorization);
     const message =
@@ -268,38 +178,28 @@ class HttpWorker implements Worker {
     const call = this.#call(batch, this.#plain);
     const { reply, status } = await this.#send(call, batch, signal, authorization);
     if (call.extended !== true) return reply;
-    const now = this.#clock.now();
+    const now = this.clock.now();
     if (reply.kind === "answered") {
-      // Where only outputs were asked for in another form the worker may just have paid no heed.
+      // Where only outputs were asked for in another form, the worker may have ignored that.
       if (typeof call.body !== "string") this.#extendedAt = now;
       return reply;
     }
     if (!mayBeTheForm(reply, status) || now - this.#extendedAt <= EXTENSION_HOLDS_MS) return reply;
-    return this.#plainly(batch, signal, authorization, reply);
-  }
-
-  /** What was refused may have been the extension: finds out, and does without it if so. */
-  async #plainly(
-    batch: Batch,
-    signal: AbortSignal,
-    authorization: string | undefined,
-    refused: Reply,
-  ): Promise<Reply> {
     const { path, listed } = this.#protocol.extension!;
-    const metadata = await ask({ ...this.#asked, path: this.#basePath + path }, signal);
-    if (metadata === undefined) return refused;
+    const metadata = await askText({ ...this.#questions, path: this.#basePath + path }, signal);
+    if (metadata === undefined) return reply;
     if (listed(metadata)) {
-      this.#extendedAt = this.#clock.now();
-      return refused;
+      this.#extendedAt = this.clock.now();
+      return reply;
     }
-    const { reply } = await this.#send(this.#call(batch, true), batch, signal, authorization);
-    if (reply.kind === "answered") this.#plain = true;
-    return reply;
+    const { reply: plain } = await this.#send(this.#call(batch, true), batch, signal, authorization);
+    if (plain.kind === "answered") this.#plain = true;
+    return plain;
   }
 
   #call({ tasks, parameters }: Batch, plain: boolean): Call {
     const inputs = tasks.map(({ input }) => input);
-    return this.#protocol.call(inputs, parameters, this.#model, plain);
+    return this.#protocol.call(inputs, parameters, this.#options.model, plain);
   }
 
   #send(
@@ -310,11 +210,12 @@ class HttpWorker implements Worker {
   ): Promise<{ readonly reply: Reply; readonly status: number }> {
     const unsent = (reply: Reply) => Promise.resolve({ reply, status: 0 });
     if (signal.aborted) return unsent(failed("aborted", "nobody"));
-    if (this.#stopped) return unsent(failed("worker was stopped", "nobody"));
-    assert(this.#exchanges.size < MOST_AT_ONCE, "a worker gets two batches at a time at most");
+    if (this.stopped) return unsent(failed("worker was stopped", "nobody"));
+    assert(this.#exchanges.size < MAX_CALLS, "a worker gets two batches at a time at most");
     if (call.flaw !== undefined) return unsent(rejected(call.flaw));
+    const { vault, model, maxReplyBytes } = this.#options;
     const ours = this.#headers["authorization"] !== undefined;
-    const ownCredential = this.#vault !== undefined && (authorization !== undefined || !ours);
+    const ownCredential = vault !== undefined && (authorization !== undefined || !ours);
     return new Promise((resolve) => {
       const client = this.#connection();
       const { version } = this.#tls;
@@ -322,60 +223,58 @@ class HttpWorker implements Worker {
       const exchange = new HttpExchange(
         batch,
         this.#protocol,
-        { model: this.#model, named: call.named === true, ownCredential },
-        this.#maxReplyBytes,
-        this.#clock,
+        { model, named: call.named === true, ownCredential },
+        maxReplyBytes,
+        this.clock,
         (reply, intact) => {
           signal.removeEventListener("abort", abort);
           this.#exchanges.delete(exchange);
-          // After a 5xx servers may hang up without a word (uvicorn does), and the next batch would be taken for the cause.
+          // After a 5xx servers may close without notice (uvicorn does), and the next batch would be blamed.
           const kept = intact && exchange.status < 500;
-          if (kept && version === this.#version && !this.#stopped) this.#idle.push(client);
+          if (kept && version === this.#version && !this.stopped) this.#idle.push(client);
           else void client.destroy();
-          if (exchange.inseparable) this.#aloneUntil = this.#clock.now() + INSEPARABLE_HOLDS_MS;
-          this.#noteReply(reply, exchange);
+          this.noteReply(reply, batch.tasks.length, exchange.load, exchange.inseparable);
+          if (!this.reached) {
+            this.#plain = false;
+            this.#extendedAt = -Infinity;
+          }
           resolve({ reply, status: exchange.status });
         },
       );
       this.#exchanges.set(exchange, client);
       signal.addEventListener("abort", abort);
-      const path = behind(this.#basePath, call.path) ?? this.#path;
-      const headers = this.#headersFor(batch, call);
-      // Where clients' own credentials go to the workers, a caller without one does not borrow that of the URL.
-      if (authorization !== undefined) headers["authorization"] = authorization;
-      else if (this.#vault !== undefined) delete headers["authorization"];
+      const path = this.#behindBase(call.path) ?? this.#url.pathname + this.#url.search;
+      const headers = this.#headersFor(batch, call, authorization);
       client.dispatch({ path, method: "POST", headers, body: call.body }, exchange);
     });
   }
 
-  async stop(): Promise<void> {
-    this.#stopped = true;
-    this.#questions?.stop();
-    this.#info?.stop();
+  #headersFor(
+    { traceparent }: Batch,
+    { type, headers }: Call,
+    authorization: string | undefined,
+  ): Record<string, string> {
+    const all: Record<string, string> = {
+      ...this.#headers,
+      ...(traceparent !== undefined && { traceparent }),
+      ...(type !== undefined && { "content-type": type, accept: "*/*" }),
+      ...headers,
+    };
+    // Where clients' own credentials go to the workers, a caller without one must not use the configured one.
+    if (authorization !== undefined) all["authorization"] = authorization;
+    else if (this.#options.vault !== undefined) delete all["authorization"];
+    return all;
+  }
+
+  override async stop(): Promise<void> {
+    await super.stop();
     const clients = [...this.#exchanges.values(), ...this.#idle];
     for (const exchange of this.#exchanges.keys())
       exchange.finish(failed("worker was stopped", "nobody"), false);
     await Promise.all(clients.map((client) => client.destroy()));
   }
 
-  #noteReply(reply: Reply, { inputs, load }: HttpExchange): void {
-    const reached = reply.kind !== "failed" || reply.blame !== "nobody";
-    // It may have been started anew, and it may be that there were just too many.
-    if ((reached && !this.#reached) || (reply.kind === "rejected" && inputs.length > 1)) this.#info?.again();
-    if (!reached) {
-      this.#plain = false;
-      this.#extendedAt = -Infinity;
-    }
-    this.#reached = reached;
-    if (reply.kind !== "failed") this.#questions?.answered();
-    if (load !== undefined) this.#heardLoad(load);
-  }
-
-  #heardLoad(share: number): void {
-    this.load = { share, at: this.#clock.now() };
-  }
-
-  /** One that carries nothing and was made with the certificates of now, or a new one. */
+  /** An idle one made with the certificates of now, or a new one. */
   #connection(): Client {
     if (this.#version !== this.#tls.version) {
       for (const client of this.#idle.splice(0)) void client.destroy();
@@ -385,26 +284,17 @@ class HttpWorker implements Worker {
   }
 
   #connect(): Client {
-    const https = this.#url.protocol === "https:";
-    return new Client(this.#url.origin, {
-      ...CONNECTION,
-      ...(https && { connect: this.#tls.connector(CONNECT_TIMEOUT_MS, { host: this.host }) }),
-    });
+    return new Client(this.#url.origin, connectionOptions(this.#url, this.host, this.#tls));
   }
 }
 
-/** Whether a worker that cannot read a call would say so in this way. */
+/** Whether this is how a worker refuses a call whose form it cannot read. */
 function mayBeTheForm(reply: Reply, status: number): boolean {
   if (reply.kind === "rejected") return status >= 400 && reply.code === undefined;
   return status === 500 || status === 501;
 }
 
-/** `path` behind a worker's base; undefined where there is none. */
-function behind(basePath: string, path: string | undefined): string | undefined {
-  return path === undefined ? undefined : basePath + path;
-}
-
-/** What the config says; credentials in a URL become a header too, and are never part of a name or a message. */
+/** The configured credential, else the one in the URL, which is never part of a name or a message. */
 export function authorizationOf(url: URL, configured: string | undefined): { authorization?: string } {
   if (configured !== undefined) return { authorization: configured };
   if (url.username === "" && url.password === "") return {};
@@ -412,11 +302,206 @@ export function authorizationOf(url: URL, configured: string | undefined): { aut
   return { authorization: `Basic ${Buffer.from(pair).toString("base64")}` };
 }
 
-/** Host and port, with the path where that is not enough, with a number where that is not either. */
-export function workerNames(urls: readonly URL[]): string[] {
-  const unique = (names: readonly string[]): boolean => new Set(names).size === names.length;
-  const hosts = urls.map((url) => url.host);
-  if (unique(hosts)) return hosts;
-  const paths = urls.map((url) => url.host + url.pathname);
-  return unique(paths) ? paths : paths.map((path, index) => `${path}#${index + 1}`);
+/** What a refusal is judged by. */
+export interface CallFacts {
+  /** The model's name at the worker. */
+  readonly model: string;
+  /** See `Call.named`. */
+  readonly named: boolean;
+  /** The credential is the client's own, or missing because the client sent none (`forwardAuthorization`). */
+  readonly ownCredential: boolean;
+}
+
+type Headers = Record<string, string | string[] | undefined>;
+
+const CHECK_URL = "(check the worker's URL)";
+const CHECK_CREDENTIALS = "(check the worker's URL and credentials)";
+/** What a status means where it is the client's mistake. */
+const CLIENT_CODES: ReadonlyMap<number, ClientCode> = new Map<number, ClientCode>([
+  [401, "UNAUTHENTICATED"],
+  [403, "FORBIDDEN"],
+  [404, "NOT_FOUND"],
+  [405, "NOT_FOUND"],
+  [429, "RATE_LIMITED"],
+]);
+
+/** One call and what came back, until exactly one reply is known. */
+export class HttpExchange implements Dispatcher.DispatchHandler {
+  readonly #batch: Batch;
+  readonly #protocol: WorkerSide;
+  readonly #facts: CallFacts;
+  readonly #maxReplyBytes: number;
+  readonly #clock: Clock;
+  readonly #done: (reply: Reply, intact: boolean) => void;
+  readonly #inputs: readonly string[];
+  readonly #chunks: Buffer[] = [];
+  #finished = false;
+  #sent = false;
+  /** 0 until it is known. */
+  status = 0;
+  #headers: Headers = {};
+  #bytes = 0;
+  /** How full the worker says it is. */
+  load: number | undefined;
+  /** The reply was for all inputs together and could not be cut. */
+  inseparable = false;
+
+  constructor(
+    batch: Batch,
+    protocol: WorkerSide,
+    facts: CallFacts,
+    maxReplyBytes: number,
+    clock: Clock,
+    done: HttpExchange["finish"],
+  ) {
+    this.#batch = batch;
+    this.#protocol = protocol;
+    this.#facts = facts;
+    this.#maxReplyBytes = maxReplyBytes;
+    this.#clock = clock;
+    this.#done = done;
+    this.#inputs = batch.tasks.map(({ input }) => input);
+  }
+
+  /** `intact`: the exchange is complete, the connection can carry the next one. */
+  finish(reply: Reply, intact: boolean): void {
+    if (this.#finished) return;
+    this.#finished = true;
+    this.#done(reply, intact);
+  }
+
+  abort(): void {
+    this.finish(failed("aborted", this.#sent ? "batch" : "nobody"), false);
+  }
+
+  onRequestStart(): void {}
+
+  onRequestSent(): void {
+    this.#sent = true;
+  }
+
+  onResponseStart(_controller: unknown, status: number, headers: Headers): void {
+    if (status < 200) return; // "103 Early Hints" and the like come before the answer.
+    this.status = status;
+    this.#headers = headers;
+    this.load = headerLoad(headers);
+    if (this.#isAnswer() && Number(this.#header("content-length")) > this.#maxReplyBytes) this.#tooLarge();
+  }
+
+  onResponseData(_controller: unknown, chunk: Buffer): void {
+    if (this.#finished) return;
+    this.#bytes += chunk.length;
+    this.#chunks.push(chunk);
+    if (this.#isAnswer()) {
+      if (this.#bytes > this.#maxReplyBytes) this.#tooLarge();
+    } else if (this.#bytes > MAX_ERROR_BYTES) this.finish(this.#refusal(), false);
+  }
+
+  onResponseEnd(): void {
+    if (!this.#finished) this.finish(this.#isAnswer() ? this.#answer() : this.#refusal(), true);
+  }
+
+  onResponseError(_controller: unknown, error: Error): void {
+    const tls = tlsTrouble(error);
+    if (tls !== undefined && (tls.final || !this.#sent)) this.finish(failed(tls.message, "nobody"), false);
+    else if (error instanceof errors.HTTPParserError) {
+      this.finish(failed("worker does not speak HTTP/1.1 at this URL", "worker"), false);
+    } else if (this.#sent) {
+      const when = this.status === 0 ? "before it answered" : "in the middle of its reply";
+      this.finish(failed(`worker closed the connection ${when} (${reason(error)})`, "batch"), false);
+    } else this.finish(failed(`cannot connect to the worker: ${reason(error)}`, "nobody"), false);
+  }
+
+  #isAnswer(): boolean {
+    return this.status >= 200 && this.status < 300;
+  }
+
+  #header(name: string): string | undefined {
+    return first(this.#headers[name]);
+  }
+
+  #tooLarge(): void {
+    this.#chunks.length = 0;
+    this.finish(unusable(`worker's reply is larger than maxReplyBytes (${this.#maxReplyBytes})`), false);
+  }
+
+  #answer(): Reply {
+    const body = Buffer.concat(this.#chunks);
+    const type = this.#header("content-type") ?? "no content type";
+    const notJson = this.#protocol.readsBytes === true ? undefined : jsonFlaw(body, type);
+    if (notJson !== undefined) return notJson;
+    const reply = { header: (name: string) => this.#header(name), body };
+    const read = this.#protocol.outputs(reply, this.#inputs, this.#batch.parameters);
+    if (read.flaw === undefined) return match(this.#batch, read.outputs);
+    this.inseparable = read.inseparable === true;
+    const message = `worker's reply ${read.flaw}`;
+    // A rejected batch is bisected until its tasks go alone.
+    return this.inseparable ? rejected(message) : unusable(message);
+  }
+
+  #refusal(): Reply {
+    const { status } = this;
+    const page = Buffer.concat(this.#chunks).toString("utf8");
+    const words = quote(page);
+    const brief = `worker answered ${status}`;
+    const message = words === "" ? brief : `${brief}: ${words}`;
+    if (status < 400)
+      return failed(`${brief}; redirects are not followed, configure the final URL`, "worker");
+    const mistake = this.#clientsMistake(page, message);
+    if (mistake !== undefined) return mistake;
+    if (status === 429 || status === 503) {
+      const waitMs = retryAfterMs(this.#headers, this.#clock.now());
+      const named = this.#about(page) === "parameters";
+      return { kind: "busy", message, brief, retryAfterMs: waitMs, named };
+    }
+    if (status === 408 || status >= 500) return failed(message, "worker", brief);
+    const advice = [401, 403, 407].includes(status) ? CHECK_CREDENTIALS : CHECK_URL;
+    if ([401, 403, 404, 405, 407].includes(status))
+      return failed(`${message} ${advice}`, "worker", `${brief} ${advice}`);
+    return rejected(message);
+  }
+
+  /** Undefined where it is the worker's failure, or not known whose. */
+  #clientsMistake(page: string, message: string): Reply | undefined {
+    const code = CLIENT_CODES.get(this.status);
+    if (code === undefined) return undefined;
+    if (this.#facts.ownCredential && code !== "NOT_FOUND") return rejected(message, code);
+    if (code === "RATE_LIMITED") return undefined;
+    const about = this.#about(page, code === "NOT_FOUND");
+    if (about === undefined) return undefined;
+    if (about === "input") return rejected(message);
+    const brief = `worker answered ${this.status} ${CHECK_URL}`;
+    return rejected(message, code === "UNAUTHENTICATED" ? "FORBIDDEN" : code, brief);
+  }
+
+  /** What the client wrote that a refusal is about; `byPath`: also the path of the call. */
+  #about(page: string, byPath = true): ReturnType<typeof clientNamed> {
+    const { named, model } = this.#facts;
+    if (named && byPath) return "parameters";
+    return clientNamed({ words: page, parameters: this.#batch.parameters, inputs: this.#inputs, model });
+  }
+}
+
+function jsonFlaw(body: Buffer, type: string): Reply | undefined {
+  if (!isUtf8(body)) return unusable("worker's reply is not UTF-8");
+  try {
+    JSON.parse(body.toString("utf8"));
+    return undefined;
+  } catch (error) {
+    const brief = "worker's reply is not JSON";
+    return unusable(`${brief} (${quote(type, 60)}): ${quote((error as Error).message)}`, brief);
+  }
+}
+
+/** How long a busy worker asks to be left alone. */
+export function retryAfterMs(headers: Headers, now: number): number {
+  const after = first(headers["retry-after"]) ?? "";
+  let wanted = Number.parseFloat(first(headers["retry-after-ms"]) ?? "");
+  if (Number.isNaN(wanted))
+    wanted = /^\s*\d/.test(after) ? Number.parseFloat(after) * 1000 : Date.parse(after) - now;
+  return boundedWaitMs(wanted);
+}
+
+function first(value: string | string[] | undefined): string | undefined {
+  return Array.isArray(value) ? value[0] : value;
 }

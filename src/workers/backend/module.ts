@@ -3,40 +3,42 @@
  *
  *   export default async function (inputs, { parameters }) { return outputs; }
  *
- * `function: model.ts` takes the default export, `model.ts:name` the export of that name. The function
- * gets the inputs as values and returns one output per input, in order. A typed array among the outputs is a tensor, a
- * Buffer is bytes (`module-worker.ts`). A throw is `rejected`; what JSON
- * cannot hold (undefined, a function, NaN, a BigInt, a cycle) is `unusable`, because JSON.stringify would
- * quietly turn half of that into null. Runs side by side with the gateway without blocking it, and an
- * endless loop in it ends with the abort: the thread is terminated and `restart.ts` starts the next.
+ * `function: model.ts` takes the default export, `model.ts:name` the export of that name. The function gets the inputs as
+ * values and returns one output per input, in order. A throw is `rejected`; what JSON cannot hold (undefined, a function,
+ * NaN, a BigInt, a cycle) is `unusable`, because JSON.stringify would turn half of that into null. An endless loop ends with
+ * the abort, which terminates the thread.
  */
 import { Worker as Thread } from "node:worker_threads";
 import type { Batch } from "./backend.ts";
-import { printLines } from "./lines.ts";
-import { BAD_OUTPUTS, match, quote, rejected, unusable } from "./match.ts";
-import type { ThreadCall, ThreadReport, ThreadFunction } from "./module-worker.ts";
-import { firstNumbers } from "./names.ts";
-import type { Child, Ear, Surroundings } from "./restart.ts";
-import { RestartingWorkers } from "./restarting-workers.ts";
+import {
+  type BatchListener,
+  type Child,
+  type ChildAround,
+  ChildBackend,
+  firstNumbers,
+  printLines,
+} from "./child-workers.ts";
+import type { ThreadCall, ThreadFunction, ThreadReport } from "./module-worker.ts";
+import { badOutputs, match, quote, rejected } from "./replies.ts";
 
 export interface ModuleOptions {
   /** `/abs/model.ts` (default export) or `/abs/model.ts:name`. */
   readonly function: string;
   readonly workers: number;
-  /** Of those at the start; left out: from 1 on. */
+  /** Of the workers at the start; default: from 1 on. */
   readonly numbers?: readonly number[] | undefined;
   readonly startTimeoutMs: number;
 }
 
-/** In a checkout this file is TypeScript, in a build it is JavaScript, and so is its neighbour. */
+/** TypeScript in a checkout, JavaScript in a build, like this file. */
 const THREAD_FILE = new URL(`module-worker${import.meta.url.slice(-3)}`, import.meta.url);
 
-export class ModuleBackend extends RestartingWorkers {
-  constructor(options: ModuleOptions, around: Surroundings) {
+export class ModuleBackend extends ChildBackend {
+  constructor(options: ModuleOptions, around: ChildAround) {
     const { workers, startTimeoutMs, numbers = firstNumbers(workers) } = options;
     const what = exportOf(options.function);
-    const bear = (name: string): Child => new ModuleChild(name, what, around);
-    super({ kind: "module", numbers, startTimeoutMs, bear }, around);
+    const spawn = (name: string): Child => new ModuleChild(name, what, around);
+    super({ kind: "module", numbers, startTimeoutMs, spawn }, around);
   }
 }
 
@@ -48,9 +50,10 @@ class ModuleChild implements Child {
   readonly #thread: Thread;
   #number = 0;
   /** In the order of their calls. */
-  readonly #running: { readonly number: number; readonly batch: Batch; readonly ear: Ear }[] = [];
+  readonly #running: { readonly number: number; readonly batch: Batch; readonly listener: BatchListener }[] =
+    [];
 
-  constructor(name: string, what: ThreadFunction, around: Surroundings) {
+  constructor(name: string, what: ThreadFunction, around: ChildAround) {
     this.#thread = new Thread(THREAD_FILE, { workerData: what, stdout: true, stderr: true });
     printLines(this.#thread.stdout, "stdout", name, around);
     printLines(this.#thread.stderr, "stderr", name, around);
@@ -72,9 +75,9 @@ class ModuleChild implements Child {
     });
   }
 
-  run(batch: Batch, ear: Ear): void {
+  run(batch: Batch, listener: BatchListener): void {
     const number = ++this.#number;
-    this.#running.push({ number, batch, ear });
+    this.#running.push({ number, batch, listener });
     const call: ThreadCall = {
       number,
       inputs: `[${batch.tasks.map((task) => task.input).join(",")}]`,
@@ -84,7 +87,6 @@ class ModuleChild implements Child {
   }
 
   close(): void {
-    // A thread has nothing of its own to put away, so there is no gentler end.
     this.kill();
   }
 
@@ -97,16 +99,16 @@ class ModuleChild implements Child {
     if (report.kind === "cannot") return this.#loaded.reject(new Error(quote(report.message, 400)));
     const running = this.#running.find(({ number }) => number === report.number);
     if (running === undefined) return;
-    const { batch, ear } = running;
-    if (report.kind === "begun") return ear.begun();
+    const { batch, listener } = running;
+    if (report.kind === "begun") return listener.begun();
     this.#running.splice(this.#running.indexOf(running), 1);
-    if (report.kind === "outputs") ear.answer(match(batch, report.outputs));
-    else if (report.kind === "rejected") ear.answer(rejected(quote(report.message)));
-    else ear.answer(unusable(quote(report.message), BAD_OUTPUTS));
+    if (report.kind === "outputs") listener.answer(match(batch, report.outputs));
+    else if (report.kind === "rejected") listener.answer(rejected(quote(report.message)));
+    else listener.answer(badOutputs(report.message));
   }
 }
 
-/** The user's code, or a library in it that knows it is in a thread, may post there what it likes. */
+/** User code may post messages of its own there. */
 function isReport(said: unknown): said is ThreadReport {
   if (typeof said !== "object" || said === null || !("kind" in said)) return false;
   const { kind, outputs, message } = said as Record<string, unknown>;

@@ -1,27 +1,26 @@
 /**
- * The way to the workers of one model for single requests that no batch is for.
+ * Sends single requests that bypass the batches to a worker of one model.
  *
- * A request goes to one worker: among those that are well, to the one with the fewest of them under way, in turn
- * where several have as few. A worker that cannot be connected to has seen nothing of the request, so the next one is
- * tried, whatever the method; each once. From the first byte on the request is that worker's, for better or worse.
+ * Workers that are well come first, then those with the fewest such requests under way, in turn where several have as few.
+ * A worker that cannot be connected to has seen nothing of the request, so the next one is tried, each once, whatever the
+ * method. From the first byte on, the request belongs to that worker.
  *
- * Connections are kept apart from those of batches. They are kept alive for a moment, one request at a time; whatever
- * does not end with a whole answer destroys its connection. There is no clock in here: who waits decides how long.
+ * Connections are kept apart from those of batches, alive for a moment, one request at a time; an exchange that does not end
+ * with a whole answer destroys its connection. There is no timeout in here: the caller decides how long to wait.
  */
 import type { Readable } from "node:stream";
 import { type Dispatcher, errors, Pool } from "undici";
 import type { Clock } from "../../app/clock.ts";
 import type { Events } from "../../observe/events.ts";
-import { authorizationOf, CONNECTION } from "./http.ts";
-import { reason } from "./http-exchange.ts";
-import { quote } from "./match.ts";
-import { CONNECT_TIMEOUT_MS, tlsTrouble, WorkerTls, type WorkerTlsOptions } from "./worker-tls.ts";
+import { authorizationOf, connectionOptions } from "./http.ts";
+import { quote } from "./replies.ts";
+import { reason, tlsTrouble, WorkerTls, type WorkerTlsOptions } from "./worker-tls.ts";
 
 export interface PassageOptions {
   readonly model: string;
-  /** Those that are there now. */
+  /** The workers there are now. */
   readonly workers: () => readonly KnownWorker[];
-  /** The path of such a URL without what is the protocol's own. */
+  /** The path of a worker's URL without the protocol's own part. */
   readonly basePath: (path: string) => string;
   readonly authorization?: string | undefined;
   readonly tls: WorkerTlsOptions;
@@ -32,14 +31,12 @@ export interface PassageOptions {
 export interface KnownWorker {
   /** Its full endpoint URL. */
   readonly address: string;
-  /** `name:port` that it is asked by, where its address was looked up. */
+  /** `name:port` for the Host header and certificate, where its address was looked up. */
   readonly host?: string | undefined;
-  /** Nothing speaks against it. */
   readonly well: boolean;
 }
 
-/** One request. */
-export interface Parcel {
+export interface PassedRequest {
   readonly method: string;
   /** Behind the worker's base, with its query. */
   readonly path: string;
@@ -47,26 +44,24 @@ export interface Parcel {
   readonly headers: readonly string[];
   /** The client's own `Authorization`; null: send none; undefined: send the configured one. */
   readonly authorization?: string | null | undefined;
-  /** Asked once for each worker that is tried; the one before was not touched. */
+  /** Called once for each worker that is tried; the body before was not touched. */
   body(): Readable | Buffer | null;
 }
 
-/** Who takes the answer. Exactly one of `ended` and `failed` comes last, unless the parcel was recalled. */
+/** Takes the answer. Exactly one of `ended` and `failed` comes last, unless the request was recalled. */
 export interface Receiver {
   /** `headers`: name, value, name, value… */
   started(status: number, headers: readonly string[]): void;
   /** False: no more until `resume`. */
   data(chunk: Buffer): boolean;
   ended(): void;
-  failed(message: string, how: Failure): void;
+  /** `unseen`: no worker could be reached; `unfit`: it cannot be written as a request; `broken`: a worker had it. */
+  failed(message: string, how: "unseen" | "unfit" | "broken"): void;
 }
-
-/** `unseen`: no worker could be reached; `unfit`: it cannot be written as a request; `broken`: a worker had it. */
-export type Failure = "unseen" | "unfit" | "broken";
 
 export interface Underway {
   resume(): void;
-  /** Nobody wants it any more. */
+  /** The caller no longer wants it. */
   recall(): void;
 }
 
@@ -74,8 +69,8 @@ export class Passage {
   readonly #options: PassageOptions;
   readonly #clock: Clock;
   readonly #tls: WorkerTls;
-  /** By address; those that are gone are forgotten when the next one comes. */
-  readonly #stops = new Map<string, Stop>();
+  /** By address; workers that are gone are forgotten when the next one comes. */
+  readonly #targets = new Map<string, Target>();
   #turn = 0;
 
   constructor(options: PassageOptions, clock: Clock, events: Events) {
@@ -91,29 +86,30 @@ export class Passage {
 
   async stop(): Promise<void> {
     this.#tls.stop();
-    await Promise.all([...this.#stops.values()].map((stop) => stop.end()));
+    const pools = [...this.#targets.values()].flatMap(({ pool }) => pool ?? []);
+    await Promise.all(pools.map((pool) => pool.destroy()));
   }
 
-  /** Takes nothing new; what is under way goes on. */
+  /** Takes nothing new; requests under way go on. */
   leave(): void {
     this.#tls.stop();
-    for (const stop of this.#stops.values()) stop.leave();
+    for (const { pool } of this.#targets.values()) void pool?.close();
   }
 
-  send(parcel: Parcel, receiver: Receiver): Underway {
-    const stops = this.#inOrder();
-    let call: Call | undefined;
+  send(request: PassedRequest, receiver: Receiver): Underway {
+    const targets = this.#inOrder();
+    let call: PassedCall | undefined;
     let recalled = false;
     const next = (): void => {
-      const stop = stops.shift();
-      if (stop === undefined) return receiver.failed("no worker is there", "unseen");
-      call = new Call(receiver, (message) => {
-        stop.downUntil = this.#clock.now() + this.#options.ejectMs;
+      const target = targets.shift();
+      if (target === undefined) return receiver.failed("no worker is there", "unseen");
+      call = new PassedCall(receiver, (message) => {
+        target.downUntil = this.#clock.now() + this.#options.ejectMs;
         if (recalled) return;
-        if (stops.length > 0) next();
+        if (targets.length > 0) next();
         else receiver.failed(message, "unseen");
       });
-      stop.send(parcel, call);
+      target.send(request, call);
     };
     next();
     return {
@@ -126,102 +122,81 @@ export class Passage {
   }
 
   /** The best first. */
-  #inOrder(): Stop[] {
+  #inOrder(): Target[] {
     const now = this.#clock.now();
     const workers = this.#options.workers();
     const first = this.#turn++ % Math.max(1, workers.length);
-    const places = workers.map(({ address, host, well }, at) => {
-      const stop = this.#stop(address, host, workers);
-      const bad = now < stop.downUntil || !well ? 1 : 0;
-      return { stop, bad, turn: (at - first + workers.length) % workers.length };
+    const ranked = workers.map((worker, at) => {
+      const target = this.#target(worker, workers);
+      const bad = now < target.downUntil || !worker.well ? 1 : 0;
+      return { target, bad, turn: (at - first + workers.length) % workers.length };
     });
-    places.sort(
-      (one, other) => one.bad - other.bad || one.stop.underway - other.stop.underway || one.turn - other.turn,
-    );
-    return places.map(({ stop }) => stop);
+    ranked.sort((a, b) => a.bad - b.bad || a.target.underway - b.target.underway || a.turn - b.turn);
+    return ranked.map(({ target }) => target);
   }
 
-  #stop(address: string, host: string | undefined, workers: readonly KnownWorker[]): Stop {
-    const known = this.#stops.get(address);
+  #target({ address, host }: KnownWorker, workers: readonly KnownWorker[]): Target {
+    const known = this.#targets.get(address);
     if (known !== undefined && known.host === host) return known;
-    known?.leave();
-    for (const [each, stop] of this.#stops) {
+    void known?.pool?.close();
+    for (const [each, { pool }] of this.#targets) {
       if (workers.some((worker) => worker.address === each)) continue;
-      this.#stops.delete(each);
-      stop.leave();
+      this.#targets.delete(each);
+      void pool?.close();
     }
-    const stop = new Stop(new URL(address), host, this.#options, this.#tls);
-    this.#stops.set(address, stop);
-    return stop;
+    const target = new Target(new URL(address), host, this.#options, this.#tls);
+    this.#targets.set(address, target);
+    return target;
   }
 }
 
 /** One worker, as seen from here. */
-class Stop {
+class Target {
   readonly host: string | undefined;
-  readonly #secure: boolean;
-  readonly #origin: string;
+  readonly #url: URL;
   readonly #basePath: string;
   readonly #authorization: string | undefined;
   readonly #tls: WorkerTls;
-  #pool: Pool | undefined;
-  /** Of the certificates with which it was made. */
+  pool: Pool | undefined;
+  /** Of the certificates with which the pool was made. */
   #version = 0;
   underway = 0;
   downUntil = -Infinity;
 
-  constructor(
-    url: URL,
-    host: string | undefined,
-    { basePath, authorization }: PassageOptions,
-    tls: WorkerTls,
-  ) {
+  constructor(url: URL, host: string | undefined, options: PassageOptions, tls: WorkerTls) {
     this.host = host;
-    this.#secure = url.protocol === "https:";
-    this.#origin = url.origin;
-    this.#basePath = basePath(url.pathname);
-    this.#authorization = authorizationOf(url, authorization).authorization;
+    this.#url = url;
+    this.#basePath = options.basePath(url.pathname);
+    this.#authorization = authorizationOf(url, options.authorization).authorization;
     this.#tls = tls;
   }
 
-  send(parcel: Parcel, call: Call): void {
+  send(request: PassedRequest, call: PassedCall): void {
     this.underway++;
     call.onOver = () => this.underway--;
-    const { authorization = this.#authorization } = parcel;
-    const headers = [...parcel.headers];
+    const { method, authorization = this.#authorization } = request;
+    const headers = [...request.headers];
     if (this.host !== undefined) headers.push("host", this.host);
     if (authorization !== undefined && authorization !== null) headers.push("authorization", authorization);
-    const path = this.#basePath + parcel.path;
-    const { method } = parcel;
+    const path = this.#basePath + request.path;
     try {
-      this.#connections().dispatch({ path, method, headers, body: parcel.body() }, call);
+      this.#connections().dispatch({ path, method, headers, body: request.body() }, call);
     } catch (error) {
       call.unfit(error as Error);
     }
   }
 
-  /** What is under way goes on. */
-  leave(): void {
-    void this.#pool?.close();
-  }
-
-  async end(): Promise<void> {
-    await this.#pool?.destroy();
-  }
-
   #connections(): Pool {
-    if (this.#pool !== undefined && this.#version === this.#tls.version) return this.#pool;
-    // Those under way end on their connections, new ones start on others.
-    void this.#pool?.close();
+    if (this.pool !== undefined && this.#version === this.#tls.version) return this.pool;
+    // Requests under way end on their connections, new ones start on others.
+    void this.pool?.close();
     this.#version = this.#tls.version;
-    const connect = this.#secure && { connect: this.#tls.connector(CONNECT_TIMEOUT_MS, { host: this.host }) };
-    this.#pool = new Pool(this.#origin, { ...CONNECTION, ...connect });
-    return this.#pool;
+    return (this.pool = new Pool(this.#url.origin, connectionOptions(this.#url, this.host, this.#tls)));
   }
 }
 
 /** One try at one worker. */
-class Call implements Dispatcher.DispatchHandler {
+class PassedCall implements Dispatcher.DispatchHandler {
   readonly #receiver: Receiver;
   readonly #unseen: (message: string) => void;
   #controller: Dispatcher.DispatchController | undefined;
@@ -245,7 +220,7 @@ class Call implements Dispatcher.DispatchHandler {
     this.#controller?.abort(new errors.RequestAbortedError());
   }
 
-  /** Nothing was done: what the client wrote is no header, or no path, that may be sent. */
+  /** Nothing was sent: the client wrote a header or path that cannot be sent. */
   unfit(error: Error): void {
     if (this.#ends()) this.#receiver.failed(`it cannot be passed on: ${quote(error.message)}`, "unfit");
   }
@@ -277,9 +252,8 @@ class Call implements Dispatcher.DispatchHandler {
 
   onResponseError(_controller: unknown, error: Error): void {
     if (!this.#ends()) return;
-    const tls = tlsTrouble(error);
     if (this.#controller === undefined) {
-      this.#unseen(tls?.message ?? `cannot connect to the worker: ${reason(error)}`);
+      this.#unseen(tlsTrouble(error)?.message ?? `cannot connect to the worker: ${reason(error)}`);
     } else if (error instanceof errors.HTTPParserError) {
       this.#receiver.failed("the worker's answer is not HTTP/1.1", "broken");
     } else {
@@ -288,7 +262,7 @@ class Call implements Dispatcher.DispatchHandler {
     }
   }
 
-  /** False when it is over already, or nobody wants to know. */
+  /** False when it is over already, or was recalled. */
   #ends(): boolean {
     if (this.#over) return false;
     this.#over = true;

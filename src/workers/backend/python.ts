@@ -1,81 +1,76 @@
 /**
  * Workers that are a Python function: `model.py:batchstring`, one child process per worker.
  *
- * The child runs `ferry_worker.py`, which imports the user's file unchanged and calls
- * `batchstring(inputs)` (or `batchstring(inputs, parameters=…)`) once per batch; `async def` works too.
- * Batches and outputs go over two sockets of their own, fd 3 to the child and fd 4 from it, so that
- * whatever the user's code prints is only printed (`worker.printed`). A frame on either:
- *
- *   u32 LE   length of the payload
- *   u8       kind
- *   payload
- *
- *   to the child    1 call      u32 number, then JSON text {"inputs":[…]}, with "parameters" or without
- *                   10 arrays   the same where inputs are arrays: `python-inputs.ts`
- *   from the child  2 ready     empty: the file is imported, calls may come
- *                   3 cannot    UTF-8 text: why the file or the function cannot be used
- *                   4 outputs   u32 number, u32 count, count × u32 length, then the JSON texts
- *                   5 rejected  u32 number, UTF-8 text: the function raised this
- *                   6 unusable  u32 number, UTF-8 text: what it returned is no list of outputs
- *                   7 rows      u32 number, u32 count, u8 type, u8 dimensions, dimensions × u32 of one row, then
- *                               count rows of that type and shape, one block
- *                   8 mixed     u32 number, u32 count, count × (u8 type, u8 dimensions, u32 length,
- *                               dimensions × u32), then the outputs one behind the other
- *                   9 begun     u32 number: the function is about to be called with it
- *
- * All numbers are little-endian. A type is 0 for JSON text, 1 for bytes, and from 2 on a place in `DTYPES`.
+ * The child runs `ferry_worker.py`, which imports the user's file unchanged and calls `batchstring(inputs)` (or
+ * `batchstring(inputs, parameters=…)`) once per batch; `async def` works too. Batches and outputs go over two sockets of
+ * their own, fd 3 to the child and fd 4 from it, so that what the user's code prints is only printed (`worker.printed`).
+ * The frames on them, what a function may return, and which thread does what are described in `ferry_worker.py`.
  *
  * The number of a reply is the number of its call, and replies come in the order of their calls; anything else on fd 4
- * is foreign and ends the child. A second call may be on its way while the child runs one: it is read and parsed there
- * when the function returns. What a function may return, and which thread does what, stands in `ferry_worker.py`.
+ * ends the child. A second call may be on its way while the child runs one: it is read and parsed there meanwhile.
  *
- * The child leads a process group of its own: Ctrl-C at Ferry's terminal does not reach it while Ferry
- * drains, and ending the child also ends what it has started itself. `restart.ts` decides what follows.
+ * The child leads a process group of its own: Ctrl-C at Ferry's terminal does not reach it while Ferry drains, and ending
+ * the child also ends what it has started.
  */
 import { type ChildProcess, spawn } from "node:child_process";
 import type { Readable, Writable } from "node:stream";
 import { fileURLToPath } from "node:url";
-import type { Batch } from "./backend.ts";
-import { printLines } from "./lines.ts";
-import { quote, rejected, requestText } from "./match.ts";
-import { firstNumbers } from "./names.ts";
-import { callFrame, FRAME, FrameReader, NUMBER_BYTES, readReply } from "./python-frames.ts";
-import { arraysFrame, type InputKind } from "./python-inputs.ts";
-import type { Child, Ear, Surroundings } from "./restart.ts";
-import { RestartingWorkers } from "./restarting-workers.ts";
+import type { Json } from "../../core/task.ts";
+import {
+  bytesText,
+  DTYPES,
+  elementBytes,
+  MAX_DIMENSIONS,
+  tensorBytes,
+  tensorHead,
+  withHead,
+} from "../../core/tensor.ts";
+import { batchText } from "../../gateway/protocol/batch.ts";
+import type { Batch, Reply } from "./backend.ts";
+import {
+  type BatchListener,
+  type Child,
+  type ChildAround,
+  ChildBackend,
+  firstNumbers,
+  printLines,
+} from "./child-workers.ts";
+import { badOutputs, match, matchMade, quote, rejected } from "./replies.ts";
+
+export type InputKind = "json" | "int32" | "int64" | "float32";
 
 export interface PythonOptions {
   /** `/abs/model.py:function`. */
   readonly function: string;
   readonly workers: number;
-  /** Of those at the start; left out: from 1 on. */
+  /** Of the workers at the start; default: from 1 on. */
   readonly numbers?: readonly number[] | undefined;
   /** The interpreter to run. */
   readonly python: string;
-  /** What its inputs become there; left out: whatever JSON they are. */
+  /** What inputs become in Python; default: whatever JSON they are. */
   readonly inputs?: InputKind;
-  /** Comma-separated; worker i sees the i-th, counted round. Left out: every worker sees them all. */
+  /** Comma-separated; worker i sees the i-th, modulo their number. Default: every worker sees them all. */
   readonly gpus?: string;
   readonly startTimeoutMs: number;
   readonly maxReplyBytes: number;
 }
 
 const WORKER_FILE = fileURLToPath(new URL("ferry_worker.py", import.meta.url));
-/** Beside the outputs' own bytes, which the child counts: their lengths, or a text. */
+/** Room in a frame beside the bytes of the outputs, which the child counts: their lengths, or a text. */
 const FRAME_EXTRA_BYTES = 1 << 20;
 /** How long the pipes of an ended child may stay open, should something it started still hold them. */
 const LAST_WORDS_MS = 100;
 
-export class PythonBackend extends RestartingWorkers {
-  constructor(options: PythonOptions, around: Surroundings) {
+export class PythonBackend extends ChildBackend {
+  constructor(options: PythonOptions, around: ChildAround) {
     const { workers, startTimeoutMs, numbers = firstNumbers(workers) } = options;
-    const bear = (name: string, number: number): Child =>
+    const spawn = (name: string, number: number): Child =>
       new PythonChild(name, options, environment(options, number - 1), around);
-    super({ kind: "python", numbers, startTimeoutMs, bear }, around);
+    super({ kind: "python", numbers, startTimeoutMs, spawn }, around);
   }
 }
 
-/** An unchanged file takes the first GPU it sees, so each worker is shown one of its own. */
+/** An unchanged file uses the first GPU it sees, so each worker is shown one of its own. */
 function environment({ gpus, workers }: PythonOptions, index: number): NodeJS.ProcessEnv {
   const own = { ...process.env, FERRY_WORKER: String(index + 1), FERRY_WORKERS: String(workers) };
   if (gpus === undefined) return own;
@@ -93,30 +88,36 @@ class PythonChild implements Child {
   readonly #toChild: Writable;
   #number = 0;
   /** In the order of their calls. */
-  readonly #running: { readonly number: number; readonly batch: Batch; readonly ear: Ear }[] = [];
-  /** Why Ferry ended it, when it broke the rules. */
+  readonly #running: { readonly number: number; readonly batch: Batch; readonly listener: BatchListener }[] =
+    [];
+  /** Why Ferry ended it, when it broke the protocol. */
   #fault: string | undefined;
-  /** What it last wrote on stderr before it was ready: often the reason why it never was. */
+  /** The last line on stderr before it was ready: often the reason why it never was. */
   #lastLine = "";
 
-  constructor(name: string, options: PythonOptions, env: NodeJS.ProcessEnv, around: Surroundings) {
+  constructor(name: string, options: PythonOptions, env: NodeJS.ProcessEnv, around: ChildAround) {
     this.#inputs = options.inputs ?? "json";
     const colon = options.function.lastIndexOf(":");
     const [file, called] = [options.function.slice(0, colon), options.function.slice(colon + 1)];
     this.#process = spawn(options.python, ["-u", WORKER_FILE, file, called, String(options.maxReplyBytes)], {
-      // Two for frames; the last one only tells the child, by its end, that Ferry is gone.
+      // Two for frames; the end of the last one tells the child that Ferry is gone.
       stdio: ["ignore", "pipe", "pipe", "pipe", "pipe", "pipe"],
       detached: true,
       env,
     });
-    // Heard by whoever awaits it, and by nobody when this constructor throws.
+    // Nobody awaits it when this constructor throws.
     this.ready.catch(() => {});
     this.gone = this.#end(name, options.python, around);
     const { stdout, stderr, stdio } = this.#process;
     // Node makes no pipes when it is out of file descriptors.
     if (!stdout || !stderr) throw new Error(`cannot start ${name}: out of file descriptors; raise ulimit -n`);
     this.#toChild = stdio[3] as Writable;
-    this.#listen(stdio[4] as Readable, options.maxReplyBytes + FRAME_EXTRA_BYTES);
+    const frames = new FrameReader(options.maxReplyBytes + FRAME_EXTRA_BYTES, (kind, payload) =>
+      this.#hear(kind, payload),
+    );
+    (stdio[4] as Readable).on("data", (chunk: Buffer) => {
+      if (!frames.read(chunk)) this.#expel("sent too large a frame");
+    });
     printLines(stdout, "stdout", name, around);
     printLines(stderr, "stderr", name, around);
     const note = (chunk: Buffer): void => void (this.#lastLine = lastLineOf(chunk) || this.#lastLine);
@@ -125,19 +126,18 @@ class PythonChild implements Child {
       () => stderr.off("data", note),
       () => {},
     );
-    // A pipe breaks when the child ends, and that is heard in #end.
+    // A pipe breaks when the child ends, which #end hears.
     for (const stream of stdio.slice(3)) stream?.on("error", () => {});
   }
 
-  run(batch: Batch, ear: Ear): void {
+  run(batch: Batch, listener: BatchListener): void {
     const number = (this.#number + 1) >>> 0;
     const inputs = this.#inputs;
-    const frame =
-      inputs === "json" ? callFrame(number, requestText(batch)) : arraysFrame(number, batch, inputs);
+    const frame = inputs === "json" ? callFrame(number, callText(batch)) : arraysFrame(number, batch, inputs);
     if (frame === undefined)
-      return ear.answer(rejected(`the input must be a flat array of numbers (${inputs})`));
+      return listener.answer(rejected(`the input must be a flat array of numbers (${inputs})`));
     this.#number = number;
-    this.#running.push({ number, batch, ear });
+    this.#running.push({ number, batch, listener });
     this.#toChild.write(frame);
   }
 
@@ -160,14 +160,6 @@ class PythonChild implements Child {
     this.kill();
   }
 
-  #listen(fromChild: Readable, maxFrameBytes: number): void {
-    const frames = new FrameReader(maxFrameBytes, (kind, payload) => this.#hear(kind, payload));
-    fromChild.on("data", (chunk: Buffer) => {
-      if (!frames.read(chunk)) this.#expel("sent too large a frame");
-    });
-    fromChild.on("error", () => {});
-  }
-
   #hear(kind: number, payload: Buffer): void {
     if (this.#fault !== undefined) return;
     if (kind === FRAME.ready) return this.#loaded.resolve();
@@ -175,18 +167,18 @@ class PythonChild implements Child {
     const number = payload.length < NUMBER_BYTES ? -1 : payload.readUInt32LE(0);
     if (kind === FRAME.begun) {
       const begun = this.#running.find((running) => running.number === number);
-      return begun === undefined ? this.#expel("began with no call") : begun.ear.begun();
+      return begun === undefined ? this.#expel("began with no call") : begun.listener.begun();
     }
     const [first] = this.#running;
     if (first?.number !== number) return this.#expel("sent a frame that answers no call");
     this.#running.shift();
     const reply = readReply(first.batch, kind, payload);
     if (reply === undefined) this.#expel("sent a frame that cannot be read");
-    else first.ear.answer(reply);
+    else first.listener.answer(reply);
   }
 
   /** Resolves when the process has ended and its pipes are read to their end. */
-  #end(name: string, python: string, { clock }: Surroundings): Promise<string> {
+  #end(name: string, python: string, { clock }: ChildAround): Promise<string> {
     return new Promise((resolve) => {
       this.#process.on("error", (error: NodeJS.ErrnoException) => {
         // Also raised when a signal cannot be sent; only a child that never was has no pid.
@@ -196,7 +188,7 @@ class PythonChild implements Child {
       });
       this.#process.on("exit", (code, signal) => {
         const how = this.#fault ?? (signal === null ? `ended with exit code ${code}` : killedBy(signal));
-        // What the child has started may hold its pipes and the GPU; it goes too.
+        // What the child has started may hold its pipes and the GPU.
         this.kill();
         const alarm = clock.at(clock.now() + LAST_WORDS_MS, () => {
           for (const stream of this.#process.stdio) stream?.destroy();
@@ -212,13 +204,8 @@ class PythonChild implements Child {
   }
 }
 
-function cannotRun(python: string, error: NodeJS.ErrnoException): string {
-  const why =
-    error.code === "ENOENT"
-      ? "not found"
-      : error.code === "EACCES"
-        ? "permission denied"
-        : quote(error.message);
+function cannotRun(python: string, { code, message }: NodeJS.ErrnoException): string {
+  const why = code === "ENOENT" ? "not found" : code === "EACCES" ? "permission denied" : quote(message);
   return `cannot run "${python}": ${why}; install Python 3 or set backend.python`;
 }
 
@@ -228,4 +215,241 @@ function killedBy(signal: string): string {
 
 function lastLineOf(chunk: Buffer): string {
   return chunk.toString("utf8").trimEnd().split("\n").at(-1) ?? "";
+}
+
+/** Kinds of frames; `ferry_worker.py` describes them. */
+export const FRAME = {
+  call: 1,
+  ready: 2,
+  cannot: 3,
+  outputs: 4,
+  rejected: 5,
+  unusable: 6,
+  rows: 7,
+  mixed: 8,
+  begun: 9,
+  arrays: 10,
+} as const;
+const HEADER_BYTES = 5;
+const NUMBER_BYTES = 4;
+/** Kept for each worker; a larger frame has memory of its own. */
+const MAX_KEPT_BYTES = 4 << 20;
+const JSON_TEXT = 0;
+const BYTES = 1;
+const FIRST_DTYPE = 2;
+
+function callText({ tasks, parameters }: Batch): Json {
+  return batchText(
+    tasks.map(({ input }) => input),
+    parameters,
+  );
+}
+
+export function callFrame(number: number, text: Json): Buffer {
+  const payloadBytes = NUMBER_BYTES + Buffer.byteLength(text, "utf8");
+  const frame = Buffer.allocUnsafe(HEADER_BYTES + payloadBytes);
+  frame.writeUInt32LE(payloadBytes, 0);
+  frame.writeUInt8(FRAME.call, 4);
+  frame.writeUInt32LE(number, HEADER_BYTES);
+  frame.write(text, HEADER_BYTES + NUMBER_BYTES, "utf8");
+  return frame;
+}
+
+/**
+ * Cuts a stream of bytes into frames. A frame that comes in pieces is copied once, into memory that is kept for the next:
+ * fresh memory for 200 KB costs more than the copy. One that comes whole is not copied.
+ */
+export class FrameReader {
+  readonly #maxBytes: number;
+  readonly #hear: (kind: number, payload: Buffer) => void;
+  readonly #header = Buffer.alloc(HEADER_BYTES);
+  /** Bytes of the header that are here. */
+  #headed = 0;
+  /** The payload of a frame that has begun, and how much of it is here. */
+  #payload: Buffer | undefined;
+  #filled = 0;
+  /** Kept from frame to frame. */
+  #room = Buffer.alloc(0);
+
+  /** `hear` must be done with the payload when it returns. */
+  constructor(maxBytes: number, hear: (kind: number, payload: Buffer) => void) {
+    this.#maxBytes = maxBytes;
+    this.#hear = hear;
+  }
+
+  /** Passes on each frame that `chunk` completes; false when one is too large, and no more can be read. */
+  read(chunk: Buffer): boolean {
+    let at = 0;
+    for (;;) {
+      if (this.#payload !== undefined) {
+        const copied = chunk.copy(this.#payload, this.#filled, at);
+        this.#filled += copied;
+        at += copied;
+        if (this.#filled < this.#payload.length) return true;
+        this.#end(this.#payload);
+      }
+      const copied = chunk.copy(this.#header, this.#headed, at, at + HEADER_BYTES - this.#headed);
+      this.#headed += copied;
+      at += copied;
+      if (this.#headed < HEADER_BYTES) return true;
+      const length = this.#header.readUInt32LE(0);
+      if (length > this.#maxBytes) return false;
+      if (at + length <= chunk.length) {
+        const payload = chunk.subarray(at, at + length);
+        at += length;
+        this.#end(payload);
+      } else {
+        this.#payload = this.#roomFor(length);
+        this.#filled = chunk.copy(this.#payload, 0, at);
+        return true;
+      }
+    }
+  }
+
+  #roomFor(length: number): Buffer {
+    if (length > MAX_KEPT_BYTES) return Buffer.allocUnsafeSlow(length);
+    if (length > this.#room.length) this.#room = Buffer.allocUnsafeSlow(Math.min(2 * length, MAX_KEPT_BYTES));
+    return this.#room.subarray(0, length);
+  }
+
+  #end(payload: Buffer): void {
+    this.#payload = undefined;
+    this.#headed = 0;
+    this.#hear(this.#header.readUInt8(4), payload);
+  }
+}
+
+/** The reply in a frame's payload, behind its number; undefined when it cannot be read. */
+export function readReply(batch: Batch, kind: number, payload: Buffer): Reply | undefined {
+  if (kind === FRAME.rejected) return rejected(quote(payload.toString("utf8", NUMBER_BYTES)));
+  if (kind === FRAME.unusable) return badOutputs(payload.toString("utf8", NUMBER_BYTES));
+  if (payload.length < 2 * NUMBER_BYTES) return undefined;
+  if (kind === FRAME.outputs) return readTexts(batch, payload);
+  if (kind === FRAME.rows) return readRows(batch, payload);
+  return kind === FRAME.mixed ? readMixed(batch, payload) : undefined;
+}
+
+function readTexts(batch: Batch, payload: Buffer): Reply | undefined {
+  const count = payload.readUInt32LE(4);
+  let at = 8 + 4 * count;
+  if (at > payload.length) return undefined;
+  const outputs: string[] = [];
+  for (let index = 0; index < count; index++) {
+    const end = at + payload.readUInt32LE(8 + 4 * index);
+    if (end > payload.length) return undefined;
+    outputs.push(payload.toString("utf8", at, end));
+    at = end;
+  }
+  return at === payload.length ? match(batch, outputs) : undefined;
+}
+
+/** Rows become base64 where they lie, behind a head that all of them share. */
+function readRows(batch: Batch, payload: Buffer): Reply | undefined {
+  if (payload.length < 10) return undefined;
+  const count = payload.readUInt32LE(4);
+  const dtype = DTYPES[payload.readUInt8(8) - FIRST_DTYPE];
+  const shape = readShape(payload, 10, payload.readUInt8(9));
+  if (dtype === undefined || shape === undefined) return undefined;
+  const first = 10 + 4 * shape.length;
+  const rowBytes = tensorBytes(dtype, shape);
+  if (first + count * rowBytes !== payload.length) return undefined;
+  // Rows of no bytes cost the worker nothing, however many it announces.
+  if (count !== batch.tasks.length) return matchMade(batch, { length: count });
+  const head = tensorHead(dtype, shape);
+  const outputs: Json[] = [];
+  for (let at = first; outputs.length < count; at += rowBytes) {
+    outputs.push(withHead(head, payload.toString("base64", at, at + rowBytes)));
+  }
+  return matchMade(batch, outputs);
+}
+
+function readMixed(batch: Batch, payload: Buffer): Reply | undefined {
+  const count = payload.readUInt32LE(4);
+  if (count > payload.length / 6) return undefined;
+  const parts: { readonly type: number; readonly shape: readonly number[]; readonly bytes: number }[] = [];
+  let at = 8;
+  for (let index = 0; index < count; index++) {
+    if (at + 6 > payload.length) return undefined;
+    const shape = readShape(payload, at + 6, payload.readUInt8(at + 1));
+    if (shape === undefined) return undefined;
+    parts.push({ type: payload.readUInt8(at), shape, bytes: payload.readUInt32LE(at + 2) });
+    at += 6 + 4 * shape.length;
+  }
+  const outputs: Json[] = [];
+  for (const { type, shape, bytes } of parts) {
+    const end = at + bytes;
+    const dtype = DTYPES[type - FIRST_DTYPE];
+    if (end > payload.length) return undefined;
+    if (type === JSON_TEXT) outputs.push(payload.toString("utf8", at, end));
+    else if (type === BYTES) outputs.push(bytesText(payload.toString("base64", at, end)));
+    else if (dtype === undefined || tensorBytes(dtype, shape) !== bytes) return undefined;
+    else outputs.push(withHead(tensorHead(dtype, shape), payload.toString("base64", at, end)));
+    at = end;
+  }
+  return at === payload.length ? match(batch, outputs) : undefined;
+}
+
+function readShape(payload: Buffer, at: number, dimensions: number): number[] | undefined {
+  if (dimensions > MAX_DIMENSIONS || at + 4 * dimensions > payload.length) return undefined;
+  return Array.from({ length: dimensions }, (_, index) => payload.readUInt32LE(at + 4 * index));
+}
+
+const ARRAYS_HEAD_BYTES = 16;
+const ALIGNED = 8;
+const LARGEST_SINGLE = 3.4028234663852886e38;
+
+/**
+ * Inputs as they will lie in Python's memory (`inputs: int32`). Undefined where one is no flat array of numbers of that
+ * type: its batch is `rejected` and bisected until it is isolated.
+ */
+function arraysFrame(number: number, batch: Batch, kind: Exclude<InputKind, "json">): Buffer | undefined {
+  const lists: (readonly number[])[] = [];
+  let numbers = 0;
+  for (const { input } of batch.tasks) {
+    const list: unknown = input.startsWith("[") ? JSON.parse(input) : undefined;
+    if (!isListOf(kind, list)) return undefined;
+    lists.push(list);
+    numbers += list.length;
+  }
+  const parameterBytes = Buffer.byteLength(batch.parameters);
+  const tableBytes = ARRAYS_HEAD_BYTES + 4 * lists.length + parameterBytes;
+  const from = Math.ceil(tableBytes / ALIGNED) * ALIGNED;
+  const payloadBytes = from + numbers * elementBytes(kind);
+  const frame = Buffer.alloc(HEADER_BYTES + payloadBytes);
+  frame.writeUInt32LE(payloadBytes, 0);
+  frame.writeUInt8(FRAME.arrays, 4);
+  const head = [number, FIRST_DTYPE + DTYPES.indexOf(kind), lists.length, parameterBytes];
+  let at = HEADER_BYTES;
+  for (const each of [...head, ...lists.map(({ length }) => length)]) at = frame.writeUInt32LE(each, at);
+  frame.write(batch.parameters, at, "utf8");
+  Buffer.from(packed(kind, lists, numbers)).copy(frame, HEADER_BYTES + from);
+  return frame;
+}
+
+function isListOf(kind: InputKind, list: unknown): list is readonly number[] {
+  if (!Array.isArray(list)) return false;
+  for (const each of list as readonly unknown[]) {
+    if (typeof each !== "number") return false;
+    if (kind === "int32" && (each | 0) !== each) return false;
+    // Above that the text is no longer the number that was read.
+    if (kind === "int64" && !Number.isSafeInteger(each)) return false;
+    if (kind === "float32" && Math.abs(each) > LARGEST_SINGLE) return false;
+  }
+  return true;
+}
+
+function packed(kind: InputKind, lists: readonly (readonly number[])[], numbers: number): ArrayBuffer {
+  if (kind === "int64") {
+    const all = new BigInt64Array(numbers);
+    let at = 0;
+    for (const list of lists) for (const each of list) all[at++] = BigInt(each);
+    return all.buffer;
+  }
+  const all = kind === "int32" ? new Int32Array(numbers) : new Float32Array(numbers);
+  let at = 0;
+  for (const list of lists) {
+    all.set(list, at);
+    at += list.length;
+  }
+  return all.buffer;
 }

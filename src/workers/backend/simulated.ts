@@ -21,8 +21,8 @@ import type { Alarm, Clock } from "../../app/clock.ts";
 import { Random } from "../../core/random.ts";
 import type { Json } from "../../core/task.ts";
 import type { Backend, Batch, Reply, Worker } from "./backend.ts";
-import { failed, match, rejected } from "./match.ts";
-import { firstNumbers, freeNumber } from "./names.ts";
+import { firstNumbers, freeNumber } from "./child-workers.ts";
+import { failed, match, rejected } from "./replies.ts";
 
 export interface SimulatedOptions {
   readonly workers: number;
@@ -33,10 +33,13 @@ export interface SimulatedOptions {
   readonly jitter: number;
   readonly errorRate: number;
   readonly hangRate: number;
-  readonly shortRate: number;
+  /** For tests: 0 by default. */
+  readonly shortRate?: number;
   readonly slowRate: number;
-  readonly slowFactor: number;
-  readonly seed: number;
+  /** 10 by default. */
+  readonly slowFactor?: number;
+  /** The same seed gives the same faults; 1 by default. */
+  readonly seed?: number;
   /** From a call until its batch is in the worker's hands; left out: 0. */
   readonly handoverMs?: number;
   /** For tests: an input that makes its whole batch `rejected`. */
@@ -90,7 +93,7 @@ export class SimulatedBackend implements Backend {
   }
 
   #add(number: number): SimulatedWorker {
-    const random = new Random(this.#options.seed + number - 1);
+    const random = new Random((this.#options.seed ?? 1) + number - 1);
     const worker = new SimulatedWorker(`gpu-${number}`, this.#options, this.#clock, random);
     this.#workers.push(worker);
     return worker;
@@ -224,7 +227,7 @@ class SimulatedWorker implements Worker {
   }
 
   #drawFault(): Fault {
-    const { errorRate, hangRate, shortRate } = this.#options;
+    const { errorRate, hangRate, shortRate = 0 } = this.#options;
     const draw = this.#random.next();
     if (draw < errorRate) return "error";
     if (draw < errorRate + hangRate) return "hang";
@@ -233,7 +236,7 @@ class SimulatedWorker implements Worker {
   }
 
   #drawServiceMs(size: number): number {
-    const { baseMs, perItemMs, jitter, slowRate, slowFactor } = this.#options;
+    const { baseMs, perItemMs, jitter, slowRate, slowFactor = 10 } = this.#options;
     const slow = this.#random.next() < slowRate ? slowFactor : 1;
     const noise = jitter === 0 ? 1 : Math.max(FASTEST, 1 + jitter * this.#random.gaussian());
     return (baseMs + size * perItemMs) * noise * slow;

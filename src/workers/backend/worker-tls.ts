@@ -1,28 +1,29 @@
 /**
- * TLS to workers: what we show, whom we trust, and what a failed handshake means.
+ * Connections to workers: TLS, and what a failed connection means.
  *
- * The worker's certificate is checked on every connection, whatever the environment says
- * (NODE_TLS_REJECT_UNAUTHORIZED): against `caFile`, or the usual authorities, and against `serverName`, or
- * the host in its URL. TLS sessions are not resumed, since a resumed one is not checked again. There is no
- * way back to plain HTTP.
+ * The worker's certificate is checked on every connection, whatever NODE_TLS_REJECT_UNAUTHORIZED says: against `caFile`, or
+ * the usual authorities, and against `serverName`, or the host in its URL. TLS sessions are not resumed, since a resumed
+ * one is not checked again. There is no fallback to plain HTTP.
  *
- * No batch is sent to a worker that may still refuse us. In TLS 1.3 a client is done before the server has
- * looked at its certificate; what it sends at once would be lost in the refusal, and nobody could tell whether
- * the worker had seen it. A server says that it is content by its first session ticket, which comes half a
- * round trip later. One that sends none (some do not) is given `TICKET_MS` to refuse.
+ * No batch is sent to a worker that may still refuse our certificate. In TLS 1.3 a client is done before the server has
+ * looked at it; a request sent at once would be lost in the refusal, and nobody could tell whether the worker had seen it. A
+ * server shows that it accepts us by its first session ticket, half a round trip later. One that sends no tickets is given
+ * `TICKET_MS` to refuse.
  */
 import type { TLSSocket } from "node:tls";
 import { buildConnector } from "undici";
-import { Certificates } from "../../gateway/certificates.ts";
 import type { Clock } from "../../app/clock.ts";
+import { CERTIFICATE_RELOAD_MS, Certificates } from "../../gateway/certificates.ts";
 import type { Events } from "../../observe/events.ts";
+import { quote } from "./replies.ts";
 
 export interface WorkerTlsOptions {
   readonly caFile?: string;
   readonly certFile?: string;
   readonly keyFile?: string;
   readonly serverName?: string;
-  readonly reloadMs: number;
+  /** How often the files are looked at; tests want less than CERTIFICATE_RELOAD_MS. */
+  readonly reloadMs?: number;
 }
 
 export interface ConnectorOptions {
@@ -30,25 +31,24 @@ export interface ConnectorOptions {
   readonly host?: string | undefined;
 }
 
-/** What came of trying a connection. */
 export type Reach =
   | { readonly ok: true }
   | { readonly ok: false; readonly tls: boolean; readonly message: string };
 
-/** Room for one lost SYN; a worker on the same network answers in a millisecond or not at all. */
+/** Enough for one lost SYN; a worker on the same network answers in a millisecond or not at all. */
 export const CONNECT_TIMEOUT_MS = 2_000;
-/** Several round trips on one network; paid by servers without tickets, once per connection. */
+/** Several round trips on one network; servers without tickets cost it once per connection. */
 const TICKET_MS = 100;
 
 export class WorkerTls {
   readonly #certificates: Certificates;
   readonly #options: WorkerTlsOptions;
   readonly #clock: Clock;
-  /** Rises when the files changed: connections made before that should not be used again. */
+  /** Rises when the files change: connections made before that should not be used again. */
   version = 0;
 
   constructor(setting: string, options: WorkerTlsOptions, clock: Clock, events: Events) {
-    const { caFile, certFile, keyFile, reloadMs } = options;
+    const { caFile, certFile, keyFile, reloadMs = CERTIFICATE_RELOAD_MS } = options;
     this.#certificates = new Certificates(setting, { caFile, certFile, keyFile }, reloadMs, clock, events);
     this.#certificates.onChange(() => this.version++);
     this.#options = options;
@@ -58,8 +58,7 @@ export class WorkerTls {
   /** Rejects with one line when a file cannot be used. */
   async start(): Promise<void> {
     const { caFile, certFile, keyFile } = this.#options;
-    if (caFile !== undefined || certFile !== undefined || keyFile !== undefined)
-      await this.#certificates.start();
+    if ((caFile ?? certFile ?? keyFile) !== undefined) await this.#certificates.start();
   }
 
   stop(): void {
@@ -67,8 +66,8 @@ export class WorkerTls {
   }
 
   /**
-   * For one undici client, with the files as they are now; `allowH2` where each connection carries one call. `host` is
-   * whom the certificate is for where the URL holds an address; `serverName` comes first.
+   * For one undici client, with the files as they are now; `allowH2` where each connection carries one call. `host` is the
+   * name in the certificate where the URL holds an address; `serverName` comes first.
    */
   connector(timeoutMs: number, { allowH2 = false, host }: ConnectorOptions = {}): buildConnector.connector {
     const serverName = this.#options.serverName ?? host?.replace(/:\d+$/, "");
@@ -99,8 +98,12 @@ export class WorkerTls {
       return { ok: true };
     } catch (error) {
       const trouble = tlsTrouble(error as Error);
-      const message = trouble?.message ?? wordsOf(error as Error);
-      return { ok: false, tls: trouble !== undefined, message };
+      const { message, name, code } = error as Error & { code?: string };
+      return {
+        ok: false,
+        tls: trouble !== undefined,
+        message: trouble?.message ?? (message || code || name),
+      };
     }
   }
 
@@ -124,62 +127,48 @@ export class WorkerTls {
   #awaitConsent(socket: TLSSocket, callback: buildConnector.Callback): void {
     if (socket.getProtocol() !== "TLSv1.3") return callback(null, socket);
     const settle = (error: Error | undefined): void => {
-      patience.cancel();
+      timeout.cancel();
       socket.off("session", onSession).off("error", settle).off("close", onClose);
       if (error === undefined) callback(null, socket);
       else callback(error, null);
     };
     const onSession = (): void => settle(undefined);
     const onClose = (): void => settle(new TlsRefusal("the connection was closed after the handshake"));
-    const patience = this.#clock.at(this.#clock.now() + TICKET_MS, () => settle(undefined));
+    const timeout = this.#clock.at(this.#clock.now() + TICKET_MS, () => settle(undefined));
     socket.on("session", onSession).on("error", settle).on("close", onClose);
   }
-}
-
-function wordsOf(error: Error): string {
-  return error.message || ("code" in error ? String(error.code) : error.name);
 }
 
 class TlsRefusal extends Error {
   readonly code = "ERR_TLS_REFUSED";
 }
 
-const UNTRUSTED = "the worker's certificate is not from an authority we trust; check backend.tls.caFile";
 const OURS = "check backend.tls.certFile and keyFile, and which authority the worker trusts";
 
-/** What OpenSSL and Node say, in words for operators. */
-const WORDS: ReadonlyMap<string, string> = new Map([
-  ["UNABLE_TO_VERIFY_LEAF_SIGNATURE", UNTRUSTED],
-  ["UNABLE_TO_GET_ISSUER_CERT", UNTRUSTED],
-  ["UNABLE_TO_GET_ISSUER_CERT_LOCALLY", UNTRUSTED],
-  ["DEPTH_ZERO_SELF_SIGNED_CERT", UNTRUSTED],
-  ["SELF_SIGNED_CERT_IN_CHAIN", UNTRUSTED],
-  ["CERT_SIGNATURE_FAILURE", UNTRUSTED],
-  ["CERT_UNTRUSTED", UNTRUSTED],
-  ["INVALID_CA", UNTRUSTED],
-  ["INVALID_PURPOSE", "the worker's certificate is not meant for a server; give it another"],
-  ["CERT_HAS_EXPIRED", "the worker's certificate, or its authority's, has expired; renew it"],
-  ["CERT_NOT_YET_VALID", "the worker's certificate is not valid yet; check the clocks"],
-  ["CERT_REVOKED", "the worker's certificate was revoked"],
-  [
+/** Message → the codes of OpenSSL and Node that it explains, for operators. */
+const TROUBLES: Readonly<Record<string, string>> = {
+  "the worker's certificate is not from an authority we trust; check backend.tls.caFile":
+    "UNABLE_TO_VERIFY_LEAF_SIGNATURE UNABLE_TO_GET_ISSUER_CERT UNABLE_TO_GET_ISSUER_CERT_LOCALLY INVALID_CA " +
+    "DEPTH_ZERO_SELF_SIGNED_CERT SELF_SIGNED_CERT_IN_CHAIN CERT_SIGNATURE_FAILURE CERT_UNTRUSTED",
+  "the worker's certificate is not meant for a server; give it another": "INVALID_PURPOSE",
+  "the worker's certificate, or its authority's, has expired; renew it": "CERT_HAS_EXPIRED",
+  "the worker's certificate is not valid yet; check the clocks": "CERT_NOT_YET_VALID",
+  "the worker's certificate was revoked": "CERT_REVOKED",
+  "the worker's certificate is for another name; check the host in backend.workers, or backend.tls.serverName":
     "ERR_TLS_CERT_ALTNAME_INVALID",
-    "the worker's certificate is for another name; check the host in backend.workers, or backend.tls.serverName",
-  ],
-  ["ERR_SSL_WRONG_VERSION_NUMBER", "the worker does not speak TLS at this port; check its URL"],
-  ["ERR_SSL_HTTP_REQUEST", "the worker does not speak TLS at this port; check its URL"],
-  ["ERR_SSL_PACKET_LENGTH_TOO_LONG", "the worker does not speak TLS at this port; check its URL"],
-  ["ERR_SSL_UNSUPPORTED_PROTOCOL", "the worker speaks only TLS older than 1.2; update it"],
-  ["ERR_SSL_VERSION_TOO_LOW", "the worker speaks only TLS older than 1.2; update it"],
-  [
+  "the worker does not speak TLS at this port; check its URL":
+    "ERR_SSL_WRONG_VERSION_NUMBER ERR_SSL_HTTP_REQUEST ERR_SSL_PACKET_LENGTH_TOO_LONG",
+  "the worker speaks only TLS older than 1.2; update it":
+    "ERR_SSL_UNSUPPORTED_PROTOCOL ERR_SSL_VERSION_TOO_LOW",
+  "the worker and Ferry share no version of TLS; it must speak 1.2 or 1.3":
     "ERR_SSL_TLSV1_ALERT_PROTOCOL_VERSION",
-    "the worker and Ferry share no version of TLS; it must speak 1.2 or 1.3",
-  ],
-  ["ERR_SSL_TLSV13_ALERT_CERTIFICATE_REQUIRED", `the worker wants a client certificate; ${OURS}`],
-  [
+  [`the worker wants a client certificate; ${OURS}`]: "ERR_SSL_TLSV13_ALERT_CERTIFICATE_REQUIRED",
+  [`the worker closed the connection after the handshake; if it wants a certificate, ${OURS}`]:
     "ERR_TLS_REFUSED",
-    `the worker closed the connection after the handshake; if it wants a certificate, ${OURS}`,
-  ],
-]);
+};
+const WORDS: ReadonlyMap<string, string> = new Map(
+  Object.entries(TROUBLES).flatMap(([words, codes]) => codes.split(" ").map((code) => [code, words])),
+);
 
 /** Alerts about our certificate: whenever they come, the worker has not taken what we sent. */
 const ABOUT_OURS =
@@ -206,4 +195,23 @@ export function tlsTrouble(error: Error): { readonly message: string; readonly f
     return { message: `TLS: ${why} ${OURS}`, final: false };
   }
   return undefined;
+}
+
+/** Why there is no connection, or none any more, in words for operators. */
+export function reason(error: Error): string {
+  const code = "code" in error ? String(error.code) : "";
+  switch (code) {
+    case "ECONNREFUSED":
+      return "connection refused";
+    case "ECONNRESET":
+    case "EPIPE":
+      return "connection reset";
+    case "ENOTFOUND":
+    case "EAI_AGAIN":
+      return "its name cannot be resolved";
+    case "UND_ERR_CONNECT_TIMEOUT":
+      return `no connection within ${CONNECT_TIMEOUT_MS} ms`;
+    default:
+      return quote(error.message) || code || error.name;
+  }
 }

@@ -42,6 +42,11 @@ export interface FleetModel {
   readonly dispatcher?: Dispatcher;
 }
 
+/** Twice a second, and four times in `aliveMs`: a batcher that lives is not taken for dead when two beats are late. */
+export function beatMsFor(aliveMs: number): number {
+  return Math.min(500, aliveMs / 4);
+}
+
 export interface MembershipOptions {
   /** Unique to this start of the process. */
   readonly id: string;

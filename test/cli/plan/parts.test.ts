@@ -6,7 +6,6 @@ import { frontierOf, grid } from "../../../src/cli/plan/frontier.ts";
 import { fit, fitLine, kneeOf } from "../../../src/cli/plan/fit.ts";
 import { sizesUpTo } from "../../../src/cli/plan/measure.ts";
 import { around } from "../../../src/cli/plan/planner.ts";
-import { Sample } from "../../../src/cli/plan/sample.ts";
 import { leastLatency } from "../../../src/cli/plan/bounds.ts";
 import { formatService, parseService } from "../../../src/cli/plan/service.ts";
 import { spreadWholeMs, TraceReader } from "../../../src/cli/plan/trace-file.ts";
@@ -77,16 +76,6 @@ describe("fits", () => {
     assert.equal(kneeOf(sizes.map((size) => ({ size, ms: 100 }))), 64);
     assert.equal(kneeOf(sizes.map((size) => ({ size, ms: 10 * size }))), 1);
   });
-});
-
-test("quantiles are exact, by nearest rank", () => {
-  const sample = new Sample();
-  assert.ok(Number.isNaN(sample.quantile(0.5)));
-  for (let value = 5000; value >= 1; value--) sample.add(value);
-  assert.equal(sample.quantile(0.5), 2500);
-  assert.equal(sample.quantile(0.99), 4950);
-  assert.equal(sample.quantile(1), 5000);
-  assert.equal(sample.mean, 2500.5);
 });
 
 describe("arrivals", () => {

@@ -5,7 +5,7 @@ import fc from "fast-check";
 import type { ShedReason } from "../../../src/observe/events.ts";
 import { WorkerBook } from "../../../src/observe/dashboard/workers.ts";
 import { Latencies } from "../../../src/observe/dashboard/quantiles.ts";
-import { RefusedTenants } from "../../../src/observe/dashboard/tenants.ts";
+import { RefusedTenants } from "../../../src/observe/dashboard/model-fold.ts";
 import { Stage, workerSight } from "./stage.ts";
 
 const gold = (size: number): number[] => new Array<number>(size).fill(0);

@@ -62,7 +62,7 @@ export class Stage implements Disposable {
     return new Fold(rules, {
       clock,
       events: this.events,
-      tally: new Tally(this.events, clock, ["embed"]),
+      tally: new Tally(this.events, clock, () => ["embed"]),
       sight: { models: () => [this.model], process: () => this.process },
       delay: { take: () => this.loopLateMs, stop: () => {} },
     });

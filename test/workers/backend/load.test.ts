@@ -6,7 +6,7 @@ import { describe, test } from "node:test";
 import { setImmediate as turn } from "node:timers/promises";
 import type { Worker } from "../../../src/workers/backend/backend.ts";
 import { HttpBackend } from "../../../src/workers/backend/http.ts";
-import { bodyLoad, headerLoad } from "../../../src/workers/backend/worker-health.ts";
+import { bodyLoad, headerLoad } from "../../../src/workers/backend/network.ts";
 import { Events } from "../../../src/observe/events.ts";
 import { batchOf } from "../../contract/backend.ts";
 import { ManualClock } from "./manual-clock.ts";

@@ -1,7 +1,7 @@
 import assert from "node:assert/strict";
 import { describe, test } from "node:test";
 import fc from "fast-check";
-import { callFrame, FRAME, FrameReader, readReply } from "../../../src/workers/backend/python-frames.ts";
+import { callFrame, FRAME, FrameReader, readReply } from "../../../src/workers/backend/python.ts";
 import { DTYPES, elementBytes, tensorText } from "../../../src/core/tensor.ts";
 import { batchOf, outputsOf } from "../../contract/backend.ts";
 

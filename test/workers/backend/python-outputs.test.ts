@@ -5,7 +5,7 @@ import { fileURLToPath } from "node:url";
 import { describe, test } from "./suite.ts";
 import type { Reply } from "../../../src/workers/backend/backend.ts";
 import { PythonBackend } from "../../../src/workers/backend/python.ts";
-import type { RestartingWorker } from "../../../src/workers/backend/restart.ts";
+import type { ChildWorker } from "../../../src/workers/backend/child-workers.ts";
 import { SystemClock } from "../../../src/app/clock.ts";
 import { type Dtype, tensorText } from "../../../src/core/tensor.ts";
 import { Events } from "../../../src/observe/events.ts";
@@ -19,7 +19,7 @@ process.env["PYTHONDONTWRITEBYTECODE"] = "1";
 const never = new AbortController().signal;
 const file = fileURLToPath(new URL("models/arrays.py", import.meta.url));
 
-async function withWorker(name: string, check: (worker: RestartingWorker) => Promise<void>): Promise<void> {
+async function withWorker(name: string, check: (worker: ChildWorker) => Promise<void>): Promise<void> {
   const backend = new PythonBackend(
     {
       function: `${file}:${name}`,
@@ -38,7 +38,7 @@ async function withWorker(name: string, check: (worker: RestartingWorker) => Pro
   }
 }
 
-async function answers(worker: RestartingWorker, what: string, size = 2): Promise<string[]> {
+async function answers(worker: ChildWorker, what: string, size = 2): Promise<string[]> {
   const batch = batchOf([JSON.stringify(what), ...Array.from({ length: size - 1 }, () => "0")]);
   return outputsOf(batch, await worker.run(batch, never));
 }
@@ -137,7 +137,7 @@ describe("python, bytes and arrays:", () => {
 });
 
 /** Two batches in its hands at any time, each of one value. */
-async function assertOwnValues(worker: RestartingWorker): Promise<void> {
+async function assertOwnValues(worker: ChildWorker): Promise<void> {
   let before: Promise<void> | undefined;
   for (let value = 0; value < 30; value++) {
     const batch = batchOf([String(value), "0"]);

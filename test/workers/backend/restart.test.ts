@@ -2,9 +2,14 @@ import assert from "node:assert/strict";
 import { PassThrough } from "node:stream";
 import { describe, test } from "./suite.ts";
 import type { Batch } from "../../../src/workers/backend/backend.ts";
-import { MAX_LINE_CHARS, printLines } from "../../../src/workers/backend/lines.ts";
-import { match } from "../../../src/workers/backend/match.ts";
-import { type Child, type Ear, RestartingWorker } from "../../../src/workers/backend/restart.ts";
+import {
+  type BatchListener,
+  type Child,
+  MAX_LINE_CHARS,
+  printLines,
+  ChildWorker,
+} from "../../../src/workers/backend/child-workers.ts";
+import { match } from "../../../src/workers/backend/replies.ts";
 import { Events } from "../../../src/observe/events.ts";
 import { batchOf } from "../../contract/backend.ts";
 import { ManualClock } from "./manual-clock.ts";
@@ -32,10 +37,10 @@ class PuppetChild implements Child {
     this.#gone.resolve(how);
   }
 
-  run(batch: Batch, ear: Ear): void {
-    this.begin = () => ear.begun();
+  run(batch: Batch, listener: BatchListener): void {
+    this.begin = () => listener.begun();
     this.answer = () =>
-      ear.answer(
+      listener.answer(
         match(
           batch,
           batch.tasks.map((task) => task.input),
@@ -62,7 +67,7 @@ function stage() {
     children.push(child);
     return child;
   };
-  const worker = new RestartingWorker("w-1", born, 5_000, { model: "m", clock, events });
+  const worker = new ChildWorker("w-1", born, 5_000, { model: "m", clock, events });
   const last = (): PuppetChild => children.at(-1)!;
   const started = async (): Promise<void> => {
     const starting = worker.start();
@@ -215,7 +220,7 @@ describe("restart:", () => {
   });
 
   test("a child that cannot even be made is a death like any other", async () => {
-    const worker = new RestartingWorker(
+    const worker = new ChildWorker(
       "w-1",
       () => {
         throw new Error("out of file descriptors");

@@ -73,7 +73,8 @@ export class RedisOwners implements NodeListener {
     this.#owners = options.tags.map(() => undefined);
     this.#waited = options.tags.map(() => undefined);
     this.#endpoints = topology.endpointsOf(options);
-    const { connectTimeoutMs, commandTimeoutMs, name, durability, waitTimeoutMs, connect } = options;
+    const { commandTimeoutMs, connectTimeoutMs = commandTimeoutMs } = options;
+    const { name, durability, waitTimeoutMs, connect } = options;
     const { tls, username, password, db } = this.#endpoints;
     const link = { tls, username, password, db, connectTimeoutMs, commandTimeoutMs, name, connect };
     const seeded = new Random(clock.now());

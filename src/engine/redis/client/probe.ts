@@ -109,7 +109,7 @@ function report(checked: readonly Answered[], silent: readonly string[]): Probe 
 async function visit(
   { host, port }: Address,
   { tls, username, password, db }: Endpoints,
-  { durability, connectTimeoutMs, commandTimeoutMs }: ProbeOptions,
+  { durability, commandTimeoutMs, connectTimeoutMs = commandTimeoutMs }: ProbeOptions,
   clock: Clock,
 ): Promise<Visit> {
   const address = addressOf(host, port);

@@ -26,7 +26,8 @@ export interface NodesOptions {
   readonly tls?: boolean | undefined;
   /** Every key of shard i contains {tags[i]}. */
   readonly tags: readonly string[];
-  readonly connectTimeoutMs: number;
+  /** commandTimeoutMs by default. */
+  readonly connectTimeoutMs?: number;
   readonly commandTimeoutMs: number;
   /** What CLIENT LIST shows. */
   readonly name: string;

@@ -1,6 +1,6 @@
 /**
- * The few things that the page does with elements. Everything from outside becomes text, never markup: there is
- * no innerHTML on this page. What did not change is not touched, so that nothing flickers and selections stay.
+ * The few things that the page does with elements. Everything from outside becomes text, never markup: nothing
+ * on this page is parsed as HTML. What did not change is not touched, so that nothing flickers and selections stay.
  */
 
 /** @typedef {Node | string | false | null | undefined} Child */

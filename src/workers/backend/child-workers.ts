@@ -1,27 +1,27 @@
 /**
- * A worker whose child may die: one child (a process or a thread) after another under one name.
+ * Workers that this process starts itself, each a child (a process or a thread) that may die and is replaced under the
+ * same name.
  *
  *   starting ──► ready ──► gone ──► wait ──► starting …        stop() leads out from everywhere
  *
- * The wait is 100 ms and doubles with each death to 30 s; a batch that was answered resets it. An abort
- * kills the child, because code in the middle of a batch cannot be interrupted, and starts the next one
- * without a wait: its end was our doing. While no child is ready, `run` says so at once instead of
- * holding the batch, so that another worker can have it; `probe` resolves when the next child is ready.
+ * The wait is 100 ms and doubles with each death up to 30 s; an answered batch resets it. An abort kills the child, because
+ * code in the middle of a batch cannot be interrupted, and the next one starts without a wait. While no child is ready,
+ * `run` fails at once, so that another worker can have the batch; `probe` resolves when the next child is ready.
  *
- * A child may be handed a second batch while it runs one. It says when it begins with one; when it dies, only the first,
- * and what it has begun with, are to blame. An abort of either ends both.
- *
- * Every child gets its own pipes and is forgotten when it ends, so nothing that it still says can reach a
- * later batch.
+ * A child may be handed a second batch while it runs one, and reports when it begins with one. When it dies, only the first
+ * batch, and what it has begun, are to blame. An abort of either ends both. Every child has its own pipes and is forgotten
+ * when it ends, so nothing that it still says can reach a later batch.
  */
 import assert from "node:assert/strict";
+import type { Readable } from "node:stream";
+import { StringDecoder } from "node:string_decoder";
 import type { Alarm, Clock } from "../../app/clock.ts";
 import type { Events } from "../../observe/events.ts";
-import type { Batch, Reply, Worker } from "./backend.ts";
-import { failed } from "./match.ts";
+import type { Backend, Batch, Reply, Worker } from "./backend.ts";
+import { failed } from "./replies.ts";
 
-/** Who wants to know what becomes of a batch. */
-export interface Ear {
+/** What becomes of a batch. */
+export interface BatchListener {
   /** The child's code is about to see it; called once at most. */
   begun(): void;
   /** Called once, or never if the child ends first. */
@@ -34,52 +34,135 @@ export interface Child {
   readonly ready: Promise<void>;
   /** Resolves once it has ended, with how in words ("was killed by SIGSEGV"). Never rejects. */
   readonly gone: Promise<string>;
-  /** What its own code said as it died; known once it is gone. May quote an input, so it is never logged. */
+  /** What its code said as it died; set once it is gone. May quote an input, so it is never logged. */
   readonly lastWords?: string | undefined;
-  /** Hands it a batch, perhaps while it has one: it runs them one after the other and answers in their order. */
-  run(batch: Batch, ear: Ear): void;
+  /** Hands it a batch, perhaps while it has one: it runs them in order and answers in order. */
+  run(batch: Batch, listener: BatchListener): void;
   /** Asks it to end after what it is doing. */
   close(): void;
   /** Ends it now. */
   kill(): void;
 }
 
-/** Where a worker lives. */
-export interface Surroundings {
-  /** The model's name, for events. */
+/** Whose worker it is. */
+export interface ChildAround {
   readonly model: string;
   readonly clock: Clock;
   readonly events: Events;
 }
 
-export const FIRST_WAIT_MS = 100;
-export const MAX_WAIT_MS = 30_000;
-/** How long `stop` waits for a child to end by itself. */
-export const CLOSE_MS = 1_000;
+export interface ChildKind {
+  /** Workers are called `python-1`, … */
+  readonly kind: string;
+  /** Of the workers at the start. */
+  readonly numbers: readonly number[];
+  readonly startTimeoutMs: number;
+  /** Starts the next child of the worker of that name and number. */
+  spawn(name: string, number: number): Child;
+}
 
-/** One that it runs, and one that is there when that is done. */
+const FIRST_WAIT_MS = 100;
+const MAX_WAIT_MS = 30_000;
+/** How long `stop` waits for a child to end by itself. */
+const CLOSE_MS = 1_000;
+/** A batch that runs, and one behind it. */
 const MAX_HELD = 2;
 
-/** A batch in the child's hands. */
+export class ChildBackend implements Backend {
+  readonly #kind: ChildKind;
+  readonly #around: ChildAround;
+  readonly #workers: ChildWorker[] = [];
+  /** Also those that are still starting or stopping: their names are taken. */
+  readonly #named = new Set<ChildWorker>();
+  #stopped = false;
+
+  constructor(kind: ChildKind, around: ChildAround) {
+    this.#kind = kind;
+    this.#around = around;
+    for (const number of kind.numbers) this.#workers.push(this.#make(number));
+  }
+
+  get workers(): readonly ChildWorker[] {
+    return this.#workers;
+  }
+
+  /** Starts all at once; when one cannot start, ends the others and says why. */
+  async start(): Promise<void> {
+    try {
+      await Promise.all(this.#workers.map((worker) => worker.start()));
+    } catch (error) {
+      await this.stop();
+      throw error;
+    }
+  }
+
+  async stop(): Promise<void> {
+    this.#stopped = true;
+    await Promise.all([...this.#named].map((worker) => worker.stop()));
+  }
+
+  async grow(): Promise<ChildWorker> {
+    if (this.#stopped) throw new Error(`no ${this.#kind.kind} worker can be added: the model is stopped`);
+    const worker = this.#make(freeNumber(this.#kind.kind, [...this.#named]));
+    try {
+      await worker.start();
+    } catch (error) {
+      this.#named.delete(worker);
+      throw error;
+    }
+    this.#workers.push(worker);
+    return worker;
+  }
+
+  async retire(worker: Worker): Promise<void> {
+    const at = this.#workers.findIndex((each) => each === worker);
+    if (at < 0) return;
+    const [retired] = this.#workers.splice(at, 1);
+    await retired!.stop();
+    this.#named.delete(retired!);
+  }
+
+  #make(number: number): ChildWorker {
+    const { kind, startTimeoutMs } = this.#kind;
+    const name = `${kind}-${number}`;
+    const spawn = (): Child => this.#kind.spawn(name, number);
+    const worker = new ChildWorker(name, spawn, startTimeoutMs, this.#around);
+    this.#named.add(worker);
+    return worker;
+  }
+}
+
+/** The lowest number that no worker of this kind has: that of one that is gone is used again. */
+export function freeNumber(kind: string, workers: readonly { readonly name: string }[]): number {
+  const taken = new Set(workers.map(({ name }) => name));
+  for (let number = 1; ; number++) if (!taken.has(`${kind}-${number}`)) return number;
+}
+
+/** 1, 2, … */
+export function firstNumbers(count: number): number[] {
+  return Array.from({ length: count }, (_, at) => at + 1);
+}
+
+/** A batch that the child has. */
 interface Held {
   /** The child's code has seen it. */
   begun: boolean;
   readonly finish: (reply: Reply) => void;
 }
 
-export class RestartingWorker implements Worker {
+export class ChildWorker implements Worker {
   readonly name: string;
   readonly queues = true;
   readonly #spawn: () => Child;
   readonly #startTimeoutMs: number;
-  readonly #around: Surroundings;
-  /** The child that can take a batch; undefined while there is none. */
+  readonly #around: ChildAround;
+  /** The child that can take a batch. */
   #ready: Child | undefined;
   /** The child that lives, ready or not. */
   #child: Child | undefined;
-  /** What is in the child's hands, in the order in which it came there. */
+  /** In the order in which they were handed over. */
   readonly #held: Held[] = [];
-  /** Those that wait in `probe`; bounded by the dispatcher, which asks once at a time. */
+  /** Waiting in `probe`; bounded by the dispatcher, which asks once at a time. */
   readonly #probes = new Set<(well: boolean) => void>();
   #waitMs = FIRST_WAIT_MS;
   #nextStartAt = 0;
@@ -89,7 +172,7 @@ export class RestartingWorker implements Worker {
   #stopped = false;
   #life: Promise<void> | undefined;
 
-  constructor(name: string, spawn: () => Child, startTimeoutMs: number, around: Surroundings) {
+  constructor(name: string, spawn: () => Child, startTimeoutMs: number, around: ChildAround) {
     this.name = name;
     this.#spawn = spawn;
     this.#startTimeoutMs = startTimeoutMs;
@@ -149,22 +232,22 @@ export class RestartingWorker implements Worker {
     });
   }
 
-  /** Code in the middle of a batch cannot be interrupted, so the child ends, and the other batch in its hands too. */
+  /** Ends the child, and with it the other batch that it has. */
   #abort(child: Child, aborted: Held): void {
     this.#ready = undefined;
     this.#aborted = true;
     child.kill();
     const other = `${this.name} was ended because its other batch was aborted`;
-    for (const [held, blame] of this.#blames())
-      held.finish(failed(held === aborted ? "aborted" : other, blame));
+    this.#finishHeld((held, blame) => failed(held === aborted ? "aborted" : other, blame));
   }
 
   /**
-   * All that is in the child's hands, and who is to blame for its end. What it never began with cannot have killed it,
-   * unless nothing was before it: a child may die of reading its inputs, and whoever is never blamed is tried for ever.
+   * What the child never began cannot have killed it, unless nothing was before it: a child may die of reading its inputs,
+   * and a batch that is never blamed would be tried for ever.
    */
-  #blames(): (readonly [Held, "batch" | "nobody"])[] {
-    return this.#held.map((held, at) => [held, at === 0 || held.begun ? "batch" : "nobody"]);
+  #finishHeld(reply: (held: Held, blame: "batch" | "nobody") => Reply): void {
+    const blames = this.#held.map((held, at) => (at === 0 || held.begun ? "batch" : "nobody"));
+    for (const [at, held] of [...this.#held].entries()) held.finish(reply(held, blames[at]!));
   }
 
   /** True as soon as a child is ready; false when `signal` aborts or the worker stops first. */
@@ -186,16 +269,14 @@ export class RestartingWorker implements Worker {
   #whyNot(): string {
     if (this.#stopped) return `${this.name} was stopped`;
     const leftMs = Math.ceil(this.#nextStartAt - this.#around.clock.now());
-    return leftMs > 0
-      ? `${this.name} is restarting, next try in ${leftMs} ms`
-      : `${this.name} is restarting, it is not ready yet`;
+    const when = leftMs > 0 ? `next try in ${leftMs} ms` : "it is not ready yet";
+    return `${this.name} is restarting, ${when}`;
   }
 
   /** One child after another. Ends when stopped, or when the first child never gets ready. */
   async #live(started: () => void, neverStarted: (error: Error) => void): Promise<void> {
     for (let first = true; ; first = false) {
-      const child = this.#born();
-      this.#child = child;
+      const child = (this.#child = this.#start());
       const flaw = await this.#load(child);
       if (flaw === undefined && !this.#stopped) {
         this.#ready = child;
@@ -206,7 +287,7 @@ export class RestartingWorker implements Worker {
       const how = await child.gone;
       this.#ready = undefined;
       this.#child = undefined;
-      for (const [held, blame] of this.#blames()) held.finish(this.#death(child, how, blame));
+      this.#finishHeld((_, blame) => this.#death(child, how, blame));
       if (this.#stopped || (first && flaw !== undefined)) {
         neverStarted(flaw ?? new Error(`${this.name} was stopped`));
         return;
@@ -222,23 +303,18 @@ export class RestartingWorker implements Worker {
     return lastWords === undefined ? failed(brief, blame) : failed(`${brief}: ${lastWords}`, blame, brief);
   }
 
-  /** Starting one can fail on the spot (no memory, no file descriptors); that is a death like any other. */
-  #born(): Child {
+  /** Starting one can throw (no memory, no file descriptors); that is a death like any other. */
+  #start(): Child {
     try {
       return this.#spawn();
     } catch (error) {
       const nothing = (): void => {};
-      return {
-        ready: Promise.reject(error),
-        gone: Promise.resolve("could not be started"),
-        run: nothing,
-        close: nothing,
-        kill: nothing,
-      };
+      const gone = Promise.resolve("could not be started");
+      return { ready: Promise.reject(error), gone, run: nothing, close: nothing, kill: nothing };
     }
   }
 
-  /** Waits until the child is ready and says what went wrong if it will not be. */
+  /** Undefined once the child is ready, else why it will not be. */
   async #load(child: Child): Promise<Error | undefined> {
     const { clock } = this.#around;
     let alarm: Alarm | undefined;
@@ -280,4 +356,37 @@ export class RestartingWorker implements Worker {
     const { model, events } = this.#around;
     events.emit("notice", { level, message: `${model}: ${this.name} ${what}` });
   }
+}
+
+/** A longer line becomes pieces of this many characters. */
+export const MAX_LINE_CHARS = 8_192;
+
+/** What a worker's code prints becomes `worker.printed` events. Reads to the end, so that it never blocks on a full pipe. */
+export function printLines(
+  stream: Readable,
+  name: "stdout" | "stderr",
+  worker: string,
+  { model, events }: ChildAround,
+): void {
+  const decoder = new StringDecoder("utf8");
+  let rest = "";
+  const print = (line: string): void =>
+    events.emit("worker.printed", { model, worker, stream: name, line: line.replace(/\r$/, "") });
+  const cut = (line: string): string => {
+    for (; line.length > MAX_LINE_CHARS; line = line.slice(MAX_LINE_CHARS))
+      print(line.slice(0, MAX_LINE_CHARS));
+    return line;
+  };
+  stream.on("data", (chunk: Buffer) => {
+    const lines = (rest + decoder.write(chunk)).split("\n");
+    const last = lines.pop()!;
+    for (const line of lines) print(cut(line));
+    rest = cut(last);
+  });
+  stream.on("end", () => {
+    rest += decoder.end();
+    if (rest !== "") print(rest);
+  });
+  // A broken pipe means that the worker is gone, which is noticed elsewhere.
+  stream.on("error", () => {});
 }

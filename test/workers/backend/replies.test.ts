@@ -1,7 +1,8 @@
 import assert from "node:assert/strict";
 import { describe, test } from "./suite.ts";
 import fc from "fast-check";
-import { MAX_QUOTE_CHARS, match, quote, requestText } from "../../../src/workers/backend/match.ts";
+import { batchText } from "../../../src/gateway/protocol/batch.ts";
+import { match, MAX_QUOTE_CHARS, quote } from "../../../src/workers/backend/replies.ts";
 import { batchOf, outputsOf } from "../../contract/backend.ts";
 
 /** Letters, and the units that spoil a line. */
@@ -48,10 +49,10 @@ describe("match:", () => {
 
   test("a batch is told in its tasks' own texts", () => {
     assert.equal(
-      requestText(batchOf(["1.0", '{"a": 12345678901234567890}'])),
+      batchText(["1.0", '{"a": 12345678901234567890}'], ""),
       '{"inputs":[1.0,{"a": 12345678901234567890}]}',
     );
-    assert.equal(requestText(batchOf(["1"], '{"k":2}')), '{"inputs":[1],"parameters":{"k":2}}');
+    assert.equal(batchText(["1"], '{"k":2}'), '{"inputs":[1],"parameters":{"k":2}}');
   });
 
   test("a worker's words become one short printable line", () => {
