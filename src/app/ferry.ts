@@ -17,7 +17,7 @@ import type { ModelRules } from "../dispatch/model-rules.ts";
 import type { EngineLimits } from "../engine/engine.ts";
 import { Reaper } from "../dispatch/reaper.ts";
 import { limitsOf, type Opened, openEngine, type Shared } from "./engines.ts";
-import { beatMsFor, type FleetModel, Membership } from "../workers/fleet/membership.ts";
+import { beatMsFor, Membership } from "../workers/fleet/membership.ts";
 import { FleetOutlook } from "../workers/fleet/outlook.ts";
 import { FleetDemand } from "../workers/fleet/demand.ts";
 import { forwards } from "./dropins.ts";
@@ -216,15 +216,7 @@ export class Ferry {
   /** Who is there, after models came or went. */
   #look(): void {
     const { models } = this.#config;
-    const named = (name: string): FleetModel => {
-      const dispatcher = this.#pool.dispatcher(name);
-      return { name, ...(dispatcher && { dispatcher }) };
-    };
-    const leaving = this.#pool.leaving.map(({ model, dispatcher }) => ({ name: model.name, dispatcher }));
-    this.#membership?.retune(
-      models.map(({ name }) => named(name)),
-      leaving,
-    );
+    this.#membership?.changed();
     for (const name of this.#prospects.keys()) {
       if (!models.some((model) => model.name === name)) this.#prospects.delete(name);
     }
@@ -263,7 +255,16 @@ export class Ferry {
     const { aliveMs } = settings;
     const beatMs = beatMsFor(aliveMs);
     const membership = (this.#membership = new Membership(
-      { id, zone, role: this.#role, version: version(), beatMs, aliveMs, models: [] },
+      {
+        id,
+        zone,
+        role: this.#role,
+        version: version(),
+        beatMs,
+        aliveMs,
+        models: () => this.#config.models.map(({ name }) => name),
+        dispatchers: () => this.#pool.running,
+      },
       { registry, clock: this.#clock, events: this.events, random: Math.random, orders: this.#orders },
     ));
     this.#look();

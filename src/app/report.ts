@@ -9,7 +9,7 @@ import type { Sighting } from "../core/scaling.ts";
 import type { Config, Role } from "./config/config.ts";
 import type { Dispatcher } from "../dispatch/dispatcher.ts";
 import type { Engine } from "../engine/engine.ts";
-import { heldWorkers, thousandths } from "../workers/fleet/describe.ts";
+import { heldWorkers, thousandths } from "../workers/fleet/fleet.ts";
 import type { Fleet } from "../workers/fleet/fleet.ts";
 import type { WorkerBeat } from "../workers/fleet/registry.ts";
 import type { CurveReport, Inside, WorkerReport } from "../gateway/admin.ts";

@@ -20,7 +20,7 @@ import { Refusal } from "../core/errors.ts";
 import type { WorkerDesk, WorkerName } from "../gateway/worker-routes.ts";
 import type { Events } from "../observe/events.ts";
 import { hrefOf } from "./desired.ts";
-import { shownAddress } from "./fleet/lease-names.ts";
+import { shownAddress } from "./fleet/orders.ts";
 import type { Membership } from "./fleet/membership.ts";
 import { type Orders, workerKey } from "./fleet/orders.ts";
 import type { ModelPool, WorkerPool } from "./pool.ts";

@@ -39,7 +39,7 @@ import {
   sameNumber,
 } from "./desired.ts";
 import { Discovery, type DiscoveryRules, type Resolve, systemResolve } from "./discovery.ts";
-import { shownAddress } from "./fleet/lease-names.ts";
+import { shownAddress } from "./fleet/orders.ts";
 import { type Orders, workerKey } from "./fleet/orders.ts";
 import { LateTasks, refuseRest } from "./refuse-rest.ts";
 import type { PoolWorker } from "./worker.ts";
@@ -144,6 +144,8 @@ const TRY_AGAIN_MS = 10_000;
 export class WorkerPool {
   /** In the order of the models; the array stays the same, what is in it changes. */
   readonly dispatchers: Dispatcher[] = [];
+  /** Those, and of models that are on their way out. */
+  running: readonly Dispatcher[] = [];
   readonly #parts: PoolParts;
   readonly #late: LateTasks;
   readonly #started = new Map<string, Backend>();
@@ -642,6 +644,7 @@ export class WorkerPool {
     this.#pools = pools;
     for (const { name } of pools) this.#late.forget(name);
     this.dispatchers.splice(0, Infinity, ...pools.map(({ dispatcher }) => dispatcher));
+    this.running = this.#all.map(({ dispatcher }) => dispatcher);
   }
 
   // ── Models that are removed ─────────────────────────────────────────────────────────────────────
@@ -670,6 +673,7 @@ export class WorkerPool {
     await dispatcher.stop();
     await backend.stop();
     this.#leaving.delete(pool);
+    this.running = this.#all.map(({ dispatcher }) => dispatcher);
     if (!this.#shared && !this.#stopped) this.#late.refuse(model.name, this.#engine!, model.timeouts.totalMs);
     this.#parts.onGone?.(model.name);
   }

@@ -4,7 +4,7 @@ import { test } from "node:test";
 import { demoConfig } from "../../../src/app/config/load.ts";
 import { Fleet } from "../../../src/workers/fleet/fleet.ts";
 import type { WorkerDesk } from "../../../src/gateway/worker-routes.ts";
-import { leaseNames } from "../../../src/workers/fleet/lease-names.ts";
+import { leaseNames } from "../../../src/workers/fleet/orders.ts";
 import type { ModelBeat, WorkerBeat } from "../../../src/workers/fleet/registry.ts";
 import { VirtualClock } from "../../../src/cli/plan/virtual-clock.ts";
 import { Report } from "../../../src/app/report.ts";

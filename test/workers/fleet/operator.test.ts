@@ -3,7 +3,7 @@ import assert from "node:assert/strict";
 import { after, before, describe, test } from "node:test";
 import type { Backend } from "../../../src/workers/backend/backend.ts";
 import { type Clock, SystemClock } from "../../../src/app/clock.ts";
-import { leaseNames } from "../../../src/workers/fleet/lease-names.ts";
+import { leaseNames } from "../../../src/workers/fleet/orders.ts";
 import { Membership } from "../../../src/workers/fleet/membership.ts";
 import type { WorkerBeat } from "../../../src/workers/fleet/registry.ts";
 import { VirtualClock } from "../../../src/cli/plan/virtual-clock.ts";
@@ -117,7 +117,8 @@ describe("an order", () => {
         version: "1",
         beatMs: 500,
         aliveMs: 2000,
-        models: [{ name: MODEL }],
+        models: () => [MODEL],
+        dispatchers: () => [],
       },
       { registry, clock, events, random: () => 0 },
     );
