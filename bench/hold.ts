@@ -51,9 +51,10 @@ class Hold implements Owner {
     const markers = new Markers();
     const end = setTimeout(() => process.exit(1), maxMs);
     for (let i = 0; i < connections; i++) {
-      const connection = new Connection(target, request, this, kind === "idle");
+      const connection = new Connection(target, this);
       this.#open.add(connection);
-      connection.send(markers.take(), 0);
+      const marker = markers.take();
+      connection.send(request.front + marker + request.back, kind === "idle" ? marker : "", 0);
       if (i % openPerStep === openPerStep - 1) await pause(stepMs);
     }
     // A held request shows nothing while it is held; a second is ample for the last bytes to arrive.

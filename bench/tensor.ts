@@ -17,7 +17,7 @@ import { join } from "node:path";
 import { PythonBackend } from "../src/workers/backend/python.ts";
 import { SystemClock } from "../src/app/clock.ts";
 import { readBinary, tensorHead, withHead } from "../src/core/tensor.ts";
-import { outputText } from "../src/gateway/encoding.ts";
+import { outputText } from "../src/gateway/reply.ts";
 import { Events } from "../src/observe/events.ts";
 import { measure } from "./generator.ts";
 import { childrenCpuMs, killChildren, pickCores } from "./process.ts";

@@ -27,15 +27,16 @@ function tensorTemplate({ host, port, path }: Target, form: TensorForm): Templat
     // As common clients write them: a float as the double that it is, with all of its digits.
     const numbers = Array.from(floats.subarray(1), String).join(",");
     const open = `{${tensor('"data":[0.')}`.slice(0, -"}]}".length);
-    const body = `${open}${"0".repeat(markerLength)},${numbers}]}]}`;
-    const head = `${front}content-type: application/json\r\ncontent-length: ${body.length}\r\n\r\n`;
-    return { bytes: Buffer.from(head + body), markerAt: head.length + open.length };
+    const back = `,${numbers}]}]}`;
+    const length = open.length + markerLength + back.length;
+    const head = `${front}content-type: application/json\r\ncontent-length: ${length}\r\n\r\n`;
+    return { front: head + open, back };
   }
   const json = `{"parameters":{"binary_data_output":true},${tensor(`"parameters":{"binary_data_size":${ROW_BYTES}}`)}`;
   const head =
     `${front}content-type: application/octet-stream\r\n${HEADER}: ${json.length}\r\n` +
     `content-length: ${json.length + ROW_BYTES}\r\n\r\n${json}`;
-  return { bytes: Buffer.concat([Buffer.from(head), Buffer.from(floats.buffer)]), markerAt: head.length };
+  return { front: head, back: Buffer.from(floats.buffer).toString("latin1").slice(markerLength) };
 }
 
 /** The same values under the name of an output, without reading one of them. */

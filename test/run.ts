@@ -8,7 +8,8 @@
  *
  * Ends with what failed, the slowest files and the time. Exit code 0: all of it passed.
  */
-import { spawnSync } from "node:child_process";
+import { spawn } from "node:child_process";
+import { once } from "node:events";
 import { availableParallelism } from "node:os";
 import { join } from "node:path";
 import { setUp } from "./setup.ts";
@@ -34,22 +35,23 @@ interface Failure {
 const failures: Failure[] = [];
 
 /** A step that is one command; its output is shown as it comes. */
-function step(name: string, command: string, ...words: string[]): void {
+async function step(name: string, command: string, ...words: string[]): Promise<void> {
   const startedAt = performance.now();
-  const { status, error } = spawnSync(command, words, { cwd: root, stdio: "inherit", env });
+  const child = spawn(command, words, { cwd: root, stdio: "inherit", env });
+  const [status] = (await once(child, "exit")) as [number | null];
   const time = seconds((performance.now() - startedAt) / 1000);
   if (status === 0) console.error(`✔ ${name} ${time}`);
   else {
     console.error(`✖ ${name} ${time}`);
-    failures.push({ what: name, texts: [error?.message ?? `exit code ${status}; its output is above`] });
+    failures.push({ what: name, texts: [`exit code ${status}; its output is above`] });
   }
 }
 
-function check(): void {
-  step("types", join(tools, "tsc"));
-  step("types of the page", join(tools, "tsc"), "-p", "tsconfig.page.json");
-  step("lint", join(tools, "oxlint"), "--type-aware", "--deny-warnings");
-  step("format", join(tools, "oxfmt"), "--check");
+async function check(): Promise<void> {
+  await step("types", join(tools, "tsc"));
+  await step("types of the page", join(tools, "tsc"), "-p", "tsconfig.page.json");
+  await step("lint", join(tools, "oxlint"), "--type-aware", "--deny-warnings");
+  await step("format", join(tools, "oxfmt"), "--check");
   // What does not compile would fail in a hundred files.
   if (failures.length > 0) finish([]);
 }
@@ -60,6 +62,8 @@ async function test(files: readonly string[]): Promise<FileResult[]> {
   const done = ({ file, failures: texts, seconds: took, tests }: FileResult): void => {
     const sign = texts.length === 0 ? "✔" : "✖";
     console.error(`${sign} ${file} ${seconds(took)}, ${tests} tests`);
+    if (texts.length > 0)
+      console.error(texts[0]!.split("\n").slice(0, 3).join("\n").replaceAll(/^/gm, "    "));
     if (texts.length > 0) failures.push({ what: file, texts });
   };
   return runFiles({ root, files, jobs, env, done });
@@ -96,19 +100,19 @@ const [mode, ...more] = process.argv.slice(2);
 switch (mode) {
   case undefined:
     setUp();
-    check();
+    await check();
     finish(await test(allFiles(root)));
     break;
   case "quick":
-    check();
-    step("200 seeds", process.execPath, "test/sim/simulate.ts", "--seeds", "200", "--brief");
+    await check();
+    await step("200 seeds", process.execPath, "test/sim/simulate.ts", "--seeds", "200", "--brief");
     finish(await test(quickFiles(root)));
     break;
   case "long":
     setUp();
     env["FERRY_TEST_LONG"] = "1";
-    step("10,000 seeds", process.execPath, "test/sim/simulate.ts", "--seeds", "10000", "--brief");
-    step(
+    await step("10,000 seeds", process.execPath, "test/sim/simulate.ts", "--seeds", "10000", "--brief");
+    await step(
       "200,000 drop-in requests",
       process.execPath,
       "test/sim/simulate.ts",

@@ -7,7 +7,6 @@
  */
 import { Driver, type LoadKind } from "../../src/cli/bench/driver.ts";
 import type { HistogramState } from "../../src/cli/bench/histogram.ts";
-import type { Requests } from "../../src/cli/bench/requests.ts";
 import { SystemClock } from "../../src/app/clock.ts";
 import { type Shape, TokenRequests } from "./requests.ts";
 
@@ -46,7 +45,7 @@ const driver = new Driver({
   target: { host, port, path },
   load: spec.load,
   kinds: [{ label: "all", share: 1 }],
-  requests: requests as unknown as Requests,
+  requests,
   warmMs: spec.warmMs,
   measureMs: spec.measureMs,
   timeoutMs: 30_000,

@@ -4,15 +4,19 @@
  * Used by `ferry serve` and, for the keys alone, by `ferry keys`.
  */
 import { createSecretKey, type KeyObject } from "node:crypto";
-import { nameOfSecret } from "../gateway/admission/api-key.ts";
+import { type KeyStore, nameOfSecret } from "../gateway/admission/api-keys.ts";
 import { type CredentialParts, Credentials } from "../gateway/admission/credentials.ts";
 import { Jwks, JWKS_TIMES } from "../gateway/admission/jwks.ts";
-import { type PublicKeys, SKEW_MS, Tokens } from "../gateway/admission/jwt.ts";
-import { KeyFile, readKeys, readSecret, secretOf } from "../gateway/admission/key-file.ts";
+import { PublicKeyFile, type PublicKeys, readPem, SKEW_MS, Tokens } from "../gateway/admission/tokens.ts";
+import {
+  KeyFile,
+  readKeys,
+  readSecret,
+  readText,
+  reasonOf,
+  secretOf,
+} from "../gateway/admission/key-file.ts";
 import { KeyRedis } from "../gateway/admission/key-redis.ts";
-import type { KeyStore } from "../gateway/admission/keys.ts";
-import { PublicKeyFile, readPem } from "../gateway/admission/public-key.ts";
-import { readText, reasonOf } from "../gateway/admission/watched-file.ts";
 import type { Clock } from "./clock.ts";
 import type { Config, JwtConfig } from "./config/config.ts";
 import { HOMES } from "../core/home.ts";

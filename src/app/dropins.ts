@@ -1,14 +1,14 @@
 /** From the config to the drop-in routes: which model speaks what, and who answers what no batch is for. */
-import type { Admission } from "../gateway/admission/admit.ts";
+import type { Admission } from "../gateway/admission/admission.ts";
 import { type KnownWorker, Passage } from "../workers/backend/passthrough.ts";
 import { workerSide } from "./backends.ts";
 import type { Clock } from "./clock.ts";
 import type { Config, HttpBackendConfig, ModelConfig } from "./config/config.ts";
 import type { Shares } from "../core/share.ts";
 import type { Dispatcher } from "../dispatch/dispatcher.ts";
-import type { Crossing } from "../gateway/crossing.ts";
 import { DropIns, type DropInModel } from "../gateway/dropin.ts";
 import { type PassedModel, Passthrough } from "../gateway/passthrough.ts";
+import type { RequestPath } from "../gateway/request-path.ts";
 import type { Screening } from "../gateway/screening.ts";
 import type { Protocol, ProtocolName, RequestLimits } from "../gateway/protocol/protocol.ts";
 import { protocols } from "../gateway/protocol/protocols.ts";
@@ -17,7 +17,7 @@ import type { Events } from "../observe/events.ts";
 import { version } from "./version.ts";
 
 export interface DropInNeeds {
-  readonly crossing: Crossing;
+  readonly path: RequestPath;
   readonly admission: Admission;
   readonly clock: Clock;
   readonly events: Events;
@@ -43,7 +43,7 @@ export interface OpenDropIns {
 /** Rejects with one line when a certificate for workers cannot be used. */
 export async function openDropIns(config: Config, needs: DropInNeeds): Promise<OpenDropIns> {
   const { models, limits } = config;
-  const { crossing, healthy, ready, admission, clock } = needs;
+  const { path, healthy, ready, admission, clock } = needs;
   const passages: Passage[] = [];
   const passed = new Map<string, PassedModel>();
   for (const [at, model] of models.entries()) {
@@ -76,7 +76,7 @@ export async function openDropIns(config: Config, needs: DropInNeeds): Promise<O
     workerName: workerNameOf(model),
     screen: needs.screening(at),
   }));
-  const parts = { crossing, proxy, limits: requestLimits(limits), ready, version: version() };
+  const parts = { path, proxy, limits: requestLimits(limits), ready, version: version() };
   const dropIns = new DropIns(known, parts);
   return {
     dropIns,

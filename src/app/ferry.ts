@@ -3,12 +3,12 @@
  * what they go by while they run (`change`): everything that can fail first, then all of it in one step.
  */
 import { randomUUID } from "node:crypto";
-import type { Prospects } from "../gateway/admission/gate.ts";
+import type { Prospects } from "../gateway/admission/capacity-gate.ts";
 import { SimulatedBackend } from "../workers/backend/simulated.ts";
 import { makeBackend } from "./backends.ts";
 import type { Tally as Done } from "../cli/terminal/banner.ts";
 import { CERTIFICATE_RELOAD_MS, Certificates } from "../gateway/certificates.ts";
-import { MAX_HEADERS, MAX_STREAMS } from "../gateway/http2.ts";
+import { type EdgeTls, MAX_HEADERS, MAX_STREAMS } from "../gateway/http2.ts";
 import { type Clock, SystemClock } from "./clock.ts";
 import type { Config, ModelConfig, Role } from "./config/config.ts";
 import { Demo } from "../cli/demo/demo.ts";
@@ -24,7 +24,6 @@ import { forwards } from "./dropins.ts";
 import { Front } from "./front.ts";
 import { adminRoutes } from "../gateway/admin.ts";
 import { Listener } from "../gateway/server.ts";
-import type { EdgeTls } from "../gateway/tls.ts";
 import { tuneHeap } from "./heap.ts";
 import { openObservers } from "./observers.ts";
 import { type Change, prepareChange, type Reloaded, reloadRoutes } from "./reload.ts";

@@ -3,12 +3,12 @@
  *
  * Everything that goes by the config is one generation: credentials, gates, protocols, ways past the batches. A change
  * prepares the next generation beside the one in use (which may fail, and then nothing was changed) and swaps them in
- * one step. Whoever is inside goes on with the generation that let them in; what they wait for, the router and the
+ * one step. Whoever is inside goes on with the generation that let them in; what they wait for, the waiters and the
  * engine, is the same in all. Connections know nothing of it.
  */
 import { randomInt } from "node:crypto";
-import { Admission } from "../gateway/admission/admit.ts";
-import { Gate, type Prospects } from "../gateway/admission/gate.ts";
+import { Admission } from "../gateway/admission/admission.ts";
+import { CapacityGate, type Prospects } from "../gateway/admission/capacity-gate.ts";
 import type { Vault } from "../workers/backend/vault.ts";
 import type { Clock } from "./clock.ts";
 import type { Config, ModelConfig, Role } from "./config/config.ts";
@@ -29,20 +29,18 @@ import {
 } from "./dropins.ts";
 import type { Opened } from "./engines.ts";
 import type { Membership } from "../workers/fleet/membership.ts";
-import { ClientBytes } from "../gateway/byte-budget.ts";
-import { Crossing } from "../gateway/crossing.ts";
+import { ClientBytes } from "../gateway/client-request.ts";
 import { EarlyRefusals } from "../gateway/early-refusal.ts";
-import { GrpcDoor, type GrpcModel, MAX_CALLS } from "../gateway/grpc.ts";
-import { MAX_HEADERS } from "../gateway/http2.ts";
-import { healthRoutes } from "../gateway/health.ts";
-import { Intake, type ModelDoor } from "../gateway/intake.ts";
+import { GrpcListener, type GrpcModel, MAX_CALLS } from "../gateway/grpc.ts";
+import { type EdgeTls, MAX_HEADERS } from "../gateway/http2.ts";
+import { healthRoutes } from "../gateway/admin.ts";
 import { NativeProtocol } from "../gateway/native.ts";
 import { openapiRoutes } from "../gateway/openapi.ts";
 import { PageGuard } from "../gateway/page-guard.ts";
 import { screeningFor } from "../gateway/screening.ts";
+import { type ModelRoute, RequestPath } from "../gateway/request-path.ts";
 import { Listener, type Routes } from "../gateway/server.ts";
-import type { EdgeTls } from "../gateway/tls.ts";
-import { Router } from "../gateway/router.ts";
+import { Waiters } from "../gateway/waiters.ts";
 import { Events } from "../observe/events.ts";
 import type { Tracing } from "../observe/tracing.ts";
 import { version } from "./version.ts";
@@ -69,9 +67,9 @@ export interface FrontParts {
 
 interface Generation {
   readonly config: Config;
-  readonly doors: readonly ModelDoor[];
+  readonly doors: readonly ModelRoute[];
   readonly credentials: OpenCredentials;
-  readonly crossing: Crossing;
+  readonly path: RequestPath;
   readonly passing: OpenDropIns;
   readonly routes: Routes;
   readonly tensors: readonly GrpcModel[];
@@ -95,7 +93,7 @@ const NOBODY = {
 
 export class Front {
   readonly #parts: FrontParts;
-  readonly #router: Router;
+  readonly #waiters: Waiters;
   readonly #admission: Admission;
   readonly #underway = new Shares();
   readonly #bytes: ClientBytes;
@@ -103,7 +101,7 @@ export class Front {
   /** Ends what is left of the generation before. */
   #last: (() => void) | undefined;
   #listener: Listener | undefined;
-  #grpc: GrpcDoor | undefined;
+  #grpc: GrpcListener | undefined;
   apiUrl = "";
   /** "" where clients cannot speak gRPC. */
   grpcUrl = "";
@@ -111,9 +109,19 @@ export class Front {
   constructor(config: Config, parts: FrontParts) {
     const { clock, events, opened } = parts;
     this.#parts = parts;
-    this.#bytes = new ClientBytes(config.limits.maxQueuedBytes, largestBody(config));
-    this.#router = new Router(opened.engine, clock, randomInt(2 ** 32));
-    this.#admission = new Admission(admissionRules(config), opened.engine, clock, events);
+    const now = (): Config => this.#now?.config ?? config;
+    this.#bytes = new ClientBytes(() => clientBytes(now()));
+    this.#waiters = new Waiters(opened.engine, clock, randomInt(2 ** 32));
+    let rules = { config, value: admissionRules(config) };
+    this.#admission = new Admission(
+      () => {
+        if (rules.config !== now()) rules = { config: now(), value: admissionRules(now()) };
+        return rules.value;
+      },
+      opened.engine,
+      clock,
+      events,
+    );
   }
 
   async open(config: Config): Promise<void> {
@@ -169,7 +177,7 @@ export class Front {
 
   /** Whoever still waits is told where to ask; that takes a moment to reach the socket. */
   async settle(ms: number): Promise<void> {
-    this.#router.releaseAll();
+    this.#waiters.releaseAll();
     await Promise.all([this.#listener?.settle(ms), this.#grpc?.settle(ms)]);
   }
 
@@ -178,14 +186,12 @@ export class Front {
     this.#listener?.close();
     this.#last?.();
     if (this.#now !== undefined) await end(this.#now);
-    this.#router.close();
+    this.#waiters.close();
   }
 
   #swap(next: Generation): void {
     const last = this.#now!;
     this.#now = next;
-    this.#admission.retune(admissionRules(next.config));
-    this.#bytes.retune(next.config.limits.maxQueuedBytes, largestBody(next.config));
     for (const door of last.doors) door.gate.open = next.doors.some(({ name }) => name === door.name);
     this.#tellDoors(next);
     const { routes, passing, config } = next;
@@ -213,19 +219,17 @@ export class Front {
 
   async #generation(config: Config): Promise<Generation> {
     const { clock, events, opened, draining } = this.#parts;
-    const { engine, durable, shared } = opened;
+    const { engine, durable } = opened;
     const admission = this.#admission;
-    const router = this.#router;
     const doors = config.models.map((model) => this.#door(model, config));
-    const opening = await openCredentials(config, shared, clock, events);
+    const opening = await openCredentials(config, opened.shared, clock, events);
     const { credentials } = opening;
-    const intake = new Intake(doors, admission, router, engine, clock);
-    const parts = { credentials, intake, admission, router, engine, clock };
-    const native = new NativeProtocol({ ...config.api, durable }, parts);
-    const crossing = new Crossing(parts);
+    const shared = { admission, waiters: this.#waiters, engine, clock };
+    const path = new RequestPath({ ...shared, routes: doors, credentials, durable });
+    const native = new NativeProtocol(config.api, { ...shared, path, authRequired: credentials.required });
     let passing: OpenDropIns;
     try {
-      passing = await this.#openDropIns(config, crossing, doors);
+      passing = await this.#openDropIns(config, path, doors);
     } catch (error) {
       opening.close();
       throw error;
@@ -238,14 +242,14 @@ export class Front {
       ready: () => this.#healthy(name),
     }));
     const grpcPages = guardOf(config, config.grpc.listen);
-    return { config, doors, credentials: opening, crossing, passing, routes, tensors, grpcPages };
+    return { config, doors, credentials: opening, path, passing, routes, tensors, grpcPages };
   }
 
-  #openDropIns(config: Config, crossing: Crossing, doors: readonly ModelDoor[]): Promise<OpenDropIns> {
+  #openDropIns(config: Config, path: RequestPath, doors: readonly ModelRoute[]): Promise<OpenDropIns> {
     const { role, clock, events } = this.#parts;
     const workers = (at: number) => this.#parts.dispatcher(config.models[at]!.name);
     return openDropIns(config, {
-      crossing,
+      path,
       admission: this.#admission,
       clock,
       // Those who run batches tell what there is to tell about certificates.
@@ -265,7 +269,7 @@ export class Front {
     if (grpc.listen === undefined) return;
     const { clock, events, tls, tracing, random } = this.#parts;
     const now = (): Generation => this.#now!;
-    const door = (this.#grpc = new GrpcDoor(
+    const door = (this.#grpc = new GrpcListener(
       {
         ...limits,
         ...grpc,
@@ -278,8 +282,8 @@ export class Front {
         },
       },
       {
-        get crossing() {
-          return now().crossing;
+        get path() {
+          return now().path;
         },
         get models() {
           return now().tensors;
@@ -308,12 +312,12 @@ export class Front {
     return (this.#parts.prospects(model)?.horizon(this.#parts.clock.now()).healthy ?? 0) > 0;
   }
 
-  #door(model: ModelConfig, config: Config): ModelDoor {
+  #door(model: ModelConfig, config: Config): ModelRoute {
     const { name, timeouts, cache, collapse } = model;
     const { admission, tiers } = config;
     const rules = { ...admission, ...THRESHOLD_DEPTHS, ...timeouts, model: name, tiers: tiers.length };
     const before = this.#now?.doors.find((door) => door.name === name)?.gate;
-    const gate = new Gate(rules, this.#prospects(name), this.#parts.opened.engine, before);
+    const gate = new CapacityGate(rules, this.#prospects(name), this.#parts.opened.engine, before);
     const looksForFree = this.#parts.membership === undefined;
     const screen = screeningFor({
       deny: model.deny,
@@ -343,8 +347,9 @@ function guardOf({ auth }: Config, listen: Config["grpc"]["listen"]): PageGuard 
   return new PageGuard(auth.allowedHosts, advice);
 }
 
-function largestBody({ limits, grpc }: Config): number {
-  return Math.max(limits.maxBodyBytes, grpc.maxMessageBytes);
+/** What is read becomes what is queued, so it has the same bound; one client alone may always send two of the largest. */
+function clientBytes({ limits, grpc }: Config): number {
+  return Math.max(limits.maxQueuedBytes, 4 * Math.max(limits.maxBodyBytes, grpc.maxMessageBytes));
 }
 
 async function end({ credentials, passing }: Generation): Promise<void> {

@@ -2,18 +2,16 @@
  * What can be seen of the process from outside: /internal/health and /internal/workers, and the sight that
  * metrics and the dashboard are given. In a fleet all of it is about all of it, whichever process is asked.
  */
-import type { Prospects } from "../gateway/admission/gate.ts";
+import type { Prospects } from "../gateway/admission/capacity-gate.ts";
 import type { Clock } from "./clock.ts";
 import type { CurveReading, Throughput } from "../core/knee.ts";
 import type { Sighting } from "../core/scaling.ts";
 import type { Config, Role } from "./config/config.ts";
 import type { Dispatcher } from "../dispatch/dispatcher.ts";
 import type { Engine } from "../engine/engine.ts";
-import { heldWorkers, thousandths } from "../workers/fleet/fleet.ts";
-import type { Fleet } from "../workers/fleet/fleet.ts";
+import { type Fleet, heldWorkers, thousandths } from "../workers/fleet/fleet.ts";
 import type { WorkerBeat } from "../workers/fleet/registry.ts";
-import type { CurveReport, Inside, WorkerReport } from "../gateway/admin.ts";
-import type { WorkerDesk } from "../gateway/worker-routes.ts";
+import type { CurveReport, Inside, WorkerDesk, WorkerReport } from "../gateway/admin.ts";
 import type { ScalingLoop, ScalingReport } from "../workers/scaling.ts";
 import type { ModelSight, ProcessSight, Sight, WorkerSight } from "../observe/sight.ts";
 import type { Tally } from "../observe/tally.ts";

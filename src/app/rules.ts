@@ -1,6 +1,6 @@
 /** From the config to the rules of each part. Pure: a reload calls them with the next config. */
 import { RETRY_BUDGET } from "../core/retry.ts";
-import type { AdmissionRules } from "../gateway/admission/admit.ts";
+import type { AdmissionRules } from "../gateway/admission/admission.ts";
 import { MAX_WORKER_LOAD, type ModelRules } from "../dispatch/model-rules.ts";
 import { LONGEST_EJECTION } from "../workers/health.ts";
 import type { VaultRules } from "../workers/backend/vault.ts";

@@ -5,9 +5,16 @@
  * it is made, alone on stdout; afterwards there is only its digest.
  */
 import { randomBytes } from "node:crypto";
-import { digestOf, isKeyId, nameOfSecret, newApiKey, readApiKey } from "../gateway/admission/api-key.ts";
-import { isUser, MAX_USER } from "../gateway/admission/caller.ts";
-import type { KeyRecord } from "../gateway/admission/keys.ts";
+import {
+  digestOf,
+  isKeyId,
+  type KeyRecord,
+  nameOfSecret,
+  newApiKey,
+  readApiKey,
+  isUser,
+  MAX_USER,
+} from "../gateway/admission/api-keys.ts";
 import { plural } from "./terminal/banner.ts";
 import { SystemClock } from "../app/clock.ts";
 import type { Config } from "../app/config/config.ts";

@@ -7,7 +7,7 @@
  * small share of each batch while more is queued than the batch holds, and spends it before the rest is
  * filled in order. The last tier's floor is 5 % of the batch, those between get 10 %, together at most 30 %.
  *
- * Inside a tier tenants take turns (`engine/memory/turns.ts`): one task of each that has any, then one of each again: deficit
+ * Inside a tier tenants take turns (`engine/memory/queues.ts`): one task of each that has any, then one of each again: deficit
  * round robin with the cost of one. A tenant that floods the tier lengthens its own wait and no other's.
  *
  *  - The place in the ring is kept from batch to batch; a batch may end in the middle of a round.

@@ -9,10 +9,8 @@ import { hash, timingSafeEqual } from "node:crypto";
 import { Refusal } from "../core/errors.ts";
 import type { DeadLetter, Engine } from "../engine/engine.ts";
 import type { Exchange } from "./exchange.ts";
-import { healthRoutes } from "./health.ts";
 import { PageGuard } from "./page-guard.ts";
 import type { Answer, Routes } from "./server.ts";
-import { workerRoutes, type WorkerDesk } from "./worker-routes.ts";
 import { type History, iso, listRequests, loggedStory, story, type Tiers } from "./story.ts";
 
 /** One worker, as /internal/workers shows it. */
@@ -200,4 +198,100 @@ function checkAccess(exchange: Exchange, token: string | undefined): void {
   }
   const flaw = pages.flaw(exchange.request.headers);
   if (flaw !== undefined) throw flaw;
+}
+
+export interface WorkerName {
+  readonly model: string;
+  readonly name: string;
+  /** Left out for a child of the process. */
+  readonly address?: string;
+}
+
+/** Throws a Refusal that says what to do. */
+export interface WorkerDesk {
+  /** Resolves when it can be given batches. */
+  add(model: string | undefined, url: string | undefined): Promise<WorkerName>;
+  drain(name: string, model?: string): WorkerName;
+  resume(name: string, model?: string): WorkerName;
+  /** `gone`: it is no more; otherwise it is as soon as its batch is over. */
+  remove(name: string, model?: string): Promise<WorkerName & { readonly gone: boolean }>;
+  /** Workers of the config that were removed, and stay away until they are added again. */
+  removed(): readonly WorkerName[];
+}
+
+export function workerRoutes(list: () => object, desk: WorkerDesk): Routes {
+  return {
+    "/internal/workers": {
+      GET: (exchange) => exchange.send(200, JSON.stringify(list())),
+      POST: async (exchange) => {
+        const { model, url } = wishOf(await exchange.body());
+        exchange.send(201, JSON.stringify(await desk.add(model, url)));
+      },
+    },
+    "/internal/workers/{id}/drain": {
+      POST: (exchange, id) => {
+        const drained = desk.drain(decoded(id), modelOf(exchange));
+        exchange.send(200, JSON.stringify({ ...drained, state: "draining" }));
+      },
+    },
+    "/internal/workers/{id}/resume": {
+      POST: (exchange, id) => exchange.send(200, JSON.stringify(desk.resume(decoded(id), modelOf(exchange)))),
+    },
+    "/internal/workers/{id}": {
+      DELETE: async (exchange, id) => {
+        const { gone, ...removed } = await desk.remove(decoded(id), modelOf(exchange));
+        if (gone) exchange.sendNothing(204);
+        else exchange.send(202, JSON.stringify({ ...removed, state: "draining" }));
+      },
+    },
+  };
+}
+
+const FIELDS = ["model", "url"] as const;
+
+function wishOf(text: string): { model?: string; url?: string } {
+  let wish: unknown;
+  try {
+    wish = text === "" ? {} : JSON.parse(text);
+  } catch {
+    throw new Refusal("INVALID_REQUEST", "the body is not JSON");
+  }
+  if (typeof wish !== "object" || wish === null || Array.isArray(wish)) {
+    throw new Refusal("INVALID_REQUEST", 'send an object: {"model": "…", "url": "…"}, both where needed');
+  }
+  for (const [name, value] of Object.entries(wish)) {
+    if (!FIELDS.some((field) => field === name))
+      throw new Refusal("INVALID_REQUEST", `there is no ${JSON.stringify(name)} here, only model and url`);
+    if (typeof value !== "string") throw new Refusal("INVALID_REQUEST", `${name} must be a string`);
+  }
+  return wish;
+}
+
+function modelOf({ query }: Exchange): string | undefined {
+  return new URLSearchParams(query).get("model") ?? undefined;
+}
+
+function decoded(id: string): string {
+  try {
+    return decodeURIComponent(id);
+  } catch {
+    throw new Refusal("INVALID_REQUEST", "the worker's name in the path is not URL-encoded");
+  }
+}
+
+export function healthRoutes(draining: () => boolean, writable: () => boolean): Routes {
+  const ready = (exchange: Exchange): void => {
+    exchange.counts = false;
+    if (draining()) exchange.send(503, '{"status":"draining"}', ["retry-after", "1"]);
+    else if (!writable()) exchange.send(503, '{"status":"unwritable"}', ["retry-after", "1"]);
+    else exchange.send(200, '{"status":"ready"}');
+  };
+  const alive = (exchange: Exchange): void => {
+    exchange.counts = false;
+    exchange.send(200, '{"status":"ok"}');
+  };
+  return {
+    "/healthz": { GET: alive },
+    "/readyz": { GET: ready },
+  };
 }

@@ -6,21 +6,21 @@
  * stands each model by itself, for protocols whose requests never name one. What cannot share a batch, and with
  * `passthrough` whatever no route knows, goes to a worker as it came (`Proxy`).
  */
-import type { Caller } from "./admission/caller.ts";
+import type { Caller } from "./admission/credentials.ts";
 import { Refusal } from "../core/errors.ts";
 import { withFields } from "./protocol/fields.ts";
 import type {
   About,
   AboutRoute,
   Answer,
+  Drafts,
   InferRoute,
   Known,
   Protocol,
   ProtocolName,
   RequestLimits,
 } from "./protocol/protocol.ts";
-import type { Crossing } from "./crossing.ts";
-import { type Exchange, JSON_TYPE } from "./exchange.ts";
+import { checkUncompressed, type Exchange } from "./exchange.ts";
 import {
   decoded,
   MODEL_FIELD,
@@ -29,9 +29,9 @@ import {
   targetBody,
   targetPath,
   targetQuery,
-} from "./pass-target.ts";
-import { LARGE_CHARS, pieceLine } from "./pieces.ts";
-import { checkUncompressed } from "./media-type.ts";
+} from "./passthrough.ts";
+import { LARGE_CHARS, pieceLine } from "./reply.ts";
+import type { Ended, RequestPath } from "./request-path.ts";
 import { type Screening, unscreenable } from "./screening.ts";
 import { bringsWork, type Elsewhere, type Methods, type Routes } from "./server.ts";
 
@@ -70,7 +70,7 @@ export interface Proxy {
 }
 
 export interface DropInParts {
-  readonly crossing: Crossing;
+  readonly path: RequestPath;
   readonly proxy: Proxy;
   readonly limits: RequestLimits;
   /** This process takes requests. */
@@ -173,7 +173,7 @@ export class DropIns {
   #passed(path: string, model: DropInModel, pinned: DropInModel | undefined, route: string): Elsewhere {
     const pass = async (exchange: Exchange): Promise<void> => {
       exchange.errorShape = model.protocols[0]?.client.fail;
-      const caller = await this.#parts.crossing.enterWithTask(exchange);
+      const caller = await this.#parts.path.admit(exchange);
       await this.#pass(exchange, model, { pinned, path, names: {} }, caller);
     };
     return { path: route, methods: Object.fromEntries(ANY_METHOD.map((method) => [method, pass])) };
@@ -181,8 +181,8 @@ export class DropIns {
 
   async #infer(exchange: Exchange, protocol: Protocol, route: InferRoute, place: Place): Promise<void> {
     exchange.errorShape = protocol.client.fail;
-    const { crossing, limits } = this.#parts;
-    const caller = await crossing.enterWithTask(exchange);
+    const { path, limits } = this.#parts;
+    const caller = await path.admit(exchange);
     const body = await exchange.bytes(route.types);
     const { names } = place;
     const alone = meant(place, this.#speakers(protocol))?.maxBatchSize === 1;
@@ -190,21 +190,24 @@ export class DropIns {
     const model = place.pinned ?? this.#modelFor(protocol, drafts.model);
     if ("unbatched" in drafts) return this.#pass(exchange, model, place, caller, body, drafts.why);
     const { inputs, parameters, drawn } = drafts;
-    const crossed = await crossing.cross(exchange, caller, { model: model.name, inputs, parameters, drawn });
-    if (crossed === undefined || exchange.answered) return;
-    const headers = ["x-request-id", exchange.id, ...crossed.headers];
+    const inference = { model: model.name, inputs, parameters, drawn };
+    await path.run(exchange, caller, inference, (ended) => this.#render(exchange, ended, drafts, model.name));
+  }
+
+  async #render(exchange: Exchange, ended: Ended, drafts: Drafts, model: string): Promise<void> {
+    if (exchange.answered) return;
+    const { path } = this.#parts;
+    const outputs = path.outputs(ended);
+    const headers = ["x-request-id", exchange.id, ...ended.headers];
     const request = { id: exchange.id, at: exchange.startedAt };
-    const { outputs } = crossed;
-    if (!isLarge(outputs)) return send(exchange, drafts.render(outputs, model.name, request), headers);
-    const { headers: own = [], texts } = drafts.pieces?.(outputs, model.name, request) ?? {};
-    if (texts === undefined) return send(exchange, drafts.render(outputs, model.name, request), headers);
-    const parts = await pieceLine.gather(texts, () => exchange.answered);
-    if (parts !== undefined) exchange.sendBytes(JSON_TYPE, parts, [...own, ...headers]);
+    const pieces = isLarge(outputs) ? drafts.pieces?.(outputs, model, request) : undefined;
+    if (pieces === undefined) return send(exchange, drafts.render(outputs, model, request), headers);
+    await pieceLine.send(exchange, pieces.texts, [...(pieces.headers ?? []), ...headers]);
   }
 
   async #tell(exchange: Exchange, protocol: Protocol, route: AboutRoute, place: Place): Promise<void> {
     exchange.errorShape = protocol.client.fail;
-    const caller = route.open === true ? undefined : await this.#parts.crossing.enter(exchange);
+    const caller = route.open === true ? undefined : await this.#parts.path.identify(exchange);
     const about = this.#about(route, place);
     const told = route.tell(about);
     if (told === "worker") {
@@ -265,7 +268,7 @@ export class DropIns {
     if (!model.reachable) {
       throw new Refusal("INVALID_REQUEST", `this model answers in batches only; ${why}`);
     }
-    const headers = await this.#parts.crossing.pass(caller, model.name);
+    const headers = await this.#parts.path.pass(caller, model.name);
     const { screen } = model;
     const read = body ?? (screen !== undefined && exchange.hasBody ? await screenable(exchange) : undefined);
     screen?.checkRequest(exchange, place.path, exchange.query, read);

@@ -11,14 +11,14 @@
  * by the same rule (`Admission.turn`).
  */
 import { STATUS_CODES, type IncomingMessage } from "node:http";
-import type { Admission } from "./admission/admit.ts";
-import type { Caller } from "./admission/caller.ts";
-import type { Credentials } from "./admission/credentials.ts";
+import type { Admission } from "./admission/admission.ts";
+import type { Caller, Credentials } from "./admission/credentials.ts";
 import type { Bottleneck } from "./admission/process-load.ts";
 import type { Clock } from "../app/clock.ts";
 import type { Events } from "../observe/events.ts";
-import { type ErrorShape, JSON_TYPE, renderRefusal } from "./exchange.ts";
+import { type ErrorShape, renderRefusal } from "./exchange.ts";
 import { newId } from "../engine/ids.ts";
+import { JSON_TYPE } from "./reply.ts";
 
 /** What is known of a route whose requests bring work. */
 export interface WorkRoute {

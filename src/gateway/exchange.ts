@@ -8,17 +8,13 @@
  */
 import { isUtf8 } from "node:buffer";
 import type { IncomingMessage, ServerResponse } from "node:http";
-import type { Writable } from "node:stream";
+import { Readable, type Writable } from "node:stream";
 import { Refusal } from "../core/errors.ts";
-import { CLIENT_LEFT } from "../observe/events.ts";
-import type { ClientBytes } from "./byte-budget.ts";
-import { CountedRequest } from "./counted-request.ts";
 import { newId } from "../engine/ids.ts";
-import { Inflow } from "./inflow.ts";
-import { checkType } from "./media-type.ts";
-import { quotaHeaders } from "./reply.ts";
+import { CLIENT_LEFT } from "../observe/events.ts";
+import { type ClientBytes, ClientRequest } from "./client-request.ts";
+import { JSON_TYPE, quotaHeaders } from "./reply.ts";
 
-export const JSON_TYPE = "application/json; charset=utf-8";
 const JSON_ONLY = ["application/json"];
 const NOTHING = Buffer.alloc(0);
 /** A body that is announced to be larger is not begun when there is no room for all of it. */
@@ -41,7 +37,7 @@ export type ErrorShape = (refusal: Refusal) => { readonly status?: number; reado
 export type Failed = (exchange: Exchange, error: unknown) => void;
 
 /** What is done with a body. */
-type Use<Body> = (body: Body) => Promise<void> | void;
+type Use<Body> = (body: Body) => void;
 
 /** The way to a client that takes what happens, as it happens. */
 export interface Outflow {
@@ -61,7 +57,7 @@ export interface Relay {
   end(): void;
 }
 
-export class Exchange extends CountedRequest {
+export class Exchange extends ClientRequest {
   readonly path: string;
   readonly query: string;
   readonly startedAt: number;
@@ -176,24 +172,17 @@ export class Exchange extends CountedRequest {
     if (this.status === 0) this.status = CLIENT_LEFT;
   }
 
-  /** The body as text, as `read` takes it. */
+  /**
+   * The body as text. Refuses what is too large, not JSON by its own account, or not UTF-8: that refusal is this
+   * request's answer. Never settles when the client leaves in the middle: then nobody is left to be answered.
+   */
   body(): Promise<string> {
-    return new Promise((resolve) => this.read(resolve));
+    return new Promise((resolve) => this.#take(JSON_ONLY, asText, resolve));
   }
 
-  /** The body as it came, if it is of one of these media types by its own account; otherwise as `read` takes it. */
+  /** As `body`, as it came, of one of these media types by its own account. */
   bytes(types: readonly string[] = JSON_ONLY): Promise<Buffer> {
     return new Promise((resolve) => this.#take(types, asItCame, resolve));
-  }
-
-  /**
-   * Calls `use` with the body as text, when its last byte is here: a call, because a promise for it is made and
-   * waited for with every request. Refuses what is too large, not JSON by its own account, or not UTF-8; a
-   * refusal, and whatever `use` throws, is this request's answer. Never calls when the client leaves in the middle:
-   * then nobody is left to be answered.
-   */
-  read(use: (text: string) => Promise<void> | void): void {
-    this.#take(JSON_ONLY, asText, use);
   }
 
   /**
@@ -292,8 +281,7 @@ export class Exchange extends CountedRequest {
         const body = read(chunks.length === 1 ? chunks[0]! : Buffer.concat(chunks));
         // The request lives until it is answered, and this function with it; its bytes need not.
         chunks.length = 0;
-        const done = use(body);
-        if (done !== undefined) done.catch((error: unknown) => this.failed(error));
+        use(body);
       } catch (error) {
         this.failed(error);
       }
@@ -322,13 +310,12 @@ export class Exchange extends CountedRequest {
     this.#sent(bytes);
   }
 
-  fail(refusal: Refusal, id?: string, headers: readonly string[] = []): void {
+  fail(refusal: Refusal, headers: readonly string[] = []): void {
     this.code = refusal.code;
     // The answer has begun: all that is left to say is that it is not whole.
     if (this.#response.headersSent) return this.cut();
-    const requestId = id ?? newId(this.startedAt);
-    if (this.id === "") this.id = requestId;
-    const answer = renderRefusal(refusal, requestId, this.errorShape);
+    if (this.id === "") this.id = newId(this.startedAt);
+    const answer = renderRefusal(refusal, this.id, this.errorShape);
     this.send(answer.status, answer.body, [...headers, ...answer.headers]);
   }
 
@@ -475,4 +462,109 @@ function originForm(url: string, host: string | undefined): string {
   if (url.startsWith("/")) return url;
   const own = [`http://${host ?? ""}/`, `https://${host ?? ""}/`].find((each) => url.startsWith(each));
   return own === undefined ? url : url.slice(own.length - 1);
+}
+
+interface Headed {
+  header(name: string): string | undefined;
+}
+
+/** What a browser's form, or a script of any page, may send without being asked. */
+const FROM_ANY_PAGE = new Set(["", "text/plain", "application/x-www-form-urlencoded"]);
+
+/** "" among the types: it need not say one. */
+export function checkType(exchange: Headed, types: readonly string[]): void {
+  const type = exchange.header("content-type") ?? "";
+  if (type === "application/json" && exchange.header("content-encoding") === undefined) return;
+  const name = type.split(";")[0]!.trim().toLowerCase();
+  // A page in a browser may send these to anybody without being asked, but says where it comes from.
+  const foreign = FROM_ANY_PAGE.has(name) && exchange.header("origin") !== undefined;
+  if (foreign || !types.includes(name)) {
+    const others = types
+      .slice(1)
+      .filter((each) => !FROM_ANY_PAGE.has(each))
+      .map((each) => ` or ${each}`)
+      .join("");
+    throw new Refusal(
+      "UNSUPPORTED_MEDIA_TYPE",
+      `send Content-Type: application/json${others} (curl: --json)`,
+    );
+  }
+  const charset = /charset="?([^";\s]+)/i.exec(type)?.[1];
+  if (charset !== undefined && charset.toLowerCase() !== "utf-8") {
+    throw new Refusal("UNSUPPORTED_MEDIA_TYPE", `send the body as UTF-8, not ${charset.slice(0, 32)}`);
+  }
+  checkUncompressed(exchange);
+}
+
+export function checkUncompressed(exchange: Headed): void {
+  const encoding = exchange.header("content-encoding");
+  if (encoding !== undefined && encoding.toLowerCase() !== "identity") {
+    throw new Refusal(
+      "UNSUPPORTED_MEDIA_TYPE",
+      `send the body without Content-Encoding: ${encoding.slice(0, 32)}`,
+    );
+  }
+}
+
+export interface InflowRules {
+  readonly maxBytes: number;
+  /** Called once, before the first byte is read. */
+  readonly begin: () => void;
+  /** What a body that turns out to be larger fails with. */
+  readonly tooLarge: () => Error;
+}
+
+export class Inflow extends Readable {
+  readonly #request: IncomingMessage;
+  readonly #rules: InflowRules;
+  readonly #head: Buffer;
+  #bytes = 0;
+  #begun = false;
+
+  /** `head`: bytes that were read of it before; the request is paused behind them. */
+  constructor(request: IncomingMessage, rules: InflowRules, head: Buffer) {
+    super();
+    this.#request = request;
+    this.#rules = rules;
+    this.#head = head;
+  }
+
+  override _read(): void {
+    const request = this.#request;
+    if (this.#begun) return void request.resume();
+    this.#begun = true;
+    this.#rules.begin();
+    request.on("data", this.#onData);
+    request.once("end", this.#onEnd);
+    request.once("close", this.#onClose);
+    if (this.#head.length === 0) return;
+    this.#bytes = this.#head.length;
+    if (this.push(this.#head)) request.resume();
+  }
+
+  override _destroy(error: Error | null, done: (error?: Error | null) => void): void {
+    const request = this.#request;
+    request.off("data", this.#onData);
+    request.off("end", this.#onEnd);
+    request.off("close", this.#onClose);
+    if (this.#begun && !request.readableEnded) request.pause();
+    done(error);
+  }
+
+  readonly #onData = (chunk: Buffer): void => {
+    this.#bytes += chunk.length;
+    if (this.#bytes > this.#rules.maxBytes) return void this.destroy(this.#rules.tooLarge());
+    if (!this.push(chunk)) this.#request.pause();
+  };
+
+  readonly #onEnd = (): void => {
+    // Of HTTP/2, where a stream that is broken off ends like any other.
+    if (this.#request.aborted) this.#onClose();
+    else this.push(null);
+  };
+
+  readonly #onClose = (): void => {
+    if (!this.#request.readableEnded || this.#request.aborted)
+      this.destroy(new Error("the client left while it was sending"));
+  };
 }

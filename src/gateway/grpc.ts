@@ -3,18 +3,38 @@
  *
  * HTTP/2 by itself (h2c) or, with `tls`, behind the same certificates as the HTTP listener, and under the same
  * limits (`http2.ts`). A call goes through the same door as every request: ModelInfer becomes one task per row
- * (`gateway/protocol/oip-grpc.ts`), which ride in whichever batches come first (`crossing.ts`).
+ * (`gateway/protocol/oip-grpc.ts`), which ride in whichever batches come first (`request-path.ts`).
  *
  * ServerLive and ServerReady are for load balancers: they need no credentials and are not counted. The others do, as
  * `authorization` or `x-api-key` in the metadata.
  */
-import { createServer as createPlainServer, type AddressInfo, type Server, type Socket } from "node:net";
 import type { IncomingMessage, ServerResponse } from "node:http";
-import type { Http2ServerResponse } from "node:http2";
+import {
+  constants,
+  type Http2ServerResponse,
+  type OutgoingHttpHeaders,
+  type ServerHttp2Stream,
+} from "node:http2";
+import { type AddressInfo, createServer as createPlainServer, type Server, type Socket } from "node:net";
 import { createServer as createTlsServer, type TLSSocket } from "node:tls";
-import type { Clock } from "../app/clock.ts";
-import { Refusal } from "../core/errors.ts";
+import type { Alarm, Clock } from "../app/clock.ts";
+import { type ErrorCode, Refusal } from "../core/errors.ts";
 import type { Sampler } from "../core/trace.ts";
+import { newId } from "../engine/ids.ts";
+import { CLIENT_LEFT, type Events } from "../observe/events.ts";
+import { type ClientBytes, ClientRequest } from "./client-request.ts";
+import { type EdgeTls, Http2Sessions, streamFlaw } from "./http2.ts";
+import type { PageGuard } from "./page-guard.ts";
+import {
+  codeNumber,
+  framed,
+  GRPC_TYPE,
+  type GrpcCode,
+  isGrpcType,
+  percentEncoded,
+  timeoutMs,
+  Unframer,
+} from "./protocol/grpc-wire.ts";
 import { answerOf, draftsOf } from "./protocol/oip-grpc.ts";
 import {
   OIP_SERVICE,
@@ -24,14 +44,9 @@ import {
   writeYes,
 } from "./protocol/oip-proto.ts";
 import { ProtoFlaw, type ProtoWriter } from "./protocol/protobuf.ts";
-import type { Events } from "../observe/events.ts";
-import type { ClientBytes } from "./byte-budget.ts";
-import type { Crossing } from "./crossing.ts";
-import { type CallLimits, GrpcCall } from "./grpc-call.ts";
-import { Http2Door, streamFlaw } from "./http2.ts";
-import type { PageGuard } from "./page-guard.ts";
+import { quotaHeaders } from "./reply.ts";
+import type { PathRequest, RequestPath } from "./request-path.ts";
 import type { ListenerLimits } from "./server.ts";
-import type { EdgeTls } from "./tls.ts";
 
 export interface GrpcModel {
   readonly name: string;
@@ -43,15 +58,15 @@ export interface GrpcModel {
 /** Calls at once on one connection; clients of one process share a connection. */
 export const MAX_CALLS = 1024;
 
-export interface GrpcDoorLimits extends Omit<ListenerLimits, "maxBodyBytes"> {
+export interface GrpcLimits extends Omit<ListenerLimits, "maxBodyBytes"> {
   readonly maxMessageBytes: number;
   /** Of one request. */
   readonly maxRows: number;
   readonly maxStreams: number;
 }
 
-export interface GrpcDoorParts {
-  readonly crossing: Crossing;
+export interface GrpcParts {
+  readonly path: RequestPath;
   /** Those that speak tensors. */
   readonly models: readonly GrpcModel[];
   /** This process takes requests. */
@@ -73,18 +88,19 @@ const MAX_HEADER_BYTES = 16_384;
 /** Of a message that is empty, or names a model and a version: every method's but ModelInfer's. */
 const MAX_QUESTION_BYTES = 512;
 
-export class GrpcDoor {
-  readonly #limits: GrpcDoorLimits;
+export class GrpcListener {
+  readonly #limits: GrpcLimits;
   readonly #callLimits: CallLimits;
-  readonly #parts: GrpcDoorParts;
+  readonly #parts: GrpcParts;
   readonly #methods: ReadonlyMap<string, Answer>;
-  readonly #http2: Http2Door;
+  readonly #http2: Http2Sessions;
   readonly #server: Server;
   readonly #sockets = new Set<Socket>();
+  readonly #fail = (call: GrpcCall, error: unknown): void => this.#failed(call, error);
   #open = 0;
   #whenQuiet: (() => void) | undefined;
 
-  constructor(limits: GrpcDoorLimits, parts: GrpcDoorParts) {
+  constructor(limits: GrpcLimits, parts: GrpcParts) {
     this.#limits = limits;
     this.#callLimits = {
       maxMessageBytes: limits.maxMessageBytes,
@@ -97,7 +113,7 @@ export class GrpcDoor {
       this.#take(request, response);
     const odd = (request: IncomingMessage, response: ServerResponse): GrpcCall =>
       this.#take(request, response, new Refusal("INVALID_REQUEST", "gRPC calls expect nothing"));
-    this.#http2 = new Http2Door(
+    this.#http2 = new Http2Sessions(
       { ...limits, maxHeaderBytes: MAX_HEADER_BYTES },
       { request: take, mayContinue: odd, expectsTooMuch: odd, wantsTunnel: take },
       parts.clock,
@@ -178,7 +194,7 @@ export class GrpcDoor {
     // What `http2.ts` hands out is HTTP/2's, under HTTP/1.1's name.
     const answer = response as unknown as Http2ServerResponse;
     const { stream } = answer;
-    const call = new GrpcCall(request, answer, this.#callLimits, clock);
+    const call = new GrpcCall(request, answer, this.#callLimits, clock, this.#fail);
     if (sampler !== undefined) {
       call.trace = sampler.begin(call.header("traceparent"), call.header("tracestate"));
     }
@@ -229,7 +245,7 @@ export class GrpcDoor {
 
   #service(): ReadonlyMap<string, Answer> {
     const { ready, version } = this.#parts;
-    const enter = (call: GrpcCall): Promise<unknown> => this.#parts.crossing.enter(call);
+    const enter = (call: GrpcCall): Promise<unknown> => this.#parts.path.identify(call);
     const ours: Record<Method, Answer> = {
       ServerLive: (call) => this.#tell(call, () => writeYes(true)),
       ServerReady: (call) => this.#tell(call, () => writeYes(ready())),
@@ -262,18 +278,19 @@ export class GrpcDoor {
   }
 
   async #infer(call: GrpcCall): Promise<void> {
-    const { crossing } = this.#parts;
-    const caller = await crossing.enterWithTask(call);
+    const { path } = this.#parts;
+    const caller = await path.admit(call);
     const { maxRows } = this.#limits;
     const drafts = draftsOf(await call.message(), (name) => this.#model(name).alone, maxRows);
     if (drafts.flaw !== undefined) throw malformed(drafts.flaw);
     const { name } = this.#model(drafts.model);
     const { inputs, parameters } = drafts;
-    const crossed = await crossing.cross(call, caller, { model: name, inputs, parameters });
-    if (crossed === undefined || call.answered) return;
-    const answer = answerOf({ ...drafts, model: name }, crossed.outputs);
-    if (answer.flaw !== undefined) throw new Refusal("INFERENCE_FAILED", answer.flaw);
-    call.answer(answer.parts, ["x-request-id", call.id, ...crossed.headers]);
+    await path.run(call, caller, { model: name, inputs, parameters }, (ended) => {
+      if (call.answered) return;
+      const answer = answerOf({ ...drafts, model: name }, path.outputs(ended));
+      if (answer.flaw !== undefined) throw new Refusal("INFERENCE_FAILED", answer.flaw);
+      call.answer(answer.parts, ["x-request-id", call.id, ...ended.headers]);
+    });
   }
 
   /** By its name; the only one where none is named. */
@@ -302,3 +319,227 @@ function malformed(flaw: string): Refusal {
 }
 
 function ignore(): void {}
+
+export interface CallLimits {
+  readonly maxMessageBytes: number;
+  /** An answer that the client does not take within this time ends the call. */
+  readonly writeTimeoutMs: number;
+  readonly bytes: ClientBytes;
+}
+
+export class GrpcCall extends ClientRequest implements PathRequest {
+  readonly path: string;
+  readonly startedAt: number;
+  readonly #response: Http2ServerResponse;
+  readonly #stream: ServerHttp2Stream;
+  readonly #limits: CallLimits;
+  readonly #clock: Clock;
+  readonly #failed: (call: GrpcCall, error: unknown) => void;
+  /** Of the client's deadline. */
+  #alarm: Alarm | undefined;
+  #gone: (() => void) | undefined;
+  /** The client was gone before it was answered, or its time was up. */
+  #left = false;
+  #answered = false;
+
+  constructor(
+    request: IncomingMessage,
+    response: Http2ServerResponse,
+    limits: CallLimits,
+    clock: Clock,
+    failed: (call: GrpcCall, error: unknown) => void,
+  ) {
+    super(request, limits.bytes);
+    this.#response = response;
+    this.#stream = response.stream;
+    this.#limits = limits;
+    this.#clock = clock;
+    this.#failed = failed;
+    this.startedAt = clock.now();
+    this.path = request.url!;
+  }
+
+  get method(): string {
+    return this.request.method!;
+  }
+
+  header(name: string): string | undefined {
+    const value = this.request.headers[name];
+    return typeof value === "string" ? value : value?.[0];
+  }
+
+  /** Or nobody is there any more to be answered. */
+  get answered(): boolean {
+    return this.#answered || this.#left;
+  }
+
+  failed(error: unknown): void {
+    this.#failed(this, error);
+  }
+
+  onGone(gone: () => void): void {
+    this.#gone = gone;
+    if (this.#left) gone();
+  }
+
+  /** What is wrong with the call before anything of its message is read; also starts the client's clock. */
+  check(): Refusal | undefined {
+    const encoding = this.header("grpc-encoding") ?? "identity";
+    if (encoding !== "identity") {
+      const words = `send messages uncompressed, not as ${encoding.slice(0, 32)}`;
+      return new Refusal("UNSUPPORTED_MEDIA_TYPE", words);
+    }
+    const timeout = this.header("grpc-timeout");
+    if (timeout === undefined) return undefined;
+    const ms = timeoutMs(timeout);
+    if (ms === undefined) return new Refusal("INVALID_REQUEST", "grpc-timeout is malformed");
+    this.#alarm = this.#clock.at(this.startedAt + ms, () => this.#late());
+    return undefined;
+  }
+
+  /** It is no gRPC at all: told in HTTP's words. */
+  get foreign(): number | undefined {
+    if (this.method !== "POST") return 405;
+    return isGrpcType(this.header("content-type")) ? undefined : 415;
+  }
+
+  failHttp(status: number): void {
+    if (this.answered) return;
+    this.#end(status, status === 405 ? "METHOD_NOT_ALLOWED" : "UNSUPPORTED_MEDIA_TYPE");
+    this.#stream.respond({ ":status": status }, { endStream: true });
+  }
+
+  /** The request's message. Never settles when the client leaves in the middle: then nobody is left to be answered. */
+  message(maxMessageBytes = this.#limits.maxMessageBytes): Promise<Buffer> {
+    const body = new Unframer(maxMessageBytes);
+    const { request } = this;
+    return new Promise((resolve, reject) => {
+      const end = (): void => {
+        request.removeAllListeners("data");
+        this.releaseBody();
+        const read = body.end();
+        if (read.flaw === undefined) resolve(read.message);
+        else reject(flawOf(read.flaw, maxMessageBytes));
+      };
+      request.on("data", (chunk: Buffer) => {
+        if (!body.take(chunk)) return end();
+        const refusal = this.holdBody(chunk.length);
+        if (refusal === undefined) return;
+        request.removeAllListeners("data");
+        this.releaseBody();
+        reject(refusal);
+      });
+      request.once("end", () => {
+        if (!request.aborted) end();
+      });
+    });
+  }
+
+  answer(parts: readonly Buffer[], headers: readonly string[] = []): void {
+    if (this.answered || this.#stream.destroyed) return;
+    const stream = this.#stream;
+    this.#end(200, "");
+    // Node's own object for the response sends the trailers, and would send none before anybody else could.
+    this.#response.addTrailers({ "grpc-status": "0" });
+    this.#response.writeHead(200, { "content-type": GRPC_TYPE, ...fields(headers) });
+    const message = framed(parts);
+    this.#response.end(message);
+    this.holdAnswer(message.length);
+    stream.setTimeout(this.#limits.writeTimeoutMs, () => stream.close(constants.NGHTTP2_CANCEL));
+  }
+
+  /** `code`: where another fits better than that of the refusal's HTTP status. */
+  fail(refusal: Refusal, code: GrpcCode = grpcCodeOf(refusal.status)): void {
+    if (this.answered || this.#stream.destroyed) return;
+    if (this.id === "") this.id = newId(this.startedAt);
+    const { retryAfterMs, status } = refusal;
+    this.#end(status, refusal.code);
+    const wait = retryAfterMs === undefined ? undefined : String(Math.ceil(retryAfterMs));
+    this.#stream.respond(
+      {
+        ":status": 200,
+        "content-type": GRPC_TYPE,
+        "grpc-status": String(codeNumber(code)),
+        "grpc-message": percentEncoded(refusal.message),
+        "x-request-id": this.id,
+        ...(status === 415 && { "grpc-accept-encoding": "identity" }),
+        ...(wait !== undefined && { "retry-after-ms": wait, "grpc-retry-pushback-ms": wait }),
+        ...fields(quotaHeaders(refusal.quota)),
+      },
+      { endStream: true },
+    );
+  }
+
+  /** The listener's word that the stream is at its end. */
+  closed(): void {
+    this.#alarm?.cancel();
+    this.releaseAll();
+    // An answer that the connection did not take was not given; one that came too late for the client stays a 504.
+    if (!this.#left && !this.#stream.writableFinished) {
+      this.status = CLIENT_LEFT;
+      this.code = "";
+    }
+    if (!this.answered) this.#leave();
+  }
+
+  /** It is over, and its fields stay as they are. */
+  over(now: number): void {
+    this.latencyMs = now - this.startedAt;
+    if (this.status === 0) this.status = CLIENT_LEFT;
+  }
+
+  /** The client waits no longer: what it asked for is cancelled as if it had left. */
+  #late(): void {
+    if (this.answered) return;
+    this.fail(new Refusal("DEADLINE_EXCEEDED", "no answer within the client's own deadline"));
+    this.#leave();
+  }
+
+  #leave(): void {
+    this.#left = true;
+    this.#gone?.();
+  }
+
+  #end(status: number, code: ErrorCode | ""): void {
+    this.#answered = true;
+    this.#alarm?.cancel();
+    this.status = status;
+    this.code = code;
+  }
+}
+
+/** name, value, name, value… as Node takes them for HTTP/2. */
+function fields(headers: readonly string[]): OutgoingHttpHeaders {
+  const found: OutgoingHttpHeaders = {};
+  for (let at = 0; at < headers.length; at += 2) found[headers[at]!] = headers[at + 1];
+  return found;
+}
+
+function flawOf(flaw: string, maxMessageBytes: number): Refusal {
+  if (flaw === "too large") {
+    return new Refusal("PAYLOAD_TOO_LARGE", `the message is larger than ${maxMessageBytes} bytes`);
+  }
+  if (flaw === "compressed") return new Refusal("UNSUPPORTED_MEDIA_TYPE", "send messages uncompressed");
+  return new Refusal("INVALID_REQUEST", `send one message: this is ${flaw}`);
+}
+
+const CODES: ReadonlyMap<number, GrpcCode> = new Map<number, GrpcCode>([
+  [400, "INVALID_ARGUMENT"],
+  [401, "UNAUTHENTICATED"],
+  [403, "PERMISSION_DENIED"],
+  [404, "NOT_FOUND"],
+  [405, "UNIMPLEMENTED"],
+  [408, "DEADLINE_EXCEEDED"],
+  [409, "INVALID_ARGUMENT"],
+  [413, "RESOURCE_EXHAUSTED"],
+  [415, "UNIMPLEMENTED"],
+  [422, "INVALID_ARGUMENT"],
+  [429, "RESOURCE_EXHAUSTED"],
+  [431, "INVALID_ARGUMENT"],
+  [503, "UNAVAILABLE"],
+  [504, "DEADLINE_EXCEEDED"],
+]);
+
+export function grpcCodeOf(status: number): GrpcCode {
+  return CODES.get(status) ?? "INTERNAL";
+}

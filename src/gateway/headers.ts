@@ -1,31 +1,9 @@
 /**
- * Headers that mean something only once, and the one that is a name.
+ * Headers that may stand only once.
  *
  * Of two `Authorization` or `Content-Type` lines Node keeps the first, two `Idempotency-Key` lines become
  * one key with a comma, and a proxy before us may have looked at the other one. So twice is refused.
  */
-import { Refusal } from "../core/errors.ts";
-
-/** The most characters of a name that a client gives to something. */
-const MAX_NAME = 255;
-
-/** Throws a Refusal for what is no name. */
-export function checkName(what: string, value: string): void {
-  if (value.length === 0 || value.length > MAX_NAME) {
-    throw new Refusal("INVALID_REQUEST", `${what} must have 1 to ${MAX_NAME} characters`);
-  }
-  if (/[\u0000-\u001f\u007f-\u009f]/.test(value)) {
-    throw new Refusal("INVALID_REQUEST", `${what} holds a control character`);
-  }
-}
-
-/** Throws a Refusal. */
-export function idempotencyKey(request: { header(name: string): string | undefined }): string | undefined {
-  const key = request.header("idempotency-key");
-  if (key !== undefined) checkName("Idempotency-Key", key);
-  return key;
-}
-
 const SINGLE: ReadonlySet<string> = new Set([
   "authorization",
   "content-encoding",

@@ -7,6 +7,7 @@
  * request has `requestTimeoutMs` for its body. Streams at once, headers, resets, settings and pings are
  * bounded by Node. Headers beyond those bounds end the stream rather than being answered 431.
  */
+import type { IncomingMessage, ServerResponse } from "node:http";
 import {
   constants,
   createServer,
@@ -16,12 +17,14 @@ import {
   type ServerHttp2Session,
   type ServerHttp2Stream,
 } from "node:http2";
-import type { IncomingMessage, ServerResponse } from "node:http";
+import { createServer as createHttpsServer, type Server, type ServerOptions } from "node:https";
+import type { Socket } from "node:net";
 import type { Duplex } from "node:stream";
+import type { TLSSocket } from "node:tls";
 import type { Alarm, Clock } from "../app/clock.ts";
 import { Refusal } from "../core/errors.ts";
 import type { Events } from "../observe/events.ts";
-import type { Exchange } from "./exchange.ts";
+import type { Certificates } from "./certificates.ts";
 import { repeatedHeader } from "./headers.ts";
 
 export interface Http2Limits {
@@ -34,7 +37,7 @@ export interface Http2Limits {
 }
 
 /** What the listener does with a request; the objects are HTTP/2's, under HTTP/1.1's names. */
-export type Taker = (request: IncomingMessage, response: ServerResponse) => Pick<Exchange, "fail">;
+export type Taker = (request: IncomingMessage, response: ServerResponse) => { fail(refusal: Refusal): void };
 export type Http2Takers = {
   readonly [name in "request" | "mayContinue" | "expectsTooMuch" | "wantsTunnel"]: Taker;
 };
@@ -78,7 +81,7 @@ interface Visit {
   alarm: Alarm | undefined;
 }
 
-export class Http2Door {
+export class Http2Sessions {
   readonly #server: Http2Server;
   readonly #limits: Http2Limits;
   readonly #clock: Clock;
@@ -221,4 +224,74 @@ export function streamFlaw({ rawHeaders: raw }: IncomingMessage, maxHeaders: num
   const twice = repeatedHeader(raw);
   if (twice !== undefined) return new Refusal("INVALID_REQUEST", `the header ${twice} stands twice`);
   return hosts.size === 1 ? undefined : new Refusal("INVALID_REQUEST", "the Host header is missing");
+}
+
+/** What a listener needs to speak TLS; the certificates are started, and outlive it. */
+export interface EdgeTls {
+  readonly certificates: Certificates;
+  readonly minVersion: "TLSv1.2" | "TLSv1.3";
+  readonly http2: boolean;
+  /** Requests at once on one HTTP/2 connection. */
+  readonly maxStreams: number;
+}
+
+export interface TlsLimits {
+  readonly maxConnections: number;
+  readonly headersTimeoutMs: number;
+}
+
+export class TlsServer {
+  readonly server: Server;
+  /** All of them, also those that are still in their handshake, which the server does not know yet. */
+  readonly #sockets = new Set<Socket>();
+  readonly #door: Http2Sessions | undefined;
+
+  constructor(options: ServerOptions, tls: EdgeTls, limits: TlsLimits, door: Http2Sessions | undefined) {
+    const { certificates, minVersion } = tls;
+    this.server = createHttpsServer({
+      ...options,
+      ...certificates.material,
+      minVersion,
+      handshakeTimeout: limits.headersTimeoutMs,
+      // Whoever offers only what is not here is refused in the handshake; curl --http1.0 offers nothing else.
+      ALPNProtocols: [...(door === undefined ? [] : ["h2"]), "http/1.1", "http/1.0"],
+    });
+    // The second where several processes share the port: else one without room would give the connection back,
+    // and the parent would hand it on until there is room. Node's types do not know it yet.
+    Object.assign(this.server, { maxConnections: limits.maxConnections, dropMaxConnection: true });
+    this.server.on("connection", (socket: Socket) => this.#keep(socket));
+    certificates.onChange((material) => this.server.setSecureContext({ ...material, minVersion }));
+    this.#door = door;
+    if (door !== undefined) this.#parts(door);
+  }
+
+  /** HTTP/2 is told to open no more requests; HTTP/1.1 is the server's own affair. */
+  drain(): void {
+    this.#door?.drain();
+  }
+
+  close(): void {
+    this.#door?.close();
+    for (const socket of this.#sockets) socket.destroy();
+  }
+
+  #keep(socket: Socket): void {
+    this.#sockets.add(socket);
+    socket.once("close", () => this.#sockets.delete(socket));
+  }
+
+  /** Puts the choice in front of what node:https does with a connection. */
+  #parts(door: Http2Sessions): void {
+    const http1 = this.server.listeners("secureConnection") as ((socket: TLSSocket) => void)[];
+    this.server.removeAllListeners("secureConnection");
+    this.server.on("secureConnection", (socket: TLSSocket) => {
+      if (socket.alpnProtocol === "h2") door.enter(socket);
+      else for (const each of http1) each.call(this.server, socket);
+    });
+  }
+}
+
+/** Trouble below HTTP: there is nobody who could read an answer. */
+export function isTlsTrouble(code: string | undefined): boolean {
+  return code !== undefined && /^(?:ERR_SSL_|ERR_TLS_|EPROTO$)/.test(code);
 }

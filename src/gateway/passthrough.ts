@@ -13,16 +13,16 @@
  * on counts as requests, not as tasks.
  */
 import type { Readable } from "node:stream";
-import type { Admission } from "./admission/admit.ts";
 import type { Alarm, Clock } from "../app/clock.ts";
 import { Refusal } from "../core/errors.ts";
 import { Shares } from "../core/share.ts";
 import { traceparent } from "../core/trace.ts";
+import { newId } from "../engine/ids.ts";
 import type { ShedReason } from "../observe/events.ts";
+import type { Admission } from "./admission/admission.ts";
 import type { Passage, Proxy } from "./dropin.ts";
 import type { Exchange, Relay } from "./exchange.ts";
-import { newId } from "../engine/ids.ts";
-import { checkPath, sentBack, sentOn } from "./pass-headers.ts";
+import { withFields } from "./protocol/fields.ts";
 
 /** The workers of one model: `workers/backend/passthrough.ts`. */
 export interface Road {
@@ -262,4 +262,241 @@ function headersFor(exchange: Exchange, body: Buffer | undefined): string[] {
     // Of a stream; with a body that was read, its length is known.
     ...(body === undefined && exchange.hasBody && length !== undefined ? ["content-length", length] : []),
   ]);
+}
+
+/** Of one connection, in either direction. */
+const HOP: ReadonlySet<string> = new Set([
+  "connection",
+  "http2-settings",
+  "keep-alive",
+  "proxy-authenticate",
+  "proxy-authentication-info",
+  "proxy-authorization",
+  "proxy-connection",
+  "te",
+  "trailer",
+  "transfer-encoding",
+  "upgrade",
+]);
+
+/** For Ferry alone, or written anew. */
+const NOT_SENT: ReadonlySet<string> = new Set([
+  ...HOP,
+  "authorization",
+  "content-length",
+  "cookie",
+  "expect",
+  "host",
+  "x-api-key",
+]);
+
+/**
+ * What servers believe when their own proxy says it: who the client is and how it connected, and which URL, host or
+ * method the request "really" has. The proxy next to a worker is Ferry, so from a client none of these goes on.
+ * `x-forwarded-for` is written anew.
+ */
+const PROXY_CLAIM = new RegExp(
+  `^(?:${[
+    "forwarded|x-forward(?:ed)?(?:-.*)?",
+    "x-original-.*|x-originating-.*|x-rewrite-.*|x-(?:http-)?method.*|x-host|x-http-host.*|x-script-name",
+    "x-scheme|x-url-scheme|front-end-https|proxy",
+    // x-real-ip, true-client-ip, cf-connecting-ip, fastly-client-ip, x-azure-clientip…
+    "(?:.*-)?(?:client|socket)?ip(?:v6)?|(?:x-)?remote-.*",
+    "cf-.*|x-envoy-.*|x-appengine-.*|x-arr-.*",
+    "x-auth-request-.*|x-amzn-oidc-.*|x-goog-(?:authenticated|iap)-.*|x-ms-client-principal.*",
+    "(?:x-)?ssl-.*|x-client-(?:cert|verify|dn).*",
+  ].join("|")})$`,
+);
+
+/** About the worker's connection or origin, which is not the one that the client sees, or orders for a proxy before Ferry. */
+const NOT_RETURNED: ReadonlySet<string> = new Set([
+  ...HOP,
+  "alt-svc",
+  "clear-site-data",
+  "nel",
+  "public-key-pins",
+  "report-to",
+  "reporting-endpoints",
+  "set-cookie",
+  "set-cookie2",
+  "strict-transport-security",
+  "x-accel-redirect",
+  "x-ferry-load",
+  "x-lighttpd-send-file",
+  "x-sendfile",
+]);
+
+/** What a worker is told: name, value, name, value… of both. */
+export function sentOn(raw: readonly string[], more: readonly string[]): string[] {
+  const own = new Set<string>();
+  for (let at = 0; at < more.length; at += 2) own.add(more[at]!);
+  // Behind WSGI and CGI `_` and `-` are the same: `content_length` would be read as the length of the body. As nginx
+  // does by default, no name with `_` goes on.
+  const dropped = (name: string): boolean =>
+    name.includes("_") || NOT_SENT.has(name) || own.has(name) || PROXY_CLAIM.test(name);
+  return [...kept(raw, dropped), ...more];
+}
+
+/** What the client is told. `bodiless`: an answer that never has a body must not announce one. */
+export function sentBack(raw: readonly string[], bodiless: boolean): string[] {
+  return kept(raw, (name) => NOT_RETURNED.has(name) || (bodiless && name === "content-length"));
+}
+
+function kept(raw: readonly string[], dropped: (name: string) => boolean): string[] {
+  const listed = connectionNames(raw);
+  const headers: string[] = [];
+  for (let at = 0; at < raw.length; at += 2) {
+    const name = raw[at]!.toLowerCase();
+    // `:path` and the like are HTTP/2's way to write the first line.
+    if (name.startsWith(":") || listed.has(name) || dropped(name)) continue;
+    headers.push(name, raw[at + 1]!);
+  }
+  return headers;
+}
+
+/** Whatever `Connection` lists is about that connection alone. */
+function connectionNames(raw: readonly string[]): ReadonlySet<string> {
+  const names = new Set<string>();
+  for (let at = 0; at < raw.length; at += 2) {
+    if (raw[at]!.toLowerCase() !== "connection") continue;
+    for (const name of raw[at + 1]!.split(",")) names.add(name.trim().toLowerCase());
+  }
+  return names;
+}
+
+const MAX_DECODINGS = 4;
+
+/**
+ * Throws a Refusal for a path that could lead out of the worker's base: with a segment `.` or `..`, however it is
+ * escaped, with slashes of either kind, or with the parameters that some servers cut off (`..;x`); also with a `#`,
+ * which no request has.
+ */
+export function checkPath(path: string, query = ""): void {
+  if (!path.startsWith("/") || path.startsWith("//") || !/^[\x21\x22\x24-\xff]*$/.test(path + query))
+    throw unclear();
+  let form = path;
+  for (let round = 0; round < MAX_DECODINGS; round++) {
+    if (hasDots(form) || hasControl(form)) throw unclear();
+    const next = form.replace(/%([0-9a-f]{2})/gi, (_, digits: string) =>
+      String.fromCharCode(Number.parseInt(digits, 16)),
+    );
+    if (next === form) return;
+    form = next;
+  }
+  throw unclear();
+}
+
+function hasDots(path: string): boolean {
+  return path.split(/[/\\]/).some((segment) => /^\.{1,2}(?:;.*)?$/s.test(segment));
+}
+
+function hasControl(text: string): boolean {
+  // oxlint-disable-next-line no-control-regex
+  return /[\x00-\x1f\x7f]/.test(text);
+}
+
+function unclear(): Refusal {
+  return new Refusal("INVALID_REQUEST", "write the path plainly, without . and .. or what stands for them");
+}
+
+export interface PassTarget {
+  /** Here. */
+  readonly name: string;
+  readonly workerName: string;
+  /** Whether other names go on as they are. */
+  readonly anyName: boolean;
+  /** Fields of a body that name models, in lower case. */
+  readonly fields: ReadonlySet<string>;
+}
+
+export const MODEL_FIELD: ReadonlySet<string> = new Set(["model"]);
+/** `/api/show`, `/api/delete`, `/api/copy`, `/api/create` and others name what they work on like this. */
+export const OLLAMA_FIELDS: ReadonlySet<string> = new Set(["model", "name", "source", "destination", "from"]);
+
+/** The path with the name at the workers. Throws a Refusal. */
+export function targetPath(path: string, target: PassTarget): string {
+  const segments = path.split("/");
+  for (let at = 0; at < segments.length; at++) {
+    const segment = decoded(segments[at]!).toLowerCase();
+    // A worker that decodes the slash would find a name that is not looked at here.
+    if (!target.anyName && /[/\\]models$|(?:^|[/\\])models[/\\]/.test(segment)) {
+      throw new Refusal("INVALID_REQUEST", "write the path plainly: models and its slashes without escapes");
+    }
+    if (segment !== "models") continue;
+    const next = segments.findIndex((each, index) => index > at && each !== "");
+    if (next < 0) continue;
+    // A name with slashes in it that were not escaped.
+    const long = [target.name, target.workerName].find((own) => {
+      const parts = own.split("/");
+      return parts.length > 1 && decoded(segments.slice(next, next + parts.length).join("/")) === own;
+    });
+    if (long === undefined) segments[next] = targetSegment(segments[next]!, target);
+    else
+      segments.splice(next, long.split("/").length, ...target.workerName.split("/").map(encodeURIComponent));
+  }
+  return segments.join("/");
+}
+
+/** `NAME`, or `NAME:predict`. */
+function targetSegment(segment: string, target: PassTarget): string {
+  const whole = decoded(segment);
+  const colon = segment.lastIndexOf(":");
+  const end = colon < 0 || isOwn(whole, target) ? segment.length : colon;
+  const said = decoded(segment.slice(0, end));
+  const name = nameFor(said, target);
+  return name === said ? segment : encodeURIComponent(name) + segment.slice(end);
+}
+
+/** The query with the name at the workers. Throws a Refusal. */
+export function targetQuery(query: string, target: PassTarget): string {
+  if (!/model|%/i.test(query)) return query;
+  const parts = query.split("&").map((part) => {
+    const [[key, said] = ["", ""]] = new URLSearchParams(part);
+    if (key.toLowerCase() !== "model") return part;
+    const name = nameFor(said, target);
+    return name === said ? part : `model=${encodeURIComponent(name)}`;
+  });
+  return parts.join("&");
+}
+
+/** A body of JSON with the name at the workers; where any name may stand in it, it need not be JSON. Throws a Refusal. */
+export function targetBody(body: Buffer, target: PassTarget): Buffer {
+  if (!body.includes("{")) return body;
+  try {
+    return withFields(body, (field, text) => {
+      if (!target.fields.has(field.toLowerCase()) || text === "null") return undefined;
+      if (!text.startsWith('"')) throw new Refusal("INVALID_REQUEST", `"${field}" must be a string`);
+      return JSON.stringify(nameFor(JSON.parse(text) as string, target));
+    });
+  } catch (error) {
+    if (target.anyName && error instanceof Refusal) return body;
+    throw error;
+  }
+}
+
+function isOwn(said: string, target: PassTarget): boolean {
+  return [said, bare(said)].some((each) => each === target.name || each === target.workerName);
+}
+
+/** Ollama adds `:latest` to a name without a tag. */
+function bare(name: string): string {
+  return name.endsWith(":latest") ? name.slice(0, -":latest".length) : name;
+}
+
+function nameFor(said: string, target: PassTarget): string {
+  const { name, workerName, anyName } = target;
+  if (said === workerName || bare(said) === workerName) return said;
+  if (said === name || bare(said) === name) return workerName;
+  if (anyName) return said;
+  const quoted = JSON.stringify(said.slice(0, 128));
+  throw new Refusal("NOT_FOUND", `the model ${quoted} is not at this address, which is that of ${name}`);
+}
+
+/** As it stands where it is no valid escape. */
+export function decoded(text: string): string {
+  try {
+    return decodeURIComponent(text);
+  } catch {
+    return text;
+  }
 }

@@ -1,100 +1,34 @@
 /**
- * Outcomes as HTTP answers: what a record looks like to its caller.
+ * Outcomes as HTTP answers.
  *
- * The output is JSON text already, so the body is put together from text; only what people wrote
- * (messages, reasons) is escaped here. How an output that is bytes is shown stands in `encoding.ts`.
+ * The output is JSON text already, so a body is put together from text; only messages and reasons are escaped here. An
+ * output that is bytes (`core/tensor.ts`) is shown as its caller wants it. That concerns the answer alone: callers who want
+ * it differently share a batch, a task and a cached outcome.
+ *
+ *   "encoding" left out, or "base64"    "output":"AACA…","encoding":"base64","dtype":"float32","shape":[768]
+ *   "encoding": "json"                  "output":[0.1,…]
+ *   Accept: application/octet-stream    the bytes, with x-ferry-dtype and x-ferry-shape
+ *
+ * Bytes without a type (`$bytes`) have neither dtype nor shape, and stay base64 where JSON is asked for. To a caller that
+ * takes bytes alone, an output that is JSON is a 406.
  */
 import { type Quota, Refusal } from "../core/errors.ts";
 import type { Json } from "../core/task.ts";
-import { numbersPieces, readBinary } from "../core/tensor.ts";
+import { type Binary, numbersPieces, numbersText, readBinary } from "../core/tensor.ts";
 import type { RecordView } from "../engine/engine.ts";
-import { type Encoding, outputText } from "./encoding.ts";
-import { LARGE_CHARS } from "./pieces.ts";
+import type { AnsweredRequest } from "../observe/events.ts";
+import type { Exchange } from "./exchange.ts";
 
-export interface Rendering {
-  readonly cached: boolean;
-  /** Another request's task did the work. */
-  readonly joined?: boolean;
-  /** Say in words why the batch left when it did. */
-  readonly explain: boolean;
-  readonly latencyMs: number;
-  /** Of outputs that are bytes; left out: base64. */
-  readonly encoding?: Encoding | undefined;
+export const JSON_TYPE = "application/json; charset=utf-8";
+const BYTES_TYPE = "application/octet-stream";
+
+/** The failure of a task, as an error of the request that waited for it. */
+export function refusalOf({ outcome }: RecordView): Refusal | undefined {
+  return outcome === undefined || outcome.ok ? undefined : new Refusal(outcome.code, outcome.message);
 }
 
-/** A body and how many bytes it has; counted here, where all but the output is known to be ASCII. */
-export interface Body {
-  readonly text: string;
-  readonly bytes: number;
-}
-
-/** `head`, then `"output":…,"metadata":{…}` of a success. */
-export function successBody(head: string, record: RecordView, rendering: Rendering): Body {
-  const { output, bytes } = outputPart(record, rendering.encoding);
-  const text = `${head}${output}${metadata(record, rendering)}}`;
-  return { text, bytes: text.length - output.length + bytes };
-}
-
-/** `,"metadata":{…}` */
-function metadata(record: RecordView, rendering: Rendering): string {
-  const { batch, task } = record;
-  const { cached, explain, latencyMs } = rendering;
-  const why = explain && batch !== undefined ? `,"why":${JSON.stringify(whyOf(record, rendering))}` : "";
-  return (
-    `,"metadata":{"model":${quoted(task.model)},"latency_ms":${tenths(latencyMs)},` +
-    `"queue_ms":${tenths(queueMs(record))},"batch_size":${batch?.size ?? 0},"cached":${cached}${why}}`
-  );
-}
-
-/** As `successBody`, where the output is so large that it is written in pieces; undefined: it is not. */
-export function successPieces(
-  head: string,
-  record: RecordView,
-  rendering: Rendering,
-): Iterable<Json> | undefined {
-  const output = outputPieces(record, rendering.encoding);
-  return output && chained([head], output, [`${metadata(record, rendering)}}`]);
-}
-
-/** As `outputPart`, where the output is so large that it is written in pieces; undefined: it is not. */
-export function outputPieces({ outcome }: RecordView, encoding?: Encoding): Iterable<Json> | undefined {
-  if (encoding !== "json" || outcome?.ok !== true || outcome.output.length < LARGE_CHARS) return undefined;
-  const binary = readBinary(outcome.output);
-  return binary?.dtype === undefined ? undefined : chained(['"output":'], numbersPieces(binary));
-}
-
-export function* chained(...texts: readonly Iterable<Json>[]): Generator<Json, void> {
-  for (const each of texts) yield* each;
-}
-
-/** `"output":…`, with what belongs to it, and how many bytes that has. */
-export function outputPart(
-  { outcome, outputBytes }: RecordView,
-  encoding: Encoding = "base64",
-): { readonly output: string; readonly bytes: number } {
-  const output = outcome?.ok === true ? outcome.output : "null";
-  const binary = readBinary(output);
-  if (binary === undefined) {
-    return { output: `"output":${output}`, bytes: NAME_BYTES + (outputBytes ?? Buffer.byteLength(output)) };
-  }
-  const text = outputText(binary, encoding);
-  return { output: text, bytes: text.length };
-}
-
-const NAME_BYTES = '"output":'.length;
-
-/** How this caller came to the batch, and why that left when it did. */
-function whyOf({ batch, attempt }: RecordView, { cached, joined = false }: Rendering): string {
-  const how = cached
-    ? "answered from the cache; "
-    : joined
-      ? "the same input was on its way or done already; "
-      : "";
-  return `${how}${attempt > 1 ? `attempt ${attempt}: ` : ""}${batch?.why ?? ""}`;
-}
-
-export function batchHeaders(record: RecordView): string[] {
-  const { batch } = record;
+export function batchHeaders(record: RecordView | undefined): string[] {
+  const batch = record?.batch;
   if (batch === undefined) return [];
   return [
     "x-ferry-batch-id",
@@ -102,14 +36,8 @@ export function batchHeaders(record: RecordView): string[] {
     "x-ferry-batch-size",
     String(batch.size),
     "x-ferry-queue-ms",
-    String(tenths(queueMs(record))),
+    String(tenths(queueMs(record!))),
   ];
-}
-
-/** The failure of a task, as an error of the request that waited for it. */
-export function refusalOf(record: RecordView): Refusal | undefined {
-  const { outcome } = record;
-  return outcome === undefined || outcome.ok ? undefined : new Refusal(outcome.code, outcome.message);
 }
 
 export function quotaHeaders(quota: Quota | undefined): string[] {
@@ -129,22 +57,74 @@ export function quotaHeaders(quota: Quota | undefined): string[] {
   ];
 }
 
-/** A finished or unfinished record, as polling shows it; in pieces where it is large. */
-export function resultBody(record: RecordView, explain: boolean, encoding?: Encoding): Body | Iterable<Json> {
-  const { task, outcome, settledAt } = record;
-  const head = `{"task_id":"${task.id}","status":`;
-  if (outcome === undefined) return counted(`${head}"PENDING"}`);
-  if (!outcome.ok) {
-    return counted(`${head}"FAILED","error":"${outcome.code}","message":${JSON.stringify(outcome.message)}}`);
-  }
-  const latencyMs = (settledAt ?? task.createdAt) - task.createdAt;
-  const rendering = { cached: record.cached === true, explain, latencyMs, encoding };
-  const success = `${head}"SUCCESS",`;
-  return successPieces(success, record, rendering) ?? successBody(success, record, rendering);
+/** `,"metadata":{…}}`. `explain`: says in words why the batch left when it did. */
+export function metadata(
+  record: RecordView,
+  told: { readonly work: AnsweredRequest["work"]; readonly explain: boolean; readonly latencyMs: number },
+): string {
+  const { batch, task, attempt } = record;
+  const { work, explain, latencyMs } = told;
+  const again = attempt > 1 ? `attempt ${attempt}: ` : "";
+  const why = explain && batch && `,"why":${JSON.stringify(`${HOW[work]}${again}${batch.why}`)}`;
+  return (
+    `,"metadata":{"model":${quoted(task.model)},"latency_ms":${tenths(latencyMs)},` +
+    `"queue_ms":${tenths(queueMs(record))},"batch_size":${batch?.size ?? 0},"cached":${work === "cached"}${why || ""}}}`
+  );
 }
 
-function counted(text: string): Body {
-  return { text, bytes: Buffer.byteLength(text) };
+const HOW: Readonly<Record<AnsweredRequest["work"], string>> = {
+  own: "",
+  joined: "the same input was on its way or done already; ",
+  cached: "answered from the cache; ",
+};
+
+/** To a caller that takes bytes: sends them (true), or that there are none (false). Undefined: it wants JSON. */
+export function sendBytes(
+  exchange: Exchange,
+  { outcome }: RecordView,
+  id: string,
+  headers: readonly string[],
+): boolean | undefined {
+  const wanted = accepted(exchange.header("accept"));
+  if (wanted === "json" || outcome?.ok !== true) return undefined;
+  const binary = readBinary(outcome.output);
+  if (binary !== undefined) {
+    const all = ["x-request-id", id, ...bytesHeaders(binary), ...headers];
+    exchange.sendBytes(BYTES_TYPE, Buffer.from(binary.base64, "base64"), all);
+    return true;
+  }
+  if (wanted === "either") return undefined;
+  const message = `the output is JSON, not bytes; take application/json too. It is kept at /v1/result/${id}`;
+  exchange.fail(new Refusal("NOT_ACCEPTABLE", message), headers);
+  return false;
+}
+
+/**
+ * Sends a success: `head`, then `"output":…`, then `tail`, both ASCII. True: it is on its way. A large tensor as numbers is
+ * written in pieces; then false: the client left meanwhile.
+ */
+export function sendOutput(
+  exchange: Exchange,
+  { outcome, outputBytes }: RecordView,
+  encoding: Encoding,
+  around: { readonly head: string; readonly tail: string; readonly headers: readonly string[] },
+): boolean | Promise<boolean> {
+  const { head, tail, headers } = around;
+  const output = outcome?.ok === true ? outcome.output : "null";
+  const binary = readBinary(output);
+  if (binary?.dtype !== undefined && encoding === "json" && output.length >= LARGE_CHARS) {
+    const texts = chained([`${head}"output":`], numbersPieces(binary), [tail]);
+    return pieceLine.send(exchange, texts, headers);
+  }
+  const shown = binary === undefined ? `"output":${output}` : outputText(binary, encoding);
+  const text = `${head}${shown}${tail}`;
+  const bytes = binary === undefined ? (outputBytes ?? Buffer.byteLength(output)) : output.length;
+  exchange.send(200, text, headers, text.length - output.length + bytes);
+  return true;
+}
+
+function* chained(...texts: readonly Iterable<Json>[]): Generator<Json, void> {
+  for (const each of texts) yield* each;
 }
 
 export function tenths(ms: number): number {
@@ -162,4 +142,125 @@ function quoted(name: string): string {
   let text = quotes.get(name);
   if (text === undefined) quotes.set(name, (text = JSON.stringify(name)));
   return text;
+}
+
+export type Encoding = "base64" | "json";
+
+/** Throws a Refusal. `where`: what to call it. */
+export function encodingNamed(name: unknown, where: string): Encoding {
+  if (name === undefined || name === "base64") return "base64";
+  if (name === "json") return "json";
+  throw new Refusal("INVALID_REQUEST", `${where} must be "base64" or "json"`);
+}
+
+/** `"output":…` and what belongs to it; ASCII. */
+export function outputText(binary: Binary, encoding: Encoding): Json {
+  const { dtype, shape, base64 } = binary;
+  if (dtype === undefined) return `"output":"${base64}","encoding":"base64"`;
+  if (encoding === "json") return `"output":${numbersText(binary)}`;
+  return `"output":"${base64}","encoding":"base64","dtype":"${dtype}","shape":[${shape.join(",")}]`;
+}
+
+export function bytesHeaders({ dtype, shape }: Binary): readonly string[] {
+  return dtype === undefined ? [] : ["x-ferry-dtype", dtype, "x-ferry-shape", shape.join(",")];
+}
+
+/**
+ * What the Accept header says: "json" (also where it says nothing of bytes), "bytes" alone, or "either": bytes where
+ * there are any. Bytes must be named: no wildcard means them. Where both are named alike, bytes cost less.
+ */
+export function accepted(accept: string | undefined): "json" | "bytes" | "either" {
+  if (accept === undefined || !accept.toLowerCase().includes(BYTES_TYPE)) return "json";
+  let bytes = 0;
+  const json = { share: 0, named: -1 };
+  for (const part of accept.toLowerCase().split(",")) {
+    const [type = "", ...parameters] = part.split(";").map((each) => each.trim());
+    const share = shareOf(parameters);
+    if (type === BYTES_TYPE) bytes = Math.max(bytes, share);
+    // What names it best holds, as application/json;q=0 beside */*.
+    const named = ["*/*", "application/*", "application/json"].indexOf(type);
+    if (named > json.named) Object.assign(json, { share, named });
+  }
+  if (bytes === 0 || bytes < json.share) return "json";
+  return json.share > 0 ? "either" : "bytes";
+}
+
+/** Of q=0.5; 1 where nothing, or nothing that can be read, is said. */
+function shareOf(parameters: readonly string[]): number {
+  const text = parameters.find((each) => /^q\s*=/.test(each))?.replace(/^q\s*=\s*/, "");
+  return text !== undefined && /^(?:0(?:\.\d{0,3})?|1(?:\.0{0,3})?)$/.test(text) ? Number(text) : 1;
+}
+
+/** Of what the engine holds, a third more than its bytes; below that an answer takes some 5 ms and is made at once. */
+export const LARGE_CHARS = 131_072;
+/** Small pieces are gathered until they are worth a turn and a write. */
+const TURN_CHARS = 65_536;
+
+interface Waiting {
+  readonly texts: Iterator<Json>;
+  readonly parts: Buffer[];
+  readonly unwanted: () => boolean;
+  readonly done: (parts: readonly Buffer[] | undefined) => void;
+  readonly failed: (error: unknown) => void;
+}
+
+/**
+ * Answers that take long to write (a large tensor as numbers, a thousand embeddings) are written a piece at a time. All
+ * such answers of a process share one queue, and each turn of the event loop writes one piece of one of them: a hundred of
+ * them delay other requests no longer than one does.
+ */
+export class PieceLine {
+  readonly #line: Waiting[] = [];
+
+  /** The bytes of all texts; undefined when they are unwanted by then. Rejects with what a text throws. */
+  gather(texts: Iterable<Json>, unwanted: () => boolean): Promise<readonly Buffer[] | undefined> {
+    return new Promise((done, failed) => {
+      this.#line.push({ texts: texts[Symbol.iterator](), parts: [], unwanted, done, failed });
+      if (this.#line.length === 1) this.#later();
+    });
+  }
+
+  /** False: the client left meanwhile. */
+  async send(exchange: Exchange, texts: Iterable<Json>, headers: readonly string[]): Promise<boolean> {
+    const parts = await this.gather(texts, () => exchange.answered);
+    if (parts === undefined || exchange.answered) return false;
+    exchange.sendBytes(JSON_TYPE, parts, headers);
+    return true;
+  }
+
+  #later(): void {
+    setImmediate(() => {
+      const first = this.#line.shift()!;
+      if (goOn(first)) this.#line.push(first);
+      if (this.#line.length > 0) this.#later();
+    });
+  }
+}
+
+/** One for the process, as the event loop is. */
+export const pieceLine = new PieceLine();
+
+/** Makes its next piece; false when that was the last. */
+function goOn({ texts, parts, unwanted, done, failed }: Waiting): boolean {
+  if (unwanted()) {
+    done(undefined);
+    return false;
+  }
+  try {
+    let piece = "";
+    while (piece.length < TURN_CHARS) {
+      const next = texts.next();
+      if (next.done === true) {
+        if (piece !== "") parts.push(Buffer.from(piece));
+        done(parts);
+        return false;
+      }
+      piece += next.value;
+    }
+    parts.push(Buffer.from(piece));
+    return true;
+  } catch (error) {
+    failed(error);
+    return false;
+  }
 }

@@ -14,7 +14,7 @@ import { checkedJson } from "./protocol/fields.ts";
 import { HEADER_LENGTH } from "./protocol/oip-v2.ts";
 import { bytesTexts } from "./protocol/oip-task.ts";
 import type { ProtocolName } from "./protocol/protocol.ts";
-import { decoded } from "./pass-target.ts";
+import { decoded } from "./passthrough.ts";
 
 export interface ScreenedModel {
   readonly deny: readonly string[];

@@ -6,24 +6,35 @@
  * which it lets through, are refused here. Every refusal has the same JSON shape, also those that the parser
  * makes. With TLS the same server stands behind `tls.ts`.
  */
-import { createServer, type IncomingMessage, type Server, type ServerResponse } from "node:http";
-import type { AddressInfo, Socket } from "node:net";
+import cluster from "node:cluster";
+import { once } from "node:events";
+import {
+  createServer,
+  type IncomingMessage,
+  type Server,
+  type ServerResponse,
+  STATUS_CODES,
+} from "node:http";
+import {
+  type AddressInfo,
+  createServer as createNetServer,
+  type ListenOptions,
+  Server as NetServer,
+  type Socket,
+} from "node:net";
 import type { Duplex } from "node:stream";
+import { setImmediate as turn } from "node:timers/promises";
 import type { Clock } from "../app/clock.ts";
-import { Refusal } from "../core/errors.ts";
+import { type ErrorCode, errors, Refusal } from "../core/errors.ts";
 import type { Sampler } from "../core/trace.ts";
+import { newId } from "../engine/ids.ts";
 import type { Events } from "../observe/events.ts";
-import { ClientBytes } from "./byte-budget.ts";
+import { ClientBytes } from "./client-request.ts";
 import type { EarlyRefusals, WorkRoute } from "./early-refusal.ts";
 import { type ErrorShape, Exchange, type ExchangeLimits, type Failed } from "./exchange.ts";
 import { repeatedHeader } from "./headers.ts";
-import { Http2Door, streamFlaw } from "./http2.ts";
-import { newId } from "../engine/ids.ts";
+import { type EdgeTls, Http2Sessions, isTlsTrouble, streamFlaw, TlsServer } from "./http2.ts";
 import type { PageGuard } from "./page-guard.ts";
-import { refuseSocket } from "./refuse-socket.ts";
-import { type EdgeTls, isTlsTrouble, TlsFront } from "./tls.ts";
-import { takeWaiting } from "./waiting.ts";
-import { WideListener } from "./wide-listen.ts";
 
 export interface ListenerLimits {
   readonly maxBodyBytes: number;
@@ -116,7 +127,7 @@ const BACKLOG = 4096;
 export class Listener {
   readonly #server: Server;
   readonly #listening: WideListener;
-  readonly #front: TlsFront | undefined;
+  readonly #front: TlsServer | undefined;
   #paths: ReadonlyMap<string, Methods> = new Map();
   #work: ReadonlyMap<string, WorkRoute> = new Map();
   #patterns: readonly Pattern[] = [];
@@ -146,7 +157,7 @@ export class Listener {
   ) {
     const { maxBodyBytes, requestTimeoutMs: writeTimeoutMs } = limits;
     this.#limits = limits;
-    this.#bytes = bytes ?? new ClientBytes(OWN_BYTES, maxBodyBytes);
+    this.#bytes = bytes ?? new ClientBytes(() => Math.max(OWN_BYTES, 4 * maxBodyBytes));
     this.#exchangeLimits = { maxBodyBytes, writeTimeoutMs, bytes: this.#bytes };
     this.#clock = clock;
     this.#events = events;
@@ -163,7 +174,7 @@ export class Listener {
       // Checked below, so that the answer has our shape.
       requireHostHeader: false,
     };
-    this.#front = tls && new TlsFront(options, tls, limits, this.#door(tls));
+    this.#front = tls && new TlsServer(options, tls, limits, this.#door(tls));
     this.#server = this.#front?.server ?? createServer(options);
     // One that nobody but operators call needs no more; with TLS the server bounds its connections by itself.
     this.#listening = new WideListener(this.#server, early !== undefined && tls === undefined);
@@ -270,7 +281,7 @@ export class Listener {
     this.#front?.close();
   }
 
-  #door({ http2, maxStreams }: EdgeTls): Http2Door | undefined {
+  #door({ http2, maxStreams }: EdgeTls): Http2Sessions | undefined {
     if (!http2) return undefined;
     const limits = { ...this.#limits, maxStreams, maxHeaderBytes: MAX_HEADER_BYTES };
     const takers = {
@@ -279,7 +290,7 @@ export class Listener {
       expectsTooMuch: this.#expectsTooMuch.bind(this),
       wantsTunnel: this.#wantsTunnel.bind(this),
     };
-    return new Http2Door(limits, takers, this.#clock, this.#events);
+    return new Http2Sessions(limits, takers, this.#clock, this.#events);
   }
 
   #connected(socket: Socket): void {
@@ -439,7 +450,7 @@ export class Listener {
       refusal.code === "METHOD_NOT_ALLOWED"
         ? ["allow", Object.keys(this.#route(exchange.path).methods).join(", ")]
         : [];
-    exchange.fail(refusal, undefined, allow);
+    exchange.fail(refusal, allow);
   }
 
   #bug(error: unknown): Refusal {
@@ -530,3 +541,92 @@ function hasBody({ headers }: IncomingMessage): boolean {
 }
 
 function ignore(): void {}
+
+/** An answer without a request that could be parsed: straight to the socket, then the end. */
+export function refuseSocket(
+  socket: Duplex,
+  status: number,
+  code: ErrorCode,
+  message: string,
+  id: string,
+): void {
+  const wait = errors[code].status === 503 ? { retry_after_ms: 1000 } : {};
+  const body = JSON.stringify({ error: code, message, request_id: id, ...wait });
+  const retry = errors[code].status === 503 ? "Retry-After: 1\r\n" : "";
+  socket.end(
+    `HTTP/1.1 ${status} ${STATUS_CODES[status]}\r\nContent-Type: application/json; charset=utf-8\r\n` +
+      `Content-Length: ${Buffer.byteLength(body)}\r\n${retry}Connection: close\r\n\r\n${body}`,
+  );
+}
+
+export async function takeWaiting(server: Server, most: number): Promise<void> {
+  let taken = 0;
+  const count = (): void => void taken++;
+  server.on("connection", count);
+  for (let left = most; left > 0; left--) {
+    const before = taken;
+    await turn();
+    await turn();
+    if (taken === before) break;
+  }
+  server.off("connection", count);
+}
+
+const SOCKETS = 8;
+
+export class WideListener {
+  readonly #server: NetServer;
+  readonly #others: NetServer[] = [];
+
+  readonly #sockets: number;
+
+  /**
+   * `server` gets every connection, as if it had taken it itself; but it counts only those of its own socket, so one that
+   * bounds its connections by itself must not be `wide`.
+   */
+  constructor(server: NetServer, wide: boolean) {
+    this.#server = server;
+    const spreads = process.platform === "linux" && !cluster.isWorker;
+    this.#sockets = wide && spreads ? SOCKETS : 1;
+  }
+
+  /** Rejects when the port is in use. */
+  async listen(options: ListenOptions): Promise<void> {
+    if (this.#sockets === 1) return open(this.#server, options);
+    if (options.port !== 0) await close(await opened(createNetServer(), options));
+    await open(this.#server, { ...options, reusePort: true });
+    const { port } = this.#server.address() as { port: number };
+    const { allowHalfOpen } = this.#server as NetServer & { allowHalfOpen: boolean };
+    for (let at = 1; at < this.#sockets; at++) {
+      const other = createNetServer({ allowHalfOpen, noDelay: true }, (socket: Socket) =>
+        this.#server.emit("connection", socket),
+      );
+      await open(other, { ...options, port, reusePort: true });
+      this.#others.push(other);
+    }
+  }
+
+  /** Takes no new connection; resolves when all that were taken are closed. */
+  async close(): Promise<void> {
+    // That of node:http would close those that are idle.
+    const closed = [this.#server, ...this.#others].map(
+      (each) => new Promise<void>((resolve) => NetServer.prototype.close.call(each, () => resolve())),
+    );
+    await Promise.all(closed);
+  }
+}
+
+async function open(server: NetServer, options: ListenOptions): Promise<void> {
+  await opened(server, options);
+}
+
+async function opened(server: NetServer, options: ListenOptions): Promise<NetServer> {
+  server.listen(options);
+  await once(server, "listening");
+  return server;
+}
+
+async function close(server: NetServer): Promise<void> {
+  server.close();
+  await once(server, "close");
+}

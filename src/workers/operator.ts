@@ -17,12 +17,11 @@ import { grpcUrl, url } from "../app/config/kinds.ts";
 import { didYouMean } from "../app/config/spelling.ts";
 import { hasAddresses, isDns } from "../app/config/worker-addresses.ts";
 import { Refusal } from "../core/errors.ts";
-import type { WorkerDesk, WorkerName } from "../gateway/worker-routes.ts";
+import type { WorkerDesk, WorkerName } from "../gateway/admin.ts";
 import type { Events } from "../observe/events.ts";
 import { hrefOf } from "./desired.ts";
-import { shownAddress } from "./fleet/orders.ts";
 import type { Membership } from "./fleet/membership.ts";
-import { type Orders, workerKey } from "./fleet/orders.ts";
+import { type Orders, shownAddress, workerKey } from "./fleet/orders.ts";
 import type { ModelPool, WorkerPool } from "./pool.ts";
 import type { PoolWorker } from "./worker.ts";
 

@@ -39,8 +39,7 @@ import {
   sameNumber,
 } from "./desired.ts";
 import { Discovery, type DiscoveryRules, type Resolve, systemResolve } from "./discovery.ts";
-import { shownAddress } from "./fleet/orders.ts";
-import { type Orders, workerKey } from "./fleet/orders.ts";
+import { type Orders, shownAddress, workerKey } from "./fleet/orders.ts";
 import { LateTasks, refuseRest } from "./refuse-rest.ts";
 import type { PoolWorker } from "./worker.ts";
 
@@ -624,7 +623,7 @@ export class WorkerPool {
     pool.backend = backend;
     pool.replaced = before;
     this.#parting.add(old);
-    for (const worker of [...backend.workers]) {
+    for (const worker of backend.workers.slice()) {
       const { name, address } = worker;
       // An operator may have removed it while the backend was prepared.
       const out = address === undefined ? names?.has(name) === false : inputs.removed.has(address);

@@ -3,7 +3,7 @@ import assert from "node:assert/strict";
 import { existsSync, mkdirSync, readFileSync, writeFileSync } from "node:fs";
 import { join } from "node:path";
 import { describe, test } from "node:test";
-import { readApiKey } from "../../src/gateway/admission/api-key.ts";
+import { readApiKey } from "../../src/gateway/admission/api-keys.ts";
 import { bin, ferryIn, folder, run, type Ended } from "./cli-child.ts";
 
 const MODELS = "models: [{ name: a, backend: { kind: simulated } }]\n";

@@ -10,7 +10,7 @@ import { parse, parseAllDocuments } from "yaml";
 import { Folder, ROOT } from "../e2e/harness.ts";
 import { loadConfig } from "../../src/app/config/load.ts";
 import type { Config } from "../../src/app/config/config.ts";
-import { healthRoutes } from "../../src/gateway/health.ts";
+import { healthRoutes } from "../../src/gateway/admin.ts";
 import { prometheusRule } from "../../scripts/generate-kubernetes.ts";
 import { findAll, FOLDERS, KUBERNETES, render, type Thing } from "./kustomize.ts";
 import { flaws, SHAPES } from "./shapes.ts";

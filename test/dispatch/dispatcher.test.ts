@@ -4,7 +4,7 @@ import type { Lease } from "../../src/engine/engine.ts";
 import type { EventFields } from "../../src/observe/events.ts";
 import { poisson } from "../../src/cli/plan/workload.ts";
 import type { Simulation } from "../../src/cli/plan/simulation.ts";
-import { Router } from "../../src/gateway/router.ts";
+import { Waiters } from "../../src/gateway/waiters.ts";
 import { codes, endings, simulate } from "./simulated.ts";
 
 function started(simulation: Simulation): EventFields["batch.started"][] {
@@ -99,9 +99,9 @@ describe("batching", () => {
         run: (batch, signal) => (order.push(`start ${batch.tasks.length}`), worker.run(batch, signal)),
       }),
     });
-    const router = new Router(simulation.engine, simulation.clock);
+    const waiters = new Waiters(simulation.engine, simulation.clock);
     const { id } = simulation.put();
-    void router.wait(router.expect(id), Infinity).then(() => order.push("answer"));
+    void waiters.wait(waiters.expect(id), Infinity).then(() => order.push("answer"));
     await simulation.run(10);
     for (let i = 0; i < 3; i++) simulation.put();
     await simulation.run(95);

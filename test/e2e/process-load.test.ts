@@ -67,11 +67,17 @@ class Crowd {
   async #call(ferry: Ferry, headers: Record<string, string>, caller: number): Promise<void> {
     for (let at = 0; !this.#stop.signal.aborted; at++) {
       const sentAt = performance.now();
-      const answer = await ferry.post({ input: `${caller} ${at}` }, headers);
+      const answer = await ferry.post({ input: `${caller} ${at}` }, headers).catch(closedMeanwhile);
+      if (answer === undefined) continue;
       this.answers.push({ answer, ms: performance.now() - sentAt });
       if (answer.status !== 200) await pause(COME_AGAIN_MS);
     }
   }
+}
+
+/** A connection that rested until the process closed it, just when it was used again: the request was never read. */
+function closedMeanwhile(error: unknown): undefined {
+  assert.match((error as NodeJS.ErrnoException).code ?? "", /^(?:ECONNRESET|UND_ERR_SOCKET)$/, String(error));
 }
 
 function median(values: readonly number[]): number {

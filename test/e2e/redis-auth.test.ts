@@ -2,7 +2,7 @@
 import assert from "node:assert/strict";
 import { randomBytes } from "node:crypto";
 import { after, before, describe, test } from "node:test";
-import { newApiKey } from "../../src/gateway/admission/api-key.ts";
+import { newApiKey } from "../../src/gateway/admission/api-keys.ts";
 import { claims, pem, rsaPair, token } from "../gateway/admission/stage.ts";
 import { startServer, type Server } from "../engine/redis-client/servers.ts";
 import { Fleet, fleetConfig, patient, type Part } from "./fleet.ts";

@@ -162,7 +162,7 @@ describe("a batcher", () => {
     const model = stubModel([stub, other], { timeouts: patient, maxBatchSize: 8 });
     await using fleet = await Fleet.start(
       { gateways: 1, batchers: 2 },
-      fleetConfig({ url: redis.url }, [model]),
+      fleetConfig({ url: redis.url }, [model], { limits: { drainMs: 15_000 } }),
     );
     await using load = new Load(() => fleet.doors);
     await load.more(200);

@@ -13,6 +13,7 @@ import { once } from "node:events";
 import { Agent, request } from "node:http";
 import { type AddressInfo, connect, createServer, type Server, type Socket } from "node:net";
 import { setTimeout as pause } from "node:timers/promises";
+import { Answer } from "./harness.ts";
 
 const ANSWER_MS = 60_000;
 /** Ten times what is usual at 300 a second. */
@@ -92,6 +93,8 @@ export class Stream implements AsyncDisposable {
   answered = 0;
   /** What each of those that failed got instead. */
   readonly failed: string[] = [];
+  /** Refused because a process was slow: the machine's doing, and nobody else's. */
+  refusedFull = 0;
   readonly #options: StreamOptions;
   /** In turn, so that none rests: one that rests until its gateway closes it may be used just then. */
   readonly #agent = new Agent({ keepAlive: true, scheduling: "fifo" });
@@ -149,6 +152,7 @@ export class Stream implements AsyncDisposable {
     try {
       const { status, text } = await this.#ask(marker);
       if (status === 200 && text.includes(`"${marker}"`)) this.answered++;
+      else if (new Answer(status, {}, text).isFull) this.refusedFull++;
       else this.failed.push(`${status} ${status === 200 ? "another's output" : shortOf(text)}`);
     } catch (error) {
       this.failed.push((error as NodeJS.ErrnoException).code ?? String(error));

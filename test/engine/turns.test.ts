@@ -3,7 +3,7 @@ import assert from "node:assert/strict";
 import { describe, test } from "node:test";
 import fc from "fast-check";
 import { TaskRecord } from "../../src/engine/memory/record.ts";
-import { TierQueue } from "../../src/engine/memory/turns.ts";
+import { TierQueue } from "../../src/engine/memory/queues.ts";
 
 function record(tenant: string, arrival: number): TaskRecord {
   const task = { id: `${tenant}-${arrival}`, tenant, tier: 0, model: "m", input: "", parameters: "" };

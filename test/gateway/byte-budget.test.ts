@@ -6,7 +6,7 @@ import { connect as connectTcp } from "node:net";
 import { describe, test } from "node:test";
 import { setImmediate as turn } from "node:timers/promises";
 import { SystemClock } from "../../src/app/clock.ts";
-import { ByteBudget, ClientBytes } from "../../src/gateway/byte-budget.ts";
+import { ByteBudget, ClientBytes } from "../../src/gateway/client-request.ts";
 import { Listener } from "../../src/gateway/server.ts";
 import { framed } from "../../src/gateway/protocol/grpc-wire.ts";
 import { Events } from "../../src/observe/events.ts";
@@ -29,7 +29,7 @@ function fill(budget: ByteBudget, client: string): number {
 
 describe("ByteBudget", () => {
   test("one client gets half, the next half of the rest: nobody takes all, and the sum stays below the bound", () => {
-    const budget = new ByteBudget(6000);
+    const budget = new ByteBudget(() => 6000);
     assert.equal(fill(budget, "a"), 3000);
     assert.equal(fill(budget, "b"), 1500);
     assert.equal(fill(budget, "c"), 750);
@@ -41,7 +41,7 @@ describe("ByteBudget", () => {
   });
 
   test("whoever holds more than is free waits until that is over; others do not", () => {
-    const budget = new ByteBudget(1000);
+    const budget = new ByteBudget(() => 1000);
     budget.add("a", 600);
     assert.deepEqual([budget.hasRoom("a"), budget.hasRoom("b")], [false, true]);
     let woken = 0;
@@ -61,7 +61,7 @@ describe("ByteBudget", () => {
   });
 
   test("a client that holds far more than the bound holds up nobody else", () => {
-    const budget = new ByteBudget(1000);
+    const budget = new ByteBudget(() => 1000);
     // Answers to requests that were under way when it stopped reading.
     budget.add("a", 5000);
     assert.deepEqual([budget.hasRoom("a"), budget.hasRoom("b")], [false, true]);
@@ -79,12 +79,12 @@ describe("ByteBudget", () => {
 
 describe("bodies that are being read", () => {
   test("are counted until they are whole or their client is gone; one client cannot take all of it", async () => {
-    const bytes = new ClientBytes(MEBIBYTE, 100_000);
+    const bytes = new ClientBytes(() => MEBIBYTE);
     const limits = { ...LIMITS, maxBodyBytes: 100_000 };
     const routes = {
       "/v1/inference": {
-        POST: (exchange: { read(use: (text: string) => void): void; send(s: number, b: string): void }) =>
-          exchange.read((text) => exchange.send(200, String(text.length))),
+        POST: async (exchange: { body(): Promise<string>; send(s: number, b: string): void }) =>
+          exchange.send(200, String((await exchange.body()).length)),
       },
     };
     const listener = new Listener(routes, limits, new SystemClock(), new Events(), { bytes });

@@ -1,7 +1,7 @@
 /** Refusals that are written before `node:http` has made a response: what is refused so, and what goes the usual way. */
 import assert from "node:assert/strict";
 import { afterEach, beforeEach, describe, test } from "node:test";
-import { Admission } from "../../src/gateway/admission/admit.ts";
+import { Admission } from "../../src/gateway/admission/admission.ts";
 import { Credentials } from "../../src/gateway/admission/credentials.ts";
 import type { Bottleneck, ProcessLoad } from "../../src/gateway/admission/process-load.ts";
 import { SystemClock } from "../../src/app/clock.ts";
@@ -53,7 +53,7 @@ describe("early refusals", () => {
     const clock = new SystemClock();
     const tiers = [{ name: "only" }];
     const rules = { tiers, onlyModel: "m" };
-    const admission = new Admission(rules, {} as Engine, clock, events, load as unknown as ProcessLoad);
+    const admission = new Admission(() => rules, {} as Engine, clock, events, load as unknown as ProcessLoad);
     const credentials = new Credentials({ tiers, anonymousTier: "only" });
     const early = new EarlyRefusals({
       admission,
@@ -63,7 +63,7 @@ describe("early refusals", () => {
     });
     const take = (exchange: Exchange): void => {
       usual.push(exchange);
-      exchange.read((text) => exchange.send(200, JSON.stringify(text)));
+      void exchange.body().then((text) => exchange.send(200, JSON.stringify(text)));
     };
     const shape = (): { status: number; body: string } => ({
       status: 529,

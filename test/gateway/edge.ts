@@ -6,7 +6,7 @@ import { connect as connectTls, type ConnectionOptions, type TLSSocket } from "n
 import { Agent, request } from "undici";
 import { Certificates } from "../../src/gateway/certificates.ts";
 import { SystemClock } from "../../src/app/clock.ts";
-import { ClientBytes } from "../../src/gateway/byte-budget.ts";
+import { ClientBytes } from "../../src/gateway/client-request.ts";
 import type { PageGuard } from "../../src/gateway/page-guard.ts";
 import { Listener, type ListenerLimits, type Routes } from "../../src/gateway/server.ts";
 import { Events } from "../../src/observe/events.ts";
@@ -38,7 +38,7 @@ export class Edge implements AsyncDisposable {
   readonly authority = new Authority();
   readonly pair: Pair = this.authority.issue();
   readonly events = new Events();
-  readonly bytes = new ClientBytes(2 ** 20, 1000);
+  readonly bytes = new ClientBytes(() => 2 ** 20);
   /** Resolves what waits at /slow. */
   readonly released = Promise.withResolvers<void>();
   /** Resolves when somebody waits there. */

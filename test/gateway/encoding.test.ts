@@ -1,6 +1,6 @@
 import assert from "node:assert/strict";
 import { describe, test } from "node:test";
-import { accepted, bytesHeaders, encodingNamed, outputText } from "../../src/gateway/encoding.ts";
+import { accepted, bytesHeaders, encodingNamed, outputText } from "../../src/gateway/reply.ts";
 
 describe("Accept", () => {
   const cases: [string | undefined, ReturnType<typeof accepted>][] = [

@@ -1,21 +1,20 @@
 import assert from "node:assert/strict";
 import { describe, test } from "node:test";
 import fc from "fast-check";
-import type { Admission } from "../../src/gateway/admission/admit.ts";
+import type { Admission } from "../../src/gateway/admission/admission.ts";
 import { Credentials } from "../../src/gateway/admission/credentials.ts";
 import { Refusal } from "../../src/core/errors.ts";
-import type { Engine } from "../../src/engine/engine.ts";
+import type { Engine, PutReply } from "../../src/engine/engine.ts";
 import type { Exchange } from "../../src/gateway/exchange.ts";
 import { looksLikeId, newId } from "../../src/engine/ids.ts";
-import type { Intake } from "../../src/gateway/intake.ts";
-import { NativeProtocol, preferredWaitMs } from "../../src/gateway/native.ts";
-import { parseBody } from "../../src/gateway/native-body.ts";
+import { NativeProtocol, parseBody, preferredWaitMs } from "../../src/gateway/native.ts";
+import { type ModelRoute, RequestPath } from "../../src/gateway/request-path.ts";
 import { VirtualClock } from "../../src/cli/plan/virtual-clock.ts";
-import { Router } from "../../src/gateway/router.ts";
+import { Waiters } from "../../src/gateway/waiters.ts";
 
 function refusal(body: string): string {
   try {
-    parseBody(body, undefined);
+    parseBody(body);
   } catch (error) {
     assert.ok(error instanceof Refusal && error.code === "INVALID_REQUEST", String(error));
     return error.message;
@@ -28,7 +27,7 @@ describe("a body", () => {
     fc.assert(
       fc.property(fc.json({ noUnicodeString: false }), (input) => {
         fc.pre(!input.includes("__proto__") && !/\\u[dD][89a-fA-F]/.test(input));
-        assert.equal(parseBody(`{ "input" : ${input} }`, undefined).input, input.trim());
+        assert.equal(parseBody(`{ "input" : ${input} }`).inputs[0], input.trim());
       }),
     );
   });
@@ -43,7 +42,7 @@ describe("a body", () => {
         ),
         (body) => {
           try {
-            parseBody(body, undefined);
+            parseBody(body);
           } catch (error) {
             assert.ok(error instanceof Refusal);
           }
@@ -54,8 +53,8 @@ describe("a body", () => {
   });
 
   test("empty parameters are none; others are made canonical", () => {
-    assert.equal(parseBody('{"input":1,"parameters":{ }}', undefined).parameters, "");
-    assert.equal(parseBody('{"input":1,"parameters":{"b":1, "a":2}}', undefined).parameters, '{"a":2,"b":1}');
+    assert.equal(parseBody('{"input":1,"parameters":{ }}').parameters, "");
+    assert.equal(parseBody('{"input":1,"parameters":{"b":1, "a":2}}').parameters, '{"a":2,"b":1}');
   });
 
   test("is refused with a reason", () => {
@@ -115,17 +114,17 @@ test("a long poll leaves no waiter behind: the engine is away, or the caller lea
     follow: (id: string, tenant: string) => follow(id, tenant),
     outcome: () => Promise.reject(away),
   } as unknown as Engine;
-  const router = new Router(engine, clock);
+  const waiters = new Waiters(engine, clock);
   const tiers = [{ name: "first" }];
+  const credentials = new Credentials({ tiers, anonymousTier: "first" }, {});
+  const admission = { tierName: () => "first", turn: () => undefined } as unknown as Admission;
+  const shared = { admission, waiters, engine, clock };
   const protocol = new NativeProtocol(
-    { defaultMode: "sync", maxPollMs: 1000, durable: false },
+    { defaultMode: "sync", maxPollMs: 1000 },
     {
-      credentials: new Credentials({ tiers, anonymousTier: "first" }, {}),
-      admission: { tierName: () => "first", turn: () => undefined } as unknown as Admission,
-      intake: undefined as unknown as Intake,
-      router,
-      engine,
-      clock,
+      ...shared,
+      path: new RequestPath({ ...shared, routes: [], credentials, durable: false }),
+      authRequired: false,
     },
   );
   const get = protocol.routes()["/v1/result/{id}"]!["GET"]!;
@@ -138,13 +137,13 @@ test("a long poll leaves no waiter behind: the engine is away, or the caller lea
       poll(() => {}),
       away,
     );
-  assert.equal(router.waiting, 0);
+  assert.equal(waiters.size, 0);
   follow = () => Promise.resolve({ state: "queued" } as Awaited<ReturnType<Engine["follow"]>>);
   await assert.rejects(
     poll((gone) => gone()),
     away,
   );
-  assert.equal(router.waiting, 0);
+  assert.equal(waiters.size, 0);
 });
 
 test("a client that leaves while its task is put is promised nothing, also when the outcome is known at once", async () => {
@@ -160,32 +159,35 @@ test("a client that leaves while its task is put is promised nothing, also when 
   const clock = new VirtualClock();
   const caller = { tenant: "ann", tier: 0 };
   const record = { outcome: { ok: true, output: "1" } };
+  const waiters = new Waiters(engine, clock);
+  const admission = {
+    tierName: () => "first",
+    turn: () => undefined,
+    count: () => undefined,
+  } as unknown as Admission;
+  const credentials = { identify: () => caller } as unknown as Credentials;
+  const gate = { open: true, enter: () => undefined };
+  const route = { name: "m", totalMs: 1000, cache: { scope: "off" }, collapse: false, gate };
+  const routes = [route as unknown as ModelRoute];
+  const shared = { admission, waiters, engine, clock };
   const protocol = new NativeProtocol(
-    { defaultMode: "sync", maxPollMs: 1000, durable: true },
+    { defaultMode: "sync", maxPollMs: 1000 },
     {
-      credentials: { identify: () => caller } as unknown as Credentials,
-      admission: { tierName: () => "first", turn: () => undefined } as unknown as Admission,
-      intake: {
-        model: () => ({ name: "m" }),
-        submit: async () => ({ id: "t1", caller, record }),
-      } as unknown as Intake,
-      router: new Router(engine, clock),
-      engine,
-      clock,
+      ...shared,
+      path: new RequestPath({ ...shared, routes, credentials, durable: true }),
+      authRequired: true,
     },
   );
+  engine.put = () => ({ kind: "done", id: "t1", record, cached: true }) as unknown as PutReply;
   for (const path of ["/v1/inference", "/api/inference"] as const) {
     const body = '{"input":"a"}';
-    let reading: unknown;
     const exchange = {
       answered: true,
       header: () => undefined,
-      read: (then: (text: string) => unknown) => void (reading = then(body)),
       body: async () => body,
       onGone: (gone: () => void) => gone(),
     };
     await protocol.routes()[path]!["POST"]!(exchange as unknown as Exchange, "");
-    await reading;
   }
   assert.deepEqual(abandoned, ["t1", "t1"]);
 });

@@ -3,10 +3,10 @@ import assert from "node:assert/strict";
 import { test } from "node:test";
 import fc from "fast-check";
 import { Refusal } from "../../src/core/errors.ts";
-import type { Crossing } from "../../src/gateway/crossing.ts";
+import type { RequestPath } from "../../src/gateway/request-path.ts";
 import { DropIns, type DropInModel, type Passage } from "../../src/gateway/dropin.ts";
 import type { Exchange } from "../../src/gateway/exchange.ts";
-import { checkPath, sentBack, sentOn } from "../../src/gateway/pass-headers.ts";
+import { checkPath, sentBack, sentOn } from "../../src/gateway/passthrough.ts";
 import type { Protocol } from "../../src/gateway/protocol/protocol.ts";
 
 /** Never batches: everything it knows is for a worker. */
@@ -50,11 +50,11 @@ async function ask(
   others: readonly DropInModel[] = [],
 ): Promise<Seen> {
   let seen: Seen = {};
-  const crossing = {
-    enter: () => Promise.resolve({ tenant: "a", tier: 0 }),
-    enterWithTask: () => Promise.resolve({ tenant: "a", tier: 0 }),
+  const requestPath = {
+    identify: () => Promise.resolve({ tenant: "a", tier: 0 }),
+    admit: () => Promise.resolve({ tenant: "a", tier: 0 }),
     pass: (caller: unknown) => Promise.resolve(caller === undefined ? [] : ["ratelimit", "1"]),
-  } as unknown as Crossing;
+  } as unknown as RequestPath;
   const proxy = {
     forward: (_: Exchange, passage: Passage) => {
       seen = passage;
@@ -62,7 +62,7 @@ async function ask(
     },
   };
   const limits = { maxInputs: 2048, maxBytes: Infinity };
-  const parts = { crossing, proxy, limits, ready: () => true, version: "" };
+  const parts = { path: requestPath, proxy, limits, ready: () => true, version: "" };
   const dropIns = new DropIns([{ ...model, ...more }, ...others], parts);
   const [path = "", query = ""] = target.split("?");
   const exchange = {

@@ -1,6 +1,6 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
-import { PieceLine } from "../../src/gateway/pieces.ts";
+import { PieceLine } from "../../src/gateway/reply.ts";
 
 const LONG = "x".repeat(70_000);
 

@@ -61,7 +61,7 @@ const MAY_IMPORT: Record<string, readonly string[]> = {
     "type:src/dispatch",
     "type:src/engine/engine.ts",
     "type:src/engine/redis",
-    "type:src/gateway/worker-routes.ts",
+    "type:src/gateway/admin.ts",
   ],
   "src/workers/backend": [
     "src/core",

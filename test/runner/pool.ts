@@ -32,7 +32,7 @@ export interface PoolOptions {
 }
 
 /** Far beyond the slowest file on a busy machine: what takes longer hangs. */
-const FILE_LIMIT_MS = 240_000;
+const FILE_LIMIT_MS = 400_000;
 /** Of the output of a failed file, from its end. */
 const OUTPUT_LIMIT = 6000;
 

@@ -51,9 +51,13 @@ export class DropInTalk {
     try {
       await post!(this as unknown as Exchange, "");
     } catch (error) {
-      if (error instanceof Refusal) this.fail(error);
-      else throw error;
+      this.failed(error);
     }
+  }
+
+  failed(error: unknown): void {
+    if (error instanceof Refusal) this.fail(error);
+    else throw error;
   }
 
   header(name: string): string | undefined {

@@ -1,5 +1,5 @@
 /**
- * One seed of the drop-in simulation: the routes, the crossing, intake, admission, router, memory engine, dispatcher
+ * One seed of the drop-in simulation: the routes, the request path, admission, waiters, memory engine, dispatcher
  * and each protocol's both sides as they are in production, on virtual time, between clients and workers of our own.
  *
  * Requests have one input or many, come in crowds, leave early, and share inputs; workers do what
@@ -8,22 +8,21 @@
  * left behind.
  */
 import assert from "node:assert/strict";
-import { Admission } from "../../src/gateway/admission/admit.ts";
+import { Admission } from "../../src/gateway/admission/admission.ts";
 import type { Credentials } from "../../src/gateway/admission/credentials.ts";
-import { Gate } from "../../src/gateway/admission/gate.ts";
+import { CapacityGate } from "../../src/gateway/admission/capacity-gate.ts";
 import { ProcessLoad } from "../../src/gateway/admission/process-load.ts";
 import type { ModelRules } from "../../src/dispatch/model-rules.ts";
 import { Dispatcher } from "../../src/dispatch/dispatcher.ts";
 import { Reaper } from "../../src/dispatch/reaper.ts";
 import { MemoryEngine } from "../../src/engine/memory/engine.ts";
-import { Crossing } from "../../src/gateway/crossing.ts";
 import { DropIns } from "../../src/gateway/dropin.ts";
-import { Intake } from "../../src/gateway/intake.ts";
+import { RequestPath } from "../../src/gateway/request-path.ts";
 import type { Routes } from "../../src/gateway/server.ts";
 import { VirtualClock } from "../../src/cli/plan/virtual-clock.ts";
 import type { ProtocolName } from "../../src/gateway/protocol/protocol.ts";
 import { protocols } from "../../src/gateway/protocol/protocols.ts";
-import { Router } from "../../src/gateway/router.ts";
+import { Waiters } from "../../src/gateway/waiters.ts";
 import { Events } from "../../src/observe/events.ts";
 import { played, type SimRequest, speakers } from "./dropin-table.ts";
 import { DropInTalk, type Told } from "./dropin-talk.ts";
@@ -166,12 +165,13 @@ class DropInWorld {
   #openDoors(): DropIns {
     const { protocol, timeouts, cache, collapse, mode, maxBatchSize } = this.#plan;
     const [engine, clock] = [this.#engine, this.#clock];
-    const router = new Router(engine, clock);
+    const waiters = new Waiters(engine, clock);
     // On virtual time a turn of the event loop is over when its promises are.
+    const rules = { tiers: [{ name: "only" }] };
     const load = new ProcessLoad(1, clock, queueMicrotask);
-    const admission = new Admission({ tiers: [{ name: "only" }] }, engine, clock, this.#events, load);
+    const admission = new Admission(() => rules, engine, clock, this.#events, load);
     const thresholds = { targetUtilization: 0.7, lastTierDepth: 1000, firstTierDepth: 2000 };
-    const gate = new Gate(
+    const gate = new CapacityGate(
       { mode, model: MODEL, tiers: 1, ...timeouts, ...thresholds },
       {
         horizon: (now) => this.#dispatcher.horizon(now),
@@ -180,15 +180,23 @@ class DropInWorld {
       },
       engine,
     );
-    const door = {
+    const route = {
       name: MODEL,
       totalMs: timeouts.totalMs,
       cache: { ttlMs: 1000, scope: cache },
       collapse,
       gate,
+      looksForFree: true,
     };
-    const intake = new Intake([{ ...door, looksForFree: true }], admission, router, engine, clock);
-    const crossing = new Crossing({ credentials: byHeader, intake, admission, router, engine, clock });
+    const path = new RequestPath({
+      routes: [route],
+      credentials: byHeader,
+      admission,
+      waiters,
+      engine,
+      clock,
+      durable: false,
+    });
     const proxy = { forward: () => assert.fail("nothing is passed through here") };
     const model = {
       name: MODEL,
@@ -199,7 +207,7 @@ class DropInWorld {
       ready: () => true,
     };
     const parts = {
-      crossing,
+      path,
       proxy,
       limits: { maxInputs: 2048, maxBytes: Infinity },
       ready: () => true,

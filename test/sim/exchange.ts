@@ -47,12 +47,6 @@ export class Talk {
     return Promise.resolve(this.#text);
   }
 
-  read(use: (text: string) => Promise<void> | void): void {
-    this.body()
-      .then(use)
-      .catch((error: unknown) => this.failed(error));
-  }
-
   /** As the listener does: a refusal is answered, and anything else is a bug, which ends the run. */
   failed(error: unknown): void {
     if (error instanceof Refusal) this.fail(error);
@@ -87,10 +81,7 @@ export class Talk {
     this.send(status, "{}");
   }
 
-  fail(refusal: Refusal, id = ""): void {
-    this.send(
-      refusal.status,
-      JSON.stringify({ error: refusal.code, message: refusal.message, request_id: id }),
-    );
+  fail({ status, code, message }: Refusal): void {
+    this.send(status, JSON.stringify({ error: code, message, request_id: this.id }));
   }
 }

@@ -46,13 +46,13 @@ const MUTANTS: readonly Mutant[] = [
   {
     name: "accepted before it is on disk",
     file: "src/engine/memory/engine.ts",
-    from: "await keeper.flushed();\n      return reply;",
+    from: "await keeper.journal.flushed();\n      return reply;",
     to: "return reply;",
   },
   {
     name: "an Idempotency-Key is not bound to the task that it joined",
     file: "src/engine/memory/engine.ts",
-    from: "this.#records.shared.bindKey(leader, sharing);",
+    from: "this.#records.bindKey(leader, sharing);",
     to: "",
   },
   {
@@ -111,7 +111,7 @@ const MUTANTS: readonly Mutant[] = [
   },
   {
     name: "tasks that differ in their parameters share one content",
-    file: "src/gateway/intake.ts",
+    file: "src/gateway/request-path.ts",
     from: "${model.name} ${parametersKey}`",
     to: "${model.name}`",
   },

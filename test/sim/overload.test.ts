@@ -24,7 +24,17 @@ function told(crowd: Crowd, to: number): string {
   return `${goodput(crowd, WARM_MS, to).toFixed(3)} C, ${(100 * late(all)).toFixed(2)} % late; ${tiers.join("; ")}`;
 }
 
-async function overloaded(load: number, seconds: number, options: CrowdOptions): Promise<Crowd> {
+/** Each of these runs is played once, by whichever test asks first. */
+const crowds = new Map<string, Promise<Crowd>>();
+
+function overloaded(load: number, seconds: number, options: CrowdOptions): Promise<Crowd> {
+  const name = JSON.stringify([load, seconds, options]);
+  let crowd = crowds.get(name);
+  if (crowd === undefined) crowds.set(name, (crowd = play(load, seconds, options)));
+  return crowd;
+}
+
+async function play(load: number, seconds: number, options: CrowdOptions): Promise<Crowd> {
   const crowd = new Crowd(options);
   crowd.arrive(poisson(load * crowd.capacity, seconds * 1000, 5));
   await crowd.pass(seconds * 1000 + options.totalMs);
@@ -60,9 +70,9 @@ describe("1.2 to 4 times what the workers can do", () => {
   }
 
   test("without admission nothing is in time", async (t) => {
-    const crowd = await overloaded(2, 10, { workers: 8, totalMs: 500, mode: "off" });
-    t.diagnostic(told(crowd, 10_000));
-    assert.ok(goodput(crowd, WARM_MS, 10_000) < 0.1);
+    const crowd = await overloaded(2, 6, { workers: 8, totalMs: 500, mode: "off" });
+    t.diagnostic(told(crowd, 6000));
+    assert.ok(goodput(crowd, WARM_MS, 6000) < 0.1);
   });
 });
 

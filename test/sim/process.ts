@@ -1,10 +1,10 @@
 /**
- * One process of Ferry, put together as `src/app/ferry.ts` does it, behind its HTTP parser: native protocol, intake,
- * admission, gate, router, engine, dispatcher, reaper, membership. A restart is a new one with nothing in its head.
+ * One process of Ferry, put together as `src/app/ferry.ts` does it, behind its HTTP parser: native protocol,
+ * request path, admission, gate, waiters, engine, dispatcher, reaper, membership. A restart is a new one with nothing in its head.
  */
-import { Admission } from "../../src/gateway/admission/admit.ts";
+import { Admission } from "../../src/gateway/admission/admission.ts";
 import type { Credentials } from "../../src/gateway/admission/credentials.ts";
-import { Gate, type Prospects } from "../../src/gateway/admission/gate.ts";
+import { CapacityGate, type Prospects } from "../../src/gateway/admission/capacity-gate.ts";
 import { Refusal } from "../../src/core/errors.ts";
 import { Dispatcher } from "../../src/dispatch/dispatcher.ts";
 import { Reaper } from "../../src/dispatch/reaper.ts";
@@ -20,12 +20,12 @@ import { FleetOutlook } from "../../src/workers/fleet/outlook.ts";
 import { RedisRegistry } from "../../src/workers/fleet/registry.ts";
 import type { Role } from "../../src/workers/fleet/registry.ts";
 import type { Exchange } from "../../src/gateway/exchange.ts";
-import { Intake } from "../../src/gateway/intake.ts";
 import { NativeProtocol } from "../../src/gateway/native.ts";
+import { RequestPath } from "../../src/gateway/request-path.ts";
 import type { VirtualClock } from "../../src/cli/plan/virtual-clock.ts";
 import type { LinkOptions } from "../../src/engine/redis/client/link.ts";
 import { RedisNodes } from "../../src/engine/redis/client/nodes.ts";
-import { Router } from "../../src/gateway/router.ts";
+import { Waiters } from "../../src/gateway/waiters.ts";
 import { Events } from "../../src/observe/events.ts";
 import type { Disk } from "./disk.ts";
 import type { Talk } from "./exchange.ts";
@@ -71,7 +71,7 @@ export class Process {
   #nodes: RedisNodes | undefined;
   #dispatcher: Dispatcher | undefined;
   #membership: Membership | undefined;
-  #router: Router | undefined;
+  #waiters: Waiters | undefined;
   #admission: Admission | undefined;
   #routes: ReturnType<NativeProtocol["routes"]> | undefined;
 
@@ -104,7 +104,7 @@ export class Process {
     if (this.role !== "gateway") this.#dispatch();
     if (this.#nodes !== undefined) await this.#join(this.#nodes);
     if (this.role === "batcher") return void (this.ready = true);
-    const gate = new Gate(
+    const gate = new CapacityGate(
       {
         mode: plan.admission,
         model: MODEL,
@@ -128,9 +128,9 @@ export class Process {
   /** A deploy: nothing new is taken, what runs is given up, what is held is given back. */
   async stop(): Promise<void> {
     if (this.#admission !== undefined) this.#admission.draining = true;
-    this.#router?.releaseAll();
+    this.#waiters?.releaseAll();
     this.#reaper?.stop();
-    this.#router?.close();
+    this.#waiters?.close();
     await this.#dispatcher?.stop();
     await this.#membership?.stop();
     await this.#engine?.close();
@@ -258,16 +258,16 @@ export class Process {
     };
   }
 
-  #openDoors(gate: Gate): void {
+  #openDoors(gate: CapacityGate): void {
     const { plan } = this.#around;
     const { engine, host } = this;
-    const router = (this.#router = new Router(engine, host));
+    const waiters = (this.#waiters = new Waiters(engine, host));
     const rules = {
       tiers: ["enterprise", "paid", "free"].map((name) => ({ name })),
       ...(plan.perUserPerMinute !== undefined && { perUserPerMinute: plan.perUserPerMinute }),
     };
-    const admission = (this.#admission = new Admission(rules, engine, host, this.#events));
-    const door = {
+    const admission = (this.#admission = new Admission(() => rules, engine, host, this.#events));
+    const route = {
       name: MODEL,
       totalMs: plan.totalMs,
       cache: { ttlMs: 300, scope: plan.cache },
@@ -275,10 +275,11 @@ export class Process {
       gate,
       looksForFree: !plan.fleet,
     };
-    const intake = new Intake([door], admission, router, engine, host);
-    const parts = { credentials: byHeader, intake, admission, router, engine, clock: host };
-    const options = { defaultMode: "sync", maxPollMs: 2000, durable: plan.fleet || plan.journal } as const;
-    this.#routes = new NativeProtocol(options, parts).routes();
+    const shared = { admission, waiters, engine, clock: host };
+    const durable = plan.fleet || plan.journal;
+    const path = new RequestPath({ ...shared, routes: [route], credentials: byHeader, durable });
+    const parts = { ...shared, path, authRequired: false };
+    this.#routes = new NativeProtocol({ defaultMode: "sync", maxPollMs: 2000 }, parts).routes();
   }
 }
 

@@ -71,7 +71,7 @@ describe("network workers", () => {
         const { retire, start, grow } = planOf(inputs, actual);
         const desired = desiredAddresses(inputs);
         assert.equal(grow, 0);
-        assert.ok(retire.every(({ retiring, address }) => !retiring && !desired.has(address!)));
+        assert.ok(retire.every(({ retiring, address }) => !retiring && !desired.has(address)));
         assert.ok(start.every(({ address }) => actual.every((each) => each.address !== address)));
         // Once those that retire are gone, one more plan is enough.
         const left = actual.filter((each) => !each.retiring && !retire.includes(each));
@@ -135,7 +135,7 @@ describe("workers that Ferry starts itself", () => {
         assert.deepEqual(start, []);
         assert.ok(retire.every(({ retiring }) => !retiring));
         const left = actual.filter((each) => !each.retiring && !retire.includes(each));
-        assert.ok(left.every(({ number }) => !wanted.removed.has(number!)));
+        assert.ok(left.every(({ number }) => !wanted.removed.has(number)));
         const counted = left.filter(({ drained }) => !(wanted.config.scaling.apply && drained)).length;
         assert.ok(counted + starting + grow >= wanted.size);
         assert.ok(grow === 0 || counted + starting + grow === wanted.size);

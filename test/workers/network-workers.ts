@@ -62,7 +62,7 @@ export function modelOf(written: object, more: object = {}): ModelConfig {
   const { config, problems } = parseConfig(JSON.stringify({ models: [written] }), "f.yaml", {});
   assert.ok(config, JSON.stringify(problems));
   const [model] = config.models;
-  return { ...model!, backend: { ...model!.backend, ...more } as ModelConfig["backend"] };
+  return { ...model!, backend: { ...model!.backend, ...more } };
 }
 
 /** A pool of simulated models, and the operator of it. The workers that the simulations have are not in it. */
@@ -75,7 +75,7 @@ export function poolOf(
   const orders = new Orders();
   const of = (name: string): Simulation => simulations.find(({ rules }) => rules.name === name)!;
   for (const { dispatcher } of simulations) {
-    for (const slot of [...dispatcher.workers.slots]) void dispatcher.retire(slot);
+    for (const slot of dispatcher.workers.slots.slice()) void dispatcher.retire(slot);
   }
   const pool = new WorkerPool({
     clock,

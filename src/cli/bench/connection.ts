@@ -1,10 +1,7 @@
 /**
  * One keep-alive HTTP/1.1 connection of a load generator, on a raw socket, with TLS where the target has it.
  *
- * Everything that can be done before the clock runs is done before. `send` is for requests that differ in
- * their marker alone: a connection owns its request as a buffer, into which a send patches the marker.
- * `sendText` is for requests that differ in more; they are ASCII. Reads go into
- * one buffer shared by all connections (libuv fills it and calls back before it reads another socket),
+ * Reads go into one buffer shared by all connections (libuv fills it and calls back before it reads another socket),
  * so an answer that arrives in one piece, the rule, is parsed where it lies and never copied.
  *
  * One request is in flight per connection at most: no pipelining, since real clients do not pipeline.
@@ -27,10 +24,10 @@ export interface Target {
 
 export const markerLength = 16;
 
-/** The bytes of a request, and where in them its marker goes. */
+/** A request but for its marker: what stands before it and behind it, a character for each byte. */
 export interface Template {
-  readonly bytes: Buffer;
-  readonly markerAt: number;
+  readonly front: string;
+  readonly back: string;
 }
 
 /**
@@ -49,12 +46,12 @@ export function template(
   const open = '{"input":"';
   const close = `"${rest.join("")}}`;
   const fill = Math.max(0, bodyBytes - open.length - markerLength - close.length);
-  const body = open + "0".repeat(markerLength) + "x".repeat(fill) + close;
+  const rear = "x".repeat(fill) + close;
   const more = Object.entries(headers).map(([name, value]) => `${name}: ${value}\r\n`);
   const head =
     `POST ${target.path} HTTP/1.1\r\nhost: ${target.host}:${target.port}\r\n${more.join("")}` +
-    `content-type: application/json\r\ncontent-length: ${Buffer.byteLength(body)}\r\n\r\n`;
-  return { bytes: Buffer.from(head + body), markerAt: head.length + open.length };
+    `content-type: application/json\r\ncontent-length: ${open.length + markerLength + Buffer.byteLength(rear)}\r\n\r\n`;
+  return { front: head + open, back: Buffer.from(rear).toString("latin1") };
 }
 
 /** Markers of fixed width, unique in this run and, by their random start, across runs. */
@@ -104,31 +101,24 @@ export class Connection {
   kind = 0;
   status = 0;
   crossed = false;
-  /** Of the last answer: its first bytes, which hold the head, and its last ones. Not kept with a template. */
+  /** Of the last answer: its first bytes, which hold the head, and its last ones. */
   head = "";
   tail = "";
-  /** The server closes the connection after this answer; not looked at with a template. */
+  /** The server closes the connection after this answer. */
   last = false;
   isOpen = false;
   /** Why it ended, as the system calls it; "" when it just did. */
   error = "";
 
   readonly #owner: Owner;
-  readonly #verify: boolean;
-  readonly #bytes: Buffer | undefined;
-  readonly #markerAt: number;
   readonly #socket: Socket;
   #marker = "";
   #inFlight = false;
   /** The front of an answer that came in pieces. */
   #partial: Buffer | undefined;
 
-  /** Without `request` there is only `sendText`. */
-  constructor(target: Target, request: Template | undefined, owner: Owner, verify: boolean) {
+  constructor(target: Target, owner: Owner) {
     this.#owner = owner;
-    this.#verify = verify;
-    this.#bytes = request && Buffer.from(request.bytes);
-    this.#markerAt = request?.markerAt ?? 0;
     const onread = { buffer: readBuffer, callback: (length: number): boolean => this.#read(length) };
     const { host, port, tls } = target;
     this.#socket =
@@ -144,18 +134,11 @@ export class Connection {
     this.#socket.on("close", () => this.#owner.closed(this, this.#inFlight));
   }
 
-  /** May be called before the connection is open: the bytes then leave when it is. */
-  send(marker: string, intendedAt: number): void {
-    this.#marker = marker;
-    this.intendedAt = intendedAt;
-    this.#inFlight = true;
-    // The last answer has arrived, so the kernel has long taken the bytes that are overwritten here.
-    this.#bytes!.write(marker, this.#markerAt, markerLength, "latin1");
-    this.#socket.write(this.#bytes!);
-  }
-
-  /** A whole request, in ASCII. With a marker of "" any answer will do. */
-  sendText(text: string, marker: string, intendedAt: number): void {
+  /**
+   * A whole request, a character for each byte. With a marker of "" any answer will do. May be called before the
+   * connection is open: the bytes then leave when it is.
+   */
+  send(text: string, marker: string, intendedAt: number): void {
     this.#marker = marker;
     this.intendedAt = intendedAt;
     this.#inFlight = true;
@@ -186,8 +169,8 @@ export class Connection {
       this.#partial = undefined;
       this.#inFlight = false;
       this.status = answer.status;
-      if (this.#bytes === undefined) this.#keep(answer, bytes);
-      this.crossed = this.#verify && answer.status === 200 && !this.#isOurs(answer, bytes);
+      this.#keep(answer, bytes);
+      this.crossed = this.isMarked && answer.status === 200 && !this.#isOurs(answer, bytes);
       this.#owner.answered(this);
     } else {
       this.#socket.destroy();

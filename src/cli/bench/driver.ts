@@ -1,5 +1,5 @@
 /**
- * Sends the load of `ferry bench` and hears the answers.
+ * The load generator: of `ferry bench`, of the demo, and of the benchmarks in bench/. Sends requests and hears the answers.
  *
  *   open     Requests are due at instants fixed beforehand (arrivals.ts), whatever the server does. All that are
  *            due leave together when the timer rings, at most once a millisecond. Latency counts from the
@@ -16,28 +16,48 @@
  * without an answer `timeoutMs` after it should have left is lost, and its connection is closed; one that is
  * still in line then is not sent any more. So a run is over at the latest `timeoutMs` after its last request.
  *
- * A connection that was idle for `MAX_IDLE_MS` is closed, before the server does so while a request is on its
+ * With `load.connections` so many are opened during the warm-up and kept. Any other that was idle for `MAX_IDLE_MS` is
+ * closed, before the server does so while a request is on its
  * way to it. In the closed loop a caller that was refused, or whose connection ended, pauses a little.
  */
 import type { Alarm, Clock } from "../../app/clock.ts";
 import { Fifo } from "../../core/fifo.ts";
-import { Account } from "./account.ts";
-import { Arrivals, type CallerKind } from "./arrivals.ts";
+import { Account, type Silence } from "./account.ts";
+import { Arrivals, type CallerKind, type OpenLoad } from "./arrivals.ts";
 import { Connection, type Owner, type Target } from "./connection.ts";
 import { Histogram } from "./histogram.ts";
-import type { Requests } from "./requests.ts";
 
+/** Without a `warmRate` the warm-up has the same rate; without `connections` none is opened beforehand. */
 export type LoadKind =
-  | { readonly kind: "open"; readonly rate: number; readonly arrivals: "poisson" | "even" }
+  | (Omit<OpenLoad, "warmRate" | "connections"> & Partial<OpenLoad>)
   | { readonly kind: "closed"; readonly callers: number };
+
+/** What is sent. */
+export interface RequestSource {
+  /** The next request of a kind of caller, a character for each byte. */
+  next(kind: number): string;
+  /** Of the last one: what its answer must contain; "": anything. */
+  readonly marker: string;
+}
+
+/** What is told of requests. Those of the warm-up do not count, but for `echo`. */
+export interface Ledger {
+  offer(kind: number, intendedAt: number): void;
+  /** `head` and `tail`: the first and last characters of the answer. */
+  answered(kind: number, status: number, intendedAt: number, now: number, head: string, tail: string): void;
+  silent(kind: number, how: Silence, detail: string, intendedAt: number): void;
+  /** Whether an answer carried the marker of its request. */
+  echo(isOwn: boolean): void;
+}
 
 export interface DriverOptions {
   readonly target: Target;
   readonly load: LoadKind;
   readonly kinds: readonly CallerKind[];
-  readonly requests: Requests;
+  readonly requests: RequestSource;
   readonly warmMs: number;
   readonly measureMs: number;
+  readonly ledger?: Ledger;
   readonly timeoutMs: number;
   readonly connections: number;
   readonly outstanding: number;
@@ -79,7 +99,11 @@ interface Due {
 type Phase = "warm" | "measure" | "drain" | "over";
 
 export class Driver implements Owner {
+  /** Counts nothing where the options have another ledger. */
   readonly account: Account;
+  readonly #ledger: Ledger;
+  /** Connections that are opened beforehand, and kept. */
+  readonly #kept: number;
   readonly #options: DriverOptions;
   readonly #clock: Clock;
   readonly #arrivals: Arrivals | undefined;
@@ -117,8 +141,10 @@ export class Driver implements Owner {
     const labels = kinds.map(({ label }) => label);
     this.account = new Account(labels, measureMs);
     this.account.begin(this.#startAt);
+    this.#ledger = options.ledger ?? this.account;
+    this.#kept = load.kind === "open" ? (load.connections ?? 0) : 0;
     if (load.kind === "open") {
-      const plan = { ...load, warmRate: load.rate, connections: 0 };
+      const plan = { warmRate: load.rate, connections: 0, ...load };
       this.#arrivals = new Arrivals(plan, kinds, now, this.#startAt, draw);
     }
   }
@@ -146,18 +172,22 @@ export class Driver implements Owner {
     this.#ring("phase", this.#startAt, () => this.#measure());
     this.#ring("sweep", this.#clock.now() + SWEEP_MS, () => this.#sweep());
     this.#listenToLoop(this.#clock.now() + LOOP_MS);
+    this.#openKept();
+  }
+
+  /** Sends nothing more; the run ends when what is on its way has ended. */
+  stop(): void {
+    if (this.#phase !== "warm" && this.#phase !== "measure") return;
+    const now = this.#clock.now();
+    this.#startAt = Math.min(this.#startAt, now);
+    this.#stopAt = now;
+    this.#drain();
   }
 
   /** Ends the run now; what is on its way is not waited for. */
   interrupt(): void {
-    if (this.#phase === "over") return;
-    const now = this.#clock.now();
-    if (this.#phase === "warm") this.#startAt = now;
-    if (this.#phase !== "drain") {
-      this.#stopAt = now;
-      this.#drain();
-    }
-    this.#end();
+    this.stop();
+    if (this.#phase !== "over") this.#end();
   }
 
   client(): ClientState {
@@ -227,7 +257,7 @@ export class Driver implements Owner {
     for (; arrivals.nextAt <= until && arrivals.nextAt < this.#stopAt; arrivals.advance()) {
       const { nextAt: intendedAt, kind } = arrivals;
       if (intendedAt >= this.#startAt) {
-        this.account.offer(kind);
+        this.#ledger.offer(kind, intendedAt);
         this.#lag.record(now - intendedAt);
         if (now - intendedAt > LATE_MS) this.#late++;
       }
@@ -239,7 +269,7 @@ export class Driver implements Owner {
   #call(kind: number): void {
     if (this.#phase !== "warm" && this.#phase !== "measure") return;
     const intendedAt = this.#clock.now();
-    if (intendedAt >= this.#startAt) this.account.offer(kind);
+    if (intendedAt >= this.#startAt) this.#ledger.offer(kind, intendedAt);
     this.#take({ kind, intendedAt });
   }
 
@@ -247,7 +277,7 @@ export class Driver implements Owner {
     const connection = this.#line.size === 0 ? this.#free() : undefined;
     if (connection !== undefined) return this.#send(connection, due);
     if (this.#line.size + this.#flying.size >= this.#options.outstanding) {
-      if (this.#counts(due)) this.account.silent(due.kind, "unsent");
+      if (this.#counts(due)) this.#ledger.silent(due.kind, "unsent", "", due.intendedAt);
       return;
     }
     if (this.#counts(due)) this.#waited++;
@@ -262,11 +292,19 @@ export class Driver implements Owner {
     const idle = this.#idle.pop();
     if (idle !== undefined) return idle;
     if (this.#open.size >= this.#options.connections || this.#opening >= OPENING) return undefined;
-    const connection = new Connection(this.#options.target, undefined, this, true);
+    return this.#connect();
+  }
+
+  #connect(): Connection {
+    const connection = new Connection(this.#options.target, this);
     this.#opening++;
     this.#open.add(connection);
     this.#most = Math.max(this.#most, this.#open.size);
     return connection;
+  }
+
+  #openKept(): void {
+    while (this.#open.size < this.#kept && this.#opening < OPENING) this.#connect();
   }
 
   #serveLine(): void {
@@ -282,21 +320,26 @@ export class Driver implements Owner {
     connection.kind = kind;
     this.#flying.add(connection);
     const text = requests.next(kind);
-    connection.sendText(text, requests.marker, intendedAt);
+    connection.send(text, requests.marker, intendedAt);
   }
 
-  opened(): void {
+  opened(connection: Connection): void {
     this.#opening--;
+    if (!this.#flying.has(connection)) {
+      connection.idleSince = this.#clock.now();
+      this.#idle.push(connection);
+    }
     this.#serveLine();
+    if (this.#phase === "warm") this.#openKept();
   }
 
   answered(connection: Connection): void {
     const { kind, status, intendedAt, head, tail } = connection;
     const now = this.#clock.now();
     this.#flying.delete(connection);
-    if (status === 200 && connection.isMarked) this.account.echo(!connection.crossed);
+    if (status === 200 && connection.isMarked) this.#ledger.echo(!connection.crossed);
     if (intendedAt >= this.#startAt && this.#phase !== "over")
-      this.account.answered(kind, status, intendedAt, now, head, tail);
+      this.#ledger.answered(kind, status, intendedAt, now, head, tail);
     if (connection.last) connection.close();
     else if (this.#line.size > 0) this.#send(connection, this.#line.shift()!);
     else {
@@ -313,7 +356,7 @@ export class Driver implements Owner {
     if (this.#flying.delete(connection)) {
       const { kind, intendedAt, isOpen, error } = connection;
       if (intendedAt >= this.#startAt)
-        this.account.silent(kind, isOpen ? "broken" : "not connected", isOpen ? "" : error);
+        this.#ledger.silent(kind, isOpen ? "broken" : "not connected", isOpen ? "" : error, intendedAt);
       this.#next(kind, false);
     } else {
       const at = this.#idle.indexOf(connection);
@@ -342,14 +385,14 @@ export class Driver implements Owner {
       const { kind, intendedAt } = connection;
       if (now - intendedAt < timeoutMs) break;
       this.#flying.delete(connection);
-      if (intendedAt >= this.#startAt) this.account.silent(kind, "timeout");
+      if (intendedAt >= this.#startAt) this.#ledger.silent(kind, "timeout", "", intendedAt);
       connection.close();
       this.#next(kind, false);
     }
     for (let due = this.#line.first; due !== undefined; due = this.#line.first) {
       if (now - due.intendedAt < timeoutMs) break;
       this.#line.shift();
-      if (this.#counts(due)) this.account.silent(due.kind, "unsent");
+      if (this.#counts(due)) this.#ledger.silent(due.kind, "unsent", "", due.intendedAt);
       this.#next(due.kind, false);
     }
     this.#retire(now);
@@ -359,7 +402,8 @@ export class Driver implements Owner {
 
   #retire(now: number): void {
     let old = 0;
-    while (old < this.#idle.length && now - this.#idle[old]!.idleSince > MAX_IDLE_MS) old++;
+    const surplus = Math.min(this.#idle.length, this.#open.size - this.#kept);
+    while (old < surplus && now - this.#idle[old]!.idleSince > MAX_IDLE_MS) old++;
     for (const connection of this.#idle.splice(0, old)) connection.close();
   }
 }

@@ -20,22 +20,17 @@ export function preflight(
   clock: Clock,
 ): Promise<Sign> {
   return new Promise((resolve) => {
-    const connection = new Connection(
-      target,
-      undefined,
-      {
-        answered: (it) => end({ status: it.status, ...wordsOf(it.head) }),
-        closed: (it) => end({ status: 0, error: it.error, message: "" }),
-      },
-      false,
-    );
+    const connection = new Connection(target, {
+      answered: (it) => end({ status: it.status, ...wordsOf(it.head) }),
+      closed: (it) => end({ status: 0, error: it.error, message: "" }),
+    });
     const alarm = clock.at(clock.now() + timeoutMs, () => end({ status: 0, error: "timeout", message: "" }));
     const end = (sign: Sign): void => {
       alarm.cancel();
       resolve(sign);
       connection.close();
     };
-    connection.sendText(requests.next(0), requests.marker, clock.now());
+    connection.send(requests.next(0), requests.marker, clock.now());
   });
 }
 

@@ -1,15 +1,14 @@
 /**
  * Load for the demo: requests from this process to its own public address, over real connections.
  *
- * Open loop: arrivals are a Poisson process at `perSecond` for each model, and nobody waits for an answer before
- * the next is sent. Inputs are new, but for a share that asks for one of a few popular ones again (the cache
- * answers) or for what was asked a moment ago (the two are joined). What is on its way is bounded by
- * `MAX_IN_FLIGHT` connections; an arrival that finds none is left out and counted.
+ * Open loop: arrivals are a Poisson process at `perSecond` for each model. Inputs are new, but for a share that asks for
+ * one of a few popular ones again (the cache answers) or for what was asked a moment ago (the two are joined). An arrival
+ * that finds `MAX_IN_FLIGHT` requests on their way is not sent, and counted.
  */
 import { randomUUID } from "node:crypto";
-import { Pool, type Dispatcher } from "undici";
-import type { Alarm, Clock } from "../../app/clock.ts";
+import type { Clock } from "../../app/clock.ts";
 import type { Random } from "../../core/random.ts";
+import { Driver, type RequestSource } from "../bench/driver.ts";
 
 export interface Stream {
   readonly model: string;
@@ -32,137 +31,77 @@ const MAX_IN_FLIGHT = 2000;
 const POPULAR_INPUTS = 100;
 const POPULAR_SHARE = 0.1;
 const REPEATED_SHARE = 0.05;
-/** After a longer pause of the process the arrivals of that time are not made up for. */
-const MAX_BEHIND_MS = 250;
-/** Less than servers give an idle connection, so that none is closed while a request is on its way to it. */
-const IDLE_CONNECTION_MS = 1000;
-const HEADERS = { "content-type": "application/json" };
+/** Longer than any demo; a timer takes no more than 24 days. */
+const FOREVER_MS = 20 * 86_400_000;
+const TIMEOUT_MS = 600_000;
 
 export class DemoLoad {
-  readonly #pool: Pool;
-  readonly #clock: Clock;
-  readonly #random: Random;
-  readonly #startedAt: number;
-  /** Tells the inputs of this load from those of another. */
-  readonly #name = randomUUID();
-  readonly #alarms = new Map<Stream, Alarm>();
-  readonly #ended = Promise.withResolvers<LoadCounts>();
-  #inFlight = 0;
-  #sent = 0;
-  #answered = 0;
-  #refused = 0;
-  #failed = 0;
-  #leftOut = 0;
-  #stoppedAt: number | undefined;
+  readonly #driver: Driver;
 
   /** Begins at once. */
   constructor(url: string, streams: readonly Stream[], clock: Clock, random: Random) {
-    this.#clock = clock;
-    this.#random = random;
-    this.#startedAt = clock.now();
-    this.#pool = new Pool(url, {
+    const { hostname, port, host } = new URL(url);
+    const rate = streams.reduce((sum, { perSecond }) => sum + perSecond, 0);
+    this.#driver = new Driver({
+      target: { host: hostname.replace(/^\[|\]$/g, ""), port: Number(port || 80), path: "/v1/inference" },
+      load: { kind: "open", rate, arrivals: "poisson" },
+      kinds: streams.map(({ model, perSecond }) => ({ label: model, share: perSecond })),
+      requests: new DemoRequests(host, streams, random),
+      warmMs: 0,
+      measureMs: FOREVER_MS,
+      timeoutMs: TIMEOUT_MS,
       connections: MAX_IN_FLIGHT,
-      pipelining: 1,
-      keepAliveTimeout: IDLE_CONNECTION_MS,
-      keepAliveMaxTimeout: IDLE_CONNECTION_MS,
-      headersTimeout: 0,
-      bodyTimeout: 0,
+      outstanding: MAX_IN_FLIGHT,
+      clock,
+      draw: () => random.next(),
+      cpuMs: () => 0,
     });
-    for (const stream of streams) this.#arrive(stream, this.#startedAt + this.#gapMs(stream));
+    this.#driver.start();
   }
 
   /** Sends nothing more; resolves with the counts when the last answer is in. */
   async stop(): Promise<LoadCounts> {
-    if (this.#stoppedAt === undefined) {
-      this.#stoppedAt = this.#clock.now();
-      for (const alarm of this.#alarms.values()) alarm.cancel();
-      this.#endWhenQuiet();
-    }
-    const counts = await this.#ended.promise;
-    await this.#pool.destroy();
-    return counts;
-  }
-
-  #arrive(stream: Stream, at: number): void {
-    const ring = (): void => {
-      const now = this.#clock.now();
-      let next = Math.max(at, now - MAX_BEHIND_MS);
-      // A timer rings once a millisecond at most: several may be due.
-      for (; next <= now; next += this.#gapMs(stream)) this.#send(stream);
-      this.#arrive(stream, next);
+    const driver = this.#driver;
+    driver.stop();
+    await driver.ended;
+    const { offered, served, refused, failed, lost, unsent } = driver.account;
+    const seconds = driver.elapsedMs / 1000;
+    return {
+      sent: offered - unsent,
+      answered: served,
+      refused,
+      failed: failed + lost,
+      leftOut: unsent,
+      seconds,
     };
-    this.#alarms.set(stream, this.#clock.at(at, ring));
-  }
-
-  #gapMs({ perSecond }: Stream): number {
-    return this.#random.exponential(1000 / perSecond);
-  }
-
-  #send({ model }: Stream): void {
-    if (this.#inFlight >= MAX_IN_FLIGHT) {
-      this.#leftOut++;
-      return;
-    }
-    this.#inFlight++;
-    this.#sent++;
-    const body = JSON.stringify({ model, input: this.#input() });
-    this.#pool.dispatch(
-      { path: "/v1/inference", method: "POST", headers: HEADERS, body },
-      new Caller((status) => this.#heard(status)),
-    );
-  }
-
-  #input(): string {
-    const draw = this.#random.next();
-    if (draw < POPULAR_SHARE) return `popular ${Math.floor((draw / POPULAR_SHARE) * POPULAR_INPUTS)}`;
-    const repeats = draw < POPULAR_SHARE + REPEATED_SHARE;
-    return `${this.#name} ${repeats ? this.#sent - 1 : this.#sent}`;
-  }
-
-  /** `status` is 0 when the connection broke. */
-  #heard(status: number): void {
-    this.#inFlight--;
-    if (status === 200) this.#answered++;
-    else if (status === 429 || status === 503) this.#refused++;
-    else this.#failed++;
-    this.#endWhenQuiet();
-  }
-
-  #endWhenQuiet(): void {
-    if (this.#stoppedAt === undefined || this.#inFlight > 0) return;
-    this.#ended.resolve({
-      sent: this.#sent,
-      answered: this.#answered,
-      refused: this.#refused,
-      failed: this.#failed,
-      leftOut: this.#leftOut,
-      seconds: (this.#stoppedAt - this.#startedAt) / 1000,
-    });
   }
 }
 
-/** One request: only its status counts. */
-class Caller implements Dispatcher.DispatchHandler {
-  readonly #heard: (status: number) => void;
-  #status = 0;
+class DemoRequests implements RequestSource {
+  readonly marker = "";
+  readonly #lines: string;
+  readonly #heads: readonly string[];
+  readonly #random: Random;
+  /** Tells the inputs of this load from those of another. */
+  readonly #name = randomUUID();
+  #made = 0;
 
-  constructor(heard: (status: number) => void) {
-    this.#heard = heard;
+  constructor(host: string, streams: readonly Stream[], random: Random) {
+    this.#random = random;
+    this.#heads = streams.map(({ model }) => `{"model":${JSON.stringify(model)},"input":"`);
+    this.#lines = `POST /v1/inference HTTP/1.1\r\nhost: ${host}\r\ncontent-type: application/json\r\n`;
   }
 
-  onRequestStart(): void {}
-
-  onResponseStart(_controller: unknown, status: number): void {
-    this.#status = status;
+  next(kind: number): string {
+    const body = Buffer.from(`${this.#heads[kind]}${this.#input()}"}`);
+    return `${this.#lines}content-length: ${body.length}\r\n\r\n${body.toString("latin1")}`;
   }
 
-  onResponseData(): void {}
-
-  onResponseEnd(): void {
-    this.#heard(this.#status);
-  }
-
-  onResponseError(): void {
-    this.#heard(0);
+  #input(): string {
+    this.#made++;
+    const draw = this.#random.next();
+    if (draw < POPULAR_SHARE) return `popular ${Math.floor((draw / POPULAR_SHARE) * POPULAR_INPUTS)}`;
+    const repeats = draw < POPULAR_SHARE + REPEATED_SHARE;
+    return `${this.#name} ${repeats ? this.#made - 1 : this.#made}`;
   }
 }

@@ -5,7 +5,11 @@
 import { type SimulatedOptions, SimulatedBackend } from "../../workers/backend/simulated.ts";
 import type { Worker } from "../../workers/backend/backend.ts";
 import type { Clock } from "../../app/clock.ts";
-import { Gate, type GateRefusal, type GateRules } from "../../gateway/admission/gate.ts";
+import {
+  CapacityGate,
+  type CapacityRefusal,
+  type CapacityRules,
+} from "../../gateway/admission/capacity-gate.ts";
 import { Random } from "../../core/random.ts";
 import type { Task } from "../../core/task.ts";
 import { Dispatcher } from "../../dispatch/dispatcher.ts";
@@ -19,7 +23,7 @@ import { VirtualClock } from "./virtual-clock.ts";
 
 export interface SimulationOptions {
   /** Left out: one tier, and everything is let in. */
-  readonly admission?: Omit<GateRules, "model" | "queueMs" | "totalMs">;
+  readonly admission?: Omit<CapacityRules, "model" | "queueMs" | "totalMs">;
   readonly seed: number;
   readonly rules: ModelRules;
   readonly timeouts: { readonly queueMs: number; readonly totalMs: number };
@@ -47,7 +51,7 @@ export class Simulation {
   readonly dispatcher: Dispatcher;
   /** After a switch call `dispatcher.wake()`. */
   rules: ModelRules;
-  readonly gate: Gate;
+  readonly gate: CapacityGate;
   readonly random: Random;
   readonly startedAt: number;
   readonly #options: SimulationOptions;
@@ -82,7 +86,7 @@ export class Simulation {
     });
     this.#reaper = new Reaper(this.engine, this.clock);
     const admission = options.admission ?? LET_ALL_IN;
-    this.gate = new Gate(
+    this.gate = new CapacityGate(
       { ...admission, ...timeouts, model: rules.name },
       {
         horizon: (now) => this.dispatcher.horizon(now),
@@ -123,7 +127,7 @@ export class Simulation {
   }
 
   /** One task of a tenant knocks now: it is let in, or told why not. */
-  knock(tier: number, tenant = "anonymous"): { id: string } | GateRefusal {
+  knock(tier: number, tenant = "anonymous"): { id: string } | CapacityRefusal {
     const now = this.clock.now();
     const refusal = this.gate.enter({ tier, tenant }, now);
     if (refusal !== undefined) return refusal;

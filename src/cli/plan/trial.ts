@@ -9,7 +9,7 @@
 import { Histogram } from "../bench/histogram.ts";
 import { Random } from "../../core/random.ts";
 import type { Limits } from "../../core/policy.ts";
-import type { GateRules } from "../../gateway/admission/gate.ts";
+import type { CapacityRules } from "../../gateway/admission/capacity-gate.ts";
 import { type ServiceTime } from "./service.ts";
 import { Simulation } from "./simulation.ts";
 import type { Arrivals } from "./workload.ts";
@@ -20,7 +20,7 @@ export interface Fleet {
   /** Scatter of the service time: standard deviation over mean. */
   readonly jitter: number;
   readonly timeouts: { readonly queueMs: number; readonly workerMs: number; readonly totalMs: number };
-  readonly admission: Omit<GateRules, "model" | "queueMs" | "totalMs" | "tiers">;
+  readonly admission: Omit<CapacityRules, "model" | "queueMs" | "totalMs" | "tiers">;
   readonly maxQueued: number;
   readonly overheadMs: number;
 }

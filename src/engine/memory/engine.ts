@@ -21,9 +21,8 @@ import type { SettleReply, Sharing, Verdict } from "../engine.ts";
 import type { JournalTrouble, SavedRecord } from "./journal.ts";
 import { Places } from "./places.ts";
 import { killedProcess, lostForGood, retriedFields, TaskRecord, tooLate } from "./record.ts";
-import { Records, UNWRITABLE } from "./records.ts";
+import { keyOnly, Records, UNWRITABLE } from "./records.ts";
 import { type RecordKeeper, restored } from "./saved.ts";
-import { keyOnly } from "./sharing.ts";
 
 const MAX_SPENDERS = 100_000;
 const NOTHING: readonly never[] = [];
@@ -109,7 +108,7 @@ export class MemoryEngine implements Engine {
   }
 
   put(task: Task, sharing: Sharing = {}): PutReply | Promise<PutReply> {
-    if (this.#keeper?.trouble !== undefined) return { kind: "full", message: UNWRITABLE };
+    if (this.#keeper?.journal.trouble !== undefined) return { kind: "full", message: UNWRITABLE };
     const reply = this.#putNow(task, sharing);
     if (this.#keeper === undefined || reply.kind === "full" || reply.kind === "conflict") return reply;
     return this.#whenSafe(reply, this.#keeper);
@@ -117,7 +116,7 @@ export class MemoryEngine implements Engine {
 
   async #whenSafe(reply: PutReply & { readonly id: string }, keeper: RecordKeeper): Promise<PutReply> {
     try {
-      await keeper.flushed();
+      await keeper.journal.flushed();
       return reply;
     } catch (error) {
       return this.#unsaved(reply, (error as JournalTrouble).lasting);
@@ -166,13 +165,13 @@ export class MemoryEngine implements Engine {
     const now = this.#clock.now();
     const known = this.#records.find(task.id);
     if (known !== undefined) return this.#join(known);
-    const keyed = this.#records.shared.keyed(sharing);
-    if (keyed !== undefined && !this.#records.outlived(keyed.record, now)) {
+    const keyed = this.#records.keyed(sharing);
+    if (keyed !== undefined) {
       if (keyed.conflict) return { kind: "conflict", id: keyed.record.task.id };
       if (!keyed.record.final) this.#places.accommodate(keyed.record, task, now);
       return this.#join(keyed.record);
     }
-    const cached = this.#records.shared.cached(sharing, now);
+    const cached = this.#records.cached(sharing, now);
     if (cached !== undefined) {
       const record = this.#open(task, keyOnly(sharing), now);
       record.cached = true;
@@ -181,13 +180,13 @@ export class MemoryEngine implements Engine {
       this.#finish(record, cached.outcome!, now);
       return { kind: "done", id: task.id, record, cached: true };
     }
-    const leader = this.#records.shared.inFlight(sharing);
+    const leader = this.#records.inFlight(sharing);
     if (leader !== undefined) {
       // In the place of a caller that has left, if one has.
       if (!leader.delivered) leader.joins++;
       this.#places.accommodate(leader, task, now);
       if (sharing.idempotency !== undefined) {
-        this.#records.shared.bindKey(leader, sharing);
+        this.#records.bindKey(leader, sharing);
         this.#keeper?.update(leader);
       }
       return this.#join(leader);
@@ -257,11 +256,7 @@ export class MemoryEngine implements Engine {
 
   /** The process that ran it is gone: held against it as `core/retry.ts` says. */
   chargeLoss(record: TaskRecord): void {
-    record.lost++;
-    const { id } = record.task;
-    const now = this.#clock.now();
-    this.#places.leave(record);
-    this.#takeBack(record, { id, kind: "retry", at: now, message: "its lease ran out" }, now);
+    this.#lost(record, this.#clock.now());
   }
 
   /** Gives up a task that has not ended: it is another process's from now on. */
@@ -371,7 +366,7 @@ export class MemoryEngine implements Engine {
   async cancel(id: string, tenant: string, abandoned = false): Promise<CancelReply> {
     const reply = this.#cancelNow(id, tenant, abandoned);
     if (abandoned || reply === "kept") return reply;
-    await this.#keeper?.flushed().catch(() => {
+    await this.#keeper?.journal.flushed().catch(() => {
       throw unknownIfStored();
     });
     return reply;
@@ -453,7 +448,7 @@ export class MemoryEngine implements Engine {
     }
   }
 
-  /** Nobody came back with it in time. */
+  /** No verdict came before the lease ran out. */
   #lost(record: TaskRecord, now: number): void {
     record.lost++;
     this.#places.leave(record);
@@ -506,7 +501,7 @@ export class MemoryEngine implements Engine {
   }
 
   async close(): Promise<void> {
-    await this.#keeper?.close();
+    await this.#keeper?.journal.close();
   }
 
   /** From wherever it stands to its outcome. */
@@ -533,7 +528,7 @@ export class MemoryEngine implements Engine {
   #shelve(record: TaskRecord, outcome: Outcome, settledAt: number): void {
     this.#places.retire(record);
     if (!this.#keepsOutcomes) return this.#records.release(record, outcome, settledAt);
-    this.#records.shelve(record, outcome, settledAt);
+    this.#records.finish(record, outcome, settledAt);
     this.#fallsDue(settledAt + this.#limits().results.ttlMs);
   }
 
@@ -558,14 +553,14 @@ export class MemoryEngine implements Engine {
     const task = { ...dead, createdAt: now, deadlineAt: now + model.totalMs };
     const { idempotency, ...sharing } = old?.sharing ?? {};
     // The key may stand for a task that ran meanwhile.
-    const free = idempotency !== undefined && this.#records.shared.keyed({ idempotency }) === undefined;
+    const free = idempotency !== undefined && this.#records.keyed({ idempotency }) === undefined;
     const record = this.#open(task, free ? { ...sharing, idempotency } : sharing, now, true);
     this.#places.enqueue(record, now);
     return true;
   }
 
   async #replaySafe(id: string): Promise<void> {
-    await this.#keeper?.flushed().catch(() => {
+    await this.#keeper?.journal.flushed().catch(() => {
       const record = this.#records.find(id);
       // Back to the list, unless it runs already.
       if (record?.state === "queued" && record.batch === undefined)
@@ -583,7 +578,7 @@ export class MemoryEngine implements Engine {
     record.attempt = state.attempt;
     if (state.batch !== undefined) record.batch = state.batch;
     this.#records.adopt(record);
-    for (const idempotency of state.keys ?? NOTHING) this.#records.shared.bindKey(record, { idempotency });
+    for (const idempotency of state.keys ?? NOTHING) this.#records.bindKey(record, { idempotency });
     record.dead = letter?.message;
     record.replayed = state.replayed === true;
     record.deaths = state.deaths ?? 0;
@@ -618,7 +613,7 @@ export class MemoryEngine implements Engine {
     }
     if (keeper.wereRunning.size > 0) {
       const stored = (): void => keeper.running(this.#inside);
-      this.#deathsStored = keeper
+      this.#deathsStored = keeper.journal
         .flushed()
         .then(stored, () => {})
         .then(() => void (this.#deathsStored = undefined));

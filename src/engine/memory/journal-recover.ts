@@ -1,30 +1,25 @@
 /**
  * The journal's files: making them, judging them, and saving what can be saved.
  *
- * `readJournal` runs at every start, on a read-only connection: whatever it finds, nothing was changed.
- * A start after kill -9 is always clean: unconfirmed work at the end of the log is dropped, and that is
- * not damage. What it notices, and refuses with a sentence that says what to do:
- *  - a broken structure of ferry.db (PRAGMA quick_check), an altered record (its CRCs), and, because the
- *    tally holds the count and the sum of all CRCs, also a missing record, a stale one (a page that the
- *    disk did not write) and one that came back from the dead;
- *  - damage inside ferry.db-wal. SQLite reads the log up to the first bad frame and silently drops the
- *    rest, or all of it when the header is bad. So the frames are checked here too: frames of the same
- *    log behind the bad one, with more than one commit among them, were confirmed. A crash cannot look
- *    like that: only one transaction at a time is unconfirmed, and the writer starts a new log at open;
+ * `readJournal` runs at every start, on a read-only connection. A start after kill -9 is always clean: unconfirmed work at
+ * the end of the log is dropped, and that is not damage. What it notices, and refuses with a sentence that says what to do:
+ *  - a broken structure of ferry.db (PRAGMA quick_check), an altered record (its CRCs), and, because the tally holds the
+ *    count and the sum of all CRCs, a missing record, a stale one and one that came back;
+ *  - damage inside ferry.db-wal. SQLite reads the log up to the first bad frame and silently drops the rest, or all of it
+ *    when the header is bad. So the frames are checked here too: frames of the same log behind the bad one, with more than
+ *    one commit among them, were confirmed. A crash cannot look like that: only one transaction at a time is unconfirmed,
+ *    and the writer starts a new log at open;
  *  - a log that is gone, and an old ferry.db put back: ferry.db-mark knows of more commits.
- * What it lets pass: a log whose end is cut, or whose last transaction is bad. All before it is there;
- * `torn` says how many confirmed commits the mark misses.
- * What nobody can notice: ferry.db, log and mark all replaced by an older set; damage that keeps a CRC32
- * and the sum (1 in 2^32); after a power cut, when the mark may lag, that the last transaction of the
- * log was confirmed. Damage done while Ferry runs is found at the next start.
+ * What it lets pass: a log whose end is cut, or whose last transaction is bad. All before it is there; `torn` says how many
+ * confirmed commits the mark misses.
+ * What cannot be noticed: ferry.db, log and mark all replaced by an older set; damage that keeps a CRC32 and the sum (1 in
+ * 2^32); after a power cut, when the mark may lag, that the last transaction of the log was confirmed.
  *
- * `recoverJournal` copies what can be read into a new file: records from the front up to the damage,
- * from the back down to it, and one by one between, if their CRCs hold. A bad first page is replaced, in a
- * copy, by a new one (it is the same in every journal). Of a damaged log it takes what lies before the
- * damage: a state may be older than the last confirmed one, and a record forgotten since is back, so
- * tasks may run again. When the root page of the records is gone, so are they. A crash loses nothing:
- * once ferry.db-new is complete and is called ferry.db-recovered, the next to come finishes the move of
- * ferry.db and its log to ferry.db.damaged-N, and of ferry.db-recovered to ferry.db.
+ * `recoverJournal` copies what can be read into a new file: records from the front up to the damage, from the back down to
+ * it, and one by one between, if their CRCs hold. A bad first page is replaced, in a copy, by a new one (it is the same in
+ * every journal). Of a damaged log it takes what lies before the damage: a state may be older than the last confirmed one,
+ * so tasks may run again. A crash loses nothing: once ferry.db-new is complete and is called ferry.db-recovered, the next
+ * start finishes the move of ferry.db and its log to ferry.db.damaged-N, and of ferry.db-recovered to ferry.db.
  */
 import { randomUUID } from "node:crypto";
 import * as fs from "node:fs";
@@ -59,8 +54,6 @@ export interface Row {
   readonly state_crc: number;
 }
 
-// ── Making ──────────────────────────────────────────────────────────────────────────────────────────
-
 function writeTally(db: DatabaseSync, tally: Tally): void {
   const { file, commits, records, sum, top } = tally;
   const write = db.prepare("INSERT OR REPLACE INTO tally VALUES (1, ?, ?, ?, ?, ?, ?)");
@@ -85,8 +78,6 @@ export function renameSafely(from: string, to: string): void {
 }
 
 export const sizeOf = (path: string): number => fs.statSync(path, { throwIfNoEntry: false })?.size ?? 0;
-
-// ── Judging ──────────────────────────────────────────────────────────────────────────────────────────
 
 /** Reads every record, in order, and the tally; throws DamagedJournal when anything confirmed is amiss. */
 export function readJournal(dataDir: string, visit: (row: Row) => void): { tally: Tally; torn: number } {
@@ -257,8 +248,6 @@ function readLog(path: string): Log {
   }
   return { behind, commits };
 }
-
-// ── Saving what can be saved ─────────────────────────────────────────────────────────────────────────
 
 export interface Recovery {
   readonly file: string;

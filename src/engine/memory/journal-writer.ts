@@ -1,18 +1,16 @@
 /**
  * The journal's thread: the only one that writes ferry.db.
  *
- * At start it takes the lock, judges the file, hands over the records, and starts a new log. Then each
- * group that arrives becomes one transaction:
+ * At start it takes the lock, judges the file, hands over the records, and starts a new log. Then each group that arrives
+ * becomes one transaction:
  *
  *   BEGIN, the changes, the tally, COMMIT (fsync) ──► ferry.db-mark ──► "committed" ──► fold, when due
  *
- * The mark is written after the fsync and before anybody hears of it, so it never claims too much. The
- * log is folded into the file after the answer, so that nobody waits for that but the next group. It is
- * folded in place, not cut: measured, writing over an old log commits 1.4 times as fast as growing a new one.
+ * The mark is written after the fsync and before the commit is confirmed, so it never claims too much. The log is folded
+ * into the file after the answer, in place: writing over an old log commits 1.4 times as fast as growing a new one.
  *
- * There is no index on id: the thread keeps the place of every record in memory (about 130 bytes each,
- * beside the kilobytes that the engine keeps of it). Measured: 2.2 times the changes per second, and no
- * index that could be damaged.
+ * There is no index on id: the thread keeps the row of every record in memory (about 130 bytes each). Measured: 2.2 times
+ * the changes per second, and no index that could be damaged.
  *
  * After a failed write it writes nothing more until the file was opened and read anew (`reopen`); after one that leaves
  * open what is on the disk (`isPassing` is false) never again. It keeps the lock until it is told to close.
@@ -34,7 +32,7 @@ const CHUNK = 500;
 /** What a probe writes beside twice the changes that wait: room for a fold of the log. */
 const PROBE_BYTES = 2 * FOLD_BYTES;
 
-interface Place {
+interface RowPlace {
   readonly seq: number;
   readonly taskCrc: number;
   stateCrc: number;
@@ -57,7 +55,7 @@ class Writer {
   readonly torn: number;
   readonly #db: DatabaseSync;
   readonly #mark: number;
-  readonly #places = new Map<string, Place>();
+  readonly #places = new Map<string, RowPlace>();
   readonly #file: string;
   readonly #path: string;
   /** Of ferry.db: writing to a file that was deleted or replaced succeeds, and keeps nothing. */

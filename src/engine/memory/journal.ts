@@ -1,47 +1,35 @@
 /**
- * The journal: the durable copy of the memory engine's records.
- *
- * The engine works in memory; the journal only remembers. What the engine says is collected, and one
- * worker thread (`journal-writer.ts`) writes it to SQLite, so that the main thread never waits for a
- * disk:
+ * The journal: the durable copy of the memory engine's records. One worker thread (`journal-writer.ts`) writes it to SQLite,
+ * so that the main thread never waits for a disk:
  *
  *   save / update / forget ──► group ──► one postMessage ──► one transaction ──► flushed() resolves
  *
- * A group is what was said in one turn of the event loop, or while the commit before it was running:
- * a slow disk makes larger groups, not more of them. Inside a group only the net change of each id is
- * kept (save and update become one save, save and forget a plain forget). A group is sealed at
- * GROUP_BYTES, so that after a stall of the disk no single copy to the thread holds up the main thread.
- * `flushed()` resolves after COMMIT returned, with `synchronous=FULL`: the log has been fsynced.
- * One change costs the main thread 0.6 to 1.2 µs at 2 KB (`node bench/journal.ts`, idle to busy).
- *
- * Bounds: nothing here refuses. `pendingBytes` is what was said and is not yet on disk (one byte per
- * character); the engine refuses new tasks when it grows too large.
+ * A group is what was said in one turn of the event loop, or while the commit before it was running: a slow disk makes
+ * larger groups, not more of them. Inside a group only the net change of each id is kept. A group is sealed at GROUP_BYTES,
+ * so that after a stall of the disk no single copy to the thread holds up the main thread. `flushed()` resolves after COMMIT
+ * returned, with `synchronous=FULL`: the log has been fsynced. One change costs the main thread 0.6 to 1.2 µs at 2 KB
+ * (`node bench/journal.ts`, idle to busy). Nothing here refuses: the engine does, when `pendingBytes` grows too large.
  *
  * When a write fails the journal is in `trouble`: every waiting and later `flushed()` rejects, and `onTrouble` is called.
- * There are two kinds.
  *  - A write that was refused (no space, quota, read-only, a failing write): its transaction is not on disk. The changes
  *    are kept, and every RETRY_MS the thread writes and fsyncs a probe file. When that succeeds it opens ferry.db anew,
- *    reads and checks all of it, and goes on only if the file ends with the last confirmed commit; then the kept changes
- *    are written, and `onTrouble(undefined)` says that the trouble is over. A record that is forgotten meanwhile is taken
- *    out of the kept changes: it never reaches the disk.
+ *    checks all of it, and goes on only if the file ends with the last confirmed commit; then the kept changes are written,
+ *    and `onTrouble(undefined)` says that the trouble is over. A record that is forgotten meanwhile never reaches the disk.
  *  - `lasting`: a failed fsync, damage, files that were deleted, a thread that died. What is on the disk is not known, and
  *    fsync is not tried again: it could report success for pages that the kernel has dropped. Later changes are ignored.
  *    Unconfirmed changes may or may not be there after a restart; confirmed ones are.
  *
  * Files in `dataDir` (directory 0700, files 0600):
- *   ferry.db         SQLite, WAL. `record`: one row per record with CRC32 of id+task and of id+state.
- *                    `tally`: one row, rewritten by every commit: how many commits, how many records, and
- *                    the sum of all their CRCs. There is no index: the thread knows each id's row.
+ *   ferry.db         SQLite, WAL. `record`: one row per record with CRC32 of id+task and of id+state. `tally`: one row,
+ *                    rewritten by every commit: how many commits and records, and the sum of all CRCs. It never shrinks.
  *   ferry.db-wal     SQLite's log, folded into ferry.db about every 2 MB and at `close`.
  *   ferry.db-mark    the number of the last confirmed commit, written (not fsynced) after its fsync. It can
  *                    lag behind the disk, never run ahead of it; so a `tally` below it proves a loss.
  *   ferry.running    the ids of the tasks that run inside the process, rewritten in place before each batch of a module
  *                    backend; never fsynced.
- *   ferry.lock       empty; held with SQLite's own file lock, which the kernel drops when the process dies,
- *   ferry.pid        so that one process at a time uses the directory. ferry.pid only names it.
- *   ferry.db-new, ferry.db-recovered, ferry.db-mended, ferry.db.damaged-N: see `journal-recover.ts`,
- *                    where it is also written which damage is noticed at `openJournal` and which is not.
- * The file does not shrink: room of forgotten records is used again, the peak size stays.
+ *   ferry.lock       empty; held with SQLite's own file lock, which the kernel drops when the process dies, so that one
+ *   ferry.pid        process at a time uses the directory. ferry.pid only names it.
+ *   ferry.db-new, ferry.db-recovered, ferry.db-mended, ferry.db.damaged-N: see `journal-recover.ts`.
  */
 import * as fs from "node:fs";
 import { dirname, extname, join, resolve } from "node:path";
@@ -145,19 +133,12 @@ class Group {
   save(id: string, task: string, state: string): void {
     const at = this.#places.get(id);
     if (at !== undefined) this.changes.fill(null, at, at + 3);
-    this.#places.set(id, this.changes.length);
-    this.changes.push(id, task, state);
-    this.bytes += id.length + task.length + state.length + CHANGE_BYTES;
+    this.#push(id, task, state);
   }
 
   update(id: string, state: string): void {
     const at = this.#places.get(id);
-    if (at === undefined) {
-      this.#places.set(id, this.changes.length);
-      this.changes.push(id, null, state);
-      this.bytes += id.length + state.length + CHANGE_BYTES;
-      return;
-    }
+    if (at === undefined) return this.#push(id, null, state);
     const before = this.changes[at + 2];
     if (typeof before !== "string") return; // forgotten a moment ago
     this.changes[at + 2] = state;
@@ -166,20 +147,20 @@ class Group {
 
   forget(id: string): void {
     const at = this.#places.get(id);
-    if (at === undefined) {
-      this.#places.set(id, this.changes.length);
-      this.changes.push(id, null, null);
-      this.bytes += id.length + CHANGE_BYTES;
-      return;
-    }
+    if (at === undefined) return this.#push(id, null, null);
     // A save of this group goes away, but the id may be on disk from an earlier one: still forget it.
     this.bytes -= (this.changes[at + 1]?.length ?? 0) + (this.changes[at + 2]?.length ?? 0);
     this.changes.fill(null, at + 1, at + 3);
   }
 
-  /** Takes a save of this group back, for an id that is not on disk from an earlier one. */
-  forgetSaved(id: string): void {
-    if (this.#places.has(id)) this.forget(id);
+  #push(id: string, task: string | null, state: string | null): void {
+    this.#places.set(id, this.changes.length);
+    this.changes.push(id, task, state);
+    this.bytes += id.length + (task?.length ?? 0) + (state?.length ?? 0) + CHANGE_BYTES;
+  }
+
+  has(id: string): boolean {
+    return this.#places.has(id);
   }
 
   /** One promise for all who wait for this group; made only when somebody asks. */
@@ -239,7 +220,7 @@ class ThreadJournal implements Journal {
     if (!this.#accepts()) return;
     // What was refused while the disk was full must not be written when there is room.
     if (this.#trouble !== undefined) {
-      for (const group of this.#unwritten()) group.forgetSaved(id);
+      for (const group of this.#unwritten()) if (group.has(id)) group.forget(id);
       this.#sealedBytes = this.#sealed.reduce((sum, { bytes }) => sum + bytes, 0);
     }
     this.#open.forget(id);
@@ -459,17 +440,7 @@ const CANNOT = new Set<unknown>([3, 8, 14, "EACCES", "EPERM", "EROFS"]); // perm
 const WRITE_FAILED = 778;
 const TRUNCATE_FAILED = 1546;
 /** Of probe files, and of SQLite's first look at a file. */
-const REFUSED = new Set<unknown>([
-  "ENOSPC",
-  "EDQUOT",
-  "EROFS",
-  "EFBIG",
-  "EIO",
-  "EACCES",
-  "EPERM",
-  "EMFILE",
-  "ENFILE",
-]);
+const REFUSED = new Set<unknown>("ENOSPC EDQUOT EROFS EFBIG EIO EACCES EPERM EMFILE ENFILE".split(" "));
 
 /** Whether a write was refused in a way that can pass, and for certain nothing of its transaction counts. */
 export function isPassing(error: unknown): boolean {

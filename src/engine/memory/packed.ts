@@ -4,38 +4,317 @@
  * Tens of thousands of results a second are kept for minutes. As objects each would be copied by the garbage
  * collector twice and walked over for as long as it lives, which costs more than answering did. Here they are
  * bytes in slabs, in the order in which they ended, found through two indexes of numbers: by id, and by content
- * for the cache. A record costs the collector nothing from the moment at which it is packed.
+ * for the cache. (`npm run bench -- embedded`; bench/README.md has resident memory and scavenges with and without.)
  *
  * Each tenant has its own slabs, which are emptied from its oldest record on. One leaves when both its uses are over:
- * polling (`ttlMs`) and the cache (its model's time); or early, when its tenant holds too many bytes (`holdings.ts`). But
- * one that was promised and not fetched yet is handed back (`rescue`) instead, because nothing promised is thrown away
- * before its time.
+ * polling (`ttlMs`) and the cache (its model's time); or early, when its tenant holds too many bytes (`records.ts`). But
+ * one that was promised and not fetched yet is handed back (`rescue`), because nothing promised is dropped before its time.
+ *
+ * A record is 5 instants of 8 bytes, 16 numbers of 4 bytes, then texts in UTF-8: its own (id, tenant, model, trace, cache
+ * key, in one piece), its outcome, and its batch, if no record before it in the same slab has noted that already. The
+ * whole is a multiple of 8 bytes long. Its input and its parameters are not kept.
  */
 import { hashOf } from "../../core/table.ts";
-import type { BatchNote } from "../../core/task.ts";
-import type { Holding, Holdings } from "./holdings.ts";
-import { PackedIndex } from "./packed-index.ts";
-import {
-  BYTES,
-  bytesOf,
-  CACHE_UNTIL,
-  DELIVERED,
-  FLAGS,
-  GONE,
-  hasId,
-  hasKey,
-  ID_HASH,
-  idAt,
-  JOINS,
-  KEY_HASH,
-  numbersAt,
-  parcel,
-  read,
-  SETTLED_AT,
-  Slab,
-  write,
-} from "./packed-form.ts";
-import { ID_RANDOM_END, type TaskRecord } from "./record.ts";
+import type { BatchNote, Outcome, Task } from "../../core/task.ts";
+import { ID_RANDOM_END, TaskRecord } from "./record.ts";
+import type { Holding, Holdings } from "./records.ts";
+
+const SETTLED_AT = 0;
+const QUEUED_AT = 1;
+const CREATED_AT = 2;
+const DEADLINE_AT = 3;
+/** Until when it may answer for others with the same content; 0: it may not. */
+const CACHE_UNTIL = 4;
+const INSTANTS = 5;
+
+const BYTES = 0;
+const FLAGS = 1;
+const ID_HASH = 2;
+const KEY_HASH = 3;
+const ATTEMPT = 4;
+const TIER = 5;
+const NOTE_AT = 6;
+const NOTE_BYTES = 7;
+const ID_LENGTH = 8;
+const TENANT_LENGTH = 9;
+const MODEL_LENGTH = 10;
+/** How many callers share it beside its first one. */
+const JOINS = 11;
+const TRACE_LENGTH = 12;
+const KEY_LENGTH = 13;
+const OWN_BYTES = 14;
+const OUTCOME_BYTES = 15;
+const NUMBERS = 16;
+
+const HEAD_BYTES = INSTANTS * 8 + NUMBERS * 4;
+
+/** The result is forgotten; what is left of it answers for others, or nobody. */
+const GONE = 1;
+const DELIVERED = 2;
+const CACHED = 4;
+const FAILED = 8;
+
+/** A piece of memory that is filled from its start, with records of one tenant. */
+export class Slab {
+  /** Where it is found by its number. */
+  readonly slot: number;
+  readonly of: Holding;
+  /** The tenant's next one. */
+  next: Slab | undefined;
+  readonly bytes: Buffer;
+  readonly instants: Float64Array;
+  readonly numbers: Uint32Array;
+  used = 0;
+  /** The batch that was noted here last, and where. */
+  note: BatchNote | undefined;
+  noteAt = 0;
+  noteBytes = 0;
+
+  constructor(slot: number, of: Holding, memory: ArrayBuffer) {
+    this.slot = slot;
+    this.of = of;
+    this.bytes = Buffer.from(memory);
+    this.instants = new Float64Array(memory);
+    this.numbers = new Uint32Array(memory);
+  }
+}
+
+/** A record on its way into a slab: its texts, and how long they are. */
+interface Parcel {
+  readonly record: TaskRecord;
+  /** "" where it may not answer for others. */
+  readonly key: string;
+  readonly idHash: number;
+  readonly keyHash: number;
+  readonly own: string;
+  readonly ownBytes: number;
+  readonly outcome: string;
+  readonly outcomeBytes: number;
+}
+
+function parcel(record: TaskRecord, key: string, idHash: number, keyHash: number): Parcel {
+  const { id, tenant, model, trace = "" } = record.task;
+  const own = id + tenant + model + trace + key;
+  const { outcome } = record;
+  const text = outcome!.ok ? outcome!.output : `${outcome!.code} ${outcome!.message}`;
+  const outcomeBytes = Buffer.byteLength(text);
+  // The reply needs it, too.
+  if (outcome!.ok) record.outputBytes = outcomeBytes;
+  return {
+    record,
+    key,
+    idHash,
+    keyHash,
+    own,
+    ownBytes: Buffer.byteLength(own),
+    outcome: text,
+    outcomeBytes,
+  };
+}
+
+/** How many bytes a parcel takes in a slab where its batch is (or is not) noted already. */
+function bytesOf({ ownBytes, outcomeBytes }: Parcel, noteBytes: number): number {
+  return (HEAD_BYTES + ownBytes + outcomeBytes + noteBytes + 7) & ~7;
+}
+
+/** Writes a parcel at the end of a slab that has room for it. `note`: of its batch; "" where it needs none. */
+function write(slab: Slab, parcel: Parcel, note: string, cacheUntil: number): void {
+  const { record, own, ownBytes, outcome, outcomeBytes } = parcel;
+  const { task, batch } = record;
+  const start = slab.used;
+  const noteBytes = note === "" ? 0 : Buffer.byteLength(note);
+  const bytes = bytesOf(parcel, noteBytes);
+  const ownAt = start + HEAD_BYTES;
+  const outcomeAt = ownAt + ownBytes;
+  slab.bytes.write(own, ownAt, ownBytes);
+  slab.bytes.write(outcome, outcomeAt, outcomeBytes);
+  if (note !== "") {
+    slab.note = batch;
+    slab.noteAt = outcomeAt + outcomeBytes;
+    slab.noteBytes = noteBytes;
+    slab.bytes.write(note, slab.noteAt, noteBytes);
+  }
+  const { instants, numbers } = slab;
+  const instant = start / 8;
+  instants[instant + SETTLED_AT] = record.settledAt!;
+  instants[instant + QUEUED_AT] = record.queuedAt;
+  instants[instant + CREATED_AT] = task.createdAt;
+  instants[instant + DEADLINE_AT] = task.deadlineAt;
+  instants[instant + CACHE_UNTIL] = cacheUntil;
+  const number = numbersAt(start);
+  numbers[number + BYTES] = bytes;
+  numbers[number + FLAGS] =
+    (record.cached ? CACHED : 0) | (record.delivered ? DELIVERED : 0) | (record.outcome!.ok ? 0 : FAILED);
+  numbers[number + ID_HASH] = parcel.idHash;
+  numbers[number + KEY_HASH] = parcel.keyHash;
+  numbers[number + ATTEMPT] = record.attempt;
+  numbers[number + TIER] = task.tier;
+  numbers[number + NOTE_AT] = slab.noteAt;
+  numbers[number + NOTE_BYTES] = batch === undefined ? 0 : slab.noteBytes;
+  numbers[number + ID_LENGTH] = task.id.length;
+  numbers[number + TENANT_LENGTH] = task.tenant.length;
+  numbers[number + MODEL_LENGTH] = task.model.length;
+  numbers[number + JOINS] = record.joins;
+  numbers[number + TRACE_LENGTH] = task.trace?.length ?? 0;
+  numbers[number + KEY_LENGTH] = parcel.key.length;
+  numbers[number + OWN_BYTES] = ownBytes;
+  numbers[number + OUTCOME_BYTES] = outcomeBytes;
+  slab.used = start + bytes;
+}
+
+/** The record that was written at `start`. Nothing of it is shared with the one that was put in. */
+function read(slab: Slab, start: number): TaskRecord {
+  const { instants, numbers } = slab;
+  const instant = start / 8;
+  const number = numbersAt(start);
+  const flags = numbers[number + FLAGS]!;
+  const own = ownText(slab, start);
+  let at = 0;
+  const next = (length: number): string => own.slice(at, (at += numbers[number + length]!));
+  const [id, tenant, model] = [next(ID_LENGTH), next(TENANT_LENGTH), next(MODEL_LENGTH)];
+  const trace = next(TRACE_LENGTH);
+  const task: Task = {
+    id,
+    tenant,
+    tier: numbers[number + TIER]!,
+    model,
+    input: "",
+    parameters: "",
+    content: "",
+    createdAt: instants[instant + CREATED_AT]!,
+    deadlineAt: instants[instant + DEADLINE_AT]!,
+    trace: trace === "" ? undefined : trace,
+  };
+  const outcomeAt = start + HEAD_BYTES + numbers[number + OWN_BYTES]!;
+  const outcomeBytes = numbers[number + OUTCOME_BYTES]!;
+  const text = slab.bytes.toString("utf8", outcomeAt, outcomeAt + outcomeBytes);
+  const record = new TaskRecord(task, {}, 0);
+  record.state = (flags & FAILED) === 0 ? "done" : "failed";
+  record.outcome = (flags & FAILED) === 0 ? { ok: true, output: text } : failure(text);
+  if (record.outcome.ok) record.outputBytes = outcomeBytes;
+  record.attempt = numbers[number + ATTEMPT]!;
+  record.queuedAt = instants[instant + QUEUED_AT]!;
+  record.settledAt = instants[instant + SETTLED_AT]!;
+  record.cached = (flags & CACHED) !== 0;
+  record.joins = numbers[number + JOINS]!;
+  record.delivered = (flags & DELIVERED) !== 0;
+  const noteAt = numbers[number + NOTE_AT]!;
+  const noteBytes = numbers[number + NOTE_BYTES]!;
+  if (noteBytes > 0) {
+    record.batch = JSON.parse(slab.bytes.toString("utf8", noteAt, noteAt + noteBytes)) as BatchNote;
+  }
+  return record;
+}
+
+/** Whether the record at `start` has this id. Byte by byte: no text need be made to see that they are the same. */
+function hasId({ bytes, numbers }: Slab, start: number, id: string): boolean {
+  if (numbers[numbersAt(start) + ID_LENGTH] !== id.length) return false;
+  for (let at = 0, from = start + HEAD_BYTES; at < id.length; at++) {
+    if (bytes[from + at] !== id.charCodeAt(at)) return false;
+  }
+  return true;
+}
+
+/** Whether it answers for others under this key. */
+function hasKey(slab: Slab, start: number, key: string): boolean {
+  const length = slab.numbers[numbersAt(start) + KEY_LENGTH]!;
+  return length === key.length && length > 0 && ownText(slab, start).endsWith(key);
+}
+
+function idAt(slab: Slab, start: number): string {
+  return ownText(slab, start).slice(0, slab.numbers[numbersAt(start) + ID_LENGTH]);
+}
+
+function numbersAt(start: number): number {
+  return start / 4 + INSTANTS * 2;
+}
+
+function ownText({ bytes, numbers }: Slab, start: number): string {
+  const from = start + HEAD_BYTES;
+  return bytes.toString("utf8", from, from + numbers[numbersAt(start) + OWN_BYTES]!);
+}
+
+function failure(text: string): Outcome {
+  const space = text.indexOf(" ");
+  const code = text.slice(0, space) as (Outcome & { ok: false })["code"];
+  return { ok: false, code, message: text.slice(space + 1) };
+}
+
+const SMALLEST = 1024;
+const NOWHERE = -1;
+
+/**
+ * Where records stand, by the hash of their key: numbers only, so that the garbage collector has nothing to walk. Open
+ * addressing with linear probing, as in `core/table.ts`; what the keys are is known at the places themselves.
+ */
+class PackedIndex {
+  readonly #isAt: (place: number, key: string) => boolean;
+  #hashes = new Int32Array(SMALLEST);
+  #places = new Float64Array(SMALLEST).fill(NOWHERE);
+  #mask = SMALLEST - 1;
+  size = 0;
+
+  /** `isAt`: whether what stands at a place has that key. */
+  constructor(isAt: (place: number, key: string) => boolean) {
+    this.#isAt = isAt;
+  }
+
+  /** The place of a key; -1 when it has none. */
+  find(hash: number, key: string): number {
+    const mask = this.#mask;
+    for (let at = hash & mask; this.#places[at] !== NOWHERE; at = (at + 1) & mask) {
+      if (this.#hashes[at] === hash && this.#isAt(this.#places[at]!, key)) return this.#places[at]!;
+    }
+    return NOWHERE;
+  }
+
+  /** A further place; whoever had the same key before must be taken out first. */
+  add(hash: number, place: number): void {
+    this.#put(hash, place);
+    this.size++;
+    if (this.size * 2 > this.#mask) this.#grow();
+  }
+
+  remove(hash: number, place: number): boolean {
+    const mask = this.#mask;
+    const hashes = this.#hashes;
+    const places = this.#places;
+    let hole = hash & mask;
+    while (places[hole] !== place) {
+      if (places[hole] === NOWHERE) return false;
+      hole = (hole + 1) & mask;
+    }
+    for (let at = (hole + 1) & mask; places[at] !== NOWHERE; at = (at + 1) & mask) {
+      // It may move up to the hole unless it would then stand before the one that its hash names.
+      if (((at - hashes[at]!) & mask) < ((at - hole) & mask)) continue;
+      hashes[hole] = hashes[at]!;
+      places[hole] = places[at]!;
+      hole = at;
+    }
+    places[hole] = NOWHERE;
+    this.size--;
+    return true;
+  }
+
+  #put(hash: number, place: number): void {
+    let at = hash & this.#mask;
+    while (this.#places[at] !== NOWHERE) at = (at + 1) & this.#mask;
+    this.#hashes[at] = hash;
+    this.#places[at] = place;
+  }
+
+  #grow(): void {
+    const hashes = this.#hashes;
+    const places = this.#places;
+    const size = places.length * 2;
+    this.#hashes = new Int32Array(size);
+    this.#places = new Float64Array(size).fill(NOWHERE);
+    this.#mask = size - 1;
+    for (let at = 0; at < places.length; at++) {
+      if (places[at] !== NOWHERE) this.#put(hashes[at]!, places[at]!);
+    }
+  }
+}
 
 /** A tenant's first slab is as large as its first record, each further one twice as large as the one before, up to this. */
 const SLAB_BYTES = 1 << 20;

@@ -1,12 +1,12 @@
 /**
- * The queues of one model: by parameters first, because only tasks with equal parameters share a batch,
- * then by tier, and there tenants take turns (`turns.ts`).
+ * The queues of one model: by parameters first, because only tasks with equal parameters share a batch, then by tier, and
+ * there tenants take turns (`TierQueue`).
  *
- * A group exists while a task of it waits, in its queue or for a retry. Where there are several, they are kept in
- * the order in which they are to be served: those with tasks of the best tier first, and there tenants in turn,
- * the least recently served first, each with the group of its longest-waiting task. A group that holds tasks
- * of several tenants is served on the turn of whichever of them is first. So a tenant that makes a thousand groups
- * waits for each of them, and no other tenant does. An arrival or a departure costs O(log n) in the number of groups.
+ * A group exists while a task of it waits, in its queue or for a retry. Where there are several, they are kept in the order
+ * in which they are to be served: those with tasks of the best tier first, and there tenants in turn, the least recently
+ * served first, each with the group of its longest-waiting task. A group that holds tasks of several tenants is served on
+ * the turn of whichever of them is first. So a tenant that makes a thousand groups waits for each of them, and no other
+ * tenant does. An arrival or a departure costs O(log n) in the number of groups.
  */
 import { seatTiers } from "../../core/fair.ts";
 import { type Due, Heap } from "../../core/heap.ts";
@@ -14,11 +14,158 @@ import { hasShare } from "../../core/share.ts";
 import { Table } from "../../core/table.ts";
 import type { Json, Task } from "../../core/task.ts";
 import { MAX_GROUPS, type QueueView } from "../engine.ts";
-import { ANY_BATCH, type TaskRecord } from "./record.ts";
-import { TierQueue } from "./turns.ts";
+import { ANY_BATCH, RecordList, type TaskRecord } from "./record.ts";
 
 /** Groups that `turn` looks at one by one; where there are more, it goes by what each tenant has in all of them. */
 const FEW_GROUPS = 16;
+
+/** One tenant's records in a tier; the tenants that have any form a ring. */
+export class TenantRow {
+  readonly tenant: string;
+  first: TaskRecord | undefined;
+  last: TaskRecord | undefined;
+  size = 0;
+  before: TenantRow = this;
+  after: TenantRow = this;
+
+  constructor(tenant: string) {
+    this.tenant = tenant;
+  }
+}
+
+/**
+ * One tier of one group: tenants take turns, one task each (the rule is in `core/fair.ts`).
+ *
+ * Every record stands in two lists at once: the tier's, in the order of arrival, whose head has waited longest, and its
+ * tenant's, in the same order, whose head is served when the turn comes to it. Adding, serving and removing cost the same
+ * however many wait; only a record that comes back looks for its place, from the nearer end.
+ *
+ * While all records are one tenant's, the tier's list is that tenant's, and nothing else is kept. The second tenant makes
+ * the rows from what is there, and they stay until the tier is empty: each record is looked at once for that in its life.
+ */
+export class TierQueue extends RecordList {
+  /** Whose records all are, until there is a second tenant. */
+  #sole = "";
+  #rows: Map<string, TenantRow> | undefined;
+  #turn: TenantRow | undefined;
+
+  /** The record that is served next. */
+  get next(): TaskRecord | undefined {
+    return this.#turn === undefined ? this.first : this.#turn.first;
+  }
+
+  get tenants(): number {
+    return this.#rows === undefined ? Math.min(1, this.size) : this.#rows.size;
+  }
+
+  tenantNames(): Iterable<string> {
+    return this.#rows === undefined ? (this.size === 0 ? [] : [this.#sole]) : this.#rows.keys();
+  }
+
+  queuedOf(tenant: string): number {
+    if (this.#rows === undefined) return tenant === this.#sole ? this.size : 0;
+    return this.#rows.get(tenant)?.size ?? 0;
+  }
+
+  override pushBack(record: TaskRecord): void {
+    if (this.#alone(record.task.tenant)) return super.pushBack(record);
+    super.pushBack(record);
+    const row = this.#rowOf(record.task.tenant);
+    link(row, record, row.last);
+  }
+
+  /** Where its arrival puts it in its tenant's row; and its tenant is next, for it had this turn before. */
+  override insert(record: TaskRecord): void {
+    if (this.#alone(record.task.tenant)) return super.insert(record);
+    super.insert(record);
+    const row = this.#rowOf(record.task.tenant);
+    let before: TaskRecord | undefined;
+    for (let each = row.first; each !== undefined && each.arrival < record.arrival; each = each.rowAfter) {
+      before = each;
+    }
+    link(row, record, before);
+    if (row === this.#turn) return;
+    this.#leaveRing(row);
+    this.#enterRing(row);
+    this.#turn = row;
+  }
+
+  override remove(record: TaskRecord): void {
+    super.remove(record);
+    const { row } = record;
+    if (row === undefined) return;
+    unlink(row, record);
+    if (row.size > 0) return;
+    this.#leaveRing(row);
+    this.#rows!.delete(row.tenant);
+    if (this.size === 0) this.#rows = this.#turn = undefined;
+  }
+
+  /** The record that is next is taken: then it is the next tenant's turn. */
+  served(): void {
+    if (this.#turn !== undefined) this.#turn = this.#turn.after;
+  }
+
+  /** Whether this tenant has the tier for itself; where it no longer has, the rows are made. */
+  #alone(tenant: string): boolean {
+    if (this.#rows !== undefined) return false;
+    if (this.size === 0) this.#sole = tenant;
+    else if (tenant !== this.#sole) this.#makeRows();
+    return this.#rows === undefined;
+  }
+
+  #makeRows(): void {
+    this.#rows = new Map();
+    const row = this.#rowOf(this.#sole);
+    for (let each = this.first; each !== undefined; each = each.after) link(row, each, row.last);
+  }
+
+  #rowOf(tenant: string): TenantRow {
+    let row = this.#rows!.get(tenant);
+    if (row !== undefined) return row;
+    row = new TenantRow(tenant);
+    this.#rows!.set(tenant, row);
+    this.#enterRing(row);
+    return row;
+  }
+
+  /** At the end: right before the one whose turn it is. */
+  #enterRing(row: TenantRow): void {
+    const next = (this.#turn ??= row);
+    row.before = next.before;
+    row.after = next;
+    row.before.after = row;
+    next.before = row;
+  }
+
+  #leaveRing(row: TenantRow): void {
+    if (this.#turn === row) this.#turn = row.after === row ? undefined : row.after;
+    row.before.after = row.after;
+    row.after.before = row.before;
+    row.before = row.after = row;
+  }
+}
+
+function link(row: TenantRow, record: TaskRecord, before: TaskRecord | undefined): void {
+  const after = before === undefined ? row.first : before.rowAfter;
+  record.row = row;
+  record.rowBefore = before;
+  record.rowAfter = after;
+  if (before === undefined) row.first = record;
+  else before.rowAfter = record;
+  if (after === undefined) row.last = record;
+  else after.rowBefore = record;
+  row.size++;
+}
+
+function unlink(row: TenantRow, record: TaskRecord): void {
+  if (record.rowBefore === undefined) row.first = record.rowAfter;
+  else record.rowBefore.rowAfter = record.rowAfter;
+  if (record.rowAfter === undefined) row.last = record.rowBefore;
+  else record.rowAfter.rowBefore = record.rowBefore;
+  record.row = record.rowBefore = record.rowAfter = undefined;
+  row.size--;
+}
 
 export class Group implements QueueView, Due {
   readonly parameters: Json;
@@ -61,8 +208,8 @@ export class Group implements QueueView, Due {
   }
 
   /**
-   * Of the heads: deadlines are a fixed time after arrival, so whoever came first is due first. The first
-   * caller's own: whoever joined it and waits longer must not hide the hurry of those behind it.
+   * Of the heads: deadlines are a fixed time after arrival. The first caller's own: one that joined it and waits longer must
+   * not hide the hurry of those behind it.
    */
   get earliestDeadlineAt(): number {
     let earliest = Infinity;
@@ -387,14 +534,4 @@ export class ModelQueues {
 
 function* servingOrder(orders: readonly TierOrder[], perTier: number): Generator<Group, void> {
   for (const order of orders) yield* order.groups(perTier);
-}
-
-interface Order {
-  readonly tier: number;
-  readonly oldestAt: number;
-}
-
-/** Who is served first where tenants are not told apart: the better tier, then the longer wait. */
-export function inOrder(one: Order, other: Order): number {
-  return one.tier - other.tier || one.oldestAt - other.oldestAt;
 }

@@ -8,8 +8,7 @@ import type { Due } from "../../core/heap.ts";
 import type { BatchNote, Outcome, Task, TaskState } from "../../core/task.ts";
 import type { EventFields } from "../../observe/events.ts";
 import type { RecordView, Sharing, Verdict } from "../engine.ts";
-import type { Group } from "./queues.ts";
-import type { TenantRow } from "./turns.ts";
+import type { Group, TenantRow } from "./queues.ts";
 
 /** What a record costs beside its texts; measured on V8 with room to spare. */
 const RECORD_BYTES = 1500;

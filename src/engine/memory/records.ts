@@ -1,65 +1,189 @@
 /**
- * Every record by id, from its first moment to the end of its time to live: what is written down of it,
- * who shares it, and, once it is final, where it is kept. That is outside of the heap (`packed.ts`); on the shelf
- * stand only those to which something else points: an Idempotency-Key or a dead letter.
+ * Every record by id, from its first moment to the end of its time to live: who shares it, and, once it is final, where it
+ * is kept. That is outside of the heap (`packed.ts`), except for records that something else points to: an
+ * Idempotency-Key or a dead letter.
+ *
+ * The bytes of kept results are bounded for all tenants together (`results.maxBytes`). When there are too many, the tenant
+ * that holds the most loses its oldest result that was fetched; a tenant that holds no more than its share (the bound
+ * divided by the tenants that hold any) loses none. What was promised and not fetched is never dropped before its time:
+ * instead a tenant gets no further promises when it has had its share of them (`core/share.ts`).
  */
 import type { Clock } from "../../app/clock.ts";
+import { errors } from "../../core/errors.ts";
+import { type Due, Heap } from "../../core/heap.ts";
+import { hasShare } from "../../core/share.ts";
 import { Table } from "../../core/table.ts";
 import type { Outcome } from "../../core/task.ts";
-import type { EngineLimits, PutReply } from "../engine.ts";
-import { Holdings } from "./holdings.ts";
-import { Packed } from "./packed.ts";
-import { ID_RANDOM_END, type TaskRecord } from "./record.ts";
+import type { EngineLimits, PutReply, Sharing } from "../engine.ts";
+import { Packed, type Slab } from "./packed.ts";
+import { ID_RANDOM_END, RecordList, type TaskRecord } from "./record.ts";
 import type { RecordKeeper } from "./saved.ts";
-import { SharedWork } from "./sharing.ts";
-import { Shelf } from "./shelf.ts";
 
 /** What clients are told while the journal cannot be written; operators find the cause in the log. */
 export const UNWRITABLE = "tasks cannot be stored now";
 
+/** A holding's place in one of the orders. */
+class Rank implements Due {
+  readonly of: Holding;
+  dueAt = Infinity;
+  place = -1;
+
+  constructor(of: Holding) {
+    this.of = of;
+  }
+}
+
+/** What one tenant holds of the kept results. */
+export class Holding {
+  readonly tenant: string;
+  /** Of all its results, those of the cache included. */
+  bytes = 0;
+  awaitedBytes = 0;
+  /** Packed results, oldest first, in slabs that are linked; written by `packed.ts`. */
+  oldest: Slab | undefined;
+  newest: Slab | undefined;
+  /** Where the oldest record starts in the oldest slab. */
+  start = 0;
+  /** No record before this place is awaited. */
+  awaitedFrom: { slab: Slab; start: number } | undefined;
+  /** Results kept as records, in the order in which they came; written by `Records`. */
+  readonly awaited = new RecordList();
+  readonly delivered = new RecordList();
+  /** By bytes, while some of them can be dropped. */
+  readonly bySize = new Rank(this);
+  /** By the instant at which its first result is to be forgotten; never late. */
+  readonly byAge = new Rank(this);
+
+  constructor(tenant: string) {
+    this.tenant = tenant;
+  }
+}
+
+export class Holdings {
+  readonly #byTenant: Table<Holding>;
+  readonly #bySize = new Heap<Rank>();
+  readonly #byAge = new Heap<Rank>();
+  /** Number of tenants with unfetched results. */
+  #awaiting = 0;
+  bytes = 0;
+  awaitedBytes = 0;
+
+  constructor(seed: number) {
+    this.#byTenant = new Table(seed);
+  }
+
+  get size(): number {
+    return this.#byTenant.size;
+  }
+
+  all(): Holding[] {
+    return this.#byTenant.unordered();
+  }
+
+  find(tenant: string): Holding | undefined {
+    return this.#byTenant.get(tenant);
+  }
+
+  of(tenant: string): Holding {
+    let holding = this.#byTenant.get(tenant);
+    if (holding === undefined) this.#byTenant.set(tenant, (holding = new Holding(tenant)));
+    return holding;
+  }
+
+  /** Adds to its bytes, and to its unfetched bytes; negative to subtract. */
+  charge(holding: Holding, bytes: number, awaitedBytes: number): void {
+    this.bytes += bytes;
+    holding.bytes += bytes;
+    if (awaitedBytes !== 0) {
+      const awaiting = holding.awaitedBytes > 0 ? 1 : 0;
+      this.awaitedBytes += awaitedBytes;
+      holding.awaitedBytes += awaitedBytes;
+      this.#awaiting += (holding.awaitedBytes > 0 ? 1 : 0) - awaiting;
+    }
+    if (holding.bytes > holding.awaitedBytes) this.#bySize.set(holding.bySize, -holding.bytes);
+    else this.#bySize.remove(holding.bySize);
+    if (holding.bytes > 0) return;
+    this.#byAge.remove(holding.byAge);
+    this.#byTenant.delete(holding.tenant);
+  }
+
+  /** Whose oldest result is to be dropped; undefined: all fit, or no tenant beyond its share has one that may be dropped. */
+  toTrim(maxBytes: number): Holding | undefined {
+    if (this.bytes <= maxBytes) return undefined;
+    const most = this.#bySize.first?.of;
+    return most !== undefined && most.bytes > maxBytes / this.size ? most : undefined;
+  }
+
+  /** Whether this tenant may be promised one more result; `weight`: as if it had so many times what it has. */
+  mayPromise(tenant: string, maxBytes: number, weight = 1): boolean {
+    if (this.awaitedBytes === 0) return true;
+    const own = this.find(tenant)?.awaitedBytes ?? 0;
+    return hasShare(weight * own, this.awaitedBytes, maxBytes, this.#awaiting);
+  }
+
+  /** Its first result is to be forgotten at this instant, or some time after it. */
+  dueAt(holding: Holding, at: number): void {
+    if (at < holding.byAge.dueAt || holding.byAge.place < 0) this.#byAge.set(holding.byAge, at);
+  }
+
+  /** Looks at each holding that is due; `look` returns when it is due again. Returns when the next one is. */
+  sweep(now: number, look: (holding: Holding) => number): number {
+    for (;;) {
+      const { first, firstAt } = this.#byAge;
+      if (first === undefined || firstAt > now) return firstAt;
+      const next = look(first.of);
+      if (next === Infinity) this.#byAge.remove(first);
+      else this.#byAge.set(first, next);
+    }
+  }
+}
+
 export class Records {
-  readonly shared: SharedWork;
   readonly #limits: () => EngineLimits;
-  #ttlMs: number;
   readonly #clock: Clock;
   readonly #keeper: RecordKeeper | undefined;
   readonly #holdings: Holdings;
-  readonly #shelf: Shelf;
   readonly #packed: Packed;
-  /** Bounded by the queue and the shelf. */
+  /** Those that are not packed; bounded by the queue and the kept results. */
   readonly #byId: Table<TaskRecord>;
+  /** Tasks in flight by content, and tasks by Idempotency-Key: each entry goes with its record. */
+  readonly #inFlight: Table<TaskRecord>;
+  readonly #keys = new Map<string, { readonly record: TaskRecord; readonly fingerprint: string }>();
+  /** Final records that are not packed. */
+  #shelved = 0;
+  /** By which the holdings are ranked. */
+  #ttlMs: number;
 
   constructor(limits: () => EngineLimits, clock: Clock, keeper: RecordKeeper | undefined, seed: number) {
     this.#limits = limits;
-    const ttlMs = (): number => limits().results.ttlMs;
-    this.#ttlMs = ttlMs();
     this.#clock = clock;
     this.#keeper = keeper;
     this.#byId = new Table(seed, ID_RANDOM_END);
+    this.#inFlight = new Table(seed);
     this.#holdings = new Holdings(seed);
+    const ttlMs = (): number => limits().results.ttlMs;
+    this.#ttlMs = ttlMs();
     this.#packed = new Packed(this.#holdings, ttlMs, seed, {
       forgotten: keeper && ((id) => keeper.forget(id)),
-      rescue: (record) => this.#rescue(record),
+      rescue: (record) => {
+        this.#byId.set(record.task.id, record);
+        this.#shelve(record);
+      },
     });
-    this.shared = new SharedWork(this.#packed, seed);
-    this.#shelf = new Shelf(this.#holdings, ttlMs, (record) => this.#drop(record));
   }
 
   /** Finished ones that are kept. */
   get kept(): number {
-    return this.#shelf.size + this.#packed.size;
+    return this.#shelved + this.#packed.size;
   }
 
   /** Why nothing new can be kept for this tenant: the disk refuses writes or is behind, or the tenant fetches too little. */
   full(tenant: string): (PutReply & { readonly kind: "full" }) | undefined {
     const { maxQueuedBytes, results } = this.#limits();
-    if (this.#keeper?.trouble !== undefined) return { kind: "full", message: UNWRITABLE };
-    const behind = (this.#keeper?.pendingBytes ?? 0) > maxQueuedBytes;
-    if (behind) {
-      return {
-        kind: "full",
-        message: `the journal is behind its disk (limits.maxQueuedBytes ${maxQueuedBytes})`,
-      };
+    if (this.#keeper?.journal.trouble !== undefined) return { kind: "full", message: UNWRITABLE };
+    if ((this.#keeper?.journal.pendingBytes ?? 0) > maxQueuedBytes) {
+      const message = `the journal is behind its disk (limits.maxQueuedBytes ${maxQueuedBytes})`;
+      return { kind: "full", message };
     }
     const { maxBytes, ttlMs } = results;
     if (this.#holdings.mayPromise(tenant, maxBytes)) return undefined;
@@ -76,17 +200,17 @@ export class Records {
 
   /** One that is packed is read anew each time: changing it changes nothing. */
   get(id: string): TaskRecord | undefined {
-    return this.#open(id) ?? this.#packed.get(id);
+    return this.#byId.get(id) ?? this.#packed.get(id);
   }
 
   /** As `get`, but not past its time to live: a sweep may come later than that. */
   find(id: string): TaskRecord | undefined {
     const record = this.get(id);
-    return record?.final === true && this.outlived(record, this.#clock.now()) ? undefined : record;
+    return record?.final === true && this.#outlived(record) ? undefined : record;
   }
 
-  outlived({ settledAt }: TaskRecord, now: number): boolean {
-    return settledAt !== undefined && settledAt + this.#limits().results.ttlMs <= now;
+  #outlived({ settledAt }: TaskRecord): boolean {
+    return settledAt !== undefined && settledAt + this.#limits().results.ttlMs <= this.#clock.now();
   }
 
   /** A new record. */
@@ -95,26 +219,50 @@ export class Records {
     this.#keeper?.save(record);
   }
 
-  /** One that is on disk already. */
+  /** One that is on disk already. From here on it answers for others with the same content or key. */
   adopt(record: TaskRecord): void {
-    this.#keep(record);
-    this.shared.started(record);
+    this.#byId.set(record.task.id, record);
+    const { joinKey } = record.sharing;
+    if (joinKey !== undefined) this.#inFlight.set(joinKey, record);
+    this.bindKey(record, record.sharing);
+  }
+
+  bindKey(record: TaskRecord, { idempotency }: Sharing): void {
+    if (idempotency === undefined) return;
+    this.#keys.set(idempotency.key, { record, fingerprint: idempotency.fingerprint });
+    record.keys = [...record.keys, idempotency];
+  }
+
+  /**
+   * The record that this Idempotency-Key stands for, and whether it came with another body. A failure that time may heal
+   * is not held against a key: the next request with it runs again, and the key then points there.
+   */
+  keyed({ idempotency }: Sharing): { record: TaskRecord; conflict: boolean } | undefined {
+    const used = idempotency && this.#keys.get(idempotency.key);
+    if (used === undefined || this.#outlived(used.record)) return undefined;
+    const { outcome } = used.record;
+    const conflict = used.fingerprint !== idempotency!.fingerprint;
+    const runsAgain = outcome?.ok === false && errors[outcome.code].retryable;
+    return conflict || !runsAgain ? { record: used.record, conflict } : undefined;
+  }
+
+  cached({ cacheKey }: Sharing, now: number): TaskRecord | undefined {
+    return cacheKey === undefined ? undefined : this.#packed.cached(cacheKey, now);
+  }
+
+  inFlight({ joinKey }: Sharing): TaskRecord | undefined {
+    return joinKey === undefined ? undefined : this.#inFlight.get(joinKey);
   }
 
   /** It is final. Only dead letters keep their input and parameters, and they have their own copy. */
-  shelve(record: TaskRecord, outcome: Outcome, settledAt: number): void {
-    record.state = outcome.ok ? "done" : "failed";
-    record.outcome = outcome;
-    record.settledAt = settledAt;
-    this.shared.finished(record);
+  finish(record: TaskRecord, outcome: Outcome, settledAt: number): void {
+    this.release(record, outcome, settledAt);
     if (record.keys.length > 0 || record.dead !== undefined) {
       record.task = { ...record.task, input: "", parameters: "", content: "" };
-      this.#shelf.add(record);
+      this.#byId.set(record.task.id, record);
+      this.#shelve(record);
       this.#packed.add(record, true);
-    } else {
-      this.#byId.delete(record.task.id);
-      this.#packed.add(record);
-    }
+    } else this.#packed.add(record);
     this.#trim();
   }
 
@@ -125,13 +273,14 @@ export class Records {
       record.outcome = outcome;
       record.settledAt = settledAt!;
     }
-    this.shared.finished(record);
+    const { joinKey } = record.sharing;
+    if (joinKey !== undefined && this.#inFlight.get(joinKey) === record) this.#inFlight.delete(joinKey);
     this.#byId.delete(record.task.id);
   }
 
   /**
-   * Who has fetched what was found on disk is not written down. So it counts as promised as far as that leaves its
-   * tenant room for further promises, and as fetched beyond that.
+   * Whether an outcome that was found on disk was fetched is not written down. So it counts as promised as far as that
+   * leaves its tenant room for further promises, and as fetched beyond that.
    */
   countFound(record: TaskRecord): void {
     record.delivered = !this.#holdings.mayPromise(record.task.tenant, this.#limits().results.maxBytes, 2);
@@ -140,44 +289,34 @@ export class Records {
   /** A caller of a final record left without it; after the last one it is no longer promised. */
   abandoned(id: string): void {
     if (this.#packed.abandon(id)) return;
-    const record = this.#open(id);
+    const record = this.#byId.get(id);
     if (record === undefined || record.keys.length > 0) return;
     if (record.joins > 0) record.joins--;
-    else this.#shelf.deliver(record);
+    else this.#deliver(record);
   }
 
   /** Its caller has got it. */
   delivered(id: string): void {
     const { evictAfterRead } = this.#limits().results;
     if (this.#packed.deliver(id, evictAfterRead)) return;
-    const record = this.#open(id);
+    const record = this.#byId.get(id);
     if (record === undefined || record.delivered) return;
-    if (!record.final) {
-      // Its caller was told that its time is over, a moment before `reap` says so.
-      record.delivered = record.joins === 0 && record.keys.length === 0;
-      return;
-    }
     const unshared = record.joins === 0 && record.keys.length === 0;
-    if (evictAfterRead && unshared) this.forget(record);
-    else this.#shelf.deliver(record);
+    // Not final: its caller was told that its time is over, a moment before `reap` says so.
+    if (!record.final) record.delivered = unshared;
+    else if (evictAfterRead && unshared) this.forget(record);
+    else this.#deliver(record);
   }
 
-  /** A final record that nobody wants any more. */
+  /** A final record that is no longer wanted. */
   forget(record: TaskRecord): void {
-    if (this.#packed.forget(record.task.id)) return this.#keeper?.forget(record.task.id);
-    this.#shelf.remove(record);
-    this.#drop(record);
-  }
-
-  /** Promised to somebody, and older than all that fits in beside it. */
-  #rescue(record: TaskRecord): void {
-    this.#keep(record);
-    this.#shelf.add(record);
+    if (this.#packed.forget(record.task.id)) this.#keeper?.forget(record.task.id);
+    else this.#drop(record);
   }
 
   /** Its dead letter is gone; the record itself may still be polled. */
   letterGone(id: string): void {
-    const record = this.#open(id);
+    const record = this.#byId.get(id);
     if (record === undefined) return this.#keeper?.forget(id);
     record.dead = undefined;
     this.#keeper?.update(record);
@@ -192,13 +331,13 @@ export class Records {
       for (const holding of this.#holdings.all()) this.#holdings.dueAt(holding, -Infinity);
     }
     this.#trim();
-    for (;;) {
-      const due = this.#holdings.firstDue;
-      if (due === undefined || due.at > now) return due?.at ?? Infinity;
-      const { holding } = due;
-      const next = Math.min(this.#shelf.sweep(holding, now), this.#packed.sweep(holding, now));
-      this.#holdings.lookedAt(holding, next);
-    }
+    const row = (list: RecordList): number => {
+      while (list.first !== undefined && list.first.settledAt! + ttlMs <= now) this.#drop(list.first);
+      return list.first === undefined ? Infinity : list.first.settledAt! + ttlMs;
+    };
+    return this.#holdings.sweep(now, (holding) =>
+      Math.min(row(holding.awaited), row(holding.delivered), this.#packed.sweep(holding, now)),
+    );
   }
 
   /** Makes room: each step drops a result, or moves an unfetched one out of its slab. */
@@ -206,25 +345,44 @@ export class Records {
     for (;;) {
       const holding = this.#holdings.toTrim(this.#limits().results.maxBytes);
       if (holding === undefined) return;
-      if (!this.#packed.dropOldest(holding)) this.#shelf.dropOldest(holding);
+      if (!this.#packed.dropOldest(holding) && holding.delivered.first !== undefined)
+        this.#drop(holding.delivered.first);
     }
   }
 
-  /** One that is not packed. */
-  #open(id: string): TaskRecord | undefined {
-    return this.#byId.get(id);
+  /** Keeps a final record as it is, with those of its tenant. */
+  #shelve(record: TaskRecord): void {
+    const holding = this.#holdings.of(record.task.tenant);
+    this.#holdings.charge(holding, record.bytes, record.delivered ? 0 : record.bytes);
+    const list = record.delivered ? holding.delivered : holding.awaited;
+    list.pushBack(record);
+    this.#shelved++;
+    if (list.size === 1) this.#holdings.dueAt(holding, record.settledAt! + this.#limits().results.ttlMs);
   }
 
-  #keep(record: TaskRecord): void {
-    const { id } = record.task;
-    this.#byId.set(id, record);
+  #deliver(record: TaskRecord): void {
+    if (record.delivered) return;
+    const holding = this.#holdings.of(record.task.tenant);
+    record.delivered = true;
+    record.list!.remove(record);
+    holding.delivered.pushBack(record);
+    this.#holdings.charge(holding, 0, -record.bytes);
   }
 
   #drop(record: TaskRecord): void {
-    const { id } = record.task;
-    if (this.#open(id) === record) this.#byId.delete(id);
-    this.shared.forgotten(record);
+    const { id, tenant } = record.task;
+    record.list!.remove(record);
+    this.#shelved--;
+    const holding = this.#holdings.of(tenant);
+    this.#holdings.charge(holding, -record.bytes, record.delivered ? 0 : -record.bytes);
+    if (this.#byId.get(id) === record) this.#byId.delete(id);
+    for (const { key } of record.keys) if (this.#keys.get(key)?.record === record) this.#keys.delete(key);
     if (record.dead !== undefined) this.#keeper?.keepLetter(record);
     else this.#keeper?.forget(id);
   }
+}
+
+/** An answer from the cache is neither work in flight nor a reason to keep the cached one for longer. */
+export function keyOnly({ idempotency }: Sharing): Sharing {
+  return idempotency === undefined ? {} : { idempotency };
 }

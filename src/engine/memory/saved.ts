@@ -7,7 +7,7 @@
  */
 import type { BatchNote, Outcome, Task } from "../../core/task.ts";
 import type { DeadLetter, Sharing } from "../engine.ts";
-import type { Journal, JournalTrouble, SavedRecord } from "./journal.ts";
+import type { Journal, SavedRecord } from "./journal.ts";
 import type { TaskRecord } from "./record.ts";
 
 interface SavedState {
@@ -34,57 +34,39 @@ interface SavedTask {
 
 /** The engine's side of the journal. */
 export class RecordKeeper {
-  readonly #journal: Journal;
+  readonly journal: Journal;
   /** What was on disk at the start. */
   readonly found: readonly SavedRecord[];
   /** Which of them ran in the process when it ended, where that was noted. */
   readonly wereRunning: ReadonlySet<string>;
 
   constructor(journal: Journal, found: readonly SavedRecord[], wereRunning: readonly string[] = []) {
-    this.#journal = journal;
+    this.journal = journal;
     this.found = found;
     this.wereRunning = new Set(wereRunning);
   }
 
   /** The tasks that run in this process now; on return they are known after a crash. */
   running(records: ReadonlySet<TaskRecord>): void {
-    this.#journal.running(Array.from(records, ({ task }) => task.id));
+    this.journal.running(Array.from(records, ({ task }) => task.id));
   }
 
   save(record: TaskRecord): void {
     const { task, sharing } = record;
-    this.#journal.save(task.id, JSON.stringify({ task, sharing } satisfies SavedTask), stateText(record));
+    this.journal.save(task.id, JSON.stringify({ task, sharing } satisfies SavedTask), stateText(record));
   }
 
   update(record: TaskRecord): void {
-    this.#journal.update(record.task.id, stateText(record));
+    this.journal.update(record.task.id, stateText(record));
   }
 
   forget(id: string): void {
-    this.#journal.forget(id);
+    this.journal.forget(id);
   }
 
   /** Forgets it for its owner; the dead letter stays. */
   keepLetter(record: TaskRecord): void {
-    this.#journal.update(record.task.id, stateText(record, true));
-  }
-
-  /** Said, and not on disk yet. */
-  get pendingBytes(): number {
-    return this.#journal.pendingBytes;
-  }
-
-  /** Why nothing can be written now. */
-  get trouble(): JournalTrouble | undefined {
-    return this.#journal.trouble;
-  }
-
-  flushed(): Promise<void> {
-    return this.#journal.flushed();
-  }
-
-  close(): Promise<void> {
-    return this.#journal.close();
+    this.journal.update(record.task.id, stateText(record, true));
   }
 }
 
@@ -106,9 +88,9 @@ function stateText(record: TaskRecord, forgotten?: true): string {
 
 export interface Restored extends SavedTask {
   readonly state: SavedState;
-  readonly letter: DeadLetter | undefined;
+  readonly letter?: DeadLetter | undefined;
   /** Its model has gone: it ended now, and that must be written down. */
-  readonly orphan: boolean;
+  readonly orphan?: boolean;
 }
 
 /** Reads a record back; `totalMs` is what its model allows a task now, undefined when it has gone. */
@@ -119,31 +101,19 @@ export function restored(
 ): Restored {
   const { task, sharing } = JSON.parse(saved.task) as SavedTask;
   const state = JSON.parse(saved.state) as SavedState;
-  const { outcome, attempt, settledAt = now } = state;
+  const { outcome, attempt, dead, settledAt = now } = state;
   const allowed = totalMs(task.model);
   if (outcome === undefined && allowed !== undefined) {
-    return {
-      task: { ...task, createdAt: now, deadlineAt: now + allowed },
-      sharing,
-      state: { ...state, attempt: 0 },
-      letter: undefined,
-      orphan: false,
-    };
+    const anew = { ...task, createdAt: now, deadlineAt: now + allowed };
+    return { task: anew, sharing, state: { ...state, attempt: 0 } };
   }
   if (outcome === undefined) {
-    const orphan = {
-      ok: false,
-      code: "INFERENCE_FAILED",
-      message: `model ${task.model} is no longer configured`,
-    } as const;
-    const letter = { task, attempts: attempt, code: orphan.code, message: orphan.message, diedAt: now };
-    const ended = { ...state, outcome: orphan, settledAt: now, dead: orphan.message };
+    const [code, message] = ["INFERENCE_FAILED", `model ${task.model} is no longer configured`] as const;
+    const ended = { ...state, outcome: { ok: false, code, message } as const, settledAt: now, dead: message };
+    const letter = { task, attempts: attempt, code, message, diedAt: now };
     return { task, sharing, state: ended, letter, orphan: true };
   }
-  const { dead } = state;
-  const letter =
-    dead === undefined || outcome.ok
-      ? undefined
-      : { task, attempts: attempt, code: outcome.code, message: dead, diedAt: settledAt };
-  return { task, sharing, state, letter, orphan: false };
+  if (dead === undefined || outcome.ok) return { task, sharing, state };
+  const letter = { task, attempts: attempt, code: outcome.code, message: dead, diedAt: settledAt };
+  return { task, sharing, state, letter };
 }

@@ -15,9 +15,24 @@
  */
 import { createSecretKey, type KeyObject, timingSafeEqual } from "node:crypto";
 import { Refusal } from "../../core/errors.ts";
-import { digestOf, idOf, KEY_LENGTH, KEY_PREFIX, nameOfSecret, readApiKey } from "./api-key.ts";
-import type { Caller } from "./caller.ts";
-import type { KeyRecord, KeyStore } from "./keys.ts";
+import {
+  digestOf,
+  idOf,
+  KEY_LENGTH,
+  KEY_PREFIX,
+  type KeyRecord,
+  type KeyStore,
+  nameOfSecret,
+  readApiKey,
+} from "./api-keys.ts";
+
+/** The authenticated caller of a request. */
+export interface Caller {
+  /** The user of the credential. Results, keys and cached outcomes are the tenant's own. */
+  readonly tenant: string;
+  /** Position in the configured tiers. */
+  readonly tier: number;
+}
 
 /** What checks tokens; `jwt.ts`. */
 export interface TokenCheck {

@@ -15,8 +15,7 @@ import { createPublicKey, type KeyObject } from "node:crypto";
 import type { Clock } from "../../app/clock.ts";
 import { Refusal } from "../../core/errors.ts";
 import type { Events } from "../../observe/events.ts";
-import type { PublicKeys } from "./jwt.ts";
-import { fits } from "./public-key.ts";
+import { fits, type PublicKeys } from "./tokens.ts";
 
 /** Keys change about monthly; a cooldown of half a minute keeps made-up key ids from flooding the issuer. */
 export const JWKS_TIMES = { cacheMs: 600_000, cooldownMs: 30_000, timeoutMs: 2000 } as const;

@@ -18,7 +18,7 @@ import type { Clock } from "../../app/clock.ts";
 import { Refusal } from "../../core/errors.ts";
 import type { RedisNodes, RedisReply } from "../../engine/redis/client/nodes.ts";
 import type { Events } from "../../observe/events.ts";
-import { byAge, type KeyRecord, type KeyStore, readRecord, writeRecord } from "./keys.ts";
+import { byAge, type KeyRecord, type KeyStore, readRecord, writeRecord } from "./api-keys.ts";
 
 export interface KeyRedisOptions {
   readonly reloadMs: number;

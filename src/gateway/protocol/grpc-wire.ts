@@ -1,16 +1,15 @@
 /**
- * What gRPC adds to HTTP/2 for calls of one message each way: prefixes, statuses, deadlines.
+ * What gRPC adds to HTTP/2 for calls with one message each way: prefixes, statuses, deadlines.
  *
  *   request   POST /package.Service/Method, content-type: application/grpc, te: trailers, grpc-timeout: 250m
  *   body      0x00, length in four bytes (big-endian), message; the first byte is 1 for a compressed message
  *   response  :status 200, content-type: application/grpc, the same body, then the trailers grpc-status (a number)
  *             and grpc-message (percent-encoded UTF-8); without a message the trailers are the header
  *
- * Messages are taken uncompressed only: tensors of floats hardly shrink, and a small message that grows to
- * gigabytes cannot happen.
+ * Only uncompressed messages are taken: tensors of floats hardly shrink, and a small message cannot grow to gigabytes.
  */
 
-/** By number, as the protocol has them. */
+/** By number. */
 export const GRPC_CODES = [
   "OK",
   "CANCELLED",
@@ -60,12 +59,9 @@ export function isGrpcType(type: string | undefined): boolean {
 
 /** A message behind its prefix, as one buffer. */
 export function framed(parts: readonly Buffer[]): Buffer {
-  const prefix = Buffer.alloc(PREFIX_BYTES);
-  prefix.writeUInt32BE(
-    parts.reduce((sum, { length }) => sum + length, 0),
-    1,
-  );
-  return Buffer.concat([prefix, ...parts]);
+  const all = Buffer.concat([Buffer.alloc(PREFIX_BYTES), ...parts]);
+  all.writeUInt32BE(all.length - PREFIX_BYTES, 1);
+  return all;
 }
 
 export type Unframed =
@@ -75,7 +71,7 @@ export type Unframed =
       readonly flaw: "empty" | "cut off" | "compressed" | "too large" | "more than one";
     };
 
-/** Puts the one message of a body together; never holds more than it may be large. */
+/** Puts the one message of a body together; holds `maxBytes` at most. */
 export class Unframer {
   readonly #maxBytes: number;
   readonly #chunks: Buffer[] = [];
@@ -88,7 +84,7 @@ export class Unframer {
     this.#maxBytes = maxBytes;
   }
 
-  /** False once nothing further need be read: it is not going to be a message. */
+  /** False once it cannot become a message. */
   take(chunk: Buffer): boolean {
     if (this.#flaw !== undefined) return false;
     this.#chunks.push(chunk);
@@ -100,7 +96,6 @@ export class Unframer {
     return this.#flaw === undefined;
   }
 
-  /** The body is over. */
   end(): Unframed {
     if (this.#flaw !== undefined) return { flaw: this.#flaw };
     if (this.#bytes === 0) return { flaw: "empty" };
@@ -123,26 +118,19 @@ const MAX_STATUS_CHARS = 1024;
 /** `grpc-message`: printable ASCII but for %, the rest as %XX of its UTF-8. */
 export function percentEncoded(text: string): string {
   const short = text.slice(0, MAX_STATUS_CHARS);
-  return [...Buffer.from(short, "utf8")]
-    .map((byte) => (byte >= 0x20 && byte <= 0x7e && byte !== 0x25 ? String.fromCharCode(byte) : hex(byte)))
-    .join("");
+  // Each byte of its UTF-8 is one character of latin1.
+  return Buffer.from(short, "utf8")
+    .toString("latin1")
+    .replace(/[^ -$&-~]/g, (char) => `%${Buffer.from(char, "latin1").toString("hex").toUpperCase()}`);
 }
 
-function hex(byte: number): string {
-  return `%${byte.toString(16).toUpperCase().padStart(2, "0")}`;
-}
-
-/** What is no %XX stands for itself: an error must not be lost because its words are odd. */
+/** What is no %XX stands for itself: an error must not be lost because it is encoded wrongly. */
 export function percentDecoded(text: string): string {
   if (!text.includes("%")) return text;
-  const short = text.slice(0, 3 * MAX_STATUS_CHARS);
-  const bytes: Buffer[] = [];
-  for (const [part] of short.matchAll(/%[\da-f]{2}|[^%]+|%/gi)) {
-    bytes.push(
-      part.length === 3 && part.startsWith("%") ? Buffer.from(part.slice(1), "hex") : Buffer.from(part),
-    );
-  }
-  return Buffer.concat(bytes).toString("utf8");
+  const parts = text.slice(0, 3 * MAX_STATUS_CHARS).match(/%[\da-f]{2}|[^%]+|%/gi)!;
+  return Buffer.concat(
+    parts.map((part) => (/^%../.test(part) ? Buffer.from(part.slice(1), "hex") : Buffer.from(part))),
+  ).toString("utf8");
 }
 
 /** `grpc-timeout` of so many milliseconds: at most eight digits and a unit. */
@@ -156,8 +144,8 @@ const UNIT_MS: Readonly<Record<string, number>> = {
   M: 60_000,
   S: 1000,
   m: 1,
-  u: 0.001,
-  n: 0.000_001,
+  u: 1e-3,
+  n: 1e-6,
 };
 
 /** In milliseconds; undefined when it is malformed. */

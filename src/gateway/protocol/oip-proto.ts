@@ -1,10 +1,9 @@
 /**
  * The messages of `inference.GRPCInferenceService` (Open Inference Protocol v2 over gRPC), as bytes and as objects.
  *
- * Names and numbers of the fields are those of the public definition, `open_inference_grpc.proto`. A parameter
- * is kept as the JSON text of its value, so that integers of 64 bits stay exact; a double is written with a
- * point or an exponent (`5.0`) and is one again when it leaves. Tensors are kept as the slices that came; typed
- * `contents` are read by `oip-contents.ts`.
+ * Names and numbers of the fields are those of the public `open_inference_grpc.proto`. A parameter is kept as the JSON text
+ * of its value, so that 64-bit integers stay exact; a double is written with a point or an exponent (`5.0`) and is one
+ * again when it leaves. Tensors are kept as the slices that came.
  */
 import type { Json } from "../../core/task.ts";
 import { elementBytes, elementsOfBytes, MAX_TENSORS, TensorFlaw } from "./oip-tensors.ts";
@@ -15,13 +14,16 @@ export const OIP_SERVICE = "inference.GRPCInferenceService";
 /** Name → JSON text of its value. */
 export type Parameters = ReadonlyMap<string, Json>;
 
-export interface TensorRecord {
+interface TensorDescription {
   readonly name: string;
   readonly datatype: string;
-  /** As the message says it; nobody has checked it. */
+  /** As the message states it, unchecked. */
   readonly shape: readonly number[];
+}
+
+export interface TensorRecord extends TensorDescription {
   readonly parameters: Parameters;
-  /** Each time that `contents` stands in the message; most often once or never. */
+  /** Each `contents` of the message; most often one or none. */
   readonly contents: readonly Buffer[];
 }
 
@@ -30,34 +32,21 @@ export interface RequestedOutput {
   readonly parameters: Parameters;
 }
 
-/** A ModelInferRequest, or a ModelInferResponse, which differ in `outputs` alone. */
-export interface InferRecord {
+interface InferHead {
   readonly model: string;
   readonly version: string;
   readonly id: string;
   readonly parameters: Parameters;
-  /** What goes in with a request, what comes out with a response. */
+}
+
+/** A ModelInferRequest, or a ModelInferResponse, which has no `outputs`: its tensors are what comes out. */
+export interface InferRecord extends InferHead {
   readonly tensors: readonly TensorRecord[];
-  /** Of a request. */
   readonly outputs: readonly RequestedOutput[];
   readonly raw: readonly Buffer[];
 }
 
-export interface TensorDescription {
-  readonly name: string;
-  readonly datatype: string;
-  readonly shape: readonly number[];
-}
-
-export interface ModelDescription {
-  readonly name: string;
-  readonly versions: readonly string[];
-  readonly platform: string;
-  readonly inputs: readonly TensorDescription[];
-  readonly outputs: readonly TensorDescription[];
-}
-
-/** Of one tensor. Writers send one; more are merged, and each costs memory beyond its bytes. */
+/** Writers send one per tensor; more are merged, and each costs memory beyond its bytes. */
 const MAX_CONTENTS = 16;
 const MAX_PARAMETERS = 1024;
 const MAX_DIMENSIONS = 32;
@@ -72,7 +61,7 @@ export function readInferResponse(bytes: Buffer): InferRecord {
   return readInfer(bytes, false);
 }
 
-/** The same numbers but for 6 and 7: a request has its `outputs` and raw contents there, a response raw contents. */
+/** Fields 6 and 7 of a request are its `outputs` and raw contents; field 6 of a response is its raw contents. */
 function readInfer(bytes: Buffer, request: boolean): InferRecord {
   const record = { model: "", version: "", id: "" };
   const parameters = new Map<string, Json>();
@@ -131,7 +120,7 @@ function readRequested(reader: ProtoReader): RequestedOutput {
   return { name, parameters };
 }
 
-/** One key and its value of a map. */
+/** One entry of a map. */
 function readParameter(reader: ProtoReader, into: Map<string, Json>): void {
   let key = "";
   let value: Json = "null";
@@ -140,7 +129,7 @@ function readParameter(reader: ProtoReader, into: Map<string, Json>): void {
     else if (reader.field === 2) value = readChoice(reader.message());
     else reader.skip();
   }
-  // As of JSON: readers disagree about which one counts. It also bounds how many are read.
+  // As in JSON: readers disagree about which one counts. It also bounds how many are read.
   if (into.has(key)) throw new ProtoFlaw(`the parameter ${JSON.stringify(key.slice(0, 64))} stands twice`);
   into.set(key, value);
   if (into.size > MAX_PARAMETERS) throw new ProtoFlaw(`there are more than ${MAX_PARAMETERS} parameters`);
@@ -150,7 +139,7 @@ function readChoice(reader: ProtoReader): Json {
   let value: Json = "null";
   while (reader.next()) {
     if (reader.field === 1) value = String(reader.bool());
-    else if (reader.field === 2) value = String(reader.int64());
+    else if (reader.field === 2) value = String(BigInt.asIntN(64, reader.uint64()));
     else if (reader.field === 3) value = JSON.stringify(reader.string());
     else if (reader.field === 4) value = doubleText(reader.double());
     else if (reader.field === 5) value = String(reader.uint64());
@@ -165,18 +154,11 @@ function doubleText(value: number): Json {
   return /^-?\d+$/.test(text) ? `${text}.0` : text;
 }
 
-/** A tensor that is written: raw bytes, which go along or become `contents`. */
-export interface WrittenTensor extends TensorDescription {
-  readonly parameters: Parameters;
-  readonly raw: Buffer;
-}
-
-export interface WrittenInfer {
-  readonly model: string;
-  readonly version: string;
-  readonly id: string;
-  readonly parameters: Parameters;
-  readonly tensors: readonly WrittenTensor[];
+export interface WrittenInfer extends InferHead {
+  readonly tensors: readonly (TensorDescription & {
+    readonly parameters: Parameters;
+    readonly raw: Buffer;
+  })[];
   readonly outputs?: readonly RequestedOutput[];
   /** Write `contents` instead of raw bytes. */
   readonly typed: boolean;
@@ -191,10 +173,8 @@ export function writeInferResponse(infer: WrittenInfer): ProtoWriter {
 }
 
 function writeInfer(infer: WrittenInfer, rawField: number): ProtoWriter {
-  const writer = new ProtoWriter();
   const { model, version, id, parameters, tensors, outputs = [], typed } = infer;
-  writeText(writer, 1, model);
-  writeText(writer, 2, version);
+  const writer = writeModelName(model, version);
   writeText(writer, 3, id);
   writeParameters(writer, 4, parameters);
   for (const tensor of tensors) {
@@ -217,11 +197,9 @@ function writeText(writer: ProtoWriter, field: number, text: string): void {
   if (text !== "") writer.string(field, text);
 }
 
-/** The first three fields are the same wherever a tensor is described. */
+/** The first three fields of everything that describes a tensor. */
 function writeDescription({ name, datatype, shape }: TensorDescription): ProtoWriter {
-  const writer = new ProtoWriter();
-  writeText(writer, 1, name);
-  writeText(writer, 2, datatype);
+  const writer = writeModelName(name, datatype);
   writer.packed(3, (into) => {
     for (const dimension of shape) into.rawBig(BigInt(dimension));
   });
@@ -237,16 +215,12 @@ function writeParameters(writer: ProtoWriter, field: number, parameters: Paramet
   }
 }
 
-const INT64_MAX = 2n ** 63n - 1n;
-const INT64_MIN = -(2n ** 63n);
-const UINT64_MAX = 2n ** 64n - 1n;
-
 function writeChoice(text: Json): ProtoWriter {
   const writer = new ProtoWriter();
   if (/^-?\d{1,20}$/.test(text)) {
     const value = BigInt(text);
-    if (value >= INT64_MIN && value <= INT64_MAX) writer.int64(2, value);
-    else if (value > 0n && value <= UINT64_MAX) writer.int64(5, value);
+    if (BigInt.asIntN(64, value) === value) writer.int64(2, value);
+    else if (BigInt.asUintN(64, value) === value) writer.int64(5, value);
     else writer.double(4, Number(text));
     return writer;
   }
@@ -254,12 +228,12 @@ function writeChoice(text: Json): ProtoWriter {
   if (typeof value === "boolean") writer.bool(1, value);
   else if (typeof value === "number") writer.double(4, value);
   else if (typeof value === "string") writer.string(3, value);
-  // Lists and objects have no place in a parameter of gRPC; their text is what servers take for them.
+  // A gRPC parameter cannot hold lists and objects; servers take their text.
   else if (value !== null) writer.string(3, text);
   return writer;
 }
 
-/** `name` and `version`, which ModelReady and ModelMetadata ask with. */
+/** The fields that ModelReady and ModelMetadata ask with. */
 export function readModelName(bytes: Buffer): { readonly name: string; readonly version: string } {
   const asked = { name: "", version: "" };
   const reader = new ProtoReader(bytes);
@@ -305,6 +279,14 @@ export function writeServerMetadata(
   return writer;
 }
 
+export interface ModelDescription {
+  readonly name: string;
+  readonly versions: readonly string[];
+  readonly platform: string;
+  readonly inputs: readonly TensorDescription[];
+  readonly outputs: readonly TensorDescription[];
+}
+
 export function writeModelMetadata(model: ModelDescription): ProtoWriter {
   const writer = new ProtoWriter();
   writeText(writer, 1, model.name);
@@ -315,48 +297,37 @@ export function writeModelMetadata(model: ModelDescription): ProtoWriter {
   return writer;
 }
 
-/* HEADER oip-contents.ts
-
- * Typed tensor contents of gRPC (`InferTensorContents`) as raw bytes, and back.
- *
- * Floats are packed as they lie in memory, so a tensor of floats is a slice of what came. Integers are varints
- * and cost a pass; BYTES get their lengths before them. There is one list for each family of datatypes:
- *
- *   1 bool   2 int32: INT8, INT16, INT32   3 int64   4 uint32: UINT8, UINT16, UINT32   5 uint64
- *   6 float  7 double                      8 bytes   FP16 and BF16 have none: they travel as raw bytes only
+/**
+ * The lists of `InferTensorContents`, each at its field number. Floats lie in them as in memory, so a tensor of floats is a
+ * slice; integers are varints. FP16 and BF16 have no list: they travel as raw bytes only.
  */
-
-/** Datatype → number of the list. */
-const LISTS: ReadonlyMap<string, number> = new Map([
-  ["BOOL", 1],
-  ["INT8", 2],
-  ["INT16", 2],
-  ["INT32", 2],
-  ["INT64", 3],
-  ["UINT8", 4],
-  ["UINT16", 4],
-  ["UINT32", 4],
-  ["UINT64", 5],
-  ["FP32", 6],
-  ["FP64", 7],
-  ["BYTES", 8],
-]);
+const LISTS: readonly (readonly string[])[] = [
+  [],
+  ["BOOL"],
+  ["INT8", "INT16", "INT32"],
+  ["INT64"],
+  ["UINT8", "UINT16", "UINT32"],
+  ["UINT64"],
+  ["FP32"],
+  ["FP64"],
+  ["BYTES"],
+];
 const FLOATS = 6;
 const BYTES = 8;
 
 /** Whether typed contents can hold it. */
 export function hasContents(datatype: string): boolean {
-  return LISTS.has(datatype);
+  return LISTS.some((datatypes) => datatypes.includes(datatype));
 }
 
 function listOf(datatype: string): number {
   elementBytes(datatype);
-  const list = LISTS.get(datatype);
-  if (list !== undefined) return list;
+  const list = LISTS.findIndex((datatypes) => datatypes.includes(datatype));
+  if (list >= 0) return list;
   throw new TensorFlaw(`is ${datatype}, which typed contents cannot hold; send raw contents`);
 }
 
-/** The values as raw bytes; several `contents` of one tensor are read one behind the other. */
+/** The values as raw bytes; several `contents` of one tensor are read one after the other. */
 export function rawOfContents(contents: readonly Buffer[], datatype: string): Buffer {
   const list = listOf(datatype);
   const size = elementBytes(datatype);
@@ -375,7 +346,7 @@ export function rawOfContents(contents: readonly Buffer[], datatype: string): Bu
   return values.bytes();
 }
 
-/** One buffer that grows: a list of slices would cost many times what a stranger sent. */
+/** One buffer that grows: a list of slices would cost many times what a client sent. */
 class Gathered {
   #only: Buffer | undefined;
   #raw = Buffer.alloc(0);
@@ -412,7 +383,7 @@ class Gathered {
       this.#at = this.#raw.writeUIntLE(value, this.#at, size);
     } else {
       const limit = 2 ** (8 * size - 1);
-      this.#at = this.#raw.writeIntLE(fitting(reader.int32(), -limit, limit, datatype), this.#at, size);
+      this.#at = this.#raw.writeIntLE(fitting(reader.uint32() | 0, -limit, limit, datatype), this.#at, size);
     }
   }
 

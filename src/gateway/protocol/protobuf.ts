@@ -1,17 +1,17 @@
 /**
  * The wire format of protocol buffers: a reader and a writer.
  *
- * A message is a row of fields; each is a tag (number · 8 + wire type) and a value:
+ * A message is a sequence of fields; each is a tag (number · 8 + wire type) and a value:
  *
  *   0 varint    seven bits a byte, lowest first, at most ten bytes; negative numbers take all ten
  *   1 fixed64   eight bytes, little-endian
  *   2 length    a varint and as many bytes: text, bytes, a nested message, or packed numbers
- *   3, 4 group  start and end; out of use, and only skipped
+ *   3, 4 group  start and end; obsolete, and only skipped
  *   5 fixed32   four bytes, little-endian
  *
- * What is read came from strangers: no length reaches beyond what is there, groups and messages nest at most
- * `MAX_DEPTH` deep, and nothing is allocated for what is only announced. Whatever is wrong is a `ProtoFlaw`,
- * never another error. Bytes are read as slices and written as parts of their own: neither is copied.
+ * Written by hand because input is not trusted: no length reaches beyond what is there, groups and messages nest at most
+ * `MAX_DEPTH` deep, nothing is allocated for what is only announced, bytes are slices, and every error is a `ProtoFlaw`
+ * (test/gateway/protocol/request-limits.test.ts, protobuf.test.ts).
  */
 import { isUtf8 } from "node:buffer";
 
@@ -36,7 +36,7 @@ export class ProtoReader {
   /** The halves of the last varint. */
   #low = 0;
   #high = 0;
-  /** The number of the field that stands next; the others read or skip its value. */
+  /** The number of the current field; the methods below read or skip its value. */
   field = 0;
 
   constructor(bytes: Buffer, depth = 0) {
@@ -52,43 +52,29 @@ export class ProtoReader {
     return true;
   }
 
-  /** Past a field that nobody here knows. */
   skip(): void {
     this.#skip(0);
   }
 
   bool(): boolean {
-    this.#expect(VARINT);
-    this.#varint();
-    return this.#low !== 0 || this.#high !== 0;
+    return this.uint32() !== 0 || this.#high !== 0;
   }
 
-  int32(): number {
-    this.#expect(VARINT);
-    this.#varint();
-    return this.#low | 0;
-  }
-
+  /** The low half of any varint; `| 0` makes it an int32. */
   uint32(): number {
     this.#expect(VARINT);
     this.#varint();
     return this.#low;
   }
 
-  int64(): bigint {
-    return BigInt.asIntN(64, this.uint64());
-  }
-
   uint64(): bigint {
-    this.#expect(VARINT);
-    this.#varint();
-    return (BigInt(this.#high) << 32n) | BigInt(this.#low);
+    const low = this.uint32();
+    return (BigInt(this.#high) << 32n) | BigInt(low);
   }
 
   /** An int64 that must be exact as a number: a dimension. */
   integer(): number {
-    this.#expect(VARINT);
-    this.#varint();
+    this.uint32();
     const value = (this.#high | 0) * TWO_TO_32 + this.#low;
     if (!Number.isSafeInteger(value)) throw new ProtoFlaw("an integer is too large");
     return value;
@@ -99,12 +85,6 @@ export class ProtoReader {
     return this.#take(8).readDoubleLE();
   }
 
-  float(): number {
-    this.#expect(FIXED32);
-    return this.#take(4).readFloatLE();
-  }
-
-  /** A slice of what is read. */
   bytes(): Buffer {
     this.#expect(LENGTH);
     return this.#sized();
@@ -116,12 +96,11 @@ export class ProtoReader {
     return bytes.toString("utf8");
   }
 
-  /** A nested message. */
   message(): ProtoReader {
     return new ProtoReader(this.bytes(), this.#depth + 1);
   }
 
-  /** Numbers of a repeated field, packed or one alone; `read` is called for each. */
+  /** Calls `read` for each number of a repeated field, packed or not. */
   each(read: (reader: ProtoReader) => void): void {
     if (this.#type !== LENGTH) return read(this);
     const packed = new ProtoReader(this.#sized(), this.#depth + 1);
@@ -131,7 +110,7 @@ export class ProtoReader {
     }
   }
 
-  /** The bytes of numbers of fixed size, packed or one alone, as a slice. */
+  /** The bytes of numbers of fixed size, packed or not, as a slice. */
   fixed(size: 4 | 8): Buffer {
     if (this.#type === LENGTH) {
       const bytes = this.#sized();
@@ -222,16 +201,16 @@ export class ProtoReader {
   }
 }
 
-/** Below it bytes are copied beside what stands around them: a part of its own costs more. */
+/** Fewer bytes are copied to their neighbours: a part of its own costs more. */
 const OWN_PART_BYTES = 512;
 const FIRST_BYTES = 128;
 const MAX_VARINT_BYTES = 10;
 
-/** Fields in the order in which they are written. Values that are the default are left out by whoever writes. */
+/** Fields in the order in which they are written. The caller leaves out values that are the default. */
 export class ProtoWriter {
   readonly #parts: Buffer[] = [];
   #open = Buffer.allocUnsafe(FIRST_BYTES);
-  /** Where the bytes begin that are in no part yet, and where they end. */
+  /** The range of the bytes that are in no part yet. */
   #start = 0;
   #at = 0;
   #closed = 0;
@@ -241,7 +220,7 @@ export class ProtoWriter {
     return this.#closed + this.#at - this.#start;
   }
 
-  /** What was written, in order, to be sent one behind the other. */
+  /** To be sent one after the other. */
   parts(): readonly Buffer[] {
     this.#close();
     return this.#parts;
@@ -271,7 +250,7 @@ export class ProtoWriter {
     this.#at += this.#open.write(text, this.#at, length, "utf8");
   }
 
-  /** Not copied where they are many: they must not change until they are sent. */
+  /** Large ones are not copied: they must not change until they are sent. */
   bytes(field: number, bytes: Buffer): void {
     this.#tag(field, LENGTH);
     this.rawVarint(bytes.length);
@@ -284,7 +263,7 @@ export class ProtoWriter {
     for (const part of inner.parts()) this.#append(part);
   }
 
-  /** Packed numbers, written by `write` into a writer of their own. */
+  /** Packed numbers, which `write` writes without tags. */
   packed(field: number, write: (into: ProtoWriter) => void): void {
     const inner = new ProtoWriter();
     write(inner);
@@ -302,7 +281,7 @@ export class ProtoWriter {
     this.#open[this.#at++] = rest;
   }
 
-  /** The same for any signed or unsigned number of 64 bits. */
+  /** The same for any signed or unsigned 64-bit number. */
   rawBig(value: bigint): void {
     if (value >= 0n && value <= Number.MAX_SAFE_INTEGER) return this.rawVarint(Number(value));
     this.#room(MAX_VARINT_BYTES);

@@ -1,21 +1,19 @@
 /**
  * The contract of a drop-in protocol: what clients speak to Ferry, and what Ferry speaks to workers.
  *
- * One file per protocol holds both directions, as pure functions. A request becomes drafts, one per input; tasks
- * cross the engine as JSON text; a batch becomes one call; its reply becomes one output per input; outputs become the
- * answer. Client and worker of a task may sit in different processes, so what the two sides have to tell each other
- * stands in the task: in `parameters`, which every task of a batch shares, and in the input and output themselves.
+ * One file per protocol holds both directions, as pure functions. The client and the worker of a task may be in different
+ * processes, so what the two sides have to tell each other is in the task: in `parameters`, which every task of a batch
+ * shares, and in the input and output themselves.
  *
  *   client ── read ──► inputs, parameters ──► engine ──► batch ── call ──► worker
  *   client ◄─ render ─ outputs            ◄── engine ◄──────── outputs ◄── worker
  *
- * Two requests share a batch only when their `parameters` are equal, so every field that could change an answer goes
- * there. Values are cut and joined as text: an int64 or a float leaves as it came. Bytes travel as base64.
+ * Two requests share a batch only when their `parameters` are equal, so every field that could change an answer goes there.
+ * Values are cut and joined as text: an int64 or a float leaves as it came. Bytes travel as base64. Parameters whose name
+ * begins with `$` are between the two sides and not sent to workers (`sent`).
  *
- * Names in `parameters` that begin with `$` are between the two sides; `sent` leaves them out of a call.
- *
- * A client's protocol also works in front of a worker that speaks `batch`, a Python or JavaScript function, and a
- * simulated GPU: they get the inputs and answer with what `render` understands.
+ * A client's protocol also works in front of a worker that speaks `batch`, a Python or JavaScript function, and a simulated
+ * GPU: they get the inputs and answer with what `render` understands.
  */
 import type { Refusal } from "../../core/errors.ts";
 import type { Json } from "../../core/task.ts";
@@ -31,76 +29,72 @@ export const PROTOCOL_NAMES = [
 ] as const;
 export type ProtocolName = (typeof PROTOCOL_NAMES)[number];
 
-/** What one request may become. `read` keeps to it before it makes anything of an input. */
+/** `read` checks these before it allocates anything for an input. */
 export interface RequestLimits {
-  /** Each is a task. */
   readonly maxInputs: number;
-  /** Of all inputs together, where they hold more than the body does: what they share counts once for each. */
+  /** Of all inputs together; what they share counts once for each. */
   readonly maxBytes: number;
 }
 
-/** A request as a protocol reads it. */
 export interface Asked {
-  /** What stands in the path where the route has `{model}` or `{version}`, decoded. */
+  /** The path's values for `{model}`, `{version}` and the like, decoded. */
   readonly names: Readonly<Record<string, string>>;
   /** No longer than `limits.maxBodyBytes`. */
   readonly body: Buffer;
   readonly limits: RequestLimits;
-  /** Of the model that the path names: it takes one task at a time (`maxBatchSize: 1`). */
+  /** The model that the path names takes one task at a time (`maxBatchSize: 1`). */
   readonly alone?: boolean;
-  /** By its name in lower case. */
+  /** `name` in lower case. */
   header(name: string): string | undefined;
 }
 
-/** A request that was read. */
 export interface Drafts {
-  /** As the client named it; left out: the one model that speaks this protocol. */
+  /** As the client named it; undefined: the one model that speaks this protocol. */
   readonly model?: string | undefined;
   /** At least one. */
   readonly inputs: readonly Json[];
   /** Canonical; "" when there are none. */
   readonly parameters: Json;
-  /** Drawn by lot: equal inputs want answers of their own, so none is reused. */
+  /** Sampled: equal inputs must not share an answer. */
   readonly drawn?: boolean;
   /** One output per input, in order. `model` is its name here. May throw a Refusal. */
   render(outputs: readonly Json[], model: string, request?: Rendered): Answer;
-  /** The same a piece at a time, none of which takes long; left out: it is never large. */
+  /** The same a piece at a time, none of which takes long; undefined for answers that are never large. */
   pieces?(outputs: readonly Json[], model: string, request?: Rendered): Pieces;
 }
 
-/** An answer as JSON, made while it is asked for. May throw a Refusal until its last text. */
+/** An answer as JSON, made while it is sent. May throw a Refusal until its last text. */
 export interface Pieces {
   /** Name, value, name, value… */
   readonly headers?: readonly string[];
   readonly texts: Iterable<Json>;
 }
 
-/** The request that an answer is for; always given, but by tests. */
+/** The request that an answer is for; only tests leave it out. */
 export interface Rendered {
   readonly id: string;
-  /** When it came, in milliseconds since 1970. */
+  /** When it arrived, in milliseconds since 1970. */
   readonly at: number;
 }
 
-/** It cannot share a batch (a stream, a seed): it goes to a worker of this model as it came. */
+/** A request that cannot share a batch (a stream, a seed): it goes to a worker of this model as it came. */
 export interface Unbatched {
   readonly unbatched: true;
   readonly model?: string | undefined;
-  /** Why, and what to do about it, for those whose model has no worker to send it to. */
+  /** Why, and what to do about it: the error where the model has no worker to send it to. */
   readonly why?: string;
 }
 
 export interface Answer {
-  /** Left out: 200. */
+  /** Default: 200. */
   readonly status?: number;
-  /** Left out: JSON. */
+  /** Default: JSON. */
   readonly type?: string;
   /** Name, value, name, value… */
   readonly headers?: readonly string[];
   readonly body: string | Buffer;
 }
 
-/** A model, for those who only ask what there is. */
 export interface Known {
   readonly name: string;
   readonly protocols: readonly ProtocolName[];
@@ -110,7 +104,7 @@ export interface Known {
 
 export interface About {
   readonly models: readonly Known[];
-  /** The model that the path names; undefined where it names none, or one that is not there. */
+  /** The model that the path names; undefined where it names none, or an unknown one. */
   readonly model: Known | undefined;
   /** This process takes requests. */
   readonly ready: boolean;
@@ -120,9 +114,9 @@ export interface About {
 }
 
 export interface InferRoute {
-  /** `{model}` and `{version}` stand for one segment each, or the part of it before a colon. */
+  /** `{model}` and `{version}` stand for a segment, or the part of it before a colon. */
   readonly path: string;
-  /** The media types it takes, "" where a client need not say one; left out: JSON. */
+  /** The media types it takes, "" where a client need not state one; default: JSON. */
   readonly types?: readonly string[];
   /** Throws a Refusal. */
   read(asked: Asked): Drafts | Unbatched;
@@ -132,9 +126,9 @@ export interface AboutRoute {
   readonly path: string;
   /** Needs no credentials: for probes. */
   readonly open?: boolean;
-  /** "worker": a worker of that model knows; where none can be asked, undefined is not found. */
+  /** "worker": ask a worker of that model; undefined: not found. */
   tell(about: About): Answer | "worker" | undefined;
-  /** Where no worker can be asked: what we know ourselves. */
+  /** Where no worker can be asked. */
   fallback?(about: About): Answer;
 }
 
@@ -148,17 +142,17 @@ export interface ClientSide {
 }
 
 export interface Call {
-  /** Behind the worker's base, as `/predict`; left out: the worker's URL as it stands. */
+  /** Behind the worker's base, as `/predict`; default: the worker's URL as it stands. */
   readonly path?: string;
-  /** Left out: JSON. */
+  /** Default: JSON. */
   readonly type?: string;
   readonly headers?: Readonly<Record<string, string>>;
   readonly body: string | Buffer;
-  /** It uses an extension that not every server speaks (`WorkerSide.extension`); `call` can do without. */
+  /** It uses `WorkerSide.extension`; `call` can do without. */
   readonly extended?: boolean;
   /** The client chose the path: a version, or a route that not every server of this kind has. */
   readonly named?: boolean;
-  /** These inputs cannot be sent, and why, in words for their client; the rest then means nothing. */
+  /** Why these inputs cannot be sent, in words for their client; nothing else counts then. */
   readonly flaw?: string;
 }
 
@@ -169,34 +163,28 @@ export interface Replied {
 
 export type Outputs =
   | { readonly outputs: readonly Json[]; readonly flaw?: never }
-  /** To be put after "worker's reply". `inseparable`: it may well be good, but only for one input at a time. */
+  /** To be put after "worker's reply". `inseparable`: the worker must get one input at a time. */
   | { readonly outputs?: never; readonly flaw: string; readonly inseparable?: boolean };
 
 export interface WorkerSide {
-  /** What servers of this kind take in one call unless they say otherwise; left out: anything. */
+  /** The most inputs of one call, unless a server says otherwise. */
   readonly maxBatchSize?: number;
-  /** Where a server says how it is set up, behind its base; and the most inputs it takes, read from what it says. */
+  /** Where a server describes itself, behind its base, and how to read the most inputs it takes from that. */
   readonly info?: {
     readonly path: string;
     readonly maxBatchSize: (text: string) => number | undefined;
   };
-  /** Where a server says that it is well, behind its base; left out: it is not asked unless the config says where. */
+  /** The default health path, behind a server's base. */
   readonly healthPath?: string;
-  /**
-   * What a call may use that not every server of this kind speaks: where a server lists what it does, behind its base, and
-   * whether what it says there lists this.
-   */
+  /** What not every server of this kind speaks: where a server lists its extensions, and whether it lists this one. */
   readonly extension?: { readonly path: string; readonly listed: (text: string) => boolean };
   /** Its replies are not all JSON: it checks them itself. */
   readonly readsBytes?: boolean;
   /** The path of a worker's URL without this protocol's own part. */
   basePath(path: string): string;
-  /** The name of the model that the path of a worker's URL says; left out, or undefined: none. */
+  /** The name of the model in the path of a worker's URL, if there is one. */
   modelOf?(path: string): string | undefined;
-  /**
-   * `model` is its name at the worker. Inputs and parameters may be anything that Ferry's own API takes. `plain`: without the
-   * extension; what cannot be said without it is a flaw.
-   */
+  /** `model` is its name at the worker. Inputs and parameters may be anything that the native API takes. `plain`: without the extension. */
   call(inputs: readonly Json[], parameters: Json, model: string, plain?: boolean): Call;
   outputs(reply: Replied, inputs: readonly Json[], parameters: Json): Outputs;
 }

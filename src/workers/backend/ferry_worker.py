@@ -2,45 +2,36 @@
 
     python3 -u ferry_worker.py /abs/model.py function_name max_reply_bytes
 
-Started by Ferry (src/workers/backend/python.ts), never imported; the user's file knows nothing of it. Batches come
-and go on two sockets of their own, fd 3 in and fd 4 out, so that stdout and stderr stay the user's to print
-on. A frame on either:
-
-    u32 LE   length of the payload
-    u8       kind
-    payload
+Started by Ferry (src/workers/backend/python.ts), never imported; the user's file knows nothing of it. Batches come on fd 3
+and outputs go on fd 4, so that stdout and stderr stay the user's. A frame on either is u32 length of the payload, u8 kind,
+payload; all numbers are little-endian:
 
     to here      1 call      u32 number, then JSON text: {"inputs": [...]}, perhaps with "parameters": {...}
-                10 arrays    the same where inputs are arrays: u32 number, u32 type, u32 count, u32 bytes of the parameters,
-                             count x u32 how many numbers, the parameters as JSON, zeros up to a multiple of 8, the
-                             numbers as this machine writes them
+                10 arrays    u32 number, u32 type, u32 count, u32 bytes of the parameters, count x u32 length of each input,
+                             the parameters as JSON, zeros up to a multiple of 8, the numbers of all inputs in this
+                             machine's byte order
     from here    2 ready     empty: the file is imported, calls may come
                  3 cannot    UTF-8 text: why the file or the function cannot be used
                  4 outputs   u32 number, u32 count, count x u32 length, then the JSON texts
                  5 rejected  u32 number, UTF-8 text: the function raised this
                  6 unusable  u32 number, UTF-8 text: what it returned is no list of outputs
-                 7 rows      u32 number, u32 count, u8 type, u8 dimensions, dimensions x u32 of one row, then
-                             count rows of that type and shape, one block
-                 8 mixed     u32 number, u32 count, count x (u8 type, u8 dimensions, u32 length, dimensions x u32),
-                             then the outputs one behind the other
+                 7 rows      u32 number, u32 count, u8 type, u8 dimensions, dimensions x u32 of one row, then count rows
+                 8 mixed     u32 number, u32 count, count x (u8 type, u8 dimensions, u32 length, dimensions x u32), then
+                             the outputs one after the other
                  9 begun     u32 number: the function is about to be called with it
 
-All numbers are little-endian. A type is 0 for JSON text, 1 for bytes, and from 2 on a place in DTYPES.
-
-The number of a reply is the number of its call, and replies come in the order of their calls. The next call may come
-before the last is answered. Three threads share the work:
+A type is 0 for JSON text, 1 for bytes, and from 2 on an index into DTYPES. A reply has the number of its call, and replies
+come in the order of their calls. The next call may come before the last is answered. Three threads share the work:
 
     reader   reads and parses the next call while the function runs
-    main     calls the function, never twice at once, since a user's CUDA code, signals and event loops expect the main
-             thread. Outputs that it returns are encoded and on their way before it is called again: it may reuse them.
-    sender   when the function returned a callable instead: calls that, encodes what it returns and sends it, while the
-             main thread goes on with the next call
+    main     calls the function, never twice at once, since CUDA code, signals and event loops expect the main thread.
+             Outputs that it returns are encoded before it is called again: it may reuse their memory.
+    sender   when the function returned a callable: calls that, encodes what it returns and sends it, while the main thread
+             goes on with the next call
 
-Ferry hands over two calls at most. So the function is never called before the outputs of the call before the last are
-sent, and two buffers in turn are enough for a callable, too.
-
-The end of fd 3 ends the process; the end of fd 5, on which nothing is ever sent, ends everything it has started. Runs
-on Python 3.8 and later, standard library only: arrays and tensors are known by what they can do.
+Ferry hands over two calls at most, so the function is never called before the outputs of the call before the last are sent,
+and two buffers in turn are enough for a callable, too. The end of fd 3 ends the process; the end of fd 5, on which nothing is
+ever sent, ends everything it has started. Runs on Python 3.8 and later with the standard library only.
 """
 
 import array
@@ -67,14 +58,13 @@ DTYPES = (
 )
 TYPES = {name: FIRST_DTYPE + place for place, name in enumerate(DTYPES)}
 MAX_DIMENSIONS = 32
-# What stands before the outputs of a reply: Ferry ends a worker whose frame is a mebibyte larger than its outputs may be.
+# Before the outputs of a reply: Ferry ends a worker whose frame is a mebibyte larger than its outputs may be.
 MAX_TABLE_BYTES = 1_000_000
 TOO_MANY = "the function returned many more outputs than there were inputs"
-# As much as fits in one reply of some megabytes; the system may grant less.
 SOCKET_BYTES = 1 << 20
-# Of what one system call writes.
+# In one system call.
 MAX_PARTS = 512
-# Threads that want to run wait so long for one that computes in Python. Replies would wait 5 ms by default.
+# How long other threads wait for one that computes in Python: replies would wait 5 ms by default.
 SWITCH_SECONDS = 0.0005
 MAX_TEXT_CHARS = 400
 CLOSE_SECONDS = 1.0
@@ -82,19 +72,19 @@ LIFELINE_FD = 5
 
 
 class CannotStart(Exception):
-    """The user's file or function cannot be used; the text says what to do."""
+    """The user's file or function cannot be used."""
 
 
 class Refused(Exception):
-    """The function cannot be called like this; the text says why."""
+    """The function cannot be called like this."""
 
 
 class Unusable(Exception):
-    """What the function returned cannot be sent; the text says why."""
+    """What the function returned cannot be sent."""
 
 
 class Line:
-    """Frames on fd 3 and fd 4. Written by whoever comes first; nobody waits for another who writes."""
+    """Frames on fd 3 and fd 4. Any thread may write; none waits for another that writes."""
 
     def __init__(self):
         for fd in (3, 4):
@@ -134,10 +124,7 @@ class Line:
         self.rest()
 
     def post(self, parts):
-        """Writes one frame as far as that needs no wait. True: `parts` are written, and their memory is free again.
-
-        False: there is more, and somebody must call `rest`.
-        """
+        """Writes one frame as far as that needs no wait. False: there is more, and `rest` must be called."""
         if self._outbox or not self._writing.acquire(False):
             self._outbox.append([b"".join(parts)])
             return self._flush(False)
@@ -153,10 +140,10 @@ class Line:
         self._flush(True)
 
     def _flush(self, wait):
-        """Writes what is there; false when that would take a wait and there shall be none."""
+        """Writes what is there; false when that would take a wait and `wait` is false."""
         while self._outbox:
             if not self._writing.acquire(wait):
-                return True  # Whoever writes now looks again when it is done.
+                return True  # The thread that writes now looks again when it is done.
             try:
                 while self._outbox:
                     left = write_some(self._outbox[0])
@@ -175,24 +162,16 @@ class Line:
 
 
 def enlarge(fd):
-    """So that a reply of 64 embeddings is not written in pieces. Best effort: Node makes sockets, others pipes."""
+    """So that a reply of 64 embeddings is not written in pieces. Best effort: the system may grant less."""
     try:
         with socket.socket(fileno=os.dup(fd)) as line:
             line.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SOCKET_BYTES)
-        return
     except OSError:
-        pass
-    try:
-        import fcntl
-
-        F_SETPIPE_SZ = 1031
-        fcntl.fcntl(fd, F_SETPIPE_SZ, SOCKET_BYTES)
-    except (ImportError, OSError):
         pass
 
 
 def write_some(parts):
-    """Writes as much as there is room for, and returns what is left: an empty list when nothing is."""
+    """Writes as much as there is room for, and returns what is left."""
     left = parts
     while left:
         try:
@@ -210,7 +189,7 @@ def write_some(parts):
 
 
 def frame(kind, number, payload, parts=()):
-    """One frame as parts, each of which has as many elements as bytes. The payload goes before the parts."""
+    """One frame as a list of byte-like parts, the payload first."""
     if len(payload) > MAX_TABLE_BYTES:
         raise Unusable(TOO_MANY)
     length = 4 + len(payload) + sum(map(len, parts))
@@ -431,11 +410,11 @@ BITS = {1: "8", 2: "16", 4: "32", 8: "64"}
 
 
 def block_of(value):
-    """Bytes, an array or a tensor, of whatever library, as a block; None for what is neither."""
+    """Bytes, an array or a tensor, of any library, as a block; None for anything else."""
     if isinstance(value, (bytes, bytearray)):
         return Block(BYTES, (), value)
     if getattr(value, "shape", None) == ():
-        return None  # A scalar of some library: it has bytes, but nobody means those.
+        return None  # A scalar of some library is not meant as bytes.
     view = memory_of(value)
     if view is None:
         view = view_of(on_the_host(value))
@@ -464,7 +443,7 @@ def dtype_name(letter, size):
 
 
 def on_the_host(value):
-    """Tensors of a GPU are copied from there; what no other library has a type for becomes float32."""
+    """Copies tensors from a GPU; bfloat16 and float8, which no other library has, become float32."""
     if is_torch(value):
         value = value.detach().cpu()
         if "bfloat16" in str(value.dtype) or "float8" in str(value.dtype):
@@ -486,14 +465,14 @@ LETTERS = dict(zip(DTYPES, "?bBhHiIqQefd"))
 
 
 class Described:
-    """As much of a memoryview as `block_of` looks at, over memory that is described elsewhere."""
+    """What `block_of` needs of a memoryview, over memory that is described elsewhere."""
 
     def __init__(self, letter, itemsize, shape, data):
         self.format, self.itemsize, self.shape, self.ndim, self.data = letter, itemsize, shape, len(shape), data
 
 
 def view_of(value):
-    """A memoryview, or what is as good as one; None for what has its numbers nowhere in one place."""
+    """A memoryview or Described; None for a value whose numbers are not in one place."""
     if is_torch(value):  # Its own way to numpy would need numpy.
         letter = LETTERS.get(str(value.dtype).rpartition(".")[2])
         size, shape = value.element_size(), tuple(value.shape)
@@ -509,7 +488,7 @@ def view_of(value):
 
 
 def memory_of(value):
-    """Through the buffer protocol; None for what has none, or has a type that it does not know."""
+    """Through the buffer protocol, if the value has it."""
     try:
         return memoryview(value)
     except (TypeError, ValueError, BufferError):
@@ -520,7 +499,7 @@ def memory_at(address, size, owner):
     import ctypes
 
     memory = (ctypes.c_char * size).from_address(address)
-    memory.owner = owner  # Lives as long as anybody looks at the memory.
+    memory.owner = owner  # Lives as long as the memory is used.
     return memoryview(memory).cast("B")
 
 
@@ -554,7 +533,7 @@ def is_dense(strides, shape, itemsize):
 
 
 def flat(view):
-    """Its bytes, without a copy where they lie one behind the other."""
+    """Its bytes, without a copy where they are contiguous."""
     if isinstance(view, Described):
         return view.data
     if view.nbytes == 0:
@@ -572,13 +551,12 @@ def byteswapped(data, itemsize):
 
 
 def numbers_of(block):
-    """Of an array that cannot say its numbers itself."""
     letter = LETTERS[DTYPES[block.type - FIRST_DTYPE]]
     return list(struct.unpack("<%d%s" % (block.shape[0], letter), block.bytes))
 
 
 def plain(value):
-    """Arrays, tensors and their scalars, of whatever library, as plain Python."""
+    """Arrays, tensors and their scalars, of any library, as plain Python."""
     for method in ("tolist", "item"):
         if hasattr(value, method):
             return getattr(value, method)()
@@ -611,7 +589,7 @@ def encoded(text):
 
 
 def users_part(trace):
-    """Without the frames of this file: the user's own code is what can be mended."""
+    """Without the frames of this file."""
     while trace is not None and trace.tb_frame.f_code.co_filename == __file__:
         trace = trace.tb_next
     return trace
@@ -625,7 +603,7 @@ def print_error(error):
 
 
 def print_place(error):
-    """Where it was raised, without its message: that may quote an input, and its caller gets it."""
+    """Without the message, which may quote an input and goes to the caller."""
     try:
         name = type(error).__name__
         place = "".join(traceback.format_tb(users_part(error.__traceback__)))
@@ -635,24 +613,11 @@ def print_place(error):
         pass
 
 
-def die_with_parent():
-    """SIGKILL for this process when Ferry dies, also in the middle of a call. Linux only; best effort."""
-    try:
-        import ctypes
-
-        PR_SET_PDEATHSIG = 1
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    except Exception:
-        pass
-
-
 def guard_group():
-    """Leaves a process beside this one that ends the whole group when Ferry is gone, busy or not.
+    """Starts a process that ends the whole group when Ferry is gone, busy or not.
 
-    Forked twice, so that it is nobody's child here and a user's os.wait() never meets it.
+    Forked twice, so that a user's os.wait() never sees it.
     """
-    if not hasattr(os, "fork"):
-        return
     middle = os.fork()
     if middle:
         os.waitpid(middle, 0)
@@ -669,7 +634,7 @@ def guard_group():
 
 
 class Sender:
-    """The thread that does the rest of the work of calls: their callables, and what could not be written at once."""
+    """The thread that runs the callables of calls, and writes what could not be written at once."""
 
     def __init__(self, line, max_reply_bytes):
         self._line = line
@@ -715,7 +680,7 @@ class Sender:
 
 
 class ending_with_ferry:
-    """An error of this file's own ends the process; not worth a word when Ferry is gone, and nobody reads it."""
+    """An error of this file's own ends the process; silently when Ferry is gone."""
 
     def __enter__(self):
         return self
@@ -729,11 +694,10 @@ class ending_with_ferry:
 
 
 class Calls:
-    """The calls that have come. A thread reads the next one while the function runs.
+    """A thread reads and parses the next call while the function runs, so that its inputs are ready.
 
-    It parses it, too, so that a function that waits for its GPU finds its inputs ready. One that returns the rest of
-    its work does not wait: what it is short of is the interpreter, and two threads that want that slow each other
-    down.
+    Not where the function returns callables: it does not wait for its GPU then, and two threads that want the interpreter
+    slow each other down.
     """
 
     def __init__(self, line):
@@ -799,7 +763,6 @@ def main():
     sys.setswitchinterval(SWITCH_SECONDS)
     line = Line()
     guard_group()
-    die_with_parent()
     for stream in (sys.stdout, sys.stderr):
         # Whatever the locale says, printing must not be what fails a batch.
         stream.reconfigure(encoding="utf-8", errors="backslashreplace")

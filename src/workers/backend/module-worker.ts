@@ -1,10 +1,9 @@
 /**
  * The thread's side of `module.ts`: imports the user's file, then answers one call after another.
  *
- * Outputs go back as JSON texts, one per output. `JSON.stringify` drops or nulls what JSON cannot hold, so
- * a replacer looks at every value first and refuses. An output that is a typed array is a tensor of one dimension, a
- * Buffer, an ArrayBuffer or a DataView is bytes: base64 of them is made here, in the thread, where the gateway need not
- * wait for it, and the memory stays the function's own. Inside of other outputs typed arrays are written as arrays.
+ * Outputs go back as JSON texts. `JSON.stringify` drops or nulls what JSON cannot hold, so a replacer refuses such values
+ * first. An output that is a typed array is a tensor of one dimension, a Buffer, ArrayBuffer or DataView is bytes: their
+ * base64 is made here, off the gateway's thread. Typed arrays inside of other outputs are written as arrays.
  */
 import { existsSync } from "node:fs";
 import { endianness } from "node:os";
@@ -13,7 +12,6 @@ import { inspect, types } from "node:util";
 import { parentPort, workerData } from "node:worker_threads";
 import { bytesText, type Dtype, tensorText } from "../../core/tensor.ts";
 
-/** Which function to run. */
 export interface ThreadFunction {
   readonly file: string;
   readonly name: string;
@@ -44,10 +42,10 @@ async function load({ file, name }: ThreadFunction): Promise<BatchFunction> {
   try {
     exported = (await import(pathToFileURL(file).href)) as Record<string, unknown>;
   } catch (error) {
-    printError(error);
+    process.stderr.write(`${inspect(error)}\n`);
     throw new Error(`cannot import ${file}: ${inWords(error)}`, { cause: error });
   }
-  // What a CommonJS file exports may be found only under its default.
+  // The exports of a CommonJS file may be only under its default.
   const inner = exported["default"] as Record<string, unknown> | null | undefined;
   const value = exported[name] ?? inner?.[name];
   if (typeof value === "function") return value as BatchFunction;
@@ -76,7 +74,7 @@ async function answer(run: BatchFunction, call: ThreadCall): Promise<ThreadRepor
 }
 
 function toTexts(result: unknown): string[] {
-  const outputs = isTypedArray(result) ? Array.from(result) : result;
+  const outputs = types.isTypedArray(result) ? Array.from<unknown>(result) : result;
   if (!Array.isArray(outputs)) throw new Unusable(`the function returned ${named(outputs)}, not an array`);
   // By index, because `map` would skip the holes of a sparse array.
   return Array.from({ length: outputs.length }, (_, index) => {
@@ -89,14 +87,13 @@ function toTexts(result: unknown): string[] {
   });
 }
 
-/** Undefined for what is no bytes. */
 function binaryText(output: unknown): string | undefined {
   if (types.isAnyArrayBuffer(output)) return bytesText(Buffer.from(output).toString("base64"));
   if (!ArrayBuffer.isView(output)) return undefined;
   const bytes = Buffer.from(output.buffer, output.byteOffset, output.byteLength);
   if (Buffer.isBuffer(output) || types.isDataView(output)) return bytesText(bytes.toString("base64"));
   const numbers = output as NodeJS.TypedArray;
-  // By its own account, as "Float32Array"; a subclass has its parent's.
+  // "Float32Array"; a subclass has its parent's tag.
   const dtype = DTYPE_OF[numbers[Symbol.toStringTag]];
   if (dtype === undefined) return undefined;
   const base64 = bytesInOrder(bytes, numbers.BYTES_PER_ELEMENT).toString("base64");
@@ -125,7 +122,7 @@ function bytesInOrder(bytes: Buffer, size: number): Buffer {
   return size === 2 ? copy.swap16() : size === 4 ? copy.swap32() : copy.swap64();
 }
 
-/** A replacer for `JSON.stringify` that changes typed arrays only and refuses what would be lost. */
+/** A replacer for `JSON.stringify` that refuses what would be lost. */
 function checked(this: unknown, key: string, value: unknown): unknown {
   if (typeof value === "string" || typeof value === "boolean") return value;
   if (typeof value === "number") {
@@ -135,14 +132,10 @@ function checked(this: unknown, key: string, value: unknown): unknown {
     value = (this as Record<string, unknown>)[key];
     if (!types.isDate(value)) return null;
   } else if (typeof value === "object") {
-    if (isTypedArray(value)) return Array.from(value);
+    if (types.isTypedArray(value)) return Array.from<unknown>(value);
     if (!types.isPromise(value) && !types.isMap(value) && !types.isSet(value)) return value;
   }
   throw new Unusable(`it holds ${named(value)}${key === "" ? "" : ` at ${JSON.stringify(key)}`}`);
-}
-
-function isTypedArray(value: unknown): value is Iterable<number | bigint> {
-  return types.isTypedArray(value);
 }
 
 function named(value: unknown): string {
@@ -157,12 +150,7 @@ function named(value: unknown): string {
   return `a ${typeof value}`;
 }
 
-/** With its stack, where the user's own prints go too. */
-function printError(error: unknown): void {
-  process.stderr.write(`${inspect(error)}\n`);
-}
-
-/** Where it was thrown, without its message: that may quote an input, and its caller gets it. */
+/** Without the message, which may quote an input and goes to the caller. */
 function printPlace(error: unknown): void {
   const [name, stack] = error instanceof Error ? [error.name, error.stack ?? ""] : ["something", ""];
   const frames = stack.split("\n").filter((line) => /^ {4}at /.test(line));

@@ -1,20 +1,16 @@
 /**
- * A GPU made of arithmetic, for demos, capacity plans and tests. It echoes: a task's output is its
- * input's text. Time passes only on the clock it is given, so on a virtual clock a day takes seconds.
+ * A GPU made of arithmetic, for demos, capacity plans and tests. It echoes: a task's output is its input. Time passes only
+ * on the clock it is given, so on a virtual clock a day takes seconds.
  *
  *   service time = (baseMs + n * perItemMs) * max(0.3, 1 + jitter * N(0,1)), times slowFactor if slow
  *
- * Faults come by rate from a seeded generator of each worker's own, so that one worker's fate does not
- * depend on how often another was asked. One draw per batch decides between error (`failed`), hang
- * (no reply until aborted) and short (one output is dropped, so the reply is `unusable`); a second one
- * decides whether it is slow. All but a hang show after the service time.
+ * Each worker draws its faults from a seeded generator of its own. One draw per batch decides between error (`failed`), hang
+ * (no reply until aborted) and short (one output is missing, so the reply is `unusable`); a second one whether it is slow.
+ * All but a hang show after the service time.
  *
- * It queues: a batch that comes while it runs one begins when that one has ended. `handoverMs` is what a batch takes from
- * the call until it is in the worker's hands: what a process, a pipe and an encoding would cost.
- *
- * `kill(name)` is a power cut: the batch that the worker runs fails with blame `batch`, what it held behind it and every
- * later one with blame `nobody`, because it never gets there, until `revive(name)`, or until its time is over where one is
- * given. An abort ends both, as it would end a process.
+ * It queues: a batch that comes while it runs one begins when that one has ended. `handoverMs` is the time from the call
+ * until the worker has the batch: what a process, a pipe and an encoding would cost. `kill(name)` is a power cut: the batch
+ * that runs fails with blame `batch`; the one behind it, and every later one until it is up again, with `nobody`.
  */
 import assert from "node:assert/strict";
 import type { Alarm, Clock } from "../../app/clock.ts";
@@ -26,7 +22,7 @@ import { failed, match, rejected } from "./replies.ts";
 
 export interface SimulatedOptions {
   readonly workers: number;
-  /** Of those at the start; left out: from 1 on. */
+  /** Of the workers at the start; default: from 1 on. */
   readonly numbers?: readonly number[] | undefined;
   readonly baseMs: number;
   readonly perItemMs: number;
@@ -40,7 +36,7 @@ export interface SimulatedOptions {
   readonly slowFactor?: number;
   /** The same seed gives the same faults; 1 by default. */
   readonly seed?: number;
-  /** From a call until its batch is in the worker's hands; left out: 0. */
+  /** 0 by default. */
   readonly handoverMs?: number;
   /** For tests: an input that makes its whole batch `rejected`. */
   readonly reject?: (input: Json) => boolean;
@@ -48,20 +44,18 @@ export interface SimulatedOptions {
   readonly crash?: (input: Json) => boolean;
 }
 
-/** What a dead worker takes to be found dead: a refused connection, not an instant answer. */
+/** How long a dead worker takes to fail a batch: a refused connection is not instant. */
 const REFUSED_AFTER_MS = 1;
 const FASTEST = 0.3;
-
-/** What a worker may be given at once: one to run, and one behind it. */
-const MOST_AT_ONCE = 2;
+/** A batch that runs, and one behind it. */
+const MAX_HELD = 2;
 
 type Fault = "none" | "error" | "hang" | "short" | "down";
 
-/** A batch in its hands, or on its way there. */
+/** A batch that the worker has, or that is on its way there. */
 interface Held {
   readonly batch: Batch;
   readonly begun: (() => void) | undefined;
-  /** It is there. */
   arrived: boolean;
   alarm: Alarm | undefined;
   finish(reply: Reply): void;
@@ -132,7 +126,7 @@ class SimulatedWorker implements Worker {
   /** Why it takes no batch, and how long; undefined while it was never down. */
   #outage: { readonly why: string; readonly until: number } | undefined;
   readonly queues = true;
-  /** Those it was given, in the order in which they came. */
+  /** In the order in which they came. */
   readonly #line: Held[] = [];
   #running: Held | undefined;
 
@@ -145,7 +139,7 @@ class SimulatedWorker implements Worker {
 
   run(batch: Batch, signal: AbortSignal, begun?: () => void): Promise<Reply> {
     if (signal.aborted) return Promise.resolve(failed("aborted", "nobody"));
-    assert(this.#line.length < MOST_AT_ONCE, "a worker gets two batches at a time at most");
+    assert(this.#line.length < MAX_HELD, "a worker gets two batches at a time at most");
     return new Promise((resolve) => {
       const abort = (): void => this.#abort(held);
       const held: Held = {
@@ -175,7 +169,7 @@ class SimulatedWorker implements Worker {
     });
   }
 
-  /** Begins with the next one, if it is there and nothing runs. */
+  /** Begins with the next batch if it has arrived and nothing runs. */
   #next(): void {
     const next = this.#line[0];
     if (this.#running !== undefined || next?.arrived !== true) return;
@@ -192,7 +186,7 @@ class SimulatedWorker implements Worker {
     });
   }
 
-  /** Whatever it is at is gone with it, as with a process that is killed. */
+  /** Ends both batches, as killing a process would. */
   #abort(held: Held): void {
     this.#drop("worker was interrupted", held);
     const running = this.#running;
@@ -200,7 +194,7 @@ class SimulatedWorker implements Worker {
     running?.finish(failed(running === held ? "aborted" : "worker was interrupted", "batch"));
   }
 
-  /** What it holds and has not begun never was its own; all but one, where one is given. */
+  /** Fails what it has not begun, except `but`. */
   #drop(why: string, but?: Held): void {
     const held = this.#line.filter((each) => each !== this.#running && each !== but);
     for (const each of held) each.finish(failed(why, "nobody"));
@@ -215,7 +209,7 @@ class SimulatedWorker implements Worker {
     return this.#outage === undefined ? 0 : Math.max(0, this.#outage.until - this.#clock.now());
   }
 
-  /** Down until `revive`, or for so long; the batch in its hands is lost with it. */
+  /** Down until `revive`, or for `forMs`. */
   kill(why: string, blame: "batch" | "nobody", forMs = Infinity): void {
     this.#outage = { why, until: this.#clock.now() + forMs };
     this.#drop(`worker was ${why}`);

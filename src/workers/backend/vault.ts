@@ -1,9 +1,9 @@
 /**
  * Clients' own credentials, for as long as a task of theirs may reach a worker.
  *
- * A task carries a name for its credential, never the credential: tasks are kept, written to disk and shown to
- * operators. The name is an HMAC under a key that is made at each start, so it tells nothing about the credential, fits
- * nothing after a restart, and is the same for equal credentials: those may share a batch, others cannot.
+ * A task carries a name for its credential, never the credential: tasks are stored and shown to operators. The name is an
+ * HMAC under a key made at each start, so it reveals nothing, fits nothing after a restart, and is the same for equal
+ * credentials, which may share a batch.
  */
 import { createHmac, randomBytes } from "node:crypto";
 import type { Clock } from "../../app/clock.ts";

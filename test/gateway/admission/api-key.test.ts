@@ -10,8 +10,8 @@ import {
   nameOfSecret,
   newApiKey,
   readApiKey,
-} from "../../../src/gateway/admission/api-key.ts";
-import { isUser } from "../../../src/gateway/admission/caller.ts";
+  isUser,
+} from "../../../src/gateway/admission/api-keys.ts";
 
 const DIGITS = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz";
 

@@ -1,7 +1,7 @@
 import assert from "node:assert/strict";
 import { randomBytes } from "node:crypto";
 import { describe, test } from "node:test";
-import { newApiKey } from "../../../src/gateway/admission/api-key.ts";
+import { newApiKey } from "../../../src/gateway/admission/api-keys.ts";
 import { Credentials } from "../../../src/gateway/admission/credentials.ts";
 import { Refusal } from "../../../src/core/errors.ts";
 import { codeOf, FakeStore, makeKey, SECRET, TIERS } from "./stage.ts";

@@ -1,11 +1,11 @@
 /** The gate of a model on virtual time: which answer a refusal gets, and what the fleet knows. */
 import assert from "node:assert/strict";
 import { describe, test } from "node:test";
-import { Gate, type GateRules } from "../../../src/gateway/admission/gate.ts";
+import { CapacityGate, type CapacityRules } from "../../../src/gateway/admission/capacity-gate.ts";
 import type { Horizon } from "../../../src/core/shed.ts";
 import type { Engine } from "../../../src/engine/engine.ts";
 
-const rules: GateRules = {
+const rules: CapacityRules = {
   mode: "predictive",
   model: "m",
   tiers: 3,
@@ -30,16 +30,16 @@ const well: Horizon = {
   nextUsableAt: Infinity,
 };
 
-function gate(depths: number[], changes: Partial<GateRules> = {}, horizon: Partial<Horizon> = {}) {
+function gate(depths: number[], changes: Partial<CapacityRules> = {}, horizon: Partial<Horizon> = {}) {
   const engine: Pick<Engine, "waiting" | "turn"> = {
     waiting: () => depths,
     turn: (_model, tier) => depths[tier]!,
   };
   const prospects = { horizon: () => ({ ...well, ...horizon }), hasRoom: () => false, othersPerMs: () => 0 };
-  return new Gate({ ...rules, ...changes }, prospects, engine as Engine);
+  return new CapacityGate({ ...rules, ...changes }, prospects, engine as Engine);
 }
 
-const enter = (gate: Gate, tier: number) => gate.enter({ tenant: "t", tier }, now);
+const enter = (gate: CapacityGate, tier: number) => gate.enter({ tenant: "t", tier }, now);
 
 describe("which answer", () => {
   test("a lower tier that is shed for better ones: 429", () => {
@@ -83,14 +83,14 @@ describe("which answer", () => {
 test("thresholds by load: what is let in over the capacity, others' gateways included", () => {
   const horizon = (): Horizon => well;
   const engine = { waiting: () => [0, 0, 0], turn: () => 0 } as unknown as Engine;
-  const alone = new Gate(
+  const alone = new CapacityGate(
     { ...rules, mode: "thresholds" },
     { horizon, hasRoom: () => false, othersPerMs: () => 0 },
     engine,
   );
   assert.equal(enter(alone, 2), undefined);
   const many = { horizon, hasRoom: () => false, othersPerMs: (tier: number) => (tier === 0 ? 0.75 : 0) };
-  const among = new Gate({ ...rules, mode: "thresholds" }, many, engine);
+  const among = new CapacityGate({ ...rules, mode: "thresholds" }, many, engine);
   assert.equal(enter(among, 2)?.reason, "capacity");
   assert.equal(enter(among, 1), undefined);
 });
@@ -109,8 +109,8 @@ test("what is queued is counted by tier; an answer from the cache takes nothing 
 
 test("what better tiers bring at other gateways makes a lower tier wait longer", () => {
   const engine = { waiting: () => [0, 0, 120], turn: () => 120 } as unknown as Engine;
-  const at = (perMs: number): Gate =>
-    new Gate(
+  const at = (perMs: number): CapacityGate =>
+    new CapacityGate(
       rules,
       { horizon: () => well, hasRoom: () => false, othersPerMs: (tier) => (tier === 0 ? perMs : 0) },
       engine,

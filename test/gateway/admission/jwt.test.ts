@@ -3,8 +3,7 @@ import assert from "node:assert/strict";
 import { createHmac, generateKeyPairSync, sign } from "node:crypto";
 import { describe, test } from "node:test";
 import { Credentials } from "../../../src/gateway/admission/credentials.ts";
-import { Tokens, type TokenRules } from "../../../src/gateway/admission/jwt.ts";
-import { fits, readPem } from "../../../src/gateway/admission/public-key.ts";
+import { fits, readPem, type TokenRules, Tokens } from "../../../src/gateway/admission/tokens.ts";
 import { VirtualClock } from "../../../src/cli/plan/virtual-clock.ts";
 import {
   claims,

@@ -15,7 +15,7 @@ import { join } from "node:path";
 import { describe, test } from "node:test";
 import { setImmediate as turn } from "node:timers/promises";
 import { KeyFile } from "../../../src/gateway/admission/key-file.ts";
-import { PublicKeyFile } from "../../../src/gateway/admission/public-key.ts";
+import { PublicKeyFile } from "../../../src/gateway/admission/tokens.ts";
 import { SystemClock } from "../../../src/app/clock.ts";
 import { VirtualClock } from "../../../src/cli/plan/virtual-clock.ts";
 import { Events } from "../../../src/observe/events.ts";

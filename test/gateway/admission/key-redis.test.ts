@@ -2,7 +2,7 @@
 import assert from "node:assert/strict";
 import { describe, test } from "node:test";
 import { KeyRedis } from "../../../src/gateway/admission/key-redis.ts";
-import { writeRecord } from "../../../src/gateway/admission/keys.ts";
+import { writeRecord } from "../../../src/gateway/admission/api-keys.ts";
 import { VirtualClock } from "../../../src/cli/plan/virtual-clock.ts";
 import { Events } from "../../../src/observe/events.ts";
 import { codeOf, makeKey, notices } from "./stage.ts";

@@ -1,13 +1,13 @@
 /** Refusals that inform: whose turn it is, and when to come again. */
 import assert from "node:assert/strict";
 import { test } from "node:test";
-import { Admission } from "../../../src/gateway/admission/admit.ts";
+import { Admission } from "../../../src/gateway/admission/admission.ts";
 import type { Engine } from "../../../src/engine/engine.ts";
 import { VirtualClock } from "../../../src/cli/plan/virtual-clock.ts";
 import { Events } from "../../../src/observe/events.ts";
 
 const tiers = ["enterprise", "paid", "free", "trial", "rest"].map((name) => ({ name }));
-const admission = new Admission({ tiers }, {} as Engine, new VirtualClock(), new Events());
+const admission = new Admission(() => ({ tiers }), {} as Engine, new VirtualClock(), new Events());
 const refused = { reason: "deadline", message: "more requests than the workers can serve in time" } as const;
 
 function told(

@@ -1,7 +1,13 @@
 /** What the tests of credentials share: a clock, keys, tokens that are good or forged. */
 import { createSecretKey, generateKeyPairSync, type KeyObject, randomBytes, sign } from "node:crypto";
-import { digestOf, nameOfSecret, newApiKey, readApiKey } from "../../../src/gateway/admission/api-key.ts";
-import type { KeyRecord, KeyStore } from "../../../src/gateway/admission/keys.ts";
+import {
+  digestOf,
+  type KeyRecord,
+  type KeyStore,
+  nameOfSecret,
+  newApiKey,
+  readApiKey,
+} from "../../../src/gateway/admission/api-keys.ts";
 import { Refusal } from "../../../src/core/errors.ts";
 import { type EventFields, Events } from "../../../src/observe/events.ts";
 

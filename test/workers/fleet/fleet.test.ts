@@ -3,7 +3,7 @@ import assert from "node:assert/strict";
 import { test } from "node:test";
 import { demoConfig } from "../../../src/app/config/load.ts";
 import { Fleet } from "../../../src/workers/fleet/fleet.ts";
-import type { WorkerDesk } from "../../../src/gateway/worker-routes.ts";
+import type { WorkerDesk } from "../../../src/gateway/admin.ts";
 import { leaseNames } from "../../../src/workers/fleet/orders.ts";
 import type { ModelBeat, WorkerBeat } from "../../../src/workers/fleet/registry.ts";
 import { VirtualClock } from "../../../src/cli/plan/virtual-clock.ts";

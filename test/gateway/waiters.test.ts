@@ -3,9 +3,9 @@ import { test } from "node:test";
 import fc from "fast-check";
 import type { Engine, EngineListener, RecordView } from "../../src/engine/engine.ts";
 import { VirtualClock } from "../../src/cli/plan/virtual-clock.ts";
-import { Router } from "../../src/gateway/router.ts";
+import { Waiters } from "../../src/gateway/waiters.ts";
 
-/** As much of an engine as a router sees. */
+/** As much of an engine as waiters see. */
 function stage() {
   const clock = new VirtualClock();
   const done = new Map<string, RecordView>();
@@ -17,7 +17,7 @@ function stage() {
     },
     outcome: (id: string) => Promise.resolve(done.get(id)),
   } as unknown as Engine;
-  const router = new Router(engine, clock);
+  const waiters = new Waiters(engine, clock);
   const settle = (id: string): void => {
     const record = {
       task: { id },
@@ -27,41 +27,41 @@ function stage() {
     done.set(id, record);
     listener.settled?.(record);
   };
-  return { clock, router, settle, engine };
+  return { clock, waiters, settle, engine };
 }
 
 test("an outcome that comes between expect and wait is not missed", async () => {
-  const { router, settle } = stage();
-  const waiter = router.expect("a");
+  const { waiters, settle } = stage();
+  const waiter = waiters.expect("a");
   settle("a");
-  assert.equal((await router.wait(waiter, Infinity))?.task.id, "a");
+  assert.equal((await waiters.wait(waiter, Infinity))?.task.id, "a");
 });
 
 test("everybody who waits for a task is woken, nobody else, and only once", async () => {
-  const { router, settle, clock } = stage();
-  const first = router.wait(router.expect("a"), Infinity);
-  const second = router.wait(router.expect("a"), Infinity);
-  const other = router.wait(router.expect("b"), clock.now() + 100);
+  const { waiters, settle, clock } = stage();
+  const first = waiters.wait(waiters.expect("a"), Infinity);
+  const second = waiters.wait(waiters.expect("a"), Infinity);
+  const other = waiters.wait(waiters.expect("b"), clock.now() + 100);
   settle("a");
   settle("a");
   assert.equal((await first)?.task.id, "a");
   assert.equal((await second)?.task.id, "a");
   await clock.run(clock.now() + 101);
   assert.equal(await other, undefined);
-  assert.equal(router.waiting, 0);
+  assert.equal(waiters.size, 0);
 });
 
 test("whoever joins another task hears of it, also when it ended before", async () => {
-  const { router, settle } = stage();
-  const early = router.expect("a");
+  const { waiters, settle } = stage();
+  const early = waiters.expect("a");
   settle("leader");
-  await router.follow(early, "leader");
-  assert.equal((await router.wait(early, Infinity))?.task.id, "leader");
-  const late = router.expect("b");
-  await router.follow(late, "leader-2");
+  await waiters.follow(early, "leader");
+  assert.equal((await waiters.wait(early, Infinity))?.task.id, "leader");
+  const late = waiters.expect("b");
+  await waiters.follow(late, "leader-2");
   settle("leader-2");
-  assert.equal((await router.wait(late, Infinity))?.task.id, "leader-2");
-  assert.equal(router.waiting, 0);
+  assert.equal((await waiters.wait(late, Infinity))?.task.id, "leader-2");
+  assert.equal(waiters.size, 0);
 });
 
 test("release says whether somebody else waits", () => {
@@ -70,26 +70,26 @@ test("release says whether somebody else waits", () => {
       fc.array(fc.nat(4), { minLength: 1, maxLength: 5 }),
       fc.infiniteStream(fc.nat(100)),
       (ids, picks) => {
-        const { router } = stage();
-        const waiters = ids.map((id) => router.expect(`task-${id}`));
-        while (waiters.length > 0) {
-          const [waiter] = waiters.splice(picks.next().value! % waiters.length, 1);
-          const others = waiters.some(({ id }) => id === waiter!.id);
-          assert.equal(router.release(waiter!), !others);
+        const { waiters } = stage();
+        const left = ids.map((id) => waiters.expect(`task-${id}`));
+        while (left.length > 0) {
+          const [waiter] = left.splice(picks.next().value! % left.length, 1);
+          const others = left.some(({ id }) => id === waiter!.id);
+          assert.equal(waiters.release(waiter!), !others);
         }
-        assert.equal(router.waiting, 0);
+        assert.equal(waiters.size, 0);
       },
     ),
   );
 });
 
 test("timeouts ring in order, whatever was settled before", async () => {
-  const { router, settle, clock } = stage();
+  const { waiters, settle, clock } = stage();
   const start = clock.now();
   const woken: string[] = [];
   const wait = (id: string, ms: number): void =>
-    void router
-      .wait(router.expect(id), start + ms)
+    void waiters
+      .wait(waiters.expect(id), start + ms)
       .then((record) => woken.push(`${id} ${record?.task.id ?? "late"}`));
   wait("c", 300);
   wait("a", 100);
@@ -100,8 +100,18 @@ test("timeouts ring in order, whatever was settled before", async () => {
 });
 
 test("close wakes everybody empty-handed", async () => {
-  const { router } = stage();
-  const waiting = router.wait(router.expect("a"), Infinity);
-  router.close();
+  const { waiters } = stage();
+  const waiting = waiters.wait(waiters.expect("a"), Infinity);
+  waiters.close();
   assert.equal(await waiting, undefined);
+});
+
+test("a waiter that is called for between its outcome and the telling is told once", async () => {
+  const { waiters, settle } = stage();
+  const waiter = waiters.expect("a");
+  settle("a");
+  let told = 0;
+  waiters.call(waiter, Infinity, () => told++);
+  await new Promise(setImmediate);
+  assert.equal(told, 1);
 });

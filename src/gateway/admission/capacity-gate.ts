@@ -8,14 +8,22 @@
  * Which answer a refusal gets: 429 where somebody else's better tier is served first; 503 where the capacity
  * itself is missing: workers are lost, or the first tier alone is too much.
  */
-import { type Refused, type Horizon, type Line, lost, RetrySlots } from "../../core/shed.ts";
-import { refuseByForecast, refuseByThresholds, type Thresholds } from "../../core/shed.ts";
 import { SurgeEstimate } from "../../core/estimate.ts";
 import { floorOf } from "../../core/fair.ts";
+import {
+  type Horizon,
+  type Line,
+  lost,
+  refuseByForecast,
+  refuseByThresholds,
+  type Refused,
+  RetrySlots,
+  type Thresholds,
+} from "../../core/shed.ts";
 import type { Engine } from "../../engine/engine.ts";
-import type { Caller } from "./caller.ts";
+import type { Caller } from "./credentials.ts";
 
-export interface GateRules extends Thresholds {
+export interface CapacityRules extends Thresholds {
   readonly mode: "predictive" | "thresholds" | "off";
   readonly model: string;
   readonly tiers: number;
@@ -32,15 +40,15 @@ export interface Prospects {
   othersPerMs?(tier: number): number;
 }
 
-export interface GateRefusal {
+export interface CapacityRefusal {
   readonly reason: Refused;
   readonly code: "RATE_LIMITED" | "SERVICE_OVERLOADED";
   readonly message: string;
   readonly waitMs: number;
 }
 
-export class Gate {
-  readonly #rules: GateRules;
+export class CapacityGate {
+  readonly #rules: CapacityRules;
   readonly #prospects: Prospects;
   readonly #engine: Engine;
   readonly #admitted: readonly SurgeEstimate[];
@@ -49,7 +57,7 @@ export class Gate {
   open = true;
 
   /** `before`: the same model's by other rules; what it learned stays. */
-  constructor(rules: GateRules, prospects: Prospects, engine: Engine, before?: Gate) {
+  constructor(rules: CapacityRules, prospects: Prospects, engine: Engine, before?: CapacityGate) {
     this.#rules = rules;
     this.#prospects = prospects;
     this.#engine = engine;
@@ -76,7 +84,7 @@ export class Gate {
    * Lets a task of this caller in, or says why not. `ofMany`: it is one of a request that is answered as a whole. By
    * a guess those are not refused: none of them would run then, and the guess would never be corrected.
    */
-  enter(caller: Caller, now: number, ofMany = false): GateRefusal | undefined {
+  enter(caller: Caller, now: number, ofMany = false): CapacityRefusal | undefined {
     // Most requests meet an idle worker and a short queue; where they would stand need not be known then.
     const predictive = this.#rules.mode === "predictive";
     if (predictive && this.#prospects.hasRoom(this.#waiting(), now)) return undefined;
@@ -135,7 +143,11 @@ export class Gate {
   }
 }
 
-function answerTo(reason: Refused, tier: number, horizon: Horizon): Pick<GateRefusal, "code" | "message"> {
+function answerTo(
+  reason: Refused,
+  tier: number,
+  horizon: Horizon,
+): Pick<CapacityRefusal, "code" | "message"> {
   if (reason === "no_worker") {
     return { code: "SERVICE_OVERLOADED", message: "no worker of this model is healthy" };
   }

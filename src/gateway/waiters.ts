@@ -1,9 +1,8 @@
 /**
- * Who in this process waits for which task.
+ * Which requests of this process wait for which task.
  *
- * A caller says that it will wait (`expect`) before it puts the task into the engine, so that an outcome
- * can never arrive between the two. The engine's word that a task is settled wakes everybody who waits
- * for that id, once. How long a caller waits is its own affair: at `until` it wakes empty-handed.
+ * A request registers (`expect`) before its task is put into the engine, so that no outcome can arrive between the two.
+ * The engine's notification wakes every waiter of that id, once; at its own time limit a waiter wakes without a record.
  */
 import type { Alarm, Clock } from "../app/clock.ts";
 import { type Due, Heap } from "../core/heap.ts";
@@ -16,14 +15,14 @@ export type Woken = (record: RecordView | undefined) => void;
 export class Waiter implements Due {
   /** The task it waits for; changes when the task joins another. */
   id: string;
-  /** It only looks: the task is not its own request. */
+  /** A long poll: the task is not this request's own. */
   readonly polls: boolean;
-  /** The next one that waits for the same task; written and read by the router. */
+  /** The next waiter for the same task; written and read by `Waiters`. */
   next: Waiter | undefined;
   dueAt = Infinity;
   place = -1;
-  #woken = false;
-  #record: RecordView | undefined;
+  woken = false;
+  record: RecordView | undefined;
   #call: Woken | undefined;
 
   constructor(id: string, polls: boolean) {
@@ -31,65 +30,62 @@ export class Waiter implements Due {
     this.polls = polls;
   }
 
-  get woken(): boolean {
-    return this.#woken;
-  }
-
-  /** Its wait is over; it is told so by `tell`. False: that was known already. */
+  /** Its wait is over, which `tell` says. False: it was over already. */
   settle(record: RecordView | undefined): boolean {
-    if (this.#woken) return false;
-    this.#woken = true;
-    this.#record = record;
+    if (this.woken) return false;
+    this.woken = true;
+    this.record = record;
     return true;
   }
 
   tell(): void {
-    this.#call?.(this.#record);
+    const call = this.#call;
+    this.#call = undefined;
+    call?.(this.record);
   }
 
   wake(record: RecordView | undefined): void {
     if (this.settle(record)) this.tell();
   }
 
-  /** Calls `woken` when the wait is over: at once, if it is. */
-  onWoken(woken: Woken): void {
-    this.#call = woken;
-    if (this.#woken) this.tell();
+  onWoken(call: Woken): void {
+    this.#call = call;
+    if (this.woken) this.tell();
   }
 }
 
-export class Router {
+export class Waiters {
   readonly #clock: Clock;
   readonly #engine: Engine;
   readonly #unwatch: () => void;
-  /** The first of those who wait for each task. Bounded by the connections that the server holds. */
-  readonly #waiting: Table<Waiter>;
+  /** The first waiter of each task. Bounded by the connections that the server holds. */
+  readonly #byTask: Table<Waiter>;
   readonly #timeouts = new Heap<Waiter>();
-  /** Their wait is over, and they are told so in a moment. */
+  /** Woken, and told so in a microtask. */
   #woken: Waiter[] = [];
   #alarm: Alarm | undefined;
   #alarmAt = Infinity;
 
-  /** `seed`: of the table of ids, some of which strangers choose. */
+  /** `seed`: of the table of ids, some of which clients choose. */
   constructor(engine: Engine, clock: Clock, seed = 0) {
-    this.#waiting = new Table(seed);
+    this.#byTask = new Table(seed);
     this.#clock = clock;
     this.#engine = engine;
     this.#unwatch = engine.watch({ settled: (record) => this.#settled(record) });
   }
 
-  get waiting(): number {
-    return this.#waiting.size;
+  /** Tasks that are waited for. */
+  get size(): number {
+    return this.#byTask.size;
   }
 
-  /** Listens for `id`, before anything is said about it. */
   expect(id: string, polls = false): Waiter {
     const waiter = new Waiter(id, polls);
     this.#add(waiter);
     return waiter;
   }
 
-  /** The task joined another: listen for that one, which may have ended meanwhile. */
+  /** The task joined another: waits for that one, which may have ended meanwhile. */
   async follow(waiter: Waiter, id: string): Promise<void> {
     this.release(waiter);
     waiter.id = id;
@@ -108,26 +104,29 @@ export class Router {
     return new Promise((resolve) => this.call(waiter, until, resolve));
   }
 
-  /** As `wait`, without a promise for every request. `woken` must not throw: others are told after it. */
+  /** As `wait`, without a promise. `woken` must not throw: others are told after it. */
   call(waiter: Waiter, until: number, woken: Woken): void {
-    if (!waiter.woken) this.#limit(waiter, until);
+    if (!waiter.woken) {
+      this.#timeouts.set(waiter, until);
+      if (until < this.#alarmAt) this.#arm(until);
+    }
     waiter.onWoken(woken);
   }
 
-  /** Somebody looks at this task who has not asked for it with a request of its own. */
+  /** Whether a long poll waits for this task. */
   polled(id: string): boolean {
-    for (let each = this.#waiting.get(id); each !== undefined; each = each.next) if (each.polls) return true;
+    for (let each = this.#byTask.get(id); each !== undefined; each = each.next) if (each.polls) return true;
     return false;
   }
 
-  /** Stops listening. Returns whether nobody else here waits for that task. */
+  /** Stops waiting. Returns whether no other request waits for that task. */
   release(waiter: Waiter): boolean {
     this.#timeouts.remove(waiter);
-    const first = this.#waiting.get(waiter.id);
+    const first = this.#byTask.get(waiter.id);
     if (first === undefined) return true;
     if (first === waiter) {
-      if (waiter.next === undefined) return this.#waiting.delete(waiter.id);
-      this.#waiting.set(waiter.id, waiter.next);
+      if (waiter.next === undefined) return this.#byTask.delete(waiter.id);
+      this.#byTask.set(waiter.id, waiter.next);
       return false;
     }
     for (let each = first; each.next !== undefined; each = each.next) {
@@ -137,10 +136,10 @@ export class Router {
     return false;
   }
 
-  /** Wakes everybody empty-handed; what they wait for stays in the engine. */
+  /** Wakes all without a record; the tasks stay in the engine. */
   releaseAll(): void {
-    for (const first of this.#waiting.values()) this.#wakeAll(first, undefined);
-    this.#waiting.clear();
+    for (const first of this.#byTask.values()) this.#wakeAll(first, undefined);
+    this.#byTask.clear();
   }
 
   close(): void {
@@ -150,39 +149,30 @@ export class Router {
   }
 
   #add(waiter: Waiter): void {
-    waiter.next = this.#waiting.get(waiter.id);
-    this.#waiting.set(waiter.id, waiter);
+    waiter.next = this.#byTask.get(waiter.id);
+    this.#byTask.set(waiter.id, waiter);
   }
 
   #settled(record: RecordView): void {
-    const { id } = record.task;
-    const first = this.#waiting.get(id);
+    const first = this.#byTask.get(record.task.id);
     if (first === undefined) return;
-    this.#waiting.delete(id);
+    this.#byTask.delete(record.task.id);
     this.#wakeAll(first, record);
   }
 
   #wakeAll(first: Waiter, record: RecordView | undefined): void {
     for (let each: Waiter | undefined = first; each !== undefined; each = each.next) {
       this.#timeouts.remove(each);
-      if (each.settle(record) && this.#woken.push(each) === 1) void Promise.resolve().then(this.#tellAll);
+      if (each.settle(record) && this.#woken.push(each) === 1) queueMicrotask(this.#tellAll);
     }
   }
 
-  /**
-   * A whole batch in one go, and only when the engine has settled all of it: what answers do takes longer than
-   * settling, and must not happen in the middle of it.
-   */
+  /** A whole batch at once, after the engine has settled all of it: answering takes longer than settling. */
   readonly #tellAll = (): void => {
     const woken = this.#woken;
     this.#woken = [];
     for (const waiter of woken) waiter.tell();
   };
-
-  #limit(waiter: Waiter, until: number): void {
-    this.#timeouts.set(waiter, until);
-    if (until < this.#alarmAt) this.#arm(until);
-  }
 
   #arm(at: number): void {
     this.#alarm?.cancel();
@@ -200,6 +190,6 @@ export class Router {
       this.release(first);
       first.wake(undefined);
     }
-    this.#arm(this.#timeouts.firstAt);
+    this.#arm(this.#timeouts.first?.dueAt ?? Infinity);
   }
 }

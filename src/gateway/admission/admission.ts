@@ -7,15 +7,15 @@
  *   rate of the user, of the tier    429 with the time until the window closes
  *   capacity                         429 or 503 with a time of one's own to come again; `gate.ts`
  *
- * For whom there is no capacity, others' work may have left an answer: the intake looks before it refuses.
- * The engine has the last word: its queue may be full.
+ * Where there is no capacity, another task may have left an answer: the request path looks before it refuses. The engine
+ * has the last word: its queue may be full.
  */
 import type { Clock } from "../../app/clock.ts";
 import { type Quota, Refusal } from "../../core/errors.ts";
 import type { Engine } from "../../engine/engine.ts";
 import type { Events, ShedReason } from "../../observe/events.ts";
-import type { Caller } from "./caller.ts";
-import type { Gate, GateRefusal } from "./gate.ts";
+import type { Caller } from "./credentials.ts";
+import type { CapacityRefusal } from "./capacity-gate.ts";
 import { type Bottleneck, ProcessLoad } from "./process-load.ts";
 
 export interface AdmissionRules {
@@ -25,14 +25,6 @@ export interface AdmissionRules {
   readonly onlyModel?: string | undefined;
 }
 
-/** How a caller was received. */
-export interface Reception {
-  readonly quota?: Quota;
-  /** There is no capacity for a new task of this caller. */
-  readonly refusal?: GateRefusal;
-}
-
-const WELCOME: Reception = {};
 /** Retry-After has whole seconds: those who come again are spread over half as long again. */
 const SPREAD = 0.5;
 const GOLDEN_RATIO = 0.618_033_988_749_895;
@@ -44,46 +36,34 @@ const BUSY_RETRY_MS = 1000;
 const BUSY_SLOTS = 64;
 
 export class Admission {
-  #rules: AdmissionRules;
+  readonly #rules: () => AdmissionRules;
   readonly #engine: Engine;
-  readonly #clock: Clock;
   readonly #events: Events;
-  #limited = false;
   #refusals = 0;
   #busySlot = 0;
   draining = false;
   readonly load: ProcessLoad;
 
   constructor(
-    rules: AdmissionRules,
+    rules: () => AdmissionRules,
     engine: Engine,
     clock: Clock,
     events: Events,
-    load = new ProcessLoad(rules.tiers.length, clock),
+    load = new ProcessLoad(rules().tiers.length, clock),
   ) {
     this.load = load;
     this.#rules = rules;
     this.#engine = engine;
-    this.#clock = clock;
     this.#events = events;
-    this.retune(rules);
-  }
-
-  /** Other rates from now on; the tiers are the same. */
-  retune(rules: AdmissionRules): void {
-    this.#rules = rules;
-    this.#limited =
-      rules.perUserPerMinute !== undefined ||
-      rules.tiers.some(({ ratePerMinute }) => ratePerMinute !== undefined);
   }
 
   /** What a request is for whose body was not read; "" where that is not known. */
   get onlyModel(): string {
-    return this.#rules.onlyModel ?? "";
+    return this.#rules().onlyModel ?? "";
   }
 
   tierName(tier: number): string {
-    return this.#rules.tiers[tier]!.name;
+    return this.#rules().tiers[tier]!.name;
   }
 
   /**
@@ -116,29 +96,15 @@ export class Admission {
     return this.#busySlot;
   }
 
-  /**
-   * Throws a Refusal when nothing can help; waits only where there is a rate to look up. `counts`: false for the
-   * inputs of a request that was counted as a whole. `ofMany`: see Gate.
-   */
-  receive(caller: Caller, gate: Gate, counts = true, ofMany = false): Reception | Promise<Reception> {
-    if (this.draining) throw this.ending(caller, gate.model);
-    if (!this.#limited || !counts) return this.#pass(caller, gate, undefined, ofMany);
-    return this.#spendRates(caller, gate.model).then((quota) => this.#pass(caller, gate, quota));
-  }
-
-  /** Counts a request of many tasks as the one request that it is. Throws a Refusal. */
+  /** Counts a request, of however many tasks, against its rates; undefined: none apply. Rejects with a Refusal. */
   count(caller: Caller, model: string): Promise<Quota | undefined> | undefined {
-    return this.#limited ? this.#spendRates(caller, model) : undefined;
-  }
-
-  #pass(caller: Caller, gate: Gate, quota: Quota | undefined, ofMany = false): Reception {
-    const refusal = gate.enter(caller, this.#clock.now(), ofMany);
-    if (refusal === undefined) return quota === undefined ? WELCOME : { quota };
-    return { refusal, ...(quota && { quota }) };
+    const { tiers, perUserPerMinute } = this.#rules();
+    const limited = perUserPerMinute !== undefined || tiers[caller.tier]!.ratePerMinute !== undefined;
+    return limited ? this.#spendRates(caller, model) : undefined;
   }
 
   /** The refusal for lack of capacity, counted. */
-  shed(caller: Caller, model: string, { reason, code, message, waitMs }: GateRefusal): Refusal {
+  shed(caller: Caller, model: string, { reason, code, message, waitMs }: CapacityRefusal): Refusal {
     const retryAfterMs = Math.max(1, Math.ceil(waitMs));
     this.#shed(caller, model, reason, retryAfterMs);
     const part = (++this.#refusals * GOLDEN_RATIO) % 1;
@@ -152,7 +118,9 @@ export class Admission {
 
   /** Who goes before a tier that is refused, by name while they are few. */
   #first(tier: number): string {
-    const better = this.#rules.tiers.slice(0, tier).map(({ name }) => name);
+    const better = this.#rules()
+      .tiers.slice(0, tier)
+      .map(({ name }) => name);
     const names = better.length > MAX_NAMED ? "better tiers" : better.join(" and ");
     return `: tier ${this.tierName(tier)} is refused now, ${names} served first`;
   }
@@ -195,11 +163,11 @@ export class Admission {
   }
 
   #spendOwn(caller: Caller, model: string): Promise<Quota | undefined> {
-    return this.#spend(`user:${caller.tenant}`, this.#rules.perUserPerMinute, caller, model, "your limit");
+    return this.#spend(`user:${caller.tenant}`, this.#rules().perUserPerMinute, caller, model, "your limit");
   }
 
   async #spendRates(caller: Caller, model: string): Promise<Quota | undefined> {
-    const { name, ratePerMinute } = this.#rules.tiers[caller.tier]!;
+    const { name, ratePerMinute } = this.#rules().tiers[caller.tier]!;
     const user = await this.#spendOwn(caller, model);
     const whose = `the limit of tier ${name}`;
     const all = await this.#spend(`tier:${name}`, ratePerMinute, caller, model, whose);
