@@ -236,7 +236,7 @@ export class Ferry {
     const certificates = new Certificates("tls", tls, CERTIFICATE_RELOAD_MS, this.#clock, this.events);
     this.#undo.push(() => certificates.stop());
     await certificates.start();
-    this.#tls = { ...tls, certificates, maxStreams: MAX_STREAMS };
+    this.#tls = { ...tls, certificates, http2: true, maxStreams: MAX_STREAMS };
   }
 
   async #openEngine(): Promise<Opened> {

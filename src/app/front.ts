@@ -34,7 +34,7 @@ import { EarlyRefusals } from "../gateway/early-refusal.ts";
 import { GrpcListener, type GrpcModel, MAX_CALLS } from "../gateway/grpc.ts";
 import { type EdgeTls, MAX_HEADERS } from "../gateway/http2.ts";
 import { healthRoutes } from "../gateway/admin.ts";
-import { NativeProtocol } from "../gateway/native.ts";
+import { MAX_POLL_MS, NativeProtocol } from "../gateway/native.ts";
 import { openapiRoutes } from "../gateway/openapi.ts";
 import { PageGuard } from "../gateway/page-guard.ts";
 import { screeningFor } from "../gateway/screening.ts";
@@ -226,7 +226,10 @@ export class Front {
     const { credentials } = opening;
     const shared = { admission, waiters: this.#waiters, engine, clock };
     const path = new RequestPath({ ...shared, routes: doors, credentials, durable });
-    const native = new NativeProtocol(config.api, { ...shared, path, authRequired: credentials.required });
+    const native = new NativeProtocol(
+      { ...config.api, maxPollMs: MAX_POLL_MS },
+      { ...shared, path, authRequired: credentials.required },
+    );
     let passing: OpenDropIns;
     try {
       passing = await this.#openDropIns(config, path, doors);

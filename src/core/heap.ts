@@ -44,16 +44,10 @@ export class Heap<Value extends Due> {
 
   /** Puts `value` in, or moves it. */
   set(value: Value, dueAt: number): void {
-    if (value.place < 0) {
-      value.dueAt = dueAt;
-      this.#rise(value, this.#values.length);
-    } else if (dueAt < value.dueAt) {
-      value.dueAt = dueAt;
-      this.#rise(value, value.place);
-    } else {
-      value.dueAt = dueAt;
-      this.#sink(value, value.place);
-    }
+    const sooner = value.place < 0 || dueAt < value.dueAt;
+    value.dueAt = dueAt;
+    if (sooner) this.#rise(value, value.place < 0 ? this.#values.length : value.place);
+    else this.#sink(value, value.place);
   }
 
   /** Takes `value` out, if it is in. */

@@ -20,8 +20,6 @@ export const MAX_DEPTH = 64;
 export const MAX_KEYS = 10_000;
 /** The largest double has 309 digits, so a shorter number without an exponent is in range. */
 const SAFE_DIGITS = 308;
-/** Up to so many keys a list is searched faster than a set is made. */
-const FEW_KEYS = 16;
 
 export const [OPEN_BRACE, CLOSE_BRACE, OPEN_BRACKET, CLOSE_BRACKET] = [0x7b, 0x7d, 0x5b, 0x5d];
 export const [QUOTE, COMMA] = [0x22, 0x2c];
@@ -103,27 +101,6 @@ class Finder {
   }
 }
 
-/** The keys of an object. */
-class Keys {
-  readonly #few: string[] = [];
-  #many: Set<string> | undefined;
-
-  get size(): number {
-    return this.#many?.size ?? this.#few.length;
-  }
-
-  /** False: it is there already. */
-  add(key: string): boolean {
-    if (this.#many === undefined) {
-      if (this.#few.includes(key)) return false;
-      if (this.#few.push(key) === FEW_KEYS) this.#many = new Set(this.#few);
-      return true;
-    }
-    const before = this.#many.size;
-    return this.#many.add(key).size > before;
-  }
-}
-
 /** Goes over a text once: as a whole (`check`), or value by value (`json-split.ts`). */
 export class Scanner {
   readonly #text: string;
@@ -152,8 +129,8 @@ export class Scanner {
     const text = this.#text;
     const fields = new Map<string, readonly [number, number]>();
     /** The keys so far of each open object; undefined for an array. */
-    const open: (Keys | undefined)[] = [];
-    let keys: Keys | undefined;
+    const open: (Set<string> | undefined)[] = [];
+    let keys: Set<string> | undefined;
     let expectKey = false;
     let field: string | undefined;
     let fieldStart = 0;
@@ -170,10 +147,10 @@ export class Scanner {
           const key = keyOf(text.slice(at, end));
           if (request && key === "__proto__") flaw ??= "proto";
           if (request && keys!.size === MAX_KEYS) return { fields, flaw: "keys", key };
-          if (!keys!.add(key)) {
+          if (keys!.has(key)) {
             flaw ??= "twice";
             twice ||= key;
-          }
+          } else keys!.add(key);
           expectKey = false;
           if (open.length === 1) field = key;
         }
@@ -194,7 +171,7 @@ export class Scanner {
         }
         if (open.length === 0) outer = code === OPEN_BRACE;
         expectKey = code === OPEN_BRACE;
-        keys = expectKey ? new Keys() : undefined;
+        keys = expectKey ? new Set() : undefined;
         open.push(keys);
       } else if (code === COLON) {
         if (open.length === 1) fieldStart = at + 1;

@@ -94,23 +94,19 @@ export class CurveEstimate {
   }
 
   read(maxBatchSize: number, now: number): CurveReading {
-    const steps = this.#known(now);
+    const known = [...this.#steps.values()].filter((step) => weightAt(step, now) >= LEAST_EVIDENCE);
+    const steps = known.sort((one, other) => one.size - other.size);
     const points = steps.map(({ size, ms, batches }) => ({ size: Math.round(size), ms, batches }));
     const none = { points, knee: undefined, hint: "" };
     const [first, last] = [steps[0], steps.at(-1)];
     if (first === undefined || last === undefined || steps.length < LEAST_STEPS) return none;
     if (last.size < LEAST_SPREAD * first.size) return none;
-    const hinge = fitHinge(steps.map((step) => ({ ...step, weight: weightAt(step, now) })));
+    const hinge = fitHinge(steps.map((step) => ({ ...step, weight: weightAt(step, now) / step.ms ** 2 })));
     const largest = Math.round(last.size);
     const knee = kneeOf(hinge, largest);
     if (knee >= largest) return { ...none, hint: whereItIsFlat(hinge, first.size, largest, maxBatchSize) };
     const found = { ...throughput(hinge, knee), full: throughput(hinge, maxBatchSize) };
     return { points, knee: found, hint: whereItIsBeyond(found) };
-  }
-
-  #known(now: number): Step[] {
-    const known = [...this.#steps.values()].filter((step) => weightAt(step, now) >= LEAST_EVIDENCE);
-    return known.sort((one, other) => one.size - other.size);
   }
 }
 
@@ -150,16 +146,19 @@ function kneeOf(hinge: Hinge, largest: number): number {
   return Math.min(largest, stepAbove(size));
 }
 
-type Weighed = Pick<Step, "size" | "ms" | "weight">;
-
-/** At least two sizes, in order. */
-function fitHinge(steps: readonly Weighed[]): Hinge {
+/** At least two sizes, in order; `weight` is that of the error relative to the time. */
+function fitHinge(steps: readonly Step[]): Hinge {
+  const sizes = steps.slice(0, -1).map(({ size }) => size);
+  const between = sizes.slice(1).map((size, at) => (size + sizes[at]!) / 2);
   let best: Hinge | undefined;
   let least = Infinity;
-  for (const bendAt of bends(steps)) {
+  // Of two bends that explain it equally well the later one is taken: flat for longer claims less.
+  for (const bendAt of [...sizes, ...between].sort((one, other) => other - one)) {
     const hinge = fitFrom(steps, bendAt);
-    const error = errorOf(steps, hinge);
-    // Of two that explain it equally well, the one that is flat for longer claims less.
+    const error = steps.reduce(
+      (sum, { size, ms, weight }) => sum + weight * (msFor(hinge, size) - ms) ** 2,
+      0,
+    );
     if (best !== undefined && error >= least * (1 - 1e-9)) continue;
     best = hinge;
     least = error;
@@ -167,39 +166,25 @@ function fitHinge(steps: readonly Weighed[]): Hinge {
   return best!;
 }
 
-/** From the last but one down: the steps themselves, and the middle between any two. */
-function bends(steps: readonly Weighed[]): number[] {
-  const sizes = steps.slice(0, -1).map(({ size }) => size);
-  const between = sizes.slice(1).map((size, at) => (size + sizes[at]!) / 2);
-  return [...sizes, ...between].sort((one, other) => other - one);
-}
-
-/** Weighted least squares of ms over x = max(0, n − bend), weights over ms². */
-function fitFrom(steps: readonly Weighed[], bendAt: number): Hinge {
+/** Weighted least squares of ms over x = max(0, n − bend). */
+function fitFrom(steps: readonly Step[], bendAt: number): Hinge {
   let [weights, meanX, meanMs] = [0, 0, 0];
   for (const { size, ms, weight } of steps) {
-    const share = weight / (ms * ms);
-    weights += share;
-    meanX += share * Math.max(0, size - bendAt);
-    meanMs += share * ms;
+    weights += weight;
+    meanX += weight * Math.max(0, size - bendAt);
+    meanMs += weight * ms;
   }
   meanX /= weights;
   meanMs /= weights;
   let [covariance, variance] = [0, 0];
   for (const { size, ms, weight } of steps) {
     const x = Math.max(0, size - bendAt) - meanX;
-    covariance += (weight / (ms * ms)) * x * (ms - meanMs);
-    variance += (weight / (ms * ms)) * x * x;
+    covariance += weight * x * (ms - meanMs);
+    variance += weight * x * x;
   }
   const perTaskMs = variance > 0 ? Math.max(0, covariance / variance) : 0;
   // A batch of one never took nothing.
   return { flatMs: Math.max(0.01, meanMs - perTaskMs * meanX), perTaskMs, bendAt };
-}
-
-function errorOf(steps: readonly Weighed[], hinge: Hinge): number {
-  let sum = 0;
-  for (const { size, ms, weight } of steps) sum += weight * ((msFor(hinge, size) - ms) / ms) ** 2;
-  return sum;
 }
 
 /** Also for `ferry plan --measure`: what a batch beyond the knee buys, and what for. */

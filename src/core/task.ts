@@ -32,9 +32,9 @@ export interface Task {
   /** Model, parameters (their SHA-256 where they are long), SHA-256 of the canonical input, and the tenant if only that one may share it; "": not shared. */
   readonly content: string;
   readonly createdAt: number;
-  /** The instant after which nobody waits any more. Fixed once, in `gateway/intake.ts`. */
+  /** The caller waits no longer than this. Set once, in `gateway/intake.ts`. */
   readonly deadlineAt: number;
-  /** The `traceparent` of the request's span; left out: it is not traced. */
+  /** The `traceparent` of the request's span; undefined: it is not traced. */
   readonly trace?: string | undefined;
 }
 

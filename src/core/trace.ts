@@ -45,7 +45,7 @@ export function readTraceparent(text: string): (SpanPlace & { readonly sampled: 
   return { traceId: traceId!, spanId: spanId!, sampled: (Number.parseInt(flags!, 16) & SAMPLED) !== 0 };
 }
 
-/** The `traceparent` of somebody who is sampled. */
+/** The `traceparent` of a span that is sampled. */
 export function traceparent({ traceId, spanId }: SpanPlace): string {
   return `00-${traceId}-${spanId}-01`;
 }
@@ -57,7 +57,7 @@ const MAX_MEMBERS = 32;
 const MAX_STATE = 512;
 /** Where the whole is too long, members longer than this go first. */
 const LONG_MEMBER = 128;
-/** What Node lets in as headers at most is larger; nobody means this. */
+/** Longer ones are ignored; Node's limit for headers is larger. */
 const ABSURD_STATE = 8192;
 
 /** A `tracestate` as it may be handed on: "" when it is malformed, without its last members when it is too long. */

@@ -23,6 +23,7 @@
 import type { Batch, Reply } from "../workers/backend/backend.ts";
 import type { Alarm } from "../app/clock.ts";
 import type { Blame } from "../core/blame.ts";
+import type { RateEstimate } from "../core/estimate.ts";
 import { type RetryBudget, smallerBatch } from "../core/retry.ts";
 import { callSpan, traceparent } from "../core/trace.ts";
 import {
@@ -39,16 +40,19 @@ import {
   suspectOf,
   tenantOf,
 } from "./bisection.ts";
-import type { InFlightBatch, Runner } from "./in-flight.ts";
+import type { BatchCapacity } from "./capacity.ts";
+import type { InFlightBatch } from "./in-flight.ts";
 import type { DispatcherParts, ModelRules } from "./model-rules.ts";
-import { UNUSABLE, Verdicts } from "./verdicts.ts";
-import type { PoolWorker as Slot } from "../workers/worker.ts";
+import { spared, UNUSABLE, Verdicts } from "./verdicts.ts";
+import type { PoolWorker } from "../workers/worker.ts";
 import type { Workers } from "../workers/workers.ts";
 
 export interface RunParts extends DispatcherParts {
   readonly workers: Workers;
+  readonly capacity: BatchCapacity;
+  readonly arrivals: RateEstimate;
   readonly budget: RetryBudget;
-  readonly blame: Blame<Slot>;
+  readonly blame: Blame<PoolWorker>;
   /** Whether there is room to run an overdue batch a second time. */
   readonly mayRequeue: () => boolean;
   /** The worker has answered, and is free for its next batch before these answers are settled. */
@@ -61,12 +65,12 @@ export const LEASE_GRACE_MS = 2000;
 const OVERDUE = { factor: 1.5, deviations: 4, floorMs: 20 };
 const SUSPECT = { factor: 2, deviations: 8, floorMs: 50 };
 
-export class BatchRun implements Runner {
+export class BatchRun {
   /** Those it began with: a reload does not change a batch in flight. */
   readonly #rules: ModelRules;
   readonly #parts: RunParts;
   readonly #batch: InFlightBatch;
-  readonly #slot: Slot;
+  readonly #slot: PoolWorker;
   readonly #verdicts: Verdicts;
   readonly #parameters: string;
   readonly #traced: boolean;
@@ -99,16 +103,17 @@ export class BatchRun implements Runner {
     onTurn?.();
   }
 
+  /** The batch before it is overdue. */
   stalled(afterMs: number): void {
     void this.#requeue(afterMs);
   }
 
   /** Resolves when every task has its verdict. */
-  async run(): Promise<void> {
+  async run(): Promise<unknown> {
     const { clock, blame, free } = this.#parts;
     let members = membersOf(this.#batch.tasks);
     let apart: BatchMember[] = [];
-    let barring: Promise<void> | undefined;
+    let barring: Promise<unknown> | undefined;
     if (!blame.idle) {
       const now = clock.now();
       const barred = members.filter((member) => blame.barred(suspectOf(member), now));
@@ -133,7 +138,7 @@ export class BatchRun implements Runner {
       answered = await this.#bisect(cut(members, reply, tenantOf));
     else await this.#verdicts.conclude(members, reply);
     if (apart.length > 0) await this.#bisect(sendApart(apart, answered));
-    await barring;
+    return barring;
   }
 
   /** Returns whether the worker answered any call of this batch. */
@@ -162,7 +167,7 @@ export class BatchRun implements Runner {
     }
   }
 
-  #settle({ members, as }: Ruling<BatchMember>, size: number, reply?: Reply): Promise<void> {
+  #settle({ members, as }: Ruling<BatchMember>, size: number, reply?: Reply): Promise<unknown> {
     const verdicts = this.#verdicts;
     switch (as) {
       case "reply":
@@ -224,7 +229,7 @@ export class BatchRun implements Runner {
 
   /** The batch behind it is as late. */
   #overdue(afterMs: number): void {
-    this.#slot.ahead?.runner?.stalled(afterMs);
+    this.#slot.ahead?.run?.stalled(afterMs);
     void this.#requeue(afterMs);
   }
 
@@ -238,15 +243,13 @@ export class BatchRun implements Runner {
     this.#requeued = true;
     const { engine, events, clock } = this.#parts;
     const { lease, tasks } = this.#batch;
-    const [at, message] = [clock.now(), this.#silence(afterMs)];
     events.emit("batch.overdue", {
       model: this.#rules.name,
       batchId: lease!.batch.id,
       worker: this.#slot.name,
       afterMs,
     });
-    const verdict = { kind: "retry", at, message, spared: true, overdue: true } as const;
-    const verdicts = tasks.map(({ task }) => ({ id: task.id, ...verdict }));
+    const verdicts = spared(tasks, clock.now(), this.#silence(afterMs), { overdue: true });
     // A second try is a favour: if the engine is out of reach, the first one goes on alone.
     await engine.settle(lease!, verdicts).catch(() => []);
   }

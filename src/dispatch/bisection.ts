@@ -2,7 +2,7 @@
  * The inputs of a batch, and how those that make a worker refuse it are isolated: by bisection, under one lease.
  *
  * Pure: `nextStep` takes the reply to the last call and returns the verdicts that follow from it and the next call. Every
- * input gets exactly one verdict. Nobody is blamed before it was sent alone. A batch of n costs at most 2 + 2·⌈log2 n⌉ calls; what
+ * input gets exactly one verdict. None is blamed before it was sent alone. A batch of n costs at most 2 + 2·⌈log2 n⌉ calls; what
  * is not cleared by then goes back to the queue in smaller batches.
  *
  * A batch that the worker answers with an error of its own is cut into two parts, and no further unless one of them is

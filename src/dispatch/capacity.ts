@@ -21,7 +21,7 @@ import type { DispatchReason, Json } from "../core/task.ts";
 import type { ClaimedTask, Lease } from "../engine/engine.ts";
 import { StarvationGuard } from "./chooser.ts";
 import type { ModelRules } from "./model-rules.ts";
-import type { PoolWorker as Slot } from "../workers/worker.ts";
+import type { PoolWorker } from "../workers/worker.ts";
 
 /** What keeps a batch below `maxBatchSize`. */
 export type SizeBound = "maxBatchTokens" | "maxBatchBytes" | "worker";
@@ -86,21 +86,21 @@ export class BatchCapacity {
   }
 
   /** The most tasks that a worker may be given now; without a slot: a worker that takes as many as allowed. */
-  most(slot?: Slot): number {
+  most(slot?: PoolWorker): number {
     let most = Math.min(this.#rules().limits.maxBatchSize, slot?.takes ?? Infinity);
     for (const budget of this.#current()) most = Math.min(most, budget.tasks);
     return most;
   }
 
   /** What keeps a batch of `size` for it below `maxBatchSize`; undefined when that is something else. */
-  boundOf(slot: Slot, size: number): Departure["bound"] {
+  boundOf(slot: PoolWorker, size: number): Departure["bound"] {
     if (size >= this.#rules().limits.maxBatchSize || size !== this.most(slot)) return undefined;
     if (size === slot.takes) return { by: "worker", weighed: false };
     return { by: this.#current().find(({ tasks }) => tasks === size)!.bound, weighed: false };
   }
 
   /** Tasks in its batches while tasks queue up: those with different parameters cannot share one. */
-  usual(slot?: Slot): number {
+  usual(slot?: PoolWorker): number {
     return Math.max(1, this.#fill * this.most(slot));
   }
 
@@ -111,7 +111,7 @@ export class BatchCapacity {
   }
 
   /** Which of them its worker is given in one call. */
-  fit(claimed: readonly ClaimedTask[], slot: Slot): Fitted {
+  fit(claimed: readonly ClaimedTask[], slot: PoolWorker): Fitted {
     const room = slot.takes;
     const budgets = this.#current();
     if (budgets.length === 0) {

@@ -4,14 +4,11 @@
  * For a free worker the question is about now. For one that is given its next batch early it is about the instant at
  * which it will be free, as if it were then: with that worker idle and the others as they will be.
  */
-import type { Engine, QueueView } from "../engine/engine.ts";
-import type { RateEstimate } from "../core/estimate.ts";
-import { decide, type Decision } from "../core/policy.ts";
-import type { RetryBudget } from "../core/retry.ts";
-import type { BatchCapacity } from "./capacity.ts";
+import type { QueueView } from "../engine/engine.ts";
+import { decide, type Decision, type View } from "../core/policy.ts";
+import type { RunParts } from "./batch-run.ts";
 import type { ModelRules } from "./model-rules.ts";
-import type { PoolWorker as Slot } from "../workers/worker.ts";
-import type { Workers } from "../workers/workers.ts";
+import type { PoolWorker } from "../workers/worker.ts";
 
 /** Queues that are looked at in each tier; what a choice costs does not grow with the number of parameters. */
 const MAX_QUEUES_SEEN = 64;
@@ -40,17 +37,9 @@ export interface Choice<Kind extends Decision["kind"]> {
   readonly decision: Decision & { readonly kind: Kind };
 }
 
-interface ChooserParts {
-  readonly engine: Engine;
-  readonly workers: Workers;
-  readonly capacity: BatchCapacity;
-  readonly arrivals: RateEstimate;
-  readonly budget: RetryBudget;
-}
-
 /** The worker that a batch is looked for. */
 export interface Question {
-  readonly slot: Slot;
+  readonly slot: PoolWorker;
   readonly now: number;
   /** When the batch would start: later than `now` where the worker still runs another. */
   readonly at: number;
@@ -60,20 +49,16 @@ export interface Question {
 }
 
 /** The workers when the batch would start. */
-interface Fleet {
-  readonly idle: number;
-  readonly freeAt: readonly number[];
-  readonly lastStartAt: number;
-}
+type Fleet = Pick<View, "idle" | "freeAt" | "lastStartAt">;
 
 export class Chooser {
   readonly #rules: () => ModelRules;
-  readonly #parts: ChooserParts;
+  readonly #parts: RunParts;
   /** Counts queues of a lower tier that wait longer and were passed over. */
   readonly #guard = new StarvationGuard();
   lastStartAt = -Infinity;
 
-  constructor(rules: () => ModelRules, parts: ChooserParts) {
+  constructor(rules: () => ModelRules, parts: RunParts) {
     this.#rules = rules;
     this.#parts = parts;
   }

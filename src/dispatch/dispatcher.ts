@@ -12,15 +12,17 @@ import { RateEstimate } from "../core/estimate.ts";
 import { RetryBudget, smallerBatch } from "../core/retry.ts";
 import type { Horizon } from "../core/shed.ts";
 import { ROUNDING_MS } from "../core/policy.ts";
+import type { Json } from "../core/task.ts";
 import type { ClaimedTask } from "../engine/engine.ts";
 import { BatchRun, LEASE_GRACE_MS, type RunParts } from "./batch-run.ts";
-import { BatchCapacity, explained, whyItLeft } from "./capacity.ts";
+import { BatchCapacity, type Departure, explained, whyItLeft } from "./capacity.ts";
 import { type Choice, Chooser, repeats, suspected } from "./chooser.ts";
 import { Forecaster } from "./forecaster.ts";
 import { type BatchOwner, InFlightBatch } from "./in-flight.ts";
 import type { DispatcherParts, ModelRules } from "./model-rules.ts";
 import { Pipeline } from "./pipeline.ts";
-import type { PoolWorker as Slot } from "../workers/worker.ts";
+import type { PoolWorker } from "../workers/worker.ts";
+import { spared } from "./verdicts.ts";
 import { type JoinOptions, Workers } from "../workers/workers.ts";
 
 /** The longest pause between claims that find nothing though the engine shows tasks. */
@@ -54,7 +56,7 @@ export class Dispatcher implements BatchOwner {
   /** Batches that are bound and not settled. */
   readonly #open = new Map<InFlightBatch, Promise<void>>();
   /** The worker that has just become free, while the next batch is looked for. */
-  #freed: { readonly slot: Slot; readonly at: number } | undefined;
+  #freed: { readonly slot: PoolWorker; readonly at: number } | undefined;
   /** Tasks on their way back to their queue unsent: they are no arrivals. */
   #returning = 0;
   /** Tasks come back one by one: the next batch is not made of the first of them. */
@@ -68,7 +70,7 @@ export class Dispatcher implements BatchOwner {
   #claimAt = -Infinity;
   #paused = false;
 
-  /** `rules` returns the same object until a reload; whoever switches it calls `wake`. */
+  /** `rules` returns the same object until a reload; after the switch `wake` has to be called. */
   constructor(rules: () => ModelRules, workers: readonly Worker[], parts: DispatcherParts) {
     this.#rules = rules;
     this.#parts = parts;
@@ -77,21 +79,17 @@ export class Dispatcher implements BatchOwner {
     this.#forecaster = new Forecaster(rules, this.workers, this.#capacity);
     this.#budget = new RetryBudget(() => rules().retry.budget);
     this.#pipeline = new Pipeline(rules, this.workers);
-    this.#chooser = new Chooser(rules, {
-      engine: parts.engine,
+    this.#runParts = {
+      ...parts,
       workers: this.workers,
       capacity: this.#capacity,
       arrivals: this.#arrivals,
       budget: this.#budget,
-    });
-    this.#runParts = {
-      ...parts,
-      workers: this.workers,
-      budget: this.#budget,
-      blame: new Blame<Slot>(() => rules().health),
+      blame: new Blame<PoolWorker>(() => rules().health),
       mayRequeue: () => this.#mayRequeue(),
       free: (batch) => this.#free(batch),
     };
+    this.#chooser = new Chooser(rules, this.#runParts);
     this.#unwatch = this.#listen();
     this.wake("capacity");
   }
@@ -115,17 +113,17 @@ export class Dispatcher implements BatchOwner {
   }
 
   /** How many batches a worker may have at once now. */
-  pipelineOf(slot: Slot): number {
+  pipelineOf(slot: PoolWorker): number {
     return this.#pipeline.depth(slot);
   }
 
   /** One worker more. */
-  join(worker: Worker, options?: JoinOptions): Slot {
+  join(worker: Worker, options?: JoinOptions): PoolWorker {
     return this.workers.join(worker, options);
   }
 
   /** It gets no further batch; resolves when it is gone. */
-  retire(slot: Slot): Promise<void> {
+  retire(slot: PoolWorker): Promise<void> {
     return this.workers.retire(slot);
   }
 
@@ -140,7 +138,7 @@ export class Dispatcher implements BatchOwner {
 
   /** Drains without waiting for workers: what they run is given up and stays in the engine. */
   async stop(): Promise<void> {
-    for (const { runner } of this.#open.keys()) runner?.giveUp();
+    for (const { run } of this.#open.keys()) run?.giveUp();
     await this.drain();
   }
 
@@ -220,61 +218,65 @@ export class Dispatcher implements BatchOwner {
     return false;
   }
 
-  #launch(slot: Slot, choice: Send, now: number, early: boolean): void {
+  #launch(slot: PoolWorker, choice: Send, now: number, early: boolean): void {
     const { queue, decision } = choice;
+    const { size, reason } = decision;
     const most = this.#capacity.most(slot);
-    const { probing } = slot.circuit;
-    const max = probing ? Math.min(decision.size, smallerBatch(most)) : decision.size;
+    const max = slot.circuit.probing ? Math.min(size, smallerBatch(most)) : size;
     if (!repeats(queue)) this.#budget.first();
     this.workers.noteUsage(now);
-    const batch = new InFlightBatch(
-      {
-        id: this.#parts.newBatchId(),
-        slot,
-        size: max,
-        early,
-        exclusive: suspected(queue),
-        oldestAt: queue.oldestAt,
-        freedAt: this.#freed?.slot === slot ? this.#freed.at : undefined,
-        expectedMs: this.workers.service.msFor(max) * slot.usualRatio,
-        handoverMs: this.#forecaster.handoverMs,
-      },
-      this,
-      now,
-    );
-    const running = this.#claimAndRun(batch, choice, most).finally(() => this.#open.delete(batch));
-    this.#open.set(batch, running);
-  }
-
-  /** Never rejects: when the engine fails, the lease runs out and its tasks are tried again. */
-  async #claimAndRun(batch: InFlightBatch, { queue, decision }: Send, most: number): Promise<void> {
-    const { id, slot, size: max, boundAt: now, early, oldestAt } = batch;
-    const { engine } = this.#parts;
-    const { name, workerMs, limits, inProcess = false } = this.rules;
-    const { reason } = decision;
+    const facts = {
+      id: this.#parts.newBatchId(),
+      slot,
+      size: max,
+      early,
+      exclusive: suspected(queue),
+      oldestAt: queue.oldestAt,
+      freedAt: this.#freed?.slot === slot ? this.#freed.at : undefined,
+      expectedMs: this.workers.service.msFor(max) * slot.usualRatio,
+      handoverMs: this.#forecaster.handoverMs,
+    };
     const departure = {
-      most: limits.maxBatchSize,
-      waitedMs: now - oldestAt,
+      most: this.rules.limits.maxBatchSize,
+      waitedMs: now - queue.oldestAt,
       reason,
-      probing: max < decision.size,
+      probing: max < size,
       early,
       bound: reason === "full" ? this.#capacity.boundOf(slot, max) : undefined,
     };
+    const batch = new InFlightBatch(facts, this, now);
+    const running = this.#claimAndRun(batch, queue.parameters, departure, most);
+    this.#open.set(
+      batch,
+      running.finally(() => this.#open.delete(batch)),
+    );
+  }
+
+  /** Never rejects: when the engine fails, the lease runs out and its tasks are tried again. */
+  async #claimAndRun(
+    batch: InFlightBatch,
+    parameters: Json,
+    departure: Omit<Departure, "size">,
+    most: number,
+  ): Promise<void> {
+    const { id, slot, size: max, startedAt, early } = batch;
+    const { name: model, workerMs, inProcess = false } = this.rules;
+    const { reason } = departure;
     const why = whyItLeft({ ...departure, size: max });
     const waiting = this.#waiting();
     slot.bind(batch);
-    if (!early) this.#chooser.lastStartAt = now;
+    if (!early) this.#chooser.lastStartAt = startedAt;
     this.#forecaster.changed();
     let returned: Promise<void> | undefined;
     try {
-      const claimed = await engine.claim({
-        model: name,
-        parameters: queue.parameters,
+      const claimed = await this.#parts.engine.claim({
+        model,
+        parameters,
         max,
         // The one before it may take as long.
         leaseMs: (early ? 2 * workerMs : workerMs) + LEASE_GRACE_MS,
         inProcess,
-        batch: { id, reason, worker: slot.name, startedAt: now, why },
+        batch: { id, reason, worker: slot.name, startedAt, why },
       });
       if (claimed.tasks.length > 0) this.#emptyClaims = 0;
       else this.#backOff();
@@ -313,15 +315,14 @@ export class Dispatcher implements BatchOwner {
     if (size === 0) return;
     const { clock, events } = this.#parts;
     const trouble = tooLate(batch, clock.now());
-    if (trouble !== undefined) return this.#putBack(batch, tasks, trouble, false);
+    if (trouble !== undefined) return this.#putBack(batch, tasks, trouble);
     slot.batches++;
     slot.tasks += size;
-    const run = new BatchRun(this.rules, this.#runParts, batch);
-    batch.runner = run;
+    const run = (batch.run = new BatchRun(this.rules, this.#runParts, batch));
     try {
       await run.run();
     } finally {
-      // Also when the engine failed: whoever heard that it started must hear that it is over.
+      // Also when the engine failed: observers that heard of its start must hear of its end.
       if (batch.announcedAt !== undefined) {
         const { id: batchId, reason } = lease!.batch;
         const busyMs = (batch.overAt ?? clock.now()) - batch.announcedAt;
@@ -336,7 +337,7 @@ export class Dispatcher implements BatchOwner {
   async #giveBack(batch: InFlightBatch, left: readonly ClaimedTask[]): Promise<void> {
     this.#returning += left.length;
     this.#holdsOff = true;
-    const settled = this.#putBack(batch, left, "it did not fit into its batch", true);
+    const settled = this.#putBack(batch, left, "it did not fit into its batch", { unsent: true });
     this.#holdsOff = false;
     this.wake("claimed");
     await settled.catch((error: unknown) => this.#broken(error));
@@ -345,16 +346,13 @@ export class Dispatcher implements BatchOwner {
   }
 
   async #putBack(
-    { lease }: InFlightBatch,
+    batch: InFlightBatch,
     tasks: readonly ClaimedTask[],
     message: string,
-    unsent: boolean,
+    how = {},
   ): Promise<void> {
-    const verdict = { kind: "retry", at: this.#parts.clock.now(), message, spared: true, unsent } as const;
-    await this.#parts.engine.settle(
-      lease!,
-      tasks.map(({ task }) => ({ id: task.id, ...verdict })),
-    );
+    const verdicts = spared(tasks, this.#parts.clock.now(), message, how);
+    await this.#parts.engine.settle(batch.lease!, verdicts);
   }
 
   #free(batch: InFlightBatch): void {
@@ -372,12 +370,10 @@ export class Dispatcher implements BatchOwner {
     this.#freed = undefined;
   }
 
-  reached(batch: InFlightBatch, waitedMs: number): void {
+  reached({ slot, early, freedAt }: InFlightBatch, waitedMs: number, now: number): void {
     this.#forecaster.learnHandover(waitedMs);
-    const { slot, early, freedAt, boundAt } = batch;
     if (early || freedAt === undefined) return;
-    const usualMs = this.workers.service.msFor(this.#capacity.usual(slot));
-    this.#pipeline.learn(boundAt - freedAt + waitedMs, usualMs);
+    this.#pipeline.learn(now - freedAt, this.workers.service.msFor(this.#capacity.usual(slot)));
   }
 
   started({ early, startedAt, lease, tasks, oldestAt }: InFlightBatch): void {

@@ -12,7 +12,7 @@
 import { type Horizon, runMsOf } from "../core/shed.ts";
 import type { BatchCapacity } from "./capacity.ts";
 import type { ModelRules } from "./model-rules.ts";
-import type { PoolWorker as Slot } from "../workers/worker.ts";
+import type { PoolWorker } from "../workers/worker.ts";
 import type { Workers } from "../workers/workers.ts";
 
 const WORKERS_PER_MS = 32;
@@ -132,7 +132,7 @@ export class Forecaster {
   }
 
   /** A batch of the usual size on a worker of the fleet's pace; what lies between two of them is part of the pace. */
-  #batchOn(slot?: Slot): { size: number; ms: number; paceMs: number } {
+  #batchOn(slot?: PoolWorker): { size: number; ms: number; paceMs: number } {
     const { service, surprise } = this.#workers;
     const size = this.#capacity.usual(slot);
     const ms = service.samples === 0 ? this.#rules().workerMs * FIRST_GUESS : service.msFor(size);

@@ -1,8 +1,6 @@
 /**
  * One batch of a worker, from the moment it is bound to the worker until the worker is done with it.
  *
- *   bound ──► sent ──► running ──► settling ──► over
- *
  *   bound      its tasks are being claimed
  *   sent       the call was made, and the worker is not known to work on it
  *   running    it has started: `batch.started` was emitted
@@ -11,19 +9,16 @@
  *
  * Most batches are sent to a free worker and run at once. With `pipeline` (`pipeline.ts`) a batch may be bound `early`, behind
  * one that the worker still runs. Its `turn` comes when that one came back, before or after it is sent; and a worker that
- * reports when it begins a batch may report that before the turn, if it overlaps its batches. For an early batch count
+ * reports when it begins a batch may report that before the turn, if it overlaps its batches. What counts from when:
  *
- *   startedAt         from begun, or from the turn where the worker does not report it. Its tasks wait until then (`queue_ms`).
- *   timeout, alarms   from the turn: before that the worker was busy with another batch
- *   service time      from the turn if it was sent by then, otherwise from begun, or sent where that is not reported. A worker
- *                     that overlaps batches has a pace of the time between two answers.
- *   busy time         the same
- *
- * A batch for a free worker starts when it is bound; its service and busy time count from begun where that is reported, so
- * that the way to the worker is not taken for work.
+ *                     early                                                     for a free worker
+ *   startedAt         begun, or the turn where begun is not reported            bound
+ *   timeout, alarms   the turn: before that the worker ran another batch        sent
+ *   service, busy     the turn if it was sent by then, otherwise begun or sent  begun, or sent where that is not reported
  */
 import type { ClaimedTask, Lease } from "../engine/engine.ts";
-import type { PoolWorker as Slot } from "../workers/worker.ts";
+import type { BatchRun } from "./batch-run.ts";
+import type { PoolWorker } from "../workers/worker.ts";
 
 export type BatchState = "bound" | "sent" | "running" | "settling" | "over";
 
@@ -32,7 +27,7 @@ export type BatchEvent = "sent" | "turn" | "begun" | "ran" | "settling" | "over"
 
 export interface BatchFacts {
   readonly id: string;
-  readonly slot: Slot;
+  readonly slot: PoolWorker;
   readonly size: number;
   /** Bound behind the batch that the worker runs. */
   readonly early: boolean;
@@ -48,31 +43,19 @@ export interface BatchFacts {
   readonly handoverMs: number;
 }
 
-/** The dispatcher, which is told of each batch. */
+/** The dispatcher: told once that the worker can work on a batch, `waitedMs` after it could have begun, and that it started. */
 export interface BatchOwner {
-  /** The worker can work on it, `waitedMs` after it could have begun. Called once. */
-  reached(batch: InFlightBatch, waitedMs: number): void;
-  /** Called once. */
+  reached(batch: InFlightBatch, waitedMs: number, now: number): void;
   started(batch: InFlightBatch): void;
-}
-
-/** The part that makes the calls (`batch-run.ts`). */
-export interface Runner {
-  readonly calls: number;
-  turned(): void;
-  /** The batch before it is overdue. */
-  stalled(afterMs: number): void;
-  giveUp(): void;
 }
 
 export class InFlightBatch {
   readonly id: string;
-  readonly slot: Slot;
+  readonly slot: PoolWorker;
   readonly size: number;
   readonly early: boolean;
   readonly oldestAt: number;
   readonly freedAt: number | undefined;
-  readonly boundAt: number;
   /** No batch is bound behind it: it holds a suspected input, or the batch bound behind it came back unstarted. */
   exclusive: boolean;
   /** Another batch was with its worker beside it, at least for a while. */
@@ -81,13 +64,13 @@ export class InFlightBatch {
   /** When `batch.started` was emitted; undefined until then. */
   announcedAt: number | undefined;
   overAt: number | undefined;
-  /** When it will be done, by what is known now; meaningless before its turn. */
+  /** When it will be done; meaningless before its turn. */
   expectedFreeAt: number;
   /** Written when its tasks are claimed, and again when an early batch starts: outcomes tell `startedAt`. */
   lease: Lease | undefined;
   /** Those of the lease that are sent. */
   tasks: readonly ClaimedTask[] = [];
-  runner: Runner | undefined;
+  run: BatchRun | undefined;
   readonly #owner: BatchOwner;
   readonly #expectedMs: number;
   readonly #reportsBegun: boolean;
@@ -106,7 +89,7 @@ export class InFlightBatch {
     this.exclusive = facts.exclusive;
     this.oldestAt = facts.oldestAt;
     this.freedAt = facts.freedAt;
-    this.boundAt = this.startedAt = now;
+    this.startedAt = now;
     this.#owner = owner;
     this.#expectedMs = facts.expectedMs;
     this.#reportsBegun = facts.slot.worker.queues === true;
@@ -156,7 +139,7 @@ export class InFlightBatch {
     }
     const begins = !this.early || (this.#reportsBegun ? this.#begunAt : this.#turnAt) !== undefined;
     if (event === "ran" || (begins && this.#sentAt !== undefined)) this.#start(now);
-    if (event === "turn") this.runner?.turned();
+    if (event === "turn") this.run?.turned();
   }
 
   /** When it will be done if its worker is free at `at`. */
@@ -189,7 +172,7 @@ export class InFlightBatch {
     this.expectedFreeAt = this.freeIf(now);
     if (this.#reached) return;
     this.#reached = true;
-    this.#owner.reached(this, now - this.#turnAt!);
+    this.#owner.reached(this, now - this.#turnAt!, now);
   }
 
   #start(now: number): void {

@@ -13,17 +13,17 @@ export const MAX_WORKER_LOAD = 0.9;
 export interface ModelRules {
   readonly name: string;
   readonly limits: Limits;
-  /** The most that the inputs of one batch weigh, unless it is one task (`core/weight.ts`); left out: no budget. */
+  /** The most that the inputs of one batch weigh, unless it is one task (`core/weight.ts`). Default: no budget. */
   readonly maxBatchTokens?: number | undefined;
   readonly maxBatchBytes?: number | undefined;
   readonly workerMs: number;
   /** The workers are part of this process and can take it down. Default: false. */
   readonly inProcess?: boolean;
-  /** Whether a worker gets its next batch while it runs one; left out: `auto`. */
+  /** Whether a worker gets its next batch while it runs one. Default: `auto`. */
   readonly pipeline?: PipelineMode;
   readonly retry: RetryLimits & { readonly budget: number };
   readonly health: HealthLimits;
-  /** A worker that says it is fuller than this is no capacity; left out: none is too full. */
+  /** A worker that says it is fuller than this is no capacity. Default: 1. */
   readonly maxWorkerLoad?: number;
 }
 

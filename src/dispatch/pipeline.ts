@@ -27,7 +27,7 @@
  *   - never where it, or the one before it, may hold the input that ended a worker: that is tried alone;
  *   - on a worker that others list too only if it will be done while our lease surely holds.
  */
-import type { PoolWorker as Slot } from "../workers/worker.ts";
+import type { PoolWorker } from "../workers/worker.ts";
 import type { Workers } from "../workers/workers.ts";
 import type { ModelRules } from "./model-rules.ts";
 
@@ -77,7 +77,7 @@ export class Pipeline {
   }
 
   /** How many batches a worker may have at once. */
-  depth({ worker }: Slot): 1 | 2 {
+  depth({ worker }: PoolWorker): 1 | 2 {
     const mode = this.#mode;
     if (mode !== "auto") return mode;
     return this.#pays && worker.queues === true ? 2 : 1;
@@ -95,8 +95,8 @@ export class Pipeline {
   }
 
   /** The worker that will be free first of those that may be given a batch behind the one they run. */
-  next(now: number): Slot | undefined {
-    let next: Slot | undefined;
+  next(now: number): PoolWorker | undefined {
+    let next: PoolWorker | undefined;
     const mode = this.#mode;
     if (mode === 1 || (mode === "auto" && !this.#pays)) return next;
     for (const slot of this.#workers.slots) {
@@ -107,11 +107,11 @@ export class Pipeline {
   }
 
   /** From when on one that is not full may be bound to it. */
-  bindAt({ batch }: Slot): number {
+  bindAt({ batch }: PoolWorker): number {
     return this.#workers.service.settled ? batch!.expectedFreeAt - this.leadMs : Infinity;
   }
 
-  #takesOneMore(slot: Slot, now: number): boolean {
+  #takesOneMore(slot: PoolWorker, now: number): boolean {
     const { batch, circuit } = slot;
     if (batch === undefined || slot.ahead !== undefined || batch.exclusive) return false;
     if (batch.state !== "sent" && batch.state !== "running") return false;

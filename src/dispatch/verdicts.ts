@@ -29,14 +29,11 @@ export const UNUSABLE = "the worker returned no usable output for this input";
 /** Of `ejectMs`. */
 const DOUBT_PAUSE = 0.5;
 
-/** How an input is tried again. */
+/** How inputs are tried again. */
 interface Again {
-  /** In batches of at most so many; undefined: of any size. */
+  readonly finding: Finding;
+  /** In batches of at most so many. */
   readonly atMost?: (attempt: number) => number;
-  /** Not sooner than this, except after its first failure: an innocent input gets a second try at once. */
-  readonly pauseMs?: number;
-  /** Why it is not tried again. */
-  readonly over?: string;
   /** If it is given up, the same input is refused for a while. */
   readonly bars?: boolean;
 }
@@ -55,7 +52,7 @@ export class Verdicts {
   }
 
   /** `members` are those that were sent, in the order in which they were sent. */
-  async conclude(members: Members, reply: Reply): Promise<void> {
+  conclude(members: Members, reply: Reply): Promise<unknown> {
     const now = this.#parts.clock.now();
     switch (reply.kind) {
       case "answered":
@@ -66,9 +63,8 @@ export class Verdicts {
         return this.#busy(members, reply, now);
       case "unusable": {
         const finding = this.#blame(members, reply, false);
-        if (finding.over) return this.#guilty(members);
-        const size = isCertain(finding) ? Infinity : 1;
-        return this.#retry(members, reply, { atMost: () => size, pauseMs: this.#pauseMs(finding) });
+        if (finding.over) return this.#fail(members, "INPUT_REJECTED", UNUSABLE);
+        return this.#retry(members, reply, { finding, atMost: () => (isCertain(finding) ? Infinity : 1) });
       }
       case "failed":
         if (reply.blame !== "nobody") return this.#failed(members, reply, reply.blame === "batch");
@@ -79,7 +75,7 @@ export class Verdicts {
   }
 
   /** Where only what the client named is not ready, only its tasks wait; the worker serves the others. */
-  async #busy(members: Members, reply: Reply & { kind: "busy" }, now: number): Promise<void> {
+  #busy(members: Members, reply: Reply & { kind: "busy" }, now: number): Promise<unknown> {
     const { blame, workers } = this.#parts;
     const until = now + reply.retryAfterMs;
     const named = reply.named === true && !blame.wasFound(members[0]!.tasks[0]!.task.parameters, now);
@@ -88,18 +84,15 @@ export class Verdicts {
     return this.spare(members, named ? until : now, briefly(reply));
   }
 
-  async #failed(members: Members, reply: Failure, died: boolean): Promise<void> {
+  #failed(members: Members, reply: Failure, died: boolean): Promise<unknown> {
     const finding = this.#blame(members, reply, died);
-    if (finding.over)
-      return this.#retry(members, reply, { over: "workers fail with this input, and answer others" });
+    const size = members.length;
+    // Alone, at a worker that answers others: it is tried alone the next time, too.
+    const stays = size === 1 && !isCertain(finding);
     return this.#retry(members, reply, {
-      atMost: (attempt) => {
-        // Alone, at a worker that answers others: it is tried alone the next time, too.
-        if (members.length === 1 && !isCertain(finding)) return 1;
-        return smallerBatchAfter(attempt, members.length, this.#rules.retry.max);
-      },
-      pauseMs: this.#pauseMs(finding),
-      bars: died && this.#alone(members),
+      finding,
+      atMost: (attempt) => (stays ? 1 : smallerBatchAfter(attempt, size, this.#rules.retry.max)),
+      bars: !finding.over && died && this.#alone(members),
     });
   }
 
@@ -115,17 +108,13 @@ export class Verdicts {
   }
 
   /** Alone, twice, and no usable output though the worker answered others: the input's own fault. */
-  async guilty(members: Members): Promise<void> {
+  guilty(members: Members): Promise<unknown> {
     for (const member of members) this.#find([member], false);
-    await this.#guilty(members);
-  }
-
-  #guilty(members: Members): Promise<void> {
     return this.#fail(members, "INPUT_REJECTED", UNUSABLE);
   }
 
   /** Refuses inputs untried that ended workers a moment ago; the one that was tried is kept as a dead letter. */
-  bar(members: Members): Promise<void> {
+  bar(members: Members): Promise<unknown> {
     const message = "it ended workers a moment ago; it is not tried again so soon";
     return this.#fail(members, "INFERENCE_FAILED", message);
   }
@@ -161,31 +150,30 @@ export class Verdicts {
   }
 
   /** Tries again later, or gives up. */
-  async #retry(members: Members, why: Failure, { atMost, pauseMs = 0, over, bars }: Again): Promise<void> {
+  async #retry(members: Members, why: Failure, { finding, atMost, bars }: Again): Promise<void> {
+    const over = finding.over ? "workers fail with this input, and answer others" : undefined;
     const message = over === undefined ? briefly(why) : `${briefly(why)}: ${over}`;
     const now = this.#parts.clock.now();
+    const pauseMs = this.#pauseMs(finding);
     // One random number for the batch: its tasks come back together and fill one batch again.
     const random = this.#parts.random();
     const code = "INFERENCE_FAILED";
     /** In the order of the verdicts; undefined where it is tried again. */
     const dead: (Task | undefined)[] = [];
-    const replies = await this.#tell(members, ({ attempt, task }) => {
+    const replies = await this.#settle(members, ({ attempt, task }) => {
       const at = over === undefined ? this.#retryAt(attempt, now, random) : undefined;
       dead.push(at === undefined ? task : undefined);
       if (at !== undefined) {
+        // An input that may be innocent gets a second try at once.
         const soonest = attempt === 1 ? now : now + pauseMs;
         const maxBatchSize = atMost?.(attempt) ?? Infinity;
         return { kind: "retry", at: Math.max(at, soonest), message, maxBatchSize };
       }
       if (bars === true) this.#parts.blame.bar(suspectOf(members[0]!), now);
-      const made = attempt === 1 ? "the only attempt" : `all ${attempt} attempts`;
+      const made = attempt === 1 ? "the only attempt failed" : `all ${attempt} attempts failed`;
+      const reason = `${over ?? made}; it is kept as a dead letter`;
       // The worker's own words may tell more of the inside than a caller should see.
-      return {
-        kind: "dead",
-        code,
-        message: `${over ?? `${made} failed`}; it is kept as a dead letter`,
-        detail: why.message,
-      };
+      return { kind: "dead", code, message: reason, detail: why.message };
     });
     // Only what the engine took: a task that had ended already, or is held by another lease, is no dead letter.
     dead.forEach((task, at) => {
@@ -199,12 +187,12 @@ export class Verdicts {
    * Not cleared in time: back to the queue, where the attempt counts, and never again in so large a batch. A task without
    * an attempt left is spared this one: none dies of another's refusal. It ends, because batches only get smaller.
    */
-  async putBack(members: Members, batchSize: number): Promise<void> {
+  putBack(members: Members, batchSize: number): Promise<unknown> {
     const now = this.#parts.clock.now();
     const random = this.#parts.random();
     const message = "a batch-mate was refused";
     const maxBatchSize = smallerBatch(batchSize);
-    await this.#settle(members, ({ attempt }) => {
+    return this.#settle(members, ({ attempt }) => {
       const at = this.#retryAt(attempt, now, random);
       return {
         kind: "retry",
@@ -224,20 +212,16 @@ export class Verdicts {
   }
 
   /** Back to the queue through no fault of theirs: no attempt is counted. */
-  spare(members: Members, at: number, message: string, maxBatchSize = Infinity): Promise<void> {
+  spare(members: Members, at: number, message: string, maxBatchSize = Infinity): Promise<unknown> {
     return this.#settle(members, () => ({ kind: "retry", at, message, spared: true, maxBatchSize }));
   }
 
-  #fail(members: Members, code: ErrorCode, message: string): Promise<void> {
+  #fail(members: Members, code: ErrorCode, message: string): Promise<unknown> {
     return this.#settle(members, () => ({ kind: "failed", code, message }));
   }
 
-  async #settle(members: Members, judge: Judge): Promise<void> {
-    await this.#tell(members, judge);
-  }
-
   /** What the engine replies to each verdict, in the order in which `judge` was asked. */
-  async #tell(members: Members, judge: Judge): Promise<readonly SettleReply[]> {
+  async #settle(members: Members, judge: Judge): Promise<readonly SettleReply[]> {
     if (this.silent) return [];
     const verdicts: Verdict[] = [];
     members.forEach(({ tasks }, at) => {
@@ -245,6 +229,16 @@ export class Verdicts {
     });
     return this.#parts.engine.settle(this.#batch.lease!, verdicts);
   }
+}
+
+/** Back to the queue through no fault of theirs: no attempt is counted. */
+export function spared(
+  tasks: readonly ClaimedTask[],
+  at: number,
+  message: string,
+  how: { readonly unsent?: boolean; readonly overdue?: boolean },
+): Verdict[] {
+  return tasks.map(({ task }) => ({ id: task.id, kind: "retry", at, message, spared: true, ...how }));
 }
 
 function briefly({ brief, message }: Failure): string {

@@ -1,36 +1,30 @@
 /**
- * The engine contract: where tasks and their outcomes live.
+ * The engine contract: where tasks and their outcomes live. `test/contract/engine.ts` holds every engine to this page.
  *
- * One record per task, under its id, from `put` until a time to live after its end. The record owns
- * the response: result store, idempotency, joining identical tasks and "who gets the answer" are all
- * that record. Each verb says what is atomic, what happens when it is done twice, and what it returns.
- * `test/contract/engine.ts` holds every engine to this page.
- *
- * Rules that hold across verbs:
- *  - `done` and `failed` are final; only `deadLetters.replay` reopens a dead letter. Any end of that but `done`,
- *    its owner's cancelling included, puts it back among the dead letters with the latest reason.
- *  - The first good outcome wins, from whichever lease it comes, also an expired one.
- *  - Bad news (`retry`, `failed`, `dead`) is taken only from the lease that holds the task now.
+ * One record per task, under its id, from `put` until a time to live after its end. Result store, idempotency, joining
+ * identical tasks and response routing are all that record. Rules that hold across verbs:
+ *  - `done` and `failed` are final; only `deadLetters.replay` reopens a dead letter. Any end of that but `done`, a cancel by
+ *    its owner included, puts it back among the dead letters with the latest reason.
+ *  - The first good outcome wins, from whichever lease it comes, also an expired one. Bad news (`retry`, `failed`, `dead`)
+ *    is taken only from the lease that holds the task now.
  *  - A record that is not final is in exactly one place: a queue, the waiting room for retries, or a lease.
  *  - Only the tenant that owns a record can see or end it; to anybody else it does not exist.
- *  - Inside a tier tenants take turns, as `core/fair.ts` says: one that floods it delays nobody else. An engine
- *    that many processes share may go by estimates there; its files say how far they are off.
- *  - Tenants share what is bounded, by the rule in `core/share.ts`, so that none can take all of it:
+ *  - Inside a tier tenants take turns (`core/fair.ts`): one that floods it delays no other. An engine that many processes
+ *    share may go by estimates there; its files say how far they are off.
+ *  - Tenants share what is bounded by the rule in `core/share.ts`, so that none can take all of it:
  *     - Groups of one model (`MAX_GROUPS`). A `put` whose parameters no waiting task of the model has opens one, and is
  *       `full` with `own` when its tenant has opened as many as it may. Joins, answers from the cache, retries and
  *       replays are never refused for that. An engine that many processes share may count per shard or by estimates.
  *     - Bytes of unfetched outcomes (`results.maxBytes`), where the engine keeps them itself. Replays are not refused for
- *       that either.
- *    Of kept outcomes the tenant that holds the most loses its oldest first, never one that holds less than
- *    `maxBytes` divided by the tenants that hold any.
+ *       that either. Of kept outcomes the tenant that holds the most loses its oldest first, never one that holds less
+ *       than `maxBytes` divided by the tenants that hold any.
  *  - `maxQueuedBytes` counts inputs and parameters: parameters once where tasks share their text, and with each task
  *    where each is stored with its own copy (on disk, in Redis).
- *  - An outcome whose only caller hung up (`cancel` with `abandoned`), and for which no Idempotency-Key can bring anybody
+ *  - An outcome whose only caller hung up (`cancel` with `abandoned`), and for which no Idempotency-Key can bring that caller
  *    back, is not promised: it is kept like a delivered one.
  *  - A lease that runs out is held against its tasks as `core/retry.ts` says: alone, then dead letter.
- *
- * A shared engine may be out of reach: `put`, `cancel` and `outcome` then reject with a `Refusal` that tells
- * the client to send the request again, and whatever was accepted stays accepted.
+ *  - A shared engine may be out of reach: `put`, `cancel` and `outcome` then reject with a `Refusal` that tells the client to
+ *    send the request again, and whatever was accepted stays accepted.
  */
 import type { ErrorCode } from "../core/errors.ts";
 import type { BatchNote, Json, Outcome, Task, TaskState } from "../core/task.ts";

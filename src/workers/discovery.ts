@@ -2,7 +2,7 @@
  * Workers that a DNS name stands for: looked up every `everyMs`, one worker for each address (A and AAAA).
  *
  *   an address is new         it is reported
- *   it is missing             nothing, until it has been missing for `graceMs` in answers; then it is reported no more
+ *   it is missing             nothing, until answers have been without it for three times `everyMs`: DNS servers disagree for a while
  *   the lookup fails          nothing; it is logged once, and again when it works
  *   there is none at all      no error: workers may come
  */
@@ -13,9 +13,6 @@ import type { Events } from "../observe/events.ts";
 
 export interface DiscoveryRules {
   readonly everyMs: number;
-  readonly graceMs: number;
-  /** More are ignored. */
-  readonly maxAddresses: number;
   /** DNS servers to ask; empty: as the system does. */
   readonly servers: readonly string[];
 }
@@ -25,6 +22,11 @@ export interface DiscoveryParts {
   readonly events: Events;
   readonly resolve: Resolve;
 }
+
+/** Lookups in which an address must be missing before its worker is removed. */
+const MISSING_LOOKUPS = 3;
+/** Of one name: as many as a config may list one by one. */
+const MAX_ADDRESSES = 1024;
 
 export class Discovery {
   readonly name: DnsName;
@@ -115,21 +117,20 @@ export class Discovery {
     this.#none = none;
     const now = this.#parts.clock.now();
     for (const url of this.#urlsOf(addresses)) this.#seen.set(url, now);
-    for (const [url, at] of this.#seen)
-      if (at < now && now - at >= this.#rules().graceMs) this.#seen.delete(url);
+    const since = now - MISSING_LOOKUPS * this.#rules().everyMs;
+    for (const [url, at] of this.#seen) if (at < now && at <= since) this.#seen.delete(url);
   }
 
   /** In the same order in every process, so that all choose the same where there are too many. */
   #urlsOf(addresses: readonly string[]): string[] {
-    const { maxAddresses } = this.#rules();
     const all = [...new Set(addresses)].sort();
-    const tooMany = all.length > maxAddresses;
+    const tooMany = all.length > MAX_ADDRESSES;
     if (tooMany && !this.#tooMany) {
-      const what = `${this.name.shown} has ${all.length} addresses, of which ${maxAddresses} are used`;
-      this.#log("warn", `${what}; raise backend.dnsMaxAddresses`);
+      const what = `${this.name.shown} has ${all.length} addresses, of which ${MAX_ADDRESSES} are used`;
+      this.#log("warn", what);
     }
     this.#tooMany = tooMany;
-    return all.slice(0, maxAddresses).map((each) => this.name.at(each));
+    return all.slice(0, MAX_ADDRESSES).map((each) => this.name.at(each));
   }
 
   #failed(error: unknown): void {

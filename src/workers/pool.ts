@@ -735,17 +735,12 @@ function sameBackend(one: ModelConfig, other: ModelConfig): boolean {
 
 const NO_LOOKUPS = {
   dnsMs: undefined,
-  dnsMaxAddresses: undefined,
   dnsServers: undefined,
 } as const;
 
-/** Lookups in which an address must be missing before its worker is removed: DNS servers disagree for a while. */
-const MISSING_LOOKUPS = 3;
-
 function lookupRules({ backend }: ModelConfig): DiscoveryRules {
-  if (!hasAddresses(backend)) return { everyMs: Infinity, graceMs: Infinity, maxAddresses: 0, servers: [] };
-  const { dnsMs: everyMs, dnsMaxAddresses: maxAddresses, dnsServers: servers } = backend;
-  return { everyMs, graceMs: MISSING_LOOKUPS * everyMs, maxAddresses, servers };
+  const { dnsMs = Infinity, dnsServers = [] } = hasAddresses(backend) ? backend : {};
+  return { everyMs: dnsMs, servers: dnsServers };
 }
 
 /** Whether a worker is one process's own or everybody's is settled when its model begins. */

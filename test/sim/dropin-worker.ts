@@ -83,11 +83,19 @@ export class DropInWorker implements Worker {
       const abort = (): void => exchange.abort();
       const inputs = batch.tasks.map(({ input }) => input);
       const call = protocol.call(inputs, batch.parameters, "upstream");
-      const facts = { model: "upstream", named: call.named === true, ownCredential: false };
-      const exchange = new HttpExchange(batch, protocol, facts, MAX_REPLY_BYTES, this.#clock, (reply) => {
-        signal.removeEventListener("abort", abort);
-        this.#busy = false;
-        resolve(reply);
+      const exchange = new HttpExchange({
+        batch,
+        protocol,
+        model: "upstream",
+        named: call.named === true,
+        ownCredential: false,
+        maxReplyBytes: MAX_REPLY_BYTES,
+        clock: this.#clock,
+        done: (reply) => {
+          signal.removeEventListener("abort", abort);
+          this.#busy = false;
+          resolve(reply);
+        },
       });
       signal.addEventListener("abort", abort);
       exchange.onRequestSent();

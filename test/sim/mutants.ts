@@ -70,8 +70,8 @@ const MUTANTS: readonly Mutant[] = [
   {
     name: "a batch may be one task too large",
     file: "src/dispatch/dispatcher.ts",
-    from: "Math.min(decision.size, smallerBatch(most)) : decision.size;",
-    to: "Math.min(decision.size, smallerBatch(most)) : decision.size + 1;",
+    from: "Math.min(size, smallerBatch(most)) : size;",
+    to: "Math.min(size, smallerBatch(most)) : size + 1;",
   },
   {
     name: "a process that woke up late starts its batch all the same",

@@ -11,8 +11,6 @@ const NAME = "dns://gpu.default.svc:9000/infer";
 const [A, B] = ["10.0.0.1", "10.0.0.2"];
 const EVERY_MS = 5000;
 const GRACE_MS = 15_000;
-const LIMIT = { dnsMaxAddresses: 3 };
-
 function stage(changes: Parameters<typeof emptyModel>[0] = {}) {
   const dns = { answer: (): readonly string[] | "never" => [], asked: 0 };
   const resolve = (): Promise<readonly string[]> => {
@@ -22,7 +20,7 @@ function stage(changes: Parameters<typeof emptyModel>[0] = {}) {
       if (answer !== "never") found(answer);
     });
   };
-  const model = httpModel([NAME], "m", LIMIT);
+  const model = httpModel([NAME]);
   const patient = { queueMs: 600_000, totalMs: 1_200_000, ...changes };
   const empty = emptyModel(patient, model, { resolve });
   return { ...empty, dns, resolve, start: () => empty.pool.follow() };
@@ -97,20 +95,23 @@ describe("a name of DNS", () => {
   });
 
   test("with more addresses than may be used has the first of them, and it is told once", async () => {
-    const { simulation, dns, start, names, notices, change } = stage();
-    dns.answer = () => ["10.0.0.9", "10.0.0.5", "10.0.0.7", "10.0.0.8"];
-    await start();
+    const { simulation, clock, events, notices } = stage();
+    const many = Array.from({ length: 1030 }, (_, at) => `10.0.${at >> 8}.${at & 255}`);
+    const rules = { everyMs: EVERY_MS, servers: [] };
+    const parts = { clock, events, resolve: () => Promise.resolve(many) };
+    const discovery = new Discovery(
+      "m",
+      dnsName(NAME, "http"),
+      () => rules,
+      async () => {},
+      parts,
+    );
+    await discovery.start();
     await simulation.run(3 * EVERY_MS);
-    assert.deepEqual(names(), ["10.0.0.5:9000", "10.0.0.7:9000", "10.0.0.8:9000"]);
-    const told = `warn: model m: ${NAME} has 4 addresses, of which 3 are used; raise backend.dnsMaxAddresses`;
-    assert.deepEqual(notices, [told]);
-    await change(httpModel([NAME], "m", { dnsMaxAddresses: 4 }));
-    await simulation.run(EVERY_MS);
-    assert.equal(names().length, 4);
-    await change(httpModel([NAME], "m", { dnsMaxAddresses: 2 }));
-    await simulation.run(GRACE_MS + 2 * EVERY_MS);
-    assert.deepEqual(names(), ["10.0.0.5:9000", "10.0.0.7:9000"]);
-    assert.equal(notices.length, 2);
+    const first = many.toSorted().slice(0, 1024);
+    assert.deepEqual([...discovery.urls], first.map(dnsName(NAME, "http").at));
+    assert.deepEqual(notices, [`warn: model m: ${NAME} has 1030 addresses, of which 1024 are used`]);
+    discovery.stop();
   });
 
   test("without an address is no error: workers may come", async () => {
@@ -141,7 +142,7 @@ describe("a name of DNS", () => {
     const { simulation, dns, clock, events, resolve } = stage();
     let started = false;
     dns.answer = () => "never";
-    const rules = { everyMs: EVERY_MS, graceMs: GRACE_MS, maxAddresses: 3, servers: [] };
+    const rules = { everyMs: EVERY_MS, servers: [] };
     const parts = { clock, events, resolve };
     const discovery = new Discovery(
       "m",

@@ -4,7 +4,7 @@
  * Tens of thousands of results a second are kept for minutes. As objects each would be copied by the garbage
  * collector twice and walked over for as long as it lives, which costs more than answering did. Here they are
  * bytes in slabs, in the order in which they ended, found through two indexes of numbers: by id, and by content
- * for the cache. (`npm run bench -- embedded`; bench/README.md has resident memory and scavenges with and without.)
+ * for the cache. `node bench/kept.ts`: 1.5 µs of CPU a record beside what making it costs, where objects cost 8.3.
  *
  * Each tenant has its own slabs, which are emptied from its oldest record on. One leaves when both its uses are over:
  * polling (`ttlMs`) and the cache (its model's time); or early, when its tenant holds too many bytes (`records.ts`). But

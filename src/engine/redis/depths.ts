@@ -22,6 +22,8 @@ const RUNNING = "running";
 /** From this part of a bound on tasks are counted before they are put. */
 const NEAR = 1 / 8;
 
+type Full = PutReply & { readonly kind: "full" };
+
 /** Differences by field. */
 export type Counts = Map<string, number>;
 
@@ -44,11 +46,7 @@ export class Depths {
   }
 
   get queued(): number {
-    let sum = 0;
-    for (const counts of [this.#entering, this.#known]) {
-      for (const [field, count] of counts) if (field !== BYTES && field !== RUNNING) sum += count;
-    }
-    return Math.max(0, sum);
+    return Math.max(0, sumOf(this.#entering) + sumOf(this.#known));
   }
 
   get running(): number {
@@ -70,17 +68,18 @@ export class Depths {
   }
 
   /** Which bound leaves no room for this task. */
-  full(task: Task): (PutReply & { kind: "full" }) | undefined {
+  full(task: Task): Full | undefined {
+    return this.#refusal(task, this.queued + 1, this.#count(BYTES) + weight(task));
+  }
+
+  /** Why so much may not wait, of which `task` is the last. */
+  #refusal(task: Task, queued: number, bytes: number): Full | undefined {
     const { maxQueued, maxQueuedBytes } = this.#parts.limits;
-    const bytes = weight(task);
-    const full = (setting: string): PutReply & { kind: "full" } => ({
-      kind: "full",
-      message: `the queue is full (${setting})`,
-      never: bytes > maxQueuedBytes,
-    });
-    if (this.queued >= maxQueued) return full(`limits.maxQueued ${maxQueued}`);
-    if (this.#count(BYTES) + bytes > maxQueuedBytes) return full(`limits.maxQueuedBytes ${maxQueuedBytes}`);
-    return undefined;
+    if (queued <= maxQueued && bytes <= maxQueuedBytes) return undefined;
+    const setting =
+      queued > maxQueued ? `limits.maxQueued ${maxQueued}` : `limits.maxQueuedBytes ${maxQueuedBytes}`;
+    const never = weight(task) > maxQueuedBytes;
+    return { kind: "full", message: `the queue is full (${setting})`, never };
   }
 
   /** Whether so much waits that gateways which put at the same time could pass a bound. */
@@ -90,23 +89,16 @@ export class Depths {
   }
 
   /** Counts tasks before they are put; resolves with the refusals of the last ones, for which there is no room. */
-  async reserve(tasks: readonly Task[]): Promise<(PutReply & { kind: "full" })[]> {
-    const { maxQueued, maxQueuedBytes } = this.#parts.limits;
+  async reserve(tasks: readonly Task[]): Promise<Full[]> {
     await this.add(this.of(tasks));
-    let queued = 0;
-    for (const [field, count] of this.#known) if (field !== BYTES && field !== RUNNING) queued += count;
+    let queued = sumOf(this.#known);
     let bytes = this.#known.get(BYTES) ?? 0;
     const refused: Task[] = [];
-    const refusals: (PutReply & { kind: "full" })[] = [];
+    const refusals: Full[] = [];
     for (const task of tasks.toReversed()) {
-      if (queued <= maxQueued && bytes <= maxQueuedBytes) break;
-      const setting =
-        queued > maxQueued ? `limits.maxQueued ${maxQueued}` : `limits.maxQueuedBytes ${maxQueuedBytes}`;
-      refusals.push({
-        kind: "full",
-        message: `the queue is full (${setting})`,
-        never: weight(task) > maxQueuedBytes,
-      });
+      const refusal = this.#refusal(task, queued, bytes);
+      if (refusal === undefined) break;
+      refusals.push(refusal);
       refused.push(task);
       queued--;
       bytes -= weight(task);
@@ -226,6 +218,13 @@ export class Depths {
   unsuspicious(): void {
     this.#suspicious = "";
   }
+}
+
+/** Tasks that wait, of all models. */
+function sumOf(counts: Counts): number {
+  let sum = 0;
+  for (const [field, count] of counts) if (field !== BYTES && field !== RUNNING) sum += count;
+  return sum;
 }
 
 function fieldOf(model: string, tier: number): string {

@@ -13,7 +13,6 @@
  * Wherever a reply may be lost the same call is made again: every act says the same twice, and what was put twice is
  * compared with its records before it is run.
  */
-import type { Alarm } from "../../app/clock.ts";
 import { hashOf } from "../../core/table.ts";
 import type { Outcome, Task } from "../../core/task.ts";
 import type { Spent } from "../../core/window.ts";
@@ -36,7 +35,7 @@ import { neverFits } from "../engine.ts";
 import { Depths } from "./depths.ts";
 import { checkFormat } from "./format.ts";
 import { metaFrame, outcomeFrame } from "./frames.ts";
-import { GroupShares } from "./groups.ts";
+import { InFlight } from "./in-flight.ts";
 import { fieldOf } from "./keys.ts";
 import { RedisLetters } from "./letters.ts";
 import { Messages } from "./messages.ts";
@@ -49,7 +48,6 @@ import { type FoundRecord, pendingView, RedisRecords } from "./records.ts";
 import { scripts } from "./scripts.ts";
 import { Settlements } from "./settlements.ts";
 import { RedisSpends } from "./spends.ts";
-import { TenantCounts } from "./tenants.ts";
 
 const REFRESH_EVERY_MS = 1000;
 const CLOCK_EVERY_MS = 10_000;
@@ -68,15 +66,15 @@ export class RedisEngine implements Engine {
   readonly #outcomes: Outcomes;
   readonly #messages: Messages;
   readonly #depths: Depths;
-  readonly #groups: GroupShares;
-  readonly #tenants = new TenantCounts();
+  readonly #inFlight: InFlight;
   readonly #puts: RedisPuts;
   readonly #pool: TaskPool;
   readonly #reader: BundleReader;
   readonly #settlements: Settlements;
   readonly #spends: RedisSpends;
   readonly deadLetters: RedisLetters;
-  readonly #alarms = new Map<string, Alarm>();
+  /** What ends the periodic work. */
+  readonly #ends: (() => void)[] = [];
   /** Leases of which tasks are not settled, by token: how many are left. */
   readonly #leases = new Map<string, number>();
   /** Records that are being evicted. */
@@ -89,7 +87,7 @@ export class RedisEngine implements Engine {
     this.#messages = new Messages(parts);
     this.#outcomes = new Outcomes(parts, this.#records, this.#messages);
     this.#depths = new Depths(parts);
-    this.#groups = new GroupShares(hashOf(parts.name, 3));
+    this.#inFlight = new InFlight(hashOf(parts.name, 3));
     this.#pool = new TaskPool(parts, this.#depths);
     this.#settlements = new Settlements(parts, {
       pool: this.#pool,
@@ -103,16 +101,13 @@ export class RedisEngine implements Engine {
       records: this.#records,
       outcomes: this.#outcomes,
       depths: this.#depths,
-      groups: this.#groups,
+      inFlight: this.#inFlight,
       cluster,
       accommodate: (id, owner, caller) => this.#accommodate(id, owner, caller),
     });
     this.#spends = new RedisSpends(parts, cluster);
     this.deadLetters = new RedisLetters(parts, this.#depths, this.#outcomes);
-    this.#outcomes.onLeft = (task) => {
-      this.#groups.left(task);
-      this.#tenants.left(task);
-    };
+    this.#outcomes.onLeft = (task) => this.#inFlight.left(task);
     this.#outcomes.onExpired = (task) => void this.#drop(task.id, task, EXPIRED).catch(() => {});
     this.#messages.on("request", (fields, sender) => void this.#requested(fields, sender));
     this.#messages.on("join", ([id, deadline, tier]) =>
@@ -135,25 +130,16 @@ export class RedisEngine implements Engine {
     await this.#messages.open();
     this.#outcomes.open();
     await this.#refresh();
-    this.#every("refresh", REFRESH_EVERY_MS, () => this.#refresh());
-    this.#every("clock", CLOCK_EVERY_MS, () => this.#setClock());
+    this.#ends.push(
+      this.#parts.repeat(REFRESH_EVERY_MS, () => this.#refresh()),
+      this.#parts.repeat(CLOCK_EVERY_MS, () => this.#setClock()),
+    );
   }
 
   /** From here on it reads tasks for these workers. */
   async serve(demand: Demand): Promise<void> {
     await this.#reader.open(demand);
-    this.#every("heal", HEAL_EVERY_MS, () => this.#heal());
-  }
-
-  #every(name: string, ms: number, work: () => Promise<void>): void {
-    const { clock } = this.#parts;
-    const again = (): void => {
-      if (this.#closed === undefined) this.#every(name, ms, work);
-    };
-    this.#alarms.set(
-      name,
-      clock.at(clock.now() + ms, () => void work().then(again, again)),
-    );
+    this.#ends.push(this.#parts.repeat(HEAL_EVERY_MS, () => this.#heal()));
   }
 
   async #setClock(): Promise<void> {
@@ -222,10 +208,8 @@ export class RedisEngine implements Engine {
     }
     if (reply.kind === "queued") {
       // Its end may have been heard already.
-      if (this.#outcomes.get(id) === awaited) {
-        this.#tenants.entered(task);
-        this.#outcomes.accepted(awaited, task, sharing.joinKey);
-      } else this.#groups.left(task);
+      if (this.#outcomes.get(id) === awaited) this.#outcomes.accepted(awaited, task, sharing.joinKey);
+      else this.#inFlight.left(task);
       if (events.heard("task.queued")) events.emit("task.queued", { id, model, tier, at: clock.now() });
       return reply;
     }
@@ -373,12 +357,8 @@ export class RedisEngine implements Engine {
       holder = dropped;
     }
     if (this.#pool.get(id) !== undefined) return this.#cancelHere(id, task.tenant, abandoned);
-    const answer = await this.#messages.ask(keys.shardOf(id), holder, [
-      "cancel",
-      id,
-      task.tenant,
-      abandoned ? "1" : "",
-    ]);
+    const request = ["cancel", id, task.tenant, abandoned ? "1" : ""];
+    const answer = await this.#messages.ask(keys.shardOf(id), holder, request);
     if (answer === undefined) throw new Error("the batcher that holds the task did not answer");
     return answer as CancelReply;
   }
@@ -396,14 +376,8 @@ export class RedisEngine implements Engine {
   /** Ends a task that no batcher holds. Else: it ended otherwise ("late"), or the batcher that holds it. */
   async #drop(id: string, task: Task, outcome: Outcome): Promise<string> {
     const { keys, shared, clock, nodes, options, name } = this.#parts;
-    const fields = {
-      meta: metaFrame(task, {}, shared),
-      attempt: 0,
-      queuedAt: task.createdAt,
-      settledAt: clock.now(),
-      batch: Buffer.alloc(0),
-      cacheTtlMs: 0,
-    };
+    const meta = metaFrame(task, {}, shared);
+    const fields = { meta, attempt: 0, queuedAt: task.createdAt, settledAt: clock.now() };
     const bytes = outcomeFrame(fields, outcome, shared);
     const shard = keys.shardOf(id);
     const call = this.#parts.call(shard, scripts.drop, [keys.bundle(id)], [fieldOf(id), bytes]);
@@ -504,7 +478,7 @@ export class RedisEngine implements Engine {
 
   turn(model: string, tier: number, tenant: string): number {
     const waiting = this.#depths.waiting(model)[tier] ?? 0;
-    return this.#tenants.turn(model, tier, tenant, waiting);
+    return this.#inFlight.turn(model, tier, tenant, waiting);
   }
 
   stats(): EngineStats {
@@ -540,7 +514,7 @@ export class RedisEngine implements Engine {
   }
 
   async #close(): Promise<void> {
-    for (const alarm of this.#alarms.values()) alarm.cancel();
+    for (const end of this.#ends) end();
     this.#outcomes.close();
     await this.#reader.stop();
     await this.#settlements.settled();

@@ -248,14 +248,14 @@ export interface OutcomeFields {
   readonly attempt: number;
   readonly queuedAt: number;
   readonly settledAt: number;
-  readonly batch: Buffer;
+  readonly batch?: Buffer | undefined;
   readonly cached?: boolean;
   /** 0: the outcome is not reused. */
-  readonly cacheTtlMs: number;
+  readonly cacheTtlMs?: number;
 }
 
 export function outcomeFrame(fields: OutcomeFields, outcome: Outcome, clock: RedisClock): Buffer {
-  const { meta, attempt, queuedAt, settledAt, batch, cached = false, cacheTtlMs } = fields;
+  const { meta, attempt, queuedAt, settledAt, batch = "", cached = false, cacheTtlMs = 0 } = fields;
   const [code, text] = outcome.ok ? ["", outcome.output] : [outcome.code, outcome.message];
   return frame([
     code,

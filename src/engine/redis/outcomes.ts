@@ -5,7 +5,6 @@
  * gateway and batch. Messages are hints: after a gap, after a reconnect, and once a second for what has waited longer
  * than that, the outcomes are looked up. An end is told once, however often it is heard of.
  */
-import type { Alarm } from "../../app/clock.ts";
 import { hashOf, Table } from "../../core/table.ts";
 import type { Task } from "../../core/task.ts";
 import type { RecordView } from "../engine.ts";
@@ -48,8 +47,6 @@ export class Outcomes {
   readonly #awaited: Table<Awaited>;
   /** Tasks in flight that this process put, by join key. */
   readonly #joinable: Table<Awaited>;
-  #alarm: Alarm | undefined;
-  #closed = false;
   /** A task that this process put has ended, or is not waited for any longer. */
   onLeft: (task: Task) => void = () => {};
   /** Past its deadline, and no batcher has read it. */
@@ -69,14 +66,12 @@ export class Outcomes {
     messages.onGap = () => void this.#lookUp(this.#awaited.values().map(({ id }) => id));
   }
 
+  /** Looks up once in a while what no message has told. */
   open(): void {
-    this.#arm();
+    this.close = this.#parts.repeat(this.#parts.options.sweepMs, () => this.sweep());
   }
 
-  close(): void {
-    this.#closed = true;
-    this.#alarm?.cancel();
-  }
+  close = (): void => {};
 
   get(id: string): Awaited | undefined {
     return this.#awaited.get(id);
@@ -139,14 +134,6 @@ export class Outcomes {
   /** The same, before it is unpacked: only what is waited for here is. */
   heard(id: string, outcome: Buffer): void {
     if (this.#awaited.get(id) !== undefined) this.ended(this.#records.read(id, outcome));
-  }
-
-  #arm(): void {
-    if (this.#closed) return;
-    const { clock, options } = this.#parts;
-    this.#alarm = clock.at(clock.now() + options.sweepMs, () => {
-      void this.sweep().finally(() => this.#arm());
-    });
   }
 
   async sweep(): Promise<void> {

@@ -1,5 +1,5 @@
 /** What the parts of the Redis engine share. */
-import type { Clock } from "../../app/clock.ts";
+import type { Alarm, Clock } from "../../app/clock.ts";
 import { Refusal } from "../../core/errors.ts";
 import {
   type Arg,
@@ -106,6 +106,24 @@ export class RedisParts implements RedisBase {
     } catch (error) {
       throw overloaded(error, ASK_AGAIN, ASK_AGAIN);
     }
+  }
+
+  /** Does `work` again and again, each time `ms` after it ended; returns what stops that. */
+  repeat(ms: number, work: () => Promise<unknown>): () => void {
+    let alarm: Alarm | undefined;
+    let stopped = ms === Infinity;
+    const again = (): void => {
+      if (!stopped) alarm = this.clock.at(this.clock.now() + ms, () => void work().then(again, again));
+    };
+    again();
+    return () => {
+      stopped = true;
+      alarm?.cancel();
+    };
+  }
+
+  pause(ms: number): Promise<void> {
+    return new Promise((resolve) => this.clock.at(this.clock.now() + ms, () => resolve()));
   }
 
   reach(shard: number): void {

@@ -126,7 +126,10 @@ export class TaskPool {
     if (this.#entries.get(name) === entry) this.#entries.delete(name);
   }
 
-  /** Takes entries in that were just delivered; resolves with their number of tasks. `ran`: they are a dead batcher's, and these tasks ran there, at which attempt. */
+  /**
+   * Takes entries in that were just delivered; resolves with their number of tasks. `ran`: they are a dead batcher's, and these
+   * tasks ran there, at which attempt.
+   */
   async take(
     shard: number,
     stream: string,
@@ -136,39 +139,27 @@ export class TaskPool {
     const { nodes, name, keys } = this.#parts;
     const commands: Arg[][] = [];
     let count = 0;
-    const fresh: { entry: HeldEntry; tasks: readonly TaskBody[]; owned: string[]; counted: boolean }[] = [];
-    const checked: typeof fresh = [];
-    for (const [id, fields] of found) {
-      const entryId = id.toString("latin1");
-      const read = fields === null ? undefined : readEntry(fields[1]!);
-      if (read === undefined || this.#entries.has(`${stream} ${entryId}`)) continue;
-      const { gateway, mark, tasks } = read;
-      count += tasks.length;
-      const left = tasks.length;
-      const entry = {
-        shard,
-        stream,
-        id: entryId,
-        gateway,
-        left,
-        unconfirmed: 0,
-        contested: true,
-        lost: false,
-      };
-      this.#entries.set(`${stream} ${entryId}`, entry);
-      const owned = mark === "part" ? tasks.map((task) => `o${fieldOf(task.id)}`) : ["o"];
-      const counted = ran === undefined && mark === "check";
-      (ran !== undefined || mark === "check" || mark === "copy" ? checked : fresh).push({
-        entry,
-        tasks,
-        owned,
-        counted,
-      });
-    }
+    const fresh: { readonly entry: HeldEntry; readonly tasks: readonly TaskBody[] }[] = [];
+    const checked: ((typeof fresh)[number] & { readonly counted: boolean })[] = [];
     this.engine.together(() => {
-      for (const { entry, tasks, owned } of fresh) {
-        for (const { id, body } of tasks) this.#adopt(entry, id, body, UNTRIED);
+      for (const [id, fields] of found) {
+        const entryId = id.toString("latin1");
+        const key = `${stream} ${entryId}`;
+        if (fields === null || this.#entries.has(key)) continue;
+        const { gateway, mark, tasks } = readEntry(fields[1]!);
+        const left = tasks.length;
+        count += left;
+        const held = { shard, stream, id: entryId, gateway, left };
+        const entry = { ...held, unconfirmed: 0, contested: true, lost: false };
+        this.#entries.set(key, entry);
+        if (ran !== undefined || mark === "check" || mark === "copy") {
+          checked.push({ entry, tasks, counted: ran === undefined && mark === "check" });
+          continue;
+        }
+        fresh.push({ entry, tasks });
+        for (const { id: task, body } of tasks) this.#adopt(entry, task, body, UNTRIED);
         const bundle = keys.bundle(tasks[0]!.id);
+        const owned = mark === "part" ? tasks.map((task) => `o${fieldOf(task.id)}`) : ["o"];
         commands.push(
           ["HSET", bundle, ...owned.flatMap((field) => [field, name])],
           ["HGET", bundle, "x"],
@@ -251,10 +242,8 @@ export class TaskPool {
     const { nodes, keys, name } = this.#parts;
     const bundle = keys.bundle(tasks[0]!.id);
     const fields = tasks.map(({ id }) => fieldOf(id));
-    const owners =
-      ran === undefined
-        ? fields.flatMap((field) => [`o${field}`, name])
-        : ["o", name, ...fields.flatMap((field) => [`o${field}`, name])];
+    const owned = [...(ran === undefined ? [] : ["o"]), ...fields.map((field) => `o${field}`)];
+    const owners = owned.flatMap((field) => [field, name]);
     const replies = await nodes.pipeline(
       entry.shard,
       [
@@ -276,14 +265,8 @@ export class TaskPool {
         }
         const attempt = ran?.get(id);
         const tried = readState(state);
-        const record = this.#adopt(
-          entry,
-          id,
-          body,
-          attempt === undefined ? tried : { ...tried, attempt },
-          place?.toString("latin1"),
-          replayed !== null,
-        );
+        const known = attempt === undefined ? tried : { ...tried, attempt };
+        const record = this.#adopt(entry, id, body, known, place?.toString("latin1"), replayed !== null);
         if (record === undefined || attempt === undefined) return;
         // It was counted as running, and waits now.
         this.#depths.ran(1);

@@ -23,7 +23,7 @@ import type { Depths } from "./depths.ts";
 import { bodyFrame, bundleFrame, entryFrame, metaFrame, outcomeFrame } from "./frames.ts";
 import type { EntryMark, FinalRecord, TaskBody } from "./frames.ts";
 import { Gathering } from "./gather.ts";
-import type { GroupShares } from "./groups.ts";
+import type { InFlight } from "./in-flight.ts";
 import { digest, FIELD_DIGITS, fieldOf, GRACE_MS, indexName } from "./keys.ts";
 import type { Outcomes } from "./outcomes.ts";
 import { nothingHappened, overloaded, type RedisParts } from "./parts.ts";
@@ -66,7 +66,7 @@ export interface PutParts {
   readonly records: RedisRecords;
   readonly outcomes: Outcomes;
   readonly depths: Depths;
-  readonly groups: GroupShares;
+  readonly inFlight: InFlight;
   /** Whether the client speaks to a Cluster. */
   readonly cluster: boolean;
   /** A caller of this process joins the task: its batcher shall know of deadline and tier. False: it is ending here. */
@@ -134,12 +134,12 @@ export class RedisPuts {
   }
 
   #enter(task: Task, sharing: Sharing): Promise<PutReply> {
-    const { depths, groups, outcomes } = this.#own;
+    const { depths, inFlight, outcomes } = this.#own;
     const { joinKey, idempotency, only } = sharing;
     const local = joinKey !== undefined && outcomes.joinable(joinKey) !== undefined;
     const known = outcomes.get(task.id)?.accepted === true || this.#putBefore(task);
     if (local || known || only === true || idempotency !== undefined) return this.#lookUp(task, sharing);
-    if (depths.full(task) ?? groups.full(task)) return this.#lookUp(task, sharing);
+    if (depths.full(task) ?? inFlight.full(task)) return this.#lookUp(task, sharing);
     return this.#gather(task, sharing, false);
   }
 
@@ -151,7 +151,7 @@ export class RedisPuts {
   /** Into the next bundle. It counts among what is on its way in until then. */
   #gather(task: Task, sharing: Sharing, claimed: boolean): Promise<PutReply> {
     this.#own.depths.enters(task, 1);
-    this.#own.groups.entered(task);
+    this.#own.inFlight.entered(task);
     const { promise, resolve, reject } = Promise.withResolvers<PutReply>();
     const since = this.#parts.clock.now();
     this.#gathering.add(0, { task, sharing, since, claimed, answer: resolve, fail: reject });
@@ -161,7 +161,7 @@ export class RedisPuts {
   /** It is in (its group counts until its end), or goes another way. */
   #uncount({ task }: Entering, queued: boolean): void {
     this.#own.depths.enters(task, -1);
-    if (!queued) this.#own.groups.left(task);
+    if (!queued) this.#own.inFlight.left(task);
   }
 
   /** New tasks, whose contents are claimed together and whose bundles leave together. Never rejects. */
@@ -373,14 +373,14 @@ export class RedisPuts {
   }
 
   async #share(task: Task, sharing: Sharing): Promise<PutReply> {
-    const { depths, groups, records } = this.#own;
+    const { depths, inFlight, records } = this.#own;
     const { idempotency, only = false } = sharing;
     const known = this.#putBefore(task) ? await records.look(task.id, { waits: true }) : undefined;
     if (known?.final !== undefined) return { kind: "done", id: task.id, record: known.final, cached: false };
     if (known !== undefined) return { kind: "joined", id: task.id };
     const full = only
       ? { kind: "full" as const, message: NOTHING_TO_SHARE }
-      : (depths.full(task) ?? groups.full(task));
+      : (depths.full(task) ?? inFlight.full(task));
     const bound = idempotency && (await this.#bind(task, idempotency, full !== undefined));
     if (bound !== undefined && bound.kind !== "free") return bound;
     const shared = await this.#join(task, sharing, full !== undefined);
@@ -417,7 +417,7 @@ export class RedisPuts {
         if (found === undefined && patient && !only) {
           // The other body's conflict stands while it may be on its way.
           if (conflict) return { kind: "conflict", id };
-          await this.#pause(LOOK_AGAIN_MS[looks] ?? LOOK_AGAIN_MS.at(-1)!);
+          await this.#parts.pause(LOOK_AGAIN_MS[looks] ?? LOOK_AGAIN_MS.at(-1)!);
           continue;
         }
       } else {
@@ -426,7 +426,7 @@ export class RedisPuts {
           // The same caller once more, not a further one.
           const joined = this.#joined(id, found, task, 0);
           if (joined !== undefined) return joined;
-          await this.#pause(1);
+          await this.#parts.pause(1);
           continue;
         }
         const outcome = final.outcome!;
@@ -489,7 +489,7 @@ export class RedisPuts {
         return this.#cached(task, sharing, found.final);
       if (only) return undefined;
       const waitMs = LOOK_AGAIN_MS[looks];
-      if (found?.final === undefined && waitMs !== undefined) await this.#pause(waitMs);
+      if (found?.final === undefined && waitMs !== undefined) await this.#parts.pause(waitMs);
       else if ((await this.#swap("x", joinKey, id, task.id, ttlMs)) === undefined) return undefined;
     }
   }
@@ -524,15 +524,8 @@ export class RedisPuts {
     const { shared, clock, keys, options, nodes, limits } = this.#parts;
     const { id, createdAt } = task;
     remember(this.#cachedIds, id);
-    const fields = {
-      meta: metaFrame(task, {}, shared),
-      attempt: 0,
-      queuedAt: createdAt,
-      settledAt: clock.now(),
-      batch: Buffer.alloc(0),
-      cached: true,
-      cacheTtlMs: 0,
-    };
+    const meta = metaFrame(task, {}, shared);
+    const fields = { meta, attempt: 0, queuedAt: createdAt, settledAt: clock.now(), cached: true };
     const bytes = outcomeFrame(fields, outcome!, shared);
     const bundle = keys.bundle(id);
     const ttlMs = Math.ceil(limits.results.ttlMs + GRACE_MS);
@@ -546,11 +539,6 @@ export class RedisPuts {
     await nodes.transact(keys.shardOf(id), () => commands, options.putWithinMs);
     const record = { ...this.#own.records.read(id, bytes), ...(batch && { batch }) };
     return { kind: "done", id, record, cached: true };
-  }
-
-  #pause(ms: number): Promise<void> {
-    const { clock } = this.#parts;
-    return new Promise((resolve) => clock.at(clock.now() + ms, () => resolve()));
   }
 }
 

@@ -8,8 +8,8 @@
  *   polled    each POLL_MS, and at once when a worker becomes free
  *
  * The batcher with the first id leads: it reads whatever its workers have room for, so that thin traffic fills one batcher's
- * batches. The others stand by: they read what the leader leaves: entries that stayed unread for as long as a dispatcher
- * lets a batch fill, or more than fills a batch. One that finds a full batch reads as the leader does for a while.
+ * batches. The others stand by: they read what the leader leaves, which are entries that stayed unread for as long as a
+ * dispatcher lets a batch fill, or more than fills a batch. One that finds a full batch reads as the leader does for a while.
  *
  * While workers keep up it reads AHEAD_MS of their pace ahead. When more waits than that and no worker of the fleet is idle,
  * each batcher takes its share of all that waits, by pace: tiers and tenants are served in turn out of a pool, not out
@@ -19,8 +19,7 @@
  * any other takes its pending entries over (XPENDING, XCLAIM). What ran there is charged with the loss
  * (`core/retry.ts`), what only waited is not.
  */
-import type { Alarm } from "../../app/clock.ts";
-import { type Arg, RedisError, type RedisReply } from "./client/nodes.ts";
+import { RedisError, type RedisReply } from "./client/nodes.ts";
 import { readBody, readEntry, readMeta, texts } from "./frames.ts";
 import { GROUP, modelOf } from "./keys.ts";
 import type { RedisParts } from "./parts.ts";
@@ -64,6 +63,7 @@ const ALL_SHARDS_EACH = 10;
 const RETRY_MS = 100;
 /** What a dead batcher ran is known for so long after it was taken over. */
 const NOTES_MS = 60_000;
+const NOTHING: ReadonlyMap<string, number> = new Map();
 
 export class BundleReader {
   readonly #parts: RedisParts;
@@ -71,15 +71,15 @@ export class BundleReader {
   #demand: Demand | undefined;
   /** It reads nothing more. */
   #stopped = false;
-  /** Its lease has ended, or is about to. */
-  #left = false;
   readonly #reading = new Set<Promise<unknown>>();
-  readonly #alarms = new Map<string, Alarm>();
+  /** What ends its periodic work, and the renewal of its lease. */
+  #ends: (() => void)[] = [];
+  #endRenewal = (): void => {};
   #polling = false;
   #pollAgain = false;
   /** Streams in which a blocked read waits, by shard. */
   readonly #blocked = new Map<number, readonly string[]>();
-  #looping = new Set<number>();
+  readonly #looping = new Set<number>();
   /** Streams whose group is there. */
   readonly #grouped = new Set<string>();
   /** When it last found a full batch, by model. */
@@ -89,7 +89,6 @@ export class BundleReader {
   #entrySize = 4;
   /** Streams that are left to others: the last entry that was read, and since when. */
   readonly #unread = new Map<string, { last: string; since: number; lookedAt: number }>();
-
   /** Shards that are not active and had entries all the same, and until when they are polled. */
   readonly #strays = new Map<number, number>();
   #takeOvers = 0;
@@ -103,26 +102,28 @@ export class BundleReader {
   async open(demand: Demand): Promise<void> {
     this.#demand = demand;
     await this.#renew();
-    const { leaseMs, zoneSpillMs } = this.#parts.options;
-    this.#every("renew", leaseMs / 3, () => this.#renew());
-    this.#every("takeOver", leaseMs / 4, () => this.takeOver());
-    this.#every("poll", POLL_MS, () => this.#poll());
-    this.#every("round", ROUND_MS, () => this.#round());
-    this.#every("spill", Math.max(POLL_MS, zoneSpillMs / 2), () => this.#spill());
+    const { options } = this.#parts;
+    const { leaseMs, zoneSpillMs } = options;
+    this.#endRenewal = this.#parts.repeat(leaseMs / 3, () => this.#renew());
+    this.#ends = [
+      this.#parts.repeat(leaseMs / 4, () => this.takeOver()),
+      this.#parts.repeat(POLL_MS, () => this.#poll()),
+      this.#parts.repeat(ROUND_MS, () => this.#round()),
+      this.#parts.repeat(Math.max(POLL_MS, zoneSpillMs / 2), () => this.#spill()),
+    ];
     this.#startLoops();
   }
 
   /** Reads nothing more; resolves when no read is on its way. The lease is renewed until `leave`. */
   async stop(): Promise<void> {
     this.#stopped = true;
-    for (const [name, alarm] of this.#alarms) if (name !== "renew") alarm.cancel();
+    for (const end of this.#ends) end();
     await Promise.allSettled(this.#reading);
   }
 
   /** Its lease ends: what it still holds can be taken over at once. */
   async leave(): Promise<void> {
-    this.#left = true;
-    this.#alarms.get("renew")?.cancel();
+    this.#endRenewal();
     if (this.#demand === undefined) return;
     const { nodes, keys, name } = this.#parts;
     const left = keys.bases.map((base, shard) => ({
@@ -130,17 +131,6 @@ export class BundleReader {
       command: ["DEL", `${base}alive:${name}`, `${base}run:${name}`],
     }));
     await nodes.scatter(left);
-  }
-
-  #every(name: string, ms: number, work: () => Promise<void>): void {
-    const over = name === "renew" ? this.#left : this.#stopped;
-    if (over || ms === Infinity) return;
-    const { clock } = this.#parts;
-    const again = (): void => this.#every(name, ms, work);
-    this.#alarms.set(
-      name,
-      clock.at(clock.now() + ms, () => void work().then(again, again)),
-    );
   }
 
   /** Other zones that tasks may come from. */
@@ -155,13 +145,15 @@ export class BundleReader {
 
   /** Everything that is there, for as many workers as may come; for tests. */
   async readAll(): Promise<void> {
-    const { keys, options } = this.#parts;
+    const { keys, limits } = this.#parts;
     for (let shard = 0; shard < keys.shards; shard++) {
-      const streams = [...this.#parts.limits.models.keys()].map((model) =>
-        keys.stream(shard, model, options.zone),
-      );
+      const streams = [...limits.models.keys()].map((model) => this.#stream(shard, model));
       while ((await this.#read(shard, streams, 1000)) > 0);
     }
+  }
+
+  #stream(shard: number, model: string, zone = this.#parts.options.zone): string {
+    return this.#parts.keys.stream(shard, model, zone);
   }
 
   #startLoops(): void {
@@ -174,31 +166,24 @@ export class BundleReader {
 
   /** Waits for new entries of one shard, for as long as new bundles go there. */
   async #loop(shard: number): Promise<void> {
-    const { nodes, clock } = this.#parts;
-    const pause = (ms: number): Promise<void> =>
-      new Promise((resolve) => clock.at(clock.now() + ms, () => resolve()));
-    while (!this.#stopped && nodes.activeShards().includes(shard)) {
-      const models = this.#demand!.models().filter((model) => this.#blocks(model));
+    while (!this.#stopped && this.#parts.nodes.activeShards().includes(shard)) {
+      const models = this.#demand!
+        .models()
+        .filter((model) => this.#wanted(model) > 0 && this.#demand!.room(model) > 0 && this.#active(model));
       if (models.length === 0) {
-        await pause(POLL_MS);
+        await this.#parts.pause(POLL_MS);
         continue;
       }
-      const streams = models.map((model) => this.#parts.keys.stream(shard, model, this.#parts.options.zone));
+      const streams = models.map((model) => this.#stream(shard, model));
       this.#blocked.set(shard, streams);
       try {
         const count = Math.min(...models.map((model) => this.#entries(this.#wanted(model))));
         await this.#read(shard, streams, Math.max(1, count), BLOCK_MS);
       } catch {
-        await pause(RETRY_MS);
+        await this.#parts.pause(RETRY_MS);
       }
       this.#blocked.delete(shard);
     }
-  }
-
-  #blocks(model: string): boolean {
-    const demand = this.#demand!;
-    if (this.#wanted(model) <= 0 || demand.room(model) === 0) return false;
-    return this.#active(model);
   }
 
   #active(model: string): boolean {
@@ -209,11 +194,10 @@ export class BundleReader {
   /** How many more tasks of a model it should have. */
   #wanted(model: string): number {
     const demand = this.#demand!;
-    const room = demand.room(model);
     const ahead = demand.othersIdle(model)
       ? 0
       : Math.max(demand.batchSize(model), demand.pacePerMs(model) * AHEAD_MS);
-    return room + ahead - this.#pool.waiting(model);
+    return demand.room(model) + ahead - this.#pool.waiting(model);
   }
 
   #entries(tasks: number): number {
@@ -223,19 +207,15 @@ export class BundleReader {
   /** Reads for models that have room and are not read already. */
   async #poll(): Promise<void> {
     if (this.#stopped) return;
-    if (this.#polling) {
-      this.#pollAgain = true;
-      return;
-    }
+    this.#pollAgain = this.#polling;
+    if (this.#polling) return;
     this.#polling = true;
     try {
       await Promise.all(this.#polled().map((shard) => this.#pollShard(shard)));
     } finally {
       this.#polling = false;
     }
-    if (!this.#pollAgain) return;
-    this.#pollAgain = false;
-    await this.#poll();
+    if (this.#pollAgain) await this.#poll();
   }
 
   #polled(): readonly number[] {
@@ -247,24 +227,22 @@ export class BundleReader {
   }
 
   async #pollShard(shard: number): Promise<void> {
-    const { keys, options } = this.#parts;
+    const demand = this.#demand!;
     const blocked = this.#blocked.get(shard) ?? [];
     const streams: string[] = [];
     let tasks = Infinity;
-    for (const model of this.#demand!.models()) {
+    for (const model of demand.models()) {
       const wanted = this.#wanted(model);
-      const stream = keys.stream(shard, model, options.zone);
+      const stream = this.#stream(shard, model);
       if (blocked.includes(stream)) continue;
       if (wanted <= 0) {
-        if (!this.#demand!.othersIdle(model)) await this.#readShare(shard, model, stream);
-        continue;
+        if (!demand.othersIdle(model)) await this.#readShare(shard, model, stream);
+      } else if (!this.#active(model)) {
+        await this.#standBy(shard, model, stream, demand.patienceMs(model));
+      } else {
+        streams.push(stream);
+        tasks = Math.min(tasks, wanted);
       }
-      if (!this.#active(model)) {
-        await this.#standBy(shard, model, stream, this.#demand!.patienceMs(model));
-        continue;
-      }
-      streams.push(stream);
-      tasks = Math.min(tasks, wanted);
     }
     if (streams.length > 0) await this.#read(shard, streams, this.#entries(tasks));
   }
@@ -279,11 +257,9 @@ export class BundleReader {
     const now = clock.now();
     const since = lag > 0 && before?.last === last ? before.since : now;
     this.#unread.set(stream, { last, since, lookedAt: now });
-    if (lag === 0) return;
-    const waitedMs = now - since;
     const full = lag * this.#entrySize >= this.#demand!.batchSize(model);
-    if (!full && waitedMs < afterMs) return;
-    if (full) this.#busyAt.set(model, clock.now());
+    if (lag === 0 || (!full && now - since < afterMs)) return;
+    if (full) this.#busyAt.set(model, now);
     await this.#read(shard, [stream], this.#entries(this.#wanted(model)));
   }
 
@@ -292,14 +268,8 @@ export class BundleReader {
     const { clock, shared, nodes } = this.#parts;
     const { lag, last } = await this.#lag(shard, stream);
     if (lag === 0) return;
-    const [first] = (await nodes.command(shard, [
-      "XRANGE",
-      stream,
-      `(${last}`,
-      "+",
-      "COUNT",
-      1,
-    ])) as StreamEntry[];
+    const asked = ["XRANGE", stream, `(${last}`, "+", "COUNT", 1];
+    const [first] = (await nodes.command(shard, asked)) as StreamEntry[];
     const body = first?.[1] && readEntry(first[1][1]!).tasks[0]?.body;
     if (!body) return;
     const cameAt = readMeta(readBody(body).meta, shared).task.createdAt;
@@ -323,11 +293,11 @@ export class BundleReader {
       throw error;
     })) as RedisReply[][];
     const fields = groups[0] ?? [];
-    const about = new Map<string, RedisReply>();
-    for (let at = 0; at + 1 < fields.length; at += 2) about.set(String(fields[at]), fields[at + 1]!);
+    const field = (name: string): RedisReply | undefined =>
+      fields[fields.findIndex((each, at) => at % 2 === 0 && String(each) === name) + 1];
     // Redis does not know how many there are after some were deleted unread.
-    const lag = about.get("lag") === null ? 1 : Number(about.get("lag"));
-    return { lag, last: String(about.get("last-delivered-id")) };
+    const lag = field("lag");
+    return { lag: lag === null ? 1 : Number(lag), last: String(field("last-delivered-id")) };
   }
 
   /** Resolves with how many entries there were. */
@@ -347,51 +317,30 @@ export class BundleReader {
   }
 
   async #readNow(shard: number, streams: readonly string[], count: number, blockMs: number): Promise<number> {
-    const { name } = this.#parts;
+    const { nodes, name } = this.#parts;
     const wait = blockMs > 0 ? ["BLOCK", blockMs] : [];
-    const command = [
-      "XREADGROUP",
-      "GROUP",
-      GROUP,
-      name,
-      "COUNT",
-      count,
-      ...wait,
-      "STREAMS",
-      ...streams,
-      ...streams.map(() => ">"),
-    ];
-    const reply = await this.#readGroups(shard, streams, command, blockMs);
-    let found = 0;
-    for (const [stream, entries] of (reply ?? []) as [Buffer, StreamEntry[]][]) {
-      found += entries.length;
-      const name = stream.toString();
-      const tasks = await this.#pool.take(shard, name, entries);
-      const model = modelOf(name);
-      if (tasks >= (this.#demand?.batchSize(model) ?? Infinity))
-        this.#busyAt.set(model, this.#parts.clock.now());
-      this.#entrySize += 0.1 * (tasks / entries.length - this.#entrySize);
-    }
-    return found;
-  }
-
-  async #readGroups(
-    shard: number,
-    streams: readonly string[],
-    command: readonly Arg[],
-    blockMs: number,
-  ): Promise<RedisReply> {
-    const { nodes } = this.#parts;
+    const where = ["STREAMS", ...streams, ...streams.map(() => ">")];
+    const command = ["XREADGROUP", "GROUP", GROUP, name, "COUNT", count, ...wait, ...where];
     const read = async (): Promise<RedisReply> => {
       await this.#makeGroups(shard, streams);
       return blockMs > 0 ? nodes.block(shard, command, blockMs) : nodes.command(shard, command);
     };
-    return read().catch((error: unknown) => {
+    const reply = await read().catch((error: unknown) => {
       if (!(error instanceof RedisError) || error.code !== "NOGROUP") throw error;
       // A server that lost its data, or another one after a failover.
       this.#grouped.clear();
       return read();
     });
+    let found = 0;
+    for (const [stream, entries] of (reply ?? []) as [Buffer, StreamEntry[]][]) {
+      found += entries.length;
+      const model = modelOf(stream.toString());
+      const tasks = await this.#pool.take(shard, stream.toString(), entries);
+      if (tasks >= (this.#demand?.batchSize(model) ?? Infinity))
+        this.#busyAt.set(model, this.#parts.clock.now());
+      this.#entrySize += 0.1 * (tasks / entries.length - this.#entrySize);
+    }
+    return found;
   }
 
   async #makeGroups(shard: number, streams: readonly string[]): Promise<void> {
@@ -404,25 +353,20 @@ export class BundleReader {
     });
   }
 
-  /** Shards in which this batcher reads or holds something. */
-  #shards(): number[] {
-    const shards = new Set(this.#parts.nodes.activeShards());
-    for (const { entry } of this.#pool.all()) shards.add(entry.shard);
-    return [...shards];
-  }
-
+  /** In each shard in which this batcher reads or holds something. */
   async #renew(): Promise<void> {
     const { nodes, name, options, clock } = this.#parts;
+    const held = new Set(this.#pool.all().map(({ entry }) => entry.shard));
     await Promise.allSettled(
-      this.#shards().map(async (shard) => {
+      Array.from(new Set([...nodes.activeShards(), ...held]), async (shard) => {
         const number = String(++this.#renewals);
         const keys = [this.#parts.key(shard, `alive:${name}`)];
         const args = [Math.ceil(options.leaseMs), number];
-        const held = this.#pool.entries(shard).length > 0;
+        const holds = this.#pool.entries(shard).length > 0;
         const until = clock.now() + options.leaseMs;
         const began = await nodes.run(shard, { script: scripts.renew, keys, args }, { resend: true });
         // It was away for longer than its lease: another batcher may have taken over.
-        if (held && String(began) === number) await this.#pool.verify(shard);
+        if (holds && String(began) === number) await this.#pool.verify(shard);
         this.#pool.leased(shard, until);
       }),
     );
@@ -433,7 +377,7 @@ export class BundleReader {
    * slot moves; and shards that they go to now.
    */
   async #round(): Promise<void> {
-    const { nodes, keys, options } = this.#parts;
+    const { nodes, keys, clock } = this.#parts;
     this.#startLoops();
     await this.#rebalance();
     const active = nodes.activeShards();
@@ -441,15 +385,14 @@ export class BundleReader {
       keys.tags.map(async (_, shard) => {
         if (active.includes(shard)) return;
         const models = this.#demand!.models().filter((model) => this.#wanted(model) > 0);
+        const streams = models.map((model) => this.#stream(shard, model));
         const lengths = await nodes.pipeline(
           shard,
-          models.map((model) => ["XLEN", keys.stream(shard, model, options.zone)]),
+          streams.map((stream) => ["XLEN", stream]),
         );
-        const streams = models
-          .filter((_model, at) => Number(lengths[at]) > 0)
-          .map((model) => keys.stream(shard, model, options.zone));
-        if (streams.length === 0 || (await this.#read(shard, streams, MOST_ENTRIES)) === 0) return;
-        this.#strays.set(shard, this.#parts.clock.now() + STRAY_MS);
+        const filled = streams.filter((_stream, at) => Number(lengths[at]) > 0);
+        if (filled.length > 0 && (await this.#read(shard, filled, MOST_ENTRIES)) > 0)
+          this.#strays.set(shard, clock.now() + STRAY_MS);
       }),
     );
   }
@@ -468,7 +411,8 @@ export class BundleReader {
     for (const [model, waiting] of byModel) {
       const serves = served.includes(model);
       if (serves ? !demand.othersIdle(model) : demand.share(model) === 1) continue;
-      const keep = serves ? demand.room(model) + Math.max(demand.batchSize(model), this.#aheadOf(model)) : 0;
+      const ahead = Math.max(demand.batchSize(model), Math.ceil(demand.pacePerMs(model) * AHEAD_MS));
+      const keep = serves ? demand.room(model) + ahead : 0;
       if (waiting.length <= keep) continue;
       const inLine = waiting.toSorted(
         ({ record: one }, { record: other }) => one.tier - other.tier || one.queuedAt - other.queuedAt,
@@ -477,21 +421,16 @@ export class BundleReader {
     }
   }
 
-  /** Tasks that its workers do while more are fetched. */
-  #aheadOf(model: string): number {
-    return Math.ceil(this.#demand!.pacePerMs(model) * AHEAD_MS);
-  }
-
   /** Entries of other zones that waited for longer than `zoneSpillMs`, or that no batcher is there for. */
   async #spill(): Promise<void> {
-    const { nodes, keys, options } = this.#parts;
+    const { nodes, options } = this.#parts;
     const demand = this.#demand!;
     for (const { zone, deserted } of demand.zones()) {
       for (const model of demand.models()) {
         if (demand.room(model) === 0 || this.#wanted(model) <= 0) continue;
         for (const shard of nodes.activeShards()) {
           const afterMs = deserted ? 0 : options.zoneSpillMs;
-          await this.#readOld(shard, model, keys.stream(shard, model, zone), afterMs);
+          await this.#readOld(shard, model, this.#stream(shard, model, zone), afterMs);
         }
       }
     }
@@ -499,17 +438,15 @@ export class BundleReader {
 
   /** Looks for batchers that died, and takes over what they held. */
   async takeOver(): Promise<void> {
-    const { nodes, keys, options, name } = this.#parts;
+    const { nodes, keys, options, name, limits } = this.#parts;
     const zones = [options.zone, ...this.zones];
-    const served = new Set(this.#demand?.models() ?? this.#parts.limits.models.keys());
-    const places = zones.flatMap((zone) =>
-      Array.from(this.#parts.limits.models.keys(), (model) => ({ zone, model })),
-    );
+    const served = new Set(this.#demand?.models() ?? limits.models.keys());
+    const places = zones.flatMap((zone) => Array.from(limits.models.keys(), (model) => ({ zone, model })));
     // A batcher may have died with entries of a shard that is no longer active.
     const shards = this.#takeOvers++ % ALL_SHARDS_EACH === 0 ? [...keys.tags.keys()] : nodes.activeShards();
     await Promise.allSettled(
       shards.map(async (shard) => {
-        const streams = places.map(({ zone, model }) => keys.stream(shard, model, zone));
+        const streams = places.map(({ zone, model }) => this.#stream(shard, model, zone));
         const asked = streams.map((stream) => ["XINFO", "CONSUMERS", stream, GROUP]);
         const found = await nodes.pipeline(shard, asked, { resend: true });
         for (const [at, reply] of found.entries()) {
@@ -536,7 +473,7 @@ export class BundleReader {
       const rows = (await nodes.command(shard, asked, { resend: true })) as RedisReply[][];
       const ids = rows.map(([id]) => String(id));
       const lost = ids.filter((id) => !this.#pool.holds(stream, id));
-      if (lost.length > 0) await this.#claim(shard, stream, lost, new Map());
+      if (lost.length > 0) await this.#claim(shard, stream, lost, NOTHING);
       if (ids.length < TAKE_OVER_TOGETHER) return;
       from = `(${ids.at(-1)!}`;
     }
@@ -564,29 +501,25 @@ export class BundleReader {
 
   async #inherit(shard: number, stream: string, dead: string, pending: number): Promise<void> {
     const { nodes } = this.#parts;
-    const alive = await nodes.command(shard, ["EXISTS", this.#parts.key(shard, `alive:${dead}`)], {
-      resend: true,
-    });
-    if (alive !== 0) return;
+    const alive = ["EXISTS", this.#parts.key(shard, `alive:${dead}`)];
+    if ((await nodes.command(shard, alive, { resend: true })) !== 0) return;
     const notes = this.#parts.key(shard, `run:${dead}`);
-    if (pending === 0) {
-      await this.#parts.run(shard, scripts.retire, [stream], [GROUP, dead]);
-      await nodes.command(shard, ["PEXPIRE", notes, NOTES_MS], { resend: true });
-      return;
+    if (pending === 0) await this.#parts.run(shard, scripts.retire, [stream], [GROUP, dead]);
+    else {
+      const running = (await nodes.command(shard, ["HVALS", notes], { resend: true })) as Buffer[];
+      const ran = new Map<string, number>();
+      for (const note of running) {
+        const fields = texts(note);
+        for (let at = 0; at + 1 < fields.length; at += 2) ran.set(fields[at]!, Number(fields[at + 1]));
+      }
+      const asked = ["XPENDING", stream, GROUP, "-", "+", TAKE_OVER_TOGETHER, dead];
+      for (let more = true; more && !this.#stopped;) {
+        const rows = (await nodes.command(shard, asked, { resend: true })) as RedisReply[][];
+        const ids = rows.map(([id]) => String(id));
+        const claimed = ids.length > 0 ? await this.#claim(shard, stream, ids, ran) : 0;
+        more = claimed > 0 && ids.length === TAKE_OVER_TOGETHER;
+      }
     }
-    const running = (await nodes.command(shard, ["HVALS", notes], { resend: true })) as Buffer[];
-    const ran = new Map<string, number>();
-    for (const note of running) {
-      const fields = texts(note);
-      for (let at = 0; at + 1 < fields.length; at += 2) ran.set(fields[at]!, Number(fields[at + 1]));
-    }
-    const asked = ["XPENDING", stream, GROUP, "-", "+", TAKE_OVER_TOGETHER, dead];
-    for (let more = true; more && !this.#stopped;) {
-      const rows = (await nodes.command(shard, asked, { resend: true })) as RedisReply[][];
-      const ids = rows.map(([id]) => String(id));
-      const claimed = ids.length > 0 ? await this.#claim(shard, stream, ids, ran) : 0;
-      more = claimed > 0 && ids.length === TAKE_OVER_TOGETHER;
-    }
-    await nodes.command(shard, ["PEXPIRE", notes, NOTES_MS]);
+    await nodes.command(shard, ["PEXPIRE", notes, NOTES_MS], { resend: true });
   }
 }

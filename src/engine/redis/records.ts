@@ -137,8 +137,7 @@ export class RedisRecords {
     const field = fieldOf(task.id);
     const deleted = ["HSET", keys.bundle(task.id), `g${field}`, "1"];
     if (clock.now() < reusableUntil) return deleted;
-    const [meta, batch] = [metaFrame(task, {}, shared), Buffer.alloc(0)];
-    const fields = { meta, attempt, queuedAt, settledAt, batch, cacheTtlMs: 0 };
+    const fields = { meta: metaFrame(task, {}, shared), attempt, queuedAt, settledAt };
     return [...deleted, field, outcomeFrame(fields, { ok: true, output: "" }, shared)];
   }
 

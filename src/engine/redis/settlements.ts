@@ -100,7 +100,7 @@ export class Settlements {
       attempt,
       queuedAt,
       settledAt: settledAt!,
-      batch: batch === undefined ? NO_BATCH : this.#batchBytes(batch),
+      batch: batch && this.#batchBytes(batch),
       cacheTtlMs,
     };
     const outcome = record.outcome!;
@@ -190,7 +190,7 @@ export class Settlements {
       }
       // Another batcher may have taken over by the time it arrives.
       for (const { entry } of ended) entry.contested = true;
-      await new Promise<void>((resolve) => clock.at(clock.now() + OFFER_AGAIN_MS, () => resolve()));
+      await this.#parts.pause(OFFER_AGAIN_MS);
     }
   }
 
@@ -374,27 +374,16 @@ export class Settlements {
     const [shard, bundle, field] = [keys.shardOf(id), keys.bundle(id), fieldOf(id)];
     const asked = ["HMGET", bundle, field, `g${field}`, "m", `m${field}`];
     const found = (await this.#parts.nodes.command(shard, asked, { resend: true })) as RedisReply[];
-    const [final, deleted, meta, late] = found;
-    if (deleted !== null || (final === null && meta === null && late === null)) return "gone";
+    const [final, deleted, bundled, late] = found;
+    if (deleted !== null || (final === null && bundled === null && late === null)) return "gone";
     if (Buffer.isBuffer(final)) return this.#records.lives(this.#records.read(id, final)) ? "late" : "gone";
     if (claimed === undefined || output === undefined) return "late";
     const { task, attempt, queuedAt } = claimed;
-    const batch = batchFrame(lease.batch, shared);
-    const fields = {
-      meta: metaFrame(task, {}, shared),
-      attempt,
-      queuedAt,
-      settledAt: clock.now(),
-      batch,
-      cacheTtlMs: 0,
-    };
+    const [meta, batch] = [metaFrame(task, {}, shared), batchFrame(lease.batch, shared)];
+    const fields = { meta, attempt, queuedAt, settledAt: clock.now(), batch };
     const outcome = outcomeFrame(fields, { ok: true, output }, shared);
-    const [reply] = (await this.#parts.run(
-      shard,
-      scripts.settle,
-      [bundle],
-      ["", field, outcome],
-    )) as number[];
+    const args = ["", field, outcome];
+    const [reply] = (await this.#parts.run(shard, scripts.settle, [bundle], args)) as number[];
     if (reply !== 1) return reply === 0 ? "late" : "gone";
     this.#outcomes.heard(id, outcome);
     return "taken";
@@ -409,5 +398,4 @@ export class Settlements {
   }
 }
 
-const NO_BATCH = Buffer.alloc(0);
 const NOTHING: ReadonlyMap<number, readonly Arg[][]> = new Map();

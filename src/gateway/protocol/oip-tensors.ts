@@ -237,23 +237,31 @@ function utf8Text(element: Buffer): string {
 
 /** Nested arrays as one flat array; number texts are not touched. */
 export function flatten(text: string): string {
-  const flat = text.trim();
-  if (!flat.startsWith("[")) throw new TensorFlaw("has data that is no array");
-  const strings = flat.includes('"');
-  if (!strings && flat.includes("{")) throw objects();
-  if (!strings && flat.lastIndexOf("[") === 0) return flat;
+  const array = text.trim();
+  if (!array.startsWith("[")) throw new TensorFlaw("has data that is no array");
+  if (isFlat(array)) return array;
   const values: string[] = [];
-  for (let at = 0; at < flat.length;) {
-    const code = flat.charCodeAt(at);
-    if (code === OPEN_BRACE) throw objects();
-    if (isBetween(code)) at++;
-    else {
-      const end = code === QUOTE ? stringEnd(flat, at) : literalEnd(flat, at);
-      values.push(flat.slice(at, end));
-      at = end;
-    }
-  }
+  collect(array, values);
   return `[${values.join(",")}]`;
+}
+
+/** Without strings, objects and arrays in it. */
+function isFlat(array: string): boolean {
+  return array.lastIndexOf("[") === 0 && !/["{]/.test(array);
+}
+
+function collect(array: string, into: string[]): void {
+  const { elements, flaw } = splitArray(array);
+  if (flaw !== undefined) throw new TensorFlaw(`has data that ${flaw}`);
+  for (const element of elements) {
+    if (element.startsWith("[") && isFlat(element)) {
+      const inner = element.slice(1, -1).replace(/\s+/g, "");
+      if (inner !== "") into.push(inner);
+    } else if (element.startsWith("[")) collect(element, into);
+    else if (element.startsWith("{")) {
+      throw new TensorFlaw("has data with an object in it; tensors hold numbers, booleans or strings");
+    } else into.push(element);
+  }
 }
 
 /** Cuts a flat array into `rows` of equal length. */
@@ -286,12 +294,8 @@ export function countFlat(text: string): number {
   return text.slice(start, end).trim() === "" ? 0 : commasOf(text, start, end).length + 1;
 }
 
-const QUOTE = 0x22;
 const COMMA = 0x2c;
-const OPEN_BRACKET = 0x5b;
 const BACKSLASH = 0x5c;
-const CLOSE_BRACKET = 0x5d;
-const OPEN_BRACE = 0x7b;
 
 /** The positions of the commas between values. */
 function commasOf(text: string, start: number, end: number): number[] {
@@ -306,16 +310,6 @@ function commasOf(text: string, start: number, end: number): number[] {
     if (text.charCodeAt(at) === COMMA) commas.push(at++);
   }
   return commas;
-}
-
-function isBetween(code: number): boolean {
-  return code <= 0x20 || code === COMMA || code === OPEN_BRACKET || code === CLOSE_BRACKET;
-}
-
-function literalEnd(text: string, start: number): number {
-  let at = start;
-  while (at < text.length && !isBetween(text.charCodeAt(at))) at++;
-  return at;
 }
 
 /** Behind the closing quote of the string that starts at `start`. */
@@ -342,8 +336,4 @@ function refuseBrain(datatype: string): void {
 function mismatch(value: unknown, datatype: string): TensorFlaw {
   const shown = (JSON.stringify(value) ?? String(value)).slice(0, 32);
   return new TensorFlaw(`holds ${shown}, which is no value of ${datatype}`);
-}
-
-function objects(): TensorFlaw {
-  return new TensorFlaw("has data with an object in it; tensors hold numbers, booleans or strings");
 }

@@ -12,12 +12,11 @@ payload; all numbers are little-endian:
                              machine's byte order
     from here    2 ready     empty: the file is imported, calls may come
                  3 cannot    UTF-8 text: why the file or the function cannot be used
-                 4 outputs   u32 number, u32 count, count x u32 length, then the JSON texts
+                 4 outputs   u32 number, u32 count, count x (u8 type, u8 dimensions, u32 length, dimensions x u32), then
+                             the outputs one after the other
                  5 rejected  u32 number, UTF-8 text: the function raised this
                  6 unusable  u32 number, UTF-8 text: what it returned is no list of outputs
                  7 rows      u32 number, u32 count, u8 type, u8 dimensions, dimensions x u32 of one row, then count rows
-                 8 mixed     u32 number, u32 count, count x (u8 type, u8 dimensions, u32 length, dimensions x u32), then
-                             the outputs one after the other
                  9 begun     u32 number: the function is about to be called with it
 
 A type is 0 for JSON text, 1 for bytes, and from 2 on an index into DTYPES. A reply has the number of its call, and replies
@@ -50,7 +49,7 @@ import sys
 import threading
 import traceback
 
-CALL, READY, CANNOT, OUTPUTS, REJECTED, UNUSABLE, ROWS, MIXED, BEGUN, ARRAYS = 1, 2, 3, 4, 5, 6, 7, 8, 9, 10
+CALL, READY, CANNOT, OUTPUTS, REJECTED, UNUSABLE, ROWS, BEGUN, ARRAYS = 1, 2, 3, 4, 5, 6, 7, 9, 10
 JSON_TEXT, BYTES, FIRST_DTYPE = 0, 1, 2
 DTYPES = (
     "bool", "int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64",
@@ -372,19 +371,22 @@ PLAIN = (str, int, float, dict, list, tuple)
 
 
 def list_frame(number, blocks, max_reply_bytes):
-    """One output per block: all of them texts, all of one type and shape, or mixed."""
+    """One output per block."""
     kinds = {(block.type, block.shape) for block in blocks}
     parts = [block.bytes for block in blocks]
     if len(kinds) == 1 and blocks[0].type >= FIRST_DTYPE:
         return rows_frame(number, len(blocks), blocks[0].type, blocks[0].shape, parts, max_reply_bytes)
-    if all(kind == JSON_TEXT for kind, _ in kinds):
-        lengths = struct.pack("<I%dI" % len(parts), len(parts), *map(len, parts))
-        return frame(OUTPUTS, number, lengths, [b"".join(parts)])
     table = [struct.pack("<I", len(blocks))]
-    for block in blocks:
-        head = struct.pack("<BBI", block.type, len(block.shape), len(block.bytes))
-        table.append(head + dimensions(block.shape))
-    return frame(MIXED, number, b"".join(table), parts)
+    for kind, shape, data in blocks:
+        table.append(ENTRY.pack(kind, len(shape), len(data)))
+        if shape:
+            table.append(dimensions(shape))
+    # Texts are small: one part is written faster than many. The memory of arrays is not copied.
+    joined = [b"".join(parts)] if all(kind == JSON_TEXT for kind, _ in kinds) else parts
+    return frame(OUTPUTS, number, b"".join(table), joined)
+
+
+ENTRY = struct.Struct("<BBI")
 
 
 def rows_frame(number, count, kind, shape, parts, max_reply_bytes):

@@ -116,7 +116,7 @@ class GrpcWorker extends NetworkWorker {
     super(place, clock);
     const { authorization, keepAliveMs = KEEP_ALIVE_MS, askReady = true, health } = options;
     this.#options = options;
-    this.#newChannel = () => new GrpcChannel(place, tls, clock, keepAliveMs);
+    this.#newChannel = () => new GrpcChannel({ place, tls, clock, keepAliveMs });
     this.#metadata = authorization === undefined ? {} : { authorization };
     if (!askReady) return;
     this.checkHealth({ what: "its ModelReady", ask: (signal) => this.#askReady(signal) }, health);
@@ -304,6 +304,13 @@ const SESSION_WINDOW_BYTES = 4 * 1024 * 1024;
 const GOODBYE_MS = 1000;
 const MAX_PINGS = 3;
 
+interface ChannelOptions {
+  readonly place: WorkerPlace;
+  readonly tls: WorkerTls;
+  readonly clock: Clock;
+  readonly keepAliveMs: number;
+}
+
 /**
  * Calls of one message each way to one gRPC server: one HTTP/2 connection, one call at a time.
  *
@@ -317,10 +324,7 @@ const MAX_PINGS = 3;
  * up on clients that ping more often ("too_many_pings").
  */
 class GrpcChannel {
-  readonly #place: Omit<WorkerPlace, "name">;
-  readonly #tls: WorkerTls;
-  readonly #clock: Clock;
-  readonly #keepAliveMs: number;
+  readonly #options: ChannelOptions;
   #session: ClientHttp2Session | undefined;
   /** Of the certificates with which it was made. */
   #version = 0;
@@ -329,16 +333,13 @@ class GrpcChannel {
   #call: GrpcCall | undefined;
   #closed = false;
 
-  constructor(place: Omit<WorkerPlace, "name">, tls: WorkerTls, clock: Clock, keepAliveMs: number) {
-    this.#place = place;
-    this.#tls = tls;
-    this.#clock = clock;
-    this.#keepAliveMs = keepAliveMs;
+  constructor(options: ChannelOptions) {
+    this.#options = options;
   }
 
   /** Never rejects. */
   async call(request: GrpcRequest, signal: AbortSignal): Promise<GrpcResult> {
-    const call = (this.#call = new GrpcCall(request, this.#clock, this.#keepAliveMs));
+    const call = (this.#call = new GrpcCall(request, this.#options));
     const abort = (): void => call.abort();
     signal.addEventListener("abort", abort);
     void this.#start(call);
@@ -363,8 +364,9 @@ class GrpcChannel {
 
   async #start(call: GrpcCall): Promise<void> {
     try {
-      if (this.#version !== this.#tls.version) this.#retire();
-      this.#version = this.#tls.version;
+      const { version } = this.#options.tls;
+      if (this.#version !== version) this.#retire();
+      this.#version = version;
       const kept = this.#session;
       if (kept !== undefined && !kept.closed && !kept.destroyed) return call.start(kept);
       const session = await this.#connect();
@@ -380,14 +382,15 @@ class GrpcChannel {
   }
 
   async #connect(): Promise<ClientHttp2Session> {
-    const { url, host = url.host } = this.#place;
+    const { place, tls, keepAliveMs } = this.#options;
+    const { url, host = url.host } = place;
     const secure = url.protocol === "grpcs:";
-    const socket = await this.#tls.open(url, this.#place.host);
+    const socket = await tls.open(url, place.host);
     if (secure && socket.alpnProtocol !== "h2") {
       socket.destroy();
       throw new NoHttp2();
     }
-    socket.setKeepAlive(true, this.#keepAliveMs);
+    socket.setKeepAlive(true, keepAliveMs);
     const session = connect(`${secure ? "https" : "http"}://${host}`, {
       createConnection: () => socket,
       settings: { enablePush: false, initialWindowSize: STREAM_WINDOW_BYTES },
@@ -407,7 +410,8 @@ class GrpcChannel {
     if (session === undefined || session.destroyed) return;
     session.close();
     if (this.#closed || session.destroyed) return session.destroy();
-    const alarm = this.#clock.at(this.#clock.now() + GOODBYE_MS, () => session.destroy());
+    const { clock } = this.#options;
+    const alarm = clock.at(clock.now() + GOODBYE_MS, () => session.destroy());
     this.#retired.set(session, alarm);
     session.once("close", () => {
       alarm.cancel();
@@ -421,8 +425,7 @@ class GrpcCall {
   readonly #outcome = Promise.withResolvers<GrpcResult>();
   readonly result = this.#outcome.promise;
   readonly #request: GrpcRequest;
-  readonly #clock: Clock;
-  readonly #keepAliveMs: number;
+  readonly #options: ChannelOptions;
   readonly #body: Unframer;
   #session: ClientHttp2Session | undefined;
   #stream: ClientHttp2Stream | undefined;
@@ -439,10 +442,9 @@ class GrpcCall {
   /** The connection may carry the next call. */
   intact = false;
 
-  constructor(request: GrpcRequest, clock: Clock, keepAliveMs: number) {
+  constructor(request: GrpcRequest, options: ChannelOptions) {
     this.#request = request;
-    this.#clock = clock;
-    this.#keepAliveMs = keepAliveMs;
+    this.#options = options;
     this.#body = new Unframer(request.maxReplyBytes);
   }
 
@@ -468,7 +470,7 @@ class GrpcCall {
     stream.on("close", () => this.#conclude());
     session.on("error", this.#noteError);
     stream.end(body);
-    this.#listen(this.#keepAliveMs);
+    this.#listen(this.#options.keepAliveMs);
   }
 
   abort(): void {
@@ -542,7 +544,8 @@ class GrpcCall {
     const session = this.#session!;
     const code = this.#stream!.rstCode;
     const when = this.#http === 0 ? "before it answered" : "in the middle of its reply";
-    if (this.#silent) return lost("batch", `worker did not answer a ping within ${this.#keepAliveMs} ms`);
+    const { keepAliveMs } = this.#options;
+    if (this.#silent) return lost("batch", `worker did not answer a ping within ${keepAliveMs} ms`);
     const open = !session.destroyed && !session.closed;
     if (code === constants.NGHTTP2_REFUSED_STREAM) {
       return lost("nobody", open ? "worker refused the call unseen" : "worker was closing the connection");
@@ -558,11 +561,12 @@ class GrpcCall {
 
   /** Pings after a silence of `ms`, which doubles each time. */
   #listen(ms: number): void {
-    this.#alarm = this.#clock.at(this.#clock.now() + ms, () => {
+    const { clock, keepAliveMs } = this.#options;
+    this.#alarm = clock.at(clock.now() + ms, () => {
       if (this.#pings === MAX_PINGS) return;
       this.#pings++;
       const session = this.#session!;
-      this.#alarm = this.#clock.at(this.#clock.now() + this.#keepAliveMs, () => {
+      this.#alarm = clock.at(clock.now() + keepAliveMs, () => {
         this.#silent = true;
         session.destroy();
       });

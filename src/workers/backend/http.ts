@@ -220,13 +220,15 @@ class HttpWorker extends NetworkWorker {
       const client = this.#connection();
       const { version } = this.#tls;
       const abort = (): void => exchange.abort();
-      const exchange = new HttpExchange(
+      const exchange = new HttpExchange({
         batch,
-        this.#protocol,
-        { model, named: call.named === true, ownCredential },
+        protocol: this.#protocol,
+        model,
+        named: call.named === true,
+        ownCredential,
         maxReplyBytes,
-        this.clock,
-        (reply, intact) => {
+        clock: this.clock,
+        done: (reply, intact) => {
           signal.removeEventListener("abort", abort);
           this.#exchanges.delete(exchange);
           // After a 5xx servers may close without notice (uvicorn does), and the next batch would be blamed.
@@ -240,7 +242,7 @@ class HttpWorker extends NetworkWorker {
           }
           resolve({ reply, status: exchange.status });
         },
-      );
+      });
       this.#exchanges.set(exchange, client);
       signal.addEventListener("abort", abort);
       const path = this.#behindBase(call.path) ?? this.#url.pathname + this.#url.search;
@@ -302,14 +304,19 @@ export function authorizationOf(url: URL, configured: string | undefined): { aut
   return { authorization: `Basic ${Buffer.from(pair).toString("base64")}` };
 }
 
-/** What a refusal is judged by. */
-export interface CallFacts {
+export interface ExchangeOptions {
+  readonly batch: Batch;
+  readonly protocol: WorkerSide;
   /** The model's name at the worker. */
   readonly model: string;
   /** See `Call.named`. */
   readonly named: boolean;
   /** The credential is the client's own, or missing because the client sent none (`forwardAuthorization`). */
   readonly ownCredential: boolean;
+  readonly maxReplyBytes: number;
+  readonly clock: Clock;
+  /** `intact`: the exchange is complete, the connection can carry the next one. */
+  done(reply: Reply, intact: boolean): void;
 }
 
 type Headers = Record<string, string | string[] | undefined>;
@@ -327,12 +334,7 @@ const CLIENT_CODES: ReadonlyMap<number, ClientCode> = new Map<number, ClientCode
 
 /** One call and what came back, until exactly one reply is known. */
 export class HttpExchange implements Dispatcher.DispatchHandler {
-  readonly #batch: Batch;
-  readonly #protocol: WorkerSide;
-  readonly #facts: CallFacts;
-  readonly #maxReplyBytes: number;
-  readonly #clock: Clock;
-  readonly #done: (reply: Reply, intact: boolean) => void;
+  readonly #options: ExchangeOptions;
   readonly #inputs: readonly string[];
   readonly #chunks: Buffer[] = [];
   #finished = false;
@@ -346,28 +348,16 @@ export class HttpExchange implements Dispatcher.DispatchHandler {
   /** The reply was for all inputs together and could not be cut. */
   inseparable = false;
 
-  constructor(
-    batch: Batch,
-    protocol: WorkerSide,
-    facts: CallFacts,
-    maxReplyBytes: number,
-    clock: Clock,
-    done: HttpExchange["finish"],
-  ) {
-    this.#batch = batch;
-    this.#protocol = protocol;
-    this.#facts = facts;
-    this.#maxReplyBytes = maxReplyBytes;
-    this.#clock = clock;
-    this.#done = done;
-    this.#inputs = batch.tasks.map(({ input }) => input);
+  constructor(options: ExchangeOptions) {
+    this.#options = options;
+    this.#inputs = options.batch.tasks.map(({ input }) => input);
   }
 
-  /** `intact`: the exchange is complete, the connection can carry the next one. */
+  /** The first reply counts. */
   finish(reply: Reply, intact: boolean): void {
     if (this.#finished) return;
     this.#finished = true;
-    this.#done(reply, intact);
+    this.#options.done(reply, intact);
   }
 
   abort(): void {
@@ -385,7 +375,8 @@ export class HttpExchange implements Dispatcher.DispatchHandler {
     this.status = status;
     this.#headers = headers;
     this.load = headerLoad(headers);
-    if (this.#isAnswer() && Number(this.#header("content-length")) > this.#maxReplyBytes) this.#tooLarge();
+    if (this.#isAnswer() && Number(this.#header("content-length")) > this.#options.maxReplyBytes)
+      this.#tooLarge();
   }
 
   onResponseData(_controller: unknown, chunk: Buffer): void {
@@ -393,7 +384,7 @@ export class HttpExchange implements Dispatcher.DispatchHandler {
     this.#bytes += chunk.length;
     this.#chunks.push(chunk);
     if (this.#isAnswer()) {
-      if (this.#bytes > this.#maxReplyBytes) this.#tooLarge();
+      if (this.#bytes > this.#options.maxReplyBytes) this.#tooLarge();
     } else if (this.#bytes > MAX_ERROR_BYTES) this.finish(this.#refusal(), false);
   }
 
@@ -422,17 +413,19 @@ export class HttpExchange implements Dispatcher.DispatchHandler {
 
   #tooLarge(): void {
     this.#chunks.length = 0;
-    this.finish(unusable(`worker's reply is larger than maxReplyBytes (${this.#maxReplyBytes})`), false);
+    const { maxReplyBytes } = this.#options;
+    this.finish(unusable(`worker's reply is larger than maxReplyBytes (${maxReplyBytes})`), false);
   }
 
   #answer(): Reply {
+    const { batch, protocol } = this.#options;
     const body = Buffer.concat(this.#chunks);
     const type = this.#header("content-type") ?? "no content type";
-    const notJson = this.#protocol.readsBytes === true ? undefined : jsonFlaw(body, type);
+    const notJson = protocol.readsBytes === true ? undefined : jsonFlaw(body, type);
     if (notJson !== undefined) return notJson;
     const reply = { header: (name: string) => this.#header(name), body };
-    const read = this.#protocol.outputs(reply, this.#inputs, this.#batch.parameters);
-    if (read.flaw === undefined) return match(this.#batch, read.outputs);
+    const read = protocol.outputs(reply, this.#inputs, batch.parameters);
+    if (read.flaw === undefined) return match(batch, read.outputs);
     this.inseparable = read.inseparable === true;
     const message = `worker's reply ${read.flaw}`;
     // A rejected batch is bisected until its tasks go alone.
@@ -450,7 +443,7 @@ export class HttpExchange implements Dispatcher.DispatchHandler {
     const mistake = this.#clientsMistake(page, message);
     if (mistake !== undefined) return mistake;
     if (status === 429 || status === 503) {
-      const waitMs = retryAfterMs(this.#headers, this.#clock.now());
+      const waitMs = retryAfterMs(this.#headers, this.#options.clock.now());
       const named = this.#about(page) === "parameters";
       return { kind: "busy", message, brief, retryAfterMs: waitMs, named };
     }
@@ -465,7 +458,7 @@ export class HttpExchange implements Dispatcher.DispatchHandler {
   #clientsMistake(page: string, message: string): Reply | undefined {
     const code = CLIENT_CODES.get(this.status);
     if (code === undefined) return undefined;
-    if (this.#facts.ownCredential && code !== "NOT_FOUND") return rejected(message, code);
+    if (this.#options.ownCredential && code !== "NOT_FOUND") return rejected(message, code);
     if (code === "RATE_LIMITED") return undefined;
     const about = this.#about(page, code === "NOT_FOUND");
     if (about === undefined) return undefined;
@@ -476,9 +469,9 @@ export class HttpExchange implements Dispatcher.DispatchHandler {
 
   /** What the client wrote that a refusal is about; `byPath`: also the path of the call. */
   #about(page: string, byPath = true): ReturnType<typeof clientNamed> {
-    const { named, model } = this.#facts;
+    const { named, model, batch } = this.#options;
     if (named && byPath) return "parameters";
-    return clientNamed({ words: page, parameters: this.#batch.parameters, inputs: this.#inputs, model });
+    return clientNamed({ words: page, parameters: batch.parameters, inputs: this.#inputs, model });
   }
 }
 

@@ -226,7 +226,6 @@ export const FRAME = {
   rejected: 5,
   unusable: 6,
   rows: 7,
-  mixed: 8,
   begun: 9,
   arrays: 10,
 } as const;
@@ -324,23 +323,8 @@ export function readReply(batch: Batch, kind: number, payload: Buffer): Reply | 
   if (kind === FRAME.rejected) return rejected(quote(payload.toString("utf8", NUMBER_BYTES)));
   if (kind === FRAME.unusable) return badOutputs(payload.toString("utf8", NUMBER_BYTES));
   if (payload.length < 2 * NUMBER_BYTES) return undefined;
-  if (kind === FRAME.outputs) return readTexts(batch, payload);
   if (kind === FRAME.rows) return readRows(batch, payload);
-  return kind === FRAME.mixed ? readMixed(batch, payload) : undefined;
-}
-
-function readTexts(batch: Batch, payload: Buffer): Reply | undefined {
-  const count = payload.readUInt32LE(4);
-  let at = 8 + 4 * count;
-  if (at > payload.length) return undefined;
-  const outputs: string[] = [];
-  for (let index = 0; index < count; index++) {
-    const end = at + payload.readUInt32LE(8 + 4 * index);
-    if (end > payload.length) return undefined;
-    outputs.push(payload.toString("utf8", at, end));
-    at = end;
-  }
-  return at === payload.length ? match(batch, outputs) : undefined;
+  return kind === FRAME.outputs ? readOutputs(batch, payload) : undefined;
 }
 
 /** Rows become base64 where they lie, behind a head that all of them share. */
@@ -363,27 +347,28 @@ function readRows(batch: Batch, payload: Buffer): Reply | undefined {
   return matchMade(batch, outputs);
 }
 
-function readMixed(batch: Batch, payload: Buffer): Reply | undefined {
+/** A table of types, shapes and lengths, then the outputs. */
+function readOutputs(batch: Batch, payload: Buffer): Reply | undefined {
   const count = payload.readUInt32LE(4);
-  if (count > payload.length / 6) return undefined;
-  const parts: { readonly type: number; readonly shape: readonly number[]; readonly bytes: number }[] = [];
   let at = 8;
   for (let index = 0; index < count; index++) {
     if (at + 6 > payload.length) return undefined;
-    const shape = readShape(payload, at + 6, payload.readUInt8(at + 1));
-    if (shape === undefined) return undefined;
-    parts.push({ type: payload.readUInt8(at), shape, bytes: payload.readUInt32LE(at + 2) });
-    at += 6 + 4 * shape.length;
+    at += 6 + 4 * payload.readUInt8(at + 1);
   }
   const outputs: Json[] = [];
-  for (const { type, shape, bytes } of parts) {
-    const end = at + bytes;
-    const dtype = DTYPES[type - FIRST_DTYPE];
+  for (let entry = 8; outputs.length < count; entry += 6 + 4 * payload.readUInt8(entry + 1)) {
+    const type = payload.readUInt8(entry);
+    const end = at + payload.readUInt32LE(entry + 2);
     if (end > payload.length) return undefined;
     if (type === JSON_TEXT) outputs.push(payload.toString("utf8", at, end));
     else if (type === BYTES) outputs.push(bytesText(payload.toString("base64", at, end)));
-    else if (dtype === undefined || tensorBytes(dtype, shape) !== bytes) return undefined;
-    else outputs.push(withHead(tensorHead(dtype, shape), payload.toString("base64", at, end)));
+    else {
+      const dtype = DTYPES[type - FIRST_DTYPE];
+      const shape = readShape(payload, entry + 6, payload.readUInt8(entry + 1));
+      if (dtype === undefined || shape === undefined || tensorBytes(dtype, shape) !== end - at)
+        return undefined;
+      outputs.push(withHead(tensorHead(dtype, shape), payload.toString("base64", at, end)));
+    }
     at = end;
   }
   return at === payload.length ? match(batch, outputs) : undefined;
