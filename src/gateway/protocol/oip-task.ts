@@ -286,7 +286,7 @@ export interface RowOutput extends FormTensor {
   readonly raw: string;
 }
 
-export interface OutputRow extends Beside {
+interface OutputRow extends Beside {
   readonly outputs: readonly RowOutput[];
 }
 

@@ -304,7 +304,7 @@ export function authorizationOf(url: URL, configured: string | undefined): { aut
   return { authorization: `Basic ${Buffer.from(pair).toString("base64")}` };
 }
 
-export interface ExchangeOptions {
+interface ExchangeOptions {
   readonly batch: Batch;
   readonly protocol: WorkerSide;
   /** The model's name at the worker. */

@@ -125,7 +125,7 @@ const INSEPARABLE_HOLDS_MS = 60_000;
 /** `askMs` between two questions for info while nothing happens. */
 const INFO_ROUNDS = 60;
 
-export interface HealthQuestion {
+interface HealthQuestion {
   /** What is asked, in words: "its health path /health". */
   readonly what: string;
   /** Never throws. */
