@@ -109,7 +109,10 @@ describe("a name of DNS", () => {
     await discovery.start();
     await simulation.run(3 * EVERY_MS);
     const first = many.toSorted().slice(0, 1024);
-    assert.deepEqual([...discovery.urls], first.map(dnsName(NAME, "http").at));
+    assert.deepEqual(
+      [...discovery.urls],
+      first.map((each) => dnsName(NAME, "http").at(each)),
+    );
     assert.deepEqual(notices, [`warn: model m: ${NAME} has 1030 addresses, of which 1024 are used`]);
     discovery.stop();
   });
