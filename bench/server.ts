@@ -28,7 +28,6 @@ export interface SimulatedModel {
   readonly workers: number;
   readonly baseMs: number;
   /** Share of batches that never come back. */
-  readonly hangRate?: number;
   readonly maxBatchSize?: number;
   readonly maxWaitMs?: number;
   readonly policy?: "adaptive" | "latency" | "eco" | "fixed";
@@ -236,8 +235,8 @@ function modelOf(model: SimulatedModel | HttpModel): object {
     const { urls, protocol = "batch", ...rest } = model;
     return { backend: { kind: "http", protocol, workers: urls }, ...rest };
   }
-  const { workers, baseMs, hangRate = 0, ...rest } = model;
-  return { backend: { kind: "simulated", workers, baseMs, perItemMs: 0, hangRate }, ...rest };
+  const { workers, baseMs, ...rest } = model;
+  return { backend: { kind: "simulated", workers, baseMs, perItemMs: 0 }, ...rest };
 }
 
 /**

@@ -10,6 +10,9 @@
  * Two models: `slow` never comes back, so nothing that is held gets answered; `fast` serves the warm-up
  * and the idle connections. All timeouts are far beyond the scenario's end.
  */
+import { once } from "node:events";
+import { createServer } from "node:http";
+import type { AddressInfo } from "node:net";
 import { setTimeout as pause } from "node:timers/promises";
 import { join } from "node:path";
 import { measure } from "../generator.ts";
@@ -69,12 +72,15 @@ interface Held {
 
 async function hold(bench: Bench, kind: HoldSpec["kind"], wanted: number): Promise<Held> {
   const timeouts = { queueMs: longMs, workerMs: longMs * 2, totalMs: longMs * 4 };
+  // A worker that takes a batch and never answers.
+  await using silent = createServer(() => {}).listen(0, "127.0.0.1");
+  await once(silent, "listening");
   await using server = await FerryServer.start({
     dir: bench.dir,
     maxFiles,
     models: [
       { name: "fast", workers: 16, baseMs: 1 },
-      { name: "slow", workers: 1, baseMs: 1, hangRate: 1, timeouts },
+      { name: "slow", urls: [`http://127.0.0.1:${(silent.address() as AddressInfo).port}/`], timeouts },
     ],
     settings: {
       limits: {

@@ -25,6 +25,11 @@ import type { Shared } from "./engines.ts";
 import { RedisNodes } from "../engine/redis/client/nodes.ts";
 import type { Events } from "../observe/events.ts";
 
+/** A revoked key works no longer than this. */
+export const KEYS_RELOAD_MS = 5000;
+/** How long a key that was seen goes on working while Redis cannot be asked. */
+const KEYS_GRACE_MS = 60_000;
+
 export interface OpenCredentials {
   readonly credentials: Credentials;
   close(): void;
@@ -42,7 +47,7 @@ export async function openCredentials(
     return { credentials, close: () => {} };
   }
   const store = storeOf(config, shared, clock, events);
-  const publicKeys = auth.jwt && (await openPublicKeys(auth.jwt, auth.reloadMs, clock, events));
+  const publicKeys = auth.jwt && (await openPublicKeys(auth.jwt, clock, events));
   const close = (): void => {
     store?.close();
     publicKeys?.close();
@@ -128,24 +133,21 @@ function storeOf(
   clock: Clock,
   events: Events,
 ): KeyStore | undefined {
-  const { keysFile, reloadMs, graceMs } = auth;
+  const { keysFile } = auth;
   if (shared !== undefined && engine.kind === "redis") {
     const { nodes, key } = shared;
-    const options = { reloadMs, graceMs, waitMs: engine.waitTimeoutMs, key };
+    const options = { reloadMs: KEYS_RELOAD_MS, graceMs: KEYS_GRACE_MS, waitMs: engine.waitTimeoutMs, key };
     return new KeyRedis(nodes, options, clock, events);
   }
-  return keysFile === undefined ? undefined : new KeyFile({ path: keysFile, reloadMs }, clock, events);
+  return keysFile === undefined
+    ? undefined
+    : new KeyFile({ path: keysFile, reloadMs: KEYS_RELOAD_MS }, clock, events);
 }
 
-async function openPublicKeys(
-  jwt: JwtConfig,
-  reloadMs: number,
-  clock: Clock,
-  events: Events,
-): Promise<PublicKeys> {
+async function openPublicKeys(jwt: JwtConfig, clock: Clock, events: Events): Promise<PublicKeys> {
   const { jwksUrl, publicKeyFile, algorithm } = jwt;
   if (publicKeyFile !== undefined) {
-    return PublicKeyFile.open(publicKeyFile, algorithm, reloadMs, clock, events);
+    return PublicKeyFile.open(publicKeyFile, algorithm, KEYS_RELOAD_MS, clock, events);
   }
   const jwks = new Jwks({ url: jwksUrl!, algorithm, ...JWKS_TIMES }, clock, events);
   await jwks.open();

@@ -8,7 +8,6 @@ import { hrefOf, numberOf, sameNumber } from "../workers/taken-out.ts";
 /** How names are looked up is the roster's. */
 const LOOKUPS = {
   dnsMs: undefined,
-  dnsMaxAddresses: undefined,
   dnsServers: undefined,
 } as const;
 

@@ -22,7 +22,7 @@ import { beatMsFor, type FleetModel, Membership } from "../workers/fleet/members
 import { FleetOutlook } from "../workers/fleet/outlook.ts";
 import { FleetDemand } from "../workers/fleet/demand.ts";
 import { forwards } from "./dropins.ts";
-import { Front } from "./front.ts";
+import { PublicApi } from "./public-api.ts";
 import { adminRoutes } from "../gateway/admin.ts";
 import { Listener } from "../gateway/server.ts";
 import { tuneHeap } from "./heap.ts";
@@ -80,7 +80,7 @@ export class Ferry {
   /** How to undo what was started, in the order in which it was started. */
   readonly #undo: (() => Promise<void> | void)[] = [];
   #opened: Opened | undefined;
-  #front: Front | undefined;
+  #publicApi: PublicApi | undefined;
   #tls: EdgeTls | undefined;
   #membership: Membership | undefined;
   #roster: Roster | undefined;
@@ -127,12 +127,12 @@ export class Ferry {
 
   /** "" in a batcher. */
   get apiUrl(): string {
-    return this.#front?.apiUrl ?? "";
+    return this.#publicApi?.apiUrl ?? "";
   }
 
   /** "" where clients cannot speak gRPC. */
   get grpcUrl(): string {
-    return this.#front?.grpcUrl ?? "";
+    return this.#publicApi?.grpcUrl ?? "";
   }
 
   async start(): Promise<void> {
@@ -154,7 +154,7 @@ export class Ferry {
     const reaper = new Reaper(engine, this.#clock);
     this.#undo.push(() => reaper.stop());
     await this.#openAdmin(opened, await this.#openRoster());
-    if (this.#role !== "batcher") await this.#openFront(opened);
+    if (this.#role !== "batcher") await this.#openPublicApi(opened);
   }
 
   /**
@@ -171,7 +171,7 @@ export class Ferry {
     const steps = [
       ...(this.#tls === undefined ? [] : [() => this.#tls!.certificates.prepare()]),
       ...(this.#role === "gateway" ? [] : [() => this.#crews.prepare(next)]),
-      ...(this.#front === undefined ? [] : [() => this.#front!.prepare(next)]),
+      ...(this.#publicApi === undefined ? [] : [() => this.#publicApi!.prepare(next)]),
     ];
     const commit = (prepared: readonly Prepared[]): void => this.#commit(next, prepared);
     return (this.#change = await prepareChange(steps, () => this.#draining, commit));
@@ -239,7 +239,7 @@ export class Ferry {
     const certificates = new Certificates("tls", tls, CERTIFICATE_RELOAD_MS, this.#clock, this.events);
     this.#undo.push(() => certificates.stop());
     await certificates.start();
-    this.#tls = { ...tls, certificates, maxStreams: MAX_STREAMS };
+    this.#tls = { ...tls, certificates, http2: true, maxStreams: MAX_STREAMS };
   }
 
   async #openEngine(): Promise<Opened> {
@@ -266,15 +266,15 @@ export class Ferry {
   }
 
   /** Before `drain`: those who have connected already are let in. */
-  takeWaiting = async (): Promise<void> => this.#front?.takeWaiting();
+  takeWaiting = async (): Promise<void> => this.#publicApi?.takeWaiting();
 
   /** No new request is taken; resolves when those that wait are answered and no batch runs. */
   async drain(): Promise<void> {
     const { lingerMs, drainMs } = this.#config.limits;
     this.#draining = true;
-    if (lingerMs > 0) await this.#front?.linger(Math.min(lingerMs, drainMs / 2));
-    this.#front?.refuse();
-    await this.#front?.drain();
+    if (lingerMs > 0) await this.#publicApi?.linger(Math.min(lingerMs, drainMs / 2));
+    this.#publicApi?.refuse();
+    await this.#publicApi?.drain();
     this.#membership?.drain();
     await Promise.all([this.#crews.drain(), this.#opened?.shared?.engine.drain()]);
   }
@@ -293,13 +293,13 @@ export class Ferry {
     const { requests, batches, tasks, calls, lost } = this.#tally;
     const slots = this.#crews.dispatchers.flatMap(({ workers }) => workers.slots);
     const running = slots.filter(({ batch }) => batch).length;
-    return { requests, batches, tasks, calls, lost, queued: this.#front?.waiting ?? 0, running };
+    return { requests, batches, tasks, calls, lost, queued: this.#publicApi?.waiting ?? 0, running };
   }
 
   async #stop(): Promise<void> {
     this.#draining = true;
-    this.#front?.refuse();
-    await this.#front?.settle(LAST_WORDS_MS);
+    this.#publicApi?.refuse();
+    await this.#publicApi?.settle(LAST_WORDS_MS);
     await this.#change?.abandon();
     for (const undo of this.#undo.toReversed()) await undo();
     await this.#clock.rest?.();
@@ -388,8 +388,8 @@ export class Ferry {
     this.#undo.push(opened.close);
   }
 
-  async #openFront(opened: Opened): Promise<void> {
-    const front = new Front(this.#config, {
+  async #openPublicApi(opened: Opened): Promise<void> {
+    const api = new PublicApi(this.#config, {
       role: this.#role,
       clock: this.#clock,
       events: this.events,
@@ -403,8 +403,8 @@ export class Ferry {
       draining: () => this.#draining,
       random: Math.random,
     });
-    this.#front = front;
-    this.#undo.push(() => front.close());
-    await front.open(this.#config);
+    this.#publicApi = api;
+    this.#undo.push(() => api.close());
+    await api.open(this.#config);
   }
 }

@@ -18,7 +18,7 @@ import {
 import { plural } from "./terminal/banner.ts";
 import { SystemClock } from "../app/clock.ts";
 import type { Config } from "../app/config/config.ts";
-import { type OpenKeys, openKeys } from "../app/credentials.ts";
+import { KEYS_RELOAD_MS, type OpenKeys, openKeys } from "../app/credentials.ts";
 import { didYouMean } from "../app/config/spelling.ts";
 import { Events } from "../observe/events.ts";
 import { printable } from "./terminal/terminal.ts";
@@ -36,7 +36,7 @@ export const keys: Command = {
   usage: "keys create --user U --tier T [--name N] | list | revoke ID  [-c FILE] [--json]",
   examples: [
     { line: "ferry keys create --user u1 --tier paid -c ferry.yaml", doc: "prints the key, once" },
-    { line: "ferry keys revoke 4fTq8ZxW0aBc -c ferry.yaml", doc: "no longer good within auth.reloadMs" },
+    { line: "ferry keys revoke 4fTq8ZxW0aBc -c ferry.yaml", doc: "no longer good within 5 seconds" },
   ],
   flags: {
     config: { ...configFlag, doc: "the config file that says where keys are; default ./ferry.yaml" },
@@ -57,7 +57,7 @@ export const keys: Command = {
       await using opened = await open(config, console);
       if (wish !== undefined) return await create(opened, wish, config, call, console);
       if (verb === "list") return await list(opened, call, console);
-      return await revoke(opened, id, config, call, console);
+      return await revoke(opened, id, call, console);
     } catch (error) {
       if (error instanceof Failure) throw error;
       throw new Failure(`keys ${verb}: ${printable((error as Error).message)}`);
@@ -175,18 +175,12 @@ async function list(opened: OpenKeys, call: Call, console: Console): Promise<num
   return 0;
 }
 
-async function revoke(
-  { store }: OpenKeys,
-  id: string,
-  { auth }: Config,
-  call: Call,
-  console: Console,
-): Promise<number> {
+async function revoke({ store }: OpenKeys, id: string, call: Call, console: Console): Promise<number> {
   if (!(await store.revoke(id))) {
     throw new Failure(`keys revoke: there is no key ${id}; ferry keys list shows them`);
   }
   console.out(call.is("json") ? `${JSON.stringify({ id, revoked: true })}\n` : `revoked ${id}\n`);
-  console.err(`  A running Ferry takes it for at most ${auth.reloadMs / 1000} s more.\n`);
+  console.err(`  A running Ferry takes it for at most ${KEYS_RELOAD_MS / 1000} s more.\n`);
   return 0;
 }
 

@@ -25,6 +25,9 @@ import { checkName, type Ended, type Inference, type RequestPath } from "./reque
 import { bringsWork, type Routes } from "./server.ts";
 import type { Waiters } from "./waiters.ts";
 
+/** The longest that `?wait=` holds a request; proxies in front must wait longer (docs/kubernetes.md). */
+export const MAX_POLL_MS = 30_000;
+
 export interface NativeOptions {
   readonly defaultMode: "sync" | "async";
   readonly maxPollMs: number;

@@ -135,7 +135,7 @@ export class Discovery {
     const tooMany = all.length > maxAddresses;
     if (tooMany && !this.#tooMany) {
       const what = `${this.#name.shown} has ${all.length} addresses, of which ${maxAddresses} are used`;
-      this.#tell("warn", `${what}; raise backend.dnsMaxAddresses`);
+      this.#tell("warn", what);
     }
     this.#tooMany = tooMany;
     return all.slice(0, maxAddresses).map((each) => this.#name.at(each));

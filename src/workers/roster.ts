@@ -61,12 +61,11 @@ export interface RosterParts {
 
 /** Lookups in which an address must be missing before its worker is removed: DNS servers disagree for a while. */
 const MISSING_LOOKUPS = 3;
+/** Of one name: as many as a config may list one by one. */
+const MAX_ADDRESSES = 1024;
 
 /** Where a model's workers are, as the config has it. */
-export type FollowedNames = Pick<
-  NetworkBackend,
-  "kind" | "workers" | "dnsMs" | "dnsMaxAddresses" | "dnsServers"
->;
+export type FollowedNames = Pick<NetworkBackend, "kind" | "workers" | "dnsMs" | "dnsServers">;
 
 export class Roster implements WorkerDesk {
   /** By name; models may come and go. */
@@ -96,8 +95,8 @@ export class Roster implements WorkerDesk {
     const names = new Map<string, Discovery>();
     this.#names.set(model, names);
     const { clock, events, resolve = systemResolve } = this.#parts;
-    const { dnsMs: everyMs, dnsMaxAddresses: maxAddresses, dnsServers: servers } = wanted;
-    const rules = { everyMs, graceMs: MISSING_LOOKUPS * everyMs, maxAddresses, servers };
+    const { dnsMs: everyMs, dnsServers: servers } = wanted;
+    const rules = { everyMs, graceMs: MISSING_LOOKUPS * everyMs, maxAddresses: MAX_ADDRESSES, servers };
     const joining = {
       join: (url: string, host: string, from: string) => this.join(model, url, host, from),
       leave: (url: string) => this.leave(model, url),

@@ -124,7 +124,7 @@ describe("properties", () => {
     admin: { listen: "127.0.0.1:8081", token: "token" },
     engine: { kind: "memory", dataDir: "./data" },
     zone: "a",
-    api: { defaultMode: "sync", maxPollMs: 30_000 },
+    api: { defaultMode: "sync" },
     models: [
       {
         name: "a",
@@ -139,7 +139,7 @@ describe("properties", () => {
         deny: ["(?i)secret"],
         health: { failures: 3, ejectMs: 1000, barMs: 10_000, askMs: 1000 },
       },
-      { name: "b", backend: { kind: "simulated", workers: 2, baseMs: 1, jitter: 0.5 } },
+      { name: "b", backend: { kind: "simulated", workers: 2, baseMs: 1 } },
       {
         name: "c",
         backend: { kind: "python", function: "model.py:batchstring", python: "python3", workers: 1 },

@@ -51,7 +51,7 @@ describe("a valid file", () => {
     assert.deepEqual(config.admin, { listen: { host: "127.0.0.1", port: 8081 }, tls: false });
     assert.equal(config.tls, undefined);
     assert.deepEqual(config.engine, { kind: "memory" });
-    assert.deepEqual(config.auth, { mode: "none", allowedHosts: [], reloadMs: 5000, graceMs: 60_000 });
+    assert.deepEqual(config.auth, { mode: "none", allowedHosts: [] });
     assert.equal(config.admission.mode, "predictive");
     assert.deepEqual(
       config.tiers.map((tier) => tier.name),
@@ -67,7 +67,6 @@ describe("a valid file", () => {
       protocol: "batch",
       workers: ["http://gpu-1:9000/infer"],
       dnsMs: 5000,
-      dnsMaxAddresses: 1024,
       dnsServers: [],
       maxReplyBytes: 67_108_864,
       forwardAuthorization: false,

@@ -13,6 +13,7 @@ import { describe, test } from "node:test";
 import { parse } from "yaml";
 import { Folder, ROOT } from "../e2e/harness.ts";
 import { loadConfig } from "../../src/app/config/load.ts";
+import { MAX_POLL_MS } from "../../src/gateway/native.ts";
 import { promtool } from "./promtool.ts";
 
 const read = (file: string): string => readFileSync(join(ROOT, file), "utf8");
@@ -262,9 +263,9 @@ test("deploy/edge/envoy.yaml: where it leads, how long it waits, and when it tri
   for (const { name, load_assignment } of edge.clusters) assert.equal(load_assignment.cluster_name, name);
   for (const [, name] of text.matchAll(/^ +cluster: (\w+)$/gm))
     assert.ok(clusters.includes(name!), `no cluster ${name}`);
-  const { limits, api } = config.config!;
+  const { limits } = config.config!;
   for (const [, seconds] of text.matchAll(/^ +timeout: (\d+)s$/gm))
-    if (Number(seconds) > 2) assert.ok(Number(seconds) * 1000 > api.maxPollMs);
+    if (Number(seconds) > 2) assert.ok(Number(seconds) * 1000 > MAX_POLL_MS);
   for (const [, seconds] of text.matchAll(/common_http_protocol_options: \{ idle_timeout: (60)s/g))
     assert.ok(Number(seconds) * 1000 < limits.keepAliveTimeoutMs);
   assert.match(text, /retry_on: connect-failure,refused-stream\n/);

@@ -9,6 +9,7 @@ import { describe, test } from "node:test";
 import { parse, parseAllDocuments } from "yaml";
 import { Folder, ROOT } from "../e2e/harness.ts";
 import { loadConfig } from "../../src/app/config/load.ts";
+import { MAX_POLL_MS } from "../../src/gateway/native.ts";
 import type { Config } from "../../src/app/config/config.ts";
 import { healthRoutes } from "../../src/gateway/admin.ts";
 import { prometheusRule } from "../../scripts/generate-kubernetes.ts";
@@ -318,8 +319,8 @@ describe("deploy/kubernetes", () => {
 
   test("what routes to Ferry names a port of its Service, and waits longer than a request may be held", async () => {
     const { ports } = specOf(whole, "Service", "ferry") as { ports: { name: string; port: number }[] };
-    const { models, api } = await configOf(whole);
-    const heldS = Math.max(api.maxPollMs, ...models.map(({ timeouts }) => timeouts.totalMs)) / 1000;
+    const { models } = await configOf(whole);
+    const heldS = Math.max(MAX_POLL_MS, ...models.map(({ timeouts }) => timeouts.totalMs)) / 1000;
     const [backend] = findAll(get(whole, "Ingress", "ferry"), "service") as { port: { name: string } }[];
     assert.equal(backend!.port.name, ports[0]!.name);
     const { annotations } = get(whole, "Ingress", "ferry").metadata;

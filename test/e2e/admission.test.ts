@@ -4,6 +4,7 @@ import { describe, test } from "node:test";
 import { startServer } from "../engine/redis-client/servers.ts";
 import { Fleet, fleetConfig } from "./fleet.ts";
 import { type Answer, eventually, Ferry, type Health } from "./harness.ts";
+import { stubModel, StubWorker } from "./stub-worker.ts";
 
 interface ModelHealth {
   readonly name: string;
@@ -85,10 +86,13 @@ describe("predictive", () => {
   });
 
   test("an idle worker takes what comes, whatever was learned before", async () => {
-    // Half of the batches take ten times as long as the others: no estimate fits.
-    const wild = { ...slow.backend, baseMs: 30, slowRate: 0.5 };
+    // Half of the batches take thirty times as long as the others: no estimate fits.
+    let calls = 0;
+    await using stub = await StubWorker.listen(
+      (call) => void setTimeout(() => call.echo(), calls++ % 2 === 0 ? 10 : 300),
+    );
     const timeouts = { queueMs: 500, workerMs: 400, totalMs: 500 };
-    await using ferry = await Ferry.start({ models: [{ ...slow, backend: wild, timeouts }] });
+    await using ferry = await Ferry.start({ models: [stubModel([stub], { maxWaitMs: 5, timeouts })] });
     for (let round = 0; round < 30; round++) {
       // 504: the machine stood still for so long. Refused is nobody.
       const { status, text } = await ferry.post({ input: `one ${round}` });

@@ -67,7 +67,6 @@ describe("keys and tokens", () => {
       auth: {
         mode: "required",
         keysFile: "./keys.json",
-        reloadMs: 500,
         jwt: { ...JWT, publicKeyFile: "./jwt.pem" },
       },
       limits: { perUserPerMinute: 10_000 },

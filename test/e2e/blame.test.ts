@@ -21,7 +21,7 @@ import {
 } from "./harness.ts";
 import { type Behaviour, stubModel, StubWorker } from "./stub-worker.ts";
 
-const POISON = 300;
+const POISON = 120;
 const POISONERS = 8;
 const GOOD_EVERY_MS = 20;
 

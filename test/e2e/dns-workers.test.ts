@@ -104,28 +104,15 @@ test("a name with 1,000 addresses and IPv6 is 1,001 workers; they come, go and s
   await becomes(ferry, 3);
 });
 
-test("more addresses than dnsMaxAddresses are told and not used, and a reload raises it without a new worker", async () => {
+test("a reload asks other servers, and workers that they know too stay as they were", async () => {
   await using dns = await DnsServer.listen();
   await using other = await DnsServer.listen();
   await using everywhere = await Everywhere.listen();
   dns.names.set("gpu.test", some(30));
   other.names.set("gpu.test", some(20, 11));
-  await using ferry = await Ferry.start(configOf(dns, everywhere, { dnsMaxAddresses: 20 }));
-  await becomes(ferry, 20);
-  await ferry.line(({ msg }) => /has 30 addresses, of which 20 are used; raise/.test(msg ?? ""));
-  for (let at = 0; at < 5; at++) await ferry.infer(at);
-  const batches = async (): Promise<number> => {
-    const { text } = await ferry.admin("/internal/workers");
-    const { workers } = JSON.parse(text) as { workers: { batches: number }[] };
-    return workers.reduce((sum, each) => sum + each.batches, 0);
-  };
-  assert.equal(await batches(), 5);
-  await reloadConfig(ferry, configOf(dns, everywhere, { dnsMaxAddresses: 40 }));
+  await using ferry = await Ferry.start(configOf(dns, everywhere));
   await becomes(ferry, 30);
-  assert.equal(await batches(), 5, "those that were there stayed as they were");
-
-  // Another server, which knows some of them.
-  await reloadConfig(ferry, configOf(dns, everywhere, { dnsMaxAddresses: 40, dnsServers: [other.address] }));
+  await reloadConfig(ferry, configOf(dns, everywhere, { dnsServers: [other.address] }));
   await becomes(ferry, 20);
   await ferry.infer("x");
 });

@@ -237,7 +237,7 @@ async function keysWork(fleet: Fleet, servers: readonly Server[]): Promise<void>
     assert.equal(code, 0, stderr);
     return stdout.trim();
   };
-  const door = await fleet.add("gateway", { auth: { mode: "required", reloadMs: 100 } });
+  const door = await fleet.add("gateway", { auth: { mode: "required" } });
   const key = await keys("create", "--user", "u1", "--tier", "paid");
   const status = async (): Promise<number> => (await door.post({ input: "k" }, { "x-api-key": key })).status;
   await eventually(async () => (await status()) === 200);

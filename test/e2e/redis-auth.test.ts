@@ -17,7 +17,7 @@ import {
 } from "./harness.ts";
 import { stubModel, StubWorker } from "./stub-worker.ts";
 
-const RELOAD_MS = 1000;
+const RELOAD_MS = 5000;
 const issuer = rsaPair();
 const bearer = (text: string): Headers => ({ authorization: `Bearer ${text}` });
 
@@ -47,7 +47,7 @@ describe("two gateways, one batcher, one Redis", () => {
     const model = stubModel([stub], { timeouts: patient });
     const engine = { url: redis.url, durability: "local" };
     config = fleetConfig(engine, [model], {
-      auth: { mode: "required", reloadMs: RELOAD_MS, jwt },
+      auth: { mode: "required", jwt },
       limits: { perUserPerMinute: 1000 },
     });
     await writeConfig(folder, config);

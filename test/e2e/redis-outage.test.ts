@@ -1,6 +1,6 @@
 /** One Redis that dies, hangs, is full, forgets its scripts, cuts its clients: 503 at once, nothing lost. */
 import assert from "node:assert/strict";
-import { describe, test } from "node:test";
+import { after, before, describe, test } from "node:test";
 import { setTimeout as pause } from "node:timers/promises";
 import { startProxy } from "../engine/redis-client/proxy.ts";
 import { startServer, type Server } from "../engine/redis-client/servers.ts";
@@ -69,9 +69,12 @@ function longestMs(ledger: Ledger): number {
 }
 
 describe("Redis is away", () => {
-  test("killed and restarted: 503 at once meanwhile, then every accepted task is answered", async () => {
-    await using on = await stage(alert);
-    await using load = new Load(() => on.fleet.doors);
+  let on: Stage;
+  before(async () => void (on = await stage(alert)));
+  after(() => on[Symbol.asyncDispose]());
+
+  test("killed and restarted: 503 at once meanwhile, then every accepted task is answered", async (t) => {
+    await using load = new Load(() => on.fleet.doors, { name: t.name });
     await load.more(200);
     await on.redis.kill();
     for (let round = 0; round < 3; round++)
@@ -82,9 +85,8 @@ describe("Redis is away", () => {
     (await load.stop()).assertWhole();
   });
 
-  test("hung for three seconds: the same", async () => {
-    await using on = await stage(alert);
-    await using load = new Load(() => on.fleet.doors);
+  test("hung for three seconds: the same", async (t) => {
+    await using load = new Load(() => on.fleet.doors, { name: t.name });
     await load.more(200);
     on.redis.pause();
     const pausedAt = performance.now();
@@ -96,9 +98,8 @@ describe("Redis is away", () => {
     (await load.stop()).assertWhole();
   });
 
-  test("read-only, as a primary is that was demoted: 503, then as before", async () => {
-    await using on = await stage(alert);
-    await using load = new Load(() => on.fleet.doors);
+  test("read-only, as a primary is that was demoted: 503, then as before", async (t) => {
+    await using load = new Load(() => on.fleet.doors, { name: t.name });
     await load.more(100);
     await on.redis.cli("REPLICAOF", "127.0.0.1", "1");
     await pause(300);
@@ -110,7 +111,6 @@ describe("Redis is away", () => {
   });
 
   test("the admin listener says so, and its health is not ok", async () => {
-    await using on = await stage(alert);
     const [door] = on.fleet.doors;
     await on.redis.kill();
     for (const path of ["/internal/dead-letters", "/internal/requests/nobody"])
@@ -118,6 +118,7 @@ describe("Redis is away", () => {
     const unwell = async (): Promise<boolean> => (await door!.health()).status !== "ok";
     await eventually(unwell);
     assert.equal((await door!.admin("/healthz")).status, 200);
+    await on.redis.restart();
   });
 
   test("a gateway that starts while Redis is away says so in one line, and ends", async () => {
@@ -161,9 +162,13 @@ describe("Redis is full", () => {
 });
 
 describe("under load, nobody notices", () => {
+  let on: Stage;
+  before(async () => void (on = await stage()));
+  after(() => on[Symbol.asyncDispose]());
+
   /** Runs `act` every few milliseconds for a while under load. */
-  async function disturb(on: Stage, act: () => Promise<unknown>, times: number): Promise<Ledger> {
-    await using load = new Load(() => on.fleet.doors);
+  async function disturb(name: string, act: () => Promise<unknown>, times: number): Promise<Ledger> {
+    await using load = new Load(() => on.fleet.doors, { name });
     await load.more(100);
     for (let i = 0; i < times; i++) {
       await act();
@@ -174,26 +179,23 @@ describe("under load, nobody notices", () => {
     return await load.stop();
   }
 
-  test("SCRIPT FLUSH", async () => {
-    await using on = await stage();
-    const ledger = await disturb(on, () => on.redis.cli("SCRIPT", "FLUSH"), 60);
+  test("SCRIPT FLUSH", async (t) => {
+    const ledger = await disturb(t.name, () => on.redis.cli("SCRIPT", "FLUSH"), 20);
     ledger.assertWhole();
     assert.deepEqual(ledger.refusals, []);
     assert.deepEqual(runTwice(on.worker.inputs), []);
   });
 
-  test("CLIENT KILL TYPE pubsub: answers are at most a sweep late", async () => {
-    await using on = await stage();
-    const ledger = await disturb(on, () => on.redis.cli("CLIENT", "KILL", "TYPE", "pubsub"), 40);
+  test("CLIENT KILL TYPE pubsub: answers are at most a sweep late", async (t) => {
+    const ledger = await disturb(t.name, () => on.redis.cli("CLIENT", "KILL", "TYPE", "pubsub"), 15);
     ledger.assertWhole();
     assert.deepEqual(ledger.refusals, []);
     // Not the end of the callers' patience.
     assert.ok(longestMs(ledger) < patient.totalMs / 2, `${longestMs(ledger).toFixed(0)} ms`);
   });
 
-  test("CLIENT KILL TYPE normal: nothing is lost, and nothing runs twice but by a lost lease", async () => {
-    await using on = await stage();
-    const ledger = await disturb(on, () => on.redis.cli("CLIENT", "KILL", "TYPE", "normal"), 40);
+  test("CLIENT KILL TYPE normal: nothing is lost, and nothing runs twice but by a lost lease", async (t) => {
+    const ledger = await disturb(t.name, () => on.redis.cli("CLIENT", "KILL", "TYPE", "normal"), 15);
     ledger.assertWhole();
     const slow = ledger.refusals.filter(({ ms }) => ms > FAST_MS);
     assert.deepEqual(slow, []);
@@ -232,7 +234,7 @@ describe("a reply of Redis is lost", () => {
     await using on = await stage({ url: proxy.url }, redis);
     await using load = new Load(() => on.fleet.doors);
     await load.more(50);
-    for (let i = 0; i < 30; i++) {
+    for (let i = 0; i < 12; i++) {
       proxy.cutRequests = 1;
       await load.more(20);
     }

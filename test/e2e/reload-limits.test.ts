@@ -40,7 +40,7 @@ test("keys, rates of tiers and of users: new ones hold at once, and a load besid
   await using stub = await StubWorker.listen((call) => void setTimeout(() => call.echo(), 2));
   const config = (paidPerMinute: number, more: object = {}, limits: object = {}): Config => ({
     models: [stubModel([stub], { cache: { scope: "off" }, collapse: false })],
-    auth: { mode: "required", keysFile: "./keys.json", reloadMs: 10_000, ...more },
+    auth: { mode: "required", keysFile: "./keys.json", ...more },
     tiers: {
       gold: {},
       paid: { ratePerMinute: paidPerMinute },

@@ -41,7 +41,6 @@ before(async () => {
     auth: {
       mode: "required",
       keysFile: "./keys.json",
-      reloadMs: 100,
       jwt: { publicKeyFile, issuer: ISSUER, audience: "ferry" },
     },
     limits: { perUserPerMinute: PER_MINUTE },

@@ -8,7 +8,7 @@ import { usually } from "../fixtures/long.ts";
 import { replayCommand, Totals } from "./totals.ts";
 import { play } from "./world.ts";
 
-const SEEDS = usually(250, 1000);
+const SEEDS = usually(200, 1000);
 /** The rarest turns come once in some 500 seeds: so many may be missing. In thousands of seeds none may. */
 const MISSING = usually(3, 0);
 

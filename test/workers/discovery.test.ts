@@ -112,7 +112,7 @@ describe("a name of DNS", () => {
     await discovery.start();
     await simulation.run(3 * EVERY_MS);
     assert.deepEqual(names(), ["10.0.0.5:9000", "10.0.0.7:9000", "10.0.0.8:9000"]);
-    const told = `warn: model m: ${NAME} has 4 addresses, of which 3 are used; raise backend.dnsMaxAddresses`;
+    const told = `warn: model m: ${NAME} has 4 addresses, of which 3 are used`;
     assert.deepEqual(notices, [told]);
     discovery.retune({ ...rules, maxAddresses: 4 });
     await simulation.run(EVERY_MS);
@@ -173,7 +173,6 @@ test("a model that follows other names lets those of the old ones go", async () 
       kind: "http",
       workers: written,
       dnsMs: EVERY_MS,
-      dnsMaxAddresses: 9,
       dnsServers: [],
     });
   await follow("dns://one:1/", "http://fixed:1/");

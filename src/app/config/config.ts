@@ -128,7 +128,6 @@ const networkBackend = {
     [5 * second, 100, hour],
     "How often the names of `dns://` workers are resolved; an address that is missing three times is removed.",
   ),
-  dnsMaxAddresses: integer([1024, 1, 65_536], "The most addresses of one name."),
   dnsServers: list(
     "DNS servers to ask instead of the system's, such as a Consul agent.",
     dnsServer("127.0.0.1:8600", "One server."),
@@ -220,10 +219,6 @@ const backends = {
     workers,
     baseMs: fractionalMs([100, 0, minute], "A batch of n takes baseMs + n × perItemMs."),
     perItemMs: fractionalMs([0, 0, minute], "What each input adds to its batch's time."),
-    jitter: share([0, 0, 1], "Standard deviation of service times, as a share of the time."),
-    errorRate: share([0, 0, 1], "Share of batches that fail."),
-    hangRate: share([0, 0, 1], "Share of batches that never come back."),
-    slowRate: share([0, 0, 1], "Share of batches that take ten times longer."),
   }),
 };
 
@@ -379,11 +374,6 @@ const auth = group("Who may call.", {
       secret: true,
     }),
   ),
-  reloadMs: ms([5 * second, 100, 10 * second], "How often keys are looked up again."),
-  graceMs: ms(
-    [minute, 0, hour],
-    "How long keys that were used before go on working while Redis is unreachable.",
-  ),
   jwt,
 });
 
@@ -395,7 +385,6 @@ export const settings = group("Everything Ferry can be told.", {
     certFile: required(path("./tls.crt", "The certificate with its intermediates (PEM).")),
     keyFile: required(path("./tls.key", "Its private key (PEM).")),
     minVersion: choice(["TLSv1.2", "TLSv1.3"], "The oldest TLS version that is accepted."),
-    http2: boolean(true, "Whether clients may use HTTP/2."),
   }),
   grpc: group("gRPC for clients: the Open Inference Protocol v2 (docs/protocols.md).", {
     listen: optional(
@@ -426,7 +415,6 @@ export const settings = group("Everything Ferry can be told.", {
   },
   api: group("How clients are answered.", {
     defaultMode: choice(["sync", "async"], "`async` answers 202 at once unless the client asks to wait."),
-    maxPollMs: ms([30 * second, 0, 10 * minute], "The longest that `?wait=` holds a request for a result."),
   }),
   models: list("The models that clients can name.", model, { min: 1, max: 256 }),
   tiers: named(

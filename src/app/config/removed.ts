@@ -29,9 +29,6 @@ export const REMOVED: ReadonlyMap<string, string> = new Map([
   ["models[].backend.keepAliveMs", "a gRPC connection that is silent for 10 seconds is checked"],
   ["models[].backend.askReady", "workers without ModelReady are left alone, so it need not be turned off"],
   ["models[].backend.dnsGraceMs", "an address is removed once it has been missing for 3 × backend.dnsMs"],
-  ["models[].backend.shortRate", "use errorRate to simulate failing batches"],
-  ["models[].backend.slowFactor", "slow batches of a simulated worker take ten times longer"],
-  ["models[].backend.seed", "the faults of a simulated worker are always the same"],
   ["requestLog.flushMs", "rows are written every second"],
   ["requestLog.maxBufferedRows", "100,000 rows wait while PostgreSQL is away"],
   ["requestLog.writeTimeoutMs", "PostgreSQL may take 10 seconds to write"],
@@ -45,6 +42,15 @@ export const REMOVED: ReadonlyMap<string, string> = new Map([
   ["models[].scaling.maxRemoveShare", "at most 20 % of the workers are removed at a time"],
   ["models[].scaling.forecast", "arrivals are always forecast; scaling.coldStartMs says how far ahead"],
   ["models[].scaling.hookTimeoutMs", "the webhook or the command may take 30 seconds"],
+  ...["jitter", "errorRate", "hangRate", "shortRate", "slowRate", "slowFactor", "seed"].map(
+    (name) =>
+      [`models[].backend.${name}`, "simulated workers always answer, after baseMs + n × perItemMs"] as const,
+  ),
+  ["models[].backend.dnsMaxAddresses", "the first 1024 addresses of a name are used"],
+  ["tls.http2", "clients that ask for HTTP/2 get it"],
+  ["api.maxPollMs", "?wait= holds a request for at most 30 seconds"],
+  ["auth.reloadMs", "a revoked key stops working within 5 seconds, or with the next reload"],
+  ["auth.graceMs", "keys that were used before go on working for a minute while Redis is unreachable"],
   ["limits.maxHeaders", "a request may have 100 header fields"],
   ["limits.processAnswerMs", "a process that does not answer for 5 seconds during a reload stops the reload"],
 ]);

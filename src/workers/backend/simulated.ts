@@ -26,12 +26,12 @@ export interface SimulatedOptions {
   readonly numbers?: readonly number[] | undefined;
   readonly baseMs: number;
   readonly perItemMs: number;
-  readonly jitter: number;
-  readonly errorRate: number;
-  readonly hangRate: number;
-  /** For tests: 0 by default. */
+  /** Faults, for tests and plans; none by default. */
+  readonly jitter?: number;
+  readonly errorRate?: number;
+  readonly hangRate?: number;
   readonly shortRate?: number;
-  readonly slowRate: number;
+  readonly slowRate?: number;
   /** 10 by default. */
   readonly slowFactor?: number;
   /** The same seed gives the same faults; 1 by default. */
@@ -221,7 +221,7 @@ class SimulatedWorker implements Worker {
   }
 
   #drawFault(): Fault {
-    const { errorRate, hangRate, shortRate = 0 } = this.#options;
+    const { errorRate = 0, hangRate = 0, shortRate = 0 } = this.#options;
     const draw = this.#random.next();
     if (draw < errorRate) return "error";
     if (draw < errorRate + hangRate) return "hang";
@@ -230,7 +230,7 @@ class SimulatedWorker implements Worker {
   }
 
   #drawServiceMs(size: number): number {
-    const { baseMs, perItemMs, jitter, slowRate, slowFactor = 10 } = this.#options;
+    const { baseMs, perItemMs, jitter = 0, slowRate = 0, slowFactor = 10 } = this.#options;
     const slow = this.#random.next() < slowRate ? slowFactor : 1;
     const noise = jitter === 0 ? 1 : Math.max(FASTEST, 1 + jitter * this.#random.gaussian());
     return (baseMs + size * perItemMs) * noise * slow;
