@@ -16,7 +16,7 @@ import { Shares } from "../core/share.ts";
 import { THRESHOLD_DEPTHS } from "../core/shed.ts";
 import { Sampler } from "../core/trace.ts";
 import { type OpenCredentials, openCredentials } from "./credentials.ts";
-import type { Prepared } from "./crews.ts";
+import type { Prepared } from "../workers/pool.ts";
 import type { Dispatcher } from "../dispatch/dispatcher.ts";
 import {
   hasTensorWorkers,
