@@ -104,7 +104,7 @@ test("a name with 1,000 addresses and IPv6 is 1,001 workers; they come, go and s
   await becomes(ferry, 3);
 });
 
-test("a reload asks other servers, and workers that they know too stay as they were", async () => {
+test("after a reload other servers are asked", async () => {
   await using dns = await DnsServer.listen();
   await using other = await DnsServer.listen();
   await using everywhere = await Everywhere.listen();
