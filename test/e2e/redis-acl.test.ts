@@ -76,7 +76,7 @@ function commandsIn(file: string, known: ReadonlySet<string>): string[] {
 test("the rights are the commands that Ferry sends, each of them and no other", async () => {
   await using server = await startServer();
   const known = await commandsOf(server);
-  const files = globSync(["src/{redis,engine,fleet,admission}/**/*.ts", "src/{engine,fleet}/**/*.lua"], {
+  const files = globSync(["src/{engine,workers/fleet,gateway/admission}/**/*.{ts,lua}"], {
     cwd: ROOT,
   });
   const sent = new Set(files.flatMap((file) => commandsIn(file, known)));

@@ -184,14 +184,10 @@ describe("the gRPC listener", () => {
     }));
 
   test("too many headers, and one that must stand once", () =>
-    withSession(
-      async (session) => {
-        const many = Object.fromEntries(Array.from({ length: 40 }, (_, at) => [`x-${at}`, "1"]));
-        assert.equal((await ask(session, many, good)).status, "3");
-      },
-      {},
-      { maxHeaders: 20 },
-    ));
+    withSession(async (session) => {
+      const many = Object.fromEntries(Array.from({ length: 120 }, (_, at) => [`x-${at}`, "1"]));
+      assert.equal((await ask(session, many, good)).status, "3");
+    }));
 
   test("calls that are broken off at every stage leave nothing open", () =>
     withSession(async (session, stage) => {
