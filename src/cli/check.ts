@@ -11,7 +11,7 @@ import type { Probe } from "../engine/redis/client/probe.ts";
 import { CERTIFICATE_RELOAD_MS, Certificates } from "../gateway/certificates.ts";
 import { Events } from "../observe/events.ts";
 import type { Reach } from "../workers/backend/worker-tls.ts";
-import { systemResolve } from "../workers/resolver.ts";
+import { systemResolve } from "../workers/discovery.ts";
 import { type Call, type Command, type Console, expectNoWords } from "./command.ts";
 import { defaultFile } from "./config-file.ts";
 import { capacityPerSecond, count, countWorkers, plural } from "./terminal/banner.ts";

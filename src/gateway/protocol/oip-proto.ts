@@ -6,7 +6,7 @@
  * again when it leaves. Tensors are kept as the slices that came.
  */
 import type { Json } from "../../core/task.ts";
-import { elementBytes, elementsOfBytes, MAX_TENSORS, TensorFlaw } from "./oip-tensors.ts";
+import { datatypeBytes, elementsOfBytes, MAX_TENSORS, TensorFlaw } from "./oip-tensors.ts";
 import { ProtoFlaw, ProtoReader, ProtoWriter } from "./protobuf.ts";
 
 export const OIP_SERVICE = "inference.GRPCInferenceService";
@@ -321,7 +321,7 @@ export function hasContents(datatype: string): boolean {
 }
 
 function listOf(datatype: string): number {
-  elementBytes(datatype);
+  datatypeBytes(datatype);
   const list = LISTS.findIndex((datatypes) => datatypes.includes(datatype));
   if (list >= 0) return list;
   throw new TensorFlaw(`is ${datatype}, which typed contents cannot hold; send raw contents`);
@@ -334,7 +334,7 @@ function listOf(datatype: string): number {
  */
 export function rawOfContents(contents: readonly Buffer[], datatype: string): Buffer {
   const list = listOf(datatype);
-  const size = elementBytes(datatype);
+  const size = datatypeBytes(datatype);
   let only: Buffer | undefined;
   let raw: Buffer | undefined;
   let at = 0;
@@ -386,7 +386,7 @@ function fitting(value: number, from: number, below: number, datatype: string): 
 /** Raw bytes as an InferTensorContents. */
 export function contentsOfRaw(raw: Buffer, datatype: string): ProtoWriter {
   const list = listOf(datatype);
-  const size = elementBytes(datatype);
+  const size = datatypeBytes(datatype);
   const writer = new ProtoWriter();
   if (list === BYTES) for (const element of elementsOfBytes(raw)) writer.bytes(BYTES, element);
   else if (raw.length % size > 0) throw new TensorFlaw(`has bytes that are no whole number of ${datatype}`);

@@ -157,7 +157,7 @@ export interface Call {
   readonly flaw?: string;
 }
 
-export interface Replied {
+export interface WorkerReply {
   header(name: string): string | undefined;
   readonly body: Buffer;
 }
@@ -187,7 +187,7 @@ export interface WorkerSide {
   modelOf?(path: string): string | undefined;
   /** `model` is its name at the worker. Inputs and parameters may be anything that the native API takes. `plain`: without the extension. */
   call(inputs: readonly Json[], parameters: Json, model: string, plain?: boolean): Call;
-  outputs(reply: Replied, inputs: readonly Json[], parameters: Json): Outputs;
+  outputs(reply: WorkerReply, inputs: readonly Json[], parameters: Json): Outputs;
 }
 
 export interface Protocol {
