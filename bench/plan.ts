@@ -6,7 +6,7 @@
  * Each line is one run of the planner's own trial, gate and tiers included; the first one also pays for V8's
  * learning. CPU time counts all threads, so the garbage collector's too. Goal: 200,000.
  */
-import { parseService } from "../src/cli/plan/service.ts";
+import { parseService } from "../src/cli/plan/fit.ts";
 import { runTrial } from "../src/cli/plan/trial.ts";
 import { burstArrivals, poissonArrivals } from "../src/cli/plan/workload.ts";
 

@@ -1,6 +1,6 @@
 /** From the config to the drop-in routes: which model speaks what, and who answers what no batch is for. */
 import type { Admission } from "../gateway/admission/admission.ts";
-import { type KnownWorker, Passage } from "../workers/backend/passthrough.ts";
+import { type KnownWorker, PassThroughWorkers } from "../workers/backend/passthrough.ts";
 import { workerSide } from "./backends.ts";
 import type { Clock } from "./clock.ts";
 import type { Config, HttpBackendConfig, ModelConfig } from "./config/config.ts";
@@ -44,7 +44,7 @@ export interface OpenDropIns {
 export async function openDropIns(config: Config, needs: DropInNeeds): Promise<OpenDropIns> {
   const { models, limits } = config;
   const { path, healthy, ready, admission, clock } = needs;
-  const passages: Passage[] = [];
+  const passages: PassThroughWorkers[] = [];
   const passed = new Map<string, PassedModel>();
   for (const [at, model] of models.entries()) {
     if (!isReachable(model)) continue;
@@ -120,7 +120,7 @@ function passageTo(
   { name, backend, health }: ModelConfig & { readonly backend: HttpBackendConfig },
   at: number,
   needs: DropInNeeds,
-): Passage {
+): PassThroughWorkers {
   const { authorization, tls, protocol } = backend;
   // Whoever runs no batches looks no names up: the system does, for each connection.
   const listed = backend.workers.map((worker) => ({ address: plainUrl(worker, "http"), well: true }));
@@ -128,7 +128,7 @@ function passageTo(
   const side = workerSide(protocol);
   const basePath = (path: string): string => side.basePath(path);
   const { ejectMs } = health;
-  return new Passage(
+  return new PassThroughWorkers(
     { model: name, workers, basePath, authorization, tls, ejectMs },
     needs.clock,
     needs.events,

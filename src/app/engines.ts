@@ -12,8 +12,7 @@ import { RedisKeys } from "../engine/redis/keys.ts";
 import { RedisNodes } from "../engine/redis/client/nodes.ts";
 import { probeRedis } from "../engine/redis/client/probe.ts";
 import { RecordKeeper } from "../engine/memory/saved.ts";
-import { RedisRegistry } from "../workers/fleet/redis-registry.ts";
-import type { Registry } from "../workers/fleet/registry.ts";
+import { RedisRegistry, type Registry } from "../workers/fleet/registry.ts";
 import type { Events } from "../observe/events.ts";
 
 /**

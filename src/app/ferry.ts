@@ -11,33 +11,34 @@ import { CERTIFICATE_RELOAD_MS, Certificates } from "../gateway/certificates.ts"
 import { type EdgeTls, MAX_HEADERS, MAX_STREAMS } from "../gateway/http2.ts";
 import { type Clock, SystemClock } from "./clock.ts";
 import type { Config, ModelConfig, Role } from "./config/config.ts";
-import { Crews, type Prepared } from "./crews.ts";
 import { Demo } from "../cli/demo/demo.ts";
 import { Dispatcher } from "../dispatch/dispatcher.ts";
 import type { ModelRules } from "../dispatch/model-rules.ts";
 import type { EngineLimits } from "../engine/engine.ts";
 import { Reaper } from "../dispatch/reaper.ts";
 import { limitsOf, type Opened, openEngine, type Shared } from "./engines.ts";
-import { beatMsFor, type FleetModel, Membership } from "../workers/fleet/membership.ts";
+import { beatMsFor, Membership } from "../workers/fleet/membership.ts";
 import { FleetOutlook } from "../workers/fleet/outlook.ts";
 import { FleetDemand } from "../workers/fleet/demand.ts";
 import { forwards } from "./dropins.ts";
-import { Front } from "./front.ts";
+import { PublicApi } from "./public-api.ts";
 import { adminRoutes } from "../gateway/admin.ts";
 import { Listener } from "../gateway/server.ts";
 import { tuneHeap } from "./heap.ts";
 import { openObservers } from "./observers.ts";
 import { type Change, prepareChange, type Reloaded, reloadRoutes } from "./reload.ts";
 import { Report } from "./report.ts";
-import { openRoster, type Roster } from "../workers/roster.ts";
-import { type OpenScaling, openScaling } from "../workers/scalings.ts";
+import { Orders } from "../workers/fleet/orders.ts";
+import { Operator } from "../workers/operator.ts";
+import { type Prepared, WorkerPool } from "../workers/pool.ts";
+import { ScalingLoop } from "../workers/scaling.ts";
 import { Events } from "../observe/events.ts";
 import { logEvents } from "../observe/log.ts";
 import { Tally } from "../observe/tally.ts";
 import { type Tracing, tracingOf } from "../observe/tracing.ts";
 import { Vault } from "../workers/backend/vault.ts";
 import { version } from "./version.ts";
-import { liveConfig, ofFleet, vaultRules } from "./rules.ts";
+import { liveConfig, ofFleet, rulesOf, vaultRules } from "./rules.ts";
 
 export async function startFerry(
   config: Config,
@@ -72,7 +73,8 @@ export class Ferry {
   /** Left out: nobody is traced. */
   readonly #tracing: Tracing | undefined;
   /** Empty in a gateway. */
-  readonly #crews: Crews;
+  readonly #pool: WorkerPool;
+  readonly #orders = new Orders();
   /** By model. */
   readonly #prospects = new Map<string, Prospects>();
   /** Clients' own credentials, by model. */
@@ -80,11 +82,10 @@ export class Ferry {
   /** How to undo what was started, in the order in which it was started. */
   readonly #undo: (() => Promise<void> | void)[] = [];
   #opened: Opened | undefined;
-  #front: Front | undefined;
+  #publicApi: PublicApi | undefined;
   #tls: EdgeTls | undefined;
   #membership: Membership | undefined;
-  #roster: Roster | undefined;
-  #scaling: OpenScaling | undefined;
+  #scaling: ScalingLoop | undefined;
   #draining = false;
   /** The last that was prepared. */
   #change: Change | undefined;
@@ -108,16 +109,20 @@ export class Ferry {
     this.#tally = new Tally(this.events, clock, () => this.#config.models.map(({ name }) => name));
     this.#tracing = tracingOf(telemetry, process.env);
     this.#endLog = logEvents(this.events, clock, telemetry.logLevel, log);
-    this.#crews = new Crews({
+    this.#pool = new WorkerPool({
       clock,
-      makeBackend: (model, _, numbers) => makeBackend(model, clock, this.events, this.#vault(model), numbers),
+      events: this.events,
+      orders: this.#orders,
+      makeBackend: (model, numbers) => makeBackend(model, clock, this.events, this.#vault(model), numbers),
       makeDispatcher: (rules, model) => this.#dispatcher(rules, model),
+      rulesOf,
       onBackend: (model, backend, { workers }) => {
         if (!(backend instanceof SimulatedBackend)) this.demo?.forget(model);
         else (this.demo ??= new Demo()).add(model, backend, workers.slots);
       },
+      onGone: (model) => this.#gone(model),
+      onWorkers: () => this.#membership?.changed(),
     });
-    this.#crews.onGone = (model) => this.#gone(model);
   }
 
   /** Resolves when it can store no task any more and must be started again. */
@@ -127,12 +132,12 @@ export class Ferry {
 
   /** "" in a batcher. */
   get apiUrl(): string {
-    return this.#front?.apiUrl ?? "";
+    return this.#publicApi?.apiUrl ?? "";
   }
 
   /** "" where clients cannot speak gRPC. */
   get grpcUrl(): string {
-    return this.#front?.grpcUrl ?? "";
+    return this.#publicApi?.grpcUrl ?? "";
   }
 
   async start(): Promise<void> {
@@ -141,20 +146,21 @@ export class Ferry {
     await this.#openTls();
     // A store that cannot be used is told before models are loaded, which may take minutes.
     const early = config.engine.kind === "redis" ? await this.#openEngine() : undefined;
-    this.#undo.push(() => this.#crews.stopBackends());
-    if (runs) await this.#crews.open(config);
+    this.#undo.push(() => this.#pool.stopBackends());
+    if (runs) await this.#pool.open(config);
     const opened = (this.#opened = early ?? (await this.#openEngine()));
     const { engine, shared } = opened;
     // Walked back, this comes after the dispatchers have stopped: what they held is free then.
     this.#undo.push(() => this.#membership?.stop());
-    this.#undo.push(() => this.#crews.stopDispatchers());
-    if (runs) this.#crews.begin(config, engine, shared !== undefined);
+    this.#undo.push(() => this.#pool.stopDispatchers());
+    if (runs) this.#pool.begin(config, engine, shared !== undefined);
     if (shared !== undefined) await this.#join(shared);
     this.#look();
     const reaper = new Reaper(engine, this.#clock);
     this.#undo.push(() => reaper.stop());
-    await this.#openAdmin(opened, await this.#openRoster());
-    if (this.#role !== "batcher") await this.#openFront(opened);
+    await this.#pool.follow();
+    await this.#openAdmin(opened);
+    if (this.#role !== "batcher") await this.#openPublicApi(opened);
   }
 
   /**
@@ -170,8 +176,8 @@ export class Ferry {
   async prepare(next: Config): Promise<Change> {
     const steps = [
       ...(this.#tls === undefined ? [] : [() => this.#tls!.certificates.prepare()]),
-      ...(this.#role === "gateway" ? [] : [() => this.#crews.prepare(next)]),
-      ...(this.#front === undefined ? [] : [() => this.#front!.prepare(next)]),
+      ...(this.#role === "gateway" ? [] : [() => this.#pool.prepare(next)]),
+      ...(this.#publicApi === undefined ? [] : [() => this.#publicApi!.prepare(next)]),
     ];
     const commit = (prepared: readonly Prepared[]): void => this.#commit(next, prepared);
     return (this.#change = await prepareChange(steps, () => this.#draining, commit));
@@ -182,12 +188,11 @@ export class Ferry {
     const last = this.#config;
     this.#config = next;
     const gone = last.models.filter(({ name }) => !next.models.some((model) => model.name === name));
-    const leaving = [...this.#crews.leaving.map(({ model }) => model), ...gone];
+    const leaving = [...this.#pool.leaving.map(({ model }) => model), ...gone];
     this.#limits = limitsOf(next, this.#role === "gateway" ? [] : leaving);
     for (const each of prepared) each.commit();
     this.#look();
-    this.#roster!.retune(next.models, this.#crews);
-    this.#scaling!.retune(next);
+    this.#scaling!.wake();
     const { logLevel } = next.telemetry;
     if (logLevel !== last.telemetry.logLevel) {
       this.#endLog();
@@ -202,7 +207,7 @@ export class Ferry {
     this.#vaults.delete(model);
     this.#limits = limitsOf(
       this.#config,
-      this.#crews.leaving.map((crew) => crew.model),
+      this.#pool.leaving.map((crew) => crew.model),
     );
     this.#look();
   }
@@ -210,15 +215,7 @@ export class Ferry {
   /** Who is there, after models came or went. */
   #look(): void {
     const { models } = this.#config;
-    const named = (name: string): FleetModel => {
-      const dispatcher = this.#crews.dispatcher(name);
-      return { name, ...(dispatcher && { dispatcher }) };
-    };
-    const leaving = this.#crews.leaving.map(({ model, dispatcher }) => ({ name: model.name, dispatcher }));
-    this.#membership?.retune(
-      models.map(({ name }) => named(name)),
-      leaving,
-    );
+    this.#membership?.changed();
     for (const name of this.#prospects.keys()) {
       if (!models.some((model) => model.name === name)) this.#prospects.delete(name);
     }
@@ -227,7 +224,7 @@ export class Ferry {
       if (this.#prospects.has(name)) continue;
       this.#prospects.set(
         name,
-        fleet === undefined ? this.#crews.dispatcher(name)! : new FleetOutlook(fleet, name),
+        fleet === undefined ? this.#pool.dispatcher(name)! : new FleetOutlook(fleet, name),
       );
     }
   }
@@ -257,8 +254,17 @@ export class Ferry {
     const { aliveMs } = settings;
     const beatMs = beatMsFor(aliveMs);
     const membership = (this.#membership = new Membership(
-      { id, zone, role: this.#role, version: version(), beatMs, aliveMs, models: [] },
-      { registry, clock: this.#clock, events: this.events, random: Math.random },
+      {
+        id,
+        zone,
+        role: this.#role,
+        version: version(),
+        beatMs,
+        aliveMs,
+        models: () => this.#config.models.map(({ name }) => name),
+        dispatchers: () => this.#pool.running,
+      },
+      { registry, clock: this.#clock, events: this.events, random: Math.random, orders: this.#orders },
     ));
     this.#look();
     await membership.start();
@@ -266,17 +272,17 @@ export class Ferry {
   }
 
   /** Before `drain`: those who have connected already are let in. */
-  takeWaiting = async (): Promise<void> => this.#front?.takeWaiting();
+  takeWaiting = async (): Promise<void> => this.#publicApi?.takeWaiting();
 
   /** No new request is taken; resolves when those that wait are answered and no batch runs. */
   async drain(): Promise<void> {
     const { lingerMs, drainMs } = this.#config.limits;
     this.#draining = true;
-    if (lingerMs > 0) await this.#front?.linger(Math.min(lingerMs, drainMs / 2));
-    this.#front?.refuse();
-    await this.#front?.drain();
+    if (lingerMs > 0) await this.#publicApi?.linger(Math.min(lingerMs, drainMs / 2));
+    this.#publicApi?.refuse();
+    await this.#publicApi?.drain();
     this.#membership?.drain();
-    await Promise.all([this.#crews.drain(), this.#opened?.shared?.engine.drain()]);
+    await Promise.all([this.#pool.drain(), this.#opened?.shared?.engine.drain()]);
   }
 
   /** Stops at once; accepted tasks stay in the engine. Idempotent. */
@@ -291,15 +297,15 @@ export class Ferry {
 
   tally(): Done {
     const { requests, batches, tasks, calls, lost } = this.#tally;
-    const slots = this.#crews.dispatchers.flatMap(({ workers }) => workers.slots);
+    const slots = this.#pool.dispatchers.flatMap(({ workers }) => workers.slots);
     const running = slots.filter(({ batch }) => batch).length;
-    return { requests, batches, tasks, calls, lost, queued: this.#front?.waiting ?? 0, running };
+    return { requests, batches, tasks, calls, lost, queued: this.#publicApi?.waiting ?? 0, running };
   }
 
   async #stop(): Promise<void> {
     this.#draining = true;
-    this.#front?.refuse();
-    await this.#front?.settle(LAST_WORDS_MS);
+    this.#publicApi?.refuse();
+    await this.#publicApi?.settle(LAST_WORDS_MS);
     await this.#change?.abandon();
     for (const undo of this.#undo.toReversed()) await undo();
     await this.#clock.rest?.();
@@ -327,29 +333,21 @@ export class Ferry {
     return vault;
   }
 
-  async #openRoster(): Promise<Roster> {
-    const [clock, events, membership] = [this.#clock, this.events, this.#membership];
-    const { takenOut } = this.#crews;
-    const roster = await openRoster(this.#config, this.#crews, { clock, events, membership, takenOut });
-    this.#undo.push(() => roster.stop());
-    return (this.#roster = roster);
-  }
-
-  async #openAdmin({ engine, shared, durable, writable }: Opened, desk: Roster): Promise<void> {
+  async #openAdmin({ engine, shared, durable, writable }: Opened): Promise<void> {
     const { tiers, limits, admin } = this.#config;
     const clock = this.#clock;
     const known = { config: this.#live, role: this.#role, engine, tally: this.#tally, clock };
     const report = new Report({
       ...known,
-      desk,
-      dispatchers: this.#crews.dispatchers,
+      desk: this.#operator(),
+      dispatchers: this.#pool.dispatchers,
       fleet: this.#membership?.fleet,
       draining: () => this.#draining,
       prospects: (model) => this.#prospects.get(model)!,
       durability: () => shared?.durability() ?? (durable ? "disk" : "none"),
       reachable: () => shared?.reachable() ?? true,
       writable,
-      scaling: () => this.#scaling?.loop,
+      scaling: () => this.#scaling,
     });
     this.#openScaling(report);
     const observers = await openObservers({
@@ -374,22 +372,28 @@ export class Ferry {
     this.adminUrl = await listener.listen(admin.listen.host, admin.listen.port);
   }
 
+  #operator(): Operator {
+    const [clock, events, pool, orders] = [this.#clock, this.events, this.#pool, this.#orders];
+    const models = (): readonly ModelConfig[] => this.#config.models;
+    return new Operator({ clock, events, models, pool, orders, membership: this.#membership });
+  }
+
   #openScaling(report: Report): void {
     const { fleet } = this.#membership ?? {};
-    const opened = openScaling(this.#config, {
+    const scaling = new ScalingLoop({
       clock: this.#clock,
       events: this.events,
-      dispatchers: this.#crews.dispatchers,
-      backends: this.#crews.backends,
+      config: () => this.#config,
+      pool: this.#pool,
       see: (model, now) => report.sighting(model, now),
       leads: () => fleet === undefined || fleet.leads(),
     });
-    this.#scaling = opened;
-    this.#undo.push(opened.close);
+    this.#scaling = scaling;
+    this.#undo.push(() => scaling.stop());
   }
 
-  async #openFront(opened: Opened): Promise<void> {
-    const front = new Front(this.#config, {
+  async #openPublicApi(opened: Opened): Promise<void> {
+    const api = new PublicApi(this.#config, {
       role: this.#role,
       clock: this.#clock,
       events: this.events,
@@ -397,14 +401,14 @@ export class Ferry {
       tls: this.#tls,
       tracing: this.#tracing,
       membership: this.#membership,
-      dispatcher: (model) => this.#crews.dispatcher(model),
+      dispatcher: (model) => this.#pool.dispatcher(model),
       prospects: (model) => this.#prospects.get(model),
       vault: (model) => this.#vault(model),
       draining: () => this.#draining,
       random: Math.random,
     });
-    this.#front = front;
-    this.#undo.push(() => front.close());
-    await front.open(this.#config);
+    this.#publicApi = api;
+    this.#undo.push(() => api.close());
+    await api.open(this.#config);
   }
 }

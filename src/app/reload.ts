@@ -10,7 +10,7 @@ import { formatProblems, type Loaded } from "./config/load.ts";
 import type { Config } from "./config/config.ts";
 import { Refusal } from "../core/errors.ts";
 import type { Exchange } from "../gateway/exchange.ts";
-import type { Prepared } from "./crews.ts";
+import type { Prepared } from "../workers/pool.ts";
 import { newId } from "../engine/ids.ts";
 import type { Routes } from "../gateway/server.ts";
 

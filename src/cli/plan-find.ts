@@ -1,14 +1,19 @@
 /** From what was asked to a plan: the search with its progress, and the chart. */
 import { writeFileSync } from "node:fs";
+import type { Config, ModelConfig } from "../app/config/config.ts";
+import { demoConfig } from "../app/config/load.ts";
+import { didYouMean } from "../app/config/spelling.ts";
+import type { Limits, PolicyName } from "../core/policy.ts";
+import { THRESHOLD_DEPTHS } from "../core/shed.ts";
 import { fleetChart } from "./chart.ts";
-import { count } from "./terminal/banner.ts";
-import { type Ask, type Plan, Planner, TARGET_LOAD } from "./plan/planner.ts";
-import { capacityOf, type ServiceTime } from "./plan/service.ts";
-import { paint, printable, wantsColor } from "./terminal/terminal.ts";
-import { type Call, type Console, Failure } from "./command.ts";
-import { fleetOf, readBurst, readCost, readGoal, readRate, readTime, readWorkers } from "./plan-flags.ts";
-import type { Settings } from "./plan-flags.ts";
+import { type Call, type Console, Failure, type Flag, UsageError } from "./command.ts";
+import { chooseConfig } from "./config-file.ts";
 import { planText } from "./plan-text.ts";
+import { type Ask, type Goal, type Plan, Planner, TARGET_LOAD } from "./plan/planner.ts";
+import { type ServiceTime, capacityOf, parseService, serviceMs } from "./plan/fit.ts";
+import type { Fleet } from "./plan/trial.ts";
+import { count } from "./terminal/banner.ts";
+import { paint, printable, wantsColor } from "./terminal/terminal.ts";
 
 /** Undefined where rate or goal are not given. */
 export function readAsk(call: Call, settings: Settings, service: ServiceTime): Ask | undefined {
@@ -99,4 +104,223 @@ export class Progress {
   end(): void {
     if (this.#told && this.#console.errIsTTY) this.#console.err("\r\u001b[K");
   }
+}
+
+/*
+ * What `ferry plan` was asked, from its flags and, with -c, from a config file.
+ *
+ * A flag goes over the file, the file over Ferry's own defaults. Times are written `150ms`, `1.5s`, `2m`, `1h`;
+ * a bare number is milliseconds.
+ */
+
+const text = (value: string, doc: string, short?: string): Flag => ({
+  type: "string",
+  value,
+  doc,
+  ...(short !== undefined && { short }),
+});
+
+export const planFlags: { readonly [name: string]: Flag } = {
+  rate: text("N", "requests per second that come"),
+  slo: text("p99=TIME", "the goal: p50, p95, p99 or p99.9 of latency, such as p99=150ms"),
+  service: text(
+    "TIME",
+    "what a batch takes: 100ms for any size, 36+1n for 36 ms and 1 ms for each task in it",
+  ),
+  batch: text("N", "maxBatchSize; default 64"),
+  workers: text("N", "what so many workers do, instead of how many are needed"),
+  policy: text("NAME", "adaptive (default), latency, eco or fixed"),
+  "max-wait": text("TIME", "maxWaitMs; default 50ms"),
+  burst: text("X", "crowds of X times the mean rate (2.5 is plenty), half of it in between; default none"),
+  tiers: text("LIST", "who comes, best tier first, in percent: enterprise=10,paid=30,free=60"),
+  jitter: text("SHARE", "scatter of the service time, 0 to 1; default 0"),
+  cost: text("PRICE/h", "what a worker costs, such as 2.50/h: adds the cost per million requests"),
+  "queue-ms": text("MS", "timeouts.queueMs; default 2000"),
+  "total-ms": text("MS", "timeouts.totalMs; default 4000, more where a batch takes long"),
+  overhead: text("TIME", "added to every latency for HTTP and network, which are not simulated; default 0ms"),
+  measure: text("URL", "time batches of 1 to --batch on this worker (protocol batch) instead of --service"),
+  input: text("JSON", 'what --measure puts into every seat; default "hello"'),
+  rounds: text("N", "batches of each size that --measure times; default 7"),
+  timeout: text("TIME", "what --measure gives one batch; default 30s"),
+  learned: text(
+    "FILE",
+    "what GET /internal/workers of a running Ferry said: its own times instead of --service",
+  ),
+  replay: text("FILE", "recorded requests, one JSON a line: the best maxBatchSize and maxWaitMs for them"),
+  duration: text(
+    "TIME",
+    "simulated time of each run; default 100,000 requests, 10s at least, an hour at most",
+  ),
+  seed: text("N", "another draw of the same arrivals; default 1"),
+  config: text("FILE", "take the model's settings from this config file", "c"),
+  model: text("NAME", "which of its models; default the first one"),
+  svg: text("FILE", "write a chart of latency against workers"),
+  json: { type: "boolean", doc: "one JSON object on stdout" },
+};
+
+export interface Settings {
+  readonly config: Config;
+  readonly model: ModelConfig;
+  readonly limits: Limits;
+  /** Undefined where nobody said so. */
+  readonly service: ServiceTime | undefined;
+  readonly tiers: readonly { readonly name: string; readonly share: number }[];
+  readonly seed: number;
+}
+
+const POLICIES: readonly PolicyName[] = ["adaptive", "latency", "eco", "fixed"];
+const SHARES = new Map([
+  ["p50", 0.5],
+  ["p95", 0.95],
+  ["p99", 0.99],
+  ["p99.9", 0.999],
+]);
+const MAX_BATCH = 100_000;
+const MAX_WORKERS = 10_000;
+
+/** Undefined when the config file cannot be used, and that was said. */
+export function readSettings(call: Call, console: Console): Settings | undefined {
+  const named = call.text("config") !== undefined;
+  const chosen = named ? chooseConfig(call, console, "nothing was planned") : undefined;
+  if (named && chosen === undefined) return undefined;
+  const config = chosen?.config ?? demoConfig();
+  // Without a file of its own, --learned has models by other names.
+  const elsewhere = !named && call.text("learned") !== undefined;
+  const model = chooseModel(config, elsewhere ? undefined : call.text("model"));
+  const { backend } = model;
+  const written = call.text("service");
+  const service = written === undefined ? undefined : parseService(written);
+  if (written !== undefined && service === undefined) {
+    throw new UsageError(`--service ${printable(written)} is no time; write 100ms, 0.1s or 36+1n`);
+  }
+  const simulated = named && backend.kind === "simulated" ? backend : undefined;
+  return {
+    config,
+    model,
+    limits: {
+      policy: readPolicy(call) ?? model.policy,
+      maxBatchSize: readCount(call, "batch", MAX_BATCH) ?? model.maxBatchSize,
+      maxWaitMs: readTime(call, "max-wait") ?? model.maxWaitMs,
+    },
+    service: service ?? (simulated && { baseMs: simulated.baseMs, perTaskMs: simulated.perItemMs }),
+    tiers: readTiers(call.text("tiers")),
+    seed: readNumber(call, "seed", 0, Number.MAX_SAFE_INTEGER) ?? 1,
+  };
+}
+
+function chooseModel({ models }: Config, name: string | undefined): ModelConfig {
+  if (name === undefined) return models[0]!;
+  const names = models.map((each) => each.name);
+  const found = models.find((each) => each.name === name);
+  if (found !== undefined) return found;
+  throw new Failure(`the config has no model ${printable(name)}${didYouMean(name, names)}`);
+}
+
+/** A fleet of such workers; timeouts as Ferry would have them, longer where a batch takes long. */
+export function fleetOf(call: Call, { config, model, limits }: Settings, service: ServiceTime): Fleet {
+  const fullMs = serviceMs(service, limits.maxBatchSize);
+  const { timeouts } = model;
+  const given = call.text("config") !== undefined;
+  const queueMs = readNumber(call, "queue-ms", 1, 3_600_000) ?? timeouts.queueMs;
+  const workerMs = given ? timeouts.workerMs : Math.max(timeouts.workerMs, Math.ceil(3 * fullMs));
+  const least = given ? timeouts.totalMs : Math.max(timeouts.totalMs, queueMs + Math.ceil(2 * fullMs));
+  return {
+    limits,
+    service,
+    jitter: readNumber(call, "jitter", 0, 1) ?? 0,
+    timeouts: { queueMs, workerMs, totalMs: readNumber(call, "total-ms", 1, 3_600_000) ?? least },
+    admission: { ...config.admission, ...THRESHOLD_DEPTHS },
+    maxQueued: config.limits.maxQueued,
+    overheadMs: readTime(call, "overhead") ?? 0,
+  };
+}
+
+export function readGoal(call: Call): Goal | undefined {
+  const written = call.text("slo");
+  if (written === undefined) return undefined;
+  const [name = "", time = ""] = written.split("=");
+  const share = SHARES.get(name);
+  const ms = parseTime(time);
+  if (share === undefined || ms === undefined || ms <= 0) {
+    throw new UsageError(`--slo ${printable(written)} is no goal; write p99=150ms (p50, p95, p99 or p99.9)`);
+  }
+  return { name, share, ms };
+}
+
+function readRate(call: Call): number | undefined {
+  const rate = readNumber(call, "rate", 0, 10_000_000);
+  if (rate === 0) throw new Failure("--rate 0 needs no workers; say how many requests come per second");
+  return rate;
+}
+
+export function readWorkers(call: Call): number | undefined {
+  return readCount(call, "workers", MAX_WORKERS);
+}
+
+function readBurst(call: Call): number | undefined {
+  const burst = readNumber(call, "burst", 1, 100);
+  return burst === undefined || burst === 1 ? undefined : burst;
+}
+
+/** What a worker costs in an hour. */
+export function readCost(call: Call): number | undefined {
+  const written = call.text("cost");
+  if (written === undefined) return undefined;
+  const match = /^[$€£]?(\d+(?:\.\d+)?)(?:\/(h|d))?$/.exec(written);
+  if (match === null) throw new UsageError(`--cost ${printable(written)} is no price; write 2.50/h`);
+  return Number(match[1]) / (match[2] === "d" ? 24 : 1);
+}
+
+/** `enterprise=10,paid=30,free=60`; the shares need not add up to 100. */
+function readTiers(written: string | undefined): Settings["tiers"] {
+  if (written === undefined) return [{ name: "all", share: 1 }];
+  const parts = written.split(",").map((part) => /^\s*([\w-]{1,64})=(\d+(?:\.\d+)?)%?\s*$/.exec(part));
+  const tiers = parts.map((part) => ({ name: part?.[1] ?? "", share: Number(part?.[2] ?? NaN) }));
+  const sum = tiers.reduce((total, { share }) => total + share, 0);
+  if (!(sum > 0) || new Set(tiers.map(({ name }) => name)).size < tiers.length) {
+    throw new UsageError(`--tiers ${printable(written)} is no list; write enterprise=10,paid=30,free=60`);
+  }
+  return tiers.map(({ name, share }) => ({ name, share: share / sum }));
+}
+
+function readPolicy(call: Call): PolicyName | undefined {
+  const written = call.text("policy");
+  if (written === undefined) return undefined;
+  const policy = POLICIES.find((name) => name === written);
+  if (policy === undefined)
+    throw new UsageError(`unknown policy ${printable(written)}${didYouMean(written, POLICIES)}`);
+  return policy;
+}
+
+/** In ms; a bare number is ms. */
+export function readTime(call: Call, flag: string): number | undefined {
+  const written = call.text(flag);
+  if (written === undefined) return undefined;
+  const ms = parseTime(written);
+  if (ms === undefined)
+    throw new UsageError(`--${flag} ${printable(written)} is no time; write 150ms, 30s or 5m`);
+  return ms;
+}
+
+function parseTime(written: string): number | undefined {
+  const match = /^(\d{1,12}(?:\.\d+)?)(ms|s|m|h)?$/.exec(written);
+  if (match === null) return undefined;
+  const unit = { ms: 1, s: 1000, m: 60_000, h: 3_600_000 }[match[2] ?? "ms"]!;
+  return Number(match[1]) * unit;
+}
+
+export function readCount(call: Call, flag: string, most: number): number | undefined {
+  const value = readNumber(call, flag, 1, most);
+  if (value !== undefined && value % 1 !== 0) throw new UsageError(`--${flag} must be a whole number`);
+  return value;
+}
+
+function readNumber(call: Call, flag: string, least: number, most: number): number | undefined {
+  const written = call.text(flag);
+  if (written === undefined) return undefined;
+  const value = /^\d+(\.\d+)?$/.test(written) ? Number(written) : NaN;
+  if (value >= least && value <= most) return value;
+  throw new UsageError(
+    `--${flag} ${printable(written)} must be a number from ${least} to ${most.toLocaleString("en")}`,
+  );
 }

@@ -5,13 +5,11 @@
  * Nothing beyond the knee is planned for: a larger batch takes longer in proportion and buys nothing.
  */
 import { readFileSync } from "node:fs";
-import { fitLine, type Timing } from "./plan/fit.ts";
-import { formatService } from "./plan/service.ts";
+import { type Timing, fitLine, formatService } from "./plan/fit.ts";
 import { didYouMean } from "../app/config/spelling.ts";
 import { printable } from "./terminal/terminal.ts";
 import { type Call, type Console, Failure } from "./command.ts";
-import { findPlan, readAsk } from "./plan-find.ts";
-import { readCost, type Settings } from "./plan-flags.ts";
+import { type Settings, findPlan, readAsk, readCost } from "./plan-find.ts";
 import { planJson, table, whole } from "./plan-text.ts";
 
 interface Learned {

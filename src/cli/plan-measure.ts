@@ -6,14 +6,12 @@ import { HttpBackend } from "../workers/backend/http.ts";
 import { plural } from "./terminal/banner.ts";
 import { SystemClock } from "../app/clock.ts";
 import { type Throughput, whatItBuys } from "../core/knee.ts";
-import { fit, type Fit, type Timing } from "./plan/fit.ts";
+import { type Fit, type Timing, fit, formatService, serviceMs } from "./plan/fit.ts";
 import { type Measured, measureSizes, NotMeasured } from "./plan/measure.ts";
-import { formatService, serviceMs } from "./plan/service.ts";
 import { Events } from "../observe/events.ts";
 import { paint, printable, wantsColor } from "./terminal/terminal.ts";
 import { type Call, type Console, Failure, UsageError } from "./command.ts";
-import { findPlan, Progress, readAsk } from "./plan-find.ts";
-import { readCost, readCount, readTime, type Settings } from "./plan-flags.ts";
+import { Progress, type Settings, findPlan, readAsk, readCost, readCount, readTime } from "./plan-find.ts";
 import { planJson, table, whole } from "./plan-text.ts";
 
 const ROUNDS = 7;

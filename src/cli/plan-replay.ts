@@ -10,13 +10,12 @@ import type { Limits, PolicyName } from "../core/policy.ts";
 import { Random } from "../core/random.ts";
 import { type Candidate, type Frontier, grid, replay, replayOnce } from "./plan/frontier.ts";
 import { type Goal, meetsGoal, quantileOf, TARGET_LOAD } from "./plan/planner.ts";
-import { capacityOf, formatService, type ServiceTime } from "./plan/service.ts";
+import { capacityOf, formatService, type ServiceTime } from "./plan/fit.ts";
 import { spreadWholeMs, type Trace, TraceReader } from "./plan/trace-file.ts";
 import type { Figures } from "./plan/trial.ts";
 import { paint, printable, wantsColor } from "./terminal/terminal.ts";
 import { type Call, type Console, Failure, UsageError } from "./command.ts";
-import { Progress } from "./plan-find.ts";
-import { fleetOf, readGoal, readTime, readWorkers, type Settings } from "./plan-flags.ts";
+import { Progress, type Settings, fleetOf, readGoal, readTime, readWorkers } from "./plan-find.ts";
 import { figuresJson, percent, share, table, whole } from "./plan-text.ts";
 
 const MOST_REQUESTS = 1_000_000;

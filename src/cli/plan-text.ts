@@ -6,9 +6,8 @@
  * requests an hour × 1,000,000.
  */
 import { count, plural } from "./terminal/banner.ts";
-import type { Ask, Goal, Plan, Row } from "./plan/planner.ts";
-import { quantileOf, TARGET_LOAD } from "./plan/planner.ts";
-import { formatService } from "./plan/service.ts";
+import { type Ask, type Goal, type Plan, type Row, TARGET_LOAD, quantileOf } from "./plan/planner.ts";
+import { formatService } from "./plan/fit.ts";
 import type { Figures, Latency } from "./plan/trial.ts";
 import type { Paint } from "./terminal/terminal.ts";
 

@@ -6,8 +6,7 @@
  */
 import { Impossible } from "./plan/planner.ts";
 import { type Call, type Command, type Console, expectNoWords, Failure, UsageError } from "./command.ts";
-import { planFlags, readCost, readSettings } from "./plan-flags.ts";
-import { findPlan, readAsk } from "./plan-find.ts";
+import { findPlan, planFlags, readAsk, readCost, readSettings } from "./plan-find.ts";
 import { planLearned } from "./plan-learned.ts";
 import { measureWorker } from "./plan-measure.ts";
 import { replayFile } from "./plan-replay.ts";

@@ -9,7 +9,7 @@ import { hasAddresses } from "../app/config/worker-addresses.ts";
 import { plural, urlOf } from "./terminal/banner.ts";
 import type { Config } from "../app/config/config.ts";
 import { didYouMean } from "../app/config/spelling.ts";
-import { hrefOf } from "../workers/taken-out.ts";
+import { hrefOf } from "../workers/desired.ts";
 import { printable } from "./terminal/terminal.ts";
 import { AdminClient, type JsonObject } from "./admin-client.ts";
 import { UsageError, type Call, type Command, type Console } from "./command.ts";

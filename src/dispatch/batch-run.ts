@@ -2,10 +2,9 @@
  * One claimed batch, from its first call to its last verdict.
  *
  * Every task of the batch is settled exactly once by this run, or has been taken from it meanwhile (its time was up, or
- * another run was faster). What the worker replies decides (`verdicts.ts`); a batch that is rejected, or whose reply is unusable,
- * is cut under the same lease until the failing inputs are isolated (`bisection.ts`). So is one that its worker answers with an
- * error of its own, where the worker answered others recently or is on trial, and while `retry.budget` allows it. A batch
- * that was bound behind it has begun by then and goes first.
+ * another run was faster). A batch that is rejected, or whose reply is unusable, is cut under the same lease until the
+ * failing inputs are isolated (`bisection.ts`). So is one that its worker answers with an error of its own, where the worker
+ * answered others recently or is on trial. A batch that was bound behind it has begun by then and goes first.
  *
  * Inputs of a suspected tenant (`core/blame.ts`) are sent after the others, in calls of their own; those that are known to end
  * workers are not sent at all.
@@ -15,10 +14,8 @@
  *   overdue   max( 1.5 U, U + 4 D, U + 20 ms )   its tasks may be run a second time by another worker
  *   suspect   max( 2 U, U + 8 D, U + 50 ms )     its worker is taken for dead until it answers
  *
- * and never before enough batches were seen to know U. The milliseconds are for batches so short that pauses of the
- * machine are longer (a collection, a neighbour, a busy event loop, behind which the alarm rings before the reply is read).
- * With 10 ms instead of 20 at 5 ms a batch, p99 of 8 workers of which one pauses for 20 to 40 ms now and then rose from 7.7 to
- * 8.7 ms (by hand).
+ * The milliseconds are for batches so short that pauses of the machine are longer. With 10 ms instead of 20 at 5 ms a batch, p99 of
+ * 8 workers of which one pauses for 20 to 40 ms now and then rose from 7.7 to 8.7 ms (by hand).
  */
 import type { Batch, Reply } from "../workers/backend/backend.ts";
 import type { Alarm } from "../app/clock.ts";
@@ -198,10 +195,8 @@ export class BatchRun {
     return this.#parts.engine.extend(this.#batch.lease!, this.#rules.workerMs + LEASE_GRACE_MS);
   }
 
-  /** When a batch of so many is late; undefined until enough batches were seen to know. */
-  #lateMs(size: number, { factor, deviations, floorMs }: typeof OVERDUE): number | undefined {
+  #lateMs(size: number, { factor, deviations, floorMs }: typeof OVERDUE): number {
     const { service, surprise } = this.#parts.workers;
-    if (!service.settled) return undefined;
     const fleetMs = service.msFor(size);
     // By `usualRatio`: its last accident must not make the next one wait longer for its second try.
     const usualMs = fleetMs * this.#slot.usualRatio;
@@ -209,11 +204,12 @@ export class BatchRun {
     return Math.max(factor * usualMs, usualMs + deviations * deviationMs, usualMs + floorMs);
   }
 
+  /** None until enough batches were seen to know when one is late. */
   #watch(size: number): Alarm[] {
     const { clock, workers, mayRequeue } = this.#parts;
+    if (!workers.service.settled) return [];
     const overdueMs = this.#lateMs(size, OVERDUE);
     const suspectMs = this.#lateMs(size, SUSPECT);
-    if (overdueMs === undefined || suspectMs === undefined) return [];
     const now = clock.now();
     return [
       clock.at(now + overdueMs, () => {
@@ -242,13 +238,8 @@ export class BatchRun {
     if (this.#requeued || this.#verdicts.silent) return;
     this.#requeued = true;
     const { engine, events, clock } = this.#parts;
-    const { lease, tasks } = this.#batch;
-    events.emit("batch.overdue", {
-      model: this.#rules.name,
-      batchId: lease!.batch.id,
-      worker: this.#slot.name,
-      afterMs,
-    });
+    const { id: batchId, lease, tasks } = this.#batch;
+    events.emit("batch.overdue", { model: this.#rules.name, batchId, worker: this.#slot.name, afterMs });
     const verdicts = spared(tasks, clock.now(), this.#silence(afterMs), { overdue: true });
     // A second try is a favour: if the engine is out of reach, the first one goes on alone.
     await engine.settle(lease!, verdicts).catch(() => []);
@@ -271,7 +262,7 @@ export class BatchRun {
     else arm();
     const call = ++this.calls;
     slot.calls++;
-    const { id } = inFlight.lease!.batch;
+    const { id } = inFlight;
     const batch = {
       id,
       tasks: members.map(({ sent }) => sent),
@@ -293,8 +284,7 @@ export class BatchRun {
       reply = { kind: "failed", message: `no answer within ${workerMs} ms`, blame: "batch" };
     reply = this.#believed(reply, now);
     this.#learn(members, reply, serviceFrom === undefined ? undefined : serviceMs, now);
-    const { length: size } = members;
-    const { kind } = reply;
+    const [size, kind] = [members.length, reply.kind];
     events.emit("batch.answered", {
       model,
       batchId: id,

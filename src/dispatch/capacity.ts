@@ -5,13 +5,12 @@
  *
  * The engine counts tasks and does not weigh them: on Redis their inputs are fetched only after they were claimed. So a
  * claim is made by `most`, and weighed when it is there. What is beyond `maxBatchTokens` or `maxBatchBytes`, or beyond
- * what the worker takes by now, goes back to its place in the queue at once, with no attempt counted, and the rest
- * leaves without waiting for that. A second call to the same worker would be nearly empty and hold the worker while
- * others may be idle; back in the queue the next tasks join what was left.
+ * what the worker takes by now, goes back to its place in the queue at once, with no attempt counted, where the next tasks join
+ * it: a second call to the same worker would be nearly empty, and hold it while others may be idle.
  *
- * Tasks are taken in the order of the claim as far as they fit, and the first is always sent, however heavy. A task that
- * does not fit may be overtaken by lighter ones behind it, which fills batches better; every tenth time that the
- * longest-waiting was left behind, it goes first.
+ * Tasks are taken in the order of the claim as far as they fit, and the first is always sent, however heavy. Lighter ones may
+ * overtake a task that does not fit, which fills batches better; every tenth time that the longest-waiting was left
+ * behind, it goes first.
  *
  * The usual weight is the mean over the tasks of the last ten batches or so; a task that is heavier than a whole budget counts
  * as the budget. Without budgets nothing is weighed.
@@ -115,9 +114,8 @@ export class BatchCapacity {
     const room = slot.takes;
     const budgets = this.#current();
     if (budgets.length === 0) {
-      const bound = claimed.length <= room ? undefined : "worker";
-      if (bound === undefined) return { taken: claimed, left: [], bound };
-      return { taken: claimed.slice(0, room), left: claimed.slice(room), bound };
+      if (claimed.length <= room) return { taken: claimed, left: [], bound: undefined };
+      return { taken: claimed.slice(0, room), left: claimed.slice(room), bound: "worker" };
     }
     const taken: ClaimedTask[] = [];
     const left: ClaimedTask[] = [];

@@ -1,9 +1,8 @@
 /**
  * Whether a worker is given its next batch while it still runs one, and when that one is bound.
  *
- * Between a worker's reply and the begin of its next batch lies the hand-over: the reply is read, a batch is chosen, claimed,
- * written out, and read by the worker. Meanwhile the worker idles. With batches of 5 ms and a busy process that is a quarter
- * of the worker's time.
+ * Between a worker's reply and the begin of its next batch the worker idles: the reply is read, a batch is chosen, claimed and
+ * sent. With batches of 5 ms and a busy process that is a quarter of the worker's time.
  *
  *   1      never
  *   2      always, whatever the worker is: also a server behind HTTP or gRPC, which queues
@@ -96,9 +95,9 @@ export class Pipeline {
 
   /** The worker that will be free first of those that may be given a batch behind the one they run. */
   next(now: number): PoolWorker | undefined {
-    let next: PoolWorker | undefined;
     const mode = this.#mode;
-    if (mode === 1 || (mode === "auto" && !this.#pays)) return next;
+    if (mode === 1 || (mode === "auto" && !this.#pays)) return undefined;
+    let next: PoolWorker | undefined;
     for (const slot of this.#workers.slots) {
       if (!this.#takesOneMore(slot, now)) continue;
       if (next === undefined || slot.batch!.expectedFreeAt < next.batch!.expectedFreeAt) next = slot;

@@ -10,12 +10,12 @@ import type { IncomingMessage } from "node:http";
 import { type ErrorCode, Refusal } from "../core/errors.ts";
 import { hasShare, Shares } from "../core/share.ts";
 import type { RequestTrace } from "../core/trace.ts";
-import type { AnsweredRequest, TaskEnding } from "../observe/events.ts";
+import { type AnsweredRequest, CLIENT_LEFT, type TaskEnding } from "../observe/events.ts";
 import { ANONYMOUS } from "./admission/credentials.ts";
 
-export abstract class LoggedFields implements AnsweredRequest {
-  abstract readonly method: string;
-  abstract readonly startedAt: number;
+export abstract class ClientRequest implements AnsweredRequest {
+  readonly request: IncomingMessage;
+  readonly startedAt: number;
   id = "";
   route = "";
   model = "";
@@ -27,13 +27,12 @@ export abstract class LoggedFields implements AnsweredRequest {
   work: AnsweredRequest["work"] = "own";
   ending: TaskEnding | undefined = undefined;
   trace: RequestTrace | undefined = undefined;
-  /** False: a question about our health, which is no request of a client. */
+  /** False: a health check, which is no request of a client. */
   counts = true;
-}
-
-export abstract class ClientRequest extends LoggedFields {
-  readonly request: IncomingMessage;
   readonly #bytes: ClientBytes;
+  #gone: (() => void) | undefined;
+  /** The client was gone before it was answered, or its own deadline passed. */
+  protected left = false;
   /** Fixed with its first use: what is added to a client's bytes must be taken from the same client's. */
   #client: string | undefined;
   #bodyHeld = 0;
@@ -42,10 +41,36 @@ export abstract class ClientRequest extends LoggedFields {
   /** Of a request that waits for room. */
   #resume: (() => void) | undefined;
 
-  constructor(request: IncomingMessage, bytes: ClientBytes) {
-    super();
+  constructor(request: IncomingMessage, now: number, bytes: ClientBytes) {
     this.request = request;
+    this.startedAt = now;
     this.#bytes = bytes;
+  }
+
+  get method(): string {
+    return this.request.method!;
+  }
+
+  header(name: string): string | undefined {
+    const value = this.request.headers[name];
+    return typeof value === "string" ? value : value?.[0];
+  }
+
+  /** Calls `gone` when the client leaves before it is answered; at once when it did already. */
+  onGone(gone: () => void): void {
+    this.#gone = gone;
+    if (this.left) gone();
+  }
+
+  protected leave(): void {
+    this.left = true;
+    this.#gone?.();
+  }
+
+  /** It is over, and its fields stay as they are. */
+  over(now: number): void {
+    this.latencyMs = now - this.startedAt;
+    if (this.status === 0) this.status = CLIENT_LEFT;
   }
 
   /**

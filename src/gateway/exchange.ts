@@ -60,13 +60,9 @@ export interface Relay {
 export class Exchange extends ClientRequest {
   readonly path: string;
   readonly query: string;
-  readonly startedAt: number;
   readonly #response: ServerResponse;
   readonly #limits: ExchangeLimits;
   readonly #failed: Failed;
-  #gone: (() => void) | undefined;
-  /** The client was gone before it was answered. */
-  #left = false;
   /** It was this side that ended the answer in its middle. */
   #broken = false;
   /** The client waits for a 100 before it sends its body. */
@@ -85,24 +81,14 @@ export class Exchange extends ClientRequest {
     now: number,
     failed: Failed,
   ) {
-    super(request, limits.bytes);
+    super(request, now, limits.bytes);
     this.#response = response;
     this.#limits = limits;
-    this.startedAt = now;
     this.#failed = failed;
     const url = originForm(request.url!, request.headers.host);
     const mark = url.indexOf("?");
     this.path = mark < 0 ? url : url.slice(0, mark);
     this.query = mark < 0 ? "" : url.slice(mark + 1);
-  }
-
-  get method(): string {
-    return this.request.method!;
-  }
-
-  header(name: string): string | undefined {
-    const value = this.request.headers[name];
-    return typeof value === "string" ? value : value?.[0];
   }
 
   /** Came on the same connection before this one; only while that is not over. */
@@ -128,13 +114,7 @@ export class Exchange extends ClientRequest {
 
   /** Or nobody is there any more to be answered. */
   get answered(): boolean {
-    return this.#response.writableEnded || this.#left;
-  }
-
-  /** Calls `gone` when the client leaves before it is answered; at once when it did already. */
-  onGone(gone: () => void): void {
-    if (this.#left) gone();
-    else this.#gone = gone;
+    return this.#response.writableEnded || this.left;
   }
 
   /** The listener's word that the connection, or this answer, is at its end. */
@@ -147,9 +127,7 @@ export class Exchange extends ClientRequest {
       this.status = CLIENT_LEFT;
       this.code = "";
     }
-    if (this.answered) return;
-    this.#left = true;
-    this.#gone?.();
+    if (!this.answered) this.leave();
   }
 
   /**
@@ -164,12 +142,6 @@ export class Exchange extends ClientRequest {
   /** Something was thrown that no promise carries to whoever called for the answer. */
   failed(error: unknown): void {
     this.#failed(this, error);
-  }
-
-  /** It is over, and its fields stay as they are. */
-  over(now: number): void {
-    this.latencyMs = now - this.startedAt;
-    if (this.status === 0) this.status = CLIENT_LEFT;
   }
 
   /**

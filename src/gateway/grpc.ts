@@ -23,7 +23,8 @@ import type { Sampler } from "../core/trace.ts";
 import { newId } from "../engine/ids.ts";
 import { CLIENT_LEFT, type Events } from "../observe/events.ts";
 import { type ClientBytes, ClientRequest } from "./client-request.ts";
-import { type EdgeTls, Http2Sessions, streamFlaw } from "./http2.ts";
+import { headerFlaw } from "./headers.ts";
+import { type EdgeTls, Http2Sessions } from "./http2.ts";
 import type { PageGuard } from "./page-guard.ts";
 import {
   codeNumber,
@@ -204,7 +205,7 @@ export class GrpcListener {
     request.on("error", ignore);
     stream.on("error", ignore);
     const flaw =
-      refusal ?? streamFlaw(request, this.#limits.maxHeaders) ?? this.#parts.pages?.flaw(request.headers);
+      refusal ?? headerFlaw(request, this.#limits.maxHeaders) ?? this.#parts.pages?.flaw(request.headers);
     this.#run(call, flaw).catch((error: unknown) => this.#failed(call, error));
     return call;
   }
@@ -329,7 +330,6 @@ export interface CallLimits {
 
 export class GrpcCall extends ClientRequest implements PathRequest {
   readonly path: string;
-  readonly startedAt: number;
   readonly #response: Http2ServerResponse;
   readonly #stream: ServerHttp2Stream;
   readonly #limits: CallLimits;
@@ -337,9 +337,6 @@ export class GrpcCall extends ClientRequest implements PathRequest {
   readonly #failed: (call: GrpcCall, error: unknown) => void;
   /** Of the client's deadline. */
   #alarm: Alarm | undefined;
-  #gone: (() => void) | undefined;
-  /** The client was gone before it was answered, or its time was up. */
-  #left = false;
   #answered = false;
 
   constructor(
@@ -349,37 +346,22 @@ export class GrpcCall extends ClientRequest implements PathRequest {
     clock: Clock,
     failed: (call: GrpcCall, error: unknown) => void,
   ) {
-    super(request, limits.bytes);
+    super(request, clock.now(), limits.bytes);
     this.#response = response;
     this.#stream = response.stream;
     this.#limits = limits;
     this.#clock = clock;
     this.#failed = failed;
-    this.startedAt = clock.now();
     this.path = request.url!;
-  }
-
-  get method(): string {
-    return this.request.method!;
-  }
-
-  header(name: string): string | undefined {
-    const value = this.request.headers[name];
-    return typeof value === "string" ? value : value?.[0];
   }
 
   /** Or nobody is there any more to be answered. */
   get answered(): boolean {
-    return this.#answered || this.#left;
+    return this.#answered || this.left;
   }
 
   failed(error: unknown): void {
     this.#failed(this, error);
-  }
-
-  onGone(gone: () => void): void {
-    this.#gone = gone;
-    if (this.#left) gone();
   }
 
   /** What is wrong with the call before anything of its message is read; also starts the client's clock. */
@@ -475,29 +457,18 @@ export class GrpcCall extends ClientRequest implements PathRequest {
     this.#alarm?.cancel();
     this.releaseAll();
     // An answer that the connection did not take was not given; one that came too late for the client stays a 504.
-    if (!this.#left && !this.#stream.writableFinished) {
+    if (!this.left && !this.#stream.writableFinished) {
       this.status = CLIENT_LEFT;
       this.code = "";
     }
-    if (!this.answered) this.#leave();
-  }
-
-  /** It is over, and its fields stay as they are. */
-  over(now: number): void {
-    this.latencyMs = now - this.startedAt;
-    if (this.status === 0) this.status = CLIENT_LEFT;
+    if (!this.answered) this.leave();
   }
 
   /** The client waits no longer: what it asked for is cancelled as if it had left. */
   #late(): void {
     if (this.answered) return;
     this.fail(new Refusal("DEADLINE_EXCEEDED", "no answer within the client's own deadline"));
-    this.#leave();
-  }
-
-  #leave(): void {
-    this.#left = true;
-    this.#gone?.();
+    this.leave();
   }
 
   #end(status: number, code: ErrorCode | ""): void {

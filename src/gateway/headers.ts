@@ -1,9 +1,45 @@
 /**
- * Headers that may stand only once.
- *
- * Of two `Authorization` or `Content-Type` lines Node keeps the first, two `Idempotency-Key` lines become
- * one key with a comma, and a proxy before us may have looked at the other one. So twice is refused.
+ * What Node lets through and a proxy before Ferry may read differently, so that the two would not agree on who is asked for
+ * what, or on where the request ends: two `Host` headers (Node keeps the first), headers past its count (dropped), others
+ * that mean something only once, and any `Transfer-Encoding` that ends in `chunked`, in HTTP/1.0 too. Over HTTP/2 the host may
+ * stand in `:authority`.
  */
+import type { IncomingMessage } from "node:http";
+import { Refusal } from "../core/errors.ts";
+
+export function headerFlaw(request: IncomingMessage, maxHeaders: number): Refusal | undefined {
+  const { rawHeaders: raw, headers, httpVersion, httpVersionMajor } = request;
+  let fields = 0;
+  let hosts = 0;
+  let authority: string | undefined;
+  for (let at = 0; at < raw.length; at += 2) {
+    const name = raw[at]!;
+    if (name === ":authority") authority = raw[at + 1]!;
+    if (name.startsWith(":")) continue;
+    fields++;
+    if (name.length === 4 && name.toLowerCase() === "host") hosts++;
+  }
+  if (fields > maxHeaders) return invalid(`more than ${maxHeaders} headers`, 431);
+  if (hosts > 1) return invalid("more than one Host header");
+  if (authority !== undefined && hosts === 1 && authority !== headers.host) {
+    return invalid("more than one host, in :authority or in Host headers");
+  }
+  const twice = repeatedHeader(raw);
+  if (twice !== undefined) return invalid(`the header ${twice} stands twice`);
+  const encoding = headers["transfer-encoding"];
+  if (encoding !== undefined && (encoding.toLowerCase() !== "chunked" || httpVersion !== "1.1")) {
+    return invalid("the only Transfer-Encoding is chunked, and only in HTTP/1.1");
+  }
+  if (hosts === 1 || authority !== undefined || (httpVersionMajor === 1 && httpVersion === "1.0")) {
+    return undefined;
+  }
+  return invalid("the Host header is missing");
+}
+
+function invalid(message: string, status = 400): Refusal {
+  return new Refusal("INVALID_REQUEST", message, { status });
+}
+
 const SINGLE: ReadonlySet<string> = new Set([
   "authorization",
   "content-encoding",
@@ -16,7 +52,7 @@ const SINGLE: ReadonlySet<string> = new Set([
 const LENGTHS = [...SINGLE].reduce((bits, name) => bits | (1 << name.length), 0);
 
 /** The name that stands twice, of headers as Node lists them: name, value, name, value… */
-export function repeatedHeader(raw: readonly string[]): string | undefined {
+function repeatedHeader(raw: readonly string[]): string | undefined {
   let seen: string[] | undefined;
   for (let at = 0; at < raw.length; at += 2) {
     const { length } = raw[at]!;

@@ -25,7 +25,6 @@ import type { Alarm, Clock } from "../app/clock.ts";
 import { Refusal } from "../core/errors.ts";
 import type { Events } from "../observe/events.ts";
 import type { Certificates } from "./certificates.ts";
-import { repeatedHeader } from "./headers.ts";
 
 export interface Http2Limits {
   readonly maxHeaders: number;
@@ -202,28 +201,6 @@ export class Http2Sessions {
       }),
     );
   }
-}
-
-/** The checks of `server.ts` on a request whose host may stand in `:authority`. */
-export function streamFlaw({ rawHeaders: raw }: IncomingMessage, maxHeaders: number): Refusal | undefined {
-  const hosts = new Set<string>();
-  let fields = 0;
-  let hostFields = 0;
-  for (let i = 0; i < raw.length; i += 2) {
-    const name = raw[i]!;
-    if (!name.startsWith(":")) fields++;
-    if (name === "host") hostFields++;
-    if (name === "host" || name === ":authority") hosts.add(raw[i + 1]!);
-  }
-  if (fields > maxHeaders) {
-    return new Refusal("INVALID_REQUEST", `more than ${maxHeaders} headers`, { status: 431 });
-  }
-  if (hosts.size > 1 || hostFields > 1) {
-    return new Refusal("INVALID_REQUEST", "more than one host, in :authority or in Host headers");
-  }
-  const twice = repeatedHeader(raw);
-  if (twice !== undefined) return new Refusal("INVALID_REQUEST", `the header ${twice} stands twice`);
-  return hosts.size === 1 ? undefined : new Refusal("INVALID_REQUEST", "the Host header is missing");
 }
 
 /** What a listener needs to speak TLS; the certificates are started, and outlive it. */

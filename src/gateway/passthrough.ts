@@ -23,24 +23,11 @@ import type { Admission } from "./admission/admission.ts";
 import type { Passage, Proxy } from "./dropin.ts";
 import type { Exchange, Relay } from "./exchange.ts";
 import { withFields } from "./protocol/fields.ts";
+import type { PassedRequest, PassReceiver, PassUnderway } from "./protocol/protocol.ts";
 
 /** The workers of one model: `workers/backend/passthrough.ts`. */
 export interface Road {
-  send(
-    parcel: {
-      readonly method: string;
-      readonly path: string;
-      readonly headers: readonly string[];
-      readonly authorization?: string | null | undefined;
-      body(): Readable | Buffer | null;
-    },
-    receiver: {
-      started(status: number, headers: readonly string[]): void;
-      data(chunk: Buffer): boolean;
-      ended(): void;
-      failed(message: string, how: "unseen" | "unfit" | "broken"): void;
-    },
-  ): { resume(): void; recall(): void };
+  send(request: PassedRequest, receiver: PassReceiver): PassUnderway;
 }
 
 export interface PassedModel {

@@ -32,8 +32,8 @@ import type { Events } from "../observe/events.ts";
 import { ClientBytes } from "./client-request.ts";
 import type { EarlyRefusals, WorkRoute } from "./early-refusal.ts";
 import { type ErrorShape, Exchange, type ExchangeLimits, type Failed } from "./exchange.ts";
-import { repeatedHeader } from "./headers.ts";
-import { type EdgeTls, Http2Sessions, isTlsTrouble, streamFlaw, TlsServer } from "./http2.ts";
+import { headerFlaw } from "./headers.ts";
+import { type EdgeTls, Http2Sessions, isTlsTrouble, TlsServer } from "./http2.ts";
 import type { PageGuard } from "./page-guard.ts";
 
 export interface ListenerLimits {
@@ -411,7 +411,7 @@ export class Listener {
 
   #find(exchange: Exchange, request: IncomingMessage): { run: Answer; id: string } {
     const { maxHeaders } = this.#limits;
-    const flaw = request.httpVersionMajor > 1 ? streamFlaw(request, maxHeaders) : flawOf(request, maxHeaders);
+    const flaw = headerFlaw(request, maxHeaders);
     if (flaw !== undefined) {
       exchange.last = true;
       if (request.httpVersionMajor === 1) this.#ended.add(request.socket);
@@ -507,33 +507,6 @@ function unqueued(connection: Visited, exchange: Exchange): void {
   if (--pipeline.open > MAX_PIPELINED / 2 || pipeline.stop === undefined) return;
   connection.off("resume", pipeline.stop).resume();
   pipeline.stop = undefined;
-}
-
-/**
- * What Node lets through: it keeps the first of two `Host` headers, drops headers past its count, and takes any
- * `Transfer-Encoding` that ends in `chunked` for `chunked` alone, in HTTP/1.0 too. A proxy before us may read these
- * differently, and then would not agree with us on where the request ends.
- */
-function flawOf(
-  { rawHeaders: raw, headers, httpVersion }: IncomingMessage,
-  maxHeaders: number,
-): Refusal | undefined {
-  if (raw.length > 2 * maxHeaders) {
-    return new Refusal("INVALID_REQUEST", `more than ${maxHeaders} headers`, { status: 431 });
-  }
-  let hosts = 0;
-  for (let i = 0; i < raw.length; i += 2) {
-    if (raw[i]!.length === 4 && raw[i]!.toLowerCase() === "host") hosts++;
-  }
-  if (hosts > 1) return new Refusal("INVALID_REQUEST", "more than one Host header");
-  const twice = repeatedHeader(raw);
-  if (twice !== undefined) return new Refusal("INVALID_REQUEST", `the header ${twice} stands twice`);
-  const encoding = headers["transfer-encoding"];
-  if (encoding !== undefined && (encoding.toLowerCase() !== "chunked" || httpVersion !== "1.1")) {
-    return new Refusal("INVALID_REQUEST", "the only Transfer-Encoding is chunked, and only in HTTP/1.1");
-  }
-  if (hosts === 1 || httpVersion === "1.0") return undefined;
-  return new Refusal("INVALID_REQUEST", "the Host header is missing");
 }
 
 function hasBody({ headers }: IncomingMessage): boolean {

@@ -6,12 +6,9 @@
  *   thread   a track of requests, with their parts "queue" and "worker"; an arrow leads into the batch
  *   counter  tasks that wait, by tier, whenever a batch leaves
  *
- * Slices of a thread must not overlap, so requests that run side by side get a track each, as many as
- * `MAX_TRACKS` of a model; who finds none is left out and counted, and `requestLog.recent` bounds how far back
- * requests reach. Tenants are not in it: such a file is passed around.
- *
- * Instants are whole microseconds since 1970, both ends of a slice rounded alike, so that parts stay inside.
- * It is written piece by piece: `SLICES_A_TURN` requests take about a millisecond, and others have their turn.
+ * Slices of a thread must not overlap, so concurrent requests get a track each, up to `MAX_TRACKS` of a model; further
+ * ones are counted. Tenants are not in it: such a file is passed around. Instants are whole microseconds since 1970, both
+ * ends of a slice rounded alike. `SLICES_A_TURN` requests take about a millisecond; then the event loop has a turn.
  */
 import type { RecentBatch } from "./recent.ts";
 import type { LoggedRequest } from "./request-log.ts";

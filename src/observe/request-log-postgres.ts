@@ -1,20 +1,11 @@
 /**
- * The request log in PostgreSQL, beside the path of requests and never in it: rows wait here, and are written by the
- * thread of `sender.ts`.
+ * The request log in PostgreSQL: a bounded buffer beside the path of requests; the thread of `sender.ts` writes.
  *
- * A row waits in a bounded buffer (`maxBufferedRows`) until `flushMs` have passed or `CHUNK`
- * rows are there; they are written together, one statement at a time. While PostgreSQL is away rows wait, the
- * oldest are dropped and counted when the buffer is full, and it is tried again after 0.25 s, 0.5 s … 30 s: one
- * notice when it goes, one when it is back. A row that is written again, because nobody heard whether it was,
- * is there once; so a death of the thread loses none.
- *
- * The ends of tasks that were answered 202 come later. They change a row that still waits, and are written over
- * one that does not.
- *
- * Once an hour rows older than `requestLog.retentionDays` are deleted, `DELETED_AT_ONCE` at a time, by one
- * gateway of those that share the table.
- *
- * At the end what waits is written, for at most `LAST_FLUSH_MS`.
+ * Rows are written together every `requestLog.flushMs`, or as soon as `CHUNK` wait. While PostgreSQL is away rows wait,
+ * the oldest are dropped and counted when the buffer is full, and it is tried again after 0.25 s, 0.5 s … 30 s. A row
+ * that is written twice, because the first answer was lost, is there once; so a death of the thread loses none. The end
+ * of a task that was answered 202 changes its row in the buffer, or is written over it in the table. Once an hour one of
+ * the gateways that share the table deletes rows older than `requestLog.retentionDays`, `DELETED_AT_ONCE` at a time.
  */
 import type { Alarm, Clock } from "../app/clock.ts";
 import { Fifo } from "../core/fifo.ts";

@@ -1,17 +1,14 @@
 /**
- * The request log: a row for every request that asked for inference, whatever became of it.
+ * The request log: a row for every request that asked for inference. Never an input, an output or a credential.
  *
- * The latest `requestLog.recent` rows are kept in memory, in a ring; with a sink (`request-log-postgres.ts`) each
- * row also goes there. A row holds who, what, when and how it ended: never an input, an output or a credential.
- *
- * A request that was answered 202 has its row at once, with that status; `outcome` and `settledAt` are filled in
- * when its task ends, as the engine tells this process. An end that was told before the answer was out, or that
- * nobody told, is looked up once: after `lookAfterMs`, by which every task has ended.
+ * The latest `requestLog.recent` rows are kept in memory; with a sink (`request-log-postgres.ts`) each row also goes there.
+ * A request that was answered 202 has its row at once; `outcome` and `settledAt` follow when the engine tells this process
+ * that its task ended. An end that was told before the answer was out, or not at all, is looked up once, after
+ * `lookAfterMs`, by which every task has ended.
  *
  * `queueMs` is the request's own wait for its batch, `workerMs` its wait from there to the outcome: a request that
- * joined a task in flight waited for less than the task did. Instants are in ms since 1970.
- *
- * Cost: less than 0.1 µs on the path of "request.answered" (`node bench/listeners.ts`).
+ * joined a task in flight waited for less than the task did. Instants are in ms since 1970. Cost: less than 0.1 µs on the
+ * path of "request.answered" (`node bench/listeners.ts`).
  */
 import type { Alarm, Clock } from "../app/clock.ts";
 import type { ErrorCode } from "../core/errors.ts";

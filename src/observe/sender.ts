@@ -1,16 +1,13 @@
 /**
- * What leaves for elsewhere leaves from a thread of its own: rows for PostgreSQL, spans for a collector.
+ * The thread that writes rows to PostgreSQL and spans to a collector, as the thread of the requests sees it:
  *
  *   PostgresLog ──rows──┐                              ┌── PostgresLink ──► PostgreSQL
  *                       ├─► Sender ──one post──► thread ┤
  *   SpanBuffer ──spans──┘      ◄──one answer────        └── OTLP exporter ─► collector
  *
- * The thread of the requests then neither writes SQL nor protobuf, and the code of Node that serves its sockets sees
- * no other kinds of sockets. Both senders post a bundle at a time and wait for its answer: what is here and not
- * written is bounded by them, and is still with them when the thread dies.
- *
- * It starts with the first question. When it dies (out of memory, a bug) every question that waits is answered with a
- * trouble, it is said once, and the next question starts another: whoever asked tries again in its own time.
+ * Both senders post one bundle at a time and wait for its answer, so what is unwritten is bounded by them and still theirs
+ * when the thread dies. It starts with the first question. When it dies, every question that waits is answered with a
+ * `SenderTrouble`, one notice is emitted, and the next question starts another.
  */
 import { extname } from "node:path";
 import { Worker } from "node:worker_threads";

@@ -1,13 +1,10 @@
 /**
  * Spans on their way to the collector.
  *
- * They wait here, at most `maxSpans` of them, those on the wire included; more are dropped and counted. They
- * leave together, a second after the first or as soon as a full bundle waits, one bundle at a time. A collector
- * that cannot be reached gets the same bundle again later; one that refuses a bundle for good has lost it. Either is
- * said once when it begins and once when it is over, however long it lasts. No request ever waits for any of it.
- *
- * Telling the collector is done by whoever is handed in as `load`, which is called when the first spans leave: the
- * library takes longer to load than Ferry to start.
+ * At most `maxSpans` wait, those on the wire included; more are dropped and counted. They leave a second after the first,
+ * or as soon as a full bundle waits, one bundle at a time. A collector that cannot be reached gets the same bundle again
+ * later; one that refuses a bundle has lost it. Either is said once when it begins and once when it is over. `load` opens
+ * the collector when the first spans leave: the library takes longer to load than Ferry to start.
  */
 import type { Attributes, Link } from "@opentelemetry/api";
 import type { Alarm, Clock } from "../app/clock.ts";

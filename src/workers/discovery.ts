@@ -1,35 +1,20 @@
 /**
- * Workers that a name of DNS stands for: looked up every `everyMs`, one worker for each address.
+ * Workers that a DNS name stands for: looked up every `everyMs`, one worker for each address (A and AAAA).
  *
- *   an address is new         its worker joins
- *   it is missing             nothing, until it has been missing for `graceMs`; then its worker is drained and removed.
- *                             One that comes back meanwhile has never been away
- *   the lookup fails          nothing; it is told once, and again when it works
+ *   an address is new         it is reported
+ *   it is missing             nothing, until answers have been without it for three times `everyMs`: DNS servers disagree for a while
+ *   the lookup fails          nothing; it is logged once, and again when it works
  *   there is none at all      no error: workers may come
- *
- * A worker that cannot join (the same one is listed elsewhere) is told once and tried again each time. So is one that is
- * there: somebody else may have taken it away meanwhile.
  */
+import { lookup, Resolver } from "node:dns/promises";
 import type { Alarm, Clock } from "../app/clock.ts";
 import type { DnsName } from "../app/config/worker-addresses.ts";
-import type { Resolve } from "./resolver.ts";
 import type { Events } from "../observe/events.ts";
 
 export interface DiscoveryRules {
   readonly everyMs: number;
-  readonly graceMs: number;
-  /** More are not looked at. */
-  readonly maxAddresses: number;
-  /** Who is asked; empty: as the system does. */
+  /** DNS servers to ask; empty: as the system does. */
   readonly servers: readonly string[];
-}
-
-/** Where the workers go. Both may reject, with what to say to an operator. */
-export interface Joining {
-  /** Does nothing where it is there, and this name brought it. */
-  join(url: string, host: string, from: string): Promise<unknown>;
-  /** Resolves when it is gone. */
-  leave(url: string): Promise<unknown>;
 }
 
 export interface DiscoveryParts {
@@ -38,19 +23,19 @@ export interface DiscoveryParts {
   readonly resolve: Resolve;
 }
 
-interface Seen {
-  at: number;
-  state: "joined" | "refused" | "leaving";
-}
+/** Lookups in which an address must be missing before its worker is removed. */
+const MISSING_LOOKUPS = 3;
+/** Of one name: as many as a config may list one by one. */
+const MAX_ADDRESSES = 1024;
 
 export class Discovery {
+  readonly name: DnsName;
   readonly #model: string;
-  readonly #name: DnsName;
-  readonly #joining: Joining;
+  readonly #rules: () => DiscoveryRules;
+  readonly #changed: () => Promise<void>;
   readonly #parts: DiscoveryParts;
-  /** By the worker's URL. */
-  readonly #seen = new Map<string, Seen>();
-  #rules: DiscoveryRules;
+  /** The worker's URL → when an answer last had it. */
+  readonly #seen = new Map<string, number>();
   /** Of the next lookup; undefined during one. */
   #alarm: Alarm | undefined;
   #lookedAt = 0;
@@ -59,12 +44,24 @@ export class Discovery {
   #tooMany = false;
   #stopped = false;
 
-  constructor(model: string, name: DnsName, rules: DiscoveryRules, joining: Joining, parts: DiscoveryParts) {
+  /** `changed` is called after each answer; the next lookup waits for it. */
+  constructor(
+    model: string,
+    name: DnsName,
+    rules: () => DiscoveryRules,
+    changed: () => Promise<void>,
+    parts: DiscoveryParts,
+  ) {
     this.#model = model;
-    this.#name = name;
+    this.name = name;
     this.#rules = rules;
-    this.#joining = joining;
+    this.#changed = changed;
     this.#parts = parts;
+  }
+
+  /** Of the workers that the name stands for now. */
+  get urls(): Iterable<string> {
+    return this.#seen.keys();
   }
 
   /** Resolves after the first lookup, or after `everyMs` when it takes longer. */
@@ -72,23 +69,18 @@ export class Discovery {
     const { clock } = this.#parts;
     let patience: Alarm | undefined;
     const enough = new Promise<void>((resolve) => {
-      patience = clock.at(clock.now() + this.#rules.everyMs, resolve);
+      patience = clock.at(clock.now() + this.#rules().everyMs, resolve);
     });
     await Promise.race([this.#round(), enough]);
     patience?.cancel();
   }
 
-  /** As operators are shown it. */
-  get shown(): string {
-    return this.#name.shown;
-  }
-
-  /** From now on. */
-  retune(rules: DiscoveryRules): void {
-    this.#rules = rules;
+  /** The rules changed: the next lookup may be due sooner. */
+  wake(): void {
     if (this.#alarm !== undefined) this.#next();
   }
 
+  /** What was seen last stays. */
   stop(): void {
     this.#stopped = true;
     this.#alarm?.cancel();
@@ -98,8 +90,11 @@ export class Discovery {
     const { clock, resolve } = this.#parts;
     this.#alarm = undefined;
     try {
-      const addresses = await resolve(this.#name.hostname, this.#rules.servers);
-      if (!this.#stopped) await this.#heard(addresses);
+      const addresses = await resolve(this.name.hostname, this.#rules().servers);
+      if (!this.#stopped) {
+        this.#heard(addresses);
+        await this.#changed();
+      }
     } catch (error) {
       this.#failed(error);
     }
@@ -110,73 +105,80 @@ export class Discovery {
   #next(): void {
     this.#alarm?.cancel();
     if (this.#stopped) return;
-    this.#alarm = this.#parts.clock.at(this.#lookedAt + this.#rules.everyMs, () => void this.#round());
+    this.#alarm = this.#parts.clock.at(this.#lookedAt + this.#rules().everyMs, () => void this.#round());
   }
 
-  async #heard(addresses: readonly string[]): Promise<void> {
-    const name = this.#name;
-    if (this.#failing) this.#tell("info", `${name.shown} is found again`);
+  #heard(addresses: readonly string[]): void {
+    const { shown } = this.name;
+    if (this.#failing) this.#log("info", `${shown} is found again`);
     this.#failing = false;
     const none = addresses.length === 0;
-    if (none && !this.#none) this.#tell("info", `${name.shown} has no address now; workers may come`);
+    if (none && !this.#none) this.#log("info", `${shown} has no address now; workers may come`);
     this.#none = none;
     const now = this.#parts.clock.now();
-    for (const url of this.#urls(addresses)) if (!this.#stopped) await this.#present(url, now);
-    if (this.#stopped) return;
-    for (const [url, seen] of this.#seen) {
-      if (seen.at < now) this.#missing(url, seen, now);
-    }
+    for (const url of this.#urlsOf(addresses)) this.#seen.set(url, now);
+    const since = now - MISSING_LOOKUPS * this.#rules().everyMs;
+    for (const [url, at] of this.#seen) if (at < now && at <= since) this.#seen.delete(url);
   }
 
   /** In the same order in every process, so that all choose the same where there are too many. */
-  #urls(addresses: readonly string[]): string[] {
-    const { maxAddresses } = this.#rules;
+  #urlsOf(addresses: readonly string[]): string[] {
     const all = [...new Set(addresses)].sort();
-    const tooMany = all.length > maxAddresses;
+    const tooMany = all.length > MAX_ADDRESSES;
     if (tooMany && !this.#tooMany) {
-      const what = `${this.#name.shown} has ${all.length} addresses, of which ${maxAddresses} are used`;
-      this.#tell("warn", what);
+      const what = `${this.name.shown} has ${all.length} addresses, of which ${MAX_ADDRESSES} are used`;
+      this.#log("warn", what);
     }
     this.#tooMany = tooMany;
-    return all.slice(0, maxAddresses).map((each) => this.#name.at(each));
-  }
-
-  async #present(url: string, now: number): Promise<void> {
-    const seen = this.#seen.get(url);
-    if (seen !== undefined) seen.at = now;
-    if (seen?.state === "leaving") return;
-    const { host, shown } = this.#name;
-    try {
-      await this.#joining.join(url, host, shown);
-      this.#seen.set(url, { at: now, state: "joined" });
-    } catch (error) {
-      if (seen === undefined) this.#tell("warn", `${shown}: ${wordsOf(error)}`);
-      this.#seen.set(url, { at: now, state: "refused" });
-    }
-  }
-
-  #missing(url: string, seen: Seen, now: number): void {
-    if (seen.state === "refused") return void this.#seen.delete(url);
-    if (seen.state === "leaving" || now - seen.at < this.#rules.graceMs) return;
-    seen.state = "leaving";
-    const over = (): void => void this.#seen.delete(url);
-    this.#joining.leave(url).then(over, over);
+    return all.slice(0, MAX_ADDRESSES).map((each) => this.name.at(each));
   }
 
   #failed(error: unknown): void {
     if (this.#failing || this.#stopped) return;
     this.#failing = true;
-    const what = `${this.#name.shown} cannot be looked up (${wordsOf(error)})`;
-    const then = `the workers that are known stay, and it is tried every ${this.#rules.everyMs} ms`;
-    this.#tell("warn", `${what}; ${then}`);
+    const { code, message } = error as NodeJS.ErrnoException;
+    const why = typeof code === "string" && /^E[A-Z]+$/.test(code) ? code : (message ?? String(error));
+    const then = `the workers that are known stay, and it is tried every ${this.#rules().everyMs} ms`;
+    this.#log("warn", `${this.name.shown} cannot be looked up (${why}); ${then}`);
   }
 
-  #tell(level: "info" | "warn", message: string): void {
+  #log(level: "info" | "warn", message: string): void {
     this.#parts.events.emit("notice", { level, message: `model ${this.#model}: ${message}` });
   }
 }
 
-function wordsOf(error: unknown): string {
-  const { code, message } = error as NodeJS.ErrnoException;
-  return typeof code === "string" && /^E[A-Z]+$/.test(code) ? code : (message ?? String(error));
+/** Rejects with a `code` when nothing could be learned. `servers`: the only ones to ask; empty: as the system does. */
+export type Resolve = (hostname: string, servers?: readonly string[]) => Promise<readonly string[]>;
+
+const TIMEOUT_MS = 2000;
+const TRIES = 2;
+
+/**
+ * DNS servers are asked first, without libc and its threads; an empty answer of theirs means that the name has no address
+ * now. Where they do not know the name (/etc/hosts, a search domain as in Kubernetes, no server at all), the system is asked
+ * as any other program would. Rejects when neither knows: that may be a fault of DNS, which must not cost workers.
+ */
+export const systemResolve: Resolve = async (hostname, servers = []) => {
+  const resolver = new Resolver({ timeout: TIMEOUT_MS, tries: TRIES });
+  if (servers.length > 0) resolver.setServers(servers);
+  const onError = servers.length > 0 ? emptyOrThrow : emptyWhereKnown;
+  const [v4, v6] = await Promise.all([
+    resolver.resolve4(hostname).catch(onError),
+    resolver.resolve6(hostname).catch(onError),
+  ]);
+  // Half an answer would look as if the other half had gone.
+  if (v4 !== undefined && v6 !== undefined) return [...v4, ...v6];
+  const found = await lookup(hostname, { all: true });
+  return found.map(({ address }) => address);
+};
+
+/** The name is there, and has no address of this kind; undefined: nothing is known. */
+function emptyWhereKnown(error: unknown): readonly string[] | undefined {
+  return (error as NodeJS.ErrnoException).code === "ENODATA" ? [] : undefined;
+}
+
+function emptyOrThrow(error: unknown): readonly string[] {
+  const empty = emptyWhereKnown(error);
+  if (empty === undefined) throw error;
+  return empty;
 }

@@ -1,41 +1,32 @@
 /**
- * The loop around the autoscaler: looks at every model once a second, says how many workers it should have, and sees
- * to it where it was told to.
+ * The autoscaler's loop: looks at every model once a second and says how many workers it should have.
  *
- *   apply      our own workers: one more is started, or one is drained and ended, one after another towards the
- *              number. A worker that cannot be started is told once and tried again later.
- *   hooks      a webhook or a command is told the number whenever it changes (`workers/scaling-hooks.ts`).
- *   otherwise  the number is published (`ferry_desired_workers`, /internal/scaling) for KEDA, an HPA or people.
+ *   apply      Ferry's own workers: the number is an input of the pool's desired set (`WorkerPool.resize`)
+ *   hooks      a webhook or a command is told the number whenever it changes (`scaling-hooks.ts`)
+ *   otherwise  the number is published (`ferry_desired_workers`, /internal/scaling) for KEDA, an HPA or people
  *
  * In a fleet every process sees the same numbers and comes to much the same conclusion; one of them tells the hooks.
  */
+import { isDeepStrictEqual } from "node:util";
 import type { Alarm, Clock } from "../app/clock.ts";
-import { Autoscaler, loadOf, type Scaling, type ScalingRules, type Sighting } from "../core/scaling.ts";
+import type { Config, ModelConfig } from "../app/config/config.ts";
+import { isDns } from "../app/config/worker-addresses.ts";
+import { Autoscaler, loadOf, type Scaling, scalingRules, type Sighting } from "../core/scaling.ts";
 import type { Events } from "../observe/events.ts";
+import type { WorkerPool } from "./pool.ts";
+import { ScalingHooks } from "./scaling-hooks.ts";
 
-/** Workers that this process starts and ends itself. */
-export interface OwnWorkers {
-  readonly count: number;
-  /** Resolves when it can take a batch. */
-  grow(): Promise<void>;
-  /** Drains one and ends it. */
-  shrink(): Promise<void>;
-}
-
-export interface ScaledModel {
-  readonly name: string;
-  readonly rules: ScalingRules;
-  /** Workers at the start. */
-  readonly workers: number;
-  readonly see: (now: number) => Omit<Sighting, "at">;
-  /** Left out: somebody else sees to it. */
-  readonly own?: OwnWorkers | undefined;
-  /** Told of every change, in order; left out: nobody is. */
-  readonly tell?: ((scaling: Scaling, healthy: number) => void) | undefined;
-  /** Why they could not be told the last time; undefined when they could. */
-  readonly trouble?: (() => string | undefined) | undefined;
-  /** Who sees to it, in a word. */
-  readonly appliedBy: "ferry" | "webhook" | "command" | "outside";
+export interface ScalingParts {
+  readonly clock: Clock;
+  readonly events: Events;
+  /** The one in force. */
+  readonly config: () => Config;
+  /** Without models in a gateway. */
+  readonly pool: Pick<WorkerPool, "of" | "resize">;
+  /** What is known of a model, in all of the fleet. */
+  readonly see: (model: string, now: number) => Omit<Sighting, "at">;
+  /** Whether this is the process that tells hooks. */
+  readonly leads: () => boolean;
 }
 
 /** One model, as /internal/scaling shows it. */
@@ -50,35 +41,39 @@ export interface ScalingReport {
   readonly changed_at: string;
   readonly min: number;
   readonly max: number;
-  readonly applied_by: ScaledModel["appliedBy"];
-  /** Why the number is not seen to now; left out: nothing is known to be in the way. */
+  readonly applied_by: "ferry" | "webhook" | "command" | "outside";
+  /** Why the number cannot be reached now; left out: nothing is known to be in the way. */
   readonly trouble?: string;
 }
 
 const LOOK_EVERY_MS = 1000;
-/** After a worker that could not be started. */
-const TRY_AGAIN_MS = 10_000;
+/** How long a webhook or a command may take. */
+const HOOK_TIMEOUT_MS = 30_000;
 
 export class ScalingLoop {
-  #models: ReadonlyMap<string, Watched> = new Map();
-  readonly #clock: Clock;
-  readonly #events: Events;
+  readonly #parts: ScalingParts;
+  #models: ReadonlyMap<string, ScaledModel> = new Map();
   #alarm: Alarm | undefined;
 
-  constructor(models: readonly ScaledModel[], clock: Clock, events: Events) {
-    this.#clock = clock;
-    this.#events = events;
-    this.retune(models);
+  constructor(parts: ScalingParts) {
+    this.#parts = parts;
+    this.wake();
     this.#next();
   }
 
-  /** Those that are the same as before go on as they were; the others begin anew. */
-  retune(models: readonly ScaledModel[]): void {
-    const before = new Map([...this.#models.values()].map((each) => [each.model, each]));
+  /** After a reload: models whose scaling and workers are as before go on as they were, the others begin anew. */
+  wake(): void {
+    const { models, admission } = this.#parts.config();
+    const before = this.#models;
     this.#models = new Map(
-      models.map((model) => [model.name, before.get(model) ?? new Watched(model, this.#clock, this.#events)]),
+      models.map((model) => {
+        const known = before.get(model.name);
+        if (known?.goesBy(model, admission.targetUtilization) === true) return [model.name, known];
+        known?.stop();
+        return [model.name, new ScaledModel(model, admission.targetUtilization, this.#parts, known)];
+      }),
     );
-    for (const [model, watched] of before) if (!models.includes(model)) watched.stop();
+    for (const [name, model] of before) if (!this.#models.has(name)) model.stop();
   }
 
   stop(): void {
@@ -95,31 +90,49 @@ export class ScalingLoop {
   }
 
   #next(): void {
-    this.#alarm = this.#clock.at(this.#clock.now() + LOOK_EVERY_MS, () => {
+    const { clock } = this.#parts;
+    this.#alarm = clock.at(clock.now() + LOOK_EVERY_MS, () => {
       for (const model of this.#models.values()) model.look();
       this.#next();
     });
   }
 }
 
-class Watched {
-  readonly model: ScaledModel;
-  readonly #clock: Clock;
-  readonly #events: Events;
+class ScaledModel {
+  readonly #parts: ScalingParts;
+  readonly #model: ModelConfig;
+  readonly #target: number;
   readonly #scaler: Autoscaler;
+  readonly #hooks: ScalingHooks | undefined;
   #seen: Sighting;
-  #moving = false;
-  #trouble: string | undefined;
-  #stillUntil = -Infinity;
-  #stopped = false;
 
-  constructor(model: ScaledModel, clock: Clock, events: Events) {
-    this.model = model;
-    this.#clock = clock;
-    this.#events = events;
+  /** `before`: the same model, by other rules. */
+  constructor(model: ModelConfig, target: number, parts: ScalingParts, before: ScaledModel | undefined) {
+    this.#parts = parts;
+    this.#model = model;
+    this.#target = target;
+    const { name, scaling, backend } = model;
+    const { clock, events, leads } = parts;
+    const { webhook, command } = scaling;
+    if (webhook !== undefined || command !== undefined)
+      this.#hooks = new ScalingHooks(
+        { model: name, webhook, command, timeoutMs: HOOK_TIMEOUT_MS, leads },
+        clock,
+        events,
+      );
     const now = clock.now();
-    this.#scaler = new Autoscaler(model.rules, model.workers, now);
-    this.#seen = { at: now, ...model.see(now) };
+    this.#seen = { at: now, ...parts.see(name, now) };
+    const live = parts.pool.of(name)?.live.filter(({ drained }) => !drained).length;
+    // Where nothing but the rules or the backend changed, as many are wanted as before.
+    const same = before !== undefined && before.#model.backend.workers === backend.workers;
+    const asBefore = scaling.apply && same ? live : undefined;
+    const workers = asBefore ?? listedWorkers(model) ?? Math.max(live ?? 0, this.#seen.healthy);
+    this.#scaler = new Autoscaler(scalingRules(scaling, target), workers, now);
+  }
+
+  goesBy({ scaling, backend }: ModelConfig, target: number): boolean {
+    const { scaling: ownScaling, backend: ownBackend } = this.#model;
+    return isDeepStrictEqual([ownScaling, ownBackend, this.#target], [scaling, backend, target]);
   }
 
   get scaling(): Scaling {
@@ -127,58 +140,29 @@ class Watched {
   }
 
   stop(): void {
-    this.#stopped = true;
+    this.#hooks?.stop();
   }
 
   look(): void {
-    const now = this.#clock.now();
-    const before = this.scaling;
-    this.#seen = { at: now, ...this.model.see(now) };
+    const { clock, events, pool, see } = this.#parts;
+    const { name, scaling: settings } = this.#model;
+    const now = clock.now();
+    const { desired: from } = this.scaling;
+    this.#seen = { at: now, ...see(name, now) };
     const scaling = this.#scaler.see(this.#seen);
-    if (scaling.desired !== before.desired) this.#changed(before.desired, scaling);
-    if (this.model.own !== undefined) void this.#move(this.model.own);
-  }
-
-  #changed(from: number, scaling: Scaling): void {
-    const { name, tell } = this.model;
     const { desired, reason } = scaling;
-    this.#events.emit("scaling.changed", { model: name, from, desired, reason });
-    tell?.(scaling, this.#seen.healthy);
-  }
-
-  /** One step towards the number; the next look takes the next. */
-  async #move(own: OwnWorkers): Promise<void> {
-    const missing = this.scaling.desired - own.count;
-    if (missing === 0 || this.#moving || this.#stopped || this.#clock.now() < this.#stillUntil) return;
-    this.#moving = true;
-    const startedAt = this.#clock.now();
-    try {
-      if (missing > 0) await own.grow();
-      else await own.shrink();
-      if (missing > 0) this.#scaler.started(this.#clock.now() - startedAt);
-      this.#trouble = undefined;
-    } catch (error) {
-      this.#failed(error);
+    if (desired !== from) {
+      events.emit("scaling.changed", { model: name, from, desired, reason });
+      this.#hooks?.tell(scaling, this.#seen.healthy);
     }
-    this.#moving = false;
-    if (!this.#stopped) void this.#move(own);
-  }
-
-  #failed(error: unknown): void {
-    this.#stillUntil = this.#clock.now() + TRY_AGAIN_MS;
-    const known = this.#trouble !== undefined;
-    const why = error instanceof Error ? error.message : String(error);
-    this.#trouble = `a worker could not be started or ended: ${why}`;
-    if (known || this.#stopped) return;
-    const message = `${this.model.name}: ${this.#trouble}; it is tried again`;
-    this.#events.emit("notice", { level: "warn", message });
+    if (settings.apply) pool.resize(name, desired, (ms) => this.#scaler.started(ms));
   }
 
   report(): ScalingReport {
-    const { name, rules, appliedBy } = this.model;
+    const { name, scaling: settings } = this.#model;
     const { desired, reason, changedAt } = this.scaling;
     const load = loadOf(this.#seen);
-    const trouble = this.#trouble ?? this.model.trouble?.();
+    const trouble = this.#parts.pool.of(name)?.trouble ?? this.#hooks?.trouble;
     return {
       model: name,
       desired,
@@ -188,10 +172,20 @@ class Watched {
       expected_per_second: Math.round(10_000 * this.#scaler.expectedPerMs) / 10,
       reason,
       changed_at: new Date(changedAt).toISOString(),
-      min: rules.min,
-      max: rules.max,
-      applied_by: appliedBy,
+      min: settings.min,
+      max: settings.max,
+      applied_by: appliedBy(settings),
       ...(trouble === undefined ? {} : { trouble }),
     };
   }
+}
+
+function appliedBy({ apply, webhook, command }: ModelConfig["scaling"]): ScalingReport["applied_by"] {
+  return apply ? "ferry" : webhook ? "webhook" : command ? "command" : "outside";
+}
+
+/** Undefined where DNS says how many: then as many as there are. */
+function listedWorkers({ backend }: ModelConfig): number | undefined {
+  if (typeof backend.workers === "number") return backend.workers;
+  return backend.workers.some(isDns) ? undefined : backend.workers.length;
 }

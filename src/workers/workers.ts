@@ -59,6 +59,11 @@ export class Workers {
     return this.#workers;
   }
 
+  /** As it is called here. */
+  nameOf(worker: Worker): string {
+    return worker.name + (this.#options.suffix ?? "");
+  }
+
   /** One worker more; it gets a batch as soon as there is one and its predecessors are gone. */
   join(worker: Worker, options: JoinOptions = {}): PoolWorker {
     const joined = this.#add(worker, options);

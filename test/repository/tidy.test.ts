@@ -59,6 +59,7 @@ const MAY_IMPORT: Record<string, readonly string[]> = {
     "src/observe/events.ts",
     "src/workers/backend",
     "type:src/dispatch",
+    "type:src/engine/engine.ts",
     "type:src/engine/redis",
     "type:src/gateway/admin.ts",
   ],

@@ -13,7 +13,7 @@ import assert from "node:assert/strict";
 import type { Batch, Reply, Worker } from "../../src/workers/backend/backend.ts";
 import { estimateTokens, inputBytes } from "../../src/core/weight.ts";
 import { failed, match, rejected } from "../../src/workers/backend/replies.ts";
-import { leaseNames } from "../../src/workers/fleet/lease-names.ts";
+import { leaseNames } from "../../src/workers/fleet/orders.ts";
 import type { VirtualClock } from "../../src/cli/plan/virtual-clock.ts";
 import type { Host } from "./host.ts";
 import type { Ledger } from "./ledger.ts";

@@ -17,7 +17,7 @@ import { RecordKeeper } from "../../src/engine/memory/saved.ts";
 import { FleetDemand } from "../../src/workers/fleet/demand.ts";
 import { Membership } from "../../src/workers/fleet/membership.ts";
 import { FleetOutlook } from "../../src/workers/fleet/outlook.ts";
-import { RedisRegistry } from "../../src/workers/fleet/redis-registry.ts";
+import { RedisRegistry } from "../../src/workers/fleet/registry.ts";
 import type { Role } from "../../src/workers/fleet/registry.ts";
 import type { Exchange } from "../../src/gateway/exchange.ts";
 import { NativeProtocol } from "../../src/gateway/native.ts";
@@ -227,6 +227,7 @@ export class Process {
   async #join(nodes: RedisNodes): Promise<void> {
     const { dice } = this.#around;
     const dispatcher = this.#dispatcher;
+    const running = dispatcher === undefined ? [] : [dispatcher];
     const key = (name: string): string => registryKey(name);
     const registry = new RedisRegistry(nodes, { aliveMs: ALIVE_MS, key });
     this.#membership = new Membership(
@@ -237,7 +238,8 @@ export class Process {
         version: "",
         beatMs: BEAT_MS,
         aliveMs: ALIVE_MS,
-        models: [{ name: MODEL, ...(dispatcher && { dispatcher }) }],
+        models: () => [MODEL],
+        dispatchers: () => running,
       },
       { registry, clock: this.host, events: this.#events, random: () => dice.share() },
     );

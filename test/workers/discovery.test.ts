@@ -4,37 +4,26 @@ import { describe, test } from "node:test";
 import fc from "fast-check";
 import { Discovery } from "../../src/workers/discovery.ts";
 import { dnsName, plainUrl } from "../../src/app/config/worker-addresses.ts";
-import { Roster } from "../../src/workers/roster.ts";
 import { codes, endings } from "../dispatch/simulated.ts";
-import { emptyModel } from "./network-workers.ts";
+import { emptyModel, httpModel } from "./network-workers.ts";
 
 const NAME = "dns://gpu.default.svc:9000/infer";
 const [A, B] = ["10.0.0.1", "10.0.0.2"];
 const EVERY_MS = 5000;
 const GRACE_MS = 15_000;
-const rules = { everyMs: EVERY_MS, graceMs: GRACE_MS, maxAddresses: 3, servers: [] };
-
 function stage(changes: Parameters<typeof emptyModel>[0] = {}) {
-  const model = emptyModel({ queueMs: 600_000, totalMs: 1_200_000, ...changes });
-  const { roster, clock, events } = model;
   const dns = { answer: (): readonly string[] | "never" => [], asked: 0 };
-  const joining = {
-    join: (url: string, host: string, from: string) => roster.join("m", url, host, from),
-    leave: (url: string) => roster.leave("m", url),
-  };
-  const discover = (written = NAME): Discovery =>
-    new Discovery("m", dnsName(written, "http"), rules, joining, {
-      clock,
-      events,
-      resolve: () => {
-        dns.asked++;
-        return new Promise((resolve) => {
-          const answer = dns.answer();
-          if (answer !== "never") resolve(answer);
-        });
-      },
+  const resolve = (): Promise<readonly string[]> => {
+    dns.asked++;
+    return new Promise((found) => {
+      const answer = dns.answer();
+      if (answer !== "never") found(answer);
     });
-  return { ...model, dns, discover };
+  };
+  const model = httpModel([NAME]);
+  const patient = { queueMs: 600_000, totalMs: 1_200_000, ...changes };
+  const empty = emptyModel(patient, model, { resolve });
+  return { ...empty, dns, resolve, start: () => empty.pool.follow() };
 }
 
 const away = (): never => {
@@ -55,9 +44,9 @@ describe("names", () => {
 
 describe("a name of DNS", () => {
   test("is one worker at each address; new ones join, those that vanish go after the grace", async () => {
-    const { simulation, dns, discover, names, backend, roster } = stage();
+    const { simulation, dns, start, names, backend, operator } = stage();
     dns.answer = () => [B, A, A];
-    await discover().start();
+    await start();
     assert.deepEqual(names(), ["10.0.0.1:9000", "10.0.0.2:9000"]);
     assert.deepEqual([...backend.hosts.values()], ["gpu.default.svc:9000", "gpu.default.svc:9000"]);
     dns.answer = () => [A, "10.0.0.3"];
@@ -73,13 +62,13 @@ describe("a name of DNS", () => {
     assert.deepEqual(names(), ["10.0.0.1:9000"]);
     const told =
       /dns:\/\/gpu\.default\.svc:9000\/infer names 10\.0\.0\.1:9000; drain it, or take it out of DNS$/;
-    await assert.rejects(roster.remove("10.0.0.1:9000"), told);
+    await assert.rejects(operator.remove("10.0.0.1:9000"), told);
   });
 
   test("that cannot be looked up changes nothing, and is told once", async () => {
-    const { simulation, dns, discover, names, notices } = stage();
+    const { simulation, dns, start, names, notices } = stage();
     dns.answer = away;
-    await discover().start();
+    await start();
     await simulation.run(3 * EVERY_MS);
     dns.answer = () => [A];
     await simulation.run(EVERY_MS);
@@ -95,9 +84,9 @@ describe("a name of DNS", () => {
   });
 
   test("a failure does not hurry the grace: what is missing must be missing in an answer", async () => {
-    const { simulation, dns, discover, names } = stage();
+    const { simulation, dns, start, names } = stage();
     dns.answer = () => [A];
-    await discover().start();
+    await start();
     dns.answer = away;
     await simulation.run(10 * GRACE_MS);
     dns.answer = () => [A];
@@ -106,26 +95,31 @@ describe("a name of DNS", () => {
   });
 
   test("with more addresses than may be used has the first of them, and it is told once", async () => {
-    const { simulation, dns, discover, names, notices } = stage();
-    dns.answer = () => ["10.0.0.9", "10.0.0.5", "10.0.0.7", "10.0.0.8"];
-    const discovery = discover();
+    const { simulation, clock, events, notices } = stage();
+    const many = Array.from({ length: 1030 }, (_, at) => `10.0.${at >> 8}.${at & 255}`);
+    const rules = { everyMs: EVERY_MS, servers: [] };
+    const parts = { clock, events, resolve: () => Promise.resolve(many) };
+    const discovery = new Discovery(
+      "m",
+      dnsName(NAME, "http"),
+      () => rules,
+      async () => {},
+      parts,
+    );
     await discovery.start();
     await simulation.run(3 * EVERY_MS);
-    assert.deepEqual(names(), ["10.0.0.5:9000", "10.0.0.7:9000", "10.0.0.8:9000"]);
-    const told = `warn: model m: ${NAME} has 4 addresses, of which 3 are used`;
-    assert.deepEqual(notices, [told]);
-    discovery.retune({ ...rules, maxAddresses: 4 });
-    await simulation.run(EVERY_MS);
-    assert.equal(names().length, 4);
-    discovery.retune({ ...rules, maxAddresses: 2 });
-    await simulation.run(GRACE_MS + 2 * EVERY_MS);
-    assert.deepEqual(names(), ["10.0.0.5:9000", "10.0.0.7:9000"]);
-    assert.equal(notices.length, 2);
+    const first = many.toSorted().slice(0, 1024);
+    assert.deepEqual(
+      [...discovery.urls],
+      first.map((each) => dnsName(NAME, "http").at(each)),
+    );
+    assert.deepEqual(notices, [`warn: model m: ${NAME} has 1030 addresses, of which 1024 are used`]);
+    discovery.stop();
   });
 
   test("without an address is no error: workers may come", async () => {
-    const { simulation, dns, discover, names, notices } = stage();
-    await discover().start();
+    const { simulation, dns, start, names, notices } = stage();
+    await start();
     await simulation.run(4 * EVERY_MS);
     assert.deepEqual(notices, [`info: model m: ${NAME} has no address now; workers may come`]);
     dns.answer = () => [A];
@@ -134,24 +128,32 @@ describe("a name of DNS", () => {
   });
 
   test("that shares an address with another worker of Ferry's is told, once", async () => {
-    const { simulation, dns, discover, names, roster, notices } = stage();
-    await roster.add("m", "http://10.0.0.1:9000/infer");
+    const { simulation, dns, start, names, operator, notices } = stage();
+    await operator.add("m", "http://10.0.0.1:9000/infer");
     dns.answer = () => [A, B];
-    await discover().start();
+    await start();
     await simulation.run(5 * EVERY_MS);
     assert.deepEqual(names(), ["10.0.0.1:9000", "10.0.0.2:9000"]);
     assert.equal(notices.length, 1);
     assert.match(notices[0]!, /http:\/\/10\.0\.0\.1:9000\/infer is a worker of model m; it would get two/);
-    await roster.remove("10.0.0.1:9000");
+    await operator.remove("10.0.0.1:9000");
     await simulation.run(EVERY_MS);
     assert.deepEqual(names(), ["10.0.0.1:9000", "10.0.0.2:9000"], "now it is this name's");
   });
 
   test("is not waited for longer than a round when the process starts, and not looked up after it stops", async () => {
-    const { simulation, dns, discover } = stage();
+    const { simulation, dns, clock, events, resolve } = stage();
     let started = false;
     dns.answer = () => "never";
-    const discovery = discover();
+    const rules = { everyMs: EVERY_MS, servers: [] };
+    const parts = { clock, events, resolve };
+    const discovery = new Discovery(
+      "m",
+      dnsName(NAME, "http"),
+      () => rules,
+      async () => {},
+      parts,
+    );
     const start = discovery.start().then(() => (started = true));
     await simulation.run(EVERY_MS - 1);
     assert.equal(started, false);
@@ -164,28 +166,25 @@ describe("a name of DNS", () => {
 });
 
 test("a model that follows other names lets those of the old ones go", async () => {
-  const { simulation, dispatcher, model, clock, events, names } = stage();
   const places: Record<string, string[]> = { one: [A, B], two: ["10.0.0.3"] };
   const resolve = (name: string): Promise<string[]> => Promise.resolve(places[name]!);
-  const roster = new Roster([model], { clock, events, resolve });
-  const follow = (...written: string[]): Promise<void> =>
-    roster.follow("m", {
-      kind: "http",
-      workers: written,
-      dnsMs: EVERY_MS,
-      dnsServers: [],
-    });
-  await follow("dns://one:1/", "http://fixed:1/");
+  const { simulation, dispatcher, names, pool, change } = emptyModel({}, httpModel(["dns://one:1/"]), {
+    resolve,
+  });
+  const follow = async (...workers: string[]): Promise<void> => {
+    await change(httpModel(workers));
+    await simulation.run(10);
+  };
+  await pool.follow();
   assert.deepEqual(names(), ["10.0.0.1:1", "10.0.0.2:1"]);
-  assert.equal(roster.foundBy("m", dispatcher.workers.slots[0]!), "dns://one:1/");
+  assert.equal(pool.of("m")!.foundBy(dispatcher.workers.slots[0]!), "dns://one:1/");
   await follow("dns://one:1/", "dns://two:1/");
   assert.deepEqual(names(), ["10.0.0.1:1", "10.0.0.2:1", "10.0.0.3:1"]);
   await follow("dns://two:1/");
-  await simulation.run(10);
   assert.deepEqual(names(), ["10.0.0.3:1"]);
   await simulation.run(3 * GRACE_MS);
   assert.deepEqual(names(), ["10.0.0.3:1"], "the old name is not looked up any more");
-  roster.stop();
+  await pool.drain();
 });
 
 test("whatever DNS says, no task is lost", async () => {
@@ -195,7 +194,7 @@ test("whatever DNS says, no task is lost", async () => {
     maxLength: 30,
   });
   const run = async (said: readonly ("away" | string[])[], seed: number): Promise<void> => {
-    const { simulation, dns, discover, names, dispatcher, backend } = stage({
+    const { simulation, dns, start, names, dispatcher, backend } = stage({
       limits: { maxBatchSize: 4 },
       backend: { workers: 1, baseMs: 700, perItemMs: 0 },
       seed,
@@ -206,7 +205,7 @@ test("whatever DNS says, no task is lost", async () => {
       const answer = said[at++];
       return answer === undefined ? [A] : answer === "away" ? away() : answer;
     };
-    await discover().start();
+    await start();
     const arrivals = Array.from({ length: said.length * 10 }, (_, each) => each * (EVERY_MS / 10));
     simulation.schedule(arrivals, () => void simulation.put());
     await simulation.run((said.length + 1) * EVERY_MS + GRACE_MS + 400 * 700);

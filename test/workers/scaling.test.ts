@@ -8,114 +8,117 @@ import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { describe, test } from "node:test";
 import { SystemClock } from "../../src/app/clock.ts";
-import type { ScalingRules, Sighting } from "../../src/core/scaling.ts";
+import type { Sighting } from "../../src/core/scaling.ts";
 import { parseConfig } from "../../src/app/config/load.ts";
 import { VirtualClock } from "../../src/cli/plan/virtual-clock.ts";
 import { ScalingHooks } from "../../src/workers/scaling-hooks.ts";
-import { type OwnWorkers, ScalingLoop } from "../../src/workers/scaling.ts";
-import { openScaling } from "../../src/workers/scalings.ts";
+import { ScalingLoop } from "../../src/workers/scaling.ts";
 import { Events } from "../../src/observe/events.ts";
 import { simulate } from "../dispatch/simulated.ts";
+import { poolOf } from "./network-workers.ts";
 
-const RULES: ScalingRules = {
-  min: 1,
-  max: 10,
-  up: [{ depth: 100, forMs: 5000, add: 2 }],
-  down: { load: 0.4, forMs: 60_000, remove: 1 },
-  coolDownMs: 30_000,
-  maxRemoveShare: 0.5,
-  target: 0.7,
-  coldStartMs: 5000,
-  forecast: true,
-};
+/** +3 above 500 queued for 2.5 s, +1 above 100 for 5 s, −1 below 40 % load for 30 s. */
+const SCALING = { apply: true, min: 1, max: 10, queueDepth: 100, coldStartMs: 5000, coolDownMs: 10_000 };
 
-/** A fleet whose workers take 3 s to start. */
-class Stage implements OwnWorkers {
-  readonly clock = new VirtualClock();
-  readonly events = new Events();
-  readonly changes: [from: number, desired: number][] = [];
-  readonly notices: string[] = [];
-  seen: Omit<Sighting, "at"> = { healthy: 2, depth: 0, arrivalsPerMs: 0.6, workerPerMs: 0.5 };
-  count = 2;
-  broken = false;
-  readonly loop: ScalingLoop;
-
-  constructor() {
-    const { clock } = this;
-    this.events.on("scaling.changed", ({ from, desired }) => this.changes.push([from, desired]));
-    this.events.on("notice", ({ message }) => this.notices.push(message));
-    const see = (): Omit<Sighting, "at"> => ({ ...this.seen, healthy: this.count });
-    this.loop = new ScalingLoop(
-      [{ name: "m", rules: RULES, workers: 2, see, own: this, appliedBy: "ferry" }],
-      clock,
-      this.events,
-    );
-  }
-
-  async grow(): Promise<void> {
-    await new Promise<void>((resolve) => this.clock.at(this.clock.now() + 3000, resolve));
-    if (this.broken) throw new Error("no GPU left");
-    this.count++;
-  }
-
-  shrink(): Promise<void> {
-    this.count--;
-    return Promise.resolve();
-  }
-
-  async pass(ms: number): Promise<void> {
-    await this.clock.run(this.clock.now() + ms);
-  }
+/** A model whose two workers take 3 s to start. */
+function stage() {
+  const model = { name: "m", backend: { kind: "simulated", workers: 2 }, scaling: SCALING };
+  const { config } = parseConfig(JSON.stringify({ models: [model] }), "f.yaml", {});
+  const simulation = simulate({ backend: { workers: 2 } });
+  const { clock, events, backend, dispatcher } = simulation;
+  const { pool, operator, change } = poolOf([simulation], config!.models);
+  const state = { broken: false, depth: 0, arrivalsPerMs: 0.6 };
+  const grow = backend.grow.bind(backend);
+  backend.grow = async () => {
+    await new Promise<void>((resolve) => clock.at(clock.now() + 3000, resolve));
+    if (state.broken) throw new Error("no GPU left");
+    return grow();
+  };
+  const changes: [from: number, desired: number][] = [];
+  const notices: string[] = [];
+  events.on("scaling.changed", ({ from, desired }) => changes.push([from, desired]));
+  events.on("notice", ({ message }) => notices.push(message));
+  const count = (): number => dispatcher.workers.slots.length;
+  const see = (): Omit<Sighting, "at"> => ({
+    healthy: count(),
+    depth: state.depth,
+    arrivalsPerMs: state.arrivalsPerMs,
+    workerPerMs: 0.5,
+  });
+  const loop = new ScalingLoop({ clock, events, config: () => config!, pool, see, leads: () => true });
+  const pass = (ms: number): Promise<unknown> => simulation.run(ms);
+  return { simulation, pool, operator, change, loop, state, changes, notices, count, pass };
 }
 
 describe("workers of our own", () => {
   test("are started one after another when more are wanted, and ended when fewer are", async () => {
-    const stage = new Stage();
-    stage.seen = { ...stage.seen, depth: 200, arrivalsPerMs: 0.6 };
-    await stage.pass(7000);
-    assert.deepEqual(stage.changes, [[2, 4]]);
-    stage.seen = { ...stage.seen, depth: 0 };
-    await stage.pass(3000);
-    assert.equal(stage.count, 3);
-    await stage.pass(4000);
-    assert.equal(stage.count, 4);
-    stage.seen = { ...stage.seen, arrivalsPerMs: 0.01 };
-    await stage.pass(300_000);
-    assert.equal(stage.count, 1);
-    assert.deepEqual(stage.changes.at(-1), [2, 1]);
+    const { state, changes, count, pass } = stage();
+    state.depth = 600;
+    await pass(4500);
+    assert.deepEqual(changes, [[2, 5]]);
+    state.depth = 0;
+    for (const wanted of [3, 4, 5, 5]) {
+      await pass(3000);
+      assert.equal(count(), wanted);
+    }
+    state.arrivalsPerMs = 0.01;
+    await pass(300_000);
+    assert.equal(count(), 1);
+    assert.deepEqual(changes.at(-1), [2, 1]);
   });
 
   test("one that cannot be started is told once, and tried again", async () => {
-    const stage = new Stage();
-    stage.broken = true;
-    stage.seen = { ...stage.seen, depth: 200 };
-    await stage.pass(40_000);
-    assert.equal(stage.count, 2);
-    assert.equal(stage.loop.report()[0]!.trouble, "a worker could not be started or ended: no GPU left");
-    assert.equal(stage.notices.length, 1);
-    assert.match(
-      stage.notices[0]!,
-      /m: a worker could not be started or ended: no GPU left; it is tried again/,
-    );
-    stage.broken = false;
-    await stage.pass(40_000);
-    assert(stage.count > 2);
-    assert.equal(stage.loop.report()[0]!.trouble, undefined);
+    const { state, loop, notices, count, pass } = stage();
+    state.broken = true;
+    state.depth = 200;
+    await pass(40_000);
+    assert.equal(count(), 2);
+    assert.equal(loop.report()[0]!.trouble, "a worker could not be started: no GPU left");
+    assert.deepEqual(notices, ["m: a worker could not be started: no GPU left; it is tried again"]);
+    state.broken = false;
+    await pass(40_000);
+    assert(count() > 2);
+    assert.equal(loop.report()[0]!.trouble, undefined);
   });
 
   test("nothing moves after a stop", async () => {
-    const stage = new Stage();
-    stage.loop.stop();
-    stage.seen = { ...stage.seen, depth: 900 };
-    await stage.pass(60_000);
-    assert.deepEqual([stage.changes, stage.count], [[], 2]);
+    const { loop, state, changes, count, pass } = stage();
+    loop.stop();
+    state.depth = 900;
+    await pass(60_000);
+    assert.deepEqual([changes, count()], [[], 2]);
+  });
+
+  test("one that an operator removes or drains is replaced", async () => {
+    const { operator, pool, count, pass } = stage();
+    await pass(1001);
+    assert.equal((await operator.remove("gpu-1")).gone, true);
+    await pass(5000);
+    assert.deepEqual([count(), operator.removed()], [2, []]);
+    operator.drain("gpu-2");
+    await pass(5000);
+    assert.deepEqual([count(), pool.of("m")!.live.filter(({ drained }) => !drained).length], [3, 2]);
+  });
+
+  test("one that was being started when its backend was replaced is ended, and gets no batch", async () => {
+    const { pool, state, change, simulation, count, pass } = stage();
+    [state.depth, state.arrivalsPerMs] = [600, 1.5];
+    await pass(4500);
+    state.depth = 0;
+    const { model } = pool.of("m")!;
+    const backend = { ...model.backend, baseMs: 7 } as typeof model.backend;
+    await change({ ...model, backend });
+    assert.equal(pool.of("m")!.growing, 1);
+    await pass(20_000);
+    assert.equal(count(), simulation.backend.workers.length);
+    assert.equal(count(), 5);
   });
 });
 
 test("what is shown", async () => {
-  const stage = new Stage();
-  await stage.pass(5000);
-  const [shown] = stage.loop.report();
+  const { loop, pass } = stage();
+  await pass(5000);
+  const [shown] = loop.report();
   assert.deepEqual(
     { ...shown, changed_at: "", expected_per_second: 600 },
     {
@@ -132,8 +135,8 @@ test("what is shown", async () => {
       applied_by: "ferry",
     },
   );
-  assert.equal(stage.loop.desired("m"), 2);
-  assert.equal(stage.loop.desired("another"), undefined);
+  assert.equal(loop.desired("m"), 2);
+  assert.equal(loop.desired("another"), undefined);
 });
 
 const scaling = { desired: 5, reason: "a long line", changedAt: 0 };
@@ -345,29 +348,3 @@ function runs(pid: number): boolean {
     return false;
   }
 }
-
-test("a worker that was being started when its backend was replaced is ended, and gets no batch", async () => {
-  const simulation = simulate();
-  const { clock, events, dispatcher, backend } = simulation;
-  const started = Promise.withResolvers<void>();
-  const slow = new Proxy(backend, {
-    get: (target, name) =>
-      name === "grow"
-        ? () => started.promise.then(() => target.grow())
-        : (Reflect.get(target, name, target) as () => void).bind(target),
-  });
-  const written =
-    "models: [{ name: m, backend: { kind: simulated, workers: 1 }, scaling: { apply: true, min: 2 } }]";
-  const { config } = parseConfig(written, "ferry.yaml", {});
-  const backends = [slow];
-  const see = (): Omit<Sighting, "at"> => ({ healthy: 1, depth: 0, arrivalsPerMs: 0, workerPerMs: 1 });
-  const dispatchers = [dispatcher];
-  const scaling = openScaling(config!, { clock, events, dispatchers, backends, see, leads: () => true });
-  await simulation.run(1001);
-  backends[0] = backend;
-  started.resolve();
-  scaling.close();
-  await simulation.run(10);
-  assert.equal(dispatcher.workers.slots.length, 1);
-  assert.equal(backend.workers.length, 1);
-});

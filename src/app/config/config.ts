@@ -76,17 +76,14 @@ const redis = group("In Redis 7.0 or newer, or Valkey: one server, a primary wit
     min: 0,
     max: 1000,
   }),
-  username: optional(
-    text("ferry", "User for `nodes`. Not set: the default user.", { max: 128, secret: true }),
-  ),
-  password: optional(text("${REDIS_PASSWORD}", "Password for `nodes`.", { max: 512, secret: true })),
+  username: optional(text("ferry", 128, "User for `nodes`. Not set: the default user.", { secret: true })),
+  password: optional(text("${REDIS_PASSWORD}", 512, "Password for `nodes`.", { secret: true })),
   tls: boolean(false, "Whether to use TLS to `nodes`; in a `url`, rediss:// says so."),
   durability: choice(
     ["auto", "replica", "local"],
     "When a task is accepted: `replica` once a replica has it, `local` once the primary has it, `auto` replica while one is connected.",
   ),
-  keyPrefix: text("ferry:", "Prefix of every key; processes that share tasks have the same one.", {
-    max: 64,
+  keyPrefix: text("ferry:", 64, "Prefix of every key; processes that share tasks have the same one.", {
     without: ["{", "}"],
   }),
   commandTimeoutMs: ms([second, 10, minute], "How long Redis may take to answer before Ferry reconnects."),
@@ -118,9 +115,7 @@ const startTimeoutMs = ms(
   "How long a worker may take to become ready, loading the model included.",
 );
 const workerModel = (example: string) =>
-  optional(
-    text(example, "The model's name at the workers. Not set: the name that clients use.", { max: 256 }),
-  );
+  optional(text(example, 256, "The model's name at the workers. Not set: the name that clients use."));
 
 /** The same for http and grpc workers. */
 const networkBackend = {
@@ -135,8 +130,7 @@ const networkBackend = {
   ),
   maxReplyBytes,
   authorization: optional(
-    text("Bearer ${WORKER_KEY}", "Value of the `Authorization` header sent to the workers.", {
-      max: 4096,
+    text("Bearer ${WORKER_KEY}", 4096, "Value of the `Authorization` header sent to the workers.", {
       secret: true,
       words: true,
     }),
@@ -148,9 +142,7 @@ const networkBackend = {
     certFile: optional(path("./ferry.crt", "Client certificate that Ferry shows to the workers (PEM).")),
     keyFile: optional(path("./ferry.key", "Private key of `certFile` (PEM).")),
     serverName: optional(
-      text("gpu.internal", "Name in the workers' certificates. Not set: the host in their address.", {
-        max: 253,
-      }),
+      text("gpu.internal", 253, "Name in the workers' certificates. Not set: the host in their address."),
     ),
   }),
 };
@@ -184,7 +176,7 @@ const backends = {
     ),
     model: workerModel("resnet50"),
     version: optional(
-      text("'1'", "Model version where a client asks for none. Not set: the worker chooses.", { max: 64 }),
+      text("'1'", 64, "Model version where a client asks for none. Not set: the worker chooses."),
     ),
     ...networkBackend,
   }),
@@ -200,9 +192,11 @@ const backends = {
       "What the function gets: parsed JSON, or one array of such numbers for each input, which is much cheaper.",
     ),
     gpus: optional(
-      text("0,1,2,3", 'GPUs to share out, as in "0,1,2,3": each worker sees one (CUDA_VISIBLE_DEVICES).', {
-        max: 1024,
-      }),
+      text(
+        "0,1,2,3",
+        1024,
+        'GPUs to share out, as in "0,1,2,3": each worker sees one (CUDA_VISIBLE_DEVICES).',
+      ),
     ),
     startTimeoutMs,
     maxReplyBytes,
@@ -253,7 +247,7 @@ const scaling = group("How many workers there should be (docs/operations.md).", 
 });
 
 const model = group("One model: its backend, its batches, its limits.", {
-  name: required(text("embed", "What clients write in `model`.", { max: 128 })),
+  name: required(text("embed", 128, "What clients write in `model`.")),
   backend: oneOf("How Ferry talks to the workers of this model.", backends),
   maxBatchSize: integer([64, 1, 10_000], "The most inputs in one batch."),
   maxBatchTokens: optional(
@@ -341,13 +335,11 @@ const jwt = optionalGroup("JSON Web Tokens. Not set: none are accepted.", {
   jwksUrl: optional(url("https://id.example/jwks.json", ["https", "http"], "URL of the public keys (JWKS).")),
   publicKeyFile: optional(path("./jwt.pem", "Or the public key itself (PEM).")),
   algorithm: choice(JWT_ALGORITHMS, "The one algorithm that is accepted, whatever a token says."),
-  issuer: required(text("https://id.example", "The `iss` that a token must carry.", { max: 512 })),
-  audience: required(text("ferry", "The `aud` that a token must carry.", { max: 512 })),
-  userClaim: text("sub", "The claim that names the user.", { max: 128 }),
-  tierClaim: text("tier", "The claim that names the tier.", { max: 128 }),
-  defaultTier: optional(
-    text("free", "Tier of a token without that claim. Not set: it is refused.", { max: 64 }),
-  ),
+  issuer: required(text("https://id.example", 512, "The `iss` that a token must carry.")),
+  audience: required(text("ferry", 512, "The `aud` that a token must carry.")),
+  userClaim: text("sub", 128, "The claim that names the user."),
+  tierClaim: text("tier", 128, "The claim that names the tier."),
+  defaultTier: optional(text("free", 64, "Tier of a token without that claim. Not set: it is refused.")),
   maxLifeMs: ms([day, minute, 366 * day], "Tokens that expire later than this from now are refused."),
 });
 
@@ -357,22 +349,23 @@ const auth = group("Who may call.", {
     "`none`: everybody is the tenant `anonymous`; `required`: an API key or a JSON Web Token.",
   ),
   anonymousTier: optional(
-    text("enterprise", "Tier of everybody while `auth.mode` is none. Not set: the first.", { max: 64 }),
+    text("enterprise", 64, "Tier of everybody while `auth.mode` is none. Not set: the first."),
   ),
   allowedHosts: list(
     "With `auth.mode: none` on loopback: host names besides localhost that requests may use, such as a proxy's.",
-    text("api.example.com", "One name, without a port.", { max: 253 }),
+    text("api.example.com", 253, "One name, without a port."),
     { min: 0, max: 100 },
   ),
   keysFile: optional(
     path("./keys.json", "File with the API keys' digests; with the redis engine they are in Redis instead."),
   ),
   secret: optional(
-    text("${FERRY_KEY_SECRET}", "Key of the digests. Not set: Ferry makes one and keeps it beside them.", {
-      min: 32,
-      max: 512,
-      secret: true,
-    }),
+    text(
+      "${FERRY_KEY_SECRET}",
+      512,
+      "Key of the digests. Not set: Ferry makes one and keeps it beside them.",
+      { min: 32, secret: true },
+    ),
   ),
   jwt,
 });
@@ -398,19 +391,15 @@ export const settings = group("Everything Ferry can be told.", {
     token: optional(
       text(
         "${FERRY_ADMIN_TOKEN}",
+        512,
         "Token to send as `Authorization: Bearer …`; required unless on loopback.",
-        {
-          max: 512,
-          secret: true,
-        },
+        { secret: true },
       ),
     ),
   }),
   engine: oneOf("Where accepted tasks and their results live.", { memory, redis }, "memory"),
   zone: {
-    ...text("", "Where this process runs: on the redis engine, workers of the same zone come first.", {
-      max: 64,
-    }),
+    ...text("", 64, "Where this process runs: on the redis engine, workers of the same zone come first."),
     example: "a",
   },
   api: group("How clients are answered.", {

@@ -145,17 +145,9 @@ export const required = <T>(leaf: Leaf<T>): Leaf<T> => ({
   example: exampleOf(leaf),
 });
 
-interface LeafFacts<T> {
-  readonly kind: string;
-  readonly doc: string;
-  readonly unit?: Unit;
-  readonly bounds?: string;
-  readonly fallback: T;
-  readonly defaultText?: string;
-  readonly example?: string;
-  readonly secret?: boolean;
-  read(source: Source): Reading<T>;
-}
+type LeafFacts<T> = Pick<Leaf<T>, "kind" | "doc" | "read"> & { readonly fallback: T } & Partial<
+    Pick<Leaf<T>, "unit" | "bounds" | "defaultText" | "secret">
+  >;
 function leaf<T>(facts: LeafFacts<T>): Leaf<T> {
   const defaults = { unit: "", bounds: "", example: "", secret: false, need: "default" } as const;
   return { type: "leaf", ...defaults, defaultText: String(facts.fallback), ...facts };
@@ -250,7 +242,7 @@ export function choice<const T extends readonly (string | number)[]>(
 }
 
 interface TextRules {
-  readonly max: number;
+  /** Its shortest length; 1 by default. */
   readonly min?: number;
   readonly secret?: boolean;
   /** Characters that it may not hold. */
@@ -259,8 +251,8 @@ interface TextRules {
   readonly words?: boolean;
 }
 /** Visible ASCII characters, without blanks by default: what fits a header, a metric label and a terminal. */
-export function text(fallback: string, doc: string, rules: TextRules): Leaf<string> {
-  const { without = [], min = 1, max, words = false, secret = false } = rules;
+export function text(fallback: string, max: number, doc: string, rules: TextRules = {}): Leaf<string> {
+  const { without = [], min = 1, words = false, secret = false } = rules;
   const except = without.length === 0 ? "" : ` except ${without.join(" ")}`;
   const bounds = `${min} to ${max} visible ASCII characters${except}${words ? ", blanks between them" : ""}`;
   return leaf<string>({

@@ -6,8 +6,7 @@
  * intervals; counts and shares have the binomial one of their own (Wilson's), which takes requests for
  * independent of each other. `max`, fill and the client's figures have none and are shown without a verdict.
  */
-import type { Interval } from "./intervals.ts";
-import type { Result } from "./results.ts";
+import type { Interval, Result } from "./results.ts";
 
 export interface Row {
   readonly name: string;

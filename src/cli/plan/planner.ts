@@ -12,7 +12,7 @@
  */
 import { leastLatency } from "./bounds.ts";
 import type { PolicyName } from "../../core/policy.ts";
-import { capacityOf, serviceMs } from "./service.ts";
+import { capacityOf, serviceMs } from "./fit.ts";
 import { type Figures, type Fleet, runTrial } from "./trial.ts";
 import { burstArrivals, poissonArrivals } from "./workload.ts";
 

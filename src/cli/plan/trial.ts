@@ -10,7 +10,7 @@ import { Histogram } from "../bench/histogram.ts";
 import { Random } from "../../core/random.ts";
 import type { Limits } from "../../core/policy.ts";
 import type { CapacityRules } from "../../gateway/admission/capacity-gate.ts";
-import { type ServiceTime } from "./service.ts";
+import type { ServiceTime } from "./fit.ts";
 import { Simulation } from "./simulation.ts";
 import type { Arrivals } from "./workload.ts";
 

@@ -20,7 +20,7 @@ import type { EngineStats, Lease, PutReply, QueueView, RecordView } from "../eng
 import type { SettleReply, Sharing, Verdict } from "../engine.ts";
 import type { JournalTrouble, SavedRecord } from "./journal.ts";
 import { Places } from "./places.ts";
-import { killedProcess, lostForGood, retriedFields, TaskRecord, tooLate } from "./record.ts";
+import { retriedFields, TaskRecord, tooLate } from "./record.ts";
 import { keyOnly, Records, UNWRITABLE } from "./records.ts";
 import { type RecordKeeper, restored } from "./saved.ts";
 
@@ -333,14 +333,10 @@ export class MemoryEngine implements Engine {
       this.#retry(record, verdict, now);
       return "taken";
     }
-    this.#fail(record, verdict, now);
-    return "taken";
-  }
-
-  #fail(record: TaskRecord, verdict: Verdict & { kind: "failed" | "dead" }, now: number): void {
     const { code, message } = verdict;
     if (verdict.kind === "dead") this.#bury(record, code, verdict.detail, now);
     this.#end(record, { ok: false, code, message }, now);
+    return "taken";
   }
 
   #bury(record: TaskRecord, code: ErrorCode, detail: string, now: number): void {
@@ -460,8 +456,14 @@ export class MemoryEngine implements Engine {
     if (record.attempt < DEAD_FROM_ATTEMPT) {
       return this.#retry(record, record.lost < ALONE_FROM_LOST ? retry : { ...retry, maxBatchSize: 1 }, now);
     }
+    this.#kill(record, `its lease ran out ${record.lost} times: whoever ran it died or was cut off`, now);
+  }
+
+  /** Out of its place already: it was tried as often as may be. Operators are told `detail`. */
+  #kill(record: TaskRecord, detail: string, now: number): void {
     const { id, model, trace } = record.task;
-    const { code, message, detail } = lostForGood(record);
+    const code = "INFERENCE_FAILED";
+    const message = `all ${record.attempt} attempts failed; it is kept as a dead letter`;
     this.#events.emit("task.dead", { id, model, code, message: detail, trace });
     this.#bury(record, code, detail, now);
     this.#finish(record, { ok: false, code, message }, now);
@@ -606,10 +608,10 @@ export class MemoryEngine implements Engine {
       record.attempt = ++record.deaths;
       keeper.update(record);
       if (record.deaths < DEAD_FROM_ATTEMPT) continue;
-      const { id, model, trace } = record.task;
-      const verdict = killedProcess(record);
-      this.#events.emit("task.dead", { id, model, code: verdict.code, message: verdict.detail, trace });
-      this.#fail(record, verdict, now);
+      const { deaths } = record;
+      const times = `the process died ${deaths} times while it ran, the last ${deaths - 1} times alone`;
+      this.#places.leave(record);
+      this.#kill(record, `${times}: its input crashes the model`, now);
     }
     if (keeper.wereRunning.size > 0) {
       const stored = (): void => keeper.running(this.#inside);

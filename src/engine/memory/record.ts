@@ -104,28 +104,6 @@ export function retriedFields(
   return { id, model, attempt, at, message, batchId: batch?.id ?? "", worker: batch?.worker ?? "", trace };
 }
 
-/** What is said of a task that was lost too often. */
-export function lostForGood({ task, attempt, lost }: TaskRecord) {
-  return {
-    id: task.id,
-    kind: "dead",
-    code: "INFERENCE_FAILED",
-    message: `all ${attempt} attempts failed; it is kept as a dead letter`,
-    detail: `its lease ran out ${lost} times: whoever ran it died or was cut off`,
-  } as const;
-}
-
-/** What is said of a task with which the process died too often. */
-export function killedProcess({ task, deaths }: TaskRecord) {
-  return {
-    id: task.id,
-    kind: "dead",
-    code: "INFERENCE_FAILED",
-    message: `all ${deaths} attempts failed; it is kept as a dead letter`,
-    detail: `the process died ${deaths} times while it ran, the last ${deaths - 1} times alone: its input crashes the model`,
-  } as const;
-}
-
 export class RecordList {
   first: TaskRecord | undefined;
   #last: TaskRecord | undefined;

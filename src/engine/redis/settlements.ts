@@ -54,6 +54,8 @@ export class Settlements {
   #ended: Ended[] = [];
   /** Entries that are to be acknowledged. */
   #finished: HeldEntry[] = [];
+  /** Resolves when what was settled can be reused. */
+  cached: Promise<unknown> = Promise.resolve();
   /** On their way. */
   readonly #flushing = new Set<Promise<unknown>>();
 
@@ -217,18 +219,15 @@ export class Settlements {
     // Awaited below, unless the pipeline rejects first.
     bad.catch(() => {});
     const found = await nodes.pipeline(shard, commands, { resend: true });
-    const refused: Ended[] = [];
     const marked = new Set(bundles.filter((_, at) => found[good.length + 2 * at] !== null));
-    const late: Ended[] = [];
-    const taken: Ended[] = [];
-    good.forEach((each, at) => {
-      const reply = found[at]!;
-      if (reply instanceof RedisError) refused.push(each);
-      else if (reply === 1) taken.push(each);
-      else late.push(each);
-    });
+    const taken = good.filter((_, at) => found[at] === 1);
     await bad;
-    await this.#settleLate(shard, [...late, ...refused], taken, replies);
+    // Not new: an earlier attempt of ours may have been taken. Refused for want of memory: the script may write all the same.
+    for (const each of good.filter((_, at) => found[at] !== 1)) {
+      const reply = await this.#settle(shard, each);
+      if (reply === "taken") taken.push(each);
+      else replies.set(each.record.task.id, reply);
+    }
     for (const { record } of taken) replies.set(record.task.id, "taken");
     await this.#announce(
       shard,
@@ -260,19 +259,14 @@ export class Settlements {
     return acknowledged(mine);
   }
 
-  /** Not new: an earlier attempt of ours may have been taken. Refused for want of memory: the script may write all the same. */
-  async #settleLate(
+  /** One success by script, which knows what it has written before. */
+  async #settle(
     shard: number,
-    ended: readonly Ended[],
-    taken: Ended[],
-    replies: Map<string, SettleReply>,
-  ): Promise<void> {
-    for (const each of ended) {
-      const args = ["", each.field, each.outcome];
-      const [reply] = (await this.#parts.run(shard, scripts.settle, [each.bundle], args)) as number[];
-      if (reply === 1) taken.push(each);
-      else replies.set(each.record.task.id, reply === 0 ? "late" : "gone");
-    }
+    { bundle, field, outcome }: Pick<Ended, "bundle" | "field" | "outcome">,
+  ): Promise<SettleReply> {
+    const args = ["", field, outcome];
+    const [reply] = (await this.#parts.run(shard, scripts.settle, [bundle], args)) as number[];
+    return reply === 1 ? "taken" : reply === 0 ? "late" : "gone";
   }
 
   /** Bad news, by bundle. */
@@ -357,14 +351,7 @@ export class Settlements {
         { shard, command: ["SET", this.#parts.key(shard, `c:${name}`), record.task.id, "PX", cacheTtlMs] },
       ];
     });
-    if (commands.length > 0) this.#flushingCache = nodes.scatter(commands);
-  }
-
-  #flushingCache: Promise<unknown> = Promise.resolve();
-
-  /** Resolves when what was settled can be reused. */
-  get cached(): Promise<unknown> {
-    return this.#flushingCache;
+    if (commands.length > 0) this.cached = nodes.scatter(commands);
   }
 
   /** A good outcome of a task that this pool no longer holds: another batcher has taken it over, or it has ended. */
@@ -382,11 +369,9 @@ export class Settlements {
     const [meta, batch] = [metaFrame(task, {}, shared), batchFrame(lease.batch, shared)];
     const fields = { meta, attempt, queuedAt, settledAt: clock.now(), batch };
     const outcome = outcomeFrame(fields, { ok: true, output }, shared);
-    const args = ["", field, outcome];
-    const [reply] = (await this.#parts.run(shard, scripts.settle, [bundle], args)) as number[];
-    if (reply !== 1) return reply === 0 ? "late" : "gone";
-    this.#outcomes.heard(id, outcome);
-    return "taken";
+    const reply = await this.#settle(shard, { bundle, field, outcome });
+    if (reply === "taken") this.#outcomes.heard(id, outcome);
+    return reply;
   }
 
   /** The command that notes which tasks run. */

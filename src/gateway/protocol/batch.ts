@@ -6,11 +6,11 @@
  */
 import { splitField } from "../../core/json-split.ts";
 import type { Json } from "../../core/task.ts";
-import { detached, sent, without } from "./fields.ts";
-import type { Outputs, Replied, WorkerSide } from "./protocol.ts";
+import { detached, sent, withoutEnding } from "./fields.ts";
+import type { Outputs, WorkerReply, WorkerSide } from "./protocol.ts";
 
 export const batch: WorkerSide = {
-  basePath: (path) => without(path),
+  basePath: (path) => withoutEnding(path),
   call: (inputs, parameters) => ({ body: batchText(inputs, parameters) }),
   outputs,
 };
@@ -22,7 +22,7 @@ export function batchText(inputs: readonly Json[], parameters: Json): Json {
     : `{"inputs":[${inputs.join(",")}],"parameters":{${told}}}`;
 }
 
-function outputs({ body }: Replied): Outputs {
+function outputs({ body }: WorkerReply): Outputs {
   const { elements, flaw } = splitField(body.toString("utf8"), "outputs");
   return flaw === undefined ? { outputs: elements.map(detached) } : { flaw };
 }

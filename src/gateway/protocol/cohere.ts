@@ -25,7 +25,7 @@ import {
   callBody,
   cutFields,
   detached,
-  elementsOf,
+  arrayElements,
   type Fields,
   inPieces,
   inputsIn,
@@ -36,9 +36,9 @@ import {
   parametersOf,
   readFields,
   stringField,
-  without,
+  withoutEnding,
 } from "./fields.ts";
-import type { Answer, Asked, Call, Drafts, Outputs, Protocol, Replied, Unbatched } from "./protocol.ts";
+import type { Answer, Asked, Call, Drafts, Outputs, Protocol, WorkerReply, Unbatched } from "./protocol.ts";
 import { apportion } from "./usage.ts";
 
 const PATH = "/v2/embed";
@@ -55,7 +55,7 @@ const COUNTED = ["billed_units", "tokens"] as const;
 export const cohere: Protocol = {
   name: "cohere",
   client: { infer: [{ path: PATH, read }], about: [], fail },
-  worker: { maxBatchSize: MAX_BATCH_SIZE, basePath: (path) => without(path, PATH), call, outputs },
+  worker: { maxBatchSize: MAX_BATCH_SIZE, basePath: (path) => withoutEnding(path, PATH), call, outputs },
 };
 
 function read({ body, limits }: Asked): Drafts | Unbatched {
@@ -90,7 +90,7 @@ function inputsOf(fields: Fields, kind: string, maxInputs: number): readonly Jso
 /** Each once, in the order of `TYPES`, so that requests that mean the same share a batch. */
 function typesOf(text: Json = "null"): readonly string[] {
   if (text === "null") return ["float"];
-  const named = elementsOf(text)?.map((each) => JSON.parse(each) as unknown);
+  const named = arrayElements(text)?.map((each) => JSON.parse(each) as unknown);
   if (named === undefined || named.some((each) => !TYPES.includes(each as string)))
     throw invalid(`"embedding_types" must be a list of ${TYPES.join(", ")}`);
   const types = TYPES.filter((type) => named.includes(type));
@@ -181,7 +181,7 @@ function call(inputs: readonly Json[], parameters: Json, model: string): Call {
   return { path: PATH, body: callBody(start, parameters, SET) };
 }
 
-function outputs({ body }: Replied, inputs: readonly Json[]): Outputs {
+function outputs({ body }: WorkerReply, inputs: readonly Json[]): Outputs {
   const fields = cutFields(body.toString("utf8"));
   const byType = cutFields(fields?.get("embeddings"));
   if (byType === undefined) return { flaw: 'has no object "embeddings"' };

@@ -166,7 +166,7 @@ export function uncredited(parameters: Json): { parameters: Json; name: string |
 }
 
 /** The elements of an array that a client sent; undefined when it is none. */
-export function elementsOf(text: Json): readonly Json[] | undefined {
+export function arrayElements(text: Json): readonly Json[] | undefined {
   return text.startsWith("[") ? splitArray(text).elements : undefined;
 }
 
@@ -200,7 +200,7 @@ export function detached(text: string): string {
 }
 
 /** The path without a slash at its end, and without the first of `endings` that it ends with. */
-export function without(path: string, ...endings: readonly string[]): string {
+export function withoutEnding(path: string, ...endings: readonly string[]): string {
   const bare = path.endsWith("/") ? path.slice(0, -1) : path;
   const ending = endings.find((each) => bare.endsWith(each));
   return ending === undefined ? bare : bare.slice(0, -ending.length);

@@ -10,7 +10,7 @@
  */
 
 /** By number. */
-export const GRPC_CODES = [
+const GRPC_CODES = [
   "OK",
   "CANCELLED",
   "UNKNOWN",
@@ -64,7 +64,7 @@ export function framed(parts: readonly Buffer[]): Buffer {
   return all;
 }
 
-export type Unframed =
+type Unframed =
   | { readonly message: Buffer; readonly flaw?: never }
   | {
       readonly message?: never;

@@ -26,10 +26,19 @@ import {
   readFields,
   sent,
   stringField,
-  without,
+  withoutEnding,
 } from "./fields.ts";
 import { listModels, showModel } from "./openai.ts";
-import type { Asked, Call, Drafts, InferRoute, Outputs, Protocol, Replied, Unbatched } from "./protocol.ts";
+import type {
+  Asked,
+  Call,
+  Drafts,
+  InferRoute,
+  Outputs,
+  Protocol,
+  WorkerReply,
+  Unbatched,
+} from "./protocol.ts";
 
 const OWN: ReadonlySet<string> = new Set(["instances", "inputs"]);
 /** TensorFlow Serving never checks, and its own examples use `curl -d`. */
@@ -56,7 +65,7 @@ export const kserveV1: Protocol = {
     fail: plainError,
   },
   worker: {
-    basePath: (path) => without(path.replace(ENDPOINT, "")),
+    basePath: (path) => withoutEnding(path.replace(ENDPOINT, "")),
     modelOf: (path) => nameIn(ENDPOINT.exec(path)?.[1]),
     call,
     outputs,
@@ -123,7 +132,7 @@ function call(inputs: readonly Json[], parameters: Json, model: string): Call {
   return { body, named: true, path: `/v1/models/${encodeURIComponent(model)}/versions/${segment}:predict` };
 }
 
-function outputs({ body }: Replied): Outputs {
+function outputs({ body }: WorkerReply): Outputs {
   const { elements, flaw } = splitField(body.toString("utf8"), "predictions");
   return flaw === undefined ? { outputs: elements.map(detached) } : { flaw };
 }

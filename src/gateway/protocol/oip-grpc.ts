@@ -48,19 +48,19 @@ import { rawFromJson, rowsOf, rowsOfRaw, TensorFlaw } from "./oip-tensors.ts";
 import { ProtoFlaw } from "./protobuf.ts";
 
 /** What was wrong, in words for the sender. */
-export interface Flawed {
+interface Flawed {
   readonly flaw: string;
 }
 
 /** A protobuf message. */
-export interface Encoded {
+interface Encoded {
   /** To be sent one after the other. */
   readonly parts: readonly Buffer[];
   readonly flaw?: never;
 }
 
 /** What must be known of a request to answer it. */
-export interface InferCall {
+interface InferCall {
   readonly model: string;
   /** Returned as it came. */
   readonly id: string;
@@ -161,13 +161,13 @@ export function answerOf(call: InferCall, outputs: readonly Json[]): Encoded | F
   );
 }
 
-export interface WorkerBatch {
+interface WorkerBatch {
   readonly id: string;
   readonly parameters: Json;
   readonly inputs: readonly Json[];
 }
 
-export interface WorkerCall extends Encoded {
+interface WorkerCall extends Encoded {
   /** The client asked for a version. */
   readonly named: boolean;
 }
@@ -225,7 +225,7 @@ function withoutHttp(parameters: Fields | undefined): Parameters {
   return filtered(parameters, isOurs) ?? NO_PARAMETERS;
 }
 
-export type WorkerOutputs = CutReply | (Flawed & { readonly outputs?: never; readonly inseparable?: never });
+type WorkerOutputs = CutReply | (Flawed & { readonly outputs?: never; readonly inseparable?: never });
 
 /** The output of each of `rows` tasks, from a ModelInferResponse. */
 export function outputsOf(bytes: Buffer, rows: number): WorkerOutputs {

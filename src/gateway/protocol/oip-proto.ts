@@ -6,7 +6,7 @@
  * again when it leaves. Tensors are kept as the slices that came.
  */
 import type { Json } from "../../core/task.ts";
-import { elementBytes, elementsOfBytes, MAX_TENSORS, TensorFlaw } from "./oip-tensors.ts";
+import { datatypeBytes, elementsOfBytes, MAX_TENSORS, TensorFlaw } from "./oip-tensors.ts";
 import { ProtoFlaw, ProtoReader, ProtoWriter } from "./protobuf.ts";
 
 export const OIP_SERVICE = "inference.GRPCInferenceService";
@@ -21,7 +21,7 @@ interface TensorDescription {
   readonly shape: readonly number[];
 }
 
-export interface TensorRecord extends TensorDescription {
+interface TensorRecord extends TensorDescription {
   readonly parameters: Parameters;
   /** Each `contents` of the message; most often one or none. */
   readonly contents: readonly Buffer[];
@@ -154,7 +154,7 @@ function doubleText(value: number): Json {
   return /^-?\d+$/.test(text) ? `${text}.0` : text;
 }
 
-export interface WrittenInfer extends InferHead {
+interface WrittenInfer extends InferHead {
   readonly tensors: readonly (TensorDescription & {
     readonly parameters: Parameters;
     readonly raw: Buffer;
@@ -279,7 +279,7 @@ export function writeServerMetadata(
   return writer;
 }
 
-export interface ModelDescription {
+interface ModelDescription {
   readonly name: string;
   readonly versions: readonly string[];
   readonly platform: string;
@@ -321,84 +321,61 @@ export function hasContents(datatype: string): boolean {
 }
 
 function listOf(datatype: string): number {
-  elementBytes(datatype);
+  datatypeBytes(datatype);
   const list = LISTS.findIndex((datatypes) => datatypes.includes(datatype));
   if (list >= 0) return list;
   throw new TensorFlaw(`is ${datatype}, which typed contents cannot hold; send raw contents`);
 }
 
-/** The values as raw bytes; several `contents` of one tensor are read one after the other. */
+/**
+ * The values as raw bytes; several `contents` of one tensor are read one after the other. They are written into one buffer:
+ * a list of slices would cost many times what a client sent. Every byte of a list makes at most `size` bytes, a byte of
+ * BYTES at most two, because an element takes two bytes more than its content and becomes four more.
+ */
 export function rawOfContents(contents: readonly Buffer[], datatype: string): Buffer {
   const list = listOf(datatype);
-  const size = elementBytes(datatype);
-  const values = new Gathered();
+  const size = datatypeBytes(datatype);
+  let only: Buffer | undefined;
+  let raw: Buffer | undefined;
+  let at = 0;
+  const room = (): Buffer => {
+    const bytes = contents.reduce((sum, { length }) => sum + length, 0);
+    return (raw ??= Buffer.allocUnsafe(bytes * (list === BYTES ? 2 : list < FLOATS ? size : 1)));
+  };
   for (const each of contents) {
     const reader = new ProtoReader(each);
     while (reader.next()) {
       if (reader.field > BYTES) reader.skip();
       else if (reader.field !== list) {
         throw new TensorFlaw(`is ${datatype}, but has contents of another type`);
-      } else if (list === BYTES) values.element(reader.bytes());
-      else if (list >= FLOATS) values.slice(reader.fixed(size === 4 ? 4 : 8));
-      else reader.each((one) => values.integer(one, datatype, size));
+      } else if (list === BYTES) {
+        const element = reader.bytes();
+        at = room().writeUInt32LE(element.length, at);
+        at += element.copy(room(), at);
+      } else if (list < FLOATS) {
+        const into = room();
+        reader.each((one) => (at = writeInteger(into, at, one, datatype, size)));
+      } else {
+        const slice = reader.fixed(size === 4 ? 4 : 8);
+        // Not copied if it is the only one.
+        if (only === undefined && at === 0) only = slice;
+        else {
+          if (at === 0) at += only!.copy(room(), at);
+          at += slice.copy(room(), at);
+        }
+      }
     }
   }
-  return values.bytes();
+  return raw?.subarray(0, at) ?? only ?? Buffer.alloc(0);
 }
 
-/** One buffer that grows: a list of slices would cost many times what a client sent. */
-class Gathered {
-  #only: Buffer | undefined;
-  #raw = Buffer.alloc(0);
-  #at = 0;
-
-  bytes(): Buffer {
-    return this.#only ?? this.#raw.subarray(0, this.#at);
-  }
-
-  /** Not copied if it is the only one. */
-  slice(bytes: Buffer): void {
-    if (this.#at === 0 && this.#only === undefined) {
-      this.#only = bytes;
-      return;
-    }
-    const before = this.#only;
-    this.#only = undefined;
-    if (before !== undefined) this.#append(before);
-    this.#append(bytes);
-  }
-
-  element(bytes: Buffer): void {
-    this.#room(4);
-    this.#at = this.#raw.writeUInt32LE(bytes.length, this.#at);
-    this.#append(bytes);
-  }
-
-  integer(reader: ProtoReader, datatype: string, size: number): void {
-    this.#room(size);
-    if (size === 8) this.#at = this.#raw.writeBigUInt64LE(reader.uint64(), this.#at);
-    else if (datatype === "BOOL") this.#raw[this.#at++] = reader.bool() ? 1 : 0;
-    else if (datatype.startsWith("U")) {
-      const value = fitting(reader.uint32(), 0, 2 ** (8 * size), datatype);
-      this.#at = this.#raw.writeUIntLE(value, this.#at, size);
-    } else {
-      const limit = 2 ** (8 * size - 1);
-      this.#at = this.#raw.writeIntLE(fitting(reader.uint32() | 0, -limit, limit, datatype), this.#at, size);
-    }
-  }
-
-  #append(bytes: Buffer): void {
-    this.#room(bytes.length);
-    bytes.copy(this.#raw, this.#at);
-    this.#at += bytes.length;
-  }
-
-  #room(bytes: number): void {
-    const wanted = this.#at + bytes;
-    if (wanted > this.#raw.length) {
-      this.#raw = Buffer.concat([this.#raw.subarray(0, this.#at)], Math.max(64, 2 * wanted));
-    }
-  }
+function writeInteger(into: Buffer, at: number, reader: ProtoReader, datatype: string, size: number): number {
+  if (size === 8) return into.writeBigUInt64LE(reader.uint64(), at);
+  if (datatype === "BOOL") return into.writeUInt8(reader.bool() ? 1 : 0, at);
+  if (datatype.startsWith("U"))
+    return into.writeUIntLE(fitting(reader.uint32(), 0, 2 ** (8 * size), datatype), at, size);
+  const limit = 2 ** (8 * size - 1);
+  return into.writeIntLE(fitting(reader.uint32() | 0, -limit, limit, datatype), at, size);
 }
 
 function fitting(value: number, from: number, below: number, datatype: string): number {
@@ -409,7 +386,7 @@ function fitting(value: number, from: number, below: number, datatype: string): 
 /** Raw bytes as an InferTensorContents. */
 export function contentsOfRaw(raw: Buffer, datatype: string): ProtoWriter {
   const list = listOf(datatype);
-  const size = elementBytes(datatype);
+  const size = datatypeBytes(datatype);
   const writer = new ProtoWriter();
   if (list === BYTES) for (const element of elementsOfBytes(raw)) writer.bytes(BYTES, element);
   else if (raw.length % size > 0) throw new TensorFlaw(`has bytes that are no whole number of ${datatype}`);

@@ -29,8 +29,8 @@ import {
   bytesOfElement,
   checkCells,
   countFlat,
-  elementBytes,
-  elementsOf,
+  datatypeBytes,
+  elementCount,
   flatten,
   rowsOfFlat,
   rowsOfRaw,
@@ -93,7 +93,7 @@ export function checkRows(tensors: number, rows: number, maxRows: number): void 
 function rowTexts(payload: Buffer | Json, datatype: string, shape: readonly number[]): readonly Json[] {
   if (typeof payload !== "string")
     return rowsOfRaw(payload, datatype, shape).map((row) => `"${row.toString("base64")}"`);
-  const [count, wanted] = [countFlat(payload), elementsOf(shape)];
+  const [count, wanted] = [countFlat(payload), elementCount(shape)];
   if (count !== wanted) throw new TensorFlaw(`holds ${count} values, but its shape says ${wanted}`);
   return shape[0] === 1 ? [payload] : rowsOfFlat(payload, shape[0]!);
 }
@@ -195,7 +195,7 @@ export function callShape({ shape }: FormTensor, { whole }: Form, rows: number):
 /** Throws a TensorFlaw unless a row has as many bytes as its shape says. */
 export function checkRow(base64: string, { datatype, shape }: FormTensor): void {
   const bytes = byteCount(base64);
-  const wanted = elementsOf(shape) * elementBytes(datatype);
+  const wanted = elementCount(shape) * datatypeBytes(datatype);
   if (datatype === "BYTES") rowsOfRaw(Buffer.from(base64, "base64"), datatype, [1, ...shape]);
   else if (bytes !== wanted)
     throw new TensorFlaw(`has a row of ${bytes} bytes, but its shape says ${wanted}`);
@@ -286,7 +286,7 @@ export interface RowOutput extends FormTensor {
   readonly raw: string;
 }
 
-export interface OutputRow extends Beside {
+interface OutputRow extends Beside {
   readonly outputs: readonly RowOutput[];
 }
 
@@ -343,8 +343,8 @@ function readRowOutput(text: Json): RowOutput {
 }
 
 function fits({ datatype, shape, data, raw }: RowOutput): boolean {
-  if (data !== undefined) return countFlat(data) === elementsOf(shape);
-  if (datatype !== "BYTES") return byteCount(raw) === elementsOf(shape) * elementBytes(datatype);
+  if (data !== undefined) return countFlat(data) === elementCount(shape);
+  if (datatype !== "BYTES") return byteCount(raw) === elementCount(shape) * datatypeBytes(datatype);
   rowsOfRaw(joinBytes("", [raw]), datatype, [1, ...shape]);
   return true;
 }

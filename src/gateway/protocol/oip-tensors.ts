@@ -61,7 +61,7 @@ const LENGTH_BYTES = 4;
 const SWAPPED = endianness() === "BE";
 
 /** Bytes of one element; 0 for BYTES, whose elements say their own length. */
-export function elementBytes(datatype: string): number {
+export function datatypeBytes(datatype: string): number {
   const bytes = SIZES.get(datatype);
   if (bytes !== undefined) return bytes;
   throw new TensorFlaw(`has the datatype ${JSON.stringify(datatype.slice(0, 32))}, which is not known`);
@@ -71,7 +71,7 @@ export function elementBytes(datatype: string): number {
 export function rowsOf(shape: readonly number[]): number {
   const rows = shape[0];
   if (rows === undefined) throw new TensorFlaw("has an empty shape; dimension 0 must be that of the batch");
-  elementsOf(shape);
+  elementCount(shape);
   return rows;
 }
 
@@ -83,7 +83,7 @@ export function checkCells(tensors: number, rows: number): void {
 }
 
 /** The number of elements of a shape; of one row where dimension 0 is left out. */
-export function elementsOf(shape: readonly number[]): number {
+export function elementCount(shape: readonly number[]): number {
   let elements = 1;
   for (const dimension of shape) {
     if (!Number.isSafeInteger(dimension) || dimension < 0) {
@@ -98,8 +98,8 @@ export function elementsOf(shape: readonly number[]): number {
 /** Slices of `bytes`; `shape` includes dimension 0. */
 export function rowsOfRaw(bytes: Buffer, datatype: string, shape: readonly number[]): Buffer[] {
   const rows = rowsOf(shape);
-  const perRow = elementsOf(shape.slice(1));
-  const size = elementBytes(datatype);
+  const perRow = elementCount(shape.slice(1));
+  const size = datatypeBytes(datatype);
   if (size === 0) return rowsOfBytes(bytes, rows, perRow);
   const rowBytes = perRow * size;
   if (bytes.length !== rows * rowBytes) {
@@ -161,7 +161,7 @@ function bytesOfTexts(values: readonly unknown[]): Buffer {
 /** A flat JSON array as raw bytes. */
 export function rawFromJson(text: string, datatype: string): Buffer {
   refuseBrain(datatype);
-  elementBytes(datatype);
+  datatypeBytes(datatype);
   if (datatype === "INT64") return rawFromBig(text, datatype, BigInt64Array);
   if (datatype === "UINT64") return rawFromBig(text, datatype, BigUint64Array);
   const values = JSON.parse(text) as unknown[];
@@ -219,7 +219,7 @@ function bitOf(value: unknown): number {
 /** Raw bytes as a flat JSON array. */
 export function jsonFromRaw(bytes: Buffer, datatype: string): string {
   refuseBrain(datatype);
-  const size = elementBytes(datatype);
+  const size = datatypeBytes(datatype);
   if (datatype === "BYTES") return `[${Array.from(elementsOfBytes(bytes), utf8Text).join(",")}]`;
   if (bytes.length % size > 0) {
     throw new TensorFlaw(`has ${bytes.length} bytes, which are no whole number of ${datatype}`);

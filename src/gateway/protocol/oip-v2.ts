@@ -31,7 +31,7 @@ import {
   plainError,
   readFields,
   stringField,
-  without,
+  withoutEnding,
 } from "./fields.ts";
 import { isWayOut, nameIn } from "./kserve-v1.ts";
 import {
@@ -62,8 +62,8 @@ import {
 } from "./oip-task.ts";
 import {
   countFlat,
-  elementBytes,
-  elementsOf,
+  datatypeBytes,
+  elementCount,
   flatten,
   joinFlat,
   jsonFromRaw,
@@ -81,7 +81,7 @@ import type {
   Drafts,
   Outputs,
   Protocol,
-  Replied,
+  WorkerReply,
   Unbatched,
 } from "./protocol.ts";
 
@@ -121,7 +121,7 @@ export const oipV2: Protocol = {
   worker: {
     readsBytes: true,
     extension: { path: "/v2", listed: listsBinary },
-    basePath: (path) => without(path.replace(ENDPOINT, "")),
+    basePath: (path) => withoutEnding(path.replace(ENDPOINT, "")),
     modelOf: (path) => nameIn(ENDPOINT.exec(path)?.[1]),
     call,
     outputs: outputsIn,
@@ -238,7 +238,7 @@ function readInput(text: Json, reader: RawReader): PayloadTensor {
       if (!KNOWN_OF_INPUT.has(field)) throw new Bypass(`leave out ${quoted(field)} of the inputs`);
     }
     const head = readHead(fields);
-    elementBytes(head.datatype);
+    datatypeBytes(head.datatype);
     refuseSpecial(head.parameters);
     const size = binarySize(head.parameters);
     const data = fields.get("data");
@@ -409,7 +409,7 @@ function restText({ outputs, parameters }: Form): Json {
 
 function jsonCall(form: Form, rows: Rows): Call {
   const inputs = inputsText(form, rows, (tensor, at) => {
-    const wanted = elementsOf(tensor.shape);
+    const wanted = elementCount(tensor.shape);
     const texts = rows.map((row) => checked(row[at]!, tensor, wanted));
     return `${objectPart("parameters", tensor.parameters)},"data":${joinFlat(texts)}}`;
   });
@@ -482,7 +482,7 @@ function binaryCall(form: Form, rows: Rows): Call {
 }
 
 /** The output of each task, from a worker's reply. */
-function outputsIn(reply: Replied, inputs: readonly Json[]): Outputs {
+function outputsIn(reply: WorkerReply, inputs: readonly Json[]): Outputs {
   try {
     const { json, raw } = partsOf(reply.body, reply.header(HEADER_LENGTH)?.trim());
     const text = parsed(json);

@@ -36,9 +36,9 @@ import {
   readFields,
   stringField,
   wholeNumber,
-  without,
+  withoutEnding,
 } from "./fields.ts";
-import type { Asked, Call, Drafts, Outputs, Protocol, Replied, Unbatched } from "./protocol.ts";
+import type { Asked, Call, Drafts, Outputs, Protocol, WorkerReply, Unbatched } from "./protocol.ts";
 import { apportion } from "./usage.ts";
 
 const PATH = "/api/embed";
@@ -59,7 +59,7 @@ export const ollama: Protocol = {
     about: [],
     fail: plainError,
   },
-  worker: { basePath: (path) => without(path, PATH, OLD_PATH), call, outputs },
+  worker: { basePath: (path) => withoutEnding(path, PATH, OLD_PATH), call, outputs },
 };
 
 function read({ body, limits }: Asked): Drafts | Unbatched {
@@ -114,7 +114,7 @@ function call(inputs: readonly Json[], parameters: Json, model: string): Call {
   return { path: PATH, body: callBody(start, parameters, OWN) };
 }
 
-function outputs({ body }: Replied, inputs: readonly Json[]): Outputs {
+function outputs({ body }: WorkerReply, inputs: readonly Json[]): Outputs {
   const reply = body.toString("utf8");
   const { elements, flaw } = splitField(reply, "embeddings");
   if (flaw !== undefined) return { flaw };

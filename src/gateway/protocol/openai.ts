@@ -33,7 +33,7 @@ import {
   callBody,
   cutFields,
   detached,
-  elementsOf,
+  arrayElements,
   type Fields,
   inPieces,
   inputsIn,
@@ -47,7 +47,7 @@ import {
   readFields,
   stringField,
   wholeNumber,
-  without,
+  withoutEnding,
 } from "./fields.ts";
 import type {
   About,
@@ -60,7 +60,7 @@ import type {
   Outputs,
   Protocol,
   Rendered,
-  Replied,
+  WorkerReply,
   Unbatched,
 } from "./protocol.ts";
 import { apportion, tokenCount, weightOf } from "./usage.ts";
@@ -87,7 +87,7 @@ export const openaiEmbeddings: Protocol = {
   },
   worker: {
     maxBatchSize: MAX_EMBEDDINGS,
-    basePath: (path) => without(path, EMBEDDINGS),
+    basePath: (path) => withoutEnding(path, EMBEDDINGS),
     call: callEmbeddings,
     outputs: embeddingOutputs,
   },
@@ -101,7 +101,7 @@ export const openaiCompletions: Protocol = {
     fail: openaiError,
   },
   worker: {
-    basePath: (path) => without(path, COMPLETIONS),
+    basePath: (path) => withoutEnding(path, COMPLETIONS),
     call: callCompletions,
     outputs: completionOutputs,
   },
@@ -168,7 +168,7 @@ function callEmbeddings(inputs: readonly Json[], parameters: Json, model: string
   return { body: callBody(start, parameters, EMBEDDINGS_OWN) };
 }
 
-function embeddingOutputs({ body }: Replied, inputs: readonly Json[]): Outputs {
+function embeddingOutputs({ body }: WorkerReply, inputs: readonly Json[]): Outputs {
   const text = body.toString("utf8");
   const { elements, flaw } = splitField(text, "data");
   if (flaw !== undefined) return { flaw };
@@ -218,7 +218,7 @@ function callCompletions(inputs: readonly Json[], parameters: Json, model: strin
   return { body: callBody(start, parameters, COMPLETIONS_OWN) };
 }
 
-function completionOutputs({ body }: Replied, inputs: readonly Json[], parameters: Json): Outputs {
+function completionOutputs({ body }: WorkerReply, inputs: readonly Json[], parameters: Json): Outputs {
   const text = body.toString("utf8");
   const { elements, flaw } = splitField(text, "choices");
   if (flaw !== undefined) return { flaw };
@@ -300,7 +300,7 @@ interface Completions extends ReturnType<typeof originOf> {
 function completionsOf(output: Json): Completions {
   const whole = output.startsWith("{") ? cutFields(output) : undefined;
   const list = whole?.get("choices");
-  const parts = elementsOf(list ?? output) ?? [output];
+  const parts = arrayElements(list ?? output) ?? [output];
   const choices = parts.map((part) => {
     const fields = isText(part) ? new Map([["text", part]]) : cutFields(part);
     if (fields !== undefined && isText(fields.get("text"))) return choiceText(fields);

@@ -15,6 +15,7 @@
  * A client's protocol also works in front of a worker that speaks `batch`, a Python or JavaScript function, and a simulated
  * GPU: they get the inputs and answer with what `render` understands.
  */
+import type { Readable } from "node:stream";
 import type { Refusal } from "../../core/errors.ts";
 import type { Json } from "../../core/task.ts";
 
@@ -156,7 +157,7 @@ export interface Call {
   readonly flaw?: string;
 }
 
-export interface Replied {
+export interface WorkerReply {
   header(name: string): string | undefined;
   readonly body: Buffer;
 }
@@ -186,11 +187,41 @@ export interface WorkerSide {
   modelOf?(path: string): string | undefined;
   /** `model` is its name at the worker. Inputs and parameters may be anything that the native API takes. `plain`: without the extension. */
   call(inputs: readonly Json[], parameters: Json, model: string, plain?: boolean): Call;
-  outputs(reply: Replied, inputs: readonly Json[], parameters: Json): Outputs;
+  outputs(reply: WorkerReply, inputs: readonly Json[], parameters: Json): Outputs;
 }
 
 export interface Protocol {
   readonly name: ProtocolName;
   readonly client: ClientSide;
   readonly worker: WorkerSide;
+}
+
+/** A request that bypasses the batches, on its way to a worker (`workers/backend/passthrough.ts`). */
+export interface PassedRequest {
+  readonly method: string;
+  /** Behind the worker's base, with its query. */
+  readonly path: string;
+  /** Name, value, name, value… */
+  readonly headers: readonly string[];
+  /** The client's own `Authorization`; null: send none; undefined: send the configured one. */
+  readonly authorization?: string | null | undefined;
+  /** Called once for each worker that is tried; the body before was not touched. */
+  body(): Readable | Buffer | null;
+}
+
+/** Takes the answer. Exactly one of `ended` and `failed` comes last, unless the request was recalled. */
+export interface PassReceiver {
+  /** `headers`: name, value, name, value… */
+  started(status: number, headers: readonly string[]): void;
+  /** False: no more until `resume`. */
+  data(chunk: Buffer): boolean;
+  ended(): void;
+  /** `unseen`: no worker could be reached; `unfit`: it cannot be written as a request; `broken`: a worker had it. */
+  failed(message: string, how: "unseen" | "unfit" | "broken"): void;
+}
+
+export interface PassUnderway {
+  resume(): void;
+  /** The caller no longer wants it. */
+  recall(): void;
 }

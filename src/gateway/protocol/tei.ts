@@ -42,7 +42,7 @@ import {
   callBody,
   cutFields,
   detached,
-  elementsOf,
+  arrayElements,
   type Fields,
   inPieces,
   inputsIn,
@@ -54,7 +54,7 @@ import {
   readFields,
   stringField,
   wholeNumber,
-  without,
+  withoutEnding,
 } from "./fields.ts";
 import type {
   About,
@@ -64,7 +64,7 @@ import type {
   InferRoute,
   Outputs,
   Protocol,
-  Replied,
+  WorkerReply,
   RequestLimits,
 } from "./protocol.ts";
 import { apportion, weightOf } from "./usage.ts";
@@ -111,7 +111,7 @@ export const tei: Protocol = {
     maxBatchSize: USUAL_BATCH_SIZE,
     info: { path: "/info", maxBatchSize: batchSizeIn },
     healthPath: "/health",
-    basePath: (path) => without(path, ...Object.keys(OUTPUT_FIELDS).map((name) => `/${name}`)),
+    basePath: (path) => withoutEnding(path, ...Object.keys(OUTPUT_FIELDS).map((name) => `/${name}`)),
     call,
     outputs,
   },
@@ -168,7 +168,7 @@ function sequencesOf(
   if (isText(text)) return { inputs: [`[${text}]`], single: true };
   const elements = listOf(text, "inputs", limits);
   const single = elements?.every(isText) === true;
-  const inputs = (single ? [elements] : elements?.map(elementsOf))?.map((texts) =>
+  const inputs = (single ? [elements] : elements?.map(arrayElements))?.map((texts) =>
     texts !== undefined && texts.length >= 1 && texts.length <= 2 && texts.every(isText)
       ? `[${texts.join(",")}]`
       : undefined,
@@ -232,7 +232,7 @@ function scoreIn(output: Json): { score: Json; tokens: number | undefined } {
 
 /** Of a list of one prediction; undefined for the answer of a classifier with more classes. */
 function onlyScore(predictions: Json): Json | undefined {
-  const elements = elementsOf(predictions);
+  const elements = arrayElements(predictions);
   return elements?.length === 1 ? cutFields(elements[0])?.get("score") : undefined;
 }
 
@@ -308,7 +308,7 @@ function call(inputs: readonly Json[], parameters: Json): Call {
   };
 }
 
-function outputs(reply: Replied, inputs: readonly Json[], parameters: Json): Outputs {
+function outputs(reply: WorkerReply, inputs: readonly Json[], parameters: Json): Outputs {
   const name = routeOf(parameters);
   const { elements, flaw } = splitArray(reply.body.toString("utf8"));
   if (flaw !== undefined) return { flaw };

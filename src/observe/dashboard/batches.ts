@@ -1,14 +1,12 @@
 /**
- * The batches of one model of late, and the time they took of their workers.
+ * The recent batches of one model, and the time they took of their workers.
  *
- * `began` and `ended` follow the batches of this process. A gateway runs none: `seen` takes those of other
- * processes from the ends of tasks that came through here, waited for or not, each with the first of them; a batch
- * whose tasks all came through other gateways, or all failed, is not seen.
+ * `began` and `ended` follow the batches of this process. A gateway runs none: `seen` takes those of other processes from
+ * the ends of tasks that came through here; a batch whose tasks all came through other gateways, or all failed, is not seen.
  *
- * A batch that runs is counted up to the end of each second (`account`), so that one that hangs shows as busy
- * and not as calm. A seat that is taken is `filled` time, one that is not is `empty` time: both add up to the
- * time of the worker. At most `maxRows` are kept; a quarter as many of those that changed since somebody last
- * looked are listed, and the others counted.
+ * A running batch is counted up to the end of each second (`account`), so that one that hangs shows as busy. A taken seat
+ * is `filled` time, a free one `empty` time; together they are the worker's time. At most `maxRows` are kept, and a quarter
+ * as many of those that changed since the last look are listed; the others are counted.
  */
 import { type BatchNote, DISPATCH_REASONS } from "../../core/task.ts";
 import type { BatchedTask } from "../events.ts";

@@ -1,13 +1,10 @@
 /**
- * /internal/live: the stream that the page and `ferry top` read. Server-sent events, see `frames.ts`.
+ * /internal/live: the stream of server-sent events (`frames.ts`) that the page and `ferry top` read.
  *
- * A viewer is told everything once (`hello`), then what changed, twice a second. A frame is made and encoded
- * once for all. While nobody watches there is no timer and no frame. A viewer that does not take what it was
- * sent gets nothing more, so that it costs at most one hello of memory; when it has caught up it is told
- * everything again. One that has not for `stuckMs` is cut off: its place is for somebody who looks.
- *
- * Frames come so often that they are the heartbeat; a comment stands at the head, so that whatever lies in
- * between passes the stream on at once.
+ * A viewer gets everything once (`hello`), then what changed, twice a second; a frame is made and encoded once for all, and
+ * only while there are viewers. One that falls behind gets nothing more until it has caught up, and then a new hello, so
+ * that it costs at most one hello of memory; after `stuckMs` it is cut off. Frames are the heartbeat; the stream begins with
+ * a comment, so that proxies pass it on at once.
  */
 import type { Alarm, Clock } from "../../app/clock.ts";
 import { Refusal } from "../../core/errors.ts";

@@ -51,7 +51,7 @@ export interface ChildAround {
   readonly events: Events;
 }
 
-export interface ChildKind {
+interface ChildKind {
   /** Workers are called `python-1`, … */
   readonly kind: string;
   /** Of the workers at the start. */

@@ -46,15 +46,15 @@ import {
   ASK_TIMEOUT_MS,
   headerLoad,
   type HealthRules,
-  MAX_CALLS,
+  MAX_WORKER_CALLS,
   type NetworkAround,
-  NetworkBackend,
+  NetworkWorkers,
   NetworkWorker,
-  type Verdict,
+  type HealthVerdict,
   type WorkerPlace,
 } from "./network.ts";
 import {
-  type Blame,
+  type FailureBlame,
   boundedWaitMs,
   clientNamed,
   failed,
@@ -90,7 +90,7 @@ const MAX_READY_BYTES = 1024;
 /** A connection that was silent for so long is checked. */
 const KEEP_ALIVE_MS = 10_000;
 
-export class GrpcBackend extends NetworkBackend {
+export class GrpcBackend extends NetworkWorkers {
   constructor(options: GrpcOptions, around: NetworkAround) {
     const named = { ...options, model: options.model ?? around.model };
     super(options, around, {
@@ -130,7 +130,7 @@ class GrpcWorker extends NetworkWorker {
   async run(batch: Batch, signal: AbortSignal): Promise<Reply> {
     if (signal.aborted) return failed("aborted", "nobody");
     if (this.stopped) return failed("worker was stopped", "nobody");
-    assert(this.#calling.size < MAX_CALLS, "a worker gets two batches at a time at most");
+    assert(this.#calling.size < MAX_WORKER_CALLS, "a worker gets two batches at a time at most");
     const { id, parameters, tasks, timeoutMs, traceparent } = batch;
     const { model, version = "", maxReplyBytes } = this.#options;
     const call = callOf({ id, parameters, inputs: tasks.map(({ input }) => input) }, model, version);
@@ -157,7 +157,7 @@ class GrpcWorker extends NetworkWorker {
   }
 
   /** On a connection of its own, so that nothing of one question is left for the next. */
-  async #askReady(signal: AbortSignal): Promise<Verdict> {
+  async #askReady(signal: AbortSignal): Promise<HealthVerdict> {
     const channel = this.#newChannel();
     const { model, version = "", health } = this.#options;
     const request = {
@@ -172,7 +172,7 @@ class GrpcWorker extends NetworkWorker {
   }
 }
 
-function verdictOf(result: GrpcResult, late: boolean): Verdict {
+function verdictOf(result: GrpcResult, late: boolean): HealthVerdict {
   const share = headerLoad(result.headers);
   switch (result.kind) {
     case "message":
@@ -295,7 +295,7 @@ type GrpcResult = { readonly headers: IncomingHttpHeaders } & (
   | { readonly kind: "message"; readonly message: Buffer }
   | { readonly kind: "status"; readonly code: GrpcCode; readonly words: string }
   | { readonly kind: "flawed"; readonly flaw: string }
-  | { readonly kind: "lost"; readonly blame: Blame; readonly message: string }
+  | { readonly kind: "lost"; readonly blame: FailureBlame; readonly message: string }
 );
 
 const STREAM_WINDOW_BYTES = 1024 * 1024;
@@ -592,6 +592,6 @@ function isNoHttp2(error: Error & { code?: string }): boolean {
   return error.code === "ERR_HTTP2_ERROR" && /protocol error|magic/i.test(error.message);
 }
 
-function lost(blame: Blame, message: string): GrpcResult {
+function lost(blame: FailureBlame, message: string): GrpcResult {
   return { kind: "lost", blame, message, headers: {} };
 }

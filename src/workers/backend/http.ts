@@ -41,9 +41,9 @@ import {
   healthOverHttp,
   type HealthRules,
   type HttpPlace,
-  MAX_CALLS,
+  MAX_WORKER_CALLS,
   type NetworkAround,
-  NetworkBackend,
+  NetworkWorkers,
   NetworkWorker,
   type WorkerPlace,
 } from "./network.ts";
@@ -98,7 +98,7 @@ export function connectionOptions(url: URL, host: string | undefined, tls: Worke
   };
 }
 
-export class HttpBackend extends NetworkBackend {
+export class HttpBackend extends NetworkWorkers {
   constructor(options: HttpOptions, around: NetworkAround) {
     const { protocol } = options;
     super(options, around, {
@@ -211,7 +211,7 @@ class HttpWorker extends NetworkWorker {
     const unsent = (reply: Reply) => Promise.resolve({ reply, status: 0 });
     if (signal.aborted) return unsent(failed("aborted", "nobody"));
     if (this.stopped) return unsent(failed("worker was stopped", "nobody"));
-    assert(this.#exchanges.size < MAX_CALLS, "a worker gets two batches at a time at most");
+    assert(this.#exchanges.size < MAX_WORKER_CALLS, "a worker gets two batches at a time at most");
     if (call.flaw !== undefined) return unsent(rejected(call.flaw));
     const { vault, model, maxReplyBytes } = this.#options;
     const ours = this.#headers["authorization"] !== undefined;
@@ -304,7 +304,7 @@ export function authorizationOf(url: URL, configured: string | undefined): { aut
   return { authorization: `Basic ${Buffer.from(pair).toString("base64")}` };
 }
 
-export interface ExchangeOptions {
+interface ExchangeOptions {
   readonly batch: Batch;
   readonly protocol: WorkerSide;
   /** The model's name at the worker. */

@@ -49,9 +49,8 @@ class ModuleChild implements Child {
   lastWords: string | undefined;
   readonly #thread: Thread;
   #number = 0;
-  /** In the order of their calls. */
-  readonly #running: { readonly number: number; readonly batch: Batch; readonly listener: BatchListener }[] =
-    [];
+  /** By the number of its call. */
+  readonly #running = new Map<number, { readonly batch: Batch; readonly listener: BatchListener }>();
 
   constructor(name: string, what: ThreadFunction, around: ChildAround) {
     this.#thread = new Thread(THREAD_FILE, { workerData: what, stdout: true, stderr: true });
@@ -77,7 +76,7 @@ class ModuleChild implements Child {
 
   run(batch: Batch, listener: BatchListener): void {
     const number = ++this.#number;
-    this.#running.push({ number, batch, listener });
+    this.#running.set(number, { batch, listener });
     const call: ThreadCall = {
       number,
       inputs: `[${batch.tasks.map((task) => task.input).join(",")}]`,
@@ -97,11 +96,11 @@ class ModuleChild implements Child {
   #hear(report: ThreadReport): void {
     if (report.kind === "ready") return this.#loaded.resolve();
     if (report.kind === "cannot") return this.#loaded.reject(new Error(quote(report.message, 400)));
-    const running = this.#running.find(({ number }) => number === report.number);
+    const running = this.#running.get(report.number);
     if (running === undefined) return;
     const { batch, listener } = running;
     if (report.kind === "begun") return listener.begun();
-    this.#running.splice(this.#running.indexOf(running), 1);
+    this.#running.delete(report.number);
     if (report.kind === "outputs") listener.answer(match(batch, report.outputs));
     else if (report.kind === "rejected") listener.answer(rejected(quote(report.message)));
     else listener.answer(badOutputs(report.message));

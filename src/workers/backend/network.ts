@@ -58,7 +58,7 @@ interface Maker {
   make(place: WorkerPlace, tls: WorkerTls): NetworkWorker;
 }
 
-export class NetworkBackend implements Backend {
+export class NetworkWorkers implements Backend {
   readonly #maker: Maker;
   readonly #tls: WorkerTls;
   readonly #workers: NetworkWorker[];
@@ -119,20 +119,20 @@ function workerNames(urls: readonly URL[]): string[] {
 }
 
 /** A batch that runs, and one behind it. */
-export const MAX_CALLS = 2;
+export const MAX_WORKER_CALLS = 2;
 /** How long a worker whose reply could not be cut gets one task at a time; then a larger batch is tried. */
 const INSEPARABLE_HOLDS_MS = 60_000;
 /** `askMs` between two questions for info while nothing happens. */
 const INFO_ROUNDS = 60;
 
-export interface HealthQuestion {
+interface HealthQuestion {
   /** What is asked, in words: "its health path /health". */
   readonly what: string;
   /** Never throws. */
-  ask(signal: AbortSignal): Promise<Verdict>;
+  ask(signal: AbortSignal): Promise<HealthVerdict>;
 }
 
-export interface Verdict {
+export interface HealthVerdict {
   /** "" when it is well. */
   readonly why: string;
   /** It did not answer at all. */
@@ -341,7 +341,7 @@ async function get(place: HttpPlace, maxBytes: number, signal: AbortSignal): Pro
 }
 
 export function healthOverHttp(place: HttpPlace): HealthQuestion {
-  const ask = async (signal: AbortSignal): Promise<Verdict> => {
+  const ask = async (signal: AbortSignal): Promise<HealthVerdict> => {
     try {
       const { status, headers, text } = await get(place, MAX_HEALTH_BYTES, signal);
       if (!isOk(status)) return { why: `answered ${status}`, silent: false };

@@ -8,15 +8,15 @@
  * Connections are kept apart from those of batches, alive for a moment, one request at a time; an exchange that does not end
  * with a whole answer destroys its connection. There is no timeout in here: the caller decides how long to wait.
  */
-import type { Readable } from "node:stream";
 import { type Dispatcher, errors, Pool } from "undici";
 import type { Clock } from "../../app/clock.ts";
+import type { PassedRequest, PassReceiver, PassUnderway } from "../../gateway/protocol/protocol.ts";
 import type { Events } from "../../observe/events.ts";
 import { authorizationOf, connectionOptions } from "./http.ts";
 import { quote } from "./replies.ts";
 import { reason, tlsTrouble, WorkerTls, type WorkerTlsOptions } from "./worker-tls.ts";
 
-export interface PassageOptions {
+interface PassOptions {
   readonly model: string;
   /** The workers there are now. */
   readonly workers: () => readonly KnownWorker[];
@@ -36,44 +36,15 @@ export interface KnownWorker {
   readonly well: boolean;
 }
 
-export interface PassedRequest {
-  readonly method: string;
-  /** Behind the worker's base, with its query. */
-  readonly path: string;
-  /** Name, value, name, value… */
-  readonly headers: readonly string[];
-  /** The client's own `Authorization`; null: send none; undefined: send the configured one. */
-  readonly authorization?: string | null | undefined;
-  /** Called once for each worker that is tried; the body before was not touched. */
-  body(): Readable | Buffer | null;
-}
-
-/** Takes the answer. Exactly one of `ended` and `failed` comes last, unless the request was recalled. */
-export interface Receiver {
-  /** `headers`: name, value, name, value… */
-  started(status: number, headers: readonly string[]): void;
-  /** False: no more until `resume`. */
-  data(chunk: Buffer): boolean;
-  ended(): void;
-  /** `unseen`: no worker could be reached; `unfit`: it cannot be written as a request; `broken`: a worker had it. */
-  failed(message: string, how: "unseen" | "unfit" | "broken"): void;
-}
-
-export interface Underway {
-  resume(): void;
-  /** The caller no longer wants it. */
-  recall(): void;
-}
-
-export class Passage {
-  readonly #options: PassageOptions;
+export class PassThroughWorkers {
+  readonly #options: PassOptions;
   readonly #clock: Clock;
   readonly #tls: WorkerTls;
   /** By address; workers that are gone are forgotten when the next one comes. */
   readonly #targets = new Map<string, Target>();
   #turn = 0;
 
-  constructor(options: PassageOptions, clock: Clock, events: Events) {
+  constructor(options: PassOptions, clock: Clock, events: Events) {
     this.#options = options;
     this.#clock = clock;
     this.#tls = new WorkerTls(`model ${options.model}: backend.tls`, options.tls, clock, events);
@@ -96,7 +67,7 @@ export class Passage {
     for (const { pool } of this.#targets.values()) void pool?.close();
   }
 
-  send(request: PassedRequest, receiver: Receiver): Underway {
+  send(request: PassedRequest, receiver: PassReceiver): PassUnderway {
     const targets = this.#inOrder();
     let call: PassedCall | undefined;
     let recalled = false;
@@ -163,7 +134,7 @@ class Target {
   underway = 0;
   downUntil = -Infinity;
 
-  constructor(url: URL, host: string | undefined, options: PassageOptions, tls: WorkerTls) {
+  constructor(url: URL, host: string | undefined, options: PassOptions, tls: WorkerTls) {
     this.host = host;
     this.#url = url;
     this.#basePath = options.basePath(url.pathname);
@@ -197,7 +168,7 @@ class Target {
 
 /** One try at one worker. */
 class PassedCall implements Dispatcher.DispatchHandler {
-  readonly #receiver: Receiver;
+  readonly #receiver: PassReceiver;
   readonly #unseen: (message: string) => void;
   #controller: Dispatcher.DispatchController | undefined;
   #answering = false;
@@ -206,7 +177,7 @@ class PassedCall implements Dispatcher.DispatchHandler {
   onOver: () => void = () => {};
 
   /** `unseen`: this worker could not be reached. */
-  constructor(receiver: Receiver, unseen: (message: string) => void) {
+  constructor(receiver: PassReceiver, unseen: (message: string) => void) {
     this.#receiver = receiver;
     this.#unseen = unseen;
   }

@@ -48,9 +48,9 @@ export function rejected(message: string, code?: ClientCode, brief?: string): Re
   return { kind: "rejected", message, ...more };
 }
 
-export type Blame = Extract<Reply, { kind: "failed" }>["blame"];
+export type FailureBlame = Extract<Reply, { kind: "failed" }>["blame"];
 
-export function failed(message: string, blame: Blame, brief?: string): Reply {
+export function failed(message: string, blame: FailureBlame, brief?: string): Reply {
   return { kind: "failed", message, blame, ...(brief !== undefined && { brief }) };
 }
 
@@ -87,7 +87,7 @@ const MAX_NAME_CHARS = 256;
 const STRING = /"((?:[^"\\]|\\.)*)"(\s*:)?/g;
 
 /** A refused batch. */
-export interface Refused {
+interface RefusedBatch {
   /** What the worker said. */
   readonly words: string;
   readonly parameters: Json;
@@ -109,7 +109,7 @@ export function clientNamed({
   parameters,
   inputs,
   model,
-}: Refused): "parameters" | "input" | undefined {
+}: RefusedBatch): "parameters" | "input" | undefined {
   const said = words.slice(0, MAX_WORDS_CHARS);
   if (said === "") return undefined;
   if (holdsName(said, parameters, model)) return "parameters";

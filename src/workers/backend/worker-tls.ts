@@ -26,7 +26,7 @@ export interface WorkerTlsOptions {
   readonly reloadMs?: number;
 }
 
-export interface ConnectorOptions {
+interface ConnectorOptions {
   readonly allowH2?: boolean;
   readonly host?: string | undefined;
 }

@@ -1,46 +1,33 @@
 /**
- * This process's place in the fleet: it beats, and puts what it hears into the slots of shared workers.
+ * This process's heartbeat in the fleet, and the leases of shared workers that it brings.
  *
  * How soon a dead batcher's workers run again, from kill -9 to the next holder's first batch:
  *
  *   it is dead      aliveMs after its last beat, which was before the kill                 ≤ 2000 ms
- *   we notice       the beat after one in which somebody was late is set for the instant
- *                   that one dies; otherwise within beatMs                                 ≤  500 ms
+ *   we notice       the beat after one in which a member was late is set for the instant
+ *                   at which that one dies; otherwise within beatMs                        ≤  500 ms
  *   and act         a round trip, then claim and call                                      ~   10 ms
  *
- * at most 2.5 s with the defaults (beatMs 500, aliveMs 2000); measured 1.5 to 2.0 s over 12 kills. Two beats
- * in a row may be lost before a lease is.
+ * at most 2.5 s with the defaults (beatMs 500, aliveMs 2000); measured 1.5 to 2.0 s over 12 kills. Two beats in a row may be
+ * lost before a lease is.
  *
- * The zombie rule: a process that slept through its lease (SIGSTOP, a stalled event loop) must not start a
- * batch when it wakes. So a slot is usable until
+ * The zombie rule: a process that slept through its lease (SIGSTOP, a stalled event loop) must not start a batch when it wakes.
+ * So a lease ends, on our own clock, at the instant the beat was sent + aliveMs − margin, with margin = aliveMs / 10; the registry
+ * counts from when it heard the beat, which was later. The margin covers clocks that run apart and the way from the decision
+ * to the worker. Not covered: our clock stands still while the machine itself is suspended, and a process that is stopped on that
+ * way goes on with it when it wakes. After either a worker may see a second batch once. (On a starved machine 2 of 8 stops at
+ * random did; of 8 in which the process was waiting for events, none.)
  *
- *   heldUntil = the instant the beat was sent + aliveMs − margin        margin = aliveMs / 10
- *
- * on our own clock; the registry counts from when it heard the beat, which was later. The margin covers
- * clocks that run apart and the way from the decision to the worker. Not covered: our clock stands still
- * while the machine itself is suspended, and a process that is stopped in the middle of that way goes on with it when it
- * wakes. After either a worker may see a second batch once. (On a starved machine 2 of 8 stops at random did, of 8 in which
- * the process was waiting for events none.)
- *
- * Something that others should know at once (a worker to give back became idle, one went down or came
- * back, one was taken or lost) is a reason to beat at once, at most every beatMs / 10. A beat that failed is tried again after
- * beatMs / 4; meanwhile slots stay usable until heldUntil and no longer.
+ * What others should know at once (a worker to give back became idle, one went down or came back, was taken or lost) is a reason
+ * to beat at once, at most every beatMs / 10. A beat that failed is tried again after beatMs / 4; leases last meanwhile.
  */
 import type { Alarm, Clock } from "../../app/clock.ts";
 import type { Dispatcher } from "../../dispatch/dispatcher.ts";
 import { type PoolWorker, UNHELD } from "../worker.ts";
 import type { Events } from "../../observe/events.ts";
-import { heldWorkers, modelBeat } from "./describe.ts";
-import { Fleet } from "./fleet.ts";
-import { leaseNames } from "./lease-names.ts";
-import { Orders } from "./orders.ts";
+import { Fleet, heldWorkers, modelBeat } from "./fleet.ts";
+import { leaseNames, Orders } from "./orders.ts";
 import type { Beat, BeatReply, DoorBeat, Registry, Role } from "./registry.ts";
-
-export interface FleetModel {
-  readonly name: string;
-  /** Left out in a gateway. */
-  readonly dispatcher?: Dispatcher;
-}
 
 /** Twice a second, and four times in `aliveMs`: a batcher that lives is not taken for dead when two beats are late. */
 export function beatMsFor(aliveMs: number): number {
@@ -55,7 +42,10 @@ export interface MembershipOptions {
   readonly version: string;
   readonly beatMs: number;
   readonly aliveMs: number;
-  readonly models: readonly FleetModel[];
+  /** Names of the configured models. */
+  readonly models: () => readonly string[];
+  /** Of every model that runs here, configured or on its way out; the same array until that changes. */
+  readonly dispatchers: () => readonly Dispatcher[];
 }
 
 export interface MembershipParts {
@@ -63,6 +53,8 @@ export interface MembershipParts {
   readonly clock: Clock;
   readonly events: Events;
   readonly random: () => number;
+  /** Which workers operators drained; left out: its own list. */
+  readonly orders?: Orders;
 }
 
 interface Shared {
@@ -83,14 +75,11 @@ const FAILURES_TO_TELL = 2;
 export class Membership {
   readonly fleet: Fleet;
   /** Which workers are put aside. */
-  readonly orders = new Orders();
+  readonly orders: Orders;
   /** What this gateway lets in; a batcher has no doors. */
   doors: (now: number) => readonly DoorBeat[] = () => [];
   readonly #options: MembershipOptions;
   readonly #parts: MembershipParts;
-  #models: readonly FleetModel[] = [];
-  #dispatchers: readonly Dispatcher[] = [];
-  #names: readonly string[] = [];
   /** As of the last beat: workers come and go. */
   #shared: readonly Shared[] = [];
   /** Leases that are ours though their workers are gone from here: they run nothing, and are to be given back. */
@@ -109,16 +98,13 @@ export class Membership {
   constructor(options: MembershipOptions, parts: MembershipParts) {
     this.#options = options;
     this.#parts = parts;
-    const { id, zone, models } = options;
-    this.retune(models);
-    // Others read them when they need them: models come and go.
-    const names = (): readonly string[] => this.#names;
-    const dispatchers = (): readonly Dispatcher[] => this.#dispatchers;
+    this.orders = parts.orders ?? new Orders();
+    const { id, zone, models, dispatchers } = options;
     const self = {
       id,
       zone,
       get models() {
-        return names();
+        return models();
       },
       get dispatchers() {
         return dispatchers();
@@ -200,37 +186,30 @@ export class Membership {
     this.#succeeded();
     this.fleet.hear(reply);
     for (const { orders } of reply.members) this.orders.hear(orders);
-    for (const dispatcher of this.#dispatchers) this.orders.apply(dispatcher);
+    for (const dispatcher of this.#options.dispatchers()) this.orders.apply(dispatcher);
     this.#apply(reply, sentAt);
     return Math.min(sentAt + beatMs * (1 - JITTER * random()), this.#nextDeathAt(reply));
   }
 
-  /** Other models from now on; `leaving`: those that are not among them, and whose workers are still held. */
-  retune(models: readonly FleetModel[], leaving: readonly FleetModel[] = []): void {
-    this.#names = models.map(({ name }) => name);
-    this.#models = [...models, ...leaving];
-    this.#dispatchers = this.#models.flatMap(({ dispatcher }) => dispatcher ?? []);
-    this.#soon();
-  }
-
-  /** Workers were added, are to go, or were put aside: others should know. */
+  /** Models or workers came, are to go, or were drained: others should know. */
   changed(): void {
     this.#soon();
   }
 
   /** One that retires is listed no more, and given back as soon as it is idle. */
   #listed(): Beat["listed"] {
-    return this.#models.map(({ name }) => ({
-      model: name,
+    return this.#options.dispatchers().map((dispatcher) => ({
+      model: dispatcher.rules.name,
       leases: this.#shared
-        .filter(({ dispatcher, slot }) => dispatcher.rules.name === name && !slot.retiring)
+        .filter((each) => each.dispatcher === dispatcher && !each.slot.retiring)
         .map(({ lease }) => lease),
     }));
   }
 
   #describe(now: number): Beat {
     const { id, zone, role, version } = this.#options;
-    this.#shared = this.#models.flatMap(sharedSlots);
+    const dispatchers = this.#options.dispatchers();
+    this.#shared = dispatchers.flatMap(sharedWorkers);
     const held = this.#shared.filter(({ slot }) => slot.held(now));
     const releasing = held.filter((each) => goes(each.slot) && !runs(each)).map(({ lease }) => lease);
     const orphans = this.#orphans.filter((orphan) => !this.#shared.some(({ lease }) => lease === orphan));
@@ -241,8 +220,8 @@ export class Membership {
         zone,
         role,
         version,
-        models: this.#dispatchers.map((dispatcher) => modelBeat(dispatcher, now)),
-        workers: heldWorkers(this.#dispatchers, this.fleet.startedAt, now),
+        models: dispatchers.map((dispatcher) => modelBeat(dispatcher, now)),
+        workers: heldWorkers(dispatchers, this.fleet.startedAt, now),
         doors: this.doors(now),
         ...(this.orders.all.length > 0 && { orders: this.orders.all }),
       },
@@ -259,7 +238,7 @@ export class Membership {
     const held = new Set(reply.held);
     const giveBack = new Set(reply.giveBack);
     const gained = new Set<Dispatcher>();
-    for (const { workers } of this.#dispatchers) workers.noteUsage(now);
+    for (const { workers } of this.#options.dispatchers()) workers.noteUsage(now);
     for (const each of this.#shared) {
       const { lease, slot, before, dispatcher } = each;
       const had = slot.held(now);
@@ -313,22 +292,19 @@ function runs({ slot, before }: Shared): boolean {
   return slot.batch !== undefined || before.some(({ batch }) => batch !== undefined);
 }
 
-function sharedSlots({ name, dispatcher }: FleetModel): Shared[] {
-  const all = dispatcher?.workers.slots.filter(({ shared }) => shared) ?? [];
-  const same = (one: PoolWorker, other: PoolWorker): boolean =>
-    one.worker.address !== undefined && one.worker.address === other.worker.address;
-  const replaced = all.filter(
-    (slot) => slot.retiring && all.some((each) => !each.retiring && same(each, slot)),
-  );
-  const slots = all.filter((slot) => !replaced.includes(slot));
+function sharedWorkers(dispatcher: Dispatcher): Shared[] {
+  const all = dispatcher.workers.slots.filter(({ shared }) => shared);
+  const staying = new Set(all.filter(({ retiring }) => !retiring).map(({ worker }) => worker.address));
+  const isReplaced = ({ retiring, worker }: PoolWorker): boolean => retiring && staying.has(worker.address);
+  const slots = all.filter((slot) => !isReplaced(slot));
   const names = leaseNames(
-    name,
+    dispatcher.rules.name,
     slots.map((slot) => slot.worker.address ?? slot.name),
   );
   return slots.map((slot, at) => ({
     lease: names[at]!,
     slot,
-    before: replaced.filter((each) => same(each, slot)),
-    dispatcher: dispatcher!,
+    before: all.filter((each) => isReplaced(each) && each.worker.address === slot.worker.address),
+    dispatcher,
   }));
 }

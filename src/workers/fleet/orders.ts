@@ -1,19 +1,37 @@
 /**
- * Which workers somebody put aside, as every process of the fleet knows it.
+ * What workers are called in the whole fleet, and which of them operators drained.
  *
- * An order is about one worker, under the name that all processes have for it (`workerKey`): put aside, or let back in.
- * Every member says all orders that it knows with its beat, and takes over newer ones that it hears. So an order reaches
- * everybody within two beats, whichever process was told, and lives for as long as one process does. Nothing is
- * written elsewhere: when the last process ends, so do the orders.
+ * The names that a process shows depend on what else it lists, so leases and orders go by the model and the worker's address,
+ * the same in every process. Two processes that write one address differently (localhost and 127.0.0.1) lease it twice.
+ * Credentials are left out, and a query, which may hold one, is hashed: the names are seen on admin pages.
  *
- * Of two orders about one worker the higher `version` counts; each new one is one above all that were ever heard, so that
- * no clock is asked. Two that were given at the same moment have the same version: then "aside" wins, everywhere.
- * An order to let back in must be remembered too, or the older one would come back from a member that missed it; of
- * those the last `MAX_LIFTED` are, of the others the last `MAX_ASIDE`.
+ * An order says that one worker is drained, or resumed. Every member repeats all orders that it knows with its heartbeat, and
+ * takes over newer ones: an order reaches everybody within two beats, and lives for as long as one process does. The higher
+ * `version` counts; each new order is one above all that were ever heard, so that no clock is asked. Of two with the same
+ * version "drained" wins, everywhere. Orders to resume are remembered too, or an older one would come back from a member
+ * that missed it; both kinds are bounded.
  */
+import { hash } from "node:crypto";
 import type { Dispatcher } from "../../dispatch/dispatcher.ts";
 import type { PoolWorker } from "../worker.ts";
-import { shownAddress } from "./lease-names.ts";
+
+export function leaseNames(model: string, addresses: readonly string[]): string[] {
+  const seen = new Map<string, number>();
+  return addresses.map((address) => {
+    const place = shownAddress(address);
+    const times = (seen.get(place) ?? 0) + 1;
+    seen.set(place, times);
+    // Listed twice, it has room for two batches.
+    return `${model} ${place}${times === 1 ? "" : ` #${times}`}`;
+  });
+}
+
+/** An address as it may be shown. */
+export function shownAddress(address: string): string {
+  if (!URL.canParse(address)) return address;
+  const { protocol, host, pathname, search } = new URL(address);
+  return `${protocol}//${host}${pathname}${search === "" ? "" : `?${hash("sha256", search).slice(0, 8)}`}`;
+}
 
 export interface Order {
   readonly key: string;

@@ -6,12 +6,16 @@ import { compare, differences } from "../../../src/cli/bench/compare.ts";
 import type { ClientState } from "../../../src/cli/bench/driver.ts";
 import { serverSide } from "../../../src/cli/bench/exposition.ts";
 import { Histogram } from "../../../src/cli/bench/histogram.ts";
-import { sureness } from "../../../src/cli/bench/intervals.ts";
+import {
+  type Finished,
+  type Result,
+  parseResult,
+  resultOf,
+  sureness,
+} from "../../../src/cli/bench/results.ts";
 import { parseBodies, Requests } from "../../../src/cli/bench/requests.ts";
-import { parseResult, resultOf, type Finished, type Result } from "../../../src/cli/bench/results.ts";
 import { judge, parseDuration, parseSlo, type Slo } from "../../../src/cli/bench/slo.ts";
-import { renderResult } from "../../../src/cli/bench-report.ts";
-import { renderComparison, renderMarkdown } from "../../../src/cli/bench-tables.ts";
+import { renderComparison, renderMarkdown, renderResult } from "../../../src/cli/bench-report.ts";
 import { paint } from "../../../src/cli/terminal/terminal.ts";
 
 const plain = paint(false);

@@ -1,13 +1,11 @@
 /** The parts of `ferry plan`: times and bounds, fits, samples, traces, the frontier. */
 import assert from "node:assert/strict";
 import { describe, test } from "node:test";
-import type { Candidate } from "../../../src/cli/plan/frontier.ts";
-import { frontierOf, grid } from "../../../src/cli/plan/frontier.ts";
-import { fit, fitLine, kneeOf } from "../../../src/cli/plan/fit.ts";
+import { type Candidate, frontierOf, grid } from "../../../src/cli/plan/frontier.ts";
+import { fit, fitLine, formatService, kneeOf, parseService } from "../../../src/cli/plan/fit.ts";
 import { sizesUpTo } from "../../../src/cli/plan/measure.ts";
 import { around } from "../../../src/cli/plan/planner.ts";
 import { leastLatency } from "../../../src/cli/plan/bounds.ts";
-import { formatService, parseService } from "../../../src/cli/plan/service.ts";
 import { spreadWholeMs, TraceReader } from "../../../src/cli/plan/trace-file.ts";
 import { Random } from "../../../src/core/random.ts";
 import { burstArrivals, poisson, poissonArrivals } from "../../../src/cli/plan/workload.ts";

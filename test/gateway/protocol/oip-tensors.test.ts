@@ -6,8 +6,8 @@ import {
   bytesOfElement,
   checkCells,
   countFlat,
-  elementBytes,
-  elementsOf,
+  datatypeBytes,
+  elementCount,
   elementsOfBytes,
   flatten,
   joinFlat,
@@ -39,7 +39,7 @@ describe("raw and JSON", () => {
 
   test("every integer comes back with all of its digits", () => {
     for (const datatype of FIXED) {
-      const size = elementBytes(datatype);
+      const size = datatypeBytes(datatype);
       fc.assert(
         fc.property(fc.uint8Array({ maxLength: 12 }), (seed) => {
           const raw = Buffer.alloc(seed.length * size);
@@ -133,7 +133,7 @@ describe("raw and JSON", () => {
     assert.throws(() => jsonFromRaw(Buffer.alloc(2), "BF16"), flaw(/binary form/));
     assert.throws(() => jsonFromRaw(Buffer.alloc(3), "FP32"), flaw(/no whole number/));
     assert.throws(() => jsonFromRaw(Buffer.from("0000807f", "hex"), "FP32"), flaw(/infinity/));
-    assert.throws(() => elementBytes("FLOAT"), flaw(/"FLOAT", which is not known/));
+    assert.throws(() => datatypeBytes("FLOAT"), flaw(/"FLOAT", which is not known/));
   });
 });
 
@@ -171,8 +171,8 @@ describe("rows", () => {
     assert.throws(() => checkCells(1025, 1), flaw(/at most 1024 tensors/));
     assert.throws(() => checkCells(33, 2048), flaw(/has 2048 rows of 33 tensors; /));
     checkCells(32, 2048);
-    assert.throws(() => elementsOf([2 ** 40, 2 ** 40]), flaw(/too large/));
-    assert.equal(elementsOf([]), 1);
+    assert.throws(() => elementCount([2 ** 40, 2 ** 40]), flaw(/too large/));
+    assert.equal(elementCount([]), 1);
   });
 
   test("of flat text are cut between values", () => {

@@ -5,7 +5,7 @@ import type {
   Answer,
   Drafts,
   Protocol,
-  Replied,
+  WorkerReply,
   RequestLimits,
   Unbatched,
 } from "../../../src/gateway/protocol/protocol.ts";
@@ -77,7 +77,7 @@ export class Spoken {
 
 type Headers = Readonly<Record<string, string>>;
 
-function replied(text: string, headers: Headers): Replied {
+function replied(text: string, headers: Headers): WorkerReply {
   return { body: Buffer.from(text), header: (name) => headers[name] };
 }
 

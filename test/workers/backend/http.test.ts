@@ -5,7 +5,7 @@ import { describe, test } from "./suite.ts";
 import { setImmediate as turn } from "node:timers/promises";
 import type { Reply, Worker } from "../../../src/workers/backend/backend.ts";
 import { HttpBackend, type HttpOptions, retryAfterMs } from "../../../src/workers/backend/http.ts";
-import { Passage } from "../../../src/workers/backend/passthrough.ts";
+import { PassThroughWorkers } from "../../../src/workers/backend/passthrough.ts";
 import { SystemClock } from "../../../src/app/clock.ts";
 import { kserveV1 } from "../../../src/gateway/protocol/kserve-v1.ts";
 import { oipV2 } from "../../../src/gateway/protocol/oip-v2.ts";
@@ -133,7 +133,7 @@ describe("http, what is sent:", () => {
     const clock = new SystemClock();
     const workers = (): { address: string; well: boolean }[] => [{ address: url.href, well: true }];
     const options = { model: "m", workers, basePath: () => "", tls: { reloadMs: 2000 }, ejectMs: 1000 };
-    const passage = new Passage(options, clock, new Events());
+    const passage = new PassThroughWorkers(options, clock, new Events());
     for (const authorization of [null, "Bearer own"]) {
       const parcel = {
         method: "POST",

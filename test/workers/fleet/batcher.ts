@@ -42,7 +42,7 @@ export class Gpu {
 }
 
 export function gpus(count: number, serviceMs: number): Gpu[] {
-  return Array.from({ length: count }, (_, at) => new Gpu(`http://gpu-${at}:80/run`, serviceMs));
+  return Array.from({ length: count }, (_, at) => new Gpu(`http://gpu-${at}/run`, serviceMs));
 }
 
 export class Batcher {
@@ -89,7 +89,8 @@ export class Batcher {
         version: "1",
         beatMs: 500,
         aliveMs: 2000,
-        models: [{ name: MODEL, dispatcher: this.dispatcher }],
+        models: () => [MODEL],
+        dispatchers: () => [this.dispatcher],
         ...changes,
       },
       { registry, clock, events: this.events, random: () => 0 },

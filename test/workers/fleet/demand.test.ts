@@ -2,7 +2,7 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 import { FleetDemand } from "../../../src/workers/fleet/demand.ts";
-import { leaseNames } from "../../../src/workers/fleet/lease-names.ts";
+import { leaseNames } from "../../../src/workers/fleet/orders.ts";
 import type { Member, ModelBeat } from "../../../src/workers/fleet/registry.ts";
 import { VirtualClock } from "../../../src/cli/plan/virtual-clock.ts";
 import { Batcher, gpus, member, ScriptedRegistry } from "./batcher.ts";

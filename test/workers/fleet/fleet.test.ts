@@ -3,10 +3,10 @@ import assert from "node:assert/strict";
 import { test } from "node:test";
 import { demoConfig } from "../../../src/app/config/load.ts";
 import { Fleet } from "../../../src/workers/fleet/fleet.ts";
-import { leaseNames } from "../../../src/workers/fleet/lease-names.ts";
+import type { WorkerDesk } from "../../../src/gateway/admin.ts";
+import { leaseNames } from "../../../src/workers/fleet/orders.ts";
 import type { ModelBeat, WorkerBeat } from "../../../src/workers/fleet/registry.ts";
 import { VirtualClock } from "../../../src/cli/plan/virtual-clock.ts";
-import { Roster } from "../../../src/workers/roster.ts";
 import { Report } from "../../../src/app/report.ts";
 import { Events } from "../../../src/observe/events.ts";
 import { FleetOutlook } from "../../../src/workers/fleet/outlook.ts";
@@ -87,7 +87,7 @@ function gateway(models: readonly string[]) {
     durability: () => "local",
     reachable: () => true,
     scaling: () => undefined,
-    desk: new Roster([], { clock, events }),
+    desk: { removed: () => [] } as unknown as WorkerDesk,
   });
   return { clock, fleet, report };
 }

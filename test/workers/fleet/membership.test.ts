@@ -5,7 +5,7 @@ import type { Worker } from "../../../src/workers/backend/backend.ts";
 import type { PoolWorker } from "../../../src/workers/worker.ts";
 import type { Engine } from "../../../src/engine/engine.ts";
 import type { MembershipOptions } from "../../../src/workers/fleet/membership.ts";
-import { leaseNames } from "../../../src/workers/fleet/lease-names.ts";
+import { leaseNames } from "../../../src/workers/fleet/orders.ts";
 import { VirtualClock } from "../../../src/cli/plan/virtual-clock.ts";
 import { Batcher, gpus, member, ScriptedRegistry } from "./batcher.ts";
 import { MODEL } from "./stage.ts";

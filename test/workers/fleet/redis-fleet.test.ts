@@ -181,7 +181,8 @@ test("the fleet's numbers reach a gateway", async () => {
     ...QUICK,
     id: "g1",
     role: "gateway",
-    models: [{ name: MODEL }],
+    models: () => [MODEL],
+    dispatchers: () => [],
   });
   await gateway.membership.start();
   const { fleet } = gateway.membership;

@@ -1,7 +1,7 @@
 /** A registry on a real server, and members that are played by the test. */
 import { SystemClock } from "../../../src/app/clock.ts";
 import { RedisNodes } from "../../../src/engine/redis/client/nodes.ts";
-import { RedisRegistry } from "../../../src/workers/fleet/redis-registry.ts";
+import { RedisRegistry } from "../../../src/workers/fleet/registry.ts";
 import type { Beat, BeatReply, Registry } from "../../../src/workers/fleet/registry.ts";
 import { Events } from "../../../src/observe/events.ts";
 

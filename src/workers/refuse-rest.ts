@@ -1,5 +1,5 @@
 /** What waits for a model that nobody serves any more is answered: better a word now than silence until the deadline. */
-import type { Alarm, Clock } from "./clock.ts";
+import type { Alarm, Clock } from "../app/clock.ts";
 import type { Engine } from "../engine/engine.ts";
 
 const LEASE_MS = 10_000;

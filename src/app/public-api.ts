@@ -1,13 +1,12 @@
 /**
- * The doors for clients, from the config: who may enter, what is at which path, and the listeners.
+ * The client-facing listeners and what they serve.
  *
- * Everything that goes by the config is one generation: credentials, gates, protocols, ways past the batches. A change
- * prepares the next generation beside the one in use (which may fail, and then nothing was changed) and swaps them in
- * one step. Whoever is inside goes on with the generation that let them in; what they wait for, the waiters and the
- * engine, is the same in all. Connections know nothing of it.
+ * Everything derived from the config is one generation: credentials, rules, gates, protocols, routes past the batches. A
+ * reload prepares the next generation beside the one in use (which may fail) and switches one reference. A request finishes
+ * in the generation that admitted it; engine, waiters and connections are the same in all.
  */
 import { randomInt } from "node:crypto";
-import { Admission } from "../gateway/admission/admission.ts";
+import { Admission, type AdmissionRules } from "../gateway/admission/admission.ts";
 import { CapacityGate, type Prospects } from "../gateway/admission/capacity-gate.ts";
 import type { Vault } from "../workers/backend/vault.ts";
 import type { Clock } from "./clock.ts";
@@ -17,7 +16,7 @@ import { Shares } from "../core/share.ts";
 import { THRESHOLD_DEPTHS } from "../core/shed.ts";
 import { Sampler } from "../core/trace.ts";
 import { type OpenCredentials, openCredentials } from "./credentials.ts";
-import type { Prepared } from "./crews.ts";
+import type { Prepared } from "../workers/pool.ts";
 import type { Dispatcher } from "../dispatch/dispatcher.ts";
 import {
   hasTensorWorkers,
@@ -46,7 +45,7 @@ import type { Tracing } from "../observe/tracing.ts";
 import { version } from "./version.ts";
 import { admissionRules } from "./rules.ts";
 
-export interface FrontParts {
+export interface PublicApiParts {
   readonly role: Role;
   readonly clock: Clock;
   readonly events: Events;
@@ -67,7 +66,8 @@ export interface FrontParts {
 
 interface Generation {
   readonly config: Config;
-  readonly doors: readonly ModelRoute[];
+  readonly admission: AdmissionRules;
+  readonly models: readonly ModelRoute[];
   readonly credentials: OpenCredentials;
   readonly path: RequestPath;
   readonly passing: OpenDropIns;
@@ -76,8 +76,8 @@ interface Generation {
   readonly grpcPages: PageGuard | undefined;
 }
 
-/** Of a model that nobody serves any more: those who came while it was served have been let in. */
-const NOBODY = {
+/** The forecast of a model that is no longer served; what it had accepted was accepted. */
+const NO_WORKERS = {
   healthy: 0,
   idle: 0,
   overdue: 0,
@@ -91,14 +91,15 @@ const NOBODY = {
   nextUsableAt: Infinity,
 } as const;
 
-export class Front {
-  readonly #parts: FrontParts;
+export class PublicApi {
+  readonly #parts: PublicApiParts;
   readonly #waiters: Waiters;
   readonly #admission: Admission;
   readonly #underway = new Shares();
   readonly #bytes: ClientBytes;
+  /** Undefined until `open`. */
   #now: Generation | undefined;
-  /** Ends what is left of the generation before. */
+  /** Releases what the generation before still holds. */
   #last: (() => void) | undefined;
   #listener: Listener | undefined;
   #grpc: GrpcListener | undefined;
@@ -106,29 +107,20 @@ export class Front {
   /** "" where clients cannot speak gRPC. */
   grpcUrl = "";
 
-  constructor(config: Config, parts: FrontParts) {
+  constructor(config: Config, parts: PublicApiParts) {
     const { clock, events, opened } = parts;
+    const first = admissionRules(config);
     this.#parts = parts;
-    const now = (): Config => this.#now?.config ?? config;
-    this.#bytes = new ClientBytes(() => clientBytes(now()));
+    this.#bytes = new ClientBytes(() => clientBytes(this.#now!.config));
     this.#waiters = new Waiters(opened.engine, clock, randomInt(2 ** 32));
-    let rules = { config, value: admissionRules(config) };
-    this.#admission = new Admission(
-      () => {
-        if (rules.config !== now()) rules = { config: now(), value: admissionRules(now()) };
-        return rules.value;
-      },
-      opened.engine,
-      clock,
-      events,
-    );
+    this.#admission = new Admission(() => this.#now?.admission ?? first, opened.engine, clock, events);
   }
 
   async open(config: Config): Promise<void> {
     const { clock, events, tls, tracing, random } = this.#parts;
     const { limits, listen } = config;
     const first = (this.#now = await this.#generation(config));
-    this.#tellDoors(first);
+    this.#reportAdmitted(first);
     const { routes, passing } = first;
     this.#listener = new Listener(routes, { ...limits, maxHeaders: MAX_HEADERS }, clock, events, {
       elsewhere: (path) => passing.dropIns.find(path),
@@ -158,7 +150,7 @@ export class Front {
     return (this.#listener?.open ?? 0) + (this.#grpc?.open ?? 0);
   }
 
-  /** Nothing new is taken on. */
+  /** Refuses new work from now on. */
   refuse(): void {
     this.#admission.draining = true;
   }
@@ -175,7 +167,7 @@ export class Front {
     await Promise.all([this.#listener?.drain(), this.#grpc?.drain()]);
   }
 
-  /** Whoever still waits is told where to ask; that takes a moment to reach the socket. */
+  /** Tells waiting callers where to poll; that takes a moment to reach the socket. */
   async settle(ms: number): Promise<void> {
     this.#waiters.releaseAll();
     await Promise.all([this.#listener?.settle(ms), this.#grpc?.settle(ms)]);
@@ -192,14 +184,14 @@ export class Front {
   #swap(next: Generation): void {
     const last = this.#now!;
     this.#now = next;
-    for (const door of last.doors) door.gate.open = next.doors.some(({ name }) => name === door.name);
-    this.#tellDoors(next);
+    for (const { name, gate } of last.models) gate.open = next.models.some((model) => model.name === name);
+    this.#reportAdmitted(next);
     const { routes, passing, config } = next;
     const elsewhere = (path: string) => passing.dropIns.find(path);
     const pages = guardOf(config, config.listen);
     this.#listener!.serve(routes, { elsewhere, pages }, config.limits.maxBodyBytes);
     last.passing.leave();
-    // Somebody may be on the way in by them.
+    // A request that began before the switch may still authenticate by them.
     const { clock } = this.#parts;
     this.#last?.();
     const alarm = clock.at(clock.now() + config.limits.requestTimeoutMs, () => this.#last?.());
@@ -210,29 +202,29 @@ export class Front {
     };
   }
 
-  #tellDoors({ doors }: Generation): void {
+  #reportAdmitted({ models }: Generation): void {
     const { membership } = this.#parts;
     if (membership === undefined) return;
     membership.doors = (now) =>
-      doors.map(({ name, gate }) => ({ name, admittedPerMs: gate.admittedPerMs(now) }));
+      models.map(({ name, gate }) => ({ name, admittedPerMs: gate.admittedPerMs(now) }));
   }
 
   async #generation(config: Config): Promise<Generation> {
     const { clock, events, opened, draining } = this.#parts;
     const { engine, durable } = opened;
     const admission = this.#admission;
-    const doors = config.models.map((model) => this.#door(model, config));
+    const models = config.models.map((model) => this.#route(model, config));
     const opening = await openCredentials(config, opened.shared, clock, events);
     const { credentials } = opening;
     const shared = { admission, waiters: this.#waiters, engine, clock };
-    const path = new RequestPath({ ...shared, routes: doors, credentials, durable });
+    const path = new RequestPath({ ...shared, routes: models, credentials, durable });
     const native = new NativeProtocol(
       { ...config.api, maxPollMs: MAX_POLL_MS },
       { ...shared, path, authRequired: credentials.required },
     );
     let passing: OpenDropIns;
     try {
-      passing = await this.#openDropIns(config, path, doors);
+      passing = await this.#openDropIns(config, path, models);
     } catch (error) {
       opening.close();
       throw error;
@@ -245,24 +237,34 @@ export class Front {
       ready: () => this.#healthy(name),
     }));
     const grpcPages = guardOf(config, config.grpc.listen);
-    return { config, doors, credentials: opening, path, passing, routes, tensors, grpcPages };
+    return {
+      config,
+      admission: admissionRules(config),
+      models,
+      credentials: opening,
+      path,
+      passing,
+      routes,
+      tensors,
+      grpcPages,
+    };
   }
 
-  #openDropIns(config: Config, path: RequestPath, doors: readonly ModelRoute[]): Promise<OpenDropIns> {
+  #openDropIns(config: Config, path: RequestPath, models: readonly ModelRoute[]): Promise<OpenDropIns> {
     const { role, clock, events } = this.#parts;
     const workers = (at: number) => this.#parts.dispatcher(config.models[at]!.name);
     return openDropIns(config, {
       path,
       admission: this.#admission,
       clock,
-      // Those who run batches tell what there is to tell about certificates.
+      // A process that runs batches reports its workers' certificates there.
       events: role === "gateway" ? events : new Events(),
       workers: (at) => {
         const dispatcher = workers(at);
         return dispatcher && knownWorkers(dispatcher, clock.now());
       },
       healthy: (model) => this.#healthy(model),
-      screening: (at) => doors[at]!.screen,
+      screening: (at) => models[at]!.screen,
       ready: () => this.#ready(),
       underway: this.#underway,
     });
@@ -272,7 +274,7 @@ export class Front {
     if (grpc.listen === undefined) return;
     const { clock, events, tls, tracing, random } = this.#parts;
     const now = (): Generation => this.#now!;
-    const door = (this.#grpc = new GrpcListener(
+    const listener = (this.#grpc = new GrpcListener(
       {
         ...limits,
         ...grpc,
@@ -303,7 +305,7 @@ export class Front {
         sampler: tracing && new Sampler(tracing.share, random, tracing.followsCaller),
       },
     ));
-    this.grpcUrl = await door.listen(grpc.listen.host, grpc.listen.port);
+    this.grpcUrl = await listener.listen(grpc.listen.host, grpc.listen.port);
   }
 
   #ready(): boolean {
@@ -315,11 +317,11 @@ export class Front {
     return (this.#parts.prospects(model)?.horizon(this.#parts.clock.now()).healthy ?? 0) > 0;
   }
 
-  #door(model: ModelConfig, config: Config): ModelRoute {
+  #route(model: ModelConfig, config: Config): ModelRoute {
     const { name, timeouts, cache, collapse } = model;
     const { admission, tiers } = config;
     const rules = { ...admission, ...THRESHOLD_DEPTHS, ...timeouts, model: name, tiers: tiers.length };
-    const before = this.#now?.doors.find((door) => door.name === name)?.gate;
+    const before = this.#now?.models.find((each) => each.name === name)?.gate;
     const gate = new CapacityGate(rules, this.#prospects(name), this.#parts.opened.engine, before);
     const looksForFree = this.#parts.membership === undefined;
     const screen = screeningFor({
@@ -331,11 +333,11 @@ export class Front {
     return { name, totalMs: timeouts.totalMs, cache, collapse, gate, looksForFree, screen, vault };
   }
 
-  /** Asked for each time: a model that is new begins after its door was made. */
+  /** Looked up at each call: the workers of a new model start after its route is made. */
   #prospects(model: string): Prospects {
     const { prospects } = this.#parts;
     return {
-      horizon: (now) => prospects(model)?.horizon(now) ?? NOBODY,
+      horizon: (now) => prospects(model)?.horizon(now) ?? NO_WORKERS,
       hasRoom: (waiting, now) => prospects(model)?.hasRoom(waiting, now) ?? false,
       othersPerMs: (tier) => prospects(model)?.othersPerMs?.(tier) ?? 0,
     };

@@ -3,12 +3,17 @@ import assert from "node:assert/strict";
 import { after, before, describe, test } from "node:test";
 import type { Backend } from "../../../src/workers/backend/backend.ts";
 import { type Clock, SystemClock } from "../../../src/app/clock.ts";
-import { leaseNames } from "../../../src/workers/fleet/lease-names.ts";
+import { leaseNames } from "../../../src/workers/fleet/orders.ts";
 import { Membership } from "../../../src/workers/fleet/membership.ts";
 import type { WorkerBeat } from "../../../src/workers/fleet/registry.ts";
 import { VirtualClock } from "../../../src/cli/plan/virtual-clock.ts";
 import type { RedisNodes } from "../../../src/engine/redis/client/nodes.ts";
-import { Roster } from "../../../src/workers/roster.ts";
+import { Operator } from "../../../src/workers/operator.ts";
+import { WorkerPool } from "../../../src/workers/pool.ts";
+import { httpModel } from "../network-workers.ts";
+import type { Config } from "../../../src/app/config/config.ts";
+import type { Engine } from "../../../src/engine/engine.ts";
+import type { Dispatcher } from "../../../src/dispatch/dispatcher.ts";
 import { Events } from "../../../src/observe/events.ts";
 import { type Server, startServer, until } from "../../engine/redis-client/servers.ts";
 import { Batcher, gpus, member, ScriptedRegistry } from "./batcher.ts";
@@ -25,9 +30,34 @@ const backend: Backend = {
   retire: () => Promise.resolve(),
 };
 
-function rosterOf({ dispatcher, membership, events }: Batcher, clock: Clock = new SystemClock()): Roster {
-  const model = { name: MODEL, kind: "http", scaled: false, dispatcher, backend } as const;
-  return new Roster([model], { clock, events, membership });
+/** The operator of a batcher, or of a gateway: without a dispatcher. */
+function operatorOf(
+  membership: Membership,
+  events: Events,
+  clock: Clock,
+  runs?: { readonly dispatcher: Dispatcher; readonly engine: Engine },
+): Operator {
+  const { orders } = membership;
+  const models = [httpModel(URLS, MODEL)];
+  const pool = new WorkerPool({
+    clock,
+    events,
+    orders,
+    makeBackend: () => backend,
+    makeDispatcher: () => runs!.dispatcher,
+    rulesOf: () => runs!.dispatcher.rules,
+    onWorkers: () => membership.changed(),
+  });
+  if (runs !== undefined) {
+    const config = { models } as unknown as Config;
+    void pool.open(config);
+    pool.begin(config, runs.engine, true);
+  }
+  return new Operator({ clock, events, models: () => models, pool, orders, membership });
+}
+
+function operatorFor(batcher: Batcher, clock: Clock = new SystemClock()): Operator {
+  return operatorOf(batcher.membership, batcher.events, clock, batcher);
 }
 
 function stage() {
@@ -35,19 +65,19 @@ function stage() {
   const registry = new ScriptedRegistry(clock);
   registry.answer = () => ({ held: LEASES });
   const batcher = new Batcher(gpus(2, 100), registry, clock);
-  const roster = rosterOf(batcher, clock);
+  const operator = operatorFor(batcher, clock);
   const run = (ms: number): Promise<number> => clock.run(clock.now() + ms);
-  return { clock, registry, batcher, roster, run, slots: batcher.dispatcher.workers.slots };
+  return { clock, registry, batcher, operator, run, slots: batcher.dispatcher.workers.slots };
 }
 
 describe("an order", () => {
   test("goes out with the next beat, which comes soon, and the worker stays held and listed", async () => {
-    const { registry, batcher, roster, run, slots } = stage();
+    const { registry, batcher, operator, run, slots } = stage();
     await batcher.membership.start();
     await run(100);
     const before = registry.beats.length;
     assert.equal(registry.last.member.orders, undefined);
-    roster.drain("gpu-0");
+    operator.drain("gpu-0");
     await run(50);
     assert.equal(registry.beats.length, before + 1);
     const { orders, workers } = registry.last.member;
@@ -87,16 +117,17 @@ describe("an order", () => {
         version: "1",
         beatMs: 500,
         aliveMs: 2000,
-        models: [{ name: MODEL }],
+        models: () => [MODEL],
+        dispatchers: () => [],
       },
       { registry, clock, events, random: () => 0 },
     );
     const workers = [{ ...WORKER, name: "gpu-0", address: "http://gpu-0/run" }];
     membership.fleet.hear({ held: [], giveBack: [], unheld: [], members: [member({ id: "b", workers })] });
-    const roster = new Roster([{ name: MODEL, kind: "http", scaled: false }], { clock, events, membership });
-    roster.drain("gpu-0");
+    const operator = operatorOf(membership, events, clock);
+    operator.drain("gpu-0");
     assert.equal(membership.orders.isAside(LEASES[0]!), true);
-    return assert.rejects(roster.remove("gpu-0"), /another process lists gpu-0; ask that one, or drain it/);
+    return assert.rejects(operator.remove("gpu-0"), /another process lists gpu-0; ask that one, or drain it/);
   });
 });
 
@@ -115,10 +146,10 @@ const WORKER: Omit<WorkerBeat, "name"> = {
 };
 
 test("a lease whose worker was removed is given back with the next beat", async () => {
-  const { registry, batcher, roster, run } = stage();
+  const { registry, batcher, operator, run } = stage();
   await batcher.membership.start();
   await run(10);
-  assert.equal((await roster.remove("gpu-0")).gone, true);
+  assert.equal((await operator.remove("gpu-0")).gone, true);
   await run(200);
   assert.deepEqual(registry.last.listed[0]!.leases, [LEASES[1]]);
   assert.deepEqual(registry.last.releasing, [LEASES[0]]);
@@ -154,7 +185,7 @@ describe("two batchers on a real server", () => {
     const held = (): number =>
       one.dispatcher.workers.held(clock.now()) + other.dispatcher.workers.held(clock.now());
     await until(() => held() === 3 && fleet.every(({ batches }) => batches > 5), "all work");
-    rosterOf(one).drain("gpu-2");
+    operatorFor(one).drain("gpu-2");
     const aside = ({ dispatcher }: Batcher): boolean => dispatcher.workers.slots[2]!.drained;
     await until(() => aside(one) && aside(other) && fleet[2]!.running === 0, "all know");
     const before = fleet.map(({ batches }) => batches);
@@ -163,11 +194,11 @@ describe("two batchers on a real server", () => {
       "others work",
     );
     assert.equal(fleet[2]!.batches, before[2]);
-    rosterOf(other).resume("gpu-2");
+    operatorFor(other).resume("gpu-2");
     await until(() => fleet[2]!.batches > before[2]! + 5, "it works again");
     const holder = one.dispatcher.workers.slots[0]!.held(clock.now()) ? one : other;
     const next = holder === one ? other : one;
-    await rosterOf(holder).remove("gpu-0");
+    await operatorFor(holder).remove("gpu-0");
     await until(() => next.dispatcher.workers.slots[0]!.held(clock.now()), "the other has it");
     const since = fleet[0]!.batches;
     await until(() => fleet[0]!.batches > since + 5, "and uses it");

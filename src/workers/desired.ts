@@ -1,0 +1,162 @@
+/**
+ * Which workers a model should have, and what to do about the ones it has. Pure.
+ *
+ *   desired = config ∪ DNS ∪ added by operators − removed by operators
+ *
+ * A removed worker stays out until it is added again, or the config lists it no more. Network workers are told apart by their
+ * addresses. Workers that Ferry starts itself are a number of them, `size`, which the config, operators and the autoscaler set;
+ * a removed one is known by its number (`python-2`), which is also the GPU that it is given.
+ */
+import type { ModelConfig } from "../app/config/config.ts";
+import { fixedWorkers, hasAddresses } from "../app/config/worker-addresses.ts";
+
+export interface PoolInputs {
+  readonly config: ModelConfig;
+  /** Addresses that DNS names. */
+  readonly found: ReadonlyMap<string, FoundAddress>;
+  /** Addresses that operators added and the config does not list. */
+  readonly added: ReadonlySet<string>;
+  /** Workers that the config lists and operators removed: address, or the number of one that Ferry starts, → its name. */
+  readonly removed: ReadonlyMap<string, string>;
+  /** How many workers Ferry should run itself; without meaning for network workers. */
+  readonly size: number;
+}
+
+export interface FoundAddress {
+  /** `name:port` that the worker is asked by. */
+  readonly host: string;
+  /** The DNS name as operators are shown it. */
+  readonly from: string;
+}
+
+export interface DesiredWorker {
+  readonly address: string;
+  readonly host?: string;
+  /** The DNS name that it is there for; undefined where the config or an operator names it. */
+  readonly from?: string;
+}
+
+/** By address; empty where Ferry starts the workers itself. */
+export function desiredAddresses({ config, found, added, removed }: PoolInputs): Map<string, DesiredWorker> {
+  const desired = new Map<string, DesiredWorker>();
+  if (!hasAddresses(config.backend)) return desired;
+  for (const [address, { host, from }] of found) desired.set(address, { address, host, from });
+  for (const address of listedAddresses(config)) desired.set(address, { address });
+  for (const address of removed.keys()) desired.delete(address);
+  for (const address of added) desired.set(address, { address });
+  return desired;
+}
+
+/** What is compared with the desired set; the worker itself has all of it. */
+export interface ActualWorker {
+  readonly address: string | undefined;
+  readonly number: string | undefined;
+  readonly retiring: boolean;
+  /** It retires, and its backend was replaced: its successor may join before it is gone. */
+  readonly replaced: boolean;
+  readonly drained: boolean;
+  readonly busy: boolean;
+  /** Its share of a healthy worker's pace; 0 while it is down. */
+  readonly pace: number;
+}
+
+export interface Plan<W extends ActualWorker> {
+  readonly retire: readonly W[];
+  /** To be started; not those whose machine still has a worker, which may be on its way out. */
+  readonly start: readonly DesiredWorker[];
+  /** How many more of Ferry's own to start. */
+  readonly grow: number;
+}
+
+/** `actual`: in the order in which they came. `starting`: own workers under way. */
+export function planOf<W extends ActualWorker>(
+  inputs: PoolInputs,
+  actual: readonly W[],
+  starting = 0,
+): Plan<W> {
+  const { config, removed, size } = inputs;
+  const live = actual.filter(({ retiring }) => !retiring);
+  if (hasAddresses(config.backend)) {
+    const desired = desiredAddresses(inputs);
+    const present = new Set(actual.filter(({ replaced }) => !replaced).map(({ address }) => address));
+    return {
+      retire: live.filter(({ address }) => !desired.has(address ?? "")),
+      start: [...desired.values()].filter(({ address }) => !present.has(address)),
+      grow: 0,
+    };
+  }
+  const out = live.filter(({ number }) => removed.has(number ?? ""));
+  // The autoscaler replaces a worker that an operator drained.
+  const counted = live.filter((each) => !out.includes(each) && !(config.scaling.apply && each.drained));
+  const excess = Math.max(0, counted.length + starting - size);
+  const expendable = counted
+    .toReversed()
+    .toSorted(
+      (a, b) => Number(b.drained) - Number(a.drained) || a.pace - b.pace || Number(a.busy) - Number(b.busy),
+    );
+  return {
+    retire: [...out, ...expendable.slice(0, excess)],
+    start: [],
+    grow: Math.max(0, size - counted.length - starting),
+  };
+}
+
+/** What stays of the operators' changes when the config becomes `next`. */
+export function inputsAfter(
+  { config, found, added, removed, size }: PoolInputs,
+  next: ModelConfig,
+): PoolInputs {
+  const listed = new Set(listedAddresses(next));
+  if (hasAddresses(next.backend)) {
+    const sameKind = config.backend.kind === next.backend.kind;
+    return {
+      config: next,
+      found: sameKind ? found : new Map(),
+      added: new Set(sameKind ? [...added].filter((each) => !listed.has(each)) : []),
+      removed: new Map([...removed].filter(([each]) => listed.has(each))),
+      size: 0,
+    };
+  }
+  const same = sameNumber(config, next);
+  return {
+    config: next,
+    found: new Map(),
+    added: new Set(),
+    // Another number, or another kind, is a new list.
+    removed: same && !next.scaling.apply ? removed : new Map(),
+    // The autoscaler sets it itself.
+    size: same || (next.scaling.apply && !hasAddresses(config.backend)) ? size : next.backend.workers,
+  };
+}
+
+export function newInputs(config: ModelConfig): PoolInputs {
+  const { backend } = config;
+  const size = hasAddresses(backend) ? 0 : backend.workers;
+  return { config, found: new Map(), added: new Set(), removed: new Map(), size };
+}
+
+/** Whether the config lists it, so that it would come back by itself; `key` as in `removed`. */
+export function isListed(config: ModelConfig, key: string): boolean {
+  const { backend, scaling } = config;
+  if (hasAddresses(backend)) return listedAddresses(config).includes(key);
+  // Where the autoscaler sees to the number, one that was removed is replaced.
+  return !scaling.apply && Number(key) <= backend.workers;
+}
+
+export function listedAddresses({ backend }: ModelConfig): string[] {
+  return hasAddresses(backend) ? fixedWorkers(backend.workers).map(hrefOf) : [];
+}
+
+/** The same list of workers that Ferry starts itself. */
+export function sameNumber({ backend }: ModelConfig, next: ModelConfig): boolean {
+  return backend.kind === next.backend.kind && backend.workers === next.backend.workers;
+}
+
+/** Of one that Ferry starts itself: `python-2`, or in a fleet `python-2@f1c3a`. */
+export function numberOf(name: string): string | undefined {
+  return /-(\d+)(?:@\w+)?$/.exec(name)?.[1];
+}
+
+export function hrefOf(address: string): string {
+  return URL.parse(address)?.href ?? address;
+}
