@@ -76,18 +76,12 @@ function commandsIn(file: string, known: ReadonlySet<string>): string[] {
 test("the rights are the commands that Ferry sends, each of them and no other", async () => {
   await using server = await startServer();
   const known = await commandsOf(server);
-<<<<<<< HEAD
-  const files = globSync(["src/{engine,workers/fleet,gateway/admission}/**/*.{ts,lua}"], {
-    cwd: ROOT,
-  });
-=======
   const files = globSync(
     ["src/{engine,workers/fleet,gateway/admission}/**/*.ts", "src/{engine,workers/fleet}/**/*.lua"],
     {
       cwd: ROOT,
     },
   );
->>>>>>> main
   const sent = new Set(files.flatMap((file) => commandsIn(file, known)));
   assert.ok(sent.has("xreadgroup") && sent.has("ssubscribe") && sent.has("cluster|slots"));
   const needed = [...sent].filter((name) => !NEEDS_NO_RIGHT.has(name));
