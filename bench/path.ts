@@ -1,11 +1,17 @@
 /**
- * CPU time of one sync native request inside the gateway, from the parsed HTTP head to the rendered answer: `node bench/path.ts`.
+ * CPU time and memory of one sync native request inside the gateway, from the parsed HTTP head to the rendered answer, with the
+ * promise-free wait of `RequestPath.run` and without it: `node bench/path.ts`, half a minute.
  *
- * Everything is as in production (credentials, admission, gate, memory engine, waiters, rendering) but for the socket:
- * requests are plain objects that hold their body, 64 at a time, and the "worker" settles a batch with a claim and a settle.
- * So the figure is small (some 10 µs of a request's 50) and steady enough to compare two ways of writing the path.
+ * Everything is as in production (credentials, admission, capacity gate, memory engine, waiters, rendering) but for the
+ * socket: requests are objects that hold their body, 64 at a time, and a batch is one claim and one settle. So the figure is a
+ * tenth of what a request costs with its socket, and steady enough to compare two ways of writing the path. `promises` is what
+ * an async path would do: a promise for the outcome, awaited by the function that has parsed the body. Memory is what each
+ * of 5,000 requests holds while it waits, its task in the engine included.
  */
+import { setFlagsFromString } from "node:v8";
+import { runInNewContext } from "node:vm";
 import { SystemClock } from "../src/app/clock.ts";
+import type { RecordView } from "../src/engine/engine.ts";
 import { MemoryEngine } from "../src/engine/memory/engine.ts";
 import { Admission } from "../src/gateway/admission/admission.ts";
 import { Credentials } from "../src/gateway/admission/credentials.ts";
@@ -13,7 +19,7 @@ import { CapacityGate } from "../src/gateway/admission/capacity-gate.ts";
 import { ProcessLoad } from "../src/gateway/admission/process-load.ts";
 import type { Exchange } from "../src/gateway/exchange.ts";
 import { NativeProtocol } from "../src/gateway/native.ts";
-import { RequestPath } from "../src/gateway/request-path.ts";
+import { type Ended, RequestPath } from "../src/gateway/request-path.ts";
 import { Waiters } from "../src/gateway/waiters.ts";
 import { Events } from "../src/observe/events.ts";
 
@@ -21,7 +27,10 @@ const model = "bench";
 const atOnce = 64;
 const rounds = 4000;
 const runs = 3;
-const text = JSON.stringify({ input: "x".repeat(2000) });
+const waiting = 5000;
+const body = Buffer.from(JSON.stringify({ input: "x".repeat(2000) }));
+setFlagsFromString("--expose-gc");
+const gc = runInNewContext("gc") as () => void;
 
 const clock = new SystemClock();
 const events = new Events();
@@ -86,10 +95,7 @@ class Asked {
     throw error as Error;
   }
   body(): Promise<string> {
-    return new Promise((resolve) => resolve(text));
-  }
-  read(use: (text: string) => unknown): void {
-    void use(text);
+    return new Promise((resolve) => resolve(body.toString()));
   }
   send(): void {
     this.answered = true;
@@ -103,6 +109,10 @@ class Asked {
 async function round(): Promise<void> {
   for (let at = 0; at < atOnce; at++) void post(new Asked() as unknown as Exchange, "");
   await new Promise(setImmediate);
+  await settle();
+}
+
+async function settle(): Promise<void> {
   const batch = { id: "b", worker: "w", reason: "full", startedAt: clock.now(), why: "" } as const;
   const lease = await engine.claim({ model, parameters: "", max: atOnce, batch, leaseMs: 60_000 });
   await engine.settle(
@@ -112,18 +122,61 @@ async function round(): Promise<void> {
   await new Promise(setImmediate);
 }
 
-const figures: number[] = [];
-for (let at = 0; at < rounds; at++) await round();
-for (let run = 0; run < runs; run++) {
+async function figure(): Promise<number> {
   answered = 0;
   const before = process.cpuUsage();
   for (let at = 0; at < rounds; at++) await round();
   const { user, system } = process.cpuUsage(before);
   if (answered !== rounds * atOnce) throw new Error(`${answered} answers`);
-  figures.push((user + system) / answered);
+  return (user + system) / answered;
 }
-const sorted = figures.toSorted((a, b) => a - b);
-process.stdout.write(
-  `${sorted[1]!.toFixed(2)} µs of CPU a request (${sorted[0]!.toFixed(2)} to ${sorted[2]!.toFixed(2)})\n`,
-);
+
+/** Bytes, heap and buffers, that each waiting request holds. */
+async function held(): Promise<number> {
+  gc();
+  const before = process.memoryUsage();
+  for (let at = 0; at < waiting; at++) {
+    void post(new Asked() as unknown as Exchange, "");
+    if (at % atOnce === 0) await new Promise(setImmediate);
+  }
+  await new Promise(setImmediate);
+  gc();
+  const after = process.memoryUsage();
+  for (let at = 0; at < waiting / atOnce; at++) await settle();
+  return (after.heapUsed + after.external - before.heapUsed - before.external) / waiting;
+}
+
+const run = path.run.bind(path);
+const call = waiters.call.bind(waiters);
+const modes = {
+  calls: { run, call },
+  promises: {
+    run: (...[request, caller, inference, render]: Parameters<typeof run>) =>
+      new Promise<void>((resolve, reject) => {
+        const ended = new Promise<Ended>((end) => void run(request, caller, inference, end));
+        ended.then(async (how) => render(how)).then(resolve, reject);
+      }),
+    call: (...[waiter, until, woken]: Parameters<typeof call>) =>
+      void new Promise<RecordView | undefined>((wake) => call(waiter, until, wake)).then(woken),
+  },
+};
+const figures = { calls: [] as number[], promises: [] as number[] };
+for (let at = 0; at <= runs; at++) {
+  for (const mode of ["calls", "promises"] as const) {
+    path.run = modes[mode].run;
+    waiters.call = modes[mode].call;
+    const us = await figure();
+    // The first warms up.
+    if (at > 0) figures[mode].push(us);
+  }
+}
+for (const [mode, all] of Object.entries(figures)) {
+  Object.assign(path, { run: modes[mode as keyof typeof modes].run });
+  Object.assign(waiters, { call: modes[mode as keyof typeof modes].call });
+  const bytes = Math.round(await held());
+  const [low, median, high] = all.toSorted((a, b) => a - b).map((us) => us.toFixed(2));
+  process.stdout.write(
+    `${mode.padEnd(10)} ${median} µs of CPU a request (${low} to ${high}), ${bytes} bytes while it waits\n`,
+  );
+}
 process.exit(0);

@@ -11,7 +11,7 @@ import { readFileSync, writeFileSync } from "node:fs";
 import { settingRows, settings, type SettingRow } from "../src/app/config/config.ts";
 import { needsRestart } from "../src/app/config/diff.ts";
 import { REMOVED } from "../src/app/config/removed.ts";
-import type { Fields, Leaf, Setting } from "../src/app/config/kinds.ts";
+import type { SettingFields, Leaf, Setting } from "../src/app/config/kinds.ts";
 
 interface Generated {
   /** From the root of the checkout. */
@@ -107,7 +107,7 @@ function exampleOf(name: string, setting: Setting): string[] {
   }
 }
 
-function fieldLines(fields: Fields): string[] {
+function fieldLines(fields: SettingFields): string[] {
   return Object.entries(fields).flatMap(([name, setting]) => exampleOf(name, setting));
 }
 

@@ -6,7 +6,7 @@ import { randomUUID } from "node:crypto";
 import type { Prospects } from "../gateway/admission/capacity-gate.ts";
 import { SimulatedBackend } from "../workers/backend/simulated.ts";
 import { makeBackend } from "./backends.ts";
-import type { Tally as Done } from "../cli/terminal/banner.ts";
+import type { ServeTotals as Done } from "../cli/terminal/banner.ts";
 import { CERTIFICATE_RELOAD_MS, Certificates } from "../gateway/certificates.ts";
 import { type EdgeTls, MAX_HEADERS, MAX_STREAMS } from "../gateway/http2.ts";
 import { type Clock, SystemClock } from "./clock.ts";

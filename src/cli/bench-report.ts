@@ -2,10 +2,10 @@
  * The report of `ferry bench` for people. Goals first; one unit (ms) for all latencies; what was served and what
  * was refused are never mixed. Rows that could not be measured are left out, and the report says why.
  */
-import { type Row, compare, differences } from "./bench/compare.ts";
+import { type ComparisonRow, compare, differences } from "./bench/compare.ts";
 import { LATE_MS } from "./bench/driver.ts";
 import type { ServerSide } from "./bench/exposition.ts";
-import type { Counts, Latency, Result } from "./bench/results.ts";
+import type { ResultCounts, Latency, Result } from "./bench/results.ts";
 import type { SloResult } from "./bench/slo.ts";
 import { type Paint, printable } from "./terminal/terminal.ts";
 
@@ -32,18 +32,18 @@ export function renderResult(result: Result, colors: Paint): string {
   return `${lines.join("\n")}\n`;
 }
 
-export function number(value: number, decimals = 0): string {
+export function formatNumber(value: number, decimals = 0): string {
   return value.toLocaleString("en-US", { minimumFractionDigits: decimals, maximumFractionDigits: decimals });
 }
 
-export function ms(value: number | null): string {
+export function formatMs(value: number | null): string {
   if (value === null) return "–";
-  return number(value, value < 1 ? 2 : value < 10_000 ? 1 : 0);
+  return formatNumber(value, value < 1 ? 2 : value < 10_000 ? 1 : 0);
 }
 
 function percent(share: number): string {
   const value = share * 100;
-  return `${number(value, value > 0 && value < 10 ? 1 : 0)} %`;
+  return `${formatNumber(value, value > 0 && value < 10 ? 1 : 0)} %`;
 }
 
 function row(name: string, text: string): string {
@@ -61,23 +61,23 @@ function headline(result: Result): string {
   const { load, target, interrupted } = result;
   const what =
     load.kind === "open"
-      ? `open loop, ${number(load.rate ?? 0)} req/s (${load.arrivals}), latency from the intended start`
-      : `closed loop, ${number(load.callers ?? 0)} callers, latency from the send`;
+      ? `open loop, ${formatNumber(load.rate ?? 0)} req/s (${load.arrivals}), latency from the intended start`
+      : `closed loop, ${formatNumber(load.callers ?? 0)} callers, latency from the send`;
   const time = `${seconds(load.seconds)}${interrupted ? ", interrupted" : ""} after ${seconds(load.warmupSeconds)} of warm-up`;
   return `  ${printable(target.url)}   ${what}, ${time}`;
 }
 
 function seconds(value: number): string {
-  return `${number(value, value < 10 && value % 1 !== 0 ? 1 : 0)} s`;
+  return `${formatNumber(value, value < 10 && value % 1 !== 0 ? 1 : 0)} s`;
 }
 
 function goalText(slo: SloResult): string {
   const decimals = slo.unit === "ms" || slo.unit === "%" ? 1 : 0;
   const unit = slo.unit === "" ? "" : ` ${slo.unit}`;
-  const value = slo.measured === null ? "not measured" : `${number(slo.measured, decimals)}${unit}`;
+  const value = slo.measured === null ? "not measured" : `${formatNumber(slo.measured, decimals)}${unit}`;
   if (slo.met && slo.measured === 0 && slo.limit === 0) return `${slo.name} 0`;
   const sign = slo.name === "rate" ? (slo.met ? "≥" : "<") : slo.met ? "≤" : ">";
-  return `${slo.name} ${value} ${slo.measured === null ? "for" : sign} ${number(slo.limit, slo.limit % 1 === 0 ? 0 : 2)}${unit}`;
+  return `${slo.name} ${value} ${slo.measured === null ? "for" : sign} ${formatNumber(slo.limit, slo.limit % 1 === 0 ? 0 : 2)}${unit}`;
 }
 
 function goalLines(slos: readonly SloResult[], { green, red, bold }: Paint): string[] {
@@ -91,21 +91,21 @@ function countLine(
   { red }: Paint,
 ): string {
   const bad = (name: string, count: number): string => {
-    const text = `${name} ${number(count)}`;
+    const text = `${name} ${formatNumber(count)}`;
     return count > 0 ? red(text) : text;
   };
   const cells = [
-    `offered ${number(counts.offered)}`,
-    `served ${number(counts.served)}`,
-    `refused ${number(counts.refused)}`,
+    `offered ${formatNumber(counts.offered)}`,
+    `served ${formatNumber(counts.served)}`,
+    `refused ${formatNumber(counts.refused)}`,
     bad("failed", counts.failed),
     bad("lost", counts.lost),
     ...(counts.unsent > 0 ? [bad("not sent", counts.unsent)] : []),
-    ...(counts.pending > 0 ? [`on their way ${number(counts.pending)}`] : []),
+    ...(counts.pending > 0 ? [`on their way ${formatNumber(counts.pending)}`] : []),
     ...(crossed > 0 ? [bad("crossed", crossed)] : []),
-    ...(cached > 0 ? [`from the cache ${number(cached)}`] : []),
+    ...(cached > 0 ? [`from the cache ${formatNumber(cached)}`] : []),
   ];
-  return `  ${cells.join("  ")}      ${number(offeredPerSecond)}/s offered, ${number(servedPerSecond)}/s served`;
+  return `  ${cells.join("  ")}      ${formatNumber(offeredPerSecond)}/s offered, ${formatNumber(servedPerSecond)}/s served`;
 }
 
 const NAMES = ["p50", "p90", "p95", "p99", "p99.9", "max"] as const;
@@ -113,31 +113,38 @@ const NAMES = ["p50", "p90", "p95", "p99", "p99.9", "max"] as const;
 function latencyLines({ latencyMs, mean, counts, refusedP99Ms }: Result): string[] {
   const lines: string[] = [];
   if (counts.served > 0) {
-    lines.push(row("latency ms", NAMES.map((name) => `${name} ${ms(latencyMs[name])}`).join("  ")));
+    lines.push(row("latency ms", NAMES.map((name) => `${name} ${formatMs(latencyMs[name])}`).join("  ")));
     lines.push(row("mean ms", splitText(latencyMs, mean)));
   }
   if (counts.refused > 0 && refusedP99Ms !== null)
-    lines.push(row("refusals", `told within ${ms(refusedP99Ms)} ms (p99)`));
+    lines.push(row("refusals", `told within ${formatMs(refusedP99Ms)} ms (p99)`));
   return lines;
 }
 
 /** "115.7 = queue 15.4 + worker 100.0 + gateway and network 0.3" */
 function splitText(latencyMs: Latency, mean: Result["mean"]): string {
-  const all = ms(latencyMs.mean);
+  const all = formatMs(latencyMs.mean);
   if (mean.queue === null) return all;
   if (mean.worker !== null && mean.gateway !== null)
-    return `${all} = queue ${ms(mean.queue)} + worker ${ms(mean.worker)} + gateway and network ${ms(mean.gateway)}`;
-  if (mean.inside === null) return `${all}, of which queue ${ms(mean.queue)}`;
-  return `${all} = queue ${ms(mean.queue)} + worker and gateway ${ms(mean.inside)} + network ${ms(mean.outside)}`;
+    return `${all} = queue ${formatMs(mean.queue)} + worker ${formatMs(mean.worker)} + gateway and network ${formatMs(mean.gateway)}`;
+  if (mean.inside === null) return `${all}, of which queue ${formatMs(mean.queue)}`;
+  return `${all} = queue ${formatMs(mean.queue)} + worker and gateway ${formatMs(mean.inside)} + network ${formatMs(mean.outside)}`;
 }
 
 function tierLines({ tiers }: Result): string[] {
   if (tiers.length === 0) return [];
-  const cells = (counts: Counts): string[] =>
-    [counts.offered, counts.served, counts.refused, counts.failed, counts.lost].map((value) => number(value));
+  const cells = (counts: ResultCounts): string[] =>
+    [counts.offered, counts.served, counts.refused, counts.failed, counts.lost].map((value) =>
+      formatNumber(value),
+    );
   const rows = [
     ["", "offered", "served", "refused", "failed", "lost", "p50 ms", "p99 ms"],
-    ...tiers.map((tier) => [tier.name, ...cells(tier), ms(tier.latencyMs.p50), ms(tier.latencyMs.p99)]),
+    ...tiers.map((tier) => [
+      tier.name,
+      ...cells(tier),
+      formatMs(tier.latencyMs.p50),
+      formatMs(tier.latencyMs.p99),
+    ]),
   ];
   const widths = rows[0]!.map((_, at) => Math.max(...rows.map((cells) => cells[at]!.length)));
   return rows.map((cells, line) =>
@@ -151,7 +158,7 @@ function tierLines({ tiers }: Result): string[] {
 function serverLines({ server, serverMissing, fill }: Result): string[] {
   if (server === null) {
     const known =
-      fill === null ? "not known" : `fill ${number(fill, 1)}, as the answers tell; more is not known`;
+      fill === null ? "not known" : `fill ${formatNumber(fill, 1)}, as the answers tell; more is not known`;
     return [row("batches", `${known}: ${printable(serverMissing ?? "")}`)];
   }
   if (server.batches === 0) return [row("batches", "none in that time")];
@@ -164,7 +171,7 @@ function batchText({ batches, tasks, seconds: time, maxBatchSize, reasons }: Ser
     const share = (reasons[name] ?? 0) / batches;
     return `${name} ${bar(share)} ${percent(share)}`.replace("  ", " ");
   });
-  return `${number(batches)}, ${number(batches / time, 1)}/s, fill ${number(tasks / batches, 1)}/${maxBatchSize}   ${why.join("  ")}`;
+  return `${formatNumber(batches)}, ${formatNumber(batches / time, 1)}/s, fill ${formatNumber(tasks / batches, 1)}/${maxBatchSize}   ${why.join("  ")}`;
 }
 
 function fillText({ sizes, batches }: ServerSide): string {
@@ -177,14 +184,14 @@ function fillText({ sizes, batches }: ServerSide): string {
 
 function gpuText({ filled, empty, idle, workers, workerMs }: ServerSide): string {
   if (!Number.isFinite(filled)) return "this process runs no workers; name its batchers with --admin";
-  const call = Number.isFinite(workerMs) ? `, ${ms(workerMs)} ms a call` : "";
+  const call = Number.isFinite(workerMs) ? `, ${formatMs(workerMs)} ms a call` : "";
   return `filled seats ${percent(filled)}   empty seats ${percent(empty)}   idle ${percent(idle)}   (${workers} workers${call})`;
 }
 
 export function codes({ codes: all }: Result): string {
   return (
     Object.entries(all)
-      .map(([code, count]) => `${printable(code)} ${number(count)}`)
+      .map(([code, count]) => `${printable(code)} ${formatNumber(count)}`)
       .join("  ") || "none"
   );
 }
@@ -197,7 +204,7 @@ function clientText({ client, load, verified, uniqueInputs }: Result): string {
     : uniqueInputs
       ? "outputs do not show whose they are"
       : "answers not checked";
-  return `CPU ${percent(client.cpuShare)} of a core${late}, ${number(client.connections)} connections; ${checked}`;
+  return `CPU ${percent(client.cpuShare)} of a core${late}, ${formatNumber(client.connections)} connections; ${checked}`;
 }
 
 /** What a reader must know to trust the figures. */
@@ -206,25 +213,25 @@ function notesOf(result: Result): { readonly text: string; readonly isBad: boole
   const notes: { text: string; isBad: boolean }[] = [];
   const add = (text: string, isBad = false): void => void notes.push({ text, isBad });
   if (crossed > 0)
-    add(`${number(crossed)} answers carried somebody else's output: this must never happen`, true);
+    add(`${formatNumber(crossed)} answers carried somebody else's output: this must never happen`, true);
   if (client.bottleneck.length > 0) add(bottleneckText(result), true);
   if (counts.unsent > 0)
     add(
-      `${number(counts.unsent)} requests were not sent: too many were on their way (--outstanding, --timeout)`,
+      `${formatNumber(counts.unsent)} requests were not sent: too many were on their way (--outstanding, --timeout)`,
       true,
     );
   if (client.waited > counts.offered / 1000 && client.connections >= load.connections)
     add(
-      `${number(client.waited)} requests waited for one of the ${number(load.connections)} connections, which ` +
+      `${formatNumber(client.waited)} requests waited for one of the ${formatNumber(load.connections)} connections, which ` +
         "their latency includes; raise --connections if your callers would have more",
     );
   if (cached > 0 && uniqueInputs)
-    add(`${number(cached)} answers came from the cache, though inputs were unique`);
+    add(`${formatNumber(cached)} answers came from the cache, though inputs were unique`);
   else if (cached > 0 || !uniqueInputs)
     add("inputs repeated: the cache, or a request in flight, may have answered");
   if ((all["202"] ?? 0) > 0) add("202: the latency is that of being accepted, not of the outcome");
   if (counts.served > 0 && counts.served < 1000)
-    add(`${number(counts.served)} answers are few for a p99.9; measure longer`);
+    add(`${formatNumber(counts.served)} answers are few for a p99.9; measure longer`);
   return notes;
 }
 
@@ -252,20 +259,26 @@ export function renderMarkdown(result: Result): string {
   rows.push(
     [
       "served",
-      `${number(counts.served)} of ${number(counts.offered)} offered, ${number(result.servedPerSecond)}/s`,
+      `${formatNumber(counts.served)} of ${formatNumber(counts.offered)} offered, ${formatNumber(result.servedPerSecond)}/s`,
     ],
     [
       "refused, failed, lost",
-      [counts.refused, counts.failed, counts.lost].map((count) => number(count)).join(", "),
+      [counts.refused, counts.failed, counts.lost].map((count) => formatNumber(count)).join(", "),
     ],
-    ["latency p50, p90, p95", `${ms(latencyMs.p50)}, ${ms(latencyMs.p90)}, ${ms(latencyMs.p95)} ms`],
-    ["latency p99, p99.9, max", `${ms(latencyMs.p99)}, ${ms(latencyMs["p99.9"])}, ${ms(latencyMs.max)} ms`],
+    [
+      "latency p50, p90, p95",
+      `${formatMs(latencyMs.p50)}, ${formatMs(latencyMs.p90)}, ${formatMs(latencyMs.p95)} ms`,
+    ],
+    [
+      "latency p99, p99.9, max",
+      `${formatMs(latencyMs.p99)}, ${formatMs(latencyMs["p99.9"])}, ${formatMs(latencyMs.max)} ms`,
+    ],
     ["mean", `${splitText(latencyMs, result.mean)} ms`],
   );
   if (server !== null && server.batches > 0) {
-    const fill = `${number(server.tasks / server.batches, 1)} of ${server.maxBatchSize}`;
+    const fill = `${formatNumber(server.tasks / server.batches, 1)} of ${server.maxBatchSize}`;
     rows.push(
-      ["batches", `${number(server.batches)}, filled ${fill}`],
+      ["batches", `${formatNumber(server.batches)}, filled ${fill}`],
       [
         "GPU time",
         `filled seats ${percent(server.filled)}, empty ${percent(server.empty)}, idle ${percent(server.idle)}`,
@@ -336,19 +349,19 @@ export function renderComparison(a: Saved, b: Saved, colors: Paint, markdown: bo
   return `${[...lines, ...notes.map((note) => colors.dim(`  ${note}`))].join("\n")}\n`;
 }
 
-function paintRow(text: string, row: Row | undefined, { green, red }: Paint): string {
+function paintRow(text: string, row: ComparisonRow | undefined, { green, red }: Paint): string {
   if (row?.verdict === "better") return green(text);
   return row?.verdict === "worse" ? red(text) : text;
 }
 
-function value({ unit }: Row, figure: number | null): string {
+function value({ unit }: ComparisonRow, figure: number | null): string {
   if (figure === null) return "–";
-  if (unit === "ms") return ms(figure);
-  return number(figure, unit === "req/s" ? 0 : unit === "%" ? 2 : 1);
+  if (unit === "ms") return formatMs(figure);
+  return formatNumber(figure, unit === "req/s" ? 0 : unit === "%" ? 2 : 1);
 }
 
-function change({ a, b, change }: Row): string {
+function change({ a, b, change }: ComparisonRow): string {
   if (a === null || b === null || a === b) return "";
   const arrow = b > a ? "▲" : "▼";
-  return change === null ? arrow : `${arrow} ${number(Math.abs(change) * 100, 1)} %`;
+  return change === null ? arrow : `${arrow} ${formatNumber(Math.abs(change) * 100, 1)} %`;
 }

@@ -15,7 +15,7 @@ import { version } from "../app/version.ts";
 import { Random } from "../core/random.ts";
 import { AdminClient, trustIn } from "./admin-client.ts";
 import { type BenchPlan, benchFlags, commandLine, parsePlan } from "./bench-flags.ts";
-import { type Saved, number, renderComparison, renderMarkdown, renderResult } from "./bench-report.ts";
+import { type Saved, formatNumber, renderComparison, renderMarkdown, renderResult } from "./bench-report.ts";
 import { type Sign, type Target, preflight } from "./bench/connection.ts";
 import { Driver } from "./bench/driver.ts";
 import { type Scrape, type ServerSide, serverSide } from "./bench/exposition.ts";
@@ -315,21 +315,21 @@ class Progress {
 
   line(): string {
     const { account, elapsedMs } = this.#driver;
-    if (elapsedMs <= 0) return `  warming up, ${number(-elapsedMs / 1000, 1)} s left`;
+    if (elapsedMs <= 0) return `  warming up, ${formatNumber(-elapsedMs / 1000, 1)} s left`;
     const done = Math.min(1, elapsedMs / this.#durationMs);
     const filled = Math.round(done * BAR);
-    const time = [elapsedMs, this.#durationMs].map((ms) => `${number(ms / 1000)} s`);
+    const time = [elapsedMs, this.#durationMs].map((ms) => `${formatNumber(ms / 1000)} s`);
     const p99 = account.latency.percentileMs(99);
     const fill = account.meanFill;
-    const bad = account.errors === 0 ? "" : `   errors ${number(account.errors)}`;
+    const bad = account.errors === 0 ? "" : `   errors ${formatNumber(account.errors)}`;
     return [
       `  ${time[0]} ${"━".repeat(filled)}${"╌".repeat(BAR - filled)} ${time[1]}`,
-      `${number((account.served * 1000) / elapsedMs)} req/s`,
-      ...(Number.isNaN(p99) ? [] : [`p99 ${number(p99)} ms`]),
+      `${formatNumber((account.served * 1000) / elapsedMs)} req/s`,
+      ...(Number.isNaN(p99) ? [] : [`p99 ${formatNumber(p99)} ms`]),
       ...(Number.isNaN(fill)
         ? []
-        : [`fill ${number(fill)}${this.maxBatchSize === undefined ? "" : `/${this.maxBatchSize}`}`]),
-      `refused ${number(account.refused)}${bad}`,
+        : [`fill ${formatNumber(fill)}${this.maxBatchSize === undefined ? "" : `/${this.maxBatchSize}`}`]),
+      `refused ${formatNumber(account.refused)}${bad}`,
     ].join("   ");
   }
 

@@ -9,14 +9,14 @@ import { fleetChart } from "./chart.ts";
 import { type Call, type Console, Failure, type Flag, UsageError } from "./command.ts";
 import { chooseConfig } from "./config-file.ts";
 import { planText } from "./plan-text.ts";
-import { type Ask, type Goal, type Plan, Planner, TARGET_LOAD } from "./plan/planner.ts";
+import { type PlanRequest, type Goal, type Plan, Planner, TARGET_LOAD } from "./plan/planner.ts";
 import { type ServiceTime, capacityOf, parseService, serviceMs } from "./plan/fit.ts";
-import type { Fleet } from "./plan/trial.ts";
+import type { TrialFleet } from "./plan/trial.ts";
 import { count } from "./terminal/banner.ts";
 import { paint, printable, wantsColor } from "./terminal/terminal.ts";
 
 /** Undefined where rate or goal are not given. */
-export function readAsk(call: Call, settings: Settings, service: ServiceTime): Ask | undefined {
+export function readAsk(call: Call, settings: Settings, service: ServiceTime): PlanRequest | undefined {
   const [perSecond, goal] = [readRate(call), readGoal(call)];
   if (perSecond === undefined || goal === undefined) return undefined;
   const { tiers, seed, limits } = settings;
@@ -40,7 +40,11 @@ export function readAsk(call: Call, settings: Settings, service: ServiceTime): A
 }
 
 /** Searches, says how far it is, and draws the chart where one is wanted. */
-export async function findPlan(call: Call, console: Console, ask: Ask): Promise<Plan & { text: string }> {
+export async function findPlan(
+  call: Call,
+  console: Console,
+  ask: PlanRequest,
+): Promise<Plan & { text: string }> {
   const progress = new Progress(console);
   const planner = new Planner(ask, (workers, runs) => {
     progress.tell(`run ${runs + 1}: ${workers} workers, ${count(requestsOf(planner))} requests`);
@@ -217,7 +221,7 @@ function chooseModel({ models }: Config, name: string | undefined): ModelConfig 
 }
 
 /** A fleet of such workers; timeouts as Ferry would have them, longer where a batch takes long. */
-export function fleetOf(call: Call, { config, model, limits }: Settings, service: ServiceTime): Fleet {
+export function fleetOf(call: Call, { config, model, limits }: Settings, service: ServiceTime): TrialFleet {
   const fullMs = serviceMs(service, limits.maxBatchSize);
   const { timeouts } = model;
   const given = call.text("config") !== undefined;

@@ -16,7 +16,7 @@ import type { Figures } from "./plan/trial.ts";
 import { paint, printable, wantsColor } from "./terminal/terminal.ts";
 import { type Call, type Console, Failure, UsageError } from "./command.ts";
 import { Progress, type Settings, fleetOf, readGoal, readTime, readWorkers } from "./plan-find.ts";
-import { figuresJson, percent, share, table, whole } from "./plan-text.ts";
+import { figuresJson, percent, formatShare, table, whole } from "./plan-text.ts";
 
 const MOST_REQUESTS = 1_000_000;
 const WARM_MS = 2000;
@@ -154,7 +154,7 @@ function frontierText(
     whole(quantileOf(figures, goal ?? NO_GOAL)),
     figures.batchesPerThousand.toFixed(1),
     figures.fill.toFixed(0),
-    share(figures.refused + figures.late),
+    formatShare(figures.refused + figures.late),
     note,
   ];
   const note = (one: Candidate): string => {

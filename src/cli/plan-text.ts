@@ -6,9 +6,16 @@
  * requests an hour × 1,000,000.
  */
 import { count, plural } from "./terminal/banner.ts";
-import { type Ask, type Goal, type Plan, type Row, TARGET_LOAD, quantileOf } from "./plan/planner.ts";
+import {
+  type PlanRequest,
+  type Goal,
+  type Plan,
+  type PlanRow,
+  TARGET_LOAD,
+  quantileOf,
+} from "./plan/planner.ts";
 import { formatService } from "./plan/fit.ts";
-import type { Figures, Latency } from "./plan/trial.ts";
+import type { Figures, TrialLatency } from "./plan/trial.ts";
 import type { Paint } from "./terminal/terminal.ts";
 
 /** `left` columns keep to the left, the others to the right. */
@@ -27,7 +34,7 @@ export function table(rows: readonly (readonly string[])[], left: ReadonlySet<nu
   );
 }
 
-export function planText(plan: Plan, ask: Ask, cost: number | undefined, colors: Paint): string {
+export function planText(plan: Plan, ask: PlanRequest, cost: number | undefined, colors: Paint): string {
   const { rows, recommended, knee } = plan;
   const head = ["  workers", "load", "p50", "p95", "p99", "fill", "refused"];
   if (cost !== undefined) head.push("per million");
@@ -38,7 +45,7 @@ export function planText(plan: Plan, ask: Ask, cost: number | undefined, colors:
     whole(row.p95),
     whole(row.p99),
     row.fill.toFixed(0),
-    share(row.refused + row.late),
+    formatShare(row.refused + row.late),
     ...(cost === undefined ? [] : [perMillion(row.workers, ask.perSecond, cost)]),
     ifOneDies(row, ask.goal),
     row === recommended ? why(plan) : row === knee ? "the knee: fewest that meet the goal" : "",
@@ -67,28 +74,28 @@ function why({ recommended, knee }: Plan): string {
 }
 
 /** The goal's quantile and the load with one worker fewer, or what it would refuse. */
-function ifOneDies({ oneFewer }: Row, goal: Goal): string {
+function ifOneDies({ oneFewer }: PlanRow, goal: Goal): string {
   if (oneFewer === undefined) return "nobody is served";
   const unserved = oneFewer.refused + oneFewer.late;
-  if (unserved > 0.001) return `sheds ${share(unserved)}`;
+  if (unserved > 0.001) return `sheds ${formatShare(unserved)}`;
   return `${goal.name} ${whole(quantileOf(oneFewer, goal))}, load ${percent(oneFewer.load)}`;
 }
 
-function tierLines(recommended: Row, { tiers }: Ask): string[] {
+function tierLines(recommended: PlanRow, { tiers }: PlanRequest): string[] {
   if (tiers.length === 1) return [];
-  const row = (name: string, part: number, { p50, p99, refused, late }: Latency): string[] => [
+  const row = (name: string, part: number, { p50, p99, refused, late }: TrialLatency): string[] => [
     `  ${name}`,
     percent(part),
     whole(p50),
     whole(p99),
-    share(refused + late),
+    formatShare(refused + late),
   ];
   const fewer = recommended.oneFewer?.tiers;
   const rows = tiers.map(({ name, share: part }, tier) => {
     const dead = fewer?.[tier];
     return [
       ...row(name, part, recommended.tiers[tier]!),
-      dead === undefined ? "" : `p99 ${whole(dead.p99)}, refused ${share(dead.refused + dead.late)}`,
+      dead === undefined ? "" : `p99 ${whole(dead.p99)}, refused ${formatShare(dead.refused + dead.late)}`,
     ];
   });
   const head = [`  tiers at ${recommended.workers}`, "of all", "p50", "p99", "refused", "if one dies"];
@@ -109,7 +116,7 @@ function boundLine({ boundMs, recommended }: Plan, goal: Goal): string {
     : `  bound for any policy: ${goal.name} ≥ ${whole(boundMs)}`;
 }
 
-function assumed({ fleet, burst, tiers }: Ask): string[] {
+function assumed({ fleet, burst, tiers }: PlanRequest): string[] {
   const { service, jitter, timeouts, limits, overheadMs, admission } = fleet;
   const arrivals =
     burst === undefined
@@ -133,8 +140,8 @@ function perMillion(workers: number, perSecond: number, cost: number): string {
   return costPerMillion(workers, perSecond, cost).toFixed(2);
 }
 
-export function planJson(plan: Plan, ask: Ask, cost: number | undefined): object {
-  const row = (each: Row): object => ({
+export function planJson(plan: Plan, ask: PlanRequest, cost: number | undefined): object {
+  const row = (each: PlanRow): object => ({
     ...figuresJson(each),
     meets_slo: each.meets,
     if_one_dies:
@@ -165,7 +172,7 @@ export function planJson(plan: Plan, ask: Ask, cost: number | undefined): object
   };
 }
 
-function latencyJson({ p50, p95, p99, p999, meanMs, refused, late }: Latency): object {
+function latencyJson({ p50, p95, p99, p999, meanMs, refused, late }: TrialLatency): object {
   return { p50_ms: p50, p95_ms: p95, p99_ms: p99, p999_ms: p999, mean_ms: meanMs, refused, late };
 }
 
@@ -179,7 +186,7 @@ export function percent(value: number): string {
 }
 
 /** With a digit behind the point where that is all there is. */
-export function share(value: number): string {
+export function formatShare(value: number): string {
   if (value === 0) return "0";
   return value < 0.0995 ? `${(100 * value).toFixed(value < 0.001 ? 2 : 1)} %` : percent(value);
 }

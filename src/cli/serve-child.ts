@@ -8,7 +8,7 @@
  */
 import cluster from "node:cluster";
 import type { Config, Role } from "../app/config/config.ts";
-import type { Order, Word } from "../app/processes/processes.ts";
+import type { ProcessOrder, Word } from "../app/processes/processes.ts";
 import type { Reloaded } from "../app/reload.ts";
 import { ChildChanges } from "../app/processes/changes.ts";
 import { Failure, type Console } from "./command.ts";
@@ -25,7 +25,7 @@ import {
 export interface Parent {
   /** Resolves when it is on its way. */
   tell(word: Word): Promise<void>;
-  onOrder(listener: (order: Order) => void): void;
+  onOrder(listener: (order: ProcessOrder) => void): void;
   /** SIGTERM, to this process alone or to all of a group. */
   onTerminate(listener: () => void): void;
   onLost(listener: () => void): void;

@@ -27,7 +27,7 @@ const MAX_PER_SECOND = 2500;
 const CTRL_C = "\u0003";
 const ENTER = "\r";
 
-export interface KeyParts {
+export interface ServeKeyParts {
   readonly config: Config;
   readonly apiUrl: string;
   readonly adminUrl: string;
@@ -42,13 +42,13 @@ export interface KeyParts {
 }
 
 export class ServeKeys {
-  readonly #parts: KeyParts;
+  readonly #parts: ServeKeyParts;
   #load: DemoLoad | undefined;
   /** Loads that were told to stop, and have said how it went. */
   #farewells: Promise<void> = Promise.resolve();
   #ended = false;
 
-  constructor(parts: KeyParts) {
+  constructor(parts: ServeKeyParts) {
     this.#parts = parts;
   }
 

@@ -26,7 +26,7 @@ import {
   readyLine,
   type Durability,
   type ReadyFacts,
-  type Tally,
+  type ServeTotals,
 } from "./terminal/banner.ts";
 import { SystemClock, type Clock } from "../app/clock.ts";
 import type { Config, Problem, Role } from "../app/config/config.ts";
@@ -67,7 +67,7 @@ export interface Served {
   prepare?(next: Config): Promise<Change>;
   /** Who has the config read again when an operator asks for it. */
   onReload?: (() => Promise<Reloaded>) | undefined;
-  tally(): Tally | Promise<Tally>;
+  tally(): ServeTotals | Promise<ServeTotals>;
   drain(): Promise<void>;
   stop(): Promise<void>;
 }
@@ -219,8 +219,8 @@ function checkProcesses(written: string, { engine }: Config): void {
 /** What is said to whoever started Ferry, once each. */
 export interface Voice {
   ready(facts: ReadyFacts): void;
-  draining(tally: Tally, signal: StopSignal): void;
-  farewell(tally: Tally): void;
+  draining(tally: ServeTotals, signal: StopSignal): void;
+  farewell(tally: ServeTotals): void;
 }
 
 /** What the command line asks for, beside the config. */

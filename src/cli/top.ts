@@ -13,7 +13,7 @@ import type {
   Hello,
   ModelFrame,
   Note,
-  Verdict,
+  VerdictFrame,
   WorkerRow,
 } from "../observe/dashboard/frames.ts";
 import { AdminClient } from "./admin-client.ts";
@@ -409,7 +409,7 @@ function heading(view: TopView, columns: number, paint: Paint): Piece[][] {
   return [pieces];
 }
 
-function verdict({ level, sentence, advice }: Verdict, columns: number, paint: Paint): Piece[][] {
+function verdict({ level, sentence, advice }: VerdictFrame, columns: number, paint: Paint): Piece[][] {
   const style = { ok: paint.green, quiet: paint.dim, busy: paint.yellow, bad: paint.red }[level];
   const said = wrap(printable(sentence), columns).slice(0, SAID_ROWS);
   const more = advice === "" ? [] : wrap(printable(advice), columns).slice(0, 2);

@@ -38,7 +38,7 @@ export interface Choice<Kind extends Decision["kind"]> {
 }
 
 /** The worker that a batch is looked for. */
-export interface Question {
+export interface BatchQuestion {
   readonly slot: PoolWorker;
   readonly now: number;
   /** When the batch would start: later than `now` where the worker still runs another. */
@@ -64,7 +64,7 @@ export class Chooser {
   }
 
   /** The queue to send from now, or the one to wait for. */
-  choose(question: Question): Choice<"send"> | Choice<"wait"> | undefined {
+  choose(question: BatchQuestion): Choice<"send"> | Choice<"wait"> | undefined {
     const { engine, budget } = this.#parts;
     const { now, early, fullOnly } = question;
     const sendable: Choice<"send">[] = [];
@@ -104,7 +104,7 @@ export class Chooser {
     return [oldest, ...sendable.filter((choice) => choice !== oldest)];
   }
 
-  #fleet({ slot, now, at, early }: Question): Fleet {
+  #fleet({ slot, now, at, early }: BatchQuestion): Fleet {
     const { workers } = this.#parts;
     if (!early)
       return { idle: workers.free(now), freeAt: workers.freeAt(now), lastStartAt: this.lastStartAt };
@@ -117,7 +117,7 @@ export class Chooser {
     return { idle: 1, freeAt: workers.freeAt(now, slot), lastStartAt };
   }
 
-  #decide(queue: QueueView, { slot, now, at }: Question, fleet: Fleet): Decision {
+  #decide(queue: QueueView, { slot, now, at }: BatchQuestion, fleet: Fleet): Decision {
     const { workers, capacity, arrivals } = this.#parts;
     const maxBatchSize = Math.min(capacity.most(slot), queue.headMaxBatchSize);
     const limits = { ...this.#rules().limits, maxBatchSize };

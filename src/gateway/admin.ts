@@ -10,7 +10,7 @@ import { Refusal } from "../core/errors.ts";
 import type { DeadLetter, Engine } from "../engine/engine.ts";
 import type { Exchange } from "./exchange.ts";
 import { PageGuard } from "./page-guard.ts";
-import type { Answer, Routes } from "./server.ts";
+import type { RouteHandler, Routes } from "./server.ts";
 import { type History, iso, listRequests, loggedStory, story, type Tiers } from "./story.ts";
 
 /** One worker, as /internal/workers shows it. */
@@ -87,7 +87,7 @@ export function adminRoutes(
   more: MoreRoutes,
 ): Routes {
   const guarded =
-    (answer: Answer): Answer =>
+    (answer: RouteHandler): RouteHandler =>
     (exchange, id) => {
       checkAccess(exchange, token);
       return answer(exchange, id);
@@ -155,7 +155,7 @@ async function tell(id: string, engine: Engine, tiers: Tiers, history: History):
   return loggedStory([found(first, "no such task, or its time to live has passed"), ...others], history);
 }
 
-function guardAll(routes: Routes, guarded: (answer: Answer) => Answer): Routes {
+function guardAll(routes: Routes, guarded: (answer: RouteHandler) => RouteHandler): Routes {
   const all = Object.entries(routes).map(([path, methods]) => [
     path,
     Object.fromEntries(Object.entries(methods).map(([method, answer]) => [method, guarded(answer)])),

@@ -10,9 +10,9 @@ import type { Caller } from "./admission/credentials.ts";
 import { Refusal } from "../core/errors.ts";
 import { withFields } from "./protocol/fields.ts";
 import type {
-  About,
+  ModelFacts,
   AboutRoute,
-  Answer,
+  ProtocolAnswer,
   Drafts,
   InferRoute,
   Known,
@@ -223,7 +223,7 @@ export class DropIns {
     return this.#models.filter(({ protocols }) => protocols.includes(protocol));
   }
 
-  #about({ path }: AboutRoute, place: Place): About {
+  #about({ path }: AboutRoute, place: Place): ModelFacts {
     const { ready, version, limits } = this.#parts;
     const { pinned } = place;
     // Several protocols may have the same question.
@@ -344,7 +344,7 @@ function known({ name, protocols, ready }: DropInModel): Known {
 
 function send(
   exchange: Exchange,
-  { status = 200, type, headers = [], body }: Answer,
+  { status = 200, type, headers = [], body }: ProtocolAnswer,
   more: readonly string[] = [],
 ): void {
   const all = headers.length === 0 ? more : [...headers, ...more];

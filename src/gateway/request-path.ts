@@ -156,7 +156,8 @@ export class RequestPath {
   /**
    * Puts the tasks, and calls `render` when the request has ended; never when the client leaves before that. Throws or
    * rejects with a Refusal when the request was not accepted. A call and no promise, so that no caller's frame holds the
-   * body while the request waits: measured in `bench/path.ts`.
+   * body while the request waits. `bench/path.ts` measures the gain: 1.5 KB for each
+   * waiting request of 2 KB, and some 0.7 µs of CPU, which one run in six did not show.
    */
   run(request: PathRequest, caller: Caller, inference: Inference, render: Render): Promise<void> | void {
     const { admission } = this.#parts;

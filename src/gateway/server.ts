@@ -46,17 +46,17 @@ export interface ListenerLimits {
 }
 
 /** Answers one request. `id` is what stands in the path where the route has `{id}`. */
-export interface Answer {
+export interface RouteHandler {
   (exchange: Exchange, id: string): Promise<void> | void;
   /** Of a POST that brings work, and may be refused as such; left out: it is always answered. */
   readonly work?: Pick<WorkRoute, "shape">;
 }
 
 /** Marks the answer to a POST that brings work. `shape`: of its errors; left out: Ferry's own. */
-export function bringsWork(answer: Answer, shape?: ErrorShape): Answer {
+export function bringsWork(answer: RouteHandler, shape?: ErrorShape): RouteHandler {
   return Object.assign((exchange: Exchange, id: string) => answer(exchange, id), { work: { shape } });
 }
-export type Methods = Readonly<Record<string, Answer>>;
+export type Methods = Readonly<Record<string, RouteHandler>>;
 
 /** Path → method → answer. `{id}` in a path stands for one segment. */
 export type Routes = Readonly<Record<string, Methods>>;
@@ -409,7 +409,7 @@ export class Listener {
     this.#events.emit("request.answered", exchange);
   }
 
-  #find(exchange: Exchange, request: IncomingMessage): { run: Answer; id: string } {
+  #find(exchange: Exchange, request: IncomingMessage): { run: RouteHandler; id: string } {
     const { maxHeaders } = this.#limits;
     const flaw = headerFlaw(request, maxHeaders);
     if (flaw !== undefined) {

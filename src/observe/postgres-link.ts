@@ -13,7 +13,7 @@ import postgres from "postgres";
 import type { Clock } from "../app/clock.ts";
 import { SenderTrouble } from "./sender.ts";
 
-export type Value = string | number | null;
+export type SqlValue = string | number | null;
 export type PostgresRow = Readonly<Record<string, unknown>>;
 
 interface Dialled {
@@ -60,7 +60,7 @@ export class PostgresLink {
   /** Rejects with a `SenderTrouble`. Without values the text may hold several statements: one transaction. */
   async ask(
     text: string,
-    values: Value[] = [],
+    values: SqlValue[] = [],
   ): Promise<readonly PostgresRow[] & { readonly count: number }> {
     if (this.#dead) throw new SenderTrouble("the connection is gone");
     const { promise: ended, reject: end } = Promise.withResolvers<never>();

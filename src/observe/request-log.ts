@@ -41,7 +41,7 @@ export interface LoggedRequest {
 }
 
 /** What a record tells of its end. */
-export interface EndedTask extends TaskEnding {
+export interface LoggedOutcome extends TaskEnding {
   readonly task: { readonly id: string };
   readonly outcome?: Outcome;
 }
@@ -115,7 +115,7 @@ export interface RequestLogOptions {
   /** By then a task has ended, counted from its request's start. */
   readonly lookAfterMs: number;
   /** The record of a task, for ends that were missed. */
-  lookUp(id: string): Promise<EndedTask | undefined>;
+  lookUp(id: string): Promise<LoggedOutcome | undefined>;
   readonly sink?: RowSink | undefined;
 }
 
@@ -166,7 +166,7 @@ export class RequestLog {
   }
 
   /** A task has ended, as the engine tells it. */
-  settled(record: EndedTask): void {
+  settled(record: LoggedOutcome): void {
     if (this.#unsettled.size === 0) return;
     const row = this.#unsettled.get(record.task.id);
     if (row === undefined) return;
@@ -201,7 +201,7 @@ export class RequestLog {
     }
   }
 
-  #end(first: RequestRow, record: EndedTask): void {
+  #end(first: RequestRow, record: LoggedOutcome): void {
     if (record.outcome === undefined) return;
     const outcome = record.outcome.ok ? "SUCCESS" : record.outcome.code;
     for (let row: RequestRow | undefined = first; row !== undefined; row = row.beside) {

@@ -7,9 +7,9 @@ import { SystemClock } from "../app/clock.ts";
 import { PostgresLink } from "./postgres-link.ts";
 import { deleteOld, findRows, insertRows, migrate, updateEndings } from "./request-log-schema.ts";
 import {
-  type Answer,
+  type SenderAnswer,
   type OtlpStart,
-  type Question,
+  type SenderQuestion,
   SenderTrouble,
   type Verb,
   type Verbs,
@@ -66,7 +66,7 @@ async function openCollector({ about, version, ...rules }: OtlpStart): Promise<C
   return (await import("./otlp.ts")).openOtlp(rules, about, version);
 }
 
-async function answer({ number, verb, given }: Question): Promise<Answer> {
+async function answer({ number, verb, given }: SenderQuestion): Promise<SenderAnswer> {
   try {
     return { number, value: await (answers[verb] as (given: unknown) => Promise<unknown>)(given) };
   } catch (error) {
@@ -75,6 +75,6 @@ async function answer({ number, verb, given }: Question): Promise<Answer> {
   }
 }
 
-parentPort!.on("message", (question: Question) => {
+parentPort!.on("message", (question: SenderQuestion) => {
   void answer(question).then((answered) => parentPort!.postMessage(answered));
 });

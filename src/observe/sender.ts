@@ -50,12 +50,12 @@ export interface Verbs {
 export type Verb = keyof Verbs;
 
 /** To the thread, and back from it. */
-export interface Question {
+export interface SenderQuestion {
   readonly number: number;
   readonly verb: Verb;
   readonly given: unknown;
 }
-export type Answer =
+export type SenderAnswer =
   | { readonly number: number; readonly value: unknown }
   | { readonly number: number; readonly trouble: string; readonly state: string };
 
@@ -101,7 +101,7 @@ export class Sender {
   async ask<Asked extends Verb>(verb: Asked, given: Verbs[Asked][0]): Promise<Verbs[Asked][1]> {
     if (this.#closed) throw new SenderTrouble("this is the end", { isOfTheThread: true });
     this.#thread ??= this.#start();
-    const question: Question = { number: ++this.#number, verb, given };
+    const question: SenderQuestion = { number: ++this.#number, verb, given };
     const asked = Promise.withResolvers<unknown>();
     this.#asked.set(question.number, asked);
     this.#thread.postMessage(question);
@@ -117,7 +117,7 @@ export class Sender {
   #start(): Worker {
     const thread = new Worker(this.#program, { name: "sender" });
     let why = "";
-    thread.on("message", (answer: Answer) => this.#hear(answer));
+    thread.on("message", (answer: SenderAnswer) => this.#hear(answer));
     thread.on("error", (error) => (why = error instanceof Error ? error.message : String(error)));
     thread.on("exit", (code) => {
       this.#thread = undefined;
@@ -126,7 +126,7 @@ export class Sender {
     return thread;
   }
 
-  #hear(answer: Answer): void {
+  #hear(answer: SenderAnswer): void {
     const asked = this.#asked.get(answer.number);
     this.#asked.delete(answer.number);
     this.#said = false;

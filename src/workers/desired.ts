@@ -60,7 +60,7 @@ export interface ActualWorker {
   readonly pace: number;
 }
 
-export interface Plan<W extends ActualWorker> {
+export interface WorkerPlan<W extends ActualWorker> {
   readonly retire: readonly W[];
   /** To be started; not those whose machine still has a worker, which may be on its way out. */
   readonly start: readonly DesiredWorker[];
@@ -73,7 +73,7 @@ export function planOf<W extends ActualWorker>(
   inputs: PoolInputs,
   actual: readonly W[],
   starting = 0,
-): Plan<W> {
+): WorkerPlan<W> {
   const { config, removed, size } = inputs;
   const live = actual.filter(({ retiring }) => !retiring);
   if (hasAddresses(config.backend)) {

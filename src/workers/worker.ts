@@ -26,7 +26,7 @@ import { Circuit, type HealthLimits } from "./health.ts";
 /** A worker's report of its own load is ignored after this long. */
 const LOAD_HOLDS_MS = 3000;
 
-export interface Lease {
+export interface WorkerLease {
   /** No batch starts at or after this instant; Infinity for a worker of this process alone. */
   readonly until: number;
   /** The registry wants it back: no further batch starts. */
@@ -35,7 +35,7 @@ export interface Lease {
 
 export interface Lifecycle {
   readonly phase: "starting" | "active" | "draining" | "gone";
-  readonly lease: Lease;
+  readonly lease: WorkerLease;
   /** By an operator: no further batch starts, and it is no capacity, until it is resumed. */
   readonly drained: boolean;
   /** Its batch is long overdue: it may be dead, and is no capacity until it answers. */
@@ -44,7 +44,7 @@ export interface Lifecycle {
 
 export type WorkerEvent =
   | { readonly type: "machine-free" | "retire" | "idle" | "silent" | "heard" }
-  | { readonly type: "lease"; readonly lease: Lease }
+  | { readonly type: "lease"; readonly lease: WorkerLease }
   | { readonly type: "drain"; readonly drained: boolean };
 
 /** `busy`: it has a batch. Pure. */
@@ -77,14 +77,14 @@ export interface PoolWorkerOptions {
   /** On the same machine: until all of them are gone it starts no batch. */
   readonly predecessors?: readonly PoolWorker[];
   /** Left out: it holds none if it is shared. */
-  readonly lease?: Lease | undefined;
+  readonly lease?: WorkerLease | undefined;
   readonly drained?: boolean;
   /** Told of every event that changed the state, and of every `idle`. */
   readonly onEvent?: (worker: PoolWorker, event: WorkerEvent["type"], before: Lifecycle) => void;
 }
 
-const UNSHARED: Lease = { until: Infinity, release: false };
-export const UNHELD: Lease = { until: -Infinity, release: false };
+const UNSHARED: WorkerLease = { until: Infinity, release: false };
+export const UNHELD: WorkerLease = { until: -Infinity, release: false };
 
 export class PoolWorker {
   readonly worker: Worker;
@@ -149,7 +149,7 @@ export class PoolWorker {
     return this.#state.phase;
   }
 
-  get lease(): Lease {
+  get lease(): WorkerLease {
     return this.#state.lease;
   }
 

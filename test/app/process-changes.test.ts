@@ -11,7 +11,7 @@ import { VirtualClock } from "../../src/cli/plan/virtual-clock.ts";
 import {
   FIRST_WAIT_MS,
   Processes,
-  type Order,
+  type ProcessOrder,
   type Watcher,
   type Word,
 } from "../../src/app/processes/processes.ts";
@@ -205,7 +205,7 @@ class Sleeper {
   asleep = false;
   readonly #watcher: Watcher;
   readonly #changes: ChildChanges;
-  readonly #missed: Order[] = [];
+  readonly #missed: ProcessOrder[] = [];
   readonly #unsaid: Word[] = [];
   /** Prepared and not decided on: what would be left behind. */
   open = 0;
@@ -229,7 +229,7 @@ class Sleeper {
     this.#served = { prepare } as Partial<Served> as Served;
   }
 
-  order(order: Order): void {
+  order(order: ProcessOrder): void {
     if (this.asleep) return void this.#missed.push(order);
     if (order.is === "begin") {
       this.config = order.config;

@@ -3,7 +3,7 @@ import assert from "node:assert/strict";
 import { parseConfig } from "../../src/app/config/load.ts";
 import type { Config } from "../../src/app/config/config.ts";
 import { VirtualClock } from "../../src/cli/plan/virtual-clock.ts";
-import { Processes, type Order, type Watcher, type Word } from "../../src/app/processes/processes.ts";
+import { Processes, type ProcessOrder, type Watcher, type Word } from "../../src/app/processes/processes.ts";
 
 export function configOf(more = ""): Config {
   const { config, problems } = parseConfig(
@@ -19,7 +19,7 @@ export function configOf(more = ""): Config {
 /** A process that does what the test says; `watcher` is how it speaks. */
 export interface Fake {
   readonly watcher: Watcher;
-  readonly orders: Order[];
+  readonly orders: ProcessOrder[];
   killed: boolean;
 }
 

@@ -3,13 +3,13 @@ import assert from "node:assert/strict";
 import { once } from "node:events";
 import { createServer, type AddressInfo } from "node:net";
 import { describe, test } from "node:test";
-import type { Tally } from "../../src/cli/terminal/banner.ts";
+import type { ServeTotals } from "../../src/cli/terminal/banner.ts";
 import { giveOutPorts } from "../../src/app/processes/ports.ts";
 import { explainStart } from "../../src/app/port-holder.ts";
 import { FIRST_WAIT_MS, MAX_WAIT_MS, TALLY_MS } from "../../src/app/processes/processes.ts";
 import { configOf, ready, stage, started } from "./process-stage.ts";
 
-function tallyOf(requests: number): Tally {
+function tallyOf(requests: number): ServeTotals {
   return { requests, batches: 1, tasks: requests, calls: 1, lost: 0, queued: 2, running: 1 };
 }
 

@@ -5,14 +5,14 @@ import type { Console } from "../../src/cli/command.ts";
 import { serveChild, type Parent } from "../../src/cli/serve-child.ts";
 import { demoConfig } from "../../src/app/config/load.ts";
 import { VirtualClock } from "../../src/cli/plan/virtual-clock.ts";
-import type { Order, Word } from "../../src/app/processes/processes.ts";
+import type { ProcessOrder, Word } from "../../src/app/processes/processes.ts";
 
 const tally = { requests: 3, batches: 1, tasks: 3, calls: 1, lost: 0, queued: 2, running: 1 };
 
 function childStage({ fails = false } = {}) {
   const words: Word[] = [];
   const calls: string[] = [];
-  let order: (order: Order) => void = () => {};
+  let order: (order: ProcessOrder) => void = () => {};
   let terminate = (): void => {};
   let lost = (): void => {};
   const upOrFailed = Promise.withResolvers<void>();
@@ -63,14 +63,14 @@ function childStage({ fails = false } = {}) {
     code,
     drained,
     up: upOrFailed.promise,
-    order: (next: Order) => order(next),
+    order: (next: ProcessOrder) => order(next),
     terminate: () => terminate(),
     lost: () => lost(),
   };
 }
 
 describe("a child", () => {
-  const begin = (): Order => ({ is: "begin", config: demoConfig(), role: "all" });
+  const begin = (): ProcessOrder => ({ is: "begin", config: demoConfig(), role: "all" });
   const seen = (words: readonly Word[]): string[] => words.map(({ is }) => is);
 
   test("tells its parent, not the terminal, and ends when it is told to", async () => {

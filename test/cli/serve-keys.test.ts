@@ -3,7 +3,7 @@ import assert from "node:assert/strict";
 import { EventEmitter } from "node:events";
 import { describe, test } from "node:test";
 import { SystemClock } from "../../src/app/clock.ts";
-import { killLine, loadLine, ServeKeys, streamsOf, type KeyParts } from "../../src/cli/serve-keys.ts";
+import { killLine, loadLine, ServeKeys, streamsOf, type ServeKeyParts } from "../../src/cli/serve-keys.ts";
 import { demoConfig, parseConfig } from "../../src/app/config/load.ts";
 import type { Config } from "../../src/app/config/config.ts";
 import { startFerry } from "../../src/app/ferry.ts";
@@ -108,10 +108,10 @@ describe("the terminal", () => {
 });
 
 /** Keys with everything around them written down. */
-function keysWith(changes: Partial<KeyParts> = {}) {
+function keysWith(changes: Partial<ServeKeyParts> = {}) {
   const said: string[] = [];
   const calls: string[] = [];
-  const parts: KeyParts = {
+  const parts: ServeKeyParts = {
     config: demoConfig(),
     apiUrl: "http://127.0.0.1:1",
     adminUrl: "http://0.0.0.0:8081",

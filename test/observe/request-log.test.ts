@@ -4,7 +4,12 @@ import { describe, test } from "node:test";
 import type { BatchNote } from "../../src/core/task.ts";
 import { VirtualClock } from "../../src/cli/plan/virtual-clock.ts";
 import { type AnsweredRequest, Events } from "../../src/observe/events.ts";
-import { type EndedTask, RequestLog, type RequestRow, type RowSink } from "../../src/observe/request-log.ts";
+import {
+  type LoggedOutcome,
+  RequestLog,
+  type RequestRow,
+  type RowSink,
+} from "../../src/observe/request-log.ts";
 import { Troubles } from "../../src/observe/recent.ts";
 
 const batch: BatchNote = {
@@ -35,7 +40,7 @@ function request(more: Partial<AnsweredRequest> = {}): AnsweredRequest {
   };
 }
 
-const ended = (id: string, more: Partial<EndedTask> = {}): EndedTask => ({
+const ended = (id: string, more: Partial<LoggedOutcome> = {}): LoggedOutcome => ({
   task: { id },
   queuedAt: 1_000_010,
   attempt: 1,
@@ -58,7 +63,7 @@ class Sink implements RowSink {
   }
 }
 
-function stage(recent = 4, records = new Map<string, EndedTask>()) {
+function stage(recent = 4, records = new Map<string, LoggedOutcome>()) {
   const events = new Events();
   const clock = new VirtualClock(1_000_000);
   const sink = new Sink();

@@ -194,6 +194,17 @@ describe("imports", () => {
   });
 });
 
+test("an exported name has one meaning", () => {
+  const exported = /^export (?:abstract |async )*(?:function\*?|class|const|let|type|interface) (\w+)/gm;
+  const declared = new Map<string, string>();
+  for (const file of sources) {
+    for (const name of new Set(Array.from(read(file).matchAll(exported), ([, word]) => word!))) {
+      assert.equal(declared.get(name), undefined, `${name} is exported by ${file} too; rename one of them`);
+      declared.set(name, file);
+    }
+  }
+});
+
 /** Pattern → where it may stand, and what to use instead. */
 const BANNED: [pattern: RegExp, allowed: readonly string[], instead: string][] = [
   [

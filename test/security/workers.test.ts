@@ -1,21 +1,34 @@
 /** Items 31 to 36 and 38: workers that lie, redirect or flood, and what callers may learn of them. */
 import assert from "node:assert/strict";
-import { describe, test } from "node:test";
+import { after, before, describe, test } from "node:test";
 import { assertError, Ferry, Folder, runFerry, writeConfig } from "../e2e/harness.ts";
 import { type Behaviour, stubModel, StubWorker } from "../e2e/stub-worker.ts";
 
 const quick = { retry: { max: 0 }, cache: { scope: "off" }, collapse: false, health: { failures: 1000 } };
 
-/** What one caller gets from a worker that behaves like this. */
-async function answerOf(behave: Behaviour, backend: object = {}) {
-  await using stub = await StubWorker.listen(behave);
+/** One Ferry in front of one worker, which behaves as each test wants it to. */
+let stub: StubWorker;
+let ferry: Ferry;
+let asked = 0;
+before(async () => {
+  stub = await StubWorker.listen();
   const model = stubModel([stub], quick);
-  await using ferry = await Ferry.start({
-    models: [{ ...model, backend: { ...model.backend, ...backend } }],
+  ferry = await Ferry.start({
+    models: [{ ...model, backend: { ...model.backend, maxReplyBytes: 1_000_000 } }],
   });
-  const answer = await ferry.post({ input: "a" });
+});
+after(async () => {
+  await ferry[Symbol.asyncDispose]();
+  await stub[Symbol.asyncDispose]();
+});
+
+/** What one caller gets from a worker that behaves like this, and what Ferry logs until then. */
+async function answerOf(behave: Behaviour) {
+  stub.behave = behave;
+  const logged = ferry.lines.length;
+  const answer = await ferry.post({ input: `a${++asked}` });
   assert.equal((await ferry.get("/healthz")).status, 200, "Ferry lives");
-  return { answer, log: ferry.stderr() };
+  return { answer, log: JSON.stringify(ferry.lines.slice(logged)) };
 }
 
 describe("32 SSRF: a client cannot choose where Ferry calls, a worker cannot send it elsewhere", () => {
@@ -73,7 +86,7 @@ describe("34 hostile upstream → 502, bounded, extras dropped", () => {
   };
   for (const [name, behave] of Object.entries(wrong)) {
     test(`34 ${name} → 502`, async () => {
-      const { answer } = await answerOf(behave, { maxReplyBytes: 1_000_000 });
+      const { answer } = await answerOf(behave);
       assertError(answer, 502, "INFERENCE_FAILED");
       assert.ok(!answer.text.includes("html") && !answer.text.includes("xxx"));
     });

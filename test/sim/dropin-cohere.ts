@@ -3,7 +3,7 @@
  * that of the floats.
  */
 import assert from "node:assert/strict";
-import type { Call } from "../../src/gateway/protocol/protocol.ts";
+import type { WorkerCall } from "../../src/gateway/protocol/protocol.ts";
 import { isBad, sameNumbers, textsFor, vectorOf } from "./dropin-dice.ts";
 import type { SimRequest, Speaker } from "./dropin-table.ts";
 import type { Dice } from "./plan.ts";
@@ -85,7 +85,7 @@ function checkType(
   }
 }
 
-function elements({ path, body }: Call): Element[] | undefined {
+function elements({ path, body }: WorkerCall): Element[] | undefined {
   assert.equal(path, "/v2/embed");
   const asked = JSON.parse(String(body)) as Asked;
   assert.ok((asked.texts === undefined) !== (asked.inputs === undefined), "both, or neither");
@@ -98,7 +98,7 @@ function elements({ path, body }: Call): Element[] | undefined {
 }
 
 /** A list for each type that was asked for, null for the others. */
-function reply(elements: readonly unknown[], { body }: Call): { body: Buffer } {
+function reply(elements: readonly unknown[], { body }: WorkerCall): { body: Buffer } {
   const { embedding_types } = JSON.parse(String(body)) as Asked;
   const listOf = (type: string): unknown[] | null =>
     embedding_types.includes(type)

@@ -3,7 +3,7 @@
  * k of it says `<prompt>|<max_tokens>|<k>`.
  */
 import assert from "node:assert/strict";
-import type { Call } from "../../src/gateway/protocol/protocol.ts";
+import type { WorkerCall } from "../../src/gateway/protocol/protocol.ts";
 import { howMany } from "./dropin-dice.ts";
 import type { SimRequest, Speaker } from "./dropin-table.ts";
 import type { Dice } from "./plan.ts";
@@ -70,7 +70,7 @@ function promptsOf({ prompt }: Asked): readonly Prompt[] {
   return typeof prompt[0] === "number" ? [prompt as readonly number[]] : (prompt as readonly Prompt[]);
 }
 
-function elements({ body }: Call): Choice[] | undefined {
+function elements({ body }: WorkerCall): Choice[] | undefined {
   const asked = JSON.parse(String(body)) as Asked;
   const prompts = promptsOf(asked);
   const kinds = new Set(prompts.map((each) => typeof each));

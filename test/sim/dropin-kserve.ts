@@ -4,7 +4,7 @@
  */
 import assert from "node:assert/strict";
 import { isDeepStrictEqual } from "node:util";
-import type { Call } from "../../src/gateway/protocol/protocol.ts";
+import type { WorkerCall } from "../../src/gateway/protocol/protocol.ts";
 import { codeOf, isBad, textsFor, vectorOf } from "./dropin-dice.ts";
 import type { SimRequest, Speaker } from "./dropin-table.ts";
 import type { Dice } from "./plan.ts";
@@ -51,7 +51,7 @@ function predictionOf(instance: unknown, signature = "serving_default", version 
   return { of: instance, by: `${signature} of ${version}` };
 }
 
-function elements({ path, body }: Call): unknown[] | undefined {
+function elements({ path, body }: WorkerCall): unknown[] | undefined {
   const { instances, signature_name } = JSON.parse(String(body)) as Asked;
   const version =
     path === undefined ? undefined : /^\/v1\/models\/upstream\/versions\/(\d):predict$/.exec(path)![1];

@@ -6,7 +6,7 @@
  * are not cut; the others are, row by row.
  */
 import assert from "node:assert/strict";
-import type { Call } from "../../src/gateway/protocol/protocol.ts";
+import type { WorkerCall } from "../../src/gateway/protocol/protocol.ts";
 import {
   dataOf,
   exactly,
@@ -120,9 +120,9 @@ function check({ tensors: got }: Infer, rows: readonly Row[], wanted: Wanted, bi
 }
 
 /** A call is asked for twice. */
-const read = new WeakMap<Call, Infer>();
+const read = new WeakMap<WorkerCall, Infer>();
 
-function messageOf(call: Call): Infer {
+function messageOf(call: WorkerCall): Infer {
   const known = read.get(call);
   if (known !== undefined) return known;
   const { body, headers } = call;
@@ -131,11 +131,11 @@ function messageOf(call: Call): Infer {
   return found;
 }
 
-function textsOf(call: Call): readonly string[] {
+function textsOf(call: WorkerCall): readonly string[] {
   return dataOf(messageOf(call).tensors[1]!) as readonly string[];
 }
 
-function elements(call: Call): Row[] | undefined {
+function elements(call: WorkerCall): Row[] | undefined {
   const { tensors: given, parameters } = messageOf(call);
   const count = given[1]!.shape[0];
   assert.deepEqual(
@@ -154,7 +154,7 @@ function elements(call: Call): Row[] | undefined {
 
 function reply(
   rows: readonly unknown[],
-  call: Call,
+  call: WorkerCall,
 ): { body: Buffer; headers: Readonly<Record<string, string>> } {
   const { outputs, parameters } = messageOf(call);
   const count = saidRows(rows, textsOf(call));

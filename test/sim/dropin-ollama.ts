@@ -1,6 +1,6 @@
 /** Ollama's `/api/embed`, both ends. An embedding is [kind, serial, position, dimensions, truncated]. */
 import assert from "node:assert/strict";
-import type { Call } from "../../src/gateway/protocol/protocol.ts";
+import type { WorkerCall } from "../../src/gateway/protocol/protocol.ts";
 import { isBad, sameNumbers, textsFor, vectorOf } from "./dropin-dice.ts";
 import type { SimRequest, Speaker } from "./dropin-table.ts";
 import type { Dice } from "./plan.ts";
@@ -56,7 +56,7 @@ function check(
   assert.ok(Number.isInteger(figures.prompt_eval_count) && figures.prompt_eval_count >= 0);
 }
 
-function elements({ path, body }: Call): unknown[] | undefined {
+function elements({ path, body }: WorkerCall): unknown[] | undefined {
   assert.equal(path, "/api/embed");
   const { input, dimensions, truncate } = JSON.parse(String(body)) as Asked;
   if (input.some(isBad)) return undefined;

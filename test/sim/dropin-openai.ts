@@ -1,6 +1,6 @@
 /** OpenAI's embeddings, both ends. An embedding is [kind, serial, position, dimensions]. */
 import assert from "node:assert/strict";
-import type { Call } from "../../src/gateway/protocol/protocol.ts";
+import type { WorkerCall } from "../../src/gateway/protocol/protocol.ts";
 import type { SimRequest, Speaker } from "./dropin-table.ts";
 import type { Dice } from "./plan.ts";
 import { howMany, type Input, isBad, sameNumbers, textFor, vectorOf } from "./dropin-dice.ts";
@@ -76,7 +76,7 @@ function numbersOf(text: string): number[] {
   return Array.from({ length: bytes.length / 4 }, (_, at) => bytes.readFloatLE(4 * at));
 }
 
-function elements({ body }: Call): Element[] | undefined {
+function elements({ body }: WorkerCall): Element[] | undefined {
   const { input, encoding_format, dimensions } = JSON.parse(String(body)) as Asked;
   assert.equal(encoding_format, "base64");
   assert.ok(input.length > 0 && input.length <= 2048);

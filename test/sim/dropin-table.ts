@@ -11,7 +11,7 @@
  * Every element must follow from its own input and the request's parameters alone, and differ from all others.
  * A protocol without a row is not played; `uncovered` lists those, and a test wants none.
  */
-import type { Call, ProtocolName } from "../../src/gateway/protocol/protocol.ts";
+import type { WorkerCall, ProtocolName } from "../../src/gateway/protocol/protocol.ts";
 import { protocols } from "../../src/gateway/protocol/protocols.ts";
 import { cohere } from "./dropin-cohere.ts";
 import { completions } from "./dropin-completions.ts";
@@ -37,10 +37,10 @@ export interface SimRequest {
 export interface Speaker {
   make(dice: Dice, serial: number, model: string): SimRequest;
   /** One for each input of the call, in order; undefined: the server refuses the call. */
-  elements(call: Call): unknown[] | undefined;
+  elements(call: WorkerCall): unknown[] | undefined;
   reply(
     elements: readonly unknown[],
-    call: Call,
+    call: WorkerCall,
   ): { body: Buffer; headers?: Readonly<Record<string, string>> };
   readonly shuffles: boolean;
   /** Makes elements that no reader may accept of good ones; left out: nothing but what all have. */

@@ -7,7 +7,7 @@
  */
 import assert from "node:assert/strict";
 import { isDeepStrictEqual } from "node:util";
-import type { Call } from "../../src/gateway/protocol/protocol.ts";
+import type { WorkerCall } from "../../src/gateway/protocol/protocol.ts";
 import { codeOf, howMany, type Input, isBad, textFor, textsFor, vectorOf } from "./dropin-dice.ts";
 import type { SimRequest, Speaker } from "./dropin-table.ts";
 import type { Dice } from "./plan.ts";
@@ -121,7 +121,7 @@ function predictionsOf(sequence: Sequence, { truncate, raw_scores }: Shared): re
   return other === undefined ? [...all, { score: score + 0.25, label: "B" }] : all;
 }
 
-function elements({ path, body }: Call): unknown[] | undefined {
+function elements({ path, body }: WorkerCall): unknown[] | undefined {
   const { inputs, ...shared } = JSON.parse(String(body)) as Shared & {
     inputs: readonly (Input | Sequence)[];
   };

@@ -10,7 +10,7 @@ import assert from "node:assert/strict";
 import type { Batch, Reply, Worker } from "../../src/workers/backend/backend.ts";
 import { HttpExchange } from "../../src/workers/backend/http.ts";
 import type { VirtualClock } from "../../src/cli/plan/virtual-clock.ts";
-import type { Call, WorkerSide } from "../../src/gateway/protocol/protocol.ts";
+import type { WorkerCall, WorkerSide } from "../../src/gateway/protocol/protocol.ts";
 import type { Speaker } from "./dropin-table.ts";
 import type { Dice } from "./plan.ts";
 
@@ -103,7 +103,7 @@ export class DropInWorker implements Worker {
     });
   }
 
-  #serve(exchange: HttpExchange, call: Call): void {
+  #serve(exchange: HttpExchange, call: WorkerCall): void {
     const dice = this.#dice;
     const { faults, baseMs, workerMs } = this.#plan;
     const mishap = !this.calm && dice.chance(faults) ? dice.pick(MISHAPS) : undefined;
@@ -113,7 +113,7 @@ export class DropInWorker implements Worker {
     this.#clock.at(this.#clock.now() + ms, () => this.#answer(exchange, call, mishap));
   }
 
-  #answer(exchange: HttpExchange, call: Call, mishap: Mishap | undefined): void {
+  #answer(exchange: HttpExchange, call: WorkerCall, mishap: Mishap | undefined): void {
     const { speaker } = this.#plan;
     if (mishap === "reset before") return exchange.onResponseError(undefined, new Error("reset"));
     const status = /^status (\d+)$/.exec(mishap ?? "")?.[1];

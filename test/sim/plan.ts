@@ -8,7 +8,7 @@
 import type { PolicyName } from "../../src/core/policy.ts";
 import { Random } from "../../src/core/random.ts";
 import type { ModelRules } from "../../src/dispatch/model-rules.ts";
-import type { Role } from "../../src/workers/fleet/registry.ts";
+import type { MemberRole } from "../../src/workers/fleet/registry.ts";
 
 export const MODEL = "m";
 export const BEAT_MS = 500;
@@ -70,7 +70,7 @@ export interface Plan {
   /** Of the one process: accepted tasks are on disk, and it may crash. */
   readonly journal: boolean;
   readonly calm: boolean;
-  readonly roles: readonly Role[];
+  readonly roles: readonly MemberRole[];
   /** Of the keys in Redis, all on one server. */
   readonly shards: number;
   /** How long a gateway gathers tasks for a bundle. */
@@ -211,8 +211,8 @@ export function draw(seed: number): Plan {
 }
 
 /** At least one of each half, in any order of birth. */
-function drawRoles(dice: Dice): Role[] {
-  const roles: Role[] = [dice.pick(["gateway", "all"])];
+function drawRoles(dice: Dice): MemberRole[] {
+  const roles: MemberRole[] = [dice.pick(["gateway", "all"])];
   roles.push(roles[0] === "all" ? dice.pick(["gateway", "batcher", "all"]) : dice.pick(["batcher", "all"]));
   for (let more = dice.upTo(3); more > 0; more--) roles.push(dice.pick(["gateway", "batcher", "all"]));
   return roles;

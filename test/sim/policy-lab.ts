@@ -5,11 +5,11 @@
 import type { Clock } from "../../src/app/clock.ts";
 import type { PolicyName } from "../../src/core/policy.ts";
 import { Random } from "../../src/core/random.ts";
-import { capacityPerMs, type Fleet } from "../../src/cli/plan/bounds.ts";
+import { capacityPerMs, type BoundedFleet } from "../../src/cli/plan/bounds.ts";
 import { Simulation } from "../../src/cli/plan/simulation.ts";
 import { poisson } from "../../src/cli/plan/workload.ts";
 
-export interface Trial extends Fleet {
+export interface Trial extends BoundedFleet {
   /** Arrivals as a share of the fleet's capacity. */
   readonly load: number;
   readonly policy?: PolicyName;

@@ -18,7 +18,7 @@ import { FleetDemand } from "../../src/workers/fleet/demand.ts";
 import { Membership } from "../../src/workers/fleet/membership.ts";
 import { FleetOutlook } from "../../src/workers/fleet/outlook.ts";
 import { RedisRegistry } from "../../src/workers/fleet/registry.ts";
-import type { Role } from "../../src/workers/fleet/registry.ts";
+import type { MemberRole } from "../../src/workers/fleet/registry.ts";
 import type { Exchange } from "../../src/gateway/exchange.ts";
 import { NativeProtocol } from "../../src/gateway/native.ts";
 import { RequestPath } from "../../src/gateway/request-path.ts";
@@ -60,7 +60,7 @@ type Route = (exchange: Exchange, id: string) => unknown;
 
 export class Process {
   readonly host: Host;
-  readonly role: Role;
+  readonly role: MemberRole;
   /** It has started. */
   ready = false;
   readonly #around: Surroundings;
@@ -75,7 +75,7 @@ export class Process {
   #admission: Admission | undefined;
   #routes: ReturnType<NativeProtocol["routes"]> | undefined;
 
-  constructor(host: Host, role: Role, around: Surroundings) {
+  constructor(host: Host, role: MemberRole, around: Surroundings) {
     this.host = host;
     this.role = role;
     this.#around = around;

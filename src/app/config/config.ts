@@ -40,11 +40,11 @@ import {
   url,
   urlPath,
   workerUrl,
-  type Fields,
+  type SettingFields,
   type Leaf,
   type OneOf,
   type Setting,
-  type Value,
+  type SettingValue,
   type Variants,
 } from "./kinds.ts";
 
@@ -508,7 +508,7 @@ export const settings = group("Everything Ferry can be told.", {
 
 export type { Address } from "./kinds.ts";
 /** The settings of one Ferry process, checked and with every default filled in. */
-export type Config = Value<typeof settings>;
+export type Config = SettingValue<typeof settings>;
 export type ModelConfig = Config["models"][number];
 export type BackendConfig = ModelConfig["backend"];
 export type HttpBackendConfig = Extract<BackendConfig, { readonly kind: "http" }>;
@@ -545,7 +545,7 @@ export interface SettingRow {
   readonly kinds: readonly string[];
 }
 
-function rowsOf(fields: Fields, prefix: string): SettingRow[] {
+function rowsOf(fields: SettingFields, prefix: string): SettingRow[] {
   return Object.entries(fields).flatMap(([name, setting]) => rowsAt(setting, prefix + name));
 }
 

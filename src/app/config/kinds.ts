@@ -47,10 +47,10 @@ export interface Leaf<T> {
   read(source: Source): Reading<T>;
 }
 
-export interface Fields {
+export interface SettingFields {
   readonly [name: string]: Setting;
 }
-export interface Group<F extends Fields, Absent extends boolean = boolean> {
+export interface SettingGroup<F extends SettingFields, Absent extends boolean = boolean> {
   readonly type: "group";
   readonly doc: string;
   readonly fields: F;
@@ -67,7 +67,7 @@ export interface List<S> {
   readonly single?: boolean;
 }
 /** A map whose keys are names; its order counts. */
-export interface Named<F extends Fields> {
+export interface Named<F extends SettingFields> {
   readonly type: "named";
   readonly doc: string;
   readonly fields: F;
@@ -84,37 +84,45 @@ export interface OneOf<V extends Variants> {
   readonly fallback: string | undefined;
 }
 export interface Variants {
-  readonly [kind: string]: Group<Fields>;
+  readonly [kind: string]: SettingGroup<SettingFields>;
 }
-export type Setting = Leaf<unknown> | Group<Fields> | List<unknown> | Named<Fields> | OneOf<Variants>;
+export type Setting =
+  | Leaf<unknown>
+  | SettingGroup<SettingFields>
+  | List<unknown>
+  | Named<SettingFields>
+  | OneOf<Variants>;
 
-export type Value<S> =
+export type SettingValue<S> =
   S extends Leaf<infer T>
     ? T
-    : S extends Group<infer F, infer Absent>
+    : S extends SettingGroup<infer F, infer Absent>
       ? Values<F> | (Absent extends true ? undefined : never)
       : S extends List<infer E>
-        ? readonly Value<E>[]
+        ? readonly SettingValue<E>[]
         : S extends Named<infer F>
           ? readonly Flat<{ readonly name: string } & Values<F>>[]
           : S extends OneOf<infer V>
-            ? { [K in keyof V]: Flat<{ readonly kind: K } & Value<V[K]>> }[keyof V]
+            ? { [K in keyof V]: Flat<{ readonly kind: K } & SettingValue<V[K]>> }[keyof V]
             : undefined;
 type Flat<T> = { [K in keyof T]: T[K] };
-type OptionalKeys<F> = { [K in keyof F]: undefined extends Value<F[K]> ? K : never }[keyof F];
+type OptionalKeys<F> = { [K in keyof F]: undefined extends SettingValue<F[K]> ? K : never }[keyof F];
 export type Values<F> = Flat<
-  { readonly [K in Exclude<keyof F, OptionalKeys<F>>]: Value<F[K]> } & {
-    readonly [K in OptionalKeys<F>]?: Exclude<Value<F[K]>, undefined>;
+  { readonly [K in Exclude<keyof F, OptionalKeys<F>>]: SettingValue<F[K]> } & {
+    readonly [K in OptionalKeys<F>]?: Exclude<SettingValue<F[K]>, undefined>;
   }
 >;
 
-export const group = <const F extends Fields>(doc: string, fields: F): Group<F, false> => ({
+export const group = <const F extends SettingFields>(doc: string, fields: F): SettingGroup<F, false> => ({
   type: "group",
   doc,
   fields,
   absent: false,
 });
-export const optionalGroup = <const F extends Fields>(doc: string, fields: F): Group<F, true> => ({
+export const optionalGroup = <const F extends SettingFields>(
+  doc: string,
+  fields: F,
+): SettingGroup<F, true> => ({
   ...group(doc, fields),
   absent: true,
 });
@@ -123,7 +131,7 @@ export const list = <const S extends Setting>(
   each: S,
   count: { min: number; max: number; single?: boolean },
 ): List<S> => ({ type: "list", doc, each, ...count });
-export const named = <const F extends Fields>(
+export const named = <const F extends SettingFields>(
   doc: string,
   fields: F,
   more: { max: number; fallback: readonly string[] },

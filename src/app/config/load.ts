@@ -12,7 +12,7 @@ import { dirname, resolve } from "node:path";
 import { isMap, isScalar, LineCounter, parseDocument, visit, type Document, type YAMLError } from "yaml";
 import { checkSettings } from "./check.ts";
 import type { Config, Problem } from "./config.ts";
-import { Findings, readSettings, shield } from "./read.ts";
+import { Findings, readSettingsTree, shield } from "./read.ts";
 import { printable } from "../../cli/terminal/terminal.ts";
 
 export type Loaded =
@@ -51,7 +51,7 @@ export function parseConfig(text: string, fileName: string, env: NodeJS.ProcessE
 
   const findings = new Findings(fileName);
   const folder = resolve(dirname(fileName));
-  const draft = readSettings({ document, lines, findings, env, folder });
+  const draft = readSettingsTree({ document, lines, findings, env, folder });
   checkSettings(draft, findings);
   const warnings = inOrder(findings.warnings);
   if (findings.problems.length > 0) return { problems: inOrder(findings.problems), warnings };

@@ -11,7 +11,7 @@
 import { isAlias, isMap, isScalar, isSeq, type Document, type Node } from "yaml";
 import type { LineCounter, Pair } from "yaml";
 import { settingRows, settings, type Config, type Problem } from "./config.ts";
-import type { Fields, Leaf, List, Named, OneOf, Setting, Source, Variants } from "./kinds.ts";
+import type { SettingFields, Leaf, List, Named, OneOf, Setting, Source, Variants } from "./kinds.ts";
 import { whyRemoved } from "./removed.ts";
 import { didYouMean, nearest } from "./spelling.ts";
 import { printable } from "../../cli/terminal/terminal.ts";
@@ -76,7 +76,7 @@ export interface ReadContext {
   readonly folder: string;
 }
 
-export function readSettings(context: ReadContext): Draft<Config> {
+export function readSettingsTree(context: ReadContext): Draft<Config> {
   const root = context.document.contents ?? undefined;
   return new Reader(context).read(settings, root, "") as Draft<Config>;
 }
@@ -140,7 +140,7 @@ class Reader {
   }
 
   #group(
-    fields: Fields,
+    fields: SettingFields,
     node: Node | undefined,
     path: string,
     extra: readonly string[] = [],
@@ -180,7 +180,7 @@ class Reader {
     return "add at least one";
   }
 
-  #named(setting: Named<Fields>, node: Node | undefined, path: string): unknown {
+  #named(setting: Named<SettingFields>, node: Node | undefined, path: string): unknown {
     if (node === undefined || isNull(node)) {
       return setting.fallback.map((name) => this.#namedOne(setting, name, undefined, path));
     }
@@ -199,7 +199,7 @@ class Reader {
     return drafts;
   }
 
-  #namedOne({ fields }: Named<Fields>, name: string, node: Node | undefined, path: string): object {
+  #namedOne({ fields }: Named<SettingFields>, name: string, node: Node | undefined, path: string): object {
     return { name, ...(this.#group(fields, node, join(path, name)) as object) };
   }
 

@@ -16,7 +16,7 @@ import { once } from "node:events";
 import type { Readable } from "node:stream";
 import { StringDecoder } from "node:string_decoder";
 import type { Clock } from "../clock.ts";
-import type { Life, Order, Watcher, Word } from "./processes.ts";
+import type { Life, ProcessOrder, Watcher, Word } from "./processes.ts";
 
 /** A longer line comes out in pieces: nothing is lost and nothing grows. */
 const MAX_LINE_CHARS = 1_048_576;
@@ -63,7 +63,7 @@ function fork(watcher: Watcher, clock: Clock): Life {
   });
   return {
     pid: child.pid ?? 0,
-    send: (order: Order) => void (worker.isConnected() && worker.send(order, undefined, () => {})),
+    send: (order: ProcessOrder) => void (worker.isConnected() && worker.send(order, undefined, () => {})),
     kill: () => void child.kill("SIGKILL"),
   };
 }

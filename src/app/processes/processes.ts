@@ -17,7 +17,7 @@
  *
  * Tasks lie in Redis, so a process that dies loses none; its callers lose their connections.
  */
-import { jsonLine, type Durability, type Tally } from "../../cli/terminal/banner.ts";
+import { jsonLine, type Durability, type ServeTotals } from "../../cli/terminal/banner.ts";
 import type { Alarm, Clock } from "../clock.ts";
 import type { Config, Role } from "../config/config.ts";
 import { Follower } from "./changes.ts";
@@ -25,7 +25,7 @@ import { giveOutPorts, withPortsOf } from "./ports.ts";
 import { NO_FILE, type Reloaded } from "../reload.ts";
 
 /** What a process is told. */
-export type Order =
+export type ProcessOrder =
   | { readonly is: "begin"; readonly config: Config; readonly role: Role }
   | { readonly is: "tally" }
   /** Another config, of which everything that differs can be changed; nothing is before the verdict on this round. */
@@ -40,7 +40,7 @@ export type Order =
 export type Word =
   | ({ readonly is: "ready" } & ReadyWord)
   | { readonly is: "failed"; readonly why: string }
-  | { readonly is: "tally"; readonly tally: Tally }
+  | { readonly is: "tally"; readonly tally: ServeTotals }
   /** It prepares, and lives. */
   | { readonly is: "preparing" }
   /** `why`: why it cannot change; left out: it can, and waits for the verdict. */
@@ -49,7 +49,7 @@ export type Word =
   /** An operator asked it to have the config read again. */
   | { readonly is: "reload" }
   /** The last: it exits next. */
-  | { readonly is: "ended"; readonly tally: Tally };
+  | { readonly is: "ended"; readonly tally: ServeTotals };
 
 interface ReadyWord {
   readonly apiUrl: string;
@@ -62,7 +62,7 @@ interface ReadyWord {
 export interface Life {
   readonly pid: number;
   /** Does nothing once it is gone. */
-  send(order: Order): void;
+  send(order: ProcessOrder): void;
   kill(): void;
 }
 
@@ -85,13 +85,13 @@ export interface ProcessesParts {
 export const FIRST_WAIT_MS = 100;
 export const MAX_WAIT_MS = 30_000;
 /** Beyond `limits.drainMs`, for what comes after a drain; whoever still runs then is killed. */
-export const GRACE_MS = 10_000;
+export const DRAIN_GRACE_MS = 10_000;
 /** A process that does not answer in this time is left out of a tally. */
 export const TALLY_MS = 1000;
 /** Lines that are remembered during the start, so that they are said once. */
 const MAX_HEARD = 1000;
 
-const NOTHING: Tally = { requests: 0, batches: 0, tasks: 0, calls: 0, lost: 0, queued: 0, running: 0 };
+const NOTHING: ServeTotals = { requests: 0, batches: 0, tasks: 0, calls: 0, lost: 0, queued: 0, running: 0 };
 
 /** One of the N, in all of its lives. */
 interface Seat {
@@ -113,12 +113,12 @@ interface Seat {
   /** Why it could not start, in its own words. */
   failed: string | undefined;
   /** What it said last. */
-  ended: Tally | undefined;
-  answered: ((tally: Tally) => void) | undefined;
+  ended: ServeTotals | undefined;
+  answered: ((tally: ServeTotals) => void) | undefined;
 }
 
 export class Processes {
-  readonly graceMs = GRACE_MS;
+  readonly graceMs = DRAIN_GRACE_MS;
   /** Who reads the config again; left out: it came from no file. */
   onReload: (() => Promise<Reloaded>) | undefined;
   readonly #seats: readonly Seat[];
@@ -190,7 +190,7 @@ export class Processes {
   }
 
   /** All together. What a process did that was killed, or does not answer, is not in it. */
-  async tally(): Promise<Tally> {
+  async tally(): Promise<ServeTotals> {
     const tallies = await Promise.all(this.#seats.map((seat) => this.#ask(seat)));
     return tallies.reduce(add, this.#past);
   }
@@ -321,12 +321,12 @@ export class Processes {
     if (this.#seats.every(({ life }) => life === undefined)) this.#over.resolve();
   }
 
-  async #ask(seat: Seat): Promise<Tally> {
+  async #ask(seat: Seat): Promise<ServeTotals> {
     // The sum of those that ended in order has the tally of one that is not here.
     if (seat.life === undefined || seat.readyAt === undefined) return NOTHING;
     if (seat.ended !== undefined) return seat.ended;
     const { clock } = this.#parts;
-    const { promise, resolve } = Promise.withResolvers<Tally>();
+    const { promise, resolve } = Promise.withResolvers<ServeTotals>();
     const alarm = clock.at(clock.now() + TALLY_MS, () => resolve(NOTHING));
     seat.answered = resolve;
     seat.life.send({ is: "tally" });
@@ -369,7 +369,7 @@ export async function startProcesses(
   return processes;
 }
 
-function add(a: Tally, b: Tally): Tally {
+function add(a: ServeTotals, b: ServeTotals): ServeTotals {
   return {
     requests: a.requests + b.requests,
     batches: a.batches + b.batches,

@@ -8,7 +8,7 @@
  */
 import type { Interval, Result } from "./results.ts";
 
-export interface Row {
+export interface ComparisonRow {
   readonly name: string;
   readonly unit: "ms" | "%" | "req/s" | "";
   readonly a: number | null;
@@ -21,8 +21,8 @@ export interface Row {
 
 const LATENCIES = ["p50", "p90", "p95", "p99", "p99.9", "max", "mean"] as const;
 
-export function compare(a: Result, b: Result): Row[] {
-  const rows: Row[] = LATENCIES.map((name) =>
+export function compare(a: Result, b: Result): ComparisonRow[] {
+  const rows: ComparisonRow[] = LATENCIES.map((name) =>
     row(name, "ms", a.latencyMs[name], b.latencyMs[name], "less", a.intervals.of[name], b.intervals.of[name]),
   );
   rows.push(
@@ -43,13 +43,13 @@ export function compare(a: Result, b: Result): Row[] {
 
 function row(
   name: string,
-  unit: Row["unit"],
+  unit: ComparisonRow["unit"],
   a: number | null,
   b: number | null,
   good: "less" | "more" | "neither",
   ofA?: Interval,
   ofB?: Interval,
-): Row {
+): ComparisonRow {
   const change = a === null || b === null || a === 0 ? null : (b - a) / a;
   return { name, unit, a, b, change, verdict: verdictOf(a, b, good, ofA, ofB) };
 }
@@ -60,7 +60,7 @@ function verdictOf(
   good: "less" | "more" | "neither",
   ofA?: Interval,
   ofB?: Interval,
-): Row["verdict"] {
+): ComparisonRow["verdict"] {
   if (a === null || b === null) return "unknown";
   if (a === b) return "same";
   if (good === "neither" || ofA === undefined || ofB === undefined) return "unknown";

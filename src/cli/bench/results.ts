@@ -25,7 +25,7 @@ const BUSY = 0.9;
 const LATE = 0.01;
 const LOOP_MS = 20;
 
-export interface Counts {
+export interface ResultCounts {
   readonly offered: number;
   readonly served: number;
   readonly refused: number;
@@ -46,7 +46,7 @@ export interface Latency {
   readonly mean: number | null;
 }
 
-interface Tier extends Counts {
+interface Tier extends ResultCounts {
   readonly name: string;
   readonly latencyMs: Latency;
 }
@@ -70,7 +70,7 @@ export interface Result {
     readonly connections: number;
   };
   readonly interrupted: boolean;
-  readonly counts: Counts;
+  readonly counts: ResultCounts;
   readonly crossed: number;
   /** Whether outputs showed whose they were. */
   readonly verified: boolean;
@@ -153,7 +153,7 @@ export function resultOf(run: Finished): Result {
   };
 }
 
-function countsOf(of: Counts | KindAccount): Counts {
+function countsOf(of: ResultCounts | KindAccount): ResultCounts {
   const { offered, served, refused, failed, lost, unsent } = of;
   const pending = offered - served - refused - failed - lost - unsent;
   return { offered, served, refused, failed, lost, unsent, pending };

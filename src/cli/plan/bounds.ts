@@ -26,7 +26,7 @@
  * Milliseconds, and tasks per millisecond. Pure.
  */
 
-export interface Fleet {
+export interface BoundedFleet {
   readonly workers: number;
   readonly maxBatchSize: number;
   /** a: what a batch costs before its first task. */
@@ -36,35 +36,35 @@ export interface Fleet {
 }
 
 /** C: tasks per ms when every worker runs full batches one after the other. */
-export function capacityPerMs({ workers, maxBatchSize, baseMs, perTaskMs }: Fleet): number {
+export function capacityPerMs({ workers, maxBatchSize, baseMs, perTaskMs }: BoundedFleet): number {
   return (workers * maxBatchSize) / (baseMs + perTaskMs * maxBatchSize);
 }
 
 /** The smallest mean batch with which the workers keep up; Infinity where not even full ones do. */
-export function smallestMeanBatch(fleet: Fleet, perMs: number): number {
+export function smallestMeanBatch(fleet: BoundedFleet, perMs: number): number {
   if (perMs > capacityPerMs(fleet)) return Infinity;
   // At most B here, so the workers have time to spare beside what the tasks themselves need.
   return Math.max(1, (perMs * fleet.baseMs) / (fleet.workers - perMs * fleet.perTaskMs));
 }
 
 /** No policy has a shorter latency at this quantile (0.99: p99). */
-export function latencyBound(quantile: number, fleet: Fleet, perMs: number): number {
+export function latencyBound(quantile: number, fleet: BoundedFleet, perMs: number): number {
   return latencyAt(quantile, fleet, perMs, smallestMeanBatch(fleet, perMs));
 }
 
 /** As `latencyBound`, but never too high, however sparse the arrivals. Infinity where the workers cannot keep up. */
-export function leastLatency(quantile: number, fleet: Fleet, perMs: number): number {
+export function leastLatency(quantile: number, fleet: BoundedFleet, perMs: number): number {
   const least = smallestMeanBatch(fleet, perMs);
   if (least === Infinity) return Infinity;
   return fleet.baseMs + fleet.perTaskMs * least + (quantile * (least - 1)) / perMs;
 }
 
-export function p99Bound(fleet: Fleet, perMs: number): number {
+export function p99Bound(fleet: BoundedFleet, perMs: number): number {
   return latencyBound(0.99, fleet, perMs);
 }
 
 /** No policy whose batches have this mean has a shorter latency at this quantile. */
-export function frontier(quantile: number, fleet: Fleet, perMs: number, meanBatch: number): number {
+export function frontier(quantile: number, fleet: BoundedFleet, perMs: number, meanBatch: number): number {
   return latencyAt(quantile, fleet, perMs, Math.max(meanBatch, smallestMeanBatch(fleet, perMs)));
 }
 
@@ -79,11 +79,16 @@ export function meanWait(perMs: number, sizes: readonly number[]): number {
 }
 
 /** No policy needs fewer batches for 1,000 tasks. */
-export function batchesPerThousand({ maxBatchSize }: Fleet): number {
+export function batchesPerThousand({ maxBatchSize }: BoundedFleet): number {
   return 1000 / maxBatchSize;
 }
 
-function latencyAt(quantile: number, { baseMs, perTaskMs }: Fleet, perMs: number, meanBatch: number): number {
+function latencyAt(
+  quantile: number,
+  { baseMs, perTaskMs }: BoundedFleet,
+  perMs: number,
+  meanBatch: number,
+): number {
   // Alone in its batch nobody waits for company.
   if (meanBatch <= 1) return baseMs + perTaskMs;
   if (meanBatch === Infinity) return Infinity;

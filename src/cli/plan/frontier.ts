@@ -7,7 +7,7 @@
  */
 import type { Limits, PolicyName } from "../../core/policy.ts";
 import { type Goal, meetsGoal, quantileOf } from "./planner.ts";
-import { type Figures, type Fleet, runTrial } from "./trial.ts";
+import { type Figures, type TrialFleet, runTrial } from "./trial.ts";
 import type { Trace } from "./trace-file.ts";
 import { replayed } from "./workload.ts";
 
@@ -44,7 +44,7 @@ export function grid({ maxBatchSize, maxWaitMs }: Limits, policies: readonly Pol
 }
 
 export interface ReplayOptions {
-  readonly fleet: Fleet;
+  readonly fleet: TrialFleet;
   readonly trace: Trace;
   readonly workers: number;
   readonly goal: Goal;

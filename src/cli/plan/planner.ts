@@ -13,7 +13,7 @@
 import { leastLatency } from "./bounds.ts";
 import type { PolicyName } from "../../core/policy.ts";
 import { capacityOf, serviceMs } from "./fit.ts";
-import { type Figures, type Fleet, runTrial } from "./trial.ts";
+import { type Figures, type TrialFleet, runTrial } from "./trial.ts";
 import { burstArrivals, poissonArrivals } from "./workload.ts";
 
 export interface Goal {
@@ -24,10 +24,10 @@ export interface Goal {
   readonly ms: number;
 }
 
-export interface Ask {
+export interface PlanRequest {
   readonly perSecond: number;
   readonly goal: Goal;
-  readonly fleet: Fleet;
+  readonly fleet: TrialFleet;
   /** Peaks of so many times the mean rate; left out: none. */
   readonly burst?: number;
   readonly tiers: readonly { readonly name: string; readonly share: number }[];
@@ -36,17 +36,17 @@ export interface Ask {
   readonly durationMs?: number;
 }
 
-export interface Row extends Figures {
+export interface PlanRow extends Figures {
   readonly meets: boolean;
   /** The same with one worker fewer; undefined where that leaves none. */
   readonly oneFewer: (Figures & { readonly meets: boolean }) | undefined;
 }
 
 export interface Plan {
-  readonly rows: readonly Row[];
-  readonly recommended: Row;
+  readonly rows: readonly PlanRow[];
+  readonly recommended: PlanRow;
   /** Undefined where the number of workers was given. */
-  readonly knee: Row | undefined;
+  readonly knee: PlanRow | undefined;
   readonly policies: readonly { readonly policy: PolicyName; readonly figures: Figures }[];
   /** For the goal's quantile, whatever the policy. */
   readonly boundMs: number;
@@ -68,14 +68,14 @@ const WARM_BATCHES = 10;
 const POLICIES: readonly PolicyName[] = ["latency", "adaptive", "eco"];
 
 export class Planner {
-  readonly ask: Ask;
+  readonly ask: PlanRequest;
   readonly durationMs: number;
   readonly warmMs: number;
   readonly #tell: (workers: number, runs: number) => void;
   readonly #runs = new Map<string, Promise<Figures>>();
 
   /** `tell` hears of each run before it begins. */
-  constructor(ask: Ask, tell: (workers: number, runs: number) => void = () => {}) {
+  constructor(ask: PlanRequest, tell: (workers: number, runs: number) => void = () => {}) {
     this.ask = ask;
     this.#tell = tell;
     const { service, limits } = ask.fleet;
@@ -133,7 +133,7 @@ export class Planner {
     return meetsGoal(figures, this.ask.goal);
   }
 
-  async row(workers: number): Promise<Row> {
+  async row(workers: number): Promise<PlanRow> {
     const figures = await this.run(workers);
     const fewer = workers > 1 ? await this.run(workers - 1) : undefined;
     return {
@@ -148,7 +148,7 @@ export class Planner {
     this.#refuseImpossible();
     const chosen = given ?? (await this.#recommend());
     const knee = given === undefined ? await this.#knee(chosen) : undefined;
-    const rows: Row[] = [];
+    const rows: PlanRow[] = [];
     for (const workers of around(knee ?? chosen, chosen)) rows.push(await this.row(workers));
     const policies = [];
     for (const policy of POLICIES) policies.push({ policy, figures: await this.run(chosen, policy) });

@@ -3,7 +3,7 @@
  *
  * The gate, the queues, the dispatcher and its policy are those that serve requests (`simulation.ts`); the
  * workers take base + n·perTask ms for a batch of n, with a scatter where one is given. What comes in the first `warmMs` is not
- * counted: the estimates have to settle. Latency counts from arrival to outcome, and `overheadMs` is added to
+ * counted: the estimates have to settle. TrialLatency counts from arrival to outcome, and `overheadMs` is added to
  * it: what HTTP and the network take, which is not simulated. Shares are of what came and was counted.
  */
 import { Histogram } from "../bench/histogram.ts";
@@ -12,9 +12,9 @@ import type { Limits } from "../../core/policy.ts";
 import type { CapacityRules } from "../../gateway/admission/capacity-gate.ts";
 import type { ServiceTime } from "./fit.ts";
 import { Simulation } from "./simulation.ts";
-import type { Arrivals } from "./workload.ts";
+import type { NextArrival } from "./workload.ts";
 
-export interface Fleet {
+export interface TrialFleet {
   readonly limits: Limits;
   readonly service: ServiceTime;
   /** Scatter of the service time: standard deviation over mean. */
@@ -26,7 +26,7 @@ export interface Fleet {
 }
 
 export interface Traffic {
-  readonly arrivals: Arrivals;
+  readonly arrivals: NextArrival;
   /** When the last one has come. */
   readonly durationMs: number;
   readonly warmMs: number;
@@ -36,7 +36,7 @@ export interface Traffic {
   readonly tiers?: Uint8Array;
 }
 
-export interface Latency {
+export interface TrialLatency {
   readonly offered: number;
   /** Share that was not let in. */
   readonly refused: number;
@@ -49,16 +49,16 @@ export interface Latency {
   readonly p999: number;
 }
 
-export interface Figures extends Latency {
+export interface Figures extends TrialLatency {
   readonly workers: number;
   readonly batches: number;
   /** Tasks in a batch on average. */
   readonly fill: number;
   readonly batchesPerThousand: number;
-  /** Arrivals over what the workers can do in full batches. */
+  /** NextArrival over what the workers can do in full batches. */
   readonly load: number;
   /** By tier. */
-  readonly tiers: readonly Latency[];
+  readonly tiers: readonly TrialLatency[];
 }
 
 const MODEL = "plan";
@@ -71,7 +71,7 @@ class Count {
   offered = 0;
   late = 0;
 
-  get figures(): Latency {
+  get figures(): TrialLatency {
     const { latency, offered } = this;
     // Neither refused, nor ended: there was no room in the queue itself.
     const unanswered = offered - latency.count - this.late;
@@ -89,7 +89,7 @@ class Count {
 }
 
 export async function runTrial(
-  fleet: Fleet,
+  fleet: TrialFleet,
   traffic: Traffic,
   workers: number,
   seed: number,
@@ -146,7 +146,7 @@ export async function runTrial(
   };
 }
 
-function open(fleet: Fleet, tiers: number, workers: number, seed: number): Simulation {
+function open(fleet: TrialFleet, tiers: number, workers: number, seed: number): Simulation {
   const { limits, service, jitter, timeouts, maxQueued } = fleet;
   return new Simulation({
     seed,

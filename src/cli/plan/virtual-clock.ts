@@ -30,7 +30,7 @@ class VirtualAlarm implements Alarm, Due {
 }
 
 /** Arrivals that need no alarm each: most of them wake nobody. */
-export interface Stream {
+export interface VirtualStream {
   /** When the next one is due; Infinity when there are no more. */
   readonly nextAt: number;
   /** It is due now. Says whether a promise was left to come to rest before time goes on. */
@@ -39,7 +39,7 @@ export interface Stream {
 
 export class VirtualClock implements Clock {
   readonly #alarms = new Heap<VirtualAlarm>();
-  #stream: Stream | undefined;
+  #stream: VirtualStream | undefined;
   #unsettled = false;
   /** How far somebody has set the machine's clock, in ms. */
   setMs = 0;
@@ -66,7 +66,7 @@ export class VirtualClock implements Clock {
   }
 
   /** Takes arrivals from `stream` from now on; they come before alarms of the same instant. */
-  follow(stream: Stream): void {
+  follow(stream: VirtualStream): void {
     this.#stream = stream;
   }
 

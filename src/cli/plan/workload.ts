@@ -2,7 +2,7 @@
 import { Random } from "../../core/random.ts";
 
 /** The next instant each time it is asked; Infinity behind the last. */
-export type Arrivals = () => number;
+export type NextArrival = () => number;
 
 /** Independent callers: exponential gaps around `1 / perMs`. */
 export function poisson(perMs: number, durationMs: number, seed: number): number[] {
@@ -13,7 +13,7 @@ export function poisson(perMs: number, durationMs: number, seed: number): number
 }
 
 /** The same one by one, for runs too long to be kept. */
-export function poissonArrivals(perMs: number, durationMs: number, seed: number): Arrivals {
+export function poissonArrivals(perMs: number, durationMs: number, seed: number): NextArrival {
   const random = new Random(seed);
   let at = 0;
   return () => {
@@ -31,7 +31,7 @@ const CALM = 0.5;
  * mean (a Markov-modulated Poisson process). Calm lasts 3 s on average, a crowd as long as makes the mean what
  * it is: with a peak of 2.5, one second.
  */
-export function burstArrivals(perMs: number, peak: number, durationMs: number, seed: number): Arrivals {
+export function burstArrivals(perMs: number, peak: number, durationMs: number, seed: number): NextArrival {
   const random = new Random(seed);
   const crowdMs = (CALM_MS * (1 - CALM)) / (peak - 1);
   let at = 0;
@@ -54,7 +54,7 @@ export function burstArrivals(perMs: number, peak: number, durationMs: number, s
 }
 
 /** Recorded ones. */
-export function replayed(instants: ArrayLike<number>): Arrivals {
+export function replayed(instants: ArrayLike<number>): NextArrival {
   let index = 0;
   return () => (index < instants.length ? instants[index++]! : Infinity);
 }

@@ -44,7 +44,7 @@ export interface ReadyFacts {
 }
 
 /** What happened so far, as `Ferry.tally` counts it. */
-export interface Tally {
+export interface ServeTotals {
   readonly requests: number;
   readonly batches: number;
   readonly tasks: number;
@@ -106,7 +106,7 @@ export function readyLine(facts: ReadyFacts, now: number): string {
   });
 }
 
-export function drainBanner(tally: Tally, config: Config, signal: string): string {
+export function drainBanner(tally: ServeTotals, config: Config, signal: string): string {
   const again = signal === "SIGINT" ? "Ctrl-C again" : `${signal} again`;
   const kept =
     config.engine.kind === "redis"
@@ -119,13 +119,13 @@ export function drainBanner(tally: Tally, config: Config, signal: string): strin
   return `  draining: ${left}, at most ${seconds} s (${again} to stop now; ${kept})\n`;
 }
 
-export function drainLine(tally: Tally, config: Config, signal: string, now: number): string {
+export function drainLine(tally: ServeTotals, config: Config, signal: string, now: number): string {
   const { queued: requests, running: batches } = tally;
   return jsonLine("info", now, "draining", { signal, requests, batches, atMostMs: config.limits.drainMs });
 }
 
 /** `served 18,402 requests in 331 batches (55.6 of 64 full), 18,071 GPU calls saved, 0 lost` */
-export function farewellBanner(tally: Tally, config: Config, role: Role = "all"): string {
+export function farewellBanner(tally: ServeTotals, config: Config, role: Role = "all"): string {
   const { requests, batches, tasks, lost } = tally;
   const mean = batches === 0 ? "" : ` (${meanSize(tally)}${commonBatchSize(config)})`;
   const inBatches = `in ${plural(batches, "batch")}${mean}, ${count(callsSaved(tally))} GPU calls saved`;
@@ -139,7 +139,7 @@ export function farewellBanner(tally: Tally, config: Config, role: Role = "all")
   return `  ${done[role]}${unfinished}, ${count(lost)} lost\n`;
 }
 
-export function farewellLine(tally: Tally, now: number): string {
+export function farewellLine(tally: ServeTotals, now: number): string {
   const { requests, batches, tasks, queued: unanswered, lost } = tally;
   const facts = { requests, batches, tasks, gpuCallsSaved: callsSaved(tally), unanswered, lost };
   return jsonLine(lost > 0 ? "error" : "info", now, "stopped", facts);
@@ -311,11 +311,11 @@ function threeDigits(value: number): number {
 }
 
 /** One call for each task is what a model without Ferry would have seen. */
-function callsSaved({ tasks, calls }: Tally): number {
+function callsSaved({ tasks, calls }: ServeTotals): number {
   return Math.max(0, tasks - calls);
 }
 
-function meanSize({ tasks, batches }: Tally): string {
+function meanSize({ tasks, batches }: ServeTotals): string {
   return (tasks / batches).toFixed(1);
 }
 

@@ -28,7 +28,7 @@ import { DatabaseSync } from "node:sqlite";
 import { pathToFileURL } from "node:url";
 
 import { DamagedJournal, explain, journalFile, lockDataDir, markText, syncPath } from "./journal.ts";
-import { tallyCrc, textCrc, type Tally } from "./journal.ts";
+import { tallyCrc, textCrc, type JournalCounts } from "./journal.ts";
 
 /** PRAGMA user_version. A change of the tables raises it. */
 const FORMAT = 1;
@@ -45,7 +45,7 @@ const TABLES = `
 const PROBES = 1000;
 const ROWS = "SELECT seq, id, task, state, task_crc, state_crc FROM record";
 
-export interface Row {
+export interface JournalRow {
   readonly seq: number;
   readonly id: string;
   readonly task: string;
@@ -54,7 +54,7 @@ export interface Row {
   readonly state_crc: number;
 }
 
-function writeTally(db: DatabaseSync, tally: Tally): void {
+function writeTally(db: DatabaseSync, tally: JournalCounts): void {
   const { file, commits, records, sum, top } = tally;
   const write = db.prepare("INSERT OR REPLACE INTO tally VALUES (1, ?, ?, ?, ?, ?, ?)");
   write.run(file, commits, records, sum, top, tallyCrc(tally));
@@ -80,7 +80,10 @@ export function renameSafely(from: string, to: string): void {
 export const sizeOf = (path: string): number => fs.statSync(path, { throwIfNoEntry: false })?.size ?? 0;
 
 /** Reads every record, in order, and the tally; throws DamagedJournal when anything confirmed is amiss. */
-export function readJournal(dataDir: string, visit: (row: Row) => void): { tally: Tally; torn: number } {
+export function readJournal(
+  dataDir: string,
+  visit: (row: JournalRow) => void,
+): { tally: JournalCounts; torn: number } {
   const file = journalFile(dataDir);
   const log = readLog(`${file}-wal`);
   const { tally, found } = withView(file, (db) => {
@@ -139,7 +142,10 @@ function refuseNewer(db: DatabaseSync, file: string): void {
   }
 }
 
-function examine(db: DatabaseSync, visit: (row: Row) => void): { tally: Tally | undefined; found: string[] } {
+function examine(
+  db: DatabaseSync,
+  visit: (row: JournalRow) => void,
+): { tally: JournalCounts | undefined; found: string[] } {
   const found: string[] = [];
   const attempt = (look: () => void): void => {
     try {
@@ -163,7 +169,11 @@ function examine(db: DatabaseSync, visit: (row: Row) => void): { tally: Tally | 
   return { tally, found: [...new Set(found)] };
 }
 
-function examineRows(db: DatabaseSync, tally: Tally | undefined, visit: (row: Row) => void): string[] {
+function examineRows(
+  db: DatabaseSync,
+  tally: JournalCounts | undefined,
+  visit: (row: JournalRow) => void,
+): string[] {
   let bad = 0;
   let records = 0;
   let sum = 0;
@@ -182,17 +192,17 @@ function examineRows(db: DatabaseSync, tally: Tally | undefined, visit: (row: Ro
   return [`its ${records} records are not the ${tally.records} last confirmed`];
 }
 
-function goodRow(raw: Record<string, unknown>): Row | undefined {
-  const row = raw as unknown as Row;
+function goodRow(raw: Record<string, unknown>): JournalRow | undefined {
+  const row = raw as unknown as JournalRow;
   if (typeof row.id !== "string" || typeof row.task !== "string" || typeof row.state !== "string") return;
   if (textCrc(row.id, row.task) !== row.task_crc || textCrc(row.id, row.state) !== row.state_crc) return;
   return row;
 }
 
-function readTally(db: DatabaseSync): Tally | undefined {
+function readTally(db: DatabaseSync): JournalCounts | undefined {
   try {
     const row = db.prepare("SELECT file, commits, records, sum, top, crc FROM tally WHERE one = 1").get();
-    const tally = row as unknown as (Tally & { readonly crc: number }) | undefined;
+    const tally = row as unknown as (JournalCounts & { readonly crc: number }) | undefined;
     return tally !== undefined && tallyCrc(tally) === tally.crc ? tally : undefined;
   } catch {
     return undefined;
@@ -200,7 +210,7 @@ function readTally(db: DatabaseSync): Tally | undefined {
 }
 
 /** Whether the file is whole and newer without its log: that was folded in, and its damage turns it back. */
-function isBetterAlone(file: string, logged: Tally | undefined): boolean {
+function isBetterAlone(file: string, logged: JournalCounts | undefined): boolean {
   const { tally, found } = withView(file, (db) => examine(db, () => {}), true);
   return found.length === 0 && tally !== undefined && tally.commits > (logged?.commits ?? -1);
 }
@@ -343,7 +353,7 @@ function copyRows(from: DatabaseSync, path: string): number {
       `SELECT count(*) AS records, ifnull(max(seq), 0) AS top,
          ifnull(sum(task_crc + state_crc), 0) % 4294967296 AS sum FROM record`,
     )
-    .get() as unknown as Pick<Tally, "records" | "top" | "sum">;
+    .get() as unknown as Pick<JournalCounts, "records" | "top" | "sum">;
   writeTally(to, { file: randomUUID(), commits: 1, ...counted });
   to.exec("COMMIT");
   to.close();
@@ -351,7 +361,7 @@ function copyRows(from: DatabaseSync, path: string): number {
 }
 
 /** Visits each record whose CRCs hold, around any damage, in no order; returns how many they are. */
-function salvage(db: DatabaseSync, visit: (row: Row) => void): number {
+function salvage(db: DatabaseSync, visit: (row: JournalRow) => void): number {
   const top = readTally(db)?.top;
   let [readable, next, end] = [0, 1, Infinity];
   /** Walks until `meet` says stop; true when there was no more, false when there was damage. */

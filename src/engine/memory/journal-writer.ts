@@ -20,7 +20,7 @@ import { DatabaseSync, type StatementSync } from "node:sqlite";
 import { parentPort, workerData } from "node:worker_threads";
 
 import { explain, isPassing, journalFile, lockDataDir, markText, tallyCrc, textCrc } from "./journal.ts";
-import type { Changes, Reopen, Tally, WriterNote, WriterStart } from "./journal.ts";
+import type { Changes, Reopen, JournalCounts, WriterNote, WriterStart } from "./journal.ts";
 import { createFile, finishRecovery, readJournal, renameSafely, sizeOf } from "./journal-recover.ts";
 
 /** Text written between two folds of the log into the file. */
@@ -107,7 +107,7 @@ class Writer {
     );
   }
 
-  #read(dataDir: string, handOver: (texts: string[]) => void): { tally: Tally; torn: number } {
+  #read(dataDir: string, handOver: (texts: string[]) => void): { tally: JournalCounts; torn: number } {
     let texts: string[] = [];
     const read = readJournal(dataDir, (row) => {
       this.#places.set(row.id, { seq: row.seq, taskCrc: row.task_crc, stateCrc: row.state_crc });

@@ -374,7 +374,7 @@ export async function openJournal(
 
 // ── What is on disk; shared with the writer and with recovery ────────────────────────────────────────
 
-export interface Tally {
+export interface JournalCounts {
   /** Random, one per ferry.db: a mark speaks only of the file that it was made for. */
   readonly file: string;
   readonly commits: number;
@@ -390,7 +390,7 @@ export const journalFile = (dataDir: string): string => join(dataDir, "ferry.db"
 /** CRC32 of id and text, one after the other. */
 export const textCrc = (id: string, text: string): number => crc32(text, crc32(id));
 
-export const tallyCrc = (tally: Tally): number =>
+export const tallyCrc = (tally: JournalCounts): number =>
   crc32(`${tally.file} ${tally.commits} ${tally.records} ${tally.sum} ${tally.top}`);
 
 /** The whole of ferry.db-mark; always of one length, so that writing it over itself is one write. */

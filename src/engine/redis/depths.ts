@@ -25,17 +25,17 @@ const NEAR = 1 / 8;
 type Full = PutReply & { readonly kind: "full" };
 
 /** Differences by field. */
-export type Counts = Map<string, number>;
+export type QueueCounts = Map<string, number>;
 
 export class Depths {
   readonly #parts: RedisParts;
   readonly #key: string;
   /** What Redis last said. */
-  #known: Counts = new Map();
+  #known: QueueCounts = new Map();
   /** On their way in. */
-  readonly #entering: Counts = new Map();
+  readonly #entering: QueueCounts = new Map();
   /** What this process's pool has told. */
-  readonly #told: Counts = new Map();
+  readonly #told: QueueCounts = new Map();
   #suspicious = "";
   /** The fields of each model that was asked for; the engine asks for those it knows. */
   readonly #fields = new Map<string, readonly string[]>();
@@ -88,7 +88,7 @@ export class Depths {
     return this.queued > NEAR * maxQueued || this.#count(BYTES) > NEAR * maxQueuedBytes;
   }
 
-  /** Counts tasks before they are put; resolves with the refusals of the last ones, for which there is no room. */
+  /** QueueCounts tasks before they are put; resolves with the refusals of the last ones, for which there is no room. */
   async reserve(tasks: readonly Task[]): Promise<Full[]> {
     await this.add(this.of(tasks));
     let queued = sumOf(this.#known);
@@ -121,8 +121,8 @@ export class Depths {
   }
 
   /** What tasks count for while they wait. */
-  of(tasks: readonly Task[]): Counts {
-    const counts: Counts = new Map();
+  of(tasks: readonly Task[]): QueueCounts {
+    const counts: QueueCounts = new Map();
     for (const task of tasks) {
       add(counts, fieldOf(task.model, this.#tier(task)), 1);
       add(counts, BYTES, weight(task));
@@ -134,12 +134,12 @@ export class Depths {
     return Math.min(tier, this.#parts.limits.tiers - 1);
   }
 
-  commands(counts: Counts): Arg[][] {
+  commands(counts: QueueCounts): Arg[][] {
     return Array.from(counts, ([field, count]) => ["HINCRBY", this.#key, field, count]);
   }
 
   /** The replies to these commands, in their order. */
-  heard(counts: Counts, replies: readonly unknown[]): void {
+  heard(counts: QueueCounts, replies: readonly unknown[]): void {
     let at = 0;
     for (const field of counts.keys()) {
       const reply = replies[at++];
@@ -148,13 +148,13 @@ export class Depths {
   }
 
   /** Adds to the counts. */
-  async add(counts: Counts): Promise<void> {
+  async add(counts: QueueCounts): Promise<void> {
     const replies = await this.#parts.nodes.pipeline(DEPTH_SHARD, this.commands(counts)).catch(() => []);
     this.heard(counts, replies);
   }
 
   /** Tasks that were counted before came into this process's pool (1), or left it for another (-1). */
-  moved(counts: Counts, sign: 1 | -1): void {
+  moved(counts: QueueCounts, sign: 1 | -1): void {
     for (const [field, count] of counts) add(this.#told, field, sign * count);
   }
 
@@ -164,9 +164,9 @@ export class Depths {
   }
 
   /** What the pool holds now less what it has told; from here on it counts as told. */
-  report(pool: MemoryEngine): Counts {
+  report(pool: MemoryEngine): QueueCounts {
     const { waiting, bytes, running } = pool.load;
-    const now: Counts = new Map([
+    const now: QueueCounts = new Map([
       [BYTES, bytes],
       [RUNNING, running],
     ]);
@@ -178,7 +178,7 @@ export class Depths {
       }
     }
     now.set(LATER, waiting - queued);
-    const differences: Counts = new Map();
+    const differences: QueueCounts = new Map();
     for (const [field, count] of now) add(differences, field, count - (this.#told.get(field) ?? 0));
     for (const [field, count] of this.#told) if (!now.has(field)) add(differences, field, -count);
     for (const [field, difference] of differences) {
@@ -189,19 +189,19 @@ export class Depths {
   }
 
   /** A report did not arrive: it is told again with the next one. */
-  untold(differences: Counts): void {
+  untold(differences: QueueCounts): void {
     this.moved(differences, -1);
   }
 
   /** Asks for all counts. */
   async refresh(): Promise<void> {
     const reply = (await this.#parts.nodes.command(DEPTH_SHARD, ["HGETALL", this.#key])) as RedisReply[];
-    const known: Counts = new Map();
+    const known: QueueCounts = new Map();
     for (let at = 0; at + 1 < reply.length; at += 2) known.set(String(reply[at]), Number(reply[at + 1]));
     this.#known = known;
   }
 
-  /** Nothing is left in any stream. Counts that say otherwise, the same as the last time, were left by a crash. */
+  /** Nothing is left in any stream. QueueCounts that say otherwise, the same as the last time, were left by a crash. */
   async heal(): Promise<void> {
     await this.refresh();
     const found = [...this.#known].filter(([, count]) => count !== 0);
@@ -221,7 +221,7 @@ export class Depths {
 }
 
 /** Tasks that wait, of all models. */
-function sumOf(counts: Counts): number {
+function sumOf(counts: QueueCounts): number {
   let sum = 0;
   for (const [field, count] of counts) if (field !== BYTES && field !== RUNNING) sum += count;
   return sum;
@@ -235,7 +235,7 @@ function weight({ input, parameters }: Task): number {
   return input.length + parameters.length;
 }
 
-function add(counts: Counts, field: string, count: number): void {
+function add(counts: QueueCounts, field: string, count: number): void {
   const sum = (counts.get(field) ?? 0) + count;
   if (sum === 0) counts.delete(field);
   else counts.set(field, sum);

@@ -58,7 +58,7 @@ export class Tokens implements TokenCheck {
   readonly #keys: PublicKeys;
   readonly #clock: Clock;
   readonly #callerOf: CallerOf;
-  readonly #good = new Recent<Caller>(MAX_REMEMBERED, MAX_REMEMBERED_CHARS);
+  readonly #good = new RecentTokens<Caller>(MAX_REMEMBERED, MAX_REMEMBERED_CHARS);
 
   constructor(rules: TokenRules, keys: PublicKeys, clock: Clock, callerOf: CallerOf) {
     this.#rules = rules;
@@ -197,7 +197,7 @@ interface Entry<Value> {
   readonly until: number;
 }
 
-export class Recent<Value> {
+export class RecentTokens<Value> {
   readonly #entries = new Map<string, Entry<Value>>();
   readonly #maxEntries: number;
   readonly #maxChars: number;

@@ -38,7 +38,16 @@ import {
   stringField,
   withoutEnding,
 } from "./fields.ts";
-import type { Answer, Asked, Call, Drafts, Outputs, Protocol, WorkerReply, Unbatched } from "./protocol.ts";
+import type {
+  ProtocolAnswer,
+  Asked,
+  WorkerCall,
+  Drafts,
+  Outputs,
+  Protocol,
+  WorkerReply,
+  Unbatched,
+} from "./protocol.ts";
 import { apportion } from "./usage.ts";
 
 const PATH = "/v2/embed";
@@ -175,7 +184,7 @@ function summed(texts: readonly (Json | undefined)[]): Json | undefined {
   return sums.size === 0 ? undefined : JSON.stringify(Object.fromEntries(sums));
 }
 
-function call(inputs: readonly Json[], parameters: Json, model: string): Call {
+function call(inputs: readonly Json[], parameters: Json, model: string): WorkerCall {
   const kind = between(parameters, "$kind") === '"inputs"' ? "inputs" : "texts";
   const start = `"model":${JSON.stringify(model)},"${kind}":[${inputs.join(",")}]`;
   return { path: PATH, body: callBody(start, parameters, SET) };
@@ -221,7 +230,7 @@ function sharesOf(text: Json | undefined, inputs: readonly Json[]): readonly Jso
   );
 }
 
-function fail({ code, message, status }: Refusal): Answer {
+function fail({ code, message, status }: Refusal): ProtocolAnswer {
   // The SDKs know 500, not 502.
   return { status: code === "INFERENCE_FAILED" ? 500 : status, body: JSON.stringify({ message }) };
 }

@@ -10,7 +10,7 @@ import { Refusal } from "../../core/errors.ts";
 import { canonical, scan, type Scan } from "../../core/json.ts";
 import { splitArray } from "../../core/json-split.ts";
 import type { Json } from "../../core/task.ts";
-import type { About, Answer, Drafts } from "./protocol.ts";
+import type { ModelFacts, ProtocolAnswer, Drafts } from "./protocol.ts";
 
 /** Field name → the text of its value. */
 export type Fields = ReadonlyMap<string, Json>;
@@ -211,18 +211,18 @@ export function invalid(message: string): Refusal {
 }
 
 /** `{"error":"…"}`: the errors of KServe, TensorFlow Serving, Triton and Ollama, which answer a bad input with 400. */
-export function plainError({ code, message, status }: Refusal): Answer {
+export function plainError({ code, message, status }: Refusal): ProtocolAnswer {
   return { status: code === "INPUT_REJECTED" ? 400 : status, body: JSON.stringify({ error: message }) };
 }
 
 /** A question about a model that only one of its workers can answer. */
-export function askWorker({ model }: About): "worker" | undefined {
+export function askWorker({ model }: ModelFacts): "worker" | undefined {
   return model === undefined ? undefined : "worker";
 }
 
 /** `render` and `pieces` of an answer that may be large, from the second. */
 export function inPieces(pieces: NonNullable<Drafts["pieces"]>): Pick<Drafts, "render" | "pieces"> {
-  const render = (...asked: Parameters<typeof pieces>): Answer => {
+  const render = (...asked: Parameters<typeof pieces>): ProtocolAnswer => {
     const { headers, texts } = pieces(...asked);
     return { ...(headers && { headers }), body: [...texts].join("") };
   };

@@ -31,7 +31,7 @@ import {
 import { listModels, showModel } from "./openai.ts";
 import type {
   Asked,
-  Call,
+  WorkerCall,
   Drafts,
   InferRoute,
   Outputs,
@@ -120,7 +120,7 @@ function* written(predictions: readonly Json[]): Generator<Json, void> {
   yield "]}";
 }
 
-function call(inputs: readonly Json[], parameters: Json, model: string): Call {
+function call(inputs: readonly Json[], parameters: Json, model: string): WorkerCall {
   const more = sent(parameters, OWN);
   const body = `{${more === "" ? "" : `${more},`}"instances":[${inputs.join(",")}]}`;
   const text = between(parameters, "$version");

@@ -73,11 +73,11 @@ import {
   USE_BINARY,
 } from "./oip-tensors.ts";
 import type {
-  About,
+  ModelFacts,
   AboutRoute,
-  Answer,
+  ProtocolAnswer,
   Asked,
-  Call,
+  WorkerCall,
   Drafts,
   Outputs,
   Protocol,
@@ -134,22 +134,22 @@ function listsBinary(metadata: string): boolean {
   return listed.includes(`"${BINARY_EXTENSION}"`);
 }
 
-function serverMetadata({ version }: About): Answer {
+function serverMetadata({ version }: ModelFacts): ProtocolAnswer {
   return { body: JSON.stringify({ name: "ferry", version, extensions: [BINARY_EXTENSION] }) };
 }
 
 /** The protocol answers "no" with a 4xx. */
-function truth(name: "live" | "ready", yes: boolean): Answer {
+function truth(name: "live" | "ready", yes: boolean): ProtocolAnswer {
   return { status: yes ? 200 : 400, body: JSON.stringify({ [name]: yes }) };
 }
 
 /** Every model that speaks this protocol, as the protocol demands. */
-function allReady({ models, ready }: About): boolean {
+function allReady({ models, ready }: ModelFacts): boolean {
   return ready && models.every((model) => !model.protocols.includes("oip-v2") || model.ready);
 }
 
 /** Only a worker knows its tensors. */
-function modelMetadata({ model }: About): Answer {
+function modelMetadata({ model }: ModelFacts): ProtocolAnswer {
   const { name } = model!;
   return { body: JSON.stringify({ name, versions: [], platform: "ferry", inputs: [], outputs: [] }) };
 }
@@ -331,7 +331,7 @@ function binarySize(parameters: Fields | undefined): number | undefined {
 }
 
 /** Throws a Refusal where the outputs are no tensors, or do not fit together. */
-function answerOf(outputs: readonly Json[], model: string, asking: Asking): Answer {
+function answerOf(outputs: readonly Json[], model: string, asking: Asking): ProtocolAnswer {
   const { id, binary, named, only } = asking;
   try {
     const rows = outputs.map((output) => readRow(output, only));
@@ -376,7 +376,7 @@ function sizedPart(raws: readonly (string | Buffer)[], parameters: Fields | unde
 
 type Rows = readonly (readonly string[])[];
 
-function call(inputs: readonly Json[], parameters: Json, model: string, plain = false): Call {
+function call(inputs: readonly Json[], parameters: Json, model: string, plain = false): WorkerCall {
   try {
     const { form, rows } = readBatch(inputs, parameters);
     const path = form.version === undefined ? {} : { path: pathOf(model, form.version), named: true };
@@ -407,7 +407,7 @@ function restText({ outputs, parameters }: Form): Json {
   return `${outputs === undefined ? "" : `,"outputs":${outputs}`}${objectPart("parameters", parameters)}}`;
 }
 
-function jsonCall(form: Form, rows: Rows): Call {
+function jsonCall(form: Form, rows: Rows): WorkerCall {
   const inputs = inputsText(form, rows, (tensor, at) => {
     const wanted = elementCount(tensor.shape);
     const texts = rows.map((row) => checked(row[at]!, tensor, wanted));
@@ -426,7 +426,7 @@ function checked(text: Json, { datatype }: FormTensor, wanted: number): Json {
   throw new TensorFlaw(`has a row of ${count} values, but its shape says ${wanted}`);
 }
 
-function plainCall(form: Form, rows: Rows): Call {
+function plainCall(form: Form, rows: Rows): WorkerCall {
   const texts = form.binary
     ? rows.map((row) => row.map((base64, at) => plainRow(base64, form.tensors[at]!)))
     : rows;
@@ -466,7 +466,7 @@ function isPlain(name: string): boolean {
   return !name.startsWith("binary_data");
 }
 
-function binaryCall(form: Form, rows: Rows): Call {
+function binaryCall(form: Form, rows: Rows): WorkerCall {
   const raws: string[] = [];
   const inputs = inputsText(form, rows, (tensor, at) => {
     const own = rows.map((row) => row[at]!);

@@ -38,7 +38,7 @@ import {
   wholeNumber,
   withoutEnding,
 } from "./fields.ts";
-import type { Asked, Call, Drafts, Outputs, Protocol, WorkerReply, Unbatched } from "./protocol.ts";
+import type { Asked, WorkerCall, Drafts, Outputs, Protocol, WorkerReply, Unbatched } from "./protocol.ts";
 import { apportion } from "./usage.ts";
 
 const PATH = "/api/embed";
@@ -100,7 +100,7 @@ function* written(outputs: readonly Json[], model: string): Generator<Json, void
   yield `],${FIGURES.map((name, at) => `"${name}":${sums[at]}`).join(",")}}`;
 }
 
-function call(inputs: readonly Json[], parameters: Json, model: string): Call {
+function call(inputs: readonly Json[], parameters: Json, model: string): WorkerCall {
   const parts = inputs.map((input) => {
     const fields = input.startsWith("{") ? cutFields(input) : undefined;
     const text = fields?.get("text");

@@ -50,11 +50,11 @@ import {
   withoutEnding,
 } from "./fields.ts";
 import type {
-  About,
+  ModelFacts,
   AboutRoute,
-  Answer,
+  ProtocolAnswer,
   Asked,
-  Call,
+  WorkerCall,
   Drafts,
   Known,
   Outputs,
@@ -163,7 +163,7 @@ function embeddingOf(output: Json): { embedding: Json; promptTokens: number } {
   return { embedding, promptTokens: tokenCount(output, "prompt_tokens") ?? 0 };
 }
 
-function callEmbeddings(inputs: readonly Json[], parameters: Json, model: string): Call {
+function callEmbeddings(inputs: readonly Json[], parameters: Json, model: string): WorkerCall {
   const start = `"model":${JSON.stringify(model)},"input":[${inputs.join(",")}],"encoding_format":"base64"`;
   return { body: callBody(start, parameters, EMBEDDINGS_OWN) };
 }
@@ -212,7 +212,7 @@ function choicesPerPrompt(text: Json = "null"): number | undefined {
 }
 
 /** A single prompt is not put into an array: some servers take only one. */
-function callCompletions(inputs: readonly Json[], parameters: Json, model: string): Call {
+function callCompletions(inputs: readonly Json[], parameters: Json, model: string): WorkerCall {
   const prompt = inputs.length === 1 ? inputs[0]! : `[${inputs.join(",")}]`;
   const start = `"model":${JSON.stringify(model)},"prompt":${prompt}`;
   return { body: callBody(start, parameters, COMPLETIONS_OWN) };
@@ -262,7 +262,12 @@ function originOf(fields: Fields | undefined): Record<"created" | "system_finger
   };
 }
 
-function renderCompletions(outputs: readonly Json[], model: string, n: number, request?: Rendered): Answer {
+function renderCompletions(
+  outputs: readonly Json[],
+  model: string,
+  n: number,
+  request?: Rendered,
+): ProtocolAnswer {
   const completions = outputs.map(completionsOf);
   let [prompt, completion] = [0, 0];
   const choices = completions.flatMap((each) => {
@@ -360,7 +365,7 @@ function byIndex<Part>(
 }
 
 /** In OpenAI's shape, and in KServe's beside it where a model speaks that. */
-function modelList({ models }: About): Answer {
+function modelList({ models }: ModelFacts): ProtocolAnswer {
   const kserve = models.some(({ protocols }) => protocols.includes("kserve-v1"));
   const names = models.map(({ name }) => name);
   return {
@@ -386,7 +391,7 @@ const ERROR_KINDS: Partial<Record<ErrorCode, readonly [type: string, code: strin
   DEADLINE_EXCEEDED: ["server_error", "deadline_exceeded"],
 };
 
-function openaiError({ code, message, status }: Refusal): Answer {
+function openaiError({ code, message, status }: Refusal): ProtocolAnswer {
   const [type, named] = ERROR_KINDS[code] ?? ["invalid_request_error", code.toLowerCase()];
   return {
     // OpenAI's status for an input that the model does not take.

@@ -59,7 +59,7 @@ export interface Drafts {
   /** Sampled: equal inputs must not share an answer. */
   readonly drawn?: boolean;
   /** One output per input, in order. `model` is its name here. May throw a Refusal. */
-  render(outputs: readonly Json[], model: string, request?: Rendered): Answer;
+  render(outputs: readonly Json[], model: string, request?: Rendered): ProtocolAnswer;
   /** The same a piece at a time, none of which takes long; undefined for answers that are never large. */
   pieces?(outputs: readonly Json[], model: string, request?: Rendered): Pieces;
 }
@@ -86,7 +86,7 @@ export interface Unbatched {
   readonly why?: string;
 }
 
-export interface Answer {
+export interface ProtocolAnswer {
   /** Default: 200. */
   readonly status?: number;
   /** Default: JSON. */
@@ -103,7 +103,7 @@ export interface Known {
   readonly ready: boolean;
 }
 
-export interface About {
+export interface ModelFacts {
   readonly models: readonly Known[];
   /** The model that the path names; undefined where it names none, or an unknown one. */
   readonly model: Known | undefined;
@@ -128,9 +128,9 @@ export interface AboutRoute {
   /** Needs no credentials: for probes. */
   readonly open?: boolean;
   /** "worker": ask a worker of that model; undefined: not found. */
-  tell(about: About): Answer | "worker" | undefined;
+  tell(about: ModelFacts): ProtocolAnswer | "worker" | undefined;
   /** Where no worker can be asked. */
-  fallback?(about: About): Answer;
+  fallback?(about: ModelFacts): ProtocolAnswer;
 }
 
 export interface ClientSide {
@@ -139,10 +139,10 @@ export interface ClientSide {
   /** GET. */
   readonly about: readonly AboutRoute[];
   /** An error in the protocol's own shape. */
-  readonly fail: (refusal: Refusal) => Answer;
+  readonly fail: (refusal: Refusal) => ProtocolAnswer;
 }
 
-export interface Call {
+export interface WorkerCall {
   /** Behind the worker's base, as `/predict`; default: the worker's URL as it stands. */
   readonly path?: string;
   /** Default: JSON. */
@@ -186,7 +186,7 @@ export interface WorkerSide {
   /** The name of the model in the path of a worker's URL, if there is one. */
   modelOf?(path: string): string | undefined;
   /** `model` is its name at the worker. Inputs and parameters may be anything that the native API takes. `plain`: without the extension. */
-  call(inputs: readonly Json[], parameters: Json, model: string, plain?: boolean): Call;
+  call(inputs: readonly Json[], parameters: Json, model: string, plain?: boolean): WorkerCall;
   outputs(reply: WorkerReply, inputs: readonly Json[], parameters: Json): Outputs;
 }
 

@@ -57,9 +57,9 @@ import {
   withoutEnding,
 } from "./fields.ts";
 import type {
-  About,
-  Answer,
-  Call,
+  ModelFacts,
+  ProtocolAnswer,
+  WorkerCall,
   Drafts,
   InferRoute,
   Outputs,
@@ -205,7 +205,7 @@ function checkProduct(query: Json, texts: readonly Json[], { maxBytes }: Request
   );
 }
 
-function ranked(outputs: readonly Json[], texts: readonly Json[] | undefined): Answer {
+function ranked(outputs: readonly Json[], texts: readonly Json[] | undefined): ProtocolAnswer {
   const ranks = outputs.map((output, index) => ({ index, ...scoreIn(output) }));
   const headers = computeHeaders(ranks);
   ranks.sort((a, b) => Number(b.score) - Number(a.score) || b.index - a.index);
@@ -296,7 +296,7 @@ function batchSizeIn(info: string): number | undefined {
   return /^[1-9]\d{0,8}$/.test(said) ? Number(said) : undefined;
 }
 
-function call(inputs: readonly Json[], parameters: Json): Call {
+function call(inputs: readonly Json[], parameters: Json): WorkerCall {
   const name = routeOf(parameters);
   const pairs = takesSequences(name);
   // Two texts side by side would be taken for one pair.
@@ -338,12 +338,12 @@ function takesSequences(name: TeiRoute): boolean {
 }
 
 /** Where no worker can be asked. */
-function ownInfo({ model, version, maxInputs }: About): Answer {
+function ownInfo({ model, version, maxInputs }: ModelFacts): ProtocolAnswer {
   const info = { model_id: model!.name, max_client_batch_size: maxInputs, version: `ferry ${version}` };
   return { body: JSON.stringify(info) };
 }
 
-function health({ models, model, ready }: About): Answer {
+function health({ models, model, ready }: ModelFacts): ProtocolAnswer {
   const asked = model === undefined ? models.filter(({ protocols }) => protocols.includes("tei")) : [model];
   if (ready && asked.some((each) => each.ready)) return { type: "text/plain", body: Buffer.alloc(0) };
   return { status: 503, body: JSON.stringify({ error: "unhealthy", error_type: "Unhealthy" }) };
@@ -359,7 +359,7 @@ const ERROR_KINDS: Partial<Record<ErrorCode, readonly [type: string, status?: nu
   DEADLINE_EXCEEDED: ["Backend"],
 };
 
-function teiError({ code, message, status }: Refusal): Answer {
+function teiError({ code, message, status }: Refusal): ProtocolAnswer {
   const [type, theirs = status] = ERROR_KINDS[code] ?? ["Validation"];
   return { status: theirs, body: JSON.stringify({ error: message, error_type: type }) };
 }

@@ -12,11 +12,11 @@ import type { ModelSight, Sight } from "../sight.ts";
 import type { Tally } from "../tally.ts";
 import { type Frame, HISTORY_SECONDS, type ModelFrame, type Note, type ProcessFrame } from "./frames.ts";
 import type { Shown } from "./batches.ts";
-import { type EndedTask, ModelFold, type ModelRules } from "./model-fold.ts";
+import { type EndedTask, ModelFold, type ShownModel } from "./model-fold.ts";
 import { COLUMN } from "./slots.ts";
 
 export interface FoldRules {
-  readonly models: readonly ModelRules[];
+  readonly models: readonly ShownModel[];
   /** Best first. */
   readonly tiers: readonly string[];
   readonly role: string;
@@ -270,7 +270,7 @@ function fit(model: Bare, { rows, leftOut }: Shown, bytes: number): Shown & { us
 }
 
 /** Of a model whose workers nobody has told us of yet. */
-function nothing({ name, maxBatchSize }: ModelRules): ModelSight {
+function nothing({ name, maxBatchSize }: ShownModel): ModelSight {
   return {
     name,
     maxBatchSize,

@@ -109,7 +109,7 @@ export interface WorkerRow {
 }
 
 /** The last ten seconds as one. */
-export interface Recent {
+export interface RecentFigures {
   readonly requestsPerSecond: number;
   readonly p50: number | null;
   readonly p95: number | null;
@@ -128,7 +128,7 @@ export interface Recent {
 }
 
 /** The sentence above the charts: what is going on, and what would help. */
-export interface Verdict {
+export interface VerdictFrame {
   readonly level: "ok" | "busy" | "bad" | "quiet";
   /** Begins with the verdict: "Healthy." */
   readonly sentence: string;
@@ -139,8 +139,8 @@ export interface Verdict {
 }
 
 export interface ModelFrame {
-  readonly verdict: Verdict;
-  readonly recent: Recent;
+  readonly verdict: VerdictFrame;
+  readonly recent: RecentFigures;
   readonly queues: readonly { readonly depth: number; readonly admittedPerSecond: number }[];
   readonly oldestWaitMs: number;
   readonly workers: readonly WorkerRow[];

@@ -25,7 +25,7 @@ export interface LiveRules {
 }
 
 /** What a hello says of the process beside its frame. */
-export type About = Omit<Hello, "frame" | "reasons" | "shedReasons" | "apiUrl">;
+export type DashboardFacts = Omit<Hello, "frame" | "reasons" | "shedReasons" | "apiUrl">;
 
 interface Viewer {
   readonly outflow: Outflow;
@@ -40,7 +40,7 @@ const OPENING = ": ferry\nretry: 1000\n\n";
 export class Live {
   readonly #rules: LiveRules;
   readonly #fold: Pick<Fold, "frame" | "hello">;
-  readonly #about: About;
+  readonly #about: DashboardFacts;
   readonly #apiUrl: () => string;
   readonly #clock: Clock;
   readonly #viewers = new Set<Viewer>();
@@ -50,7 +50,7 @@ export class Live {
   constructor(
     rules: LiveRules,
     fold: Pick<Fold, "frame" | "hello">,
-    about: About,
+    about: DashboardFacts,
     apiUrl: () => string,
     clock: Clock,
   ) {

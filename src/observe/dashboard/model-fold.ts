@@ -17,13 +17,13 @@ import {
 } from "../events.ts";
 import type { ModelSight, WorkerSight } from "../sight.ts";
 import { BatchBook } from "./batches.ts";
-import type { CurveFrame, ModelFrame, Recent, Slots } from "./frames.ts";
+import type { CurveFrame, ModelFrame, RecentFigures, Slots } from "./frames.ts";
 import { Latencies } from "./quantiles.ts";
 import { COLUMN, rounded, SlotRing } from "./slots.ts";
 import { type ProcessFacts, sayVerdict, type VerdictFacts } from "./verdict.ts";
 import { RECENT_SECONDS, WorkerBook } from "./workers.ts";
 
-export interface ModelRules {
+export interface ShownModel {
   readonly name: string;
   readonly maxBatchSize: number;
   readonly maxWaitMs: number;
@@ -47,7 +47,7 @@ const QUARTER_HOUR_S = 900;
 const SECOND_MS = 1000;
 
 export class ModelFold {
-  readonly rules: ModelRules;
+  readonly rules: ShownModel;
   readonly slots: SlotRing;
   readonly workers: WorkerBook;
   readonly batches: BatchBook;
@@ -71,7 +71,7 @@ export class ModelFold {
 
   /** `maxBatches`: how many batches are remembered. */
   constructor(
-    rules: ModelRules,
+    rules: ShownModel,
     tiers: readonly string[],
     target: number,
     maxBatches: number,
@@ -250,7 +250,7 @@ export class ModelFold {
     this.#turnedAway = 0;
   }
 
-  #recent(sight: ModelSight): Recent {
+  #recent(sight: ModelSight): RecentFigures {
     const { slots } = this;
     const sum = (column: number): number => slots.sum(column, RECENT_SECONDS);
     const latency = this.#lately;

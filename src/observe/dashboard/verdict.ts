@@ -16,7 +16,7 @@
  * A worker that is down while others work opens the sentence, whatever follows. Parts of a time are those of
  * the slowest 5 % together, since quantiles of parts do not add up.
  */
-import type { Recent, Verdict, WorkerRow } from "./frames.ts";
+import type { RecentFigures, VerdictFrame, WorkerRow } from "./frames.ts";
 import type { SlowWorker } from "./workers.ts";
 
 /** Of the process, the same for all its models. */
@@ -32,7 +32,7 @@ export interface VerdictFacts {
   /** The share of their capacity that workers are planned for. */
   readonly target: number;
   readonly process: ProcessFacts;
-  readonly recent: Recent;
+  readonly recent: RecentFigures;
   readonly workers: readonly WorkerRow[];
   readonly healthy: number;
   readonly queued: number;
@@ -61,7 +61,7 @@ const HALF_EMPTY = 0.6;
 /** A wait that nobody notices is no verdict, though it be longer than the worker's time. */
 const NOTICED_MS = 10;
 
-export function sayVerdict(facts: VerdictFacts): Verdict {
+export function sayVerdict(facts: VerdictFacts): VerdictFrame {
   const said = rules.map((rule) => rule(facts)).find((verdict) => verdict !== undefined) ?? healthy(facts);
   const down = facts.workers.filter(({ state }) => state === "down");
   if (down.length === 0 || facts.healthy === 0 || said.key === "store") return said;
@@ -73,7 +73,7 @@ export function sayVerdict(facts: VerdictFacts): Verdict {
   };
 }
 
-type Rule = (facts: VerdictFacts) => Verdict | undefined;
+type Rule = (facts: VerdictFacts) => VerdictFrame | undefined;
 
 const rules: readonly Rule[] = [
   unreachable,
@@ -87,7 +87,7 @@ const rules: readonly Rule[] = [
   lateLoop,
 ];
 
-function unreachable({ process }: VerdictFacts): Verdict | undefined {
+function unreachable({ process }: VerdictFacts): VerdictFrame | undefined {
   if (process.reachable) return undefined;
   const sentence =
     "Cut off. The store does not answer or cannot be written; new requests are refused until then.";
@@ -96,13 +96,13 @@ function unreachable({ process }: VerdictFacts): Verdict | undefined {
   return { level: "bad", key: "store", sentence, advice };
 }
 
-function draining({ process, queued }: VerdictFacts): Verdict | undefined {
+function draining({ process, queued }: VerdictFacts): VerdictFrame | undefined {
   if (!process.draining) return undefined;
   const sentence = `Draining. No new request is taken; ${tasks(queued)} still ${queued === 1 ? "waits" : "wait"}.`;
   return { level: "busy", key: "draining", sentence, advice: "" };
 }
 
-function noWorker({ healthy, workers, model, queued, oldestWaitMs }: VerdictFacts): Verdict | undefined {
+function noWorker({ healthy, workers, model, queued, oldestWaitMs }: VerdictFacts): VerdictFrame | undefined {
   if (healthy > 0) return undefined;
   const advice = "Start a worker, or see why it does not answer; it is used again by itself when it does.";
   const waiting = queued === 0 ? "" : ` ${tasks(queued)} waiting, the oldest for ${time(oldestWaitMs)}.`;
@@ -117,7 +117,7 @@ function noWorker({ healthy, workers, model, queued, oldestWaitMs }: VerdictFact
   return { level: "bad", key: "no worker", sentence: `No worker. ${which}.${waiting}`, advice };
 }
 
-function overloaded(facts: VerdictFacts): Verdict | undefined {
+function overloaded(facts: VerdictFacts): VerdictFrame | undefined {
   const { recent, arrivalsPerSecond, queued, oldestWaitMs } = facts;
   if (recent.load <= TOO_MUCH_LOAD) return undefined;
   const load = `${count(arrivalsPerSecond)} req/s ask for workers that can do ${count(recent.capacityPerSecond)}`;
@@ -130,7 +130,7 @@ function overloaded(facts: VerdictFacts): Verdict | undefined {
   };
 }
 
-function slowWorker(facts: VerdictFacts): Verdict | undefined {
+function slowWorker(facts: VerdictFacts): VerdictFrame | undefined {
   const { slowWorker: slow } = facts;
   if (slow === undefined) return undefined;
   const { name, nowMs, usualMs } = slow;
@@ -142,7 +142,7 @@ function slowWorker(facts: VerdictFacts): Verdict | undefined {
   };
 }
 
-function queueDominates(facts: VerdictFacts): Verdict | undefined {
+function queueDominates(facts: VerdictFacts): VerdictFrame | undefined {
   const { recent, healthy, model } = facts;
   const { slow } = recent;
   if (slow === null || slow.queueMs <= slow.workerMs || slow.queueMs < NOTICED_MS) return undefined;
@@ -157,7 +157,7 @@ function queueDominates(facts: VerdictFacts): Verdict | undefined {
   return { level: "busy", key: "waiting", sentence, advice };
 }
 
-function retries(facts: VerdictFacts): Verdict | undefined {
+function retries(facts: VerdictFacts): VerdictFrame | undefined {
   const { retriedShare, recent } = facts;
   if (retriedShare <= MANY_RETRIES) return undefined;
   const again = `${percent(retriedShare)} of the tasks were tried again.`;
@@ -166,7 +166,7 @@ function retries(facts: VerdictFacts): Verdict | undefined {
   return { level: "busy", key: "retries", sentence, advice };
 }
 
-function lateLoop(facts: VerdictFacts): Verdict | undefined {
+function lateLoop(facts: VerdictFacts): VerdictFrame | undefined {
   const { loopLateMs, recent } = facts;
   if (loopLateMs <= LATE_MS) return undefined;
   const late = `This process kept everybody waiting for ${time(loopLateMs)}.`;
@@ -175,7 +175,7 @@ function lateLoop(facts: VerdictFacts): Verdict | undefined {
   return { level: "busy", key: "late", sentence, advice };
 }
 
-function quiet(facts: VerdictFacts): Verdict | undefined {
+function quiet(facts: VerdictFacts): VerdictFrame | undefined {
   const { recent, process, queued, healthy, justNow } = facts;
   if (recent.requestsPerSecond > 0 || queued > 0 || recent.fill !== null) return undefined;
   const before = process.used ? "No request in the last ten seconds" : "No request yet";
@@ -184,7 +184,7 @@ function quiet(facts: VerdictFacts): Verdict | undefined {
   return { level: "quiet", key: "quiet", sentence: `Quiet. ${when}; ${ready}.`, advice: spare(facts) };
 }
 
-function healthy(facts: VerdictFacts): Verdict {
+function healthy(facts: VerdictFacts): VerdictFrame {
   const { recent } = facts;
   const sentence = join("Healthy.", rate(facts), tail(recent), refused(recent));
   return { level: "ok", key: "healthy", sentence, advice: spare(facts) || emptySeats(facts) };
@@ -225,14 +225,14 @@ function rate({ recent, tasksPerSecond }: VerdictFacts): string {
 }
 
 /** "" in a batcher: nobody asks it, so nobody waits for it or is refused. */
-function tail({ p99, slow, requestsPerSecond }: Recent): string {
+function tail({ p99, slow, requestsPerSecond }: RecentFigures): string {
   if (p99 === null || slow === null) return requestsPerSecond > 0 ? "Nobody waited for an answer." : "";
   const parts = [`${time(slow.workerMs)} worker`, `${time(slow.queueMs)} queue`];
   if (slow.gatewayMs >= 1) parts.push(`${time(slow.gatewayMs)} gateway`);
   return `p99 ${time(p99)}; the slowest 5 %: ${parts.join(" + ")}.`;
 }
 
-function refused({ refusedShare, requestsPerSecond }: Recent): string {
+function refused({ refusedShare, requestsPerSecond }: RecentFigures): string {
   if (refusedShare > 0) return `${percent(refusedShare)} refused.`;
   return requestsPerSecond > 0 ? "Nobody refused." : "";
 }

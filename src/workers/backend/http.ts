@@ -33,7 +33,7 @@ import { Client, type Dispatcher, errors } from "undici";
 import type { Clock } from "../../app/clock.ts";
 import { batch as batchApi } from "../../gateway/protocol/batch.ts";
 import { uncredited } from "../../gateway/protocol/fields.ts";
-import type { Call, WorkerSide } from "../../gateway/protocol/protocol.ts";
+import type { WorkerCall, WorkerSide } from "../../gateway/protocol/protocol.ts";
 import type { Batch, ClientCode, Reply } from "./backend.ts";
 import {
   askText,
@@ -197,13 +197,13 @@ class HttpWorker extends NetworkWorker {
     return plain;
   }
 
-  #call({ tasks, parameters }: Batch, plain: boolean): Call {
+  #call({ tasks, parameters }: Batch, plain: boolean): WorkerCall {
     const inputs = tasks.map(({ input }) => input);
     return this.#protocol.call(inputs, parameters, this.#options.model, plain);
   }
 
   #send(
-    call: Call,
+    call: WorkerCall,
     batch: Batch,
     signal: AbortSignal,
     authorization: string | undefined,
@@ -253,7 +253,7 @@ class HttpWorker extends NetworkWorker {
 
   #headersFor(
     { traceparent }: Batch,
-    { type, headers }: Call,
+    { type, headers }: WorkerCall,
     authorization: string | undefined,
   ): Record<string, string> {
     const all: Record<string, string> = {

@@ -27,7 +27,7 @@ import { type PoolWorker, UNHELD } from "../worker.ts";
 import type { Events } from "../../observe/events.ts";
 import { Fleet, heldWorkers, modelBeat } from "./fleet.ts";
 import { leaseNames, Orders } from "./orders.ts";
-import type { Beat, BeatReply, DoorBeat, Registry, Role } from "./registry.ts";
+import type { Beat, BeatReply, DoorBeat, Registry, MemberRole } from "./registry.ts";
 
 /** Twice a second, and four times in `aliveMs`: a batcher that lives is not taken for dead when two beats are late. */
 export function beatMsFor(aliveMs: number): number {
@@ -38,7 +38,7 @@ export interface MembershipOptions {
   /** Unique to this start of the process. */
   readonly id: string;
   readonly zone: string;
-  readonly role: Role;
+  readonly role: MemberRole;
   readonly version: string;
   readonly beatMs: number;
   readonly aliveMs: number;

@@ -33,7 +33,7 @@ export function shownAddress(address: string): string {
   return `${protocol}//${host}${pathname}${search === "" ? "" : `?${hash("sha256", search).slice(0, 8)}`}`;
 }
 
-export interface Order {
+export interface WorkerOrder {
   readonly key: string;
   readonly version: number;
   readonly aside: boolean;
@@ -48,11 +48,11 @@ export function workerKey(model: string, name: string, shown: string | undefined
 }
 
 export class Orders {
-  readonly #orders = new Map<string, Order>();
+  readonly #orders = new Map<string, WorkerOrder>();
   #version = 0;
 
   /** As a beat says them. */
-  get all(): readonly Order[] {
+  get all(): readonly WorkerOrder[] {
     return [...this.#orders.values()];
   }
 
@@ -72,7 +72,7 @@ export class Orders {
   /** Whatever another process says: it may be of another version of Ferry. */
   hear(said: unknown): void {
     if (!Array.isArray(said)) return;
-    for (const order of said as readonly Partial<Order>[]) {
+    for (const order of said as readonly Partial<WorkerOrder>[]) {
       const { key, version, aside } = order ?? {};
       if (typeof key !== "string" || typeof aside !== "boolean" || !Number.isSafeInteger(version)) continue;
       const known = this.#orders.get(key);
@@ -88,7 +88,7 @@ export class Orders {
     for (const slot of workers.slots) workers.drain(slot, this.isAside(keyOf(rules.name, slot)));
   }
 
-  #take(order: Order): void {
+  #take(order: WorkerOrder): void {
     this.#version = Math.max(this.#version, order.version);
     this.#orders.set(order.key, order);
     const alike = this.all.filter(({ aside }) => aside === order.aside);

@@ -35,9 +35,9 @@ import { readFileSync } from "node:fs";
 import type { Horizon } from "../../core/shed.ts";
 import type { RedisNodes } from "../../engine/redis/client/nodes.ts";
 import type { WorkerState } from "../../observe/events.ts";
-import type { Order } from "./orders.ts";
+import type { WorkerOrder } from "./orders.ts";
 
-export type Role = "all" | "gateway" | "batcher";
+export type MemberRole = "all" | "gateway" | "batcher";
 
 /** One worker that a member runs: its own child, or one that it leases. */
 export interface WorkerBeat {
@@ -97,14 +97,14 @@ export interface Member {
   /** Unique to this start of the process. */
   readonly id: string;
   readonly zone: string;
-  readonly role: Role;
+  readonly role: MemberRole;
   readonly version: string;
   readonly models: readonly ModelBeat[];
   readonly workers: readonly WorkerBeat[];
   /** None in a batcher. */
   readonly doors: readonly DoorBeat[];
   /** Workers that somebody put aside, or let back in; left out by those who know of none. */
-  readonly orders?: readonly Order[];
+  readonly orders?: readonly WorkerOrder[];
   /** Since its last beat. */
   readonly ageMs: number;
 }

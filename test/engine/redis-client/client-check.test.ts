@@ -3,7 +3,7 @@ import assert from "node:assert/strict";
 import { describe, test } from "node:test";
 import {
   checkServer,
-  type Ask,
+  type ProbeCommand,
   type CheckOptions,
   type ServerCheck,
 } from "../../../src/engine/redis/client/probe.ts";
@@ -13,7 +13,7 @@ import { startPair, startServer, until, type Server, type Settings } from "./ser
 type Durability = CheckOptions["durability"];
 
 /** As the client would ask: replies as Buffers, errors as rejections. */
-function asker(server: Server, ...login: string[]): Ask {
+function asker(server: Server, ...login: string[]): ProbeCommand {
   return async (command) => {
     const words = login.length === 0 ? [command] : [["AUTH", ...login], command];
     const reply = (await exchange(server.port, words, 5000)).at(-1)!;

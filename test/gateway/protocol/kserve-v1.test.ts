@@ -4,7 +4,7 @@ import { describe, test } from "node:test";
 import fc from "fast-check";
 import { Refusal } from "../../../src/core/errors.ts";
 import { kserveV1 } from "../../../src/gateway/protocol/kserve-v1.ts";
-import type { Call, Drafts, Outputs, Unbatched } from "../../../src/gateway/protocol/protocol.ts";
+import type { WorkerCall, Drafts, Outputs, Unbatched } from "../../../src/gateway/protocol/protocol.ts";
 import { LIMITS } from "./spoken.ts";
 
 const { worker, client } = kserveV1;
@@ -20,7 +20,8 @@ function drafts(body: string, names?: Record<string, string>): Drafts {
   return found;
 }
 
-const call = (inputs: readonly string[], parameters: string): Call => worker.call(inputs, parameters, "m b");
+const call = (inputs: readonly string[], parameters: string): WorkerCall =>
+  worker.call(inputs, parameters, "m b");
 const reply = (body: string): Outputs =>
   worker.outputs({ header: () => undefined, body: Buffer.from(body) }, [], "");
 

@@ -2,7 +2,7 @@
 import assert from "node:assert/strict";
 import { Refusal } from "../../../src/core/errors.ts";
 import { oipV2 } from "../../../src/gateway/protocol/oip-v2.ts";
-import type { Asked, Call, Drafts, Outputs } from "../../../src/gateway/protocol/protocol.ts";
+import type { Asked, WorkerCall, Drafts, Outputs } from "../../../src/gateway/protocol/protocol.ts";
 import { infer, type Sent } from "./servers/oip.ts";
 import { LIMITS } from "./spoken.ts";
 
@@ -40,7 +40,7 @@ export function bypass(...given: Parameters<typeof asked>): string {
 export const refused = (words: RegExp) => (error: unknown) =>
   error instanceof Refusal && error.code === "INVALID_REQUEST" && words.test(error.message);
 
-export function called(inputs: readonly string[], parameters: string): Call {
+export function called(inputs: readonly string[], parameters: string): WorkerCall {
   const call = worker.call(inputs, parameters, "toy");
   assert.equal(call.flaw, undefined);
   return call;

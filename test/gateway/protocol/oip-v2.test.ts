@@ -2,7 +2,7 @@
 import assert from "node:assert/strict";
 import { describe, test } from "node:test";
 import fc from "fast-check";
-import type { Answer, Drafts } from "../../../src/gateway/protocol/protocol.ts";
+import type { ProtocolAnswer, Drafts } from "../../../src/gateway/protocol/protocol.ts";
 import { bypass, called, drafts, replied, run, worker } from "./oip-stage.ts";
 import { exactly, HEADER, infer, readMessage, type Sent, type Tensor, writeMessage } from "./servers/oip.ts";
 
@@ -17,7 +17,7 @@ function told(body: Buffer | string, length: string | undefined): unknown {
   return JSON.parse(JSON.stringify({ ...rest, outputs: plain }));
 }
 
-function toldBy({ body, headers = [] }: Answer): unknown {
+function toldBy({ body, headers = [] }: ProtocolAnswer): unknown {
   return told(body, headers[headers.indexOf(HEADER) + 1]);
 }
 

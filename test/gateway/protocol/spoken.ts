@@ -2,7 +2,7 @@
 import assert from "node:assert/strict";
 import { Refusal } from "../../../src/core/errors.ts";
 import type {
-  Answer,
+  ProtocolAnswer,
   Drafts,
   Protocol,
   WorkerReply,
@@ -81,12 +81,12 @@ function replied(text: string, headers: Headers): WorkerReply {
   return { body: Buffer.from(text), header: (name) => headers[name] };
 }
 
-export function bodyOf(answer: Answer): string {
+export function bodyOf(answer: ProtocolAnswer): string {
   return String(answer.body);
 }
 
 /** Name, value, name, value… as an object. */
-export function headersOf({ headers = [] }: Answer): Record<string, string> {
+export function headersOf({ headers = [] }: ProtocolAnswer): Record<string, string> {
   const pairs: Record<string, string> = {};
   for (let at = 0; at < headers.length; at += 2) pairs[headers[at]!] = headers[at + 1]!;
   return pairs;

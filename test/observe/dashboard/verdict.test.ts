@@ -1,10 +1,10 @@
 /** Each rule of the sentence, by itself and in its order. */
 import assert from "node:assert/strict";
 import { describe, test } from "node:test";
-import type { Recent, WorkerRow } from "../../../src/observe/dashboard/frames.ts";
+import type { RecentFigures, WorkerRow } from "../../../src/observe/dashboard/frames.ts";
 import { sayVerdict, type VerdictFacts } from "../../../src/observe/dashboard/verdict.ts";
 
-const calm: Recent = {
+const calm: RecentFigures = {
   requestsPerSecond: 1804,
   p50: 115,
   p95: 128,
@@ -26,7 +26,7 @@ function worker(name: string, why = "", sinceMs = 4000): WorkerRow {
 }
 
 interface More extends Partial<Omit<VerdictFacts, "recent">> {
-  readonly recent?: Partial<Recent>;
+  readonly recent?: Partial<RecentFigures>;
 }
 
 function say(more: More = {}): ReturnType<typeof sayVerdict> {

@@ -10,7 +10,7 @@ import type { Clock } from "../../../app/clock.ts";
 import { addressOf, KeptLink, LinkDown, RedisError } from "./link.ts";
 import type { Arg, LinkOptions, RedisLink, RedisReply } from "./link.ts";
 import { askFacts } from "./topology.ts";
-import type { Address, Durability, ServerFacts } from "./topology.ts";
+import type { RedisAddress, WriteDurability, ServerFacts } from "./topology.ts";
 
 type Commands = readonly (readonly Arg[])[];
 export type Replies = (RedisReply | RedisError)[];
@@ -37,7 +37,7 @@ export interface NodeSettings {
   readonly link: Omit<LinkOptions, "host" | "port">;
   readonly clock: Clock;
   readonly random: () => number;
-  readonly durability: Durability;
+  readonly durability: WriteDurability;
   readonly waitTimeoutMs: number;
 }
 
@@ -56,7 +56,7 @@ export interface Attempting {
   readonly until: number;
 }
 
-export class RedisNode implements Address {
+export class RedisNode implements RedisAddress {
   readonly host: string;
   readonly port: number;
   readonly address: string;
@@ -75,7 +75,7 @@ export class RedisNode implements Address {
   #inSync = 0;
   #surveying = false;
 
-  constructor({ host, port }: Address, settings: NodeSettings, listener: NodeListener) {
+  constructor({ host, port }: RedisAddress, settings: NodeSettings, listener: NodeListener) {
     this.host = host;
     this.port = port;
     this.address = addressOf(host, port);

@@ -3,7 +3,7 @@
  * or a Cluster. `owners.ts` knows which primary owns each shard, `node.ts` keeps the connections to one,
  * `subscriptions.ts` listens.
  *
- * Durability: "replica": a durable write is accepted when every replica in sync has it, at least one; "local": when the
+ * WriteDurability: "replica": a durable write is accepted when every replica in sync has it, at least one; "local": when the
  * primary has it; "auto": as "replica" at a primary that has a replica in step (asked each second), else as "local".
  * Losing the last replica is a `notice`, as is losing a server.
  *
@@ -28,10 +28,10 @@ import type { Arg, RedisReply } from "./link.ts";
 import { type Attempting, type RedisNode, type Replies, type Script, StoreAway } from "./node.ts";
 import { RedisOwners } from "./owners.ts";
 import { Subscriptions } from "./subscriptions.ts";
-import { type Durability, type NodesOptions, targetOf } from "./topology.ts";
+import { type WriteDurability, type NodesOptions, targetOf } from "./topology.ts";
 
 export { RedisError, StoreAway };
-export type { Arg, Durability, NodesOptions, RedisReply, Script };
+export type { Arg, WriteDurability, NodesOptions, RedisReply, Script };
 
 type Command = readonly Arg[];
 

@@ -19,7 +19,7 @@ import { addressOf, RedisLink } from "./link.ts";
 import { RedisNode } from "./node.ts";
 import type { NodeListener, NodeSettings } from "./node.ts";
 import * as topology from "./topology.ts";
-import type { Address, ClusterView, NodesOptions, ServerFacts } from "./topology.ts";
+import type { RedisAddress, ClusterView, NodesOptions, ServerFacts } from "./topology.ts";
 
 /** What is told; none of it may throw. */
 export interface OwnersListener {
@@ -54,7 +54,7 @@ export class RedisOwners implements NodeListener {
   readonly #closing = new AbortController();
   #cluster = false;
   /** Everybody that the Cluster has named, for when its primaries are gone. */
-  #members: readonly Address[] = [];
+  #members: readonly RedisAddress[] = [];
   #epoch = 0;
   #started = false;
   #refreshing = false;
@@ -107,13 +107,13 @@ export class RedisOwners implements NodeListener {
   }
 
   /** The node at that address, now or soon connected. */
-  at(address: Address): RedisNode {
+  at(address: RedisAddress): RedisNode {
     const node = this.#nodeAt(address);
     node.usedAt = this.#clock.now();
     return node;
   }
 
-  moved(shard: number, to: Address): void {
+  moved(shard: number, to: RedisAddress): void {
     this.#own(shard, this.#nodeAt(to));
     this.#listener.moved();
     this.refresh();
@@ -288,7 +288,7 @@ export class RedisOwners implements NodeListener {
   }
 
   /** One question to a server over a connection of its own. */
-  async #visit<Answer>(address: Address, ask: (link: RedisLink) => Promise<Answer>): Promise<Answer> {
+  async #visit<Answer>(address: RedisAddress, ask: (link: RedisLink) => Promise<Answer>): Promise<Answer> {
     const options = { ...this.#settings.link, host: address.host, port: address.port };
     const link = await RedisLink.connect(options, this.#clock, this.#closing.signal);
     try {
@@ -298,7 +298,7 @@ export class RedisOwners implements NodeListener {
     }
   }
 
-  #assign(owners: readonly (Address | undefined)[]): void {
+  #assign(owners: readonly (RedisAddress | undefined)[]): void {
     owners.forEach((address, shard) => {
       // A slot that nobody serves for a moment stays where it was: its server still answers best.
       if (address !== undefined) this.#own(shard, this.#nodeAt(address));
@@ -319,7 +319,7 @@ export class RedisOwners implements NodeListener {
     if (before !== node) before?.release();
   }
 
-  #nodeAt(address: Address): RedisNode {
+  #nodeAt(address: RedisAddress): RedisNode {
     const name = addressOf(address.host, address.port);
     const known = this.#nodes.get(name);
     if (known !== undefined) return known;

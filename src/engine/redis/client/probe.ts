@@ -15,7 +15,7 @@
 import type { Clock } from "../../../app/clock.ts";
 import { addressOf, RedisError, RedisLink } from "./link.ts";
 import { askCluster, better, endpointsOf, readInfo } from "./topology.ts";
-import type { Address, ClusterView, Endpoints, NodesOptions } from "./topology.ts";
+import type { RedisAddress, ClusterView, Endpoints, NodesOptions } from "./topology.ts";
 
 export type ProbeOptions = Pick<
   NodesOptions,
@@ -59,7 +59,7 @@ type Answered = Extract<Visit, { readonly check: ServerCheck }>;
 
 export async function probeRedis(options: ProbeOptions, clock: Clock): Promise<Probe> {
   const endpoints = endpointsOf(options);
-  const visitAll = (addresses: readonly Address[]): Promise<Visit[]> =>
+  const visitAll = (addresses: readonly RedisAddress[]): Promise<Visit[]> =>
     Promise.all(addresses.map((each) => visit(each, endpoints, options, clock)));
   const visits = await visitAll(endpoints.seeds);
   const answered = visits.filter(isAnswered);
@@ -107,7 +107,7 @@ function report(checked: readonly Answered[], silent: readonly string[]): Probe 
 }
 
 async function visit(
-  { host, port }: Address,
+  { host, port }: RedisAddress,
   { tls, username, password, db }: Endpoints,
   { durability, commandTimeoutMs, connectTimeoutMs = commandTimeoutMs }: ProbeOptions,
   clock: Clock,
@@ -143,9 +143,9 @@ function toDo(why: string): string {
 
 // ── One server ───────────────────────────────────────────────────────────────────────────────────────
 
-export type Reply = string | number | null | Buffer | Error | readonly Reply[];
+export type ProbeReply = string | number | null | Buffer | Error | readonly ProbeReply[];
 /** Sends one command; an error reply may be the value, or the reason of the rejection. */
-export type Ask = (command: readonly string[]) => Promise<Reply>;
+export type ProbeCommand = (command: readonly string[]) => Promise<ProbeReply>;
 
 export interface CheckOptions {
   /** `host:port`, for the messages. */
@@ -178,7 +178,7 @@ interface Seen {
   readonly warn: string[];
 }
 
-export async function checkServer(ask: Ask, options: CheckOptions): Promise<ServerCheck> {
+export async function checkServer(ask: ProbeCommand, options: CheckOptions): Promise<ServerCheck> {
   const told = await tell(ask, ["INFO"]);
   const info = told instanceof Error ? new Map<string, string>() : readInfo(textOf(told));
   const settings = told instanceof Error ? info : settingsOf(await tell(ask, ["CONFIG", "GET", ...ASKED]));
@@ -198,7 +198,7 @@ export async function checkServer(ask: Ask, options: CheckOptions): Promise<Serv
 }
 
 /** INFO itself was refused: nothing is known, and Ferry needs it for as long as it runs. */
-async function unanswered(why: Error, ask: Ask): Promise<string> {
+async function unanswered(why: Error, ask: ProbeCommand): Promise<string> {
   if (why.message.startsWith("NOAUTH"))
     return "it wants a password; write one in engine.url (redis://:PASSWORD@HOST) or engine.password";
   if (!why.message.startsWith("NOPERM")) return `INFO was not answered: ${why.message}`;
@@ -228,7 +228,7 @@ function checkIdentity({ facts: { product, version, role }, info, options, refus
   );
 }
 
-function checkCluster({ refuse, warn, options }: Seen, reply: Reply): void {
+function checkCluster({ refuse, warn, options }: Seen, reply: ProbeReply): void {
   if (reply instanceof Error) {
     const allow = "run ACL SETUSER USER +cluster|info";
     warn.push(`the state of the Cluster could not be asked (${reply.message}); allow it: ${allow}`);
@@ -373,7 +373,7 @@ function factsOf(info: Fields, settings: Fields, { durability }: CheckOptions): 
 }
 
 /** A refusal is a value here: what one command may not tell, another may. */
-async function tell(ask: Ask, command: readonly string[]): Promise<Reply> {
+async function tell(ask: ProbeCommand, command: readonly string[]): Promise<ProbeReply> {
   try {
     return await ask(command);
   } catch (error) {
@@ -381,13 +381,13 @@ async function tell(ask: Ask, command: readonly string[]): Promise<Reply> {
   }
 }
 
-function textOf(reply: Reply): string {
+function textOf(reply: ProbeReply): string {
   return reply === null || Array.isArray(reply) ? "" : String(reply);
 }
 
 /** CONFIG GET's reply: names and values in turn; empty when it was refused. */
-function settingsOf(reply: Reply): Fields {
-  const flat = Array.isArray(reply) ? (reply as readonly Reply[]).map(textOf) : [];
+function settingsOf(reply: ProbeReply): Fields {
+  const flat = Array.isArray(reply) ? (reply as readonly ProbeReply[]).map(textOf) : [];
   const settings = new Map<string, string>();
   for (let at = 0; at + 1 < flat.length; at += 2) settings.set(flat[at]!, flat[at + 1]!);
   return settings;

@@ -8,19 +8,19 @@
 import { addressOf, RedisError } from "./link.ts";
 import type { Connect, RedisLink, RedisReply } from "./link.ts";
 
-export interface Address {
+export interface RedisAddress {
   readonly host: string;
   readonly port: number;
 }
 
 /** When a durable write is accepted: see `nodes.ts`. */
-export type Durability = "auto" | "replica" | "local";
+export type WriteDurability = "auto" | "replica" | "local";
 
 export interface NodesOptions {
   /** redis://user:password@host:port/db, rediss:// for TLS. */
   readonly url?: string | undefined;
   /** Seeds of a Cluster, or a primary and its replicas in any order. */
-  readonly nodes?: readonly Address[] | undefined;
+  readonly nodes?: readonly RedisAddress[] | undefined;
   readonly username?: string | undefined;
   readonly password?: string | undefined;
   readonly tls?: boolean | undefined;
@@ -31,7 +31,7 @@ export interface NodesOptions {
   readonly commandTimeoutMs: number;
   /** What CLIENT LIST shows. */
   readonly name: string;
-  readonly durability: Durability;
+  readonly durability: WriteDurability;
   readonly waitTimeoutMs: number;
   /** For jitter, in [0, 1); seeded by the time when left out. */
   readonly random?: (() => number) | undefined;
@@ -59,17 +59,17 @@ export interface ClusterView {
   readonly epoch: number;
   readonly ranges: readonly SlotRange[];
   /** Everybody who is named, primaries and replicas. */
-  readonly members: readonly Address[];
+  readonly members: readonly RedisAddress[];
 }
 
 export interface SlotRange {
   readonly from: number;
   readonly to: number;
-  readonly primary: Address;
+  readonly primary: RedisAddress;
 }
 
 export interface Endpoints {
-  readonly seeds: readonly Address[];
+  readonly seeds: readonly RedisAddress[];
   readonly tls: boolean;
   readonly username: string | undefined;
   readonly password: string | undefined;
@@ -159,7 +159,7 @@ export async function askCluster(link: RedisLink, host: string): Promise<Cluster
 /** CLUSTER SLOTS: [from, to, [host, port, id …], replica …] each. A host that is not announced is the one asked. */
 export function readSlots(reply: RedisReply, askedHost: string): Pick<ClusterView, "ranges" | "members"> {
   const ranges: SlotRange[] = [];
-  const members = new Map<string, Address>();
+  const members = new Map<string, RedisAddress>();
   for (const row of reply as RedisReply[][]) {
     const [from, to, ...servers] = row;
     const addresses = (servers as RedisReply[][]).map(([host, port]) => {
@@ -173,7 +173,7 @@ export function readSlots(reply: RedisReply, askedHost: string): Pick<ClusterVie
   return { ranges, members: [...members.values()] };
 }
 
-export function primaryOf(view: ClusterView, slot: number): Address | undefined {
+export function primaryOf(view: ClusterView, slot: number): RedisAddress | undefined {
   return view.ranges.find(({ from, to }) => from <= slot && slot <= to)?.primary;
 }
 
@@ -184,7 +184,7 @@ export function better(view: ClusterView, other: ClusterView | undefined): boole
 }
 
 /** "MOVED 3999 host:port" or "ASK 3999 host:port"; an empty host is the one asked. */
-export function targetOf(redirect: RedisError, askedHost: string): Address {
+export function targetOf(redirect: RedisError, askedHost: string): RedisAddress {
   const where = redirect.message.split(" ")[2] ?? "";
   const colon = where.lastIndexOf(":");
   return { host: where.slice(0, colon) || askedHost, port: Number(where.slice(colon + 1)) };
