@@ -515,6 +515,12 @@ export class WorkerPool {
       started.push(() => backend.retire(worker));
       joining.push(worker);
     };
+    // A worker that is listed again while it runs its last batch is started anew when it is gone: the model may have no other.
+    const desired = desiredAddresses(inputs);
+    const returning = pool.workers.filter(({ retiring, worker }) => {
+      return retiring && desired.has(worker.address ?? "") && backend.workers.includes(worker);
+    });
+    await Promise.all(returning.map((worker) => this.#end(pool, worker)));
     const plan = planOf(inputs, actualOf(pool, this.#parts.clock.now()), pool.growing);
     for (const { address, from } of plan.start) {
       if (from === undefined && !pool.starting.has(address)) await grow(address);

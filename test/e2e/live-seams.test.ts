@@ -102,14 +102,17 @@ describe("a model that goes and comes back", () => {
       const other = { name: "b", backend: { kind: "simulated", workers: 1 } };
       await using ferry = await Ferry.start({ models: [model([slow]), other], limits });
       const ask = (input: number): ReturnType<Ferry["post"]> => ferry.post({ input, model: "stub" });
-      const all = [ask(1), ask(2)];
+      const all = [ask(1)];
       await slow.call(1);
+      all.push(ask(2));
       await ferry.healthy(({ queue_depth }) => queue_depth === 1);
       await reload(ferry, [other]);
       assert.equal((await ask(0)).status, 400);
       await reload(ferry, [changed(model([slow])), other]);
-      all.push(ask(3), ask(4));
-      await ferry.healthy(({ queue_depth }) => queue_depth === 3);
+      for (const input of [3, 4]) {
+        all.push(ask(input));
+        await ferry.healthy(({ queue_depth }) => queue_depth === input - 1);
+      }
       gate.open();
       for (const answer of await Promise.all(all)) assert.equal(answer.status, 200, answer.text);
       assert.equal(slow.mostAtOnce, 1);
