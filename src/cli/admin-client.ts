@@ -1,13 +1,12 @@
 /**
- * The admin listener from the caller's side: dead letters, workers, and the stream of what happens.
+ * Client of the admin listener: dead letters, workers, and the live event stream.
  *
- * Every failure becomes a `Failure` with one line that says what to do. The answer comes from another
- * process, so nothing about its shape is taken for granted. Redirects are not followed: they would
- * carry the token to somebody else.
+ * Every failure becomes a `Failure` with one actionable line. Replies come from another process, perhaps another
+ * version, so their shape is validated. Redirects are not followed: they would send the token to another host.
  *
- * An https listener is one of ours if it shows the certificate that `tls.certFile` names, whatever name is in
- * it: the config says `127.0.0.1`, certificates rarely do. Any other must be signed by it or by the usual
- * authorities, for the host in the URL.
+ * TLS: a listener that presents the certificate in `tls.certFile` is trusted whatever host name the certificate has
+ * (the config says `127.0.0.1`, certificates rarely do). Any other must be signed by it or by the system CAs, for the
+ * host in the URL.
  */
 import { X509Certificate } from "node:crypto";
 import { readFile } from "node:fs/promises";
@@ -30,7 +29,6 @@ export interface DeadLetterRow {
   readonly error: string;
   readonly message: string;
   readonly diedAt: number;
-  /** As the listener sent it. */
   readonly raw: object;
 }
 
@@ -41,7 +39,6 @@ interface Answer {
 
 export type JsonObject = { readonly [name: string]: unknown };
 
-/** What goes along with a request, and how much longer than usual its answer may take. */
 interface Sent {
   readonly body?: object;
   readonly headers?: Record<string, string>;
@@ -49,9 +46,9 @@ interface Sent {
 }
 
 const timeoutMs = 10_000;
-/** After a rotation the listener may show the old one for a moment more. */
+/** After a rotation the listener may present the old certificate for a moment. */
 const NEW_CERTIFICATE = "; if that is new, wait 2 seconds, or send SIGHUP";
-/** As long as the slowest worker may take to start. */
+/** The slowest worker start. */
 const reloadTimeoutMs = 3_600_000;
 
 export class AdminClient {
@@ -60,7 +57,7 @@ export class AdminClient {
   readonly #doing: string;
   readonly #certFile: string | undefined;
 
-  /** `doing` begins every error line: "dead list". `certFile` is the certificate of the config, if it has one. */
+  /** `doing` prefixes every error line ("dead list"). `certFile`: the config's certificate, if any. */
   constructor(base: string, token: string | undefined, doing: string, certFile?: string) {
     this.#base = base;
     this.#token = token;
@@ -93,7 +90,7 @@ export class AdminClient {
     return body;
   }
 
-  /** `gone`: there is no such dead letter. `full`: there is no room for it in the queue before `retryAfterMs`. */
+  /** `gone`: no such dead letter. `full`: no room in the queue before `retryAfterMs`. */
   async replay(
     id: string,
   ): Promise<
@@ -114,7 +111,7 @@ export class AdminClient {
     return status !== 404;
   }
 
-  /** What came of reading the config again. Workers may have to be started for it. */
+  /** Reloads the config; may wait for workers to start. */
   async reload(): Promise<{ changed?: string[]; problems?: string[] }> {
     let answer: Answer;
     const url = `${this.#base}/internal/reload`;
@@ -132,7 +129,6 @@ export class AdminClient {
     throw this.#unexpected(answer);
   }
 
-  /** What Prometheus would be told. */
   async metrics(): Promise<string> {
     let answer: Answer;
     try {
@@ -146,8 +142,8 @@ export class AdminClient {
   }
 
   /**
-   * /internal/live, until the caller stops reading or `stop` says so; any other end is a `Failure`. Silence for
-   * as long as an answer may take is an end too.
+   * Reads /internal/live until the caller stops or `stop` fires. Any other end, or silence longer than the reply
+   * timeout, is a `Failure`.
    */
   async *live(clock: Clock, stop: AbortSignal): AsyncGenerator<StreamEvent> {
     const silence = new AbortController();
@@ -195,7 +191,7 @@ export class AdminClient {
     }
   }
 
-  /** Any other route. What the listener refuses is a `Failure` in its own words, which say what to do. */
+  /** Any other route. A refusal becomes a `Failure` with the listener's own message. */
   async ask(
     method: string,
     path: string,
@@ -275,7 +271,6 @@ export class AdminClient {
     }
   }
 
-  /** Whom we believe to be the listener; never everybody. */
   #trust(): Promise<Trust> {
     return trustIn(this.#certFile, this.#doing);
   }
@@ -321,13 +316,12 @@ export class AdminClient {
   }
 }
 
-/** What a TLS client is told about whom to believe. */
 export interface Trust extends SecureContextOptions {
   readonly rejectUnauthorized: true;
   readonly checkServerIdentity?: (host: string, peer: PeerCertificate) => Error | undefined;
 }
 
-/** Whom a client believes to be our listener: who shows this certificate, or is signed by the usual authorities. */
+/** Trusts a listener that presents this certificate, or one signed by the system CAs. */
 export async function trustIn(
   certFile: string | undefined,
   doing: string,
@@ -341,7 +335,7 @@ export async function trustIn(
     return {
       ...always,
       ca: [own, ...getCACertificates("default")],
-      // The file's first certificate is trusted for itself, though another signed it.
+      // Trust the file's first certificate itself, even when it is not self-signed.
       allowPartialTrustChain: true,
       checkServerIdentity: (host, peer) =>
         peer.fingerprint256 === fingerprint256 ? undefined : checkServerIdentity(host, peer),
@@ -369,7 +363,7 @@ function textOf(value: unknown): string {
   return typeof value === "string" || typeof value === "number" ? String(value) : "";
 }
 
-/** Milliseconds since 1970, from a number or from ISO text; unknown reads as just now. */
+/** Milliseconds since 1970, from a number or ISO text; unknown reads as now. */
 function instantOf(value: unknown): number {
   const instant = typeof value === "number" ? value : Date.parse(textOf(value));
   return Number.isFinite(instant) ? instant : Number.POSITIVE_INFINITY;

@@ -1,12 +1,11 @@
 /**
- * What `ferry bench` was asked to do: its flags, checked and put into one plan.
+ * Flags of `ferry bench`, checked and combined into one plan.
  *
- * Where the load goes: the URL on the command line; else the listener of the config named by -c, or of
- * ./ferry.yaml; else http://127.0.0.1:8080. A URL without a path means /v1/inference. The admin listener is the
- * config's, or --admin's; without both it is 127.0.0.1:8081, unless a URL with another port was given: then the
- * listener there might be somebody else's.
+ * Target: the URL on the command line; else the listener of the config (-c, or ./ferry.yaml); else
+ * http://127.0.0.1:8080. A URL without a path means /v1/inference. Admin listener: --admin or the config's; else
+ * 127.0.0.1:8081, unless the URL has another port: port 8081 may then belong to another Ferry.
  *
- * -c is the config file and, as other load generators have it, the number of callers: `--closed -c 16`.
+ * -c is the config file and, as in other load generators, the number of callers: `--closed -c 16`.
  */
 import { existsSync, readFileSync, statSync } from "node:fs";
 import { urlOf } from "./terminal/banner.ts";
@@ -22,12 +21,11 @@ import { parseAdminUrl } from "./dead.ts";
 
 export interface BenchPlan {
   readonly url: URL;
-  /** Certificate of the listener, from the config or --ca. */
   readonly certFile: string | undefined;
   readonly certName: string;
   readonly admins: readonly string[];
   readonly token: string | undefined;
-  /** Why nobody is asked, where `admins` is empty. */
+  /** Why no admin listener is asked, when `admins` is empty. */
   readonly noAdmin: string;
   readonly load: LoadKind;
   readonly durationMs: number;
@@ -119,7 +117,7 @@ const MAX_RATE = 1_000_000;
 const MAX_BYTES = 64 * 2 ** 20;
 const DAY_MS = 86_400_000;
 
-/** Undefined when the config is not usable, which is said on `err` then. */
+/** Undefined when the config is invalid; the reason is on `err`. */
 export function parsePlan(call: Call, console: Console): BenchPlan | undefined {
   const load = parseLoad(call);
   const slos = call.texts("slo").map(parseGoal);
@@ -265,7 +263,7 @@ function parseInput(text: string | undefined, model: string | undefined): Body[]
   }
 }
 
-/** Who sends: one kind of caller, or one for each tier of the mix. */
+/** One kind of caller, or one per tier of the mix. */
 function parseKinds(call: Call, env: NodeJS.ProcessEnv): CallerKind[] {
   const keys = readKeys(call, env);
   const [mix, tier] = [call.text("mix"), call.text("tier")];
@@ -296,7 +294,7 @@ function credential(key: string | undefined): Record<string, string> {
   return key === undefined ? {} : { authorization: `Bearer ${key}` };
 }
 
-/** By tier; "" for the one that is nobody's in particular. */
+/** By tier; "" for the default key. */
 function readKeys(call: Call, env: NodeJS.ProcessEnv): Map<string, string> {
   const keys = new Map<string, string>();
   const add = (text: string, where: string): void => {
@@ -327,7 +325,7 @@ function readText(file: string): string {
   }
 }
 
-/** The command line again, without what is secret. */
+/** The command line without secrets. */
 export function commandLine(call: Call): string {
   const words = Object.entries(benchFlags).flatMap(([name, { type }]) => {
     if (type === "boolean") return call.is(name) ? [`--${name}`] : [];

@@ -1,6 +1,6 @@
 /**
- * The report of `ferry bench` for people. Goals first; one unit (ms) for all latencies; what was served and what
- * was refused are never mixed. Rows that could not be measured are left out, and the report says why.
+ * Human-readable report of `ferry bench`. Goals first; all latencies in ms; served and refused are never mixed. Rows
+ * that could not be measured are omitted with the reason.
  */
 import { type ComparisonRow, compare, differences } from "./bench/compare.ts";
 import { LATE_MS } from "./bench/driver.ts";
@@ -10,10 +10,10 @@ import type { SloResult } from "./bench/slo.ts";
 import { type Paint, printable } from "./terminal/terminal.ts";
 
 const REASONS = ["full", "idle", "wait", "deadline"];
-/** A bar of this many characters is all of them. */
+/** Characters of a 100 % bar. */
 const BAR = 14;
 const LEFT = 12;
-/** Below this share of a core it was not the client's own work that made it late. */
+/** CPU share below which lateness is not the client's own work. */
 const SHARED = 0.6;
 
 export function renderResult(result: Result, colors: Paint): string {
@@ -56,7 +56,6 @@ function bar(share: number): string {
   return "█".repeat(eighths >> 3) + ["", "▏", "▎", "▍", "▌", "▋", "▊", "▉"][eighths & 7]!;
 }
 
-/** What was sent, for how long, where. */
 function headline(result: Result): string {
   const { load, target, interrupted } = result;
   const what =
@@ -207,7 +206,7 @@ function clientText({ client, load, verified, uniqueInputs }: Result): string {
   return `CPU ${percent(client.cpuShare)} of a core${late}, ${formatNumber(client.connections)} connections; ${checked}`;
 }
 
-/** What a reader must know to trust the figures. */
+/** Warnings about how far the figures can be trusted. */
 function notesOf(result: Result): { readonly text: string; readonly isBad: boolean }[] {
   const { client, counts, load, uniqueInputs, cached, crossed, codes: all } = result;
   const notes: { text: string; isBad: boolean }[] = [];
@@ -235,7 +234,7 @@ function notesOf(result: Result): { readonly text: string; readonly isBad: boole
   return notes;
 }
 
-/** A client that hardly worked and was late all the same had to wait for a core. */
+/** A client with low CPU use that was late anyway had to wait for a core. */
 function bottleneckText({ client, load }: Result): string {
   const why = client.bottleneck.join(", ");
   const whose = "These figures are the client's, not the server's";
@@ -251,7 +250,7 @@ function bottleneckText({ client, load }: Result): string {
   );
 }
 
-/* `ferry bench` as tables: a run as Markdown, for a pull request, and two runs side by side. */
+/** `ferry bench` as tables: one run as Markdown, for a pull request, and two runs side by side. */
 
 export function renderMarkdown(result: Result): string {
   const { counts, latencyMs, server, client } = result;

@@ -1,11 +1,11 @@
 /**
- * `ferry bench`: sends load to a running Ferry, measures it as its callers would, and judges it by goals.
+ * `ferry bench`: sends load to a running Ferry, measures latency as its callers see it, and checks goals.
  *
- * One request goes first, to see that somebody is there and takes it. Then the warm-up, the measurement, and at
- * most `--timeout` for the last answers. The admin listener is asked for its counters when the measurement begins and
- * ends. Ctrl-C prints what is known so far and dies by the signal.
+ * One probe request first, then warm-up, measurement, and at most `--timeout` for the last replies. The admin
+ * listener's counters are read when the measurement begins and ends. Ctrl-C prints the results so far and exits by the
+ * signal.
  *
- * Exit 1: a goal was missed, nothing was served, an answer was somebody else's, or the server is not there.
+ * Exit 1: a goal was missed, nothing was served, a reply belonged to another request, or the server is unreachable.
  */
 import { randomInt } from "node:crypto";
 import { readFileSync, writeFileSync } from "node:fs";
@@ -92,14 +92,13 @@ function readSaved(name: string): Saved {
   return { name, result };
 }
 
-/** What was written is written before the process ends. */
+/** Flushes output before the process dies. */
 async function dieBy(signal: NodeJS.Signals): Promise<void> {
   await new Promise<void>((resolve) => process.stdout.write("", () => resolve()));
   process.kill(process.pid, signal);
   await new Promise<never>(() => {});
 }
 
-/** One run, from the first request to the result. */
 class Run {
   readonly #plan: BenchPlan;
   readonly #command: string;
@@ -145,7 +144,7 @@ class Run {
     const progress = new Progress(driver, plan.durationMs, this.#console, clock);
     let signal: NodeJS.Signals | undefined;
     const undo = onSignals((heard) => {
-      // The second time nobody wants to wait for a report.
+      // On the second signal, exit without a report.
       if (signal !== undefined) {
         undo();
         process.kill(process.pid, heard);
@@ -185,12 +184,12 @@ class Run {
     const plain = { host, port, path: url.pathname };
     if (!isTls) return plain;
     const trust = await trustIn(certFile, "bench", certName);
-    // An address is no server name.
+    // SNI does not allow IP addresses.
     const servername = /^[\d.]+$|:/.test(host) ? "" : host;
     return { ...plain, tls: { ...trust, servername, ALPNProtocols: ["http/1.1"] } };
   }
 
-  /** Looks at the server's counters when the measurement begins and when it ends. */
+  /** Reads the server's counters when the measurement begins and ends. */
   async #watch(driver: Driver, progress: Progress): Promise<ServerSide | undefined> {
     await driver.measuring;
     const before = await this.#scrape();
@@ -251,7 +250,7 @@ function onSignals(heard: (signal: NodeJS.Signals) => void): () => void {
   return () => undo.forEach((off) => off());
 }
 
-/** Refusals for lack of capacity are what is measured; anything else would only repeat itself. */
+/** Capacity refusals are part of the measurement; any other refusal would repeat for every request. */
 function checkSign(sign: Sign, { url, timeoutMs }: BenchPlan): void {
   const { status, error, message } = sign;
   const fail = (what: string): Failure => new Failure(printable(`bench: ${url.href} ${what}`));
@@ -271,8 +270,8 @@ function checkSign(sign: Sign, { url, timeoutMs }: BenchPlan): void {
     );
 }
 
-/*
- * How far a run is: on a terminal one line that is written over, elsewhere a line every 5 s.
+/**
+ * Progress: one line that is overwritten on a terminal, elsewhere a line every 5 s.
  *
  *   12 s ━━━━━━━━━━━╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌ 30 s   1,801 req/s   p99 131 ms   fill 56/64   refused 0
  */
@@ -280,12 +279,12 @@ function checkSign(sign: Sign, { url, timeoutMs }: BenchPlan): void {
 const TTY_EVERY_MS = 250;
 const PLAIN_EVERY_MS = 5000;
 const BAR = 27;
-/** Over the old line, without wrapping: a narrow terminal shows less of it, not two of it. */
+/** Overwrites the line with wrapping off: a narrow terminal truncates it instead of showing two lines. */
 const BEGIN = "\r\u001b[K\u001b[?7l";
 const END = "\u001b[?7h";
 
 class Progress {
-  /** Known when the server was asked. */
+  /** Known once the server's metrics were read. */
   maxBatchSize: number | undefined;
   readonly #driver: Driver;
   readonly #durationMs: number;

@@ -1,9 +1,9 @@
 /**
- * Latency against the number of workers, as one SVG that needs nothing beside it.
+ * Latency by number of workers, as one self-contained SVG.
  *
- * Colours follow the reader's light or dark scheme; lines are also told apart by their dashes and named at their
- * ends, so that print and monochrome work. The axis ends a little above the goal: what lies beyond is cut off at
- * the top, because how bad a fleet is that cannot keep up depends on how long it is watched.
+ * Colours follow the reader's light or dark scheme; lines also differ by dashes and labels, so print and monochrome
+ * work. The axis ends a little above the goal and clips the rest: the latency of an overloaded fleet depends only on
+ * how long it is watched.
  */
 export interface ChartPoint {
   readonly workers: number;
@@ -26,7 +26,7 @@ const LEFT = 64;
 const RIGHT = 70;
 const TOP = 56;
 const BOTTOM = 62;
-/** Names at the ends of lines need so much room. */
+/** Vertical space per line label. */
 const LABEL_GAP = 15;
 
 const STYLE = `
@@ -89,7 +89,7 @@ export function fleetChart({ title, points, goal, recommended, knee }: ChartOpti
   ].join("\n");
 }
 
-/** A round number above the goal, and above what is within reach of it. */
+/** A round number above the goal and above the latencies near it. */
 function topOf(points: readonly ChartPoint[], goalMs: number): number {
   const near = points.map(({ p99 }) => p99).filter((p99) => p99 <= 1.5 * goalMs);
   const least = 1.15 * Math.max(goalMs, ...near);
@@ -128,7 +128,7 @@ function axes({ x, y, top, sizes, first, last }: Scale): string[] {
   return parts;
 }
 
-/** A vertical line at a size; its name stands under the axis, the knee's beside its line: they may be neighbours. */
+/** A vertical line at a size. The pick is labelled under the axis, the knee beside its line: they may be neighbours. */
 function mark(at: number, name: string, kind: "pick" | "knee"): string {
   const picked = kind === "pick";
   const color = picked ? "var(--pick)" : "var(--quiet)";
@@ -140,7 +140,7 @@ function mark(at: number, name: string, kind: "pick" | "knee"): string {
   );
 }
 
-/** At the right end of each line, moved apart where they would cover each other. */
+/** Labels at the right end of each line, moved apart where they overlap. */
 function names(end: ChartPoint, y: (ms: number) => number): string[] {
   let above = HEIGHT;
   return SERIES.map(({ name }) => {

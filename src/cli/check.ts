@@ -1,7 +1,7 @@
 /**
- * `ferry check`: reads a config file, and the certificates that it names, and says everything that is wrong.
- * Starts nothing, and calls nobody unless `--probe` is given: then Redis is asked what `ferry serve` would ask
- * it at its start, names of DNS are looked up, and a connection to each http worker is tried.
+ * `ferry check`: validates a config file and the certificates it names. Connects to nothing unless `--probe` is given:
+ * then it asks Redis what `ferry serve` would ask at startup, resolves DNS names, and tries a connection to each http
+ * worker.
  */
 import { SystemClock } from "../app/clock.ts";
 import type { Config, Problem } from "../app/config/config.ts";
@@ -81,7 +81,7 @@ export const check: Command = {
   },
 };
 
-/** What is wrong with the files of `auth`; loaded only where there are some. */
+/** Problems in the files of `auth`; loaded only when there are any. */
 async function checkKeys(
   file: string,
   config: Config | undefined,
@@ -95,14 +95,14 @@ async function checkKeys(
   return { problems: problems.map(at), warnings: warnings.map(at) };
 }
 
-/** Loaded only now: a check without --probe needs no client. */
+/** Loaded lazily: a check without --probe needs no client. */
 async function probeEngine(config: Config | undefined): Promise<Probe | undefined> {
   if (config?.engine.kind !== "redis") return undefined;
   const { probeRedis } = await import("../engine/redis/client/probe.ts");
   return probeRedis(config.engine, new SystemClock());
 }
 
-/** What Redis answered, as problems of the setting that leads to it. */
+/** Redis's answers, as problems of the setting that names it. */
 function found(file: string, config: Config | undefined, lines: readonly string[] = []): Problem[] {
   const engine = config?.engine;
   const path = engine?.kind === "redis" && engine.url === undefined ? "engine.nodes" : "engine.url";
@@ -130,7 +130,7 @@ function summary(config: Config): string {
 }
 
 function factsOf(config: Config) {
-  // One unknown makes the sum unknown: half a capacity would mislead.
+  // One unknown makes the sum unknown: a partial capacity would mislead.
   let capacity: number | null = 0;
   for (const model of config.models) {
     const each = capacityPerSecond(model);
@@ -144,25 +144,24 @@ function factsOf(config: Config) {
   };
 }
 
-/*
- * The part of `ferry check` about certificates and workers: files that `ferry serve` would refuse, those that
- * end soon, and, with --probe, workers with which no TLS can be agreed on. A probe connects and hangs up:
- * nothing is sent to a worker.
+/**
+ * Certificates and workers: files that `ferry serve` would refuse, certificates that expire soon, and with --probe
+ * workers whose TLS handshake fails. A probe connects and closes; it sends nothing.
  *
- * A worker that does not answer is a warning, since it may only be down; one whose TLS does not fit is a
- * problem, since it will not get better by waiting.
+ * An unreachable worker is a warning, since it may only be down; a TLS mismatch is a problem, since waiting does not
+ * fix it.
  */
 
 interface TlsReport {
   readonly problems: readonly Problem[];
   readonly warnings: readonly Problem[];
-  /** With how many workers a connection was tried, and with how many it worked. */
+  /** Workers tried, and workers reached. */
   readonly asked: number;
   readonly reached: number;
   readonly lookups: readonly Lookup[];
 }
 
-/** A name of DNS among the workers, and what it stands for now. */
+/** A DNS name among the workers, and its addresses now. */
 interface Lookup {
   readonly worker: string;
   readonly addresses: readonly string[];
@@ -172,7 +171,7 @@ interface Finding {
   /** The setting, `models[0].backend.tls.caFile`. */
   readonly path: string;
   readonly message: string;
-  /** It would stop a start, or every batch. */
+  /** Would prevent startup, or fail every batch. */
   readonly problem: boolean;
 }
 
@@ -221,16 +220,15 @@ async function checkFiles(setting: string, files: Files): Promise<Finding[]> {
 
 type Files = ConstructorParameters<typeof Certificates>[1];
 
-/** Messages begin with the setting that they are about. */
+/** Messages begin with the setting. */
 function finding(message: string, setting: string, problem: boolean): Finding {
   const colon = message.startsWith(setting) ? message.indexOf(": ") : -1;
   if (colon < 0) return { path: setting, message, problem };
   return { path: message.slice(0, colon), message: message.slice(colon + 2), problem };
 }
 
-/** Tries a connection to every worker that has an address. */
 async function probeWorkers(config: Config): Promise<Findings> {
-  // Loaded only now: a check without --probe needs no client.
+  // Loaded lazily: a check without --probe needs no client.
   const { WorkerTls } = await import("../workers/backend/worker-tls.ts");
   const findings: Finding[] = [];
   const lookups: Lookup[] = [];
@@ -258,7 +256,7 @@ async function probeWorkers(config: Config): Promise<Findings> {
         else findings.push(workerFinding(places[at]!, reach));
       });
     } catch {
-      // The files cannot be used, and `checkAllFiles` says why.
+      // The files are unusable; `checkAllFiles` says why.
     } finally {
       tls.stop();
     }
@@ -266,7 +264,7 @@ async function probeWorkers(config: Config): Promise<Findings> {
   return { findings, asked, reached, lookups };
 }
 
-/** One worker to try. `address`: where it is, when the setting does not say that. */
+/** `address`: where the worker is, when the setting does not say. */
 interface Place {
   readonly path: string;
   readonly url: string;

@@ -1,8 +1,8 @@
 /**
- * What a command is: its flags, its help, and a function from parsed arguments to an exit code.
+ * A command: its flags, its help, and a function from parsed arguments to an exit code.
  *
- * Exit codes: 0 done, 1 it failed (a bad config included), 2 it was called wrongly. Results go to
- * `out`, everything else to `err`; a command never touches `process` itself, so tests can call it.
+ * Exit codes: 0 success, 1 failure (a bad config included), 2 usage error. Results go to `out`, everything else to
+ * `err`. A command never touches `process`, so tests can call it.
  */
 import { parseArgs } from "node:util";
 import { didYouMean } from "../app/config/spelling.ts";
@@ -11,9 +11,9 @@ import { printable } from "./terminal/terminal.ts";
 export interface Flag {
   readonly type: "string" | "boolean";
   readonly short?: string;
-  /** May be given more than once; `Call.texts` has all of them. */
+  /** May be repeated; `Call.texts` has all values. */
   readonly multiple?: boolean;
-  /** The word for its value in the help. */
+  /** Placeholder for the value in the help. */
   readonly value?: string;
   readonly doc: string;
 }
@@ -32,18 +32,18 @@ export interface Command {
   run(call: Call, console: Console): Promise<number>;
 }
 
-/** The world of a command: where its words go and what surrounds it. */
+/** Output streams and environment of a command. */
 export interface Console {
   out(text: string): void;
   err(text: string): void;
   readonly env: NodeJS.ProcessEnv;
   readonly outIsTTY: boolean;
   readonly errIsTTY: boolean;
-  /** Asks a person; undefined when there is nobody to ask. */
+  /** Prompts the user; undefined without a terminal. */
   ask?(question: string): Promise<string>;
   /**
-   * Hands on every key that a person presses, until what it returns is called. Undefined when nobody sits there;
-   * resolves with undefined when somebody does but another program has the terminal.
+   * Passes on every key press until the returned function is called. Undefined without a terminal; resolves with
+   * undefined when another program has the foreground.
    */
   keys?(pressed: (key: string) => void): Promise<(() => void) | undefined>;
 }
@@ -55,10 +55,10 @@ export interface Call {
   is(flag: string): boolean;
 }
 
-/** The command line itself is wrong: exit 2. */
+/** Wrong command line: exit 2. */
 export class UsageError extends Error {}
 
-/** It could not be done: exit 1. The message is one good line. */
+/** The command failed: exit 1. The message is one line. */
 export class Failure extends Error {}
 
 export const commonFlags: Command["flags"] = {
@@ -97,7 +97,7 @@ function flagMessage(error: NodeJS.ErrnoException, known: readonly string[]): st
   return `${flag} needs a value`;
 }
 
-/** Examples first: most people look for a line to copy. */
+/** Examples first: most readers look for a line to copy. */
 export function helpText(name: string, command: Command): string {
   const width = Math.max(...command.examples.map(({ line }) => line.length));
   const flags = Object.entries({ ...command.flags, ...commonFlags }).map(([flag, about]) => {
@@ -120,7 +120,7 @@ export function helpText(name: string, command: Command): string {
   ].join("\n");
 }
 
-/** Commands take flags; a stray word is most often a forgotten -c. */
+/** Commands take flags; a stray word is usually a forgotten -c. */
 export function expectNoWords({ words }: Call): void {
   const word = words[0];
   if (word === undefined) return;

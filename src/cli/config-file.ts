@@ -1,6 +1,4 @@
-/**
- * Which config a command works with: the file named by -c, else ./ferry.yaml, else the built-in demo.
- */
+/** The config of a command: the file named by -c, else ./ferry.yaml, else the built-in demo. */
 import { existsSync, statSync } from "node:fs";
 import { demoConfig, formatProblems, loadConfig, type Loaded } from "../app/config/load.ts";
 import type { Config, Problem } from "../app/config/config.ts";
@@ -21,13 +19,13 @@ export interface Chosen {
   readonly warnings: readonly Problem[];
 }
 
-/** What reads the file of this call again; undefined where there is none. */
+/** Rereads the config file of this call; undefined where there is none. */
 export function loader(call: Call, { env }: Console): (() => Loaded) | undefined {
   const named = call.text("config");
   if (named === undefined && !existsSync(defaultFile)) return undefined;
   const path = named ?? defaultFile;
   return () => {
-    // What was in a pipe, as `-c <(…)` is one, has been read, and to open it again would be to wait for ever.
+    // A pipe, as in `-c <(…)`, has been consumed; opening it again would block forever.
     if (statSync(path, { throwIfNoEntry: false })?.isFIFO() === true) {
       throw new Error(`${path} is a pipe, which can be read once; restart Ferry, or start it with a file`);
     }
@@ -35,7 +33,7 @@ export function loader(call: Call, { env }: Console): (() => Loaded) | undefined
   };
 }
 
-/** Says what is wrong on `err`, and its consequence, and returns undefined when the file cannot be used. */
+/** Reports problems and their consequence on `err`; undefined when the file cannot be used. */
 export function chooseConfig(call: Call, console: Console, consequence: string): Chosen | undefined {
   const named = call.text("config");
   if (named === undefined && !existsSync(defaultFile)) {

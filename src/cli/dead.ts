@@ -1,8 +1,6 @@
 /**
- * `ferry dead`: dead letters through the admin listener of a running Ferry.
- *
- * The listener's address and token come from the config file; `--admin URL` names another one. Purging
- * cannot be undone: it asks on a terminal and needs --yes elsewhere.
+ * `ferry dead`: dead letters, through the admin listener of a running Ferry. Address and token come from the config
+ * file or `--admin URL`. Purging cannot be undone: it asks on a terminal and needs --yes elsewhere.
  */
 import { setTimeout as pause } from "node:timers/promises";
 import { plural, urlOf } from "./terminal/banner.ts";
@@ -174,10 +172,10 @@ async function replayOne(client: AdminClient, id: string, call: Call, console: C
   return 0;
 }
 
-/** How long to wait for room in the queue when no letter finds any; each one that does starts it anew. */
+/** How long to wait for room in the queue; restarts with each letter replayed. */
 const NO_ROOM_MS = 60_000;
 
-/** One after another, each on its own line; waits as long as the listener says while the queue is full. */
+/** Replays one after another; while the queue is full, waits as long as the listener says. */
 async function replayAll(
   client: AdminClient,
   filter: Filter,
@@ -208,7 +206,7 @@ async function replayAll(
   return 0;
 }
 
-/** Asks for confirmation; without a terminal --yes is required. */
+/** Without a terminal --yes is required. */
 async function confirm(
   call: Call,
   console: Console,
@@ -241,7 +239,7 @@ async function purge(
   await confirm(call, console, ids.length, `forget ${what}`, "purged");
   let purged = 0;
   for (const each of ids) {
-    // Somebody may have replayed or purged it since it was listed; that is no failure of this purge.
+    // It may have been replayed or purged since it was listed; not a failure of this purge.
     if (await client.purge(each)) purged += 1;
     else if (id !== "")
       throw new Failure(`dead purge: there is no dead letter ${id}; ferry dead list shows them`);
@@ -252,7 +250,7 @@ async function purge(
   return 0;
 }
 
-/** "4 m"; the largest whole unit is enough to tell today from last week. */
+/** "4 m": the largest whole unit. */
 export function formatAge(ageMs: number): string {
   const seconds = Math.max(0, Math.floor(ageMs / 1000));
   if (seconds < 60) return `${seconds} s`;

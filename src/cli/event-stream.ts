@@ -1,11 +1,11 @@
-/** Reads server-sent events: the name and the data of each, comments and the rest left out. */
+/** Parser for server-sent events: name and data of each; comments and other fields are ignored. */
 
 export interface StreamEvent {
   readonly name: string;
   readonly data: string;
 }
 
-/** Far above any hello; whoever sends more without an end is not Ferry. */
+/** Far above any hello; a longer event does not come from Ferry. */
 const MAX_EVENT = 16 * 1024 * 1024;
 
 export class StreamTooLong extends Error {}
@@ -14,7 +14,7 @@ export async function* readEvents(chunks: AsyncIterable<Uint8Array>): AsyncGener
   const decoder = new TextDecoder();
   let text = "";
   for await (const chunk of chunks) {
-    // Only what is new can hold the end of an event, but for its first line feed.
+    // Only new text can contain the end of an event, apart from its first line feed.
     let from = Math.max(0, text.length - 1);
     text += decoder.decode(chunk, { stream: true });
     let end: number;

@@ -1,8 +1,6 @@
 /**
- * `ferry keys`: makes, lists and revokes API keys, whether or not Ferry runs.
- *
- * Keys are where the config says: in `auth.keysFile`, or in Redis with that engine. A key is shown once, when
- * it is made, alone on stdout; afterwards there is only its digest.
+ * `ferry keys`: creates, lists and revokes API keys, whether or not Ferry runs. Keys are in `auth.keysFile`, or in
+ * Redis with that engine. A key is printed once, alone on stdout; only its digest is stored.
  */
 import { randomBytes } from "node:crypto";
 import {
@@ -86,7 +84,7 @@ function parseWords(call: Call): { verb: Verb; id: string } {
   if (stray !== undefined) throw new UsageError(`keys ${verb}: --${stray} is for keys create`);
   if (verb !== "revoke") return { verb, id: "" };
   if (given === "") throw new UsageError("keys revoke needs the id of a key; ferry keys list shows them");
-  // Somebody who found a leaked key has the key, not its id.
+  // Accepts a whole key too: the finder of a leaked key does not know its id.
   const id = readApiKey(given) ?? given;
   if (!isKeyId(id)) throw new UsageError("keys revoke: that is no id of a key; ferry keys list shows them");
   return { verb, id };
@@ -184,7 +182,7 @@ async function revoke({ store }: OpenKeys, id: string, call: Call, console: Cons
   return 0;
 }
 
-/** What scripts may see: everything but the digest. */
+/** Everything but the digest. */
 function view({ id, user, tier, name, createdAt }: KeyRecord): object {
   return { id, user, tier, name, created_at: new Date(createdAt).toISOString() };
 }

@@ -1,4 +1,4 @@
-/** From what was asked to a plan: the search with its progress, and the chart. */
+/** From a request to a plan: the search with its progress, and the chart. */
 import { writeFileSync } from "node:fs";
 import type { Config, ModelConfig } from "../app/config/config.ts";
 import { demoConfig } from "../app/config/load.ts";
@@ -15,7 +15,7 @@ import type { TrialFleet } from "./plan/trial.ts";
 import { count } from "./terminal/banner.ts";
 import { paint, printable, wantsColor } from "./terminal/terminal.ts";
 
-/** Undefined where rate or goal are not given. */
+/** Undefined without a rate or a goal. */
 export function readAsk(call: Call, settings: Settings, service: ServiceTime): PlanRequest | undefined {
   const [perSecond, goal] = [readRate(call), readGoal(call)];
   if (perSecond === undefined || goal === undefined) return undefined;
@@ -39,7 +39,6 @@ export function readAsk(call: Call, settings: Settings, service: ServiceTime): P
   };
 }
 
-/** Searches, says how far it is, and draws the chart where one is wanted. */
 export async function findPlan(
   call: Call,
   console: Console,
@@ -90,7 +89,7 @@ function write(path: string, text: string): void {
   }
 }
 
-/** One line that is written over on a terminal; elsewhere only the first one. */
+/** One line, overwritten on a terminal; elsewhere only the first. */
 export class Progress {
   readonly #console: Console;
   #told = false;
@@ -110,11 +109,9 @@ export class Progress {
   }
 }
 
-/*
- * What `ferry plan` was asked, from its flags and, with -c, from a config file.
- *
- * A flag goes over the file, the file over Ferry's own defaults. Times are written `150ms`, `1.5s`, `2m`, `1h`;
- * a bare number is milliseconds.
+/**
+ * Settings of `ferry plan`: flags override the config file (-c), which overrides Ferry's defaults. Times are `150ms`,
+ * `1.5s`, `2m`, `1h`; a bare number is milliseconds.
  */
 
 const text = (value: string, doc: string, short?: string): Flag => ({
@@ -166,7 +163,7 @@ export interface Settings {
   readonly config: Config;
   readonly model: ModelConfig;
   readonly limits: Limits;
-  /** Undefined where nobody said so. */
+  /** Undefined when not given. */
   readonly service: ServiceTime | undefined;
   readonly tiers: readonly { readonly name: string; readonly share: number }[];
   readonly seed: number;
@@ -182,13 +179,13 @@ const SHARES = new Map([
 const MAX_BATCH = 100_000;
 const MAX_WORKERS = 10_000;
 
-/** Undefined when the config file cannot be used, and that was said. */
+/** Undefined when the config file cannot be used; the reason was printed. */
 export function readSettings(call: Call, console: Console): Settings | undefined {
   const named = call.text("config") !== undefined;
   const chosen = named ? chooseConfig(call, console, "nothing was planned") : undefined;
   if (named && chosen === undefined) return undefined;
   const config = chosen?.config ?? demoConfig();
-  // Without a file of its own, --learned has models by other names.
+  // Without -c, --learned may have models of other names.
   const elsewhere = !named && call.text("learned") !== undefined;
   const model = chooseModel(config, elsewhere ? undefined : call.text("model"));
   const { backend } = model;
@@ -220,7 +217,7 @@ function chooseModel({ models }: Config, name: string | undefined): ModelConfig 
   throw new Failure(`the config has no model ${printable(name)}${didYouMean(name, names)}`);
 }
 
-/** A fleet of such workers; timeouts as Ferry would have them, longer where a batch takes long. */
+/** A fleet of such workers; Ferry's default timeouts, longer where a batch takes long. */
 export function fleetOf(call: Call, { config, model, limits }: Settings, service: ServiceTime): TrialFleet {
   const fullMs = serviceMs(service, limits.maxBatchSize);
   const { timeouts } = model;
@@ -266,7 +263,6 @@ function readBurst(call: Call): number | undefined {
   return burst === undefined || burst === 1 ? undefined : burst;
 }
 
-/** What a worker costs in an hour. */
 export function readCost(call: Call): number | undefined {
   const written = call.text("cost");
   if (written === undefined) return undefined;

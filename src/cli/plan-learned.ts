@@ -1,8 +1,7 @@
 /**
- * `ferry plan --learned FILE`: what batches of each size take, as a running Ferry has learned it from its own traffic
- * (GET /internal/workers), where larger ones stop to pay, and with --rate and --slo a plan with these times.
- *
- * Nothing beyond the knee is planned for: a larger batch takes longer in proportion and buys nothing.
+ * `ferry plan --learned FILE`: service times per batch size that a running Ferry has learned (GET /internal/workers),
+ * the knee, and with --rate and --slo a plan. Never plans beyond the knee: larger batches only take proportionally
+ * longer.
  */
 import { readFileSync } from "node:fs";
 import { type Timing, fitLine, formatService } from "./plan/fit.ts";
@@ -44,7 +43,7 @@ export async function planLearned(call: Call, console: Console, settings: Settin
 }
 
 function rows({ points, knee }: Learned): string[] {
-  // The knee lies on a step; what was seen of that step may be a little larger on average.
+  // The knee lies on a step; the mean size observed in that step may be a little larger.
   const at = knee === undefined ? -1 : points.findIndex(({ size }) => size >= knee);
   const lines = points.map(({ size, ms, batches }, index) => [
     `${index === at ? "➜" : " "} ${size}`,
@@ -92,7 +91,7 @@ function readLearned(path: string): Learned[] {
   throw new Failure(`${printable(path)} is not what GET /internal/workers answers; save that and try again`);
 }
 
-/** Undefined when it is something else. */
+/** Undefined when the text is something else. */
 function parse(text: string): Learned[] | undefined {
   try {
     const { models } = JSON.parse(text) as { models: readonly Record<string, unknown>[] };

@@ -1,6 +1,6 @@
 /**
- * `ferry plan --measure URL`: what batches really take on a worker, where larger ones stop to pay, and the YAML
- * that follows. With --rate and --slo it goes on to plan with these times.
+ * `ferry plan --measure URL`: times batches on a worker, finds the knee, and prints the YAML. With --rate and --slo it
+ * plans with these times.
  */
 import { HttpBackend } from "../workers/backend/http.ts";
 import { plural } from "./terminal/banner.ts";
@@ -24,7 +24,7 @@ export async function measureWorker(call: Call, console: Console, settings: Sett
   const timings = await time(url, call, console, settings);
   const found = fit(timings);
   const limits = { ...settings.limits, maxBatchSize: found.knee };
-  // Where batching buys nothing there is nothing to plan.
+  // Where batching gains nothing there is nothing to plan.
   const ask = found.knee === 1 ? undefined : readAsk(call, { ...settings, limits }, found.service);
   const planned = ask && (await findPlan(call, console, ask));
   const workers = planned?.recommended.workers;
@@ -87,7 +87,6 @@ function readUrl(text: string): URL {
   return url;
 }
 
-/** Without credentials. */
 function shown(url: URL): string {
   return `${url.origin}${url.pathname}`;
 }
@@ -130,7 +129,7 @@ function measuredText(
   ].join("\n");
 }
 
-/** What the largest batch that was timed buys over one at the knee. */
+/** Gain of the largest batch timed over one at the knee. */
 function beyond(timings: readonly Timing[], knee: number): string {
   const [atKnee, full] = [timings.find(({ size }) => size === knee)!, timings.at(-1)!];
   const buys = whatItBuys(throughput(atKnee), throughput(full));
@@ -141,7 +140,7 @@ function throughput({ size, ms }: Timing): Throughput {
   return { size, ms, perSecond: (1000 * size) / ms };
 }
 
-/** Timeouts that leave room for a slow batch and for a second try. */
+/** Timeouts leave room for a slow batch and one retry. */
 function yamlFor(
   url: URL,
   { model, limits, config }: Settings,

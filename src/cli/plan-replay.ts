@@ -1,7 +1,6 @@
 /**
- * `ferry plan --replay FILE`: recorded arrivals against other settings, and the ones worth choosing.
- *
- * The file is read as a stream. Of a long one the first million requests are replayed, or what `--duration` says.
+ * `ferry plan --replay FILE`: recorded arrivals against other settings, and the Pareto-optimal ones. The file is
+ * streamed; at most the first million requests are replayed, or `--duration`.
  */
 import { createReadStream } from "node:fs";
 import { createInterface } from "node:readline";
@@ -23,7 +22,7 @@ const WARM_MS = 2000;
 const WARM_SHARE = 0.1;
 const BUSIEST_MS = 1000;
 const ALL_POLICIES: readonly PolicyName[] = ["latency", "adaptive", "eco"];
-/** Where no goal is given: whatever is fastest is marked. */
+/** Without a goal the fastest is marked. */
 const NO_GOAL: Goal = { name: "p99", share: 0.99, ms: 0 };
 
 export async function replayFile(call: Call, console: Console, settings: Settings): Promise<number> {
@@ -98,7 +97,7 @@ function lastOf({ instants }: Trace): number {
   return instants.at(-1) ?? 0;
 }
 
-/** As the config has it, or what the busiest second needs. */
+/** From the config, or what the busiest second needs. */
 function workersOf(call: Call, { model, limits }: Settings, trace: Trace, service: ServiceTime): number {
   if (call.text("config") !== undefined) {
     const { workers } = model.backend;

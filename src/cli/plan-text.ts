@@ -1,9 +1,6 @@
 /**
- * What `ferry plan` prints: tables of which every column is as wide as it must be, one arrow at the answer, and
- * below them what was assumed.
- *
- * Latencies are in ms. "fill" is tasks in a batch on average. Cost per million = workers × price an hour ÷
- * requests an hour × 1,000,000.
+ * Output of `ferry plan`: tables, an arrow at the answer, and the assumptions below. Latencies in ms. "fill": mean
+ * tasks per batch. Cost per million = workers × price per hour ÷ requests per hour × 1,000,000.
  */
 import { count, plural } from "./terminal/banner.ts";
 import {
@@ -18,7 +15,7 @@ import { formatService } from "./plan/fit.ts";
 import type { Figures, TrialLatency } from "./plan/trial.ts";
 import type { Paint } from "./terminal/terminal.ts";
 
-/** `left` columns keep to the left, the others to the right. */
+/** `left`: left-aligned columns. */
 export function table(rows: readonly (readonly string[])[], left: ReadonlySet<number> = new Set()): string[] {
   const widths: number[] = [];
   for (const row of rows) {
@@ -66,14 +63,14 @@ export function planText(plan: Plan, ask: PlanRequest, cost: number | undefined,
   ].join("\n");
 }
 
-/** What the arrow stands for. */
+/** Explains the arrow. */
 function why({ recommended, knee }: Plan): string {
   if (knee === undefined) return "as asked";
   const reason = `fewest with load ≤ ${TARGET_LOAD.toFixed(2)} that meet the goal also without one`;
   return knee.workers === recommended.workers ? `${reason}; fewer miss it` : reason;
 }
 
-/** The goal's quantile and the load with one worker fewer, or what it would refuse. */
+/** The goal's quantile and the load with one worker fewer, or the share refused. */
 function ifOneDies({ oneFewer }: PlanRow, goal: Goal): string {
   if (oneFewer === undefined) return "nobody is served";
   const unserved = oneFewer.refused + oneFewer.late;
@@ -185,7 +182,7 @@ export function percent(value: number): string {
   return `${(100 * value).toFixed(0)} %`;
 }
 
-/** With a digit behind the point where that is all there is. */
+/** With one decimal for small values. */
 export function formatShare(value: number): string {
   if (value === 0) return "0";
   return value < 0.0995 ? `${(100 * value).toFixed(value < 0.001 ? 2 : 1)} %` : percent(value);

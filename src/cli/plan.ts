@@ -1,8 +1,7 @@
 /**
- * `ferry plan`: how many workers a rate and a goal need, from the code that serves requests, on virtual time.
- *
- * Four ways to ask. From numbers alone; with --measure, from a worker that is timed first; with --learned, from what a
- * running Ferry knows of its workers; with --replay, from requests that were recorded. What is asked for and cannot be had is one line and exit 1.
+ * `ferry plan`: how many workers a rate and a goal need, by running the serving code on virtual time. Service times
+ * come from flags, from a measured worker (--measure), from a running Ferry (--learned); --replay uses recorded
+ * requests. An impossible plan is one line and exit 1.
  */
 import { Impossible } from "./plan/planner.ts";
 import { type Call, type Command, type Console, expectNoWords, Failure, UsageError } from "./command.ts";

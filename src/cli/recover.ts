@@ -1,7 +1,4 @@
-/**
- * `ferry recover`: replaces a damaged journal by what can still be read of it. The damaged file is kept
- * beside the new one, so nothing is lost that was not lost before.
- */
+/** `ferry recover`: replaces a damaged journal with its readable part. The damaged file is kept beside it. */
 import { count, plural } from "./terminal/banner.ts";
 import { recoverJournal } from "../engine/memory/journal-recover.ts";
 import { printable } from "./terminal/terminal.ts";

@@ -1,8 +1,7 @@
 /**
- * `ferry reload`: has a running Ferry read its config file again, and prints what changed, a line each.
- *
- * The running process reads the file that it was started with; the one named by -c says where its admin listener is. A
- * file with a mistake is told here before anybody is asked. With `--processes` one of them is asked, and all change.
+ * `ferry reload`: makes a running Ferry reread the config file it was started with, and prints what changed. -c only
+ * locates the admin listener; its file is validated before the request. With `--processes` one process is asked and all
+ * reload.
  */
 import { plural, urlOf } from "./terminal/banner.ts";
 import { AdminClient } from "./admin-client.ts";

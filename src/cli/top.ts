@@ -1,9 +1,8 @@
 /**
- * `ferry top`: the dashboard for people on ssh, from the same stream.
+ * `ferry top`: the dashboard in a terminal, from the same stream.
  *
- * On a terminal it draws until q; elsewhere, and with --once, one picture, and with --json one object a
- * frame. A listener that cannot be reached at the start is a failure like any other; one that goes away later
- * is waited for, and said to be gone.
+ * On a terminal it draws until q; elsewhere and with --once it prints one picture, with --json one object per frame. A
+ * listener unreachable at the start is a failure; one that goes away later is waited for, and shown as gone.
  */
 import { type Clock, SystemClock } from "../app/clock.ts";
 import { didYouMean } from "../app/config/spelling.ts";
@@ -66,10 +65,10 @@ interface Watch {
 
 const FIRST_RETRY_MS = 500;
 const MAX_RETRY_MS = 5000;
-/** Of a picture that goes into a file or a pipe. */
+/** Size of a picture written to a file or a pipe. */
 const PLAIN_SIZE = { columns: 120, rows: 200 };
 
-/** One picture, or one object a frame. */
+/** One picture, or one object per frame. */
 async function print(
   { client, clock, model, once, json }: Watch & { once: boolean; json: boolean },
   console: Console,
@@ -90,7 +89,7 @@ async function print(
         if (once) return 0;
       }
     } catch (error) {
-      // Once begun, a listener that is gone is waited for; what is wrong from the start is not healed by waiting.
+      // After the first hello a lost listener is waited for; errors at the start are not fixed by waiting.
       if (once || view.hello === undefined || !(error instanceof Failure)) throw error;
       console.err(`ferry: ${error.message}; trying again\n`);
     }
@@ -99,7 +98,6 @@ async function print(
   }
 }
 
-/** From the first frame to the last key. */
 export class TopSession {
   readonly #watch: Watch;
   readonly #terminal: TopTerminal;
@@ -123,7 +121,7 @@ export class TopSession {
         try {
           await this.#follow();
         } catch (error) {
-          // What is wrong from the start is not healed by waiting.
+          // Errors at the start are not fixed by waiting.
           if (!(error instanceof Failure) || this.#view.hello === undefined) throw error;
           if (this.#view.hello !== began) retryMs = FIRST_RETRY_MS;
           await this.#wait(error.message, retryMs);
@@ -152,7 +150,7 @@ export class TopSession {
     }
   }
 
-  /** Only once there is something to show: a failure before that is a line where one typed. */
+  /** Only once there is something to show: an earlier failure is printed as a plain line. */
   #open(): void {
     this.#view.interactive = true;
     this.#terminal.open({
@@ -213,12 +211,12 @@ function notFerry(): Failure {
   return new Failure("top: what the stream says cannot be read; is this Ferry of another version?");
 }
 
-/*
- * What `ferry top` knows: the last hello, and what the frames since then changed. Comes from another process,
- * perhaps of another version, so its shape is looked at before it is believed.
+/**
+ * State of `ferry top`: the last hello, and the changes since. It comes from another process, perhaps another version,
+ * so its shape is validated.
  */
 
-/** As far back as a worker's line shows. */
+/** Time span of a worker's line. */
 const SHOWN_MS = 6000;
 const MAX_NOTES = 20;
 
@@ -229,17 +227,17 @@ export class TopView {
   frame: Frame | undefined;
   notes: Note[] = [];
   link: Link = { up: true };
-  /** Which model is shown: its place in `Hello.models`. */
+  /** Index in `Hello.models` of the model shown. */
   model = 0;
-  /** The only reason to show: its place in `Hello.reasons`; -1 for all. */
+  /** Filter: index in `Hello.reasons`; -1 for all. */
   reason = -1;
   paused = false;
-  /** Somebody can press keys. */
+  /** Key presses are possible. */
   interactive = false;
-  /** By model: batches by id. */
+  /** By model, then batch id. */
   #batches: Map<string, BatchRow>[] = [];
 
-  /** True when it was what it should be. */
+  /** False when the event is malformed. */
   take({ name, data }: StreamEvent): boolean {
     const value = parse(data);
     if (name === "hello") {
@@ -251,7 +249,7 @@ export class TopView {
       this.#apply(value.frame);
       return true;
     }
-    // What a newer server adds is not ours to judge.
+    // Ignore events that a newer server adds.
     if (name !== "frame") return true;
     if (!isFrame(value) || value.models.length !== this.#batches.length) return false;
     this.#apply(value);
@@ -275,7 +273,7 @@ export class TopView {
     return [...(this.#batches[this.model]?.values() ?? [])].filter((row) => row[1] === worker);
   }
 
-  /** For programs: names where a frame has places, and none of the history. */
+  /** For programs: names instead of indexes, without history. */
   plain(): object {
     const { hello, frame } = this;
     if (hello === undefined || frame === undefined) return {};
@@ -346,13 +344,12 @@ function isObject(value: unknown): value is Record<string, unknown> {
   return typeof value === "object" && value !== null && !Array.isArray(value);
 }
 
-/*
- * What `ferry top` draws: lines of text from what it knows, for a terminal of any size. Pure.
+/**
+ * Renders `ferry top` as lines of text for a terminal of any size. Pure.
  *
- * From the top: where one looks and at what, the verdict, the numbers, the queues by tier, a line for each
- * worker, what happened last. A worker's line runs from left to right and ends now; a letter stands for the
- * batch that ran then, by the reason why it left: F full, W wait, I idle, D deadline; · is a free worker. What
- * does not fit is cut, the less important first; every number is there without colour.
+ * From the top: target, verdict, numbers, queues by tier, a line per worker, recent notes. A worker's line runs left to
+ * right and ends now; each letter is the dispatch reason of the batch that ran then: F full, W wait, I idle, D
+ * deadline; · is idle. What does not fit is cut, the least important first; every number is readable without colour.
  */
 
 interface Size {
@@ -365,12 +362,12 @@ type Piece = readonly [text: string, style?: Style];
 
 const KEYS = "q quit  m model  r reason  p pause";
 const FREE = "·";
-/** Stands for a batch of a reason that was not asked for. */
+/** A batch filtered out by `reason`. */
 const OTHER = "-";
 const BARS = "▏▎▍▌▋▊▉█";
-/** A line of a worker is not drawn shorter. */
+/** Minimum width of a worker's line. */
 const LEAST_STRIP = 10;
-/** Milliseconds that a letter stands for. */
+/** Milliseconds per letter. */
 const LETTER_MS = 50;
 const NAME_WIDTH = 24;
 const NOTES_ROWS = 5;
@@ -436,7 +433,7 @@ function numbers(view: TopView, { recent }: ModelFrame, columns: number, paint: 
   return flow(parts, columns);
 }
 
-/** The knee, and what follows; nothing while it is not known. */
+/** The knee and its hint; nothing while unknown. */
 function curve({ curve }: ModelFrame, columns: number, paint: Paint): Piece[][] {
   if (!curve || (curve.knee === null && curve.hint === "")) return [];
   const { knee, hint } = curve;
@@ -504,7 +501,7 @@ function downWords({ down }: WorkerRow): string {
   return `down ${time(down.sinceMs)}${why}${next}`;
 }
 
-/** A letter for each slice of time. The slices are those of the clock, so that a batch keeps its length as it moves. */
+/** One letter per time slice. Slices are aligned to the clock, so a batch keeps its length as it moves. */
 function stripOf(view: TopView, worker: string, width: number): string {
   const slice = (instant: number): number => Math.round(instant / LETTER_MS);
   const { now } = view.frame!;
@@ -554,7 +551,7 @@ function notes(view: TopView, most: number, paint: Paint): Piece[][] {
   return lines.length === 0 ? [] : [[], ...lines];
 }
 
-/** Pieces side by side, as many in a line as fit. */
+/** Pieces side by side, as many per line as fit. */
 function flow(pieces: readonly Piece[], columns: number): Piece[][] {
   const lines: Piece[][] = [];
   let used = Infinity;
@@ -583,7 +580,7 @@ function wrap(text: string, columns: number): string[] {
   return [...lines, line];
 }
 
-/** One line of text, cut at the edge: a line that wraps would push all others down. */
+/** One line, cut at the edge: a wrapped line would push all others down. */
 function fit(pieces: readonly Piece[], columns: number): string {
   let left = columns;
   let line = "";
@@ -629,19 +626,16 @@ function time(ms: number): string {
   return ms < 10_000 ? `${count(ms)} ms` : `${count(Math.round(ms / 1000))} s`;
 }
 
-/*
- * The terminal as `ferry top` uses it: the alternate screen, redrawn in place, and given back as it was.
- *
- * Each picture is one write that goes over the old one and clears what is left of it, so that nothing flickers.
- * However the process ends (a key, a signal, a crash), the screen, the cursor and the keyboard are restored:
- * `exit` is the last thing that happens to a process, and a terminal takes a write at once.
+/**
+ * The terminal of `ferry top`: the alternate screen, redrawn in place and restored. Each picture is one write over the
+ * old one, so nothing flickers. Screen, cursor and keyboard are restored on every exit path, from the `exit` event:
+ * terminal writes are synchronous.
  */
 
-/** What people can do to it. */
 export interface TopInput {
   key(key: string): void;
   resized(): void;
-  /** A signal asks for the end. */
+  /** A signal asks to exit. */
   ended(signal: NodeJS.Signals): void;
 }
 
@@ -652,10 +646,10 @@ export interface TopTerminal {
   close(): void;
 }
 
-/** Without wrapping: a character may be wider than one column, and a line that wraps pushes all others down. */
+/** Wrapping off: a character may be wider than one column, and a wrapped line pushes all others down. */
 const ENTER = "\u001b[?1049h\u001b[?25l\u001b[?7l\u001b[2J";
 const LEAVE = "\u001b[?7h\u001b[?25h\u001b[?1049l";
-/** Terminals that know it show nothing in between; others ignore it. */
+/** Synchronized update: supporting terminals show no intermediate state; others ignore it. */
 const BEGIN = "\u001b[?2026h\u001b[H";
 const END = "\u001b[?2026l";
 const CLEAR_LINE = "\u001b[K";
@@ -673,7 +667,7 @@ class ProcessTerminal implements TopTerminal {
   }
 
   size(): Size {
-    // A terminal that does not say how large it is says 0.
+    // A terminal that does not know its size reports 0.
     return { columns: this.#stdout.columns || 80, rows: this.#stdout.rows || 24 };
   }
 

@@ -1,4 +1,3 @@
-/** `ferry version`. */
 import { version } from "../app/version.ts";
 import { expectNoWords, type Call, type Command, type Console } from "./command.ts";
 

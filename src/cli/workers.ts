@@ -1,9 +1,7 @@
 /**
- * `ferry workers`: the workers of a running Ferry, through its admin listener.
- *
- * What is changed here lasts until the process restarts, reloads or not; what should last belongs in the config. One that
- * was removed and that the config still lists is shown as `removed`. Nothing that a worker
- * has in its hands is lost by any of it: it is drained first.
+ * `ferry workers`: the workers of a running Ferry, through its admin listener. Changes survive reloads but not a
+ * restart; permanent ones belong in the config. A removed worker that the config still lists is shown as `removed`.
+ * Workers are drained first, so no running task is lost.
  */
 import { hasAddresses } from "../app/config/worker-addresses.ts";
 import { plural, urlOf } from "./terminal/banner.ts";
@@ -66,7 +64,7 @@ function parseWords({ words }: Call): { verb: Verb; word: string } {
   return { verb, word };
 }
 
-/** A worker that Ferry starts itself is added when it is ready, with its model loaded. */
+/** A worker that Ferry starts is added once its model is loaded. */
 function longestStartMs({ models }: Config): number {
   const times = models.map(({ backend }) =>
     hasAddresses(backend) || backend.kind === "simulated" ? 0 : backend.startTimeoutMs,
@@ -119,7 +117,7 @@ function rowsOf(body: JsonObject, what: string): readonly JsonObject[] {
   return (Array.isArray(given) ? given : []) as readonly JsonObject[];
 }
 
-/** Why it is down, or away. */
+/** Why it is down or away. */
 function whyOf(row: JsonObject): string {
   if (row["state"] !== "removed") return textOf((row["down"] as JsonObject | undefined)?.["why"]);
   const where = textOf(row["address"]);

@@ -1,19 +1,18 @@
 /**
- * What came of the requests of a run, counted while it goes.
+ * Outcome counters of a bench run.
  *
  *   served    2xx
- *   refused   429 or 503: turned away
+ *   refused   429 or 503
  *   failed    another status, or the connection could not be made
- *   lost      sent, and no answer: the time was up, or the connection broke
- *   unsent    due while nothing more could be on its way
+ *   lost      sent, no reply: timeout, or the connection broke
+ *   unsent    due while `outstanding` was reached
  *
- * offered = served + refused + failed + lost + unsent, and while a run goes on (or was interrupted) + pending.
- * A crossed answer (somebody else's output) counts as served and is an error beside that.
+ * offered = served + refused + failed + lost + unsent (+ pending while running or interrupted). A crossed reply
+ * (another request's output) counts as served and as an error.
  *
- * Latency is that of served requests, from the instant at which they should have left. It is kept as a whole, by
- * kind of caller, and in blocks of time (by the same instant), from which intervals.ts tells how sure the
- * figures are. Queue time and size of the batch come from the answers' headers: the sum of 1/size over the
- * answers of a batch is 1, so the sum over all of them is how many batches they came in.
+ * Latency covers served requests, from the instant they were due; kept in total, per kind of caller, and in time
+ * blocks, from which results.ts computes confidence intervals. Queue time and batch size come from reply headers:
+ * 1/size summed over the replies of a batch is 1, so the sum over all replies is the number of batches.
  */
 import { Histogram } from "./histogram.ts";
 
@@ -28,13 +27,12 @@ export interface KindAccount {
   readonly latency: Histogram;
 }
 
-/** How a request ended that was not answered. */
 export type Silence = "timeout" | "broken" | "not connected" | "unsent";
 
-/** As many blocks as a run is cut into, and the shortest that says anything. */
+/** Number of blocks per run, and the shortest useful block. */
 const BLOCKS = 20;
 const MIN_BLOCK_MS = 1000;
-/** As Ferry writes them. The metadata stand behind the output, which may say anything. */
+/** As Ferry writes them. Metadata follow the output, which may contain any text. */
 const SIZE = "\r\nx-ferry-batch-size: ";
 const QUEUE = "\r\nx-ferry-queue-ms: ";
 const LATENCY = '"latency_ms":';
@@ -48,11 +46,11 @@ export class Account {
   readonly blockMs: number;
   crossed = 0;
   cached = 0;
-  /** Answers that said how long they waited, and in what batch. */
+  /** Replies with queue time and batch size. */
   batched = 0;
   queueSumMs = 0;
   batches = 0;
-  /** Answers that said how long the server needed. */
+  /** Replies with the server's total time. */
   timed = 0;
   serverSumMs = 0;
   #echoed = 0;
@@ -73,7 +71,6 @@ export class Account {
     this.blockMs = Math.max(MIN_BLOCK_MS, measureMs / BLOCKS);
   }
 
-  /** When what counts began. */
   begin(at: number): void {
     this.#startAt = at;
   }
@@ -102,7 +99,7 @@ export class Account {
   get pending(): number {
     return this.offered - this.served - this.refused - this.failed - this.lost - this.unsent;
   }
-  /** Tasks in a batch on average; NaN before the first. */
+  /** Mean tasks per batch; NaN before the first. */
   get meanFill(): number {
     return this.batched / this.batches;
   }
@@ -111,7 +108,7 @@ export class Account {
     this.kinds[kind]!.offered++;
   }
 
-  /** An answer; `head` and `tail` are its first and last characters. */
+  /** `head` and `tail`: first and last characters of the reply. */
   answered(kind: number, status: number, intendedAt: number, now: number, head: string, tail: string): void {
     this.#count(String(status));
     const row = this.kinds[kind]!;
@@ -140,15 +137,14 @@ export class Account {
     this.#count(detail === "" ? how : detail);
   }
 
-  /** Whether an answer carried the marker of its request; counts also in the warm-up. */
+  /** Whether a reply carried its request's marker; counted in the warm-up too. */
   echo(isOwn: boolean): void {
     if (isOwn) this.#echoed++;
     else this.#foreign++;
-    // A model that never echoes says nothing about whose answer it is; one that does always should.
+    // A model that never echoes proves nothing; one that does should always echo the right marker.
     this.crossed = this.#echoed > 0 ? this.#foreign : 0;
   }
 
-  /** Whether answers show whose they are. */
   get echoes(): boolean {
     return this.#echoed > 0;
   }
@@ -185,7 +181,7 @@ export class Account {
   }
 }
 
-/** The number behind `name`, which stands at `at`; -1 when it is not there. */
+/** The number after `name`, which starts at `at`; -1 when absent. */
 function numberAt(text: string, at: number, name: string): number {
   if (at < 0) return -1;
   const from = at + name.length;

@@ -1,20 +1,16 @@
 /**
- * When each request of an open loop leaves, and whose it is; all of it fixed before the server has a say.
+ * Open-loop arrivals: when each request is due and which kind of caller sends it, independent of the server.
  *
- * The rate is `warmRate` before the start, and then that of the phase in which a gap begins; without phases
- * it is `rate` to the end. Even arrivals own one gap of 1/rate each and leave anywhere in it; poisson ones
- * are independent of each other.
- *
- * Of several kinds of caller each arrival draws one, by the shares of its phase: so a kind's own arrivals
- * are independent of each other whichever way the gaps are made. Shares are relative; they need not add up
- * to 1.
+ * The rate is `warmRate` before the start, then that of the phase in which a gap begins (`rate` without phases). Even
+ * arrivals: one at a random instant of each 1/rate gap; poisson: independent gaps. Each arrival draws its kind by the
+ * shares of its phase. Shares are relative and need not add up to 1.
  */
 import { Random } from "../../core/random.ts";
 
 export interface CallerKind {
   readonly label: string;
   readonly share: number;
-  /** Further headers of its requests, such as its credential. */
+  /** Extra request headers, such as the credential. */
   readonly headers?: Readonly<Record<string, string>>;
 }
 
@@ -22,52 +18,46 @@ export interface Phase {
   readonly name: string;
   readonly ms: number;
   readonly rate: number;
-  /** By label, for those that differ from the kind's own. */
+  /** By label; overrides the kind's share. */
   readonly shares?: Readonly<Record<string, number>>;
 }
 
 export interface OpenLoad {
   readonly kind: "open";
   readonly rate: number;
-  /** even: one in each stretch of 1/rate, at a random instant of it. */
+  /** even: one per 1/rate interval, at a random instant in it. */
   readonly arrivals: "even" | "poisson";
-  /** The rate during the warm-up. */
   readonly warmRate: number;
   /**
-   * Opened during the warm-up and kept; more are opened when all are in use. A client of this size has
-   * its pool, and without it a short stall of the server becomes a burst of new connections, which
-   * overflows the accept backlog and costs each of them the second until TCP tries again.
+   * Opened during the warm-up and kept; more are opened when all are in use. Without this pool a short server stall
+   * becomes a burst of new connections, which overflows the accept backlog and costs each the 1 s TCP retry.
    */
   readonly connections: number;
-  /** One after the other from the start on; together they are as long as the measurement. */
+  /** In order from the start; together as long as the measurement. */
   readonly phases?: readonly Phase[];
-  /** The same seed gives the same arrivals, counted from their beginning; left out: others each time. */
+  /** The same seed gives the same arrivals; omitted: random. */
   readonly seed?: number;
 }
 
 interface Stretch {
   readonly endsAt: number;
   readonly gapMs: number;
-  /** The kinds' shares, each with those before it; the last is 1. */
+  /** Cumulative shares of the kinds; the last is 1. */
   readonly upTo: readonly number[];
 }
 
 export class Arrivals {
-  /** When the next request is due, on the clock of `now` and `startAt`. */
+  /** On the clock of `now` and `startAt`. */
   nextAt = 0;
-  /** Whose it is. */
   kind = 0;
   readonly #draw: () => number;
   readonly #poisson: boolean;
   readonly #stretches: readonly Stretch[];
   #stretch = 0;
-  /** The start of the gap after the last one. */
+  /** Start of the gap after the last arrival. */
   #gapAt: number;
 
-  /**
-   * From `now` on at the rate of the warm-up, from `startAt` on as the load says. `draw` gives random numbers,
-   * uniform in [0, 1), unless the load has a seed.
-   */
+  /** Warm-up rate from `now`, the load's rate from `startAt`. `draw`: uniform in [0, 1), unused with a seed. */
   constructor(
     load: OpenLoad,
     kinds: readonly CallerKind[],
@@ -90,7 +80,6 @@ export class Arrivals {
     this.advance();
   }
 
-  /** Fixes the next arrival. */
   advance(): void {
     let stretch = this.#stretches[this.#stretch]!;
     while (this.#gapAt >= stretch.endsAt && this.#stretch < this.#stretches.length - 1) {

@@ -1,10 +1,8 @@
 /**
- * Two runs side by side: what changed, which way, and whether that is more than chance.
+ * Compares two runs: what changed, in which direction, and whether it is more than noise.
  *
- * Each row has the same figure of both. "within noise": the 95 % intervals of the two overlap (intervals.ts
- * says how they are made), so that the runs do not show a difference. Percentiles and the mean have such
- * intervals; counts and shares have the binomial one of their own (Wilson's), which takes requests for
- * independent of each other. `max`, fill and the client's figures have none and are shown without a verdict.
+ * "within noise": the 95 % intervals overlap. Percentiles and the mean use results.ts' intervals; counts and shares use
+ * Wilson's, which assumes independent requests. `max`, fill and the client's figures have no interval and no verdict.
  */
 import type { Interval, Result } from "./results.ts";
 
@@ -13,9 +11,9 @@ export interface ComparisonRow {
   readonly unit: "ms" | "%" | "req/s" | "";
   readonly a: number | null;
   readonly b: number | null;
-  /** Change from a to b over a; null where a is 0 or one is missing. */
+  /** (b - a) / a; null where a is 0 or one is missing. */
   readonly change: number | null;
-  /** unknown: there is no interval to judge by. */
+  /** unknown: no interval to judge by. */
   readonly verdict: "better" | "worse" | "within noise" | "same" | "unknown";
 }
 
@@ -79,7 +77,7 @@ function shareInterval({ counts }: Result, name: Share): Interval {
   return { low: 100 * low, high: 100 * high };
 }
 
-/** Wilson's interval of a share, 95 %. */
+/** Wilson's 95 % interval of a share. */
 function wilson(count: number, n: number): Interval {
   if (n === 0) return { low: 0, high: 1 };
   const z = 1.96;
@@ -89,7 +87,7 @@ function wilson(count: number, n: number): Interval {
   return { low: (middle - half) / (1 + z ** 2 / n), high: (middle + half) / (1 + z ** 2 / n) };
 }
 
-/** Arrivals are independent of each other: their number scatters by its square root. */
+/** Poisson: the standard deviation of a count is its square root. */
 function rateInterval({ counts, load, servedPerSecond }: Result): Interval {
   const half = (1.96 * Math.sqrt(counts.served)) / load.seconds;
   return { low: servedPerSecond - half, high: servedPerSecond + half };
@@ -101,7 +99,7 @@ function perThousand({ server }: Result): number | null {
 
 type Fact = string | number | null | undefined;
 
-/** What makes two runs hard to compare; one line each. */
+/** What makes the two runs hard to compare; one line each. */
 export function differences(a: Result, b: Result): string[] {
   const lines: string[] = [];
   const differ = (what: string, x: Fact, y: Fact): void => {

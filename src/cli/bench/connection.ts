@@ -1,14 +1,11 @@
 /**
- * One keep-alive HTTP/1.1 connection of a load generator, on a raw socket, with TLS where the target has it.
+ * One keep-alive HTTP/1.1 connection of the load generator, on a raw socket, with optional TLS. No pipelining.
  *
- * Reads go into one buffer shared by all connections (libuv fills it and calls back before it reads another socket),
- * so an answer that arrives in one piece, the rule, is parsed where it lies and never copied.
+ * All connections read into one shared buffer (libuv fills it and calls back before it reads another socket), so a
+ * reply that arrives in one piece is parsed in place and never copied.
  *
- * One request is in flight per connection at most: no pipelining, since real clients do not pipeline.
- *
- * The parser knows what servers send and no more: a status line, a `content-length` or chunks, a body.
- * Anything else (bytes nobody asked for, an early end) breaks the connection, and a broken connection is
- * counted by its owner as an error; it is never repaired in silence.
+ * The parser accepts a status line, `content-length` or chunks, and a body. Anything else (unexpected bytes, an early
+ * end) breaks the connection, which the owner counts as an error; it is never repaired silently.
  */
 import { randomInt } from "node:crypto";
 import { type Socket, connect } from "node:net";
@@ -20,21 +17,21 @@ export interface Target {
   readonly host: string;
   readonly port: number;
   readonly path: string;
-  /** Left out: plain text. */
+  /** Omitted: plain text. */
   readonly tls?: ConnectionOptions;
 }
 
 export const markerLength = 16;
 
-/** A request but for its marker: what stands before it and behind it, a character for each byte. */
+/** A request without its marker: the text before and after it, one character per byte. */
 export interface Template {
   readonly front: string;
   readonly back: string;
 }
 
 /**
- * A request whose body is `bodyBytes` long (as near as its frame allows): {"input":"<marker> xxx…"}.
- * `fields` are further fields of the body, such as the model; `headers` further headers.
+ * A request with a body of about `bodyBytes`: {"input":"<marker> xxx…"}. `fields`: extra body fields, such as the
+ * model.
  */
 export function template(
   target: Target,
@@ -56,13 +53,13 @@ export function template(
   return { front: head + open, back: Buffer.from(rear).toString("latin1") };
 }
 
-/** Markers of fixed width, unique in this run and, by their random start, across runs. */
+/** Fixed-width markers, unique in this run and, by their random start, across runs. */
 export class Markers {
   readonly #radix: number;
   readonly #run: string;
   #next: number;
 
-  /** 10: digits alone. */
+  /** 10: digits only. */
   constructor(radix = 36) {
     this.#radix = radix;
     this.#run = randomInt(radix ** 6)
@@ -72,51 +69,51 @@ export class Markers {
   }
 
   take(): string {
-    // From radix^9 on numbers have ten digits; of 36, ten billion years of requests fit before the eleventh.
+    // From radix^9 on numbers have ten digits; in base 36, ten billion years of requests fit before the eleventh.
     return this.#run + (this.#next++).toString(this.#radix);
   }
 }
 
-/** What an owner hears of its connections; always at most one call per request. */
+/** Connection callbacks; at most one call per request. */
 export interface Owner {
-  /** Requests can leave; those that were given before do so now. */
+  /** The socket is open; requests passed to `send` earlier leave now. */
   opened?(connection: Connection): void;
-  /** `connection.status` and `connection.crossed` describe the answer; `send` may be called at once. */
+  /** `connection.status` and `connection.crossed` describe the reply; `send` may be called at once. */
   answered(connection: Connection): void;
-  /** The socket is gone. `inFlight`: a request had been sent and was not answered. */
+  /** The socket is closed. `inFlight`: a request was sent and not answered. */
   closed(connection: Connection, inFlight: boolean): void;
 }
 
-/** Ferry's metadata stand at the end of a body, and fit in this. */
+/** Ferry's metadata are at the end of the body, within this many bytes. */
 const tailBytes = 256;
-/** Most heads fit; the marker, at the front of the output, lies in the same stretch. */
+/** Holds most heads, and the marker at the start of the output. */
 const headBytes = 1024;
 const maxHeadBytes = 65_536;
 const readBuffer = Buffer.allocUnsafeSlow(256 * 1024);
 
 export class Connection {
-  /** When the request now in flight should have left, and when it did; performance.now(). */
+  /** When the request in flight was due, and when it was sent; performance.now(). */
   intendedAt = 0;
-  /** Since when there has been nothing in flight; written by the owner, for its pool. */
+  /** When the last request ended; written by the owner for its pool. */
   idleSince = 0;
-  /** Whose connection it is, where there are several kinds of caller; written by the owner. */
+  /** Kind of caller; written by the owner. */
   kind = 0;
   status = 0;
   crossed = false;
-  /** Of the last answer: its first bytes, which hold the head, and its last ones. */
+  /** First bytes of the last reply (with the head), and its last bytes. */
   head = "";
   tail = "";
-  /** The server closes the connection after this answer. */
+  /** The server closes the connection after this reply. */
   last = false;
   isOpen = false;
-  /** Why it ended, as the system calls it; "" when it just did. */
+  /** System error code; "" for a plain close. */
   error = "";
 
   readonly #owner: Owner;
   readonly #socket: Socket;
   #marker = "";
   #inFlight = false;
-  /** The front of an answer that came in pieces. */
+  /** Start of a reply that arrived in pieces. */
   #partial: Buffer | undefined;
 
   constructor(target: Target, owner: Owner) {
@@ -131,14 +128,14 @@ export class Connection {
       this.isOpen = true;
       this.#owner.opened?.(this);
     });
-    // An error is always followed by close, where it is counted.
+    // 'close' always follows, and is where it is counted.
     this.#socket.on("error", (error: NodeJS.ErrnoException) => (this.error = error.code ?? error.message));
     this.#socket.on("close", () => this.#owner.closed(this, this.#inFlight));
   }
 
   /**
-   * A whole request, a character for each byte. With a marker of "" any answer will do. May be called before the
-   * connection is open: the bytes then leave when it is.
+   * A whole request, one character per byte. An empty marker accepts any reply. Before the connection is open, the
+   * bytes are sent once it is.
    */
   send(text: string, marker: string, intendedAt: number): void {
     this.#marker = marker;
@@ -147,7 +144,6 @@ export class Connection {
     this.#socket.write(text, "latin1");
   }
 
-  /** Whether an answer to the last request can be told from another's. */
   get isMarked(): boolean {
     return this.#marker !== "";
   }
@@ -165,7 +161,7 @@ export class Connection {
     }
     const answer = readAnswer(bytes, end);
     if (answer.length > end) {
-      // Buffer.from copies, which it must: the shared buffer is about to be read into again.
+      // Buffer.from must copy: the shared buffer is about to be overwritten.
       this.#partial = this.#partial === undefined ? Buffer.from(readBuffer.subarray(0, length)) : bytes;
     } else if (answer.length === end && this.#inFlight) {
       this.#partial = undefined;
@@ -194,19 +190,18 @@ export class Connection {
   }
 }
 
-/** The answer at the front of some bytes. */
 interface Answer {
-  /** Of head and body. More than there are bytes: some are still to come. -1: nothing that we know. */
+  /** Head and body. Beyond the bytes given: incomplete. -1: malformed. */
   readonly length: number;
   readonly status: number;
   readonly headEnd: number;
-  /** The first bytes, decoded: the head and at least a part of the body. */
+  /** The first bytes, decoded: the head and at least part of the body. */
   readonly text: string;
 }
 
 const unknown: Answer = { length: -1, status: 0, headEnd: 0, text: "" };
 
-/** Looks at the first `end` of `bytes`. A length below `end` means more bytes than were asked for. */
+/** Parses the first `end` bytes. A length below `end` means more bytes than expected. */
 export function readAnswer(bytes: Buffer, end: number): Answer {
   let text = bytes.toString("latin1", 0, Math.min(end, headBytes));
   let headEnd = text.indexOf("\r\n\r\n");
@@ -223,7 +218,7 @@ export function readAnswer(bytes: Buffer, end: number): Answer {
   return { length: chunkedEnd(bytes, headEnd + 4, end), status, headEnd, text };
 }
 
-/** Where the last of some chunks ends; beyond `end` when it is still to come, -1 when these are no chunks. */
+/** End of the last chunk; beyond `end` when incomplete, -1 when malformed. */
 function chunkedEnd(bytes: Buffer, from: number, end: number): number {
   for (let at = from; ;) {
     const lineEnd = bytes.subarray(0, end).indexOf("\r\n", at, "latin1");
@@ -231,7 +226,7 @@ function chunkedEnd(bytes: Buffer, from: number, end: number): number {
     const size = /^[\da-f]{1,8}/i.exec(bytes.toString("latin1", at, lineEnd))?.[0];
     if (size === undefined) return -1;
     const length = Number.parseInt(size, 16);
-    // Behind the last chunk, which is empty, there may be headers; nobody in front of Ferry sends any.
+    // Trailers after the last, empty chunk are not supported; Ferry sends none.
     at = lineEnd + 2 + length + 2;
     if (at > end) return at;
     if (length === 0) return at;
@@ -244,7 +239,7 @@ function closes(text: string, headEnd: number): boolean {
   return at >= 0 && at < headEnd;
 }
 
-/** -1 when there is none. Both usual spellings are tried before the general, slower way. */
+/** -1 when absent. Tries the two usual spellings before the slower general search. */
 function contentLength(text: string, headEnd: number): number {
   let at = text.indexOf("\r\ncontent-length: ");
   if (at < 0) at = text.indexOf("\r\nContent-Length: ");
@@ -259,16 +254,14 @@ function contentLength(text: string, headEnd: number): number {
   return length;
 }
 
-/*
- * One request before the load: whether anybody is there, and would take it.
- *
- * What a wrong call looks like (no credential, an unknown model, a path that is none) looks the same ten
- * thousand times a second, so it is asked once. That a server is full is no reason not to measure it.
+/**
+ * One probe request before the load. A wrong call (no credential, unknown model, wrong path) would fail ten thousand
+ * times a second, so it is tried once. A full server is no reason not to measure it.
  */
 
 export type Sign =
   | { readonly status: number; readonly error: string; readonly message: string }
-  /** No answer: the system's word for it, "timeout", or "" for a connection that just ended. */
+  /** No reply: the system's error code, "timeout", or "" for a plain close. */
   | { readonly status: 0; readonly error: string; readonly message: "" };
 
 export function preflight(
@@ -292,12 +285,12 @@ export function preflight(
   });
 }
 
-/** What a refusal says, from the first bytes of an answer; "" where it says nothing that we know. */
+/** Error code and message of a refusal, from the first bytes; "" where unknown. */
 function wordsOf(head: string): { error: string; message: string } {
   const body = head.slice(head.indexOf("\r\n\r\n") + 4);
   const value = (name: string): string => {
     const text = new RegExp(`"${name}":("(?:[^"\\\\]|\\\\.)*")`).exec(body)?.[1];
-    // Answers were read byte by byte; what was written beyond ASCII is not worth more here.
+    // Replies are decoded as latin1; non-ASCII text in messages is not restored.
     return text === undefined ? "" : (JSON.parse(text) as string);
   };
   try {

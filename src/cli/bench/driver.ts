@@ -1,24 +1,20 @@
 /**
- * The load generator: of `ferry bench`, of the demo, and of the benchmarks in bench/. Sends requests and hears the answers.
+ * The load generator of `ferry bench`, the demo, and bench/.
  *
- *   open     Requests are due at instants fixed beforehand (arrivals.ts), whatever the server does. All that are
- *            due leave together when the timer rings, at most once a millisecond. Latency counts from the
- *            instant at which a request SHOULD have left: a stall of the server, or of this process, is charged
- *            to every request that it delayed.
+ *   open     Requests are due at fixed instants (arrivals.ts), whatever the server does. All that are due leave when
+ *            the timer fires, at most once a millisecond. Latency counts from the instant a request was DUE, so a
+ *            stall of the server or of this process is charged to every request it delayed.
  *   closed   Each caller sends its next request when the last one is answered: the load adapts to the server.
  *
- * What counts: open, requests that were due between the end of the warm-up and the end, however late their
- * answer; closed, those that were sent in that time.
+ * Measured: open, requests due between the end of the warm-up and the end; closed, requests sent in that time.
  *
- * Bounds: at most `connections` connections, of which at most `OPENING` are being opened at once (a burst of
- * them would overflow the server's backlog); one request on each. A request that finds none free waits in line
- * here, which its latency shows; beyond `outstanding` in line and on their way it is not sent at all. A request
- * without an answer `timeoutMs` after it should have left is lost, and its connection is closed; one that is
- * still in line then is not sent any more. So a run is over at the latest `timeoutMs` after its last request.
+ * Bounds: at most `connections` connections, one request on each, at most `OPENING` being opened at once (a burst would
+ * overflow the server's backlog). A request without a free connection waits here, which its latency shows; beyond
+ * `outstanding` waiting and in flight it is not sent. A request unanswered `timeoutMs` after it was due is lost and its
+ * connection closed; if still waiting, it is not sent. So a run ends at most `timeoutMs` after its last request.
  *
- * With `load.connections` so many are opened during the warm-up and kept. Any other that was idle for `MAX_IDLE_MS` is
- * closed, before the server does so while a request is on its
- * way to it. In the closed loop a caller that was refused, or whose connection ended, pauses a little.
+ * `load.connections` are opened during the warm-up and kept. Others are closed after `MAX_IDLE_MS` idle, before the
+ * server closes them under a request. A closed-loop caller pauses briefly after a refusal or a broken connection.
  */
 import type { Alarm, Clock } from "../../app/clock.ts";
 import { Fifo } from "../../core/fifo.ts";
@@ -27,26 +23,24 @@ import { Arrivals, type CallerKind, type OpenLoad } from "./arrivals.ts";
 import { Connection, type Owner, type Target } from "./connection.ts";
 import { Histogram } from "./histogram.ts";
 
-/** Without a `warmRate` the warm-up has the same rate; without `connections` none is opened beforehand. */
+/** Without `warmRate` the warm-up has the same rate; without `connections` none is opened beforehand. */
 export type LoadKind =
   | (Omit<OpenLoad, "warmRate" | "connections"> & Partial<OpenLoad>)
   | { readonly kind: "closed"; readonly callers: number };
 
-/** What is sent. */
 export interface RequestSource {
-  /** The next request of a kind of caller, a character for each byte. */
+  /** The next request of a kind of caller, one character per byte. */
   next(kind: number): string;
-  /** Of the last one: what its answer must contain; "": anything. */
+  /** What the reply to the last request must contain; "": anything. */
   readonly marker: string;
 }
 
-/** What is told of requests. Those of the warm-up do not count, but for `echo`. */
+/** Requests of the warm-up are not reported, except through `echo`. */
 export interface Ledger {
   offer(kind: number, intendedAt: number): void;
-  /** `head` and `tail`: the first and last characters of the answer. */
+  /** `head` and `tail`: first and last characters of the reply. */
   answered(kind: number, status: number, intendedAt: number, now: number, head: string, tail: string): void;
   silent(kind: number, how: Silence, detail: string, intendedAt: number): void;
-  /** Whether an answer carried the marker of its request. */
   echo(isOwn: boolean): void;
 }
 
@@ -68,19 +62,18 @@ export interface DriverOptions {
   readonly cpuMs: () => number;
 }
 
-/** How the client itself did. */
 export interface ClientState {
-  /** CPU time over the time measured, in cores. */
+  /** CPU time over measured time, in cores. */
   readonly cpuShare: number;
-  /** Sent later than `LATE_MS` after the intended instant, for want of a turn of the event loop. */
+  /** Sent more than `LATE_MS` after it was due because the event loop was busy. */
   readonly late: number;
-  /** How late requests got their turn; ms. */
+  /** Delay between due and handled, ms. */
   readonly lag: Histogram;
-  /** How late alarms rang; ms. */
+  /** Timer lateness, ms. */
   readonly loop: Histogram;
-  /** Most connections open at once. */
+  /** Peak open connections. */
   readonly connections: number;
-  /** Waited for a connection. */
+  /** Requests that waited for a connection. */
   readonly waited: number;
 }
 
@@ -102,7 +95,7 @@ export class Driver implements Owner {
   /** Counts nothing where the options have another ledger. */
   readonly account: Account;
   readonly #ledger: Ledger;
-  /** Connections that are opened beforehand, and kept. */
+  /** Connections opened beforehand and kept. */
   readonly #kept: number;
   readonly #options: DriverOptions;
   readonly #clock: Clock;
@@ -113,12 +106,12 @@ export class Driver implements Owner {
   readonly #measuring = Promise.withResolvers<void>();
   readonly #stopped = Promise.withResolvers<void>();
   readonly #alarms = new Map<string, Alarm>();
-  /** Of callers in the closed loop that wait a little. */
+  /** Pausing closed-loop callers. */
   readonly #pauses = new Set<Alarm>();
   readonly #open = new Set<Connection>();
-  /** A stack: its bottom has been idle longest. */
+  /** A stack: the bottom has been idle longest. */
   #idle: Connection[] = [];
-  /** With a request on its way, in the order in which they were sent. */
+  /** Connections with a request in flight, in send order. */
   readonly #flying = new Set<Connection>();
   readonly #line = new Fifo<Due>();
   #phase: Phase = "warm";
@@ -149,7 +142,7 @@ export class Driver implements Owner {
     }
   }
 
-  /** Resolves when measuring begins, ends, and when the last request has come to its end. */
+  /** These resolve when measuring begins, when it ends, and when the last request has ended. */
   get measuring(): Promise<void> {
     return this.#measuring.promise;
   }
@@ -160,7 +153,7 @@ export class Driver implements Owner {
     return this.#ended.promise;
   }
 
-  /** Of what was measured so far; negative in the warm-up. */
+  /** Measured so far; negative in the warm-up. */
   get elapsedMs(): number {
     return Math.min(this.#clock.now(), this.#stopAt) - this.#startAt;
   }
@@ -175,7 +168,7 @@ export class Driver implements Owner {
     this.#openKept();
   }
 
-  /** Sends nothing more; the run ends when what is on its way has ended. */
+  /** Sends nothing more; the run ends with the last request in flight. */
   stop(): void {
     if (this.#phase !== "warm" && this.#phase !== "measure") return;
     const now = this.#clock.now();
@@ -184,7 +177,7 @@ export class Driver implements Owner {
     this.#drain();
   }
 
-  /** Ends the run now; what is on its way is not waited for. */
+  /** Ends the run now, without waiting for requests in flight. */
   interrupt(): void {
     this.stop();
     if (this.#phase !== "over") this.#end();
@@ -210,7 +203,7 @@ export class Driver implements Owner {
   }
 
   #drain(): void {
-    // The alarm may ring before the last that was due was sent; it is sent now, late.
+    // The end alarm may fire before the last due requests were sent; send them now, late.
     if (this.#phase === "measure" && this.#arrivals !== undefined) this.#sendArrived(this.#stopAt);
     this.#phase = "drain";
     this.#cpuMs = this.#options.cpuMs() - this.#cpuFromMs;
@@ -265,7 +258,6 @@ export class Driver implements Owner {
     }
   }
 
-  /** Closed loop: a caller's next request. */
   #call(kind: number): void {
     if (this.#phase !== "warm" && this.#phase !== "measure") return;
     const intendedAt = this.#clock.now();
@@ -366,7 +358,7 @@ export class Driver implements Owner {
     this.#endWhenQuiet();
   }
 
-  /** What follows the end of a request: in the closed loop the caller's next one. */
+  /** After a request: in the closed loop, the caller's next one. */
   #next(kind: number, isWell: boolean): void {
     if (this.#phase === "drain") return this.#endWhenQuiet();
     if (this.#options.load.kind === "open") return;
@@ -408,7 +400,7 @@ export class Driver implements Owner {
   }
 }
 
-/** The kind of each caller of a closed loop, by the kinds' shares. */
+/** Kind of each closed-loop caller, by the kinds' shares. */
 export function callersOf(callers: number, kinds: readonly CallerKind[]): number[] {
   const all = kinds.reduce((sum, { share }) => sum + share, 0);
   return Array.from({ length: callers }, (_, caller) => {

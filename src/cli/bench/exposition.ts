@@ -1,23 +1,22 @@
 /**
- * What the server counted between two looks at its /metrics.
+ * What the server counted between two reads of its /metrics.
  *
- * Only what ferry bench shows is read: lines of the Prometheus text format whose family is known, summed over
- * the processes that were asked and over the models that are meant.
+ * Reads only the Prometheus families that ferry bench shows, summed over the processes and the selected models:
  *
- *   batches, fill   ferry_batch_size: how many, tasks in them, and how many had each size
+ *   batches, fill   ferry_batch_size: count, tasks, and count per size
  *   reasons         ferry_batches_total{reason}
- *   worker time     ferry_worker_seconds: one call each
- *   workers         ferry_workers, those that are not down
+ *   worker time     ferry_worker_seconds: one observation per call
+ *   workers         ferry_workers that are not down
  *
- * GPU time: of workers × seconds, the share that calls took is busy; of a busy second the share of seats that
- * were taken is filled, the rest empty; what is left is idle. The mean fill is taken for that, though larger batches may
- * take longer. Calls are counted at their end, so a look cuts off at most one of each worker at either side.
+ * GPU time = workers × seconds. Busy: the share spent in calls; of that, mean fill is "filled", the rest "empty"; what
+ * remains is idle. Mean fill is an approximation: larger batches may take longer. Calls are counted when they end, so
+ * each read misses at most one call per worker.
  */
 
 export interface Scrape {
-  /** When, on the reader's clock. */
+  /** On the reader's clock. */
   readonly at: number;
-  /** Of each process that answered. */
+  /** One per process that answered. */
   readonly texts: readonly string[];
 }
 
@@ -27,7 +26,6 @@ export interface SizeBin {
   readonly batches: number;
 }
 
-/** What the server did meanwhile. */
 export interface ServerSide {
   readonly seconds: number;
   readonly batches: number;
@@ -35,10 +33,10 @@ export interface ServerSide {
   readonly maxBatchSize: number;
   readonly reasons: Readonly<Record<string, number>>;
   readonly sizes: readonly SizeBin[];
-  /** A call's mean time; NaN without one. */
+  /** Mean call time; NaN without calls. */
   readonly workerMs: number;
   readonly workers: number;
-  /** Of the workers' time, 0 to 1; NaN without workers. */
+  /** Shares of the workers' time, 0 to 1; NaN without workers. */
   readonly filled: number;
   readonly empty: number;
   readonly idle: number;
@@ -72,7 +70,7 @@ function linesOf(text: string, model: string | undefined): Line[] {
 /** Sums by name and one label. */
 class Sums {
   readonly #sums = new Map<string, number>();
-  /** What the label of a name was seen to be. */
+  /** Label values seen per name. */
   readonly #values = new Map<string, Set<string>>();
 
   constructor(scrape: Scrape, model: string | undefined) {
@@ -129,7 +127,7 @@ export function serverSide(before: Scrape, after: Scrape, model: string | undefi
   };
 }
 
-/** Five rows, or as many as the bounds allow: quarters of the largest size, and that size alone. */
+/** Up to five rows: quarters of the largest size, and that size alone. */
 function binsOf(bounds: readonly number[], upTo: (le: number) => number): SizeBin[] {
   const max = bounds.at(-1);
   if (max === undefined) return [];

@@ -1,15 +1,12 @@
 /**
- * A histogram of latencies with a bounded relative error, for millions of samples at a fixed cost.
+ * Latency histogram with a bounded relative error and fixed memory.
  *
- * Values are milliseconds, kept as whole microseconds in log-linear buckets: below 256 µs every
- * microsecond has its own bucket; above, each power of two is cut into 128 equal ones. A bucket is
- * therefore at most 1/128 of its value wide, and since a percentile answers with the middle of its
- * bucket the error is at most 1/256 (0.4 %) plus the half microsecond of rounding. `min`, `max` and
- * `meanMs` are exact. Values beyond 71 minutes count as 71 minutes; negative ones as 0.
+ * Milliseconds, stored as whole microseconds in log-linear buckets: 1 µs wide below 256 µs, above that 128 per power of
+ * two. A percentile returns the middle of its bucket, so the error is at most 1/256 (0.4 %) plus 0.5 µs rounding.
+ * `min`, `max` and `meanMs` are exact. Clamped to 0 … 71 minutes.
  *
- * Percentile p is the smallest value such that at least p % of the samples are not above it (nearest
- * rank), so p100 is the largest sample. Of an empty histogram every figure is NaN: no samples is not
- * "0 ms", and a goal compared with NaN is missed.
+ * Percentile p is the smallest value with at least p % of the samples at or below it (nearest rank), so p100 is the
+ * maximum. Every figure of an empty histogram is NaN: no samples is not "0 ms", and a goal compared with NaN is missed.
  */
 
 const subBits = 7;
@@ -17,7 +14,7 @@ const sub = 1 << subBits;
 const maxMicros = 0xffff_ffff;
 const bucketCount = (32 - subBits + 1) * sub;
 
-/** What crosses from the load generator's process to ours. */
+/** Sent from the load generator's process to ours. */
 export interface HistogramState {
   readonly buckets: readonly (readonly [index: number, count: number])[];
   readonly sumMs: number;
@@ -70,7 +67,7 @@ export class Histogram {
   percentileMs(p: number): number {
     if (this.#count === 0) return NaN;
     const rank = Math.max(1, Math.ceil((p / 100) * this.#count));
-    // The ends are known exactly; the middle of their bucket could lie outside what was measured.
+    // The ends are exact; the middle of their bucket could lie outside the measured range.
     if (rank >= this.#count) return this.#maxMs;
     let seen = 0;
     for (let i = 0; i < bucketCount; i++) {
@@ -80,7 +77,7 @@ export class Histogram {
     return this.#maxMs;
   }
 
-  /** How many samples are above this; those in its own bucket are taken for not above. */
+  /** Samples above this; those in its own bucket do not count. */
   countAbove(ms: number): number {
     let above = 0;
     const from = bucketOf(Math.min(Math.round(ms * 1000), maxMicros)) + 1;
@@ -118,11 +115,11 @@ export class Histogram {
   }
 }
 
-/** `micros` is a whole number from 0 to 2^32 - 1. */
+/** `micros`: a whole number from 0 to 2^32 - 1. */
 function bucketOf(micros: number): number {
   const shift = Math.max(0, 31 - Math.clz32(micros) - subBits);
-  // With a shift of s the remaining value is in [128, 256), or [0, 256) for s = 0; so row s starts
-  // at s * 128 and no two rows meet.
+  // With shift s the remaining value is in [128, 256), or [0, 256) for s = 0; row s starts at s * 128, so rows do not
+  // overlap.
   return shift * sub + (micros >>> shift);
 }
 

@@ -1,44 +1,39 @@
 /**
- * What is sent: whole requests as ASCII text, put together from parts that were made before the clock ran.
+ * Builds whole requests as ASCII text from parts prepared before the clock starts.
  *
- * Inputs are unique, so that neither the cache nor another request in flight answers for them: a text gets the
- * request's marker behind it ("hello 4f0k2k1000000000"). An input that is no text (a number, an array) cannot
- * be told apart that way; it goes as it is, and so does everything with `repeat`. `bytes` fills a text up with
- * x until the body has that length.
- *
- * With a marker in it the answer of a model that echoes shows whose it is. Characters beyond ASCII are written
- * as \u escapes, so a length in characters is one in bytes.
+ * Text inputs get the request's marker appended ("hello 4f0k2k1000000000"), so neither the cache nor a request in
+ * flight answers for them, and an echoing model shows whose reply it is. Other inputs (a number, an array) and
+ * everything with `repeat` are sent unchanged. `bytes` pads a text with x to that body length. Non-ASCII characters are
+ * written as \u escapes, so length in characters is length in bytes.
  */
 import { Markers, markerLength } from "./connection.ts";
 
-/** One body: an input, and the fields beside it. */
 export interface Body {
   readonly input: unknown;
   readonly fields: Readonly<Record<string, unknown>>;
 }
 
 export interface RequestOptions {
-  /** What the `host` header says. */
   readonly authority: string;
   readonly path: string;
-  /** Used in turn. */
+  /** Used in rotation. */
   readonly bodies: readonly Body[];
-  /** Of a body; 0: as long as it is. */
+  /** Body length; 0: unpadded. */
   readonly bytes: number;
   readonly repeat: boolean;
-  /** For each kind of caller its headers. */
+  /** By kind of caller. */
   readonly headers: readonly Readonly<Record<string, string>>[];
 }
 
 interface Part {
-  /** With the end of the head before it. */
+  /** Includes the end of the head. */
   readonly front: string;
   readonly back: string;
   readonly isMarked: boolean;
 }
 
 export class Requests {
-  /** Of the last one that was made; "" where it has none. */
+  /** Marker of the last request; "" where it has none. */
   marker = "";
   /** Whether every input is sent once. */
   readonly isUnique: boolean;
@@ -60,7 +55,6 @@ export class Requests {
     this.isUnique = this.#parts.every(({ isMarked }) => isMarked);
   }
 
-  /** The next request of a kind of caller. */
   next(kind: number): string {
     const part = this.#parts[this.#next]!;
     this.#next = (this.#next + 1) % this.#parts.length;
@@ -77,7 +71,7 @@ function partOf({ input, fields }: Body, bytes: number, repeat: boolean): Part {
   const frame = `{"input":${text}${end}`.length;
   if (typeof input !== "string")
     return { front: `${frame}\r\n\r\n{"input":${text}${end}`, back: "", isMarked };
-  // A text's own closing quote comes after the fill and the marker.
+  // A text's closing quote comes after the padding and the marker.
   const space = isMarked && input !== "" ? " " : "";
   const added = space.length + (isMarked ? markerLength : 0);
   const fill = "x".repeat(Math.max(0, bytes - frame - added));
@@ -96,7 +90,7 @@ function ascii(value: unknown): string {
   );
 }
 
-/** One value a line, or one body a line: an object with `input`. What is wrong, with its line, is thrown. */
+/** One value a line, or one body a line: an object with `input`. Errors are thrown with their line. */
 export function parseBodies(text: string): Body[] {
   const bodies: Body[] = [];
   text.split("\n").forEach((line, at) => {

@@ -1,17 +1,17 @@
 /**
- * A run as one object: what `--json` prints, `--save` keeps, and `--compare` reads again.
+ * A run as one object: printed by `--json`, stored by `--save`, read by `--compare`.
  *
- * Times are milliseconds, shares 0 to 1. What was not measured is null. `mean` is cut into where the time went:
+ * Times are milliseconds, shares 0 to 1; null: not measured. `mean` is split into:
  *
- *   queue     from the answers: x-ferry-queue-ms
- *   worker    from the server's metrics: the mean of its calls
+ *   queue     from the replies: x-ferry-queue-ms
+ *   worker    from the server's metrics: mean call time
  *   gateway   the rest: Ferry, the network, and this client
  *
- * Where the metrics could not be read the answers still say how long the server needed in all: then `inside` is
- * that less the queue (the worker and Ferry around it), and `outside` is the rest.
+ * Without metrics, the replies still give the server's total: `inside` is that less the queue (worker and Ferry),
+ * `outside` the rest.
  *
- * The client was the bottleneck when it used more than `BUSY` of a core, sent more than `LATE` of its requests
- * late, or its event loop was late by more than `LOOP_MS` at the 99th percentile: then the figures are its own.
+ * The client was the bottleneck when it used more than `BUSY` of a core, sent more than `LATE` of its requests late, or
+ * its event loop's p99 lateness exceeded `LOOP_MS`.
  */
 import { Random } from "../../core/random.ts";
 import type { Account, KindAccount } from "./account.ts";
@@ -32,7 +32,7 @@ export interface ResultCounts {
   readonly failed: number;
   readonly lost: number;
   readonly unsent: number;
-  /** Still on their way when the run was interrupted. */
+  /** In flight when the run was interrupted. */
   readonly pending: number;
 }
 
@@ -55,12 +55,12 @@ export interface Result {
   readonly format: typeof FORMAT;
   readonly startedAt: string;
   readonly environment: Readonly<Record<string, string | number>>;
-  /** As they were given, keys and tokens left out. */
+  /** As given, without keys and tokens. */
   readonly command: string;
   readonly target: { readonly url: string; readonly model: string | null };
   readonly load: {
     readonly kind: "open" | "closed";
-    /** Requests a second, or callers. */
+    /** Requests per second, or callers. */
     readonly rate: number | null;
     readonly callers: number | null;
     readonly arrivals: string | null;
@@ -83,7 +83,7 @@ export interface Result {
   readonly refusedP99Ms: number | null;
   readonly intervals: Sureness;
   readonly mean: Readonly<Record<"queue" | "worker" | "gateway" | "inside" | "outside", number | null>>;
-  /** Tasks in a batch on average, as the answers tell. */
+  /** Mean tasks per batch, from the replies. */
   readonly fill: number | null;
   readonly server: ServerSide | null;
   /** Why `server` is null. */
@@ -214,7 +214,7 @@ function known(value: number): number | null {
   return Number.isFinite(value) ? value : null;
 }
 
-/** A saved run, or undefined when the text is none. Only what `--compare` needs is looked at. */
+/** A saved run; undefined when the text is not one. Checks only what `--compare` needs. */
 export function parseResult(text: string): Result | undefined {
   try {
     const value = JSON.parse(text) as Partial<Result> | null;
@@ -233,17 +233,15 @@ export function parseResult(text: string): Result | undefined {
   }
 }
 
-/*
- * How sure a figure is: an interval in which it would lie in 95 of 100 such runs.
+/**
+ * 95 % confidence intervals.
  *
- * Latencies near in time are alike (a queue that is long now is long a moment later), so that samples are not
- * independent, and rules for independent ones promise too much. Therefore blocks: the run is cut into up to
- * twenty stretches of a second or more. As many are drawn from them, with repetition, put together, and the figure is
- * taken of that; `DRAWS` times. The interval holds the middle 95 % of what came out (a block bootstrap). A
- * stall that fell into one block of twenty shows as what it is: now and then there is none, or two.
+ * Latencies near in time are correlated, so rules for independent samples promise too much. Block bootstrap: the run is
+ * cut into up to twenty blocks of a second or more; as many are drawn with repetition, merged, and the figure computed,
+ * `DRAWS` times. The interval is the middle 95 %.
  *
- * With fewer than `MIN_BLOCKS` blocks that have samples the order statistics of independent samples are used
- * instead: of n the ranks n p ± 1.96 √(n p (1-p)). They are an understatement; `method` says which it was.
+ * With fewer than `MIN_BLOCKS` non-empty blocks, order statistics of independent samples are used: ranks n p ± 1.96 √(n
+ * p (1-p)). That is too narrow; `method` says which was used.
  */
 
 export interface Interval {
@@ -258,14 +256,13 @@ interface Sureness {
 }
 
 const MIN_BLOCKS = 5;
-/** Of the histogram, relative. */
+/** Relative error of the histogram. */
 const ERROR = 1 / 256;
 /** 20 histograms each: some 100 ms in all. */
 const DRAWS = 400;
-/** The same run has the same intervals. */
+/** Fixed: the same run has the same intervals. */
 const SEED = 1;
 
-/** By name: "p99" → 99. */
 const PERCENTILES: Readonly<Record<string, number>> = {
   p50: 50,
   p90: 90,
@@ -297,14 +294,13 @@ function fromBlocks(blocks: readonly Histogram[]): Record<string, Interval> {
   return Object.fromEntries(names.map((name, at) => [name, widened(name, middle(drawn[at]!))]));
 }
 
-/** The middle 95 %. */
 function middle(values: readonly number[]): Interval {
   const sorted = values.toSorted((a, b) => a - b);
   const at = (share: number): number => sorted[Math.round(share * (sorted.length - 1))]!;
   return { low: at(0.025), high: at(0.975) };
 }
 
-/** A percentile is no surer than the bucket that it was counted in. */
+/** A percentile is no more precise than its bucket. */
 function widened(name: string, { low, high }: Interval): Interval {
   return name === "mean" ? { low, high } : { low: low * (1 - ERROR), high: high * (1 + ERROR) };
 }

@@ -1,31 +1,30 @@
 /**
- * Goals of a run, as people write them, and whether it met them.
+ * Goals of a run, and whether they were met.
  *
- *   p50=20ms p90=… p95=… p99=150ms p99.9=1s max=2s mean=80ms   latency of what was served, at most
- *   errors=0 errors=0.1%                                       failed, lost, crossed or never sent, at most
+ *   p50=20ms p90=… p95=… p99=150ms p99.9=1s max=2s mean=80ms   latency of served requests, at most
+ *   errors=0 errors=0.1%                                       failed, lost, crossed or unsent, at most
  *   refused=5%  refused=100                                    429 and 503, at most
- *   rate=1750                                                  served a second, at least
+ *   rate=1750                                                  served per second, at least
  *
- * Shares are of what was offered. A figure that was not measured (nothing was served) is NaN and meets nothing.
+ * Shares are of what was offered. A figure that was not measured is NaN and meets no goal.
  */
 
 export interface Slo {
   readonly text: string;
   readonly of: "latency" | "errors" | "refused" | "rate";
-  /** With `latency`: 0 to 100; max is 100. "mean" is the one that is no percentile. */
+  /** With `latency`: 0 to 100 (max is 100), or "mean". */
   readonly percentile?: number | "mean";
-  /** ms, requests, a share of 0 to 1, or requests a second. */
+  /** ms, requests, a share of 0 to 1, or requests per second. */
   readonly limit: number;
   readonly isShare: boolean;
 }
 
-/** What a goal is compared with. */
 export interface Judged {
   readonly offered: number;
   readonly refused: number;
   readonly errors: number;
   readonly servedPerSecond: number;
-  /** By percentile; 100 is the largest. */
+  /** 100 is the maximum. */
   percentileMs(percentile: number): number;
   readonly meanMs: number;
 }
@@ -35,7 +34,7 @@ export interface SloResult {
   readonly met: boolean;
   /** "p99", "errors", … */
   readonly name: string;
-  /** In the goal's own unit; null: not measured. */
+  /** In the goal's unit; null: not measured. */
   readonly measured: number | null;
   readonly limit: number;
   readonly unit: "ms" | "%" | "req/s" | "";
@@ -54,13 +53,13 @@ export const SLO_NAMES = [...Object.keys(PERCENTILES), "errors", "refused", "rat
 
 const UNIT_MS: Readonly<Record<string, number>> = { us: 0.001, ms: 1, s: 1000, m: 60_000, h: 3_600_000 };
 
-/** "150ms", "30s", "1.5m" in ms; undefined when it is no duration. */
+/** "150ms", "30s", "1.5m" in ms; undefined when invalid. */
 export function parseDuration(text: string): number | undefined {
   const [, number, unit] = /^(\d{1,9}(?:\.\d{1,6})?)(us|ms|s|m|h)$/.exec(text) ?? [];
   return number === undefined ? undefined : Number(number) * UNIT_MS[unit!]!;
 }
 
-/** The goal, or what is wrong with it. */
+/** The goal, or an error message. */
 export function parseSlo(text: string): Slo | string {
   const cut = text.indexOf("=");
   const [name, value] = cut < 0 ? [text, ""] : [text.slice(0, cut).trim(), text.slice(cut + 1).trim()];

@@ -1,9 +1,7 @@
 /**
- * The simulated workers of this process, for people who want to see what happens when one dies.
- *
- * Whoever has the fullest batch in its hands is killed, because that is what hurts most: the batch fails as if
- * its connection had been reset, later ones as if it were refused, until the time is over. Nothing else in
- * Ferry knows that it was a game.
+ * Kills simulated workers of this process, to demonstrate failures. Picks the worker with the fullest batch, which
+ * hurts most: that batch fails as if its connection were reset, later ones as if it were refused, until the time is
+ * over.
  */
 import type { SimulatedBackend } from "../../workers/backend/simulated.ts";
 import type { PoolWorker as Slot } from "../../workers/worker.ts";
@@ -11,9 +9,9 @@ import type { PoolWorker as Slot } from "../../workers/worker.ts";
 export interface Killed {
   readonly worker: string;
   readonly model: string;
-  /** How many tasks it had in its hands. */
+  /** Tasks in the killed batch. */
   readonly inFlight: number;
-  /** Workers of its model: those that are left, and all. */
+  /** Workers of its model: alive, and all. */
   readonly left: number;
   readonly workers: number;
 }
@@ -27,7 +25,7 @@ interface Fleet {
 export class Demo {
   readonly #fleets: Fleet[] = [];
 
-  /** In place of what the model had. */
+  /** Replaces the model's workers. */
   add(model: string, backend: SimulatedBackend, slots: readonly Slot[]): void {
     this.forget(model);
     this.#fleets.push({ model, backend, slots });
@@ -38,7 +36,7 @@ export class Demo {
     if (at >= 0) this.#fleets.splice(at, 1);
   }
 
-  /** Kills the busiest worker that is alive; undefined when none is. */
+  /** Kills the busiest live worker; undefined when none is alive. */
   kill(forMs: number): Killed | undefined {
     let busiest: { readonly fleet: Fleet; readonly slot: Slot } | undefined;
     for (const fleet of this.#fleets) {
@@ -57,7 +55,7 @@ export class Demo {
   }
 }
 
-/** More in its hands now, else more done so far. */
+/** By tasks in flight, then by tasks done. */
 function busier(one: Slot, other: Slot): boolean {
   const now = (one.batch?.size ?? 0) - (other.batch?.size ?? 0);
   return now === 0 ? one.tasks > other.tasks : now > 0;

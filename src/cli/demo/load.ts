@@ -1,9 +1,8 @@
 /**
  * Load for the demo: requests from this process to its own public address, over real connections.
  *
- * Open loop: arrivals are a Poisson process at `perSecond` for each model. Inputs are new, but for a share that asks for
- * one of a few popular ones again (the cache answers) or for what was asked a moment ago (the two are joined). An arrival
- * that finds `MAX_IN_FLIGHT` requests on their way is not sent, and counted.
+ * Open loop: Poisson arrivals at `perSecond` for each model. Inputs are new except for a share that repeats a popular
+ * one (a cache hit) or a very recent one (joined in flight). An arrival beyond `MAX_IN_FLIGHT` is counted but not sent.
  */
 import { randomUUID } from "node:crypto";
 import type { Clock } from "../../app/clock.ts";
@@ -18,11 +17,11 @@ export interface Stream {
 export interface LoadCounts {
   readonly sent: number;
   readonly answered: number;
-  /** 429 and 503: told to come again. */
+  /** 429 and 503. */
   readonly refused: number;
-  /** Any other status, and connections that broke. */
+  /** Any other status, and broken connections. */
   readonly failed: number;
-  /** Never sent: too many were on their way. */
+  /** Not sent: `MAX_IN_FLIGHT` reached. */
   readonly leftOut: number;
   readonly seconds: number;
 }
@@ -31,14 +30,14 @@ const MAX_IN_FLIGHT = 2000;
 const POPULAR_INPUTS = 100;
 const POPULAR_SHARE = 0.1;
 const REPEATED_SHARE = 0.05;
-/** Longer than any demo; a timer takes no more than 24 days. */
+/** Longer than any demo; a timer takes at most 24 days. */
 const FOREVER_MS = 20 * 86_400_000;
 const TIMEOUT_MS = 600_000;
 
 export class DemoLoad {
   readonly #driver: Driver;
 
-  /** Begins at once. */
+  /** Starts at once. */
   constructor(url: string, streams: readonly Stream[], clock: Clock, random: Random) {
     const { hostname, port, host } = new URL(url);
     const rate = streams.reduce((sum, { perSecond }) => sum + perSecond, 0);
@@ -59,7 +58,7 @@ export class DemoLoad {
     this.#driver.start();
   }
 
-  /** Sends nothing more; resolves with the counts when the last answer is in. */
+  /** Stops sending; resolves with the counts after the last reply. */
   async stop(): Promise<LoadCounts> {
     const driver = this.#driver;
     driver.stop();
@@ -82,7 +81,7 @@ class DemoRequests implements RequestSource {
   readonly #lines: string;
   readonly #heads: readonly string[];
   readonly #random: Random;
-  /** Tells the inputs of this load from those of another. */
+  /** Makes this load's inputs unique. */
   readonly #name = randomUUID();
   #made = 0;
 

@@ -1,12 +1,11 @@
 /**
- * What timings of batches say: the line S(n) = base + n · perTask, and where larger batches stop to pay.
+ * Fits batch timings: the line S(n) = base + n · perTask, and the knee.
  *
- * The line is Theil and Sen's: its slope is the median of the slopes between any two sizes, its height the
- * median of what is left. A few sizes that were disturbed do not move it. Neither is ever negative.
+ * Theil-Sen: the slope is the median of all pairwise slopes, the intercept the median residual, so a few disturbed
+ * sizes do not move it. Neither is negative.
  *
- * The knee is the smallest size that gives nine tenths of the best throughput n / S(n) of all sizes. A larger
- * batch takes longer in proportion: it buys nothing and makes everybody in it wait. The line is drawn through the sizes up
- * to the knee, where it will be used.
+ * The knee is the smallest size with nine tenths of the best throughput n / S(n); larger batches take longer for no
+ * gain. The line is fitted to the sizes up to the knee, where it is used.
  */
 import { WORTH } from "../../core/knee.ts";
 import { median } from "../../core/median.ts";
@@ -20,11 +19,11 @@ export interface Timing {
 export interface Fit {
   readonly service: ServiceTime;
   readonly knee: number;
-  /** The largest size is the knee: one still larger may be better. */
+  /** The knee is the largest size timed: a larger one may be better. */
   readonly open: boolean;
 }
 
-/** Timings in the order of their sizes; at least one. */
+/** Timings ordered by size; at least one. */
 export function fit(timings: readonly Timing[]): Fit {
   const knee = kneeOf(timings);
   const service = fitLine(timings.filter(({ size }) => size <= knee));
@@ -52,12 +51,9 @@ export function fitLine(timings: readonly Timing[]): ServiceTime {
   return { baseMs, perTaskMs };
 }
 
-/*
- * What a batch of n takes: S(n) = baseMs + n · perTaskMs, written `200ms`, `0.2s` or `36+1n`; and what follows
- * from it for any policy. λ is arrivals per ms, k workers, B the largest batch.
- *
- *   capacity     k · B / S(B)
- *   load         λ / capacity
+/**
+ * Service time of a batch: S(n) = baseMs + n · perTaskMs, written `200ms`, `0.2s` or `36+1n`. With λ arrivals per ms, k
+ * workers and largest batch B: capacity = k · B / S(B), load = λ / capacity.
  */
 
 export interface ServiceTime {
@@ -67,7 +63,7 @@ export interface ServiceTime {
 
 const PATTERN = /^(?:(\d+(?:\.\d+)?)(ms|s)?)(?:\+(\d+(?:\.\d+)?)(?:ms)?\*?n)?$|^(\d+(?:\.\d+)?)(?:ms)?\*?n$/;
 
-/** Undefined when it makes no sense. */
+/** Undefined when invalid. */
 export function parseService(text: string): ServiceTime | undefined {
   const match = PATTERN.exec(text.replaceAll(" ", "").replaceAll("·", "*"));
   if (match === null) return undefined;
@@ -85,7 +81,7 @@ export function serviceMs({ baseMs, perTaskMs }: ServiceTime, size: number): num
   return baseMs + perTaskMs * size;
 }
 
-/** Tasks per ms that a worker does in full batches. */
+/** Tasks per ms of one worker with full batches. */
 export function capacityOf(service: ServiceTime, maxBatchSize: number): number {
   return maxBatchSize / serviceMs(service, maxBatchSize);
 }

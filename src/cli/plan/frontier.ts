@@ -1,9 +1,7 @@
 /**
- * What a recorded trace would have met with under other settings, and which of them are worth choosing.
- *
- * Every combination of maxBatchSize, maxWaitMs and policy is run over the same arrivals. On the frontier stands
- * what no other combination beats in both: the goal's quantile of latency, and batches per 1,000 requests.
- * The best is the one on it with the fewest batches that meets the goal; where none does, the fastest.
+ * Runs a recorded trace under every combination of maxBatchSize, maxWaitMs and policy. The frontier holds those not
+ * beaten in both the goal's latency quantile and batches per 1,000 requests. The best is the one on it with the fewest
+ * batches that meets the goal; if none does, the fastest.
  */
 import type { Limits, PolicyName } from "../../core/policy.ts";
 import { type Goal, meetsGoal, quantileOf } from "./planner.ts";
@@ -27,13 +25,13 @@ export interface Frontier {
 const SHARES = [1, 1 / 2, 1 / 4] as const;
 const WAITS_MS = [5, 10, 25, 50, 100] as const;
 
-/** The settings to try: the largest batch and two smaller ones, each with each wait and policy. */
+/** The largest batch and two smaller ones, each with each wait and policy. */
 export function grid({ maxBatchSize, maxWaitMs }: Limits, policies: readonly PolicyName[]): Limits[] {
   const sizes = [...new Set(SHARES.map((share) => Math.max(1, Math.round(share * maxBatchSize))))];
   const waits = [...new Set([...WAITS_MS, maxWaitMs])].sort((one, other) => one - other);
   return policies.flatMap((policy) =>
     sizes.flatMap((size) =>
-      // Whoever starts as soon as it can never comes near the cap: one is enough.
+      // The latency policy never comes near the wait cap: one value is enough.
       (policy === "latency" ? [maxWaitMs] : waits).map((wait) => ({
         policy,
         maxBatchSize: size,
@@ -49,7 +47,7 @@ export interface ReplayOptions {
   readonly workers: number;
   readonly goal: Goal;
   readonly seed: number;
-  /** The first of the trace only settle the estimates. */
+  /** Start of the trace that only settles the estimates. */
   readonly warmMs: number;
   tell(limits: Limits, runs: number, all: number): void;
 }
@@ -79,7 +77,7 @@ export function replayOnce(limits: Limits, options: Omit<ReplayOptions, "tell" |
 export function frontierOf(candidates: readonly Candidate[], goal: Goal): Frontier {
   const cost = ({ figures }: Candidate): number => figures.batchesPerThousand;
   const wait = ({ figures }: Candidate): number => quantileOf(figures, goal);
-  // Who refuses has short queues: not a way to be on the frontier.
+  // Refusing shortens queues; that must not put a candidate on the frontier.
   const unserved = ({ figures }: Candidate): number => figures.refused + figures.late;
   const fewest = Math.min(...candidates.map(unserved));
   const served = candidates.filter((one) => unserved(one) <= fewest + 0.001);

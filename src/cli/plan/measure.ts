@@ -1,10 +1,9 @@
 /**
- * Times batches of 1, 2, 4 … N on a real worker, one at a time, so that a plan need not guess.
+ * Times batches of 1, 2, 4 … N on a real worker, one at a time.
  *
- * First some calls that do not count: connections are opened, kernels are compiled. Then the sizes in turn, as
- * many rounds as asked for, so that a slow minute of the machine meets all sizes alike; of each size the median.
- * The input is the same in every seat. A worker that does not answer a batch as it should ends it: what it said
- * is the message.
+ * Warm-up calls are not counted (connections, kernel compilation). Then all sizes in turn for several rounds, so that a
+ * slow minute affects all alike; the result is each size's median. Every task has the same input. A worker that fails a
+ * batch ends the measurement with its message.
  */
 import type { Reply, Worker } from "../../workers/backend/backend.ts";
 import type { Clock } from "../../app/clock.ts";
@@ -15,10 +14,10 @@ import type { Timing } from "./fit.ts";
 export interface MeasureOptions {
   readonly maxBatchSize: number;
   readonly rounds: number;
-  /** For one batch. */
+  /** Per batch. */
   readonly timeoutMs: number;
   readonly input: Json;
-  /** Hears of each batch before it is sent. */
+  /** Called before each batch. */
   tell(size: number, sent: number, all: number): void;
 }
 
@@ -27,12 +26,12 @@ export interface Measured extends Timing {
   readonly maxMs: number;
 }
 
-/** The worker cannot be measured: why, in one line. */
+/** The worker cannot be measured; the message says why. */
 export class NotMeasured extends Error {}
 
 const WARM_CALLS = 2;
 
-/** Powers of two, and the largest itself. */
+/** Powers of two, and `max` itself. */
 export function sizesUpTo(max: number): number[] {
   const sizes: number[] = [];
   for (let size = 1; size < max; size *= 2) sizes.push(size);

@@ -1,14 +1,14 @@
 /**
- * How many workers a rate and a goal need: the same arrivals are run through fleets of different size.
+ * How many workers a rate and a goal need: runs the same arrivals through fleets of different size.
  *
- *   meets        the goal's quantile of those answered is within the goal, and at most one in a thousand was
+ *   meets        the goal's quantile of answered requests is within the goal, and at most one in a thousand was
  *                refused or late
  *   survives     with one worker fewer the goal is still met
  *   recommended  the smallest fleet with load ≤ 0.70 that meets the goal and survives
- *   knee         the smallest fleet that meets the goal at all, with nothing to spare
+ *   knee         the smallest fleet that meets the goal at all
  *
- * Both are found by search: latency falls with every worker, as far as the scatter of one run allows. A run has
- * 100,000 requests unless told otherwise, at least 10 s, with bursts 60 s, at most an hour. Runs are kept: no size is run twice.
+ * Both are found by search: latency falls with every worker, within the noise of one run. A run has 100,000 requests by
+ * default, at least 10 s (60 s with bursts), at most an hour. No size is run twice.
  */
 import { leastLatency } from "./bounds.ts";
 import type { PolicyName } from "../../core/policy.ts";
@@ -17,7 +17,7 @@ import { type Figures, type TrialFleet, runTrial } from "./trial.ts";
 import { burstArrivals, poissonArrivals } from "./workload.ts";
 
 export interface Goal {
-  /** As it was written: `p99`. */
+  /** As written: `p99`. */
   readonly name: string;
   /** 0 to 1. */
   readonly share: number;
@@ -28,17 +28,17 @@ export interface PlanRequest {
   readonly perSecond: number;
   readonly goal: Goal;
   readonly fleet: TrialFleet;
-  /** Peaks of so many times the mean rate; left out: none. */
+  /** Peak rate over mean rate; omitted: no bursts. */
   readonly burst?: number;
   readonly tiers: readonly { readonly name: string; readonly share: number }[];
   readonly seed: number;
-  /** Simulated; left out: by the number of requests. */
+  /** Simulated; omitted: by the number of requests. */
   readonly durationMs?: number;
 }
 
 export interface PlanRow extends Figures {
   readonly meets: boolean;
-  /** The same with one worker fewer; undefined where that leaves none. */
+  /** With one worker fewer; undefined where that leaves none. */
   readonly oneFewer: (Figures & { readonly meets: boolean }) | undefined;
 }
 
@@ -48,11 +48,11 @@ export interface Plan {
   /** Undefined where the number of workers was given. */
   readonly knee: PlanRow | undefined;
   readonly policies: readonly { readonly policy: PolicyName; readonly figures: Figures }[];
-  /** For the goal's quantile, whatever the policy. */
+  /** Lower bound of the goal's quantile for any policy. */
   readonly boundMs: number;
 }
 
-/** It cannot be done; the message says why and what would be needed. */
+/** The message says why and what would be needed. */
 export class Impossible extends Error {}
 
 export const TARGET_LOAD = 0.7;
@@ -63,7 +63,7 @@ const SHORTEST_BURSTS_MS = 60_000;
 const LONGEST_MS = 3_600_000;
 const WARM_MS = 2000;
 const LONGEST_FILL_MS = 30_000;
-/** Also of a slow model some batches must have come back before it counts. */
+/** A slow model too must have completed some batches before measuring. */
 const WARM_BATCHES = 10;
 const POLICIES: readonly PolicyName[] = ["latency", "adaptive", "eco"];
 
@@ -74,7 +74,7 @@ export class Planner {
   readonly #tell: (workers: number, runs: number) => void;
   readonly #runs = new Map<string, Promise<Figures>>();
 
-  /** `tell` hears of each run before it begins. */
+  /** `tell` is called before each run. */
   constructor(ask: PlanRequest, tell: (workers: number, runs: number) => void = () => {}) {
     this.ask = ask;
     this.#tell = tell;
@@ -86,7 +86,7 @@ export class Planner {
     this.durationMs = this.warmMs + wanted;
   }
 
-  /** Tasks per ms that come. */
+  /** Arrivals, tasks per ms. */
   get perMs(): number {
     return this.ask.perSecond / 1000;
   }
@@ -122,7 +122,7 @@ export class Planner {
     return runTrial(fleet, { arrivals, durationMs, warmMs, shares }, workers, seed);
   }
 
-  /** Too few workers refuse nobody until their queue is full: by so much later it counts. */
+  /** An overloaded fleet refuses nothing until its queue is full: measuring starts that much later. */
   #fillMs(workers: number): number {
     const { service, limits, timeouts } = this.ask.fleet;
     const load = this.perMs / (workers * capacityOf(service, limits.maxBatchSize));
@@ -143,7 +143,7 @@ export class Planner {
     };
   }
 
-  /** For exactly so many workers, or for as many as are needed. */
+  /** For `given` workers, or for as many as are needed. */
   async plan(given?: number): Promise<Plan> {
     this.#refuseImpossible();
     const chosen = given ?? (await this.#recommend());
@@ -172,7 +172,7 @@ export class Planner {
     }
   }
 
-  /** Fewer than this and the load is over 0.70, or the goal below the bound for any policy. */
+  /** With fewer, the load is over 0.70 or the bound above the goal. */
   #least(): number {
     const { service, limits } = this.ask.fleet;
     const perWorker = capacityOf(service, limits.maxBatchSize);
@@ -181,7 +181,7 @@ export class Planner {
     return workers;
   }
 
-  /** With more than these, everybody has a worker for himself, and nothing gets better. */
+  /** With more, every request has a worker to itself and nothing improves. */
   #most(): number {
     const { service, limits } = this.ask.fleet;
     const alone = this.perMs * serviceMs(service, 1);
@@ -192,7 +192,7 @@ export class Planner {
   async #recommend(): Promise<number> {
     const least = this.#least();
     if (await this.#will(least)) return least;
-    // In growing steps upwards, then back between the last two.
+    // Growing steps up, then bisect between the last two.
     let [bad, step] = [least, Math.max(1, Math.round(least / 16))];
     for (;;) {
       const good = Math.min(this.#most(), bad + step);
@@ -203,13 +203,13 @@ export class Planner {
     }
   }
 
-  /** Meets the goal, also when one is dead. */
+  /** Meets the goal, also with one worker down. */
   async #will(workers: number): Promise<boolean> {
     if (!this.meets(await this.run(workers))) return false;
     return workers > 1 && this.meets(await this.run(workers - 1));
   }
 
-  /** The smallest that does, when `bad` does not and `good` does. */
+  /** Bisects for the smallest size that passes; `bad` does not, `good` does. */
   async #between(bad: number, good: number, does: (workers: number) => Promise<boolean>): Promise<number> {
     while (good - bad > 1) {
       const middle = (bad + good) >> 1;
@@ -248,7 +248,7 @@ export function quantileOf({ p50, p95, p99, p999 }: Figures, { share }: Goal): n
   return share === 0.5 ? p50 : share === 0.95 ? p95 : share === 0.99 ? p99 : p999;
 }
 
-/** Which sizes to show: a little below the knee to a little above the choice, not more than seven. */
+/** Sizes to show: from just below the knee to just above the choice, at most seven. */
 export function around(knee: number, chosen: number): number[] {
   const above = chosen + Math.max(1, Math.round(chosen / 10));
   const between = Math.max(0, chosen - knee - 1);

@@ -1,6 +1,6 @@
 /**
- * A whole Ferry behind its HTTP, on virtual time: the real gate, engine, dispatcher and reaper with simulated
- * workers. What `ferry plan` and the simulation tests run.
+ * Ferry without HTTP, on virtual time: the real admission, engine, dispatcher and reaper with simulated workers. Used
+ * by `ferry plan` and the simulation tests.
  */
 import { type SimulatedOptions, SimulatedBackend } from "../../workers/backend/simulated.ts";
 import type { Worker } from "../../workers/backend/backend.ts";
@@ -21,16 +21,16 @@ import { Events } from "../../observe/events.ts";
 import { VirtualClock } from "./virtual-clock.ts";
 
 export interface SimulationOptions {
-  /** Left out: one tier, and everything is let in. */
+  /** Omitted: one tier, everything admitted. */
   readonly admission?: Omit<CapacityRules, "model" | "queueMs" | "totalMs">;
   readonly seed: number;
   readonly rules: ModelRules;
   readonly timeouts: { readonly queueMs: number; readonly totalMs: number };
   readonly backend: Omit<SimulatedOptions, "seed">;
   readonly engine?: Partial<EngineLimits>;
-  /** Puts something between the dispatcher and the workers, such as a check. */
+  /** Wraps each worker, for example with a check. */
   readonly wrap?: (worker: Worker) => Worker;
-  /** The clock that the dispatcher looks at, such as one whose alarms ring late; left out: the virtual one. */
+  /** The dispatcher's clock, for example with late alarms; omitted: the virtual one. */
   readonly dispatcherClock?: (clock: Clock) => Clock;
 }
 
@@ -48,7 +48,7 @@ export class Simulation {
   readonly engine: MemoryEngine;
   readonly backend: SimulatedBackend;
   readonly dispatcher: Dispatcher;
-  /** After a switch call `dispatcher.wake()`. */
+  /** After a change call `dispatcher.wake()`. */
   rules: ModelRules;
   readonly gate: CapacityGate;
   readonly random: Random;
@@ -108,8 +108,8 @@ export class Simulation {
   }
 
   /**
-   * As `schedule`, but for millions, and for `arrive` that does no more than knock: time stops for promises
-   * only when a batch left. `next` gives each instant from the start, Infinity behind the last.
+   * As `schedule`, for millions of arrivals whose `arrive` only calls `knock`: time pauses for promises only when a
+   * batch left. `next` returns each instant from the start, Infinity after the last.
    */
   stream(next: () => number, arrive: () => void): void {
     const { startedAt } = this;
@@ -125,7 +125,7 @@ export class Simulation {
     this.clock.follow(stream);
   }
 
-  /** One task of a tenant knocks now: it is let in, or told why not. */
+  /** Submits one task through admission: admitted, or the refusal. */
   knock(tier: number, tenant = "anonymous"): { id: string } | CapacityRefusal {
     const now = this.clock.now();
     const refusal = this.gate.enter({ tier, tenant }, now);
@@ -134,7 +134,7 @@ export class Simulation {
     return this.put({ tier, tenant });
   }
 
-  /** One task enters now. */
+  /** Enqueues one task, without admission. */
   put(
     changes: Partial<Task> = {},
     sharing: Sharing = {},
@@ -155,7 +155,6 @@ export class Simulation {
     return { id: task.id, reply: this.engine.put(task, sharing) };
   }
 
-  /** Lets `ms` pass. */
   run(ms: number): Promise<number> {
     return this.clock.run(this.clock.now() + ms);
   }

@@ -1,30 +1,29 @@
 /**
- * Recorded arrivals: one JSON value a line, read as a stream and kept as 9 bytes each.
+ * Recorded arrivals: one JSON value per line, streamed and kept as 9 bytes each.
  *
- * A line is what Ferry tells of a request (`GET /internal/requests`, or a row of `ferry_requests`), another
- * program's line with an instant in it, or the instant alone. Instants are ISO times or milliseconds, from any
- * origin; lines may be in any order (Ferry lists the newest first). `{"requests":[…]}`, the whole answer of
- * Ferry, is taken as well. Left out, and counted:
+ * A line is a request from Ferry (`GET /internal/requests`, or a row of `ferry_requests`), another program's object
+ * with an instant, or a bare instant. Instants are ISO times or milliseconds from any origin, in any order. Ferry's
+ * whole reply `{"requests":[…]}` is accepted too. Skipped, and counted:
  *
- *   joined, cached     another request's work answered it: it needs no seat
- *   turned away        400 to 428: it was wrong, and never waited for a worker
- *   unreadable         no JSON, or no instant in it
+ *   joined, cached     answered by another request's work: needs no place in a batch
+ *   turned away        400 to 428: invalid, never waited for a worker
+ *   unreadable         not JSON, or no instant in it
  */
 import type { Random } from "../../core/random.ts";
 
 export interface Trace {
-  /** In ms from the first, in order. */
+  /** ms from the first, ascending. */
   readonly instants: Float64Array;
-  /** By place in `tierNames`. */
+  /** Index into `tierNames`. */
   readonly tiers: Uint8Array;
   readonly tierNames: readonly string[];
   readonly lines: number;
   readonly unreadable: number;
-  /** The first that could not be read; 0 when all could. */
+  /** Line number of the first; 0 for none. */
   readonly unreadableAt: number;
   readonly seatless: number;
   readonly turnedAway: number;
-  /** More than fit were recorded: those that came later are left out. */
+  /** The recording was longer than the limit; later requests were skipped. */
   readonly cut: boolean;
 }
 
@@ -113,11 +112,11 @@ export class TraceReader {
     this.#tiers[this.#size++] = tier;
   }
 
-  /** `order` is the tiers from best to last; those it does not name come behind, in order of appearance. */
+  /** `order`: tiers from best to last; unnamed ones follow in order of appearance. */
   end(order: readonly string[] = []): Trace {
     const from = this.#instants.subarray(0, this.#size);
     const places = Uint32Array.from(from, (_, index) => index);
-    // Equal instants stay as they were recorded.
+    // Equal instants keep their recorded order.
     places.sort((one, other) => from[one]! - from[other]! || one - other);
     const names = [
       ...order.filter((name) => this.#tierNames.includes(name)),
@@ -157,7 +156,7 @@ function instantOf(fields: Fields): number {
   return NaN;
 }
 
-/** Instants written to the whole millisecond come in clumps that were none: each is put somewhere in its own. */
+/** Whole-millisecond instants form artificial bursts: each is moved to a random point in its millisecond. */
 export function spreadWholeMs(instants: Float64Array, random: Random): Float64Array {
   if (instants.some((at) => at % 1 !== 0)) return instants;
   return Float64Array.from(instants, (at) => at + random.next()).sort();

@@ -1,10 +1,9 @@
 /**
  * One run of a fleet on virtual time, and its figures.
  *
- * The gate, the queues, the dispatcher and its policy are those that serve requests (`simulation.ts`); the
- * workers take base + n·perTask ms for a batch of n, with a scatter where one is given. What comes in the first `warmMs` is not
- * counted: the estimates have to settle. TrialLatency counts from arrival to outcome, and `overheadMs` is added to
- * it: what HTTP and the network take, which is not simulated. Shares are of what came and was counted.
+ * Admission, queues, dispatcher and policy are the serving code (`simulation.ts`); workers take base + n·perTask ms,
+ * with optional jitter. The first `warmMs` is not counted, so that estimates settle. TrialLatency is arrival to outcome
+ * plus `overheadMs` (HTTP and network, not simulated). Shares are of the arrivals counted.
  */
 import { Histogram } from "../bench/histogram.ts";
 import { Random } from "../../core/random.ts";
@@ -17,7 +16,7 @@ import type { NextArrival } from "./workload.ts";
 export interface TrialFleet {
   readonly limits: Limits;
   readonly service: ServiceTime;
-  /** Scatter of the service time: standard deviation over mean. */
+  /** Standard deviation over mean of the service time. */
   readonly jitter: number;
   readonly timeouts: { readonly queueMs: number; readonly workerMs: number; readonly totalMs: number };
   readonly admission: Omit<CapacityRules, "model" | "queueMs" | "totalMs" | "tiers">;
@@ -27,20 +26,20 @@ export interface TrialFleet {
 
 export interface Traffic {
   readonly arrivals: NextArrival;
-  /** When the last one has come. */
+  /** Until the last arrival. */
   readonly durationMs: number;
   readonly warmMs: number;
-  /** What share of the arrivals is whose, best tier first; of 1 in all. */
+  /** Share of arrivals by tier, best first; sums to 1. */
   readonly shares: readonly number[];
-  /** Instead of drawing by shares: the tier of each arrival. */
+  /** The tier of each arrival, instead of drawing by shares. */
   readonly tiers?: Uint8Array;
 }
 
 export interface TrialLatency {
   readonly offered: number;
-  /** Share that was not let in. */
+  /** Share not admitted. */
   readonly refused: number;
-  /** Share that was let in and not answered in time. */
+  /** Share admitted and not answered in time. */
   readonly late: number;
   readonly meanMs: number;
   readonly p50: number;
@@ -52,12 +51,11 @@ export interface TrialLatency {
 export interface Figures extends TrialLatency {
   readonly workers: number;
   readonly batches: number;
-  /** Tasks in a batch on average. */
+  /** Mean tasks per batch. */
   readonly fill: number;
   readonly batchesPerThousand: number;
-  /** NextArrival over what the workers can do in full batches. */
+  /** Arrival rate over the workers' capacity with full batches. */
   readonly load: number;
-  /** By tier. */
   readonly tiers: readonly TrialLatency[];
 }
 
@@ -73,7 +71,7 @@ class Count {
 
   get figures(): TrialLatency {
     const { latency, offered } = this;
-    // Neither refused, nor ended: there was no room in the queue itself.
+    // Neither refused nor ended: the queue itself was full.
     const unanswered = offered - latency.count - this.late;
     return {
       offered,
@@ -101,7 +99,7 @@ export async function runTrial(
   const [all] = counts as [Count];
   simulation.engine.watch({
     settled: ({ task, outcome, settledAt }) => {
-      // Whoever asked has its answer: nothing is kept for it.
+      // The caller has its answer: the engine need not keep it.
       simulation.engine.delivered(task.id);
       if (task.createdAt < countedFrom) return;
       const own = counts[task.tier + 1]!;
@@ -158,14 +156,13 @@ function open(fleet: TrialFleet, tiers: number, workers: number, seed: number): 
   });
 }
 
-/** The tier of one arrival after the other. */
 function drawTiers({ shares, tiers }: Traffic, seed: number): () => number {
   if (tiers !== undefined) {
     let index = 0;
     return () => tiers[index++]!;
   }
   if (shares.length === 1) return () => 0;
-  // A generator of its own: the same arrivals have the same tiers in every fleet.
+  // A separate generator: the same arrivals have the same tiers in every fleet.
   const random = new Random(seed + 0.5);
   return () => {
     let left = random.next();

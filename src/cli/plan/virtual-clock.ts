@@ -1,16 +1,14 @@
 /**
- * Time that passes only when nothing is left to do.
- *
- * Alarms stand in a heap; `run` rings them in order and lets every promise that an alarm moved come to
- * rest before the next one, so that hours of a system take seconds and the same seed gives the same run.
+ * Virtual time. Alarms are in a heap; `run` fires them in order and lets all promises settle before the next, so hours
+ * take seconds and the same seed gives the same run.
  */
 import { setImmediate } from "node:timers";
 import type { Alarm, Clock } from "../../app/clock.ts";
 import { type Due, Heap } from "../../core/heap.ts";
 
-/** Alarms of one instant ring in the order in which they were set: a tick apart that no rule can see. */
+/** Keeps alarms of one instant in the order they were set; too small for any rule to see. */
 const TICK_MS = 1e-9;
-/** So often the event loop gets its turn: a signal to stop must be heard in the longest run. */
+/** Alarms per event-loop turn: signals must be handled during long runs. */
 const RINGS_A_TURN = 256;
 
 class VirtualAlarm implements Alarm, Due {
@@ -29,11 +27,11 @@ class VirtualAlarm implements Alarm, Due {
   }
 }
 
-/** Arrivals that need no alarm each: most of them wake nobody. */
+/** Arrivals without an alarm each: most of them wake nothing. */
 export interface VirtualStream {
-  /** When the next one is due; Infinity when there are no more. */
+  /** Infinity when there are no more. */
   readonly nextAt: number;
-  /** It is due now. Says whether a promise was left to come to rest before time goes on. */
+  /** Returns whether promises must settle before time goes on. */
   arrive(): boolean;
 }
 
@@ -41,7 +39,7 @@ export class VirtualClock implements Clock {
   readonly #alarms = new Heap<VirtualAlarm>();
   #stream: VirtualStream | undefined;
   #unsettled = false;
-  /** How far somebody has set the machine's clock, in ms. */
+  /** Simulated adjustment of the wall clock, ms. */
   setMs = 0;
   #now: number;
   #order = 0;
@@ -65,12 +63,12 @@ export class VirtualClock implements Clock {
     return alarm;
   }
 
-  /** Takes arrivals from `stream` from now on; they come before alarms of the same instant. */
+  /** Arrivals come before alarms of the same instant. */
   follow(stream: VirtualStream): void {
     this.#stream = stream;
   }
 
-  /** Rings everything up to `until`, and stands there. Returns how many alarms rang. */
+  /** Fires everything up to `until` and stops there. Returns the number of alarms fired. */
   async run(until: number): Promise<number> {
     let rung = 0;
     await loopTurned();
@@ -93,7 +91,7 @@ export class VirtualClock implements Clock {
     return rung;
   }
 
-  /** Those before the next alarm, up to the first that moved something. */
+  /** Arrivals before the next alarm, up to the first with promises to settle. */
   #takeArrivals(until: number): void {
     const stream = this.#stream;
     if (stream === undefined) return;
@@ -106,14 +104,14 @@ export class VirtualClock implements Clock {
 }
 
 /**
- * Every microtask that is due has run, whatever it led to. To be asked from within one: Node turns to what
- * `process.nextTick` was given only when none is left. A quarter of what a turn of the event loop costs.
+ * Resolves when the microtask queue is empty. Call it from a microtask: Node runs `process.nextTick` callbacks only
+ * when none is left. A quarter of the cost of an event-loop turn.
  */
 function settled(): Promise<void> {
   return new Promise((resolve) => process.nextTick(resolve));
 }
 
-/** The same, and whatever came from outside was heard. */
+/** As `settled`, and I/O events were handled. */
 function loopTurned(): Promise<void> {
   return new Promise((resolve) => setImmediate(resolve));
 }

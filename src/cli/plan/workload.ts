@@ -1,10 +1,10 @@
 /** Seeded arrivals, in milliseconds from the start. */
 import { Random } from "../../core/random.ts";
 
-/** The next instant each time it is asked; Infinity behind the last. */
+/** The next instant on each call; Infinity after the last. */
 export type NextArrival = () => number;
 
-/** Independent callers: exponential gaps around `1 / perMs`. */
+/** Exponential gaps with mean `1 / perMs`. */
 export function poisson(perMs: number, durationMs: number, seed: number): number[] {
   const next = poissonArrivals(perMs, durationMs, seed);
   const arrivals: number[] = [];
@@ -12,7 +12,7 @@ export function poisson(perMs: number, durationMs: number, seed: number): number
   return arrivals;
 }
 
-/** The same one by one, for runs too long to be kept. */
+/** The same one by one, for runs too long to keep in memory. */
 export function poissonArrivals(perMs: number, durationMs: number, seed: number): NextArrival {
   const random = new Random(seed);
   let at = 0;
@@ -22,14 +22,13 @@ export function poissonArrivals(perMs: number, durationMs: number, seed: number)
   };
 }
 
-/** How long calm and crowd last on average; how much of the mean comes in the calm. */
+/** Mean duration of calm phases, and their rate relative to the mean. */
 const CALM_MS = 3000;
 const CALM = 0.5;
 
 /**
- * Callers that come in crowds: Poisson arrivals whose rate changes between half the mean and `peak` times the
- * mean (a Markov-modulated Poisson process). Calm lasts 3 s on average, a crowd as long as makes the mean what
- * it is: with a peak of 2.5, one second.
+ * Bursty arrivals: a Markov-modulated Poisson process that alternates between half the mean rate and `peak` times the
+ * mean. Calm lasts 3 s on average, bursts as long as keeps the mean: with a peak of 2.5, one second.
  */
 export function burstArrivals(perMs: number, peak: number, durationMs: number, seed: number): NextArrival {
   const random = new Random(seed);
@@ -44,7 +43,7 @@ export function burstArrivals(perMs: number, peak: number, durationMs: number, s
         at = next;
         return at < durationMs ? at : Infinity;
       }
-      // Exponential gaps have no memory: what is left of this one may be drawn anew.
+      // Exponential gaps are memoryless: the rest of this one may be drawn again.
       at = until;
       if (at >= durationMs) return Infinity;
       crowded = !crowded;
@@ -53,7 +52,6 @@ export function burstArrivals(perMs: number, peak: number, durationMs: number, s
   };
 }
 
-/** Recorded ones. */
 export function replayed(instants: ArrayLike<number>): NextArrival {
   let index = 0;
   return () => (index < instants.length ? instants[index++]! : Infinity);

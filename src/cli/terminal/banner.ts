@@ -1,13 +1,11 @@
 /**
- * What `ferry serve` says: ready, draining, farewell. Pure functions from facts to text.
+ * Messages of `ferry serve`: ready, draining, farewell. Pure.
  *
- * On a terminal `ready` is a banner of at most nine lines; elsewhere each is one JSON line with the
- * same words. Capacity is claimed only where it is known: a simulated worker takes
- * baseMs + maxBatchSize × perItemMs for a full batch, so w of them serve
- * w × maxBatchSize / that time. For real workers it is learned from traffic. A gateway has no workers of
- * its own, and a batcher nothing that clients could call, so neither is shown. Several processes are one banner:
- * the first one's dashboard, and the ports of all. Workers with addresses are shared by them; others each process
- * starts for itself.
+ * On a terminal `ready` is a banner of at most nine lines; elsewhere each is one JSON line. Capacity is shown only
+ * where it is known: w simulated workers serve w × maxBatchSize / (baseMs + maxBatchSize × perItemMs). For real workers
+ * it is learned from traffic. A gateway shows no workers, a batcher no client URL. Several processes share one banner:
+ * the first one's dashboard, and all ports. Workers with addresses are shared by the processes; others are started by
+ * each process.
  */
 import type {
   Address,
@@ -21,43 +19,43 @@ import { isAnyHost } from "../../app/config/check.ts";
 import { fixedWorkers, hasAddresses, isDns } from "../../app/config/worker-addresses.ts";
 import { paint, printable } from "./terminal.ts";
 
-/** What keeps an accepted task: nothing, the disk, one Redis server, or a replica too. */
+/** Where an accepted task is stored: memory, disk, one Redis server, or also a replica. */
 export type Durability = "none" | "disk" | "local" | "replica";
 
 export interface ReadyFacts {
   readonly config: Config;
   readonly role: Role;
   readonly version: string;
-  /** "" where there is none: a batcher takes no requests. */
+  /** "" for a batcher, which takes no requests. */
   readonly apiUrl: string;
-  /** Left out, or "": no gRPC for clients. */
+  /** Omitted or "": no client gRPC. */
   readonly grpcUrl?: string | undefined;
   readonly adminUrl: string;
-  /** Of each process, where there are several; the first is `adminUrl`. */
+  /** One per process, where there are several; the first is `adminUrl`. */
   readonly adminUrls?: readonly string[] | undefined;
-  /** As it is now; left out: as the config says. */
+  /** Current durability; omitted: from the config. */
   readonly durability?: Durability | undefined;
-  /** From the start of the process. */
+  /** Since process start. */
   readonly startMs: number;
-  /** Keys do something: say so. */
+  /** Keyboard shortcuts are active: mention them. */
   readonly keys?: boolean;
 }
 
-/** What happened so far, as `Ferry.tally` counts it. */
+/** As counted by `Ferry.tally`. */
 export interface ServeTotals {
   readonly requests: number;
   readonly batches: number;
   readonly tasks: number;
-  /** Calls to workers; more than batches when some were tried again. */
+  /** Worker calls; more than batches after retries. */
   readonly calls: number;
   readonly lost: number;
-  /** Requests that wait for their answer now. */
+  /** Requests waiting for their reply. */
   readonly queued: number;
-  /** Batches on workers now. */
+  /** Batches on workers. */
   readonly running: number;
 }
 
-/** Models beyond this many share one line, so that the banner keeps to nine. */
+/** Further models share one line, so that the banner keeps to nine. */
 const maxModelLines = 3;
 
 export function readyBanner(facts: ReadyFacts, color: boolean): string {
@@ -87,7 +85,7 @@ export function readyBanner(facts: ReadyFacts, color: boolean): string {
   return lines.map((line) => `${line}\n`).join("");
 }
 
-/** The last line of a start, for programs. */
+/** The last startup line, for programs. */
 export function readyLine(facts: ReadyFacts, now: number): string {
   const { config, role, version, apiUrl, grpcUrl, adminUrl, adminUrls, startMs } = facts;
   return jsonLine("info", now, "ready", {
@@ -145,14 +143,14 @@ export function farewellLine(tally: ServeTotals, now: number): string {
   return jsonLine(lost > 0 ? "error" : "info", now, "stopped", facts);
 }
 
-/** Requests per second of full batches; undefined when only traffic can tell. */
+/** Requests per second with full batches; undefined when only traffic can tell. */
 export function capacityPerSecond(model: ModelConfig): number | undefined {
   if (model.backend.kind !== "simulated") return undefined;
   const fullMs = fullBatchMs(model.backend, model.maxBatchSize);
   return fullMs === 0 ? undefined : (model.backend.workers * model.maxBatchSize * 1000) / fullMs;
 }
 
-/** The rate to plan with, as `admission.targetUtilization` says; undefined when only traffic can tell. */
+/** Capacity × `admission.targetUtilization`; undefined when only traffic can tell. */
 export function plannedPerSecond(model: ModelConfig, config: Config): number | undefined {
   const capacity = capacityPerSecond(model);
   return capacity === undefined ? undefined : threeDigits(capacity * config.admission.targetUtilization);
@@ -165,27 +163,26 @@ export function countWorkers(config: Config, processes = 1): number {
   return total;
 }
 
-/** One JSON line as every Ferry log writes it: level, time, msg, then the facts. */
+/** In Ferry's log format: level, time, msg, then the facts. */
 export function jsonLine(level: string, now: number, msg: string, facts: object): string {
   return `${JSON.stringify({ level, time: new Date(now).toISOString(), msg, ...facts })}\n`;
 }
 
-/** Where a client on this machine reaches a listener. */
+/** URL of a listener for a client on this machine. */
 export function urlOf({ host, port }: Address, tls = false): string {
   const reachable = isAnyHost(host) ? (host.includes(":") ? "::1" : "127.0.0.1") : host;
   return `${tls ? "https" : "http"}://${reachable.includes(":") ? `[${reachable}]` : reachable}:${port}`;
 }
 
 /**
- * For people on a terminal, never for a log: with the token, where there is one, so that a click is enough.
- * Browsers send nothing behind the # to anybody.
+ * With the token, so one click is enough: for a terminal only, never for a log. Browsers do not send the part after #.
  */
 export function dashboardUrl({ config, adminUrl }: { config: Config; adminUrl: string }): string {
   const { token } = config.admin;
   return `${reachable(adminUrl)}/${token === undefined ? "" : `#token=${encodeURIComponent(token)}`}`;
 }
 
-/** People click on it, and nobody can go to 0.0.0.0. */
+/** Replaces 0.0.0.0, which cannot be opened. */
 export function reachable(url: string): string {
   return url.replace("//0.0.0.0:", "//127.0.0.1:").replace("//[::]:", "//[::1]:");
 }
@@ -265,7 +262,7 @@ function durabilityOf({ config: { engine }, durability }: ReadyFacts): string {
   return engine.dataDir === undefined ? "none" : "disk";
 }
 
-/** Where it is, without who we are there: `redis-1:6379 and 2 more`. */
+/** Host and port without credentials: `redis-1:6379 and 2 more`. */
 export function redisPlace({ url, nodes }: RedisEngineConfig): string {
   if (url !== undefined) {
     const parsed = URL.parse(url);
@@ -280,12 +277,12 @@ export function redisPlace({ url, nodes }: RedisEngineConfig): string {
 function tryLine(config: Config, apiUrl: string): string {
   const name = config.models.length > 1 ? config.models[0]?.name : undefined;
   const body = JSON.stringify({ ...(name === undefined ? {} : { model: name }), input: "hello" });
-  // Inside single quotes a shell takes everything as it is, except the quote itself.
+  // Inside single quotes a shell takes everything literally except the quote.
   const who = config.auth.mode === "required" ? '-H "Authorization: Bearer $FERRY_KEY" ' : "";
   return `curl -s ${who}--json '${body.replaceAll("'", String.raw`'\''`)}' ${apiUrl}/v1/inference`;
 }
 
-/** `2 workers`, and where DNS is asked for more, which name it is asked for. */
+/** `2 workers`, and the DNS name where one is resolved. */
 export function workersText(backend: ModelConfig["backend"]): string {
   const names = hasAddresses(backend) ? backend.workers.filter(isDns) : [];
   const [first, ...others] = names.map((name) => printable(new URL(name).hostname));
@@ -304,13 +301,13 @@ function fullBatchMs({ baseMs, perItemMs }: SimulatedBackendConfig, maxBatchSize
   return baseMs + perItemMs * maxBatchSize;
 }
 
-/** Rounded down, so that nobody plans with more than there is. */
+/** Rounded down: never overstate capacity. */
 function threeDigits(value: number): number {
   const unit = 10 ** Math.max(0, Math.floor(Math.log10(Math.max(1, value))) - 2);
   return Math.floor(value / unit) * unit;
 }
 
-/** One call for each task is what a model without Ferry would have seen. */
+/** Without Ferry each task would be one call. */
 function callsSaved({ tasks, calls }: ServeTotals): number {
   return Math.max(0, tasks - calls);
 }
@@ -319,7 +316,7 @@ function meanSize({ tasks, batches }: ServeTotals): string {
   return (tasks / batches).toFixed(1);
 }
 
-/** " of 64 full" where every model has the same largest batch; else "full" would mean nothing. */
+/** " of 64 full" where all models share the largest batch; otherwise "full" is meaningless. */
 function commonBatchSize(config: Config): string {
   const sizes = new Set(config.models.map((model) => model.maxBatchSize));
   return sizes.size === 1 ? ` of ${[...sizes][0]} full` : " on average";

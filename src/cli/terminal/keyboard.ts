@@ -1,18 +1,18 @@
 /**
- * Single keys from a terminal: raw mode while somebody listens, the mode from before on every way out.
+ * Single key presses from a terminal: raw mode while listening, the previous mode restored on every exit path.
  *
- * Raw means that the terminal sends no signals any more. Ctrl-C is handed on like other keys; Ctrl-Z and Ctrl-\ do
- * here what the terminal would have done. Escape sequences (arrows, function keys) are not keys for anybody.
+ * In raw mode the terminal sends no signals. Ctrl-C is passed on as a key; Ctrl-Z and Ctrl-\ do what the terminal would
+ * have done. Escape sequences are dropped.
  *
- * A process in the background must not touch the terminal: both changing its mode and reading from it would stop
- * the process. So nothing is done there, and after Ctrl-Z only once the shell has put it in front again.
+ * A background process must not touch the terminal: changing its mode or reading from it would stop the process. So
+ * nothing is done there, and after Ctrl-Z only once the shell has resumed it in the foreground.
  */
 import { spawnSync } from "node:child_process";
 import { readFileSync } from "node:fs";
 
 type ReturnSignal = "SIGCONT" | "SIGHUP" | "SIGQUIT";
 
-/** What of `process` is needed. */
+/** The parts of `process` used here. */
 export interface TerminalProcess {
   readonly stdin: {
     setRawMode(raw: boolean): unknown;
@@ -32,10 +32,10 @@ export interface TerminalProcess {
 const CTRL_Z = "\u001a";
 const CTRL_BACKSLASH = "\u001c";
 const ESCAPE = "\u001b";
-/** Every process of our group, as the terminal does it: `npm start` is one of them. */
+/** Signals the whole process group, as the terminal does: `npm start` is part of it. */
 const GROUP = 0;
 
-/** Hands every key to `pressed`, until what is returned is called; undefined in the background. */
+/** Passes every key to `pressed` until the returned function is called; undefined in the background. */
 export function listenToKeys(
   process: TerminalProcess,
   pressed: (key: string) => void,
@@ -57,7 +57,7 @@ export function listenToKeys(
     stdin.setRawMode(false);
   };
   const back = (): void => {
-    // Whoever stopped us may have changed the mode.
+    // The mode may have changed while we were stopped.
     raw = false;
     toRaw();
   };
@@ -84,7 +84,7 @@ export function listenToKeys(
     process.off("SIGHUP", hangUp);
     process.off("SIGQUIT", quit);
   };
-  // The terminal is gone; SIGHUP says so too, and better.
+  // The terminal is gone; SIGHUP reports it too.
   stdin.on("error", () => {});
   stdin.setEncoding("utf8");
   stdin.on("data", read);
@@ -96,7 +96,7 @@ export function listenToKeys(
   return stop;
 }
 
-/** Whether the terminal listens to the group of this process. */
+/** Whether our process group is the terminal's foreground group. */
 function inForeground(pid: number): boolean {
   const [group, front] = groups(pid);
   return group !== undefined && group === front;
@@ -105,7 +105,7 @@ function inForeground(pid: number): boolean {
 function groups(pid: number): (number | undefined)[] {
   try {
     const text = readFileSync("/proc/self/stat", "utf8");
-    // pid (name) state ppid pgrp session tty tpgid …; the name may hold spaces and parentheses.
+    // pid (name) state ppid pgrp session tty tpgid …; the name may contain spaces and parentheses.
     const fields = text.slice(text.lastIndexOf(")") + 2).split(" ");
     return [Number(fields[2]), Number(fields[5])];
   } catch {

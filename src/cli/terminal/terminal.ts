@@ -1,15 +1,12 @@
 /**
- * What the terminal can show, and what may be shown on it.
- *
- * Colour is decided once, in this order: `--no-color`, `NO_COLOR`, `FORCE_COLOR`, `TERM=dumb`, whether
- * the stream is a terminal. Meaning never rests on colour alone.
+ * What the terminal can show, and what is safe to show. Colour is decided once, in this order: `--no-color`,
+ * `NO_COLOR`, `FORCE_COLOR`, `TERM=dumb`, whether the stream is a terminal. Meaning never rests on colour alone.
  */
 import { styleText } from "node:util";
 
 export interface ColorWish {
   readonly env: NodeJS.ProcessEnv;
   readonly isTTY: boolean;
-  /** `--no-color` was given. */
   readonly noColor: boolean;
 }
 
@@ -29,7 +26,7 @@ function isSet(value: string | undefined): boolean {
 const STYLES = ["bold", "dim", "green", "yellow", "cyan", "blue", "red"] as const;
 export type Paint = Readonly<Record<(typeof STYLES)[number], (text: string) => string>>;
 
-/** Node would decide by its own stdout; here `wantsColor` has. */
+/** Node would decide by its own stdout; `wantsColor` already has. */
 export function paint(color: boolean): Paint {
   const painter = (style: (typeof STYLES)[number]) => (text: string) =>
     color && text !== "" ? styleText(style, text, { validateStream: false }) : text;
@@ -37,8 +34,8 @@ export function paint(color: boolean): Paint {
 }
 
 /**
- * Text from outside, made safe for a terminal and for one line: control characters, escape
- * sequences, line ends and characters that reverse the writing direction become `·`.
+ * Makes untrusted text safe for one terminal line: control characters, escape sequences, line ends and bidirectional
+ * overrides become `·`.
  */
 export function printable(text: string): string {
   return text.replace(/[\u0000-\u001f\u007f-\u009f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ufeff]/g, "·");
