@@ -36,8 +36,7 @@ import assert from "node:assert/strict";
 export const TRUST = 10;
 const BAR_MS = 10_000;
 const MAX_INPUTS = 4096;
-/** Inputs kept per worker for its failures in a row; larger than any batch. */
-const MAX_ROW = 4096;
+const MAX_ROW = 4096; // inputs kept per worker for its failures in a row; larger than any batch
 const MAX_TENANTS = 1024;
 const MAX_BARRED = 1024;
 const MAX_FOUND = 256;
@@ -60,8 +59,7 @@ export interface Suspect {
 /** Recent history of one worker. */
 export class Standing {
   answeredAt = -Infinity;
-  /** First failure since then; Infinity if none. */
-  rowSince = Infinity;
+  rowSince = Infinity; // first failure since `answeredAt`; Infinity if none
   readonly #row = new Map<string, true>();
   #tenant = "";
   #otherAt = -Infinity;
@@ -131,14 +129,11 @@ interface Streak {
 export class Blame<W> {
   readonly #limits: () => BlameLimits;
   readonly #inputs = new Map<string, LastFailure<W>>();
-  /** Key to expiry time. */
-  readonly #barred = new Map<string, number>();
+  readonly #barred = new Map<string, number>(); // key to expiry time
   readonly #streaks = new Map<string, Streak>();
-  /** Parameters of answered calls, with the time. */
-  readonly #found = new Map<string, number>();
+  readonly #found = new Map<string, number>(); // parameters of answered calls, with the time
   #guiltyAt = -Infinity;
-  /** When the newest record expires; -Infinity while there is none. */
-  #until = -Infinity;
+  #until = -Infinity; // when the newest record expires; -Infinity while there is none
 
   constructor(limits: () => BlameLimits) {
     this.#limits = limits;

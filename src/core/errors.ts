@@ -32,17 +32,15 @@ export interface Quota {
 }
 
 /**
- * An expected failure for one client. Thrown inside the gateway only; modules exchange failures as values (`Outcome`,
+ * An expected failure for one client. Thrown inside the gateway only; elsewhere failures are values (`Outcome`,
  * `Reply`).
  */
 export class Refusal extends Error {
   readonly code: ErrorCode;
   readonly status: number;
   readonly retryAfterMs: number | undefined;
-  /** Set where it is not `retryAfterMs` rounded up. */
-  readonly retryAfterSeconds: number | undefined;
-  /** The exhausted quota, if that is the reason. */
-  readonly quota: Quota | undefined;
+  readonly retryAfterSeconds: number | undefined; // set where it is not `retryAfterMs` rounded up
+  readonly quota: Quota | undefined; // the exhausted quota, if that is the reason
 
   constructor(
     code: ErrorCode,

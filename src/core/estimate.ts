@@ -9,8 +9,7 @@
 
 const WEIGHT = 0.05;
 const FIRST_GUESS_MS = 50;
-/** Below this many samples b = 0 and nothing is clipped. */
-const ENOUGH_SAMPLES = 8;
+const ENOUGH_SAMPLES = 8; // below this many samples b = 0 and nothing is clipped
 const CLIP = 4;
 
 export class ServiceEstimate {
@@ -59,8 +58,7 @@ export class ServiceEstimate {
 }
 
 const SURPRISE_WEIGHT = 0.02;
-/** Clip: one batch that hung for a minute must not dominate the next hundred. */
-const MOST_SURPRISING = 20;
+const MOST_SURPRISING = 20; // clip: one batch that hung for a minute must not dominate the next hundred
 
 /**
  * Actual over expected batch time. Rare batches that take ten times as long (a compilation, a long answer) are clipped

@@ -24,10 +24,7 @@ export function floorOf(tier: number, tiers: number): number {
   return Math.min(MIDDLE_FLOOR, MIDDLE_FLOORS / (tiers - 2));
 }
 
-/**
- * Tasks per tier in a batch of `seats`. `depths[t]`: queued in tier t. `credits[t]`: carried across batches, updated in
- * place.
- */
+/** Tasks per tier in a batch of `seats`. `depths[t]`: queued. `credits[t]`: kept across batches, updated in place. */
 export function seatTiers(seats: number, depths: readonly number[], credits: number[]): number[] {
   const taken = depths.map(() => 0);
   const backlog = depths.reduce((sum, depth) => sum + depth, 0);

@@ -17,8 +17,7 @@
 export const MAX_DEPTH = 64;
 /** Per object. */
 export const MAX_KEYS = 10_000;
-/** The largest double has 309 digits, so a shorter number without an exponent is in range. */
-const SAFE_DIGITS = 308;
+const SAFE_DIGITS = 308; // the largest double has 309 digits, so a shorter number without an exponent is in range
 
 export const [OPEN_BRACE, CLOSE_BRACE, OPEN_BRACKET, CLOSE_BRACKET] = [0x7b, 0x7d, 0x5b, 0x5d];
 export const [QUOTE, COMMA] = [0x22, 0x2c];
@@ -73,10 +72,8 @@ type Flaw = "deep" | "keys" | "proto" | "twice" | "number" | "surrogate";
 
 interface Checked {
   readonly fields: Map<string, readonly [start: number, end: number]> | undefined;
-  /** The first found, except that one that ended the check takes precedence. */
-  readonly flaw: Flaw | undefined;
-  /** The duplicate key. */
-  readonly key: string;
+  readonly flaw: Flaw | undefined; // the first found, except that one that ended the check takes precedence
+  readonly key: string; // the duplicate key
 }
 
 /** Next position of a mark, cached so that all calls together read the text once. */
@@ -110,8 +107,7 @@ export class Scanner {
   readonly #backslashes: Finder;
   readonly #exponents: readonly Finder[];
   #at = 0;
-  /** False once a number that reads as Infinity was met. */
-  finite = true;
+  finite = true; // false once a number that reads as Infinity was met
 
   constructor(text: string) {
     this.#text = text;
@@ -127,8 +123,7 @@ export class Scanner {
   check(request: boolean): Checked {
     const text = this.#text;
     const fields = new Map<string, readonly [number, number]>();
-    /** Keys so far of each open object; undefined for an array. */
-    const open: (Set<string> | undefined)[] = [];
+    const open: (Set<string> | undefined)[] = []; // keys so far of each open object; undefined for an array
     let keys: Set<string> | undefined;
     let expectKey = false;
     let field: string | undefined;

@@ -19,18 +19,14 @@
 export const WORTH = 0.9;
 const WEIGHT = 0.05;
 const CLIP = 2;
-/** Below this many batches of a step nothing is clipped. */
-const ENOUGH_TO_CLIP = 8;
+const ENOUGH_TO_CLIP = 8; // below this many batches of a step nothing is clipped
 const HALF_LIFE_MS = 300_000;
 const LEAST_EVIDENCE = 3;
 const LEAST_STEPS = 3;
 const LEAST_SPREAD = 4;
-/** `maxBatchSize` is worth a hint when larger than the knee by this factor. */
-const BEYOND = 1.5;
-/** A batch takes "the time of one" up to this factor. */
-const FLAT = 1.1;
-/** Fill from which batches count as full. */
-const NEARLY_FULL = 0.75;
+const BEYOND = 1.5; // `maxBatchSize` is worth a hint when larger than the knee by this factor
+const FLAT = 1.1; // a batch takes "the time of one" up to this factor
+const NEARLY_FULL = 0.75; // fill from which batches count as full
 
 export interface CurvePoint {
   readonly size: number;
@@ -61,9 +57,8 @@ export interface CurveReading {
 interface Step {
   size: number;
   ms: number;
-  /** Current weight, and the total ever seen. */
-  weight: number;
-  batches: number;
+  weight: number; // decays with time
+  batches: number; // ever seen
   at: number;
 }
 

@@ -15,8 +15,7 @@
 const LONG_WAIT_MS = 2000;
 const BURST_MS = 3000;
 const SHORT_WAIT_MS = 250;
-/** A put takes milliseconds; by default a task may wait 2 s in the queue. */
-const PUT_WAIT_MS = 1000;
+const PUT_WAIT_MS = 1000; // a put takes milliseconds; by default a task may wait 2 s in the queue
 
 /** Share of the first tier's bounds: 1 down to one half for the last tier. */
 function shareOf(tier: number, tiers: number): number {
@@ -41,8 +40,7 @@ export function refusesPut(tier: number, tiers: number, putMs: number): boolean 
   return putMs > PUT_WAIT_MS * shareOf(tier, tiers);
 }
 
-/** Half-life of a measurement: long enough that a 50 ms garbage collection counts little. */
-const HALF_LIFE_MS = 500;
+const HALF_LIFE_MS = 500; // half-life of a measurement: long enough that a 50 ms garbage collection counts little
 
 /** Time per request while requests wait. */
 export class Pace {
@@ -62,14 +60,10 @@ export class Pace {
   }
 }
 
-/**
- * How long the engine takes to answer a put: the age of the oldest unanswered put if it answers in order. With several
- * servers, one that hangs does not count while others answer.
- */
+/** Age of the oldest unanswered put. With several servers, one that hangs does not count while others answer. */
 export class PutWait {
   open = 0;
-  /** Start of the newest answered put, or of the first put after none was open. */
-  #answeredUpTo = 0;
+  #answeredUpTo = 0; // start of the newest answered put, or of the first put after none was open
 
   began(now: number): void {
     if (this.open++ === 0 && now > this.#answeredUpTo) this.#answeredUpTo = now;

@@ -39,8 +39,7 @@ export const MAX_PATTERN_LENGTH = 1000;
 export const MAX_NODES = 2000;
 const MAX_COUNT = 1000;
 const LAST = 0x10ffff;
-/** No code point above this has two cases. */
-const LAST_CASED = 0x1e943;
+const LAST_CASED = 0x1e943; // no code point above this has two cases
 
 export const DIGITS: Ranges = [[0x30, 0x39]];
 export const WORD: Ranges = [...DIGITS, [0x41, 0x5a], [0x5f, 0x5f], [0x61, 0x7a]];
@@ -355,8 +354,7 @@ function foldRanges(set: Ranges): Ranges {
   return union([folded]);
 }
 
-/** Lazily filled; 0 means unknown, which is only wasted on NUL. */
-let foldings: Uint32Array | undefined;
+let foldings: Uint32Array | undefined; // lazily filled; 0 means unknown, which is only wasted on NUL
 
 /** The representative of all cases of a character. */
 export function fold(code: number): number {

@@ -60,8 +60,7 @@ export type Decision =
   | { readonly kind: "idle" };
 
 const IDLE: Decision = { kind: "idle" };
-/** Time for delivering the answer, however short the batch. */
-const GUARD_MARGIN_MS = 5;
+const GUARD_MARGIN_MS = 5; // time for delivering the answer, however short the batch
 const GUARD_DEVIATIONS = 3;
 const FEW_WORKERS = 3;
 /** A timer may fire this early; sending then beats another round. */

@@ -7,8 +7,7 @@ export class Random {
   #b: number;
   #c: number;
   #counter = 1;
-  /** Box-Muller makes two numbers at a time; the second is kept here. NaN if none. */
-  #spare = NaN;
+  #spare = NaN; // Box-Muller makes two numbers at a time; the second is kept here. NaN if none.
 
   constructor(seed: number) {
     this.#a = seed | 0;

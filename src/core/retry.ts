@@ -68,9 +68,7 @@ export class RetryBudget {
   }
 }
 
-/**
- * Largest batch for tasks that may include the cause, when there are few tries: a quarter, so 64 to 1 in three steps.
- */
+/** Largest batch that may include the cause, when there are few tries: a quarter, so 64 to 1 in three steps. */
 export function smallerBatch(size: number): number {
   return Math.max(1, Math.ceil(size / 4));
 }

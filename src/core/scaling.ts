@@ -79,19 +79,13 @@ export interface Scaling {
   readonly changedAt: number;
 }
 
-/** A shorter need is noise. */
-const NEED_LASTS_MS = 10_000;
-/** Time constants of the averages: rate, and trend. */
-const LEVEL_MS = 10_000;
-const TREND_MS = 180_000;
-/** Below this share of the average rate the peak is over. */
-const OVER = 0.75;
-/** Weight of the last start time in the estimate. */
-const START_WEIGHT = 0.5;
-/** Bound on the forecast, as a multiple of the current rate. */
-const MOST_GROWTH = 1.5;
-/** A longer gap between evaluations says nothing about the time between. */
-const LONGEST_GAP_MS = 30_000;
+const NEED_LASTS_MS = 10_000; // a shorter need is noise
+const LEVEL_MS = 10_000; // time constant of the average rate
+const TREND_MS = 180_000; // time constant of its trend
+const OVER = 0.75; // below this share of the average rate the peak is over
+const START_WEIGHT = 0.5; // weight of the last start time in the estimate
+const MOST_GROWTH = 1.5; // bound on the forecast, as a multiple of the current rate
+const LONGEST_GAP_MS = 30_000; // a longer gap between evaluations says nothing about the time between
 
 export class Autoscaler {
   readonly rules: ScalingRules;

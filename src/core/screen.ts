@@ -20,9 +20,8 @@ import {
   WORD,
 } from "./pattern.ts";
 
-/** Bounds on kept states, and on their table entries in total. */
-const MAX_KEPT = 1000;
-const MAX_ENTRIES = 1_000_000;
+const MAX_KEPT = 1000; // states
+const MAX_ENTRIES = 1_000_000; // of their tables in total
 /** Nodes visited per JSON text; a megabyte needs some hundreds with ordinary patterns. */
 export const MAX_STEPS = 400_000;
 const MAX_MARK = 0xffff_ffff;
@@ -79,11 +78,9 @@ export function screenFor(patterns: readonly string[]): Screen | undefined {
 type Before = "nothing" | "word" | "other";
 
 interface State {
-  /** Nodes waiting for the next character, before its edges are resolved; sorted. */
-  readonly nodes: readonly number[];
+  readonly nodes: readonly number[]; // nodes waiting for the next character, before its edges are resolved; sorted
   readonly before: Before;
-  /** Class of the next character → index of the next state, UNKNOWN or FOUND. */
-  readonly table: Int32Array;
+  readonly table: Int32Array; // class of the next character → index of the next state, UNKNOWN or FOUND
 }
 
 /** All case-sensitive or all case-insensitive patterns. */
@@ -92,13 +89,11 @@ class Search {
   readonly #starts: readonly number[];
   readonly #folded: boolean;
   readonly #alphabet: Alphabet;
-  /** Per node: 1 where a character class is in its set. */
-  readonly #members: readonly (Uint8Array | undefined)[];
+  readonly #members: readonly (Uint8Array | undefined)[]; // per node: 1 where a character class is in its set
   readonly #maxKept: number;
   #states: State[] = [];
   #places = new Map<string, number>();
-  /** Step number in which a node was last visited. */
-  readonly #marks: Uint32Array;
+  readonly #marks: Uint32Array; // step number in which a node was last visited
   #mark = 0;
   steps = 0;
   maxSteps = 0;

@@ -31,10 +31,7 @@ export class Shares {
     return this.#held.get(holder) ?? 0;
   }
 
-  /**
-   * For a resource never held beyond its bound: the rule without its second term. `bound` may change while some is
-   * held.
-   */
+  /** For a resource never held beyond its bound (which may change): the rule without its second term. */
   fits(holder: string, amount: number, bound: number): boolean {
     return this.heldBy(holder) + amount <= bound - this.#total;
   }

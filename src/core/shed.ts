@@ -88,16 +88,12 @@ const MARGIN_MS = 2;
 const MARGIN_DEVIATIONS = 3;
 const SCATTER = 3;
 const MOST = 0.9;
-/** A worker that needs more than this share of the callers' time is left out of the plan. */
-const TOO_SLOW = 0.8;
+const TOO_SLOW = 0.8; // a worker that needs more than this share of the callers' time is left out of the plan
 const RATE_ERROR = 0.03;
 const START_ERROR = 0.04;
-/** Rounding of fractions of a batch or round. */
-const ROUNDING = 1e-9;
-/** Below this share of nominal capacity, capacity was lost; above it, demand is too high. */
-const LOST_BELOW = 0.9;
-/** Expected further silence, as a share of the silence so far. */
-const SILENCE = 0.5;
+const ROUNDING = 1e-9; // rounding of fractions of a batch or round
+const LOST_BELOW = 0.9; // below this share of nominal capacity, capacity was lost; above it, demand is too high
+const SILENCE = 0.5; // expected further silence, as a share of the silence so far
 
 /** Undefined: admitted. */
 export function refuseByForecast(
@@ -215,10 +211,7 @@ export function lost({ perMs, nominalPerMs }: Horizon): boolean {
   return perMs < LOST_BELOW * nominalPerMs;
 }
 
-/**
- * Queue depths of `admission: thresholds`: above the first the last tier is refused, above the second all but the
- * first.
- */
+/** Above the first depth `thresholds` refuses the last tier, above the second all but the first. */
 export const THRESHOLD_DEPTHS = { lastTierDepth: 100, firstTierDepth: 500 } as const;
 
 export interface Thresholds {
@@ -245,10 +238,8 @@ export function refuseByThresholds(
 
 const SOONEST_MS = 50;
 const LATEST_MS = 30_000;
-/** Retry time when it is unknown when a worker will be back. */
-const UNKNOWN_MS = 1000;
-/** Keeps some capacity free, or the queue would never shrink. */
-const SPARE = 0.9;
+const UNKNOWN_MS = 1000; // retry time when it is unknown when a worker will be back
+const SPARE = 0.9; // keeps some capacity free, or the queue would never shrink
 
 /** Last retry time given out, by tier. */
 export class RetrySlots {

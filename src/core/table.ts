@@ -15,18 +15,14 @@ export class Table<Value> {
   #hashes = new Int32Array(SMALLEST);
   #keys: (string | undefined)[] = new Array<undefined>(SMALLEST).fill(undefined);
   #values: (Value | undefined)[] = new Array<undefined>(SMALLEST).fill(undefined);
-  /** Insertion number of each entry. */
-  #orders = new Float64Array(SMALLEST);
+  #orders = new Float64Array(SMALLEST); // insertion number of each entry
   #entries = 0;
   #mask = SMALLEST - 1;
   #size = 0;
   #lastKey = "";
   #lastHash: number;
 
-  /**
-   * `seed`: an unpredictable integer. `hashed`: how many of a key's last characters are hashed; fewer than all only
-   * where no client chooses them.
-   */
+  /** `seed`: unpredictable. `hashed`: last characters to hash; fewer than all only where no client chooses the keys. */
   constructor(seed: number, hashed = Infinity) {
     this.#seed = seed | 0;
     this.#hashed = hashed;

@@ -28,8 +28,8 @@ export interface Task {
   /** Canonical JSON text, "" if none. Tasks share a batch only when this is equal. */
   readonly parameters: Json;
   /**
-   * Model, parameters (SHA-256 if long), SHA-256 of the canonical input, and the tenant if not shared across tenants;
-   * "": not shared.
+   * Model, parameters (SHA-256 if long), SHA-256 of the canonical input, tenant if sharing is per tenant; "": not
+   * shared.
    */
   readonly content: string;
   readonly createdAt: number;

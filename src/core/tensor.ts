@@ -128,10 +128,7 @@ export function mayBeBinary(text: Json): boolean {
 const OPEN_BRACE = 0x7b;
 const BLANK = 0x20;
 
-/**
- * Normalizes an output whose text the worker wrote: bytes to exactly the form above, other JSON unchanged. Undefined if
- * it claims to be bytes and is not.
- */
+/** Normalizes a worker's output: bytes to exactly the form above. Undefined if it claims to be bytes and is not. */
 export function fitted(text: Json): Json | undefined {
   if (!mayBeBinary(text)) return text;
   const found = readBinary(text);
@@ -159,13 +156,9 @@ export function numbersText(binary: Binary): Json {
   return [...numbersPieces(binary)].join("");
 }
 
-/** Divisible by three, so that the base64 of a piece, of any type, ends on a group of four. */
-const NUMBERS_A_PIECE = 8190;
+const NUMBERS_A_PIECE = 8190; // divisible by three, so that the base64 of a piece, of any type, ends on a group of four
 
-/**
- * In pieces: 16 MiB of float32 are four million numbers, a second to print; 8,190 take 2 to 4 ms. Decodes the base64
- * piece by piece.
- */
+/** In pieces that take 2 to 4 ms: 16 MiB of float32 are four million numbers, a second to print. */
 export function* numbersPieces({ dtype = "uint8", shape, base64 }: Binary): Generator<Json, void> {
   const size = elementBytes(dtype);
   const dimensions = shape ?? [Math.floor(Buffer.byteLength(base64, "base64") / size)];
@@ -185,8 +178,7 @@ function productOf(shape: readonly number[]): number {
   return shape.reduce((product, dimension) => product * dimension, 1);
 }
 
-/** A client can make 2,048 such outputs of a model that echoes: 6 MB of brackets. */
-const MAX_EMPTY_LISTS = 1024;
+const MAX_EMPTY_LISTS = 1024; // a client can make 2,048 such outputs of a model that echoes: 6 MB of brackets
 
 /** A shape of [60000,60000,0] holds no numbers and must not cost gigabytes of brackets. */
 function emptyLists(shape: readonly number[]): Json {
@@ -248,12 +240,9 @@ function doubleText(value: number): string {
   return Object.is(value, -0) ? "-0" : String(value);
 }
 
-/** Exact as doubles. */
-const TENS = Array.from({ length: 23 }, (_, power) => Number(`1e${power}`));
-/** Below it a float32 has fewer than six significant digits. */
-const SMALLEST_NORMAL_SINGLE = 2 ** -126;
-/** Every integer up to here is a float32. */
-const EXACT_SINGLES = 2 ** 24;
+const TENS = Array.from({ length: 23 }, (_, power) => Number(`1e${power}`)); // exact as doubles
+const SMALLEST_NORMAL_SINGLE = 2 ** -126; // below it a float32 has fewer than six significant digits
+const EXACT_SINGLES = 2 ** 24; // every integer up to here is a float32
 
 /**
  * Shortest text that reads as the same float32; "null" for NaN and infinities. Tries six to nine digits: m / 10^k of

@@ -28,10 +28,7 @@ const NO_TRACE = "0".repeat(32);
 const NO_SPAN = "0".repeat(16);
 const SAMPLED = 1;
 
-/**
- * Undefined if invalid: the standard says to go on without it. Two such headers arrive joined by a comma, which is
- * invalid too.
- */
+/** Undefined if invalid: the standard says to go on without it. Two headers joined by a comma are invalid too. */
 export function readTraceparent(text: string): (SpanPlace & { readonly sampled: boolean }) | undefined {
   const found = TRACEPARENT.exec(text);
   if (found === null) return undefined;
@@ -51,10 +48,8 @@ const STATE_KEY = /^(?:[a-z0-9][a-z0-9_\-*/]{0,255}|[a-z0-9][a-z0-9_\-*/]{0,240}
 const STATE_VALUE = /^[\x20-\x2b\x2d-\x3c\x3e-\x7e]{0,255}[\x21-\x2b\x2d-\x3c\x3e-\x7e]$/;
 const MAX_MEMBERS = 32;
 const MAX_STATE = 512;
-/** If the whole is too long, longer members are dropped first. */
-const LONG_MEMBER = 128;
-/** Longer ones are ignored; Node's header limit is larger. */
-const ABSURD_STATE = 8192;
+const LONG_MEMBER = 128; // if the whole is too long, longer members are dropped first
+const ABSURD_STATE = 8192; // longer ones are ignored; Node's header limit is larger
 
 /** A `tracestate` fit to forward: "" if malformed, without its last members if too long. */
 export function readTracestate(text: string): string {

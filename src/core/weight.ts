@@ -18,8 +18,7 @@ const [ZERO, NINE, SMALL_U] = [0x30, 0x39, 0x75];
 const PER_TOKEN = 4;
 const NOT_LATIN = 0x370;
 const [PUNCTUATION, PUNCTUATION_END] = [0x2000, 0x206f];
-/** Low surrogate: its pair was counted already. */
-const [TRAIL, TRAIL_END] = [0xdc00, 0xdfff];
+const [TRAIL, TRAIL_END] = [0xdc00, 0xdfff]; // low surrogate: its pair was counted already
 
 export function estimateTokens(input: Json): number {
   const integers = countIntegers(input);

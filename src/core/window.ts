@@ -22,8 +22,7 @@ interface Window {
 export class Windows {
   readonly #max: number;
   readonly #windows = new Map<string, Window>();
-  /** In opening order, including windows that closed and were replaced. */
-  readonly #order = new Fifo<Window>();
+  readonly #order = new Fifo<Window>(); // in opening order, including windows that closed and were replaced
 
   constructor(max: number) {
     this.#max = max;

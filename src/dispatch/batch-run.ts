@@ -61,8 +61,7 @@ const OVERDUE = { factor: 1.5, deviations: 4, floorMs: 20 };
 const SUSPECT = { factor: 2, deviations: 8, floorMs: 50 };
 
 export class BatchRun {
-  /** The rules at its start: a reload does not change a batch in flight. */
-  readonly #rules: ModelRules;
+  readonly #rules: ModelRules; // the rules at its start: a reload does not change a batch in flight
   readonly #parts: RunParts;
   readonly #batch: InFlightBatch;
   readonly #slot: PoolWorker;
@@ -70,10 +69,8 @@ export class BatchRun {
   readonly #parameters: string;
   readonly #traced: boolean;
   #timeout: AbortController | undefined;
-  /** Worker calls so far. */
-  calls = 0;
-  /** Its tasks were put back because it is overdue. */
-  #requeued = false;
+  calls = 0; // worker calls so far
+  #requeued = false; // its tasks were put back because it is overdue
   #onTurn: (() => void) | undefined;
 
   constructor(rules: ModelRules, parts: RunParts, batch: InFlightBatch) {

@@ -44,8 +44,7 @@ export function tenantOf({ tasks }: BatchMember): string {
   return tasks[0]!.task.tenant;
 }
 
-/** Bound on the key of an input, whatever its parameters. */
-const MAX_KEY_CHARS = 256;
+const MAX_KEY_CHARS = 256; // bound on the key of an input, whatever its parameters
 
 /** For `core/blame.ts`; computed only after recent failures. */
 export function suspectOf(member: BatchMember): Suspect {
@@ -55,10 +54,7 @@ export function suspectOf(member: BatchMember): Suspect {
   return { key: (member.digest ??= digestOf(task)), tenant };
 }
 
-/**
- * Also for tasks that are not compared with others (`collapse: false`, or sampled): they may be sent again all the
- * same.
- */
+/** Also for tasks that are not compared with others (`collapse: false`, or sampled): they may be sent again. */
 function digestOf({ content, tenant, parameters, input }: Task): string {
   return hash("sha256", content === "" ? `${tenant}\n${parameters}\n${input}` : content, "base64url");
 }
@@ -71,10 +67,8 @@ export function mayBeCut(reply: Reply): boolean {
 
 interface Part<M> {
   readonly members: readonly M[];
-  /** First half of a refused part; the other half is next on the stack. */
-  readonly firstHalf?: boolean;
-  /** Was sent alone once without usable output, which may have been chance. */
-  readonly again?: boolean;
+  readonly firstHalf?: boolean; // first half of a refused part; the other half is next on the stack
+  readonly again?: boolean; // was sent alone once without usable output, which may have been chance
 }
 
 export interface Bisection<M> {

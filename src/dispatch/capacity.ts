@@ -29,8 +29,7 @@ export interface Fitted {
   readonly bound: SizeBound | undefined;
 }
 
-/** Decay per batch of the weight sums, so that a batch counts by its tasks. */
-const KEPT = 0.9;
+const KEPT = 0.9; // decay per batch of the weight sums, so that a batch counts by its tasks
 const FILL_WEIGHT = 0.1;
 
 export class Budget {
@@ -70,11 +69,9 @@ export class Budget {
 
 export class BatchCapacity {
   readonly #rules: () => ModelRules;
-  /** For the rules in `#budgetsOf`: learned weights belong to the budgets. */
-  #budgets: readonly Budget[] = [];
+  #budgets: readonly Budget[] = []; // for the rules in `#budgetsOf`: learned weights belong to the budgets
   #budgetsOf: ModelRules | undefined;
-  /** Share of a batch that is filled while at least a batch's worth waits. */
-  #fill = 1;
+  #fill = 1; // share of a batch that is filled while at least a batch's worth waits
   readonly #guard = new StarvationGuard();
 
   constructor(rules: () => ModelRules) {

@@ -9,8 +9,7 @@ import type { RunParts } from "./batch-run.ts";
 import type { ModelRules } from "./model-rules.ts";
 import type { PoolWorker } from "../workers/worker.ts";
 
-/** Per tier, so that the cost of a choice does not grow with the number of parameters. */
-const MAX_QUEUES_SEEN = 64;
+const MAX_QUEUES_SEEN = 64; // per tier, so that the cost of a choice does not grow with the number of parameters
 const PATIENCE = 9;
 
 /** Lets what is passed over for a good reason go first every tenth time. */
@@ -50,8 +49,7 @@ type Fleet = Pick<View, "idle" | "freeAt" | "lastStartAt">;
 export class Chooser {
   readonly #rules: () => ModelRules;
   readonly #parts: RunParts;
-  /** Counts how often longer-waiting queues of a lower tier were passed over. */
-  readonly #guard = new StarvationGuard();
+  readonly #guard = new StarvationGuard(); // counts how often longer-waiting queues of a lower tier were passed over
   lastStartAt = -Infinity;
 
   constructor(rules: () => ModelRules, parts: RunParts) {
@@ -87,9 +85,7 @@ export class Chooser {
     return waiting;
   }
 
-  /**
-   * Better tier first. Lower tiers with other parameters cannot join its batches and would starve without the guard.
-   */
+  /** Better tier first. The guard: lower tiers with other parameters cannot join its batches and would starve. */
   #inTurn(sendable: readonly Choice<"send">[]): readonly Choice<"send">[] {
     if (sendable.length < 2) return sendable;
     const oldest = sendable.reduce((one, other) => (other.queue.oldestAt < one.queue.oldestAt ? other : one));

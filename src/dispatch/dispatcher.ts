@@ -24,8 +24,7 @@ import type { PoolWorker } from "../workers/worker.ts";
 import { spared } from "./verdicts.ts";
 import { type JoinOptions, Workers } from "../workers/workers.ts";
 
-/** Longest pause between claims that find nothing though the engine shows tasks. */
-const MAX_CLAIM_PAUSE_MS = 1000;
+const MAX_CLAIM_PAUSE_MS = 1000; // longest pause between claims that find nothing though the engine shows tasks
 
 /**
  * Why the dispatcher checks whether a batch can leave; all go through `wake`.
@@ -51,21 +50,15 @@ export class Dispatcher implements BatchOwner {
   readonly #chooser: Chooser;
   readonly #pipeline: Pipeline;
   readonly #unwatch: () => void;
-  /** Bound and not settled. */
-  readonly #open = new Map<InFlightBatch, Promise<void>>();
+  readonly #open = new Map<InFlightBatch, Promise<void>>(); // bound and not settled
   /** The worker that was just freed, while its next batch is chosen. */
   #freed: { readonly slot: PoolWorker; readonly at: number } | undefined;
-  /** Tasks returning to their queue unsent: not arrivals. */
-  #returning = 0;
-  /** Tasks are returning one by one: do not send a batch of the first of them. */
-  #holdsOff = false;
+  #returning = 0; // tasks returning to their queue unsent: not arrivals
+  #holdsOff = false; // tasks are returning one by one: do not send a batch of the first of them
   #alarm: Alarm | undefined;
-  /** Arrivals below this depth are ignored; Infinity while no worker is free. */
-  #wakeDepth = 0;
-  /** Claims in a row that failed or were empty though the engine showed tasks. */
-  #emptyClaims = 0;
-  /** No claim before this, unless tasks arrive. */
-  #claimAt = -Infinity;
+  #wakeDepth = 0; // arrivals below this depth are ignored; Infinity while no worker is free
+  #emptyClaims = 0; // claims in a row that failed or were empty though the engine showed tasks
+  #claimAt = -Infinity; // no claim before this, unless tasks arrive
   #paused = false;
 
   /** `rules` returns the same object until a reload; call `wake` after the switch. */

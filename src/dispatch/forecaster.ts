@@ -15,19 +15,16 @@ import type { Workers } from "../workers/workers.ts";
 const WORKERS_PER_MS = 32;
 /** Acceptable lateness of a wait, as a share of the batch time: a plain timer will do for 50 ms and more. */
 const LATE_SHARE = 0.02;
-/** With more frequent starts the next arrival or reply comes before any timer. */
-const OFTEN_MS = 0.5;
+const OFTEN_MS = 0.5; // with more frequent starts the next arrival or reply comes before any timer
 const SPARE_BELOW_LOAD = 0.9;
-/** Assumed batch time before the first reply, as a share of `workerMs`. */
-const FIRST_GUESS = 1 / 32;
+const FIRST_GUESS = 1 / 32; // assumed batch time before the first reply, as a share of `workerMs`
 const HANDOVER_WEIGHT = 0.1;
 
 export class Forecaster {
   readonly #rules: () => ModelRules;
   readonly #workers: Workers;
   readonly #capacity: BatchCapacity;
-  /** Usual time from choosing a batch to its call: with a remote engine, its round trip. */
-  handoverMs = 0;
+  handoverMs = 0; // usual time from choosing a batch to its call: with a remote engine, its round trip
   #last: Horizon | undefined;
   #lastAt = -Infinity;
 

@@ -42,10 +42,7 @@ export interface BatchFacts {
   readonly handoverMs: number;
 }
 
-/**
- * The dispatcher. Told once that the worker can work on a batch, `waitedMs` after it could have begun, and that it
- * started.
- */
+/** The dispatcher. Told once that the worker can start (`waitedMs` after it could have begun) and that it started. */
 export interface BatchOwner {
   reached(batch: InFlightBatch, waitedMs: number, now: number): void;
   started(batch: InFlightBatch): void;
@@ -60,18 +57,13 @@ export class InFlightBatch {
   readonly freedAt: number | undefined;
   /** No batch is bound behind it: it holds a suspected input, or one bound behind it came back unstarted. */
   exclusive: boolean;
-  /** Another batch was with its worker at the same time, at least for a while. */
-  overlapped: boolean;
+  overlapped: boolean; // another batch was with its worker at the same time, at least for a while
   startedAt: number;
-  /** When `batch.started` was emitted. */
-  announcedAt: number | undefined;
+  announcedAt: number | undefined; // when `batch.started` was emitted
   overAt: number | undefined;
-  /** Meaningless before its turn. */
-  expectedFreeAt: number;
-  /** Written at the claim, and again when an early batch starts: outcomes report `startedAt`. */
-  lease: Lease | undefined;
-  /** The tasks of the lease that are sent. */
-  tasks: readonly ClaimedTask[] = [];
+  expectedFreeAt: number; // meaningless before its turn
+  lease: Lease | undefined; // written at the claim, and again when an early batch starts: outcomes report `startedAt`
+  tasks: readonly ClaimedTask[] = []; // the tasks of the lease that are sent
   run: BatchRun | undefined;
   readonly #owner: BatchOwner;
   readonly #expectedMs: number;

@@ -25,23 +25,19 @@ type Members = readonly BatchMember[];
 type Failure = Pick<Reply & { kind: "failed" }, "message" | "brief">;
 
 export const UNUSABLE = "the worker returned no usable output for this input";
-/** In units of `ejectMs`. */
-const DOUBT_PAUSE = 0.5;
+const DOUBT_PAUSE = 0.5; // in units of `ejectMs`
 
 interface Again {
   readonly finding: Finding;
-  /** Bound on the batch size of the retry. */
-  readonly atMost?: (attempt: number) => number;
-  /** If given up, reject the same input for a while. */
-  readonly bars?: boolean;
+  readonly atMost?: (attempt: number) => number; // bound on the batch size of the retry
+  readonly bars?: boolean; // if given up, reject the same input for a while
 }
 
 export class Verdicts {
   readonly #rules: ModelRules;
   readonly #parts: RunParts;
   readonly #batch: InFlightBatch;
-  /** Ferry stops: nothing more is settled, and the engine keeps what was accepted. */
-  silent = false;
+  silent = false; // Ferry stops: nothing more is settled, and the engine keeps what was accepted
 
   constructor(rules: ModelRules, parts: RunParts, batch: InFlightBatch) {
     this.#rules = rules;
@@ -155,8 +151,7 @@ export class Verdicts {
     // One random number per batch: its tasks come back together and fill one batch again.
     const random = this.#parts.random();
     const code = "INFERENCE_FAILED";
-    /** In the order of the verdicts; undefined where it is retried. */
-    const dead: (Task | undefined)[] = [];
+    const dead: (Task | undefined)[] = []; // in the order of the verdicts; undefined where it is retried
     const replies = await this.#settle(members, ({ attempt, task }) => {
       const at = over === undefined ? this.#retryAt(attempt, now, random) : undefined;
       dead.push(at === undefined ? task : undefined);

@@ -38,8 +38,7 @@ export interface Sharing {
   /** The caller's Idempotency-Key, scoped to its tenant, and a fingerprint of the body. */
   readonly idempotency?: { readonly key: string; readonly fingerprint: string };
   /**
-   * There is no room: answer or join an existing task, otherwise `full`. Then nothing was written, and an unused
-   * Idempotency-Key stays unused.
+   * No room: answer or join an existing task, otherwise `full`, with nothing written and the Idempotency-Key unused.
    */
   readonly only?: boolean;
 }
@@ -180,10 +179,7 @@ export interface DeadLetter {
 }
 
 export interface EngineListener {
-  /**
-   * A task ended. Called once per settled record; a shared engine tells each process of the tasks that it put, joined
-   * or follows.
-   */
+  /** Called once per settled record; a shared engine tells each process of the tasks that it put, joined or follows. */
   settled?(record: RecordView): void;
   /** `count` tasks entered a queue (new, retried, replayed or put back), which now holds `depth`. */
   queued?(model: string, parameters: Json, depth: number, count: number): void;
@@ -214,18 +210,15 @@ export interface Engine {
    */
   put(task: Task, sharing?: Sharing): PutReply | Promise<PutReply>;
   /**
-   * Prefix for the id of a model's next task (`ids.ts`), for engines that store tasks in bundles. If absent, any id
-   * will do.
+   * Id prefix for a model's next task (`ids.ts`), for engines that store tasks in bundles. If absent, any id will do.
    */
   bundle?(model: string): string;
   /**
-   * Why a request of this many tasks with shared parameters could never be queued, even in an empty queue; undefined if
-   * it can be. Asked before they are put.
+   * Why a request of `tasks` with shared parameters could never be queued; undefined if it can. Asked before the puts.
    */
   neverFits(tasks: number, inputBytes: number, parameterBytes: number): string | undefined;
   /**
-   * Runs `puts`, which puts several tasks: listeners hear of them after the last one, so that the inputs of one request
-   * can leave in one batch.
+   * Runs several puts: listeners hear of them after the last one, so that one request's inputs can leave in one batch.
    */
   together<Puts>(puts: () => Puts): Puts;
 
@@ -240,8 +233,8 @@ export interface Engine {
   extend(lease: Lease, leaseMs: number): Promise<readonly string[]>;
 
   /**
-   * Decides tasks of a lease; each verdict is atomic: state, outcome, queue and wake-up. Idempotent. A lease may be
-   * settled in parts.
+   * Decides tasks of a lease; each verdict is atomic (state, outcome, queue, wake-up). Idempotent; may be done in
+   * parts.
    */
   settle(lease: Lease, verdicts: readonly Verdict[]): Promise<readonly SettleReply[]>;
 
@@ -285,10 +278,7 @@ export interface Engine {
   /** Waiting tasks of a model by tier, including those on their way in. No round trip. */
   waiting(model: string): readonly number[];
 
-  /**
-   * How many tasks of its tier would be served before a new one of this tenant: fewer than wait when others flood it,
-   * as tenants take turns. An estimate; no round trip.
-   */
+  /** Estimated tasks of its tier served before a new one of this tenant, as tenants take turns. No round trip. */
   turn(model: string, tier: number, tenant: string): number;
 
   stats(): EngineStats;

@@ -14,8 +14,7 @@ const POOL_BYTES = 8192;
 
 const pool = new Uint8Array(POOL_BYTES);
 let used = pool.length;
-/** Reused, so that one string is made per id. */
-const digits = Buffer.alloc(ID_LENGTH);
+const digits = Buffer.alloc(ID_LENGTH); // reused, so that one string is made per id
 let lastMs = -1;
 
 /** `bundle`: the first 21 characters; without it the whole id is new. */

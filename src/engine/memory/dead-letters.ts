@@ -29,8 +29,7 @@ export class DeadLetters {
   readonly #limits: () => EngineLimits;
   readonly #events: Events;
   readonly #owner: Owner;
-  /** Oldest first. */
-  readonly #letters = new Map<string, DeadLetter>();
+  readonly #letters = new Map<string, DeadLetter>(); // oldest first
 
   constructor(limits: () => EngineLimits, events: Events, owner: Owner) {
     this.#limits = limits;

@@ -73,8 +73,7 @@ export class MemoryEngine implements Engine {
   readonly #listeners = new Set<EngineListener>();
   readonly together: Engine["together"] = (puts) => this.#places.together(puts);
   readonly deadLetters: DeadLetters;
-  /** Tasks that run inside this process; kept only with a journal. */
-  readonly #inside = new Set<TaskRecord>();
+  readonly #inside = new Set<TaskRecord>(); // tasks that run inside this process; kept only with a journal
   /** Tasks that ran when the process died, fewest deaths first; `#suspect` is the one that may run. */
   readonly #suspects: TaskRecord[] = [];
   #suspect: TaskRecord | undefined;

@@ -21,14 +21,10 @@ import { explain, isPassing, journalFile, lockDataDir, markText, tallyCrc, textC
 import type { Changes, Reopen, JournalCounts, WriterNote, WriterStart } from "./journal.ts";
 import { createFile, finishRecovery, readJournal, renameSafely, sizeOf } from "./journal-recover.ts";
 
-/** Text written between two folds of the log into the file. */
-const FOLD_BYTES = 2 * 1024 * 1024;
-/** Rough cost of a commit besides its texts: the tally's page and one half-filled page. */
-const COMMIT_BYTES = 16 * 1024;
-/** Records handed over at once. */
-const CHUNK = 500;
-/** Probe size, plus twice the waiting changes: room for a fold of the log. */
-const PROBE_BYTES = 2 * FOLD_BYTES;
+const FOLD_BYTES = 2 * 1024 * 1024; // text written between two folds of the log into the file
+const COMMIT_BYTES = 16 * 1024; // rough cost of a commit besides its texts: the tally's page and one half-filled page
+const CHUNK = 500; // records handed over at once
+const PROBE_BYTES = 2 * FOLD_BYTES; // probe size, plus twice the waiting changes: room for a fold of the log
 
 interface RowPlace {
   readonly seq: number;
@@ -56,8 +52,7 @@ class Writer {
   readonly #places = new Map<string, RowPlace>();
   readonly #file: string;
   readonly #path: string;
-  /** Of ferry.db: writing to a deleted or replaced file succeeds, and keeps nothing. */
-  readonly #inode: number;
+  readonly #inode: number; // of ferry.db: writing to a deleted or replaced file succeeds, and keeps nothing
   readonly #save: StatementSync;
   readonly #update: StatementSync;
   readonly #forget: StatementSync;

@@ -51,10 +51,7 @@ export interface Journal {
   /** Ignored if the record is not there. */
   update(id: string, state: string): void;
   forget(id: string): void;
-  /**
-   * The complete set of records that run in this process. Survives a crash of the process once this returns (a write of
-   * some microseconds without fsync, on the calling thread); perhaps a power cut.
-   */
+  /** All records that run in this process; survives its crash once this returns (a write of some µs, without fsync). */
   running(ids: readonly string[]): void;
   /** Resolves when every earlier change is on disk (fsynced); rejects when it cannot be. */
   flushed(): Promise<void>;
@@ -71,8 +68,7 @@ export interface Journal {
 
 /** The message names files: for operators, never for clients. */
 export class JournalTrouble extends Error {
-  /** Not temporary: the process must be restarted. */
-  readonly lasting: boolean;
+  readonly lasting: boolean; // not temporary: the process must be restarted
 
   constructor(message: string, lasting: boolean) {
     super(message);
@@ -85,8 +81,8 @@ export interface OpenedJournal {
   /** In the order of their `save`. */
   readonly records: SavedRecord[];
   /**
-   * Confirmed commits lost because the end of the log was cut or damaged; 0 unless the disk lied about an fsync. If not
-   * 0, report it loudly: those tasks are lost.
+   * Confirmed commits lost at the end of the log; 0 unless the disk lied about an fsync. Report it: those tasks are
+   * lost.
    */
   readonly torn: number;
   /** The last set passed to `running`. */
@@ -118,10 +114,8 @@ export interface Reopen {
 export type Changes = readonly (string | null)[];
 
 const GROUP_BYTES = 1024 * 1024;
-/** How often a stalled journal probes the disk. */
-const RETRY_MS = 1000;
-/** Rough cost of a change besides its texts. */
-const CHANGE_BYTES = 64;
+const RETRY_MS = 1000; // how often a stalled journal probes the disk
+const CHANGE_BYTES = 64; // rough cost of a change besides its texts
 
 /** The net change of each id, in order of first mention. */
 class Group {
@@ -347,10 +341,7 @@ class ThreadJournal implements Journal {
   }
 }
 
-/**
- * Opens the journal in `dataDir`, created if missing. Rejects, with one sentence that names the file and says what to
- * do, when the directory is unusable, in use or damaged.
- */
+/** Creates `dataDir` if missing. Rejects with one sentence that names the file and says what to do. */
 export async function openJournal(
   dataDir: string,
   onTrouble: (why: JournalTrouble | undefined) => void,
@@ -425,20 +416,16 @@ function readRunning(dataDir: string): readonly string[] {
 
 /** The one failure that `ferry recover` is for. */
 export class DamagedJournal extends Error {
-  /** Expected number of records; undefined if unknown. */
-  expected: number | undefined;
-  /** The file is intact and newer without its log. */
-  isBetterAlone = false;
+  expected: number | undefined; // expected number of records; undefined if unknown
+  isBetterAlone = false; // the file is intact and newer without its log
 }
 
-/** SQLite primary result codes. */
-const BUSY = 5;
-const FULL = 13;
+const BUSY = 5; // SQLite primary result code
+const FULL = 13; // likewise
 const CANNOT = new Set<unknown>([3, 8, 14, "EACCES", "EPERM", "EROFS"]); // permission, read-only, cannot open
 
-/** SQLite extended result codes: write() failed; ftruncate() failed. */
-const WRITE_FAILED = 778;
-const TRUNCATE_FAILED = 1546;
+const WRITE_FAILED = 778; // SQLite extended result code: write() failed
+const TRUNCATE_FAILED = 1546; // ftruncate() failed
 /** From probe files, and from SQLite's first access to a file. */
 const REFUSED = new Set<unknown>("ENOSPC EDQUOT EROFS EFBIG EIO EACCES EPERM EMFILE ENFILE".split(" "));
 

@@ -23,8 +23,7 @@ const SETTLED_AT = 0;
 const QUEUED_AT = 1;
 const CREATED_AT = 2;
 const DEADLINE_AT = 3;
-/** Until when it may answer others with the same content; 0: never. */
-const CACHE_UNTIL = 4;
+const CACHE_UNTIL = 4; // until when it may answer others with the same content; 0: never
 const INSTANTS = 5;
 
 const BYTES = 0;
@@ -38,8 +37,7 @@ const NOTE_BYTES = 7;
 const ID_LENGTH = 8;
 const TENANT_LENGTH = 9;
 const MODEL_LENGTH = 10;
-/** Callers besides the first. */
-const JOINS = 11;
+const JOINS = 11; // callers besides the first
 const TRACE_LENGTH = 12;
 const KEY_LENGTH = 13;
 const OWN_BYTES = 14;
@@ -48,25 +46,22 @@ const NUMBERS = 16;
 
 const HEAD_BYTES = INSTANTS * 8 + NUMBERS * 4;
 
-/** The result is forgotten; the rest may still serve the cache. */
-const GONE = 1;
+const GONE = 1; // the result is forgotten; the rest may still serve the cache
 const DELIVERED = 2;
 const CACHED = 4;
 const FAILED = 8;
 
 /** Memory filled from its start with records of one tenant. */
 export class Slab {
-  /** Index in `#slabs`. */
-  readonly slot: number;
+  readonly slot: number; // index in `#slabs`
   readonly of: Holding;
   next: Slab | undefined;
   readonly bytes: Buffer;
   readonly instants: Float64Array;
   readonly numbers: Uint32Array;
   used = 0;
-  /** The last batch note written here, and its position. */
-  note: BatchNote | undefined;
-  noteAt = 0;
+  note: BatchNote | undefined; // the last one written here
+  noteAt = 0; // its position
   noteBytes = 0;
 
   constructor(slot: number, of: Holding, memory: ArrayBuffer) {
@@ -81,8 +76,7 @@ export class Slab {
 /** A record's texts and their lengths, ready to be written. */
 interface Parcel {
   readonly record: TaskRecord;
-  /** "" if it may not answer others. */
-  readonly key: string;
+  readonly key: string; // "" if it may not answer others
   readonly idHash: number;
   readonly keyHash: number;
   readonly own: string;
@@ -317,8 +311,7 @@ class PackedIndex {
 
 /** Largest slab. A tenant's first slab is as large as its first record; each further one doubles. */
 const SLAB_BYTES = 1 << 20;
-/** Records are 8-byte aligned: place = slab slot · PLACES + offset / 8. */
-const PLACES = SLAB_BYTES / 8;
+const PLACES = SLAB_BYTES / 8; // records are 8-byte aligned: place = slab slot · PLACES + offset / 8
 
 export interface PackedOwner {
   /** Its result is no longer kept. Undefined if no listener needs it: ids are decoded for it. */
@@ -329,20 +322,16 @@ export interface PackedOwner {
 
 export class Packed {
   readonly #ttlMs: () => number;
-  /** For the hashes of ids and cache keys. */
-  readonly #seed: number;
+  readonly #seed: number; // for the hashes of ids and cache keys
   readonly #holdings: Holdings;
   readonly #owner: PackedOwner;
-  /** By slot; slots of emptied slabs are reused. */
-  readonly #slabs: (Slab | undefined)[] = [];
+  readonly #slabs: (Slab | undefined)[] = []; // by slot; slots of emptied slabs are reused
   readonly #freeSlots: number[] = [];
   readonly #byId = new PackedIndex((place, id) => hasId(this.#slab(place), startOf(place), id));
   readonly #byKey = new PackedIndex((place, key) => hasKey(this.#slab(place), startOf(place), key));
-  /** An emptied slab, for reuse. */
-  #spare: ArrayBuffer | undefined;
-  /** The last batch as text: each tenant that shared it stores it in its slab. */
-  #batch: BatchNote | undefined;
-  #batchText = "";
+  #spare: ArrayBuffer | undefined; // an emptied slab, for reuse
+  #batch: BatchNote | undefined; // the last one written
+  #batchText = ""; // `#batch`, encoded once: each tenant that shared it stores it in its slab
 
   constructor(holdings: Holdings, ttlMs: () => number, seed: number, owner: PackedOwner) {
     this.#holdings = holdings;

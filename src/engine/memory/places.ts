@@ -17,8 +17,7 @@ const NOTHING: readonly never[] = [];
 interface Arrivals {
   readonly model: string;
   readonly parameters: string;
-  /** Queue depth, these included. */
-  readonly depth: number;
+  readonly depth: number; // queue depth, these included
   readonly count: number;
 }
 
@@ -27,16 +26,13 @@ export class Places {
   readonly #listeners: ReadonlySet<EngineListener>;
   readonly #fallsDue: (at: number) => void;
   readonly #seed: number;
-  /** A journal stores parameters with each task; in memory tasks share their text. */
-  readonly #journaled: boolean;
+  readonly #journaled: boolean; // a journal stores parameters with each task; in memory tasks share their text
   readonly #queues = new Map<string, ModelQueues>();
   readonly #alarms = new Heap<TaskRecord>();
-  /** Queued, or waiting for a retry. */
-  waiting = 0;
+  waiting = 0; // queued, or waiting for a retry
   waitingBytes = 0;
   running = 0;
-  /** Arrivals of one `together`, by queue; undefined outside of it. */
-  #untold: Map<Group, Arrivals> | undefined;
+  #untold: Map<Group, Arrivals> | undefined; // arrivals of one `together`, by queue; undefined outside of it
 
   constructor(
     limits: () => EngineLimits,

@@ -15,8 +15,7 @@ import type { Json, Task } from "../../core/task.ts";
 import { MAX_GROUPS, type QueueView } from "../engine.ts";
 import { ANY_BATCH, RecordList, type TaskRecord } from "./record.ts";
 
-/** Groups that `turn` examines one by one; with more, it uses each tenant's total over all groups. */
-const FEW_GROUPS = 16;
+const FEW_GROUPS = 16; // groups that `turn` examines one by one; with more, it uses each tenant's total over all groups
 
 /** One tenant's records in a tier; tenants with any form a ring. */
 export class TenantRow {
@@ -41,8 +40,7 @@ export class TenantRow {
  * second tenant builds the rows, and they stay until the tier is empty: one visit per record in its life.
  */
 export class TierQueue extends RecordList {
-  /** The only tenant, until there is a second. */
-  #sole = "";
+  #sole = ""; // the only tenant, until there is a second
   #rows: Map<string, TenantRow> | undefined;
   #turn: TenantRow | undefined;
 
@@ -166,20 +164,15 @@ function unlink(row: TenantRow, record: TaskRecord): void {
 
 export class Group implements QueueView, Due {
   readonly parameters: Json;
-  /** The tenant that put its first task; the group counts as that tenant's. */
-  opener = "";
+  opener = ""; // the tenant that put its first task; the group counts as that tenant's
   readonly tiers: TierQueue[];
-  /** Seats owed to the lower tiers. Written and read by `take`. */
-  readonly credits: number[];
-  /** Tasks in its queue. */
-  depth = 0;
-  /** Those, and tasks that wait for a retry. */
-  waiting = 0;
+  readonly credits: number[]; // seats owed to the lower tiers. Written and read by `take`.
+  depth = 0; // tasks in its queue
+  waiting = 0; // `depth`, and tasks that wait for a retry
   fresh = 0;
   /** The tenant on whose turn it is served; undefined while its queue is empty or it is the only group. */
   owner: Owner | undefined;
-  /** Among its owner's groups, by `oldestAt`. */
-  dueAt = 0;
+  dueAt = 0; // among its owner's groups, by `oldestAt`
   place = -1;
 
   constructor(parameters: Json, tiers: number) {
@@ -204,10 +197,7 @@ export class Group implements QueueView, Due {
     return head === undefined || head.maxBatchSize === ANY_BATCH ? Infinity : head.maxBatchSize;
   }
 
-  /**
-   * Over the heads: deadlines are a fixed time after arrival. The first caller's deadline: a joined caller that waits
-   * longer must not hide the urgency of tasks behind it.
-   */
+  /** Of the heads' first callers: a joined caller that waits longer must not hide the urgency of tasks behind it. */
   get earliestDeadlineAt(): number {
     let earliest = Infinity;
     for (const { first } of this.tiers)
@@ -221,11 +211,9 @@ class Owner implements Due {
   readonly tenant: string;
   readonly tier: number;
   queued = 0;
-  /** When a batch last left on its turn. */
-  servedAt = -Infinity;
+  servedAt = -Infinity; // when a batch last left on its turn
   readonly groups = new Heap<Group>();
-  /** Among its tier's owners: waiting for its turn since then. */
-  dueAt = 0;
+  dueAt = 0; // among its tier's owners: waiting for its turn since then
   place = -1;
 
   constructor(tenant: string, tier: number) {
@@ -301,12 +289,9 @@ export class ModelQueues {
   readonly #tiers: number;
   /** Not a Map: V8 hashes long texts by their length alone, so a client could make it slow. */
   readonly #groups: Table<Group>;
-  /** How many of them each tenant opened. */
-  readonly #opened = new Map<string, number>();
-  /** The only group with queued tasks, while there is no order. */
-  #sole: Group | undefined;
-  /** The last one emptied: usually the next to be needed. */
-  #last: Group | undefined;
+  readonly #opened = new Map<string, number>(); // how many of them each tenant opened
+  #sole: Group | undefined; // the only group with queued tasks, while there is no order
+  #last: Group | undefined; // the last one emptied: usually the next to be needed
   /** By tier. Made when tasks of a second group are queued, dropped when nothing is. */
   #orders: readonly TierOrder[] | undefined;
   #arrivals = 0;

@@ -8,8 +8,7 @@ import type { EventFields } from "../../observe/events.ts";
 import type { RecordView, Sharing, Verdict } from "../engine.ts";
 import type { Group, TenantRow } from "./queues.ts";
 
-/** Heap cost of a record besides its texts; measured on V8, rounded up. */
-const RECORD_BYTES = 1500;
+const RECORD_BYTES = 1500; // heap cost of a record besides its texts; measured on V8, rounded up
 
 /** Hashed characters of a task id, which only we make: its random end. */
 export const ID_RANDOM_END = 12;
@@ -24,52 +23,34 @@ export class TaskRecord implements RecordView, Due {
   state: TaskState = "queued";
   attempt = 0;
   queuedAt: number;
-  /** Arrival number within its model. */
-  arrival = 0;
-  /** Best tier of its callers. */
-  tier: number;
-  /** Latest deadline of its callers: none is failed by another's shorter deadline. */
-  deadlineAt: number;
+  arrival = 0; // arrival number within its model
+  tier: number; // best tier of its callers
+  deadlineAt: number; // latest deadline of its callers: none is failed by another's shorter deadline
   settledAt?: number;
   outcome?: Outcome;
-  /** UTF-8 bytes of the output, once counted. */
-  outputBytes?: number;
+  outputBytes?: number; // UTF-8 bytes of the output, once counted
   cached = false;
   batch?: BatchNote;
-  /** The lease that may report a failure; "" if none. */
-  lease = "";
+  lease = ""; // the lease that may report a failure; "" if none
   leaseUntil = 0;
-  /** When a retry is due; 0 if not waiting for one. */
-  retryAt = 0;
-  /** When it expires in the queue. */
-  expiresAt: number;
-  /** Callers that share this record through their content, besides the first. */
-  joins = 0;
-  /** Idempotency-Keys that point here. */
-  keys: readonly NonNullable<Sharing["idempotency"]>[] = NO_KEYS;
+  retryAt = 0; // when a retry is due; 0 if not waiting for one
+  expiresAt: number; // when it expires in the queue
+  joins = 0; // callers that share this record through their content, besides the first
+  keys: readonly NonNullable<Sharing["idempotency"]>[] = NO_KEYS; // Idempotency-Keys that point here
   maxBatchSize = ANY_BATCH;
-  /** Expired leases. */
-  lost = 0;
-  /** How often the process died while it ran there; survives restarts. From the first on it runs alone. */
-  deaths = 0;
-  /** It was put back once because its batch was overdue. */
-  overdue = false;
-  /** Dead letter detail for operators; undefined if it is none. */
-  dead: string | undefined;
-  /** It was a dead letter, and becomes one again unless it succeeds. */
-  replayed = false;
-  /** Its caller has the outcome; before it is settled: no caller waits for it any more. */
-  delivered = false;
-  /** While it waits. Written by `queues.ts`. */
-  group: Group | undefined;
-  /** When `reap` must look at it; until it is final. */
-  dueAt = Infinity;
+  lost = 0; // expired leases
+  deaths = 0; // how often the process died while it ran there; survives restarts. From the first on it runs alone.
+  overdue = false; // it was put back once because its batch was overdue
+  dead: string | undefined; // dead letter detail for operators; undefined if it is none
+  replayed = false; // it was a dead letter, and becomes one again unless it succeeds
+  delivered = false; // its caller has the outcome; before it is settled: no caller waits for it any more
+  group: Group | undefined; // while it waits. Written by `queues.ts`.
+  dueAt = Infinity; // when `reap` must look at it; until it is final
   place = -1;
   list: RecordList | undefined;
   before: TaskRecord | undefined;
   after: TaskRecord | undefined;
-  /** Its tenant's row, in a queue that several tenants share. */
-  row: TenantRow | undefined;
+  row: TenantRow | undefined; // its tenant's row, in a queue that several tenants share
   rowBefore: TaskRecord | undefined;
   rowAfter: TaskRecord | undefined;
 

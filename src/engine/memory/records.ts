@@ -35,23 +35,16 @@ class Rank implements Due {
 /** One tenant's kept results. */
 export class Holding {
   readonly tenant: string;
-  /** Of all its results, cached ones included. */
-  bytes = 0;
+  bytes = 0; // of all its results, cached ones included
   awaitedBytes = 0;
-  /** Packed results in linked slabs, oldest first; written by `packed.ts`. */
-  oldest: Slab | undefined;
+  oldest: Slab | undefined; // packed results in linked slabs, oldest first; written by `packed.ts`
   newest: Slab | undefined;
-  /** Start of the oldest record in the oldest slab. */
-  start = 0;
-  /** No record before this place is awaited. */
-  awaitedFrom: { slab: Slab; start: number } | undefined;
-  /** Results kept as records, in order; written by `Records`. */
-  readonly awaited = new RecordList();
+  start = 0; // start of the oldest record in the oldest slab
+  awaitedFrom: { slab: Slab; start: number } | undefined; // no record before this place is awaited
+  readonly awaited = new RecordList(); // results kept as records, in order; written by `Records`
   readonly delivered = new RecordList();
-  /** By bytes, while some of them can be dropped. */
-  readonly bySize = new Rank(this);
-  /** By the time at which its first result is to be forgotten; never late. */
-  readonly byAge = new Rank(this);
+  readonly bySize = new Rank(this); // by bytes, while some of them can be dropped
+  readonly byAge = new Rank(this); // by the time at which its first result is to be forgotten; never late
 
   constructor(tenant: string) {
     this.tenant = tenant;
@@ -62,8 +55,7 @@ export class Holdings {
   readonly #byTenant: Table<Holding>;
   readonly #bySize = new Heap<Rank>();
   readonly #byAge = new Heap<Rank>();
-  /** Tenants with unfetched results. */
-  #awaiting = 0;
+  #awaiting = 0; // tenants with unfetched results
   bytes = 0;
   awaitedBytes = 0;
 
@@ -143,15 +135,12 @@ export class Records {
   readonly #keeper: RecordKeeper | undefined;
   readonly #holdings: Holdings;
   readonly #packed: Packed;
-  /** Records that are not packed; bounded by the queue and the kept results. */
-  readonly #byId: Table<TaskRecord>;
+  readonly #byId: Table<TaskRecord>; // records that are not packed; bounded by the queue and the kept results
   /** Tasks in flight by content, and tasks by Idempotency-Key: each entry is removed with its record. */
   readonly #inFlight: Table<TaskRecord>;
   readonly #keys = new Map<string, { readonly record: TaskRecord; readonly fingerprint: string }>();
-  /** Final records that are not packed. */
-  #shelved = 0;
-  /** The value by which the holdings are ranked. */
-  #ttlMs: number;
+  #shelved = 0; // final records that are not packed
+  #ttlMs: number; // the value by which the holdings are ranked
 
   constructor(limits: () => EngineLimits, clock: Clock, keeper: RecordKeeper | undefined, seed: number) {
     this.#limits = limits;
@@ -175,10 +164,7 @@ export class Records {
     return this.#shelved + this.#packed.size;
   }
 
-  /**
-   * Why nothing new can be kept for this tenant: the disk refuses writes or is behind, or the tenant fetches too
-   * little.
-   */
+  /** Nothing new can be kept: the disk refuses writes or is behind, or the tenant fetches too little. */
   full(tenant: string): (PutReply & { readonly kind: "full" }) | undefined {
     const { maxQueuedBytes, results } = this.#limits();
     if (this.#keeper?.journal.trouble !== undefined) return { kind: "full", message: UNWRITABLE };
@@ -233,10 +219,7 @@ export class Records {
     record.keys = [...record.keys, idempotency];
   }
 
-  /**
-   * The record of this Idempotency-Key, and whether it came with another body. A retryable failure does not occupy a
-   * key: the next request with it runs again, and the key then points there.
-   */
+  /** The key's record, and whether its body differs. A retryable failure frees the key for the next request. */
   keyed({ idempotency }: Sharing): { record: TaskRecord; conflict: boolean } | undefined {
     const used = idempotency && this.#keys.get(idempotency.key);
     if (used === undefined || this.#outlived(used.record)) return undefined;
@@ -279,8 +262,8 @@ export class Records {
   }
 
   /**
-   * Whether an outcome found on disk was fetched is not stored. It counts as promised while that leaves its tenant room
-   * for further promises, and as fetched beyond that.
+   * Whether it was fetched is not stored: it counts as promised while its tenant has room for promises, else as
+   * fetched.
    */
   countFound(record: TaskRecord): void {
     record.delivered = !this.#holdings.mayPromise(record.task.tenant, this.#limits().results.maxBytes, 2);

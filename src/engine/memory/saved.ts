@@ -13,16 +13,11 @@ interface SavedState {
   readonly outcome?: Outcome;
   readonly settledAt?: number;
   readonly batch?: BatchNote;
-  /** Dead letter detail for operators. */
-  readonly dead?: string;
-  /** Only the dead letter is left of it. */
-  readonly forgotten?: true;
-  /** It was a dead letter before. */
-  readonly replayed?: true;
-  /** How often the process died while it ran. */
-  readonly deaths?: number;
-  /** Idempotency-Keys of joined callers. */
-  readonly keys?: TaskRecord["keys"];
+  readonly dead?: string; // dead letter detail for operators
+  readonly forgotten?: true; // only the dead letter is left of it
+  readonly replayed?: true; // it was a dead letter before
+  readonly deaths?: number; // how often the process died while it ran
+  readonly keys?: TaskRecord["keys"]; // Idempotency-Keys of joined callers
 }
 
 interface SavedTask {
@@ -34,8 +29,7 @@ interface SavedTask {
 export class RecordKeeper {
   readonly journal: Journal;
   readonly found: readonly SavedRecord[];
-  /** Those that ran in the process when it ended, where recorded. */
-  readonly wereRunning: ReadonlySet<string>;
+  readonly wereRunning: ReadonlySet<string>; // those that ran in the process when it ended, where recorded
 
   constructor(journal: Journal, found: readonly SavedRecord[], wereRunning: readonly string[] = []) {
     this.journal = journal;

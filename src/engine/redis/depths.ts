@@ -12,13 +12,11 @@ import type { RedisParts } from "./parts.ts";
 
 /** Shard of the hash. */
 export const DEPTH_SHARD = 0;
-/** Waiting for a retry, of any model. */
-const LATER = "later";
+const LATER = "later"; // waiting for a retry, of any model
 const BYTES = "bytes";
 const RUNNING = "running";
 
-/** From this share of a bound on, tasks are counted before they are put. */
-const NEAR = 1 / 8;
+const NEAR = 1 / 8; // from this share of a bound on, tasks are counted before they are put
 
 type Full = PutReply & { readonly kind: "full" };
 
@@ -28,12 +26,9 @@ export type QueueCounts = Map<string, number>;
 export class Depths {
   readonly #parts: RedisParts;
   readonly #key: string;
-  /** Last values from Redis. */
-  #known: QueueCounts = new Map();
-  /** On their way in. */
-  readonly #entering: QueueCounts = new Map();
-  /** Reported by this process's pool. */
-  readonly #told: QueueCounts = new Map();
+  #known: QueueCounts = new Map(); // last values from Redis
+  readonly #entering: QueueCounts = new Map(); // on their way in
+  readonly #told: QueueCounts = new Map(); // reported by this process's pool
   #suspicious = "";
   /** Fields of each requested model; the engine asks only for those it knows. */
   readonly #fields = new Map<string, readonly string[]>();

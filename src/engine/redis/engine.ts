@@ -71,12 +71,9 @@ export class RedisEngine implements Engine {
   readonly #settlements: Settlements;
   readonly #spends: RedisSpends;
   readonly deadLetters: RedisLetters;
-  /** Stops the periodic work. */
-  readonly #ends: (() => void)[] = [];
-  /** Unsettled tasks per lease token. */
-  readonly #leases = new Map<string, number>();
-  /** Evictions under way. */
-  #evicting: Promise<unknown> = Promise.resolve();
+  readonly #ends: (() => void)[] = []; // stops the periodic work
+  readonly #leases = new Map<string, number>(); // unsettled tasks per lease token
+  #evicting: Promise<unknown> = Promise.resolve(); // evictions under way
   #closed: Promise<void> | undefined;
 
   constructor(base: RedisBase, limits: () => EngineLimits, options: RedisOptions, cluster: boolean) {
@@ -523,5 +520,4 @@ export class RedisEngine implements Engine {
   }
 }
 
-/** Grace for a batcher's own verdict on a deadline to arrive. */
-const OVERDUE_MS = 1000;
+const OVERDUE_MS = 1000; // grace for a batcher's own verdict on a deadline to arrive

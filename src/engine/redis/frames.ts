@@ -138,8 +138,7 @@ export interface Meta {
   readonly sharing: Sharing;
 }
 
-/** Texts that a reader of the outcome needs come first: an outcome keeps only these. */
-const OUTCOME_TEXTS = 6;
+const OUTCOME_TEXTS = 6; // texts that a reader of the outcome needs come first: an outcome keeps only these
 const PARAMETERS_TEXT = 3;
 
 function metaTexts(task: Task, sharing: Sharing, clock: RedisClock): string[] {

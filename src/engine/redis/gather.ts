@@ -8,20 +8,16 @@ import type { Clock } from "../../app/clock.ts";
 
 const MAX_TOGETHER = 128;
 const ON_THEIR_WAY = 2;
-/** While a call is in flight the next waits for this many, or a time. */
-const ENOUGH = 16;
+const ENOUGH = 16; // while a call is in flight the next waits for this many, or MOST_TICKS
 const MOST_TICKS = 3;
 
 export class Gathering<Value> {
   readonly #send: (values: readonly Value[]) => Promise<void>;
   readonly #clock: Clock;
   readonly #tickMs: number;
-  /** When the last call of each group left. */
-  readonly #leftAt = new Map<number, number>();
-  /** By group; never empty. */
-  readonly #gathered = new Map<number, Value[]>();
-  /** Calls in flight by group; never 0. */
-  readonly #calls = new Map<number, number>();
+  readonly #leftAt = new Map<number, number>(); // when the last call of each group left
+  readonly #gathered = new Map<number, Value[]>(); // by group; never empty
+  readonly #calls = new Map<number, number>(); // calls in flight by group; never 0
 
   /** `send` never rejects. */
   constructor(send: (values: readonly Value[]) => Promise<void>, clock: Clock, tickMs: number) {

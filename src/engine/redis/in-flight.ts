@@ -10,8 +10,7 @@ import { MAX_GROUPS, type PutReply } from "../engine.ts";
 interface ModelGroups {
   /** Not a Map: V8 hashes long texts by their length alone, so a client could make it slow. */
   readonly groups: Table<{ readonly opener: string; tasks: number }>;
-  /** Groups that each tenant opened. */
-  readonly opened: Map<string, number>;
+  readonly opened: Map<string, number>; // groups that each tenant opened
 }
 
 export class InFlight {

@@ -64,8 +64,7 @@ const SHARD_AT = TIME_DIGITS + BUNDLE_DIGITS;
 
 export class RedisKeys {
   readonly tags: readonly string[];
-  /** What every key of a shard starts with. */
-  readonly bases: readonly string[];
+  readonly bases: readonly string[]; // what every key of a shard starts with
 
   constructor(prefix: string, shards: number) {
     this.tags = TAGS.slice(0, shards);

@@ -10,16 +10,14 @@ import { scripts } from "./scripts.ts";
 
 type DeadLetterVerbs = Engine["deadLetters"];
 
-/** Letters removed per sweep and shard. */
-const SWEEP_TOGETHER = 100;
+const SWEEP_TOGETHER = 100; // letters removed per sweep and shard
 
 export class RedisLetters implements DeadLetterVerbs {
   readonly #parts: RedisParts;
   readonly #depths: Depths;
   readonly #outcomes: Outcomes;
   #replays = 0;
-  /** At the last count. */
-  count = 0;
+  count = 0; // at the last count
 
   constructor(parts: RedisParts, depths: Depths, outcomes: Outcomes) {
     this.#parts = parts;

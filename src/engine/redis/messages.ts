@@ -20,12 +20,10 @@ export class Messages {
   /** Number of the last outcome message heard, by sender and shard, and sent, by receiver and shard. */
   readonly #heard = new Map<string, number>();
   readonly #sent = new Map<string, number>();
-  /** Unanswered requests. */
-  readonly #asked = new Map<number, (answer: string | undefined) => void>();
+  readonly #asked = new Map<number, (answer: string | undefined) => void>(); // unanswered requests
   #requests = 0;
   #unsubscribe: () => void = () => {};
-  /** Messages may have been missed. */
-  onGap: () => void = () => {};
+  onGap: () => void = () => {}; // messages may have been missed
 
   constructor(parts: RedisParts) {
     this.#parts = parts;

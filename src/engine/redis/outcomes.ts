@@ -31,25 +31,18 @@ export interface Awaited {
   missedAt: number;
 }
 
-/** A single miss may be a moment between two replies or two servers. */
-const LOST_AFTER_LOOKS = 3;
-/** A caller learns of a deadline from its own clock; the record may follow a little later. */
-const PATIENCE_MS = 5000;
+const LOST_AFTER_LOOKS = 3; // a single miss may be a moment between two replies or two servers
+const PATIENCE_MS = 5000; // a caller learns of a deadline from its own clock; the record may follow a little later
 const LOOK_UP_TOGETHER = 500;
 
 export class Outcomes {
   readonly #parts: RedisParts;
   readonly #records: RedisRecords;
-  /** For tables whose keys callers choose. */
-  readonly seed: number;
-  /** Bounded by the tasks that this process put and the results that it long-polls. */
-  readonly #awaited: Table<Awaited>;
-  /** Tasks in flight that this process put, by join key. */
-  readonly #joinable: Table<Awaited>;
-  /** A task that this process put has ended or is no longer awaited. */
-  onLeft: (task: Task) => void = () => {};
-  /** Past its deadline, and no batcher has read it. */
-  onExpired: (task: Task) => void = () => {};
+  readonly seed: number; // for tables whose keys callers choose
+  readonly #awaited: Table<Awaited>; // bounded by the tasks that this process put and the results that it long-polls
+  readonly #joinable: Table<Awaited>; // tasks in flight that this process put, by join key
+  onLeft: (task: Task) => void = () => {}; // a task that this process put has ended or is no longer awaited
+  onExpired: (task: Task) => void = () => {}; // past its deadline, and no batcher has read it
 
   constructor(parts: RedisParts, records: RedisRecords, messages: Messages) {
     this.#parts = parts;

@@ -27,10 +27,7 @@ export interface HeldEntry {
   left: number;
   /** Ended tasks whose outcome Redis has not confirmed. */
   unconfirmed: number;
-  /**
-   * Others may end it, so an outcome is reported only when Redis has taken it; until Redis knows that this batcher
-   * holds it.
-   */
+  /** Others may end it until Redis knows that this batcher holds it: report outcomes only once Redis has taken them. */
   contested: boolean;
   /** Another batcher holds it, as far as known: only that one may acknowledge it. */
   lost: boolean;
@@ -127,8 +124,8 @@ export class TaskPool {
   }
 
   /**
-   * Takes in delivered entries; resolves with their number of tasks. `ran`: they are a dead batcher's; the tasks that
-   * ran there, with their attempt.
+   * Takes in entries; resolves with their number of tasks. `ran`: what ran at the dead batcher that held them, by
+   * attempt.
    */
   async take(
     shard: number,
@@ -185,8 +182,7 @@ export class TaskPool {
   }
 
   /**
-   * An entry may be read after its bundle's time to live, if no batcher was there for long: what is written then must
-   * expire too.
+   * An entry may be read after its bundle has expired, if no batcher was there: what is written then must expire too.
    */
   #bounded(bundle: string): Arg[] {
     return ["PEXPIRE", bundle, Math.ceil(this.#parts.limits.results.ttlMs + GRACE_MS), "NX"];
@@ -233,8 +229,8 @@ export class TaskPool {
   }
 
   /**
-   * An entry that another batcher held, or that was written again: its hash says what is left to do. `counted`: all its
-   * tasks count as waiting, even those that do not wait.
+   * An entry written again or held by another batcher: its hash says what is left. `counted`: all tasks count as
+   * waiting.
    */
   async #takeChecked(
     entry: HeldEntry,
@@ -383,8 +379,7 @@ export function acknowledged(entries: readonly HeldEntry[]): Arg[][] {
   const commands: Arg[][] = [];
   for (const [stream, some] of Map.groupBy(entries, (entry) => entry.stream)) {
     const ids = some.map(({ id }) => id);
-    // In this order: a pending entry that is deleted is dropped by the next XCLAIM; the other way round it would stay
-    // for ever.
+    // In this order: the next XCLAIM drops a pending deleted entry; the other way round it would stay for ever.
     commands.push(["XDEL", stream, ...ids], ["XACK", stream, GROUP, ...ids]);
   }
   return commands;

@@ -34,12 +34,9 @@ const MAYBE = "the task may have been accepted; it is safe to send it again";
 const NOTHING_TO_SHARE = "nothing to share, and no room for more";
 const NOT_ACCEPTED = "nothing was accepted; send it again";
 const BEHIND = "Redis takes tasks in more slowly than they come";
-/** Share of `putWithinMs` after which a waiting backlog makes further puts fail. */
-const BEHIND_AFTER = 0.25;
-/** Remembered bundles that left; a second's worth at full load. */
-const MAX_LEFT = 10_000;
-/** Pauses between lookups of a key that names no task. */
-const LOOK_AGAIN_MS = [1, 3, 10, 50];
+const BEHIND_AFTER = 0.25; // share of `putWithinMs` after which a waiting backlog makes further puts fail
+const MAX_LEFT = 10_000; // remembered bundles that left; a second's worth at full load
+const LOOK_AGAIN_MS = [1, 3, 10, 50]; // pauses between lookups of a key that names no task
 
 type IdempotencyKey = NonNullable<Sharing["idempotency"]>;
 
@@ -48,8 +45,7 @@ interface Entering {
   readonly task: Task;
   readonly sharing: Sharing;
   readonly since: number;
-  /** It owns its content and its Idempotency-Key already. */
-  readonly claimed: boolean;
+  readonly claimed: boolean; // it owns its content and its Idempotency-Key already
   readonly answer: (reply: PutReply) => void;
   readonly fail: (why: Error) => void;
 }
@@ -78,10 +74,8 @@ export class RedisPuts {
   readonly #bundles = new Map<string, { readonly prefix: string; tasks: number }>();
   /** The last bundles that left: a task with such an id is late, or put for the second time. */
   readonly #left = new Set<string>();
-  /** The last tasks answered from the cache, whose bundle may not have left. */
-  readonly #cachedIds = new Set<string>();
-  /** Unanswered puts by join key: identical tasks wait for them. */
-  readonly #opening: Table<Promise<PutReply>>;
+  readonly #cachedIds = new Set<string>(); // the last tasks answered from the cache, whose bundle may not have left
+  readonly #opening: Table<Promise<PutReply>>; // unanswered puts by join key: identical tasks wait for them
   #turn = 0;
 
   constructor(parts: RedisParts, own: PutParts) {
@@ -167,12 +161,10 @@ export class RedisPuts {
     this.#turn++;
     // What gathered while a server did not answer has waited already, and does not wait that long again.
     const until = gathered[0]!.since + this.#parts.options.putWithinMs;
-    /** Those whose answer depends on this call. */
-    let mine = gathered;
+    let mine = gathered; // those whose answer depends on this call
     try {
       mine = await this.#claimContents(gathered, until);
-      // Near the queue's bounds tasks are counted before they are written, so that concurrent gateways do not pass
-      // them.
+      // Near the queue's bounds tasks are counted before the write, so that concurrent gateways do not pass them.
       const reserved = mine.length > 0 && this.#own.depths.near();
       if (reserved) mine = await this.#reserve(mine);
       await this.#write(mine, reserved, until);
@@ -223,8 +215,7 @@ export class RedisPuts {
         asked.push({ by, shard, command: ["GET", key] });
       }
     }
-    // A server known to be away is not waited for: tasks with a bundle elsewhere get in, and an identical one may run
-    // in parallel.
+    // Do not wait for a server that is away: tasks get in, and an identical one may run in parallel.
     const reachable = asked.filter(({ shard }) => nodes.up(shard));
     if (reachable.length === 0) return gathered;
     const replies = await nodes.scatter(reachable, { resend: true, withinMs: this.#leftMs(until) });
@@ -389,8 +380,8 @@ export class RedisPuts {
   }
 
   /**
-   * Points the Idempotency-Key at this task; resolves with an answer if it points at another. `only`: writes nothing,
-   * and returns the key's stale value.
+   * Points the key at this task; resolves with an answer if it is taken. `only`: writes nothing, returns its stale
+   * value.
    */
   async #bind(task: Task, idempotency: IdempotencyKey, only: boolean): Promise<PutReply | FreeKey> {
     const { clock, options } = this.#parts;

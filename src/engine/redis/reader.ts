@@ -51,17 +51,13 @@ const POLL_MS = 5;
 const BLOCK_MS = 400;
 const ROUND_MS = 1000;
 const AHEAD_MS = 50;
-/** How long a batcher that found a full batch reads as the leader does. */
-const BUSY_MS = 1000;
+const BUSY_MS = 1000; // how long a batcher that found a full batch reads as the leader does
 const MOST_ENTRIES = 64;
-/** How long an inactive shard in which something was found is polled. */
-const STRAY_MS = 10_000;
+const STRAY_MS = 10_000; // how long an inactive shard in which something was found is polled
 const TAKE_OVER_TOGETHER = 100;
-/** One in this many searches for dead batchers covers all shards. */
-const ALL_SHARDS_EACH = 10;
+const ALL_SHARDS_EACH = 10; // one in this many searches for dead batchers covers all shards
 const RETRY_MS = 100;
-/** How long it is known what a dead batcher ran, after the take-over. */
-const NOTES_MS = 60_000;
+const NOTES_MS = 60_000; // how long it is known what a dead batcher ran, after the take-over
 const NOTHING: ReadonlyMap<string, number> = new Map();
 
 export class BundleReader {
@@ -70,25 +66,19 @@ export class BundleReader {
   #demand: Demand | undefined;
   #stopped = false;
   readonly #reading = new Set<Promise<unknown>>();
-  /** Stops its periodic work, and the renewal of its lease. */
-  #ends: (() => void)[] = [];
+  #ends: (() => void)[] = []; // stop the periodic work
   #endRenewal = (): void => {};
   #polling = false;
   #pollAgain = false;
-  /** Streams with a blocked read, by shard. */
-  readonly #blocked = new Map<number, readonly string[]>();
+  readonly #blocked = new Map<number, readonly string[]>(); // streams with a blocked read, by shard
   readonly #looping = new Set<number>();
-  /** Streams whose consumer group exists. */
-  readonly #grouped = new Set<string>();
-  /** When it last found a full batch, by model. */
-  readonly #busyAt = new Map<string, number>();
+  readonly #grouped = new Set<string>(); // streams whose consumer group exists
+  readonly #busyAt = new Map<string, number>(); // when it last found a full batch, by model
   #renewals = 0;
-  /** Mean tasks per entry. */
-  #entrySize = 4;
+  #entrySize = 4; // mean tasks per entry
   /** Streams left to others: the last entry read, and since when. */
   readonly #unread = new Map<string, { last: string; since: number; lookedAt: number }>();
-  /** Inactive shards that had entries, and until when they are polled. */
-  readonly #strays = new Map<number, number>();
+  readonly #strays = new Map<number, number>(); // inactive shards that had entries, and until when they are polled
   #takeOvers = 0;
 
   constructor(parts: RedisParts, pool: TaskPool) {
@@ -371,8 +361,7 @@ export class BundleReader {
   }
 
   /**
-   * Each second: reads what is left in shards that are no longer active, or that only other processes use in place of a
-   * migrating one; and starts on newly active shards.
+   * Each second: reads leftovers in inactive shards, also those used in place of a migrating one; starts on new ones.
    */
   async #round(): Promise<void> {
     const { nodes, keys, clock } = this.#parts;

@@ -67,8 +67,7 @@ export function readState(text: Buffer | null | undefined): TriedState {
   };
 }
 
-/** Name prefix of a gateway whose callers only poll for the outcome. */
-const POLLS = "~";
+const POLLS = "~"; // name prefix of a gateway whose callers only poll for the outcome
 
 function waitingIn(text: Buffer | null | undefined): string[] {
   return text?.toString("latin1").split(",").filter(Boolean) ?? [];
@@ -102,8 +101,7 @@ export class RedisRecords {
         : Math.ceil(caller.deadlineAt - clock.now()) + this.#parts.limits.results.ttlMs + GRACE_MS;
     const args = [field, waits ? name : "", keyed ? "1" : "", ...brings, keepMs];
     const call = this.#parts.call(shard, scripts.join, [bundle], args);
-    // A joining caller is told "accepted", so make it as safe as a put: the gateway that put it may have been told that
-    // no replica confirmed it.
+    // A join is "accepted" too, so make it as safe as a put: the put may have lacked a replica's confirmation.
     const asked =
       caller === undefined
         ? nodes.run(shard, call, { resend: true })

@@ -26,8 +26,7 @@ import { scripts } from "./scripts.ts";
 
 const OFFER_FOR_MS = 30_000;
 const OFFER_AGAIN_MS = 100;
-/** Script reply to a failure of a task that another batcher holds. */
-const HELD_ELSEWHERE = -2;
+const HELD_ELSEWHERE = -2; // script reply to a failure of a task that another batcher holds
 
 /** A task that has ended in the pool. */
 interface Ended {
@@ -37,8 +36,7 @@ interface Ended {
   readonly field: string;
   readonly outcome: Buffer;
   readonly letter?: Buffer;
-  /** Key of its reusable success, if that is not the join key. */
-  readonly cacheKey?: string;
+  readonly cacheKey?: string; // key of its reusable success, if that is not the join key
   readonly cacheTtlMs: number;
 }
 
@@ -49,12 +47,9 @@ export class Settlements {
   readonly #messages: Messages;
   readonly #outcomes: Outcomes;
   readonly #records: RedisRecords;
-  /** Ended in this step of the pool, not yet sent. */
-  #ended: Ended[] = [];
-  /** Entries to acknowledge. */
-  #finished: HeldEntry[] = [];
-  /** Resolves when what was settled can be reused. */
-  cached: Promise<unknown> = Promise.resolve();
+  #ended: Ended[] = []; // ended in this step of the pool, not yet sent
+  #finished: HeldEntry[] = []; // entries to acknowledge
+  cached: Promise<unknown> = Promise.resolve(); // resolves when what was settled can be reused
   readonly #flushing = new Set<Promise<unknown>>();
 
   constructor(
@@ -123,8 +118,7 @@ export class Settlements {
     };
   }
 
-  /** Shared by the tasks of a batch. */
-  #lastBatch: { readonly batch: object; readonly bytes: Buffer } | undefined;
+  #lastBatch: { readonly batch: object; readonly bytes: Buffer } | undefined; // shared by the tasks of a batch
 
   #batchBytes(batch: NonNullable<TaskRecord["batch"]>): Buffer {
     if (this.#lastBatch?.batch !== batch) {

@@ -24,11 +24,9 @@ interface Spending {
 
 export class RedisSpends {
   readonly #parts: RedisParts;
-  /** For when Redis is away. */
-  readonly #windows = new Windows(MAX_SPENDERS);
+  readonly #windows = new Windows(MAX_SPENDERS); // for when Redis is away
   readonly #gathering: Gathering<Spending>;
-  /** Not yet sent, by limit and window. */
-  readonly #open = new Map<string, Spending>();
+  readonly #open = new Map<string, Spending>(); // not yet sent, by limit and window
 
   readonly #cluster: boolean;
 

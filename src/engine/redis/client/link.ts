@@ -40,8 +40,7 @@ export type Connect = (options: LinkOptions, clock: Clock, signal?: AbortSignal)
 
 /** The connection is gone, and with it every outstanding reply. */
 export class LinkDown extends Error {
-  /** False if no byte of the command was handed to the socket: it certainly did not happen. */
-  readonly written: boolean;
+  readonly written: boolean; // false if no byte of the command was handed to the socket: it certainly did not happen
 
   constructor(message: string, written: boolean) {
     super(message);
@@ -52,8 +51,7 @@ export class LinkDown extends Error {
 
 /** One `call`, or one `callAll` with `replies`. */
 interface InFlight {
-  /** When it was handed to the socket; 0 before. */
-  writtenAt: number;
+  writtenAt: number; // when it was handed to the socket; 0 before
   left: number;
   readonly replies: (RedisReply | RedisError)[] | undefined;
   readonly resolve: (reply: never) => void;
@@ -65,15 +63,13 @@ export class RedisLink {
   onMessage: ((channel: string, payload: Buffer) => void) | undefined;
   /** The server ended a subscription: this channel's slot has moved. */
   onUnsubscribed: ((channel: string) => void) | undefined;
-  /** Exactly once, whatever ended it, also `close`. */
-  onDown: ((why: Error) => void) | undefined;
+  onDown: ((why: Error) => void) | undefined; // exactly once, whatever ended it, also `close`
   readonly #socket: net.Socket;
   readonly #clock: Clock;
   readonly #timeoutMs: number;
   readonly #writer = new CommandWriter();
   readonly #inFlight = new Fifo<InFlight>();
-  /** Commands of this turn; they join `#inFlight` when written. */
-  #said: InFlight[] = [];
+  #said: InFlight[] = []; // commands of this turn; they join `#inFlight` when written
   #subscriber = false;
   #alarm: Alarm | undefined;
   #down: Error | undefined;
@@ -181,8 +177,7 @@ export class RedisLink {
   }
 
   /**
-   * Checks whether the oldest command is overdue. One alarm, not moved by replies: it fires about once per
-   * `commandTimeoutMs`.
+   * Checks whether the oldest command is overdue. Replies do not move the alarm: it fires once per `commandTimeoutMs`.
    */
   #watch(): void {
     this.#alarm = undefined;
@@ -264,9 +259,7 @@ const MAX_WAIT_MS = 1000;
 export interface Keeping {
   readonly clock: Clock;
   readonly random: () => number;
-  /**
-   * Prepares a fresh link (checks that the server is a primary, subscribes) before it is shown; a rejection drops it.
-   */
+  /** Checks that the server is a primary, subscribes, before the link is shown; a rejection drops it. */
   readonly prepare: (link: RedisLink) => Promise<void>;
   /** A link is up (`why` undefined), went down, or an attempt failed. */
   readonly changed: (why: Error | undefined) => void;
@@ -284,10 +277,8 @@ export class KeptLink {
   readonly #keeping: Keeping;
   readonly #waiters = new Set<Waiter>();
   link: RedisLink | undefined;
-  /** Why there is no link. */
-  why: Error;
-  /** Connected, not yet prepared. */
-  #fresh: RedisLink | undefined;
+  why: Error; // why there is no link
+  #fresh: RedisLink | undefined; // connected, not yet prepared
   #attempt = 0;
   #alarm: Alarm | undefined;
   readonly #closing = new AbortController();

@@ -57,17 +57,14 @@ export class RedisNode implements RedisAddress {
   readonly host: string;
   readonly port: number;
   readonly address: string;
-  /** When it last owned a shard or was the target of an ASK. */
-  usedAt = 0;
-  /** Connected, and past their initial sync. */
-  replicas = 0;
+  usedAt = 0; // when it last owned a shard or was the target of an ASK
+  replicas = 0; // connected, and past their initial sync
   readonly #settings: NodeSettings;
   readonly #listener: NodeListener;
   readonly #plain: KeptLink;
   readonly #safe: KeptLink;
   readonly #commit: GroupCommit;
-  /** For blocking commands; made on demand. */
-  #blocking: KeptLink | undefined;
+  #blocking: KeptLink | undefined; // for blocking commands; made on demand
   readonly #loading = new Map<string, Promise<void>>();
   #inSync = 0;
   #surveying = false;
@@ -213,8 +210,7 @@ function only([reply]: Replies): RedisReply {
   return reply!;
 }
 
-/** Larger pipelines gain nothing, and the first would wait for the last. */
-const GROUP_CALLS = 512;
+const GROUP_CALLS = 512; // larger pipelines gain nothing, and the first would wait for the last
 
 interface Member {
   readonly commands: Commands;
@@ -233,8 +229,7 @@ interface Member {
  */
 class GroupCommit {
   readonly #kept: KeptLink;
-  /** Replicas that must confirm a write now; 0: no WAIT. */
-  readonly #wanted: () => number;
+  readonly #wanted: () => number; // replicas that must confirm a write now; 0: no WAIT
   readonly #waitTimeoutMs: number;
   #gathering: Member[] = [];
   #busy = false;

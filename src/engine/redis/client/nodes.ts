@@ -60,10 +60,8 @@ const WITHIN_MS = 1000;
 const PAUSE_MS = 20;
 const PAUSE_SPREAD_MS = 30;
 const CLOCK_TRIES = 5;
-/** How long a shard gets no new bundles after its slot was found migrating. */
-const MOVING_MS = 10_000;
-/** How long a blocking command may wait for its connection. */
-const BLOCK_READY_MS = 1000;
+const MOVING_MS = 10_000; // how long a shard gets no new bundles after its slot was found migrating
+const BLOCK_READY_MS = 1000; // how long a blocking command may wait for its connection
 
 /** Temporary error replies. */
 const PASSING = new Set([
@@ -87,8 +85,7 @@ export class RedisNodes {
   readonly #owners: RedisOwners;
   readonly #subscriptions: Subscriptions;
   readonly #shards: number;
-  /** Shards with migrating slots, and until when they are avoided. */
-  readonly #movingUntil = new Map<number, number>();
+  readonly #movingUntil = new Map<number, number>(); // shards with migrating slots, and until when they are avoided
 
   private constructor(options: NodesOptions, clock: Clock, events: Events) {
     this.#clock = clock;
@@ -149,10 +146,7 @@ export class RedisNodes {
     return this.#persist(shard, (node, how) => node.run(command, how), patience, script);
   }
 
-  /**
-   * As `run`; resolves when as safe as `durability` asks. Resent when the reply is lost: the script must detect that it
-   * already ran, and write something also then.
-   */
+  /** As `run`, and durable. Resent when the reply is lost: the script must detect that it ran, and write even then. */
   runDurably(shard: number, { script, keys, args }: ScriptCall, withinMs: number): Promise<RedisReply> {
     const command = ["EVALSHA", script.sha, keys.length, ...keys, ...args];
     const attempt = async (node: RedisNode, how: Attempting): Promise<RedisReply> => {
@@ -180,10 +174,7 @@ export class RedisNodes {
     );
   }
 
-  /**
-   * Single commands at many shards: one write per primary. Never rejects: error replies and unreachable primaries are
-   * values, in command order.
-   */
+  /** Single commands at many shards, one write per primary. Never rejects: errors are values, in command order. */
   async scatter(
     commands: readonly { readonly shard: number; readonly command: Command }[],
     patience?: Patience,
@@ -322,10 +313,8 @@ export class RedisNodes {
 
 /** State of a command between attempts. */
 class Course implements Attempting {
-  /** The server that an ASK named, for the next attempt. */
-  target: RedisNode | undefined;
-  /** Load the script first. */
-  unloaded = false;
+  target: RedisNode | undefined; // the server that an ASK named, for the next attempt
+  unloaded = false; // load the script first
   readonly #owners: RedisOwners;
   readonly #clock: Clock;
   readonly #shard: number;
@@ -333,12 +322,10 @@ class Course implements Attempting {
   readonly #resend: boolean;
   readonly #withinMs: number;
   readonly #endsAt: number;
-  /** May wait for a connection that is down: requested, or it was redirected. */
-  #patient: boolean;
+  #patient: boolean; // may wait for a connection that is down: requested, or it was redirected
   #moves = 0;
   #loaded = false;
-  /** An attempt was lost after its write. */
-  #unknown = false;
+  #unknown = false; // an attempt was lost after its write
 
   constructor(
     owners: RedisOwners,

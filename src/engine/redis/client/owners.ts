@@ -32,8 +32,7 @@ const REFRESH_WELL_MS = 5000;
 const SURVEY_MS = 1000;
 /** How long to keep a server that owns nothing: replies may be outstanding, or it is getting its first slot. */
 const UNUSED_MS = 10_000;
-/** Servers named by the Cluster that are asked when no known one answers. */
-const MAX_VISITS = 16;
+const MAX_VISITS = 16; // servers named by the Cluster that are asked when no known one answers
 
 export class RedisOwners implements NodeListener {
   readonly #clock: Clock;
@@ -43,20 +42,16 @@ export class RedisOwners implements NodeListener {
   readonly #endpoints: topology.Endpoints;
   readonly #settings: NodeSettings;
   readonly #nodes = new Map<string, RedisNode>();
-  /** By shard: its owner, and whether durable writes waited there. */
-  readonly #owners: (RedisNode | undefined)[];
-  readonly #waited: (boolean | undefined)[];
-  /** Servers whose absence was reported. */
-  readonly #away = new Set<RedisNode>();
+  readonly #owners: (RedisNode | undefined)[]; // by shard
+  readonly #waited: (boolean | undefined)[]; // by shard: whether durable writes waited for a replica
+  readonly #away = new Set<RedisNode>(); // servers whose absence was reported
   readonly #closing = new AbortController();
   #cluster = false;
-  /** Every server that the Cluster named, for when its primaries are gone. */
-  #members: readonly RedisAddress[] = [];
+  #members: readonly RedisAddress[] = []; // every server that the Cluster named, for when its primaries are gone
   #epoch = 0;
   #started = false;
   #refreshing = false;
-  /** A refresh was due while one was running. */
-  #again = false;
+  #again = false; // a refresh was due while one was running
   #refreshedAt = 0;
   #next: { readonly at: number; readonly alarm: Alarm } | undefined;
   #surveyAlarm: Alarm | undefined;
@@ -214,8 +209,7 @@ export class RedisOwners implements NodeListener {
   }
 
   /**
-   * Asks all connected servers; if no answer is good enough, every other one ever named. Servers whose connection is
-   * down come last, because they may take the full timeout.
+   * Asks connected servers, then every other one named; those that are down last, as they may take the full timeout.
    */
   async #readCluster(): Promise<void> {
     const known = [...this.#nodes.values()];

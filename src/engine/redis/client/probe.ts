@@ -156,10 +156,8 @@ export interface ServerCheck {
   readonly facts: CheckFacts;
 }
 
-/** Above this share of maxmemory a burst could fill the rest. */
-const FULL_SHARE = 0.8;
-/** A copy for AOF rewrite or replication may need as much again while writes go on. */
-const SAFE_SHARE = 0.6;
+const FULL_SHARE = 0.8; // above this share of maxmemory a burst could fill the rest
+const SAFE_SHARE = 0.6; // a copy for AOF rewrite or replication may need as much again while writes go on
 const ASKED = ["maxmemory", "maxmemory-policy", "save", "appendonly", "min-replicas-to-write"];
 const OLDEST = { redis: [7, 0], valkey: [7, 2] } as const;
 
@@ -168,8 +166,7 @@ type Fields = ReadonlyMap<string, string>;
 interface Seen {
   readonly facts: CheckFacts;
   readonly info: Fields;
-  /** Whether maxmemory is known, by CONFIG GET or INFO. */
-  readonly boundKnown: boolean;
+  readonly boundKnown: boolean; // whether maxmemory is known, by CONFIG GET or INFO
   readonly options: CheckOptions;
   readonly refuse: string[];
   readonly warn: string[];

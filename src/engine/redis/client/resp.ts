@@ -30,10 +30,8 @@ export class RedisError extends Error {
 const SLAB_BYTES = 64 * 1024;
 /** A larger Buffer is written beside the slab: the copy would cost more than another piece. */
 const APART_BYTES = 16 * 1024;
-/** Up to this length a loop beats a call into the encoder. */
-const SHORT_CHARS = 64;
-/** "$" or "*", at most ten digits, twice "\r\n". */
-const FRAME_BYTES = 16;
+const SHORT_CHARS = 64; // up to this length a loop beats a call into the encoder
+const FRAME_BYTES = 16; // "$" or "*", at most ten digits, twice "\r\n"
 
 const CR = 13;
 const LF = 10;
@@ -160,22 +158,17 @@ interface Frame {
 }
 
 const MAX_LINE_BYTES = 64 * 1024;
-/** Redis's default `proto-max-bulk-len`. */
-const MAX_TEXT_BYTES = 512 * 1024 * 1024;
+const MAX_TEXT_BYTES = 512 * 1024 * 1024; // Redis's default `proto-max-bulk-len`
 
 export class ReplyParser {
   readonly #take: (reply: RedisReply | RedisError) => void;
   #frame: Frame | undefined;
-  /** The first error inside the array that is arriving. */
-  #failure: RedisError | undefined;
-  /** Start of an incomplete line. */
-  #line: Buffer | undefined;
-  /** Parts of an incomplete text, its length, and the missing bytes (with "\r\n"). */
-  #parts: Buffer[] = [];
-  #length = 0;
-  #missing = 0;
-  /** Where `#number` stopped reading. */
-  #at = 0;
+  #failure: RedisError | undefined; // the first error inside the array that is arriving
+  #line: Buffer | undefined; // start of an incomplete line
+  #parts: Buffer[] = []; // of an incomplete text
+  #length = 0; // of the whole text
+  #missing = 0; // bytes, with "\r\n"
+  #at = 0; // where `#number` stopped reading
 
   constructor(take: (reply: RedisReply | RedisError) => void) {
     this.#take = take;

@@ -12,8 +12,7 @@ import type { RedisOwners } from "./owners.ts";
 interface Subscription {
   readonly heard: (shard: number, payload: Buffer) => void;
   readonly resubscribed: (shards: readonly number[]) => void;
-  /** Shards never confirmed. */
-  readonly waiting: Set<number>;
+  readonly waiting: Set<number>; // shards never confirmed
   readonly confirmed: PromiseWithResolvers<void>;
 }
 
@@ -24,8 +23,7 @@ interface Channel {
 
 interface SubscriberConnection {
   readonly kept: KeptLink;
-  /** Subscriptions of its current link. */
-  have: Set<string>;
+  have: Set<string>; // subscriptions of its current link
   subscribing: boolean;
 }
 

@@ -73,8 +73,7 @@ export interface Endpoints {
 }
 
 const SLOTS = 16_384;
-/** A replica reports to its primary each second. */
-const MAX_LAG_S = 2;
+const MAX_LAG_S = 2; // a replica reports to its primary each second
 
 export function slotOf(tag: string): number {
   let crc = 0;
