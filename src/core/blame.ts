@@ -1,12 +1,13 @@
 /**
  * Decides whether a failed call is the worker's fault or an input's. Pure; times are milliseconds.
  *
- *   guilty      an input that failed alone twice: again at a worker that answered other inputs in between, or at a second
- *               worker while any worker answered. It never counts against a worker and keeps its normal retries.
- *   suspected   a tenant whose last `failures` calls failed, with no other tenant's input in them and none of its inputs
- *               answered since, while others' were. Its next input that fails alone is guilty at once, without a retry.
- *   barred      an input that killed its worker, alone there, at its last attempt, and every input of a suspected tenant
- *               after one that did. Rejected for `barMs`: restarting a worker costs more than a call.
+ *   guilty      an input that failed alone twice: again at a worker that answered other inputs in between, or at a
+ *               second worker while any worker answered. It never counts against a worker and keeps its normal retries.
+ *   suspected   a tenant whose last `failures` calls failed, with no other tenant's input in them and none of its
+ *               inputs answered since, while others' were. Its next input that fails alone is guilty at once, without a
+ *               retry.
+ *   barred      an input that killed its worker, alone there, at its last attempt, and every input of a suspected
+ *               tenant after one that did. Rejected for `barMs`: restarting a worker costs more than a call.
  *   confirmed   a worker's failure: all inputs of the call were answered elsewhere and it answered no call since. It
  *               counts, whatever the first finding was.
  *
@@ -56,7 +57,6 @@ export interface Suspect {
   readonly tenant: string;
 }
 
-/** Recent history of one worker. */
 export class Standing {
   answeredAt = -Infinity;
   rowSince = Infinity; // first failure since `answeredAt`; Infinity if none
@@ -96,7 +96,6 @@ export interface FailedCall<W> {
   readonly fleet: readonly Standing[];
   /** No other input or batch can have been the cause. */
   readonly alone: boolean;
-  /** Its worker died during the call. */
   readonly died: boolean;
 }
 
@@ -117,7 +116,6 @@ interface LastFailure<W> {
   left: number;
 }
 
-/** Failed calls of one tenant since its last answer. */
 interface Streak {
   failures: number;
   readonly since: number;

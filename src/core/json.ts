@@ -217,7 +217,6 @@ export class Scanner {
     return keyOf(source);
   }
 
-  /** Text of the next array if it holds only numbers and literals. */
   flatArray(): string | undefined {
     this.#space();
     const flat = this.#text.charCodeAt(this.#at) === OPEN_BRACKET && this.#isFlat(this.#at + 1);
@@ -262,7 +261,6 @@ export class Scanner {
     );
   }
 
-  /** Checks the numbers of a flat array; returns its end. */
   #flatArray(start: number): number {
     const text = this.#text;
     const end = this.#ends.from(start);
@@ -279,7 +277,6 @@ export class Scanner {
     return end + 1;
   }
 
-  /** Checks the number around `at`; returns its end. */
   #numberAround(at: number): number {
     let start = at;
     while (inNumber(this.#text.charCodeAt(start - 1))) start--;
@@ -301,7 +298,6 @@ export class Scanner {
     return at;
   }
 
-  /** Whether the string holds an escaped lone surrogate. */
   #hasHalfPair(start: number, end: number): boolean {
     const text = this.#text;
     let at = this.#backslashes.from(start);

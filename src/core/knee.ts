@@ -42,7 +42,6 @@ export interface Throughput {
 }
 
 export interface Knee extends Throughput {
-  /** At `maxBatchSize`. */
   readonly full: Throughput;
 }
 
@@ -159,7 +158,6 @@ function fitHinge(steps: readonly Step[]): Hinge {
   return best!;
 }
 
-/** Weighted least squares of ms over x = max(0, n − bend). */
 function fitFrom(steps: readonly Step[], bendAt: number): Hinge {
   let [weights, meanX, meanMs] = [0, 0, 0];
   for (const { size, ms, weight } of steps) {

@@ -24,7 +24,6 @@ function shareOf(tier: number, tiers: number): number {
 
 export interface Waiting {
   readonly requests: number;
-  /** Time that this process takes per request. */
   readonly msEach: number;
   /** How long at least one request has been waiting without a break. */
   readonly busyMs: number;
@@ -35,7 +34,6 @@ export function refusesTurn(tier: number, tiers: number, waiting: Waiting): bool
   return waitMs > (waiting.busyMs > BURST_MS ? SHORT_WAIT_MS : LONG_WAIT_MS);
 }
 
-/** `putMs`: the current time to store a task. */
 export function refusesPut(tier: number, tiers: number, putMs: number): boolean {
   return putMs > PUT_WAIT_MS * shareOf(tier, tiers);
 }

@@ -7,12 +7,14 @@
  *
  *   due = min( guard, cap, max(gate, eco) )
  *
- *   gate   the stagger. Workers that start together finish together, and a task that arrives just after waits a whole batch
- *          (p99 → 2S). Starts are spread as evenly as the workers' predicted free times allow, the taut string over them:
+ *   gate   the stagger. Workers that start together finish together, and a task that arrives just after waits a whole
+ *          batch (p99 → 2S). Starts are spread as evenly as the workers' predicted free times allow, the taut string
+ *          over them:
  *              gate = lastStart + max_i (free_i − lastStart) / (idle + i) / u
  *          While no worker runs gate = −∞: an idle fleet never waits.
- *   eco    the economic batch. Waiting for a larger batch saves fixed cost a and costs every task in it time; the balance is
- *          m = sqrt(2λκa / (1 + 2λb)),  reached after (m − 1)/λ. No wait when less than one arrival is expected within W.
+ *   eco    the economic batch. Waiting for a larger batch saves fixed cost a and costs every task in it time; the
+ *          balance is m = sqrt(2λκa / (1 + 2λb)),  reached after (m − 1)/λ. No wait when less than one arrival is
+ *          expected within W.
  *   guard  the earliest deadline in the queue − S(n + 1) − margin, margin = max(5 ms, 3 · mean deviation of batches).
  *   cap    oldest + maxWaitMs: the longest wait while a worker is free.
  *

@@ -3,10 +3,10 @@
  * comes with each sighting. Times in ms, rates in tasks per ms.
  *
  * The largest of these raises the number:
- *   rules      `depth` queued, or `load` (arrivals ÷ capacity), above a bound for a time → add. A rule that fired waits its
- *              time again, and nothing is added while workers already requested would be enough.
- *   forecast   arrivals with their trend (Holt's two exponential averages) at now + coldStartMs, when a worker started now is
- *              ready, divided by `target` of a worker's rate. Only a lasting need counts.
+ *   rules      `depth` queued, or `load` (arrivals ÷ capacity), above a bound for a time → add. A rule that fired waits
+ *              its time again, and nothing is added while workers already requested would be enough.
+ *   forecast   arrivals with their trend (Holt's two exponential averages) at now + coldStartMs, when a worker started
+ *              now is ready, divided by `target` of a worker's rate. Only a lasting need counts.
  * Dead workers change nothing: the caller replaces them to reach the number.
  *
  * `load` below a bound for long lowers it: by at most `maxRemoveShare`, not within `coolDownMs` of any change, and
@@ -64,7 +64,6 @@ export function scalingRules(
 
 export interface Sighting {
   readonly at: number;
-  /** Workers that may be given work. */
   readonly healthy: number;
   readonly depth: number;
   readonly arrivalsPerMs: number;
@@ -74,7 +73,6 @@ export interface Sighting {
 
 export interface Scaling {
   readonly desired: number;
-  /** Why it last changed. */
   readonly reason: string;
   readonly changedAt: number;
 }
@@ -98,7 +96,6 @@ export class Autoscaler {
   #coldStartMs: number;
   #now: Scaling;
 
-  /** `desired`: the number of workers at the start. */
   constructor(rules: ScalingRules, desired: number, at: number) {
     this.rules = rules;
     this.#since = rules.up.map(() => undefined);

@@ -48,7 +48,6 @@ export class Screen {
     return someString(json, (text, start, end) => this.#finds(text, start, end));
   }
 
-  /** The same for plain texts. */
   refusesTexts(texts: Iterable<string>): boolean {
     this.#begin();
     for (const text of texts) if (this.#finds(text, 0, text.length)) return true;
@@ -63,7 +62,6 @@ export class Screen {
     return this.#searches.some((search) => search.finds(text, start, end));
   }
 
-  /** Nodes visited so far to build states. */
   get steps(): number {
     return this.#searches.reduce((sum, { steps }) => sum + steps, 0);
   }
@@ -250,7 +248,6 @@ class Alphabet {
 
 const NUMBER_IN_LIST = /[[,]\s*-?\d/;
 
-/** Whether an array in a JSON text holds a number. */
 export function listsNumbers(json: string): boolean {
   let behind = 0;
   // Outside strings, a number after a comma is an array element: an object would have a key.

@@ -36,9 +36,7 @@
 export interface Horizon {
   /** Workers that may be given work, now or after their current batch. */
   readonly healthy: number;
-  /** Of these, how many could start now. */
   readonly idle: number;
-  /** Overdue workers that may still answer. */
   readonly overdue: number;
   /** How long the first of them has been overdue. */
   readonly silentMs?: number;
@@ -54,7 +52,6 @@ export interface Horizon {
   readonly runMs: number;
   /** No batch has come back yet, so its time is a guess. Default: false. */
   readonly guessed?: boolean;
-  /** Scatter of one worker's batches. */
   readonly deviationMs: number;
   /** When each worker that counts is free, earliest first. */
   readonly freeAt: readonly number[];
@@ -62,13 +59,11 @@ export interface Horizon {
   readonly nextUsableAt: number;
 }
 
-/** A new task's position in the queue. */
 export interface Line {
   readonly waiting: number;
   readonly above: number;
   /** Admitted tasks per ms of better tiers. */
   readonly abovePerMs: number;
-  /** Tasks of its tier before it. */
   readonly own: number;
   /** Share of a batch guaranteed to its tier under backlog. */
   readonly floor: number;
@@ -124,7 +119,6 @@ export interface Forecast {
   readonly startAt: number;
   /** With a margin for what is before it. */
   readonly latestStartAt: number;
-  /** With a margin. */
   readonly finishAt: number;
 }
 

@@ -46,7 +46,6 @@ export type Outcome =
 export const DISPATCH_REASONS = ["full", "wait", "idle", "deadline"] as const;
 export type DispatchReason = (typeof DISPATCH_REASONS)[number];
 
-/** Kept with an outcome about its batch. */
 export interface BatchNote {
   readonly id: string;
   readonly size: number;

@@ -201,7 +201,6 @@ function pieceOf(numbers: readonly string[], sizes: readonly number[], from: num
   return parts.join("");
 }
 
-/** How many brackets open, or close, at this place. */
 function bracketsAt(sizes: readonly number[], place: number): number {
   const inner = sizes.findIndex((size) => place % size !== 0);
   return inner < 0 ? sizes.length : inner;

@@ -94,7 +94,6 @@ export class Sampler {
     this.#followsCaller = followsCaller;
   }
 
-  /** Undefined if not sampled. */
   begin(header: string | undefined, state: string | undefined): RequestTrace | undefined {
     const parent = header === undefined ? undefined : readTraceparent(header);
     if (parent === undefined) {

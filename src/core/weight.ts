@@ -3,8 +3,8 @@
  * needs no tokenizer: one pass, no parsing, no allocation; at least 1.
  *
  *   an array of integers    its elements: they are tokens already
- *   a string                Σ over characters, rounded up: 1/4 below U+0370 (Latin) and for general punctuation, 1 for any
- *                           other (CJK, kana, hangul, emoji, Cyrillic …); an escape counts as its character
+ *   a string                Σ over characters, rounded up: 1/4 below U+0370 (Latin) and for general punctuation, 1 for
+ *                           any other (CJK, kana, hangul, emoji, Cyrillic …); an escape counts as its character
  *   anything else           the same sum over its JSON text, quotes and brackets included
  *
  * English prose has about four characters per token. Code, numbers and rare words are underestimated, scripts that a

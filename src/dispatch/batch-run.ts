@@ -95,7 +95,6 @@ export class BatchRun {
     onTurn?.();
   }
 
-  /** The batch before it is overdue. */
   stalled(afterMs: number): void {
     void this.#requeue(afterMs);
   }

@@ -72,7 +72,6 @@ interface Part<M> {
 }
 
 export interface Bisection<M> {
-  /** Of the whole batch. */
   readonly size: number;
   /** A stack: the last part is sent next. */
   readonly parts: readonly Part<M>[];
@@ -81,13 +80,11 @@ export interface Bisection<M> {
   readonly unusable: readonly M[];
   /** Parts the worker failed before it answered any. */
   readonly failed: number;
-  /** The worker answered a call of this batch. */
   readonly answered: boolean;
   readonly callsLeft: number;
 }
 
 export interface StepView<M> {
-  /** Most inputs that the worker takes per call. */
   readonly takes: number;
   /** Inputs sent one by one until one is answered (`core/blame.ts`). */
   readonly suspected: (member: M) => boolean;
@@ -121,7 +118,6 @@ export function cut<M>(members: readonly M[], reply: Reply, tenant: (member: M) 
   return { ...begin(members, parts), callsLeft: callsFor(members.length) - 1 };
 }
 
-/** Starts with inputs that were not sent yet. */
 export function sendApart<M>(members: readonly M[], answered: boolean): Bisection<M> {
   return { ...begin(members, [{ members }]), answered };
 }

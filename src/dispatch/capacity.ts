@@ -19,7 +19,6 @@ import { StarvationGuard } from "./chooser.ts";
 import type { ModelRules } from "./model-rules.ts";
 import type { PoolWorker } from "../workers/worker.ts";
 
-/** What keeps a batch below `maxBatchSize`. */
 export type SizeBound = "maxBatchTokens" | "maxBatchBytes" | "worker";
 
 export interface Fitted {
@@ -160,7 +159,6 @@ function oldestOf(claimed: readonly ClaimedTask[]): ClaimedTask {
 export interface Departure {
   readonly size: number;
   readonly most: number;
-  /** Wait of its oldest task. */
   readonly waitedMs: number;
   readonly reason: DispatchReason;
   /** Its worker is on trial with few tasks. */

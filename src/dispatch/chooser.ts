@@ -135,7 +135,6 @@ export function suspected({ headMaxBatchSize }: QueueView): boolean {
   return headMaxBatchSize !== Infinity;
 }
 
-/** The next batch would hold only retried tasks. */
 export function repeats({ depth, fresh, headMaxBatchSize }: QueueView): boolean {
   return fresh === 0 || headMaxBatchSize <= depth - fresh;
 }

@@ -28,7 +28,7 @@ const MAX_CLAIM_PAUSE_MS = 1000; // longest pause between claims that find nothi
 
 /**
  * Why the dispatcher checks whether a batch can leave; all go through `wake`.
- *   capacity   a worker joined, recovered, was leased or readmitted, or the rules changed: `#listen`, and external calls
+ *   capacity   a worker joined, recovered, was leased or readmitted, or the rules changed: `#listen`, external calls
  *   arrival    tasks entered a queue of the model: `#listen`
  *   alarm      the time set by the last check
  *   claimed    a batch is with its worker, so another may be bound behind it; or what did not fit is back in its queue
@@ -102,7 +102,6 @@ export class Dispatcher implements BatchOwner {
     return this.#forecaster.hasRoom(waiting, now);
   }
 
-  /** Batches that a worker may have at once now. */
   pipelineOf(slot: PoolWorker): number {
     return this.#pipeline.depth(slot);
   }

@@ -7,17 +7,17 @@
  *   2      always, for any worker: also an HTTP or gRPC server, which queues
  *   auto   workers that queue by contract: on when gap > 5 % of S(n), n the usual batch; off when gap < 2.5 % of it
  *
- *   gap    from a reply to the begin of the worker's next batch (as reported, else the call), learned only where work was
- *          waiting at the reply. Exponential mean (weight 0.1; the first weigh 1/count), samples clipped to four times the
- *          mean; eight are needed. An early batch has no gap, so under `auto` every 128th batch of a worker leaves at the
- *          reply: less than 1 %, so that p99 does not show it.
+ *   gap    from a reply to the begin of the worker's next batch (as reported, else the call), learned only where work
+ *          was waiting at the reply. Exponential mean (weight 0.1; the first weigh 1/count), samples clipped to four
+ *          times the mean; eight are needed. An early batch has no gap, so under `auto` every 128th batch of a worker
+ *          leaves at the reply: less than 1 %, so that p99 does not show it.
  *   lead   gap + 2 mean deviations: how long before the worker is expected to be free an early batch must leave.
  *
  * An early batch can no longer be joined, cancelled or overtaken. So a batch is bound early
  *   - at once when full: waiting would only change which tasks are in it;
  *   - otherwise at (expected end − lead), and only if the policy would send it at that end, with this worker idle;
  *   - never while another worker is free: it goes there;
- *   - never behind a batch that is late (1.5 times the expectation) or bisected, nor on a worker on trial, unwell or leaving;
+ *   - never behind a batch that is late (1.5 times the expectation) or bisected, nor on a trial, unwell or leaving worker;
  *   - never where it, or the one before it, may hold an input that killed a worker: that is tried alone;
  *   - on a shared worker only if it will be done while our lease surely holds.
  */
@@ -70,7 +70,6 @@ export class Pipeline {
     return this.#rules().pipeline ?? "auto";
   }
 
-  /** Batches that a worker may have at once. */
   depth({ worker }: PoolWorker): 1 | 2 {
     const mode = this.#mode;
     if (mode !== "auto") return mode;
@@ -88,7 +87,7 @@ export class Pipeline {
     this.#pays = this.gap.ms > (this.#pays ? OFF_BELOW : ON_ABOVE) * serviceMs;
   }
 
-  /** The worker that will be free first of those that may get an early batch. */
+  /** The worker that will be free first of all that may get an early batch. */
   next(now: number): PoolWorker | undefined {
     const mode = this.#mode;
     if (mode === 1 || (mode === "auto" && !this.#pays)) return undefined;

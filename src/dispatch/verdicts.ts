@@ -113,7 +113,6 @@ export class Verdicts {
     return this.#fail(members, "INFERENCE_FAILED", message);
   }
 
-  /** Finds whose fault the failure is. */
   #find(members: Members, died: boolean): Finding {
     const { blame, clock, workers } = this.#parts;
     const { slot } = this.#batch;
@@ -204,7 +203,6 @@ export class Verdicts {
     return at;
   }
 
-  /** Back to the queue without counting an attempt. */
   spare(members: Members, at: number, message: string, maxBatchSize = Infinity): Promise<unknown> {
     return this.#settle(members, () => ({ kind: "retry", at, message, spared: true, maxBatchSize }));
   }

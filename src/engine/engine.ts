@@ -3,27 +3,27 @@
  *
  * One record per task, under its id, from `put` until a time to live after its end. Result store, idempotency, joining
  * of identical tasks and response routing all use that record. Rules across verbs:
- *  - `done` and `failed` are final; only `deadLetters.replay` reopens a dead letter. If that ends in anything but `done`,
- *    cancellation by its owner included, it is a dead letter again with the latest reason.
- *  - The first success wins, from any lease, even an expired one. `retry`, `failed` and `dead` are accepted only from the
- *    lease that holds the task now.
+ *  - `done` and `failed` are final; only `deadLetters.replay` reopens a dead letter. If that ends in anything but
+ *    `done`, cancellation by its owner included, it is a dead letter again with the latest reason.
+ *  - The first success wins, from any lease, even an expired one. `retry`, `failed` and `dead` are accepted only from
+ *    the lease that holds the task now.
  *  - A record that is not final is in exactly one place: a queue, the retry set, or a lease.
  *  - Only the owning tenant can see or end a record; for any other tenant it does not exist.
  *  - Inside a tier tenants take turns (`core/fair.ts`). A shared engine may estimate; its files say how far it is off.
  *  - Tenants share bounded resources by the rule in `core/share.ts`, so that none can take all:
- *     - Groups of one model (`MAX_GROUPS`). A `put` with parameters that no waiting task of the model has opens one, and is
- *       `full` with `own` at its tenant's share. Joins, cache answers, retries and replays are never refused for that.
- *       A shared engine may count per shard or estimate.
- *     - Bytes of unfetched outcomes (`results.maxBytes`), where the engine keeps them itself. Replays are not refused for
- *       that either. The tenant that holds the most loses its oldest kept outcome first, never one that holds less than
- *       `maxBytes` divided by the tenants that hold any.
- *  - `maxQueuedBytes` counts inputs and parameters: parameters once where tasks share their text, per task where each is
- *    stored with a copy (on disk, in Redis).
+ *     - Groups of one model (`MAX_GROUPS`). A `put` with parameters that no waiting task of the model has opens one,
+ *       and is `full` with `own` at its tenant's share. Joins, cache answers, retries and replays are never refused for
+ *       that. A shared engine may count per shard or estimate.
+ *     - Bytes of unfetched outcomes (`results.maxBytes`), where the engine keeps them itself. Replays are not refused
+ *       for that either. The tenant that holds the most loses its oldest kept outcome first, never one that holds less
+ *       than `maxBytes` divided by the tenants that hold any.
+ *  - `maxQueuedBytes` counts inputs and parameters: parameters once where tasks share their text, per task where each
+ *    is stored with a copy (on disk, in Redis).
  *  - An outcome whose only caller hung up (`cancel` with `abandoned`), without an Idempotency-Key that could bring that
  *    caller back, is not promised: it is kept like a delivered one.
  *  - An expired lease counts against its tasks as `core/retry.ts` says: alone, then dead letter.
- *  - A shared engine may be unreachable: `put`, `cancel` and `outcome` then reject with a `Refusal` that tells the client
- *    to resend, and what was accepted stays accepted.
+ *  - A shared engine may be unreachable: `put`, `cancel` and `outcome` then reject with a `Refusal` that tells the
+ *    client to resend, and what was accepted stays accepted.
  */
 import type { ErrorCode } from "../core/errors.ts";
 import type { BatchNote, Json, Outcome, Task, TaskState } from "../core/task.ts";
@@ -38,7 +38,7 @@ export interface Sharing {
   /** The caller's Idempotency-Key, scoped to its tenant, and a fingerprint of the body. */
   readonly idempotency?: { readonly key: string; readonly fingerprint: string };
   /**
-   * No room: answer or join an existing task, otherwise `full`, with nothing written and the Idempotency-Key unused.
+   * No room: answer or join an existing task, else `full`, with nothing written and the Idempotency-Key still unused.
    */
   readonly only?: boolean;
 }
@@ -82,7 +82,6 @@ export interface RecordView {
   readonly outcome?: Outcome;
   /** UTF-8 bytes of the output, where known already. */
   readonly outputBytes?: number;
-  /** Answered from an earlier outcome. */
   readonly cached?: boolean;
   /** The batch that it is in, or that decided it. */
   readonly batch?: BatchNote;
@@ -143,7 +142,6 @@ export type SettleReply = "taken" | "late" | "gone";
 export type CancelReply =
   /** Was queued, now failed with CANCELLED (or dropped, if abandoned). */
   | "cancelled"
-  /** Was final and is forgotten. */
   | "forgotten"
   /** It is running, another caller joined it, or it has a key that a caller may come back with. */
   | "kept"
@@ -209,17 +207,11 @@ export interface Engine {
    * wait for (this runs once per request). Putting the same task id twice queues it once.
    */
   put(task: Task, sharing?: Sharing): PutReply | Promise<PutReply>;
-  /**
-   * Id prefix for a model's next task (`ids.ts`), for engines that store tasks in bundles. If absent, any id will do.
-   */
+  /** Id prefix for a model's next task (`ids.ts`), where tasks are stored in bundles. If absent, any id will do. */
   bundle?(model: string): string;
-  /**
-   * Why a request of `tasks` with shared parameters could never be queued; undefined if it can. Asked before the puts.
-   */
+  /** Why `tasks` with shared parameters do not fit even an empty queue; undefined if they do. Asked before the puts. */
   neverFits(tasks: number, inputBytes: number, parameterBytes: number): string | undefined;
-  /**
-   * Runs several puts: listeners hear of them after the last one, so that one request's inputs can leave in one batch.
-   */
+  /** Runs several puts; listeners hear of them after the last, so that one request's inputs can leave in one batch. */
   together<Puts>(puts: () => Puts): Puts;
 
   /**

@@ -28,7 +28,6 @@ export function newId(nowMs: number, bundle?: string): string {
   return digits.toString("latin1");
 }
 
-/** Prefix of the ids of one bundle. */
 export function newBundle(nowMs: number, shard: number): string {
   writeTime(Math.floor(nowMs));
   writeRandom(TIME_DIGITS, BUNDLE_DIGITS);

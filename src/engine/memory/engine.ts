@@ -442,7 +442,6 @@ export class MemoryEngine implements Engine {
     }
   }
 
-  /** The lease expired without a verdict. */
   #lost(record: TaskRecord, now: number): void {
     record.lost++;
     this.#places.leave(record);
@@ -538,7 +537,6 @@ export class MemoryEngine implements Engine {
     for (const listener of this.#listeners) listener.due?.(at);
   }
 
-  /** A dead letter starts anew under its id. */
   #replay(dead: Task): boolean {
     const model = this.#limits().models.get(dead.model);
     if (model === undefined) return false;

@@ -3,12 +3,12 @@
  *
  * `readJournal` runs at every start, on a read-only connection. A start after kill -9 is always clean: unconfirmed work
  * at the end of the log is dropped. It rejects, with a sentence that says what to do:
- *  - a broken structure of ferry.db (PRAGMA quick_check), an altered record (its CRCs) and, because the tally holds count
- *    and sum of all CRCs, a missing, stale or resurrected record;
- *  - damage inside ferry.db-wal. SQLite reads up to the first bad frame and silently drops the rest, or all if the header
- *    is bad. So frames are checked here too: frames of the same log behind the bad one, with more than one commit among
- *    them, were confirmed. A crash cannot cause that: only one transaction at a time is unconfirmed, and the writer starts
- *    a new log at open;
+ *  - a broken structure of ferry.db (PRAGMA quick_check), an altered record (its CRCs) and, because the tally holds
+ *    count and sum of all CRCs, a missing, stale or resurrected record;
+ *  - damage inside ferry.db-wal. SQLite reads up to the first bad frame and silently drops the rest, or all if the
+ *    header is bad. So frames are checked here too: frames of the same log behind the bad one, with more than one
+ *    commit among them, were confirmed. A crash cannot cause that: only one transaction at a time is unconfirmed, and
+ *    the writer starts a new log at open;
  *  - a missing log, and an old ferry.db put back: ferry.db-mark knows of more commits.
  * It accepts a log whose end is cut or whose last transaction is bad: all before it is there; `torn` says how many
  * confirmed commits are missing by the mark. Undetectable: ferry.db, log and mark all replaced by an older set; damage
@@ -303,7 +303,6 @@ export function finishRecovery(file: string): string | undefined {
   return kept;
 }
 
-/** Writes ferry.db-new from the best view of the damaged file. */
 function copyReadable(file: string, damage: DamagedJournal): Pick<Recovery, "records" | "lost"> {
   const copy = (from: DatabaseSync): number => copyRows(from, `${file}-new`);
   let records = withView(file, copy, damage.isBetterAlone);

@@ -13,12 +13,12 @@
  * When a write fails the journal is in `trouble`: every waiting and later `flushed()` rejects, and `onTrouble` is
  * called.
  *  - Refused write (no space, quota, read-only, write error): its transaction is not on disk. The changes are kept, and
- *    every RETRY_MS the thread writes and fsyncs a probe file. Once that succeeds it reopens ferry.db, verifies all of it,
- *    and continues only if the file ends with the last confirmed commit; the kept changes are written, then
+ *    every RETRY_MS the thread writes and fsyncs a probe file. Once that succeeds it reopens ferry.db, verifies all of
+ *    it, and continues only if the file ends with the last confirmed commit; the kept changes are written, then
  *    `onTrouble(undefined)`. A record forgotten meanwhile never reaches the disk.
- *  - `lasting`: failed fsync, damage, deleted files, dead thread. The disk's state is unknown, and fsync is not retried: it
- *    could report success for pages that the kernel dropped. Later changes are ignored. Unconfirmed changes may or may not
- *    be there after a restart; confirmed ones are.
+ *  - `lasting`: failed fsync, damage, deleted files, dead thread. The disk's state is unknown, and fsync is not
+ *    retried: it could report success for pages that the kernel dropped. Later changes are ignored. Unconfirmed changes
+ *    may or may not be there after a restart; confirmed ones are.
  *
  * Files in `dataDir` (directory 0700, files 0600):
  *   ferry.db         SQLite, WAL. `record`: one row per record with CRC32 of id+task and of id+state. `tally`: one row,
@@ -26,9 +26,9 @@
  *   ferry.db-wal     SQLite's log, folded into ferry.db about every 2 MB and at `close`.
  *   ferry.db-mark    number of the last confirmed commit, written (not fsynced) after its fsync. It can lag behind the
  *                    disk, never run ahead; so a `tally` below it proves a loss.
- *   ferry.running    ids of the tasks that run inside the process, rewritten before each module backend batch; not fsynced.
- *   ferry.lock       empty; held with SQLite's file lock, which the kernel drops when the process dies: one process at a
- *   ferry.pid        time uses the directory. ferry.pid only names it.
+ *   ferry.running    ids of the tasks that run inside the process, rewritten before each module backend batch, no fsync.
+ *   ferry.lock       empty; one process at a time holds SQLite's lock on it, which the kernel drops when it dies.
+ *   ferry.pid        names that process.
  *   ferry.db-new, ferry.db-recovered, ferry.db-mended, ferry.db.damaged-N: see `journal-recover.ts`.
  */
 import * as fs from "node:fs";
@@ -51,7 +51,7 @@ export interface Journal {
   /** Ignored if the record is not there. */
   update(id: string, state: string): void;
   forget(id: string): void;
-  /** All records that run in this process; survives its crash once this returns (a write of some µs, without fsync). */
+  /** All records that run here; once this returns (some µs, no fsync) they survive a crash, perhaps a power cut. */
   running(ids: readonly string[]): void;
   /** Resolves when every earlier change is on disk (fsynced); rejects when it cannot be. */
   flushed(): Promise<void>;
@@ -372,13 +372,11 @@ export interface JournalCounts {
   readonly records: number;
   /** Sum of `task_crc` and `state_crc` over all records, modulo 2^32. */
   readonly sum: number;
-  /** The highest `seq` ever used. */
   readonly top: number;
 }
 
 export const journalFile = (dataDir: string): string => join(dataDir, "ferry.db");
 
-/** CRC32 of id followed by text. */
 export const textCrc = (id: string, text: string): number => crc32(text, crc32(id));
 
 export const tallyCrc = (tally: JournalCounts): number =>

@@ -208,7 +208,6 @@ function hasId({ bytes, numbers }: Slab, start: number, id: string): boolean {
   return true;
 }
 
-/** Whether it answers others under this key. */
 function hasKey(slab: Slab, start: number, key: string): boolean {
   const length = slab.numbers[numbersAt(start) + KEY_LENGTH]!;
   return length === key.length && length > 0 && ownText(slab, start).endsWith(key);

@@ -44,7 +44,6 @@ export class TierQueue extends RecordList {
   #rows: Map<string, TenantRow> | undefined;
   #turn: TenantRow | undefined;
 
-  /** The record that is served next. */
   get next(): TaskRecord | undefined {
     return this.#turn === undefined ? this.first : this.#turn.first;
   }
@@ -310,7 +309,6 @@ export class ModelQueues {
     return this.depth === 0 ? [] : [this.#sole!];
   }
 
-  /** Whether a task with these parameters waits. */
   has(parameters: Json): boolean {
     return this.#groups.get(parameters) !== undefined;
   }
@@ -504,7 +502,6 @@ export class ModelQueues {
     return taken;
   }
 
-  /** A batch of this group left on its owner's turn. */
   #served(group: Group, owner: Owner, now: number): void {
     owner.servedAt = now;
     const { tier } = group;

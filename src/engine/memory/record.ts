@@ -73,7 +73,6 @@ export class TaskRecord implements RecordView, Due {
   }
 }
 
-/** Fields of its retry event. */
 export function retriedFields(
   { task, attempt, batch }: TaskRecord,
   { at, message }: Verdict & { readonly kind: "retry" },

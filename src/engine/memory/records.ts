@@ -32,7 +32,6 @@ class Rank implements Due {
   }
 }
 
-/** One tenant's kept results. */
 export class Holding {
   readonly tenant: string;
   bytes = 0; // of all its results, cached ones included
@@ -303,7 +302,6 @@ export class Records {
     this.#keeper?.update(record);
   }
 
-  /** Drops expired records; returns when the next expires. */
   sweep(now: number): number {
     const { ttlMs } = this.#limits().results;
     if (ttlMs !== this.#ttlMs) {

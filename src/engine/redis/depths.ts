@@ -211,7 +211,6 @@ export class Depths {
   }
 }
 
-/** Waiting tasks of all models. */
 function sumOf(counts: QueueCounts): number {
   let sum = 0;
   for (const [field, count] of counts) if (field !== BYTES && field !== RUNNING) sum += count;

@@ -200,7 +200,6 @@ export function readBody(bytes: Buffer): { meta: Buffer; input: string } {
   return { meta: bytes.subarray(LENGTH_BYTES, end), input: bytes.toString("utf8", end) };
 }
 
-/** Stored in a bundle's hash from acceptance. */
 export function bundleFrame(tasks: readonly TaskBody[]): Buffer {
   return frame(tasks.flatMap(({ id, body }) => [fieldOf(id), outcomeMeta(readMetaBytes(body))]));
 }
@@ -280,7 +279,6 @@ function outcomeMeta(meta: Buffer): Buffer {
   return Buffer.concat([about.subarray(0, start), NO_TEXT, about.subarray(end)]);
 }
 
-/** The first `count` texts of a frame, as a frame. */
 function firstTexts(bytes: Buffer, count: number): Buffer {
   let end = 0;
   for (let which = 0; which < count; which++) end += LENGTH_BYTES + bytes.readUInt32BE(end);

@@ -37,7 +37,6 @@ export class Gathering<Value> {
     if (count >= MAX_TOGETHER || (count === ENOUGH && this.#calls.has(group))) this.#flush(group);
   }
 
-  /** The longest-waiting value of a group. */
   first(group: number): Value | undefined {
     return this.#gathered.get(group)?.[0];
   }

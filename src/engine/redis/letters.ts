@@ -112,7 +112,6 @@ export class RedisLetters implements DeadLetterVerbs {
     return gone === 1;
   }
 
-  /** Counts them, and removes expired ones. */
   async sweep(): Promise<void> {
     const { nodes, keys, clock, shared } = this.#parts;
     const before = shared.shared(clock.now() - this.#parts.limits.deadLetters.ttlMs);

@@ -20,7 +20,6 @@ export interface Awaited {
   /** Set if this process put it. */
   task: Task | undefined;
   joinKey: string;
-  /** End of the wait. */
   until: number;
   /** Redis confirmed the task; before that it may be missing there. */
   accepted: boolean;
@@ -117,7 +116,6 @@ export class Outcomes {
     return true;
   }
 
-  /** From any source. */
   ended(record: RecordView): void {
     if (!this.unexpect(record.task.id)) return;
     for (const listener of this.#parts.listeners) listener.settled?.(record);

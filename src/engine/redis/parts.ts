@@ -27,7 +27,6 @@ export interface RedisOptions {
   readonly putWithinMs: number;
 }
 
-/** The part of the client that the engine uses. */
 export type RedisStore = Pick<
   RedisNodes,
   | "activeShards"
@@ -132,7 +131,6 @@ export class RedisParts implements RedisBase {
 const RETRY_AFTER_MS = 1000;
 const ASK_AGAIN = "ask again";
 
-/** What a caller is told when Redis fails. */
 export function overloaded(error: unknown, ifUnknown: string, otherwise: string): Refusal {
   if (error instanceof Refusal) return error;
   // Server addresses are for the log, not for callers.

@@ -16,7 +16,6 @@ import { fieldOf, GRACE_MS, GROUP } from "./keys.ts";
 import type { RedisParts } from "./parts.ts";
 import { readState, stateText, type TriedState, UNTRIED } from "./records.ts";
 
-/** A stream entry that this batcher holds. */
 export interface HeldEntry {
   readonly shard: number;
   readonly stream: string;
@@ -79,7 +78,6 @@ export class TaskPool {
     return [...this.#entries.values()].filter((entry) => entry.shard === shard);
   }
 
-  /** Tasks of a model that wait for a worker. */
   waiting(model: string): number {
     let sum = 0;
     for (const depth of this.engine.waiting(model)) sum += depth;
@@ -181,9 +179,7 @@ export class TaskPool {
     return count;
   }
 
-  /**
-   * An entry may be read after its bundle has expired, if no batcher was there: what is written then must expire too.
-   */
+  /** An entry may be read after its bundle expired, if no batcher was there: what is written then must expire too. */
   #bounded(bundle: string): Arg[] {
     return ["PEXPIRE", bundle, Math.ceil(this.#parts.limits.results.ttlMs + GRACE_MS), "NX"];
   }
@@ -304,7 +300,6 @@ export class TaskPool {
     });
   }
 
-  /** It ended elsewhere. */
   #forget({ record }: HeldTask): void {
     this.engine.withdraw(record);
     const entry = this.drop(record.task.id);
@@ -374,7 +369,6 @@ export class TaskPool {
   }
 }
 
-/** Commands that acknowledge entries without tasks left. */
 export function acknowledged(entries: readonly HeldEntry[]): Arg[][] {
   const commands: Arg[][] = [];
   for (const [stream, some] of Map.groupBy(entries, (entry) => entry.stream)) {

@@ -40,7 +40,6 @@ const LOOK_AGAIN_MS = [1, 3, 10, 50]; // pauses between lookups of a key that na
 
 type IdempotencyKey = NonNullable<Sharing["idempotency"]>;
 
-/** A task that waits for the next bundle. */
 interface Entering {
   readonly task: Task;
   readonly sharing: Sharing;
@@ -85,7 +84,6 @@ export class RedisPuts {
     this.#opening = new Table(own.outcomes.seed);
   }
 
-  /** Id prefix for the next task of a model. */
   bundle(model: string): string {
     let bundle = this.#bundles.get(model);
     if (bundle === undefined || bundle.tasks === MAX_BUNDLE_TASKS) {

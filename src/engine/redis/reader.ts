@@ -32,7 +32,6 @@ export interface Demand {
   models(): readonly string[];
   /** Tasks of a model that its workers could start now. */
   room(model: string): number;
-  /** Tasks per ms of its workers. */
   pacePerMs(model: string): number;
   batchSize(model: string): number;
   /** How long a dispatcher with an idle worker lets a batch fill. */
@@ -121,7 +120,6 @@ export class BundleReader {
     await nodes.scatter(left);
   }
 
-  /** Other zones that tasks may come from. */
   get zones(): readonly string[] {
     return (this.#demand?.zones() ?? []).map(({ zone }) => zone);
   }
@@ -179,7 +177,6 @@ export class BundleReader {
     return this.#parts.clock.now() < (this.#busyAt.get(model) ?? -Infinity) + BUSY_MS;
   }
 
-  /** How many more tasks of a model to read. */
   #wanted(model: string): number {
     const demand = this.#demand!;
     const ahead = demand.othersIdle(model)
@@ -360,9 +357,7 @@ export class BundleReader {
     );
   }
 
-  /**
-   * Each second: reads leftovers in inactive shards, also those used in place of a migrating one; starts on new ones.
-   */
+  /** Each second: reads leftovers in inactive shards, also those that replace a migrating one; starts on new ones. */
   async #round(): Promise<void> {
     const { nodes, keys, clock } = this.#parts;
     this.#startLoops();
@@ -423,7 +418,6 @@ export class BundleReader {
     }
   }
 
-  /** Finds dead batchers and takes over what they held. */
   async takeOver(): Promise<void> {
     const { nodes, keys, options, name, limits } = this.#parts;
     const zones = [options.zone, ...this.zones];

@@ -29,7 +29,6 @@ export interface FoundRecord {
   /** Gateways whose callers joined it, besides the one that put it. */
   readonly waiting: readonly string[];
   readonly keyed: boolean;
-  /** Callers have joined it. */
   readonly joined: boolean;
 }
 
@@ -138,7 +137,6 @@ export class RedisRecords {
     return [...deleted, field, outcomeFrame(fields, { ok: true, output: "" }, shared)];
   }
 
-  /** Whether a final record may still be polled. */
   lives({ settledAt }: FinalRecord): boolean {
     return this.#parts.clock.now() < settledAt + this.#parts.limits.results.ttlMs;
   }

@@ -28,7 +28,6 @@ const OFFER_FOR_MS = 30_000;
 const OFFER_AGAIN_MS = 100;
 const HELD_ELSEWHERE = -2; // script reply to a failure of a task that another batcher holds
 
-/** A task that has ended in the pool. */
 interface Ended {
   readonly record: TaskRecord;
   readonly entry: HeldEntry;
@@ -147,7 +146,6 @@ export class Settlements {
     return replies;
   }
 
-  /** Resolves when nothing is in flight. */
   async settled(): Promise<void> {
     while (this.#flushing.size > 0) await Promise.allSettled(this.#flushing);
   }
@@ -366,7 +364,6 @@ export class Settlements {
     return reply;
   }
 
-  /** The command that records which tasks run. */
   running(shard: number, lease: Lease): Arg[] {
     const { keys } = this.#parts;
     const some = lease.tasks.filter(({ task }) => keys.shardOf(task.id) === shard);

@@ -176,9 +176,7 @@ export class RedisLink {
     this.#alarm ??= this.#clock.at(now + this.#timeoutMs, () => this.#watch());
   }
 
-  /**
-   * Checks whether the oldest command is overdue. Replies do not move the alarm: it fires once per `commandTimeoutMs`.
-   */
+  /** Checks whether the oldest command is overdue. Replies do not move the alarm: one per `commandTimeoutMs`. */
   #watch(): void {
     this.#alarm = undefined;
     const oldest = this.#inFlight.first;
@@ -215,7 +213,6 @@ export class RedisLink {
     if (asked.left === 0) asked.resolve(asked.replies as never);
   }
 
-  /** Whether this is a push message, not a reply. */
   #pushed(reply: readonly RedisReply[]): boolean {
     const [kind, channel, payload] = reply;
     if (!Buffer.isBuffer(kind) || !Buffer.isBuffer(channel)) return false;

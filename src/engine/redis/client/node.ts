@@ -95,7 +95,6 @@ export class RedisNode implements RedisAddress {
     return this.#plain.link !== undefined && this.#safe.link !== undefined;
   }
 
-  /** Whether a durable write waits for a replica now. */
   get waits(): boolean {
     const { durability } = this.#settings;
     return durability === "replica" || (durability === "auto" && this.replicas > 0);

@@ -63,7 +63,6 @@ const CLOCK_TRIES = 5;
 const MOVING_MS = 10_000; // how long a shard gets no new bundles after its slot was found migrating
 const BLOCK_READY_MS = 1000; // how long a blocking command may wait for its connection
 
-/** Temporary error replies. */
 const PASSING = new Set([
   "TRYAGAIN",
   "CLUSTERDOWN",
@@ -297,7 +296,6 @@ export class RedisNodes {
     return best.offset;
   }
 
-  /** Those that own a shard. */
   primaries(): readonly PrimaryView[] {
     const { primaries } = this.#owners;
     return primaries.map(({ address, replicas, waits, up }) => ({ address, replicas, waits, up }));

@@ -3,7 +3,7 @@
  *
  *   one server   it owns all; a failover behind its address is found by the next connection
  *   several      the one with role primary owns all; searched again when it is lost or demoted
- *   a Cluster    the owner of slot CRC16(tag), from CLUSTER SLOTS of every server that is up; the newest majority view wins
+ *   a Cluster    the owner of slot CRC16(tag), from CLUSTER SLOTS of every server that is up; newest majority view
  *
  * Refreshed on MOVED (its owner is believed at once), CLUSTERDOWN, READONLY and a lost connection, every 5 s, and every
  * 250 ms while a shard is away; one refresh at a time, at least 100 ms apart. Servers that own nothing are closed. A
@@ -21,7 +21,6 @@ import type { RedisAddress, ClusterView, NodesOptions, ServerFacts } from "./top
 
 /** Callbacks must not throw. */
 export interface OwnersListener {
-  /** Owners were looked up or have changed. */
   moved(): void;
   surveyed(): void;
 }
@@ -182,7 +181,6 @@ export class RedisOwners implements NodeListener {
       this.#notice("info", `a replica is connected to redis ${node.address}: accepted tasks are kept by two`);
   }
 
-  /** Schedules the next refresh, at `at` or sooner. */
   #due(at: number): void {
     if (this.closed || !this.#started || (this.#next !== undefined && this.#next.at <= at)) return;
     this.#next?.alarm.cancel();
@@ -208,9 +206,7 @@ export class RedisOwners implements NodeListener {
     this.#due(this.#refreshedAt + (this.#again ? REFRESH_GAP_MS : waitMs));
   }
 
-  /**
-   * Asks connected servers, then every other one named; those that are down last, as they may take the full timeout.
-   */
+  /** Asks connected servers, then every other one named; down ones last, as they may take the full timeout. */
   async #readCluster(): Promise<void> {
     const known = [...this.#nodes.values()];
     const near = known.filter(({ link }) => link !== undefined);

@@ -44,7 +44,6 @@ export interface Probe {
   /** Reasons not to start, one line each. */
   readonly refuse: readonly string[];
   readonly warn: readonly string[];
-  /** The primaries that answered. */
   readonly servers: readonly { readonly address: string; readonly facts: CheckFacts }[];
 }
 

@@ -58,7 +58,6 @@ export class CommandWriter {
     }
   }
 
-  /** Everything added since the last `take`, in order. */
   take(): Buffer[] {
     this.#cut();
     const pieces = this.#pieces;
@@ -133,7 +132,6 @@ export class CommandWriter {
     this.#slab[this.#at++] = LF;
   }
 
-  /** Ends the current piece. */
   #cut(): void {
     if (this.#at > this.#from) this.#pieces.push(this.#slab.subarray(this.#from, this.#at));
     this.#from = this.#at;

@@ -46,7 +46,6 @@ export interface ServerFacts {
   readonly replicas: number;
   /** Those heard of within `MAX_LAG_S`: each may be promoted without losing what it confirmed. */
   readonly inSync: number;
-  /** Replication offset, in bytes. */
   readonly offset: number;
 }
 
@@ -200,7 +199,6 @@ export function choosePrimary(
   );
 }
 
-/** `name:value` lines of INFO and CLUSTER INFO. */
 export function readInfo(text: string): Map<string, string> {
   const facts = new Map<string, string>();
   for (const line of text.split(/\r?\n/)) {
