@@ -1,9 +1,6 @@
 /**
- * The admin listener: what operators see and do. Never on the public port.
- *
- * With a token every /internal route needs it. Without one the listener is on loopback (the config check sees to
- * that), and web pages are refused (`page-guard.ts`): they could otherwise also take the places of those who watch
- * /internal/live.
+ * The admin listener, never on the public port. With a token every /internal route needs it. Without one the config
+ * check forces loopback, and requests of web pages are refused (`page-guard.ts`).
  */
 import { hash, timingSafeEqual } from "node:crypto";
 import { Refusal } from "../core/errors.ts";
@@ -13,66 +10,61 @@ import { PageGuard } from "./page-guard.ts";
 import type { RouteHandler, Routes } from "./server.ts";
 import { type History, iso, listRequests, loggedStory, story, type Tiers } from "./story.ts";
 
-/** One worker, as /internal/workers shows it. */
 export interface WorkerReport {
   readonly model: string;
   readonly name: string;
-  /** Where it is; left out for a child of the process. */
+  /** Undefined for a child process. */
   readonly address?: string;
   readonly state: string;
-  /** Tasks of the batch it runs now. */
+  /** Tasks of the running batch. */
   readonly in_flight: number;
   readonly batches: number;
   readonly tasks: number;
   readonly calls: number;
   readonly failures: number;
   readonly busy_ms: number;
-  /** Share of the time since the start. */
+  /** Busy share of the time since the start, 0 to 1. */
   readonly utilization: number;
-  /** Its pace against the fleet's: 2 needs twice as long. */
+  /** Batch time relative to the fleet's: 2 takes twice as long. */
   readonly ratio: number;
-  /** Batches that it may have in its hands. */
+  /** Batches it may hold at once. */
   readonly pipeline: number;
-  /** The batch that was handed over while it runs another. */
+  /** Id of the prefetched batch. */
   readonly ahead: string | null;
-  /** How full it last said it is, 0 to 1; left out where it never says. */
+  /** The load it last reported, 0 to 1; undefined if it never reports one. */
   readonly load?: number;
   readonly down?: { readonly why: string; readonly retry_in_ms: number };
 }
 
-/** What a batch of one size takes, and what a worker does with such batches. */
 interface SizeReport {
   readonly size: number;
   readonly ms: number;
   readonly per_second: number;
 }
 
-/** What the workers of one model take for batches of each size, as /internal/workers shows it. */
 export interface CurveReport {
   readonly name: string;
   readonly max_batch_size: number;
   readonly curve: readonly { readonly size: number; readonly ms: number; readonly batches: number }[];
-  /** Null while it is not known, and where throughput grows with every size that was seen. */
+  /** Null while unknown, and while throughput still grows with every size seen. */
   readonly knee: (SizeReport & { readonly full: SizeReport }) | null;
   readonly hint: string | null;
 }
 
-/** What the admin listener shows of the process around it. */
 export interface Inside {
   health(): Readonly<Record<string, unknown>>;
   workers(): readonly WorkerReport[];
-  /** Whether the config has this model. */
   serves(model: string): boolean;
   readonly desk: WorkerDesk;
-  /** Of the models whose batches this process runs. */
+  /** For the models whose batches this process runs. */
   curves(): readonly CurveReport[];
-  /** How many workers each model should have, and why. */
+  /** Wanted workers per model, and why. */
   scaling(): readonly object[];
   readonly draining: () => boolean;
   readonly writable: () => boolean;
 }
 
-/** Routes of those who look on, and what they remember; `guarded` ones ask for the token, where there is one. */
+/** Routes of the observers; `guarded` ones need the admin token, if one is set. */
 export interface MoreRoutes {
   readonly guarded: Routes;
   readonly open: Routes;
@@ -132,7 +124,7 @@ export function adminRoutes(
     "/internal/dead-letters/{id}/replay": {
       POST: guarded(async (exchange, id) => {
         const { model } = found(await letters.get(id), NO_LETTER).task;
-        // Of one that is on its way out it would be refused, and its input lost.
+        // Retrying for a model that is being removed would be refused, and the input lost.
         if (!inside.serves(model)) throw new Refusal("INVALID_REQUEST", notServed(model), { status: 409 });
         found((await letters.replay(id)) || undefined, NO_LETTER);
         exchange.send(202, JSON.stringify({ task_id: id, status: "PENDING" }));
@@ -141,10 +133,10 @@ export function adminRoutes(
   };
 }
 
-/** From the engine's record; else from the request log, in memory or in the database. */
+/** From the engine's record, else from the request log (memory or database). */
 async function tell(id: string, engine: Engine, tiers: Tiers, history: History): Promise<object> {
   const logged = history.requests(id);
-  // A store that is away does not hide what is known without it.
+  // A store that is down must not hide what is known without it.
   const record = await engine.outcome(id).catch((error: unknown) => {
     if (logged.length === 0) throw error;
     return undefined;
@@ -203,19 +195,19 @@ function checkAccess(exchange: Exchange, token: string | undefined): void {
 export interface WorkerName {
   readonly model: string;
   readonly name: string;
-  /** Left out for a child of the process. */
+  /** Undefined for a child process. */
   readonly address?: string;
 }
 
-/** Throws a Refusal that says what to do. */
+/** Methods throw a Refusal that says what to do. */
 export interface WorkerDesk {
-  /** Resolves when it can be given batches. */
+  /** Resolves when the worker can take batches. */
   add(model: string | undefined, url: string | undefined): Promise<WorkerName>;
   drain(name: string, model?: string): WorkerName;
   resume(name: string, model?: string): WorkerName;
-  /** `gone`: it is no more; otherwise it is as soon as its batch is over. */
+  /** `gone`: it has stopped; otherwise it stops after its current batch. */
   remove(name: string, model?: string): Promise<WorkerName & { readonly gone: boolean }>;
-  /** Workers of the config that were removed, and stay away until they are added again. */
+  /** Configured workers that were removed, and stay removed until they are added again. */
   removed(): readonly WorkerName[];
 }
 

@@ -1,13 +1,12 @@
 /**
- * Certificates that live in files: read and checked at the start, looked at again each `reloadMs`.
+ * Certificates in files: read and checked at the start, and polled every `reloadMs`.
  *
- * What is read must be whole before it is used: every file is PEM, the key belongs to the certificate, and
- * OpenSSL takes both. At the start anything else is an Error with one line. Later it is a notice, once for
- * each text that is wrong, and the last good material stays in use: files are often replaced one after the
- * other, so for a moment the pair does not match. Contents are compared, not times: a mounted secret changes
- * by a symbolic link.
+ * Used only if complete: all files are PEM, the key matches the certificate, and OpenSSL accepts both. Otherwise the
+ * start fails with a one-line Error; later it is a notice, once per bad text, and the last good material stays in use,
+ * since files are often replaced one after the other. Contents are compared, not times: a mounted secret changes by
+ * symlink.
  *
- * A certificate of ours that ends within 14 days is told at the start, when it gets there, and then daily.
+ * A certificate that expires within 14 days is reported at the start, on reaching that age, and then daily.
  */
 import { createPrivateKey, X509Certificate } from "node:crypto";
 import { open } from "node:fs/promises";
@@ -16,14 +15,12 @@ import type { Alarm, Clock } from "../app/clock.ts";
 import type { Events } from "../observe/events.ts";
 
 export interface CertificatePaths {
-  /** What we show, the certificate first; never without `keyFile`. */
+  /** Our chain, leaf first; never without `keyFile`. */
   readonly certFile?: string | undefined;
   readonly keyFile?: string | undefined;
-  /** Whom we trust. */
   readonly caFile?: string | undefined;
 }
 
-/** The texts of the files, in the names that node:tls has for them. */
 export interface Material {
   readonly cert?: string;
   readonly key?: string;
@@ -38,9 +35,9 @@ interface Texts {
 
 const DAY_MS = 86_400_000;
 const WARN_DAYS = 14;
-/** How often the files are looked at: a renewed certificate is used within this. */
+/** A renewed certificate is in use within this time. */
 export const CERTIFICATE_RELOAD_MS = 2000;
-/** A bundle of all public authorities has about 220 KB. */
+/** A bundle of all public CAs has about 220 KB. */
 const MAX_FILE_BYTES = 2 ** 20;
 const CHUNK_BYTES = 16 * 1024;
 
@@ -52,13 +49,13 @@ export class Certificates {
   readonly #events: Events;
   readonly #listeners: ((material: Material) => void)[] = [];
   #material: Material = {};
-  /** What was last read, good or bad; a bad one is told once. */
+  /** The last text read, good or bad; a bad one is reported once. */
   #seen = "";
   #toldAt = -Infinity;
   #alarm: Alarm | undefined;
   #stopped = false;
 
-  /** `setting` is what messages begin with: "tls". */
+  /** `setting`: the prefix of messages, such as "tls". */
   constructor(setting: string, paths: CertificatePaths, reloadMs: number, clock: Clock, events: Events) {
     this.#setting = setting;
     this.#paths = paths;
@@ -67,7 +64,6 @@ export class Certificates {
     this.#events = events;
   }
 
-  /** The last good texts; empty before `start`. */
   get material(): Material {
     return this.#material;
   }
@@ -76,7 +72,7 @@ export class Certificates {
     this.#listeners.push(changed);
   }
 
-  /** Reads the files; rejects with one line about the first that cannot be used. */
+  /** Rejects with one line about the first unusable file. */
   async start(): Promise<void> {
     const texts = await readAll(this.#setting, this.#paths);
     this.#seen = JSON.stringify(texts);
@@ -90,7 +86,7 @@ export class Certificates {
     this.#alarm?.cancel();
   }
 
-  /** Reads the files now, for a reload: rejects with one line if they cannot be used; `commit` uses them. */
+  /** For a reload: rejects with one line if the files are unusable; `commit` switches to them. */
   async prepare(): Promise<{ commit(): void; abandon(): Promise<void> }> {
     const texts = await readAll(this.#setting, this.#paths);
     checked(this.#setting, texts);
@@ -143,7 +139,7 @@ export class Certificates {
     this.#notice("warn", `${why}; what was read before stays in use`);
   }
 
-  /** Once a day while it is close. */
+  /** Daily while it is about to expire. */
   #tellEnd(): void {
     const { cert } = this.#material;
     const now = this.#clock.now();
@@ -199,7 +195,7 @@ async function readPem(setting: string, path: string): Promise<string> {
   }
 }
 
-/** Everything that would make a handshake fail later, said now. */
+/** Reports now what would make a handshake fail later. */
 function checked(setting: string, { certFile: cert, keyFile: key, caFile: ca }: Texts): Material {
   if (ca !== undefined)
     for (const each of certificatesIn(`${setting}.caFile`, ca)) parse(setting, "caFile", each);

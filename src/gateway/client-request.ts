@@ -1,10 +1,10 @@
 /**
- * What HTTP requests and gRPC calls have in common: the fields of the request log, written as they become known, and the
- * bytes that this process holds for the client.
+ * Common to HTTP requests and gRPC calls: the request log's fields, written as they become known, and the bytes held
+ * for the client.
  *
- * Those bytes are bounded and shared among clients: a client may hold at most as many as are left free (`core/share.ts`).
- * There are two budgets, for all listeners together. Request bodies count as they arrive, until the last byte is there;
- * answers from when they are written until the client's connection has taken them.
+ * Two byte budgets for all listeners together: request bodies, from arrival until complete, and responses, from the
+ * write until the connection has taken them. A client may hold at most as many bytes as are left free
+ * (`core/share.ts`).
  */
 import type { IncomingMessage } from "node:http";
 import { type ErrorCode, Refusal } from "../core/errors.ts";
@@ -27,18 +27,18 @@ export abstract class ClientRequest implements AnsweredRequest {
   work: AnsweredRequest["work"] = "own";
   ending: TaskEnding | undefined = undefined;
   trace: RequestTrace | undefined = undefined;
-  /** False: a health check, which is no request of a client. */
+  /** False for health checks. */
   counts = true;
   readonly #bytes: ClientBytes;
   #gone: (() => void) | undefined;
-  /** The client was gone before it was answered, or its own deadline passed. */
+  /** The client disconnected before its response, or its deadline passed. */
   protected left = false;
-  /** Fixed with its first use: what is added to a client's bytes must be taken from the same client's. */
+  /** Fixed on first use: bytes must be released from the client they were added to. */
   #client: string | undefined;
   #bodyHeld = 0;
   #answerHeld = 0;
   #over = false;
-  /** Of a request that waits for room. */
+  /** Set while the request waits for room. */
   #resume: (() => void) | undefined;
 
   constructor(request: IncomingMessage, now: number, bytes: ClientBytes) {
@@ -56,7 +56,7 @@ export abstract class ClientRequest implements AnsweredRequest {
     return typeof value === "string" ? value : value?.[0];
   }
 
-  /** Calls `gone` when the client leaves before it is answered; at once when it did already. */
+  /** Calls `gone` when the client disconnects before its response; at once if it already has. */
   onGone(gone: () => void): void {
     this.#gone = gone;
     if (this.left) gone();
@@ -67,15 +67,15 @@ export abstract class ClientRequest implements AnsweredRequest {
     this.#gone?.();
   }
 
-  /** It is over, and its fields stay as they are. */
+  /** Ends the request and freezes its fields. */
   over(now: number): void {
     this.latencyMs = now - this.startedAt;
     if (this.status === 0) this.status = CLIENT_LEFT;
   }
 
   /**
-   * Undefined: the client takes its answers. Else resolves when it has taken enough of them to get another one; never
-   * when it leaves before that.
+   * Undefined: the client reads its responses. Else resolves when it has read enough to get another; never if it leaves
+   * first.
    */
   get room(): Promise<void> | undefined {
     const { answers } = this.#bytes;
@@ -86,7 +86,7 @@ export abstract class ClientRequest implements AnsweredRequest {
     });
   }
 
-  /** What a body is refused with while there is no room for so many bytes of it. */
+  /** The refusal of a body while there is no room for so many bytes. */
   protected noRoomFor(bytes: number): Refusal | undefined {
     if (this.#bytes.bodies.fits(this.#holder(), bytes)) return undefined;
     const message =
@@ -94,7 +94,7 @@ export abstract class ClientRequest implements AnsweredRequest {
     return new Refusal("SERVICE_OVERLOADED", message, { retryAfterMs: 1000 });
   }
 
-  /** Counts a part of the body that has arrived, or says why it cannot be held. */
+  /** Counts received body bytes, or says why they cannot be held. */
   protected holdBody(bytes: number): Refusal | undefined {
     const refusal = this.noRoomFor(bytes);
     if (refusal !== undefined) return refusal;
@@ -113,7 +113,7 @@ export abstract class ClientRequest implements AnsweredRequest {
     this.#answerHeld += bytes;
   }
 
-  /** It is over: nothing of it is held any more. */
+  /** Releases all bytes held for the request. */
   protected releaseAll(): void {
     this.#over = true;
     this.releaseBody();
@@ -122,7 +122,7 @@ export abstract class ClientRequest implements AnsweredRequest {
     this.#answerHeld = 0;
   }
 
-  /** Without authentication everybody is one tenant: there each address is a client. */
+  /** Without authentication all callers are one tenant, so each address is a client. */
   #holder(): string {
     if (this.#client !== undefined) return this.#client;
     const known = this.tenant !== "" && this.tenant !== ANONYMOUS;
@@ -133,7 +133,7 @@ export abstract class ClientRequest implements AnsweredRequest {
 export class ByteBudget {
   readonly #max: () => number;
   readonly #shares = new Shares();
-  /** By client: the requests that wait for room. */
+  /** Requests waiting for room, by client. */
   readonly #waiting = new Map<string, Set<() => void>>();
 
   /** `max` may change while bytes are held. */
@@ -145,7 +145,7 @@ export class ByteBudget {
     return this.#shares.total;
   }
 
-  /** Whether the client may hold so many more; twice, because with them, too, it holds no more than is left free. */
+  /** Counted twice, so that with these bytes the client still holds no more than is left free. */
   fits(client: string, bytes: number): boolean {
     return this.#shares.fits(client, 2 * bytes, this.#max());
   }
@@ -160,8 +160,8 @@ export class ByteBudget {
   }
 
   /**
-   * Whether the client holds less than is left free, or than its least share: answers to requests under way can take the
-   * total far beyond the bound, and then those who take theirs must not wait for the one who does not.
+   * Whether the client holds less than is left free, or than its minimum share: responses in progress can far exceed
+   * the bound, and clients that read must not wait for one that does not.
    */
   hasRoom(client: string): boolean {
     const { total, holders } = this.#shares;
@@ -175,7 +175,7 @@ export class ByteBudget {
     else waiting.add(resume);
   }
 
-  /** It is no longer waited for. */
+  /** Cancels `wait`. */
   leave(client: string, resume: () => void): void {
     const waiting = this.#waiting.get(client);
     if (waiting?.delete(resume) === true && waiting.size === 0) this.#waiting.delete(client);
@@ -190,12 +190,11 @@ export class ByteBudget {
   }
 }
 
-/** The budgets of one process. */
 export class ClientBytes {
   readonly bodies: ByteBudget;
   readonly answers: ByteBudget;
 
-  /** `max`: of each of the two. A single client gets half of it. */
+  /** `max` applies to each budget. A single client gets half of it. */
   constructor(max: () => number) {
     this.bodies = new ByteBudget(max);
     this.answers = new ByteBudget(max);

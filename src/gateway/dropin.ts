@@ -1,10 +1,10 @@
 /**
- * The routes of the drop-in protocols: the same door as Ferry's own API, in other words.
+ * Routes of the drop-in protocols.
  *
- * A client keeps its SDK and changes its base URL. At the root stand the routes of every protocol that a model of the
- * config speaks; a request that names no model means the one model that speaks its protocol. Under `/models/{name}`
- * stands each model by itself, for protocols whose requests never name one. What cannot share a batch, and with
- * `passthrough` whatever no route knows, goes to a worker as it came (`Proxy`).
+ * A client keeps its SDK and changes its base URL. The root has the routes of every protocol that a configured model
+ * speaks; a request without a model means the only model that speaks its protocol. `/models/{name}` has each model by
+ * itself, for protocols whose requests name none. Requests that cannot be batched, and with `passthrough` unknown
+ * routes, are proxied to a worker unchanged.
  */
 import type { Caller } from "./admission/credentials.ts";
 import { Refusal } from "../core/errors.ts";
@@ -40,32 +40,31 @@ export interface DropInModel {
   readonly protocols: readonly Protocol[];
   readonly passthrough: boolean;
   readonly maxBatchSize: number;
-  /** Whether its workers can be asked what no batch is for. */
+  /** Whether its workers accept requests outside batches. */
   readonly reachable: boolean;
   readonly ready: () => boolean;
-  /** What its workers call it, where that is not its name. */
+  /** Its name at the workers, if different. */
   readonly workerName?: string | undefined;
-  /** Undefined: the model has no deny patterns. */
+  /** Undefined: no deny patterns. */
   readonly screen?: Screening | undefined;
 }
 
-/** What is to be passed on. */
+/** A request to proxy. */
 export interface Passage {
   readonly model: string;
-  /** Behind the worker's base, without the query. */
+  /** Relative to the worker's base, without the query. */
   readonly path: string;
   readonly query: string;
-  /** Where it was read already. */
+  /** If it was read already. */
   readonly body?: Buffer | undefined;
-  /** Left out: nobody had to say who it is. */
+  /** Undefined: no credential was required. */
   readonly caller?: Caller | undefined;
-  /** For the answer: name, value, name, value… */
+  /** Response headers: name, value, name, value… */
   readonly headers: readonly string[];
 }
 
-/** The way past the batches. */
 export interface Proxy {
-  /** Sends the request on to a worker, and the answer back as it comes; resolves when it is over. Throws a Refusal. */
+  /** Streams the request to a worker and the response back; resolves when both ended. Throws a Refusal. */
   forward(exchange: Exchange, passage: Passage): Promise<void>;
 }
 
@@ -73,12 +72,11 @@ export interface DropInParts {
   readonly path: RequestPath;
   readonly proxy: Proxy;
   readonly limits: RequestLimits;
-  /** This process takes requests. */
+  /** Whether this process accepts requests. */
   readonly ready: () => boolean;
   readonly version: string;
 }
 
-/** One route of one protocol, compiled. */
 interface Compiled {
   readonly path: string;
   readonly pattern: RegExp | undefined;
@@ -87,16 +85,16 @@ interface Compiled {
   readonly about?: AboutRoute;
 }
 
-/** Where a request was found to go: behind which base, and to which model if the base says it. */
+/** Which base a request was found under, and the model if the base names one. */
 interface Place {
   readonly pinned: DropInModel | undefined;
   readonly path: string;
-  /** The route's, with `{model}` in it; left out: the path is nobody's. */
+  /** The route's path, with `{model}` in it; undefined: no route matches. */
   readonly route?: string;
   readonly names: Readonly<Record<string, string>>;
 }
 
-/** Everything below `/models/` is a model's; without a slash behind its name it is that model's root. */
+/** `/models/NAME/…`; without a slash behind the name it is that model's root. */
 const PREFIX = /^\/models\/([^/]*)(\/.*)?$/s;
 const ANY_METHOD = ["GET", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"];
 
@@ -112,7 +110,7 @@ export class DropIns {
     this.#routes = [...spoken].flatMap(compile);
   }
 
-  /** Those whose path stands still. */
+  /** Routes with a fixed path. */
   routes(): Routes {
     const still = this.#routes.filter(({ pattern }) => pattern === undefined);
     return Object.fromEntries(
@@ -123,12 +121,12 @@ export class DropIns {
     );
   }
 
-  /** Those with names in them, those of one model, and what is passed through. */
+  /** Routes with parameters, routes of one model, and passthrough. */
   find(path: string): Elsewhere | undefined {
     const [, name, rest = "/"] = PREFIX.exec(path) ?? [];
     if (name !== undefined) {
       const pinned = this.#models.find((model) => model.name === decoded(name));
-      // What was meant for a model that is not here must not reach the workers of another.
+      // A request for an unknown model must not reach another model's workers.
       if (pinned === undefined) return undefined;
       const routes = this.#routes.filter(({ protocol }) => pinned.protocols.includes(protocol));
       const found = this.#match(rest, pinned, routes);
@@ -169,7 +167,7 @@ export class DropIns {
     };
   }
 
-  /** `pinned`: the model, where the path says it. */
+  /** `pinned`: the model named by the path. */
   #passed(path: string, model: DropInModel, pinned: DropInModel | undefined, route: string): Elsewhere {
     const pass = async (exchange: Exchange): Promise<void> => {
       exchange.errorShape = model.protocols[0]?.client.fail;
@@ -226,7 +224,7 @@ export class DropIns {
   #about({ path }: AboutRoute, place: Place): ModelFacts {
     const { ready, version, limits } = this.#parts;
     const { pinned } = place;
-    // Several protocols may have the same question.
+    // Several protocols may share a route.
     const speakers = this.#models.filter(({ protocols }) =>
       protocols.some(({ client }) => client.about.some((route) => route.path === path)),
     );
@@ -279,7 +277,6 @@ export class DropIns {
     await this.#parts.proxy.forward(exchange, { ...sent, model: model.name, caller, headers });
   }
 
-  /** What has no route here; a body that may be JSON is read for the model that it names. */
   async #unread(
     exchange: Exchange,
     model: DropInModel,
@@ -297,7 +294,7 @@ export class DropIns {
   }
 }
 
-/** A body of JSON by its own account. Rejects with a Refusal that says why nothing else will do. */
+/** A body declared as JSON. Rejects with a Refusal that says why nothing else is accepted. */
 async function screenable(exchange: Exchange): Promise<Buffer> {
   try {
     return await exchange.bytes();
@@ -310,27 +307,27 @@ function workerNameOf({ name, workerName = name }: DropInModel): string {
   return workerName;
 }
 
-/** With the name that the worker knows, whatever the client wrote: the path, or the protocol, has said which is meant. */
+/** Replaces the model name by the worker's: the path or the protocol has already determined the model. */
 function namedBody(body: Buffer, model: DropInModel, { route }: Place): Buffer {
-  // Where the path says it, the body is not ours to read: it may be JSON with bytes behind it, of a given length.
+  // If the path names the model, leave the body alone: it may be JSON followed by binary data.
   if (route?.includes("{model}") === true) return body;
   const name = JSON.stringify(workerNameOf(model));
   const named = withFields(body, (field) => (MODEL_FIELD.has(field.toLowerCase()) ? name : undefined));
   if (named !== body) return named;
-  // Without one a worker would choose: the first of its models, or the last that was used.
+  // Without a name the worker would choose: its first model, or the last one used.
   const text = body.toString("utf8").trimStart();
   if (!text.startsWith("{")) return body;
   return Buffer.from(`{"model":${name}${/^\{\s*\}/.test(text) ? "" : ","}${text.slice(1)}`);
 }
 
-/** Whom a path means, of those who speak its protocol. */
+/** The model a path names, among those that speak its protocol. */
 function meant({ pinned, names }: Place, speakers: readonly DropInModel[]): DropInModel | undefined {
   if (pinned !== undefined) return pinned;
   if (names["model"] !== undefined) return speakers.find(({ name }) => name === names["model"]);
   return speakers.length === 1 ? speakers[0] : undefined;
 }
 
-/** The path with the model's name at its workers. */
+/** The path with the worker's name for the model. */
 function renamed({ path, route, names }: Place, model: DropInModel): string {
   if (route === undefined || !route.includes("{model}")) return path;
   return route.replace(/\{(\w+)\}/g, (_, name: string) =>
@@ -366,14 +363,14 @@ function compile(protocol: Protocol): Compiled[] {
   ];
 }
 
-/** Undefined when nothing in the path changes. */
+/** Undefined for a path without parameters. */
 function patternOf(path: string): RegExp | undefined {
   if (!path.includes("{")) return undefined;
   const source = path.replace(/[.*+?^$()|[\]\\]/g, "\\$&").replace(/\{(\w+)\}/g, "(?<$1>[^/:]+)");
   return new RegExp(`^${source}$`);
 }
 
-/** What stands at each name; undefined when the path is another. */
+/** Values of the path parameters; undefined: no match. */
 function named(pattern: RegExp, path: string): Record<string, string> | undefined {
   const groups = pattern.exec(path)?.groups;
   if (groups === undefined) return undefined;

@@ -1,14 +1,13 @@
 /**
- * Refusals of a process that has no time, at the least cost: the answer's bytes, written when the request's headers are
- * there, without a response of Node's and without the body.
+ * Overload refusals at minimal cost: the response bytes are written once the request's headers are parsed, without a
+ * `ServerResponse` and without the body.
  *
- * Why: at twice the load that a process can handle, every second request is refused, and each refusal is taken from the
- * time of the others. Measured on one core, with 2 KB bodies on loopback: a handled request 50 µs, a refusal as a
- * response of `node:http` 20 µs, one as here 13 µs, and one of a program in C that only reads and writes 7 µs.
+ * At twice the load a process can handle, every second request is refused, at the expense of the others. Measured on
+ * one core, 2 KB bodies, loopback: a handled request 50 µs, a refusal through `node:http` 20 µs, one here 13 µs, a C
+ * program that only reads and writes 7 µs.
  *
- * Only what is plain is refused here: a POST with a short body of known length to a route whose path stands still, and
- * nothing before it on its connection that waits for an answer. Everything else goes the usual way, and is refused there
- * by the same rule (`Admission.turn`).
+ * Only for a POST with a short body of known length to a fixed path, with no response pending on its connection.
+ * Everything else is refused on the usual path by the same rule (`Admission.turn`).
  */
 import { STATUS_CODES, type IncomingMessage } from "node:http";
 import type { Admission } from "./admission/admission.ts";
@@ -20,10 +19,9 @@ import { type ErrorShape, renderRefusal } from "./exchange.ts";
 import { newId } from "../engine/ids.ts";
 import { JSON_TYPE } from "./reply.ts";
 
-/** What is known of a route whose requests bring work. */
 export interface WorkRoute {
   readonly path: string;
-  /** Undefined: Ferry's own. */
+  /** Undefined: Ferry's native shape. */
   readonly shape: ErrorShape | undefined;
 }
 
@@ -31,18 +29,17 @@ export interface EarlyRefusalParts {
   readonly admission: Admission;
   readonly clock: Clock;
   readonly events: Events;
-  /** Those in use now. */
   readonly credentials: () => Credentials;
 }
 
-/** An answer, but for the id of its request. */
+/** A response without its request id. */
 interface RefusalText {
   readonly before: string;
   readonly behind: string;
   readonly status: number;
 }
 
-/** A longer body is not read to its end only to be thrown away. */
+/** A longer body is not read just to be discarded. */
 const MAX_BODY_BYTES = 65_536;
 const ANY_ID = "0".repeat(newId(0).length);
 
@@ -54,12 +51,12 @@ export class EarlyRefusals {
     this.#parts = parts;
   }
 
-  /** Whether anybody is refused now. */
+  /** Whether any tier is refused now. */
   get active(): boolean {
     return this.#parts.admission.load.refusing;
   }
 
-  /** The whole answer to a POST, which is counted then; undefined: the request goes on. */
+  /** The whole response, already counted; undefined: handle the request normally. */
   answer(request: IncomingMessage, route: WorkRoute): string | undefined {
     const { admission, events, clock } = this.#parts;
     const caller = this.#callerOf(request.rawHeaders);
@@ -89,7 +86,7 @@ export class EarlyRefusals {
     return before + id + behind;
   }
 
-  /** Undefined where the request is not plain, or who sent it is not known at once. */
+  /** Undefined if the request does not qualify, or its caller is not known synchronously. */
   #callerOf(raw: readonly string[]): Caller | undefined {
     let hosts = 0;
     let authorization: string | undefined;
@@ -143,7 +140,7 @@ export class EarlyRefusals {
       const lines = [`HTTP/1.1 ${status} ${STATUS_CODES[status] ?? ""}`, `content-type: ${JSON_TYPE}`];
       lines.push(`content-length: ${Buffer.byteLength(body)}`);
       for (let at = 0; at < headers.length; at += 2) lines.push(`${headers[at]}: ${headers[at + 1]}`);
-      // As UTF-8, byte by byte: it is written as latin1.
+      // UTF-8 bytes as latin1 characters, since it is written as latin1.
       const whole = Buffer.from(`${lines.join("\r\n")}\r\n\r\n${body}`).toString("latin1");
       const [before = "", behind = ""] = whole.split(ANY_ID);
       texts.set(key, (text = { before, behind, status }));

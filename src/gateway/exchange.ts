@@ -1,10 +1,9 @@
 /**
- * One HTTP request and its one answer.
+ * One HTTP request and its response.
  *
- * Reading: the body is taken only when it is asked for, never beyond the limit, and must be UTF-8. A
- * body that is announced too large is refused before a byte of it is read. Writing: exactly one answer,
- * with its length; JSON for clients, a file or a stream for the people at the dashboard. What is passed on goes
- * both ways as it comes (`inflow`, `relay`).
+ * The body is read only on demand, never beyond the limit, and must be UTF-8; one declared too large is refused unread.
+ * Exactly one response is written, with its length: JSON for clients, a file or a stream for the dashboard. Proxied
+ * bodies are streamed both ways (`inflow`, `relay`).
  */
 import { isUtf8 } from "node:buffer";
 import type { IncomingMessage, ServerResponse } from "node:http";
@@ -17,41 +16,40 @@ import { JSON_TYPE, quotaHeaders } from "./reply.ts";
 
 const JSON_ONLY = ["application/json"];
 const NOTHING = Buffer.alloc(0);
-/** A body that is announced to be larger is not begun when there is no room for all of it. */
+/** A body declared larger is not started unless all of it fits the budget. */
 const LARGE_BODY_BYTES = 65_536;
 const OPEN_BRACE = 0x7b;
-/** White space, byte order marks, and the zeros of UTF-16 and UTF-32, which some readers of JSON take. */
+/** White space, byte order marks, and the zeros of UTF-16 and UTF-32, which some JSON parsers accept. */
 const BEFORE_JSON: ReadonlySet<number> = new Set([0, 9, 10, 13, 32, 0xef, 0xbb, 0xbf, 0xfe, 0xff]);
 
 export interface ExchangeLimits {
   readonly maxBodyBytes: number;
-  /** An answer that the client does not take within this time ends the connection. */
+  /** A client that does not read its response within this time is disconnected. */
   readonly writeTimeoutMs: number;
   readonly bytes: ClientBytes;
 }
 
-/** How an error looks to a client: its status and its JSON body. */
+/** How a protocol renders an error: status and JSON body. */
 export type ErrorShape = (refusal: Refusal) => { readonly status?: number; readonly body: string | Buffer };
 
-/** Answers a request with what was thrown on its way. */
+/** Responds with an error thrown by a handler. */
 export type Failed = (exchange: Exchange, error: unknown) => void;
 
-/** What is done with a body. */
 type Use<Body> = (body: Body) => void;
 
-/** The way to a client that takes what happens, as it happens. */
+/** A response stream of events. */
 export interface Outflow {
   write(text: string): void;
-  /** It does not keep up: what is written now waits in our memory. */
+  /** The client does not keep up: writes are buffered in memory. */
   readonly behind: boolean;
   end(): void;
-  /** Ends it at once, with what it was not given yet. */
+  /** Ends it at once and discards the buffer. */
   cut(): void;
 }
 
-/** The way to a client for an answer that somebody else makes. */
+/** The response stream of a proxied request. */
 export interface Relay {
-  /** False: it does not keep up, and `onDrain` tells when it has. */
+  /** False: backpressure; `onDrain` tells when to go on. */
   write(chunk: Buffer): boolean;
   onDrain(drained: () => void): void;
   end(): void;
@@ -63,15 +61,14 @@ export class Exchange extends ClientRequest {
   readonly #response: ServerResponse;
   readonly #limits: ExchangeLimits;
   readonly #failed: Failed;
-  /** It was this side that ended the answer in its middle. */
+  /** This side aborted the response. */
   #broken = false;
-  /** The client waits for a 100 before it sends its body. */
+  /** The client sent Expect: 100-continue. */
   mayContinue = false;
-  /** Set while the server drains: the connection ends with this answer. */
+  /** Set while draining: the connection closes after this response. */
   last = false;
-  /** Bytes of the body that were read to see what it is. */
+  /** Body bytes read to detect its type. */
   #head = NOTHING;
-  /** Left out: Ferry's own. */
   errorShape: ErrorShape | undefined = undefined;
 
   constructor(
@@ -91,7 +88,7 @@ export class Exchange extends ClientRequest {
     this.query = mark < 0 ? "" : url.slice(mark + 1);
   }
 
-  /** Came on the same connection before this one; only while that is not over. */
+  /** The previous request on the same connection, until it is complete. */
   #before: Exchange | undefined;
 
   after(other: Exchange | undefined): void {
@@ -99,8 +96,8 @@ export class Exchange extends ClientRequest {
   }
 
   /**
-   * It, or one before it on its connection, was read and is not answered: whatever is written to the connection
-   * now would be taken for its answer.
+   * This request, or an earlier one on its connection, is read and unanswered: anything written to the connection now
+   * would be taken for its response.
    */
   get holdsUp(): boolean {
     if (this.#waits) return true;
@@ -112,17 +109,17 @@ export class Exchange extends ClientRequest {
     return this.request.complete && !this.#response.writableFinished;
   }
 
-  /** Or nobody is there any more to be answered. */
+  /** True also once the client has left. */
   get answered(): boolean {
     return this.#response.writableEnded || this.left;
   }
 
-  /** The listener's word that the connection, or this answer, is at its end. */
+  /** Called by the listener when the connection or this response has ended. */
   closed(): void {
-    // Answers leave in order: whatever came before it is over too.
+    // Responses leave in order, so earlier ones are complete too.
     this.#before = undefined;
     this.releaseAll();
-    // An answer that the connection did not take was not given.
+    // A response that the connection did not take was not delivered.
     if (!this.#taken && !this.#broken) {
       this.status = CLIENT_LEFT;
       this.code = "";
@@ -131,35 +128,35 @@ export class Exchange extends ClientRequest {
   }
 
   /**
-   * The connection has taken all of the answer; HTTP/2's object for it does not say, its stream does. That is also
-   * finished when the client has reset it in the middle: Node ends it then.
+   * Whether the connection took the whole response. HTTP/2's response does not say, its stream does; Node also finishes
+   * a stream that the client has reset.
    */
   get #taken(): boolean {
     const response = this.#response as ServerResponse & { stream?: Writable };
     return response.writableEnded && (response.stream ?? response).writableFinished;
   }
 
-  /** Something was thrown that no promise carries to whoever called for the answer. */
+  /** For errors that no promise carries to the handler's caller. */
   failed(error: unknown): void {
     this.#failed(this, error);
   }
 
   /**
-   * The body as text. Refuses what is too large, not JSON by its own account, or not UTF-8: that refusal is this
-   * request's answer. Never settles when the client leaves in the middle: then nobody is left to be answered.
+   * The body as text. Too large, not declared as JSON, or not UTF-8: answered with a refusal. Never settles if the
+   * client leaves first.
    */
   body(): Promise<string> {
     return new Promise((resolve) => this.#take(JSON_ONLY, asText, resolve));
   }
 
-  /** As `body`, as it came, of one of these media types by its own account. */
+  /** As `body`, as bytes, declared as one of these media types. */
   bytes(types: readonly string[] = JSON_ONLY): Promise<Buffer> {
     return new Promise((resolve) => this.#take(types, asItCame, resolve));
   }
 
   /**
-   * The whole body where it may be JSON of an object, by its first character and whatever its type says. Undefined: it
-   * is something else, and `inflow` gives it from its first byte. Never settles when the client leaves in the middle.
+   * The whole body if its first character may start a JSON object, whatever its declared type. Undefined: something
+   * else, readable with `inflow` from its first byte. Never settles if the client leaves first.
    */
   objectBody(): Promise<Buffer | undefined> {
     this.checkLength();
@@ -179,12 +176,12 @@ export class Exchange extends ClientRequest {
     const announced = Number(this.header("content-length") ?? 0);
     const refusal = announced > LARGE_BODY_BYTES ? this.noRoomFor(announced) : undefined;
     if (refusal !== undefined) throw refusal;
-    // Only now: whoever asks first is refused before it sends the body.
+    // Only after the checks: a client that waits for 100 Continue is refused before it sends the body.
     this.#mayGoOn();
     this.#read(this.#limits.maxBodyBytes, read, use);
   }
 
-  /** Whether there is a body, be it of unknown length. */
+  /** Whether there is a body, also of unknown length. */
   get hasBody(): boolean {
     const { request } = this;
     if (request.httpVersionMajor > 1)
@@ -194,19 +191,19 @@ export class Exchange extends ClientRequest {
     );
   }
 
-  /** Refuses a body that is announced too large. */
+  /** Throws for a body declared too large. */
   checkLength(): void {
     if (Number(this.header("content-length") ?? 0) > this.#limits.maxBodyBytes) throw this.#tooLarge();
   }
 
-  /** The body on its way to somebody else, of whichever type. */
+  /** The body as a stream, of any type. */
   inflow(): Inflow {
     const { maxBodyBytes: maxBytes } = this.#limits;
     const rules = { maxBytes, begin: () => this.#mayGoOn(), tooLarge: () => this.#tooLarge() };
     return new Inflow(this.request, rules, this.#head);
   }
 
-  /** `streamed`: called instead of `use` once it is known that the body is no JSON object. */
+  /** `streamed` is called instead of `use` if the body is not a JSON object. */
   #read<Body>(
     maxBodyBytes: number,
     read: (body: Buffer) => Body,
@@ -214,8 +211,7 @@ export class Exchange extends ClientRequest {
     streamed?: () => void,
   ): void {
     const { request } = this;
-    // Over HTTP/1.1 a body that comes in one piece is over with it, and never held. Over HTTP/2 its end is a word of
-    // the client's own.
+    // Over HTTP/1.1 a body in one chunk is complete and never held. Over HTTP/2 the end is a separate frame.
     const wholeAt = request.httpVersionMajor === 1 ? Number(this.header("content-length")) : undefined;
     const chunks: Buffer[] = [];
     let bytes = 0;
@@ -247,11 +243,11 @@ export class Exchange extends ClientRequest {
     });
     const ended = (): void => {
       this.releaseBody();
-      // `aborted`: of HTTP/2, where a stream that is broken off ends like any other.
+      // Over HTTP/2 an aborted stream ends like any other.
       if (request.aborted || refused) return;
       try {
         const body = read(chunks.length === 1 ? chunks[0]! : Buffer.concat(chunks));
-        // The request lives until it is answered, and this function with it; its bytes need not.
+        // This closure lives as long as the request; release the bytes now.
         chunks.length = 0;
         use(body);
       } catch (error) {
@@ -266,10 +262,7 @@ export class Exchange extends ClientRequest {
     return new Refusal("PAYLOAD_TOO_LARGE", `the body is larger than ${this.#limits.maxBodyBytes} bytes`);
   }
 
-  /**
-   * Answers. `headers` are name, value, name, value… A caller that knows how many bytes the body has saves
-   * the body from being put together twice: to be counted, and behind its headers to be sent.
-   */
+  /** `headers`: name, value, name, value… Passing `bytes` avoids flattening the body twice, to count and to send it. */
   send(status: number, body: string, headers: readonly string[] = [], bytes = Buffer.byteLength(body)): void {
     const response = this.#response;
     if (this.answered) return;
@@ -277,21 +270,21 @@ export class Exchange extends ClientRequest {
     const head = ["content-type", JSON_TYPE, "content-length", String(bytes), ...headers];
     if (this.#ends()) head.push("connection", "close");
     response.writeHead(status, head);
-    // As many bytes as characters means ASCII, which can be written as it is.
+    // Equal byte and character counts mean ASCII, which latin1 writes without conversion.
     response.end(body, bytes === body.length ? "latin1" : "utf8");
     this.#sent(bytes);
   }
 
   fail(refusal: Refusal, headers: readonly string[] = []): void {
     this.code = refusal.code;
-    // The answer has begun: all that is left to say is that it is not whole.
+    // The response has started: all that is left is to abort it.
     if (this.#response.headersSent) return this.cut();
     if (this.id === "") this.id = newId(this.startedAt);
     const answer = renderRefusal(refusal, this.id, this.errorShape);
     this.send(answer.status, answer.body, [...headers, ...answer.headers]);
   }
 
-  /** Not JSON, or JSON that was written already; in parts where it is large. */
+  /** For non-JSON or already encoded JSON; written in parts if large. */
   sendBytes(
     type: string,
     bytes: Buffer | readonly Buffer[],
@@ -311,7 +304,7 @@ export class Exchange extends ClientRequest {
     this.#sent(length);
   }
 
-  /** Answers with a stream that goes on until either side ends it; `onGone` tells when the client did. */
+  /** A response that streams until either side ends it; `onGone` tells when the client did. */
   stream(type: string, headers: readonly string[] = []): Outflow {
     const response = this.#response;
     this.status = 200;
@@ -327,7 +320,7 @@ export class Exchange extends ClientRequest {
     };
   }
 
-  /** Answers with what somebody else says, as it comes. `headers` hold nothing about the connection. */
+  /** Streams a proxied response. `headers` has no connection headers. */
   relay(status: number, headers: readonly string[]): Relay {
     const response = this.#response;
     this.status = status;
@@ -335,7 +328,7 @@ export class Exchange extends ClientRequest {
     const { httpVersionMajor, method } = this.request;
     if (httpVersionMajor > 1 || method === "HEAD" || status === 204 || status === 304)
       response.flushHeaders();
-    // Sends the header, too, and byte by byte as it came; by itself Node would write it in UTF-8.
+    // Sends the header too, as latin1; Node would write it in UTF-8.
     else response.write(NOTHING);
     return {
       write: (chunk) => response.write(chunk),
@@ -344,11 +337,11 @@ export class Exchange extends ClientRequest {
     };
   }
 
-  /** Ends an answer in its middle, so that nobody takes it for a whole one. */
+  /** Aborts the response, so that the client cannot take it for a complete one. */
   cut(): void {
     const response = this.#response;
     this.#broken = true;
-    // Without an error a stream of HTTP/2 would end as if that were all.
+    // Without an error an HTTP/2 stream would end normally.
     if (this.request.httpVersionMajor > 1) response.destroy(new Error("the answer was broken off"));
     else response.destroy();
   }
@@ -359,14 +352,14 @@ export class Exchange extends ClientRequest {
     this.#response.end();
   }
 
-  /** HTTP/2 has no such header: many requests share the connection, which ends by itself. */
+  /** HTTP/2 has no Connection header: requests share the connection, which drains by itself. */
   #ends(): boolean {
     return this.last && this.request.httpVersionMajor === 1;
   }
 
   /**
-   * The client does not read: its answer must not sit in memory for ever. Whether it reads is not known yet over
-   * HTTP/2, where each stream has its own window.
+   * Disconnects a client that does not read, so that its response does not stay in memory. Over HTTP/2 each stream has
+   * its own window, so that is not known yet.
    */
   #sent(bytes: number): void {
     const response = this.#response;
@@ -388,7 +381,6 @@ export class Exchange extends ClientRequest {
   }
 }
 
-/** `shape`: undefined for Ferry's own. `headers`: name, value, name, value… */
 export function renderRefusal(
   refusal: Refusal,
   requestId: string,
@@ -415,7 +407,7 @@ export function renderRefusal(
   return {
     status: shaped.status ?? status,
     body: String(shaped.body),
-    // Not in every protocol's shape; whoever asks for help has to know it.
+    // Not in every protocol's shape, but needed for support.
     headers: ["x-request-id", requestId, ...headers],
   };
 }
@@ -429,7 +421,7 @@ function asText(body: Buffer): string {
   throw new Refusal("INVALID_REQUEST", "the body is not UTF-8");
 }
 
-/** A target may name its host ("GET http://host/path"); it is ours only if that is the Host we were asked for. */
+/** An absolute-form target ("GET http://host/path") is accepted only if it names our Host. */
 function originForm(url: string, host: string | undefined): string {
   if (url.startsWith("/")) return url;
   const own = [`http://${host ?? ""}/`, `https://${host ?? ""}/`].find((each) => url.startsWith(each));
@@ -440,15 +432,15 @@ interface Headed {
   header(name: string): string | undefined;
 }
 
-/** What a browser's form, or a script of any page, may send without being asked. */
+/** Types that a form or a script of any web page can send without a CORS preflight. */
 const FROM_ANY_PAGE = new Set(["", "text/plain", "application/x-www-form-urlencoded"]);
 
-/** "" among the types: it need not say one. */
+/** "" among the types: Content-Type is optional. */
 export function checkType(exchange: Headed, types: readonly string[]): void {
   const type = exchange.header("content-type") ?? "";
   if (type === "application/json" && exchange.header("content-encoding") === undefined) return;
   const name = type.split(";")[0]!.trim().toLowerCase();
-  // A page in a browser may send these to anybody without being asked, but says where it comes from.
+  // Browsers send these types cross-site without a preflight, but with an Origin.
   const foreign = FROM_ANY_PAGE.has(name) && exchange.header("origin") !== undefined;
   if (foreign || !types.includes(name)) {
     const others = types
@@ -482,7 +474,7 @@ export interface InflowRules {
   readonly maxBytes: number;
   /** Called once, before the first byte is read. */
   readonly begin: () => void;
-  /** What a body that turns out to be larger fails with. */
+  /** The error of a body that turns out too large. */
   readonly tooLarge: () => Error;
 }
 
@@ -493,7 +485,7 @@ export class Inflow extends Readable {
   #bytes = 0;
   #begun = false;
 
-  /** `head`: bytes that were read of it before; the request is paused behind them. */
+  /** `head`: bytes already read; the request is paused behind them. */
   constructor(request: IncomingMessage, rules: InflowRules, head: Buffer) {
     super();
     this.#request = request;
@@ -530,7 +522,7 @@ export class Inflow extends Readable {
   };
 
   readonly #onEnd = (): void => {
-    // Of HTTP/2, where a stream that is broken off ends like any other.
+    // Over HTTP/2 an aborted stream ends like any other.
     if (this.#request.aborted) this.#onClose();
     else this.push(null);
   };

@@ -1,12 +1,11 @@
 /**
- * The listener for clients that speak gRPC: `inference.GRPCInferenceService` of the Open Inference Protocol v2.
+ * The gRPC listener: `inference.GRPCInferenceService` of the Open Inference Protocol v2.
  *
- * HTTP/2 by itself (h2c) or, with `tls`, behind the same certificates as the HTTP listener, and under the same
- * limits (`http2.ts`). A call goes through the same door as every request: ModelInfer becomes one task per row
- * (`gateway/protocol/oip-grpc.ts`), which ride in whichever batches come first (`request-path.ts`).
+ * h2c or, with `tls`, the HTTP listener's certificates, under the same limits (`http2.ts`). ModelInfer becomes one task
+ * per row (`protocol/oip-grpc.ts`), which take the same path as HTTP requests (`request-path.ts`).
  *
- * ServerLive and ServerReady are for load balancers: they need no credentials and are not counted. The others do, as
- * `authorization` or `x-api-key` in the metadata.
+ * ServerLive and ServerReady are for load balancers: no credentials, not counted. The others need `authorization` or
+ * `x-api-key` in the metadata.
  */
 import type { IncomingMessage, ServerResponse } from "node:http";
 import {
@@ -51,26 +50,23 @@ import type { ListenerLimits } from "./server.ts";
 
 export interface GrpcModel {
   readonly name: string;
-  /** It takes one task at a time (`maxBatchSize: 1`). */
   readonly alone: boolean;
   readonly ready: () => boolean;
 }
 
-/** Calls at once on one connection; clients of one process share a connection. */
+/** Concurrent calls per connection; the clients of one process share a connection. */
 export const MAX_CALLS = 1024;
 
 export interface GrpcLimits extends Omit<ListenerLimits, "maxBodyBytes"> {
   readonly maxMessageBytes: number;
-  /** Of one request. */
   readonly maxRows: number;
   readonly maxStreams: number;
 }
 
 export interface GrpcParts {
   readonly path: RequestPath;
-  /** Those that speak tensors. */
+  /** Models that speak tensors. */
   readonly models: readonly GrpcModel[];
-  /** This process takes requests. */
   readonly ready: () => boolean;
   readonly version: string;
   /** Undefined: any `:authority` is accepted. */
@@ -86,7 +82,7 @@ export interface GrpcParts {
 type Answer = (call: GrpcCall) => Promise<void>;
 
 const MAX_HEADER_BYTES = 16_384;
-/** Of a message that is empty, or names a model and a version: every method's but ModelInfer's. */
+/** Bound for messages that are empty or name a model and a version: all but ModelInfer's. */
 const MAX_QUESTION_BYTES = 512;
 
 export class GrpcListener {
@@ -130,7 +126,6 @@ export class GrpcListener {
     });
   }
 
-  /** Calls that are not answered yet. */
   get open(): number {
     return this.#open;
   }
@@ -148,14 +143,14 @@ export class GrpcListener {
     return `${scheme}://${family === "IPv6" ? `[${address}]` : address}:${bound}`;
   }
 
-  /** Takes no new connection or call; HTTP/2 has a word for that, so nobody need linger. */
+  /** Sends GOAWAY, so unlike HTTP/1.1 it needs no lingering. */
   async drain(): Promise<void> {
     this.#server.close();
     this.#http2.drain();
     if (this.#open > 0) await new Promise<void>((resolve) => (this.#whenQuiet = resolve));
   }
 
-  /** Waits until every call is answered, but not longer than `ms`. */
+  /** Waits until every call is answered, at most `ms`. */
   async settle(ms: number): Promise<void> {
     if (this.#open === 0) return;
     const { clock } = this.#parts;
@@ -182,7 +177,7 @@ export class GrpcListener {
       ALPNProtocols: ["h2"],
     });
     certificates.onChange((material) => server.setSecureContext({ ...material, minVersion }));
-    // Whoever offers nothing else but HTTP/1.1 is refused in the handshake; who offers nothing, here.
+    // A client that offers only HTTP/1.1 is refused in the handshake; one without ALPN, here.
     server.on("secureConnection", (socket: TLSSocket) => {
       if (socket.alpnProtocol === "h2") this.#http2.enter(socket);
       else socket.destroy();
@@ -192,7 +187,7 @@ export class GrpcListener {
 
   #take(request: IncomingMessage, response: ServerResponse, refusal?: Refusal): GrpcCall {
     const { clock, sampler } = this.#parts;
-    // What `http2.ts` hands out is HTTP/2's, under HTTP/1.1's name.
+    // `http2.ts` passes HTTP/2 objects under HTTP/1.1 types.
     const answer = response as unknown as Http2ServerResponse;
     const { stream } = answer;
     const call = new GrpcCall(request, answer, this.#callLimits, clock, this.#fail);
@@ -201,7 +196,7 @@ export class GrpcListener {
     }
     this.#open++;
     response.once("close", () => this.#closed(call));
-    // A client that leaves while it sends is no error of ours; without a listener it would be.
+    // A client that disconnects while sending is not our error; without a listener it would be thrown.
     request.on("error", ignore);
     stream.on("error", ignore);
     const flaw =
@@ -263,7 +258,7 @@ export class GrpcListener {
       ModelMetadata: async (call) => {
         await enter(call);
         const { name } = this.#model(readModelName(await call.message(MAX_QUESTION_BYTES)).name);
-        // Tensors are whatever the model's workers take: nobody here knows them.
+        // Ferry does not know the tensors of a model.
         const known = { name, versions: [], platform: "ferry", inputs: [], outputs: [] };
         call.answer(writeModelMetadata(known).parts());
       },
@@ -294,7 +289,7 @@ export class GrpcListener {
     });
   }
 
-  /** By its name; the only one where none is named. */
+  /** By name; without a name, the only model. */
   #model(name: string): GrpcModel {
     const { models } = this.#parts;
     const model = name === "" && models.length === 1 ? models[0] : models.find((each) => each.name === name);
@@ -323,7 +318,7 @@ function ignore(): void {}
 
 export interface CallLimits {
   readonly maxMessageBytes: number;
-  /** An answer that the client does not take within this time ends the call. */
+  /** A client that does not read its response within this time is cut off. */
   readonly writeTimeoutMs: number;
   readonly bytes: ClientBytes;
 }
@@ -335,7 +330,7 @@ export class GrpcCall extends ClientRequest implements PathRequest {
   readonly #limits: CallLimits;
   readonly #clock: Clock;
   readonly #failed: (call: GrpcCall, error: unknown) => void;
-  /** Of the client's deadline. */
+  /** For the client's deadline. */
   #alarm: Alarm | undefined;
   #answered = false;
 
@@ -355,7 +350,7 @@ export class GrpcCall extends ClientRequest implements PathRequest {
     this.path = request.url!;
   }
 
-  /** Or nobody is there any more to be answered. */
+  /** True also once the client has left. */
   get answered(): boolean {
     return this.#answered || this.left;
   }
@@ -364,7 +359,7 @@ export class GrpcCall extends ClientRequest implements PathRequest {
     this.#failed(this, error);
   }
 
-  /** What is wrong with the call before anything of its message is read; also starts the client's clock. */
+  /** Checks the call before its message is read, and starts the client's deadline. */
   check(): Refusal | undefined {
     const encoding = this.header("grpc-encoding") ?? "identity";
     if (encoding !== "identity") {
@@ -379,7 +374,7 @@ export class GrpcCall extends ClientRequest implements PathRequest {
     return undefined;
   }
 
-  /** It is no gRPC at all: told in HTTP's words. */
+  /** The HTTP status for a request that is not gRPC. */
   get foreign(): number | undefined {
     if (this.method !== "POST") return 405;
     return isGrpcType(this.header("content-type")) ? undefined : 415;
@@ -391,7 +386,7 @@ export class GrpcCall extends ClientRequest implements PathRequest {
     this.#stream.respond({ ":status": status }, { endStream: true });
   }
 
-  /** The request's message. Never settles when the client leaves in the middle: then nobody is left to be answered. */
+  /** The request message. Never settles if the client leaves first. */
   message(maxMessageBytes = this.#limits.maxMessageBytes): Promise<Buffer> {
     const body = new Unframer(maxMessageBytes);
     const { request } = this;
@@ -421,7 +416,7 @@ export class GrpcCall extends ClientRequest implements PathRequest {
     if (this.answered || this.#stream.destroyed) return;
     const stream = this.#stream;
     this.#end(200, "");
-    // Node's own object for the response sends the trailers, and would send none before anybody else could.
+    // Node's response object sends the trailers, and sends none if they are added later.
     this.#response.addTrailers({ "grpc-status": "0" });
     this.#response.writeHead(200, { "content-type": GRPC_TYPE, ...fields(headers) });
     const message = framed(parts);
@@ -430,7 +425,7 @@ export class GrpcCall extends ClientRequest implements PathRequest {
     stream.setTimeout(this.#limits.writeTimeoutMs, () => stream.close(constants.NGHTTP2_CANCEL));
   }
 
-  /** `code`: where another fits better than that of the refusal's HTTP status. */
+  /** `code`: if another fits better than that of the HTTP status. */
   fail(refusal: Refusal, code: GrpcCode = grpcCodeOf(refusal.status)): void {
     if (this.answered || this.#stream.destroyed) return;
     if (this.id === "") this.id = newId(this.startedAt);
@@ -452,11 +447,11 @@ export class GrpcCall extends ClientRequest implements PathRequest {
     );
   }
 
-  /** The listener's word that the stream is at its end. */
+  /** Called by the listener when the stream has ended. */
   closed(): void {
     this.#alarm?.cancel();
     this.releaseAll();
-    // An answer that the connection did not take was not given; one that came too late for the client stays a 504.
+    // A response the connection did not take was not delivered; one past the client's deadline stays a 504.
     if (!this.left && !this.#stream.writableFinished) {
       this.status = CLIENT_LEFT;
       this.code = "";
@@ -464,7 +459,7 @@ export class GrpcCall extends ClientRequest implements PathRequest {
     if (!this.answered) this.leave();
   }
 
-  /** The client waits no longer: what it asked for is cancelled as if it had left. */
+  /** The client's deadline passed: cancels its tasks as if it had disconnected. */
   #late(): void {
     if (this.answered) return;
     this.fail(new Refusal("DEADLINE_EXCEEDED", "no answer within the client's own deadline"));

@@ -1,8 +1,7 @@
 /**
- * What Node lets through and a proxy before Ferry may read differently, so that the two would not agree on who is asked for
- * what, or on where the request ends: two `Host` headers (Node keeps the first), headers past its count (dropped), others
- * that mean something only once, and any `Transfer-Encoding` that ends in `chunked`, in HTTP/1.0 too. Over HTTP/2 the host may
- * stand in `:authority`.
+ * Rejects headers that Node accepts and a proxy may read differently (request smuggling): two `Host` headers (Node
+ * keeps the first), headers past its count (dropped), other repeated single-value headers, and any `Transfer-Encoding`
+ * that ends in `chunked`, in HTTP/1.0 too. Over HTTP/2 the host may be in `:authority`.
  */
 import type { IncomingMessage } from "node:http";
 import { Refusal } from "../core/errors.ts";
@@ -48,10 +47,10 @@ const SINGLE: ReadonlySet<string> = new Set([
   "idempotency-key",
   "x-api-key",
 ]);
-/** Bit n is set when one of them has n letters: most headers need no closer look. */
+/** Bit n is set if a name has n letters: skips the lookup for most headers. */
 const LENGTHS = [...SINGLE].reduce((bits, name) => bits | (1 << name.length), 0);
 
-/** The name that stands twice, of headers as Node lists them: name, value, name, value… */
+/** The repeated name in Node's raw headers: name, value, name, value… */
 function repeatedHeader(raw: readonly string[]): string | undefined {
   let seen: string[] | undefined;
   for (let at = 0; at < raw.length; at += 2) {

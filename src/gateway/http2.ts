@@ -1,11 +1,10 @@
 /**
- * HTTP/2 connections: the same requests, answers and limits as on HTTP/1.1.
+ * HTTP/2 connections with the requests, responses and limits of HTTP/1.1.
  *
- * Node's own objects for HTTP/2 requests behave like those of HTTP/1.1, so an `Exchange` takes both. What
- * HTTP/1.1's server bounds by itself is bounded here: a connection on which no request is open has
- * `headersTimeoutMs` for its first one and `keepAliveTimeoutMs` for the next, whatever else it sends; a
- * request has `requestTimeoutMs` for its body. Streams at once, headers, resets, settings and pings are
- * bounded by Node. Headers beyond those bounds end the stream rather than being answered 431.
+ * Node's HTTP/2 compatibility objects fit `Exchange`. Bounded here: a connection without open requests has
+ * `headersTimeoutMs` for its first one and `keepAliveTimeoutMs` for the next, whatever else it sends; a request has
+ * `requestTimeoutMs` for its body. Node bounds streams, headers, resets, settings and pings; headers beyond those
+ * bounds reset the stream instead of a 431.
  */
 import type { IncomingMessage, ServerResponse } from "node:http";
 import {
@@ -35,47 +34,44 @@ export interface Http2Limits {
   readonly keepAliveTimeoutMs: number;
 }
 
-/** What the listener does with a request; the objects are HTTP/2's, under HTTP/1.1's names. */
+/** Handles a request; HTTP/2 objects under HTTP/1.1 types. */
 export type Taker = (request: IncomingMessage, response: ServerResponse) => { fail(refusal: Refusal): void };
 export type Http2Takers = {
   readonly [name in "request" | "mayContinue" | "expectsTooMuch" | "wantsTunnel"]: Taker;
 };
 
-/** `:method`, `:scheme`, `:authority` and `:path` are not headers that anybody wrote. */
+/** `:method`, `:scheme`, `:authority` and `:path` count as headers. */
 const PSEUDO_HEADERS = 4;
-/** Header fields of one request; more than any client or proxy sends. */
+/** Header fields per request; more than any client or proxy sends. */
 export const MAX_HEADERS = 100;
-/** Requests at once on one HTTP/2 connection. */
 export const MAX_STREAMS = 256;
-/** Beyond `maxHeaders`, so that a few too many are answered 431 and only a flood is cut. */
+/** Beyond `maxHeaders`, so that a few too many get a 431 and only a flood is cut. */
 const HEADERS_TO_ANSWER = 100;
-/** Unread bytes of one request, and of all requests of a connection. */
+/** Unread bytes per request, and per connection. */
 const STREAM_WINDOW_BYTES = 256 * 1024;
 const SESSION_WINDOW_BYTES = 1024 * 1024;
-/** Resets a second that a client may send for long; it may send two for each stream at once. */
+/** Sustained resets per second per client; the burst is two per stream. */
 const RESETS_PER_SECOND = 33;
 /**
- * Requests that a client opens beyond `maxStreams` before it has read how many it may count as bad, too: with Node's
- * usual bounds a burst of some hundred would end the connection with the answers to all others.
+ * Requests opened beyond `maxStreams` before the client has read SETTINGS count as bad too: with Node's default, a
+ * burst of some hundred would end the connection and all its responses.
  */
 const MAX_BAD_FRAMES = 10_000;
 /**
- * Of a connection's memory, in MB, which Node counts with all answers that the client has not taken: beyond it requests
- * are reset, and after `maxSessionRejectedStreams` of them the connection with all its answers. A client of 512 calls
- * at once with answers of 60 KB is far beyond the default of 10. Answers are bounded by tenant (`byte-budget.ts`),
- * requests by `maxStreams`, headers and windows.
+ * MB per session. Node counts unread responses: beyond the bound it resets requests, and after
+ * `maxSessionRejectedStreams` the connection. 512 concurrent calls with 60 KB responses far exceed the default of 10.
+ * Responses are bounded by tenant (`client-request.ts`), requests by `maxStreams`, headers and windows.
  */
 const NO_SESSION_BOUND = 2 ** 32 - 1;
-/** A connection that ends in an error is worth a line in the log, but a flood of them is not worth a flood. */
+/** Connection errors are logged at most this often. */
 const TELL_EVERY_MS = 60_000;
-/** A client that is gone. */
 const ORDINARY_ENDS: ReadonlySet<string | undefined> = new Set(["ECONNRESET", "EPIPE", "ETIMEDOUT"]);
-/** How long a connection that was told to end may take. */
+/** How long a connection may take to close after GOAWAY. */
 const GOODBYE_MS = 1000;
 
 interface Visit {
   open: number;
-  /** It was used for requests. */
+  /** It has carried a request. */
   asked: boolean;
   alarm: Alarm | undefined;
 }
@@ -113,7 +109,7 @@ export class Http2Sessions {
       ["request", takers.request],
       ["checkContinue", takers.mayContinue],
       ["checkExpectation", takers.expectsTooMuch],
-      // Node's own answer would leave the stream open, and with it the connection, for as long as a client likes.
+      // Node's own response would leave the stream, and so the connection, open for as long as the client likes.
       ["connect", takers.wantsTunnel],
     ] as const) {
       this.#server.on(event, (request: Http2ServerRequest, response: Http2ServerResponse) =>
@@ -122,12 +118,12 @@ export class Http2Sessions {
     }
   }
 
-  /** A connection whose client chose HTTP/2, or has no other choice. */
+  /** A connection that negotiated HTTP/2, or h2c. */
   enter(socket: Duplex): void {
     this.#server.emit("connection", socket);
   }
 
-  /** Every connection takes no further request and ends with its last answer. */
+  /** Connections accept no further request and close after their last response. */
   drain(): void {
     this.#draining = true;
     for (const session of this.#visits.keys()) session.close();
@@ -160,7 +156,7 @@ export class Http2Sessions {
     if (this.#draining) session.close();
   }
 
-  /** Says that Node ended a connection, and with it the answers that were on their way. */
+  /** Logs that Node ended a connection and the responses in progress on it. */
   #ended(error: Error & { code?: string }, session: ServerHttp2Session): void {
     const now = this.#clock.now();
     if (this.#visits.get(session)?.asked !== true || now < this.#toldAt + TELL_EVERY_MS) return;
@@ -184,7 +180,7 @@ export class Http2Sessions {
     request.headers.host ??= request.headers[":authority"];
     // CONNECT has no path.
     request.url ??= "";
-    // What Exchange uses of both is the same; `last` alone means nothing on a connection that many share.
+    // `Exchange` uses only what both have; `last` has no effect on a shared connection.
     const exchange = take(request as unknown as IncomingMessage, response as unknown as ServerResponse);
     const { stream } = request;
     if (stream.endAfterHeaders || stream.destroyed) return;
@@ -193,8 +189,8 @@ export class Http2Sessions {
     );
     request.once("end", () => late.cancel());
     response.once("close", () => late.cancel());
-    // Answered before the body was read: the client may stop sending. Not before the answer is on its way, which
-    // leaves with the end of this turn: the word to stop would overtake it.
+    // Answered before the body was read: the client may stop sending. Deferred, since the response is sent at the end
+    // of this turn and the reset would overtake it.
     stream.once("finish", () =>
       setImmediate(() => {
         if (!request.complete && !stream.destroyed) stream.close(constants.NGHTTP2_NO_ERROR);
@@ -203,12 +199,11 @@ export class Http2Sessions {
   }
 }
 
-/** What a listener needs to speak TLS; the certificates are started, and outlive it. */
+/** TLS of a listener; the certificates are already started, and outlive it. */
 export interface EdgeTls {
   readonly certificates: Certificates;
   readonly minVersion: "TLSv1.2" | "TLSv1.3";
   readonly http2: boolean;
-  /** Requests at once on one HTTP/2 connection. */
   readonly maxStreams: number;
 }
 
@@ -219,7 +214,7 @@ export interface TlsLimits {
 
 export class TlsServer {
   readonly server: Server;
-  /** All of them, also those that are still in their handshake, which the server does not know yet. */
+  /** Also those still in their handshake, which the server does not list. */
   readonly #sockets = new Set<Socket>();
   readonly #door: Http2Sessions | undefined;
 
@@ -230,11 +225,11 @@ export class TlsServer {
       ...certificates.material,
       minVersion,
       handshakeTimeout: limits.headersTimeoutMs,
-      // Whoever offers only what is not here is refused in the handshake; curl --http1.0 offers nothing else.
+      // A client that offers only other protocols is refused in the handshake; curl --http1.0 offers only http/1.0.
       ALPNProtocols: [...(door === undefined ? [] : ["h2"]), "http/1.1", "http/1.0"],
     });
-    // The second where several processes share the port: else one without room would give the connection back,
-    // and the parent would hand it on until there is room. Node's types do not know it yet.
+    // `dropMaxConnection` (not in Node's types yet): where processes share a port, a full one would return the
+    // connection, and the parent would pass it on until one has room.
     Object.assign(this.server, { maxConnections: limits.maxConnections, dropMaxConnection: true });
     this.server.on("connection", (socket: Socket) => this.#keep(socket));
     certificates.onChange((material) => this.server.setSecureContext({ ...material, minVersion }));
@@ -242,7 +237,7 @@ export class TlsServer {
     if (door !== undefined) this.#parts(door);
   }
 
-  /** HTTP/2 is told to open no more requests; HTTP/1.1 is the server's own affair. */
+  /** HTTP/2 connections get GOAWAY; HTTP/1.1 is drained by the server. */
   drain(): void {
     this.#door?.drain();
   }
@@ -257,7 +252,7 @@ export class TlsServer {
     socket.once("close", () => this.#sockets.delete(socket));
   }
 
-  /** Puts the choice in front of what node:https does with a connection. */
+  /** Chooses by ALPN before node:https handles the connection. */
   #parts(door: Http2Sessions): void {
     const http1 = this.server.listeners("secureConnection") as ((socket: TLSSocket) => void)[];
     this.server.removeAllListeners("secureConnection");
@@ -268,7 +263,7 @@ export class TlsServer {
   }
 }
 
-/** Trouble below HTTP: there is nobody who could read an answer. */
+/** Errors below HTTP, where no response can be sent. */
 export function isTlsTrouble(code: string | undefined): boolean {
   return code !== undefined && /^(?:ERR_SSL_|ERR_TLS_|EPROTO$)/.test(code);
 }

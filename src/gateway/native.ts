@@ -1,8 +1,8 @@
 /**
- * Ferry's own protocol: /v1/inference, /v1/result/{task_id}, /api/inference.
+ * Ferry's native protocol: /v1/inference, /v1/result/{task_id}, /api/inference.
  *
- * How long a caller waits, in RFC 7240's words: by default until done or the total timeout; `Prefer: respond-async` not at
- * all; `Prefer: wait=N` N seconds, then 202.
+ * Waiting follows RFC 7240: by default until done or the total timeout; `Prefer: respond-async` not at all; `Prefer:
+ * wait=N` N seconds, then 202.
  */
 import { Refusal } from "../core/errors.ts";
 import { canonical, scan } from "../core/json.ts";
@@ -25,7 +25,7 @@ import { checkName, type Ended, type Inference, type RequestPath } from "./reque
 import { bringsWork, type Routes } from "./server.ts";
 import type { Waiters } from "./waiters.ts";
 
-/** The longest that `?wait=` holds a request; proxies in front must wait longer (docs/kubernetes.md). */
+/** The longest `?wait=`; proxies in front must allow more (docs/kubernetes.md). */
 export const MAX_POLL_MS = 30_000;
 
 export interface NativeOptions {
@@ -63,7 +63,7 @@ export class NativeProtocol {
     };
   }
 
-  /** `minimal`: the contract of /api/inference, always sync. */
+  /** `minimal`: the contract of /api/inference, always synchronous. */
   async #infer(exchange: Exchange, minimal = false): Promise<void> {
     const { path } = this.#parts;
     const caller = await path.admit(exchange);
@@ -116,7 +116,7 @@ export class NativeProtocol {
     if (record === undefined) throw await this.#noResult(caller);
     const sent =
       sendBytes(exchange, record, id, batchHeaders(record)) ?? sendRecord(exchange, record, encoding);
-    // A client that asks for the headers alone has not got the outcome.
+    // A HEAD request has not received the outcome.
     if ((await sent) && record.outcome !== undefined && exchange.request.method !== "HEAD")
       engine.delivered(id);
   }
@@ -137,12 +137,11 @@ export class NativeProtocol {
       const ended = await waiters.wait(waiter, exchange.startedAt + waitMs);
       return ended ?? (await engine.outcome(id, tenant));
     } finally {
-      // Also when the engine is away or the caller left.
       waiters.release(waiter);
     }
   }
 
-  /** Counted where callers are known: guessing ids runs into the rate limit. */
+  /** Charged to authenticated callers, so that guessing ids hits the rate limit. */
   async #noResult(caller: Caller): Promise<Refusal> {
     if (this.#parts.authRequired) await this.#parts.admission.spend(caller);
     return new Refusal("NOT_FOUND", NO_RESULT);
@@ -164,7 +163,7 @@ export class NativeProtocol {
   }
 }
 
-/** One text for all cases, so that another tenant's id looks like one that never was. */
+/** One text for all cases, so that another tenant's id looks like an unknown one. */
 const NO_RESULT = "no such result: the id is unknown, its time to live has passed, or it is not yours";
 
 function sendPending(exchange: Exchange, id: string, headers: readonly string[]): void {
@@ -196,7 +195,7 @@ function sendRecord(exchange: Exchange, record: RecordView, encoding: Encoding):
   return true;
 }
 
-/** Undefined: until it is done. What cannot be understood is ignored, as preferences are. */
+/** Undefined: until done. Invalid preferences are ignored (RFC 7240). */
 export function preferredWaitMs(
   prefer: string | undefined,
   defaultMode: "sync" | "async",
@@ -225,10 +224,9 @@ function seconds(text: string | undefined): number | undefined {
 }
 
 const FIELDS = new Set(["input", "model", "parameters", "client_id", "encoding"]);
-/** Of the minimal contract, whose input is a string. */
 const MINIMAL_FIELDS = new Set(["input", "encoding"]);
 
-/** `encoding`: how an output that is bytes shall look. */
+/** `encoding`: of a binary output. */
 type NativeInference = Pick<Inference, "model" | "inputs" | "parameters"> & { readonly encoding: Encoding };
 
 /** Reads `{"input", "model"?, "parameters"?, "client_id"?, "encoding"?}`. */
@@ -274,7 +272,7 @@ function readObject(text: string): NonNullable<ReturnType<typeof scan>["fields"]
   return fields;
 }
 
-/** Canonical; "" where there are none. */
+/** Canonical; "" if there are none. */
 function parametersOf(json: string | undefined): string {
   if (json === undefined) return "";
   if (!json.startsWith("{")) throw new Refusal("INVALID_REQUEST", `"parameters" must be an object`);
@@ -282,7 +280,6 @@ function parametersOf(json: string | undefined): string {
   return parameters === "{}" ? "" : parameters;
 }
 
-/** A short string without control characters. */
 function nameIn(field: string, json: string | undefined): string | undefined {
   if (json === undefined) return undefined;
   const value: unknown = JSON.parse(json);

@@ -1,4 +1,3 @@
-/** /openapi.json: the public listener, described for tools. Built once. */
 import { errors, type ErrorCode } from "../core/errors.ts";
 import type { Routes } from "./server.ts";
 
@@ -20,7 +19,6 @@ function json(schema: object): object {
   return { "application/json": { schema } };
 }
 
-/** JSON, or nothing but the bytes of an output that is bytes. */
 function orBytes(description: string, schema: object): object {
   const bytes = { "application/octet-stream": { schema: { type: "string", format: "binary" } } };
   const headers = {
@@ -35,7 +33,6 @@ function answer(description: string, schema: object, headers?: object): object {
   return { description, content: json(schema), ...(headers && { headers }) };
 }
 
-/** One response per status, naming the codes it may carry. */
 function failures(...codes: ErrorCode[]): Record<string, object> {
   const byStatus = Map.groupBy(codes, (code) => String(errors[code].status));
   return Object.fromEntries(
@@ -93,7 +90,7 @@ const metadata = {
   },
 };
 
-/** Beside an output that is base64; the last two of tensors only. */
+/** Present beside a base64 output; the last two for tensors only. */
 const tensor = {
   encoding: { const: "base64" },
   dtype: string,
@@ -220,7 +217,7 @@ const document = {
   components: { schemas },
 };
 
-/** Every operation but those without a credential; named where it differs from the rest. */
+/** Operations that need no credential. */
 const open = new Set(["/healthz", "/readyz"]);
 
 function secured(): object {

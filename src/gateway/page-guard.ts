@@ -1,30 +1,30 @@
 /**
- * Keeps web pages away from a listener on loopback that asks for no credential.
+ * Keeps web pages away from a loopback listener without authentication.
  *
- * The only stranger who reaches such a listener is a page in a browser on the same machine. It is told from a program by
- * what browsers add and no page can change:
+ * A page in a browser on the same machine can reach such a listener. It is recognized by headers that browsers add and
+ * no page can change:
  *
- *   Host             a name that is not ours: the page's own name was made to point here (DNS rebinding)
- *   Sec-Fetch-Site   `cross-site` or `same-site`: sent with all that a page loads, images and frames included
- *   Origin           another site's, or `null`; judged alone where an older browser sends no Sec-Fetch-Site
+ *   Host             not one of our names: DNS rebinding
+ *   Sec-Fetch-Site   `cross-site` or `same-site`: sent with everything a page loads, images and frames included
+ *   Origin           another site's, or `null`; decides alone in older browsers without Sec-Fetch-Site
  *
- * Programs send none of the last two and reach us by an address or as localhost. A proxy on the same machine may pass
- * other names on: these are in `auth.allowedHosts`. Forwarding headers prove nothing: a page can send them too.
+ * Programs send neither of the last two and use an address or localhost. A local proxy may pass other names:
+ * `auth.allowedHosts`. Forwarding headers prove nothing: a page can send them too.
  */
 import type { IncomingHttpHeaders } from "node:http";
 import { isIP } from "node:net";
 import { Refusal } from "../core/errors.ts";
 
-/** What is sent by the page's own origin, or typed in by a person. */
+/** Sent by our own origin, or typed in. */
 const OWN_SITES: ReadonlySet<unknown> = new Set(["same-origin", "none"]);
 
 export class PageGuard {
   readonly #names: ReadonlySet<string>;
   readonly #advice: string;
-  /** The last Host that was found to be ours: most often also the next one's. */
+  /** Cache: the last Host that passed. */
   #known: string | undefined;
 
-  /** `names`: host names beside localhost. `advice`: how to be let in, for the message. */
+  /** `names`: host names beside localhost. `advice`: how to be admitted, for the message. */
   constructor(names: readonly string[], advice: string) {
     this.#names = new Set(names.map((name) => name.toLowerCase()));
     this.#advice = advice;

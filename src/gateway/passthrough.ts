@@ -1,16 +1,14 @@
 /**
- * The way past the batches: a request goes to a worker as it came, and the answer back as it comes.
+ * Passthrough: proxies a request to a worker outside the batches.
  *
- * Both bodies are streams that go no faster than they are taken; of neither is more held than fits the buffers of two
- * sockets. A stream of events reaches the client event by event. When the client leaves, the worker's connection ends
- * at once. When the worker dies in the middle of its answer, the client's connection ends without the mark of a whole
- * answer: nobody takes a half for a whole.
+ * Both bodies are streamed with backpressure; at most two socket buffers are held. Events reach the client one by one.
+ * If the client leaves, the worker's connection is closed at once. If the worker fails mid-response, the client's
+ * connection is aborted, so that a partial response cannot pass for a complete one.
  *
- *   arrival ── totalMs ──► first byte of the answer, else 504
- *   byte    ── idleMs ───► next byte taken by the client, else it is cut off
+ *   arrival ── totalMs ──► first byte of the response, else 504
+ *   byte    ── idleMs ───► next byte taken by the client, else aborted
  *
- * At most `maxOpen` at once in this process, which tenants share (`core/share.ts`); more are refused. What is passed
- * on counts as requests, not as tasks.
+ * At most `maxOpen` at once per process, shared among tenants (`core/share.ts`). They count as requests, not as tasks.
  */
 import type { Readable } from "node:stream";
 import type { Alarm, Clock } from "../app/clock.ts";
@@ -25,7 +23,6 @@ import type { Exchange, Relay } from "./exchange.ts";
 import { withFields } from "./protocol/fields.ts";
 import type { PassedRequest, PassReceiver, PassUnderway } from "./protocol/protocol.ts";
 
-/** The workers of one model: `workers/backend/passthrough.ts`. */
 export interface Road {
   send(request: PassedRequest, receiver: PassReceiver): PassUnderway;
 }
@@ -39,7 +36,7 @@ export interface PassedModel {
 
 export interface PassLimits {
   readonly maxOpen: number;
-  /** Whether callers are told apart; otherwise all are one tenant, and no part is kept for others. */
+  /** Whether callers are authenticated; otherwise all are one tenant, and no share is reserved for others. */
   readonly perTenant: boolean;
   readonly idleMs: number;
 }
@@ -54,7 +51,7 @@ export class Passthrough implements Proxy {
   readonly #clock: Clock;
   readonly #underway: Shares;
 
-  /** `underway`: what is passed through now, also by the rules of an earlier config. */
+  /** `underway`: requests in progress, also under an earlier config. */
   constructor(
     models: ReadonlyMap<string, PassedModel>,
     limits: PassLimits,
@@ -96,7 +93,7 @@ export class Passthrough implements Proxy {
     }
   }
 
-  /** Takes a place, and returns what gives it back. Throws a Refusal. */
+  /** Takes a slot and returns its release. Throws a Refusal. */
   #take(passage: Passage): () => void {
     const { maxOpen, perTenant } = this.#limits;
     const share = this.#underway;
@@ -118,7 +115,6 @@ export class Passthrough implements Proxy {
   }
 }
 
-/** One request and its answer, until both are over. */
 class Crossover {
   readonly #exchange: Exchange;
   readonly #passage: Passage;
@@ -161,7 +157,7 @@ class Crossover {
     );
   }
 
-  /** Resolves when all is over, with what is wrong when no worker could be reached; rejects with a Refusal. */
+  /** Resolves when both sides ended, with the problem if no worker could be reached; rejects with a Refusal. */
   get over(): Promise<string | undefined> {
     return this.#end.promise;
   }
@@ -215,7 +211,7 @@ class Crossover {
     this.#end.reject(new Refusal(how === "unfit" ? "INVALID_REQUEST" : "INFERENCE_FAILED", message));
   }
 
-  /** One alarm for a whole stream: when it rings it looks how long ago something moved. */
+  /** One timer per stream: when it fires, it checks when data last moved. */
   #watch(): void {
     const dueAt = this.#movedAt + this.#idleMs;
     this.#alarm = this.#clock.at(dueAt, () => {
@@ -228,7 +224,7 @@ class Crossover {
     this.#stop(new Refusal("DEADLINE_EXCEEDED", "the worker did not answer before the total timeout"));
   }
 
-  /** The worker need not go on. Without a refusal there is nobody to be told. */
+  /** Cancels the worker's request. Undefined: there is no client to answer. */
   #stop(refusal: Refusal | undefined): void {
     this.#alarm.cancel();
     this.#underway?.recall();
@@ -246,12 +242,12 @@ function headersFor(exchange: Exchange, body: Buffer | undefined): string[] {
   return sentOn(request.rawHeaders, [
     ...(way === "" ? [] : ["x-forwarded-for", way]),
     ...(trace === undefined ? [] : ["traceparent", traceparent(trace)]),
-    // Of a stream; with a body that was read, its length is known.
+    // Only for a stream; the length of a buffered body is known.
     ...(body === undefined && exchange.hasBody && length !== undefined ? ["content-length", length] : []),
   ]);
 }
 
-/** Of one connection, in either direction. */
+/** Hop-by-hop headers, in either direction. */
 const HOP: ReadonlySet<string> = new Set([
   "connection",
   "http2-settings",
@@ -266,7 +262,7 @@ const HOP: ReadonlySet<string> = new Set([
   "upgrade",
 ]);
 
-/** For Ferry alone, or written anew. */
+/** For Ferry only, or rewritten. */
 const NOT_SENT: ReadonlySet<string> = new Set([
   ...HOP,
   "authorization",
@@ -278,9 +274,8 @@ const NOT_SENT: ReadonlySet<string> = new Set([
 ]);
 
 /**
- * What servers believe when their own proxy says it: who the client is and how it connected, and which URL, host or
- * method the request "really" has. The proxy next to a worker is Ferry, so from a client none of these goes on.
- * `x-forwarded-for` is written anew.
+ * Headers that servers trust from their own proxy: client address, protocol, and overrides of URL, host or method.
+ * Ferry is the worker's proxy, so none is forwarded from a client; `x-forwarded-for` is rewritten.
  */
 const PROXY_CLAIM = new RegExp(
   `^(?:${[
@@ -295,7 +290,7 @@ const PROXY_CLAIM = new RegExp(
   ].join("|")})$`,
 );
 
-/** About the worker's connection or origin, which is not the one that the client sees, or orders for a proxy before Ferry. */
+/** About the worker's connection or origin, or instructions to a proxy in front of Ferry. */
 const NOT_RETURNED: ReadonlySet<string> = new Set([
   ...HOP,
   "alt-svc",
@@ -313,18 +308,18 @@ const NOT_RETURNED: ReadonlySet<string> = new Set([
   "x-sendfile",
 ]);
 
-/** What a worker is told: name, value, name, value… of both. */
+/** Request headers for the worker: name, value, name, value… */
 export function sentOn(raw: readonly string[], more: readonly string[]): string[] {
   const own = new Set<string>();
   for (let at = 0; at < more.length; at += 2) own.add(more[at]!);
-  // Behind WSGI and CGI `_` and `-` are the same: `content_length` would be read as the length of the body. As nginx
-  // does by default, no name with `_` goes on.
+  // WSGI and CGI treat `_` and `-` alike: `content_length` would be read as the body's length. As in nginx, no name
+  // with `_` is forwarded.
   const dropped = (name: string): boolean =>
     name.includes("_") || NOT_SENT.has(name) || own.has(name) || PROXY_CLAIM.test(name);
   return [...kept(raw, dropped), ...more];
 }
 
-/** What the client is told. `bodiless`: an answer that never has a body must not announce one. */
+/** Response headers for the client. `bodiless`: a response that never has a body must not announce one. */
 export function sentBack(raw: readonly string[], bodiless: boolean): string[] {
   return kept(raw, (name) => NOT_RETURNED.has(name) || (bodiless && name === "content-length"));
 }
@@ -334,14 +329,14 @@ function kept(raw: readonly string[], dropped: (name: string) => boolean): strin
   const headers: string[] = [];
   for (let at = 0; at < raw.length; at += 2) {
     const name = raw[at]!.toLowerCase();
-    // `:path` and the like are HTTP/2's way to write the first line.
+    // HTTP/2 pseudo-headers.
     if (name.startsWith(":") || listed.has(name) || dropped(name)) continue;
     headers.push(name, raw[at + 1]!);
   }
   return headers;
 }
 
-/** Whatever `Connection` lists is about that connection alone. */
+/** Headers listed in `Connection` are hop-by-hop. */
 function connectionNames(raw: readonly string[]): ReadonlySet<string> {
   const names = new Set<string>();
   for (let at = 0; at < raw.length; at += 2) {
@@ -354,9 +349,8 @@ function connectionNames(raw: readonly string[]): ReadonlySet<string> {
 const MAX_DECODINGS = 4;
 
 /**
- * Throws a Refusal for a path that could lead out of the worker's base: with a segment `.` or `..`, however it is
- * escaped, with slashes of either kind, or with the parameters that some servers cut off (`..;x`); also with a `#`,
- * which no request has.
+ * Throws a Refusal for a path that could leave the worker's base: `.` or `..` segments, however escaped, with either
+ * slash, or with parameters that some servers strip (`..;x`); also for a `#`.
  */
 export function checkPath(path: string, query = ""): void {
   if (!path.startsWith("/") || path.startsWith("//") || !/^[\x21\x22\x24-\xff]*$/.test(path + query))
@@ -387,32 +381,31 @@ function unclear(): Refusal {
 }
 
 export interface PassTarget {
-  /** Here. */
   readonly name: string;
   readonly workerName: string;
-  /** Whether other names go on as they are. */
+  /** Whether other model names pass unchanged. */
   readonly anyName: boolean;
-  /** Fields of a body that name models, in lower case. */
+  /** Body fields that name models, in lower case. */
   readonly fields: ReadonlySet<string>;
 }
 
 export const MODEL_FIELD: ReadonlySet<string> = new Set(["model"]);
-/** `/api/show`, `/api/delete`, `/api/copy`, `/api/create` and others name what they work on like this. */
+/** Fields that name a model in `/api/show`, `/api/delete`, `/api/copy`, `/api/create` and others. */
 export const OLLAMA_FIELDS: ReadonlySet<string> = new Set(["model", "name", "source", "destination", "from"]);
 
-/** The path with the name at the workers. Throws a Refusal. */
+/** The path with the worker's name for the model. Throws a Refusal. */
 export function targetPath(path: string, target: PassTarget): string {
   const segments = path.split("/");
   for (let at = 0; at < segments.length; at++) {
     const segment = decoded(segments[at]!).toLowerCase();
-    // A worker that decodes the slash would find a name that is not looked at here.
+    // A worker that decodes the slash would find an unchecked name.
     if (!target.anyName && /[/\\]models$|(?:^|[/\\])models[/\\]/.test(segment)) {
       throw new Refusal("INVALID_REQUEST", "write the path plainly: models and its slashes without escapes");
     }
     if (segment !== "models") continue;
     const next = segments.findIndex((each, index) => index > at && each !== "");
     if (next < 0) continue;
-    // A name with slashes in it that were not escaped.
+    // A name with unescaped slashes.
     const long = [target.name, target.workerName].find((own) => {
       const parts = own.split("/");
       return parts.length > 1 && decoded(segments.slice(next, next + parts.length).join("/")) === own;
@@ -434,7 +427,6 @@ function targetSegment(segment: string, target: PassTarget): string {
   return name === said ? segment : encodeURIComponent(name) + segment.slice(end);
 }
 
-/** The query with the name at the workers. Throws a Refusal. */
 export function targetQuery(query: string, target: PassTarget): string {
   if (!/model|%/i.test(query)) return query;
   const parts = query.split("&").map((part) => {
@@ -446,7 +438,7 @@ export function targetQuery(query: string, target: PassTarget): string {
   return parts.join("&");
 }
 
-/** A body of JSON with the name at the workers; where any name may stand in it, it need not be JSON. Throws a Refusal. */
+/** A JSON body with the worker's name for the model; need not be JSON if any name may pass. Throws a Refusal. */
 export function targetBody(body: Buffer, target: PassTarget): Buffer {
   if (!body.includes("{")) return body;
   try {
@@ -479,7 +471,7 @@ function nameFor(said: string, target: PassTarget): string {
   throw new Refusal("NOT_FOUND", `the model ${quoted} is not at this address, which is that of ${name}`);
 }
 
-/** As it stands where it is no valid escape. */
+/** Unchanged if it is not a valid escape. */
 export function decoded(text: string): string {
   try {
     return decodeURIComponent(text);

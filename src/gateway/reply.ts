@@ -1,16 +1,16 @@
 /**
- * Outcomes as HTTP answers.
+ * Outcomes as HTTP responses.
  *
- * The output is JSON text already, so a body is put together from text; only messages and reasons are escaped here. An
- * output that is bytes (`core/tensor.ts`) is shown as its caller wants it. That concerns the answer alone: callers who want
- * it differently share a batch, a task and a cached outcome.
+ * The output already is JSON text, so bodies are concatenated; only messages and reasons are escaped here. A binary
+ * output (`core/tensor.ts`) is rendered as its caller asks; callers with different encodings share a batch, a task and
+ * a cached outcome.
  *
- *   "encoding" left out, or "base64"    "output":"AACA…","encoding":"base64","dtype":"float32","shape":[768]
+ *   "encoding" missing, or "base64"     "output":"AACA…","encoding":"base64","dtype":"float32","shape":[768]
  *   "encoding": "json"                  "output":[0.1,…]
  *   Accept: application/octet-stream    the bytes, with x-ferry-dtype and x-ferry-shape
  *
- * Bytes without a type (`$bytes`) have neither dtype nor shape, and stay base64 where JSON is asked for. To a caller that
- * takes bytes alone, an output that is JSON is a 406.
+ * Untyped bytes (`$bytes`) have neither dtype nor shape, and stay base64 in JSON. A JSON output for a caller that
+ * accepts only bytes is a 406.
  */
 import { type Quota, Refusal } from "../core/errors.ts";
 import type { Json } from "../core/task.ts";
@@ -22,7 +22,7 @@ import type { Exchange } from "./exchange.ts";
 export const JSON_TYPE = "application/json; charset=utf-8";
 const BYTES_TYPE = "application/octet-stream";
 
-/** The failure of a task, as an error of the request that waited for it. */
+/** A task's failure as the refusal of its request. */
 export function refusalOf({ outcome }: RecordView): Refusal | undefined {
   return outcome === undefined || outcome.ok ? undefined : new Refusal(outcome.code, outcome.message);
 }
@@ -57,7 +57,7 @@ export function quotaHeaders(quota: Quota | undefined): string[] {
   ];
 }
 
-/** `,"metadata":{…}}`. `explain`: says in words why the batch left when it did. */
+/** `,"metadata":{…}}`. `explain`: adds why the batch was dispatched when it was. */
 export function metadata(
   record: RecordView,
   told: { readonly work: AnsweredRequest["work"]; readonly explain: boolean; readonly latencyMs: number },
@@ -78,7 +78,7 @@ const HOW: Readonly<Record<AnsweredRequest["work"], string>> = {
   cached: "answered from the cache; ",
 };
 
-/** To a caller that takes bytes: sends them (true), or that there are none (false). Undefined: it wants JSON. */
+/** For callers that accept bytes: true: sent; false: there are none, answered 406. Undefined: the caller wants JSON. */
 export function sendBytes(
   exchange: Exchange,
   { outcome }: RecordView,
@@ -100,8 +100,8 @@ export function sendBytes(
 }
 
 /**
- * Sends a success: `head`, then `"output":…`, then `tail`, both ASCII. True: it is on its way. A large tensor as numbers is
- * written in pieces; then false: the client left meanwhile.
+ * Sends `head`, `"output":…` and `tail` (ASCII). A large tensor as numbers is written in pieces. False: the client
+ * left.
  */
 export function sendOutput(
   exchange: Exchange,
@@ -137,7 +137,7 @@ function queueMs({ batch, queuedAt }: RecordView): number {
 
 const quotes = new Map<string, string>();
 
-/** Model names come from the config, so this stays as small as the config. */
+/** Names come from the config, which bounds this cache. */
 function quoted(name: string): string {
   let text = quotes.get(name);
   if (text === undefined) quotes.set(name, (text = JSON.stringify(name)));
@@ -146,14 +146,13 @@ function quoted(name: string): string {
 
 export type Encoding = "base64" | "json";
 
-/** Throws a Refusal. `where`: what to call it. */
 export function encodingNamed(name: unknown, where: string): Encoding {
   if (name === undefined || name === "base64") return "base64";
   if (name === "json") return "json";
   throw new Refusal("INVALID_REQUEST", `${where} must be "base64" or "json"`);
 }
 
-/** `"output":…` and what belongs to it; ASCII. */
+/** `"output":…` and its fields; ASCII. */
 export function outputText(binary: Binary, encoding: Encoding): Json {
   const { dtype, shape, base64 } = binary;
   if (dtype === undefined) return `"output":"${base64}","encoding":"base64"`;
@@ -166,8 +165,8 @@ export function bytesHeaders({ dtype, shape }: Binary): readonly string[] {
 }
 
 /**
- * What the Accept header says: "json" (also where it says nothing of bytes), "bytes" alone, or "either": bytes where
- * there are any. Bytes must be named: no wildcard means them. Where both are named alike, bytes cost less.
+ * From the Accept header: "json" (the default), "bytes" only, or "either": bytes if there are any. No wildcard means
+ * bytes; at equal weight bytes win, as they cost less.
  */
 export function accepted(accept: string | undefined): "json" | "bytes" | "either" {
   if (accept === undefined || !accept.toLowerCase().includes(BYTES_TYPE)) return "json";
@@ -177,7 +176,7 @@ export function accepted(accept: string | undefined): "json" | "bytes" | "either
     const [type = "", ...parameters] = part.split(";").map((each) => each.trim());
     const share = shareOf(parameters);
     if (type === BYTES_TYPE) bytes = Math.max(bytes, share);
-    // What names it best holds, as application/json;q=0 beside */*.
+    // The most specific range counts: application/json;q=0 beside */*.
     const named = ["*/*", "application/*", "application/json"].indexOf(type);
     if (named > json.named) Object.assign(json, { share, named });
   }
@@ -185,15 +184,18 @@ export function accepted(accept: string | undefined): "json" | "bytes" | "either
   return json.share > 0 ? "either" : "bytes";
 }
 
-/** Of q=0.5; 1 where nothing, or nothing that can be read, is said. */
+/** The weight of q=0.5; 1 if missing or invalid. */
 function shareOf(parameters: readonly string[]): number {
   const text = parameters.find((each) => /^q\s*=/.test(each))?.replace(/^q\s*=\s*/, "");
   return text !== undefined && /^(?:0(?:\.\d{0,3})?|1(?:\.0{0,3})?)$/.test(text) ? Number(text) : 1;
 }
 
-/** Of what the engine holds, a third more than its bytes; below that an answer takes some 5 ms and is made at once. */
+/**
+ * In characters as stored (base64: a third more than the bytes); smaller responses take up to 5 ms and are rendered at
+ * once.
+ */
 export const LARGE_CHARS = 131_072;
-/** Small pieces are gathered until they are worth a turn and a write. */
+/** Smaller pieces are gathered to be worth a turn and a write. */
 const TURN_CHARS = 65_536;
 
 interface Waiting {
@@ -205,14 +207,13 @@ interface Waiting {
 }
 
 /**
- * Answers that take long to write (a large tensor as numbers, a thousand embeddings) are written a piece at a time. All
- * such answers of a process share one queue, and each turn of the event loop writes one piece of one of them: a hundred of
- * them delay other requests no longer than one does.
+ * Writes slow responses (a large tensor as numbers, a thousand embeddings) in pieces. They share one queue per process
+ * and each event loop turn writes one piece of one response, so a hundred delay other requests no longer than one.
  */
 export class PieceLine {
   readonly #line: Waiting[] = [];
 
-  /** The bytes of all texts; undefined when they are unwanted by then. Rejects with what a text throws. */
+  /** The bytes of all texts; undefined if `unwanted` by then. Rejects with what a text throws. */
   gather(texts: Iterable<Json>, unwanted: () => boolean): Promise<readonly Buffer[] | undefined> {
     return new Promise((done, failed) => {
       this.#line.push({ texts: texts[Symbol.iterator](), parts: [], unwanted, done, failed });
@@ -220,7 +221,7 @@ export class PieceLine {
     });
   }
 
-  /** False: the client left meanwhile. */
+  /** False: the client left. */
   async send(exchange: Exchange, texts: Iterable<Json>, headers: readonly string[]): Promise<boolean> {
     const parts = await this.gather(texts, () => exchange.answered);
     if (parts === undefined || exchange.answered) return false;
@@ -237,10 +238,9 @@ export class PieceLine {
   }
 }
 
-/** One for the process, as the event loop is. */
+/** One per process, like the event loop. */
 export const pieceLine = new PieceLine();
 
-/** Makes its next piece; false when that was the last. */
 function goOn({ texts, parts, unwanted, done, failed }: Waiting): boolean {
   if (unwanted()) {
     done(undefined);

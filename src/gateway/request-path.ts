@@ -1,14 +1,12 @@
 /**
- * The one path of a request that brings work, whichever protocol it speaks:
+ * The path of every request with work, whichever protocol it speaks:
  *
  *   admit → (protocol: read and parse) → run: rate, capacity, put, wait → (protocol: render)
  *
- * Each input is a task of its own and runs in whichever batch comes first. The request counts once against the rates and
- * is answered as a whole: when one input is refused or fails, or the client leaves, the others are no longer waited for,
- * and those that no other request wants are cancelled.
+ * Each input is a task and runs in any batch. The request counts once against the rates and is answered as a whole: if
+ * an input fails or the client leaves, the others are abandoned, and cancelled unless another request wants them.
  *
- * Headers, request log and spans of the request (batch, attempts, times) are those of one input: the one that settled last,
- * or the one whose failure the request was answered with.
+ * Response headers, request log and spans describe one input: the last to settle, or the one that failed the request.
  */
 import { hash } from "node:crypto";
 import type { Clock } from "../app/clock.ts";
@@ -27,7 +25,6 @@ import { batchHeaders, quotaHeaders, refusalOf } from "./reply.ts";
 import type { Screening } from "./screening.ts";
 import type { Waiter, Waiters } from "./waiters.ts";
 
-/** The client's request: an HTTP exchange or a gRPC call. */
 export interface PathRequest {
   readonly startedAt: number;
   readonly trace: RequestTrace | undefined;
@@ -38,67 +35,62 @@ export interface PathRequest {
   work: AnsweredRequest["work"];
   ending: TaskEnding | undefined;
   header(name: string): string | undefined;
-  /** Set while the client has too many untaken answers: resolves when it has room for another. */
+  /** Set while the client has too many unread responses: resolves when it has room. */
   readonly room?: Promise<void> | undefined;
-  /** Calls `gone` when the client leaves before it is answered; at once when it has left already. */
+  /** Calls `gone` when the client disconnects before its response; at once if it already has. */
   onGone(gone: () => void): void;
-  /** Answers with what was thrown where no promise carries it. */
+  /** For errors that no promise carries. */
   failed(error: unknown): void;
 }
 
-/** What a protocol has parsed a request into: one task per input. */
 export interface Inference {
-  /** Undefined: the only model. */
   readonly model: string | undefined;
   readonly inputs: readonly Json[];
-  /** Canonical; "" when there are none. */
+  /** Canonical; "" if there are none. */
   readonly parameters: Json;
-  /** The outcome is sampled: neither shared nor reused. */
+  /** Sampled: the outcome is neither shared nor reused. */
   readonly drawn?: boolean | undefined;
   /** How long the caller waits from its arrival; undefined: until the total timeout; 0: not at all. */
   readonly waitMs?: number | undefined;
-  /** The client can poll for its task: when it waits no longer, or this process stops, that is no failure. */
+  /** The client can poll: the end of its wait, or of this process, is not a failure. */
   readonly pollable?: boolean;
-  /** Requests of this protocol never have several inputs, so the Idempotency-Key needs no position. */
+  /** Never several inputs, so the Idempotency-Key needs no position. */
   readonly single?: boolean;
 }
 
-/** How a request ended: with records, with a refusal, or with neither: the caller's wait was over first. */
+/** A request's end: records, a refusal, or neither if the caller's wait ended first. */
 export interface Ended {
   readonly id: string;
   readonly tickets: readonly Ticket[];
-  /** One per input, in order, all of them successes. */
+  /** One per input, in order, all successful. */
   readonly records: readonly RecordView[] | undefined;
   readonly refusal: Refusal | undefined;
   /** Batch and quota: name, value, name, value… */
   readonly headers: readonly string[];
 }
 
-/** Answers a request that has ended. */
 export type Render = (ended: Ended) => Promise<void> | void;
 
-/** The rules of one model for the requests that name it. */
 export interface ModelRoute {
   readonly name: string;
   readonly totalMs: number;
   readonly cache: { readonly ttlMs: number; readonly scope: "tenant" | "shared" | "off" };
   readonly collapse: boolean;
   readonly gate: CapacityGate;
-  /** Whether looking for a shareable outcome costs no round trip; with an Idempotency-Key it is done anyway. */
+  /** Whether looking up a shareable outcome costs no round trip; with an Idempotency-Key it is done anyway. */
   readonly looksForFree: boolean;
   /** Undefined: no deny patterns. */
   readonly screen?: Screening | undefined;
-  /** Keeps clients' credentials for the model's workers, each under a name; undefined: workers get none. */
+  /** Stores clients' credentials for the model's workers under a name; undefined: workers get none. */
   readonly vault?: { keep(header: string): string | undefined } | undefined;
 }
 
-/** A task that was put. */
 export interface Ticket {
   readonly id: string;
   readonly deadlineAt: number;
-  /** Set when the outcome was known at once. */
+  /** Set if the outcome was known at once. */
   readonly record: RecordView | undefined;
-  /** The outcome could not be stored: it is answered now, also to a caller that would poll for it. */
+  /** The outcome could not be stored, so it is answered now even if the caller would poll. */
   readonly unstored: boolean;
   readonly work: AnsweredRequest["work"];
   readonly waiter: Waiter;
@@ -111,7 +103,7 @@ export interface RequestPathParts {
   readonly waiters: Waiters;
   readonly engine: Engine;
   readonly clock: Clock;
-  /** Accepted tasks outlive this process. */
+  /** Accepted tasks survive this process. */
   readonly durable: boolean;
 }
 
@@ -119,7 +111,7 @@ export class RequestPath {
   readonly #parts: RequestPathParts;
   readonly #routes: ReadonlyMap<string, ModelRoute>;
   readonly #only: ModelRoute | undefined;
-  /** Those of the last task: all inputs of a request share one text, so it is prepared once. */
+  /** The last request's: its inputs share one text, prepared once. */
   #parameters = new SharedParameters("", false, "");
 
   constructor(parts: RequestPathParts) {
@@ -128,7 +120,7 @@ export class RequestPath {
     this.#only = parts.routes.length === 1 ? parts.routes[0] : undefined;
   }
 
-  /** Authenticates, before the body is read. Throws a Refusal. */
+  /** Authenticates before the body is read. Throws a Refusal. */
   async identify(request: PathRequest): Promise<Caller> {
     const { credentials, admission } = this.#parts;
     const caller = await credentials.identify(request.header("authorization"), request.header("x-api-key"));
@@ -138,14 +130,14 @@ export class RequestPath {
     return caller;
   }
 
-  /** As `identify`, for a request with work: resolves when this process has time for it. */
+  /** As `identify`; resolves when this process has time for the request. */
   async admit(request: PathRequest): Promise<Caller> {
     const caller = await this.identify(request);
     await this.#parts.admission.turn(caller);
     return caller;
   }
 
-  /** Counts a request that bypasses the batches; headers for its answer. Throws a Refusal. */
+  /** Counts a proxied request; returns headers for its response. Throws a Refusal. */
   async pass(caller: Caller | undefined, model: string): Promise<readonly string[]> {
     const { admission } = this.#parts;
     if (caller === undefined) return [];
@@ -154,10 +146,9 @@ export class RequestPath {
   }
 
   /**
-   * Puts the tasks, and calls `render` when the request has ended; never when the client leaves before that. Throws or
-   * rejects with a Refusal when the request was not accepted. A call and no promise, so that no caller's frame holds the
-   * body while the request waits. `bench/path.ts` measures the gain: 1.5 KB for each
-   * waiting request of 2 KB, and some 0.7 µs of CPU, which one run in six did not show.
+   * Puts the tasks and calls `render` at the end, unless the client leaves first. Throws or rejects with a Refusal if
+   * the request was not accepted. A callback, so that no frame holds the body while the request waits. `bench/path.ts`
+   * measures the gain: 1.5 KB per waiting request of 2 KB, and some 0.7 µs of CPU, which one run in six did not show.
    */
   run(request: PathRequest, caller: Caller, inference: Inference, render: Render): Promise<void> | void {
     const { admission } = this.#parts;
@@ -180,7 +171,7 @@ export class RequestPath {
     return tickets.then((all) => wait.begin(all));
   }
 
-  /** The outputs, which count as delivered. Throws the Refusal of a request that has none. */
+  /** The outputs, counted as delivered. Throws the Refusal of a failed request. */
   outputs(ended: Ended): readonly Json[] {
     const { records, refusal } = ended;
     if (records === undefined) throw refusal!;
@@ -188,7 +179,6 @@ export class RequestPath {
     return records.map(({ outcome }) => (outcome?.ok === true ? outcome.output : "null"));
   }
 
-  /** The client has the outputs. */
   delivered({ tickets }: Ended): void {
     for (const { id } of tickets) this.#parts.engine.delivered(id);
   }
@@ -205,7 +195,7 @@ export class RequestPath {
     throw new Refusal("INVALID_REQUEST", `${what}; choose one of: ${names}`);
   }
 
-  /** Inputs enter the queue together: what an empty queue has no room for is refused for good. One alone, `put` refuses. */
+  /** Inputs are queued together: more than an empty queue holds is refused for good. `put` checks a single one. */
   #checkSize({ inputs, parameters }: Inference): void {
     if (inputs.length === 1) return;
     let inputBytes = 0;
@@ -233,7 +223,7 @@ export class RequestPath {
     return ticket instanceof Promise ? ticket.then((known) => [known]) : [ticket];
   }
 
-  /** All in one moment, so that they can leave in one batch. */
+  /** In one turn, so that they can share a batch. */
   async #putMany(
     inputs: readonly Json[],
     put: (input: Json, at: number) => Ticket | Promise<Ticket>,
@@ -261,7 +251,7 @@ export class RequestPath {
     return this.#parameters;
   }
 
-  /** Throws or rejects with a Refusal. The promise is the engine's: where it answers at once, so does this. */
+  /** Throws or rejects with a Refusal. Synchronous if the engine answers at once. */
   #put(
     request: PathRequest,
     caller: Caller,
@@ -310,7 +300,7 @@ export class RequestPath {
       },
       (error: unknown) => {
         puts.ended(now);
-        // The engine is away: no outcome will ever wake the waiter.
+        // The engine is down: no outcome will wake the waiter.
         waiters.release(waiter);
         throw error;
       },
@@ -354,7 +344,7 @@ export class RequestPath {
   }
 }
 
-/** A request whose tasks are put, until it is answered. Holds neither body nor inputs: those are the engine's now. */
+/** A request between put and response. Holds neither body nor inputs: the engine has those. */
 class Wait {
   readonly #parts: RequestPathParts;
   readonly request: PathRequest;
@@ -398,7 +388,7 @@ class Wait {
     return this.#end();
   }
 
-  /** Takes the outcomes in order, until one is not known yet. */
+  /** Takes the outcomes in order, until one is pending. */
   #next(): Promise<void> | void {
     for (;;) {
       const ticket = this.#tickets[this.#records.length];
@@ -427,7 +417,7 @@ class Wait {
     }
   };
 
-  /** Not done. Woken before its deadline though the caller would wait: this process is being stopped. */
+  /** Not done. Woken before its deadline while the caller would wait: this process is stopping. */
   #late(ticket: Ticket): Promise<void> | void {
     const { admission, clock, durable } = this.#parts;
     const waits = this.#waitMs === undefined;
@@ -444,7 +434,7 @@ class Wait {
     return this.#end(admission.ending(this.caller, this.#model));
   }
 
-  /** The failure of one input is the request's. That input counts as delivered; the others are given up. */
+  /** One input's failure is the request's. That input counts as delivered; the others are abandoned. */
   #fail(ticket: Ticket, refusal: Refusal, record: RecordView | undefined): Promise<void> | void {
     this.request.ending = record;
     if (this.#tickets.length > 1) {
@@ -475,8 +465,8 @@ class Wait {
 }
 
 /**
- * No request here waits for these tasks any longer. The engine knows the requests that joined them, only the waiters know
- * long polls. Outcomes that were known at once are included: they were not delivered either.
+ * No request here waits for these tasks any longer. The engine knows joined requests, only the waiters know long polls.
+ * Includes outcomes known at once: they were not delivered either.
  */
 function abandon(
   tickets: readonly Ticket[],
@@ -490,14 +480,14 @@ function abandon(
   }
 }
 
-/** The record that settled last; the first of several, since a batch settles at once. */
+/** The first of several, since a batch settles at once. */
 function lastSettled(records: readonly RecordView[]): RecordView {
   let last = records[0]!;
   for (const record of records) if ((record.settledAt ?? 0) > (last.settledAt ?? 0)) last = record;
   return last;
 }
 
-/** `own` where any input needed a new task, `cached` only where all were. */
+/** `own` if any input needed a new task, `cached` only if all were. */
 function workOf(tickets: readonly Ticket[]): Ticket["work"] {
   let work: Ticket["work"] = "cached";
   for (const ticket of tickets) {
@@ -507,10 +497,9 @@ function workOf(tickets: readonly Ticket[]): Ticket["work"] {
   return work;
 }
 
-/** The most characters of a name that a client gives to something. */
+/** Characters of a client-chosen name. */
 const MAX_NAME = 255;
 
-/** Throws a Refusal for what is no name. */
 export function checkName(what: string, value: string): void {
   if (value.length === 0 || value.length > MAX_NAME) {
     throw new Refusal("INVALID_REQUEST", `${what} must have 1 to ${MAX_NAME} characters`);
@@ -526,22 +515,19 @@ function idempotencyKey(request: PathRequest): string | undefined {
   return key;
 }
 
-/** Longer parameters stand in keys as their SHA-256. */
+/** Longer parameters are hashed (SHA-256) in keys. */
 const MAX_KEY_CHARACTERS = 128;
 
-/**
- * The parameters of a request as each of its tasks carries them: one text, held once. A request of some hundred inputs
- * and a megabyte of parameters costs that megabyte.
- */
+/** A request's parameters, held once for all its tasks: a megabyte of them costs a megabyte, however many inputs. */
 class SharedParameters {
   readonly #given: Json;
   readonly #forwards: boolean;
   readonly #name: string;
   readonly text: Json;
-  /** For the keys under which work is shared. Canonical JSON begins with a brace, so a digest cannot be mistaken for it. */
+  /** For sharing keys. Canonical JSON begins with a brace, so a digest cannot collide with it. */
   readonly key: string;
 
-  /** `forwards`: the model forwards clients' credentials. `name`: of this client's; "": it has none. */
+  /** `forwards`: the model forwards clients' credentials. `name`: this client's; "": none. */
   constructor(given: Json, forwards: boolean, name: string) {
     this.#given = given;
     this.#forwards = forwards;
@@ -557,7 +543,7 @@ class SharedParameters {
   }
 }
 
-/** The name under which a client's credential is kept. It keeps apart what may not share a batch, an outcome or a key. */
+/** The name of a client's stored credential; separates batches, outcomes and keys. */
 function credentialName(authorization: string, vault: NonNullable<ModelRoute["vault"]>): string {
   const name = vault.keep(authorization);
   if (name !== undefined) return name;
@@ -574,11 +560,9 @@ interface Shared {
 const NOTHING_SHARED: Shared = { content: "", sharing: {} };
 
 /**
- * The keys under which this work may be shared. The input is hashed alone, without a copy of it joined to model and
- * parameters; those stand beside the hash, where nothing can be mistaken for anything else.
- *
- * Tasks of the same `content` are one input of their batch. Unless outcomes are shared by all anyway, it names the tenant:
- * a model that samples its answers would give two tenants the same one.
+ * Keys under which this work may be shared. Only the input is hashed, to avoid a copy joined with model and parameters,
+ * which follow the hash unambiguously. Tasks with equal `content` are one input of their batch. It includes the tenant
+ * unless outcomes are shared by all: a sampling model would give two tenants the same answer.
  */
 function share(
   { inputs, drawn = false }: Inference,
@@ -593,7 +577,7 @@ function share(
   const cached = cache.scope !== "off" && !drawn;
   if (!collapse && !cached && idempotencyKey === undefined) return NOTHING_SHARED;
   const content = `${hash("sha256", canonical(input), "base64url")} ${model.name} ${parametersKey}`;
-  // Neither a name, nor canonical JSON, nor a key holds a line break.
+  // No name, canonical JSON or key contains a line break.
   const own = `${content}\n${caller.tenant}`;
   const cacheKey = cache.scope === "shared" ? content : own;
   return {
@@ -604,7 +588,7 @@ function share(
       ...(idempotencyKey !== undefined && {
         idempotency: {
           key: `${idempotencyKey}\n${caller.tenant}`,
-          // The key covers the whole request, so also how many inputs it has.
+          // The key covers the whole request, including its number of inputs.
           fingerprint: inputs.length === 1 ? content : `${content}\n${inputs.length}`,
         },
       }),

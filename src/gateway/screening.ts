@@ -1,10 +1,9 @@
 /**
- * A model's deny patterns (`models[].deny`), applied to everything that reaches its workers: tasks, whichever way they
- * came, and requests that are passed on. The patterns themselves are `core/screen.ts`.
+ * Deny patterns (`models[].deny`; the patterns are in `core/screen.ts`), applied to all tasks and proxied requests.
  *
- * Texts are looked at as the worker will read them: after JSON's escapes, out of the bytes of BYTES tensors, and out of
- * the base64 of TensorFlow Serving's `{"b64":…}`. What cannot be read cannot be cleared, and is refused: token ids where
- * the protocol has them, and bodies that are compressed or no JSON.
+ * Texts are matched as the worker will read them: JSON unescaped, BYTES tensors decoded, and TensorFlow Serving's
+ * `{"b64":…}` decoded. What cannot be read is refused: token ids where the protocol has them, and bodies that are
+ * compressed or not JSON.
  */
 import { Refusal } from "../core/errors.ts";
 import { canonical } from "../core/json.ts";
@@ -18,13 +17,12 @@ import { decoded } from "./passthrough.ts";
 
 export interface ScreenedModel {
   readonly deny: readonly string[];
-  /** What its clients may speak. */
   readonly protocols: readonly ProtocolName[];
-  /** Its workers take tensors, so base64 in a task of tensors is bytes to them and never text. */
+  /** Its workers take tensors, so base64 in a tensor task is never text. */
   readonly tensorWorkers: boolean;
 }
 
-/** A list of numbers may be a text as token ids to these; Ollama's `context` is one. */
+/** Protocols in which a list of numbers may be token ids; Ollama's `context` is one. */
 const TOKEN_PROTOCOLS: ReadonlySet<ProtocolName> = new Set([
   "openai-embeddings",
   "openai-completions",
@@ -34,7 +32,7 @@ const TOKEN_PROTOCOLS: ReadonlySet<ProtocolName> = new Set([
 
 const WHY = "this model has deny patterns, so only what can be screened reaches it";
 
-/** Undefined without patterns, so that a model without them pays nothing. */
+/** Undefined without patterns, so that such a model pays nothing. */
 export function screeningFor(model: ScreenedModel): Screening | undefined {
   const screen = screenFor(model.deny);
   return screen && new Screening(screen, model);
@@ -46,7 +44,7 @@ export class Screening {
   readonly #base64: boolean;
   readonly #tensors: boolean;
   readonly #tensorWorkers: boolean;
-  /** The last parameters that were cleared: the inputs of one request share theirs. */
+  /** The last parameters that passed: the inputs of a request share them. */
   #clean: Json = "";
 
   constructor(screen: Screen, { protocols, tensorWorkers }: Omit<ScreenedModel, "deny">) {
@@ -57,7 +55,6 @@ export class Screening {
     this.#tensorWorkers = tensorWorkers;
   }
 
-  /** Throws a Refusal. */
   checkTask(input: Json, parameters: Json): void {
     if (parameters !== this.#clean) {
       this.#check(parameters);
@@ -65,11 +62,10 @@ export class Screening {
     }
     const texts = this.#tensors ? bytesTexts(input, parameters) : undefined;
     if (texts !== undefined && this.#screen.refusesTexts(texts)) throw denied();
-    // Of numbers, chance would write words.
+    // Numbers in base64 could match by chance.
     if (texts === undefined || !this.#tensorWorkers) this.#check(input);
   }
 
-  /** A request that is passed on, with its body as a whole. Throws a Refusal. */
   checkRequest(
     request: { header(name: string): string | undefined },
     path: string,
@@ -101,12 +97,12 @@ export class Screening {
   }
 }
 
-/** The refusal of a body that cannot be read, with the reason for reading it. */
+/** The refusal of an unreadable body, with the reason for reading it. */
 export function unscreenable({ code, message }: Refusal): Refusal {
   return new Refusal(code, `${WHY}; ${message}`);
 }
 
-/** What stands in `{"b64":"…"}`, at any depth. */
+/** Contents of `{"b64":"…"}`, at any depth. */
 function* base64Texts(json: Json): Generator<string, void> {
   // An escape may hide the name.
   if (!json.includes("b64") && !json.includes("\\u")) return;
@@ -119,7 +115,7 @@ function* base64Texts(json: Json): Generator<string, void> {
   }
 }
 
-/** Names no pattern, so that trying inputs out reveals none. */
+/** Names no pattern, so that probing reveals none. */
 function denied(): Refusal {
   return new Refusal("INPUT_REJECTED", "this model does not take such an input; change its text");
 }

@@ -1,10 +1,9 @@
 /**
- * A listener: sockets, limits, routes.
+ * An HTTP listener: sockets, limits, routes.
  *
- * What a client may do before it is heard is bounded here: how many connections, headers and bytes, and
- * how slowly. Node's parser refuses what is malformed; two `Host` headers and others that must stand once,
- * which it lets through, are refused here. Every refusal has the same JSON shape, also those that the parser
- * makes. With TLS the same server stands behind `tls.ts`.
+ * Bounds connections, headers, bytes and timeouts before a handler runs. Node's parser refuses malformed requests;
+ * repeated single-value headers such as `Host`, which it accepts, are refused here. Every refusal has the same JSON
+ * shape. For TLS see `http2.ts`.
  */
 import cluster from "node:cluster";
 import { once } from "node:events";
@@ -45,40 +44,38 @@ export interface ListenerLimits {
   readonly keepAliveTimeoutMs: number;
 }
 
-/** Answers one request. `id` is what stands in the path where the route has `{id}`. */
+/** `id`: the path segment at `{id}`. */
 export interface RouteHandler {
   (exchange: Exchange, id: string): Promise<void> | void;
-  /** Of a POST that brings work, and may be refused as such; left out: it is always answered. */
+  /** Set for a POST with work, which may be refused early; undefined: never refused early. */
   readonly work?: Pick<WorkRoute, "shape">;
 }
 
-/** Marks the answer to a POST that brings work. `shape`: of its errors; left out: Ferry's own. */
+/** Marks a handler of POSTs with work. `shape` of its errors; default: Ferry's native one. */
 export function bringsWork(answer: RouteHandler, shape?: ErrorShape): RouteHandler {
   return Object.assign((exchange: Exchange, id: string) => answer(exchange, id), { work: { shape } });
 }
 export type Methods = Readonly<Record<string, RouteHandler>>;
 
-/** Path → method → answer. `{id}` in a path stands for one segment. */
+/** Path → method → handler. `{id}` in a path matches one segment. */
 export type Routes = Readonly<Record<string, Methods>>;
 
 export interface ListenerOptions {
-  /** Left out: plain HTTP. */
   readonly tls?: EdgeTls | undefined;
-  /** Who is traced; left out: nobody. */
+  /** Chooses the traced requests; default: none. */
   readonly sampler?: Sampler | undefined;
-  /** Its requests are operators', not clients': nobody counts them. */
+  /** For operators: requests are not counted. */
   readonly uncounted?: boolean;
-  /** For paths that no route here has. */
   readonly elsewhere?: ((path: string) => Elsewhere | undefined) | undefined;
-  /** Shared with other listeners of this process; default: its own. */
+  /** Shared with the process's other listeners; default: a private budget. */
   readonly bytes?: ClientBytes | undefined;
   /** Undefined: requests of web pages are served. */
   readonly pages?: PageGuard | undefined;
-  /** Left out: every request goes the usual way. */
+  /** Undefined: no early refusals. */
   readonly early?: EarlyRefusals | undefined;
 }
 
-/** A route that was found by other means; `path` is how it is called, whatever stands in it. */
+/** A dynamic route; `path` is its label, whatever the parameters. */
 export interface Elsewhere {
   readonly path: string;
   readonly methods: Methods;
@@ -91,30 +88,30 @@ interface Pattern {
   readonly methods: Methods;
 }
 
-/** What is known of an HTTP/1.1 connection. */
+/** State of an HTTP/1.1 connection. */
 interface Pipeline {
-  /** The last request that came on it, while that is not over. */
+  /** The last request, until it is complete. */
   latest: Exchange | undefined;
-  /** Requests whose answers the kernel has not taken yet. */
+  /** Requests whose responses the kernel has not taken yet. */
   open: number;
-  /** Set while it is not read from: stops it again when Node resumes it for a request's body. */
+  /** Set while reading is paused: pauses again when Node resumes the socket for a request's body. */
   stop: (() => void) | undefined;
 }
 const PIPELINE = Symbol("pipeline");
 /**
- * What Node's parser has and its types do not: how `node:http` is given a request when its headers are there. It has had
- * these names since io.js; where they are missing, nothing is refused early.
+ * Internals of Node's parser: `onIncoming` passes a parsed request to `node:http`. The names are stable since io.js;
+ * without them nothing is refused early.
  */
 interface Parser {
   onIncoming?: (request: IncomingMessage, keepsAlive: boolean) => number;
-  /** Whose body comes; null: nobody's, and it is thrown away. */
+  /** The request that gets the body; null: the body is discarded. */
   incoming: IncomingMessage | null;
 }
 type Visited = Duplex & { [PIPELINE]?: Pipeline };
 
 /**
- * Requests on one HTTP/1.1 connection that are not answered yet. With so many the connection is not read from until
- * half of them are answered. Node parses all of what it has read (64 KiB at most) before it stops.
+ * Unanswered requests per HTTP/1.1 connection before reading pauses, until half are answered. Node still parses what it
+ * has read (at most 64 KiB).
  */
 const MAX_PIPELINED = 64;
 const MAX_HEADER_BYTES = 16_384;

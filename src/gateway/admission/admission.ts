@@ -1,14 +1,14 @@
 /**
- * Who may enter, and when not: the order of refusal, in one place.
+ * Admission: the order of refusal, in one place.
  *
- *   credential → tenant and tier     401 or 403, before the body is read; `credentials.ts`
- *   this process → its own time      503, before the body is read; `process-load.ts`
- *   draining → nobody may            503, come back when the next process is there
- *   rate of the user, of the tier    429 with the time until the window closes
- *   capacity                         429 or 503 with a time of one's own to come again; `gate.ts`
+ *   credential → tenant and tier    401 or 403, before the body is read; `credentials.ts`
+ *   CPU time of this process        503, before the body is read; `process-load.ts`
+ *   draining                        503, retry once the next process is up
+ *   rate of the user, of the tier   429 with the time until the window closes
+ *   capacity                        429 or 503 with a retry time; `capacity-gate.ts`
  *
- * Where there is no capacity, another task may have left an answer: the request path looks before it refuses. The engine
- * has the last word: its queue may be full.
+ * Without capacity the request path still looks for a cached outcome before it refuses. The engine may refuse last: its
+ * queue may be full.
  */
 import type { Clock } from "../../app/clock.ts";
 import { type Quota, Refusal } from "../../core/errors.ts";
@@ -21,18 +21,18 @@ import { type Bottleneck, ProcessLoad } from "./process-load.ts";
 export interface AdmissionRules {
   readonly tiers: readonly { readonly name: string; readonly ratePerMinute?: number }[];
   readonly perUserPerMinute?: number;
-  /** Left out: several are served, and the body says which is meant. */
+  /** Undefined: several models are served, and the body names one. */
   readonly onlyModel?: string | undefined;
 }
 
-/** Retry-After has whole seconds: those who come again are spread over half as long again. */
+/** Retry-After has whole seconds: retries are spread over half as long again. */
 const SPREAD = 0.5;
 const GOLDEN_RATIO = 0.618_033_988_749_895;
 const MAX_RETRY_AFTER_S = 30;
 const MAX_NAMED = 3;
-/** After which a request may come again that this process had no time for: at the least, and spread over as much again. */
+/** The least Retry-After when this process is overloaded; retries are spread over as much again. */
 const BUSY_RETRY_MS = 1000;
-/** So many different times are given out, in turn. */
+/** Number of different retry times, given out in turn. */
 const BUSY_SLOTS = 64;
 
 export class Admission {
@@ -57,7 +57,7 @@ export class Admission {
     this.#events = events;
   }
 
-  /** What a request is for whose body was not read; "" where that is not known. */
+  /** The model of a request whose body was not read; "" if unknown. */
   get onlyModel(): string {
     return this.#rules().onlyModel ?? "";
   }
@@ -67,8 +67,8 @@ export class Admission {
   }
 
   /**
-   * Undefined: this process has time for a request of this caller. Else resolves when it has. Throws a Refusal when that
-   * would take too long. To be asked once a request, before its body is read.
+   * Undefined: start now. Else resolves when this process has time; throws a Refusal if that takes too long. Call it
+   * once per request, before the body is read.
    */
   turn(caller: Caller): Promise<void> | undefined {
     const bottleneck = this.load.refuses(caller.tier);
@@ -77,7 +77,6 @@ export class Admission {
     throw this.busy(caller.tier, bottleneck, slot);
   }
 
-  /** The refusal of a process that has no time. `slot`: from `countBusy`. */
   busy(tier: number, bottleneck: Bottleneck, slot: number): Refusal {
     const retryAfterMs = busyRetryMs(slot);
     const what =
@@ -88,7 +87,7 @@ export class Admission {
     return new Refusal("SERVICE_OVERLOADED", `${what}: ${now}; ${tryAgain(retryAfterMs)}`, { retryAfterMs });
   }
 
-  /** Counts a refusal of a process that has no time; which of the times to come again it gets. */
+  /** Counts an overload refusal and returns its retry slot. */
   countBusy(caller: Caller): number {
     this.load.refused();
     this.#busySlot = (this.#busySlot + 1) % BUSY_SLOTS;
@@ -96,14 +95,15 @@ export class Admission {
     return this.#busySlot;
   }
 
-  /** Counts a request, of however many tasks, against its rates; undefined: none apply. Rejects with a Refusal. */
+  /**
+   * Counts one request, however many tasks it has, against its rates; undefined: none apply. Rejects with a Refusal.
+   */
   count(caller: Caller, model: string): Promise<Quota | undefined> | undefined {
     const { tiers, perUserPerMinute } = this.#rules();
     const limited = perUserPerMinute !== undefined || tiers[caller.tier]!.ratePerMinute !== undefined;
     return limited ? this.#spendRates(caller, model) : undefined;
   }
 
-  /** The refusal for lack of capacity, counted. */
   shed(caller: Caller, model: string, { reason, code, message, waitMs }: CapacityRefusal): Refusal {
     const retryAfterMs = Math.max(1, Math.ceil(waitMs));
     this.#shed(caller, model, reason, retryAfterMs);
@@ -116,7 +116,7 @@ export class Admission {
     });
   }
 
-  /** Who goes before a tier that is refused, by name while they are few. */
+  /** The tiers served before a refused one; by name while they are few. */
   #first(tier: number): string {
     const better = this.#rules()
       .tiers.slice(0, tier)
@@ -125,7 +125,7 @@ export class Admission {
     return `: tier ${this.tierName(tier)} is refused now, ${names} served first`;
   }
 
-  /** A refusal, counted by its reason. `own`: it is this caller's limit, and others are served. */
+  /** A refusal, counted by reason. `own`: the caller's own limit; other callers are served. */
   refuse(
     caller: Caller,
     model: string,
@@ -142,7 +142,6 @@ export class Admission {
     return new Refusal(code, told, { retryAfterMs, ...(quota && { quota }) });
   }
 
-  /** The refusal of a process that ends. */
   ending(caller: Caller, model: string): Refusal {
     return this.refuse(
       caller,
@@ -157,7 +156,7 @@ export class Admission {
     this.#events.emit("request.shed", { model, tier: this.tierName(tier), tenant, reason, retryAfterMs });
   }
 
-  /** Counts what is no task against its user: a guess at somebody's task id. Throws when that was too many. */
+  /** Charges the user for a guessed task id. Throws when the rate limit is exceeded. */
   async spend(caller: Caller): Promise<void> {
     await this.#spendOwn(caller, "");
   }
@@ -194,7 +193,7 @@ function busyRetryMs(slot: number): number {
   return BUSY_RETRY_MS + Math.floor((BUSY_RETRY_MS * slot) / BUSY_SLOTS);
 }
 
-/** Rounded up: whoever comes a moment early is refused again. */
+/** Rounded up: a client that retries a moment early is refused again. */
 function tryAgain(ms: number): string {
   return `try again in ${ms < 10_000 ? Math.ceil(ms / 100) / 10 : Math.ceil(ms / 1000)} s`;
 }

@@ -1,15 +1,15 @@
 /**
- * API keys: what they look like, and the digest that is kept of one.
+ * API keys: their format, and the digest that is stored.
  *
  *   fy_live_ 4fTq8ZxW0aBc 9Kd…28 characters…Qe 2kX7Lm
  *   prefix   id           secret               CRC32 of all before it
  *
- * 54 characters of base 62. The prefix tells a key from a token, and lets scanners of code and logs find one
- * that was left there. The id (71 bits) is what a key is looked up by; it is no secret. The secret has 166
- * bits of chance. The checksum refuses what was mistyped, cut off or made up without a look at any store.
+ * 54 base-62 characters. The prefix tells a key from a token and lets secret scanners find leaked keys. The id (71
+ * bits, not secret) is the lookup key; the secret has 166 random bits. The checksum rejects typos without a store
+ * lookup.
  *
- * Only the id and HMAC-SHA-256(auth.secret, the whole key) are kept: neither a copy of the store, nor one
- * together with the secret, gives a key back.
+ * Only the id and HMAC-SHA-256(auth.secret, whole key) are stored: a copy of the store, even with the secret, yields no
+ * key.
  */
 import { createHmac, type KeyObject } from "node:crypto";
 import { crc32 } from "node:zlib";
@@ -19,18 +19,18 @@ const ID_LENGTH = 12;
 const SECRET_LENGTH = 28;
 const CRC_LENGTH = 6;
 const DIGITS = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz";
-/** Digit by character code, to read a checksum without making a text. */
+/** Digit by character code: reads a checksum without allocating a string. */
 const VALUES = new Uint8Array(128);
 for (let value = 0; value < DIGITS.length; value++) VALUES[DIGITS.charCodeAt(value)] = value;
 const CRC_AT = KEY_PREFIX.length + ID_LENGTH + SECRET_LENGTH;
-/** 4 × 62: a byte below this gives every digit with the same chance; others are thrown away. */
+/** 4 × 62: bytes below this map to every digit with equal probability; others are discarded. */
 const FAIR_BYTES = 248;
 
 export const KEY_LENGTH = CRC_AT + CRC_LENGTH;
 const SHAPE = new RegExp(`^${KEY_PREFIX}[0-9A-Za-z]{${KEY_LENGTH - KEY_PREFIX.length}}$`);
 const ID_SHAPE = new RegExp(`^[0-9A-Za-z]{${ID_LENGTH}}$`);
 
-/** A new key; `random` gives that many bytes that nobody can guess. */
+/** `random` returns that many cryptographically random bytes. */
 export function newApiKey(random: (bytes: number) => Uint8Array): string {
   let digits = "";
   while (digits.length < ID_LENGTH + SECRET_LENGTH) {
@@ -40,7 +40,7 @@ export function newApiKey(random: (bytes: number) => Uint8Array): string {
   return body + checksum(body);
 }
 
-/** The id of a key that is whole; undefined for anything else. */
+/** The id of a well-formed key, else undefined. */
 export function readApiKey(text: string): string | undefined {
   if (text.length !== KEY_LENGTH || !SHAPE.test(text)) return undefined;
   let sum = 0;
@@ -49,7 +49,6 @@ export function readApiKey(text: string): string | undefined {
   return idOf(text);
 }
 
-/** Where the id stands in a text that may be a key. */
 export function idOf(text: string): string {
   return text.slice(KEY_PREFIX.length, KEY_PREFIX.length + ID_LENGTH);
 }
@@ -63,7 +62,7 @@ export function digestOf(key: string, secret: KeyObject): Buffer {
   return createHmac("sha256", secret).update(key).digest();
 }
 
-/** Tells whether two digests were made with one secret, and nothing else about it. */
+/** Identifies the secret a digest was made with without revealing it. */
 export function nameOfSecret(secret: KeyObject): string {
   return createHmac("sha256", secret).update("ferry: which secret is this").digest("hex").slice(0, 8);
 }
@@ -83,9 +82,9 @@ export interface KeyRecord {
   /** HMAC-SHA-256 of the whole key, 32 bytes. */
   readonly digest: Buffer;
   readonly user: string;
-  /** A tier's name: positions change with the config. */
+  /** The tier's name, since positions change with the config. */
   readonly tier: string;
-  /** For people; may be "". */
+  /** A label; may be "". */
   readonly name: string;
   readonly createdAt: number;
   /** Which secret the digest was made with (`nameOfSecret`). */
@@ -94,16 +93,15 @@ export interface KeyRecord {
 
 export interface KeyStore {
   /**
-   * The record of a key, at once where it is known. Undefined: there is none. Rejects with a Refusal when that
-   * cannot be found out now. The same object as long as the record is the same.
+   * Synchronous if cached; undefined: no such key. Rejects with a Refusal if the store cannot be asked. Returns the
+   * same object while the record is unchanged.
    */
   get(id: string): KeyRecord | undefined | Promise<KeyRecord | undefined>;
-  /** All of them, the oldest first, as they are now. */
   list(): Promise<KeyRecord[]>;
   add(record: KeyRecord): Promise<void>;
-  /** False: there was none. */
+  /** False: no such key. */
   revoke(id: string): Promise<boolean>;
-  /** The secret that is kept beside the keys; made by whoever asks first. */
+  /** The secret stored beside the keys, created on first use. */
   secret(): Promise<string>;
   close(): void;
 }
@@ -123,7 +121,7 @@ export function writeRecord(record: KeyRecord): object {
   };
 }
 
-/** Undefined for anything that is not a record. */
+/** Undefined if it is not a valid record. */
 export function readRecord(value: unknown): KeyRecord | undefined {
   if (typeof value !== "object" || value === null) return undefined;
   const fields = value as Readonly<Record<string, unknown>>;
@@ -143,8 +141,8 @@ export function byAge(records: Iterable<KeyRecord>): KeyRecord[] {
 export const MAX_USER = 255;
 
 /**
- * Whether a text can name a user: 1 to 255 characters, none of them a control character, all of them whole.
- * Half of a surrogate pair becomes U+FFFD in UTF-8, and with it two users would become one.
+ * 1 to 255 characters, no control characters, no lone surrogates: UTF-8 turns those into U+FFFD, which would merge two
+ * users.
  */
 export function isUser(text: unknown): text is string {
   if (typeof text !== "string" || text.length === 0 || text.length > MAX_USER) return false;

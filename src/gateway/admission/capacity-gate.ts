@@ -1,12 +1,11 @@
 /**
- * The gate of one model: lets in what the workers can serve in time, and tells the rest when to come again.
+ * Capacity check of one model: admits what the workers can serve in time, and gives the rest a retry time.
  *
- * `core/shed.ts` has the rules and the formulas. Here is what they are fed with: how the workers are (a
- * `Horizon` from the dispatcher or the fleet), what waits (from the engine), and how fast each tier is let in,
- * counted here and, in a fleet, by the other gateways.
+ * The rules and formulas are in `core/shed.ts`. Inputs: the workers' state (a `Horizon` from the dispatcher or the
+ * fleet), the queue (from the engine), and each tier's admission rate, here and at the other gateways.
  *
- * Which answer a refusal gets: 429 where somebody else's better tier is served first; 503 where the capacity
- * itself is missing: workers are lost, or the first tier alone is too much.
+ * 429 where a better tier of another caller is served first; 503 where capacity is missing: workers are down, or the
+ * first tier alone is too much.
  */
 import { SurgeEstimate } from "../../core/estimate.ts";
 import { floorOf } from "../../core/fair.ts";
@@ -31,12 +30,12 @@ export interface CapacityRules extends Thresholds {
   readonly totalMs: number;
 }
 
-/** How a model's workers are, and what other gateways let in. */
+/** The state of a model's workers, and what other gateways admit. */
 export interface Prospects {
   horizon(now: number): Horizon;
-  /** Whether a worker idles and takes one more beside those that wait; cheaper than the horizon. */
+  /** Whether an idle worker can take one more beside the waiting tasks; cheaper than the horizon. */
   hasRoom(waiting: number, now: number): boolean;
-  /** Tasks per ms of a tier that other gateways let in; undefined where there are none. */
+  /** Tasks per ms of a tier that other gateways admit; undefined without other gateways. */
   othersPerMs?(tier: number): number;
 }
 
@@ -53,10 +52,10 @@ export class CapacityGate {
   readonly #engine: Engine;
   readonly #admitted: readonly SurgeEstimate[];
   readonly #slots: RetrySlots;
-  /** False: the model is not served here any more, also for those who came while it was. */
+  /** False: the model was removed, also for requests that arrived before. */
   open = true;
 
-  /** `before`: the same model's by other rules; what it learned stays. */
+  /** `before`: the same model's gate under earlier rules, whose learned rates are kept. */
   constructor(rules: CapacityRules, prospects: Prospects, engine: Engine, before?: CapacityGate) {
     this.#rules = rules;
     this.#prospects = prospects;
@@ -70,22 +69,22 @@ export class CapacityGate {
     return this.#rules.model;
   }
 
-  /** Tasks per ms that are let in here, by tier. */
+  /** Tasks per ms admitted here, by tier. */
   admittedPerMs(now: number): number[] {
     return this.#admitted.map((rate) => rate.perMs(now));
   }
 
-  /** A task of this caller was queued. Whoever found an answer, or joined another's task, needs no worker. */
+  /** Counts a task that was queued; cached and joined ones need no worker. */
   queued({ tier }: Caller, now: number): void {
     this.#admitted[tier]!.count(now);
   }
 
   /**
-   * Lets a task of this caller in, or says why not. `ofMany`: it is one of a request that is answered as a whole. By
-   * a guess those are not refused: none of them would run then, and the guess would never be corrected.
+   * Admits a task or says why not. `ofMany`: one of a request that is answered as a whole; never refused on a
+   * prediction, since then none would run to correct that prediction.
    */
   enter(caller: Caller, now: number, ofMany = false): CapacityRefusal | undefined {
-    // Most requests meet an idle worker and a short queue; where they would stand need not be known then.
+    // Most requests meet an idle worker and a short queue, and need no position estimate.
     const predictive = this.#rules.mode === "predictive";
     if (predictive && this.#prospects.hasRoom(this.#waiting(), now)) return undefined;
     const horizon = this.#prospects.horizon(now);
@@ -95,7 +94,7 @@ export class CapacityGate {
     return { ...answerTo(reason, caller.tier, horizon), reason, waitMs: this.retryInMs(caller, now) };
   }
 
-  /** How long somebody for whom there is no room should stay away. */
+  /** Retry time for a caller without capacity. */
   retryInMs(caller: Caller, now: number): number {
     return this.#slots.reserve(caller.tier, this.#line(caller, now), this.#prospects.horizon(now), now);
   }

@@ -1,17 +1,15 @@
 /**
- * From what a request shows to who is behind it: an API key or a token → user and tier.
+ * Credentials: an API key or a token → user and tier.
  *
  *   Authorization: Bearer X, or x-api-key: X       both, and different: 401
- *   X begins with fy_live_   → api-key.ts, then the store's record, then its digest
- *   anything else            → jwt.ts
+ *   X begins with fy_live_   → `api-keys.ts`, then the store's record, then its digest
+ *   anything else            → `tokens.ts`
  *
- * Whatever is wrong, the answer is the same 401: it says what to send and nothing about what was sent. 403 is
- * for a credential that is good and names a tier that is not configured. Nothing but the credential says who
- * somebody is: no header, no field of the body.
+ * Every failure is the same 401, which says what to send and nothing about what was sent. 403: a valid credential with
+ * an unconfigured tier. No other header or body field identifies a caller.
  *
- * A key that was proven before is let in at once: its record is still the store's, and a comparison in constant
- * time with the bytes of then. Measured: 0.4 µs; an HMAC alone is 2 µs. Every other key goes the whole way
- * (checksum, record, digest), which is the same for an unknown id as for a known one with another secret.
+ * A key verified before is admitted after a constant-time comparison if its record is unchanged: 0.4 µs; an HMAC alone
+ * takes 2 µs. Other keys take the full path (checksum, record, digest), equally long for unknown ids and wrong secrets.
  */
 import { createSecretKey, type KeyObject, timingSafeEqual } from "node:crypto";
 import { Refusal } from "../../core/errors.ts";
@@ -26,31 +24,28 @@ import {
   readApiKey,
 } from "./api-keys.ts";
 
-/** The authenticated caller of a request. */
 export interface Caller {
-  /** The user of the credential. Results, keys and cached outcomes are the tenant's own. */
+  /** The credential's user. Results, keys and cached outcomes are per tenant. */
   readonly tenant: string;
-  /** Position in the configured tiers. */
   readonly tier: number;
 }
 
-/** What checks tokens; `jwt.ts`. */
 export interface TokenCheck {
-  /** At once for a token that was checked a moment ago. */
+  /** Synchronous for a token that was verified recently. */
   identify(token: string): Caller | Promise<Caller>;
 }
 
 export interface CredentialRules {
-  /** In the order of the config. */
+  /** In config order. */
   readonly tiers: readonly { readonly name: string }[];
-  /** Left out: everybody must show a credential. */
+  /** Undefined: a credential is required. */
   readonly anonymousTier?: string | undefined;
 }
 
 export interface KeyParts {
   readonly store: KeyStore;
   readonly secret: string;
-  /** Told of the first key that was shown and was made with another secret: it can never work here. */
+  /** Called once, for the first key that was made with another secret and can never work here. */
   readonly otherSecret?: ((id: string) => void) | undefined;
 }
 
@@ -63,15 +58,15 @@ export interface CredentialParts {
 export type CallerOf = (user: string, tier: string | undefined) => Caller;
 
 interface Proven {
-  /** It holds as long as this is what the store gives. */
+  /** Valid while the store returns this same object. */
   readonly record: KeyRecord;
   readonly bytes: Buffer;
   readonly caller: Caller;
 }
 
-/** The tenant that everybody is without authentication. */
+/** The tenant of every request without authentication. */
 export const ANONYMOUS = "anonymous";
-/** Compared with where there is nothing to compare with. */
+/** Compared with for unknown ids, so that they take as long as known ones. */
 const NO_DIGEST = Buffer.alloc(32);
 const MAX_PROVEN = 20_000;
 const USUAL = "Bearer ";
@@ -85,7 +80,7 @@ export class Credentials {
   readonly #secretName: string;
   #otherSecret: ((id: string) => void) | undefined;
   readonly #tokens: TokenCheck | undefined;
-  /** By id; the oldest go first. */
+  /** By id; the oldest are evicted first. */
   readonly #proven = new Map<string, Proven>();
   readonly #shown = Buffer.alloc(KEY_LENGTH);
 
@@ -101,7 +96,6 @@ export class Credentials {
     this.#tokens = tokens?.((user, tier) => this.#callerOf(user, tier));
   }
 
-  /** Whether requests need a credential. */
   get required(): boolean {
     return this.#anonymous === undefined;
   }
@@ -120,7 +114,7 @@ export class Credentials {
     const store = this.#store;
     if (store === undefined || key.length !== KEY_LENGTH) throw unauthenticated();
     const proven = this.#proven.get(idOf(key));
-    // Whatever is wrong with a key under a known id is seen from its digest.
+    // For a known id the digest comparison catches any flaw in the key.
     const id = proven === undefined ? readApiKey(key) : proven.record.id;
     if (id === undefined) throw unauthenticated();
     const record = store.get(id);
@@ -143,7 +137,7 @@ export class Credentials {
     return caller;
   }
 
-  /** Once: a client that goes on trying must not fill the log. */
+  /** Once: a client that keeps trying must not fill the log. */
   #tellOtherSecret(id: string): void {
     this.#otherSecret?.(id);
     this.#otherSecret = undefined;
@@ -156,10 +150,9 @@ export class Credentials {
   }
 }
 
-/** The one credential that was sent. */
 function shownBy(authorization: string | undefined, apiKey: string | undefined): string | undefined {
   if (authorization === undefined) return apiKey;
-  // What almost everybody writes needs no match.
+  // The usual form needs no regular expression.
   const usual = authorization.startsWith(USUAL) && !authorization.includes(" ", USUAL.length);
   const bearer = usual ? authorization.slice(USUAL.length) : BEARER.exec(authorization)?.[1];
   return apiKey === undefined || apiKey === bearer ? bearer : undefined;

@@ -1,15 +1,14 @@
 /**
- * The public keys of an issuer, from its JWKS URL (RFC 7517), by `kid`, in a map of ours.
+ * Public keys of an issuer, from its JWKS URL (RFC 7517), by `kid`.
  *
- *   a known kid              at once; past `cacheMs` the set is fetched again beside it
- *   an unknown kid, or none  the set is fetched first, unless that was tried less than `cooldownMs` ago
+ *   known kid           at once; past `cacheMs` the set is refetched in the background
+ *   unknown or no kid   the set is fetched first, unless that was tried less than `cooldownMs` ago
  *
- * So a new key is seen within `cooldownMs` of its first token, and whatever kids tokens name, the issuer is
- * asked at most once per `cooldownMs`. When it does not answer, or with something else, the keys from before
- * stay in force (a notice says so once); before there were any, callers are told 503.
+ * A new key is seen within `cooldownMs` of its first token, and the issuer is asked at most once per `cooldownMs`. If a
+ * fetch fails, the previous keys stay in force (one notice); without any, callers get 503.
  *
- * A fetch follows no redirect, ends after `timeoutMs`, and reads at most 512 KiB. Keys that do not fit the
- * algorithm, or are for something else, are left out. A token without `kid` is good only for a set of one.
+ * A fetch follows no redirect, ends after `timeoutMs`, and reads at most 512 KiB. Keys for another algorithm or use are
+ * skipped. A token without `kid` is accepted only with a set of one key.
  */
 import { createPublicKey, type KeyObject } from "node:crypto";
 import type { Clock } from "../../app/clock.ts";
@@ -17,7 +16,7 @@ import { Refusal } from "../../core/errors.ts";
 import type { Events } from "../../observe/events.ts";
 import { fits, type PublicKeys } from "./tokens.ts";
 
-/** Keys change about monthly; a cooldown of half a minute keeps made-up key ids from flooding the issuer. */
+/** Keys change about monthly; the cooldown keeps made-up key ids from flooding the issuer. */
 export const JWKS_TIMES = { cacheMs: 600_000, cooldownMs: 30_000, timeoutMs: 2000 } as const;
 
 export interface JwksOptions {
@@ -40,7 +39,7 @@ export class Jwks implements PublicKeys {
   readonly #download: Download;
   readonly #ended = new AbortController();
   #keys: ReadonlyMap<string, KeyObject> = new Map();
-  /** The key of a set of one. */
+  /** Set if the set has exactly one key. */
   #only: KeyObject | undefined;
   #fetching: Promise<void> | undefined;
   #staleAt = -Infinity;
@@ -54,7 +53,7 @@ export class Jwks implements PublicKeys {
     this.#download = fetchText;
   }
 
-  /** The first fetch. An issuer that is away is no reason not to start. */
+  /** The first fetch. An unreachable issuer does not prevent the start. */
   async open(): Promise<void> {
     await this.#refresh();
   }
@@ -82,7 +81,7 @@ export class Jwks implements PublicKeys {
     throw new Refusal("SERVICE_OVERLOADED", message, { retryAfterMs });
   }
 
-  /** Never rejects. Undefined: it was tried a moment ago. */
+  /** Never rejects. Undefined: within the cooldown. */
   #refresh(): Promise<void> | undefined {
     if (this.#fetching !== undefined) return this.#fetching;
     const now = this.#clock.now();
@@ -122,7 +121,7 @@ export class Jwks implements PublicKeys {
   }
 }
 
-/** Throws where there is not one key that can be used: such an answer replaces nothing. */
+/** Throws if no key is usable, so that such a response replaces nothing. */
 function readSet(
   text: string,
   algorithm: string,
@@ -172,7 +171,7 @@ async function download(url: string, signal: AbortSignal): Promise<string> {
   return Buffer.concat(chunks).toString("utf8");
 }
 
-/** What fetch hides in its cause; never the URL, which may hold a secret. */
+/** The cause hidden by fetch; never the URL, which may hold a secret. */
 function causeOf(error: unknown): string {
   if (error instanceof SyntaxError) return "it is not JSON";
   const { message, cause } = error as Error;

@@ -2,12 +2,11 @@
  * API keys in a file, for one process (or a few on one machine).
  *
  *   keys.json          {"version":1,"keys":[…]}, mode 0600, written whole and renamed into place
- *   keys.json.secret   what the digests are keyed with, unless auth.secret is set; mode 0600
- *   keys.json.lock     there while `ferry keys` writes, so that two at once do not lose a key
+ *   keys.json.secret   HMAC key of the digests, unless auth.secret is set; mode 0600
+ *   keys.json.lock     held while `ferry keys` writes, so that concurrent writers lose no key
  *
- * A running Ferry only reads: again whenever the file changed, looked at each `reloadMs`. A file that cannot
- * be understood keeps the last good keys in force, and a notice says so; no file means no keys. At the start there
- * are none from before, so such a file ends it.
+ * A running Ferry only reads, and checks for changes every `reloadMs`. An unreadable file keeps the last good keys in
+ * force, with a notice (at the start: an error); a missing file means no keys.
  */
 import { randomBytes } from "node:crypto";
 import type { Stats } from "node:fs";
@@ -25,7 +24,7 @@ export interface KeyFileOptions {
 const VERSION = 1;
 const MODE = 0o600;
 const SECRET_BYTES = 32;
-/** How long one `ferry keys` waits for the same other; each holds the lock for less than a second. */
+/** How long `ferry keys` waits for the lock; each run holds it for less than a second. */
 const LOCK_WITHIN_MS = 5000;
 const LOCK_PAUSE_MS = 20;
 
@@ -36,7 +35,7 @@ export class KeyFile implements KeyStore {
   readonly #watched: WatchedFile;
   #keys: ReadonlyMap<string, KeyRecord> = new Map();
   #seen = false;
-  /** Why the last look gave nothing; "": it did. */
+  /** Why the last read failed; "": it did not. */
   #trouble = "";
 
   constructor({ path, reloadMs }: KeyFileOptions, clock: Clock, events: Events) {
@@ -49,7 +48,7 @@ export class KeyFile implements KeyStore {
     });
   }
 
-  /** Reads the keys, and again whenever they change; until `close`. Rejects when there is a file it cannot read. */
+  /** Reads the keys and watches them until `close`. Rejects if the file exists and cannot be read. */
   async watch(): Promise<void> {
     await this.#watched.start();
     if (this.#seen) return;
@@ -70,7 +69,7 @@ export class KeyFile implements KeyStore {
   }
 
   async revoke(id: string): Promise<boolean> {
-    // Looked up first: nobody needs the right to write to be told that there is nothing to revoke.
+    // Looked up first: an unknown id needs no write permission.
     if (!(await this.#load()).has(id)) return false;
     let revoked = false;
     await this.#change((keys) => void (revoked = keys.delete(id)));
@@ -85,7 +84,7 @@ export class KeyFile implements KeyStore {
     const draft = draftOf(path);
     try {
       await writeWhole(draft, made, undefined);
-      // A link, unlike a rename, fails where another process was first; then its secret is the one.
+      // Unlike a rename, a link fails if another process was first; then its secret counts.
       await link(draft, path);
     } catch (error) {
       if ((error as NodeJS.ErrnoException).code !== "EEXIST") throw cannot("write", path, error);
@@ -138,7 +137,7 @@ export class KeyFile implements KeyStore {
     const text = JSON.stringify({ version: VERSION, keys: byAge(keys.values()).map(writeRecord) }, null, 1);
     const draft = draftOf(path);
     try {
-      // Whoever could read the keys before still can: `ferry keys` may run as root, Ferry as somebody else.
+      // Keeps the owner and mode: `ferry keys` may run as root, Ferry as another user.
       await writeWhole(draft, `${text}\n`, await stat(path).catch(() => undefined));
       await rename(draft, path);
       await syncFolder(dirname(path));
@@ -160,7 +159,7 @@ export class KeyFile implements KeyStore {
         if ((error as NodeJS.ErrnoException).code !== "EEXIST") throw cannot("write", path, error);
         const seen = (await readText(path).catch(() => "")).trim();
         const now = this.#clock.now();
-        // They come and go: it is only a queue.
+        // The holder changed, so the queue moves.
         if (seen !== holder) until = now + LOCK_WITHIN_MS;
         holder = seen;
         if (now >= until) {
@@ -175,7 +174,7 @@ export class KeyFile implements KeyStore {
   }
 }
 
-/** The keys in a file, undefined where there is none; an Error says why they cannot be read. */
+/** Undefined if the file is missing; rejects with an Error that says why it cannot be read. */
 export async function readKeys(path: string): Promise<Map<string, KeyRecord> | undefined> {
   try {
     return parse(await readText(path));
@@ -190,7 +189,7 @@ function parse(text: string): Map<string, KeyRecord> {
   try {
     found = JSON.parse(text);
   } catch (error) {
-    // Not in JSON's own words: they quote the file.
+    // Not JSON.parse's message: it quotes the file.
     throw new Error("it is not a keys file (no JSON: cut off, or edited)", { cause: error });
   }
   const { version, keys } = (found ?? {}) as { version?: unknown; keys?: unknown };
@@ -201,7 +200,7 @@ function parse(text: string): Map<string, KeyRecord> {
   keys.forEach((each: unknown, at) => {
     const record = readRecord(each);
     if (record === undefined) throw new Error(`it is not a keys file (keys[${at}] is no record of a key)`);
-    // Two users might be behind it.
+    // The two might belong to different users.
     if (records.has(record.id)) {
       throw new Error(`it is not a keys file (keys[${at}] has the id of another, ${record.id})`);
     }
@@ -210,12 +209,12 @@ function parse(text: string): Map<string, KeyRecord> {
   return records;
 }
 
-/** Where the secret of a keys file is, unless `auth.secret` is set. */
+/** Path of a keys file's secret. */
 export function secretOf(keysFile: string): string {
   return `${keysFile}.secret`;
 }
 
-/** Undefined: there is none yet. */
+/** Undefined: none yet. */
 export async function readSecret(path: string): Promise<string | undefined> {
   try {
     const text = (await readText(path)).trim();
@@ -227,12 +226,12 @@ export async function readSecret(path: string): Promise<string | undefined> {
   }
 }
 
-/** A name that nobody else writes to, in the same folder. */
+/** A unique name in the same folder. */
 function draftOf(path: string): string {
   return `${path}.${randomBytes(6).toString("hex")}.new`;
 }
 
-/** On disk when it resolves; `like`: the file whose place it takes. */
+/** Durable when it resolves; `like`: the replaced file. */
 async function writeWhole(path: string, text: string, like: Stats | undefined): Promise<void> {
   await using file = await open(path, "wx", MODE);
   await file.writeFile(text);
@@ -243,7 +242,7 @@ async function writeWhole(path: string, text: string, like: Stats | undefined): 
   await file.sync();
 }
 
-/** Without this a rename may be forgotten when the power goes. */
+/** Without this a rename may be lost on power failure. */
 async function syncFolder(path: string): Promise<void> {
   await using folder = await open(path, "r");
   await folder.sync();
@@ -257,9 +256,9 @@ function cannot(what: string, path: string, error: unknown): Error {
 }
 
 export interface FileNews {
-  /** Its text, first and whenever it changed; undefined: there is no such file. */
+  /** The initial text and every change; undefined: no such file. */
   changed(text: string | undefined): void;
-  /** It is there and cannot be read. */
+  /** The file exists and cannot be read. */
   failed(why: string): void;
 }
 
@@ -283,7 +282,7 @@ export class WatchedFile {
     this.#news = news;
   }
 
-  /** Resolves when it was looked at once; from then on it is looked at until `stop`. */
+  /** Resolves after the first check; then polls until `stop`. */
   async start(): Promise<void> {
     await this.#look();
     if (this.#stopped) return;
@@ -301,7 +300,7 @@ export class WatchedFile {
       if (now === this.#seen) return;
       const text = now === ABSENT ? undefined : await readText(this.#path);
       if (this.#stopped) return;
-      // A write between the two looks like a change at the next look, and is read again then.
+      // A write between the two is seen as a change at the next check.
       this.#seen = now;
       this.#trouble = "";
       this.#news.changed(text);
@@ -309,7 +308,7 @@ export class WatchedFile {
       const why = reasonOf(error);
       if (why === this.#trouble || this.#stopped) return;
       this.#trouble = why;
-      // Whatever it is when it can be read again, it is news.
+      // Once readable again, it counts as changed.
       this.#seen = "";
       this.#news.failed(why);
     }
@@ -326,7 +325,7 @@ async function signature(path: string): Promise<string> {
   }
 }
 
-/** Never more than a bound: a path may lead to a device. */
+/** Bounded: the path may lead to a device. */
 export async function readText(path: string): Promise<string> {
   await using file = await open(path, "r");
   const about = await file.stat();

@@ -1,17 +1,15 @@
 /**
  * API keys in Redis, for a fleet: one hash and one string on shard 0.
  *
- *   keys          hash     id → record (`keys.ts`)
- *   keys:secret   string   what the digests are keyed with, unless auth.secret is set
+ *   keys          hash     id → record (`api-keys.ts`)
+ *   keys:secret   string   HMAC key of the digests, unless auth.secret is set
  *
- * A key that was looked up is known for `reloadMs`, which bounds how long a revoked one goes on working. From
- * the middle of that time on its next use has it looked up again while the request goes on, so that a key in
- * use never waits for Redis. An id that is unknown is remembered for a second. At most one look-up is on its
- * way: ids that come meanwhile go together in the next, so that guessing a million ids costs Redis a few
- * thousand commands. Both memories are bounded; the oldest go first.
+ * A record is cached for `reloadMs`, which bounds how long a revoked key works. From half that age its next use
+ * refreshes it in the background, so a key in use never waits for Redis. Unknown ids are cached for a second. At most
+ * one lookup is in flight and ids that arrive meanwhile share the next one: guessing a million ids costs Redis a few
+ * thousand commands. Both caches are bounded; the oldest are evicted.
  *
- * While Redis is away, a known key goes on working for `graceMs` from when it was last seen; whoever has
- * another one is told 503: it may well be good.
+ * While Redis is down, a cached key works for `graceMs` since it was last seen; any other gets 503, as it may be valid.
  */
 import { randomBytes } from "node:crypto";
 import type { Clock } from "../../app/clock.ts";
@@ -23,9 +21,9 @@ import { byAge, type KeyRecord, type KeyStore, readRecord, writeRecord } from ".
 export interface KeyRedisOptions {
   readonly reloadMs: number;
   readonly graceMs: number;
-  /** How long a replica has to confirm a change. */
+  /** How long to wait for a replica to confirm a change. */
   readonly waitMs: number;
-  /** From a short name to a key of shard 0. */
+  /** Full name of a shard 0 key. */
   key(name: string): string;
 }
 
@@ -42,7 +40,7 @@ const SECRET_BYTES = 32;
 const MAX_KNOWN = 20_000;
 const MAX_UNKNOWN = 20_000;
 const UNKNOWN_MS = 1000;
-/** Unknown ids in one look-up, and thus waiting for the next one. */
+/** Unknown ids in one lookup, and so waiting for the next. */
 const MAX_WANTED = 1000;
 
 export class KeyRedis implements KeyStore {
@@ -51,7 +49,7 @@ export class KeyRedis implements KeyStore {
   readonly #clock: Clock;
   readonly #events: Events;
   readonly #known = new Map<string, Known>();
-  /** Id → until when it need not be looked up. */
+  /** Id → expiry of the negative cache entry. */
   readonly #unknown = new Map<string, number>();
   #wanted = new Map<string, Wanted>();
   #asked = new Map<string, Wanted>();
@@ -81,7 +79,7 @@ export class KeyRedis implements KeyStore {
     if (age >= reloadMs) {
       return this.#ask(id).catch(() => (age < graceMs ? known.record : Promise.reject(away())));
     }
-    // Whether it fails is seen when it has to be known.
+    // A failure matters only once the record has expired.
     if (age >= reloadMs / 2) this.#ask(id).catch(() => undefined);
     return known.record;
   }
@@ -109,17 +107,17 @@ export class KeyRedis implements KeyStore {
     if (known !== null) return String(known);
     await this.#command("SET", "keys:secret", randomBytes(SECRET_BYTES).toString("base64url"), "NX");
     await this.#confirm();
-    // Whoever was first: this one is everybody's.
+    // The first writer's secret counts for all.
     return String(await this.#command("GET", "keys:secret"));
   }
 
   close(): void {}
 
-  /** One at a time; those who ask for the same id share its answer. */
+  /** One lookup at a time; callers with the same id share it. */
   #ask(id: string): Promise<KeyRecord | undefined> {
     const asked = this.#asked.get(id) ?? this.#wanted.get(id);
     if (asked !== undefined) return asked.promise;
-    // Known ones always get in: nobody may keep a revoked key alive by a flood of guesses.
+    // Cached ids always get in: a flood of guesses must not keep a revoked key alive.
     if (this.#wanted.size >= MAX_WANTED && !this.#known.has(id)) return Promise.reject(away());
     const wanted: Wanted = Promise.withResolvers();
     this.#wanted.set(id, wanted);
@@ -163,7 +161,7 @@ export class KeyRedis implements KeyStore {
     return record;
   }
 
-  /** Once when it begins, once when it is over. */
+  /** Once when it starts, once when it ends. */
   #tell(why: Error | undefined): void {
     if (this.#away === (why !== undefined)) return;
     this.#away = why !== undefined;
@@ -178,7 +176,7 @@ export class KeyRedis implements KeyStore {
     return this.#nodes.command(SHARD, [name, this.#options.key(key), ...args]);
   }
 
-  /** A replica, where there is one, has it too: a failover must not bring a revoked key back. */
+  /** Waits for a replica, if there is one: a failover must not restore a revoked key. */
   async #confirm(): Promise<void> {
     if (!this.#nodes.primaries().some(({ waits }) => waits)) return;
     const wait = this.#nodes.command(SHARD, ["WAIT", 1, this.#options.waitMs]);

@@ -1,18 +1,17 @@
 /**
- * JSON Web Tokens: whether one is good, and whom it names.
+ * JSON Web Tokens: verification and the user a token names.
  *
- * Taken: signed with the one algorithm of the config (never the one that a token's header names), by a key
- * that we have; `iss` and `aud` as configured; `exp` there, not past, not more than `maxLifeMs` ahead; `nbf`
- * past; the clocks may differ by `skewMs`. A header can name a key by `kid` and nothing else: `jku`, `x5u`
- * and `jwk` are never looked at, `crit` is refused, and `typ` must be that of an access token where it is
- * there. The user claim is a string that can be a tenant's name. The tier claim may be left out where there is
- * a default; any other than a configured one is 403.
+ * Accepted: signed with the configured algorithm (never the one in the token's header) by a known key; `iss` and `aud`
+ * as configured; `exp` present, not past, at most `maxLifeMs` ahead; `nbf` past; `skewMs` of clock skew. A header may
+ * name a key by `kid` only: `jku`, `x5u` and `jwk` are ignored, `crit` is refused, and `typ`, if present, must be an
+ * access token's. The user claim must be a valid tenant name. The tier claim is optional with a default; an
+ * unconfigured tier is 403.
  *
- * A token that was good is remembered, by its text, until it expires, a minute at most: the next request with
- * it costs a look into a map. A key that its issuer withdrew can be used for that minute more.
+ * A verified token is cached by its text until it expires, at most a minute; a withdrawn key works for that minute
+ * more.
  *
- * Instants in a token are the issuer's, so they are held against the machine's clock as it is now, also after a sleep
- * or when it was wrong at the start.
+ * Token times are the issuer's, so they are compared with the wall clock as it is now, also after a suspend or a wrong
+ * clock at the start.
  */
 import { createPublicKey, type KeyObject } from "node:crypto";
 import { decodeProtectedHeader, jwtVerify } from "jose";
@@ -23,7 +22,7 @@ import { type Caller, type CallerOf, type TokenCheck, unauthenticated } from "./
 import { isUser } from "./api-keys.ts";
 import { WatchedFile } from "./key-file.ts";
 
-/** How far the issuer's clock may be from ours. */
+/** Accepted clock skew to the issuer. */
 export const SKEW_MS = 60_000;
 
 export interface TokenRules {
@@ -37,9 +36,9 @@ export interface TokenRules {
   readonly maxLifeMs: number;
 }
 
-/** Where public keys come from: `public-key.ts` or `jwks.ts`. */
+/** Implemented by `PublicKeyFile` and `jwks.ts`. */
 export interface PublicKeys {
-  /** Undefined: there is none of that name. Rejects with a Refusal when that cannot be found out now. */
+  /** Undefined: no such key. Rejects with a Refusal if that cannot be determined now. */
   find(kid: string | undefined): KeyObject | undefined | Promise<KeyObject | undefined>;
   close(): void;
 }
@@ -48,9 +47,9 @@ const MAX_TOKEN = 8192;
 const REMEMBER_MS = 60_000;
 const MAX_REMEMBERED = 10_000;
 const MAX_REMEMBERED_CHARS = 16 * 2 ** 20;
-/** Three parts of base64url; an empty signature is no signature. */
+/** Three base64url parts; the signature must not be empty. */
 const SHAPE = /^[\w-]+\.[\w-]+\.[\w-]+$/;
-/** RFC 7519 and RFC 9068; others are tokens for another purpose. */
+/** RFC 7519 and RFC 9068; other types are for another purpose. */
 const TYPES = new Set(["jwt", "at+jwt", "application/jwt", "application/at+jwt"]);
 
 export class Tokens implements TokenCheck {
@@ -87,13 +86,13 @@ export class Tokens implements TokenCheck {
     return caller;
   }
 
-  /** Every flaw ends in the same refusal; only "not now" is told apart. */
+  /** Every flaw is the same refusal; only temporary failures are told apart. */
   async #verify(token: string) {
     const { algorithm, issuer, audience, skewMs } = this.#rules;
     try {
       const { alg, typ, kid } = decodeProtectedHeader(token);
       if (alg !== algorithm) throw unauthenticated();
-      // Whatever the types say: this is what somebody sent.
+      // Untrusted input: the type may be wrong.
       if (typ !== undefined && (typeof typ !== "string" || !TYPES.has(typ.toLowerCase())))
         throw unauthenticated();
       if (kid !== undefined && typeof kid !== "string") throw unauthenticated();
@@ -128,7 +127,7 @@ export function fits(key: KeyObject, algorithm: string): boolean {
   return type === "ec" && details?.namedCurve === CURVES.get(algorithm);
 }
 
-/** The key of a PEM text (a public key, or a certificate with one); an Error says what is wrong with it. */
+/** The key of a PEM text (public key or certificate); throws an Error that says what is wrong. */
 export function readPem(text: string, algorithm: string): KeyObject {
   if (text.includes("PRIVATE KEY"))
     throw new Error("it holds a private key; Ferry needs only the public one");
@@ -144,7 +143,7 @@ export function readPem(text: string, algorithm: string): KeyObject {
   throw new Error(`its key (${what}) cannot be used with ${algorithm}; see auth.jwt.algorithm`);
 }
 
-/** One key in a file, whatever `kid` a token names; read again when the file changed. */
+/** One key in a file, for any `kid`; reread when the file changes. */
 export class PublicKeyFile implements PublicKeys {
   readonly #watched: WatchedFile;
   #key: KeyObject | undefined;
@@ -168,7 +167,7 @@ export class PublicKeyFile implements PublicKeys {
     this.#watched = new WatchedFile(path, reloadMs, clock, { changed, failed });
   }
 
-  /** Rejects with one line when there is no usable key at the start. */
+  /** Rejects with a one-line message if there is no usable key at the start. */
   static async open(
     path: string,
     algorithm: string,

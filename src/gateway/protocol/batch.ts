@@ -1,5 +1,5 @@
 /**
- * `batch`, the plainest fixed API; for workers only.
+ * `batch`, the simplest fixed API; for workers only.
  *
  *   POST <worker's URL>  {"inputs":[…]}  or  {"inputs":[…],"parameters":{…}}
  *   200                  {"outputs":[…]}     one output per input, in order; other fields are ignored

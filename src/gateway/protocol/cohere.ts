@@ -5,14 +5,13 @@
  *   {"id","embeddings":{"float":[[…],…],…},"texts"?,"meta":{"api_version","billed_units"},"response_type"}
  *   {"message":"…"}
  *
- * Each text, or each of `inputs`, is a task. `embedding_types` (["float"] where it is missing) keeps requests apart,
- * whatever its order. `priority` is for Cohere's own queue and is not passed on. Any other field goes to the worker and
- * keeps requests that differ in it apart. `billed_units` and `tokens` belong to the call as a whole and are apportioned to
- * its inputs by length. `id` is that of the request, as in x-request-id. Warnings are dropped: they may speak of another
- * caller's text. A call may hold only one of `images`, so such requests go to a worker as they came.
+ * Each text, or each of `inputs`, is a task. Tasks batch only with equal fields, including `embedding_types` (default
+ * ["float"], in any order); `priority` is for Cohere's queue and dropped. `billed_units` and `tokens` are per call and
+ * apportioned by input length. `id` is the request's x-request-id. Warnings are dropped: they may quote another
+ * caller's text. A call may hold only one of `images`, so such requests bypass the batches.
  *
- * A task's output is `{"embeddings":{"float":…},"billed_units"?,"tokens"?}`. From other backends an embedding alone,
- * numbers, base64 of little-endian float32 or a tensor, serves as `float` and `base64`; a tensor of int8 or uint8 also
+ * A task's output is `{"embeddings":{"float":…},"billed_units"?,"tokens"?}`. From other backends a bare embedding
+ * (numbers, base64 of little-endian float32, or a tensor) serves as `float` and `base64`; an int8 or uint8 tensor also
  * as that type, and as `binary` or `ubinary`.
  */
 import { Refusal } from "../../core/errors.ts";
@@ -51,14 +50,13 @@ import type {
 import { apportion } from "./usage.ts";
 
 const PATH = "/v2/embed";
-/** The most inputs of one call. */
+/** Inputs per call. */
 const MAX_BATCH_SIZE = 96;
 const KINDS = ["texts", "inputs", "images"];
-/** What a call sets itself. */
+/** Fields that a call sets itself. */
 const SET: ReadonlySet<string> = new Set(["model", ...KINDS]);
 const OWN: ReadonlySet<string> = new Set([...SET, "embedding_types", "priority"]);
 const TYPES = ["float", "int8", "uint8", "binary", "ubinary", "base64"];
-/** What is counted for the call as a whole. */
 const COUNTED = ["billed_units", "tokens"] as const;
 
 export const cohere: Protocol = {
@@ -79,7 +77,7 @@ function read({ body, limits }: Asked): Drafts | Unbatched {
   return {
     model,
     inputs,
-    // `$kind` is the field that the inputs came in, and go out in.
+    // `$kind`: the field that the inputs came in and are sent in.
     parameters: parametersOf(fields, OWN, { $kind: `"${kind}"`, embedding_types: JSON.stringify(types) }),
     ...inPieces((outputs, _, request) => ({
       texts: written(outputs, types, kind === "texts" ? inputs : undefined, request?.id),
@@ -96,7 +94,7 @@ function inputsOf(fields: Fields, kind: string, maxInputs: number): readonly Jso
   return elements;
 }
 
-/** Each once, in the order of `TYPES`, so that requests that mean the same share a batch. */
+/** Deduplicated in the order of `TYPES`, so that equivalent requests share a batch. */
 function typesOf(text: Json = "null"): readonly string[] {
   if (text === "null") return ["float"];
   const named = arrayElements(text)?.map((each) => JSON.parse(each) as unknown);
@@ -130,7 +128,7 @@ function* written(
 
 interface CohereOutput {
   readonly fields?: Fields | undefined;
-  /** The embedding of a type. Throws a Refusal for one that the backend did not return. */
+  /** Throws a Refusal for a type that the backend did not return. */
   readonly of: (type: string) => Json;
 }
 
@@ -170,14 +168,13 @@ function readOutput(output: Json): CohereOutput {
   return { fields, of };
 }
 
-/** The counts in an object, by name. Cohere's are doubles, most often written without a fraction. */
+/** Counts by name. Cohere's are doubles, usually without a fraction. */
 function countsIn(text: Json | undefined): [name: string, count: number][] {
   return [...(cutFields(text) ?? [])]
     .filter(([, count]) => /^\d{1,15}(?:\.0+)?$/.test(count))
     .map(([name, count]) => [name, Number(count)]);
 }
 
-/** The sums by name; undefined where nothing was counted. */
 function summed(texts: readonly (Json | undefined)[]): Json | undefined {
   const sums = new Map<string, number>();
   for (const [name, count] of texts.flatMap(countsIn)) sums.set(name, (sums.get(name) ?? 0) + count);
@@ -219,7 +216,7 @@ function outputs({ body }: WorkerReply, inputs: readonly Json[]): Outputs {
   };
 }
 
-/** Each input's share of every count, as an object; none where nothing was counted. */
+/** Each input's share of every count, as an object; empty if nothing was counted. */
 function sharesOf(text: Json | undefined, inputs: readonly Json[]): readonly Json[] {
   const counts = countsIn(text);
   if (counts.length === 0) return [];

@@ -1,6 +1,6 @@
 /**
- * Embeddings as text: a JSON array of numbers, or base64 of little-endian float32, which is a third of the size and is
- * decoded only for clients that want numbers. A tensor from a function becomes base64 first (`embeddingText`).
+ * Embeddings as text: a JSON array of numbers, or base64 of little-endian float32, a third of the size and decoded only
+ * for clients that want numbers. A function's tensor becomes base64 first (`embeddingText`).
  */
 import { endianness } from "node:os";
 import type { Json } from "../../core/task.ts";
@@ -9,25 +9,24 @@ import { cutFields, type Fields, isText } from "./fields.ts";
 
 const LITTLE = endianness() === "LE";
 
-/** A tensor of one row as base64 of float32; anything else as it is. */
+/** A one-row tensor as base64 of float32; anything else unchanged. */
 export function embeddingText(output: Json): Json {
   const tensor = readBinary(output);
   if (tensor?.dtype === undefined || !isRow(tensor.shape)) return output;
   return `"${asSingles(tensor)}"`;
 }
 
-/** Whether all dimensions but the last are 1. */
 export function isRow(shape: readonly number[]): boolean {
   return shape.length > 0 && shape.slice(0, -1).every((dimension) => dimension === 1);
 }
 
-/** Whether it is numbers and nothing else, or base64 of whole float32s. */
+/** Whether it is an array of numbers, or base64 of whole float32s. */
 export function isEmbedding(text: Json): boolean {
   if (text.startsWith("[")) return /^\[[-+\d.eE,\s]*\]$/.test(text);
   if (!isText(text)) return false;
   const base64 = contentOf(text);
   if (!/^[A-Za-z0-9+/]*={0,2}$/.test(base64)) return false;
-  // Some servers leave the padding out; 4n + 1 characters are no base64 at all.
+  // Some servers omit the padding; 4n + 1 characters are never base64.
   const whole = base64.endsWith("=") ? base64.length % 4 === 0 : base64.length % 4 !== 1;
   return whole && Buffer.byteLength(base64, "base64") % 4 === 0;
 }
@@ -37,7 +36,7 @@ function contentOf(text: Json): string {
   return text.includes("\\") ? (JSON.parse(text) as string) : text.slice(1, -1);
 }
 
-/** `[0.1,…]` of either form. */
+/** `[0.1,…]` from either form. */
 export function asNumbers(text: Json): Json {
   if (!isText(text)) return text;
   const bytes = Buffer.from(contentOf(text), "base64");
@@ -46,7 +45,7 @@ export function asNumbers(text: Json): Json {
   return `[${numbers.join(",")}]`;
 }
 
-/** `"AACA…"` of either form. */
+/** `"AACA…"` from either form. */
 export function asBase64(text: Json): Json {
   if (isText(text)) return text;
   const bytes = Buffer.from(Float32Array.from(JSON.parse(text) as number[]).buffer);
@@ -54,8 +53,7 @@ export function asBase64(text: Json): Json {
 }
 
 /**
- * The fields of a task's output. An embedding of numbers at its end, where Ferry's worker sides write it, is cut out
- * without scanning its thousands of digits.
+ * The fields of a task's output. A trailing embedding, where Ferry's worker sides write it, is cut without scanning it.
  */
 export function outputFields(output: Json): Fields | undefined {
   const at = output.indexOf('"embedding":[');

@@ -1,9 +1,7 @@
 /**
- * What the protocols share: the fields of a JSON object as the exact characters they were written in, a request's
- * parameters, and answers in pieces.
- *
- * `readFields` is for client input: it also refuses what `JSON.parse` lets through (`core/json.ts`). `cutFields` is for
- * worker replies and Ferry's own texts, which are known to be JSON.
+ * Shared by the protocols: the fields of a JSON object as their exact source text, a request's parameters, and
+ * responses in pieces. `readFields` is for client input and also refuses what `JSON.parse` accepts (`core/json.ts`);
+ * `cutFields` is for worker replies and Ferry's own texts, which are known to be JSON.
  */
 import { isUtf8 } from "node:buffer";
 import { Refusal } from "../../core/errors.ts";
@@ -12,7 +10,6 @@ import { splitArray } from "../../core/json-split.ts";
 import type { Json } from "../../core/task.ts";
 import type { ModelFacts, ProtocolAnswer, Drafts } from "./protocol.ts";
 
-/** Field name → the text of its value. */
 export type Fields = ReadonlyMap<string, Json>;
 
 /** Throws a Refusal unless the body is an object of checked JSON. */
@@ -22,7 +19,7 @@ export function readFields(body: Buffer): Fields {
   return texts(text, fields);
 }
 
-/** The text of a body and the positions of its fields, if it is an object. Throws a Refusal unless it is checked JSON. */
+/** A body's text and, for an object, the positions of its fields. Throws a Refusal unless it is checked JSON. */
 export function checkedJson(body: Buffer): { readonly text: Json; readonly fields: Scan["fields"] } {
   if (!isUtf8(body)) throw invalid("the body is not UTF-8");
   const text = body.toString("utf8");
@@ -38,7 +35,7 @@ export function checkedJson(body: Buffer): { readonly text: Json; readonly field
   return { text, fields };
 }
 
-/** Undefined unless `text` is an object that all readers understand alike (no field twice). */
+/** Undefined unless `text` is an object without repeated fields. */
 export function cutFields(text: Json | undefined): Fields | undefined {
   if (text === undefined) return undefined;
   const { fields, problem } = scan(text);
@@ -51,7 +48,7 @@ function texts(text: string, ranges: ReadonlyMap<string, readonly [number, numbe
   return fields;
 }
 
-/** False for null, which means the same as leaving the field out. */
+/** False for null, which means the same as a missing field. */
 export function isSet(fields: Fields, name: string): boolean {
   return (fields.get(name) ?? "null") !== "null";
 }
@@ -80,7 +77,10 @@ export function wholeNumber(text: Json | undefined): number | undefined {
   return text !== undefined && /^\d{1,15}$/.test(text) ? Number(text) : undefined;
 }
 
-/** The body with some values replaced; `replaced` returns undefined for a field that stays. Throws a Refusal unless it is checked JSON. */
+/**
+ * The body with some values replaced; `replaced` returns undefined to keep one. Throws a Refusal unless it is checked
+ * JSON.
+ */
 export function withFields(body: Buffer, replaced: (name: string, text: Json) => Json | undefined): Buffer {
   const { text, fields } = checkedJson(body);
   let made = "";
@@ -94,7 +94,7 @@ export function withFields(body: Buffer, replaced: (name: string, text: Json) =>
   return at === 0 ? body : Buffer.from(made + text.slice(at));
 }
 
-/** All fields except `but`, plus `more`, as canonical JSON; "" when none is left. A field that is null is dropped. */
+/** All fields except `but`, plus `more`, as canonical JSON; "" if none is left. Null fields are dropped. */
 export function parametersOf(
   fields: Fields,
   but: ReadonlySet<string>,
@@ -104,7 +104,7 @@ export function parametersOf(
   for (const [name, text] of fields) {
     if (but.has(name) || text === "null") continue;
     if (name.startsWith("$")) throw invalid(`unknown field ${JSON.stringify(name.slice(0, 64))}`);
-    // A worker in Go compares names without regard to case and would read the field twice.
+    // A worker in Go matches names case-insensitively and would read the field twice.
     if (but.has(name.toLowerCase())) throw invalid(`write ${JSON.stringify(name)} in lower case`);
     parts.push(`${JSON.stringify(name)}:${text}`);
   }
@@ -115,8 +115,8 @@ export function parametersOf(
 const NONE: ReadonlySet<string> = new Set();
 
 /**
- * `"name":value,…` of the parameters to send to a worker: without names that begin with `$`, and without `but`, the
- * fields that a call sets itself; a caller of Ferry's native API may have written those into its parameters.
+ * `"name":value,…` of the parameters for a worker, without `$` names and without `but`, the fields that a call sets
+ * itself; native API callers may have written those.
  */
 export function sent(parameters: Json, but: ReadonlySet<string> = NONE): string {
   if (parameters === "" || (but.size === 0 && !parameters.includes('"$'))) return parameters.slice(1, -1);
@@ -133,18 +133,17 @@ export function callBody(start: string, parameters: Json, but: ReadonlySet<strin
   return `{${start}${more === "" ? "" : `,${more}`}}`;
 }
 
-/** A parameter that the client side of a protocol set for its worker side. */
+/** A parameter that a protocol's client side set for its worker side. */
 export function between(parameters: Json, name: `$${string}`): Json | undefined {
   return parameters.includes(`"${name}"`) ? cutFields(parameters)?.get(name) : undefined;
 }
 
 /**
- * The parameter that names the client's own credential (`workers/backend/vault.ts`). It is a parameter, so only tasks
- * with the same credential share a batch.
+ * Names the client's credential (`workers/backend/vault.ts`). As a parameter it keeps tasks with other credentials out
+ * of the batch.
  */
 const CREDENTIAL = "$auth";
 
-/** Throws a Refusal if the client wrote the field itself. */
 export function checkUncredited(parameters: Json): void {
   if (between(parameters, CREDENTIAL) !== undefined) throw invalid(`unknown parameter "${CREDENTIAL}"`);
 }
@@ -154,7 +153,7 @@ export function credited(parameters: Json, name: string): Json {
   return canonical(`{"${CREDENTIAL}":${JSON.stringify(name)}${more}}`);
 }
 
-/** The reverse of `credited`. */
+/** Reverses `credited`. */
 export function uncredited(parameters: Json): { parameters: Json; name: string | undefined } {
   const name = between(parameters, CREDENTIAL);
   if (name === undefined) return { parameters, name };
@@ -165,24 +164,22 @@ export function uncredited(parameters: Json): { parameters: Json; name: string |
   return { parameters: bare, name: JSON.parse(name) as string };
 }
 
-/** The elements of an array that a client sent; undefined when it is none. */
 export function arrayElements(text: Json): readonly Json[] | undefined {
   return text.startsWith("[") ? splitArray(text).elements : undefined;
 }
 
-/** The same for the field `name`, where each element is an input. Throws a Refusal after cutting `max` + 1 of them. */
+/** As `arrayElements`, for inputs in the field `name`. Throws a Refusal after cutting `max` + 1 of them. */
 export function inputsIn(text: Json, name: string, max: number): readonly Json[] | undefined {
   const elements = text.startsWith("[") ? splitArray(text, max).elements : undefined;
   if (elements === undefined || elements.length <= max) return elements;
   throw invalid(`"${name}" has more than ${max} inputs; send fewer in one request`);
 }
 
-/** Whether it is an array of tokens: whole numbers, at least one. Does not cut it: there may be a million. */
+/** Whether it is a non-empty array of integers. Does not cut it: there may be a million. */
 export function isTokens(text: Json): boolean {
   return text.startsWith("[") && /\d/.test(text) && !/[^\d\s,]/.test(text.slice(1, -1));
 }
 
-/** An object from the texts of its values; undefined ones are dropped. */
 export function objectText(fields: Readonly<Record<string, Json | number | undefined>>): Json {
   const parts: string[] = [];
   for (const name in fields) {
@@ -192,14 +189,14 @@ export function objectText(fields: Readonly<Record<string, Json | number | undef
 }
 
 /**
- * A copy with memory of its own. V8 cuts a string by pointing into the whole, so one output kept for ten minutes would
- * keep the megabytes of its whole batch.
+ * A copy. V8 substrings point into their parent, so one output kept for ten minutes would keep its whole batch's
+ * megabytes.
  */
 export function detached(text: string): string {
   return Buffer.from(text, "utf8").toString("utf8");
 }
 
-/** The path without a slash at its end, and without the first of `endings` that it ends with. */
+/** The path without a trailing slash, and without the first of `endings` that matches. */
 export function withoutEnding(path: string, ...endings: readonly string[]): string {
   const bare = path.endsWith("/") ? path.slice(0, -1) : path;
   const ending = endings.find((each) => bare.endsWith(each));
@@ -210,17 +207,17 @@ export function invalid(message: string): Refusal {
   return new Refusal("INVALID_REQUEST", message);
 }
 
-/** `{"error":"…"}`: the errors of KServe, TensorFlow Serving, Triton and Ollama, which answer a bad input with 400. */
+/** `{"error":"…"}`: the error shape of KServe, TensorFlow Serving, Triton and Ollama, with 400 for a bad input. */
 export function plainError({ code, message, status }: Refusal): ProtocolAnswer {
   return { status: code === "INPUT_REJECTED" ? 400 : status, body: JSON.stringify({ error: message }) };
 }
 
-/** A question about a model that only one of its workers can answer. */
+/** Forwards a question about a model to one of its workers. */
 export function askWorker({ model }: ModelFacts): "worker" | undefined {
   return model === undefined ? undefined : "worker";
 }
 
-/** `render` and `pieces` of an answer that may be large, from the second. */
+/** Derives `render` from `pieces`. */
 export function inPieces(pieces: NonNullable<Drafts["pieces"]>): Pick<Drafts, "render" | "pieces"> {
   const render = (...asked: Parameters<typeof pieces>): ProtocolAnswer => {
     const { headers, texts } = pieces(...asked);
@@ -229,7 +226,7 @@ export function inPieces(pieces: NonNullable<Drafts["pieces"]>): Pick<Drafts, "r
   return { render, pieces };
 }
 
-/** The elements of a list, each text but the first with a comma before it. */
+/** List elements, with a comma before each text but the first. */
 export function* listed<T>(
   elements: Iterable<T>,
   text: (element: T, index: number) => Json,

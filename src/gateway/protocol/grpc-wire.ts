@@ -1,15 +1,14 @@
 /**
- * What gRPC adds to HTTP/2 for calls with one message each way: prefixes, statuses, deadlines.
+ * gRPC framing over HTTP/2 for unary calls: prefixes, statuses, deadlines.
  *
  *   request   POST /package.Service/Method, content-type: application/grpc, te: trailers, grpc-timeout: 250m
  *   body      0x00, length in four bytes (big-endian), message; the first byte is 1 for a compressed message
  *   response  :status 200, content-type: application/grpc, the same body, then the trailers grpc-status (a number)
  *             and grpc-message (percent-encoded UTF-8); without a message the trailers are the header
  *
- * Only uncompressed messages are taken: tensors of floats hardly shrink, and a small message cannot grow to gigabytes.
+ * Compressed messages are refused: float tensors hardly shrink, and a small message could expand to gigabytes.
  */
 
-/** By number. */
 const GRPC_CODES = [
   "OK",
   "CANCELLED",
@@ -38,12 +37,12 @@ export function codeNumber(code: GrpcCode): number {
   return GRPC_CODES.indexOf(code);
 }
 
-/** `grpc-status` as a code; a number that is none is UNKNOWN. */
+/** `grpc-status` as a code; UNKNOWN for an invalid number. */
 export function codeOf(status: string): GrpcCode {
   return (/^\d{1,2}$/.test(status) ? GRPC_CODES[Number(status)] : undefined) ?? "UNKNOWN";
 }
 
-/** What an HTTP status means where there is no `grpc-status`: a proxy answered, or no gRPC server. */
+/** The code of an HTTP status without `grpc-status`: a proxy answered, or not a gRPC server. */
 export function codeOfHttp(status: number): GrpcCode {
   if (status === 401) return "UNAUTHENTICATED";
   if (status === 403) return "PERMISSION_DENIED";
@@ -57,7 +56,6 @@ export function isGrpcType(type: string | undefined): boolean {
   return type !== undefined && /^application\/grpc(?:\+proto)?\s*(?:;|$)/i.test(type);
 }
 
-/** A message behind its prefix, as one buffer. */
 export function framed(parts: readonly Buffer[]): Buffer {
   const all = Buffer.concat([Buffer.alloc(PREFIX_BYTES), ...parts]);
   all.writeUInt32BE(all.length - PREFIX_BYTES, 1);
@@ -71,12 +69,12 @@ type Unframed =
       readonly flaw: "empty" | "cut off" | "compressed" | "too large" | "more than one";
     };
 
-/** Puts the one message of a body together; holds `maxBytes` at most. */
+/** Reassembles the one message of a body; holds `maxBytes` at most. */
 export class Unframer {
   readonly #maxBytes: number;
   readonly #chunks: Buffer[] = [];
   #bytes = 0;
-  /** Of the message; undefined until its prefix is there. */
+  /** Message length; undefined until the prefix has arrived. */
   #wanted: number | undefined;
   #flaw: (Unframed & { flaw: string })["flaw"] | undefined;
 
@@ -115,16 +113,16 @@ export class Unframer {
 
 const MAX_STATUS_CHARS = 1024;
 
-/** `grpc-message`: printable ASCII but for %, the rest as %XX of its UTF-8. */
+/** `grpc-message`: printable ASCII except %, the rest as %XX of its UTF-8. */
 export function percentEncoded(text: string): string {
   const short = text.slice(0, MAX_STATUS_CHARS);
-  // Each byte of its UTF-8 is one character of latin1.
+  // Each UTF-8 byte becomes one latin1 character.
   return Buffer.from(short, "utf8")
     .toString("latin1")
     .replace(/[^ -$&-~]/g, (char) => `%${Buffer.from(char, "latin1").toString("hex").toUpperCase()}`);
 }
 
-/** What is no %XX stands for itself: an error must not be lost because it is encoded wrongly. */
+/** An invalid %XX stays as it is, so that no error is lost to bad encoding. */
 export function percentDecoded(text: string): string {
   if (!text.includes("%")) return text;
   const parts = text.slice(0, 3 * MAX_STATUS_CHARS).match(/%[\da-f]{2}|[^%]+|%/gi)!;
@@ -133,7 +131,7 @@ export function percentDecoded(text: string): string {
   ).toString("utf8");
 }
 
-/** `grpc-timeout` of so many milliseconds: at most eight digits and a unit. */
+/** `grpc-timeout`: at most eight digits and a unit. */
 export function timeoutText(ms: number): string {
   const whole = Math.max(1, Math.ceil(ms));
   return whole < 100_000_000 ? `${whole}m` : `${Math.min(99_999_999, Math.ceil(ms / 1000))}S`;
@@ -148,7 +146,6 @@ const UNIT_MS: Readonly<Record<string, number>> = {
   n: 1e-6,
 };
 
-/** In milliseconds; undefined when it is malformed. */
 export function timeoutMs(text: string): number | undefined {
   const [, digits, unit] = /^(\d{1,8})([HMSmun])$/.exec(text) ?? [];
   return digits === undefined ? undefined : Number(digits) * UNIT_MS[unit!]!;

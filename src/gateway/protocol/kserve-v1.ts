@@ -1,14 +1,13 @@
 /**
- * KServe's v1 protocol, which is also TensorFlow Serving's REST API.
+ * KServe's v1 protocol, also TensorFlow Serving's REST API.
  *
  *   POST /v1/models/{model}[/versions/{version}]:predict
  *   {"instances":[…],"signature_name"?,…}
  *   {"predictions":[…]}                     one per instance, in order; other fields are ignored
  *
- * An instance is a task, a prediction its output; both travel as the text they came in. `signature_name`, any other field
- * beside the instances and the version go to the worker and keep requests that differ in them apart. Columns
- * (`"inputs"`) do not say which dimension is that of the batch, and a label may point to another version at any time: such
- * requests bypass the batches. `GET /v1/models/{model}` is shared with OpenAI's API.
+ * An instance is a task, a prediction its output; both are kept as source text. Tasks batch only with equal version and
+ * fields. Columns (`"inputs"`) do not say which dimension is the batch, and a label may move to another version at any
+ * time: such requests bypass the batches. `GET /v1/models/{model}` is shared with OpenAI's API.
  */
 import { splitField } from "../../core/json-split.ts";
 import type { Json } from "../../core/task.ts";
@@ -41,7 +40,7 @@ import type {
 } from "./protocol.ts";
 
 const OWN: ReadonlySet<string> = new Set(["instances", "inputs"]);
-/** TensorFlow Serving never checks, and its own examples use `curl -d`. */
+/** TensorFlow Serving never checks the type, and its examples use `curl -d`. */
 const TYPES = ["application/json", "", "application/x-www-form-urlencoded"];
 /** The end of a worker's URL, behind its base. */
 const ENDPOINT = /\/v1\/models\/([^/:]+)(\/(versions|labels)\/[^/:]+)?:predict$/;
@@ -113,7 +112,7 @@ function* written(predictions: readonly Json[]): Generator<Json, void> {
     if (index > 0) yield ",";
     const binary = readBinary(output);
     if (binary === undefined) yield output;
-    // Bytes as TensorFlow Serving writes them.
+    // TensorFlow Serving's encoding of bytes.
     else if (binary.dtype === undefined) yield `{"b64":"${binary.base64}"}`;
     else yield* numbersPieces(binary);
   }
@@ -124,7 +123,7 @@ function call(inputs: readonly Json[], parameters: Json, model: string): WorkerC
   const more = sent(parameters, OWN);
   const body = `{${more === "" ? "" : `${more},`}"instances":[${inputs.join(",")}]}`;
   const text = between(parameters, "$version");
-  // Native API callers may write anything there.
+  // Native API callers may send anything.
   if (!isText(text)) return { body };
   const version = JSON.parse(text!) as string;
   if (isWayOut(version)) return { body, flaw: "the version must be a name or a number" };
@@ -137,12 +136,11 @@ function outputs({ body }: WorkerReply): Outputs {
   return flaw === undefined ? { outputs: elements.map(detached) } : { flaw };
 }
 
-/** Whether a part of it is empty, `.` or `..`: for a worker that decodes its path first, the way to another model. */
+/** Whether a segment is empty, `.` or `..`: in a worker that decodes its path first, that leads to another model. */
 export function isWayOut(name: string): boolean {
   return /(?:^|[/\\])\.{0,2}(?:[/\\]|$)/.test(name);
 }
 
-/** Decodes a segment of a path. */
 export function nameIn(segment: string | undefined): string | undefined {
   if (segment === undefined) return undefined;
   try {

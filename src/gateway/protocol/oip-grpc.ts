@@ -1,13 +1,11 @@
 /**
- * The Open Inference Protocol over gRPC. A client's ModelInfer becomes tasks and their outputs its answer; a batch of tasks
- * becomes a worker's ModelInfer and its reply their outputs. The form of a task is in `oip-task.ts`.
+ * The Open Inference Protocol over gRPC: ModelInfer from and to tasks, for clients and workers; the task format is in
+ * `oip-task.ts`.
  *
- * Each row is a task; for a model that takes one task at a time the whole request is one. A client is answered as the
- * worker answered, with raw or typed contents, but always with raw ones if it sent raw ones. A worker is asked as the
- * client asked; what came as JSON becomes raw. The parameters of HTTP's binary extension mean nothing here and are dropped.
- *
- * `priority` and `timeout` are Ferry's business and not passed on. Sequences and shared memory cannot be batched and are
- * refused.
+ * Each row is a task; for a model with one task per batch the whole request is one. Clients get raw or typed contents
+ * as the worker answered, but always raw if they sent raw. Workers are asked as the client asked; JSON becomes raw. The
+ * parameters of HTTP's binary extension are dropped, as are `priority` and `timeout`, which Ferry handles. Sequences
+ * and shared memory cannot be batched and are refused.
  */
 import { splitArray, splitFields } from "../../core/json-split.ts";
 import type { Json } from "../../core/task.ts";
@@ -47,40 +45,35 @@ import {
 import { rawFromJson, rowsOf, rowsOfRaw, TensorFlaw } from "./oip-tensors.ts";
 import { ProtoFlaw } from "./protobuf.ts";
 
-/** What was wrong, in words for the sender. */
 interface Flawed {
   readonly flaw: string;
 }
 
-/** A protobuf message. */
 interface Encoded {
-  /** To be sent one after the other. */
   readonly parts: readonly Buffer[];
   readonly flaw?: never;
 }
 
-/** What must be known of a request to answer it. */
+/** What the response needs from its request. */
 interface InferCall {
   readonly model: string;
-  /** Returned as it came. */
+  /** Echoed. */
   readonly id: string;
-  /** It sent typed contents. */
+  /** The client sent typed contents. */
   readonly typed: boolean;
-  /** The name of the output, if it asks for exactly one. */
+  /** The name of the output, if exactly one is requested. */
   readonly only?: string | undefined;
 }
 
 export interface InferDrafts extends InferCall {
-  /** Canonical, the same for all rows. */
   readonly parameters: Json;
-  /** One per row. */
   readonly inputs: readonly Json[];
   readonly flaw?: never;
 }
 
 const SEQUENCES = new Set(["sequence_id", "sequence_start", "sequence_end"]);
 
-/** `alone`: whether the model of that name takes one task at a time. `maxRows`: of one request. */
+/** `alone`: whether that model takes one task at a time. `maxRows`: per request. */
 export function draftsOf(
   bytes: Buffer,
   alone: (model: string) => boolean = () => false,
@@ -141,7 +134,6 @@ function rowsIn(tensors: InferRecord["tensors"]): number {
   return rows;
 }
 
-/** `outputs` in the order of the rows. */
 export function answerOf(call: InferCall, outputs: readonly Json[]): Encoded | Flawed {
   return flawless(() =>
     about("the model's answer", () => {
@@ -151,7 +143,7 @@ export function answerOf(call: InferCall, outputs: readonly Json[]): Encoded | F
         const raws = parts.map(({ data, raw }) => (data === undefined ? raw : rawFromJson(data, datatype)));
         return { name, datatype, shape, parameters, raw: joinBytes("", raws) };
       });
-      // Typed contents are possible where the worker used them, or JSON.
+      // Typed contents are possible if the worker used them, or JSON.
       const isTyped = rows.every((row) => row.typed || row.outputs.some(({ data }) => data !== undefined));
       const typed = call.typed && isTyped && tensors.every(({ datatype }) => hasContents(datatype));
       const { version = "", parameters = NO_PARAMETERS } = rows[0]!;
@@ -172,7 +164,7 @@ interface WorkerCall extends Encoded {
   readonly named: boolean;
 }
 
-/** A ModelInferRequest for all rows; `version` is used where the client asked for none. */
+/** A ModelInferRequest for all rows; `version` is the default if the client asked for none. */
 export function callOf(
   { id, inputs, parameters }: WorkerBatch,
   model: string,
@@ -245,7 +237,7 @@ export function outputsOf(bytes: Buffer, rows: number): WorkerOutputs {
   });
 }
 
-/** Turns flaws, which are expected, into values; any other error is a bug and goes on. */
+/** Turns expected flaws into values; other errors are bugs and propagate. */
 function flawless<T>(read: () => T): T | Flawed {
   try {
     return read();

@@ -1,9 +1,7 @@
 /**
- * The messages of `inference.GRPCInferenceService` (Open Inference Protocol v2 over gRPC), as bytes and as objects.
- *
- * Names and numbers of the fields are those of the public `open_inference_grpc.proto`. A parameter is kept as the JSON text
- * of its value, so that 64-bit integers stay exact; a double is written with a point or an exponent (`5.0`) and is one
- * again when it leaves. Tensors are kept as the slices that came.
+ * Messages of `inference.GRPCInferenceService` (Open Inference Protocol v2), with the field names and numbers of the
+ * public `open_inference_grpc.proto`. Parameters are kept as JSON text so that 64-bit integers stay exact; a double is
+ * written with a point or an exponent (`5.0`) to stay a double. Tensors are slices of the message.
  */
 import type { Json } from "../../core/task.ts";
 import { datatypeBytes, elementsOfBytes, MAX_TENSORS, TensorFlaw } from "./oip-tensors.ts";
@@ -23,7 +21,7 @@ interface TensorDescription {
 
 interface TensorRecord extends TensorDescription {
   readonly parameters: Parameters;
-  /** Each `contents` of the message; most often one or none. */
+  /** Every `contents` of the message; usually one or none. */
   readonly contents: readonly Buffer[];
 }
 
@@ -39,7 +37,7 @@ interface InferHead {
   readonly parameters: Parameters;
 }
 
-/** A ModelInferRequest, or a ModelInferResponse, which has no `outputs`: its tensors are what comes out. */
+/** A ModelInferRequest, or a ModelInferResponse, which has no `outputs`: its tensors are the outputs. */
 export interface InferRecord extends InferHead {
   readonly tensors: readonly TensorRecord[];
   readonly outputs: readonly RequestedOutput[];
@@ -120,7 +118,6 @@ function readRequested(reader: ProtoReader): RequestedOutput {
   return { name, parameters };
 }
 
-/** One entry of a map. */
 function readParameter(reader: ProtoReader, into: Map<string, Json>): void {
   let key = "";
   let value: Json = "null";
@@ -129,7 +126,7 @@ function readParameter(reader: ProtoReader, into: Map<string, Json>): void {
     else if (reader.field === 2) value = readChoice(reader.message());
     else reader.skip();
   }
-  // As in JSON: readers disagree about which one counts. It also bounds how many are read.
+  // Readers disagree about which one counts. Also bounds the number read.
   if (into.has(key)) throw new ProtoFlaw(`the parameter ${JSON.stringify(key.slice(0, 64))} stands twice`);
   into.set(key, value);
   if (into.size > MAX_PARAMETERS) throw new ProtoFlaw(`there are more than ${MAX_PARAMETERS} parameters`);
@@ -197,7 +194,7 @@ function writeText(writer: ProtoWriter, field: number, text: string): void {
   if (text !== "") writer.string(field, text);
 }
 
-/** The first three fields of everything that describes a tensor. */
+/** Name, datatype and shape: the first three fields of every tensor message. */
 function writeDescription({ name, datatype, shape }: TensorDescription): ProtoWriter {
   const writer = writeModelName(name, datatype);
   writer.packed(3, (into) => {
@@ -228,12 +225,12 @@ function writeChoice(text: Json): ProtoWriter {
   if (typeof value === "boolean") writer.bool(1, value);
   else if (typeof value === "number") writer.double(4, value);
   else if (typeof value === "string") writer.string(3, value);
-  // A gRPC parameter cannot hold lists and objects; servers take their text.
+  // A gRPC parameter cannot hold lists and objects; servers accept their text.
   else if (value !== null) writer.string(3, text);
   return writer;
 }
 
-/** The fields that ModelReady and ModelMetadata ask with. */
+/** The request of ModelReady and ModelMetadata. */
 export function readModelName(bytes: Buffer): { readonly name: string; readonly version: string } {
   const asked = { name: "", version: "" };
   const reader = new ProtoReader(bytes);
@@ -252,7 +249,7 @@ export function writeModelName(name: string, version: string): ProtoWriter {
   return writer;
 }
 
-/** The one field of the replies of ServerLive, ServerReady and ModelReady. */
+/** The reply of ServerLive, ServerReady and ModelReady. */
 export function readYes(bytes: Buffer): boolean {
   let yes = false;
   const reader = new ProtoReader(bytes);
@@ -298,8 +295,8 @@ export function writeModelMetadata(model: ModelDescription): ProtoWriter {
 }
 
 /**
- * The lists of `InferTensorContents`, each at its field number. Floats lie in them as in memory, so a tensor of floats is a
- * slice; integers are varints. FP16 and BF16 have no list: they travel as raw bytes only.
+ * The lists of `InferTensorContents` by field number. Floats are packed as in memory, so a float tensor is a slice;
+ * integers are varints. FP16 and BF16 have no list and are sent raw only.
  */
 const LISTS: readonly (readonly string[])[] = [
   [],
@@ -315,7 +312,6 @@ const LISTS: readonly (readonly string[])[] = [
 const FLOATS = 6;
 const BYTES = 8;
 
-/** Whether typed contents can hold it. */
 export function hasContents(datatype: string): boolean {
   return LISTS.some((datatypes) => datatypes.includes(datatype));
 }
@@ -328,9 +324,9 @@ function listOf(datatype: string): number {
 }
 
 /**
- * The values as raw bytes; several `contents` of one tensor are read one after the other. They are written into one buffer:
- * a list of slices would cost many times what a client sent. Every byte of a list makes at most `size` bytes, a byte of
- * BYTES at most two, because an element takes two bytes more than its content and becomes four more.
+ * The values as raw bytes; several `contents` of one tensor are concatenated into one buffer, since slices would cost
+ * many times what the client sent. A list byte makes at most `size` bytes, a BYTES byte at most two (an element has two
+ * bytes of overhead and becomes four more).
  */
 export function rawOfContents(contents: readonly Buffer[], datatype: string): Buffer {
   const list = listOf(datatype);
@@ -357,7 +353,7 @@ export function rawOfContents(contents: readonly Buffer[], datatype: string): Bu
         reader.each((one) => (at = writeInteger(into, at, one, datatype, size)));
       } else {
         const slice = reader.fixed(size === 4 ? 4 : 8);
-        // Not copied if it is the only one.
+        // No copy if it is the only one.
         if (only === undefined && at === 0) only = slice;
         else {
           if (at === 0) at += only!.copy(room(), at);
@@ -383,7 +379,6 @@ function fitting(value: number, from: number, below: number, datatype: string): 
   throw new TensorFlaw(`holds ${value}, which is no value of ${datatype}`);
 }
 
-/** Raw bytes as an InferTensorContents. */
 export function contentsOfRaw(raw: Buffer, datatype: string): ProtoWriter {
   const list = listOf(datatype);
   const size = datatypeBytes(datatype);

@@ -1,24 +1,23 @@
 /**
- * A task of the Open Inference Protocol. HTTP (`oip-v2.ts`) and gRPC (`oip-grpc.ts`) use the same form, so that either
- * kind of worker understands either kind of client. One row of dimension 0 is one task:
+ * The task format of the Open Inference Protocol, shared by HTTP (`oip-v2.ts`) and gRPC (`oip-grpc.ts`), so that any
+ * client can be served by any worker. One row of dimension 0 is one task:
  *
  *   parameters  {"binary":true?,"contents":true?,"inputs":[{"datatype","name","parameters"?,"shape"}…],"outputs":[…]?,
  *               "parameters":{…}?,"version":"…"?,"whole":true?}
- *               canonical; shapes without dimension 0, but with it where a request is not cut (`whole`); `contents` where
- *               a gRPC client sent typed contents
- *   input       one element per tensor: base64 of its bytes where `binary`, else a flat array of its values
+ *               canonical; shapes without dimension 0, except for a request that is not cut (`whole`);
+ *               `contents`: a gRPC client sent typed contents
+ *   input       one element per tensor: base64 of its bytes if `binary`, else a flat array of its values
  *   output      {"outputs":[{"name","datatype","shape":[1,…],"parameters"?,"data":[…] or "raw":"base64"}…],
  *               "contents":true?,"model_version"?,"parameters"?}
- *               `contents` where a gRPC worker used typed contents
+ *               `contents`: a gRPC worker used typed contents
  *
- * Only tasks with equal parameters share a call, so a batch is its rows one after the other. A reply is cut only where
- * dimension 0 of each of its tensors is the number of rows that were sent; for a batch of one any shape will do. Every row
- * is measured against its shape before it is joined: one that is too long would shift its neighbours' values into
- * another caller's answer. A model that answers for a whole batch at once (a count, a list of boxes) must be asked with one
- * row at a time, or as a whole (`maxBatchSize: 1`).
+ * Only tasks with equal parameters share a call, so a batch is its rows concatenated. A reply is cut only if dimension
+ * 0 of every tensor equals the number of rows sent; a batch of one may have any shape. Every row is checked against its
+ * shape before it is joined: one that is too long would shift values into another caller's answer. A model that answers
+ * once per batch (a count, a list of boxes) needs `maxBatchSize: 1`.
  *
- * A tensor or bytes, as functions return them (`core/tensor.ts`), is one output of one row, named as the client asks if it
- * asks for one output. Native API callers can write tasks too: nothing in them is trusted.
+ * A function's tensor or bytes (`core/tensor.ts`) is one output of one row, named after the output if exactly one is
+ * requested. Native API callers can write tasks too, so nothing in them is trusted.
  */
 import { canonical } from "../../core/json.ts";
 import { splitArray, splitFields } from "../../core/json-split.ts";
@@ -40,14 +39,13 @@ import {
 export interface FormTensor {
   readonly name: string;
   readonly datatype: string;
-  /** With the number of rows where the form is `whole`, else without. */
+  /** Includes the number of rows if `whole`. */
   readonly shape: readonly number[];
   readonly parameters: Fields | undefined;
 }
 
-/** A tensor of a request or a reply. */
 export interface PayloadTensor extends FormTensor {
-  /** Bytes, or a flat array. */
+  /** Raw bytes, or a flat JSON array. */
   readonly payload: Buffer | Json;
 }
 
@@ -57,17 +55,16 @@ export interface Form {
   readonly whole: boolean;
   readonly version: string | undefined;
   readonly tensors: readonly FormTensor[];
-  /** Canonical. */
   readonly outputs: Json | undefined;
   readonly parameters: Fields | undefined;
 }
 
-/** When a request should run, not what: Ferry's own business. */
+/** Scheduling parameters, handled by Ferry. */
 const NOT_THE_MODELS = new Set(["priority", "timeout"]);
 const NOT_TENSORS =
   "this model's workers speak the Open Inference Protocol; ask for it by POST /v2/models/NAME/infer, or by ModelInfer of gRPC";
 
-/** The parameters and inputs of a request's tasks; `tensors` with dimension 0. Throws a TensorFlaw. */
+/** `tensors` include dimension 0. Throws a TensorFlaw. */
 export function tasksOf(form: Omit<Form, "tensors"> & { readonly tensors: readonly PayloadTensor[] }): {
   readonly inputs: readonly Json[];
   readonly parameters: Json;
@@ -83,13 +80,12 @@ export function tasksOf(form: Omit<Form, "tensors"> & { readonly tensors: readon
   return { inputs, parameters };
 }
 
-/** Before a row is cut: a few bytes can announce millions. Throws a TensorFlaw. */
+/** Checked before cutting: a few bytes can announce millions of rows. Throws a TensorFlaw. */
 export function checkRows(tensors: number, rows: number, maxRows: number): void {
   if (rows > maxRows) throw new TensorFlaw(`there are ${rows} rows; send at most ${maxRows} in one request`);
   about("the request", () => checkCells(tensors, rows));
 }
 
-/** The rows of a tensor as JSON: base64 of bytes, or flat arrays; `shape` with dimension 0. */
 function rowTexts(payload: Buffer | Json, datatype: string, shape: readonly number[]): readonly Json[] {
   if (typeof payload !== "string")
     return rowsOfRaw(payload, datatype, shape).map((row) => `"${row.toString("base64")}"`);
@@ -98,7 +94,6 @@ function rowTexts(payload: Buffer | Json, datatype: string, shape: readonly numb
   return shape[0] === 1 ? [payload] : rowsOfFlat(payload, shape[0]!);
 }
 
-/** Keys in the order of canonical JSON. */
 function formText({ binary, typed, whole, version, tensors, outputs, parameters }: Form): Json {
   const inputs = tensors.map(
     ({ name, datatype, shape, parameters: own }) =>
@@ -114,7 +109,7 @@ function formText({ binary, typed, whole, version, tensors, outputs, parameters 
   );
 }
 
-/** The form of a batch, and each task's rows, by tensor: base64 without quotes, or a flat array. Throws a TensorFlaw. */
+/** A batch's form and each task's rows by tensor: unquoted base64, or a flat array. Throws a TensorFlaw. */
 export function readBatch(
   inputs: readonly Json[],
   parameters: Json,
@@ -148,7 +143,7 @@ function readForm(parameters: Json): Form | undefined {
       version: optionalText(fields, "version"),
       tensors: elements.map((text) => {
         const tensor = readHead(splitFields(text) ?? new Map<string, Json>());
-        // A call states itself how many bytes a tensor has.
+        // A call states its own tensor sizes.
         return { ...tensor, parameters: filtered(tensor.parameters, (name) => !isSize(name)) };
       }),
       outputs: fields.get("outputs"),
@@ -161,8 +156,8 @@ function readForm(parameters: Json): Form | undefined {
 }
 
 /**
- * The elements of a task's BYTES tensors as texts, where its tensors travel as bytes; undefined where they do not, or it
- * is no task of tensors. A generator: a row may hold a great many. A call is refused later where its end is cut off.
+ * Elements of a binary task's BYTES tensors as texts; undefined for other tasks. A generator, since a row may hold very
+ * many. Truncated data is refused later.
  */
 export function bytesTexts(input: Json, parameters: Json): Iterable<string> | undefined {
   if (!parameters.includes('"binary"')) return undefined;
@@ -187,12 +182,12 @@ function* textsIn(rows: readonly string[]): Generator<string, void> {
   }
 }
 
-/** The shape of a tensor in a call of so many rows. */
+/** The shape of a tensor in a call with so many rows. */
 export function callShape({ shape }: FormTensor, { whole }: Form, rows: number): readonly number[] {
   return whole ? shape : [rows, ...shape];
 }
 
-/** Throws a TensorFlaw unless a row has as many bytes as its shape says. */
+/** Throws a TensorFlaw unless a row's length matches its shape. */
 export function checkRow(base64: string, { datatype, shape }: FormTensor): void {
   const bytes = byteCount(base64);
   const wanted = elementCount(shape) * datatypeBytes(datatype);
@@ -218,7 +213,6 @@ export function joinBytes(head: string, raws: readonly (string | Buffer)[]): Buf
   return all;
 }
 
-/** What a reply says beside its tensors. */
 export interface Beside {
   readonly version: string | undefined;
   readonly parameters: Fields | undefined;
@@ -227,7 +221,7 @@ export interface Beside {
 
 export type CutReply =
   | { readonly outputs: readonly Json[]; readonly flaw?: never }
-  /** To be put after "worker's reply". `rows`: what dimension 0 says instead; undefined where there is none. */
+  /** The message follows "worker's reply". `rows`: dimension 0 of the reply; undefined if it has none. */
   | {
       readonly outputs?: never;
       readonly flaw: string;
@@ -235,7 +229,7 @@ export type CutReply =
       readonly rows: number | undefined;
     };
 
-/** The output of each row of a worker's reply. Throws a TensorFlaw. */
+/** The output of each row. Throws a TensorFlaw. */
 export function cutReply(tensors: readonly PayloadTensor[], rows: number, beside: Beside): CutReply {
   if (tensors.length === 0) throw new TensorFlaw("holds no outputs");
   const odd = tensors.find(({ shape }) => rows > 1 && shape[0] !== rows);
@@ -252,7 +246,7 @@ export function cutReply(tensors: readonly PayloadTensor[], rows: number, beside
     (typed ? ',"contents":true' : "") +
     (version === undefined ? "" : `,"model_version":${JSON.stringify(version)}`) +
     `${objectPart("parameters", parameters)}}`;
-  // Base64 of bytes is a new text; what was cut from a text still holds all of it.
+  // Base64 is a new string; a substring would keep the whole reply alive.
   const detach = tensors.some(({ payload }) => typeof payload === "string");
   return {
     outputs: cut[0]!.map((_, row) => {
@@ -262,7 +256,6 @@ export function cutReply(tensors: readonly PayloadTensor[], rows: number, beside
   };
 }
 
-/** The rows of an output as JSON objects. */
 function cutOutput(tensor: PayloadTensor, rows: number): readonly Json[] {
   const { name, datatype, shape, parameters, payload } = tensor;
   const own = rows === 1 ? shape : [1, ...shape.slice(1)];
@@ -273,16 +266,15 @@ function cutOutput(tensor: PayloadTensor, rows: number): readonly Json[] {
   );
 }
 
-/** `{"name":…,"datatype":…,"shape":…`: how a tensor begins. */
+/** `{"name":…,"datatype":…,"shape":…`: the start of a tensor. */
 export function headText(name: string, datatype: string, shape: readonly number[]): string {
   return `{"name":${JSON.stringify(name)},"datatype":${JSON.stringify(datatype)},"shape":[${shape.join(",")}]`;
 }
 
-/** One output of one row. */
 export interface RowOutput extends FormTensor {
-  /** A flat array; undefined: `raw` is there. */
+  /** A flat array; undefined: `raw` is set. */
   readonly data: Json | undefined;
-  /** base64, without quotes. */
+  /** base64, unquoted. */
   readonly raw: string;
 }
 
@@ -290,10 +282,10 @@ interface OutputRow extends Beside {
   readonly outputs: readonly RowOutput[];
 }
 
-/** The name of a tensor that a function returned, where the client asks for none by name. */
+/** Name of a function's tensor if the client names none. */
 const OUTPUT_NAME = "output-0";
 
-/** A task's output. Throws a TensorFlaw, to be put after "the model's answer". */
+/** A task's output. Throws a TensorFlaw whose message follows "the model's answer". */
 export function readRow(text: Json, name = OUTPUT_NAME): OutputRow {
   const binary = readBinary(text);
   if (binary !== undefined)
@@ -314,7 +306,7 @@ export function readBeside(fields: Fields): Beside {
   };
 }
 
-/** A tensor or bytes that a function returned; float32 is FP32, uint8 UINT8. */
+/** A function's tensor or bytes; float32 is FP32, uint8 UINT8. */
 function outputOf({ dtype, shape, base64 }: Binary, name: string): RowOutput {
   const shared = { name, parameters: undefined, data: undefined };
   if (dtype !== undefined) {
@@ -349,7 +341,7 @@ function fits({ datatype, shape, data, raw }: RowOutput): boolean {
   return true;
 }
 
-/** Each output with those of all rows. Throws a TensorFlaw where they do not fit together. */
+/** Groups the rows by output. Throws a TensorFlaw if they do not match. */
 export function joinRows<T>(
   rows: readonly OutputRow[],
   join: (outputs: readonly RowOutput[], shape: readonly number[]) => T,
@@ -383,7 +375,7 @@ function differing(): TensorFlaw {
   return new TensorFlaw("has rows of different shapes; send one row in each request");
 }
 
-/** A tensor but for its values. Throws a TensorFlaw. */
+/** A tensor without its values. Throws a TensorFlaw. */
 export function readHead(fields: Fields): FormTensor {
   return {
     name: textField(fields, "name"),
@@ -393,7 +385,7 @@ export function readHead(fields: Fields): FormTensor {
   };
 }
 
-/** Undefined where the field is missing or null. Throws a TensorFlaw unless it is an object. */
+/** Undefined if missing or null. Throws a TensorFlaw unless it is an object. */
 export function objectField(fields: Fields, name: string): Fields | undefined {
   const text = fields.get(name) ?? "null";
   if (text === "null") return undefined;
@@ -402,7 +394,6 @@ export function objectField(fields: Fields, name: string): Fields | undefined {
   return found;
 }
 
-/** Throws a TensorFlaw unless it is a string. */
 export function textField(fields: Fields, name: string): string {
   const text = optionalText(fields, name);
   if (text === undefined) throw new TensorFlaw(`has no "${name}" that is a string`);
@@ -434,7 +425,7 @@ export function filtered(fields: Fields | undefined, keep: (name: string) => boo
   return fields && new Map([...fields].filter(([name]) => keep(name)));
 }
 
-/** `,"name":{…}` of the fields that `drop` does not name, canonical; "" where none is left. */
+/** `,"name":{…}` without the fields that `drop` names, canonical; "" if none is left. */
 export function objectPart(
   name: string,
   fields: Fields | undefined,
@@ -447,20 +438,20 @@ export function objectPart(
 }
 
 /**
- * Throws a TensorFlaw where a flat array holds values of another kind than its datatype: some servers answer a string
- * among numbers with a 500, which would count against the worker. Numbers themselves are not checked.
+ * Throws a TensorFlaw for values of the wrong kind: some servers answer a string among numbers with a 500, which would
+ * count against the worker. Numbers are not range-checked.
  */
 export function ofKind(flat: Json, datatype: string): Json {
   if (datatype === "BYTES") return flat;
   const text = flat.includes('"');
-  // There is no u and no a in a number, but in true, false and null.
+  // true, false and null contain u or a; numbers do not.
   const word = datatype === "BOOL" ? flat.includes("n") : flat.includes("u") || flat.includes("a");
   if (text || word)
     throw new TensorFlaw(`holds ${text ? "a string" : "true, false or null"}, but is ${datatype}`);
   return flat;
 }
 
-/** Puts the subject before the message of a TensorFlaw: `input "x"`. */
+/** Prefixes the message of a TensorFlaw: `input "x"`. */
 export function about<T>(subject: string, read: () => T): T {
   try {
     return read();
@@ -470,7 +461,6 @@ export function about<T>(subject: string, read: () => T): T {
   }
 }
 
-/** A name in a message. */
 export function quoted(name: string): string {
   return JSON.stringify(name.slice(0, 64));
 }

@@ -1,9 +1,8 @@
 /**
- * Tensors of the Open Inference Protocol: raw bytes, flat JSON arrays, and the rows of both.
+ * Tensors of the Open Inference Protocol: raw bytes, flat JSON arrays, and their rows.
  *
- * Raw is little-endian and row-major without gaps; an element of BYTES is its length (4 bytes) and then its bytes. JSON is
- * a flat array in the same order. A row is what one index of dimension 0 selects: shape [3,2] has three rows of two
- * elements.
+ * Raw is little-endian, row-major, without gaps; a BYTES element is its length (4 bytes) and its bytes. JSON is a flat
+ * array in the same order. A row is one index of dimension 0: shape [3,2] has three rows of two elements.
  *
  *   datatype              bytes   in JSON
  *   BOOL                  1       true, false (0 and 1 are read too)
@@ -13,30 +12,30 @@
  *   BF16                  2       not possible
  *   BYTES                 4 + n   a string, if the bytes are UTF-8
  *
- * Raw rows are slices, never copies. Number texts are cut and joined, never printed again. `JSON.parse` has accepted every
- * JSON text that comes in here. An expected failure is a `TensorFlaw`, whose message follows the tensor's name:
- * `input "x" holds 3 values, but its shape says 4`.
+ * Raw rows are slices, never copies. Number texts are cut and joined, never reprinted. All JSON here has passed
+ * `JSON.parse`. An expected failure is a `TensorFlaw` whose message follows the tensor's name: `input "x" holds 3
+ * values, but its shape says 4`.
  */
 import { isUtf8 } from "node:buffer";
 import { endianness } from "node:os";
 import { splitArray } from "../../core/json-split.ts";
 import { type Dtype, flatTexts } from "../../core/tensor.ts";
 
-/** What a client should do about what JSON cannot express. */
+/** Advice for values that JSON cannot express. */
 export const USE_BINARY = "use the binary form";
 
-/** The tensor is not what it says it is. */
+/** The data does not match its description. */
 export class TensorFlaw extends Error {}
 
-/** Of one request or reply; more than any model has. */
+/** Per request or reply; more than any model has. */
 export const MAX_TENSORS = 1024;
 /**
- * Rows × tensors of one request or reply. Each is an object while it is cut, and rows without elements take no bytes, so
- * the size of the message does not bound them. 65,536 take some 15 ms.
+ * Rows × tensors per message. Empty rows take no bytes, so the message size does not bound them. 65,536 take some 15
+ * ms.
  */
 const MAX_CELLS = 65_536;
 
-/** Datatype → bytes of one element; the bits are in the name. BYTES elements carry their own length. */
+/** Datatype → bytes per element; the bits are in the name. */
 const SIZES: ReadonlyMap<string, number> = new Map(
   "INT8 UINT8 INT16 UINT16 FP16 BF16 INT32 UINT32 FP32 INT64 UINT64 FP64"
     .split(" ")
@@ -60,14 +59,14 @@ const ARRAYS = {
 const LENGTH_BYTES = 4;
 const SWAPPED = endianness() === "BE";
 
-/** Bytes of one element; 0 for BYTES, whose elements say their own length. */
+/** 0 for BYTES, whose elements carry their length. */
 export function datatypeBytes(datatype: string): number {
   const bytes = SIZES.get(datatype);
   if (bytes !== undefined) return bytes;
   throw new TensorFlaw(`has the datatype ${JSON.stringify(datatype.slice(0, 32))}, which is not known`);
 }
 
-/** The number of rows that the shape states; nothing is allocated for them yet. */
+/** As the shape states; nothing is allocated yet. */
 export function rowsOf(shape: readonly number[]): number {
   const rows = shape[0];
   if (rows === undefined) throw new TensorFlaw("has an empty shape; dimension 0 must be that of the batch");
@@ -82,7 +81,7 @@ export function checkCells(tensors: number, rows: number): void {
   throw new TensorFlaw(`has ${rows} rows of ${tensors} tensors; ${most}`);
 }
 
-/** The number of elements of a shape; of one row where dimension 0 is left out. */
+/** Elements of a shape; of one row if dimension 0 is omitted. */
 export function elementCount(shape: readonly number[]): number {
   let elements = 1;
   for (const dimension of shape) {
@@ -95,7 +94,6 @@ export function elementCount(shape: readonly number[]): number {
   return elements;
 }
 
-/** Slices of `bytes`; `shape` includes dimension 0. */
 export function rowsOfRaw(bytes: Buffer, datatype: string, shape: readonly number[]): Buffer[] {
   const rows = rowsOf(shape);
   const perRow = elementCount(shape.slice(1));
@@ -130,7 +128,9 @@ function elementEnd(bytes: Buffer, at: number): number {
   return end;
 }
 
-/** The elements of a raw BYTES tensor as slices. A generator: an empty element takes four bytes, its slice a hundred. */
+/**
+ * The elements of a raw BYTES tensor as slices. A generator: an empty element takes four bytes, its slice a hundred.
+ */
 export function* elementsOfBytes(bytes: Buffer): Generator<Buffer, void> {
   for (let at = 0; at < bytes.length;) {
     const end = elementEnd(bytes, at);
@@ -158,7 +158,6 @@ function bytesOfTexts(values: readonly unknown[]): Buffer {
   return bytes;
 }
 
-/** A flat JSON array as raw bytes. */
 export function rawFromJson(text: string, datatype: string): Buffer {
   refuseBrain(datatype);
   datatypeBytes(datatype);
@@ -174,7 +173,7 @@ export function rawFromJson(text: string, datatype: string): Buffer {
     if (!array.every(Number.isFinite)) throw new TensorFlaw(`holds a number beyond the range of ${datatype}`);
     return littleEndian(array);
   }
-  // A number that does not fit, or is no integer, has become another one.
+  // A number that does not fit, or is not an integer, has changed.
   const odd = numbers.findIndex((value, at) => value !== array[at]);
   if (odd >= 0) throw mismatch(numbers[odd], datatype);
   return littleEndian(array);
@@ -191,7 +190,6 @@ function rawFromBig(
   for (const [at, element] of elements.entries()) {
     const value = bigOf(element, datatype);
     array[at] = value;
-    // A number that does not fit has become another one.
     if (array[at] !== value) throw new TensorFlaw(`holds ${element}, which is no value of ${datatype}`);
   }
   return littleEndian(array);
@@ -216,7 +214,6 @@ function bitOf(value: unknown): number {
   throw mismatch(value, "BOOL");
 }
 
-/** Raw bytes as a flat JSON array. */
 export function jsonFromRaw(bytes: Buffer, datatype: string): string {
   refuseBrain(datatype);
   const size = datatypeBytes(datatype);
@@ -235,7 +232,7 @@ function utf8Text(element: Buffer): string {
   throw new TensorFlaw(`holds bytes that are not UTF-8, which JSON cannot say; ${USE_BINARY}`);
 }
 
-/** Nested arrays as one flat array; number texts are not touched. */
+/** Nested arrays as one flat array; number texts are unchanged. */
 export function flatten(text: string): string {
   const array = text.trim();
   if (!array.startsWith("[")) throw new TensorFlaw("has data that is no array");
@@ -245,7 +242,6 @@ export function flatten(text: string): string {
   return `[${values.join(",")}]`;
 }
 
-/** Without strings, objects and arrays in it. */
 function isFlat(array: string): boolean {
   return array.lastIndexOf("[") === 0 && !/["{]/.test(array);
 }
@@ -264,7 +260,7 @@ function collect(array: string, into: string[]): void {
   }
 }
 
-/** Cuts a flat array into `rows` of equal length. */
+/** Rows of equal length. */
 export function rowsOfFlat(text: string, rows: number): string[] {
   const start = text.indexOf("[") + 1;
   const end = text.lastIndexOf("]");
@@ -297,7 +293,6 @@ export function countFlat(text: string): number {
 const COMMA = 0x2c;
 const BACKSLASH = 0x5c;
 
-/** The positions of the commas between values. */
 function commasOf(text: string, start: number, end: number): number[] {
   const commas: number[] = [];
   let quote = text.indexOf('"', start);
@@ -312,7 +307,7 @@ function commasOf(text: string, start: number, end: number): number[] {
   return commas;
 }
 
-/** Behind the closing quote of the string that starts at `start`. */
+/** The index behind the closing quote of the string at `start`. */
 function stringEnd(text: string, start: number): number {
   for (let end = text.indexOf('"', start + 1); end >= 0; end = text.indexOf('"', end + 1)) {
     let before = end;

@@ -1,21 +1,21 @@
 /**
- * The Open Inference Protocol (KServe's v2) over HTTP, as Triton, MLServer, OpenVINO and others speak it. The form of a
- * task is in `oip-task.ts`.
+ * The Open Inference Protocol (KServe v2) over HTTP, as spoken by Triton, MLServer and OpenVINO. The task format is in
+ * `oip-task.ts`.
  *
  *   POST /v2/models/{model}[/versions/{version}]/infer
  *   {"id"?,"parameters"?,"inputs":[{"name","shape":[B,…],"datatype","data":[…]}…],"outputs"?:[{"name"}…]}
  *   {"model_name","model_version"?,"id"?,"outputs":[{"name","datatype","shape":[B,…],"data":[…]}…]}
  *
- * Each of the B rows is a task. With the binary extension tensors are bytes behind the JSON:
- * `Inference-Header-Content-Length` says where the JSON ends, and `binary_data_size` of each tensor how many bytes it has.
- * Bytes stay bytes: they are sliced, never read. Each output leaves as its client asked, binary or as numbers; workers are
- * asked the same, so that nothing is converted unless they answer otherwise.
+ * Each of the B rows is a task. With the binary extension tensors follow the JSON as bytes:
+ * `Inference-Header-Content-Length` is the length of the JSON, `binary_data_size` that of each tensor. Bytes are
+ * sliced, never parsed. Each output has the form its client asked for; workers are asked for the same, so conversion is
+ * rare.
  *
- * A request that cannot be cut into rows bypasses the batches: sequences, shared memory, what only one make of server
- * understands (`triton_…`), a raw body without JSON, inputs that disagree in dimension 0, unknown fields.
+ * Requests that cannot be cut into rows bypass the batches: sequences, shared memory, server-specific parameters
+ * (`triton_…`), a raw body without JSON, inputs that disagree in dimension 0, unknown fields.
  *
- * A worker without the binary extension is told everything in JSON (`plain`). What JSON cannot express (BF16, NaN, BYTES
- * that are not UTF-8) is a flaw of the row that holds it.
+ * A worker without the binary extension gets JSON only (`plain`). What JSON cannot express (BF16, NaN, BYTES that are
+ * not UTF-8) is a flaw of its row.
  */
 import { isUtf8 } from "node:buffer";
 import { Refusal } from "../../core/errors.ts";
@@ -88,7 +88,7 @@ import type {
 export const HEADER_LENGTH = "inference-header-content-length";
 const BYTES_TYPE = "application/octet-stream";
 const BINARY_EXTENSION = "binary_tensor_data";
-/** Not every client states what it sends. */
+/** Not every client states a type. */
 const TYPES = ["application/json", BYTES_TYPE, "", "application/x-www-form-urlencoded"];
 /** The end of a worker's URL, behind its base. */
 const ENDPOINT = /\/v2\/models\/([^/]+)(\/versions\/[^/]+)?\/infer$/;
@@ -111,7 +111,7 @@ export const oipV2: Protocol = {
           tell: ({ model, ready }) => model && truth("ready", ready && model.ready),
         },
         { path, tell: askWorker, fallback: modelMetadata },
-        // Triton's; clients that pad or cut by themselves look there.
+        // Triton's; for clients that pad or cut by themselves.
         { path: `${path}/config`, tell: askWorker },
         { path: `${path}/stats`, tell: askWorker },
       ]),
@@ -128,7 +128,6 @@ export const oipV2: Protocol = {
   },
 };
 
-/** In a server's metadata. */
 function listsBinary(metadata: string): boolean {
   const listed = splitArray(cutFields(metadata)?.get("extensions") ?? "").elements ?? [];
   return listed.includes(`"${BINARY_EXTENSION}"`);
@@ -143,18 +142,17 @@ function truth(name: "live" | "ready", yes: boolean): ProtocolAnswer {
   return { status: yes ? 200 : 400, body: JSON.stringify({ [name]: yes }) };
 }
 
-/** Every model that speaks this protocol, as the protocol demands. */
+/** All models of this protocol, as the specification requires. */
 function allReady({ models, ready }: ModelFacts): boolean {
   return ready && models.every((model) => !model.protocols.includes("oip-v2") || model.ready);
 }
 
-/** Only a worker knows its tensors. */
+/** Only a worker knows the tensors. */
 function modelMetadata({ model }: ModelFacts): ProtocolAnswer {
   const { name } = model!;
   return { body: JSON.stringify({ name, versions: [], platform: "ferry", inputs: [], outputs: [] }) };
 }
 
-/** A request that has to bypass the batches. */
 class Bypass extends Error {}
 
 function read(asked: Asked): Drafts | Unbatched {
@@ -186,14 +184,13 @@ function rowsIn(tensors: readonly PayloadTensor[]): number {
   throw new Bypass("dimension 0 of every input must be that of the batch, and the same");
 }
 
-/** How a request wants its answer. */
 interface Asking {
-  /** Returned as it came. */
+  /** Echoed. */
   readonly id: string | undefined;
   /** Outputs as bytes, unless `named` says otherwise. */
   readonly binary: boolean;
   readonly named: ReadonlyMap<string, boolean>;
-  /** The name of the output, if it asks for exactly one. */
+  /** The name of the output, if exactly one is requested. */
   readonly only: string | undefined;
 }
 
@@ -252,7 +249,7 @@ function readInput(text: Json, reader: RawReader): PayloadTensor {
   });
 }
 
-/** Beside a tensor of bytes all are. */
+/** If one tensor is bytes, all are. */
 function asRaw(tensor: PayloadTensor): PayloadTensor {
   const { payload, datatype } = tensor;
   if (typeof payload !== "string") return tensor;
@@ -286,7 +283,7 @@ function readOutputs(text: Json = "null"): Pick<Asking, "named" | "only"> & Pick
   return { outputs: texts.length === 0 ? undefined : canonical(text), named, only };
 }
 
-/** A body's JSON and the bytes behind it, which `length`, from the header, tells apart. Throws a TensorFlaw. */
+/** Splits a body at `length`, from the header, into JSON and bytes. Throws a TensorFlaw. */
 function partsOf(
   body: Buffer,
   length: string | undefined,
@@ -301,7 +298,7 @@ function partsOf(
   return { json: body.subarray(0, bytes), raw: body.subarray(bytes) };
 }
 
-/** Takes raw tensors one after the other. */
+/** Reads consecutive raw tensors. */
 class RawReader {
   #rest: Buffer;
 
@@ -322,7 +319,7 @@ class RawReader {
   }
 }
 
-/** Undefined where the tensor is not binary. */
+/** Undefined if the tensor is not binary. */
 function binarySize(parameters: Fields | undefined): number | undefined {
   const text = parameters?.get("binary_data_size");
   if (text === undefined) return undefined;
@@ -330,7 +327,7 @@ function binarySize(parameters: Fields | undefined): number | undefined {
   throw new TensorFlaw("has a binary_data_size that is no number of bytes");
 }
 
-/** Throws a Refusal where the outputs are no tensors, or do not fit together. */
+/** Throws a Refusal if the outputs are not tensors, or do not match. */
 function answerOf(outputs: readonly Json[], model: string, asking: Asking): ProtocolAnswer {
   const { id, binary, named, only } = asking;
   try {
@@ -366,7 +363,7 @@ function valuesOf({ data, raw, datatype }: RowOutput): Json {
   return data ?? jsonFromRaw(joinBytes("", [raw]), datatype);
 }
 
-/** The end of the head of a tensor whose bytes stand behind the JSON. */
+/** The end of the head of a tensor whose bytes follow the JSON. */
 function sizedPart(raws: readonly (string | Buffer)[], parameters: Fields | undefined): string {
   const size = raws.reduce((sum, raw) => sum + byteCount(raw), 0);
   const own = objectPart("parameters", parameters);
@@ -393,7 +390,6 @@ function pathOf(model: string, version: string): string {
   return `/v2/models/${encodeURIComponent(model)}/versions/${encodeURIComponent(version)}/infer`;
 }
 
-/** The inputs of a request, each with the `rest` of its object. */
 function inputsText(form: Form, rows: Rows, rest: (tensor: FormTensor, at: number) => string): Json {
   const inputs = form.tensors.map((tensor, at) => {
     const head = headText(tensor.name, tensor.datatype, callShape(tensor, form, rows.length));
@@ -402,7 +398,6 @@ function inputsText(form: Form, rows: Rows, rest: (tensor: FormTensor, at: numbe
   return `{"inputs":[${inputs.join(",")}]`;
 }
 
-/** A request behind its inputs. */
 function restText({ outputs, parameters }: Form): Json {
   return `${outputs === undefined ? "" : `,"outputs":${outputs}`}${objectPart("parameters", parameters)}}`;
 }
@@ -415,7 +410,7 @@ function jsonCall(form: Form, rows: Rows): WorkerCall {
   });
   const rest = restText(form);
   const body = inputs + rest;
-  // Outputs may be asked for as bytes all the same.
+  // Outputs may still be requested as bytes.
   return rest.includes('"binary_data') ? { body, extended: true, headers: { accept: "*/*" } } : { body };
 }
 
@@ -481,12 +476,11 @@ function binaryCall(form: Form, rows: Rows): WorkerCall {
   return { type: BYTES_TYPE, headers, body: joinBytes(head, raws), extended: true };
 }
 
-/** The output of each task, from a worker's reply. */
 function outputsIn(reply: WorkerReply, inputs: readonly Json[]): Outputs {
   try {
     const { json, raw } = partsOf(reply.body, reply.header(HEADER_LENGTH)?.trim());
     const text = parsed(json);
-    // Also beside the outputs: parameters are written again, with a recursion for each nesting.
+    // Checked outside the outputs too: parameters are rewritten recursively.
     const wrong = outputFlaw(text);
     if (wrong !== undefined) return { flaw: wrong };
     const { elements, flaw } = splitField(text, "outputs");

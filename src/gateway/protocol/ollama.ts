@@ -5,15 +5,14 @@
  *   {"model","embeddings":[[…],…],"total_duration":ns,"load_duration":ns,"prompt_eval_count":n}
  *   {"error":"…"}
  *
- * `keep_alive` says how long the model stays loaded, not what comes out, so it keeps no requests apart: it travels with
- * the input, and the call has the longest of its batch. `total_duration`, `load_duration` and `prompt_eval_count` belong
- * to the call as a whole and are apportioned to its inputs by length.
+ * `keep_alive` does not affect the output, so it does not split batches: it travels with the input, and a call uses the
+ * longest of its batch. Durations and `prompt_eval_count` are per call and apportioned by input length.
  *
- * A request without any text loads or unloads the model, and `POST /api/embeddings`, the older API, answers with vectors
- * that are not normalised: both go to a worker as they came.
+ * Requests without text (they load or unload the model) and the older `POST /api/embeddings` (vectors not normalised)
+ * bypass the batches.
  *
- * A task's input is the text, or `{"text","keep_alive"}`; its output is `{"embedding":…}` beside the three figures. Other
- * backends return the embedding alone.
+ * A task's input is the text, or `{"text","keep_alive"}`; its output is `{"embedding":…}` beside the three figures.
+ * Other backends return the embedding alone.
  */
 import { Refusal } from "../../core/errors.ts";
 import { splitField } from "../../core/json-split.ts";
@@ -104,7 +103,7 @@ function call(inputs: readonly Json[], parameters: Json, model: string): WorkerC
   const parts = inputs.map((input) => {
     const fields = input.startsWith("{") ? cutFields(input) : undefined;
     const text = fields?.get("text");
-    // What has neither of our forms goes on as it is.
+    // Anything else is passed unchanged.
     return text === undefined ? { text: input } : { text, keepAlive: fields!.get("keep_alive") };
   });
   const keepAlive = longest(parts.map((part) => part.keepAlive));
@@ -134,9 +133,8 @@ function outputs({ body }: WorkerReply, inputs: readonly Json[]): Outputs {
 }
 
 /**
- * `keep_alive`: a duration ("5m", "1h30m", "1.5h", "250ms") or seconds (10, "10"); below 0 for ever, 0 unloads at once.
- * Without it a server uses its default, 5 minutes unless its operator changed that; where that is the longest of a
- * batch, none is sent.
+ * `keep_alive`: a duration ("5m", "1h30m", "1.5h", "250ms") or seconds (10, "10"); negative: for ever; 0: unload at
+ * once. Servers default to 5 minutes unless configured; if that is a batch's longest, none is sent.
  */
 const DEFAULT_SECONDS = 300;
 const UNITS: Readonly<Record<string, number>> = {
@@ -152,7 +150,7 @@ const UNITS: Readonly<Record<string, number>> = {
 const PART = /(\d+(?:\.\d*)?|\.\d+)(h|ms|m|s|us|µs|μs|ns)/g;
 const DURATION = new RegExp(`^[-+]?(?:${PART.source})+$`);
 
-/** Undefined where it is missing. Throws a Refusal unless it is a duration. */
+/** Undefined if missing. Throws a Refusal unless it is a duration. */
 function readKeepAlive(fields: Fields): Json | undefined {
   if (!isSet(fields, "keep_alive")) return undefined;
   const text = fields.get("keep_alive")!;
@@ -175,7 +173,7 @@ export function secondsOf(text: Json): number | undefined {
   return seconds < 0 ? Infinity : seconds;
 }
 
-/** The longest of a batch, undefined standing for the server's default; undefined: send none. */
+/** The longest of a batch, where undefined is the server's default; undefined: send none. */
 export function longest(texts: readonly (Json | undefined)[]): Json | undefined {
   let best: Json | undefined;
   let most = texts.includes(undefined) ? DEFAULT_SECONDS : -1;

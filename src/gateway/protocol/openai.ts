@@ -1,5 +1,5 @@
 /**
- * OpenAI's `POST /v1/embeddings` and `POST /v1/completions`, and `GET /v1/models`.
+ * OpenAI's `POST /v1/embeddings`, `POST /v1/completions` and `GET /v1/models`.
  *
  *   {"model","input": "text" | ["text",…] | [1,2,3] | [[1,2],…],"encoding_format"?,"dimensions"?,…}
  *   {"object":"list","data":[{"object":"embedding","index":0,"embedding":[…] | "base64"}],"model","usage"}
@@ -7,22 +7,20 @@
  *   {"model","prompt": as "input" above,"n"?,"max_tokens"?,"temperature"?,"stop"?,…}
  *   {"id","object":"text_completion","created","model","choices":[{"text","index","logprobs","finish_reason"}],"usage"}
  *
- * Each input or prompt is a task; an array of numbers is one input of tokens. Texts and tokens never share a call. `user`
- * is not passed on: it would only keep requests apart. Any other field goes to the worker and keeps requests that differ
- * in it apart. Usage is counted for the whole call: prompt tokens are apportioned by the length of the inputs, completion
- * tokens by the length of what was generated; the breakdowns (`…_details`) are dropped.
+ * Each input or prompt is a task; an array of numbers is one input of tokens. Texts and tokens never share a call.
+ * `user` is dropped, as it would only split batches; tasks batch only if all other fields are equal. Usage is per call:
+ * prompt tokens are apportioned by input length, completion tokens by output length; `…_details` are dropped.
  *
- * Embeddings: workers are asked for base64, which is passed on as it is and decoded only for clients that want numbers;
- * a worker that answers with numbers is understood. A task's output is `{"embedding":…,"prompt_tokens":n}`; from other
- * backends the embedding alone.
+ * Embeddings: workers are asked for base64, decoded only for clients that want numbers; numbers are accepted too. A
+ * task's output is `{"embedding":…,"prompt_tokens":n}`; from other backends the embedding alone.
  *
- * Completions: of a call with P prompts, choices p × n to p × n + n - 1 belong to prompt p; a reply without exactly P × n
- * choices, each index once, is unusable. Each caller gets its own, numbered from 0. A `stream`, a `seed` (needs the same
- * call again) and `prompt_embeds` (an unknown number of prompts) cannot share a call and bypass the batches. Unless
- * `temperature` is 0 a completion is sampled and never reused. A task's output is
- * `{"choices":[…],"prompt_tokens","completion_tokens","created","system_fingerprint"}`, choices without their index. Other
- * backends answer with the text, with `{"text","finish_reason"?,"prompt_tokens"?,"completion_tokens"?,…}`, or with an
- * array of n of these.
+ * Completions: of a call with P prompts, choices p × n to p × n + n - 1 belong to prompt p; a reply without exactly P ×
+ * n choices, each index once, is unusable. Each caller's are renumbered from 0. `stream`, `seed` (needs the same call
+ * again) and `prompt_embeds` (an unknown number of prompts) bypass the batches. Unless `temperature` is 0 a completion
+ * is sampled and never reused. A task's output is
+ * `{"choices":[…],"prompt_tokens","completion_tokens","created","system_fingerprint"}`, choices without index. Other
+ * backends return the text, `{"text","finish_reason"?,"prompt_tokens"?,"completion_tokens"?,…}`, or an array of n of
+ * these.
  */
 import { type ErrorCode, Refusal } from "../../core/errors.ts";
 import { splitField } from "../../core/json-split.ts";
@@ -69,7 +67,7 @@ const EMBEDDINGS = "/v1/embeddings";
 const COMPLETIONS = "/v1/completions";
 const EMBEDDINGS_OWN: ReadonlySet<string> = new Set(["model", "input", "encoding_format", "user"]);
 const COMPLETIONS_OWN: ReadonlySet<string> = new Set(["model", "prompt", "user", "stream"]);
-/** The most inputs of one embeddings call. */
+/** Inputs per embeddings call. */
 const MAX_EMBEDDINGS = 2048;
 
 export const listModels: AboutRoute = { path: "/v1/models", tell: modelList };
@@ -120,7 +118,7 @@ function readEmbeddings({ body, limits }: Asked): Drafts {
   };
 }
 
-/** A text, texts, tokens, or several arrays of tokens; `$tokens` keeps the last two apart from texts. */
+/** A text, texts, tokens, or arrays of tokens; `$tokens` keeps the last two apart from texts. */
 function inputsOf(
   fields: Fields,
   name: string,
@@ -205,13 +203,13 @@ function readCompletions({ body, limits }: Asked): Drafts | Unbatched {
   };
 }
 
-/** 1 where it is missing; undefined where it is not valid: native API callers may write anything there. */
+/** Default 1; undefined if invalid: native API callers may send anything. */
 function choicesPerPrompt(text: Json = "null"): number | undefined {
   if (text === "null") return 1;
   return /^[1-9]\d{0,3}$/.test(text) ? Number(text) : undefined;
 }
 
-/** A single prompt is not put into an array: some servers take only one. */
+/** A single prompt is not put into an array: some servers accept only a string. */
 function callCompletions(inputs: readonly Json[], parameters: Json, model: string): WorkerCall {
   const prompt = inputs.length === 1 ? inputs[0]! : `[${inputs.join(",")}]`;
   const start = `"model":${JSON.stringify(model)},"prompt":${prompt}`;
@@ -232,7 +230,7 @@ function completionOutputs({ body }: WorkerReply, inputs: readonly Json[], param
   const choices = inputs.map((_, p) => placed.parts.slice(p * n, p * n + n));
   const echoes = told?.get("echo") === "true";
   const generated = choices.map((own, p) => {
-    // Of a prompt of tokens the echo cannot be told apart.
+    // The echo of a token prompt cannot be recognized.
     const echoed = echoes && isText(inputs[p]) ? inputs[p]!.length : 2;
     return own.reduce((sum, choice) => sum + Math.max(0, choice.get("text")!.length - echoed), 0);
   });
@@ -253,7 +251,6 @@ function completionOutputs({ body }: WorkerReply, inputs: readonly Json[], param
   };
 }
 
-/** When and by which build it was made, if the reply or output says so. */
 function originOf(fields: Fields | undefined): Record<"created" | "system_fingerprint", Json | undefined> {
   const [created, fingerprint] = [fields?.get("created"), fields?.get("system_fingerprint")];
   return {
@@ -301,7 +298,7 @@ interface Completions extends ReturnType<typeof originOf> {
   readonly completionTokens: number;
 }
 
-/** From the output of any backend for one prompt. Throws a Refusal. */
+/** One prompt's output from any backend. Throws a Refusal. */
 function completionsOf(output: Json): Completions {
   const whole = output.startsWith("{") ? cutFields(output) : undefined;
   const list = whole?.get("choices");
@@ -316,14 +313,14 @@ function completionsOf(output: Json): Completions {
   const counts = (name: string): number[] => counted.map((part) => tokenCount(part, name) ?? 0);
   return {
     choices,
-    // Each of n choices may state it, of the one prompt that they share.
+    // Each of n choices may repeat the count of their shared prompt.
     promptTokens: Math.max(0, ...counts("prompt_tokens")),
     completionTokens: counts("completion_tokens").reduce((all, next) => all + next, 0),
     ...originOf(whole),
   };
 }
 
-/** A choice without what stands elsewhere in the answer. */
+/** A choice without the fields that are rendered elsewhere. */
 function choiceText(fields: Fields): Json {
   const choice = { logprobs: "null", finish_reason: '"stop"', ...Object.fromEntries(fields) };
   return objectText({ ...choice, index: undefined, prompt_tokens: undefined, completion_tokens: undefined });
@@ -334,9 +331,9 @@ type Placed<Part> =
   | { readonly parts?: never; readonly flaw: string };
 
 /**
- * What `take` finds in each element of a reply's list, in the order of the inputs; `take` returns undefined for what is
- * no `noun`. Servers may send elements in any order, each with its `index`: every index must occur exactly once, else a
- * caller would get another's answer. Where no element has one, the order of the list counts.
+ * Applies `take` to a reply's list in input order; `take` returns undefined for what is no `noun`. Servers may send
+ * elements in any order with an `index`: each must occur exactly once, else a caller would get another's answer.
+ * Without indexes the list order counts.
  */
 function byIndex<Part>(
   elements: readonly Json[],
@@ -364,7 +361,7 @@ function byIndex<Part>(
   return { parts: found.map((_, at) => parts.get(at)!) };
 }
 
-/** In OpenAI's shape, and in KServe's beside it where a model speaks that. */
+/** In OpenAI's shape, with KServe's fields for models that speak it. */
 function modelList({ models }: ModelFacts): ProtocolAnswer {
   const kserve = models.some(({ protocols }) => protocols.includes("kserve-v1"));
   const names = models.map(({ name }) => name);
@@ -373,13 +370,13 @@ function modelList({ models }: ModelFacts): ProtocolAnswer {
   };
 }
 
-/** `name` and `ready` are KServe's fields. `created` is not known; clients require a number. */
+/** `name` and `ready` are KServe's fields. `created` is unknown; clients require a number. */
 function described({ name, ready, protocols }: Known): object {
   const kserve = protocols.includes("kserve-v1") ? { name, ready } : {};
   return { id: name, object: "model", created: 0, owned_by: "ferry", ...kserve };
 }
 
-/** The SDKs choose their exception by status; people read type and code. */
+/** SDKs choose their exception by status; people read type and code. */
 const ERROR_KINDS: Partial<Record<ErrorCode, readonly [type: string, code: string]>> = {
   UNAUTHENTICATED: ["invalid_request_error", "invalid_api_key"],
   FORBIDDEN: ["invalid_request_error", "permission_denied"],
@@ -394,7 +391,7 @@ const ERROR_KINDS: Partial<Record<ErrorCode, readonly [type: string, code: strin
 function openaiError({ code, message, status }: Refusal): ProtocolAnswer {
   const [type, named] = ERROR_KINDS[code] ?? ["invalid_request_error", code.toLowerCase()];
   return {
-    // OpenAI's status for an input that the model does not take.
+    // OpenAI's status for an unacceptable input.
     status: code === "INPUT_REJECTED" ? 400 : status,
     body: JSON.stringify({ error: { message, type, param: null, code: named } }),
   };

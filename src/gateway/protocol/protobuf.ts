@@ -1,7 +1,6 @@
 /**
- * The wire format of protocol buffers: a reader and a writer.
- *
- * A message is a sequence of fields; each is a tag (number · 8 + wire type) and a value:
+ * Protocol buffers wire format: reader and writer. A message is a sequence of fields, each a tag (number · 8 + wire
+ * type) and a value:
  *
  *   0 varint    seven bits a byte, lowest first, at most ten bytes; negative numbers take all ten
  *   1 fixed64   eight bytes, little-endian
@@ -9,8 +8,8 @@
  *   3, 4 group  start and end; obsolete, and only skipped
  *   5 fixed32   four bytes, little-endian
  *
- * Written by hand because input is not trusted: no length reaches beyond what is there, groups and messages nest at most
- * `MAX_DEPTH` deep, nothing is allocated for what is only announced, bytes are slices, and every error is a `ProtoFlaw`
+ * Hand-written because input is untrusted: no length exceeds the data, nesting is at most `MAX_DEPTH`, nothing is
+ * allocated for announced lengths, bytes are slices, and every error is a `ProtoFlaw`
  * (test/gateway/protocol/request-limits.test.ts, protobuf.test.ts).
  */
 import { isUtf8 } from "node:buffer";
@@ -33,10 +32,10 @@ export class ProtoReader {
   readonly #depth: number;
   #at = 0;
   #type = 0;
-  /** The halves of the last varint. */
+  /** Halves of the last varint. */
   #low = 0;
   #high = 0;
-  /** The number of the current field; the methods below read or skip its value. */
+  /** Number of the current field; the methods below read or skip its value. */
   field = 0;
 
   constructor(bytes: Buffer, depth = 0) {
@@ -45,7 +44,6 @@ export class ProtoReader {
     this.#depth = depth;
   }
 
-  /** Steps to the next field; false at the end. */
   next(): boolean {
     if (this.#at >= this.#bytes.length) return false;
     this.#tag();
@@ -72,7 +70,7 @@ export class ProtoReader {
     return (BigInt(this.#high) << 32n) | BigInt(low);
   }
 
-  /** An int64 that must be exact as a number: a dimension. */
+  /** An int64 that must be a safe integer: a dimension. */
   integer(): number {
     this.uint32();
     const value = (this.#high | 0) * TWO_TO_32 + this.#low;
@@ -110,7 +108,7 @@ export class ProtoReader {
     }
   }
 
-  /** The bytes of numbers of fixed size, packed or not, as a slice. */
+  /** Fixed-size numbers, packed or not, as a slice. */
   fixed(size: 4 | 8): Buffer {
     if (this.#type === LENGTH) {
       const bytes = this.#sized();
@@ -201,26 +199,24 @@ export class ProtoReader {
   }
 }
 
-/** Fewer bytes are copied to their neighbours: a part of its own costs more. */
+/** Smaller ones are copied to their neighbours: a separate part costs more. */
 const OWN_PART_BYTES = 512;
 const FIRST_BYTES = 128;
 const MAX_VARINT_BYTES = 10;
 
-/** Fields in the order in which they are written. The caller leaves out values that are the default. */
+/** Writes fields in call order. The caller omits default values. */
 export class ProtoWriter {
   readonly #parts: Buffer[] = [];
   #open = Buffer.allocUnsafe(FIRST_BYTES);
-  /** The range of the bytes that are in no part yet. */
+  /** Range of the bytes in no part yet. */
   #start = 0;
   #at = 0;
   #closed = 0;
 
-  /** Bytes written so far. */
   get length(): number {
     return this.#closed + this.#at - this.#start;
   }
 
-  /** To be sent one after the other. */
   parts(): readonly Buffer[] {
     this.#close();
     return this.#parts;
@@ -250,7 +246,7 @@ export class ProtoWriter {
     this.#at += this.#open.write(text, this.#at, length, "utf8");
   }
 
-  /** Large ones are not copied: they must not change until they are sent. */
+  /** Large buffers are not copied: they must not change until sent. */
   bytes(field: number, bytes: Buffer): void {
     this.#tag(field, LENGTH);
     this.rawVarint(bytes.length);
@@ -263,7 +259,6 @@ export class ProtoWriter {
     for (const part of inner.parts()) this.#append(part);
   }
 
-  /** Packed numbers, which `write` writes without tags. */
   packed(field: number, write: (into: ProtoWriter) => void): void {
     const inner = new ProtoWriter();
     write(inner);

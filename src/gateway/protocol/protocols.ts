@@ -1,4 +1,3 @@
-/** The one list of drop-in protocols. */
 import { cohere } from "./cohere.ts";
 import { ollama } from "./ollama.ts";
 import { kserveV1 } from "./kserve-v1.ts";
@@ -7,7 +6,7 @@ import { openaiCompletions, openaiEmbeddings } from "./openai.ts";
 import type { Protocol, ProtocolName } from "./protocol.ts";
 import { tei } from "./tei.ts";
 
-/** A name without a protocol is one that this version does not speak yet. */
+/** A name without a protocol is not supported yet. */
 export const protocols: Readonly<Partial<Record<ProtocolName, Protocol>>> = {
   "openai-completions": openaiCompletions,
   "openai-embeddings": openaiEmbeddings,

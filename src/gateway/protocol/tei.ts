@@ -3,21 +3,20 @@
  *
  *   /embed, /embed_all, /embed_sparse
  *     {"inputs": "text" | [1,2,3] | ["text" | [1,2],…],"truncate"?,"normalize"?,"prompt_name"?,"dimensions"?,…}
- *     a list with one value per input, also when there is only one. A list of numbers is one input of tokens
+ *     a list with one value per input, also for a single input. A list of numbers is one input of tokens
  *   /predict
  *     {"inputs": "a" | ["a","b"] | [["a"],["b","c"]],"truncate"?,"truncation_direction"?,"raw_scores"?}
  *     [{"score","label"},…], or one such list per input. `["a","b"]` is ONE input, a pair; only lists of lists are several
  *   /rerank
  *     {"query","texts":[…],"truncate"?,"truncation_direction"?,"raw_scores"?,"return_text"?}
  *     [{"index","text"?,"score"},…], the best first
- *   /         what Hugging Face's clients use: `/rerank` with a `query`, else `/embed`
+ *   /         used by Hugging Face's clients: `/rerank` with a `query`, else `/embed`
  *
  * A request names no model: it means the only one that speaks TEI, or the one whose base URL it was sent to.
  *
  * A call of `/rerank` has one query, so callers could not share it. To TEI a re-ranker is a classifier with one class:
- * `/predict` takes it, with the pair of query and text as its input, and computes the same score. So each text is a task,
- * texts of all queries share calls of `/predict`, and the ranks are made here: by score, and of equal scores the last text
- * first, as TEI does.
+ * `/predict` with the pair of query and text computes the same score. So each text is a task, texts of all queries
+ * share calls of `/predict`, and the ranks are made here: by score, ties last text first, as in TEI.
  *
  *   $route         a task's input              its output, beside "prompt_tokens"
  *   embed          "text" or [1,2,3]           {"embedding":[…]}
@@ -26,9 +25,8 @@
  *   predict        ["text"] or ["one","two"]   {"predictions":[{"score","label"},…]}
  *   rerank         ["query","text"]            {"predictions":[{"score","label"}]}
  *
- * Other backends return the value alone, also as a tensor; for `rerank` the score. A worker counts `x-compute-tokens` for
- * a call as a whole; its `/info` says how many inputs it takes in one call, and 413 or 422 for more of them make the
- * dispatcher bisect the batch.
+ * Other backends return the value alone, also as a tensor; for `rerank` the score. `x-compute-tokens` is per call;
+ * `/info` states the maximum batch size, and 413 or 422 for more make the dispatcher bisect the batch.
  */
 import { type ErrorCode, Refusal } from "../../core/errors.ts";
 import { splitArray } from "../../core/json-split.ts";
@@ -78,13 +76,13 @@ const OUTPUT_FIELDS = {
 } as const;
 type TeiRoute = keyof typeof OUTPUT_FIELDS;
 
-/** Stating these is the same as leaving them out; without them, requests that mean the same share a batch. */
+/** TEI's defaults; dropped, so that equivalent requests share a batch. */
 const DEFAULTS: Readonly<Record<string, Json>> = {
   normalize: "true",
   truncation_direction: '"Right"',
   raw_scores: "false",
 };
-/** Of a server that was started without `--max-client-batch-size`. */
+/** TEI's default `--max-client-batch-size`. */
 const USUAL_BATCH_SIZE = 32;
 const OWN: ReadonlySet<string> = new Set(["inputs"]);
 
@@ -193,7 +191,7 @@ function draftRerank(fields: Fields, limits: RequestLimits): Drafts {
   };
 }
 
-/** Before the query is copied into each task. */
+/** Checked before the query is copied into each task. */
 function checkProduct(query: Json, texts: readonly Json[], { maxBytes }: RequestLimits): void {
   let bytes = query.length * texts.length;
   for (const { length } of texts) bytes += length;
@@ -219,7 +217,7 @@ function ranked(outputs: readonly Json[], texts: readonly Json[] | undefined): P
 /** The exact text of the score; also from a function that returns it alone, or as `{"score":…}`. */
 function scoreIn(output: Json): { score: Json; tokens: number | undefined } {
   const tensor = readBinary(output);
-  // Of one value, as a classifier with one class returns it.
+  // One value, as a classifier with one class returns it.
   if (tensor?.dtype !== undefined && tensor.shape.every((dimension) => dimension === 1)) {
     return { score: numbersText({ ...tensor, shape: [] }), tokens: undefined };
   }
@@ -230,13 +228,12 @@ function scoreIn(output: Json): { score: Json; tokens: number | undefined } {
   return { score, tokens: wholeNumber(fields?.get("prompt_tokens")) };
 }
 
-/** Of a list of one prediction; undefined for the answer of a classifier with more classes. */
+/** Undefined for a classifier with several classes. */
 function onlyScore(predictions: Json): Json | undefined {
   const elements = arrayElements(predictions);
   return elements?.length === 1 ? cutFields(elements[0])?.get("score") : undefined;
 }
 
-/** The parameters of a request's tasks: its fields except `own`, and the route. */
 function sharedBy(fields: Fields, name: TeiRoute, own: readonly string[]): Json {
   for (const flag of ["truncate", "normalize", "raw_scores"]) booleanField(fields, flag);
   const but = new Set(own);
@@ -244,13 +241,13 @@ function sharedBy(fields: Fields, name: TeiRoute, own: readonly string[]): Json 
   return parametersOf(fields, but, { $route: `"${name}"` });
 }
 
-/** `embed` for anything unknown: native API callers may write anything there, and must not choose a path. */
+/** `embed` for anything unknown: native API callers may send anything, and must not choose a path. */
 function routeOf(parameters: Json): TeiRoute {
   const named = between(parameters, "$route")?.slice(1, -1) ?? "";
   return Object.hasOwn(OUTPUT_FIELDS, named) ? (named as TeiRoute) : "embed";
 }
 
-/** Undefined unless it is a list. Throws a Refusal where it is empty or too long. */
+/** Undefined unless it is a list. Throws a Refusal if it is empty or too long. */
 function listOf(text: Json, name: string, { maxInputs }: RequestLimits): readonly Json[] | undefined {
   const inputs = inputsIn(text, name, maxInputs);
   if (inputs?.length === 0) throw invalid(`\`${name}\` cannot be empty`);
@@ -259,11 +256,11 @@ function listOf(text: Json, name: string, { maxInputs }: RequestLimits): readonl
 
 interface TeiOutput {
   readonly value: Json;
-  /** Undefined where the worker does not count. */
+  /** Undefined if the worker does not count. */
   readonly tokens: number | undefined;
 }
 
-/** From the output of any backend. Throws a Refusal when it holds no value. */
+/** From the output of any backend. Throws a Refusal if it holds no value. */
 function readOutput(output: Json, name: TeiRoute): TeiOutput {
   if (!output.startsWith("{")) return { value: output, tokens: undefined };
   const tensor = readBinary(output);
@@ -280,7 +277,7 @@ function noOutput(name: TeiRoute): Refusal {
   return new Refusal("INFERENCE_FAILED", `the model's output has no ${OUTPUT_FIELDS[name]}`);
 }
 
-/** `x-compute-tokens`, where every output was counted. */
+/** `x-compute-tokens`, if every output was counted. */
 function computeHeaders(outputs: readonly Pick<TeiOutput, "tokens">[]): readonly string[] {
   let sum = 0;
   for (const { tokens } of outputs) {
@@ -290,7 +287,7 @@ function computeHeaders(outputs: readonly Pick<TeiOutput, "tokens">[]): readonly
   return ["x-compute-tokens", String(sum)];
 }
 
-/** Undefined where `/info` does not state a valid number. */
+/** Undefined if `/info` has no valid number. */
 function batchSizeIn(info: string): number | undefined {
   const said = cutFields(info)?.get("max_client_batch_size") ?? "";
   return /^[1-9]\d{0,8}$/.test(said) ? Number(said) : undefined;
@@ -299,7 +296,7 @@ function batchSizeIn(info: string): number | undefined {
 function call(inputs: readonly Json[], parameters: Json): WorkerCall {
   const name = routeOf(parameters);
   const pairs = takesSequences(name);
-  // Two texts side by side would be taken for one pair.
+  // Two adjacent texts would be taken for one pair.
   const texts = pairs ? inputs.map((input) => (input.startsWith("[") ? input : `[${input}]`)) : inputs;
   return {
     path: pairs ? "/predict" : `/${name}`,
@@ -337,7 +334,6 @@ function takesSequences(name: TeiRoute): boolean {
   return name === "predict" || name === "rerank";
 }
 
-/** Where no worker can be asked. */
 function ownInfo({ model, version, maxInputs }: ModelFacts): ProtocolAnswer {
   const info = { model_id: model!.name, max_client_batch_size: maxInputs, version: `ferry ${version}` };
   return { body: JSON.stringify(info) };
@@ -349,7 +345,7 @@ function health({ models, model, ready }: ModelFacts): ProtocolAnswer {
   return { status: 503, body: JSON.stringify({ error: "unhealthy", error_type: "Unhealthy" }) };
 }
 
-/** TEI's `error_type`, and the status its clients expect; Ferry's where there is none. */
+/** TEI's `error_type`, and the status its clients expect; undefined: Ferry's. */
 const ERROR_KINDS: Partial<Record<ErrorCode, readonly [type: string, status?: number]>> = {
   INVALID_REQUEST: ["Validation", 422],
   RATE_LIMITED: ["Overloaded"],

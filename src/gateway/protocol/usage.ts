@@ -1,14 +1,11 @@
 /**
- * Distributes the tokens of a whole batch over its inputs.
- *
- * A worker counts tokens for its call as a whole. Each input gets its share by weight, in whole tokens, by largest
- * remainder: the parts sum exactly to the whole, and no part is more than one token from its exact share. Ties go to the
- * earlier input.
+ * Apportions a call's tokens to its inputs, in whole tokens by largest remainder: the parts sum to the total, and each
+ * is within one token of its exact share. Ties go to the earlier input.
  */
 import type { Json } from "../../core/task.ts";
 import { cutFields } from "./fields.ts";
 
-/** Whole numbers that sum to `total`, equal parts when no weight is above 0; none where the worker did not count. */
+/** Equal parts if no weight is above 0; empty if the worker did not count. */
 export function apportion(total: number | undefined, weights: readonly number[]): number[] {
   if (total === undefined || weights.length === 0) return [];
   const sum = weights.reduce((all, weight) => all + weight, 0);
@@ -22,13 +19,13 @@ export function apportion(total: number | undefined, weights: readonly number[])
   return parts;
 }
 
-/** A count in a `usage` object; undefined where it is missing, or too large to be divided exactly. */
+/** A count in a `usage` object; undefined if missing, or too large to divide exactly. */
 export function tokenCount(usage: Json | undefined, name: string): number | undefined {
   const text = cutFields(usage)?.get(name);
   return text !== undefined && /^\d{1,12}$/.test(text) ? Number(text) : undefined;
 }
 
-/** The weight of an input: the number of its tokens, or the length of its text. */
+/** The number of tokens, or the length of the text. */
 export function weightOf(input: Json): number {
   if (!input.startsWith("[")) return Math.max(1, input.length - 2);
   let commas = 1;
