@@ -1,8 +1,7 @@
 /**
- * The typed list of events. Metrics, logs, the dashboard and tests only listen.
- *
- * Publishing calls each listener synchronously, so listeners must be quick and must not throw. Without listeners an
- * event costs one property read; on hot paths build its fields only behind `heard(name)`.
+ * The typed list of events. Metrics, logs, the dashboard and tests only listen. Publishing calls each listener
+ * synchronously, so listeners must be quick and must not throw. Without listeners an event costs one property read; on
+ * hot paths build its fields only behind `heard(name)`.
  */
 import type { ErrorCode } from "../core/errors.ts";
 import type { BatchNote, DispatchReason, Task } from "../core/task.ts";
@@ -62,7 +61,6 @@ export interface BatchedTask {
 export interface EventFields {
   /** A request on the public listener has ended, whatever its status; health checks are not counted. */
   "request.answered": AnsweredRequest;
-  /** Refused by admission. */
   "request.shed": {
     model: string;
     tier: string;
@@ -131,14 +129,11 @@ export interface EventFields {
   "worker.changed": { model: string; worker: string; state: WorkerState; why: string };
   /** It runs nothing any more, and will be given back to the fleet or is gone. */
   "worker.released": { model: string; worker: string };
-  /** The desired number of workers of a model changed. */
   "scaling.changed": { model: string; from: number; desired: number; reason: string };
-  /** A line printed by a worker's code. */
   "worker.printed": { model: string; worker: string; stream: "stdout" | "stderr"; line: string };
   /** An accepted task can no longer be answered. Must never happen; counted and logged if it does. */
   "task.lost": { id: string; model: string; why: string };
   reloaded: object;
-  /** Message for operators. */
   notice: { level: "info" | "warn" | "error"; message: string };
 }
 

@@ -14,7 +14,6 @@ import { type Events, listening } from "./events.ts";
 
 export type LogLevel = "debug" | "info" | "warn" | "error" | "silent";
 
-/** Returns a function that stops it. */
 export function logEvents(
   bus: Events,
   clock: Clock,

@@ -23,7 +23,6 @@ import {
 export interface MeasuredModel {
   readonly name: string;
   readonly maxBatchSize: number;
-  /** Whether outcomes are cached. */
   readonly caches: boolean;
 }
 
@@ -36,7 +35,6 @@ export const LATENCY_BOUNDS: readonly number[] = [
   0.5, 0.75, 1, 2, 3, 4, 10,
 ];
 
-/** A value and the trace it came from. */
 export interface Exemplar {
   readonly traceId: string;
   readonly value: number;
@@ -162,7 +160,6 @@ export class MetricCounts {
     );
   }
 
-  /** Configured models, in their order. */
   get models(): readonly ModelCounts[] {
     return [...this.#byName.values()];
   }
@@ -225,10 +222,7 @@ export class MetricCounts {
   }
 }
 
-/**
- * 1, 2, 4 … a quarter of the largest batch, then its eighths, one short of full, and full: the upper end is what
- * matters. The same for all models, so that they can be summed.
- */
+/** 1, 2, 4 … max/4, then eighths of max, max - 1, max. The same for all models, so that they can be summed. */
 export function sizeBounds(models: readonly { readonly maxBatchSize: number }[]): number[] {
   const max = Math.max(1, ...models.map(({ maxBatchSize }) => maxBatchSize));
   const bounds = new Set([max - 1, max]);

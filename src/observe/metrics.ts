@@ -20,20 +20,16 @@ import { type Buckets, type MeasuredModel, MetricCounts } from "./metric-counts.
 import type { Counter, ModelSight, ProcessSight, Sight } from "./sight.ts";
 
 export interface MetricsParts {
-  /** Models of the current config. */
   readonly models: () => readonly MeasuredModel[];
-  /** By priority. */
   readonly tiers: readonly string[];
   readonly version: string;
   readonly events: Events;
   readonly sight: Sight;
-  /** Counters of other observers. */
   readonly more: readonly Counter[];
 }
 
 export interface Metrics {
   readonly routes: Routes;
-  /** `accept`: the scraper's header. */
   expose(accept?: string): Promise<{ readonly type: string; readonly text: string }>;
 }
 

@@ -93,7 +93,6 @@ export function* traceEvents(scene: TraceScene): Generator<object> {
   };
 }
 
-/** Processes and threads in display order. */
 class Threads {
   readonly #workers = new Map<string, Place>();
   readonly #tracks = new Map<number, number>();
@@ -154,7 +153,6 @@ function drawBatches(
   const next = new Map<number, number>();
   const known = batches.filter(({ model }) => pids.has(model));
   const workers = known.map(({ model, note }) => ({ model, name: note.worker }));
-  // Display order of the workers.
   workers.sort((a, b) => ORDER.compare(a.name, b.name));
   for (const { model, name } of workers) threads.worker(model, name);
   for (const batch of known.toReversed()) {

@@ -1,11 +1,8 @@
 /**
- * One connection to PostgreSQL, and its error messages.
- *
- * It lives until its first error and is never repaired; callers open another. Each query has a time limit; after it the
- * connection is destroyed, because replies could no longer be matched. Statements are not named, so a pooler may sit
- * between.
- *
- * Messages are our own and name only the server: PostgreSQL's may quote a user, a value, a password.
+ * One connection to PostgreSQL, and its error messages. It lives until its first error and is never repaired; callers
+ * open another. Each query has a time limit; after it the connection is destroyed, because replies could no longer be
+ * matched. Statements are not named, so a pooler may sit between. Messages are our own and name only the server:
+ * PostgreSQL's may quote a user, a value, a password.
  */
 import { connect, type Socket } from "node:net";
 import postgres from "postgres";
@@ -78,7 +75,6 @@ export class PostgresLink {
     }
   }
 
-  /** Pending queries reject with `why`. */
   destroy(why = new SenderTrouble("the connection was closed")): void {
     if (this.#dead) return;
     this.#dead = true;

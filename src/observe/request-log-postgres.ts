@@ -1,10 +1,9 @@
 /**
- * Request log in PostgreSQL: a bounded buffer off the request path; the thread of `sender.ts` writes.
- *
- * Rows are written every `requestLog.flushMs`, or once `CHUNK` wait. While PostgreSQL is down rows wait; a full buffer
- * drops and counts the oldest; retries after 0.25 s, 0.5 s … 30 s. Writing a row twice is idempotent, so a dead thread
- * loses none. The end of a task answered 202 updates its row in the buffer or in the table. Once an hour one gateway
- * per table deletes rows older than `requestLog.retentionDays`, `DELETED_AT_ONCE` at a time.
+ * Request log in PostgreSQL: a bounded buffer off the request path; the thread of `sender.ts` writes. Rows are written
+ * every `requestLog.flushMs`, or once `CHUNK` wait. While PostgreSQL is down rows wait; a full buffer drops and counts
+ * the oldest; retries after 0.25 s, 0.5 s … 30 s. Writing a row twice is idempotent, so a dead thread loses none. The
+ * end of a task answered 202 updates its row in the buffer or in the table. Once an hour one gateway per table deletes
+ * rows older than `requestLog.retentionDays`, `DELETED_AT_ONCE` at a time.
  */
 import type { Alarm, Clock } from "../app/clock.ts";
 import { Fifo } from "../core/fifo.ts";
@@ -38,7 +37,6 @@ export interface PostgresLogParts {
 const FLUSH_MS = 1000;
 /** Some 40 to 60 MB. */
 const MAX_BUFFERED_ROWS = 100_000;
-/** A hanging connection is abandoned after this. */
 const WRITE_TIMEOUT_MS = 10_000;
 const CHUNK = 1000;
 const DELETED_AT_ONCE = 2000;
@@ -79,7 +77,6 @@ export class PostgresLog implements RowSink {
   #refusing = false;
   #backoffMs = FIRST_BACKOFF_MS;
   #retainAt = 0;
-  /** More old rows remain than were deleted. */
   #moreToDelete = false;
   #closed = false;
   /** Shutdown time is over. */
@@ -286,16 +283,12 @@ export interface RowStoreRules {
   /** Contains credentials: never shown. */
   readonly url: string;
   readonly timeoutMs: number;
-  /** UUID of this process start. */
   readonly instance: string;
 }
 
 let stores = 0;
 
-/**
- * A PostgreSQL connection for rows, living in the thread of `sender.ts` until its first error. Everything rejects with
- * a `SenderTrouble`.
- */
+/** A PostgreSQL connection in the thread of `sender.ts`, until its first error. Rejects with `SenderTrouble`. */
 export class RowStore {
   readonly #sender: Pick<Sender, "ask">;
   readonly #rules: RowStoreRules;
@@ -330,12 +323,10 @@ export class RowStore {
     return this.#write("updateRows", rows);
   }
 
-  /** Returns how many; at most `max`. */
   deleteOld(days: number, max: number): Promise<number> {
     return this.#told(this.#sender.ask("deleteOldRows", { store: this.#store, days, max }));
   }
 
-  /** Newest first. */
   find(id: string, max: number): Promise<readonly LoggedRequest[]> {
     return this.#told(this.#sender.ask("findRows", { store: this.#store, id, max }));
   }

@@ -1,11 +1,8 @@
 /**
- * Table of the request log: migrations, and how rows are written and read.
- *
- * Migrations run once, in order, and are never edited: later versions append and only add columns, so an older Ferry
- * can write to a newer table.
- *
- * One statement writes many rows, each column as an array: 2 µs of our CPU per row in chunks of a thousand (JSON costs
- * about the same, COPY more). `(instance, seq)` is unique, so writing a row twice is idempotent.
+ * Table of the request log: migrations, and how rows are written and read. Migrations run once, in order, and are never
+ * edited: later versions append and only add columns, so an older Ferry can write to a newer table. One statement
+ * writes many rows, each column as an array: 2 µs of our CPU per row in chunks of a thousand (JSON costs about the
+ * same, COPY more). `(instance, seq)` is unique, so writing a row twice is idempotent.
  */
 import type { PostgresLink, PostgresRow } from "./postgres-link.ts";
 import type { LoggedRequest, RequestRow } from "./request-log.ts";

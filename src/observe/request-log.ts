@@ -1,12 +1,10 @@
 /**
- * The request log: a row for every inference request. Never an input, an output or a credential.
- *
- * The latest `requestLog.recent` rows are in memory; a sink (`request-log-postgres.ts`) gets every row too. A request
- * answered 202 has its row at once; `outcome` and `settledAt` follow when the engine reports the task's end. An end
- * reported before the reply was sent, or never, is looked up once after `lookAfterMs`, when every task has ended.
- *
- * `queueMs` is the request's own wait for its batch, `workerMs` from there to the outcome; a joined request waited less
- * than its task. Instants are ms since 1970. Cost: less than 0.1 µs per "request.answered" (`node bench/listeners.ts`).
+ * The request log: a row for every inference request. Never an input, an output or a credential. The latest
+ * `requestLog.recent` rows are in memory; a sink (`request-log-postgres.ts`) gets every row too. A request answered 202
+ * has its row at once; `outcome` and `settledAt` follow when the engine reports the task's end. An end reported before
+ * the reply was sent, or never, is looked up once after `lookAfterMs`, when every task has ended. `queueMs` is the
+ * request's own wait for its batch, `workerMs` from there to the outcome; a joined request waited less than its task.
+ * Instants are ms since 1970. Cost: less than 0.1 µs per "request.answered" (`node bench/listeners.ts`).
  */
 import type { Alarm, Clock } from "../app/clock.ts";
 import type { ErrorCode } from "../core/errors.ts";
@@ -103,7 +101,6 @@ export class RequestRow implements LoggedRequest {
 /** Called on the request path: must take the row and return. */
 export interface RowSink {
   add(row: RequestRow): void;
-  /** The task's end came after the row. */
   ended(row: RequestRow): void;
 }
 
@@ -111,7 +108,6 @@ export interface RequestLogOptions {
   readonly recent: number;
   /** From the request's start; every task has ended by then. */
   readonly lookAfterMs: number;
-  /** The record of a task, for missed ends. */
   lookUp(id: string): Promise<LoggedOutcome | undefined>;
   readonly sink?: RowSink | undefined;
 }
@@ -162,7 +158,6 @@ export class RequestLog {
     return found;
   }
 
-  /** Called by the engine when a task has ended. */
   settled(record: LoggedOutcome): void {
     if (this.#unsettled.size === 0) return;
     const row = this.#unsettled.get(record.task.id);

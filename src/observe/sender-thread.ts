@@ -1,7 +1,4 @@
-/**
- * Runs in the thread of `sender.ts`: handles requests concurrently. It holds only connections; unwritten data stay with
- * the senders.
- */
+/** The thread of `sender.ts`: serves requests concurrently and holds only connections, no unwritten data. */
 import { parentPort } from "node:worker_threads";
 import { SystemClock } from "../app/clock.ts";
 import { PostgresLink } from "./postgres-link.ts";
@@ -61,7 +58,6 @@ function linkOf(store: number): PostgresLink {
   return found.link;
 }
 
-/** Loads the library only when used. */
 async function openCollector({ about, version, ...rules }: OtlpStart): Promise<Collector> {
   return (await import("./otlp.ts")).openOtlp(rules, about, version);
 }

@@ -24,7 +24,6 @@ interface OfStore {
 }
 
 export interface OtlpStart extends OtlpRules {
-  /** Resource attributes. */
   readonly about: Attributes;
   readonly version: string;
 }
@@ -86,7 +85,7 @@ export class Sender {
   readonly #asked = new Map<number, PromiseWithResolvers<unknown>>();
   #thread: Worker | undefined;
   #number = 0;
-  /** Its death was reported, and nothing has succeeded since. */
+  /** Its death was reported, and nothing was answered since. */
   #said = false;
   #closed = false;
 

@@ -1,7 +1,4 @@
-/**
- * Current state of the process, beyond events: read on demand, never on the request path. In a fleet the numbers cover
- * all of it, except where marked as our own.
- */
+/** State read on demand, never on the request path. Covers the whole fleet, except where marked as our own. */
 import type { CurveReading } from "../core/knee.ts";
 import type { WorkerState } from "./events.ts";
 
@@ -21,7 +18,6 @@ export interface Counter {
 export interface ModelSight {
   readonly name: string;
   readonly maxBatchSize: number;
-  /** Waiting tasks, by tier. */
   readonly queuedByTier: readonly number[];
   /** Of the longest waiting task; 0 for none. */
   readonly oldestWaitMs: number;
@@ -44,7 +40,6 @@ export interface ModelSight {
 export interface WorkerSight {
   readonly name: string;
   readonly state: WorkerState;
-  /** Run by this process. */
   readonly own: boolean;
   readonly inFlight: number;
   readonly batches: number;
@@ -64,11 +59,9 @@ export interface ProcessSight {
   /** Unique to this start; "" without a fleet. */
   readonly id: string;
   readonly role: string;
-  /** Processes of the fleet, including this one. */
   readonly members: number;
   readonly engine: "memory" | "redis";
   readonly durability: "none" | "disk" | "local" | "replica";
-  /** Whether the store answers. */
   readonly reachable: boolean;
   readonly draining: boolean;
   readonly queued: number;

@@ -1,10 +1,8 @@
 /**
- * Buffer of spans for the collector.
- *
- * At most `maxSpans` wait, including those being sent; more are dropped and counted. They leave a second after the
- * first, or once a bundle is full, one bundle at a time. An unreachable collector gets the same bundle again; a refused
- * bundle is lost. Either is reported when it begins and when it is over. `load` opens the collector with the first
- * spans: the library takes longer to load than Ferry to start.
+ * Buffer of spans for the collector. At most `maxSpans` wait, including those being sent; more are dropped and counted.
+ * They leave a second after the first, or once a bundle is full, one bundle at a time. An unreachable collector gets
+ * the same bundle again; a refused bundle is lost. Either is reported when it begins and when it is over. `load` opens
+ * the collector with the first spans: the library takes longer to load than Ferry to start.
  */
 import type { Attributes, Link } from "@opentelemetry/api";
 import type { Alarm, Clock } from "../app/clock.ts";
@@ -15,7 +13,6 @@ import { type OtlpStart, type Sender, SenderTrouble } from "./sender.ts";
 /** Numbers, so that the library need not be loaded for them. */
 export const KIND = { internal: 0, server: 1, client: 2, consumer: 4 } as const;
 
-/** A finished span. */
 export interface SpanFacts {
   readonly name: string;
   readonly kind: (typeof KIND)[keyof typeof KIND];
@@ -24,7 +21,6 @@ export interface SpanFacts {
   readonly parentId?: string;
   /** The parent is in another process. */
   readonly remote?: boolean;
-  /** The caller's `tracestate`. */
   readonly state?: string;
   readonly startedAt: number;
   readonly endedAt: number;
@@ -53,10 +49,7 @@ export interface BufferRules {
   readonly place: string;
 }
 
-/**
- * Spans per request; their links make them long. Handing a bundle over takes 0.5 ms of the main thread (`node
- * bench/later.ts`).
- */
+/** Spans per request. Handing a bundle over takes 0.5 ms of the main thread (`node bench/later.ts`). */
 const BUNDLE_SPANS = 256;
 const BUNDLE_WEIGHT = 2048;
 const GATHER_MS = 1000;

@@ -45,7 +45,6 @@ export class RecentRate {
 export class Tally {
   readonly #clock: Clock;
   readonly #requestRate: RecentRate;
-  /** Tasks that asked for a worker, by model. */
   readonly #arrivals = new Map<string, RecentRate>();
   requests = 0;
   batches = 0;
@@ -59,7 +58,6 @@ export class Tally {
   lost = 0;
   shed = 0;
 
-  /** `models`: names in the current config. */
   constructor(events: Events, clock: Clock, models: () => readonly string[] = () => []) {
     this.#clock = clock;
     this.#requestRate = new RecentRate(clock.now());

@@ -28,18 +28,14 @@ import type { Tracing } from "./tracing.ts";
 
 export interface TracedModel {
   readonly name: string;
-  /** Backend kind: http, python, … */
   readonly kind: string;
-  /** Protocol of an http backend. */
   readonly protocol?: string;
 }
 
 export interface TracesParts {
   readonly clock: Clock;
   readonly events: Events;
-  /** Its thread talks to the collector. */
   readonly sender: Pick<Sender, "ask">;
-  /** Current models. */
   readonly models: () => readonly TracedModel[];
   /** Requests are received by other processes. */
   readonly apart: boolean;
@@ -103,18 +99,15 @@ export function openTraces(tracing: Tracing, parts: TracesParts): Traces {
   };
 }
 
-/** A running traced batch. */
 interface OpenBatch {
   readonly model: string;
   readonly batch: BatchNote;
   readonly fill: number;
   readonly attempt: number;
-  /** Its traced tasks. */
   readonly tasks: ReadonlySet<string>;
   readonly links: Link[];
   /** Reply kind of its last call. */
   kind: string;
-  /** One of its calls was answered. */
   answered: boolean;
 }
 

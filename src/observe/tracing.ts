@@ -81,7 +81,6 @@ function isHttp(text: string | undefined): text is string {
   return protocol === "http:" || protocol === "https:";
 }
 
-/** The first of these variables that is set. */
 function numberOf(names: readonly string[], fallback: number, env: Env, complaints: string[]): number {
   const name = names.find((each) => set(env, each) !== undefined);
   if (name === undefined) return fallback;

@@ -12,7 +12,6 @@ import { fixedWorkers, hasAddresses } from "../app/config/worker-addresses.ts";
 
 export interface PoolInputs {
   readonly config: ModelConfig;
-  /** Addresses from DNS. */
   readonly found: ReadonlyMap<string, FoundAddress>;
   /** Addresses added by operators and not in the config. */
   readonly added: ReadonlySet<string>;
@@ -47,7 +46,6 @@ export function desiredAddresses({ config, found, added, removed }: PoolInputs):
   return desired;
 }
 
-/** What is compared with the desired set. */
 export interface ActualWorker {
   readonly address: string | undefined;
   readonly number: string | undefined;
@@ -64,7 +62,6 @@ export interface WorkerPlan<W extends ActualWorker> {
   readonly retire: readonly W[];
   /** To be started, except on machines that still have a worker, perhaps retiring. */
   readonly start: readonly DesiredWorker[];
-  /** How many own workers to start. */
   readonly grow: number;
 }
 
@@ -147,7 +144,6 @@ export function listedAddresses({ backend }: ModelConfig): string[] {
   return hasAddresses(backend) ? fixedWorkers(backend.workers).map(hrefOf) : [];
 }
 
-/** Whether both list the same own workers. */
 export function sameNumber({ backend }: ModelConfig, next: ModelConfig): boolean {
   return backend.kind === next.backend.kind && backend.workers === next.backend.workers;
 }

@@ -59,7 +59,6 @@ export class Discovery {
     this.#parts = parts;
   }
 
-  /** Workers that the name currently stands for. */
   get urls(): Iterable<string> {
     return this.#seen.keys();
   }

@@ -19,7 +19,6 @@ const FAILING = 1e4;
 const EJECTED = 1e8;
 
 export interface HealthLimits {
-  /** Consecutive failures that eject a worker. */
   readonly failures: number;
   readonly ejectMs: number;
   readonly maxEjectMs: number;
@@ -66,7 +65,6 @@ export class Circuit {
     return this.#ejections > 0;
   }
 
-  /** When it may be given a batch again. */
   get usableAt(): number {
     return Math.max(this.#closedUntil, this.#pausedUntil);
   }

@@ -79,9 +79,7 @@ export class ModelPool {
   readonly names = new Map<string, Discovery>();
   /** Names no longer followed; their workers stay until the new names were resolved once. */
   former: Discovery[] = [];
-  /** Addresses of workers being started. */
   readonly starting = new Set<string>();
-  /** Own workers being started. */
   growing = 0;
   retryAt = -Infinity;
   /** Why the last own worker could not be started; undefined: it could. */
@@ -122,7 +120,6 @@ export class ModelPool {
   }
 }
 
-/** A reload's change to one model. */
 interface Step {
   readonly model: ModelConfig;
   /** Omitted: the model is new. */
@@ -136,7 +133,6 @@ interface Step {
 }
 
 const LOOK_EVERY_MS = 50;
-/** Delay after a failed start. */
 const TRY_AGAIN_MS = 10_000;
 
 export class WorkerPool {
@@ -193,7 +189,6 @@ export class WorkerPool {
     await Promise.all([...this.#started.values()].map((backend) => backend.start()));
   }
 
-  /** Starts running batches. */
   begin(config: Config, engine: Engine, shared: boolean): void {
     this.#engine = engine;
     this.#shared = shared;
@@ -539,10 +534,7 @@ export class WorkerPool {
     return undefined;
   }
 
-  /**
-   * The inputs of a model once the config is `next`. A new model that lists a worker which was removed from a vanished
-   * model is that model renamed: the worker stays out.
-   */
+  /** The inputs under `next`. A new model listing a worker removed from a vanished one is that model renamed. */
   #inputs(model: ModelConfig, pool: ModelPool | undefined, next: Config): PoolInputs {
     if (pool !== undefined) return inputsAfter(pool.inputs, model);
     const listed = listedAddresses(model);

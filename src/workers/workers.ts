@@ -1,8 +1,7 @@
 /**
- * The workers of one model, their learned pace, and the probing of ejected ones.
- *
- * A worker that takes more than 1.5 times the best is slow: chosen last, gets full batches or overdue tasks, and does
- * not teach the estimates. Counts cover only workers whose lease this process holds.
+ * The workers of one model, their learned pace, and the probing of ejected ones. A worker that takes more than 1.5
+ * times the best is slow: chosen last, gets full batches or overdue tasks, and does not teach the estimates. Counts
+ * cover only workers whose lease this process holds.
  */
 import type { Alarm, Clock } from "../app/clock.ts";
 import { ServiceEstimate, SurpriseEstimate } from "../core/estimate.ts";

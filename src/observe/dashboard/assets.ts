@@ -1,9 +1,7 @@
 /**
- * The page's files: `/` and `/assets/NAME`.
- *
- * They hold no data and need no token; the data come from /internal/live, which does. Each file is read and compressed
- * once, on first request. Browsers revalidate every time (ETag, 304), so versions never mix. The content security
- * policy forbids other hosts.
+ * The page's files: `/` and `/assets/NAME`. They hold no data and need no token; the data come from /internal/live,
+ * which does. Each file is read and compressed once, on first request. Browsers revalidate every time (ETag, 304), so
+ * versions never mix. The content security policy forbids other hosts.
  */
 import { hash } from "node:crypto";
 import { readdirSync, readFileSync } from "node:fs";

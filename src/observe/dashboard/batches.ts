@@ -32,7 +32,6 @@ class Row {
   calls = 0;
   attempt = 1;
   tiers = "";
-  /** Accounted up to this instant. */
   countedTo: number;
   listed = false;
 
@@ -148,7 +147,7 @@ export class BatchBook {
     this.#changedMore = 0;
   }
 
-  /** The last minute, oldest first, limited to the newest `most`. `leftOut` counts only those that would be drawn. */
+  /** The last minute, oldest first, at most the newest `most`. `leftOut` counts only batches that would be drawn. */
   lately(now: number, most: number): Shown {
     const found: Row[] = [];
     for (const row of this.#rows) {

@@ -1,9 +1,8 @@
 /**
- * Aggregates events per second for the dashboard: viewers get sums, never single requests.
- *
- * Listens to events and reads the process's `Sight` once a second. `frame` returns what changed since a `Cursor`,
- * `hello` everything kept. Without viewers only the counting runs. Measured (`node bench/listeners.ts`, `later.ts`): an
- * answered request 40 ns (50 in a fleet), a queued task 40 ns, a batch of 64 from start to end 2 µs.
+ * Aggregates events per second for the dashboard: viewers get sums, never single requests. Listens to events and reads
+ * the process's `Sight` once a second. `frame` returns what changed since a `Cursor`, `hello` everything kept. Without
+ * viewers only the counting runs. Measured (`node bench/listeners.ts`, `later.ts`): an answered request 40 ns (50 in a
+ * fleet), a queued task 40 ns, a batch of 64 from start to end 2 µs.
  */
 import type { Alarm, Clock } from "../../app/clock.ts";
 import { type AnsweredRequest, CLIENT_LEFT, type Events } from "../events.ts";
@@ -18,7 +17,6 @@ export interface FoldRules {
   readonly models: readonly ShownModel[];
   readonly tiers: readonly string[];
   readonly role: string;
-  /** `admission.targetUtilization`. */
   readonly targetUtilization: number;
 }
 
@@ -50,7 +48,6 @@ const WHOLE_HISTORIES = 16;
 const LEAST_SECONDS = 60;
 /** A frame stays below this, unless the workers alone need more. */
 const FRAME_BYTES = 8192;
-/** Minimum batches per model in a frame. */
 const LEAST_ROWS = 8;
 /** Framing around the batches: "event: frame", commas. */
 const AROUND_BYTES = 64;
@@ -285,10 +282,7 @@ const MAX_NOTES = 100;
 const NOTES_PER_SECOND = 10;
 const MAX_NOTE_LENGTH = 240;
 
-/**
- * The last hundred events worth reading, as sentences. Never an input, an output or a worker's text. Beyond
- * `NOTES_PER_SECOND` they are counted, and the count is a note.
- */
+/** Recent events as sentences, never quoting inputs, outputs or workers. Beyond `NOTES_PER_SECOND`: a count. */
 class Notes {
   readonly #now: () => number;
   #notes: Note[] = [];

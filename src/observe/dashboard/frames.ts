@@ -70,7 +70,6 @@ export interface Slots {
   readonly shed: Readonly<Record<string, readonly number[]>>;
 }
 
-/** A batch as a wire row. */
 export type BatchRow = readonly [
   id: string,
   /** Name, because the position in `ModelFrame.workers` is not stable. */
@@ -81,7 +80,6 @@ export type BatchRow = readonly [
   size: number,
   /** Index in `Hello.reasons`. */
   reason: number,
-  /** Wait of its oldest task. */
   oldestWaitMs: number,
   /** Worker calls; above 1 when it was bisected. 0 while running. */
   calls: number,
@@ -106,7 +104,6 @@ export interface WorkerRow {
   readonly zone: string;
 }
 
-/** Aggregate of the last ten seconds. */
 export interface RecentFigures {
   readonly requestsPerSecond: number;
   readonly p50: number | null;
@@ -198,10 +195,7 @@ export interface Frame {
   readonly notes: readonly Note[];
 }
 
-/**
- * Its `models` hold up to `HISTORY_SECONDS` of slots (less with more than 16 models, at least a minute), and the
- * batches of the last minute.
- */
+/** `models`: up to `HISTORY_SECONDS` (less beyond 16 models, at least 60), and the last minute's batches. */
 export interface Hello {
   readonly version: string;
   readonly startedAt: number;

@@ -1,10 +1,8 @@
 /**
- * /internal/live: the event stream (`frames.ts`) for the page and `ferry top`.
- *
- * A viewer gets one `hello`, then changes twice a second; a frame is encoded once for all, and only while there are
- * viewers. A slow viewer is skipped until it has caught up and then gets a new hello, so it costs at most one hello of
- * memory; after `stuckMs` it is disconnected. Frames are the heartbeat; the stream begins with a comment so that
- * proxies flush the headers.
+ * /internal/live: the event stream (`frames.ts`) for the page and `ferry top`. A viewer gets one `hello`, then changes
+ * twice a second; a frame is encoded once for all, and only while there are viewers. A slow viewer is skipped until it
+ * has caught up and then gets a new hello, so it costs at most one hello of memory; after `stuckMs` it is disconnected.
+ * Frames are the heartbeat; the stream begins with a comment so that proxies flush the headers.
  */
 import type { Alarm, Clock } from "../../app/clock.ts";
 import { Refusal } from "../../core/errors.ts";
@@ -15,7 +13,6 @@ import { SHED_REASONS } from "../events.ts";
 import type { Fold } from "./fold.ts";
 import type { Hello } from "./frames.ts";
 
-/** Concurrent dashboards and `ferry top` per process. */
 export const MAX_VIEWERS = 20;
 
 export interface LiveRules {

@@ -1,6 +1,5 @@
 /**
  * Per-second counters of one model, and what a frame shows of them. `Fold` listens and keeps the time; this only adds.
- *
  * A request's time is split into queue (until its batch left), worker (until the outcome) and gateway (the rest:
  * reading, admitting, writing). A request that joined another's task gets only the part that passed while it was there;
  * a cached one gets neither queue nor worker time.
@@ -29,7 +28,6 @@ export interface ShownModel {
   readonly policy: string;
 }
 
-/** An ended task as the engine reports it. */
 export interface EndedTask extends TaskEnding {
   readonly task: { readonly model: string };
   /** Answered from an earlier outcome. */
@@ -67,7 +65,6 @@ export class ModelFold {
   #owedMs = 0;
   #owedFilledMs = 0;
 
-  /** `maxBatches`: batches kept. */
   constructor(
     rules: ShownModel,
     tiers: readonly string[],

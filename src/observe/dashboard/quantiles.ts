@@ -1,10 +1,9 @@
 /**
- * Latency histogram with parts: cheap to add to, merge and read (an add takes some 10 ns).
- *
- * A bucket is 1/32 of an octave of milliseconds, from 2^-6 (16 µs) to 2^23 (2.3 h), clamped; its middle is within 1/64
- * = 1.6 % of everything in it. The index is the top bits of the float, so no logarithm is taken. Each bucket keeps a
- * count and three sums in one cache line: total, queue, worker. The slowest 5 % are the buckets from the top down, so
- * their parts are averages over those very requests; the bucket at the edge counts pro rata with its mean.
+ * Latency histogram with parts: cheap to add to, merge and read (an add takes some 10 ns). A bucket is 1/32 of an
+ * octave of milliseconds, from 2^-6 (16 µs) to 2^23 (2.3 h), clamped; its middle is within 1/64 = 1.6 % of everything
+ * in it. The index is the top bits of the float, so no logarithm is taken. Each bucket keeps a count and three sums in
+ * one cache line: total, queue, worker. The slowest 5 % are the buckets from the top down, so their parts are averages
+ * over those very requests; the bucket at the edge counts pro rata with its mean.
  */
 
 const SUB_BITS = 5;

@@ -1,9 +1,8 @@
 /**
- * One model's last 900 seconds in one fixed array: one number per column and second.
- *
- * `now` and its neighbours are the running second's sums. `close` writes them into the ring, the numbers of a second
- * side by side, and starts the next; the 901st second overwrites the first. Unknown is NaN here and null on the wire.
- * 0.2 MB per model with three tiers, touched only as seconds pass.
+ * One model's last 900 seconds in one fixed array: one number per column and second. `now` and its neighbours are the
+ * running second's sums. `close` writes them into the ring, the numbers of a second side by side, and starts the next;
+ * the 901st second overwrites the first. Unknown is NaN here and null on the wire. 0.2 MB per model with three tiers,
+ * touched only as seconds pass.
  */
 import { SHED_REASONS } from "../events.ts";
 import { type Column, COLUMNS, FILL_STEPS, HISTORY_SECONDS, type Slots } from "./frames.ts";
@@ -61,7 +60,7 @@ export class SlotRing {
     this.#closed = Math.min(HISTORY_SECONDS, this.#closed + 1);
   }
 
-  /** Marks seconds as unknown: the machine slept. */
+  /** Drops the history: the machine slept. */
   skipTo(second: number): void {
     this.#second = second;
     this.#closed = 0;
@@ -80,7 +79,6 @@ export class SlotRing {
     return most;
   }
 
-  /** The complete seconds from `since` on. */
   since(since: number): Slots {
     const from = Math.max(since, this.#second - this.#closed);
     const length = Math.max(0, this.#second - from);

@@ -235,7 +235,6 @@ function refused({ refusedShare, requestsPerSecond }: RecentFigures): string {
   return requestsPerSecond > 0 ? "Nobody refused." : "";
 }
 
-/** Skips empty sentences. */
 function join(...sentences: readonly string[]): string {
   return sentences.filter((each) => each !== "").join(" ");
 }

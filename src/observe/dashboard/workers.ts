@@ -1,10 +1,9 @@
 /**
- * Recent activity of each worker of a model.
- *
- * Shares are over the last ten whole seconds. A worker is compared with itself: the medians of its last 90 ten-second
- * windows with work (15 minutes) give its usual time, the median of its last `RECENT` batches the current one. Slow:
- * twice the usual time and at least `SLOW_BY_MS` more, over at least `ENOUGH` batches; larger batches than usual are
- * allowed proportionally more time. A worker not seen for a minute is forgotten.
+ * Recent activity of each worker of a model. Shares are over the last ten whole seconds. A worker is compared with
+ * itself: the medians of its last 90 ten-second windows with work (15 minutes) give its usual time, the median of its
+ * last `RECENT` batches the current one. Slow: twice the usual time and at least `SLOW_BY_MS` more, over at least
+ * `ENOUGH` batches; larger batches than usual are allowed proportionally more time. A worker not seen for a minute is
+ * forgotten.
  */
 import { median } from "../../core/median.ts";
 import type { WorkerSight } from "../sight.ts";
@@ -31,7 +30,6 @@ class Worker {
   readonly recent: number[] = [];
   readonly recentSizes: number[] = [];
   recentNext = 0;
-  /** The current window. */
   window: number[] = [];
   windowSizes: number[] = [];
   windowEndsAt = 0;
@@ -99,7 +97,7 @@ export class WorkerBook {
     this.#worker(name).took(ms, size, now);
   }
 
-  /** Ends the second. `sights`: the current workers. Returns those that went down or came back. */
+  /** Ends the second. `sights`: the current workers. Returns workers that went down or came back. */
   close(sights: readonly WorkerSight[], now: number): WorkerSight[] {
     const changed: WorkerSight[] = [];
     this.#second++;

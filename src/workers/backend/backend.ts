@@ -34,7 +34,6 @@ export interface Batch {
   readonly parameters: Json;
   /** Time until the signal aborts, for workers that accept a deadline. */
   readonly timeoutMs?: number | undefined;
-  /** The `traceparent` of this call, if traced. */
   readonly traceparent?: string | undefined;
 }
 
@@ -88,10 +87,7 @@ export interface Worker {
   run(batch: Batch, signal: AbortSignal, begun?: () => void): Promise<Reply>;
   /** Accepts the next batch while running one, and runs them in order. */
   readonly queues?: boolean;
-  /**
-   * Most tasks per call, at least 1: the protocol's or the worker's limit; undefined: the model's. It may change at any
-   * time and applies to calls started afterwards.
-   */
+  /** Most tasks per call, at least 1; undefined: the model's limit. A change applies to calls started after it. */
   readonly maxBatchSize?: number | undefined;
   /** Load last reported by the worker, 0 to 1, and when. */
   readonly load?: { readonly share: number; readonly at: number } | undefined;
@@ -99,10 +95,7 @@ export interface Worker {
   readonly health?: WorkerHealth | undefined;
   /** Called when `health.well` changed; set by the dispatcher. */
   onHealth?: (() => void) | undefined;
-  /**
-   * Asks the worker whether it is well. Never throws. Undefined while the answer would prove nothing: a worker that
-   * answers probes but failed its last batch.
-   */
+  /** Never throws. Undefined while an answer would prove nothing: probes succeed but the last batch failed. */
   readonly probe?: ((signal: AbortSignal) => Promise<boolean>) | undefined;
 }
 
@@ -112,10 +105,7 @@ export interface Backend {
   start(): Promise<void>;
   /** Stops every worker and resolves when they are gone. Idempotent. */
   stop(): Promise<void>;
-  /**
-   * Adds a worker; resolves when it can take a batch, rejects with a one-line Error that says what to do. `address` and
-   * `host` as in `Worker`, for workers that this process does not start.
-   */
+  /** Resolves when the new worker can take a batch; rejects as `start`. `address`, `host`: for network workers. */
   grow(address?: string, host?: string): Promise<Worker>;
   /** Removes and stops this idle worker. */
   retire(worker: Worker): Promise<void>;

@@ -31,7 +31,7 @@ export interface Child {
   readonly ready: Promise<void>;
   /** Resolves once it has ended, with how ("was killed by SIGSEGV"). Never rejects. */
   readonly gone: Promise<string>;
-  /** Its last output; set once it is gone. May quote an input, so it is never logged. */
+  /** Message of the error that ended it; set once it is gone. May quote an input, so it is never logged. */
   readonly lastWords?: string | undefined;
   /** Hands it a batch, perhaps a second one: it runs and answers them in order. */
   run(batch: Batch, listener: BatchListener): void;
@@ -49,10 +49,8 @@ export interface ChildAround {
 interface ChildKind {
   /** Prefix of worker names: `python-1`, … */
   readonly kind: string;
-  /** Workers at the start. */
   readonly numbers: readonly number[];
   readonly startTimeoutMs: number;
-  /** Starts the next child of that worker. */
   spawn(name: string, number: number): Child;
 }
 
@@ -137,9 +135,7 @@ export function firstNumbers(count: number): number[] {
   return Array.from({ length: count }, (_, at) => at + 1);
 }
 
-/** A batch in the child's hands. */
 interface Held {
-  /** The child's code has seen it. */
   begun: boolean;
   readonly finish: (reply: Reply) => void;
 }

@@ -347,7 +347,6 @@ class GrpcChannel {
     return result;
   }
 
-  /** Aborts the running call. */
   close(): void {
     this.#closed = true;
     this.#call?.finish(lost("nobody", "worker was stopped"));

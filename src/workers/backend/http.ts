@@ -290,7 +290,6 @@ class HttpWorker extends NetworkWorker {
   }
 }
 
-/** Whether this may be a refusal of the call's form. */
 function mayBeTheForm(reply: Reply, status: number): boolean {
   if (reply.kind === "rejected") return status >= 400 && reply.code === undefined;
   return status === 500 || status === 501;
@@ -341,7 +340,6 @@ export class HttpExchange implements Dispatcher.DispatchHandler {
   status = 0;
   #headers: Headers = {};
   #bytes = 0;
-  /** Load reported by the worker. */
   load: number | undefined;
   /** The reply was for all inputs together and could not be split. */
   inseparable = false;
@@ -484,7 +482,6 @@ function jsonFlaw(body: Buffer, type: string): Reply | undefined {
   }
 }
 
-/** The pause a busy worker asks for. */
 export function retryAfterMs(headers: Headers, now: number): number {
   const after = first(headers["retry-after"]) ?? "";
   let wanted = Number.parseFloat(first(headers["retry-after-ms"]) ?? "");

@@ -1,9 +1,8 @@
 /**
- * The thread's side of `module.ts`: imports the user's file, then runs one call after another.
- *
- * Outputs return as JSON texts. `JSON.stringify` drops or nulls what JSON cannot hold, so a replacer refuses such
- * values first. An output that is a typed array becomes a one-dimensional tensor, a Buffer, ArrayBuffer or DataView
- * bytes; base64 is made here, off the main thread. Typed arrays inside other outputs become arrays.
+ * The thread's side of `module.ts`: imports the user's file, then runs one call after another. Outputs return as JSON
+ * texts. `JSON.stringify` drops or nulls what JSON cannot hold, so a replacer refuses such values first. An output that
+ * is a typed array becomes a one-dimensional tensor, a Buffer, ArrayBuffer or DataView bytes; base64 is made here, off
+ * the main thread. Typed arrays inside other outputs become arrays.
  */
 import { existsSync } from "node:fs";
 import { endianness } from "node:os";

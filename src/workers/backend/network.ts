@@ -47,7 +47,6 @@ export interface WorkerPlace {
   readonly host?: string | undefined;
 }
 
-/** How one protocol makes its workers. */
 interface Maker {
   /** Undefined unless it is a URL of such a worker. */
   parse(address: string | undefined): URL | undefined;
@@ -133,9 +132,7 @@ interface HealthQuestion {
 export interface HealthVerdict {
   /** "" when it is well. */
   readonly why: string;
-  /** It did not answer at all. */
   readonly silent: boolean;
-  /** Reported load. */
   readonly share?: number | undefined;
 }
 

@@ -1,12 +1,9 @@
 /**
- * Sends single requests that bypass batching to a worker of one model.
- *
- * Order: healthy workers first, then fewest such requests in flight, then round-robin. A worker that cannot be
- * connected to has seen nothing, so the next is tried, each once, whatever the method. From the first byte on, the
- * request belongs to that worker.
- *
- * Connections are separate from those of batches, kept alive briefly, one request at a time; an incomplete exchange
- * destroys its connection. No timeout here: the caller decides.
+ * Sends single requests that bypass batching to a worker of one model. Order: healthy workers first, then fewest such
+ * requests in flight, then round-robin. A worker that cannot be connected to has seen nothing, so the next is tried,
+ * each once, whatever the method. From the first byte on, the request belongs to that worker. Connections are separate
+ * from those of batches, kept alive briefly, one request at a time; an incomplete exchange destroys its connection. No
+ * timeout here: the caller decides.
  */
 import { type Dispatcher, errors, Pool } from "undici";
 import type { Clock } from "../../app/clock.ts";
@@ -28,7 +25,6 @@ interface PassOptions {
 }
 
 export interface KnownWorker {
-  /** Full endpoint URL. */
   readonly address: string;
   /** `name:port` for the Host header and certificate, where its address came from DNS. */
   readonly host?: string | undefined;
@@ -91,7 +87,6 @@ export class PassThroughWorkers {
     };
   }
 
-  /** Best first. */
   #inOrder(): Target[] {
     const now = this.#clock.now();
     const workers = this.#options.workers();

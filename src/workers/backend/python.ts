@@ -253,20 +253,15 @@ export function callFrame(number: number, text: Json): Buffer {
   return frame;
 }
 
-/**
- * Splits a byte stream into frames. A frame in pieces is copied once, into a reused buffer: allocating 200 KB costs
- * more than the copy. A whole one is not copied.
- */
+/** Splits a stream into frames. Pieces are copied into a reused buffer: allocating 200 KB costs more than that. */
 export class FrameReader {
   readonly #maxBytes: number;
   readonly #hear: (kind: number, payload: Buffer) => void;
   readonly #header = Buffer.alloc(HEADER_BYTES);
-  /** Header bytes received. */
   #headed = 0;
   /** The payload in progress, and how much of it was received. */
   #payload: Buffer | undefined;
   #filled = 0;
-  /** Reused between frames. */
   #room = Buffer.alloc(0);
 
   /** `hear` must not keep the payload. */
@@ -382,10 +377,7 @@ const ARRAYS_HEAD_BYTES = 16;
 const ALIGNED = 8;
 const LARGEST_SINGLE = 3.4028234663852886e38;
 
-/**
- * Inputs in Python's memory layout (`inputs: int32`). Undefined where one is not a flat array of that type: its batch
- * is `rejected` and bisected until it is isolated.
- */
+/** Inputs in Python's memory layout. Undefined where one does not fit: the batch is `rejected` and bisected. */
 function arraysFrame(number: number, batch: Batch, kind: Exclude<InputKind, "json">): Buffer | undefined {
   const lists: (readonly number[])[] = [];
   let numbers = 0;

@@ -89,17 +89,15 @@ interface RefusedBatch {
   readonly words: string;
   readonly parameters: Json;
   readonly inputs: readonly Json[];
-  /** At the worker. */
   readonly model: string;
 }
 
 /**
- * Whether a worker's refusal (401, 403, 404, 405 and their gRPC codes) is about something that the client named.
- *
- * Such a status means either a misconfigured worker (URL, credential, model not loaded), its own failure, or that the
- * client asked for something missing (a version, an adapter, a URL in an input). It is the client's where the worker's
- * message contains a string of the batch's shared parameters or of an input. The model's own name proves nothing. The
- * bounds keep this to microseconds.
+ * Whether a worker's refusal (401, 403, 404, 405 and their gRPC codes) is about something that the client named. Such a
+ * status means either a misconfigured worker (URL, credential, model not loaded), its own failure, or that the client
+ * asked for something missing (a version, an adapter, a URL in an input). It is the client's where the worker's message
+ * contains a string of the batch's shared parameters or of an input. The model's own name proves nothing. The bounds
+ * keep this to microseconds.
  */
 export function clientNamed({
   words,

@@ -52,7 +52,6 @@ const MAX_HELD = 2;
 
 type Fault = "none" | "error" | "hang" | "short" | "down";
 
-/** A batch at the worker, or on its way there. */
 interface Held {
   readonly batch: Batch;
   readonly begun: (() => void) | undefined;
@@ -126,7 +125,6 @@ class SimulatedWorker implements Worker {
   /** Why and until when it is down; undefined if it never was. */
   #outage: { readonly why: string; readonly until: number } | undefined;
   readonly queues = true;
-  /** In arrival order. */
   readonly #line: Held[] = [];
   #running: Held | undefined;
 

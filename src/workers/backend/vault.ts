@@ -1,9 +1,7 @@
 /**
- * Clients' own credentials, kept as long as their tasks may reach a worker.
- *
- * A task carries a name for its credential, never the credential: tasks are stored and shown to operators. The name is
- * an HMAC under a key made at each start: it reveals nothing, is useless after a restart, and is equal for equal
- * credentials, which may share a batch.
+ * Clients' own credentials, kept as long as their tasks may reach a worker. A task carries a name for its credential,
+ * never the credential: tasks are stored and shown to operators. The name is an HMAC under a key made at each start: it
+ * reveals nothing, is useless after a restart, and is equal for equal credentials, which may share a batch.
  */
 import { createHmac, randomBytes } from "node:crypto";
 import type { Clock } from "../../app/clock.ts";
@@ -16,7 +14,6 @@ interface Held {
 export interface VaultRules {
   /** Kept this long after its last use: a task's maximum lifetime. */
   readonly ttlMs: number;
-  /** Distinct credentials. */
   readonly max: number;
 }
 

@@ -174,10 +174,7 @@ const WORDS: ReadonlyMap<string, string> = new Map(
 const ABOUT_OURS =
   /^ERR_SSL_.*ALERT_(?:CERTIFICATE_REQUIRED|BAD_CERTIFICATE|UNSUPPORTED_CERTIFICATE|CERTIFICATE_\w+|UNKNOWN_CA|ACCESS_DENIED|NO_CERTIFICATE|DECRYPT_ERROR|HANDSHAKE_FAILURE)$/;
 
-/**
- * The TLS cause of a failed connection; undefined when it is not TLS. `final`: the worker cannot have processed the
- * request, even if it was written.
- */
+/** Undefined when it is not about TLS. `final`: the worker cannot have processed the request, even if written. */
 export function tlsTrouble(error: Error): { readonly message: string; readonly final: boolean } | undefined {
   const code = "code" in error ? String(error.code) : "";
   const words = WORDS.get(code);
@@ -197,7 +194,6 @@ export function tlsTrouble(error: Error): { readonly message: string; readonly f
   return undefined;
 }
 
-/** Why the connection failed, for operators. */
 export function reason(error: Error): string {
   const code = "code" in error ? String(error.code) : "";
   switch (code) {

@@ -97,7 +97,6 @@ export class FleetDemand implements Demand {
   }
 }
 
-/** Members that can run something now. */
 function batchersOf(members: readonly Member[]): Member[] {
   return members.filter(
     ({ role, models }) => role !== "gateway" && models.some(({ healthy }) => healthy > 0),

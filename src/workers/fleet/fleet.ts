@@ -1,11 +1,9 @@
 /**
- * State of the whole fleet: every member's last heartbeat, with this process's numbers current.
- *
- * A gateway has no workers and admits by these sums. They are at most 2 × beatMs old, about half of that on average.
- * While the store is unreachable the last numbers stand: the caller is about to get the store's error anyway.
- *
- * A worker between two leases is run by no member for at most a heartbeat. It counts as healthy meanwhile: a request is
- * better queued for its next holder than refused.
+ * State of the whole fleet: every member's last heartbeat, with this process's numbers current. A gateway has no
+ * workers and admits by these sums. They are at most 2 × beatMs old, about half of that on average. While the store is
+ * unreachable the last numbers stand: the caller is about to get the store's error anyway. A worker between two leases
+ * is run by no member for at most a heartbeat. It counts as healthy meanwhile: a request is better queued for its next
+ * holder than refused.
  */
 import type { Clock } from "../../app/clock.ts";
 import type { Dispatcher } from "../../dispatch/dispatcher.ts";
@@ -14,7 +12,6 @@ import { shownAddress } from "./orders.ts";
 import type { BeatReply, Member, ModelBeat, WorkerBeat } from "./registry.ts";
 
 export interface ModelView {
-  /** Members that run a worker of it. */
   readonly batchers: number;
   readonly workers: number;
   readonly healthy: number;
@@ -70,7 +67,6 @@ export class Fleet {
     return ids.length === 0 || this.self.id === ids.reduce((a, b) => (a < b ? a : b));
   }
 
-  /** Other members' reports of a model. */
   *others(name: string): Generator<ModelBeat> {
     for (const { models } of this.#otherMembers()) {
       for (const beat of models) if (beat.name === name) yield beat;
@@ -147,10 +143,7 @@ export class Fleet {
     return { ...rest, utilization: all / Math.max(1, view.workers) };
   }
 
-  /**
-   * Every worker once, under the member that runs it. While changing hands it may be in two heartbeats: ours takes
-   * precedence, then the youngest.
-   */
+  /** Every worker once. One changing hands may be in two heartbeats: ours takes precedence, then the youngest. */
   workers(): FleetWorker[] {
     const now = this.#clock.now();
     const { id, zone, dispatchers } = this.self;
@@ -215,7 +208,6 @@ interface Sums {
   workers: number;
   healthy: number;
   capacityPerMs: number;
-  /** Mean number of busy workers. */
   busy: number;
   nextUsableAt: number;
 }
@@ -287,7 +279,7 @@ export function workerBeat(
   };
 }
 
-/** It is unknown when a silent or unwell worker will be back. */
+/** `retryInMs` is 0 for a silent or unwell worker: its return is not scheduled. */
 function whyDown({ circuit, worker, silent }: PoolWorker, now: number): Pick<WorkerBeat, "down"> {
   if (circuit.down(now)) {
     return { down: { why: circuit.why, retryInMs: Math.ceil(circuit.usableAt - now) } };

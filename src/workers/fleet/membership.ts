@@ -42,7 +42,6 @@ export interface MembershipOptions {
   readonly version: string;
   readonly beatMs: number;
   readonly aliveMs: number;
-  /** Names of the configured models. */
   readonly models: () => readonly string[];
   /** Of every model that runs here, including removed ones still draining; the same array until that changes. */
   readonly dispatchers: () => readonly Dispatcher[];

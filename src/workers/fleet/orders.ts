@@ -50,7 +50,6 @@ export class Orders {
   readonly #orders = new Map<string, WorkerOrder>();
   #version = 0;
 
-  /** For the heartbeat. */
   get all(): readonly WorkerOrder[] {
     return [...this.#orders.values()];
   }
@@ -59,7 +58,6 @@ export class Orders {
     return this.#orders.get(key)?.aside === true;
   }
 
-  /** Whether there is any order for it. */
   knows(key: string): boolean {
     return this.#orders.has(key);
   }

@@ -1,11 +1,8 @@
 /**
  * What the whole fleet can do for one model, for admission: our workers as they are now, the others' as of their last
- * heartbeat.
- *
- * A heartbeat has the number of workers and the batch time, not when each is free: that would be outdated. The policy
- * spreads starts evenly, so the free times of n workers are assumed even over one batch: S/n, 2S/n … S from now.
- *
- * A worker between two leases is in no heartbeat; it counts as one of those last reported. While no member reports
+ * heartbeat. A heartbeat has the number of workers and the batch time, not when each is free: that would be outdated.
+ * The policy spreads starts evenly, so the free times of n workers are assumed even over one batch: S/n, 2S/n … S from
+ * now. A worker between two leases is in no heartbeat; it counts as one of those last reported. While no member reports
  * serving the model, but one just did, the last state stands (`Fleet.healthy` says how long).
  */
 import { type Horizon, runMsOf } from "../../core/shed.ts";
@@ -113,7 +110,6 @@ export class FleetOutlook {
   }
 }
 
-/** Scaled to another number of workers. */
 function times(beat: CapacityBeat, factor: number): CapacityBeat {
   const { counted, perMs, nominalPerMs } = beat;
   return {

@@ -81,7 +81,6 @@ export interface DoorBeat {
   readonly admittedPerMs: readonly number[];
 }
 
-/** A member's capacity for one model. */
 export interface ModelBeat {
   readonly name: string;
   readonly workers: number;
@@ -106,7 +105,6 @@ export interface Member {
   readonly doors: readonly DoorBeat[];
   /** Drained and resumed workers; omitted when there are none. */
   readonly orders?: readonly WorkerOrder[];
-  /** Since its last heartbeat. */
   readonly ageMs: number;
 }
 
