@@ -1,11 +1,11 @@
-/** The ports of `ferry serve --processes`: one for clients that all share, and one for operators in each process. */
+/** Ports of `ferry serve --processes`: a shared one for clients, and an admin port per process. */
 import { once } from "node:events";
 import { createServer, type AddressInfo, type Server } from "node:net";
 import type { Address, Config, Role } from "../config/config.ts";
 
 /**
- * Each process's config: the public port is the same in all, the admin port its own. Every port is opened for a
- * moment: what cannot be opened is told here, once, and a port 0 becomes the one that was free.
+ * Each process's config: the same public port, its own admin port. Every port is opened briefly, so that errors are
+ * reported once and port 0 becomes a free one.
  */
 export async function giveOutPorts(config: Config, count: number, role: Role): Promise<Config[]> {
   const { listen, admin, grpc } = config;
@@ -60,7 +60,7 @@ function checkRange({ listen, admin, grpc }: Config, count: number, role: Role):
   );
 }
 
-/** `next`, where a process has opened its ports. */
+/** `next` with the ports that the process has opened. */
 export function withPortsOf({ listen, admin, grpc }: Config, next: Config): Config {
   return {
     ...next,
