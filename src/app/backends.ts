@@ -13,10 +13,7 @@ import type { WorkerSide } from "../gateway/protocol/protocol.ts";
 import { protocols } from "../gateway/protocol/protocols.ts";
 import type { Events } from "../observe/events.ts";
 
-/**
- * `vault`: clients' credentials for workers that get them. `numbers`: child workers to start; default: the configured
- * count, from 1.
- */
+/** `vault`: clients' credentials for the workers. `numbers`: child workers to start; default: as configured, from 1. */
 export function makeBackend(
   { name, backend, health }: ModelConfig,
   clock: Clock,

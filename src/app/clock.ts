@@ -31,7 +31,6 @@ export interface Clock {
   rest?(): Promise<void>;
 }
 
-/** Resolution of Node's timers. */
 const GRAIN_MS = 1;
 
 export class SystemClock implements Clock {

@@ -1,7 +1,4 @@
-/**
- * Credentials from the settings: the API key store and token verification. Used by `ferry serve` and, for keys only, by
- * `ferry keys`.
- */
+/** Credentials from the settings: API key store and token verification. `ferry keys` uses the keys only. */
 import { createSecretKey, type KeyObject } from "node:crypto";
 import { type KeyStore, nameOfSecret } from "../gateway/admission/api-keys.ts";
 import { type CredentialParts, Credentials } from "../gateway/admission/credentials.ts";
@@ -70,11 +67,9 @@ export async function openCredentials(
 /** For `ferry keys`: separate connections, whether or not Ferry runs. */
 export interface OpenKeys extends AsyncDisposable {
   readonly store: KeyStore;
-  /** Created on the first call if missing. */
   secret(): Promise<KeyObject>;
 }
 
-/** Undefined: no key store is configured. */
 export async function openKeys(config: Config, clock: Clock, events: Events): Promise<OpenKeys | undefined> {
   const { engine, auth } = config;
   let shared: Pick<Shared, "nodes" | "key"> | undefined;

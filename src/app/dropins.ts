@@ -24,7 +24,6 @@ export interface DropInNeeds {
   readonly healthy: (model: string) => boolean;
   /** The n-th model's current workers; undefined where this process runs no batches. */
   readonly workers: (model: number) => readonly KnownWorker[] | undefined;
-  /** Of the n-th model; undefined without deny patterns. */
   readonly screening: (model: number) => Screening | undefined;
   readonly ready: () => boolean;
   /** Requests being proxied, under any generation of the config. */
@@ -83,10 +82,7 @@ export async function openDropIns(config: Config, needs: DropInNeeds): Promise<O
   };
 }
 
-/**
- * Expanded inputs of a request, in multiples of the largest body, where each repeats a shared part (the query of
- * `/rerank`): at the defaults 4 KB of query for each of 2,048 texts.
- */
+/** Expanded inputs per request, × the largest body (`/rerank` repeats its query): 4 KB of query × 2,048 texts. */
 const MAX_EXPANSION = 8;
 
 /** At most what an empty queue can hold. */
@@ -133,7 +129,6 @@ function passageTo(
   );
 }
 
-/** Its workers speak tensors, or the config says so. */
 export function speaksTensors(model: ModelConfig): boolean {
   return hasTensorWorkers(model) || model.protocols.includes("oip-v2");
 }
@@ -142,7 +137,6 @@ export function hasTensorWorkers({ backend }: ModelConfig): boolean {
   return backend.kind === "grpc" || (backend.kind === "http" && backend.protocol === "oip-v2");
 }
 
-/** Its workers' protocol and those in the config. */
 export function spokenBy({ backend, protocols: listed }: ModelConfig): Protocol[] {
   const own: ProtocolName[] =
     backend.kind === "http" && backend.protocol !== "batch"
@@ -155,7 +149,6 @@ export function spokenBy({ backend, protocols: listed }: ModelConfig): Protocol[
     .filter((each) => each !== undefined);
 }
 
-/** This process's workers, and whether they are up. */
 export function knownWorkers({ workers }: Dispatcher, now: number): KnownWorker[] {
   return workers.slots.flatMap((slot) => {
     const { address, host } = slot.worker;
@@ -165,7 +158,6 @@ export function knownWorkers({ workers }: Dispatcher, now: number): KnownWorker[
   });
 }
 
-/** Its workers get clients' `Authorization`. */
 export function forwards({ backend }: ModelConfig): boolean {
   return backend.kind === "http" && backend.forwardAuthorization;
 }

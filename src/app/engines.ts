@@ -32,7 +32,6 @@ export interface Shared {
   key(name: string): string;
   /** Whether an accepted task is on one server, or on two. */
   durability(): "replica" | "local";
-  /** Every server of the store answers. */
   reachable(): boolean;
 }
 

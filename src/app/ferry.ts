@@ -1,7 +1,4 @@
-/**
- * Wires all parts: builds them, starts them in order, stops them in reverse, and changes their config at run time
- * (`change`): first everything that can fail, then all of it in one step.
- */
+/** Wires all parts: starts them in order, stops them in reverse; `change` prepares what can fail, then commits. */
 import { randomUUID } from "node:crypto";
 import type { Prospects } from "../gateway/admission/capacity-gate.ts";
 import { SimulatedBackend } from "../workers/backend/simulated.ts";
@@ -70,13 +67,10 @@ export class Ferry {
   readonly #log: (line: string) => void;
   #endLog: () => void;
   readonly #tally: Tally;
-  /** Undefined: tracing is off. */
   readonly #tracing: Tracing | undefined;
-  /** Empty in a gateway. */
   readonly #pool: WorkerPool;
   readonly #orders = new Orders();
   readonly #prospects = new Map<string, Prospects>();
-  /** Clients' credentials, by model. */
   readonly #vaults = new Map<string, Vault>();
   /** Cleanups in start order; run in reverse. */
   readonly #undo: (() => Promise<void> | void)[] = [];
@@ -86,10 +80,8 @@ export class Ferry {
   #membership: Membership | undefined;
   #scaling: ScalingLoop | undefined;
   #draining = false;
-  /** The last prepared change. */
   #change: Change | undefined;
   #stopped: Promise<void> | undefined;
-  /** Controls of the simulated workers; undefined without any. */
   demo: Demo | undefined;
   /** Whether an accepted task is on one server of the shared store, or on two. */
   durability: "replica" | "local" | undefined;
@@ -133,7 +125,6 @@ export class Ferry {
     return this.#publicApi?.apiUrl ?? "";
   }
 
-  /** "" without gRPC. */
   get grpcUrl(): string {
     return this.#publicApi?.grpcUrl ?? "";
   }
@@ -161,10 +152,7 @@ export class Ferry {
     if (this.#role !== "batcher") await this.#openPublicApi(opened);
   }
 
-  /**
-   * Applies a config as a whole, or rejects with one line and changes nothing. Settings that need a restart
-   * (`app/config/diff.ts`) are ignored.
-   */
+  /** All of a config, or rejects with one line. Settings that need a restart (`app/config/diff.ts`) are ignored. */
   async change(next: Config): Promise<void> {
     const prepared = await this.prepare(next);
     await prepared.commit();
@@ -199,7 +187,6 @@ export class Ferry {
     this.events.emit("reloaded", {});
   }
 
-  /** A removed model has run its last batch. */
   #gone(model: string): void {
     if (this.#config.models.some(({ name }) => name === model)) return;
     this.#vaults.delete(model);
@@ -210,7 +197,7 @@ export class Ferry {
     this.#look();
   }
 
-  /** Refreshes the observers after models were added or removed. */
+  /** Updates membership and prospects after models were added or removed. */
   #look(): void {
     const { models } = this.#config;
     this.#membership?.changed();
@@ -322,7 +309,6 @@ export class Ferry {
     });
   }
 
-  /** Undefined if the model's workers get no clients' credentials. */
   #vault(model: ModelConfig): Vault | undefined {
     if (!forwards(model)) return undefined;
     const { name } = model;

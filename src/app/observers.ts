@@ -1,7 +1,4 @@
-/**
- * Opens the observers: metrics, traces, request log, dashboard. They listen to events and read the process through
- * `Sight`; none is on a request's path.
- */
+/** Opens the observers (metrics, traces, request log, dashboard): event listeners, never on a request's path. */
 import { randomUUID } from "node:crypto";
 import { isDeepStrictEqual } from "node:util";
 import type { Clock } from "./clock.ts";
@@ -43,7 +40,6 @@ export interface ObserverParts {
   readonly sight: Sight;
   readonly tally: Tally;
   readonly engine: Engine;
-  /** In [0, 1). */
   random(): number;
   readonly tracing: Tracing | undefined;
   apiUrl(): string;

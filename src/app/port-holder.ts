@@ -1,8 +1,7 @@
 /**
- * Explains why a listener could not be opened; for a port in use, which process holds it.
- *
- * On Linux /proc/net/tcp gives the inode of the listening socket, and a /proc/PID/fd links to `socket:[inode]`. Best
- * effort: other systems, users and containers hide it, and the message then names no process.
+ * Explains why a listener could not be opened; for a port in use, which process holds it: /proc/net/tcp gives the inode
+ * of the listening socket, and a /proc/PID/fd links to `socket:[inode]`. Best effort: other systems, users and
+ * containers hide it, and the message then names no process.
  */
 import { readdirSync, readFileSync, readlinkSync } from "node:fs";
 import { basename } from "node:path";

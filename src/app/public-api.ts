@@ -56,10 +56,8 @@ export interface PublicApiParts {
   readonly dispatcher: (model: string) => Dispatcher | undefined;
   /** Undefined once the model is gone. */
   readonly prospects: (model: string) => Prospects | undefined;
-  /** Undefined if the model's workers get no clients' credentials. */
   readonly vault: (model: ModelConfig) => Vault | undefined;
   readonly draining: () => boolean;
-  /** In [0, 1). */
   readonly random: () => number;
 }
 
@@ -97,7 +95,6 @@ export class PublicApi {
   readonly #underway = new Shares();
   readonly #bytes: ClientBytes;
   #now: Generation | undefined;
-  /** Releases what the previous generation holds. */
   #last: (() => void) | undefined;
   #listener: Listener | undefined;
   #grpc: GrpcListener | undefined;

@@ -1,7 +1,4 @@
-/**
- * Process state for /internal/health, /internal/workers, metrics and the dashboard. In a fleet every process reports on
- * the whole fleet.
- */
+/** State for /internal/health, /internal/workers, metrics and the dashboard; in a fleet, of the whole fleet. */
 import type { Prospects } from "../gateway/admission/capacity-gate.ts";
 import type { Clock } from "./clock.ts";
 import type { CurveReading, Throughput } from "../core/knee.ts";
@@ -26,9 +23,7 @@ export interface ReportParts {
   readonly dispatchers: readonly Dispatcher[];
   readonly tally: Tally;
   readonly clock: Clock;
-  /** Operators' actions on workers. */
   readonly desk: WorkerDesk;
-  /** Undefined: a single process. */
   readonly fleet?: Fleet | undefined;
   draining(): boolean;
   /** Capacity of a model's workers, here or in the whole fleet. */

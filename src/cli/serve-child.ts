@@ -21,7 +21,6 @@ import {
   type Voice,
 } from "./serve.ts";
 
-/** The other end of `Life`. */
 export interface Parent {
   tell(word: Word): Promise<void>;
   onOrder(listener: (order: ProcessOrder) => void): void;
@@ -112,7 +111,6 @@ class ParentSignals implements Signals {
   }
 }
 
-/** Undefined in a process that was not forked. */
 export function clusterParent(): Parent | undefined {
   const { worker } = cluster;
   if (worker === undefined || !cluster.isWorker) return undefined;

@@ -17,10 +17,7 @@ import type { Killed } from "./demo/demo.ts";
 import { DemoLoad, type LoadCounts, type Stream } from "./demo/load.ts";
 import { printable } from "./terminal/terminal.ts";
 
-/**
- * How long a worker stays dead. With the default `health` it is probed 0, 2, 6 and 14 s after its failure, so it works
- * again after 6 s.
- */
+/** With the default `health` it is probed 0, 2, 6 and 14 s after its failure, so it works again after 6 s. */
 const DEAD_MS = 5500;
 const DEAD_TEXT = "6 s";
 const MAX_PER_SECOND = 2500;
@@ -35,9 +32,7 @@ export interface ServeKeyParts {
   readonly demo?: { kill(forMs: number): Killed | undefined } | undefined;
   readonly clock: Clock;
   readonly say: (line: string) => void;
-  /** Opens a page in a browser, if there is one. */
   readonly open: (url: string) => void;
-  /** As the first SIGINT does. */
   readonly quit: () => void;
 }
 
@@ -73,13 +68,11 @@ export class ServeKeys {
     }
   }
 
-  /** Ignores further keys and starts no load. */
   end(): void {
     this.#ended = true;
     if (this.#load !== undefined) this.#stopLoad(this.#load);
   }
 
-  /** Resolves when every load has reported. */
   quiet(): Promise<void> {
     return this.#farewells;
   }

@@ -42,14 +42,12 @@ import type { ServeKeys } from "./serve-keys.ts";
 
 export interface Served {
   readonly apiUrl: string;
-  /** Undefined or "": no gRPC. */
   readonly grpcUrl?: string | undefined;
   readonly adminUrl: string;
   /** With several processes: each one's; the first is `adminUrl`. */
   readonly adminUrls?: readonly string[];
   /** Of an accepted task; undefined: as configured. */
   readonly durability?: Durability | undefined;
-  /** Undefined without simulated workers in this process. */
   readonly demo?: { kill(forMs: number): Killed | undefined } | undefined;
   /** Resolves when it must be restarted; undefined: never. */
   readonly lost?: Promise<void> | undefined;
@@ -61,7 +59,6 @@ export interface Served {
   change?(next: Config): Promise<void>;
   /** The same in two phases, for several processes together; undefined on the parent of several. */
   prepare?(next: Config): Promise<Change>;
-  /** Rereads the config on an operator's request. */
   onReload?: (() => Promise<Reloaded>) | undefined;
   tally(): ServeTotals | Promise<ServeTotals>;
   drain(): Promise<void>;
@@ -83,15 +80,11 @@ export interface ServeParts {
   start(config: Config, clock: Clock, role: Role, log: (line: string) => void): Promise<Served>;
   readonly clock: Clock;
   readonly signals: Signals;
-  /** SIGHUP requests a reload. */
   onHangup?(listener: () => void): void;
   /** Whether there was a terminal that was closed. */
   terminalGone?(): boolean;
-  /** Rereads the config file; undefined without one. */
   load?: (() => Loaded) | undefined;
-  /** Since the process started. */
   uptimeMs(): number;
-  /** Opens a page in a browser, if there is one; never fails. */
   readonly openPage: (url: string) => void;
 }
 
@@ -224,7 +217,6 @@ export interface ServeWishes {
   readonly noColor: boolean;
   /** Text output also without a terminal. */
   readonly pretty?: boolean;
-  /** Default: lines on stderr. */
   readonly voice?: Voice;
 }
 
@@ -360,10 +352,7 @@ export function hearReloads(
   return reloader;
 }
 
-/**
- * Catches SIGHUP from the first moment: during the start, which may take minutes, it would end the process. It takes
- * effect once a listener is set.
- */
+/** Catches SIGHUP from the first moment: during the start it would end the process. Held until a listener is set. */
 export function holdHangups(
   parts: Pick<ServeParts, "onHangup" | "terminalGone" | "signals">,
 ): (listener: () => void) => void {

@@ -1,9 +1,7 @@
 /**
- * An HTTP listener: sockets, limits, routes.
- *
- * Bounds connections, headers, bytes and timeouts before a handler runs. Node's parser refuses malformed requests;
- * repeated single-value headers such as `Host`, which it accepts, are refused here. Every refusal has the same JSON
- * shape. For TLS see `http2.ts`.
+ * An HTTP listener: sockets, limits, routes. Bounds connections, headers, bytes and timeouts before a handler runs.
+ * Node's parser refuses malformed requests; repeated single-value headers such as `Host`, which it accepts, are refused
+ * here. Every refusal has the same JSON shape. For TLS see `http2.ts`.
  */
 import cluster from "node:cluster";
 import { once } from "node:events";
@@ -44,7 +42,6 @@ export interface ListenerLimits {
   readonly keepAliveTimeoutMs: number;
 }
 
-/** `id`: the path segment at `{id}`. */
 export interface RouteHandler {
   (exchange: Exchange, id: string): Promise<void> | void;
   /** Set for a POST with work, which may be refused early; undefined: never refused early. */
@@ -69,9 +66,7 @@ export interface ListenerOptions {
   readonly elsewhere?: ((path: string) => Elsewhere | undefined) | undefined;
   /** Shared with the process's other listeners; default: a private budget. */
   readonly bytes?: ClientBytes | undefined;
-  /** Undefined: requests of web pages are served. */
   readonly pages?: PageGuard | undefined;
-  /** Undefined: no early refusals. */
   readonly early?: EarlyRefusals | undefined;
 }
 
@@ -88,7 +83,6 @@ interface Pattern {
   readonly methods: Methods;
 }
 
-/** State of an HTTP/1.1 connection. */
 interface Pipeline {
   /** The last request, until it is complete. */
   latest: Exchange | undefined;
@@ -98,10 +92,7 @@ interface Pipeline {
   stop: (() => void) | undefined;
 }
 const PIPELINE = Symbol("pipeline");
-/**
- * Internals of Node's parser: `onIncoming` passes a parsed request to `node:http`. The names are stable since io.js;
- * without them nothing is refused early.
- */
+/** Internals of Node's parser, stable since io.js; without `onIncoming` nothing is refused early. */
 interface Parser {
   onIncoming?: (request: IncomingMessage, keepsAlive: boolean) => number;
   /** The request that gets the body; null: the body is discarded. */
@@ -109,16 +100,11 @@ interface Parser {
 }
 type Visited = Duplex & { [PIPELINE]?: Pipeline };
 
-/**
- * Unanswered requests per HTTP/1.1 connection before reading pauses, until half are answered. Node still parses what it
- * has read (at most 64 KiB).
- */
+/** Unanswered requests per HTTP/1.1 connection; beyond it reading pauses until half are answered. */
 const MAX_PIPELINED = 64;
 const MAX_HEADER_BYTES = 16_384;
-/** Budget of a listener that shares none. */
 const OWN_BYTES = 64 * 2 ** 20;
 const CHECK_EVERY_MS = 1000;
-/** Kernel accept queue. */
 const BACKLOG = 4096;
 
 export class Listener {
@@ -510,7 +496,6 @@ function hasBody({ headers }: IncomingMessage): boolean {
 
 function ignore(): void {}
 
-/** Responds on the raw socket, without a parsed request, and closes it. */
 export function refuseSocket(
   socket: Duplex,
   status: number,
@@ -548,10 +533,7 @@ export class WideListener {
 
   readonly #sockets: number;
 
-  /**
-   * `server` gets every connection but counts only those of its own socket, so one with `maxConnections` must not be
-   * `wide`.
-   */
+  /** `server` counts only the connections of its own socket, so one with `maxConnections` must not be `wide`. */
   constructor(server: NetServer, wide: boolean) {
     this.#server = server;
     const spreads = process.platform === "linux" && !cluster.isWorker;
@@ -573,7 +555,6 @@ export class WideListener {
     }
   }
 
-  /** Stops accepting; resolves when all connections are closed. */
   async close(): Promise<void> {
     // node:http's `close` would also close idle connections.
     const closed = [this.#server, ...this.#others].map(

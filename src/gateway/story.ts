@@ -1,14 +1,10 @@
-/**
- * A request's history for operators: the engine's record, failed attempts, and the requests it answered. Without a
- * record (expired, or refused before it had one) the request log is used.
- */
+/** A request's history for operators, from the engine's record, or from the request log if there is none. */
 import { type ErrorCode, Refusal } from "../core/errors.ts";
 import type { RecordView } from "../engine/engine.ts";
 import { CLIENT_LEFT } from "../observe/events.ts";
 import type { LoggedRequest } from "../observe/request-log.ts";
 import type { Trouble } from "../observe/recent.ts";
 
-/** The observers' memory of requests. */
 export interface History {
   /** In memory, newest first. */
   recent(): Iterable<LoggedRequest>;
@@ -191,7 +187,6 @@ function gaps(
   return all;
 }
 
-/** Codes whose message comes from a worker. */
 const WORKERS_WORDS: ReadonlySet<ErrorCode> = new Set([
   "INPUT_REJECTED",
   "NOT_FOUND",

@@ -1,15 +1,13 @@
 /**
- * Requests of this process waiting for tasks.
- *
- * A request registers (`expect`) before its task is put into the engine, so that no outcome can arrive in between. The
- * engine's notification wakes every waiter of that id once; at its deadline a waiter wakes without a record.
+ * Requests of this process waiting for tasks. A request registers (`expect`) before its task is put into the engine, so
+ * that no outcome can arrive in between. The engine's notification wakes every waiter of that id once; at its deadline
+ * a waiter wakes without a record.
  */
 import type { Alarm, Clock } from "../app/clock.ts";
 import { type Due, Heap } from "../core/heap.ts";
 import { Table } from "../core/table.ts";
 import type { Engine, RecordView } from "../engine/engine.ts";
 
-/** Gets the finished record, or undefined at the deadline. */
 export type Woken = (record: RecordView | undefined) => void;
 
 export class Waiter implements Due {
@@ -61,7 +59,6 @@ export class Waiters {
   /** First waiter of each task. Bounded by the server's connections. */
   readonly #byTask: Table<Waiter>;
   readonly #timeouts = new Heap<Waiter>();
-  /** Woken waiters, called in a microtask. */
   #woken: Waiter[] = [];
   #alarm: Alarm | undefined;
   #alarmAt = Infinity;

@@ -4,7 +4,6 @@ export const DUE = 0;
 export const RINGS = 1;
 export const CELLS = 2;
 
-/** Values of DUE that are not instants. */
 export const NOTHING = 0;
 export const OVER = 1;
 const FIRST_INSTANT = 2;

@@ -1,8 +1,6 @@
 /**
- * Rules between settings, applied to a draft: invalid settings are absent, and no rule fires on them.
- *
- * A problem stops the start, a warning does not. Of several conflicting settings the one that the file sets is
- * reported.
+ * Rules between settings, applied to a draft: invalid settings are absent, and no rule fires on them. A problem stops
+ * the start, a warning does not. Of several conflicting settings the one that the file sets is reported.
  */
 import { accessSync, constants } from "node:fs";
 import { PatternMistake } from "../../core/pattern.ts";

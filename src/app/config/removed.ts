@@ -1,7 +1,4 @@
-/**
- * Settings of earlier versions. A file with one gets an error: "was removed: " and this sentence; `read.ts` adds
- * "delete the line". `docs/configuration.md` lists them.
- */
+/** Settings of earlier versions: the error says "was removed: ", this sentence, and "delete the line" (`read.ts`). */
 export const REMOVED: ReadonlyMap<string, string> = new Map([
   ["tiers.NAME.weight", "it had no effect; the order of the tiers decides who is served first"],
   ["engine.connectTimeoutMs", "engine.commandTimeoutMs limits connecting too"],

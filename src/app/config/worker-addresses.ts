@@ -21,7 +21,6 @@ export function isDns(worker: string): boolean {
   return worker.startsWith("dns:") || worker.startsWith("dns+");
 }
 
-/** Those listed as URLs. */
 export function fixedWorkers(workers: readonly string[]): string[] {
   return workers.filter((worker) => !isDns(worker));
 }
@@ -50,7 +49,6 @@ export function dnsName(written: string, kind: NetworkKind): DnsName {
   };
 }
 
-/** The URL with the DNS name in place of an address. */
 export function plainUrl(worker: string, kind: NetworkKind): string {
   if (!isDns(worker)) return worker;
   const name = dnsName(worker, kind);

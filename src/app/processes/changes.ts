@@ -25,11 +25,9 @@ const SILENT_MS = 5000;
 
 export class Follower {
   readonly #life: Life;
-  /** `process 2`. */
   readonly #name: string;
   readonly #clock: Clock;
   #round = 0;
-  /** The answer it owes. */
   #owes: "prepared" | "changed" | undefined;
   #why: string | undefined;
   /** Told to prepare, without a verdict yet. */
@@ -44,7 +42,6 @@ export class Follower {
     this.#clock = clock;
   }
 
-  /** Every message of the process. */
   hear(word: Word): void {
     this.#heardAt = this.#clock.now();
     if ((word.is === "prepared" || word.is === "changed") && word.round === this.#round) {

@@ -3,10 +3,7 @@ import { once } from "node:events";
 import { createServer, type AddressInfo, type Server } from "node:net";
 import type { Address, Config, Role } from "../config/config.ts";
 
-/**
- * Each process's config: the same public port, its own admin port. Every port is opened briefly, so that errors are
- * reported once and port 0 becomes a free one.
- */
+/** Configs with one public port and an admin port each. Opens every port briefly: reports errors once, replaces 0. */
 export async function giveOutPorts(config: Config, count: number, role: Role): Promise<Config[]> {
   const { listen, admin, grpc } = config;
   checkRange(config, count, role);
@@ -60,7 +57,6 @@ function checkRange({ listen, admin, grpc }: Config, count: number, role: Role):
   );
 }
 
-/** `next` with the ports that the process has opened. */
 export function withPortsOf({ listen, admin, grpc }: Config, next: Config): Config {
   return {
     ...next,

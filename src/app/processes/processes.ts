@@ -29,7 +29,6 @@ export type ProcessOrder =
   | { readonly is: "change"; readonly round: number; readonly config: Config }
   | { readonly is: "commit"; readonly round: number }
   | { readonly is: "abandon"; readonly round: number }
-  /** The result of the reload it asked for. */
   | { readonly is: "reloaded"; readonly outcome: Reloaded }
   | { readonly is: "drain" };
 
@@ -37,12 +36,10 @@ export type Word =
   | ({ readonly is: "ready" } & ReadyWord)
   | { readonly is: "failed"; readonly why: string }
   | { readonly is: "tally"; readonly tally: ServeTotals }
-  /** Progress report. */
   | { readonly is: "preparing" }
   /** `why` it cannot change; undefined: it can, and waits for the verdict. */
   | { readonly is: "prepared"; readonly round: number; readonly why?: string }
   | { readonly is: "changed"; readonly round: number }
-  /** An operator asked it for a reload. */
   | { readonly is: "reload" }
   /** The last message before it exits. */
   | { readonly is: "ended"; readonly tally: ServeTotals };
@@ -93,19 +90,16 @@ interface Seat {
   /** From 1. */
   readonly number: number;
   config: Config;
-  /** The config this run began with. */
   begun: Config | undefined;
   /** Set while it gets changes made during its start. */
   catchingUp: Promise<void> | undefined;
   life: Life | undefined;
-  /** Sends changes to this run. */
   follower: Follower | undefined;
   ready: ReadyWord | undefined;
   /** When this run became ready; undefined before. */
   readyAt: number | undefined;
   waitMs: number;
   again: Alarm | undefined;
-  /** Why it could not start. */
   failed: string | undefined;
   ended: ServeTotals | undefined;
   answered: ((tally: ServeTotals) => void) | undefined;
@@ -113,7 +107,6 @@ interface Seat {
 
 export class Processes {
   readonly graceMs = DRAIN_GRACE_MS;
-  /** Rereads the config; undefined without a file. */
   onReload: (() => Promise<Reloaded>) | undefined;
   readonly #seats: readonly Seat[];
   readonly #role: Role;
@@ -127,7 +120,6 @@ export class Processes {
   #past = NOTHING;
   #stopping = false;
 
-  /** `configs`: one per process, with its ports. */
   constructor(configs: readonly Config[], role: Role, parts: ProcessesParts) {
     this.#role = role;
     this.#parts = parts;
@@ -241,7 +233,6 @@ export class Processes {
     await this.#over.promise;
   }
 
-  /** Kills all that are left. */
   async stop(): Promise<void> {
     this.#stop((life) => life.kill());
     await this.#over.promise;
