@@ -13,8 +13,8 @@ import { once } from "node:events";
 import { availableParallelism } from "node:os";
 import { join } from "node:path";
 import { setUp } from "./setup.ts";
-import { allFiles, longFiles, quickFiles } from "./runner/choose.ts";
-import { endAll, type FileResult, runFiles } from "./runner/pool.ts";
+import { allFiles, inProcesses, longFiles, quickFiles } from "./runner/choose.ts";
+import { endAll, type Result, runFiles } from "./runner/pool.ts";
 import { cpuSeconds } from "./runner/reporter.ts";
 
 const root = join(import.meta.dirname, "..");
@@ -56,30 +56,36 @@ async function check(): Promise<void> {
   if (failures.length > 0) finish([]);
 }
 
-async function test(files: readonly string[]): Promise<FileResult[]> {
-  // Most e2e tests wait more than they compute: with one file a core, half of the machine would be idle.
+async function test(processes: readonly (readonly string[])[]): Promise<Result[]> {
+  // Most e2e tests wait more than they compute: with one process a core, half of the machine would be idle.
   const jobs = Number(process.env["FERRY_TEST_JOBS"] ?? 2 * availableParallelism());
-  const done = ({ file, failures: texts, seconds: took, tests }: FileResult): void => {
+  const done = ({ files, failures: texts, seconds: took, tests }: Result): void => {
     const sign = texts.length === 0 ? "✔" : "✖";
-    console.error(`${sign} ${file} ${seconds(took)}, ${tests} tests`);
+    const what = nameOf(files);
+    console.error(`${sign} ${what} ${seconds(took)}, ${tests} tests`);
     if (texts.length > 0)
       console.error(texts[0]!.split("\n").slice(0, 3).join("\n").replaceAll(/^/gm, "    "));
-    if (texts.length > 0) failures.push({ what: file, texts });
+    if (texts.length > 0) failures.push({ what, texts });
   };
-  return runFiles({ root, files, jobs, env, done });
+  return runFiles({ root, processes, jobs, env, done });
 }
 
-function finish(results: readonly FileResult[]): never {
+function nameOf([first, ...others]: readonly string[]): string {
+  return others.length === 0 ? first! : `${first} and ${others.length} more`;
+}
+
+function finish(results: readonly Result[]): never {
   const slowest = results.toSorted((one, other) => other.seconds - one.seconds).slice(0, SLOWEST);
-  if (slowest.length > 1) console.error(`\nthe slowest ${slowest.length} of ${results.length} files:`);
-  for (const { file, seconds: took, cpuSeconds: cpu } of slowest)
-    console.error(`${seconds(took).padStart(9)}, CPU ${seconds(cpu).padStart(7)}  ${file}`);
+  if (slowest.length > 1) console.error(`\nthe slowest ${slowest.length} of ${results.length} processes:`);
+  for (const { files, seconds: took, cpuSeconds: cpu } of slowest)
+    console.error(`${seconds(took).padStart(9)}, CPU ${seconds(cpu).padStart(7)}  ${nameOf(files)}`);
   for (const { what, texts } of failures) {
     console.error(`\n✖ ${what}`);
     for (const text of texts) console.error(text.replaceAll(/^/gm, "    "));
   }
   const tests = results.reduce((sum, result) => sum + result.tests, 0);
-  const total = `${tests} tests in ${results.length} files, ${seconds(performance.now() / 1000)}, CPU ${seconds(cpuSeconds())}`;
+  const files = results.reduce((sum, result) => sum + result.files.length, 0);
+  const total = `${tests} tests in ${files} files, ${seconds(performance.now() / 1000)}, CPU ${seconds(cpuSeconds())}`;
   if (failures.length === 0) console.error(`\n✔ all passed: ${total}`);
   else console.error(`\n✖ failed: ${failures.map(({ what }) => what).join(", ")}\n${total}`);
   process.exit(failures.length === 0 ? 0 : 1);
@@ -101,13 +107,18 @@ switch (mode) {
   case undefined:
     setUp();
     await check();
-    finish(await test(allFiles(root)));
+    finish(await test(inProcesses(root, allFiles(root))));
     break;
-  case "quick":
+  case "quick": {
     await check();
-    await step("200 seeds", process.execPath, "test/sim/simulate.ts", "--seeds", "200", "--brief");
-    finish(await test(quickFiles(root)));
+    const seeds = ["test/sim/simulate.ts", "--seeds", "200", "--brief"];
+    // Beside the tests: it keeps one core busy.
+    const played = step("200 seeds", process.execPath, ...seeds);
+    const results = await test(inProcesses(root, quickFiles(root)));
+    await played;
+    finish(results);
     break;
+  }
   case "long":
     setUp();
     env["FERRY_TEST_LONG"] = "1";
@@ -120,8 +131,8 @@ switch (mode) {
       "--requests",
       "200000",
     );
-    finish(await test(longFiles(root)));
+    finish(await test(longFiles(root).map((file) => [file])));
     break;
   default:
-    finish(await test([mode, ...more]));
+    finish(await test([mode, ...more].map((file) => [file])));
 }

@@ -1,4 +1,4 @@
-/** Which test files a run takes, and in which order. */
+/** Which test files a run takes, in which order, and which of them share a process. */
 import { globSync, readFileSync } from "node:fs";
 import { dirname, join, relative } from "node:path";
 
@@ -49,6 +49,23 @@ const SLOW: readonly string[] = [
   "test/e2e/blame.test.ts",
 ];
 
+/**
+ * Of the files that need no service, those of a folder share one process: most of their time is its start. They may
+ * leave nothing behind that another one meets, and a hook outside of a suite would be one of all of them.
+ */
+const TOGETHER: readonly RegExp[] = [
+  /^test\/core\//,
+  /^test\/dispatch\//,
+  /^test\/engine\//,
+  /^test\/gateway\//,
+  /^test\/(?:app|cli)\//,
+  /^test\/workers\//,
+  /^(?:test\/(?:contract|observe|repository|runner)|bench)\//,
+];
+
+/** Slow, or wait for processes that they start. */
+const ALONE: readonly RegExp[] = [/^test\/cli\/serve/, /^test\/engine\/memory\.test\.ts$/];
+
 const SMOKE = "test/e2e/smoke.test.ts";
 
 export function allFiles(root: string): string[] {
@@ -64,6 +81,25 @@ export function quickFiles(root: string): string[] {
   return allFiles(root).filter(
     (file) => file === SMOKE || (!NOT_QUICK.some((pattern) => pattern.test(file)) && !needs(file)),
   );
+}
+
+/** The files of each process, in the order of the first of them. */
+export function inProcesses(root: string, files: readonly string[]): string[][] {
+  const quick = new Set(quickFiles(root));
+  const shared = new Map<RegExp, string[]>();
+  const processes: string[][] = [];
+  for (const file of files) {
+    const folder = TOGETHER.find((pattern) => pattern.test(file));
+    const alone = folder === undefined || !quick.has(file) || ALONE.some((pattern) => pattern.test(file));
+    const others = alone ? undefined : shared.get(folder);
+    if (others !== undefined) others.push(file);
+    else {
+      const first = [file];
+      processes.push(first);
+      if (!alone) shared.set(folder, first);
+    }
+  }
+  return processes;
 }
 
 /** Those that play more when they are told to: see test/fixtures/long.ts. */

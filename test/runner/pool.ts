@@ -1,9 +1,9 @@
 /**
- * Runs test files, each in its own process, some at a time, and collects what became of them.
+ * Runs test files, in a process each or some together, some processes at a time, and collects what became of them.
  *
- * A file's process writes its results through `reporter.ts`; its output is kept and shown only when it failed. A file
- * fails when a test of it fails or is skipped, when its process ends with another code than 0, and when it takes
- * longer than `FILE_LIMIT_MS`.
+ * A process writes its results through `reporter.ts`; its output is kept and shown only when it failed. It fails when
+ * a test of it fails or is skipped, when it has none, when it ends with another code than 0, and when it takes longer
+ * than `LIMIT_MS`.
  */
 import { type ChildProcess, spawn } from "node:child_process";
 import { once } from "node:events";
@@ -13,8 +13,8 @@ import { join } from "node:path";
 import { stripVTControlCharacters } from "node:util";
 import type { CpuLine, TestLine } from "./reporter.ts";
 
-export interface FileResult {
-  readonly file: string;
+export interface Result {
+  readonly files: readonly string[];
   readonly seconds: number;
   /** Of its process and the children that it waited for. */
   readonly cpuSeconds: number;
@@ -24,15 +24,16 @@ export interface FileResult {
 
 export interface PoolOptions {
   readonly root: string;
-  readonly files: readonly string[];
-  /** How many files run at a time. */
+  /** The files of each. */
+  readonly processes: readonly (readonly string[])[];
+  /** How many run at a time. */
   readonly jobs: number;
   readonly env: NodeJS.ProcessEnv;
-  readonly done: (result: FileResult) => void;
+  readonly done: (result: Result) => void;
 }
 
 /** Far beyond the slowest file on a busy machine: what takes longer hangs. */
-const FILE_LIMIT_MS = 400_000;
+const LIMIT_MS = 400_000;
 /** Of the output of a failed file, from its end. */
 const OUTPUT_LIMIT = 6000;
 
@@ -53,13 +54,13 @@ function endGroup({ pid }: ChildProcess): void {
 
 const REPORTER = join(import.meta.dirname, "reporter.ts");
 
-export async function runFiles({ root, files, jobs, env, done }: PoolOptions): Promise<FileResult[]> {
+export async function runFiles({ root, processes, jobs, env, done }: PoolOptions): Promise<Result[]> {
   const folder = mkdtempSync(join(tmpdir(), "ferry-tests-"));
-  const queue = files.entries();
-  const results: FileResult[] = [];
+  const queue = processes.entries();
+  const results: Result[] = [];
   const work = async (): Promise<void> => {
-    for (const [number, file] of queue) {
-      const result = await runFile(root, file, join(folder, String(number)), env);
+    for (const [number, files] of queue) {
+      const result = await runProcess(root, files, join(folder, String(number)), env);
       results.push(result);
       done(result);
     }
@@ -72,16 +73,17 @@ export async function runFiles({ root, files, jobs, env, done }: PoolOptions): P
   return results;
 }
 
-async function runFile(
+async function runProcess(
   root: string,
-  file: string,
+  files: readonly string[],
   report: string,
   env: NodeJS.ProcessEnv,
-): Promise<FileResult> {
+): Promise<Result> {
   const startedAt = performance.now();
+  const together = files.length > 1 ? ["--test", "--test-isolation=none"] : [];
   const child = spawn(
     process.execPath,
-    [`--test-reporter=${REPORTER}`, `--test-reporter-destination=${report}`, file],
+    [...together, `--test-reporter=${REPORTER}`, `--test-reporter-destination=${report}`, ...files],
     {
       cwd: root,
       stdio: ["ignore", "pipe", "pipe"],
@@ -97,7 +99,7 @@ async function runFile(
     });
   }
   running.add(child);
-  const late = AbortSignal.timeout(FILE_LIMIT_MS);
+  const late = AbortSignal.timeout(LIMIT_MS);
   const end = (): void => endGroup(child);
   late.addEventListener("abort", end);
   const [code, signal] = (await once(child, "exit")) as [number | null, NodeJS.Signals | null];
@@ -114,13 +116,13 @@ async function runFile(
       const where = at.replace(`${root}/`, "");
       return `${name} (${where})\n${error ?? "skipped: a test that cannot run here must fail and say why"}`;
     });
-  if (late.aborted) failures.push(`did not end within ${FILE_LIMIT_MS / 1000} s`);
+  if (late.aborted) failures.push(`did not end within ${LIMIT_MS / 1000} s`);
   else if (code !== 0 && failures.length === 0) failures.push(`ended with ${signal ?? `exit code ${code}`}`);
   else if (lines.length === 0) failures.push("has no tests");
   const said = stripVTControlCharacters(output).trim();
   if (failures.length > 0 && said !== "") failures.push(`its output ends with:\n${said}`);
   return {
-    file,
+    files,
     seconds: (performance.now() - startedAt) / 1000,
     cpuSeconds: readLines<CpuLine>(`${report}.cpu`).at(-1)?.seconds ?? 0,
     tests: lines.length,

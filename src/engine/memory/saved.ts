@@ -1,9 +1,7 @@
 /**
- * How a record is written down, and read back after a restart.
- *
- * Two texts: `task`, which never changes (the task and how it may be shared), and `state`, which is
- * rewritten when the record ends. A record that had not ended starts anew: its clocks run from the
- * restart, because the time that Ferry was down is not the caller's fault.
+ * How a record is serialized, and restored after a restart. Two texts: `task`, immutable (the task and its sharing),
+ * and `state`, rewritten when the record ends. A record that had not ended starts anew with its timeouts counted from
+ * the restart: Ferry's downtime is not the caller's fault.
  */
 import type { BatchNote, Outcome, Task } from "../../core/task.ts";
 import type { DeadLetter, Sharing } from "../engine.ts";
@@ -15,7 +13,7 @@ interface SavedState {
   readonly outcome?: Outcome;
   readonly settledAt?: number;
   readonly batch?: BatchNote;
-  /** What the dead letter tells operators. */
+  /** Dead letter detail for operators. */
   readonly dead?: string;
   /** Only the dead letter is left of it. */
   readonly forgotten?: true;
@@ -23,7 +21,7 @@ interface SavedState {
   readonly replayed?: true;
   /** How often the process died while it ran. */
   readonly deaths?: number;
-  /** Idempotency-Keys of those who joined. */
+  /** Idempotency-Keys of joined callers. */
   readonly keys?: TaskRecord["keys"];
 }
 
@@ -35,9 +33,8 @@ interface SavedTask {
 /** The engine's side of the journal. */
 export class RecordKeeper {
   readonly journal: Journal;
-  /** What was on disk at the start. */
   readonly found: readonly SavedRecord[];
-  /** Which of them ran in the process when it ended, where that was noted. */
+  /** Those that ran in the process when it ended, where recorded. */
   readonly wereRunning: ReadonlySet<string>;
 
   constructor(journal: Journal, found: readonly SavedRecord[], wereRunning: readonly string[] = []) {
@@ -46,7 +43,7 @@ export class RecordKeeper {
     this.wereRunning = new Set(wereRunning);
   }
 
-  /** The tasks that run in this process now; on return they are known after a crash. */
+  /** Tasks that run in this process; once this returns they are known after a crash. */
   running(records: ReadonlySet<TaskRecord>): void {
     this.journal.running(Array.from(records, ({ task }) => task.id));
   }
@@ -89,11 +86,11 @@ function stateText(record: TaskRecord, forgotten?: true): string {
 export interface Restored extends SavedTask {
   readonly state: SavedState;
   readonly letter?: DeadLetter | undefined;
-  /** Its model has gone: it ended now, and that must be written down. */
+  /** Its model was removed: it ended now, and that must be stored. */
   readonly orphan?: boolean;
 }
 
-/** Reads a record back; `totalMs` is what its model allows a task now, undefined when it has gone. */
+/** `totalMs`: its model's current limit; undefined if the model was removed. */
 export function restored(
   saved: SavedRecord,
   now: number,
