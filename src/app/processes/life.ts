@@ -81,7 +81,7 @@ function closeWhatItHeld(child: ChildProcess): void {
   child.once("exit", () => last?.close());
 }
 
-/** All its messages have been read then. */
+/** Resolves once all messages of an exited child have been read. */
 async function disconnected(connected: boolean, child: NodeJS.EventEmitter): Promise<void> {
   if (connected) await once(child, "disconnect");
 }

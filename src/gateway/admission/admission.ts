@@ -84,6 +84,7 @@ export class Admission {
     return new Refusal("SERVICE_OVERLOADED", `${what}: ${now}; ${tryAgain(retryAfterMs)}`, { retryAfterMs });
   }
 
+  /** Counts an overload refusal and returns its retry slot, for `busy`. */
   countBusy(caller: Caller): number {
     this.load.refused();
     this.#busySlot = (this.#busySlot + 1) % BUSY_SLOTS;
