@@ -510,7 +510,7 @@ export class MemoryEngine implements Engine {
   }
 
   #finish(record: TaskRecord, outcome: Outcome, now: number): void {
-    this.#inside.delete(record); // the next claim notes it; until then the outcome says that it is over
+    this.#inside.delete(record); // stored with the next claim; until then the outcome shows that it ended
     // However it failed (too late, rejected, cancelled), a replayed letter returns to the list with its input.
     if (record.replayed && record.dead === undefined && !outcome.ok) {
       const { code, message } = outcome;

@@ -129,7 +129,7 @@ function refuseNewer(db: DatabaseSync, file: string): void {
   try {
     version = Number(db.prepare("PRAGMA user_version").get()?.["user_version"]);
   } catch {
-    return; // `examine` finds out more
+    return; // `examine` gives the details
   }
   if (version > FORMAT) {
     throw new Error(
@@ -360,12 +360,12 @@ function copyRows(from: DatabaseSync, path: string): number {
 function salvage(db: DatabaseSync, visit: (row: JournalRow) => void): number {
   const top = readTally(db)?.top;
   let [readable, next, end] = [0, 1, Infinity];
-  /** Walks until `meet` returns false; true at the end, false at damage. */
+  /** True if the end was reached; false if `meet` stopped it or at damage. */
   const walk = (order: "ASC" | "DESC", meet: (seq: number) => boolean): boolean => {
     try {
       for (const raw of db.prepare(`${ROWS} WHERE seq >= ? ORDER BY seq ${order}`).iterate(next)) {
         const seq = raw["seq"] as number;
-        if (seq > (top ?? Infinity)) continue; // never given: this number is part of the damage
+        if (seq > (top ?? Infinity)) continue; // never assigned: the number is damaged
         if (!meet(seq)) return false;
         const row = goodRow(raw);
         if (row === undefined) continue;

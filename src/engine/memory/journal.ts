@@ -134,7 +134,7 @@ class Group {
     const at = this.#places.get(id);
     if (at === undefined) return this.#push(id, null, state);
     const before = this.changes[at + 2];
-    if (typeof before !== "string") return; // forgotten a moment ago
+    if (typeof before !== "string") return; // already forgotten
     this.changes[at + 2] = state;
     this.bytes += state.length - before.length;
   }
@@ -243,7 +243,7 @@ class ThreadJournal implements Journal {
   }
 
   async #end(): Promise<void> {
-    await this.flushed().catch(() => {}); // `trouble` tells
+    await this.flushed().catch(() => {}); // see `trouble`
     this.#retry?.cancel();
     this.#noteRunning([]); // a regular stop is no crash
     this.#thread.postMessage("close");

@@ -159,7 +159,7 @@ export class RedisPuts {
     this.#turn++;
     // What gathered while a server did not answer has waited already, and does not wait that long again.
     const until = gathered[0]!.since + this.#parts.options.putWithinMs;
-    let mine = gathered; // those whose answer depends on this call
+    let mine = gathered; // tasks answered by this call
     try {
       mine = await this.#claimContents(gathered, until);
       // Near the queue's bounds tasks are counted before the write, so that concurrent gateways do not pass them.
