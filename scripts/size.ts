@@ -39,10 +39,9 @@ for (const [room, { files, lines: total }] of rooms) {
   console.log(`${room.padEnd(22)} ${String(total).padStart(7)} lines ${String(files).padStart(5)} files`);
 }
 
-/** Settings as docs/configuration.md lists them: one row each, its path in the first cell. */
-const paths = readFileSync(join(root, "docs/configuration.md"), "utf8").matchAll(
-  /^\| `([a-zA-Z][\w.[\]-]*)` \|/gm,
-);
+/** Settings as docs/configuration.md lists them: a row each, its path in the first cell. */
+const [settings] = readFileSync(join(root, "docs/configuration.md"), "utf8").split("## Removed settings");
+const paths = settings.matchAll(/^\| `([a-zA-Z][\w.[\]]*)`(?: ↻)? \|/gm);
 console.log(
   `${"settings".padEnd(22)} ${String(new Set(Array.from(paths, (row) => row[1])).size).padStart(7)}`,
 );
